@@ -53,11 +53,11 @@ from collector.service import (
     make_pipeline,
 )
 from collector.telemetry import JoinEvent, Metrics, PluginLoss, table
-from exporters.advice import EngineWaiting, Remarks
-from exporters.metrics_page import Advisory, MetricsPage
+from exporters.metrics_page import MetricsPage
 from exporters.pages import AskPages, SnapshotDocuments, make_routes
 from exporters.routing import dispatch, protect
-from exporters.status_page import StatusPage
+from exporters.status_page import EngineWaiting, Remarks, StatusPage
+from exporters.what_if import Advisory, ClientView
 from exporters.wording import name_of
 from online import Snapshot
 
@@ -97,6 +97,7 @@ class Sidecar:
         self.health = health = Health(clock)
         self._knowledge = Knowledge(config.configurations)
         self.pipeline: Pipeline = make_pipeline(config, self._knowledge)
+        self._advisory = Advisory(ClientView(self.snapshot), self.pipeline.mix_of, config.slo.itl_ms)
         self._status = self._make_status_page(clock)
         self._publisher = Publisher(self.pipeline, metrics, clock, config.snapshot.publish_interval_s)
         self._writer = SnapshotWriter(
@@ -182,6 +183,7 @@ class Sidecar:
             self.metrics.registry,
             ready=self._probe_ready,
             unix_nano=clock.unix_nano,
+            advisory=self._advisory,
             waiting=self._waiting_engines,
             remarks=self._remarks,
             history_of=self.pipeline.history_of,
@@ -228,18 +230,18 @@ class Sidecar:
         return make_receivers(self.config.receivers, intake, health=self.health, clock=clock, grace_s=GRACE_S)
 
     def _make_pages(self, clock: Clock) -> HttpServer:
-        pages, slo = self.config.exporters.http, self.config.slo
+        pages = self.config.exporters.http
         routes = make_routes(
             MetricsPage(
                 self.metrics.registry,
                 self.snapshot,
-                advisory=Advisory(self._status.view, self.pipeline.mix_of, slo.itl_ms),
+                advisory=self._advisory,
             ),
             SnapshotDocuments(self.snapshot),
             alive=self._probe_alive,
             ready=self._probe_ready,
             status_page=self._status,
-            questions=AskPages(self._status.view, clock.unix_nano),
+            questions=AskPages(self._advisory.view, clock.unix_nano),
             state=self._keeper.learned if pages.state else None,
         )
         if pages.token_file:

@@ -1,7 +1,9 @@
-"""The /metrics page in the text format of Prometheus: a snapshot as metric families, with advice, and our own counters.
+"""The /metrics page in the text format of Prometheus: a snapshot by one table of families, and our own counters.
 
 Two parts with two lifetimes. The snapshot's families change with the generation: rendered once and kept. Our own
-counters change between scrapes: rendered every time. The page is their concatenation.
+counters change between scrapes: rendered every time. The page is their concatenation. The table below is what code
+renders from and documents are compared with; every label value comes from a closed set, except ``config``, whose number
+is capped by the learner, and those of ``tracefit_config_info``, which has one series per configuration.
 
 State is mirrored, not instrumented: every family is made anew from one immutable snapshot, so a configuration that left
 the snapshot leaves the page, and Prometheus marks its series stale (Prometheus docs, "Writing exporters": never update
@@ -10,24 +12,13 @@ precision; the ``unit`` label says which.
 
 The number of series is bounded by ``max_series``: families are listed in order of importance and the least important
 are withheld, whole, until the page fits; then configurations, last first. What was withheld is counted on the page.
-
-The advice among the families says what requests should see at the load of the last minutes, and how many fit:
-
-    predicted ITL, TTFT         tracefit.Config.request at the mix, by the level of now, beside what was observed
-    concurrency of a target     tracefit.Config.plan: most requests in flight whose mean ITL keeps it, for that mix
-    its safe end                the same plan with the upper end of the band held against the target
-    usable                      the client's verdict; its reasons are on the status page and in /predict
-
-The client is asked for it once a generation, when the page is first rendered. Where coefficients should not be used yet
-there is no advice: an autoscaler without a metric stays as it is. So it is for a concurrency whose point is not usable,
-or that lies beyond BATCH_REACH times the largest batch seen. Such a concurrency is left out and not capped: capped, it
-would follow the load of the past. A pod that met its usual load would then look full, new pods would meet less, look
-full at less, and the autoscaler would go on to its limit. Observed TTFT is QUEUED -> FIRST_TOKEN plus the learned
-means of what comes before and after, as the predicted one has them.
+Observed TTFT is QUEUED -> FIRST_TOKEN plus the learned means of what comes before and after, as the predicted one has
+them.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -40,142 +31,313 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from exporters.client_view import ClientView, PerGeneration
-from exporters.metric_families import (
-    DEFAULT_MAX_SERIES,
-    FAMILIES,
-    IDENTITY_LABELS,
-    PAGE_FAMILIES,
-    Family,
-    Sample,
-    Samples,
-    drop_non_finite,
-    drop_repeated,
-    fit_samples,
-)
-from exporters.what_if import Mix, MixOf
+from exporters.what_if import Advisory, LoadView, PerGeneration
 from exporters.wording import US_PER_S, base_unit, label_value
 from online import ConfigSnapshot, DriftSnapshot, ModelSnapshot, ResidualSnapshot, Snapshot, TargetSnapshot
-from tracefit import Config, TracefitError
-
-_API_TARGETS = ("api_queueing", "first_response")
-BATCH_REACH = 1.25
-"""Times the largest batch seen: a plan that needs more is a guess about steps that nobody has met."""
-
-_CONCURRENCY_FAMILIES = (("tracefit_slo_concurrency", False), ("tracefit_slo_concurrency_safe", True))
-
-
-class AdvisorySample(NamedTuple):
-    """A value of a family; ``labels`` come after ``config``."""
-
-    family: str
-    value: float
-    labels: tuple[str, ...] = ()
-
-
-AdviceOf = Callable[[Snapshot, ConfigSnapshot], Iterator[AdvisorySample]]
-
-
-class Advisory:
-    """Advice on each configuration.
-
-    Args:
-        view: predicts.
-        mix_of: what a configuration was asked lately.
-        itl_ms: targets for the mean time between tokens.
-    """
-
-    def __init__(self, view: ClientView, mix_of: MixOf, itl_ms: Sequence[float] = ()) -> None:
-        self._view = view
-        self._mix_of = mix_of
-        self._itl_ms = itl_ms
-
-    def samples(self, snapshot: Snapshot, config: ConfigSnapshot) -> Iterator[AdvisorySample]:
-        """Everything that can be said of one configuration; nothing of one whose server sends another one now."""
-        if config.replaced_by:
-            return
-        try:
-            client = self._view.config(snapshot, config.config_id)
-        except (LookupError, TracefitError):
-            return
-        yield AdvisorySample("tracefit_usable", float(client.usable))
-        mix = self._mix_of(config.config_id)
-        if mix is None:
-            return
-        yield from _observed(config, mix)
-        if client.usable:
-            try:
-                yield from self._advised(client, mix, snapshot.created_unix_nano)
-            except TracefitError:  # a mix that the engine cannot hold, or that makes no sense: no advice
-                return
-
-    def _advised(self, client: Config, mix: Mix, at_unix_nano: int) -> Iterator[AdvisorySample]:
-        prompt, output, hit = mix.prompt_tokens, mix.output_tokens, mix.prefix_hit
-        now = client.now(at_unix_nano)  # a plan is for more than seconds, and has no level
-        seen = now.request(prompt_tokens=prompt, output_tokens=output, prefix_hit=hit, concurrency=mix.concurrency)
-        if mix.itl_us is not None:
-            yield AdvisorySample("tracefit_predicted_itl_seconds", seen.itl.us / US_PER_S)
-        yield AdvisorySample("tracefit_predicted_ttft_seconds", seen.ttft.us / US_PER_S)
-        for itl_ms in self._itl_ms:
-            for family, safe in _CONCURRENCY_FAMILIES:
-                plan = client.plan(prompt_tokens=prompt, output_tokens=output, prefix_hit=hit, itl_ms=itl_ms, safe=safe)
-                if plan.at.usable and plan.concurrency <= BATCH_REACH * _largest_batch(client):
-                    yield AdvisorySample(family, plan.concurrency, (f"{itl_ms / 1e3:.6g}",))
-
-
-def _largest_batch(client: Config) -> float:
-    """Most requests in a step that was learned from; 0 where nobody said."""
-    seen = client.targets["step_time"].seen
-    return 0.0 if seen is None else seen.features.get("requests", (0.0, 0.0))[1]
-
-
-def _observed(config: ConfigSnapshot, mix: Mix) -> Iterator[AdvisorySample]:
-    if mix.itl_us is not None:
-        yield AdvisorySample("tracefit_observed_itl_seconds", mix.itl_us / US_PER_S)
-    if mix.ttft_us is not None:
-        targets = (config.targets.get(name) for name in _API_TARGETS)
-        api_us = sum(target.mean_us or 0.0 for target in targets if target is not None)
-        yield AdvisorySample("tracefit_observed_ttft_seconds", (mix.ttft_us + api_us) / US_PER_S)
-    yield AdvisorySample("tracefit_load", mix.concurrency, ("concurrency",))
-    yield AdvisorySample("tracefit_load", mix.prompt_tokens, ("prompt_tokens",))
-    yield AdvisorySample("tracefit_load", mix.output_tokens, ("output_tokens",))
-    yield AdvisorySample("tracefit_load", mix.prefix_hit, ("prefix_hit_ratio",))
-
+from tracefit import TracefitError
 
 NS_PER_S = 1e9
-
-
 STEP_TIME = "step_time"
+"""The target that has every family; what is said of the others is in the snapshot, or the page would not fit."""
 SHAPES_MAX = 16
 """Batch shapes of a configuration: those with the most rows."""
 REPLICAS_MAX = 16
 """Engines of a merged state: those furthest from the others."""
-"""The target that has every family; what is said of the others is in the snapshot, or the page would not fit."""
-
 BUCKET, SUM, COUNT = "_bucket", "_sum", "_count"
+_API_TARGETS = ("api_queueing", "first_response")
+
+DEFAULT_MAX_SERIES = 7550
+"""50 configurations with everything the default sets can publish need 50 x 151 series; with 7 of the page and at most
+343 of the process, a scrape has no more than 7,900."""
+
+_SAME_NAME = (
+    "gpu tensor_parallel_size expert_parallel data_parallel_size dtype quantization vllm_version max_num_seqs "
+    "max_num_batched_tokens max_model_len block_size enable_chunked_prefill enable_prefix_caching cpu_offload "
+    "async_scheduling"
+)
+# `model` is the learner's feature set in every other family
+IDENTITY_LABELS: tuple[tuple[str, str], ...] = (("model", "model_name"), *((key, key) for key in _SAME_NAME.split()))
+"""Identity key of a configuration -> label of ``tracefit_config_info``; an unknown fact is the empty string."""
+
+
+class Family(NamedTuple):
+    """One row of the table of families; the order of the table is the order of importance."""
+
+    name: str
+    labels: tuple[str, ...]
+    help: str
+    kind: str = "gauge"
+
+
+_TARGET = ("config", "vector", "target")
+_MODEL = (*_TARGET, "model")
+_FEATURE = (*_MODEL, "feature", "unit")
+
+FAMILIES: tuple[Family, ...] = (
+    Family(
+        "tracefit_config_info",
+        ("config", "name", *(label for _, label in IDENTITY_LABELS)),
+        "What a configuration is; always 1. An unknown fact is an empty label; name is for legends.",
+    ),
+    Family("tracefit_coefficient", _FEATURE, "Learned coefficient, in the unit of its label."),
+    Family("tracefit_coefficient_stderr", _FEATURE, "Standard error of a coefficient, in its unit."),
+    Family(
+        "tracefit_telemetry_quality",
+        ("config", "quality"),
+        "1 for the telemetry a configuration learns from: steps+, steps, sampled, journeys, requests, metrics, merged.",
+    ),
+    Family(
+        "tracefit_error_median_ratio",
+        _MODEL,
+        "Median relative error of predictions made before learning, by the coefficients alone.",
+    ),
+    Family(
+        "tracefit_error_p90_ratio",
+        _TARGET,
+        "90th percentile of the relative error of the champion's predictions made before learning; step_time only.",
+    ),
+    Family(
+        "tracefit_live_error_median_ratio",
+        _TARGET,
+        "Median relative error of the published prediction: coefficients times shape factors, corrected while "
+        "tracefit_correction_active is 1; step_time only.",
+    ),
+    Family(
+        "tracefit_step_residual_ratio",
+        _TARGET,
+        "Observed time divided by what the champion had predicted before it learned the row; step_time only.",
+        "histogram",
+    ),
+    Family(
+        "tracefit_target_residual_ratio",
+        _TARGET,
+        "The same of every target but step_time: sum and number of rows.",
+        "summary",
+    ),
+    Family(
+        "tracefit_usable",
+        ("config",),
+        "1 if predictions of steps may be used where something was seen, else 0; the status page says why not. Absent "
+        "of a configuration whose server came back as another one.",
+    ),
+    Family(
+        "tracefit_last_heard_timestamp_seconds",
+        ("config",),
+        "When the newest event or page of its engines was made, by their clocks, as of this snapshot; not of merged "
+        "states.",
+    ),
+    Family(
+        "tracefit_slo_concurrency",
+        ("config", "itl"),
+        "Most requests in flight whose mean ITL keeps a target of slo.itl_ms (itl, in seconds), for the load of the "
+        "last five minutes; absent where that is not usable or beyond 1.25 times the largest batch seen.",
+    ),
+    Family(
+        "tracefit_slo_concurrency_safe",
+        ("config", "itl"),
+        "The same with the upper end of the band of ITL held against the target: what an autoscaler should follow.",
+    ),
+    Family(
+        "tracefit_predicted_itl_seconds",
+        ("config",),
+        "Mean time between tokens that the coefficients say of the load of the last five minutes.",
+    ),
+    Family(
+        "tracefit_predicted_ttft_seconds",
+        ("config",),
+        "Mean time to first token that the coefficients say of the load of the last five minutes.",
+    ),
+    Family(
+        "tracefit_observed_itl_seconds",
+        ("config",),
+        "Mean time between tokens of the requests that finished in the last five minutes.",
+    ),
+    Family(
+        "tracefit_observed_ttft_seconds",
+        ("config",),
+        "Mean time to first token of the same requests, with the usual time in the API process.",
+    ),
+    Family(
+        "tracefit_load",
+        ("config", "of"),
+        "The load of the last five minutes, per engine: concurrency, prompt_tokens, output_tokens, prefix_hit_ratio.",
+    ),
+    Family("tracefit_model_effective_rows", _MODEL, "Rows that still count, after forgetting; portable only."),
+    Family(
+        "tracefit_coefficient_status",
+        (*_FEATURE, "status"),
+        "1 for the status: identified, weak, at_bound, prior_only, constant, unidentified; portable only.",
+    ),
+    Family("tracefit_drift_detections_total", _TARGET, "Confirmed changes of speed.", "counter"),
+    Family("tracefit_engines", ("config", "scheduling"), "Engines seen, by scheduling mode."),
+    Family(
+        "tracefit_champion",
+        _MODEL,
+        "1 for the model with the least error, until another has 5 % less; absent where that is portable.",
+    ),
+    Family(
+        "tracefit_interval_ratio",
+        (*_TARGET, "bound"),
+        "Observed time divided by the prediction: 10th (lower) and 90th (upper) percentile; step_time only.",
+    ),
+    Family("tracefit_target_mean_seconds", _TARGET, "Plain mean of what was observed."),
+    Family(
+        "tracefit_drift_last_timestamp_seconds", _TARGET, "When speed last changed; absent if never; step_time only."
+    ),
+    Family(
+        "tracefit_drift_gain_ratio",
+        _TARGET,
+        "New time divided by old time at the last change of speed; step_time only.",
+    ),
+    Family(
+        "tracefit_engines_apart_ratio",
+        _TARGET,
+        "Time of the engine that differs most by that of the others, for the same steps; absent of one engine.",
+    ),
+    Family(
+        "tracefit_level_ratio",
+        (*_TARGET, "phase"),
+        "Time of the last steps per time by coefficients and shape factors: decode (without prefill), prefill; 1 "
+        "where no level predicts better. It tells of the seconds after tracefit_last_heard_timestamp_seconds.",
+    ),
+    Family(
+        "tracefit_correction_active",
+        _TARGET,
+        "1 while River's regression is in the published prediction, 0 while it would not help; absent without it.",
+    ),
+    Family(
+        "tracefit_shaped_error_median_ratio",
+        _TARGET,
+        "Median relative error of coefficients times shape factors, without level and correction: what a reader of a "
+        "file computes.",
+    ),
+    Family(
+        "tracefit_predictor_error_median_ratio",
+        _MODEL,
+        "Median relative error of models that publish no coefficients, over the rows they see; step_time only.",
+    ),
+    Family(
+        "tracefit_shape_factor_ratio",
+        (*_TARGET, "shape"),
+        "Time of a step per time by the coefficients, by batch shape, the 16 with most rows; portable, step_time only.",
+    ),
+    Family(
+        "tracefit_replicas_differing",
+        _TARGET,
+        "Of a merged state, engines that differ from the others by more than 5 % and three errors; step_time only.",
+    ),
+    Family(
+        "tracefit_replica_speed_ratio",
+        (*_TARGET, "instance"),
+        "Of a merged state, an engine's time per time of the others, the 16 furthest from them; step_time only.",
+    ),
+    Family(
+        "tracefit_replica_differs",
+        (*_TARGET, "instance"),
+        "1 for each of those 16 that differs from the others by more than 5 % and three errors; step_time only.",
+    ),
+)
+"""Every per-configuration family, most important first."""
+
+PAGE_FAMILIES: tuple[Family, ...] = (
+    Family("tracefit_snapshot_generation", (), "Generation of the snapshot this page shows."),
+    Family("tracefit_snapshot_created_timestamp_seconds", (), "When that snapshot was made."),
+    Family("tracefit_snapshot_configs", (), "Configurations in the snapshot."),
+    Family("tracefit_exposition_series", (), "Series of the snapshot on this page."),
+    Family("tracefit_exposition_series_capacity", (), "Most series of the snapshot that a page may show."),
+    Family("tracefit_exposition_series_withheld", (), "Series withheld because the page is full."),
+    Family(
+        "tracefit_exposition_values_withheld",
+        (),
+        "Values withheld because they are not finite, or name a series twice.",
+    ),
+)
+"""Families about the page itself; always shown once there is a snapshot."""
+
+
+class Sample(NamedTuple):
+    """One series of a family before rendering; a ``suffix`` that has a label of its own has its value last."""
+
+    labels: tuple[str, ...]
+    value: float
+    suffix: str = ""
+
+
+Samples = dict[str, list[Sample]]
+"""By family."""
+
+
+def fit_samples(merged: Samples, max_series: int) -> int:
+    """Empty the least important families, then shorten the rest, until they fit; returns what is left."""
+    shown = sum(map(len, merged.values()))
+    for family in reversed(FAMILIES[2:]):
+        if shown <= max_series:
+            return shown
+        shown -= len(merged[family.name])
+        merged[family.name] = []
+    if shown > max_series:  # even what and how much does not fit: as many configurations as do, in snapshot order
+        info, coefficients = (merged[family.name] for family in FAMILIES[:2])
+        room = max_series
+        kept: set[str] = set()
+        counts: dict[str, int] = {}
+        for sample in coefficients:
+            counts[sample.labels[0]] = counts.get(sample.labels[0], 0) + 1
+        for sample in info:
+            need = 1 + counts.get(sample.labels[0], 0)
+            if need > room:
+                break
+            room -= need
+            kept.add(sample.labels[0])
+        info[:] = [sample for sample in info if sample.labels[0] in kept]
+        coefficients[:] = [sample for sample in coefficients if sample.labels[0] in kept]
+        shown = len(info) + len(coefficients)
+    return shown
+
+
+def drop_non_finite(samples: Samples) -> int:
+    """Absent beats wrong: a value that is not finite never leaves; returns how many there were."""
+    dropped = 0
+    for name, rows in samples.items():
+        finite = [sample for sample in rows if math.isfinite(sample.value)]
+        dropped += len(rows) - len(finite)
+        samples[name] = finite
+    return dropped
+
+
+def drop_repeated(merged: Samples) -> int:
+    """One value per series, the first: names that differ only in what a label cannot hold would give two."""
+    dropped = 0
+    for name, rows in merged.items():
+        unique: dict[tuple[str, tuple[str, ...]], Sample] = {}
+        for sample in rows:
+            unique.setdefault((sample.suffix, sample.labels), sample)
+        dropped += len(rows) - len(unique)
+        merged[name] = list(unique.values())
+    return dropped
 
 
 def snapshot_families(
     snapshot: Snapshot,
     max_series: int = DEFAULT_MAX_SERIES,
-    advice_of: AdviceOf | None = None,
+    advisory: Advisory | None = None,
 ) -> Iterator[Metric]:
     """Turn one snapshot into metric families.
 
     Args:
         snapshot: what to show.
         max_series: bound on the series of the families in ``FAMILIES``.
-        advice_of: what the coefficients say of the load of the last minutes.
+        advisory: what the coefficients say of the load of the last minutes; nothing of a configuration whose server
+            sends another one now.
 
     Yields:
         Families in the order of the tables; empty ones are left out.
     """
     legends = _legends(snapshot.configs)
     per_config = [_config_samples(config, legend) for config, legend in zip(snapshot.configs, legends, strict=True)]
-    if advice_of is not None:
-        for config, samples in zip(snapshot.configs, per_config, strict=True):
-            for name, value, labels in advice_of(snapshot, config):
-                samples[name].append(Sample((label_value(config.config_id), *labels), value))
+    for config, samples in zip(snapshot.configs, per_config, strict=True):
+        if advisory is not None and not config.replaced_by:
+            with contextlib.suppress(TracefitError):
+                _load_samples(samples, config, advisory.of(snapshot, config))
     unusable = sum(drop_non_finite(samples) for samples in per_config)
     merged: Samples = {family.name: [] for family in FAMILIES}
     for samples in per_config:
@@ -352,6 +514,35 @@ def _model_samples(samples: Samples, labels: tuple[str, ...], model: ModelSnapsh
         samples["tracefit_model_effective_rows"].append(Sample(labels, model.effective_rows))
 
 
+def _load_samples(samples: Samples, config: ConfigSnapshot, view: LoadView) -> None:
+    """What the coefficients say of the load of the last minutes, beside what was observed of it."""
+    config_id = label_value(config.config_id)
+
+    def add(family: str, value: float | None, *labels: str) -> None:
+        if value is not None:
+            samples[family].append(Sample((config_id, *labels), value))
+
+    add("tracefit_usable", float(view.config.verdict.usable))
+    if view.mix is not None:
+        mix = view.mix
+        add("tracefit_observed_itl_seconds", None if mix.itl_us is None else mix.itl_us / US_PER_S)
+        if mix.ttft_us is not None:
+            targets = (config.targets.get(name) for name in _API_TARGETS)
+            api_us = sum(target.mean_us or 0.0 for target in targets if target is not None)
+            add("tracefit_observed_ttft_seconds", (mix.ttft_us + api_us) / US_PER_S)
+        add("tracefit_load", mix.concurrency, "concurrency")
+        add("tracefit_load", mix.prompt_tokens, "prompt_tokens")
+        add("tracefit_load", mix.output_tokens, "output_tokens")
+        add("tracefit_load", mix.prefix_hit, "prefix_hit_ratio")
+        if view.seen is not None:
+            add("tracefit_predicted_itl_seconds", None if mix.itl_us is None else view.seen.itl.us / US_PER_S)
+            add("tracefit_predicted_ttft_seconds", view.seen.ttft.us / US_PER_S)
+    for fit in view.fits:
+        itl = f"{fit.itl_ms / 1e3:.6g}"
+        add("tracefit_slo_concurrency", fit.concurrency, itl)
+        add("tracefit_slo_concurrency_safe", fit.safe, itl)
+
+
 class _Families(Collector):
     def __init__(self, families: Iterable[Metric]) -> None:
         self._families = families
@@ -393,7 +584,7 @@ class MetricsPage:
         self._own = _Known(own)
         self._source = source
         self._max_series = max_series
-        self._advice_of = None if advisory is None else advisory.samples
+        self._advisory = advisory
         self._kept = PerGeneration[str, bytes]()
 
     def render(self) -> bytes:
@@ -404,5 +595,5 @@ class MetricsPage:
         """The part of the page that stays the same for a generation."""
         families: Iterable[Metric] = ()
         if snapshot is not None:
-            families = snapshot_families(snapshot, self._max_series, self._advice_of)
+            families = snapshot_families(snapshot, self._max_series, self._advisory)
         return generate_latest(_Families(families))

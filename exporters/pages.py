@@ -32,9 +32,7 @@ from typing import Any, NamedTuple
 import msgspec
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, gzip_accepted
 
-from exporters.blis import ALPHAS, BlisError, blis_coefficients
-from exporters.blis_files import render_flags, render_yaml
-from exporters.client_view import ClientView, PerGeneration
+from exporters.blis import ALPHAS, BlisError, blis_coefficients, render_flags, render_yaml
 from exporters.metrics_page import MetricsPage
 from exporters.routing import TEXT, Request, Response, Route, Routes, plain
 from exporters.status_page import StatusPage
@@ -42,7 +40,9 @@ from exporters.what_if import (
     PLAN,
     PREDICT,
     SHOWN_CHARS,
+    ClientView,
     Parameter,
+    PerGeneration,
     QuestionError,
     as_json,
     plan_document,

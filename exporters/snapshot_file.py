@@ -16,8 +16,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from exporters.blis import BlisError, blis_coefficients
-from exporters.blis_files import render_yaml
+from exporters.blis import BlisError, blis_coefficients, render_yaml
 from online import Snapshot
 
 SNAPSHOT_NAME = "snapshot.json"

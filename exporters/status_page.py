@@ -1,153 +1,113 @@
 """The status page: one HTML document at ``/``, complete without JavaScript, alive with it.
 
-Drawn by the server from the newest snapshot, the history of each configuration, and our own metrics. No external
-assets, no build step; the content-security policy allows exactly the one style and the one script inside, by hash, so
-that a model name can never become code. The script asks for the page again and swaps the parts that changed.
+Made from the newest snapshot, the verdict of the client on each configuration, the history of its steps, and our own
+metrics. Functions here make small dictionaries and tuples; the templates beside this module lay them out and escape
+whatever they are given. Every condition of a configuration is read from its verdict, and nowhere else.
 
-The accounting lists nothing by hand: a gauge whose name has ``capacity`` and its twin with ``size`` are a meter; a
-counter whose name has one of ``LOSSES`` is a way of losing something; other counters are flow. A fleet's page shows
-every source of states, and every engine against its siblings.
+No external assets, no build step; the content-security policy allows exactly the one style and the one script inside,
+by hash, so that a model name can never become code. The script asks for the page again and swaps the parts that
+changed. The what-if form asks the page itself, so that question and answer are one address.
+
+Our own metrics are not listed by hand: a gauge whose name has ``capacity`` and its twin with ``size`` are a bound; a
+counter whose name has one of ``LOSSES`` is a way of losing something; other counters are flow.
 """
 
 from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from http import HTTPStatus
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
+from urllib.parse import urlencode
 
-from prometheus_client.metrics_core import Metric
+import jinja2
 from prometheus_client.registry import Collector
-from prometheus_client.samples import Sample
 
-from exporters.advice import NOTHING_YET, OTLP_PORT, EngineWaiting, Remarks, remarks_section, waiting_section
-from exporters.client_view import ClientView
-from exporters.config_section import choose, config_section, learned_rows, overview, told_apart_of
+from exporters.config_view import (
+    STEP_TIME,
+    Judged,
+    PageView,
+    View,
+    config_view,
+    overview_view,
+    replica_view,
+    title,
+)
 from exporters.routing import Request, Response
-from exporters.step_charts import Seen
-from exporters.what_if_form import what_if_section
-from exporters.wording import age, count, escape, name_of, newest_change, percent
-from online import ConfigSnapshot, HistoryView, Snapshot
+from exporters.what_if import (
+    LIMIT_WORDS,
+    PLAN,
+    PREDICT,
+    Advisory,
+    ClientView,
+    QuestionError,
+    planned,
+    predicted,
+    read_query,
+    read_sizing,
+    read_step_or_load,
+)
+from exporters.wording import (
+    NOTHING_YET,
+    OTLP_PORT,
+    PLUGIN_REMEDIES,
+    SHARED_ID,
+    WAITS,
+    Advice,
+    age,
+    count,
+    duration,
+    factor,
+    name_of,
+    percent,
+    significant,
+)
+from online import HistoryView, Snapshot
+from tracefit import Config, Estimate, Prediction, RequestEstimate, TracefitError, Verdict, told_apart
 
-PREFIX = "tracefit_"
 LOSSES = ("refused", "failed", "skipped", "dropped", "evicted", "errors", "late", "lost", "rejected", "withheld")
-
-
-class Flow(NamedTuple):
-    """A counter family: its total, and the parts that are not zero."""
-
-    name: str
-    help: str
-    total: float
-    parts: tuple[tuple[str, float], ...]
-
-
-class Meter(NamedTuple):
-    """How full one bounded thing is."""
-
-    name: str
-    help: str
-    size: float
-    capacity: float
-
-
-class Accounting(NamedTuple):
-    """Everything the page shows of our own metrics."""
-
-    meters: tuple[Meter, ...]
-    flows: tuple[Flow, ...]
-    losses: tuple[Flow, ...]
-
-
-def account(own: Collector) -> Accounting:
-    """Sort our own metrics into meters, flows and losses."""
-    families = [family for family in own.collect() if family.name.startswith(PREFIX)]
-    gauges = {family.name: family for family in families if family.type == "gauge"}
-    flows = [_flow(family) for family in families if family.type == "counter"]
-    return Accounting(
-        tuple(_meters(gauges)),
-        tuple(flow for flow in flows if not _is_loss(flow.name)),
-        tuple(flow for flow in flows if _is_loss(flow.name)),
-    )
-
-
-def _is_loss(name: str) -> bool:
-    return any(word in LOSSES for word in name.split("_"))
-
-
-def _flow(family: Metric) -> Flow:
-    samples = [sample for sample in family.samples if sample.name.endswith("_total")]
-    parts = tuple((_labels(sample), sample.value) for sample in samples if sample.labels and sample.value)
-    return Flow(family.name, family.documentation, sum(sample.value for sample in samples), parts)
-
-
-def _labels(sample: Sample) -> str:
-    return ", ".join(sample.labels.values())
-
-
-def _meters(gauges: dict[str, Metric]) -> Iterable[Meter]:
-    for name, family in sorted(gauges.items()):
-        twin = gauges.get(name.replace("capacity", "size"))
-        if "capacity" in name and twin is not None:
-            yield Meter(twin.name, twin.documentation, _value(twin), _value(family))
-
-
-def _value(family: Metric) -> float:
-    return sum(sample.value for sample in family.samples)
-
-
-def accounting_section(own: Collector) -> str:
-    """The section of the page."""
-    sums = account(own)
-    lost = [flow for flow in sums.losses if flow.total]
-    quiet = [flow for flow in sums.losses if not flow.total]
-    verdict = "Nothing was lost or left out." if not lost else "Some telemetry was left out; each reason is counted."
-    parts = [
-        '<section id="accounting" aria-labelledby="accounting-title" data-live>',
-        '<h2 id="accounting-title">Queue and losses</h2>',
-        f'<p class="verdict {"some" if lost else "none"}">{verdict}</p>',
-        _meter_table(sums.meters),
-        _flow_table("Left out", lost),
-        _flow_table("Flow", [flow for flow in sums.flows if flow.total]),
-    ]
-    if quiet:
-        names = "".join(f"<li><code>{escape(flow.name)}</code> {escape(flow.help)}</li>" for flow in quiet)
-        parts.append(
-            f'<details id="accounting-zero"><summary>{len(quiet)} kinds of loss that did not happen</summary>'
-            f"<ul>{names}</ul></details>"
-        )
-    parts.append("</section>")
-    return "".join(parts)
-
-
-def _meter_table(meters: Iterable[Meter]) -> str:
-    rows = "".join(
-        f'<tr><th scope="row"><code>{escape(m.name.removeprefix(PREFIX))}</code></th>'
-        f'<td class="num">{count(m.size)}</td><td>{percent(m.size / m.capacity if m.capacity else 0.0)}</td>'
-        f'<td class="quiet">of {count(m.capacity)}. {escape(m.help)}</td></tr>'
-        for m in meters
-    )
-    return f'<table class="flows"><caption>Bounds</caption><tbody>{rows}</tbody></table>' if rows else ""
-
-
-def _flow_table(caption: str, flows: Iterable[Flow]) -> str:
-    rows = "".join(
-        f'<tr><th scope="row"><code>{escape(flow.name.removeprefix(PREFIX))}</code></th>'
-        f'<td class="num">{count(flow.total)}</td><td>{_parts(flow)}</td>'
-        f'<td class="quiet">{escape(flow.help)}</td></tr>'
-        for flow in flows
-    )
-    return f'<table class="flows"><caption>{caption}</caption><tbody>{rows}</tbody></table>' if rows else ""
-
-
-def _parts(flow: Flow) -> str:
-    return " ".join(f'<span class="part">{escape(name)} {count(value)}</span>' for name, value in flow.parts[:24])
-
-
+MAX_OVERVIEW = 200
+"""Configurations that the page judges and lists; the others are in /snapshot."""
+MAX_DETAILS = 6
+"""More configurations than this are in the table only; their links open them one by one."""
+MAX_NEWS = 6
 MAX_SOURCES = 200
+MAX_WAITING = 12
+MAX_PARTS = 24
+"""Reasons of a loss."""
+CONFLICTS_MIN = 10
+"""A process that is restarted again and again makes a few."""
+_PREFIX = "tracefit_"
+_PROBLEM = "_problem"
 _MERGED = "merged"
+_STEPLESS = ("requests", "metrics")
+
+# ----------------------------------------------------------------- what the page is told
+
+
+class EngineWaiting(NamedTuple):
+    """One engine; ``reason`` of the first that waits, ``silent_s`` since anything was heard of it."""
+
+    engine: str
+    steps: int
+    requests: int
+    rows: int
+    reason: str
+    silent_s: float
+
+
+class Remarks(NamedTuple):
+    """What the receiving side saw.
+
+    ``conflicting_steps`` fit no process of their engine: several send as one, and nothing tells them apart.
+    """
+
+    foreign_scopes: tuple[str, ...] = ()
+    plugin_losses: Mapping[str, float] = {}
+    unbound_publishers: int = 0
+    conflicting_steps: int = 0
 
 
 class FleetSource(NamedTuple):
@@ -161,74 +121,36 @@ class FleetSource(NamedTuple):
     last_unix_nano: int = 0
 
 
-def fleet_section(sources: Sequence[FleetSource], snapshot: Snapshot | None, now_unix_nano: int) -> str:
-    """The table of sources, those first that are not in the coefficients; empty without any."""
-    if not sources:
-        return ""
-    odd = _odd_engines(snapshot)
-    ordered = sorted(sources, key=lambda s: (s.outcome == _MERGED, not any(e in odd for e in s.engines), s.name))
-    rows = "".join(_row(source, odd, now_unix_nano) for source in ordered[:MAX_SOURCES])
-    missing = sum(source.outcome != _MERGED for source in sources)
-    verdict = f"{missing} not in the coefficients" if missing else "all in the coefficients"
-    hidden = len(sources) - MAX_SOURCES
-    more = f'<p class="quiet">{hidden} more sources.</p>' if hidden > 0 else ""
-    return (
-        '<section id="fleet" aria-labelledby="fleet-title" data-live><h2 id="fleet-title">Fleet</h2>'
-        '<div class="scroll" tabindex="0" role="region" aria-label="Table of sources"><table class="overview">'
-        f"<caption>{len(sources)} sources: {verdict}</caption>"
-        '<thead><tr><th scope="col">source</th><th scope="col">last pull</th><th scope="col">engines</th>'
-        '<th scope="col" class="num">time ÷ the others’</th><th scope="col" class="num">rows</th>'
-        f'<th scope="col" class="num">newest row</th></tr></thead><tbody>{rows}</tbody></table></div>{more}</section>'
-    )
+# ----------------------------------------------------------------- the page
 
-
-def _odd_engines(snapshot: Snapshot | None) -> dict[str, str]:
-    """What is said of each engine that differs."""
-    odd = {}
-    for config in snapshot.configs if snapshot is not None else ():
-        step = config.targets.get("step_time")
-        for replica in step.replicas if step is not None else ():
-            if replica.differs and replica.ratio is not None:
-                odd[replica.engine] = f"×{replica.ratio:.3f}"
-    return odd
-
-
-def _row(source: FleetSource, odd: dict[str, str], now_unix_nano: int) -> str:
-    engines = ", ".join(escape(engine) for engine in source.engines[:3])
-    if len(source.engines) > 3:  # noqa: PLR2004 -- a pod has one or two
-        engines += f" and {len(source.engines) - 3} more"
-    speeds = ", ".join(odd[engine] for engine in source.engines if engine in odd)
-    mark = ' <span class="champion">differs</span>' if speeds else ""
-    outcome = escape(source.outcome) if not source.detail else f"{escape(source.outcome)}: {escape(source.detail)}"
-    newest = age((now_unix_nano - source.last_unix_nano) / 1e9) if source.last_unix_nano else "–"
-    return (
-        f'<tr><th scope="row">{escape(source.name)}{mark}</th><td>{outcome}</td><td>{engines or "–"}</td>'
-        f'<td class="num">{speeds or "–"}</td><td class="num">{count(source.rows)}</td>'
-        f'<td class="num">{newest}</td></tr>'
-    )
-
-
-HTML = "text/html; charset=utf-8"
-_PROBLEM = "_problem"
-NEWS_MAX = 6
-"""So many pieces of news stand at the top; of the others there is the number."""
-_SUBJECTS = {"config": "Configuration"}
-"""Of the problems that readiness tells; any other goes by its name."""
-
-_STYLE = Path(__file__).with_name("page.css").read_text(encoding="utf-8")
-_SCRIPT = Path(__file__).with_name("page.js").read_text(encoding="utf-8")
+_TEMPLATES = Path(__file__).with_name("templates")
+_STYLE = (_TEMPLATES / "page.css").read_text(encoding="utf-8")
+_SCRIPT = (_TEMPLATES / "page.js").read_text(encoding="utf-8")
+_ENVIRONMENT = jinja2.Environment(
+    loader=jinja2.FileSystemLoader(_TEMPLATES), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True
+)
+_ENVIRONMENT.filters |= {
+    "age": age,
+    "count": count,
+    "duration": duration,
+    "factor": factor,
+    "percent": percent,
+    "significant": significant,
+}
 
 
 def _csp_hash(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
-_POLICY = (
-    f"default-src 'none'; style-src {_csp_hash(_STYLE)}; script-src {_csp_hash(_SCRIPT)}; connect-src 'self'; "
-    "base-uri 'none'; form-action 'self'; frame-ancestors 'self'"
-)
 _HEADERS = (
-    ("Content-Security-Policy", _POLICY),
+    (
+        "Content-Security-Policy",
+        (
+            f"default-src 'none'; style-src {_csp_hash(_STYLE)}; script-src {_csp_hash(_SCRIPT)}; connect-src 'self'; "
+            "base-uri 'none'; form-action 'self'; frame-ancestors 'self'"
+        ),
+    ),
     ("Cache-Control", "no-store"),
     ("X-Content-Type-Options", "nosniff"),
     ("Referrer-Policy", "no-referrer"),
@@ -243,15 +165,13 @@ class StatusPage:
         own: registry with the process's own metrics.
         ready: (ok, detail) of the receivers.
         unix_nano: the clock, for ages only.
+        advisory: verdicts, and what the coefficients say of the load of the last minutes.
         waiting: what engines hold that is not learned yet.
         remarks: what senders lose or send in vain.
         fleet: where the states were pulled from, if this is a fleet's page.
-        otlp_port: where OTLP over gRPC is taken, for advice.
         history_of: last rows and coefficients of the last day of a configuration, as of the newest snapshot.
         version: shown in the header.
-
-    Attributes:
-        view: answers the what-if form; /predict and /plan may share it.
+        otlp_port: where OTLP over gRPC is taken, for advice.
     """
 
     def __init__(
@@ -261,6 +181,7 @@ class StatusPage:
         *,
         ready: Callable[[], tuple[bool, Mapping[str, object]]],
         unix_nano: Callable[[], int],
+        advisory: Advisory | None = None,
         waiting: Callable[[], Sequence[EngineWaiting]] = tuple,
         remarks: Callable[[], Remarks] = Remarks,
         fleet: Callable[[], Sequence[FleetSource]] = tuple,
@@ -269,7 +190,7 @@ class StatusPage:
         otlp_port: Callable[[], int] = lambda: OTLP_PORT,
     ) -> None:
         self._source = source
-        self.view = ClientView(source)
+        self._advisory = Advisory(ClientView(source)) if advisory is None else advisory
         self._own = own
         self._ready = ready
         self._unix_nano = unix_nano
@@ -280,102 +201,315 @@ class StatusPage:
         self._started_unix_nano = unix_nano()
         self._version = version
         self._otlp_port = otlp_port
+        self._template = _ENVIRONMENT.get_template("page.html.j2")
 
     def answer(self, request: Request) -> Response:
         """Serve the page; ``?config=ID`` shows one configuration in detail."""
-        return Response(HTTPStatus.OK, HTML, self._page(self._source(), request.query).encode(), _HEADERS)
+        body = self._template.render(self._view(self._source(), request.query)).encode("utf-8", "replace")
+        return Response(HTTPStatus.OK, "text/html; charset=utf-8", body, _HEADERS)
 
-    def _page(self, snapshot: Snapshot | None, query: Mapping[str, str]) -> str:
-        body = [self._header(snapshot), fleet_section(self._fleet(), snapshot, self._unix_nano())]
-        waiting = self._waiting()
-        if snapshot is None or not snapshot.configs:
-            body.append(waiting_section(waiting, learned=False) or _empty(self._otlp_port()))
-        else:
-            chosen, opened = choose(snapshot.configs, query)
-            body.append(overview(snapshot.configs, chosen))
-            body += [config_section(self._seen(each), apart) for each, apart in told_apart_of(snapshot.configs, opened)]
-            body.append(waiting_section(waiting, learned=True))
-            body.append(what_if_section(snapshot, self.view, query))
-        body.append(remarks_section(self._remarks(), snapshot, self._otlp_port()))
-        body.append(accounting_section(self._own))
-        return (
-            '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-            '<meta name="viewport" content="width=device-width, initial-scale=1">'
-            '<meta name="color-scheme" content="light dark"><title>tracefit</title>'
-            f"<style>{_STYLE}</style></head><body>"
-            '<a class="skip" href="#main">Skip to the coefficients</a>'
-            f'{body[0]}<main id="main">{"".join(body[1:])}</main>{_footer()}'
-            '<p id="connection" role="status" class="sr"></p>'
-            f"<script>{_SCRIPT}</script></body></html>"
+    def _view(self, snapshot: Snapshot | None, query: Mapping[str, str]) -> View:
+        now = self._unix_nano()
+        judged = [] if snapshot is None else self._judged(snapshot)
+        chosen = [each for each in judged if each.config.config_id == query.get("config")]
+        opened = chosen or judged[:MAX_DETAILS]
+        given: set[Advice] = set()
+        page = PageView(now, self._started_unix_nano, self._otlp_port(), self._history_of)
+        what_if = (
+            _what_if_view(snapshot, self._advisory.view, opened, query) if snapshot is not None and judged else None
+        )
+        return {
+            "style": _STYLE,
+            "script": _SCRIPT,
+            "version": self._version,
+            **_header_view(snapshot, judged, self._ready(), now),
+            "fleet": _fleet_view(self._fleet(), snapshot, now),
+            "overview": overview_view(snapshot, judged, chosen, now) if snapshot is not None else None,
+            "opened": [config_view(each, page, given) for each in opened],
+            "what_if": what_if,
+            "empty": None if judged else NOTHING_YET.for_port(self._otlp_port()),
+            "waiting": _waiting_view(self._waiting(), learned=bool(judged)),
+            "remarks": list(remarks_of(self._remarks(), snapshot, self._otlp_port())),
+            "accounting": _accounting_view(self._own),
+        }
+
+    def _judged(self, snapshot: Snapshot) -> list[Judged]:
+        configs = snapshot.configs
+        heard = [each.last_heard_unix_nano for each in configs]
+        apart = told_apart(
+            [(each.config_id, each.config) for each in configs], heard, [bool(c.replaced_by) for c in configs]
+        )
+        judged = []
+        for config, words in zip(configs[:MAX_OVERVIEW], apart, strict=False):
+            try:
+                load = self._advisory.of(snapshot, config)
+                judged.append(Judged(config, load, load.config.verdict, words))
+            except TracefitError as error:
+                judged.append(Judged(config, None, Verdict(usable=False, reasons=(str(error),)), words))
+        return judged
+
+
+def _header_view(
+    snapshot: Snapshot | None, judged: Sequence[Judged], ready: tuple[bool, Mapping[str, object]], now: int
+) -> View:
+    """The state beside the dot, what the process is troubled with, and what a person should hear first."""
+    is_ready, detail = ready
+    news = [
+        (each.config.config_id, name_of(each.config), problem)
+        for each in judged
+        for problem in each.verdict.problems(now if snapshot is None else snapshot.created_unix_nano)
+    ]
+    news.sort(key=lambda item: not item[2].is_defect)
+    noted = [(name.removesuffix(_PROBLEM), str(text)) for name, text in detail.items() if name.endswith(_PROBLEM)]
+    problems = len(news) + len(noted)
+    return {
+        "ready": is_ready,
+        "problems": problems,
+        "noted": [("Configuration" if name == "config" else name.capitalize(), text) for name, text in noted],
+        "news": news[:MAX_NEWS],
+        "news_hidden": max(len(news) - MAX_NEWS, 0),
+        "generation": None if snapshot is None else snapshot.generation,
+        "generation_age_s": 0 if snapshot is None else (now - snapshot.created_unix_nano) / 1e9,
+        "configs": 0 if snapshot is None else len(snapshot.configs),
+    }
+
+
+# ----------------------------------------------------------------- what if
+
+
+class _Form(NamedTuple):
+    """One question: what it asks, its inputs (parameter, label, example), button and switches (parameter, label)."""
+
+    question: str
+    path: str
+    title: str
+    inputs: tuple[tuple[str, str, str], ...]
+    button: str
+    switches: tuple[tuple[str, str], ...] = ()
+
+
+_ASK = "ask"
+_REQUEST = (
+    ("prompt", "prompt tokens", "2000"),
+    ("output", "output tokens", "300"),
+    ("prefix_hit", "share of prompts cached", "0.4"),
+)
+_TARGETS = (("itl", "ITL at most", "30ms"), ("ttft", "TTFT at most", "1s"), ("rate", "requests/s", "3"))
+_STEP = (("requests", "requests", "20"), ("prefill", "prefill tokens", "512"), ("context", "decode context", "30000"))
+_SAFE = (("safe", "upper end of the band within the targets"),)
+_FORMS = (
+    _Form("plan", "/plan", "How many requests fit?", (*_REQUEST, *_TARGETS), "Plan", _SAFE),
+    _Form(
+        "load",
+        "/predict",
+        "What do requests see?",
+        (*_REQUEST, ("concurrency", "requests in flight", "20")),
+        "Predict requests",
+    ),
+    _Form("step", "/predict", "What does a step cost?", _STEP, "Predict step"),
+)
+
+
+def _what_if_view(snapshot: Snapshot, view: ClientView, opened: Sequence[Judged], query: Mapping[str, str]) -> View:
+    """The forms, filled with the question that was asked, else with today's load; and the answer."""
+    asked = next((form for form in _FORMS if form.question == query.get(_ASK)), None)
+    usual = _usual_load(opened[0]) if asked is None else {}
+    forms = []
+    for form in _FORMS:
+        given = query if form is asked else usual
+        forms.append(
+            {
+                "question": form.question,
+                "title": form.title,
+                "button": form.button,
+                "inputs": [(name, label, given.get(name, ""), example) for name, label, example in form.inputs],
+                "switches": [(name, label, form is asked and bool(query.get(name))) for name, label in form.switches],
+            }
+        )
+    chosen = query.get("config", "") or opened[0].config.config_id
+    choices = [
+        (each.config_id, f"{title(each)} ({each.config_id})", each.config_id == chosen)
+        for each in snapshot.configs[:MAX_OVERVIEW]
+    ]
+    return {
+        "forms": forms,
+        "choices": choices if len(choices) > 1 else [],
+        "answer": None if asked is None else _answer(asked, snapshot, view, query),
+        "is_usual": bool(usual),
+    }
+
+
+def _usual_load(judged: Judged) -> dict[str, str]:
+    """Today's load by the names of parameters, as far as it is known."""
+    load = judged.load
+    usual: dict[str, float] = {}
+    if load is not None and load.mix is not None:
+        mix = load.mix
+        usual = {"prompt": mix.prompt_tokens, "output": mix.output_tokens, "concurrency": max(mix.concurrency, 1.0)}
+        if mix.prefix_hit and not load.config.prefix_hits_hidden:
+            usual["prefix_hit"] = mix.prefix_hit
+    step = {} if load is None or not load.config.targets else _usual_step(load.config)
+    texts = {name: f"{value:.4g}" for name, value in {**usual, **step}.items()}
+    if usual and load is not None and load.fits:
+        texts["itl"] = f"{load.fits[0].itl_ms:g}ms"
+    return texts
+
+
+def _usual_step(config: Config) -> dict[str, float]:
+    try:
+        means = {each.name: each.mean for each in config.coefficients()}
+    except TracefitError:
+        return {}
+    named = {"requests": "requests", "prefill": "prefill_tokens", "context": "decode_context_tokens"}
+    return {name: mean for name, feature in named.items() if (mean := means.get(feature)) is not None}
+
+
+def _answer(form: _Form, snapshot: Snapshot, view: ClientView, query: Mapping[str, str]) -> View:
+    wanted = {name: value for name, value in query.items() if name != _ASK}
+    try:
+        given = read_query(wanted, PLAN if form.question == "plan" else PREDICT)
+        config = view.config(snapshot, given.get("config", ""))
+        lines = list(_plan_lines(config, given) if form.question == "plan" else _predict_lines(config, given))
+    except (QuestionError, TracefitError) as error:
+        return {"error": str(error)}
+    return {"error": "", "lines": lines, "link": f"{form.path}?{urlencode(wanted)}"}
+
+
+def _plan_lines(config: Config, given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    plan = planned(config, read_sizing(given))
+    yield "fits", f"{plan.concurrency} requests in flight" if plan.concurrency else "not even one; alone it sees"
+    yield "because", LIMIT_WORDS[plan.limit]
+    yield from _load_lines(plan.at)
+    if plan.replicas is not None:
+        yield "engines for that rate", count(plan.replicas)
+    yield from _caveats(config, plan.at.extrapolated)
+
+
+def _predict_lines(config: Config, given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    answer = predicted(config, read_step_or_load(given))
+    if isinstance(answer, Prediction):
+        yield "step", _with_band(answer)
+    else:
+        yield "in flight", f"{answer.concurrency:.4g}, of them {answer.running:.4g} run"
+        yield from _load_lines(answer)
+    yield from _caveats(config, answer.extrapolated)
+
+
+def _load_lines(answer: RequestEstimate) -> Iterator[tuple[str, str]]:
+    for name, value in (("TTFT", answer.ttft), ("ITL", answer.itl), ("E2E", answer.e2e)):
+        yield name, _with_band(value)
+    yield "requests/s", significant(answer.requests_per_s)
+    yield "output tokens/s", count(answer.output_tokens_per_s)
+
+
+def _with_band(value: Estimate | Prediction) -> str:
+    low, high = (duration(end, like=value.us) for end in (value.low, value.high))
+    return f"{duration(value.us)} (8 of 10: {low} to {high})"
+
+
+def _caveats(config: Config, extrapolated: Sequence[str]) -> Iterator[tuple[str, str]]:
+    if config.reasons:
+        yield "not usable yet", "; ".join(config.reasons)
+    if extrapolated:
+        yield "outside of what was learned from", ", ".join(extrapolated)
+    if caveats := config.caveats(extrapolated):
+        yield "not usable there", "; ".join(caveats)
+
+
+# ----------------------------------------------------------------- what comes in, and what is lost
+
+
+def _waiting_view(waiting: Sequence[EngineWaiting], *, learned: bool) -> View | None:
+    """Engines whose telemetry is not complete yet, those with the most first. ``learned``: coefficients stand above."""
+    if not waiting:
+        return None
+    shown = sorted(waiting, key=lambda one: -(one.steps + one.requests + one.rows))[:MAX_WAITING]
+    return {
+        "title": "Not learned from yet" if learned else "Telemetry arrives, and none of it is complete yet",
+        "rows": [(one, WAITS.get(one.reason, one.reason)) for one in shown],
+        "hidden": len(waiting) - len(shown),
+    }
+
+
+def remarks_of(remarks: Remarks, snapshot: Snapshot | None, otlp_port: int = OTLP_PORT) -> Iterator[Advice]:
+    """What senders lose or send in vain, and what would help."""
+    for reason, lost in remarks.plugin_losses.items():
+        if lost:
+            remedy = PLUGIN_REMEDIES[reason].for_port(otlp_port)
+            yield remedy._replace(meaning=f"{count(lost)} {remedy.meaning}.")
+    if remarks.foreign_scopes:
+        names = ", ".join(remarks.foreign_scopes)
+        yield Advice("fair", f"Spans of these scopes tell nothing of steps or requests and are left out: {names}.")
+    stepless = [] if snapshot is None else [each for each in snapshot.configs if each.telemetry in _STEPLESS]
+    if remarks.unbound_publishers and stepless:
+        yield Advice(
+            "fair",
+            f"{count(remarks.unbound_publishers)} KV publishers belong to no engine that is known: their events say "
+            "something of steps, and this vLLM sends none. They are not used.",
+            "Put the tracefit producer plugin into the vLLM image (deploy/vllm-plugin); it sends KV events itself.",
+        )
+    if remarks.conflicting_steps >= CONFLICTS_MIN:
+        yield SHARED_ID._replace(
+            meaning=f"{count(remarks.conflicting_steps)} steps contradict others of the same service.instance.id: "
+            "several processes seem to send under one, and neither process.pid nor host.name tells them apart."
         )
 
-    def _seen(self, config: ConfigSnapshot) -> Seen:
-        return Seen(config, self._history_of(config.config_id), self._started_unix_nano, self._otlp_port())
 
-    def _header(self, snapshot: Snapshot | None) -> str:
-        ready, detail = self._ready()
-        news = [] if snapshot is None else list(_news(snapshot))
-        problems = [(name.removesuffix(_PROBLEM), text) for name, text in detail.items() if name.endswith(_PROBLEM)]
-        words = [_state(len(news) + len(problems) if ready else None)]
-        if snapshot is not None:
-            seconds = (self._unix_nano() - snapshot.created_unix_nano) / 1e9
-            rows = sum(learned_rows(config) for config in snapshot.configs)
-            plural = "configuration" if len(snapshot.configs) == 1 else "configurations"
-            words += [
-                f"<span>{len(snapshot.configs)} {plural}</span>",
-                f"<span>{count(rows)} rows learned</span>",
-                f"<span>generation {snapshot.generation}, {age(seconds)} old</span>",
-            ]
-        version = f' <span class="version">{escape(self._version)}</span>' if self._version else ""
-        noted = "".join(
-            f'<p class="states" role="status">{escape(_SUBJECTS.get(name, name.capitalize()))}: {escape(str(text))}</p>'
-            for name, text in problems
-        )
-        return (
-            f'<header class="page" id="page-header" data-live><p class="brand">tracefit{version}</p>'
-            "<h1>Latency coefficients, learned live from vLLM’s traces</h1>"
-            f'<p class="states">{" ".join(words)}</p>{noted}{_banner(news)}</header>'
-        )
+class _Flow(NamedTuple):
+    """A counter: its total, and the parts that are not zero."""
+
+    name: str
+    help: str
+    total: float
+    parts: list[tuple[str, float]]
 
 
-def _state(problems: int | None) -> str:
-    """The dot: green only where there is nothing to look at. None: not ready."""
-    if problems is None:
-        return '<span class="state bad">not ready</span>'
-    if not problems:
-        return '<span class="state ok">ready</span>'
-    return f'<span class="state fair">ready, {count(problems)} {"problem" if problems == 1 else "problems"}</span>'
+def _accounting_view(own: Collector) -> View:
+    """Our own metrics as losses, other flows, and bounds with how full they are."""
+    families = [family for family in own.collect() if family.name.startswith(_PREFIX)]
+    flows = []
+    for family in families:
+        samples = [sample for sample in family.samples if sample.name.endswith("_total")]
+        if family.type == "counter" and any(sample.value for sample in samples):
+            parts = [(", ".join(s.labels.values()), s.value) for s in samples if s.labels and s.value][:MAX_PARTS]
+            name = family.name.removeprefix(_PREFIX)
+            flows.append(_Flow(name, family.documentation, sum(sample.value for sample in samples), parts))
+    gauges = {family.name: family for family in families if family.type == "gauge"}
+    bounds = []
+    for name, family in sorted(gauges.items()):
+        twin = gauges.get(name.replace("capacity", "size"))
+        if "capacity" in name and twin is not None:
+            size, capacity = (sum(sample.value for sample in each.samples) for each in (twin, family))
+            bounds.append((twin.documentation, size, capacity, size / capacity if capacity else 0.0))
+    lost = [flow for flow in flows if any(word in LOSSES for word in flow.name.split("_"))]
+    return {"lost": lost, "flows": [flow for flow in flows if flow not in lost], "bounds": bounds}
 
 
-def _news(snapshot: Snapshot) -> Iterator[tuple[str, str]]:
-    """What a person should hear first, with the id of the configuration: what ended, what is in doubt, what changed."""
-    for config in snapshot.configs:
-        name, change = name_of(config), newest_change(config)
-        if config.quarantined:
-            yield config.config_id, f"{name}: put aside, its learner failed"
-        for doubt in config.doubts:
-            yield config.config_id, f"{name}: not usable: {doubt}"
-        if change is not None and change.is_news(snapshot.created_unix_nano):
-            yield config.config_id, f"{name}: {change.text(snapshot.created_unix_nano)}"
+def _fleet_view(sources: Sequence[FleetSource], snapshot: Snapshot | None, now: int) -> View | None:
+    """Sources of states, those first that are not in the coefficients, then those that differ; None without any."""
+    if not sources:
+        return None
+    replicas = {
+        replica.engine: replica
+        for config in (snapshot.configs if snapshot is not None else ())
+        for replica in (config.targets[STEP_TIME].replicas if STEP_TIME in config.targets else ())
+    }
 
+    def differs(source: FleetSource) -> bool:
+        return any(engine in replicas and replicas[engine].differs for engine in source.engines)
 
-def _banner(news: Sequence[tuple[str, str]]) -> str:
-    lines = "".join(
-        f'<p><a href="?config={escape(config_id)}">{escape(text)}</a></p>' for config_id, text in news[:NEWS_MAX]
-    )
-    more = f"<p>{count(len(news) - NEWS_MAX)} more</p>" if len(news) > NEWS_MAX else ""
-    return f'<div class="quality poor" id="news" role="status">{lines}{more}</div>' if news else ""
-
-
-def _empty(otlp_port: int) -> str:
-    flags = " ".join(f"<code>{escape(flag)}</code>" for flag in NOTHING_YET.for_port(otlp_port).flags)
-    return (
-        '<section id="empty" class="config" data-live><h2>Waiting for telemetry</h2>'
-        f"<p>Nothing has been learned yet. {escape(NOTHING_YET.remedy)} {flags}</p></section>"
-    )
-
-
-def _footer() -> str:
-    pages = ("/metrics", "/snapshot", "/healthz", "/readyz")
-    links = " ".join(f'<a href="{page}">{page}</a>' for page in pages)
-    return f'<footer><nav aria-label="Pages for machines">{links}</nav></footer>'
+    ordered = sorted(sources, key=lambda source: (source.outcome == _MERGED, not differs(source), source.name))
+    rows = [
+        {
+            "name": source.name,
+            "differs": differs(source),
+            "outcome": f"{source.outcome}: {source.detail}" if source.detail else source.outcome,
+            "engines": source.engines,
+            "ratios": [replica_view(replicas[each])["ratio"] for each in source.engines if each in replicas],
+            "rows": source.rows,
+            "last": age((now - source.last_unix_nano) / 1e9) if source.last_unix_nano else "–",
+        }
+        for source in ordered[:MAX_SOURCES]
+    ]
+    missing = sum(source.outcome != _MERGED for source in sources)
+    return {"rows": rows, "all": len(sources), "missing": missing, "hidden": max(len(sources) - MAX_SOURCES, 0)}

@@ -1,5 +1,8 @@
 """Questions to the coefficients and their answers: read from text, answered by the client library, written as JSON.
 
+Whatever predicts asks the client, by way of the newest snapshot as a document, so that nothing here predicts by sums
+of its own. What is made of one generation is kept until the next.
+
 Command line, HTTP and the page read a question here. A parameter of HTTP is the option of the command line without its
 dashes (``prefix_hit`` for ``--prefix-hit``). What a number may be is the client's business; here text becomes numbers,
 and it is seen whether a question is complete. Every time in an answer is in microseconds and the keys are those of the
@@ -11,10 +14,90 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, TypeVar
+import threading
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, Generic, NamedTuple, TypeVar
 
-from tracefit import BadInputError, Config, NoCoefficientsError, Plan, Prediction, RequestEstimate
+import tracefit
+from online import ConfigSnapshot, Snapshot
+from tracefit import BadInputError, Config, NoCoefficientsError, Plan, Prediction, RequestEstimate, TracefitError
+
+Key = TypeVar("Key", bound=Hashable)
+Made = TypeVar("Made")
+
+
+class PerGeneration(Generic[Key, Made]):
+    """Things made of one generation, by key; those of an earlier one are dropped. Keys have to be bounded."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._shown: Snapshot | None = None
+        self._made: dict[Key, Made] = {}
+
+    def get(self, source: Callable[[], Snapshot | None], key: Key, make: Callable[[Snapshot | None], Made]) -> Made:
+        """What ``make`` makes of the snapshot that ``source`` returns; what it raises, and None, is not kept."""
+        with self._lock:
+            snapshot = source()
+            if snapshot is not self._shown:
+                self._shown, self._made = snapshot, {}
+            made = self._made.get(key)
+            if made is None:
+                made = make(snapshot)
+                if made is not None:
+                    self._made[key] = made
+            return made
+
+
+def client_config(config: ConfigSnapshot) -> tracefit.Config:
+    """One configuration, by way of the document that the client reads.
+
+    Raises:
+        LoadError: the document is not what the client expects.
+    """
+    document = Snapshot(generation=0, created_unix_nano=0, tracefit_version="", configs=[config])
+    try:
+        return tracefit.load(document.to_json()).configs[0]
+    except UnicodeEncodeError:
+        raise tracefit.LoadError(f"a name in configuration {config.config_id} is no text") from None
+
+
+def index_of(configs: Sequence[ConfigSnapshot], which: str) -> int:
+    """Which of them is meant, as ``find_config`` of the client understands it.
+
+    Raises:
+        NotFoundError: none is, or several that are alive.
+    """
+    return tracefit.find_config(
+        [(each.config_id, each.config) for each in configs],
+        which,
+        heard_unix_nano=[each.last_heard_unix_nano for each in configs],
+        replaced=[bool(each.replaced_by) for each in configs],
+    )
+
+
+class ClientView:
+    """Configurations of the newest snapshot.
+
+    Args:
+        source: returns the newest snapshot, or None before the first; what is shown at the moment.
+    """
+
+    def __init__(self, source: Callable[[], Snapshot | None]) -> None:
+        self.snapshot = source
+        self._configs = PerGeneration[str, tracefit.Config]()
+
+    def config(self, snapshot: Snapshot, which: str = "") -> tracefit.Config:
+        """The only configuration that is meant, as ``find_config`` of the client understands it.
+
+        Raises:
+            NotFoundError: none is, or several that are alive.
+            LoadError: the client cannot read it.
+        """
+        configs = snapshot.configs
+        meant = next((each for each in configs if each.config_id == which), None)
+        if meant is None:
+            meant = configs[index_of(configs, which)]
+        return self._configs.get(lambda: snapshot, meant.config_id, lambda _: client_config(meant))
 
 
 class Mix(NamedTuple):
@@ -337,3 +420,86 @@ def _about(config: Config, asked: dict[str, object], answer: Prediction | Reques
 
 def _tree(answer: Prediction | RequestEstimate) -> dict[str, object]:
     return {key: value._asdict() if hasattr(value, "_asdict") else value for key, value in answer._asdict().items()}
+
+
+BATCH_REACH = 1.25
+"""Times the largest batch seen: a plan that needs more is a guess about steps that nobody has met."""
+
+
+class Fit(NamedTuple):
+    """Most requests in flight that keep an ITL; ``safe`` with the upper end of its band; None beyond what was seen."""
+
+    itl_ms: float
+    concurrency: int | None
+    safe: int | None
+
+
+class LoadView(NamedTuple):
+    """What the coefficients say of the load of the last minutes.
+
+    ``config``: as the client has it. ``mix``: what was observed, None where nothing was finished. ``seen``: what such
+    requests should see at that load, None where the coefficients should not be used. ``fits``: per target for ITL.
+    """
+
+    config: Config
+    mix: Mix | None = None
+    seen: RequestEstimate | None = None
+    fits: tuple[Fit, ...] = ()
+
+
+class Advisory:
+    """Advice on each configuration, made once a generation.
+
+    Where coefficients should not be used yet there is no advice: an autoscaler without a metric stays as it is. So it
+    is for a concurrency whose point is not usable, or that lies beyond BATCH_REACH times the largest batch seen. Such a
+    concurrency is left out and not capped: capped, it would follow the load of the past. A pod that met its usual load
+    would then look full, new pods would meet less, look full at less, and the autoscaler would go on to its limit.
+
+    Args:
+        view: predicts.
+        mix_of: what a configuration was asked lately.
+        itl_ms: targets for the mean time between tokens.
+    """
+
+    def __init__(self, view: ClientView, mix_of: MixOf = lambda _: None, itl_ms: Sequence[float] = ()) -> None:
+        self.view = view
+        self._mix_of = mix_of
+        self._itl_ms = itl_ms
+        self._made = PerGeneration[str, LoadView]()
+
+    def of(self, snapshot: Snapshot, config: ConfigSnapshot) -> LoadView:
+        """What can be said of one configuration.
+
+        Raises:
+            TracefitError: the client cannot read it.
+        """
+        return self._made.get(lambda: snapshot, config.config_id, lambda _: self._of(snapshot, config))
+
+    def _of(self, snapshot: Snapshot, config: ConfigSnapshot) -> LoadView:
+        client = self.view.config(snapshot, config.config_id)
+        mix = self._mix_of(config.config_id)
+        if mix is None or not client.verdict.usable:
+            return LoadView(client, mix)
+        request = {
+            "prompt_tokens": mix.prompt_tokens,
+            "output_tokens": mix.output_tokens,
+            "prefix_hit": mix.prefix_hit,
+        }
+        try:
+            now = client.now(snapshot.created_unix_nano)  # a plan is for more than seconds, and has no level
+            seen = now.request(concurrency=mix.concurrency, **request)
+            fits = tuple(
+                Fit(
+                    itl_ms,
+                    *(_fitting(client, client.plan(itl_ms=itl_ms, safe=safe, **request)) for safe in (False, True)),
+                )
+                for itl_ms in self._itl_ms
+            )
+        except TracefitError:  # a mix that the engine cannot hold, or that makes no sense: no advice
+            return LoadView(client, mix)
+        return LoadView(client, mix, seen, fits)
+
+
+def _fitting(client: Config, plan: Plan) -> int | None:
+    largest = client.verdict.seen.get("requests", (0.0, 0.0))[1]
+    return plan.concurrency if plan.at.usable and plan.concurrency <= BATCH_REACH * largest else None

@@ -1,4 +1,6 @@
-"""Numbers, names, units and changes of speed in words: as people read them, and as Prometheus wants them.
+"""Numbers, names, units, statuses and advice in words: as people read them, and as Prometheus wants them.
+
+The page and ``tracefit doctor`` give the same advice: a sentence per quality of telemetry and per ailment.
 
 Label values are closed, short and valid UTF-8; units are base units. A coefficient in ``us/token`` leaves as
 ``seconds_per_token``, its value divided by 1e6. Division, not multiplication by 1e-6: 1e-6 is not a binary fraction,
@@ -8,15 +10,14 @@ so the product would carry two roundings and print noise digits.
 from __future__ import annotations
 
 import hashlib
-import html
 import math
 import re
 import unicodedata
-from datetime import UTC, datetime
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from online import ConfigSnapshot
+from tracefit import SpeedChange
 
 MAX_LABEL_CHARS = 120
 """Longer values are cut; Prometheus' usual ``label_value_length_limit`` is 200 bytes and up."""
@@ -105,6 +106,16 @@ TARGET_NAMES = {
     "preemption_gap": "Preemption to resume",
 }
 
+TARGET_MEANINGS = {
+    "step_time": "one turn of vLLM's busy loop",
+    "schedule_time": "inside of schedule(), a part of the step",
+    "api_queueing": "in the API server before the engine has the request",
+    "queue_wait": "queued in the engine until first scheduled",
+    "post_decode": "from the last token to the end of the request in the API server",
+    "first_response": "from the first token to the first chunk of a streamed answer",
+    "preemption_gap": "from preemption until it runs again",
+}
+
 FEATURE_NAMES = {
     "intercept": "every step",
     "prefill_tokens": "prefill token",
@@ -115,11 +126,11 @@ FEATURE_NAMES = {
     "output_tokens": "output token",
     "waiting": "waiting request",
 }
-
-
-def escape(text: object) -> str:
-    """Text for an element or a quoted attribute."""
-    return html.escape(str(text), quote=True)
+FEATURE_PLURALS = {
+    "prefill_tokens": "prefill tokens",
+    "decode_context_tokens": "tokens of decode context",
+    "requests": "requests in the batch",
+}
 
 
 def significant(value: float, digits: int = 3) -> str:
@@ -130,23 +141,23 @@ def significant(value: float, digits: int = 3) -> str:
     return f"{value:,.{min(decimals, 12)}f}"
 
 
-def duration(value_us: float) -> str:
-    """Microseconds in the unit that fits: ``16.8 ms``, ``70.0 ns``."""
+def duration(value_us: float, *, like: float | None = None, digits: int = 3) -> str:
+    """Microseconds in the unit that fits them, or a larger value beside them: ``16.8 ms``, ``0.3 ms``."""
     if value_us == 0:
         return "0 µs"
-    size = abs(value_us)
+    size = abs(value_us if like is None else like)
     scale, unit = next(((s, u) for s, u in _TIME_UNITS if size >= s), _TIME_UNITS[-1])
-    return f"{significant(value_us / scale)} {unit}"
+    return f"{significant(value_us / scale, digits)} {unit}"
 
 
-def coefficient(value: float, unit: str) -> str:
-    """A coefficient with its unit: ``580 µs/token``, ``1.90 ×`` for a ratio."""
+def coefficient(value: float, unit: str, *, like: float | None = None, digits: int = 3) -> str:
+    """A coefficient with its unit: ``580 µs/token``, ``1.90 ×`` for a ratio; ``like`` as in :func:`duration`."""
     numerator, slash, denominator = unit.partition("/")
     if unit in _RATIOS:
-        return f"{significant(value)} ×"
+        return f"{significant(value, digits)} ×"
     if numerator != "us":
-        return f"{significant(value)} {unit}"
-    return f"{duration(value)}{slash}{denominator}"
+        return f"{significant(value, digits)} {unit}"
+    return f"{duration(value, like=like, digits=digits)}{slash}{denominator}"
 
 
 def unit_text(unit: str) -> str:
@@ -155,12 +166,6 @@ def unit_text(unit: str) -> str:
         return "×"
     numerator, slash, denominator = unit.partition("/")
     return f"{'µs' if numerator == 'us' else numerator}{slash}{denominator}"
-
-
-def round_duration(value_us: float) -> str:
-    """Microseconds on an axis, where values are round: ``20 ms``, ``0.5 s``."""
-    number, _, unit = duration(value_us).partition(" ")
-    return f"{number.rstrip('0').rstrip('.') if '.' in number else number} {unit}"
 
 
 def percent(ratio: float) -> str:
@@ -191,42 +196,6 @@ def count(value: float) -> str:
     return f"{value:,.0f}"
 
 
-def compact(value: float) -> str:
-    """A round number on an axis: ``512``, ``2k``, ``1.5M``."""
-    for scale, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if abs(value) >= scale:
-            return f"{value / scale:.4g}{letter}"
-    return f"{value:.4g}"
-
-
-IS_NEWS_NS = 86_400_000_000_000
-"""The page and ``doctor`` tell a change for a day: so far back reach the page's own charts, which show it."""
-
-
-class SpeedChange(NamedTuple):
-    """The newest change of the steps of a configuration: new time per old time, and the event time it began at.
-
-    ``of_prefill``: steps with prefill alone changed.
-    """
-
-    factor: float
-    since_unix_nano: int
-    of_prefill: bool = False
-
-    def is_news(self, now_unix_nano: int) -> bool:
-        """Whether a person who looks now may not have heard of it."""
-        return now_unix_nano - self.since_unix_nano < IS_NEWS_NS
-
-    def text(self, now_unix_nano: int) -> str:
-        """``steps take 1.42 × as long since 14:03 UTC``, with the date where that is not today's."""
-        since, now = _utc(self.since_unix_nano), _utc(now_unix_nano)
-        change = f"steps {'with prefill ' * self.of_prefill}take {self.factor:.2f} × as long"
-        if since is None:
-            return change
-        day = "" if now is not None and since.date() == now.date() else f"{since:%Y-%m-%d} "
-        return f"{change} since {day}{since:%H:%M} UTC"
-
-
 def newest_change(config: ConfigSnapshot) -> SpeedChange | None:
     """The newest confirmed change of speed of a configuration's steps; None without any."""
     step = config.targets.get("step_time")
@@ -241,8 +210,150 @@ def name_of(config: ConfigSnapshot) -> str:
     return printable(str(config.config.get("model") or config.config_id), MAX_LABEL_CHARS)
 
 
-def _utc(unix_nano: int) -> datetime | None:
-    try:
-        return datetime.fromtimestamp(unix_nano // 1_000_000_000, UTC)
-    except (OverflowError, ValueError, OSError):
+class Advice(NamedTuple):
+    """``level`` is good, fair or poor; ``flags`` are typed by the user as they stand."""
+
+    level: str
+    meaning: str
+    remedy: str = ""
+    flags: tuple[str, ...] = ()
+
+    def for_port(self, otlp_port: int) -> Advice:
+        """The same, for a sidecar that takes OTLP over gRPC on this port."""
+        return self._replace(flags=tuple(flag.replace(f":{OTLP_PORT}", f":{otlp_port}") for flag in self.flags))
+
+
+OTLP_PORT: Final = 4317
+"""In the flags below; the port of OTLP over gRPC unless another one is configured."""
+
+QUALITY: dict[str, Advice] = {
+    "steps+": Advice("good", "Every step, with exact context and start and end stamps."),
+    "steps": Advice("good", "Every step of the scheduler."),
+    "sampled": Advice(
+        "fair",
+        "Some steps; gaps are rebuilt from request journeys.",
+        "Trace every step, and let spans hold their events:",
+        ("--step-tracing-sample-rate 1.0", "OTEL_SPAN_EVENT_COUNT_LIMIT=20000"),
+    ),
+    "journeys": Advice(
+        "fair",
+        "Request journeys only; the batch of each step is rebuilt from their stamps.",
+        "Switch on step tracing:",
+        ("--step-tracing-enabled", "--step-tracing-sample-rate 1.0", "OTEL_SPAN_EVENT_COUNT_LIMIT=20000"),
+    ),
+    "requests": Advice(
+        "poor",
+        "One span per request, no steps: coefficients settle slowly.",
+        "Put the tracefit producer plugin into the vLLM image (deploy/vllm-plugin).",
+    ),
+    "metrics": Advice(
+        "fair",
+        "The server's own page of counters: predictions nearly as good as from steps, single coefficients less so.",
+        "To tell the coefficients apart, put the tracefit producer plugin into the vLLM image (deploy/vllm-plugin).",
+    ),
+    "merged": Advice("good", "What several servers' states have learned, merged."),
+}
+
+NOTHING_YET = Advice(
+    "poor",
+    "No telemetry has been learned from.",
+    "Name a server to scrape (tracefit run --scrape http://host:8000/metrics), or point vLLM at this sidecar:",
+    (f"--otlp-traces-endpoint http://127.0.0.1:{OTLP_PORT}",),
+)
+
+NO_CONTEXT = Advice(
+    "poor",
+    "No step times yet: without a block size or journeys the decode context of a step cannot be known.",
+    "Set vllm.block_size, or trace journeys:",
+    ('OTEL_RESOURCE_ATTRIBUTES="vllm.block_size=…"',),
+)
+
+SHARED_ID = Advice(
+    "fair",
+    "Several processes send under one service.instance.id; they are told apart by their pid, which a restart changes.",
+    "Give each its own, for instance the pod's name and the data-parallel rank:",
+    ("OTEL_RESOURCE_ATTRIBUTES=service.instance.id=…",),
+)
+
+ALPHA_INCOMPLETE = "Time outside the steps (alpha) is incomplete."
+
+STATUS: dict[str, str] = {
+    "identified": "the data pin it down",
+    "weak": "the data hardly tell it from the others; vary the load",
+    "at_bound": "zero, because a cost cannot be negative",
+    "prior_only": "taken from a donor or a data sheet; no evidence yet",
+    "constant": "its feature has not varied",
+    "unidentified": "it trades with the others; only the prediction is of use",
+}
+
+
+def advice_for(config: ConfigSnapshot) -> list[Advice]:
+    """Advice on one configuration, most important first; never empty."""
+    paragraphs = [QUALITY.get(config.telemetry, NOTHING_YET)]
+    if "model" not in config.config:
+        paragraphs.append(
+            Advice(
+                "fair",
+                "The model is unknown, so each engine is a configuration of its own.",
+                "Name it to vLLM's exporter:",
+                ('OTEL_RESOURCE_ATTRIBUTES="vllm.model=…,hw.gpu.name=…"',),
+            )
+        )
+    if any(engine.instance.endswith(")") and " (pid " in engine.instance for engine in config.engines):
+        paragraphs.append(SHARED_ID)
+    untimed_steps = config.telemetry in ("steps", "sampled") and "step_time" not in config.targets
+    if config.targets and untimed_steps and "block_size" not in config.config:
+        paragraphs.append(NO_CONTEXT)
+    alpha = _alpha_advice(config)
+    return [*paragraphs, alpha] if alpha is not None else paragraphs
+
+
+def _alpha_advice(config: ConfigSnapshot) -> Advice | None:
+    """What would complete the times outside the steps; a flag only where the vLLM that sends this knows it."""
+    if not config.targets or "post_decode" in config.targets or config.telemetry in ("requests", "merged"):
         return None
+    if config.telemetry in ("steps", "sampled", "journeys"):
+        return Advice("fair", ALPHA_INCOMPLETE, "Trace journeys:", ("--enable-journey-tracing",))
+    if "api_queueing" in config.targets:
+        return None
+    return Advice("fair", ALPHA_INCOMPLETE, "Let the API server send its spans, too:", NOTHING_YET.flags)
+
+
+PLUGIN_REMEDIES: dict[str, Advice] = {
+    "queue_full": Advice(
+        "poor",
+        "items were pushed out of the producer plugin's full queue (plugin.queue_full)",
+        "Send where somebody listens, or let the queue hold more in the vLLM process:",
+        ("TRACEFITVLLM_QUEUE_ITEMS=100000",),
+    ),
+    "export_failed": Advice(
+        "poor",
+        "items were refused by the receiver for good or for 90 s (plugin.export_failed)",
+        "Look at the reasons for which exports are refused here, and at the plugin's endpoint:",
+        ("TRACEFITVLLM_ENDPOINT=http://…:4317",),
+    ),
+    "open_requests": Advice(
+        "fair",
+        "requests beyond the 65,536 that the producer plugin follows at a time have no journey (plugin.open_requests)",
+        "Let it follow fewer by sending fewer requests to one engine, or send no journeys:",
+        ("TRACEFITVLLM_JOURNEYS=0",),
+    ),
+    "hook_error": Advice(
+        "poor",
+        "errors inside of the producer plugin; at five it takes itself off (plugin.hook_error)",
+        "vLLM's log has the error; a plugin made for this version of vLLM may exist.",
+    ),
+}
+
+WAITS: dict[str, str] = {
+    "context": "whether journeys will come, which tell the decode context",
+    "scheduling": "end stamps, which tell how the engine schedules",
+    "first_steps": "more steps: the first ones of an engine process wait for each other",
+    "next_steps": "more steps: rows of a few are made with those of the next ones",
+    "journeys": "requests that have not ended, or whose spans have not come",
+    "late_spans": "steps without a summary, which may still come",
+    "kv_events": "KV events, which come later than their steps",
+    "requests": "requests that may overlap, or their API spans",
+    "turn": "rows of other engines that may end before",
+}
+"""What an engine's telemetry waits for, by the reason of the join."""

@@ -36,11 +36,12 @@ from __future__ import annotations
 from .changes import ConfigDiff, Diff, Move, TypicalStep
 from .closed_loop import Estimate, Plan, RequestEstimate
 from .configured import Config
-from .document import Coefficient, InFlight, Interval, Level, Model, Seen, Target, UsualWork
+from .document import Coefficient, InFlight, Interval, Level, Model, Seen, SpeedChange, Target, UsualWork
 from .faults import BadInputError, LoadError, NoCoefficientsError, NotFoundError, TracefitError
 from .loading import Snapshot, load
 from .selection import find_config, told_apart
 from .step_model import BEYOND_SEEN_BATCHES, Limits, Prediction, Predictions
+from .verdict import Problem, Verdict
 
 __all__ = [
     "BEYOND_SEEN_BATCHES",
@@ -62,13 +63,16 @@ __all__ = [
     "Plan",
     "Prediction",
     "Predictions",
+    "Problem",
     "RequestEstimate",
     "Seen",
     "Snapshot",
+    "SpeedChange",
     "Target",
     "TracefitError",
     "TypicalStep",
     "UsualWork",
+    "Verdict",
     "find_config",
     "load",
     "told_apart",

@@ -12,6 +12,7 @@ from .closed_loop import ClosedLoop, Plan, RequestEstimate, Workload, planned
 from .document import Coefficient, ConfigDocument, Target
 from .faults import BadInputError, NoCoefficientsError, checked
 from .step_model import STEP_TIME, Limits, Prediction, Predictions, StepModel, caveats_of, computable_model
+from .verdict import Verdict, judged
 
 _LIMIT_MAX = 1e12
 """No engine holds more of anything."""
@@ -71,6 +72,14 @@ class Config:
         return str(self.facts.get("gpu", ""))
 
     @property
+    def verdict(self) -> Verdict:
+        """Whether its numbers may be used, how good they are, what changed: what every report reads."""
+        try:
+            return judged(self._described, self._model().reasons, self._model().model)
+        except NoCoefficientsError as error:
+            return judged(self._described, self._described.doubts or (str(error),), None)
+
+    @property
     def mean_factor(self) -> float:
         """What stalls add to a predicted step in the mean; 1 where coefficients come from means, which have them.
 
@@ -87,10 +96,7 @@ class Config:
     @property
     def reasons(self) -> tuple[str, ...]:
         """Why it should not be used yet, one clause each; empty if it may."""
-        try:
-            return self._model().reasons
-        except NoCoefficientsError as error:
-            return self._described.doubts or (str(error),)
+        return self.verdict.reasons
 
     def caveats(self, extrapolated: Collection[str]) -> tuple[str, ...]:
         """Why an answer with this ``extrapolated`` is not usable whatever the coefficients, one clause each."""

@@ -11,11 +11,14 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from .faults import FINITE_MAX, LoadError, printable
+from .selection import minute
 
 SCHEMA = "tracefit.snapshot/1"
 Ratios = tuple[float, float]
 Object = Mapping[str, Any]
 _NO_ROWS: Mapping[str, float] = {}
+NEWS_NS = 86_400_000_000_000
+"""A change of speed is news for a day: so far back reach the charts of the page, which show it."""
 
 
 class Coefficient(NamedTuple):
@@ -86,6 +89,35 @@ class Level(NamedTuple):
     last_row_unix_nano: int
 
 
+class SpeedChange(NamedTuple):
+    """A confirmed change of the speed of steps.
+
+    Attributes:
+        factor: new time of a step per old time.
+        since_unix_nano: event time at which it began.
+        of_prefill: steps with prefill alone changed.
+    """
+
+    factor: float
+    since_unix_nano: int
+    of_prefill: bool = False
+
+    @property
+    def term(self) -> str:
+        """The coefficient that moved, where the snapshot tells; else empty: every step changed."""
+        return "prefill_tokens" if self.of_prefill else ""
+
+    def is_news(self, now_unix_nano: int) -> bool:
+        """Whether a person who looks now may not have heard of it."""
+        return now_unix_nano - self.since_unix_nano < NEWS_NS
+
+    def text(self, now_unix_nano: int) -> str:
+        """``steps take 1.42 × as long since 14:03 UTC``, with the date where that is not today's."""
+        since, today = minute(self.since_unix_nano), minute(now_unix_nano).partition(" ")[0]
+        change = f"steps {'with prefill ' * self.of_prefill}take {self.factor:.2f} × as long"
+        return f"{change} since {since.removeprefix(f'{today} ')}"
+
+
 _NO_WORK: Mapping[str, UsualWork] = {}
 _NO_LEVEL: Mapping[str, Level] = {}
 
@@ -97,7 +129,8 @@ class Target(NamedTuple):
     ``usual_work`` the rows behind each and their mean work, where told; ``mean_factor`` is mean ÷ robust fit;
     ``step_ahead_us``, the part of the intercept that is a step scheduled ahead; ``context_us_per_token``, what a token
     of decode context costs among steps of about one size, None where nobody said; ``in_flight``, what the time
-    grows by with the requests in flight, None where it does not; ``level``, of ``decode`` and ``prefill`` steps.
+    grows by with the requests in flight, None where it does not; ``level``, of ``decode`` and ``prefill`` steps;
+    ``change``, the newest confirmed change of speed.
     """
 
     name: str
@@ -115,6 +148,7 @@ class Target(NamedTuple):
     in_flight: InFlight | None = None
     factors_applied: bool = True
     level: Mapping[str, Level] = _NO_LEVEL
+    change: SpeedChange | None = None
 
 
 class ConfigDocument(NamedTuple):
@@ -243,6 +277,7 @@ def _target(name: str, tree: Any, where: str) -> Target:
         _in_flight(tree.get("in_flight"), f"{where}.in_flight"),
         tree.get("shape_factors_applied") is not False,
         _levels(tree.get("level") or {}, f"{where}.level"),
+        _change(tree.get("drift"), f"{where}.drift"),
     )
 
 
@@ -304,6 +339,15 @@ def _levels(tree: Any, where: str) -> dict[str, Level]:
         name: Level(_positive(level, "factor", f"{where}.{name}"), _whole(level, "last_row_unix_nano"))
         for name, level in each.items()
     }
+
+
+def _change(tree: Any, where: str) -> SpeedChange | None:
+    if tree is None:
+        return None
+    tree = _object(tree, where)
+    if tree.get("gain") is None or tree.get("last_unix_nano") is None:
+        return None
+    return SpeedChange(_positive(tree, "gain", where), _whole(tree, "last_unix_nano"), tree.get("of_prefill") is True)
 
 
 def _seen(tree: Any, where: str) -> Seen | None:

@@ -117,7 +117,7 @@ def told_apart(
     return [
         (
             *(_TELLING[key].format(facts[key]) for key in telling[name] if key in facts),
-            *((f"silent since {_minute(heard_unix_nano[index])}",) if index in silent else ()),
+            *((f"silent since {minute(heard_unix_nano[index])}",) if index in silent else ()),
         )
         for index, (name, (_, facts)) in enumerate(zip(spoken, identities, strict=True))
     ]
@@ -135,7 +135,8 @@ def _silent(heard_unix_nano: Mapping[int, int], replaced: Sequence[bool]) -> set
     return gone | {index for index, heard in heard_unix_nano.items() if heard and newest - heard > SILENT_NS}
 
 
-def _minute(unix_nano: int) -> str:
+def minute(unix_nano: int) -> str:
+    """A moment in words: ``2026-11-24 14:03 UTC``."""
     return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(min(max(unix_nano // 1_000_000_000, 0), _YEAR_9999_S)))
 
 

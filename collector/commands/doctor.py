@@ -21,9 +21,8 @@ import tracefit
 from collector.decode.pages import PageParser
 from collector.runtime import EXIT_FAILED, EXIT_OK, PrintLine, StartError
 from collector.telemetry import ScrapeOutcome, table
-from exporters.advice import NOTHING_YET, OTLP_PORT, QUALITY, Advice
 from exporters.what_if import as_json
-from exporters.wording import SpeedChange, newest_change
+from exporters.wording import NOTHING_YET, OTLP_PORT, QUALITY, Advice, newest_change
 from online import RowOutcome, Snapshot
 
 TIMEOUT_S = 5.0
@@ -236,7 +235,7 @@ def _configurations(snapshot: tracefit.Snapshot, samples: Samples, nothing_yet: 
             yield Finding(grade, "speed", f"{name}: {change.text(snapshot.created_unix_nano)}")
 
 
-def _changes(data: bytes) -> dict[str, SpeedChange | None]:
+def _changes(data: bytes) -> dict[str, tracefit.SpeedChange | None]:
     """The newest confirmed change of speed of each configuration; of none where a sidecar tells it in another way."""
     try:
         return {config.config_id: newest_change(config) for config in Snapshot.from_json(data).configs}

@@ -21,8 +21,16 @@ from collector.decode import MISSING, ApiSpan, CoreSpan, Finish, MarkKind, Reque
 from collector.recordings import Timed, TimedExport, merged_with_progress, open_recordings
 from collector.runtime import EXIT_FAILED, EXIT_OK, EXIT_USAGE, Clock, PrintLine, StartError
 from collector.telemetry import Counts
-from exporters.blis import BlisError, choose_config, export, warnings_of
-from exporters.blis_files import TRACE_HEADER, TRACE_TABLE, TracedRequest, render_trace
+from exporters.blis import (
+    TRACE_HEADER,
+    TRACE_TABLE,
+    BlisError,
+    TracedRequest,
+    choose_config,
+    export,
+    render_trace,
+    warnings_of,
+)
 from exporters.snapshot_file import write_atomically
 from online import Snapshot
 

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from collector.config.load import load
-from exporters.metric_families import FAMILIES
+from exporters.metrics_page import FAMILIES
 from tests.conftest import find_tool
 from tests.deploy.test_manifests import DEPLOY, NEWEST, OLDEST
 from tests.support.manifests import find_validator

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -13,8 +12,8 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
 from collector.telemetry import Metrics, table
-from exporters.metric_families import FAMILIES, PAGE_FAMILIES
-from exporters.metrics_page import AdvisorySample, MetricsPage
+from exporters.metrics_page import FAMILIES, PAGE_FAMILIES, MetricsPage
+from exporters.what_if import Advisory, ClientView, Mix
 from tests.conftest import find_tool
 from tests.support import exporter_cases as cases
 from tests.support.paths import ROOT
@@ -163,15 +162,7 @@ def test_links_lead_to_runbooks_of_alerts_and_to_status_pages():
 CONFIG = "0f3c52aa9b1e"
 
 
-def advice(_snapshot, _config):
-    """What a configuration that serves adds to the page."""
-    for kind in ("itl", "ttft"):
-        yield AdvisorySample(f"tracefit_predicted_{kind}_seconds", 0.05)
-        yield AdvisorySample(f"tracefit_observed_{kind}_seconds", 0.04)
-    yield AdvisorySample("tracefit_usable", 1.0)
-    yield AdvisorySample("tracefit_load", 7.0, ("concurrency",))
-    yield AdvisorySample("tracefit_slo_concurrency", 9.0, ("0.05",))
-    yield AdvisorySample("tracefit_slo_concurrency_safe", 8.0, ("0.05",))
+MIX = Mix(prompt_tokens=400.0, output_tokens=247.0, prefix_hit=0.0, concurrency=7.0, itl_us=41e3, ttft_us=310e3)
 
 
 def an_hour(growth=0):
@@ -185,7 +176,8 @@ def an_hour(growth=0):
             own.set(table.MEMORY_LIMIT, 2**28)
         else:
             own.set(table.FLEET_SOURCES, 3, "merged")
-        page = MetricsPage(own.registry, lambda: serving, advisory=SimpleNamespace(samples=advice)).render()
+        advisory = Advisory(ClientView(lambda: serving), lambda _: MIX, (50.0,))
+        page = MetricsPage(own.registry, lambda: serving, advisory=advisory).render()
         for family in text_string_to_metric_families(page.decode()):
             step = growth if family.type in {"counter", "histogram", "summary"} else 0
             for sample in family.samples:

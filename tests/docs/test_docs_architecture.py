@@ -15,7 +15,12 @@ PACKAGES = ("collector", "online", "exporters")
 
 def rooms() -> set[str]:
     """Folders of the collector, the learner and the exporters that hold something of ours."""
-    files = (path for package in PACKAGES for path in (ROOT / package).rglob("*.*") if "__pycache__" not in path.parts)
+    files = (
+        path
+        for package in PACKAGES
+        for path in (ROOT / package).rglob("*.*")
+        if path.parent.name != "templates" and "__pycache__" not in path.parts
+    )
     folders = {str(path.parent.relative_to(ROOT)) for path in files if path.is_file()}
     return folders - set(PACKAGES)
 

@@ -11,7 +11,7 @@ from collector.cli import _parser
 from collector.config.keys import sections
 from collector.telemetry import reasons
 from collector.telemetry.table import FLEET_TABLE, PREFIX, TABLE
-from exporters.metric_families import FAMILIES, PAGE_FAMILIES
+from exporters.metrics_page import FAMILIES, PAGE_FAMILIES
 from online.rows import RowOutcome
 from tests.support.paths import DOCS, ROOT
 

@@ -12,10 +12,9 @@ from prometheus_client import CollectorRegistry
 
 from collector.telemetry.metrics import Metrics
 from collector.telemetry.table import FLEET_TABLE, TABLE
-from exporters.advice import STATUS
 from exporters.blis import ALPHAS, BANDWIDTH_TB_S
-from exporters.metric_families import DEFAULT_MAX_SERIES, FAMILIES, PAGE_FAMILIES
-from exporters.metrics_page import snapshot_families
+from exporters.metrics_page import DEFAULT_MAX_SERIES, FAMILIES, PAGE_FAMILIES, snapshot_families
+from exporters.wording import STATUS
 from online import snapshot as schema
 from online.rows import Target
 from online.snapshot import SCHEMA, Snapshot

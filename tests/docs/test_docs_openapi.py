@@ -12,12 +12,11 @@ import yaml
 from prometheus_client import CollectorRegistry
 
 from collector.commands.arguments import add_question_parsers
-from exporters.client_view import ClientView
 from exporters.metrics_page import MetricsPage
 from exporters.pages import AskPages, SnapshotDocuments, make_routes
 from exporters.routing import dispatch
 from exporters.status_page import StatusPage
-from exporters.what_if import PLAN, PREDICT
+from exporters.what_if import PLAN, PREDICT, ClientView
 from online import Snapshot
 from tests.support.paths import DOCS
 from tests.tracefit.example_snapshot import encoded

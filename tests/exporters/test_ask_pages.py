@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 
 import tracefit
 from collector.commands.ask import plan, predict
-from exporters.client_view import ClientView
 from exporters.pages import AskPages
 from exporters.routing import Route, dispatch, protect
-from exporters.what_if import PLAN, PREDICT, Assumed, Load, Sizing, Step, Targets
+from exporters.what_if import PLAN, PREDICT, Assumed, ClientView, Load, Sizing, Step, Targets
 from online import Snapshot
 from tests.tracefit.example_snapshot import encoded, tree
 

@@ -15,8 +15,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from exporters.blis import BlisError, bandwidth_of, blis_coefficients, export
-from exporters.blis_files import render_flags, render_yaml
+from exporters.blis import BlisError, bandwidth_of, blis_coefficients, export, render_flags, render_yaml
 from online.snapshot import FeatureSnapshot, ModelSnapshot, TargetSnapshot
 from tests.support import exporter_cases as cases
 

@@ -12,11 +12,11 @@ from prometheus_client import CollectorRegistry
 import tracefit
 from collector.cli import main
 from exporters.blis import choose_config
-from exporters.client_view import ClientView
-from exporters.metrics_page import Advisory, MetricsPage
+from exporters.metrics_page import MetricsPage
 from exporters.pages import AskPages
 from exporters.routing import Request, Route, dispatch
 from exporters.status_page import StatusPage
+from exporters.what_if import Advisory, ClientView
 from tests.support.page_server import PageServer
 from tests.support.pipelines import new_pipeline
 from tests.support.toy_engine import MONO_NS, UNIX_NS, many_jobs, run_engine

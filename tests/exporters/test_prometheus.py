@@ -15,10 +15,8 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 
 import tracefit
 from collector.config import Config
-from exporters.client_view import ClientView
-from exporters.metric_families import DEFAULT_MAX_SERIES, PAGE_FAMILIES
-from exporters.metrics_page import Advisory, MetricsPage, snapshot_families
-from exporters.what_if import Mix
+from exporters.metrics_page import DEFAULT_MAX_SERIES, PAGE_FAMILIES, MetricsPage, snapshot_families
+from exporters.what_if import Advisory, ClientView, Mix
 from exporters.wording import MAX_LABEL_CHARS, base_unit, label_value
 from online.bank import Bank
 from online.rows import Target
@@ -42,10 +40,10 @@ def page_of(snapshot):
 
 def series(snapshot, mix=MIX, itl_ms=(50.0, 100.0), **kwargs):
     """{(sample name, frozenset of labels): value} of everything a snapshot shows."""
-    advice_of = advised(snapshot, mix, itl_ms).samples
+    advisory = advised(snapshot, mix, itl_ms)
     return {
         (sample.name, frozenset(sample.labels.items())): sample.value
-        for family in snapshot_families(snapshot, advice_of=advice_of, **kwargs)
+        for family in snapshot_families(snapshot, advisory=advisory, **kwargs)
         for sample in family.samples
     }
 

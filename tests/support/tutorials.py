@@ -20,6 +20,7 @@ from collector.ingest import Export
 from exporters.metrics_page import MetricsPage
 from exporters.pages import AskPages, SnapshotDocuments, make_routes
 from exporters.status_page import StatusPage
+from exporters.what_if import ClientView
 from tests.support.pages import page_server
 from tests.support.pipelines import replayed
 
@@ -47,6 +48,7 @@ def served(exports: Iterable[Export], unix_nano: int = 0) -> Iterator[str]:
     pipeline = replayed(export._replace(recording="") for export in exports)
     snapshot = pipeline.snapshot(unix_nano or 1, 1)
     own, healthy = CollectorRegistry(), lambda: (True, {})
+    view = ClientView(lambda: snapshot)
     page = StatusPage(lambda: snapshot, own, ready=healthy, unix_nano=lambda: unix_nano, history_of=pipeline.history_of)
     routes = make_routes(
         MetricsPage(own, lambda: snapshot),
@@ -54,7 +56,7 @@ def served(exports: Iterable[Export], unix_nano: int = 0) -> Iterator[str]:
         alive=healthy,
         ready=healthy,
         status_page=page,
-        questions=AskPages(page.view),
+        questions=AskPages(view),
     )
     server = page_server(routes)
     server.start()

@@ -11,8 +11,8 @@ from tests.tracefit.example_snapshot import encoded
 from tracefit import shapes
 
 CONFIG_ATTRIBUTES = (
-    *("config_id", "name", "facts", "limits", "model", "gpu", "mean_factor", "usable", "reasons", "targets", "engines"),
-    *("telemetry", "mixture_of_experts", "prefix_hits_hidden"),
+    *("config_id", "name", "facts", "limits", "model", "gpu", "mean_factor", "usable", "reasons", "verdict", "targets"),
+    *("engines", "telemetry", "mixture_of_experts", "prefix_hits_hidden"),
 )
 FIELDS = {
     "Coefficient": "name unit value stderr status mean reason form_error",
@@ -27,12 +27,16 @@ FIELDS = {
     "Move": "target feature unit before after standard_errors status_before status_after",
     "TypicalStep": "prefill_tokens requests decode_context_tokens before_us after_us",
     "Target": "name champion models interval factors seen mean_us mean_factor step_ahead_us factor_rows "
-    "usual_work context_us_per_token in_flight factors_applied level",
+    "usual_work context_us_per_token in_flight factors_applied level change",
     "Model": "name coefficients rows mape median_ape covariance",
     "Interval": "pooled strata",
     "Seen": "features cells",
     "InFlight": "requests us_per_request",
     "Level": "factor last_row_unix_nano",
+    "SpeedChange": "factor since_unix_nano of_prefill",
+    "Problem": "text is_defect",
+    "Verdict": "usable reasons doubts quarantined error rows last_row_unix_nano last_heard_unix_nano replaced change "
+    "seen hidden",
     "UsualWork": "prefill_tokens requests decode_context_tokens us",
 }
 CALLS = {

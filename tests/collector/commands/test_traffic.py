@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from collector import cli
-from exporters.blis_files import TracedRequest, render_trace
+from exporters.blis import TracedRequest, render_trace
 from tests.support.paths import DATA
 
 SECOND_NS = 10**9

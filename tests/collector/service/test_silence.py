@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import logging
 
-import pytest
 from prometheus_client import CollectorRegistry
 
 from collector.config.schema import Config
@@ -17,7 +16,7 @@ from collector.service.publish import Publisher
 from collector.service.silence import SilenceWatch
 from collector.telemetry import Metrics
 from collector.telemetry.reasons import Wait
-from exporters.advice import REASONS, EngineWaiting, waiting_section
+from exporters.wording import WAITS
 from tests.support.clocks import FakeClock
 from tests.support.gpu_server import step_payloads
 from tests.support.page_server import RECORDED
@@ -228,17 +227,5 @@ def test_a_series_of_what_waits_ends_with_the_waiting():
     assert house.metrics.registry.get_sample_value("tracefit_join_waiting", first) is None
 
 
-@pytest.mark.parametrize("learned", [True, False])
-def test_the_page_says_what_waits_and_escapes_who_does(learned):
-    assert waiting_section([], learned=learned) == ""
-    shown = waiting_section([EngineWaiting("<b>", 1852, 207, 0, "journeys", 12.0)], learned=learned)
-    assert "1,852" in shown
-    assert "207" in shown
-    assert REASONS["journeys"] in shown
-    assert "&lt;b&gt;" in shown
-    many = [EngineWaiting(f"e{number}", number, 0, 0, "turn", 1.0) for number in range(40)]
-    assert "28 more engines" in waiting_section(many, learned=learned)
-
-
 def test_every_reason_to_wait_has_its_words():
-    assert set(REASONS) == set(Wait)
+    assert set(WAITS) == set(Wait)

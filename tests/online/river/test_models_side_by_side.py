@@ -1,12 +1,9 @@
 """Champions stay; what only predicts competes with nobody."""
 
 import msgspec
-import pytest
 
 from collector.config.schema import Config
-from exporters.config_section import config_section, models_in_competition
 from exporters.metrics_page import snapshot_families
-from exporters.step_charts import Seen
 from online.bank import Bank
 from online.rows import Target
 from online.snapshot import ErrorSnapshot
@@ -58,30 +55,13 @@ def _step_time(**models):
     return msgspec.structs.replace(target, models={**target.models, **models})
 
 
-def test_the_page_and_the_metrics_do_not_put_what_only_predicts_beside_coefficients():
+def test_the_metrics_do_not_put_what_only_predicts_beside_coefficients():
     best = msgspec.structs.replace(cases.model(()), error=ErrorSnapshot(mape=1e-3, median_ape=1e-3, p90_ape=1e-3))
     target = _step_time(
         **{"river:linear_model.PARegressor/portable": best, "physics": cases.model(cases.PHYSICS[TARGET])}
     )
-    competing, predicting = models_in_competition(target).split("</table>")[:2]
-    assert "physics" in competing
-    assert "river" not in competing
-    assert "river:linear_model.PARegressor/portable" in predicting
-    assert "not in competition" in predicting
     families = {f.name: f for f in snapshot_families(cases.snapshot(cases.config(targets={"step_time": target})))}
     errors = {sample.labels["model"] for sample in families["tracefit_error_median_ratio"].samples}
     predictors = {sample.labels["model"] for sample in families["tracefit_predictor_error_median_ratio"].samples}
     assert errors == {"portable", "physics"}
     assert predictors == {"river:linear_model.PARegressor/portable"}
-
-
-@pytest.mark.parametrize(("active", "said"), [(True, "×1.03 on the last row"), (False, "off: it would not help")])
-def test_the_page_says_what_level_and_correction_do_and_what_a_reader_can_compute(active, said):
-    target = cases.target("step_time")
-    correction = msgspec.structs.replace(target.correction, active=active, factor=1.03125 if active else 1.0)
-    target = msgspec.structs.replace(target, correction=correction)
-    page = config_section(Seen(cases.config(targets={"step_time": target}), None, 0))
-    assert said in page
-    assert "median error without these" in page
-    assert "level, steps without prefill" in page
-    assert "×1.06 (half-life 20 rows)" in page

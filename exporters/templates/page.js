@@ -46,6 +46,23 @@
     document.documentElement.classList.toggle("stale", failures > 1);
   };
 
+  // The answer to a question of the what-if form comes without a turn of the page.
+  document.addEventListener("submit", async (event) => {
+    const form = event.target.closest("#what-if form");
+    if (!form) return;
+    event.preventDefault();
+    const asked = new URLSearchParams(new FormData(form));
+    asked.set(event.submitter.name, event.submitter.value);
+    const url = `/?${asked}`;
+    try {
+      const page = new DOMParser().parseFromString(await (await fetch(url)).text(), "text/html");
+      document.getElementById("answer").replaceWith(document.adoptNode(page.getElementById("answer")));
+      history.replaceState(null, "", `${url}#what-if`);
+    } catch {
+      location.assign(`${url}#what-if`);
+    }
+  });
+
   setInterval(refresh, period_ms);
   document.addEventListener("visibilitychange", refresh);
 })();

@@ -1,0 +1,90 @@
+"""The verdict: what every report says of a configuration, from one place."""
+
+from __future__ import annotations
+
+import pytest
+
+import tracefit
+from tests.tracefit.example_snapshot import encoded, tree
+
+NOW = 1_763_625_600_000_000_000
+MINUTE_NS = 60 * 10**9
+
+
+def verdict_of(step=None, **config):
+    """Of the example with these keys of the configuration, and of its step time."""
+    changed = tree()
+    changed["configs"][0] |= config
+    changed["configs"][0]["targets"].get("step_time", {}).update(step or {})
+    return tracefit.load(encoded(changed)).config().verdict
+
+
+def test_what_may_be_used_says_so_with_its_error_and_what_was_seen():
+    verdict = verdict_of()
+    assert (verdict.usable, verdict.state, verdict.reasons) == (True, "usable", ())
+    assert 0.0 < verdict.error < 0.25
+    assert verdict.rows >= 256
+    assert verdict.seen["requests"][1] > verdict.seen["requests"][0]
+    assert verdict.problems(NOW) == ()
+
+
+def test_what_is_young_is_not_usable_yet_and_no_problem():
+    young = tree()["configs"][0]["targets"]["step_time"]["models"]
+    young["portable"]["rows"] = 40
+    verdict = verdict_of({"models": young})
+    assert verdict.state == "not usable yet"
+    assert verdict.reasons == ("learned from 40 rows, fewer than 256",)
+    assert verdict.problems(NOW) == ()
+
+
+def test_a_learner_that_failed_is_a_defect():
+    verdict = verdict_of(quarantined="step_time: ValueError", targets={})
+    assert (verdict.usable, verdict.state, verdict.error) == (False, "put aside", None)
+    assert verdict.problems(NOW) == (("put aside, its learner failed", True),)
+
+
+def test_a_doubt_is_a_reason_and_a_problem():
+    verdict = verdict_of(doubts=["its engines disagree"])
+    assert (verdict.state, verdict.reasons) == ("not usable", ("its engines disagree",))
+    assert verdict.problems(NOW)[0].text == "not usable: its engines disagree"
+
+
+@pytest.mark.parametrize(
+    ("of_prefill", "term", "words"),
+    [(False, "", "steps take 1.42 × as long"), (True, "prefill_tokens", "steps with prefill take 1.42 × as long")],
+)
+def test_a_change_of_speed_is_a_problem_for_a_day_and_names_the_term_where_it_is_told(of_prefill, term, words):
+    since = NOW - 60 * MINUTE_NS
+    drift = {"last_unix_nano": since, "gain": 1.42, "count": 1, "of_prefill": of_prefill}
+    verdict = verdict_of({"drift": drift})
+    assert verdict.change.term == term
+    assert [each.text for each in verdict.problems(NOW)] == [f"{words} since 07:00 UTC"]
+    assert verdict.change.text(NOW + 23 * 60 * MINUTE_NS) == f"{words} since 2025-11-20 07:00 UTC"
+    assert verdict.problems(NOW + 24 * 60 * MINUTE_NS) == ()
+
+
+def test_who_was_not_heard_of_for_ten_minutes_is_silent_since_then():
+    verdict = verdict_of(last_heard_unix_nano=NOW)
+    assert verdict.silent_since(NOW + 9 * MINUTE_NS) == 0
+    assert verdict.silent_since(NOW + 11 * MINUTE_NS) == NOW
+    assert verdict_of(last_heard_unix_nano=NOW, replaced_by="abc").silent_since(NOW) == NOW
+    assert verdict_of().silent_since(NOW) == 0, "of a recording, nobody knows"
+
+
+def test_the_last_row_is_the_newest_of_both_phases():
+    level = {"decode": {"factor": 1.0, "last_row_unix_nano": NOW}, "prefill": {"factor": 1.1, "last_row_unix_nano": 5}}
+    assert verdict_of({"level": level}).last_row_unix_nano == NOW
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"telemetry": "sampled"}, "steps are sampled"),
+        ({"telemetry": "requests"}, "no steps"),
+        ({"prefix_hits_hidden": True}, "prefix-cache hits are hidden"),
+        ({"mixture_of_experts": True}, "mixture of experts"),
+    ],
+)
+def test_what_telemetry_hides_or_samples_is_said(config, said):
+    assert said in " ".join(verdict_of(**config).hidden)
+    assert verdict_of(telemetry="steps+").hidden == ()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from collector.config import KvEndpoint
-from collector.decode.kv.messages import _READ
+from collector.decode.kv import EVENTS
 from collector.ingest.kv import QUEUE_BATCHES
 from collector.join.kv.timeline import BATCHES_MAX
 from collector.telemetry.reasons import SequenceEvent
@@ -32,6 +32,6 @@ def test_every_key_and_every_bound_is_told():
 
 
 def test_every_event_is_told_and_known():
-    assert set(FIELDS) == set(_READ)
-    for event in _READ:
+    assert set(FIELDS) == set(EVENTS)
+    for event in EVENTS:
         assert f"`{event}`" in TEXT

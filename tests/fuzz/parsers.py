@@ -18,8 +18,7 @@ from pathlib import Path
 import msgspec
 import zstandard
 
-from collector.decode.kv.layouts import KvBatch
-from collector.decode.kv.messages import read_frames, read_line, read_payload
+from collector.decode.kv import KvBatch, read_frames, read_line, read_payload
 from collector.decode.otlp_json import json_to_protobuf
 from collector.decode.pages import CACHE_INFO, SERIES, PageParser, ScrapedPage, is_page_line, read_page_line
 from collector.ingest import intake as envelope

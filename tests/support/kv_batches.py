@@ -10,8 +10,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.common.v1.common_pb2 import InstrumentationScope
 from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Span
 
-from collector.decode.kv.layouts import KvBatch
-from collector.decode.kv.messages import read_line, read_payload
+from collector.decode.kv import KvBatch, read_line, read_payload
 from tests.support.recordings import kv_lines
 from tests.support.step_exports import attribute
 

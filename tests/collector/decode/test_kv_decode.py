@@ -9,8 +9,7 @@ from base64 import b64encode
 import msgspec
 import pytest
 
-from collector.decode.kv.layouts import BlockMove, KvBatch, count_batch
-from collector.decode.kv.messages import read_frames, read_line, read_payload
+from collector.decode.kv import BlockMove, KvBatch, count_batch, read_frames, read_line, read_payload
 from collector.decode.plain import decode
 from collector.decode.records import fingerprint
 from collector.telemetry import Counts, table

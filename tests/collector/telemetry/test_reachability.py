@@ -22,8 +22,7 @@ from prometheus_client import CollectorRegistry
 
 from collector.config import JoinConfig, KvEndpoint
 from collector.config.schema import BankConfig
-from collector.decode.kv import count_batch
-from collector.decode.kv.messages import read_payload
+from collector.decode.kv import count_batch, read_payload
 from collector.fleet import sources as state_fetch
 from collector.fleet.pull import Puller, PullOptions
 from collector.ingest.intake import AdmissionQueue, Export, Intake

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from . import wire
 from .columnar import Decoder
-from .emitter_parts import PartKind, parts_by_emitter
-from .otlp_json import TooManyObjects, json_to_protobuf
-from .plain import decode, latest_unix_ns
 from .records import (
     MISSING,
     STEP_DTYPE,
@@ -20,7 +17,8 @@ from .records import (
     StepColumns,
     Telemetry,
 )
-from .wire import SlimExport
+from .spans import decode, latest_unix_ns
+from .wire import PartKind, SlimExport, TooManyObjects, json_to_protobuf, parts_by_emitter
 
 __all__ = [
     "MISSING",

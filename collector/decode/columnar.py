@@ -14,22 +14,22 @@ are as long, every byte is compared at once with its own:
     mask       FF 0 0 0 0 0 0 0 0 FF FF F F F F … FF 80 80 80 FF … FF 0 0 0 0 0 0 0 0 …
 
 What passes has the same keys, types and lengths, and varints that end where those do: its values stand where they stand
-in the event that was walked. Then every check of the plain decoder is made on them. All other events (and varints
-beyond 8 bytes, negative numbers among them) are the plain decoder's business: here nothing is ever rejected.
+in the event that was walked. Then every check of spans.py is made on them. All other events (and varints
+beyond 8 bytes, negative numbers among them) are read there: here nothing is ever rejected.
 
 The templates that were read off the stream so far, and how the events of a chunk find theirs.
 
 Events are looked at by their size: for most sizes one template is known, and fits all. What fits none is walked, as far
 as there is time for it, and is a template from then on.
 
-Step summaries to columns, hundreds at a time; the same result as the plain decoder at a tenth of its cost.
+Step summaries to columns, hundreds at a time; the same result as event by event at a tenth of the cost.
 
     bytes ─► slim parse ─► events of step spans ─► templates ─► rows
                  │                                    │ no match              │
-                 └──── all the rest ◄─────────────────┘ ─► full parse ─► plain decoder ─► Telemetry
+                 └──── all the rest ◄─────────────────┘ ─► full parse ─► spans.py ─► Telemetry
 
 An event is taken out of its export only if its bytes are those of a known layout and its values pass every check, so
-that the plain decoder would have accepted it; whatever stays is the plain decoder's, including the verdict that the
+that spans.py would have accepted it; whatever stays is read there, which includes the verdict that the
 export does not decode at all. Layouts are read off the stream itself: any event is its own layout's definition.
 """
 
@@ -49,9 +49,9 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from collector.telemetry import Counts
 
-from . import plain
 from . import vocabulary as words
 from .records import MISSING, STEP_FIELDS, Telemetry
+from .spans import AdmitSpan, Taken, read
 from .wire import SlimExport, is_too_dense
 
 U64 = NDArray[np.uint64]
@@ -150,7 +150,7 @@ def _is_attribute(event: bytes, at: int, value_at: int, stop: int) -> bool:
 
 
 def learnable(layout: EventLayout) -> bool:
-    """The plain decoder would take such an event if its values are good: every field once, of its type."""
+    """spans.py would take such an event if its values are good: every field once, of its type."""
     if not all(key.isascii() for key, _ in layout):
         return False
     fields = [(words.SUMMARY_FIELDS.get(key.decode()), tag) for key, tag in layout]
@@ -225,7 +225,7 @@ class Template:
 
 
 def read_values(values: U64, fitting: list[tuple[Template, Index]]) -> Mask:
-    """Whether the plain decoder would take them, row by row; they become rows of STEP_FIELDS in place."""
+    """Whether spans.py would take them, row by row; they become rows of STEP_FIELDS in place."""
     _join_varints(values)
     ok = values[:, _UNIX] >= _UNIX_MIN
     if not (good := values <= _LIMITS).all():
@@ -263,7 +263,7 @@ TEMPLATES_MAX: Final = 128
 """Some kB each; beyond, all are forgotten: those in use come back at once."""
 WALKS_MAX: Final = 64
 LAYOUTS_MAX: Final = 3
-"""Events walked per chunk; new layouts: who sends ever new ones pays the price of the plain decoder, hardly more."""
+"""Events walked per chunk; new layouts: who sends ever new ones pays the price of single events, hardly more."""
 
 
 class KnownTemplates:
@@ -354,11 +354,11 @@ class Decoder:
     def decode(
         self,
         payloads: Sequence[tuple[bytes, str]],
-        admit_span: plain.AdmitSpan,
+        admit_span: AdmitSpan,
         counts: Counts,
         arrived_unix_ns: Sequence[int] = (),
     ) -> list[list[Telemetry] | None]:
-        """Each export and its peer as ``plain.read`` has it, in order.
+        """Each export and its peer as ``spans.read`` has it, in order.
 
         ``arrived_unix_ns``: when each came in, 0 if nobody knows; empty: nobody knows of any.
         None where that raises DecodeError, and where the rest of an export would take too much memory to parse.
@@ -375,7 +375,7 @@ class Decoder:
                 out.append(None)
                 continue
             self._record_scopes(remainder)
-            out.append(plain.read(remainder, peer, admit_span, counts, columns_of_export, at))
+            out.append(read(remainder, peer, admit_span, counts, columns_of_export, at))
         return out
 
     def _record_scopes(self, export: ExportTraceServiceRequest) -> None:
@@ -388,7 +388,7 @@ class Decoder:
             self.foreign_scopes += (name,)
             _log.info("spans of scope %r tell nothing of steps or requests: they are left out", name)
 
-    def _match_spans(self, spans: list[Any]) -> Iterator[plain.Taken]:
+    def _match_spans(self, spans: list[Any]) -> Iterator[Taken]:
         """Take the events out of the spans that a template reads; one result per span."""
         columns = _Columns(sum(len(span.events) for span in spans))
         ends: list[int] = []
@@ -460,11 +460,11 @@ def _step_spans_of(export: Any) -> list[Any]:
     return steps
 
 
-def _split_by_span(spans: list[Any], ends: list[int], matched: Matched, left: Iterator[bytes]) -> Iterator[plain.Taken]:
+def _split_by_span(spans: list[Any], ends: list[int], matched: Matched, left: Iterator[bytes]) -> Iterator[Taken]:
     """Each span gets the events back that did not match; its item says what is missing."""
     first = start = 0
     for span, end, stop in zip(spans, ends, np.searchsorted(matched.at, ends).tolist(), strict=True):
         if stop - start < end - first:
             span.events.extend(itertools.islice(left, end - first - (stop - start)))
-        yield plain.Taken(matched.at[start:stop] - first, matched.rows[start:stop])
+        yield Taken(matched.at[start:stop] - first, matched.rows[start:stop])
         first, start = end, stop

@@ -1,4 +1,4 @@
-"""The protobuf wire format, as far as it is walked by hand, and a slim schema of an export.
+"""Exports as bytes: bounded before they are parsed, sliced by a slim schema, read from JSON, cut by who emitted what.
 
 Before a large input is parsed, the messages that a full parse would allocate are counted. Two bytes on the wire are
 enough for an empty message, some seventy in memory: 32 MiB would become more than a gigabyte. Real telemetry has 14
@@ -12,10 +12,18 @@ full parse.
 
 from __future__ import annotations
 
-from typing import Any, Final
+import base64
+from collections.abc import Iterator
+from enum import IntEnum
+from typing import Any, Final, NamedTuple
 
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+import msgspec
+from google.protobuf import descriptor_pb2, descriptor_pool, json_format, message_factory
+from google.protobuf.message import DecodeError
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans
+
+from . import vocabulary as words
 
 VARINT, I64, BYTES, I32 = 0, 1, 2, 5
 GROUP: Final = frozenset({3, 4})
@@ -160,3 +168,115 @@ def _add_field(descriptor: Any, name: str, number: int, kind: Any, *, repeated: 
 
 SlimExport: Final = _export_class()
 """``items[].items[].items[]`` are the spans, with their ids, ``end_unix_nano`` and ``events``."""
+
+# --- OTLP/JSON --------------------------------------------------------------------------------------------------------
+
+
+class TooManyObjects(ValueError):
+    """More objects than may be read."""
+
+
+_JSON: Final = msgspec.json.Decoder(dict[str, Any])
+_HEX_IDS: Final = ("traceId", "spanId", "parentSpanId")
+
+
+def json_to_protobuf(text: bytes, objects_max: int | None = None) -> bytes:
+    """One export in OTLP's JSON as a serialised ExportTraceServiceRequest.
+
+    It is protobuf's JSON but for trace and span ids, which are hexadecimal (OTLP specification, "JSON Protobuf
+    Encoding"). An object takes a hundred times its two braces in memory: who reads from strangers bounds their number.
+
+    Raises:
+        TooManyObjects: it may hold more than ``objects_max`` objects; a brace within a string counts as one.
+        ValueError: it is no export.
+    """
+    if objects_max is not None and text.count(b"{") > objects_max:
+        raise TooManyObjects(f"more than {objects_max} objects")
+    try:
+        document = _JSON.decode(text)
+        for resource in document.get("resourceSpans") or ():
+            for scope in resource.get("scopeSpans") or ():
+                for span in scope.get("spans") or ():
+                    for owner in (span, *(span.get("links") or ())):
+                        for name in _HEX_IDS:
+                            if name in owner:
+                                owner[name] = base64.b64encode(bytes.fromhex(owner[name])).decode()
+        request = ExportTraceServiceRequest()
+        json_format.ParseDict(document, request, ignore_unknown_fields=True)
+        return request.SerializeToString()
+    except (ValueError, TypeError, AttributeError, RecursionError, json_format.ParseError) as error:
+        raise ValueError(f"not OTLP/JSON: {error}") from None
+
+
+# --- an export cut by who emitted what, without decoding it -----------------------------------------------------------
+
+
+class PartKind(IntEnum):
+    """Who needs a part.
+
+        export ─┬─ resource a ─┬─ steps, journeys, requests   ─►  OF_EMITTER   a   an export of its own
+                │              └─ API spans                   ─►  OF_API       a   the same resource again
+                └─ resource b ─── KV events alone             ─►  OF_KV        b   whose they are shows in the join
+
+    API spans are needed where the requests are whose parents they are: beside them stand the ids by which that shows.
+    Spans of scopes that nobody here knows are left out.
+    """
+
+    OF_EMITTER = 0
+    OF_API = 1
+    OF_KV = 2
+
+
+class Part(NamedTuple):
+    """What one resource of an export says to one kind of reader.
+
+    ``ids``: of API spans their own, of journeys those of their parents, eight bytes each.
+    """
+
+    kind: PartKind
+    instance: str
+    payload: bytes
+    ids: bytes = b""
+
+
+def parts_by_emitter(payload: bytes, peer: str) -> list[Part]:
+    """The parts of a serialised ExportTraceServiceRequest, in its order; ``peer`` names who has no name.
+
+    Raises:
+        ValueError: it does not decode.
+    """
+    try:
+        return [part for resource in SlimExport.FromString(payload).items for part in _parts_of(resource, peer)]
+    except DecodeError as error:
+        raise ValueError(f"no export: {error}") from None
+
+
+def _parts_of(resource: Any, peer: str) -> Iterator[Part]:
+    scopes: dict[PartKind, list[bytes]] = {kind: [] for kind in PartKind}
+    ids: dict[PartKind, list[bytes]] = {kind: [] for kind in PartKind}
+    for scope_spans in resource.items:
+        name = scope_spans.scope.name
+        if name in words.KNOWN_SCOPES:
+            kind = _KIND_OF.get(name, PartKind.OF_EMITTER)
+            scopes[kind].append(scope_spans.SerializeToString())
+            if name == words.CORE_SCOPE:
+                ids[kind] += [span.parent_span_id for span in scope_spans.items]
+            elif name == words.API_SCOPE:
+                ids[kind] += [span.span_id for span in scope_spans.items]
+    if scopes[PartKind.OF_EMITTER]:
+        scopes[PartKind.OF_EMITTER] += scopes.pop(PartKind.OF_KV)
+    resource.ClearField("items")
+    common = resource.SerializeToString()
+    instance = words.scalar(ResourceSpans.FromString(common).resource.attributes, words.INSTANCE)
+    for kind, bodies in scopes.items():
+        if bodies:
+            export = SlimExport()
+            part = export.items.add()
+            part.MergeFromString(common)
+            for body in bodies:
+                part.items.add().MergeFromString(body)
+            own_ids = b"".join([each for each in ids[kind] if len(each) == words.SPAN_ID_BYTES])
+            yield Part(kind, str(instance or peer), export.SerializeToString(), own_ids)
+
+
+_KIND_OF: Final = {words.API_SCOPE: PartKind.OF_API, words.KV_SCOPE: PartKind.OF_KV}

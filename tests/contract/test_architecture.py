@@ -40,6 +40,7 @@ FACELESS = ("exporters",)
 
 
 ROOMS_OF_ONE_MODULE = {
+    "collector.decode.kv",
     "collector.decode.pages",
     "collector.ingest.kv",
     "collector.ingest.scrape",

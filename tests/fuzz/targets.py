@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from collector.decode import plain
+from collector.decode import spans as plain
 from collector.decode.columnar import Decoder
 from collector.decode.records import STEP_DTYPE
 from tests.support import otlp_bytes as otlp

@@ -6,7 +6,7 @@ import dataclasses
 
 from google.protobuf.message import DecodeError
 
-from collector.decode import plain
+from collector.decode import spans as plain
 from collector.decode.columnar import Decoder
 from collector.join.dedupe import SpanWindow
 from collector.telemetry import Counts, table

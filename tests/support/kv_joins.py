@@ -8,7 +8,7 @@ import functools
 import numpy as np
 
 from collector.config.schema import JoinConfig
-from collector.decode.plain import decode
+from collector.decode.spans import decode
 from collector.join.events import Rows
 from collector.join.joiner import Joiner
 from collector.telemetry import Counts

@@ -10,8 +10,8 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from collector.decode.plain import decode
 from collector.decode.records import ApiSpan, CoreSpan, RequestSpan, StepColumns, Telemetry
+from collector.decode.spans import decode
 from collector.ingest.intake import Export
 from collector.telemetry import Counts
 from tests.support.step_exports import attribute

@@ -9,8 +9,8 @@ from google.protobuf.message import DecodeError
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, ArrayValue, KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from collector.decode.plain import decode
 from collector.decode.records import MISSING, Finish, MarkKind
+from collector.decode.spans import decode
 from collector.decode.vocabulary import SUMMARY_FIELDS
 from collector.telemetry import Counts, table
 from collector.telemetry.reasons import Skip

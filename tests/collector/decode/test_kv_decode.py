@@ -10,8 +10,8 @@ import msgspec
 import pytest
 
 from collector.decode.kv import BlockMove, KvBatch, count_batch, read_frames, read_line, read_payload
-from collector.decode.plain import decode
 from collector.decode.records import fingerprint
+from collector.decode.spans import decode
 from collector.telemetry import Counts, table
 from collector.telemetry.reasons import Direction, KvSkip, Phase, Skip
 from tests.support.kv_batches import FIELDS, TS_S, batch, kv_batches, named, otlp_events, payload, stored

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from collector.decode.otlp_json import TooManyObjects, json_to_protobuf
+from collector.decode.wire import TooManyObjects, json_to_protobuf
 from tests.support.step_exports import attribute, make_export, otlp_json
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from collector.config.schema import Config, JoinConfig
-from collector.decode.plain import decode
+from collector.decode.spans import decode
 from collector.join.joiner import Joiner
 from collector.join.kv.owners import KvSources
 from collector.service.pipeline import Pipeline

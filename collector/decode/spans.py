@@ -1,8 +1,7 @@
-"""An export decoded event by event: what everything else is compared with.
+"""Spans to columns and records: the engine core's journeys, the API server's moments, stock vLLM's latencies, steps.
 
-Spans of single requests to records: the engine core's journeys, the API server's moments, stock vLLM's latencies.
-
-Plain protobuf to columns and records: complete, slow, and the oracle of every faster decoder.
+Summaries of steps come by column (columnar.py). What its templates do not fit is read here, event by event, with the
+reason where an event cannot be used: on recordings of real servers, that is no summary at all.
 
 Bad input is a value, not an exception: whatever is not understood is skipped with a reason from
 :class:`~collector.telemetry.Skip` and counted, and received = accepted + Σ skipped, for spans and for events, always.
@@ -23,17 +22,6 @@ from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Sp
 from collector.telemetry import Counts, PluginLoss, Skip, table
 
 from . import vocabulary as words
-from .attributes import (
-    Rejected,
-    Value,
-    event_scalars,
-    nanoseconds,
-    read_count,
-    read_fields,
-    read_seconds,
-    scalar,
-    scalars,
-)
 from .kv import read_span_events
 from .records import (
     MISSING,
@@ -48,6 +36,17 @@ from .records import (
     RequestSpan,
     Telemetry,
     fingerprint,
+)
+from .vocabulary import (
+    Rejected,
+    Value,
+    event_scalars,
+    nanoseconds,
+    read_count,
+    read_fields,
+    read_seconds,
+    scalar,
+    scalars,
 )
 
 

@@ -43,10 +43,10 @@ from collector.runtime import (
 from collector.runtime.http import HttpServer, page_handler
 from collector.service import (
     Durability,
+    EventTime,
     MemoryRelief,
     Pipeline,
     Publisher,
-    SilenceWatch,
     SnapshotWriter,
     StallWatch,
     Worker,
@@ -56,7 +56,7 @@ from collector.telemetry import JoinEvent, Metrics, PluginLoss, table
 from exporters.metrics_page import MetricsPage
 from exporters.pages import AskPages, SnapshotDocuments, make_routes
 from exporters.routing import dispatch, protect
-from exporters.status_page import EngineWaiting, Remarks, StatusPage
+from exporters.status_page import PendingTelemetry, Remarks, StatusPage
 from exporters.what_if import Advisory, ClientView
 from exporters.wording import name_of
 from online import Snapshot
@@ -66,7 +66,7 @@ HANDLERS_FREE = 2
 GENERATIONS_PER_FILE = 2
 """``snapshot.json`` is written at every second pause between generations: a slow disk is spared, and readers poll."""
 GATHER_S = 5.0
-"""The pause of an SDK's exporter. A batch ends with a generation, so that silence ends waiting within 10 s more."""
+"""The pause of an SDK's exporter. A batch ends with a generation: what an idle source held is published 10 s later."""
 GRACE_S = 3.0
 """How long calls that run may still end after SIGTERM; with ``shutdown.drain_s`` it fits a pod's 30 s."""
 PAGE_TIMEOUT_S = 10.0
@@ -116,7 +116,7 @@ class Sidecar:
             capacity_bytes=config.queue.capacity_bytes,
             waiters_max=GRPC_THREADS - HANDLERS_FREE,
             record=self._keeper.record,
-            gather_s=min(GATHER_S, config.join.grace_s / 4),  # who waits for others must not seem silent
+            gather_s=min(GATHER_S, config.join.idle_timeout_s / 4),
             gather_bytes=BATCH_BYTES // 4,
         )
         self._kv = KvIntake(config.receivers.kv, metrics, health)
@@ -124,7 +124,7 @@ class Sidecar:
         self._memory = self._make_memory_relief(clock)
         self._receivers = self._make_receivers(clock)
         self._pages = self._make_pages(clock)
-        self._silence = SilenceWatch(self.pipeline, metrics, clock, config.join, self.queue.unread_ns)
+        self._event_time = EventTime(self.pipeline, metrics, clock, self.queue.unread_ns)
         self._parts: tuple[Part, ...] = (
             self._pages,
             self._keeper,
@@ -184,7 +184,7 @@ class Sidecar:
             ready=self._probe_ready,
             unix_nano=clock.unix_nano,
             advisory=self._advisory,
-            waiting=self._waiting_engines,
+            pending=self._pending,
             remarks=self._remarks,
             history_of=self.pipeline.history_of,
             version=__version__,
@@ -204,8 +204,8 @@ class Sidecar:
             take_kv=self._kv.take,
             take_pages=self._scraper.take,
             stall_watch=StallWatch(clock),
-            watches=(self._silence.tick, self._memory.tick),
-            due_in_s=lambda: min(self._silence.due_in_s(), self._keeper.due_in_s()),
+            watches=(self._event_time.tick, self._memory.tick),
+            due_in_s=lambda: min(self._event_time.due_in_s(), self._keeper.due_in_s()),
             drain_s=self.config.shutdown.drain_s,
             health=self.health,
             metrics=self.metrics,
@@ -217,10 +217,10 @@ class Sidecar:
         limit = limit_bytes(self.config.memory.limit_mib, cgroup_limit_bytes())
         self.metrics.set(table.MEMORY_LIMIT, limit or 0)
         guard = MemoryGuard(limit, resident_bytes, clock)
-        return MemoryRelief(guard, self._give_up_oldest, metrics=self.metrics, health=self.health, clock=clock)
+        return MemoryRelief(guard, self._shed_memory, metrics=self.metrics, health=self.health, clock=clock)
 
-    def _give_up_oldest(self) -> None:
-        self.pipeline.give_up_oldest()
+    def _shed_memory(self) -> None:
+        self.pipeline.shed_memory()
         gc.collect()  # what waited refers to each other
         self.metrics.merge(self.pipeline.take_counts())
 
@@ -263,9 +263,13 @@ class Sidecar:
         metrics.follow(table.QUEUE_BYTES, lambda: self.queue.queued_bytes)
         metrics.follow(table.IN_FLIGHT_BYTES, lambda: self.queue.in_flight_bytes)
 
-    def _waiting_engines(self) -> list[EngineWaiting]:
-        waiting = self._silence.waiting
-        return [EngineWaiting(w.key[1], w.steps, w.requests, w.rows, str(w.reason), s) for w, s in waiting]
+    def _pending(self) -> PendingTelemetry | None:
+        pending = self._event_time.pending
+        if not pending:
+            return None
+        until_unix_ns = max(one.until_unix_ns for one in pending)
+        steps, requests, rows = (sum(column) for column in list(zip(*pending, strict=True))[1:4])
+        return PendingTelemetry(len(pending), steps, requests, rows, until_unix_ns)
 
     def _remarks(self) -> Remarks:
         value = self.metrics.value

@@ -15,6 +15,7 @@ counter whose name has one of ``LOSSES`` is a way of losing something; other cou
 from __future__ import annotations
 
 import base64
+import datetime as dt
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from http import HTTPStatus
@@ -54,7 +55,6 @@ from exporters.wording import (
     OTLP_PORT,
     PLUGIN_REMEDIES,
     SHARED_ID,
-    WAITS,
     Advice,
     age,
     count,
@@ -74,7 +74,6 @@ MAX_DETAILS = 6
 """More configurations than this are in the table only; their links open them one by one."""
 MAX_NEWS = 6
 MAX_SOURCES = 200
-MAX_WAITING = 12
 MAX_PARTS = 24
 """Reasons of a loss."""
 CONFLICTS_MIN = 10
@@ -87,15 +86,26 @@ _STEPLESS = ("requests", "metrics")
 # ----------------------------------------------------------------- what the page is told
 
 
-class EngineWaiting(NamedTuple):
-    """One engine; ``reason`` of the first that waits, ``silent_s`` since anything was heard of it."""
+class PendingTelemetry(NamedTuple):
+    """What some engines have sent that is not learned yet, and when (unix ns) all of it is if nothing more comes."""
 
-    engine: str
+    engines: int
     steps: int
     requests: int
     rows: int
-    reason: str
-    silent_s: float
+    until_unix_ns: int
+
+    @property
+    def text(self) -> str:
+        """One sentence."""
+        parts = ((self.steps, "step"), (self.requests, "request"), (self.rows, "row"))
+        held = ", ".join(f"{count(number)} {name}{'s' * (number != 1)}" for number, name in parts if number)
+        engines = f"{count(self.engines)} engine{'s' * (self.engines != 1)}"
+        until = dt.datetime.fromtimestamp(self.until_unix_ns // 10**9, dt.UTC)
+        return (
+            f"{held} of {engines} are pending: they are learned when their other half has come, "
+            f"at the latest at {until:%H:%M:%S} UTC if nothing more comes."
+        )
 
 
 class Remarks(NamedTuple):
@@ -166,7 +176,7 @@ class StatusPage:
         ready: (ok, detail) of the receivers.
         unix_nano: the clock, for ages only.
         advisory: verdicts, and what the coefficients say of the load of the last minutes.
-        waiting: what engines hold that is not learned yet.
+        pending: what engines have sent that is not learned yet.
         remarks: what senders lose or send in vain.
         fleet: where the states were pulled from, if this is a fleet's page.
         history_of: last rows and coefficients of the last day of a configuration, as of the newest snapshot.
@@ -182,7 +192,7 @@ class StatusPage:
         ready: Callable[[], tuple[bool, Mapping[str, object]]],
         unix_nano: Callable[[], int],
         advisory: Advisory | None = None,
-        waiting: Callable[[], Sequence[EngineWaiting]] = tuple,
+        pending: Callable[[], PendingTelemetry | None] = lambda: None,
         remarks: Callable[[], Remarks] = Remarks,
         fleet: Callable[[], Sequence[FleetSource]] = tuple,
         history_of: Callable[[str], HistoryView | None] = lambda _: None,
@@ -194,7 +204,7 @@ class StatusPage:
         self._own = own
         self._ready = ready
         self._unix_nano = unix_nano
-        self._waiting = waiting
+        self._pending = pending
         self._remarks = remarks
         self._fleet = fleet
         self._history_of = history_of
@@ -228,7 +238,7 @@ class StatusPage:
             "opened": [config_view(each, page, given) for each in opened],
             "what_if": what_if,
             "empty": None if judged else NOTHING_YET.for_port(self._otlp_port()),
-            "waiting": _waiting_view(self._waiting(), learned=bool(judged)),
+            "pending": self._pending(),
             "remarks": list(remarks_of(self._remarks(), snapshot, self._otlp_port())),
             "accounting": _accounting_view(self._own),
         }
@@ -417,18 +427,6 @@ def _caveats(config: Config, extrapolated: Sequence[str]) -> Iterator[tuple[str,
 
 
 # ----------------------------------------------------------------- what comes in, and what is lost
-
-
-def _waiting_view(waiting: Sequence[EngineWaiting], *, learned: bool) -> View | None:
-    """Engines whose telemetry is not complete yet, those with the most first. ``learned``: coefficients stand above."""
-    if not waiting:
-        return None
-    shown = sorted(waiting, key=lambda one: -(one.steps + one.requests + one.rows))[:MAX_WAITING]
-    return {
-        "title": "Not learned from yet" if learned else "Telemetry arrives, and none of it is complete yet",
-        "rows": [(one, WAITS.get(one.reason, one.reason)) for one in shown],
-        "hidden": len(waiting) - len(shown),
-    }
 
 
 def remarks_of(remarks: Remarks, snapshot: Snapshot | None, otlp_port: int = OTLP_PORT) -> Iterator[Advice]:

@@ -344,16 +344,3 @@ PLUGIN_REMEDIES: dict[str, Advice] = {
         "vLLM's log has the error; a plugin made for this version of vLLM may exist.",
     ),
 }
-
-WAITS: dict[str, str] = {
-    "context": "whether journeys will come, which tell the decode context",
-    "scheduling": "end stamps, which tell how the engine schedules",
-    "first_steps": "more steps: the first ones of an engine process wait for each other",
-    "next_steps": "more steps: rows of a few are made with those of the next ones",
-    "journeys": "requests that have not ended, or whose spans have not come",
-    "late_spans": "steps without a summary, which may still come",
-    "kv_events": "KV events, which come later than their steps",
-    "requests": "requests that may overlap, or their API spans",
-    "turn": "rows of other engines that may end before",
-}
-"""What an engine's telemetry waits for, by the reason of the join."""

@@ -148,7 +148,7 @@ def _examine_sidecar(base: str, body: bytes, token: str | None) -> Iterator[Find
     nothing_yet = NOTHING_YET.for_port(_otlp_port(detail))
     yield _readiness(page, detail, samples)
     yield from _reception(samples, nothing_yet)
-    yield from _waiting(samples)
+    yield from _pending(samples)
     try:
         snapshot = tracefit.load(base, token=token)
     except tracefit.LoadError as error:
@@ -208,11 +208,17 @@ def _by_label(samples: Samples, metric: table.Metric) -> str:
     return ", ".join([*shown, *(["…"] if len(counts) > _REASONS_SHOWN else [])])
 
 
-def _waiting(samples: Samples) -> Iterator[Finding]:
-    for labels, value in samples.of(table.WAITING.exposed_name):
-        reason = labels["reason"].replace("_", " ")
-        waiting = f"1 {labels['what'].removesuffix('s')} waits" if value == 1 else f"{value:,.0f} {labels['what']} wait"
-        yield Finding(FAIR, "waiting", f"{labels['engine']}: {waiting}: {reason}")
+def _pending(samples: Samples) -> Iterator[Finding]:
+    """One sentence on what is not learned yet."""
+    held: Counter[str] = Counter()
+    engines = set()
+    for labels, value in samples.of(table.PENDING.exposed_name):
+        held[labels["what"]] += int(value)
+        engines.add(labels["engine"])
+    if engines:
+        what = ", ".join(f"{number:,} {name if number != 1 else name[:-1]}" for name, number in held.items())
+        of = next(iter(engines)) if len(engines) == 1 else f"{len(engines)} engines"
+        yield Finding(FAIR, "pending", f"{what} of {of} wait for their other half, join.idle_timeout_s at most")
 
 
 def _configurations(snapshot: tracefit.Snapshot, samples: Samples, nothing_yet: Advice) -> Iterator[Finding]:

@@ -274,6 +274,14 @@ class JoinConfig(Section, frozen=True, kw_only=True):
             description="How late a span may arrive after its end: batching of 5 s, retries, reordering.",
         ),
     ] = 20.0
+    idle_timeout_s: Annotated[
+        float,
+        Meta(
+            ge=1,
+            le=86_400,
+            description="After so long without telemetry, an engine is waited for no longer: what it holds is emitted.",
+        ),
+    ] = 20.0
     steps_max: ClassVar[int] = 65_536
     """Steps held per engine process; beyond it the oldest are used with what is known."""
     requests_max: ClassVar[int] = 20_000

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from .checkpoint import CheckpointError
-from .continued import together
 from .dedupe import SpanWindow
 from .emitter import Emitter, Key, facts_of
 from .engine import Engine
 from .events import Described, Event, Renamed, Restarted, Rows, Succeeded
-from .giving_up import give_up_oldest
 from .joiner import Joiner
-from .waiting import Waiting
+from .pending import Pending
 
 __all__ = [
     "CheckpointError",
@@ -20,13 +18,11 @@ __all__ = [
     "Event",
     "Joiner",
     "Key",
+    "Pending",
     "Renamed",
     "Restarted",
     "Rows",
     "SpanWindow",
     "Succeeded",
-    "Waiting",
     "facts_of",
-    "give_up_oldest",
-    "together",
 ]

@@ -16,8 +16,13 @@ _TURN_NS, _LONG_TURN_NS = 1_000_000_000, 4_000_000_000
 _MANY = 100
 
 
-def rows_are_here_until(emitters: Sequence[Emitter], settings: JoinConfig) -> int:
-    """Until when (wall clock ns) the rows of one configuration's emitters are all here; see :func:`horizon`."""
+def watermark_of(emitters: Sequence[Emitter], settings: JoinConfig) -> int | None:
+    """Until when (wall clock ns) the rows of one configuration's emitters that are not idle are all here.
+
+    None where there are none: nobody is waited for. See :func:`horizon`.
+    """
+    if not emitters:
+        return None
     event_unix_ns, safe_unix_ns = np.array([(each.event_unix_ns, each.safe_unix_ns) for each in emitters]).T
     until_unix_ns = horizon(event_unix_ns, safe_unix_ns, settings)
     if len(emitters) == 1:

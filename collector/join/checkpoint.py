@@ -26,7 +26,7 @@ from .emitter import Emitter, Key, TargetRows
 from .engine import Engine
 from .shared_ids import SharedId
 
-_MARKS_MAX = 4096
+MARKS_MAX = 4096
 """Emitters whose marks are kept, also after they made room for others: their telemetry may still be in the log."""
 
 Number = Annotated[float, msgspec.Meta(ge=0.0, le=1e18)]
@@ -54,7 +54,7 @@ class RowMarks:
             if len(ends_ns):
                 marks = self._emitted.setdefault(("", instance), {})
                 marks[target] = max(marks.get(target, 0), int(ends_ns.max()))
-        while len(self._emitted) > _MARKS_MAX:
+        while len(self._emitted) > MARKS_MAX:
             self._emitted.popitem(last=False)
 
     def without_emitted(self, key: Key, rows: list[TargetRows]) -> tuple[list[TargetRows], int]:

@@ -123,6 +123,18 @@ class Engine:
         return self._proven[-1].sequence.window if self.processes else None
 
     @property
+    def pending_steps(self) -> int:
+        """Steps that have given no rows; the newest one of a process only waits for the next to begin."""
+        if not self.released:
+            return sum(process.sequence.window.size for process in self.processes if process.sequence.window)
+        return sum(process.sequence.pending_steps for process in self.processes)
+
+    def shed_memory(self) -> None:
+        """Let go of steps whose rows have left."""
+        for process in self.processes:
+            process.sequence.shed_memory()
+
+    @property
     def released(self) -> bool:
         """Whether rows have left already: too late to find out that a second emitter reports the same steps."""
         return bool(self.processes) and self.processes[0].warm_up.over

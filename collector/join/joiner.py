@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import copy
-import sys
-from collections import Counter, OrderedDict
-from collections.abc import Collection, Mapping
+from collections import OrderedDict
+from collections.abc import Mapping
 from typing import Any
 
 from collector.config import JoinConfig
@@ -27,13 +25,12 @@ from .describe import Known, describe
 from .emitter import Emitter, Key, TargetRows, by_config, config_id_of, key_of
 from .engine import Engine, take_restarts
 from .events import Event, Renamed, Succeeded
+from .pending import Pending, pending_of
 from .places import Full, Places
-from .put_off import put_off_until
 from .release import Release, release_rows
 from .replaced import Begin, replaced_configs
 from .same_engine import find_double
 from .shared_ids import SharedIds
-from .waiting import Waiting, waiting_of
 
 
 class Joiner:
@@ -65,9 +62,10 @@ class Joiner:
         self._config_ids: dict[Key, str] = {}
         self._shared_ids = SharedIds()
         self._places = Places(settings)
-        self._heard: Counter[Key] = Counter()
+        self._idle_ns = int(settings.idle_timeout_s * 1e9)
         # by the clock here; of those who were restored, since then
         self._heard_unix_ns: dict[Key, int] = {}
+        self._idle: set[Key] = set()
         self._begins: dict[Key, Begin] = {}
         self._has_met_all = False
         self._fresh: dict[Key, None] = {}
@@ -77,8 +75,6 @@ class Joiner:
         self.pages = PageEngines(settings)
         self._described: dict[str, Known] = {}
         self._told_by_engines: set[str] = set()
-        # engines whose rows are made later, and until which event time (wall clock ns)
-        self._put_off: dict[Key, int] = {}
         self._marks = RowMarks()
 
     # --- in -----------------------------------------------------------------------------------------------------------
@@ -103,23 +99,6 @@ class Joiner:
             if len(telemetry.steps) or telemetry.core:
                 self._add_steps(self._shared_ids.key_of(key, telemetry, self._counts), telemetry)
 
-    def goes_on(self, key: Key, telemetry: Telemetry, before: Telemetry | None) -> bool:
-        """Whether steps can be added with those that come before and after them, see :mod:`collector.join.continued`.
-
-        They are the next of an engine that has given rows, whose id is its own, and none is forgotten for them.
-        """
-        engine = self._engines.get(key)
-        if engine is None or key in self._aliases or not engine.released:
-            return False
-        newest = engine.processes[-1].sequence
-        first, last = telemetry.steps[0], telemetry.steps[-1]
-        if newest.window is None or last["step_id"] - newest.window.base >= self._settings.steps_max:
-            return False
-        if before is not None:
-            return True
-        later = first["step_id"] > newest.last_step and first["unix_ns"] >= newest.event_unix_ns
-        return bool(later and self._shared_ids.is_alone(key, telemetry))
-
     def _add_requests(self, key: Key, telemetry: Telemetry) -> None:
         process = self._api_processes.get(key)
         if process is None:
@@ -132,10 +111,10 @@ class Joiner:
         self._hear(key, telemetry)
 
     def _hear(self, key: Key, telemetry: Telemetry) -> None:
-        self._heard[key] += telemetry.exports
         self._begins.setdefault(key, Begin.of(telemetry, first=False))
         if telemetry.arrived_unix_ns:
             self._heard_unix_ns[key] = telemetry.arrived_unix_ns
+        self._idle.discard(key)
         self._fresh[key] = None
 
     def _meet(self, now_unix_ns: int) -> None:
@@ -171,10 +150,12 @@ class Joiner:
         """Add what a server's page counted."""
         for key in self.pages.add(page, self._next_number, self.knowledge):
             self._config_ids.pop(key, None)
-            self._heard.pop(key, None)
+            self._heard_unix_ns.pop(key, None)
             self._counts[table.JOIN_EVENTS, JoinEvent.ENGINE_EVICTED] += 1
         for key in keys_of(page):
-            self._heard[key] += 1
+            if not page.recording:
+                self._heard_unix_ns[key] = page.unix_ns
+            self._idle.discard(key)
             self._fresh[key] = None
 
     def _engine_for(self, key: Key, telemetry: Telemetry) -> Engine:
@@ -206,8 +187,9 @@ class Joiner:
     def _drop(self, key: Key, emitter: Emitter) -> None:
         """It is gone, and what it held with it."""
         self._aliases = {k: e for k, e in self._aliases.items() if e is not emitter}
-        for known in (self._config_ids, self._heard, self._heard_unix_ns, self._begins):
+        for known in (self._config_ids, self._heard_unix_ns, self._begins):
             known.pop(key, None)
+        self._idle.discard(key)
 
     def _next_number(self) -> int:
         self._emitter_count += 1
@@ -237,7 +219,8 @@ class Joiner:
         keep.take_over(drop)
         keep.configure()
         self._fresh[key_of(keep)] = None
-        for known in (self._engines, self._config_ids, self._heard, self._heard_unix_ns, self._begins):
+        self._idle.discard(dropped)
+        for known in (self._engines, self._config_ids, self._heard_unix_ns, self._begins):
             known.pop(dropped, None)
         self._aliases[dropped] = keep
         self._aliases.update({k: keep for k, e in self._aliases.items() if e is drop})
@@ -263,33 +246,34 @@ class Joiner:
 
     # --- out ----------------------------------------------------------------------------------------------------------
 
-    def drain(self, *, flush: bool = False, at_once: bool = False) -> list[Event]:
+    def drain(self, *, now_unix_ns: int | None = None, flush: bool = False) -> list[Event]:
         """What is final and what has changed, in the order in which it has to be taken (see the module of events).
 
-        Only who was heard of since the last call is looked at. ``flush``: nothing more will come, everything held
-        becomes rows or drops. ``at_once``: nobody's rows are put off.
+        Only who was heard of since the last call is looked at, and who has become idle.
+
+        Args:
+            now_unix_ns: the clock here, as of which everything that came in was added. An emitter of which nothing has
+                come for ``idle_timeout_s`` is waited for no longer: what it holds becomes rows or drops.
+            flush: nothing more will come from anybody.
         """
         if flush:
             self.restored()
+        elif now_unix_ns is not None:
+            self._find_idle(now_unix_ns)
         owners = self.kv.bind(self._processes_by_instance())
         if owners:
             own = {id(owner) for owner in owners}
             with_kv = [key for key, engine in self._engines.items() if not own.isdisjoint(map(id, engine.sequences))]
             self._fresh |= dict.fromkeys(with_kv)
-        heard = [engine for key in self._fresh if (engine := self._engines.get(key)) is not None]
-        newest_unix_ns = max((engine.event_unix_ns for engine in heard), default=0)
-        now_unix_ns = sys.maxsize if flush or at_once else newest_unix_ns
-        overdue = [key for key, until_unix_ns in self._put_off.items() if until_unix_ns <= now_unix_ns]
-        fresh, self._fresh = self._fresh | dict.fromkeys(overdue), {}
+        fresh, self._fresh = self._fresh, {}
         engines = {key: engine for key in fresh if (engine := self._engines.get(key)) is not None}
         engines = dict(sorted(engines.items(), key=lambda item: item[1].number))
         renamed = [event for key, engine in engines.items() for event in self._identify(key, engine)]
-        self._advance_engines(engines, now_unix_ns, flush=flush)
+        self._advance_engines(engines, flush=flush)
         renamed += self._advance_others(fresh, flush=flush)
-        self._put_off = {key: until for key, until in self._put_off.items() if key in self._engines}
         configs = by_config(self.emitters, self._config_ids)
         described = describe(configs, self._described)
-        released = release_rows(self._releases, configs, self._settings, flush=flush)
+        released = release_rows(self._releases, configs, self._settings, idle=self._idle, flush=flush)
         for each in released:
             self._marks.record(each.rows, each.target, each.engines)
         succeeded, self._succeeded = self._succeeded, []
@@ -311,19 +295,24 @@ class Joiner:
             self._releases.setdefault(config_id, Release()).take_over(self._releases.pop(before))
         return [Renamed(before, config_id)]
 
-    def _advance_engines(self, engines: Mapping[Key, Engine], now_unix_ns: int, *, flush: bool) -> None:
-        """Rows that are final are held for their turn.
+    def _find_idle(self, now_unix_ns: int) -> None:
+        """Emitters that are waited for no longer; of whom nothing was heard yet, the time runs from now on."""
+        for key in self.emitters:
+            heard_unix_ns = self._heard_unix_ns.setdefault(key, now_unix_ns)
+            if key not in self._idle and not key[0] and heard_unix_ns <= now_unix_ns - self._idle_ns:
+                self._idle.add(key)
+                self._fresh[key] = None
 
-        An engine that has told only a few steps is put off: rows of a few cost as much as of many.
-        """
+    def idle_in_ns(self, now_unix_ns: int) -> int | None:
+        """How long until the next emitter is idle, if nothing comes; None: all are."""
+        heard = [at for key, at in self._heard_unix_ns.items() if key not in self._idle]
+        return max(min(heard) + self._idle_ns - now_unix_ns, 0) if heard else None
+
+    def _advance_engines(self, engines: Mapping[Key, Engine], *, flush: bool) -> None:
+        """Rows that are final are held for their turn."""
         for key, engine in engines.items():
-            until_unix_ns = put_off_until(engine, self._settings)
-            if until_unix_ns > now_unix_ns:
-                self._put_off[key] = until_unix_ns
-                continue
-            self._put_off.pop(key, None)
             config_id, version = self._config_ids[key], engine.facts.version
-            self._hold_rows(config_id, engine, engine.advance(flush=flush))
+            self._hold_rows(config_id, engine, engine.advance(flush=flush or key in self._idle))
             if engine.facts.version != version:
                 self._fresh[key] = None  # who it is, is asked at the next call
 
@@ -353,7 +342,7 @@ class Joiner:
         Of a process whose spans are sampled nothing is learned: its server's page, where there is one, tells more.
         """
         process = self._api_processes[key]
-        rows = process.advance(flush=flush)
+        rows = process.advance(flush=flush or key in self._idle)
         if process.is_sampled and key not in self.pages.by_key and self.pages.tell_of(key, process):
             self._config_ids.pop(key, "")
             return []
@@ -417,21 +406,15 @@ class Joiner:
         needed += [held.needed_unix_ns for held in self._releases.values()]
         return min((unix_ns for unix_ns in needed if unix_ns is not None), default=None)
 
-    def waiting(self) -> list[Waiting]:
-        """What each emitter holds that gave no rows yet, and what that waits for."""
-        return waiting_of(self.emitters, self._config_ids, self._releases, self._heard, self._put_off)
+    def pending(self) -> list[Pending]:
+        """What each emitter holds that has not become rows or has not been emitted, and until when at the latest."""
+        awaited = {key: emitter for key, emitter in self.emitters.items() if key not in self._idle}
+        return pending_of(awaited, self._config_ids, self._releases, self._heard_unix_ns, self._idle_ns)
 
-    def part(self, config_id: str, keys: Collection[Key]) -> Joiner:
-        """A copy in which these emitters of a configuration are alone, to be flushed; this one stays as it is."""
-        part = Joiner(self._settings, self.knowledge)
-        part._engines = OrderedDict((key, self._engines[key]) for key in self._engines if key in keys)
-        part._api_processes = OrderedDict((k, self._api_processes[k]) for k in self._api_processes if k in keys)
-        known = self._engines.keys() | {*keys}
-        part._config_ids = {key: self._config_ids[key] for key in self._config_ids if key in known}
-        part._releases = {config: held for config, held in self._releases.items() if config == config_id}
-        part._described = {config: known for config, known in self._described.items() if config == config_id}
-        part.kv = self.kv.part(self._settings, [own for engine in part._engines.values() for own in engine.sequences])
-        return copy.deepcopy(part, {id(shared): shared for shared in (self._settings, self.knowledge)})
+    def shed_memory(self) -> None:
+        """Let go of steps whose rows have left; to be called after a drain that flushes."""
+        for engine in self._engines.values():
+            engine.shed_memory()
 
     def emitters_of(self, config_id: str) -> list[Emitter]:
         """Emitters of one configuration, in order of appearance."""

@@ -1,22 +1,22 @@
 """One order for the rows of several engines of a configuration: wall clock, then instance.
 
 Guarantee: rows leave in the order of (end_ns, instance) whatever the order in which the engines' rows came, as long as
-no engine is silent for longer than the window; a silent engine holds nobody up after it.
+no engine is idle; an idle engine holds nobody up.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import NamedTuple
 
 from collector.config import JoinConfig
 from online import RowBlock, Target
 from online.state import saved
 
-from .census import rows_are_here_until
-from .emitter import Emitter, TargetRows
+from .census import watermark_of
+from .emitter import Emitter, Key, TargetRows, key_of
 from .events import Rows
 
 
@@ -120,15 +120,16 @@ def release_rows(
     by_config: Mapping[str, Sequence[Emitter]],
     settings: JoinConfig,
     *,
+    idle: Container[Key],
     flush: bool,
 ) -> list[Rows]:
     """Rows whose turn has come, by configuration; the hold of one without emitters ends with its rows."""
     out = []
     for config_id in sorted(releases):
-        own = by_config.get(config_id)
-        everything = flush or own is None  # evicted or renamed: nobody is left to wait for
-        released = releases[config_id].take(None if everything or own is None else rows_are_here_until(own, settings))
-        if own is None:
+        own = by_config.get(config_id, ())  # evicted or renamed: nobody is left to wait for
+        awaited = [] if flush else [emitter for emitter in own if key_of(emitter) not in idle]
+        released = releases[config_id].take(watermark_of(awaited, settings))
+        if not own:
             del releases[config_id]
         out += [Rows(config_id, target, rows, engines=engines) for target, rows, engines in released]
     return out

@@ -81,11 +81,6 @@ class SharedIds:
         on_host = f" on {telemetry.host}" if telemetry.host else ""
         return (key[0], f"{key[1]} (pid {telemetry.process}{on_host})") if process in apart else key
 
-    def is_alone(self, key: Key, telemetry: Telemetry) -> bool:
-        """Whether this process is the only one known to use the id, or does not say which it is."""
-        process = _number_of(telemetry)
-        return not process or self._lives.get(key, {}).keys() == {process}
-
     def _forget(self, key: Key) -> None:
         lives = self._lives[key]
         while len(lives) > _PROCESSES_MAX:

@@ -216,6 +216,10 @@ class StepWindow:
         if capacity < len(self.steps):
             self.steps, self.rebuilt = (_grown(column[:capacity], capacity) for column in (self.steps, self.rebuilt))
 
+    def seen_before(self, step: int) -> int:
+        """Summaries held of ids below ``step``."""
+        return int(np.count_nonzero(self.rebuilt["seen"][: max(step - self.base, 0)]))
+
     def add_summaries(self, steps: StepColumns) -> tuple[int, int]:
         """Place summaries by id, which must be reachable and growing.
 

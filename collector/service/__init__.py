@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from .build import check_learning, make_pipeline
 from .correlator import Correlator
+from .event_time import EventTime
 from .journal import fitted_capacity
 from .keeper import Durability
 from .memory_relief import MemoryRelief
 from .pipeline import Pipeline
 from .publish import Publisher, SnapshotWriter
-from .silence import SilenceWatch
 from .stall import StallWatch
 from .store import STATE_FILES, Directory, StateStore, progress_of, read_image
 from .worker import Worker
@@ -19,10 +19,10 @@ __all__ = [
     "Correlator",
     "Directory",
     "Durability",
+    "EventTime",
     "MemoryRelief",
     "Pipeline",
     "Publisher",
-    "SilenceWatch",
     "SnapshotWriter",
     "StallWatch",
     "StateStore",

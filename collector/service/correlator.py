@@ -13,7 +13,7 @@ from collector.decode import Decoder, Telemetry, latest_unix_ns
 from collector.decode.pages import ScrapedPage
 from collector.identity import Knowledge
 from collector.ingest import Export
-from collector.join import Event, Joiner, SpanWindow, together
+from collector.join import Event, Joiner, SpanWindow
 from collector.telemetry import Counts, Skip, table
 
 SPANS_REMEMBERED_NS = 600_000_000_000
@@ -70,7 +70,7 @@ class Correlator:
 
     def process(self, exports: Sequence[Export], counts: Counts, observe: Observer) -> Iterator[Event]:
         """Decode and join; what cannot be used is counted."""
-        for recording, telemetry in together(list(self._reader.read(exports, counts)), self.joiner.goes_on):
+        for recording, telemetry in self._reader.read(exports, counts):
             observe(telemetry)
             self.joiner.add(telemetry, recording)
         yield from self.joiner.drain()

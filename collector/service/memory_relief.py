@@ -1,7 +1,7 @@
-"""Short of memory: give back what is free, then give up what waits longest, and say so; it passes by itself.
+"""Short of memory: give back what is free, then learn what is pending, and say so; it passes by itself.
 
 short              exports are refused, retryably (collector/runtime/filesystem.py); the queue is still learned from
-after 3 s          of what engines hold, the older half is given up, and again every second; counted, never silent
+after 3 s          what is pending is learned as it is, and steps behind it are let go of; again every second
 STUCK_S            of refusing without a break, the process is not alive: only a restart helps
 """
 
@@ -35,17 +35,17 @@ class MemoryRelief:
     def __init__(
         self,
         guard: MemoryGuard,
-        give_up: Callable[[], None],
+        shed: Callable[[], None],
         *,
         stuck_s: float = STUCK_S,
         metrics: Metrics,
         health: Health,
         clock: Clock,
     ) -> None:
-        """``give_up`` lets go of the older half of what waits."""
+        """``shed`` learns what is pending and lets go of what it was made of."""
         self.guard = guard
         self.problem = ""
-        self._give_up = give_up
+        self._shed = shed
         self._stuck_s = stuck_s
         self._metrics = metrics
         self._health = health
@@ -87,5 +87,5 @@ class MemoryRelief:
             return
         self._tried_ns = now_ns
         if self.guard.look() and now_ns - self._short_ns >= _PATIENCE_NS:
-            self._give_up()
+            self._shed()
             self.guard.look()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
@@ -20,14 +20,12 @@ from collector.join import (
     Emitter,
     Event,
     Joiner,
-    Key,
+    Pending,
     Renamed,
     Restarted,
     Rows,
     Succeeded,
-    Waiting,
     facts_of,
-    give_up_oldest,
 )
 from collector.join.requests import doubts_of, with_stand_ins
 from collector.telemetry import Counts, table
@@ -38,11 +36,9 @@ from online import (
     HistoryView,
     Quality,
     Reason,
-    RowOutcome,
     Snapshot,
     Target,
     TargetSnapshot,
-    part_of,
 )
 from online.state import LEARNERS, Image, Taken
 from online.transfer import HIDES_HITS
@@ -51,7 +47,6 @@ from .correlator import Correlator
 from .plugin_losses import PluginLosses
 from .quarantine import Quarantine
 from .recent_load import RecentLoad
-from .settled import SettledViews
 from .skewed_senders import SkewedSenders
 from .store import JOIN, PROGRESS, SPANS, Progress, progress_of
 
@@ -69,7 +64,6 @@ class Pipeline:
         self._version = version
         self._counts = Counts()
         self._evictions = 0
-        self._settled = SettledViews()
         self._plugin_losses = PluginLosses()
         self._skewed_senders = SkewedSenders()
         self._load = RecentLoad()
@@ -83,8 +77,8 @@ class Pipeline:
 
     @property
     def learned_rows(self) -> int:
-        """Rows learned so far, those of silent engines included."""
-        return self._bank.learned_rows + self._settled.rows
+        """Rows learned so far."""
+        return self._bank.learned_rows
 
     @property
     def foretells(self) -> bool:
@@ -140,7 +134,6 @@ class Pipeline:
 
     def flush(self) -> None:
         """End of a replay: everything held becomes rows, or is dropped for a reason."""
-        self._settled.clear()
         for event in self.joiner.drain(flush=True):
             self._apply(event)
 
@@ -150,34 +143,25 @@ class Pipeline:
         out.flush()
         return out
 
-    # --- silence ----------------------------------------------------------------------------------------------------
+    # --- idle sources -----------------------------------------------------------------------------------------------
 
-    def waiting(self) -> list[Waiting]:
-        """What each emitter holds that gave no rows yet."""
-        return self.joiner.waiting()
+    def emit_idle(self, now_unix_ns: int) -> int | None:
+        """Learn what sources hold that are idle by the clock here; nanoseconds until the next one is, if there is one.
 
-    def give_up_oldest(self) -> None:
-        """Memory is short: let go of the older half of what waits."""
-        for event in self.joiner.drain(at_once=True):
+        What came in by then must have been processed.
+        """
+        for event in self.joiner.drain(now_unix_ns=now_unix_ns):
             self._apply(event)
-        self._counts.merge(give_up_oldest(self.joiner.emitters.values()))
-        self.joiner.restored()
+        return self.joiner.idle_in_ns(now_unix_ns)
 
-    def settle(self, config_id: str, keys: Collection[Key]) -> int:
-        """Publish a configuration as if these emitters had ended; the rows that this adds. The state waits on."""
-        if self._quarantine.reason(config_id) or config_id in self._bank.places.refused:
-            return 0
-        part = Pipeline(self._settings, self._version, self.joiner.knowledge)
-        part._correlator.joiner = self.joiner.part(config_id, keys)
-        part._bank = part_of(self._bank, config_id)
-        part._quarantine = Quarantine(part._bank)
-        part.flush()
-        copies = {(emitter.recording, emitter.instance): emitter for emitter in part.joiner.emitters_of(config_id)}
-        emitters = self.joiner.emitters_of(config_id)
-        emitters = [copies.get((emitter.recording, emitter.instance), emitter) for emitter in emitters]
-        history = part._history(config_id)
-        self._settled.put(config_id, part._config(config_id, emitters).targets, part.learned_rows, history)
-        return part.learned_rows
+    def pending(self) -> list[Pending]:
+        """What each source holds that has not become rows, and until when at the latest."""
+        return self.joiner.pending()
+
+    def shed_memory(self) -> None:
+        """Memory is short: what is pending is learned as it is, and steps behind it are let go of."""
+        self.flush()
+        self.joiner.shed_memory()
 
     def state(self) -> bytes:
         """What was learned, for a state file."""
@@ -231,18 +215,15 @@ class Pipeline:
             case Renamed(old, new):
                 _log.info("configuration %s is %s now, as more is known of it", old, new)
                 self._bank.rename(old, new)
-                self._settled.rename(old, new)
                 self._quarantine.rename(old, new)
             case Described(config_id, facts, quality):
                 self._bank.describe(config_id, {**facts, HIDES_HITS: _hides_hits(quality, facts)})
                 self._quarantine.retain(self.joiner.config_ids())
-                self._settled.retain(self.joiner.config_ids())
                 _log.info(
                     "configuration %s: telemetry quality %s, facts known: %d", config_id, quality.label, len(facts)
                 )
             case Rows(config_id, target, rows, engines):
                 outcomes = self._quarantine.learn(config_id, target, rows, engines)
-                self._settled.record(config_id, outcomes[RowOutcome.LEARNED])
                 for outcome, count in outcomes.items():
                     self._counts[table.ROWS, target, outcome] += count
             case Restarted(config_id, unix_ns):
@@ -279,9 +260,7 @@ class Pipeline:
             contradictions |= emitter.facts.contradictions()
         quality = min((emitter.quality for emitter in emitters), default=Quality.REQUESTS)
         hidden = _hides_hits(quality, facts)
-        targets = self._settled.targets(config_id)
-        if targets is None:
-            targets = self._targets(config_id, emitters, hits_hidden=hidden, exact=exact)
+        targets = self._targets(config_id, emitters, hits_hidden=hidden, exact=exact)
         return ConfigSnapshot(
             config_id=config_id,
             config=facts,
@@ -301,7 +280,7 @@ class Pipeline:
 
     def _history(self, config_id: str) -> HistoryView | None:
         history = self._bank.history(config_id)
-        return self._settled.history(config_id) or (None if history is None else history.view())
+        return None if history is None else history.view()
 
     def _targets(
         self, config_id: str, emitters: Sequence[Emitter], *, hits_hidden: bool, exact: bool

@@ -26,7 +26,7 @@ from .stall import StallWatch, WorkerProgress
 NAME = "worker"
 IDLE_WAIT_S = 5.0
 """As long as a generation is good for: to look costs 0.3 ms, since every cache is cold by then. Who finds memory short
-does not wait for it (memory_relief.py), nor do engines that fell silent (silence.py).
+does not wait for it (memory_relief.py), nor do sources that become idle (event_time.py).
 """
 TURN_TIMEOUT_S = 60.0
 """Longer than the slowest batch (one 32 MiB export); past it the thread hangs and a restart is the cure."""

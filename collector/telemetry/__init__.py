@@ -21,7 +21,6 @@ from .reasons import (
     Skip,
     Stall,
     Transport,
-    Wait,
 )
 
 __all__ = [
@@ -43,6 +42,5 @@ __all__ = [
     "Skip",
     "Stall",
     "Transport",
-    "Wait",
     "table",
 ]

@@ -53,33 +53,8 @@ class JoinEvent(enum.StrEnum):
     """Two processes at a time under one ``service.instance.id``: from here on, two engines."""
     DOUBLE_EMITTER = "double_emitter"
     OPEN_REQUESTS_EVICTED = "open_requests_evicted"
-    STEP_GIVEN_UP = "step_given_up"
-    """Held without rows when memory was short."""
     SPECULATIVE_STEP = "speculative_step"
     FACT_CONFLICT = "fact_conflict"
-
-
-class Wait(enum.StrEnum):
-    """What held telemetry waits for before it becomes rows."""
-
-    CONTEXT = "context"
-    """To know whether journeys will come, which tell the decode context."""
-    SCHEDULING = "scheduling"
-    """To know whether the engine schedules synchronously."""
-    FIRST_STEPS = "first_steps"
-    """More steps: the first ones of an engine process wait for each other."""
-    NEXT_STEPS = "next_steps"
-    """More steps: rows of a few are made with those of the next ones."""
-    JOURNEYS = "journeys"
-    """Requests that ran in a step, and have not ended or not been heard of."""
-    LATE_SPANS = "late_spans"
-    """Steps without a summary, which may still come."""
-    KV_EVENTS = "kv_events"
-    """Batches of KV events, which come later than the steps they are about."""
-    REQUESTS = "requests"
-    """A finished request: its API span, or others that may overlap it."""
-    TURN = "turn"
-    """Rows: those of other engines that may end before them."""
 
 
 class DiscoveryOutcome(enum.StrEnum):

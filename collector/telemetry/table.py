@@ -31,7 +31,6 @@ from .reasons import (
     Skip,
     Stall,
     Transport,
-    Wait,
 )
 
 PREFIX = "tracefit_"
@@ -160,12 +159,12 @@ JOIN_EVENTS = Metric(
     "join_events", _C, "events", "What the join met besides rows, by kind.", (("event", tuple(JoinEvent)),)
 )
 OPEN_REQUESTS = Metric("join_open_requests", _G, "requests", "Requests that wait for their other half.")
-WAITING = Metric(
-    "join_waiting",
+PENDING = Metric(
+    "join_pending",
     _G,
     "",
-    "Steps, requests and rows that are not learned yet, and what the first of them waits for; the 5 engines with most.",
-    (("engine", OPEN), ("what", ("steps", "requests", "rows")), ("reason", tuple(Wait))),
+    "Steps, requests and rows that are not learned yet, of the 5 engines with most; idle sources hold none.",
+    (("engine", OPEN), ("what", ("steps", "requests", "rows"))),
 )
 ENGINES = Metric("join_engines_size", _G, "engines", "Engines and API processes held, the larger number of the two.")
 ENGINES_CAPACITY = Metric(

@@ -16,9 +16,9 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from collector.telemetry import PluginLoss
 from exporters.routing import Request
-from exporters.status_page import EngineWaiting, Remarks, StatusPage
+from exporters.status_page import PendingTelemetry, Remarks, StatusPage
 from exporters.what_if import Advisory, ClientView, Mix
-from exporters.wording import PLUGIN_REMEDIES, QUALITY, REASONS, STATUS, WAITS, advice_for
+from exporters.wording import PLUGIN_REMEDIES, QUALITY, REASONS, STATUS, advice_for
 from online import Reason
 from online.rows import Quality
 from online.snapshot import DriftSnapshot
@@ -278,15 +278,11 @@ def test_what_a_plugin_loses_is_said_by_its_reason_with_its_own_remedy():
 
 
 @pytest.mark.parametrize("snapshot", [None, cases.snapshot()])
-def test_what_waits_is_listed_and_who_does_is_escaped(snapshot):
-    def page(*waiting):
-        return read(snapshot, waiting=lambda: waiting)
-
-    shown = " ".join(" ".join(page(EngineWaiting("<b>", 1852, 207, 0, "journeys", 12.0)).words).split())
-    assert f"<b> 1,852 207 0 {WAITS['journeys']} 12 s" in shown
-    assert ("Not learned from yet" if snapshot else "none of it is complete yet") in shown
-    many = page(*(EngineWaiting(f"e{number}", number, 0, 0, "turn", 1.0) for number in range(40)))
-    assert "28 more engines" in " ".join(many.words)
+def test_the_page_says_in_one_sentence_what_is_pending(snapshot):
+    assert "are pending" not in " ".join(read(snapshot).words)
+    shown = " ".join(" ".join(read(snapshot, pending=lambda: PendingTelemetry(2, 1852, 1, 0, 10**18)).words).split())
+    assert "1,852 steps, 1 request of 2 engines are pending" in shown
+    assert " UTC if nothing more comes." in shown
 
 
 def test_the_verdict_stands_first_with_what_was_predicted_and_observed_and_what_fits():

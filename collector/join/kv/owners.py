@@ -9,7 +9,7 @@ sequence falls while time goes on. A life belongs to the newest process of its e
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Protocol
 
@@ -178,14 +178,6 @@ class KvSources:
         if len(lives) > _LIVES_MAX:
             self._touched.discard(lives.pop(0))
         return life
-
-    def part(self, settings: JoinConfig, owners: Iterable[KvSequence]) -> KvSources:
-        """The publishers of these engine processes, and those that nobody owns yet; to be copied."""
-        part, own = KvSources(settings), {id(owner) for owner in owners}
-        for key, lives in self._lives.items():
-            if kept := [life for life in lives if life.owner is None or id(life.owner) in own]:
-                part._lives[key] = kept
-        return part
 
     # --- whose it is ------------------------------------------------------------------------------------------------
 

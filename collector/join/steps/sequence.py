@@ -42,7 +42,7 @@ from collector.join.block_ratio import BlockRatio
 from collector.join.kv import KvSteps
 from collector.join.requests import Chunks, Run, extent_of, lay_journey, runs_of, split_chunks, waiting_steps
 from collector.join.window import StepWindow
-from collector.telemetry import Counts, JoinEvent, RowDrop, Wait, table
+from collector.telemetry import Counts, JoinEvent, RowDrop, table
 from online import STEP_FEATURES, Ints, Quality, RowBlock, median_of
 from online.state import saved
 
@@ -165,27 +165,9 @@ def finality(
     return final, unix_ns
 
 
-class Passed(NamedTuple):
-    """How many steps can be passed, and what the first that cannot waits for."""
-
-    steps: int
-    waits_for: Wait | None
-
-
-def first_open(
-    cells: NDArray[np.void], final: NDArray[np.bool_], settled: NDArray[np.bool_], *, journeys_tell: bool
-) -> Passed:
-    """Where passing ends; ``settled``: final, and their batches of KV events have had time to arrive."""
-    open_steps = np.flatnonzero(~settled)
-    if len(open_steps) == 0:
-        return Passed(len(settled), None)
-    step = int(open_steps[0])
-    if final[step]:
-        return Passed(step, Wait.KV_EVENTS)
-    return Passed(step, Wait.JOURNEYS if journeys_tell and cells["seen"][step] else Wait.LATE_SPANS)
-
-
 _FORGET_FROM_STEPS = 4096
+_STEPS_BEFORE = 2
+"""Steps behind the rows that the next row needs: they may say when it begins."""
 
 
 @dataclass(slots=True)
@@ -229,7 +211,6 @@ class StepSequence:
         self.kv = KvSteps()
         self.resumed_from = 0
         """Step at which an earlier process of ours left off; 0 where none did."""
-        self.waits_for: Wait | None = None
         self._chunks: list[Chunks] = []
 
     def add_summaries(self, steps: StepColumns, snapshots: SnapshotColumns) -> Counts:
@@ -245,7 +226,10 @@ class StepSequence:
                 unique = steps[inside[np.unique(ids[inside], return_index=True)[1]]]
                 counts[table.JOIN_EVENTS, JoinEvent.STEP_LATE] += len(steps) - len(inside)
                 counts[table.JOIN_EVENTS, JoinEvent.STEP_DUPLICATE] += len(inside) - len(unique)
+            late = self.frontier.emitted_to if low < self.frontier.emitted_to else 0  # those rows left without it
+            seen = window.seen_before(late)
             new, other = window.add_summaries(unique)
+            counts[table.JOIN_EVENTS, JoinEvent.STEP_LATE] += window.seen_before(late) - seen
             counts[table.JOIN_EVENTS, JoinEvent.ENGINE_CONFLICT] += other
             counts[table.JOIN_EVENTS, JoinEvent.STEP_DUPLICATE] += len(unique) - new - other
             self.context.record_summaries(steps)
@@ -322,7 +306,6 @@ class StepSequence:
         """Move the frontier over every final step and return the rows passed; ``flush``: nothing more will come."""
         out, window = Advance(), self.window
         source = self.context.source or (ContextSource.BLOCKS if flush else None)
-        self.waits_for = Wait.CONTEXT if source is None else Wait.SCHEDULING  # the first step that cannot be passed
         if window is None or window.size == 0 or source is None:
             return out
         self._give_up_before(window.base, out)
@@ -353,10 +336,9 @@ class StepSequence:
         journeys_tell = reading.source is ContextSource.JOURNEYS
         counts = Rebuilt(cells, asynchronous=reading.asynchronous) if journeys_tell else None
         final, unix_ns = finality(steps, cells, counts=counts, now_unix_ns=event_unix_ns, settings=self._settings)
-        passed = first_open(cells, final, self.kv.settled(final, unix_ns, event_unix_ns), journeys_tell=journeys_tell)
-        stop = self.kv.final_stop(window, first + passed.steps, event_unix_ns)
-        self.waits_for = passed.waits_for if stop == first + passed.steps else Wait.KV_EVENTS
-        return stop
+        open_steps = np.flatnonzero(~self.kv.settled(final, unix_ns, event_unix_ns))
+        stop = first + (int(open_steps[0]) if len(open_steps) else len(final))
+        return self.kv.final_stop(window, stop, event_unix_ns)
 
     def _pass_blocks(self, stop: int, reading: _Reading, out: Advance) -> None:
         """Pass the steps below ``stop`` block by block: their rows leave, and what they teach comes into force."""
@@ -369,8 +351,7 @@ class StepSequence:
             block_steps = FIRST_BLOCK_STEPS if opening else self._settings.block_steps
             end = min(stop, (step // block_steps + 1) * block_steps)
             if opening and end % block_steps and not reading.flush:
-                self.waits_for = self.waits_for or Wait.FIRST_STEPS  # what the block teaches holds for its own rows
-                break
+                break  # what the block teaches holds for its own rows
             self._chunks = split_chunks(self._chunks, window, end, context.budget_tokens, asynchronous=asynchronous)
             if opening:
                 self._learn_habits(end, reading, out)
@@ -434,6 +415,19 @@ class StepSequence:
         out.counts.merge(self.context.learn_steps(steps, cells, asynchronous=reading.asynchronous))
         if stop % block_steps == 0 or not self.context.habits.settled:
             self.context.settle_block()
+
+    @property
+    def pending_steps(self) -> int:
+        """Steps that have given no rows, but for the newest, which waits for the next one to begin."""
+        window = self.window
+        if window is None or not window.size:
+            return 0
+        return max(window.newest_step - self.frontier.first_boundary(window.base), 0)
+
+    def shed_memory(self) -> None:
+        """Let go of steps whose rows have left, and of the memory that they and others took."""
+        if self.window is not None and self.frontier.emitted_to:
+            self.window.give_up_before(self.frontier.emitted_to - _STEPS_BEFORE)
 
     def forget_steps(self, keep_unix_ns: int) -> None:
         """Drop steps behind the frontier; with journeys, only those older than ``keep_unix_ns`` and ``window_s``.

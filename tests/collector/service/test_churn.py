@@ -49,6 +49,7 @@ def test_what_is_held_does_not_grow_with_the_processes_ever_seen(doubles, monkey
     monkeypatch.setattr("online.bank.REFUSED_MAX", 4)
     monkeypatch.setattr("collector.service.recent_load.PROCESSES_MAX", 4)
     monkeypatch.setattr("collector.service.correlator.SENDERS_RATIO", 1)
+    monkeypatch.setattr("collector.join.checkpoint.MARKS_MAX", 8)
     config = Config(
         join=JoinConfig(engines_max=ENGINES, window_s=2, grace_s=1),
         bank=BankConfig(configs_max=4),

@@ -7,12 +7,10 @@ from prometheus_client import CollectorRegistry
 
 from collector.config.schema import JoinConfig
 from collector.ingest import Export
-from collector.recordings import Recording, TimedKv, merged
 from collector.runtime.filesystem import MemoryGuard
 from collector.runtime.tasks import Health
 from collector.service.memory_relief import MemoryRelief
-from collector.telemetry import Metrics, table
-from collector.telemetry.reasons import JoinEvent
+from collector.telemetry import JoinEvent, Metrics, table
 from tests.support.clocks import FakeClock
 from tests.support.gpu_server import step_payloads
 from tests.support.paths import DATA
@@ -77,53 +75,37 @@ def test_refusing_everything_for_too_long_is_not_being_alive(flickers, alive):
     assert house.health.late() == (() if alive else ("memory",))
 
 
-def test_giving_up_frees_the_older_half_of_what_waits_and_counts_it():
+def test_when_memory_is_short_what_is_pending_is_learned_and_let_go_of():
     pipeline = new_pipeline(join=JoinConfig(window_s=180))
     exports = recording(DATA / "c6_saturated" / "otlp.pb.gz")
     half = len(exports) // 2
     pipeline.process(exports[:half])
-    ((before,),) = ([one for one in pipeline.waiting() if one.steps],)
-    pipeline.give_up_oldest()
-    given_up = pipeline.take_counts()
-    ((after,),) = ([one for one in pipeline.waiting() if one.steps],)
-    assert after.steps <= before.steps / 2 + 2, "the step before the next row stays"
-    assert after.requests <= before.requests / 2 + 1
-    for later in (exports[half : half + half // 2], exports[half + half // 2 :]):
-        pipeline.process(later)
-        pipeline.give_up_oldest()
+    (before,) = [one for one in pipeline.pending() if one.steps]
+    assert before.steps > 500
+    assert pipeline.learned_rows == 0
+    pipeline.shed_memory()
+    assert pipeline.learned_rows > 0.9 * before.steps
+    assert pipeline.pending() == []
+    (engine,) = pipeline.joiner.emitters.values()
+    assert engine.newest_window.size <= 3, "the step before the next row stays"
+    pipeline.process(exports[half:])
     pipeline.flush()
-    counts = pipeline.take_counts()
     targets = pipeline.snapshot(0, 1).configs[0].targets
-    assert targets["step_time"].models["portable"].rows > 0.5 * 1849, "what is not given up is learned"
-    steps = sum(each[table.JOIN_EVENTS, JoinEvent.STEP_GIVEN_UP] for each in (given_up, counts))
-    rows = targets["schedule_time"].models["portable"].rows
-    assert C6_BUSY_STEPS <= rows + steps <= C6_BUSY_STEPS + 20, "each is learned from or counted; a few came late"
-    assert counts[table.JOIN_EVENTS, JoinEvent.STEP_MISSING] <= C6_MISSING_STEPS, "given up, not missing"
+    assert targets["step_time"].models["portable"].rows > 0.9 * 1849
+    late = pipeline.take_counts()[table.JOIN_EVENTS, JoinEvent.STEP_LATE]
+    assert 0 < late < 60, "summaries that come after the rows around them have left"
+    assert C6_BUSY_STEPS - 20 <= targets["schedule_time"].models["portable"].rows + late <= C6_BUSY_STEPS + 20
 
 
-def test_giving_up_while_nothing_waits_loses_no_step():
+def test_shedding_memory_while_nothing_is_pending_loses_no_step():
     rows = []
-    for gives_up in (False, True):
+    for sheds in (False, True):
         pipeline = new_pipeline()
         for number, payload in enumerate(step_payloads(15, 40)):
             pipeline.process([Export(payload, "peer", "test", 1)])
-            if gives_up and number in {8, 12}:  # the first block has passed
-                pipeline.give_up_oldest()
+            if sheds and number in {8, 12}:  # the first block has passed
+                pipeline.shed_memory()
         pipeline.flush()
-        assert pipeline.take_counts()[table.JOIN_EVENTS, JoinEvent.STEP_GIVEN_UP] == 0
         rows.append([target.models["portable"].rows for target in pipeline.snapshot(0, 1).configs[0].targets.values()])
     assert rows[0] == rows[1]
     assert min(rows[0]) >= 15 * 40 - 3
-
-
-def test_giving_up_lets_go_of_prefills_whose_kv_events_are_awaited():
-    pipeline = new_pipeline()
-    files = [DATA / "c7_async_sim" / name for name in ("otlp.pb.gz", "kv.jsonl.gz")]
-    for number, timed in enumerate(merged([Recording(path, print) for path in files])):
-        if isinstance(timed, TimedKv):
-            pipeline.process_kv([timed.batch])
-        else:
-            pipeline.process([timed.export])
-        if number % 150 == 149:
-            pipeline.give_up_oldest()
-    assert pipeline.take_counts()[table.JOIN_EVENTS, JoinEvent.STEP_GIVEN_UP] > 0

@@ -20,14 +20,13 @@ import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
 
-from collector.config import JoinConfig, KvEndpoint
+from collector.config import KvEndpoint
 from collector.config.schema import BankConfig
 from collector.decode.kv import count_batch, read_payload
 from collector.fleet import sources as state_fetch
 from collector.fleet.pull import Puller, PullOptions
 from collector.ingest.intake import AdmissionQueue, Export, Intake
 from collector.ingest.kv import _Subscription
-from collector.join.joiner import Joiner
 from collector.join.kv.timeline import KvTimeline
 from collector.telemetry import Counts, Metrics, reasons, table
 from collector.telemetry.metrics import metric_of
@@ -47,14 +46,12 @@ from collector.telemetry.reasons import (
     Skip,
     Stall,
     Transport,
-    Wait,
 )
 from online.rows import RowOutcome, Target
 from tests.support.clocks import FakeClock
 from tests.support.fleets import CONFIG as FLEET_CONFIG
 from tests.support.fleets import NOW_NS, state_of, state_server
-from tests.support.kv_batches import kv_batches, stored
-from tests.support.kv_joins import telemetry
+from tests.support.kv_batches import stored
 from tests.support.page_server import PageServer
 from tests.support.paths import ROOT
 from tests.support.pipelines import new_pipeline, replayed
@@ -62,15 +59,11 @@ from tests.support.step_exports import make_export
 from tests.support.toy_engine import Job, many_jobs, run_engine
 from tests.support.toy_spans import (
     CORE_SCOPE,
-    STEP_SCOPE,
-    STOCK_SCOPE,
     Piece,
     core_span,
     export_of,
     exports_of,
     pieces,
-    step_span,
-    stock_span,
 )
 
 COLLECTOR = "tests/collector"
@@ -92,6 +85,7 @@ TOLD_BY = {
         "join/steps/test_sequence.py",
         "join/test_same_engine.py",
         "join/test_shared_ids.py",
+        "service/test_event_time.py",
         "service/test_memory_relief.py",
         "service/test_pipeline.py",
     ),
@@ -109,7 +103,6 @@ TOLD_BY = {
     DiscoveryOutcome: ("../wire/test_discovery.py",),
     Transport: ("../wire/test_otlp_grpc.py", "../wire/test_otlp_http.py"),
     Outcome: ("../wire/test_otlp_grpc.py", "../wire/test_otlp_http.py", "../wire/test_durability.py"),
-    Wait: ("service/test_silence.py",),
 }
 Reached = Iterable[enum.StrEnum]
 
@@ -150,40 +143,6 @@ def speculating() -> Reached:
     pipeline = replayed(exports_of(pieces(run)))
     assert pipeline.snapshot(0, 1).configs[0].config["speculative_decoding"] is True
     return labels_of(pipeline.take_counts())
-
-
-def waiting() -> Reached:
-    """What is held at some moment of several streams, and what it waits for."""
-    run = run_engine(many_jobs(60))
-    steps = [Piece("engine", STEP_SCOPE, step_span(run, 1, len(run.summaries)))]
-    journeys = [Piece("engine", CORE_SCOPE, core_span(run, job)) for job in run.jobs]
-    hole = [Piece("engine", STEP_SCOPE, step_span(run, 1, len(run.summaries), keep=lambda step: step % 300))]
-    exact = [
-        Piece("engine", STEP_SCOPE, make_export(1, steps_per_span=n).resource_spans[0].scope_spans[0].spans[0])
-        for n in (100, 900)
-    ]
-    stock = Piece("api", STOCK_SCOPE, stock_span("a", 0, prompt=5, outputs=9, ttft_s=1.0, decode_s=9.0))
-    streams = (
-        steps,
-        [*steps, journeys[0]],
-        [*steps, *journeys[:30]],
-        [*hole, *journeys],
-        exact[:1],
-        exact[1:],
-        [stock],
-    )
-    out: list[enum.StrEnum] = []
-    for stream in streams:
-        pipeline = new_pipeline()
-        process(pipeline, *stream)
-        out += [one.reason for one in pipeline.waiting()]
-    joiner = Joiner(JoinConfig())
-    for batch in kv_batches("c5_offload"):
-        joiner.kv.add(batch)
-    for one in telemetry("c5_offload"):
-        joiner.add(one)
-    joiner.drain()
-    return [*out, *(one.reason for one in joiner.waiting())]
 
 
 def rows_of_a_replay() -> Reached:
@@ -290,8 +249,6 @@ def pulls(tmp_path, monkeypatch) -> Reached:
 CASES = (
     Case(never_scheduled, (JoinEvent.JOURNEY_UNSCHEDULED,)),
     Case(speculating, (JoinEvent.SPECULATIVE_STEP,)),
-    Case(waiting, (Wait.CONTEXT, Wait.SCHEDULING, Wait.FIRST_STEPS, Wait.JOURNEYS, Wait.LATE_SPANS, Wait.KV_EVENTS,
-                   Wait.REQUESTS)),
     Case(rows_of_a_replay, (*RowOutcome, *Target)),
     Case(kv_events, (KvSkip.LATE, Direction.OTHER)),
     Case(publisher_numbers, tuple(SequenceEvent)),

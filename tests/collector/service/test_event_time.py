@@ -1,9 +1,8 @@
-"""Silence ends waiting: what was accepted is published soon after the telemetry stopped, and what waits is said."""
+"""Idle sources: what was accepted is learned soon after the telemetry stopped, and what is pending is said."""
 
 from __future__ import annotations
 
 import itertools
-import logging
 
 from prometheus_client import CollectorRegistry
 
@@ -11,49 +10,39 @@ from collector.config.schema import Config
 from collector.decode.pages import ScrapedPage
 from collector.ingest.intake import Export
 from collector.recordings import Recording
+from collector.service.event_time import EventTime
 from collector.service.pipeline import Pipeline
 from collector.service.publish import Publisher
-from collector.service.silence import SilenceWatch
-from collector.telemetry import Metrics
-from collector.telemetry.reasons import Wait
-from exporters.wording import WAITS
-from tests.support.clocks import FakeClock
+from collector.telemetry import JoinEvent, Metrics, table
+from tests.support.clocks import T0_NS, FakeClock
 from tests.support.gpu_server import step_payloads
 from tests.support.page_server import RECORDED
 from tests.support.paths import DATA
+from tests.support.pipelines import new_pipeline
 from tests.support.recordings import recording
 from tests.support.step_exports import make_export
 from tests.support.toy_spans import STOCK_SCOPE, Piece, export_of, stock_span
 
-SILENT_S = 30
-"""By then everything is published: grace_s and ten seconds."""
+BEGIN_NS = T0_NS + 7 * 86_400 * 10**9
+"""After all recordings, none of whose times lie ahead then."""
+IDLE_S = 30
+"""By then everything is published: idle_timeout_s and ten seconds."""
 
 
 class House:
-    """A pipeline with its publisher and its watch, turn by turn; a clock that moves by hand."""
+    """A pipeline with its publisher and the clock that ends waiting, turn by turn; time moves by hand."""
 
     def __init__(self, **settings):
-        self.clock = FakeClock()
+        self.clock = FakeClock(unix_nano=BEGIN_NS)
         self.metrics = Metrics(CollectorRegistry())
         self.pipeline = Pipeline(Config(learners=("rls",), **settings), "0")
         self.publisher = Publisher(self.pipeline, self.metrics, self.clock, 5.0)
         self.unread_s = 0.0
-        self.watch = SilenceWatch(
-            self.pipeline, self.metrics, self.clock, self.pipeline._settings.join, lambda: int(self.unread_s * 1e9)
-        )
-        self.copies, self.copy_s = [], 0.0
-        settle = self.pipeline.settle
-
-        def copied(config_id, keys):
-            self.copies.append(config_id)
-            self.clock.advance(self.copy_s)
-            return settle(config_id, keys)
-
-        self.pipeline.settle = copied
+        self.event_time = EventTime(self.pipeline, self.metrics, self.clock, lambda: int(self.unread_s * 1e9))
 
     def turn(self, *exports):
-        self.pipeline.process(exports)
-        self.watch.tick()
+        self.pipeline.process([each._replace(arrived_unix_ns=self.clock.unix_nano()) for each in exports])
+        self.event_time.tick()
         self.publisher.tick()
 
     def feed(self, exports, pace_s=0.0):
@@ -61,14 +50,14 @@ class House:
             self.turn(export)
             self.clock.advance(pace_s)
 
-    def silence(self, seconds=SILENT_S):
+    def silence(self, seconds=IDLE_S):
         for _ in range(seconds):
             self.clock.advance(1)
             self.turn()
 
-    def rows(self, snapshot=None):
+    def rows(self):
         """Rows learned of each target, as published."""
-        shown = snapshot or self.publisher.current()
+        shown = self.publisher.current()
         return {
             name: max(model.rows for model in target.models.values())
             for config in (shown.configs if shown is not None else ())
@@ -95,49 +84,65 @@ def steps_of(instance, first_step, steps):
     return Export(request.SerializeToString(), instance, "grpc", 1)
 
 
-def test_the_last_few_steps_that_were_put_off_are_published_although_no_next_ones_come():
+def replayed_rows(exports):
+    """Rows of each target when nothing comes after the last export."""
+    pipeline = new_pipeline()
+    pipeline.process(exports)
+    pipeline.flush()
+    (config,) = pipeline.snapshot(0, 1).configs
+    return {name: max(m.rows for m in target.models.values()) for name, target in config.targets.items()}
+
+
+def test_the_last_few_steps_are_published_although_no_next_ones_come():
     house = House()
-    house.feed([Export(payload, "p", "grpc", 1) for payload in step_payloads(35)], pace_s=0.6)
-    assert [one.reason for one in house.pipeline.waiting()] == [Wait.NEXT_STEPS], "else this tests nothing"
+    exports = [Export(payload, "p", "grpc", 1) for payload in step_payloads(35)]
+    house.feed(exports, pace_s=0.6)
     house.silence()
-    assert house.rows() == house.rows(house.pipeline.flushed().snapshot(1, 1))
-    assert house.rows()["step_time"] > 3300
+    assert house.rows()["step_time"] == replayed_rows(exports)["step_time"] > 3300
+    assert house.event_time.pending == ()
 
 
 def test_a_benchmark_of_a_minute_is_published_although_nothing_comes_after_it():
     """The capture lasts 73 s and ends while requests are open; its first row would leave after 180."""
     house = House()
     exports = recording(DATA / "c6_saturated" / "otlp.pb.gz")
-    house.feed(exports)
+    live = [export._replace(recording="") for export in exports]
+    house.feed(live)
     assert house.publisher.current() is None
-    held = house.pipeline.whole_state().body()
     house.silence()
-    assert house.rows() == house.rows(house.pipeline.flushed().snapshot(1, 1))
+    assert house.rows() == replayed_rows(exports)
     assert house.rows()["step_time"] > 1800
-    assert house.pipeline.whole_state().body() == held, "the state waits on"
-    assert len(house.copies) == 1
-    house.silence(120)
-    assert len(house.copies) == 1, "once per silence"
 
 
-def test_a_silence_in_the_middle_changes_nothing_of_what_is_learned():
-    exports = recording(DATA / "c1_mixed" / "otlp.pb.gz")
-    straight, halting = House(), House()
-    straight.feed(exports)
-    rows = []
+def test_pauses_in_the_middle_cost_few_rows():
+    exports = [export._replace(recording="") for export in recording(DATA / "c1_mixed" / "otlp.pb.gz")]
+    house, rows = House(), []
     for start in range(0, len(exports), len(exports) // 5):
-        halting.feed(exports[start : start + len(exports) // 5])
-        halting.silence()
-        rows.append(halting.rows().get("step_time", 0))
+        house.feed(exports[start : start + len(exports) // 5])
+        house.silence()
+        rows.append(house.rows().get("step_time", 0))
     assert rows == sorted(rows), "what is published never goes back"
     assert rows[0] > 0
-    assert len(halting.copies) > 1
-    for house in (straight, halting):
-        house.pipeline.flush()
-    assert halting.pipeline.state() == straight.pipeline.state()
+    # five pauses in 40 s of steps: around each, requests run whose journeys come after their steps have left
+    assert rows[-1] > 0.9 * replayed_rows(exports)["step_time"]
 
 
-def test_one_engine_that_falls_silent_holds_nobody_up():
+def test_summaries_that_come_after_their_rows_have_left_are_counted_as_late():
+    house = House()
+    house.turn(steps_of("a", 1, 700))
+    house.turn(steps_of("a", 751, 50))
+    house.silence()
+    before = house.rows()["step_time"]
+    house.turn(steps_of("a", 701, 50))
+    house.turn(steps_of("a", 801, 50))
+    house.silence()
+    counts = house.pipeline.take_counts()
+    assert counts[table.JOIN_EVENTS, JoinEvent.STEP_MISSING] == 50
+    assert counts[table.JOIN_EVENTS, JoinEvent.STEP_LATE] == 50
+    assert house.rows()["step_time"] == before + 50
+
+
+def test_one_engine_that_is_idle_holds_nobody_up():
     """Two of one configuration: what both sent is published, and what the other one sends from then on."""
     house = House()
     for number in range(30):
@@ -147,34 +152,41 @@ def test_one_engine_that_falls_silent_holds_nobody_up():
     for number in range(30, 60):
         house.turn(steps_of("b", 1 + number * 50, 50))
         house.clock.advance(1)
-    # all of a, and what b had sent when that was last looked at; b alone would be held for three minutes
-    assert house.rows()["step_time"] > 1490 + 20 * 50
-    assert 1 <= len(house.copies) <= 3
+    # all of a; of b what is older than the allowed lateness, 20 s of 50 steps of 20 ms each
+    assert house.rows()["step_time"] > 1490 + 1500
 
 
-def test_an_engine_whose_export_waits_to_be_read_is_not_silent():
+def test_an_engine_whose_export_waits_to_be_read_is_not_idle():
     house = House()
     house.feed((steps_of("a", 1 + number * 50, 50) for number in range(30)), pace_s=1.0)
     for behind_s in range(1, 60):  # a queue that only grows
         house.unread_s = behind_s
         house.silence(1)
-    assert house.copies == []
+    assert house.event_time.pending, "it is still waited for"
     house.unread_s = 0.0
     house.silence(1)
-    assert len(house.copies) == 1
+    assert house.event_time.pending == ()
 
 
-def test_pages_that_are_scraped_are_heard_and_their_end_is_a_silence():
+def test_arrival_tells_who_is_idle_whatever_times_a_sender_claims():
+    house = House()
+    claims_ahead = steps_of("a", 1, 50)
+    house.turn(claims_ahead)
+    house.silence(15)
+    house.turn(steps_of("a", 51, 50))
+    house.silence(15)
+    assert [one.instance for one in house.event_time.pending] == ["a"]
+    house.silence(10)
+    assert house.event_time.pending == ()
+
+
+def test_pages_give_their_last_rows_when_scraping_ends():
     house = House()
     for _, page in zip(range(160), recorded_pages_of("http://h:8000"), strict=False):
         house.pipeline.process_pages([page])
         house.turn()
         house.clock.advance(0.5)
-    assert house.copies == []
-    before = house.rows().get("step_time", 0)
     house.silence()
-    assert len(house.copies) == 1
-    assert house.rows()["step_time"] > before  # the last 20 s
     assert house.rows()["step_time"] > 50
 
 
@@ -199,33 +211,15 @@ def test_request_spans_give_coefficients_a_minute_after_thirty_answers():
     raise AssertionError("no coefficients")
 
 
-def test_what_waits_is_said_by_engine_with_its_reason(caplog):
+def test_what_is_pending_is_said_by_engine_and_until_when():
     house = House()
-    with caplog.at_level(logging.INFO):
-        house.feed(recording(DATA / "c6_saturated" / "otlp.pb.gz"))
-        house.silence(1)
-        ((waiting, silent_s),) = house.watch.waiting
-        assert (waiting.reason, waiting.requests, silent_s) == (Wait.JOURNEYS, 208, 0)
-        assert waiting.steps > 1800
-        house.silence(25)
-    ((_, silent_s),) = house.watch.waiting
-    assert silent_s == 25
-    instance = waiting.key[1]
-    series = {"engine": instance, "what": "requests", "reason": "journeys"}
-    assert house.metrics.registry.get_sample_value("tracefit_join_waiting", series) == 208
-    (line,) = [record.getMessage() for record in caplog.records if "nothing comes" in record.getMessage()]
-    assert f"{instance} ({waiting.steps} steps, 208 requests wait: journeys)" in line
-
-
-def test_a_series_of_what_waits_ends_with_the_waiting():
-    house = House()
-    house.turn(steps_of("a", 1, 100))
-    first = {"engine": "a", "what": "steps", "reason": "first_steps"}
-    assert house.metrics.registry.get_sample_value("tracefit_join_waiting", first) == 100
-    house.clock.advance(1)
-    house.turn(steps_of("a", 101, 1000))
-    assert house.metrics.registry.get_sample_value("tracefit_join_waiting", first) is None
-
-
-def test_every_reason_to_wait_has_its_words():
-    assert set(WAITS) == set(Wait)
+    house.feed([each._replace(recording="") for each in recording(DATA / "c6_saturated" / "otlp.pb.gz")])
+    house.silence(1)
+    (pending,) = house.event_time.pending
+    assert (pending.requests, pending.until_unix_ns) == (208, BEGIN_NS + 20 * 10**9)
+    assert pending.steps > 1800
+    series = {"engine": pending.instance, "what": "requests"}
+    assert house.metrics.registry.get_sample_value("tracefit_join_pending", series) == 208
+    house.silence()
+    assert house.event_time.pending == ()
+    assert house.metrics.registry.get_sample_value("tracefit_join_pending", series) is None

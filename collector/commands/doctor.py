@@ -22,8 +22,8 @@ from collector.decode.pages import PageParser
 from collector.runtime import EXIT_FAILED, EXIT_OK, PrintLine, StartError
 from collector.telemetry import ScrapeOutcome, table
 from exporters.what_if import as_json
-from exporters.wording import NOTHING_YET, OTLP_PORT, QUALITY, Advice, newest_change
-from online import RowOutcome, Snapshot
+from exporters.wording import NOTHING_YET, OTLP_PORT, QUALITY, Advice
+from online import RowOutcome
 
 TIMEOUT_S = 5.0
 PAGE_BYTES_MAX = 32 << 20
@@ -224,7 +224,6 @@ def _pending(samples: Samples) -> Iterator[Finding]:
 def _configurations(snapshot: tracefit.Snapshot, samples: Samples, nothing_yet: Advice) -> Iterator[Finding]:
     """What each configuration has been learned from, and whether it may be used."""
     qualities = {labels["config"]: labels["quality"] for labels, _ in samples.of("tracefit_telemetry_quality")}
-    changes = _changes(snapshot.data)
     if not snapshot.configs:
         yield _finding("learned", nothing_yet)
     for config in snapshot.configs:
@@ -235,18 +234,10 @@ def _configurations(snapshot: tracefit.Snapshot, samples: Samples, nothing_yet: 
             yield Finding(GOOD, "usable", name)
         else:
             yield Finding(POOR, "usable", f"{name}: not yet: {'; '.join(config.reasons)}")
-        change = changes.get(config.config_id)
+        change = config.verdict.change
         if change is not None and change.is_news(snapshot.created_unix_nano):
             grade = POOR if change.factor > 1.0 else FAIR
             yield Finding(grade, "speed", f"{name}: {change.text(snapshot.created_unix_nano)}")
-
-
-def _changes(data: bytes) -> dict[str, tracefit.SpeedChange | None]:
-    """The newest confirmed change of speed of each configuration; of none where a sidecar tells it in another way."""
-    try:
-        return {config.config_id: newest_change(config) for config in Snapshot.from_json(data).configs}
-    except ValueError:
-        return {}
 
 
 def _finding(topic: str, advice: Advice, prefix: str = "") -> Finding:

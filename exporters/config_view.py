@@ -58,6 +58,12 @@ class Judged(NamedTuple):
     apart: tuple[str, ...]
 
 
+def rank(judged: Judged, now: int) -> tuple[bool, bool, int]:
+    """To sort by: configurations in trouble first, silent ones last, else by rows."""
+    verdict = judged.verdict
+    return not verdict.problems(now), bool(verdict.silent_since(now)), -verdict.rows
+
+
 class PageView(NamedTuple):
     """What all configurations of a page share: the clock, when this process began, its port, and histories by id."""
 
@@ -108,8 +114,7 @@ def _bar(judged: Judged, now: int) -> Iterator[tuple[str, str]]:
     """The verdict in one line: words with their tone, ``ok``, ``fair``, ``bad`` or nothing."""
     verdict, load = judged.verdict, judged.load
     silent = verdict.silent_since(now)
-    tone = "bad" if verdict.quarantined or verdict.doubts else "ok" if verdict.usable else "fair"
-    yield verdict.state, tone
+    yield verdict.state, _tone(verdict)
     step = judged.config.targets.get(STEP_TIME)
     if step is not None and step.mean_us is not None:
         yield f"steps {duration(step.mean_us)}", ""
@@ -127,6 +132,10 @@ def _bar(judged: Judged, now: int) -> Iterator[tuple[str, str]]:
         yield change.text(now), "fair"
     elif judged.config.targets:
         yield "no change of speed today", ""
+
+
+def _tone(verdict: Verdict) -> str:
+    return "bad" if verdict.quarantined or verdict.doubts else "ok" if verdict.usable else "fair"
 
 
 def _fitting(load: LoadView | None) -> Iterator[str]:
@@ -181,17 +190,13 @@ def _emitters(config: ConfigSnapshot) -> str:
 
 
 def overview_view(snapshot: Snapshot, judged: Sequence[Judged], chosen: Sequence[Judged], now: int) -> View | None:
-    """The table of configurations, those with trouble first, then those with the most rows; None of a single one."""
+    """The table of configurations; None of a single one."""
     if len(snapshot.configs) == 1:
         return None
     current = chosen[0].config.config_id if chosen else ""
 
-    def rank(each: Judged) -> tuple[bool, bool, int]:
-        troubled = bool(each.verdict.problems(snapshot.created_unix_nano))
-        return not troubled, bool(each.verdict.silent_since(now)), -each.verdict.rows
-
     rows = []
-    for each in sorted(judged, key=rank):
+    for each in judged:
         step, verdict = each.config.targets.get(STEP_TIME), each.verdict
         last = verdict.last_row_unix_nano or verdict.last_heard_unix_nano
         fits = [
@@ -203,7 +208,7 @@ def overview_view(snapshot: Snapshot, judged: Sequence[Judged], chosen: Sequence
                 "title": title(each.config),
                 "facts": facts(each),
                 "state": "silent" if verdict.silent_since(now) else verdict.state,
-                "tone": "bad" if verdict.quarantined or verdict.doubts else "ok" if verdict.usable else "fair",
+                "tone": "fair" if verdict.silent_since(now) else _tone(verdict),
                 "step": "–" if step is None or step.mean_us is None else duration(step.mean_us),
                 "error": "–" if verdict.error is None else percent(verdict.error),
                 "change": _change_words(verdict.change, now),

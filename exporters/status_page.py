@@ -33,6 +33,7 @@ from exporters.config_view import (
     View,
     config_view,
     overview_view,
+    rank,
     replica_view,
     title,
 )
@@ -256,7 +257,7 @@ class StatusPage:
                 judged.append(Judged(config, load, load.config.verdict, words))
             except TracefitError as error:
                 judged.append(Judged(config, None, Verdict(usable=False, reasons=(str(error),)), words))
-        return judged
+        return sorted(judged, key=lambda each: rank(each, snapshot.created_unix_nano))
 
 
 def _header_view(
@@ -323,7 +324,8 @@ _FORMS = (
 def _what_if_view(snapshot: Snapshot, view: ClientView, opened: Sequence[Judged], query: Mapping[str, str]) -> View:
     """The forms, filled with the question that was asked, else with today's load; and the answer."""
     asked = next((form for form in _FORMS if form.question == query.get(_ASK)), None)
-    usual = _usual_load(opened[0]) if asked is None else {}
+    first = next((each for each in opened if each.verdict.usable), opened[0])
+    usual = _usual_load(first) if asked is None else {}
     forms = []
     for form in _FORMS:
         given = query if form is asked else usual
@@ -336,7 +338,7 @@ def _what_if_view(snapshot: Snapshot, view: ClientView, opened: Sequence[Judged]
                 "switches": [(name, label, form is asked and bool(query.get(name))) for name, label in form.switches],
             }
         )
-    chosen = query.get("config", "") or opened[0].config.config_id
+    chosen = query.get("config", "") or first.config.config_id
     choices = [
         (each.config_id, f"{title(each)} ({each.config_id})", each.config_id == chosen)
         for each in snapshot.configs[:MAX_OVERVIEW]

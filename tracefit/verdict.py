@@ -77,7 +77,7 @@ class Verdict(NamedTuple):
         """What a person should hear first: what failed, what is in doubt, what changed within a day."""
         problems = [Problem("put aside, its learner failed", is_defect=True)] if self.quarantined else []
         problems += [Problem(f"not usable: {doubt}", is_defect=True) for doubt in self.doubts]
-        if self.change is not None and self.change.is_news(now_unix_nano):
+        if self.change is not None and self.change.is_news(now_unix_nano) and not self.replaced:
             problems.append(Problem(self.change.text(now_unix_nano)))
         return tuple(problems)
 

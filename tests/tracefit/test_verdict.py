@@ -61,6 +61,7 @@ def test_a_change_of_speed_is_a_problem_for_a_day_and_names_the_term_where_it_is
     assert [each.text for each in verdict.problems(NOW)] == [f"{words} since 07:00 UTC"]
     assert verdict.change.text(NOW + 23 * 60 * MINUTE_NS) == f"{words} since 2025-11-20 07:00 UTC"
     assert verdict.problems(NOW + 24 * 60 * MINUTE_NS) == ()
+    assert verdict_of({"drift": drift}, replaced_by="abc").problems(NOW) == (), "its server sends another one now"
 
 
 def test_who_was_not_heard_of_for_ten_minutes_is_silent_since_then():

@@ -102,11 +102,13 @@ class PhaseLevel(Stateful):
         self.rows += len(log_ratio)
         self.last_ns = max(self.last_ns, int(end_ns.max()))
         n, values = len(log_ratio), np.minimum(np.maximum(log_ratio, -LEVEL_MAX), LEVEL_MAX).tolist()
-        before = np.zeros((len(self.errors), n))
-        for known, mean in zip(before[1:], self._means, strict=True):
-            for i, value in enumerate(values):
-                known[i] = mean.get()
+        known = [[0.0] * n]
+        for mean in self._means:
+            known.append([])
+            for value in values:
+                known[-1].append(mean.get())
                 mean.update(value)
+        before = np.array(known)
         weight, kept = np.exp2(np.arange(1 - n, 1) / MEMORY_ROWS), 0.5 ** (n / MEMORY_ROWS)
         grown = np.column_stack((self.errors * kept, _errors(before, log_ratio) * weight)).cumsum(axis=1)
         self.errors = grown[:, -1]

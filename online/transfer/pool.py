@@ -117,7 +117,7 @@ class DonorPool:
         if terms is None:
             return None
         known = next((d.evidence for d in self._donors if d.config_id == config_id and d.evidence is not None), None)
-        return SheetPrior(facts, terms, self._population("" if known is None else config_id), known)
+        return SheetPrior(terms, self._population("" if known is None else config_id), known)
 
     def _population(self, without: str) -> Population:
         if without not in self._populations:

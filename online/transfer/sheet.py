@@ -1,17 +1,14 @@
 """The step time of a configuration by its data sheet, by overheads that models share, and by its own evidence.
 
-With W = weight bytes / B (mixtures: the experts that 64 tokens touch), W0 = those that every step reads, kv = KV bytes
-of a token / B, pair = attention FLOPs of a query-key pair / F, L layers, C = max_num_batched_tokens, tok = matrix FLOPs
-of a token / F, link = what two all-reduces a layer move for a token / one direction of the link, in microseconds, and
-over = L (lay + ar [tp > 1] + moe [experts]):
+With W = weight bytes / B (mixtures: the experts that 64 tokens touch), kv = KV bytes of a token / B, pair = attention
+FLOPs of a query-key pair / F, L layers, C = max_num_batched_tokens, tok = matrix FLOPs of a token / F, link = what two
+all-reduces a layer move for a token / one direction of the link, in microseconds, and over = L (lay + ar [tp > 1] +
+moe [experts]), the coefficients of ``portable`` are
 
-    portable    intercept = W + over               never below W
-                prefill_tokens = q (C tok / 0.62 - W) / C        what computing costs beyond reading the weights
-                decode_context_tokens = kv + g pair              never below kv
-                requests = link + d                never below link
-    physics     intercept = W0 + over    hinge = q    t_kv = 1 + g pair / kv    t_pfattn = q / 0.62
-                requests = link + d    t_experts = 1 +- 0.25    has_prefill = t_tok = tokens_to_32 = 0
-    roofline    intercept = over    compute = q / 0.62    memory = 1 +- 0.25    communication = 2
+    intercept = W + over                             never below W
+    prefill_tokens = q (C tok / 0.62 - W) / C        what computing costs beyond reading the weights
+    decode_context_tokens = kv + g pair              never below kv
+    requests = link + d                              never below link
 
 Bandwidth terms are the sheet's, with coefficient 1. theta = (lay, ar, g, d, moe) >= 0 are overheads that models on one
 kind of GPU share: launches of a layer, the latency of its all-reduces, the attention kernel's distance from peak,
@@ -35,7 +32,7 @@ References: Williams, Waterman and Patterson, Roofline (CACM 2009); docs/systems
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -44,8 +41,8 @@ import numpy as np
 
 from online.blocks import Design
 from online.constants import GEMM_EFFICIENCY, TENTH
-from online.features import Facts, build, portable
-from online.features.sheets import Sheet, sheet_of
+from online.features import Facts, portable
+from online.features.sheets import sheet_of
 from online.features.systems import PORTABLE
 from online.rls import IDENTIFIED_ERROR, VIF_MAX, RlsLearner, contradicted, solve
 from online.rows import Floats, Mask, Target
@@ -63,8 +60,6 @@ HIDES_HITS = "prefix_hits_hidden"
 
 _COLUMNS = portable(Target.STEP_TIME).columns
 _LAY, _AR, _G, _D, _MOE, _Q = np.eye(SHARED + 1)
-# Guess: how far bandwidth may be from the sheet.
-_BANDWIDTH_SD = 0.25
 # Guess: of a step in decode, and vLLM's default of max_num_batched_tokens where none is told.
 _TYPICAL_TOKENS, _CHUNK_TOKENS = 64.0, 2048.0
 # Format: of data sheets.
@@ -107,17 +102,10 @@ def terms_of(facts: Facts) -> SheetTerms | None:
     weights_us = float(sheet.weight_us(np.array([_TYPICAL_TOKENS]))[0])
     chunk = sheet.max_batched_tokens or _CHUNK_TOKENS
     prefill_us = max(chunk * sheet.token_us / GEMM_EFFICIENCY - weights_us, 0.0) / chunk
-    base = np.array([weights_us, 0.0, sheet.kv_token_us, _link_us(sheet)])
-    matrix = np.array([_overheads(sheet), prefill_us * _Q, sheet.pair_us * _G, _D])
+    base = np.array([weights_us, 0.0, sheet.kv_token_us, _DIRECTIONS * (sheet.all_reduce_us or 0.0)])
+    overheads = sheet.model.layers * (_LAY + _AR * (sheet.tp > 1) + _MOE * sheet.model.moe)
+    matrix = np.array([overheads, prefill_us * _Q, sheet.pair_us * _G, _D])
     return SheetTerms(base, matrix, hides_hits=facts.get(HIDES_HITS) is True)
-
-
-def _overheads(sheet: Sheet) -> Floats:
-    return np.asarray(sheet.model.layers * (_LAY + _AR * (sheet.tp > 1) + _MOE * sheet.model.moe))
-
-
-def _link_us(sheet: Sheet) -> float:
-    return _DIRECTIONS * (sheet.all_reduce_us or 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,34 +176,19 @@ class SheetEstimate(NamedTuple):
 class SheetPrior:
     """Prior of one configuration: its sheet, the population, and ``known``, the evidence of a donor of its identity."""
 
-    def __init__(self, facts: Facts, terms: SheetTerms, population: Population, known: Evidence | None = None) -> None:
-        self.terms = terms
-        self._facts, self._population, self._known = facts, population, known
+    def __init__(self, terms: SheetTerms, population: Population, known: Evidence | None = None) -> None:
+        self.terms, self._population, self._known = terms, population, known
 
     def before(self) -> SheetEstimate:
         """The estimate before the first row."""
         return self._published(None, np.ones(COLUMNS))
 
     def target_before(self, feature_sets: Collection[str]) -> TargetSnapshot | None:
-        """The step time before the first row, by ``portable`` and the systems that the sheet says something of.
-
-        None where ``portable`` is not among the sets that are learned.
-        """
-        sheet, _ = sheet_of(self._facts)
-        if PORTABLE.name not in feature_sets or sheet is None:
+        """The step time before the first row; None where ``portable`` is not among the sets that are learned."""
+        if PORTABLE.name not in feature_sets:
             return None
-        models: dict[str, ModelSnapshot] = {}
-        for name, terms_by_column in _BY_SHEET.items():
-            columns = build(name, Target.STEP_TIME, self._facts) if name in feature_sets else None
-            if columns is not None:
-                terms = terms_by_column(sheet)
-                features = [
-                    terms.get(column.name, _Term(0.0)).feature(column.name, column.unit, self._population)
-                    for column in columns.columns
-                ]
-                models[name] = ModelSnapshot(features=features, rows=0, effective_rows=0.0)
-        told = self.before()
-        models[PORTABLE.name] = told.model(models[PORTABLE.name])
+        told, none = self.before(), ModelSnapshot(features=[], rows=0, effective_rows=0.0)
+        models = {PORTABLE.name: told.model(none)}
         return TargetSnapshot(vector="beta", unit="us", champion=PORTABLE.name, models=models, interval=told.interval())
 
     def after(self, learner: RlsLearner) -> SheetEstimate | None:
@@ -274,51 +247,3 @@ def _alone(a: Floats) -> Floats:
     inverse = np.linalg.inv(a * scale * scale[:, None] + 1e-12 * np.eye(len(a)))
     alone: Floats = np.sqrt(inverse.diagonal()) * scale
     return np.where(a.diagonal() > 0.0, alone, np.inf)
-
-
-# ------------------------------------------------------------------ physics and roofline
-
-
-class _Term(NamedTuple):
-    """A coefficient by the sheet: base, slope over theta and q (6,), and an error that is in neither."""
-
-    base: float
-    slope: Floats = 0.0 * _Q
-    sd: float = 0.0
-
-    def feature(self, name: str, unit: str, prior: Population) -> FeatureSnapshot:
-        """The coefficient as published before a row."""
-        value = self.base + float(self.slope @ prior.mean)
-        stderr = math.sqrt(self.sd**2 + float(self.slope**2 @ prior.sd**2))
-        return FeatureSnapshot(name=name, unit=unit, coefficient=value, status="prior_only", stderr=stderr)
-
-
-def _physics(sheet: Sheet) -> dict[str, _Term]:
-    return {
-        "intercept": _Term(sheet.dense_weight_us, _overheads(sheet)),
-        "hinge": _Term(0.0, _Q),
-        "t_kv": _Term(1.0, _G * sheet.pair_us / sheet.kv_token_us),
-        "t_pfattn": _Term(0.0, _Q / GEMM_EFFICIENCY),
-        "requests": _Term(_link_us(sheet), _D),
-        "t_experts": _Term(1.0, sd=_BANDWIDTH_SD),
-    }
-
-
-def _roofline(sheet: Sheet) -> dict[str, _Term]:
-    return {
-        "intercept": _Term(0.0, _overheads(sheet)),
-        "compute": _Term(0.0, _Q / GEMM_EFFICIENCY),
-        "memory": _Term(1.0, sd=_BANDWIDTH_SD),
-        "communication": _Term(_DIRECTIONS),
-    }
-
-
-def _portable(_: Sheet) -> dict[str, _Term]:
-    return {}  # its four columns are told together, with their covariance
-
-
-_BY_SHEET: dict[str, Callable[[Sheet], dict[str, _Term]]] = {
-    "portable": _portable,
-    "physics": _physics,
-    "roofline": _roofline,
-}

@@ -128,8 +128,8 @@ MUTANTS = (
     Mutant(
         "the level of a row has seen it",
         "online/level.py",
-        "known[i] = mean.get()\n                mean.update(value)",
-        "mean.update(value)\n                known[i] = mean.get()",
+        "known[-1].append(mean.get())\n                mean.update(value)",
+        "mean.update(value)\n                known[-1].append(mean.get())",
     ),
     Mutant(
         "rows of one operating point are believed without a cap",

@@ -5,7 +5,6 @@ import pytest
 
 from collector.config.schema import Config
 from online.bank import Bank
-from online.features import build
 from online.rls import OperatingPoints, points_of
 from online.rows import STEP_FEATURES, RowBlock, Target
 from online.transfer import SheetEstimate
@@ -78,30 +77,6 @@ def test_a_configuration_is_told_before_its_first_row(name):
     assert target.models["portable"].rows == 0
     assert target.interval.p10 < 0.95
     assert target.interval.p90 > 1.05
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_physics_and_roofline_are_told_by_the_same_sheet(name):
-    """Physics foretells the steps that ``portable`` does; roofline, whose attention is but bytes, no longer ones."""
-    bank = Bank(Config(learners=("rls",), feature_sets=("portable", "physics", "roofline", "blackbox")))
-    bank.describe("c", CONFIGS[name] | {"model": name})
-    target, _ = published(bank)
-    assert sorted(target.models) == ["physics", "portable", "roofline"]
-    assert target.champion == "portable"
-    rows = rows_of(beta_of(name), 200, spread=0.5)
-    predicted = {}
-    for system, model in target.models.items():
-        columns = build(system, STEP, CONFIGS[name])
-        assert [feature.name for feature in model.features] == [column.name for column in columns.columns]
-        assert {feature.status for feature in model.features} == {"prior_only"}
-        assert all(0.0 <= feature.coefficient < np.inf and 0.0 <= feature.stderr < np.inf for feature in model.features)
-        predicted[system] = columns.evaluate(rows) @ [feature.coefficient for feature in model.features]
-    busy = rows.raw[:, STEP_FEATURES.index("requests")] >= 16.0  # few requests touch few experts: physics knows
-    assert predicted["physics"][busy] == pytest.approx(predicted["portable"][busy], rel=0.1)
-    assert np.median(predicted["physics"] / predicted["portable"]) == pytest.approx(1.0, abs=0.05)
-    assert (predicted["roofline"] < 1.02 * predicted["physics"]).all()
-    bank.learn("c", STEP, rows)
-    assert published(bank)[0].models["physics"].rows == 200
 
 
 def test_without_a_sheet_nothing_is_told():

@@ -1,9 +1,9 @@
 """A snapshot: where it comes from, whether there is a newer one, and its configurations.
 
-A server may hang, drip, redirect in a circle, answer with a page for people or never stop sending. Whatever it does,
+A server may hang, drip, redirect, answer with a page for people or never stop sending. Whatever it does,
 :func:`load` returns or raises within ``timeout_s`` (a timer shuts the socket, because a socket's own timeout begins
 anew with every byte), and holds at most 64 MiB. Proxies of the environment are not asked: a sidecar is in the cluster.
-A token is never sent to another host than the one it was given for, nor after a redirect from https to http.
+Redirects are not followed, so that a token reaches no other host than the one it was given for.
 """
 
 from __future__ import annotations
@@ -21,9 +21,7 @@ if TYPE_CHECKING:
     from http.client import HTTPConnection, HTTPResponse
 
 BYTES_MAX = 64 * 2**20
-REDIRECTS_MAX = 3
 _CHUNK_BYTES = 2**16
-_REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _REFUSALS = {
     401: "wants a token (token=…)",
     403: "refuses this token",
@@ -185,46 +183,7 @@ def fetch(url: str, *, token: str | None = None, tag: str = "", timeout_s: float
     Raises:
         LoadError: with one sentence that names the URL and what it did.
     """
-    import time  # noqa: PLC0415 - who loads files should not pay for the network
-
-    deadline_s = time.monotonic() + timeout_s
-    origin = _parts(url)[:3]
-    target = url
-    for _ in range(REDIRECTS_MAX + 1):
-        remaining_s = deadline_s - time.monotonic()
-        if remaining_s <= 0:
-            break
-        same = _parts(target)[:3] == origin
-        answer = _ask(target, token if same else None, tag, remaining_s)
-        if isinstance(answer, Fetched):
-            return answer
-        if token and _parts(answer)[:3] != origin:
-            raise LoadError(f"{url} redirects to another host, which the token is not for")
-        target = answer
-    else:
-        raise LoadError(f"{url} redirects more than {REDIRECTS_MAX} times")
-    raise LoadError(f"{url} did not answer within {timeout_s:g} s")
-
-
-def _parts(url: str) -> tuple[str, str, int, str]:
-    """Scheme, host, port and what to ask for; /snapshot where only a host is named."""
-    from urllib.parse import urlsplit  # noqa: PLC0415
-
-    try:
-        parts = urlsplit(url)
-        port = parts.port or (443 if parts.scheme == "https" else 80)
-        host = parts.hostname or ""
-    except ValueError as error:
-        raise LoadError(f"{url!r} is no URL: {error}") from None
-    if parts.scheme not in ("http", "https") or not host or not url.isascii() or any(c <= " " for c in url):
-        raise LoadError(f"{url!r} is no http:// or https:// URL")
-    path = parts.path if parts.path not in ("", "/") else "/snapshot"
-    return parts.scheme, host, port, path + (f"?{parts.query}" if parts.query else "")
-
-
-def _ask(url: str, token: str | None, tag: str, timeout_s: float) -> Fetched | str:
-    """One request: what was fetched, or where it is said to be."""
-    from http.client import HTTPConnection, HTTPException, HTTPSConnection  # noqa: PLC0415
+    from http.client import HTTPConnection, HTTPException, HTTPSConnection  # noqa: PLC0415 - files need no network
 
     scheme, host, port, path = _parts(url)
     make = HTTPSConnection if scheme == "https" else HTTPConnection
@@ -255,6 +214,22 @@ def _ask(url: str, token: str | None, tag: str, timeout_s: float) -> Fetched | s
     return answer
 
 
+def _parts(url: str) -> tuple[str, str, int, str]:
+    """Scheme, host, port and what to ask for; /snapshot where only a host is named."""
+    from urllib.parse import urlsplit  # noqa: PLC0415
+
+    try:
+        parts = urlsplit(url)
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+        host = parts.hostname or ""
+    except ValueError as error:
+        raise LoadError(f"{url!r} is no URL: {error}") from None
+    if parts.scheme not in ("http", "https") or not host or not url.isascii() or any(c <= " " for c in url):
+        raise LoadError(f"{url!r} is no http:// or https:// URL")
+    path = parts.path if parts.path not in ("", "/") else "/snapshot"
+    return parts.scheme, host, port, path + (f"?{parts.query}" if parts.query else "")
+
+
 class _Watch:
     """Shuts the socket when the time is over."""
 
@@ -283,18 +258,13 @@ class _Watch:
             self._socket.close()
 
 
-def _read_answer(url: str, response: HTTPResponse, tag: str) -> Fetched | str:
+def _read_answer(url: str, response: HTTPResponse, tag: str) -> Fetched:
     from http import HTTPStatus  # noqa: PLC0415
 
     if response.status == HTTPStatus.NOT_MODIFIED and tag:
         return Fetched(None, tag)
-    if response.status in _REDIRECTS:
-        from urllib.parse import urljoin  # noqa: PLC0415
-
-        location = response.getheader("Location")
-        if not location:
-            raise LoadError(f"{url} redirects to nowhere")
-        return urljoin(url, location)
+    if location := response.getheader("Location"):
+        raise LoadError(f"{url} redirects to {location}, which is not followed: ask there")
     if response.status != HTTPStatus.OK:
         raise LoadError(f"{url} {_REFUSALS.get(response.status, f'answers with status {response.status}')}")
     kind = (response.getheader("Content-Type") or "").lower()

@@ -238,9 +238,8 @@ def test_a_file_larger_than_any_snapshot(tmp_path):
         (lambda page: page.send(503), "learned nothing yet"),
         (lambda page: page.send(500), "status 500"),
         (lambda page: page.send(204), "status 204"),
-        (lambda page: page.send(302, Location="/snapshot"), "redirects more than 3 times"),
-        (lambda page: page.send(302), "redirects to nowhere"),
-        (lambda page: page.send(302, Location="file:///etc/passwd"), "no http:// or https:// URL"),
+        (lambda page: page.send(302, Location="/snapshot"), "redirects to /snapshot, which is not followed"),
+        (lambda page: page.send(302), "status 302"),
         (lambda page: page.send(body=b"{}", Content_Length="1000000000"), "more than 64 MiB"),
         (lambda page: page.send(body=b"{}", Content_Length="1000"), "broke off"),
         (lambda page: page.wfile.write(b"HTTP/1.1 200 OK\r\n" + b"A: " + b"a" * 70_000), "cannot be asked"),
@@ -309,9 +308,8 @@ def test_a_token_does_not_follow_to_another_host():
         serving(lambda page: page.send(body=encoded())) as (other, other_url),
         serving(lambda page: page.send(302, Location=f"{other_url}/snapshot")) as (_, url),
     ):
-        assert "another host" in refused(url, token="secret")
+        assert f"redirects to {other_url}/snapshot" in refused(url, token="secret")
         assert other.asked == []
-        assert tracefit.load(url).generation == 42
 
 
 @pytest.mark.parametrize("url", ["http://", "http://[", "http://h:port/", "http://h/a b", "http://h/ä", "http:///x"])

@@ -1,27 +1,15 @@
-"""Recordings: files of telemetry, told by their content, read in order of time.
+"""Recordings: files of telemetry, told by their content and never by name, read in order of event time.
 
-What a recording's bytes are: how they are compressed, and where one entry ends; told by content, never by name.
-
-    lines               a JSON object each
+    lines               a JSON object each: an export, a message of a KV publisher, or a scraped page of counters
     varint + protobuf   each export preceded by its length as a varint
     u32 + entry         each preceded by its length as four bytes, big endian: the OpenTelemetry Collector's file
                         exporter with ``format: proto``, or with ``compression: zstd`` and each entry compressed alone
 
-The whole may be gzipped or compressed with zstd. A protobuf export begins with the tag of ``resource_spans``, which is
-what tells the two kinds of lengths apart.
+The whole may be gzipped or compressed with zstd. A protobuf export begins with the tag of ``resource_spans``, which
+tells the two kinds of lengths apart. A damaged file gives what precedes the damage.
 
-Recordings as a receiver: what a file holds is told by its content, and several files are merged by event time.
-
-Four kinds of entries: exports as protobuf or as JSON; messages of a KV publisher and scraped pages of counters, one
-JSON line each. How they are framed and compressed is in collector/recordings.py, which files are one source in
-collector/recordings.py. A damaged file gives what precedes the damage.
-
-The merge key of an export is the newest span end seen so far in its file, that of a KV batch or a page
-the newest one's time:
-never decreasing, so that the order within a file stays as recorded, and independent of the order of the files on the
-command line.
-
-Which files are read, and which of them are one source: directories, standard input, files in rotation.
+The merge key of an entry is the newest span end, KV batch or page in its file so far: it never decreases, so that the
+order within a file stays as recorded, whatever the order of the files on the command line.
 
 A file is a source of its own, because two recordings may be of two machines. Files that a rotation made of one are one:
 
@@ -37,6 +25,7 @@ exporter for object stores wrote below one folder, each minute into another one;
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import heapq
 import io
@@ -44,7 +33,7 @@ import os
 import re
 import zlib
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, Final, NamedTuple, cast
 
@@ -55,13 +44,16 @@ from collector.ingest import Export, count_spans, newest_end_unix_nano
 from collector.runtime import Clock, PrintLine, Progress, StartError
 from collector.telemetry import KvSkip, Outcome, ScrapeOutcome
 
-GZIP: Final = b"\x1f\x8b"
-ZSTD: Final = b"\x28\xb5\x2f\xfd"
+STDIN: Final = "-"
+FILE_TRANSPORT: Final = "file"
+GZIP, ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 EXPORT_BYTES_MAX: Final = 1 << 30
 SNIFF_BYTES: Final = 64
-_FIRST_TAG: Final = 0x0A
-_VARINT_BYTES_MAX: Final = 5
+_FIRST_TAG: Final = b"\x0a"
+_U32_BYTES, _VARINT_BYTES_MAX, _CONTINUED = 4, 5, 0x80
 _WINDOW_BYTES_MAX: Final = 1 << 27
+_NUMBERS_BYTES: Final = 256
+"""What a page or a batch of KV events counts for in a turn: it holds numbers only."""
 _NOT_READ: Final = {
     b"BZh": "bzip2",
     b"\xfd7zXZ\x00": "xz",
@@ -69,6 +61,20 @@ _NOT_READ: Final = {
     b"PK\x03\x04": "zip",
     b"PAR1": "Parquet",
 }
+_OTHER_SIGNALS: Final = (b'{"resourceMetrics"', b'{"resourceLogs"')
+_ROTATED: Final = re.compile(
+    r"(?P<stem>.+?)(?:"
+    r"-\d{4}-\d\d-\d\dT\d\d-\d\d-\d\d\.\d{3}(?:-[a-z]+)?(?P<suffix>\.[^.]+)?"
+    r"|-20\d{6}(?:-?\d{2,10})?"
+    r"|\.\d{1,3}"
+    r")(?:\.gz|\.zst)?"
+)
+_PARTITIONED: Final = re.compile(
+    r"(?P<above>.*?)/?(?:year=)?20\d\d/(?:month=)?\d\d(?:/(?:day=|hour=|minute=)?\d\d){0,3}/(?P<stem>[A-Za-z]*)[^/]*"
+)
+
+
+# --- bytes ------------------------------------------------------------------------------------------------------------
 
 
 class NotReadError(ValueError):
@@ -102,79 +108,57 @@ class _Rejoined(io.RawIOBase):
         return len(taken)
 
 
-def sniff(stream: Any) -> tuple[bytes, io.BufferedReader]:
+def _sniff(stream: Any) -> tuple[bytes, io.BufferedReader]:
     """The first bytes, and all of them to be read; a pipe need not be able to go back."""
     head = stream.read(SNIFF_BYTES) or b""
     return head, io.BufferedReader(_Rejoined(head, stream))
 
 
-def decompressed(raw: BinaryIO) -> io.BufferedReader:
-    """The bytes without their compression.
-
-    Raises:
-        NotReadError: they are compressed with, or are, something else.
-    """
-    head, stream = sniff(raw)
+def _decompressed(raw: BinaryIO) -> io.BufferedReader:
+    """The bytes without their compression; NotReadError if they are compressed with, or are, something else."""
+    head, stream = _sniff(raw)
     if head.startswith(GZIP):
         return io.BufferedReader(cast("Any", gzip.GzipFile(fileobj=stream)))
     if head.startswith(ZSTD):
-        return io.BufferedReader(cast("Any", _zstd(stream)))
+        return io.BufferedReader(_decompressor().stream_reader(stream, read_across_frames=True))
     for magic, name in _NOT_READ.items():
         if head.startswith(magic):
             raise NotReadError(f"{name} is not read, only plain files, gzip and zstd")
     return stream
 
 
-def _zstd(stream: Any) -> Any:
-    zstandard = _zstandard()
-    decompressor = zstandard.ZstdDecompressor(max_window_size=_WINDOW_BYTES_MAX)
-    return _Guarded(decompressor.stream_reader(stream, read_across_frames=True), zstandard.ZstdError)
-
-
-def _zstandard() -> Any:
+def _decompressor() -> Any:
     try:
         import zstandard  # noqa: PLC0415 -- an extra: few recordings need it
     except ImportError:
         raise NotReadError("zstd needs a package that is not installed: install tracefit's extra zstd") from None
-    return zstandard
+    return zstandard.ZstdDecompressor(max_window_size=_WINDOW_BYTES_MAX)
+
+
+def _damages() -> tuple[type[Exception], ...]:
+    """What reading raises where a file is damaged."""
+    with contextlib.suppress(ImportError):
+        import zstandard  # noqa: PLC0415
+
+        return DamagedError, EOFError, zlib.error, OSError, zstandard.ZstdError
+    return DamagedError, EOFError, zlib.error, OSError
 
 
 def _whole_frame(entry: bytes) -> bytes:
-    zstandard = _zstandard()
-    frame = zstandard.ZstdDecompressor(max_window_size=_WINDOW_BYTES_MAX).decompressobj()
-    try:
-        out: bytes = frame.decompress(entry)
-    except zstandard.ZstdError as error:
-        raise DamagedError(str(error)) from None
+    frame = _decompressor().decompressobj()
+    out: bytes = frame.decompress(entry)
     if not frame.eof:
         raise DamagedError("an entry is cut short")
     return out
 
 
-class _Guarded(io.RawIOBase):
-    """A stream whose own kind of error is a DamagedError."""
-
-    def __init__(self, stream: Any, error: type[Exception]) -> None:
-        self._stream = stream
-        self._error = error
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        try:
-            return cast("int", self._stream.readinto(buffer))
-        except self._error as error:
-            raise DamagedError(str(error)) from None
-
-
-def is_json(head: bytes) -> bool:
+def _is_json(head: bytes) -> bool:
     """A brace and then a key; the first export of another kind, 123 bytes long, never looks like that."""
     head = head.lstrip()
     return head.startswith(b"{") and head[1:].lstrip()[:1] in {b'"', b"}"}
 
 
-def entries(head: bytes, stream: io.BufferedReader) -> Iterator[bytes]:
+def _entries(head: bytes, stream: io.BufferedReader) -> Iterator[bytes]:
     """Entries that are preceded by their length; each is protobuf, or a JSON object.
 
     Raises:
@@ -192,78 +176,59 @@ def entries(head: bytes, stream: io.BufferedReader) -> Iterator[bytes]:
 
 
 def _has_u32_lengths(head: bytes) -> bool:
-    behind = head[4:]
-    if not (behind.startswith(ZSTD) or behind[:1] == bytes([_FIRST_TAG]) or is_json(behind)):
+    behind = head[_U32_BYTES:]
+    if not behind.startswith((ZSTD, _FIRST_TAG)) and not _is_json(behind):
         return False
-    at = next((at for at, byte in enumerate(head[:_VARINT_BYTES_MAX]) if byte < 0x80), 0)  # noqa: PLR2004
-    return head[at + 1 : at + 2] != bytes([_FIRST_TAG])
+    at = next((at for at, byte in enumerate(head[:_VARINT_BYTES_MAX]) if byte < _CONTINUED), 0)
+    return head[at + 1 : at + 2] != _FIRST_TAG
 
 
 def _read_u32(stream: io.BufferedReader) -> int | None:
-    data = stream.read(4)
-    if not data:
-        return None
-    if len(data) < 4:  # noqa: PLR2004
+    data = stream.read(_U32_BYTES)
+    if 0 < len(data) < _U32_BYTES:
         raise NoEntryError("a length is cut short")
-    return int.from_bytes(data, "big")
+    return int.from_bytes(data, "big") if data else None
 
 
 def _read_varint(stream: io.BufferedReader) -> int | None:
     length = 0
     for index in range(_VARINT_BYTES_MAX):
         byte = stream.read(1)
+        if not byte and index:
+            raise NoEntryError("a length is cut short")
         if not byte:
-            if index:
-                raise NoEntryError("a length is cut short")
             return None
         length |= (byte[0] & 0x7F) << (7 * index)
-        if byte[0] < 0x80:  # noqa: PLR2004 -- the continuation bit
+        if byte[0] < _CONTINUED:
             return length
     raise NoEntryError("no length where an export should begin")
 
 
-FILE_TRANSPORT = "file"
-_NUMBERS_BYTES = 256
-"""What a page or a batch of KV events counts for: it holds numbers only."""
-_OTHER_SIGNALS = (b'{"resourceMetrics"', b'{"resourceLogs"')
-
-Warn = Callable[[str], None]
+# --- entries ----------------------------------------------------------------------------------------------------------
 
 
 class TimedExport(NamedTuple):
-    """An export and its place in event time."""
+    """An export, its place in event time, and the recording it is from."""
 
     unix_nano: int
+    label: str
     export: Export
-
-    @property
-    def label(self) -> str:
-        """The file it comes from."""
-        return self.export.peer
 
 
 class TimedKv(NamedTuple):
-    """A batch of KV events and its place in event time."""
+    """A batch of KV events, likewise."""
 
     unix_nano: int
+    label: str
     batch: KvBatch
-
-    @property
-    def label(self) -> str:
-        """The file it comes from."""
-        return self.batch.source
 
 
 class TimedPage(NamedTuple):
-    """A page of counters and its place in event time."""
+    """A page of counters, likewise."""
 
     unix_nano: int
+    label: str
     page: ScrapedPage
-
-    @property
-    def label(self) -> str:
-        """The file it comes from."""
-        return self.page.recording
 
 
 Timed = TimedExport | TimedKv | TimedPage
@@ -281,7 +246,7 @@ class Recording:
     """
 
     def __init__(
-        self, path: Path | str, warn: Warn, source: str = "", stream: BinaryIO | None = None, size_bytes: int = 0
+        self, path: Path | str, warn: PrintLine, source: str = "", stream: BinaryIO | None = None, size_bytes: int = 0
     ) -> None:
         try:
             file = Path(path)
@@ -306,24 +271,23 @@ class Recording:
 
     def __iter__(self) -> Generator[Timed, None, None]:
         newest_unix_nano = 0
-        for payload in self._payloads():
-            if isinstance(payload, KvBatch):
-                self._entries += 1
-                newest_unix_nano = max(newest_unix_nano, payload.ts_unix_ns)
-                yield TimedKv(newest_unix_nano, payload)
-                continue
-            if isinstance(payload, ScrapedPage):
-                self._entries += 1
-                newest_unix_nano = max(newest_unix_nano, payload.unix_ns)
-                yield TimedPage(newest_unix_nano, payload)
-                continue
-            spans = count_spans(payload)
-            if isinstance(spans, Outcome):
-                self.undecodable += 1
-                continue
+        for said in self._said_in_it():
+            if isinstance(said, KvBatch):
+                newest_unix_nano = max(newest_unix_nano, said.ts_unix_ns)
+                timed: Timed = TimedKv(newest_unix_nano, self.label, said)
+            elif isinstance(said, ScrapedPage):
+                newest_unix_nano = max(newest_unix_nano, said.unix_ns)
+                timed = TimedPage(newest_unix_nano, self.label, said)
+            else:
+                spans = count_spans(said)
+                if isinstance(spans, Outcome):
+                    self.undecodable += 1
+                    continue
+                newest_unix_nano = max(newest_unix_nano, newest_end_unix_nano(said))
+                export = Export(said, self.label, FILE_TRANSPORT, spans, self.label)
+                timed = TimedExport(newest_unix_nano, self.label, export)
             self._entries += 1
-            newest_unix_nano = max(newest_unix_nano, newest_end_unix_nano(payload))
-            yield TimedExport(newest_unix_nano, Export(payload, self.label, FILE_TRANSPORT, spans, self.label))
+            yield timed
         for why, pages in self._bad_pages.items():
             self._say(f"{pages} pages cannot be learned from ({why})")
         if self._other_signals:
@@ -337,14 +301,14 @@ class Recording:
         """The exports of a recording without their times."""
         return (timed for timed in self if isinstance(timed, TimedExport))
 
-    def _payloads(self) -> Iterator[bytes | KvBatch | ScrapedPage]:
+    def _said_in_it(self) -> Iterator[bytes | KvBatch | ScrapedPage]:
         try:
             with self._raw:
-                head, stream = sniff(decompressed(self._raw))
-                yield from self._lines(stream) if is_json(head) else self._exports(head, stream)
+                head, stream = _sniff(_decompressed(self._raw))
+                yield from self._lines(stream) if _is_json(head) else self._exports(head, stream)
         except NotReadError as error:
             self._say(str(error))
-        except (DamagedError, EOFError, zlib.error, OSError) as error:
+        except _damages() as error:
             if isinstance(error, NoEntryError) and not self._entries:
                 return  # no recording at all, which is said once
             self._say(f"damaged after {self.position_bytes} bytes ({error})")
@@ -366,21 +330,19 @@ class Recording:
                     self._bad_pages[parser.explain(page)] += 1
                 else:
                     yield page
-                continue
-            if LINE_MARK in line:
+            elif LINE_MARK in line:
                 batch = read_line(line, self.label)
                 if isinstance(batch, KvSkip):
                     self.undecodable += 1
                 else:
                     yield batch
-                continue
-            if line.startswith(_OTHER_SIGNALS):
+            elif line.startswith(_OTHER_SIGNALS):
                 self._other_signals += 1
-                continue
-            yield from self._converted(line)
+            else:
+                yield from self._converted(line)
 
     def _exports(self, head: bytes, stream: io.BufferedReader) -> Iterator[bytes]:
-        for entry in entries(head, stream):
+        for entry in _entries(head, stream):
             if entry.startswith(b"{"):
                 yield from self._converted(entry)
             else:
@@ -416,43 +378,25 @@ def merged(recordings: Iterable[Recording]) -> Iterator[Timed]:
 
 def merged_with_progress(recordings: Sequence[Recording], clock: Clock, note: PrintLine) -> Iterator[Timed]:
     """The same, and how far that is on the way."""
-    total_bytes = sum(recording.size_bytes for recording in recordings)
-    spans = exports = kv_batches = pages = 0
-    with Progress("read", total_bytes, clock, note) as progress:
+    spans = 0
+    read: Counter[type] = Counter()
+    with Progress("read", sum(recording.size_bytes for recording in recordings), clock, note) as progress:
         for timed in merged(recordings):
             yield timed
-            if isinstance(timed, TimedKv):
-                kv_batches += 1
-            elif isinstance(timed, TimedPage):
-                pages += 1
-            else:
-                exports += 1
-                spans += timed.export.spans
+            read[type(timed)] += 1
+            spans += timed.export.spans if isinstance(timed, TimedExport) else 0
             if progress.is_due:
-                progress.advance_to(
-                    sum(recording.position_bytes for recording in recordings), f"{exports:,} exports, {spans:,} spans"
-                )
-    kv_text = f" and {kv_batches} batches of KV events" if kv_batches else ""
-    kv_text += f" and {pages} pages" if pages else ""
-    note(f"read {exports} exports, {spans} spans{kv_text} in {progress.elapsed_s:.1f} s")
+                done_bytes = sum(recording.position_bytes for recording in recordings)
+                progress.advance_to(done_bytes, f"{read[TimedExport]:,} exports, {spans:,} spans")
+    others = ((TimedKv, "batches of KV events"), (TimedPage, "pages"))
+    more = "".join(f" and {read[kind]} {name}" for kind, name in others if read[kind])
+    note(f"read {read[TimedExport]} exports, {spans} spans{more} in {progress.elapsed_s:.1f} s")
 
 
-STDIN: Final = "-"
-_ROTATED: Final = re.compile(
-    r"(?P<stem>.+?)(?:"
-    r"-\d{4}-\d\d-\d\dT\d\d-\d\d-\d\d\.\d{3}(?:-[a-z]+)?(?P<suffix>\.[^.]+)?"
-    r"|-20\d{6}(?:-?\d{2,10})?"
-    r"|\.\d{1,3}"
-    r")(?:\.gz|\.zst)?"
-)
-_PARTITIONED: Final = re.compile(
-    r"(?P<above>.*?)/?(?:year=)?20\d\d/(?:month=)?\d\d(?:/(?:day=|hour=|minute=)?\d\d){0,3}/(?P<stem>[A-Za-z]*)[^/]*"
-)
+# --- files ------------------------------------------------------------------------------------------------------------
 
 
-def open_recordings(
-    paths: Sequence[Path], warn: Callable[[str], None], stdin: BinaryIO | None = None
-) -> list[Recording]:
+def open_recordings(paths: Sequence[Path], warn: PrintLine, stdin: BinaryIO | None = None) -> list[Recording]:
     """Open files, the files of directories, and ``-``, which is ``stdin``; StartError for what cannot be."""
     files = recording_files(map(str, paths))
     return [

@@ -321,10 +321,10 @@ def _unpack(piece: Piece, at: int) -> Timed:
     label, kind, unix_nano = piece.key.recording, piece.kinds[at], int(piece.unix_nano[at])
     data = piece.payloads[piece.stops[at - 1] if at else 0 : piece.stops[at]].tobytes()
     if kind == _KINDS[TimedExport]:
-        return TimedExport(unix_nano, Export(data, label, FILE_TRANSPORT, 0, label))
+        return TimedExport(unix_nano, label, Export(data, label, FILE_TRANSPORT, 0, label))
     if kind == _KINDS[TimedKv]:
-        return TimedKv(unix_nano, msgspec.msgpack.decode(data, type=KvBatch))
-    return TimedPage(unix_nano, msgspec.msgpack.decode(data, type=ScrapedPage))
+        return TimedKv(unix_nano, label, msgspec.msgpack.decode(data, type=KvBatch))
+    return TimedPage(unix_nano, label, msgspec.msgpack.decode(data, type=ScrapedPage))
 
 
 # --- engines learned --------------------------------------------------------------------------------------------------

@@ -1,26 +1,13 @@
-"""States of a fleet: pulled, merged, folded into one per configuration, told as one document.
-
-``tracefit merge``: what several sidecars learned, as one state.
-
-Statistics are added stratum by stratum, so that the result equals one learner that saw all of it (invariant 6);
-what waits in a join window belongs to its sidecar and is left out. The result serves ``donors`` and further merges.
-
-What merged states know, as snapshots: by configuration, and for all that run one model on one GPU.
-
-Deterministic: the time of a snapshot is that of the newest row, so that the same states give the same bytes.
-
-Many states into one, with memory for one: who is taken is decided first, then they are added in order of time.
-
-Of states that share rows the newest is taken (online/state/lineage.py); the order of the sum is that of event time, and
-of the bytes where that is equal, so that neither the order of the sources nor who was unreachable the last time shows.
-Streams that follow each other, or all overlap, give the same in any tree; this is a list, because adding one state
-costs little beside reading it.
-
-``tracefit fleet pull``: one round of asking every source, and what is written after it.
+"""States of a fleet merged: ``tracefit merge`` of files, and one round of ``tracefit fleet pull``.
 
     OUT/snapshot.json, <config>.blis.yaml    by configuration
     OUT/states/<config>.bin                  what that is made of, for donors and further merges
     OUT/all/...                              the same for all that run one model on one GPU
+
+Statistics are added stratum by stratum, so that the result equals one learner that saw all of it (invariant 6). Who is
+taken is decided first, with memory for one state: of states that share rows the newest (online/state/lineage.py). Then
+they are added in the order of event time, and of the bytes where that is equal, so that neither the order of the
+sources nor who was unreachable the last time shows. The time of a snapshot is that of the newest row.
 
 Every file is replaced as one step, states before the snapshot. A configuration that no source knows any more leaves the
 snapshot; its state stays. One process writes to a directory at a time.
@@ -29,9 +16,7 @@ snapshot; its state stays. One process writes to a directory at a time.
 from __future__ import annotations
 
 import hashlib
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
@@ -312,7 +297,6 @@ def add(chosen: Sequence[Examined], config: Config) -> Bank:
 
 ALL_NAME, STATES_NAME, KEPT_NAME = "all", "states", ".pull"
 CONFIGS_MAX = 10_000
-CONNECTIONS = 16
 _SOURCES_NAMED = 20
 
 
@@ -351,7 +335,6 @@ class Puller:
         self._note = note
         self._directory = Directory(options.out, clock, "OUT")
         self._fetcher: StateFetcher | None = None
-        self._stopping = threading.Event()
         self._written: list[bytes] = []
         self._snapshot: Snapshot | None = None
 
@@ -362,7 +345,7 @@ class Puller:
         try:
             for name in ("", ALL_NAME):
                 (out / name / STATES_NAME).mkdir(parents=True, exist_ok=True)
-            self._fetcher = StateFetcher(out / KEPT_NAME, self._clock, self._options.timeout_s, self._options.token)
+            self._fetcher = StateFetcher(out / KEPT_NAME, self._options.timeout_s, self._options.token)
         except OSError as error:
             raise StartError(f"cannot write to OUT {out}: {error.strerror}") from None
 
@@ -377,16 +360,9 @@ class Puller:
         """Ask every source, merge, write; if shown, with how many were asked."""
         assert self._fetcher is not None, "pull comes after start"  # noqa: S101
         places = look(self._options.sources)
-        self._fetcher.keep_only(places)
-        fetched = []
         note = self._note if is_shown else _say_nothing
-        with (
-            ThreadPoolExecutor(CONNECTIONS, "fleet-fetch") as pool,
-            Progress("asked", len(places), self._clock, note, "sources") as progress,
-        ):
-            for answer in pool.map(self._fetcher.fetch, places):
-                fetched.append(answer)
-                progress.advance(1)
+        with Progress("asked", len(places), self._clock, note, "sources") as progress:
+            fetched = self._fetcher.fetch(places, progress.advance)
         now_unix_nano = NEVER_NS if self._options.of_any_time else self._clock.unix_nano()
         read = [
             each if each.path is None else examine(each, each.path, self._config, now_unix_nano) for each in fetched

@@ -50,7 +50,7 @@ from collector.service import check_learning, make_pipeline
 from online import PHASES, Quality, Target
 
 from .pull import Puller, PullOptions, conclude
-from .sources import open_store
+from .sources import list_objects, open_store
 
 LOCAL: Final = "local"
 TRIES: Final = 3
@@ -173,21 +173,13 @@ def _local_files(place: str) -> Iterator[tuple[str, int]]:
 
 
 def _objects(url: str) -> Iterator[tuple[str, int]]:
-    storage, path = open_store(url)
     try:
-        found = storage.glob(path, detail=True) if "*" in path else storage.find(path, detail=True)
-    except Exception as error:  # noqa: BLE001 -- every store has errors of its own
-        raise StartError(f"cannot read {url}: {type(error).__name__}: {error}") from None
-    above = path.rstrip("/") + "/"
-    found = {
-        name: about
-        for name, about in found.items()
-        if about.get("type") == "file" and "/." not in "/" + name.removeprefix(above)
-    }
-    for name, about in found.items():
-        yield f"{url.partition('://')[0]}://{name.lstrip('/')}", int(about.get("size") or 0)
+        found = list_objects(url)
+    except OSError as error:
+        raise StartError(f"cannot read {url}: {error}") from None
     if not found:
         raise StartError(f"cannot read {url}: there is no object in it")
+    yield from found
 
 
 class StoreError(Exception):

@@ -1,18 +1,12 @@
-"""Where states are, and how each is fetched.
-
-Object stores by fsspec, which is an extra: most fleets are asked over HTTP.
-
-Where states are: what a SOURCE of `tracefit fleet` stands for at the moment.
+"""Where the states of a fleet are, and how each is brought here: bounded in bytes and time, asked for again by ETag.
 
     http://10.0.0.7:9464              a sidecar, whose /state is asked; another path is taken as it is
     dns+http://tracefit.llm.svc:9464  every address behind a name: the pods of a headless Service
     @targets.yaml                     a file of targets as Prometheus reads them, read again every time
     states/  a/state.bin              a directory and all below it (*.bin), or one file
-    s3://bucket/prefix                an object, or all below a prefix (*.bin); whatever fsspec knows
+    s3://bucket/prefix                an object, or all below a prefix (*.bin); whatever fsspec, an extra, knows
 
 A source that cannot be looked at is a place of its own, which is then said and counted as unreachable.
-
-States brought here: bounded in bytes and time, kept on disk, asked for again by ETag.
 
 A body goes straight into its file, so that memory does not grow with the fleet. Redirects are not followed and no
 proxy of the environment is asked: a sidecar is in the cluster, and its token is for it alone.
@@ -20,21 +14,22 @@ proxy of the environment is asked: a sidecar is in the cluster, and its token is
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import heapq
-import http.client
+import http
 import logging
 import os
 import shutil
-import ssl
 import urllib.parse
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+import aiohttp
+
 from collector.ingest.scrape import addresses_of, read_targets
-from collector.runtime import Clock, StartError
-from collector.runtime.http import BoundedConnection
+from collector.runtime import StartError
 from collector.telemetry import PullOutcome
 
 _TALKATIVE: Final = ("aiobotocore", "azure", "gcsfs")
@@ -73,7 +68,7 @@ class StatePlace(NamedTuple):
     url: str = ""
     address: str = ""
     path: Path | None = None
-    storage: Any = None
+    object: str = ""
     problem: str = ""
 
 
@@ -134,16 +129,30 @@ def _files(path: Path) -> Iterator[StatePlace]:
     yield from _first(str(path), (name for name in names if _is_state(name)), lambda name: {"path": Path(name)})
 
 
-def _objects(url: str) -> Iterator[StatePlace]:
+def list_objects(url: str) -> list[tuple[str, int]]:
+    """URL and size of an object, of all below a prefix but for hidden ones, or of those that match a pattern.
+
+    Raises:
+        StartError: a package is missing.
+        OSError: the store says no.
+    """
     storage, path = open_store(url)
-    scheme = url.partition("://")[0]
     try:
-        names = storage.find(path) if storage.isdir(path) else [path]
+        found = storage.glob(path, detail=True) if "*" in path else storage.find(path, detail=True)
     except Exception as error:  # noqa: BLE001 -- every store has errors of its own
         raise OSError(f"{type(error).__name__}: {error}") from None
-    states = (name for name in names if name == path or _is_state(name))
-    for place in _first(url, states, lambda name: {"storage": (storage, name)}):
-        yield place if place.problem else place._replace(name=f"{scheme}://{place.name}")
+    above, scheme = path.rstrip("/") + "/", url.partition("://")[0]
+    return [
+        (f"{scheme}://{name.lstrip('/')}", int(about.get("size") or 0))
+        for name, about in found.items()
+        if about.get("type") != "directory" and "/." not in "/" + name.removeprefix(above)
+    ]
+
+
+def _objects(url: str) -> Iterator[StatePlace]:
+    names = [name for name, _ in list_objects(url)]
+    whole = names if len(names) == 1 and names[0].endswith(url.rpartition("/")[2]) else filter(_is_state, names)
+    yield from _first(url, whole, lambda name: {"object": name})
 
 
 def _first(source: str, names: Iterable[str], where: Callable[[str], dict[str, Any]]) -> Iterator[StatePlace]:
@@ -181,6 +190,7 @@ def _sentence(error: Exception) -> str:
 
 
 STATE_BYTES_MAX = 1 << 30
+CONNECTIONS = 16
 _CHUNK_BYTES = 1 << 18
 _OUTCOMES = {
     401: PullOutcome.UNAUTHENTICATED,
@@ -207,22 +217,19 @@ class _Refusal(Exception):
 
 
 class StateFetcher:
-    """Fetches into a directory of its own; ``fetch`` from any thread, one at a time per place.
+    """Fetches into a directory of its own, ``CONNECTIONS`` at a time.
 
     Args:
         directory: where bodies are kept from one pull to the next; made anew.
-        clock: for the time limit.
         timeout_s: longest time for one state.
-        token: read before each question; empty sends none.
+        token: read before each round; empty sends none.
     """
 
-    def __init__(self, directory: Path, clock: Clock, timeout_s: float, token: Callable[[], str]) -> None:
+    def __init__(self, directory: Path, timeout_s: float, token: Callable[[], str]) -> None:
         self._directory = directory
-        self._clock = clock
         self._timeout_s = timeout_s
         self._token = token
         self._tags: dict[str, str] = {}
-        self._tls: ssl.SSLContext | None = None
         shutil.rmtree(directory, ignore_errors=True)
         directory.mkdir(parents=True)
 
@@ -230,31 +237,42 @@ class StateFetcher:
         """Remove what is kept."""
         shutil.rmtree(self._directory, ignore_errors=True)
 
-    def keep_only(self, places: list[StatePlace]) -> None:
-        """What is kept of other places goes."""
+    def fetch(self, places: Sequence[StatePlace], done: Callable[[int], None] = lambda _: None) -> list[Fetched]:
+        """Bring states here; what is kept of other places goes. ``done`` is told of each that came."""
         wanted = {place.name for place in places}
         for name in [name for name in self._tags if name not in wanted]:
             del self._tags[name]
             self._kept(name).unlink(missing_ok=True)
+        return asyncio.run(self._fetch_all(places, done))
 
-    def fetch(self, place: StatePlace) -> Fetched:
-        """Bring one state here."""
+    async def _fetch_all(self, places: Sequence[StatePlace], done: Callable[[int], None]) -> list[Fetched]:
+        free = asyncio.Semaphore(CONNECTIONS)
+        timeout = aiohttp.ClientTimeout(total=self._timeout_s)
+        async with aiohttp.ClientSession(timeout=timeout, auto_decompress=False) as session:
+
+            async def fetch(place: StatePlace) -> Fetched:
+                async with free:
+                    fetched = await self._fetch(session, place)
+                done(1)
+                return fetched
+
+            return await asyncio.gather(*map(fetch, places))
+
+    async def _fetch(self, session: aiohttp.ClientSession, place: StatePlace) -> Fetched:
         if place.problem:
             return Fetched(place, None, PullOutcome.UNREACHABLE, place.problem)
         try:
-            return Fetched(place, self._bring(place))
+            if place.path is not None:
+                return Fetched(place, self._hold(place.name, place.path))
+            return Fetched(
+                place, await (self._ask(session, place) if place.url else asyncio.to_thread(self._copy, place))
+            )
         except _Refusal as refusal:
             return Fetched(place, None, refusal.outcome, str(refusal))
         except TimeoutError:
             return Fetched(place, None, PullOutcome.TIMEOUT, f"no answer within {self._timeout_s:g} s")
-        except (OSError, ValueError, http.client.HTTPException) as error:
-            text = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
-            return Fetched(place, None, PullOutcome.UNREACHABLE, text)
-
-    def _bring(self, place: StatePlace) -> Path:
-        if place.path is not None:
-            return self._hold(place.name, place.path)
-        return self._ask(place) if place.url else self._copy(place)
+        except (OSError, ValueError, aiohttp.ClientError) as error:
+            return Fetched(place, None, PullOutcome.UNREACHABLE, _sentence(error))
 
     def _hold(self, name: str, path: Path) -> Path:
         """A file as it is now, whatever its sidecar writes meanwhile."""
@@ -274,9 +292,7 @@ class StateFetcher:
     def _kept(self, name: str) -> Path:
         return self._directory / hashlib.sha256(name.encode()).hexdigest()[:32]
 
-    # --- HTTP -------------------------------------------------------------------------------------------------------
-
-    def _ask(self, place: StatePlace) -> Path:
+    async def _ask(self, session: aiohttp.ClientSession, place: StatePlace) -> Path:
         parts = urllib.parse.urlsplit(place.url)
         headers = {"Accept-Encoding": "identity"}
         if token := self._token():
@@ -284,53 +300,42 @@ class StateFetcher:
         kept, tag = self._kept(place.name), self._tags.get(place.name)
         if tag and kept.exists():
             headers["If-None-Match"] = tag
-        tls = self._context() if parts.scheme == "https" else None
-        connection = BoundedConnection(
-            parts, timeout_s=self._timeout_s, clock=self._clock, tls=tls, address=place.address
-        )
-        try:
-            connection.open()
-            connection.request("GET", parts.path + (f"?{parts.query}" if parts.query else ""), headers=headers)
-            with connection.getresponse() as response:
-                if response.status == http.HTTPStatus.NOT_MODIFIED and "If-None-Match" in headers:
-                    return kept
-                if response.status != http.HTTPStatus.OK:
-                    raise _Refusal(
-                        _OUTCOMES.get(response.status, PullOutcome.REFUSED),
-                        f"status {response.status} {response.reason}",
-                    )
-                self._tags.pop(place.name, None)
-                self._save(response, kept)
-                if new := response.getheader("ETag"):
-                    self._tags[place.name] = new
-        finally:
-            connection.close()
+        url, host = place.url, None
+        if place.address:  # of the many behind the name, which stays what is asked for
+            url, host = place.name, parts.hostname
+            headers["Host"] = parts.netloc
+        async with session.get(url, headers=headers, allow_redirects=False, server_hostname=host) as response:
+            if response.status == http.HTTPStatus.NOT_MODIFIED and "If-None-Match" in headers:
+                return kept
+            if response.status != http.HTTPStatus.OK:
+                outcome = _OUTCOMES.get(response.status, PullOutcome.REFUSED)
+                raise _Refusal(outcome, f"status {response.status} {response.reason}")
+            self._tags.pop(place.name, None)
+            await self._save(response, kept)
+            if new := response.headers.get("ETag"):
+                self._tags[place.name] = new
         return kept
 
-    def _context(self) -> ssl.SSLContext:
-        if self._tls is None:
-            self._tls = ssl.create_default_context()
-        return self._tls
-
     @staticmethod
-    def _save(response: http.client.HTTPResponse, kept: Path) -> None:
-        announced = response.length
+    async def _save(response: aiohttp.ClientResponse, kept: Path) -> None:
+        announced, size_bytes = response.content_length, 0
         if announced is not None and announced > STATE_BYTES_MAX:
             raise _too_large()
-        size_bytes = 0
         with kept.open("wb") as file:
-            while chunk := response.read1(_CHUNK_BYTES):
-                size_bytes += len(chunk)
-                if size_bytes > STATE_BYTES_MAX:
-                    raise _too_large()
-                file.write(chunk)
-        if announced is not None and size_bytes < announced:
-            raise _Refusal(PullOutcome.UNREACHABLE, f"the answer broke off after {size_bytes} of {announced} bytes")
-
-    # --- object storage ---------------------------------------------------------------------------------------------
+            try:
+                async for chunk in response.content.iter_chunked(_CHUNK_BYTES):
+                    size_bytes += len(chunk)
+                    if size_bytes > STATE_BYTES_MAX:
+                        raise _too_large()
+                    file.write(chunk)
+            except aiohttp.ClientPayloadError:
+                whole = "all" if announced is None else announced
+                detail = f"the answer broke off after {size_bytes} of {whole} bytes"
+                raise _Refusal(PullOutcome.UNREACHABLE, detail) from None
 
     def _copy(self, place: StatePlace) -> Path:
-        storage, name = place.storage
+        """An object of a store."""
+        storage, name = open_store(place.object)
         kept = self._kept(place.name)
         try:
             info = storage.info(name)

@@ -239,33 +239,24 @@ def test_objects_below_a_prefix_are_states_like_files(states, tmp_path):
 def test_a_live_state_that_is_replaced_while_it_is_read_counts_as_it_was(states, tmp_path):
     path = tmp_path / "state.bin"
     path.write_bytes(states["e0"])
-    fetcher = state_fetch.StateFetcher(tmp_path / "kept", FakeClock(unix_nano=NOW_NS), 1.0, str)
+    fetcher = state_fetch.StateFetcher(tmp_path / "kept", 1.0, str)
     (place,) = look([str(path)])
-    kept = fetcher.fetch(place).path
+    (fetched,) = fetcher.fetch([place])
+    kept = fetched.path
     (tmp_path / "new").write_bytes(states["later"])
     (tmp_path / "new").replace(path)
     assert kept.read_bytes() == states["e0"]
     fetcher.close()
 
 
-def test_a_server_that_drips_is_given_up(tmp_path):
-    clock = FakeClock(unix_nano=NOW_NS)
-
-    def answer(_path, _elapsed_s):
-        clock.advance(11)
-        return 200, {}, b"x" * 1000
-
+def test_a_server_that_does_not_finish_its_answer_is_given_up(tmp_path):
     from tests.support.page_server import PageServer
 
-    with PageServer(answer) as server:
-        _, said, _ = pulled_with(clock, [f"http://127.0.0.1:{server.port}"], tmp_path)
+    with PageServer(lambda _path, _elapsed_s: (200, {"Content-Length": "5000"}, b"x" * 1000)) as server:
+        said = []
+        options = PullOptions((f"http://127.0.0.1:{server.port}",), tmp_path / "fleet", timeout_s=0.3)
+        assert pull_once(options, CONFIG, FakeClock(unix_nano=NOW_NS), say=said.append, note=said.append) == 1
     assert said[0] == "1 sources: 1 timeout"
-
-
-def pulled_with(clock, sources, out):
-    said, noted = [], []
-    code = pull_once(PullOptions(tuple(sources), out / "fleet"), CONFIG, clock, say=said.append, note=noted.append)
-    return code, said, noted
 
 
 def test_the_fact_that_tells_two_kinds_of_machine_apart_is_named(tmp_path):

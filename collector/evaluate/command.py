@@ -22,12 +22,10 @@ from exporters.snapshot_file import write_atomically
 from online import Snapshot
 from online.features import registered
 
+from .baselines import WINDOW_S, PageReport, RequestReport, RequestScore, evaluate_pages, load_pages
 from .captures import Capture, load, with_kv_beside
-from .fits import NINE, SHAPE_SUFFIX
-from .leave_out import FIRST_ROWS, Transfer, group
-from .page_windows import WINDOW_S, PageReport, evaluate_pages, load_pages
 from .protocol import CaptureReport, Report, evaluate
-from .request_baselines import RequestReport, RequestScore
+from .systems import FIRST_ROWS, NINE, SHAPE_SUFFIX, Transfer, group
 
 COLUMNS: tuple[tuple[str, str], ...] = (
     ("step_mape", "step %"),

@@ -38,11 +38,9 @@ from collector.identity import Fact
 from online import REQUEST_FEATURES, ConfigSnapshot, Floats, Ints, Quality, RowBlock, Snapshot, Target
 from online.features import FeatureSet, build
 
+from .baselines import PageReport, RequestReport, judge_requests
 from .captures import Capture, ScoredRequest
-from .fits import Fit, ape, fit, prequential, rows_to_goal
-from .leave_out import Transfer, leave_one_out
-from .page_windows import PageReport
-from .request_baselines import RequestReport, judge_requests
+from .systems import Fit, Transfer, ape, fit, leave_one_out, prequential, rows_to_goal
 
 COVER_MIN, COVER_MAX = 0.97, 1.03
 

@@ -19,9 +19,9 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from collector.config import Config, JoinConfig
 from collector.decode.pages import PageParser, read_page_line
+from collector.evaluate.baselines import TRACEFIT, TimedReading, score_windows
 from collector.evaluate.captures import load
-from collector.evaluate.fits import Fit, design, learn, predict
-from collector.evaluate.page_windows import TRACEFIT, TimedReading, score_windows
+from collector.evaluate.systems import Fit, design, learn, predict
 from collector.identity import Knowledge
 from collector.ingest import Export
 from collector.join.pages import PageEngine

@@ -22,9 +22,8 @@ import numpy as np
 
 from collector.config.schema import Config, JoinConfig
 from collector.evaluate.captures import load as load_capture
-from collector.evaluate.fits import NINE, ape, design, identifiable, learn, predict
-from collector.evaluate.leave_out import leave_one_out
 from collector.evaluate.protocol import evaluate
+from collector.evaluate.systems import NINE, ape, design, identifiable, learn, leave_one_out, predict
 from collector.identity.knowledge import Knowledge
 from collector.recordings import Recording, TimedExport, merged
 from collector.service.build import make_pipeline

@@ -20,10 +20,10 @@ from pathlib import Path
 import tracefit
 from collector.commands.replay import replay
 from collector.config.schema import Config
-from collector.evaluate.captures import by_column, load
+from collector.evaluate.baselines import BASELINES, by_column, fitted, judge_requests
+from collector.evaluate.captures import load
 from collector.evaluate.command import published_of
 from collector.evaluate.protocol import client_view
-from collector.evaluate.request_baselines import BASELINES, fitted, judge_requests
 from collector.identity import Knowledge
 from collector.recordings import open_recordings
 from collector.runtime.tasks import SystemClock

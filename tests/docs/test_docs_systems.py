@@ -9,8 +9,8 @@ import pytest
 
 from collector.cli import _parser
 from collector.evaluate.command import COLUMNS
-from collector.evaluate.fits import LEARNING_CURVE, NINE
 from collector.evaluate.protocol import COVER_MAX, COVER_MIN
+from collector.evaluate.systems import LEARNING_CURVE, NINE
 from online.features.systems import SYSTEMS
 from online.features.systems.portable import PORTABLE
 from online.rows import Target

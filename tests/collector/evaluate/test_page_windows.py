@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from collector.cli import main
-from collector.evaluate.page_windows import KALMAN, LINE, TRACEFIT, TimedReading, evaluate_pages, load_pages
+from collector.evaluate.baselines import KALMAN, LINE, TRACEFIT, TimedReading, evaluate_pages, load_pages
 from collector.evaluate.protocol import Report
 from tests.collector.join.pages.test_scrape_windows import SimulatedEngine
 from tests.support.page_server import RECORDED

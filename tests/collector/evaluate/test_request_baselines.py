@@ -7,9 +7,8 @@ import pytest
 
 import tracefit
 from collector.cli import main
-from collector.evaluate import request_baselines
-from collector.evaluate.captures import ServedRequest
-from collector.evaluate.request_baselines import BASELINES, NOT_INSTALLED, judge_requests
+from collector.evaluate import baselines as request_baselines
+from collector.evaluate.baselines import BASELINES, NOT_INSTALLED, ServedRequest, judge_requests
 from tests.support.toy_spans import export_of
 from tests.tracefit.example_snapshot import encoded
 

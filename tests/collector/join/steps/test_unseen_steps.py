@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from collector.config.schema import Config
-from collector.evaluate.fits import NINE, design
+from collector.evaluate.systems import NINE, design
 from collector.join.block_ratio import BlockRatio
 from collector.service.pipeline import Pipeline
 from online.features.registry import build

@@ -21,11 +21,10 @@ from __future__ import annotations
 import contextlib
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.exposition import generate_latest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
@@ -33,7 +32,7 @@ from prometheus_client.utils import floatToGoString
 
 from exporters.what_if import Advisory, LoadView, PerGeneration
 from exporters.wording import US_PER_S, base_unit, label_value
-from online import ConfigSnapshot, DriftSnapshot, ModelSnapshot, ResidualSnapshot, Snapshot, TargetSnapshot
+from online import ConfigSnapshot, ModelSnapshot, ResidualSnapshot, Snapshot, TargetSnapshot
 from tracefit import TracefitError
 
 NS_PER_S = 1e9
@@ -255,65 +254,44 @@ PAGE_FAMILIES: tuple[Family, ...] = (
 """Families about the page itself; always shown once there is a snapshot."""
 
 
-class Sample(NamedTuple):
-    """One series of a family before rendering; a ``suffix`` that has a label of its own has its value last."""
+class _Series:
+    """The series of a page by family, in the order in which they are added; what cannot be one is withheld."""
 
-    labels: tuple[str, ...]
-    value: float
-    suffix: str = ""
+    def __init__(self) -> None:
+        self.by_family: dict[str, dict[tuple[str, tuple[str, ...]], float]] = {family.name: {} for family in FAMILIES}
+        self.withheld = 0
 
+    def add(self, family: str, labels: Sequence[str], value: float | None, suffix: str = "") -> None:
+        """One value, None for nothing; the value of a label that comes with its ``suffix`` stands last.
 
-Samples = dict[str, list[Sample]]
-"""By family."""
+        Absent beats wrong: what is not finite never leaves. The first of two that labels cannot tell apart stays.
+        """
+        series, key = self.by_family[family], (suffix, tuple(map(label_value, labels)))
+        if value is None:
+            return
+        if not math.isfinite(value) or key in series:
+            self.withheld += 1
+            return
+        series[key] = value
 
+    @property
+    def count(self) -> int:
+        """Series of all families."""
+        return sum(map(len, self.by_family.values()))
 
-def fit_samples(merged: Samples, max_series: int) -> int:
-    """Empty the least important families, then shorten the rest, until they fit; returns what is left."""
-    shown = sum(map(len, merged.values()))
-    for family in reversed(FAMILIES[2:]):
-        if shown <= max_series:
-            return shown
-        shown -= len(merged[family.name])
-        merged[family.name] = []
-    if shown > max_series:  # even what and how much does not fit: as many configurations as do, in snapshot order
-        info, coefficients = (merged[family.name] for family in FAMILIES[:2])
-        room = max_series
-        kept: set[str] = set()
-        counts: dict[str, int] = {}
-        for sample in coefficients:
-            counts[sample.labels[0]] = counts.get(sample.labels[0], 0) + 1
-        for sample in info:
-            need = 1 + counts.get(sample.labels[0], 0)
-            if need > room:
-                break
-            room -= need
-            kept.add(sample.labels[0])
-        info[:] = [sample for sample in info if sample.labels[0] in kept]
-        coefficients[:] = [sample for sample in coefficients if sample.labels[0] in kept]
-        shown = len(info) + len(coefficients)
-    return shown
-
-
-def drop_non_finite(samples: Samples) -> int:
-    """Absent beats wrong: a value that is not finite never leaves; returns how many there were."""
-    dropped = 0
-    for name, rows in samples.items():
-        finite = [sample for sample in rows if math.isfinite(sample.value)]
-        dropped += len(rows) - len(finite)
-        samples[name] = finite
-    return dropped
-
-
-def drop_repeated(merged: Samples) -> int:
-    """One value per series, the first: names that differ only in what a label cannot hold would give two."""
-    dropped = 0
-    for name, rows in merged.items():
-        unique: dict[tuple[str, tuple[str, ...]], Sample] = {}
-        for sample in rows:
-            unique.setdefault((sample.suffix, sample.labels), sample)
-        dropped += len(rows) - len(unique)
-        merged[name] = list(unique.values())
-    return dropped
+    def shorten(self, max_series: int) -> None:
+        """Empty the least important families until the page fits; then leave out the last configurations."""
+        for family in reversed(FAMILIES[2:]):
+            if self.count > max_series:
+                self.by_family[family.name] = {}
+        if self.count > max_series:
+            info, coefficients = (self.by_family[family.name] for family in FAMILIES[:2])
+            sizes = Counter(labels[0] for _, labels in (*info, *coefficients))
+            ends = accumulate(sizes[labels[0]] for _, labels in info)
+            kept = {labels[0] for (_, labels), end in zip(info, ends, strict=True) if end <= max_series}
+            for family in FAMILIES[:2]:
+                series = self.by_family[family.name]
+                self.by_family[family.name] = {key: value for key, value in series.items() if key[1][0] in kept}
 
 
 def snapshot_families(
@@ -332,52 +310,36 @@ def snapshot_families(
     Yields:
         Families in the order of the tables; empty ones are left out.
     """
-    legends = _legends(snapshot.configs)
-    per_config = [_config_samples(config, legend) for config, legend in zip(snapshot.configs, legends, strict=True)]
-    for config, samples in zip(snapshot.configs, per_config, strict=True):
+    series = _Series()
+    for config, legend in zip(snapshot.configs, _legends(snapshot.configs), strict=True):
+        _add_config(series, config, legend)
         if advisory is not None and not config.replaced_by:
             with contextlib.suppress(TracefitError):
-                _load_samples(samples, config, advisory.of(snapshot, config))
-    unusable = sum(drop_non_finite(samples) for samples in per_config)
-    merged: Samples = {family.name: [] for family in FAMILIES}
-    for samples in per_config:
-        for name, rows in samples.items():
-            merged[name].extend(rows)
-    unusable += drop_repeated(merged)
-    total = sum(map(len, merged.values()))
-    shown = fit_samples(merged, max_series)
+                _add_load(series, config, advisory.of(snapshot, config))
+    total = series.count
+    series.shorten(max_series)
     page = {
         "tracefit_snapshot_generation": snapshot.generation,
         "tracefit_snapshot_created_timestamp_seconds": snapshot.created_unix_nano / NS_PER_S,
         "tracefit_snapshot_configs": len(snapshot.configs),
-        "tracefit_exposition_series": shown,
+        "tracefit_exposition_series": series.count,
         "tracefit_exposition_series_capacity": max_series,
-        "tracefit_exposition_series_withheld": total - shown,
-        "tracefit_exposition_values_withheld": unusable,
+        "tracefit_exposition_series_withheld": total - series.count,
+        "tracefit_exposition_values_withheld": series.withheld,
     }
     for family in PAGE_FAMILIES:
-        yield _metric(family, [Sample((), page[family.name])])
+        yield _metric(family, {("", ()): page[family.name]})
     for family in FAMILIES:
-        if merged[family.name]:
-            yield _metric(family, merged[family.name])
+        if series.by_family[family.name]:
+            yield _metric(family, series.by_family[family.name])
 
 
-def _metric(family: Family, samples: list[Sample]) -> Metric:
-    if family.kind == "counter":
-        counter = CounterMetricFamily(family.name, family.help, labels=family.labels)
-        for sample in samples:
-            counter.add_metric(sample.labels, sample.value)
-        return counter
-    if family.kind in ("histogram", "summary"):
-        metric = Metric(family.name, family.help, family.kind)
-        for sample in samples:
-            names = (*family.labels, "le") if sample.suffix == BUCKET else family.labels
-            metric.add_sample(family.name + sample.suffix, dict(zip(names, sample.labels, strict=True)), sample.value)
-        return metric
-    gauge = GaugeMetricFamily(family.name, family.help, labels=family.labels)
-    for sample in samples:
-        gauge.add_metric(sample.labels, sample.value)
-    return gauge
+def _metric(family: Family, series: Mapping[tuple[str, tuple[str, ...]], float]) -> Metric:
+    metric = Metric(family.name.removesuffix("_total"), family.help, family.kind)
+    for (suffix, labels), value in series.items():
+        names = (*family.labels, "le") if suffix == BUCKET else family.labels
+        metric.add_sample(family.name + suffix, dict(zip(names, labels, strict=True)), value)
+    return metric
 
 
 def _legends(configs: Sequence[ConfigSnapshot]) -> list[str]:
@@ -394,153 +356,128 @@ def _legends(configs: Sequence[ConfigSnapshot]) -> list[str]:
     ]
 
 
-def _config_samples(config: ConfigSnapshot, legend: str) -> Samples:
-    config_id = label_value(config.config_id)
-    samples: Samples = {family.name: [] for family in FAMILIES}
-    identity = (label_value(_plain(config.config.get(key, ""))) for key, _ in IDENTITY_LABELS)
-    samples["tracefit_config_info"].append(Sample((config_id, label_value(legend), *identity), 1))
-    samples["tracefit_telemetry_quality"].append(Sample((config_id, label_value(config.telemetry)), 1))
+def _add_config(series: _Series, config: ConfigSnapshot, legend: str) -> None:
+    config_id = config.config_id
+    identity = (config.config.get(key, "") for key, _ in IDENTITY_LABELS)
+    plain = (str(value).lower() if isinstance(value, bool) else str(value) for value in identity)
+    series.add("tracefit_config_info", (config_id, legend, *plain), 1)
+    series.add("tracefit_telemetry_quality", (config_id, config.telemetry), 1)
     if config.last_heard_unix_nano:
-        heard_s = config.last_heard_unix_nano / NS_PER_S
-        samples["tracefit_last_heard_timestamp_seconds"].append(Sample((config_id,), heard_s))
-    modes = [engine.scheduling for engine in config.engines]
-    for mode in dict.fromkeys(modes):
-        samples["tracefit_engines"].append(Sample((config_id, label_value(mode)), modes.count(mode)))
+        series.add("tracefit_last_heard_timestamp_seconds", (config_id,), config.last_heard_unix_nano / NS_PER_S)
+    for mode, engines in Counter(engine.scheduling for engine in config.engines).items():
+        series.add("tracefit_engines", (config_id, mode), engines)
     for name, target in config.targets.items():
-        labels = (config_id, label_value(target.vector), label_value(name))
-        _target_samples(samples, labels, target)
-        if target.drift is not None:
-            _drift_samples(samples, labels, target.drift)
-    return samples
+        labels = (config_id, target.vector, name)
+        _add_target(series, labels, target)
+        if name == STEP_TIME:
+            _add_step(series, labels, target)
 
 
-def _plain(value: str | float) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _target_samples(samples: Samples, labels: tuple[str, ...], target: TargetSnapshot) -> None:
+def _add_target(series: _Series, labels: tuple[str, ...], target: TargetSnapshot) -> None:
+    """What is shown of every target."""
     if target.mean_us is not None:
-        samples["tracefit_target_mean_seconds"].append(Sample(labels, target.mean_us / US_PER_S))
+        series.add("tracefit_target_mean_seconds", labels, target.mean_us / US_PER_S)
     if target.residuals is not None:
-        _residual_samples(samples, labels, target.residuals)
-    champion = target.models.get(target.champion)
-    if champion is not None and target.champion != "portable":
-        samples["tracefit_champion"].append(Sample((*labels, label_value(target.champion)), 1))
+        _add_residuals(series, labels, target.residuals)
+    if target.champion in target.models and target.champion != "portable":
+        series.add("tracefit_champion", (*labels, target.champion), 1)
     for name, model in target.models.items():
-        _model_samples(samples, (*labels, label_value(name)), model)
-    if labels[-1] == STEP_TIME:
-        _step_samples(samples, labels, target)
+        _add_model(series, (*labels, name), model)
+    if target.drift is not None:
+        series.add("tracefit_drift_detections_total", labels, target.drift.count)
 
 
-def _step_samples(samples: Samples, labels: tuple[str, ...], target: TargetSnapshot) -> None:
+def _add_step(series: _Series, labels: tuple[str, ...], target: TargetSnapshot) -> None:
     """What is shown of step_time alone."""
     if target.interval is not None:
-        for bound, ratio in (("lower", target.interval.p10), ("upper", target.interval.p90)):
-            samples["tracefit_interval_ratio"].append(Sample((*labels, bound), ratio))
-    champion = target.models.get(target.champion)
+        series.add("tracefit_interval_ratio", (*labels, "lower"), target.interval.p10)
+        series.add("tracefit_interval_ratio", (*labels, "upper"), target.interval.p90)
+    champion, portable = (target.models.get(name) for name in (target.champion, "portable"))
     if champion is not None and champion.error is not None:
-        samples["tracefit_error_p90_ratio"].append(Sample(labels, champion.error.p90_ape))
-    error = target.prediction_error
-    if error is not None:
-        samples["tracefit_live_error_median_ratio"].append(Sample(labels, error.median_ape))
+        series.add("tracefit_error_p90_ratio", labels, champion.error.p90_ape)
+    if target.prediction_error is not None:
+        series.add("tracefit_live_error_median_ratio", labels, target.prediction_error.median_ape)
+    if portable is not None and portable.shaped_error is not None:
+        series.add("tracefit_shaped_error_median_ratio", labels, portable.shaped_error.median_ape)
     most = sorted(target.shape_factors.items(), key=lambda item: (-item[1].rows, item[0]))[:SHAPES_MAX]
     for shape, each in sorted(most):
-        samples["tracefit_shape_factor_ratio"].append(Sample((*labels, label_value(shape)), each.factor))
-    _samples_of_now(samples, labels, target)
-    if target.replicas:
-        _replica_samples(samples, labels, target)
-    if (portable := target.models.get("portable")) is not None and portable.shaped_error is not None:
-        samples["tracefit_shaped_error_median_ratio"].append(Sample(labels, portable.shaped_error.median_ape))
-
-
-def _samples_of_now(samples: Samples, labels: tuple[str, ...], target: TargetSnapshot) -> None:
-    """Level and correction."""
+        series.add("tracefit_shape_factor_ratio", (*labels, shape), each.factor)
     for phase, level in target.level.items():
-        samples["tracefit_level_ratio"].append(Sample((*labels, label_value(phase)), level.factor))
+        series.add("tracefit_level_ratio", (*labels, phase), level.factor)
     if target.correction is not None:
-        samples["tracefit_correction_active"].append(Sample(labels, int(target.correction.active)))
+        series.add("tracefit_correction_active", labels, int(target.correction.active))
+    _add_changes(series, labels, target)
 
 
-def _replica_samples(samples: Samples, labels: tuple[str, ...], target: TargetSnapshot) -> None:
-    samples["tracefit_replicas_differing"].append(Sample(labels, sum(each.differs for each in target.replicas)))
+def _add_changes(series: _Series, labels: tuple[str, ...], target: TargetSnapshot) -> None:
+    """When the speed of steps changed, and which engines differ from the others."""
+    if (drift := target.drift) is not None:
+        last_s = None if drift.last_unix_nano is None else drift.last_unix_nano / NS_PER_S
+        series.add("tracefit_drift_last_timestamp_seconds", labels, last_s)
+        series.add("tracefit_drift_gain_ratio", labels, drift.gain)
+        series.add("tracefit_engines_apart_ratio", labels, drift.engines_apart)
+    if target.replicas:
+        series.add("tracefit_replicas_differing", labels, sum(each.differs for each in target.replicas))
     for replica in target.replicas[:REPLICAS_MAX]:
-        if replica.ratio is not None:
-            labelled = (*labels, label_value(replica.engine))
-            samples["tracefit_replica_speed_ratio"].append(Sample(labelled, replica.ratio))
-            if replica.differs:
-                samples["tracefit_replica_differs"].append(Sample(labelled, 1))
+        series.add("tracefit_replica_speed_ratio", (*labels, replica.engine), replica.ratio)
+        if replica.differs and replica.ratio is not None:
+            series.add("tracefit_replica_differs", (*labels, replica.engine), 1)
 
 
-def _residual_samples(samples: Samples, labels: tuple[str, ...], residuals: ResidualSnapshot) -> None:
-    whole = labels[-1] == STEP_TIME
-    rows = samples["tracefit_step_residual_ratio" if whole else "tracefit_target_residual_ratio"]
+def _add_residuals(series: _Series, labels: tuple[str, ...], residuals: ResidualSnapshot) -> None:
+    is_step = labels[-1] == STEP_TIME
+    family = "tracefit_step_residual_ratio" if is_step else "tracefit_target_residual_ratio"
     if not 0.0 <= residuals.ratio_sum < math.inf:  # one value to withhold: half a histogram is none
-        rows.append(Sample(labels, math.nan, suffix=SUM))
+        series.add(family, labels, math.nan, SUM)
         return
-    if whole:
+    if is_step:
         bounds = (*map(floatToGoString, residuals.ratio_bounds), "+Inf")
         for bound, below in zip(bounds, accumulate(residuals.rows), strict=False):
-            rows.append(Sample((*labels, bound), below, suffix=BUCKET))
-    rows.append(Sample(labels, sum(residuals.rows), suffix=COUNT))
-    rows.append(Sample(labels, residuals.ratio_sum, suffix=SUM))
+            series.add(family, (*labels, bound), below, BUCKET)
+    series.add(family, labels, sum(residuals.rows), COUNT)
+    series.add(family, labels, residuals.ratio_sum, SUM)
 
 
-def _drift_samples(samples: Samples, labels: tuple[str, ...], drift: DriftSnapshot) -> None:
-    samples["tracefit_drift_detections_total"].append(Sample(labels, drift.count))
-    if labels[-1] != STEP_TIME:
-        return
-    if drift.last_unix_nano is not None:
-        samples["tracefit_drift_last_timestamp_seconds"].append(Sample(labels, drift.last_unix_nano / NS_PER_S))
-    if drift.gain is not None:
-        samples["tracefit_drift_gain_ratio"].append(Sample(labels, drift.gain))
-    if drift.engines_apart is not None:
-        samples["tracefit_engines_apart_ratio"].append(Sample(labels, drift.engines_apart))
-
-
-def _model_samples(samples: Samples, labels: tuple[str, ...], model: ModelSnapshot) -> None:
+def _add_model(series: _Series, labels: tuple[str, ...], model: ModelSnapshot) -> None:
     target, name = labels[-2:]
     if model.error is not None and (model.features or target == STEP_TIME):
         family = "tracefit_error_median_ratio" if model.features else "tracefit_predictor_error_median_ratio"
-        samples[family].append(Sample(labels, model.error.median_ape))
+        series.add(family, labels, model.error.median_ape)
     for feature in model.features:
         unit, divisor = base_unit(feature.unit)
-        full = (*labels, label_value(feature.name), unit)
-        samples["tracefit_coefficient"].append(Sample(full, feature.coefficient / divisor))
-        if feature.stderr is not None:
-            samples["tracefit_coefficient_stderr"].append(Sample(full, feature.stderr / divisor))
+        full = (*labels, feature.name, unit)
+        series.add("tracefit_coefficient", full, feature.coefficient / divisor)
+        stderr = None if feature.stderr is None else feature.stderr / divisor
+        series.add("tracefit_coefficient_stderr", full, stderr)
         if name == "portable":
-            samples["tracefit_coefficient_status"].append(Sample((*full, label_value(feature.status)), 1))
+            series.add("tracefit_coefficient_status", (*full, feature.status), 1)
     if name == "portable":
-        samples["tracefit_model_effective_rows"].append(Sample(labels, model.effective_rows))
+        series.add("tracefit_model_effective_rows", labels, model.effective_rows)
 
 
-def _load_samples(samples: Samples, config: ConfigSnapshot, view: LoadView) -> None:
+def _add_load(series: _Series, config: ConfigSnapshot, view: LoadView) -> None:
     """What the coefficients say of the load of the last minutes, beside what was observed of it."""
-    config_id = label_value(config.config_id)
-
-    def add(family: str, value: float | None, *labels: str) -> None:
-        if value is not None:
-            samples[family].append(Sample((config_id, *labels), value))
-
-    add("tracefit_usable", float(view.config.verdict.usable))
-    if view.mix is not None:
-        mix = view.mix
-        add("tracefit_observed_itl_seconds", None if mix.itl_us is None else mix.itl_us / US_PER_S)
+    of_config = (config.config_id,)
+    series.add("tracefit_usable", of_config, float(view.config.verdict.usable))
+    if (mix := view.mix) is not None:
+        series.add("tracefit_observed_itl_seconds", of_config, None if mix.itl_us is None else mix.itl_us / US_PER_S)
         if mix.ttft_us is not None:
             targets = (config.targets.get(name) for name in _API_TARGETS)
             api_us = sum(target.mean_us or 0.0 for target in targets if target is not None)
-            add("tracefit_observed_ttft_seconds", (mix.ttft_us + api_us) / US_PER_S)
-        add("tracefit_load", mix.concurrency, "concurrency")
-        add("tracefit_load", mix.prompt_tokens, "prompt_tokens")
-        add("tracefit_load", mix.output_tokens, "output_tokens")
-        add("tracefit_load", mix.prefix_hit, "prefix_hit_ratio")
+            series.add("tracefit_observed_ttft_seconds", of_config, (mix.ttft_us + api_us) / US_PER_S)
+        values = (mix.concurrency, mix.prompt_tokens, mix.output_tokens, mix.prefix_hit)
+        for of, value in zip(
+            ("concurrency", "prompt_tokens", "output_tokens", "prefix_hit_ratio"), values, strict=True
+        ):
+            series.add("tracefit_load", (*of_config, of), value)
         if view.seen is not None:
-            add("tracefit_predicted_itl_seconds", None if mix.itl_us is None else view.seen.itl.us / US_PER_S)
-            add("tracefit_predicted_ttft_seconds", view.seen.ttft.us / US_PER_S)
+            if mix.itl_us is not None:
+                series.add("tracefit_predicted_itl_seconds", of_config, view.seen.itl.us / US_PER_S)
+            series.add("tracefit_predicted_ttft_seconds", of_config, view.seen.ttft.us / US_PER_S)
     for fit in view.fits:
-        itl = f"{fit.itl_ms / 1e3:.6g}"
-        add("tracefit_slo_concurrency", fit.concurrency, itl)
-        add("tracefit_slo_concurrency_safe", fit.safe, itl)
+        labels = (*of_config, f"{fit.itl_ms / 1e3:.6g}")
+        series.add("tracefit_slo_concurrency", labels, fit.concurrency)
+        series.add("tracefit_slo_concurrency_safe", labels, fit.safe)
 
 
 class _Families(Collector):

@@ -2,15 +2,18 @@
 
     pages ─ durability ─ snapshot writer ─ discovery ─ worker ─ KV events ─ scraper ─ gRPC ─ HTTP
 
+The I/O of all parts happens in one asyncio loop; the worker learns in a thread, durability and the snapshot writer wait
+for the disk in theirs. ``start`` and ``stop`` wait for them, hence are called outside of the loop.
+
 Stop, within ``GRACE_S`` + ``shutdown.drain_s`` and a second or two: readiness flips, calls in flight finish, the
 queue drains, the last state and generation are taken and written, the pages close last so that a scrape still sees it.
 """
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import logging
-import sys
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -21,14 +24,25 @@ from prometheus_client import CollectorRegistry
 from collector import __version__
 from collector.config import Config, ConfigError, Fallback, Loaded, parse_endpoint
 from collector.identity import Discovery, Knowledge
-from collector.ingest import BATCH_BYTES, AdmissionQueue, Export, Intake, TokenFile
+from collector.ingest import (
+    BATCH_S,
+    AdmissionQueue,
+    Export,
+    Intake,
+    ReceiveBudget,
+    TokenFile,
+    read_credentials,
+    warn_of_open_ports,
+)
 from collector.ingest.kv import KvIntake
-from collector.ingest.otlp import GRPC_THREADS, Receivers, make_receivers
+from collector.ingest.otlp_grpc import OtlpGrpcReceiver
+from collector.ingest.otlp_http import make_http_receiver
 from collector.ingest.scrape import Scraper
 from collector.runtime import (
     Clock,
     Files,
     Health,
+    IoLoop,
     MemoryGuard,
     Part,
     StartError,
@@ -37,6 +51,7 @@ from collector.runtime import (
     cgroup_limit_bytes,
     limit_bytes,
     resident_bytes,
+    serve,
     set_log_format,
     set_log_level,
 )
@@ -61,20 +76,12 @@ from exporters.what_if import Advisory, ClientView
 from exporters.wording import name_of
 from online import Snapshot
 
-HANDLERS_FREE = 2
-"""Of the receiver's threads, how many never wait for room: health checks and exports that fit get through."""
 GENERATIONS_PER_FILE = 2
 """``snapshot.json`` is written at every second pause between generations: a slow disk is spared, and readers poll."""
-GATHER_S = 5.0
-"""The pause of an SDK's exporter. A batch ends with a generation: what an idle source held is published 10 s later."""
 GRACE_S = 3.0
 """How long calls that run may still end after SIGTERM; with ``shutdown.drain_s`` it fits a pod's 30 s."""
 PAGE_TIMEOUT_S = 10.0
 """Longest wait for the bytes of a request to the pages, and longest time to send one."""
-
-SWITCH_INTERVAL_S = 0.001
-"""A handler that has its answer ready waits this long for the interpreter while the worker computes; the default of
-5 ms, paid several times in a call, is most of what an exporter would notice."""
 
 _log = logging.getLogger(__name__)
 
@@ -89,10 +96,13 @@ class Sidecar:
         on_death: Callable[[], None] = lambda: None,
         files: Files | None = None,
         fallback: Fallback | None = None,
+        io: IoLoop | None = None,
     ) -> None:
+        """``io`` is the loop; without one the sidecar makes its own."""
         prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]  # they double the counter series
         self.config = config
         self._fallback = fallback
+        self._io = io or IoLoop()
         self.metrics = metrics = Metrics(CollectorRegistry())
         self.health = health = Health(clock)
         self._knowledge = Knowledge(config.configurations)
@@ -114,15 +124,13 @@ class Sidecar:
         self.queue = AdmissionQueue[Export](
             clock,
             capacity_bytes=config.queue.capacity_bytes,
-            waiters_max=GRPC_THREADS - HANDLERS_FREE,
             record=self._keeper.record,
-            gather_s=min(GATHER_S, config.join.idle_timeout_s / 4),
-            gather_bytes=BATCH_BYTES // 4,
+            batch_s=min(BATCH_S, config.snapshot.publish_interval_s, config.join.idle_timeout_s / 4),
         )
-        self._kv = KvIntake(config.receivers.kv, metrics, health)
-        self._scraper = Scraper(config.receivers.scrape, clock, partial(metrics.add, table.SCRAPES, 1))
+        self._kv = KvIntake(config.receivers.kv, metrics, self._io)
+        self._scraper = Scraper(config.receivers.scrape, clock, partial(metrics.add, table.SCRAPES, 1), self._io)
         self._memory = self._make_memory_relief(clock)
-        self._receivers = self._make_receivers(clock)
+        self._grpc, self._http = self._make_receivers(clock)
         self._pages = self._make_pages(clock)
         self._event_time = EventTime(self.pipeline, metrics, clock, self.queue.unread_ns)
         self._parts: tuple[Part, ...] = (
@@ -133,8 +141,8 @@ class Sidecar:
             self._make_worker(clock, on_death),
             self._kv,
             self._scraper,
-            self._receivers.grpc,
-            *((self._receivers.http,) if self._receivers.http is not None else ()),
+            self._grpc,
+            *((self._http,) if self._http is not None else ()),
         )
         self._follow_gauges()
 
@@ -146,12 +154,12 @@ class Sidecar:
     @property
     def grpc_port(self) -> int:
         """The port of OTLP/gRPC, which a configured 0 leaves open."""
-        return self._receivers.grpc.port
+        return self._grpc.port
 
     @property
     def otlp_http_port(self) -> int:
         """Of OTLP/HTTP, 0 if that is off."""
-        return self._receivers.http.port if self._receivers.http is not None else 0
+        return self._http.port if self._http is not None else 0
 
     def snapshot(self) -> Snapshot | None:
         """The newest generation that was published."""
@@ -173,7 +181,9 @@ class Sidecar:
     def stop(self) -> bool:
         """Drain and end; False if acknowledged telemetry or the last snapshot was lost."""
         self.health.set_serving(False)
-        return all([part.stop() for part in reversed(self._parts)])  # noqa: C419 -- all of them are stopped
+        stopped = [part.stop() for part in reversed(self._parts)]
+        self._io.close()
+        return all(stopped)
 
     # --- making the parts -------------------------------------------------------------------------------------------
 
@@ -193,7 +203,9 @@ class Sidecar:
 
     def _make_discovery(self, clock: Clock) -> Discovery:
         count = partial(self.metrics.add, table.DISCOVERY, 1)
-        return Discovery(self.config.configurations.discovery, self._knowledge, clock, count, self._scraper)
+        return Discovery(
+            self.config.configurations.discovery, self._knowledge, clock, count, self._scraper, io=self._io
+        )
 
     def _make_worker(self, clock: Clock, on_death: Callable[[], None]) -> Worker:
         return Worker(
@@ -224,10 +236,26 @@ class Sidecar:
         gc.collect()  # what waited refers to each other
         self.metrics.merge(self.pipeline.take_counts())
 
-    def _make_receivers(self, clock: Clock) -> Receivers:
-        arrivals = SteadyClock(clock)
-        intake = Intake(self.queue, self.metrics, self._memory.guard, self._keeper.sync, arrivals.unix_nano)
-        return make_receivers(self.config.receivers, intake, health=self.health, clock=clock, grace_s=GRACE_S)
+    def _make_receivers(self, clock: Clock) -> tuple[OtlpGrpcReceiver, HttpServer | None]:
+        config = self.config.receivers
+        tls, tokens = read_credentials(config, clock)
+        if tls is None and tokens is None:
+            warn_of_open_ports(config)
+        sync = self._keeper.sync if self._keeper.keeps_backlog else None
+        intake = Intake(self.queue, self.metrics, self._memory.guard, sync, SteadyClock(clock).unix_nano)
+        message_mib_max = max(config.grpc.max_recv_msg_size_mib, config.http.max_request_body_size_mib)
+        budget = ReceiveBudget(message_mib_max << 20)
+        grace_s = GRACE_S / 2 if config.http.enabled else GRACE_S
+        credentials = tls.grpc_credentials() if tls is not None else None
+        grpc = OtlpGrpcReceiver(
+            config.grpc, intake, budget, io=self._io, grace_s=grace_s, tokens=tokens, credentials=credentials
+        )
+        if not config.http.enabled:
+            return grpc, None
+        context = tls.context() if tls is not None else None
+        return grpc, make_http_receiver(
+            config.http, intake, budget, grace_s=grace_s, tokens=tokens, tls=context, io=self._io
+        )
 
     def _make_pages(self, clock: Clock) -> HttpServer:
         pages = self.config.exporters.http
@@ -248,8 +276,8 @@ class Sidecar:
             routes = protect(routes, TokenFile(pages.token_file, "exporters.http.token_file", clock).accepts)
         elif self._fallback is not None and self._fallback.closed:
             routes = protect(routes, lambda _: False)
-        handler = page_handler(partial(dispatch, routes), PAGE_TIMEOUT_S)
-        return HttpServer("pages", parse_endpoint(pages.endpoint), handler, "the pages")
+        handler = page_handler(partial(dispatch, routes))
+        return HttpServer(parse_endpoint(pages.endpoint), handler, "the pages", timeout_s=PAGE_TIMEOUT_S, io=self._io)
 
     def _follow_gauges(self) -> None:
         metrics, pipeline = self.metrics, self.pipeline
@@ -316,12 +344,14 @@ class Sidecar:
 def run(loaded: Loaded, clock: Clock, stop: Stop) -> bool:
     """Serve until asked to stop, or until the worker dies; True if nothing was lost."""
     config, fallback = loaded
-    sys.setswitchinterval(SWITCH_INTERVAL_S)
     set_log_level(config.log_level)
     set_log_format(config.log_format)
     if fallback is not None:
         _log.error("%s", fallback)
-    sidecar = Sidecar(config, clock, on_death=stop.ask, fallback=fallback)
-    sidecar.start()
-    stop.wait()
-    return sidecar.stop()
+
+    async def run_here() -> bool:
+        io = IoLoop(asyncio.get_running_loop())
+        sidecar = await asyncio.to_thread(partial(Sidecar, config, clock, stop.ask, fallback=fallback, io=io))
+        return await serve(sidecar.start, sidecar.stop, stop)
+
+    return asyncio.run(run_here())

@@ -7,6 +7,7 @@ has to be set before they are, and ``--help`` should not cost a second.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import errno
 import json
 import os
@@ -58,6 +59,7 @@ from collector.runtime import (
     SystemFiles,
     check_packages,
     configure_logs,
+    in_thread,
     package_files,
     print_in_any_encoding,
     remarks_on,
@@ -157,9 +159,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
     loaded = load_or_degrade(_path(arguments), os.environ, arguments.profile, partial(check, clock=clock))
     loaded = loaded._replace(config=scraping(loaded.config, arguments.scrape))
-    stop = Stop()
-    stop.listen()
-    return EXIT_OK if run(loaded, clock, stop) else EXIT_FAILED
+    return EXIT_OK if run(loaded, clock, Stop()) else EXIT_FAILED
 
 
 def _replay(arguments: argparse.Namespace) -> int:
@@ -225,9 +225,7 @@ def _fleet_pull(arguments: argparse.Namespace) -> int:
     set_log_level(config.log_level)
     set_log_format(config.log_format)
     service = FleetService(options, config, clock, interval_s=arguments.every)
-    stop = Stop()
-    stop.listen()
-    return EXIT_OK if serve_fleet(service, stop) else EXIT_FAILED
+    return EXIT_OK if serve_fleet(service, Stop()) else EXIT_FAILED
 
 
 def _fleet_replay(arguments: argparse.Namespace) -> int:
@@ -264,9 +262,11 @@ def _demo(arguments: argparse.Namespace) -> int:
         save_recording(find_recording(arguments.recording), arguments.save, arguments.throttle, _say)
         return EXIT_OK
     if arguments.to is not None:
-        stop = Stop()
-        stop.listen()
-        return send_forever(arguments.recording, arguments.to, SystemClock(), stop, _say, arguments.throttle)
+
+        def send(stop: Stop) -> int:
+            return send_forever(arguments.recording, arguments.to, SystemClock(), stop, _say, arguments.throttle)
+
+        return asyncio.run(in_thread(send, Stop()))
     with signals_as_ctrl_c():
         return demo(arguments.recording, arguments.speed, _say, arguments.directory, arguments.throttle)
 

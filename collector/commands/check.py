@@ -5,9 +5,8 @@ from __future__ import annotations
 from itertools import combinations
 
 from collector.config import Config, ConfigError, parse_endpoint
-from collector.ingest import TokenFile
+from collector.ingest import TokenFile, read_credentials
 from collector.ingest.kv import check_kv
-from collector.ingest.otlp import read_credentials
 from collector.ingest.scrape import Scraper
 from collector.runtime import Clock, Files
 from collector.service import fitted_capacity, make_pipeline

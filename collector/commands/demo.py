@@ -29,7 +29,7 @@ from opentelemetry.proto.common.v1.common_pb2 import KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from collector.config import ENV_PREFIX
-from collector.ingest.otlp import METHOD
+from collector.ingest.otlp_grpc import METHOD
 from collector.recordings import Recording
 from collector.runtime import EXIT_FAILED, EXIT_OK, Clock, PrintLine, StartError, Stop, SystemClock, Task
 from collector.service import STATE_FILES

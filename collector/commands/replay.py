@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from collector.config import Config
-from collector.ingest import BATCH_BYTES
+from collector.ingest import TAKE_BYTES
 from collector.recordings import (
     Timed,
     TimedExport,
@@ -59,7 +59,7 @@ def replay(
         raise StartError(f"cannot write {out}: there is no such directory")
     pipeline = make_pipeline(config)
     timed = merged_with_progress(open_recordings(paths, note, stdin), clock, note)
-    newest_unix_nano, held = _learn(pipeline, in_batches(timed, BATCH_BYTES))
+    newest_unix_nano, held = _learn(pipeline, in_batches(timed, TAKE_BYTES))
     if not pipeline.learned_rows:
         note(f"nothing was learned from {held}")
         return EXIT_FAILED

@@ -31,7 +31,7 @@ from collector.config import Config
 from collector.decode import PartKind, parts_by_emitter
 from collector.decode.kv import KvBatch
 from collector.decode.pages import ScrapedPage
-from collector.ingest import BATCH_BYTES, Export, newest_end_unix_nano
+from collector.ingest import TAKE_BYTES, Export, newest_end_unix_nano
 from collector.join import Event, Renamed, Rows
 from collector.recordings import (
     FILE_TRANSPORT,
@@ -330,7 +330,7 @@ def learn_bucket(config: Config, own: Sequence[Piece], shared: Sequence[Piece], 
         table = RowTable(key)
         if rows_place:
             pipeline.on_event = table.record
-        for batch in in_batches(_in_time_order([piece for piece in own if piece.key == key], shared), BATCH_BYTES):
+        for batch in in_batches(_in_time_order([piece for piece in own if piece.key == key], shared), TAKE_BYTES):
             pipeline.process_kv([timed.batch for timed in batch if isinstance(timed, TimedKv)])
             pipeline.process_pages([timed.page for timed in batch if isinstance(timed, TimedPage)])
             pipeline.process([timed.export for timed in batch if isinstance(timed, TimedExport)])

@@ -8,6 +8,7 @@ why. Alive means that rounds end.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Mapping
 from functools import partial
@@ -18,7 +19,7 @@ from prometheus_client import CollectorRegistry
 from collector import __version__
 from collector.config import Config, parse_endpoint
 from collector.ingest import TokenFile
-from collector.runtime import Clock, Health, StartError, Stop, Task
+from collector.runtime import Clock, Health, StartError, Stop, Task, serve
 from collector.runtime.http import HttpServer, page_handler
 from collector.telemetry import Metrics, PullOutcome, table
 from exporters.metrics_page import MetricsPage
@@ -73,8 +74,8 @@ class FleetService:
         pages = config.exporters.http
         if pages.token_file:
             routes = protect(routes, TokenFile(pages.token_file, "exporters.http.token_file", clock).accepts)
-        handler = page_handler(partial(dispatch, routes), PAGE_TIMEOUT_S)
-        self._pages = HttpServer("pages", parse_endpoint(pages.endpoint), handler, "the pages")
+        handler = page_handler(partial(dispatch, routes))
+        self._pages = HttpServer(parse_endpoint(pages.endpoint), handler, "the pages", timeout_s=PAGE_TIMEOUT_S)
         self._task = Task("fleet-pull", self.turn, health=self.health, turn_timeout_s=ROUND_TIMEOUT_S)
 
     @property
@@ -148,6 +149,4 @@ class FleetService:
 
 def serve_fleet(service: FleetService, stop: Stop) -> bool:
     """Pull until asked to stop."""
-    service.start()
-    stop.wait()
-    return service.stop()
+    return asyncio.run(serve(service.start, service.stop, stop))

@@ -13,20 +13,18 @@ Servers whose pages are scraped are asked the first two as well, with the scrape
 
 from __future__ import annotations
 
-import contextlib
+import asyncio
 import glob
-import http.client
 import re
 import ssl
-import urllib.parse
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import msgspec
 
 from collector.config import DiscoveryConfig, DiscoveryEndpoint
-from collector.runtime import Clock, Task
-from collector.runtime.http import BoundedConnection
+from collector.runtime import Background, Clock, IoLoop
+from collector.runtime.http import FetchError, FetchTimeout, FetchTooLarge, FetchUnreachable, HttpClient
 from collector.telemetry import DiscoveryOutcome
 
 from .knowledge import TEXT_CHARS_MAX, Fact, Knowledge
@@ -35,7 +33,6 @@ BODY_BYTES_MAX = 2 * 2**20
 RETRY_S = 30.0
 REFRESH_S = 600.0
 TIMEOUT_S = 2.0
-_CHUNK_BYTES = 65_536
 _LOOK_NS = 5_000_000_000
 """Scraped servers come and go; who they are is looked at again no later."""
 _OK = 200
@@ -67,12 +64,11 @@ class ScrapedServers(Protocol):
         ...
 
 
-class Access(NamedTuple):
-    """How a server is asked."""
-
-    timeout_s: float
-    token: str = ""
-    tls: ssl.SSLContext | None = None
+_FAILURES = {
+    FetchTimeout: DiscoveryOutcome.TIMEOUT,
+    FetchUnreachable: DiscoveryOutcome.UNREACHABLE,
+    FetchTooLarge: DiscoveryOutcome.TOO_LARGE,
+}
 
 
 class Discovery:
@@ -87,35 +83,50 @@ class Discovery:
         scraped: ScrapedServers | None = None,
         *,
         timeout_s: float = TIMEOUT_S,
+        io: IoLoop | None = None,
     ) -> None:
-        self._timeout_s = timeout_s
         self._config = config
         self._scraped = scraped if scraped is not None and scraped.enabled else None
         self._count = count
         self._knowledge = knowledge
         self._clock = clock
         self._due_ns: dict[DiscoveryEndpoint, int] = {}
-        self._task = Task("discovery", self._ask_due)
+        self._client = HttpClient(timeout_s)
+        self._scraped_client = HttpClient(timeout_s, self._scraped.tls if self._scraped is not None else None)
+        self._background = Background(io)
 
     def start(self) -> None:
         """Begin, if there is anybody to ask."""
         if self._config.endpoints or self._scraped is not None:
-            self._task.start()
+            self._background.start(self._run())
 
     def stop(self) -> bool:
-        """Ask no more; a question under way ends by its own timeout."""
-        self._task.request_stop()
+        """Ask no more; a question under way ends."""
+        self._background.stop()
         return True
 
-    def _ask_due(self) -> float:
-        """Ask who has waited longest, if anybody is due; one a turn, so that a stop need not wait for all."""
+    async def _run(self) -> None:
+        try:
+            while True:
+                pause_s = await self._ask_due()
+                await asyncio.sleep(pause_s)
+        finally:
+            await self.close()
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._client.close()
+        await self._scraped_client.close()
+
+    async def _ask_due(self) -> float:
+        """Ask who has waited longest, if anybody is due; the seconds until somebody is."""
         scraped = self._scraped_endpoints()
         everybody = [*self._config.endpoints, *scraped]
         self._due_ns = {endpoint: self._due_ns.get(endpoint, 0) for endpoint in everybody}
         look_ns = self._clock.monotonic_ns() + _LOOK_NS
         endpoint = min(everybody, key=self._due_ns.__getitem__, default=None)
         if endpoint is not None and self._due_ns[endpoint] <= self._clock.monotonic_ns():
-            answered = self.ask(endpoint, scraped=endpoint in scraped)
+            answered = await self.ask(endpoint, scraped=endpoint in scraped)
             wait_s = REFRESH_S if answered else RETRY_S
             self._due_ns[endpoint] = self._clock.monotonic_ns() + int(wait_s * 1e9)
         left_ns = min([look_ns, *self._due_ns.values()]) - self._clock.monotonic_ns()
@@ -127,16 +138,16 @@ class Discovery:
         servers = self._scraped.base_urls().items()
         return [DiscoveryEndpoint(url=url, instance=glob.escape(name)) for name, url in servers]
 
-    def ask(self, endpoint: DiscoveryEndpoint, *, scraped: bool = False) -> bool:
+    async def ask(self, endpoint: DiscoveryEndpoint, *, scraped: bool = False) -> bool:
         """Ask one server everything that its page has not told; whether any was answered."""
         answers: dict[str, Fact] = {}
-        access = Access(self._timeout_s)
+        client, token = self._client, ""
         if scraped and self._scraped is not None:
-            access = Access(self._timeout_s, self._scraped.token(), self._scraped.tls)
+            client, token = self._scraped_client, self._scraped.token()
         for path, read in QUESTIONS.items():
             if scraped and read is read_metrics:
                 continue
-            outcome, body = fetch(endpoint.url, path, access, self._clock)
+            outcome, body = await fetch(client, endpoint.url, path, token)
             if outcome is DiscoveryOutcome.ANSWERED:
                 facts = read(body)
                 outcome = outcome if facts else DiscoveryOutcome.UNEXPECTED
@@ -147,37 +158,17 @@ class Discovery:
         return bool(answers)
 
 
-def fetch(base: str, path: str, access: Access, clock: Clock) -> tuple[DiscoveryOutcome, bytes]:
+async def fetch(client: HttpClient, base: str, path: str, token: str = "") -> tuple[DiscoveryOutcome, bytes]:
     """Send one GET whose answer is bounded in bytes and time."""
-    headers = {"Accept": "application/json, text/plain"}
-    if access.token:
-        headers["Authorization"] = f"Bearer {access.token}"
+    headers = {"Accept": "application/json, text/plain"} | ({"Authorization": f"Bearer {token}"} if token else {})
     try:
-        server = urllib.parse.urlsplit(base)
-        connection = BoundedConnection(server, timeout_s=access.timeout_s, clock=clock, tls=access.tls)
-        with contextlib.closing(connection):
-            connection.open()
-            connection.request("GET", path, headers=headers)
-            with connection.getresponse() as response:
-                if response.status != _OK:
-                    redirected = response.status in _REDIRECTS
-                    return (DiscoveryOutcome.REDIRECT if redirected else DiscoveryOutcome.REFUSED), b""
-                return _read(response)
-    except TimeoutError:
-        return DiscoveryOutcome.TIMEOUT, b""
-    except OSError:
-        return DiscoveryOutcome.UNREACHABLE, b""
-    except (http.client.HTTPException, ValueError):
-        return DiscoveryOutcome.UNEXPECTED, b""
-
-
-def _read(response: http.client.HTTPResponse) -> tuple[DiscoveryOutcome, bytes]:
-    body = b""
-    while chunk := response.read1(_CHUNK_BYTES):
-        body += chunk
-        if len(body) > BODY_BYTES_MAX:
-            return DiscoveryOutcome.TOO_LARGE, b""
-    return DiscoveryOutcome.ANSWERED, body
+        answer = await client.get(base.rstrip("/") + path, BODY_BYTES_MAX, headers=headers)
+    except FetchError as error:
+        return _FAILURES.get(type(error), DiscoveryOutcome.UNEXPECTED), b""
+    if answer.status != _OK:
+        redirected = answer.status in _REDIRECTS
+        return (DiscoveryOutcome.REDIRECT if redirected else DiscoveryOutcome.REFUSED), b""
+    return DiscoveryOutcome.ANSWERED, answer.body
 
 
 def read_models(body: bytes) -> dict[str, Fact]:

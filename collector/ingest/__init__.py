@@ -1,17 +1,31 @@
-"""Bytes in: the counting walk, admission, status codes; what an export is."""
+"""Bytes in, in one loop: OTLP over gRPC and HTTP, KV events, scraped pages; access; the queue to the worker."""
 
 from __future__ import annotations
 
-from .access import TokenFile
-from .intake import BATCH_BYTES, AdmissionQueue, Export, Intake, QueueBatch, count_spans, newest_end_unix_nano
+from .access import TokenFile, read_credentials, warn_of_open_ports
+from .queue import (
+    BATCH_S,
+    TAKE_BYTES,
+    AdmissionQueue,
+    Export,
+    Intake,
+    QueueBatch,
+    ReceiveBudget,
+    count_spans,
+    newest_end_unix_nano,
+)
 
 __all__ = [
-    "BATCH_BYTES",
+    "BATCH_S",
+    "TAKE_BYTES",
     "AdmissionQueue",
     "Export",
     "Intake",
     "QueueBatch",
+    "ReceiveBudget",
     "TokenFile",
     "count_spans",
     "newest_end_unix_nano",
+    "read_credentials",
+    "warn_of_open_ports",
 ]

@@ -1,22 +1,19 @@
-"""Who may send: bearer tokens and TLS, both read again while we run.
+"""Who may send: bearer tokens and TLS, both read again while the process runs.
 
-Who are you: bearer tokens from a file, one per line so that an old and a new one can hold side by side.
+**Tokens** are in a file, one per line, so that an old and a new one can hold side by side. The file is checked at most
+once a second and read when it has changed (a mounted Secret is swapped whole). While it cannot be read or holds no
+token the last good tokens stay in force. Tokens are compared in constant time, by their digests, and never logged.
 
-The file is checked at most once a second and read when it has changed (a mounted Secret is swapped whole).
-While it cannot be read or holds no token the last good tokens stay in force. Tokens are compared in constant time, by
-their digests, and never logged.
-
-TLS for the receivers: certificate, key and client CA from files that may be replaced while we run.
-
-A new pair takes effect at the next handshake; connections that stand keep theirs. A pair that does not load (half
-written, key of another certificate) is refused and the former one stays. Expiry is the client's verdict: an expired
-certificate fails handshakes until it is replaced, and nothing else.
+**TLS** has certificate, key and client CA in files. A new pair takes effect at the next handshake; connections that
+stand keep theirs. A pair that does not load (half written, key of another certificate) is refused and the former one
+stays. Expiry is the client's verdict: an expired certificate fails handshakes until it is replaced, and nothing else.
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
+import ipaddress
 import logging
 import ssl
 import threading
@@ -25,7 +22,7 @@ from typing import NamedTuple
 
 import grpc
 
-from collector.config import ConfigError, TlsConfig
+from collector.config import ConfigError, ReceiversConfig, TlsConfig, parse_endpoint
 from collector.runtime import Clock
 
 CHECK_EVERY_NS = 1_000_000_000
@@ -124,10 +121,16 @@ class TlsFiles:
             raise ConfigError("receivers.tls", f"cannot be loaded: {error}") from None
 
     def context(self) -> ssl.SSLContext:
-        """For the next handshake of a socket server."""
-        with self._lock:
-            self._reload_if_changed()
-            return self._context
+        """For a server's socket: every handshake gets the newest material."""
+        outer = self._context
+
+        def renew(handshake: ssl.SSLObject, _name: str | None, _outer: ssl.SSLContext) -> None:
+            with self._lock:
+                self._reload_if_changed()
+                handshake.context = self._context
+
+        outer.sni_callback = renew  # called at every ClientHello, with a name or without
+        return outer
 
     def material(self) -> Material:
         """For the next handshake of gRPC."""
@@ -192,3 +195,28 @@ class TlsFiles:
 def _grpc_configuration(material: Material) -> grpc.ServerCertificateConfiguration:
     pairs = [(material.key, material.certificate)]
     return grpc.ssl_server_certificate_configuration(pairs, root_certificates=material.client_ca or None)
+
+
+def read_credentials(config: ReceiversConfig, clock: Clock) -> tuple[TlsFiles | None, TokenFile | None]:
+    """What closes the receivers; a ConfigError names what is asked for and cannot be read."""
+    if not config.tls.cert_file and (config.tls.key_file or config.tls.client_ca_file):
+        raise ConfigError("receivers.tls.cert_file", "has to be given with key_file or client_ca_file")
+    tls = TlsFiles(config.tls, clock) if config.tls.cert_file else None
+    return tls, TokenFile(config.token_file, "receivers.token_file", clock) if config.token_file else None
+
+
+def warn_of_open_ports(config: ReceiversConfig) -> None:
+    """Log which receivers without token and TLS others than this host can reach."""
+    listening = {"receivers.grpc.endpoint": config.grpc.endpoint}
+    if config.http.enabled:
+        listening["receivers.http.endpoint"] = config.http.endpoint
+    open_ports = [f"{k}: {at}" for k, at in listening.items() if not _is_loopback(parse_endpoint(at).address)]
+    if open_ports:  # one line: a second one of the same text would be held back
+        _log.warning("open to anybody: %s; set receivers.token_file or receivers.tls", ", ".join(open_ports))
+
+
+def _is_loopback(address: str) -> bool:
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return address == "localhost"

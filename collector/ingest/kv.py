@@ -1,4 +1,4 @@
-"""KV-cache events from vLLM's ZMQ publishers: one thread, one SUB per endpoint, a bounded queue for the worker.
+"""KV-cache events from vLLM's ZMQ publishers: one SUB per endpoint in the loop, a bounded queue for the worker.
 
 Connecting never waits: an endpoint that is not there yet, goes away or never answers costs nothing but its events. What
 arrives is decoded at once (token ids never leave the message) and waits in a bounded queue for the worker. A publisher
@@ -9,6 +9,7 @@ starts.
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections import deque
 from collections.abc import Sequence
@@ -17,14 +18,9 @@ from typing import Any
 
 from collector.config import ConfigError, KvConfig, KvEndpoint
 from collector.decode.kv import KvBatch, read_frames
-from collector.runtime import Health, Task
+from collector.runtime import IoLoop
 from collector.telemetry import Counts, KvSkip, Metrics, SequenceEvent, table
 
-NAME = "kv-receiver"
-TURN_TIMEOUT_S = 60.0
-"""A turn that reads a thousand of the largest messages takes a while."""
-_POLL_MS = 500
-_MESSAGES_PER_TURN = 1000
 QUEUE_BATCHES = 10_000
 """Batches that wait for the worker; beyond it the oldest go, counted."""
 _MESSAGE_BYTES_MAX = 16 * 2**20
@@ -46,7 +42,7 @@ def check_kv(settings: KvConfig) -> None:
 
 
 class _Subscription:
-    """The socket of one endpoint, and its numbers by data-parallel rank; used by the subscriber's thread only."""
+    """The socket of one endpoint, and its numbers by data-parallel rank; used in the loop."""
 
     def __init__(self, zmq: Any, context: Any, endpoint: KvEndpoint, high_water: int) -> None:
         self.endpoint = endpoint
@@ -85,64 +81,40 @@ class _Subscription:
 
 
 class KvSubscriber:
-    """Subscribes to every endpoint in one thread; the worker takes what came."""
+    """Subscribes to every endpoint in the loop; the worker takes what came."""
 
-    def __init__(self, settings: KvConfig, health: Health, queue_batches: int = QUEUE_BATCHES) -> None:
-        self._counts = Counts()
+    def __init__(self, settings: KvConfig, queue_batches: int = QUEUE_BATCHES, io: IoLoop | None = None) -> None:
         self._endpoints = settings.endpoints
         self._queue_batches = queue_batches
+        self._io = io or IoLoop()
+        self._own_io = io is None
         self._lock = threading.Lock()
-        """Guards the queue; all else belongs to the task."""
+        """Guards the queue and the counts; all else belongs to the loop."""
         self._queue: deque[KvBatch] = deque()
-        self._task = Task(NAME, self._receive, health=health, turn_timeout_s=TURN_TIMEOUT_S)
+        self._counts = Counts()
         self._subscriptions: list[_Subscription] = []
-        self._zmq: Any = None
+        self._tasks: list[asyncio.Task[None]] = []
         self._context: Any = None
-        self._poller: Any = None
 
     @property
     def queued(self) -> int:
         """Batches that wait for the worker."""
         return len(self._queue)
 
-    @property
-    def alive(self) -> bool:
-        """Whether the thread runs."""
-        return self._task.running
-
     def counts(self) -> Counts:
         """What was counted since the start: received = accepted + Σ skipped; dropped ones were accepted before."""
-        return Counts(self._counts)  # copied at once: the thread goes on counting
+        with self._lock:
+            return Counts(self._counts)
 
     def start(self) -> None:
-        """Open the sockets and start the thread; returns at once, whether or not anybody is there."""
-        try:
-            import zmq  # noqa: PLC0415 -- optional: only who configures endpoints needs it
-        except ImportError:
-            raise KvUnavailable(NO_PACKAGE) from None
-        self._zmq = zmq
-        self._context = zmq.Context()
-        self._poller = zmq.Poller()
-        try:
-            for endpoint in self._endpoints:
-                self._subscriptions.append(_Subscription(zmq, self._context, endpoint, self._queue_batches))
-        except KvUnavailable:
-            self._close()
-            raise
-        for subscription in self._subscriptions:
-            self._poller.register(subscription.sub, zmq.POLLIN)
-        self._task.start()
+        """Open the sockets and listen; returns at once, whether or not anybody is there."""
+        self._io.run(self._start())
 
     def stop(self) -> None:
-        """End the task and close the sockets."""
-        if self._task.stop() and self._context is not None:
-            self._close()
-
-    def _close(self) -> None:
-        for subscription in self._subscriptions:
-            subscription.sub.close()
-        self._context.term()
-        self._context = None
+        """Listen no more, and close the sockets."""
+        self._io.run(self._stop())
+        if self._own_io:
+            self._io.close()
 
     def take(self) -> list[KvBatch]:
         """What came since the last call, in order of arrival."""
@@ -151,44 +123,57 @@ class KvSubscriber:
             self._queue.clear()
         return out
 
-    # --- the task ---------------------------------------------------------------------------------------------------
+    async def _start(self) -> None:
+        try:
+            import zmq  # noqa: PLC0415 -- optional: only who configures endpoints needs it
+            import zmq.asyncio  # noqa: PLC0415
+        except ImportError:
+            raise KvUnavailable(NO_PACKAGE) from None
+        self._context = zmq.asyncio.Context()
+        try:
+            for endpoint in self._endpoints:
+                self._subscriptions.append(_Subscription(zmq, self._context, endpoint, self._queue_batches))
+        except KvUnavailable:
+            await self._stop()
+            raise
+        self._tasks = [asyncio.create_task(self._listen(each)) for each in self._subscriptions]
 
-    def _receive(self) -> float:
-        ready = dict(self._poller.poll(_POLL_MS))
+    async def _stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         for subscription in self._subscriptions:
-            if subscription.sub in ready:
-                self._read(subscription)
-        return 0.0
+            subscription.sub.close()
+        if self._context is not None:
+            self._context.term()
+            self._context = None
 
-    def _read(self, subscription: _Subscription) -> None:
-        for _ in range(_MESSAGES_PER_TURN):
-            try:
-                frames = subscription.sub.recv_multipart(flags=self._zmq.NOBLOCK)
-            except self._zmq.ZMQError:
-                return
+    async def _listen(self, subscription: _Subscription) -> None:
+        while True:
+            frames = await subscription.sub.recv_multipart()
             batch = read_frames(frames, subscription.endpoint.endpoint)
-            self._counts[table.KV_RECEIVED_MESSAGES] += 1
-            if isinstance(batch, KvSkip):
-                self._counts[table.KV_RECEIVED_SKIPPED, batch] += 1
-                continue
-            subscription.count_number(batch.rank, batch.seq, self._counts)
-            self._accept(batch.of(subscription.endpoint.instance))
+            with self._lock:
+                self._accept(batch, subscription)
 
-    def _accept(self, batch: KvBatch) -> None:
+    def _accept(self, batch: KvBatch | KvSkip, subscription: _Subscription) -> None:
+        self._counts[table.KV_RECEIVED_MESSAGES] += 1
+        if isinstance(batch, KvSkip):
+            self._counts[table.KV_RECEIVED_SKIPPED, batch] += 1
+            return
+        subscription.count_number(batch.rank, batch.seq, self._counts)
         self._counts[table.KV_RECEIVED_OK] += 1
-        with self._lock:
-            self._queue.append(batch)
-            if len(self._queue) > self._queue_batches:
-                self._queue.popleft()
-                self._counts[table.KV_DROPPED_MESSAGES] += 1
+        self._queue.append(batch.of(subscription.endpoint.instance))
+        if len(self._queue) > self._queue_batches:
+            self._queue.popleft()
+            self._counts[table.KV_DROPPED_MESSAGES] += 1
 
 
 class KvIntake:
     """The subscriber, if endpoints are configured; without them nothing is opened and pyzmq is not needed."""
 
-    def __init__(self, settings: KvConfig, metrics: Metrics, health: Health) -> None:
+    def __init__(self, settings: KvConfig, metrics: Metrics, io: IoLoop | None = None) -> None:
         self._metrics = metrics
-        self._subscriber = KvSubscriber(settings, health) if settings.endpoints else None
+        self._subscriber = KvSubscriber(settings, io=io) if settings.endpoints else None
         self._exported = Counts()
         metrics.follow(table.KV_QUEUE, lambda: self._subscriber.queued if self._subscriber is not None else 0)
 
@@ -202,7 +187,7 @@ class KvIntake:
             raise ConfigError("receivers.kv.endpoints", str(error)) from None
 
     def stop(self) -> bool:
-        """Stop listening and join the thread."""
+        """Stop listening."""
         if self._subscriber is not None:
             self._subscriber.stop()
         return True

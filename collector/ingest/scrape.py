@@ -1,6 +1,13 @@
-"""Servers' pages: which servers there are, how often each is asked, the page, what came of it.
+"""Servers' pages of counters: which servers there are, how often each is asked, and what comes of it.
 
-How often a server is scraped: so that a window holds enough steps and the page costs it next to nothing.
+**Which.** A static list, the addresses behind a name, and files in Prometheus's file discovery format:
+
+    [{"targets": ["10.0.0.7:8000", ...], "labels": {"__scheme__": "https", "__metrics_path__": "/metrics"}}, ...]
+
+JSON or YAML. Names and files are looked at again every ``refresh_s``; while a name does not resolve or a file cannot be
+read, what it gave before stays.
+
+**How often.** A window shall hold enough steps, and the page shall cost its server next to nothing:
 
     interval = clip(10 T, interval_min, interval_max), T: seconds per step of late       a window of 5 to 30 steps
     interval >= cost / 2 %                               cost: time that the page took of late, an upper limit
@@ -8,27 +15,14 @@ How often a server is scraped: so that a window holds enough steps and the page 
 
 Both means forget within some ten pages. An idle server is asked every ``interval_max``.
 
-Says whose page is read, and whose is not and why, when that changes: several servers to a line.
-
-One server's page over a connection that is kept: bounded in time and bytes, redirects refused.
-
-Which servers there are: a static list, the addresses behind a name, and files in Prometheus's file discovery format.
-
-    [{"targets": ["10.0.0.7:8000", ...], "labels": {"__scheme__": "https", "__metrics_path__": "/metrics"}}, ...]
-
-JSON or YAML. Names and files are looked at again every ``refresh_s``; while a name does not resolve or a file cannot be
-read, what it gave before stays.
-
-Scrapes servers, off the hot path: a few threads take whoever is due, parse, and put the page where the worker looks.
-
-A server that hangs keeps one thread for ``timeout_s`` and is asked less often each time. Pages wait in a bounded
-queue; beyond it the oldest go, counted: a window just becomes longer.
+**What comes.** Every server has a task in the loop, over a connection that is kept; an answer is bounded in time and
+bytes, redirects are refused. Pages wait in a bounded queue for the worker; beyond it the oldest go, counted: a window
+just becomes longer. Whose page is read, and whose is not and why, is logged when that changes, several to a line.
 """
 
 from __future__ import annotations
 
-import heapq
-import http.client
+import asyncio
 import logging
 import socket
 import ssl
@@ -45,8 +39,15 @@ import yaml
 
 from collector.config import ConfigError, ScrapeConfig, ScrapeEndpoint
 from collector.decode.pages import PAGE_BYTES_MAX, Meaning, PageParser, ScrapedPage
-from collector.runtime import Clock
-from collector.runtime.http import BoundedConnection
+from collector.runtime import Background, Clock, IoLoop
+from collector.runtime.http import (
+    FetchError,
+    FetchTimeout,
+    FetchTooLarge,
+    FetchTruncated,
+    FetchUnreachable,
+    HttpClient,
+)
 from collector.telemetry import ScrapeOutcome
 
 STEPS_WANTED = 10.0
@@ -98,22 +99,20 @@ _log = logging.getLogger(__name__)
 
 
 class OutcomeLog:
-    """From any thread; nobody waits for another's line to be written."""
+    """Collects news about servers for one line; in the loop."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
         self._news: dict[str, str] = {}
         self._due_ns = 0
 
     def note(self, server: str, news: str, now_ns: int) -> None:
         """Remember what came of asking this server, if it is news, and say what is to be said by now."""
-        with self._lock:
-            if news:
-                self._news[server] = news
-            if not self._news or now_ns < self._due_ns:
-                return
-            told, self._news = self._news, {}
-            self._due_ns = now_ns + int(EVERY_S * 1e9)
+        if news:
+            self._news[server] = news
+        if not self._news or now_ns < self._due_ns:
+            return
+        told, self._news = self._news, {}
+        self._due_ns = now_ns + int(EVERY_S * 1e9)
         read = [server for server, outcome in told.items() if outcome == ScrapeOutcome.TAKEN]
         failed = [f"{server} ({outcome})" for server, outcome in told.items() if outcome != ScrapeOutcome.TAKEN]
         if read:
@@ -127,7 +126,6 @@ def _listed(servers: list[str]) -> str:
     return ", ".join(servers[:SERVERS_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
-_CHUNK_BYTES = 262_144
 _OK = 200
 _REDIRECTS = range(300, 400)
 _UNAUTHENTICATED = (401, 403)
@@ -162,98 +160,12 @@ class ScrapeTarget(NamedTuple):
         return self.server if known else ""
 
 
-class FetchedPage(NamedTuple):
-    """A page and when it was asked for and had."""
-
-    body: bytes
-    unix_ns: int
-    sent_mono_ns: int
-    got_mono_ns: int
-
-
-class PageClient:
-    """Asks one server; one thread at a time."""
-
-    def __init__(
-        self,
-        target: ScrapeTarget,
-        *,
-        timeout_s: float,
-        clock: Clock,
-        token: Callable[[], str],
-        tls: ssl.SSLContext | None,
-    ) -> None:
-        parts = urllib.parse.urlsplit(target.url)
-        self._path = (parts.path if parts.path not in ("", "/") else "/metrics") + (
-            f"?{parts.query}" if parts.query else ""
-        )
-        self._clock = clock
-        self._token = token
-        self._connection = BoundedConnection(parts, timeout_s=timeout_s, clock=clock, tls=tls, address=target.address)
-
-    def fetch(self) -> FetchedPage | ScrapeOutcome:
-        """The page, or why there is none. A connection that the server closed meanwhile is opened once more."""
-        kept = self._connection.sock is not None
-        found = self._attempt()
-        if kept and found in (ScrapeOutcome.UNREACHABLE, ScrapeOutcome.UNEXPECTED):
-            return self._attempt()
-        return found
-
-    def close(self) -> None:
-        """Close the connection; the next request opens another."""
-        self._connection.close()
-
-    def _attempt(self) -> FetchedPage | ScrapeOutcome:
-        try:
-            found = self._ask()
-        except TimeoutError:
-            found = ScrapeOutcome.TIMEOUT
-        except OSError:
-            found = ScrapeOutcome.UNREACHABLE
-        except (http.client.HTTPException, ValueError):
-            found = ScrapeOutcome.UNEXPECTED
-        if isinstance(found, ScrapeOutcome):
-            self.close()
-        return found
-
-    def _ask(self) -> FetchedPage | ScrapeOutcome:
-        headers = {"Accept": _ACCEPT}
-        token = self._token()
-        if token:
-            headers["Authorization"] = f"Bearer {token}"
-        self._connection.open()
-        unix_ns, sent_ns = self._clock.unix_nano(), self._clock.monotonic_ns()
-        self._connection.request("GET", self._path, headers=headers)
-        with self._connection.getresponse() as response:
-            return self._take(response, unix_ns, sent_ns)
-
-    def _take(self, response: http.client.HTTPResponse, unix_ns: int, sent_ns: int) -> FetchedPage | ScrapeOutcome:
-        if response.status != _OK:
-            if response.status in _UNAUTHENTICATED:
-                return ScrapeOutcome.UNAUTHENTICATED
-            return ScrapeOutcome.REDIRECT if response.status in _REDIRECTS else ScrapeOutcome.REFUSED
-        if response.headers.get("Content-Encoding", _PLAIN) != _PLAIN:  # packed, though nobody asked for it
-            return ScrapeOutcome.UNEXPECTED
-        body = self._read(response)
-        if isinstance(body, ScrapeOutcome):
-            return body
-        return FetchedPage(body, unix_ns, sent_ns, self._clock.monotonic_ns())
-
-    @staticmethod
-    def _read(response: http.client.HTTPResponse) -> bytes | ScrapeOutcome:
-        announced = response.length
-        if announced is not None and announced > PAGE_BYTES_MAX:
-            return ScrapeOutcome.TOO_LARGE
-        chunks: list[bytes] = []
-        size = 0
-        while chunk := response.read1(_CHUNK_BYTES):
-            chunks.append(chunk)
-            size += len(chunk)
-            if size > PAGE_BYTES_MAX:
-                return ScrapeOutcome.TOO_LARGE
-        if announced is not None and size < announced:
-            return ScrapeOutcome.TRUNCATED
-        return b"".join(chunks)
+_FAILURES = {
+    FetchTimeout: ScrapeOutcome.TIMEOUT,
+    FetchUnreachable: ScrapeOutcome.UNREACHABLE,
+    FetchTooLarge: ScrapeOutcome.TOO_LARGE,
+    FetchTruncated: ScrapeOutcome.TRUNCATED,
+}
 
 
 FILE_BYTES_MAX = 2**20
@@ -344,19 +256,19 @@ def _checked(scheme: object, target: object, where: object) -> str:
         raise ValueError(f"{url.rpartition('@')[2][:256]!r} is no target") from None
 
 
-_STOP_NS = 300_000_000
-
 CountOutcome = Callable[[ScrapeOutcome], None]
 
 
 class ScrapedServer:
-    """One server: its connection, the shape of its page, and its cadence."""
+    """One server: the shape of its page, and its cadence."""
 
-    def __init__(self, target: ScrapeTarget, client: PageClient, cadence: Cadence) -> None:
+    def __init__(self, target: ScrapeTarget, client: HttpClient, cadence: Cadence, clock: Clock) -> None:
         self.target = target
         self.cadence = cadence
-        self.gone = False
+        parts = urllib.parse.urlsplit(target.url)
+        self._url = target.url if parts.path not in ("", "/") else parts._replace(path="/metrics").geturl()
         self._client = client
+        self._clock = clock
         self._parser = PageParser()
         self._steps = 0.0
         self._got_ns = 0
@@ -367,32 +279,39 @@ class ScrapedServer:
         known, self._outcome = self._outcome, outcome
         return self._parser.explain(outcome) if outcome is not known else ""
 
-    def scrape(self) -> tuple[ScrapeOutcome, ScrapedPage | None]:
-        """Ask one server for its page once."""
-        fetched = self._client.fetch()
-        if isinstance(fetched, ScrapeOutcome):
-            self.cadence.failed()
-            return fetched, None
-        readings = self._parser.parse(fetched.body)
+    async def scrape(self, token: str) -> tuple[ScrapeOutcome, ScrapedPage | None]:
+        """Ask for the page once."""
+        unix_ns, sent_ns = self._clock.unix_nano(), self._clock.monotonic_ns()
+        body = await self._fetch(token)
+        got_ns = self._clock.monotonic_ns()
+        # a page of a known layout takes 0.1 ms, another one some 10 ms
+        readings = body if isinstance(body, ScrapeOutcome) else await asyncio.to_thread(self._parser.parse, body)
         if isinstance(readings, ScrapeOutcome):
             self.cadence.failed()
             return readings, None
-        page = ScrapedPage(self.target.server, fetched.unix_ns, fetched.sent_mono_ns, readings)
-        self._pace(page, fetched)
+        page = ScrapedPage(self.target.server, unix_ns, sent_ns, readings)
+        self._pace(page, sent_ns, got_ns)
         return ScrapeOutcome.TAKEN, page
 
-    def _pace(self, page: ScrapedPage, fetched: FetchedPage) -> None:
+    async def _fetch(self, token: str) -> bytes | ScrapeOutcome:
+        headers = {"Accept": _ACCEPT} | ({"Authorization": f"Bearer {token}"} if token else {})
+        try:
+            answer = await self._client.get(self._url, PAGE_BYTES_MAX, address=self.target.address, headers=headers)
+        except FetchError as error:
+            return _FAILURES.get(type(error), ScrapeOutcome.UNEXPECTED)
+        if answer.status != _OK:
+            if answer.status in _UNAUTHENTICATED:
+                return ScrapeOutcome.UNAUTHENTICATED
+            return ScrapeOutcome.REDIRECT if answer.status in _REDIRECTS else ScrapeOutcome.REFUSED
+        packed = answer.headers.get("Content-Encoding", _PLAIN) != _PLAIN  # though nobody asked for it
+        return ScrapeOutcome.UNEXPECTED if packed else answer.body
+
+    def _pace(self, page: ScrapedPage, sent_ns: int, got_ns: int) -> None:
         """Ranks of one server step together: the steps of the busiest one count."""
         steps = max(_steps_of(reading.values) for reading in page.engines)
-        elapsed_s = (fetched.got_mono_ns - self._got_ns) / 1e9 if self._got_ns else 0.0
-        cost_s = (fetched.got_mono_ns - fetched.sent_mono_ns) / 1e9
-        self.cadence.answered(elapsed_s, max(steps - self._steps, 0.0), cost_s)
-        self._steps, self._got_ns = steps, fetched.got_mono_ns
-
-    def close(self) -> None:
-        """Close the connection to this server."""
-        self.gone = True
-        self._client.close()
+        elapsed_s = (got_ns - self._got_ns) / 1e9 if self._got_ns else 0.0
+        self.cadence.answered(elapsed_s, max(steps - self._steps, 0.0), (got_ns - sent_ns) / 1e9)
+        self._steps, self._got_ns = steps, got_ns
 
 
 def _steps_of(values: tuple[float, ...]) -> float:
@@ -410,23 +329,25 @@ class Scraper:
         tls: whom to trust; None where nobody is asked, since reading the system's authorities costs 2 MB.
     """
 
-    def __init__(self, config: ScrapeConfig, clock: Clock, count: CountOutcome = lambda _: None) -> None:
+    def __init__(
+        self,
+        config: ScrapeConfig,
+        clock: Clock,
+        count: CountOutcome = lambda _: None,
+        io: IoLoop | None = None,
+    ) -> None:
         self._config = config
         self._clock = clock
         self._count = count
         self._targets = TargetList(config)
         self.tls = _tls(config) if self.enabled or config.ca_file else None
+        self._client = HttpClient(config.timeout_s, self.tls)
+        self._lock = threading.Lock()
+        """Guards the pages; all else belongs to the loop."""
         self._pages: deque[ScrapedPage] = deque()
-        self._servers: dict[ScrapeTarget, ScrapedServer] = {}
-        self._due: list[tuple[int, int, ScrapedServer | None]] = []
-        self._asked: set[ScrapedServer] = set()
+        self._servers: dict[ScrapeTarget, asyncio.Task[None]] = {}
         self._outcomes = OutcomeLog()
-        self._number = 0
-        self._wake = threading.Condition()
-        self._stopped = False
-        self._threads = [
-            threading.Thread(target=self._run, name=f"scrape-{number}", daemon=True) for number in range(config.threads)
-        ]
+        self._background = Background(io)
         _ = self.token()  # a file that is not there is said at start
 
     @property
@@ -441,9 +362,7 @@ class Scraper:
 
     def base_urls(self) -> dict[str, str]:
         """Name of each server -> where it can be asked who it is."""
-        with self._wake:
-            targets = list(self._servers)
-        return {target.server: target.base_url for target in targets if target.base_url}
+        return {target.server: target.base_url for target in list(self._servers) if target.base_url}
 
     def token(self) -> str:
         """Read for every question: a mounted Secret is swapped under us."""
@@ -459,112 +378,72 @@ class Scraper:
     def start(self) -> None:
         """Begin, if there is anybody to ask."""
         if self.enabled:
-            with self._wake:
-                self._plan(0, None)
-            for thread in self._threads:
-                thread.start()
+            self._background.start(self._run())
 
     def stop(self) -> bool:
-        """Ask no more; a question under way ends by its own timeout. Always True: no page is owed to anybody."""
-        with self._wake:
-            self._stopped = True
-            self._wake.notify_all()
-        end_ns = self._clock.monotonic_ns() + _STOP_NS
-        for thread in self._threads:
-            if thread.ident is not None:
-                thread.join(max(0.0, (end_ns - self._clock.monotonic_ns()) / 1e9))
-        with self._wake:
-            idle = [server for server in self._servers.values() if server not in self._asked]
-        for server in idle:  # the others close their own when they are answered
-            server.close()
+        """Ask no more; questions under way end. Always True: no page is owed to anybody."""
+        self._background.stop()
         return True
 
     def take(self) -> list[ScrapedPage]:
         """Pages since the last call, in the order in which they were asked for."""
-        with self._wake:
+        with self._lock:
             pages = sorted(self._pages, key=lambda page: page.unix_ns)
             self._pages.clear()
         return pages
 
-    def _plan(self, due_ns: int, server: ScrapedServer | None) -> None:
-        self._number += 1
-        heapq.heappush(self._due, (due_ns, self._number, server))
-        self._wake.notify()
+    async def _run(self) -> None:
+        """Look at the list of servers, again and again where it may change."""
+        try:
+            while True:
+                self._adopt(await asyncio.to_thread(self._targets.look))  # resolves names
+                await asyncio.sleep(self._config.refresh_s if not self._targets.static else _FOREVER_S)
+        finally:
+            for task in self._servers.values():
+                task.cancel()
+            await asyncio.gather(*self._servers.values(), return_exceptions=True)
+            await self._client.close()
 
-    def _run(self) -> None:
+    def _adopt(self, targets: list[ScrapeTarget]) -> None:
+        """Begin with servers that are new, end with those that are gone."""
+        for target in [target for target in self._servers if target not in targets]:
+            self._servers.pop(target).cancel()
+        new = [target for target in targets if target not in self._servers]
+        for number, target in enumerate(new):
+            # spread over an interval, so that a hundred servers are not asked at once
+            offset_s = number / len(new) * self._config.interval_s
+            self._servers[target] = asyncio.create_task(self._ask_often(target, offset_s))
+
+    async def _ask_often(self, target: ScrapeTarget, offset_s: float) -> None:
+        cadence = Cadence(min(self._config.interval_min_s, self._config.interval_s), self._config.interval_s)
+        server = ScrapedServer(target, self._client, cadence, self._clock)
+        await asyncio.sleep(offset_s)
         while True:
-            with self._wake:
-                server = self._next()
-                if self._stopped:
-                    return
+            began_ns = self._clock.monotonic_ns()
             try:
-                due_s = self._look() if server is None else self._scrape(server)
-            except Exception:  # noqa: BLE001 -- a fault of ours must not end the scraping of all others
+                await self._ask(server)
+            except Exception:  # noqa: BLE001 -- a fault of ours must not end the scraping of this server
                 _log.exception("scrape failed")
-                due_s = self._config.refresh_s
-            with self._wake:
-                if due_s is not None:
-                    self._plan(self._clock.monotonic_ns() + int(due_s * 1e9), server)
+                cadence.failed()
+            spent_s = (self._clock.monotonic_ns() - began_ns) / 1e9
+            await asyncio.sleep(max(cadence.interval_s - spent_s, 0.0))
 
-    def _next(self) -> ScrapedServer | None:
-        """Wait for what is due; None is the list of servers itself. Holds the lock."""
-        while not self._stopped:
-            if not self._due:
-                self._wake.wait()
-                continue
-            wait_s = (self._due[0][0] - self._clock.monotonic_ns()) / 1e9
-            if wait_s <= 0:
-                return heapq.heappop(self._due)[2]
-            self._wake.wait(wait_s)
-        return None
-
-    def _scrape(self, server: ScrapedServer) -> float | None:
-        if server.gone:
-            server.close()
-            return None
-        began_ns = self._clock.monotonic_ns()
-        with self._wake:
-            self._asked.add(server)
-        outcome, page = server.scrape()
+    async def _ask(self, server: ScrapedServer) -> None:
+        outcome, page = await server.scrape(self.token())
         self._count(outcome)
         if page is not None:
-            with self._wake:
+            with self._lock:
                 self._pages.append(page)
                 dropped = len(self._pages) > self._config.queue_pages
                 if dropped:
                     self._pages.popleft()
             if dropped:
                 self._count(ScrapeOutcome.DROPPED)
-        with self._wake:
-            self._asked.discard(server)
-            stopped = self._stopped
         self._outcomes.note(server.target.server, server.news(outcome), self._clock.monotonic_ns())
-        if stopped:
-            server.close()
-        spent_s = (self._clock.monotonic_ns() - began_ns) / 1e9
-        return max(server.cadence.interval_s - spent_s, 0.0)
 
-    def _look(self) -> float | None:
-        """Begin with servers that are new, end with those that are gone; when to look again."""
-        targets = self._targets.look()
-        known = set(targets)
-        with self._wake:
-            now_ns = self._clock.monotonic_ns()
-            for target in [target for target in self._servers if target not in known]:
-                self._servers.pop(target).gone = True
-            new = [target for target in targets if target not in self._servers]
-            for number, target in enumerate(new):
-                # spread over an interval, so that a hundred servers are not asked at once
-                offset_ns = int(number / len(new) * self._config.interval_s * 1e9)
-                server = self._servers[target] = ScrapedServer(target, self._client(target), self._cadence())
-                self._plan(now_ns + offset_ns, server)
-        return None if self._targets.static else self._config.refresh_s
 
-    def _cadence(self) -> Cadence:
-        return Cadence(min(self._config.interval_min_s, self._config.interval_s), self._config.interval_s)
-
-    def _client(self, target: ScrapeTarget) -> PageClient:
-        return PageClient(target, timeout_s=self._config.timeout_s, clock=self._clock, token=self.token, tls=self.tls)
+_FOREVER_S = 86_400.0
+"""A static list cannot change; looking at it once a day is no work."""
 
 
 def _tls(config: ScrapeConfig) -> ssl.SSLContext:

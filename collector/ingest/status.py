@@ -29,7 +29,7 @@ from google.rpc import error_details_pb2, status_pb2
 
 from collector.telemetry import Outcome
 
-from .intake import Refused
+from .queue import Refused
 
 TRAILER_RETRY_PYTHON = "google.rpc.retryinfo-bin"
 TRAILER_STATUS_DETAILS = "grpc-status-details-bin"

@@ -18,7 +18,8 @@ from .filesystem import (
     sync_directory,
 )
 from .guard import check_packages, package_files
-from .tasks import Clock, Health, Part, SteadyClock, Stop, SystemClock, Task
+from .loop import Background, IoLoop
+from .tasks import Clock, Health, Part, SteadyClock, Stop, SystemClock, Task, in_thread, serve
 from .terminal import (
     TOLD_ONCE,
     PrintLine,
@@ -38,9 +39,11 @@ __all__ = [
     "EXIT_OK",
     "EXIT_USAGE",
     "TOLD_ONCE",
+    "Background",
     "Clock",
     "Files",
     "Health",
+    "IoLoop",
     "MemoryGuard",
     "Part",
     "PrintLine",
@@ -55,11 +58,13 @@ __all__ = [
     "cgroup_limit_bytes",
     "check_packages",
     "configure_logs",
+    "in_thread",
     "limit_bytes",
     "package_files",
     "print_in_any_encoding",
     "remarks_on",
     "resident_bytes",
+    "serve",
     "set_log_format",
     "set_log_level",
     "sync_directory",

@@ -1,403 +1,297 @@
-"""HTTP/1.1 by the standard library, bounded in connections, bytes and time: server, handler, client.
+"""HTTP on aiohttp: a server with a bounded number of connections, and a client whose every answer is bounded.
 
-An HTTP/1.1 connection whose every exchange, head and body of the answer together, ends by a deadline.
-
-A socket's own timeout begins anew with every byte, so that a server that drips a header keeps a thread for good; here
-each wait is for what is left of the exchange. A server may stand behind a name that has many addresses (a headless
-Service): then the address is dialled, and the name goes into the Host header and the TLS handshake. When the server
-closes the connection, the next exchange opens another one in the same way.
-
-A small HTTP/1.1 server for few clients (exporters, a scraper, probes, a browser) that must not fall over.
-
-Standard library threads, one per connection and at most ``max_connections``: when all are taken, the one that has
-waited longest for a request is closed in favour of the new one, so idle or dribbling clients cannot lock a scraper out.
-How long one may take to send a request or to read its answer is the handler's ``timeout`` (socket.sendall counts the
-sum), so a client that reads one byte a second costs one thread for that long and no more.
-
-What a connection does with its requests: one method for all of them, answers with their length, no line per request.
-
-Requests are read by the base class; between reading one and having answered it the connection counts as busy, so that
-it does not give way to another one (collector/runtime/http.py).
+Both run in the loop (collector/runtime/loop.py). The server closes a connection on which no whole request has come for
+``timeout_s``; when all places are taken, the one that has waited longest for a request makes room for a newcomer, so
+that silent clients cannot lock out a scraper. The client follows no redirect, asks no proxy of the environment, keeps
+no cookie and unpacks nothing.
 """
 
 from __future__ import annotations
 
-import contextlib
-import http.client
-import io
-import socket
+import asyncio
 import ssl
-import threading
-import urllib.parse
-from collections.abc import Callable
-from email.message import Message
-from functools import partial
+from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple, cast
+from urllib.parse import urlsplit
+
+import aiohttp
+from aiohttp import web
+from multidict import CIMultiDict
+from yarl import URL
 
 from collector.config import Endpoint
 
 from .filesystem import StartError
-from .tasks import Clock, Health, Task
+from .loop import IoLoop
 
-if TYPE_CHECKING:
-    from _typeshed import ReadableBuffer, WriteableBuffer
+CONNECTIONS_MAX = 32
+"""Scrapers, probes and browsers together."""
+LINGER_S = 1.0
+"""How long the rest of a body that nobody reads is thrown away, so that the client reads why it was refused."""
+HEADER_BYTES_MAX = 16 << 10
+BACKLOG = 64
+READ_BYTES = 1 << 16
 
-LeftSeconds = Callable[[], float]
-"""What is left of an exchange; TimeoutError when nothing is."""
+Handle = Callable[[web.BaseRequest], Awaitable[web.Response]]
+Respond = Callable[[str, str, Mapping[str, str]], tuple[int, str, bytes, tuple[tuple[str, str], ...]]]
+"""(method, request target, headers) to status, content type, body, further headers."""
 
 
-class BoundedConnection(http.client.HTTPConnection):
-    """Of one server: ``open``, then ``request`` and ``getresponse``; one thread at a time.
+class _BoundedServer(web.Server):
+    """Counts connections; knows which of them answer a request."""
 
-    Args:
-        server: scheme, host and port of its address.
-        timeout_s: how long an exchange may take; connecting to a name may take that for each of its addresses.
-        clock: tells how much of it is left.
-        tls: whom to trust where the scheme is ``https``; None trusts whom the system trusts.
-        address: dialled in the host's stead.
-    """
+    def __init__(self, handle: Handle, connections_max: int, timeout_s: float) -> None:
+        super().__init__(
+            self._answer,
+            access_log=None,
+            keepalive_timeout=timeout_s,
+            lingering_time=LINGER_S,
+            max_line_size=HEADER_BYTES_MAX,
+            max_field_size=HEADER_BYTES_MAX,
+            read_bufsize=READ_BYTES,
+            auto_decompress=False,
+        )
+        self._handle = handle
+        self._connections_max = connections_max
+        self._waiting: dict[asyncio.BaseTransport, None] = {}  # the one that has waited longest comes first
+        self._busy: set[asyncio.BaseTransport] = set()
 
-    def __init__(
-        self,
-        server: urllib.parse.SplitResult,
-        *,
-        timeout_s: float,
-        clock: Clock,
-        tls: ssl.SSLContext | None = None,
-        address: str = "",
-    ) -> None:
-        secure = server.scheme == "https"
-        self.default_port = 443 if secure else 80
-        super().__init__(server.hostname or "", server.port or self.default_port, timeout=timeout_s)
-        self._tls = (tls or ssl.create_default_context()) if secure else None
-        self._address = address or self.host
-        self._timeout_s = timeout_s
-        self._clock = clock
-        self._deadline_ns = 0
+    def connection_made(self, handler: Any, transport: asyncio.Transport) -> None:
+        """Give it a place, if need be that of the one that has waited longest."""
+        super().connection_made(handler, transport)
+        for each in [each for each in self._waiting if each.is_closing()]:
+            del self._waiting[each]
+        self._waiting[transport] = None
+        if len(self._waiting) + len(self._busy) > self._connections_max:
+            oldest = next(iter(self._waiting))  # itself, if all others answer
+            del self._waiting[oldest]
+            cast("asyncio.Transport", oldest).abort()  # at once, whatever it has not read
 
-    def open(self) -> None:
-        """Begin an exchange: its time runs from now. Connects, unless the connection was kept."""
-        self._deadline_ns = self._clock.monotonic_ns() + int(self._timeout_s * 1e9)
-        if self.sock is None:
-            self.connect()
-
-    def connect(self) -> None:
-        """Connect; ``http.client`` would dial the name, and in the clear."""
-        raw = socket.create_connection((self._address, self.port), self._left_s())
+    async def _answer(self, request: web.BaseRequest) -> web.Response:
+        transport = request.transport
+        if transport is None:
+            raise ConnectionResetError
+        self._waiting.pop(transport, None)
+        self._busy.add(transport)
         try:
-            raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            raw.settimeout(self._left_s())
-            secured = raw if self._tls is None else self._tls.wrap_socket(raw, server_hostname=self.host)
-        except BaseException:
-            raw.close()
-            raise
-        self.sock = _TimedSocket(secured, self._left_s)
-
-    def _left_s(self) -> float:
-        left_s = (self._deadline_ns - self._clock.monotonic_ns()) / 1e9
-        if left_s <= 0.0:
-            raise TimeoutError
-        return left_s
-
-
-class _TimedSocket:
-    """As much of a socket as ``http.client`` asks for."""
-
-    def __init__(self, sock: socket.socket, left_s: LeftSeconds) -> None:
-        self._sock = sock
-        self._left_s = left_s
-
-    def sendall(self, data: ReadableBuffer) -> None:
-        self._sock.settimeout(self._left_s())
-        self._sock.sendall(data)
-
-    def makefile(self, _mode: str) -> io.BufferedReader:
-        return io.BufferedReader(_TimedReader(self._sock, self._left_s))
-
-    def close(self) -> None:
-        self._sock.close()
-
-
-class _TimedReader(io.RawIOBase):
-    def __init__(self, sock: socket.socket, left_s: LeftSeconds) -> None:
-        self._sock = sock
-        self._raw = sock.makefile("rb", buffering=0)
-        self._left_s = left_s
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: WriteableBuffer) -> int | None:
-        self._sock.settimeout(self._left_s())
-        size = self._raw.readinto(buffer)
-        self._left_s()  # what comes too late is none, however little was missing
-        return size
-
-    def close(self) -> None:
-        self._raw.close()
-        super().close()
-
-
-MAX_CONNECTIONS = 32
+            response = await self._handle(request)
+        finally:
+            self._busy.discard(transport)
+            if not transport.is_closing():
+                self._waiting[transport] = None
+        response.headers["Server"] = "tracefit"
+        return response
 
 
 class HttpServer:
     """Serves one endpoint from ``start`` to ``stop``.
 
     Args:
-        name: of its task, and in health.
         endpoint: where to listen; a colon in the address means IPv6, port 0 lets the kernel choose, see ``port``.
-        handler: answers the requests of a connection.
+        handle: answers a request.
         purpose: what it serves, for the sentence that says that it cannot.
-        max_connections: most connections at once.
+        timeout_s: how long a connection may take to send a request.
+        connections_max: most connections at once.
         grace_s: how long a response may still take when the server stops.
-        tls: the context of a new connection; None serves in the clear.
-        health: where to check in, at least every ``check_every_s``.
-        is_well: see :class:`~collector.runtime.Task`.
-        check_every_s: how long it sleeps in accept at most; None sleeps until somebody calls.
+        tls: None serves in the clear.
+        io: the loop; None makes one of its own.
     """
 
     def __init__(
         self,
-        name: str,
         endpoint: Endpoint,
-        handler: type[BaseHTTPRequestHandler],
+        handle: Handle,
         purpose: str,
         *,
-        max_connections: int = MAX_CONNECTIONS,
+        timeout_s: float,
+        connections_max: int = CONNECTIONS_MAX,
         grace_s: float = 1.0,
-        tls: Callable[[], ssl.SSLContext] | None = None,
-        health: Health | None = None,
-        is_well: Callable[[], bool] = lambda: True,
-        check_every_s: float | None = None,
+        tls: ssl.SSLContext | None = None,
+        io: IoLoop | None = None,
     ) -> None:
         self.port = 0
-        self.connections = Connections(max_connections)
         self._endpoint = endpoint
-        self._handler = handler
+        self._handle = handle
         self._purpose = purpose
+        self._timeout_s = timeout_s
+        self._connections_max = connections_max
         self._grace_s = grace_s
         self._tls = tls
-        self._check_every_s = check_every_s
-        self._server: BoundedServer | None = None
-        self._make_task = partial(Task, name, health=health, is_well=is_well)
-        self._task: Task | None = None
+        self._io = io or IoLoop()
+        self._own_io = io is None
+        self._runner: web.ServerRunner | None = None
 
     def start(self) -> None:
         """Bind and serve, or raise StartError."""
-        try:
-            self._server = BoundedServer(self._endpoint, self._handler, self.connections, self._tls)
-        except OSError as error:
-            raise StartError(f"cannot listen on {self._endpoint} for {self._purpose}: {error.strerror}") from None
-        self._server.timeout = self._check_every_s
-        self.port = self._server.server_port
-        self._task = self._make_task(self._server.accept)
-        self._task.start()
+        self._io.run(self._start())
 
     def stop(self) -> bool:
         """No new connections, idle ones close, responses under way get ``grace_s``."""
-        if self._server is not None and self._task is not None:
-            self._task.request_stop()
-            self._server.shut()
-            self._task.join()
-            self._server.server_close()
-            self.connections.close_all(self._grace_s)
-            self._server = None
+        if self._runner is not None:
+            self._io.run(self._runner.cleanup())
+            self._runner = None
+        if self._own_io:
+            self._io.close()
         return True
 
-
-class Connections:
-    """Open connections; each waits for a request or answers one."""
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._changed = threading.Condition()
-        """Guards everything below."""
-        self._waiting: dict[socket.socket, None] = {}  # a set that knows who has waited longest
-        self._busy: set[socket.socket] = set()
-        self.closed_for_room = 0
-        """Connections closed or refused so far because all places were taken."""
-
-    def size(self) -> int:
-        """How many connections are served now."""
-        with self._changed:
-            return len(self._waiting) + len(self._busy)
-
-    def enter(self, connection: socket.socket) -> bool:
-        """Take a place, if need be that of the longest waiting; False if all are answering."""
-        with self._changed:
-            if len(self._waiting) + len(self._busy) >= self._limit:
-                self.closed_for_room += 1
-                if not self._waiting:
-                    return False
-                longest_waiting = next(iter(self._waiting))
-                _shut(longest_waiting)
-                del self._waiting[longest_waiting]
-            self._waiting[connection] = None
-            return True
-
-    def mark_busy(self, connection: socket.socket) -> bool:
-        """A request has come; False if the connection was closed in favour of another."""
-        with self._changed:
-            if connection not in self._waiting:
-                return False
-            del self._waiting[connection]
-            self._busy.add(connection)
-            return True
-
-    def mark_idle(self, connection: socket.socket) -> None:
-        """The response is out."""
-        with self._changed:
-            self._busy.discard(connection)
-            self._waiting[connection] = None
-            self._changed.notify_all()
-
-    def leave(self, connection: socket.socket) -> None:
-        """The connection is over."""
-        with self._changed:
-            self._busy.discard(connection)
-            self._waiting.pop(connection, None)
-            self._changed.notify_all()
-
-    def close_all(self, grace_s: float) -> None:
-        """Close idle connections, wait for busy ones, close them too when ``grace_s`` is over."""
-        with self._changed:
-            for connection in self._waiting:
-                _shut(connection)
-            self._changed.wait_for(lambda: not self._busy, grace_s)
-            for connection in (*self._busy, *self._waiting):
-                _shut(connection)
+    async def _start(self) -> None:
+        server = _BoundedServer(self._handle, self._connections_max, self._timeout_s)
+        self._runner = web.ServerRunner(server, shutdown_timeout=self._grace_s)
+        await self._runner.setup()
+        address, port = self._endpoint
+        site = web.TCPSite(self._runner, address, port, ssl_context=self._tls, backlog=BACKLOG)
+        try:
+            await site.start()
+        except OSError as error:
+            await self._runner.cleanup()
+            self._runner = None
+            reason = (error.strerror or str(error)).rpartition(": ")[2]
+            raise StartError(f"cannot listen on {self._endpoint} for {self._purpose}: {reason}") from None
+        self.port = int(self._runner.addresses[0][1])
 
 
-def _shut(connection: socket.socket) -> None:
-    with contextlib.suppress(OSError):
-        connection.shutdown(socket.SHUT_RDWR)
+def page_handler(respond: Respond) -> Handle:
+    """Answer requests without a body.
 
-
-class BoundedServer(ThreadingHTTPServer):
-    """A thread per connection, and as many as ``connections`` lets in."""
-
-    daemon_threads = True
-    block_on_close = False
-    request_queue_size = 64
-
-    def __init__(
-        self,
-        endpoint: Endpoint,
-        handler: type[BaseHTTPRequestHandler],
-        connections: Connections,
-        tls: Callable[[], ssl.SSLContext] | None,
-    ) -> None:
-        self.address_family = socket.AF_INET6 if ":" in endpoint.address else socket.AF_INET
-        self.connections = connections
-        self._tls = tls
-        super().__init__((endpoint.address, endpoint.port), handler)
-
-    def server_bind(self) -> None:
-        """Bind without the name lookup of the base class: it can block for seconds and is for CGI only."""
-        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        self.socket.bind(self.server_address)
-        self.server_address = self.socket.getsockname()
-        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
-
-    def accept(self) -> float:
-        """Accept one connection, asleep until there is one; the base class would wake up to look for its end."""
-        self.handle_request()
-        return 0.0
-
-    def shut(self) -> None:
-        """Wake who waits in accept: a listening socket that is shut does."""
-        _shut(self.socket)
-
-    def get_request(self) -> tuple[Any, Any]:
-        """Accept; a handshake is left to the connection's own thread, at its first read."""
-        connection, address = super().get_request()
-        if self._tls is not None:
-            context = self._tls()
-            connection = context.wrap_socket(connection, server_side=True, do_handshake_on_connect=False)
-        return connection, address
-
-    def verify_request(self, request: Any, client_address: Any) -> bool:  # noqa: ARG002 -- the base class's signature
-        """Whether there is a place."""
-        return self.connections.enter(request)
-
-    def shutdown_request(self, request: Any) -> None:
-        """The end of a connection, whatever became of it."""
-        self.connections.leave(request)
-        super().shutdown_request(request)
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that went away is not worth a traceback."""
-
-
-Reply = tuple[int, str, bytes, tuple[tuple[str, str], ...]]
-"""Status, content type, body, further headers; Content-Length and Date are the handler's business."""
-
-
-class Handler(BaseHTTPRequestHandler):
-    """Subclasses answer every request, of whichever method, in ``serve``."""
-
-    protocol_version = "HTTP/1.1"
-    server_version = "tracefit"
-    sys_version = ""
-    wbufsize = 0  # socket.sendall under every write; a buffered writer would start the timeout anew at each piece
-    disable_nagle_algorithm = True
-    error_content_type = "text/plain; charset=utf-8"
-    error_message_format = "%(code)d %(message)s\n"
-    server: BoundedServer
-
-    def serve(self) -> None:
-        """Reply the request that was read."""
-        raise NotImplementedError  # abstract: the base class is no ABC, and a Handler alone answers nothing
-
-    def send_reply(self, reply: Reply) -> None:
-        """Send a reply whole, without its body where HTTP wants none."""
-        status, content_type, body, headers = reply
-        self.send_response(status)
-        has_body = status != HTTPStatus.NOT_MODIFIED
-        if has_body:
-            self.send_header("Content-Type", content_type)
-            self.send_header("Content-Length", str(len(body)))
-        for name, value in headers:
-            self.send_header(name, value)
-        if self.close_connection:
-            self.send_header("Connection", "close")
-        self.end_headers()
-        if has_body and self.command != "HEAD":
-            self.wfile.write(body)
-
-    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 -- the base class's name
-        """No line per request; counters tell."""
-
-    def do_GET(self) -> None:
-        """Every method that HTTP knows goes one way: a path that is not for it answers 405 (RFC 9110 §15.5.6)."""
-        self.serve()
-
-    do_HEAD = do_POST = do_PUT = do_PATCH = do_DELETE = do_OPTIONS = do_TRACE = do_CONNECT = do_GET  # noqa: N815
-
-
-def page_handler(respond: Callable[[str, str, Message], Reply], timeout_s: float) -> type[Handler]:
-    """A handler of requests without a body.
-
-    Args:
-        respond: (method, request target, headers) to the answer; may not block.
-        timeout_s: longest wait for request bytes, and longest time to send one response.
+    A page is made in a thread: rendering takes up to 20 ms, and exports that come meanwhile are acknowledged.
     """
 
-    class _PageHandler(Handler):
-        timeout = timeout_s
+    async def handle(request: web.BaseRequest) -> web.Response:
+        status, content_type, body, headers = await asyncio.to_thread(
+            respond, request.method, request.raw_path, request.headers
+        )
+        all_headers = CIMultiDict(headers)
+        if status != HTTPStatus.NOT_MODIFIED:
+            all_headers["Content-Type"] = content_type
+        response = web.Response(status=status, body=body, headers=all_headers)
+        if request.body_exists:
+            response.force_close()  # a body nobody reads follows
+        return response
 
-        def serve(self) -> None:
-            if not self.server.connections.mark_busy(self.connection):
-                self.close_connection = True
-                return
-            try:
-                if "content-length" in self.headers or "transfer-encoding" in self.headers:
-                    self.close_connection = self.headers.get("content-length") != "0"  # a body nobody reads follows
-                self.send_reply(respond(self.command, self.path, self.headers))
-            finally:
-                self.server.connections.mark_idle(self.connection)
+    return handle
 
-    return _PageHandler
+
+class FetchError(Exception):
+    """No answer, or none that is taken; the text says why."""
+
+
+class FetchTimeout(FetchError):
+    """Not within the time, head and body of the answer together."""
+
+
+class FetchUnreachable(FetchError):
+    """Nobody there, no TLS that is trusted, or the connection broke before an answer came."""
+
+
+class FetchUnexpected(FetchError):
+    """What answers does not speak HTTP."""
+
+
+class FetchTooLarge(FetchError):
+    """More bytes than are taken."""
+
+
+class FetchTruncated(FetchError):
+    """The connection ended before the body did."""
+
+
+class Answer(NamedTuple):
+    """What a server answered; ``body`` is empty where it was written elsewhere."""
+
+    status: int
+    reason: str
+    headers: Mapping[str, str]
+    body: bytes
+
+
+class HttpClient:
+    """GETs over connections that are kept; used in the loop.
+
+    Args:
+        timeout_s: how long an exchange may take, from connecting to the last byte.
+        tls: whom to trust where the scheme is ``https``; None trusts whom the system trusts.
+    """
+
+    def __init__(self, timeout_s: float, tls: ssl.SSLContext | None = None) -> None:
+        self._timeout_s = timeout_s
+        self._tls = tls
+        self._session: aiohttp.ClientSession | None = None
+
+    async def get(
+        self,
+        url: str,
+        bytes_max: int,
+        *,
+        address: str = "",
+        headers: Mapping[str, str] | None = None,
+        write: Callable[[bytes], object] | None = None,
+    ) -> Answer:
+        """Ask once.
+
+        Args:
+            url: what to ask for.
+            bytes_max: most bytes of a body.
+            address: dialled in the host's stead; the host's name goes into ``Host`` and the TLS handshake.
+            headers: sent with the request.
+            write: receives the body of a 200 piece by piece; None returns it.
+
+        Raises:
+            FetchError: one of its kinds.
+        """
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return await self._get(url, bytes_max, address, dict(headers or {}), write)
+        except TimeoutError:
+            raise FetchTimeout(f"no answer within {self._timeout_s:g} s") from None
+        except aiohttp.ClientPayloadError:
+            raise FetchTruncated("the answer broke off") from None
+        except aiohttp.ClientConnectionError as error:
+            raise FetchUnreachable(getattr(error, "strerror", None) or str(error) or type(error).__name__) from None
+        except (aiohttp.ClientError, ValueError) as error:
+            raise FetchUnexpected(str(error) or type(error).__name__) from None
+        except OSError as error:
+            raise FetchUnreachable(error.strerror or type(error).__name__) from None
+
+    async def close(self) -> None:
+        """Close the connections."""
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    async def _get(
+        self,
+        url: str,
+        bytes_max: int,
+        address: str,
+        headers: dict[str, str],
+        write: Callable[[bytes], object] | None,
+    ) -> Answer:
+        target, name = URL(url, encoded=True), None
+        if address:
+            headers["Host"] = urlsplit(url).netloc
+            name = target.host if target.scheme == "https" else None
+            target = target.with_host(address)
+        async with self._open().get(target, headers=headers, server_hostname=name, allow_redirects=False) as response:
+            if (response.content_length or 0) > bytes_max:
+                raise FetchTooLarge(f"larger than {bytes_max >> 20} MiB")
+            pieces: list[bytes] = []
+            size = 0
+            keep = write if write is not None and response.status == HTTPStatus.OK else pieces.append
+            async for piece in response.content.iter_any():
+                size += len(piece)
+                if size > bytes_max:
+                    raise FetchTooLarge(f"larger than {bytes_max >> 20} MiB")
+                keep(piece)
+            return Answer(response.status, response.reason or "", response.headers, b"".join(pieces))
+
+    def _open(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(ssl=True if self._tls is None else self._tls),
+                cookie_jar=aiohttp.DummyCookieJar(),
+                auto_decompress=False,
+                timeout=aiohttp.ClientTimeout(total=None),
+                headers={"User-Agent": "tracefit", "Accept-Encoding": "identity"},
+            )
+        return self._session

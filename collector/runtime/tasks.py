@@ -10,24 +10,23 @@ wait for telemetry. (After Refinery's internal/health.)
 
 What the process is made of: parts that start and stop, and the tasks in which they take their turns.
 
-A :class:`Part` is started once and stopped once, in the order of a list (collector/app.py) and back. Whatever of ours
-runs beside the main thread is a :class:`Task`: a name, a turn, and how long a turn may take before the task counts as
-hung (collector/runtime/tasks.py). Else only servers start threads: gRPC its own, the HTTP server one for each
-connection.
-
-How a process learns that it should end: a pipe, because a signal handler may interrupt any lock, also an Event's.
+A :class:`Part` is started once and stopped once, in the order of a list (collector/app.py) and back. All I/O
+happens in one loop (collector/runtime/loop.py); what computes or writes files is a :class:`Task` with a thread of its
+own: a name, a turn, and how long a turn may take before the task counts as hung.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import signal
 import threading
 import time
 from collections.abc import Callable
-from types import FrameType
-from typing import Protocol
+from typing import Protocol, TypeVar
+
+T = TypeVar("T")
 
 
 class Clock(Protocol):
@@ -223,31 +222,49 @@ class Stop:
     """Asked once it ends in order; a second signal ends the process at once."""
 
     def __init__(self) -> None:
-        self._read_end, self._write_end = os.pipe()
+        self._asked = threading.Event()
         self._signalled = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._wake = asyncio.Event()
 
     def ask(self) -> None:
         """Ask for the stop, from any thread."""
-        os.write(self._write_end, b".")
+        self._asked.set()
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._wake.set)
 
     @property
     def asked(self) -> bool:
-        """A signal has asked for it."""
-        return self._signalled
-
-    def wait(self) -> None:
-        """Block until somebody asked for the stop."""
-        os.read(self._read_end, 1)
+        """Somebody has asked for it."""
+        return self._asked.is_set()
 
     def listen(self) -> None:
-        """SIGTERM and SIGINT ask; from the main thread."""
-        os.set_blocking(self._write_end, False)
-        # the C handler writes, whichever thread it runs in: one that runs elsewhere does not interrupt our read
-        signal.set_wakeup_fd(self._write_end, warn_on_full_buffer=False)
+        """SIGTERM and SIGINT ask; called in the loop of the main thread."""
+        self._loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._on_signal)
+            self._loop.add_signal_handler(number, self._on_signal, number)
 
-    def _on_signal(self, number: int, _: FrameType | None) -> None:
+    async def wait(self) -> None:
+        """Wait until somebody asked for the stop."""
+        if not self.asked:
+            await self._wake.wait()
+
+    def _on_signal(self, number: int) -> None:
         if self._signalled:
             os._exit(128 + number)
         self._signalled = True
+        self.ask()
+
+
+async def in_thread(work: Callable[[Stop], T], asked: Stop) -> T:
+    """Run a command that blocks, and looks now and then whether it was asked to stop."""
+    asked.listen()
+    return await asyncio.to_thread(work, asked)
+
+
+async def serve(start: Callable[[], None], stop: Callable[[], bool], asked: Stop) -> bool:
+    """From start to stop, both of which wait for other threads; what ``stop`` says."""
+    asked.listen()
+    await asyncio.to_thread(start)
+    await asked.wait()
+    return await asyncio.to_thread(stop)

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from collector.decode.kv import KvBatch
 from collector.decode.pages import ScrapedPage
-from collector.ingest import BATCH_BYTES, AdmissionQueue, Export, QueueBatch
+from collector.ingest import TAKE_BYTES, AdmissionQueue, Export, QueueBatch
 from collector.runtime import Clock, Health, Task
 from collector.telemetry import Counts, Metrics, Stall, table
 from online import RowOutcome, Target
@@ -106,7 +106,7 @@ class Worker:
         stall_watch: StallWatch,
         watches: Sequence[Callable[[], None]] = (),
         due_in_s: Callable[[], float] = lambda: math.inf,
-        batch_bytes: int = BATCH_BYTES,
+        batch_bytes: int = TAKE_BYTES,
         drain_s: float,
         health: Health,
         metrics: Metrics,
@@ -129,7 +129,6 @@ class Worker:
         self._progress = WorkerProgress()
         self._stalled: Stall | None = None
         self._behind = True
-        self._has_received = False
         self._abandoned = False
         self._ending = Ending(clock)
         self._task = Task(NAME, self._turn, health=health, turn_timeout_s=TURN_TIMEOUT_S, on_death=on_death)
@@ -187,9 +186,7 @@ class Worker:
             self._publisher.tick(final=final)
 
     def _learn_from_queue(self, wait_s: float) -> None:
-        # the very first export waits for nobody, nor does an idle worker look up for others that might come
-        unseen_s = self._publisher.due_in_s() if self._has_received else 0.0
-        batch = self._queue.take(self._batch_bytes, wait_s, unseen_s)
+        batch = self._queue.take(self._batch_bytes, wait_s)
         self._process_others(self._take_kv(), self._take_pages())
         if batch is None:
             self._metrics.set(table.WORKER_LAG, self._queue.unread_ns() / 1e9)
@@ -197,7 +194,7 @@ class Worker:
         try:
             self._learn(batch)
         finally:
-            self._queue.done(batch.size_bytes)
+            self._queue.done(batch)
 
     def _report_stall(self) -> None:
         stalled = self._stall_watch.stalled()
@@ -234,7 +231,7 @@ class Worker:
 
     def _learn(self, batch: QueueBatch[Export]) -> None:
         start_ns = self._clock.monotonic_ns()
-        self._has_received, failed = True, False
+        failed = False
         try:
             with self._ending.in_hand(batch.items):
                 self._processor.process(batch.items)

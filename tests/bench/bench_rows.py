@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from collector.config.schema import Config
-from collector.ingest.intake import Export
+from collector.ingest.queue import Export
 from collector.service.build import make_pipeline
 from exporters.blis import blis_coefficients
 from online.snapshot import Snapshot

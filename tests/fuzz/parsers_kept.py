@@ -15,7 +15,7 @@ from collector.config.load import ConfigError
 from collector.config.schema import Config as Settings
 from collector.config.schema import JoinConfig
 from collector.decode.kv import read_line
-from collector.ingest.intake import Export
+from collector.ingest.queue import Export
 from collector.service import progress_of, read_image
 from collector.service.build import make_pipeline
 from collector.service.journal import _HEAD, _PREFIX, Journal

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from prometheus_client import CollectorRegistry
 
-from collector.ingest.intake import SPANS_MAX, AdmissionQueue, Intake, count_spans
+from collector.ingest.queue import SPANS_MAX, AdmissionQueue, Intake, count_spans
 from collector.telemetry.metrics import Metrics
 from collector.telemetry.reasons import Outcome, Transport
 from collector.telemetry.table import ACCEPTED_SPANS, FAILED_SPANS, RECEIVED_SPANS, REFUSED_SPANS, REQUESTS
@@ -35,10 +37,10 @@ def test_more_containers_than_the_bound_are_refused_before_anything_is_built():
 class BrokenQueue(AdmissionQueue):
     """Fails now and then, as only a fault of ours could."""
 
-    def put(self, item, size_bytes, wait_s=None):
+    async def put(self, item, size_bytes, wait_s=None, peer=""):
         if item.spans == 3:
             raise MemoryError
-        return super().put(item, size_bytes, wait_s)
+        return await super().put(item, size_bytes, wait_s, peer)
 
 
 @settings(max_examples=50)
@@ -51,13 +53,13 @@ class BrokenQueue(AdmissionQueue):
 )
 def test_received_is_accepted_plus_refused_plus_failed(payloads, closed_after):
     metrics = Metrics(CollectorRegistry())
-    queue = BrokenQueue(FakeClock(), capacity_bytes=20_000, wait_s=0, waiters_max=1)
+    queue = BrokenQueue(FakeClock(), capacity_bytes=20_000, wait_s=0)
     intake = Intake(queue, metrics)
     for index, payload in enumerate(payloads):
         if index == closed_after:
             queue.close()
         try:
-            intake.offer(payload, "peer", Transport.GRPC)
+            asyncio.run(intake.offer(payload, "peer", Transport.GRPC))
         except MemoryError:
             continue
 

@@ -11,5 +11,5 @@ from exporters.routing import dispatch
 
 def page_server(routes, *, address="127.0.0.1", port=0, timeout_s=10.0, **kwargs) -> HttpServer:
     """Not started yet."""
-    handler = page_handler(partial(dispatch, routes), timeout_s)
-    return HttpServer("pages", Endpoint(address, port), handler, "the pages", **kwargs)
+    handler = page_handler(partial(dispatch, routes))
+    return HttpServer(Endpoint(address, port), handler, "the pages", timeout_s=timeout_s, **kwargs)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from collector.config.schema import Config
-from collector.ingest.intake import Export
+from collector.ingest.queue import Export
 from collector.service.pipeline import Pipeline
 from collector.telemetry import Counts, table
 

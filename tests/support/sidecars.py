@@ -16,7 +16,7 @@ import grpc
 from collector.app import Sidecar
 from collector.config.load import load
 from collector.config.schema import Config
-from collector.ingest.otlp.otlp_grpc import METHOD
+from collector.ingest.otlp_grpc import METHOD
 from collector.runtime.filesystem import SystemFiles, Volume
 from collector.runtime.tasks import SystemClock
 from collector.telemetry import Counts

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import grpc
 
-from collector.ingest.otlp.otlp_grpc import METHOD
+from collector.ingest.otlp_grpc import METHOD
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from collector.decode.records import ApiSpan, CoreSpan, RequestSpan, StepColumns, Telemetry
 from collector.decode.spans import decode
-from collector.ingest.intake import Export
+from collector.ingest.queue import Export
 from collector.telemetry import Counts
 from tests.support.step_exports import attribute
 from tests.support.toy_engine import UNIX_NS, Job, Run

@@ -30,8 +30,8 @@ from typing import NamedTuple
 import grpc
 
 from collector.config.load import load
-from collector.ingest.intake import Export
-from collector.ingest.otlp.otlp_grpc import METHOD
+from collector.ingest.otlp_grpc import METHOD
+from collector.ingest.queue import Export
 from collector.service.build import make_pipeline
 from tests.bench.figures import record
 from tests.support.paths import ROOT

@@ -6,8 +6,8 @@ import os
 import signal
 
 from collector.app import Sidecar
-from collector.ingest.intake import AdmissionQueue
-from collector.ingest.otlp.otlp_grpc import OtlpGrpcReceiver
+from collector.ingest.otlp_grpc import OtlpGrpcReceiver
+from collector.ingest.queue import AdmissionQueue
 from collector.runtime.filesystem import SystemFiles
 from collector.runtime.http import HttpServer
 from collector.service.journal import Journal

@@ -25,7 +25,7 @@ from pathlib import Path
 import grpc
 
 from collector.app import Sidecar
-from collector.ingest.otlp.otlp_grpc import METHOD
+from collector.ingest.otlp_grpc import METHOD
 from collector.runtime.tasks import SystemClock
 from collector.telemetry.reasons import Transport
 from collector.telemetry.table import ACCEPTED_SPANS, DECODED_SPANS, FAILED_SPANS, RECEIVED_SPANS, REFUSED_SPANS

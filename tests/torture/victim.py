@@ -7,6 +7,7 @@ Its configuration comes by TRACEFIT_* variables; a STAGE of tests/torture/stages
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import sys
@@ -14,7 +15,7 @@ import sys
 from collector.app import Sidecar
 from collector.config.load import load
 from collector.runtime.filesystem import SystemFiles
-from collector.runtime.tasks import Stop, SystemClock
+from collector.runtime.tasks import Stop, SystemClock, serve
 from tests.torture import stages
 from tests.torture.faults import FaultyFiles, JumpingClock
 
@@ -27,13 +28,14 @@ def main():
     clock = JumpingClock(seed) if fault == "clock" else SystemClock()
     files = FaultyFiles(fault, seed) if fault in ("full", "read-only", "slow") else SystemFiles()
     stop = Stop()
-    stop.listen()
     sidecar = Sidecar(load(None, os.environ), clock, on_death=stop.ask, files=files)
-    sidecar.start()
-    sys.stdout.write(f"{sidecar.grpc_port} {sidecar.http_port}\n")
-    sys.stdout.flush()
-    stop.wait()
-    return 0 if sidecar.stop() else 1
+
+    def start():
+        sidecar.start()
+        sys.stdout.write(f"{sidecar.grpc_port} {sidecar.http_port}\n")
+        sys.stdout.flush()
+
+    return 0 if asyncio.run(serve(start, sidecar.stop, stop)) else 1
 
 
 if __name__ == "__main__":

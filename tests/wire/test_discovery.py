@@ -1,5 +1,6 @@
 """vLLM's own endpoints, asked over a real socket by servers that behave in every way."""
 
+import asyncio
 import contextlib
 import socket
 import threading
@@ -57,12 +58,22 @@ def serve():
         server.server_close()
 
 
+def _in_loop(discovery, asking):
+    async def ask():
+        try:
+            return await asking
+        finally:
+            await discovery.close()
+
+    return asyncio.run(ask())
+
+
 def _ask(url, timeout_s=60.0):
     knowledge = Knowledge()
     outcomes = Counter()
     count = lambda outcome: outcomes.update([outcome])  # noqa: E731
     discovery = Discovery(DiscoveryConfig(), knowledge, SystemClock(), count, timeout_s=timeout_s)
-    answered = discovery.ask(DiscoveryEndpoint(url=url))
+    answered = _in_loop(discovery, discovery.ask(DiscoveryEndpoint(url=url)))
     facts = EngineFacts()
     knowledge.apply(facts, {}, "pod", "")
     return answered, facts, outcomes
@@ -163,17 +174,17 @@ def test_scraped_servers_are_asked_with_their_token_what_their_page_does_not_tel
         knowledge, outcomes = Knowledge(), []
         scraped = Scraped({"http://[::1]:8000": f"http://127.0.0.1:{server.port}"})
         discovery = Discovery(DiscoveryConfig(), knowledge, SystemClock(), outcomes.append, scraped)
-        assert 0.0 < discovery._ask_due() <= 5.0
+        assert 0.0 < _in_loop(discovery, discovery._ask_due()) <= 5.0
         assert [path for path, _ in server.asked] == ["/v1/models", "/version"]
         assert {headers["Authorization"] for _, headers in server.asked} == {"Bearer secret"}
-        discovery._ask_due()
+        _in_loop(discovery, discovery._ask_due())
         assert len(server.asked) == 2  # not due again
     facts, others = EngineFacts(), EngineFacts()
     assert knowledge.apply(facts, {}, "http://[::1]:8000", "")
     assert not knowledge.apply(others, {}, "http://10.0.0.1:8000", "")
     assert facts.get("vllm_version") == "0.15.1"
     scraped.urls.clear()
-    assert discovery._ask_due() == pytest.approx(5.0, abs=0.5)
+    assert _in_loop(discovery, discovery._ask_due()) == pytest.approx(5.0, abs=0.5)
 
 
 def test_who_is_gone_is_asked_no_more_and_who_does_not_answer_keeps_nobody_waiting(serve):
@@ -182,8 +193,8 @@ def test_who_is_gone_is_asked_no_more_and_who_does_not_answer_keeps_nobody_waiti
         urls = {"gone": f"http://127.0.0.1:{free.getsockname()[1]}", "here": serve(GOOD)}
         knowledge = Knowledge()
         discovery = Discovery(DiscoveryConfig(), knowledge, SystemClock(), scraped=Scraped(urls))
-        assert discovery._ask_due() == 0.0  # the other one is due at once
-        discovery._ask_due()
+        assert _in_loop(discovery, discovery._ask_due()) == 0.0  # the other one is due at once
+        _in_loop(discovery, discovery._ask_due())
     facts = EngineFacts()
     assert knowledge.apply(facts, {}, "here", "")
 

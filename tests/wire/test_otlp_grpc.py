@@ -18,14 +18,14 @@ from opentelemetry.proto.trace.v1.trace_pb2 import ScopeSpans
 from prometheus_client import CollectorRegistry
 
 from collector.config import GrpcConfig
-from collector.ingest.intake import AdmissionQueue, Intake
-from collector.ingest.otlp import otlp_grpc
-from collector.ingest.otlp.otlp_grpc import SERVICE, OtlpGrpcReceiver
-from collector.ingest.otlp.way_in import WayIn
+from collector.ingest import otlp_grpc
+from collector.ingest.otlp_grpc import SERVICE, OtlpGrpcReceiver
+from collector.ingest.queue import AdmissionQueue, Intake, ReceiveBudget
+from collector.runtime import IoLoop
 from collector.runtime.filesystem import StartError
-from collector.runtime.tasks import Health, SystemClock
+from collector.runtime.tasks import SystemClock
 from collector.telemetry.metrics import Metrics
-from collector.telemetry.reasons import Outcome, Transport
+from collector.telemetry.reasons import Outcome
 from collector.telemetry.table import ACCEPTED_SPANS, FAILED_SPANS, RECEIVED_SPANS, REFUSED_SPANS, REQUESTS
 from tests.support import otlp_bytes as otlp
 from tests.support.clocks import eventually
@@ -36,27 +36,26 @@ CODE = grpc.StatusCode
 MIB = 1 << 20
 
 
-def make_receiver(config, intake, grace_s=0.0, clock=None):
-    clock = clock or SystemClock()
-    way_in = WayIn(Transport.GRPC, intake, clock)
-    return OtlpGrpcReceiver(config, way_in, health=Health(clock), clock=clock, grace_s=grace_s)
+def make_receiver(config, intake, grace_s=0.0):
+    budget = ReceiveBudget(config.max_recv_msg_size_mib * MIB)
+    return OtlpGrpcReceiver(config, intake, budget, io=IoLoop(), grace_s=grace_s)
 
 
 class Receiver:
     """A receiver without a worker, so that a test decides when there is room."""
 
-    def __init__(self, offer=None, *, wait_s=0.1, capacity_bytes=MIB, config=None, grace_s=0.0, clock=None):
+    def __init__(self, offer=None, *, wait_s=0.1, capacity_bytes=MIB, config=None, grace_s=0.0):
         self.metrics = Metrics(CollectorRegistry())
-        self.queue = AdmissionQueue(SystemClock(), capacity_bytes=capacity_bytes, wait_s=wait_s, waiters_max=6)
+        self.queue = AdmissionQueue(SystemClock(), capacity_bytes=capacity_bytes, wait_s=wait_s)
         self.intake = Intake(self.queue, self.metrics)
         if offer is not None:
             self.intake.offer = offer
-        self.server = make_receiver(config or GrpcConfig(endpoint="127.0.0.1:0"), self.intake, grace_s, clock)
+        self.server = make_receiver(config or GrpcConfig(endpoint="127.0.0.1:0"), self.intake, grace_s)
         self.server.start()
         self.port = self.server.port
 
     def fill(self):
-        self.queue.put(None, self.queue.capacity_bytes)
+        self.queue.put_nowait(None, self.queue.capacity_bytes)
 
     def count(self, metric, *labels):
         return self.metrics.value(metric, "grpc", *labels)
@@ -138,7 +137,7 @@ def test_a_waiting_export_enters_as_soon_as_there_is_room():
         caller.start()
         eventually(lambda: receiver.count(RECEIVED_SPANS) == 1)
         assert not answers
-        receiver.queue.done(receiver.queue.take(MIB, 0).size_bytes)
+        receiver.queue.done(receiver.queue.take(MIB, 0))
         caller.join(60)
         assert answers == [CODE.OK]
     finally:
@@ -155,7 +154,7 @@ def test_a_waiting_export_hears_the_reason_before_its_own_deadline(monkeypatch):
         receiver.server.stop()
 
 
-def test_with_six_of_eight_handlers_waiting_health_and_empty_calls_still_get_through():
+def test_while_exports_wait_for_room_health_and_empty_calls_still_get_through():
     receiver = Receiver(wait_s=60)
     try:
         receiver.fill()
@@ -164,7 +163,6 @@ def test_with_six_of_eight_handlers_waiting_health_and_empty_calls_still_get_thr
             caller.start()
         eventually(lambda: receiver.count(RECEIVED_SPANS) == 6)
         assert status_of(receiver.port, b"")[0] is CODE.OK
-        assert status_of(receiver.port, ONE)[0] is CODE.RESOURCE_EXHAUSTED, "a seventh does not wait"
         receiver.queue.close()
         for caller in callers:
             caller.join(60)
@@ -179,7 +177,7 @@ def test_shutting_down_is_unavailable(receiver):
 
 
 def test_our_own_fault_is_internal_and_tells_nothing_of_its_inside():
-    def offer(*_):
+    async def offer(*_):
         raise RuntimeError("secret detail")
 
     receiver = Receiver(offer)

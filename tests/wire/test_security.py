@@ -14,8 +14,8 @@ import pytest
 
 from collector.app import Sidecar
 from collector.config.load import ConfigError
-from collector.ingest.otlp.otlp_grpc import METHOD
-from collector.ingest.otlp.otlp_http import CONTENT_TYPE
+from collector.ingest.otlp_grpc import METHOD
+from collector.ingest.otlp_http import CONTENT_TYPE
 from collector.runtime.tasks import SystemClock
 from collector.telemetry.table import ACCEPTED_SPANS, RECEIVED_SPANS, REQUESTS
 from tests.conftest import find_tool

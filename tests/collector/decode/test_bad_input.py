@@ -10,7 +10,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from collector.config.schema import JoinConfig
 from collector.decode.records import CoreSpan, Finish, Mark, MarkKind, Telemetry
-from collector.ingest.intake import Export
+from collector.ingest.queue import Export
 from collector.join.joiner import Joiner
 from collector.telemetry import table
 from collector.telemetry.reasons import JoinEvent, RowDrop, Skip

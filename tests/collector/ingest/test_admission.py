@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-import threading
+import asyncio
 
 import pytest
 
-from collector.ingest.intake import HINT_MAX_S, HINT_MIN_S, AdmissionQueue, Refused
+from collector.ingest.queue import HINT_MAX_S, HINT_MIN_S, AdmissionQueue, Refused
 from collector.telemetry.reasons import Outcome
-from tests.support.clocks import FakeClock, eventually
+from tests.support.clocks import FakeClock
 
 CAPACITY = 1000
 
 
-def make_queue(clock=None, *, wait_s=0.0, waiters_max=6):
-    return AdmissionQueue(clock or FakeClock(), capacity_bytes=CAPACITY, wait_s=wait_s, waiters_max=waiters_max)
+def make_queue(clock=None, *, wait_s=0.0, batch_s=0.0):
+    return AdmissionQueue(clock or FakeClock(), capacity_bytes=CAPACITY, wait_s=wait_s, batch_s=batch_s)
 
 
 def test_what_is_put_is_taken_in_order_and_together():
     queue = make_queue()
     for item in "abc":
-        assert queue.put(item, 10) is None
+        assert queue.put_nowait(item, 10) is None
     batch = queue.take(100, 0)
     assert (batch.items, batch.size_bytes) == (("a", "b", "c"), 30)
     assert queue.take(100, 0) is None
@@ -29,59 +29,88 @@ def test_what_is_put_is_taken_in_order_and_together():
 def test_a_batch_ends_before_it_grows_too_large_but_never_holds_nothing():
     queue = make_queue()
     for item in "abc":
-        queue.put(item, 60)
+        queue.put_nowait(item, 60)
     assert queue.take(130, 0).items == ("a", "b")
     assert queue.take(1, 0).items == ("c",)
 
 
 def test_bytes_count_until_the_worker_is_done_with_them():
     queue = make_queue()
-    queue.put("a", CAPACITY)
+    queue.put_nowait("a", CAPACITY)
     batch = queue.take(CAPACITY, 0)
     assert (queue.queued_bytes, queue.in_flight_bytes) == (0, CAPACITY)
-    assert queue.put("b", 1).reason is Outcome.QUEUE_FULL
-    queue.done(batch.size_bytes)
-    assert queue.put("b", 1) is None
+    assert queue.put_nowait("b", 1).reason is Outcome.QUEUE_FULL
+    queue.done(batch)
+    assert queue.put_nowait("b", 1) is None
     assert queue.in_flight_bytes == 1
 
 
 def test_an_export_larger_than_the_capacity_enters_an_empty_house_only():
     queue = make_queue()
-    queue.put("small", 1)
-    assert queue.put("huge", 10 * CAPACITY).reason is Outcome.QUEUE_FULL
-    queue.done(queue.take(1, 0).size_bytes)
-    assert queue.put("huge", 10 * CAPACITY) is None
+    queue.put_nowait("small", 1)
+    assert queue.put_nowait("huge", 10 * CAPACITY).reason is Outcome.QUEUE_FULL
+    queue.done(queue.take(1, 0))
+    assert queue.put_nowait("huge", 10 * CAPACITY) is None
 
 
-def test_only_so_many_wait_and_the_next_is_refused_at_once():
-    queue = make_queue(wait_s=30, waiters_max=2)
-    queue.put("full", CAPACITY)
-    results = []
-    waiters = [threading.Thread(target=lambda: results.append(queue.put("x", 1))) for _ in range(2)]
-    for waiter in waiters:
-        waiter.start()
-    eventually(lambda: queue._waiters == 2)
-    assert queue.put("third", 1).reason is Outcome.QUEUE_FULL
-    queue.done(queue.take(CAPACITY, 0).size_bytes)
-    for waiter in waiters:
-        waiter.join(60)
-    assert results == [None, None]
+def test_who_waits_enters_as_soon_as_the_worker_makes_room():
+    async def scenario():
+        queue = make_queue(wait_s=30)
+        queue.put_nowait("full", CAPACITY)
+        waiting = [asyncio.create_task(queue.put("x", 1)) for _ in range(2)]
+        await asyncio.sleep(0)
+        assert not any(task.done() for task in waiting)
+        await asyncio.to_thread(lambda: queue.done(queue.take(CAPACITY, 0)))
+        return await asyncio.gather(*waiting)
+
+    assert asyncio.run(scenario()) == [None, None]
+
+
+def test_who_waits_in_vain_is_refused_with_a_hint():
+    async def scenario():
+        queue = make_queue()
+        queue.put_nowait("full", CAPACITY)
+        return await queue.put("x", 1, 0.01)
+
+    assert asyncio.run(scenario()) == Refused(Outcome.QUEUE_FULL, HINT_MAX_S)
 
 
 def test_closing_tells_those_who_wait_and_lets_the_rest_be_taken():
     queue = make_queue(wait_s=30)
-    queue.put("inside", CAPACITY)
-    results = []
-    waiter = threading.Thread(target=lambda: results.append(queue.put("outside", 1)))
-    waiter.start()
-    eventually(lambda: queue._waiters == 1)
-    queue.close()
-    waiter.join(60)
-    assert results == [Refused(Outcome.SHUTTING_DOWN)]
-    assert queue.put("later", 1) == Refused(Outcome.SHUTTING_DOWN)
+    queue.put_nowait("inside", CAPACITY)
+
+    async def scenario():
+        waiting = asyncio.create_task(queue.put("outside", 1))
+        await asyncio.sleep(0)
+        await asyncio.to_thread(queue.close)
+        return await waiting
+
+    assert asyncio.run(scenario()) == Refused(Outcome.SHUTTING_DOWN)
+    assert queue.put_nowait("later", 1) == Refused(Outcome.SHUTTING_DOWN)
     assert not queue.exhausted
     assert queue.take(CAPACITY, 0).items == ("inside",)
     assert queue.exhausted
+
+
+def test_the_exports_of_one_address_hold_half_of_the_capacity_at_most():
+    queue = make_queue()
+    assert queue.put_nowait("loud", CAPACITY // 2, "loud") is None
+    assert queue.put_nowait("loud", 1, "loud").reason is Outcome.QUEUE_FULL
+    assert queue.put_nowait("quiet", CAPACITY // 2, "quiet") is None
+    queue.done(queue.take(1, 0))
+    assert queue.put_nowait("loud", CAPACITY // 2, "loud") is None
+
+
+def test_exports_are_taken_together_when_the_oldest_has_waited_or_there_are_many_bytes():
+    clock = FakeClock()
+    queue = make_queue(clock, batch_s=2.0)
+    for item in "ab":
+        queue.put_nowait(item, 10)
+    assert queue.take(CAPACITY, 0) is None
+    clock.advance(2.0)
+    assert queue.take(CAPACITY, 0).items == ("a", "b")
+    queue.put_nowait("large", CAPACITY // 4)
+    assert queue.take(CAPACITY, 0).items == ("large",)
 
 
 @pytest.mark.parametrize(
@@ -92,23 +121,22 @@ def test_closing_tells_those_who_wait_and_lets_the_rest_be_taken():
 def test_the_hint_is_the_time_to_drain_half_the_queue_within_its_bounds(busy_s, hint_s):
     clock = FakeClock()
     queue = make_queue(clock)
-    queue.put("a", CAPACITY)
+    queue.put_nowait("a", CAPACITY)
     batch = queue.take(CAPACITY, 0)
     clock.advance(busy_s)
-    queue.done(batch.size_bytes)  # the first of its kind moves the smoothed rate by a fifth
-    queue.put("a", CAPACITY)
-    assert queue.put("b", 1).retry_after_s == pytest.approx(max(hint_s, HINT_MIN_S), rel=1e-3)
+    queue.done(batch)  # the first of its kind moves the smoothed rate by a fifth
+    queue.put_nowait("a", CAPACITY)
+    assert queue.put_nowait("b", 1).retry_after_s == pytest.approx(max(hint_s, HINT_MIN_S), rel=1e-3)
 
 
-def test_an_export_that_found_no_room_finds_it_when_it_comes_again():
-    clock = FakeClock()
-    queue = AdmissionQueue(clock, capacity_bytes=CAPACITY, wait_s=0, waiters_max=0, gather_s=3.0)
-    queue.put("small", CAPACITY // 5)
-    assert isinstance(queue.put("large", CAPACITY), Refused)
-    batch = queue.take(CAPACITY, 0, 60.0)
+def test_nobody_waits_for_others_while_somebody_found_no_room():
+    queue = make_queue(batch_s=2.0)
+    queue.put_nowait("small", CAPACITY // 5)
+    assert isinstance(queue.put_nowait("large", CAPACITY), Refused)
+    batch = queue.take(CAPACITY, 0)
     assert batch.items == ("small",)
-    queue.done(batch.size_bytes)
-    assert queue.put("large", CAPACITY) is None
-    queue.take(CAPACITY, 0, 60.0)
-    queue.put("later", CAPACITY // 5)
-    assert queue.take(CAPACITY, 0, 60.0) is None
+    queue.done(batch)
+    assert queue.put_nowait("large", CAPACITY) is None
+    assert queue.take(CAPACITY, 0).items == ("large",)
+    queue.put_nowait("later", CAPACITY // 5)
+    assert queue.take(CAPACITY, 0) is None

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from collector.config.schema import JoinConfig
-from collector.ingest.intake import Export
+from collector.ingest.queue import Export
 from collector.join import CheckpointError, Joiner
 from collector.join.events import Rows
 from collector.service.correlator import TelemetryReader

@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from collector.config.schema import JoinConfig
-from collector.ingest.intake import Export
+from collector.ingest.queue import Export
 from collector.join.events import Rows
 from collector.service import read_image
 from collector.telemetry import table

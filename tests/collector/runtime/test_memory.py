@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 from prometheus_client import CollectorRegistry
 
-from collector.ingest.intake import AdmissionQueue, Intake, Refused
+from collector.ingest.queue import AdmissionQueue, Intake, Refused
 from collector.runtime.filesystem import MemoryGuard, cgroup_limit_bytes, limit_bytes, resident_bytes
 from collector.telemetry.metrics import Metrics
 from collector.telemetry.reasons import Outcome, Transport
@@ -19,14 +21,14 @@ MIB = 1 << 20
 def test_over_the_limit_exports_are_refused_with_a_hint_until_memory_is_back():
     clock, used = FakeClock(), [300 * MIB]
     metrics = Metrics(CollectorRegistry())
-    queue = AdmissionQueue(clock, capacity_bytes=MIB, wait_s=0, waiters_max=6)
+    queue = AdmissionQueue(clock, capacity_bytes=MIB, wait_s=0)
     intake = Intake(queue, metrics, MemoryGuard(256 * MIB, lambda: used[0], clock))
     one = make_export().SerializeToString()
-    assert intake.offer(one, "peer", Transport.GRPC) == Refused(Outcome.MEMORY, 1.9)
+    assert asyncio.run(intake.offer(one, "peer", Transport.GRPC)) == Refused(Outcome.MEMORY, 1.9)
     used[0] = 200 * MIB
-    assert intake.offer(one, "peer", Transport.GRPC).reason is Outcome.MEMORY, "looked a moment ago"
+    assert asyncio.run(intake.offer(one, "peer", Transport.GRPC)).reason is Outcome.MEMORY, "looked a moment ago"
     clock.advance(0.25)
-    assert intake.offer(one, "peer", Transport.GRPC) is None
+    assert asyncio.run(intake.offer(one, "peer", Transport.GRPC)) is None
     assert metrics.value(RECEIVED_SPANS, "grpc") == 3
     assert metrics.value(REFUSED_SPANS, "grpc", "memory") == 2
     assert metrics.value(ACCEPTED_SPANS, "grpc") == 1

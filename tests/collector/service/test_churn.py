@@ -9,7 +9,7 @@ import pytest
 
 from collector.config.schema import BankConfig, Config, JoinConfig
 from collector.identity import knowledge
-from collector.ingest.intake import Export
+from collector.ingest.queue import Export
 from collector.service.pipeline import Pipeline
 from collector.telemetry import Counts, table
 from collector.telemetry.reasons import JoinEvent

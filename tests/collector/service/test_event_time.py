@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry
 
 from collector.config.schema import Config
 from collector.decode.pages import ScrapedPage
-from collector.ingest.intake import Export
+from collector.ingest.queue import Export
 from collector.recordings import Recording
 from collector.service.event_time import EventTime
 from collector.service.pipeline import Pipeline

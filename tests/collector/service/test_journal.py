@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from collector.ingest.intake import Export
+from collector.ingest.queue import Export
 from collector.runtime.filesystem import SystemFiles
 from collector.service.journal import Damage, Full, Journal, left_behind
 from tests.support.clocks import T0_NS

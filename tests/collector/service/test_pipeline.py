@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from collector.config.schema import BankConfig, Config
-from collector.ingest.intake import Export
+from collector.ingest.queue import Export
 from collector.service.build import make_pipeline
 from collector.telemetry import table
 from collector.telemetry.reasons import JoinEvent, Skip

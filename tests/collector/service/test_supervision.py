@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from collector.config.schema import Config
-from collector.ingest.intake import Export
+from collector.ingest.queue import Export
 from collector.service.build import make_pipeline
 from collector.service.stall import StallWatch, WorkerProgress
 from collector.telemetry import table

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tracefit
-from collector.ingest.intake import Export
+from collector.ingest.queue import Export
 from tests.support.clocks import T0_NS
 from tests.support.paced_engine import PacedEngine, in_turns
 from tests.support.pipelines import new_pipeline

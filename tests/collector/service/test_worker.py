@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
 
-from collector.ingest.intake import AdmissionQueue, Export
+from collector.ingest.queue import AdmissionQueue, Export
 from collector.runtime.tasks import Health
 from collector.service import worker
 from collector.service.publish import Publisher, SnapshotWriter
@@ -31,12 +31,12 @@ from tests.support.sidecars import CountingProcessor, NoKeeper, as_json
 class House:
     """A worker with everything around it, and a clock that moves by hand."""
 
-    def __init__(self, directory, drain_s=10.0, gather_s=0.0):
+    def __init__(self, directory, drain_s=10.0, batch_s=0.0):
         self.clock = FakeClock()
         self.metrics = Metrics(CollectorRegistry())
         self.health = Health(self.clock)
         self.processor = CountingProcessor()
-        self.queue = AdmissionQueue(self.clock, capacity_bytes=1000, wait_s=0, waiters_max=1, gather_s=gather_s)
+        self.queue = AdmissionQueue(self.clock, capacity_bytes=1000, wait_s=0, batch_s=batch_s)
         self.publisher = Publisher(self.processor, self.metrics, self.clock, 1.0)
         self.deaths = 0
         self.worker = Worker(
@@ -61,7 +61,7 @@ class House:
         self.deaths += 1
 
     def put(self, spans=1, size_bytes=10):
-        assert self.queue.put(Export(b"", "peer", "grpc", spans), size_bytes) is None
+        assert self.queue.put_nowait(Export(b"", "peer", "grpc", spans), size_bytes) is None
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ case here: it runs a part of the product and gives what that counted. A new memb
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import dataclasses
 import enum
@@ -25,8 +26,8 @@ from collector.config.schema import BankConfig
 from collector.decode.kv import count_batch, read_payload
 from collector.fleet import sources as state_fetch
 from collector.fleet.pull import Puller, PullOptions
-from collector.ingest.intake import AdmissionQueue, Export, Intake
 from collector.ingest.kv import _Subscription
+from collector.ingest.queue import AdmissionQueue, Export, Intake
 from collector.join.kv.timeline import KvTimeline
 from collector.telemetry import Counts, Metrics, reasons, table
 from collector.telemetry.metrics import metric_of
@@ -203,13 +204,13 @@ def offers() -> Reached:
     """Exports that meet a disk that fails, and a fault of ours."""
     metrics, queue = (
         Metrics(CollectorRegistry()),
-        AdmissionQueue(FakeClock(), capacity_bytes=1 << 20, wait_s=0.0, waiters_max=6),
+        AdmissionQueue(FakeClock(), capacity_bytes=1 << 20, wait_s=0.0),
     )
     sound = make_export().SerializeToString()
-    Intake(queue, metrics, sync=failing).offer(sound, "peer", Transport.HTTP)
+    asyncio.run(Intake(queue, metrics, sync=failing).offer(sound, "peer", Transport.HTTP))
     queue.put = lambda *_: 1 / 0
     with contextlib.suppress(ZeroDivisionError):
-        Intake(queue, metrics).offer(sound, "peer", Transport.HTTP)
+        asyncio.run(Intake(queue, metrics).offer(sound, "peer", Transport.HTTP))
     return [outcome for outcome in Outcome if metrics.value(table.REQUESTS, Transport.HTTP, outcome)]
 
 
@@ -221,10 +222,6 @@ def pulls(tmp_path, monkeypatch) -> Reached:
     monkeypatch.setattr(state_fetch, "STATE_BYTES_MAX", 200_000)
     clock = FakeClock(unix_nano=NOW_NS)
 
-    def drip(_path, _elapsed_s):
-        clock.advance(60)
-        return 200, {}, b"x"
-
     served = {
         "good": state_of("a", 1, rows=80),
         "past": state_of("a", 1, rows=70),
@@ -235,11 +232,14 @@ def pulls(tmp_path, monkeypatch) -> Reached:
         "off": 404,
         "young": 503,
     }
-    with state_server(served) as server, PageServer(drip) as dripping:
+    with state_server(served) as server, PageServer(lambda *_: (200, {}, None)) as hanging:
         urls = [f"http://127.0.0.1:{server.port}/{name}" for name in served]
         outcomes = []
-        for sources in ((*urls, str(tmp_path / "nowhere.bin")), (f"http://127.0.0.1:{dripping.port}/state",)):
-            puller = Puller(PullOptions(sources, tmp_path / "fleet", timeout_s=30), FLEET_CONFIG, clock, print)
+        for sources, timeout_s in (
+            ((*urls, str(tmp_path / "nowhere.bin")), 30.0),
+            ((f"http://127.0.0.1:{hanging.port}/state",), 0.3),
+        ):
+            puller = Puller(PullOptions(sources, tmp_path / "fleet", timeout_s=timeout_s), FLEET_CONFIG, clock, print)
             puller.start()
             outcomes += [PullOutcome(source.outcome) for source in puller.pull().sources]
             puller.stop()

@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from collector import __version__
 from collector.ingest import status
-from collector.ingest.intake import Refused
+from collector.ingest.queue import Refused
 from collector.ingest.status import answer, http_answer
 from collector.telemetry import Counts
 from collector.telemetry.metrics import Metrics

@@ -1,5 +1,6 @@
 """Servers that drip, close, or are called what no server is called, and what is said of them in the log."""
 
+import asyncio
 import contextlib
 import gzip
 import itertools
@@ -15,17 +16,18 @@ from collector.config import Config, ConfigError, ScrapeConfig, ScrapeEndpoint, 
 from collector.ingest.scrape import (
     EVERY_S,
     SERVERS_SHOWN,
-    FetchedPage,
+    Cadence,
     OutcomeLog,
-    PageClient,
+    ScrapedServer,
     Scraper,
     ScrapeTarget,
     TargetList,
     read_targets,
 )
 from collector.runtime import SystemClock
+from collector.runtime.http import HttpClient
 from collector.telemetry import ScrapeOutcome
-from tests.support.clocks import FakeClock, eventually
+from tests.support.clocks import eventually
 from tests.support.page_server import PageServer, recorded_pages
 from tests.wire.certificates import Authority
 
@@ -33,8 +35,17 @@ PAGE = recorded_pages()[-1][1]
 HEAD = b"HTTP/1.1 200 OK\r\n"
 
 
-def client_of(url, clock, *, address="", token="", tls=None):
-    return PageClient(ScrapeTarget(url, address), timeout_s=60.0, clock=clock, token=lambda: token, tls=tls)
+def scraped(url, *, times=1, timeout_s=60.0, address="", token="", tls=None):
+    """What comes of asking one server so often, over one client."""
+
+    async def ask():
+        client = HttpClient(timeout_s, tls)
+        server = ScrapedServer(ScrapeTarget(url, address), client, Cadence(1.0, 1.0), SystemClock())
+        outcomes = [(await server.scrape(token))[0] for _ in range(times)]
+        await client.close()
+        return outcomes
+
+    return asyncio.run(ask())
 
 
 @contextlib.contextmanager
@@ -62,7 +73,7 @@ def listening(answer):
 @pytest.mark.parametrize(
     ("head", "piece"),
     [
-        (b"", b"H"),
+        (b"HTTP", b""),
         (HEAD + b"X-Long: ", b"x"),
         (HEAD + b"Transfer-Encoding: chunked\r\n\r\n", b"0"),
         (HEAD + b"Transfer-Encoding: chunked\r\n\r\n", b"1\r\nx\r\n"),
@@ -71,29 +82,24 @@ def listening(answer):
     ],
 )
 def test_whatever_part_of_an_answer_a_server_drips_it_is_left_when_its_time_is_over(head, piece):
-    """Each piece comes at once for the socket; the clock says that seven seconds passed."""
-    clock, pieces = FakeClock(), []
-
     def drip(connection):
         connection.recv(4096)
         connection.sendall(head)
-        while len(pieces) < 100_000:
-            clock.advance(7.0)
-            pieces.append(piece)
+        while True:
             connection.sendall(piece)
+            threading.Event().wait(0.01)
 
     with listening(drip) as port:
-        client = client_of(f"http://127.0.0.1:{port}/metrics", clock)
-        assert client.fetch() is ScrapeOutcome.TIMEOUT
-        client.close()
+        url = f"http://127.0.0.1:{port}/metrics"
+        assert scraped(url, timeout_s=0.3) == [ScrapeOutcome.TIMEOUT]
 
 
-def test_a_server_that_closes_after_each_answer_is_dialled_again_in_the_same_way(tmp_path, monkeypatch):
+def test_a_server_that_closes_after_each_answer_is_dialled_again_in_the_same_way(tmp_path):
     """The address behind the name, and never in the clear: a token goes with every question."""
     authority = Authority(tmp_path, shutil.which("openssl"))
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(*authority.pair("server"))
-    first_bytes, dialled, connect = [], [], socket.create_connection
+    first_bytes = []
 
     def answer(connection):
         first_bytes.append(connection.recv(1, socket.MSG_PEEK))
@@ -101,28 +107,19 @@ def test_a_server_that_closes_after_each_answer_is_dialled_again_in_the_same_way
             secured.recv(4096)
             secured.sendall(HEAD + b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(PAGE) + PAGE)
 
-    def create_connection(address, *rest):
-        dialled.append(address)
-        return connect(address, *rest)
-
-    monkeypatch.setattr(socket, "create_connection", create_connection)
     tls = ssl.create_default_context(cafile=str(authority.ca))
     tls.check_hostname = False  # the certificate is of an address
     with listening(answer) as port:
         url = f"https://name.invalid:{port}/metrics"
-        client = client_of(url, SystemClock(), address="127.0.0.1", token="secret", tls=tls)
-        pages = [client.fetch() for _ in range(3)]
-    assert all(isinstance(page, FetchedPage) and page.body == PAGE for page in pages)
-    assert dialled == [("127.0.0.1", port)] * 3
+        outcomes = scraped(url, times=3, address="127.0.0.1", token="secret", tls=tls)
+    assert outcomes == [ScrapeOutcome.TAKEN] * 3
     assert set(first_bytes) == {b"\x16"}  # a TLS handshake
 
 
 def test_a_page_that_was_packed_unasked_is_no_page():
     packed = gzip.compress(PAGE)
     with PageServer(lambda *_: (200, {"Content-Encoding": "gzip"}, packed)) as server:
-        client = client_of(server.url, SystemClock())
-        assert client.fetch() is ScrapeOutcome.UNEXPECTED
-        client.close()
+        assert scraped(server.url) == [ScrapeOutcome.UNEXPECTED]
 
 
 @pytest.mark.parametrize(

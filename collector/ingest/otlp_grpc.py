@@ -1,0 +1,185 @@
+"""OTLP/gRPC on grpc.aio: TraceService/Export on raw bytes, and the standard health service.
+
+A generic handler without a deserialiser, because grpcio answers INTERNAL to bytes that do not decode where OTLP wants
+INVALID_ARGUMENT, and because parsing in full costs more than learning. The options that have dangerous defaults are
+written out; ``maximum_concurrent_rpcs`` is not used, since its refusal carries no RetryInfo and tells a correct client
+to drop.
+
+On the wire a unary call is a stream of one message. Taking it as a stream puts the wait for that message into our
+hands: a caller without a token is answered before anything is read, and a call that never sends ends by the time limit
+of the budget. A call that waits costs a coroutine, and no thread.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator
+from typing import NoReturn
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1.health import aio as grpc_health
+
+from collector.config import GrpcConfig, parse_endpoint
+from collector.runtime import IoLoop, StartError
+from collector.telemetry import Outcome, Transport
+
+from .access import TokenFile
+from .queue import HINT_MIN_S, BudgetFull, Intake, ReceiveBudget, Refused
+from .status import INCOMPLETE, INTERNAL, UNAUTHENTICATED, Answer, answer
+
+SERVICE = "opentelemetry.proto.collector.trace.v1.TraceService"
+METHOD = f"/{SERVICE}/Export"
+RESPONSE_OK = b""
+"""An ExportTraceServiceResponse with partial_success unset."""
+
+DEADLINE_MARGIN_S = 0.5
+"""A handler stops waiting for room this long before the caller's deadline, so that the caller hears the reason."""
+KEEPALIVE_MS = 60_000
+"""A peer that is gone in a call gives its place back."""
+KEEPALIVE_TIMEOUT_MS = 20_000
+HANDSHAKE_MS = 2_500
+"""Whoever connects and says nothing holds a place for this long."""
+CALLS_MAX = 8
+"""Calls open at once on one connection; an exporter has one."""
+IDLE_S = 600.0
+"""Connections without a call for so long are closed. A connection names a sender without an id."""
+METADATA_BYTES_MAX = 16 << 10
+WINDOW_BYTES = 256 << 10
+"""What a caller may send of a call before it hears from us: most exports whole, 5 MB/s over 50 ms of distance. To find
+a window for itself, gRPC would send a ping with each export, and set timers that wake its threads."""
+
+_log = logging.getLogger(__name__)
+
+_Context = grpc.aio.ServicerContext[bytes, bytes]
+
+
+class _ExportHandler(grpc.GenericRpcHandler):
+    """Routes the one method we serve; grpcio answers UNIMPLEMENTED to all others."""
+
+    def __init__(self, intake: Intake, budget: ReceiveBudget, message_bytes_max: int, tokens: TokenFile | None) -> None:
+        self._intake = intake
+        self._budget = budget
+        self._message_bytes_max = message_bytes_max
+        self._tokens = tokens
+        self._method: grpc.RpcMethodHandler[bytes, bytes] = grpc.stream_unary_rpc_method_handler(self._export)
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[bytes, bytes] | None:
+        """The handler of a method, None if it is not ours."""
+        return self._method if handler_call_details.method == METHOD else None
+
+    async def _export(self, messages: AsyncIterator[bytes], context: _Context) -> bytes:
+        if self._tokens is not None and not self._tokens.accepts(_authorization(context)):
+            await self._turn_away(context, Outcome.UNAUTHENTICATED, UNAUTHENTICATED)
+        peer = context.peer()
+        try:
+            async with self._budget.receiving(peer, self._message_bytes_max) as receiving:
+                payload = await receiving.read(anext(messages, None))
+                refused = await self._offer(payload, peer, context) if payload is not None else None
+        except BudgetFull:
+            busy = Refused(Outcome.QUEUE_FULL, HINT_MIN_S)
+            await self._turn_away(context, busy.reason, answer(busy, "too many calls wait for their message"))
+        except TimeoutError:
+            payload = None
+        if payload is None:
+            await self._turn_away(context, Outcome.INCOMPLETE, INCOMPLETE)
+        if refused is not None:
+            await _abort(context, refused)
+        return RESPONSE_OK
+
+    async def _offer(self, payload: bytes, peer: str, context: _Context) -> Answer | None:
+        try:
+            refused = await self._intake.offer(payload, peer, Transport.GRPC, _patience_s(context))
+        except Exception:  # noqa: BLE001 -- an exception's text would reach the client as status UNKNOWN
+            _log.exception("export failed")
+            return INTERNAL
+        return answer(refused) if refused is not None else None
+
+    async def _turn_away(self, context: _Context, outcome: Outcome, reply: Answer) -> NoReturn:
+        self._intake.turn_away(Transport.GRPC, outcome)
+        await _abort(context, reply)
+
+
+def _authorization(context: _Context) -> str | None:
+    values = [value for key, value in context.invocation_metadata() or () if key == "authorization"]
+    return values[0] if len(values) == 1 and isinstance(values[0], str) else None
+
+
+def _patience_s(context: _Context) -> float | None:
+    remaining_s = context.time_remaining()
+    return None if remaining_s is None else max(remaining_s - DEADLINE_MARGIN_S, 0.0)
+
+
+async def _abort(context: _Context, reply: Answer) -> NoReturn:
+    await context.abort(reply.code, reply.text, reply.trailers)
+
+
+class OtlpGrpcReceiver:
+    """A server on one endpoint; ``port`` is known after ``start``, 0 before."""
+
+    def __init__(
+        self,
+        config: GrpcConfig,
+        intake: Intake,
+        budget: ReceiveBudget,
+        *,
+        io: IoLoop,
+        grace_s: float,
+        tokens: TokenFile | None = None,
+        credentials: grpc.ServerCredentials | None = None,
+    ) -> None:
+        self.port = 0
+        self._config = config
+        self._io = io
+        self._grace_s = grace_s
+        self._credentials = credentials
+        self._health = grpc_health.HealthServicer()
+        self._handler = _ExportHandler(intake, budget, config.max_recv_msg_size_mib << 20, tokens)
+        self._server: grpc.aio.Server | None = None
+
+    def start(self) -> None:
+        """Bind and serve, or raise StartError."""
+        self._io.run(self._start())
+
+    def stop(self) -> bool:
+        """Health flips, new calls are UNAVAILABLE, calls in flight get ``grace_s`` to finish."""
+        if self._server is not None:
+            self._io.run(self._stop(self._server))
+        return True
+
+    async def _start(self) -> None:
+        config = self._config
+        self._server = server = grpc.aio.server(
+            handlers=[self._handler],
+            options=[
+                ("grpc.so_reuseport", 0),  # by default a second sidecar on the same port starts and shares it silently
+                ("grpc.max_receive_message_length", config.max_recv_msg_size_mib << 20),  # holds after decompression
+                ("grpc.max_concurrent_streams", CALLS_MAX),
+                ("grpc.max_allowed_incoming_connections", config.max_connections),
+                ("grpc.max_metadata_size", METADATA_BYTES_MAX),
+                ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
+                ("grpc.max_connection_idle_ms", int(IDLE_S * 1000)),
+                ("grpc.keepalive_time_ms", KEEPALIVE_MS),
+                ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
+                ("grpc.http2.bdp_probe", 0),
+                ("grpc.http2.lookahead_bytes", WINDOW_BYTES),
+            ],
+        )
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        endpoint = parse_endpoint(config.endpoint)
+        try:
+            if self._credentials is None:
+                self.port = server.add_insecure_port(str(endpoint))
+            else:
+                self.port = server.add_secure_port(str(endpoint), self._credentials)
+        except RuntimeError:
+            raise StartError(
+                f"cannot listen on {endpoint} for OTLP/gRPC: the port is in use or the address is not ours"
+            ) from None
+        await server.start()
+        for name in ("", SERVICE):
+            await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
+
+    async def _stop(self, server: grpc.aio.Server) -> None:
+        await self._health.enter_graceful_shutdown()
+        await server.stop(self._grace_s)

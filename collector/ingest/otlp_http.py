@@ -1,0 +1,287 @@
+"""OTLP/HTTP on aiohttp: POST /v1/traces with protobuf or JSON, plain or gzip.
+
+* A body is read against the budget that all transports share, so that a declared length costs nothing; it has the time
+  of the budget to come.
+* gzip is inflated against the size limit of a plain body, piece by piece; it ends by a time limit, and when the client
+  has left, and a body may have ``MEMBERS_MAX`` members.
+* JSON becomes protobuf before anything else looks at it; its objects are counted before they are made.
+* There is no keep-alive after an answer that left a body unread.
+
+What takes longer than some milliseconds (inflating, JSON) happens in a thread: 8 MiB take 20 and 500 ms.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+import time
+import zlib
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import Final, NamedTuple
+
+import grpc
+from aiohttp import web
+from multidict import CIMultiDict
+
+from collector.config import HttpReceiverConfig, parse_endpoint
+from collector.decode import TooManyObjects, json_to_protobuf
+from collector.runtime import IoLoop
+from collector.runtime.http import HttpServer
+from collector.telemetry import Outcome, Transport
+
+from .access import TokenFile
+from .queue import FIELDS_MAX, RECEIVE_TIMEOUT_S, BudgetFull, Intake, ReceiveBudget
+from .status import HttpAnswer, http_answer
+
+PATH: Final = "/v1/traces"
+CONTENT_TYPE: Final = "application/x-protobuf"
+JSON: Final = "application/json"
+PIECE_BYTES: Final = 1 << 18
+CONNECTIONS_MAX: Final = 64
+"""Connections open at once; the one that has waited longest for a request makes room for a newcomer."""
+INFLATE_S: Final = 10.0
+"""How long a body may be inflated: the deadline of an SDK's exporter."""
+MEMBERS_MAX: Final = 64
+"""Exporters make one member; who joins gzip files makes a few. An empty member has 20 bytes."""
+
+_log = logging.getLogger(__name__)
+
+
+class Rejection(NamedTuple):
+    """An answer without looking at telemetry."""
+
+    outcome: Outcome
+    status: HTTPStatus
+    code: grpc.StatusCode
+    text: str
+    headers: tuple[tuple[str, str], ...] = ()
+
+
+_CODE = grpc.StatusCode
+NOT_FOUND = Rejection(Outcome.UNSUPPORTED, HTTPStatus.NOT_FOUND, _CODE.UNIMPLEMENTED, f"only {PATH} is served")
+NOT_POST = Rejection(
+    Outcome.UNSUPPORTED, HTTPStatus.METHOD_NOT_ALLOWED, _CODE.UNIMPLEMENTED, "POST only", (("Allow", "POST"),)
+)
+NOT_OTLP = Rejection(
+    Outcome.UNSUPPORTED,
+    HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
+    _CODE.INVALID_ARGUMENT,
+    f"expected Content-Type {CONTENT_TYPE} or {JSON}, Content-Encoding gzip or none",
+    (("Accept-Encoding", "gzip"),),
+)
+NO_TOKEN = Rejection(
+    Outcome.UNAUTHENTICATED,
+    HTTPStatus.UNAUTHORIZED,
+    _CODE.UNAUTHENTICATED,
+    "a bearer token is needed",
+    (("WWW-Authenticate", "Bearer"),),
+)
+NO_LENGTH = Rejection(
+    Outcome.UNSUPPORTED, HTTPStatus.LENGTH_REQUIRED, _CODE.INVALID_ARGUMENT, "expected a Content-Length"
+)
+TOO_LARGE = Rejection(
+    Outcome.TOO_LARGE, HTTPStatus.REQUEST_ENTITY_TOO_LARGE, _CODE.RESOURCE_EXHAUSTED, "the body is too large"
+)
+TOO_SLOW = Rejection(Outcome.INCOMPLETE, HTTPStatus.REQUEST_TIMEOUT, _CODE.INVALID_ARGUMENT, "the body did not come")
+NOT_GZIP = Rejection(Outcome.UNDECODABLE, HTTPStatus.BAD_REQUEST, _CODE.INVALID_ARGUMENT, "not gzip")
+TOO_MANY_MEMBERS = Rejection(
+    Outcome.UNDECODABLE,
+    HTTPStatus.BAD_REQUEST,
+    _CODE.INVALID_ARGUMENT,
+    f"more than {MEMBERS_MAX} gzip members in one body",
+)
+NOT_JSON = Rejection(Outcome.UNDECODABLE, HTTPStatus.BAD_REQUEST, _CODE.INVALID_ARGUMENT, "not OTLP/JSON")
+TOO_MANY_OBJECTS = Rejection(
+    Outcome.TOO_MANY_FIELDS, HTTPStatus.BAD_REQUEST, _CODE.INVALID_ARGUMENT, "too many objects in one export"
+)
+BUSY = Rejection(
+    Outcome.QUEUE_FULL,
+    HTTPStatus.SERVICE_UNAVAILABLE,
+    _CODE.RESOURCE_EXHAUSTED,
+    "too much being received",
+    (("Retry-After", "1"),),
+)
+
+
+class TooManyMembers(Exception):
+    """A gzip body of more members than anybody makes."""
+
+
+def inflate(data: bytes, limit_bytes: int, check: Callable[[], None] = lambda: None) -> bytes | None:
+    """Gunzip, also of several members; None beyond the limit.
+
+    The work is bounded by the sizes and by ``MEMBERS_MAX``: what follows a member is not copied as a whole.
+
+    Args:
+        data: the body.
+        limit_bytes: most bytes that may come out.
+        check: called before each piece of the body; what it raises ends the work.
+
+    Raises:
+        zlib.error: the data is bad.
+        TooManyMembers: the rest of the body was not looked at.
+    """
+    view = memoryview(data)
+    out: list[bytes] = []
+    at = size = members = 0
+    while at < len(view):
+        if members == MEMBERS_MAX:
+            raise TooManyMembers
+        members += 1
+        member = zlib.decompressobj(wbits=31)
+        while not member.eof:
+            check()
+            piece = view[at : at + PIECE_BYTES]
+            if not piece:
+                raise zlib.error("ends too soon")
+            out.append(member.decompress(piece, limit_bytes - size + 1))
+            size += len(out[-1])
+            if size > limit_bytes:
+                return None
+            at += len(piece) - len(member.unused_data)
+    return out[0] if len(out) == 1 else b"".join(out)
+
+
+_UNREADABLE: Final[dict[type[Exception], Rejection]] = {
+    zlib.error: NOT_GZIP,
+    TooManyMembers: TOO_MANY_MEMBERS,
+    TimeoutError: BUSY,
+    ConnectionResetError: TOO_SLOW,
+    TooManyObjects: TOO_MANY_OBJECTS,
+}
+
+
+class _ExportHandler:
+    """Answers the requests of one endpoint; in the loop."""
+
+    def __init__(self, intake: Intake, budget: ReceiveBudget, body_bytes_max: int, tokens: TokenFile | None) -> None:
+        self._intake = intake
+        self._budget = budget
+        self._body_bytes_max = body_bytes_max
+        self._tokens = tokens
+
+    async def handle(self, request: web.BaseRequest) -> web.Response:
+        """Look at the head, read the body, hand it on."""
+        rejection = self._check_head(request)
+        if rejection is not None:
+            return self._reject(request, rejection)
+        peer = _peer(request)
+        size_bytes = request.content_length or 0
+        if _encoding(request) == "gzip":
+            size_bytes += self._body_bytes_max  # what comes out is not known before
+        try:
+            async with self._budget.receiving(peer, size_bytes) as receiving:
+                if request.headers.get("Expect", "").lower() == "100-continue":
+                    await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+                    request.writer.output_size = 0
+                body = await receiving.read(request.content.read())
+                answer = await self._export(request, body, peer)
+        except BudgetFull:
+            return self._reject(request, BUSY)
+        except (TimeoutError, web.RequestPayloadError, ConnectionError):
+            return self._reject(request, TOO_SLOW)
+        except asyncio.CancelledError:
+            self._intake.turn_away(Transport.HTTP, Outcome.INCOMPLETE)
+            raise
+        return self._reject(request, answer) if isinstance(answer, Rejection) else _reply(request, answer)
+
+    def _check_head(self, request: web.BaseRequest) -> Rejection | None:
+        headers = request.headers
+        if request.raw_path.partition("?")[0] != PATH:
+            return NOT_FOUND
+        if request.method != "POST":
+            return NOT_POST
+        if self._tokens is not None and not self._tokens.accepts(headers.get("Authorization")):
+            return NO_TOKEN
+        if request.content_type not in (CONTENT_TYPE, JSON) or _encoding(request) not in ("", "identity", "gzip"):
+            return NOT_OTLP
+        if "Transfer-Encoding" in headers or request.content_length is None:
+            return NO_LENGTH
+        return TOO_LARGE if request.content_length > self._body_bytes_max else None
+
+    async def _export(self, request: web.BaseRequest, body: bytes, peer: str) -> HttpAnswer | Rejection:
+        try:
+            if _encoding(request) == "gzip":
+                plain = await asyncio.to_thread(inflate, body, self._body_bytes_max, _check_of(request))
+                if plain is None:
+                    return TOO_LARGE
+                body = plain
+            if _speaks_json(request):
+                body = await asyncio.to_thread(json_to_protobuf, body, FIELDS_MAX)
+        except tuple(_UNREADABLE) as error:
+            return _UNREADABLE[type(error)]
+        except ValueError:
+            return NOT_JSON
+        try:
+            refused = await self._intake.offer(body, peer, Transport.HTTP)
+        except Exception:  # noqa: BLE001 -- its text would reach the client
+            _log.exception("export failed")
+            return HttpAnswer(HTTPStatus.INTERNAL_SERVER_ERROR, _CODE.INTERNAL, "internal error")
+        return HttpAnswer(HTTPStatus.OK, _CODE.OK) if refused is None else http_answer(refused)
+
+    def _reject(self, request: web.BaseRequest, rejection: Rejection) -> web.Response:
+        self._intake.turn_away(Transport.HTTP, rejection.outcome)
+        response = _reply(request, HttpAnswer(rejection.status, rejection.code, rejection.text), rejection.headers)
+        response.force_close()  # what is left of the body shall not be taken for a request
+        return response
+
+
+def _check_of(request: web.BaseRequest) -> Callable[[], None]:
+    """What inflating asks before each piece: is there time, and somebody who waits."""
+    until_s = time.monotonic() + INFLATE_S
+    transport = request.transport
+
+    def check() -> None:
+        if transport is None or transport.is_closing():
+            raise ConnectionResetError
+        if time.monotonic() > until_s:
+            raise TimeoutError
+
+    return check
+
+
+def _reply(request: web.BaseRequest, answer: HttpAnswer, headers: tuple[tuple[str, str], ...] = ()) -> web.Response:
+    as_json = _speaks_json(request)
+    every = CIMultiDict([*headers, ("Content-Type", JSON if as_json else CONTENT_TYPE)])
+    if answer.retry_after_s:
+        every["Retry-After"] = str(answer.retry_after_s)
+    return web.Response(status=answer.status, body=answer.body(as_json=as_json), headers=every)
+
+
+def _peer(request: web.BaseRequest) -> str:
+    address = request.transport.get_extra_info("peername") if request.transport is not None else None
+    return f"http:{address[0]}:{address[1]}" if address else "http:unknown:0"
+
+
+def _speaks_json(request: web.BaseRequest) -> bool:
+    return request.content_type == JSON
+
+
+def _encoding(request: web.BaseRequest) -> str:
+    return request.headers.get("Content-Encoding", "").strip().lower()
+
+
+def make_http_receiver(
+    config: HttpReceiverConfig,
+    intake: Intake,
+    budget: ReceiveBudget,
+    *,
+    grace_s: float,
+    tokens: TokenFile | None = None,
+    tls: ssl.SSLContext | None = None,
+    io: IoLoop | None = None,
+) -> HttpServer:
+    """A receiver on one endpoint."""
+    handler = _ExportHandler(intake, budget, config.max_request_body_size_mib << 20, tokens)
+    return HttpServer(
+        parse_endpoint(config.endpoint),
+        handler.handle,
+        "OTLP/HTTP",
+        timeout_s=RECEIVE_TIMEOUT_S,
+        connections_max=CONNECTIONS_MAX,
+        grace_s=grace_s,
+        tls=tls,
+        io=io,
+    )

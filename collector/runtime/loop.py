@@ -1,0 +1,72 @@
+"""The asyncio loop in which all I/O of the process happens, seen from other threads.
+
+``tracefit run`` hands in the loop of its main thread, where signals arrive. Who embeds a part without a loop (a test, a
+command that is no service) gets one with a thread of its own, from the first coroutine to ``close``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class IoLoop:
+    """Runs coroutines for threads that are not the loop's.
+
+    Args:
+        loop: a loop that somebody else runs; None begins an own one when it is needed.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
+        self._loop = loop
+        self._thread: threading.Thread | None = None
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine in the loop and wait for what it returns or raises."""
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+            self._thread = threading.Thread(target=self._loop.run_forever, name="io", daemon=True)
+            self._thread.start()
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+
+    def close(self) -> None:
+        """End an own loop; that of somebody else goes on."""
+        if self._thread is not None and self._loop is not None:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
+            self._loop = self._thread = None
+
+
+class Background:
+    """A coroutine that runs in the loop from ``start`` to ``stop``."""
+
+    def __init__(self, io: IoLoop | None = None) -> None:
+        self._io = io or IoLoop()
+        self._own_io = io is None
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        """Begin; returns at once."""
+
+        async def begin() -> asyncio.Task[None]:
+            return asyncio.create_task(coroutine)
+
+        self._task = self._io.run(begin())
+
+    def stop(self) -> None:
+        """Cancel it and wait for its end, also if it never started."""
+
+        async def end(task: asyncio.Task[None]) -> None:
+            task.cancel()
+            await asyncio.wait([task])
+
+        if self._task is not None:
+            self._io.run(end(self._task))
+            self._task = None
+        if self._own_io:
+            self._io.close()

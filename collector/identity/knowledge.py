@@ -1,24 +1,13 @@
-"""Who an engine is: facts and their sources, the rules and files that add some, what cannot be derived without.
-
-Who is this: facts about an engine, strongest source first, and the identity they make.
+"""Who an engine is: facts and their sources, the rules and files that add some, and the identity they make.
 
 Engines of equal identity share coefficients. ``config_id`` is the first 12 hex digits of the SHA-256 of the identity's
 canonical JSON. Unknown facts stay unknown; without a model the emitting instance is part of the identity, so that two
-unknown servers are never mixed.
+unknown servers are never mixed. When two sources contradict each other the stronger wins, and the other's claim is kept
+beside it and counted once, however often it is repeated.
 
-A fact keeps the source it came from. When two sources contradict each other the stronger wins, and the other's claim is
-kept beside it and counted once, however often it is repeated.
-
-Rules of our configuration: which engines they speak of, and what they say; ConfigError names the key at fault.
-
-Files that say what a model or a GPU is: the sheets that come with the program, and config.json of a model.
-
-Read at start, bounded and checked; what a file says wrongly is refused with a sentence.
-
-Knowledge beside the telemetry: rules of our configuration, data sheets, config.json files, discovered facts.
-
-Everything that has to be read is read at start, bounded and checked; a file that lies is a ConfigError that names the
-key. ``apply`` then only looks up, and does nothing when nothing has changed since the engine's last export.
+Rules, data sheets and config.json files are read at start, bounded and checked: a file that lies is a ConfigError that
+names the key. ``Knowledge.apply`` then only looks up, and does nothing when nothing has changed since the engine's last
+export.
 """
 
 from __future__ import annotations
@@ -26,9 +15,9 @@ from __future__ import annotations
 import enum
 import fnmatch
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -47,6 +36,7 @@ from online.features.sheets import (
 from online.state import saved
 
 Fact = str | int | float | bool
+_R = TypeVar("_R")
 
 IDENTITY: tuple[str, ...] = (
     "model",
@@ -259,7 +249,7 @@ class Rule:
                 raise ConfigError(f"{where}.facts.{name}", "is no fact of a configuration")
         self.patterns = config.match
         self.facts = config.facts
-        self.architecture = configured_architecture(where, config.model_config)
+        self.architecture = _architecture_of(where, config.model_config)
 
     def matches(self, known: Mapping[str, Fact]) -> bool:
         """Whether every pattern holds; an unknown fact matches nothing."""
@@ -268,23 +258,12 @@ class Rule:
         )
 
 
-def configured_sheets(path: str) -> dict[str, HardwareSheet]:
-    """The hardware sheets of ``configurations.hardware_file``."""
-    key = "configurations.hardware_file"
+def _configured(key: str, path: str, read: Callable[[Path], _R]) -> _R:
+    """What is in the file that a key names; ConfigError with the key if it is not what it should be."""
     try:
-        return hardware_sheets(read_json(Path(path)))
+        return read(Path(path))
     except (SheetError, FileRefused) as error:
         raise ConfigError(key, f"{path}: {error}") from None
-
-
-def configured_architecture(where: str, path: str | None) -> Mapping[str, Fact] | None:
-    """The architecture in the file that a ``model_config`` key names, if there is one."""
-    if path is None:
-        return None
-    try:
-        return read_architecture(Path(path))
-    except (SheetError, FileRefused) as error:
-        raise ConfigError(f"{where}.model_config", f"{path}: {error}") from None
 
 
 MODEL_FILE_BYTES_MAX = 4 * 2**20
@@ -322,6 +301,14 @@ def read_architecture(path: Path) -> dict[str, Fact]:
     return {name: value[:TEXT_CHARS_MAX] if isinstance(value, str) else value for name, value in arch.items()}
 
 
+def _architecture_of(where: str, path: str | None) -> Mapping[str, Fact] | None:
+    return None if path is None else _configured(f"{where}.model_config", path, read_architecture)
+
+
+def _read_sheets(path: Path) -> dict[str, HardwareSheet]:
+    return hardware_sheets(read_json(path))
+
+
 def read_json(path: Path) -> Any:
     """A small JSON file.
 
@@ -357,9 +344,9 @@ class Knowledge:
         config = config or ConfigurationsConfig()
         self._sheets = shipped_sheets()
         if config.hardware_file is not None:
-            self._sheets |= configured_sheets(config.hardware_file)
+            self._sheets |= _configured("configurations.hardware_file", config.hardware_file, _read_sheets)
         self._rules = [Rule(rule, f"configurations.rules[{i}]") for i, rule in enumerate(config.rules)]
-        self._model = configured_architecture("configurations", config.model_config)
+        self._model = _architecture_of("configurations", config.model_config)
         self._discovered: tuple[tuple[str, Mapping[str, Fact]], ...] = ()
         self._applied: dict[tuple[str, str], tuple[object, ...]] = {}
 

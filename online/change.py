@@ -390,13 +390,13 @@ class ChangeMonitor(Stateful):
         return self.all_rows.alarm.suspects
 
     def learn(self, block: Design, log_ratio: Floats, shapes: ShapeFactors, beta: Floats) -> Speed:
-        """One block, its log(y / x beta) (n,), and the factors and coefficients that predicted it."""
+        """One block, its log(y / (x beta F)) (n,), and the factors and coefficients that predicted it."""
         cell, end_ns = block.cell, int(block.end_ns[-1])
         known = shapes.rows[cell] >= KNOWN_ROWS
         if not known.any():
             return self.unchanged()
         cell, x = cell[known], block.x[known]
-        e = log_ratio[known] - shapes.log_factors(beta)[cell]
+        e = log_ratio[known]
         weight = 1.0 / (1.0 + np.square(shapes.reach(cell, x, beta) / _REACH))
         self.engines.learn(block.engine[known], cell, e + shapes.log_y[cell], end_ns)
         with_prefill = cell >= PREFILL_CELL

@@ -191,8 +191,9 @@ class RlsLearner(Stateful):
     def _watch_speed(self, block: Design, z: Floats, log_ratio: Floats) -> Speed:
         """Look for a change of speed; shape factors follow unless one was found."""
         shapes, beta = self.shapes, self.fit.beta
-        shapes.score(log_ratio, shapes.log_factors(beta)[block.cell])
-        speed = self.drift.learn(block, log_ratio, shapes, beta)
+        log_factor = shapes.log_factors(beta)[block.cell]
+        shapes.score(log_ratio, log_factor)
+        speed = self.drift.learn(block, log_ratio - log_factor, shapes, beta)
         if speed.verdict is Verdict.NOTHING:
             shapes.learn(block.cell, z[:, : self.fit.p], log_ratio, beta)
         return speed

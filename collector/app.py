@@ -69,8 +69,7 @@ from collector.service import (
 )
 from collector.telemetry import JoinEvent, Metrics, PluginLoss, table
 from exporters.metrics_page import MetricsPage
-from exporters.pages import AskPages, SnapshotDocuments, make_routes
-from exporters.routing import dispatch, protect
+from exporters.pages import AskPages, SnapshotDocuments, dispatch, make_routes, protect
 from exporters.status_page import PendingTelemetry, Remarks, StatusPage
 from exporters.what_if import Advisory, ClientView
 from exporters.wording import name_of

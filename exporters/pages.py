@@ -16,7 +16,8 @@
 docs/openapi.yaml describes them. A document is rendered at most once per generation and kept until the next, so a
 puller that asks again pays for a comparison of tags only. The work of an answer is bounded by the client: a plan looks
 at no more than some hundred loads, and a load at no more than some dozen steps. A refusal is one line of text: 400
-names the parameter, 404 and 422 say what is not there.
+names the parameter, 404 and 422 say what is not there. A handler maps a request to a response and may not block; a
+failing one is a 500 without its text. Sockets are the collector's business.
 """
 
 from __future__ import annotations
@@ -24,18 +25,17 @@ from __future__ import annotations
 import gzip
 import hashlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from email.utils import formatdate
 from http import HTTPStatus
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 import msgspec
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, gzip_accepted
 
 from exporters.blis import ALPHAS, BlisError, blis_coefficients, render_flags, render_yaml
 from exporters.metrics_page import MetricsPage
-from exporters.routing import TEXT, Request, Response, Route, Routes, plain
-from exporters.status_page import StatusPage
 from exporters.what_if import (
     PLAN,
     PREDICT,
@@ -56,12 +56,125 @@ from exporters.what_if import (
 from online import ConfigSnapshot, Snapshot
 from tracefit import Config, NotFoundError, TracefitError
 
+TEXT = "text/plain; charset=utf-8"
 JSON = "application/json"
 YAML = "application/yaml"
 STATE = "application/octet-stream"
 _GZIP_LEVEL = 6
+_ALLOWED = "GET, HEAD"
 RETRY_AFTER_S = 5
 """A first snapshot is due about this soon after the first telemetry (vLLM's exporter flushes every 5 s)."""
+
+
+class Headers(Protocol):
+    """Request headers; lookup without regard to case."""
+
+    def get(self, name: str, /) -> str | None:
+        """Value of a header, None if absent."""
+
+
+class Request(NamedTuple):
+    """What a handler may look at.
+
+    ``repeated`` is a parameter that was given twice, whose last value ``query`` has; ``empty`` one that was given
+    without a value, as forms give fields that nobody filled in, which ``query`` has not.
+    """
+
+    path: str
+    captures: tuple[str, ...]
+    query: Mapping[str, str]
+    headers: Headers
+    repeated: str = ""
+    empty: str = ""
+
+    def header(self, name: str) -> str:
+        """Value of a header, empty if absent."""
+        return self.headers.get(name) or ""
+
+
+class Response(NamedTuple):
+    """What a handler answers; Content-Length and Date are the server's business."""
+
+    status: int
+    content_type: str
+    body: bytes
+    headers: tuple[tuple[str, str], ...] = ()
+
+
+class Page(Protocol):
+    """A page that answers requests."""
+
+    def answer(self, request: Request, /) -> Response:
+        """The page for one request."""
+
+
+class Route(NamedTuple):
+    """A row of the route table.
+
+    ``pattern`` is a path whose ``*`` segments match one non-empty segment each and are handed over as captures.
+    """
+
+    pattern: str
+    handler: Callable[[Request], Response]
+
+
+Routes = tuple[Route, ...]
+
+
+def plain(status: HTTPStatus, text: str = "", headers: tuple[tuple[str, str], ...] = ()) -> Response:
+    """A one-line text answer; the status' own phrase unless ``text`` is given."""
+    return Response(status, TEXT, f"{text or status.phrase}\n".encode(), headers)
+
+
+def dispatch(routes: Routes, method: str, target: str, headers: Headers) -> Response:
+    """Find the route of a request target and run it.
+
+    Args:
+        routes: the table; the first match wins.
+        method: the request's method.
+        target: the request target as sent, with the query.
+        headers: the request's headers, looked up without regard to case.
+
+    Returns:
+        The handler's response; 404 without a route, 405 for a method other than GET and HEAD, 500 if the handler fails.
+    """
+    try:
+        parts = urlsplit(target)
+        pairs = parse_qsl(parts.query, keep_blank_values=True, max_num_fields=32)
+    except ValueError:
+        return plain(HTTPStatus.BAD_REQUEST)
+    given = [(name, value) for name, value in pairs if value]
+    query, repeated = dict(given), _repeated([name for name, _ in given])
+    empty = next((name for name, value in pairs if not value), "")
+    segments = parts.path.split("/")
+    for route in routes:
+        captures = _match(route.pattern.split("/"), segments)
+        if captures is None:
+            continue
+        if method not in {"GET", "HEAD"}:
+            return plain(HTTPStatus.METHOD_NOT_ALLOWED, headers=(("Allow", _ALLOWED),))
+        try:
+            return route.handler(Request(parts.path, captures, query, headers, repeated, empty))
+        except Exception:  # noqa: BLE001 - a page that fails must not take the server, nor show its inside
+            return plain(HTTPStatus.INTERNAL_SERVER_ERROR)
+    return plain(HTTPStatus.NOT_FOUND)
+
+
+def _repeated(names: list[str]) -> str:
+    """The first name that is there twice, empty if none is."""
+    return next((name for index, name in enumerate(names) if name in names[:index]), "")
+
+
+def _match(pattern: list[str], segments: list[str]) -> tuple[str, ...] | None:
+    if len(pattern) != len(segments):
+        return None
+    captures = []
+    for expected, segment in zip(pattern, segments, strict=True):
+        if expected == "*" and segment:
+            captures.append(unquote(segment))
+        elif expected != segment:
+            return None
+    return tuple(captures)
 
 
 class SnapshotDocument(NamedTuple):
@@ -253,7 +366,7 @@ def make_routes(
     *,
     alive: Probe,
     ready: Probe,
-    status_page: StatusPage | None = None,
+    status_page: Page | None = None,
     questions: AskPages | None = None,
     state: Callable[[], bytes | None] | None = None,
 ) -> Routes:
@@ -284,3 +397,20 @@ def make_routes(
         Route("/snapshot/*/blis.yaml", documents.answer_blis),
         *asked,
     )
+
+
+OPEN_PAGES = frozenset({"/metrics", "/healthz", "/readyz"})
+
+
+def protect(routes: Routes, accepts: Callable[[str | None], bool], open_pages: Collection[str] = OPEN_PAGES) -> Routes:
+    """The same routes, but outside of ``open_pages`` a request without an accepted Authorization header is a 401."""
+    return tuple(route if route.pattern in open_pages else _guarded(route, accepts) for route in routes)
+
+
+def _guarded(route: Route, accepts: Callable[[str | None], bool]) -> Route:
+    def handler(request: Request) -> Response:
+        if not accepts(request.headers.get("Authorization")):
+            return plain(HTTPStatus.UNAUTHORIZED, headers=(("WWW-Authenticate", "Bearer"),))
+        return route.handler(request)
+
+    return Route(route.pattern, handler)

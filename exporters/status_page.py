@@ -37,7 +37,7 @@ from exporters.config_view import (
     replica_view,
     title,
 )
-from exporters.routing import Request, Response
+from exporters.pages import Request, Response
 from exporters.what_if import (
     LIMIT_WORDS,
     PLAN,

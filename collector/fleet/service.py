@@ -23,8 +23,7 @@ from collector.runtime import Clock, Health, StartError, Stop, Task, serve
 from collector.runtime.http import HttpServer, page_handler
 from collector.telemetry import Metrics, PullOutcome, table
 from exporters.metrics_page import MetricsPage
-from exporters.pages import SnapshotDocuments, make_routes
-from exporters.routing import dispatch, protect
+from exporters.pages import SnapshotDocuments, dispatch, make_routes, protect
 from exporters.status_page import StatusPage
 from online import Snapshot
 

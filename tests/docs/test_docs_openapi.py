@@ -13,8 +13,7 @@ from prometheus_client import CollectorRegistry
 
 from collector.commands.arguments import add_question_parsers
 from exporters.metrics_page import MetricsPage
-from exporters.pages import AskPages, SnapshotDocuments, make_routes
-from exporters.routing import dispatch
+from exporters.pages import AskPages, SnapshotDocuments, dispatch, make_routes
 from exporters.status_page import StatusPage
 from exporters.what_if import PLAN, PREDICT, ClientView
 from online import Snapshot

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 import tracefit
 from collector.commands.ask import plan, predict
-from exporters.pages import AskPages
-from exporters.routing import Route, dispatch, protect
+from exporters.pages import AskPages, Route, dispatch, protect
 from exporters.what_if import PLAN, PREDICT, Assumed, ClientView, Load, Sizing, Step, Targets
 from online import Snapshot
 from tests.tracefit.example_snapshot import encoded, tree

@@ -18,8 +18,7 @@ from prometheus_client import CollectorRegistry
 from collector.runtime.filesystem import StartError
 from exporters.blis import export
 from exporters.metrics_page import MetricsPage
-from exporters.pages import SnapshotDocuments, make_routes
-from exporters.routing import Route, plain
+from exporters.pages import Route, SnapshotDocuments, make_routes, plain
 from online.snapshot import Snapshot
 from tests.support import exporter_cases as cases
 from tests.support.pages import page_server

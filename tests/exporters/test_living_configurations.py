@@ -13,8 +13,7 @@ import tracefit
 from collector.cli import main
 from exporters.blis import choose_config
 from exporters.metrics_page import MetricsPage
-from exporters.pages import AskPages
-from exporters.routing import Request, Route, dispatch
+from exporters.pages import AskPages, Request, Route, dispatch
 from exporters.status_page import StatusPage
 from exporters.what_if import Advisory, ClientView
 from tests.support.page_server import PageServer

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from collector.telemetry import PluginLoss
-from exporters.routing import Request
+from exporters.pages import Request
 from exporters.status_page import PendingTelemetry, Remarks, StatusPage
 from exporters.what_if import Advisory, ClientView, Mix
 from exporters.wording import PLUGIN_REMEDIES, QUALITY, REASONS, STATUS, advice_for

@@ -12,8 +12,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from exporters.metrics_page import MetricsPage
-from exporters.pages import SnapshotDocuments, make_routes
-from exporters.routing import Response, Route
+from exporters.pages import Response, Route, SnapshotDocuments, make_routes
 from exporters.status_page import StatusPage
 from tests.conftest import find_tool
 from tests.support import exporter_cases as cases

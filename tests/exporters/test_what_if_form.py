@@ -9,8 +9,7 @@ import re
 import pytest
 from prometheus_client import CollectorRegistry
 
-from exporters.pages import AskPages
-from exporters.routing import Route, dispatch
+from exporters.pages import AskPages, Route, dispatch
 from exporters.status_page import StatusPage
 from exporters.what_if import ClientView
 from online import Snapshot

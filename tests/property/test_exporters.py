@@ -16,8 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 
 from exporters.blis import BlisError, export
 from exporters.metrics_page import MetricsPage
-from exporters.pages import SnapshotDocuments
-from exporters.routing import Request
+from exporters.pages import Request, SnapshotDocuments
 from exporters.status_page import StatusPage
 from online.errors import RATIO_BOUNDS
 from online.snapshot import (

@@ -6,7 +6,7 @@ from functools import partial
 
 from collector.config import Endpoint
 from collector.runtime.http import HttpServer, page_handler
-from exporters.routing import dispatch
+from exporters.pages import dispatch
 
 
 def page_server(routes, *, address="127.0.0.1", port=0, timeout_s=10.0, **kwargs) -> HttpServer:

@@ -4,8 +4,7 @@ import pytest
 
 import tracefit
 from collector.cli import main
-from exporters.pages import AskPages
-from exporters.routing import Route, dispatch
+from exporters.pages import AskPages, Route, dispatch
 from exporters.what_if import ClientView
 from online import Snapshot
 from tests.tracefit.example_snapshot import encoded, tree

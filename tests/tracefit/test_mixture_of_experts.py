@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry
 
 import tracefit
 from collector.cli import main
-from exporters.routing import Route, dispatch
+from exporters.pages import Route, dispatch
 from exporters.status_page import StatusPage
 from online.snapshot import Snapshot
 from tests.support.paths import DATA

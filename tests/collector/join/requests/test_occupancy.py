@@ -11,7 +11,7 @@ from collector.config.schema import JoinConfig
 from collector.join.requests.occupancy import RequestSequence
 from collector.telemetry import table
 from collector.telemetry.reasons import RowDrop
-from exporters.routing import Request
+from exporters.pages import Request
 from exporters.status_page import StatusPage
 from online.rows import STEP_FEATURES, Quality, RowBlock, Target
 from tests.support.pipelines import coefficients, new_pipeline, replayed

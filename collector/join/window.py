@@ -187,6 +187,8 @@ class StepWindow:
         index = min(step - self.base, len(self.rebuilt) - 1)
         if self.rebuilt["seen"][index]:
             return int(self.steps["unix_ns"][index])
+        if index > 0 and self.rebuilt["seen"][index - 1] and (done_ns := int(self.steps["ts_done_ns"][index - 1])) > 0:
+            return int(self.steps["unix_ns"][index - 1]) - int(self.steps["ts_end_ns"][index - 1]) + done_ns
         completed_unix_ns = self.rebuilt["completed_unix_ns"][max(0, index - 1)]
         return int(max(completed_unix_ns, self.rebuilt["scheduled_unix_ns"][index], earliest_unix_ns))
 

@@ -58,6 +58,11 @@ class KvSteps:
         self.prefills.pass_over(window.base)  # memory was short, or step ids have jumped: they are lost
         return self.prefills.final_stop(window, stop_step, event_unix_ns - LATENESS_NS)
 
+    @property
+    def lateness_ns(self) -> int:
+        """How long steps wait for the batches of their time."""
+        return LATENESS_NS if self.timeline is not None else 0
+
     def take_hits(self, window: StepWindow, stop_step: int, waited_ns: int, *, asynchronous: bool) -> None:
         """Subtract prefix hits from rebuilt prefills that begin below ``stop_step``, and forget those.
 

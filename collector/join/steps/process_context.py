@@ -276,6 +276,11 @@ class ProcessContext:
             self._first_finish_unix_ns = min(self._first_finish_unix_ns or earliest, earliest)
 
     @property
+    def is_exact(self) -> bool:
+        """Whether summaries say all: with contexts, and with when each step was done."""
+        return self.has_exact_context and self.has_done_stamps
+
+    @property
     def budget_tokens(self) -> float | None:
         """Token budget of a step: as configured, else the most that was scheduled; None while nothing is known."""
         return self.budget_fact_tokens or (self.scheduled_tokens_max or None)
@@ -323,10 +328,7 @@ class ProcessContext:
 
     def stamps(self, around: Columns, *, asynchronous: bool) -> boundaries.Stamps:
         """The stamped boundaries that rows may run between."""
-        if self.has_done_stamps:
-            stamps = boundaries.done_stamps(around.steps, around.cells, around.empty)
-        else:
-            stamps = boundaries.stamps(around.steps, around.cells, around.empty, asynchronous=asynchronous)
+        stamps = boundaries.stamps(around.steps, around.cells, around.empty, asynchronous=asynchronous)
         if self.has_summaries and self.habits.hole_scale != 1.0:
             # Journey stamps pick intervals around the requests that are traced: scaled up, those would count too much.
             stamps = stamps.take(stamps.kind == boundaries.START)

@@ -8,15 +8,8 @@ Boundary b is the moment step b starts to execute. What is stamped there (wire c
     start       ts_start(b)            ts_start(b + 1), if step b has tokens     reference, no phase
     completed   end stamps of b - 1    end stamps of b - 1                       reference where there is no start stamp
     scheduled   SCHEDULED of b         SCHEDULED of b + 1, as start
-    done        ts_done(b - 1) if it had tokens, else ts_start(b)                plugin only; no lag in either mode
 
 Each boundary keeps its best stamp; rows run between consecutive stamped boundaries, so every step is learned once.
-
-An engine that has nothing to do makes an empty step and waits. Where that step is not in the telemetry, ``ts_done``
-tells all the same when the engine was done: step b then starts idle(b) later, which no step took:
-
-    idle(b) = max(ts_start(b) - ts_done(b - 1), 0)      if nobody waited, nobody decodes in b, and all that ran before
-                                                        have ended, or no prompt of theirs can go on in b
 
 Raw features of consecutive steps, from whatever describes them best.
 
@@ -49,25 +42,21 @@ START, SCHEDULED, COMPLETED = -1, PHASES.index("scheduled"), PHASES.index("compl
 
 @dataclass(frozen=True, slots=True)
 class Stamps:
-    """Stamped boundaries in order: step index (within the columns given), monotonic ns, wall clock ns, kind.
-
-    ``idle_ns``: how long the engine had nothing to do behind the stamp.
-    """
+    """Stamped boundaries in order: step index (within the columns given), monotonic ns, wall clock ns, kind."""
 
     step: Ints
     ns: Ints
     unix_ns: Ints
     kind: Ints
-    idle_ns: Ints
 
     def take(self, chosen: Mask) -> Stamps:
         """The stamps of the chosen boundaries."""
-        return Stamps(self.step[chosen], self.ns[chosen], self.unix_ns[chosen], self.kind[chosen], self.idle_ns[chosen])
+        return Stamps(self.step[chosen], self.ns[chosen], self.unix_ns[chosen], self.kind[chosen])
 
     @property
     def elapsed_ns(self) -> Ints:
-        """From each stamp to the next one, idle time apart, shape (len(step) - 1,)."""
-        return np.asarray(np.diff(self.ns) - self.idle_ns[:-1])
+        """From each stamp to the next one, shape (len(step) - 1,)."""
+        return np.diff(self.ns)
 
 
 def empty_steps(steps: Cells, cells: Cells, *, asynchronous: bool) -> Mask:
@@ -104,29 +93,7 @@ def stamps(steps: Cells, cells: Cells, empty: Mask, *, asynchronous: bool) -> St
     )
     kind = np.where(start, START, np.where(completed, COMPLETED, SCHEDULED))
     index = np.flatnonzero(start | completed | scheduled)
-    return Stamps(index + 1, ns[index], unix[index], kind[index], np.zeros(len(index), np.int64))
-
-
-def done_stamps(steps: Cells, cells: Cells, empty: Mask) -> Stamps:
-    """Stamps of an engine whose summaries carry ``ts_done_ns``; same shape rules as :func:`stamps`."""
-    inner, before = slice(1, len(steps) - 1), slice(0, len(steps) - 2)
-    wall_offset = steps["unix_ns"] - steps["ts_end_ns"]
-    busy = cells["seen"][before] & ~empty[before] & (steps["ts_done_ns"][before] != MISSING)
-    idle = cells["seen"][before] & empty[before] & cells["seen"][inner]
-    ns = np.where(busy, steps["ts_done_ns"][before], steps["ts_start_ns"][inner])
-    unix = ns + np.where(busy, wall_offset[before], wall_offset[inner])
-    index = np.flatnonzero(busy | idle)
-    resumed = busy & cells["seen"][inner] & ~empty[inner] & _resumed(steps[inner], steps[before])
-    idle_ns = np.where(resumed, np.maximum(steps["ts_start_ns"][inner] - ns, 0), 0)
-    return Stamps(index + 1, ns[index], unix[index], np.full(len(index), START), idle_ns[index])
-
-
-def _resumed(steps: Cells, before: Cells) -> Mask:
-    """Steps that find nothing left of the step before them, so that the engine may have been idle."""
-    tokens = steps["prefill_tokens"].astype(np.int64)
-    prompts_begin = (steps["attention_pairs"] > 0) & (2 * steps["attention_pairs"] <= tokens * (tokens + 1))
-    nobody_left = (before["running"] <= steps["finished"]) | (before["prefill_requests"] == 0) | prompts_begin
-    return np.asarray(nobody_left & (steps["decode_requests"] == 0) & (before["waiting"] == 0))
+    return Stamps(index + 1, ns[index], unix[index], kind[index])
 
 
 def phase_columns(kind: Ints, *, has_start: bool) -> Floats:

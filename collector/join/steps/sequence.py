@@ -38,7 +38,9 @@ from numpy.typing import NDArray
 
 from collector.config import JoinConfig
 from collector.decode import CoreSpan, MarkKind, SnapshotColumns, StepColumns
+from collector.join import exact
 from collector.join.block_ratio import BlockRatio
+from collector.join.exact import Advance
 from collector.join.kv import KvSteps
 from collector.join.requests import Chunks, Run, extent_of, lay_journey, runs_of, split_chunks, waiting_steps
 from collector.join.window import StepWindow
@@ -168,15 +170,6 @@ def finality(
 _FORGET_FROM_STEPS = 4096
 _STEPS_BEFORE = 2
 """Steps behind the rows that the next row needs: they may say when it begins."""
-
-
-@dataclass(slots=True)
-class Advance:
-    """What moving the frontier gave: rows by target, in order."""
-
-    rows: list[RowBlock] = field(default_factory=list)
-    schedule_rows: list[RowBlock] = field(default_factory=list)
-    counts: Counts = field(default_factory=Counts)
 
 
 class _Reading(NamedTuple):
@@ -310,6 +303,9 @@ class StepSequence:
             return out
         self._give_up_before(window.base, out)
         first = self.frontier.first_boundary(window.base)
+        if self.context.is_exact:
+            self._advance_exact(window, first, out, flush=flush)
+            return out
         mode = self.context.mode(*window.columns(first, window.newest_step + 1), flush=flush)
         if mode is Scheduling.UNKNOWN:
             return out
@@ -320,6 +316,33 @@ class StepSequence:
         if flush:
             self.context.votes.decided = mode
         return out
+
+    def _advance_exact(self, window: StepWindow, first: int, out: Advance, *, flush: bool) -> None:
+        """Summaries say all: the steps up to the first that is not final give their rows."""
+        event_unix_ns, frontier = self.event_unix_ns, self.frontier
+        stop = window.newest_step + 1
+        if not flush:
+            late_ns = max(int(self._settings.grace_s * 1e9), self.kv.lateness_ns)
+            stop = exact.final_stop(window, first, event_unix_ns - late_ns)
+        self.kv.take_hits(window, stop, self.context.waited_ns, asynchronous=False)
+        begin = max(frontier.learned_to, window.base)
+        if stop <= begin and not flush:
+            return
+        around = window.columns(first - 1, stop + 2)
+        around = (around[0].copy(), around[1].copy()) if self.kv.known else around
+        overlapping = exact.overlaps(*around)
+        if overlapping is not None:
+            self.context.votes.decided = Scheduling.ASYNC if overlapping else Scheduling.SYNC
+        out.counts.merge(exact.missing_steps(window, begin, stop))
+        frontier.learned_to = max(frontier.learned_to, stop)
+        stamps = exact.done_stamps(*around)
+        if len(stamps.step) == 0:
+            return
+        frontier.emitted_to = first - 1 + int(stamps.step[-1])
+        if len(stamps.step) > 1:
+            here = slice(int(stamps.step[0]), int(stamps.step[-1]))
+            self.kv.fill(*around, here, first - 1, self.context.habits.ratio, asynchronous=False)
+            exact.add_rows(out, *around, stamps, engine=self._engine, with_kv=self.kv.known)
 
     def _give_up_before(self, base: int, out: Advance) -> None:
         """Step ids have jumped: what lies before the window is lost, rows and unfinished prefills alike."""
@@ -343,9 +366,7 @@ class StepSequence:
     def _pass_blocks(self, stop: int, reading: _Reading, out: Advance) -> None:
         """Pass the steps below ``stop`` block by block: their rows leave, and what they teach comes into force."""
         window, context, asynchronous = reading.window, self.context, reading.asynchronous
-        step, first = self.frontier.next_step(window.base), self.frontier.first_boundary(window.base)
-        if at_once := step < stop and not self.kv.known and _blocks_teach_nothing(context, reading, first, stop):
-            self._emit_rows(stop - asynchronous, reading, out, last=False)
+        step = self.frontier.next_step(window.base)
         while step < stop:
             opening = not context.habits.settled
             block_steps = FIRST_BLOCK_STEPS if opening else self._settings.block_steps
@@ -356,8 +377,7 @@ class StepSequence:
             if opening:
                 self._learn_habits(end, reading, out)
             last = reading.flush and end == stop
-            if not at_once:
-                self._emit_rows(end if last or not asynchronous else end - 1, reading, out, last=last)
+            self._emit_rows(end if last or not asynchronous else end - 1, reading, out, last=last)
             if not opening:
                 self._learn_habits(end, reading, out)
             step = end
@@ -441,15 +461,3 @@ class StepSequence:
         if self.context.has_journeys:
             horizon_ns = min(keep_unix_ns, horizon_ns - int(self._settings.window_s * 1e9))
         window.forget_until(horizon_ns, emitted_to, emitted_to - 2)
-
-
-def _blocks_teach_nothing(context: ProcessContext, reading: _Reading, first: int, stop: int) -> bool:
-    """Whether what blocks teach makes no difference to the rows from boundary ``first`` to step ``stop``.
-
-    It does none where summaries say all and each stamps its step: rows of several blocks then leave as one.
-    """
-    stamped = context.has_done_stamps or not reading.asynchronous
-    if reading.source is not ContextSource.EXACT or not (stamped and context.habits.settled):
-        return False
-    _, cells = reading.window.columns(first, stop)
-    return bool(cells["seen"].all())

@@ -1,0 +1,129 @@
+"""Telemetry that tells every step exactly: rows are differences of done stamps, whatever order it comes in."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import numpy as np
+import pytest
+
+from collector.config.schema import JoinConfig
+from collector.decode import STEP_DTYPE, Telemetry
+from collector.join import Joiner
+from collector.join.events import Rows
+from collector.telemetry import Counts, JoinEvent, RowDrop, table
+from online import STEP_FEATURES, Quality, Target
+from tests.support.clocks import T0_NS
+
+CONTEXT = STEP_FEATURES.index("decode_context_tokens")
+
+
+def steps_of(first, stop, *, begin_ns=10**12, step_ns=20_000_000):
+    """A busy engine that decodes two requests; step n takes step_ns + n microseconds."""
+    ids = np.arange(first, stop)
+    steps = np.zeros(len(ids), STEP_DTYPE)
+    steps["step_id"] = ids
+    steps["ts_start_ns"] = begin_ns + ids * step_ns + 500 * ids * ids
+    steps["ts_end_ns"] = steps["ts_start_ns"] + 90_000
+    steps["ts_done_ns"] = begin_ns + (ids + 1) * step_ns + 500 * (ids + 1) * (ids + 1) - 10_000
+    steps["unix_ns"] = T0_NS + steps["ts_end_ns"]
+    steps["duration_us"] = 90
+    steps["running"] = steps["decode_requests"] = steps["decode_tokens"] = steps["scheduled_tokens"] = 2
+    steps["context_tokens_single"] = steps["attention_pairs"] = 400 + ids
+    return steps
+
+
+def rows_of(pieces, *, instances=None, settings=None, at_the_end=True):
+    """(end, elapsed, context, quality) of each step row, by engine number; what was counted."""
+    joiner, rows, counts = Joiner(settings or JoinConfig()), {}, Counts()
+    for number, steps in enumerate(pieces):
+        instance = instances[number] if instances else "a"
+        joiner.add(Telemetry(instance, {"model": "m"}, steps=steps))
+        events = joiner.drain()
+        if at_the_end and number == len(pieces) - 1:
+            events += joiner.drain(flush=True)
+        for event in events:
+            if isinstance(event, Rows) and event.target is Target.STEP_TIME:
+                block = event.rows
+                columns = (block.end_ns, block.elapsed_us, block.raw[:, CONTEXT], block.quality, block.engine)
+                for *row, engine in zip(*(column.tolist() for column in columns), strict=True):
+                    rows.setdefault(engine, []).append(tuple(row))
+    counts.merge(joiner.take_counts())
+    return rows, counts
+
+
+def plain_rows(steps):
+    """The same with nothing but sorting and differences."""
+    steps = np.sort(steps, order="step_id")
+    done = steps["ts_done_ns"]
+    unix_ns = (done + steps["unix_ns"] - steps["ts_end_ns"])[1:]
+    elapsed_us = np.diff(done) / 1e3
+    context = steps["context_tokens_single"][1:].astype(float)
+    return list(zip(unix_ns.tolist(), elapsed_us.tolist(), context.tolist(), itertools.repeat(int(Quality.STEPS_PLUS))))
+
+
+def test_rows_are_the_differences_of_done_stamps():
+    steps = steps_of(1, 2000)
+    rows, counts = rows_of([steps])
+    assert rows == {0: plain_rows(steps)}
+    assert counts[table.JOIN_EVENTS, JoinEvent.STEP_MISSING] == 0
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_neither_order_nor_pieces_nor_repeats_change_a_row(seed):
+    draw, steps = random.Random(seed), steps_of(1, 1521)
+    pieces = [*np.split(steps, range(40, 1520, 40))]
+    repeated = [*pieces, *draw.sample(pieces, 10)]
+    # each comes up to eight pieces late: 6.4 s of 20 that are allowed
+    repeated.sort(key=lambda piece: piece["step_id"][0] + draw.uniform(0, 8 * 40))
+    rows, counts = rows_of(repeated)
+    assert rows == {0: plain_rows(steps)}
+    assert counts[table.JOIN_EVENTS, JoinEvent.STEP_DUPLICATE] == 10 * 40
+
+
+def test_a_missing_step_is_waited_for_and_then_costs_two_rows():
+    steps = steps_of(1, 3000)
+    gap = (steps["step_id"] > 500) & (steps["step_id"] <= 510)
+    waiting, _ = rows_of([steps[~gap][:600]], at_the_end=False)
+    assert waiting == {}, "nothing leaves before it is as old as a span may be late"
+    rows, counts = rows_of([steps[~gap][:600], steps[gap], steps[~gap][600:]])
+    assert rows == {0: plain_rows(steps)}
+    assert counts[table.JOIN_EVENTS, JoinEvent.STEP_MISSING] == 0
+    rows, counts = rows_of([steps[~gap], steps[gap]])
+    told = zip(plain_rows(steps), steps["step_id"][1:], strict=True)
+    expected = [row for row, step in told if not 500 < step <= 511]
+    assert rows == {0: expected}
+    assert counts[table.JOIN_EVENTS, JoinEvent.STEP_MISSING] == 10
+    assert counts[table.JOIN_EVENTS, JoinEvent.STEP_LATE] == 10
+    assert counts[table.DROPPED_ROWS, RowDrop.INCOMPLETE] == 1
+
+
+def test_a_restart_begins_anew_and_no_row_spans_it():
+    before, after = steps_of(1, 500), steps_of(1, 400, begin_ns=10**12 + 60 * 10**9)
+    rows, counts = rows_of([before, after])
+    assert rows == {0: plain_rows(before) + plain_rows(after)}
+    assert counts[table.JOIN_EVENTS, JoinEvent.ENGINE_RESTART] == 1
+
+
+def test_data_parallel_ranks_with_the_same_step_ids_are_told_apart():
+    first, second = steps_of(1, 1000), steps_of(1, 1000, begin_ns=10**12 + 7_000_000, step_ns=30_000_000)
+    pieces = [
+        part for pair in zip(np.split(first, [300, 600]), np.split(second, [300, 600]), strict=True) for part in pair
+    ]
+    rows, _ = rows_of([*pieces], instances="ababab")
+    assert rows == {0: plain_rows(first), 1: plain_rows(second)}
+
+
+def test_an_empty_step_is_idle_time():
+    steps = steps_of(1, 300)
+    empty = steps["step_id"] == 200
+    for name in ("scheduled_tokens", "decode_tokens", "decode_requests", "running"):
+        steps[name][empty] = 0
+    steps["ts_done_ns"][empty] = -1
+    rows, counts = rows_of([steps])
+    assert len(rows[0]) == 297
+    assert counts[table.DROPPED_ROWS, RowDrop.IDLE] == 1
+    ((elapsed_us,),) = ([row[1] for row in rows[0] if row[2] == 400 + 201],)
+    after = steps[steps["step_id"] == 201][0]
+    assert elapsed_us == (after["ts_done_ns"] - after["ts_start_ns"]) / 1e3

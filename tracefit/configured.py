@@ -80,15 +80,6 @@ class Config:
             return judged(self._described, self._described.doubts or (str(error),), None)
 
     @property
-    def mean_factor(self) -> float:
-        """What stalls add to a predicted step in the mean; 1 where coefficients come from means, which have them.
-
-        Raises:
-            NoCoefficientsError: there is nothing to predict with.
-        """
-        return self._model().mean_factor
-
-    @property
     def usable(self) -> bool:
         """Whether its predictions may be used where something was seen; ``reasons`` says why not."""
         return not self.reasons
@@ -152,7 +143,7 @@ class Config:
 
     @overload
     def step_time(
-        self, *, prefill_tokens: float = 0, requests: float, decode_context_tokens: float = 0, now: bool = False
+        self, *, prefill_tokens: float = 0, requests: float, decode_context_tokens: float = 0
     ) -> Prediction: ...
     @overload
     def step_time(
@@ -161,7 +152,6 @@ class Config:
         prefill_tokens: Sequence[float] | float = 0,
         requests: Sequence[float],
         decode_context_tokens: Sequence[float] | float = 0,
-        now: bool = False,
     ) -> Predictions: ...
     @overload
     def step_time(
@@ -170,11 +160,10 @@ class Config:
         prefill_tokens: Sequence[float],
         requests: float,
         decode_context_tokens: Sequence[float] | float = 0,
-        now: bool = False,
     ) -> Predictions: ...
     @overload
     def step_time(
-        self, *, prefill_tokens: float = 0, requests: float, decode_context_tokens: Sequence[float], now: bool = False
+        self, *, prefill_tokens: float = 0, requests: float, decode_context_tokens: Sequence[float]
     ) -> Predictions: ...
     def step_time(
         self,
@@ -182,7 +171,6 @@ class Config:
         prefill_tokens: Sequence[float] | float = 0,
         requests: Sequence[float] | float,
         decode_context_tokens: Sequence[float] | float = 0,
-        now: bool = False,
     ) -> Prediction | Predictions:
         """Time of a step, or of many: a sequence for any of them gives a sequence.
 
@@ -190,13 +178,12 @@ class Config:
             prefill_tokens: prompt tokens computed in the step, without those found in the prefix cache.
             requests: requests in the step, prefilling and decoding.
             decode_context_tokens: for each request that decodes, its tokens computed before and those of this step.
-            now: a step of the next seconds, by the level of the last ones; see :meth:`now`.
 
         Raises:
             BadInputError: a number is negative, not finite or absurd; it names the parameter.
             NoCoefficientsError: there is nothing to predict with.
         """
-        steps = self._model(now=now)
+        steps = self._model()
         for value in (prefill_tokens, requests, decode_context_tokens):
             if hasattr(value, "__iter__") and not isinstance(value, (str, bytes)) and getattr(value, "ndim", None) != 0:
                 return steps.predict_many(prefill_tokens, requests, decode_context_tokens)
@@ -262,9 +249,7 @@ class Config:
             )
         return work
 
-    def _model(self, *, now: bool = False) -> StepModel:
-        if now:
-            return self._model().of_now(time.time_ns())
+    def _model(self) -> StepModel:
         if self._steps is None:
             steps = StepModel(self._described, self.limits)
             self._steps = steps if self.at_unix_nano is None else steps.of_now(self.at_unix_nano)

@@ -59,7 +59,7 @@ def test_each_phase_has_an_age_of_its_own():
 
 def test_by_the_clock_of_this_machine_an_old_snapshot_has_no_level():
     config = _config()
-    assert config.step_time(**DECODE, now=True) == config.step_time(**DECODE)
+    assert config.now().step_time(**DECODE) == config.step_time(**DECODE)
 
 
 def test_requests_of_now_are_made_of_steps_of_now():

@@ -11,7 +11,7 @@ from tests.tracefit.example_snapshot import encoded
 from tracefit import shapes
 
 CONFIG_ATTRIBUTES = (
-    *("config_id", "name", "facts", "limits", "model", "gpu", "mean_factor", "usable", "reasons", "verdict", "targets"),
+    *("config_id", "name", "facts", "limits", "model", "gpu", "usable", "reasons", "verdict", "targets"),
     *("engines", "telemetry", "mixture_of_experts", "prefix_hits_hidden"),
 )
 FIELDS = {
@@ -44,7 +44,7 @@ CALLS = {
     tracefit.Snapshot.refresh: "self",
     tracefit.Snapshot.config: "self config_id model gpu",
     tracefit.Snapshot.diff: "self other",
-    tracefit.Config.step_time: "self prefill_tokens requests decode_context_tokens now",
+    tracefit.Config.step_time: "self prefill_tokens requests decode_context_tokens",
     tracefit.Config.request: "self prompt_tokens output_tokens concurrency prefix_hit",
     tracefit.Config.plan: "self prompt_tokens output_tokens itl_ms ttft_ms rate prefix_hit safe",
     tracefit.Config.assuming: "self max_num_seqs max_num_batched_tokens kv_tokens",

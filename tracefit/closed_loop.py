@@ -25,7 +25,12 @@ many steps each, whose stalls are in them:
     ITL  = sum pi_i s_i                        a step that a request that decodes waits for
     k    = sum pi_i k_(i+1),  k_j = j / mu_j   steps of a prefill: its chunks, and more where prefills fill every step
     k V  = sum pi_i k_(i+1) s_(i+1)
-    rest = E s² / 2 E s                        what is left of the step that an arrival meets, s_i with pi_i; n > 1
+    any  = E s² / 2 E s                        what is left of a step at any moment of it, s_i with pi_i
+    rest = u² any + (1 - u²) (ITL - t)         what is left of the step that an arrival meets; u = t / ITL < 1; n > 1
+
+A client that has its answer sends again at once and so meets the beginning of the next step: t later, the time that
+passes before a request is queued, at least TURNAROUND_US. Where t is longer than a step, or arrivals do not follow
+ends (a given rate), they meet any moment: rest = any.
 
 All but the last of q > 1 chunks are full: k V and the rest are at least those of a prompt of q - 1 full chunks. Where
 prefills fill every step, k V has the wait for its turn in it: of the rest and of a step scheduled ahead only as much is
@@ -86,6 +91,9 @@ _OUTLIER = 2.0
 _TAIL = 1e-6
 _SUMMED_MAX = 4096
 _DECODES_MIN = 1e-9
+TURNAROUND_US = 2_000.0
+"""From a client's last token to its next request in the queue, where the API server's part is not known: assumed, a
+millisecond each way."""
 
 made = tuple.__new__
 """A named tuple from its fields in order, at a third of what its constructor costs."""
@@ -222,19 +230,25 @@ class Batch(NamedTuple):
         )
 
 
-def batch_of(steps: StepModel, work: Workload, n: float, *, ahead: bool) -> Batch:
-    """The mean steps of n requests; ``ahead``: the engine hands over a step before the last one ended."""
+def batch_of(steps: StepModel, work: Workload, n: float, turnaround_us: float, *, ahead: bool) -> Batch:
+    """The mean steps of n requests, each of which comes so long after a step's end that another one ended with.
+
+    ``turnaround_us`` is inf where arrivals follow nothing; ``ahead``: the engine hands over a step before the last one
+    ended.
+    """
     whole = int(n)
-    batch = _whole_batch(steps, work, whole, ahead=ahead)
-    return batch.blended(_whole_batch(steps, work, whole + 1, ahead=ahead), n - whole) if n > whole else batch
+    batch = _whole_batch(steps, work, whole, turnaround_us, ahead=ahead)
+    if n > whole:
+        return batch.blended(_whole_batch(steps, work, whole + 1, turnaround_us, ahead=ahead), n - whole)
+    return batch
 
 
-def _whole_batch(steps: StepModel, work: Workload, n: int, *, ahead: bool) -> Batch:
+def _whole_batch(steps: StepModel, work: Workload, n: int, turnaround_us: float, *, ahead: bool) -> Batch:
     prefills = Prefills(n, work.output, work.uncached, steps.budget)
-    itl, prefill, k, rest_us = _cut(steps, work, n, work.uncached)
+    itl, prefill, k, rest_us = _cut(steps, work, n, work.uncached, turnaround_us)
     ahead_us = itl[0] if ahead and n > 1 else 0.0
     if prefills.bound:
-        filled_itl, filled, _, filled_rest_us = _cut(steps, work, n, prefills.tokens_bound)
+        filled_itl, filled, _, filled_rest_us = _cut(steps, work, n, prefills.tokens_bound, turnaround_us)
         spare_us = max(filled[0] + filled_rest_us + (filled_itl[0] if ahead and n > 1 else 0.0) - prefill[0], 0.0)
         rest_us = min(filled_rest_us, spare_us)
         ahead_us = spare_us - rest_us
@@ -245,7 +259,9 @@ def _whole_batch(steps: StepModel, work: Workload, n: int, *, ahead: bool) -> Ba
     return made(Batch, (itl, prefill, k, rest_us, ahead_us, prefills.bound, pieces))
 
 
-def _cut(steps: StepModel, work: Workload, n: int, tokens: float) -> tuple[Band, Band, float, float]:
+def _cut(
+    steps: StepModel, work: Workload, n: int, tokens: float, turnaround_us: float
+) -> tuple[Band, Band, float, float]:
     """ITL, k V, k, and what is left of the step that an arrival meets, with so many tokens to prefill in chunks."""
     prefills = Prefills(n, work.output, tokens, steps.budget)
     itl, prefill, k, rest_us = _sums(steps, prefills, tokens, work.context)
@@ -253,6 +269,9 @@ def _cut(steps: StepModel, work: Workload, n: int, tokens: float) -> tuple[Band,
         full = (prefills.chunks - 1) * prefills.room
         _, least, _, least_rest_us = _sums(steps, Prefills(n, work.output, full, steps.budget), full, work.context)
         prefill, rest_us = max(prefill, least), max(rest_us, least_rest_us)
+    if n > 1 and turnaround_us < itl[0] and rest_us < math.inf:
+        late = (turnaround_us / itl[0]) ** 2
+        rest_us = late * rest_us + (1.0 - late) * (itl[0] - turnaround_us)
     return itl, prefill, k, rest_us if n > 1 else 0.0
 
 
@@ -349,14 +368,16 @@ class ClosedLoop:
             slots, name = float(token_budget - 1), "token_budget"
         return slots, name
 
-    def estimate(self, work: Workload, concurrency: object) -> RequestEstimate:
-        """What ``concurrency`` requests in flight see."""
+    def estimate(self, work: Workload, concurrency: object, *, follows: bool = True) -> RequestEstimate:
+        """What ``concurrency`` requests in flight see; ``follows``: each takes the place of one that ended."""
         in_flight = checked("concurrency", concurrency, 1.0, REQUESTS_MAX)
         slots, name = self.slots(work)
         if slots < 1.0:
             raise BadInputError("prompt_tokens", f"not even one such request fits the engine ({name})")
         running = slots if slots < in_flight else in_flight
-        at = batch_of(self._steps, work, running, ahead=self._ahead)
+        known_us = sum([time(work, None)[0] for time in self._before])
+        turnaround_us = max(TURNAROUND_US, known_us) if follows else math.inf
+        at = batch_of(self._steps, work, running, turnaround_us, ahead=self._ahead)
         tokens = work.output - 1.0
         itl = at.itl if tokens else (0.0, 0.0, 0.0)
         queued = (in_flight - running) / running
@@ -402,8 +423,8 @@ class ClosedLoop:
         return (ttft, ttft_low, ttft_high), (e2e, e2e_low, e2e_high)
 
 
-def _request_time(target: Target | None, feature: str) -> Callable[[Workload, float], Band] | None:
-    """A time outside of the steps as a function of the request and of those in the batch; None: none was learned."""
+def _request_time(target: Target | None, feature: str) -> Callable[[Workload, float | None], Band] | None:
+    """A time outside of the steps by the request and those in the batch (None: as usual); None: none was learned."""
     model = target.models.get("portable") if target is not None else None
     if target is None or model is None or not model.coefficients:
         return None
@@ -415,9 +436,9 @@ def _request_time(target: Target | None, feature: str) -> Callable[[Workload, fl
     low, high, of_prompt = min(p10, mean_factor), max(p90, mean_factor), feature == "prompt_tokens"
     usual, per_request_us = target.in_flight or (0.0, 0.0)
 
-    def time(work: Workload, running: float) -> Band:
+    def time(work: Workload, running: float | None) -> Band:
         fit_us = base_us + per_token_us * (work.prompt if of_prompt else work.output)
-        more_us = per_request_us * (running - usual)
+        more_us = 0.0 if running is None else per_request_us * (running - usual)
         middle_us, low_us, high_us = fit_us * mean_factor + more_us, fit_us * low + more_us, fit_us * high + more_us
         return (middle_us, low_us, high_us) if low_us >= 0.0 else (max(middle_us, 0.0), 0.0, max(high_us, 0.0))
 
@@ -521,15 +542,15 @@ def _doubling(end: int) -> list[int]:
 
 def _at_rate(loop: ClosedLoop, work: Workload, rate: float, end: int) -> RequestEstimate | None:
     """The load at which one engine finishes ``rate`` requests per second; None if it never does."""
-    if loop.estimate(work, end).requests_per_s < rate:
+    if loop.estimate(work, end, follows=False).requests_per_s < rate:
         return None
     low, high = 1.0, float(end)
-    if loop.estimate(work, low).requests_per_s >= rate:
-        return loop.estimate(work, low)
+    if loop.estimate(work, low, follows=False).requests_per_s >= rate:
+        return loop.estimate(work, low, follows=False)
     for _ in range(24):
         middle = 0.5 * (low + high)
-        if loop.estimate(work, middle).requests_per_s < rate:
+        if loop.estimate(work, middle, follows=False).requests_per_s < rate:
             low = middle
         else:
             high = middle
-    return loop.estimate(work, high)
+    return loop.estimate(work, high, follows=False)

@@ -47,7 +47,7 @@ def test_a_plan_is_answered_on_the_page():
 
 
 def test_a_load_and_a_step_are_answered_too():
-    assert answer_of(page_of(ONE, "/?prompt=2000&output=300&concurrency=20&ask=load"))["TTFT"].startswith("135 ms")
+    assert answer_of(page_of(ONE, "/?prompt=2000&output=300&concurrency=20&ask=load"))["TTFT"].startswith("130 ms")
     answer = answer_of(page_of(ONE, "/?requests=64&prefill=&context=57600&ask=step"))
     assert answer["step"].startswith("20.5 ms")
     assert answer["outside of what was learned from"] == "requests, shape"

@@ -7,6 +7,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import tracefit
+from tests.support.vllm_scheduler import Engine, Host, Limits, Traffic
 from tests.tracefit.closed_engine import run
 from tests.tracefit.example_snapshot import encoded, tree
 from tracefit.closed_loop import Prefills
@@ -229,6 +230,37 @@ def test_an_engine_that_schedules_ahead_answers_one_step_later():
         assert other.ttft.low <= other.ttft.us <= other.ttft.high
     alone = {**chat, "concurrency": 1}
     assert tracefit.load(encoded(ahead)).config().request(**alone) == CONFIG.request(**alone)
+
+
+BARE_HOST = Host(
+    0.0, 0.0, 0.0, 0.0, api_us=1_000.0, api_us_per_token=0.0, answer_us=1_000.0, noise=0.0, stall_share=0.0
+)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize(("load", "off"), [("chat", 0.04), ("many", 0.05), ("long prompts, few tokens", 0.07)])
+def test_who_sends_again_at_once_waits_for_nearly_all_of_the_next_step(load, off, asynchronous):
+    """A simulated vLLM, whose clients need two milliseconds from an answer to the next request."""
+    asked = LOADS[load]
+    traffic = Traffic(5)
+    traffic.closed(0, 60 * 10**9, asked["concurrency"], asked["prompt"], asked["output"], 0.3, 0.0)
+
+    def us(work):
+        return step(work.prefill_tokens, work.prefill_requests + work.decodes, work.decode_context + work.decodes)
+
+    limits = Limits(max_num_seqs=128, max_num_batched_tokens=8192, asynchronous=asynchronous)
+    served = Engine(us, traffic, limits, BARE_HOST).run(60 * 10**9).requests
+    kept = served[len(served) // 4 :]
+    document = tree()
+    document["configs"][0]["targets"] = STEPS_ONLY["configs"][0]["targets"]
+    document["configs"][0]["engines"][0]["scheduling"] = "async" if asynchronous else "sync"
+    config = tracefit.load(encoded(document)).config()
+    seen = config.assuming(max_num_seqs=128, max_num_batched_tokens=8192, kv_tokens=10**9).request(
+        prompt_tokens=sum(each.prompt for each in kept) / len(kept),
+        output_tokens=sum(each.made for each in kept) / len(kept),
+        concurrency=asked["concurrency"],
+    )
+    assert seen.ttft.us == pytest.approx(sum(each.first - each.received for each in kept) / len(kept) / 1e3, rel=off)
 
 
 def test_a_prefix_hit_is_not_counted_again_where_the_price_of_a_token_has_it():

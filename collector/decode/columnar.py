@@ -1,36 +1,24 @@
-"""Spans full of step events, decoded by column.
+"""Step summaries by column, hundreds at a time; the same result as event by event at a tenth of the cost.
 
-Templates of step.BATCH_SUMMARY: events that are equal but for their values become columns in a few numpy passes.
+    bytes ─► slim parse ─► events of step spans ─► templates ─► rows
+                 │                                    │ no match              │
+                 └──── all the rest ◄─────────────────┘ ─► full parse ─► spans.py ─► Telemetry
 
 An event is  ``09 time[8] 12 12 "step.BATCH_SUMMARY"``  and then per attribute, K bytes of key and V bytes of AnyValue,
 
     1A L   0A K key[K]   12 V   18 varint[V-1]  |  21 double[8]        L = K + V + 4, every length below 128
 
 Consecutive steps differ in little but their values, and those seldom in how many bytes they take: of a thousand events
-in a row, nearly all have one of a few shapes. So one event of each shape is walked byte by byte, and of all others that
-are as long, every byte is compared at once with its own:
+in a row, nearly all have one of a few shapes. So one event of each shape is walked byte by byte, a template from then
+on, and of all others that are as long, every byte is compared at once with its own:
 
     event      09 t t t t t t t t 12 12 s t e p … 18 8D 92 03 1A … 21 d d d d d d d d …
     mask       FF 0 0 0 0 0 0 0 0 FF FF F F F F … FF 80 80 80 FF … FF 0 0 0 0 0 0 0 0 …
 
 What passes has the same keys, types and lengths, and varints that end where those do: its values stand where they stand
-in the event that was walked. Then every check of spans.py is made on them. All other events (and varints
-beyond 8 bytes, negative numbers among them) are read there: here nothing is ever rejected.
-
-The templates that were read off the stream so far, and how the events of a chunk find theirs.
-
-Events are looked at by their size: for most sizes one template is known, and fits all. What fits none is walked, as far
-as there is time for it, and is a template from then on.
-
-Step summaries to columns, hundreds at a time; the same result as event by event at a tenth of the cost.
-
-    bytes ─► slim parse ─► events of step spans ─► templates ─► rows
-                 │                                    │ no match              │
-                 └──── all the rest ◄─────────────────┘ ─► full parse ─► spans.py ─► Telemetry
-
-An event is taken out of its export only if its bytes are those of a known layout and its values pass every check, so
-that spans.py would have accepted it; whatever stays is read there, which includes the verdict that the
-export does not decode at all. Layouts are read off the stream itself: any event is its own layout's definition.
+in the event that was walked. Then every check of spans.py is made on them. All other events, varints beyond 8 bytes and
+negative numbers among them, stay in their export and are read there, with the verdict that it does not decode at all:
+here nothing is ever rejected.
 """
 
 from __future__ import annotations

@@ -1,21 +1,21 @@
-"""A server's page of counters to readings of its engines.
+"""A server's page of counters, Prometheus text or OpenMetrics, to readings of its engines.
 
-A page as the join takes it, and how one stands in a recording.
+    name{label="value",...} number [timestamp] [# exemplar]
 
-{"unix_ns": ..., "sent_mono_ns": ..., "got_mono_ns": ..., "page": "..."}     one JSON object a line
-
-Which families of a server's ``/metrics`` page mean what, per engine: a table, nothing else.
-
-A family that was renamed is listed under both names, the better one first: where a page has both (one release overlaps
-the old name with the new one), only the better one is read. Counters are written as they stand on the page.
+``SERIES`` says which families mean what; the rest of a page is stepped over. A family that was renamed is listed under
+both names, the better one first: where a page has both (one release overlaps the old name with the new one), only the
+better one is read. Counters are written as they stand on the page.
 
     vLLM V1   0.8 ... 0.32     iteration_tokens_total counts the steps
     vLLM V0   0.6 ... 0.8      no step counter in the older ones; the gauge of the KV cache was named after the GPU
     SGLang    experimental     no step counter; prompts count when their request ends, but in realtime_tokens_total
 
-A page of Prometheus text or OpenMetrics -> the numbers that are needed, per engine; the rest is stepped over.
+In a recording a page is one JSON object a line:
 
-name{label="value",...} number [timestamp] [# exemplar]
+    {"unix_ns": ..., "sent_mono_ns": ..., "got_mono_ns": ..., "page": "..."}
+
+The parser is ours because it is bounded, says why it refuses a page, and is 15 to 200 times as fast as client_python's,
+which reads every family.
 """
 
 from __future__ import annotations

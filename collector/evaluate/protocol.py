@@ -1,27 +1,24 @@
 """The protocol: every system on every capture, then what transfers; results as one structure, nothing printed here.
 
-A request's path: the steps it ran in, found by time, and what they were predicted to take.
-
-The path of a request from SCHEDULED to FINISHED are the rows of its engine whose middle lies between the two stamps. A
-row of one step counts whole (its stamps are microseconds to milliseconds from its boundaries); a row of several steps,
+A request's path from SCHEDULED to FINISHED are the rows of its engine whose middle lies between the two stamps. A row
+of one step counts whole (its stamps are microseconds to milliseconds from its boundaries); a row of several steps,
 which bridges a hole in the telemetry, counts by the share of its time inside. In both scheduling modes this is the
-inclusive step range of the request (asynchronous: from the step before its first, which it waits for, if one ran).
-
-A request is scored when the rows of its path cover 97 to 103 % of it: what ran through a dropped warm-up step or an
+inclusive step range of the request (asynchronous: from the step before its first, which it waits for, if one ran). A
+request is scored when the rows of its path cover 97 to 103 % of it: what ran through a dropped warm-up step or an
 unknown hole is not, and is counted.
 
-Scores of one system on one capture: steps, requests, intervals. All errors are ratios, not per cent.
+Scores are ratios, not per cent:
 
-step       mean, median and 90th percentile of |yhat - y| / y, Pearson r, bias = sum yhat / sum y - 1
-gpu_time   the same mean per request: predicted path against SCHEDULED -> FINISHED
-e2e        |mean predicted - mean observed| / mean observed of SCHEDULED -> FINISHED (stalls are not taken out)
-e2e_full   the same of ARRIVED -> DEPARTED, with the predicted alphas and the observed wait in the queue
-ttft       of ARRIVED -> FIRST_TOKEN, likewise; of SCHEDULED -> FIRST_TOKEN where nobody saw the arrival
-itl        of (FIRST_TOKEN -> FINISHED) / (output tokens - 1)
-p99        99th percentile of SCHEDULED -> FINISHED, predicted / observed - 1
-coverage   share of scored steps between yhat times the 10th and the 90th percentile published for their stratum
+    step       mean, median and 90th percentile of |yhat - y| / y, Pearson r, bias = sum yhat / sum y - 1
+    gpu_time   the same mean per request: predicted path against SCHEDULED -> FINISHED
+    e2e        |mean predicted - mean observed| / mean observed of SCHEDULED -> FINISHED (stalls are not taken out)
+    e2e_full   the same of ARRIVED -> DEPARTED, with the predicted alphas and the observed wait in the queue
+    ttft       of ARRIVED -> FIRST_TOKEN, likewise; of SCHEDULED -> FIRST_TOKEN where nobody saw the arrival
+    itl        of (FIRST_TOKEN -> FINISHED) / (output tokens - 1)
+    p99        99th percentile of SCHEDULED -> FINISHED, predicted / observed - 1
+    coverage   share of scored steps between yhat times the 10th and the 90th percentile published for their stratum
 
-A snapshot's published coefficients on a capture: scored as they are, nothing learned.
+The coefficients of a published snapshot are scored as they are, nothing learned.
 """
 
 from __future__ import annotations

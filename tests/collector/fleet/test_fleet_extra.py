@@ -20,7 +20,7 @@ pytestmark = [
     pytest.mark.timeout(600),
     pytest.mark.skipif(
         os.environ.get("FLEET_TEST") != "1" and bool(ABSENT),
-        reason=f"{', '.join(ABSENT)} not installed: bulk replay on Ray and S3 is NOT tested here (make test-fleet)",
+        reason=f"{', '.join(ABSENT)} not installed: fleet replay on Ray and S3 is NOT tested here (make test-fleet)",
     ),
 ]
 KEYS = {"AWS_ACCESS_KEY_ID": "moto", "AWS_SECRET_ACCESS_KEY": "moto", "AWS_DEFAULT_REGION": "us-east-1"}

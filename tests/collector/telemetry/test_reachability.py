@@ -69,7 +69,7 @@ from tests.support.toy_spans import (
 
 COLLECTOR = "tests/collector"
 TOLD_BY = {
-    Skip: ("decode/test_bad_input.py", "decode/test_decode_plain.py"),
+    Skip: ("decode/test_bad_input.py", "decode/test_spans.py"),
     RowDrop: (
         "decode/test_bad_input.py",
         "join/test_checkpoint.py",
@@ -98,9 +98,9 @@ TOLD_BY = {
     ),
     Stall: ("service/test_supervision.py",),
     Restored: ("service/test_store.py",),
-    KvSkip: ("decode/test_kv_decode.py", "join/kv/test_kv_join.py"),
-    Direction: ("decode/test_kv_decode.py",),
-    Phase: ("decode/test_kv_decode.py",),
+    KvSkip: ("decode/test_kv.py", "join/kv/test_kv_join.py"),
+    Direction: ("decode/test_kv.py",),
+    Phase: ("decode/test_kv.py",),
     DiscoveryOutcome: ("../wire/test_discovery.py",),
     Transport: ("../wire/test_otlp_grpc.py", "../wire/test_otlp_http.py"),
     Outcome: ("../wire/test_otlp_grpc.py", "../wire/test_otlp_http.py", "../wire/test_durability.py"),

@@ -17,6 +17,7 @@ import hashlib
 import io
 import os
 import shutil
+import urllib.parse
 import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -132,8 +133,7 @@ def replay_fleet(options: ReplayOptions, config: Config, clock: Clock, *, say: P
         engines = rows = 0
         for learned in learn_files(ray, files, config, clock, note, options.rows):
             engines, rows = engines + 1, rows + learned.rows
-            name = hashlib.sha256("\0".join(learned.key).encode("utf-8", "surrogateescape")).hexdigest()
-            (work / f"{name[:32]}.bin").write_bytes(learned.state)
+            (work / f"{_file_name(learned.key)}.bin").write_bytes(learned.state)
         if not engines:
             note("error: nothing was learned")
             return EXIT_FAILED
@@ -148,6 +148,12 @@ def replay_fleet(options: ReplayOptions, config: Config, clock: Clock, *, say: P
         ray.shutdown()
         shutil.rmtree(work, ignore_errors=True)
         puller.stop()
+
+
+def _file_name(key: EngineKey) -> str:
+    """The engine's name, for whoever reads which file was left out, and a digest that makes it the only one."""
+    digest = hashlib.sha256("\0".join(key).encode("utf-8", "surrogateescape")).hexdigest()
+    return f"engine-{urllib.parse.quote(key.instance, safe='', errors='replace')[:80]}-{digest[:16]}"
 
 
 # --- what there is to read --------------------------------------------------------------------------------------------
@@ -467,11 +473,12 @@ class RowTable:
             import pyarrow as pa  # noqa: PLC0415
             from pyarrow import parquet  # noqa: PLC0415
 
-            name = hashlib.sha256("\0".join(self._key).encode("utf-8", "surrogateescape")).hexdigest()[:16]
             storage, folder = open_store(f"{place.rstrip('/')}/config={config_id}/target={target.value}")
             storage.makedirs(folder, exist_ok=True)
             table = pa.concat_tables(tables)
-            parquet.write_table(table, f"{folder}/{name}.parquet", filesystem=storage, compression="zstd")
+            parquet.write_table(
+                table, f"{folder}/{_file_name(self._key)}.parquet", filesystem=storage, compression="zstd"
+            )
 
     def _table(self, event: Rows) -> Any:
         import pyarrow as pa  # noqa: PLC0415

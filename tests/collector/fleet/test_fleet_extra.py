@@ -113,7 +113,7 @@ def kill_workers(stop, killed):
                 if task:
                     os.kill(int(process.name), signal.SIGKILL)
                     killed.add(task)
-        stop.wait(0.005)
+        stop.wait(0.03)
 
 
 def test_workers_that_are_killed_change_nothing(recording, environment, tmp_path):

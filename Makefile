@@ -146,8 +146,8 @@ mutants: $(STAMP)
 	@$(BIN)/python -m tests.wall.mutants $(ARGS)
 
 torture: $(STAMP)
-	$(BIN)/python -m tests.torture.harness --kills 110 --exports 5000 $(ARGS)
-	$(BIN)/python -m tests.torture.harness --kills 20 --exports 1000 --seed 2 --fsync
+	$(BIN)/python -m tests.torture.kills $(ARGS)
+	$(BIN)/python -m pytest -q tests/collector/service/test_log.py tests/torture/test_neighbours.py
 
 stress: $(STAMP)
 	$(BIN)/python -X dev -m tests.torture.stress --seconds 30

@@ -240,8 +240,7 @@ class Sidecar:
         tls, tokens = read_credentials(config, clock)
         if tls is None and tokens is None:
             warn_of_open_ports(config)
-        sync = self._keeper.sync if self._keeper.keeps_backlog else None
-        intake = Intake(self.queue, self.metrics, self._memory.guard, sync, SteadyClock(clock).unix_nano)
+        intake = Intake(self.queue, self.metrics, self._memory.guard, SteadyClock(clock).unix_nano)
         message_mib_max = max(config.grpc.max_recv_msg_size_mib, config.http.max_request_body_size_mib)
         budget = ReceiveBudget(message_mib_max << 20)
         grace_s = GRACE_S / 2 if config.http.enabled else GRACE_S

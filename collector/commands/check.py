@@ -27,7 +27,7 @@ def check(config: Config, clock: Clock) -> None:
 
 def remarks(config: Config, files: Files) -> list[str]:
     """What a start here would do otherwise than configured; nothing where its directory is not on this machine."""
-    if config.durability != "journal":
+    if config.durability != "log":
         return []
     _, problem = fitted_capacity(config, files)
     return [problem] if problem else []

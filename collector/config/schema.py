@@ -378,7 +378,7 @@ class ExportersConfig(Section, frozen=True, kw_only=True):
 class SnapshotConfig(Section, frozen=True, kw_only=True):
     """The published coefficients: how often a new generation, where and how often on disk."""
 
-    directory: Annotated[str, Meta(description="Where snapshot, saved state and journal go; one process each.")] = (
+    directory: Annotated[str, Meta(description="Where snapshot, checkpoints and log go; one process each.")] = (
         "snapshots"
     )
     publish_interval_s: Annotated[
@@ -399,26 +399,23 @@ class StateConfig(Section, frozen=True, kw_only=True):
         Meta(
             ge=0.1,
             le=86_400,
-            description="Pause between two savings of `state.bin`: what a kill may lose without a journal.",
+            description="Pause between two checkpoints (`state.bin`): what a kill may lose without a log.",
         ),
     ] = 60.0
 
 
-class JournalConfig(Section, frozen=True, kw_only=True):
-    """Where ``durability: journal`` keeps what was acknowledged, in the snapshot's directory."""
+class LogConfig(Section, frozen=True, kw_only=True):
+    """Where ``durability: log`` keeps what was acknowledged, in the snapshot's directory."""
 
     capacity_mib: Annotated[
         int,
         Meta(
             ge=1,
             le=1 << 20,
-            description="Size of the journal; less where its volume has no room for it beside three states. "
-            "When it is full, exports are refused until a state is saved.",
+            description="Size of the log; less where its volume has no room for it beside three checkpoints. "
+            "When it is full, exports are refused until a checkpoint is written.",
         ),
     ] = 256
-    fsync: Annotated[
-        bool, Meta(description="Survive the death of the node too, at the price of a disk flush per acknowledgement.")
-    ] = False
 
 
 ItlTarget = Annotated[float, Meta(gt=0, le=60_000)]
@@ -472,11 +469,11 @@ class Config(Section, frozen=True, kw_only=True):
     exporters: ExportersConfig = ExportersConfig()
     snapshot: SnapshotConfig = SnapshotConfig()
     durability: Annotated[
-        Literal["memory", "journal"],
-        Meta(description="`memory`: what is acknowledged and not yet saved dies with the process; `journal`: nothing."),
+        Literal["memory", "log"],
+        Meta(description="`memory`: a kill loses what came after the last checkpoint; `log`: nothing."),
     ] = "memory"
     state: StateConfig = StateConfig()
-    journal: JournalConfig = JournalConfig()
+    log: LogConfig = LogConfig()
     join: JoinConfig = JoinConfig()
     bank: BankConfig = BankConfig()
     slo: SloConfig = SloConfig()

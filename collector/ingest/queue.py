@@ -38,9 +38,9 @@ class Export(NamedTuple):
     spans: int
     recording: str = ""
     seq: int = 0
-    """Number in the journal; 0 = not in it."""
+    """Number in the log; 0 = not in it."""
     arrived_unix_ns: int = 0
-    """When it came in, by the clock here; 0 in a replay, and in a journal of an earlier version: nobody knows."""
+    """When it came in, by the clock here; 0 in a replay: nobody knows."""
 
 
 SPANS_MAX: Final = 65_536
@@ -360,7 +360,6 @@ class Intake:
         queue: where it goes.
         metrics: where it is counted.
         memory: while it is short, exports are refused.
-        sync: makes durable what was recorded; may wait for a disk, hence in a thread. None: nothing is recorded.
         unix_nano: says when an export came in, 0 if that is not known.
     """
 
@@ -369,13 +368,11 @@ class Intake:
         queue: AdmissionQueue[Export],
         metrics: Metrics,
         memory: MemoryGuard | None = None,
-        sync: Callable[[], None] | None = None,
         unix_nano: Callable[[], int] = lambda: 0,
     ) -> None:
         self._queue = queue
         self._metrics = metrics
         self._memory = memory
-        self._sync = sync
         self._unix_nano = unix_nano
 
     def turn_away(self, transport: Transport, outcome: Outcome) -> None:
@@ -418,15 +415,7 @@ class Intake:
             self._queue.nudge()
             return Refused(Outcome.MEMORY, HINT_MAX_S)
         address = export.peer.rpartition(":")[0]  # without the port, which every connection has of its own
-        refused = await self._queue.put(export, len(export.payload), wait_s, address)
-        if refused is not None or self._sync is None:
-            return refused
-        try:
-            await asyncio.to_thread(self._sync)
-        except OSError:
-            # It is in the queue and will be learned; not acknowledged, it comes again and is told by its span ids.
-            return Refused(Outcome.JOURNAL_FAILED, HINT_MAX_S)
-        return None
+        return await self._queue.put(export, len(export.payload), wait_s, address)
 
 
 RECEIVED_AT_ONCE: Final = 8

@@ -3,7 +3,7 @@
 | outcome | gRPC | HTTP | retried by a client |
 |---|---|---|---|
 | accepted, or empty | OK | 200 | |
-| queue or journal full or broken, memory short | RESOURCE_EXHAUSTED + RetryInfo | 503 + Retry-After | after the hint |
+| queue or log full or broken, memory short | RESOURCE_EXHAUSTED + RetryInfo | 503 + Retry-After | after the hint |
 | shutting down | UNAVAILABLE | 503 | yes, on a new connection |
 | undecodable, too many spans or fields | INVALID_ARGUMENT | 400 | no |
 | no token, or a wrong one | UNAUTHENTICATED | 401 | no |
@@ -54,10 +54,10 @@ _REFUSALS = {
     Outcome.TOO_MANY_SPANS: (grpc.StatusCode.INVALID_ARGUMENT, "too many spans in one export"),
     Outcome.TOO_MANY_FIELDS: (grpc.StatusCode.INVALID_ARGUMENT, "too many fields in one export"),
     Outcome.MEMORY: (grpc.StatusCode.RESOURCE_EXHAUSTED, "memory limit"),
-    Outcome.JOURNAL_FULL: (grpc.StatusCode.RESOURCE_EXHAUSTED, "journal full"),
-    Outcome.JOURNAL_FAILED: (grpc.StatusCode.RESOURCE_EXHAUSTED, "journal cannot be written"),
+    Outcome.LOG_FULL: (grpc.StatusCode.RESOURCE_EXHAUSTED, "log full"),
+    Outcome.LOG_FAILED: (grpc.StatusCode.RESOURCE_EXHAUSTED, "log cannot be written"),
 }
-_RETRIED = frozenset({Outcome.QUEUE_FULL, Outcome.MEMORY, Outcome.JOURNAL_FULL, Outcome.JOURNAL_FAILED})
+_RETRIED = frozenset({Outcome.QUEUE_FULL, Outcome.MEMORY, Outcome.LOG_FULL, Outcome.LOG_FAILED})
 _HTTP = {
     grpc.StatusCode.RESOURCE_EXHAUSTED: HTTPStatus.SERVICE_UNAVAILABLE,
     grpc.StatusCode.UNAVAILABLE: HTTPStatus.SERVICE_UNAVAILABLE,

@@ -403,7 +403,12 @@ class Joiner:
         What came before it, by its arrival, need not be read again.
         """
         needed = [emitter.needed_unix_ns for emitter in self.emitters.values()]
-        needed += [held.needed_unix_ns for held in self._releases.values()]
+        return min((unix_ns for unix_ns in (*needed, self.held_rows_unix_ns) if unix_ns is not None), default=None)
+
+    @property
+    def held_rows_unix_ns(self) -> int | None:
+        """When the first of the rows began that wait for those of other emitters; None while there is none."""
+        needed = [held.needed_unix_ns for held in self._releases.values()]
         return min((unix_ns for unix_ns in needed if unix_ns is not None), default=None)
 
     def pending(self) -> list[Pending]:

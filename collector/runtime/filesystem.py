@@ -6,7 +6,7 @@ Exception
 ├── ConfigError       exit 78: a key that does not exist or a value it cannot take
 └── StartError        exit 1:  the machine refuses (a port in use, a directory that cannot be written)
 
-The file system calls of the journal and the state store, so that tests can make them fail or wait.
+The file system calls of log and checkpoints, so that tests can make them fail or wait.
 
 Too much memory: exports are refused, retryably, while the process holds more than it may.
 
@@ -58,10 +58,6 @@ class Files(Protocol):
         """Like writev(2)."""
         ...
 
-    def overwrite(self, path: Path, head: bytes) -> None:
-        """Write the first bytes of a file anew."""
-        ...
-
     def truncate(self, descriptor: int, size_bytes: int) -> None:
         """Like ftruncate(2)."""
         ...
@@ -93,11 +89,6 @@ class SystemFiles:
     def write(self, descriptor: int, parts: list[bytes]) -> int:
         """Like writev(2)."""
         return os.writev(descriptor, parts)
-
-    def overwrite(self, path: Path, head: bytes) -> None:
-        """Write the first bytes of a file anew."""
-        with path.open("r+b", buffering=0) as file:
-            file.write(head)
 
     def truncate(self, descriptor: int, size_bytes: int) -> None:
         """Like ftruncate(2)."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +15,7 @@ from collector.decode.pages import ScrapedPage
 from collector.identity import Fact, Knowledge, cannot_derive, is_mixture_of_experts
 from collector.ingest import Export
 from collector.join import (
+    CheckpointError,
     Described,
     Emitter,
     Event,
@@ -40,15 +40,17 @@ from online import (
     Target,
     TargetSnapshot,
 )
-from online.state import LEARNERS, Image, Taken
+from online.state import LEARNERS, StateError, Tree, part_of_tree
 from online.transfer import HIDES_HITS
 
+from .checkpoint import PROGRESS, Position, UnlearnedExports
 from .correlator import Correlator
 from .plugin_losses import PluginLosses
 from .quarantine import Quarantine
 from .recent_load import RecentLoad
 from .skewed_senders import SkewedSenders
-from .store import JOIN, PROGRESS, SPANS, Progress, progress_of
+
+JOIN = "join"
 
 _log = logging.getLogger(__name__)
 
@@ -67,13 +69,14 @@ class Pipeline:
         self._plugin_losses = PluginLosses()
         self._skewed_senders = SkewedSenders()
         self._load = RecentLoad()
+        self._unlearned = UnlearnedExports(config.join)
         # Replaced, never edited: other threads read them.
         self._mixes: dict[str, Mix] = {}
         self._histories: dict[str, HistoryView] = {}
         self.on_event: Callable[[Event], None] | None = None
         """Sees what the join says, before it is learned."""
         self.applied_seq = 0
-        """Number of the last journal entry that has been processed."""
+        """Number of the last entry of the log that has been processed."""
 
     @property
     def learned_rows(self) -> int:
@@ -111,7 +114,9 @@ class Pipeline:
     def process(self, exports: Sequence[Export]) -> None:
         """Decode, join and learn; what cannot be used is counted."""
         # Even if an error of ours ends this batch: replaying what cannot be processed would fail again, for ever.
-        self.applied_seq = max(self.applied_seq, max((export.seq for export in exports), default=0))
+        if exports and exports[-1].seq:
+            self._unlearned.begin(exports[0].seq, exports[-1].arrived_unix_ns)
+            self.applied_seq = exports[-1].seq
         for event in self._correlator.process(exports, self._counts, self._observe):
             self._apply(event)
 
@@ -119,6 +124,7 @@ class Pipeline:
         self._plugin_losses.record(telemetry, self._counts)
         self._skewed_senders.record(telemetry)
         self._load.record(telemetry)
+        self._unlearned.record(telemetry)
 
     def process_kv(self, batches: Sequence[KvBatch]) -> None:
         """Add KV events; the steps they are about learn from them at the next export or flush."""
@@ -136,12 +142,6 @@ class Pipeline:
         """End of a replay: everything held becomes rows, or is dropped for a reason."""
         for event in self.joiner.drain(flush=True):
             self._apply(event)
-
-    def flushed(self) -> Pipeline:
-        """A copy in which everything held has become rows; this one stays as it is."""
-        out = copy.deepcopy(self)
-        out.flush()
-        return out
 
     # --- idle sources -----------------------------------------------------------------------------------------------
 
@@ -171,30 +171,33 @@ class Pipeline:
         """What new configurations may start from, out of a state file; StateError if it is none."""
         return self._bank.add_donors(data)
 
-    def whole_state(self, generation: int = 0) -> Taken:
-        """Everything a restart needs, not flushed, as it is now."""
-        return Taken(
-            {
-                PROGRESS: Progress(self.applied_seq, generation),
-                SPANS: self._correlator.span_window,
-                JOIN: self.joiner,
-                LEARNERS: self._bank.to_state(),
-            }
-        )
+    def to_checkpoint(self) -> tuple[Tree, Position]:
+        """What was learned, how engines are read, and where a start reads the log; apart from what goes on changing."""
+        position = Position(self.applied_seq, self._unlearned.first_needed(self.joiner, self.applied_seq + 1))
+        return {
+            LEARNERS: self._bank.to_state(),
+            JOIN: self.joiner.to_checkpoint(),
+            PROGRESS: position._asdict(),
+        }, position
 
-    def restore(self, image: Image) -> list[str]:
-        """Continue from a state; names of models in it that are not configured, which are left out.
+    def from_checkpoint(self, tree: Tree) -> tuple[Position, list[str]]:
+        """Continue from a checkpoint; names of models in it that are not configured, which are left out.
 
         Raises:
             StateError: it does not fit; the pipeline is as it was before.
         """
-        progress = progress_of(image)
-        fresh = Correlator(self._settings.join, self.joiner.knowledge)
-        image.load(SPANS, fresh.span_window)
-        image.load(JOIN, fresh.joiner, self._settings.join)
-        left_out = self._bank.from_state(image.tree(LEARNERS))
-        self._correlator, self.applied_seq = fresh, progress.seq
-        return left_out
+        try:
+            progress = part_of_tree(tree, PROGRESS)
+            position = msgspec.convert([progress.get(name) for name in Position._fields], Position)
+            joiner = Joiner.from_checkpoint(tree.get(JOIN), self._settings.join, self.joiner.knowledge)
+        except (CheckpointError, msgspec.ValidationError) as error:
+            raise StateError(f"does not fit: {error}") from None
+        left_out = self._bank.from_state(part_of_tree(tree, LEARNERS))
+        correlator = Correlator(self._settings.join, self.joiner.knowledge)
+        correlator.joiner = joiner
+        self._correlator, self._unlearned = correlator, UnlearnedExports(self._settings.join)
+        self.applied_seq = position.read_from - 1
+        return position, left_out
 
     def take_counts(self) -> Counts:
         """Counts since the last call."""

@@ -55,10 +55,6 @@ class SnapshotSource(Protocol):
         """What is known now, ``exact`` or without rows that would hardly be noticed."""
         ...
 
-    def flushed(self) -> SnapshotSource:
-        """A copy in which everything held has become rows."""
-        ...
-
 
 class Publisher:
     """Owns the published reference. ``tick`` belongs to the worker thread, ``current`` to everybody."""
@@ -124,16 +120,14 @@ class Publisher:
             if now_ns - self._made_ns < pause_ns:
                 return
         try:
-            # the last generation also tells what still waited for its other half; the state itself stays as it is
-            source = self._source.flushed() if final else self._source
-            revision = source.revision
+            revision = self._source.revision
             quiet = revision == self._published_revision
             if quiet and (self._tells_all or (not final and now_ns - (self._made_ns or 0) < QUIET_NS)):
                 return
-            if not (revision[0] or source.foretells):
+            if not (revision[0] or self._source.foretells):
                 return
             self._made_ns = now_ns
-            self._current = source.snapshot(self._clock.unix_nano(), self._generation + 1, exact=final or quiet)
+            self._current = self._source.snapshot(self._clock.unix_nano(), self._generation + 1, exact=final or quiet)
             self._took_ns = self._clock.monotonic_ns() - now_ns
         except Exception:  # noqa: BLE001 -- a fault of the learner must not end the receiving
             self._metrics.add(table.PUBLISH_ERRORS)

@@ -51,13 +51,17 @@ class Processor(Protocol):
         """Learn from scraped pages."""
         ...
 
+    def flush(self) -> None:
+        """Make rows of everything that waits in the join, or drop it for a reason."""
+        ...
+
     def take_counts(self) -> Counts:
         """What was counted since the last call."""
         ...
 
 
 class Keeper(Protocol):
-    """What the worker needs of :class:`~collector.service.keeper.Durability`."""
+    """What the worker needs of :class:`~collector.service.durability.Durability`."""
 
     @property
     def keeps_backlog(self) -> bool:
@@ -150,7 +154,7 @@ class Worker:
         if drained and not (self._abandoned and self._behind):
             return True
         if drained or (self._keeper.keeps_backlog and not self._task.died):
-            _log.warning("stopped before the queue was drained: the rest is in the journal")
+            _log.warning("stopped before the queue was drained: the rest is in the log")
             return True
         missing = self._ending.missing(rest.items if rest is not None else (), ended=ended)
         _log.error("stopped before all was done: %s", missing or "the worker died")
@@ -158,7 +162,7 @@ class Worker:
 
     def _turn(self) -> float | None:
         if self._abandoned or (self._queue.exhausted and not self._behind):
-            self._tick(final=True)
+            self._end()
             return None
         self.step(min(self._publisher.quiet_s(IDLE_WAIT_S), self._due_in_s()))
         return 0.0
@@ -176,6 +180,24 @@ class Worker:
         for watch in self._watches:
             watch()
         self._tick()
+
+    def _end(self) -> None:
+        """The last checkpoint and the last generation, in which everything that waits has become rows.
+
+        With a log the checkpoint comes first: a start reads again what waits, and joins it with what comes then.
+        """
+        if self._keeper.keeps_backlog:
+            self._keeper.tick(final=True)
+        try:
+            self._processor.flush()
+            self._keeper.record_batch()
+        except Exception:  # noqa: BLE001 -- as in _learn
+            _log.exception("what waits could not be learned")
+        self._metrics.merge(self._processor.take_counts())
+        if self._keeper.keeps_backlog:
+            self._publisher.tick(final=True)
+        else:
+            self._tick(final=True)
 
     def _tick(self, *, final: bool = False) -> None:
         with self._ending.timed("state"):

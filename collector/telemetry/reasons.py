@@ -108,8 +108,8 @@ class Outcome(enum.StrEnum):
     TOO_MANY_SPANS = "too_many_spans"
     TOO_MANY_FIELDS = "too_many_fields"
     MEMORY = "memory"
-    JOURNAL_FULL = "journal_full"
-    JOURNAL_FAILED = "journal_failed"
+    LOG_FULL = "log_full"
+    LOG_FAILED = "log_failed"
     UNAUTHENTICATED = "unauthenticated"
     TOO_LARGE = "too_large"
     UNSUPPORTED = "unsupported"
@@ -124,8 +124,8 @@ REFUSALS: Final = (
     Outcome.TOO_MANY_SPANS,
     Outcome.TOO_MANY_FIELDS,
     Outcome.MEMORY,
-    Outcome.JOURNAL_FULL,
-    Outcome.JOURNAL_FAILED,
+    Outcome.LOG_FULL,
+    Outcome.LOG_FAILED,
 )
 """An export that came whole may not enter; its spans are counted by these."""
 

@@ -252,14 +252,12 @@ STATE_WRITTEN = Metric(
 STATE_BYTES = Metric("state_size_bytes", _G, "bytes", "Size of the state file last written.")
 STATE_WRITES = Metric("state_writes", _C, "writes", "State files written.")
 STATE_WRITE_ERRORS = Metric("state_write_errors", _C, "writes", "State files that could not be made or written.")
-JOURNAL_BYTES = Metric("journal_size_bytes", _G, "bytes", "Acknowledged exports on disk; 0 without a journal.")
-JOURNAL_CAPACITY = Metric("journal_capacity_bytes", _G, "bytes", "Most that the journal may hold; 0 without one.")
-JOURNAL_REPLAYED = Metric("journal_replayed_spans", _C, "spans", "Spans learned from the journal after a restart.")
-JOURNAL_DAMAGED = Metric(
-    "journal_damaged_bytes", _G, "bytes", "Bytes of an earlier process's journal that were no whole entry."
-)
-JOURNAL_LOST = Metric(
-    "journal_lost_entries", _G, "exports", "Entries of an earlier process's journal that were lost to damage."
+LOG_BYTES = Metric("log_size_bytes", _G, "bytes", "Acknowledged exports on disk; 0 without a log.")
+LOG_CAPACITY = Metric("log_capacity_bytes", _G, "bytes", "Most that the log may hold; 0 without one.")
+LOG_REPLAYED = Metric("log_replayed_spans", _C, "spans", "Spans read again from the log after a restart.")
+LOG_LOST = Metric("log_lost_entries", _G, "exports", "Entries of an earlier process's log that were lost to damage.")
+LOST_SPANS = Metric(
+    "restart_lost_spans", _G, "spans", "Spans that a killed process had acknowledged after its last checkpoint."
 )
 LEARNING_STALLED = Metric(
     "learning_stalled",

@@ -17,7 +17,7 @@ from .codec import (
     refusing,
 )
 from .declared import Array, Count, Finite, Kept, LikeFresh, MadeBy, Named, saved
-from .file import Image, Seal, sealed
+from .file import Image, sealed
 from .file import decode as decode_image
 from .lineage import Lineage, LineageLedger
 from .taken import Taken
@@ -38,7 +38,6 @@ __all__ = [
     "MadeBy",
     "Named",
     "Refusal",
-    "Seal",
     "StateError",
     "Stateful",
     "Taken",

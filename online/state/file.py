@@ -67,22 +67,6 @@ class _Body(msgspec.Struct):
     parts: dict[str, msgspec.Raw] = {}
 
 
-class Seal:
-    """The head of a file whose body is added piece by piece; of its length from the beginning."""
-
-    def __init__(self) -> None:
-        self._hash = hashlib.blake2b()
-
-    def add(self, piece: bytes) -> None:
-        """The next piece of the body."""
-        self._hash.update(piece)
-
-    @property
-    def head(self) -> bytes:
-        """Magic and checksum of what was added."""
-        return MAGIC + self._hash.digest()
-
-
 def sealed(body: bytes) -> bytes:
     """The file: head, checksum, body."""
     return b"".join((MAGIC, _digest(body), body))

@@ -14,8 +14,6 @@ CALLED_BY_LIBRARIES = {"handle_error", "log_message", "readable", "server_bind",
 """Methods of io, socketserver and http.server that are overridden."""
 CALLED_BY_USERS = {"refresh"}
 """Methods of the client (docs/client.md) that nothing of ours calls."""
-CALLED_NEXT = {"from_checkpoint"}
-"""The service still restores the join as a graph; its checkpoint takes this instead."""
 
 
 def modules() -> Iterator[tuple[Path, ast.Module]]:
@@ -54,6 +52,6 @@ def used(path: Path, tree: ast.Module) -> Iterator[str]:
 def test_whatever_is_defined_in_the_product_is_used_by_the_product():
     found = list(modules())
     names = {name for path, tree in found for name in used(path, tree)}
-    names |= {*tracefit.__all__, *CALLED_BY_LIBRARIES, *CALLED_BY_USERS, *CALLED_NEXT}
+    names |= {*tracefit.__all__, *CALLED_BY_LIBRARIES, *CALLED_BY_USERS}
     alone = {told for _, tree in found for name, told in defined(tree) if name not in names}
     assert alone == set()

@@ -15,7 +15,7 @@ from collector.app import GRACE_S
 from collector.cli import _parser
 from collector.config.load import load, load_or_degrade
 from collector.config.schema import Config
-from collector.service.journal import ENGINE_STATE_BYTES
+from collector.service.durability import CONFIG_STATE_BYTES
 from exporters.pages import make_routes
 from tests.conftest import find_tool
 from tests.support.charts import merged, rendered
@@ -228,18 +228,17 @@ def test_a_wrong_or_missing_configuration_keeps_no_pod_from_starting(renderings,
 
 def test_no_pod_with_a_vllm_outgrows_its_volume_and_is_evicted(renderings):
     config = Config()
-    held_bytes = config.join.steps_max * 320
-    largest_mib = config.journal.capacity_mib * 33 // 32 + 3 * (held_bytes >> 20)
+    largest_mib = config.log.capacity_mib * 33 // 32 + 3 * (CONFIG_STATE_BYTES >> 20)
     volumes = [v for spec in tracefit_pods(renderings) for v in spec["volumes"] if v["name"] == "tracefit-snapshot"]
     limits = [v["emptyDir"]["sizeLimit"] for v in volumes if "emptyDir" in v]
     assert limits
     assert all(int(limit.removesuffix("Mi")) >= largest_mib for limit in limits)
 
 
-def test_every_claim_holds_a_whole_journal_and_three_states_of_all_engines(renderings):
+def test_every_claim_holds_a_whole_log_and_three_checkpoints_of_all_configurations(renderings):
     config = Config()
-    states_mib = 3 * config.join.engines_max * (ENGINE_STATE_BYTES >> 20)
-    largest_mib = config.journal.capacity_mib * 33 // 32 + states_mib
+    states_mib = 3 * config.bank.configs_max * (CONFIG_STATE_BYTES >> 20)
+    largest_mib = config.log.capacity_mib * 33 // 32 + states_mib
     claims = [claim for documents in renderings for claim in of_kind(documents, "PersistentVolumeClaim")]
     for documents in renderings:
         for workload in of_kind(documents, "StatefulSet"):

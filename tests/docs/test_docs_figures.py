@@ -40,8 +40,8 @@ def readme_costs():
     yield "memory, shipped default: idle; loaded", f"{resident} MB", cost
     yield "acknowledgement at 20,000 steps/s, p50; p99", f"{late} ms", "`make bench WHAT=ingest`"
     yield (
-        f"{torture['kills']} kills under load with `durability: journal`",
-        f"0 of {torture['acknowledged']:,} exports lost, 0 learned twice",
+        f"{torture['kills']} kills under load with `durability: log`",
+        f"0 of {torture['exports']:,} exports lost, 0 learned twice",
         "`make torture`",
     )
 

@@ -39,7 +39,8 @@ def two_processes(later_ns=HOUR_NS):
         run = run_engine(many_jobs(60), budget=int(budget), start_ns=MONO_NS + start_ns)
         for one in exports_of(pieces(run, instance=instance, api=f"api-{instance}", facts=said(budget)), 5):
             pipeline.process([one])
-    snapshot = pipeline.flushed().snapshot(UNIX_NS + 2 * HOUR_NS, 1)
+    pipeline.flush()
+    snapshot = pipeline.snapshot(UNIX_NS + 2 * HOUR_NS, 1)
     return snapshot, {each.config["max_num_batched_tokens"]: each for each in snapshot.configs}
 
 
@@ -82,7 +83,8 @@ def one_after_the_other(*processes, minutes=1.0, peer="ipv4:10.0.0.7:50002"):
         run = run_engine(many_jobs(60), budget=int(budget), start_ns=start_ns)
         for one in exports_of(pieces(run, instance=instance, api=f"api-{instance}", facts=said(budget, *resource)), 5):
             pipeline.process([one._replace(peer=peer)])
-    snapshot = pipeline.flushed().snapshot(UNIX_NS + int(minutes * 60 * 10**9), 1)
+    pipeline.flush()
+    snapshot = pipeline.snapshot(UNIX_NS + int(minutes * 60 * 10**9), 1)
     return snapshot, {each.config["max_num_batched_tokens"]: each for each in snapshot.configs}
 
 
@@ -190,7 +192,8 @@ def test_of_unknown_servers_whose_every_process_is_a_configuration_the_living_on
         ]
         for one in exports_of(spans, 5):
             pipeline.process([one])
-    snapshot = pipeline.flushed().snapshot(UNIX_NS + 2 * HOUR_NS, 1)
+    pipeline.flush()
+    snapshot = pipeline.snapshot(UNIX_NS + 2 * HOUR_NS, 1)
     assert len(snapshot.configs) == 3
     client = tracefit.load(snapshot.to_json())
     assert client.config().facts["instance"] == "third"

@@ -3,7 +3,7 @@
     python -m tests.fuzz.fuzz_parsers json --seconds 60 --seed 1
     python -m tests.fuzz.fuzz_parsers all --executions 100000
 
-Parsers: envelope, json, kv, pages, files, state, journal, config. A seed is a file of ``tests/fuzz/corpus/<parser>`` or
+Parsers: envelope, json, kv, pages, files, state, log, config. A seed is a file of ``tests/fuzz/corpus/<parser>`` or
 made in parsers.py; what was taken although damaged is damaged further. An input that was tried before is not tried
 again and not counted. What crashed once is put into the corpus by name and is then a test
 (tests/fuzz/test_fuzz_corpus.py).
@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.fuzz.parsers import Envelope, Files, Json, Kv, Pages
-from tests.fuzz.parsers_kept import Config, JournalFile, State
+from tests.fuzz.parsers_kept import Config, LogFile, State
 
 PARSERS = {
     "envelope": Envelope,
@@ -34,7 +34,7 @@ PARSERS = {
     "pages": Pages,
     "files": Files,
     "state": State,
-    "journal": JournalFile,
+    "log": LogFile,
     "config": Config,
 }
 HANG_S = 1.0

@@ -1,7 +1,8 @@
-"""What is fuzzed of what lies on our own disk: state, journal, configuration."""
+"""What is fuzzed of what lies on our own disk: state, log, configuration."""
 
 from __future__ import annotations
 
+import hashlib
 import math
 import tempfile
 import zlib
@@ -16,10 +17,11 @@ from collector.config.schema import Config as Settings
 from collector.config.schema import JoinConfig
 from collector.decode.kv import read_line
 from collector.ingest.queue import Export
-from collector.service import progress_of, read_image
+from collector.runtime.filesystem import SystemFiles
 from collector.service.build import make_pipeline
-from collector.service.journal import _HEAD, _PREFIX, Journal
-from online.state import LEARNERS, StateError, sealed
+from collector.service.log import _HEAD, _PREFIX, Log
+from online.state import LEARNERS, StateError, decode, encode, part_of_tree
+from online.state.codec import MAGIC
 from tests.fuzz.mutations import edited_tree
 from tests.fuzz.parsers import Held, Kv, Parser
 from tests.support.recordings import kv_lines
@@ -31,7 +33,7 @@ class _WithoutWarmUp(JoinConfig, frozen=True, kw_only=True):
 
 
 class State(Parser):
-    """State files and the learners' part of them; the damage is sealed anew, to get behind sums."""
+    """Checkpoints and the learners' part of them; the damage is sealed anew, to get behind sums."""
 
     tokens = (*Kv.tokens, b"\xca\x7f\xc0\0\0", b"\xc4\x00", b"\x91")
     bred_bytes_max = 3000
@@ -42,12 +44,13 @@ class State(Parser):
         self._pipeline = make_pipeline(self._config)
 
     def seeds(self):
-        bodies = [self._pipeline_after().whole_state(0).body()]
-        bodies += [self._pipeline_after(make_export(1, steps_per_span=n)).whole_state(3).body() for n in (1, 2)]
-        bodies += [self._pipeline_after(kv=kv_lines("c5_offload")[:2]).whole_state(1).body()]
+        trees = [self._pipeline_after().to_checkpoint()[0]]
+        trees += [self._pipeline_after(make_export(1, steps_per_span=n)).to_checkpoint()[0] for n in (1, 2)]
+        trees += [self._pipeline_after(kv=kv_lines("c5_offload")[:2]).to_checkpoint()[0]]
         learned = self._pipeline_after(make_export(40, steps_per_span=12))
         learned.flush()
-        return [*bodies * 12, learned.whole_state(9).body(), _body(learned.state())]
+        trees = [*trees * 12, learned.to_checkpoint()[0], decode(learned.state())]
+        return [encode(tree)[len(_seal(b"")) :] for tree in trees]
 
     def _pipeline_after(self, export=None, kv=()):
         pipeline = make_pipeline(self._config)
@@ -70,29 +73,26 @@ class State(Parser):
 
     def parse(self, data):
         try:
-            read_image(data)
+            decode(data)
         except StateError:
-            return self._restore(sealed(data))
+            return self._restore(_seal(data))
         raise AssertionError("a file without its checksum was read")
 
     def _restore(self, file):
         try:
-            image = read_image(file)
-            self._bank().from_state(image.tree(LEARNERS))
+            tree = decode(file)
+            self._pipeline._bank.from_state(part_of_tree(tree, LEARNERS))
             assert _finite(self._pipeline._bank.to_state())
-            self._pipeline.restore(image)
+            position, _ = self._pipeline.from_checkpoint(tree)
         except StateError:
             return False
-        progress = progress_of(image)
-        assert min(progress.seq, progress.generation) >= 0
+        assert min(position) >= 0
         return True
 
-    def _bank(self):
-        return self._pipeline._bank
 
-
-def _body(file):
-    return file[len(sealed(b"")) :]
+def _seal(body):
+    """A state file with this body."""
+    return MAGIC + hashlib.blake2b(body).digest() + body
 
 
 def _finite(value, name=""):
@@ -106,39 +106,32 @@ def _finite(value, name=""):
     return not isinstance(value, float) or math.isfinite(value)
 
 
-class JournalFile(Parser):
+class LogFile(Parser):
     """A segment that an earlier process left; half of the damage gets right checksums."""
 
-    def __init__(self, directory) -> None:
-        super().__init__(directory)
-        self._file = Held(f"journal.{1:016x}")
+    name = f"log.{1:016x}"
 
     def seeds(self):
         with tempfile.TemporaryDirectory() as name:
-            journal = Journal(Path(name), capacity_bytes=1 << 20, segment_bytes=1 << 20, fsync=False)
-            journal.open(0)
+            log = Log(Path(name), 1 << 20, SystemFiles())
+            log.open(1, 0)
             for number in range(4):
-                journal.append(Export(bytes([number]) * 6, "peer", "grpc", number))
-            journal.close()
-            whole = (Path(name) / self._file.name).read_bytes()
+                log.append(Export(bytes([number]) * 6, "peer", "grpc", number))
+            log.close()
+            whole = (Path(name) / self.name).read_bytes()
             return [whole, whole[: len(whole) // 2]]
 
     def parse(self, data):
-        self._file.data = data if zlib.crc32(data) & 1 else _with_checksums(data)
-        journal = Journal(self, capacity_bytes=1 << 20, segment_bytes=1 << 20, fsync=False)
-        journal.open(0)
-        numbers = [export.seq for export in journal.entries(0)]
+        path = self._directory / self.name
+        path.write_bytes(data if zlib.crc32(data) & 1 else _with_checksums(data))
+        log = Log(self._directory, 1 << 20, SystemFiles())
+        log.open(1, 0)
+        numbers = [export.seq for export in log.entries(1)]
         assert numbers == sorted(set(numbers))
-        assert 0 <= journal.damage.tail_bytes <= journal.damage.size_bytes <= len(data)
-        assert journal.damage.entries == (numbers[-1] - len(numbers) if numbers else 0)
-        journal.close()
+        assert 0 <= log.loss.size_bytes <= len(data)
+        assert log.loss.entries == (numbers[-1] - len(numbers) if numbers else 0)
+        log.close()
         return bool(numbers)
-
-    def __truediv__(self, name):
-        return self._directory / name
-
-    def iterdir(self):
-        return [self._file]
 
 
 def _with_checksums(data):
@@ -173,7 +166,7 @@ class Config(Parser):
         short = [
             b"join: {grace_s: 1.5}",
             b"learners: [rls]",
-            b"journal:\n  fsync: true",
+            b"log:\n  capacity_mib: 3",
             b"donors: ['a', \"b\"]",
             b"custom: {a: [b, c]}",
             b"join: {grace_s: 2}\n",

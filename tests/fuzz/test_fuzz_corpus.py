@@ -11,9 +11,8 @@ from collector.config.schema import Config
 from collector.identity.knowledge import EngineFacts, FactSource
 from collector.ingest import queue as envelope
 from collector.ingest.queue import Export
-from collector.service import read_image
 from collector.service.build import make_pipeline
-from online.state import sealed
+from online.state import decode, encode
 from tests.fuzz.fuzz_parsers import PARSERS, fuzz
 from tests.fuzz.parsers import CORPUS
 from tests.support import otlp_bytes as otlp
@@ -67,7 +66,7 @@ def test_a_fact_beyond_64_bits_in_an_export_does_not_stop_the_saving_of_the_stat
     pipeline.flush()
     assert pipeline.learned_rows > 0
     again = make_pipeline(Config(learners=("rls",)))
-    again.restore(read_image(sealed(pipeline.whole_state(1).body())))
+    again.from_checkpoint(decode(encode(pipeline.to_checkpoint()[0])))
     assert again.learned_rows == pipeline.learned_rows
 
 

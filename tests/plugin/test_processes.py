@@ -101,7 +101,7 @@ def test_two_data_parallel_ranks_under_a_users_id_are_both_learned_from(unpacked
     assert "<li><code>pod-1/dp0</code>" in page
     assert "<li><code>pod-1/dp1</code>" in page
     rows = {}
-    for lineage in sidecar.pipeline.flushed()._bank.lineages.values():
+    for lineage in sidecar.pipeline._bank.lineages.values():
         for engine, spans in lineage.engines.items():
             rows[engine] = rows.get(engine, 0) + sum(count for *_, count in spans)
     assert rows.keys() == {"pod-1/dp0", "pod-1/dp1"}

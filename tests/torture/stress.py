@@ -4,7 +4,7 @@
 
 With a thread switch every 10 us and Python's development mode. A deadlock ends in a traceback of every thread.
 What must hold: nothing raises; no reader sees a torn snapshot (its ETag is the digest of its bytes, generations never
-go back); received = accepted + refused + failed; every acknowledged span was learned from or is in the journal.
+go back); received = accepted + refused + failed; every acknowledged span was learned from or is in the log.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ def run(directory, *, seconds, seed):
         (directory / "token").write_text(TOKEN)
         config = make_config(
             directory / "s",
-            DURABILITY="journal",
+            DURABILITY="log",
             STATE__INTERVAL_S="0.3",
             QUEUE__CAPACITY_BYTES="200000",
             RECEIVERS__TOKEN_FILE=str(directory / "token"),

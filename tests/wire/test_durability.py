@@ -5,23 +5,24 @@ from __future__ import annotations
 import errno
 import json
 import os
+import threading
 import time
 from unittest.mock import Mock
 
 import grpc
 import pytest
 
-from collector.runtime.filesystem import StartError
+from collector.runtime.filesystem import StartError, SystemFiles
 from collector.runtime.tasks import SystemClock
-from collector.service.keeper import _PAUSE_S, CHECK_IN_TIMEOUT_S, NAME
-from collector.service.store import NAME as STATE
-from collector.service.store import PREVIOUS_NAME
+from collector.service.checkpoint import LOCK_NAME, PREVIOUS_NAME
+from collector.service.checkpoint import NAME as STATE
+from collector.service.durability import CHECK_IN_TIMEOUT_S, PAUSE_S, WRITER
 from collector.telemetry.reasons import Outcome
 from tests.support.clocks import eventually
 from tests.support.sidecars import SmallVolume, call_export, get, metric, running_sidecar
 from tests.support.step_exports import make_export
 
-JOURNAL = {"DURABILITY": "journal", "STATE__INTERVAL_S": "0.2"}
+LOG = {"DURABILITY": "log", "STATE__INTERVAL_S": "0.2"}
 
 
 def send(sidecar, first_step, spans=10):
@@ -37,18 +38,18 @@ def rows(directory):
     return document["generation"], document["configs"][0]["targets"]["step_time"]["models"]["portable"]["rows"]
 
 
-def test_a_stop_and_a_start_go_on_where_they_were(tmp_path):
-    with running_sidecar(tmp_path) as sidecar:
+@pytest.mark.parametrize("durability", ["memory", "log"])
+def test_a_stop_and_a_start_go_on_where_they_were(tmp_path, durability):
+    with running_sidecar(tmp_path, DURABILITY=durability) as sidecar:
         assert json.loads(get(sidecar.http_port, "/readyz"))["state"] == "empty"
         send(sidecar, 1)
     generation, before = rows(tmp_path)
-    assert before == 99, "the flushed copy tells what still waited"
-    with running_sidecar(tmp_path) as sidecar:
+    assert before == 99, "what still waited is learned at the stop"
+    with running_sidecar(tmp_path, DURABILITY=durability) as sidecar:
         assert json.loads(get(sidecar.http_port, "/readyz"))["state"] == "newest"
         assert metric(sidecar.http_port, 'tracefit_state_restored{outcome="newest"}') == 1
         send(sidecar, 1)
         send(sidecar, 101)
-        eventually(lambda: metric(sidecar.http_port, 'tracefit_decode_skipped_spans_total{reason="duplicate"}') == 10)
     later, after = rows(tmp_path)
     assert after == 199, "the step between the two lives is learned, the repeat is not"
     assert later > generation
@@ -68,44 +69,49 @@ def test_a_start_from_nothing_usable_is_cold_and_loud(tmp_path, caplog):
     assert (tmp_path / f"{STATE}.corrupt").read_bytes() == b"no state"
 
 
-def test_entries_behind_the_state_are_learned_once_before_anything_new(tmp_path):
-    with running_sidecar(tmp_path, **JOURNAL) as sidecar:
+def test_entries_that_no_checkpoint_has_learned_are_read_again_before_anything_new(tmp_path):
+    with running_sidecar(tmp_path, **LOG) as sidecar:
         send(sidecar, 1)
         eventually((tmp_path / STATE).exists)
         keep = {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.name.startswith("state")}
         send(sidecar, 101)
         send(sidecar, 201)
-        journal = {p.name: p.read_bytes() for p in tmp_path.iterdir() if p.name.startswith("journal.0")}
-    for path in tmp_path.iterdir():
-        path.unlink()
-    for name, data in {**keep, **journal}.items():  # as a kill after the first state would have left it
-        (tmp_path / name).write_bytes(data)
-    with running_sidecar(tmp_path, **JOURNAL) as sidecar:
-        eventually(lambda: metric(sidecar.http_port, "tracefit_journal_replayed_spans_total") == 20)
+        log = {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.name.startswith("log")}
+    laid_back(tmp_path, {**keep, **log})  # as a kill after the first checkpoint would have left it
+    with running_sidecar(tmp_path, **LOG) as sidecar:
+        eventually(lambda: metric(sidecar.http_port, "tracefit_log_replayed_spans_total") >= 20)
         send(sidecar, 301)
     assert rows(tmp_path)[1] == 399
 
 
-def test_a_full_journal_refuses_for_a_while_and_says_why(tmp_path, monkeypatch):
-    with running_sidecar(
-        tmp_path, DURABILITY="journal", JOURNAL__CAPACITY_MIB="1", STATE__INTERVAL_S="3600"
-    ) as sidecar:
-        monkeypatch.setattr(sidecar._keeper, "_journal_waits", lambda: False)
+def test_a_full_log_refuses_for_a_while_and_says_why(tmp_path):
+    config = {"DURABILITY": "log", "LOG__CAPACITY_MIB": "1", "STATE__INTERVAL_S": "3600"}
+    with running_sidecar(tmp_path, SlowDisk(), **config) as sidecar:
         with pytest.raises(grpc.RpcError) as caught:  # noqa: PT012
             for number in range(100):
                 send(sidecar, 1 + number * 500, 50)
         assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-        assert caught.value.details() == "journal full"
-        refused = f'tracefit_receiver_refused_spans_total{{reason="{Outcome.JOURNAL_FULL}",transport="grpc"}}'
+        assert caught.value.details() == "log full"
+        refused = f'tracefit_receiver_refused_spans_total{{reason="{Outcome.LOG_FULL}",transport="grpc"}}'
         assert metric(sidecar.http_port, refused) == 50
-        size = metric(sidecar.http_port, "tracefit_journal_size_bytes")
-        assert 0 < size <= metric(sidecar.http_port, "tracefit_journal_capacity_bytes")
-        monkeypatch.undo()
-        eventually(lambda: metric(sidecar.http_port, "tracefit_journal_size_bytes") < size)
+        size = metric(sidecar.http_port, "tracefit_log_size_bytes")
+        assert 0 < size <= metric(sidecar.http_port, "tracefit_log_capacity_bytes")
+        SlowDisk.may_rename.set()
+        eventually(lambda: metric(sidecar.http_port, "tracefit_log_size_bytes") < size)
+
+
+class SlowDisk(SystemFiles):
+    """No file is renamed before it may be."""
+
+    may_rename = threading.Event()
+
+    def replace(self, source, target):
+        self.may_rename.wait(60)
+        super().replace(source, target)
 
 
 SMALL_BYTES, EXPORT_STEPS, EXPORT_BYTES = 4 << 20, 200, 124_000
-SMALL = {"DURABILITY": "journal", "JOURNAL__CAPACITY_MIB": "32"}
+SMALL = {"DURABILITY": "log", "LOG__CAPACITY_MIB": "32"}
 
 
 def accepted(sidecar, first_step):
@@ -113,57 +119,31 @@ def accepted(sidecar, first_step):
     try:
         send(sidecar, first_step, EXPORT_STEPS // 10)
     except grpc.RpcError as error:
-        assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED  # noqa: PT017 -- any other is no full journal
+        assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED  # noqa: PT017 -- any other is no full log
         return False
     return True
 
 
-def test_a_journal_leaves_room_for_three_states_on_a_small_volume_and_says_so_at_the_start(tmp_path, caplog):
+def test_a_log_leaves_room_for_three_checkpoints_on_a_small_volume_and_says_so_at_the_start(tmp_path, caplog):
     with running_sidecar(tmp_path, SmallVolume(tmp_path, SMALL_BYTES), **SMALL) as sidecar:
-        assert metric(sidecar.http_port, "tracefit_journal_capacity_bytes") <= SMALL_BYTES / 4
-        said = "the journal has 1 MiB instead of 32 (journal.capacity_mib)"
-        assert json.loads(get(sidecar.http_port, "/readyz"))["journal_problem"].startswith(said)
+        assert metric(sidecar.http_port, "tracefit_log_capacity_bytes") <= SMALL_BYTES / 4
+        said = "the log has 1 MiB instead of 32 (log.capacity_mib)"
+        assert json.loads(get(sidecar.http_port, "/readyz"))["log_problem"].startswith(said)
         for number in range(1 + SMALL_BYTES // EXPORT_BYTES):
             eventually(lambda first_step=1 + EXPORT_STEPS * number: accepted(sidecar, first_step))
         assert "unsaved" not in json.loads(get(sidecar.http_port, "/readyz"))
     assert [r.levelname for r in caplog.records if said in r.message] == ["WARNING"]
 
 
-def test_a_volume_that_a_journal_has_filled_comes_back_to_service_with_a_restart_and_loses_nothing(tmp_path, caplog):
-    with running_sidecar(tmp_path, STATE__INTERVAL_S="3600", **SMALL) as sidecar:
-        for number in range(20):
-            send(sidecar, 1 + EXPORT_STEPS * number, EXPORT_STEPS // 10)
-        files = {name: data for name, data in files_at_a_kill(tmp_path).items() if name.startswith("journal.0")}
-    laid_back(tmp_path, files)  # as an earlier version was killed: no state found room beside them
-    volume = SmallVolume(tmp_path, sum(map(len, files.values())) + 100)
-    with running_sidecar(tmp_path, volume, **SMALL) as sidecar:
-        eventually(lambda: accepted(sidecar, 1 + 20 * EXPORT_STEPS))
-        assert (tmp_path / STATE).exists()
-    assert rows(tmp_path)[1] == 21 * EXPORT_STEPS - 1
-    (line, *_) = [r.message for r in caplog.records if "of the journal were removed" in r.message]
-    assert line.endswith("they are learned, but in no state yet; a kill before the next one loses them")
-
-
-def test_a_stop_on_a_volume_that_a_journal_has_filled_removes_nothing_that_no_state_contains(tmp_path, monkeypatch):
-    with running_sidecar(tmp_path, STATE__INTERVAL_S="3600", **SMALL) as sidecar:
-        for number in range(20):
-            send(sidecar, 1 + EXPORT_STEPS * number, EXPORT_STEPS // 10)
-        files = {name: data for name, data in files_at_a_kill(tmp_path).items() if name.startswith("journal.0")}
-    laid_back(tmp_path, files)
-    volume = SmallVolume(tmp_path, sum(map(len, files.values())) + 100)
-    with running_sidecar(tmp_path, volume, STATE__INTERVAL_S="3600", **SMALL) as sidecar:
-        monkeypatch.setattr(sidecar._keeper, "_journal_waits", lambda: False)
-    assert {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.name in files} == files
-    with running_sidecar(tmp_path, **SMALL):
-        pass
-    assert rows(tmp_path)[1] == 20 * EXPORT_STEPS - 1
-
-
-@pytest.mark.parametrize("durability", ["memory", "journal"])
+@pytest.mark.parametrize("durability", ["memory", "log"])
 def test_the_second_sidecar_on_a_directory_is_told_who_has_it_and_changes_nothing(tmp_path, durability):
     with running_sidecar(tmp_path, DURABILITY=durability, STATE__INTERVAL_S="0.2") as sidecar:
         send(sidecar, 1)
-        before = {path.name: path.read_bytes() for path in tmp_path.iterdir() if "state" not in path.name}
+        before = {
+            path.name: path.read_bytes()
+            for path in tmp_path.iterdir()
+            if not path.name.startswith(("state", "tracefit.lock"))
+        }
         with (
             pytest.raises(StartError, match=rf"another process uses snapshot.directory .*: process {os.getpid()} on"),
             running_sidecar(tmp_path, DURABILITY=durability),
@@ -184,10 +164,12 @@ def laid_back(directory, files):
         (directory / name).write_bytes(data)
 
 
-def test_a_restart_after_a_kill_without_a_journal_says_what_is_lost_and_how_old_the_state_is(tmp_path, caplog):
-    with running_sidecar(tmp_path, STATE__INTERVAL_S="0.1") as sidecar:
+def test_a_restart_after_a_kill_without_a_log_says_how_much_is_lost_and_how_old_the_state_is(tmp_path, caplog):
+    with running_sidecar(tmp_path, STATE__INTERVAL_S="3600") as sidecar:
         send(sidecar, 1)
-        eventually((tmp_path / STATE).exists)
+    with running_sidecar(tmp_path, STATE__INTERVAL_S="3600") as sidecar:
+        send(sidecar, 101)
+        eventually(lambda: b'"spans": 10' in (tmp_path / LOCK_NAME).read_bytes())
         files = files_at_a_kill(tmp_path)
     laid_back(tmp_path, files)
     an_hour_ago_s = time.time() - 3600
@@ -195,12 +177,13 @@ def test_a_restart_after_a_kill_without_a_journal_says_what_is_lost_and_how_old_
     caplog.clear()
     with running_sidecar(tmp_path) as sidecar:
         told = json.loads(get(sidecar.http_port, "/readyz"))
-        assert told["lost"].startswith(f"what process {os.getpid()} on ")
+        assert told["lost"].startswith(f"10 spans that process {os.getpid()} on ")
+        assert metric(sidecar.http_port, "tracefit_restart_lost_spans") == 10
         assert metric(sidecar.http_port, "tracefit_state_last_write_timestamp_seconds") == pytest.approx(an_hour_ago_s)
     (line,) = [record for record in caplog.records if "continuing from" in record.message]
     assert line.levelname == "WARNING"
     assert line.message.startswith("continuing from state.bin, 360")
-    assert "acknowledged after its last state (durability: memory)" in line.message
+    assert "acknowledged after its last checkpoint" in line.message
     caplog.clear()
     with running_sidecar(tmp_path) as sidecar:
         assert "lost" not in json.loads(get(sidecar.http_port, "/readyz")), "the one before stopped in order"
@@ -208,43 +191,33 @@ def test_a_restart_after_a_kill_without_a_journal_says_what_is_lost_and_how_old_
 
 
 def test_readiness_says_why_everything_is_refused_until_it_is_not(tmp_path, monkeypatch, caplog):
-    with running_sidecar(tmp_path, **JOURNAL) as sidecar:
+    with running_sidecar(tmp_path, **LOG) as sidecar:
         caplog.set_level("INFO")
         send(sidecar, 1)
         full = OSError(errno.ENOSPC, "No space left on device")
-        monkeypatch.setattr(sidecar._keeper._journal, "append", Mock(side_effect=full))
+        monkeypatch.setattr(sidecar._keeper._log, "append", Mock(side_effect=full))
         with pytest.raises(grpc.RpcError):
             send(sidecar, 101)
         told = json.loads(get(sidecar.http_port, "/readyz"))
-        assert told["refused"] == "journal cannot be written: No space left on device"
+        assert told["refused"] == "the log cannot be written: No space left on device"
         monkeypatch.undo()
         send(sidecar, 101)
         assert "refused" not in json.loads(get(sidecar.http_port, "/readyz"))
         assert "exports are accepted again" in caplog.text
 
 
-def test_a_disk_that_does_not_flush_is_why_exports_are_refused(tmp_path, monkeypatch):
-    with running_sidecar(tmp_path, JOURNAL__FSYNC="true", **JOURNAL) as sidecar:
-        monkeypatch.setattr(
-            sidecar._keeper._journal, "sync", Mock(side_effect=OSError(errno.EIO, "Input/output error"))
-        )
-        with pytest.raises(grpc.RpcError):
-            send(sidecar, 1)
-        assert "cannot be flushed" in json.loads(get(sidecar.http_port, "/readyz"))["refused"]
-
-
 def test_a_writer_that_hangs_makes_the_process_not_alive(tmp_path, monkeypatch):
     with running_sidecar(tmp_path) as sidecar:
         assert sidecar.health.alive()
         monkeypatch.setattr(sidecar.health, "check_in", lambda *_: None)
-        sidecar.health._due_ns[NAME] -= int((CHECK_IN_TIMEOUT_S + _PAUSE_S + 1) * 1e9)
-        assert sidecar.health.late() == (NAME,)
+        sidecar.health._due_ns[WRITER] -= int((CHECK_IN_TIMEOUT_S + PAUSE_S + 1) * 1e9)
+        assert sidecar.health.late() == (WRITER,)
     assert SystemClock().monotonic_ns() > 0
 
 
 @pytest.mark.parametrize(
     ("durability", "outcome"),
-    [("memory", "everything that came is lost"), ("journal", "what it lacks is in the journal")],
+    [("memory", "everything that came is lost"), ("log", "what it lacks is in the log")],
 )
 def test_a_state_that_cannot_be_written_is_said_by_readiness_and_at_the_stop(tmp_path, caplog, durability, outcome):
     with running_sidecar(tmp_path, DURABILITY=durability, STATE__INTERVAL_S="0.1") as sidecar:
@@ -254,7 +227,7 @@ def test_a_state_that_cannot_be_written_is_said_by_readiness_and_at_the_stop(tmp
         told = json.loads(get(sidecar.http_port, "/readyz"))
         assert told["unsaved"] == "state not written: Is a directory"
         assert told["ok"]
-    (line,) = [record for record in caplog.records if record.message.startswith("stopped without a last state")]
+    (line,) = [record for record in caplog.records if record.message.startswith("stopped without a last checkpoint")]
     assert line.message.endswith(f"Is a directory; {outcome}")
     (tmp_path / f".{STATE}.tmp").rmdir()
     with running_sidecar(tmp_path, STATE__INTERVAL_S="0.1") as sidecar:
@@ -264,9 +237,9 @@ def test_a_state_that_cannot_be_written_is_said_by_readiness_and_at_the_stop(tmp
 
 
 def test_what_is_kept_is_readable_by_its_owner_only(tmp_path):
-    with running_sidecar(tmp_path, **JOURNAL) as sidecar:
+    with running_sidecar(tmp_path, **LOG) as sidecar:
         send(sidecar, 1)
         eventually((tmp_path / STATE).exists)
-        kept = [path for path in tmp_path.iterdir() if path.name.startswith(("state", "journal"))]
+        kept = [path for path in tmp_path.iterdir() if path.name.startswith(("state", "log"))]
         assert len(kept) >= 3
         assert {path.stat().st_mode & 0o777 for path in kept} == {0o600}

@@ -79,13 +79,13 @@ def test_a_neighbour_that_takes_an_engines_name_a_day_ahead_does_not_stop_it(tmp
         assert joined(sidecar, "step_late") == 0
 
 
-def test_when_an_export_came_in_is_kept_with_it_in_the_journal(tmp_path):
+def test_when_an_export_came_in_is_kept_with_it_in_the_log(tmp_path):
     """What is learned after a kill is what would have been learned without one, an hour ahead or not."""
     senders = Senders()
-    with running_sidecar(tmp_path, DURABILITY="journal") as sidecar:
+    with running_sidecar(tmp_path, DURABILITY="log") as sidecar:
         sidecar.pipeline.process = lambda _: None  # as if it had been killed first
         senders.go_on(sidecar, 80)
         senders.say(sidecar, "ahead", ahead_s=HOUR_S)
-    with running_sidecar(tmp_path, DURABILITY="journal") as sidecar:
+    with running_sidecar(tmp_path, DURABILITY="log") as sidecar:
         eventually(lambda: learned(sidecar) > 40 * STEPS)
         eventually(lambda: left_out(sidecar) == 1)

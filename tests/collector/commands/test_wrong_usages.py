@@ -84,7 +84,7 @@ WRONG = [
     ("check-config --config {junk}", CONFIG, "junk"),
     ("check-config --config {directory}", CONFIG, "unknown key", "did you mean 'directory'?"),
     ("check-config --config {detector}", CONFIG, "bank.detector", "did you mean 'cusum'?"),
-    ("check-config --config {durability}", CONFIG, "durability: 'jurnal'", "journal, memory; did you mean 'journal'?"),
+    ("check-config --config {durability}", CONFIG, "durability: 'lok'", "log, memory; did you mean 'log'?"),
     ("check-config --config {learners}", CONFIG, "learners: 'rsl'", "did you mean 'rls'?"),
 ]
 
@@ -92,7 +92,7 @@ WRONG = [
 CONFIGS = {
     "directory": "snapshot: {dirctory: /tmp}",
     "detector": "bank: {detector: cusim}",
-    "durability": "durability: jurnal",
+    "durability": "durability: lok",
     "learners": "learners: [rsl]",
 }
 

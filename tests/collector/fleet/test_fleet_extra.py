@@ -69,7 +69,7 @@ def files_below(directory):
     return {
         str(path.relative_to(directory)): path.read_bytes()
         for path in directory.rglob("*")
-        if path.is_file() and path.name != "journal.lock"
+        if path.is_file() and path.name != "tracefit.lock"
     }
 
 

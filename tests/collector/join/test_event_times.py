@@ -9,11 +9,10 @@ import pytest
 from collector.config.schema import JoinConfig
 from collector.ingest.queue import Export
 from collector.join.events import Rows
-from collector.service import read_image
 from collector.telemetry import table
 from collector.telemetry.reasons import JoinEvent, Skip
 from online import RowOutcome, Target
-from online.state import sealed
+from online.state import decode, encode
 from tests.support.clocks import T0_NS
 from tests.support.pipelines import assert_accounted, new_pipeline
 from tests.support.step_exports import STEP_US, make_export
@@ -46,7 +45,7 @@ def said(second: int, instance: str = "honest", *, steps=STEPS, ahead_s=0.0, lat
 
 def restarted(pipeline):
     again = new_pipeline()
-    again.restore(read_image(sealed(pipeline.whole_state().body())))
+    again.from_checkpoint(decode(encode(pipeline.to_checkpoint()[0])))
     return again
 
 

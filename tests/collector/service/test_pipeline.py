@@ -11,7 +11,7 @@ from collector.telemetry import table
 from collector.telemetry.reasons import JoinEvent, Skip
 from online.rows import RowOutcome, Target
 from tests.support.paths import DATA
-from tests.support.pipelines import assert_accounted, coefficients, new_pipeline, replayed
+from tests.support.pipelines import assert_accounted, coefficients, replayed
 from tests.support.recordings import recording
 from tests.support.step_exports import make_export
 from tests.support.toy_engine import many_jobs, run_engine
@@ -92,21 +92,6 @@ def test_a_repeated_recording_is_all_duplicates_or_late():
     assert set(counts.by_label(table.SKIPPED_SPANS)) <= {Skip.DUPLICATE, Skip.LATE}
     assert_accounted(counts)
     assert coefficients(pipeline) == expected
-
-
-def test_a_flushed_copy_leaves_the_original_as_it_is():
-    exports = exports_of(pieces(run_engine(many_jobs(80))), 5)
-    pipeline, other = new_pipeline(), new_pipeline()
-    for number, export in enumerate(exports):
-        pipeline.process([export])
-        other.process([export])
-        if number % 3 == 0:
-            copy = pipeline.flushed()
-            assert copy.learned_rows >= pipeline.learned_rows
-    assert pipeline.learned_rows == other.learned_rows
-    pipeline.flush()
-    other.flush()
-    assert coefficients(pipeline) == coefficients(other)
 
 
 @pytest.mark.parametrize("steps", ["steps", "sampled", "journeys"])

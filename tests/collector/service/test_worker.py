@@ -127,7 +127,7 @@ def test_a_last_generation_that_takes_too_long_is_all_that_is_missing(tmp_path, 
     house.worker.step(0)
     gate = threading.Event()
     monkeypatch.setattr(NoKeeper, "tick", lambda *_, **__: True)
-    monkeypatch.setattr(house.processor, "flushed", lambda: gate.wait(60) and house.processor)
+    monkeypatch.setattr(house.processor, "flush", lambda: gate.wait(60))
     house.worker.start()
     eventually(lambda: house.worker._ending._spans_unsaved == 0)
     assert not house.worker.stop()

@@ -97,7 +97,7 @@ TOLD_BY = {
         "decode/pages/test_page_text.py",
     ),
     Stall: ("service/test_supervision.py",),
-    Restored: ("service/test_store.py",),
+    Restored: ("service/test_checkpoint.py",),
     KvSkip: ("decode/test_kv.py", "join/kv/test_kv_join.py"),
     Direction: ("decode/test_kv.py",),
     Phase: ("decode/test_kv.py",),
@@ -204,18 +204,14 @@ def offers() -> Reached:
     """Exports that meet a disk that fails, and a fault of ours."""
     metrics, queue = (
         Metrics(CollectorRegistry()),
-        AdmissionQueue(FakeClock(), capacity_bytes=1 << 20, wait_s=0.0),
+        AdmissionQueue(FakeClock(), capacity_bytes=1 << 20, wait_s=0.0, record=lambda _: Outcome.LOG_FAILED),
     )
     sound = make_export().SerializeToString()
-    asyncio.run(Intake(queue, metrics, sync=failing).offer(sound, "peer", Transport.HTTP))
+    asyncio.run(Intake(queue, metrics).offer(sound, "peer", Transport.HTTP))
     queue.put = lambda *_: 1 / 0
     with contextlib.suppress(ZeroDivisionError):
         asyncio.run(Intake(queue, metrics).offer(sound, "peer", Transport.HTTP))
     return [outcome for outcome in Outcome if metrics.value(table.REQUESTS, Transport.HTTP, outcome)]
-
-
-def failing() -> None:
-    raise OSError("disk")
 
 
 def pulls(tmp_path, monkeypatch) -> Reached:
@@ -252,7 +248,7 @@ CASES = (
     Case(rows_of_a_replay, (*RowOutcome, *Target)),
     Case(kv_events, (KvSkip.LATE, Direction.OTHER)),
     Case(publisher_numbers, tuple(SequenceEvent)),
-    Case(offers, (Outcome.JOURNAL_FAILED, Outcome.FAILURE)),
+    Case(offers, (Outcome.LOG_FAILED, Outcome.FAILURE)),
     Case(pulls, tuple(PullOutcome)),
 )  # fmt: skip
 

@@ -1,0 +1,369 @@
+"""When what survives is written: checkpoints on a timer and at the end, the log between two of them; and a start.
+
+    worker thread:  learn a batch ─► tick: is one due? take the tree ─┐         queue: record ─► log
+    writer thread:                                                     └► encode ─► state.bin ─► free the log
+
+With ``durability: log`` a start reads again what was not learned, and rows before an engine's mark are skipped. With
+``durability: memory`` a kill loses what came after the last checkpoint, and a start says how much that was.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import math
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, Protocol
+
+from collector.config import Config
+from collector.ingest import Export
+from collector.runtime import Clock, Files, Health, StartError, SystemFiles, Task
+from collector.telemetry import Metrics, Outcome, Transport, table
+from online.state import Tree, encode
+
+from .checkpoint import PROGRESS, STATE_FILES, CheckpointFiles, Directory, Position
+from .log import NO_ROOM, Log, LogFull, is_segment
+
+WRITER: Final = "checkpoint-writer"
+CONFIG_STATE_BYTES: Final = 1 << 20
+"""Of one configuration in a checkpoint: a guard, some 100 KiB are usual (docs/reliability.md)."""
+CHECKPOINTS: Final = 3
+"""The last two, and the next one while it is written."""
+PAUSE_S: Final = 60.0
+CHECK_IN_TIMEOUT_S: Final = 120.0
+"""A write that takes longer hangs in the kernel."""
+_EARLY_NS: Final = 1_000_000_000
+"""Between checkpoints that a full log or volume asks for."""
+_LOG_SHARE: Final = 0.5
+"""A log that is fuller asks for a checkpoint."""
+_MIB: Final = 1 << 20
+
+_log = logging.getLogger(__name__)
+
+
+class Restartable(Protocol):
+    """What is saved: the worker's pipeline."""
+
+    @property
+    def learned_rows(self) -> int:
+        """Rows learned so far."""
+        ...
+
+    def flush(self) -> None:
+        """Make rows of everything that waits in the join, or drop it for a reason."""
+        ...
+
+    def to_checkpoint(self) -> tuple[Tree, Position]:
+        """The parts of a checkpoint as of now, apart from what goes on changing."""
+        ...
+
+    def from_checkpoint(self, tree: Tree) -> tuple[Position, list[str]]:
+        """Continue from a checkpoint; names of models in it that are not configured. StateError if it does not fit."""
+        ...
+
+
+class Generations(Protocol):
+    """Numbers of published snapshots, which go on after a restart."""
+
+    @property
+    def generation(self) -> int:
+        """Number of the newest."""
+        ...
+
+    def resume(self, generation: int) -> None:
+        """Go on behind this one."""
+        ...
+
+
+def fitted_capacity(config: Config, files: Files) -> tuple[int, str]:
+    """Bytes that the log may have, and a sentence if they are fewer than configured.
+
+    A log that fills its volume keeps out the checkpoint that would empty it. So it gets what the volume has beyond
+    ``CHECKPOINTS`` checkpoints, and a quarter of a volume that is too small even for those. A volume that does not tell
+    its size lowers nothing.
+    """
+    directory, wanted_bytes = Path(config.snapshot.directory), config.log.capacity_mib * _MIB
+    state_bytes, held_bytes = config.bank.configs_max * CONFIG_STATE_BYTES, 0
+    try:
+        volume = files.volume(directory)
+        for path in directory.iterdir():
+            if path.name in STATE_FILES or is_segment(path.name):
+                held_bytes += path.stat().st_size
+    except OSError:
+        return wanted_bytes, ""
+    room_bytes = volume.free_bytes + held_bytes
+    fitting_bytes = max(room_bytes - CHECKPOINTS * state_bytes, room_bytes // (CHECKPOINTS + 1))
+    if not volume.size_bytes or fitting_bytes >= wanted_bytes:
+        return wanted_bytes, ""
+    return fitting_bytes, (
+        f"the log has {fitting_bytes / _MIB:.3g} MiB instead of {config.log.capacity_mib} (log.capacity_mib): "
+        f"the volume of {directory} has room for {room_bytes / _MIB:.3g} MiB, "
+        f"of which three checkpoints may need {CHECKPOINTS * state_bytes / _MIB:.3g}"
+    )
+
+
+class Durability:
+    """``start`` and ``stop`` once; ``record`` by whoever fills the queue, the rest by the worker."""
+
+    def __init__(
+        self,
+        config: Config,
+        pipeline: Restartable,
+        publisher: Generations,
+        *,
+        metrics: Metrics,
+        health: Health,
+        clock: Clock,
+        files: Files | None = None,
+    ) -> None:
+        path = Path(config.snapshot.directory)
+        self._config = config
+        self._files: Files = files or SystemFiles()
+        self._directory = Directory(path, clock)
+        self._checkpoints = CheckpointFiles(path, self._files)
+        self._log = Log(path, config.log.capacity_mib << 20, self._files)
+        self.keeps_backlog = config.durability == "log"
+        """Whether what is acknowledged and not learned is there for the next process."""
+        self._pipeline = pipeline
+        self._publisher = publisher
+        self._metrics = metrics
+        self._clock = clock
+        self._interval_ns = int(config.state.interval_s * 1e9)
+        self._backlog: Iterator[Export] = iter(())
+        self._taken_ns = clock.monotonic_ns()
+        self._dirty = False
+        self._refusing: dict[Outcome, str] = {}
+        """Why exports are refused now."""
+        self._lost = self._cramped = self._unsaved = ""
+        """What a start found lost; why the log has less room than configured; why the last checkpoint is in no file."""
+        self._lock = threading.Lock()
+        """Guards the next two."""
+        self._pending: tuple[Tree, Position, tuple[int, int]] | None = None
+        self._writing = False
+        self._saved = (0, pipeline.learned_rows)
+        """Spans accepted and rows learned by this process that the newest checkpoint knows of."""
+        self._task = Task(WRITER, self._write_pending, health=health, turn_timeout_s=CHECK_IN_TIMEOUT_S)
+        metrics.follow(table.LOG_BYTES, lambda: self._log.size_bytes)
+        metrics.follow(table.LOG_CAPACITY, lambda: self._log.capacity_bytes if self.keeps_backlog else 0)
+
+    def start(self) -> None:
+        """Take the directory, restore, find the log's rest, begin to write."""
+        self._directory.take()
+        position, generation = self._checkpoints.load(self._pipeline.from_checkpoint)
+        self._saved = (0, self._pipeline.learned_rows)
+        self._metrics.set(table.STATE_RESTORED, 1, self._checkpoints.restored)
+        self._metrics.set(table.STATE_WRITTEN, self._checkpoints.restored_unix_s)
+        self._publisher.resume(generation)
+        self._fit_log()
+        if self._cramped:
+            _log.warning("%s", self._cramped)
+        if self.keeps_backlog or any(is_segment(path.name) for path in self._directory.path.iterdir()):
+            try:
+                self._log.open(position.read_from, position.newest)
+            except OSError as error:
+                raise StartError(f"cannot use the log in {self._directory.path}: {error.strerror}") from None
+            self._backlog = self._log.entries(position.read_from)
+        self._tell_beginning(position)
+        self._task.start()
+
+    def _fit_log(self) -> None:
+        """Give the log what the volume has beside the checkpoints; again with each, for others fill it, too."""
+        if self.keeps_backlog:
+            self._log.capacity_bytes, self._cramped = fitted_capacity(self._config, self._files)
+
+    def _tell_beginning(self, position: Position) -> None:
+        """One line: what this process goes on from, how old that is, and what came after it and is lost."""
+        restored_unix_s, killed = self._checkpoints.restored_unix_s, self._directory.killed
+        age_s = max(self._clock.unix_nano() / 1e9 - restored_unix_s, 0.0)
+        text = (
+            f"continuing from {self._checkpoints.restored_name}, {age_s:.0f} s old" if restored_unix_s else "no state"
+        )
+        if self._log.newest:
+            text += f"; the log is read from entry {position.read_from} to {self._log.newest}"
+        loss, unsaved = self._log.loss, self._directory.unsaved
+        self._metrics.set(table.LOG_LOST, loss.entries)
+        if loss.size_bytes:
+            text += f"; {loss.size_bytes} bytes of it are damaged or cut"
+        if loss.entries:
+            self._lost = f"{loss.entries} entries of the log"
+        elif killed and unsaved.get("spans", 0):
+            spans, rows = unsaved["spans"], unsaved.get("rows", 0)
+            self._metrics.set(table.LOST_SPANS, spans)
+            self._lost = (
+                f"{spans} spans that {killed}, acknowledged after its last checkpoint, {rows} rows that it had learned "
+                "of them, and what waited in the join (durability: memory)"
+            )
+        if self._lost:
+            _log.warning("%s. Lost: %s", text, self._lost)
+        elif restored_unix_s or self._log.newest:
+            _log.info("%s", text)
+
+    def stop(self) -> bool:
+        """Write what was handed over last; False if that was not possible."""
+        self._task.stop(None)
+        self._write_pending()
+        if self._unsaved:
+            written_unix_s = self._metrics.value(table.STATE_WRITTEN)
+            age_s = max(self._clock.unix_nano() / 1e9 - written_unix_s, 0.0)
+            missing = (
+                f"what came in the last {age_s:.0f} s is lost" if written_unix_s else "everything that came is lost"
+            )
+            missing = "what it lacks is in the log" if self.keeps_backlog else missing
+            _log.error("stopped without a last checkpoint: %s; %s", self._unsaved, missing)
+        self._log.close()
+        self._directory.release()
+        return not self._unsaved
+
+    def readiness_detail(self) -> dict[str, str]:
+        """What this process began with, why exports are refused now, and why the last checkpoint is in no file."""
+        details = {
+            "state": str(self._checkpoints.restored),
+            "state_problem": self._checkpoints.problem,
+            "lost": self._lost,
+            "log_problem": self._cramped,
+            "refused": "; ".join(tuple(self._refusing.values())),
+            "unsaved": self._unsaved,
+        }
+        return {name: text for name, text in details.items() if text}
+
+    def learned(self) -> bytes | None:
+        """What the newest checkpoint on disk has learned, for others to merge; from any thread."""
+        return self._checkpoints.learned()
+
+    def record(self, export: Export) -> Export | Outcome:
+        """Write an export down before it may enter the queue; why not, if that cannot be."""
+        if not self.keeps_backlog:
+            return export
+        try:
+            recorded = self._log.append(export)
+        except LogFull:
+            return self._refuse(Outcome.LOG_FULL, "the log is full")
+        except OSError as error:
+            return self._refuse(Outcome.LOG_FAILED, f"the log cannot be written: {error.strerror}")
+        if self._refusing:
+            self._refusing.clear()
+            _log.info("exports are accepted again")
+        return recorded
+
+    def _refuse(self, reason: Outcome, text: str) -> Outcome:
+        if reason not in self._refusing:  # one line per change
+            _log.error("%s; exports are refused", text)
+        self._refusing[reason] = text
+        return reason
+
+    # --- the worker's -----------------------------------------------------------------------------------------------
+
+    def backlog(self, bytes_max: int) -> list[Export]:
+        """The next entries of an earlier process; none when all were taken."""
+        taken: list[Export] = []
+        size_bytes = 0
+        for export in self._backlog:
+            if taken and size_bytes + len(export.payload) > bytes_max:
+                self._backlog = itertools.chain([export], self._backlog)
+                break
+            taken.append(export)
+            size_bytes += len(export.payload)
+        self._metrics.add(table.LOG_REPLAYED, sum(export.spans for export in taken))
+        return taken
+
+    def due_in_s(self) -> float:
+        """For how long the worker need not look after the checkpoint: exports that are refused do not wake it."""
+        return _EARLY_NS / 1e9 if self._refusing else math.inf
+
+    def record_batch(self) -> None:
+        """A batch has been processed: the next checkpoint differs from the last one."""
+        self._dirty = True
+
+    def tick(self, *, final: bool = False) -> bool:
+        """Take a checkpoint if it is due and hand it to the writer; whether it was taken."""
+        self._note_unsaved()
+        if not ((self._dirty and (final or self._due())) or self._log_waits()):
+            return False
+        self._taken_ns = self._clock.monotonic_ns()
+        try:
+            if Outcome.LOG_FULL in self._refusing:
+                self._pipeline.flush()  # nothing comes that could complete what waits
+            tree, position = self._pipeline.to_checkpoint()
+            tree[PROGRESS]["generation"] = self._publisher.generation
+        except Exception:  # noqa: BLE001 -- a fault of ours must not end the receiving
+            self._metrics.add(table.STATE_WRITE_ERRORS)
+            self._unsaved = "state could not be taken"
+            _log.exception(self._unsaved)
+            return False
+        if not self.keeps_backlog:  # there is nothing that a start could read again
+            position = Position(position.newest, position.newest + 1)
+            tree[PROGRESS]["read_from"] = position.read_from
+        self._dirty = False
+        with self._lock:
+            self._pending = tree, position, (self._accepted_spans(), self._pipeline.learned_rows)
+        self._task.wake()
+        return True
+
+    def _accepted_spans(self) -> int:
+        return int(sum(self._metrics.value(table.ACCEPTED_SPANS, transport) for transport in Transport))
+
+    def _note_unsaved(self) -> None:
+        if not self.keeps_backlog:
+            spans, rows = self._accepted_spans() - self._saved[0], self._pipeline.learned_rows - self._saved[1]
+            self._directory.note(spans=spans, rows=rows)
+
+    def _due(self) -> bool:
+        return self._clock.monotonic_ns() - self._taken_ns >= self._interval_ns and not self._writing
+
+    def _log_waits(self) -> bool:
+        """Whether log or volume fill up: the log shrinks when both checkpoints have learned its oldest entries."""
+        full = self._log.size_bytes > _LOG_SHARE * self._log.capacity_bytes
+        waits = self.keeps_backlog and (full or bool(self._refusing))
+        return waits and self._clock.monotonic_ns() - self._taken_ns >= _EARLY_NS and not self._writing
+
+    # --- the writer's -----------------------------------------------------------------------------------------------
+
+    def _write_pending(self) -> float:
+        with self._lock:
+            self._writing = self._pending is not None
+            pending, self._pending = self._pending, None
+        if pending is not None:
+            tree, position, counted = pending
+            self._unsaved = self._write(tree, position)
+            if self._unsaved:
+                self._dirty = True  # a race with the worker asks for one more checkpoint at worst
+            else:
+                self._saved = counted
+            self._fit_log()
+            self._writing = False
+        return PAUSE_S
+
+    def _write(self, tree: Tree, position: Position) -> str:
+        """Write a checkpoint; why not, if that failed."""
+        try:
+            data = encode(tree)
+            self._checkpoints.write(data, position)
+        except OSError as error:
+            self._metrics.add(table.STATE_WRITE_ERRORS)
+            problem = f"state not written: {error.strerror}"
+            if problem != self._unsaved:  # one line per change
+                _log.warning("%s", problem)
+            if error.errno in NO_ROOM:
+                self._make_room()
+            return problem
+        except Exception:  # noqa: BLE001 -- a fault of ours must not end the receiving
+            self._metrics.add(table.STATE_WRITE_ERRORS)
+            _log.exception("state could not be encoded")
+            return "state could not be encoded"
+        self._metrics.add(table.STATE_WRITES)
+        self._metrics.set(table.STATE_BYTES, len(data))
+        self._metrics.set(table.STATE_WRITTEN, self._clock.unix_nano() / 1e9)
+        covered = self._checkpoints.covered()
+        if covered is not None:
+            self._log.free(covered.read_from)
+        return ""
+
+    def _make_room(self) -> None:
+        """Remove the older checkpoint; the log has no more than the newest one needs."""
+        try:
+            if self._checkpoints.remove_previous():
+                _log.warning("no room for a checkpoint: the older one was removed")
+        except OSError as error:
+            _log.warning("no room for a checkpoint, and nothing can be removed: %s", error.strerror)

@@ -1,0 +1,330 @@
+"""The log: exports as they came, in segments on disk, until a checkpoint knows what they tell.
+
+    log.<first number, 16 hex digits>    a segment: entries one after the other
+    log.head                             number of the newest entry, so that a loss at the end is counted as well
+
+    entry = length u32 | CRC-32 u32 | number u64 | meta length u16 | meta (MessagePack) | payload      little endian
+
+``length`` counts what follows the checksum, and the checksum covers it. Numbers grow by one.
+
+An appended entry is read again after the death of the process. The kernel writes it to the disk when it likes, so that
+the death of the node may cost the newest. A damaged entry is never read as one, and costs no other: the next one is
+looked for behind it, by its number. A write that failed leaves no half of an entry behind. Segments never hold more
+than ``capacity_bytes`` and one entry; when they would, :class:`LogFull` is raised. Segments of which both checkpoints
+have learned everything go at once.
+
+``append`` belongs to whoever fills the queue, the rest to the worker; one process at a time (see :mod:`.checkpoint`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import struct
+import threading
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO, Final, NamedTuple
+
+import msgspec
+
+from collector.ingest import Export
+from collector.runtime import Files
+
+NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT)
+_HEAD_NAME: Final = "log.head"
+_SEGMENTS: Final = 16
+"""Of a full log: what is freed at once is a sixteenth of it."""
+_NUMBER_MAX: Final = 1 << 62
+_ENTRY_BYTES_MAX: Final = 1 << 30
+_SEARCH_BYTES_MAX: Final = 1 << 30
+"""Bytes of would-be entries whose checksum is computed in one segment: bytes that look like heads cost time."""
+_AHEAD_MAX: Final = 1 << 16
+"""How many numbers further on the next whole entry may be."""
+_CHUNK_BYTES: Final = 1 << 20
+_PREFIX = struct.Struct("<II")
+_HEAD = struct.Struct("<IIQH")
+_LOW_BYTES: Final = 2
+"""Of a number, the bytes in which ``_AHEAD_MAX`` neighbours differ; the other six are looked for."""
+_NEWEST = struct.Struct("<QI")
+_SEGMENT_NAME = re.compile(r"log\.(0[0-9a-f]{15})")
+
+
+class LogFull(OSError):
+    """No room until a checkpoint was written."""
+
+
+class Loss(NamedTuple):
+    """What could not be read of an earlier process's log."""
+
+    entries: int = 0
+    """Numbers that no whole entry has, of those that no checkpoint has learned."""
+    size_bytes: int = 0
+    """Bytes that belong to no whole entry."""
+
+
+class _Segment(NamedTuple):
+    """A closed file of entries; one without any has a ``last`` below its ``first``."""
+
+    path: Path
+    first: int
+    last: int
+    size_bytes: int
+
+
+class _Meta(msgspec.Struct, frozen=True, array_like=True):
+    peer: str
+    transport: str
+    spans: int
+    arrived_unix_ns: int
+
+
+_meta_decoder = msgspec.msgpack.Decoder(_Meta)
+
+
+def is_segment(name: str) -> bool:
+    """Whether a file of this name is a segment."""
+    return _SEGMENT_NAME.fullmatch(name) is not None
+
+
+class Log:
+    """``open`` once; then ``append``, ``entries`` and ``free``, from any thread."""
+
+    def __init__(self, directory: Path, capacity_bytes: int, files: Files) -> None:
+        self.capacity_bytes = capacity_bytes
+        self.newest = 0
+        """Number of the newest entry."""
+        self.loss = Loss()
+        self._directory = directory
+        self._files = files
+        self._lock = threading.Lock()
+        self._closed: list[_Segment] = []
+        self._open: _Segment | None = None
+        self._descriptor = self._head_descriptor = -1
+
+    def open(self, read_from: int, newest: int) -> None:
+        """Find what an earlier process left, and be ready to append behind it.
+
+        Args:
+            read_from: a checkpoint has learned all entries with smaller numbers.
+            newest: number of the newest entry that the checkpoint knows of.
+
+        Raises:
+            OSError: the directory cannot be used.
+        """
+        path = self._directory / _HEAD_NAME
+        self._head_descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        expected, entries, damaged_bytes = max(read_from, 1), 0, 0
+        for segment, stop in self._found():
+            last, whole_bytes, size_bytes = segment.first - 1, 0, segment.size_bytes
+            for export, entry_bytes in _entries_of(segment.path, segment.first, stop):
+                last, whole_bytes = export.seq, whole_bytes + entry_bytes
+                entries += max(0, export.seq - expected)
+                expected = max(expected, export.seq + 1)
+            damaged_bytes += size_bytes - whole_bytes
+            self._closed.append(segment._replace(last=last))
+        self.newest = max(newest, self._told_newest(), *(segment.last for segment in self._closed), 0)
+        self.loss = Loss(entries + max(0, self.newest + 1 - expected), damaged_bytes)
+
+    def _found(self) -> Iterator[tuple[_Segment, int]]:
+        """The segments that are there, and from which number on each has no entry."""
+        paths = sorted(path for path in self._directory.iterdir() if is_segment(path.name))
+        firsts = [int(path.name.rpartition(".")[2], 16) for path in paths]
+        for path, first, stop in zip(paths, firsts, [*firsts[1:], _NUMBER_MAX], strict=False):
+            yield _Segment(path, first, stop - 1, path.stat().st_size), stop
+
+    def _told_newest(self) -> int:
+        told = os.pread(self._head_descriptor, _NEWEST.size, 0)
+        if len(told) == _NEWEST.size:
+            number, checksum = _NEWEST.unpack(told)
+            if checksum == zlib.crc32(told[:8]):
+                return int(number)
+        return 0
+
+    def close(self) -> None:
+        """Give the files back."""
+        with self._lock:
+            self._end_segment()
+            if self._head_descriptor >= 0:
+                os.close(self._head_descriptor)
+                self._head_descriptor = -1
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all segments."""
+        newest = self._open
+        return (newest.size_bytes if newest is not None else 0) + sum(segment.size_bytes for segment in self._closed)
+
+    # --- in ---------------------------------------------------------------------------------------------------------
+
+    def append(self, export: Export) -> Export:
+        """Write an export down; it comes back with its number.
+
+        Raises:
+            OSError: it could not be written, and nothing of it is there; LogFull if there is no room.
+        """
+        with self._lock:
+            number = self.newest + 1
+            parts = _entry_parts(export, number)
+            size_bytes = len(parts[0]) + len(parts[1])
+            if self.size_bytes and self.size_bytes + size_bytes > self.capacity_bytes:
+                raise LogFull(0, "the log is full")
+            self._write(parts, size_bytes, number)
+            self.newest = number
+            told = struct.pack("<Q", number)
+            with contextlib.suppress(OSError):  # a loss at the end would be told too small
+                os.pwrite(self._head_descriptor, told + struct.pack("<I", zlib.crc32(told)), 0)
+        return export._replace(seq=number)
+
+    def _write(self, parts: list[bytes], size_bytes: int, number: int) -> None:
+        segment = self._open
+        if segment is not None and segment.size_bytes + size_bytes > self.capacity_bytes // _SEGMENTS:
+            self._end_segment()
+            segment = None
+        if segment is None:
+            segment = self._open = self._begin_segment(number)
+        try:
+            written = self._files.write(self._descriptor, parts)
+            while written < size_bytes:
+                more = self._files.write(self._descriptor, [b"".join(parts)[written:]])
+                if not more:
+                    raise OSError(0, "nothing was written")
+                written += more
+        except BaseException:
+            self._take_back(segment)
+            raise
+        self._open = segment._replace(last=number, size_bytes=segment.size_bytes + size_bytes)
+
+    def _begin_segment(self, number: int) -> _Segment:
+        path = self._directory / f"log.{number:016x}"
+        with contextlib.suppress(FileNotFoundError):
+            path.unlink()  # one that never got a whole entry
+        self._closed = [segment for segment in self._closed if segment.path != path]
+        self._descriptor = self._files.open(path)
+        return _Segment(path, number, number - 1, 0)
+
+    def _end_segment(self) -> None:
+        if self._open is not None:
+            os.close(self._descriptor)
+            self._closed.append(self._open)
+            self._descriptor, self._open = -1, None
+
+    def _take_back(self, segment: _Segment) -> None:
+        """Cut off half an entry; if that fails too, nothing more goes behind it."""
+        try:
+            self._files.truncate(self._descriptor, segment.size_bytes)
+        except OSError:
+            self._end_segment()
+
+    # --- out --------------------------------------------------------------------------------------------------------
+
+    def entries(self, first: int) -> Iterator[Export]:
+        """The entries of earlier processes with this number and larger ones, in order; read one by one."""
+        with self._lock:
+            segments = list(self._closed)
+        stops = [*(segment.first for segment in segments[1:]), _NUMBER_MAX]
+        for segment, stop in zip(segments, stops, strict=False):
+            if segment.last >= first:
+                yield from (one for one, _ in _entries_of(segment.path, segment.first, stop) if one.seq >= first)
+
+    def free(self, read_from: int) -> None:
+        """A checkpoint has learned all entries with smaller numbers: segments with nothing else go."""
+        with self._lock:
+            if self._open is not None and self.newest < read_from:
+                self._end_segment()
+            while self._closed and self._closed[0].last < read_from:
+                try:
+                    self._files.unlink(self._closed[0].path)
+                except FileNotFoundError:
+                    pass
+                except OSError:
+                    break
+                del self._closed[0]
+
+
+# --- bytes ----------------------------------------------------------------------------------------------------------
+
+
+def _entry_parts(export: Export, number: int) -> list[bytes]:
+    """An entry in two buffers, so that the payload is not copied."""
+    meta = msgspec.msgpack.encode(_Meta(export.peer, export.transport, export.spans, export.arrived_unix_ns))
+    inner = struct.pack("<QH", number, len(meta)) + meta
+    checksum = zlib.crc32(export.payload, zlib.crc32(inner))
+    return [_PREFIX.pack(len(inner) + len(export.payload), checksum) + inner, export.payload]
+
+
+def _entries_of(path: Path, first: int, stop: int) -> Iterator[tuple[Export, int]]:
+    """The whole entries of a segment in order, with their size; numbers are ``first`` and larger, below ``stop``."""
+    try:
+        file = path.open("rb")
+    except FileNotFoundError:  # freed meanwhile: a checkpoint has learned it
+        return
+    with file:
+        reader = _Reader(file, stop)
+        at, expected = 0, first
+        while (found := reader.read_at(at, expected) or reader.find_after(at, expected)) is not None:
+            export, at, size_bytes = found
+            expected = export.seq + 1
+            yield export, size_bytes
+
+
+class _Reader:
+    """Reads entries of one segment, and finds the next whole one behind damage."""
+
+    def __init__(self, file: BinaryIO, stop: int) -> None:
+        self._file = file
+        self._size_bytes = file.seek(0, 2)
+        self._stop = stop
+        self._left_bytes = _SEARCH_BYTES_MAX
+
+    def read_at(self, at: int, expected: int) -> tuple[Export, int, int] | None:
+        """The entry that begins here, if one does: it, where it ends, its size."""
+        self._file.seek(at)
+        head = self._file.read(_HEAD.size)
+        if len(head) < _HEAD.size:
+            return None
+        length, checksum, number, meta_bytes = _HEAD.unpack(head)
+        rest_bytes = length - (_HEAD.size - _PREFIX.size)
+        end = at + _PREFIX.size + length
+        if not expected <= number < min(self._stop, expected + _AHEAD_MAX) or end > self._size_bytes:
+            return None
+        if not meta_bytes <= rest_bytes <= _ENTRY_BYTES_MAX:
+            return None
+        rest = self._file.read(rest_bytes)
+        if len(rest) != rest_bytes or zlib.crc32(rest, zlib.crc32(head[_PREFIX.size :])) != checksum:
+            self._left_bytes -= rest_bytes
+            return None
+        try:
+            meta = _meta_decoder.decode(rest[:meta_bytes])
+        except (msgspec.DecodeError, UnicodeDecodeError):  # the checksum may fit by chance
+            return None
+        payload = rest[meta_bytes:]
+        export = Export(payload, meta.peer, meta.transport, meta.spans, "", number, meta.arrived_unix_ns)
+        return export, end, end - at
+
+    def find_after(self, at: int, expected: int) -> tuple[Export, int, int] | None:
+        """The next whole entry behind a damaged one: where that says that it ends, else byte by byte."""
+        self._file.seek(at)
+        prefix = self._file.read(_PREFIX.size)
+        if len(prefix) == _PREFIX.size:
+            told = self.read_at(at + _PREFIX.size + _PREFIX.unpack(prefix)[0], expected)
+            if told is not None and told[0].seq == expected + 1:  # else a damaged length, by chance
+                return told
+        highs = {struct.pack("<Q", number)[_LOW_BYTES:] for number in (expected, expected + _AHEAD_MAX)}
+        pattern = re.compile(b"(?=" + b"|".join(map(re.escape, highs)) + b")", re.DOTALL)
+        chunk_at = at + 1
+        while self._left_bytes > 0 and chunk_at < self._size_bytes:
+            self._file.seek(chunk_at)
+            chunk = self._file.read(_CHUNK_BYTES)
+            for match in pattern.finditer(chunk):
+                begin = chunk_at + match.start() - _LOW_BYTES - _PREFIX.size
+                found = self.read_at(begin, expected) if begin > at else None
+                if found is not None or self._left_bytes <= 0:
+                    return found
+            if len(chunk) < _CHUNK_BYTES:
+                return None
+            chunk_at += len(chunk) - (8 - _LOW_BYTES - 1)
+        return None

@@ -1,0 +1,153 @@
+"""A restart anywhere in a recording: with the log nothing is lost and nothing learned twice."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from collector.config.schema import Config
+from collector.join import Rows
+from collector.recordings import Recording, TimedKv, TimedPage, merged
+from collector.service.build import make_pipeline
+from online import Target
+from online.state import LEARNERS, StateError, decode, encode
+from tests.support.paths import DATA
+
+CAPTURES = sorted({path.parent.name for path in DATA.glob("*/otlp.pb.gz")} - {"c10_long"})
+"""The long one says nothing that the others do not."""
+KNOWN: dict[str, list] = {}
+CONFIG = Config(learners=("rls", "river:residual"))
+
+
+def stream_of(capture):
+    """What a sidecar would have been sent, numbered and stamped as the log has it."""
+    if capture not in KNOWN:
+        files = [path for path in (DATA / capture).iterdir() if path.name in {"otlp.pb.gz", "kv.jsonl.gz"}]
+        timed = [one for one in merged([Recording(path, print) for path in files]) if not isinstance(one, TimedPage)]
+        KNOWN[capture] = [
+            one
+            if isinstance(one, TimedKv)
+            else one.export._replace(seq=1 + number, recording="", arrived_unix_ns=one.unix_nano + 10**9)
+            for number, one in enumerate(timed)
+        ]
+    return KNOWN[capture]
+
+
+class Life:
+    """One process after the other; what reaches the learners in all of them."""
+
+    def __init__(self):
+        self.rows: dict[tuple[str, str], list] = {}
+        self.pipeline = self.started()
+
+    def started(self):
+        pipeline = make_pipeline(CONFIG)
+        pipeline.on_event = self.record
+        return pipeline
+
+    def record(self, event):
+        if isinstance(event, Rows):
+            self.rows.setdefault((event.config_id, event.target), []).append(event.rows.end_ns)
+
+    def feed(self, stream):
+        for one in stream:
+            if isinstance(one, TimedKv):
+                self.pipeline.process_kv([one.batch])
+            else:
+                self.pipeline.process([one])
+
+    def restart(self, stream):
+        """As after a kill right behind a checkpoint: what it does not know is read from the log again."""
+        tree, position = self.pipeline.to_checkpoint()
+        before = self.pipeline.learned_rows
+        self.pipeline = self.started()
+        restored, left_out = self.pipeline.from_checkpoint(decode(encode(tree)))
+        assert (restored, left_out, self.pipeline.learned_rows) == (position, [], before)
+        self.feed(one for one in stream if not isinstance(one, TimedKv) and position.read_from <= one.seq)
+
+    def ends_ns(self):
+        return {name: np.concatenate(blocks) for name, blocks in self.rows.items()}
+
+
+@pytest.mark.parametrize("capture", CAPTURES)
+def test_a_restart_with_the_log_loses_no_step_and_learns_none_twice(capture):
+    stream = stream_of(capture)
+    straight, halting = Life(), Life()
+    straight.feed(stream)
+    begin = 0
+    for cut in sorted(random.Random(capture).choices(range(len(stream) + 1), k=3)):
+        halting.feed(stream[begin:cut])
+        halting.restart(stream[:cut])
+        begin = cut
+    halting.feed(stream[begin:])
+    straight.pipeline.flush()
+    halting.pipeline.flush()
+    for (config_id, target), ends_ns in straight.ends_ns().items():
+        found_ns = halting.ends_ns().get((config_id, target), np.empty(0, np.int64))
+        if target is Target.STEP_TIME:
+            _, times = np.unique(found_ns, return_counts=True)
+            _, straight_times = np.unique(ends_ns, return_counts=True)
+            assert times.max(initial=0) <= straight_times.max(initial=0), "none twice"
+            assert abs(len(found_ns) - len(ends_ns)) <= 2 + 0.005 * len(ends_ns)
+        assert len(found_ns) <= len(ends_ns) * 1.01 + 2
+    assert halting.pipeline.learned_rows > 0
+
+
+def test_learners_come_back_bit_for_bit():
+    life = Life()
+    life.feed(stream_of("c1_mixed"))
+    tree, _ = life.pipeline.to_checkpoint()
+    again = make_pipeline(CONFIG)
+    again.from_checkpoint(decode(encode(tree)))
+    assert encode({LEARNERS: again.to_checkpoint()[0][LEARNERS]}) == encode({LEARNERS: tree[LEARNERS]})
+    assert life.pipeline.learned_rows > 100
+
+
+def test_a_checkpoint_that_is_encoded_while_learning_goes_on_is_that_of_the_moment_it_was_taken():
+    stream, life = stream_of("c3_preempt"), Life()
+    half = len(stream) // 2
+    life.feed(stream[:half])
+    tree, _ = life.pipeline.to_checkpoint()
+    at_once = encode(tree)
+    life.feed(stream[half:])
+    assert encode(tree) == at_once
+
+
+def learned():
+    if "learned" not in KNOWN:
+        life = Life()
+        life.feed(stream_of("c1_mixed")[:12])
+        KNOWN["learned"] = [encode(life.pipeline.to_checkpoint()[0])]
+    return KNOWN["learned"][0]
+
+
+def mutated(draw, node):
+    """The same plain data with one value somewhere replaced by one of another kind."""
+    odd = st.sampled_from([None, -1, 2**63, 1.5, "x", b"", [], {}, [[]], {"a": 1}])
+    place = node
+    for _ in range(draw(st.integers(1, 12))):
+        keys = list(place) if isinstance(place, dict) else list(range(len(place)))
+        if not keys:
+            break
+        key = draw(st.sampled_from(keys[:200]))
+        if not isinstance(place[key], dict | list) or draw(st.integers(0, 9)) == 0:
+            place[key] = draw(odd)
+            break
+        place = place[key]
+    return node
+
+
+@given(data=st.data())
+@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+def test_a_wellsealed_checkpoint_with_wrong_values_is_refused_whole_or_restored_whole(data):
+    tree = mutated(data.draw, decode(learned()))
+    pipeline = make_pipeline(CONFIG)
+    before = encode(pipeline.to_checkpoint()[0])
+    try:
+        pipeline.from_checkpoint(decode(encode(tree)))
+    except StateError:
+        assert encode(pipeline.to_checkpoint()[0]) == before, "half of a checkpoint is worse than none"

@@ -227,8 +227,6 @@ class Examined(NamedTuple):
     rows: int
     lineages: Mapping[str, Lineage]
     facts: Mapping[str, Mapping[str, Fact]]
-    anonymous: bool
-    """An earlier version saved it without its engines."""
 
     @property
     def engines(self) -> list[str]:
@@ -259,7 +257,6 @@ def examine(fetched: Fetched, path: Path, config: Config, now_unix_nano: int) ->
         bank.learned_rows,
         bank.lineages,
         {each: bank.facts(each) for each in bank.configs()},
-        any(each not in bank.lineages for each in bank.configs()),
     )
 
 
@@ -370,12 +367,6 @@ class Puller:
         examined = [each for each in read if isinstance(each, Examined)]
         chosen, refused = choose(examined)
         refused += [each for each in read if isinstance(each, Fetched)]
-        for each in chosen:
-            if each.anonymous:
-                self._note(
-                    f"{each.fetched.place.name}: an earlier version saved it without its engines,"
-                    " so it is not known whether it counts twice"
-                )
         sources = [_taken(each) for each in chosen] + [_left_out(each) for each in refused]
         sources.sort(key=lambda source: source.name)
         return self._publish(chosen, sources)

@@ -15,10 +15,10 @@ Steps and FPM know the engine alone, so their TTFT and E2E are held against the 
 server, and are held against what a client sees. Beside them: NVIDIA's own regression on the same steps (a step of N
 decodes for ITL, a step of the prompt alone for TTFT), and a straight line ITL = a k + b of windows of five seconds.
 
-    make bench WHAT=gpus                               everything, some 20 minutes
+    make bench WHAT=gpus                               everything, some 10 minutes on an idle machine
     make bench WHAT=gpus ARGS='dense'                  or mixtures
     make bench WHAT=gpus ARGS='llama8b/H100 --minutes 2 --sources steps,pages'
-    make bench WHAT=gpus ARGS='--record'               and write docs/accuracy.md
+    make bench WHAT=gpus ARGS='--record'               and write docs/figures.json, which docs/accuracy.md has
 """
 
 from __future__ import annotations
@@ -33,16 +33,17 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 import tracefit
 from collector.cli import main as tracefit_main
+from tests.bench.figures import record
 from tests.support.gpu_kernels import DENSE, GPUS, MIXTURES, Machine, NvidiaRegression, fpm_record, step_times
 from tests.support.vllm_scheduler import Engine, Limits, StepTimes, Traffic, Work
 from tests.support.vllm_senders import page_lines, span_exports, step_exports, write, write_lines
@@ -373,38 +374,57 @@ def print_row(row: Row) -> None:
     )
 
 
-def summary(rows: list[Row]) -> Iterator[tuple[str, ...]]:
-    """One line for each kind of model and source."""
+HEADER = ("models", "source", "servers", "step", "ITL, worst", "TTFT, worst", "E2E, worst", "inside the band", "usable")
+
+
+def figures_of(rows: list[Row]) -> dict[str, object]:
+    """Of each kind of model and source: how many servers, errors in per cent, shares."""
+    figures: dict[str, object] = {}
     for kind in ("dense", "mixtures"):
         for source in (*SOURCES, NVIDIA, LINE):
             these = [row for row in rows if row.case.kind == kind and row.source == source]
             if not these:
                 continue
-            targets = TARGETS.get((kind, source), (math.nan,) * 3)
-            cells = []
-            for what, target in zip(ASKED, targets, strict=True):
-                values = [row.mean(what) for row in these if row.errors[what]]
-                worst = max((abs(row.worst(what)) for row in these if row.errors[what]), default=math.nan)
-                wanted = "" if math.isnan(target) else f" (≤ {target:g})"
-                cells.append(f"{statistics.fmean(values):.1f}{wanted}, {worst:.0f}" if values else "–")
             inside = [each for row in these for each in row.inside]
-            usable = sum(row.usable for row in these)
-            known = source in SOURCES
+            values = [float(len(these)), _mean(row.step for row in these)]
+            for what in ASKED:
+                values.append(_mean(row.mean(what) for row in these))
+                values.append(max((abs(row.worst(what)) for row in these if row.errors[what]), default=-1.0))
+            values.append(100.0 * statistics.fmean(inside) if inside else -1.0)
+            values.append(100.0 * sum(row.usable for row in these) / (len(these) * len(LOOPS)))
+            figures[f"{kind}, {source}"] = values
+    return figures
+
+
+def _mean(values: Iterable[float]) -> float:
+    """Of those that there are; -1 where there are none."""
+    known = [value for value in values if not math.isnan(value)]
+    return statistics.fmean(known) if known else -1.0
+
+
+def table_rows(figures: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
+    """One row for each kind of model and source, each figure beside its target; for the run and for the document."""
+    for kind in ("dense", "mixtures"):
+        for source in (*SOURCES, NVIDIA, LINE):
+            if f"{kind}, {source}" not in figures:
+                continue
+            servers, step, *errors, inside, usable = figures[f"{kind}, {source}"]
+            targets = TARGETS.get((kind, source))
+            cells = []
+            for place in range(len(ASKED)):
+                mean, worst = errors[2 * place : 2 * place + 2]
+                wanted = f" (≤ {targets[place]:g})" if targets else ""
+                cells.append(f"{mean:.1f}{wanted}, {worst:.0f}" if mean >= 0.0 else "–")
+            band = f"{inside:.0f} % ({INSIDE[0]}–{INSIDE[1]})" if inside >= 0.0 else "–"
             yield (
                 kind,
                 source,
-                _percent(statistics.fmean(row.step for row in these)),
+                f"{servers:.0f}",
+                f"{step:.1f}" if step >= 0.0 else "–",
                 *cells,
-                f"{100.0 * statistics.fmean(inside):.0f} %" if inside else "–",
-                f"{usable} of {len(these) * len(LOOPS)}" if known else "–",
+                band,
+                f"{usable:.0f} %" if targets else "–",
             )
-
-
-def _percent(value: float) -> str:
-    return "–" if math.isnan(value) else f"{value:.1f}"
-
-
-HEADER = ("models", "source", "step", "ITL", "TTFT", "E2E", "inside", "usable")
 
 
 def chosen_cases(words: list[str]) -> list[Case]:
@@ -424,7 +444,9 @@ def main() -> int:
     parser.add_argument("--sources", default=",".join(SOURCES))
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument("--verbose", action="store_true", help="every answer beside its truth")
-    parser.add_argument("--record", action="store_true", help="write docs/accuracy.md")
+    parser.add_argument(
+        "--record", action="store_true", help="write docs/figures.json, which docs/accuracy.md is made from"
+    )
     options = parser.parse_args()
     asked = Asked(options.minutes, options.exam_seconds, tuple(options.sources.split(",")), options.verbose)
     cases, rows, began = chosen_cases(options.cases), [], time.perf_counter()
@@ -434,9 +456,11 @@ def main() -> int:
             for row in found:
                 print_row(row)
             rows.extend(found)
-    lines = list(summary(rows))
-    for line in (HEADER, *lines):
-        print("  ".join(f"{cell:{width}}" for cell, width in zip(line, (8, 20, 5, 19, 19, 19, 6, 10), strict=True)))
+    figures = figures_of(rows)
+    for line in (HEADER, *table_rows(figures)):
+        print("  ".join(f"{cell:{width}}" for cell, width in zip(line, (8, 19, 7, 5, 18, 17, 16, 15, 6), strict=True)))
+    if options.record:
+        record("gpus", figures)
     print(f"{len(cases)} cases in {(time.perf_counter() - began) / 60.0:.1f} minutes; mean error in %, worst loop")
     return 0
 

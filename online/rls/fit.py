@@ -24,7 +24,7 @@ from online.rows import Floats, Mask, Target
 from online.state import StateError, Stateful, Tree
 
 from .error_bars import Meat, Shapes
-from .identify import Diagnosis, Evidence, Solved, diagnose
+from .identify import Diagnosis, Evidence, diagnose
 from .prior import Prior, contradicted
 from .solve import solve
 from .strata import Strata
@@ -163,6 +163,11 @@ class Fit(Stateful):
         p, precision, prior = self.p, self.precision(scale), self.prior
         columns = int(np.count_nonzero(self.live))
         evidence = Evidence(
+            beta=self.beta,
+            passive=self.passive,
+            live=self.live,
+            has_prior=np.zeros(p, np.bool_) if prior is None else prior.precision(1.0) > 0.0,
+            intercept=self.intercept,
             a=g[:p, :p],
             precision=np.zeros(p) if precision is None else precision,
             prior=np.zeros(p) if prior is None else prior.score_variance(scale),
@@ -175,8 +180,7 @@ class Fit(Stateful):
             rows=float(self.strata.n1.sum()),
             shapes=shapes,
         )
-        has_prior = np.zeros(p, np.bool_) if prior is None else prior.precision(1.0) > 0.0
-        return diagnose(evidence, Solved(self.beta, self.passive, self.live, has_prior, self.intercept))
+        return diagnose(evidence)
 
 
 def residual_squares(g: Floats, beta: Floats) -> float:

@@ -77,13 +77,20 @@ ABSENT = "absent"
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """Over p columns: A (p, p), the precision beside it (p,) and u^2 H of a prior (p,), A_jl (p,), A_ll, s^2 n2 / n1.
+    """A solution and what it rests on, over p columns.
 
+    beta (p,), passive set, columns with evidence (``live``), with a prior, and the intercept, (p,) each; A (p, p), the
+    precision beside it (p,) and u^2 H of a prior (p,), A_jl (p,), A_ll, s^2 n2 / n1.
     ``meat``: M of Newey and West, (p, p), None while there are too few windows; ``carried``: there are 2 p + 2.
     ``spread``: cv over the strata that have the column, (p,). ``rows`` that are remembered. ``shapes``: what the form
     misses by batch shape, where there are some.
     """
 
+    beta: Floats
+    passive: Mask
+    live: Mask
+    has_prior: Mask
+    intercept: Mask
     a: Floats
     precision: Floats
     prior: Floats
@@ -95,17 +102,6 @@ class Evidence:
     spread: Floats
     rows: float
     shapes: Shapes | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Solved:
-    """beta (p,), the passive set, the columns with evidence, those with a prior, and the intercept."""
-
-    beta: Floats
-    passive: Mask
-    live: Mask
-    has_prior: Mask
-    intercept: Mask
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,9 +123,9 @@ class Diagnosis:
         return np.sqrt(self.covariance.diagonal())
 
 
-def diagnose(evidence: Evidence, solved: Solved) -> Diagnosis:
+def diagnose(evidence: Evidence) -> Diagnosis:
     """Error bars, shares and status of a solution; see the module's equations."""
-    p, on = len(solved.beta), solved.live.nonzero()[0]
+    p, on = len(evidence.beta), evidence.live.nonzero()[0]
     a, among = evidence.a.diagonal(), (on[:, None], on)
     diagonal = a + evidence.precision
     ridge = evidence.precision + RELATIVE_RIDGE * diagonal
@@ -145,7 +141,7 @@ def diagnose(evidence: Evidence, solved: Solved) -> Diagnosis:
     sampling = _sampling(evidence, among, inverse, outer)
     if evidence.shapes is not None and len(on):
         inflation = float((sampling.diagonal() / (evidence.variance * inverse.diagonal())).mean())
-        form = evidence.shapes.covariance(solved.beta, inverse * outer, on, inflation)
+        form = evidence.shapes.covariance(evidence.beta, inverse * outer, on, inflation)
         form_error[on] = np.sqrt(form.diagonal())
         sampling += _faded(evidence.rows) * form / outer
     covariance[among] = sampling * outer
@@ -155,7 +151,7 @@ def diagnose(evidence: Evidence, solved: Solved) -> Diagnosis:
         vif = np.maximum((a - per_step) * c, 1.0)
     share = np.minimum(np.maximum(1.0 - ridge * c, 0.0), 1.0)
     told = Diagnosis(covariance, form_error, share, excitation, vif, (), (), _condition(scaled))
-    status, reason = _status(solved, told, evidence)
+    status, reason = _status(told, evidence)
     return replace(told, status=status, reason=reason)
 
 
@@ -182,21 +178,21 @@ def _sampling(evidence: Evidence, among: tuple[Ints, Ints], inverse: Floats, out
     return not_below(inverse @ ((evidence.meat[among] + prior) * outer) @ inverse, independent)
 
 
-def _status(solved: Solved, told: Diagnosis, evidence: Evidence) -> tuple[tuple[str, ...], tuple[Reason | None, ...]]:
-    shared = bool((solved.intercept & solved.live).any())
+def _status(told: Diagnosis, evidence: Evidence) -> tuple[tuple[str, ...], tuple[Reason | None, ...]]:
+    shared = bool((evidence.intercept & evidence.live).any())
     stderr, statuses, reasons = told.stderr, [], []
-    for j, beta in enumerate(solved.beta.tolist()):
+    for j, beta in enumerate(evidence.beta.tolist()):
         reason = None
-        if not solved.live[j]:
+        if not evidence.live[j]:
             status = ABSENT
-        elif not solved.passive[j]:
+        elif not evidence.passive[j]:
             status = "at_bound"
-        elif told.share[j] < PRIOR_SHARE and solved.has_prior[j]:
+        elif told.share[j] < PRIOR_SHARE and evidence.has_prior[j]:
             status = "prior_only"
-        elif told.excitation[j] < CONSTANT_CV and shared and not solved.intercept[j]:
+        elif told.excitation[j] < CONSTANT_CV and shared and not evidence.intercept[j]:
             status = "constant"
         else:
-            varied = evidence.spread[j] > ONE_VALUE_CV or bool(solved.intercept[j])
+            varied = evidence.spread[j] > ONE_VALUE_CV or bool(evidence.intercept[j])
             sure = stderr[j] < IDENTIFIED_ERROR * abs(beta)
             reason = _weakness(told, j, carried=evidence.carried, varied=varied, sure=sure)
             status = "weak" if reason else "identified"

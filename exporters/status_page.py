@@ -60,7 +60,6 @@ from exporters.wording import (
     age,
     count,
     duration,
-    factor,
     name_of,
     percent,
     significant,
@@ -140,14 +139,7 @@ _SCRIPT = (_TEMPLATES / "page.js").read_text(encoding="utf-8")
 _ENVIRONMENT = jinja2.Environment(
     loader=jinja2.FileSystemLoader(_TEMPLATES), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True
 )
-_ENVIRONMENT.filters |= {
-    "age": age,
-    "count": count,
-    "duration": duration,
-    "factor": factor,
-    "percent": percent,
-    "significant": significant,
-}
+_ENVIRONMENT.filters |= {"age": age, "count": count, "duration": duration, "percent": percent}
 
 
 def _csp_hash(text: str) -> str:

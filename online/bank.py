@@ -15,7 +15,7 @@ from __future__ import annotations
 import copy
 import hashlib
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Annotated, Any
 from weakref import WeakKeyDictionary
 
@@ -394,7 +394,6 @@ def merge_states(
     settings: BankSettings,
     *,
     names: Sequence[str] = (),
-    note: Callable[[str], None] = lambda _: None,
 ) -> bytes:
     """One state out of several, taken in the order of their event time, whatever the order they are named in.
 
@@ -402,7 +401,6 @@ def merge_states(
         parts: state files.
         settings: of the models to keep.
         names: what sentences call each of them; ``state 1`` and so on without.
-        note: takes a sentence about each state of which nobody can tell whether its rows are in another one too.
 
     Raises:
         StateError: one of them is corrupt, does not fit, or shares rows with another one; the message names it.
@@ -417,8 +415,6 @@ def merge_states(
         except StateError as error:
             raise StateError(f"{name}: {error}") from error
         ledger.admit(name, bank.lineages)
-        if any(config_id not in bank.lineages for config_id in bank.configs()):
-            note(f"{name}: an earlier version saved it without its engines, so it is not known whether it counts twice")
         banks.append((*bank.event_span_ns(), hashlib.blake2b(data).digest(), bank))
     merged = Bank(settings)
     for *_, bank in sorted(banks, key=lambda each: each[:3]):

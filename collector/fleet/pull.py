@@ -69,7 +69,7 @@ def merge_files(
         except OSError as error:
             raise StartError(f"cannot read {path}: {error.strerror}") from None
     try:
-        merged = merge_states(parts, config, names=[str(path) for path in paths], note=note)
+        merged = merge_states(parts, config, names=[str(path) for path in paths])
     except StateError as error:
         note(str(error))
         return EXIT_FAILED

@@ -45,10 +45,9 @@ from online.transfer import HIDES_HITS
 
 from .checkpoint import PROGRESS, Position, UnlearnedExports
 from .correlator import Correlator
-from .plugin_losses import PluginLosses
 from .quarantine import Quarantine
 from .recent_load import RecentLoad
-from .skewed_senders import SkewedSenders
+from .senders import PluginLosses, SkewedSenders
 
 JOIN = "join"
 

@@ -6,10 +6,11 @@ that the check-ins and new generations keep coming under load.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 from collector.decode.kv import KvBatch
@@ -19,7 +20,6 @@ from collector.runtime import Clock, Health, Task
 from collector.telemetry import Counts, Metrics, Stall, table
 from online import RowOutcome, Target
 
-from .ending import Ending
 from .publish import Publisher
 from .stall import StallWatch, WorkerProgress
 
@@ -31,7 +31,12 @@ does not wait for it (memory_relief.py), nor do sources that become idle (event_
 TURN_TIMEOUT_S = 60.0
 """Longer than the slowest batch (one 32 MiB export); past it the thread hangs and a restart is the cure."""
 LAST_BATCH_S = 2.0
-"""For the batch under way, when the time to drain is up; see collector/service/ending.py for what comes behind it."""
+"""For the batch under way, when the time to drain is up; a last checkpoint and generation come behind it."""
+
+MARGIN = 2.0
+"""Of what the longest checkpoint and generation took: in the last ones all that waits has become rows."""
+RESERVED_SHARE = 0.5
+"""Of the time to drain, what is kept for the last checkpoint and generation at most."""
 
 _log = logging.getLogger(__name__)
 
@@ -79,6 +84,55 @@ class Keeper(Protocol):
     def tick(self, *, final: bool = False) -> bool:
         """Take the state if it is due; whether it was taken."""
         ...
+
+
+class Ending:
+    """What a stop needs to know: how long the last checkpoint and generation take, and which spans it would leave out.
+
+    Kept up to date by the worker's thread; read by who stops it.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._longest_s: dict[str, float] = {}
+        self._spans_in_hand = 0
+        self._spans_unsaved = 0
+
+    @contextlib.contextmanager
+    def timed(self, what: str) -> Iterator[None]:
+        """Remember how long one of the last things took this time, if it was the longest."""
+        begun_ns = self._clock.monotonic_ns()
+        yield  # what is timed raises nothing
+        elapsed_s = (self._clock.monotonic_ns() - begun_ns) / 1e9
+        self._longest_s[what] = max(self._longest_s.get(what, 0.0), elapsed_s)
+
+    @contextlib.contextmanager
+    def in_hand(self, exports: Sequence[Export]) -> Iterator[None]:
+        """The batch is being learned from; afterwards it is in no checkpoint yet."""
+        spans = sum(export.spans for export in exports)
+        self._spans_in_hand = spans
+        try:
+            yield
+            self._spans_unsaved += spans
+        finally:  # what fails is counted elsewhere
+            self._spans_in_hand = 0
+
+    def record_checkpoint(self) -> None:
+        """A checkpoint was taken: it contains everything learned so far."""
+        self._spans_unsaved = 0
+
+    def reserved_s(self, drain_s: float) -> float:
+        """How much of the time to drain the last checkpoint and generation need."""
+        return min(MARGIN * sum(tuple(self._longest_s.values())), RESERVED_SHARE * drain_s)
+
+    def missing(self, queued: Sequence[Export], *, ended: bool) -> str:
+        """What a stop now leaves out, in words: only what really is."""
+        spans = sum(export.spans for export in queued) + self._spans_in_hand
+        counted = [(spans, "spans not learned from")]
+        if not ended:
+            counted.append((self._spans_unsaved, "spans learned from and in no checkpoint"))
+        texts = [f"{number} {text}" for number, text in counted if number]
+        return ", ".join(texts if ended else [*texts, "no last generation"])
 
 
 class Worker:
@@ -203,7 +257,7 @@ class Worker:
         with self._ending.timed("state"):
             taken = self._keeper.tick(final=final)
         if taken:
-            self._ending.record_state()
+            self._ending.record_checkpoint()
         with self._ending.timed("generation"):
             self._publisher.tick(final=final)
 

@@ -12,6 +12,7 @@ was fed the same exports (relative 1e-9).
 from __future__ import annotations
 
 import argparse
+import asyncio
 import errno
 import json
 import logging
@@ -32,7 +33,7 @@ from collector.app import Sidecar
 from collector.config.load import load
 from collector.ingest import Export
 from collector.runtime.filesystem import SystemFiles
-from collector.runtime.tasks import Stop, SystemClock
+from collector.runtime.tasks import Stop, SystemClock, serve
 from collector.service.build import make_pipeline
 from collector.service.checkpoint import CheckpointFiles, Directory
 from collector.service.durability import Durability
@@ -155,13 +156,14 @@ def be_a_victim(trouble: str, seed: int, stage: str) -> int:
     logging.basicConfig(level=logging.INFO, stream=sys.stderr)
     clock = JumpingClock(rng) if trouble == "clock" else SystemClock()
     stop = Stop()
-    stop.listen()
     sidecar = Sidecar(load(None, os.environ), clock, on_death=stop.ask, files=BadDisk(trouble, rng))
-    sidecar.start()
-    sys.stdout.write(f"{sidecar.grpc_port} {sidecar.http_port}\n")
-    sys.stdout.flush()
-    stop.wait()
-    return 0 if sidecar.stop() else 1
+
+    def begin() -> None:
+        sidecar.start()
+        sys.stdout.write(f"{sidecar.grpc_port}\n")
+        sys.stdout.flush()
+
+    return 0 if asyncio.run(serve(begin, sidecar.stop, stop)) else 1
 
 
 def environment(directory):
@@ -262,14 +264,16 @@ def expected(directory, exports):
 def run(directory, *, kills, seed, exports, pause_s=0.0, say=lambda _: None):
     """Kill so often while the load goes on, then let it end; AssertionError if anything was lost or learned twice."""
     rng = random.Random(seed)
-    load_, slowest_s, done, staged = Load(exports, pause_s), 0.0, 0, 0
+    load_, slowest_s, lives, done, staged = Load(exports, pause_s), 0.0, 0, 0, 0
     stages = [stage for stage in STAGES for _ in range(1 + kills // 30)]
     rng.shuffle(stages)
     try:
         while done < kills:
-            trouble = TROUBLES[done % len(TROUBLES)]
-            stage = stages.pop() if stages and done % 2 == 0 else ""
-            process, took_s = start(directory, trouble, seed + done, stage, load_)
+            trouble = TROUBLES[lives % len(TROUBLES)]
+            stage = stages.pop() if stages and lives % 2 == 0 else ""
+            process, took_s = start(directory, trouble, seed + lives, stage, load_)
+            lives += 1
+            assert lives <= 2 * kills + 5, "starts fail"
             if load_.port:
                 slowest_s = max(slowest_s, took_s)
                 if stage:
@@ -284,7 +288,8 @@ def run(directory, *, kills, seed, exports, pause_s=0.0, say=lambda _: None):
             code = process.wait(READY_S)
             process.stdout.close()
             load_.port = 0
-            done, staged = done + 1, staged + bool(stage and code == -signal.SIGKILL)
+            killed = code == -signal.SIGKILL  # a disk in trouble may also end a start in order
+            done, staged = done + killed, staged + bool(stage and killed)
             say(f"{done:4} {trouble:10} {stage or 'whenever':24} exit {code}")
         process, took_s = start(directory, "none", 0, "", load_)
         while not load_.is_sent and process.poll() is None:

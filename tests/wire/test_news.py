@@ -19,7 +19,7 @@ from tests.support.sidecars import call_export, get, running_sidecar
 def told(caplog):
     """The lines of news so far, with their levels."""
     caplog.set_level(logging.INFO)
-    return lambda: [(r.levelname, r.getMessage()) for r in caplog.records if r.name == "collector.service.news"]
+    return lambda: [(r.levelname, r.getMessage()) for r in caplog.records if r.name == "collector.service.publish"]
 
 
 def learned(sidecar):

@@ -193,7 +193,7 @@ def request_span(span: Span) -> RequestSpan:
 
 
 AdmitSpan = Callable[[str, bytes, int], Skip | None]
-"""(instance, span id, end unix ns) -> a reason to leave the span out, or None; see collector.join.dedupe."""
+"""(instance, span id, end unix ns) -> a reason to leave the span out, or None; see collector.join.spans."""
 
 
 class Taken(NamedTuple):

@@ -26,7 +26,7 @@ from collector.decode.kv import KvBatch
 from collector.identity import Fact, Knowledge, cannot_derive
 from collector.ingest import Export
 from collector.join import Event, Renamed, Rows
-from collector.join.steps import Scheduling
+from collector.join.inferred import Scheduling
 from collector.recordings import Recording, TimedExport, TimedKv, merged
 from collector.runtime import PrintLine
 from collector.service import Correlator

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from .api_queueing import with_stand_ins
 from .checkpoint import CheckpointError
-from .dedupe import SpanWindow
 from .emitter import Emitter, Key, facts_of
 from .engine import Engine
 from .events import Described, Event, Renamed, Restarted, Rows, Succeeded
 from .joiner import Joiner
-from .pending import Pending
+from .release import Pending
+from .spans import SpanWindow
 
 __all__ = [
     "CheckpointError",
@@ -25,4 +26,5 @@ __all__ = [
     "SpanWindow",
     "Succeeded",
     "facts_of",
+    "with_stand_ins",
 ]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collector.config import JoinConfig
 from collector.decode import RequestSpan
 from collector.identity import EngineFacts
-from collector.join.requests import ApiQueueing, RequestSequence
-from collector.join.steps import Scheduling
+from collector.join.api_queueing import ApiQueueing
+from collector.join.inferred import RequestSequence, Scheduling
 from collector.telemetry import Counts, RowDrop, table
 from online import EngineSnapshot, Quality, Target
 from online.state import saved

@@ -16,15 +16,15 @@ import numpy as np
 
 from collector.config import JoinConfig
 from collector.identity import EngineFacts, Fact, FactSource
+from collector.join.api_queueing import ApiQueueing, BusyArrival, Piece
+from collector.join.inferred import Scheduling, Sums
 from collector.join.pages import PageEngine
-from collector.join.requests import ApiQueueing, BusyArrival, Piece
-from collector.join.steps import Scheduling, Sums
 from online import RowBlock, Target
 
 from .api_process import ApiProcess
 from .emitter import Emitter, Key, TargetRows
 from .engine import Engine
-from .shared_ids import SharedId
+from .registry import SharedId
 
 MARKS_MAX = 4096
 """Emitters whose marks are kept, also after they made room for others: their telemetry may still be in the log."""
@@ -142,7 +142,7 @@ class Calibration(msgspec.Struct):
 
 
 class Queueing(msgspec.Struct):
-    """What is known of the time between arrival and queue; see :class:`~collector.join.requests.ApiQueueing`."""
+    """What is known of the time between arrival and queue; see :class:`~collector.join.api_queueing.ApiQueueing`."""
 
     requests: Natural
     wait_us: Number

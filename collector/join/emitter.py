@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple, Protocol
 
 from collector.identity import EngineFacts, Fact, config_id
-from collector.join.requests import ApiQueueing
+from collector.join.api_queueing import ApiQueueing
 from collector.telemetry import Counts
 from online import EngineSnapshot, Quality, RowBlock, Target
 

@@ -1,9 +1,9 @@
-"""One engine: the process sequences it has been, its requests, and the rows they give.
+"""One engine: the processes it has been, their steps and requests, and the rows they give.
 
-A restart starts a new sequence (step ids or the clock go back); the old one stays until event time has passed it, so
-that its late spans still find it. Rows of an older sequence leave before those of a newer one.
+A restart starts a new process (step ids or the clock go back); the old one stays until event time has passed it, so
+that its late spans still find it. Rows of an older process leave before those of a newer one.
 
-Step ids that jump ahead by more than a window holds, or than the time since the last step allows, start a new sequence,
+Step ids that jump ahead by more than a window holds, or than the time since the last step allows, start a new process,
 too, beside the old one: another sender may have claimed this name. Until it has lasted for ``grace_s`` of its own time,
 nothing is asked of it, and it is given up as soon as the old one goes on.
 """
@@ -11,31 +11,81 @@ nothing is asked of it, and it is given up as soon as the old one goes on.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from collector.config import JoinConfig
-from collector.decode import CoreSpan, MarkKind, StepColumns, Telemetry
+from collector.decode import ApiSpan, CoreSpan, MarkKind, StepColumns, Telemetry
 from collector.identity import EngineFacts, FactSource
-from collector.join.requests import (
+from collector.join.api_queueing import ApiQueueing
+from collector.join.inferred import (
     QUEUE_STATE_AGE_NS,
-    ApiQueueing,
     RequestRow,
+    Scheduling,
+    StepSequence,
+    WarmUp,
     extent_of,
     request_block,
     rows_of,
     runs_of,
 )
-from collector.join.steps import Scheduling, StepSequence, WarmUp
 from collector.telemetry import Counts, JoinEvent, RowDrop, table
 from online import EngineSnapshot, Quality, Target
 from online.state import saved
 
-from .block_ratio import BlockRatio
 from .emitter import Key, TargetRows
-from .engine_process import EngineProcess, PendingRequest
 from .events import Restarted
+from .inferred import BlockRatio
 from .window import StepWindow
+
+
+@dataclass(slots=True)
+class PendingRequest:
+    """A finished request waiting for its API span and for the frontier to pass it."""
+
+    STATE = saved("pending_request")
+
+    span: CoreSpan
+    last_step: int
+    queued_unix_ns: int
+    start_unix_ns: int
+    end_unix_ns: int
+    api: ApiSpan | None = None
+
+
+@dataclass(slots=True)
+class EngineProcess:
+    """One step sequence with what belongs to it; ``jumped``: its step ids began far ahead of the one before it."""
+
+    STATE = saved("engine_process")
+
+    sequence: StepSequence
+    warm_up: WarmUp
+    requests: list[PendingRequest] = field(default_factory=list)
+    jumped: bool = False
+
+    @property
+    def needed_unix_ns(self) -> int:
+        """Event time from which on its telemetry is needed for the rows to come."""
+        waiting = min((request.queued_unix_ns for request in self.requests), default=self.sequence.safe_unix_ns)
+        return min(waiting - QUEUE_STATE_AGE_NS if self.requests else waiting, self.sequence.safe_unix_ns)
+
+    def add_request(self, request: PendingRequest, requests_max: int) -> int:
+        """Let a request wait for its rows; how many others were evicted to keep the bound."""
+        self.requests.append(request)
+        if len(self.requests) <= requests_max:
+            return 0
+        # a sixteenth at once: sorting for every request that comes would be quadratic
+        self.sort_requests()
+        evicted = len(self.requests) // 16 + 1
+        del self.requests[:evicted]
+        return evicted
+
+    def sort_requests(self) -> None:
+        """In order of their end; equal ends by span id, so that arrival does not show."""
+        self.requests.sort(key=lambda request: (request.end_unix_ns, request.span.span_id))
+
 
 _CONFLICTS_MAX = 3
 """Restarts within the grace time from which on two engines must share one instance id."""

@@ -11,26 +11,19 @@ from collector.config import JoinConfig
 from collector.decode import Telemetry, latest_unix_ns
 from collector.decode.pages import ScrapedPage
 from collector.identity import Knowledge
-from collector.join.kv import KvSources
+from collector.join.inferred import KvSources, StepSequence
 from collector.join.pages import PageEngine, PageEngines, keys_of
-from collector.join.steps import StepSequence
 from collector.telemetry import Counts, JoinEvent, RowDrop, table
 from online.state import saved
 
 from .api_process import ApiProcess
-from .api_spans import ApiSpans
-from .census import engine_configs_of
 from .checkpoint import EmitterCheckpoint, JoinCheckpoint, RowMarks
-from .describe import Known, describe
 from .emitter import Emitter, Key, TargetRows, by_config, config_id_of, key_of
 from .engine import Engine, take_restarts
 from .events import Event, Renamed, Succeeded
-from .pending import Pending, pending_of
-from .places import Full, Places
-from .release import Release, release_rows
-from .replaced import Begin, replaced_configs
-from .same_engine import find_double
-from .shared_ids import SharedIds
+from .registry import Begin, Full, Known, Places, SharedIds, describe, find_double, replaced_configs
+from .release import Pending, Release, engine_configs_of, pending_of, release_rows
+from .spans import ApiSpans
 
 
 class Joiner:

@@ -1,23 +1,67 @@
-"""One order for the rows of several engines of a configuration: wall clock, then instance.
+"""The rows of several engines of a configuration in one order, up to the watermark; and what is pending.
 
 Guarantee: rows leave in the order of (end_ns, instance) whatever the order in which the engines' rows came, as long as
-no engine is idle; an idle engine holds nobody up.
+no engine is idle; an idle engine holds nobody up. The watermark is ``grace_s`` behind the newest event, by when an
+engine not heard of before would have spoken, and never ahead of an engine that still sends.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from collector.config import JoinConfig
-from online import RowBlock, Target
+from online import Ints, RowBlock, Target
 from online.state import saved
 
-from .census import watermark_of
 from .emitter import Emitter, Key, TargetRows, key_of
+from .engine import Engine
 from .events import Rows
+
+_TURN_NS, _LONG_TURN_NS = 1_000_000_000, 4_000_000_000
+"""Rows of several engines leave by the second, of many by four: every piece of an engine's rows has its cost."""
+_MANY = 100
+
+
+def watermark_of(emitters: Sequence[Emitter], settings: JoinConfig) -> int | None:
+    """Until when (wall clock ns) the rows of one configuration's emitters that are not idle are all here.
+
+    None where there are none: nobody is waited for. See :func:`horizon`.
+    """
+    if not emitters:
+        return None
+    event_unix_ns, safe_unix_ns = np.array([(each.event_unix_ns, each.safe_unix_ns) for each in emitters]).T
+    until_unix_ns = horizon(event_unix_ns, safe_unix_ns, settings)
+    if len(emitters) == 1:
+        return until_unix_ns
+    turn_ns = _TURN_NS if len(emitters) < _MANY else _LONG_TURN_NS
+    return until_unix_ns // turn_ns * turn_ns
+
+
+def engine_configs_of(engines: Iterable[Key], config_ids: Mapping[Key, str]) -> dict[str, set[str]]:
+    """Configurations of engines, by recording."""
+    configs: dict[str, set[str]] = {}
+    for key in engines:
+        configs.setdefault(key[0], set()).add(config_ids[key])
+    return configs
+
+
+def horizon(event_unix_ns: Ints, safe_unix_ns: Ints, settings: JoinConfig) -> int:
+    """Until when (wall clock ns) the rows of these emitters (n,) are all here.
+
+    Always ``grace_s`` behind the newest event: by then an engine not heard of before would have spoken. An engine
+    silent for ``window_s`` is not waited for.
+    """
+    newest = int(event_unix_ns.max())
+    grace = newest - int(settings.grace_s * 1e9)
+    if len(event_unix_ns) == 1:
+        return grace
+    speaking = event_unix_ns >= newest - int(settings.window_s * 1e9)
+    return min(grace, int(safe_unix_ns[speaking].min()))
 
 
 class ReleasedRows(NamedTuple):
@@ -133,3 +177,38 @@ def release_rows(
             del releases[config_id]
         out += [Rows(config_id, target, rows, engines=engines) for target, rows, engines in released]
     return out
+
+
+class Pending(NamedTuple):
+    """Of one emitter; all of it is emitted at ``until_unix_ns`` (the clock here) if nothing comes any more.
+
+    ``until_unix_ns`` is 0 where no clock was told yet.
+    """
+
+    instance: str
+    steps: int
+    requests: int
+    rows: int
+    until_unix_ns: int
+
+
+def pending_of(
+    emitters: Mapping[Key, Emitter],
+    config_ids: Mapping[Key, str],
+    releases: Mapping[str, Release],
+    heard_unix_ns: Mapping[Key, int],
+    idle_ns: int,
+) -> list[Pending]:
+    """Of the emitters that hold something."""
+    configs_of_engines = {config_ids[key] for key, e in emitters.items() if isinstance(e, Engine) and key in config_ids}
+    beside = next(iter(configs_of_engines)) if len(configs_of_engines) == 1 else ""
+    pending = []
+    for key, emitter in emitters.items():
+        release = releases.get(config_ids.get(key, beside))
+        rows = release.rows_held(emitter.instance) if release is not None else 0
+        steps = emitter.pending_steps if isinstance(emitter, Engine) else 0
+        if steps or emitter.open_requests or rows:
+            heard_ns = heard_unix_ns.get(key)
+            until_unix_ns = heard_ns + idle_ns if heard_ns is not None else 0
+            pending.append(Pending(key[1], steps, emitter.open_requests, rows, until_unix_ns))
+    return pending

@@ -26,8 +26,9 @@ from collector.join import (
     Rows,
     Succeeded,
     facts_of,
+    with_stand_ins,
 )
-from collector.join.requests import doubts_of, with_stand_ins
+from collector.join.inferred import doubts_of
 from collector.telemetry import Counts, table
 from exporters.what_if import Mix
 from online import (

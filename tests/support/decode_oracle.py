@@ -8,7 +8,7 @@ from google.protobuf.message import DecodeError
 
 from collector.decode import spans as plain
 from collector.decode.columnar import Decoder
-from collector.join.dedupe import SpanWindow
+from collector.join.spans import SpanWindow
 from collector.telemetry import Counts, table
 from collector.telemetry.metrics import metric_of
 from collector.telemetry.reasons import Skip

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from .page_engine import PageEngine
-from .page_engines import PageEngines, keys_of
+from .engines import PageEngine, PageEngines, keys_of
 from .scrape_windows import ScrapeWindows
 
 __all__ = [

@@ -70,7 +70,7 @@ from statistics import median
 import numpy as np
 
 from collector.decode.pages import EngineReading, Flavour, Meaning
-from collector.join.requests import ApiQueueing
+from collector.join.api_queueing import ApiQueueing
 from collector.telemetry import RowDrop
 from online import PHASES, STEP_FEATURES, Floats, Quality, RowBlock
 from online.state import saved

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collector.join.dedupe import SpanWindow
+from collector.join.spans import SpanWindow
 from collector.telemetry.reasons import Skip
 
 S = 10**9

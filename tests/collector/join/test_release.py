@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from collector.config.schema import JoinConfig
-from collector.join.census import horizon
+from collector.join.release import horizon
 from online.rows import STEP_FEATURES, RowBlock
 from tests.support.pipelines import coefficients, replayed
 from tests.support.toy_engine import many_jobs, run_engine

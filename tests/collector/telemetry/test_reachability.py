@@ -28,7 +28,7 @@ from collector.fleet import sources as state_fetch
 from collector.fleet.pull import Puller, PullOptions
 from collector.ingest.kv import _Subscription
 from collector.ingest.queue import AdmissionQueue, Export, Intake
-from collector.join.kv.timeline import KvTimeline
+from collector.join.inferred.kv_timeline import KvTimeline
 from collector.telemetry import Counts, Metrics, reasons, table
 from collector.telemetry.metrics import metric_of
 from collector.telemetry.reasons import (

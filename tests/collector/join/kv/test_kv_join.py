@@ -11,8 +11,8 @@ import pytest
 
 from collector.config.schema import Config, JoinConfig
 from collector.decode.spans import decode
+from collector.join.inferred.kv_owners import KvSources
 from collector.join.joiner import Joiner
-from collector.join.kv.owners import KvSources
 from collector.service.pipeline import Pipeline
 from collector.telemetry import Counts, table
 from collector.telemetry.reasons import KvSkip

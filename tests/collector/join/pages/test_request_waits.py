@@ -5,8 +5,8 @@ import math
 import pytest
 
 from collector.decode.pages import EngineReading, Flavour, Meaning
+from collector.join.api_queueing import with_stand_ins
 from collector.join.pages import PageEngine
-from collector.join.requests import with_stand_ins
 
 STEP_S, LONG_S, FRONT_END_S = 0.02, 0.2, 0.005
 WAIT_S = FRONT_END_S + (9 * STEP_S**2 + LONG_S**2) / (2 * (9 * STEP_S + LONG_S))

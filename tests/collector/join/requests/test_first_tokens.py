@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from collector.join.requests.api_queueing import ApiQueueing, BusyArrival, StepCosts, explained, told, with_stand_ins
+from collector.join.api_queueing import ApiQueueing, BusyArrival, StepCosts, explained, told, with_stand_ins
 from online import FeatureSnapshot, ModelSnapshot, TargetSnapshot
 from tests.support.pipelines import new_pipeline
 from tests.support.toy_spans import STOCK_SCOPE, Piece, exports_of, stock_span

@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from collector.join.requests import lay_journey, split_chunks
-from collector.join.steps.row_blocks import Rebuilt, complete
+from collector.join.inferred import lay_journey, split_chunks
+from collector.join.inferred.row_blocks import Rebuilt, complete
 from collector.join.window import StepWindow
 from tests.support.toy_engine import Job, Run, many_jobs, run_engine
 from tests.support.toy_spans import columns_of, core_of

@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry
 
 from collector.cli import main
 from collector.config.schema import JoinConfig
-from collector.join.requests.occupancy import RequestSequence
+from collector.join.inferred.occupancy import RequestSequence
 from collector.telemetry import table
 from collector.telemetry.reasons import RowDrop
 from exporters.pages import Request

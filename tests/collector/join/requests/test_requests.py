@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from collector.decode.records import Finish
-from collector.join.requests import lay_journey
-from collector.join.requests.journeys import idle_at, queue_state, rows_of
+from collector.join.inferred import lay_journey
+from collector.join.inferred.journeys import idle_at, queue_state, rows_of
 from collector.join.window import StepWindow
 from collector.telemetry import table
 from collector.telemetry.reasons import JoinEvent, RowDrop

@@ -9,9 +9,9 @@ import pytest
 
 from collector.config.schema import JoinConfig
 from collector.decode.records import SNAPSHOT_DTYPE
-from collector.join.block_ratio import BlockRatio
-from collector.join.steps.process_context import Scheduling
-from collector.join.steps.sequence import StepSequence, WarmUp
+from collector.join.inferred import BlockRatio
+from collector.join.inferred.context import Scheduling
+from collector.join.inferred.sequence import StepSequence, WarmUp
 from collector.telemetry import Counts, table
 from collector.telemetry.reasons import JoinEvent, RowDrop
 from online.rows import STEP_FEATURES, Quality, RowBlock

@@ -5,7 +5,7 @@ import pytest
 
 from collector.config.schema import Config
 from collector.evaluate.systems import NINE, design
-from collector.join.block_ratio import BlockRatio
+from collector.join.inferred import BlockRatio
 from collector.service.pipeline import Pipeline
 from online.features.registry import build
 from online.rows import STEP_FEATURES, Target

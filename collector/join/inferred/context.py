@@ -24,14 +24,13 @@ from numpy.typing import NDArray
 
 from collector.config import JoinConfig
 from collector.decode import MISSING, StepColumns
-from collector.join.block_ratio import BlockRatio
 from collector.join.window import Cells
 from collector.telemetry import Counts, JoinEvent, table
 from online import Quality
 from online.state import saved
 
 from . import row_blocks as boundaries
-from .row_blocks import Columns, ContextSource, Rebuilt, complete, snapshot_complete
+from .row_blocks import BlockRatio, Columns, ContextSource, Rebuilt, complete, snapshot_complete
 
 _VOTES_MIN = 8
 _SWITCH_SHARE = 0.9

@@ -1,32 +1,34 @@
-"""Journeys and occupancy: what requests say of steps, and rows of their own."""
+"""What telemetry does not tell exactly is rebuilt: steps from summaries and journeys, batches from request spans."""
 
 from __future__ import annotations
 
-from .api_queueing import ApiQueueing, BusyArrival, Piece, with_stand_ins
+from .context import Scheduling, Sums
 from .journeys import (
     QUEUE_STATE_AGE_NS,
-    Chunks,
     RequestRow,
-    Run,
     extent_of,
     lay_journey,
     request_block,
     rows_of,
     runs_of,
     split_chunks,
-    waiting_steps,
 )
+from .kv_owners import KvSources, KvSteps
 from .occupancy import RequestSequence, doubts_of
+from .row_blocks import BlockRatio
+from .sequence import StepSequence, WarmUp
 
 __all__ = [
     "QUEUE_STATE_AGE_NS",
-    "ApiQueueing",
-    "BusyArrival",
-    "Chunks",
-    "Piece",
+    "BlockRatio",
+    "KvSources",
+    "KvSteps",
     "RequestRow",
     "RequestSequence",
-    "Run",
+    "Scheduling",
+    "StepSequence",
+    "Sums",
+    "WarmUp",
     "doubts_of",
     "extent_of",
     "lay_journey",
@@ -34,6 +36,4 @@ __all__ = [
     "rows_of",
     "runs_of",
     "split_chunks",
-    "waiting_steps",
-    "with_stand_ins",
 ]

@@ -18,14 +18,14 @@ import numpy as np
 from collector.config import JoinConfig
 from collector.decode import MISSING, CoreSpan
 from collector.decode.kv import KvBatch, count_batch
-from collector.join.block_ratio import BlockRatio
-from collector.join.requests import Chunks, Run
 from collector.join.window import Cells, StepWindow
 from collector.telemetry import Counts, table
 from online import Ints, Mask
 from online.state import Named, saved
 
-from .timeline import LATENESS_NS, KvTimeline, Prefills
+from .journeys import Chunks, Run
+from .kv_timeline import LATENESS_NS, KvTimeline, Prefills
+from .row_blocks import BlockRatio
 
 
 @dataclass(slots=True)
@@ -102,7 +102,7 @@ _LIVES_MAX = 4
 
 
 class KvSequence(Protocol):
-    """What an engine process shows of itself; :class:`~collector.join.steps.sequence.StepSequence` is one."""
+    """What an engine process shows of itself; :class:`~collector.join.inferred.sequence.StepSequence` is one."""
 
     kv: KvSteps
 

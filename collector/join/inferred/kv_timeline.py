@@ -37,11 +37,12 @@ import numpy as np
 
 from collector.decode import MISSING, CoreSpan
 from collector.decode.kv import KvBatch
-from collector.join.requests import Chunks, Run
 from collector.join.window import Cells, StepWindow
 from collector.telemetry import Direction, KvSkip, Phase
 from online import Floats, Ints
 from online.state import Array, saved
+
+from .journeys import Chunks, Run
 
 LATENESS_NS = 10_000_000_000
 """Events of one moment arrive within this time of each other; what is asked of a moment this old is final."""

@@ -47,11 +47,11 @@ import numpy as np
 
 from collector.config import JoinConfig
 from collector.decode import RequestSpan
+from collector.join.api_queueing import ApiQueueing, BusyArrival
 from collector.telemetry import Counts, RowDrop, table
 from online import PHASES, STEP_FEATURES, Floats, Ints, Quality, RowBlock, Target
 from online.state import Count, Finite, saved
 
-from .api_queueing import ApiQueueing, BusyArrival
 from .journeys import RequestRow, request_block
 
 WHOLE = 0.95

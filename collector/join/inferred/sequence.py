@@ -39,17 +39,17 @@ from numpy.typing import NDArray
 from collector.config import JoinConfig
 from collector.decode import CoreSpan, MarkKind, SnapshotColumns, StepColumns
 from collector.join import exact
-from collector.join.block_ratio import BlockRatio
 from collector.join.exact import Advance
-from collector.join.kv import KvSteps
-from collector.join.requests import Chunks, Run, extent_of, lay_journey, runs_of, split_chunks, waiting_steps
 from collector.join.window import StepWindow
 from collector.telemetry import Counts, JoinEvent, RowDrop, table
 from online import STEP_FEATURES, Ints, Quality, RowBlock, median_of
 from online.state import saved
 
-from .process_context import FIRST_BLOCK_STEPS, ProcessContext, Scheduling
+from .context import FIRST_BLOCK_STEPS, ProcessContext, Scheduling
+from .journeys import Chunks, Run, extent_of, lay_journey, runs_of, split_chunks, waiting_steps
+from .kv_owners import KvSteps
 from .row_blocks import (
+    BlockRatio,
     Columns,
     ContextSource,
     Rebuilt,

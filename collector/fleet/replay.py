@@ -197,14 +197,16 @@ class _Object(io.RawIOBase):
 
     def __init__(self, name: str) -> None:
         self._name = name
-        storage, path = open_store(name)
-        self._object = storage.open(path, "rb")
+        self._object: Any = None
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
         try:
+            if self._object is None:
+                storage, path = open_store(self._name)
+                self._object = storage.open(path, "rb")
             data = self._object.read(len(buffer))
         except Exception as error:  # noqa: BLE001 -- every store has errors of its own
             raise StoreError(f"cannot read {self._name}: {type(error).__name__}: {error}") from None

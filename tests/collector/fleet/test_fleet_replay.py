@@ -1,13 +1,15 @@
 """``tracefit fleet replay`` without Ray: what is cut and learned, and what is said where the extra is not installed."""
 
+import io
 import sys
 from itertools import islice
 
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 
 from collector.cli import main
 from collector.commands.replay import replay
-from collector.fleet.replay import SHARED, cut, find_files, learn_bucket
+from collector.fleet.replay import SHARED, StoreError, cut, find_files, learn_bucket
 from collector.recordings import Recording
 from collector.runtime import StartError, SystemClock
 from tests.support.fleets import CONFIG, as_another_engine
@@ -104,3 +106,37 @@ def test_objects_of_a_store_are_files(payloads, memory_store, tmp_path):
     assert list(learned(["memory://bucket/otlp"])) == ["engine-0"]
     with pytest.raises(StartError, match="there is no object in it"):
         find_files(["memory://bucket/none"])
+
+
+class BrokenStore(MemoryFileSystem):
+    """Its objects can be listed, and break off in the middle."""
+
+    protocol = "broken"
+
+    @classmethod
+    def _strip_protocol(cls, path):
+        return super()._strip_protocol(path.replace("broken://", "memory://"))
+
+    def _open(self, path, mode="rb", **kwargs):
+        if mode != "rb":
+            return super()._open(path, mode, **kwargs)
+        whole = super()._open(path, mode, **kwargs).getvalue()
+
+        class Broken(io.BytesIO):
+            def read(self, size=-1):
+                if self.tell():
+                    raise ConnectionResetError("the store went away")
+                return super().read(min(size, len(whole) // 2))
+
+        return Broken(whole)
+
+
+def test_half_an_object_is_never_taken_for_the_whole(payloads, tmp_path):
+    import fsspec
+
+    fsspec.register_implementation("broken", BrokenStore, clobber=True)
+    (file, _) = write_by_time(tmp_path / "recording", payloads[:1]).iterdir()
+    with fsspec.filesystem("broken").open("/bucket/traces.pb", "wb") as stream:
+        stream.write(file.read_bytes())
+    with pytest.raises(StoreError, match=r"cannot read broken://bucket/traces\.pb: ConnectionResetError"):
+        learned(["broken://bucket/traces.pb"])

@@ -353,7 +353,7 @@ def test_open_requests_are_capped_and_the_oldest_evicted(monkeypatch):
     for start in range(0, 10_000, 100):
         joiner.add(Telemetry("engine", {}, core=[ended(number) for number in range(start, start + 100)]))
         joiner.drain()
-        assert sum(waiting.requests for waiting in joiner.waiting()) <= 500
+        assert sum(pending.requests for pending in joiner.pending()) <= 500
         assert len(joiner._api_spans._waiting) <= 500
     assert joiner.take_counts()[table.JOIN_EVENTS, JoinEvent.OPEN_REQUESTS_EVICTED] >= 2 * 9500
     (engine,) = joiner._engines.values()
@@ -381,7 +381,7 @@ def test_request_spans_held_are_bounded(monkeypatch):
         for n in range(5000)
     ]
     pipeline.process([export(*group)])
-    assert sum(waiting.requests for waiting in pipeline.joiner.waiting()) <= 1000
+    assert sum(pending.requests for pending in pipeline.joiner.pending()) <= 1000
     pipeline.flush()
     assert_sound(pipeline)
 

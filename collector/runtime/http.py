@@ -197,10 +197,9 @@ class FetchTruncated(FetchError):
 
 
 class Answer(NamedTuple):
-    """What a server answered; ``body`` is empty where it was written elsewhere."""
+    """What a server answered."""
 
     status: int
-    reason: str
     headers: Mapping[str, str]
     body: bytes
 
@@ -225,7 +224,6 @@ class HttpClient:
         *,
         address: str = "",
         headers: Mapping[str, str] | None = None,
-        write: Callable[[bytes], object] | None = None,
     ) -> Answer:
         """Ask once.
 
@@ -234,14 +232,13 @@ class HttpClient:
             bytes_max: most bytes of a body.
             address: dialled in the host's stead; the host's name goes into ``Host`` and the TLS handshake.
             headers: sent with the request.
-            write: receives the body of a 200 piece by piece; None returns it.
 
         Raises:
             FetchError: one of its kinds.
         """
         try:
             async with asyncio.timeout(self._timeout_s):
-                return await self._get(url, bytes_max, address, dict(headers or {}), write)
+                return await self._get(url, bytes_max, address, dict(headers or {}))
         except TimeoutError:
             raise FetchTimeout(f"no answer within {self._timeout_s:g} s") from None
         except aiohttp.ClientPayloadError:
@@ -265,7 +262,6 @@ class HttpClient:
         bytes_max: int,
         address: str,
         headers: dict[str, str],
-        write: Callable[[bytes], object] | None,
     ) -> Answer:
         target, name = URL(url, encoded=True), None
         if address:
@@ -277,13 +273,12 @@ class HttpClient:
                 raise FetchTooLarge(f"larger than {bytes_max >> 20} MiB")
             pieces: list[bytes] = []
             size = 0
-            keep = write if write is not None and response.status == HTTPStatus.OK else pieces.append
             async for piece in response.content.iter_any():
                 size += len(piece)
                 if size > bytes_max:
                     raise FetchTooLarge(f"larger than {bytes_max >> 20} MiB")
-                keep(piece)
-            return Answer(response.status, response.reason or "", response.headers, b"".join(pieces))
+                pieces.append(piece)
+            return Answer(response.status, response.headers, b"".join(pieces))
 
     def _open(self) -> aiohttp.ClientSession:
         if self._session is None:

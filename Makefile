@@ -19,8 +19,8 @@ help:
 	@echo "make bench WHAT=x  measure what the documents state, every number beside its target; x is one of"
 	@echo "            $(BENCHES)"
 	@echo "            (ARGS='names of sections'; h100 needs TABLES=DIR and TOOLS=DIR, other sections take TOOLS=DIR)"
-	@echo "make torture  kill the real process 110 times, in each stage of start and stop, with bad disks and jumping clocks,"
-	@echo "            and compare with one never killed"
+	@echo "make torture  kill the real process 100 times, also in stages of start, checkpoint and stop, with bad disks and clocks,"
+	@echo "            and compare with one never killed; damage the log; hostile neighbours beside an honest exporter"
 	@echo "make stress   producers, scrapers, pullers and a shutdown at once"
 	@echo "make fuzz     every parser, 60 s each"
 	@echo "make mutants  put one fault after another into the learner: does the outer wall of tests notice?"
@@ -147,7 +147,7 @@ mutants: $(STAMP)
 
 torture: $(STAMP)
 	$(BIN)/python -m tests.torture.kills $(ARGS)
-	$(BIN)/python -m pytest -q tests/collector/service/test_log.py tests/torture/test_neighbours.py
+	$(BIN)/python -m pytest -q tests/collector/service/test_log.py tests/wire/test_event_times.py tests/wire/test_bad_input.py
 
 stress: $(STAMP)
 	$(BIN)/python -X dev -m tests.torture.stress --seconds 30

@@ -41,6 +41,8 @@ LOCK_NAME: Final = "tracefit.lock"
 PROGRESS: Final = "progress"
 STATE_BYTES_MAX: Final = 1 << 31
 _LOCK_BYTES_MAX: Final = 1024
+_PAUSE_MAX_NS: Final = 10_000_000_000
+"""Twice the pause of an SDK's exporter."""
 _HALF_WRITTEN = re.compile(r"\.+(snapshot\.json(\.probe)?|[0-9a-f]{12}\.blis\.yaml|state\.bin)\.tmp(\.\d+)?")
 """Temporary names of exporters/snapshot_file.py and of this module alone: the directory may be shared."""
 
@@ -63,16 +65,20 @@ class UnlearnedExports:
     """Which entry of the log is the oldest that is not learned: by batch, the newest event of each emitter in it.
 
     A batch is learned when the join needs no event of it any more. Nothing waits in the join for longer than
-    ``join.window_s`` + ``join.grace_s``, so that older batches are learned whatever an idle emitter still holds.
+    ``join.window_s`` + ``join.grace_s``, so that older batches are learned whatever an idle emitter still holds. Age is
+    counted from batch to batch, and a pause or a jump of the clock counts for ``_PAUSE_MAX_NS`` at most.
     """
 
     def __init__(self, join: JoinConfig) -> None:
         self._longest_ns = int((join.window_s + join.grace_s) * 1e9)
         self._batches: deque[tuple[int, int, dict[str, int]]] = deque()
+        self._arrived_unix_ns = self._now_ns = 0
 
     def begin(self, first: int, arrived_unix_ns: int) -> None:
         """A batch is to be joined: number of its first entry, and when its last export came in."""
-        self._batches.append((first, arrived_unix_ns, {}))
+        self._now_ns += min(max(arrived_unix_ns - self._arrived_unix_ns, 0), _PAUSE_MAX_NS)
+        self._arrived_unix_ns = arrived_unix_ns
+        self._batches.append((first, self._now_ns, {}))
 
     def record(self, telemetry: Telemetry) -> None:
         """What one resource of the batch said."""
@@ -95,10 +101,9 @@ class UnlearnedExports:
             bounds = (needed.get(instance, oldest), held)
             return all(bound is None or newest_unix_ns < bound for bound in bounds)
 
-        now_unix_ns = self._batches[-1][1] if self._batches else 0
         while self._batches:
-            first, arrived_unix_ns, newest = self._batches[0]
-            too_old = now_unix_ns - arrived_unix_ns > self._longest_ns
+            first, begun_ns, newest = self._batches[0]
+            too_old = self._now_ns - begun_ns > self._longest_ns
             if not too_old and not all(is_learned(*each) for each in newest.items()):
                 return first
             self._batches.popleft()

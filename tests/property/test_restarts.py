@@ -10,12 +10,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from collector.config.schema import Config
+from collector.ingest import Export
 from collector.join import Rows
 from collector.recordings import Recording, TimedKv, TimedPage, merged
 from collector.service.build import make_pipeline
 from online import Target
 from online.state import LEARNERS, StateError, decode, encode
+from tests.support.clocks import T0_NS
 from tests.support.paths import DATA
+from tests.support.step_exports import make_export
 
 CAPTURES = sorted({path.parent.name for path in DATA.glob("*/otlp.pb.gz")} - {"c10_long"})
 """The long one says nothing that the others do not."""
@@ -95,6 +98,29 @@ def test_a_restart_with_the_log_loses_no_step_and_learns_none_twice(capture):
             assert abs(len(found_ns) - len(ends_ns)) <= 2 + 0.005 * len(ends_ns)
         assert len(found_ns) <= len(ends_ns) * 1.01 + 2
     assert halting.pipeline.learned_rows > 0
+
+
+def test_a_clock_that_jumps_by_days_between_two_lives_loses_nothing():
+    """The clock says when an export came, and so how old an entry of the log is."""
+    stream = [
+        Export(
+            make_export(1, steps_per_span=50, first_step=1 + 50 * number).SerializeToString(),
+            *("peer", "grpc", 1, "", 1 + number, T0_NS + number * 10**9),
+        )
+        for number in range(60)
+    ]
+    straight, halting, sent = Life(), Life(), []
+    straight.feed(stream)
+    for number, one in enumerate(stream):
+        sent.append(one._replace(arrived_unix_ns=one.arrived_unix_ns + (number // 5 % 2) * 86_400 * 10**9))
+        halting.feed(sent[-1:])
+        if number % 5 == 4:
+            halting.restart(sent)
+    straight.pipeline.flush()
+    halting.pipeline.flush()
+    (config_id,) = {config_id for config_id, _ in straight.rows}
+    ends_ns, found_ns = (life.ends_ns()[config_id, Target.STEP_TIME] for life in (straight, halting))
+    assert len(np.unique(found_ns)) == len(found_ns) == len(ends_ns) == 60 * 50 - 1
 
 
 def test_learners_come_back_bit_for_bit():

@@ -24,11 +24,10 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from .state import Array, StateError, Tree, fitted_array, saved
+from .state import StateError, Tree, fitted_array
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
-_F8, _I8 = np.dtype(np.float64), np.dtype(np.int64)
 Mask = NDArray[np.bool_]
 
 STEP_FEATURES: tuple[str, ...] = (
@@ -144,18 +143,6 @@ class RowBlock:
     phase (n, len(PHASES)) float64; weight (n,) float64 > 0; end_ns (n,) int64 wall clock; engine (n,) int64,
     index of the emitting engine; quality (n,) int64, a :class:`Quality`.
     """
-
-    STATE = saved(
-        "row_block",
-        raw=Array(_F8, columns=-1, nan=True),
-        offsets=Array(_I8),
-        elapsed_us=Array(_F8, nan=True),
-        phase=Array(_F8, columns=len(PHASES), nan=True),
-        weight=Array(_F8, nan=True),
-        end_ns=Array(_I8),
-        engine=Array(_I8),
-        quality=Array(_I8),
-    )
 
     raw: Floats
     offsets: Ints

@@ -33,7 +33,6 @@ from online.features.sheets import (
     model_sheet,
     quantized,
 )
-from online.state import saved
 
 Fact = str | int | float | bool
 _R = TypeVar("_R")
@@ -105,14 +104,6 @@ Held = dict[str, tuple[FactSource, Fact]]
 
 class EngineFacts:
     """Facts about one engine with their sources."""
-
-    STATE = saved(
-        "facts",
-        _facts=dict[str, tuple[FactSource, Fact]],
-        _claims=dict[tuple[str, FactSource], Fact],
-        conflicts=int,
-        version=int,
-    )
 
     def __init__(self) -> None:
         self._facts: Held = {}

@@ -9,23 +9,12 @@ from collector.join.api_queueing import ApiQueueing
 from collector.join.inferred import RequestSequence, Scheduling
 from collector.telemetry import Counts, RowDrop, table
 from online import EngineSnapshot, Quality, Target
-from online.state import saved
 
 from .emitter import TargetRows
 
 
 class ApiProcess:
     """Its steps are never heard of: rows come from the occupancy that its request spans rebuild."""
-
-    STATE = saved(
-        "api_process",
-        instance=str,
-        recording=str,
-        facts=EngineFacts,
-        requests=RequestSequence,
-        api_queueing=ApiQueueing,
-        fresh=lambda join: ApiProcess("", "", 0, join),
-    )
 
     def __init__(self, instance: str, recording: str, number: int, settings: JoinConfig) -> None:
         self.instance = instance

@@ -74,7 +74,6 @@ from online import (
     TargetSnapshot,
     median_of,
 )
-from online.state import saved
 
 FIRST_TOKENS_MAX = 2048
 LEVEL_MAX = 1024
@@ -262,8 +261,6 @@ class Piece(msgspec.Struct, frozen=True, array_like=True):
 @dataclass(slots=True)
 class ApiQueueing:
     """Sums over all requests of one engine, and their latest hand-offs."""
-
-    STATE = saved("api_queueing", fresh=lambda _: ApiQueueing())
 
     requests: int = 0
     wait_us: float = 0.0

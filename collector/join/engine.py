@@ -32,7 +32,6 @@ from collector.join.inferred import (
 )
 from collector.telemetry import Counts, JoinEvent, RowDrop, table
 from online import EngineSnapshot, Quality, Target
-from online.state import saved
 
 from .emitter import Key, TargetRows
 from .events import Restarted
@@ -43,8 +42,6 @@ from .window import StepWindow
 @dataclass(slots=True)
 class PendingRequest:
     """A finished request waiting for its API span and for the frontier to pass it."""
-
-    STATE = saved("pending_request")
 
     span: CoreSpan
     last_step: int
@@ -57,8 +54,6 @@ class PendingRequest:
 @dataclass(slots=True)
 class EngineProcess:
     """One step sequence with what belongs to it; ``jumped``: its step ids began far ahead of the one before it."""
-
-    STATE = saved("engine_process")
 
     sequence: StepSequence
     warm_up: WarmUp
@@ -95,19 +90,6 @@ _SHORTEST_STEP_NS = 1_000_000
 
 class Engine:
     """Everything known about one emitting engine."""
-
-    STATE = saved(
-        "engine",
-        instance=str,
-        recording=str,
-        number=int,
-        facts=EngineFacts,
-        ratio=BlockRatio,
-        api_queueing=ApiQueueing,
-        processes=list[EngineProcess],
-        steps_heard=int,
-        fresh=lambda join: Engine("", "", 0, join),
-    )
 
     def __init__(self, instance: str, recording: str, number: int, settings: JoinConfig) -> None:
         self.instance = instance
@@ -342,7 +324,7 @@ class Engine:
         if beside is None:
             return
         window = beside.sequence.window
-        steps = int(np.count_nonzero(window.held_rebuilt["seen"])) if window is not None else 0
+        steps = int(np.count_nonzero(window.rebuilt["seen"][: window.size])) if window is not None else 0
         self._counts[table.JOIN_EVENTS, JoinEvent.ENGINE_CONFLICT] += steps
         self._counts[table.JOIN_EVENTS, JoinEvent.OPEN_REQUESTS_EVICTED] += len(beside.requests)
         self.processes.pop()

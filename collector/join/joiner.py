@@ -14,7 +14,6 @@ from collector.identity import Knowledge
 from collector.join.inferred import KvSources, StepSequence
 from collector.join.pages import PageEngine, PageEngines, keys_of
 from collector.telemetry import Counts, JoinEvent, RowDrop, table
-from online.state import saved
 
 from .api_process import ApiProcess
 from .checkpoint import EmitterCheckpoint, JoinCheckpoint, RowMarks
@@ -28,20 +27,6 @@ from .spans import ApiSpans
 
 class Joiner:
     """Telemetry in, by emitter; rows per configuration out. Bounded in engines, steps and open requests."""
-
-    STATE = saved(
-        "joiner",
-        _engines=OrderedDict[Key, Engine],
-        _api_processes=OrderedDict[Key, ApiProcess],
-        _aliases=dict[Key, Engine],
-        _emitter_count=int,
-        _api_spans=ApiSpans,
-        _releases=dict[str, Release],
-        _config_ids=dict[Key, str],
-        _shared_ids=SharedIds,
-        kv=KvSources,
-        pages=PageEngines,
-    )
 
     def __init__(self, settings: JoinConfig, knowledge: Knowledge | None = None) -> None:
         self._settings = settings

@@ -32,7 +32,6 @@ from collector.config import JoinConfig
 from collector.decode import Telemetry
 from collector.telemetry import Counts, JoinEvent, table
 from online import Quality
-from online.state import saved
 
 from .emitter import Emitter, Key, facts_of, key_of
 from .engine import Engine
@@ -130,8 +129,6 @@ class SharedId(msgspec.Struct):
 
 class SharedIds:
     """By id: first and newest event of each process that used it, and which of them are engines of their own."""
-
-    STATE = saved("shared_ids", _lives=dict[Key, dict[int, tuple[int, int]]], _apart=dict[Key, list[int]])
 
     def __init__(self) -> None:
         self._lives: dict[Key, dict[int, tuple[int, int]]] = {}

@@ -16,7 +16,6 @@ import numpy as np
 
 from collector.config import JoinConfig
 from online import Ints, RowBlock, Target
-from online.state import saved
 
 from .emitter import Emitter, Key, TargetRows, key_of
 from .engine import Engine
@@ -74,8 +73,6 @@ class ReleasedRows(NamedTuple):
 
 class Release:
     """Rows of one configuration on their way to its models; each engine's come in the order of their end."""
-
-    STATE = saved("release", _held=dict[Target, dict[str, deque[RowBlock]]], fresh=lambda _: Release())
 
     def __init__(self) -> None:
         self._held: dict[Target, dict[str, deque[RowBlock]]] = {}

@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 from collector.decode import ApiSpan
 from collector.identity import FactSource
 from collector.telemetry import Skip
-from online.state import saved
 
 from .engine import Engine, PendingRequest
 
@@ -26,28 +25,14 @@ from .engine import Engine, PendingRequest
 class EmitterIds:
     """Ids of one emitting instance; ``horizon_ns`` is the end of the newest one forgotten."""
 
-    STATE = saved(
-        "emitter_ids",
-        by_age=list[tuple[int, bytes]],
-        newest_ns=int,
-        horizon_ns=int,
-        fresh=lambda _: EmitterIds(),
-    )
-
     ids: set[bytes] = field(default_factory=set)
     by_age: list[tuple[int, bytes]] = field(default_factory=list)
     newest_ns: int = 0
     horizon_ns: int = 0
 
-    def restored(self) -> None:
-        """Ids are saved with their age."""
-        self.ids = {span_id for _, span_id in self.by_age}
-
 
 class SpanWindow:
     """Span ids seen lately, per emitting instance; bounded by age, by ids and by emitters."""
-
-    STATE = saved("span_window", _emitters=dict[str, EmitterIds])
 
     def __init__(self, window_ns: int, ids_max: int, emitters_max: int) -> None:
         self._window_ns = window_ns
@@ -83,11 +68,6 @@ class SpanWindow:
         for instance in [each for each, ids in self._emitters.items() if ids.newest_ns > latest_unix_ns]:
             del self._emitters[instance]
 
-    def restored(self) -> None:
-        """Within the bounds of this window, which may be smaller than those of the one that was saved."""
-        while len(self._emitters) > self._emitters_max:
-            self._forget_oldest_emitter()
-
     def _forget_oldest_emitter(self) -> None:
         oldest = min(self._emitters, key=lambda instance: self._emitters[instance].newest_ns)
         del self._emitters[oldest]
@@ -95,13 +75,6 @@ class SpanWindow:
 
 class ApiSpans:
     """API spans seen lately, and the requests that wait for theirs; each bounded by ``requests_max``."""
-
-    STATE = saved(
-        "api_spans",
-        _spans=OrderedDict[bytes, ApiSpan],
-        _waiting=OrderedDict[bytes, list[tuple[Engine, PendingRequest]]],
-        _waiting_count=int,
-    )
 
     def __init__(self, requests_max: int) -> None:
         self._requests_max = requests_max

@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collector.decode import SnapshotColumns, StepColumns
-from online.state import Array, Lease, StateError, saved
 
 Cells = NDArray[np.void]
 """One record per step of a window, of SUMMARY_DTYPE or REBUILT_DTYPE."""
@@ -56,72 +55,17 @@ _GROWTH_PARTS = 8
 class StepWindow:
     """Dense columns over step ids [base, base + size)."""
 
-    STATE = saved(
-        "step_window",
-        base=int,
-        size=int,
-        held_steps=Array(SUMMARY_DTYPE, lent=True),
-        held_rebuilt=Array(REBUILT_DTYPE, lent=True),
-    )
-
     def __init__(self, first_step: int) -> None:
         self.base = first_step
         self.size = 0
         self.steps: Cells = np.zeros(_GROWTH_STEPS, SUMMARY_DTYPE)
         self.rebuilt: Cells = np.zeros(_GROWTH_STEPS, REBUILT_DTYPE)
-        self._lease: Lease | None = None
-        self._lent_size = 0
-
-    def restored(self) -> None:
-        """Both columns reach as far as it says."""
-        if len(self.steps) != len(self.rebuilt) or not 0 <= self.size <= len(self.steps):
-            raise StateError("columns of different lengths")
-        if self.base < 0 or self.base + self.size >= 1 << 62:
-            raise StateError("step ids out of range")
-        self._lease, self._lent_size = None, 0
 
     def __deepcopy__(self, _memo: object) -> StepWindow:
         out = StepWindow(self.base)
         out.size = self.size
         out.steps, out.rebuilt = (_grown(column[: self.size], len(column)) for column in (self.steps, self.rebuilt))
         return out
-
-    # --- saved while it goes on ---------------------------------------------------------------------------------------
-
-    @property
-    def held_steps(self) -> Cells:
-        """Summaries of the ids held."""
-        return self.steps[: self.size]
-
-    @held_steps.setter
-    def held_steps(self, steps: Cells) -> None:
-        self.steps = steps
-
-    @property
-    def held_rebuilt(self) -> Cells:
-        """Rebuilt columns of the ids held."""
-        return self.rebuilt[: self.size]
-
-    @held_rebuilt.setter
-    def held_rebuilt(self, rebuilt: Cells) -> None:
-        self.rebuilt = rebuilt
-
-    def lend(self) -> Lease:
-        """A state that is being saved reads the columns: what would change them goes on with copies."""
-        self._lease, self._lent_size = Lease(), self.size
-        return self._lease
-
-    def own_from(self, step: int) -> None:
-        """The rebuilt columns are about to change from this step on."""
-        if self._lease is not None and step - self.base < self._lent_size:
-            self._own()
-
-    def _own(self) -> None:
-        """Steps that came since the columns were lent lie behind what is read, and need no copy."""
-        if self._lease is not None:
-            if not self._lease.over:
-                self.steps, self.rebuilt = (_grown(column, len(column)) for column in (self.steps, self.rebuilt))
-            self._lease = None
 
     # --- columns ------------------------------------------------------------------------------------------------------
 
@@ -139,7 +83,6 @@ class StepWindow:
         needed = last_step - self.base + 1
         if needed > len(self.steps):
             capacity = needed + max(_GROWTH_STEPS, needed // _GROWTH_PARTS)
-            self._lease = None
             self.steps = _grown(self.steps, capacity)
             self.rebuilt = _grown(self.rebuilt, capacity)
         self.size = max(self.size, needed)
@@ -238,7 +181,6 @@ class StepWindow:
         if len(index) == 0:
             return 0, other
         first, last = int(index[0]), int(index[-1])
-        self.own_from(self.base + first)
         here: slice | NDArray[np.int64] = slice(first, last + 1) if last - first + 1 == len(index) else index
         for name in _SUMMARY_FIELDS:
             self.steps[name][here] = steps[name]
@@ -247,7 +189,6 @@ class StepWindow:
 
     def add_snapshots(self, snapshots: SnapshotColumns) -> None:
         """Sum request snapshots per step: requests with output, tokens scheduled, context of those with output."""
-        self.own_from(self.base)
         index = snapshots["step_id"] - self.base
         inside = (index >= 0) & (index < self.size)
         index, snapshots = index[inside], snapshots[inside]
@@ -260,14 +201,12 @@ class StepWindow:
     def _shift(self, by: int) -> None:
         """Move the base by ``by`` ids (negative: make room in front)."""
         if by >= 0:
-            self._own()
             kept = max(0, self.size - by)
             for column in (self.steps, self.rebuilt):
                 _bytes(column[:kept])[:] = _bytes(column[by : by + kept])
                 _bytes(column[kept : self.size])[:] = 0
             self.base, self.size = self.base + by, kept
             return
-        self._lease = None
         self.steps = np.concatenate((np.zeros(-by, SUMMARY_DTYPE), self.steps))
         self.rebuilt = np.concatenate((np.zeros(-by, REBUILT_DTYPE), self.rebuilt))
         self.base, self.size = self.base + by, self.size - by

@@ -27,7 +27,6 @@ from collector.decode import MISSING, StepColumns
 from collector.join.window import Cells
 from collector.telemetry import Counts, JoinEvent, table
 from online import Quality
-from online.state import saved
 
 from . import row_blocks as boundaries
 from .row_blocks import BlockRatio, Columns, ContextSource, Rebuilt, complete, snapshot_complete
@@ -48,8 +47,6 @@ class Scheduling(enum.StrEnum):
 @dataclass(slots=True)
 class SchedulingVotes:
     """Decides once there are enough votes, then re-checks with forgetting."""
-
-    STATE = saved("scheduling_votes")
 
     decided: Scheduling = Scheduling.UNKNOWN
     sync: float = 0.0
@@ -122,8 +119,6 @@ _STEPS_SHARE = 0.7
 class Sums:
     """What steps add up to."""
 
-    STATE = saved("sums")
-
     context_tokens: float = 0.0
     blocks: float = 0.0
     rebuilt_requests: float = 0.0
@@ -150,8 +145,6 @@ class Sums:
 @dataclass(slots=True)
 class Habits:
     """Decayed sums over whole blocks of passed steps, and the block under way."""
-
-    STATE = saved("habits")
 
     ratio: BlockRatio
     settled: bool = False
@@ -223,23 +216,6 @@ class Habits:
 
 class ProcessContext:
     """Sources, scheduling mode and habits of one engine process; times are wall clock."""
-
-    STATE = saved(
-        "process_context",
-        habits=Habits,
-        votes=SchedulingVotes,
-        scheduling_fact=Scheduling,
-        budget_fact_tokens=float | None,
-        event_unix_ns=int,
-        first_unix_ns=int,
-        has_summaries=bool,
-        has_journeys=bool,
-        has_exact_context=bool,
-        has_done_stamps=bool,
-        longest_run_ns=int,
-        scheduled_tokens_max=int,
-        _first_finish_unix_ns=int,
-    )
 
     def __init__(self, settings: JoinConfig, ratio: BlockRatio) -> None:
         self._settings = settings

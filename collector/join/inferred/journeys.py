@@ -30,7 +30,6 @@ import numpy as np
 from collector.decode import MISSING, ApiSpan, CoreSpan, Finish, Mark, MarkKind
 from collector.join.window import StepWindow
 from online import REQUEST_FEATURES, Floats, Quality, RowBlock, Target
-from online.state import saved
 
 NATURAL = frozenset({Finish.STOPPED, Finish.LENGTH})
 """Ends that are stamped at a step boundary; aborts are handled between steps."""
@@ -41,8 +40,6 @@ _ONE = np.ones((), np.float32)
 @dataclass(slots=True)
 class Chunks:
     """One prefill spread over steps first..last; ``left`` tokens are not yet given to a step."""
-
-    STATE = saved("chunks")
 
     first_step: int
     last_step: int
@@ -79,7 +76,6 @@ def lay_journey(span: CoreSpan, window: StepWindow, request_runs: Sequence[Run] 
 
     ``request_runs``: its runs, where the caller has them already.
     """
-    window.own_from(window.base)
     chunks = []
     for run in runs_of(span.marks) if request_runs is None else request_runs:
         if run.outputs == 0:
@@ -199,8 +195,6 @@ def split_chunks(
     vLLM schedules decodes first, then running prefills in order, so a prefill takes what the others leave of the step's
     prefill tokens (known from its summary) or of the token budget. Without either: an even split, marked approximate.
     """
-    if chunks:
-        window.own_from(min(chunk.first_step for chunk in chunks))
     unfinished = []
     for chunk in sorted(chunks, key=lambda c: (c.scheduled_ns, c.first_step, c.last_step)):
         for step in range(chunk.first_step, min(chunk.last_step + 1, stop_step)):

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Protocol
+from typing import Protocol
 
 import numpy as np
 
@@ -21,7 +21,6 @@ from collector.decode.kv import KvBatch, count_batch
 from collector.join.window import Cells, StepWindow
 from collector.telemetry import Counts, table
 from online import Ints, Mask
-from online.state import Named, saved
 
 from .journeys import Chunks, Run
 from .kv_timeline import LATENESS_NS, KvTimeline, Prefills
@@ -31,8 +30,6 @@ from .row_blocks import BlockRatio
 @dataclass(slots=True)
 class KvSteps:
     """The publisher of a process, once known, and the prefills it may correct."""
-
-    STATE = saved("kv_steps")
 
     timeline: KvTimeline | None = None
     prefills: Prefills = field(default_factory=Prefills)
@@ -116,10 +113,6 @@ class KvSequence(Protocol):
 class _Life:
     """A publisher's life, the engine it names, and the process it was given to."""
 
-    STATE = saved(
-        "kv_life", timeline=KvTimeline, instance=str, owner=Annotated[KvSequence, Named("step_sequence")] | None
-    )
-
     timeline: KvTimeline
     instance: str
     owner: KvSequence | None = None
@@ -127,8 +120,6 @@ class _Life:
 
 class KvSources:
     """All publishers; bounded in publishers, lives and batches."""
-
-    STATE = saved("kv_sources", _lives=OrderedDict[tuple[str, int, str], list[_Life]])
 
     def __init__(self, settings: JoinConfig) -> None:
         self._settings = settings

@@ -40,7 +40,6 @@ from collector.decode.kv import KvBatch
 from collector.join.window import Cells, StepWindow
 from collector.telemetry import Direction, KvSkip, Phase
 from online import Floats, Ints
-from online.state import Array, saved
 
 from .journeys import Chunks, Run
 
@@ -62,25 +61,6 @@ ENTRY_DTYPE = np.dtype(
 
 class KvTimeline:
     """Batches of one publisher process, bounded by count and by age."""
-
-    STATE = saved(
-        "kv_timeline",
-        source=str,
-        rank=int,
-        block_size=int,
-        offload_block_size=int,
-        numbered=bool,
-        _batches=Array(BATCH_DTYPE),
-        _entries=Array(ENTRY_DTYPE),
-        _new_batches=list[tuple[int, int, int]],
-        _new_entries=list[tuple[int, int, int, int, int, int]],
-        _seqs=set[int],
-        _loads=dict[str, tuple[int, int]],
-        _horizon_ns=int,
-        oldest=tuple[int, int],
-        newest=tuple[int, int],
-        fresh=lambda join: KvTimeline("", 0, int(join.grace_s * 1e9)),
-    )
 
     def __init__(self, source: str, rank: int, grace_ns: int, batches_max: int = BATCHES_MAX) -> None:
         self.source = source
@@ -281,8 +261,6 @@ _END_STEPS_MAX = 64
 class Prefill:
     """One prefill, or the recomputation after a preemption, over steps first_step..last_step."""
 
-    STATE = saved("prefill")
-
     first_step: int
     last_step: int
     tokens: int
@@ -295,13 +273,6 @@ class Prefill:
 
 class Prefills:
     """Prefills of one engine process that have not been passed, and the decoding beside them."""
-
-    STATE = saved(
-        "prefills",
-        _pending=list[Prefill],
-        _decodes=list[tuple[int, int, int]],
-        hit_tokens=float,
-    )
 
     def __init__(self) -> None:
         self._pending: list[Prefill] = []
@@ -433,7 +404,6 @@ def _hit_blocks(
 
 def _subtract(prefill: Prefill, tokens: float, window: StepWindow) -> None:
     index = prefill.first_step - window.base
-    window.own_from(prefill.first_step)
     cells = window.rebuilt
     if prefill.resumed:
         steps = slice(index, prefill.last_step - window.base + 1)

@@ -50,7 +50,6 @@ from collector.decode import RequestSpan
 from collector.join.api_queueing import ApiQueueing, BusyArrival
 from collector.telemetry import Counts, RowDrop, table
 from online import PHASES, STEP_FEATURES, Floats, Ints, Quality, RowBlock, Target
-from online.state import Count, Finite, saved
 
 from .journeys import RequestRow, request_block
 
@@ -68,8 +67,6 @@ _SPANS_ENOUGH = math.ceil(math.log(_CHANCE) / math.log(WHOLE))
 
 class TraceSampling:
     """Of one API process; bounded by ``_TRACES_MAX`` numbers."""
-
-    STATE = saved("trace_sampling", rate=Finite | None, _spans=Count, _shares=list[Finite])
 
     def __init__(self) -> None:
         self.rate: float | None = None
@@ -137,8 +134,6 @@ def doubts_of(shares: Collection[float | None]) -> list[str]:
 @dataclass(frozen=True, slots=True)
 class HeldRequest:
     """A finished request that others may overlap; times in seconds since the sequence's epoch."""
-
-    STATE = saved("request")
 
     first_s: float
     last_s: float
@@ -213,19 +208,6 @@ _COLUMN = {name: index for index, name in enumerate(STEP_FEATURES)}
 class RequestSequence:
     """Request spans of one API process."""
 
-    STATE = saved(
-        "request_sequence",
-        number=int,
-        _epoch_unix_ns=int,
-        _held=list[HeldRequest],
-        _pending=list[tuple[int, bytes, HeldRequest]],
-        _emitted_until_unix_ns=int,
-        event_unix_ns=int,
-        longest_ns=int,
-        sampling=TraceSampling,
-        fresh=lambda join: RequestSequence(join, 0),
-    )
-
     def __init__(self, settings: JoinConfig, engine: int) -> None:
         self._settings = settings
         self.number = engine
@@ -240,11 +222,6 @@ class RequestSequence:
         self._told_arrivals: list[BusyArrival] = []
         self.sampling = TraceSampling()
         self.counts = Counts()
-
-    def restored(self) -> None:
-        """A state from before the longest request was kept tells it of those that are held."""
-        held_ns = max((held.end_unix_ns - held.span.arrival_unix_ns for held in self._held), default=0)
-        self.longest_ns = max(self.longest_ns, held_ns)
 
     @property
     def open_requests(self) -> int:

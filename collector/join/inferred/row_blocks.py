@@ -38,7 +38,6 @@ from collector.decode import MISSING, StepColumns
 from collector.join.window import Cells
 from collector.telemetry import Counts, RowDrop, table
 from online import PHASES, STEP_FEATURES, Floats, Ints, Mask, Quality, RowBlock
-from online.state import saved
 
 
 @dataclass(slots=True)
@@ -47,8 +46,6 @@ class BlockRatio:
 
     ``context_tokens``, ``blocks`` and ``usage`` (of the whole cache) are sums over the same steps.
     """
-
-    STATE = saved("block_ratio")
 
     fact_tokens: float | None = None
     event_tokens: float = 0.0

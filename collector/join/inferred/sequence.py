@@ -43,7 +43,6 @@ from collector.join.exact import Advance
 from collector.join.window import StepWindow
 from collector.telemetry import Counts, JoinEvent, RowDrop, table
 from online import STEP_FEATURES, Ints, Quality, RowBlock, median_of
-from online.state import saved
 
 from .context import FIRST_BLOCK_STEPS, ProcessContext, Scheduling
 from .journeys import Chunks, Run, extent_of, lay_journey, runs_of, split_chunks, waiting_steps
@@ -70,8 +69,6 @@ _LONG_RATIO = 20.0
 @dataclass(slots=True)
 class WarmUp:
     """Holds rows until the pace of the engine is known, then passes them through."""
-
-    STATE = saved("warm_up")
 
     rows_min: int
     over: bool = False
@@ -110,8 +107,6 @@ class WarmUp:
 @dataclass(slots=True)
 class Frontier:
     """See the module's docstring."""
-
-    STATE = saved("frontier")
 
     emitted_to: int = 0
     learned_to: int = 0
@@ -183,17 +178,6 @@ class _Reading(NamedTuple):
 
 class StepSequence:
     """Steps of one engine process, from its first to its restart."""
-
-    STATE = saved(
-        "step_sequence",
-        _engine=int,
-        context=ProcessContext,
-        frontier=Frontier,
-        window=StepWindow | None,
-        kv=KvSteps,
-        _chunks=list[Chunks],
-        fresh=lambda join: StepSequence(join, 0, BlockRatio()),
-    )
 
     def __init__(self, settings: JoinConfig, engine: int, ratio: BlockRatio) -> None:
         self._settings = settings
@@ -389,7 +373,6 @@ class StepSequence:
         _, latest = window.columns(max(first, stop - self._settings.block_steps) - 1, stop + 1)
         if not (latest["seen"] | (latest["completed_ns"] > 0) | (latest["scheduled_ns"] > 0)).any():
             return  # a hole: no boundary since the last call
-        window.own_from(first if self.kv.known else window.newest_step + 1)
         around = Columns.of(*window.columns(first - 1, stop + 1), asynchronous=reading.asynchronous)
         stamps = context.stamps(around, asynchronous=reading.asynchronous)
         if len(stamps.step) == 0:

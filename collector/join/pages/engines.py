@@ -32,7 +32,6 @@ from collector.join.events import Succeeded
 from collector.join.inferred import Scheduling
 from collector.telemetry import Counts, RowDrop, table
 from online import EngineSnapshot, Quality, Target
-from online.state import saved
 
 from .scrape_windows import PageRow, ScrapeWindows, add_waits, page_block
 
@@ -43,8 +42,6 @@ _STEPS_MIN, _STEPS_MAX = 100.0, 4096.0
 @dataclass(slots=True)
 class Completeness:
     """Of one engine; ``ratio`` is None until a hundred steps were counted beside telemetry."""
-
-    STATE = saved("completeness", fresh=lambda _: Completeness())
 
     ratio: float | None = None
     _counted: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=_SCRAPES_MAX))
@@ -78,21 +75,6 @@ class Completeness:
 
 class PageEngine:
     """What an :class:`~collector.join.engine.Engine` is for steps, for counters only."""
-
-    STATE = saved(
-        "page_engine",
-        instance=str,
-        recording=str,
-        server=str,
-        number=int,
-        facts=EngineFacts,
-        api_queueing=ApiQueueing,
-        windows=ScrapeWindows,
-        completeness=Completeness,
-        reading_facts=tuple[str, dict[str, int | bool]],
-        _rows=list[PageRow],
-        fresh=lambda _: PageEngine("", "", 0),
-    )
 
     def __init__(self, instance: str, recording: str, number: int, server: str = "") -> None:
         self.instance = instance
@@ -195,12 +177,6 @@ class PageEngines:
     Attributes:
         by_key: recording and instance -> engine.
     """
-
-    STATE = saved(
-        "page_engines",
-        by_key=OrderedDict[Key, PageEngine],
-        fresh=lambda join: PageEngines(join),  # noqa: PLW0108 -- PageEngines is not known yet
-    )
 
     def __init__(self, settings: JoinConfig) -> None:
         self._settings = settings

@@ -73,7 +73,6 @@ from collector.decode.pages import EngineReading, Flavour, Meaning
 from collector.join.api_queueing import ApiQueueing
 from collector.telemetry import RowDrop
 from online import PHASES, STEP_FEATURES, Floats, Quality, RowBlock
-from online.state import saved
 
 NAN = math.nan
 
@@ -81,8 +80,6 @@ NAN = math.nan
 @dataclass(frozen=True, slots=True)
 class Scrape:
     """One scrape with what follows from it; ``values`` by :class:`~collector.decode.pages.Meaning`."""
-
-    STATE = saved("scrape")
 
     unix_ns: int
     mono_ns: int
@@ -105,8 +102,6 @@ class Scrape:
 @dataclass(slots=True)
 class Occupancy:
     """What has to be remembered from scrape to scrape: requests and tokens that aborted requests left behind."""
-
-    STATE = saved("occupancy")
 
     left: float = 0.0
     ghost_left: float = 0.0
@@ -179,8 +174,6 @@ class WindowSums:
 @dataclass(frozen=True, slots=True)
 class PageRow:
     """One row: its time, its steps, and the sums of its columns."""
-
-    STATE = saved("page_row")
 
     end_ns: int
     elapsed_us: float
@@ -389,20 +382,6 @@ _BACK_WITHIN_SCRAPES = 8
 class ScrapeWindows:
     """Scrapes of one engine in order of time, and the rows between them."""
 
-    STATE = saved(
-        "scrape_windows",
-        occupancy=Occupancy,
-        start=Scrape | None,
-        newest=Scrape | None,
-        scrapes=int,
-        copies=int,
-        turns_left=int,
-        _before_fall=Scrape | None,
-        _since_fall=int,
-        _ratios=list[float],
-        fresh=lambda _: ScrapeWindows(),
-    )
-
     occupancy: Occupancy = field(default_factory=Occupancy)
     start: Scrape | None = None
     newest: Scrape | None = None
@@ -416,11 +395,6 @@ class ScrapeWindows:
     _before_fall: Scrape | None = None
     _since_fall: int = 0
     _ratios: list[float] = field(default_factory=list)
-
-    def restored(self) -> None:
-        """Begin anew after a version whose pages had fewer meanings."""
-        if any(scrape is not None and len(scrape.values) != len(Meaning) for scrape in (self.start, self.newest)):
-            self._begin_anew()
 
     def add(self, unix_ns: int, mono_ns: int, reading: EngineReading) -> PageRow | None:
         """Take the next scrape; the row that it ends, if it ends one."""

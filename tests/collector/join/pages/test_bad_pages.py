@@ -7,7 +7,6 @@ from collector.decode.pages import EngineReading, ScrapedPage
 from collector.join.pages import PageEngine
 from collector.service import make_pipeline
 from collector.telemetry import RowDrop
-from online.state import decode_image, encode_parts
 from tests.collector.join.pages.test_scrape_windows import SimulatedEngine, drops_of, fitted, rows_of, scraped
 
 
@@ -50,20 +49,6 @@ def test_a_server_that_was_started_again_is_not_taken_for_several():
     drops = drops_of(page)
     assert drops[RowDrop.RESTART] == 1
     assert RowDrop.WHICH_SERVER not in drops
-
-
-def test_a_state_of_fewer_meanings_begins_a_new_window():
-    engine = SimulatedEngine()
-    page = scraped(engine, seconds=20)
-    rows_of(page)
-    newest = page.windows.newest
-    object.__setattr__(newest, "values", newest.values[:-1])
-    restored = decode_image(encode_parts({"page": page})).load("page", PageEngine)
-    for _ in range(20):
-        engine.run(0.5, 5)
-        at_ns = int(engine.now_us * 1e3)
-        restored.add(10**18 + at_ns, at_ns, engine.reading())
-    assert len(rows_of(restored)) >= 8
 
 
 def test_two_servers_of_one_model_share_a_configuration_and_neither_spoils_the_other():

@@ -35,8 +35,8 @@ MUTANTS = (
     Mutant(
         "a block forgets into the future",
         "online/rls/strata.py",
-        "(block.steps * block.weight / self",
-        "(-block.steps * block.weight / self",
+        "block.grouped(), block.steps * block.weight / self",
+        "block.grouped(), -block.steps * block.weight / self",
     ),
     Mutant(
         "new speed scales evidence by another power",
@@ -85,8 +85,8 @@ MUTANTS = (
     Mutant(
         "a dull stretch forgets what it does not visit",
         "online/rls/strata.py",
-        "self.g[ids] = self.g[ids] * kept[:, None] + new",
-        "self.g *= kept.min(); self.g[ids] = self.g[ids] + new",
+        "self.g[ids] = self.g[ids] * kept[:, None] + _products",
+        "self.g *= kept.min(); self.g[ids] = self.g[ids] + _products",
     ),
     Mutant(
         "shape factors are not shrunk",

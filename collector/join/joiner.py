@@ -57,7 +57,7 @@ class Joiner:
 
     # --- in -----------------------------------------------------------------------------------------------------------
 
-    def restored(self) -> None:
+    def _look_at_everybody(self) -> None:
         """Everybody is looked at again."""
         self._fresh = dict.fromkeys((*self._engines, *self._api_processes, *self.pages.by_key))
         self._has_met_all = False
@@ -235,7 +235,7 @@ class Joiner:
             flush: nothing more will come from anybody.
         """
         if flush:
-            self.restored()
+            self._look_at_everybody()
         elif now_unix_ns is not None:
             self._find_idle(now_unix_ns)
         owners = self.kv.bind(self._processes_by_instance())
@@ -371,7 +371,7 @@ class Joiner:
         joiner._emitter_count = checkpoint.emitter_count
         joiner._marks = RowMarks({("", instance): marks for instance, marks in checkpoint.marks})
         joiner._shared_ids.restore(checkpoint.shared_ids)
-        joiner.restored()
+        joiner._look_at_everybody()
         return joiner
 
     @property

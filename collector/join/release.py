@@ -79,7 +79,7 @@ class Release:
         # the first end of each instance's rows: of a thousand engines, only those whose turn it is are looked at
         self._firsts: dict[Target, list[tuple[int, str]]] = {}
 
-    def restored(self) -> None:
+    def _find_firsts(self) -> None:
         """Find again whose turn comes when."""
         self._firsts = {
             target: sorted((int(blocks[0].end_ns[0]), instance) for instance, blocks in by_instance.items())
@@ -100,7 +100,7 @@ class Release:
             for instance, blocks in by_instance.items():
                 held = self._held.setdefault(target, {}).setdefault(instance, deque())
                 held.extend(blocks)
-        self.restored()
+        self._find_firsts()
 
     def rows_held(self, instance: str) -> int:
         """Rows of one engine that wait for their turn."""

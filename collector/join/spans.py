@@ -63,11 +63,6 @@ class SpanWindow:
             emitter.ids.discard(forgotten)
         return None
 
-    def forget_ahead(self, latest_unix_ns: int) -> None:
-        """Of emitters known by times that have not come yet, which an earlier version believed, nothing is kept."""
-        for instance in [each for each, ids in self._emitters.items() if ids.newest_ns > latest_unix_ns]:
-            del self._emitters[instance]
-
     def _forget_oldest_emitter(self) -> None:
         oldest = min(self._emitters, key=lambda instance: self._emitters[instance].newest_ns)
         del self._emitters[oldest]

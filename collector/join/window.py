@@ -61,12 +61,6 @@ class StepWindow:
         self.steps: Cells = np.zeros(_GROWTH_STEPS, SUMMARY_DTYPE)
         self.rebuilt: Cells = np.zeros(_GROWTH_STEPS, REBUILT_DTYPE)
 
-    def __deepcopy__(self, _memo: object) -> StepWindow:
-        out = StepWindow(self.base)
-        out.size = self.size
-        out.steps, out.rebuilt = (_grown(column[: self.size], len(column)) for column in (self.steps, self.rebuilt))
-        return out
-
     # --- columns ------------------------------------------------------------------------------------------------------
 
     @property

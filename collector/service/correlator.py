@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from collector.config import JoinConfig
-from collector.decode import Decoder, Telemetry, latest_unix_ns
+from collector.decode import Decoder, Telemetry
 from collector.decode.pages import ScrapedPage
 from collector.identity import Knowledge
 from collector.ingest import Export
@@ -33,7 +33,6 @@ class TelemetryReader:
     def __init__(self, engines_max: int) -> None:
         self.span_window = SpanWindow(SPANS_REMEMBERED_NS, SPANS_MAX, SENDERS_RATIO * engines_max)
         self._decoder = Decoder()
-        self._knows_now = False
 
     @property
     def foreign_scopes(self) -> tuple[str, ...]:
@@ -43,9 +42,6 @@ class TelemetryReader:
     def read(self, exports: Sequence[Export], counts: Counts) -> Iterator[tuple[str, Telemetry]]:
         """Recording and telemetry; what cannot be used is counted."""
         payloads, arrived = [(e.payload, e.peer) for e in exports], [e.arrived_unix_ns for e in exports]
-        if not self._knows_now and any(arrived):
-            self.span_window.forget_ahead(latest_unix_ns(max(arrived)))
-            self._knows_now = True
         decoded = self._decoder.decode(payloads, self.span_window.admit, counts, arrived)
         for export, resources in zip(exports, decoded, strict=True):
             if resources is None:  # admission has parsed the envelope only

@@ -1,51 +1,46 @@
 """``tracefit``: argv in, exit code out (0 done, 1 failed, 2 usage, 78 bad configuration, 130 Ctrl-C).
 
-The commands are imported when they run, and nothing that is imported here imports numpy or grpc: the environment below
-has to be set before they are, and ``--help`` should not cost a second.
+Every command is declared here, so that the help, the completion of the shell and docs/cli.md are made of one thing.
+What a command does is imported when it runs: ``--help`` should not cost a second, and the environment below has to be
+set before numpy and grpc are imported.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import errno
 import json
 import os
 import sys
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
+from typing import Any
+
+import click
 
 from collector import __version__
 from collector.commands.arguments import (
-    EPILOG,
-    CommandParser,
-    add_check_arguments,
-    add_completion_option,
-    add_demo_parser,
-    add_donors_arguments,
-    add_evaluate_arguments,
-    add_export_arguments,
-    add_fleet_parser,
-    add_json_options,
-    add_merge_arguments,
-    add_question_parsers,
-    add_replay_arguments,
-    add_run_arguments,
+    FILE,
+    RATIO,
+    Commands,
+    HostPort,
+    Interval,
+    Number,
+    Word,
+    config_options,
+    is_flag,
+    json_option,
+    many,
+    number_option,
+    out_option,
+    request_options,
+    say_usage,
+    token_option,
+    which_option,
 )
-from collector.config import (
-    ENV_FILE,
-    Config,
-    ConfigError,
-    explain_key,
-    json_schema,
-    load,
-    load_or_degrade,
-    profile_names,
-    scraping,
-    to_tree,
-    to_yaml,
-)
+from collector.config import Config, ConfigError, explain_key, json_schema, load, load_or_degrade, scraping
+from collector.config import to_tree as config_tree
+from collector.config import to_yaml as config_yaml
 from collector.runtime import (
     EXIT_CONFIG,
     EXIT_FAILED,
@@ -56,7 +51,6 @@ from collector.runtime import (
     StartError,
     Stop,
     SystemClock,
-    SystemFiles,
     check_packages,
     configure_logs,
     in_thread,
@@ -71,239 +65,470 @@ _ENVIRONMENT = {
     "OPENBLAS_NUM_THREADS": "1",  # small solves only; more threads cost memory and reproducibility
     "GRPC_VERBOSITY": "NONE",  # the core prints its own view of a failed bind beside our sentence
 }
+_COMPLETE = "_TRACEFIT_COMPLETE"
+"""Set by the shell that completes a command line, as click has it."""
+
+_LIMIT = "A limit of the engine that its telemetry did not tell."
+
+EPILOG = """\b
+exit codes: 0 done, 1 failed, 2 wrong usage, 78 bad configuration, 130 stopped by Ctrl-C
+environment: TRACEFIT_CONFIG names the configuration file, TRACEFIT_<KEY> sets a key
+every key: tracefit config explain KEY
+completion: eval "$(_TRACEFIT_COMPLETE=bash_source tracefit)", or zsh_source, fish_source
+"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse, run, translate errors; never a traceback for what the user can mend."""
     print_in_any_encoding()
+    if instruction := os.environ.get(_COMPLETE):
+        from click.shell_completion import shell_complete  # noqa: PLC0415
+
+        return shell_complete(tracefit, {}, "tracefit", _COMPLETE, instruction)
     try:
-        arguments = _parser().parse_args(argv)
-        for variable, value in _ENVIRONMENT.items():
-            os.environ.setdefault(variable, value)
-        configure_logs(SystemClock())
-        check_packages(package_files())
-        code: int = arguments.command(arguments)
+        with tracefit.make_context("tracefit", list(sys.argv[1:] if argv is None else argv)) as context:
+            code: int = tracefit.invoke(context)
+    except click.exceptions.Exit as ended:
+        code = ended.exit_code
+    except click.UsageError as error:
+        code = _refuse(say_usage(error), EXIT_USAGE)
     except ConfigError as error:
-        _warn(str(error))
-        return EXIT_USAGE if error.key.startswith("--") else EXIT_CONFIG
+        code = _refuse(str(error), EXIT_USAGE if error.key.startswith("--") else EXIT_CONFIG)
     except StartError as error:
-        _warn(f"error: {error}")
-        return EXIT_FAILED
+        code = _refuse(f"error: {error}", EXIT_FAILED)
     except OSError as error:
         if error.errno not in (errno.EPIPE, errno.ENOSPC):  # `tracefit replay … | head`; a full disk
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left is not written at exit, either
+        code = EXIT_FAILED
         if error.errno == errno.ENOSPC:
             _warn(f"error: cannot write: {error.strerror}")
-        return EXIT_FAILED
     except KeyboardInterrupt:
-        _warn("stopped")
-        return EXIT_INTERRUPTED
+        code = _refuse("stopped", EXIT_INTERRUPTED)
     return code
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = CommandParser(
-        prog="tracefit", description="Learns latency coefficients of vLLM from its telemetry, online.", epilog=EPILOG
-    )
-    parser.add_argument("--version", action="version", version=f"tracefit {__version__}")
-    add_completion_option(parser)
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    run = commands.add_parser("run", help="receive telemetry, learn, publish")
-    add_run_arguments(run)
-    run.set_defaults(command=_run)
-    replay = commands.add_parser("replay", help="learn from recordings")
-    add_replay_arguments(replay)
-    replay.set_defaults(command=_replay)
-    export = commands.add_parser("export", help="a snapshot's coefficients for other programs")
-    add_export_arguments(export)
-    export.set_defaults(command=_export)
-    add_demo_parser(commands, _demo)
-    evaluate = commands.add_parser("evaluate", help="compare every modelling system on recordings")
-    add_evaluate_arguments(evaluate)
-    evaluate.set_defaults(command=_evaluate)
-    donors = commands.add_parser("donors", help="pool saved states: what they know, what to measure next")
-    add_donors_arguments(donors)
-    donors.set_defaults(command=_donors)
-    merge = commands.add_parser("merge", help="add what several sidecars learned into one state")
-    add_merge_arguments(merge)
-    merge.set_defaults(command=_merge)
-    add_fleet_parser(commands, _fleet_pull, _fleet_replay)
-    add_question_parsers(commands, _ask)
-    check = commands.add_parser("check-config", help="check the configuration and print what holds")
-    add_check_arguments(check)
-    check.set_defaults(command=_check_config)
-    version = commands.add_parser("version", help="this version, what it runs on, what it reads and writes")
-    version.set_defaults(command=_version)
-    add_json_options((donors, check, version), writers=(replay, merge))
-    for command in (run, replay, evaluate, merge, check):
-        command.add_argument("--config", type=Path, metavar="FILE", help=f"YAML (default: ${ENV_FILE})")
-    for command in (run, replay, check):
-        command.add_argument("--profile", choices=profile_names(), help="start from a configuration that comes along")
-    return parser
+def _refuse(sentence: str, code: int) -> int:
+    _warn(sentence)
+    return code
 
 
-def _path(arguments: argparse.Namespace) -> Path | None:
-    named = os.environ.get(ENV_FILE)
-    return arguments.config or (Path(named) if named else None)
+@click.group(cls=Commands, epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, message="%(prog)s %(version)s")
+def tracefit() -> None:
+    """Learns latency coefficients of vLLM from its telemetry, online."""
+    for variable, value in _ENVIRONMENT.items():
+        os.environ.setdefault(variable, value)
+    configure_logs(SystemClock())
+    check_packages(package_files())
 
 
-def _load(arguments: argparse.Namespace) -> Config:
-    return load(_path(arguments), os.environ, vars(arguments).get("profile"))
+# --- the sidecar ------------------------------------------------------------------------------------------------------
 
 
-def _run(arguments: argparse.Namespace) -> int:
+@tracefit.command()
+@click.option("--scrape", multiple=True, metavar="URL", help="Learn from a server's own page of metrics.")
+@config_options
+def run(scrape: tuple[str, ...], config: Path | None, profile: str | None) -> int:
+    """Receive telemetry, learn, publish."""
     clock = SystemClock()
-    from .app import run  # noqa: PLC0415
+    from .app import run as serve  # noqa: PLC0415
     from .commands.check import check  # noqa: PLC0415
 
-    loaded = load_or_degrade(_path(arguments), os.environ, arguments.profile, partial(check, clock=clock))
-    loaded = loaded._replace(config=scraping(loaded.config, arguments.scrape))
-    return EXIT_OK if run(loaded, clock, Stop()) else EXIT_FAILED
+    loaded = load_or_degrade(config, os.environ, profile, lambda given: check(given, clock))
+    loaded = loaded._replace(config=scraping(loaded.config, scrape))
+    return EXIT_OK if serve(loaded, clock, Stop()) else EXIT_FAILED
 
 
-def _replay(arguments: argparse.Namespace) -> int:
-    config = _load(arguments)
-    from collector.commands.replay import replay  # noqa: PLC0415
+@tracefit.command()
+@click.option("--speed", type=Number("from 0.01 on", 0.01), default=20.0, metavar="N", help="Times as recorded (20).")
+@click.option("--recording", type=FILE, metavar="FILE", help="A recording other than the bundled one.")
+@click.option("--directory", type=FILE, metavar="DIR", help="Where its files go (snapshots/demo).")
+@click.option(
+    "--throttle",
+    type=Number("from 0.01 to 100", 0.01, 100.0),
+    default=1.0,
+    metavar="N",
+    help="From its middle on, the recorded machine takes N times as long (1).",
+)
+@click.option("--to", type=HostPort(), metavar="HOST:PORT", help="Send to a running sidecar, in real time, for ever.")
+@click.option("--save", type=FILE, metavar="FILE", help="No sidecar: write what would be sent to FILE.")
+def demo(
+    *, speed: float, recording: Path | None, directory: Path | None, throttle: float, to: str | None, save: Path | None
+) -> int:
+    """Watch a real sidecar learn from a recording, 20 times faster."""
+    if to is not None and save is not None:
+        raise ConfigError("--save", "not with --to: what is sent is not written")
+    from collector.commands import demo as made  # noqa: PLC0415
 
-    code = replay(
-        arguments.files,
-        arguments.snapshot,
-        config,
-        SystemClock(),
-        say=_teller(arguments),
-        note=_remarks(),
-        state=arguments.state,
-        stdin=sys.stdin.buffer,
-    )
-    return _concluded(code, arguments, arguments.snapshot)
+    if save is not None:
+        made.save_recording(made.find_recording(recording), save, throttle, _say)
+        return EXIT_OK
+    if to is not None:
 
+        def send(stop: Stop) -> int:
+            return made.send_forever(recording, to, SystemClock(), stop, _say, throttle)
 
-def _evaluate(arguments: argparse.Namespace) -> int:
-    config = _load(arguments)
-    from collector.evaluate.command import EvaluateOptions, evaluate_recordings  # noqa: PLC0415
-
-    options = EvaluateOptions(
-        json=arguments.json,
-        snapshot=arguments.snapshot,
-        learn_until=arguments.learn_until,
-        systems=tuple(name.strip() for name in arguments.systems.split(",") if name.strip()),
-        leave_out=arguments.leave_out,
-    )
-    return evaluate_recordings(arguments.files, config, options, SystemClock(), say=_say, note=_remarks())
-
-
-def _donors(arguments: argparse.Namespace) -> int:
-    from collector.evaluate.donors import compare_donors  # noqa: PLC0415
-
-    return compare_donors(arguments.paths, as_document=arguments.json, say=_say, note=_warn)
+        return asyncio.run(in_thread(send, Stop()))
+    with made.signals_as_ctrl_c():
+        return made.demo(recording, speed, _say, directory, throttle)
 
 
-def _merge(arguments: argparse.Namespace) -> int:
-    config, snapshot = _load(arguments), arguments.snapshot
-    if arguments.json and snapshot is None:
-        raise ConfigError("--json", "prints what --snapshot OUT writes, which is not asked for")
-    from collector.fleet.pull import merge_files  # noqa: PLC0415
-
-    say = _teller(arguments)
-    code = merge_files(arguments.states, arguments.out, config, say=say, note=_warn, snapshot=snapshot)
-    return _concluded(code, arguments, snapshot)
+# --- questions --------------------------------------------------------------------------------------------------------
 
 
-def _fleet_pull(arguments: argparse.Namespace) -> int:
-    config, clock = load(_path(arguments), os.environ), SystemClock()
+@tracefit.command()
+@click.argument("snapshot")
+@which_option
+@token_option
+@json_option
+def show(*, snapshot: str, which: str, token_file: Path | None, in_json: bool) -> int:
+    """What a snapshot says: coefficients, error bars, verdict."""
+    from collector.commands import ask  # noqa: PLC0415
+
+    return ask.show(ask.load_snapshot(snapshot, token_file), which=which, in_json=in_json, say=_say, note=_warn)
+
+
+@tracefit.command()
+@click.argument("snapshot")
+@number_option("--prefill", "Prefill tokens of the step.")
+@number_option("--requests", "Requests in the step.")
+@number_option("--context", "Tokens of decode context of the step.")
+@request_options(required=False)
+@number_option("--concurrency", "Requests in flight.")
+@is_flag("--now", "Of the next seconds: times the level of the last steps.")
+@which_option
+@token_option
+@json_option
+def predict(*, snapshot: str, now: bool, which: str, token_file: Path | None, in_json: bool, **question: Any) -> int:
+    """What one step costs, or what requests see at a load."""
+    from collector.commands import ask  # noqa: PLC0415
+
+    asked = ask.read_prediction(question)
+    loaded = ask.load_snapshot(snapshot, token_file)
+    return ask.predict(loaded, asked, which=which, now=now, in_json=in_json, say=_say, note=_warn)
+
+
+@tracefit.command()
+@click.argument("snapshot")
+@request_options(required=True)
+@click.option("--itl", metavar="TIME", help="Largest mean time between tokens, like 30ms.")
+@click.option("--ttft", metavar="TIME", help="Largest mean time to first token, like 1s.")
+@number_option("--rate", "Requests per second that arrive: how many engines do they need.")
+@is_flag("--safe", "Hold the upper edge of the interval against the targets.")
+@click.option("--max-num-seqs", type=int, metavar="N", help=_LIMIT)
+@click.option("--max-num-batched-tokens", type=int, metavar="N", help=_LIMIT)
+@click.option("--kv-tokens", type=int, metavar="N", help=_LIMIT)
+@which_option
+@token_option
+@json_option
+def plan(*, snapshot: str, which: str, token_file: Path | None, in_json: bool, **question: Any) -> int:
+    """How many requests fit the targets, and what limits them."""
+    from collector.commands import ask  # noqa: PLC0415
+
+    asked = ask.read_plan(question)
+    loaded = ask.load_snapshot(snapshot, token_file)
+    return ask.plan(loaded, asked, which=which, in_json=in_json, say=_say, note=_warn)
+
+
+@tracefit.command()
+@click.argument("before", metavar="SNAPSHOT")
+@click.argument("after", metavar="SNAPSHOT")
+@token_option
+@json_option
+def diff(*, before: str, after: str, token_file: Path | None, in_json: bool) -> int:
+    """Which coefficients moved between two snapshots, and what that does."""
+    from collector.commands import ask  # noqa: PLC0415
+
+    both = (ask.load_snapshot(source, token_file) for source in (before, after))
+    return ask.diff(*both, in_json=in_json, say=_say, note=_warn)
+
+
+@tracefit.command()
+@click.argument("url")
+@token_option
+@json_option
+def doctor(*, url: str, token_file: Path | None, in_json: bool) -> int:
+    """Is telemetry coming, what waits for what, and what to change: of a sidecar or an inference server."""
+    from collector.commands.ask import read_token  # noqa: PLC0415
+    from collector.commands.doctor import doctor as examine  # noqa: PLC0415
+
+    return examine(url, read_token(token_file), in_json=in_json, say=_say)
+
+
+@tracefit.command()
+@click.argument("snapshot")
+@click.option(
+    "--format",
+    "file_format",
+    required=True,
+    type=Word(["blis-yaml", "blis-flags", "blis-trace"]),
+    help="See docs/blis.md; of blis-trace, SNAPSHOT is a recording.",
+)
+@click.option("--model-config", type=FILE, metavar="FILE", help="The model's config.json.")
+@click.option("--hardware", metavar="NAME", help="GPU, or its memory bandwidth in TB/s.")
+@click.option("--alpha", type=Word(["server", "effective"]), default="server", help="See docs/blis.md (server).")
+@is_flag("--mean", "Step times with what stalls add in the mean.")
+@click.option("--require", type=Word(["identified"]), help="Refuse if a coefficient is anything less.")
+@out_option("where the result goes (standard output); of blis-trace, a directory", required=False)
+@which_option
+@token_option
+def export(
+    *, snapshot: str, file_format: str, out: Path | None, which: str, token_file: Path | None, **options: Any
+) -> int:
+    """A snapshot's coefficients for other programs."""
+    from collector.commands.export import export_snapshot, export_traffic  # noqa: PLC0415
+
+    if file_format == "blis-trace":
+        if out is None:
+            raise ConfigError("--out", "a trace is two files; say in which directory")
+        return export_traffic([Path(snapshot)], out, SystemClock(), say=_say, note=_remarks())
+    from collector.commands.ask import load_snapshot  # noqa: PLC0415
+
+    loaded = load_snapshot(snapshot, token_file)
+    return export_snapshot(loaded, out, file_format=file_format, which=which, **options, say=_say, note=_warn)
+
+
+# --- recordings and fleets --------------------------------------------------------------------------------------------
+
+
+@tracefit.command()
+@many("files", "FILE")
+@click.option("-o", "--out", "--snapshot", required=True, type=FILE, metavar="OUT", help="Where the coefficients go.")
+@click.option("--state", type=FILE, metavar="OUT", help="Save what was learned, for donors and merges.")
+@config_options
+@json_option
+def replay(
+    *,
+    files: tuple[Path, ...],
+    out: Path,
+    state: Path | None,
+    config: Path | None,
+    profile: str | None,
+    in_json: bool,
+) -> int:
+    """Learn from recordings: files, directories of them, or - (docs/recordings.md)."""
+    loaded = load(config, os.environ, profile)
+    from collector.commands import replay as made  # noqa: PLC0415
+
+    say, stdin = _teller(in_json=in_json), sys.stdin.buffer
+    code = made.replay(files, out, loaded, SystemClock(), say=say, note=_remarks(), state=state, stdin=stdin)
+    return _concluded(code, out, in_json=in_json)
+
+
+@tracefit.group(cls=Commands)
+def fleet() -> None:
+    """What many sidecars learned, as one: docs/fleet.md."""
+
+
+@fleet.command("pull")
+@click.argument("sources", nargs=-1, required=True, metavar="SOURCE...")
+@out_option("where the fleet's files go", metavar="DIR")
+@click.option("--every", type=Interval(), metavar="TIME", help="Again and again, like 5m, with pages of its own.")
+@token_option
+@click.option("--timeout", type=Number("above 0", 1e-9), default=10.0, metavar="S", help="Longest wait for one (10).")
+@click.option(
+    "--require", type=RATIO, default=0.5, metavar="SHARE", help="Write nothing if fewer sources gave a state (0.5)."
+)
+@config_options
+@json_option
+def fleet_pull(
+    *,
+    sources: tuple[str, ...],
+    out: Path,
+    every: float | None,
+    token_file: Path | None,
+    timeout: float,
+    require: float,
+    config: Path | None,
+    profile: str | None,
+    in_json: bool,
+) -> int:
+    """Gather states, merge them by configuration, name who differs.
+
+    A SOURCE is http://HOST:PORT, dns+http://NAME:PORT, @TARGETS.yaml, a directory, a state file or s3://BUCKET/PREFIX.
+    """
+    if every is not None and in_json:
+        raise ConfigError("--json", "not with --every, which serves its result at /snapshot")
+    loaded, clock = load(config, os.environ, profile), SystemClock()
     from collector.fleet.pull import PullOptions, pull_once, token_reader  # noqa: PLC0415
     from collector.fleet.service import FleetService, serve_fleet  # noqa: PLC0415
 
-    token = token_reader(arguments.token_file)
-    options = PullOptions(tuple(arguments.sources), arguments.out, arguments.timeout, arguments.require, token)
-    if arguments.every is None:
-        code = pull_once(options, config, clock, say=_teller(arguments), note=_remarks())
-        return _concluded(code, arguments, arguments.out)
-    if arguments.json:
-        raise ConfigError("--json", "not with --every, which serves its result at /snapshot")
-    set_log_level(config.log_level)
-    set_log_format(config.log_format)
-    service = FleetService(options, config, clock, interval_s=arguments.every)
+    options = PullOptions(sources, out, timeout, require, token_reader(token_file))
+    if every is None:
+        code = pull_once(options, loaded, clock, say=_teller(in_json=in_json), note=_remarks())
+        return _concluded(code, out, in_json=in_json)
+    set_log_level(loaded.log_level)
+    set_log_format(loaded.log_format)
+    service = FleetService(options, loaded, clock, interval_s=every)
     return EXIT_OK if serve_fleet(service, Stop()) else EXIT_FAILED
 
 
-def _fleet_replay(arguments: argparse.Namespace) -> int:
-    config = _load(arguments)
+@fleet.command("replay")
+@click.argument("places", nargs=-1, required=True, metavar="PATH|URL...")
+@out_option("where the fleet's files go", metavar="DIR")
+@click.option("--ray", default="local", metavar="ADDRESS", help="A Ray cluster: HOST:PORT or auto (default: one here).")
+@click.option("--rows", default="", metavar="DIR|URL", help="Write every row as Parquet: docs/fleet.md.")
+@config_options
+@json_option
+def fleet_replay(
+    *, places: tuple[str, ...], out: Path, ray: str, rows: str, config: Path | None, profile: str | None, in_json: bool
+) -> int:
+    """Learn recordings of many engines in bulk, on Ray."""
+    loaded = load(config, os.environ, profile)
     from collector.fleet.replay import ReplayOptions, replay_fleet  # noqa: PLC0415
 
-    rows = arguments.rows if "://" in arguments.rows or not arguments.rows else str(Path(arguments.rows).absolute())
-    options = ReplayOptions(tuple(arguments.places), arguments.out, arguments.ray, rows)
-    say = _teller(arguments)
-    code = replay_fleet(options, config, SystemClock(), say=say, note=_remarks())
-    return _concluded(code, arguments, arguments.out)
+    rows = rows if "://" in rows or not rows else str(Path(rows).absolute())
+    options, say = ReplayOptions(places, out, ray, rows), _teller(in_json=in_json)
+    return _concluded(replay_fleet(options, loaded, SystemClock(), say=say, note=_remarks()), out, in_json=in_json)
 
 
-def _export(arguments: argparse.Namespace) -> int:
-    if arguments.format == "blis-trace":
-        from collector.commands.export import export_traffic  # noqa: PLC0415
-
-        return export_traffic([Path(arguments.snapshot)], arguments.out, SystemClock(), say=_say, note=_remarks())
-    from collector.commands.export import export_asked  # noqa: PLC0415
-
-    return export_asked(arguments, _say, _warn)
+@tracefit.group(cls=Commands)
+def lab() -> None:
+    """Compare modelling systems, pool what was learned elsewhere."""
 
 
-def _ask(arguments: argparse.Namespace) -> int:
-    from collector.commands.ask import ask  # noqa: PLC0415
+@lab.command("evaluate")
+@many("files", "FILE")
+@click.option("--json", "out", type=FILE, metavar="OUT", help="Write every number as JSON.")
+@click.option("--snapshot", type=FILE, metavar="FILE", help="Score this snapshot's coefficients as well.")
+@click.option(
+    "--learn-until",
+    type=Number("between 0 and 1", 1e-9, 1.0 - 1e-9),
+    default=0.6,
+    metavar="SHARE",
+    help="Part of each to learn from (0.6).",
+)
+@click.option("--systems", default="", metavar="NAMES", help="Comma-separated; all nine by default.")
+@click.option(
+    "--leave-out",
+    type=Word(["config", "gpu", "model", "quantization", "workload"]),
+    help="What donors lack.",
+)
+@config_options
+def lab_evaluate(
+    *,
+    files: tuple[Path, ...],
+    out: Path | None,
+    snapshot: Path | None,
+    learn_until: float,
+    systems: str,
+    leave_out: str | None,
+    config: Path | None,
+    profile: str | None,
+) -> int:
+    """Compare every modelling system on recordings."""
+    loaded = load(config, os.environ, profile)
+    from collector.evaluate.command import EvaluateOptions, evaluate_recordings  # noqa: PLC0415
 
-    return ask(arguments, _say, _warn)
+    options = EvaluateOptions(
+        json=out,
+        snapshot=snapshot,
+        learn_until=learn_until,
+        systems=tuple(name.strip() for name in systems.split(",") if name.strip()),
+        leave_out=leave_out or "",
+    )
+    return evaluate_recordings(list(files), loaded, options, SystemClock(), say=_say, note=_remarks())
 
 
-def _demo(arguments: argparse.Namespace) -> int:
-    from collector.commands.demo import demo, find_recording, save_recording, send_forever, signals_as_ctrl_c  # noqa: PLC0415  # noqa: PLC0415
+@lab.command("donors")
+@many("paths", "DIR")
+@json_option
+def lab_donors(*, paths: tuple[Path, ...], in_json: bool) -> int:
+    """Pool saved states: what they know, what to measure next."""
+    from collector.evaluate.donors import compare_donors  # noqa: PLC0415
 
-    if arguments.save is not None:
-        save_recording(find_recording(arguments.recording), arguments.save, arguments.throttle, _say)
-        return EXIT_OK
-    if arguments.to is not None:
-
-        def send(stop: Stop) -> int:
-            return send_forever(arguments.recording, arguments.to, SystemClock(), stop, _say, arguments.throttle)
-
-        return asyncio.run(in_thread(send, Stop()))
-    with signals_as_ctrl_c():
-        return demo(arguments.recording, arguments.speed, _say, arguments.directory, arguments.throttle)
+    return compare_donors(list(paths), as_document=in_json, say=_say, note=_warn)
 
 
-def _check_config(arguments: argparse.Namespace) -> int:
-    if arguments.explain is not None and arguments.json:
-        raise ConfigError("--json", "not with --explain; --schema is JSON, with every key")
-    if arguments.schema or arguments.explain is not None:
-        print(json.dumps(json_schema(), indent=2) if arguments.schema else explain_key(arguments.explain))
-        return EXIT_OK
-    config = _load(arguments)
+@lab.command("merge")
+@many("states", "STATE")
+@out_option("the merged state")
+@click.option("--snapshot", type=FILE, metavar="OUT", help="Its coefficients as well, and who differs.")
+@config_options
+@json_option
+def lab_merge(
+    *,
+    states: tuple[Path, ...],
+    out: Path,
+    snapshot: Path | None,
+    config: Path | None,
+    profile: str | None,
+    in_json: bool,
+) -> int:
+    """Add what several sidecars learned into one state."""
+    if in_json and snapshot is None:
+        raise ConfigError("--json", "prints what --snapshot OUT writes, which is not asked for")
+    loaded = load(config, os.environ, profile)
+    from collector.fleet.pull import merge_files  # noqa: PLC0415
+
+    say = _teller(in_json=in_json)
+    code = merge_files(list(states), out, loaded, say=say, note=_warn, snapshot=snapshot)
+    return EXIT_OK if snapshot is None and code == EXIT_OK else _concluded(code, snapshot or out, in_json=in_json)
+
+
+# --- the configuration and the installation ---------------------------------------------------------------------------
+
+
+@tracefit.group("config", cls=Commands)
+def configuration() -> None:
+    """Check, explain or describe the configuration."""
+
+
+@configuration.command("check")
+@config_options
+@json_option
+def config_check(*, config: Path | None, profile: str | None, in_json: bool) -> int:
+    """Check the configuration and print what holds."""
+    loaded: Config = load(config, os.environ, profile)
     from collector.commands.check import check, remarks  # noqa: PLC0415
+    from collector.runtime import SystemFiles  # noqa: PLC0415
 
-    check(config, SystemClock())
-    for remark in remarks(config, SystemFiles()):
+    check(loaded, SystemClock())
+    for remark in remarks(loaded, SystemFiles()):
         _warn(f"warning: {remark}")
-    print(json.dumps(to_tree(config), indent=2) + "\n" if arguments.json else to_yaml(config), end="")
+    _say(json.dumps(config_tree(loaded), indent=2) if in_json else config_yaml(loaded).rstrip("\n"))
     return EXIT_OK
 
 
-def _version(arguments: argparse.Namespace) -> int:
+@configuration.command("explain")
+@click.argument("key")
+def config_explain(key: str) -> int:
+    """What a key or a section means, takes, and is by default."""
+    _say(explain_key(key))
+    return EXIT_OK
+
+
+@configuration.command("schema")
+def config_schema() -> int:
+    """Print the JSON Schema of the configuration, for editors."""
+    _say(json.dumps(json_schema(), indent=2))
+    return EXIT_OK
+
+
+@tracefit.command()
+@json_option
+def version(*, in_json: bool) -> int:
+    """This version, what it runs on, what it reads and writes."""
     from collector.commands.version import tell_version  # noqa: PLC0415
 
-    return tell_version(in_json=arguments.json, say=_say)
+    return tell_version(in_json=in_json, say=_say)
 
 
-def _teller(arguments: argparse.Namespace) -> PrintLine:
+# --- how a command speaks ---------------------------------------------------------------------------------------------
+
+
+def _teller(*, in_json: bool) -> PrintLine:
     """Where the report for eyes goes: beside a document on standard output, to standard error."""
-    return _warn if arguments.json else _say
+    return _warn if in_json else _say
 
 
-def _concluded(code: int, arguments: argparse.Namespace, out: Path) -> int:
+def _concluded(code: int, out: Path, *, in_json: bool) -> int:
     """The exit code, after the snapshot that was written, to a file or into a directory, if it is asked for."""
-    if code == EXIT_OK and arguments.json:
+    if code == EXIT_OK and in_json:
         from exporters.snapshot_file import SNAPSHOT_NAME  # noqa: PLC0415
 
-        print((out / SNAPSHOT_NAME if out.is_dir() else out).read_text(encoding="utf-8").rstrip("\n"))
+        _say((out / SNAPSHOT_NAME if out.is_dir() else out).read_text(encoding="utf-8").rstrip("\n"))
     return code
 
 

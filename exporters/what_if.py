@@ -194,7 +194,7 @@ class Parameter(NamedTuple):
     field: str = ""
 
 
-_CONFIG = Parameter("config", "text", "config_id, its beginning, or words of its name; needed if there are more")
+_CONFIG = Parameter("config", "text", "the config_id, its beginning, or words of its name; needed if there are more")
 _REQUEST = (
     Parameter("prompt", "number", "prompt tokens of a request", field="prompt_tokens"),
     Parameter("output", "number", "output tokens of a request", field="output_tokens"),

@@ -6,13 +6,13 @@ configuration is chosen, and the client is asked.
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import tracefit
-from collector.config import is_endpoint
+from collector.config import ConfigError, is_endpoint
 from collector.runtime import EXIT_FAILED, EXIT_OK, EXIT_USAGE, PrintLine, StartError
 from exporters.what_if import (
     LIMIT_WORDS,
@@ -48,8 +48,6 @@ from tracefit import (
     TracefitError,
     TypicalStep,
 )
-
-from .doctor import doctor
 
 _SECOND_US, _MILLISECOND_US = 1e6, 1e3
 
@@ -415,35 +413,24 @@ def _shown_tree(config: Config) -> dict[str, object]:
     }
 
 
-def ask(arguments: argparse.Namespace, say: PrintLine, note: PrintLine) -> int:
-    """Answer ``predict``, ``plan``, ``show``, ``diff`` or ``doctor``.
-
-    Raises:
-        StartError: the snapshot or the token cannot be read.
-    """
-    in_json = arguments.json
-    if arguments.question == "doctor":
-        return doctor(arguments.url, read_token(arguments.token_file), in_json=in_json, say=say)
-    if arguments.question == "diff":
-        return diff(_load(arguments, "before"), _load(arguments, "after"), in_json=in_json, say=say, note=note)
-    if arguments.question == "show":
-        return show(_load(arguments), which=arguments.config, in_json=in_json, say=say, note=note)
-    try:
-        question = _question(vars(arguments))
-    except QuestionError as error:
-        note(refusal(error))
-        return EXIT_USAGE
-    snapshot = _load(arguments)
-    if isinstance(question, Sizing):
-        return plan(snapshot, question, which=arguments.config, in_json=in_json, say=say, note=note)
-    now = bool(arguments.now)
-    return predict(snapshot, question, which=arguments.config, now=now, in_json=in_json, say=say, note=note)
-
-
-def _question(options: dict[str, Any]) -> Step | Load | Sizing:
-    if options["question"] == "predict":
+def read_prediction(options: Mapping[str, Any]) -> Step | Load:
+    """What the options of ``predict`` ask; a ConfigError names the one with which that cannot be asked."""
+    with _naming_options():
         return read_step_or_load(options)
-    return read_sizing({**options, **{name: _option_ms(name, options[name]) for name in ("itl", "ttft")}})
+
+
+def read_plan(options: Mapping[str, Any]) -> Sizing:
+    """What the options of ``plan`` ask; a ConfigError names the one with which that cannot be asked."""
+    with _naming_options():
+        return read_sizing({**options, **{name: _option_ms(name, options[name]) for name in ("itl", "ttft")}})
+
+
+@contextmanager
+def _naming_options() -> Iterator[None]:
+    try:
+        yield
+    except QuestionError as error:
+        raise ConfigError(f"--{error.parameter.replace('_', '-')}", error.problem) from None
 
 
 def _option_ms(name: str, text: str | None) -> float | None:
@@ -451,7 +438,3 @@ def _option_ms(name: str, text: str | None) -> float | None:
         return None if text is None else milliseconds(text)
     except ValueError as error:
         raise QuestionError(name, str(error)) from None
-
-
-def _load(arguments: argparse.Namespace, name: str = "snapshot") -> Snapshot:
-    return load_snapshot(getattr(arguments, name), arguments.token_file)

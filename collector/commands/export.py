@@ -6,10 +6,9 @@ process tell of, the engine's journey is taken: it knows aborts.
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +18,13 @@ from google.protobuf.message import DecodeError
 import tracefit
 from collector.decode import MISSING, ApiSpan, CoreSpan, Finish, MarkKind, RequestSpan, Telemetry, decode
 from collector.recordings import Timed, TimedExport, merged_with_progress, open_recordings
-from collector.runtime import EXIT_FAILED, EXIT_OK, EXIT_USAGE, Clock, PrintLine, StartError
+from collector.runtime import EXIT_FAILED, EXIT_OK, Clock, PrintLine, StartError
 from collector.telemetry import Counts
 from exporters.blis import (
     TRACE_HEADER,
     TRACE_TABLE,
     BlisError,
+    Exported,
     TracedRequest,
     choose_config,
     export,
@@ -32,14 +32,14 @@ from exporters.blis import (
     warnings_of,
 )
 from exporters.snapshot_file import write_atomically
-from online import Snapshot
+from online import ConfigSnapshot, Snapshot
 
-from .ask import load_snapshot
+from .report import write_result
 
 ENDS = frozenset({Finish.STOPPED, Finish.LENGTH, Finish.ABORTED})
 
 
-def export_traffic(paths: Sequence[Path], out: Path | None, clock: Clock, *, say: PrintLine, note: PrintLine) -> int:
+def export_traffic(paths: Sequence[Path], out: Path, clock: Clock, *, say: PrintLine, note: PrintLine) -> int:
     """Write the requests of recordings as a trace into a directory.
 
     Args:
@@ -52,9 +52,6 @@ def export_traffic(paths: Sequence[Path], out: Path | None, clock: Clock, *, say
     Raises:
         StartError: a file cannot be read or written.
     """
-    if out is None:
-        note("error: --out: a trace is two files; say in which directory")
-        return EXIT_USAGE
     requests = requests_in(merged_with_progress(open_recordings(paths, note), clock, note))
     if not requests:
         note("error: no finished request in the recording; step telemetry alone does not tell of requests")
@@ -126,45 +123,70 @@ def _of_answer(span: RequestSpan) -> TracedRequest | None:
     )
 
 
-def export_asked(arguments: argparse.Namespace, say: PrintLine, note: PrintLine) -> int:
-    """Print what ``tracefit export`` is asked for.
+def export_snapshot(
+    loaded: tracefit.Snapshot,
+    out: Path | None,
+    *,
+    file_format: str,
+    which: str,
+    model_config: Path | None,
+    hardware: str | None,
+    alpha: str,
+    mean: bool,
+    require: str | None,
+    say: PrintLine,
+    note: PrintLine,
+) -> int:
+    """Print a snapshot's coefficients in the form of another program, or write them to a file.
 
     Args:
-        arguments: what the command line says.
-        say: takes the export.
+        loaded: where they are.
+        out: the file; None prints them.
+        file_format: ``blis-yaml`` or ``blis-flags``.
+        which: words that choose a configuration.
+        model_config: the model's ``config.json``.
+        hardware: the GPU, or its memory bandwidth in TB/s.
+        alpha: ``server`` or ``effective``.
+        mean: of step times, with what stalls add in the mean.
+        require: ``identified`` refuses if a coefficient is anything less.
+        say: takes the export, or the name of its file.
         note: takes the sentence that says what is missing, and a warning of each coefficient that is not identified.
 
     Raises:
-        StartError: a file cannot be read, an address does not answer, or what is there is no snapshot of this version.
+        StartError: a file cannot be read or written, or the snapshot is none of this version.
     """
-    snapshot = _read_snapshot(load_snapshot(arguments.snapshot, arguments.token_file))
-    model_config = _read_model_config(arguments.model_config) if arguments.model_config is not None else None
+    snapshot = _read_snapshot(loaded)
+    facts = _read_model_config(model_config) if model_config is not None else None
     try:
         exported = export(
             snapshot,
-            file_format=arguments.format,
-            which=arguments.config,
-            model_config=model_config,
-            hardware=arguments.hardware,
-            alpha=arguments.alpha,
-            mean=arguments.mean,
+            file_format=file_format,
+            which=which,
+            model_config=facts,
+            hardware=hardware,
+            alpha=alpha,
+            mean=mean,
         )
     except BlisError as error:
         note(f"error: {error}")
         return EXIT_FAILED
-    if arguments.require is not None and exported.doubtful:
-        doubtful = "; ".join(exported.doubtful)
-        note(f"error: --require {arguments.require}: {len(exported.doubtful)} not: {doubtful}")
+    if require is not None and exported.doubtful:
+        note(f"error: --require {require}: {len(exported.doubtful)} not: {'; '.join(exported.doubtful)}")
         return EXIT_FAILED
-    config = choose_config(snapshot, arguments.config)
-    for warning in (
-        *(f"not identified: {coefficient}" for coefficient in exported.doubtful),
-        *exported.warnings,
-        *(f"{config.config_id}: {warning}" for warning in warnings_of(config)),
-    ):
+    for warning in _warnings(choose_config(snapshot, which), exported):
         note(f"warning: {warning}")
-    say(exported.content.decode().removesuffix("\n"))
+    if out is None:
+        say(exported.content.decode().removesuffix("\n"))
+    else:
+        write_result(out, exported.content)
+        say(f"written: {out}")
     return EXIT_OK
+
+
+def _warnings(config: ConfigSnapshot, exported: Exported) -> Iterator[str]:
+    yield from (f"not identified: {coefficient}" for coefficient in exported.doubtful)
+    yield from exported.warnings
+    yield from (f"{config.config_id}: {warning}" for warning in warnings_of(config))
 
 
 def _read_bytes(path: Path) -> bytes:

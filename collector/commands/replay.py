@@ -24,9 +24,8 @@ from collector.recordings import (
 )
 from collector.runtime import EXIT_FAILED, EXIT_OK, Clock, PrintLine, StartError
 from collector.service import Pipeline, make_pipeline
-from exporters.snapshot_file import write_atomically
 
-from .report import lines
+from .report import lines, write_result
 
 
 def replay(
@@ -64,9 +63,9 @@ def replay(
         note(f"nothing was learned from {held}")
         return EXIT_FAILED
     snapshot = pipeline.snapshot(newest_unix_nano, 1)
-    _write(out, snapshot.to_json())
+    write_result(out, snapshot.to_json())
     if state is not None:
-        _write(state, pipeline.state())
+        write_result(state, pipeline.state())
     for line in lines(snapshot):
         say(line)
     say(f"snapshot: {out}")
@@ -86,10 +85,3 @@ def _learn(pipeline: Pipeline, batches: Iterable[list[Timed]]) -> tuple[int, str
         pipeline.process(exports)
     pipeline.flush()
     return newest_unix_nano, f"{spans} spans" + (f" and {pages} pages" if pages else "")
-
-
-def _write(path: Path, data: bytes) -> None:
-    try:
-        write_atomically(path, data)
-    except OSError as error:
-        raise StartError(f"cannot write {path}: {error.strerror}") from None

@@ -1,9 +1,12 @@
-"""A snapshot for eyes: coefficients with their error bars, one block per configuration and target."""
+"""What a command leaves: a report for eyes, with a block per configuration and target, and files."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
+from collector.runtime import StartError
+from exporters.snapshot_file import write_atomically
 from exporters.wording import unit_text
 from online import ConfigSnapshot, FeatureSnapshot, ModelSnapshot, Snapshot
 
@@ -39,3 +42,11 @@ def _error(model: ModelSnapshot) -> str:
 def _coefficient(feature: FeatureSnapshot) -> str:
     bar = "" if feature.stderr is None else f" ± {feature.stderr:.3g}"
     return f"{feature.name:<24}{feature.coefficient:>14.6g}{bar:<12} {unit_text(feature.unit):<12} {feature.status}"
+
+
+def write_result(path: Path, data: bytes) -> None:
+    """Write a file that was asked for; StartError if it cannot be written."""
+    try:
+        write_atomically(path, data)
+    except OSError as error:
+        raise StartError(f"cannot write {path}: {error.strerror}") from None

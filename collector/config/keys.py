@@ -1,4 +1,4 @@
-"""Every key with what it means, what it takes and what holds without it: for documents, `--explain` and suggestions."""
+"""Every key with what it means, what it takes and what holds without it: for documents and suggestions."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def explain_key(name: str) -> str:
             if name == key.name:
                 return _describe_key(key)
     names = [section.name for section in known] + [key.name for section in known for key in section.keys]
-    raise ConfigError("--explain", f"there is no key {name!r}{suggestion(name, names)}")
+    raise ConfigError("--key", f"there is no key {name!r}{suggestion(name, names)}")
 
 
 def _describe_key(key: Key) -> str:

@@ -1,4 +1,4 @@
-"""``tracefit evaluate``: files in, one table per capture and one of what transfers out; JSON on request."""
+"""``tracefit lab evaluate``: files in, one table per capture and one of what transfers out; JSON on request."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ def evaluate_recordings(
     Args:
         paths: recordings, or directories of them; each is a source of its own, or one of a rotation.
         config: rules, model files and hardware of the ``configurations`` section; bounds of the join.
-        options: see ``tracefit evaluate --help``.
+        options: see ``tracefit lab evaluate --help``.
         clock: for the progress only.
         say: receives the report, line by line.
         note: receives progress and warnings.

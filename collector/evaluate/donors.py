@@ -1,4 +1,4 @@
-"""``tracefit donors``: what saved states know together, how far it reaches, and what to measure next.
+"""``tracefit lab donors``: what saved states know together, how far it reaches, and what to measure next.
 
 States are pooled exactly (:mod:`online.transfer`): their statistics are added, nothing is averaged. Coverage is the
 distance of a configuration to the nearest one measured; the candidates are the models seen on every GPU of the sheets,

@@ -1,4 +1,4 @@
-"""States of a fleet merged: ``tracefit merge`` of files, and one round of ``tracefit fleet pull``.
+"""States of a fleet merged: ``tracefit lab merge`` of files, and one round of ``tracefit fleet pull``.
 
     OUT/snapshot.json, <config>.blis.yaml    by configuration
     OUT/states/<config>.bin                  what that is made of, for donors and further merges

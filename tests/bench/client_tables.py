@@ -59,7 +59,7 @@ def judge(table: Path, converter: Path):
 
 
 def side_by_side(table: Path, converter: Path):
-    """The report of ``tracefit evaluate`` on single requests, and CPU seconds per request of each model."""
+    """The report of ``tracefit lab evaluate`` on single requests, and CPU seconds per request of each model."""
     with tempfile.TemporaryDirectory() as directory:
         part, name = Path(directory) / "run.pb.gz", table.name.removesuffix(".csv.gz")
         subprocess.run([sys.executable, converter, name, part, "--data", table.parent], check=True, capture_output=True)

@@ -23,6 +23,7 @@ SIDE_DOORS = {
         "collector.commands.ask",
         "collector.commands.check",
         "collector.commands.demo",
+        "collector.commands.doctor",
         "collector.commands.export",
         "collector.commands.arguments",
         "collector.commands.replay",

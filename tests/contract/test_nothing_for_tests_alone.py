@@ -10,8 +10,8 @@ import tracefit
 from tests.support.paths import ROOT
 
 PACKAGES = ("collector", "exporters", "online", "tracefit")
-CALLED_BY_LIBRARIES = {"handle_error", "log_message", "readable", "server_bind", "verify_request"}
-"""Methods of io, socketserver and http.server that are overridden."""
+CALLED_BY_LIBRARIES = {"convert", "handle_error", "log_message", "readable", "server_bind", "verify_request"}
+"""Methods of click, io, socketserver and http.server that are overridden."""
 CALLED_BY_USERS = {"refresh"}
 """Methods of the client (docs/client.md) that nothing of ours calls."""
 
@@ -31,8 +31,14 @@ def defined(tree: ast.Module) -> Iterator[tuple[str, str]]:
                 if isinstance(inner, ast.FunctionDef) and not inner.name.startswith("__"):
                     yield inner.name, f"{node.name}.{inner.name}"
     for node in tree.body:
-        if isinstance(node, ast.FunctionDef):
+        if isinstance(node, ast.FunctionDef) and not is_command(node):
             yield node.name, node.name
+
+
+def is_command(node: ast.FunctionDef) -> bool:
+    """It is registered as a command by its decorator: users call it."""
+    calls = (each.func for each in node.decorator_list if isinstance(each, ast.Call))
+    return any(isinstance(each, ast.Attribute) and each.attr in {"command", "group"} for each in calls)
 
 
 def used(path: Path, tree: ast.Module) -> Iterator[str]:

@@ -8,8 +8,8 @@ import subprocess
 import pytest
 import yaml
 
-from collector.cli import _parser
 from collector.config.load import load
+from tests.support.command_lines import parsed
 from tests.support.paths import ROOT
 
 COMPOSE = yaml.safe_load((ROOT / "compose.yaml").read_text(encoding="utf-8"))
@@ -27,12 +27,12 @@ def test_what_our_containers_run_and_how_they_are_configured_is_accepted():
     ours = [service for service in SERVICES.values() if service["image"].startswith("tracefit:")]
     assert len(ours) == 2
     for service in ours:
-        _parser().parse_args(service["command"])
+        parsed(service["command"])
         load(None, service.get("environment", {}))
 
 
 def test_the_recorded_server_sends_where_the_sidecar_listens():
-    given = _parser().parse_args(SERVICES["server"]["command"])
+    given = parsed(SERVICES["server"]["command"])
     host, _, port = given.to.partition(":")
     endpoint = SERVICES[host]["environment"]["TRACEFIT_RECEIVERS__GRPC__ENDPOINT"]
     assert endpoint == f"0.0.0.0:{port}"

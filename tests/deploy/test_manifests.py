@@ -12,13 +12,13 @@ import pytest
 import yaml
 
 from collector.app import GRACE_S
-from collector.cli import _parser
 from collector.config.load import load, load_or_degrade
 from collector.config.schema import Config
 from collector.service.durability import CONFIG_STATE_BYTES
 from exporters.pages import make_routes
 from tests.conftest import find_tool
 from tests.support.charts import merged, rendered
+from tests.support.command_lines import parsed
 from tests.support.manifests import containers_of, kustomize, of_kind, validate
 from tests.support.paths import ROOT
 
@@ -515,7 +515,7 @@ def test_the_fleet_asks_every_sidecar_by_arguments_that_the_command_takes(way):
     assert headless["spec"]["selector"] == {"tracefit": "enabled"}
     assert "tracefit" not in template["metadata"]["labels"], "it would ask itself"
     container = containers_of(workload)["tracefit-fleet"]
-    given = _parser().parse_args(container["args"])
+    given = parsed(container["args"])
     (source,) = given.sources
     assert source == f"dns+http://{headless['metadata']['name']}:{headless['spec']['ports'][0]['port']}"
     assert (given.every is not None) == (way == "service")
@@ -558,7 +558,7 @@ def test_the_replay_on_ray_runs_one_image_everywhere_and_arguments_that_the_comm
         assert (context["runAsUser"], context["readOnlyRootFilesystem"]) == (65532, True)
         assert "/tmp" in {mount["mountPath"] for mount in pod["spec"]["containers"][0]["volumeMounts"]}
     command, *arguments = job["spec"]["entrypoint"].split()
-    given = _parser().parse_args(arguments)
+    given = parsed(arguments)
     assert (command, given.ray) == ("tracefit", "auto")
     assert str(given.out) in {mount["mountPath"] for mount in containers[0]["volumeMounts"]}
     (claim,) = of_kind(documents, "PersistentVolumeClaim")

@@ -7,7 +7,7 @@ from enum import Enum
 
 import pytest
 
-from collector.cli import _parser
+from collector.cli import tracefit
 from collector.config.keys import sections
 from collector.telemetry import reasons
 from collector.telemetry.table import FLEET_TABLE, PREFIX, TABLE
@@ -36,7 +36,7 @@ def test_each_key_command_and_reason_that_a_user_is_told_of_exists(document):
     text = (DOCS / document).read_text(encoding="utf-8")
     keys = {key.name for section in sections() for key in section.keys}
     assert set(re.findall(rf"`((?:{SECTIONS})\.[\w.]+)`", text)) <= keys
-    commands = set(_parser()._subparsers._group_actions[0].choices)
+    commands = set(tracefit.commands)
     assert set(re.findall(r"`tracefit ([a-z-]+)", text)) <= commands
     enums = [
         each for each in (*vars(reasons).values(), RowOutcome) if isinstance(each, type) and issubclass(each, Enum)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 
@@ -11,12 +10,12 @@ import pytest
 import yaml
 from prometheus_client import CollectorRegistry
 
-from collector.commands.arguments import add_question_parsers
 from exporters.metrics_page import MetricsPage
 from exporters.pages import AskPages, SnapshotDocuments, dispatch, make_routes
 from exporters.status_page import StatusPage
 from exporters.what_if import PLAN, PREDICT, ClientView
 from online import Snapshot
+from tests.support.command_lines import every_command, options_of
 from tests.support.paths import DOCS
 from tests.tracefit.example_snapshot import encoded
 from tracefit import Plan, Prediction, RequestEstimate
@@ -71,15 +70,14 @@ def test_the_parameters_of_a_question_are_those_of_the_code(path, parameters):
 
 @pytest.mark.parametrize(("question", "parameters"), [("predict", PREDICT), ("plan", PLAN)])
 def test_the_parameters_of_a_question_are_the_options_of_the_command(question, parameters):
-    parser = argparse.ArgumentParser()
-    commands = parser.add_subparsers()
-    add_question_parsers(commands, lambda _: 0)
     options = {
-        action.dest: (action.help, action.required)
-        for action in commands.choices[question]._actions
-        if action.option_strings and action.dest not in {"help", "token_file", "json"}
+        "config" if option.name == "which" else option.name: (option.help, option.required)
+        for option in options_of(dict(every_command())[question])
+        if option.name not in {"token_file", "in_json"}
     }
-    assert options == {each.name: (each.meaning, each.required) for each in parameters}
+    assert options == {
+        each.name: (f"{each.meaning[:1].upper()}{each.meaning[1:]}.", each.required) for each in parameters
+    }
 
 
 ASKED = [

@@ -7,13 +7,13 @@ import sys
 
 import pytest
 
-from collector.cli import _parser
 from collector.evaluate.command import COLUMNS
 from collector.evaluate.protocol import COVER_MAX, COVER_MIN
 from collector.evaluate.systems import LEARNING_CURVE, NINE
 from online.features.systems import SYSTEMS
 from online.features.systems.portable import PORTABLE
 from online.rows import Target
+from tests.support.command_lines import every_command, options_of
 from tests.support.paths import DOCS, ROOT
 from tests.support.sheet_cases import MOE, facts_of
 
@@ -46,11 +46,8 @@ def test_evaluate_md_lists_every_column_of_its_table():
     assert ", ".join(map(str, LEARNING_CURVE)) in text
 
 
-@pytest.mark.parametrize("command", ["evaluate", "donors"])
+@pytest.mark.parametrize("command", ["lab evaluate", "lab donors"])
 def test_every_option_is_documented(command):
     text = "".join((DOCS / name).read_text() for name in ("evaluate.md", "systems.md"))
-    parser = next(a for a in _parser()._actions if a.choices and command in a.choices).choices[command]
-    for action in parser._actions:
-        for option in action.option_strings:
-            if option.startswith("--") and option != "--help":
-                assert option in text, option
+    for option in options_of(dict(every_command())[command]):
+        assert option.opts[-1] in text, option.opts

@@ -10,12 +10,12 @@ import urllib.request
 
 import pytest
 
-from collector.cli import _parser
 from collector.commands.demo import find_recording
 from collector.commands.report import lines
 from collector.recordings import Recording
 from online.snapshot import Snapshot
 from tests.bench.figures import recorded
+from tests.support.command_lines import parsed
 from tests.support.paths import DOCS, ROOT
 from tests.support.tutorials import ADDRESS, assert_said, page_of, served, steps_of
 
@@ -33,7 +33,7 @@ def sidecar():
 @pytest.mark.parametrize("step", STEPS)
 def test_every_command_says_what_stands_below_it(step, sidecar):
     if step.command.startswith("tracefit demo"):  # the fixture: what it sends, without the waiting
-        assert _parser().parse_args(shlex.split(step.command)[1:]).recording is None
+        assert parsed(shlex.split(step.command)[1:]).recording is None
         return
     assert_said(step, sidecar)
 

@@ -1,4 +1,4 @@
-"""``tracefit evaluate`` as people call it, on the bundled recordings."""
+"""``tracefit lab evaluate`` as people call it, on the bundled recordings."""
 
 import json
 
@@ -27,6 +27,7 @@ def test_a_bundled_recording_is_evaluated_with_its_model_file(data_dir, tmp_path
     out = tmp_path / "report.json"
     code = main(
         [
+            "lab",
             "evaluate",
             str(data_dir / "c1_mixed" / "otlp.pb.gz"),
             f"--config={config}",
@@ -49,12 +50,12 @@ def test_a_bundled_recording_is_evaluated_with_its_model_file(data_dir, tmp_path
 def test_a_recording_without_telemetry_fails_with_a_report(tmp_path, capsys):
     path = tmp_path / "empty.pb.gz"
     path.write_bytes(b"")
-    assert main(["evaluate", str(path)]) == 1
+    assert main(["lab", "evaluate", str(path)]) == 1
     assert "neither" in capsys.readouterr().err
 
 
 def test_a_snapshot_that_is_none_is_named(data_dir, tmp_path, capsys):
     path = tmp_path / "s.json"
     path.write_text("{}")
-    assert main(["evaluate", str(data_dir / "c1_mixed" / "otlp.pb.gz"), "--snapshot", str(path)]) == 1
+    assert main(["lab", "evaluate", str(data_dir / "c1_mixed" / "otlp.pb.gz"), "--snapshot", str(path)]) == 1
     assert "is no snapshot" in capsys.readouterr().err

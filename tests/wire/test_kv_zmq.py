@@ -248,4 +248,4 @@ def test_without_pyzmq_the_start_says_what_to_install():
     )
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert said.stdout.count("tracefit's extra kv") == 2
-    assert "config error: receivers.kv.endpoints: " in said.stdout, "and so does check-config"
+    assert "config error: receivers.kv.endpoints: " in said.stdout, "and so does config check"

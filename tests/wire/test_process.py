@@ -130,7 +130,7 @@ def test_a_port_in_use_is_exit_1_and_one_sentence(tmp_path):
     assert "Traceback" not in ended.stderr
 
 
-CHECK, RUN, REPLAY = ("check-config",), ("run",), ("replay", "x", "--snapshot", "y")
+CHECK, RUN, REPLAY = ("config", "check"), ("run",), ("replay", "x", "--snapshot", "y")
 
 
 @pytest.mark.parametrize(
@@ -185,7 +185,7 @@ def test_in_a_pod_a_bad_configuration_does_not_end_the_process(tmp_path):
 def test_check_config_finds_what_would_end_the_start(tmp_path, text, key):
     file = tmp_path / "config.yaml"
     file.write_text(text)
-    ended = tracefit("check-config", "--config", file)
+    ended = tracefit("config", "check", "--config", file)
     assert ended.returncode == 78
     assert ended.stderr.startswith(f"config error: {key}: ")
 

@@ -33,10 +33,8 @@ sys.exit(code)
 LOADED = """
 import json, sys
 from collector.cli import main
-try:
-    main(["--help"])
-except SystemExit:
-    print(json.dumps(sorted(sys.modules)), file=sys.stderr)
+main(["--help"])
+print(json.dumps(sorted(sys.modules)), file=sys.stderr)
 """
 
 

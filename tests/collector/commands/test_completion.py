@@ -1,22 +1,14 @@
-"""The completion script knows commands, options and files, in a real shell."""
+"""The shell is offered commands, options and values, by click's own completion."""
 
 from __future__ import annotations
 
+import os
 import subprocess
+import sys
 
 import pytest
 
-from collector.cli import main
-
-
-@pytest.fixture
-def script(tmp_path, capsys):
-    with pytest.raises(SystemExit) as stop:
-        main(["--print-completion", "bash"])
-    assert stop.value.code == 0
-    path = tmp_path / "tracefit.bash"
-    path.write_text(capsys.readouterr().out)
-    return path
+from tests.support.paths import ROOT
 
 
 @pytest.mark.parametrize(
@@ -26,17 +18,35 @@ def script(tmp_path, capsys):
         ("tracefit export --forma", {"--format"}),
         ("tracefit fleet p", {"pull"}),
         ("tracefit export --format blis-", {"blis-yaml", "blis-flags", "blis-trace"}),
-        ("tracefit run --config tracefit.b", {"tracefit.bash"}),
     ],
 )
-def test_the_shell_offers_what_fits(script, words, expected):
-    asked = f"""
-        source {script}
-        COMP_WORDS=({words}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1))
-        _shtab_tracefit
-        printf '%s\\n' "${{COMPREPLY[@]}}"
-    """
+def test_the_shell_is_offered_what_fits(words, expected):
+    asked = {
+        "_TRACEFIT_COMPLETE": "bash_complete",
+        "COMP_WORDS": words,
+        "COMP_CWORD": str(len(words.split()) - 1),
+    }
     done = subprocess.run(
-        ["bash", "-c", asked], cwd=script.parent, capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-m", "collector"],
+        cwd=ROOT,
+        env=os.environ | asked,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
     )
-    assert expected <= set(done.stdout.split())
+    assert {line.partition(",")[2] for line in done.stdout.split()} == expected
+
+
+def test_bash_is_given_a_script_it_can_read():
+    script = subprocess.run(
+        [sys.executable, "-m", "collector"],
+        cwd=ROOT,
+        env=os.environ | {"_TRACEFIT_COMPLETE": "bash_source"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert "complete" in script.stdout
+    subprocess.run(["bash", "-n"], input=script.stdout, text=True, check=True)

@@ -41,8 +41,8 @@ def test_the_version_says_what_a_report_of_a_defect_needs(capsys):
 
 
 def test_a_checked_configuration_is_the_same_in_both_forms(capsys):
-    told, _ = said(capsys, "check-config", "--json")
-    assert main(["check-config"]) == 0
+    told, _ = said(capsys, "config", "check", "--json")
+    assert main(["config", "check"]) == 0
     assert yaml.safe_load(capsys.readouterr().out) == told
 
 
@@ -56,7 +56,9 @@ def test_a_replay_prints_the_snapshot_that_it_writes(tmp_path, capsys):
 
 def test_a_merge_and_a_pull_print_theirs(replayed, tmp_path, capsys):
     state = replayed / "state.bin"
-    merged, _ = said(capsys, "merge", state, "-o", tmp_path / "m.bin", "--snapshot", tmp_path / "m.json", "--json")
+    merged, _ = said(
+        capsys, "lab", "merge", state, "-o", tmp_path / "m.bin", "--snapshot", tmp_path / "m.json", "--json"
+    )
     assert merged == json.loads((tmp_path / "m.json").read_text())
     pulled, for_eyes = said(capsys, "fleet", "pull", state, "-o", tmp_path / "fleet", "--json")
     assert pulled == json.loads((tmp_path / "fleet" / "snapshot.json").read_text())
@@ -64,7 +66,7 @@ def test_a_merge_and_a_pull_print_theirs(replayed, tmp_path, capsys):
 
 
 def test_donors_are_told_as_a_document(replayed, capsys):
-    told, _ = said(capsys, "donors", replayed, "--json")
+    told, _ = said(capsys, "lab", "donors", replayed, "--json")
     (donor,) = told["donors"]
     assert donor["rows"] > 100
     assert donor["nearest_other"] is None

@@ -72,13 +72,13 @@ def test_the_command_pools_covers_and_says_what_to_measure_next(states, tmp_path
     for name, data in states.items():
         (tmp_path / f"{name}.bin").write_bytes(data)
     (tmp_path / "broken.bin").write_bytes(b"no state")
-    assert main(["donors", str(tmp_path)]) == 0
+    assert main(["lab", "donors", str(tmp_path)]) == 0
     printed = capsys.readouterr()
     assert "physics: 3 donors pooled" in printed.out
     assert "Measure next" in printed.out
     assert "broken.bin" in printed.err
     assert "B200" in printed.out
-    assert main(["donors", str(tmp_path), "--json"]) == 0
+    assert main(["lab", "donors", str(tmp_path), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert [donor["config_id"] for donor in told["donors"]] == ["70b", "70b-tp8", "7b"]
     assert told["pooled"]["physics"]["donors"] == 3
@@ -86,8 +86,8 @@ def test_the_command_pools_covers_and_says_what_to_measure_next(states, tmp_path
 
 
 def test_nothing_usable_is_a_failure(tmp_path, capsys):
-    assert main(["donors", str(tmp_path)]) == 1
-    assert main(["donors", str(tmp_path / "none")]) == 1
+    assert main(["lab", "donors", str(tmp_path)]) == 1
+    assert main(["lab", "donors", str(tmp_path / "none")]) == 1
     assert "no such file" in capsys.readouterr().err
 
 
@@ -111,7 +111,7 @@ def test_donors_in_the_configuration_must_be_states(tmp_path, capsys):
     broken.write_bytes(b"no")
     for path in (broken, tmp_path / "none.bin"):
         config.write_text(f"donors: [{path}]")
-        assert main(["check-config", "--config", str(config)]) == 78
+        assert main(["config", "check", "--config", str(config)]) == 78
         assert "donors[0]" in capsys.readouterr().err
 
 

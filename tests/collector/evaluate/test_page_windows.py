@@ -18,7 +18,7 @@ from tests.support.page_server import RECORDED
 def report(tmp_path_factory):
     directory = tmp_path_factory.mktemp("pages")
     out = directory / "report.json"
-    assert main(["evaluate", str(RECORDED), "--json", str(out)]) == 0
+    assert main(["lab", "evaluate", str(RECORDED), "--json", str(out)]) == 0
     return msgspec.json.decode(out.read_bytes(), type=Report)
 
 
@@ -34,7 +34,7 @@ def test_a_recording_of_pages_is_scored_beside_what_users_have_otherwise(report)
 
 
 def test_the_table_says_what_was_learned_and_scored(capsys):
-    main(["evaluate", str(RECORDED)])
+    main(["lab", "evaluate", str(RECORDED)])
     out = capsys.readouterr().out
     assert "m1_pages  492 pages, learned from 209 rows, scored on 7 windows of 15 s" in out
     assert "ITL = A k + B" in out
@@ -43,7 +43,7 @@ def test_the_table_says_what_was_learned_and_scored(capsys):
 def test_too_few_pages_are_a_failure_and_said(tmp_path, capsys):
     few = tmp_path / "few.jsonl"
     few.write_bytes(b"\n".join(gzip.decompress(RECORDED.read_bytes()).splitlines()[:12]))
-    assert main(["evaluate", str(few)]) != 0
+    assert main(["lab", "evaluate", str(few)]) != 0
     assert "few  12 pages" in (out := capsys.readouterr().out)
     assert "nothing to score" in out
 

@@ -108,7 +108,7 @@ def test_the_command_prints_and_draws_the_comparison(requests, tmp_path, capsys)
     exports = [export_of(pieces[at : at + 20]).SerializeToString() for at in range(0, len(pieces), 20)]
     path = tmp_path / "stock.pb"
     path.write_bytes(b"".join(_VarintBytes(len(each)) + each for each in exports))
-    assert main(["evaluate", str(path), "--systems", "portable"]) == 0
+    assert main(["lab", "evaluate", str(path), "--systems", "portable"]) == 0
     printed = capsys.readouterr().out
     assert "single requests: learned from" in printed
     assert "request at arrival" in printed

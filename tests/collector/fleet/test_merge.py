@@ -1,4 +1,4 @@
-"""``tracefit merge``: several states in, one out; a bad one is named and nothing is written."""
+"""``tracefit lab merge``: several states in, one out; a bad one is named and nothing is written."""
 
 from pathlib import Path
 

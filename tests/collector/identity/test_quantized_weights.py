@@ -151,6 +151,6 @@ def test_a_file_beside_config_json_that_lies_ends_the_start(tmp_path, capsys):
     (tmp_path / "hf_quant_config.json").write_text("{")
     path = tmp_path / "tracefit.yaml"
     path.write_text(json.dumps({"configurations": {"model_config": str(tmp_path)}}))
-    assert main(["check-config", "--config", str(path)]) == 78
+    assert main(["config", "check", "--config", str(path)]) == 78
     printed = capsys.readouterr()
     assert "hf_quant_config.json" in printed.out + printed.err

@@ -128,14 +128,14 @@ def test_check_config_says_what_a_start_here_would_do_and_nothing_where_the_dire
     monkeypatch.setenv("TRACEFIT_DURABILITY", "log")
     monkeypatch.setenv("TRACEFIT_SNAPSHOT__DIRECTORY", str(tmp_path))
     monkeypatch.setattr(SystemFiles, "volume", lambda *_: Volume(64 * MIB, 64 * MIB))
-    assert main(["check-config"]) == 0
+    assert main(["config", "check"]) == 0
     said = capsys.readouterr()
     assert "warning: the log has 16 MiB instead of 256 (log.capacity_mib)" in said.err
     assert "warning" not in said.out
     monkeypatch.undo()
     monkeypatch.setenv("TRACEFIT_DURABILITY", "log")
     monkeypatch.setenv("TRACEFIT_SNAPSHOT__DIRECTORY", str(tmp_path / "elsewhere"))
-    assert main(["check-config"]) == 0
+    assert main(["config", "check"]) == 0
     assert capsys.readouterr().err == ""
 
 

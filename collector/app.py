@@ -126,8 +126,10 @@ class Sidecar:
             record=self._keeper.record,
             batch_s=min(BATCH_S, config.snapshot.publish_interval_s, config.join.idle_timeout_s / 4),
         )
-        self._kv = KvIntake(config.receivers.kv, metrics, self._io)
-        self._scraper = Scraper(config.receivers.scrape, clock, partial(metrics.add, table.SCRAPES, 1), self._io)
+        self._kv = KvIntake(config.receivers.kv, metrics, self._io, health)
+        self._scraper = Scraper(
+            config.receivers.scrape, clock, partial(metrics.add, table.SCRAPES, 1), self._io, health
+        )
         self._memory = self._make_memory_relief(clock)
         self._grpc, self._http = self._make_receivers(clock)
         self._pages = self._make_pages(clock)
@@ -203,7 +205,13 @@ class Sidecar:
     def _make_discovery(self, clock: Clock) -> Discovery:
         count = partial(self.metrics.add, table.DISCOVERY, 1)
         return Discovery(
-            self.config.configurations.discovery, self._knowledge, clock, count, self._scraper, io=self._io
+            self.config.configurations.discovery,
+            self._knowledge,
+            clock,
+            count,
+            self._scraper,
+            io=self._io,
+            health=self.health,
         )
 
     def _make_worker(self, clock: Clock, on_death: Callable[[], None]) -> Worker:

@@ -23,7 +23,7 @@ from typing import Any, Protocol
 import msgspec
 
 from collector.config import DiscoveryConfig, DiscoveryEndpoint
-from collector.runtime import Background, Clock, IoLoop
+from collector.runtime import Background, Clock, Health, IoLoop
 from collector.runtime.http import FetchError, FetchTimeout, FetchTooLarge, FetchUnreachable, HttpClient
 from collector.telemetry import DiscoveryOutcome
 
@@ -84,6 +84,7 @@ class Discovery:
         *,
         timeout_s: float = TIMEOUT_S,
         io: IoLoop | None = None,
+        health: Health | None = None,
     ) -> None:
         self._config = config
         self._scraped = scraped if scraped is not None and scraped.enabled else None
@@ -93,7 +94,7 @@ class Discovery:
         self._due_ns: dict[DiscoveryEndpoint, int] = {}
         self._client = HttpClient(timeout_s)
         self._scraped_client = HttpClient(timeout_s, self._scraped.tls if self._scraped is not None else None)
-        self._background = Background(io)
+        self._background = Background("discovery", health, io)
 
     def start(self) -> None:
         """Begin, if there is anybody to ask."""

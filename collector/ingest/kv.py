@@ -18,9 +18,11 @@ from typing import Any
 
 from collector.config import ConfigError, KvConfig, KvEndpoint
 from collector.decode.kv import KvBatch, read_frames
-from collector.runtime import IoLoop
+from collector.runtime import Health, IoLoop, begin
 from collector.telemetry import Counts, KvSkip, Metrics, SequenceEvent, table
 
+NAME = "kv-receiver"
+"""In health."""
 QUEUE_BATCHES = 10_000
 """Batches that wait for the worker; beyond it the oldest go, counted."""
 _MESSAGE_BYTES_MAX = 16 * 2**20
@@ -83,11 +85,18 @@ class _Subscription:
 class KvSubscriber:
     """Subscribes to every endpoint in the loop; the worker takes what came."""
 
-    def __init__(self, settings: KvConfig, queue_batches: int = QUEUE_BATCHES, io: IoLoop | None = None) -> None:
+    def __init__(
+        self,
+        settings: KvConfig,
+        queue_batches: int = QUEUE_BATCHES,
+        io: IoLoop | None = None,
+        health: Health | None = None,
+    ) -> None:
         self._endpoints = settings.endpoints
         self._queue_batches = queue_batches
         self._io = io or IoLoop()
         self._own_io = io is None
+        self._health = health
         self._lock = threading.Lock()
         """Guards the queue and the counts; all else belongs to the loop."""
         self._queue: deque[KvBatch] = deque()
@@ -136,7 +145,7 @@ class KvSubscriber:
         except KvUnavailable:
             await self._stop()
             raise
-        self._tasks = [asyncio.create_task(self._listen(each)) for each in self._subscriptions]
+        self._tasks = [begin(NAME, self._listen(each), self._health) for each in self._subscriptions]
 
     async def _stop(self) -> None:
         for task in self._tasks:
@@ -171,9 +180,11 @@ class KvSubscriber:
 class KvIntake:
     """The subscriber, if endpoints are configured; without them nothing is opened and pyzmq is not needed."""
 
-    def __init__(self, settings: KvConfig, metrics: Metrics, io: IoLoop | None = None) -> None:
+    def __init__(
+        self, settings: KvConfig, metrics: Metrics, io: IoLoop | None = None, health: Health | None = None
+    ) -> None:
         self._metrics = metrics
-        self._subscriber = KvSubscriber(settings, io=io) if settings.endpoints else None
+        self._subscriber = KvSubscriber(settings, io=io, health=health) if settings.endpoints else None
         self._exported = Counts()
         metrics.follow(table.KV_QUEUE, lambda: self._subscriber.queued if self._subscriber is not None else 0)
 

@@ -39,7 +39,7 @@ import yaml
 
 from collector.config import ConfigError, ScrapeConfig, ScrapeEndpoint
 from collector.decode.pages import PAGE_BYTES_MAX, Meaning, PageParser, ScrapedPage
-from collector.runtime import Background, Clock, IoLoop
+from collector.runtime import Background, Clock, Health, IoLoop
 from collector.runtime.http import (
     FetchError,
     FetchTimeout,
@@ -335,6 +335,7 @@ class Scraper:
         clock: Clock,
         count: CountOutcome = lambda _: None,
         io: IoLoop | None = None,
+        health: Health | None = None,
     ) -> None:
         self._config = config
         self._clock = clock
@@ -347,7 +348,7 @@ class Scraper:
         self._pages: deque[ScrapedPage] = deque()
         self._servers: dict[ScrapeTarget, asyncio.Task[None]] = {}
         self._outcomes = OutcomeLog()
-        self._background = Background(io)
+        self._background = Background("scraper", health, io)
         _ = self.token()  # a file that is not there is said at start
 
     @property

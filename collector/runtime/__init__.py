@@ -18,7 +18,7 @@ from .filesystem import (
     sync_directory,
 )
 from .guard import check_packages, package_files
-from .loop import Background, IoLoop
+from .loop import Background, IoLoop, begin
 from .tasks import Clock, Health, Part, SteadyClock, Stop, SystemClock, Task, in_thread, serve
 from .terminal import (
     TOLD_ONCE,
@@ -55,6 +55,7 @@ __all__ = [
     "SystemFiles",
     "Task",
     "TerminalRemarks",
+    "begin",
     "cgroup_limit_bytes",
     "check_packages",
     "configure_logs",

@@ -7,11 +7,16 @@ command that is no service) gets one with a thread of its own, from the first co
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
+from .tasks import Health
+
 T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
 
 
 class IoLoop:
@@ -42,10 +47,33 @@ class IoLoop:
             self._loop = self._thread = None
 
 
-class Background:
-    """A coroutine that runs in the loop from ``start`` to ``stop``."""
+def begin(name: str, coroutine: Coroutine[Any, Any, None], health: Health | None) -> asyncio.Task[None]:
+    """A task in the running loop, of a coroutine that ends when it is cancelled; if it raises, log and health tell."""
 
-    def __init__(self, io: IoLoop | None = None) -> None:
+    def tell(task: asyncio.Task[None]) -> None:
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            _log.error("%s died", name, exc_info=error)
+            if health is not None:
+                health.fail(name)
+
+    task = asyncio.create_task(coroutine, name=name)
+    task.add_done_callback(tell)
+    return task
+
+
+class Background:
+    """A coroutine that runs in the loop from ``start`` to ``stop``.
+
+    Args:
+        name: in the log and in health, if the coroutine raises.
+        health: what makes the process not alive then; None if nobody depends on it.
+        io: the loop; without one it makes its own.
+    """
+
+    def __init__(self, name: str, health: Health | None = None, io: IoLoop | None = None) -> None:
+        self._name = name
+        self._health = health
         self._io = io or IoLoop()
         self._own_io = io is None
         self._task: asyncio.Task[None] | None = None
@@ -53,10 +81,10 @@ class Background:
     def start(self, coroutine: Coroutine[Any, Any, None]) -> None:
         """Begin; returns at once."""
 
-        async def begin() -> asyncio.Task[None]:
-            return asyncio.create_task(coroutine)
+        async def start() -> asyncio.Task[None]:
+            return begin(self._name, coroutine, self._health)
 
-        self._task = self._io.run(begin())
+        self._task = self._io.run(start())
 
     def stop(self) -> None:
         """Cancel it and wait for its end, also if it never started."""

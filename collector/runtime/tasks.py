@@ -97,6 +97,11 @@ class Health:
             self._timeout_ns.pop(name, None)
             self._due_ns.pop(name, None)
 
+    def fail(self, name: str) -> None:
+        """The subsystem has died and does not come back: it is late from now on."""
+        with self._lock:
+            self._due_ns[name] = -1
+
     def set_serving(self, serving: bool) -> None:
         """The receivers are open (or not any more)."""
         with self._lock:

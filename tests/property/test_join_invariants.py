@@ -180,7 +180,7 @@ class Telling(RuleBasedStateMachine):
         if not hasattr(self, "pipeline"):
             return
         joiner = self.pipeline.joiner
-        assert sum(waiting.requests for waiting in joiner.waiting()) <= REQUESTS_MAX
+        assert sum(pending.requests for pending in joiner.pending()) <= REQUESTS_MAX
         assert len(joiner._api_spans._spans) <= REQUESTS_MAX
         assert sum(len(waiting) for waiting in joiner._api_spans._waiting.values()) <= REQUESTS_MAX
         for engine in joiner._engines.values():

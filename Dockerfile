@@ -39,7 +39,9 @@ COPY --from=build /opt/tracefit /opt/tracefit
 # The producer for an un-forked vLLM: an init container copies it to where vLLM finds it (components/producer-plugin).
 COPY --from=build /opt/tracefit-vllm /opt/tracefit-vllm
 COPY --from=build --chown=65532:65532 /out/var/lib/tracefit /var/lib/tracefit
+# The user has no home of its own, and Ray keeps its token at home.
 ENV PATH=/opt/tracefit/bin:$PATH \
+    HOME=/tmp \
     PYTHONUNBUFFERED=1 \
     PYTHONDONTWRITEBYTECODE=1 \
     MALLOC_ARENA_MAX=1 \

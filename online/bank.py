@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import math
 from collections import Counter, OrderedDict
 from collections.abc import Collection, Mapping, Sequence
 from typing import Annotated, Any
@@ -325,7 +326,9 @@ class Bank:
         with refusing():
             fresh.learned_rows = msgspec.convert(state["learned_rows"], Annotated[int, msgspec.Meta(ge=0)])
             for config_id, kept in [*state["configs"].items()][-self.settings.bank.configs_max :]:
-                fresh._facts[config_id] = msgspec.convert(kept["facts"], dict[str, Fact])
+                fresh._facts[config_id] = facts = msgspec.convert(kept["facts"], dict[str, Fact])
+                if not all(math.isfinite(fact) for fact in facts.values() if isinstance(fact, float)):
+                    raise StateError("a fact is not finite")
                 fresh._priors[config_id] = {
                     (target, name, tuple(columns)): Prior.of_state(prior)
                     for target, name, columns, prior in kept["priors"]

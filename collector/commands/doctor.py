@@ -166,7 +166,7 @@ def _detail(page: Page) -> dict[str, object]:
 
 
 def _otlp_port(detail: dict[str, object]) -> int:
-    """The port that vLLM should send to; sidecars of earlier versions do not say theirs."""
+    """The port that vLLM should send to; the usual one where the answer does not say it."""
     port = detail.get("otlp_grpc_port")
     return port if isinstance(port, int) else OTLP_PORT
 

@@ -98,7 +98,7 @@ class Joiner:
     def _meet(self, now_unix_ns: int) -> None:
         """Who was restored counts as heard of now, unless times are known of it that have not come yet.
 
-        Those were believed by an earlier version. What was learned stays; its next telemetry finds a new emitter.
+        The clock of this machine was set back since. What was learned stays; its next telemetry finds a new emitter.
         """
         self._has_met_all = True
         held: list[tuple[Key, Emitter]] = [*self._engines.items(), *self._api_processes.items()]

@@ -33,7 +33,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans
 
 from tests.bench.figures import record
-from tests.support.gpu_server import serve, step_exports
+from tests.support.gpu_server import step_payloads
 from tests.support.recordings import otlp_file
 
 METHOD = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
@@ -98,17 +98,6 @@ def resident_mb(process: subprocess.Popen[str]) -> float:
     return int(re.search(r"VmRSS:\s+(\d+)", Path(f"/proc/{process.pid}/status").read_text())[1]) / 1024
 
 
-def payloads_of(engine: int, steps: int) -> list[bytes]:
-    """So many steps of one engine, a hundred in each export."""
-    served = serve("llama8b-h100", steps * 0.012, engine)
-    served.steps = served.steps[:steps]
-    payloads = []
-    for export in step_exports(served, STEPS_PER_CALL):
-        export.resource_spans[0].resource.attributes[0].value.string_value = f"engine-{engine}"
-        payloads.append(export.SerializeToString())
-    return payloads
-
-
 def send(port: int, steps_per_s: float, seconds: float) -> list[float]:
     """What four engines on connections of their own waited for each acknowledgement, in milliseconds."""
     waited_ms: list[float] = []
@@ -125,7 +114,7 @@ def send(port: int, steps_per_s: float, seconds: float) -> list[float]:
                 waited_ms.append((time.monotonic() - sent_s) * 1e3)
 
     steps = int(steps_per_s * seconds / ENGINES)
-    threads = [threading.Thread(target=engine, args=(payloads_of(number, steps),)) for number in range(ENGINES)]
+    threads = [threading.Thread(target=engine, args=(step_payloads(steps // STEPS_PER_CALL, STEPS_PER_CALL, number),)) for number in range(ENGINES)]
     for thread in threads:
         thread.start()
     for thread in threads:

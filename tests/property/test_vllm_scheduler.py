@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tracefit
-from tests.support.gpu_server import kernels_us
+from tests.support.gpu_server import work_us
 from tests.support.vllm_scheduler import BLOCK_SIZE, Engine, Host, Limits, Traffic, Work
 from tests.support.vllm_senders import fpm_lines, page_lines, span_exports, step_exports, write, write_lines
 from tests.wall.published import replay
@@ -21,8 +21,7 @@ QUIET = Host(noise=0.0, stall_share=0.0)
 
 def table_us(work: Work) -> float:
     """Llama-3.1-8B on an H100, by the small table of kernel times."""
-    context = work.decode_context // work.decodes if work.decodes else 0
-    return kernels_us("llama8b-h100", work.prefill_tokens, work.decodes, context)
+    return work_us("llama8b-h100", work)
 
 
 def served(limits: Limits, clients: int = 12, prompt: int = 400, output: int = 60, host: Host = QUIET) -> Engine:

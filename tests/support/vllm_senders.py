@@ -51,12 +51,13 @@ def write(path: Path, exports: Iterator[bytes]) -> Path:
 # ------------------------------------------------------------------- steps
 
 
-def step_exports(engine: Engine, facts: Facts) -> Iterator[bytes]:
-    """As the producer plugin sends them."""
+def step_exports(engine: Engine, facts: Facts, per_export: int = 0) -> Iterator[bytes]:
+    """As the producer plugin sends them: a second in an export, or so many steps."""
     from tracefit_vllm.encode import STEP_SCOPE, step_event
 
     answered = [step for step in engine.steps if step.done]
-    for number, group in enumerate(_grouped(answered, lambda step: step.start // EXPORT_NS), 1):
+    key = (lambda step: (step.number - 1) // per_export) if per_export else (lambda step: step.start // EXPORT_NS)
+    for number, group in enumerate(_grouped(answered, key), 1):
         export = ExportTraceServiceRequest()
         resource = export.resource_spans.add()
         resource.resource.attributes.extend(attribute(key, value) for key, value in facts.items())

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ import pytest
 import tracefit
 from tests.support.gpu_server import request_exports, serve, step_exports
 from tests.support.paths import DATA
-from tests.support.step_exports import write_recording
+from tests.support.vllm_senders import write
 
 from .published import differences, essence, replay
 
@@ -32,18 +33,26 @@ def files_of(name: str) -> list[Path]:
     ]
 
 
-def slower(second: float, us: float, prefill: bool) -> float:  # noqa: ARG001
+def slower(second: float, us: float) -> float:
     """Everything takes 1.3 times as long from the middle on."""
     return us * (1.3 if second > SECONDS / 2 else 1.0)
 
 
+def steps(machine: str, seconds: float, seed: int, **options) -> Iterator[bytes]:
+    return step_exports(machine, serve(machine, seconds, seed, **options))
+
+
+def requests(machine: str, seconds: float, seed: int) -> Iterator[bytes]:
+    return request_exports(machine, serve(machine, seconds, seed))
+
+
 STREAMS = {
-    "steps of a dense model": lambda: step_exports(serve("llama8b-h100", SECONDS, 1)),
-    "steps of a machine that becomes slower": lambda: step_exports(serve("qwen32b-h200", SECONDS, 2, slower=slower)),
-    "steps of a mixture of experts": lambda: step_exports(serve("qwen30a3-h200", SECONDS, 3)),
-    "spans of requests to a dense model": lambda: request_exports(serve("llama8b-h100", SECONDS, 4)),
-    "spans of requests, with a data sheet": lambda: request_exports(serve("llama8b-h100", SECONDS, 4)),
-    "first steps, with a data sheet": lambda: step_exports(serve("llama8b-h100", 4.0, 5)),
+    "steps of a dense model": lambda: steps("llama8b-h100", SECONDS, 1),
+    "steps of a machine that becomes slower": lambda: steps("qwen32b-h200", SECONDS, 2, slower=slower),
+    "steps of a mixture of experts": lambda: steps("qwen30a3-h200", SECONDS, 3),
+    "spans of requests to a dense model": lambda: requests("llama8b-h100", SECONDS, 4),
+    "spans of requests, with a data sheet": lambda: requests("llama8b-h100", SECONDS, 4),
+    "first steps, with a data sheet": lambda: steps("llama8b-h100", 4.0, 5),
 }
 MODEL = DATA / "models" / "llama8b.config.json"
 
@@ -56,7 +65,7 @@ def name(request) -> str:
 @pytest.fixture
 def written(name, tmp_path) -> Path:
     """The snapshot of a recording, or of a simulated GPU server."""
-    files = [write_recording(tmp_path / "otlp.pb.gz", *STREAMS[name]())] if name in STREAMS else files_of(name)
+    files = [write(tmp_path / "otlp.pb.gz", STREAMS[name]())] if name in STREAMS else files_of(name)
     config = tmp_path / "config.yaml"
     config.write_text(f"configurations:\n  model_config: {MODEL}\n" if "data sheet" in name else "")
     replay(tmp_path / "snapshot.json", *files, options=("--config", str(config)))

@@ -114,7 +114,8 @@ def send(port: int, steps_per_s: float, seconds: float) -> list[float]:
                 waited_ms.append((time.monotonic() - sent_s) * 1e3)
 
     steps = int(steps_per_s * seconds / ENGINES)
-    threads = [threading.Thread(target=engine, args=(step_payloads(steps // STEPS_PER_CALL, STEPS_PER_CALL, number),)) for number in range(ENGINES)]
+    streams = [step_payloads(steps // STEPS_PER_CALL, STEPS_PER_CALL, number) for number in range(ENGINES)]
+    threads = [threading.Thread(target=engine, args=(payloads,)) for payloads in streams]
     for thread in threads:
         thread.start()
     for thread in threads:

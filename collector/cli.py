@@ -307,7 +307,7 @@ def replay(
     profile: str | None,
     in_json: bool,
 ) -> int:
-    """Learn from recordings: files, directories of them, or - (docs/recordings.md)."""
+    """Learn from recordings: files, directories of them, or - (docs/telemetry.md)."""
     loaded = load(config, os.environ, profile)
     from collector.commands import replay as made  # noqa: PLC0415
 

@@ -134,7 +134,7 @@ PLUGIN_LOST = Metric(
     "plugin_lost_items",
     _C,
     "items",
-    "What the producer plugin says it lost, by its own reasons; docs/plugin.md has the remedies.",
+    "What the producer plugin says it lost, by its own reasons; docs/telemetry.md has the remedies.",
     (("reason", tuple(PluginLoss)),),
 )
 DECODED_SUMMARIES = Metric(

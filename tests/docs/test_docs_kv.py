@@ -1,4 +1,4 @@
-"""docs/kv-events.md says what the code does: metrics, keys, defaults, events."""
+"""docs/telemetry.md says of KV events what the code does: metrics, keys, defaults, events."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from collector.telemetry.table import TABLE
 from tests.support.kv_batches import FIELDS
 from tests.support.paths import ROOT
 
-TEXT = (ROOT / "docs" / "kv-events.md").read_text()
+TEXT = (ROOT / "docs" / "telemetry.md").read_text()
 
 
 def test_every_metric_named_exists():

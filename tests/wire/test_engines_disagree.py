@@ -15,6 +15,7 @@ from tests.support.sidecars import call_export, get, running_sidecar
 
 SETTINGS = {
     "JOIN__GRACE_S": "1",
+    "JOIN__IDLE_TIMEOUT_S": "2",
     "CONFIGURATIONS__RULES": '[{"match": {}, "facts": {"model": "tiny", "gpu": "H100"}}]',
 }
 

@@ -85,7 +85,7 @@ def test_whatever_part_of_an_answer_a_server_drips_it_is_left_when_its_time_is_o
     def drip(connection):
         connection.recv(4096)
         connection.sendall(head)
-        while True:
+        while piece or connection.recv(1):  # one that says no more stays until the client has left
             connection.sendall(piece)
             threading.Event().wait(0.01)
 

@@ -11,7 +11,7 @@ from collector.config import JoinConfig
 from collector.decode import Telemetry, latest_unix_ns
 from collector.decode.pages import ScrapedPage
 from collector.identity import Knowledge
-from collector.join.inferred import KvSources, StepSequence
+from collector.join.inferred import KvSources
 from collector.join.pages import PageEngine, PageEngines, keys_of
 from collector.telemetry import Counts, JoinEvent, RowDrop, table
 
@@ -238,11 +238,7 @@ class Joiner:
             self._look_at_everybody()
         elif now_unix_ns is not None:
             self._find_idle(now_unix_ns)
-        owners = self.kv.bind(self._processes_by_instance())
-        if owners:
-            own = {id(owner) for owner in owners}
-            with_kv = [key for key, engine in self._engines.items() if not own.isdisjoint(map(id, engine.sequences))]
-            self._fresh |= dict.fromkeys(with_kv)
+        self.kv.assign({key[1]: engine.sequences for key, engine in self._engines.items()})
         fresh, self._fresh = self._fresh, {}
         engines = {key: engine for key in fresh if (engine := self._engines.get(key)) is not None}
         engines = dict(sorted(engines.items(), key=lambda item: item[1].number))
@@ -256,9 +252,6 @@ class Joiner:
             self._marks.record(each.rows, each.target, each.engines)
         succeeded, self._succeeded = self._succeeded, []
         return [*renamed, *described, *take_restarts(engines, self._config_ids), *released, *succeeded]
-
-    def _processes_by_instance(self) -> dict[str, list[StepSequence]]:
-        return {key[1]: engine.sequences for own in (self._engines, self._aliases) for key, engine in own.items()}
 
     def _identify(self, key: Key, emitter: Emitter) -> list[Renamed]:
         """Find the emitter's configuration; a fact learned later renames it and keeps its state."""

@@ -105,6 +105,8 @@ class FeatureSet:
     name: str
     target: Target
     columns: tuple[Column, ...]
+    names: tuple[str, ...] = field(init=False, repr=False, compare=False)
+    """Column names, in the order of the coefficients."""
     _places: NDArray[np.intp] | None = field(init=False, repr=False, compare=False)
     """Of each column in the raw lines, where all are raw columns or the intercept, whose place is any."""
 
@@ -113,7 +115,8 @@ class FeatureSet:
 
     def __post_init__(self) -> None:
         """Refuse at construction what could only fail later."""
-        names = self.names
+        names = tuple(column.name for column in self.columns)
+        object.__setattr__(self, "names", names)
         if len(set(names)) != len(names) or not names:
             raise ValueError(f"feature set {self.name!r} for {self.target}: column names must be unique, got {names}")
         for column in self.columns:
@@ -125,11 +128,6 @@ class FeatureSet:
         vocabulary, formulas = self.target.vocabulary, [column.formula for column in self.columns]
         places = [vocabulary.index(each) if each != INTERCEPT else 0 for each in formulas if isinstance(each, str)]
         object.__setattr__(self, "_places", np.array(places, np.intp) if len(places) == len(formulas) else None)
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Column names, in the order of the coefficients."""
-        return tuple(column.name for column in self.columns)
 
     def __len__(self) -> int:
         """Number of columns p."""

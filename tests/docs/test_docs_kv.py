@@ -7,7 +7,7 @@ import re
 from collector.config import KvEndpoint
 from collector.decode.kv import EVENTS
 from collector.ingest.kv import QUEUE_BATCHES
-from collector.join.inferred.kv_timeline import BATCHES_MAX
+from collector.join.inferred.kv import BATCHES_MAX
 from collector.telemetry.reasons import SequenceEvent
 from collector.telemetry.table import TABLE
 from tests.support.kv_batches import FIELDS

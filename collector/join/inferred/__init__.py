@@ -13,7 +13,7 @@ from .journeys import (
     runs_of,
     split_chunks,
 )
-from .kv_owners import KvSources, KvSteps
+from .kv import KvSources
 from .occupancy import RequestSequence, doubts_of
 from .row_blocks import BlockRatio
 from .sequence import StepSequence, WarmUp
@@ -22,7 +22,6 @@ __all__ = [
     "QUEUE_STATE_AGE_NS",
     "BlockRatio",
     "KvSources",
-    "KvSteps",
     "RequestRow",
     "RequestSequence",
     "Scheduling",

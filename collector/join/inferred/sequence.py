@@ -46,7 +46,7 @@ from online import STEP_FEATURES, Ints, Quality, RowBlock, median_of
 
 from .context import FIRST_BLOCK_STEPS, ProcessContext, Scheduling
 from .journeys import Chunks, Run, extent_of, lay_journey, runs_of, split_chunks, waiting_steps
-from .kv_owners import KvSteps
+from .kv import KvSteps
 from .row_blocks import (
     BlockRatio,
     Columns,
@@ -235,7 +235,9 @@ class StepSequence:
             return counts
         if extent[0] < self.frontier.emitted_to and not context.has_exact_context:
             counts[table.JOIN_EVENTS, JoinEvent.JOURNEY_LATE] += 1
-        self._chunks += self.kv.add_request(span, lay_journey(span, window, runs), runs)
+        chunks = lay_journey(span, window, runs)
+        self.kv.add_request(span, chunks, runs)
+        self._chunks += chunks
         first = next(mark for mark in span.marks if mark.kind is MarkKind.SCHEDULED)
         context.longest_run_ns = max(context.longest_run_ns, last.ts_ns - first.ts_ns)
         return counts
@@ -295,7 +297,8 @@ class StepSequence:
             return out
         reading = _Reading(window, source, asynchronous=mode is Scheduling.ASYNC, flush=flush)
         stop = window.newest_step + 2 if flush else self._final_stop(first, reading)
-        self.kv.take_hits(window, stop, self.context.waited_ns, asynchronous=reading.asynchronous)
+        hits = self.kv.take_hits(window, stop, self.context.waited_ns, asynchronous=reading.asynchronous)
+        out.counts[table.KV_HIT_TOKENS] += hits
         self._pass_blocks(stop, reading, out)
         if flush:
             self.context.votes.decided = mode
@@ -343,7 +346,7 @@ class StepSequence:
         journeys_tell = reading.source is ContextSource.JOURNEYS
         counts = Rebuilt(cells, asynchronous=reading.asynchronous) if journeys_tell else None
         final, unix_ns = finality(steps, cells, counts=counts, now_unix_ns=event_unix_ns, settings=self._settings)
-        open_steps = np.flatnonzero(~self.kv.settled(final, unix_ns, event_unix_ns))
+        open_steps = np.flatnonzero(~self.kv.arrived(final, unix_ns, event_unix_ns))
         stop = first + (int(open_steps[0]) if len(open_steps) else len(final))
         return self.kv.final_stop(window, stop, event_unix_ns)
 

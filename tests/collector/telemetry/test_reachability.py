@@ -28,7 +28,7 @@ from collector.fleet import sources as state_fetch
 from collector.fleet.pull import Puller, PullOptions
 from collector.ingest.kv import _Subscription
 from collector.ingest.queue import AdmissionQueue, Export, Intake
-from collector.join.inferred.kv_timeline import KvTimeline
+from collector.join.inferred.kv import KvTimeline
 from collector.telemetry import Counts, Metrics, reasons, table
 from collector.telemetry.metrics import metric_of
 from collector.telemetry.reasons import (
@@ -182,8 +182,10 @@ def kv_events() -> Reached:
     def message(*events, seq):
         return read_payload(msgspec.msgpack.encode([1.8e9 + seq, list(events), 0, 1]), "kv", seq)
 
-    sources = KvTimeline("kv", 0, 0, batches_max=16)
-    refused = [sources.add(message(stored(), seq=seq)) for seq in (*range(40), 1)]
+    publisher = KvTimeline(0)
+    refused = [publisher.add(message(stored(), seq=seq)) for seq in range(40)]
+    publisher.forget_before(message(seq=20).ts_unix_ns)
+    refused.append(publisher.add(message(stored(), seq=1)))
     counts = Counts()
     count_batch(counts, message(["TransferInitiated", 3, "r", "CPU", "DISK", 8, 7], seq=1), None)
     return [*filter(None, refused), *labels_of(counts)]

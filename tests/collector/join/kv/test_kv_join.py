@@ -11,7 +11,7 @@ import pytest
 
 from collector.config.schema import Config, JoinConfig
 from collector.decode.spans import decode
-from collector.join.inferred.kv_owners import KvSources
+from collector.join.inferred.kv import KvSources
 from collector.join.joiner import Joiner
 from collector.service.pipeline import Pipeline
 from collector.telemetry import Counts, table
@@ -133,10 +133,10 @@ def test_the_block_size_of_events_is_the_tokens_per_block_where_nothing_else_tel
 def test_a_publisher_belongs_to_the_engine_that_the_configuration_names():
     instances = sorted(sequences(joined("c9_dp2", [], no_step)[0]))
     named = [one.of(instances[one.rank]) for one in kv_batches("c9_dp2")]
-    by_instance = sequences(joined("c9_dp2", named, no_step)[0])
-    assert {name: one.kv.timeline.rank for name, one in by_instance.items()} == dict(
-        zip(instances, (0, 1), strict=True)
-    )
+    joiner, _ = joined("c9_dp2", named, no_step)
+    own = {name: len(one.kv.timeline) for name, one in sequences(joiner).items()}
+    assert own == {name: sum(one.instance == name for one in named) for name in instances}
+    assert joiner.kv.unbound == 0
 
 
 def test_a_publisher_without_a_name_belongs_to_the_only_engine_until_there_is_another():
@@ -192,28 +192,32 @@ def test_events_that_come_both_ways_are_used_once_and_nobody_looks_for_their_eng
                 assert np.array_equal(a, b, equal_nan=True)
 
 
-def test_a_restarted_publisher_is_a_new_life_whatever_the_order_of_arrival():
+def test_a_publisher_that_restarts_repeats_no_batch_and_misses_none_whatever_the_order_of_arrival():
     first = [batch(stored(), seq=i, ts_s=TS_S + i) for i in range(5)]
     second = [batch(stored(), seq=i, ts_s=TS_S + 100 + i) for i in range(5)]
     for order in (first + second, second + first, [*second[:2], *reversed(first), *second[2:]]):
         sources = KvSources(SETTINGS)
         for one in order:
             sources.add(one)
-        (lives,) = sources._lives.values()
-        assert [len(life.timeline) for life in lives] == [5, 5]
-        assert lives[0].timeline.newest < lives[1].timeline.oldest
-        assert sources.missing == 0
+        counts = sources.take_counts()
+        assert (counts[table.KV_HELD], counts[table.KV_MISSING]) == (10, 0)
+        assert counts.total(table.KV_MESSAGES_SKIPPED) == 0
 
 
-def test_publishers_and_lives_are_bounded():
+def test_numbers_that_never_came_are_missing():
+    sources = KvSources(SETTINGS)
+    for seq in (0, 1, 4, 5, 9):
+        sources.add(batch(stored(), seq=seq, ts_s=TS_S + seq))
+    assert sources.take_counts()[table.KV_MISSING] == 5
+
+
+def test_publishers_are_bounded_as_engines_are():
     sources = KvSources(JoinConfig(engines_max=3))
     for number in range(50):
         sources.add(batch(stored(), source=f"tcp://host:{number}"))
-        for life in range(20):
-            sources.add(batch(stored(), seq=0, ts_s=TS_S + life + 1, source="restless"))
-    assert len(sources._lives) <= 3
-    assert max(map(len, sources._lives.values())) <= 4
-    assert sources.unbound <= 12
+    assert sources.take_counts()[table.KV_HELD] == 3
+    sources.assign({})
+    assert sources.unbound == 3
 
 
 # --- nothing shows the order of arrival -------------------------------------------------------------------------------

@@ -5,7 +5,7 @@
 The I/O of all parts happens in one asyncio loop; the worker learns in a thread, durability and the snapshot writer wait
 for the disk in theirs. ``start`` and ``stop`` wait for them, hence are called outside of the loop.
 
-Stop, within ``GRACE_S`` + ``shutdown.drain_s`` and a second or two: readiness flips, calls in flight finish, the
+Stop, within ``GRACE_S`` + ``drain_s`` and a second or two: readiness flips, calls in flight finish, the
 queue drains, the last state and generation are taken and written, the pages close last so that a scrape still sees it.
 """
 
@@ -37,7 +37,7 @@ from collector.ingest import (
 from collector.ingest.kv import KvIntake
 from collector.ingest.otlp_grpc import OtlpGrpcReceiver
 from collector.ingest.otlp_http import make_http_receiver
-from collector.ingest.scrape import Scraper
+from collector.ingest.scrape import SERVERS_MAX, Scraper
 from collector.runtime import (
     Clock,
     Files,
@@ -78,7 +78,7 @@ from online import Snapshot
 GENERATIONS_PER_FILE = 2
 """``snapshot.json`` is written at every second pause between generations: a slow disk is spared, and readers poll."""
 GRACE_S = 3.0
-"""How long calls that run may still end after SIGTERM; with ``shutdown.drain_s`` it fits a pod's 30 s."""
+"""How long calls that run may still end after SIGTERM; with ``drain_s`` it fits a pod's 30 s."""
 PAGE_TIMEOUT_S = 10.0
 """Longest wait for the bytes of a request to the pages, and longest time to send one."""
 
@@ -104,15 +104,15 @@ class Sidecar:
         self._io = io or IoLoop()
         self.metrics = metrics = Metrics(CollectorRegistry())
         self.health = health = Health(clock)
-        self._knowledge = Knowledge(config.configurations)
+        self._knowledge = Knowledge(config)
         self.pipeline: Pipeline = make_pipeline(config, self._knowledge)
-        self._advisory = Advisory(ClientView(self.snapshot), self.pipeline.mix_of, config.slo.itl_ms)
+        self._advisory = Advisory(ClientView(self.snapshot), self.pipeline.mix_of, config.itl_ms)
         self._status = self._make_status_page(clock)
-        self._publisher = Publisher(self.pipeline, metrics, clock, config.snapshot.publish_interval_s)
+        self._publisher = Publisher(self.pipeline, metrics, clock, config.publish_interval_s)
         self._writer = SnapshotWriter(
-            Path(config.snapshot.directory),
+            Path(config.directory),
             self._publisher,
-            GENERATIONS_PER_FILE * config.snapshot.publish_interval_s,
+            GENERATIONS_PER_FILE * config.publish_interval_s,
             metrics=metrics,
             health=health,
             clock=clock,
@@ -122,14 +122,12 @@ class Sidecar:
         )
         self.queue = AdmissionQueue[Export](
             clock,
-            capacity_bytes=config.queue.capacity_bytes,
+            capacity_bytes=config.queue_bytes,
             record=self._keeper.record,
-            batch_s=min(BATCH_S, config.snapshot.publish_interval_s, config.join.idle_timeout_s / 4),
+            batch_s=min(BATCH_S, config.publish_interval_s, config.idle_timeout_s / 4),
         )
-        self._kv = KvIntake(config.receivers.kv, metrics, self._io, health)
-        self._scraper = Scraper(
-            config.receivers.scrape, clock, partial(metrics.add, table.SCRAPES, 1), self._io, health
-        )
+        self._kv = KvIntake(config, metrics, self._io, health)
+        self._scraper = Scraper(config, clock, partial(metrics.add, table.SCRAPES, 1), self._io, health)
         self._memory = self._make_memory_relief(clock)
         self._grpc, self._http = self._make_receivers(clock)
         self._pages = self._make_pages(clock)
@@ -205,7 +203,7 @@ class Sidecar:
     def _make_discovery(self, clock: Clock) -> Discovery:
         count = partial(self.metrics.add, table.DISCOVERY, 1)
         return Discovery(
-            self.config.configurations.discovery,
+            self.config,
             self._knowledge,
             clock,
             count,
@@ -225,7 +223,7 @@ class Sidecar:
             stall_watch=StallWatch(clock),
             watches=(self._event_time.tick, self._memory.tick),
             due_in_s=lambda: min(self._event_time.due_in_s(), self._keeper.due_in_s()),
-            drain_s=self.config.shutdown.drain_s,
+            drain_s=self.config.drain_s,
             health=self.health,
             metrics=self.metrics,
             clock=clock,
@@ -233,7 +231,7 @@ class Sidecar:
         )
 
     def _make_memory_relief(self, clock: Clock) -> MemoryRelief:
-        limit = limit_bytes(self.config.memory.limit_mib, cgroup_limit_bytes())
+        limit = limit_bytes(self.config.memory_limit_mib, cgroup_limit_bytes())
         self.metrics.set(table.MEMORY_LIMIT, limit or 0)
         guard = MemoryGuard(limit, resident_bytes, clock)
         return MemoryRelief(guard, self._shed_memory, metrics=self.metrics, health=self.health, clock=clock)
@@ -244,27 +242,26 @@ class Sidecar:
         self.metrics.merge(self.pipeline.take_counts())
 
     def _make_receivers(self, clock: Clock) -> tuple[OtlpGrpcReceiver, HttpServer | None]:
-        config = self.config.receivers
+        config = self.config
         tls, tokens = read_credentials(config, clock)
         if tls is None and tokens is None:
             warn_of_open_ports(config)
         intake = Intake(self.queue, self.metrics, self._memory.guard, SteadyClock(clock).unix_nano)
-        message_mib_max = max(config.grpc.max_recv_msg_size_mib, config.http.max_request_body_size_mib)
-        budget = ReceiveBudget(message_mib_max << 20)
-        grace_s = GRACE_S / 2 if config.http.enabled else GRACE_S
+        budget = ReceiveBudget(config.message_max_mib << 20)
+        grace_s = GRACE_S / 2 if config.listen_http else GRACE_S
         credentials = tls.grpc_credentials() if tls is not None else None
         grpc = OtlpGrpcReceiver(
-            config.grpc, intake, budget, io=self._io, grace_s=grace_s, tokens=tokens, credentials=credentials
+            config, intake, budget, io=self._io, grace_s=grace_s, tokens=tokens, credentials=credentials
         )
-        if not config.http.enabled:
+        if not config.listen_http:
             return grpc, None
         context = tls.context() if tls is not None else None
         return grpc, make_http_receiver(
-            config.http, intake, budget, grace_s=grace_s, tokens=tokens, tls=context, io=self._io
+            config, intake, budget, grace_s=grace_s, tokens=tokens, tls=context, io=self._io
         )
 
     def _make_pages(self, clock: Clock) -> HttpServer:
-        pages = self.config.exporters.http
+        config = self.config
         routes = make_routes(
             MetricsPage(
                 self.metrics.registry,
@@ -276,22 +273,22 @@ class Sidecar:
             ready=self._probe_ready,
             status_page=self._status,
             questions=AskPages(self._advisory.view, clock.unix_nano),
-            state=self._keeper.learned if pages.state else None,
+            state=self._keeper.learned if config.pages_state else None,
         )
-        if pages.token_file:
-            routes = protect(routes, TokenFile(pages.token_file, "exporters.http.token_file", clock).accepts)
+        if config.pages_token_file:
+            routes = protect(routes, TokenFile(config.pages_token_file, "pages_token_file", clock).accepts)
         elif self._fallback is not None and self._fallback.closed:
             routes = protect(routes, lambda _: False)
         handler = page_handler(partial(dispatch, routes))
-        return HttpServer(parse_endpoint(pages.endpoint), handler, "the pages", timeout_s=PAGE_TIMEOUT_S, io=self._io)
+        return HttpServer(parse_endpoint(config.pages), handler, "the pages", timeout_s=PAGE_TIMEOUT_S, io=self._io)
 
     def _follow_gauges(self) -> None:
         metrics, pipeline = self.metrics, self.pipeline
-        metrics.set(table.QUEUE_CAPACITY, self.config.queue.capacity_bytes)
-        metrics.set(table.ENGINES_CAPACITY, self.config.join.engines_max)
-        metrics.set(table.CONFIGS_CAPACITY, self.config.bank.configs_max)
+        metrics.set(table.QUEUE_CAPACITY, self.config.queue_bytes)
+        metrics.set(table.ENGINES_CAPACITY, self.config.engines_max)
+        metrics.set(table.CONFIGS_CAPACITY, self.config.configs_max)
         metrics.set(table.CONFIG_DEGRADED, self._fallback is not None)
-        metrics.set(table.SCRAPED_SERVERS_CAPACITY, self.config.receivers.scrape.servers_max)
+        metrics.set(table.SCRAPED_SERVERS_CAPACITY, SERVERS_MAX)
         metrics.follow(table.SCRAPED_SERVERS, lambda: self._scraper.servers)
         metrics.follow(table.COMPLETENESS, lambda: pipeline.joiner.pages.completeness)
         metrics.follow(table.QUEUE_BYTES, lambda: self.queue.queued_bytes)
@@ -313,7 +310,7 @@ class Sidecar:
 
     def _otlp_port(self) -> int:
         """Where vLLM should send to, also while the sidecar is not there yet."""
-        return self.grpc_port or parse_endpoint(self.config.receivers.grpc.endpoint).port
+        return self.grpc_port or parse_endpoint(self.config.listen).port
 
     # --- what the probes are told -----------------------------------------------------------------------------------
 
@@ -337,14 +334,12 @@ class Sidecar:
         return self.health.ready(), {**detail, **self._keeper.readiness_detail(), **named}
 
     def _engines_problem(self) -> str:
-        refused, held = int(self.metrics.value(table.ENGINES_REFUSED)), self.config.join.engines_max
-        return f"{refused} engines have no place beside {held} others: raise join.engines_max" if refused else ""
+        refused, held = int(self.metrics.value(table.ENGINES_REFUSED)), self.config.engines_max
+        return f"{refused} engines have no place beside {held} others: raise engines_max" if refused else ""
 
     def _configs_problem(self) -> str:
-        refused, held = int(self.metrics.value(table.CONFIGS_REFUSED)), self.config.bank.configs_max
-        return (
-            f"{refused} configurations are not learned beside {held} others: raise bank.configs_max" if refused else ""
-        )
+        refused, held = int(self.metrics.value(table.CONFIGS_REFUSED)), self.config.configs_max
+        return f"{refused} configurations are not learned beside {held} others: raise engines_max" if refused else ""
 
 
 def run(loaded: Loaded, clock: Clock, stop: Stop) -> bool:

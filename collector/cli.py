@@ -38,7 +38,16 @@ from collector.commands.arguments import (
     token_option,
     which_option,
 )
-from collector.config import Config, ConfigError, explain_key, json_schema, load, load_or_degrade, scraping
+from collector.config import (
+    Config,
+    ConfigError,
+    explain_key,
+    explain_keys,
+    json_schema,
+    load,
+    load_or_degrade,
+    scraping,
+)
 from collector.config import to_tree as config_tree
 from collector.config import to_yaml as config_yaml
 from collector.runtime import (
@@ -492,10 +501,10 @@ def config_check(*, config: Path | None, profile: str | None, in_json: bool) -> 
 
 
 @configuration.command("explain")
-@click.argument("key")
+@click.argument("key", default="")
 def config_explain(key: str) -> int:
-    """What a key or a section means, takes, and is by default."""
-    _say(explain_key(key))
+    """What a key means, takes, and is by default; without KEY, the meaning of every key."""
+    _say(explain_key(key) if key else explain_keys())
     return EXIT_OK
 
 

@@ -128,7 +128,7 @@ FAMILIES: tuple[Family, ...] = (
     Family(
         "tracefit_slo_concurrency",
         ("config", "itl"),
-        "Most requests in flight whose mean ITL keeps a target of slo.itl_ms (itl, in seconds), for the load of the "
+        "Most requests in flight whose mean ITL keeps a target of itl_ms (itl, in seconds), for the load of the "
         "last five minutes; absent where that is not usable or beyond 1.25 times the largest batch seen.",
     ),
     Family(

@@ -7,7 +7,7 @@
 
 Rows come in event-time order. They are evaluated when they come and learned in blocks that the rows themselves cut
 (online/blocks.py). Names of models: a feature set's name for the default learner ``rls``, ``<learner>/<set>`` for the
-others. Configurations are bounded by ``bank.configs_max``, donors by :mod:`online.transfer`.
+others. Configurations are bounded by ``engines_max``, donors by :mod:`online.transfer`.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ class Bank:
         check_settings(settings)
         self.settings = settings
         self.learned_rows = 0
-        self.places = ConfigPlaces(settings.bank.configs_max)
+        self.places = ConfigPlaces(settings.configs_max)
         self._configs: OrderedDict[str, dict[Target, TargetState]] = OrderedDict()
         self._facts: dict[str, dict[str, Fact]] = {}
         self._priors: dict[str, Priors] = {}
@@ -208,7 +208,7 @@ class Bank:
     def _forget_unlearned(self) -> None:
         """Facts of configurations that never sent a row are kept for as many as there may be configurations."""
         idle = [config_id for config_id in self._facts if config_id not in self._configs]
-        for config_id in idle[: max(0, len(idle) - self.settings.bank.configs_max)]:
+        for config_id in idle[: max(0, len(idle) - self.settings.configs_max)]:
             self._facts.pop(config_id)
             self._priors.pop(config_id, None)
 
@@ -325,7 +325,7 @@ class Bank:
         fresh, left_out = Bank(self.settings), []
         with refusing():
             fresh.learned_rows = msgspec.convert(state["learned_rows"], Annotated[int, msgspec.Meta(ge=0)])
-            for config_id, kept in [*state["configs"].items()][-self.settings.bank.configs_max :]:
+            for config_id, kept in [*state["configs"].items()][-self.settings.configs_max :]:
                 fresh._facts[config_id] = facts = msgspec.convert(kept["facts"], dict[str, Fact])
                 if not all(math.isfinite(fact) for fact in facts.values() if isinstance(fact, float)):
                     raise StateError("a fact is not finite")

@@ -15,7 +15,7 @@ from typing import Any
 
 import click
 
-from collector.config import ENV_FILE, is_endpoint, profile_names, suggestion
+from collector.config import ENV_FILE, PROFILES, is_endpoint, suggestion
 
 Function = Callable[..., Any]
 """What is made a command."""
@@ -156,7 +156,7 @@ def named_file() -> Path | None:
 
 def config_options(command: Function) -> Function:
     """``--config`` and ``--profile``."""
-    profile = click.option("--profile", type=Word(profile_names()), help="Start from a configuration that comes along.")
+    profile = click.option("--profile", type=Word(list(PROFILES)), help="Start from a configuration that comes along.")
     file = click.option(
         "--config", type=FILE, default=named_file, metavar="FILE", help=f"YAML (default: the path in ${ENV_FILE})."
     )

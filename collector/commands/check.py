@@ -18,11 +18,11 @@ def check(config: Config, clock: Clock) -> None:
     """Raise ConfigError for the first thing that would keep the process from running with this configuration."""
     _check_ports(config)
     make_pipeline(config)
-    read_credentials(config.receivers, clock)
-    check_kv(config.receivers.kv)
-    Scraper(config.receivers.scrape, clock)  # reads token and certificates; asks nobody before its start
-    if config.exporters.http.token_file:
-        TokenFile(config.exporters.http.token_file, "exporters.http.token_file", clock)
+    read_credentials(config, clock)
+    check_kv(config)
+    Scraper(config, clock)  # reads token and certificates; asks nobody before its start
+    if config.pages_token_file:
+        TokenFile(config.pages_token_file, "pages_token_file", clock)
 
 
 def remarks(config: Config, files: Files) -> list[str]:
@@ -35,12 +35,9 @@ def remarks(config: Config, files: Files) -> list[str]:
 
 def _check_ports(config: Config) -> None:
     """One port has one server."""
-    receivers = config.receivers
-    endpoints = {
-        "receivers.grpc.endpoint": receivers.grpc.endpoint,
-        "exporters.http.endpoint": config.exporters.http.endpoint,
-        **({"receivers.http.endpoint": receivers.http.endpoint} if receivers.http.enabled else {}),
-    }
+    endpoints = {"listen": config.listen, "pages": config.pages}
+    if config.listen_http:
+        endpoints["listen_http"] = config.listen_http
     for (key, text), (other_key, other_text) in combinations(endpoints.items(), 2):
         (host, port), (other_host, other_port) = parse_endpoint(text), parse_endpoint(other_text)
         overlap = host == other_host or host in _ANY_HOST or other_host in _ANY_HOST

@@ -463,11 +463,11 @@ def sidecar_process(ports: Ports, directory: Path, **settings: str) -> Iterator[
     """``tracefit run`` in a session of its own, so that Ctrl-C reaches us only and the sidecar can drain."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(ENV_PREFIX)}
     environment |= {
-        "TRACEFIT_RECEIVERS__GRPC__ENDPOINT": f"127.0.0.1:{ports.grpc}",
-        "TRACEFIT_RECEIVERS__HTTP__ENABLED": "false",
-        "TRACEFIT_EXPORTERS__HTTP__ENDPOINT": f"127.0.0.1:{ports.pages}",
-        "TRACEFIT_SNAPSHOT__DIRECTORY": str(directory),
-        "TRACEFIT_SNAPSHOT__PUBLISH_INTERVAL_S": "0.5",
+        "TRACEFIT_LISTEN": f"127.0.0.1:{ports.grpc}",
+        "TRACEFIT_LISTEN_HTTP": "",
+        "TRACEFIT_PAGES": f"127.0.0.1:{ports.pages}",
+        "TRACEFIT_DIRECTORY": str(directory),
+        "TRACEFIT_PUBLISH_INTERVAL_S": "0.5",
     } | {f"{ENV_PREFIX}{name}": value for name, value in settings.items()}
     with (directory / "sidecar.log").open("wb") as log:
         process = subprocess.Popen(

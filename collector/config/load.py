@@ -1,19 +1,21 @@
-"""Configuration: defaults, profile, YAML, environment; checked whole before anything starts.
+"""Configuration: defaults, profile, YAML file, environment; checked whole before anything starts.
 
-Strongest first: ``TRACEFIT_<SECTION>__<KEY>`` variables (two underscores go one level down, values are YAML, so lists
-work), the YAML file, a profile (a configuration file that comes with tracefit), the defaults here. Where the
-OpenTelemetry Collector has the same knob, the key has its name. An unknown key, a key given twice or a value out of
-range is a :class:`ConfigError` with the key's path.
+Strongest first: ``TRACEFIT_<KEY>`` variables (the value is YAML; a list may be words with commas between them), the
+YAML file, the profile, the defaults. An unknown key, a key given twice or a value out of range is a
+:class:`ConfigError` that names the key.
 
-With ``config.on_error: degrade`` a wrong configuration does not end the process: in a pod a sidecar that ends takes its
-vLLM out of service. There the defaults hold instead, with those environment variables that can be used. They open
-nothing that was to be closed: where the wrong configuration names a token or a certificate anywhere, they receive on
-the loopback alone and refuse the pages that a token would have closed.
+With ``on_error: degrade`` a wrong configuration does not end the process: in a pod a sidecar that ends takes its vLLM
+out of service. Then the defaults hold, with those environment variables that can be used. They open nothing that was
+to be closed: where the wrong configuration names a token or a certificate anywhere, they receive on the loopback alone
+and refuse the pages that a token would have closed.
 """
 
 from __future__ import annotations
 
+import json
 import re
+import textwrap
+import urllib.parse
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -21,12 +23,11 @@ from typing import Any, Final, NamedTuple
 import msgspec
 import yaml
 
-from .schema import Config, ReceiversConfig, ScrapeEndpoint, Section, entry_of
+from .schema import MOVED, PROFILES, Config, Rule
 
-ENV_PREFIX = "TRACEFIT_"
-ENV_FILE = "TRACEFIT_CONFIG"
+ENV_PREFIX: Final = "TRACEFIT_"
+ENV_FILE: Final = "TRACEFIT_CONFIG"
 """The one variable that is no key: the path of the configuration file."""
-
 
 _SERVICE_LINK: Final = re.compile(
     r"""TRACEFIT_(?:[A-Z0-9]+_)*?(?:
@@ -37,74 +38,74 @@ _SERVICE_LINK: Final = re.compile(
 )
 """What Kubernetes puts into every container for a Service named ``tracefit`` or ``tracefit-…``."""
 _SERVICE_LINK_VALUE: Final = re.compile(r"(?:(?:tcp|udp|sctp)://.*|[0-9a-fA-F.:]+|tcp|udp|sctp|None)", re.IGNORECASE)
-
 _V6_ENDPOINT: Final = re.compile(r"\[[0-9a-fA-F:.]+\]:[0-9]+")
 """YAML would take it for a list; as a variable nobody quotes it."""
+_CREDENTIAL: Final = re.compile(rb"(token|cert|key|ca)_file", re.IGNORECASE)
+_ON_ERROR: Final = (f"{ENV_PREFIX}ON_ERROR", f"{ENV_PREFIX}CONFIG__ON_ERROR")
+"""The second is the name of the release before: manifests may be older than the image."""
+_RECEIVING: Final = (
+    *("listen", "listen_http", "token_file", "tls_cert_file", "tls_key_file", "tls_client_ca_file"),
+    *("scrape", "scrape_token_file", "scrape_ca_file", "kv"),
+)
+"""Keys that hold their defaults where a broken configuration wanted the receivers closed."""
+_FIELDS: Final = {field.name: field for field in msgspec.structs.fields(Config)}
+_TOP: Final = "(top level)"
+_NOT_ONE_OF: Final = re.compile(r"'(?P<word>[^']+)'.* is not one of (?P<known>[^;]+)$")
+_AT: Final = re.compile(r"^(?P<problem>.*?)(?: - at `\$\.?(?P<path>.*)`)?$", re.DOTALL)
+_KINDS: Final = {"object": "mapping", "null": "nothing", "boolean": "`true`, `false`", "string": "text"}
+_BOUNDS: Final = (("minimum", "≥"), ("exclusiveMinimum", ">"), ("maximum", "≤"), ("exclusiveMaximum", "<"))
 
-_PROFILES = Path(__file__).parent / "profiles"
+
+class ConfigError(Exception):
+    """Bad configuration: ``key`` is the key, the environment variable or the option at fault.
+
+    A ``problem`` that reads "'x' is not one of a, b" is completed by the nearest of those.
+    """
+
+    def __init__(self, key: str, problem: str) -> None:
+        choice = _NOT_ONE_OF.search(problem)
+        if choice is not None:
+            problem += suggestion(choice["word"], choice["known"].split(", "))
+        super().__init__(f"{'usage' if key.startswith('--') else 'config'} error: {key}: {problem}")
+        self.key = key
+        self.problem = problem
 
 
-def profile_names() -> list[str]:
-    """The configuration files that come with tracefit."""
-    return sorted(path.stem for path in _PROFILES.glob("*.yaml"))
+def suggestion(word: str, known: Iterable[str]) -> str:
+    """``; did you mean 'x'?`` for the nearest of some words, empty if none is near."""
+    import difflib  # noqa: PLC0415 -- needed by who is wrong only
+
+    near = difflib.get_close_matches(word, list(known), n=1)
+    return f"; did you mean {near[0]!r}?" if near else ""
 
 
-def scraping(config: Config, urls: Sequence[str]) -> Config:
-    """The same with these pages to scrape, beside those of the file; an address alone means its ``/metrics``."""
-    endpoints = []
-    for url in urls:
-        try:
-            endpoint = msgspec.convert({"url": url if "://" in url else f"http://{url}"}, ScrapeEndpoint)
-        except msgspec.ValidationError:
-            shown = f"...@{url.rpartition('@')[2]}" if "@" in url else url  # what stands before it may be a password
-            raise ConfigError("--scrape", f"{shown!r} is no address like http://host:8000/metrics") from None
-        endpoints.append(endpoint)
-    receivers, scrape = config.receivers, config.receivers.scrape
-    new = tuple(endpoint for endpoint in endpoints if endpoint not in scrape.endpoints)
-    scrape = msgspec.structs.replace(scrape, endpoints=scrape.endpoints + new)
-    return msgspec.structs.replace(config, receivers=msgspec.structs.replace(receivers, scrape=scrape))
+# --- reading ----------------------------------------------------------------------------------------------------------
 
 
 def load(path: Path | None, environ: Mapping[str, str], profile: str | None = None) -> Config:
-    """The configuration, or a ConfigError that names the key at fault."""
+    """The configuration, or a ConfigError that names the key at fault.
+
+    Args:
+        path: the file, if there is one.
+        environ: the environment.
+        profile: wins over the profile that the file or the environment names.
+    """
     tree = read_yaml(path) if path is not None else {}
-    if profile is not None:
-        tree = _merge(read_yaml(_PROFILES / f"{profile}.yaml"), tree)
-    origin: dict[str, str] = {}
+    set_by: dict[str, str] = {}
     for variable in sorted(environ):
         if _is_key(variable, environ[variable]):
-            _override(tree, variable, environ[variable], origin)
-    found = _check_words(tree, Config)
-    if found is None:
-        try:
-            return msgspec.convert(tree, Config)
-        except msgspec.ValidationError as error:
-            found = _explain(str(error))
-    key, problem = found
-    if problem == "unknown key" and key in origin:  # TRACEFIT_QUEUE_WAIT_S: nothing near it at the top level
-        problem += suggestion(origin[key], _variables(to_tree(Config()), ENV_PREFIX))
-    below = (variable for path, variable in origin.items() if path.startswith(f"{key}."))
-    raise ConfigError(origin.get(key) or next(below, key), problem)
-
-
-def _is_key(variable: str, value: str) -> bool:
-    """Whether a variable sets a key: it has our prefix and is neither the file nor a service link of Kubernetes."""
-    if not variable.startswith(ENV_PREFIX) or variable == ENV_FILE:
-        return False
-    return not (_SERVICE_LINK.fullmatch(variable) and _SERVICE_LINK_VALUE.fullmatch(value))
-
-
-def _variables(tree: dict[str, Any], prefix: str) -> list[str]:
-    """The variable of every key, as it is written."""
-    return [
-        variable
-        for key, value in tree.items()
-        for variable in (
-            _variables(value, f"{prefix}{key.upper()}__")
-            if value and isinstance(value, dict)
-            else [f"{prefix}{key.upper()}"]
-        )
-    ]
+            key = _key_of(variable)
+            tree[key], set_by[key] = _value_of(key, variable, environ[variable]), variable
+    if profile is not None:
+        tree["profile"] = profile
+    named = tree.get("profile", "sidecar")
+    defaults = PROFILES.get(named, {}) if isinstance(named, str) else {}
+    try:
+        _check_keys(tree, _FIELDS, "")
+        return _convert({**defaults, **tree})
+    except ConfigError as error:
+        key = re.split(r"[.\[]", error.key)[0]
+        raise ConfigError(set_by.get(key, error.key), error.problem) from None
 
 
 def to_yaml(config: Config) -> str:
@@ -114,7 +115,7 @@ def to_yaml(config: Config) -> str:
 
 
 def to_tree(config: Config) -> dict[str, Any]:
-    """The effective configuration, as sections of plain values."""
+    """The effective configuration as plain values."""
     tree: dict[str, Any] = msgspec.to_builtins(config, builtin_types=())
     return tree
 
@@ -122,6 +123,18 @@ def to_tree(config: Config) -> dict[str, Any]:
 def json_schema() -> dict[str, Any]:
     """JSON Schema of the configuration file."""
     return msgspec.json.schema(Config)
+
+
+def scraping(config: Config, urls: Sequence[str]) -> Config:
+    """The same with these pages to scrape too; they are options, so a wrong one is a wrong usage."""
+    new = tuple(url for url in urls if url not in config.scrape)
+    for url in new:
+        try:
+            _convert({"scrape": [url]})
+        except ConfigError:
+            shown = f"...@{url.rpartition('@')[2]}" if "@" in url else url  # what stands before it may be a password
+            raise ConfigError("--scrape", f"{shown!r} is no address like http://host:8000/metrics") from None
+    return msgspec.structs.replace(config, scrape=config.scrape + new)
 
 
 class _UniqueKeys(yaml.SafeLoader):
@@ -140,7 +153,7 @@ class _UniqueKeys(yaml.SafeLoader):
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """The sections of a file, unchecked; a ConfigError if it is no YAML."""
+    """What a file says, unchecked; a ConfigError if it is no YAML."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -150,7 +163,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     if tree is None:
         return {}
     if not isinstance(tree, dict):
-        raise ConfigError(str(path), f"expected a mapping of sections, got {type(tree).__name__}")
+        raise ConfigError(str(path), f"expected a mapping of keys, got {type(tree).__name__}")
     return tree
 
 
@@ -165,73 +178,98 @@ def _parse_yaml(text: str, origin: str) -> Any:
         raise ConfigError(origin, f"not YAML: {type(error).__name__}") from None
 
 
-def _merge(weaker: dict[str, Any], stronger: dict[str, Any]) -> dict[str, Any]:
-    """Sections key by key, values whole."""
-    merged = weaker | stronger
-    for key in weaker.keys() & stronger.keys():
-        if isinstance(weaker[key], dict) and isinstance(stronger[key], dict):
-            merged[key] = _merge(weaker[key], stronger[key])
-    return merged
+def _is_key(variable: str, value: str) -> bool:
+    """Whether a variable sets a key: it has our prefix and is neither the file nor a service link of Kubernetes."""
+    if not variable.startswith(ENV_PREFIX) or variable == ENV_FILE:
+        return False
+    return not (_SERVICE_LINK.fullmatch(variable) and _SERVICE_LINK_VALUE.fullmatch(value))
 
 
-def _override(tree: dict[str, Any], variable: str, text: str, origin: dict[str, str]) -> None:
-    path = variable.removeprefix(ENV_PREFIX).lower().split("__")
-    level = tree
-    for depth, name in enumerate(path[:-1]):
-        below = level.setdefault(name, {})
-        if not isinstance(below, dict):
-            raise ConfigError(variable, f"{'.'.join(path[: depth + 1])} is a value, not a section")
-        level = below
-    level[path[-1]] = text if _V6_ENDPOINT.fullmatch(text) else _parse_yaml(text, variable)
-    origin[".".join(path)] = variable
+def _variable_of(key: str) -> str:
+    return f"{ENV_PREFIX}{key.upper()}"
 
 
-_AT = re.compile(r"^(?P<problem>.*?)(?: - at `\$(?P<path>.*)`)?$", re.DOTALL)
+def _key_of(variable: str) -> str:
+    """The key that a variable sets; a ConfigError if there is none."""
+    key = variable.removeprefix(ENV_PREFIX).lower()
+    old = key.replace("__", ".")
+    if old in MOVED:
+        raise ConfigError(variable, f"is now {_variable_of(MOVED[old])}" if MOVED[old] else "is no key any more")
+    if key not in _FIELDS:
+        raise ConfigError(variable, "unknown key" + suggestion(variable, map(_variable_of, _FIELDS)))
+    return key
 
 
-def _check_words(tree: Any, kind: Any, path: str = "") -> tuple[str, str] | None:
-    """The first key that a section does not have, or value that is none of a few words: its path, and why."""
-    if isinstance(tree, list):
-        return _first(_check_words(each, kind, f"{path}[...]") for each in tree)
-    if isinstance(kind, type) and issubclass(kind, Section):
-        if not isinstance(tree, dict):
-            return path, f"expected object, got {'null' if tree is None else type(tree).__name__}"
-        return _check_keys(tree, kind, path)
-    entry = entry_of(kind)
-    if entry is not None and isinstance(tree, dict):
-        return _check_keys(tree, entry, path)
-    known = msgspec.json.schema(kind).get("enum", ()) if isinstance(tree, str) else ()
-    return (path, f"{tree!r} is not one of {', '.join(known)}") if known and tree not in known else None
+def _value_of(key: str, variable: str, text: str) -> Any:
+    """The value of a variable; of a key that takes a list, one word or words with commas between them."""
+    default = _FIELDS[key].default
+    if not text and isinstance(default, str | tuple):
+        return type(default)()
+    value = text if _V6_ENDPOINT.fullmatch(text) else _parse_yaml(text, variable)
+    if isinstance(default, tuple) and not isinstance(value, list | dict | None):
+        return _parse_yaml(f"[{text}]", variable) if "," in text else [value]
+    return value
 
 
-def _check_keys(tree: dict[Any, Any], section: type[Section], path: str) -> tuple[str, str] | None:
+# --- checking ---------------------------------------------------------------------------------------------------------
+
+
+def _convert(tree: dict[str, Any]) -> Config:
+    try:
+        config = msgspec.convert(tree, Config)
+    except msgspec.ValidationError as error:
+        raise _explain(str(error), tree) from None
+    for number, target in enumerate(config.scrape):
+        try:
+            _ = urllib.parse.urlsplit(target).port
+        except ValueError as error:
+            raise ConfigError(f"scrape[{number}]", str(error)) from None
+    return config
+
+
+def _check_keys(tree: Mapping[Any, Any], known: Iterable[str], where: str) -> None:
+    """A ConfigError for what is no key; it names every key of the release before with its successor."""
     if any(not isinstance(key, str) for key in tree):
-        return path or "(top level)", "keys are words"
-    fields = {field.name: field.type for field in msgspec.structs.fields(section)}
-    paths = {key: f"{path}.{key}".lstrip(".") for key in tree}
-    unknown = next((key for key in tree if key not in fields), None)
+        raise ConfigError(where.rstrip(".") or _TOP, "keys are words")
+    old = [(key, MOVED[key]) for key in _paths(tree, known) if key in MOVED]
+    if old:
+        now = [f"is now {new}" if new else "is no key any more" for _, new in old]
+        others = [f"{key} {problem}" for (key, _), problem in zip(old[1:], now[1:], strict=True)]
+        raise ConfigError(old[0][0], "; ".join([now[0], *others]))
+    unknown = next((key for key in tree if key not in known), None)
     if unknown is not None:
-        return paths[unknown], "unknown key" + suggestion(unknown, fields)
-    return _first(_check_words(value, fields[key], paths[key]) for key, value in tree.items())
+        moved = "is now facts.model_config" if where and unknown == "model_config" else ""
+        raise ConfigError(f"{where}{unknown}", moved or "unknown key" + suggestion(unknown, known))
+    rules = tree.get("rules")
+    for number, rule in enumerate(rules if isinstance(rules, list) and not where else ()):
+        if isinstance(rule, dict):
+            _check_keys(rule, Rule.__struct_fields__, f"rules[{number}].")
 
 
-def _first(found: Iterable[tuple[str, str] | None]) -> tuple[str, str] | None:
-    return next(filter(None, found), None)
+def _paths(tree: Mapping[Any, Any], known: Iterable[str] = (), where: str = "") -> Iterable[str]:
+    """Dotted paths of the sections that are no keys of today."""
+    for key, value in tree.items():
+        if key not in known:
+            yield f"{where}{key}"
+            if isinstance(value, dict):
+                yield from _paths(value, (), f"{where}{key}.")
 
 
-def _explain(text: str) -> tuple[str, str]:
-    """The dotted key and the problem out of msgspec's sentence (``Expected `int` >= 1 - at `$.join.engines_max```)."""
+def _explain(text: str, tree: Mapping[str, Any]) -> ConfigError:
+    """The key and the problem out of msgspec's sentence (``Expected `int` >= 1 - at `$.engines_max```)."""
     match = _AT.match(text)
-    if match is None:
-        return "(top level)", text
-    problem, path = match["problem"], (match["path"] or "").lstrip(".")
+    problem, path = (match["problem"], match["path"] or "") if match is not None else (text, "")
+    key = re.split(r"[.\[]", path)[0]
+    schema = json_schema()["$defs"]["Config"]["properties"].get(key, {})
     if "matching regex" in problem:
-        problem = "expected host:port, the port 0 to 65535"
-    return path or "(top level)", problem[:1].lower() + problem[1:].replace("`", "")
+        title = schema.get("title") or schema.get("items", {}).get("title", "")
+        return ConfigError(path, f"expected {title}")
+    if "enum" in schema and isinstance(tree.get(key), str):
+        return ConfigError(path, f"{tree[key]!r} is not one of {', '.join(schema['enum'])}")
+    return ConfigError(path or _TOP, problem[:1].lower() + problem[1:].replace("`", ""))
 
 
-_ON_ERROR: Final = f"{ENV_PREFIX}CONFIG__ON_ERROR"
-_CREDENTIAL: Final = re.compile(rb"(token|cert|key|ca)_file", re.IGNORECASE)
+# --- a start that must not fail ---------------------------------------------------------------------------------------
 
 
 class Fallback(NamedTuple):
@@ -257,7 +295,7 @@ def load_or_degrade(
     profile: str | None = None,
     check: Callable[[Config], None] = lambda _: None,
 ) -> Loaded:
-    """The configuration; if it is wrong, what ``config.on_error`` says: a ConfigError, or the defaults.
+    """The configuration; if it is wrong, what ``on_error`` says: a ConfigError, or the defaults.
 
     Args:
         path: the file, if there is one.
@@ -267,7 +305,7 @@ def load_or_degrade(
     """
     try:
         config = load(path, environ, profile)
-        if config.config.on_error == "degrade":
+        if config.on_error == "degrade":
             check(config)
     except ConfigError as error:
         if not _must_run(path, environ):
@@ -275,20 +313,22 @@ def load_or_degrade(
         closed = _names_credential(path, environ)
         defaults = load(None, _usable_variables(environ, check))
         if closed:
-            defaults = msgspec.structs.replace(defaults, receivers=ReceiversConfig())
+            defaults = msgspec.structs.replace(defaults, **{key: _FIELDS[key].default for key in _RECEIVING})
         return Loaded(defaults, Fallback(str(error).removeprefix("config error: "), closed))
     return Loaded(config)
 
 
 def _must_run(path: Path | None, environ: Mapping[str, str]) -> bool:
-    """Whether ``config.on_error`` is ``degrade``, as far as a wrong configuration can say so."""
-    if _ON_ERROR in environ:
-        return environ[_ON_ERROR] == "degrade"
+    """Whether ``on_error`` is ``degrade``, as far as a wrong configuration can say so."""
+    said = [environ[variable] for variable in _ON_ERROR if variable in environ]
+    if said:
+        return said[0] == "degrade"
     try:
-        section = read_yaml(path).get("config") if path is not None else None
+        tree = read_yaml(path) if path is not None else {}
     except ConfigError:
         return False
-    return isinstance(section, dict) and section.get("on_error") == "degrade"
+    old = tree.get("config")
+    return tree.get("on_error", old.get("on_error") if isinstance(old, dict) else None) == "degrade"
 
 
 def _usable_variables(environ: Mapping[str, str], check: Callable[[Config], None]) -> dict[str, str]:
@@ -313,27 +353,86 @@ def _names_credential(path: Path | None, environ: Mapping[str, str]) -> bool:
         return False
 
 
-_NOT_ONE_OF = re.compile(r"'(?P<word>[^']+)'.* is not one of (?P<known>[^;]+)$")
+# --- describing -------------------------------------------------------------------------------------------------------
 
 
-class ConfigError(Exception):
-    """Bad configuration: ``key`` is the dotted path, the environment variable or the option at fault.
+class Key(NamedTuple):
+    """A key of the configuration.
 
-    A ``problem`` that reads "'x' is not one of a, b" is completed by the nearest of those.
+    Attributes:
+        name: of an entry of ``rules``, after ``rules[].``.
+        meaning: a sentence or two.
+        values: what it takes.
+        default: as JSON, and what a profile has in its place.
     """
 
-    def __init__(self, key: str, problem: str) -> None:
-        choice = _NOT_ONE_OF.search(problem)
-        if choice is not None:
-            problem += suggestion(choice["word"], choice["known"].split(", "))
-        super().__init__(f"{'usage' if key.startswith('--') else 'config'} error: {key}: {problem}")
-        self.key = key
-        self.problem = problem
+    name: str
+    meaning: str
+    values: str
+    default: str
 
 
-def suggestion(word: str, known: Iterable[str]) -> str:
-    """``; did you mean 'x'?`` for the nearest of some words, empty if none is near."""
-    import difflib  # noqa: PLC0415 -- needed by who is wrong only
+def every_key() -> list[Key]:
+    """All keys in the order of the table, those of an entry of ``rules`` at the end."""
+    return [
+        Key(
+            prefix + field.name,
+            properties[field.name]["description"],
+            values_of(properties[field.name]),
+            _default(field),
+        )
+        for kind, prefix in ((Config, ""), (Rule, "rules[]."))
+        for properties in [msgspec.json.schema(kind)["$defs"][kind.__name__]["properties"]]
+        for field in msgspec.structs.fields(kind)
+    ]
 
-    near = difflib.get_close_matches(word, list(known), n=1)
-    return f"; did you mean {near[0]!r}?" if near else ""
+
+def explain_keys() -> str:
+    """The meaning of every key, as text."""
+    width = max(len(key.name) for key in every_key())
+    return "\n".join(f"{key.name:<{width}}  {key.meaning.replace('`', '')}" for key in every_key())
+
+
+def explain_key(name: str) -> str:
+    """What a key means, as text; of a key of the release before, its successor.
+
+    Raises:
+        ConfigError: nothing has this name.
+    """
+    keys = {key.name: key for key in every_key()}
+    if MOVED.get(name):
+        return f"{name} is now {MOVED[name]}\n\n{explain_key(MOVED[name])}"
+    if name not in keys:
+        gone = f"{name!r} is no key any more"
+        near = f"there is no key {name!r}" + suggestion(name, keys)
+        raise ConfigError("--key", gone if name in MOVED else near)
+    key = keys[name]
+    lines = [key.name, textwrap.fill(key.meaning.replace("`", ""), 100), f"  takes     {key.values.replace('`', '')}"]
+    lines.append(f"  default   {key.default}")
+    return "\n".join(lines + ([f"  variable  {_variable_of(name)}"] if name in _FIELDS else []))
+
+
+def _default(field: msgspec.structs.FieldInfo) -> str:
+    value = field.default if field.default is not msgspec.NODEFAULT else field.default_factory()
+    shown = [json.dumps(msgspec.to_builtins(value))]
+    shown += [
+        f"{name}: {json.dumps(changed[field.name])}" for name, changed in PROFILES.items() if field.name in changed
+    ]
+    return "; ".join(shown)
+
+
+def values_of(schema: Mapping[str, Any]) -> str:
+    """What a value may be, out of its JSON Schema."""
+    if "anyOf" in schema:
+        return " or ".join(values_of(each) for each in schema["anyOf"])
+    if "enum" in schema:
+        return ", ".join(f"`{each}`" for each in schema["enum"])
+    if "title" in schema:
+        return str(schema["title"])
+    kind = schema.get("type", "mapping")
+    if kind == "array":
+        entries = values_of(schema["items"]) if "$ref" not in schema["items"] else "mapping"
+        bounds = f"{schema.get('minItems', 0)} to {schema['maxItems']}" if "maxItems" in schema else "any number"
+        return f"list of {bounds}: {entries}"
+    bounds = ", ".join(f"{sign} {schema[bound]:,}" for bound, sign in _BOUNDS if bound in schema)
+    return f"{_KINDS.get(kind, kind)} {bounds}".strip()

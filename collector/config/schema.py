@@ -1,7 +1,7 @@
-"""Every key of the configuration, with its type, bounds and meaning; units stand last in every name.
+"""Every key of the configuration: type, bounds, default and meaning, in one flat table; units stand last in a name.
 
-What nobody can choose better than we can is a constant where it is used, or a class variable of the section that its
-readers are given.
+What nobody can choose better than we can is no key: a class variable of :class:`Config` where several rooms read it, a
+constant where one does.
 """
 
 from __future__ import annotations
@@ -9,31 +9,40 @@ from __future__ import annotations
 import re
 import sys
 import urllib.parse
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, get_args
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Annotated, Any, ClassVar, Final, Literal, NamedTuple, Self
 
 import msgspec
 from msgspec import Meta
 
+_HOST: Final = r"(\[[0-9A-Fa-f:.]+(%\w+)?\]|[^\s/?#@:\[\]=]+)"
+_PORT: Final = r":([0-9]{1,4}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5])"
+_HOST_PORT: Final = rf"^(\[[0-9A-Fa-f:.]+\]|[^:\s\[\]]+){_PORT}$"
+_PAGE_URL: Final = rf"https?://{_HOST}({_PORT})?(/[^\s#]*)?"
+_URL_CHARS_MAX: Final = 512
+_OWNER: Final = r"([^=\s]{1,256}=)?"
 
-class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A level of the configuration; a copy of what holds it copies the reference."""
-
-    def __deepcopy__(self, _memo: object) -> Self:
-        return self
-
-
-def entry_of(kind: Any) -> type[Section] | None:
-    """The section that a type holds as its entries, as a list of sections does."""
-    for each in get_args(kind):
-        if isinstance(each, type) and issubclass(each, Section):
-            return each
-        if (entry := entry_of(each)) is not None:
-            return entry
-    return None
-
-
-Bound = Annotated[int, Meta(ge=1, le=10_000_000)]
-Mebibytes = Annotated[int, Meta(ge=1, le=1024)]
+HostPort = Annotated[str, Meta(pattern=_HOST_PORT, title="host:port or [v6]:port, port 0 takes a free one")]
+HostPortOrNone = Annotated[str, Meta(pattern=f"^$|{_HOST_PORT}", title="host:port or [v6]:port, or empty")]
+ScrapeUrl = Annotated[
+    str,
+    Meta(
+        pattern=rf"^((\.{{0,2}}/\S+)|((dns\+)?https?://)?{_HOST}({_PORT})?(/[^\s#]*)?)$",
+        max_length=_URL_CHARS_MAX,
+        title="http(s)://host:port/path, dns+http(s)://host:port/path, or the path of a file",
+    ),
+]
+KvAddress = Annotated[
+    str, Meta(pattern=rf"^{_OWNER}(tcp|ipc|inproc)://\S+$", max_length=512, title="[instance=]tcp://host:port")
+]
+DiscoverUrl = Annotated[
+    str, Meta(pattern=rf"^{_OWNER}https?://[^\s/?#]+/?$", max_length=512, title="[instance=]http(s)://host:port")
+]
+Finite = Annotated[float, Meta(ge=-sys.float_info.max, le=sys.float_info.max)]
+"""YAML knows .nan and .inf; of no key are they a value."""
+Whole = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
+"""YAML's integers have no end; those of a checkpoint have."""
 
 
 class Endpoint(NamedTuple):
@@ -47,18 +56,20 @@ class Endpoint(NamedTuple):
         return f"{host}:{self.port}"
 
 
-_HOST_PORT = (
-    r"^(\[[0-9A-Fa-f:.]+\]|[^:\s\[\]]+)"
-    r":([0-9]{1,4}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5])$"
-)
-
-
-HostPort = Annotated[str, Meta(pattern=_HOST_PORT, title="host:port or [v6]:port; port 0 takes a free one")]
-
-
 def is_endpoint(text: str) -> bool:
     """Whether it is a ``host:port``."""
     return re.search(_HOST_PORT, text) is not None
+
+
+def is_page_url(text: str) -> bool:
+    """Whether it is the address of a page: ``http(s)://host:port/path``, no user and no fragment."""
+    if re.fullmatch(_PAGE_URL, text) is None or len(text) > _URL_CHARS_MAX:
+        return False
+    try:
+        _ = urllib.parse.urlsplit(text).port
+    except ValueError:  # brackets around what is no IPv6 address
+        return False
+    return True
 
 
 def parse_endpoint(text: str) -> Endpoint:
@@ -67,272 +78,162 @@ def parse_endpoint(text: str) -> Endpoint:
     return Endpoint(address.strip("[]"), int(port))
 
 
-Address = Annotated[str, Meta(pattern=r"^((tcp|ipc|inproc)://.+)?$", title="tcp://host:port or ipc://path")]
+class Owned(NamedTuple):
+    """An address to listen to or to ask, and the engines whose it is: an instance, or a pattern of instances."""
+
+    address: str
+    instance: str = ""
 
 
-class KvEndpoint(Section, frozen=True, kw_only=True):
-    """One publisher (a data-parallel rank): where it publishes, and whose events these are."""
-
-    endpoint: Annotated[Address, Meta(min_length=1, description="Where it publishes.")]
-    instance: Annotated[
-        str,
-        Meta(
-            max_length=256,
-            description="`service.instance.id` of the engine whose events these are; empty: of the only engine.",
-        ),
-    ] = ""
-    topic: Annotated[str, Meta(max_length=256, description="Only events of this topic; empty: all.")] = ""
+def parse_owned(text: str) -> Owned:
+    """Split a checked ``[instance=]scheme://address``."""
+    before, scheme, rest = text.partition("://")
+    instance, _, kind = before.rpartition("=")
+    return Owned(f"{kind}{scheme}{rest}", instance)
 
 
-class KvConfig(Section, frozen=True, kw_only=True):
-    """KV-cache events over ZMQ; nothing is opened without endpoints."""
-
-    endpoints: Annotated[
-        tuple[KvEndpoint, ...],
-        Meta(max_length=64, description="Publishers of KV-cache events to listen to, one per data-parallel rank."),
-    ] = ()
-
-
-class GrpcConfig(Section, frozen=True, kw_only=True):
-    """The receiver of OTLP over gRPC."""
-
-    endpoint: Annotated[HostPort, Meta(description="Where OTLP over gRPC is received.")] = "127.0.0.1:4317"
-    max_recv_msg_size_mib: Annotated[
-        Mebibytes, Meta(description="Size of one export, uncompressed; a larger one is refused.")
-    ] = 8
-    max_connections: Annotated[
-        int, Meta(ge=2, le=65_536, description="Connections open at once; a newcomer beyond it is closed.")
-    ] = 256
-
-
-class HttpReceiverConfig(Section, frozen=True, kw_only=True):
-    """OTLP/HTTP, protobuf and JSON."""
-
-    enabled: Annotated[bool, Meta(description="Receive OTLP over HTTP at all.")] = True
-    endpoint: Annotated[HostPort, Meta(description="Where OTLP over HTTP is received, protobuf and JSON.")] = (
-        "127.0.0.1:4318"
-    )
-    max_request_body_size_mib: Annotated[
-        Mebibytes, Meta(description="Size of one export, uncompressed; a larger one is refused.")
-    ] = 8
-
-
-class TlsConfig(Section, frozen=True, kw_only=True):
-    """TLS of both OTLP receivers; a client CA makes it mutual. Files may be replaced while we run."""
-
-    cert_file: Annotated[
-        str, Meta(description="Certificate chain of both receivers (PEM); with it they speak TLS only.")
-    ] = ""
-    key_file: Annotated[str, Meta(description="Its private key (PEM).")] = ""
-    client_ca_file: Annotated[
-        str, Meta(description="Who signs the certificates that clients must then show (PEM).")
-    ] = ""
-
-
-class ScrapeEndpoint(Section, frozen=True, kw_only=True):
-    """A server's page. ``resolve: all`` asks every address behind the name, as of a headless Service."""
-
-    url: Annotated[
-        str,
-        Meta(
-            pattern=r"^https?://(\[[0-9A-Fa-f:.]+(%\w+)?\]|[^\s/?#@:\[\]]+)(:[0-9]{1,5})?(/[^\s#]*)?$",
-            max_length=512,
-            description="The page; an address alone means its `/metrics`.",
-        ),
-    ]
-    resolve: Annotated[
-        Literal["one", "all"],
-        Meta(
-            description="`all`: ask every address behind the name, as of a headless Service; `one`: the name as it is."
-        ),
-    ] = "one"
-
-    def __post_init__(self) -> None:
-        """ValueError for a port or an IPv6 address that is none."""
-        _ = urllib.parse.urlsplit(self.url).port
-
-
-class ScrapeConfig(Section, frozen=True, kw_only=True):
-    """Servers' own pages of counters: needs nothing of them but their port. Nothing is asked without a target."""
-
-    endpoints: Annotated[tuple[ScrapeEndpoint, ...], Meta(max_length=256, description="Pages to read.")] = ()
-    files: Annotated[
-        tuple[str, ...],
-        Meta(max_length=16, description="Targets in Prometheus's file discovery format, read again while running."),
-    ] = ()
-    interval_s: Annotated[
-        float,
-        Meta(
-            ge=0.05, le=3_600, description="Longest pause between two pages of one server; fast steps make it shorter."
-        ),
-    ] = 1.0
-    interval_min_s: ClassVar[float] = 0.25
-    """Shortest pause between two pages of one server."""
-    timeout_s: Annotated[float, Meta(gt=0, le=60, description="How long a page may take.")] = 2.0
-    refresh_s: ClassVar[float] = 30.0
-    """How often names and files are looked at again."""
-    servers_max: ClassVar[int] = 256
-    """Servers asked, of all targets together."""
-    threads: ClassVar[int] = 4
-    """Pages asked for at once."""
-    queue_pages: ClassVar[int] = 1024
-    """Pages that wait for the worker; beyond it the oldest go, counted."""
-    token_file: Annotated[str, Meta(description="Its token goes into `Authorization: Bearer`.")] = ""
-    ca_file: Annotated[
-        str, Meta(description="Who signs the certificates of `https` targets; empty: whom the system trusts.")
-    ] = ""
-    insecure_skip_verify: Annotated[bool, Meta(description="Take any certificate of an `https` target.")] = False
-
-
-class ReceiversConfig(Section, frozen=True, kw_only=True):
-    """Ways in. With a token file both ask for ``Authorization: Bearer``."""
-
-    grpc: GrpcConfig = GrpcConfig()
-    http: HttpReceiverConfig = HttpReceiverConfig()
-    kv: KvConfig = KvConfig()
-    scrape: ScrapeConfig = ScrapeConfig()
-    tls: TlsConfig = TlsConfig()
-    token_file: Annotated[
-        str, Meta(description="With it both receivers ask for `Authorization: Bearer` and a token of this file.")
-    ] = ""
-
-
-Finite = Annotated[float, Meta(ge=-sys.float_info.max, le=sys.float_info.max)]
-"""YAML knows .nan and .inf; of no knob are they a value."""
-
-
-Whole = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
-"""YAML's integers have no end; those of a state file have."""
-
-
-class RuleConfig(Section, frozen=True, kw_only=True):
-    """What is true of engines that match; later rules win."""
+class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What is true of the engines that match; a later rule wins over an earlier one."""
 
     match: Annotated[
         dict[str, str],
-        Meta(description="Facts of an engine and the pattern (`*`, `?`) that each has to match; empty: all."),
+        Meta(description="Attributes of an engine, each with a pattern (`*`, `?`) to match; empty: every engine."),
     ] = msgspec.field(default_factory=dict)
     facts: Annotated[
         dict[str, str | Whole | Finite | bool],
-        Meta(description="What is then known of the engine: `model`, `gpu`, `tensor_parallel_size`, …"),
+        Meta(
+            description="Attributes that such an engine then has: `model`, `gpu`, `tensor_parallel_size`, …, and"
+            " `model_config`, the path of its model's `config.json`."
+        ),
     ] = msgspec.field(default_factory=dict)
-    model_config: Annotated[str | None, Meta(description="Path of its model's `config.json`, for `physics`.")] = None
 
 
-class DiscoveryEndpoint(Section, frozen=True, kw_only=True):
-    """A vLLM server to ask about itself."""
+class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Everything that can be configured."""
 
-    url: Annotated[
-        str,
-        Meta(pattern=r"^https?://[^\s/?#]+/?$", max_length=256, description="Where its API is, without a path."),
-    ]
-    instance: Annotated[str, Meta(description="Engines it answers for, by a pattern of their instance.")] = "*"
+    profile: Annotated[
+        Literal["sidecar", "gateway", "bulk"],
+        Meta(
+            description="Which defaults hold: `sidecar`, for the engines of one pod; `gateway`, for up to 500 engines"
+            " in one process (give it 2 GiB); `bulk`, for learning from recordings as fast as one core can."
+        ),
+    ] = "sidecar"
 
-
-class DiscoveryConfig(Section, frozen=True, kw_only=True):
-    """Which servers to ask what they are, and how patiently."""
-
-    endpoints: Annotated[
-        tuple[DiscoveryEndpoint, ...], Meta(max_length=16, description="Servers to ask for model, version and limits.")
-    ] = ()
-
-
-class ConfigurationsConfig(Section, frozen=True, kw_only=True):
-    """Who the engines are, where they do not say it themselves."""
-
-    rules: Annotated[
-        tuple[RuleConfig, ...], Meta(max_length=1000, description="Facts about engines by pattern, see below.")
-    ] = ()
+    model: Annotated[str, Meta(max_length=256, description="Model of engines that do not tell it.")] = ""
+    gpu: Annotated[str, Meta(max_length=256, description="GPU of engines that do not tell it, such as `H100`.")] = ""
     model_config: Annotated[
-        str | None, Meta(description="Path of a model's `config.json`, for engines of which no rule names one.")
-    ] = None
-    hardware_file: Annotated[
-        str | None, Meta(description="Path of your own data sheets of GPUs, beside those that come along.")
-    ] = None
-    discovery: DiscoveryConfig = DiscoveryConfig()
-
-
-class JoinConfig(Section, frozen=True, kw_only=True):
-    """How long a row waits for the journeys that complete it, and what may be held meanwhile.
-
-    Times are event time: what the telemetry says, never when it was processed.
-    """
-
-    window_s: Annotated[
-        float,
-        Meta(
-            ge=1,
-            le=86_400,
-            description="How long a step waits for the journeys of its requests; then it is used with what is known.",
-        ),
-    ] = 180.0
-    grace_s: Annotated[
-        float,
-        Meta(
-            ge=0,
-            le=86_400,
-            description="How late a span may arrive after its end: batching of 5 s, retries, reordering.",
-        ),
-    ] = 20.0
-    idle_timeout_s: Annotated[
-        float,
-        Meta(
-            ge=1,
-            le=86_400,
-            description="After so long without telemetry, an engine is waited for no longer: what it holds is emitted.",
-        ),
-    ] = 20.0
-    steps_max: ClassVar[int] = 65_536
-    """Steps held per engine process; beyond it the oldest are used with what is known."""
-    requests_max: ClassVar[int] = 20_000
-    """Finished requests and API spans waiting for their other half, per engine."""
-    engines_max: Annotated[
-        Bound, Meta(description="Engines held; one silent for `join.window_s` makes room, else a newcomer is refused.")
-    ] = 64
-    page_engines_max: ClassVar[int] = 1024
-    """Engines known by their pages alone; the one not scraped for longest makes room."""
-    row_steps_max: ClassVar[int] = 512
-    """Longest interval of steps that still gives a row: long ones sum their stalls."""
-    warm_up_rows: ClassVar[int] = 64
-    """Rows of a new engine process held until its one-time compilation can be told from its pace."""
-    block_steps: Annotated[
-        int,
-        Meta(
-            ge=256,
-            le=65_536,
-            description="Steps after which what they taught of their engine holds: larger is cheaper and reacts later.",
-        ),
-    ] = 512
-
-
-class BankConfig(Section, frozen=True, kw_only=True):
-    """Bounds of the learners."""
-
-    block_rows: Annotated[
-        Bound, Meta(description="Rows after which a block is learned, at most: larger is cheaper and reacts later.")
-    ] = 512
-    block_s: Annotated[
-        float, Meta(ge=0.001, le=3_600, description="Event time after which a block is learned, at the latest.")
-    ] = 1.0
-    detector: Annotated[
         str,
+        Meta(description="Path of the model's `config.json`; feature sets such as `physics` need the model's shape."),
+    ] = ""
+    rules: Annotated[
+        tuple[Rule, ...],
         Meta(
-            description="What tells a change of speed: `cusum`, `adwin`, `page_hinkley` or `none`. With `none`"
-            " coefficients follow one as slowly as the rarest kind of step forgets."
+            max_length=1000, description="Attributes of engines by pattern, where one `model` and `gpu` is not enough."
         ),
-    ] = "cusum"
-    river_rows_per_s: ClassVar[float] = 32.0
-    """Rows per second of event time that each River model sees of a target: bounds its cost."""
-    configs_max: Annotated[
+    ] = ()
+    discover: Annotated[
+        tuple[DiscoverUrl, ...],
+        Meta(
+            max_length=16,
+            description="vLLM servers to ask for model, version and limits. `instance=` is the pattern of the engines"
+            " that the answer is about; without it, of all.",
+        ),
+    ] = ()
+    hardware_file: Annotated[
+        str, Meta(description="Path of your own data sheets of GPUs, beside those in tracefit.")
+    ] = ""
+
+    listen: Annotated[HostPort, Meta(description="Where OTLP over gRPC is received.")] = "127.0.0.1:4317"
+    listen_http: Annotated[
+        HostPortOrNone, Meta(description="Where OTLP over HTTP is received, protobuf and JSON; empty: nowhere.")
+    ] = "127.0.0.1:4318"
+    message_max_mib: Annotated[
+        int, Meta(ge=1, le=1024, description="Size of one export, uncompressed; a larger one is refused.")
+    ] = 8
+    token_file: Annotated[
+        str, Meta(description="Who sends has to show a token of this file (`Authorization: Bearer`).")
+    ] = ""
+    tls_cert_file: Annotated[
+        str, Meta(description="Certificate chain of both receivers (PEM); with it they speak TLS only.")
+    ] = ""
+    tls_key_file: Annotated[str, Meta(description="Private key of `tls_cert_file` (PEM).")] = ""
+    tls_client_ca_file: Annotated[
+        str, Meta(description="Authority that signs the certificates which clients must then show (PEM).")
+    ] = ""
+
+    scrape: Annotated[
+        tuple[ScrapeUrl, ...],
+        Meta(
+            max_length=256,
+            description="Pages of metrics to read; an address alone means its `/metrics`. `dns+http://` reads the pages"
+            " of all addresses behind the name; a path (`/…`, `./…`) names a file of targets in Prometheus's format.",
+        ),
+    ] = ()
+    scrape_interval_s: Annotated[
+        float,
+        Meta(ge=0.05, le=3_600, description="Longest pause between two pages of a server; fast steps make it shorter."),
+    ] = 1.0
+    scrape_token_file: Annotated[
+        str, Meta(description="File of the token that scraped servers are shown (`Authorization: Bearer`).")
+    ] = ""
+    scrape_ca_file: Annotated[
+        str, Meta(description="Authority of `https` servers that are scraped (PEM); empty: those of the system.")
+    ] = ""
+    kv: Annotated[
+        tuple[KvAddress, ...],
+        Meta(
+            max_length=64,
+            description="Publishers of KV-cache events (ZMQ), one for each data-parallel rank. `instance=` is the"
+            " `service.instance.id` of the engine; without it, the only engine there is.",
+        ),
+    ] = ()
+
+    pages: Annotated[HostPort, Meta(description="Where metrics, health, snapshot and status page are served.")] = (
+        "0.0.0.0:9464"  # read-only pages; Prometheus sits in another pod
+    )
+    pages_token_file: Annotated[
+        str, Meta(description="With it, every page but metrics and health asks for a token of this file.")
+    ] = ""
+    pages_state: Annotated[
+        bool, Meta(description="Serve the newest checkpoint at `/state`, for `tracefit fleet pull`.")
+    ] = False
+    itl_ms: Annotated[
+        tuple[Annotated[float, Meta(gt=0, le=60_000)], ...],
+        Meta(
+            max_length=3,
+            description="Targets of the mean time between tokens: `tracefit_slo_concurrency` is how many requests fit.",
+        ),
+    ] = ()
+    publish_interval_s: Annotated[
+        float,
+        Meta(
+            ge=0.05,
+            le=3_600,
+            description="Pause between two snapshots; at least ten times what making one takes.",
+        ),
+    ] = 5.0
+
+    directory: Annotated[str, Meta(description="Where snapshot, checkpoints and log go; one process each.")] = (
+        "snapshots"
+    )
+    durability: Annotated[
+        Literal["memory", "log"],
+        Meta(description="What a kill loses: `memory`, what came after the last checkpoint; `log`, nothing."),
+    ] = "memory"
+    checkpoint_interval_s: Annotated[
+        float, Meta(ge=0.1, le=86_400, description="Pause between two checkpoints (`state.bin`).")
+    ] = 60.0
+    log_capacity_mib: Annotated[
         int,
-        Meta(ge=1, le=10_000, description="Configurations learned at once; a newcomer is refused while all are alive."),
-    ] = 64
+        Meta(
+            ge=1,
+            le=1 << 20,
+            description="Size of the log; less where its volume has no room for it beside three checkpoints."
+            " When it is full, exports are refused until a checkpoint is written.",
+        ),
+    ] = 256
 
-
-class MemoryConfig(Section, frozen=True, kw_only=True):
-    """Exports are refused while the process uses more; 0 means 80 % of the cgroup's limit, if it has one."""
-
-    limit_mib: Annotated[
+    memory_limit_mib: Annotated[
         int,
         Meta(
             ge=0,
@@ -340,164 +241,45 @@ class MemoryConfig(Section, frozen=True, kw_only=True):
             description="Resident memory at which exports are refused; 0: 80 % of the cgroup's limit, if it has one.",
         ),
     ] = 0
-
-
-class QueueConfig(Section, frozen=True, kw_only=True):
-    """Between the receivers and the worker. Bytes count until they are learned from."""
-
-    capacity_bytes: Annotated[
-        int,
-        Meta(
-            ge=65_536,
-            le=2**34,
-            description="Bytes that may wait for the worker; beyond it senders are told to try again.",
-        ),
-    ] = 16 * 2**20
-
-
-class HttpConfig(Section, frozen=True, kw_only=True):
-    """The server of metrics, health, snapshot and status page."""
-
-    endpoint: Annotated[HostPort, Meta(description="Where metrics, health, snapshot and status page are served.")] = (
-        "0.0.0.0:9464"  # read-only pages; Prometheus sits in another pod
-    )
-    token_file: Annotated[
-        str, Meta(description="With it, everything but metrics and health asks for a token of this file.")
-    ] = ""
-    state: Annotated[
-        bool, Meta(description="Serve `/state`, what the newest state file knows, for `tracefit fleet pull`.")
-    ] = False
-
-
-class ExportersConfig(Section, frozen=True, kw_only=True):
-    """The ways in which what was learned leaves the process."""
-
-    http: HttpConfig = HttpConfig()
-
-
-class SnapshotConfig(Section, frozen=True, kw_only=True):
-    """The published coefficients: how often a new generation, where and how often on disk."""
-
-    directory: Annotated[str, Meta(description="Where snapshot, checkpoints and log go; one process each.")] = (
-        "snapshots"
-    )
-    publish_interval_s: Annotated[
+    queue_mib: Annotated[
         float,
         Meta(
-            ge=0.05,
-            le=3_600,
-            description="Pause between two generations of what is served; ten times what making one takes, at least.",
+            ge=0.0625,
+            le=16_384,
+            description="Exports that may wait for the worker; beyond it senders are told to try again.",
         ),
-    ] = 5.0
-
-
-class StateConfig(Section, frozen=True, kw_only=True):
-    """``state.bin`` beside the snapshot: how often, and after how long learning nothing is called a stall."""
-
-    interval_s: Annotated[
-        float,
-        Meta(
-            ge=0.1,
-            le=86_400,
-            description="Pause between two checkpoints (`state.bin`): what a kill may lose without a log.",
-        ),
-    ] = 60.0
-
-
-class LogConfig(Section, frozen=True, kw_only=True):
-    """Where ``durability: log`` keeps what was acknowledged, in the snapshot's directory."""
-
-    capacity_mib: Annotated[
+    ] = 16.0
+    engines_max: Annotated[
         int,
         Meta(
             ge=1,
-            le=1 << 20,
-            description="Size of the log; less where its volume has no room for it beside three checkpoints. "
-            "When it is full, exports are refused until a checkpoint is written.",
+            le=10_000,
+            description="Engines held, and configurations learned, at once. A newcomer is refused while all are alive.",
         ),
-    ] = 256
-
-
-ItlTarget = Annotated[float, Meta(gt=0, le=60_000)]
-
-
-class SloConfig(Section, frozen=True, kw_only=True):
-    """Targets that the advisory metrics are given for; they change nothing that is learned."""
-
-    itl_ms: Annotated[
-        tuple[ItlTarget, ...],
-        Meta(
-            max_length=3,
-            description="Mean times between tokens: `tracefit_slo_concurrency` says how many requests fit each.",
-        ),
-    ] = ()
-
-
-class ShutdownConfig(Section, frozen=True, kw_only=True):
-    """Budget of a graceful stop; it has to fit the pod's terminationGracePeriodSeconds."""
-
-    drain_s: Annotated[
+    ] = 64
+    allowed_lateness_s: Annotated[
+        float,
+        Meta(ge=0, le=86_400, description="How long after its end a span may arrive; one that is later is not used."),
+    ] = 20.0
+    idle_timeout_s: Annotated[
+        float,
+        Meta(ge=1, le=86_400, description="After so long without telemetry, an engine is no longer waited for."),
+    ] = 20.0
+    join_timeout_s: Annotated[
         float,
         Meta(
-            ge=0,
-            le=300,
-            description="How long what was accepted may still be learned from; then the last state is written.",
+            ge=1,
+            le=86_400,
+            description="How long a step waits for the journeys of its requests; then it is used with what is known.",
         ),
-    ] = 5.0
+    ] = 180.0
 
-
-class StartConfig(Section, frozen=True, kw_only=True):
-    """What becomes of a start whose configuration is wrong.
-
-    ``exit``: exit code 78 and one sentence. ``degrade``: the process starts with the defaults and those environment
-    variables that can be used. If the file is no YAML, ``TRACEFIT_CONFIG__ON_ERROR`` still says which.
-    """
-
-    on_error: Annotated[
-        Literal["exit", "degrade"],
-        Meta(description="`exit`: exit code 78, one sentence; `degrade`: the defaults hold."),
-    ] = "exit"
-
-
-class Config(Section, frozen=True, kw_only=True):
-    """Everything that can be configured."""
-
-    config: StartConfig = StartConfig()
-    receivers: ReceiversConfig = ReceiversConfig()
-    queue: QueueConfig = QueueConfig()
-    memory: MemoryConfig = MemoryConfig()
-    exporters: ExportersConfig = ExportersConfig()
-    snapshot: SnapshotConfig = SnapshotConfig()
-    durability: Annotated[
-        Literal["memory", "log"],
-        Meta(description="`memory`: a kill loses what came after the last checkpoint; `log`: nothing."),
-    ] = "memory"
-    state: StateConfig = StateConfig()
-    log: LogConfig = LogConfig()
-    join: JoinConfig = JoinConfig()
-    bank: BankConfig = BankConfig()
-    slo: SloConfig = SloConfig()
-    shutdown: ShutdownConfig = ShutdownConfig()
-    configurations: ConfigurationsConfig = ConfigurationsConfig()
-    log_level: Annotated[
-        Literal["debug", "info", "warning", "error"], Meta(description="Least important messages that are logged.")
-    ] = "info"
-    log_format: Annotated[
-        Literal["text", "json"], Meta(description="Lines for people, or one JSON object per line.")
-    ] = "text"
-    donors: Annotated[
-        tuple[str, ...],
-        Meta(
-            max_length=256,
-            description="State files, or directories of them, whose coefficients new configurations start from.",
-        ),
-    ] = ()
     learners: Annotated[
         tuple[str, ...],
         Meta(
             min_length=1,
             max_length=16,
-            description="What learns beside each other: `rls`, and River models by name, such as `river:residual`.",
+            description="What learns side by side: `rls`, and River models by name, such as `river:residual`.",
         ),
     ] = ("rls", "river:residual")
     feature_sets: Annotated[
@@ -505,10 +287,144 @@ class Config(Section, frozen=True, kw_only=True):
         Meta(
             min_length=1,
             max_length=32,
-            description="Which modelling systems are learned beside each other (docs/systems.md).",
+            description="Modelling systems that are learned side by side (docs/systems.md).",
         ),
     ] = ("portable", "physics")
     custom: Annotated[
         dict[str, tuple[str, ...]],
-        Meta(description="Columns of the set `custom`, per target: names from the list of columns in docs/systems.md."),
+        Meta(description="Columns of the feature set `custom`, for each target (docs/systems.md lists them)."),
     ] = msgspec.field(default_factory=dict)
+    detector: Annotated[
+        str,
+        Meta(
+            description="What finds a change of speed: `cusum`, `adwin`, `page_hinkley` or `none`. With `none`,"
+            " coefficients follow a change as slowly as the rarest kind of step is forgotten."
+        ),
+    ] = "cusum"
+    block_s: Annotated[
+        float,
+        Meta(ge=0.001, le=3_600, description="Event time that is learned at once: larger is cheaper and reacts later."),
+    ] = 1.0
+    donors: Annotated[
+        tuple[str, ...],
+        Meta(
+            max_length=256,
+            description="Checkpoints, or directories of them, whose coefficients new configurations start from.",
+        ),
+    ] = ()
+
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"], Meta(description="Least important messages that are logged.")
+    ] = "info"
+    log_format: Annotated[Literal["text", "json"], Meta(description="Lines for people, or one JSON object a line.")] = (
+        "text"
+    )
+    on_error: Annotated[
+        Literal["exit", "degrade"],
+        Meta(description="After a wrong configuration: `exit`, the start ends with code 78; `degrade`, defaults hold."),
+    ] = "exit"
+
+    connections_max: ClassVar[int] = 256
+    """Connections to the gRPC receiver; a newcomer beyond it is closed."""
+    drain_s: ClassVar[float] = 5.0
+    """At a stop, how long accepted exports may still be learned from. It fits a pod's grace period of 30 s."""
+    steps_max: ClassVar[int] = 65_536
+    """Steps held per engine process; beyond it the oldest are used with what is known."""
+    requests_max: ClassVar[int] = 20_000
+    """Finished requests and API spans waiting for their other half, per engine."""
+    page_engines_max: ClassVar[int] = 1024
+    """Engines known by their pages alone; the one not scraped for longest makes room."""
+    row_steps_max: ClassVar[int] = 512
+    """Longest interval of steps that still gives a row: long ones sum their stalls."""
+    warm_up_rows: ClassVar[int] = 64
+    """Rows of a new engine process held until its one-time compilation can be told from its pace."""
+    river_rows_per_s: ClassVar[float] = 32.0
+    """Rows per second of event time that each River model sees of a target: bounds its cost."""
+
+    def __deepcopy__(self, _memo: object) -> Self:
+        return self  # it is frozen; a copy of what holds it copies the reference
+
+    @property
+    def configs_max(self) -> int:
+        """Configurations learned at once: every engine may have its own."""
+        return self.engines_max
+
+    @property
+    def block_rows(self) -> int:
+        """Rows after which a block is learned although ``block_s`` has not passed: 512 for each second.
+
+        The wall's accuracy was measured with 512, the default, and with 8,192, of the profile ``bulk``.
+        """
+        return int(min(max(512.0 * self.block_s, 512.0), 8_192.0))
+
+    @property
+    def block_steps(self) -> int:
+        """Steps after which what they taught of their engine holds: as many as the rows of a block."""
+        return self.block_rows
+
+    @property
+    def queue_bytes(self) -> int:
+        """``queue_mib`` in bytes."""
+        return int(self.queue_mib * 2**20)
+
+
+PROFILES: Final[Mapping[str, Mapping[str, Any]]] = MappingProxyType(
+    {
+        "sidecar": {},
+        # bounds for many engines, and less often what grows with their number
+        "gateway": {"queue_mib": 64.0, "engines_max": 500, "publish_interval_s": 15.0, "checkpoint_interval_s": 300.0},
+        # one learner, one feature set, large blocks; changes of speed are looked for, as a history has them
+        "bulk": {"learners": ("rls",), "feature_sets": ("portable",), "block_s": 60.0},
+    }
+)
+"""The defaults that a profile changes."""
+
+FIXED: Final = ""
+MOVED: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "config.on_error": "on_error",
+        "receivers.grpc.endpoint": "listen",
+        "receivers.grpc.max_recv_msg_size_mib": "message_max_mib",
+        "receivers.grpc.max_connections": FIXED,
+        "receivers.http.enabled": "listen_http",
+        "receivers.http.endpoint": "listen_http",
+        "receivers.http.max_request_body_size_mib": "message_max_mib",
+        "receivers.token_file": "token_file",
+        "receivers.tls.cert_file": "tls_cert_file",
+        "receivers.tls.key_file": "tls_key_file",
+        "receivers.tls.client_ca_file": "tls_client_ca_file",
+        "receivers.kv.endpoints": "kv",
+        "receivers.scrape.endpoints": "scrape",
+        "receivers.scrape.files": "scrape",
+        "receivers.scrape.interval_s": "scrape_interval_s",
+        "receivers.scrape.timeout_s": FIXED,
+        "receivers.scrape.token_file": "scrape_token_file",
+        "receivers.scrape.ca_file": "scrape_ca_file",
+        "receivers.scrape.insecure_skip_verify": "scrape_ca_file",
+        "exporters.http.endpoint": "pages",
+        "exporters.http.token_file": "pages_token_file",
+        "exporters.http.state": "pages_state",
+        "snapshot.directory": "directory",
+        "snapshot.publish_interval_s": "publish_interval_s",
+        "state.interval_s": "checkpoint_interval_s",
+        "log.capacity_mib": "log_capacity_mib",
+        "queue.capacity_bytes": "queue_mib",
+        "memory.limit_mib": "memory_limit_mib",
+        "slo.itl_ms": "itl_ms",
+        "join.window_s": "join_timeout_s",
+        "join.grace_s": "allowed_lateness_s",
+        "join.idle_timeout_s": "idle_timeout_s",
+        "join.engines_max": "engines_max",
+        "join.block_steps": "block_s",
+        "bank.block_rows": "block_s",
+        "bank.block_s": "block_s",
+        "bank.detector": "detector",
+        "bank.configs_max": "engines_max",
+        "configurations.rules": "rules",
+        "configurations.model_config": "model_config",
+        "configurations.hardware_file": "hardware_file",
+        "configurations.discovery.endpoints": "discover",
+        "shutdown.drain_s": FIXED,
+    }
+)
+"""Keys of the release before, and what each is now (``FIXED``: no key); they go with the next release."""

@@ -20,7 +20,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from collector.config import JoinConfig
+from collector.config import Config
 from collector.decode import MISSING, ApiSpan, CoreSpan, Finish, MarkKind, RequestSpan, Telemetry
 from collector.decode.kv import KvBatch
 from collector.identity import Fact, Knowledge, cannot_derive
@@ -178,7 +178,7 @@ class _Stream:
 def load(
     recordings: Sequence[Recording],
     knowledge: Knowledge,
-    join: JoinConfig,
+    join: Config,
     learn_until: float,
     learn: Learn | None = None,
     kv: Sequence[KvBatch] = (),
@@ -222,9 +222,7 @@ def _receive_times(path: Path, count: int) -> list[int] | None:
     return times if len(times) == count else None
 
 
-def _run(
-    exports: Sequence[tuple[int, Export]], kv: Sequence[KvBatch], knowledge: Knowledge, join: JoinConfig
-) -> _Stream:
+def _run(exports: Sequence[tuple[int, Export]], kv: Sequence[KvBatch], knowledge: Knowledge, join: Config) -> _Stream:
     stream, counts, batches = _Stream(Correlator(join, knowledge)), Counts(), deque(kv)
     for delivered_ns, export in exports:
         stream.delivered_ns = delivered_ns

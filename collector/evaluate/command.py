@@ -200,14 +200,14 @@ def evaluate_recordings(
     if options.json is not None and not options.json.absolute().parent.is_dir():
         raise StartError(f"cannot write {options.json}: there is no such directory")
     snapshot = _snapshot(options.snapshot)
-    knowledge = Knowledge(config.configurations)
+    knowledge = Knowledge(config)
     captures: list[Capture] = []
     pages: list[PageReport] = []
     sources = list(with_kv_beside(by_source(open_recordings(paths, note)), note))
     with Progress("evaluated", 1.0, clock, note, unit="") as progress:
         for number, (recordings, kv) in enumerate(sources):
             progress.advance_to(_READING * number / len(sources), f"reading {recordings[0].label}")
-            found = load(recordings, knowledge, config.join, options.learn_until, partial(published_of, config), kv)
+            found = load(recordings, knowledge, config, options.learn_until, partial(published_of, config), kv)
             captures += found
             readings = {} if found else load_pages([recording.path for recording in recordings])
             pages += [evaluate_pages(name, of_engine, options.learn_until) for name, of_engine in readings.items()]

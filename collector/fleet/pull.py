@@ -325,8 +325,7 @@ class Puller:
     def __init__(self, options: PullOptions, config: Config, clock: Clock, note: PrintLine) -> None:
         check_learning(config)
         check_sources(options.sources)
-        bank = msgspec.structs.replace(config.bank, configs_max=CONFIGS_MAX)
-        self._config = msgspec.structs.replace(config, bank=bank)
+        self._config = msgspec.structs.replace(config, engines_max=CONFIGS_MAX)
         self._options = options
         self._clock = clock
         self._note = note

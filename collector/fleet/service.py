@@ -70,11 +70,10 @@ class FleetService:
             ready=self._probe_ready,
             status_page=page,
         )
-        pages = config.exporters.http
-        if pages.token_file:
-            routes = protect(routes, TokenFile(pages.token_file, "exporters.http.token_file", clock).accepts)
+        if config.pages_token_file:
+            routes = protect(routes, TokenFile(config.pages_token_file, "pages_token_file", clock).accepts)
         handler = page_handler(partial(dispatch, routes))
-        self._pages = HttpServer(parse_endpoint(pages.endpoint), handler, "the pages", timeout_s=PAGE_TIMEOUT_S)
+        self._pages = HttpServer(parse_endpoint(config.pages), handler, "the pages", timeout_s=PAGE_TIMEOUT_S)
         self._task = Task("fleet-pull", self.turn, health=self.health, turn_timeout_s=ROUND_TIMEOUT_S)
 
     @property

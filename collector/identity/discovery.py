@@ -22,7 +22,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from collector.config import DiscoveryConfig, DiscoveryEndpoint
+from collector.config import Config, Owned, parse_owned
 from collector.runtime import Background, Clock, Health, IoLoop
 from collector.runtime.http import FetchError, FetchTimeout, FetchTooLarge, FetchUnreachable, HttpClient
 from collector.telemetry import DiscoveryOutcome
@@ -76,7 +76,7 @@ class Discovery:
 
     def __init__(
         self,
-        config: DiscoveryConfig,
+        config: Config,
         knowledge: Knowledge,
         clock: Clock,
         count: Callable[[DiscoveryOutcome], None] = lambda _: None,
@@ -86,19 +86,19 @@ class Discovery:
         io: IoLoop | None = None,
         health: Health | None = None,
     ) -> None:
-        self._config = config
+        self._configured = [Owned(url, instance or "*") for url, instance in map(parse_owned, config.discover)]
         self._scraped = scraped if scraped is not None and scraped.enabled else None
         self._count = count
         self._knowledge = knowledge
         self._clock = clock
-        self._due_ns: dict[DiscoveryEndpoint, int] = {}
+        self._due_ns: dict[Owned, int] = {}
         self._client = HttpClient(timeout_s)
         self._scraped_client = HttpClient(timeout_s, self._scraped.tls if self._scraped is not None else None)
         self._background = Background("discovery", health, io)
 
     def start(self) -> None:
         """Begin, if there is anybody to ask."""
-        if self._config.endpoints or self._scraped is not None:
+        if self._configured or self._scraped is not None:
             self._background.start(self._run())
 
     def stop(self) -> bool:
@@ -122,7 +122,7 @@ class Discovery:
     async def _ask_due(self) -> float:
         """Ask who has waited longest, if anybody is due; the seconds until somebody is."""
         scraped = self._scraped_endpoints()
-        everybody = [*self._config.endpoints, *scraped]
+        everybody = [*self._configured, *scraped]
         self._due_ns = {endpoint: self._due_ns.get(endpoint, 0) for endpoint in everybody}
         look_ns = self._clock.monotonic_ns() + _LOOK_NS
         endpoint = min(everybody, key=self._due_ns.__getitem__, default=None)
@@ -133,13 +133,13 @@ class Discovery:
         left_ns = min([look_ns, *self._due_ns.values()]) - self._clock.monotonic_ns()
         return max(left_ns / 1e9, 0.0)
 
-    def _scraped_endpoints(self) -> list[DiscoveryEndpoint]:
+    def _scraped_endpoints(self) -> list[Owned]:
         if self._scraped is None:
             return []
         servers = self._scraped.base_urls().items()
-        return [DiscoveryEndpoint(url=url, instance=glob.escape(name)) for name, url in servers]
+        return [Owned(url, glob.escape(name)) for name, url in servers]
 
-    async def ask(self, endpoint: DiscoveryEndpoint, *, scraped: bool = False) -> bool:
+    async def ask(self, endpoint: Owned, *, scraped: bool = False) -> bool:
         """Ask one server everything that its page has not told; whether any was answered."""
         answers: dict[str, Fact] = {}
         client, token = self._client, ""
@@ -148,7 +148,7 @@ class Discovery:
         for path, read in QUESTIONS.items():
             if scraped and read is read_metrics:
                 continue
-            outcome, body = await fetch(client, endpoint.url, path, token)
+            outcome, body = await fetch(client, endpoint.address, path, token)
             if outcome is DiscoveryOutcome.ANSWERED:
                 facts = read(body)
                 outcome = outcome if facts else DiscoveryOutcome.UNEXPECTED

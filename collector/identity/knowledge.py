@@ -21,7 +21,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from collector.config import ConfigError, ConfigurationsConfig, RuleConfig
+from collector.config import Config, ConfigError
+from collector.config import Rule as RuleConfig
 from online.features import sheets
 from online.features.sheets import (
     HardwareSheet,
@@ -225,6 +226,8 @@ def parse_fact(text: str) -> Fact:
     return number if abs(number) < _NUMBER_END else text
 
 
+_MODEL_CONFIG = "model_config"
+"""Among the facts of a rule: the path of the model's ``config.json``, which tells the others."""
 MATCHABLE = ("instance", "recording", *IDENTITY)
 
 
@@ -236,11 +239,12 @@ class Rule:
             if name not in MATCHABLE:
                 raise ConfigError(f"{where}.match.{name}", f"is not one of {', '.join(MATCHABLE)}")
         for name in config.facts:
-            if name not in (*IDENTITY, *BESIDE, *HARDWARE):
+            if name not in (*IDENTITY, *BESIDE, *HARDWARE, _MODEL_CONFIG):
                 raise ConfigError(f"{where}.facts.{name}", "is no fact of a configuration")
         self.patterns = config.match
-        self.facts = config.facts
-        self.architecture = _architecture_of(where, config.model_config)
+        self.facts = {name: fact for name, fact in config.facts.items() if name != _MODEL_CONFIG}
+        path = config.facts.get(_MODEL_CONFIG)
+        self.architecture = _architecture_of(f"{where}.facts.{_MODEL_CONFIG}", str(path)) if path else None
 
     def matches(self, known: Mapping[str, Fact]) -> bool:
         """Whether every pattern holds; an unknown fact matches nothing."""
@@ -292,8 +296,8 @@ def read_architecture(path: Path) -> dict[str, Fact]:
     return {name: value[:TEXT_CHARS_MAX] if isinstance(value, str) else value for name, value in arch.items()}
 
 
-def _architecture_of(where: str, path: str | None) -> Mapping[str, Fact] | None:
-    return None if path is None else _configured(f"{where}.model_config", path, read_architecture)
+def _architecture_of(key: str, path: str) -> Mapping[str, Fact]:
+    return _configured(key, path, read_architecture)
 
 
 def _read_sheets(path: Path) -> dict[str, HardwareSheet]:
@@ -331,13 +335,15 @@ _NOT_QUANTIZED = frozenset({"", "none", "auto"})
 class Knowledge:
     """Tells engines what they did not say; one instance for all of them."""
 
-    def __init__(self, config: ConfigurationsConfig | None = None) -> None:
-        config = config or ConfigurationsConfig()
+    def __init__(self, config: Config | None = None) -> None:
+        config = config or Config()
         self._sheets = shipped_sheets()
-        if config.hardware_file is not None:
-            self._sheets |= _configured("configurations.hardware_file", config.hardware_file, _read_sheets)
-        self._rules = [Rule(rule, f"configurations.rules[{i}]") for i, rule in enumerate(config.rules)]
-        self._model = _architecture_of("configurations", config.model_config)
+        if config.hardware_file:
+            self._sheets |= _configured("hardware_file", config.hardware_file, _read_sheets)
+        top: dict[str, Fact] = {name: fact for name, fact in (("model", config.model), ("gpu", config.gpu)) if fact}
+        self._rules = [Rule(RuleConfig(facts=top), "rules")] if top else []
+        self._rules += [Rule(rule, f"rules[{i}]") for i, rule in enumerate(config.rules)]
+        self._model = _architecture_of("model_config", config.model_config) if config.model_config else None
         self._discovered: tuple[tuple[str, Mapping[str, Fact]], ...] = ()
         self._applied: dict[tuple[str, str], tuple[object, ...]] = {}
 

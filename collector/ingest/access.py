@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 import grpc
 
-from collector.config import ConfigError, ReceiversConfig, TlsConfig, parse_endpoint
+from collector.config import Config, ConfigError, parse_endpoint
 from collector.runtime import Clock
 
 CHECK_EVERY_NS = 1_000_000_000
@@ -108,7 +108,7 @@ class Material(NamedTuple):
 class TlsFiles:
     """The newest loadable material."""
 
-    def __init__(self, config: TlsConfig, clock: Clock) -> None:
+    def __init__(self, config: Config, clock: Clock) -> None:
         self._config = config
         self._clock = clock
         self._lock = threading.Lock()
@@ -118,7 +118,7 @@ class TlsFiles:
             self._version = self._stat()
             self._context, self._material = self._load()
         except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
-            raise ConfigError("receivers.tls", f"cannot be loaded: {error}") from None
+            raise ConfigError("tls_cert_file", f"cannot be loaded: {error}") from None
 
     def context(self) -> ssl.SSLContext:
         """For a server's socket: every handshake gets the newest material."""
@@ -174,7 +174,7 @@ class TlsFiles:
 
     def _paths(self) -> list[Path]:
         config = self._config
-        return [Path(path) for path in (config.cert_file, config.key_file, config.client_ca_file) if path]
+        return [Path(path) for path in (config.tls_cert_file, config.tls_key_file, config.tls_client_ca_file) if path]
 
     def _stat(self) -> tuple[tuple[int, int, int], ...]:
         stats = [path.stat() for path in self._paths()]
@@ -184,9 +184,9 @@ class TlsFiles:
         config = self._config
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
-        context.load_cert_chain(config.cert_file, config.key_file)
-        if config.client_ca_file:
-            context.load_verify_locations(config.client_ca_file)
+        context.load_cert_chain(config.tls_cert_file, config.tls_key_file)
+        if config.tls_client_ca_file:
+            context.load_verify_locations(config.tls_client_ca_file)
             context.verify_mode = ssl.CERT_REQUIRED
         certificate, key, *client_ca = [path.read_bytes() for path in self._paths()]
         return context, Material(certificate, key, client_ca[0] if client_ca else b"")
@@ -197,22 +197,20 @@ def _grpc_configuration(material: Material) -> grpc.ServerCertificateConfigurati
     return grpc.ssl_server_certificate_configuration(pairs, root_certificates=material.client_ca or None)
 
 
-def read_credentials(config: ReceiversConfig, clock: Clock) -> tuple[TlsFiles | None, TokenFile | None]:
+def read_credentials(config: Config, clock: Clock) -> tuple[TlsFiles | None, TokenFile | None]:
     """What closes the receivers; a ConfigError names what is asked for and cannot be read."""
-    if not config.tls.cert_file and (config.tls.key_file or config.tls.client_ca_file):
-        raise ConfigError("receivers.tls.cert_file", "has to be given with key_file or client_ca_file")
-    tls = TlsFiles(config.tls, clock) if config.tls.cert_file else None
-    return tls, TokenFile(config.token_file, "receivers.token_file", clock) if config.token_file else None
+    if not config.tls_cert_file and (config.tls_key_file or config.tls_client_ca_file):
+        raise ConfigError("tls_cert_file", "has to be given with tls_key_file or tls_client_ca_file")
+    tls = TlsFiles(config, clock) if config.tls_cert_file else None
+    return tls, TokenFile(config.token_file, "token_file", clock) if config.token_file else None
 
 
-def warn_of_open_ports(config: ReceiversConfig) -> None:
+def warn_of_open_ports(config: Config) -> None:
     """Log which receivers without token and TLS others than this host can reach."""
-    listening = {"receivers.grpc.endpoint": config.grpc.endpoint}
-    if config.http.enabled:
-        listening["receivers.http.endpoint"] = config.http.endpoint
+    listening = {"listen": config.listen} | ({"listen_http": config.listen_http} if config.listen_http else {})
     open_ports = [f"{k}: {at}" for k, at in listening.items() if not _is_loopback(parse_endpoint(at).address)]
     if open_ports:  # one line: a second one of the same text would be held back
-        _log.warning("open to anybody: %s; set receivers.token_file or receivers.tls", ", ".join(open_ports))
+        _log.warning("open to anybody: %s; set token_file or tls_cert_file", ", ".join(open_ports))
 
 
 def _is_loopback(address: str) -> bool:

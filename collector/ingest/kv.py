@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import Any
 
-from collector.config import ConfigError, KvConfig, KvEndpoint
+from collector.config import Config, ConfigError, Owned, parse_owned
 from collector.decode.kv import KvBatch, read_frames
 from collector.runtime import Health, IoLoop, begin
 from collector.telemetry import Counts, KvSkip, Metrics, SequenceEvent, table
@@ -37,16 +37,16 @@ class KvUnavailable(Exception):
     """KV endpoints are configured, but pyzmq is not installed or an endpoint cannot be used."""
 
 
-def check_kv(settings: KvConfig) -> None:
+def check_kv(settings: Config) -> None:
     """ConfigError where endpoints are configured and pyzmq is not installed; imports nothing, opens nothing."""
-    if settings.endpoints and find_spec("zmq") is None:
-        raise ConfigError("receivers.kv.endpoints", NO_PACKAGE)
+    if settings.kv and find_spec("zmq") is None:
+        raise ConfigError("kv", NO_PACKAGE)
 
 
 class _Subscription:
     """The socket of one endpoint, and its numbers by data-parallel rank; used in the loop."""
 
-    def __init__(self, zmq: Any, context: Any, endpoint: KvEndpoint, high_water: int) -> None:
+    def __init__(self, zmq: Any, context: Any, endpoint: Owned, high_water: int) -> None:
         self.endpoint = endpoint
         self.sub = context.socket(zmq.SUB)
         self._expected: dict[int, int] = {}
@@ -59,10 +59,10 @@ class _Subscription:
             (zmq.HEARTBEAT_IVL, _HEARTBEAT_MS),
             (zmq.HEARTBEAT_TIMEOUT, _HEARTBEAT_TIMEOUT_MS),
             (zmq.IPV6, 1),
-            (zmq.SUBSCRIBE, endpoint.topic.encode()),
+            (zmq.SUBSCRIBE, b""),
         ):
             self.sub.setsockopt(option, value)
-        address = endpoint.endpoint
+        address = endpoint.address
         try:
             # A publisher whose endpoint has no "*" connects (wire contract §7.1): then the other side binds.
             self.sub.bind(address) if "*" in address else self.sub.connect(address)
@@ -87,12 +87,12 @@ class KvSubscriber:
 
     def __init__(
         self,
-        settings: KvConfig,
+        settings: Config,
         queue_batches: int = QUEUE_BATCHES,
         io: IoLoop | None = None,
         health: Health | None = None,
     ) -> None:
-        self._endpoints = settings.endpoints
+        self._endpoints = tuple(map(parse_owned, settings.kv))
         self._queue_batches = queue_batches
         self._io = io or IoLoop()
         self._own_io = io is None
@@ -160,7 +160,7 @@ class KvSubscriber:
     async def _listen(self, subscription: _Subscription) -> None:
         while True:
             frames = await subscription.sub.recv_multipart()
-            batch = read_frames(frames, subscription.endpoint.endpoint)
+            batch = read_frames(frames, subscription.endpoint.address)
             with self._lock:
                 self._accept(batch, subscription)
 
@@ -181,10 +181,10 @@ class KvIntake:
     """The subscriber, if endpoints are configured; without them nothing is opened and pyzmq is not needed."""
 
     def __init__(
-        self, settings: KvConfig, metrics: Metrics, io: IoLoop | None = None, health: Health | None = None
+        self, settings: Config, metrics: Metrics, io: IoLoop | None = None, health: Health | None = None
     ) -> None:
         self._metrics = metrics
-        self._subscriber = KvSubscriber(settings, io=io, health=health) if settings.endpoints else None
+        self._subscriber = KvSubscriber(settings, io=io, health=health) if settings.kv else None
         self._exported = Counts()
         metrics.follow(table.KV_QUEUE, lambda: self._subscriber.queued if self._subscriber is not None else 0)
 
@@ -195,7 +195,7 @@ class KvIntake:
         try:
             self._subscriber.start()
         except KvUnavailable as error:
-            raise ConfigError("receivers.kv.endpoints", str(error)) from None
+            raise ConfigError("kv", str(error)) from None
 
     def stop(self) -> bool:
         """Stop listening."""

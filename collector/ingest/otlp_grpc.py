@@ -20,7 +20,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as grpc_health
 
-from collector.config import GrpcConfig, parse_endpoint
+from collector.config import Config, parse_endpoint
 from collector.runtime import IoLoop, StartError
 from collector.telemetry import Outcome, Transport
 
@@ -119,7 +119,7 @@ class OtlpGrpcReceiver:
 
     def __init__(
         self,
-        config: GrpcConfig,
+        config: Config,
         intake: Intake,
         budget: ReceiveBudget,
         *,
@@ -134,7 +134,7 @@ class OtlpGrpcReceiver:
         self._grace_s = grace_s
         self._credentials = credentials
         self._health = grpc_health.HealthServicer()
-        self._handler = _ExportHandler(intake, budget, config.max_recv_msg_size_mib << 20, tokens)
+        self._handler = _ExportHandler(intake, budget, config.message_max_mib << 20, tokens)
         self._server: grpc.aio.Server | None = None
 
     def start(self) -> None:
@@ -153,9 +153,9 @@ class OtlpGrpcReceiver:
             handlers=[self._handler],
             options=[
                 ("grpc.so_reuseport", 0),  # by default a second sidecar on the same port starts and shares it silently
-                ("grpc.max_receive_message_length", config.max_recv_msg_size_mib << 20),  # holds after decompression
+                ("grpc.max_receive_message_length", config.message_max_mib << 20),  # holds after decompression
                 ("grpc.max_concurrent_streams", CALLS_MAX),
-                ("grpc.max_allowed_incoming_connections", config.max_connections),
+                ("grpc.max_allowed_incoming_connections", config.connections_max),
                 ("grpc.max_metadata_size", METADATA_BYTES_MAX),
                 ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
                 ("grpc.max_connection_idle_ms", int(IDLE_S * 1000)),
@@ -166,7 +166,7 @@ class OtlpGrpcReceiver:
             ],
         )
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
-        endpoint = parse_endpoint(config.endpoint)
+        endpoint = parse_endpoint(config.listen)
         try:
             if self._credentials is None:
                 self.port = server.add_insecure_port(str(endpoint))

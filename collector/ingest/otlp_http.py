@@ -25,7 +25,7 @@ import grpc
 from aiohttp import web
 from multidict import CIMultiDict
 
-from collector.config import HttpReceiverConfig, parse_endpoint
+from collector.config import Config, parse_endpoint
 from collector.decode import TooManyObjects, json_to_protobuf
 from collector.runtime import IoLoop
 from collector.runtime.http import HttpServer
@@ -264,7 +264,7 @@ def _encoding(request: web.BaseRequest) -> str:
 
 
 def make_http_receiver(
-    config: HttpReceiverConfig,
+    config: Config,
     intake: Intake,
     budget: ReceiveBudget,
     *,
@@ -274,9 +274,9 @@ def make_http_receiver(
     io: IoLoop | None = None,
 ) -> HttpServer:
     """A receiver on one endpoint."""
-    handler = _ExportHandler(intake, budget, config.max_request_body_size_mib << 20, tokens)
+    handler = _ExportHandler(intake, budget, config.message_max_mib << 20, tokens)
     return HttpServer(
-        parse_endpoint(config.endpoint),
+        parse_endpoint(config.listen_http),
         handler.handle,
         "OTLP/HTTP",
         timeout_s=RECEIVE_TIMEOUT_S,

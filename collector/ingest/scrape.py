@@ -34,10 +34,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import msgspec
 import yaml
 
-from collector.config import ConfigError, ScrapeConfig, ScrapeEndpoint
+from collector.config import Config, ConfigError, is_page_url
 from collector.decode.pages import PAGE_BYTES_MAX, Meaning, PageParser, ScrapedPage
 from collector.runtime import Background, Clock, Health, IoLoop
 from collector.runtime.http import (
@@ -56,6 +55,18 @@ INTERVAL_MAX_S = 15.0
 BACKOFF_MAX_S = 30.0
 _RATE = 0.2
 _BACKOFF_DOUBLINGS_MAX = 8
+INTERVAL_MIN_S = 0.25
+"""Shortest pause between two pages of one server."""
+TIMEOUT_S = 2.0
+"""How long a page may take."""
+REFRESH_S = 30.0
+"""How often names and files are looked at again."""
+SERVERS_MAX = 256
+"""Servers asked, of all targets together."""
+QUEUE_PAGES = 1024
+"""Pages that wait for the worker; beyond it the oldest go, counted."""
+ALL_ADDRESSES = "dns+"
+"""Before the URL of a target: ask every address behind the name, as of a headless Service."""
 
 
 @dataclass(slots=True)
@@ -182,41 +193,41 @@ def addresses_of(host: str, port: int) -> list[str]:
 class TargetList:
     """Remembers what each source gave last."""
 
-    def __init__(self, config: ScrapeConfig, resolve: Resolve = addresses_of) -> None:
-        self._config = config
+    def __init__(self, config: Config, resolve: Resolve = addresses_of) -> None:
+        self._sources = config.scrape
         self._resolve = resolve
         self._known: dict[str, list[ScrapeTarget]] = {}
 
     @property
     def static(self) -> bool:
         """Whether looking again can change nothing."""
-        return not self._config.files and all(each.resolve == "one" for each in self._config.endpoints)
+        return not any(_is_path(each) or each.startswith(ALL_ADDRESSES) for each in self._sources)
 
     def look(self) -> list[ScrapeTarget]:
         """All servers as of now, without doubles, at most ``servers_max``."""
         problems = []
-        for endpoint in self._config.endpoints:
-            problems += self._look_at(endpoint.url, lambda endpoint=endpoint: self._behind(endpoint))  # type: ignore[misc]
-        for path in self._config.files:
-            problems += self._look_at(path, lambda path=path: read_targets(Path(path)))  # type: ignore[misc]
+        for source in self._sources:
+            try:
+                self._known[source] = read_targets(Path(source)) if _is_path(source) else self._behind(source)
+            except (OSError, ValueError) as error:
+                problems.append(f"{source.partition('?')[0]}: {error}")  # a token may stand behind it
         if problems:
             _log.warning("scrape targets of %s", "; ".join(problems))
         every = dict.fromkeys(target for targets in self._known.values() for target in targets)
-        return list(every)[: self._config.servers_max]
+        return list(every)[:SERVERS_MAX]
 
-    def _look_at(self, source: str, read: Callable[[], list[ScrapeTarget]]) -> list[str]:
-        try:
-            self._known[source] = read()
-        except (OSError, ValueError) as error:
-            return [f"{source.partition('?')[0]}: {error}"]  # a token may stand behind it
-        return []
-
-    def _behind(self, endpoint: ScrapeEndpoint) -> list[ScrapeTarget]:
-        if endpoint.resolve == "one":
-            return [ScrapeTarget(endpoint.url)]
-        parts = urllib.parse.urlsplit(endpoint.url)
+    def _behind(self, source: str) -> list[ScrapeTarget]:
+        url = source.removeprefix(ALL_ADDRESSES)
+        url = url if "://" in url else f"http://{url}"
+        if not source.startswith(ALL_ADDRESSES):
+            return [ScrapeTarget(url)]
+        parts = urllib.parse.urlsplit(url)
         port = parts.port or (443 if parts.scheme == "https" else 80)
-        return [ScrapeTarget(endpoint.url, address) for address in self._resolve(parts.hostname or "", port)]
+        return [ScrapeTarget(url, address) for address in self._resolve(parts.hostname or "", port)]
+
+
+def _is_path(source: str) -> bool:
+    return source.startswith(("/", "./", "../"))
 
 
 def read_targets(path: Path, default_path: str = "/metrics") -> list[ScrapeTarget]:
@@ -250,10 +261,9 @@ def read_targets(path: Path, default_path: str = "/metrics") -> list[ScrapeTarge
 def _checked(scheme: object, target: object, where: object) -> str:
     texts = all(isinstance(part, str) for part in (scheme, target, where))
     url = f"{scheme}://{target}{where}" if texts else ""
-    try:
-        return msgspec.convert({"url": url}, ScrapeEndpoint).url
-    except msgspec.ValidationError:  # what stands before an @ is a password
-        raise ValueError(f"{url.rpartition('@')[2][:256]!r} is no target") from None
+    if not is_page_url(url):  # what stands before an @ is a password
+        raise ValueError(f"{url.rpartition('@')[2][:256]!r} is no target")
+    return url
 
 
 CountOutcome = Callable[[ScrapeOutcome], None]
@@ -331,18 +341,20 @@ class Scraper:
 
     def __init__(
         self,
-        config: ScrapeConfig,
+        config: Config,
         clock: Clock,
         count: CountOutcome = lambda _: None,
         io: IoLoop | None = None,
         health: Health | None = None,
+        *,
+        timeout_s: float = TIMEOUT_S,
     ) -> None:
         self._config = config
         self._clock = clock
         self._count = count
         self._targets = TargetList(config)
-        self.tls = _tls(config) if self.enabled or config.ca_file else None
-        self._client = HttpClient(config.timeout_s, self.tls)
+        self.tls = _tls(config) if self.enabled or config.scrape_ca_file else None
+        self._client = HttpClient(timeout_s, self.tls)
         self._lock = threading.Lock()
         """Guards the pages; all else belongs to the loop."""
         self._pages: deque[ScrapedPage] = deque()
@@ -354,7 +366,7 @@ class Scraper:
     @property
     def enabled(self) -> bool:
         """Whether there is anything to scrape."""
-        return bool(self._config.endpoints or self._config.files)
+        return bool(self._config.scrape)
 
     @property
     def servers(self) -> int:
@@ -367,13 +379,13 @@ class Scraper:
 
     def token(self) -> str:
         """Read for every question: a mounted Secret is swapped under us."""
-        if not self._config.token_file:
+        if not self._config.scrape_token_file:
             return ""
         try:
-            return Path(self._config.token_file).read_text(encoding="ascii").strip()
+            return Path(self._config.scrape_token_file).read_text(encoding="ascii").strip()
         except (OSError, UnicodeDecodeError):
             if not self._servers:
-                raise ConfigError("receivers.scrape.token_file", "cannot be read") from None
+                raise ConfigError("scrape_token_file", "cannot be read") from None
             return ""
 
     def start(self) -> None:
@@ -398,7 +410,7 @@ class Scraper:
         try:
             while True:
                 self._adopt(await asyncio.to_thread(self._targets.look))  # resolves names
-                await asyncio.sleep(self._config.refresh_s if not self._targets.static else _FOREVER_S)
+                await asyncio.sleep(REFRESH_S if not self._targets.static else _FOREVER_S)
         finally:
             for task in self._servers.values():
                 task.cancel()
@@ -412,11 +424,11 @@ class Scraper:
         new = [target for target in targets if target not in self._servers]
         for number, target in enumerate(new):
             # spread over an interval, so that a hundred servers are not asked at once
-            offset_s = number / len(new) * self._config.interval_s
+            offset_s = number / len(new) * self._config.scrape_interval_s
             self._servers[target] = asyncio.create_task(self._ask_often(target, offset_s))
 
     async def _ask_often(self, target: ScrapeTarget, offset_s: float) -> None:
-        cadence = Cadence(min(self._config.interval_min_s, self._config.interval_s), self._config.interval_s)
+        cadence = Cadence(min(INTERVAL_MIN_S, self._config.scrape_interval_s), self._config.scrape_interval_s)
         server = ScrapedServer(target, self._client, cadence, self._clock)
         await asyncio.sleep(offset_s)
         while True:
@@ -435,7 +447,7 @@ class Scraper:
         if page is not None:
             with self._lock:
                 self._pages.append(page)
-                dropped = len(self._pages) > self._config.queue_pages
+                dropped = len(self._pages) > QUEUE_PAGES
                 if dropped:
                     self._pages.popleft()
             if dropped:
@@ -447,12 +459,9 @@ _FOREVER_S = 86_400.0
 """A static list cannot change; looking at it once a day is no work."""
 
 
-def _tls(config: ScrapeConfig) -> ssl.SSLContext:
+def _tls(config: Config) -> ssl.SSLContext:
     try:
-        context = ssl.create_default_context(cafile=config.ca_file or None)
+        context = ssl.create_default_context(cafile=config.scrape_ca_file or None)
     except (OSError, ssl.SSLError) as error:
-        raise ConfigError("receivers.scrape.ca_file", f"cannot be loaded: {error}") from None
-    if config.insecure_skip_verify:
-        context.check_hostname = False
-        context.verify_mode = ssl.CERT_NONE
+        raise ConfigError("scrape_ca_file", f"cannot be loaded: {error}") from None
     return context

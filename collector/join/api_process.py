@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collector.config import JoinConfig
+from collector.config import Config
 from collector.decode import RequestSpan
 from collector.identity import EngineFacts
 from collector.join.api_queueing import ApiQueueing
@@ -16,7 +16,7 @@ from .emitter import TargetRows
 class ApiProcess:
     """Its steps are never heard of: rows come from the occupancy that its request spans rebuild."""
 
-    def __init__(self, instance: str, recording: str, number: int, settings: JoinConfig) -> None:
+    def __init__(self, instance: str, recording: str, number: int, settings: Config) -> None:
         self.instance = instance
         self.recording = recording
         self.facts = EngineFacts()

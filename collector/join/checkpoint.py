@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import msgspec
 import numpy as np
 
-from collector.config import JoinConfig
+from collector.config import Config
 from collector.identity import EngineFacts, Fact, FactSource
 from collector.join.api_queueing import ApiQueueing, BusyArrival, Piece
 from collector.join.inferred import Scheduling, Sums
@@ -218,7 +218,7 @@ class EmitterCheckpoint(msgspec.Struct):
                 kept.server, kept.front_ends = emitter.server, emitter.windows.copies
         return kept
 
-    def restore(self, settings: JoinConfig) -> Engine | ApiProcess | PageEngine:
+    def restore(self, settings: Config) -> Engine | ApiProcess | PageEngine:
         """The emitter as it was, without telemetry."""
         emitter: Engine | ApiProcess | PageEngine
         if self.kind == "engine":

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from collector.config import JoinConfig
+from collector.config import Config
 from collector.decode import ApiSpan, CoreSpan, MarkKind, StepColumns, Telemetry
 from collector.identity import EngineFacts, FactSource
 from collector.join.api_queueing import ApiQueueing
@@ -91,7 +91,7 @@ _SHORTEST_STEP_NS = 1_000_000
 class Engine:
     """Everything known about one emitting engine."""
 
-    def __init__(self, instance: str, recording: str, number: int, settings: JoinConfig) -> None:
+    def __init__(self, instance: str, recording: str, number: int, settings: Config) -> None:
         self.instance = instance
         self.recording = recording
         self.number = number
@@ -102,7 +102,7 @@ class Engine:
         self.steps_heard = 0
         self.steps_compared = 0
         self._settings = settings
-        self._remembered_ns = int((settings.window_s - settings.grace_s) * 1e9)
+        self._remembered_ns = int((settings.join_timeout_s - settings.allowed_lateness_s) * 1e9)
         self.processes: list[EngineProcess] = []
         self.restarts_unix_ns: list[int] = []
 
@@ -304,7 +304,7 @@ class Engine:
 
     def _has_lasted(self, process: EngineProcess) -> bool:
         context = process.sequence.context
-        return context.event_unix_ns - context.first_unix_ns > int(self._settings.grace_s * 1e9)
+        return context.event_unix_ns - context.first_unix_ns > int(self._settings.allowed_lateness_s * 1e9)
 
     def _is_jump(self, proven: list[EngineProcess], unix_ns: int, step: int) -> bool:
         """Whether a step is further ahead than a window holds or the time allows; one of an older process is not.
@@ -315,7 +315,7 @@ class Engine:
         late = len(proven) > 1 and unix_ns < sequence.context.first_unix_ns
         known = sequence.window is not None and sequence.context.has_summaries
         ahead = step - sequence.last_step
-        late_ns = int(self._settings.grace_s * 1e9)
+        late_ns = int(self._settings.allowed_lateness_s * 1e9)
         too_fast = ahead * _SHORTEST_STEP_NS > max(unix_ns - sequence.event_unix_ns, 0) + late_ns
         return known and not late and (too_fast or ahead > self._settings.steps_max)
 
@@ -331,7 +331,9 @@ class Engine:
 
     def _restarted(self, sequence: StepSequence, unix_ns: int, step: int) -> bool:
         """A smaller step id at a later time. Two stamps of one step may swap; a whole process does not."""
-        return sequence.last_step - step > 1 or unix_ns - sequence.event_unix_ns > int(self._settings.grace_s * 1e9)
+        return sequence.last_step - step > 1 or unix_ns - sequence.event_unix_ns > int(
+            self._settings.allowed_lateness_s * 1e9
+        )
 
     def configure(self) -> None:
         """The facts have changed: hand those that rows depend on to the sequences."""
@@ -357,7 +359,7 @@ class Engine:
             # not by when the next one claims to have begun: a clock ahead would end what goes on
             next_unix_ns = self.processes[1].sequence.context.first_unix_ns if older else 0
             age_ns = newest_unix_ns - max(process.sequence.event_unix_ns, next_unix_ns)
-            close = flush or (older and age_ns > self._settings.grace_s * 1e9)
+            close = flush or (older and age_ns > self._settings.allowed_lateness_s * 1e9)
             out += self._advance(process, flush=close)
             if not close or not older:
                 break
@@ -388,7 +390,7 @@ class Engine:
         if window is None:
             return []
         process.sort_requests()
-        grace_unix_ns = process.sequence.event_unix_ns - int(self._settings.grace_s * 1e9)
+        grace_unix_ns = process.sequence.event_unix_ns - int(self._settings.allowed_lateness_s * 1e9)
         by_target: dict[Target, list[RequestRow]] = {}
         done = 0
         for request in process.requests:

@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any
 
-from collector.config import JoinConfig
+from collector.config import Config
 from collector.decode import Telemetry, latest_unix_ns
 from collector.decode.pages import ScrapedPage
 from collector.identity import Knowledge
@@ -28,7 +28,7 @@ from .spans import ApiSpans
 class Joiner:
     """Telemetry in, by emitter; rows per configuration out. Bounded in engines, steps and open requests."""
 
-    def __init__(self, settings: JoinConfig, knowledge: Knowledge | None = None) -> None:
+    def __init__(self, settings: Config, knowledge: Knowledge | None = None) -> None:
         self._settings = settings
         self.knowledge = knowledge or Knowledge()
         self._engines: OrderedDict[Key, Engine] = OrderedDict()
@@ -341,7 +341,7 @@ class Joiner:
         ).to_plain()
 
     @classmethod
-    def from_checkpoint(cls, plain: object, settings: JoinConfig, knowledge: Knowledge | None = None) -> Joiner:
+    def from_checkpoint(cls, plain: object, settings: Config, knowledge: Knowledge | None = None) -> Joiner:
         """Begin where an earlier process left off: rows that it emitted are not emitted again.
 
         Raises:
@@ -399,7 +399,7 @@ class Joiner:
     def replaced_configs(self) -> dict[str, str]:
         """By configuration whose server came back as another one: which one it sends now."""
         return replaced_configs(
-            by_config(self.emitters, self._config_ids), self._begins, int(self._settings.grace_s * 1e9)
+            by_config(self.emitters, self._config_ids), self._begins, int(self._settings.allowed_lateness_s * 1e9)
         )
 
     def config_ids(self) -> list[str]:

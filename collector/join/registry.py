@@ -28,7 +28,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from collector.config import JoinConfig
+from collector.config import Config
 from collector.decode import Telemetry
 from collector.telemetry import Counts, JoinEvent, table
 from online import Quality
@@ -49,9 +49,9 @@ class Full(Exception):
 class Places:
     """Bounded by ``engines_max``."""
 
-    def __init__(self, settings: JoinConfig) -> None:
+    def __init__(self, settings: Config) -> None:
         self._places_max = settings.engines_max
-        self._window_ns = int(settings.window_s * 1e9)
+        self._window_ns = int(settings.join_timeout_s * 1e9)
         self._refused: OrderedDict[Key, int] = OrderedDict()
 
     @property

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from collector.config import JoinConfig
+from collector.config import Config
 from online import Ints, RowBlock, Target
 
 from .emitter import Emitter, Key, TargetRows, key_of
@@ -26,7 +26,7 @@ _TURN_NS, _LONG_TURN_NS = 1_000_000_000, 4_000_000_000
 _MANY = 100
 
 
-def watermark_of(emitters: Sequence[Emitter], settings: JoinConfig) -> int | None:
+def watermark_of(emitters: Sequence[Emitter], settings: Config) -> int | None:
     """Until when (wall clock ns) the rows of one configuration's emitters that are not idle are all here.
 
     None where there are none: nobody is waited for. See :func:`horizon`.
@@ -49,17 +49,17 @@ def engine_configs_of(engines: Iterable[Key], config_ids: Mapping[Key, str]) -> 
     return configs
 
 
-def horizon(event_unix_ns: Ints, safe_unix_ns: Ints, settings: JoinConfig) -> int:
+def horizon(event_unix_ns: Ints, safe_unix_ns: Ints, settings: Config) -> int:
     """Until when (wall clock ns) the rows of these emitters (n,) are all here.
 
     Always ``grace_s`` behind the newest event: by then an engine not heard of before would have spoken. An engine
     silent for ``window_s`` is not waited for.
     """
     newest = int(event_unix_ns.max())
-    grace = newest - int(settings.grace_s * 1e9)
+    grace = newest - int(settings.allowed_lateness_s * 1e9)
     if len(event_unix_ns) == 1:
         return grace
-    speaking = event_unix_ns >= newest - int(settings.window_s * 1e9)
+    speaking = event_unix_ns >= newest - int(settings.join_timeout_s * 1e9)
     return min(grace, int(safe_unix_ns[speaking].min()))
 
 
@@ -159,7 +159,7 @@ def _until(blocks: deque[RowBlock], until_unix_ns: int | None) -> list[RowBlock]
 def release_rows(
     releases: dict[str, Release],
     by_config: Mapping[str, Sequence[Emitter]],
-    settings: JoinConfig,
+    settings: Config,
     *,
     idle: Container[Key],
     flush: bool,

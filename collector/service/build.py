@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from collector import __version__
-from collector.config import BankConfig, Config, ConfigError
+from collector.config import Config, ConfigError
 from collector.identity import Knowledge
 from online import StateError, check_settings
 
@@ -18,14 +18,13 @@ def check_learning(config: Config) -> None:
         check_settings(config)
     except ValueError as error:
         key, _, problem = str(error).partition(": ")
-        key = f"bank.{key}" if key in BankConfig.__struct_fields__ else key
         raise ConfigError(key, problem) if problem else ConfigError("custom", key) from None
 
 
 def make_pipeline(config: Config, knowledge: Knowledge | None = None) -> Pipeline:
     """The pipeline that the configuration asks for."""
     check_learning(config)
-    pipeline = Pipeline(config, __version__, knowledge or Knowledge(config.configurations))
+    pipeline = Pipeline(config, __version__, knowledge or Knowledge(config))
     for number, path in enumerate(config.donors):
         try:
             pipeline.add_donors(Path(path).read_bytes())

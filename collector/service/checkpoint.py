@@ -27,7 +27,7 @@ from typing import Annotated, Final, NamedTuple
 
 import msgspec
 
-from collector.config import JoinConfig
+from collector.config import Config
 from collector.decode import Telemetry
 from collector.join import Joiner
 from collector.runtime import Clock, Files, StartError, SystemFiles, sync_directory
@@ -65,12 +65,12 @@ class UnlearnedExports:
     """Which entry of the log is the oldest that is not learned: by batch, the newest event of each emitter in it.
 
     A batch is learned when the join needs no event of it any more. Nothing waits in the join for longer than
-    ``join.window_s`` + ``join.grace_s``, so that older batches are learned whatever an idle emitter still holds. Age is
-    counted from batch to batch, and a pause or a jump of the clock counts for ``_PAUSE_MAX_NS`` at most.
+    ``join_timeout_s`` + ``allowed_lateness_s``, so that older batches are learned whatever an idle emitter still holds.
+    Age is counted from batch to batch, and a pause or a jump of the clock counts for ``_PAUSE_MAX_NS`` at most.
     """
 
-    def __init__(self, join: JoinConfig) -> None:
-        self._longest_ns = int((join.window_s + join.grace_s) * 1e9)
+    def __init__(self, join: Config) -> None:
+        self._longest_ns = int((join.join_timeout_s + join.allowed_lateness_s) * 1e9)
         self._batches: deque[tuple[int, int, dict[str, int]]] = deque()
         self._arrived_unix_ns = self._now_ns = 0
 
@@ -116,7 +116,7 @@ class UnlearnedExports:
 class Directory:
     """``take`` at the start, before anything in it is read or written; ``release`` at the end, after all is written."""
 
-    def __init__(self, path: Path, clock: Clock, named: str = "snapshot.directory") -> None:
+    def __init__(self, path: Path, clock: Clock, named: str = "directory") -> None:
         self.path = path
         self._named = named
         self._clock = clock

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from collector.config import JoinConfig
+from collector.config import Config
 from collector.decode import Decoder, Telemetry
 from collector.decode.pages import ScrapedPage
 from collector.identity import Knowledge
@@ -55,9 +55,9 @@ class TelemetryReader:
 class Correlator:
     """Owns what is held between the bytes and the rows."""
 
-    def __init__(self, join: JoinConfig, knowledge: Knowledge | None = None) -> None:
-        self.joiner = Joiner(join, knowledge)
-        self._reader = TelemetryReader(join.engines_max)
+    def __init__(self, config: Config, knowledge: Knowledge | None = None) -> None:
+        self.joiner = Joiner(config, knowledge)
+        self._reader = TelemetryReader(config.engines_max)
 
     @property
     def span_window(self) -> SpanWindow:

@@ -84,8 +84,8 @@ def fitted_capacity(config: Config, files: Files) -> tuple[int, str]:
     ``CHECKPOINTS`` checkpoints, and a quarter of a volume that is too small even for those. A volume that does not tell
     its size lowers nothing.
     """
-    directory, wanted_bytes = Path(config.snapshot.directory), config.log.capacity_mib * _MIB
-    state_bytes, held_bytes = config.bank.configs_max * CONFIG_STATE_BYTES, 0
+    directory, wanted_bytes = Path(config.directory), config.log_capacity_mib * _MIB
+    state_bytes, held_bytes = config.configs_max * CONFIG_STATE_BYTES, 0
     try:
         volume = files.volume(directory)
         for path in directory.iterdir():
@@ -98,7 +98,7 @@ def fitted_capacity(config: Config, files: Files) -> tuple[int, str]:
     if not volume.size_bytes or fitting_bytes >= wanted_bytes:
         return wanted_bytes, ""
     return fitting_bytes, (
-        f"the log has {fitting_bytes / _MIB:.3g} MiB instead of {config.log.capacity_mib} (log.capacity_mib): "
+        f"the log has {fitting_bytes / _MIB:.3g} MiB instead of {config.log_capacity_mib} (log_capacity_mib): "
         f"the volume of {directory} has room for {room_bytes / _MIB:.3g} MiB, "
         f"of which three checkpoints may need {CHECKPOINTS * state_bytes / _MIB:.3g}"
     )
@@ -118,19 +118,19 @@ class Durability:
         clock: Clock,
         files: Files | None = None,
     ) -> None:
-        path = Path(config.snapshot.directory)
+        path = Path(config.directory)
         self._config = config
         self._files: Files = files or SystemFiles()
         self._directory = Directory(path, clock)
         self._checkpoints = CheckpointFiles(path, self._files)
-        self._log = Log(path, config.log.capacity_mib << 20, self._files)
+        self._log = Log(path, config.log_capacity_mib << 20, self._files)
         self.keeps_backlog = config.durability == "log"
         """Whether what is acknowledged and not learned is there for the next process."""
         self._pipeline = pipeline
         self._publisher = publisher
         self._metrics = metrics
         self._clock = clock
-        self._interval_ns = int(config.state.interval_s * 1e9)
+        self._interval_ns = int(config.checkpoint_interval_s * 1e9)
         self._backlog: Iterator[Export] = iter(())
         self._taken_ns = clock.monotonic_ns()
         self._dirty = False

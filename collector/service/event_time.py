@@ -1,6 +1,6 @@
 """Event time stands still when nothing comes, so a source that is idle by the clock here is waited for no longer.
 
-After every turn of the worker, at most once a second: whoever has sent nothing for ``join.idle_timeout_s`` is waited
+After every turn of the worker, at most once a second: whoever has sent nothing for ``idle_timeout_s`` is waited
 for no longer, and what it holds is learned. Exports that came and were not read yet count as heard.
 """
 

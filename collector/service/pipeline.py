@@ -60,7 +60,7 @@ class Pipeline:
 
     def __init__(self, config: Config, version: str, knowledge: Knowledge | None = None) -> None:
         self._settings = config
-        self._correlator = Correlator(config.join, knowledge)
+        self._correlator = Correlator(config, knowledge)
         self._bank = Bank(config)
         self._quarantine = Quarantine(self._bank)
         self._version = version
@@ -69,7 +69,7 @@ class Pipeline:
         self._plugin_losses = PluginLosses()
         self._skewed_senders = SkewedSenders()
         self._load = RecentLoad()
-        self._unlearned = UnlearnedExports(config.join)
+        self._unlearned = UnlearnedExports(config)
         # Replaced, never edited: other threads read them.
         self._mixes: dict[str, Mix] = {}
         self._histories: dict[str, HistoryView] = {}
@@ -189,13 +189,13 @@ class Pipeline:
         try:
             progress = part_of_tree(tree, PROGRESS)
             position = msgspec.convert([progress.get(name) for name in Position._fields], Position)
-            joiner = Joiner.from_checkpoint(tree.get(JOIN), self._settings.join, self.joiner.knowledge)
+            joiner = Joiner.from_checkpoint(tree.get(JOIN), self._settings, self.joiner.knowledge)
         except (CheckpointError, msgspec.ValidationError) as error:
             raise StateError(f"does not fit: {error}") from None
         left_out = self._bank.from_state(part_of_tree(tree, LEARNERS))
-        correlator = Correlator(self._settings.join, self.joiner.knowledge)
+        correlator = Correlator(self._settings, self.joiner.knowledge)
         correlator.joiner = joiner
-        self._correlator, self._unlearned = correlator, UnlearnedExports(self._settings.join)
+        self._correlator, self._unlearned = correlator, UnlearnedExports(self._settings)
         self.applied_seq = position.read_from - 1
         return position, left_out
 
@@ -274,7 +274,7 @@ class Pipeline:
             telemetry=quality.label,
             targets=targets,
             quarantined=self._quarantine.reason(config_id),
-            doubts=_doubts(emitters, targets.get(Target.STEP_TIME.value), silent_s=self._settings.join.window_s),
+            doubts=_doubts(emitters, targets.get(Target.STEP_TIME.value), silent_s=self._settings.join_timeout_s),
             prefix_hits_hidden=hidden,
             mixture_of_experts=is_mixture_of_experts(facts),
             last_heard_unix_nano=max((each.event_unix_ns for each in emitters if not each.recording), default=0),

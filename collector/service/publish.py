@@ -239,7 +239,7 @@ class SnapshotWriter:
             write_atomically(probe, b"")
             probe.unlink()
         except OSError as error:
-            raise StartError(f"cannot write to snapshot.directory {self.path.parent}: {error.strerror}") from None
+            raise StartError(f"cannot write to {self.path.parent}: {error.strerror}") from None
         self._publisher.resume(published_generation(self.path))
         published = published_snapshot(self.path)
         if published is not None:

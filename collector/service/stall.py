@@ -12,7 +12,7 @@ from collector.runtime import Clock
 from collector.telemetry import Stall
 
 STALLED_AFTER_S = 600.0
-"""Longer than a row may wait in the join (``join.window_s``, three minutes) for what completes it."""
+"""Longer than a row may wait in the join (``join_timeout_s``, three minutes) for what completes it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -171,7 +171,7 @@ ENGINES_CAPACITY = Metric(
     "join_engines_capacity", _G, "engines", "Most engines, and most API processes, that are held."
 )
 ENGINES_REFUSED = Metric(
-    "join_engines_refused", _G, "engines", "Engines and API processes without a place lately: raise join.engines_max."
+    "join_engines_refused", _G, "engines", "Engines and API processes without a place lately: raise engines_max."
 )
 WATERMARK_AGE = Metric(
     "join_watermark_age_seconds", _G, "seconds", "How far published rows trail the newest event; the worst engine."
@@ -269,10 +269,10 @@ LEARNING_STALLED = Metric(
 QUARANTINES = Metric("quarantines", _C, "configs", "Configurations put aside because their learner raised.")
 QUARANTINED = Metric("quarantined_configs", _G, "configs", "Configurations put aside now.")
 EVICTIONS = Metric(
-    "configs_evicted", _C, "configs", "Configurations silent for an hour that made room for others (bank.configs_max)."
+    "configs_evicted", _C, "configs", "Configurations silent for an hour that made room for others (engines_max)."
 )
 CONFIGS_REFUSED = Metric(
-    "configs_refused", _G, "configs", "Configurations not learned, because bank.configs_max others are alive."
+    "configs_refused", _G, "configs", "Configurations not learned, because engines_max others are alive."
 )
 CONFIGS_CAPACITY = Metric("configs_capacity", _G, "configs", "Most configurations that are learned at a time.")
 CONFIG_DEGRADED = Metric(

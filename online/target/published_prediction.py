@@ -190,5 +190,5 @@ def make_published(features: FeatureSet, settings: BankSettings) -> PublishedPre
     """For ``portable`` of a target; with the residual model if it is configured and the target is the one of steps."""
     residual = None
     if RESIDUAL in settings.learners and features.target is CONTEXT.target:
-        residual = ResidualModel(settings.bank.river_rows_per_s)
+        residual = ResidualModel(settings.river_rows_per_s)
     return PublishedPrediction(features.names, residual)

@@ -84,8 +84,8 @@ def check_learner(name: str) -> None:
     make(name)
 
 
-class BankBounds(Protocol):
-    """How rows are cut into blocks, and what is held."""
+class BankSettings(Protocol):
+    """What to learn with, how rows are cut into blocks, and what is held."""
 
     @property
     def block_rows(self) -> int:
@@ -107,10 +107,6 @@ class BankBounds(Protocol):
     def configs_max(self) -> int:
         """Configurations kept; the one that learned least recently goes."""
 
-
-class BankSettings(Protocol):
-    """What to learn with."""
-
     @property
     def learners(self) -> tuple[str, ...]:
         """Among ``rls``, ``river:residual`` and ``river:<dotted name>``."""
@@ -122,10 +118,6 @@ class BankSettings(Protocol):
     @property
     def custom(self) -> Mapping[str, tuple[str, ...]]:
         """Raw names per target of the set ``custom``."""
-
-    @property
-    def bank(self) -> BankBounds:
-        """Sizes of blocks and bounds on what the bank holds."""
 
 
 def check_settings(settings: BankSettings) -> None:
@@ -141,21 +133,20 @@ def check_settings(settings: BankSettings) -> None:
         if target not in set(Target):
             raise ValueError(f"custom: {target!r} is not one of {', '.join(Target)}")
         custom(Target(target), names)
-    bounds = settings.bank
     for key, bound in (
-        ("block_rows", bounds.block_rows),
-        ("block_s", bounds.block_s),
-        ("river_rows_per_s", bounds.river_rows_per_s),
-        ("configs_max", bounds.configs_max),
+        ("block_rows", settings.block_rows),
+        ("block_s", settings.block_s),
+        ("river_rows_per_s", settings.river_rows_per_s),
+        ("configs_max", settings.configs_max),
     ):
         if not bound > 0:
             raise ValueError(f"{key}: expected a number > 0, got {bound}")
-    make_alarm(bounds.detector)
+    make_alarm(settings.detector)
 
 
 def rates(settings: BankSettings) -> LearnerSettings:
     """Rates of the learners with the configured detector."""
-    return LearnerSettings(river_rows_per_s=settings.bank.river_rows_per_s, detector=settings.bank.detector)
+    return LearnerSettings(river_rows_per_s=settings.river_rows_per_s, detector=settings.detector)
 
 
 def feature_set(name: str, target: Target, facts: Facts, settings: BankSettings) -> FeatureSet | None:

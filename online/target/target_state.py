@@ -170,7 +170,7 @@ class TargetState(Stateful):
         self.target = target
         self.settings = settings
         longer = 1 if target.vector == "beta" else _REQUESTS_LONGER
-        self.cutter = Cutter(NOISE_ROWS, int(longer * settings.bank.block_s * 1e9))
+        self.cutter = Cutter(NOISE_ROWS, int(longer * settings.block_s * 1e9))
         self.matrix = DesignMatrix(target)
         self.models: dict[str, Learner] = {}
         self.residuals, self.windows = Residuals(), WindowRows()
@@ -228,7 +228,7 @@ class TargetState(Stateful):
         return outcome
 
     def _size_blocks(self) -> None:
-        watcher, rows = self.watcher(), self.settings.bank.block_rows
+        watcher, rows = self.watcher(), self.settings.block_rows
         young = watcher is None or watcher.rows < YOUNG_ROWS
         self.cutter.block_rows = min(NOISE_ROWS, rows) if young else rows
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from collector.config import Config, JoinConfig
+from collector.config import Config
 from collector.decode.pages import PageParser, read_page_line
 from collector.evaluate.baselines import TRACEFIT, TimedReading, score_windows
 from collector.evaluate.captures import load
@@ -71,7 +71,7 @@ class Case:
 
 
 def case_of(name, otlp):
-    (capture,) = load([Recording(otlp, lambda _: None)], Knowledge(), JoinConfig(), LEARN)
+    (capture,) = load([Recording(otlp, lambda _: None)], Knowledge(), Config(), LEARN)
     rows = capture.full[Target.STEP_TIME].rows
     rows = rows.take(np.isfinite(FEATURES.evaluate(rows)).all(axis=1))
     cut_ns = int(rows.end_ns[0] + LEARN * (rows.end_ns[-1] - rows.end_ns[0]))

@@ -113,7 +113,7 @@ def h100(report: Report, outside: Outside) -> None:
             out = outside.as_otlp(name, here / f"{name}.pb.gz", "--until-frac", "0.6")
             timed += [(newest_end(e.payload), str(out), e._replace(peer=name)) for e in recording(out)]
         timed.sort(key=lambda item: item[:2])
-        sheets = configured({"learners": ["rls"], "configurations": {"rules": model_rules(experiments, here)}})
+        sheets = configured({"learners": ["rls"], "rules": model_rules(experiments, here)})
         for label, config in (("", Config(learners=("rls",))), (" with sheets", sheets)):
             pipeline = make_pipeline(config)
             start_s = time.process_time()

@@ -20,7 +20,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import numpy as np
 
-from collector.config.schema import Config, JoinConfig
+from collector.config.schema import Config
 from collector.evaluate.captures import load as load_capture
 from collector.evaluate.protocol import evaluate
 from collector.evaluate.systems import NINE, ape, design, identifiable, learn, leave_one_out, predict
@@ -143,7 +143,7 @@ def against_the_scorer(knowledge: Knowledge, outside: Outside) -> None:
             command = [sys.executable, str(scorer / "score.py"), "--snapshot", str(snapshot), "--json"]
             judged = json.loads(call([*command, "--capture", name.split("_")[0]], scorer))
             path = Path(outside.score("capture").path_of(name)) / "otlp.pb.gz"  # with its truth, where it has one
-            captures = load_capture([Recording(path, quietly)], knowledge, JoinConfig(), CUT)
+            captures = load_capture([Recording(path, quietly)], knowledge, Config(), CUT)
             report = evaluate(
                 captures,
                 ("portable",),
@@ -190,7 +190,7 @@ def h100_request_tables(outside: Outside) -> None:
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
         tree = {"learners": ["rls"], "feature_sets": ["portable"]}
-        config = configured({**tree, "configurations": {"rules": model_rules(configs, directory)}})
+        config = configured({**tree, "rules": model_rules(configs, directory)})
         tables = {
             experiment: request_table(outside.as_otlp(experiment, directory / f"{experiment}.pb.gz"), config)
             for experiment in configs
@@ -303,7 +303,7 @@ def model_rules(configs: dict, directory: Path) -> list[dict]:
                 }
             )
         )
-        rules[config["model_id"]] = {"match": {"model": config["model_id"]}, "model_config": str(path)}
+        rules[config["model_id"]] = {"match": {"model": config["model_id"]}, "facts": {"model_config": str(path)}}
     return list(rules.values())
 
 
@@ -341,7 +341,7 @@ def donors_beside_a_cold_start(knowledge: Knowledge) -> None:
     print("\nDonors beside a cold start, step MAPE % after first rows (cold)")
     captures = []
     for path in sorted(path for path in DATA.iterdir() if path.name.split("_")[0] in DONATING):
-        captures += load_capture([Recording(path / "otlp.pb.gz", quietly)], knowledge, JoinConfig(), CUT)
+        captures += load_capture([Recording(path / "otlp.pb.gz", quietly)], knowledge, Config(), CUT)
     worst = {}
     for name, transfers in leave_one_out(captures, "workload", quietly).items():
         for one in transfers:

@@ -65,7 +65,7 @@ def side_by_side(table: Path, converter: Path):
         subprocess.run([sys.executable, converter, name, part, "--data", table.parent], check=True, capture_output=True)
         config = Config()
         recordings = open_recordings([part], _quiet)
-        (capture,) = load(recordings, Knowledge(config.configurations), config.join, 0.6, partial(published_of, config))
+        (capture,) = load(recordings, Knowledge(config), config, 0.6, partial(published_of, config))
     client = client_view(capture)
     report = judge_requests(capture.served, client, capture.cut_ns, capture.end_ns)
     served = by_column(capture.served)

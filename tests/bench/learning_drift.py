@@ -10,7 +10,7 @@ import gzip
 
 import numpy as np
 
-from collector.config.schema import BankConfig, Config
+from collector.config import Config
 from online.change import DETECTORS
 from online.features.registry import portable
 from online.rows import RowBlock, Target
@@ -127,7 +127,7 @@ class Watched:
     """
 
     def __init__(self, rows: RowBlock, detector: str = DETECTORS[0]) -> None:
-        settings = Config(learners=("rls",), bank=BankConfig(detector=detector))
+        settings = Config(learners=("rls",), detector=detector)
         self._state = TargetState(Target.STEP_TIME, settings)
         self._state.offer(portable(Target.STEP_TIME), lambda _features: None)
         self._model = self._state.models["portable"]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from collector.config.schema import BankConfig, Config
+from collector.config import Config
 from online.features.columns import FeatureSet
 from online.features.registry import build
 from online.rows import Target
@@ -56,13 +56,13 @@ class Run:
         return (self.y >= self.low) & (self.y <= self.high)
 
 
-def prequential(rows, features, hook=None, *, block_rows=32, settings=None):
+def prequential(rows, features, hook=None, *, settings=None):
     """Predict every block of rows, then learn it; hook(rows so far, learner) after each block.
 
-    Blocks are of ``block_rows``, or as long as live ones of these ``settings``.
+    Blocks are short, or as long as live ones of these ``settings``.
     """
     live = settings is not None
-    settings = settings or Config(learners=("rls",), bank=BankConfig(block_rows=block_rows))
+    settings = settings or Config(learners=("rls",))
     state = TargetState(Target.STEP_TIME, settings)
     state.offer(features, lambda _features: None)
     design = state.matrix.evaluate(rows).design

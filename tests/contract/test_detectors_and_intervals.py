@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from collector.config.schema import BankConfig, Config
+from collector.config import Config
 from online.change import DETECTORS, make_alarm
 from online.errors import WIDER, Intervals
 from online.features.registry import portable
@@ -16,7 +16,7 @@ SEES = [name for name in DETECTORS if name != "none"]
 
 
 def _run(detector, **kind):
-    settings = Config(learners=("rls",), bank=BankConfig(detector=detector))
+    settings = Config(learners=("rls",), detector=detector)
     stream = steps(6000, 31, noise=0.02, **kind)
     return prequential(stream.rows, portable(Target.STEP_TIME), settings=settings).model.drift
 

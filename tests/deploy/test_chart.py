@@ -94,8 +94,8 @@ def test_its_services_and_policies_find_its_own_pod_and_nothing_of_another_relea
     assert {port["targetPort"] for port in services[release]["ports"]} == ports
     settings = {each["name"]: each["value"] for each in container["env"] if each["name"].startswith("TRACEFIT_")}
     settings.pop("TRACEFIT_CONFIG")
-    (endpoint,) = load(None, settings).receivers.scrape.endpoints
-    assert endpoint.url == f"http://{release}-vllm:{services[f'{release}-vllm']['ports'][0]['port']}/metrics"
+    (target,) = load(None, settings).scrape
+    assert target == f"dns+http://{release}-vllm:{services[f'{release}-vllm']['ports'][0]['port']}/metrics"
     mounted = {mount["mountPath"] for mount in container["volumeMounts"]}
     assert all(path.rpartition("/")[0] in mounted for name, path in settings.items() if name.endswith("_FILE"))
 

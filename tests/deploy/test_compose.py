@@ -34,7 +34,7 @@ def test_what_our_containers_run_and_how_they_are_configured_is_accepted():
 def test_the_recorded_server_sends_where_the_sidecar_listens():
     given = parsed(SERVICES["server"]["command"])
     host, _, port = given.to.partition(":")
-    endpoint = SERVICES[host]["environment"]["TRACEFIT_RECEIVERS__GRPC__ENDPOINT"]
+    endpoint = SERVICES[host]["environment"]["TRACEFIT_LISTEN"]
     assert endpoint == f"0.0.0.0:{port}"
     assert SERVICES["server"]["healthcheck"]["disable"], "it has no pages that the image's check could ask for"
 

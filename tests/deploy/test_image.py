@@ -121,8 +121,8 @@ def test_the_program_starts_as_nobody_and_nothing_for_developers_is_inside(conta
 
 SERVE = """
 import json, os, signal, subprocess, time, urllib.request
-environment = {**os.environ, "TRACEFIT_RECEIVERS__GRPC__ENDPOINT": "127.0.0.1:14317",
-               "TRACEFIT_EXPORTERS__HTTP__ENDPOINT": "127.0.0.1:19464", "TRACEFIT_SNAPSHOT__DIRECTORY": "snapshots"}
+environment = {**os.environ, "TRACEFIT_LISTEN": "127.0.0.1:14317",
+               "TRACEFIT_PAGES": "127.0.0.1:19464", "TRACEFIT_DIRECTORY": "snapshots"}
 process = subprocess.Popen(["tracefit", "run"], env=environment)
 for _ in range(300):
     try:

@@ -187,7 +187,7 @@ def test_probes_ask_pages_that_exist(renderings):
     routes = {route.pattern for route in make_routes(None, _Documents(), alive=nothing, ready=nothing)}
     for container in tracefit_containers(renderings):
         ports = {port["name"]: port["containerPort"] for port in container["ports"]}
-        assert ports["http-metrics"] == int(Config().exporters.http.endpoint.rpartition(":")[2])
+        assert ports["http-metrics"] == int(Config().pages.rpartition(":")[2])
         assert container["livenessProbe"]["httpGet"]["path"] == "/healthz"
         for probe in {"startupProbe", "readinessProbe", "livenessProbe"} & container.keys():
             assert container[probe]["httpGet"]["path"] in routes
@@ -221,14 +221,14 @@ def test_a_wrong_or_missing_configuration_keeps_no_pod_from_starting(renderings,
         config, fallback = load_or_degrade(tmp_path / "missing.yaml", environment)
         assert fallback is not None
         mounts = {m["mountPath"] for m in container.get("volumeMounts", ())} | {"/dev/shm"}
-        assert any(Path(config.snapshot.directory).is_relative_to(mount) for mount in mounts)
+        assert any(Path(config.directory).is_relative_to(mount) for mount in mounts)
     for spec in tracefit_pods(renderings):
         assert all(v["configMap"].get("optional") for v in spec["volumes"] if v["name"] == "tracefit-config")
 
 
 def test_no_pod_with_a_vllm_outgrows_its_volume_and_is_evicted(renderings):
     config = Config()
-    largest_mib = config.log.capacity_mib * 33 // 32 + 3 * (CONFIG_STATE_BYTES >> 20)
+    largest_mib = config.log_capacity_mib * 33 // 32 + 3 * (CONFIG_STATE_BYTES >> 20)
     volumes = [v for spec in tracefit_pods(renderings) for v in spec["volumes"] if v["name"] == "tracefit-snapshot"]
     limits = [v["emptyDir"]["sizeLimit"] for v in volumes if "emptyDir" in v]
     assert limits
@@ -237,8 +237,8 @@ def test_no_pod_with_a_vllm_outgrows_its_volume_and_is_evicted(renderings):
 
 def test_every_claim_holds_a_whole_log_and_three_checkpoints_of_all_configurations(renderings):
     config = Config()
-    states_mib = 3 * config.bank.configs_max * (CONFIG_STATE_BYTES >> 20)
-    largest_mib = config.log.capacity_mib * 33 // 32 + states_mib
+    states_mib = 3 * config.engines_max * (CONFIG_STATE_BYTES >> 20)
+    largest_mib = config.log_capacity_mib * 33 // 32 + states_mib
     claims = [claim for documents in renderings for claim in of_kind(documents, "PersistentVolumeClaim")]
     for documents in renderings:
         for workload in of_kind(documents, "StatefulSet"):
@@ -259,27 +259,27 @@ class _Documents:
 
 def test_environment_and_configuration_of_the_manifests_are_accepted(renderings):
     config = load(KUSTOMIZE / "base" / "tracefit.yaml", {})
-    assert GRACE_S + config.shutdown.drain_s < 20
+    assert GRACE_S + config.drain_s < 20
     seen = set()
     for container in tracefit_containers(renderings):
         environment = {e["name"]: e["value"] for e in container["env"] if e["name"].startswith("TRACEFIT_")}
         seen |= set(environment)
         named = environment.pop("TRACEFIT_CONFIG", None)
         assert named in {None, "/etc/tracefit/tracefit.yaml"}
-        directory = load(None, environment).snapshot.directory
+        directory = load(None, environment).directory
         mounts = {m["mountPath"] for m in container.get("volumeMounts", ())} | {"/dev/shm"}
         assert any(Path(directory).is_relative_to(mount) for mount in mounts)
     assert seen == {
         "TRACEFIT_CONFIG",
-        "TRACEFIT_CONFIG__ON_ERROR",
-        "TRACEFIT_SNAPSHOT__DIRECTORY",
-        "TRACEFIT_EXPORTERS__HTTP__ENDPOINT",
-        "TRACEFIT_RECEIVERS__GRPC__ENDPOINT",
-        "TRACEFIT_RECEIVERS__SCRAPE__ENDPOINTS",
-        "TRACEFIT_RECEIVERS__TLS__CERT_FILE",
-        "TRACEFIT_RECEIVERS__TLS__CLIENT_CA_FILE",
-        "TRACEFIT_RECEIVERS__TLS__KEY_FILE",
-        "TRACEFIT_RECEIVERS__TOKEN_FILE",
+        "TRACEFIT_ON_ERROR",
+        "TRACEFIT_DIRECTORY",
+        "TRACEFIT_PAGES",
+        "TRACEFIT_LISTEN",
+        "TRACEFIT_SCRAPE",
+        "TRACEFIT_TLS_CERT_FILE",
+        "TRACEFIT_TLS_CLIENT_CA_FILE",
+        "TRACEFIT_TLS_KEY_FILE",
+        "TRACEFIT_TOKEN_FILE",
     }
 
 
@@ -293,7 +293,7 @@ def test_vllm_is_told_where_to_send_in_every_example(example):
         (chart["command"], chart["env"]),
         (model["vllmConfig"]["extraArgs"], model["env"]),
     ]
-    port = Config().receivers.grpc.endpoint.rpartition(":")[2]
+    port = Config().listen.rpartition(":")[2]
     for arguments, environment in told:
         values = {e["name"]: e.get("value") for e in environment}
         assert f"--otlp-traces-endpoint=http://127.0.0.1:{port}" in arguments
@@ -317,7 +317,7 @@ def test_a_stock_vllm_gets_the_plugin_where_python_looks(renderings):
 
 
 def test_every_vllm_with_the_plugin_is_told_to_send_its_steps_to_the_sidecar_beside_it(renderings):
-    port = Config().receivers.grpc.endpoint.rpartition(":")[2]
+    port = Config().listen.rpartition(":")[2]
     told = [
         {e["name"]: e.get("value") for e in container.get("env", ())}.get("TRACEFITVLLM_ENDPOINT")
         for documents in renderings
@@ -441,9 +441,7 @@ def test_the_gateway_keeps_one_pod_with_one_tracefit():
     assert headless["spec"]["selector"].items() <= tracefit["spec"]["template"]["metadata"]["labels"].items()
     pipeline = config["service"]["pipelines"]["traces"]
     assert "batch" not in pipeline.get("processors", [])
-    assert config["receivers"]["otlp"]["protocols"]["grpc"]["max_recv_msg_size_mib"] == (
-        Config().receivers.grpc.max_recv_msg_size_mib
-    )
+    assert config["receivers"]["otlp"]["protocols"]["grpc"]["max_recv_msg_size_mib"] == (Config().message_max_mib)
 
 
 def test_nobody_but_the_collector_reaches_the_receivers_behind_the_gateway():
@@ -486,12 +484,11 @@ def test_with_tls_the_collector_merges_what_it_is_given_and_trusts_the_name_in_t
 
 def test_the_scraping_gateway_asks_every_pod_behind_its_headless_service():
     config = load(DEPLOY / "scrape-gateway" / "config.yaml", {})
-    (endpoint,) = config.receivers.scrape.endpoints
+    (target,) = config.scrape
     documents = kustomize(DEPLOY / "scrape-gateway")
     (headless,) = [s for s in of_kind(documents, "Service") if s["spec"].get("clusterIP") == "None"]
     port = headless["spec"]["ports"][0]["port"]
-    assert endpoint.url == f"http://{headless['metadata']['name']}:{port}/metrics"
-    assert endpoint.resolve == "all"
+    assert target == f"dns+http://{headless['metadata']['name']}:{port}/metrics"
     (gateway,) = of_kind(documents, "StatefulSet")
     assert gateway["spec"]["replicas"] == 1
     (pages,) = [s for s in of_kind(documents, "Service") if s is not headless]
@@ -532,7 +529,7 @@ def test_the_fleet_may_ask_every_gateway_for_its_state():
     template = gateways["spec"]["template"]
     assert gateways["spec"]["replicas"] > 1
     environment = {each["name"]: each["value"] for each in containers_of(gateways)["tracefit"]["env"]}
-    assert load(None, environment).exporters.http.state
+    assert load(None, environment).pages_state
     services = {each["metadata"]["name"]: each["spec"] for each in of_kind(documents, "Service")}
     assert services["tracefit-sidecars"]["selector"].items() <= template["metadata"]["labels"].items()
     (fleet,) = [each for each in of_kind(documents, "Deployment") if each["metadata"]["name"] == "tracefit-fleet"]
@@ -606,5 +603,4 @@ def test_the_numbers_of_the_guide_are_those_of_the_manifests(renderings):
     requests, limits = container["resources"]["requests"], container["resources"]["limits"]
     assert f"asks for {requests['cpu']} CPU and {requests['memory']}" in guide
     assert f"may use {limits['memory']}" in guide
-    shutdown = Config().shutdown
-    assert f"needs {GRACE_S + shutdown.drain_s:.0f} s to drain" in guide
+    assert f"needs {GRACE_S + Config.drain_s:.0f} s to drain" in guide

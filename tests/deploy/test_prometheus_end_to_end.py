@@ -116,7 +116,7 @@ def wait_for(question):
 def test_prometheus_scrapes_queries_and_alerts(tmp_path):
     find_tool("prometheus")
     with (
-        running_sidecar(tmp_path / "sidecar", JOIN__WINDOW_S="1", JOIN__GRACE_S="0") as sidecar,
+        running_sidecar(tmp_path / "sidecar", JOIN_TIMEOUT_S="1", ALLOWED_LATENESS_S="0") as sidecar,
         drifting_page() as drifting,
         prometheus(tmp_path, {"tracefit": sidecar.http_port, "drifting": drifting}) as base,
     ):

@@ -5,31 +5,27 @@ from __future__ import annotations
 import pytest
 import yaml
 
-from collector.config.keys import sections
-from collector.config.load import load
+from collector.config import MOVED, every_key, load
 from tests.support.docs_tables import assert_table, make_table
 from tests.support.paths import DOCS
 
 DOCUMENT = "configuration.md"
-TOP_LEVEL = "configuration"
 
 
-def rows(keys):
-    for key in keys:
-        default = "to be given" if key.default is None else f"`{key.default}`"
-        yield f"`{key.name}`", key.meaning, key.values, default
+def test_every_key_stands_in_the_table():
+    rows = [(f"`{key.name}`", key.meaning, key.values, f"`{key.default}`") for key in every_key()]
+    assert_table(DOCUMENT, "configuration", make_table(["key", "what it does", "values", "default"], rows))
 
 
-@pytest.mark.parametrize("section", list(sections()), ids=lambda section: section.name or "top")
-def test_every_key_stands_in_its_table(section):
-    if section.keys:
-        table = make_table(["key", "what it does", "values", "default"], list(rows(section.keys)))
-        assert_table(DOCUMENT, section.name or TOP_LEVEL, f"{section.meaning}\n\n{table}")
+def test_every_key_of_the_release_before_stands_in_a_table():
+    rows = [(f"`{old}`", f"`{new}`" if new else "no key any more") for old, new in MOVED.items()]
+    assert_table(DOCUMENT, "moved", make_table(["before", "now"], rows))
 
 
-def test_the_example_is_a_configuration(tmp_path):
+@pytest.mark.parametrize("number", [0, 1])
+def test_the_examples_are_configurations(tmp_path, number):
     text = (DOCS / DOCUMENT).read_text(encoding="utf-8")
-    example = text.split("```yaml\n", 1)[1].split("```", 1)[0]
+    example = text.split("```yaml\n")[number + 1].split("```", 1)[0]
     (tmp_path / "tracefit.yaml").write_text(example)
     load(tmp_path / "tracefit.yaml", {})
     assert yaml.safe_load(example)

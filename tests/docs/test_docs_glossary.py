@@ -8,7 +8,7 @@ from enum import Enum
 import pytest
 
 from collector.cli import tracefit
-from collector.config.keys import sections
+from collector.config import MOVED, every_key
 from collector.telemetry import reasons
 from collector.telemetry.table import FLEET_TABLE, PREFIX, TABLE
 from exporters.metrics_page import FAMILIES, PAGE_FAMILIES
@@ -34,13 +34,17 @@ def test_each_metric_that_a_document_names_exists(document):
 @pytest.mark.parametrize("document", ["troubleshooting.md", "faq.md"])
 def test_each_key_command_and_reason_that_a_user_is_told_of_exists(document):
     text = (DOCS / document).read_text(encoding="utf-8")
-    keys = {key.name for section in sections() for key in section.keys}
-    assert set(re.findall(rf"`((?:{SECTIONS})\.[\w.]+)`", text)) <= keys
+    keys = {key.name for key in every_key()}
+    assert not set(re.findall(r"`([a-z_.]+)`", text)) & set(MOVED)
     commands = set(tracefit.commands)
     assert set(re.findall(r"`tracefit ([a-z-]+)", text)) <= commands
     enums = [
         each for each in (*vars(reasons).values(), RowOutcome) if isinstance(each, type) and issubclass(each, Enum)
     ]
     known = {str(value) for each in enums for value in each}
-    words = set(re.findall(r"`([a-z]+_[a-z]+)`", text)) - {"decode_context_tokens", "api_queueing", "tracefit_usable"}
+    words = (
+        set(re.findall(r"`([a-z]+_[a-z]+)`", text))
+        - keys
+        - {"decode_context_tokens", "api_queueing", "tracefit_usable"}
+    )
     assert words <= known

@@ -28,8 +28,8 @@ RLS = LearnerSettings()
         (r"what the last \d+ to (\d+) rows", HALF_LIVES_ROWS[-1]),
         (r"block: (\d+) rows until", NOISE_ROWS),
         (r"rows until (\d+) are learned", YOUNG_ROWS),
-        (r"learned, then (\d+) rows", Config().bank.block_rows),
-        (r"or (\d+) second of event time", Config().bank.block_s),
+        (r"learned, then (\d+) rows", Config().block_rows),
+        (r"or (\d+) second of event time", Config().block_s),
         (r"2p \+ 2 windows of (\d+) rows", NOISE_ROWS),
         (r"standard error (\d+) % of it", 100 * IDENTIFIED_ERROR),
         (r"`vif` above (\d+)", VIF_MAX),
@@ -37,7 +37,7 @@ RLS = LearnerSettings()
         (r"in medians of (\d+)\.", change.PREFILL_ROWS),
         (r"Below (\d+) % nothing is a change", 100 * change.GATE),
         (r"keeps (\d+) % of its weight", 100 * RLS.alarm_keep),
-        (r"sees (\d+) rows per second", Config().bank.river_rows_per_s),
+        (r"sees (\d+) rows per second", Config().river_rows_per_s),
     ],
 )
 def test_a_number_in_the_document_is_the_one_in_the_code(said, value):

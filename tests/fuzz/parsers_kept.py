@@ -14,7 +14,6 @@ import numpy as np
 from collector import config as configuration
 from collector.config.load import ConfigError
 from collector.config.schema import Config as Settings
-from collector.config.schema import JoinConfig
 from collector.decode.kv import read_line
 from collector.ingest.queue import Export
 from collector.runtime.filesystem import SystemFiles
@@ -28,7 +27,7 @@ from tests.support.recordings import kv_lines
 from tests.support.step_exports import make_export
 
 
-class _WithoutWarmUp(JoinConfig, frozen=True, kw_only=True):
+class _WithoutWarmUp(Settings, frozen=True, kw_only=True):
     warm_up_rows = 0
 
 
@@ -40,7 +39,7 @@ class State(Parser):
 
     def __init__(self, directory) -> None:
         super().__init__(directory)
-        self._config = Settings(learners=("rls",), feature_sets=("portable",), join=_WithoutWarmUp())
+        self._config = _WithoutWarmUp(learners=("rls",), feature_sets=("portable",))
         self._pipeline = make_pipeline(self._config)
 
     def seeds(self):
@@ -164,18 +163,18 @@ class Config(Parser):
 
     def seeds(self):
         short = [
-            b"join: {grace_s: 1.5}",
+            b"idle_timeout_s: 1.5",
             b"learners: [rls]",
-            b"log:\n  capacity_mib: 3",
+            b"scrape:\n- http://a",
             b"donors: ['a', \"b\"]",
             b"custom: {a: [b, c]}",
-            b"join: {grace_s: 2}\n",
+            b"queue_mib: 2\n",
             b"log_level: info\n",
-            b"bank:\n  block_s: 1e2\n",
-            b"bank: {configs_max: 9}",
+            b"block_s: 1e2\n",
+            b"engines_max: 9",
             b"",
         ]
-        rules = b"configurations:\n  rules:\n  - facts: {a: 1.5}\n"
+        rules = b"rules:\n- facts: {a: 1.5}\n"
         return [*short * 3, rules, configuration.to_yaml(Settings()).encode()[:160]]
 
     def parse(self, data):

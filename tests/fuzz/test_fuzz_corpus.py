@@ -53,8 +53,8 @@ def test_a_file_whose_tag_or_fact_lies_is_a_config_error(name):
 
 
 def test_a_variable_whose_tag_lies_is_a_config_error():
-    with pytest.raises(ConfigError, match="TRACEFIT_QUEUE__WAIT_S"):
-        load(None, {"TRACEFIT_QUEUE__WAIT_S": "!!bool 2"})
+    with pytest.raises(ConfigError, match="TRACEFIT_IDLE_TIMEOUT_S"):
+        load(None, {"TRACEFIT_IDLE_TIMEOUT_S": "!!bool 2"})
 
 
 @pytest.mark.parametrize("text", ["9" * 30, "-" + "9" * 19, "1" * 128])

@@ -4,8 +4,8 @@ import msgspec
 import numpy as np
 import pytest
 
+from collector.config import Config
 from collector.config.load import load
-from collector.config.schema import BankConfig, Config
 from online.bank import Bank
 from online.errors import PrequentialError
 from online.features.registry import portable
@@ -215,7 +215,7 @@ def test_standard_errors_hold_when_noise_has_a_memory():
 
 
 def test_a_long_dull_stretch_costs_nothing():
-    state = TargetState(TARGET, Config(learners=("rls",), bank=BankConfig(block_rows=4096, block_s=1e9)))
+    state = TargetState(TARGET, Config(learners=("rls",), block_s=3_600.0))
     state.offer(portable(TARGET), lambda _features: None)
     rich, dull, back = steps(8192, 1), steps(1, 2, batch=(8, 8), prefill_share=0.0), steps(200, 3)
     model = state.models["portable"]

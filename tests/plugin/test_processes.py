@@ -93,7 +93,9 @@ def test_two_data_parallel_ranks_are_two_instances_with_steps_of_their_own(unpac
 
 def test_two_data_parallel_ranks_under_a_users_id_are_both_learned_from(unpacked, tmp_path):
     """The real plugin in spawned engine cores, real gRPC, a real sidecar and its page."""
-    with running_sidecar(tmp_path / "sidecar", JOIN__GRACE_S="1", JOIN__WINDOW_S="2", JOIN__IDLE_TIMEOUT_S="2") as sidecar:
+    with running_sidecar(
+        tmp_path / "sidecar", ALLOWED_LATENESS_S="1", JOIN_TIMEOUT_S="2", IDLE_TIMEOUT_S="2"
+    ) as sidecar:
         target = SimpleNamespace(target=f"127.0.0.1:{sidecar.grpc_port}")
         run(unpacked, target, "serve", OTEL_RESOURCE_ATTRIBUTES="service.instance.id=pod-1,vllm.model=m")
         eventually(lambda: get(sidecar.http_port, "/").count(b"<li><code>pod-1/dp") == 2)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from collector.config.schema import BankConfig, Config
+from collector.config.schema import Config
 from online.bank import Bank
 from online.rows import STEP_FEATURES, RowBlock, RowOutcome, Target
 from tests.support.linear_steps import BETA, steps
@@ -109,7 +109,7 @@ def test_a_compile_step_moves_no_coefficient_by_more_than_one_per_cent():
 
 
 def test_living_configurations_are_not_forgotten_for_newcomers():
-    bank = Bank(Config(learners=("rls",), bank=BankConfig(configs_max=2)))
+    bank = Bank(Config(learners=("rls",), engines_max=2))
 
     def learn(name, at_s):
         rows = steps(40, 1).rows
@@ -144,7 +144,7 @@ def test_rename_keeps_what_was_learned():
         (Config(learners=("river:drift.ADWIN",)), "not a regressor"),
         (Config(feature_sets=("phisics",)), "feature_sets"),
         (Config(custom={"step_time": ("tokens",)}), "tokens"),
-        (Config(bank=BankConfig(block_rows=0)), "block_rows"),
+        (Config(block_s=0.0), "block_s"),
     ],
 )
 def test_bad_settings_are_refused_by_name(settings_, key):
@@ -177,7 +177,7 @@ def test_post_decode_is_fitted_to_the_mean():
 
 
 def test_descriptions_without_rows_are_bounded():
-    bank = Bank(Config(learners=("rls",), bank=BankConfig(configs_max=3)))
+    bank = Bank(Config(learners=("rls",), engines_max=3))
     bank.learn("learned", Target.STEP_TIME, steps(40, 1).rows)
     bank.describe("learned", {"gpu": "H100"})
     for i in range(100):

@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from collector.config.schema import JoinConfig
+from collector.config.schema import Config
 from collector.ingest.queue import Export
 from collector.service.pipeline import Pipeline
 from collector.telemetry import table
@@ -27,7 +27,7 @@ from collector.telemetry.reasons import Skip
 from online.bank import Bank
 from online.rows import RowOutcome
 from tests.support.paths import DATA
-from tests.support.pipelines import assert_accounted, coefficients, new_pipeline
+from tests.support.pipelines import assert_accounted, coefficients
 from tests.support.recordings import recording
 from tests.support.toy_spans import Piece, export_of, pieces_in
 
@@ -35,14 +35,15 @@ LATE_NS = 10 * 10**9
 STEPS_MAX, REQUESTS_MAX = 4096, 400
 
 
-class SmallJoin(JoinConfig, frozen=True, kw_only=True):
+class SmallJoin(Config, frozen=True, kw_only=True):
     """Bounds that a recording of a few minutes reaches."""
 
     steps_max = STEPS_MAX
     requests_max = REQUESTS_MAX
 
 
-JOIN = SmallJoin()
+def small_pipeline() -> Pipeline:
+    return Pipeline(SmallJoin(learners=("rls",)), "0")
 
 
 @functools.cache
@@ -67,7 +68,7 @@ def export(peer: str, group: list[Piece]) -> Export:
 @functools.cache
 def reference(name: str, dropped: frozenset[int]) -> tuple[dict, dict]:
     """Coefficients and rows of the recording in order of receipt, one span at a time, without the dropped ones."""
-    pipeline = new_pipeline(join=JOIN)
+    pipeline = small_pipeline()
     for number, (_, peer, piece) in enumerate(timeline(name)):
         if number not in dropped:
             pipeline.process([export(peer, [piece])])
@@ -87,7 +88,7 @@ class Telling(RuleBasedStateMachine):
 
     @initialize(share=st.floats(0.3, 1.0))
     def begin(self, share: float) -> None:
-        self.pipeline: Pipeline = new_pipeline(join=JOIN)
+        self.pipeline: Pipeline = small_pipeline()
         spans = timeline(self.name)
         self.count = int(share * len(spans))
         # what is not told at all counts as dropped

@@ -7,7 +7,7 @@ import functools
 
 import numpy as np
 
-from collector.config.schema import JoinConfig
+from collector.config.schema import Config
 from collector.decode.spans import decode
 from collector.join.events import Rows
 from collector.join.joiner import Joiner
@@ -43,7 +43,7 @@ def prefill_tokens(name):
 
 def joined(name, batches, keep=lambda _step: True, settings=None):
     """A joiner that has taken a whole recording, flushed, and the rows it gave."""
-    joiner = Joiner(settings or JoinConfig())
+    joiner = Joiner(settings or Config())
     for one in batches:
         joiner.kv.add(one)
     for one in telemetry(name, keep):

@@ -24,15 +24,13 @@ def knowledge_of_captures() -> Knowledge:
         "block_size": 32,
     }
     tree = {
-        "configurations": {
-            "hardware_file": str(models / "hardware.json"),
-            "rules": [
-                {"facts": knobs, "model_config": str(models / "modelB.config.json")},
-                {"match": {"recording": "*c9_dp2*"}, "model_config": str(models / "tinyA.config.json")},
-            ],
-        }
+        "hardware_file": str(models / "hardware.json"),
+        "rules": [
+            {"facts": {**knobs, "model_config": str(models / "modelB.config.json")}},
+            {"match": {"recording": "*c9_dp2*"}, "facts": {"model_config": str(models / "tinyA.config.json")}},
+        ],
     }
-    return Knowledge(configured(tree).configurations)
+    return Knowledge(configured(tree))
 
 
 def configured(tree: dict) -> Config:

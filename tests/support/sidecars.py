@@ -75,11 +75,11 @@ class NoKeeper:
 def make_config(directory: Path, **overrides: str) -> Config:
     """Port 0 everywhere, files under ``directory``; overrides by environment names without the prefix."""
     environ = {
-        "TRACEFIT_RECEIVERS__GRPC__ENDPOINT": "127.0.0.1:0",
-        "TRACEFIT_RECEIVERS__HTTP__ENDPOINT": "127.0.0.1:0",
-        "TRACEFIT_EXPORTERS__HTTP__ENDPOINT": "127.0.0.1:0",
-        "TRACEFIT_SNAPSHOT__DIRECTORY": str(directory),
-        "TRACEFIT_SNAPSHOT__PUBLISH_INTERVAL_S": "0.05",
+        "TRACEFIT_LISTEN": "127.0.0.1:0",
+        "TRACEFIT_LISTEN_HTTP": "127.0.0.1:0",
+        "TRACEFIT_PAGES": "127.0.0.1:0",
+        "TRACEFIT_DIRECTORY": str(directory),
+        "TRACEFIT_PUBLISH_INTERVAL_S": "0.05",
         "TRACEFIT_LEARNERS": "[rls]",
     }
     environ |= {f"TRACEFIT_{name}": value for name, value in overrides.items()}

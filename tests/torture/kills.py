@@ -172,14 +172,14 @@ def environment(directory):
     return {
         **kept,
         "PYTHONPATH": str(ROOT),
-        "TRACEFIT_RECEIVERS__GRPC__ENDPOINT": "127.0.0.1:0",
-        "TRACEFIT_RECEIVERS__HTTP__ENABLED": "false",
-        "TRACEFIT_EXPORTERS__HTTP__ENDPOINT": "127.0.0.1:0",
-        "TRACEFIT_SNAPSHOT__DIRECTORY": str(directory),
-        "TRACEFIT_SNAPSHOT__PUBLISH_INTERVAL_S": "0.2",
-        "TRACEFIT_STATE__INTERVAL_S": "0.3",
+        "TRACEFIT_LISTEN": "127.0.0.1:0",
+        "TRACEFIT_LISTEN_HTTP": "",
+        "TRACEFIT_PAGES": "127.0.0.1:0",
+        "TRACEFIT_DIRECTORY": str(directory),
+        "TRACEFIT_PUBLISH_INTERVAL_S": "0.2",
+        "TRACEFIT_CHECKPOINT_INTERVAL_S": "0.3",
         "TRACEFIT_DURABILITY": "log",
-        "TRACEFIT_LOG__CAPACITY_MIB": "16",
+        "TRACEFIT_LOG_CAPACITY_MIB": "16",
         "TRACEFIT_LEARNERS": "[rls]",
     }
 

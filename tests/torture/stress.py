@@ -164,9 +164,9 @@ def run(directory, *, seconds, seed):
         config = make_config(
             directory / "s",
             DURABILITY="log",
-            STATE__INTERVAL_S="0.3",
-            QUEUE__CAPACITY_BYTES="200000",
-            RECEIVERS__TOKEN_FILE=str(directory / "token"),
+            CHECKPOINT_INTERVAL_S="0.3",
+            QUEUE_MIB="0.2",
+            TOKEN_FILE=str(directory / "token"),
         )
         sidecar = Sidecar(config, SystemClock())
         sidecar.start()

@@ -21,7 +21,7 @@ def _replayed(directory, rule):
     """A server whose cost is a line, and whose coefficients are all identified; what is known of it is the rule."""
     directory.mkdir()
     path, out = directory / "tracefit.yaml", directory / "snapshot.json"
-    path.write_text(json.dumps({"learners": ["rls"], "configurations": {"rules": [rule]}}))
+    path.write_text(json.dumps({"learners": ["rls"], "rules": [rule]}))
     recording = DATA / "c7_async_sim" / "otlp.pb.gz"
     assert main(["replay", str(recording), "--config", str(path), "--snapshot", str(out)]) == 0
     return out
@@ -30,7 +30,7 @@ def _replayed(directory, rule):
 def _model_file(directory, model):
     path = directory / f"{model['model_type']}.json"
     path.write_text(json.dumps(model))
-    return {"model_config": str(path)}
+    return {"facts": {"model_config": str(path)}}
 
 
 @pytest.fixture(scope="module")

@@ -67,7 +67,7 @@ def written(name, tmp_path) -> Path:
     """The snapshot of a recording, or of a simulated GPU server."""
     files = [write(tmp_path / "otlp.pb.gz", STREAMS[name]())] if name in STREAMS else files_of(name)
     config = tmp_path / "config.yaml"
-    config.write_text(f"configurations:\n  model_config: {MODEL}\n" if "data sheet" in name else "")
+    config.write_text(f"model_config: {MODEL}\n" if "data sheet" in name else "")
     replay(tmp_path / "snapshot.json", *files, options=("--config", str(config)))
     return tmp_path / "snapshot.json"
 

@@ -12,6 +12,7 @@ import time
 import grpc
 import pytest
 
+from collector.config import Config
 from collector.ingest.otlp_grpc import METHOD
 from collector.ingest.otlp_http import CONTENT_TYPE
 from collector.runtime.filesystem import resident_bytes
@@ -39,7 +40,8 @@ FULL = 8 * MIB - 100
 @pytest.fixture
 def sidecar(tmp_path, monkeypatch):
     monkeypatch.setattr("collector.ingest.queue.RECEIVE_TIMEOUT_S", 2.0)
-    with running_sidecar(tmp_path, RECEIVERS__GRPC__MAX_CONNECTIONS="64") as made:
+    monkeypatch.setattr(Config, "connections_max", 64)
+    with running_sidecar(tmp_path) as made:
         yield made
 
 
@@ -225,7 +227,8 @@ def test_five_thousand_connections_find_a_bounded_number_of_places(sidecar):
 
 def test_connections_without_a_call_are_closed_when_they_have_been_idle_for_too_long(tmp_path, monkeypatch):
     monkeypatch.setattr("collector.ingest.otlp_grpc.IDLE_S", 0.5)
-    with running_sidecar(tmp_path, RECEIVERS__GRPC__MAX_CONNECTIONS="8") as sidecar, contextlib.ExitStack() as stack:
+    monkeypatch.setattr(Config, "connections_max", 8)
+    with running_sidecar(tmp_path) as sidecar, contextlib.ExitStack() as stack:
         for _ in range(20):
             client = stack.enter_context(socket.create_connection(("127.0.0.1", sidecar.grpc_port), 60))
             with contextlib.suppress(OSError):

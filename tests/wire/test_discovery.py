@@ -9,7 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from collector.config.schema import DiscoveryConfig, DiscoveryEndpoint
+from collector.config import Config, Owned
 from collector.identity.discovery import BODY_BYTES_MAX, Discovery, read_metrics, read_models, read_version
 from collector.identity.knowledge import EngineFacts, Knowledge
 from collector.runtime.tasks import SystemClock
@@ -72,8 +72,8 @@ def _ask(url, timeout_s=60.0):
     knowledge = Knowledge()
     outcomes = Counter()
     count = lambda outcome: outcomes.update([outcome])  # noqa: E731
-    discovery = Discovery(DiscoveryConfig(), knowledge, SystemClock(), count, timeout_s=timeout_s)
-    answered = _in_loop(discovery, discovery.ask(DiscoveryEndpoint(url=url)))
+    discovery = Discovery(Config(), knowledge, SystemClock(), count, timeout_s=timeout_s)
+    answered = _in_loop(discovery, discovery.ask(Owned(url, "*")))
     facts = EngineFacts()
     knowledge.apply(facts, {}, "pod", "")
     return answered, facts, outcomes
@@ -173,7 +173,7 @@ def test_scraped_servers_are_asked_with_their_token_what_their_page_does_not_tel
     with PageServer(lambda path, _: (200, {}, answers[path])) as server:
         knowledge, outcomes = Knowledge(), []
         scraped = Scraped({"http://[::1]:8000": f"http://127.0.0.1:{server.port}"})
-        discovery = Discovery(DiscoveryConfig(), knowledge, SystemClock(), outcomes.append, scraped)
+        discovery = Discovery(Config(), knowledge, SystemClock(), outcomes.append, scraped)
         assert 0.0 < _in_loop(discovery, discovery._ask_due()) <= 5.0
         assert [path for path, _ in server.asked] == ["/v1/models", "/version"]
         assert {headers["Authorization"] for _, headers in server.asked} == {"Bearer secret"}
@@ -192,7 +192,7 @@ def test_who_is_gone_is_asked_no_more_and_who_does_not_answer_keeps_nobody_waiti
         free.bind(("127.0.0.1", 0))
         urls = {"gone": f"http://127.0.0.1:{free.getsockname()[1]}", "here": serve(GOOD)}
         knowledge = Knowledge()
-        discovery = Discovery(DiscoveryConfig(), knowledge, SystemClock(), scraped=Scraped(urls))
+        discovery = Discovery(Config(), knowledge, SystemClock(), scraped=Scraped(urls))
         assert _in_loop(discovery, discovery._ask_due()) == 0.0  # the other one is due at once
         _in_loop(discovery, discovery._ask_due())
     facts = EngineFacts()

@@ -22,7 +22,7 @@ from tests.support.clocks import eventually
 from tests.support.sidecars import SmallVolume, call_export, get, metric, running_sidecar
 from tests.support.step_exports import make_export
 
-LOG = {"DURABILITY": "log", "STATE__INTERVAL_S": "0.2"}
+LOG = {"DURABILITY": "log", "CHECKPOINT_INTERVAL_S": "0.2"}
 
 
 def send(sidecar, first_step, spans=10):
@@ -85,7 +85,7 @@ def test_entries_that_no_checkpoint_has_learned_are_read_again_before_anything_n
 
 
 def test_a_full_log_refuses_for_a_while_and_says_why(tmp_path):
-    config = {"DURABILITY": "log", "LOG__CAPACITY_MIB": "1", "STATE__INTERVAL_S": "3600"}
+    config = {"DURABILITY": "log", "LOG_CAPACITY_MIB": "1", "CHECKPOINT_INTERVAL_S": "3600"}
     with running_sidecar(tmp_path, SlowDisk(), **config) as sidecar:
         with pytest.raises(grpc.RpcError) as caught:  # noqa: PT012
             for number in range(100):
@@ -111,7 +111,7 @@ class SlowDisk(SystemFiles):
 
 
 SMALL_BYTES, EXPORT_STEPS, EXPORT_BYTES = 4 << 20, 200, 124_000
-SMALL = {"DURABILITY": "log", "LOG__CAPACITY_MIB": "32"}
+SMALL = {"DURABILITY": "log", "LOG_CAPACITY_MIB": "32"}
 
 
 def accepted(sidecar, first_step):
@@ -127,7 +127,7 @@ def accepted(sidecar, first_step):
 def test_a_log_leaves_room_for_three_checkpoints_on_a_small_volume_and_says_so_at_the_start(tmp_path, caplog):
     with running_sidecar(tmp_path, SmallVolume(tmp_path, SMALL_BYTES), **SMALL) as sidecar:
         assert metric(sidecar.http_port, "tracefit_log_capacity_bytes") <= SMALL_BYTES / 4
-        said = "the log has 1 MiB instead of 32 (log.capacity_mib)"
+        said = "the log has 1 MiB instead of 32 (log_capacity_mib)"
         assert json.loads(get(sidecar.http_port, "/readyz"))["log_problem"].startswith(said)
         for number in range(1 + SMALL_BYTES // EXPORT_BYTES):
             eventually(lambda first_step=1 + EXPORT_STEPS * number: accepted(sidecar, first_step))
@@ -137,7 +137,7 @@ def test_a_log_leaves_room_for_three_checkpoints_on_a_small_volume_and_says_so_a
 
 @pytest.mark.parametrize("durability", ["memory", "log"])
 def test_the_second_sidecar_on_a_directory_is_told_who_has_it_and_changes_nothing(tmp_path, durability):
-    with running_sidecar(tmp_path, DURABILITY=durability, STATE__INTERVAL_S="0.2") as sidecar:
+    with running_sidecar(tmp_path, DURABILITY=durability, CHECKPOINT_INTERVAL_S="0.2") as sidecar:
         send(sidecar, 1)
         before = {
             path.name: path.read_bytes()
@@ -145,7 +145,7 @@ def test_the_second_sidecar_on_a_directory_is_told_who_has_it_and_changes_nothin
             if not path.name.startswith(("state", "tracefit.lock"))
         }
         with (
-            pytest.raises(StartError, match=rf"another process uses snapshot.directory .*: process {os.getpid()} on"),
+            pytest.raises(StartError, match=rf"another process uses directory .*: process {os.getpid()} on"),
             running_sidecar(tmp_path, DURABILITY=durability),
         ):
             pass
@@ -165,9 +165,9 @@ def laid_back(directory, files):
 
 
 def test_a_restart_after_a_kill_without_a_log_says_how_much_is_lost_and_how_old_the_state_is(tmp_path, caplog):
-    with running_sidecar(tmp_path, STATE__INTERVAL_S="3600") as sidecar:
+    with running_sidecar(tmp_path, CHECKPOINT_INTERVAL_S="3600") as sidecar:
         send(sidecar, 1)
-    with running_sidecar(tmp_path, STATE__INTERVAL_S="3600") as sidecar:
+    with running_sidecar(tmp_path, CHECKPOINT_INTERVAL_S="3600") as sidecar:
         send(sidecar, 101)
         eventually(lambda: b'"spans": 10' in (tmp_path / LOCK_NAME).read_bytes())
         files = files_at_a_kill(tmp_path)
@@ -220,7 +220,7 @@ def test_a_writer_that_hangs_makes_the_process_not_alive(tmp_path, monkeypatch):
     [("memory", "everything that came is lost"), ("log", "what it lacks is in the log")],
 )
 def test_a_state_that_cannot_be_written_is_said_by_readiness_and_at_the_stop(tmp_path, caplog, durability, outcome):
-    with running_sidecar(tmp_path, DURABILITY=durability, STATE__INTERVAL_S="0.1") as sidecar:
+    with running_sidecar(tmp_path, DURABILITY=durability, CHECKPOINT_INTERVAL_S="0.1") as sidecar:
         (tmp_path / f".{STATE}.tmp").mkdir()  # in its way
         send(sidecar, 1)
         eventually(lambda: "unsaved" in json.loads(get(sidecar.http_port, "/readyz")))
@@ -230,7 +230,7 @@ def test_a_state_that_cannot_be_written_is_said_by_readiness_and_at_the_stop(tmp
     (line,) = [record for record in caplog.records if record.message.startswith("stopped without a last checkpoint")]
     assert line.message.endswith(f"Is a directory; {outcome}")
     (tmp_path / f".{STATE}.tmp").rmdir()
-    with running_sidecar(tmp_path, STATE__INTERVAL_S="0.1") as sidecar:
+    with running_sidecar(tmp_path, CHECKPOINT_INTERVAL_S="0.1") as sidecar:
         send(sidecar, 101)
         eventually((tmp_path / STATE).exists)
         assert "unsaved" not in json.loads(get(sidecar.http_port, "/readyz"))

@@ -14,9 +14,9 @@ from tests.support.paced_engine import PacedEngine
 from tests.support.sidecars import call_export, get, running_sidecar
 
 SETTINGS = {
-    "JOIN__GRACE_S": "1",
-    "JOIN__IDLE_TIMEOUT_S": "2",
-    "CONFIGURATIONS__RULES": '[{"match": {}, "facts": {"model": "tiny", "gpu": "H100"}}]',
+    "ALLOWED_LATENESS_S": "1",
+    "IDLE_TIMEOUT_S": "2",
+    "RULES": '[{"match": {}, "facts": {"model": "tiny", "gpu": "H100"}}]',
 }
 
 

@@ -21,8 +21,8 @@ def test_a_bundled_recording_is_evaluated_with_its_model_file(data_dir, tmp_path
     hardware.write_text(json.dumps({"box": entry}))
     config = tmp_path / "tracefit.yaml"
     config.write_text(
-        f"configurations: {{hardware_file: {hardware}, model_config: {model},"
-        " rules: [{facts: {gpu: box, max_num_seqs: 32, max_num_batched_tokens: 2048, max_model_len: 2048}}]}"
+        f"hardware_file: {hardware}\nmodel_config: {model}\n"
+        "rules: [{facts: {gpu: box, max_num_seqs: 32, max_num_batched_tokens: 2048, max_model_len: 2048}}]\n"
     )
     out = tmp_path / "report.json"
     code = main(

@@ -17,7 +17,7 @@ from tests.support.step_exports import make_export
 
 zmq = pytest.importorskip("zmq")
 
-NOBODY = "{endpoint: 'tcp://127.0.0.1:1'}"
+NOBODY = "tcp://127.0.0.1:1"
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def publisher():
 
 
 def test_an_endpoint_that_never_answers_is_no_reason_not_to_serve(tmp_path):
-    with running_sidecar(tmp_path, RECEIVERS__KV__ENDPOINTS=f"[{NOBODY}]") as sidecar:
+    with running_sidecar(tmp_path, KV=NOBODY) as sidecar:
         assert get(sidecar.http_port, "/readyz")
         call_export(sidecar.grpc_port, make_export().SerializeToString())
         eventually(lambda: metric(sidecar.http_port, "tracefit_decode_accepted_spans_total") == 1)
@@ -38,7 +38,7 @@ def test_an_endpoint_that_never_answers_is_no_reason_not_to_serve(tmp_path):
 
 def test_what_publishers_say_garbage_included_is_on_the_page(tmp_path, publisher):
     pub, endpoint = publisher
-    with running_sidecar(tmp_path, RECEIVERS__KV__ENDPOINTS=f"[{{endpoint: '{endpoint}'}}, {NOBODY}]") as sidecar:
+    with running_sidecar(tmp_path, KV=f"{endpoint},{NOBODY}") as sidecar:
         assert pub.poll(10_000)
         pub.send_multipart([b"garbage"])
         transfer = ["TransferInitiated", 1, "r", "GPU", "CPU", 8, 7]
@@ -61,7 +61,7 @@ def test_steps_learned_beside_live_kv_events_carry_their_blocks(tmp_path, publis
     """c5 again, live: its KV messages by ZMQ, its spans by gRPC; the publisher is the only engine's."""
 
     pub, endpoint = publisher
-    with running_sidecar(tmp_path, RECEIVERS__KV__ENDPOINTS=f"[{{endpoint: '{endpoint}'}}]") as sidecar:
+    with running_sidecar(tmp_path, KV=endpoint) as sidecar:
         page = sidecar.http_port
         assert pub.poll(10_000)
         for line in map(json.loads, kv_lines("c5_offload")):
@@ -76,7 +76,7 @@ def test_steps_learned_beside_live_kv_events_carry_their_blocks(tmp_path, publis
 
 def test_an_address_nobody_can_use_ends_the_start_with_the_key_named(tmp_path):
     with (
-        pytest.raises(ConfigError, match=r"receivers\.kv\.endpoints: tcp://no-port"),
-        running_sidecar(tmp_path, RECEIVERS__KV__ENDPOINTS="[{endpoint: 'tcp://no-port'}]"),
+        pytest.raises(ConfigError, match=r"kv: tcp://no-port"),
+        running_sidecar(tmp_path, KV="tcp://no-port"),
     ):
         pass

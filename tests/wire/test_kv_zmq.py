@@ -11,7 +11,7 @@ import time
 import msgspec
 import pytest
 
-from collector.config import KvConfig, KvEndpoint
+from collector.config import Config
 from collector.config.load import ConfigError, load
 from collector.ingest.kv import KvSubscriber
 from collector.telemetry import table
@@ -90,8 +90,8 @@ def publisher(context):
 def subscribe():
     running = []
 
-    def start(*endpoints, **settings):
-        one = KvSubscriber(KvConfig(endpoints=endpoints), **settings)
+    def start(*addresses, **settings):
+        one = KvSubscriber(Config(kv=addresses), **settings)
         one.start()
         running.append(one)
         return one
@@ -113,7 +113,7 @@ class Taken:
 
 
 def test_batches_arrive_as_records_with_the_endpoint_as_their_source(publisher, subscribe):
-    subscriber = subscribe(KvEndpoint(endpoint=publisher.endpoint))
+    subscriber = subscribe(publisher.endpoint)
     publisher.wait_for_subscriber()
     for blocks in (1, 2, 3):
         publisher.publish(stored(blocks))
@@ -125,16 +125,16 @@ def test_batches_arrive_as_records_with_the_endpoint_as_their_source(publisher, 
     assert counts[table.KV_RECEIVED_MESSAGES] == counts[table.KV_RECEIVED_OK] == 3
 
 
-def test_only_the_topic_asked_for_is_subscribed(publisher, subscribe):
-    subscriber = subscribe(KvEndpoint(endpoint=publisher.endpoint, topic="kv-events"))
-    assert publisher.wait_for_subscriber() == b"kv-events"
+def test_every_topic_is_subscribed(publisher, subscribe):
+    subscriber = subscribe(publisher.endpoint)
+    assert publisher.wait_for_subscriber() == b""
     publisher.publish(stored(1), topic=b"kv-events")
     taken = Taken(subscriber)
     until(lambda: taken.seqs() == [0])
 
 
 def test_a_gap_is_counted_and_costs_nothing_but_what_was_lost(publisher, subscribe):
-    subscriber = subscribe(KvEndpoint(endpoint=publisher.endpoint, instance="engine-1"))
+    subscriber = subscribe(f"engine-1={publisher.endpoint}")
     publisher.wait_for_subscriber()
     for number in range(6):
         publisher.publish(stored(1), lose=number in (2, 3))
@@ -145,8 +145,8 @@ def test_a_gap_is_counted_and_costs_nothing_but_what_was_lost(publisher, subscri
 
 
 def test_an_endpoint_that_is_not_there_holds_nobody_up(publisher, subscribe):
-    nobody = KvEndpoint(endpoint="tcp://127.0.0.1:1")
-    subscriber = subscribe(nobody, KvEndpoint(endpoint=publisher.endpoint))
+    nobody = "tcp://127.0.0.1:1"
+    subscriber = subscribe(nobody, publisher.endpoint)
     publisher.wait_for_subscriber()
     publisher.publish(stored(1))
     taken = Taken(subscriber)
@@ -154,7 +154,7 @@ def test_an_endpoint_that_is_not_there_holds_nobody_up(publisher, subscribe):
 
 
 def test_garbage_is_counted_by_reason_and_the_next_message_is_read(publisher, subscribe):
-    subscriber = subscribe(KvEndpoint(endpoint=publisher.endpoint))
+    subscriber = subscribe(publisher.endpoint)
     publisher.wait_for_subscriber()
     for frames in (
         [b"alone"],
@@ -178,7 +178,7 @@ def test_garbage_is_counted_by_reason_and_the_next_message_is_read(publisher, su
 
 def test_a_publisher_that_comes_back_is_heard_again_and_counts_as_restarted(context, subscribe):
     first = Publisher(context)
-    subscriber = subscribe(KvEndpoint(endpoint=first.endpoint))
+    subscriber = subscribe(first.endpoint)
     first.wait_for_subscriber()
     for _ in range(3):
         first.publish(stored(1))
@@ -194,7 +194,7 @@ def test_a_publisher_that_comes_back_is_heard_again_and_counts_as_restarted(cont
 
 
 def test_a_full_queue_loses_the_oldest_and_says_so(publisher, subscribe):
-    subscriber = subscribe(KvEndpoint(endpoint=publisher.endpoint), queue_batches=10)
+    subscriber = subscribe(publisher.endpoint, queue_batches=10)
     publisher.wait_for_subscriber()
     for sent in range(1, 101):
         publisher.publish(stored(1))
@@ -207,7 +207,7 @@ def test_a_full_queue_loses_the_oldest_and_says_so(publisher, subscribe):
 def test_a_connecting_publisher_is_heard_by_binding(context, subscribe):
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
-    subscriber = subscribe(KvEndpoint(endpoint=f"tcp://*:{port}"))
+    subscriber = subscribe(f"tcp://*:{port}")
     with context.socket(zmq.XPUB) as pub:
         pub.setsockopt(zmq.LINGER, 0)
         pub.connect(f"tcp://127.0.0.1:{port}")
@@ -220,32 +220,32 @@ def test_a_connecting_publisher_is_heard_by_binding(context, subscribe):
 @pytest.mark.parametrize(
     ("text", "key"),
     [
-        ("{endpoints: [{endpoint: '127.0.0.1:5557'}]}", "endpoints[0].endpoint"),
-        ("{endpoints: [{endpoint: 'tcp://a:1'}, {endpoint: ''}]}", "endpoints[1].endpoint"),
-        ("{endpoints: [{}]}", "endpoints[0]"),
-        ("{endpoints: [{endpoint: 'tcp://a:1', token: x}]}", "endpoints["),
+        ("['127.0.0.1:5557']", "kv[0]"),
+        ("['tcp://a:1', '']", "kv[1]"),
+        ("[{}]", "kv[0]"),
+        ("[{endpoint: 'tcp://a:1'}]", "kv[0]"),
     ],
 )
 def test_a_bad_setting_is_named_and_exits_78(tmp_path, text, key):
-    (tmp_path / "x.yaml").write_text(f"receivers: {{kv: {text}}}")
+    (tmp_path / "x.yaml").write_text(f"kv: {text}")
     with pytest.raises(ConfigError) as error:
         load(tmp_path / "x.yaml", {})
-    assert error.value.key.startswith(f"receivers.kv.{key}")
+    assert error.value.key.startswith(key)
 
 
 def test_without_pyzmq_the_start_says_what_to_install():
     code = (
         "import sys; sys.modules['zmq'] = None\n"
-        "from collector.config import KvEndpoint, KvConfig\n"
+        "from collector.config import Config\n"
         "from collector.ingest.kv import *\n"
-        "config = KvConfig(endpoints=(KvEndpoint(endpoint='tcp://127.0.0.1:1'),))\n"
+        "config = Config(kv=('tcp://127.0.0.1:1',))\n"
         "try: KvSubscriber(config).start()\n"
         "except KvUnavailable as error: print(error)\n"
         "from collector.ingest.kv import check_kv\n"
-        "check_kv(KvConfig())\n"
+        "check_kv(Config())\n"
         "try: check_kv(config)\n"
         "except Exception as error: print(error)\n"
     )
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert said.stdout.count("tracefit's extra kv") == 2
-    assert "config error: receivers.kv.endpoints: " in said.stdout, "and so does config check"
+    assert "config error: kv: " in said.stdout, "and so does config check"

@@ -35,7 +35,7 @@ def send(sidecar, payloads):
 
 def test_a_change_of_speed_is_told_once_in_the_log_on_the_page_and_by_doctor(tmp_path, told, capsys):
     engine = PacedEngine("engine-0", time.time_ns() - 60_000_000_000, **{"vllm.model": "tiny"})
-    with running_sidecar(tmp_path, JOIN__GRACE_S="1") as sidecar:
+    with running_sidecar(tmp_path, ALLOWED_LATENESS_S="1") as sidecar:
         send(sidecar, engine.exports(640))
         assert told() == []
         eventually(lambda: b'<span class="state ok">ready</span>' in get(sidecar.http_port, "/"))
@@ -57,7 +57,7 @@ def test_a_change_of_speed_is_told_once_in_the_log_on_the_page_and_by_doctor(tmp
 
 def test_a_change_of_prefill_alone_is_told_as_one_in_every_place(tmp_path, told, capsys):
     engine = PacedEngine("engine-0", time.time_ns() - 120_000_000_000, **{"vllm.model": "tiny"})
-    with running_sidecar(tmp_path, JOIN__GRACE_S="1") as sidecar:
+    with running_sidecar(tmp_path, ALLOWED_LATENESS_S="1") as sidecar:
         send(sidecar, [*engine.exports(1280, prefill_us=50.0), *engine.exports(1280, prefill_us=150.0)])
         eventually(told)
         main(["doctor", f"127.0.0.1:{sidecar.http_port}"])
@@ -73,10 +73,10 @@ def test_a_change_of_prefill_alone_is_told_as_one_in_every_place(tmp_path, told,
 
 def test_a_restart_does_not_repeat_it(tmp_path, told):
     engine = PacedEngine("engine-0", time.time_ns() - 60_000_000_000, **{"vllm.model": "tiny"})
-    with running_sidecar(tmp_path, JOIN__GRACE_S="1") as sidecar:
+    with running_sidecar(tmp_path, ALLOWED_LATENESS_S="1") as sidecar:
         send(sidecar, [*engine.exports(640), *engine.exports(640, 1.5)])
         eventually(told)
-    with running_sidecar(tmp_path, JOIN__GRACE_S="1") as sidecar:
+    with running_sidecar(tmp_path, ALLOWED_LATENESS_S="1") as sidecar:
         send(sidecar, engine.exports(320, 1.5))
         eventually(lambda: learned(sidecar) > 1400)
         assert len(told()) == 1

@@ -17,7 +17,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 from opentelemetry.proto.trace.v1.trace_pb2 import ScopeSpans
 from prometheus_client import CollectorRegistry
 
-from collector.config import GrpcConfig
+from collector.config import Config
 from collector.ingest import otlp_grpc
 from collector.ingest.otlp_grpc import SERVICE, OtlpGrpcReceiver
 from collector.ingest.queue import AdmissionQueue, Intake, ReceiveBudget
@@ -37,7 +37,7 @@ MIB = 1 << 20
 
 
 def make_receiver(config, intake, grace_s=0.0):
-    budget = ReceiveBudget(config.max_recv_msg_size_mib * MIB)
+    budget = ReceiveBudget(config.message_max_mib * MIB)
     return OtlpGrpcReceiver(config, intake, budget, io=IoLoop(), grace_s=grace_s)
 
 
@@ -50,7 +50,7 @@ class Receiver:
         self.intake = Intake(self.queue, self.metrics)
         if offer is not None:
             self.intake.offer = offer
-        self.server = make_receiver(config or GrpcConfig(endpoint="127.0.0.1:0"), self.intake, grace_s)
+        self.server = make_receiver(config or Config(listen="127.0.0.1:0"), self.intake, grace_s)
         self.server.start()
         self.port = self.server.port
 
@@ -190,7 +190,7 @@ def test_our_own_fault_is_internal_and_tells_nothing_of_its_inside():
 
 @pytest.mark.parametrize("compression", [grpc.Compression.NoCompression, grpc.Compression.Gzip])
 def test_the_size_limit_holds_after_decompression(compression):
-    receiver = Receiver(config=GrpcConfig(endpoint="127.0.0.1:0", max_recv_msg_size_mib=1), capacity_bytes=4 * MIB)
+    receiver = Receiver(config=Config(listen="127.0.0.1:0", message_max_mib=1), capacity_bytes=4 * MIB)
     try:
         bomb = bytes(2 * MIB)
         assert len(gzip.compress(bomb)) < 10_000
@@ -253,7 +253,7 @@ def test_health_serves_until_the_stop_begins(receiver):
 
 
 def test_a_second_server_on_the_same_port_is_one_clear_sentence(receiver):
-    second = make_receiver(GrpcConfig(endpoint=f"127.0.0.1:{receiver.port}"), receiver.intake)
+    second = make_receiver(Config(listen=f"127.0.0.1:{receiver.port}"), receiver.intake)
     with pytest.raises(StartError, match=f"cannot listen on 127.0.0.1:{receiver.port}.*in use"):
         second.start()
 

@@ -22,7 +22,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 )
 from prometheus_client import CollectorRegistry
 
-from collector.config import HttpReceiverConfig
+from collector.config import Config
 from collector.ingest import otlp_http
 from collector.ingest import queue as ingest_queue
 from collector.ingest.otlp_http import CONTENT_TYPE, make_http_receiver
@@ -44,7 +44,7 @@ GZIP = PROTOBUF | {"Content-Encoding": "gzip"}
 
 
 def make_receiver(config, intake, tokens=None):
-    budget = ReceiveBudget(config.max_request_body_size_mib * MIB)
+    budget = ReceiveBudget(config.message_max_mib * MIB)
     return make_http_receiver(config, intake, budget, grace_s=0, tokens=tokens)
 
 
@@ -57,7 +57,7 @@ class Receiver:
         self.intake = Intake(self.queue, self.metrics)
         if offer is not None:
             self.intake.offer = offer
-        self.server = make_receiver(HttpReceiverConfig(endpoint="127.0.0.1:0", **config), self.intake, tokens)
+        self.server = make_receiver(Config(listen_http="127.0.0.1:0", **config), self.intake, tokens)
         self.server.start()
         self.port = self.server.port
 
@@ -164,7 +164,7 @@ def test_our_own_fault_is_500_and_tells_nothing_of_its_inside():
 
 
 def test_a_body_beyond_the_limit_is_413_before_it_is_read():
-    with running(max_request_body_size_mib=1) as receiver:
+    with running(message_max_mib=1) as receiver:
         with socket.create_connection(("127.0.0.1", receiver.port), 60) as client:
             client.sendall(b"POST /v1/traces HTTP/1.1\r\nHost: x\r\nContent-Type: application/x-protobuf\r\n")
             client.sendall(b"Content-Length: 99999999999\r\n\r\n")
@@ -175,7 +175,7 @@ def test_a_body_beyond_the_limit_is_413_before_it_is_read():
 
 @pytest.mark.parametrize("members", [1, 3])
 def test_a_gzip_bomb_is_413_and_never_unfolds(members):
-    with running(max_request_body_size_mib=1) as receiver:
+    with running(message_max_mib=1) as receiver:
         bomb = gzip.compress(bytes(64 * MIB // members)) * members
         assert len(bomb) < MIB
         assert receiver.post(bomb, GZIP)[0] == 413
@@ -190,7 +190,7 @@ def test_a_body_of_many_gzip_members_is_refused_before_its_65th_and_others_are_s
     make = zlib.decompressobj
     monkeypatch.setattr(zlib, "decompressobj", lambda **kwargs: made.append(1) or make(**kwargs))
     empty = gzip.compress(b"")
-    with running(max_request_body_size_mib=32) as receiver, ThreadPoolExecutor(1) as other:
+    with running(message_max_mib=32) as receiver, ThreadPoolExecutor(1) as other:
         hostile = other.submit(receiver.post, empty * members, GZIP)
         assert [receiver.post(gzip.compress(ONE), GZIP)[0] for _ in range(3)] == [200] * 3
         assert hostile.result(100)[0] == status
@@ -295,7 +295,7 @@ def test_connections_that_dawdle_give_way_to_one_that_sends():
 
 def test_senders_of_large_bodies_that_never_end_keep_nobody_out():
     size = MIB - 1
-    with running(max_request_body_size_mib=1) as receiver, contextlib.ExitStack() as stack:
+    with running(message_max_mib=1) as receiver, contextlib.ExitStack() as stack:
         for _ in range(12):
             client = stack.enter_context(socket.create_connection(("127.0.0.1", receiver.port), 60))
             client.sendall(HEAD % size)
@@ -323,7 +323,7 @@ def test_with_tokens_only_those_who_bear_one_get_in():
 
 
 def test_a_port_in_use_is_one_clear_sentence(receiver):
-    second = make_receiver(HttpReceiverConfig(endpoint=f"127.0.0.1:{receiver.port}"), receiver.intake)
+    second = make_receiver(Config(listen_http=f"127.0.0.1:{receiver.port}"), receiver.intake)
     with pytest.raises(StartError, match=f"cannot listen on 127.0.0.1:{receiver.port} for OTLP/HTTP"):
         second.start()
 

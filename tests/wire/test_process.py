@@ -48,10 +48,10 @@ def tracefit(*arguments, **variables):
 def running_process(directory, **variables):
     """`tracefit run` on free ports, which it tells on stderr."""
     settings = environment(
-        TRACEFIT_RECEIVERS__GRPC__ENDPOINT="127.0.0.1:0",
-        TRACEFIT_RECEIVERS__HTTP__ENDPOINT="127.0.0.1:0",
-        TRACEFIT_EXPORTERS__HTTP__ENDPOINT="127.0.0.1:0",
-        TRACEFIT_SNAPSHOT__DIRECTORY=str(directory),
+        TRACEFIT_LISTEN="127.0.0.1:0",
+        TRACEFIT_LISTEN_HTTP="127.0.0.1:0",
+        TRACEFIT_PAGES="127.0.0.1:0",
+        TRACEFIT_DIRECTORY=str(directory),
         TRACEFIT_LEARNERS="[rls]",
         **variables,
     )
@@ -120,10 +120,10 @@ def test_a_port_in_use_is_exit_1_and_one_sentence(tmp_path):
         taken = f"127.0.0.1:{sidecar.grpc_port}"
         ended = tracefit(
             "run",
-            TRACEFIT_RECEIVERS__GRPC__ENDPOINT=taken,
-            TRACEFIT_RECEIVERS__HTTP__ENDPOINT="127.0.0.1:0",
-            TRACEFIT_EXPORTERS__HTTP__ENDPOINT="127.0.0.1:0",
-            TRACEFIT_SNAPSHOT__DIRECTORY=str(tmp_path / "b"),
+            TRACEFIT_LISTEN=taken,
+            TRACEFIT_LISTEN_HTTP="127.0.0.1:0",
+            TRACEFIT_PAGES="127.0.0.1:0",
+            TRACEFIT_DIRECTORY=str(tmp_path / "b"),
         )
     assert ended.returncode == 1
     assert ended.stderr.splitlines()[-1].startswith(f"error: cannot listen on {taken} for OTLP/gRPC")
@@ -137,9 +137,9 @@ CHECK, RUN, REPLAY = ("config", "check"), ("run",), ("replay", "x", "--snapshot"
     ("command", "text", "sentence"),
     [
         (RUN, "recievers: {}", "config error: recievers: unknown key"),
-        (CHECK, "queue: {capacity: 1}", "config error: queue.capacity: unknown key"),
-        (REPLAY, "queue: {capacity: 1}", "config error: queue.capacity: unknown key"),
-        (CHECK, "receivers: {grpc: {max_recv_msg_size_mib: 0}}", "grpc.max_recv_msg_size_mib: expected int >= 1"),
+        (CHECK, "queue_mb: 1", "config error: queue_mb: unknown key; did you mean 'queue_mib'?"),
+        (REPLAY, "queue_mb: 1", "config error: queue_mb: unknown key; did you mean 'queue_mib'?"),
+        (CHECK, "message_max_mib: 0", "config error: message_max_mib: expected int >= 1"),
         (REPLAY, "learners: [magic]", "config error: learners: 'magic' is not"),
         (RUN, "feature_sets: [magic]", "config error: feature_sets: 'magic' is not"),
         (CHECK, "feature_sets: [magic]", "config error: feature_sets: 'magic' is not"),
@@ -157,11 +157,11 @@ def test_bad_configuration_is_exit_78_and_one_sentence_naming_the_key(tmp_path, 
 def test_in_a_pod_a_bad_configuration_does_not_end_the_process(tmp_path):
     """A start with a good one; then with bad ones, for which the defaults hold, and that is said."""
     file = tmp_path / "config.yaml"
-    variables = {"TRACEFIT_CONFIG": str(file), "TRACEFIT_CONFIG__ON_ERROR": "degrade"}
+    variables = {"TRACEFIT_CONFIG": str(file), "TRACEFIT_ON_ERROR": "degrade"}
     for text, key in (
-        ("join: {grace_s: 15}", ""),
+        ("allowed_lateness_s: 15", ""),
         ("feature_sets: [magic]", "feature_sets"),
-        ("receivers: {scrape: {token_file: /nope}}", "receivers.scrape.token_file"),
+        ("scrape_token_file: /nope", "scrape_token_file"),
     ):
         file.write_text(text)
         with running_process(tmp_path, **variables) as (_, _, http_port):
@@ -173,13 +173,13 @@ def test_in_a_pod_a_bad_configuration_does_not_end_the_process(tmp_path):
 @pytest.mark.parametrize(
     ("text", "key"),
     [
-        ("receivers: {token_file: /nope}", "receivers.token_file"),
-        ("exporters: {http: {token_file: /nope}}", "exporters.http.token_file"),
-        ("receivers: {tls: {cert_file: /nope, key_file: /nope}}", "receivers.tls"),
-        ("receivers: {tls: {client_ca_file: /nope}}", "receivers.tls.cert_file"),
-        ("receivers: {scrape: {token_file: /nope}}", "receivers.scrape.token_file"),
-        ("receivers: {scrape: {ca_file: /nope}}", "receivers.scrape.ca_file"),
-        ("receivers: {grpc: {endpoint: '0.0.0.0:4318'}}", "receivers.http.endpoint"),
+        ("token_file: /nope", "token_file"),
+        ("pages_token_file: /nope", "pages_token_file"),
+        ("tls_cert_file: /nope\ntls_key_file: /nope", "tls_cert_file"),
+        ("tls_client_ca_file: /nope", "tls_cert_file"),
+        ("scrape_token_file: /nope", "scrape_token_file"),
+        ("scrape_ca_file: /nope", "scrape_ca_file"),
+        ("listen: 0.0.0.0:4318", "listen_http"),
     ],
 )
 def test_check_config_finds_what_would_end_the_start(tmp_path, text, key):

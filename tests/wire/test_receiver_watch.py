@@ -15,7 +15,7 @@ LATE_S = 61.0
 
 def test_the_runbook_names_everybody_who_may_be_late_and_silent_calls_make_nobody_late(tmp_path):
     clock = FakeClock()
-    sidecar = Sidecar(make_config(tmp_path, SNAPSHOT__PUBLISH_INTERVAL_S="0.5"), clock)
+    sidecar = Sidecar(make_config(tmp_path, PUBLISH_INTERVAL_S="0.5"), clock)
     sidecar.start()
     try:
         with own_channel(sidecar.grpc_port) as channel, silent_calls(channel, 120):

@@ -23,9 +23,9 @@ def scraped_server():
 
     with PageServer(answer) as server:
         yield {
-            "RECEIVERS__SCRAPE__ENDPOINTS": f"[{{url: '{server.url}'}}]",
-            "RECEIVERS__SCRAPE__INTERVAL_S": "0.05",
-            "JOIN__GRACE_S": "0",
+            "SCRAPE": server.url,
+            "SCRAPE_INTERVAL_S": "0.05",
+            "ALLOWED_LATENESS_S": "0",
         }
 
 

@@ -13,7 +13,7 @@ import grpc
 import pytest
 
 from collector.app import Sidecar
-from collector.config.load import ConfigError
+from collector.config import Config, ConfigError
 from collector.ingest.otlp_grpc import METHOD
 from collector.ingest.otlp_http import CONTENT_TYPE
 from collector.runtime.tasks import SystemClock
@@ -64,7 +64,7 @@ def page_status(port, path, headers=()):
 
 def test_with_a_token_file_both_receivers_ask_for_the_token_and_read_nothing_before(tmp_path):
     (tmp_path / "token").write_text(TOKEN)
-    with running_sidecar(tmp_path, RECEIVERS__TOKEN_FILE=str(tmp_path / "token")) as sidecar:
+    with running_sidecar(tmp_path, TOKEN_FILE=str(tmp_path / "token")) as sidecar:
         good, bad = f"Bearer {TOKEN}", f"Bearer {OTHER}"
         assert grpc_code(sidecar.grpc_port) is CODE.UNAUTHENTICATED
         assert grpc_code(sidecar.grpc_port, metadata=[("authorization", bad)]) is CODE.UNAUTHENTICATED
@@ -80,7 +80,7 @@ def test_with_a_token_file_both_receivers_ask_for_the_token_and_read_nothing_bef
 
 def test_pages_ask_for_their_own_token_except_metrics_and_health(tmp_path):
     (tmp_path / "reader").write_text(OTHER)
-    with running_sidecar(tmp_path, EXPORTERS__HTTP__TOKEN_FILE=str(tmp_path / "reader")) as sidecar:
+    with running_sidecar(tmp_path, PAGES_TOKEN_FILE=str(tmp_path / "reader")) as sidecar:
         assert grpc_code(sidecar.grpc_port) is CODE.OK
         assert [page_status(sidecar.http_port, path) for path in ("/metrics", "/healthz", "/readyz")] == [200] * 3
         assert [page_status(sidecar.http_port, path) for path in ("/snapshot", "/")] == [401] * 2
@@ -99,8 +99,8 @@ def put_pair(directory, pair):
 
 def tls_settings(directory, **more):
     return {
-        "RECEIVERS__TLS__CERT_FILE": str(directory / "tls.crt"),
-        "RECEIVERS__TLS__KEY_FILE": str(directory / "tls.key"),
+        "TLS_CERT_FILE": str(directory / "tls.crt"),
+        "TLS_KEY_FILE": str(directory / "tls.key"),
         **more,
     }
 
@@ -131,7 +131,7 @@ def test_mutual_tls_turns_away_a_client_without_a_certificate_of_the_right_autho
     put_pair(tmp_path / "tls", authority.pair("server"))
     (tmp_path / "other").mkdir()
     stranger = Authority(tmp_path / "other", find_tool("openssl")).pair("stranger")
-    settings = tls_settings(tmp_path / "tls", RECEIVERS__TLS__CLIENT_CA_FILE=str(authority.ca))
+    settings = tls_settings(tmp_path / "tls", TLS_CLIENT_CA_FILE=str(authority.ca))
     with running_sidecar(tmp_path, **settings) as sidecar:
         client = authority.pair("client")
         assert grpc_code(sidecar.grpc_port, credentials=client_credentials(authority, client)) is CODE.OK
@@ -168,10 +168,10 @@ def test_an_expired_certificate_is_replaced_while_running_and_a_broken_one_is_no
 
 def test_files_that_do_not_load_are_a_configuration_error_at_the_start(tmp_path, authority):
     put_pair(tmp_path / "tls", (authority.pair("a")[0], authority.pair("b")[1]))
-    with pytest.raises(ConfigError, match=r"receivers\.tls"):
+    with pytest.raises(ConfigError, match="tls_cert_file"):
         Sidecar(make_config(tmp_path, **tls_settings(tmp_path / "tls")), SystemClock())
-    with pytest.raises(ConfigError, match=r"receivers\.token_file"):
-        Sidecar(make_config(tmp_path, RECEIVERS__TOKEN_FILE=str(tmp_path / "absent")), SystemClock())
+    with pytest.raises(ConfigError, match="token_file"):
+        Sidecar(make_config(tmp_path, TOKEN_FILE=str(tmp_path / "absent")), SystemClock())
 
 
 def test_what_requests_say_is_nowhere_but_in_the_join_window(tmp_path, caplog):
@@ -202,7 +202,7 @@ def test_what_requests_say_is_nowhere_but_in_the_join_window(tmp_path, caplog):
     assert not any(marker.encode() in text for text in told)
 
 
-def test_by_default_telemetry_is_taken_from_this_machine_only(tmp_path):
-    config = make_config(tmp_path).receivers
-    for receiver in (type(config.grpc)(), type(config.http)()):
-        assert receiver.endpoint.startswith("127.0.0.1:")
+def test_by_default_telemetry_is_taken_from_this_machine_only():
+    config = Config()
+    assert config.listen.startswith("127.0.0.1:")
+    assert config.listen_http.startswith("127.0.0.1:")

@@ -63,7 +63,7 @@ def test_a_real_sdk_exporter_moves_the_metrics_and_the_coefficients(tmp_path):
 
 
 def test_promtool_accepts_the_live_page(tmp_path, promtool):
-    with running_sidecar(tmp_path, JOIN__WINDOW_S="1", JOIN__GRACE_S="0") as sidecar:
+    with running_sidecar(tmp_path, JOIN_TIMEOUT_S="1", ALLOWED_LATENESS_S="0") as sidecar:
         for first in range(1, 400, 100):
             call_export(sidecar.grpc_port, make_export(steps_per_span=100, first_step=first).SerializeToString())
         eventually(lambda: sidecar.snapshot() is not None)
@@ -92,11 +92,11 @@ def test_what_was_learned_can_be_fetched_as_a_state_where_that_is_switched_on(tm
     with running_sidecar(tmp_path / "off") as sidecar:
         assert ask(sidecar.http_port, "/state")[0] == 404
     overrides = {
-        "EXPORTERS__HTTP__STATE": "true",
-        "EXPORTERS__HTTP__TOKEN_FILE": str(tmp_path / "tokens"),
-        "STATE__INTERVAL_S": "0.1",
-        "JOIN__WINDOW_S": "1",
-        "JOIN__GRACE_S": "0",
+        "PAGES_STATE": "true",
+        "PAGES_TOKEN_FILE": str(tmp_path / "tokens"),
+        "CHECKPOINT_INTERVAL_S": "0.1",
+        "JOIN_TIMEOUT_S": "1",
+        "ALLOWED_LATENESS_S": "0",
     }
     bearer = {"Authorization": "Bearer 0123456789abcdef"}
     with running_sidecar(tmp_path / "on", **overrides) as sidecar:
@@ -155,7 +155,7 @@ def test_what_was_acknowledged_before_the_stop_is_in_the_last_snapshot(tmp_path)
 def test_a_directory_that_takes_no_files_is_one_clear_sentence(tmp_path):
     (tmp_path / "file").write_text("")
     with (
-        pytest.raises(StartError, match=r"cannot write to snapshot.directory"),
+        pytest.raises(StartError, match=r"cannot write to directory"),
         running_sidecar(tmp_path / "file" / "x"),
     ):
         pass
@@ -166,13 +166,13 @@ def test_a_taken_page_port_is_one_clear_sentence_and_leaves_no_server_behind(tmp
         taken = f"127.0.0.1:{sidecar.http_port}"
         with (
             pytest.raises(StartError, match=f"cannot listen on {taken} for the pages"),
-            running_sidecar(tmp_path, EXPORTERS__HTTP__ENDPOINT=taken),
+            running_sidecar(tmp_path, PAGES=taken),
         ):
             pass
 
 
 def test_the_status_page_shows_what_was_learned(tmp_path):
-    with running_sidecar(tmp_path, JOIN__WINDOW_S="1", JOIN__GRACE_S="0") as sidecar:
+    with running_sidecar(tmp_path, JOIN_TIMEOUT_S="1", ALLOWED_LATENESS_S="0") as sidecar:
         assert b"Waiting for telemetry" in get(sidecar.http_port, "/")
         for first in range(1, 400, 100):
             call_export(sidecar.grpc_port, make_export(steps_per_span=100, first_step=first).SerializeToString())

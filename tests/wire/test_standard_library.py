@@ -13,7 +13,7 @@ from collector.cli import main
 with socket.socket() as free:
     free.bind(("127.0.0.1", 0))
     port = free.getsockname()[1]
-os.environ["TRACEFIT_EXPORTERS__HTTP__ENDPOINT"] = f"127.0.0.1:{port}"
+os.environ["TRACEFIT_PAGES"] = f"127.0.0.1:{port}"
 problems = ["nobody looked"]
 
 def served():
@@ -49,9 +49,9 @@ sys.exit(problems[0] if problems else code)
 def test_tls_of_asyncio_and_every_hash_work_in_a_process_that_runs_a_sidecar(tmp_path):
     # coverage, where it is measured, begins with the process and loads hashes of its own
     environment = {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE_")} | {
-        "TRACEFIT_RECEIVERS__GRPC__ENDPOINT": "127.0.0.1:0",
-        "TRACEFIT_RECEIVERS__HTTP__ENDPOINT": "127.0.0.1:0",
-        "TRACEFIT_SNAPSHOT__DIRECTORY": str(tmp_path),
+        "TRACEFIT_LISTEN": "127.0.0.1:0",
+        "TRACEFIT_LISTEN_HTTP": "127.0.0.1:0",
+        "TRACEFIT_DIRECTORY": str(tmp_path),
     }
     command = [sys.executable, "-c", RUN]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=300)

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from collector.config import JoinConfig
+from collector.config import Config
 from collector.decode import MISSING, StepColumns
 from collector.join.window import Cells
 from collector.telemetry import Counts, JoinEvent, table
@@ -217,7 +217,7 @@ class Habits:
 class ProcessContext:
     """Sources, scheduling mode and habits of one engine process; times are wall clock."""
 
-    def __init__(self, settings: JoinConfig, ratio: BlockRatio) -> None:
+    def __init__(self, settings: Config, ratio: BlockRatio) -> None:
         self._settings = settings
         self.habits = Habits(ratio)
         self.votes = SchedulingVotes()
@@ -263,7 +263,9 @@ class ProcessContext:
     @property
     def waited_ns(self) -> int:
         """How much longer than ``grace_s`` steps wait before they are final: without summaries, the whole window."""
-        return 0 if self.has_summaries else int((self._settings.window_s - self._settings.grace_s) * 1e9)
+        return (
+            0 if self.has_summaries else int((self._settings.join_timeout_s - self._settings.allowed_lateness_s) * 1e9)
+        )
 
     @property
     def quality(self) -> Quality:
@@ -281,7 +283,7 @@ class ProcessContext:
             return ContextSource.EXACT
         if self.has_journeys:
             return ContextSource.JOURNEYS
-        grace_ns, window_ns = self._settings.grace_s * 1e9, self._settings.window_s * 1e9
+        grace_ns, window_ns = self._settings.allowed_lateness_s * 1e9, self._settings.join_timeout_s * 1e9
         finished = self._first_finish_unix_ns and self.event_unix_ns >= self._first_finish_unix_ns + grace_ns
         if finished or self.event_unix_ns >= self.first_unix_ns + window_ns:
             return ContextSource.BLOCKS
@@ -294,7 +296,7 @@ class ProcessContext:
         mode = self.votes.provisional(steps, cells)
         if mode is not Scheduling.UNKNOWN:
             return mode
-        waited = self.event_unix_ns >= self.first_unix_ns + int(self._settings.window_s * 1e9)
+        waited = self.event_unix_ns >= self.first_unix_ns + int(self._settings.join_timeout_s * 1e9)
         if self.has_journeys and not (flush or waited):
             return Scheduling.UNKNOWN
         if self.scheduling_fact is not Scheduling.UNKNOWN:

@@ -35,7 +35,7 @@ from typing import Protocol
 
 import numpy as np
 
-from collector.config import JoinConfig
+from collector.config import Config
 from collector.decode import MISSING, CoreSpan
 from collector.decode.kv import KvBatch, count_batch
 from collector.join.window import Cells, StepWindow
@@ -394,7 +394,7 @@ class KvSources:
         unbound: publishers that belong to no engine, as of the last assignment.
     """
 
-    def __init__(self, settings: JoinConfig) -> None:
+    def __init__(self, settings: Config) -> None:
         self._settings = settings
         self._publishers: OrderedDict[tuple[str, int, str], KvTimeline] = OrderedDict()
         self._counts = Counts()
@@ -404,7 +404,7 @@ class KvSources:
         """Add one batch; what is done with it is counted."""
         key = batch.source, batch.rank, batch.instance
         if key not in self._publishers:
-            self._publishers[key] = KvTimeline(int(self._settings.grace_s * 1e9))
+            self._publishers[key] = KvTimeline(int(self._settings.allowed_lateness_s * 1e9))
             if len(self._publishers) > self._settings.engines_max:
                 self._publishers.popitem(last=False)
         count_batch(self._counts, batch, self._publishers[key].add(batch))
@@ -426,7 +426,7 @@ class KvSources:
             for process in processes:
                 process.kv.timeline = found
                 if found is not None:
-                    found.forget_before(process.event_unix_ns - 2 * int(self._settings.window_s * 1e9))
+                    found.forget_before(process.event_unix_ns - 2 * int(self._settings.join_timeout_s * 1e9))
 
     def take_counts(self) -> Counts:
         """Counts since the last call, and what is held now."""

@@ -45,7 +45,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from collector.config import JoinConfig
+from collector.config import Config
 from collector.decode import RequestSpan
 from collector.join.api_queueing import ApiQueueing, BusyArrival
 from collector.telemetry import Counts, RowDrop, table
@@ -208,7 +208,7 @@ _COLUMN = {name: index for index, name in enumerate(STEP_FEATURES)}
 class RequestSequence:
     """Request spans of one API process."""
 
-    def __init__(self, settings: JoinConfig, engine: int) -> None:
+    def __init__(self, settings: Config, engine: int) -> None:
         self._settings = settings
         self.number = engine
         self._epoch_unix_ns = 0
@@ -287,8 +287,8 @@ class RequestSequence:
     @property
     def _horizon_unix_ns(self) -> int:
         """Until when every request that can overlap has been heard of."""
-        longest_ns = _LONGEST_RATIO * self.longest_ns + self._settings.grace_s * 1e9
-        return self.event_unix_ns - int(min(self._settings.window_s * 1e9, longest_ns))
+        longest_ns = _LONGEST_RATIO * self.longest_ns + self._settings.allowed_lateness_s * 1e9
+        return self.event_unix_ns - int(min(self._settings.join_timeout_s * 1e9, longest_ns))
 
     def _pass_until(self, horizon_unix_ns: int | None) -> None:
         """Make rows of the requests that ended by then (None: of all, nothing more will come)."""

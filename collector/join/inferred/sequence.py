@@ -36,7 +36,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from collector.config import JoinConfig
+from collector.config import Config
 from collector.decode import CoreSpan, MarkKind, SnapshotColumns, StepColumns
 from collector.join import exact
 from collector.join.exact import Advance
@@ -133,7 +133,7 @@ def finality(
     *,
     counts: Rebuilt | None,
     now_unix_ns: int,
-    settings: JoinConfig,
+    settings: Config,
 ) -> tuple[NDArray[np.bool_], Ints]:
     """Whether each step is final, and when it was by the wall clock (0 = nobody said), shapes (n,).
 
@@ -150,13 +150,13 @@ def finality(
         final, unix_ns = whole.copy(), steps["unix_ns"].copy()
     else:
         before, after = neighbours(seen)
-        settled_unix_ns = now_unix_ns - int(settings.grace_s * 1e9)
+        settled_unix_ns = now_unix_ns - int(settings.allowed_lateness_s * 1e9)
         around = np.where(before >= 0, whole[before], True) & np.where(
             after >= 0, whole[after] & (steps["unix_ns"][after] <= settled_unix_ns), False
         )
         final = np.where(seen, whole, around)
         unix_ns = np.where(seen, steps["unix_ns"], np.maximum(cells["completed_unix_ns"], cells["scheduled_unix_ns"]))
-    passed = np.flatnonzero((unix_ns > 0) & (unix_ns <= now_unix_ns - int(settings.window_s * 1e9)))
+    passed = np.flatnonzero((unix_ns > 0) & (unix_ns <= now_unix_ns - int(settings.join_timeout_s * 1e9)))
     if len(passed):
         final[: passed[-1] + 1] = True
     return final, unix_ns
@@ -179,7 +179,7 @@ class _Reading(NamedTuple):
 class StepSequence:
     """Steps of one engine process, from its first to its restart."""
 
-    def __init__(self, settings: JoinConfig, engine: int, ratio: BlockRatio) -> None:
+    def __init__(self, settings: Config, engine: int, ratio: BlockRatio) -> None:
         self._settings = settings
         self._engine = engine
         self.context = ProcessContext(settings, ratio)
@@ -309,7 +309,7 @@ class StepSequence:
         event_unix_ns, frontier = self.event_unix_ns, self.frontier
         stop = window.newest_step + 1
         if not flush:
-            late_ns = max(int(self._settings.grace_s * 1e9), self.kv.lateness_ns)
+            late_ns = max(int(self._settings.allowed_lateness_s * 1e9), self.kv.lateness_ns)
             stop = exact.final_stop(window, first, event_unix_ns - late_ns)
         self.kv.take_hits(window, stop, self.context.waited_ns, asynchronous=False)
         begin = max(frontier.learned_to, window.base)
@@ -445,5 +445,5 @@ class StepSequence:
             return
         horizon_ns = self.event_unix_ns
         if self.context.has_journeys:
-            horizon_ns = min(keep_unix_ns, horizon_ns - int(self._settings.window_s * 1e9))
+            horizon_ns = min(keep_unix_ns, horizon_ns - int(self._settings.join_timeout_s * 1e9))
         window.forget_until(horizon_ns, emitted_to, emitted_to - 2)

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from collector.config import JoinConfig
+from collector.config import Config
 from collector.decode.pages import EngineReading, Meaning, ScrapedPage
 from collector.identity import EngineFacts, FactSource, Knowledge
 from collector.join.api_process import ApiProcess
@@ -178,7 +178,7 @@ class PageEngines:
         by_key: recording and instance -> engine.
     """
 
-    def __init__(self, settings: JoinConfig) -> None:
+    def __init__(self, settings: Config) -> None:
         self._settings = settings
         self.by_key: OrderedDict[Key, PageEngine] = OrderedDict()
         self._richer: dict[Key, list[Engine | ApiProcess]] = {}

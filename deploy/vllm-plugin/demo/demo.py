@@ -48,10 +48,10 @@ def sidecar(directory: Path, settings: Mapping[str, str], scraped: str = "") -> 
     pages = free_port(9464)
     environment = {
         **{k: v for k, v in os.environ.items() if not k.startswith("TRACEFIT")},
-        "TRACEFIT_RECEIVERS__HTTP__ENABLED": "false",
-        "TRACEFIT_EXPORTERS__HTTP__ENDPOINT": f"127.0.0.1:{pages}",
-        "TRACEFIT_SNAPSHOT__DIRECTORY": str(directory),
-        "TRACEFIT_SNAPSHOT__PUBLISH_INTERVAL_S": "1",
+        "TRACEFIT_LISTEN_HTTP": "",
+        "TRACEFIT_PAGES": f"127.0.0.1:{pages}",
+        "TRACEFIT_DIRECTORY": str(directory),
+        "TRACEFIT_PUBLISH_INTERVAL_S": "1",
         **settings,
     }
     command = [sys.executable, "-m", "collector", "run", *(("--scrape", scraped) if scraped else ())]
@@ -70,7 +70,7 @@ def run(seconds: float, rate: float, ranks: int, environment: Path, work: Path) 
         child.wait(120)
     grpc = free_port(4317)
     flags, variables = parallel(ranks) if ranks > 1 else ((), {})
-    with sidecar(work / STEPS, {"TRACEFIT_RECEIVERS__GRPC__ENDPOINT": f"127.0.0.1:{grpc}"}) as steps:
+    with sidecar(work / STEPS, {"TRACEFIT_LISTEN": f"127.0.0.1:{grpc}"}) as steps:
         say("starting vLLM on the CPU; its first start takes about a minute")
         with (
             vllm(binaries, model, f"http://127.0.0.1:{grpc}", work, *flags, **variables) as server,
@@ -105,7 +105,7 @@ def parallel(ranks: int) -> tuple[tuple[str, ...], dict[str, str]]:
 
 def scraping(port: int, work: Path) -> AbstractContextManager[int]:
     """Run a sidecar that knows of vLLM nothing but its port."""
-    closed = {"TRACEFIT_RECEIVERS__GRPC__ENDPOINT": f"127.0.0.1:{free_port()}"}
+    closed = {"TRACEFIT_LISTEN": f"127.0.0.1:{free_port()}"}
     return sidecar(work / PAGES, closed, f"http://127.0.0.1:{port}/metrics")
 
 

@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
-import msgspec
 import pytest
 
-from collector.config import Config, Endpoint, parse_endpoint
-from collector.config.load import ConfigError, json_schema, load, profile_names, to_yaml
+from collector.config import (
+    MOVED,
+    PROFILES,
+    Config,
+    ConfigError,
+    Endpoint,
+    Owned,
+    every_key,
+    explain_key,
+    json_schema,
+    load,
+    parse_endpoint,
+    parse_owned,
+    to_yaml,
+)
 from collector.service.build import make_pipeline
 
 
@@ -26,27 +39,87 @@ def test_an_empty_file_is_the_defaults(tmp_path):
     assert from_text(tmp_path, "# nothing\n") == Config()
 
 
+def test_there_are_at_most_45_keys():
+    assert len(every_key()) <= 45
+
+
 def test_the_environment_is_stronger_than_the_file(tmp_path):
-    config = from_text(tmp_path, "join: {window_s: 60, grace_s: 5}", JOIN__WINDOW_S="70.5", LEARNERS="[rls]")
-    assert (config.join.window_s, config.join.grace_s, config.learners) == (70.5, 5, ("rls",))
-    config = from_text(tmp_path, "", RECEIVERS__GRPC__ENDPOINT="[::]:4317", RECEIVERS__HTTP__ENDPOINT='"[::1]:4318"')
-    assert (config.receivers.grpc.endpoint, config.receivers.http.endpoint) == ("[::]:4317", "[::1]:4318")
+    text = "join_timeout_s: 60\nallowed_lateness_s: 5"
+    config = from_text(tmp_path, text, JOIN_TIMEOUT_S="70.5", LEARNERS="[rls]")
+    assert (config.join_timeout_s, config.allowed_lateness_s, config.learners) == (70.5, 5, ("rls",))
+    config = from_text(tmp_path, "", LISTEN="[::]:4317", LISTEN_HTTP='"[::1]:4318"')
+    assert (config.listen, config.listen_http) == ("[::]:4317", "[::1]:4318")
+    assert from_text(tmp_path, "", LISTEN_HTTP="").listen_http == "", "an empty variable means nowhere"
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "held"),
+    [
+        ("ITL_MS", "30", (30.0,)),
+        ("ITL_MS", "30, 50", (30.0, 50.0)),
+        ("SCRAPE", "http://[::1]:8000/metrics", ("http://[::1]:8000/metrics",)),
+        ("SCRAPE", "dns+http://vllm:8000/metrics,./targets.yaml", ("dns+http://vllm:8000/metrics", "./targets.yaml")),
+        ("KV", "engine-1=tcp://127.0.0.1:5557", ("engine-1=tcp://127.0.0.1:5557",)),
+        ("LEARNERS", "rls,river:residual", ("rls", "river:residual")),
+    ],
+)
+def test_a_variable_of_a_list_needs_no_brackets(variable, value, held):
+    assert getattr(load(None, {f"TRACEFIT_{variable}": value}), variable.lower()) == held
+
+
+@pytest.mark.parametrize(
+    ("text", "owned"),
+    [
+        ("tcp://a:1", Owned("tcp://a:1", "")),
+        ("engine-1=tcp://*:5557", Owned("tcp://*:5557", "engine-1")),
+        ("ipc:///run/a=b", Owned("ipc:///run/a=b", "")),
+    ],
+)
+def test_an_address_may_name_its_engine(text, owned):
+    assert parse_owned(text) == owned
+
+
+@pytest.mark.parametrize("old", MOVED)
+def test_every_key_of_the_release_before_is_answered_with_its_successor(tmp_path, old):
+    tree: object = 1
+    for part in reversed(old.split(".")):
+        tree = {part: tree}
+    answer = f"is now {MOVED[old]}" if MOVED[old] else "is no key any more"
+    with pytest.raises(ConfigError, match=f"^config error: {old}: {answer}$"):
+        from_text(tmp_path, json.dumps(tree))
+    variable = old.upper().replace(".", "__")
+    answer = f"is now TRACEFIT_{MOVED[old].upper()}" if MOVED[old] else answer
+    with pytest.raises(ConfigError, match=f"^config error: TRACEFIT_{variable}: {answer}$"):
+        load(None, {f"TRACEFIT_{variable}": "1"})
+    if MOVED[old]:
+        assert explain_key(old).startswith(f"{old} is now {MOVED[old]}\n")
+
+
+def test_all_old_keys_of_a_file_are_told_at_once(tmp_path):
+    with pytest.raises(ConfigError) as caught:
+        from_text(tmp_path, "snapshot: {directory: /x}\nslo: {itl_ms: [30]}\nlog_level: info")
+    assert str(caught.value) == "config error: snapshot.directory: is now directory; slo.itl_ms is now itl_ms"
 
 
 @pytest.mark.parametrize(
     ("text", "key", "problem"),
     [
         ("foo: 1", "foo", "unknown key"),
-        ("queue: {foo: 1}", "queue.foo", "unknown key"),
-        ("receivers: {grpc: {endpoint: nowhere}}", "receivers.grpc.endpoint", "expected host:port"),
-        ("receivers: {grpc: {endpoint: 'a:65536'}}", "receivers.grpc.endpoint", "expected host:port"),
-        ("receivers: {grpc: {endpoint: '::1:4317'}}", "receivers.grpc.endpoint", "expected host:port"),
-        ("receivers: {grpc: {max_recv_msg_size_mib: 1.5}}", "receivers.grpc.max_recv_msg_size_mib", "expected int"),
-        ("shutdown: {drain_s: .nan}", "shutdown.drain_s", "expected float"),
-        ("join: {window_s: .inf}", "join.window_s", "expected float"),
-        ("state: {interval_s: 0}", "state.interval_s", "expected float >= 0.1"),
-        ("queue: 3", "queue", "expected object"),
-        ("queue:", "queue", "expected object"),
+        ("engine_max: 1", "engine_max", "did you mean 'engines_max'?"),
+        ("rules: [{foo: 1}]", "rules[0].foo", "unknown key"),
+        ("listen: nowhere", "listen", "expected host:port"),
+        ("listen: 'a:65536'", "listen", "expected host:port"),
+        ("listen: '::1:4317'", "listen", "expected host:port"),
+        ("listen_http: 'off'", "listen_http", "or empty"),
+        ("message_max_mib: 1.5", "message_max_mib", "expected int"),
+        ("idle_timeout_s: .nan", "idle_timeout_s", "expected float"),
+        ("join_timeout_s: .inf", "join_timeout_s", "expected float"),
+        ("checkpoint_interval_s: 0", "checkpoint_interval_s", "expected float >= 0.1"),
+        ("scrape: ['http://[:::::1]/']", "scrape[0]", "IPv6"),
+        ("kv: ['127.0.0.1:5557']", "kv[0]", "expected [instance=]tcp://host:port"),
+        ("rules: 3", "rules", "expected array"),
+        ("rules:", "rules", "expected array"),
+        ("profile: 3", "profile", "expected str"),
         ("learners: []", "learners", "length >= 1"),
         ("1: 2", "(top level)", "keys are words"),
     ],
@@ -62,7 +135,7 @@ def test_a_bad_value_is_named_by_its_path(tmp_path, text, key, problem):
     ("text", "problem"),
     [
         ("a: 1\na: 2", "key 'a' given twice in line 2"),
-        ("join: {grace_s: 1, grace_s: 2}", "given twice"),
+        ("rules: [{match: {}, match: {}}]", "given twice"),
         ("a: [", "in line"),
         ("- 1", "expected a mapping"),
         ("? {a: 1}\n: 2", "a key is not a word"),
@@ -85,10 +158,10 @@ def test_a_file_that_cannot_be_read_is_a_configuration_error(tmp_path):
         load(tmp_path / "binary", {})
 
 
-@pytest.mark.parametrize("variable", ["FOO", "JOIN__FOO", "JOIN__GRACE_S", "JOIN__GRACE_S__X"])
+@pytest.mark.parametrize("variable", ["FOO", "IDLE__TIMEOUT_S", "ALLOWED_LATENESS_S", "ENGINES_MAX"])
 def test_a_bad_variable_is_named_itself(tmp_path, variable):
     with pytest.raises(ConfigError) as caught:
-        from_text(tmp_path, "join: {grace_s: 1}", **{variable: "-1"})
+        from_text(tmp_path, "allowed_lateness_s: 1", **{variable: "-1"})
     assert caught.value.key == f"TRACEFIT_{variable}"
 
 
@@ -102,15 +175,14 @@ def test_an_endpoint_is_an_address_and_a_port_and_prints_as_it_was_written(text,
 
 
 def test_the_effective_configuration_is_a_configuration(tmp_path):
-    config = from_text(tmp_path, "join: {window_s: 60}\nfeature_sets: [portable]")
+    config = from_text(tmp_path, "profile: gateway\njoin_timeout_s: 60\nfeature_sets: [portable]")
     assert from_text(tmp_path, to_yaml(config)) == config
 
 
-def test_the_schema_knows_every_section_and_forbids_other_keys():
+def test_the_schema_knows_every_key_and_forbids_others():
     schema = json_schema()["$defs"]
-    for field in msgspec.structs.fields(Config):
-        if isinstance(field.type, type) and issubclass(field.type, msgspec.Struct):
-            assert schema[field.type.__name__]["additionalProperties"] is False
+    assert [*schema["Config"]["properties"]] == [each.name for each in every_key() if "[]" not in each.name]
+    assert schema["Config"]["additionalProperties"] is schema["Rule"]["additionalProperties"] is False
 
 
 @pytest.mark.parametrize(
@@ -129,16 +201,23 @@ def test_a_learner_or_feature_that_nobody_knows_is_a_configuration_error(tmp_pat
 
 
 def test_a_profile_holds_below_the_file_and_the_environment(tmp_path):
-    (tmp_path / "config.yaml").write_text("bank: {block_rows: 100}\nlearners: [rls, 'river:residual']")
-    config = load(tmp_path / "config.yaml", {"TRACEFIT_JOIN__BLOCK_STEPS": "1024"}, "bulk")
-    assert (config.bank.block_rows, config.learners) == (100, ("rls", "river:residual")), "as the file says"
-    assert config.join.block_steps == 1024, "as the environment says"
-    assert config.bank.block_s == 60.0, "as the profile says"
-    assert config.join.window_s == Config().join.window_s, "as nobody says"
+    config = from_text(tmp_path, "profile: gateway\nqueue_mib: 32", PUBLISH_INTERVAL_S="2")
+    assert (config.queue_mib, config.publish_interval_s) == (32.0, 2.0), "as the file and the environment say"
+    assert (config.engines_max, config.configs_max) == (500, 500), "as the profile says"
+    assert config.join_timeout_s == Config().join_timeout_s, "as nobody says"
 
 
-@pytest.mark.parametrize("profile", profile_names())
-def test_every_profile_that_comes_along_is_a_configuration_that_learns(profile):
+def test_the_option_names_the_profile_before_the_environment_and_that_before_the_file(tmp_path):
+    (tmp_path / "config.yaml").write_text("profile: gateway")
+    assert load(tmp_path / "config.yaml", {}).engines_max == 500
+    by_variable = load(tmp_path / "config.yaml", {"TRACEFIT_PROFILE": "sidecar"})
+    assert by_variable.engines_max == 64
+    by_option = load(tmp_path / "config.yaml", {"TRACEFIT_PROFILE": "sidecar"}, "bulk")
+    assert (by_option.profile, by_option.block_rows, by_option.learners) == ("bulk", 8_192, ("rls",))
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_every_profile_is_a_configuration_that_learns(profile):
     assert make_pipeline(load(None, {}, profile)).learned_rows == 0
 
 

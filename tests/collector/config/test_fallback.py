@@ -13,18 +13,18 @@ from collector.runtime.tasks import SystemClock
 from collector.telemetry.table import CONFIG_DEGRADED
 from tests.support.sidecars import get, metric
 
-DEGRADE = {"TRACEFIT_CONFIG__ON_ERROR": "degrade"}
+DEGRADE = {"TRACEFIT_ON_ERROR": "degrade"}
 PORTS = {
-    "TRACEFIT_RECEIVERS__GRPC__ENDPOINT": "127.0.0.1:0",
-    "TRACEFIT_RECEIVERS__HTTP__ENDPOINT": "127.0.0.1:0",
-    "TRACEFIT_EXPORTERS__HTTP__ENDPOINT": "127.0.0.1:0",
+    "TRACEFIT_LISTEN": "127.0.0.1:0",
+    "TRACEFIT_LISTEN_HTTP": "127.0.0.1:0",
+    "TRACEFIT_PAGES": "127.0.0.1:0",
     "TRACEFIT_LEARNERS": "[rls]",
 }
 
 
 @pytest.fixture
 def environ(tmp_path):
-    return DEGRADE | {"TRACEFIT_SNAPSHOT__DIRECTORY": str(tmp_path)}
+    return DEGRADE | {"TRACEFIT_DIRECTORY": str(tmp_path)}
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def given(tmp_path):
     return tmp_path / "tracefit.yaml"
 
 
-WRONG = ("recievers: {}", "queue: {capacity_bytes: many}", "{ not: [yaml", "\xff", None)
+WRONG = ("recievers: {}", "queue_mib: many", "queue: {capacity_bytes: 65536}", "{ not: [yaml", "\xff", None)
 
 
 @pytest.mark.parametrize("text", WRONG)
@@ -47,23 +47,29 @@ def test_on_a_terminal_a_wrong_configuration_ends_the_start(given, text):
 def test_a_wrong_file_leaves_the_defaults_and_the_environment(given, environ, text):
     if text is not None:
         given.write_text(text, encoding="latin-1")
-    config, fallback = load_or_degrade(given, environ | {"TRACEFIT_JOIN__GRACE_S": "99"})
-    assert config == load(None, environ | {"TRACEFIT_JOIN__GRACE_S": "99"})
+    config, fallback = load_or_degrade(given, environ | {"TRACEFIT_ALLOWED_LATENESS_S": "99"})
+    assert config == load(None, environ | {"TRACEFIT_ALLOWED_LATENESS_S": "99"})
     assert str(fallback).startswith("the defaults hold: ")
     assert not fallback.closed
 
 
 def test_the_file_may_say_it_too_as_long_as_it_is_yaml(given):
-    given.write_text("config: {on_error: degrade}\nnonsense: 1\n")
+    given.write_text("on_error: degrade\nnonsense: 1\n")
     assert load_or_degrade(given, {}) == (load(None, {}), ("nonsense: unknown key", False))
+
+
+def test_a_manifest_of_the_release_before_does_not_end_its_pod():
+    before = {"TRACEFIT_CONFIG__ON_ERROR": "degrade", "TRACEFIT_SNAPSHOT__DIRECTORY": "/data"}
+    _, fallback = load_or_degrade(None, before)
+    assert "TRACEFIT_CONFIG__ON_ERROR: is now TRACEFIT_ON_ERROR" in fallback.problem
 
 
 def test_a_variable_that_cannot_be_used_is_left_out_and_the_others_hold(environ):
     config, fallback = load_or_degrade(
-        None, environ | {"TRACEFIT_QUEUE__WAITS": "1", "TRACEFIT_JOIN__WINDOW_S": "77", "TRACEFIT_BANK": "5"}
+        None, environ | {"TRACEFIT_QUEUE__WAITS": "1", "TRACEFIT_JOIN_TIMEOUT_S": "77", "TRACEFIT_RULES": "5"}
     )
-    assert config.join.window_s == 77
-    assert "TRACEFIT_BANK" in fallback.problem
+    assert config.join_timeout_s == 77
+    assert "TRACEFIT_QUEUE__WAITS" in fallback.problem
 
 
 def test_what_only_shows_when_it_is_used_degrades_too(given, environ):
@@ -80,15 +86,15 @@ def test_what_only_shows_when_it_is_used_degrades_too(given, environ):
 @pytest.mark.parametrize(
     "text",
     [
-        "exporters: {http: {token_file: /nope}}\nx: 1",
+        "pages_token_file: /nope\nx: 1",
         "receivers: {tls: {cert_file: /x, key_file: /y}}\nx: 1",
         "{token_file",
     ],
 )
 def test_the_defaults_open_nothing_that_was_to_be_closed(given, environ, text):
     given.write_text(text)
-    config, fallback = load_or_degrade(given, environ | {"TRACEFIT_RECEIVERS__GRPC__ENDPOINT": "0.0.0.0:4317"})
-    assert config.receivers.grpc.endpoint == "127.0.0.1:4317"
+    config, fallback = load_or_degrade(given, environ | {"TRACEFIT_LISTEN": "0.0.0.0:4317"})
+    assert config.listen == "127.0.0.1:4317"
     assert fallback.closed
 
 
@@ -130,17 +136,17 @@ def test_a_sidecar_that_had_to_be_closed_shows_health_and_metrics_only(environ):
 @pytest.mark.parametrize(
     ("settings", "warned"),
     [
-        ({"GRPC__ENDPOINT": "0.0.0.0:0"}, 1),
-        ({"GRPC__ENDPOINT": '"[::]:0"', "HTTP__ENDPOINT": "0.0.0.0:0"}, 2),
-        ({"GRPC__ENDPOINT": "localhost:0"}, 0),
-        ({"GRPC__ENDPOINT": "0.0.0.0:0", "TOKEN_FILE": "token"}, 0),
+        ({"LISTEN": "0.0.0.0:0"}, 1),
+        ({"LISTEN": '"[::]:0"', "LISTEN_HTTP": "0.0.0.0:0"}, 2),
+        ({"LISTEN": "localhost:0"}, 0),
+        ({"LISTEN": "0.0.0.0:0", "TOKEN_FILE": "token"}, 0),
     ],
 )
 def test_a_receiver_that_is_open_to_the_world_is_a_warning(environ, tmp_path, caplog, settings, warned):
     (tmp_path / "token").write_text("a token of sixteen bytes")
     settings = {name: str(tmp_path / value) if value == "token" else value for name, value in settings.items()}
-    variables = {f"TRACEFIT_RECEIVERS__{name}": value for name, value in settings.items()}
+    variables = {f"TRACEFIT_{name}": value for name, value in settings.items()}
     Sidecar(load(None, environ | PORTS | variables), SystemClock())
     lines = [record.message for record in caplog.records if "open to anybody" in record.message]
     assert len(lines) == min(warned, 1), "one line: of two that say the same the log holds one back"
-    assert sum(line.count(".endpoint: ") for line in lines) == warned
+    assert sum(line.count(":0") for line in lines) == warned

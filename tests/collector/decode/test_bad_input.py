@@ -8,7 +8,7 @@ import tracemalloc
 import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from collector.config.schema import JoinConfig
+from collector.config.schema import Config
 from collector.decode.records import CoreSpan, Finish, Mark, MarkKind, Telemetry
 from collector.ingest.queue import Export
 from collector.join.joiner import Joiner
@@ -325,7 +325,7 @@ def test_a_request_that_never_ends_holds_steps_for_the_window_only():
         for p in pieces(run, apis=False)
         if p.scope == STEP_SCOPE or p.span.span_id != core_span(run, run.jobs[0]).span_id
     ]
-    pipeline = new_pipeline(join=JoinConfig(window_s=window_s, grace_s=1.0))
+    pipeline = new_pipeline(join_timeout_s=window_s, allowed_lateness_s=1.0)
     for one in exports_of(some, 3):
         pipeline.process([one])
     counts = pipeline.take_counts()
@@ -347,9 +347,9 @@ def ended(number: int) -> CoreSpan:
 
 
 def test_open_requests_are_capped_and_the_oldest_evicted(monkeypatch):
-    monkeypatch.setattr(JoinConfig, "requests_max", 500)
+    monkeypatch.setattr(Config, "requests_max", 500)
     # Nothing is ever old enough to be final: they all wait for their API half.
-    joiner = Joiner(JoinConfig(grace_s=1e6, window_s=1e6))
+    joiner = Joiner(Config(allowed_lateness_s=1e6, join_timeout_s=1e6))
     for start in range(0, 10_000, 100):
         joiner.add(Telemetry("engine", {}, core=[ended(number) for number in range(start, start + 100)]))
         joiner.drain()
@@ -361,7 +361,7 @@ def test_open_requests_are_capped_and_the_oldest_evicted(monkeypatch):
 
 
 def test_children_without_end_of_one_request_are_bounded(monkeypatch):
-    monkeypatch.setattr(JoinConfig, "requests_max", 100)
+    monkeypatch.setattr(Config, "requests_max", 100)
     pipeline = new_pipeline()
     group = []
     for number in range(1000):
@@ -374,7 +374,7 @@ def test_children_without_end_of_one_request_are_bounded(monkeypatch):
 
 
 def test_request_spans_held_are_bounded(monkeypatch):
-    monkeypatch.setattr(JoinConfig, "requests_max", 500)
+    monkeypatch.setattr(Config, "requests_max", 500)
     pipeline = new_pipeline()
     group = [
         Piece("api", STOCK_SCOPE, stock_span(f"r{n}", n * 1e-3, prompt=5, outputs=5, ttft_s=0.1, decode_s=0.2))
@@ -388,7 +388,7 @@ def test_request_spans_held_are_bounded(monkeypatch):
 
 @pytest.mark.parametrize("jump", [5000, 70_000, 10**12])
 def test_step_ids_that_jump_by_a_trillion_do_not_stop_the_engine(sound, jump):
-    pipeline = new_pipeline(join=JoinConfig(grace_s=0.1))
+    pipeline = new_pipeline(allowed_lateness_s=0.1)
     everything = pieces(sound, instance="sound")
     for one in exports_of(everything, 5):
         pipeline.process([one])
@@ -433,7 +433,7 @@ def test_two_engines_with_one_instance_id_are_found_and_held_in_bounded_memory(a
 @pytest.mark.parametrize(("apart_s", "event"), [(0.001, JoinEvent.ENGINE_REFUSED), (2.0, JoinEvent.ENGINE_EVICTED)])
 def test_engines_beyond_the_cap_take_the_place_of_those_that_are_gone(apart_s, event):
     """And nothing of those stays; while all are alive, newcomers are refused."""
-    pipeline = new_pipeline(join=JoinConfig(engines_max=4, window_s=5, grace_s=1))
+    pipeline = new_pipeline(engines_max=4, join_timeout_s=5, allowed_lateness_s=1)
     for number in range(40):
         run = run_engine(many_jobs(8), start_ns=MONO_NS + int(number * apart_s * 1e9))
         pipeline.process([export(Piece(f"engine-{number}", STEP_SCOPE, step_span(run, 1, 100)))])

@@ -5,7 +5,6 @@ import urllib.error
 import msgspec
 import pytest
 
-from collector.config.schema import ExportersConfig, HttpConfig
 from collector.fleet.pull import PullOptions
 from collector.fleet.service import FleetService
 from collector.runtime import StartError
@@ -14,7 +13,7 @@ from tests.support.clocks import FakeClock, eventually
 from tests.support.fleets import CONFIG, NOW_NS, state_of, state_server
 from tests.support.sidecars import as_json, get, metric
 
-PAGES = msgspec.structs.replace(CONFIG, exporters=ExportersConfig(http=HttpConfig(endpoint="127.0.0.1:0")))
+PAGES = msgspec.structs.replace(CONFIG, pages="127.0.0.1:0")
 
 
 @pytest.fixture(scope="module")

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
+from collector.config import Config, Rule
 from collector.config.load import ConfigError, load
-from collector.config.schema import ConfigurationsConfig, RuleConfig
 from collector.identity.knowledge import (
     CLAIMS_MAX,
     MODEL_FILE_BYTES_MAX,
@@ -67,9 +67,8 @@ def _apply(config, attributes=None, instance="pod-1", recording=""):
 
 
 def test_rules_files_and_sheets_complete_what_telemetry_says(model_file):
-    config = ConfigurationsConfig(
-        rules=(RuleConfig(match={"instance": "pod-*"}, facts={"gpu": "NVIDIA L4"}, model_config=str(model_file)),)
-    )
+    rule = Rule(match={"instance": "pod-*"}, facts={"gpu": "NVIDIA L4", "model_config": str(model_file)})
+    config = Config(rules=(rule,))
     facts = _apply(config, {"vllm.tensor_parallel_size": "2"})
     assert facts.get("num_key_value_heads") == 2
     assert facts.get("memory_bandwidth_gb_s") == 300.0
@@ -80,24 +79,24 @@ def test_rules_files_and_sheets_complete_what_telemetry_says(model_file):
 
 
 def test_a_later_rule_wins_over_an_earlier_one():
-    rules = (RuleConfig(facts={"gpu": "L4"}), RuleConfig(match={"instance": "pod-1"}, facts={"gpu": "H100"}))
-    assert _apply(ConfigurationsConfig(rules=rules)).get("gpu") == "H100"
+    rules = (Rule(facts={"gpu": "L4"}), Rule(match={"instance": "pod-1"}, facts={"gpu": "H100"}))
+    assert _apply(Config(rules=rules)).get("gpu") == "H100"
 
 
 def test_a_rule_may_correct_a_data_sheet():
-    facts = _apply(ConfigurationsConfig(rules=(RuleConfig(facts={"gpu": "L4", "memory_bandwidth_gb_s": 250.0}),)))
+    facts = _apply(Config(rules=(Rule(facts={"gpu": "L4", "memory_bandwidth_gb_s": 250.0}),)))
     assert facts.get("memory_bandwidth_gb_s") == 250.0
     assert facts.contradictions() == {"memory_bandwidth_gb_s": "sheet: 300.0"}
 
 
 def test_a_gpu_nobody_knows_stays_unknown_and_is_said():
-    facts = _apply(ConfigurationsConfig(rules=(RuleConfig(facts={"gpu": "RTX 9090"}),)))
+    facts = _apply(Config(rules=(Rule(facts={"gpu": "RTX 9090"}),)))
     assert facts.get("memory_bandwidth_gb_s") is None
     assert "memory_bandwidth_gb_s" in cannot_derive(facts.known())
 
 
 def test_the_flags_of_the_server_say_more_than_the_file(model_file):
-    config = ConfigurationsConfig(model_config=str(model_file))
+    config = Config(model_config=str(model_file))
     facts = _apply(config, {"vllm.dtype": "float32", "hw.gpu.name": "A100"})
     assert (facts.get("element_bytes"), facts.get("peak_tflops")) == (4.0, 156.0)
     facts = _apply(config, {"vllm.quantization": "fp8", "hw.gpu.name": "H100"})
@@ -143,8 +142,8 @@ def test_a_model_file_that_lies_ends_the_start_with_its_key(tmp_path, content, p
     path.write_bytes(content)
     with pytest.raises((FileRefused, SheetError), match=problem):
         read_architecture(path)
-    with pytest.raises(ConfigError, match=r"configurations\.rules\[0\]\.model_config.*" + problem):
-        Knowledge(ConfigurationsConfig(rules=(RuleConfig(model_config=str(path)),)))
+    with pytest.raises(ConfigError, match=r"rules\[0\]\.facts\.model_config.*" + problem):
+        Knowledge(Config(rules=(Rule(facts={"model_config": str(path)}),)))
 
 
 def test_a_hundred_megabytes_are_not_read(tmp_path):
@@ -158,16 +157,15 @@ def test_a_hundred_megabytes_are_not_read(tmp_path):
 @pytest.mark.parametrize(
     ("text", "key"),
     [
-        ("configurations: {rules: [{match: {colour: red}}]}", "colour"),
-        ("configurations: {rules: [{facts: {colour: red}}]}", "colour"),
-        ("configurations: {rules: [{fact: {gpu: L4}}]}", "fact"),
-        ("configurations: {discovery: {endpoints: [{url: 'ftp://x'}]}}", "url"),
-        ("configurations: {discovery: {endpoints: [{url: 'http://x/secret?a=b'}]}}", "url"),
-        ("configurations: {discovery: {timeout_s: 0}}", "timeout_s"),
+        ("rules: [{match: {colour: red}}]", "colour"),
+        ("rules: [{facts: {colour: red}}]", "colour"),
+        ("rules: [{fact: {gpu: L4}}]", r"rules\[0\]\.fact: .*did you mean 'facts'"),
+        ("discover: ['ftp://x']", "discover"),
+        ("discover: ['http://x/secret?a=b']", "discover"),
     ],
 )
 def test_bad_configurations_are_refused_by_key(tmp_path, text, key):
     path = tmp_path / "tracefit.yaml"
     path.write_text(text)
     with pytest.raises(ConfigError, match=key):
-        Knowledge(load(path, {}).configurations)
+        Knowledge(load(path, {}))

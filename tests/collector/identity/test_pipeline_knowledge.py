@@ -7,8 +7,8 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 import tracefit
+from collector.config import Config, Rule
 from collector.config.load import load
-from collector.config.schema import ConfigurationsConfig, JoinConfig, RuleConfig
 from collector.decode.records import STEP_DTYPE, Telemetry
 from collector.identity.knowledge import Knowledge
 from collector.join.joiner import Joiner
@@ -28,10 +28,10 @@ def pipeline(data_dir, tmp_path):
     model.write_text(json.dumps(GQA | {"hidden_size": 512, "num_attention_heads": 8, "num_hidden_layers": 8}))
     path = tmp_path / "tracefit.yaml"
     rules = [
-        {"facts": {"gpu": "L4", "max_num_seqs": 32}, "model_config": str(model)},
+        {"facts": {"gpu": "L4", "max_num_seqs": 32, "model_config": str(model)}},
         {"match": {"model": "tiny"}, "facts": {"max_num_batched_tokens": 2048}},
     ]
-    path.write_text(json.dumps({"learners": ["rls"], "configurations": {"rules": rules}}))
+    path.write_text(json.dumps({"learners": ["rls"], "rules": rules}))
     made = make_pipeline(load(path, {}))
     exports = [timed.export for timed in Recording(data_dir / "c1_mixed" / "otlp.pb.gz", lambda _: None)]
     for start in range(0, len(exports), 8):
@@ -87,8 +87,8 @@ def test_without_knowledge_the_snapshot_says_what_is_missing(data_dir):
 
 
 def test_a_rule_against_the_resource_is_a_conflict_that_is_counted_once():
-    rules = (RuleConfig(facts={"gpu": "A10G"}),)
-    joiner = Joiner(JoinConfig(), Knowledge(ConfigurationsConfig(rules=rules)))
+    rules = (Rule(facts={"gpu": "A10G"}),)
+    joiner = Joiner(Config(), Knowledge(Config(rules=rules)))
     for step in (1, 2, 3):
         steps = np.zeros(1, STEP_DTYPE)
         steps["step_id"], steps["unix_ns"], steps["ts_start_ns"] = step, 10**18 + step, step
@@ -102,7 +102,7 @@ def test_a_rule_against_the_resource_is_a_conflict_that_is_counted_once():
 def test_a_later_rule_of_the_file_wins_and_is_no_conflict(data_dir, tmp_path):
     path = tmp_path / "tracefit.yaml"
     rules = [{"facts": {"gpu": "L4"}}, {"match": {"recording": "*c1*"}, "facts": {"gpu": "A10G"}}]
-    path.write_text(json.dumps({"learners": ["rls"], "configurations": {"rules": rules}}))
+    path.write_text(json.dumps({"learners": ["rls"], "rules": rules}))
     made = make_pipeline(load(path, {}))
     exports = [timed.export for timed in Recording(data_dir / "c1_mixed" / "otlp.pb.gz", lambda _: None)]
     made.process(exports)

@@ -41,9 +41,9 @@ def _replayed(directory, model, beside=None, facts=None):
     (files / "config.json").write_text(json.dumps(model))
     if beside is not None:
         (files / "hf_quant_config.json").write_text(json.dumps(beside))
-    rule = {"facts": {"gpu": "H100", **(facts or {})}, "model_config": str(files)}
+    rule = {"facts": {"gpu": "H100", **(facts or {}), "model_config": str(files)}}
     path, out = directory / "tracefit.yaml", directory / "snapshot.json"
-    path.write_text(json.dumps({"learners": ["rls"], "configurations": {"rules": [rule]}}))
+    path.write_text(json.dumps({"learners": ["rls"], "rules": [rule]}))
     assert main(["replay", str(DATA / "c1_mixed" / "otlp.pb.gz"), "--config", str(path), "--snapshot", str(out)]) == 0
     (config,) = Snapshot.from_json(out.read_bytes()).configs
     return config
@@ -134,8 +134,8 @@ def test_half_the_bytes_foretell_half_of_the_time_that_weights_take(tmp_path):
         (tmp_path / f"{name}.json").write_text(
             json.dumps(MODEL | {"intermediate_size": 65536, "quantization_config": quantization})
         )
-        rule = {"facts": {"gpu": "H100"}, "model_config": str(tmp_path / f"{name}.json")}
-        (tmp_path / "tracefit.yaml").write_text(json.dumps({"learners": ["rls"], "configurations": {"rules": [rule]}}))
+        rule = {"facts": {"gpu": "H100", "model_config": str(tmp_path / f"{name}.json")}}
+        (tmp_path / "tracefit.yaml").write_text(json.dumps({"learners": ["rls"], "rules": [rule]}))
         pipeline = make_pipeline(load(tmp_path / "tracefit.yaml", {}))
         pipeline.process([export])
         (config,) = pipeline.snapshot(1, 1).configs
@@ -150,7 +150,7 @@ def test_a_file_beside_config_json_that_lies_ends_the_start(tmp_path, capsys):
     (tmp_path / "config.json").write_text(json.dumps(MODEL))
     (tmp_path / "hf_quant_config.json").write_text("{")
     path = tmp_path / "tracefit.yaml"
-    path.write_text(json.dumps({"configurations": {"model_config": str(tmp_path)}}))
+    path.write_text(json.dumps({"model_config": str(tmp_path)}))
     assert main(["config", "check", "--config", str(path)]) == 78
     printed = capsys.readouterr()
     assert "hf_quant_config.json" in printed.out + printed.err

@@ -13,7 +13,7 @@ OLD, NEW = "old-token-0123456789", "new-token-0123456789"
 
 def token_file(path, text, clock=None):
     path.write_text(text)
-    return TokenFile(str(path), "receivers.token_file", clock or FakeClock())
+    return TokenFile(str(path), "token_file", clock or FakeClock())
 
 
 def rewrite(path, text):
@@ -72,10 +72,10 @@ def test_a_file_that_becomes_unusable_leaves_the_former_tokens_in_force(tmp_path
 
 @pytest.mark.parametrize("text", ["", "short", "\n".join([OLD] * 17)])
 def test_a_file_without_a_usable_token_is_a_configuration_error_at_the_start(tmp_path, text):
-    with pytest.raises(ConfigError, match=r"receivers\.token_file"):
+    with pytest.raises(ConfigError, match="token_file"):
         token_file(tmp_path / "token", text)
-    with pytest.raises(ConfigError, match=r"receivers\.token_file"):
-        TokenFile(str(tmp_path / "absent"), "receivers.token_file", FakeClock())
+    with pytest.raises(ConfigError, match="token_file"):
+        TokenFile(str(tmp_path / "absent"), "token_file", FakeClock())
 
 
 def test_tokens_do_not_show_in_errors_or_representations(tmp_path):

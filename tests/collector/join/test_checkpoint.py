@@ -9,7 +9,7 @@ import json
 import msgspec
 import pytest
 
-from collector.config.schema import JoinConfig
+from collector.config.schema import Config
 from collector.ingest.queue import Export
 from collector.join import CheckpointError, Joiner
 from collector.join.events import Rows
@@ -19,7 +19,7 @@ from online import Target
 from tests.support.paths import DATA
 from tests.support.recordings import recording
 
-SETTINGS = JoinConfig()
+SETTINGS = Config()
 RECORDINGS = ("c1_mixed", "c3_preempt", "c7_async_sim", "c8_stock_0.32.0", "c9_dp2")
 
 

@@ -6,7 +6,6 @@ import logging
 
 import pytest
 
-from collector.config.schema import JoinConfig
 from collector.ingest.queue import Export
 from collector.join.events import Rows
 from collector.telemetry import table
@@ -63,7 +62,7 @@ def counting(pipeline):
 
 
 def fed(exports, pipeline=None, **join):
-    pipeline = pipeline or new_pipeline(join=JoinConfig(**join))
+    pipeline = pipeline or new_pipeline(**join)
     rows = counting(pipeline)
     for export in exports:
         pipeline.process([export])

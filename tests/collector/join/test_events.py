@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from collector.config.schema import JoinConfig
+from collector.config.schema import Config
 from collector.decode.records import Telemetry
 from collector.join.events import Described, Event, Renamed, Restarted, Rows, Succeeded
 from collector.join.joiner import Joiner
@@ -17,9 +17,9 @@ from tests.support.toy_spans import columns_of, exports_of, pieces, stock_of
 ORDER = (Renamed, Described, Restarted, Rows, Succeeded)
 
 
-def drains(exports, join: JoinConfig | None = None) -> list[list[Event]]:
+def drains(exports, join: Config | None = None) -> list[list[Event]]:
     """What each export made the join say, and what was left at the end."""
-    correlator = Correlator(join or JoinConfig())
+    correlator = Correlator(join or Config())
     events = [list(correlator.process([export], Counts(), lambda _: None)) for export in exports]
     return [*events, correlator.joiner.drain(flush=True)]
 
@@ -99,7 +99,7 @@ def test_an_unchanged_configuration_is_described_once():
 def test_request_spans_under_the_name_of_the_engine_itself_leave_its_configuration_alone(name):
     """One ``service.instance.id`` for a pod names its API processes and its engine alike."""
     run = run_engine(many_jobs(60))
-    joiner = Joiner(JoinConfig())
+    joiner = Joiner(Config())
     joiner.add(Telemetry("pod-1", {"vllm.model": "m"}, steps=columns_of(run)))
     for process in (name, "another process"):
         span = stock_of(process, 10.0, prompt=100, outputs=11, ttft_s=0.5, decode_s=1.0)

@@ -8,7 +8,7 @@ import random
 import numpy as np
 import pytest
 
-from collector.config.schema import JoinConfig
+from collector.config.schema import Config
 from collector.decode import STEP_DTYPE, Telemetry
 from collector.join import Joiner
 from collector.join.events import Rows
@@ -36,7 +36,7 @@ def steps_of(first, stop, *, begin_ns=10**12, step_ns=20_000_000):
 
 def rows_of(pieces, *, instances=None, settings=None, at_the_end=True):
     """(end, elapsed, context, quality) of each step row, by engine number; what was counted."""
-    joiner, rows, counts = Joiner(settings or JoinConfig()), {}, Counts()
+    joiner, rows, counts = Joiner(settings or Config()), {}, Counts()
     for number, steps in enumerate(pieces):
         instance = instances[number] if instances else "a"
         joiner.add(Telemetry(instance, {"model": "m"}, steps=steps))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from collector.config.schema import JoinConfig
+from collector.config.schema import Config
 from collector.join.release import horizon
 from online.rows import STEP_FEATURES, RowBlock
 from tests.support.pipelines import coefficients, replayed
@@ -25,7 +25,7 @@ def rows(*ends: int, engine: int = 0) -> RowBlock:
     [([1000], [990], 980), ([1000, 950], [990, 930], 930), ([1000, 819], [990, 10], 980)],
 )
 def test_the_slowest_engine_holds_the_others_until_it_is_silent_for_the_window(event_s, safe_s, until_s):
-    settings = JoinConfig(window_s=180, grace_s=20)
+    settings = Config(join_timeout_s=180, allowed_lateness_s=20)
     assert horizon(np.array(event_s) * S, np.array(safe_s) * S, settings) == until_s * S
 
 

@@ -126,15 +126,15 @@ def test_check_config_says_what_a_start_here_would_do_and_nothing_where_the_dire
     tmp_path, monkeypatch, capsys
 ):
     monkeypatch.setenv("TRACEFIT_DURABILITY", "log")
-    monkeypatch.setenv("TRACEFIT_SNAPSHOT__DIRECTORY", str(tmp_path))
+    monkeypatch.setenv("TRACEFIT_DIRECTORY", str(tmp_path))
     monkeypatch.setattr(SystemFiles, "volume", lambda *_: Volume(64 * MIB, 64 * MIB))
     assert main(["config", "check"]) == 0
     said = capsys.readouterr()
-    assert "warning: the log has 16 MiB instead of 256 (log.capacity_mib)" in said.err
+    assert "warning: the log has 16 MiB instead of 256 (log_capacity_mib)" in said.err
     assert "warning" not in said.out
     monkeypatch.undo()
     monkeypatch.setenv("TRACEFIT_DURABILITY", "log")
-    monkeypatch.setenv("TRACEFIT_SNAPSHOT__DIRECTORY", str(tmp_path / "elsewhere"))
+    monkeypatch.setenv("TRACEFIT_DIRECTORY", str(tmp_path / "elsewhere"))
     assert main(["config", "check"]) == 0
     assert capsys.readouterr().err == ""
 
@@ -185,5 +185,5 @@ def test_what_a_killed_process_left_half_written_goes_and_nothing_else(tmp_path)
 
 def test_a_directory_that_cannot_be_written_to_is_one_sentence(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(StartError, match=r"cannot write to snapshot.directory .*file"):
+    with pytest.raises(StartError, match=r"cannot write to directory .*file"):
         taken(tmp_path / "file")

@@ -7,7 +7,7 @@ from types import FunctionType, MethodType, ModuleType
 
 import pytest
 
-from collector.config.schema import BankConfig, Config, JoinConfig
+from collector.config.schema import Config
 from collector.identity import knowledge
 from collector.ingest.queue import Export
 from collector.service.pipeline import Pipeline
@@ -16,6 +16,7 @@ from collector.telemetry.reasons import JoinEvent
 from tests.support.step_exports import make_export
 
 ENGINES = 3
+SETTINGS = Config(engines_max=ENGINES, join_timeout_s=2, allowed_lateness_s=1, learners=("rls",))
 STEPS = 60
 
 
@@ -50,12 +51,7 @@ def test_what_is_held_does_not_grow_with_the_processes_ever_seen(doubles, monkey
     monkeypatch.setattr("collector.service.recent_load.PROCESSES_MAX", 4)
     monkeypatch.setattr("collector.service.correlator.SENDERS_RATIO", 1)
     monkeypatch.setattr("collector.join.checkpoint.MARKS_MAX", 8)
-    config = Config(
-        join=JoinConfig(engines_max=ENGINES, window_s=2, grace_s=1),
-        bank=BankConfig(configs_max=4),
-        learners=("rls",),
-    )
-    pipeline = Pipeline(config, "0")
+    pipeline = Pipeline(SETTINGS, "0")
     met, held = Counts(), []
     for number in range(48):
         met.merge(generation(pipeline, number, doubles=doubles))
@@ -67,7 +63,7 @@ def test_what_is_held_does_not_grow_with_the_processes_ever_seen(doubles, monkey
 
 
 def test_the_second_emitter_of_an_engine_that_was_evicted_is_heard_again():
-    pipeline = Pipeline(Config(join=JoinConfig(engines_max=ENGINES, window_s=2, grace_s=1), learners=("rls",)), "0")
+    pipeline = Pipeline(SETTINGS, "0")
     generation(pipeline, 0, doubles=True)
     second = "pod-0-0b"
     assert pipeline.joiner.engine_of(second) is pipeline.joiner.engine_of("pod-0-0a")

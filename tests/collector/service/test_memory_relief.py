@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from prometheus_client import CollectorRegistry
 
-from collector.config.schema import JoinConfig
 from collector.ingest import Export
 from collector.runtime.filesystem import MemoryGuard
 from collector.runtime.tasks import Health
@@ -76,7 +75,7 @@ def test_refusing_everything_for_too_long_is_not_being_alive(flickers, alive):
 
 
 def test_when_memory_is_short_what_is_pending_is_learned_and_let_go_of():
-    pipeline = new_pipeline(join=JoinConfig(window_s=180))
+    pipeline = new_pipeline()
     exports = recording(DATA / "c6_saturated" / "otlp.pb.gz")
     half = len(exports) // 2
     pipeline.process(exports[:half])

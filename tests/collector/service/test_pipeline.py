@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from collector.config.schema import BankConfig, Config
+from collector.config import Config
 from collector.ingest.queue import Export
 from collector.service.build import make_pipeline
 from collector.telemetry import table
@@ -106,8 +106,14 @@ def test_the_quality_of_the_telemetry_is_told(steps):
     assert found["intercept"] == pytest.approx(7000, rel=2e-2)
 
 
+class OneConfiguration(Config, frozen=True, kw_only=True):
+    """A second configuration has no place; a second engine has."""
+
+    configs_max = 1
+
+
 def test_configurations_beyond_the_bound_are_counted_and_those_that_were_silent_for_an_hour_are_forgotten_once():
-    pipeline = make_pipeline(Config(bank=BankConfig(configs_max=1), learners=("rls",)))
+    pipeline = make_pipeline(OneConfiguration(learners=("rls",)))
     for number, instance in enumerate(("first", "newcomer", "first")):
         request = make_export(steps_per_span=200, first_step=1 + 1000 * number, instance=instance)
         pipeline.process([Export(request.SerializeToString(), "peer", "grpc", 1)])

@@ -21,14 +21,14 @@ import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
 
-from collector.config import KvEndpoint
-from collector.config.schema import BankConfig
+from collector.config import Config, Owned
 from collector.decode.kv import count_batch, read_payload
 from collector.fleet import sources as state_fetch
 from collector.fleet.pull import Puller, PullOptions
 from collector.ingest.kv import _Subscription
 from collector.ingest.queue import AdmissionQueue, Export, Intake
 from collector.join.inferred.kv import KvTimeline
+from collector.service.pipeline import Pipeline
 from collector.telemetry import Counts, Metrics, reasons, table
 from collector.telemetry.metrics import metric_of
 from collector.telemetry.reasons import (
@@ -55,7 +55,7 @@ from tests.support.fleets import NOW_NS, state_of, state_server
 from tests.support.kv_batches import stored
 from tests.support.page_server import PageServer
 from tests.support.paths import ROOT
-from tests.support.pipelines import new_pipeline, replayed
+from tests.support.pipelines import replayed
 from tests.support.step_exports import make_export
 from tests.support.toy_engine import Job, many_jobs, run_engine
 from tests.support.toy_spans import (
@@ -115,6 +115,12 @@ class Case(NamedTuple):
     members: tuple[enum.StrEnum, ...]
 
 
+class OneConfiguration(Config, frozen=True, kw_only=True):
+    """A second configuration has no place; a second engine has."""
+
+    configs_max = 1
+
+
 def labels_of(counts: Counts) -> list[enum.StrEnum]:
     return [label for row, count in counts.items() if count and row is not metric_of(row) for label in row[1:]]
 
@@ -170,7 +176,7 @@ def rows_of_a_replay() -> Reached:
             pipeline.process([export])
         pipeline.flush()
         out += labels_of(pipeline.take_counts())
-    full = new_pipeline(bank=BankConfig(configs_max=1))
+    full = Pipeline(OneConfiguration(learners=("rls",)), "0")
     for number, instance in enumerate(("first", "newcomer")):
         request = make_export(steps_per_span=200, first_step=1 + 1000 * number, instance=instance)
         full.process([Export(request.SerializeToString(), "peer", "grpc", 1)])
@@ -195,7 +201,7 @@ def publisher_numbers() -> Reached:
     zmq = pytest.importorskip("zmq")
     counts = Counts()
     with zmq.Context() as context:
-        subscription = _Subscription(zmq, context, KvEndpoint(endpoint="tcp://127.0.0.1:1"), 10)
+        subscription = _Subscription(zmq, context, Owned("tcp://127.0.0.1:1"), 10)
         for seq in (0, 5, 0):
             subscription.count_number(0, seq, counts)
         subscription.sub.close()

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from collector.config.schema import BankConfig, Config
+from collector.config import Config
 from online.bank import Bank
 from online.features.registry import portable
 from online.rows import Target
@@ -148,7 +148,7 @@ def test_a_change_that_is_half_seen_at_a_restart_is_reported_all_the_same():
 def test_a_detector_of_river_is_the_alarm_where_it_is_configured(detector):
     """It reports what the sums report, at a time of its own."""
     rows = uneven(5, ONSET + 1500, speed=since(ONSET + 1500, ONSET, 1.38))
-    bank = Bank(Config(learners=("rls",), bank=BankConfig(detector=detector)))
+    bank = Bank(Config(learners=("rls",), detector=detector))
     bank.learn("c", Target.STEP_TIME, rows)
     drift = bank.targets("c")["step_time"].drift
     assert drift.count == 1

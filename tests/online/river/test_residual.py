@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from collector.config.schema import BankConfig, Config
+from collector.config import Config
 from online.bank import Bank, merge_states
 from online.river.residual import CONTEXT, RESIDUAL_MAX, START_ROWS, ModelState, ResidualModel, Thinning
 from online.rows import STEP_FEATURES, CorrectionOutcome, RowBlock, Target
@@ -252,7 +252,7 @@ assert not [name for name in sys.modules if name.partition('.')[0] == 'river']
 
 
 def test_a_model_of_rivers_sees_a_bounded_number_of_rows(monkeypatch):
-    monkeypatch.setattr(BankConfig, "river_rows_per_s", 8)
+    monkeypatch.setattr(Config, "river_rows_per_s", 8)
     learners = ("rls", "river:linear_model.PARegressor")
     settings = Config(learners=learners, feature_sets=("portable",))
     bank = _learned(_queued(3000, 11, per_s=500.0), settings)

@@ -14,7 +14,7 @@ from tests.support.paths import DATA
 
 STEP = Target.STEP_TIME
 SETTINGS = Config(learners=("rls",), feature_sets=("portable",))
-RULES = "learners: [rls]\nconfigurations: {rules: [{match: {recording: '*'}, facts: {model: m}}]}\n"
+RULES = "learners: [rls]\nrules: [{match: {recording: '*'}, facts: {model: m}}]\n"
 
 
 def _replayed(name, directory, more=""):

@@ -12,7 +12,7 @@ import threading
 
 import pytest
 
-from collector.config import Config, ConfigError, ScrapeConfig, ScrapeEndpoint, scraping
+from collector.config import Config, ConfigError, scraping
 from collector.ingest.scrape import (
     EVERY_S,
     SERVERS_SHOWN,
@@ -158,8 +158,7 @@ def test_a_bad_file_of_targets_takes_none_of_the_other_servers_away(tmp_path, ca
     with pytest.raises(ValueError, match=r"target|label"):
         read_targets(bad)
     with PageServer(lambda *_: (200, {}, PAGE)) as server:
-        endpoint = ScrapeEndpoint(url=server.url)
-        scraper = Scraper(ScrapeConfig(endpoints=(endpoint,), files=(str(bad),), timeout_s=60.0), SystemClock())
+        scraper = Scraper(Config(scrape=(server.url, str(bad))), SystemClock(), timeout_s=60.0)
         scraper.start()
         eventually(scraper.take)
         scraper.stop()
@@ -171,9 +170,8 @@ def test_all_sources_that_give_nothing_are_named_in_one_line_without_what_they_a
     def resolve(*_):
         raise OSError("no such name")
 
-    endpoint = ScrapeEndpoint(url="http://pods:8000/m?token=hunter2", resolve="all")
     files = tuple(str(tmp_path / name) for name in ("a.json", "b.json"))
-    assert TargetList(ScrapeConfig(endpoints=(endpoint,), files=files), resolve).look() == []
+    assert TargetList(Config(scrape=("dns+http://pods:8000/m?token=hunter2", *files)), resolve).look() == []
     (line,) = caplog.messages
     assert all(name in line for name in ("http://pods:8000/m: no such name", *files))
     assert "hunter2" not in line

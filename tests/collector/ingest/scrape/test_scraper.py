@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from collector.config import Config, ConfigError, ScrapeConfig, ScrapeEndpoint, scraping
+from collector.config import Config, ConfigError, scraping
 from collector.ingest.scrape import Scraper, ScrapeTarget, TargetList, read_targets
 from collector.runtime import SystemClock
 from collector.telemetry import ScrapeOutcome
@@ -23,15 +23,13 @@ PAGE = recorded_pages()[-1][1]
 
 
 def config_of(*urls, **other):
-    endpoints = tuple(ScrapeEndpoint(url=url) for url in urls)
-    quick = {"interval_s": 0.1, "timeout_s": 60.0}
-    return ScrapeConfig(endpoints=endpoints, **{**quick, **other})
+    return Config(scrape=urls, **{"scrape_interval_s": 0.1, **other})
 
 
-def outcomes(config, wanted):
+def outcomes(config, wanted, timeout_s=60.0):
     """Scrape until ``wanted`` outcomes have come; the outcomes and the pages."""
     seen, pages = [], []
-    scraper = Scraper(config, SystemClock(), seen.append)
+    scraper = Scraper(config, SystemClock(), seen.append, timeout_s=timeout_s)
     scraper.start()
     eventually(lambda: pages.extend(scraper.take()) or len(seen) >= wanted)
     scraper.stop()
@@ -64,7 +62,7 @@ def test_a_page_is_taken_again_and_again_over_one_connection():
 def test_a_bad_server_is_counted_by_reason_and_gives_no_page(answer, outcome):
     patience = {"timeout_s": 0.5} if outcome is ScrapeOutcome.TIMEOUT else {}
     with PageServer(lambda *_: answer) as server:
-        seen, pages = outcomes(config_of(server.url, **patience), 1)
+        seen, pages = outcomes(config_of(server.url), 1, **patience)
         assert seen[0] is outcome
         assert pages == []
 
@@ -98,7 +96,7 @@ def test_a_page_without_an_end_is_left_at_its_bound(piece, pause_s, outcome):
         thread = threading.Thread(target=send, args=(listener,), daemon=True)
         thread.start()
         seen, pages = outcomes(
-            config_of(f"http://127.0.0.1:{listener.getsockname()[1]}/metrics", timeout_s=0.5 if pause_s else 60.0), 1
+            config_of(f"http://127.0.0.1:{listener.getsockname()[1]}/metrics"), 1, 0.5 if pause_s else 60.0
         )
         thread.join(60)
     assert (seen[0], pages) == (outcome, [])
@@ -135,10 +133,10 @@ def test_a_token_is_sent_and_read_again(tmp_path):
     token = tmp_path / "token"
     token.write_text("first\n")
     with PageServer(lambda *_: (200, {}, PAGE)) as server:
-        outcomes(config_of(server.url, token_file=str(token)), 2)
+        outcomes(config_of(server.url, scrape_token_file=str(token)), 2)
         assert server.asked[0][1]["Authorization"] == "Bearer first"
     with pytest.raises(ConfigError, match="token_file"):
-        Scraper(config_of("http://h/metrics", token_file=str(tmp_path / "none")), SystemClock())
+        Scraper(config_of("http://h/metrics", scrape_token_file=str(tmp_path / "none")), SystemClock())
 
 
 def test_tls_needs_a_certificate_that_is_trusted(tmp_path):
@@ -149,23 +147,22 @@ def test_tls_needs_a_certificate_that_is_trusted(tmp_path):
     with PageServer(lambda *_: (200, {}, PAGE), context=context) as server:
         url = f"https://127.0.0.1:{server.port}/metrics"
         assert outcomes(config_of(url), 1)[0][0] is ScrapeOutcome.UNREACHABLE
-        assert outcomes(config_of(url, insecure_skip_verify=True), 1)[0][0] is ScrapeOutcome.TAKEN
-        assert outcomes(config_of(url, ca_file=str(authority.ca)), 1)[0][0] is ScrapeOutcome.TAKEN
+        assert outcomes(config_of(url, scrape_ca_file=str(authority.ca)), 1)[0][0] is ScrapeOutcome.TAKEN
 
 
 def test_authorities_are_read_only_where_somebody_is_asked(tmp_path):
     """Those of the system are 2 MB, resident."""
-    assert Scraper(ScrapeConfig(), SystemClock()).tls is None
+    assert Scraper(Config(), SystemClock()).tls is None
     assert Scraper(config_of("https://h/metrics"), SystemClock()).tls is not None
     with pytest.raises(ConfigError, match="ca_file"):
-        Scraper(ScrapeConfig(ca_file=str(tmp_path / "none")), SystemClock())
+        Scraper(Config(scrape_ca_file=str(tmp_path / "none")), SystemClock())
 
 
 # --- who is asked -----------------------------------------------------------------------------------------------------
 
 
 def test_every_address_behind_a_name_is_a_server_of_its_own():
-    config = ScrapeConfig(endpoints=(ScrapeEndpoint(url="http://vllm.ns.svc:8000/metrics", resolve="all"),))
+    config = Config(scrape=("dns+http://vllm.ns.svc:8000/metrics",))
     answers = [["10.0.0.1", "10.0.0.2"], OSError("no such name"), ["10.0.0.2"]]
 
     def resolve(_host, _port):
@@ -210,14 +207,13 @@ def test_a_server_is_asked_who_it_is_where_its_page_stands(url, address, base):
 
 
 def test_the_number_of_servers_is_bounded(monkeypatch):
-    monkeypatch.setattr(ScrapeConfig, "servers_max", 7)
-    endpoints = tuple(ScrapeEndpoint(url=f"http://h{n}/metrics") for n in range(20))
-    assert len(TargetList(ScrapeConfig(endpoints=endpoints)).look()) == 7
+    monkeypatch.setattr("collector.ingest.scrape.SERVERS_MAX", 7)
+    assert len(TargetList(Config(scrape=tuple(f"http://h{n}/metrics" for n in range(20)))).look()) == 7
 
 
 def test_the_command_line_adds_to_the_file():
     config = scraping(Config(), ["http://h:8000/metrics", "other:9000"])
-    assert [e.url for e in config.receivers.scrape.endpoints] == ["http://h:8000/metrics", "http://other:9000"]
+    assert [target.url for target in TargetList(config).look()] == ["http://h:8000/metrics", "http://other:9000"]
     with pytest.raises(ConfigError, match="--scrape"):
         scraping(Config(), ["ftp://h"])
 
@@ -227,14 +223,12 @@ def test_the_command_line_adds_to_the_file():
 
 def test_a_page_named_twice_is_asked_once():
     config = scraping(Config(), ["http://a:8000/metrics"])
-    assert scraping(config, ["http://a:8000/metrics", "http://b/metrics"]).receivers.scrape.endpoints == (
-        ScrapeEndpoint(url="http://a:8000/metrics"),
-        ScrapeEndpoint(url="http://b/metrics"),
-    )
+    both = ("http://a:8000/metrics", "http://b/metrics")
+    assert scraping(config, both).scrape == both
 
 
 def test_old_pages_go_when_nobody_takes_them(monkeypatch):
-    monkeypatch.setattr(ScrapeConfig, "queue_pages", 2)
+    monkeypatch.setattr("collector.ingest.scrape.QUEUE_PAGES", 2)
     with PageServer(lambda *_: (200, {}, PAGE)) as server:
         seen = []
         scraper = Scraper(config_of(server.url), SystemClock(), seen.append)

@@ -9,7 +9,7 @@ import random
 import numpy as np
 import pytest
 
-from collector.config.schema import Config, JoinConfig
+from collector.config.schema import Config
 from collector.decode.spans import decode
 from collector.join.inferred.kv import KvSources
 from collector.join.joiner import Joiner
@@ -20,7 +20,7 @@ from online.rows import STEP_FEATURES, Target
 from tests.support.kv_batches import TS_S, batch, kv_batches, otlp_events, stored
 from tests.support.kv_joins import joined, rebuilt_over_true, rows_by_target, rows_of, sequences, telemetry
 
-SETTINGS = JoinConfig()
+SETTINGS = Config()
 BLOCK_COLUMNS = [STEP_FEATURES.index(name) for name in ("offload_blocks", "restore_blocks", "evicted_blocks")]
 
 
@@ -212,7 +212,7 @@ def test_numbers_that_never_came_are_missing():
 
 
 def test_publishers_are_bounded_as_engines_are():
-    sources = KvSources(JoinConfig(engines_max=3))
+    sources = KvSources(Config(engines_max=3))
     for number in range(50):
         sources.add(batch(stored(), source=f"tcp://host:{number}"))
     assert sources.take_counts()[table.KV_HELD] == 3
@@ -265,7 +265,7 @@ def test_rows_with_kv_events_do_not_depend_on_the_order_of_arrival_within_ten_se
 
 
 def test_the_pipeline_takes_kv_batches_and_accounts_for_them():
-    pipeline = Pipeline(Config(join=SETTINGS, learners=("rls",)), "test")
+    pipeline = Pipeline(Config(learners=("rls",)), "test")
     batches = kv_batches("c5_offload")
     pipeline.process_kv([*batches, batches[0]])
     counts = pipeline.take_counts()
@@ -279,7 +279,7 @@ def test_hits_make_the_prefill_coefficient_of_journeys_alone_come_out_right():
     """Prefill tokens 1.76 times too many make the coefficient too small by about as much."""
 
     def coefficient(batches, drop_steps):
-        pipeline = Pipeline(Config(join=SETTINGS, learners=("rls",)), "test")
+        pipeline = Pipeline(Config(learners=("rls",)), "test")
         pipeline.process_kv(batches)
         for one in telemetry("c5_offload", no_step if drop_steps else lambda _step: True):
             pipeline.joiner.add(one)

@@ -119,7 +119,7 @@ def test_of_several_servers_only_the_one_that_sends_is_left_to_its_telemetry():
 @pytest.mark.parametrize("front_ends", [1, 2])
 def test_completeness_is_steps_heard_over_steps_counted(front_ends):
     simulated, page = SimulatedEngine(), PageEngine("server", "", 0)
-    engine = Engine("engine", "", 0, CONFIG.join)
+    engine = Engine("engine", "", 0, CONFIG)
     assert math.isnan(make_pipeline(CONFIG).joiner.pages.completeness)
     for number in range(1, 90):
         simulated.run(1.0, 4)

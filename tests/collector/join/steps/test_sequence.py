@@ -7,7 +7,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from collector.config.schema import JoinConfig
+from collector.config.schema import Config
 from collector.decode.records import SNAPSHOT_DTYPE
 from collector.join.inferred import BlockRatio
 from collector.join.inferred.context import Scheduling
@@ -27,7 +27,7 @@ class Feed:
 
     def __init__(self, run: Run, **settings: float) -> None:
         self.run, self.steps = run, columns_of(run)
-        self.sequence = StepSequence(JoinConfig(**settings), 0, BlockRatio())
+        self.sequence = StepSequence(Config(**settings), 0, BlockRatio())
         self.rows: list[RowBlock] = []
         self.counts = Counts()
 
@@ -136,7 +136,7 @@ def test_a_step_waits_for_its_journeys_and_leaves_when_they_are_complete(run):
 
 def test_a_step_whose_journeys_never_come_is_used_after_the_window():
     run = run_engine(many_jobs(300))
-    feed = Feed(run, window_s=5.0, grace_s=1.0).summaries(ids(run))
+    feed = Feed(run, join_timeout_s=5.0, allowed_lateness_s=1.0).summaries(ids(run))
     feed.journeys([job for index, job in enumerate(run.jobs) if index % 9]).advance()
     newest = run.summaries[-1]["step.ts_start_ns"]
     passed = run.summaries[feed.sequence.frontier.emitted_to - 1]["step.ts_start_ns"]
@@ -150,10 +150,10 @@ def test_a_step_whose_journeys_never_come_is_used_after_the_window():
 def test_a_hole_is_final_only_after_the_grace_time():
     run = run_engine([Job("a", 50, 900, 1), *(Job(f"b{n}", 30, 2, 20 + 20 * n) for n in range(30))])
     keep = [step for step in ids(run) if not 400 <= step < 410]
-    feed = Feed(run, grace_s=20.0).journeys()
+    feed = Feed(run, allowed_lateness_s=20.0).journeys()
     feed.summaries([step for step in keep if step < 700]).advance()
     assert 256 <= feed.sequence.frontier.emitted_to <= 400
-    feed = Feed(run, grace_s=0.5).journeys().summaries(keep).advance()
+    feed = Feed(run, allowed_lateness_s=0.5).journeys().summaries(keep).advance()
     assert feed.sequence.frontier.emitted_to > 410
 
 
@@ -172,7 +172,7 @@ def test_idle_time_inside_a_hole_gives_no_row():
 
 
 def test_an_interval_longer_than_allowed_gives_no_row(monkeypatch):
-    monkeypatch.setattr(JoinConfig, "row_steps_max", 64)
+    monkeypatch.setattr(Config, "row_steps_max", 64)
     run = run_engine([Job("a", 50, 900, 1), Job("b", 10, 4, 1)])
     feed = Feed(run).journeys().advance(flush=True)
     assert feed.drops[RowDrop.TOO_LONG] + feed.drops[RowDrop.INCOMPLETE] >= 1
@@ -209,7 +209,7 @@ def test_mode_is_told_by_stamps_else_by_the_fact_else_synchronous(run):
 
 def test_what_is_behind_the_window_is_forgotten_and_counted_late():
     run = run_engine([Job(f"j{n}", 20, 400, 1 + 200 * n) for n in range(40)])
-    feed = Feed(run, window_s=2.0, grace_s=0.5)
+    feed = Feed(run, join_timeout_s=2.0, allowed_lateness_s=0.5)
     for start in range(1, len(run.summaries), 500):
         last = start + 499
         feed.journeys([j for j in run.jobs if start <= j.step_of("FINISHED") <= last])

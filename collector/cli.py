@@ -63,9 +63,9 @@ from collector.runtime import (
     check_packages,
     configure_logs,
     in_thread,
+    note_above_bar,
     package_files,
     print_in_any_encoding,
-    remarks_on,
     set_log_format,
     set_log_level,
 )
@@ -291,7 +291,7 @@ def export(
     if file_format == "blis-trace":
         if out is None:
             raise ConfigError("--out", "a trace is two files; say in which directory")
-        return export_traffic([Path(snapshot)], out, SystemClock(), say=_say, note=_remarks())
+        return export_traffic([Path(snapshot)], out, SystemClock(), say=_say, note=note_above_bar)
     from collector.commands.ask import load_snapshot  # noqa: PLC0415
 
     loaded = load_snapshot(snapshot, token_file)
@@ -321,7 +321,7 @@ def replay(
     from collector.commands import replay as made  # noqa: PLC0415
 
     say, stdin = _teller(in_json=in_json), sys.stdin.buffer
-    code = made.replay(files, out, loaded, SystemClock(), say=say, note=_remarks(), state=state, stdin=stdin)
+    code = made.replay(files, out, loaded, SystemClock(), say=say, note=note_above_bar, state=state, stdin=stdin)
     return _concluded(code, out, in_json=in_json)
 
 
@@ -365,7 +365,7 @@ def fleet_pull(
 
     options = PullOptions(sources, out, timeout, require, token_reader(token_file))
     if every is None:
-        code = pull_once(options, loaded, clock, say=_teller(in_json=in_json), note=_remarks())
+        code = pull_once(options, loaded, clock, say=_teller(in_json=in_json), note=note_above_bar)
         return _concluded(code, out, in_json=in_json)
     set_log_level(loaded.log_level)
     set_log_format(loaded.log_format)
@@ -389,7 +389,7 @@ def fleet_replay(
 
     rows = rows if "://" in rows or not rows else str(Path(rows).absolute())
     options, say = ReplayOptions(places, out, ray, rows), _teller(in_json=in_json)
-    return _concluded(replay_fleet(options, loaded, SystemClock(), say=say, note=_remarks()), out, in_json=in_json)
+    return _concluded(replay_fleet(options, loaded, SystemClock(), say=say, note=note_above_bar), out, in_json=in_json)
 
 
 @tracefit.group(cls=Commands)
@@ -437,7 +437,7 @@ def lab_evaluate(
         systems=tuple(name.strip() for name in systems.split(",") if name.strip()),
         leave_out=leave_out or "",
     )
-    return evaluate_recordings(list(files), loaded, options, SystemClock(), say=_say, note=_remarks())
+    return evaluate_recordings(list(files), loaded, options, SystemClock(), say=_say, note=note_above_bar)
 
 
 @lab.command("donors")
@@ -539,11 +539,6 @@ def _concluded(code: int, out: Path, *, in_json: bool) -> int:
 
         _say((out / SNAPSHOT_NAME if out.is_dir() else out).read_text(encoding="utf-8").rstrip("\n"))
     return code
-
-
-def _remarks() -> PrintLine:
-    """For commands that take long: bars where somebody looks, lines elsewhere."""
-    return remarks_on(sys.stderr, os.environ.get("TERM"), _warn)
 
 
 def _warn(text: str) -> None:

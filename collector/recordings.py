@@ -41,7 +41,7 @@ from collector.decode import json_to_protobuf
 from collector.decode.kv import LINE_MARK, KvBatch, read_line
 from collector.decode.pages import PageParser, ScrapedPage, is_page_line, read_page_line
 from collector.ingest import Export, count_spans, newest_end_unix_nano
-from collector.runtime import Clock, PrintLine, Progress, StartError
+from collector.runtime import Clock, PrintLine, StartError, progress
 from collector.telemetry import KvSkip, Outcome, ScrapeOutcome
 
 STDIN: Final = "-"
@@ -376,21 +376,27 @@ def merged(recordings: Iterable[Recording]) -> Iterator[Timed]:
     return heapq.merge(*ordered, key=lambda timed: (timed.unix_nano, timed.label))
 
 
+_UPDATE_ITEMS = 64
+"""Exports after which the bar is told how far it is: some milliseconds of work."""
+
+
 def merged_with_progress(recordings: Sequence[Recording], clock: Clock, note: PrintLine) -> Iterator[Timed]:
     """The same, and how far that is on the way."""
     spans = 0
     read: Counter[type] = Counter()
-    with Progress("read", sum(recording.size_bytes for recording in recordings), clock, note) as progress:
-        for timed in merged(recordings):
+    started_ns = clock.monotonic_ns()
+    with progress("read", sum(recording.size_bytes for recording in recordings)) as bar:
+        for number, timed in enumerate(merged(recordings)):
             yield timed
             read[type(timed)] += 1
             spans += timed.export.spans if isinstance(timed, TimedExport) else 0
-            if progress.is_due:
-                done_bytes = sum(recording.position_bytes for recording in recordings)
-                progress.advance_to(done_bytes, f"{read[TimedExport]:,} exports, {spans:,} spans")
+            if number % _UPDATE_ITEMS == 0:
+                bar.set_postfix_str(f"{read[TimedExport]:,} exports, {spans:,} spans", refresh=False)
+                bar.update(sum(recording.position_bytes for recording in recordings) - bar.n)
     others = ((TimedKv, "batches of KV events"), (TimedPage, "pages"))
     more = "".join(f" and {read[kind]} {name}" for kind, name in others if read[kind])
-    note(f"read {read[TimedExport]} exports, {spans} spans{more} in {progress.elapsed_s:.1f} s")
+    elapsed_s = (clock.monotonic_ns() - started_ns) / 1e9
+    note(f"read {read[TimedExport]} exports, {spans} spans{more} in {elapsed_s:.1f} s")
 
 
 # --- files ------------------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from collector.decode.kv import KvBatch
 from collector.identity import Knowledge
 from collector.ingest import Export
 from collector.recordings import by_source, open_recordings
-from collector.runtime import EXIT_FAILED, EXIT_OK, Clock, PrintLine, Progress, StartError
+from collector.runtime import EXIT_FAILED, EXIT_OK, Clock, PrintLine, StartError, progress
 from collector.service import make_pipeline
 from exporters.snapshot_file import write_atomically
 from online import Snapshot
@@ -204,9 +204,15 @@ def evaluate_recordings(
     captures: list[Capture] = []
     pages: list[PageReport] = []
     sources = list(with_kv_beside(by_source(open_recordings(paths, note)), note))
-    with Progress("evaluated", 1.0, clock, note, unit="") as progress:
+    started_ns = clock.monotonic_ns()
+    with progress("evaluated", 100.0, "%") as bar:
+
+        def tell(share: float, what: str) -> None:
+            bar.set_postfix_str(what, refresh=False)
+            bar.update(round(100.0 * share, 1) - bar.n)
+
         for number, (recordings, kv) in enumerate(sources):
-            progress.advance_to(_READING * number / len(sources), f"reading {recordings[0].label}")
+            tell(_READING * number / len(sources), f"reading {recordings[0].label}")
             found = load(recordings, knowledge, config, options.learn_until, partial(published_of, config), kv)
             captures += found
             readings = {} if found else load_pages([recording.path for recording in recordings])
@@ -218,11 +224,12 @@ def evaluate_recordings(
             learn_until=options.learn_until,
             left_out=options.leave_out or _default_key(captures),
             version=__version__,
-            tell=lambda share, what: progress.advance_to(_READING + (1.0 - _READING) * share, what),
+            tell=lambda share, what: tell(_READING + (1.0 - _READING) * share, what),
             snapshot=snapshot,
             pages=pages,
         )
-    note(f"evaluated {len(sources)} {'source' if len(sources) == 1 else 'sources'} in {progress.elapsed_s:.1f} s")
+    elapsed_s = (clock.monotonic_ns() - started_ns) / 1e9
+    note(f"evaluated {len(sources)} {'source' if len(sources) == 1 else 'sources'} in {elapsed_s:.1f} s")
     for line in lines(report):
         say(line)
     _write(options.json, msgspec.json.encode(report), say)

@@ -25,7 +25,7 @@ import msgspec
 from collector import __version__
 from collector.config import Config
 from collector.identity import IDENTITY, Fact, config_id, is_mixture_of_experts
-from collector.runtime import EXIT_FAILED, EXIT_OK, Clock, PrintLine, Progress, StartError
+from collector.runtime import EXIT_FAILED, EXIT_OK, Clock, PrintLine, StartError, progress
 from collector.service import Directory, check_learning
 from collector.telemetry import PullOutcome
 from exporters.snapshot_file import SNAPSHOT_NAME, published_generation, write_atomically, write_snapshot
@@ -356,9 +356,8 @@ class Puller:
         """Ask every source, merge, write; if shown, with how many were asked."""
         assert self._fetcher is not None, "pull comes after start"  # noqa: S101
         places = look(self._options.sources)
-        note = self._note if is_shown else _say_nothing
-        with Progress("asked", len(places), self._clock, note, "sources") as progress:
-            fetched = self._fetcher.fetch(places, progress.advance)
+        with progress("asked", len(places), "sources", shown=is_shown) as bar:
+            fetched = self._fetcher.fetch(places, bar.update)
         now_unix_nano = NEVER_NS if self._options.of_any_time else self._clock.unix_nano()
         read = [
             each if each.path is None else examine(each, each.path, self._config, now_unix_nano) for each in fetched
@@ -428,10 +427,6 @@ def conclude(pulled: Pulled, options: PullOptions, *, say: PrintLine, note: Prin
         return EXIT_FAILED
     say(f"snapshot: {options.out / SNAPSHOT_NAME}")
     return EXIT_OK
-
-
-def _say_nothing(text: str) -> None:
-    del text
 
 
 def token_reader(path: Path | None) -> Callable[[], str]:

@@ -46,7 +46,7 @@ from collector.recordings import (
     recording_files,
     source_of,
 )
-from collector.runtime import EXIT_FAILED, EXIT_INTERRUPTED, Clock, PrintLine, Progress, StartError
+from collector.runtime import EXIT_FAILED, EXIT_INTERRUPTED, Clock, PrintLine, StartError, progress
 from collector.service import check_learning, make_pipeline
 from online import PHASES, Quality, Target
 
@@ -131,7 +131,7 @@ def replay_fleet(options: ReplayOptions, config: Config, clock: Clock, *, say: P
         shutil.rmtree(work, ignore_errors=True)
         work.mkdir()
         engines = rows = 0
-        for learned in learn_files(ray, files, config, clock, note, options.rows):
+        for learned in learn_files(ray, files, config, note, options.rows):
             engines, rows = engines + 1, rows + learned.rows
             (work / f"{_file_name(learned.key)}.bin").write_bytes(learned.state)
         if not engines:
@@ -369,7 +369,7 @@ def _in_time_order(own: Sequence[Piece], shared: Sequence[Piece]) -> Iterator[Ti
 
 
 def learn_files(
-    ray: Any, files: Sequence[RecordedFile], config: Config, clock: Clock, note: PrintLine, rows_place: str = ""
+    ray: Any, files: Sequence[RecordedFile], config: Config, note: PrintLine, rows_place: str = ""
 ) -> Iterator[Learned]:
     """Every engine of the files, in any order; StartError if Ray gives up."""
     cut_on_ray = ray.remote(num_returns="streaming", max_retries=TRIES, retry_exceptions=[StoreError])(cut)
@@ -377,13 +377,13 @@ def learn_files(
     parts = _parts(files)
     cutting = {(stream := cut_on_ray.remote(part)).completed(): (n, stream) for n, part in enumerate(parts)}
     found: dict[int, tuple[list[tuple[int, int, Any]], list[str]]] = {}
-    with Progress("cut", sum(file.size_bytes for file in files), clock, note) as progress:
+    with progress("cut", sum(file.size_bytes for file in files)) as bar:
         for done in _each_done(ray, list(cutting)):
             number, stream = cutting[done]
             *refs, last = list(stream)
             about, warnings = _value_of(ray, last)
             found[number] = [(*each, ref) for each, ref in zip(about, refs, strict=True)], warnings
-            progress.advance(sum(file.size_bytes for file in parts[number]))
+            bar.update(sum(file.size_bytes for file in parts[number]))
     refs_of: dict[int, list[Any]] = {SHARED: []}
     size_bytes: Counter[int] = Counter()
     for _, (pieces, warnings) in sorted(found.items()):
@@ -398,10 +398,10 @@ def learn_files(
         learn_on_ray.remote(config, refs_of[bucket], shared, rows_place): bucket
         for bucket, _ in size_bytes.most_common()
     }
-    with Progress("learned", size_bytes.total(), clock, note) as progress:
+    with progress("learned", size_bytes.total()) as bar:
         for done in _each_done(ray, list(learning)):
             yield from _value_of(ray, done)
-            progress.advance(size_bytes[learning[done]])
+            bar.update(size_bytes[learning[done]])
 
 
 def learn_references(config: Config, own: Sequence[Any], shared: Sequence[Any], rows_place: str) -> list[Learned]:

@@ -3,17 +3,8 @@
 from __future__ import annotations
 
 from .access import TokenFile, read_credentials, warn_of_open_ports
-from .queue import (
-    BATCH_S,
-    TAKE_BYTES,
-    AdmissionQueue,
-    Export,
-    Intake,
-    QueueBatch,
-    ReceiveBudget,
-    count_spans,
-    newest_end_unix_nano,
-)
+from .intake import Intake, ReceiveBudget, count_spans, newest_end_unix_nano
+from .queue import BATCH_S, TAKE_BYTES, AdmissionQueue, Export, QueueBatch
 
 __all__ = [
     "BATCH_S",

@@ -201,6 +201,8 @@ def read_credentials(config: Config, clock: Clock) -> tuple[TlsFiles | None, Tok
     """What closes the receivers; a ConfigError names what is asked for and cannot be read."""
     if not config.tls_cert_file and (config.tls_key_file or config.tls_client_ca_file):
         raise ConfigError("tls_cert_file", "has to be given with tls_key_file or tls_client_ca_file")
+    if config.tls_cert_file and not config.tls_key_file:
+        raise ConfigError("tls_key_file", "has to be given with tls_cert_file")
     tls = TlsFiles(config, clock) if config.tls_cert_file else None
     return tls, TokenFile(config.token_file, "token_file", clock) if config.token_file else None
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator
-from typing import NoReturn
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -25,7 +24,8 @@ from collector.runtime import IoLoop, StartError
 from collector.telemetry import Outcome, Transport
 
 from .access import TokenFile
-from .queue import HINT_MIN_S, BudgetFull, Intake, ReceiveBudget, Refused
+from .intake import BudgetFull, Intake, ReceiveBudget
+from .queue import HINT_MIN_S, Refused
 from .status import INCOMPLETE, INTERNAL, UNAUTHENTICATED, Answer, answer
 
 SERVICE = "opentelemetry.proto.collector.trace.v1.TraceService"
@@ -68,24 +68,33 @@ class _ExportHandler(grpc.GenericRpcHandler):
         """The handler of a method, None if it is not ours."""
         return self._method if handler_call_details.method == METHOD else None
 
-    async def _export(self, messages: AsyncIterator[bytes], context: _Context) -> bytes:
+    async def _export(self, _messages: AsyncIterator[bytes], context: _Context) -> bytes:
+        # read from the context: the iterator would keep the message, and goes only when garbage is collected
+        reply = await self._receive(context)
+        if reply is not None:  # an abort raises, and what raises must not refer to a message of 8 MiB
+            await context.abort(reply.code, reply.text, reply.trailers)
+        return RESPONSE_OK
+
+    async def _receive(self, context: _Context) -> Answer | None:
+        """Take the message in (None), or say why not."""
         if self._tokens is not None and not self._tokens.accepts(_authorization(context)):
-            await self._turn_away(context, Outcome.UNAUTHENTICATED, UNAUTHENTICATED)
+            return self._turn_away(Outcome.UNAUTHENTICATED, UNAUTHENTICATED)
+        refused = self._intake.refuses()
+        if refused is not None:
+            return self._turn_away(refused.reason, answer(refused))
         peer = context.peer()
         try:
             async with self._budget.receiving(peer, self._message_bytes_max) as receiving:
-                payload = await receiving.read(anext(messages, None))
-                refused = await self._offer(payload, peer, context) if payload is not None else None
+                payload = await receiving.read(context.read())
+                if isinstance(payload, bytes):  # else the call has ended without one
+                    receiving.shrink(len(payload))
+                    return await self._offer(payload, peer, context)
         except BudgetFull:
             busy = Refused(Outcome.QUEUE_FULL, HINT_MIN_S)
-            await self._turn_away(context, busy.reason, answer(busy, "too many calls wait for their message"))
+            return self._turn_away(busy.reason, answer(busy, "too many calls wait for their message"))
         except TimeoutError:
-            payload = None
-        if payload is None:
-            await self._turn_away(context, Outcome.INCOMPLETE, INCOMPLETE)
-        if refused is not None:
-            await _abort(context, refused)
-        return RESPONSE_OK
+            pass
+        return self._turn_away(Outcome.INCOMPLETE, INCOMPLETE)
 
     async def _offer(self, payload: bytes, peer: str, context: _Context) -> Answer | None:
         try:
@@ -95,9 +104,9 @@ class _ExportHandler(grpc.GenericRpcHandler):
             return INTERNAL
         return answer(refused) if refused is not None else None
 
-    async def _turn_away(self, context: _Context, outcome: Outcome, reply: Answer) -> NoReturn:
+    def _turn_away(self, outcome: Outcome, reply: Answer) -> Answer:
         self._intake.turn_away(Transport.GRPC, outcome)
-        await _abort(context, reply)
+        return reply
 
 
 def _authorization(context: _Context) -> str | None:
@@ -108,10 +117,6 @@ def _authorization(context: _Context) -> str | None:
 def _patience_s(context: _Context) -> float | None:
     remaining_s = context.time_remaining()
     return None if remaining_s is None else max(remaining_s - DEADLINE_MARGIN_S, 0.0)
-
-
-async def _abort(context: _Context, reply: Answer) -> NoReturn:
-    await context.abort(reply.code, reply.text, reply.trailers)
 
 
 class OtlpGrpcReceiver:

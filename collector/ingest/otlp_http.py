@@ -32,7 +32,7 @@ from collector.runtime.http import HttpServer
 from collector.telemetry import Outcome, Transport
 
 from .access import TokenFile
-from .queue import FIELDS_MAX, RECEIVE_TIMEOUT_S, BudgetFull, Intake, ReceiveBudget
+from .intake import FIELDS_MAX, RECEIVE_TIMEOUT_S, BudgetFull, Intake, ReceiveBudget
 from .status import HttpAnswer, http_answer
 
 PATH: Final = "/v1/traces"
@@ -102,6 +102,13 @@ BUSY = Rejection(
     _CODE.RESOURCE_EXHAUSTED,
     "too much being received",
     (("Retry-After", "1"),),
+)
+NO_MEMORY = Rejection(
+    Outcome.MEMORY,
+    HTTPStatus.SERVICE_UNAVAILABLE,
+    _CODE.RESOURCE_EXHAUSTED,
+    "memory limit",
+    (("Retry-After", "2"),),
 )
 
 
@@ -177,7 +184,7 @@ class _ExportHandler:
                     await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
                     request.writer.output_size = 0
                 body = await receiving.read(request.content.read())
-                answer = await self._export(request, body, peer)
+                answer = await self._export(request, body, peer, receiving.shrink)
         except BudgetFull:
             return self._reject(request, BUSY)
         except (TimeoutError, web.RequestPayloadError, ConnectionError):
@@ -187,8 +194,8 @@ class _ExportHandler:
             raise
         return self._reject(request, answer) if isinstance(answer, Rejection) else _reply(request, answer)
 
-    def _check_head(self, request: web.BaseRequest) -> Rejection | None:
-        headers = request.headers
+    def _check_head(self, request: web.BaseRequest) -> Rejection | None:  # noqa: PLR0911 -- one per rejection
+        headers, size_bytes = request.headers, request.content_length
         if request.raw_path.partition("?")[0] != PATH:
             return NOT_FOUND
         if request.method != "POST":
@@ -197,11 +204,15 @@ class _ExportHandler:
             return NO_TOKEN
         if request.content_type not in (CONTENT_TYPE, JSON) or _encoding(request) not in ("", "identity", "gzip"):
             return NOT_OTLP
-        if "Transfer-Encoding" in headers or request.content_length is None:
+        if "Transfer-Encoding" in headers or size_bytes is None:
             return NO_LENGTH
-        return TOO_LARGE if request.content_length > self._body_bytes_max else None
+        if size_bytes > self._body_bytes_max:
+            return TOO_LARGE
+        return NO_MEMORY if self._intake.refuses() is not None else None
 
-    async def _export(self, request: web.BaseRequest, body: bytes, peer: str) -> HttpAnswer | Rejection:
+    async def _export(
+        self, request: web.BaseRequest, body: bytes, peer: str, shrink: Callable[[int], None]
+    ) -> HttpAnswer | Rejection:
         try:
             if _encoding(request) == "gzip":
                 plain = await asyncio.to_thread(inflate, body, self._body_bytes_max, _check_of(request))
@@ -214,6 +225,7 @@ class _ExportHandler:
             return _UNREADABLE[type(error)]
         except ValueError:
             return NOT_JSON
+        shrink(len(body))
         try:
             refused = await self._intake.offer(body, peer, Transport.HTTP)
         except Exception:  # noqa: BLE001 -- its text would reach the client

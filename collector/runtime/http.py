@@ -1,15 +1,17 @@
 """HTTP on aiohttp: a server with a bounded number of connections, and a client whose every answer is bounded.
 
 Both run in the loop (collector/runtime/loop.py). The server closes a connection on which no whole request has come for
-``timeout_s``; when all places are taken, the one that has waited longest for a request makes room for a newcomer, so
-that silent clients cannot lock out a scraper. The client follows no redirect, asks no proxy of the environment, keeps
-no cookie and unpacks nothing.
+``timeout_s``. When all places are taken, the address that holds most of them gives one up for a newcomer, so that
+neither silent nor busy clients lock out a scraper or a probe from another address. The client follows no redirect, asks
+no proxy of the environment, keeps no cookie and unpacks nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import ssl
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
 from typing import Any, NamedTuple, cast
@@ -33,13 +35,18 @@ HEADER_BYTES_MAX = 16 << 10
 BACKLOG = 64
 READ_BYTES = 1 << 16
 
+_log = logging.getLogger(__name__)
+_protocol_log = logging.getLogger(f"{__name__}.protocol")
+_protocol_log.setLevel(logging.CRITICAL)
+"""What clients send that is no HTTP is answered, and is no error of ours."""
+
 Handle = Callable[[web.BaseRequest], Awaitable[web.Response]]
 Respond = Callable[[str, str, Mapping[str, str]], tuple[int, str, bytes, tuple[tuple[str, str], ...]]]
 """(method, request target, headers) to status, content type, body, further headers."""
 
 
 class _BoundedServer(web.Server):
-    """Counts connections; knows which of them answer a request."""
+    """Bounds the connections, and knows which of them answer a request."""
 
     def __init__(self, handle: Handle, connections_max: int, timeout_s: float) -> None:
         super().__init__(
@@ -51,35 +58,41 @@ class _BoundedServer(web.Server):
             max_field_size=HEADER_BYTES_MAX,
             read_bufsize=READ_BYTES,
             auto_decompress=False,
+            logger=_protocol_log,
         )
         self._handle = handle
         self._connections_max = connections_max
-        self._waiting: dict[asyncio.BaseTransport, None] = {}  # the one that has waited longest comes first
+        self._addresses: dict[asyncio.BaseTransport, str] = {}  # the one that has waited longest comes first
         self._busy: set[asyncio.BaseTransport] = set()
 
     def connection_made(self, handler: Any, transport: asyncio.Transport) -> None:
-        """Give it a place, if need be that of the one that has waited longest."""
+        """Give it a place, if need be one of the address that holds most of them."""
         super().connection_made(handler, transport)
-        for each in [each for each in self._waiting if each.is_closing()]:
-            del self._waiting[each]
-        self._waiting[transport] = None
-        if len(self._waiting) + len(self._busy) > self._connections_max:
-            oldest = next(iter(self._waiting))  # itself, if all others answer
-            del self._waiting[oldest]
-            cast("asyncio.Transport", oldest).abort()  # at once, whatever it has not read
+        for each in [each for each in self._addresses if each.is_closing()]:
+            del self._addresses[each]
+        self._addresses[transport] = (transport.get_extra_info("peername") or ("",))[0]
+        if len(self._addresses) > self._connections_max:
+            crowd = Counter(self._addresses.values()).most_common(1)[0][0]
+            theirs = [each for each, address in self._addresses.items() if address == crowd]
+            one = next((each for each in theirs if each not in self._busy), theirs[-1])
+            del self._addresses[one]
+            # at once, whatever it has not read; but its handler has to begin before it can end
+            asyncio.get_running_loop().call_soon(cast("asyncio.Transport", one).abort)
 
     async def _answer(self, request: web.BaseRequest) -> web.Response:
-        transport = request.transport
-        if transport is None:
-            raise ConnectionResetError
-        self._waiting.pop(transport, None)
-        self._busy.add(transport)
+        transport = request.transport  # None when the client is gone already
+        if transport is not None:
+            self._busy.add(transport)
         try:
             response = await self._handle(request)
+        except Exception:  # noqa: BLE001 -- a fault of ours, and no reason to close the port
+            _log.exception("a request failed")
+            response = web.Response(status=HTTPStatus.INTERNAL_SERVER_ERROR)
         finally:
-            self._busy.discard(transport)
-            if not transport.is_closing():
-                self._waiting[transport] = None
+            if transport is not None:
+                self._busy.discard(transport)
+            if transport in self._addresses:
+                self._addresses[transport] = self._addresses.pop(transport)  # its wait begins anew
         response.headers["Server"] = "tracefit"
         return response
 

@@ -51,8 +51,8 @@ class Restartable(Protocol):
         """Rows learned so far."""
         ...
 
-    def flush(self) -> None:
-        """Make rows of everything that waits in the join, or drop it for a reason."""
+    def settle(self) -> None:
+        """Make rows of everything that waits in the join, or drop it for a reason; none of it is needed again."""
         ...
 
     def to_checkpoint(self) -> tuple[Tree, Position]:
@@ -284,7 +284,7 @@ class Durability:
         self._taken_ns = self._clock.monotonic_ns()
         try:
             if Outcome.LOG_FULL in self._refusing:
-                self._pipeline.flush()  # nothing comes that could complete what waits
+                self._pipeline.settle()  # nothing comes that could complete what waits
             tree, position = self._pipeline.to_checkpoint()
             tree[PROGRESS]["generation"] = self._publisher.generation
         except Exception:  # noqa: BLE001 -- a fault of ours must not end the receiving

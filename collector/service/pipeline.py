@@ -143,6 +143,14 @@ class Pipeline:
         for event in self.joiner.drain(flush=True):
             self._apply(event)
 
+    def settle(self) -> None:
+        """The log is full: what waits is learned as it is, and no entry so far will be needed again.
+
+        Else an engine's last step, from which the next row is measured, would keep its entry, and the log full.
+        """
+        self.flush()
+        self._unlearned = UnlearnedExports(self._settings)
+
     # --- idle sources -----------------------------------------------------------------------------------------------
 
     def emit_idle(self, now_unix_ns: int) -> int | None:

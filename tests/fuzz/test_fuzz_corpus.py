@@ -9,7 +9,7 @@ import pytest
 from collector.config.load import ConfigError, load
 from collector.config.schema import Config
 from collector.identity.knowledge import EngineFacts, FactSource
-from collector.ingest import queue as envelope
+from collector.ingest import intake as envelope
 from collector.ingest.queue import Export
 from collector.service.build import make_pipeline
 from online.state import decode, encode

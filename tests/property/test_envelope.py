@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from prometheus_client import CollectorRegistry
 
-from collector.ingest.queue import SPANS_MAX, AdmissionQueue, Intake, count_spans
+from collector.ingest.intake import SPANS_MAX, Intake, count_spans
+from collector.ingest.queue import AdmissionQueue
 from collector.telemetry.metrics import Metrics
 from collector.telemetry.reasons import Outcome, Transport
 from collector.telemetry.table import ACCEPTED_SPANS, FAILED_SPANS, RECEIVED_SPANS, REFUSED_SPANS, REQUESTS

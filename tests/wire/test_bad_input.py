@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import http.client
 import resource
 import socket
@@ -16,6 +17,7 @@ from collector.config import Config
 from collector.ingest.otlp_grpc import METHOD
 from collector.ingest.otlp_http import CONTENT_TYPE
 from collector.runtime.filesystem import resident_bytes
+from collector.runtime.http import CONNECTIONS_MAX
 from collector.telemetry.table import (
     ACCEPTED_SPANS,
     DECODED_SPANS,
@@ -39,7 +41,7 @@ FULL = 8 * MIB - 100
 
 @pytest.fixture
 def sidecar(tmp_path, monkeypatch):
-    monkeypatch.setattr("collector.ingest.queue.RECEIVE_TIMEOUT_S", 2.0)
+    monkeypatch.setattr("collector.ingest.intake.RECEIVE_TIMEOUT_S", 2.0)
     monkeypatch.setattr(Config, "connections_max", 64)
     with running_sidecar(tmp_path) as made:
         yield made
@@ -93,6 +95,45 @@ def test_120_calls_without_a_message_on_one_connection_keep_nobody_waiting(sidec
                 export_over(fresh, 20 * number + 10)
             assert time.monotonic() - start_s < 2.0
     assert_well(sidecar)
+
+
+def test_silent_calls_on_a_hundred_connections_keep_no_newcomer_waiting(tmp_path):
+    with running_sidecar(tmp_path) as sidecar, contextlib.ExitStack() as stack:
+        for _ in range(100):
+            stack.enter_context(silent_calls(stack.enter_context(own_channel(sidecar.grpc_port)), 8))
+        for number in range(1, 4):
+            start_s = time.monotonic()
+            with own_channel(sidecar.grpc_port) as fresh:
+                export_over(fresh, 20 * number)
+            assert time.monotonic() - start_s < 2.0
+        assert_well(sidecar)
+
+
+def test_messages_that_are_refused_are_let_go_of_at_once(sidecar):
+    refused = b"\xff" * FULL
+    gc.collect()
+    gc.disable()  # what is part of a cycle would stay
+    try:
+        before_bytes = resident_bytes()
+        for _ in range(20):
+            assert code_of(sidecar.grpc_port, refused) is CODE.INVALID_ARGUMENT
+        assert resident_bytes() - before_bytes < 80 * MIB
+    finally:
+        gc.enable()
+
+
+def test_a_probe_is_answered_while_another_address_holds_all_places_of_the_pages(sidecar):
+    with contextlib.ExitStack() as stack:
+        probe = stack.enter_context(
+            contextlib.closing(
+                http.client.HTTPConnection("127.0.0.1", sidecar.http_port, source_address=("127.0.0.2", 0))
+            )
+        )
+        probe.connect()
+        for _ in range(CONNECTIONS_MAX + 8):
+            stack.enter_context(socket.create_connection(("127.0.0.1", sidecar.http_port)))
+        probe.request("GET", "/healthz")
+        assert probe.getresponse().status == 200
 
 
 def in_span(content):

@@ -135,6 +135,19 @@ def test_a_log_leaves_room_for_three_checkpoints_on_a_small_volume_and_says_so_a
     assert [r.levelname for r in caplog.records if said in r.message] == ["WARNING"]
 
 
+def test_a_log_that_is_full_of_an_engines_last_steps_frees_itself_when_nothing_else_comes(tmp_path):
+    """What waits is learned, and its last step, which the next row would begin with, does not keep the log full."""
+    with running_sidecar(tmp_path, SmallVolume(tmp_path, 1 << 20), **SMALL) as sidecar:
+        exports = 0
+        while accepted(sidecar, 1 + EXPORT_STEPS * exports):
+            exports += 1
+        assert exports < 1 + (1 << 20) // EXPORT_BYTES
+        eventually(lambda: accepted(sidecar, 1 + EXPORT_STEPS * exports))
+    with running_sidecar(tmp_path, SmallVolume(tmp_path, 1 << 20), **SMALL) as sidecar:
+        assert "lost" not in json.loads(get(sidecar.http_port, "/readyz"))
+        eventually(lambda: accepted(sidecar, 1 + EXPORT_STEPS * (exports + 1)))
+
+
 @pytest.mark.parametrize("durability", ["memory", "log"])
 def test_the_second_sidecar_on_a_directory_is_told_who_has_it_and_changes_nothing(tmp_path, durability):
     with running_sidecar(tmp_path, DURABILITY=durability, CHECKPOINT_INTERVAL_S="0.2") as sidecar:

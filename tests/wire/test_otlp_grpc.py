@@ -19,8 +19,9 @@ from prometheus_client import CollectorRegistry
 
 from collector.config import Config
 from collector.ingest import otlp_grpc
+from collector.ingest.intake import Intake, ReceiveBudget
 from collector.ingest.otlp_grpc import SERVICE, OtlpGrpcReceiver
-from collector.ingest.queue import AdmissionQueue, Intake, ReceiveBudget
+from collector.ingest.queue import AdmissionQueue
 from collector.runtime import IoLoop
 from collector.runtime.filesystem import StartError
 from collector.runtime.tasks import SystemClock

@@ -23,10 +23,11 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 from prometheus_client import CollectorRegistry
 
 from collector.config import Config
+from collector.ingest import intake as intake_module
 from collector.ingest import otlp_http
-from collector.ingest import queue as ingest_queue
+from collector.ingest.intake import FIELDS_MAX, Intake, ReceiveBudget
 from collector.ingest.otlp_http import CONTENT_TYPE, make_http_receiver
-from collector.ingest.queue import FIELDS_MAX, AdmissionQueue, Intake, ReceiveBudget
+from collector.ingest.queue import AdmissionQueue
 from collector.runtime.filesystem import StartError
 from collector.runtime.tasks import SystemClock
 from collector.telemetry.metrics import Metrics
@@ -263,7 +264,7 @@ HEAD = b"POST /v1/traces HTTP/1.1\r\nHost: x\r\nContent-Type: application/x-prot
 
 
 def test_a_body_that_trickles_ends_with_408_however_often_a_byte_comes(monkeypatch):
-    monkeypatch.setattr(ingest_queue, "RECEIVE_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(intake_module, "RECEIVE_TIMEOUT_S", 0.5)
     with running() as receiver, socket.create_connection(("127.0.0.1", receiver.port), 60) as client:
         client.sendall(HEAD % 1000)
         start_s = time.monotonic()

@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from collector.ingest.intake import BudgetFull, ReceiveBudget
 from collector.ingest.queue import HINT_MAX_S, HINT_MIN_S, AdmissionQueue, Refused
 from collector.telemetry.reasons import Outcome
 from tests.support.clocks import FakeClock
@@ -92,13 +93,22 @@ def test_closing_tells_those_who_wait_and_lets_the_rest_be_taken():
     assert queue.exhausted
 
 
-def test_the_exports_of_one_address_hold_half_of_the_capacity_at_most():
+def test_the_large_exports_of_one_address_hold_half_of_the_capacity_and_its_small_ones_three_quarters():
     queue = make_queue()
-    assert queue.put_nowait("loud", CAPACITY // 2, "loud") is None
-    assert queue.put_nowait("loud", 1, "loud").reason is Outcome.QUEUE_FULL
-    assert queue.put_nowait("quiet", CAPACITY // 2, "quiet") is None
-    queue.done(queue.take(1, 0))
-    assert queue.put_nowait("loud", CAPACITY // 2, "loud") is None
+    assert queue.put_nowait("large", CAPACITY // 2, "loud") is None
+    assert queue.put_nowait("large", CAPACITY // 2, "loud").reason is Outcome.QUEUE_FULL
+    assert queue.put_nowait("small", CAPACITY // 4, "loud") is None
+    assert queue.put_nowait("small", 1, "loud").reason is Outcome.QUEUE_FULL
+    assert queue.put_nowait("small", CAPACITY // 4, "quiet") is None
+    queue.done(queue.take(CAPACITY // 2, 0))
+    assert queue.put_nowait("large", CAPACITY // 4, "loud") is None
+
+
+def test_large_exports_of_all_addresses_leave_room_for_small_ones():
+    queue = make_queue()
+    assert queue.put_nowait("large", CAPACITY // 2, "one") is None
+    assert queue.put_nowait("large", CAPACITY // 2, "another").reason is Outcome.QUEUE_FULL
+    assert queue.put_nowait("small", CAPACITY // 4, "a third") is None
 
 
 def test_exports_are_taken_together_when_the_oldest_has_waited_or_there_are_many_bytes():
@@ -140,3 +150,49 @@ def test_nobody_waits_for_others_while_somebody_found_no_room():
     assert queue.take(CAPACITY, 0).items == ("large",)
     queue.put_nowait("later", CAPACITY // 5)
     assert queue.take(CAPACITY, 0) is None
+
+
+def test_the_connection_that_received_least_of_late_goes_first():
+    order = []
+
+    async def receive(budget, connection, size_bytes, arrived):
+        async with budget.receiving(connection, 100) as receiving:
+            order.append(connection)
+            await receiving.read(arrived.wait())
+            receiving.shrink(size_bytes)
+
+    async def scenario():
+        budget, arrived = ReceiveBudget(100), asyncio.Event()
+        arrived.set()
+        await receive(budget, "loud", 100, arrived)
+        arrived.clear()
+        held = [asyncio.create_task(receive(budget, f"first {n}", 1, arrived)) for n in range(4)]
+        await asyncio.sleep(0)
+        waiting = [asyncio.create_task(receive(budget, name, 1, arrived)) for name in ("loud", "loud", "quiet")]
+        await asyncio.sleep(0)
+        arrived.set()
+        await asyncio.gather(*held, *waiting)
+
+    asyncio.run(scenario())
+    assert order[-3:] == ["quiet", "loud", "loud"]
+
+
+def test_who_sends_nothing_gives_its_room_to_those_who_wait_and_is_told_to_try_again(monkeypatch):
+    monkeypatch.setattr("collector.ingest.intake.STALLED_S", 0.05)
+
+    async def scenario():
+        budget = ReceiveBudget(100)
+
+        async def receive(number, arrived):
+            async with budget.receiving(f"connection {number}", 100) as receiving:
+                await receiving.read(arrived.wait())
+
+        silent = [asyncio.create_task(receive(number, asyncio.Event())) for number in range(4)]
+        await asyncio.sleep(0)
+        arrived = asyncio.Event()
+        arrived.set()
+        async with asyncio.timeout(5):
+            await receive(5, arrived)
+        return await asyncio.gather(*silent, return_exceptions=True)
+
+    assert {type(error) for error in asyncio.run(scenario())} == {BudgetFull}

@@ -7,7 +7,8 @@ import asyncio
 import pytest
 from prometheus_client import CollectorRegistry
 
-from collector.ingest.queue import AdmissionQueue, Intake, Refused
+from collector.ingest.intake import Intake
+from collector.ingest.queue import AdmissionQueue, Refused
 from collector.runtime.filesystem import MemoryGuard, cgroup_limit_bytes, limit_bytes, resident_bytes
 from collector.telemetry.metrics import Metrics
 from collector.telemetry.reasons import Outcome, Transport

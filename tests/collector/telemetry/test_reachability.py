@@ -25,8 +25,9 @@ from collector.config import Config, Owned
 from collector.decode.kv import count_batch, read_payload
 from collector.fleet import sources as state_fetch
 from collector.fleet.pull import Puller, PullOptions
+from collector.ingest.intake import Intake
 from collector.ingest.kv import _Subscription
-from collector.ingest.queue import AdmissionQueue, Export, Intake
+from collector.ingest.queue import AdmissionQueue, Export
 from collector.join.inferred.kv import KvTimeline
 from collector.service.pipeline import Pipeline
 from collector.telemetry import Counts, Metrics, reasons, table

@@ -1,0 +1,364 @@
+"""From bytes to the queue: whose message may come in, what an export holds, and the accounting of both.
+
+**Room.** Messages on their way in are bounded in bytes, over all transports, with a share for each connection.
+
+**Envelope.** A receiver counts the spans of an export before it answers: the accounting needs the number, and bytes
+that do not decode are INVALID_ARGUMENT. A full parse costs 0.7 µs per step event, that with the slim schema a tenth.
+Before anything is allocated for an export of more than ``SMALL_BYTES``, its lengths are walked, because 8 MiB of empty
+spans are 4 million messages; from ``LARGE_BYTES`` on the fields of its spans are counted, too.
+
+**Accounting.** received = accepted + refused + failed, per transport, whatever happens in between.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable
+from typing import Final, Self, TypeVar
+
+from google.protobuf import message
+
+from collector.decode import SlimExport, wire
+from collector.runtime import MemoryGuard
+from collector.telemetry import Metrics, Outcome, Transport, table
+
+from .queue import BATCH_BYTES, HINT_MAX_S, AdmissionQueue, Export, Refused
+
+T = TypeVar("T")
+
+RECEIVED_AT_ONCE: Final = 4
+"""Exports of the largest size that may be received at the same time, over all transports."""
+RECEIVE_SHARE: Final = 0.25
+"""Of them, what one connection may receive."""
+RECEIVE_WAIT_S: Final = 2.0
+"""How long a call waits for its turn to be received."""
+RECEIVE_TIMEOUT_S: Final = 10.0
+"""How long the bytes of a call may take to come: the deadline of an SDK's exporter."""
+STALLED_S: Final = 1.0
+"""The same while others wait for their turn: who announces much and sends nothing keeps nobody out."""
+STALLED_MIN_S: Final = 0.05
+"""The least of it, however many wait: what has come already has to be taken out of the library's hands."""
+USED_HALF_LIFE_S: Final = 5.0
+"""For how long it counts what a connection has received: the pause of an SDK's exporter."""
+USED_BYTES_MIN: Final = 1 << 16
+"""A connection that has used less is as good as a new one; an export has some 100 KiB."""
+
+
+class BudgetFull(Exception):
+    """Too much is being received already."""
+
+
+class ReceiveBudget:
+    """Bytes of messages that are on their way in, over all transports; used in the loop.
+
+    ``async with budget.receiving(connection, bytes):`` reserves them for the body of the block. It raises BudgetFull
+    when there is no room in time, or when others need the room before the bytes are here, and TimeoutError when they
+    take too long. Of those who wait, the connection goes
+    first that has used least of late, so that an honest exporter overtakes calls that bring nothing or very much.
+    """
+
+    def __init__(self, message_bytes_max: int) -> None:
+        self._left = RECEIVED_AT_ONCE * message_bytes_max
+        self._share = int(RECEIVE_SHARE * self._left)
+        self._held: Counter[str] = Counter()
+        self._used: Counter[str] = Counter()
+        self._halved_s = 0.0
+        self._receiving: dict[_Receiving, None] = {}  # their bytes are not here yet
+        self._waiting: dict[str, deque[_Receiving]] = {}
+
+    def receiving(self, connection: str, size_bytes: int) -> _Receiving:
+        """A context in which so many bytes are reserved for a connection."""
+        return _Receiving(self, connection, size_bytes)
+
+    async def enter(self, one: _Receiving) -> None:
+        """Reserve, waiting for a while."""
+        self._waiting.setdefault(one.connection, deque()).append(one)
+        self._admit()
+        if not one.admitted.done():
+            self._hurry()
+        try:
+            async with asyncio.timeout(RECEIVE_WAIT_S):
+                await one.admitted
+        except BaseException as error:
+            if one.admitted.done() and not one.admitted.cancelled():
+                self.leave(one)
+            else:
+                self._forget(one)
+                self._admit()
+            if isinstance(error, TimeoutError):
+                raise BudgetFull from None
+            raise
+
+    def leave(self, one: _Receiving) -> None:
+        """Release what is reserved."""
+        self.received(one)
+        self._release(one.connection, one.size_bytes)
+
+    def received(self, one: _Receiving) -> None:
+        """Its bytes are here, or will not come."""
+        self._receiving.pop(one, None)
+
+    def shrink(self, one: _Receiving, size_bytes: int) -> None:
+        """It needs no more than that: what it has not used is as if it had never been reserved."""
+        spared = one.size_bytes - size_bytes
+        one.size_bytes = size_bytes
+        self._used[one.connection] -= spared
+        self._release(one.connection, spared)
+
+    def patience_s(self) -> float:
+        """How long a message may take to come; the more wait, the shorter."""
+        if not self._waiting:
+            return RECEIVE_TIMEOUT_S
+        return max(STALLED_S / max(1.0, len(self._waiting) / RECEIVED_AT_ONCE), STALLED_MIN_S)
+
+    def _admit(self) -> None:
+        """Let in those who wait as far as there is room, the connections that have used least first."""
+        self._halve_used()
+        while self._waiting:
+            fitting = [connection for connection, (first, *_) in self._waiting.items() if self._fits(first)]
+            if not fitting:
+                return
+            self._take(self._waiting[min(fitting, key=self._used.__getitem__)][0])
+
+    def _fits(self, one: _Receiving) -> bool:
+        if one.admitted.done():  # its time was up, and it has not left yet
+            return False
+        held = self._held[one.connection]
+        return one.size_bytes <= self._left and (not held or held + one.size_bytes <= self._share)
+
+    def _take(self, one: _Receiving) -> None:
+        self._forget(one)
+        self._left -= one.size_bytes
+        self._held[one.connection] += one.size_bytes
+        self._used[one.connection] += one.size_bytes
+        self._receiving[one] = None
+        one.since_s = asyncio.get_running_loop().time()
+        one.admitted.set_result(None)
+
+    def _forget(self, one: _Receiving) -> None:
+        line = self._waiting[one.connection]
+        line.remove(one)
+        if not line:
+            del self._waiting[one.connection]
+
+    def _release(self, connection: str, size_bytes: int) -> None:
+        self._left += size_bytes
+        self._held[connection] -= size_bytes
+        if not self._held[connection]:
+            del self._held[connection]
+        self._admit()
+
+    def _halve_used(self) -> None:
+        now_s = asyncio.get_running_loop().time()
+        if now_s - self._halved_s >= USED_HALF_LIFE_S:
+            self._halved_s = now_s
+            self._used = Counter({name: used // 2 for name, used in self._used.items() if used >= USED_BYTES_MIN})
+
+    def _hurry(self) -> None:
+        patience_s = self.patience_s()
+        for each in self._receiving:
+            each.end_by(each.since_s + patience_s)
+
+
+class _Receiving:
+    def __init__(self, budget: ReceiveBudget, connection: str, size_bytes: int) -> None:
+        self.connection = connection
+        self.size_bytes = size_bytes
+        self.since_s = 0.0
+        self.admitted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._budget = budget
+        self._timeout: asyncio.Timeout | None = None
+
+    async def __aenter__(self) -> Self:
+        """Wait for room."""
+        await self._budget.enter(self)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Give the room back."""
+        self._budget.leave(self)
+
+    async def read(self, coming: Awaitable[T]) -> T:
+        """Wait for the bytes; BudgetFull or TimeoutError if they take too long."""
+        try:
+            async with asyncio.timeout_at(self.since_s + self._budget.patience_s()) as self._timeout:
+                return await coming
+        except TimeoutError:
+            if asyncio.get_running_loop().time() < self.since_s + RECEIVE_TIMEOUT_S:
+                raise BudgetFull from None
+            raise
+        finally:
+            self._timeout = None
+            self._budget.received(self)
+
+    def shrink(self, size_bytes: int) -> None:
+        """Give back what the message does not need, now that its size is known."""
+        self._budget.shrink(self, min(size_bytes, self.size_bytes))
+
+    def end_by(self, when_s: float) -> None:
+        """Others wait: it has no more time than that."""
+        timeout = self._timeout
+        if timeout is not None and not timeout.expired() and when_s < (timeout.when() or when_s):
+            timeout.reschedule(when_s)
+
+
+SPANS_MAX: Final = 65_536
+"""Spans, scopes and resources that one export may hold; an SDK batch is 512 spans."""
+
+FIELDS_MAX: Final = 1 << 19
+"""Fields looked at; 512 spans of 128 events have 72,000."""
+SMALL_BYTES: Final = 2 * SPANS_MAX
+"""Two bytes are the smallest message: up to here there cannot be too many, and a batch of an SDK is rarely larger."""
+LARGE_BYTES: Final = 1 << 20
+"""From here on the fields inside of spans are looked at, too; below, even empty events are too few to do harm."""
+
+_CONTAINER_TAGS: Final = tuple(number << 3 | wire.BYTES for number in (1, 2, 2, 0))
+"""By depth, the tag of the repeated field below: resource_spans, scope_spans, spans, and none that is looked into."""
+_DEPTH_SPANS: Final = 2
+
+
+def newest_end_unix_nano(payload: bytes) -> int:
+    """The newest end of the spans of an export that decodes; 0 without spans."""
+    export = SlimExport.FromString(payload)
+    ends = (span.end_unix_nano for resource in export.items for scope in resource.items for span in scope.items)
+    return max(ends, default=0)
+
+
+def count_spans(payload: bytes) -> int | Outcome:
+    """The number of spans of a serialised ExportTraceServiceRequest, or why it is none."""
+    try:
+        if len(payload) <= SMALL_BYTES:
+            export = SlimExport.FromString(payload)
+            return sum(len(scope.items) for resource in export.items for scope in resource.items)
+        walk = _Walk(payload)
+        walk.run(0, len(payload), 0)
+        SlimExport.FromString(payload)
+    except _TooMany as too_many:
+        return too_many.verdict
+    except (IndexError, ValueError, message.DecodeError):
+        return Outcome.UNDECODABLE
+    return walk.spans
+
+
+class _TooMany(Exception):
+    def __init__(self, verdict: Outcome) -> None:
+        super().__init__(verdict)
+        self.verdict = verdict
+
+
+class _Walk:
+    """From length to length, with a budget."""
+
+    def __init__(self, data: bytes) -> None:
+        self.spans = 0
+        self._data = data
+        self._into_spans = len(data) >= LARGE_BYTES
+        self._containers_left = SPANS_MAX
+        self._fields_left = FIELDS_MAX
+
+    def run(self, at: int, end: int, depth: int) -> None:
+        """Walk the fields of one message between two offsets."""
+        wanted = _CONTAINER_TAGS[depth]
+        counts_only = depth == _DEPTH_SPANS and not self._into_spans
+        data = self._data
+        while at < end:
+            self._fields_left -= 1
+            if self._fields_left < 0:
+                raise _TooMany(Outcome.TOO_MANY_FIELDS)
+            tag, body_at, at = wire.read_field(data, at)
+            if at > end or tag & 7 in wire.GROUP:
+                raise ValueError("a group, or a field that leaves its message")
+            if tag != wanted:
+                continue
+            if counts_only and self._containers_left > 0:
+                self._containers_left -= 1
+                self.spans += 1
+            else:
+                self._enter(body_at, at, depth)
+
+    def _enter(self, at: int, stop: int, depth: int) -> None:
+        self._containers_left -= 1
+        if self._containers_left < 0:
+            raise _TooMany(Outcome.TOO_MANY_SPANS)
+        if depth == _DEPTH_SPANS:
+            self.spans += 1
+        elif depth > _DEPTH_SPANS:
+            raise ValueError("a field without a number")  # only that is entered here: nothing is wanted inside of spans
+        if depth < _DEPTH_SPANS or self._into_spans:
+            self.run(at, stop, depth + 1)
+
+
+class Intake:
+    """What every receiver does with an export, in the loop.
+
+    Args:
+        queue: where it goes.
+        metrics: where it is counted.
+        memory: while it is short, exports are refused.
+        unix_nano: says when an export came in, 0 if that is not known.
+    """
+
+    def __init__(
+        self,
+        queue: AdmissionQueue[Export],
+        metrics: Metrics,
+        memory: MemoryGuard | None = None,
+        unix_nano: Callable[[], int] = lambda: 0,
+    ) -> None:
+        self._queue = queue
+        self._metrics = metrics
+        self._memory = memory
+        self._unix_nano = unix_nano
+
+    def refuses(self) -> Refused | None:
+        """Why nothing is taken at this moment, whatever it is: asked before a message is read."""
+        if self._memory is None or not self._memory.is_short():
+            return None
+        self._queue.nudge()
+        return Refused(Outcome.MEMORY, HINT_MAX_S)
+
+    def turn_away(self, transport: Transport, outcome: Outcome) -> None:
+        """A call that never got as far as an export."""
+        self._metrics.add(table.REQUESTS, 1, transport, outcome)
+
+    async def offer(
+        self, payload: bytes, peer: str, transport: Transport, wait_s: float | None = None
+    ) -> Refused | None:
+        """Take an export in (None), or say why not."""
+        metrics = self._metrics
+        metrics.add(table.RECEIVED_BYTES, len(payload), transport)
+        spans = 0
+        try:
+            if len(payload) <= SMALL_BYTES:
+                counted = count_spans(payload)
+            else:  # the walk takes up to half a second
+                counted = await asyncio.to_thread(count_spans, payload)
+            if isinstance(counted, Outcome):
+                metrics.add(table.REQUESTS, 1, transport, counted)
+                return Refused(counted)
+            spans = counted
+            metrics.add(table.RECEIVED_SPANS, spans, transport)
+            export = Export(payload, peer, transport, spans, arrived_unix_ns=self._unix_nano())
+            refused = await self._admit(export, wait_s) if spans else None
+        except BaseException:
+            metrics.add(table.FAILED_SPANS, spans, transport)
+            metrics.add(table.REQUESTS, 1, transport, Outcome.FAILURE)
+            raise
+        if refused is not None:
+            metrics.add(table.REFUSED_SPANS, spans, transport, refused.reason)
+            metrics.add(table.REQUESTS, 1, transport, refused.reason)
+            return refused
+        metrics.add(table.ACCEPTED_SPANS, spans, transport)
+        metrics.add(table.REQUESTS, 1, transport, Outcome.SUCCESS if spans else Outcome.EMPTY)
+        return None
+
+    async def _admit(self, export: Export, wait_s: float | None) -> Refused | None:
+        refused = self.refuses()
+        if refused is not None:
+            return refused
+        address = export.peer.rpartition(":")[0]  # without the port, which every connection has of its own
+        size_bytes = len(export.payload)
+        if size_bytes > BATCH_BYTES:
+            return self._queue.put_nowait(export, size_bytes, address)
+        return await self._queue.put(export, size_bytes, wait_s, address)

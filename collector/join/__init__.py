@@ -6,9 +6,8 @@ from .api_queueing import with_stand_ins
 from .checkpoint import CheckpointError
 from .emitter import Emitter, Key, facts_of
 from .engine import Engine
-from .events import Described, Event, Renamed, Restarted, Rows, Succeeded
+from .events import Described, Event, Pending, Renamed, Restarted, Rows, Succeeded
 from .joiner import Joiner
-from .release import Pending
 from .spans import SpanWindow
 
 __all__ = [

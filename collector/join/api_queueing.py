@@ -53,12 +53,10 @@ coefficients are:
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field
 from itertools import chain
 from statistics import median
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import msgspec
 import numpy as np
@@ -92,18 +90,20 @@ _LEAST_US = 1e-3
 """Less per request is none."""
 
 
+Amount = Annotated[float, msgspec.Meta(ge=0.0, le=1e18)]
+
+
 class BusyArrival(msgspec.Struct, frozen=True, array_like=True):
     """A request that met others, none of whom waited for a first token.
 
     ``wait_us``: its time to the first token, less queue and prefill where its span tells them; ``pace_us``: of its own
-    tokens; ``in_flight``: those it met and itself, per engine; 0 where they were not counted (in a state of an earlier
-    version).
+    tokens; ``in_flight``: those it met and itself, per engine; 0 where they were not counted.
     """
 
-    wait_us: float
-    pace_us: float
-    prompt_tokens: float
-    in_flight: float = 0.0
+    wait_us: Annotated[float, msgspec.Meta(ge=-1e18, le=1e18)]
+    pace_us: Amount
+    prompt_tokens: Amount
+    in_flight: Amount = 0.0
 
     def among(self, engines: float) -> BusyArrival:
         """The same where so many engines share those in flight; with more processes than engines, fewer than one."""
@@ -150,15 +150,13 @@ def explained(
 
 
 def told(
-    waits_us: Collection[float],
-    costs: StepCosts,
-    recent: Collection[BusyArrival] = (),
-    arrivals: Collection[BusyArrival] = (),
+    recent: Collection[BusyArrival], costs: StepCosts, arrivals: Collection[BusyArrival] = ()
 ) -> FirstTokens | None:
     """The lower end of w of the recent requests, and c of all; None where they are too few."""
+    waits_us = [arrival.wait_us for arrival in recent if abs(arrival.wait_us) < _SANE_MAX]
     if len(waits_us) < _FIRST_TOKENS_MIN:
         return None
-    low_us, middle_us = np.quantile(np.array(waits_us), (0.1, 0.5)).tolist()
+    low_us, middle_us = np.quantile(waits_us, (0.1, 0.5)).tolist()
     step_us = (middle_us - low_us) / 0.4
     stderr_us = 0.354 * step_us / math.sqrt(len(waits_us))
     per_request = _per_request(_sane(recent), _sane(arrivals), _STEP_MET, StepCosts(0.0, costs.us_per_request))
@@ -233,19 +231,16 @@ _PIECES_MIN = 8
 class Piece(msgspec.Struct, frozen=True, array_like=True):
     """Sums of a quarter of a minute, from pages."""
 
-    requests: float = 0.0
-    wait_us: float = 0.0
-    watched_s: float = 0.0
-    step_waits_us_s: float = 0.0
+    requests: Amount = 0.0
+    wait_us: Amount = 0.0
+    watched_s: Amount = 0.0
+    step_waits_us_s: Amount = 0.0
+    """What a request that came at any of these moments would have waited for the running step, times the seconds."""
 
     def plus(self, other: Piece, weight: float = 1.0) -> Piece:
         """Both together, the other one by weight."""
-        return Piece(
-            self.requests + weight * other.requests,
-            self.wait_us + weight * other.wait_us,
-            self.watched_s + weight * other.watched_s,
-            self.step_waits_us_s + weight * other.step_waits_us_s,
-        )
+        mine, others = msgspec.structs.astuple(self), msgspec.structs.astuple(other)
+        return Piece(*(own + weight * its for own, its in zip(mine, others, strict=True)))
 
     @property
     def mean_us(self) -> float:
@@ -258,25 +253,19 @@ class Piece(msgspec.Struct, frozen=True, array_like=True):
         return max(self.mean_us - self.step_waits_us_s / self.watched_s, 0.0)
 
 
-@dataclass(slots=True)
-class ApiQueueing:
-    """Sums over all requests of one engine, and their latest hand-offs."""
+class ApiQueueing(msgspec.Struct):
+    """Sums over all requests of one emitter, and the latest of them, the newest last; a checkpoint keeps it as it is.
 
-    requests: int = 0
-    wait_us: float = 0.0
-    handoffs_us: deque[float] = field(default_factory=lambda: deque(maxlen=HANDOFFS_MAX))
-    watched_s: float = 0.0
-    """Of pages: the time in which ``step_waits_us_s`` was summed."""
-    step_waits_us_s: float = 0.0
-    """What a request that came at any of these moments would have waited for the running step."""
-    first_tokens: deque[BusyArrival] = field(default_factory=lambda: deque(maxlen=FIRST_TOKENS_MAX))
-    """Requests whose spans tell neither queue nor prefill."""
-    told_waits_us: deque[float] = field(default_factory=lambda: deque(maxlen=LEVEL_MAX))
-    """Of those whose spans tell queue and prefill: the time to the first token less these two."""
-    told_arrivals: deque[BusyArrival] = field(default_factory=lambda: deque(maxlen=FIRST_TOKENS_MAX))
-    """The same requests, with what they met."""
-    pieces: deque[Piece] = field(default_factory=lambda: deque(maxlen=PIECES_MAX))
-    """Of pages, the newest last; it still grows."""
+    ``first_tokens`` are requests whose spans tell neither queue nor prefill, ``told_arrivals`` those whose spans do;
+    ``pieces`` are from pages, and the newest still grows.
+    """
+
+    requests: Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)] = 0
+    wait_us: Amount = 0.0
+    handoffs_us: list[Amount] = []
+    first_tokens: list[BusyArrival] = []
+    told_arrivals: list[BusyArrival] = []
+    pieces: list[Piece] = []
 
     def add(self, span: CoreSpan, api: ApiSpan) -> None:
         """Count one request with its API span."""
@@ -287,6 +276,21 @@ class ApiQueueing:
         self.wait_us += (queued.ts_ns - api.arrived_ns) / 1e3
         if api.handoff_ns >= api.arrived_ns:
             self.handoffs_us.append((api.handoff_ns - api.arrived_ns) / 1e3)
+            del self.handoffs_us[:-HANDOFFS_MAX]
+
+    def add_arrivals(self, first_tokens: Iterable[BusyArrival], told: Iterable[BusyArrival]) -> None:
+        """Take requests that met a busy engine."""
+        for known, more in ((self.first_tokens, first_tokens), (self.told_arrivals, told)):
+            known.extend(more)
+            del known[:-FIRST_TOKENS_MAX]
+
+    def give_arrivals(self, other: ApiQueueing, engines: float) -> None:
+        """Hand these requests to an engine; of those in flight, so many engines have their part."""
+        other.add_arrivals(
+            [arrival.among(engines) for arrival in self.first_tokens],
+            [arrival.among(engines) for arrival in self.told_arrivals],
+        )
+        self.first_tokens, self.told_arrivals = [], []
 
     def add_counted(self, requests: float, wait_us: float) -> None:
         """Count requests whose wait is known as a sum."""
@@ -300,13 +304,12 @@ class ApiQueueing:
 
     def watch(self, seconds: float, step_wait_us: float) -> None:
         """Add a time in which a request would have waited so long for the running step."""
-        self.watched_s += seconds
-        self.step_waits_us_s += seconds * step_wait_us
         self._count(Piece(watched_s=seconds, step_waits_us_s=seconds * step_wait_us))
 
     def _count(self, more: Piece) -> None:
         if not self.pieces or self.pieces[-1].watched_s >= _PIECE_S:
             self.pieces.append(Piece())
+            del self.pieces[:-PIECES_MAX]
         self.pieces[-1] = self.pieces[-1].plus(more)
 
     def remembered(self) -> list[tuple[float, Piece]]:
@@ -335,14 +338,14 @@ def with_stand_ins(
     """
     known, costs = list(queueings), _costs_of(step, hits_hidden=hits_hidden)
     requests = sum(queueing.requests for queueing in known)
+    pieces = [each for queueing in known for each in queueing.remembered()]
     handoffs_us = [value for queueing in known for value in queueing.handoffs_us]
     idle_rows = max((model.rows for model in target.models.values()), default=0) if target is not None else 0
     mean_us = sum(queueing.wait_us for queueing in known) / requests if requests else 0.0
-    watched_s = sum(queueing.watched_s for queueing in known)
     if idle_rows < _IDLE_ROWS_MIN and len(handoffs_us) >= _HANDOFFS_MIN:
         target = _only_intercept(median(handoffs_us), len(handoffs_us))
-    elif target is None and requests >= _COUNTED_MIN and watched_s > 0.0:
-        return _of_pages([each for queueing in known for each in queueing.remembered()], requests)
+    elif target is None and requests >= _COUNTED_MIN and any(piece.watched_s for _, piece in pieces):
+        return _of_pages(pieces, requests)
     elif idle_rows < _IDLE_ROWS_MIN:
         target = _of_first_tokens(known, costs) or target
     elif target is not None and (found := _told(known, costs)) is not None and found.in_flight is not None:
@@ -383,7 +386,7 @@ def _quantile(values: list[tuple[float, float]], share: float) -> float:
 
 def _of_first_tokens(queueings: list[ApiQueueing], costs: StepCosts) -> TargetSnapshot | None:
     """With the step scheduled ahead: a simulator that knows of none is right in the mean."""
-    found, rows = _told(queueings, costs), sum(len(queueing.told_waits_us) for queueing in queueings)
+    found, rows = _told(queueings, costs), len(_recent([queueing.told_arrivals for queueing in queueings]))
     if found is None:
         first_tokens = [queueing.first_tokens for queueing in queueings]
         recent = _recent(first_tokens)
@@ -396,9 +399,8 @@ def _of_first_tokens(queueings: list[ApiQueueing], costs: StepCosts) -> TargetSn
 
 
 def _told(queueings: list[ApiQueueing], costs: StepCosts) -> FirstTokens | None:
-    waits_us = [each for queueing in queueings for each in queueing.told_waits_us]
     arrivals = [queueing.told_arrivals for queueing in queueings]
-    return told(waits_us, costs, _recent(arrivals), [*chain.from_iterable(arrivals)])
+    return told(_recent(arrivals), costs, [*chain.from_iterable(arrivals)])
 
 
 def _recent(arrivals: Iterable[Collection[BusyArrival]]) -> list[BusyArrival]:

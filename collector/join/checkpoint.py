@@ -9,19 +9,18 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 import numpy as np
 
 from collector.config import Config
-from collector.identity import EngineFacts, Fact, FactSource
-from collector.join.api_queueing import ApiQueueing, BusyArrival, Piece
-from collector.join.inferred import Scheduling, Sums
+from collector.identity import Fact, FactSource
+from collector.join.api_queueing import ApiQueueing
+from collector.join.inferred import ApiProcess, Scheduling, Sums
 from collector.join.pages import PageEngine
 from online import RowBlock, Target
 
-from .api_process import ApiProcess
 from .emitter import Emitter, Key, TargetRows
 from .engine import Engine
 from .registry import SharedId
@@ -75,6 +74,17 @@ class RowMarks:
         return [(instance, dict(marks)) for (recording, instance), marks in self._emitted.items() if not recording]
 
 
+class Carried(msgspec.Struct):
+    """What the telemetry of an engine process carries: fields of its context, by their names there."""
+
+    has_summaries: bool
+    has_journeys: bool
+    has_exact_context: bool
+    has_done_stamps: bool
+    scheduled_tokens_max: Natural
+    longest_run_ns: Natural
+
+
 class Calibration(msgspec.Struct):
     """How an engine process is read: what its telemetry carries, how it schedules, what its steps have taught."""
 
@@ -83,12 +93,7 @@ class Calibration(msgspec.Struct):
     async_votes: Number
     learned: bool
     sums: dict[str, Number]
-    has_summaries: bool
-    has_journeys: bool
-    has_exact_context: bool
-    has_done_stamps: bool
-    scheduled_tokens_max: Natural
-    longest_run_ns: Natural
+    carried: Carried
     warmed_up: bool
     warm_up_spans: list[tuple[Natural, Natural]]
     emitted_to: Natural
@@ -103,20 +108,14 @@ class Calibration(msgspec.Struct):
         process = engine.newest_process
         if process is None:
             return None
-        sequence, warm_up = process.sequence, process.warm_up
-        context = sequence.context
+        sequence, warm_up, context = process.sequence, process.warm_up, process.sequence.context
         return cls(
             scheduling=context.votes.decided,
             sync_votes=context.votes.sync,
             async_votes=context.votes.asynchronous,
             learned=context.habits.settled,
             sums=context.habits.sums.to_plain(),
-            has_summaries=context.has_summaries,
-            has_journeys=context.has_journeys,
-            has_exact_context=context.has_exact_context,
-            has_done_stamps=context.has_done_stamps,
-            scheduled_tokens_max=context.scheduled_tokens_max,
-            longest_run_ns=context.longest_run_ns,
+            carried=Carried(*(getattr(context, name) for name in Carried.__struct_fields__)),
             warmed_up=warm_up.over,
             warm_up_spans=list(warm_up.spans_unix_ns),
             emitted_to=sequence.frontier.emitted_to or sequence.resumed_from,
@@ -127,114 +126,77 @@ class Calibration(msgspec.Struct):
     def restore(self, engine: Engine) -> None:
         """Begin the engine's process where an earlier one of ours left it."""
         process = engine.resume_process()
-        sequence, warm_up = process.sequence, process.warm_up
-        context = sequence.context
+        sequence, warm_up, context = process.sequence, process.warm_up, process.sequence.context
         context.votes.decided = self.scheduling
         context.votes.sync, context.votes.asynchronous = self.sync_votes, self.async_votes
         context.habits.restore(Sums.from_plain(self.sums), learned=self.learned)
-        context.has_summaries, context.has_journeys = self.has_summaries, self.has_journeys
-        context.has_exact_context, context.has_done_stamps = self.has_exact_context, self.has_done_stamps
-        context.scheduled_tokens_max, context.longest_run_ns = self.scheduled_tokens_max, self.longest_run_ns
+        for name, value in msgspec.structs.asdict(self.carried).items():
+            setattr(context, name, value)
         context.event_unix_ns = context.first_unix_ns = self.unix_ns
         sequence.resumed_from = self.emitted_to
         warm_up.over, warm_up.spans_unix_ns = self.warmed_up, list(self.warm_up_spans)
         engine.ratio.event_tokens = self.kv_block_tokens
 
 
-class Queueing(msgspec.Struct):
-    """What is known of the time between arrival and queue; see :class:`~collector.join.api_queueing.ApiQueueing`."""
-
-    requests: Natural
-    wait_us: Number
-    handoffs_us: list[Number]
-    watched_s: Number
-    step_waits_us_s: Number
-    first_tokens: list[tuple[Number, Number, Number, Number]]
-    told_waits_us: list[Annotated[float, msgspec.Meta(ge=-1e18, le=1e18)]]
-    told_arrivals: list[tuple[Annotated[float, msgspec.Meta(ge=-1e18, le=1e18)], Number, Number, Number]]
-    pieces: list[tuple[Number, Number, Number, Number]]
-
-    @classmethod
-    def of(cls, queueing: ApiQueueing) -> Queueing:
-        """The sums and the latest requests of an emitter."""
-        return cls(
-            requests=queueing.requests,
-            wait_us=queueing.wait_us,
-            handoffs_us=list(queueing.handoffs_us),
-            watched_s=queueing.watched_s,
-            step_waits_us_s=queueing.step_waits_us_s,
-            first_tokens=[msgspec.structs.astuple(each) for each in queueing.first_tokens],
-            told_waits_us=list(queueing.told_waits_us),
-            told_arrivals=[msgspec.structs.astuple(each) for each in queueing.told_arrivals],
-            pieces=[msgspec.structs.astuple(each) for each in queueing.pieces],
-        )
-
-    def restore(self, queueing: ApiQueueing) -> None:
-        """Hand them to a new emitter."""
-        queueing.requests, queueing.wait_us = self.requests, self.wait_us
-        queueing.watched_s, queueing.step_waits_us_s = self.watched_s, self.step_waits_us_s
-        queueing.handoffs_us.extend(self.handoffs_us)
-        queueing.first_tokens.extend(BusyArrival(*each) for each in self.first_tokens)
-        queueing.told_waits_us.extend(self.told_waits_us)
-        queueing.told_arrivals.extend(BusyArrival(*each) for each in self.told_arrivals)
-        queueing.pieces.extend(Piece(*each) for each in self.pieces)
-
-
 class EmitterCheckpoint(msgspec.Struct):
     """One emitter.
 
-    ``calibration`` is an engine's, ``trace_rate`` and ``longest_ns`` are an API process's, ``server`` is a page's.
+    ``calibration`` and ``double_of`` are an engine's, ``trace_rate`` and ``longest_ns`` an API process's, ``server``
+    and ``front_ends`` a page's.
     """
 
-    kind: str
+    kind: Literal["engine", "api_process", "page"]
     instance: str
     number: Natural
     config_id: str
     facts: dict[str, tuple[int, Fact]]
-    queueing: Queueing
+    queueing: ApiQueueing
+    heard_unix_ns: Natural
     steps_heard: Natural = 0
     calibration: Calibration | None = None
+    double_of: str = ""
     trace_rate: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
     longest_ns: Natural = 0
     server: str = ""
     front_ends: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 1
-    heard_unix_ns: Natural = 0
 
     @classmethod
-    def of(cls, emitter: Emitter, config_id: str) -> EmitterCheckpoint:
+    def of(cls, emitter: Emitter) -> EmitterCheckpoint:
         """What is kept of an emitter."""
         facts = {name: (int(emitter.facts.source(name) or 0), value) for name, value in emitter.facts.known().items()}
-        kept = cls("", emitter.instance, 0, config_id, facts, Queueing.of(emitter.api_queueing))
-        kept.heard_unix_ns = emitter.event_unix_ns
+        common = (emitter.instance, emitter.number, emitter.config_id, facts, emitter.api_queueing)
         match emitter:
             case Engine():
-                kept.kind, kept.number, kept.steps_heard = "engine", emitter.number, emitter.steps_heard
-                kept.calibration = Calibration.of(emitter)
+                kept = cls("engine", *common, emitter.event_unix_ns)
+                kept.steps_heard, kept.calibration = emitter.steps_heard, Calibration.of(emitter)
+                kept.double_of = emitter.double_of.instance if emitter.double_of is not None else ""
             case ApiProcess():
-                kept.kind, kept.number = "api_process", emitter.requests.number
-                kept.trace_rate, kept.longest_ns = emitter.requests.sampling.rate, emitter.requests.longest_ns
+                kept = cls("api_process", *common, emitter.event_unix_ns)
+                kept.trace_rate, kept.longest_ns = emitter.sampling.rate, emitter.longest_ns
             case PageEngine():
-                kept.kind, kept.number = "page", emitter.number
+                kept = cls("page", *common, emitter.event_unix_ns)
                 kept.server, kept.front_ends = emitter.server, emitter.windows.copies
+            case _:
+                raise TypeError(type(emitter))
         return kept
 
     def restore(self, settings: Config) -> Engine | ApiProcess | PageEngine:
-        """The emitter as it was, without telemetry."""
+        """The emitter as it was, without telemetry; whose double it is is told by its name."""
         emitter: Engine | ApiProcess | PageEngine
         if self.kind == "engine":
             emitter = Engine(self.instance, "", self.number, settings)
             emitter.steps_heard = self.steps_heard
         elif self.kind == "api_process":
             emitter = ApiProcess(self.instance, "", self.number, settings)
-            emitter.requests.sampling.rate, emitter.requests.longest_ns = self.trace_rate, self.longest_ns
-            emitter.requests.event_unix_ns = self.heard_unix_ns
-        elif self.kind == "page":
+            emitter.sampling.rate, emitter.longest_ns = self.trace_rate, self.longest_ns
+            emitter.newest_unix_ns = self.heard_unix_ns
+        else:
             emitter = PageEngine(self.instance, "", self.number, self.server)
             emitter.windows.copies = self.front_ends
-        else:
-            raise CheckpointError(f"an emitter of kind {self.kind!r}")
-        _restore_facts(emitter.facts, self.facts)
-        self.queueing.restore(emitter.api_queueing)
+        emitter.config_id, emitter.api_queueing = self.config_id, self.queueing
+        for source in FactSource:
+            known = {name: value for name, (number, value) in self.facts.items() if number == source}
+            emitter.facts.learn(known, source)
         if isinstance(emitter, Engine):
             emitter.configure()
             if self.calibration is not None:
@@ -248,7 +210,7 @@ class JoinCheckpoint(msgspec.Struct):
     emitters: list[EmitterCheckpoint]
     emitter_count: Natural
     marks: list[tuple[str, Marks]]
-    shared_ids: list[SharedId]
+    shared_ids: dict[str, SharedId]
 
     def to_plain(self) -> dict[str, Any]:
         """Maps, lists, numbers and strings."""
@@ -262,8 +224,3 @@ class JoinCheckpoint(msgspec.Struct):
             return msgspec.convert(plain, JoinCheckpoint)
         except msgspec.ValidationError as error:
             raise CheckpointError(f"the join's checkpoint: {error}") from None
-
-
-def _restore_facts(facts: EngineFacts, known: Mapping[str, tuple[int, Fact]]) -> None:
-    for source in FactSource:
-        facts.learn({name: value for name, (number, value) in known.items() if number == source}, source)

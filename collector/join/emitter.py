@@ -1,10 +1,12 @@
-"""What engines and API processes have in common: each emits telemetry that one configuration learns from."""
+"""What engines, API processes and scraped pages have in common: one configuration learns from what each emits."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import NamedTuple, Protocol
+import abc
+from collections.abc import Iterable
+from typing import NamedTuple
 
+from collector.decode import Telemetry
 from collector.identity import EngineFacts, Fact, config_id
 from collector.join.api_queueing import ApiQueueing
 from collector.telemetry import Counts
@@ -12,6 +14,10 @@ from online import EngineSnapshot, Quality, RowBlock, Target
 
 Key = tuple[str, str]
 """(recording, instance) of an emitter."""
+
+_HERE = "here"
+_LOOPBACK = ("127.0.0.1:", "[::1]:", "%5B::1%5D:")
+"""How addresses of senders on this machine begin, behind the kind of address."""
 
 
 class TargetRows(NamedTuple):
@@ -21,79 +27,118 @@ class TargetRows(NamedTuple):
     rows: RowBlock
 
 
-class Emitter(Protocol):
-    """One emitting process, or the row of processes an engine has been."""
+class Emitter(abc.ABC):
+    """One emitting process, or the processes that one engine has been.
 
-    instance: str
-    recording: str
-    facts: EngineFacts
-    api_queueing: ApiQueueing
+    Attributes:
+        number: its own, which its rows bear.
+        config_id: the configuration that learns from it; empty while it has none of its own.
+        machine: where it runs, empty if unknown; None while nothing was heard of it since a restart of ours.
+        begun_unix_ns: its first event, 0 if it was there before.
+        heard_unix_ns: when its last telemetry arrived, by the clock here; 0 while that is not known.
+        is_idle: nothing has come of it for so long that nobody waits for it.
+        is_changed: something was heard of it since its rows were last asked for.
+    """
+
+    def __init__(self, instance: str, recording: str, number: int) -> None:
+        self.instance, self.recording, self.number = instance, recording, number
+        self.facts = EngineFacts()
+        self.api_queueing = ApiQueueing()
+        self.counts = Counts()
+        self.config_id = ""
+        self.machine: str | None = None
+        self.begun_unix_ns = self.heard_unix_ns = 0
+        self.is_idle, self.is_changed = False, True
 
     @property
+    def key(self) -> Key:
+        """Under which it is held."""
+        return self.recording, self.instance
+
+    def hear(self, telemetry: Telemetry, *, is_new: bool = False) -> None:
+        """Note that telemetry of it came."""
+        if self.machine is None:
+            _, _, address = telemetry.peer.partition(":")
+            self.machine = telemetry.host or (_HERE if address.startswith(_LOOPBACK) else "")
+            self.begun_unix_ns = newest_unix_ns(telemetry) if is_new else 0
+        self.heard_unix_ns = telemetry.arrived_unix_ns or self.heard_unix_ns
+        self.is_idle, self.is_changed = False, True
+
+    @property
+    @abc.abstractmethod
     def event_unix_ns(self) -> int:
         """Newest event heard of."""
-        ...
 
     @property
+    @abc.abstractmethod
     def safe_unix_ns(self) -> int:
         """No row that will come ends before this wall clock time."""
-        ...
+
+    @property
+    @abc.abstractmethod
+    def quality(self) -> Quality:
+        """What its rows are made from."""
+
+    @abc.abstractmethod
+    def advance(self, *, flush: bool = False) -> list[TargetRows]:
+        """Rows that are final now; ``flush``: nothing more will come."""
+
+    @abc.abstractmethod
+    def snapshot(self) -> EngineSnapshot:
+        """What is published of it."""
 
     @property
     def needed_unix_ns(self) -> int | None:
         """Event time from which on its telemetry is needed for the rows to come; None while there is none."""
-        ...
+        return None
 
     @property
-    def quality(self) -> Quality:
-        """What its rows are made from."""
-        ...
+    def pending_steps(self) -> int:
+        """Steps that have given no rows."""
+        return 0
 
     @property
     def open_requests(self) -> int:
         """Finished requests that have given no rows yet."""
-        ...
+        return 0
 
     @property
     def span_share(self) -> float | None:
         """Which share of what it could tell it sends; None while that is not known."""
-        ...
+        return 1.0
 
-    def advance(self, *, flush: bool = False) -> list[TargetRows]:
-        """Rows that are final now; ``flush``: nothing more will come."""
-        ...
+    @property
+    def is_double(self) -> bool:
+        """Whether another emitter tells more of the same engine, and this one belongs to it."""
+        return False
+
+    @property
+    def identity(self) -> dict[str, Fact]:
+        """What makes its configuration."""
+        return self.facts.identity(self.instance, self.recording)
 
     def take_counts(self) -> Counts:
         """Counts since the last call."""
-        ...
-
-    def snapshot(self) -> EngineSnapshot:
-        """What is published of it."""
-        ...
-
-
-def key_of(emitter: Emitter) -> Key:
-    """Under which an emitter is held."""
-    return emitter.recording, emitter.instance
+        counts, self.counts = self.counts, Counts()
+        return counts
 
 
 def facts_of(emitters: Iterable[Emitter]) -> dict[str, Fact]:
     """What the emitters of one configuration know together."""
     facts: dict[str, Fact] = {}
     for emitter in emitters:
-        facts |= emitter.facts.known() | emitter.facts.identity(emitter.instance, emitter.recording)
+        facts |= emitter.facts.known() | emitter.identity
     return facts
 
 
 def config_id_of(emitter: Emitter) -> str:
-    """The configuration that learns from it."""
-    return config_id(emitter.facts.identity(emitter.instance, emitter.recording))
+    """The configuration that should learn from it, by what is known of it now."""
+    return config_id(emitter.identity)
 
 
-def by_config(emitters: Mapping[Key, Emitter], config_ids: Mapping[Key, str]) -> dict[str, list[Emitter]]:
-    """Emitters by configuration, in the order in which their configurations became known."""
-    grouped: dict[str, list[Emitter]] = {}
-    for key, known_as in config_ids.items():
-        if key in emitters:
-            grouped.setdefault(known_as, []).append(emitters[key])
-    return grouped
+def newest_unix_ns(telemetry: Telemetry) -> int:
+    """The newest event of an emitter in it; 0 without any."""
+    ends = [int(telemetry.steps["unix_ns"].max())] if len(telemetry.steps) else []
+    ends += [span.end_unix_ns for span in telemetry.core]
+    ends += [span.end_unix_ns for span in telemetry.requests]
+    return max(ends, default=0)

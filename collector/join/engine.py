@@ -4,23 +4,22 @@ A restart starts a new process (step ids or the clock go back); the old one stay
 that its late spans still find it. Rows of an older process leave before those of a newer one.
 
 Step ids that jump ahead by more than a window holds, or than the time since the last step allows, start a new process,
-too, beside the old one: another sender may have claimed this name. Until it has lasted for ``grace_s`` of its own time,
-nothing is asked of it, and it is given up as soon as the old one goes on.
+too, beside the old one: another sender may have claimed this name. Until it has lasted for ``allowed_lateness_s`` of
+its own time, nothing is asked of it, and it is given up as soon as the old one goes on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from collector.config import Config
 from collector.decode import ApiSpan, CoreSpan, MarkKind, StepColumns, Telemetry
-from collector.identity import EngineFacts, FactSource
-from collector.join.api_queueing import ApiQueueing
+from collector.identity import EngineFacts, Fact, FactSource
 from collector.join.inferred import (
     QUEUE_STATE_AGE_NS,
+    BlockRatio,
     RequestRow,
     Scheduling,
     StepSequence,
@@ -30,12 +29,10 @@ from collector.join.inferred import (
     rows_of,
     runs_of,
 )
-from collector.telemetry import Counts, JoinEvent, RowDrop, table
+from collector.telemetry import JoinEvent, RowDrop, table
 from online import EngineSnapshot, Quality, Target
 
-from .emitter import Key, TargetRows
-from .events import Restarted
-from .inferred import BlockRatio
+from .emitter import Emitter, TargetRows
 from .window import StepWindow
 
 
@@ -88,19 +85,21 @@ _SHORTEST_STEP_NS = 1_000_000
 """No server makes more than a thousand steps a second for long."""
 
 
-class Engine:
-    """Everything known about one emitting engine."""
+class Engine(Emitter):
+    """Everything known about one emitting engine.
+
+    Attributes:
+        steps_heard: steps with tokens that it told of.
+        restarts_unix_ns: when it restarted, since this was last taken.
+        double_of: another emitter that tells the same steps and more; this one gives no rows of steps beside it.
+    """
 
     def __init__(self, instance: str, recording: str, number: int, settings: Config) -> None:
-        self.instance = instance
-        self.recording = recording
-        self.number = number
-        self.facts = EngineFacts()
+        super().__init__(instance, recording, number)
         self.ratio = BlockRatio()
-        self.api_queueing = ApiQueueing()
-        self._counts = Counts()
         self.steps_heard = 0
-        self.steps_compared = 0
+        self.double_of: Engine | None = None
+        self._steps_compared = 0
         self._settings = settings
         self._remembered_ns = int((settings.join_timeout_s - settings.allowed_lateness_s) * 1e9)
         self.processes: list[EngineProcess] = []
@@ -124,9 +123,14 @@ class Engine:
         return self._proven[-1].sequence.quality if self.processes else Quality.JOURNEYS
 
     @property
-    def span_share(self) -> float | None:
-        """Steps say how many there are: nothing is missing that nobody knows of."""
-        return 1.0
+    def identity(self) -> dict[str, Fact]:
+        """What makes its configuration; a double belongs to the one that tells more."""
+        return super().identity if self.double_of is None else self.double_of.identity
+
+    @property
+    def is_double(self) -> bool:
+        """Whether another emitter tells more of the same engine, and this one belongs to it."""
+        return self.double_of is not None
 
     @property
     def open_requests(self) -> int:
@@ -157,19 +161,19 @@ class Engine:
     @property
     def pending_steps(self) -> int:
         """Steps that have given no rows; the newest one of a process only waits for the next to begin."""
-        if not self.released:
+        if not self._released:
             return sum(process.sequence.window.size for process in self.processes if process.sequence.window)
         return sum(process.sequence.pending_steps for process in self.processes)
+
+    @property
+    def _released(self) -> bool:
+        """Whether rows have left already: too late to find out that a second emitter reports the same steps."""
+        return bool(self.processes) and self.processes[0].warm_up.over
 
     def shed_memory(self) -> None:
         """Let go of steps whose rows have left."""
         for process in self.processes:
             process.sequence.shed_memory()
-
-    @property
-    def released(self) -> bool:
-        """Whether rows have left already: too late to find out that a second emitter reports the same steps."""
-        return bool(self.processes) and self.processes[0].warm_up.over
 
     def snapshot(self) -> EngineSnapshot:
         """Scheduling mode and newest step id of the newest process."""
@@ -180,22 +184,35 @@ class Engine:
             last_step=newest.last_step if newest is not None else 0,
         )
 
+    def is_due_to_compare(self) -> bool:
+        """Whether to look for a double: each time it has told twice as much, until its first rows leave."""
+        due = not self._released and self.steps_heard >= max(1, 2 * self._steps_compared)
+        self._steps_compared = self.steps_heard if due else self._steps_compared
+        return due
+
+    def become_double_of(self, other: Engine) -> None:
+        """Leave the steps of the engine that both tell of to the other emitter, which gets what is known here."""
+        other.facts.take_over(self.facts)
+        other.configure()
+        other.is_changed = self.is_changed = True
+        self.double_of = other
+
     # --- in ---------------------------------------------------------------------------------------------------------
 
-    def add(self, telemetry: Telemetry, *, with_steps: bool = True) -> list[PendingRequest]:
+    def add(self, telemetry: Telemetry) -> list[PendingRequest]:
         """Add what one export says of this engine; returns its requests, to be given their API spans."""
-        self.steps_heard += int(np.count_nonzero(telemetry.steps["scheduled_tokens"])) if with_steps else 0
-        lives = _split_restarts(telemetry.steps) if with_steps else []
-        if len(lives) > _CONFLICTS_MAX + 1:
-            self._counts[table.JOIN_EVENTS, JoinEvent.ENGINE_CONFLICT] += len(telemetry.steps)
-            lives = []
-        for steps in lives:
+        self.steps_heard += int(np.count_nonzero(telemetry.steps["scheduled_tokens"]))
+        parts = _split_restarts(telemetry.steps)
+        if len(parts) > _CONFLICTS_MAX + 1:
+            self.counts[table.JOIN_EVENTS, JoinEvent.ENGINE_CONFLICT] += len(telemetry.steps)
+            parts = []
+        for steps in parts:
             process = self._process_of(int(steps["unix_ns"][-1]), int(steps["step_id"][-1]))
             if len(snapshots := telemetry.snapshots):
                 low, high = int(steps["step_id"].min()), int(steps["step_id"].max())
                 snapshots = snapshots[(snapshots["step_id"] >= low) & (snapshots["step_id"] <= high)]
             lasted = self._has_lasted(process)
-            self._counts.merge(process.sequence.add_summaries(steps, snapshots))
+            self.counts.merge(process.sequence.add_summaries(steps, snapshots))
             if self._has_jumped() and self._has_lasted(process) > lasted:
                 self._count_restart(process.sequence.context.first_unix_ns)
         return [request for span in telemetry.core if (request := self._add_request(span)) is not None]
@@ -219,36 +236,29 @@ class Engine:
             for unix_ns, step in heard
         )
 
-    def take_over(self, other: Engine) -> None:
-        """Another emitter of this same engine falls silent: its facts and requests go on here, its steps do not."""
-        self.facts.take_over(other.facts)
-        for process in other.processes:
-            for request in process.requests:
-                self._add_request(request.span, request)
-
     def successor(self, number: int) -> Engine:
         """The engine that its server comes back as: of it the facts are known, and no step."""
         heir = Engine(self.instance, self.recording, number, self._settings)
-        heir.facts = self.facts
-        heir._counts = self._counts
-        heir._counts[table.JOIN_EVENTS, JoinEvent.ENGINE_RESTART] += 1
+        heir.facts, heir.counts = self.facts, self.counts
+        heir.machine, heir.begun_unix_ns, heir.heard_unix_ns = self.machine, self.begun_unix_ns, self.heard_unix_ns
+        heir.counts[table.JOIN_EVENTS, JoinEvent.ENGINE_RESTART] += 1
         return heir
 
-    def _add_request(self, span: CoreSpan, known: PendingRequest | None = None) -> PendingRequest | None:
+    def _add_request(self, span: CoreSpan) -> PendingRequest | None:
         last = span.marks[-1]
         process = self._process_of(last.ts_ns + span.unix_minus_mono_ns, last.step_id)
         request_runs = tuple(runs_of(span.marks))
-        self._counts.merge(process.sequence.add_request(span, request_runs))
+        self.counts.merge(process.sequence.add_request(span, request_runs))
         extent = extent_of(request_runs)
         if extent is None:
             return None
         start = next(mark for mark in span.marks if mark.kind is MarkKind.SCHEDULED)
         offset_ns = span.unix_minus_mono_ns
-        request = known or PendingRequest(
+        request = PendingRequest(
             span, extent[1], span.marks[0].ts_ns + offset_ns, start.ts_ns + offset_ns, last.ts_ns + offset_ns
         )
         evicted = process.add_request(request, self._settings.requests_max)
-        self._counts[table.JOIN_EVENTS, JoinEvent.OPEN_REQUESTS_EVICTED] += evicted
+        self.counts[table.JOIN_EVENTS, JoinEvent.OPEN_REQUESTS_EVICTED] += evicted
         return request
 
     def _process_of(self, unix_ns: int, step: int) -> EngineProcess:
@@ -276,7 +286,7 @@ class Engine:
         if self.processes:
             self._count_restart(unix_ns)
         if len(self.processes) > _CONFLICTS_MAX:
-            self._counts[table.JOIN_EVENTS, JoinEvent.ENGINE_CONFLICT] += 1
+            self.counts[table.JOIN_EVENTS, JoinEvent.ENGINE_CONFLICT] += 1
             del self.processes[0]
         return self._begin_process()
 
@@ -288,7 +298,7 @@ class Engine:
         return process
 
     def _count_restart(self, unix_ns: int) -> None:
-        self._counts[table.JOIN_EVENTS, JoinEvent.ENGINE_RESTART] += 1
+        self.counts[table.JOIN_EVENTS, JoinEvent.ENGINE_RESTART] += 1
         self.restarts_unix_ns.append(unix_ns)
 
     @property
@@ -325,8 +335,8 @@ class Engine:
             return
         window = beside.sequence.window
         steps = int(np.count_nonzero(window.rebuilt["seen"][: window.size])) if window is not None else 0
-        self._counts[table.JOIN_EVENTS, JoinEvent.ENGINE_CONFLICT] += steps
-        self._counts[table.JOIN_EVENTS, JoinEvent.OPEN_REQUESTS_EVICTED] += len(beside.requests)
+        self.counts[table.JOIN_EVENTS, JoinEvent.ENGINE_CONFLICT] += steps
+        self.counts[table.JOIN_EVENTS, JoinEvent.OPEN_REQUESTS_EVICTED] += len(beside.requests)
         self.processes.pop()
 
     def _restarted(self, sequence: StepSequence, unix_ns: int, step: int) -> bool:
@@ -341,11 +351,6 @@ class Engine:
         self.ratio.fact_blocks = self.facts.number("num_gpu_blocks")
         for process in self.processes:
             _teach_facts(process.sequence, self.facts)
-
-    def take_counts(self) -> Counts:
-        """Counts since the last call."""
-        counts, self._counts = self._counts, Counts()
-        return counts
 
     # --- out --------------------------------------------------------------------------------------------------------
 
@@ -368,16 +373,18 @@ class Engine:
 
     def _advance(self, process: EngineProcess, *, flush: bool) -> list[TargetRows]:
         advance = process.sequence.advance(flush=flush)
-        self._counts.merge(advance.counts)
+        self.counts.merge(advance.counts)
         if advance.counts[table.JOIN_EVENTS, JoinEvent.SPECULATIVE_STEP]:
             self.facts.learn({"speculative_decoding": True}, FactSource.TELEMETRY)
         out = []
         rows = process.warm_up.pass_through(advance.rows, flush=flush)
-        if len(rows):
-            out.append(TargetRows(Target.STEP_TIME, rows))
-        out += [TargetRows(Target.SCHEDULE_TIME, block) for block in advance.schedule_rows if len(block)]
+        if self.double_of is not None:
+            self.counts[table.DROPPED_ROWS, RowDrop.TOLD_BY_STEPS] += len(rows)
+        else:
+            out += [TargetRows(Target.STEP_TIME, rows)] if len(rows) else []
+            out += [TargetRows(Target.SCHEDULE_TIME, block) for block in advance.schedule_rows if len(block)]
         if process.warm_up.over:
-            self._counts[table.DROPPED_ROWS, RowDrop.WARM_UP] += process.warm_up.dropped
+            self.counts[table.DROPPED_ROWS, RowDrop.WARM_UP] += process.warm_up.dropped
             process.warm_up.dropped = 0
             out += self._request_rows(process, flush=flush)
         oldest = min((r.queued_unix_ns for r in process.requests), default=process.sequence.event_unix_ns)
@@ -399,10 +406,10 @@ class Engine:
                 break
             done += 1
             if process.warm_up.spanned(request.start_unix_ns, request.end_unix_ns):
-                self._counts[table.DROPPED_ROWS, RowDrop.WARM_UP] += 1
+                self.counts[table.DROPPED_ROWS, RowDrop.WARM_UP] += 1
                 continue
             if request.api is None:
-                self._counts[table.JOIN_EVENTS, JoinEvent.API_UNMATCHED] += 1
+                self.counts[table.JOIN_EVENTS, JoinEvent.API_UNMATCHED] += 1
             else:
                 self.api_queueing.add(request.span, request.api)
             remembered = request.end_unix_ns - request.queued_unix_ns < self._remembered_ns
@@ -413,14 +420,6 @@ class Engine:
             TargetRows(target, request_block(rows, self.number, self.quality))
             for target, rows in sorted(by_target.items())
         ]
-
-
-def take_restarts(engines: Mapping[Key, Engine], config_ids: Mapping[Key, str]) -> list[Restarted]:
-    """Which engines began anew since the last call."""
-    restarted = [Restarted(config_ids[key], at) for key, engine in engines.items() for at in engine.restarts_unix_ns]
-    for engine in engines.values():
-        engine.restarts_unix_ns.clear()
-    return restarted
 
 
 def _split_restarts(steps: StepColumns) -> list[StepColumns]:

@@ -1,4 +1,6 @@
-"""What draining the join says to whoever learns, in the order in which it has to be taken.
+"""What draining the join says to whoever learns; and the rows of several engines of a configuration in one order.
+
+Events are taken in this order, and each is complete in itself:
 
     Renamed    identities that became better known, before anything is said of the new ones
     Described  configurations of which more is known: their feature sets exist before their rows come
@@ -6,16 +8,25 @@
     Rows       equations to learn from
     Succeeded  servers that came back as another configuration: the last rows of the old one are learned by now
 
-Each event is complete in itself; nothing has to be looked up in the join.
+Rows leave in the order of (end_ns, instance) whatever the order in which the engines' rows came, as long as no engine
+is idle; an idle engine holds nobody up. The watermark is ``allowed_lateness_s`` behind the newest event, by when an
+engine not heard of before would have spoken, and never ahead of an engine that still sends.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
+from collector.config import Config
 from collector.identity import Fact
 from online import Quality, RowBlock, Target
+
+from .emitter import Emitter, TargetRows
+
+_TURN_NS = 1_000_000_000
+"""Rows of several engines leave by the second: every piece of an engine's rows has its cost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +48,7 @@ class Described:
 
 @dataclass(frozen=True, slots=True)
 class Restarted:
-    """An engine of a configuration began anew; this was the first that was heard of it."""
+    """An engine of a configuration restarted; ``unix_ns`` is its first event."""
 
     config_id: str
     unix_ns: int
@@ -62,3 +73,86 @@ class Succeeded:
 
 
 Event = Renamed | Described | Restarted | Rows | Succeeded
+
+
+class Pending(NamedTuple):
+    """What one emitter holds; all of it is emitted at ``until_unix_ns`` (the clock here) if nothing comes any more.
+
+    ``until_unix_ns`` is 0 where no clock was told yet.
+    """
+
+    instance: str
+    steps: int
+    requests: int
+    rows: int
+    until_unix_ns: int
+
+
+def watermark_of(emitters: Sequence[Emitter], settings: Config) -> int | None:
+    """Until when (wall clock ns) the rows of one configuration's emitters are all here; None without emitters.
+
+    An engine whose newest event is older than the others' by ``join_timeout_s`` is not waited for.
+    """
+    if not emitters:
+        return None
+    events = [emitter.event_unix_ns for emitter in emitters]
+    newest = max(events)
+    watermark = newest - int(settings.allowed_lateness_s * 1e9)
+    if len(emitters) == 1:
+        return watermark
+    oldest = newest - int(settings.join_timeout_s * 1e9)
+    safe = [emitter.safe_unix_ns for emitter, event in zip(emitters, events, strict=True) if event >= oldest]
+    return min(watermark, *safe) // _TURN_NS * _TURN_NS
+
+
+class OrderedMerge:
+    """Rows of one configuration that wait for those of its other emitters, each of whom gives them in order of end."""
+
+    def __init__(self) -> None:
+        self._held: dict[Target, list[tuple[str, RowBlock]]] = {}
+
+    def add(self, instance: str, rows: Iterable[TargetRows]) -> None:
+        """Take rows of one emitter."""
+        for target, block in rows:
+            self._held.setdefault(target, []).append((instance, block))
+
+    def take_over(self, other: OrderedMerge) -> None:
+        """Take the rows of a configuration that was renamed to this one."""
+        for target, blocks in other._held.items():
+            self._held.setdefault(target, []).extend(blocks)
+
+    def rows_held(self, instance: str) -> int:
+        """Rows of one emitter that wait."""
+        return sum(len(block) for blocks in self._held.values() for own, block in blocks if own == instance)
+
+    @property
+    def needed_unix_ns(self) -> int | None:
+        """When the first of these rows began; None while there is none."""
+        blocks = [block for held in self._held.values() for _, block in held]
+        return min((int(block.end_ns[0] - 1e3 * block.elapsed_us[0]) for block in blocks), default=None)
+
+    def take(self, config_id: str, until_unix_ns: int | None) -> list[Rows]:
+        """Rows that end until then (None: all), in order."""
+        out = []
+        for target, held in sorted(self._held.items()):
+            due: list[tuple[str, RowBlock]] = []
+            later: list[tuple[str, RowBlock]] = []
+            for instance, block in held:
+                stop = len(block)
+                if until_unix_ns is not None:
+                    stop = int(block.end_ns.searchsorted(until_unix_ns, side="right"))
+                if stop:
+                    due.append((instance, block if stop == len(block) else block.slice(0, stop)))
+                if stop < len(block):
+                    later.append((instance, block.slice(stop, len(block)) if stop else block))
+            self._held[target] = later
+            if due:
+                due.sort(key=lambda one: one[0])
+                engines = {int(block.engine[0]): instance for instance, block in due}
+                rows = RowBlock.concatenate([block for _, block in due])
+                if len(engines) > 1:
+                    # stable: equal ends stay in the order of the instances
+                    rows = rows.take(rows.end_ns.argsort(kind="stable"))
+                out.append(Rows(config_id, target, rows, engines))
+        self._held = {target: held for target, held in self._held.items() if held}
+        return out

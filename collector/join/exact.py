@@ -12,8 +12,8 @@ is not in the telemetry, step n began late by what no step took:
     idle(n) = max(start(n) - done(n - 1), 0)     if nobody waited, nobody decodes in n, and all that ran before have
                                                  ended, or no prompt of theirs can go on in n
 
-Steps up to the watermark, ``grace_s`` behind the newest event, give their rows; a step that is missing by then and the
-one behind it give none.
+Steps up to the watermark, ``allowed_lateness_s`` behind the newest event, give their rows; a step that is missing by
+then and the one behind it give none.
 """
 
 from __future__ import annotations

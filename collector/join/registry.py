@@ -1,16 +1,17 @@
-"""Who is held: places for a bounded number of emitters, shared names, emitters of one engine, successors, descriptions.
+"""Who is held: places for a bounded number of emitters, shared names, doubles of one engine, successors, descriptions.
 
 Places. A newcomer takes a free place, or that of the emitter silent longest if it has been silent for longer than
-``window_s``; else it is refused, telemetry and all, and counted. What was learned of the others is not touched. Silence
-is measured by when telemetry came in, whatever times its sender claims; in a replay nobody knows that, and event times
-tell it.
+``join_timeout_s``; else it is refused, telemetry and all, and counted. What was learned of the others is not touched.
+Silence is measured by when telemetry came in, whatever times its sender claims; in a replay nobody knows that, and
+event times tell it.
 
 Shared names. Two processes under one ``service.instance.id`` are told by ``process.pid``, ``host.name`` and times. One
 that comes after another has ended is a restart. Two that overlap in event time are two engines (ranks of data
 parallelism with an id that a user set, or one id given to several pods, whose pids may be the same): the one heard of
 first keeps the name, the others go by it and their pid.
 
-One engine. Two emitters on it (an instrumented vLLM with the producer plugin) are told by their stamps, counted once.
+Doubles. Two emitters on one engine (an instrumented vLLM with the producer plugin) are told by their stamps; the steps
+are learned from the one that tells more.
 
 Successors. A server that is started again under another ``service.instance.id`` is a new emitter, and nobody says that
 the old one ended. It did if another one of its model began to send on the same machine (``host.name``; or, where nobody
@@ -23,17 +24,16 @@ from __future__ import annotations
 import zlib
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
 
 import msgspec
 import numpy as np
 
 from collector.config import Config
-from collector.decode import Telemetry
+from collector.decode import Telemetry, latest_unix_ns
 from collector.telemetry import Counts, JoinEvent, table
 from online import Quality
 
-from .emitter import Emitter, Key, facts_of, key_of
+from .emitter import Emitter, Key, facts_of, newest_unix_ns
 from .engine import Engine
 from .events import Described
 from .window import StepWindow
@@ -42,12 +42,13 @@ _REFUSED_MAX = 1024
 """Names remembered of emitters that found no place."""
 
 
-class Full(Exception):
-    """Every place is taken by an emitter that is alive."""
+def is_ahead(emitter: Emitter, arrived_unix_ns: int) -> bool:
+    """Whether times are known of an emitter that cannot have come yet: the clock here was set back since."""
+    return bool(arrived_unix_ns) and emitter.event_unix_ns > latest_unix_ns(arrived_unix_ns)
 
 
 class Places:
-    """Bounded by ``engines_max``."""
+    """Bounded by ``engines_max``; doubles need none, of whom as many more are held."""
 
     def __init__(self, settings: Config) -> None:
         self._places_max = settings.engines_max
@@ -59,37 +60,26 @@ class Places:
         """Emitters that found no place lately."""
         return len(self._refused)
 
-    def make_room(
-        self,
-        emitters: Mapping[Key, Emitter],
-        heard_unix_ns: Mapping[Key, int],
-        key: Key,
-        telemetry: Telemetry,
-        counts: Counts,
-    ) -> list[Key]:
-        """Who has to go so that a newcomer has a place.
+    def find_room(self, emitters: Mapping[Key, Emitter], key: Key, telemetry: Telemetry) -> list[Key] | None:
+        """Who of the emitters has to go so that a newcomer has a place; None: it is refused, and remembered as that.
 
-        Args:
-            emitters: who has one.
-            heard_unix_ns: when each of them was heard of last, where that is known.
-            key: the newcomer's.
-            telemetry: what it said first.
-            counts: what became of it is added.
-
-        Raises:
-            Full: nobody is gone; the newcomer is counted and remembered as refused.
+        ``telemetry`` is what the newcomer said first.
         """
         gone: list[Key] = []
-        if len(emitters) >= self._places_max:
-            unix_ns = telemetry.arrived_unix_ns or newest_unix_ns(telemetry)
-            heard = {each: heard_unix_ns.get(each) or emitters[each].event_unix_ns for each in emitters}
-            gone = self._silent_longest(heard, unix_ns if telemetry.arrived_unix_ns else max(unix_ns, *heard.values()))
+        single = {each: one for each, one in emitters.items() if not one.is_double}
+        if len(single) >= self._places_max or len(emitters) >= 2 * self._places_max:
+            arrived_ns = telemetry.arrived_unix_ns
+            heard = {each: one.heard_unix_ns or one.event_unix_ns for each, one in single.items()}
+            oldest = min(heard, key=lambda each: heard[each])
+            newest_ns = newest_unix_ns(telemetry)
+            now_ns = arrived_ns or max(newest_ns, *heard.values())
+            gone = [each for each, one in emitters.items() if is_ahead(one, arrived_ns)]
+            if not gone and heard[oldest] < now_ns - self._window_ns:
+                gone = [oldest]
             if not gone:
-                self._refuse(key, unix_ns)
-                counts[table.JOIN_EVENTS, JoinEvent.ENGINE_REFUSED] += 1
-                raise Full
+                self._refuse(key, arrived_ns or newest_ns)
+                return None
         self._refused.pop(key, None)
-        counts[table.JOIN_EVENTS, JoinEvent.ENGINE_EVICTED] += len(gone)
         return gone
 
     def _refuse(self, key: Key, unix_ns: int) -> None:
@@ -97,19 +87,6 @@ class Places:
         self._refused.move_to_end(key)
         while len(self._refused) > _REFUSED_MAX or next(iter(self._refused.values())) < unix_ns - self._window_ns:
             self._refused.popitem(last=False)
-
-    def _silent_longest(self, heard_unix_ns: Mapping[Key, int], now_unix_ns: int) -> list[Key]:
-        """The emitter silent longest, if that is long enough to call it gone."""
-        oldest = min(heard_unix_ns, key=lambda key: heard_unix_ns[key])
-        return [oldest] if heard_unix_ns[oldest] < now_unix_ns - self._window_ns else []
-
-
-def newest_unix_ns(telemetry: Telemetry) -> int:
-    """The newest event in it."""
-    ends = [int(telemetry.steps["unix_ns"].max())] if len(telemetry.steps) else []
-    ends += [span.end_unix_ns for span in telemetry.core]
-    ends += [span.end_unix_ns for span in telemetry.requests]
-    return max(ends, default=0)
 
 
 _OVERLAP_NS = 1_000_000_000
@@ -120,40 +97,29 @@ _IDS_MAX = 4096
 
 
 class SharedId(msgspec.Struct):
-    """In a checkpoint: first and newest event of each process under an id, and which are engines of their own."""
+    """First and newest event of each process under an id, by its number, and which are engines of their own."""
 
-    instance: str
-    lives: list[tuple[int, int, int]]
-    apart: list[int]
+    lives: dict[int, tuple[int, int]] = {}
+    apart: list[int] = []
 
 
 class SharedIds:
-    """By id: first and newest event of each process that used it, and which of them are engines of their own."""
+    """The processes that used each id; ``by_key`` is replaced when it is restored."""
 
     def __init__(self) -> None:
-        self._lives: dict[Key, dict[int, tuple[int, int]]] = {}
-        self._apart: dict[Key, list[int]] = {}
+        self.by_key: OrderedDict[Key, SharedId] = OrderedDict()
 
-    def to_checkpoint(self) -> list[SharedId]:
-        """Of live ids under which more than one process was seen."""
-        return [
-            SharedId(key[1], [(process, *life) for process, life in lives.items()], self._apart.get(key, []))
-            for key, lives in self._lives.items()
-            if not key[0] and self._apart.get(key)
-        ]
-
-    def restore(self, shared: Sequence[SharedId]) -> None:
-        """Know them again."""
-        for each in shared:
-            self._lives["", each.instance] = {process: (first, newest) for process, first, newest in each.lives}
-            self._apart["", each.instance] = list(each.apart)
+    def to_checkpoint(self) -> dict[str, SharedId]:
+        """Of live ids under which more than one engine was seen."""
+        return {key[1]: shared for key, shared in self.by_key.items() if not key[0] and shared.apart}
 
     def key_of(self, key: Key, telemetry: Telemetry, counts: Counts) -> Key:
         """The engine's key; another one than the id's for a process that runs beside the one known by it."""
         process, unix_ns = _number_of(telemetry), newest_unix_ns(telemetry)
         if not process or not unix_ns:
             return key
-        lives = self._lives.setdefault(key, {})
+        shared = self.by_key.setdefault(key, SharedId())
+        lives, apart = shared.lives, shared.apart
         first_ns, newest_ns = lives.pop(process, (unix_ns, unix_ns))
         first_ns, newest_ns = min(first_ns, unix_ns), max(newest_ns, unix_ns)
         beside = [
@@ -162,26 +128,18 @@ class SharedIds:
             if min(ended_ns, newest_ns) - max(begun_ns, first_ns) > _OVERLAP_NS
         ]
         lives[process] = first_ns, newest_ns
-        apart = self._apart.setdefault(key, [])
-        together = sorted((process, *beside), key=lambda each: (lives[each][0], each))
-        for later in together[1:]:
+        for later in sorted((process, *beside), key=lambda each: (lives[each][0], each))[1:]:
             if later not in apart:
                 apart.append(later)
                 counts[table.JOIN_EVENTS, JoinEvent.ID_SHARED] += 1
-        self._forget(key)
-        on_host = f" on {telemetry.host}" if telemetry.host else ""
-        return (key[0], f"{key[1]} (pid {telemetry.process}{on_host})") if process in apart else key
-
-    def _forget(self, key: Key) -> None:
-        lives = self._lives[key]
         while len(lives) > _PROCESSES_MAX:
             gone = next(iter(lives))
             del lives[gone]
-            self._apart[key] = [process for process in self._apart[key] if process != gone]
-        while len(self._lives) > _IDS_MAX:
-            forgotten = next(iter(self._lives))
-            del self._lives[forgotten]
-            self._apart.pop(forgotten, None)
+            shared.apart = apart = [each for each in apart if each != gone]
+        if len(self.by_key) > _IDS_MAX:
+            self.by_key.popitem(last=False)
+        on_host = f" on {telemetry.host}" if telemetry.host else ""
+        return (key[0], f"{key[1]} (pid {telemetry.process}{on_host})") if process in apart else key
 
 
 def _number_of(telemetry: Telemetry) -> int:
@@ -197,130 +155,88 @@ _SHARE_MIN = 0.9
 """Of the steps that both tell: two engines that begin in the same moment run side by side for their first ones."""
 
 
-def find_double(engine: Engine, engines: Mapping[Key, Engine]) -> tuple[Engine, Engine, Key] | None:
-    """Which of two emitters goes on, which one falls silent, and the key of that one; None without a second one."""
-    for key, other in engines.items():
-        if other is engine or other.recording != engine.recording or not same_engine(engine, other):
+def find_double(engine: Engine, engines: Iterable[Engine]) -> tuple[Engine, Engine] | None:
+    """Which of two emitters on this engine tells more, and which one less; None without a second one."""
+    for other in engines:
+        if other is engine or other.recording != engine.recording or other.is_double:
             continue
-        if other.quality <= engine.quality:
-            return other, engine, next(k for k, e in engines.items() if e is engine)
-        return engine, other, key
+        if is_same_engine(engine, other):
+            return (other, engine) if other.quality <= engine.quality else (engine, other)
     return None
 
 
-def same_engine(a: Engine, b: Engine) -> bool:
+def is_same_engine(a: Engine, b: Engine) -> bool:
     """Whether the two agree on (step id, ts_start) for enough steps, and for nearly all that both tell."""
     first, second = a.newest_window, b.newest_window
     if first is None or second is None:
         return False
     low, high = max(first.base, second.base), min(first.newest_step, second.newest_step) + 1
-    if high - low < _STEPS_MIN or all(_apart(first, second, step) for step in (high - 1, (low + high) // 2)):
+    # of a thousand engines nearly all are told apart by two steps
+    probes = (high - 1, (low + high) // 2)
+    if high - low < _STEPS_MIN or all(_agree(first, second, at, at + 1) == (0, 1) for at in probes):
         return False
+    agreed, both = _agree(first, second, low, high)
+    return agreed >= max(_STEPS_MIN, _SHARE_MIN * both)
+
+
+def _agree(first: StepWindow, second: StepWindow, low: int, high: int) -> tuple[int, int]:
+    """Of steps low..high-1: those on whose start both agree, and those that both tell."""
     here, there = slice(low - first.base, high - first.base), slice(low - second.base, high - second.base)
     both = first.rebuilt["seen"][here] & second.rebuilt["seen"][there]
     apart = np.abs(first.steps["ts_start_ns"][here] - second.steps["ts_start_ns"][there])
-    agreed = int(np.count_nonzero(both & (apart <= _TOLERANCE_NS)))
-    return agreed >= max(_STEPS_MIN, _SHARE_MIN * int(np.count_nonzero(both)))
+    return int(np.count_nonzero(both & (apart <= _TOLERANCE_NS))), int(np.count_nonzero(both))
 
 
-def _apart(first: StepWindow, second: StepWindow, step: int) -> bool:
-    """Whether both tell this step, and do not agree: of a thousand engines nearly all are told apart by two steps."""
-    here, there = step - first.base, step - second.base
-    if not (first.rebuilt["seen"][here] and second.rebuilt["seen"][there]):
-        return False
-    return bool(abs(first.steps["ts_start_ns"][here] - second.steps["ts_start_ns"][there]) > _TOLERANCE_NS)
-
-
-_HERE = "here"
-_LOOPBACK = ("127.0.0.1:", "[::1]:", "%5B::1%5D:")
-"""How addresses of senders on this machine begin, behind the kind of address."""
-
-
-class Begin(NamedTuple):
-    """On which machine an emitter runs, empty if unknown, and its first event, 0 if it was there before."""
-
-    machine: str
-    unix_ns: int
-
-    @staticmethod
-    def of(telemetry: Telemetry, *, first: bool) -> Begin:
-        """As told by what an emitter sends; ``first``: nothing came from it before."""
-        _, _, address = telemetry.peer.partition(":")
-        machine = telemetry.host or (_HERE if address.startswith(_LOOPBACK) else "")
-        return Begin(machine, newest_unix_ns(telemetry) if first else 0)
-
-
-def replaced_configs(
-    by_config: Mapping[str, Iterable[Emitter]], begins: Mapping[Key, Begin], late_ns: int
-) -> dict[str, str]:
+def replaced_configs(by_config: Mapping[str, Sequence[Emitter]], late_ns: int) -> dict[str, str]:
     """By configuration none of whose emitters is left: what the server sends now.
 
     Args:
-        by_config: every configuration with its emitters.
-        begins: of those heard of; the others are alive.
+        by_config: every configuration with its emitters; those not heard of since a restart of ours are alive.
         late_ns: how late a span may come after its end.
     """
-    heirs: dict[str, list[tuple[int, int, str, Emitter]]] = {}
+    heirs: dict[str, list[tuple[str, Emitter]]] = {}
     for config_id, emitters in by_config.items():
         for emitter in emitters:
-            begin = begins.get(key_of(emitter))
-            if begin is not None and begin.machine and begin.unix_ns:
-                heirs.setdefault(begin.machine, []).append(
-                    (begin.unix_ns, emitter.event_unix_ns - late_ns, config_id, emitter)
-                )
+            if emitter.machine and emitter.begun_unix_ns:
+                heirs.setdefault(emitter.machine, []).append((config_id, emitter))
+
+    def heir_of(config_id: str, emitter: Emitter) -> str:
+        if emitter.machine is None or emitter.recording:
+            return ""
+        ended_ns = emitter.event_unix_ns
+        later = [
+            (heir.begun_unix_ns, other_id)
+            for other_id, heir in heirs.get(emitter.machine, ())
+            if other_id != config_id and ended_ns <= heir.begun_unix_ns and ended_ns < heir.event_unix_ns - late_ns
+            if _is_same_model(emitter, heir)
+        ]
+        return max(later, default=(0, ""))[1]
+
     replaced = {}
     for config_id, emitters in by_config.items():
-        found = [_heir_of(config_id, emitter, begins, heirs) for emitter in emitters]
+        found = [heir_of(config_id, emitter) for emitter in emitters]
         if found and all(found):
             replaced[config_id] = found[-1]
     return replaced
 
 
-def _heir_of(
-    config_id: str,
-    emitter: Emitter,
-    begins: Mapping[Key, Begin],
-    heirs: Mapping[str, list[tuple[int, int, str, Emitter]]],
-) -> str:
-    begin, ended_ns = begins.get(key_of(emitter)), emitter.event_unix_ns
-    if begin is None or emitter.recording:
-        return ""
-    later = [
-        (begun_ns, other_id)
-        for begun_ns, until_ns, other_id, other in heirs.get(begin.machine, ())
-        if other_id != config_id and begun_ns >= ended_ns and until_ns > ended_ns and _same_model(emitter, other)
-    ]
-    return max(later, default=(0, ""))[1]
-
-
-def _same_model(one: Emitter, other: Emitter) -> bool:
+def _is_same_model(one: Emitter, other: Emitter) -> bool:
     model, others = one.facts.get("model"), other.facts.get("model")
     return model == others or None in (model, others)
 
 
-class Known(NamedTuple):
-    """What is known of a configuration: the best telemetry that it sends, and the version of each emitter's facts."""
-
-    quality: Quality
-    versions: tuple[tuple[str, int], ...]
+Known = tuple[Quality, tuple[tuple[str, int], ...]]
+"""Of a configuration: the best telemetry that it sends, and the version of each emitter's facts."""
 
 
-def _known_of(emitters: Iterable[Emitter]) -> Known:
-    """What the emitters of one configuration say together."""
-    emitters = list(emitters)
-    return Known(
-        min(emitter.quality for emitter in emitters),
-        tuple((emitter.instance, emitter.facts.version) for emitter in emitters),
-    )
-
-
-def describe(emitters: Mapping[str, list[Emitter]], known: dict[str, Known]) -> list[Described]:
+def describe(emitters: Mapping[str, Sequence[Emitter]], known: dict[str, Known]) -> list[Described]:
     """Configurations (``emitters`` by each) of which something else is known than before; ``known`` follows."""
     for gone in known.keys() - emitters.keys():
         del known[gone]
     described = []
     for config_id, own in sorted(emitters.items()):
-        if known.get(config_id) != (now := _known_of(own)):
+        now = min(one.quality for one in own), tuple((one.instance, one.facts.version) for one in own)
+        if known.get(config_id) != now:
             known[config_id] = now
-            described.append(Described(config_id, facts_of(own), now.quality))
+            described.append(Described(config_id, facts_of(own), now[0]))
     return described

@@ -35,9 +35,7 @@ class SpanWindow:
     """Span ids seen lately, per emitting instance; bounded by age, by ids and by emitters."""
 
     def __init__(self, window_ns: int, ids_max: int, emitters_max: int) -> None:
-        self._window_ns = window_ns
-        self._ids_max = ids_max
-        self._emitters_max = emitters_max
+        self._window_ns, self._ids_max, self._emitters_max = window_ns, ids_max, emitters_max
         self._emitters: dict[str, EmitterIds] = {}
 
     def __len__(self) -> int:
@@ -49,7 +47,7 @@ class SpanWindow:
         emitter = self._emitters.get(instance)
         if emitter is None:
             if len(self._emitters) >= self._emitters_max:
-                self._forget_oldest_emitter()
+                del self._emitters[min(self._emitters, key=lambda one: self._emitters[one].newest_ns)]
             emitter = self._emitters[instance] = EmitterIds()
         if span_id in emitter.ids:
             return Skip.DUPLICATE
@@ -63,10 +61,6 @@ class SpanWindow:
             emitter.ids.discard(forgotten)
         return None
 
-    def _forget_oldest_emitter(self) -> None:
-        oldest = min(self._emitters, key=lambda instance: self._emitters[instance].newest_ns)
-        del self._emitters[oldest]
-
 
 class ApiSpans:
     """API spans seen lately, and the requests that wait for theirs; each bounded by ``requests_max``."""
@@ -77,8 +71,8 @@ class ApiSpans:
         self._waiting: OrderedDict[bytes, list[tuple[Engine, PendingRequest]]] = OrderedDict()
         self._waiting_count = 0
 
-    def add(self, api: ApiSpan) -> list[Engine]:
-        """Add an API span; the requests that wait for it have it now. Whose they are."""
+    def add(self, api: ApiSpan) -> None:
+        """Add an API span; the requests that wait for it have it now."""
         waiting = self._waiting.pop(api.span_id, ())
         self._waiting_count -= len(waiting)
         for engine, request in waiting:
@@ -86,7 +80,6 @@ class ApiSpans:
         self._spans[api.span_id] = api
         if len(self._spans) > self._requests_max:
             self._spans.popitem(last=False)
-        return [engine for engine, _ in waiting]
 
     def match(self, engine: Engine, request: PendingRequest) -> int:
         """Find the API span that is the request's parent, now or when it comes; how many others wait no longer."""
@@ -106,13 +99,9 @@ class ApiSpans:
             evicted += requests
         return evicted
 
-    def reassign(self, old: Engine, new: Engine) -> None:
-        """Requests that wait are another engine's from now on."""
-        for waiting in self._waiting.values():
-            waiting[:] = [(new if engine is old else engine, request) for engine, request in waiting]
-
 
 def _pair(engine: Engine, request: PendingRequest, api: ApiSpan) -> None:
     request.api = api
+    engine.is_changed = True
     if api.model:
         engine.facts.learn({"model": api.model}, FactSource.TELEMETRY)

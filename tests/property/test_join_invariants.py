@@ -182,9 +182,9 @@ class Telling(RuleBasedStateMachine):
             return
         joiner = self.pipeline.joiner
         assert sum(pending.requests for pending in joiner.pending()) <= REQUESTS_MAX
-        assert len(joiner._api_spans._spans) <= REQUESTS_MAX
-        assert sum(len(waiting) for waiting in joiner._api_spans._waiting.values()) <= REQUESTS_MAX
-        for engine in joiner._engines.values():
+        assert len(joiner.api_spans._spans) <= REQUESTS_MAX
+        assert sum(len(waiting) for waiting in joiner.api_spans._waiting.values()) <= REQUESTS_MAX
+        for engine in joiner.engines.values():
             assert sum(s.window.size for s in engine.sequences if s.window is not None) <= 2 * STEPS_MAX
 
     def teardown(self) -> None:

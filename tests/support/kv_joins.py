@@ -56,7 +56,7 @@ def rows_of(events):
 
 
 def sequences(joiner):
-    return {engine.instance: one for engine in joiner._engines.values() for one in engine.sequences}
+    return {engine.instance: one for engine in joiner.engines.values() for one in engine.sequences}
 
 
 def rebuilt_over_true(name, batches, keep=lambda _step: True):

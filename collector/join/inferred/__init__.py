@@ -14,16 +14,16 @@ from .journeys import (
     split_chunks,
 )
 from .kv import KvSources
-from .occupancy import RequestSequence, doubts_of
+from .occupancy import ApiProcess, doubts_of
 from .row_blocks import BlockRatio
 from .sequence import StepSequence, WarmUp
 
 __all__ = [
     "QUEUE_STATE_AGE_NS",
+    "ApiProcess",
     "BlockRatio",
     "KvSources",
     "RequestRow",
-    "RequestSequence",
     "Scheduling",
     "StepSequence",
     "Sums",

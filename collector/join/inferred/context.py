@@ -262,7 +262,7 @@ class ProcessContext:
 
     @property
     def waited_ns(self) -> int:
-        """How much longer than ``grace_s`` steps wait before they are final: without summaries, the whole window."""
+        """How much longer than ``allowed_lateness_s`` steps wait to be final: without summaries, the whole window."""
         return (
             0 if self.has_summaries else int((self._settings.join_timeout_s - self._settings.allowed_lateness_s) * 1e9)
         )

@@ -7,7 +7,7 @@ When. A batch is stamped at the end of the step whose events it carries, 20-130 
 (captures c1, c5, c10); a step without events has no batch. So "nothing was stored in between" is only known where the
 sequence numbers on both sides are consecutive: a gap, and what lies behind the last batch, stay unknown. Batches are
 kept by (time, sequence), so that order of arrival does not matter, and a publisher that restarts goes on. Columns of
-steps begin ``grace_s`` after the first batch; steps wait ``LATENESS_NS`` for their batches.
+steps begin ``allowed_lateness_s`` after the first batch; steps wait ``LATENESS_NS`` for their batches.
 
 Prefix hits. A journey tells how many tokens a prompt has, not how many of them the cache had. The cache tells how many
 blocks a step stored. With B tokens per block, over the steps a..b of prefills that overlap,

@@ -30,9 +30,9 @@ requests between their first and last token are the decode batch; each is assume
     first token falls into it as its prefill; weight 1 / mean n, since the windows of n requests tell the same story
 
 Aborted requests send no span: their share of the batch is missing. A row is final when every request that overlaps it
-has been heard of: twice the longest request seen and ``grace_s`` later, at most ``window_s``; or at the end of the
-stream, when no known request is long enough to still run. Whether it is, is asked with every span, so that it does not
-matter how many come together. Of spans that are sampled no row is made: of the batch, a part is
+has been heard of: twice the longest request seen and ``allowed_lateness_s`` later, at most ``join_timeout_s``; or at
+the end of the stream, when no known request is long enough to still run. Whether it is, is asked with every span, so
+that it does not matter how many come together. Of spans that are sampled no row is made: of the batch, a part is
 missing.
 """
 
@@ -47,10 +47,12 @@ import numpy as np
 
 from collector.config import Config
 from collector.decode import RequestSpan
-from collector.join.api_queueing import ApiQueueing, BusyArrival
-from collector.telemetry import Counts, RowDrop, table
-from online import PHASES, STEP_FEATURES, Floats, Ints, Quality, RowBlock, Target
+from collector.join.api_queueing import BusyArrival
+from collector.join.emitter import Emitter, TargetRows
+from collector.telemetry import RowDrop, table
+from online import PHASES, STEP_FEATURES, EngineSnapshot, Floats, Ints, Quality, RowBlock, Target
 
+from .context import Scheduling
 from .journeys import RequestRow, request_block
 
 WHOLE = 0.95
@@ -205,23 +207,62 @@ _LONGEST_RATIO = 2.0
 _COLUMN = {name: index for index, name in enumerate(STEP_FEATURES)}
 
 
-class RequestSequence:
-    """Request spans of one API process."""
+class ApiProcess(Emitter):
+    """An API process that sends request spans of its own (un-forked vLLM): an emitter beside engines.
 
-    def __init__(self, settings: Config, engine: int) -> None:
+    Its steps are never heard of: rows come from the occupancy that its request spans rebuild.
+    """
+
+    def __init__(self, instance: str, recording: str, number: int, settings: Config) -> None:
+        super().__init__(instance, recording, number)
         self._settings = settings
-        self.number = engine
         self._epoch_unix_ns = 0
         self._held: list[HeldRequest] = []
         self._pending: list[tuple[int, bytes, HeldRequest]] = []
         self._emitted_until_unix_ns = 0
-        self.event_unix_ns = 0
+        self.newest_unix_ns = 0
         self.longest_ns = 0
-        self._rows: list[tuple[Target, RowBlock]] = []
-        self._first_tokens: list[BusyArrival] = []
-        self._told_arrivals: list[BusyArrival] = []
+        self._rows: list[TargetRows] = []
         self.sampling = TraceSampling()
-        self.counts = Counts()
+
+    @property
+    def event_unix_ns(self) -> int:
+        """Newest event heard of."""
+        return self.newest_unix_ns
+
+    @property
+    def quality(self) -> Quality:
+        """Request spans are all it sends."""
+        return Quality.REQUESTS
+
+    @property
+    def span_share(self) -> float | None:
+        """How many of its requests send a span, as far as trace ids tell; None while that is not known."""
+        return self.sampling.share
+
+    @property
+    def is_sampled(self) -> bool:
+        """Whether a part of its requests sends no span."""
+        return self.sampling.is_sampled
+
+    def snapshot(self) -> EngineSnapshot:
+        """It knows no step; that they are scheduled ahead may show in how long first tokens take."""
+        first_tokens = self.api_queueing.explained_first_tokens()
+        ahead = first_tokens is not None and first_tokens.scheduled_ahead
+        scheduling = Scheduling.ASYNC if ahead else Scheduling.UNKNOWN
+        return EngineSnapshot(instance=self.instance, scheduling=scheduling.value, last_step=0)
+
+    def beside_engines(self, rows: list[TargetRows], configs: int) -> list[TargetRows]:
+        """What engines that send their steps leave to learn from requests; of several configurations, nothing."""
+        usable = []
+        for target_rows in rows:
+            if configs > 1:
+                self.counts[table.DROPPED_ROWS, RowDrop.WHICH_CONFIG] += len(target_rows.rows)
+            elif target_rows.target is Target.STEP_TIME:
+                self.counts[table.DROPPED_ROWS, RowDrop.TOLD_BY_STEPS] += len(target_rows.rows)
+            else:
+                usable.append(target_rows)
+        return usable
 
     @property
     def open_requests(self) -> int:
@@ -254,7 +295,7 @@ class RequestSequence:
             return
         self._epoch_unix_ns = self._epoch_unix_ns or span.arrival_unix_ns
         first_s = (span.arrival_unix_ns - self._epoch_unix_ns) / 1e9 + span.first_token_s
-        self.event_unix_ns = max(self.event_unix_ns, span.end_unix_ns)
+        self.newest_unix_ns = max(self.newest_unix_ns, span.end_unix_ns)
         self.longest_ns = max(self.longest_ns, end_unix_ns - span.arrival_unix_ns)
         last_s, prompt_tokens = first_s + decode_s, float(span.prompt_tokens)
         request = HeldRequest(first_s, last_s, prompt_tokens, span.output_tokens, end_unix_ns, span)
@@ -270,25 +311,18 @@ class RequestSequence:
         if self._pending[0][0] <= horizon_unix_ns - _BATCH_NS:
             self._pass_until(horizon_unix_ns)
 
-    def advance(self, *, flush: bool = False) -> list[tuple[Target, RowBlock]]:
+    def advance(self, *, flush: bool = False) -> list[TargetRows]:
         """Rows of requests that are final, in order of their end."""
         if flush:
             self._pass_until(None)
         rows, self._rows = self._rows, []
         return rows
 
-    def tell_first_tokens(self, queueing: ApiQueueing) -> None:
-        """Of requests that became final since the last call."""
-        queueing.first_tokens.extend(self._first_tokens)
-        queueing.told_waits_us.extend(arrival.wait_us for arrival in self._told_arrivals)
-        queueing.told_arrivals.extend(self._told_arrivals)
-        self._first_tokens, self._told_arrivals = [], []
-
     @property
     def _horizon_unix_ns(self) -> int:
         """Until when every request that can overlap has been heard of."""
         longest_ns = _LONGEST_RATIO * self.longest_ns + self._settings.allowed_lateness_s * 1e9
-        return self.event_unix_ns - int(min(self._settings.join_timeout_s * 1e9, longest_ns))
+        return self.newest_unix_ns - int(min(self._settings.join_timeout_s * 1e9, longest_ns))
 
     def _pass_until(self, horizon_unix_ns: int | None) -> None:
         """Make rows of the requests that ended by then (None: of all, nothing more will come)."""
@@ -307,7 +341,7 @@ class RequestSequence:
 
     def _make_rows(self, requests: list[HeldRequest], decoded: list[HeldRequest]) -> None:
         """Rows of requests, and of the steps of those whose batch is known."""
-        self._rows += [(Target.STEP_TIME, rows) for rows in self._step_rows(decoded, DecodeBatch(self._held))]
+        self._rows += [TargetRows(Target.STEP_TIME, rows) for rows in self._step_rows(decoded, DecodeBatch(self._held))]
         self._rows += self._request_rows(requests)
 
     def _finished(self, ready: list[HeldRequest]) -> list[HeldRequest]:
@@ -366,7 +400,7 @@ class RequestSequence:
             quality=np.full(n, int(Quality.REQUESTS), np.int64),
         )
 
-    def _request_rows(self, requests: list[HeldRequest]) -> list[tuple[Target, RowBlock]]:
+    def _request_rows(self, requests: list[HeldRequest]) -> list[TargetRows]:
         """queue_wait of all; api_queueing of those that arrived while no other request was there."""
         queue = _Queue(self._held)
         by_target: dict[Target, list[RequestRow]] = {}
@@ -382,7 +416,8 @@ class RequestSequence:
                 if not math.isnan(wait_s):
                     by_target.setdefault(target, []).append(RequestRow(target, raw, wait_s * 1e6, request.end_unix_ns))
         return [
-            (target, request_block(rows, self.number, Quality.REQUESTS)) for target, rows in sorted(by_target.items())
+            TargetRows(target, request_block(rows, self.number, Quality.REQUESTS))
+            for target, rows in sorted(by_target.items())
         ]
 
     def _add_first_token(self, request: HeldRequest, met: int) -> None:
@@ -392,9 +427,9 @@ class RequestSequence:
         wait_s = span.first_token_s if math.isnan(told_s) else span.first_token_s - told_s
         arrival = BusyArrival(wait_s * 1e6, pace_s * 1e6, float(span.prompt_tokens), met + 1.0)
         if not math.isnan(told_s):
-            self._told_arrivals.append(arrival)
+            self.api_queueing.add_arrivals([], [arrival])
         elif pace_s > 0.0:
-            self._first_tokens.append(arrival)
+            self.api_queueing.add_arrivals([arrival], [])
 
 
 class _Queue:

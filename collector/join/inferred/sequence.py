@@ -25,7 +25,8 @@ last boundaries are not stamped leaves them to the row of a later one.
 Which steps are final: nothing that could still arrive would change their rows.
 
 A step is final when its summary and its journeys agree (or its context needs no journeys); a hole, when the summaries
-around it are complete and ``grace_s`` has passed; any step, when event time has passed it by ``window_s``.
+around it are complete and ``allowed_lateness_s`` has passed; any step, when event time has passed it by
+``join_timeout_s``.
 """
 
 from __future__ import annotations
@@ -142,7 +143,7 @@ def finality(
         cells: the same steps as journeys rebuild them.
         counts: what journeys say ran, where a step's context comes from them; None where it does not.
         now_unix_ns: the newest event.
-        settings: ``grace_s`` and ``window_s``.
+        settings: ``allowed_lateness_s`` and ``join_timeout_s``.
     """
     seen = cells["seen"]
     whole = seen if counts is None else seen & complete(steps, cells, counts)
@@ -436,7 +437,7 @@ class StepSequence:
             self.window.give_up_before(self.frontier.emitted_to - _STEPS_BEFORE)
 
     def forget_steps(self, keep_unix_ns: int) -> None:
-        """Drop steps behind the frontier; with journeys, only those older than ``keep_unix_ns`` and ``window_s``.
+        """Drop steps behind the frontier; with journeys, only those older than ``keep_unix_ns`` and ``join_timeout_s``.
 
         Requests that still wait look back at the queue they met, so their engine says what to keep.
         """

@@ -15,21 +15,18 @@ from __future__ import annotations
 import math
 import urllib.parse
 from collections import OrderedDict, deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import numpy as np
 
 from collector.config import Config
 from collector.decode.pages import EngineReading, Meaning, ScrapedPage
-from collector.identity import EngineFacts, FactSource, Knowledge
-from collector.join.api_process import ApiProcess
+from collector.identity import FactSource, Knowledge
 from collector.join.api_queueing import ApiQueueing
-from collector.join.emitter import Key, TargetRows, config_id_of, key_of
+from collector.join.emitter import Emitter, Key, TargetRows
 from collector.join.engine import Engine
-from collector.join.events import Succeeded
-from collector.join.inferred import Scheduling
+from collector.join.inferred import ApiProcess, Scheduling
 from collector.telemetry import Counts, RowDrop, table
 from online import EngineSnapshot, Quality, Target
 
@@ -73,21 +70,17 @@ class Completeness:
             self._since = (counted, heard)
 
 
-class PageEngine:
-    """What an :class:`~collector.join.engine.Engine` is for steps, for counters only."""
+class PageEngine(Emitter):
+    """What an :class:`~collector.join.engine.Engine` is for steps, for counters only; nobody keeps pages."""
 
     def __init__(self, instance: str, recording: str, number: int, server: str = "") -> None:
-        self.instance = instance
-        self.recording = recording
+        super().__init__(instance, recording, number)
         self.server = server
-        self.number = number
-        self.facts = EngineFacts()
-        self.api_queueing = ApiQueueing()
+        self.host = urllib.parse.urlsplit(server).hostname or ""
         self.windows = ScrapeWindows()
         self.completeness = Completeness()
-        self.reading_facts: tuple[str, dict[str, int | bool]] = ("", {})
+        self._reading_facts: tuple[str, dict[str, int | bool]] = ("", {})
         self._rows: list[PageRow] = []
-        self._counts = Counts()
 
     @property
     def event_unix_ns(self) -> int:
@@ -101,24 +94,17 @@ class PageEngine:
         return self.event_unix_ns
 
     @property
-    def needed_unix_ns(self) -> int | None:
-        """Nobody keeps pages: a window that a restart cuts is lost."""
-        return None
-
-    @property
     def quality(self) -> Quality:
         """Pages give rows of the quality ``metrics``."""
         return Quality.METRICS
 
-    @property
-    def span_share(self) -> float | None:
-        """A page counts everything."""
-        return 1.0
-
-    @property
-    def open_requests(self) -> int:
-        """It knows of no single request."""
-        return 0
+    def inform(self, reading: EngineReading, knowledge: Knowledge) -> None:
+        """Learn the facts that a page tells, and those that the configuration knows of it."""
+        if self._reading_facts != (reading.model, reading.facts):
+            self._reading_facts = (reading.model, dict(reading.facts))
+            facts = dict(reading.facts) | ({"model": reading.model} if reading.model else {})
+            self.facts.learn(facts, FactSource.DISCOVERY)
+        knowledge.apply(self.facts, {}, self.server, self.recording)
 
     def add(self, unix_ns: int, mono_ns: int, reading: EngineReading) -> None:
         """Add one scrape; two clean ones make a window."""
@@ -140,13 +126,13 @@ class PageEngine:
 
     def yield_to(self, emitters: Sequence[Engine | ApiProcess]) -> None:
         """Others tell more of the same engine: no rows, but a yardstick for how much of it arrives."""
-        self._counts[table.DROPPED_ROWS, RowDrop.TOLD_BY_STEPS] += len(self._rows)
+        self.counts[table.DROPPED_ROWS, RowDrop.TOLD_BY_STEPS] += len(self._rows)
         self._rows.clear()
         self.completeness.hear(emitters)
 
     def take_counts(self) -> Counts:
         """Counts since the last call."""
-        counts, self._counts = self._counts, Counts()
+        counts = super().take_counts()
         for reason, windows in self.windows.drops.items():
             counts[table.DROPPED_ROWS, reason] += windows
         self.windows.drops.clear()
@@ -160,15 +146,7 @@ class PageEngine:
         return EngineSnapshot(instance=self.instance, scheduling=Scheduling.UNKNOWN.value, last_step=last_step)
 
 
-Emitters = Sequence[tuple[Key, Engine | ApiProcess]]
-
-
-class Yielded(NamedTuple):
-    """Pages that nobody tells more than, what became a prior, and who knows more by a page."""
-
-    alone: list[tuple[Key, PageEngine]]
-    succeeded: list[Succeeded]
-    taught: list[Key]
+Sender = Engine | ApiProcess
 
 
 class PageEngines:
@@ -181,27 +159,22 @@ class PageEngines:
     def __init__(self, settings: Config) -> None:
         self._settings = settings
         self.by_key: OrderedDict[Key, PageEngine] = OrderedDict()
-        self._richer: dict[Key, list[Engine | ApiProcess]] = {}
-        self._beside: list[Engine | ApiProcess] = []
 
-    def add(self, page: ScrapedPage, next_number: Callable[[], int], knowledge: Knowledge) -> list[Key]:
-        """Take a page; the engines that made room for new ones."""
-        evicted: list[Key] = []
+    def add(self, page: ScrapedPage, next_number: Callable[[], int], knowledge: Knowledge) -> int:
+        """Take a page; how many engines made room for new ones."""
+        evicted = 0
         for key, reading in zip(keys_of(page), page.engines, strict=True):
             if key not in self.by_key:
-                evicted += self._make_room()
+                if len(self.by_key) >= self._settings.page_engines_max:
+                    del self.by_key[min(self.by_key, key=lambda each: self.by_key[each].event_unix_ns)]
+                    evicted += 1
                 self.by_key[key] = PageEngine(key[1], key[0], next_number(), page.instance)
             engine = self.by_key[key]
-            _inform(engine, reading, knowledge)
+            engine.inform(reading, knowledge)
             engine.add(page.unix_ns, page.mono_ns, reading)
+            engine.heard_unix_ns = 0 if page.recording else page.unix_ns
+            engine.is_idle, engine.is_changed = False, True
         return evicted
-
-    def _make_room(self) -> list[Key]:
-        if len(self.by_key) < self._settings.page_engines_max:
-            return []
-        oldest = min(self.by_key, key=lambda key: self.by_key[key].event_unix_ns)
-        del self.by_key[oldest]
-        return [oldest]
 
     @property
     def completeness(self) -> float:
@@ -209,74 +182,24 @@ class PageEngines:
         ratios = [e.completeness.ratio for e in self.by_key.values() if e.completeness.ratio is not None]
         return min(ratios, default=math.nan)
 
-    def yield_to(self, emitters: Emitters, config_ids: dict[Key, str], fresh: Collection[Key]) -> Yielded:
-        """Where others tell more of the same engine, its page gives facts, and what it taught becomes their prior.
-
-        Args:
-            emitters: who may tell more.
-            config_ids: forgets a page that yields.
-            fresh: of whom something was heard; where others are held than at the last call, all are looked at.
-        """
-        beside = [emitter for _, emitter in emitters]
-        others = self._richer.keys() != self.by_key.keys() or beside != self._beside
-        if others:
-            self._richer, self._beside = self._richer_emitters(emitters), beside
-        yielded = Yielded([], [], [])
-        for key, page in self.by_key.items():
-            richer = self._richer[key]
-            if not others and key not in fresh and not any(key_of(emitter) in fresh for emitter in richer):
-                continue
-            if not richer:
-                yielded.alone.append((key, page))
-                continue
-            page.yield_to(richer)
-            known = page.facts.known()
-            taught = [emitter for emitter in richer if emitter.facts.learn(known, FactSource.DISCOVERY)]
-            yielded.taught.extend(map(key_of, taught))
-            # a page under the very name of its engine has no configuration of its own
-            before = None if key in map(key_of, richer) else config_ids.pop(key, None)
-            if before is not None and before not in config_ids.values():
-                yielded.succeeded.append(Succeeded(before, min(config_id_of(emitter) for emitter in richer)))
-        return yielded
-
-    def _richer_emitters(self, emitters: Emitters) -> dict[Key, list[Engine | ApiProcess]]:
-        """By page, the emitters of the same engine that tell more than it.
+    def richer_than(self, page: PageEngine, senders: Sequence[Sender]) -> list[Sender]:
+        """The emitters of the same engine that tell more than its page.
 
         The only server is whoever sends. Of several, the one whose host the emitter names; two ranks of one server
         cannot be told apart, and both are left to the telemetry.
         """
-        servers: dict[str, set[str]] = {}
-        for (recording, _), page in self.by_key.items():
-            servers.setdefault(recording, set()).add(page.server)
-        beside: dict[str, list[Engine | ApiProcess]] = {}
-        for (recording, _), emitter in emitters:
-            beside.setdefault(recording, []).append(emitter)
-        richer = {}
-        for key, page in self.by_key.items():
-            others = beside.get(key[0], [])
-            host = urllib.parse.urlsplit(page.server).hostname or ""
-            alone = len(servers[key[0]]) == 1
-            richer[key] = [emitter for emitter in others if alone or (host and host in emitter.instance)]
-        return richer
+        others = [sender for sender in senders if sender.recording == page.recording]
+        servers = {each.server for each in self.by_key.values() if each.recording == page.recording} if others else {}
+        return [each for each in others if len(servers) == 1 or (page.host and page.host in each.instance)]
 
-    def tell_of(self, key: Key, emitter: ApiProcess) -> bool:
+    def has_page_of(self, sender: Sender) -> bool:
         """Whether there is a page of the server that this emitter belongs to."""
-        return any(self._richer_emitters([(key, emitter)]).values())
+        return any(self.richer_than(page, [sender]) for page in self.by_key.values())
 
 
 def keys_of(page: ScrapedPage) -> list[Key]:
-    """Under which the page's engines are known."""
-    return [(page.recording, instance_of(page.instance, reading.engine)) for reading in page.engines]
-
-
-def instance_of(server: str, engine: str) -> str:
-    """The first rank goes by its server's name."""
-    return server if engine == "0" else f"{server}#{engine}"
-
-
-def _inform(engine: PageEngine, reading: EngineReading, knowledge: Knowledge) -> None:
-    if engine.reading_facts != (reading.model, reading.facts):
-        engine.reading_facts = (reading.model, dict(reading.facts))
-        facts = dict(reading.facts) | ({"model": reading.model} if reading.model else {})
-        engine.facts.learn(facts, FactSource.DISCOVERY)
-    knowledge.apply(engine.facts, {}, engine.server, engine.recording)
+    """Under which the page's engines are known: the first rank goes by its server's name."""
+    return [
+        (page.recording, page.instance if reading.engine == "0" else f"{page.instance}#{reading.engine}")
+        for reading in page.engines
+    ]

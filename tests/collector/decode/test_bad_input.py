@@ -331,7 +331,7 @@ def test_a_request_that_never_ends_holds_steps_for_the_window_only():
     counts = pipeline.take_counts()
     assert counts[table.JOIN_EVENTS, JoinEvent.STEP_MISMATCHED] > 500
     assert counts.total(table.ROWS) > 500
-    (engine,) = pipeline.joiner._engines.values()
+    (engine,) = pipeline.joiner.engines.values()
     assert engine.processes[0].sequence.frontier.emitted_to > len(run.summaries) / 2
 
 
@@ -354,9 +354,9 @@ def test_open_requests_are_capped_and_the_oldest_evicted(monkeypatch):
         joiner.add(Telemetry("engine", {}, core=[ended(number) for number in range(start, start + 100)]))
         joiner.drain()
         assert sum(pending.requests for pending in joiner.pending()) <= 500
-        assert len(joiner._api_spans._waiting) <= 500
+        assert len(joiner.api_spans._waiting) <= 500
     assert joiner.take_counts()[table.JOIN_EVENTS, JoinEvent.OPEN_REQUESTS_EVICTED] >= 2 * 9500
-    (engine,) = joiner._engines.values()
+    (engine,) = joiner.engines.values()
     assert min(request.last_step for request in engine.processes[0].requests) > 9500
 
 
@@ -370,7 +370,7 @@ def test_children_without_end_of_one_request_are_bounded(monkeypatch):
         piece.span.parent_span_id = b"parent!!"
         group.append(piece)
     pipeline.process([export(*group)])
-    assert sum(len(waiting) for waiting in pipeline.joiner._api_spans._waiting.values()) <= 100
+    assert sum(len(waiting) for waiting in pipeline.joiner.api_spans._waiting.values()) <= 100
 
 
 def test_request_spans_held_are_bounded(monkeypatch):
@@ -392,7 +392,7 @@ def test_step_ids_that_jump_by_a_trillion_do_not_stop_the_engine(sound, jump):
     everything = pieces(sound, instance="sound")
     for one in exports_of(everything, 5):
         pipeline.process([one])
-    (engine,) = pipeline.joiner._engines.values()
+    (engine,) = pipeline.joiner.engines.values()
     assert engine.processes[0].sequence.frontier.emitted_to > 256
     after = run_engine(many_jobs(20), start_ns=sound.summaries[-1]["step.ts_end_ns"])
     late = step_span(after, 1, 50)
@@ -422,7 +422,7 @@ def test_two_engines_with_one_instance_id_are_found_and_held_in_bounded_memory(a
     pipeline = new_pipeline()
     for piece in both:
         pipeline.process([export(piece)])
-        (engine,) = pipeline.joiner._engines.values()
+        (engine,) = pipeline.joiner.engines.values()
         assert len(engine.processes) <= 8
     counts = pipeline.take_counts()
     assert counts[table.JOIN_EVENTS, JoinEvent.ENGINE_CONFLICT] > 0
@@ -438,9 +438,8 @@ def test_engines_beyond_the_cap_take_the_place_of_those_that_are_gone(apart_s, e
         run = run_engine(many_jobs(8), start_ns=MONO_NS + int(number * apart_s * 1e9))
         pipeline.process([export(Piece(f"engine-{number}", STEP_SCOPE, step_span(run, 1, 100)))])
     joiner = pipeline.joiner
-    assert len(joiner._engines) <= 4
-    assert len(joiner._config_ids) <= 4
-    assert len(joiner._releases) <= 5
+    assert len(joiner.engines) <= 4
+    assert joiner.emitters_held <= 4
     counts = pipeline.take_counts()
     assert counts[table.JOIN_EVENTS, event] == 36
     assert counts[table.ENGINES] == 4
@@ -533,4 +532,4 @@ def test_a_step_or_journey_of_long_ago_does_not_stretch_the_window_back():
     counts = pipeline.take_counts()
     assert counts[table.JOIN_EVENTS, JoinEvent.STEP_LATE] == 1
     assert counts[table.JOIN_EVENTS, JoinEvent.JOURNEY_LATE] == 1
-    assert sum(s.window.size for s in pipeline.joiner._engines["", "sound"].sequences) < 2000
+    assert sum(s.window.size for s in pipeline.joiner.engines["", "sound"].sequences) < 2000

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
 from collector.config.schema import Config
-from collector.join.release import horizon
-from online.rows import STEP_FEATURES, RowBlock
+from collector.join.emitter import TargetRows
+from collector.join.events import OrderedMerge, watermark_of
+from online.rows import STEP_FEATURES, RowBlock, Target
 from tests.support.pipelines import coefficients, replayed
 from tests.support.toy_engine import many_jobs, run_engine
 from tests.support.toy_spans import exports_of, pieces
@@ -25,8 +28,23 @@ def rows(*ends: int, engine: int = 0) -> RowBlock:
     [([1000], [990], 980), ([1000, 950], [990, 930], 930), ([1000, 819], [990, 10], 980)],
 )
 def test_the_slowest_engine_holds_the_others_until_it_is_silent_for_the_window(event_s, safe_s, until_s):
-    settings = Config(join_timeout_s=180, allowed_lateness_s=20)
-    assert horizon(np.array(event_s) * S, np.array(safe_s) * S, settings) == until_s * S
+    emitters = [
+        SimpleNamespace(event_unix_ns=event * S, safe_unix_ns=safe * S)
+        for event, safe in zip(event_s, safe_s, strict=True)
+    ]
+    assert watermark_of(emitters, Config(join_timeout_s=180, allowed_lateness_s=20)) == until_s * S
+
+
+def test_rows_leave_in_the_order_of_their_end_then_of_their_instances_and_the_rest_is_kept():
+    merge = OrderedMerge()
+    merge.add("b", [TargetRows(Target.STEP_TIME, rows(1, 3, 5, engine=0))])
+    merge.add("a", [TargetRows(Target.STEP_TIME, rows(2, 3, engine=1)), TargetRows(Target.QUEUE_WAIT, rows(9))])
+    (first,) = merge.take("c", 3)
+    assert (first.rows.end_ns.tolist(), first.rows.engine.tolist()) == ([1, 2, 3, 3], [0, 1, 1, 0])
+    assert first.engines == {0: "b", 1: "a"}
+    assert (merge.rows_held("a"), merge.rows_held("b")) == (1, 1)
+    assert [one.rows.end_ns.tolist() for one in merge.take("c", None)] == [[9], [5]]
+    assert merge.needed_unix_ns is None
 
 
 @pytest.mark.parametrize("size", [3, 1000])

@@ -57,7 +57,7 @@ def test_two_engines_whose_steps_differ_are_two(run):
     both = pieces(run, instance="a") + pieces(other, instance="b", api="api-1")
     pipeline = replayed(exports_of(both))
     assert pipeline.take_counts()[table.JOIN_EVENTS, JoinEvent.DOUBLE_EMITTER] == 0
-    assert len(pipeline.joiner._engines) == 2
+    assert len(pipeline.joiner.engines) == 2
 
 
 def test_two_engines_that_begin_in_the_same_moment_are_two(run):
@@ -67,7 +67,7 @@ def test_two_engines_that_begin_in_the_same_moment_are_two(run):
             summary[stamp] += 100_000 * (late + 1)
     pipeline = replayed(exports_of(pieces(run, instance="a") + pieces(other, instance="b", api="api-1")))
     assert pipeline.take_counts()[table.JOIN_EVENTS, JoinEvent.DOUBLE_EMITTER] == 0
-    assert len(pipeline.joiner._engines) == 2
+    assert len(pipeline.joiner.engines) == 2
 
 
 def test_too_few_common_steps_prove_nothing(run):

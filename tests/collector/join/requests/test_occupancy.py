@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry
 
 from collector.cli import main
 from collector.config.schema import Config
-from collector.join.inferred.occupancy import RequestSequence
+from collector.join.inferred.occupancy import ApiProcess
 from collector.telemetry import table
 from collector.telemetry.reasons import RowDrop
 from exporters.pages import Request
@@ -22,7 +22,7 @@ COLUMN = {name: index for index, name in enumerate(STEP_FEATURES)}
 
 
 def rows_of(*spans, flush: bool = True, **settings) -> dict[Target, RowBlock]:
-    sequence = RequestSequence(Config(**settings), 0)
+    sequence = ApiProcess("api", "", 0, Config(**settings))
     for span in spans:
         sequence.add(span)
     return dict(sequence.advance(flush=flush))
@@ -85,7 +85,7 @@ def test_how_many_requests_come_together_does_not_matter():
     spans.sort(key=lambda span: span.end_unix_ns)
     blocks = []
     for piece in (1, 7, len(spans)):
-        sequence, rows = RequestSequence(Config(), 0), []
+        sequence, rows = ApiProcess("api", "", 0, Config()), []
         for start in range(0, len(spans), piece):
             for span in spans[start : start + piece]:
                 sequence.add(span)
@@ -98,7 +98,7 @@ def test_how_many_requests_come_together_does_not_matter():
 
 def test_at_the_end_requests_that_a_running_one_could_overlap_give_no_row():
     spans = [stock_of(f"r{n}", n, prompt=9, outputs=5, ttft_s=0.5, decode_s=2.0) for n in range(10)]
-    sequence = RequestSequence(Config(), 0)
+    sequence = ApiProcess("api", "", 0, Config())
     for span in spans:
         sequence.add(span)
     block = dict(sequence.advance(flush=True))[Target.STEP_TIME]
@@ -110,7 +110,7 @@ def test_a_span_without_its_first_token_is_incomplete():
     import msgspec
 
     span = stock_of("a", 10.0, prompt=100, outputs=11, ttft_s=0.5, decode_s=1.0)
-    sequence = RequestSequence(Config(), 0)
+    sequence = ApiProcess("api", "", 0, Config())
     sequence.add(msgspec.structs.replace(span, first_token_s=float("nan")))
     sequence.add(msgspec.structs.replace(span, output_tokens=0))
     sequence.add(msgspec.structs.replace(span, decode_s=float("nan"), e2e_s=0.2))

@@ -28,9 +28,11 @@ from collector.ingest import (
     BATCH_S,
     AdmissionQueue,
     Export,
+    Forwarder,
     Intake,
     ReceiveBudget,
     TokenFile,
+    check_forward,
     read_credentials,
     warn_of_open_ports,
 )
@@ -129,6 +131,8 @@ class Sidecar:
         self._kv = KvIntake(config, metrics, self._io, health)
         self._scraper = Scraper(config, clock, partial(metrics.add, table.SCRAPES, 1), self._io, health)
         self._memory = self._make_memory_relief(clock)
+        self._forward = Forwarder(config, clock, metrics, self._io, health) if config.forward else None
+        check_forward(config)
         self._grpc, self._http = self._make_receivers(clock)
         self._pages = self._make_pages(clock)
         self._event_time = EventTime(self.pipeline, metrics, clock, self.queue.unread_ns)
@@ -140,6 +144,7 @@ class Sidecar:
             self._make_worker(clock, on_death),
             self._kv,
             self._scraper,
+            *((self._forward,) if self._forward is not None else ()),
             self._grpc,
             *((self._http,) if self._http is not None else ()),
         )
@@ -246,7 +251,7 @@ class Sidecar:
         tls, tokens = read_credentials(config, clock)
         if tls is None and tokens is None:
             warn_of_open_ports(config)
-        intake = Intake(self.queue, self.metrics, self._memory.guard, SteadyClock(clock).unix_nano)
+        intake = Intake(self.queue, self.metrics, self._memory.guard, SteadyClock(clock).unix_nano, self._forward)
         budget = ReceiveBudget(config.message_max_mib << 20)
         grace_s = GRACE_S / 2 if config.listen_http else GRACE_S
         credentials = tls.grpc_credentials() if tls is not None else None

@@ -36,6 +36,13 @@ ScrapeUrl = Annotated[
 KvAddress = Annotated[
     str, Meta(pattern=rf"^{_OWNER}(tcp|ipc|inproc)://\S+$", max_length=512, title="[instance=]tcp://host:port")
 ]
+ForwardUrl = Annotated[
+    str,
+    Meta(
+        pattern=rf"^$|^(grpcs?|https?)://{_HOST}({_PORT})?(/[^\s#?]*)?$",
+        title="grpc(s)://host:port or http(s)://host:port/path",
+    ),
+]
 DiscoverUrl = Annotated[
     str, Meta(pattern=rf"^{_OWNER}https?://[^\s/?#]+/?$", max_length=512, title="[instance=]http(s)://host:port")
 ]
@@ -160,6 +167,27 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     tls_client_ca_file: Annotated[
         str, Meta(description="Authority that signs the certificates which clients must then show (PEM).")
     ] = ""
+
+    forward: Annotated[
+        ForwardUrl,
+        Meta(
+            description="Where telemetry is passed on to as it came, `grpc://host:4317` or `http://host:4318`, with `s`"
+            " over TLS; empty: nowhere. Metrics and logs are taken only then, to be passed on."
+        ),
+    ] = ""
+    forward_drop_scopes: Annotated[
+        tuple[str, ...],
+        Meta(
+            max_length=16,
+            description="Scopes whose spans stay here: the events of single steps are of no use to a backend.",
+        ),
+    ] = ("vllm.scheduler.step",)
+    forward_headers_file: Annotated[
+        str, Meta(description="File of headers for the backend, a line `name: value` each.")
+    ] = ""
+    forward_ca_file: Annotated[str, Meta(description="Authority of the backend (PEM); empty: those of the system.")] = (
+        ""
+    )
 
     scrape: Annotated[
         tuple[ScrapeUrl, ...],

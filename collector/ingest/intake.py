@@ -21,8 +21,9 @@ from google.protobuf import message
 
 from collector.decode import SlimExport, wire
 from collector.runtime import MemoryGuard
-from collector.telemetry import Metrics, Outcome, Transport, table
+from collector.telemetry import Metrics, Outcome, Signal, Transport, table
 
+from .forward import Forwarder
 from .queue import BATCH_BYTES, HINT_MAX_S, AdmissionQueue, Export, Refused
 
 T = TypeVar("T")
@@ -289,6 +290,10 @@ class _Walk:
             self.run(at, stop, depth + 1)
 
 
+_NO_ROOM: Final = {Outcome.QUEUE_FULL, Outcome.LOG_FULL, Outcome.LOG_FAILED}
+"""Nothing is wrong with an export that is refused for these, and it is in memory already."""
+
+
 class Intake:
     """What every receiver does with an export, in the loop.
 
@@ -297,6 +302,8 @@ class Intake:
         metrics: where it is counted.
         memory: while it is short, exports are refused.
         unix_nano: says when an export came in, 0 if that is not known.
+        forward: passes on what is acknowledged. With it, exports for which there is no room are acknowledged, too:
+            nothing of them is learned, and they are counted as refused.
     """
 
     def __init__(
@@ -305,7 +312,9 @@ class Intake:
         metrics: Metrics,
         memory: MemoryGuard | None = None,
         unix_nano: Callable[[], int] = lambda: 0,
+        forward: Forwarder | None = None,
     ) -> None:
+        self._forward = forward
         self._queue = queue
         self._metrics = metrics
         self._memory = memory
@@ -345,13 +354,28 @@ class Intake:
             metrics.add(table.FAILED_SPANS, spans, transport)
             metrics.add(table.REQUESTS, 1, transport, Outcome.FAILURE)
             raise
+        passed_on = self._forward is not None and (refused is None or refused.reason in _NO_ROOM)
+        if self._forward is not None and passed_on:
+            self._forward.offer(Signal.TRACES, payload, spans)
         if refused is not None:
             metrics.add(table.REFUSED_SPANS, spans, transport, refused.reason)
             metrics.add(table.REQUESTS, 1, transport, refused.reason)
-            return refused
+            return None if passed_on else refused
         metrics.add(table.ACCEPTED_SPANS, spans, transport)
         metrics.add(table.REQUESTS, 1, transport, Outcome.SUCCESS if spans else Outcome.EMPTY)
         return None
+
+    @property
+    def passes_on(self) -> bool:
+        """Whether telemetry of a kind that is not learned from has somewhere to go."""
+        return self._forward is not None
+
+    def pass_on(self, signal: Signal, payload: bytes, transport: Transport) -> None:
+        """Take in what is not learned from."""
+        self._metrics.add(table.RECEIVED_BYTES, len(payload), transport)
+        self._metrics.add(table.REQUESTS, 1, transport, Outcome.SUCCESS)
+        if self._forward is not None:
+            self._forward.offer(signal, payload)
 
     async def _admit(self, export: Export, wait_s: float | None) -> Refused | None:
         refused = self.refuses()

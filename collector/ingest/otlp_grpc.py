@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator
+from functools import partial
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -21,15 +22,17 @@ from grpc_health.v1.health import aio as grpc_health
 
 from collector.config import Config, parse_endpoint
 from collector.runtime import IoLoop, StartError
-from collector.telemetry import Outcome, Transport
+from collector.telemetry import Outcome, Signal, Transport
 
 from .access import TokenFile
+from .forward import METHODS
 from .intake import BudgetFull, Intake, ReceiveBudget
 from .queue import HINT_MIN_S, Refused
 from .status import INCOMPLETE, INTERNAL, UNAUTHENTICATED, Answer, answer
 
-SERVICE = "opentelemetry.proto.collector.trace.v1.TraceService"
-METHOD = f"/{SERVICE}/Export"
+METHOD = METHODS[Signal.TRACES]
+SERVICE = METHOD.split("/")[1]
+_SIGNALS = {method: signal for signal, method in METHODS.items()}
 RESPONSE_OK = b""
 """An ExportTraceServiceResponse with partial_success unset."""
 
@@ -55,27 +58,31 @@ _Context = grpc.aio.ServicerContext[bytes, bytes]
 
 
 class _ExportHandler(grpc.GenericRpcHandler):
-    """Routes the one method we serve; grpcio answers UNIMPLEMENTED to all others."""
+    """Routes the methods we serve; grpcio answers UNIMPLEMENTED to all others."""
 
     def __init__(self, intake: Intake, budget: ReceiveBudget, message_bytes_max: int, tokens: TokenFile | None) -> None:
         self._intake = intake
         self._budget = budget
         self._message_bytes_max = message_bytes_max
         self._tokens = tokens
-        self._method: grpc.RpcMethodHandler[bytes, bytes] = grpc.stream_unary_rpc_method_handler(self._export)
+        self._methods: dict[Signal, grpc.RpcMethodHandler[bytes, bytes]] = {
+            signal: grpc.stream_unary_rpc_method_handler(partial(self._export, signal)) for signal in Signal
+        }
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[bytes, bytes] | None:
         """The handler of a method, None if it is not ours."""
-        return self._method if handler_call_details.method == METHOD else None
+        method = handler_call_details.method
+        served = {METHOD: Signal.TRACES} if not self._intake.passes_on else _SIGNALS
+        return self._methods[served[method]] if method in served else None
 
-    async def _export(self, _messages: AsyncIterator[bytes], context: _Context) -> bytes:
+    async def _export(self, signal: Signal, _messages: AsyncIterator[bytes], context: _Context) -> bytes:
         # read from the context: the iterator would keep the message, and goes only when garbage is collected
-        reply = await self._receive(context)
+        reply = await self._receive(signal, context)
         if reply is not None:  # an abort raises, and what raises must not refer to a message of 8 MiB
             await context.abort(reply.code, reply.text, reply.trailers)
         return RESPONSE_OK
 
-    async def _receive(self, context: _Context) -> Answer | None:
+    async def _receive(self, signal: Signal, context: _Context) -> Answer | None:
         """Take the message in (None), or say why not."""
         if self._tokens is not None and not self._tokens.accepts(_authorization(context)):
             return self._turn_away(Outcome.UNAUTHENTICATED, UNAUTHENTICATED)
@@ -88,7 +95,7 @@ class _ExportHandler(grpc.GenericRpcHandler):
                 payload = await receiving.read(context.read())
                 if isinstance(payload, bytes):  # else the call has ended without one
                     receiving.shrink(len(payload))
-                    return await self._offer(payload, peer, context)
+                    return await self._offer(signal, payload, peer, context)
         except BudgetFull:
             busy = Refused(Outcome.QUEUE_FULL, HINT_MIN_S)
             return self._turn_away(busy.reason, answer(busy, "too many calls wait for their message"))
@@ -96,7 +103,10 @@ class _ExportHandler(grpc.GenericRpcHandler):
             pass
         return self._turn_away(Outcome.INCOMPLETE, INCOMPLETE)
 
-    async def _offer(self, payload: bytes, peer: str, context: _Context) -> Answer | None:
+    async def _offer(self, signal: Signal, payload: bytes, peer: str, context: _Context) -> Answer | None:
+        if signal is not Signal.TRACES:
+            self._intake.pass_on(signal, payload, Transport.GRPC)
+            return None
         try:
             refused = await self._intake.offer(payload, peer, Transport.GRPC, _patience_s(context))
         except Exception:  # noqa: BLE001 -- an exception's text would reach the client as status UNKNOWN

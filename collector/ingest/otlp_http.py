@@ -29,13 +29,14 @@ from collector.config import Config, parse_endpoint
 from collector.decode import TooManyObjects, json_to_protobuf
 from collector.runtime import IoLoop
 from collector.runtime.http import HttpServer
-from collector.telemetry import Outcome, Transport
+from collector.telemetry import Outcome, Signal, Transport
 
 from .access import TokenFile
+from .forward import PATHS
 from .intake import FIELDS_MAX, RECEIVE_TIMEOUT_S, BudgetFull, Intake, ReceiveBudget
 from .status import HttpAnswer, http_answer
 
-PATH: Final = "/v1/traces"
+PATH: Final = PATHS[Signal.TRACES]
 CONTENT_TYPE: Final = "application/x-protobuf"
 JSON: Final = "application/json"
 PIECE_BYTES: Final = 1 << 18
@@ -196,13 +197,15 @@ class _ExportHandler:
 
     def _check_head(self, request: web.BaseRequest) -> Rejection | None:  # noqa: PLR0911 -- one per rejection
         headers, size_bytes = request.headers, request.content_length
-        if request.raw_path.partition("?")[0] != PATH:
+        signal = _signal(request)
+        if signal is None or not (signal is Signal.TRACES or self._intake.passes_on):
             return NOT_FOUND
         if request.method != "POST":
             return NOT_POST
         if self._tokens is not None and not self._tokens.accepts(headers.get("Authorization")):
             return NO_TOKEN
-        if request.content_type not in (CONTENT_TYPE, JSON) or _encoding(request) not in ("", "identity", "gzip"):
+        spoken = (CONTENT_TYPE, JSON) if signal is Signal.TRACES else (CONTENT_TYPE,)
+        if request.content_type not in spoken or _encoding(request) not in ("", "identity", "gzip"):
             return NOT_OTLP
         if "Transfer-Encoding" in headers or size_bytes is None:
             return NO_LENGTH
@@ -226,6 +229,10 @@ class _ExportHandler:
         except ValueError:
             return NOT_JSON
         shrink(len(body))
+        signal = _signal(request)
+        if signal is not None and signal is not Signal.TRACES:
+            self._intake.pass_on(signal, body, Transport.HTTP)
+            return HttpAnswer(HTTPStatus.OK, _CODE.OK)
         try:
             refused = await self._intake.offer(body, peer, Transport.HTTP)
         except Exception:  # noqa: BLE001 -- its text would reach the client
@@ -265,6 +272,11 @@ def _reply(request: web.BaseRequest, answer: HttpAnswer, headers: tuple[tuple[st
 def _peer(request: web.BaseRequest) -> str:
     address = request.transport.get_extra_info("peername") if request.transport is not None else None
     return f"http:{address[0]}:{address[1]}" if address else "http:unknown:0"
+
+
+def _signal(request: web.BaseRequest) -> Signal | None:
+    path = request.raw_path.partition("?")[0]
+    return next((signal for signal, served in PATHS.items() if served == path), None)
 
 
 def _speaks_json(request: web.BaseRequest) -> bool:

@@ -97,6 +97,25 @@ class Transport(enum.StrEnum):
     HTTP = "http"
 
 
+class Signal(enum.StrEnum):
+    """What is telemetry of one kind, in OTLP's words."""
+
+    TRACES = "traces"
+    METRICS = "metrics"
+    LOGS = "logs"
+
+
+class ForwardOutcome(enum.StrEnum):
+    """What became of an export that was to be passed on."""
+
+    SENT = "sent"
+    LEFT_OUT = "left_out"
+    QUEUE_FULL = "queue_full"
+    REFUSED = "refused"
+    GAVE_UP = "gave_up"
+    SHUT_DOWN = "shut_down"
+
+
 class Outcome(enum.StrEnum):
     """How an export call ended."""
 

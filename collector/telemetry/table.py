@@ -18,6 +18,7 @@ from .reasons import (
     REFUSALS,
     Direction,
     DiscoveryOutcome,
+    ForwardOutcome,
     JoinEvent,
     KvSkip,
     Outcome,
@@ -28,6 +29,7 @@ from .reasons import (
     RowDrop,
     ScrapeOutcome,
     SequenceEvent,
+    Signal,
     Skip,
     Stall,
     Transport,
@@ -83,7 +85,7 @@ REFUSED_SPANS = Metric(
     "receiver_refused_spans",
     _C,
     "spans",
-    "Spans refused, by reason; the sender was told.",
+    "Spans refused, by reason. The sender was told, unless they were passed on.",
     (("transport", _TRANSPORTS), ("reason", REFUSALS)),
 )
 FAILED_SPANS = Metric("receiver_failed_spans", _C, "spans", "Spans lost to an error of ours.", _BY_TRANSPORT)
@@ -95,6 +97,16 @@ REQUESTS = Metric(
     (("transport", _TRANSPORTS), ("outcome", tuple(Outcome))),
 )
 RECEIVED_BYTES = Metric("receiver_received_bytes", _C, "bytes", "Payload received, uncompressed.", _BY_TRANSPORT)
+FORWARDED_EXPORTS = Metric(
+    "forward_exports",
+    _C,
+    "exports",
+    "Exports that were to be passed on, by what became of them.",
+    (("signal", tuple(Signal)), ("outcome", tuple(ForwardOutcome))),
+)
+FORWARDED_SPANS = Metric("forward_spans", _C, "spans", "Spans in these exports.", (("outcome", tuple(ForwardOutcome)),))
+FORWARD_QUEUE = Metric("forward_queue_bytes", _G, "bytes", "Payload that waits for the backend.")
+FORWARD_CAPACITY = Metric("forward_queue_capacity_bytes", _G, "bytes", "Most payload that may wait for the backend.")
 QUEUE_BYTES = Metric("queue_size_bytes", _G, "bytes", "Payload waiting for the worker.")
 QUEUE_CAPACITY = Metric("queue_capacity_bytes", _G, "bytes", "Most payload that may be in flight.")
 IN_FLIGHT_BYTES = Metric("queue_in_flight_bytes", _G, "bytes", "Payload admitted and not yet learned from.")

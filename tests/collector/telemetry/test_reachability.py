@@ -35,6 +35,7 @@ from collector.telemetry.metrics import metric_of
 from collector.telemetry.reasons import (
     Direction,
     DiscoveryOutcome,
+    ForwardOutcome,
     JoinEvent,
     KvSkip,
     Outcome,
@@ -45,6 +46,7 @@ from collector.telemetry.reasons import (
     RowDrop,
     ScrapeOutcome,
     SequenceEvent,
+    Signal,
     Skip,
     Stall,
     Transport,
@@ -70,6 +72,8 @@ from tests.support.toy_spans import (
 
 COLLECTOR = "tests/collector"
 TOLD_BY = {
+    ForwardOutcome: ("../wire/test_forward.py",),
+    Signal: ("../wire/test_forward.py",),
     Skip: ("decode/test_bad_input.py", "decode/test_spans.py"),
     RowDrop: (
         "decode/test_bad_input.py",

@@ -1,0 +1,326 @@
+"""Telemetry passed on, as it came, to the backend that it is meant for.
+
+What a receiver has acknowledged is offered here, and waits in a queue that is bounded in bytes. One task sends it in
+the order in which it came, over OTLP/gRPC or OTLP/HTTP, byte for byte; of traces the scopes of ``forward_drop_scopes``
+are left out, since no backend wants a thousand step events a second.
+
+    sent            the backend has taken it
+    left_out        nothing of it is outside of ``forward_drop_scopes``
+    queue_full      there was no room when it came: the oldest are kept, so that the order stays whole
+    refused         the backend does not want it, now or ever
+    gave_up         it was GIVE_UP_S old and the backend had not taken it
+    shut_down       the process ended before
+
+A call that may succeed later is repeated after 1 s, then after twice as long, up to 30 s; a backend that says when to
+come back (RetryInfo, Retry-After) is obeyed. Nothing here makes a receiver wait or fail.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import ssl
+from collections import deque
+from pathlib import Path
+from typing import Any, Final, NamedTuple, Protocol
+
+import aiohttp
+import grpc
+from google.protobuf.message import DecodeError
+from google.rpc import error_details_pb2
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+from collector.config import Config, ConfigError, parse_endpoint
+from collector.runtime import Background, Clock, Health, IoLoop
+from collector.telemetry import ForwardOutcome, Metrics, Signal, table
+
+TRAILER_RETRY: Final = "google.rpc.retryinfo-bin"
+NAME: Final = "forward"
+"""In health and in the log."""
+QUEUE_BYTES: Final = 16 << 20
+"""What may wait: at 100 kB/s of an engine's spans, nearly three minutes."""
+CALL_S: Final = 10.0
+"""An SDK's exporter gives a call as long."""
+PAUSE_S: Final = 1.0
+PAUSE_MAX_S: Final = 30.0
+GIVE_UP_S: Final = 300.0
+FLUSH_S: Final = 2.0
+"""How long a stop sends what is left."""
+METHODS: Final = {
+    signal: f"/opentelemetry.proto.collector.{name}.v1.{name.capitalize()}Service/Export"
+    for signal, name in ((Signal.TRACES, "trace"), (Signal.METRICS, "metrics"), (Signal.LOGS, "logs"))
+}
+"""Of OTLP/gRPC."""
+PATHS: Final = {signal: f"/v1/{signal}" for signal in Signal}
+"""Of OTLP/HTTP."""
+_CODE = grpc.StatusCode
+_RETRIED: Final = {
+    _CODE.CANCELLED,
+    _CODE.DEADLINE_EXCEEDED,
+    _CODE.ABORTED,
+    _CODE.OUT_OF_RANGE,
+    _CODE.UNAVAILABLE,
+    _CODE.DATA_LOSS,
+}
+_RETRIED_HTTP: Final = {429, 502, 503, 504}
+_LOCAL: Final = {"localhost", "0.0.0.0", "::", "127.0.0.1", "::1"}  # noqa: S104 -- compared, not bound
+
+_log = logging.getLogger(__name__)
+
+
+class _Waiting(NamedTuple):
+    signal: Signal
+    payload: bytes
+    spans: int
+    since_ns: int
+
+
+class _Failure(NamedTuple):
+    """A call that the backend did not take; ``pause_s`` is when it may be repeated, if it may."""
+
+    text: str
+    may_repeat: bool
+    pause_s: float = 0.0
+
+
+class _Backend(Protocol):
+    async def send(self, signal: Signal, payload: bytes) -> _Failure | None: ...
+
+    async def close(self) -> None: ...
+
+
+class Forwarder:
+    """Sends on what it is offered, from ``start`` to ``stop``; everything happens in the loop.
+
+    Args:
+        config: where to, and how.
+        clock: for the age of what waits.
+        metrics: where it is counted: offered = Σ outcomes + what waits, per signal, always.
+        io: the loop.
+        health: what is told if the task dies.
+    """
+
+    def __init__(
+        self, config: Config, clock: Clock, metrics: Metrics, io: IoLoop, health: Health | None = None
+    ) -> None:
+        self._config = config
+        self._clock = clock
+        self._metrics = metrics
+        self._io = io
+        self._capacity_bytes = QUEUE_BYTES
+        self._queue: deque[_Waiting] = deque()
+        self._queued_bytes = 0
+        self._filled, self._emptied = asyncio.Event(), asyncio.Event()
+        self._emptied.set()
+        self._task = Background(NAME, health, io)
+        self._scopes = [scope.encode() for scope in config.forward_drop_scopes]
+        self._failing = False
+        _headers(config)  # a file that cannot be read ends the start
+        metrics.set(table.FORWARD_CAPACITY, self._capacity_bytes)
+        metrics.follow(table.FORWARD_QUEUE, lambda: self._queued_bytes)
+
+    def offer(self, signal: Signal, payload: bytes, spans: int = 0) -> None:
+        """Take what a receiver acknowledges; returns at once."""
+        waiting = _Waiting(signal, payload, spans, self._clock.monotonic_ns())
+        if self._queue and self._queued_bytes + len(payload) > self._capacity_bytes:
+            self._count(waiting, ForwardOutcome.QUEUE_FULL)
+            return
+        self._queue.append(waiting)
+        self._queued_bytes += len(payload)
+        self._emptied.clear()
+        self._filled.set()
+
+    def start(self) -> None:
+        """Begin to send; the backend need not be there."""
+        self._task.start(self._run())
+
+    def stop(self) -> bool:
+        """Send what is left for ``FLUSH_S``; False if something was lost."""
+        self._io.run(self._flush())
+        self._task.stop()
+        lost = len(self._queue)
+        for waiting in self._queue:
+            self._count(waiting, ForwardOutcome.SHUT_DOWN)
+        self._queue.clear()
+        self._queued_bytes = 0
+        if lost:
+            _log.warning("%d exports were not passed on before the end", lost)
+        return not lost
+
+    async def _flush(self) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(FLUSH_S):
+                await self._emptied.wait()
+
+    async def _run(self) -> None:
+        backend = _backend(self._config)
+        try:
+            while True:
+                await self._filled.wait()
+                while self._queue:
+                    waiting = self._queue[0]
+                    outcome = await self._pass_on(backend, waiting)
+                    self._queue.popleft()
+                    self._queued_bytes -= len(waiting.payload)
+                    self._count(waiting, outcome)
+                self._filled.clear()
+                self._emptied.set()
+        finally:
+            await backend.close()
+
+    async def _pass_on(self, backend: _Backend, waiting: _Waiting) -> ForwardOutcome:
+        """Send one export until the backend has taken it, does not want it, or it is too old."""
+        payload = waiting.payload
+        if waiting.signal is Signal.TRACES and any(scope in payload for scope in self._scopes):
+            payload = await asyncio.to_thread(without_scopes, payload, frozenset(self._config.forward_drop_scopes))
+        if not payload:
+            return ForwardOutcome.LEFT_OUT
+        pause_s = PAUSE_S
+        while True:
+            age_s = (self._clock.monotonic_ns() - waiting.since_ns) / 1e9
+            if age_s > GIVE_UP_S:
+                return ForwardOutcome.GAVE_UP
+            failure = await backend.send(waiting.signal, payload)
+            self._tell(failure)
+            if failure is None:
+                return ForwardOutcome.SENT
+            if not failure.may_repeat:
+                return ForwardOutcome.REFUSED
+            await asyncio.sleep(failure.pause_s or pause_s)
+            pause_s = min(2.0 * pause_s, PAUSE_MAX_S)
+
+    def _tell(self, failure: _Failure | None) -> None:
+        """Say once that the backend does not take telemetry, and once that it does again."""
+        if failure is not None and not self._failing:
+            _log.warning("%s does not take telemetry: %s", self._config.forward, failure.text)
+        elif failure is None and self._failing:
+            _log.info("%s takes telemetry again", self._config.forward)
+        self._failing = failure is not None
+
+    def _count(self, waiting: _Waiting, outcome: ForwardOutcome) -> None:
+        self._metrics.add(table.FORWARDED_EXPORTS, 1, waiting.signal, outcome)
+        if waiting.spans:
+            self._metrics.add(table.FORWARDED_SPANS, waiting.spans, outcome)
+
+
+def without_scopes(payload: bytes, scopes: frozenset[str]) -> bytes:
+    """An ExportTraceServiceRequest without the spans of some scopes; empty if nothing is left."""
+    try:
+        request = ExportTraceServiceRequest.FromString(payload)
+    except DecodeError:
+        return payload
+    for resource in list(request.resource_spans):
+        kept = [each for each in resource.scope_spans if each.scope.name not in scopes]
+        if len(kept) == len(resource.scope_spans):
+            continue
+        if kept:
+            del resource.scope_spans[:]
+            resource.scope_spans.extend(kept)
+        else:
+            request.resource_spans.remove(resource)
+    return request.SerializeToString()
+
+
+def check_forward(config: Config) -> None:
+    """ConfigError where telemetry would be passed on to this very process."""
+    if not config.forward:
+        return
+    host, port = _address(config)
+    for listening in filter(None, (config.listen, config.listen_http)):
+        own = parse_endpoint(listening)
+        same_host = host == own.address or {host, own.address} <= _LOCAL
+        if same_host and port == own.port:
+            raise ConfigError("forward", f"{config.forward} is where this sidecar itself receives")
+
+
+def _address(config: Config) -> tuple[str, int]:
+    usual = 4317 if config.forward.startswith("grpc") else 4318
+    host, colon, port = config.forward.partition("://")[2].partition("/")[0].rpartition(":")
+    if not colon or not port.isdigit():
+        return port.strip("[]"), usual
+    return host.strip("[]"), int(port)
+
+
+def _headers(config: Config) -> dict[str, str]:
+    """Of each call: lines ``name: value`` of a file, which may be a mounted secret."""
+    if not config.forward_headers_file:
+        return {}
+    try:
+        lines = Path(config.forward_headers_file).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError("forward_headers_file", f"{config.forward_headers_file}: {error}") from None
+    pairs = [line.partition(":") for line in lines if line.strip()]
+    if not all(colon and name.strip() for name, colon, _ in pairs):
+        raise ConfigError("forward_headers_file", f"{config.forward_headers_file}: expected lines 'name: value'")
+    return {name.strip().lower(): value.strip() for name, _, value in pairs}
+
+
+def _backend(config: Config) -> _Backend:
+    return _GrpcBackend(config) if config.forward.startswith("grpc") else _HttpBackend(config)
+
+
+class _GrpcBackend:
+    """OTLP/gRPC on raw bytes; made in the loop."""
+
+    def __init__(self, config: Config) -> None:
+        self._metadata = tuple(_headers(config).items())
+        host, port = _address(config)
+        target = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        options = [("grpc.max_reconnect_backoff_ms", int(PAUSE_MAX_S * 1000))]
+        if config.forward.startswith("grpcs"):
+            roots = Path(config.forward_ca_file).read_bytes() if config.forward_ca_file else None
+            self._channel = grpc.aio.secure_channel(target, grpc.ssl_channel_credentials(roots), options)
+        else:
+            self._channel = grpc.aio.insecure_channel(target, options)
+
+    async def send(self, signal: Signal, payload: bytes) -> _Failure | None:
+        try:
+            call: Any = self._channel.unary_unary(METHODS[signal])  # bytes in, bytes out
+            await call(payload, timeout=CALL_S, metadata=self._metadata)
+        except grpc.aio.AioRpcError as error:
+            pause_s = _retry_after_s(error)
+            may_repeat = error.code() in _RETRIED or (error.code() is _CODE.RESOURCE_EXHAUSTED and pause_s > 0.0)
+            return _Failure(f"{error.code().name} {error.details()}", may_repeat, pause_s)
+        return None
+
+    async def close(self) -> None:
+        await self._channel.close()
+
+
+def _retry_after_s(error: grpc.aio.AioRpcError) -> float:
+    for key, value in error.trailing_metadata() or ():
+        if key == TRAILER_RETRY and isinstance(value, bytes):
+            with contextlib.suppress(DecodeError):
+                delay = error_details_pb2.RetryInfo.FromString(value).retry_delay
+                return float(delay.seconds + delay.nanos / 1e9)
+    return 0.0
+
+
+class _HttpBackend:
+    """OTLP/HTTP with protobuf."""
+
+    def __init__(self, config: Config) -> None:
+        self._base = config.forward.rstrip("/")
+        tls = None
+        if self._base.startswith("https"):
+            tls = ssl.create_default_context(cafile=config.forward_ca_file or None)
+        self._session = aiohttp.ClientSession(
+            timeout=aiohttp.ClientTimeout(total=CALL_S),
+            headers={**_headers(config), "Content-Type": "application/x-protobuf"},
+            connector=aiohttp.TCPConnector(ssl=tls) if tls is not None else None,
+        )
+
+    async def send(self, signal: Signal, payload: bytes) -> _Failure | None:
+        try:
+            async with self._session.post(self._base + PATHS[signal], data=payload, allow_redirects=False) as answer:
+                if answer.ok:
+                    return None
+                asked = answer.headers.get("Retry-After", "")
+                pause_s = float(asked) if asked.isdigit() else 0.0
+                return _Failure(f"status {answer.status}", answer.status in _RETRIED_HTTP, pause_s)
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            return _Failure(str(error) or type(error).__name__, may_repeat=True)
+
+    async def close(self) -> None:
+        await self._session.close()

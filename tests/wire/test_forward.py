@@ -1,0 +1,225 @@
+"""What is received is passed on: same bytes, same order, nothing lost that is not counted, and nobody waits for it."""
+
+from __future__ import annotations
+
+import threading
+from concurrent import futures
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import grpc
+import pytest
+from google.protobuf import duration_pb2
+from google.rpc import error_details_pb2
+from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+from collector.config import ConfigError
+from collector.ingest import forward
+from collector.ingest.forward import METHODS, without_scopes
+from collector.telemetry import ForwardOutcome, Signal, table
+from tests.support.clocks import eventually
+from tests.support.sidecars import call_export, get, make_config, metric, running_sidecar
+from tests.support.step_exports import make_export
+
+STEPS = make_export()
+STEP_SCOPE = STEPS.resource_spans[0].scope_spans[0].scope.name
+OTHERS = make_export()
+OTHERS.resource_spans[0].scope_spans[0].scope.name = "app"
+ONE = OTHERS.SerializeToString()
+
+
+class Backend:
+    """An OTLP/gRPC server that keeps what it gets; ``answer`` may abort a call."""
+
+    def __init__(self, answer=lambda _context: None, port=0):
+        self.got: list[tuple[str, bytes]] = []
+        self._answer = answer
+        self._server = grpc.server(futures.ThreadPoolExecutor(4))
+        for signal, name in METHODS.items():
+            service = name.split("/")[1]
+            handler = grpc.unary_unary_rpc_method_handler(self._taker(signal))
+            self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {"Export": handler}),))
+        self.port = self._server.add_insecure_port(f"127.0.0.1:{port}")
+        self._server.start()
+
+    def _taker(self, signal):
+        def take(payload, context):
+            self._answer(context)
+            self.got.append((signal, payload))
+            return b""
+
+        return take
+
+    def traces(self):
+        return [payload for signal, payload in self.got if signal is Signal.TRACES]
+
+    def stop(self):
+        self._server.stop(0).wait()
+
+
+@pytest.fixture
+def backend():
+    made = Backend()
+    yield made
+    made.stop()
+
+
+def forwarded(sidecar, outcome, signal="traces"):
+    return metric(sidecar.http_port, f'tracefit_forward_exports_total{{outcome="{outcome}",signal="{signal}"}}')
+
+
+def test_spans_of_a_real_sdk_reach_the_backend_as_they_came_and_in_their_order(tmp_path, backend):
+    with running_sidecar(tmp_path, FORWARD=f"grpc://127.0.0.1:{backend.port}") as sidecar:
+        exporter = OTLPSpanExporter(f"http://127.0.0.1:{sidecar.grpc_port}", insecure=True)
+        provider = TracerProvider()
+        provider.add_span_processor(BatchSpanProcessor(exporter, max_queue_size=20_000))
+        tracer = provider.get_tracer("app")
+        for number in range(10_000):
+            tracer.start_span(f"span {number}").end()
+        provider.shutdown()
+        eventually(lambda: metric(sidecar.http_port, 'tracefit_forward_spans_total{outcome="sent"}') == 10_000)
+    names = [
+        span.name
+        for payload in backend.traces()
+        for resource in ExportTraceServiceRequest.FromString(payload).resource_spans
+        for scope in resource.scope_spans
+        for span in scope.spans
+    ]
+    assert names == [f"span {number}" for number in range(10_000)]
+
+
+def test_bytes_are_not_touched_and_what_a_backend_does_not_want_is_counted(tmp_path):
+    def refuse_the_second(context):
+        if len(backend.got) == 1 and not refused:
+            refused.append(1)
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, "no")
+
+    refused = []
+    backend = Backend(refuse_the_second)
+    newer_protocol = ONE + b"\xba\x3e\x03abc"
+    with running_sidecar(tmp_path, FORWARD=f"grpc://127.0.0.1:{backend.port}") as sidecar:
+        for payload in (newer_protocol, ONE, ONE):
+            call_export(sidecar.grpc_port, payload)
+        eventually(lambda: forwarded(sidecar, "sent") == 2)
+        assert forwarded(sidecar, "refused") == 1
+    backend.stop()
+    assert backend.traces() == [newer_protocol, ONE]
+
+
+def test_steps_may_stay_here_while_all_else_goes_on(tmp_path, backend):
+    both = make_export()
+    both.resource_spans[0].scope_spans.append(OTHERS.resource_spans[0].scope_spans[0])
+    with running_sidecar(tmp_path, FORWARD=f"grpc://127.0.0.1:{backend.port}") as sidecar:
+        call_export(sidecar.grpc_port, both.SerializeToString())
+        call_export(sidecar.grpc_port, STEPS.SerializeToString())
+        eventually(lambda: forwarded(sidecar, "left_out") == 1)
+        assert forwarded(sidecar, "sent") == 1
+    (payload,) = backend.traces()
+    assert ExportTraceServiceRequest.FromString(payload) == OTHERS
+    assert without_scopes(payload, frozenset({STEP_SCOPE})) == payload
+
+
+def test_a_backend_that_comes_back_gets_what_was_held_and_nobody_waited(tmp_path, monkeypatch):
+    monkeypatch.setattr(forward, "PAUSE_S", 0.05)
+    gone = Backend()
+    port = gone.port
+    gone.stop()
+    with running_sidecar(tmp_path, FORWARD=f"grpc://127.0.0.1:{port}") as sidecar:
+        for _ in range(20):
+            call_export(sidecar.grpc_port, ONE, timeout_s=1)
+        assert forwarded(sidecar, "sent") == 0
+        back = Backend(port=port)
+        eventually(lambda: len(back.traces()) == 20)
+        back.stop()
+
+
+def test_what_has_no_room_is_dropped_and_counted_and_the_oldest_is_kept(tmp_path, monkeypatch):
+    monkeypatch.setattr(forward, "QUEUE_BYTES", 3 * len(ONE))
+    with running_sidecar(tmp_path, FORWARD="grpc://127.0.0.1:1") as sidecar:
+        for _ in range(10):
+            call_export(sidecar.grpc_port, ONE)
+        assert forwarded(sidecar, "queue_full") == 7
+        assert metric(sidecar.http_port, "tracefit_forward_queue_bytes") == 3 * len(ONE)
+
+
+def test_what_is_too_old_is_given_up_and_what_is_left_at_the_end_is_counted(tmp_path, monkeypatch):
+    monkeypatch.setattr(forward, "PAUSE_S", 0.05)
+    monkeypatch.setattr(forward, "GIVE_UP_S", 0.2)
+    with running_sidecar(tmp_path, FORWARD="grpc://127.0.0.1:1") as sidecar:
+        call_export(sidecar.grpc_port, ONE)
+        eventually(lambda: forwarded(sidecar, "gave_up") == 1)
+        monkeypatch.setattr(forward, "GIVE_UP_S", 300.0)
+        monkeypatch.setattr(forward, "FLUSH_S", 0.0)
+        call_export(sidecar.grpc_port, ONE)
+    assert sidecar.metrics.value(table.FORWARDED_EXPORTS, Signal.TRACES, ForwardOutcome.SHUT_DOWN) == 1
+
+
+def test_a_backend_says_when_it_wants_to_be_asked_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(forward, "PAUSE_S", 60.0)  # nobody waits for that: the backend's own word counts
+
+    def busy(context):
+        if not asked:
+            asked.append(1)
+            retry = error_details_pb2.RetryInfo(retry_delay=duration_pb2.Duration(nanos=50_000_000))
+            context.set_trailing_metadata((("google.rpc.retryinfo-bin", retry.SerializeToString()),))
+            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "busy")
+
+    asked = []
+    backend = Backend(busy)
+    with running_sidecar(tmp_path, FORWARD=f"grpc://127.0.0.1:{backend.port}") as sidecar:
+        call_export(sidecar.grpc_port, ONE)
+        eventually(lambda: len(backend.traces()) == 1)
+    backend.stop()
+
+
+def test_metrics_and_logs_are_passed_on_and_without_a_backend_unimplemented(tmp_path, backend):
+    def call(port, signal):
+        with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+            return channel.unary_unary(METHODS[signal])(b"\x0a\x00", timeout=10, wait_for_ready=True)
+
+    with running_sidecar(tmp_path / "on", FORWARD=f"grpc://127.0.0.1:{backend.port}") as sidecar:
+        for signal in (Signal.METRICS, Signal.LOGS):
+            call(sidecar.grpc_port, signal)
+        eventually(lambda: [signal for signal, _ in backend.got] == [Signal.METRICS, Signal.LOGS])
+    with running_sidecar(tmp_path / "off") as sidecar, pytest.raises(grpc.RpcError) as refused:
+        call(sidecar.grpc_port, Signal.METRICS)
+    assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+def test_http_goes_to_http_with_the_headers_of_a_file(tmp_path):
+    got = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self):
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            got.append((self.path, self.headers["X-Scope"], self.headers["Content-Type"], body))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    (tmp_path / "headers").write_text("X-Scope: tenant-1\n")
+    settings = {"FORWARD": f"http://127.0.0.1:{server.server_port}", "FORWARD_HEADERS_FILE": str(tmp_path / "headers")}
+    with server, running_sidecar(tmp_path / "dir", **settings) as sidecar:
+        call_export(sidecar.grpc_port, ONE)
+        eventually(lambda: forwarded(sidecar, "sent") == 1)
+        server.shutdown()
+    assert got == [("/v1/traces", "tenant-1", "application/x-protobuf", ONE)]
+
+
+def test_a_sidecar_never_sends_to_itself(tmp_path):
+    config = make_config(tmp_path, LISTEN="127.0.0.1:4317", FORWARD="grpc://localhost:4317")
+    with pytest.raises(ConfigError, match=r"forward: .*itself receives"):
+        forward.check_forward(config)
+
+
+def test_learning_goes_on_beside_it(tmp_path, backend):
+    with running_sidecar(tmp_path, FORWARD=f"grpc://127.0.0.1:{backend.port}") as sidecar:
+        call_export(sidecar.grpc_port, ONE)
+        assert b"tracefit_receiver_accepted_spans_total" in get(sidecar.http_port, "/metrics")
+        eventually(lambda: backend.traces() == [ONE])

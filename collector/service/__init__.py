@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from .build import check_learning, make_pipeline
 from .checkpoint import STATE_FILES, Directory
-from .correlator import Correlator
 from .durability import Durability, fitted_capacity
-from .event_time import EventTime
-from .memory_relief import MemoryRelief
-from .pipeline import Pipeline
+from .pipeline import Correlator, Pipeline, check_learning, make_pipeline
 from .publish import Publisher, SnapshotWriter
-from .stall import StallWatch
+from .watches import EventTime, MemoryRelief, StallWatch
 from .worker import Worker
 
 __all__ = [

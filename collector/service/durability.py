@@ -44,7 +44,7 @@ _log = logging.getLogger(__name__)
 
 
 class Restartable(Protocol):
-    """What is saved: the worker's pipeline."""
+    """What is saved: the pipeline, which knows what goes out, and this module shall not."""
 
     @property
     def learned_rows(self) -> int:

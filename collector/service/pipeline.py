@@ -1,15 +1,24 @@
-"""Decode, join, learn: what the worker does with what was admitted. Single-threaded; never raises on bad input."""
+"""Decode, join, learn: what the worker does with what was admitted. Single-threaded; never raises on bad input.
+
+    exports ─► Correlator: decode, each span once, join ─► events ─► Pipeline: the bank learns ─► snapshot
+
+The same for live telemetry, for replays and for the bench of evaluation, which stops at the events. Where rows are cut
+depends on the telemetry, not on how many exports are decoded at once.
+"""
 
 from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 
 import msgspec
 
-from collector.config import Config
-from collector.decode import Telemetry
+from collector import __version__
+from collector.config import Config, ConfigError
+from collector.decode import Decoder, Telemetry
 from collector.decode.kv import KvBatch
 from collector.decode.pages import ScrapedPage
 from collector.identity import Fact, Knowledge, cannot_derive, is_mixture_of_experts
@@ -24,12 +33,13 @@ from collector.join import (
     Renamed,
     Restarted,
     Rows,
+    SpanWindow,
     Succeeded,
     facts_of,
     with_stand_ins,
 )
 from collector.join.inferred import doubts_of
-from collector.telemetry import Counts, table
+from collector.telemetry import Counts, PluginLoss, Skip, table
 from exporters.what_if import Mix
 from online import (
     Bank,
@@ -37,37 +47,140 @@ from online import (
     HistoryView,
     Quality,
     Reason,
+    RowBlock,
+    RowOutcome,
     Snapshot,
+    StateError,
     Target,
     TargetSnapshot,
+    check_settings,
 )
-from online.state import LEARNERS, StateError, Tree, part_of_tree
+from online.state import LEARNERS, Tree, part_of_tree
 from online.transfer import HIDES_HITS
 
 from .checkpoint import PROGRESS, Position, UnlearnedExports
-from .correlator import Correlator
-from .quarantine import Quarantine
-from .recent_load import RecentLoad
-from .senders import PluginLosses, SkewedSenders
+from .load import RecentLoad
 
 JOIN = "join"
+SPANS_REMEMBERED_NS = 600_000_000_000
+"""Of event time: an export that is sent again within it changes nothing. Retries of SDKs end after a minute."""
+SPANS_MAX = 100_000
+"""Span ids remembered of one sender; a step every 10 ms gives 60,000 in that time."""
+SENDERS_RATIO = 4
+"""Senders whose span ids are remembered, to each engine: itself, its API processes, and who takes its place."""
+PLUGINS_MAX = 1024
+"""Plugins whose losses are remembered; the one heard of least lately is forgotten first."""
+SKEWED_MAX = 64
+"""Senders with a wrong clock that are warned of within ``SKEW_AGAIN_NS``."""
+SKEW_AGAIN_NS = 3_600 * 10**9
 
 _log = logging.getLogger(__name__)
 
 
+class Correlator:
+    """Owns what is held between the bytes and the rows."""
+
+    def __init__(self, config: Config, knowledge: Knowledge | None = None) -> None:
+        self.joiner = Joiner(config, knowledge)
+        self.span_window = SpanWindow(SPANS_REMEMBERED_NS, SPANS_MAX, SENDERS_RATIO * config.engines_max)
+        self._decoder = Decoder()
+
+    @property
+    def foreign_scopes(self) -> tuple[str, ...]:
+        """Whose spans are left out, the first of them; from any thread."""
+        return self._decoder.foreign_scopes
+
+    def read(self, exports: Sequence[Export], counts: Counts) -> Iterator[tuple[str, Telemetry]]:
+        """Recording and telemetry of each resource, each span once; what cannot be used is counted."""
+        payloads, arrived = [(e.payload, e.peer) for e in exports], [e.arrived_unix_ns for e in exports]
+        decoded = self._decoder.decode(payloads, self.span_window.admit, counts, arrived)
+        for export, resources in zip(exports, decoded, strict=True):
+            if resources is None:  # admission has parsed the envelope only
+                counts[table.DECODED_SPANS] += export.spans
+                counts[table.SKIPPED_SPANS, Skip.INCONSISTENT] += export.spans
+                continue
+            for telemetry in resources:
+                yield export.recording, telemetry
+
+    def process(
+        self, exports: Sequence[Export], counts: Counts, observe: Callable[[Telemetry], None]
+    ) -> Iterator[Event]:
+        """Decode and join; ``observe`` sees what was decoded before it is joined."""
+        for recording, telemetry in self.read(exports, counts):
+            observe(telemetry)
+            self.joiner.add(telemetry, recording)
+        yield from self.joiner.drain()
+
+    def process_pages(self, pages: Sequence[ScrapedPage]) -> Iterator[Event]:
+        """Join what servers counted."""
+        for page in pages:
+            self.joiner.add_page(page)
+        if pages:
+            yield from self.joiner.drain()
+
+
+class Senders:
+    """What senders say of themselves: what a plugin lost on the way, and a clock that is ahead of ours."""
+
+    def __init__(self) -> None:
+        self._lost: OrderedDict[str, tuple[int, dict[PluginLoss, int]]] = OrderedDict()
+        self._skewed: OrderedDict[str, int] = OrderedDict()
+
+    def record(self, telemetry: Telemetry, counts: Counts) -> None:
+        """Look at what one resource of an export said."""
+        for end_unix_ns, lost in telemetry.plugin_losses:
+            self._count_lost(telemetry.instance, end_unix_ns, lost, counts)
+        if telemetry.too_new_unix_ns and telemetry.arrived_unix_ns:
+            self._warn_of_skew(telemetry)
+
+    def _count_lost(self, instance: str, end_unix_ns: int, lost: dict[PluginLoss, int], counts: Counts) -> None:
+        """Count what is new.
+
+        A plugin says on each step span how much it has lost since it began. What is more than it said before is new;
+        less, on a newer span, is a new process, which began at 0.
+        """
+        newest_unix_ns, before = self._lost.pop(instance, (0, {}))
+        if end_unix_ns <= newest_unix_ns:
+            end_unix_ns, lost = newest_unix_ns, before  # it came late, and says nothing new
+        for loss, count in lost.items():
+            known = before.get(loss, 0)
+            counts[table.PLUGIN_LOST, loss] += count - known if count >= known else count
+        self._lost[instance] = end_unix_ns, lost
+        if len(self._lost) > PLUGINS_MAX:
+            self._lost.popitem(last=False)
+
+    def _warn_of_skew(self, telemetry: Telemetry) -> None:
+        now_unix_ns = telemetry.arrived_unix_ns
+        while self._skewed and next(iter(self._skewed.values())) <= now_unix_ns - SKEW_AGAIN_NS:
+            self._skewed.popitem(last=False)
+        if telemetry.instance in self._skewed or len(self._skewed) >= SKEWED_MAX:
+            return
+        self._skewed[telemetry.instance] = now_unix_ns
+        _log.warning(
+            "%r tells of times that lie %.0f s ahead of the clock here; such spans are left out (out_of_range). "
+            "Set its clock, or ours",
+            telemetry.instance,
+            (telemetry.too_new_unix_ns - now_unix_ns) / 1e9,
+        )
+
+
 class Pipeline:
-    """Exports in, coefficients out."""
+    """Exports in, coefficients out.
+
+    A configuration whose learner raises is put aside, and the others go on: its rows are counted as ``quarantined``,
+    and its half-updated models are forgotten, since absent is better than wrong. A restart begins anew with it.
+    """
 
     def __init__(self, config: Config, version: str, knowledge: Knowledge | None = None) -> None:
         self._settings = config
         self._correlator = Correlator(config, knowledge)
         self._bank = Bank(config)
-        self._quarantine = Quarantine(self._bank)
+        self._put_aside: dict[str, str] = {}
+        """By configuration, why."""
         self._version = version
         self._counts = Counts()
         self._evictions = 0
-        self._plugin_losses = PluginLosses()
-        self._skewed_senders = SkewedSenders()
+        self._senders = Senders()
         self._load = RecentLoad()
         self._unlearned = UnlearnedExports(config)
         # Replaced, never edited: other threads read them.
@@ -121,8 +234,7 @@ class Pipeline:
             self._apply(event)
 
     def _observe(self, telemetry: Telemetry) -> None:
-        self._plugin_losses.record(telemetry, self._counts)
-        self._skewed_senders.record(telemetry)
+        self._senders.record(telemetry, self._counts)
         self._load.record(telemetry)
         self._unlearned.record(telemetry)
 
@@ -171,6 +283,8 @@ class Pipeline:
         self.flush()
         self.joiner.shed_memory()
 
+    # --- what survives ----------------------------------------------------------------------------------------------
+
     def state(self) -> bytes:
         """What was learned, for a state file."""
         return self._bank.state()
@@ -211,8 +325,7 @@ class Pipeline:
         """Counts since the last call."""
         counts, self._counts = self._counts, Counts()
         counts.merge(self.joiner.take_counts())
-        counts[table.QUARANTINES] += self._quarantine.take_new()
-        counts[table.QUARANTINED] = len(self._quarantine)
+        counts[table.QUARANTINED] = len(self._put_aside)
         counts[table.EVICTIONS] += self._bank.places.evictions - self._evictions
         self._evictions = self._bank.places.evictions
         counts[table.CONFIGS_REFUSED] = len(self._bank.places.refused)
@@ -226,21 +339,40 @@ class Pipeline:
             case Renamed(old, new):
                 _log.info("configuration %s is %s now, as more is known of it", old, new)
                 self._bank.rename(old, new)
-                self._quarantine.rename(old, new)
+                if old in self._put_aside:
+                    self._put_aside.setdefault(new, self._put_aside.pop(old))
             case Described(config_id, facts, quality):
                 self._bank.describe(config_id, {**facts, HIDES_HITS: _hides_hits(quality, facts)})
-                self._quarantine.retain(self.joiner.config_ids())
+                held = set(self.joiner.config_ids())
+                self._put_aside = {name: why for name, why in self._put_aside.items() if name in held}
                 _log.info(
                     "configuration %s: telemetry quality %s, facts known: %d", config_id, quality.label, len(facts)
                 )
             case Rows(config_id, target, rows, engines):
-                outcomes = self._quarantine.learn(config_id, target, rows, engines)
-                for outcome, count in outcomes.items():
+                for outcome, count in self._learn(config_id, target, rows, engines).items():
                     self._counts[table.ROWS, target, outcome] += count
             case Restarted(config_id, unix_ns):
-                self._quarantine.mark_restart(config_id, unix_ns)
+                if config_id not in self._put_aside:
+                    self._bank.mark_restart(config_id, unix_ns)
             case Succeeded(old, new):
                 self._bank.inherit(new, old)
+
+    def _learn(
+        self, config_id: str, target: Target, rows: RowBlock, engines: Mapping[int, str] | None
+    ) -> Mapping[RowOutcome, int]:
+        """Let the bank learn; what became of the rows."""
+        if config_id not in self._put_aside:
+            try:
+                return self._bank.learn(config_id, target, rows, engines)
+            except Exception as error:  # noqa: BLE001 -- whatever a learner raises
+                self._put_config_aside(config_id, f"{target}: {type(error).__name__}")
+        return Counter({RowOutcome.QUARANTINED: len(rows)})
+
+    def _put_config_aside(self, config_id: str, why: str) -> None:
+        self._put_aside[config_id] = why
+        self._counts[table.QUARANTINES] += 1
+        self._bank.drop(config_id)
+        _log.exception("configuration %s is put aside: its learner raised", config_id)
 
     def snapshot(self, now_unix_nano: int, generation: int, *, exact: bool = True) -> Snapshot:
         """What is known now, ``exact`` or without rows that would hardly be noticed; the state stays as it is."""
@@ -281,7 +413,7 @@ class Pipeline:
             engines=[emitter.snapshot() for emitter in emitters],
             telemetry=quality.label,
             targets=targets,
-            quarantined=self._quarantine.reason(config_id),
+            quarantined=self._put_aside.get(config_id, ""),
             doubts=_doubts(emitters, targets.get(Target.STEP_TIME.value), silent_s=self._settings.join_timeout_s),
             prefix_hits_hidden=hidden,
             mixture_of_experts=is_mixture_of_experts(facts),
@@ -296,7 +428,12 @@ class Pipeline:
     def _targets(
         self, config_id: str, emitters: Sequence[Emitter], *, hits_hidden: bool, exact: bool
     ) -> dict[str, TargetSnapshot]:
-        targets = self._quarantine.targets(config_id, exact=exact)
+        targets: dict[str, TargetSnapshot] = {}
+        if config_id not in self._put_aside:
+            try:
+                targets = self._bank.targets(config_id, exact=exact)
+            except Exception as error:  # noqa: BLE001 -- whatever a learner raises
+                self._put_config_aside(config_id, f"snapshot: {type(error).__name__}")
         step = targets.get(Target.STEP_TIME.value)
         queueings = [emitter.api_queueing for emitter in emitters]
         api = with_stand_ins(targets.pop(Target.API_QUEUEING.value, None), queueings, step, hits_hidden=hits_hidden)
@@ -345,3 +482,26 @@ def with_unseen_prefix_hits(target: TargetSnapshot) -> TargetSnapshot:
         ]
         models[name] = msgspec.structs.replace(model, features=features)
     return msgspec.structs.replace(target, models=models)
+
+
+def check_learning(config: Config) -> None:
+    """Raises ConfigError for a learner, feature set or detector that nobody knows."""
+    try:
+        check_settings(config)
+    except ValueError as error:
+        key, _, problem = str(error).partition(": ")
+        raise ConfigError(key, problem) if problem else ConfigError("custom", key) from None
+
+
+def make_pipeline(config: Config, knowledge: Knowledge | None = None) -> Pipeline:
+    """The pipeline that the configuration asks for."""
+    check_learning(config)
+    pipeline = Pipeline(config, __version__, knowledge or Knowledge(config))
+    for number, path in enumerate(config.donors):
+        try:
+            pipeline.add_donors(Path(path).read_bytes())
+        except OSError as error:
+            raise ConfigError(f"donors[{number}]", f"{path}: cannot be read: {error.strerror}") from None
+        except StateError as error:
+            raise ConfigError(f"donors[{number}]", f"{path}: {error}") from None
+    return pipeline

@@ -10,7 +10,6 @@ import logging
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 from collector.runtime import TOLD_ONCE, Clock, Health, StartError, Task
 from collector.telemetry import Metrics, table
@@ -23,6 +22,8 @@ from exporters.snapshot_file import (
 )
 from exporters.wording import name_of, newest_change
 from online import ConfigSnapshot, Snapshot
+
+from .pipeline import Pipeline
 
 WRITER = "snapshot-writer"
 COST_SHARE = 0.1
@@ -41,35 +42,17 @@ _NUMBER = re.compile(r"\d[\d.,]*")
 _log = logging.getLogger(__name__)
 
 
-class SnapshotSource(Protocol):
-    """What the publisher needs of the pipeline."""
-
-    @property
-    def revision(self) -> tuple[int, int]:
-        """Rows learned and emitters heard of so far; a change of either makes a new generation, once there are rows."""
-        ...
-
-    @property
-    def foretells(self) -> bool:
-        """Whether there is something to say before there are rows."""
-        ...
-
-    def snapshot(self, now_unix_nano: int, generation: int, *, exact: bool) -> Snapshot:
-        """What is known now, ``exact`` or without rows that would hardly be noticed."""
-        ...
-
-
 class Publisher:
     """Owns the published reference. ``tick`` belongs to the worker thread, ``current`` to everybody."""
 
     def __init__(
         self,
-        source: SnapshotSource,
+        pipeline: Pipeline,
         metrics: Metrics,
         clock: Clock,
         interval_s: float,
     ) -> None:
-        self._source = source
+        self._pipeline = pipeline
         self._metrics = metrics
         self._clock = clock
         self._interval_ns = int(interval_s * 1e9)
@@ -111,7 +94,7 @@ class Publisher:
 
     def quiet_s(self, most_s: float) -> float:
         """For how long nobody need look whether a generation is due; ``most_s`` while nothing new was learned."""
-        if self._source.revision[0] == self._published_revision[0]:
+        if self._pipeline.revision[0] == self._published_revision[0]:
             return most_s
         return min(max(self.due_in_s(), LOOK_AGAIN_S), most_s)
 
@@ -123,14 +106,14 @@ class Publisher:
             if now_ns - self._made_ns < pause_ns:
                 return
         try:
-            revision = self._source.revision
+            revision = self._pipeline.revision
             quiet = revision == self._published_revision
             if quiet and (self._tells_all or (not final and now_ns - (self._made_ns or 0) < QUIET_NS)):
                 return
-            if not (revision[0] or self._source.foretells):
+            if not (revision[0] or self._pipeline.foretells):
                 return
             self._made_ns = now_ns
-            self._current = self._source.snapshot(self._clock.unix_nano(), self._generation + 1, exact=final or quiet)
+            self._current = self._pipeline.snapshot(self._clock.unix_nano(), self._generation + 1, exact=final or quiet)
             self._took_ns = self._clock.monotonic_ns() - now_ns
         except Exception:  # noqa: BLE001 -- a fault of the learner must not end the receiving
             self._metrics.add(table.PUBLISH_ERRORS)

@@ -1,17 +1,17 @@
 """The one thread that decodes, joins and learns: no locks in the pipeline, because nobody else touches it.
 
-Several queued exports go into one call, since small ones are much cheaper together; a batch is bounded in bytes, so
-that the check-ins and new generations keep coming under load.
+    a turn:  a batch ─► learn ─► watches ─► checkpoint, if one is due ─► generation, if one is due
+
+Several queued exports go into one batch, since small ones are much cheaper together. It is bounded in bytes, so that
+the check-ins and new generations keep coming under load.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
 
 from collector.decode.kv import KvBatch
 from collector.decode.pages import ScrapedPage
@@ -20,19 +20,19 @@ from collector.runtime import Clock, Health, Task
 from collector.telemetry import Counts, Metrics, Stall, table
 from online import RowOutcome, Target
 
+from .durability import Durability
+from .pipeline import Pipeline
 from .publish import Publisher
-from .stall import StallWatch, WorkerProgress
+from .watches import StallWatch, WorkerProgress
 
 NAME = "worker"
 IDLE_WAIT_S = 5.0
 """As long as a generation is good for: to look costs 0.3 ms, since every cache is cold by then. Who finds memory short
-does not wait for it (memory_relief.py), nor do sources that become idle (event_time.py).
-"""
+does not wait for it, nor do sources that become idle (watches.py)."""
 TURN_TIMEOUT_S = 60.0
 """Longer than the slowest batch (one 32 MiB export); past it the thread hangs and a restart is the cure."""
 LAST_BATCH_S = 2.0
 """For the batch under way, when the time to drain is up; a last checkpoint and generation come behind it."""
-
 MARGIN = 2.0
 """Of what the longest checkpoint and generation took: in the last ones all that waits has become rows."""
 RESERVED_SHARE = 0.5
@@ -41,108 +41,14 @@ RESERVED_SHARE = 0.5
 _log = logging.getLogger(__name__)
 
 
-class Processor(Protocol):
-    """What the worker needs of the pipeline."""
-
-    def process(self, exports: Sequence[Export]) -> None:
-        """Decode, join and learn a batch of exports."""
-        ...
-
-    def process_kv(self, batches: Sequence[KvBatch]) -> None:
-        """Hand batches of KV events to the join."""
-        ...
-
-    def process_pages(self, pages: Sequence[ScrapedPage]) -> None:
-        """Learn from scraped pages."""
-        ...
-
-    def flush(self) -> None:
-        """Make rows of everything that waits in the join, or drop it for a reason."""
-        ...
-
-    def take_counts(self) -> Counts:
-        """What was counted since the last call."""
-        ...
-
-
-class Keeper(Protocol):
-    """What the worker needs of :class:`~collector.service.durability.Durability`."""
-
-    @property
-    def keeps_backlog(self) -> bool:
-        """Whether what is acknowledged and not learned is there for the next process."""
-        ...
-
-    def backlog(self, bytes_max: int) -> list[Export]:
-        """The next exports that an earlier process acknowledged."""
-        ...
-
-    def record_batch(self) -> None:
-        """A batch has been processed."""
-        ...
-
-    def tick(self, *, final: bool = False) -> bool:
-        """Take the state if it is due; whether it was taken."""
-        ...
-
-
-class Ending:
-    """What a stop needs to know: how long the last checkpoint and generation take, and which spans it would leave out.
-
-    Kept up to date by the worker's thread; read by who stops it.
-    """
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._longest_s: dict[str, float] = {}
-        self._spans_in_hand = 0
-        self._spans_unsaved = 0
-
-    @contextlib.contextmanager
-    def timed(self, what: str) -> Iterator[None]:
-        """Remember how long one of the last things took this time, if it was the longest."""
-        begun_ns = self._clock.monotonic_ns()
-        yield  # what is timed raises nothing
-        elapsed_s = (self._clock.monotonic_ns() - begun_ns) / 1e9
-        self._longest_s[what] = max(self._longest_s.get(what, 0.0), elapsed_s)
-
-    @contextlib.contextmanager
-    def in_hand(self, exports: Sequence[Export]) -> Iterator[None]:
-        """The batch is being learned from; afterwards it is in no checkpoint yet."""
-        spans = sum(export.spans for export in exports)
-        self._spans_in_hand = spans
-        try:
-            yield
-            self._spans_unsaved += spans
-        finally:  # what fails is counted elsewhere
-            self._spans_in_hand = 0
-
-    def record_checkpoint(self) -> None:
-        """A checkpoint was taken: it contains everything learned so far."""
-        self._spans_unsaved = 0
-
-    def reserved_s(self, drain_s: float) -> float:
-        """How much of the time to drain the last checkpoint and generation need."""
-        return min(MARGIN * sum(tuple(self._longest_s.values())), RESERVED_SHARE * drain_s)
-
-    def missing(self, queued: Sequence[Export], *, ended: bool) -> str:
-        """What a stop now leaves out, in words: only what really is."""
-        spans = sum(export.spans for export in queued) + self._spans_in_hand
-        counted = [(spans, "spans not learned from")]
-        if not ended:
-            counted.append((self._spans_unsaved, "spans learned from and in no checkpoint"))
-        texts = [f"{number} {text}" for number, text in counted if number]
-        return ", ".join(texts if ended else [*texts, "no last generation"])
-
-
 class Worker:
     """Runs until the queue is closed and empty, or until its time to drain it is up.
 
     Args:
         queue: closed and drained by ``stop``.
-        processor: the pipeline; this thread alone touches it.
+        pipeline: this thread alone touches it.
         publisher: makes a generation after a turn if one is due.
-        keeper: takes the state after a turn if it is due, and has what an earlier process left.
+        durability: takes a checkpoint after a turn if it is due, and has what an earlier process left.
         take_kv: the KV events since the last call.
         take_pages: the pages scraped since the last call.
         stall_watch: says why nothing is learned.
@@ -155,9 +61,9 @@ class Worker:
     def __init__(
         self,
         queue: AdmissionQueue[Export],
-        processor: Processor,
+        pipeline: Pipeline,
         publisher: Publisher,
-        keeper: Keeper,
+        durability: Durability,
         *,
         take_kv: Callable[[], Sequence[KvBatch]],
         take_pages: Callable[[], Sequence[ScrapedPage]] = tuple,
@@ -172,9 +78,9 @@ class Worker:
         on_death: Callable[[], None],
     ) -> None:
         self._queue = queue
-        self._processor = processor
+        self._pipeline = pipeline
         self._publisher = publisher
-        self._keeper = keeper
+        self._durability = durability
         self._take_kv = take_kv
         self._take_pages = take_pages
         self._stall_watch = stall_watch
@@ -188,7 +94,11 @@ class Worker:
         self._stalled: Stall | None = None
         self._behind = True
         self._abandoned = False
-        self._ending = Ending(clock)
+        self._longest_tick_s = 0.0
+        self._spans_in_hand = 0
+        """Of the batch that is being learned from."""
+        self._spans_unsaved = 0
+        """Learned from, and in no checkpoint."""
         self._task = Task(NAME, self._turn, health=health, turn_timeout_s=TURN_TIMEOUT_S, on_death=on_death)
 
     def start(self) -> None:
@@ -198,7 +108,7 @@ class Worker:
     def stop(self) -> bool:
         """Close the queue and drain it, as far as the time allows; False if something acknowledged is not learned."""
         self._queue.close()
-        reserved_s = self._ending.reserved_s(self._drain_s)
+        reserved_s = min(MARGIN * self._longest_tick_s, RESERVED_SHARE * self._drain_s)
         ended = self._task.join(self._drain_s - reserved_s)
         if not ended:
             self._abandoned = True
@@ -207,12 +117,21 @@ class Worker:
         drained = ended and rest is None and not self._task.died
         if drained and not (self._abandoned and self._behind):
             return True
-        if drained or (self._keeper.keeps_backlog and not self._task.died):
+        if drained or (self._durability.keeps_backlog and not self._task.died):
             _log.warning("stopped before the queue was drained: the rest is in the log")
             return True
-        missing = self._ending.missing(rest.items if rest is not None else (), ended=ended)
-        _log.error("stopped before all was done: %s", missing or "the worker died")
+        spans = sum(export.spans for export in rest.items) if rest is not None else 0
+        self._report_missing(spans + self._spans_in_hand, ended=ended)
         return False
+
+    def _report_missing(self, spans: int, *, ended: bool) -> None:
+        """Log what a stop now leaves out: only what really is."""
+        counted = [(spans, "spans not learned from")]
+        if not ended:
+            counted.append((self._spans_unsaved, "spans learned from and in no checkpoint"))
+        missing = [f"{number} {text}" for number, text in counted if number]
+        missing += [] if ended else ["no last generation"]
+        _log.error("stopped before all was done: %s", ", ".join(missing) or "the worker died")
 
     def _turn(self) -> float | None:
         if self._abandoned or (self._queue.exhausted and not self._behind):
@@ -224,7 +143,7 @@ class Worker:
     def step(self, wait_s: float) -> None:
         """A batch if there is one, then a state and a generation if they are due."""
         if self._behind:  # what an earlier process acknowledged comes before anything new
-            backlog = self._keeper.backlog(self._batch_bytes)
+            backlog = self._durability.backlog(self._batch_bytes)
             self._behind = bool(backlog)
             if backlog:
                 self._learn(QueueBatch(tuple(backlog), 0, 0))
@@ -240,26 +159,25 @@ class Worker:
 
         With a log the checkpoint comes first: a start reads again what waits, and joins it with what comes then.
         """
-        if self._keeper.keeps_backlog:
-            self._keeper.tick(final=True)
+        if self._durability.keeps_backlog:
+            self._durability.tick(final=True)
         try:
-            self._processor.flush()
-            self._keeper.record_batch()
+            self._pipeline.flush()
+            self._durability.record_batch()
         except Exception:  # noqa: BLE001 -- as in _learn
             _log.exception("what waits could not be learned")
-        self._metrics.merge(self._processor.take_counts())
-        if self._keeper.keeps_backlog:
+        self._metrics.merge(self._pipeline.take_counts())
+        if self._durability.keeps_backlog:
             self._publisher.tick(final=True)
         else:
             self._tick(final=True)
 
     def _tick(self, *, final: bool = False) -> None:
-        with self._ending.timed("state"):
-            taken = self._keeper.tick(final=final)
-        if taken:
-            self._ending.record_checkpoint()
-        with self._ending.timed("generation"):
-            self._publisher.tick(final=final)
+        begun_ns = self._clock.monotonic_ns()
+        if self._durability.tick(final=final):
+            self._spans_unsaved = 0
+        self._publisher.tick(final=final)
+        self._longest_tick_s = max(self._longest_tick_s, (self._clock.monotonic_ns() - begun_ns) / 1e9)
 
     def _learn_from_queue(self, wait_s: float) -> None:
         batch = self._queue.take(self._batch_bytes, wait_s)
@@ -288,12 +206,12 @@ class Worker:
         if not batches and not pages:
             return
         try:
-            self._processor.process_kv(batches)
-            self._processor.process_pages(pages)
+            self._pipeline.process_kv(batches)
+            self._pipeline.process_pages(pages)
         except Exception:  # noqa: BLE001 -- as in _learn
             _log.exception("KV events or pages failed")
-        self._keeper.record_batch()
-        self._metrics.merge(self._processor.take_counts())
+        self._durability.record_batch()
+        self._metrics.merge(self._pipeline.take_counts())
 
     def _record_progress(self, counts: Counts, *, failed: bool) -> None:
         before = self._progress
@@ -307,17 +225,19 @@ class Worker:
 
     def _learn(self, batch: QueueBatch[Export]) -> None:
         start_ns = self._clock.monotonic_ns()
+        spans = self._spans_in_hand = sum(export.spans for export in batch.items)
         failed = False
         try:
-            with self._ending.in_hand(batch.items):
-                self._processor.process(batch.items)
+            self._pipeline.process(batch.items)
+            self._spans_unsaved += spans
         except Exception:  # noqa: BLE001
             # process() counts bad input and does not raise; this is a fault of ours, and no reason to stop receiving
-            self._metrics.add(table.WORKER_FAILED_SPANS, sum(export.spans for export in batch.items))
+            self._metrics.add(table.WORKER_FAILED_SPANS, spans)
             failed = True
             _log.exception("batch failed")
-        self._keeper.record_batch()
-        counts = self._processor.take_counts()
+        self._spans_in_hand = 0
+        self._durability.record_batch()
+        counts = self._pipeline.take_counts()
         self._metrics.merge(counts)
         self._record_progress(counts, failed=failed)
         self._metrics.set(table.WORKER_LAG, batch.waited_ns / 1e9)

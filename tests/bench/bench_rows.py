@@ -20,7 +20,7 @@ import numpy as np
 
 from collector.config.schema import Config
 from collector.ingest.queue import Export
-from collector.service.build import make_pipeline
+from collector.service.pipeline import make_pipeline
 from exporters.blis import blis_coefficients
 from online.snapshot import Snapshot
 from tests.bench.bench_systems import model_rules

@@ -26,8 +26,7 @@ from collector.evaluate.protocol import evaluate
 from collector.evaluate.systems import NINE, ape, design, identifiable, learn, leave_one_out, predict
 from collector.identity.knowledge import Knowledge
 from collector.recordings import Recording, TimedExport, merged
-from collector.service.build import make_pipeline
-from collector.service.pipeline import Pipeline
+from collector.service.pipeline import Pipeline, make_pipeline
 from online.bank import Bank
 from online.features.registry import build
 from online.features.systems import SYSTEMS

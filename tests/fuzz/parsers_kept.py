@@ -17,8 +17,8 @@ from collector.config.schema import Config as Settings
 from collector.decode.kv import read_line
 from collector.ingest.queue import Export
 from collector.runtime.filesystem import SystemFiles
-from collector.service.build import make_pipeline
 from collector.service.log import _HEAD, _PREFIX, Log
+from collector.service.pipeline import make_pipeline
 from online.state import LEARNERS, StateError, decode, encode, part_of_tree
 from online.state.codec import MAGIC
 from tests.fuzz.mutations import edited_tree

@@ -11,7 +11,7 @@ from collector.config.schema import Config
 from collector.identity.knowledge import EngineFacts, FactSource
 from collector.ingest import intake as envelope
 from collector.ingest.queue import Export
-from collector.service.build import make_pipeline
+from collector.service.pipeline import make_pipeline
 from online.state import decode, encode
 from tests.fuzz.fuzz_parsers import PARSERS, fuzz
 from tests.fuzz.parsers import CORPUS

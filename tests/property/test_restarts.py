@@ -13,7 +13,7 @@ from collector.config.schema import Config
 from collector.ingest import Export
 from collector.join import Rows
 from collector.recordings import Recording, TimedKv, TimedPage, merged
-from collector.service.build import make_pipeline
+from collector.service.pipeline import make_pipeline
 from online import Target
 from online.state import LEARNERS, StateError, decode, encode
 from tests.support.clocks import T0_NS

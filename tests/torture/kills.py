@@ -34,11 +34,10 @@ from collector.config.load import load
 from collector.ingest import Export
 from collector.runtime.filesystem import SystemFiles
 from collector.runtime.tasks import Stop, SystemClock, serve
-from collector.service.build import make_pipeline
 from collector.service.checkpoint import CheckpointFiles, Directory
 from collector.service.durability import Durability
 from collector.service.log import Log
-from collector.service.pipeline import Pipeline
+from collector.service.pipeline import Pipeline, make_pipeline
 from collector.service.publish import SnapshotWriter
 from tests.bench.figures import record
 from tests.support.paths import ROOT

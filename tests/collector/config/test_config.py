@@ -22,7 +22,7 @@ from collector.config import (
     parse_owned,
     to_yaml,
 )
-from collector.service.build import make_pipeline
+from collector.service.pipeline import make_pipeline
 
 
 def from_text(tmp_path: Path, text: str, **environ: str) -> Config:

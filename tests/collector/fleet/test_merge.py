@@ -9,7 +9,7 @@ from collector.config.schema import Config
 from collector.fleet.pull import merge_files
 from collector.recordings import Recording, TimedExport
 from collector.runtime.tasks import SystemClock
-from collector.service.build import make_pipeline
+from collector.service.pipeline import make_pipeline
 from online.bank import Bank
 from online.rows import Target
 from online.snapshot import Snapshot

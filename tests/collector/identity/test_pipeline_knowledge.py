@@ -13,7 +13,7 @@ from collector.decode.records import STEP_DTYPE, Telemetry
 from collector.identity.knowledge import Knowledge
 from collector.join.joiner import Joiner
 from collector.recordings import Recording
-from collector.service.build import make_pipeline
+from collector.service.pipeline import make_pipeline
 from collector.service.publish import Publisher
 from collector.telemetry import table
 from collector.telemetry.metrics import Metrics

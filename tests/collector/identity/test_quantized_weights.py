@@ -7,7 +7,7 @@ import pytest
 from collector.cli import main
 from collector.config.load import load
 from collector.recordings import Recording
-from collector.service.build import make_pipeline
+from collector.service.pipeline import make_pipeline
 from online.snapshot import Snapshot
 from tests.support.paths import DATA
 from tests.support.sheet_cases import GQA

@@ -13,7 +13,7 @@ from collector.config.schema import Config
 from collector.ingest.queue import Export
 from collector.join import CheckpointError, Joiner
 from collector.join.events import Rows
-from collector.service.correlator import TelemetryReader
+from collector.service.pipeline import Correlator
 from collector.telemetry import Counts, RowDrop, table
 from online import Target
 from tests.support.paths import DATA
@@ -41,7 +41,7 @@ class Reader:
         self.joiner = joiner or Joiner(SETTINGS)
         self.rows: list[tuple[str, int, int]] = []
         self.counts = Counts()
-        self._reader = TelemetryReader(SETTINGS.engines_max)
+        self._reader = Correlator(SETTINGS)
 
     def read(self, some: tuple[Export, ...], *, flush: bool = False) -> None:
         for export in some:

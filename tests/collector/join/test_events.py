@@ -8,7 +8,7 @@ from collector.config.schema import Config
 from collector.decode.records import Telemetry
 from collector.join.events import Described, Event, Renamed, Restarted, Rows, Succeeded
 from collector.join.joiner import Joiner
-from collector.service.correlator import Correlator
+from collector.service.pipeline import Correlator
 from collector.telemetry import Counts
 from online.rows import Quality
 from tests.support.toy_engine import MONO_NS, many_jobs, run_engine

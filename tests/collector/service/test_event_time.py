@@ -10,9 +10,9 @@ from collector.config.schema import Config
 from collector.decode.pages import ScrapedPage
 from collector.ingest.queue import Export
 from collector.recordings import Recording
-from collector.service.event_time import EventTime
 from collector.service.pipeline import Pipeline
 from collector.service.publish import Publisher
+from collector.service.watches import EventTime
 from collector.telemetry import JoinEvent, Metrics, table
 from tests.support.clocks import T0_NS, FakeClock
 from tests.support.gpu_server import step_payloads

@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry
 from collector.ingest import Export
 from collector.runtime.filesystem import MemoryGuard
 from collector.runtime.tasks import Health
-from collector.service.memory_relief import MemoryRelief
+from collector.service.watches import MemoryRelief
 from collector.telemetry import JoinEvent, Metrics, table
 from tests.support.clocks import FakeClock
 from tests.support.gpu_server import step_payloads

@@ -6,7 +6,7 @@ import pytest
 
 from collector.config import Config
 from collector.ingest.queue import Export
-from collector.service.build import make_pipeline
+from collector.service.pipeline import make_pipeline
 from collector.telemetry import table
 from collector.telemetry.reasons import JoinEvent, Skip
 from online.rows import RowOutcome, Target

@@ -8,7 +8,7 @@ import pytest
 
 from collector.decode import Telemetry
 from collector.recordings import merged, open_recordings
-from collector.service.recent_load import PROCESSES_MAX, RecentLoad
+from collector.service.load import PROCESSES_MAX, RecentLoad
 from tests.support import exporter_cases as cases
 from tests.support.page_server import RECORDED
 from tests.support.pipelines import new_pipeline, replayed

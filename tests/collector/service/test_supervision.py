@@ -6,8 +6,8 @@ import pytest
 
 from collector.config.schema import Config
 from collector.ingest.queue import Export
-from collector.service.build import make_pipeline
-from collector.service.stall import StallWatch, WorkerProgress
+from collector.service.pipeline import make_pipeline
+from collector.service.watches import StallWatch, WorkerProgress
 from collector.telemetry import table
 from collector.telemetry.reasons import Stall
 from online.rows import RowOutcome, Target

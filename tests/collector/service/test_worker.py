@@ -13,7 +13,7 @@ from collector.ingest.queue import AdmissionQueue, Export
 from collector.runtime.tasks import Health
 from collector.service import worker
 from collector.service.publish import Publisher, SnapshotWriter
-from collector.service.stall import StallWatch
+from collector.service.watches import StallWatch
 from collector.service.worker import Worker
 from collector.telemetry.metrics import Metrics
 from collector.telemetry.table import (
@@ -126,10 +126,11 @@ def test_a_last_generation_that_takes_too_long_is_all_that_is_missing(tmp_path, 
     house.put(spans=5)
     house.worker.step(0)
     gate = threading.Event()
-    monkeypatch.setattr(NoKeeper, "tick", lambda *_, **__: True)
+    taken = threading.Event()
+    monkeypatch.setattr(NoKeeper, "tick", lambda *_, **__: taken.set() or True)
     monkeypatch.setattr(house.processor, "flush", lambda: gate.wait(60))
     house.worker.start()
-    eventually(lambda: house.worker._ending._spans_unsaved == 0)
+    eventually(taken.is_set)
     assert not house.worker.stop()
     assert caplog.messages == ["stopped before all was done: no last generation"]
     gate.set()

@@ -10,7 +10,7 @@ from collector.decode.pages import Meaning, PageParser, ScrapedPage
 from collector.join import Engine
 from collector.join.pages import PageEngine
 from collector.recordings import Recording, TimedPage
-from collector.service.build import make_pipeline
+from collector.service.pipeline import make_pipeline
 from collector.telemetry import RowDrop, table
 from online import Target
 from tests.collector.join.pages.test_scrape_windows import SimulatedEngine

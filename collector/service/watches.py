@@ -1,0 +1,201 @@
+"""What the worker looks after between two batches: idle sources, a stall of learning, and memory.
+
+Each belongs to the worker's thread, so that it may touch the pipeline.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+from collector.join import Pending
+from collector.runtime import Clock, Health, MemoryGuard
+from collector.telemetry import Metrics, Stall, table
+
+from .pipeline import Pipeline
+
+LOOK_EVERY_NS = 1_000_000_000
+SERIES_ENGINES_MAX = 5
+LABEL_CHARS_MAX = 120
+
+STALLED_AFTER_S = 600.0
+"""Longer than a row may wait in the join (``join_timeout_s``, three minutes) for what completes it."""
+
+MEMORY = "memory"
+"""In health."""
+STUCK_S = 300.0
+CHECK_IN_S = 5.0
+"""The longest pause between two looks."""
+PATIENCE_NS = 3_000_000_000
+CALM_NS = 10_000_000_000
+"""Without being short for so long, it is over: one line in the log per shortage, however often it flickers."""
+
+_log = logging.getLogger(__name__)
+
+
+class EventTime:
+    """Event time stands still when nothing comes, so a source that is idle by the clock here is waited for no longer.
+
+    At most once a second: whoever has sent nothing for ``idle_timeout_s`` is waited for no longer, and what it holds is
+    learned. Exports that came and were not read yet count as heard.
+
+    Attributes:
+        pending: what is held now; replaced, never edited.
+    """
+
+    def __init__(self, pipeline: Pipeline, metrics: Metrics, clock: Clock, unread_ns: Callable[[], int]) -> None:
+        """``unread_ns``: how long the oldest export has waited that came and was not read yet."""
+        self._pipeline = pipeline
+        self._metrics = metrics
+        self._clock = clock
+        self._unread_ns = unread_ns
+        self._looked_ns: int | None = None
+        self._due_ns: float = math.inf
+        self.pending: tuple[Pending, ...] = ()
+
+    def tick(self) -> None:
+        """Emit idle sources, and say what is pending."""
+        now_ns = self._clock.monotonic_ns()
+        if self._looked_ns is not None and now_ns - self._looked_ns < LOOK_EVERY_NS:
+            return
+        self._looked_ns = now_ns
+        idle_in_ns = self._pipeline.emit_idle(self._clock.unix_nano() - self._unread_ns())
+        self._due_ns = math.inf if idle_in_ns is None else now_ns + idle_in_ns
+        self.pending = tuple(self._pipeline.pending())
+        self._metrics.replace(table.PENDING, series_of(self.pending))
+
+    def due_in_s(self) -> float:
+        """Until the next source is idle, if nothing comes of it; inf without any."""
+        return max(self._due_ns - self._clock.monotonic_ns(), LOOK_EVERY_NS) / 1e9
+
+
+def series_of(pending: tuple[Pending, ...]) -> dict[tuple[str, ...], float]:
+    """What is pending of the engines that hold most, as series of the metric."""
+    most = sorted(pending, key=lambda one: -(one.steps + one.requests + one.rows))[:SERIES_ENGINES_MAX]
+    return {
+        (one.instance[:LABEL_CHARS_MAX], what): float(number)
+        for one in most
+        for what, number in (("steps", one.steps), ("requests", one.requests), ("rows", one.rows))
+        if number
+    }
+
+
+class WorkerProgress(NamedTuple):
+    """Counts since the process began, as the stages saw them."""
+
+    batches_failed: int = 0
+    spans_understood: int = 0
+    rows_offered: int = 0
+    rows_learned: int = 0
+
+
+class StallWatch:
+    """Is anything being learned? A process that receives, answers *ready* and learns nothing has to say so.
+
+    The clock is the process's own: spans accepted without a row learned for ten minutes. The reason is the first stage
+    that lets nothing through, asked in the order in which telemetry passes them. A quiet server is no stall.
+    """
+
+    def __init__(self, clock: Clock, after_s: float = STALLED_AFTER_S) -> None:
+        self._clock = clock
+        self._after_ns = int(after_s * 1e9)
+        self._since_ns: int | None = None
+        self._newest_ns = 0
+        self._at = WorkerProgress()
+        self._now = WorkerProgress()
+
+    def record(self, progress: WorkerProgress) -> None:
+        """A batch of spans has been processed; counts so far."""
+        now_ns = self._clock.monotonic_ns()
+        self._now = progress
+        quiet = now_ns - self._newest_ns > self._after_ns
+        self._newest_ns = now_ns
+        if self._since_ns is None or quiet or progress.rows_learned > self._at.rows_learned:
+            self._since_ns, self._at = now_ns, progress
+
+    def stalled(self) -> Stall | None:
+        """Why nothing is learned, once that has lasted; None while all is well or nothing comes."""
+        if self._since_ns is None or self._newest_ns - self._since_ns < self._after_ns:
+            return None
+        if self._clock.monotonic_ns() - self._newest_ns > self._after_ns:
+            return None  # nothing comes any more
+        now, at = self._now, self._at
+        if now.batches_failed > at.batches_failed and now.spans_understood == at.spans_understood:
+            return Stall.WORKER
+        if now.spans_understood == at.spans_understood:
+            return Stall.DECODE
+        if now.rows_offered == at.rows_offered:
+            return Stall.JOIN
+        return Stall.LEARNER
+
+
+class MemoryRelief:
+    """Short of memory: learn what is pending, let go of what it was made of, and say so; it passes by itself.
+
+    short              exports are refused, retryably (collector/ingest/intake.py); the queue is still learned from
+    after 3 s          what is pending is learned as it is, and steps behind it are let go of; again every second
+    ``STUCK_S``        of refusing without a break, the process is not alive: only a restart helps
+
+    Attributes:
+        problem: what is the matter, in words; empty while all is well.
+    """
+
+    def __init__(
+        self,
+        guard: MemoryGuard,
+        shed: Callable[[], None],
+        *,
+        stuck_s: float = STUCK_S,
+        metrics: Metrics,
+        health: Health,
+        clock: Clock,
+    ) -> None:
+        """``shed`` learns what is pending and lets go of what it was made of."""
+        self.guard = guard
+        self.problem = ""
+        self._shed = shed
+        self._stuck_s = stuck_s
+        self._metrics = metrics
+        self._health = health
+        self._clock = clock
+        self._watched = False
+        self._short_from_start = False
+        self._short_ns: int | None = None
+        self._short_last_ns = 0
+        self._tried_ns = 0
+
+    def tick(self) -> None:
+        """Look, and help if it is needed."""
+        if self.guard.limit_bytes is None:
+            return
+        if not self._watched:
+            self._health.register(MEMORY, self._stuck_s)
+            self._watched, self._short_from_start = True, self.guard.is_short()
+        now_ns = self._clock.monotonic_ns()
+        if self.guard.is_short():
+            self._help(now_ns)
+            return
+        self._short_ns, self._short_from_start = None, False
+        self._health.check_in(MEMORY, CHECK_IN_S)
+        if self.problem and now_ns - self._short_last_ns >= CALM_NS:
+            _log.info("memory is enough again: exports are accepted")
+            self.problem = ""
+            self._metrics.set(table.MEMORY_SHORT, 0)
+
+    def _help(self, now_ns: int) -> None:
+        if not self.problem:
+            limit_mib = (self.guard.limit_bytes or 0) >> 20
+            without_load = ", without any load; raise the limit" if self._short_from_start else ""
+            self.problem = f"more than {limit_mib} MiB in use{without_load}: exports are refused"
+            self._metrics.set(table.MEMORY_SHORT, 1)
+            _log.warning("memory is short: %s", self.problem)
+        self._short_ns = self._short_ns if self._short_ns is not None else now_ns
+        self._short_last_ns = now_ns
+        if now_ns - self._tried_ns < LOOK_EVERY_NS:
+            return
+        self._tried_ns = now_ns
+        if self.guard.look() and now_ns - self._short_ns >= PATIENCE_NS:
+            self._shed()
+            self.guard.look()

@@ -36,7 +36,7 @@ from online import (
     Snapshot,
     TargetSnapshot,
 )
-from tracefit import SpeedChange, Verdict
+from tracefit import SpeedChange, Verdict, term_text
 
 View = dict[str, Any]
 """What a template lays out."""
@@ -161,8 +161,8 @@ def _figures(verdict: Verdict, now: int) -> list[tuple[str, str]]:
 def _change_words(change: SpeedChange | None, now: int) -> str:
     if change is None:
         return "none"
-    of = "prefill " if change.of_prefill else ""
-    return f"{of}×{factor(change.factor)}, {age((now - change.since_unix_nano) / 1e9)} ago"
+    term = term_text(change.term, change.added)
+    return f"×{factor(change.factor)}, {age((now - change.since_unix_nano) / 1e9)} ago{term and f': {term}'}"
 
 
 def title(config: ConfigSnapshot) -> str:
@@ -310,7 +310,13 @@ def replica_view(replica: ReplicaSnapshot) -> View:
     ratio = "–" if replica.ratio is None else f"×{replica.ratio:.3f}"
     if replica.ratio is not None and replica.stderr is not None:
         ratio += f" ± {Z_95 * replica.stderr:.3f}"
-    return {"engine": replica.engine or "unknown", "differs": replica.differs, "ratio": ratio, "rows": replica.rows}
+    return {
+        "engine": replica.engine or "unknown",
+        "differs": replica.differs,
+        "ratio": ratio,
+        "rows": replica.rows,
+        "term": term_text(replica.term, replica.added),
+    }
 
 
 def _blis_error(config: ConfigSnapshot) -> str:

@@ -185,8 +185,9 @@ FAMILIES: tuple[Family, ...] = (
     ),
     Family(
         "tracefit_drift_gain_ratio",
-        _TARGET,
-        "New time divided by old time at the last change of speed; step_time only.",
+        (*_TARGET, "term"),
+        "New time divided by old time at the last change of speed, and the term that moved: all, decode, a "
+        "coefficient, or empty while that is not known; step_time only.",
     ),
     Family(
         "tracefit_engines_apart_ratio",
@@ -232,8 +233,9 @@ FAMILIES: tuple[Family, ...] = (
     ),
     Family(
         "tracefit_replica_differs",
-        (*_TARGET, "instance"),
-        "1 for each of those 16 that differs from the others by more than 5 % and three errors; step_time only.",
+        (*_TARGET, "instance", "term"),
+        "1 for each of those 16 that differs from the others by more than 5 % and three errors, and the term "
+        "in which it does; step_time only.",
     ),
 )
 """Every per-configuration family, most important first."""
@@ -414,14 +416,14 @@ def _add_changes(series: _Series, labels: tuple[str, ...], target: TargetSnapsho
     if (drift := target.drift) is not None:
         last_s = None if drift.last_unix_nano is None else drift.last_unix_nano / NS_PER_S
         series.add("tracefit_drift_last_timestamp_seconds", labels, last_s)
-        series.add("tracefit_drift_gain_ratio", labels, drift.gain)
+        series.add("tracefit_drift_gain_ratio", (*labels, drift.term), drift.gain)
         series.add("tracefit_engines_apart_ratio", labels, drift.engines_apart)
     if target.replicas:
         series.add("tracefit_replicas_differing", labels, sum(each.differs for each in target.replicas))
     for replica in target.replicas[:REPLICAS_MAX]:
         series.add("tracefit_replica_speed_ratio", (*labels, replica.engine), replica.ratio)
         if replica.differs and replica.ratio is not None:
-            series.add("tracefit_replica_differs", (*labels, replica.engine), 1)
+            series.add("tracefit_replica_differs", (*labels, replica.engine, replica.term), 1)
 
 
 def _add_residuals(series: _Series, labels: tuple[str, ...], residuals: ResidualSnapshot) -> None:

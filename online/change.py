@@ -29,7 +29,7 @@ count, a change by a log gain g is one only if
     no d_k is beyond log 1.25, and for more than half of them l_k is beyond g / 2 on its side.
 
 Two engines that are a factor of 1.25 apart leave no coefficients that are within a tenth of both. With one engine
-nothing is asked.
+nothing is asked. Which term moved is told by the rows after a change (online/terms.py).
 
 Detector ``page_hinkley`` or ``adwin``: River's takes the place of the sums and gets the same z. Its alarm confirms,
 with the gain of the last five blocks. It is not saved, and starts over with the process. ``none``: nothing is looked
@@ -42,17 +42,19 @@ from __future__ import annotations
 import enum
 import importlib
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from .blocks import CELLS, PREFILL_CELL, Design, median_of
-from .constants import MEAN_ABS_TO_SD, NOISE_ROWS, SILENCE_NS
+from .constants import HALF_LIFE_STEPS, MEAN_ABS_TO_SD, NOISE_ROWS, SILENCE_NS, START_ROWS
 from .rows import Floats, Ints, Mask
 from .shapes import KNOWN_ROWS, ShapeFactors
 from .snapshot import DriftSnapshot
 from .state import StateError, Stateful, Tree
+from .terms import is_of_prefill, moved_term
 
 # Chosen: on the recordings and on seeds below 200 (tests/bench/learning_drift.py).
 PREFILL_ROWS = 16
@@ -369,20 +371,27 @@ class ChangeMonitor(Stateful):
         gain: new time per old time of the last confirmed change.
         confirmed: how many there were.
         last_ns: event time of the last one; 0 before.
-        of_prefill: whether it was of steps with prefill alone.
+        rows_since: rows since then.
+        before: the coefficients from before it, (p,).
+        term: what moved in it (online/terms.py); empty until enough rows came.
+        added: by how much; 0 where that is not known.
     """
 
-    SAVED = ("all_rows", "prefill", "engines", "gain", "confirmed", "last_ns", "of_prefill")
+    SAVED = (
+        *("all_rows", "prefill", "engines", "gain", "confirmed", "last_ns"),
+        *("rows_since", "before", "term", "added"),
+    )
 
-    def __init__(self, detector: str) -> None:
-        self._detector = detector
+    def __init__(self, detector: str, names: Sequence[str]) -> None:
+        self._detector, self._names, self.before = detector, tuple(names), np.zeros(len(names))
         self.all_rows, self.prefill = ChangeTest(detector, NOISE_ROWS), ChangeTest(detector, PREFILL_ROWS)
         self.engines = Engines()
-        self.gain, self.confirmed, self.last_ns, self.of_prefill = 1.0, 0, 0, False
+        self.gain, self.confirmed, self.last_ns, self.rows_since = 1.0, 0, 0, 0
+        self.term, self.added = "", 0.0
 
     def restarted(self) -> ChangeMonitor:
         """One that has seen no change."""
-        return ChangeMonitor(self._detector)
+        return ChangeMonitor(self._detector, self._names)
 
     @property
     def suspects(self) -> bool:
@@ -392,6 +401,7 @@ class ChangeMonitor(Stateful):
     def learn(self, block: Design, log_ratio: Floats, shapes: ShapeFactors, beta: Floats) -> Speed:
         """One block, its log(y / (x beta F)) (n,), and the factors and coefficients that predicted it."""
         cell, end_ns = block.cell, int(block.end_ns[-1])
+        self.rows_since += len(block)
         known = shapes.rows[cell] >= KNOWN_ROWS
         if not known.any():
             return self.unchanged()
@@ -402,20 +412,39 @@ class ChangeMonitor(Stateful):
         with_prefill = cell >= PREFILL_CELL
         gain = self.all_rows.learn(e, weight)
         if gain and self.engines.confirm(gain, shapes.log_y):
-            return self._change(Verdict.CONFIRMED, gain, end_ns)
+            return self._change(Verdict.CONFIRMED, gain, end_ns, beta)
         if self.suspects or len(e) - np.count_nonzero(with_prefill) < _OTHERS_MIN:
             return self.unchanged()
         gain = self.prefill.learn(e[with_prefill] - median_of(e[~with_prefill]), weight[with_prefill])
         if gain and self.engines.confirm(gain, shapes.log_y, PREFILL_CELL):
-            return self._change(Verdict.PREFILL, gain, end_ns)
+            return self._change(Verdict.PREFILL, gain, end_ns, beta)
         return self.unchanged()
 
-    def _change(self, verdict: Verdict, gain: float, end_ns: int) -> Speed:
-        self.gain = math.exp(gain)
+    def _change(self, verdict: Verdict, gain: float, end_ns: int, beta: Floats) -> Speed:
+        goes_on = self.confirmed and end_ns - self.last_ns < SILENCE_NS and (gain > 0.0) == (self.gain > 1.0)
+        if not goes_on:  # else coefficients had not followed the one before yet
+            self.before = beta[: len(self._names)].copy()
+        self.gain, self.last_ns, self.rows_since = math.exp(gain), end_ns, 0
         self.confirmed += 1
-        self.last_ns, self.of_prefill = end_ns, verdict is Verdict.PREFILL
+        self.term, self.added = "", 0.0
+        if verdict is Verdict.PREFILL:
+            self.term = next((name for name in self._names if is_of_prefill(name)), "")
         self.prefill.restart()
         return Speed(verdict, self.gain, suspicious=False)
+
+    @property
+    def asks_for_term(self) -> bool:
+        """Whether the last change is of all rows, and enough rows came since, but not too many.
+
+        Fewer than two first fits have are of one load, which does not tell terms apart. What moves after two half-lives
+        is of another change.
+        """
+        is_known = is_of_prefill(self.term) and not self.added
+        return self.confirmed > 0 and not is_known and 2 * START_ROWS <= self.rows_since <= 2 * HALF_LIFE_STEPS
+
+    def attribute(self, a: Floats, b: Floats) -> None:
+        """By statistics of the rows since the last change, (p, p) and (p,): which term moved, and by how much."""
+        self.term, self.added = moved_term(a, b, self.before, self._names, slower=self.gain > 1.0)
 
     def unchanged(self) -> Speed:
         """What is said of rows that tell of no change."""
@@ -433,6 +462,7 @@ class ChangeMonitor(Stateful):
             last_unix_nano=last_ns,
             gain=gain,
             count=self.confirmed,
-            of_prefill=self.of_prefill,
+            term=self.term,
+            added=self.added or None,
             engines_apart=None if odd is None else odd.ratio,
         )

@@ -153,7 +153,9 @@ class ResidualSnapshot(msgspec.Struct, frozen=True, kw_only=True):
 class DriftSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Confirmed changes of speed: how many, when the last one was, and new ÷ old time.
 
-    ``of_prefill``: of the last one, whether steps with prefill alone changed.
+    ``term``: what moved in the last one: ``all`` terms alike, ``decode`` (all but prefill), or one column; empty where
+    that is not known. ``added``: microseconds more per unit of that column; of ``all`` and ``decode``, the share of
+    what they took.
     ``engines_apart``: where several engines of the configuration sent rows lately, the time of the one that differs
     most per time of the others for the same work.
     """
@@ -161,7 +163,8 @@ class DriftSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     last_unix_nano: int | None
     gain: float | None
     count: int
-    of_prefill: bool = False
+    term: str = ""
+    added: float | None = None
     engines_apart: float | None = None
 
 
@@ -169,7 +172,8 @@ class ReplicaSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     """One of the engines whose states were merged, against the others.
 
     ``ratio``: its time per time of the others, the median of theirs, for the same work. ``differs``: by more than 5 %
-    and by more than three standard errors of the ratio, which the others' scatter is in.
+    and by more than three standard errors of the ratio, which the others' scatter is in. ``term``, ``added``: of one
+    that differs, as of a change of speed: what takes longer, or less, than the others' does.
     """
 
     engine: str
@@ -177,6 +181,8 @@ class ReplicaSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     differs: bool
     ratio: float | None = None
     stderr: float | None = None
+    term: str = ""
+    added: float | None = None
 
 
 class InFlightSnapshot(msgspec.Struct, frozen=True, kw_only=True):

@@ -36,10 +36,10 @@ from __future__ import annotations
 from .changes import ConfigDiff, Diff, Move, TypicalStep
 from .closed_loop import Estimate, Plan, RequestEstimate
 from .configured import Config
-from .document import Coefficient, InFlight, Interval, Level, Model, Seen, SpeedChange, Target, UsualWork
+from .document import Coefficient, InFlight, Interval, Level, Model, Seen, SpeedChange, Target, UsualWork, term_text
 from .faults import BadInputError, LoadError, NoCoefficientsError, NotFoundError, TracefitError
 from .loading import Snapshot, load
-from .selection import find_config, told_apart
+from .selection import find_config, minute, told_apart
 from .step_model import BEYOND_SEEN_BATCHES, Limits, Prediction, Predictions
 from .verdict import Problem, Verdict
 
@@ -75,5 +75,7 @@ __all__ = [
     "Verdict",
     "find_config",
     "load",
+    "minute",
+    "term_text",
     "told_apart",
 ]

@@ -4,6 +4,12 @@
     typical step: the means of the features in the older snapshot; its time by the coefficients then and now
 
 The form errors count because the loads of two snapshots differ, and with them which line comes nearest to the machine.
+The term that moved is told where a coefficient of the step time did:
+
+    d = b' - b, C = the sum of both covariances        hypothesis u: d = a u, explained(u) = (u'C^-1 d)^2 / u'C^-1 u
+
+with u = b for all terms alike, b without prefill for decode, a unit vector for one coefficient, preferred in this order
+where they explain 95 % as much. Here the form errors are left out: they would hide in which term two snapshots differ.
 Configurations are paired by config_id; those left over by model, GPU and tensor parallelism where that is unambiguous
 (a new version of vLLM makes a new id), and at last the only one left on each side.
 """
@@ -15,12 +21,16 @@ from collections.abc import Callable, Sequence
 from operator import mul
 from typing import NamedTuple
 
-from .document import Coefficient, ConfigDocument, Document
+from .document import Coefficient, ConfigDocument, Document, Model
 from .faults import NoCoefficientsError
 from .step_model import FEATURES, STEP_TIME, Limits, StepModel, computable_model
 
 NOTABLE = 3.0
 """Standard errors from which on a coefficient counts as moved."""
+_AS_GOOD = 0.95
+"""As online/terms.py has it for a change in time."""
+_SINGULAR = 1e-9
+"""Guard: of a correlation matrix; below it two coefficients are one."""
 
 
 class Move(NamedTuple):
@@ -52,12 +62,18 @@ class TypicalStep(NamedTuple):
 
 
 class ConfigDiff(NamedTuple):
-    """One configuration in both; ``step`` is None where a side cannot predict or the mean work is not known."""
+    """One configuration in both.
+
+    ``step`` is None where a side cannot predict or the mean work is not known. ``term`` and ``added``: which term of
+    the step time moved, and by how much, as of a :class:`SpeedChange`; empty where none did or it cannot be told.
+    """
 
     before_id: str
     after_id: str
     moves: tuple[Move, ...]
     step: TypicalStep | None
+    term: str = ""
+    added: float | None = None
 
 
 class Diff(NamedTuple):
@@ -111,7 +127,9 @@ def _config_diff(before: ConfigDocument, after: ConfigDocument) -> ConfigDiff:
         for other in _portable(after, name)
         if one.name == other.name
     ]
-    return ConfigDiff(before.config_id, after.config_id, tuple(moves), _typical_step(before, after))
+    has_moved = any(each.moved for each in moves if each.target == STEP_TIME)
+    term, added = _moved_term(before, after) if has_moved else ("", None)
+    return ConfigDiff(before.config_id, after.config_id, tuple(moves), _typical_step(before, after), term, added)
 
 
 def _portable(config: ConfigDocument, target: str) -> tuple[Coefficient, ...]:
@@ -140,3 +158,57 @@ def _typical_step(before: ConfigDocument, after: ConfigDocument) -> TypicalStep 
     work = (1.0, prefill, context, requests)
     times = [sum(map(mul, model.coefficients, work)) for model in models]
     return TypicalStep(prefill, requests, context, times[0], times[1])
+
+
+def _moved_term(before: ConfigDocument, after: ConfigDocument) -> tuple[str, float | None]:
+    """The term that explains best how the coefficients of the step time differ, and by how much it does."""
+    models = [config.targets[STEP_TIME].models["portable"] for config in (before, after)]
+    (names, b, covariance), (names_after, b_after, covariance_after) = map(_estimate, models)
+    if names != names_after or not covariance or not covariance_after:
+        return "", None
+    summed = [[x + y for x, y in zip(*rows, strict=True)] for rows in zip(covariance, covariance_after, strict=True)]
+    moved = [y - x for x, y in zip(b, b_after, strict=True)]
+    decode = [0.0 if name.startswith("prefill") else value for name, value in zip(names, b, strict=True)]
+    hypotheses = {"all": b, "decode": decode}
+    hypotheses |= {name: [float(name == other) for other in names] for name in names}
+    weighted = _solved(summed, moved)
+    if weighted is None:
+        return "", None
+    found = {}
+    for name, u in hypotheses.items():
+        along = sum(map(mul, u, weighted))
+        length = sum(map(mul, u, _solved(summed, u) or u))
+        if length > 0.0:
+            found[name] = (along * along / length, along / length)
+    most = max((explained for explained, _ in found.values()), default=0.0)
+    return next(((name, by) for name, (drop, by) in found.items() if drop >= _AS_GOOD * most), ("", None))
+
+
+def _estimate(model: Model) -> tuple[list[str], list[float], list[list[float]]]:
+    """Names, coefficients and their covariance; that is empty where errors are not known."""
+    each = model.coefficients
+    covariance = [list(row) for row in model.covariance]
+    if not covariance and all(one.stderr for one in each):
+        covariance = [[(one.stderr or 0.0) ** 2 * (one is other) for other in each] for one in each]
+    return [one.name for one in each], [one.value for one in each], covariance
+
+
+def _solved(matrix: list[list[float]], right: list[float]) -> list[float] | None:
+    """The x of matrix x = right, by elimination; None where the matrix is singular."""
+    scale = [math.sqrt(row[i]) if row[i] > 0.0 else 0.0 for i, row in enumerate(matrix)]
+    if not all(scale):
+        return None
+    rows = [
+        [*(value / (scale[i] * scale[j]) for j, value in enumerate(row)), right[i] / scale[i]]
+        for i, row in enumerate(matrix)
+    ]
+    for i in range(len(rows)):
+        pivot = max(range(i, len(rows)), key=lambda k: abs(rows[k][i]))
+        rows[i], rows[pivot] = rows[pivot], rows[i]
+        if abs(rows[i][i]) < _SINGULAR:
+            return None
+        for k in range(len(rows)):
+            if k != i:
+                factor = rows[k][i] / rows[i][i]
+                rows[k] = [x - factor * y for x, y in zip(rows[k], rows[i], strict=True)]
+    return [rows[i][-1] / rows[i][i] / scale[i] for i in range(len(rows))]

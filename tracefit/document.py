@@ -95,27 +95,58 @@ class SpeedChange(NamedTuple):
     Attributes:
         factor: new time of a step per old time.
         since_unix_nano: event time at which it began.
-        of_prefill: steps with prefill alone changed.
+        term: what moved: ``all`` terms alike, ``decode`` (all but prefill), or a coefficient by its name; empty while
+            too few steps were seen since.
+        added: microseconds more per unit of that coefficient; of ``all`` and ``decode``, the share; None: not known.
     """
 
     factor: float
     since_unix_nano: int
-    of_prefill: bool = False
+    term: str = ""
+    added: float | None = None
 
     @property
-    def term(self) -> str:
-        """The coefficient that moved, where the snapshot tells; else empty: every step changed."""
-        return "prefill_tokens" if self.of_prefill else ""
+    def of_prefill(self) -> bool:
+        """Whether steps with prefill alone changed."""
+        return self.term.startswith("prefill")
+
+    @property
+    def single_term(self) -> str:
+        """The term where one alone moved; empty where all did, or while that is not known."""
+        return "" if self.term == "all" else self.term
 
     def is_news(self, now_unix_nano: int) -> bool:
         """Whether a person who looks now may not have heard of it."""
         return now_unix_nano - self.since_unix_nano < NEWS_NS
 
     def text(self, now_unix_nano: int) -> str:
-        """``steps take 1.42 × as long since 14:03 UTC``, with the date where that is not today's."""
+        """``steps take 1.42 × as long since 14:03 UTC: …`` and the term; with the date where that is not today's."""
         since, today = minute(self.since_unix_nano), minute(now_unix_nano).partition(" ")[0]
         change = f"steps {'with prefill ' * self.of_prefill}take {self.factor:.2f} × as long"
-        return f"{change} since {since.removeprefix(f'{today} ')}"
+        said = term_text(self.term, self.added)
+        return f"{change} since {since.removeprefix(f'{today} ')}{said and f': {said}'}"
+
+
+_TERMS = {
+    "all": "every term alike",
+    "decode": "decode, not prefill",
+    "intercept": "every step by the same time",
+    "prefill_tokens": "prefill, by its tokens",
+    "decode_context_tokens": "decode, by its context",
+    "requests": "decode, by its requests",
+}
+_PER_UNIT = {"intercept": "", "requests": " per request"}
+
+
+def term_text(term: str, added: float | None = None) -> str:
+    """A term that moved, in words, and by how much: ``every step by the same time (+30.8 ms)``; empty of none."""
+    words = _TERMS.get(term, term and f"the term {term}")
+    if not words or added is None:
+        return words
+    if term in {"all", "decode"}:
+        return f"{words} ({added:+.0%})"
+    amount = f"{added / 1e3:+.3g} ms" if abs(added) >= 1e3 else f"{added:+.3g} µs"  # noqa: PLR2004 -- a millisecond
+    return f"{words} ({amount}{_PER_UNIT.get(term, ' per token')})"
 
 
 _NO_WORK: Mapping[str, UsualWork] = {}
@@ -347,7 +378,8 @@ def _change(tree: Any, where: str) -> SpeedChange | None:
     tree = _object(tree, where)
     if tree.get("gain") is None or tree.get("last_unix_nano") is None:
         return None
-    return SpeedChange(_positive(tree, "gain", where), _whole(tree, "last_unix_nano"), tree.get("of_prefill") is True)
+    factor, since, added = _positive(tree, "gain", where), _whole(tree, "last_unix_nano"), _maybe(tree, "added", where)
+    return SpeedChange(factor, since, _text(tree, "term"), added)
 
 
 def _seen(tree: Any, where: str) -> Seen | None:

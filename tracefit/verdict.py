@@ -68,6 +68,12 @@ class Verdict(NamedTuple):
             return "usable"
         return "not usable" if self.doubts else "not usable yet"
 
+    def to_dict(self) -> dict[str, object]:
+        """For JSON: the same keys, and ``state``."""
+        change = None if self.change is None else self.change._asdict()
+        seen = {name: list(bounds) for name, bounds in self.seen.items()}
+        return {"state": self.state, **self._asdict(), "change": change, "seen": seen}
+
     def silent_since(self, now_unix_nano: int) -> int:
         """When its engines were last heard of, if they are gone: replaced, or silent for ten minutes. Else 0."""
         is_gone = self.replaced or now_unix_nano - self.last_heard_unix_nano > SILENT_NS

@@ -47,6 +47,9 @@ from tracefit import (
     Target,
     TracefitError,
     TypicalStep,
+    Verdict,
+    minute,
+    term_text,
 )
 
 _SECOND_US, _MILLISECOND_US = 1e6, 1e3
@@ -291,6 +294,8 @@ def _changed_lines(config: ConfigDiff) -> Iterator[str]:
         yield f"    {_move(move)}"
     if config.step is not None:
         yield f"  {_step(config.step)}"
+    if config.term:
+        yield f"  what moved: {term_text(config.term, config.added)}"
 
 
 def _move(move: Move) -> str:
@@ -320,6 +325,8 @@ def _diff_tree(changes: Diff) -> dict[str, object]:
                 "after_id": config.after_id,
                 "moves": [{**move._asdict(), "moved": move.moved} for move in config.moves],
                 "step": None if config.step is None else config.step._asdict(),
+                "term": config.term,
+                "added": config.added,
             }
             for config in changes.configs
         ],
@@ -344,18 +351,30 @@ def show(snapshot: Snapshot, *, which: str, in_json: bool, say: PrintLine, note:
     else:
         say(f"generation {snapshot.generation}, {counted(len(snapshot.configs), 'configuration')}")
         for config in configs:
-            for line in _config_lines(config):
+            for line in _config_lines(config, snapshot.created_unix_nano):
                 say(line)
     return EXIT_OK if any(config.usable for config in configs) else EXIT_FAILED
 
 
-def _config_lines(config: Config) -> Iterator[str]:
+def _verdict_lines(verdict: Verdict, now_unix_nano: int) -> Iterator[str]:
+    """Usable or not and why, what changed of late, what its telemetry hides, and since when nobody sends."""
+    yield f"  verdict   {'; '.join((verdict.state, *verdict.reasons))}"
+    if verdict.change is not None:
+        yield f"  change    {verdict.change.text(now_unix_nano)}"
+    for each in verdict.hidden:
+        yield f"  hidden    {each}"
+    silent_since = verdict.silent_since(now_unix_nano)
+    if silent_since:
+        yield f"  silent    since {minute(silent_since)}"
+
+
+def _config_lines(config: Config, now_unix_nano: int) -> Iterator[str]:
     yield ""
     yield f"{headline(config)}  telemetry {config.telemetry}, {counted(config.engines, 'engine')}"
     limits = ", ".join(f"{name} {value:,}" for name, value in config.limits._asdict().items() if value is not None)
     if limits:
         yield f"  limits    {limits}"
-    yield f"  verdict   {'usable' if config.usable else '; '.join(config.reasons)}"
+    yield from _verdict_lines(config.verdict, now_unix_nano)
     for name, target in sorted(config.targets.items(), key=lambda item: (item[0] != _STEP_TIME, item[0])):
         for model in _published(target):
             yield from _target_lines(name, target, model)
@@ -398,6 +417,7 @@ def _shown_tree(config: Config) -> dict[str, object]:
         "config": dict(config.facts),
         "usable": config.usable,
         "reasons": list(config.reasons),
+        "verdict": config.verdict.to_dict(),
         "limits": config.limits._asdict(),
         "targets": {
             name: {

@@ -33,6 +33,7 @@ from exporters.status_page import FleetSource
 from online import Bank, ConfigSnapshot, Snapshot, StateError, TargetSnapshot, merge_states, part_of
 from online.state import Lineage, LineageLedger
 from online.transfer import HIDES_HITS
+from tracefit import term_text
 
 from .sources import Fetched, StateFetcher, check_sources, look
 
@@ -98,7 +99,9 @@ def differing(target: TargetSnapshot) -> Iterator[str]:
     odd = [replica for replica in target.replicas if replica.differs]
     for replica in odd[:_REPLICAS_NAMED]:
         error = "" if replica.stderr is None else f" ± {replica.stderr:.3f}"
-        yield f"engine {replica.engine or 'unknown'!r} takes {replica.ratio:.3f}{error} times as long as the others"
+        term = term_text(replica.term, replica.added)
+        much = f"takes {replica.ratio:.3f}{error} times as long as the others"
+        yield f"engine {replica.engine or 'unknown'!r} {much}{term and f': {term}'}"
     if len(odd) > _REPLICAS_NAMED:
         yield f"{len(odd) - _REPLICAS_NAMED} more engines differ from the others"
 

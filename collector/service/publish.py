@@ -129,9 +129,10 @@ class Publisher:
 
 @dataclass
 class _Told:
-    """What was told of one configuration: when its last change of speed began, and its doubts."""
+    """What was told of one configuration: its last change of speed with the term that moved, and its doubts."""
 
     since_unix_nano: int = 0
+    term: str = ""
     doubts: dict[str, str] = field(default_factory=dict)
     """By their words without numbers."""
 
@@ -142,6 +143,7 @@ class News:
     Is shown every snapshot that is published, in order; belongs to the thread that publishes.
 
         tiny: steps take 1.42 × as long since 14:03 UTC         WARNING, a change of speed was confirmed
+        tiny: ... since 14:03 UTC: prefill, by its tokens       WARNING, it is known that one term moved, and which
         tiny: not usable: its engines disagree: ...             WARNING, there is a new doubt about a configuration
         tiny: no longer: its engines disagree: ...              INFO, the doubt is gone
 
@@ -154,7 +156,7 @@ class News:
 
     def skip_changes(self, snapshot: Snapshot) -> None:
         """These changes of speed were told by the process before."""
-        self._told = {config.config_id: _Told(_since(config)) for config in snapshot.configs}
+        self._told = {config.config_id: _Told(_since(config), _term(config)) for config in snapshot.configs}
 
     def tell(self, snapshot: Snapshot) -> None:
         """Write a line for everything that is new in this snapshot."""
@@ -168,7 +170,8 @@ class News:
 
 def _tell(config: ConfigSnapshot, told: _Told, now_unix_nano: int) -> _Told:
     name, change = name_of(config), newest_change(config)
-    if change is not None and change.since_unix_nano > told.since_unix_nano:
+    since, term = (0, "") if change is None else (change.since_unix_nano, change.single_term)
+    if change is not None and (since > told.since_unix_nano or term not in {"", told.term}):
         _log.warning("%s: %s", name, change.text(now_unix_nano), extra=TOLD_ONCE)
     doubts = {_NUMBER.sub("#", doubt): doubt for doubt in config.doubts}
     for words, doubt in doubts.items():
@@ -177,12 +180,17 @@ def _tell(config: ConfigSnapshot, told: _Told, now_unix_nano: int) -> _Told:
     for words, doubt in told.doubts.items():
         if words not in doubts:
             _log.info("%s: no longer: %s", name, doubt, extra=TOLD_ONCE)
-    return _Told(max(_since(config), told.since_unix_nano), doubts)
+    return _Told(max(since, told.since_unix_nano), term or ("" if since > told.since_unix_nano else told.term), doubts)
 
 
 def _since(config: ConfigSnapshot) -> int:
     change = newest_change(config)
     return 0 if change is None else change.since_unix_nano
+
+
+def _term(config: ConfigSnapshot) -> str:
+    change = newest_change(config)
+    return "" if change is None else change.single_term
 
 
 def _renamed(config: ConfigSnapshot, gone: list[_Told]) -> _Told:

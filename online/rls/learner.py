@@ -103,7 +103,7 @@ class RlsLearner(Stateful):
         self.fit = kind(features, settings.half_life_steps, prior)
         self.error, self.intervals, self.learns_intervals = PrequentialError(), Intervals(), True
         self.shapes = ShapeFactors(len(features))
-        self.drift = ChangeMonitor(settings.detector)
+        self.drift = ChangeMonitor(settings.detector, features.names)
         self.speed: Speed | None = None
         self.means = Means(len(features) + 2, settings.half_life_steps)
 
@@ -161,6 +161,8 @@ class RlsLearner(Stateful):
         share, weight = self.weighing.weigh(block, prediction)
         self.fit.learn(block, z, weight, share, prediction)
         self.solve()
+        if self.drift.asks_for_term:
+            self.drift.attribute(*self.normal_equations())
         return log_ratio
 
     def open_phases(self) -> None:
@@ -266,6 +268,11 @@ class RlsLearner(Stateful):
         z, start = self._fit_held(self.held)
         self.weighing.scale = start.scale
         return (z * start.weight[:, None]).T @ z
+
+    def normal_equations(self) -> tuple[Floats, Floats]:
+        """A (p, p) and b (p,) of the columns behind the published coefficients; phases are taken out as estimated."""
+        p, y, g = len(self.features), self.fit.p, self.statistics()
+        return g[:p, :p], g[:p, y] - g[:p, p:y] @ self.fit.beta[p:y]
 
     def points(self) -> OperatingPoints | None:
         """Statistics by operating point behind the published coefficients; of held rows none."""

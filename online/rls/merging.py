@@ -20,9 +20,11 @@ of a server and are taken out at their estimate. Statistics stay as they were at
     v_i    = beta_i' N beta_i / (beta_i' A beta_i)^2           summed over A, N of its own rows and of the others'
     se_i   = max (sqrt v_i, 1.4826 MAD of r over those that do not differ)
 
-A replica differs where |r_i| > 5 % and > 3 se_i. Those furthest off are set apart and the rest is looked at again, as
-long as two are left: one that is slow makes no other fast. The scatter of the others counts because engines with other
-loads differ by what the form misses.
+A replica differs where |r_i| > 5 % and > 3 se_i; and where the same ratio of the prefill columns alone, fitted beside
+one of all others, is beyond 1.25 and 3 se_i: prefill is in few rows, and other prompts alone move its price by 14 %
+(quarters of c10_long). Those furthest off are set apart and the rest is looked at again, as long as two are left: one
+that is slow makes no other fast. The scatter of the others counts because engines with other loads differ by what the
+form misses. In which term one differs: online/terms.py.
 
 Shapes: A, N (p, p), b, beta (p,).
 """
@@ -30,19 +32,21 @@ Shapes: A, N (p, p), b, beta (p,).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from online.blocks import Design, median_of
+from online.change import APART
 from online.constants import ENGINES_MAX, MAD_TO_SD
 from online.errors import PrequentialError
 from online.rows import Floats, Mask
 from online.snapshot import ReplicaSnapshot
 from online.state import Stateful, Tree
+from online.terms import MovedTerm, is_of_prefill, moved_term
 
 from .fit import residual_squares
 from .learner import RlsLearner
@@ -155,9 +159,7 @@ def replica_of(learner: RlsLearner, engine: str) -> Replica | None:
     if not learner.started:
         return None
     p, fit = len(learner.features), learner.fit
-    g = learner.statistics()
-    a, y = g[:p, :p], fit.p
-    b = g[:p, y] - g[:p, p:y] @ fit.beta[p:y]
+    a, b = learner.normal_equations()
     meat = fit.meat.of_scores(fit.p)
     noise = _SHARED_NOISE * learner.weighing.scale**2 * a if meat is None else meat[:p, :p]
     return Replica(engine, learner.rows, a, b, noise)
@@ -188,8 +190,8 @@ class Comparison(NamedTuple):
     spread: float
 
 
-def compared(replicas: Sequence[Replica], learned_rows: int) -> Comparison:
-    """Each replica against the others.
+def compared(replicas: Sequence[Replica], learned_rows: int, names: Sequence[str]) -> Comparison:
+    """Each replica against the others; ``names``: of the columns, for the term in which one differs.
 
     Nothing where there are no others, or where of ``learned_rows`` by now most came after the merge. A replica on whose
     work the others predict nothing has no ratio.
@@ -197,11 +199,53 @@ def compared(replicas: Sequence[Replica], learned_rows: int) -> Comparison:
     rows = np.array([replica.rows for replica in replicas], np.float64)
     if len(replicas) < 2 or learned_rows > 2 * rows.sum():  # noqa: PLR2004
         return Comparison([], 0.0)
+    of_prefill = np.array([*map(is_of_prefill, names)], np.bool_)
+    whole = _apart(replicas, lambda replica, others, beta: _ratio(replica, others, beta[:, None]), _DIFFERENCE)
+    prefill = _apart(replicas, lambda replica, others, beta: _ratio(replica, others, _in_two(beta, of_prefill)), APART)
+    snapshots = []
+    for index, replica in enumerate(replicas):
+        r, stderr = float(whole.log_ratio[index]), float(whole.stderr[index])
+        told: dict[str, Any] = {} if math.isnan(r) else {"ratio": math.exp(r), "stderr": math.exp(r) * stderr}
+        differs = whole.differs[index] or prefill.differs[index]
+        if differs:
+            in_prefill = prefill.differs[index] and not whole.differs[index]
+            term = _prefill_term(prefill, index, names) if in_prefill else _term(replica, whole, index, names)
+            told |= {"term": term.name, "added": term.added or None} if term.name else {}
+        snapshots.append(ReplicaSnapshot(engine=replica.engine, rows=replica.rows, differs=bool(differs), **told))
+    snapshots.sort(key=lambda s: (not s.differs, -abs(math.log(s.ratio)) if s.ratio else 0.0, s.engine))
+    apart = np.where(whole.differs, whole.log_ratio, 0.0) * (1.0 - rows / rows.sum())  # from all, itself included
+    return Comparison(snapshots, math.sqrt(float(rows @ apart**2) / float(rows.sum())))
+
+
+class Apart(NamedTuple):
+    """Replicas against the others: R and its standard error, (k,), who differs, and the others' coefficients.
+
+    NaN and 0 where the others predict nothing.
+    """
+
+    log_ratio: Floats
+    stderr: Floats
+    differs: Mask
+    beta: list[Floats]
+
+
+def _apart(
+    replicas: Sequence[Replica], ratio_of: Callable[[Replica, Replica, Floats], tuple[float, float]], least: float
+) -> Apart:
+    """By the log ratio of a replica to the others and its error by rows; those furthest off are set apart first.
+
+    One differs by more than ``least``, in logs, and three standard errors.
+    """
     usual: Mask = np.ones(len(replicas), np.bool_)
     for _ in range(_ROUNDS):
-        log_ratio, by_rows = _against_others(replicas, usual)
+        together = reduce(Replica.plus, (replica for replica, counts in zip(replicas, usual, strict=True) if counts))
+        others = [together.minus(each) if counts else together for each, counts in zip(replicas, usual, strict=True)]
+        none = np.zeros(len(together.b), np.bool_)
+        beta = [solve(each.a, each.b, none, ~none).beta for each in others]
+        ratios = np.array([ratio_of(*each) for each in zip(replicas, others, beta, strict=True)])
+        log_ratio, by_rows = ratios[:, 0], ratios[:, 1]
         off = np.abs(log_ratio)
-        odd = usual & (off > np.maximum(_DIFFERENCE, _SURE * by_rows))  # of NaN it is False
+        odd = usual & (off > np.maximum(least, _SURE * by_rows))  # of NaN it is False
         further = odd & (off >= _ALIKE * off[odd].max(initial=0.0))
         if not odd.any() or np.count_nonzero(usual & ~further) < 2:  # noqa: PLR2004
             break
@@ -209,32 +253,34 @@ def compared(replicas: Sequence[Replica], learned_rows: int) -> Comparison:
     calm = log_ratio[usual & ~odd & np.isfinite(log_ratio)]
     scatter = MAD_TO_SD * median_of(np.abs(calm - median_of(calm))) if len(calm) else 0.0
     stderr = np.maximum(by_rows, scatter)
-    differs = off > np.maximum(_DIFFERENCE, _SURE * stderr)
-    snapshots = [
-        ReplicaSnapshot(engine=replica.engine, rows=replica.rows, differs=False)
-        if math.isnan(r)
-        else ReplicaSnapshot(
-            engine=replica.engine, rows=replica.rows, differs=bool(odd), ratio=math.exp(r), stderr=math.exp(r) * error
-        )
-        for replica, r, error, odd in zip(replicas, log_ratio.tolist(), stderr.tolist(), differs, strict=True)
-    ]
-    snapshots.sort(key=lambda s: (not s.differs, -abs(math.log(s.ratio)) if s.ratio else 0.0, s.engine))
-    apart = np.where(differs, log_ratio, 0.0) * (1.0 - rows / rows.sum())  # from all together, itself included
-    return Comparison(snapshots, math.sqrt(float(rows @ apart**2) / float(rows.sum())))
+    return Apart(log_ratio, stderr, off > np.maximum(least, _SURE * stderr), beta)
 
 
-def _against_others(replicas: Sequence[Replica], usual: Mask) -> tuple[Floats, Floats]:
-    """R and sqrt v of each, (k,), against the others that are ``usual``; NaN and 0 where those predict nothing."""
-    log_ratio, by_rows = np.full(len(replicas), np.nan), np.zeros(len(replicas))
-    together = reduce(Replica.plus, (replica for replica, counts in zip(replicas, usual, strict=True) if counts))
-    for index, replica in enumerate(replicas):
-        others = together.minus(replica) if usual[index] else together
-        none = np.zeros(len(replica.b), np.bool_)
-        beta = solve(others.a, others.b, none, ~none).beta
-        forecasts = [float(beta @ each.a @ beta) for each in (replica, others)]
-        observed = float(beta @ replica.b)
-        if min(*forecasts, observed) > 0.0:
-            log_ratio[index] = math.log(observed / forecasts[0])
-            noises = [max(float(beta @ each.noise @ beta), 0.0) for each in (replica, others)]
-            by_rows[index] = math.sqrt(sum(n / forecast**2 for n, forecast in zip(noises, forecasts, strict=True)))
-    return log_ratio, by_rows
+def _in_two(beta: Floats, of_prefill: Mask) -> Floats:
+    """Directions (p, 2): what is not of prefill, and what is, which is the last one."""
+    return np.column_stack((np.where(of_prefill, 0.0, beta), np.where(of_prefill, beta, 0.0)))
+
+
+def _ratio(replica: Replica, others: Replica, m: Floats) -> tuple[float, float]:
+    """R and sqrt v along the last of the directions m (p, k), which the others have at 1; NaN and 0 of nothing."""
+    k, k_others = m.T @ replica.a @ m, m.T @ others.a @ m
+    try:
+        own, theirs = (np.linalg.solve(each, m.T)[-1] for each in (k, k_others))
+    except np.linalg.LinAlgError:
+        return math.nan, 0.0
+    took = float(own @ replica.b)
+    if not 0.0 < took < math.inf:
+        return math.nan, 0.0
+    variance = max(float(own @ replica.noise @ own), 0.0) + max(float(theirs @ others.noise @ theirs), 0.0)
+    return math.log(took), math.sqrt(variance)
+
+
+def _term(replica: Replica, apart: Apart, index: int, names: Sequence[str]) -> MovedTerm:
+    """In which term a replica differs that takes longer, or less, on the whole."""
+    return moved_term(replica.a, replica.b, apart.beta[index], names, slower=bool(apart.log_ratio[index] > 0.0))
+
+
+def _prefill_term(apart: Apart, index: int, names: Sequence[str]) -> MovedTerm:
+    """The term of one that differs in prefill alone."""
+    column = next(each for each, name in enumerate(names) if is_of_prefill(name))
+    return MovedTerm(names[column], float(np.expm1(apart.log_ratio[index]) * apart.beta[index][column]))

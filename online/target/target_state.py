@@ -14,7 +14,7 @@ import numpy as np
 
 from online.blocks import Cutter, Design
 from online.change import ENGINES_MAX, Speed, differs
-from online.constants import HALF_LIFE_STEPS, NOISE_ROWS, START_ROWS, TENTH
+from online.constants import HALF_LIFE_STEPS, NOISE_ROWS, PREFERENCE, START_ROWS, TENTH
 from online.errors import Residuals
 from online.features import FeatureSet
 from online.river import CONTEXT, RESIDUAL
@@ -38,10 +38,6 @@ from .design_matrix import DesignMatrix
 from .history import StepHistory
 from .published_prediction import SHAPED, PublishedPrediction, make_published
 from .settings import RLS, BankSettings, Learner, make_learner, publishes, rates
-
-# Guess: a champion that changes with every error is no help to a reader.
-CHAMPION_ADVANTAGE = 0.95
-"""Another model becomes champion where its error is below this share of the champion's."""
 
 PriorFor = Callable[[FeatureSet], Prior | None]
 
@@ -281,7 +277,7 @@ class TargetState(Stateful):
         if not errors:
             return None
         best = min(errors, key=errors.__getitem__)
-        if self.champion not in errors or errors[best] < CHAMPION_ADVANTAGE * errors[self.champion]:
+        if self.champion not in errors or errors[best] < PREFERENCE * errors[self.champion]:
             self.champion = best
         model = self.models[self.champion]
         return model if publishes(model) else None
@@ -328,7 +324,8 @@ class TargetState(Stateful):
             models = {name: as_far_as_it_fits(model, next(iter(doubts), None)) for name, model in models.items()}
         if not publishes(learner):
             return TargetSnapshot(vector=vector, unit="us", champion=champion, models=models)
-        merged = compared([] if watcher is None else self.replicas.get(watcher.features.name, []), learner.rows)
+        set_name, names = ("", ()) if watcher is None else (watcher.features.name, watcher.features.names)
+        merged = compared(self.replicas.get(set_name, []), learner.rows, names)
         target = TargetSnapshot(
             vector=vector,
             unit="us",

@@ -16,7 +16,7 @@ import numpy as np
 from online import Bank, RowBlock, Target, merge_states
 from online.rls import compared, replica_of
 from tests.support.fleets import CONFIG, state_of
-from tests.support.linear_steps import BETA, steps
+from tests.support.linear_steps import BETA, NAMES, steps
 
 REPLICAS, SLOWER, ROWS, NOISE = 40, 1.08, 2000, 0.03
 failures: list[str] = []
@@ -63,11 +63,11 @@ def bench_outliers(given):
         fleets = given.fleets if not kind else given.fleets // 5
         for fleet in range(fleets):
             equals = [replica(1_000_000 + 100 * fleet + n, **kind) for n in range(REPLICAS)]
-            found, _ = compared(equals, 1)
+            found, _ = compared(equals, 1, NAMES)
             accused += any(each.differs for each in found)
             if fleet < fleets // 5:
                 slow = replica(2_000_000 + fleet, SLOWER, **kind)
-                found, _ = compared([*equals[1:], slow], 1)
+                found, _ = compared([*equals[1:], slow], 1, NAMES)
                 named += next(each.differs for each in found if each.engine == slow.engine)
                 wrongly += any(each.differs for each in found if each.engine != slow.engine)
         tries = fleets // 5

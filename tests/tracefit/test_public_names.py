@@ -23,7 +23,7 @@ FIELDS = {
     "Plan": "concurrency limit at curve sustains_rate replicas at_rate",
     "Limits": "max_num_seqs max_num_batched_tokens kv_tokens",
     "Diff": "configs only_before only_after",
-    "ConfigDiff": "before_id after_id moves step",
+    "ConfigDiff": "before_id after_id moves step term added",
     "Move": "target feature unit before after standard_errors status_before status_after",
     "TypicalStep": "prefill_tokens requests decode_context_tokens before_us after_us",
     "Target": "name champion models interval factors seen mean_us mean_factor step_ahead_us factor_rows "
@@ -33,7 +33,7 @@ FIELDS = {
     "Seen": "features cells",
     "InFlight": "requests us_per_request",
     "Level": "factor last_row_unix_nano",
-    "SpeedChange": "factor since_unix_nano of_prefill",
+    "SpeedChange": "factor since_unix_nano term added",
     "Problem": "text is_defect",
     "Verdict": "usable reasons doubts quarantined error rows last_row_unix_nano last_heard_unix_nano replaced change "
     "seen hidden",
@@ -62,6 +62,8 @@ def test_every_public_name_is_known_here():
         "Predictions",
         "find_config",
         "load",
+        "minute",
+        "term_text",
         "told_apart",
     }
     errors = {"TracefitError", "BadInputError", "LoadError", "NoCoefficientsError", "NotFoundError"}

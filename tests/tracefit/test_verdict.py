@@ -50,16 +50,29 @@ def test_a_doubt_is_a_reason_and_a_problem():
 
 
 @pytest.mark.parametrize(
-    ("of_prefill", "term", "words"),
-    [(False, "", "steps take 1.42 × as long"), (True, "prefill_tokens", "steps with prefill take 1.42 × as long")],
+    ("moved", "words", "term"),
+    [
+        ({}, "steps take 1.42 × as long", ""),
+        ({"term": "prefill_tokens"}, "steps with prefill take 1.42 × as long", ": prefill, by its tokens"),
+        (
+            {"term": "intercept", "added": 30_800.0},
+            "steps take 1.42 × as long",
+            ": every step by the same time (+30.8 ms)",
+        ),
+        ({"term": "decode", "added": 2.3}, "steps take 1.42 × as long", ": decode, not prefill (+230%)"),
+        (
+            {"term": "decode_context_tokens", "added": -0.12},
+            "steps take 1.42 × as long",
+            ": decode, by its context (-0.12 µs per token)",
+        ),
+    ],
 )
-def test_a_change_of_speed_is_a_problem_for_a_day_and_names_the_term_where_it_is_told(of_prefill, term, words):
+def test_a_change_of_speed_is_a_problem_for_a_day_and_names_the_term_where_it_is_told(moved, words, term):
     since = NOW - 60 * MINUTE_NS
-    drift = {"last_unix_nano": since, "gain": 1.42, "count": 1, "of_prefill": of_prefill}
+    drift = {"last_unix_nano": since, "gain": 1.42, "count": 1, **moved}
     verdict = verdict_of({"drift": drift})
-    assert verdict.change.term == term
-    assert [each.text for each in verdict.problems(NOW)] == [f"{words} since 07:00 UTC"]
-    assert verdict.change.text(NOW + 23 * 60 * MINUTE_NS) == f"{words} since 2025-11-20 07:00 UTC"
+    assert [each.text for each in verdict.problems(NOW)] == [f"{words} since 07:00 UTC{term}"]
+    assert verdict.change.text(NOW + 23 * 60 * MINUTE_NS) == f"{words} since 2025-11-20 07:00 UTC{term}"
     assert verdict.problems(NOW + 24 * 60 * MINUTE_NS) == ()
     assert verdict_of({"drift": drift}, replaced_by="abc").problems(NOW) == (), "its server sends another one now"
 

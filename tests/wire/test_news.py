@@ -64,7 +64,8 @@ def test_a_change_of_prefill_alone_is_told_as_one_in_every_place(tmp_path, told,
         doctor, page = capsys.readouterr().out, get(sidecar.http_port, "/").decode()
     [(level, line)] = told()
     assert level == "WARNING"
-    assert re.fullmatch(r"tiny: steps with prefill take [12]\.\d\d × as long since .* UTC", line)
+    words = r"tiny: steps with prefill take [12]\.\d\d × as long since .* UTC: prefill, by its tokens"
+    assert re.fullmatch(words, line)
     text = line.removeprefix("tiny: ")
     assert [each for each in doctor.splitlines() if " speed " in each and each.endswith(text)]
     assert text in page[page.index('id="news"') :]

@@ -49,9 +49,10 @@ def log(caplog):
     caplog.handler.removeFilter(repeated)
 
 
-def config(config_id="a", *, name="tiny", changed_ns=None, gain=1.42, doubts=()):
+def config(config_id="a", *, name="tiny", changed_ns=None, gain=1.42, doubts=(), term=""):
     """A configuration whose speed changed then."""
-    drift = DriftSnapshot(last_unix_nano=changed_ns, gain=gain if changed_ns else None, count=int(bool(changed_ns)))
+    told = {"gain": gain, "term": term} if changed_ns else {"gain": None}
+    drift = DriftSnapshot(last_unix_nano=changed_ns, count=int(bool(changed_ns)), **told)
     step = msgspec.structs.replace(cases.target("step_time"), drift=drift)
     made = cases.config(config_id, name=name, targets={"step_time": step})
     return msgspec.structs.replace(made, doubts=list(doubts))
@@ -64,6 +65,15 @@ def test_a_change_of_speed_is_one_warning_with_the_time_of_the_day(log):
     assert log(changed) == []
     assert log(config()) == [] == log(changed), "a copy with what waits knew it sooner"
     assert log(config(changed_ns=NOON_NS, gain=0.7)) == ["WARNING tiny: steps take 0.70 × as long since 12:00 UTC"]
+
+
+def test_the_term_that_moved_is_told_once_it_is_known(log):
+    log(config(changed_ns=NOON_NS))
+    assert log(config(changed_ns=NOON_NS, term="all")) == [], "that is what the line said"
+    [line] = log(config(changed_ns=NOON_NS, term="intercept"))
+    assert line == "WARNING tiny: steps take 1.42 × as long since 12:00 UTC: every step by the same time"
+    assert log(config(changed_ns=NOON_NS, term="intercept")) == []
+    assert log(config()) == [] == log(config(changed_ns=NOON_NS, term="intercept"))
 
 
 def test_a_change_of_another_day_is_told_with_the_date(log):

@@ -5,9 +5,9 @@ import msgspec
 from collector.config.schema import Config
 from exporters.metrics_page import snapshot_families
 from online.bank import Bank
+from online.constants import PREFERENCE
 from online.rows import Target
 from online.snapshot import ErrorSnapshot
-from online.target.target_state import CHAMPION_ADVANTAGE
 from tests.support import exporter_cases as cases
 from tests.support.linear_steps import steps
 
@@ -32,7 +32,7 @@ def test_another_model_takes_the_place_of_the_champion_only_where_it_is_better_b
         (0.10, 0.099, "portable"),
         (0.10, 0.94 * 0.10, "custom"),
         (0.0999, 0.10, "custom"),
-        (0.10 * CHAMPION_ADVANTAGE + 1e-6, 0.10, "custom"),
+        (0.10 * PREFERENCE + 1e-6, 0.10, "custom"),
         (0.09, 0.10, "portable"),
     ):
         state = _with_errors(bank, portable=portable, custom=custom)

@@ -1,0 +1,107 @@
+"""Slower, and in which term: recordings of a real server that were made slower, of which the term is named."""
+
+import numpy as np
+import pytest
+
+from online import Snapshot, merge_states
+from online.snapshot import ConfigSnapshot
+from online.terms import moved_term
+from tests.support.slower import (
+    CONFIG,
+    bank_of,
+    decode_longer,
+    every_step_longer,
+    everything_longer,
+    learned,
+    noisy,
+    prefill_longer,
+    slowed,
+    step_rows,
+)
+from tracefit import load
+
+ONSET, TEN_MINUTES_NS = 7_900, 600 * 10**9
+
+
+@pytest.mark.parametrize(
+    ("slower", "term", "added"),
+    [
+        (every_step_longer(30_800.0), "intercept", 30_800.0),
+        (decode_longer(3.3), "decode", 2.3),
+        (everything_longer(1.42), "all", 0.42),
+    ],
+    ids=["30.8 ms more on every step", "decode 3.3 times as long", "all 1.42 times as long"],
+)
+def test_a_change_names_its_term_within_ten_minutes_of_traffic(slower, term, added):
+    rows = slowed(step_rows(), slower, since=ONSET)
+    ten_minutes = rows.take(rows.end_ns < rows.end_ns[ONSET] + TEN_MINUTES_NS)
+    before, after = learned(bank_of(rows.take(np.arange(ONSET)))).drift, learned(bank_of(ten_minutes)).drift
+    assert before.count == 0
+    assert after.count >= 1
+    assert after.term == term
+    assert after.added == pytest.approx(added, rel=0.2)
+
+
+@pytest.mark.parametrize(
+    ("slower", "term", "added"),
+    [
+        (prefill_longer(1.5), "prefill_tokens", 341.0),
+        (every_step_longer(30_800.0), "intercept", 30_800.0),
+        (everything_longer(1.15), "all", 0.15),
+    ],
+    ids=["prefill", "every step", "all"],
+)
+def test_a_replica_that_is_slower_from_its_start_is_named_with_its_term(slower, term, added):
+    siblings = [noisy(step_rows(), seed) for seed in range(4)]
+    siblings[2] = slowed(siblings[2], slower)
+    bank = bank_of(siblings[0])
+    states = [bank_of(rows, f"engine-{number}").state() for number, rows in enumerate(siblings)]
+    bank.restore(merge_states(states, CONFIG))
+    (odd,) = [replica for replica in learned(bank).replicas if replica.differs]
+    assert (odd.engine, odd.term) == ("engine-2", term)
+    assert odd.added == pytest.approx(added, rel=0.1)
+
+
+def test_equal_replicas_name_none():
+    states = [bank_of(noisy(step_rows(), seed), f"engine-{seed}").state() for seed in range(4)]
+    bank = bank_of(step_rows())
+    bank.restore(merge_states(states, CONFIG))
+    assert [(replica.differs, replica.term) for replica in learned(bank).replicas] == [(False, "")] * 4
+
+
+@pytest.mark.parametrize(
+    ("slower", "term", "added"),
+    [
+        (decode_longer(3.3), "decode", 2.3),
+        (prefill_longer(2.0), "prefill_tokens", 682.0),
+        (every_step_longer(30_800.0), "intercept", 30_800.0),
+    ],
+    ids=["decode", "prefill", "every step"],
+)
+def test_two_versions_of_a_server_differ_in_a_term(slower, term, added):
+    snapshots = []
+    for version, rows in (("0.31.0", step_rows()), ("0.32.0", slowed(noisy(step_rows(), 1), slower))):
+        config = ConfigSnapshot(
+            config_id=f"id-{version}",
+            config={"model": "llama", "gpu": "H100", "vllm_version": version},
+            engines=[],
+            telemetry="steps",
+            targets={"step_time": learned(bank_of(rows))},
+        )
+        made = Snapshot(generation=1, created_unix_nano=1, tracefit_version="0", configs=[config])
+        snapshots.append(load(made.to_json()))
+    (diff,) = snapshots[0].diff(snapshots[1]).configs
+    assert diff.term == term
+    assert diff.added == pytest.approx(added, rel=0.2)
+    (same,) = snapshots[0].diff(snapshots[0]).configs
+    assert (same.term, same.added) == ("", None)
+
+
+def test_a_load_that_cannot_tell_terms_apart_names_all_of_them():
+    x = np.tile([1.0, 0.0, 4000.0, 8.0], (100, 1))
+    beta = np.array([9000.0, 40.0, 0.1, 100.0])
+    weight = 1.0 / (x @ beta) ** 2
+    a, b = (x.T * weight) @ x, (x.T * weight) @ (x @ beta + 5000.0)
+    names = ("intercept", "prefill_tokens", "decode_context_tokens", "requests")
+    assert moved_term(a, b, beta, names, slower=True).name == "all"
+    assert moved_term(a, b, beta, names, slower=False).name == "", "it is slower, not faster"

@@ -1,0 +1,102 @@
+"""Recordings made slower by hand: step rows of a real server, of which some work takes longer from a moment on."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Callable
+from functools import cache
+
+import numpy as np
+
+from collector.config import Config
+from collector.recordings import Recording, TimedExport
+from collector.service.build import make_pipeline
+from online import Bank, RowBlock, Target, TargetSnapshot
+from online.rows import STEP_FEATURES
+from tests.support.recordings import otlp_file
+
+CONFIG_ID = "0f3c52aa9b1e"
+CONFIG = Config(learners=("rls",), feature_sets=("portable",))
+PREFILL_US, NS_PER_US = 682.0, 1e3
+"""What a prompt token costs in c10_long."""
+
+Slower = Callable[["Work"], np.ndarray]
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """Columns of rows, (n,) each: steps, prefill tokens, and the time that they took, in microseconds."""
+
+    steps: np.ndarray
+    prefill_tokens: np.ndarray
+    elapsed_us: np.ndarray
+
+
+@cache
+def step_rows(name: str = "c10_long") -> RowBlock:
+    """All step rows of a recording, as its pipeline makes them."""
+    pipeline, rows = make_pipeline(CONFIG), []
+
+    def take(_config_id, target, block, _engines=None):
+        rows.extend([block] if target is Target.STEP_TIME else [])
+        return Counter()
+
+    pipeline._bank.learn = take
+    exports = [timed.export for timed in Recording(otlp_file(name), print) if isinstance(timed, TimedExport)]
+    for start in range(0, len(exports), 64):
+        pipeline.process(exports[start : start + 64])
+    pipeline.flush()
+    return RowBlock.concatenate(rows)
+
+
+def every_step_longer(by_us: float) -> Slower:
+    """Each step takes so much longer, whatever is in it."""
+    return lambda work: work.elapsed_us + by_us * work.steps
+
+
+def prefill_longer(factor: float) -> Slower:
+    """A prompt token costs so many times as much."""
+    return lambda work: work.elapsed_us + (factor - 1.0) * PREFILL_US * work.prefill_tokens
+
+
+def decode_longer(factor: float) -> Slower:
+    """Everything but prompt tokens costs so many times as much."""
+
+    def longer(work: Work) -> np.ndarray:
+        decode_us = np.maximum(work.elapsed_us - PREFILL_US * work.prefill_tokens, 0.0)
+        return work.elapsed_us + (factor - 1.0) * decode_us
+
+    return longer
+
+
+def everything_longer(factor: float) -> Slower:
+    """Every step takes so many times as long."""
+    return lambda work: factor * work.elapsed_us
+
+
+def slowed(rows: RowBlock, slower: Slower, *, since: int = 0) -> RowBlock:
+    """The rows of a machine that is slower from row ``since`` on; their ends move with it."""
+    column = rows.raw[:, STEP_FEATURES.index("prefill_tokens")]
+    work = Work(rows.steps, np.add.reduceat(column, rows.offsets[:-1]), rows.elapsed_us)
+    longer_us = np.where(np.arange(len(rows)) < since, work.elapsed_us, slower(work))
+    later_ns = np.cumsum((longer_us - work.elapsed_us) * NS_PER_US).astype(np.int64)
+    return dataclasses.replace(rows, elapsed_us=longer_us, end_ns=rows.end_ns + later_ns)
+
+
+def noisy(rows: RowBlock, seed: int) -> RowBlock:
+    """The rows of a sibling: each takes 3 % more or less."""
+    noise = np.exp(np.random.default_rng(seed).normal(0.0, 0.03, len(rows)))
+    return dataclasses.replace(rows, elapsed_us=rows.elapsed_us * noise)
+
+
+def bank_of(rows: RowBlock, engine: str = "engine-0") -> Bank:
+    """What a sidecar knows after these rows of one engine."""
+    bank = Bank(CONFIG)
+    bank.learn(CONFIG_ID, Target.STEP_TIME, rows, engines={int(each): engine for each in np.unique(rows.engine)})
+    return bank
+
+
+def learned(bank: Bank) -> TargetSnapshot:
+    """What it says of the step time."""
+    return bank.targets(CONFIG_ID)["step_time"]

@@ -19,6 +19,7 @@ from typing import Final, Protocol
 
 from collector.config import Config
 from collector.ingest import Export
+from collector.join import Pending
 from collector.runtime import Clock, Files, Health, StartError, SystemFiles, Task
 from collector.telemetry import Metrics, Outcome, Transport, table
 from online.state import Tree, encode
@@ -55,6 +56,10 @@ class Restartable(Protocol):
         """Make rows of everything that waits in the join, or drop it for a reason; none of it is needed again."""
         ...
 
+    def pending(self) -> list[Pending]:
+        """What each source holds that has not become rows."""
+        ...
+
     def to_checkpoint(self) -> tuple[Tree, Position]:
         """The parts of a checkpoint as of now, apart from what goes on changing."""
         ...
@@ -89,7 +94,7 @@ def fitted_capacity(config: Config, files: Files) -> tuple[int, str]:
     try:
         volume = files.volume(directory)
         for path in directory.iterdir():
-            if path.name in STATE_FILES or is_segment(path.name):
+            if path.name in STATE_FILES or is_segment(path):
                 held_bytes += path.stat().st_size
     except OSError:
         return wanted_bytes, ""
@@ -140,10 +145,10 @@ class Durability:
         """What a start found lost; why the log has less room than configured; why the last checkpoint is in no file."""
         self._lock = threading.Lock()
         """Guards the next two."""
-        self._pending: tuple[Tree, Position, tuple[int, int]] | None = None
+        self._pending: tuple[Tree, Position, tuple[int, int, int]] | None = None
         self._writing = False
-        self._saved = (0, pipeline.learned_rows)
-        """Spans accepted and rows learned by this process that the newest checkpoint knows of."""
+        self._saved = (0, pipeline.learned_rows, 0)
+        """Spans accepted and rows learned by this process that the newest checkpoint knows of; what waited then."""
         self._task = Task(WRITER, self._write_pending, health=health, turn_timeout_s=CHECK_IN_TIMEOUT_S)
         metrics.follow(table.LOG_BYTES, lambda: self._log.size_bytes)
         metrics.follow(table.LOG_CAPACITY, lambda: self._log.capacity_bytes if self.keeps_backlog else 0)
@@ -152,14 +157,14 @@ class Durability:
         """Take the directory, restore, find the log's rest, begin to write."""
         self._directory.take()
         position, generation = self._checkpoints.load(self._pipeline.from_checkpoint)
-        self._saved = (0, self._pipeline.learned_rows)
+        self._saved = (0, self._pipeline.learned_rows, 0)
         self._metrics.set(table.STATE_RESTORED, 1, self._checkpoints.restored)
         self._metrics.set(table.STATE_WRITTEN, self._checkpoints.restored_unix_s)
         self._publisher.resume(generation)
         self._fit_log()
         if self._cramped:
             _log.warning("%s", self._cramped)
-        if self.keeps_backlog or any(is_segment(path.name) for path in self._directory.path.iterdir()):
+        if self.keeps_backlog or any(is_segment(path) for path in self._directory.path.iterdir()):
             try:
                 self._log.open(position.read_from, position.newest)
             except OSError as error:
@@ -188,12 +193,12 @@ class Durability:
             text += f"; {loss.size_bytes} bytes of it are damaged or cut"
         if loss.entries:
             self._lost = f"{loss.entries} entries of the log"
-        elif killed and unsaved.get("spans", 0):
-            spans, rows = unsaved["spans"], unsaved.get("rows", 0)
+        elif killed and any(unsaved.values()):
+            spans, rows, waiting = (max(unsaved.get(name, 0), 0) for name in ("spans", "rows", "waiting"))
             self._metrics.set(table.LOST_SPANS, spans)
             self._lost = (
                 f"{spans} spans that {killed}, acknowledged after its last checkpoint, {rows} rows that it had learned "
-                "of them, and what waited in the join (durability: memory)"
+                f"since then, and {waiting} steps, requests and rows that waited in the join then (durability: memory)"
             )
         if self._lost:
             _log.warning("%s. Lost: %s", text, self._lost)
@@ -296,8 +301,9 @@ class Durability:
             position = Position(position.newest, position.newest + 1)
             tree[PROGRESS]["read_from"] = position.read_from
         self._dirty = False
+        waiting = sum(one.steps + one.requests + one.rows for one in self._pipeline.pending())
         with self._lock:
-            self._pending = tree, position, (self._accepted_spans(), self._pipeline.learned_rows)
+            self._pending = tree, position, (self._accepted_spans(), self._pipeline.learned_rows, waiting)
         self._task.wake()
         return True
 
@@ -305,9 +311,11 @@ class Durability:
         return int(sum(self._metrics.value(table.ACCEPTED_SPANS, transport) for transport in Transport))
 
     def _note_unsaved(self) -> None:
+        """Leave to the next process what a kill would cost now."""
         if not self.keeps_backlog:
-            spans, rows = self._accepted_spans() - self._saved[0], self._pipeline.learned_rows - self._saved[1]
-            self._directory.note(spans=spans, rows=rows)
+            spans, rows, waiting = self._saved
+            accepted, learned = self._accepted_spans(), self._pipeline.learned_rows
+            self._directory.note(spans=accepted - spans, rows=learned - rows, waiting=waiting)
 
     def _due(self) -> bool:
         return self._clock.monotonic_ns() - self._taken_ns >= self._interval_ns and not self._writing

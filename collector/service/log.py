@@ -85,9 +85,9 @@ class _Meta(msgspec.Struct, frozen=True, array_like=True):
 _meta_decoder = msgspec.msgpack.Decoder(_Meta)
 
 
-def is_segment(name: str) -> bool:
-    """Whether a file of this name is a segment."""
-    return _SEGMENT_NAME.fullmatch(name) is not None
+def is_segment(path: Path) -> bool:
+    """Whether it is a file with the name of a segment; of another kind than a file nobody made it for a log."""
+    return _SEGMENT_NAME.fullmatch(path.name) is not None and path.is_file()
 
 
 class Log:
@@ -131,7 +131,7 @@ class Log:
 
     def _found(self) -> Iterator[tuple[_Segment, int]]:
         """The segments that are there, and from which number on each has no entry."""
-        paths = sorted(path for path in self._directory.iterdir() if is_segment(path.name))
+        paths = sorted(path for path in self._directory.iterdir() if is_segment(path))
         firsts = [int(path.name.rpartition(".")[2], 16) for path in paths]
         for path, first, stop in zip(paths, firsts, [*firsts[1:], _NUMBER_MAX], strict=False):
             yield _Segment(path, first, stop - 1, path.stat().st_size), stop

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import threading
 import time
 from unittest.mock import Mock
@@ -148,6 +149,26 @@ def test_a_log_that_is_full_of_an_engines_last_steps_frees_itself_when_nothing_e
         eventually(lambda: accepted(sidecar, 1 + EXPORT_STEPS * (exports + 1)))
 
 
+def test_what_waited_in_the_join_at_the_last_checkpoint_is_counted_as_lost_by_a_kill(tmp_path):
+    with running_sidecar(tmp_path, CHECKPOINT_INTERVAL_S="0.2") as sidecar:
+        send(sidecar, 1)
+        eventually(lambda: b'"spans": 0, "rows": 0, "waiting": ' in (tmp_path / LOCK_NAME).read_bytes())
+        eventually(lambda: not (tmp_path / LOCK_NAME).read_bytes().endswith(b'"waiting": 0}'))
+        files = files_at_a_kill(tmp_path)
+    laid_back(tmp_path, files)
+    with running_sidecar(tmp_path) as sidecar:
+        told = json.loads(get(sidecar.http_port, "/readyz"))["lost"]
+        assert re.search(r" and [1-9]\d* steps, requests and rows that waited in the join then", told)
+
+
+@pytest.mark.parametrize("durability", ["memory", "log"])
+def test_a_directory_with_the_name_of_a_segment_is_left_alone(tmp_path, durability):
+    (tmp_path / "log.00000000000fffff").mkdir()
+    with running_sidecar(tmp_path, DURABILITY=durability) as sidecar:
+        send(sidecar, 1)
+        assert "lost" not in json.loads(get(sidecar.http_port, "/readyz"))
+
+
 @pytest.mark.parametrize("durability", ["memory", "log"])
 def test_the_second_sidecar_on_a_directory_is_told_who_has_it_and_changes_nothing(tmp_path, durability):
     with running_sidecar(tmp_path, DURABILITY=durability, CHECKPOINT_INTERVAL_S="0.2") as sidecar:
@@ -197,6 +218,7 @@ def test_a_restart_after_a_kill_without_a_log_says_how_much_is_lost_and_how_old_
     assert line.levelname == "WARNING"
     assert line.message.startswith("continuing from state.bin, 360")
     assert "acknowledged after its last checkpoint" in line.message
+    assert "steps, requests and rows that waited in the join then" in line.message
     caplog.clear()
     with running_sidecar(tmp_path) as sidecar:
         assert "lost" not in json.loads(get(sidecar.http_port, "/readyz")), "the one before stopped in order"

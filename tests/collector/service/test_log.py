@@ -26,7 +26,7 @@ def export(number, size_bytes=100):
 
 
 def segments(directory):
-    return sorted(path for path in directory.iterdir() if is_segment(path.name))
+    return sorted(path for path in directory.iterdir() if is_segment(path))
 
 
 def filled(directory, count=200, **options):

@@ -16,6 +16,7 @@ import gc
 import logging
 from collections.abc import Callable, Mapping
 from functools import partial
+from itertools import combinations
 from pathlib import Path
 
 import prometheus_client
@@ -36,7 +37,7 @@ from collector.ingest import (
     read_credentials,
     warn_of_open_ports,
 )
-from collector.ingest.kv import KvIntake
+from collector.ingest.kv import KvIntake, check_kv
 from collector.ingest.otlp_grpc import OtlpGrpcReceiver
 from collector.ingest.otlp_http import make_http_receiver
 from collector.ingest.scrape import SERVERS_MAX, Scraper
@@ -50,6 +51,7 @@ from collector.runtime import (
     StartError,
     SteadyClock,
     Stop,
+    SystemFiles,
     cgroup_limit_bytes,
     limit_bytes,
     resident_bytes,
@@ -67,6 +69,7 @@ from collector.service import (
     SnapshotWriter,
     StallWatch,
     Worker,
+    fitted_capacity,
     make_pipeline,
 )
 from collector.telemetry import JoinEvent, Metrics, PluginLoss, table
@@ -79,6 +82,7 @@ from online import Snapshot
 
 GENERATIONS_PER_FILE = 2
 """``snapshot.json`` is written at every second pause between generations: a slow disk is spared, and readers poll."""
+_ANY_HOST = ("", "0.0.0.0", "::")  # noqa: S104 -- compared, not bound
 GRACE_S = 3.0
 """How long calls that run may still end after SIGTERM; with ``drain_s`` it fits a pod's 30 s."""
 PAGE_TIMEOUT_S = 10.0
@@ -350,6 +354,37 @@ class Sidecar:
     def _configs_problem(self) -> str:
         refused, held = int(self.metrics.value(table.CONFIGS_REFUSED)), self.config.configs_max
         return f"{refused} configurations are not learned beside {held} others: raise engines_max" if refused else ""
+
+
+def check_config(config: Config, clock: Clock) -> None:
+    """Raise ConfigError for the first thing that would keep the process from running with this configuration."""
+    _check_ports(config)
+    make_pipeline(config)
+    read_credentials(config, clock)
+    check_kv(config)
+    Scraper(config, clock)  # reads token and certificates; asks nobody before its start
+    if config.pages_token_file:
+        TokenFile(config.pages_token_file, "pages_token_file", clock)
+
+
+def remarks_on_config(config: Config) -> list[str]:
+    """What a start here would do otherwise than configured; nothing where its directory is not on this machine."""
+    if config.durability != "log":
+        return []
+    _, problem = fitted_capacity(config, SystemFiles())
+    return [problem] if problem else []
+
+
+def _check_ports(config: Config) -> None:
+    """One port has one server."""
+    endpoints = {"listen": config.listen, "pages": config.pages}
+    if config.listen_http:
+        endpoints["listen_http"] = config.listen_http
+    for (key, text), (other_key, other_text) in combinations(endpoints.items(), 2):
+        (host, port), (other_host, other_port) = parse_endpoint(text), parse_endpoint(other_text)
+        overlap = host == other_host or host in _ANY_HOST or other_host in _ANY_HOST
+        if port == other_port != 0 and overlap:
+            raise ConfigError(other_key, f"port {port} is that of {key} already")
 
 
 def run(loaded: Loaded, clock: Clock, stop: Stop) -> bool:

@@ -7,12 +7,13 @@ set before numpy and grpc are imported.
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import json
 import os
+import platform
 import sys
 from collections.abc import Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -26,25 +27,30 @@ from collector.commands.arguments import (
     HostPort,
     Interval,
     Number,
+    Option,
     Word,
+    asks_snapshot,
     config_options,
     is_flag,
     json_option,
+    limit_option,
     many,
     number_option,
     out_option,
     request_options,
     say_usage,
+    target_option,
     token_option,
     which_option,
+    with_config,
 )
 from collector.config import (
+    ENV_PREFIX,
     Config,
     ConfigError,
     explain_key,
     explain_keys,
     json_schema,
-    load,
     load_or_degrade,
     scraping,
 )
@@ -62,7 +68,6 @@ from collector.runtime import (
     SystemClock,
     check_packages,
     configure_logs,
-    in_thread,
     note_above_bar,
     package_files,
     print_in_any_encoding,
@@ -77,8 +82,15 @@ _ENVIRONMENT = {
 _COMPLETE = "_TRACEFIT_COMPLETE"
 """Set by the shell that completes a command line, as click has it."""
 
-_LIMIT = "A limit of the engine that its telemetry did not tell."
+LIBRARIES = ("numpy", "grpcio", "msgspec", "prometheus-client", "river")
+"""What results and crashes depend on."""
+BLIS = "For BLIS"
 
+RUN_EPILOG = """\b
+Every key of the configuration is a variable, too:
+  TRACEFIT_MODEL=llama TRACEFIT_ITL_MS=30 tracefit run --scrape http://localhost:8000/metrics
+  tracefit config explain: all of them
+"""
 EPILOG = """\b
 exit codes: 0 done, 1 failed, 2 wrong usage, 78 bad configuration, 130 stopped by Ctrl-C
 environment: TRACEFIT_CONFIG names the configuration file, TRACEFIT_<KEY> sets a key
@@ -135,16 +147,20 @@ def tracefit() -> None:
 # --- the sidecar ------------------------------------------------------------------------------------------------------
 
 
-@tracefit.command()
+@tracefit.command(epilog=RUN_EPILOG)
+@click.option("--listen", type=HostPort(), metavar="HOST:PORT", help="Where OTLP over gRPC comes in (127.0.0.1:4317).")
+@click.option("--pages", type=HostPort(), metavar="HOST:PORT", help="Where metrics and pages are (0.0.0.0:9464).")
+@click.option("--dir", "directory", metavar="DIR", help="Where the files go (snapshots).")
 @click.option("--scrape", multiple=True, metavar="URL", help="Learn from a server's own page of metrics.")
 @config_options
-def run(scrape: tuple[str, ...], config: Path | None, profile: str | None) -> int:
+def run(*, scrape: tuple[str, ...], config: Path | None, profile: str | None, **keys: str | None) -> int:
     """Receive telemetry, learn, publish."""
     clock = SystemClock()
+    from .app import check_config  # noqa: PLC0415
     from .app import run as serve  # noqa: PLC0415
-    from .commands.check import check  # noqa: PLC0415
 
-    loaded = load_or_degrade(config, os.environ, profile, lambda given: check(given, clock))
+    given = {f"{ENV_PREFIX}{key.upper()}": json.dumps(value) for key, value in keys.items() if value is not None}
+    loaded = load_or_degrade(config, {**os.environ, **given}, profile, lambda wanted: check_config(wanted, clock))
     loaded = loaded._replace(config=scraping(loaded.config, scrape))
     return EXIT_OK if serve(loaded, clock, Stop()) else EXIT_FAILED
 
@@ -152,7 +168,7 @@ def run(scrape: tuple[str, ...], config: Path | None, profile: str | None) -> in
 @tracefit.command()
 @click.option("--speed", type=Number("from 0.01 on", 0.01), default=20.0, metavar="N", help="Times as recorded (20).")
 @click.option("--recording", type=FILE, metavar="FILE", help="A recording other than the bundled one.")
-@click.option("--directory", type=FILE, metavar="DIR", help="Where its files go (snapshots/demo).")
+@click.option("--dir", "--directory", "directory", type=FILE, metavar="DIR", help="Its files go here (snapshots/demo).")
 @click.option(
     "--throttle",
     type=Number("from 0.01 to 100", 0.01, 100.0),
@@ -161,7 +177,7 @@ def run(scrape: tuple[str, ...], config: Path | None, profile: str | None) -> in
     help="From its middle on, the recorded machine takes N times as long (1).",
 )
 @click.option("--to", type=HostPort(), metavar="HOST:PORT", help="Send to a running sidecar, in real time, for ever.")
-@click.option("--save", type=FILE, metavar="FILE", help="No sidecar: write what would be sent to FILE.")
+@click.option("-o", "--save", type=FILE, metavar="FILE", help="No sidecar: write what would be sent to FILE.")
 def demo(
     *, speed: float, recording: Path | None, directory: Path | None, throttle: float, to: str | None, save: Path | None
 ) -> int:
@@ -173,13 +189,9 @@ def demo(
     if save is not None:
         made.save_recording(made.find_recording(recording), save, throttle, _say)
         return EXIT_OK
-    if to is not None:
-
-        def send(stop: Stop) -> int:
-            return made.send_forever(recording, to, SystemClock(), stop, _say, throttle)
-
-        return asyncio.run(in_thread(send, Stop()))
     with made.signals_as_ctrl_c():
+        if to is not None:
+            return made.send_forever(recording, to, SystemClock(), _say, throttle)
         return made.demo(recording, speed, _say, directory, throttle)
 
 
@@ -187,10 +199,7 @@ def demo(
 
 
 @tracefit.command()
-@click.argument("snapshot")
-@which_option
-@token_option
-@json_option
+@asks_snapshot
 def show(*, snapshot: str, which: str, token_file: Path | None, in_json: bool) -> int:
     """What a snapshot says: coefficients, error bars, verdict."""
     from collector.commands import ask  # noqa: PLC0415
@@ -199,16 +208,13 @@ def show(*, snapshot: str, which: str, token_file: Path | None, in_json: bool) -
 
 
 @tracefit.command()
-@click.argument("snapshot")
-@number_option("--prefill", "Prefill tokens of the step.")
-@number_option("--requests", "Requests in the step.")
-@number_option("--context", "Tokens of decode context of the step.")
-@request_options(required=False)
-@number_option("--concurrency", "Requests in flight.")
+@number_option("--prefill", "Prefill tokens of the step.", heading="What one step costs")
+@number_option("--requests", "Requests in the step.", heading="What one step costs")
+@number_option("--context", "Tokens of decode context of the step.", heading="What one step costs")
+@request_options("What requests see at a load", required=False)
+@number_option("--concurrency", "Requests in flight.", heading="What requests see at a load")
 @is_flag("--now", "Of the next seconds: times the level of the last steps.")
-@which_option
-@token_option
-@json_option
+@asks_snapshot
 def predict(*, snapshot: str, now: bool, which: str, token_file: Path | None, in_json: bool, **question: Any) -> int:
     """What one step costs, or what requests see at a load."""
     from collector.commands import ask  # noqa: PLC0415
@@ -219,18 +225,15 @@ def predict(*, snapshot: str, now: bool, which: str, token_file: Path | None, in
 
 
 @tracefit.command()
-@click.argument("snapshot")
-@request_options(required=True)
-@click.option("--itl", metavar="TIME", help="Largest mean time between tokens, like 30ms.")
-@click.option("--ttft", metavar="TIME", help="Largest mean time to first token, like 1s.")
-@number_option("--rate", "Requests per second that arrive: how many engines do they need.")
-@is_flag("--safe", "Hold the upper edge of the interval against the targets.")
-@click.option("--max-num-seqs", type=int, metavar="N", help=_LIMIT)
-@click.option("--max-num-batched-tokens", type=int, metavar="N", help=_LIMIT)
-@click.option("--kv-tokens", type=int, metavar="N", help=_LIMIT)
-@which_option
-@token_option
-@json_option
+@request_options("The load", required=True)
+@number_option("--rate", "Requests per second that arrive: how many engines do they need.", heading="The load")
+@target_option("--itl", "Mean time between tokens at most, like 30ms.", metavar="TIME")
+@target_option("--ttft", "Mean time to first token at most, like 1s.", metavar="TIME")
+@target_option("--safe", "Hold the upper edge of the band against the targets.", is_flag=True)
+@limit_option("--max-num-seqs", "Requests in a batch at most.")
+@limit_option("--max-num-batched-tokens", "Tokens in a step at most.")
+@limit_option("--kv-tokens", "Tokens that the KV cache holds.")
+@asks_snapshot
 def plan(*, snapshot: str, which: str, token_file: Path | None, in_json: bool, **question: Any) -> int:
     """How many requests fit the targets, and what limits them."""
     from collector.commands import ask  # noqa: PLC0415
@@ -271,14 +274,27 @@ def doctor(*, url: str, token_file: Path | None, in_json: bool) -> int:
     "--format",
     "file_format",
     required=True,
-    type=Word(["blis-yaml", "blis-flags", "blis-trace"]),
+    type=Word(["blis-yaml", "blis-flags", "blis-trace"], {"blis": "blis-yaml"}),
     help="See docs/blis.md; of blis-trace, SNAPSHOT is a recording.",
 )
-@click.option("--model-config", type=FILE, metavar="FILE", help="The model's config.json.")
-@click.option("--hardware", metavar="NAME", help="GPU, or its memory bandwidth in TB/s.")
-@click.option("--alpha", type=Word(["server", "effective"]), default="server", help="See docs/blis.md (server).")
-@is_flag("--mean", "Step times with what stalls add in the mean.")
-@click.option("--require", type=Word(["identified"]), help="Refuse if a coefficient is anything less.")
+@click.option("--model-config", type=FILE, metavar="FILE", help="The model's config.json.", cls=Option, heading=BLIS)
+@click.option("--hardware", metavar="NAME", help="GPU, or its memory bandwidth in TB/s.", cls=Option, heading=BLIS)
+@click.option(
+    "--alpha",
+    type=Word(["server", "effective"]),
+    default="server",
+    help="See docs/blis.md (server).",
+    cls=Option,
+    heading=BLIS,
+)
+@click.option("--mean", is_flag=True, help="Step times with what stalls add in the mean.", cls=Option, heading=BLIS)
+@click.option(
+    "--require",
+    type=Word(["identified"]),
+    help="Refuse if a coefficient is anything less.",
+    cls=Option,
+    heading=BLIS,
+)
 @out_option("where the result goes (standard output); of blis-trace, a directory", required=False)
 @which_option
 @token_option
@@ -305,23 +321,14 @@ def export(
 @many("files", "FILE")
 @click.option("-o", "--out", "--snapshot", required=True, type=FILE, metavar="OUT", help="Where the coefficients go.")
 @click.option("--state", type=FILE, metavar="OUT", help="Save what was learned, for donors and merges.")
-@config_options
+@with_config
 @json_option
-def replay(
-    *,
-    files: tuple[Path, ...],
-    out: Path,
-    state: Path | None,
-    config: Path | None,
-    profile: str | None,
-    in_json: bool,
-) -> int:
+def replay(*, files: tuple[Path, ...], out: Path, state: Path | None, config: Config, in_json: bool) -> int:
     """Learn from recordings: files, directories of them, or - (docs/telemetry.md)."""
-    loaded = load(config, os.environ, profile)
     from collector.commands import replay as made  # noqa: PLC0415
 
     say, stdin = _teller(in_json=in_json), sys.stdin.buffer
-    code = made.replay(files, out, loaded, SystemClock(), say=say, note=note_above_bar, state=state, stdin=stdin)
+    code = made.replay(files, out, config, SystemClock(), say=say, note=note_above_bar, state=state, stdin=stdin)
     return _concluded(code, out, in_json=in_json)
 
 
@@ -339,7 +346,7 @@ def fleet() -> None:
 @click.option(
     "--require", type=RATIO, default=0.5, metavar="SHARE", help="Write nothing if fewer sources gave a state (0.5)."
 )
-@config_options
+@with_config
 @json_option
 def fleet_pull(
     *,
@@ -349,8 +356,7 @@ def fleet_pull(
     token_file: Path | None,
     timeout: float,
     require: float,
-    config: Path | None,
-    profile: str | None,
+    config: Config,
     in_json: bool,
 ) -> int:
     """Gather states, merge them by configuration, name who differs.
@@ -359,18 +365,16 @@ def fleet_pull(
     """
     if every is not None and in_json:
         raise ConfigError("--json", "not with --every, which serves its result at /snapshot")
-    loaded, clock = load(config, os.environ, profile), SystemClock()
     from collector.fleet.pull import PullOptions, pull_once, token_reader  # noqa: PLC0415
     from collector.fleet.service import FleetService, serve_fleet  # noqa: PLC0415
 
-    options = PullOptions(sources, out, timeout, require, token_reader(token_file))
+    clock, options = SystemClock(), PullOptions(sources, out, timeout, require, token_reader(token_file))
     if every is None:
-        code = pull_once(options, loaded, clock, say=_teller(in_json=in_json), note=note_above_bar)
+        code = pull_once(options, config, clock, say=_teller(in_json=in_json), note=note_above_bar)
         return _concluded(code, out, in_json=in_json)
-    set_log_level(loaded.log_level)
-    set_log_format(loaded.log_format)
-    service = FleetService(options, loaded, clock, interval_s=every)
-    return EXIT_OK if serve_fleet(service, Stop()) else EXIT_FAILED
+    set_log_level(config.log_level)
+    set_log_format(config.log_format)
+    return EXIT_OK if serve_fleet(FleetService(options, config, clock, interval_s=every), Stop()) else EXIT_FAILED
 
 
 @fleet.command("replay")
@@ -378,18 +382,15 @@ def fleet_pull(
 @out_option("where the fleet's files go", metavar="DIR")
 @click.option("--ray", default="local", metavar="ADDRESS", help="A Ray cluster: HOST:PORT or auto (default: one here).")
 @click.option("--rows", default="", metavar="DIR|URL", help="Write every row as Parquet: docs/fleet.md.")
-@config_options
+@with_config
 @json_option
-def fleet_replay(
-    *, places: tuple[str, ...], out: Path, ray: str, rows: str, config: Path | None, profile: str | None, in_json: bool
-) -> int:
+def fleet_replay(*, places: tuple[str, ...], out: Path, ray: str, rows: str, config: Config, in_json: bool) -> int:
     """Learn recordings of many engines in bulk, on Ray."""
-    loaded = load(config, os.environ, profile)
     from collector.fleet.replay import ReplayOptions, replay_fleet  # noqa: PLC0415
 
     rows = rows if "://" in rows or not rows else str(Path(rows).absolute())
     options, say = ReplayOptions(places, out, ray, rows), _teller(in_json=in_json)
-    return _concluded(replay_fleet(options, loaded, SystemClock(), say=say, note=note_above_bar), out, in_json=in_json)
+    return _concluded(replay_fleet(options, config, SystemClock(), say=say, note=note_above_bar), out, in_json=in_json)
 
 
 @tracefit.group(cls=Commands)
@@ -399,7 +400,7 @@ def lab() -> None:
 
 @lab.command("evaluate")
 @many("files", "FILE")
-@click.option("--json", "out", type=FILE, metavar="OUT", help="Write every number as JSON.")
+@out_option("every number as JSON", required=False)
 @click.option("--snapshot", type=FILE, metavar="FILE", help="Score this snapshot's coefficients as well.")
 @click.option(
     "--learn-until",
@@ -414,30 +415,19 @@ def lab() -> None:
     type=Word(["config", "gpu", "model", "quantization", "workload"]),
     help="What donors lack.",
 )
-@config_options
+@with_config
+@json_option
 def lab_evaluate(
-    *,
-    files: tuple[Path, ...],
-    out: Path | None,
-    snapshot: Path | None,
-    learn_until: float,
-    systems: str,
-    leave_out: str | None,
-    config: Path | None,
-    profile: str | None,
+    *, files: tuple[Path, ...], systems: str, leave_out: str | None, config: Config, in_json: bool, **options: Any
 ) -> int:
     """Compare every modelling system on recordings."""
-    loaded = load(config, os.environ, profile)
     from collector.evaluate.command import EvaluateOptions, evaluate_recordings  # noqa: PLC0415
 
-    options = EvaluateOptions(
-        json=out,
-        snapshot=snapshot,
-        learn_until=learn_until,
-        systems=tuple(name.strip() for name in systems.split(",") if name.strip()),
-        leave_out=leave_out or "",
-    )
-    return evaluate_recordings(list(files), loaded, options, SystemClock(), say=_say, note=note_above_bar)
+    names = tuple(name.strip() for name in systems.split(",") if name.strip())
+    document = _say if in_json else None
+    asked = EvaluateOptions(systems=names, leave_out=leave_out or "", document=document, **options)
+    say = _teller(in_json=in_json)
+    return evaluate_recordings(list(files), config, asked, SystemClock(), say=say, note=note_above_bar)
 
 
 @lab.command("donors")
@@ -454,25 +444,16 @@ def lab_donors(*, paths: tuple[Path, ...], in_json: bool) -> int:
 @many("states", "STATE")
 @out_option("the merged state")
 @click.option("--snapshot", type=FILE, metavar="OUT", help="Its coefficients as well, and who differs.")
-@config_options
+@with_config
 @json_option
-def lab_merge(
-    *,
-    states: tuple[Path, ...],
-    out: Path,
-    snapshot: Path | None,
-    config: Path | None,
-    profile: str | None,
-    in_json: bool,
-) -> int:
+def lab_merge(*, states: tuple[Path, ...], out: Path, snapshot: Path | None, config: Config, in_json: bool) -> int:
     """Add what several sidecars learned into one state."""
     if in_json and snapshot is None:
         raise ConfigError("--json", "prints what --snapshot OUT writes, which is not asked for")
-    loaded = load(config, os.environ, profile)
     from collector.fleet.pull import merge_files  # noqa: PLC0415
 
     say = _teller(in_json=in_json)
-    code = merge_files(list(states), out, loaded, say=say, note=_warn, snapshot=snapshot)
+    code = merge_files(list(states), out, config, say=say, note=_warn, snapshot=snapshot)
     return EXIT_OK if snapshot is None and code == EXIT_OK else _concluded(code, snapshot or out, in_json=in_json)
 
 
@@ -485,18 +466,16 @@ def configuration() -> None:
 
 
 @configuration.command("check")
-@config_options
+@with_config
 @json_option
-def config_check(*, config: Path | None, profile: str | None, in_json: bool) -> int:
+def config_check(*, config: Config, in_json: bool) -> int:
     """Check the configuration and print what holds."""
-    loaded: Config = load(config, os.environ, profile)
-    from collector.commands.check import check, remarks  # noqa: PLC0415
-    from collector.runtime import SystemFiles  # noqa: PLC0415
+    from collector.app import check_config, remarks_on_config  # noqa: PLC0415
 
-    check(loaded, SystemClock())
-    for remark in remarks(loaded, SystemFiles()):
+    check_config(config, SystemClock())
+    for remark in remarks_on_config(config):
         _warn(f"warning: {remark}")
-    _say(json.dumps(config_tree(loaded), indent=2) if in_json else config_yaml(loaded).rstrip("\n"))
+    _say(json.dumps(config_tree(config), indent=2) if in_json else config_yaml(config).rstrip("\n"))
     return EXIT_OK
 
 
@@ -519,9 +498,27 @@ def config_schema() -> int:
 @json_option
 def version(*, in_json: bool) -> int:
     """This version, what it runs on, what it reads and writes."""
-    from collector.commands.version import tell_version  # noqa: PLC0415
+    from online import SCHEMA  # noqa: PLC0415
+    from online.state import VERSION  # noqa: PLC0415
 
-    return tell_version(in_json=in_json, say=_say)
+    libraries = {name: _version_of(name) for name in LIBRARIES}
+    about = {"version": __version__, "python": platform.python_version(), "platform": platform.platform()}
+    if in_json:
+        _say(
+            json.dumps({**about, "snapshot_schema": SCHEMA, "state_version": VERSION, "libraries": libraries}, indent=1)
+        )
+        return EXIT_OK
+    _say("tracefit {version}, Python {python}, {platform}".format(**about))
+    _say(f"snapshot {SCHEMA}, state version {VERSION}")
+    _say(", ".join(f"{name} {installed or 'not installed'}" for name, installed in libraries.items()))
+    return EXIT_OK
+
+
+def _version_of(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 # --- how a command speaks ---------------------------------------------------------------------------------------------

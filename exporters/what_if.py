@@ -194,12 +194,12 @@ class Parameter(NamedTuple):
     field: str = ""
 
 
-_CONFIG = Parameter("config", "text", "the config_id, its beginning, or words of its name; needed if there are more")
+_CONFIG = Parameter("config", "text", "which configuration, where there are several: its id, or words of its name")
 _REQUEST = (
     Parameter("prompt", "number", "prompt tokens of a request", field="prompt_tokens"),
     Parameter("output", "number", "output tokens of a request", field="output_tokens"),
 )
-_PREFIX_HIT = Parameter("prefix_hit", "number", "share of prompts cached (0)")
+_PREFIX_HIT = Parameter("prefix_hit", "number", "share of the prompt that is cached (0)")
 PREDICT = (
     _CONFIG,
     Parameter("prefill", "number", "prefill tokens of the step", field="prefill_tokens"),
@@ -214,14 +214,13 @@ PLAN = (
     _CONFIG,
     *(each._replace(required=True) for each in _REQUEST),
     _PREFIX_HIT,
-    Parameter("itl", "time", "largest mean time between tokens, like 30ms", field="itl_ms"),
-    Parameter("ttft", "time", "largest mean time to first token, like 1s", field="ttft_ms"),
+    Parameter("itl", "time", "mean time between tokens at most, like 30ms", field="itl_ms"),
+    Parameter("ttft", "time", "mean time to first token at most, like 1s", field="ttft_ms"),
     Parameter("rate", "number", "requests per second that arrive: how many engines do they need"),
-    Parameter("safe", "switch", "hold the upper edge of the interval against the targets"),
-    *(
-        Parameter(name, "whole", "a limit of the engine that its telemetry did not tell")
-        for name in ("max_num_seqs", "max_num_batched_tokens", "kv_tokens")
-    ),
+    Parameter("safe", "switch", "hold the upper edge of the band against the targets"),
+    Parameter("max_num_seqs", "whole", "requests in a batch at most"),
+    Parameter("max_num_batched_tokens", "whole", "tokens in a step at most"),
+    Parameter("kv_tokens", "whole", "tokens that the KV cache holds"),
 )
 _NAME_OF_FIELD = {each.field: each.name for each in (*PREDICT, *PLAN) if each.field}
 

@@ -42,6 +42,7 @@ class Model(NamedTuple):
     """Coefficients learned on one feature set; errors are ratios, None before anything was predicted.
 
     ``covariance``: of the coefficients' errors, one row per coefficient in their order; empty where nobody said.
+    ``plain_median_ape``: of the coefficients alone, without the factors of batch shapes.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Model(NamedTuple):
     mape: float | None
     median_ape: float | None
     covariance: tuple[tuple[float, ...], ...] = ()
+    plain_median_ape: float | None = None
 
 
 class Interval(NamedTuple):
@@ -328,6 +330,7 @@ def _model(name: str, tree: Any, where: str) -> Model:
         _maybe(error, "mape", where),
         _maybe(error, "median_ape", where),
         tuple(tuple(_numbers(row, len(coefficients), f"{where}.covariance")) for row in covariance),
+        _maybe(_object(tree.get("error") or {}, f"{where}.error"), "median_ape", where),
     )
 
 

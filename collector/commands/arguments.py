@@ -6,16 +6,17 @@ every ``tracefit --help`` reads this.
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import click
 
-from collector.config import ENV_FILE, PROFILES, is_endpoint, suggestion
+from collector.config import ENV_FILE, PROFILES, Config, is_endpoint, load, suggestion
 
 Function = Callable[..., Any]
 """What is made a command."""
@@ -43,10 +44,48 @@ MEANT = {
     "help": "--help",
 }
 """What newcomers type, and what they mean by it."""
+MEANT_OPTIONS = {
+    "--tpot": "--itl",
+    "--model": "--which",
+    "--batch": "--requests",
+    "--batch-size": "--requests",
+    "--port": "--listen",
+    "--host": "--listen",
+    "--metrics": "--pages",
+    "--output": "--out",
+    "--token": "--token-file",
+    "--hardware": "--which",
+}
+"""The same of options, where the command has what they mean."""
+
+
+class Option(click.Option):
+    """An option that stands under a heading of its own in the help."""
+
+    def __init__(self, *args: Any, heading: str = "Options", **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self.heading = heading
+
+
+class Command(click.Command):
+    """A command whose help has its options under their headings."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """As click does, a section for each heading."""
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for param in self.get_params(ctx):
+            record = param.get_help_record(ctx) if isinstance(param, click.Option) else None
+            if record is not None:
+                sections.setdefault(getattr(param, "heading", "Options"), []).append(record)
+        for heading, records in sections.items():
+            with formatter.section(heading):
+                formatter.write_dl(records)
 
 
 class Commands(click.Group):
     """A group of commands that names the nearest one to a word that is none."""
+
+    command_class = Command
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -71,18 +110,35 @@ def say_usage(error: click.UsageError) -> str:
         return error.ctx.get_help()
     text = " ".join(error.format_message().split()).rstrip(".")
     if isinstance(error, click.NoSuchOption):
-        moved = MOVED_OPTIONS.get(error.option_name)
-        near = f"; did you mean {error.possibilities[0]!r}?" if error.possibilities else ""
-        text = f"there is no option {error.option_name!r}" + (f"; type '{moved}'" if moved else near)
+        text = f"there is no option {error.option_name!r}{_meant(error)}"
     where = error.ctx.command_path if error.ctx is not None else "tracefit"
     return f"usage error: {text[:1].lower()}{text[1:]} (see '{where} --help')"
 
 
+def _meant(error: click.NoSuchOption) -> str:
+    """What to type in place of an option that the command does not have."""
+    name = error.option_name
+    if name in MOVED_OPTIONS:
+        return f"; type '{MOVED_OPTIONS[name]}'"
+    has = {each for param in (error.ctx.command.params if error.ctx else ()) for each in param.opts}
+    if MEANT_OPTIONS.get(name) in has:
+        return f"; did you mean {MEANT_OPTIONS[name]!r}?"
+    key = name.removeprefix("--").replace("-", "_")
+    if "--config" in has and key in Config.__struct_fields__:
+        return f", but a key of the configuration: set TRACEFIT_{key.upper()}"
+    return f"; did you mean {error.possibilities[0]!r}?" if error.possibilities else ""
+
+
 class Word(click.Choice[str]):
-    """One of a few words."""
+    """One of a few words; ``meant`` are others that mean one of them."""
+
+    def __init__(self, choices: Iterable[str], meant: Mapping[str, str] | None = None) -> None:
+        super().__init__(list(choices))
+        self._words = dict(meant or {})
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """The word, or the sentence that names the nearest one."""
+        value = self._words.get(value, value)
         if value not in self.choices:
             self.fail(f"{value!r} is not one of {', '.join(self.choices)}{suggestion(value, self.choices)}", param, ctx)
         return str(value)
@@ -156,11 +212,22 @@ def named_file() -> Path | None:
 
 def config_options(command: Function) -> Function:
     """``--config`` and ``--profile``."""
-    profile = click.option("--profile", type=Word(list(PROFILES)), help="Start from a configuration that comes along.")
+    meaning = "Defaults for: sidecar, one pod; gateway, up to 500 engines; bulk, recordings."
+    profile = click.option("--profile", type=Word(PROFILES), help=meaning)
     file = click.option(
         "--config", type=FILE, default=named_file, metavar="FILE", help=f"YAML (default: the path in ${ENV_FILE})."
     )
     return file(profile(command))
+
+
+def with_config(command: Function) -> Function:
+    """``--config`` and ``--profile``, read: the command gets the configuration as ``config``."""
+
+    @functools.wraps(command)
+    def run(*args: Any, config: Path | None, profile: str | None, **options: Any) -> Any:
+        return command(*args, config=load(config, os.environ, profile), **options)
+
+    return config_options(run)
 
 
 def json_option(command: Function) -> Function:
@@ -175,7 +242,7 @@ def out_option(meaning: str, *, required: bool = True, metavar: str = "OUT") -> 
 
 def which_option(command: Function) -> Function:
     """Which configuration of a snapshot is meant; ``--config`` names a file, as of all commands that take it."""
-    meaning = "The config_id, its beginning, or words of its name; needed if there are more."
+    meaning = "Which configuration, where there are several: its id, or words of its name."
     return click.option("--which", default="", metavar="WORDS", help=meaning)(command)
 
 
@@ -184,9 +251,28 @@ def token_option(command: Function) -> Function:
     return click.option("--token-file", type=FILE, metavar="FILE", help="Bearer token for the address.")(command)
 
 
-def number_option(name: str, meaning: str, *, required: bool = False) -> Callable[[Function], Function]:
+def asks_snapshot(command: Function) -> Function:
+    """The argument and the options of every question to one snapshot, a file or an address."""
+    return click.argument("snapshot")(which_option(token_option(json_option(command))))
+
+
+def number_option(
+    name: str, meaning: str, *, heading: str = "Options", required: bool = False
+) -> Callable[[Function], Function]:
     """A number of a question; what it may be, the question knows."""
-    return click.option(name, type=float, metavar="N", help=meaning, required=required)
+    settings: dict[str, Any] = {"type": float, "metavar": "N", "help": meaning, "required": required}
+    return click.option(name, cls=Option, heading=heading, **settings)
+
+
+def target_option(name: str, meaning: str, **settings: Any) -> Callable[[Function], Function]:
+    """What a plan has to keep."""
+    return click.option(name, help=meaning, cls=Option, heading="Targets", **settings)
+
+
+def limit_option(name: str, meaning: str) -> Callable[[Function], Function]:
+    """A limit of the engine, for where its telemetry did not tell it."""
+    heading = "Limits of the engine, where its telemetry does not tell them"
+    return click.option(name, type=int, metavar="N", help=meaning, cls=Option, heading=heading)
 
 
 def is_flag(name: str, meaning: str) -> Callable[[Function], Function]:
@@ -194,13 +280,13 @@ def is_flag(name: str, meaning: str) -> Callable[[Function], Function]:
     return click.option(name, is_flag=True, help=meaning)
 
 
-def request_options(*, required: bool) -> Callable[[Function], Function]:
+def request_options(heading: str, *, required: bool) -> Callable[[Function], Function]:
     """What a request is like."""
 
     def add(command: Function) -> Function:
-        hit = click.option("--prefix-hit", type=float, metavar="RATIO", help="Share of prompts cached (0).")
-        output = number_option("--output", "Output tokens of a request.", required=required)
-        prompt = number_option("--prompt", "Prompt tokens of a request.", required=required)
+        hit = number_option("--prefix-hit", "Share of the prompt that is cached (0).", heading=heading)
+        output = number_option("--output", "Output tokens of a request.", required=required, heading=heading)
+        prompt = number_option("--prompt", "Prompt tokens of a request.", required=required, heading=heading)
         return prompt(output(hit(command)))
 
     return add

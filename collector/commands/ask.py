@@ -6,6 +6,7 @@ configuration is chosen, and the client is asked.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 import tracefit
 from collector.config import ConfigError, is_endpoint
 from collector.runtime import EXIT_FAILED, EXIT_OK, EXIT_USAGE, PrintLine, StartError
+from exporters.charts import Z_95
 from exporters.what_if import (
     LIMIT_WORDS,
     Load,
@@ -47,7 +49,6 @@ from tracefit import (
     Target,
     TracefitError,
     TypicalStep,
-    Verdict,
     minute,
     term_text,
 )
@@ -93,6 +94,15 @@ def duration(us: float) -> str:
         if us >= unit_us:
             return f"{us / unit_us:.3g} {unit}" if us < 1000 * unit_us else f"{us / unit_us:,.0f} {unit}"
     return f"{us:.3g} µs"
+
+
+def with_error(value: float, stderr: float | None) -> str:
+    """``15,210 ± 780``: an estimate and the half-width of its 95 % interval, to two digits of that."""
+    if stderr is None or not stderr > 0.0:
+        return f"{value:,.6g}"
+    half = Z_95 * stderr
+    digits = 1 - math.floor(math.log10(half))
+    return f"{value:,.{max(digits, 0)}f} ± {round(half, digits):,.{max(digits, 0)}f}"
 
 
 def with_band(value: Estimate | Prediction) -> str:
@@ -349,16 +359,34 @@ def show(snapshot: Snapshot, *, which: str, in_json: bool, say: PrintLine, note:
     if in_json:
         say(as_json({"generation": snapshot.generation, "configs": [_shown_tree(each) for each in configs]}))
     else:
-        say(f"generation {snapshot.generation}, {counted(len(snapshot.configs), 'configuration')}")
+        say(f"generation {snapshot.generation}, {counted(len(snapshot.configs), 'configuration')}; ± is 95 %")
         for config in configs:
-            for line in _config_lines(config, snapshot.created_unix_nano):
+            for line in shown_lines(config, snapshot.created_unix_nano):
                 say(line)
     return EXIT_OK if any(config.usable for config in configs) else EXIT_FAILED
 
 
-def _verdict_lines(verdict: Verdict, now_unix_nano: int) -> Iterator[str]:
+def shown_lines(config: Config, now_unix_nano: int, only: str = "") -> Iterator[str]:
+    """What is known of a configuration, for eyes: verdict, and coefficients of every target or of one."""
+    yield ""
+    yield f"{headline(config)}  telemetry {config.telemetry}, {counted(config.engines, 'engine')}"
+    limits = ", ".join(f"{name} {value:,}" for name, value in config.limits._asdict().items() if value is not None)
+    if limits:
+        yield f"  limits    {limits}"
+    yield from _verdict_lines(config, now_unix_nano)
+    for name, target in sorted(config.targets.items(), key=lambda item: (item[0] != _STEP_TIME, item[0])):
+        for model in published(target) if name == only or not only else ():
+            yield from _target_lines(name, target, model)
+
+
+def _verdict_lines(config: Config, now_unix_nano: int) -> Iterator[str]:
     """Usable or not and why, what changed of late, what its telemetry hides, and since when nobody sends."""
-    yield f"  verdict   {'; '.join((verdict.state, *verdict.reasons))}"
+    verdict, step = config.verdict, config.targets.get(_STEP_TIME)
+    if verdict.usable and step is not None and step.mean_us is not None and verdict.error is not None:
+        took = f"a step takes {duration(step.mean_us)} on average, and is predicted to ± {verdict.error:.1%}"
+        yield f"  verdict   {verdict.state}: {took}"
+    else:
+        yield f"  verdict   {'; '.join((verdict.state, *verdict.reasons))}"
     if verdict.change is not None:
         yield f"  change    {verdict.change.text(now_unix_nano)}"
     for each in verdict.hidden:
@@ -368,19 +396,7 @@ def _verdict_lines(verdict: Verdict, now_unix_nano: int) -> Iterator[str]:
         yield f"  silent    since {minute(silent_since)}"
 
 
-def _config_lines(config: Config, now_unix_nano: int) -> Iterator[str]:
-    yield ""
-    yield f"{headline(config)}  telemetry {config.telemetry}, {counted(config.engines, 'engine')}"
-    limits = ", ".join(f"{name} {value:,}" for name, value in config.limits._asdict().items() if value is not None)
-    if limits:
-        yield f"  limits    {limits}"
-    yield from _verdict_lines(config.verdict, now_unix_nano)
-    for name, target in sorted(config.targets.items(), key=lambda item: (item[0] != _STEP_TIME, item[0])):
-        for model in _published(target):
-            yield from _target_lines(name, target, model)
-
-
-def _published(target: Target) -> list[Model]:
+def published(target: Target) -> list[Model]:
     """The portable model, or whichever has coefficients."""
     listed = [model for model in target.models.values() if model.coefficients]
     return [model for model in listed if model.name == "portable"] or listed[:1]
@@ -388,6 +404,8 @@ def _published(target: Target) -> list[Model]:
 
 def _target_lines(name: str, target: Target, model: Model) -> Iterator[str]:
     error = "" if model.median_ape is None else f", median error {model.median_ape:.1%}"
+    plain = "" if model.plain_median_ape is None else f"{model.plain_median_ape:.1%}"
+    error += f" ({plain} without shapes)" if plain and plain not in error else ""
     usual = "" if target.mean_us is None else f", {duration(target.mean_us)} on average"
     yield f"  {name}  ({model.name}: {model.rows:,} rows{error}{usual})"
     for each in model.coefficients:
@@ -407,8 +425,8 @@ def _target_lines(name: str, target: Target, model: Model) -> Iterator[str]:
 
 def _coefficient(each: Coefficient) -> str:
     reason = f", {each.reason.replace('_', ' ')}" if each.reason else ""
-    bar = "" if each.stderr is None else f" ± {each.stderr:.3g}"
-    return f"{each.name:<24}{each.value:>14,.6g}{bar:<12} {unit_text(each.unit):<12} {each.status}{reason}"
+    value, sign, bar = with_error(each.value, each.stderr).partition(" ± ")
+    return f"{each.name:<24}{value:>12}{sign}{bar:<8} {unit_text(each.unit):<12} {each.status}{reason}"
 
 
 def _shown_tree(config: Config) -> dict[str, object]:
@@ -428,7 +446,7 @@ def _shown_tree(config: Config) -> dict[str, object]:
                 "in_flight": None if target.in_flight is None else target.in_flight._asdict(),
             }
             for name, target in config.targets.items()
-            for model in _published(target)
+            for model in published(target)
         },
     }
 
@@ -442,7 +460,7 @@ def read_prediction(options: Mapping[str, Any]) -> Step | Load:
 def read_plan(options: Mapping[str, Any]) -> Sizing:
     """What the options of ``plan`` ask; a ConfigError names the one with which that cannot be asked."""
     with _naming_options():
-        return read_sizing({**options, **{name: _option_ms(name, options[name]) for name in ("itl", "ttft")}})
+        return read_sizing({**options, **{name: _option_ms(name, options.get(name)) for name in ("itl", "ttft")}})
 
 
 @contextmanager

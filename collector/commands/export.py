@@ -34,8 +34,6 @@ from exporters.blis import (
 from exporters.snapshot_file import write_atomically
 from online import ConfigSnapshot, Snapshot
 
-from .report import write_result
-
 ENDS = frozenset({Finish.STOPPED, Finish.LENGTH, Finish.ABORTED})
 
 
@@ -187,6 +185,14 @@ def _warnings(config: ConfigSnapshot, exported: Exported) -> Iterator[str]:
     yield from (f"not identified: {coefficient}" for coefficient in exported.doubtful)
     yield from exported.warnings
     yield from (f"{config.config_id}: {warning}" for warning in warnings_of(config))
+
+
+def write_result(path: Path, data: bytes) -> None:
+    """Write a file that was asked for; StartError if it cannot be written."""
+    try:
+        write_atomically(path, data)
+    except OSError as error:
+        raise StartError(f"cannot write {path}: {error.strerror}") from None
 
 
 def _read_bytes(path: Path) -> bytes:

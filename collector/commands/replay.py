@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
+import tracefit
 from collector.config import Config
 from collector.ingest import TAKE_BYTES
 from collector.recordings import (
@@ -25,7 +26,8 @@ from collector.recordings import (
 from collector.runtime import EXIT_FAILED, EXIT_OK, Clock, PrintLine, StartError
 from collector.service import Pipeline, make_pipeline
 
-from .report import lines, write_result
+from .ask import shown_lines
+from .export import write_result
 
 
 def replay(
@@ -66,8 +68,10 @@ def replay(
     write_result(out, snapshot.to_json())
     if state is not None:
         write_result(state, pipeline.state())
-    for line in lines(snapshot):
-        say(line)
+    written = tracefit.load(out)
+    for config_learned in written.configs:
+        for line in shown_lines(config_learned, written.created_unix_nano):
+            say(line)
     say(f"snapshot: {out}")
     return EXIT_OK
 

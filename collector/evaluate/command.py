@@ -170,7 +170,9 @@ _READING = 0.2
 class EvaluateOptions(NamedTuple):
     """What the command line said."""
 
-    json: Path | None = None
+    out: Path | None = None
+    document: PrintLine | None = None
+    """Receives every number as JSON."""
     snapshot: Path | None = None
     learn_until: float = 0.6
     systems: tuple[str, ...] = ()
@@ -184,7 +186,7 @@ def evaluate_recordings(
 
     Args:
         paths: recordings, or directories of them; each is a source of its own, or one of a rotation.
-        config: rules, model files and hardware of the ``configurations`` section; bounds of the join.
+        config: rules, model files and hardware; bounds of the join.
         options: see ``tracefit lab evaluate --help``.
         clock: for the progress only.
         say: receives the report, line by line.
@@ -197,8 +199,8 @@ def evaluate_recordings(
     for system in systems:
         if system.removesuffix(SHAPE_SUFFIX) not in registered():
             raise ConfigError("--systems", f"{system!r} is not one of {', '.join(registered())}")
-    if options.json is not None and not options.json.absolute().parent.is_dir():
-        raise StartError(f"cannot write {options.json}: there is no such directory")
+    if options.out is not None and not options.out.absolute().parent.is_dir():
+        raise StartError(f"cannot write {options.out}: there is no such directory")
     snapshot = _snapshot(options.snapshot)
     knowledge = Knowledge(config)
     captures: list[Capture] = []
@@ -232,7 +234,7 @@ def evaluate_recordings(
     note(f"evaluated {len(sources)} {'source' if len(sources) == 1 else 'sources'} in {elapsed_s:.1f} s")
     for line in lines(report):
         say(line)
-    _write(options.json, msgspec.json.encode(report), say)
+    _publish(options, msgspec.json.encode(report), say)
     scored = any(capture.scores for capture in report.captures) or any(each.scores for each in report.pages)
     return EXIT_OK if scored else EXIT_FAILED
 
@@ -270,11 +272,14 @@ def _snapshot(path: Path | None) -> Snapshot | None:
         raise StartError(f"{path} is no snapshot: {error}") from None
 
 
-def _write(path: Path | None, data: bytes, say: PrintLine) -> None:
-    if path is None:
+def _publish(options: EvaluateOptions, data: bytes, say: PrintLine) -> None:
+    """Print every number, or write them, where that was asked for."""
+    if options.document is not None:
+        options.document(data.decode())
+    if options.out is None:
         return
     try:
-        write_atomically(path, data)
+        write_atomically(options.out, data)
     except OSError as error:
-        raise StartError(f"cannot write {path}: {error.strerror}") from None
-    say(f"written: {path}")
+        raise StartError(f"cannot write {options.out}: {error.strerror}") from None
+    say(f"written: {options.out}")

@@ -16,7 +16,7 @@ import tempfile
 from tests.bench.figures import record
 
 LINE = re.compile(r" +\d+ s +(\d+) +(.*) +[\d.]+%")
-BAR = re.compile(r"([\d.e+-]+) ± ([\d.e+-]+)")
+BAR = re.compile(r"([\d.,-]+) ± ([\d.,]+)")
 FIRST_ROWS = 256
 
 
@@ -39,12 +39,17 @@ def main() -> int:
     return 0
 
 
+def number(text: str) -> float:
+    """Of ``15,210``."""
+    return float(text.replace(",", ""))
+
+
 def held_of(said: list[str]) -> tuple[int, int]:
     """Bars that hold the coefficient that is reported at the end, and bars."""
     printed = [found for line in said if (found := LINE.fullmatch(line)) and int(found[1]) > FIRST_ROWS]
-    bars = [[(float(value), float(bar)) for value, bar in BAR.findall(found[2])] for found in printed]
+    bars = [[(number(value), number(bar)) for value, bar in BAR.findall(found[2])] for found in printed]
     report = next(number for number, line in enumerate(said) if line.startswith("  step_time"))
-    end = [float(line.split()[1]) for line in said[report + 1 : report + 1 + len(bars[0])]]
+    end = [number(line.split()[1]) for line in said[report + 1 : report + 1 + len(bars[0])]]
     held = [abs(v - e) <= bar for line in bars for (v, bar), e in zip(line, end, strict=True)]
     return sum(held), len(held)
 

@@ -21,13 +21,11 @@ SIDE_DOORS = {
     # Each command is imported when it runs: a face would import them all.
     "collector/cli.py": {
         "collector.commands.ask",
-        "collector.commands.check",
         "collector.commands.demo",
         "collector.commands.doctor",
         "collector.commands.export",
         "collector.commands.arguments",
         "collector.commands.replay",
-        "collector.commands.version",
         "collector.evaluate.command",
         "collector.evaluate.donors",
         "collector.fleet.replay",

@@ -10,7 +10,15 @@ import tracefit
 from tests.support.paths import ROOT
 
 PACKAGES = ("collector", "exporters", "online", "tracefit")
-CALLED_BY_LIBRARIES = {"convert", "handle_error", "log_message", "readable", "server_bind", "verify_request"}
+CALLED_BY_LIBRARIES = {
+    "convert",
+    "format_options",
+    "handle_error",
+    "log_message",
+    "readable",
+    "server_bind",
+    "verify_request",
+}
 """Methods of click, io, socketserver and http.server that are overridden."""
 CALLED_BY_USERS = {"refresh"}
 """Methods of the client (docs/client.md) that nothing of ours calls."""

@@ -6,18 +6,17 @@ import doctest
 import json
 import re
 import shlex
-import urllib.request
 
 import pytest
 
+from collector.commands.ask import shown_lines
 from collector.commands.demo import find_recording
-from collector.commands.report import lines
 from collector.recordings import Recording
-from online.snapshot import Snapshot
 from tests.bench.figures import recorded
 from tests.support.command_lines import parsed
 from tests.support.paths import DOCS, ROOT
 from tests.support.tutorials import ADDRESS, assert_said, page_of, served, steps_of
+from tracefit import load
 
 TEXT = (DOCS / "tutorial.md").read_text(encoding="utf-8")
 STEPS = [pytest.param(step, id=f"{number}-{step.command.split()[1]}") for number, step in enumerate(steps_of(TEXT))]
@@ -39,10 +38,11 @@ def test_every_command_says_what_stands_below_it(step, sidecar):
 
 
 def test_the_recorded_end_of_the_demo_is_what_is_learned_today(sidecar):
-    with urllib.request.urlopen(f"{sidecar}/snapshot", timeout=60) as answer:
-        learned = [line for line in lines(Snapshot.from_json(answer.read())) if line.startswith("    ")]
+    shown = shown_lines(load(sidecar).config(), 0, "step_time")
+    learned = [line for line in shown if line.startswith("    ")]
     said = recorded()["demo"]["said"]
-    assert [line for line in said[said.index("") :] if line.startswith("    ")] == learned, (
+    verdict, plan = [n for n, line in enumerate(said) if not line][:2]
+    assert [line for line in said[verdict:plan] if line.startswith("    ")] == learned, (
         "make bench WHAT=demo ARGS=--record"
     )
 

@@ -7,7 +7,7 @@ from itertools import islice
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from collector.commands.demo import Shift, restamped
+from collector.commands.demo import Stamps, restamped
 from collector.config import Config
 from collector.recordings import Recording
 from online import Bank, Target
@@ -63,7 +63,7 @@ def state_server(states):
 
 def as_another_engine(payload, number):
     """Engines and API servers of their own, with spans and clocks of their own: no two are one."""
-    shift = Shift(unix_ns=number * 1_000_003, mono_ns=number * 1_000_000_000_000)
+    shift = Stamps(unix_ns=number * 1_000_003, mono_ns=number * 1_000_000_000_000)
     request = ExportTraceServiceRequest.FromString(restamped(payload, shift))
     is_api = any(span.name == "llm_request" for r in request.resource_spans for s in r.scope_spans for span in s.spans)
     for resource in request.resource_spans:

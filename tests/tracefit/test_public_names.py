@@ -28,7 +28,7 @@ FIELDS = {
     "TypicalStep": "prefill_tokens requests decode_context_tokens before_us after_us",
     "Target": "name champion models interval factors seen mean_us mean_factor step_ahead_us factor_rows "
     "usual_work context_us_per_token in_flight factors_applied level change",
-    "Model": "name coefficients rows mape median_ape covariance",
+    "Model": "name coefficients rows mape median_ape covariance plain_median_ape",
     "Interval": "pooled strata",
     "Seen": "features cells",
     "InFlight": "requests us_per_request",

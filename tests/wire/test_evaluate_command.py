@@ -31,7 +31,7 @@ def test_a_bundled_recording_is_evaluated_with_its_model_file(data_dir, tmp_path
             "evaluate",
             str(data_dir / "c1_mixed" / "otlp.pb.gz"),
             f"--config={config}",
-            f"--json={out}",
+            f"--out={out}",
             "--systems=portable,physics,blackbox",
         ]
     )

@@ -9,11 +9,10 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from collector.commands.demo import (
     MONOTONIC_NS_KEYS,
-    Shift,
+    Stamps,
     find_recording,
     forget_last_run,
     read_index,
-    renamed,
     restamped,
     save_recording,
     schedule,
@@ -71,8 +70,8 @@ def test_what_is_saved_is_read_as_a_recording(tmp_path, data_dir):
 def test_a_recording_that_is_sent_again_is_of_other_requests(data_dir):
     recording = data_dir / "c1_mixed" / "otlp.pb.gz"
     rounds = [[timed.export for timed in Recording(recording, print).exports()]]
-    later = Shift(10**12, 10**12)
-    rounds.append([each._replace(payload=renamed(restamped(each.payload, later), 77)) for each in rounds[0]])
+    later = Stamps(10**12, 10**12)
+    rounds.append([each._replace(payload=restamped(each.payload, later, 77)) for each in rounds[0]])
     learned = [replayed(exports).snapshot(1, 1).configs[0].targets for exports in (rounds[0], [*rounds[0], *rounds[1]])]
     for name in ("api_queueing", "post_decode", "first_response"):
         once, twice = (targets[name].models["portable"].rows for targets in learned)

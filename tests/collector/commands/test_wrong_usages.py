@@ -64,7 +64,7 @@ WRONG = [
     (f"lab evaluate {RECORDING} --learn-until 7", USAGE, "'7'"),
     (f"lab evaluate {RECORDING} --systems portible", USAGE, "'portible'", "did you mean 'portable'?"),
     (f"lab evaluate {RECORDING} --leave-out modle", USAGE, "'modle'", "did you mean 'model'?"),
-    (f"lab evaluate {RECORDING} --json /nowhere/page.json", FAILED, "/nowhere"),
+    (f"lab evaluate {RECORDING} -o /nowhere/page.json", FAILED, "/nowhere"),
     ("lab donors missing", FAILED, "missing"),
     ("lab merge a.bin", USAGE, "--out"),
     ("lab merge missing.bin -o {tmp}/m.bin", FAILED, "missing.bin"),

@@ -18,7 +18,7 @@ from tests.support.page_server import RECORDED
 def report(tmp_path_factory):
     directory = tmp_path_factory.mktemp("pages")
     out = directory / "report.json"
-    assert main(["lab", "evaluate", str(RECORDED), "--json", str(out)]) == 0
+    assert main(["lab", "evaluate", str(RECORDED), "--out", str(out)]) == 0
     return msgspec.json.decode(out.read_bytes(), type=Report)
 
 

@@ -31,9 +31,8 @@ def test_each_metric_that_a_document_names_exists(document):
     assert named <= {f"{name.removesuffix('_total')}{suffix}" for name in METRICS for suffix in suffixes}
 
 
-@pytest.mark.parametrize("document", ["troubleshooting.md", "faq.md"])
-def test_each_key_command_and_reason_that_a_user_is_told_of_exists(document):
-    text = (DOCS / document).read_text(encoding="utf-8")
+def test_each_key_command_and_reason_that_a_user_is_told_of_exists():
+    text = (DOCS / "troubleshooting.md").read_text(encoding="utf-8")
     keys = {key.name for key in every_key()}
     assert not set(re.findall(r"`([a-z_.]+)`", text)) & set(MOVED)
     commands = set(tracefit.commands)

@@ -48,21 +48,31 @@ def text_of(name):
     return (DOCS / name).read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize(("table", "families"), [("snapshot", FAMILIES), ("page", PAGE_FAMILIES)])
-def test_metrics_md_lists_every_family_of_the_snapshot(table, families):
+def test_metrics_md_lists_every_family_of_the_snapshot():
+    implied = {"config", "vector"}
     rows = [
-        (code(f.name), f.kind, "those of the identity" if len(f.labels) > 8 else ", ".join(map(code, f.labels)), f.help)
-        for f in families
+        (
+            code(family.name.removeprefix("tracefit_")),
+            "identity"
+            if len(family.labels) > 8
+            else " ".join(label for label in family.labels if label not in implied),
+            family.help,
+        )
+        for family in FAMILIES
     ]
-    assert_table("metrics.md", table, make_table(("metric", "type", "labels", "meaning"), rows))
+    assert_table("metrics.md", "snapshot", make_table(("`tracefit_` …", "labels", "meaning"), rows))
 
 
 @pytest.mark.parametrize(("name", "metrics"), [("process", TABLE), ("fleet", FLEET_TABLE)])
-def test_metrics_md_lists_every_metric_of_the_process(name, metrics):
-    rows = [
-        (code(m.exposed_name), m.kind.value, ", ".join(code(label) for label, _ in m.labels), m.help) for m in metrics
-    ]
-    assert_table("metrics.md", name, make_table(("metric", "type", "labels", "meaning"), rows))
+def test_metrics_md_lists_every_metric_of_the_page_and_of_the_process(name, metrics):
+    listed = {metric.exposed_name: [label for label, _ in metric.labels] for metric in metrics}
+    listed |= {family.name: [*family.labels] for family in PAGE_FAMILIES} if name == "process" else {}
+    by_part: dict[str, list[str]] = {}
+    for metric, labels in listed.items():
+        part, _, rest = metric.removeprefix("tracefit_").partition("_")
+        by_part.setdefault(part, []).append(rest + (f"{{{','.join(labels)}}}" if labels else ""))
+    rows = [(code(part), " ".join(map(code, names))) for part, names in by_part.items()]
+    assert_table("metrics.md", name, make_table(("`tracefit_` …", "… and after the next `_`"), rows))
 
 
 def test_process_and_snapshot_share_no_name():
@@ -86,6 +96,13 @@ def test_metrics_md_states_the_bound_and_the_targets():
     assert f"need {needed:,}, {needed // 50} each" in " ".join(text.split())
     row = next(line for line in text.splitlines() if line.startswith("| `target` |"))
     assert re.findall(r"`(\w+)`", row)[1:] == [target.value for target in Target]
+
+
+def test_the_first_table_of_metrics_md_has_the_five_numbers_that_exist():
+    first = text_of("metrics.md").split("\n\n")[2]
+    named = set(re.findall(r"`(tracefit_\w+)", first))
+    assert first.count("\n|") == 6
+    assert named <= {family.name for family in FAMILIES}
 
 
 def json_schema():

@@ -26,5 +26,5 @@ def test_a_link_out_of_the_documents_names_the_file():
     spec = importlib.util.spec_from_file_location("links", ROOT / "deploy" / "site" / "links.py")
     hook = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(hook)
-    text = "see [`deploy/x`](../deploy/x) and [the plugin](../deploy/p/README.md#a), [here](faq.md)"
-    assert hook.on_page_markdown(text) == "see `deploy/x` and the plugin (`deploy/p/README.md`), [here](faq.md)"
+    text = "see [`deploy/x`](../deploy/x) and [the plugin](../deploy/p/README.md#a), [here](index.md)"
+    assert hook.on_page_markdown(text) == "see `deploy/x` and the plugin (`deploy/p/README.md`), [here](index.md)"

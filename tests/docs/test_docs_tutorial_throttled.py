@@ -47,4 +47,3 @@ def test_the_alert_is_the_one_that_is_deployed():
     groups = yaml.safe_load((ROOT / "deploy" / "monitoring" / "rules.yaml").read_text())["groups"]
     rules = {rule["alert"]: rule["expr"] for group in groups for rule in group["rules"] if "alert" in rule}
     assert rules[quoted["alert"]] == quoted["expr"]
-    assert "TracefitSpeedUnstable" in rules

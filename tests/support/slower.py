@@ -8,10 +8,10 @@ from collections.abc import Callable
 from functools import cache
 
 import numpy as np
-from collector.service.build import make_pipeline
 
 from collector.config import Config
 from collector.recordings import Recording, TimedExport
+from collector.service.pipeline import make_pipeline
 from online import Bank, RowBlock, Target, TargetSnapshot
 from online.rows import STEP_FEATURES
 from tests.support.recordings import otlp_file

@@ -38,8 +38,6 @@ _SERVICE_LINK: Final = re.compile(
 )
 """What Kubernetes puts into every container for a Service named ``tracefit`` or ``tracefit-…``."""
 _SERVICE_LINK_VALUE: Final = re.compile(r"(?:(?:tcp|udp|sctp)://.*|[0-9a-fA-F.:]+|tcp|udp|sctp|None)", re.IGNORECASE)
-_V6_ENDPOINT: Final = re.compile(r"\[[0-9a-fA-F:.]+\]:[0-9]+")
-"""YAML would take it for a list; as a variable nobody quotes it."""
 _CREDENTIAL: Final = re.compile(rb"(token|cert|key|ca)_file", re.IGNORECASE)
 _ON_ERROR: Final = (f"{ENV_PREFIX}ON_ERROR", f"{ENV_PREFIX}CONFIG__ON_ERROR")
 """The second is the name of the release before: manifests may be older than the image."""
@@ -75,8 +73,10 @@ def suggestion(word: str, known: Iterable[str]) -> str:
     """``; did you mean 'x'?`` for the nearest of some words, empty if none is near."""
     import difflib  # noqa: PLC0415 -- needed by who is wrong only
 
-    near = difflib.get_close_matches(word, list(known), n=1)
-    return f"; did you mean {near[0]!r}?" if near else ""
+    names = {each.lower(): each for each in known}
+    longer = [each for each in names if each.startswith(word.lower())]
+    near = longer if len(longer) == 1 else difflib.get_close_matches(word.lower(), list(names), n=1)
+    return f"; did you mean {names[near[0]]!r}?" if near else ""
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------
@@ -201,11 +201,14 @@ def _key_of(variable: str) -> str:
 
 
 def _value_of(key: str, variable: str, text: str) -> Any:
-    """The value of a variable; of a key that takes a list, one word or words with commas between them."""
+    """The value of a variable: YAML; but a text needs no quotes, and a list no brackets around words with commas."""
     default = _FIELDS[key].default
     if not text and isinstance(default, str | tuple):
         return type(default)()
-    value = text if _V6_ENDPOINT.fullmatch(text) else _parse_yaml(text, variable)
+    if isinstance(default, str):
+        quoted = len(text) > 1 and text[0] == text[-1] and text[0] in "'\""
+        return _parse_yaml(text, variable) if quoted else text
+    value = _parse_yaml(text, variable)
     if isinstance(default, tuple) and not isinstance(value, list | dict | None):
         return _parse_yaml(f"[{text}]", variable) if "," in text else [value]
     return value
@@ -266,7 +269,8 @@ def _explain(text: str, tree: Mapping[str, Any]) -> ConfigError:
         return ConfigError(path, f"expected {title}")
     if "enum" in schema and isinstance(tree.get(key), str):
         return ConfigError(path, f"{tree[key]!r} is not one of {', '.join(schema['enum'])}")
-    return ConfigError(path or _TOP, problem[:1].lower() + problem[1:].replace("`", ""))
+    plain = problem[:1].lower() + problem[1:].replace("`", "")
+    return ConfigError(path or _TOP, plain.replace("array", "list").replace("object", "mapping"))
 
 
 # --- a start that must not fail ---------------------------------------------------------------------------------------

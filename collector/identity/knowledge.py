@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from collector.config import Config, ConfigError
+from collector.config import Config, ConfigError, suggestion
 from collector.config import Rule as RuleConfig
 from online.features import sheets
 from online.features.sheets import (
@@ -238,9 +238,10 @@ class Rule:
         for name in config.match:
             if name not in MATCHABLE:
                 raise ConfigError(f"{where}.match.{name}", f"is not one of {', '.join(MATCHABLE)}")
+        facts = (*IDENTITY, *BESIDE, *HARDWARE, _MODEL_CONFIG)
         for name in config.facts:
-            if name not in (*IDENTITY, *BESIDE, *HARDWARE, _MODEL_CONFIG):
-                raise ConfigError(f"{where}.facts.{name}", "is no fact of a configuration")
+            if name not in facts:
+                raise ConfigError(f"{where}.facts.{name}", "is no fact of a configuration" + suggestion(name, facts))
         self.patterns = config.match
         self.facts = {name: fact for name, fact in config.facts.items() if name != _MODEL_CONFIG}
         path = config.facts.get(_MODEL_CONFIG)

@@ -61,9 +61,12 @@ def test_the_environment_is_stronger_than_the_file(tmp_path):
         ("SCRAPE", "dns+http://vllm:8000/metrics,./targets.yaml", ("dns+http://vllm:8000/metrics", "./targets.yaml")),
         ("KV", "engine-1=tcp://127.0.0.1:5557", ("engine-1=tcp://127.0.0.1:5557",)),
         ("LEARNERS", "rls,river:residual", ("rls", "river:residual")),
+        ("GPU", "8", "8"),
+        ("MODEL", "null", "null"),
+        ("DIRECTORY", '"my dir"', "my dir"),
     ],
 )
-def test_a_variable_of_a_list_needs_no_brackets(variable, value, held):
+def test_a_variable_of_a_list_needs_no_brackets_and_one_of_a_text_no_quotes(variable, value, held):
     assert getattr(load(None, {f"TRACEFIT_{variable}": value}), variable.lower()) == held
 
 
@@ -117,8 +120,8 @@ def test_all_old_keys_of_a_file_are_told_at_once(tmp_path):
         ("checkpoint_interval_s: 0", "checkpoint_interval_s", "expected float >= 0.1"),
         ("scrape: ['http://[:::::1]/']", "scrape[0]", "IPv6"),
         ("kv: ['127.0.0.1:5557']", "kv[0]", "expected [instance=]tcp://host:port"),
-        ("rules: 3", "rules", "expected array"),
-        ("rules:", "rules", "expected array"),
+        ("rules: 3", "rules", "expected list"),
+        ("rules:", "rules", "expected list"),
         ("profile: 3", "profile", "expected str"),
         ("learners: []", "learners", "length >= 1"),
         ("1: 2", "(top level)", "keys are words"),

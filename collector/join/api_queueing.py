@@ -1,6 +1,9 @@
-"""Between arrival and queue, and until the first token: what requests wait for beside the steps.
+"""What is known of ARRIVED -> QUEUED beside the rows of idle arrivals, and of what requests wait until the first token.
 
-ARRIVED -> FIRST_TOKEN of requests that meet a busy engine in which nobody waits for a first token.
+Requests that meet a busy engine wait for the running step, which no coefficient may carry: they are in the plain mean
+only. Where hardly a request finds the engine idle, ARRIVED -> HANDOFF stands in for the API's own work; where there are
+only a page's sums, the plain mean less the mean wait for the running step; of an un-forked server, what the steps leave
+of the time T to the first token of requests that meet a busy engine in which nobody waits for a first token.
 
 Where spans tell queue and prefill, w = T - queue - prefill is the API's own time and the rest of a running decode step,
 uniform on (0, s): the API's own time is the lower end of a uniform distribution, by its P10 and P50,
@@ -14,32 +17,21 @@ neither, a request gets its first token after
 
 half a running step, its own prefill, and a steps that were handed over before it came: a = 0 where the engine schedules
 when a step ends, 1 where it schedules one ahead (asynchronous). a is the one of the two whose residuals of T on (1, P)
-are smaller in the mean of their absolute values; api is the median of what remains. Microseconds.
-
-Here se = 1.2533 * 1.4826 MAD / sqrt(n), that of a median.
+are smaller in the mean of their absolute values; api is the median of what remains, se = 1.2533 * 1.4826 MAD / sqrt(n).
+A wait for a slot would spoil it: such requests are left out, by somebody else who waits too, or because T / s is twice
+the median.
 
 The API's process hands out the tokens of all that run, the newest last, so that api grows with each of the n requests
-that were in flight on arrival, the request included. With d what a step grows by with each of them,
-by ``step_time`` (the own pace is that of a later batch, so it cannot say), r is w - d n / 2 or
-T - (3/2 + a) d n - b P, and the slope that of least squares
+that were in flight on arrival, the request included. With d what a step grows by with each of them, by ``step_time``,
+r is w - d n / 2 or T - (3/2 + a) d n - b P, and the slope that of least squares
 
     c = sum m r / sum m^2          se = sqrt(V) / sum m^2          m: what a line through P leaves of n
 
 of those within three robust standard deviations of the median of r (Frisch and Waugh, Econometrica 1933: busy hours
 may have longer prompts). V is the sum of squares of m times the residual, summed before over 32 requests in order,
 which share their noise (online/rls/error_bars.py), but at least over each. Published is c (1 - (se / c)^2), none where
-c < se: what is hardly there comes and goes without a jump (Breiman's garrote, Technometrics 1995). api is a median, and
-so of the number of requests x for which median(r) = median(r - c n) + c x: between the fewest and the most.
-
-Guards: 20 requests at least; steps far from the own pace (the batch that grew since) average out. A wait for a slot
-does not: such requests are left out, by somebody else who waits too, or because T / s is twice the median.
-
-What is known of ARRIVED -> QUEUED beside the rows of idle arrivals.
-
-Requests that meet a busy engine wait for the running step, which no coefficient may carry: they are in the plain mean
-only. Where hardly a request finds the engine idle, ARRIVED -> HANDOFF stands in for the API's own work; where there
-are only a page's sums, the plain mean less the mean wait for the running step; of an un-forked server, what
-the steps leave of the time to the first token.
+c < se: what is hardly there comes and goes without a jump (Breiman's garrote, Technometrics 1995). api is of x requests
+in flight, for which median(r) = median(r - c n) + c x: between the fewest and the most.
 
 Sums of pages are kept by quarter minutes i, with m_i requests that waited W_i in sum, watched for t_i seconds in which
 a request would have waited s_i for the running step, and forgotten with a half-life of H = 600 seconds watched, as
@@ -48,6 +40,8 @@ coefficients are:
     w_i   = 2^-(seconds watched since / H)
     own   = max(sum w W / sum w m - sum w t s / sum w t, 0)
     own_i = max(W_i / m_i - s_i, 0)         P10, P50 and P90 of own_i / own, by weights w_i m_i, are the interval
+
+Times are in microseconds; nothing is told by fewer than 20 requests.
 """
 
 from __future__ import annotations

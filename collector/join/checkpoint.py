@@ -113,12 +113,12 @@ class Calibration(msgspec.Struct):
             scheduling=context.votes.decided,
             sync_votes=context.votes.sync,
             async_votes=context.votes.asynchronous,
-            learned=context.habits.settled,
+            learned=context.habits.learned,
             sums=context.habits.sums.to_plain(),
             carried=Carried(*(getattr(context, name) for name in Carried.__struct_fields__)),
             warmed_up=warm_up.over,
             warm_up_spans=list(warm_up.spans_unix_ns),
-            emitted_to=sequence.frontier.emitted_to or sequence.resumed_from,
+            emitted_to=sequence.emitted_to or sequence.resumed_from,
             unix_ns=sequence.safe_unix_ns,
             kv_block_tokens=engine.ratio.event_tokens,
         )
@@ -129,7 +129,9 @@ class Calibration(msgspec.Struct):
         sequence, warm_up, context = process.sequence, process.warm_up, process.sequence.context
         context.votes.decided = self.scheduling
         context.votes.sync, context.votes.asynchronous = self.sync_votes, self.async_votes
-        context.habits.restore(Sums.from_plain(self.sums), learned=self.learned)
+        context.habits.sums = Sums.from_plain(self.sums)
+        if self.learned:
+            context.habits.apply()
         for name, value in msgspec.structs.asdict(self.carried).items():
             setattr(context, name, value)
         context.event_unix_ns = context.first_unix_ns = self.unix_ns

@@ -38,7 +38,7 @@ from .window import StepWindow
 
 @dataclass(slots=True)
 class PendingRequest:
-    """A finished request waiting for its API span and for the frontier to pass it."""
+    """A finished request waiting for its API span and for the rows of its steps to leave."""
 
     span: CoreSpan
     last_step: int
@@ -401,7 +401,7 @@ class Engine(Emitter):
         by_target: dict[Target, list[RequestRow]] = {}
         done = 0
         for request in process.requests:
-            passed = process.sequence.frontier.emitted_to > request.last_step
+            passed = process.sequence.emitted_to > request.last_step
             if not flush and not (passed and (request.api is not None or request.end_unix_ns <= grace_unix_ns)):
                 break
             done += 1

@@ -38,8 +38,8 @@ REBUILT_DTYPE = np.dtype(
         *((name, "i8") for name in ("completed_ns", "completed_unix_ns", "scheduled_ns", "scheduled_unix_ns")),
         *((name, "f4") for name in ("prefill_requests", "decode_requests", "decode_tokens", "first_requests")),
         *((name, "f4") for name in ("snapshot_requests", "waiting_requests")),
-        *((name, "?") for name in ("seen", "approximate")),
-        ("unused", "u1", (6,)),
+        ("seen", "?"),
+        ("unused", "u1", (7,)),
     ]
 )
 """Per step, from journeys: what ran; ``first_*`` is the part of decode that is a request's first decode step (counted
@@ -129,17 +129,13 @@ class StepWindow:
         completed_unix_ns = self.rebuilt["completed_unix_ns"][max(0, index - 1)]
         return int(max(completed_unix_ns, self.rebuilt["scheduled_unix_ns"][index], earliest_unix_ns))
 
-    def first_seen_after(self, unix_ns: int, otherwise: int) -> int:
-        """First step whose summary is younger, or ``otherwise``."""
-        seen = self.rebuilt["seen"][: self.size] & (self.steps["unix_ns"][: self.size] > unix_ns)
-        younger = np.flatnonzero(seen)
-        return self.base + int(younger[0]) if len(younger) else otherwise
-
     def forget_until(self, unix_ns: int, otherwise: int, keep_from: int) -> None:
-        """Drop ids of steps that are no younger, below ``keep_from``; as lazily as :meth:`forget_before`."""
+        """Drop ids below ``keep_from`` whose steps are no younger; where none is younger, those below ``otherwise``."""
         last = max(_GROWTH_STEPS, self.size // 2) - 1
         if last < self.size and not (self.rebuilt["seen"][last] and self.steps["unix_ns"][last] > unix_ns):
-            self.forget_before(min(self.first_seen_after(unix_ns, otherwise), keep_from))
+            younger = self.rebuilt["seen"][: self.size] & (self.steps["unix_ns"][: self.size] > unix_ns)
+            first = self.base + int(np.argmax(younger)) if younger.any() else otherwise
+            self.forget_before(min(first, keep_from))
 
     def forget_before(self, step: int) -> None:
         """Drop ids below ``step``; done lazily, when half of the columns would go."""

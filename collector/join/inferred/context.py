@@ -1,16 +1,14 @@
-"""What is known of an engine process as a whole: what its telemetry carries, how it schedules, where context is from.
+"""What is known of an engine process as a whole: what its telemetry carries, how it schedules, what its steps teach.
 
 Nothing is taken back: once summaries, journeys or exact context were seen, rows are made with them.
 
-Synchronous or asynchronous scheduling, told from where end stamps lie (wire contract §5.6).
+Synchronous or asynchronous scheduling is told from where end stamps lie (wire contract §5.6): FIRST_TOKEN and FINISHED
+of step s come before ts_start(s + 1) if the engine waits for each step, after it if the next step is scheduled while s
+runs. SCHEDULED of s + 1 tells the same where there is no summary.
 
-FIRST_TOKEN and FINISHED of step s come before ts_start(s + 1) if the engine waits for each step, after it if the next
-step is scheduled while s runs. SCHEDULED of s + 1 tells the same where there is no summary.
-
-What passed steps teach about an engine: tokens per KV block, the share of requests that send journeys, holes.
-
-Learned step by step in order, but in force only from the next block boundary on (step ids divisible by
-``block_steps``), so that a row does not depend on how much telemetry came in one piece.
+Steps teach tokens per KV block, the share of requests that send journeys, and holes. They are learned one by one in
+order, but in force only from the next block boundary on (step ids divisible by ``block_steps``), so that a row does not
+depend on how much telemetry came in one piece.
 """
 
 from __future__ import annotations
@@ -20,7 +18,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
 from collector.config import Config
 from collector.decode import MISSING, StepColumns
@@ -32,8 +29,16 @@ from . import row_blocks as boundaries
 from .row_blocks import BlockRatio, Columns, ContextSource, Rebuilt, complete, snapshot_complete
 
 _VOTES_MIN = 8
-_SWITCH_SHARE = 0.9
-_DECAY = 0.5
+"""End stamps that tell how an engine schedules: a stamp or two may be late."""
+FIRST_BLOCK_STEPS = 256
+"""A new engine waits for its first block; the later ones only cost per block."""
+_DECAY = 0.8
+"""Of what a block taught, per block: some 5000 steps are remembered."""
+_COMPLETE_SHARE = 0.97
+"""Below this share of rebuilt requests in summaries, journeys are sampled: rebuilt counts are scaled up."""
+_REQUESTS_MIN = 32.0
+_STEPS_SHARE = 0.7
+"""Share of steps with a summary from which on the telemetry counts as ``steps`` rather than ``sampled``."""
 
 
 class Scheduling(enum.StrEnum):
@@ -46,73 +51,27 @@ class Scheduling(enum.StrEnum):
 
 @dataclass(slots=True)
 class SchedulingVotes:
-    """Decides once there are enough votes, then re-checks with forgetting."""
+    """How many end stamps came before and after the next step began; what the majority says, once there are enough."""
 
     decided: Scheduling = Scheduling.UNKNOWN
     sync: float = 0.0
     asynchronous: float = 0.0
 
-    def add(self, steps: NDArray[np.void], cells: NDArray[np.void]) -> None:
+    def add(self, steps: Cells, cells: Cells) -> None:
         """Count the votes of consecutive steps; each step must be given once."""
-        sync, asynchronous = votes(steps, cells)
+        completed = cells["completed_ns"][:-1]
+        next_ns = np.where(cells["seen"][1:], steps["ts_start_ns"][1:], cells["scheduled_ns"][1:])
+        usable = (completed > 0) & (next_ns > 0)
+        sync = int(np.count_nonzero(usable & (completed < next_ns)))
         self.sync += sync
-        self.asynchronous += asynchronous
-        if self.decided is Scheduling.UNKNOWN:
-            self._decide()
+        self.asynchronous += int(np.count_nonzero(usable)) - sync
+        if self.sync + self.asynchronous >= _VOTES_MIN:
+            self.decided = self.majority
 
-    def settle_block(self) -> None:
-        """End of a block of steps: re-check, then count what has been less."""
-        self._decide()
-        if self.decided is Scheduling.UNKNOWN:
-            return  # journeys alone cast a vote or two a block: forgetting them would never let them decide
-        self.sync, self.asynchronous = _DECAY * self.sync, _DECAY * self.asynchronous
-
-    def provisional(self, steps: NDArray[np.void], cells: NDArray[np.void]) -> Scheduling:
-        """The mode as these steps show it, without counting their votes; UNKNOWN while they show too little."""
-        sync, asynchronous = votes(steps, cells)
-        if sync + asynchronous < _VOTES_MIN:
-            return Scheduling.UNKNOWN
-        return Scheduling.SYNC if sync >= asynchronous else Scheduling.ASYNC
-
-    def settle(self, steps: NDArray[np.void], cells: NDArray[np.void]) -> Scheduling:
-        """End of the stream: decide with whatever there is, else synchronous."""
-        sync, asynchronous = votes(steps, cells)
-        more_async = asynchronous + self.asynchronous > sync + self.sync
-        self.decided = Scheduling.ASYNC if more_async else Scheduling.SYNC
-        return self.decided
-
-    def _decide(self) -> None:
-        total = self.sync + self.asynchronous
-        if total < _VOTES_MIN:
-            return
-        if self.decided is Scheduling.UNKNOWN:
-            self.decided = Scheduling.SYNC if self.sync >= self.asynchronous else Scheduling.ASYNC
-        elif self.sync > _SWITCH_SHARE * total:
-            self.decided = Scheduling.SYNC
-        elif self.asynchronous > _SWITCH_SHARE * total:
-            self.decided = Scheduling.ASYNC
-
-
-def votes(steps: NDArray[np.void], cells: NDArray[np.void]) -> tuple[int, int]:
-    """(synchronous, asynchronous) votes of consecutive steps: does an end stamp precede the next step's start?"""
-    completed = cells["completed_ns"][:-1]
-    by_start = cells["seen"][1:]
-    next_ns = np.where(by_start, steps["ts_start_ns"][1:], cells["scheduled_ns"][1:])
-    usable = (completed > 0) & (next_ns > 0)
-    sync = int(np.count_nonzero(usable & (completed < next_ns)))
-    return sync, int(np.count_nonzero(usable)) - sync
-
-
-FIRST_BLOCK_STEPS = 256
-"""A new engine waits for its first block; the later ones only cost per block."""
-
-_HABIT_DECAY = 0.8
-"""Per block: some 5000 steps are remembered."""
-_COMPLETE_SHARE = 0.97
-"""Below this share of rebuilt requests in summaries, journeys are sampled: rebuilt counts are scaled up."""
-_REQUESTS_MIN = 32.0
-_STEPS_SHARE = 0.7
-"""Share of steps with a summary from which on the telemetry counts as ``steps`` rather than ``sampled``."""
+    @property
+    def majority(self) -> Scheduling:
+        """What most of them say."""
+        return Scheduling.ASYNC if self.asynchronous > self.sync else Scheduling.SYNC
 
 
 @dataclass(slots=True)
@@ -139,7 +98,7 @@ class Sums:
     def fold(self, other: Sums) -> None:
         """Decay, then add a block."""
         for name in self.__slots__:
-            setattr(self, name, _HABIT_DECAY * getattr(self, name) + getattr(other, name))
+            setattr(self, name, _DECAY * getattr(self, name) + getattr(other, name))
 
 
 @dataclass(slots=True)
@@ -147,8 +106,9 @@ class Habits:
     """Decayed sums over whole blocks of passed steps, and the block under way."""
 
     ratio: BlockRatio
-    settled: bool = False
-    _past: Sums = field(default_factory=Sums)
+    learned: bool = False
+    """Whether a whole block has passed."""
+    sums: Sums = field(default_factory=Sums)
     _block: Sums = field(default_factory=Sums)
 
     def learn(self, steps: Cells, cells: Cells, counts: Rebuilt) -> None:
@@ -160,57 +120,43 @@ class Habits:
         snapped = snapshot_complete(steps, cells)
         block.rebuilt_requests += float(counts.requests @ busy)
         block.summary_requests += float((steps["prefill_requests"] + steps["decode_requests"]) @ busy)
-        exact = (busy & (steps["prefill_requests"] == 0) & (complete(steps, cells, counts) | snapped)).nonzero()[0]
-        context = counts.context_tokens
-        if snapped.any():
-            context = np.where(snapped, cells["snapshot_context_tokens"], context)
-        block.context_tokens += float(context.take(exact).sum())
-        block.blocks += float((steps["kv_blocks_total"] - steps["kv_blocks_free"]).take(exact).sum())
-        usage = steps["kv_usage_ratio"].take(exact)
-        block.usage += float(np.where(np.isfinite(usage), usage, 0.0).sum())
+        exact = busy & (steps["prefill_requests"] == 0) & (complete(steps, cells, counts) | snapped)
+        context = np.where(snapped, cells["snapshot_context_tokens"], counts.context_tokens)
+        block.context_tokens += float(context @ exact)
+        block.blocks += float((steps["kv_blocks_total"] - steps["kv_blocks_free"]) @ exact)
+        block.usage += float(np.nansum(steps["kv_usage_ratio"][exact]))
 
     def missing_steps(self, cells: Cells) -> int:
         """Steps about to be learned whose summary never came, from the first on that did: without one, none."""
-        seen, block, past = cells["seen"], self._block, self._past
+        seen, block, past = cells["seen"], self._block, self.sums
         if block.steps + past.steps <= block.holes + past.holes:
             seen = seen[np.argmax(seen) :] if seen.any() else seen[:0]
         return int(np.count_nonzero(~seen))
 
-    def settle(self) -> None:
-        """End of a block: what it taught is in force from here on."""
-        self._past.fold(self._block)
+    def end_block(self) -> None:
+        """What the block taught is in force from here on."""
+        self.sums.fold(self._block)
         self._block = Sums()
-        self._apply()
+        self.apply()
 
-    def _apply(self) -> None:
-        self.settled = True
-        self.ratio.context_tokens, self.ratio.blocks = self._past.context_tokens, self._past.blocks
-        self.ratio.usage = self._past.usage
-
-    @property
-    def sums(self) -> Sums:
-        """Decayed sums over the blocks that ended."""
-        return self._past
-
-    def restore(self, sums: Sums, *, learned: bool) -> None:
-        """Begin with what an earlier process of ours had learned."""
-        self._past = sums
-        if learned:
-            self._apply()
+    def apply(self) -> None:
+        """Let rows be made by what is known."""
+        self.learned = True
+        self.ratio.context_tokens, self.ratio.blocks = self.sums.context_tokens, self.sums.blocks
+        self.ratio.usage = self.sums.usage
 
     @property
     def hole_scale(self) -> float:
         """1 ÷ the share of requests whose journeys are sent; 1 while that looks like all of them."""
-        past = self._past
-        if past.summary_requests < _REQUESTS_MIN or past.rebuilt_requests <= 0:
+        if self.sums.summary_requests < _REQUESTS_MIN or self.sums.rebuilt_requests <= 0:
             return 1.0
-        share = past.rebuilt_requests / past.summary_requests
+        share = self.sums.rebuilt_requests / self.sums.summary_requests
         return 1.0 / share if share < _COMPLETE_SHARE else 1.0
 
     @property
     def sampled(self) -> bool:
         """Whether too many steps have no summary to call the telemetry complete."""
-        steps, holes = self._past.steps + self._block.steps, self._past.holes + self._block.holes
+        steps, holes = self.sums.steps + self._block.steps, self.sums.holes + self._block.holes
         return holes > (1 - _STEPS_SHARE) * steps
 
 
@@ -218,19 +164,15 @@ class ProcessContext:
     """Sources, scheduling mode and habits of one engine process; times are wall clock."""
 
     def __init__(self, settings: Config, ratio: BlockRatio) -> None:
-        self._settings = settings
+        self._lateness_ns = int(settings.allowed_lateness_s * 1e9)
+        self._timeout_ns = int(settings.join_timeout_s * 1e9)
         self.habits = Habits(ratio)
         self.votes = SchedulingVotes()
         self.scheduling_fact = Scheduling.UNKNOWN
         self.budget_fact_tokens: float | None = None
-        self.event_unix_ns = 0
-        self.first_unix_ns = 0
-        self.has_summaries = False
-        self.has_journeys = False
-        self.has_exact_context = False
-        self.has_done_stamps = False
-        self.longest_run_ns = 0
-        self.scheduled_tokens_max = 0
+        self.event_unix_ns = self.first_unix_ns = 0
+        self.has_summaries = self.has_journeys = self.has_exact_context = self.has_done_stamps = False
+        self.longest_run_ns = self.scheduled_tokens_max = 0
         self._first_finish_unix_ns = 0
 
     def record_times(self, oldest_unix_ns: int, newest_unix_ns: int) -> None:
@@ -262,10 +204,8 @@ class ProcessContext:
 
     @property
     def waited_ns(self) -> int:
-        """How much longer than ``allowed_lateness_s`` steps wait to be final: without summaries, the whole window."""
-        return (
-            0 if self.has_summaries else int((self._settings.join_timeout_s - self._settings.allowed_lateness_s) * 1e9)
-        )
+        """How much longer than the lateness steps wait before they are final: without summaries, to the timeout."""
+        return 0 if self.has_summaries else self._timeout_ns - self._lateness_ns
 
     @property
     def quality(self) -> Quality:
@@ -283,25 +223,30 @@ class ProcessContext:
             return ContextSource.EXACT
         if self.has_journeys:
             return ContextSource.JOURNEYS
-        grace_ns, window_ns = self._settings.allowed_lateness_s * 1e9, self._settings.join_timeout_s * 1e9
-        finished = self._first_finish_unix_ns and self.event_unix_ns >= self._first_finish_unix_ns + grace_ns
-        if finished or self.event_unix_ns >= self.first_unix_ns + window_ns:
-            return ContextSource.BLOCKS
-        return None
+        finished = self._first_finish_unix_ns and self.event_unix_ns >= self._first_finish_unix_ns + self._lateness_ns
+        return ContextSource.BLOCKS if finished or self._has_waited else None
+
+    @property
+    def _has_waited(self) -> bool:
+        return self.event_unix_ns >= self.first_unix_ns + self._timeout_ns
 
     def mode(self, steps: Cells, cells: Cells, *, flush: bool) -> Scheduling:
         """The scheduling mode, by these steps where it is not decided; UNKNOWN while end stamps may still tell it."""
         if self.votes.decided is not Scheduling.UNKNOWN:
             return self.votes.decided
-        mode = self.votes.provisional(steps, cells)
-        if mode is not Scheduling.UNKNOWN:
-            return mode
-        waited = self.event_unix_ns >= self.first_unix_ns + int(self._settings.join_timeout_s * 1e9)
-        if self.has_journeys and not (flush or waited):
+        shown = SchedulingVotes()
+        shown.add(steps, cells)
+        if shown.decided is not Scheduling.UNKNOWN:
+            return shown.decided
+        if self.has_journeys and not (flush or self._has_waited):
             return Scheduling.UNKNOWN
         if self.scheduling_fact is not Scheduling.UNKNOWN:
             return self.scheduling_fact
-        return self.votes.settle(steps, cells) if flush or self.has_journeys else Scheduling.SYNC
+        if not (flush or self.has_journeys):
+            return Scheduling.SYNC
+        shown.sync, shown.asynchronous = shown.sync + self.votes.sync, shown.asynchronous + self.votes.asynchronous
+        self.votes.decided = shown.majority
+        return self.votes.decided
 
     def stamps(self, around: Columns, *, asynchronous: bool) -> boundaries.Stamps:
         """The stamped boundaries that rows may run between."""
@@ -323,8 +268,3 @@ class ProcessContext:
             counts[table.JOIN_EVENTS, JoinEvent.STEP_MATCHED] += matched
             counts[table.JOIN_EVENTS, JoinEvent.STEP_MISMATCHED] += int(np.count_nonzero(busy)) - matched
         return counts
-
-    def settle_block(self) -> None:
-        """End of a block: what its steps taught is in force from here on."""
-        self.habits.settle()
-        self.votes.settle_block()

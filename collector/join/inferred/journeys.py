@@ -159,7 +159,6 @@ def _lay_resumed(run: Run, prompt_tokens: int, window: StepWindow) -> None:
     cells["context_tokens"][here] += context
     recomputing = slice(first, first + silent + 1)
     cells["recomputed_tokens"][recomputing] += known_tokens / (silent + 1) - 1
-    cells["approximate"][recomputing] |= silent > 0
 
 
 def _lay_waiting(span: CoreSpan, window: StepWindow) -> None:
@@ -193,7 +192,7 @@ def split_chunks(
     """Give the tokens of multi-step prefills to their steps below ``stop_step``; returns what is not finished.
 
     vLLM schedules decodes first, then running prefills in order, so a prefill takes what the others leave of the step's
-    prefill tokens (known from its summary) or of the token budget. Without either: an even split, marked approximate.
+    prefill tokens (known from its summary) or of the token budget. Without either: an even split.
     """
     unfinished = []
     for chunk in sorted(chunks, key=lambda c: (c.scheduled_ns, c.first_step, c.last_step)):
@@ -226,7 +225,6 @@ def _share(window: StepWindow, index: int, chunk: Chunks, budget_tokens: float |
     if budget_tokens is not None:
         spent = cell["decode_tokens"] + cell["recomputed_tokens"] + cell["prefill_tokens"]
         return float(budget_tokens - spent)
-    cell["approximate"] = True
     return chunk.left / (chunk.last_step - (index + window.base) + 1)
 
 

@@ -42,6 +42,7 @@ import heapq
 import math
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 
@@ -54,6 +55,8 @@ from online import PHASES, STEP_FEATURES, EngineSnapshot, Floats, Ints, Quality,
 
 from .context import Scheduling
 from .journeys import RequestRow, request_block
+
+Array = TypeVar("Array", Floats, Ints)
 
 WHOLE = 0.95
 """Coefficients are off by 3 % at this rate, and by 9 % at 0.9."""
@@ -145,53 +148,38 @@ class HeldRequest:
     span: RequestSpan
 
 
+def _cumulative(at: Array, values: Floats) -> tuple[Array, Floats]:
+    """Times in order, and the sums of the values (..., n) before each place among them: (..., n + 1)."""
+    order = np.argsort(at, kind="stable")
+    none = np.zeros((*values.shape[:-1], 1))
+    return at[order], np.concatenate((none, np.cumsum(values[..., order], axis=-1)), axis=-1)
+
+
 class DecodeBatch:
     """n(t), C(t) and cumulative prefill as sums over requests sorted by first and by last token."""
 
     def __init__(self, requests: list[HeldRequest]) -> None:
-        first = np.array([r.first_s for r in requests])
-        last = np.array([r.last_s for r in requests])
-        prompt = np.array([r.prompt_tokens for r in requests])
-        tokens = np.array([r.output_tokens for r in requests], float)
+        told = [(r.first_s, r.last_s, r.prompt_tokens, r.output_tokens) for r in requests]
+        first, last, prompt, tokens = np.array(told, float).reshape(-1, 4).T
         rate = np.where(last > first, (tokens - 1) / np.maximum(last - first, 1e-9), 0.0)
         decoding = tokens > 1
-        starts = np.argsort(first, kind="stable")
-        self._prefill_at = first[starts]
-        self._prefill_tokens = np.concatenate(([0.0], np.cumsum(prompt[starts])))
-        entering = starts[decoding[starts]]
-        leaving = np.argsort(last, kind="stable")
-        leaving = leaving[decoding[leaving]]
-        self._enter = _Side(first[entering], (prompt + 0.5 - rate * first)[entering], rate[entering])
-        self._leave = _Side(last[leaving], (prompt + 0.5 - rate * first)[leaving], rate[leaving])
+        # of each request: one, and its context as a line in time
+        lines = np.stack((np.ones(len(first)), prompt + 0.5 - rate * first, rate))[:, decoding]
+        self._prefill_at, self._prefill_tokens = _cumulative(first, prompt)
+        self._first, self._entered = _cumulative(first[decoding], lines)
+        self._last, self._left = _cumulative(last[decoding], lines)
 
     def decoding(self, at_s: Floats) -> tuple[Floats, Floats]:
         """(requests, context tokens) of the decode batch at these times."""
-        entered, left = self._enter.until(at_s), self._leave.until(at_s)
-        context = (entered.constant - left.constant) + at_s * (entered.rate - left.rate)
-        return entered.count - left.count, context
+        entered = self._entered[:, np.searchsorted(self._first, at_s, side="left")]
+        left = self._left[:, np.searchsorted(self._last, at_s, side="left")]
+        count, constant, rate = entered - left
+        return count, constant + at_s * rate
 
     def prefill(self, edges_s: Floats) -> tuple[Floats, Floats]:
         """(requests, tokens) whose first token falls between consecutive edges."""
         index = np.searchsorted(self._prefill_at, edges_s, side="right")
         return np.diff(index).astype(float), np.diff(self._prefill_tokens[index])
-
-
-@dataclass(frozen=True, slots=True)
-class _Totals:
-    count: Floats
-    constant: Floats
-    rate: Floats
-
-
-class _Side:
-    def __init__(self, at_s: Floats, constant: Floats, rate: Floats) -> None:
-        self._at_s = at_s
-        self._constant = np.concatenate(([0.0], np.cumsum(constant)))
-        self._rate = np.concatenate(([0.0], np.cumsum(rate)))
-
-    def until(self, at_s: Floats) -> _Totals:
-        index = np.searchsorted(self._at_s, at_s, side="left")
-        return _Totals(index.astype(float), self._constant[index], self._rate[index])
 
 
 _OUTPUT_TOKENS_MAX = 131_072
@@ -484,8 +472,3 @@ def _queued_unix_ns(span: RequestSpan) -> int:
 
 def _first_unix_ns(span: RequestSpan) -> int:
     return span.arrival_unix_ns + int(span.first_token_s * 1e9)
-
-
-def _cumulative(at: Ints, tokens: Floats) -> tuple[Ints, Floats]:
-    order = np.argsort(at, kind="stable")
-    return at[order], np.concatenate(([0.0], np.cumsum(tokens[order])))

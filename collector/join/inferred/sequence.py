@@ -1,32 +1,18 @@
 """One engine process's telemetry in step order, and the rows it gives.
 
-Rows leave strictly in step order, behind a frontier that passes what is final. So the rows are a function
-of the telemetry alone, not of the order or the pieces in which it came.
-
-The first rows of an engine process: one-time compilation must not be learned.
-
-The first step after start-up carries 10-21 s of compilation against 25 ms of work (wire contract §9).
-The first ``rows_min`` rows are held; among the first three, those longer than 2 s and 20 times the median pace are
-dropped, and so is every request that spans one.
-
-How far the rows of a step sequence have come.
+Rows leave strictly in step order, behind what is final: a step is, when nothing that could still arrive would change
+its rows. That is when its summary and its journeys agree (or its context needs no journeys); for a hole, when the
+summaries around it are complete and ``allowed_lateness_s`` has passed; for any step, when event time has passed it by
+``join_timeout_s``. So the rows are a function of the telemetry alone, not of the order or the pieces in which it came.
 
 Steps are passed in blocks (step ids divisible by the block's length), because what a block teaches comes into force at
-its end. Three step numbers say where the next block and its rows begin:
+its end. Whenever the sequence has advanced, emitted_to = 0 or base <= emitted_to < learned_to, with ``base`` the
+window's first step. Rows lag behind blocks: a block whose last boundaries are not stamped leaves them to the row of a
+later one.
 
-    emitted_to   boundary at which the newest row ends, and the next one begins; 0 before the first stamped boundary
-    learned_to   one past the last step of the newest block that was passed; the habits have learned from all below
-    next_step    first step of the next block: learned_to, or the window's first step if that has moved on
-
-Invariant, whenever the sequence has advanced: emitted_to = 0 or base <= emitted_to < learned_to <= next_step, with
-``base`` the window's first step. Rows lag behind blocks: a block whose
-last boundaries are not stamped leaves them to the row of a later one.
-
-Which steps are final: nothing that could still arrive would change their rows.
-
-A step is final when its summary and its journeys agree (or its context needs no journeys); a hole, when the summaries
-around it are complete and ``allowed_lateness_s`` has passed; any step, when event time has passed it by
-``join_timeout_s``.
+The first step after start-up carries 10-21 s of compilation against 25 ms of work (wire contract §9), which must not be
+learned: the first ``rows_min`` rows are held; among the first three, those longer than 2 s and 20 times the median pace
+are dropped, and so is every request that spans one.
 """
 
 from __future__ import annotations
@@ -35,15 +21,14 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from collector.config import Config
 from collector.decode import CoreSpan, MarkKind, SnapshotColumns, StepColumns
 from collector.join import exact
 from collector.join.exact import Advance
-from collector.join.window import StepWindow
+from collector.join.window import Cells, StepWindow
 from collector.telemetry import Counts, JoinEvent, RowDrop, table
-from online import STEP_FEATURES, Ints, Quality, RowBlock, median_of
+from online import STEP_FEATURES, Ints, Mask, Quality, RowBlock, median_of
 
 from .context import FIRST_BLOCK_STEPS, ProcessContext, Scheduling
 from .journeys import Chunks, Run, extent_of, lay_journey, runs_of, split_chunks, waiting_steps
@@ -105,37 +90,9 @@ class WarmUp:
         return any(start < end_unix_ns and end > start_unix_ns for start, end in self.spans_unix_ns)
 
 
-@dataclass(slots=True)
-class Frontier:
-    """See the module's docstring."""
-
-    emitted_to: int = 0
-    learned_to: int = 0
-
-    def first_boundary(self, base: int) -> int:
-        """Where the next row begins, if it is stamped."""
-        return self.emitted_to or base
-
-    def next_step(self, base: int) -> int:
-        """First step of the next block."""
-        return max(base, self.learned_to)
-
-    def give_up_before(self, base: int) -> bool:
-        """The window has left the frontier behind: rows begin anew at ``base``; whether any were lost."""
-        lost = 0 < self.emitted_to < base
-        if lost:
-            self.emitted_to, self.learned_to = 0, base
-        return lost
-
-
 def finality(
-    steps: StepColumns,
-    cells: NDArray[np.void],
-    *,
-    counts: Rebuilt | None,
-    now_unix_ns: int,
-    settings: Config,
-) -> tuple[NDArray[np.bool_], Ints]:
+    steps: Cells, cells: Cells, *, counts: Rebuilt | None, now_unix_ns: int, settings: Config
+) -> tuple[Mask, Ints]:
     """Whether each step is final, and when it was by the wall clock (0 = nobody said), shapes (n,).
 
     Args:
@@ -145,18 +102,14 @@ def finality(
         now_unix_ns: the newest event.
         settings: ``allowed_lateness_s`` and ``join_timeout_s``.
     """
-    seen = cells["seen"]
-    whole = seen if counts is None else seen & complete(steps, cells, counts)
-    if seen.all():
-        final, unix_ns = whole.copy(), steps["unix_ns"].copy()
-    else:
+    seen, unix_ns = cells["seen"], steps["unix_ns"].copy()
+    final = seen.copy() if counts is None else seen & complete(steps, cells, counts)
+    if not seen.all():
         before, after = neighbours(seen)
-        settled_unix_ns = now_unix_ns - int(settings.allowed_lateness_s * 1e9)
-        around = np.where(before >= 0, whole[before], True) & np.where(
-            after >= 0, whole[after] & (steps["unix_ns"][after] <= settled_unix_ns), False
-        )
-        final = np.where(seen, whole, around)
-        unix_ns = np.where(seen, steps["unix_ns"], np.maximum(cells["completed_unix_ns"], cells["scheduled_unix_ns"]))
+        old = steps["unix_ns"][after] <= now_unix_ns - int(settings.allowed_lateness_s * 1e9)
+        hole = np.where(before >= 0, final[before], True) & (after >= 0) & final[after] & old
+        final = np.where(seen, final, hole)
+        unix_ns = np.where(seen, unix_ns, np.maximum(cells["completed_unix_ns"], cells["scheduled_unix_ns"]))
     passed = np.flatnonzero((unix_ns > 0) & (unix_ns <= now_unix_ns - int(settings.join_timeout_s * 1e9)))
     if len(passed):
         final[: passed[-1] + 1] = True
@@ -169,7 +122,7 @@ _STEPS_BEFORE = 2
 
 
 class _Reading(NamedTuple):
-    """How steps are read while the frontier moves."""
+    """How steps are read while rows are made of them."""
 
     window: StepWindow
     source: ContextSource
@@ -184,7 +137,10 @@ class StepSequence:
         self._settings = settings
         self._engine = engine
         self.context = ProcessContext(settings, ratio)
-        self.frontier = Frontier()
+        self.emitted_to = 0
+        """Boundary at which the newest row ends, and the next one begins; 0 before the first stamped boundary."""
+        self.learned_to = 0
+        """One past the last step of the newest block that was passed."""
         self.window: StepWindow | None = None
         self.kv = KvSteps()
         self.resumed_from = 0
@@ -204,7 +160,7 @@ class StepSequence:
                 unique = steps[inside[np.unique(ids[inside], return_index=True)[1]]]
                 counts[table.JOIN_EVENTS, JoinEvent.STEP_LATE] += len(steps) - len(inside)
                 counts[table.JOIN_EVENTS, JoinEvent.STEP_DUPLICATE] += len(inside) - len(unique)
-            late = self.frontier.emitted_to if low < self.frontier.emitted_to else 0  # those rows left without it
+            late = self.emitted_to if low < self.emitted_to else 0  # those rows left without it
             seen = window.seen_before(late)
             new, other = window.add_summaries(unique)
             counts[table.JOIN_EVENTS, JoinEvent.STEP_LATE] += window.seen_before(late) - seen
@@ -234,7 +190,7 @@ class StepSequence:
         if extent[0] < window.base:
             counts[table.JOIN_EVENTS, JoinEvent.JOURNEY_LATE] += 1
             return counts
-        if extent[0] < self.frontier.emitted_to and not context.has_exact_context:
+        if extent[0] < self.emitted_to and not context.has_exact_context:
             counts[table.JOIN_EVENTS, JoinEvent.JOURNEY_LATE] += 1
         chunks = lay_journey(span, window, runs)
         self.kv.add_request(span, chunks, runs)
@@ -251,7 +207,7 @@ class StepSequence:
 
     def _reach(self, first_step: int, last_step: int) -> StepWindow:
         self.window = window = self.window or StepWindow(first_step)
-        window.reach_within(first_step, last_step, self._settings.steps_max, keep_from=self.frontier.emitted_to)
+        window.reach_within(first_step, last_step, self._settings.steps_max, keep_from=self.emitted_to)
         return window
 
     @property
@@ -277,19 +233,19 @@ class StepSequence:
     @property
     def safe_unix_ns(self) -> int:
         """No row that will come ends before this wall clock time."""
-        emitted_to, first_unix_ns = self.frontier.emitted_to, self.context.first_unix_ns
+        emitted_to, first_unix_ns = self.emitted_to, self.context.first_unix_ns
         if self.window is None or not emitted_to:
             return first_unix_ns
         return self.window.boundary_unix_ns(emitted_to, first_unix_ns)
 
     def advance(self, *, flush: bool = False) -> Advance:
-        """Move the frontier over every final step and return the rows passed; ``flush``: nothing more will come."""
+        """Pass every final step and return its rows; ``flush``: nothing more will come."""
         out, window = Advance(), self.window
         source = self.context.source or (ContextSource.BLOCKS if flush else None)
         if window is None or window.size == 0 or source is None:
             return out
         self._give_up_before(window.base, out)
-        first = self.frontier.first_boundary(window.base)
+        first = self.emitted_to or window.base
         if self.context.is_exact:
             self._advance_exact(window, first, out, flush=flush)
             return out
@@ -307,13 +263,13 @@ class StepSequence:
 
     def _advance_exact(self, window: StepWindow, first: int, out: Advance, *, flush: bool) -> None:
         """Summaries say all: the steps up to the first that is not final give their rows."""
-        event_unix_ns, frontier = self.event_unix_ns, self.frontier
+        event_unix_ns = self.event_unix_ns
         stop = window.newest_step + 1
         if not flush:
             late_ns = max(int(self._settings.allowed_lateness_s * 1e9), self.kv.lateness_ns)
             stop = exact.final_stop(window, first, event_unix_ns - late_ns)
         self.kv.take_hits(window, stop, self.context.waited_ns, asynchronous=False)
-        begin = max(frontier.learned_to, window.base)
+        begin = max(self.learned_to, window.base)
         if stop <= begin and not flush:
             return
         around = window.columns(first - 1, stop + 2)
@@ -322,11 +278,11 @@ class StepSequence:
         if overlapping is not None:
             self.context.votes.decided = Scheduling.ASYNC if overlapping else Scheduling.SYNC
         out.counts.merge(exact.missing_steps(window, begin, stop))
-        frontier.learned_to = max(frontier.learned_to, stop)
+        self.learned_to = max(self.learned_to, stop)
         stamps = exact.done_stamps(*around)
         if len(stamps.step) == 0:
             return
-        frontier.emitted_to = first - 1 + int(stamps.step[-1])
+        self.emitted_to = first - 1 + int(stamps.step[-1])
         if len(stamps.step) > 1:
             here = slice(int(stamps.step[0]), int(stamps.step[-1]))
             self.kv.fill(*around, here, first - 1, self.context.habits.ratio, asynchronous=False)
@@ -335,10 +291,10 @@ class StepSequence:
     def _give_up_before(self, base: int, out: Advance) -> None:
         """Step ids have jumped: what lies before the window is lost, rows and unfinished prefills alike."""
         self._chunks = [chunk for chunk in self._chunks if chunk.first_step >= base]
-        left_steps = base - (self.frontier.learned_to or base)
-        if self.frontier.give_up_before(base):
-            out.counts[table.JOIN_EVENTS, JoinEvent.STEP_MISSING] += max(left_steps, 0)
+        if 0 < self.emitted_to < base:
+            out.counts[table.JOIN_EVENTS, JoinEvent.STEP_MISSING] += max(base - (self.learned_to or base), 0)
             out.counts[table.DROPPED_ROWS, RowDrop.RESTART] += 1
+            self.emitted_to, self.learned_to = 0, base
 
     def _final_stop(self, first: int, reading: _Reading) -> int:
         """First step that is not final."""
@@ -354,9 +310,9 @@ class StepSequence:
     def _pass_blocks(self, stop: int, reading: _Reading, out: Advance) -> None:
         """Pass the steps below ``stop`` block by block: their rows leave, and what they teach comes into force."""
         window, context, asynchronous = reading.window, self.context, reading.asynchronous
-        step = self.frontier.next_step(window.base)
+        step = max(window.base, self.learned_to)
         while step < stop:
-            opening = not context.habits.settled
+            opening = not context.habits.learned
             block_steps = FIRST_BLOCK_STEPS if opening else self._settings.block_steps
             end = min(stop, (step // block_steps + 1) * block_steps)
             if opening and end % block_steps and not reading.flush:
@@ -371,9 +327,9 @@ class StepSequence:
             step = end
 
     def _emit_rows(self, stop: int, reading: _Reading, out: Advance, *, last: bool) -> None:
-        """Rows between the stamped boundaries below ``stop``, all in one block; the frontier moves to the newest."""
+        """Rows between the stamped boundaries below ``stop``, all in one block."""
         window, context = reading.window, self.context
-        first = self.frontier.first_boundary(window.base)
+        first = self.emitted_to or window.base
         _, latest = window.columns(max(first, stop - self._settings.block_steps) - 1, stop + 1)
         if not (latest["seen"] | (latest["completed_ns"] > 0) | (latest["scheduled_ns"] > 0)).any():
             return  # a hole: no boundary since the last call
@@ -381,7 +337,7 @@ class StepSequence:
         stamps = context.stamps(around, asynchronous=reading.asynchronous)
         if len(stamps.step) == 0:
             return
-        self.frontier.emitted_to = first - 1 + int(stamps.step[-1])
+        self.emitted_to = first - 1 + int(stamps.step[-1])
         if len(stamps.step) == 1:
             return
         here = slice(int(stamps.step[0]), int(stamps.step[-1]))
@@ -412,7 +368,7 @@ class StepSequence:
     def _learn_habits(self, stop: int, reading: _Reading, out: Advance) -> None:
         """Steps below ``stop`` have passed: what those of this block teach, each once."""
         block_steps = self._settings.block_steps
-        first, self.frontier.learned_to = max(self.frontier.learned_to, stop - block_steps), stop
+        first, self.learned_to = max(self.learned_to, stop - block_steps), stop
         if first >= stop:
             return
         steps, cells = reading.window.columns(first, stop + 1)
@@ -420,8 +376,8 @@ class StepSequence:
         out.counts[table.JOIN_EVENTS, JoinEvent.STEP_MISSING] += self.context.habits.missing_steps(heard_of)
         out.counts[table.JOIN_EVENTS, JoinEvent.SPECULATIVE_STEP] += reading.window.speculative_steps(first, stop)
         out.counts.merge(self.context.learn_steps(steps, cells, asynchronous=reading.asynchronous))
-        if stop % block_steps == 0 or not self.context.habits.settled:
-            self.context.settle_block()
+        if stop % block_steps == 0 or not self.context.habits.learned:
+            self.context.habits.end_block()
 
     @property
     def pending_steps(self) -> int:
@@ -429,19 +385,19 @@ class StepSequence:
         window = self.window
         if window is None or not window.size:
             return 0
-        return max(window.newest_step - self.frontier.first_boundary(window.base), 0)
+        return max(window.newest_step - (self.emitted_to or window.base), 0)
 
     def shed_memory(self) -> None:
         """Let go of steps whose rows have left, and of the memory that they and others took."""
-        if self.window is not None and self.frontier.emitted_to:
-            self.window.give_up_before(self.frontier.emitted_to - _STEPS_BEFORE)
+        if self.window is not None and self.emitted_to:
+            self.window.give_up_before(self.emitted_to - _STEPS_BEFORE)
 
     def forget_steps(self, keep_unix_ns: int) -> None:
-        """Drop steps behind the frontier; with journeys, only those older than ``keep_unix_ns`` and ``join_timeout_s``.
+        """Drop steps whose rows have left; with journeys, only those older than the timeout and ``keep_unix_ns``.
 
         Requests that still wait look back at the queue they met, so their engine says what to keep.
         """
-        window, emitted_to = self.window, self.frontier.emitted_to
+        window, emitted_to = self.window, self.emitted_to
         if window is None or not emitted_to or window.size < _FORGET_FROM_STEPS:
             return
         horizon_ns = self.event_unix_ns

@@ -111,7 +111,7 @@ class PageEngine(Emitter):
         before = self.windows.newest
         row = self.windows.add(unix_ns, mono_ns, reading)
         newest = self.windows.newest
-        if self.windows.turns_left:  # what was counted until it was noticed is of several servers
+        if self.windows.in_turn:  # what was counted until it was noticed is of several servers
             self.api_queueing = ApiQueueing()
         elif before is not None and newest is not None:
             add_waits(self.api_queueing, before, newest, self.windows.copies)

@@ -55,8 +55,8 @@ credited with. Such a scrape ends no window; after six in a row one is cut anywa
 too. Scrapes far apart are all taken: there a longer window costs more than a prompt in the wrong one. Nothing is
 learned across a restart, or of a window in which a request was preempted: it computes its tokens again.
 
-A counter that fell and soon stands above where it fell from is no restart: several servers answer at one address in
-turn. Nothing is learned from such pages, nor from the next 64 that follow.
+After a counter fell, nothing is learned from the next eight scrapes: a server that restarts is warm by then, and of
+several servers that answer at one address in turn it falls again before.
 """
 
 from __future__ import annotations
@@ -374,8 +374,8 @@ UNCLEAN_MAX = 6
 _COPIES_WINDOWS = 20
 _COPIES_KEPT = 64
 _COPIES_DOUBTFUL = 1.5
-_TURNS_SCRAPES = 64
-_BACK_WITHIN_SCRAPES = 8
+_QUIET_SCRAPES = 8
+"""After a fall: several servers at one address take turns more often than that."""
 
 
 @dataclass(slots=True)
@@ -389,11 +389,11 @@ class ScrapeWindows:
     """Since the start of the open window."""
     copies: int = 1
     """Front ends that each count a step in which a request of theirs took part."""
-    turns_left: int = 0
-    """Scrapes during which several servers are taken to answer in turn."""
+    quiet: int = 0
+    """Scrapes from which nothing is learned, since a counter fell."""
+    in_turn: bool = False
+    """Counters fall again and again: several servers answer at one address."""
     drops: Counter[RowDrop] = field(default_factory=Counter)
-    _before_fall: Scrape | None = None
-    _since_fall: int = 0
     _ratios: list[float] = field(default_factory=list)
 
     def add(self, unix_ns: int, mono_ns: int, reading: EngineReading) -> PageRow | None:
@@ -408,17 +408,15 @@ class ScrapeWindows:
         if newest is not None:
             unix_ns = max(unix_ns, newest.unix_ns)  # the wall clock was set back: rows stay in order
         scrape = self.occupancy.scrape(reading.flavour, unix_ns, mono_ns, reading.values, reading.facts)
-        self._watch_turns(scrape)
+        self.quiet = max(self.quiet - 1, 0)
         if newest is not None and went_back(newest, scrape):
-            self.drops[RowDrop.RESTART] += 1
-            self._before_fall, self._since_fall = newest, 0
-            self._begin_anew()
+            self.in_turn = self.quiet > 0
+            self.drops[RowDrop.WHICH_SERVER if self.in_turn else RowDrop.RESTART] += 1
+            self.quiet = _QUIET_SCRAPES
+            self.occupancy, self.start, self.scrapes = Occupancy(), None, 0
             scrape = self.occupancy.scrape(reading.flavour, unix_ns, mono_ns, reading.values, reading.facts)
         self.newest = scrape
-        if self.turns_left:
-            self.turns_left -= 1
-            self.drops[RowDrop.WHICH_SERVER] += 1
-            self.start = None
+        if self.quiet:
             return None
         if self.start is None:
             self.scrapes += 1
@@ -436,22 +434,8 @@ class ScrapeWindows:
         """Begin with what another one found out of how many count each step."""
         self.copies, self._ratios = other.copies, list(other._ratios)
 
-    def _watch_turns(self, scrape: Scrape) -> None:
-        """Whether counters that fell are back where they fell from, as those of a server that just started are not."""
-        before = self._before_fall
-        if before is None:
-            return
-        self._since_fall += 1
-        if not went_back(before, scrape):
-            self.turns_left = _TURNS_SCRAPES
-        if self.turns_left or self._since_fall >= _BACK_WITHIN_SCRAPES:
-            self._before_fall = None
-
     def _open(self, scrape: Scrape) -> None:
         self.start, self.scrapes = scrape, 0
-
-    def _begin_anew(self) -> None:
-        self.occupancy, self.start, self.newest, self.scrapes = Occupancy(), None, None, 0
 
     def _close(self, window: WindowSums, flavour: Flavour) -> PageRow | None:
         start, end = window.start, window.end

@@ -332,7 +332,7 @@ def test_a_request_that_never_ends_holds_steps_for_the_window_only():
     assert counts[table.JOIN_EVENTS, JoinEvent.STEP_MISMATCHED] > 500
     assert counts.total(table.ROWS) > 500
     (engine,) = pipeline.joiner.engines.values()
-    assert engine.processes[0].sequence.frontier.emitted_to > len(run.summaries) / 2
+    assert engine.processes[0].sequence.emitted_to > len(run.summaries) / 2
 
 
 # --- bounds -------------------------------------------------------------------------------------------------------
@@ -393,7 +393,7 @@ def test_step_ids_that_jump_by_a_trillion_do_not_stop_the_engine(sound, jump):
     for one in exports_of(everything, 5):
         pipeline.process([one])
     (engine,) = pipeline.joiner.engines.values()
-    assert engine.processes[0].sequence.frontier.emitted_to > 256
+    assert engine.processes[0].sequence.emitted_to > 256
     after = run_engine(many_jobs(20), start_ns=sound.summaries[-1]["step.ts_end_ns"])
     late = step_span(after, 1, 50)
     for event in late.events:

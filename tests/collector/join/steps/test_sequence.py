@@ -128,7 +128,7 @@ def test_a_step_waits_for_its_journeys_and_leaves_when_they_are_complete(run):
     early = [job for job in run.jobs if job.step_of("FINISHED") < 600]
     feed.journeys(early).advance()
     first_open = min(job.step_of("SCHEDULED") for job in run.jobs if job not in early)
-    assert 0 < feed.sequence.frontier.emitted_to <= first_open
+    assert 0 < feed.sequence.emitted_to <= first_open
     feed.journeys([job for job in run.jobs if job not in early]).advance(flush=True)
     assert feed.events[JoinEvent.STEP_MISMATCHED] == 0
     np.testing.assert_allclose(feed.predicted_us(), feed.block.elapsed_us, rtol=1e-3, atol=250)
@@ -139,7 +139,7 @@ def test_a_step_whose_journeys_never_come_is_used_after_the_window():
     feed = Feed(run, join_timeout_s=5.0, allowed_lateness_s=1.0).summaries(ids(run))
     feed.journeys([job for index, job in enumerate(run.jobs) if index % 9]).advance()
     newest = run.summaries[-1]["step.ts_start_ns"]
-    passed = run.summaries[feed.sequence.frontier.emitted_to - 1]["step.ts_start_ns"]
+    passed = run.summaries[feed.sequence.emitted_to - 1]["step.ts_start_ns"]
     assert newest - passed >= 5e9
     # whole blocks pass, so up to a block of steps more than the window is held
     assert newest - passed < 5e9 + 257 * 30e6
@@ -152,9 +152,9 @@ def test_a_hole_is_final_only_after_the_grace_time():
     keep = [step for step in ids(run) if not 400 <= step < 410]
     feed = Feed(run, allowed_lateness_s=20.0).journeys()
     feed.summaries([step for step in keep if step < 700]).advance()
-    assert 256 <= feed.sequence.frontier.emitted_to <= 400
+    assert 256 <= feed.sequence.emitted_to <= 400
     feed = Feed(run, allowed_lateness_s=0.5).journeys().summaries(keep).advance()
-    assert feed.sequence.frontier.emitted_to > 410
+    assert feed.sequence.emitted_to > 410
 
 
 def test_idle_time_between_steps_gives_no_row():

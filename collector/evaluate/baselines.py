@@ -23,10 +23,8 @@ Pages. The mean inter-token latency (ITL) of windows of 15 s, learned on the fir
 
     tracefit      sum_r d_r (x_r beta) / sum_r d_r l_r      over rows of the window; d: mean decoding requests, l: steps
     line          ITL = A k + B, k: mean KV usage; ordinary least squares over at least ten points, 0.15 <= k <= 0.85
-    kalman        state (alpha, beta, gamma):  ITL = alpha + beta B,  TTFT = alpha + gamma P    B: batch, P: prompt
-                  tokens; random walk with 1 % process noise per cycle, 10 % observation noise
 
-Every model is told the window's load, as it is; line and Kalman do not know a step. A window in which fewer than ten
+Both are told the window's load, as it is; the line does not know a step. A window in which fewer than ten
 tokens followed another is left out.
 """
 
@@ -35,7 +33,7 @@ from __future__ import annotations
 import importlib.util
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -270,7 +268,6 @@ def _request_score(model: str, times: Times, served: ServedRequests, judged: Mas
 
 LINE_POINTS_MIN = 10
 LINE_RANGE = (0.15, 0.85)
-_PROCESS, _OBSERVATION = 0.01, 0.10
 
 
 def fit_line(kv_usage: Floats, itl_s: Floats, *, points_min: int = LINE_POINTS_MIN) -> tuple[float, float] | None:
@@ -285,36 +282,10 @@ def fit_line(kv_usage: Floats, itl_s: Floats, *, points_min: int = LINE_POINTS_M
     return float(a), float(b)
 
 
-@dataclass(slots=True)
-class KalmanCycle:
-    """One update per cycle of means."""
-
-    state: Floats = field(default_factory=lambda: np.zeros(3))
-    covariance: Floats = field(default_factory=lambda: np.eye(3) * 1e6)
-
-    def learn(self, batch: float, prompt_tokens: float, itl_s: float, ttft_s: float) -> None:
-        """Take the means of one cycle."""
-        observe = np.array([[1.0, batch, 0.0], [1.0, 0.0, prompt_tokens]])
-        seen = np.array([itl_s, ttft_s])
-        known = np.isfinite(observe).all(axis=1) & np.isfinite(seen)
-        observe, seen = observe[known], seen[known]
-        if not len(seen):
-            return
-        self.covariance = self.covariance + np.diag((_PROCESS * np.maximum(np.abs(self.state), 1e-9)) ** 2)
-        noise = np.diag((_OBSERVATION * np.maximum(seen, 1e-9)) ** 2)
-        gain = self.covariance @ observe.T @ np.linalg.inv(observe @ self.covariance @ observe.T + noise)
-        self.state = self.state + gain @ (seen - observe @ self.state)
-        self.covariance = (np.eye(3) - gain @ observe) @ self.covariance
-
-    def predict(self, batch: float) -> float:
-        """Mean inter-token latency at a batch, in seconds."""
-        return float(max(self.state[0] + self.state[1] * batch, 0.0))
-
-
 WINDOW_S = 15.0
 _DECODED_MIN = 10
 _DECODING = STEP_FEATURES.index("decode_requests")
-TRACEFIT, LINE, KALMAN = "tracefit", "ITL = A k + B", "Kalman on cycle means"
+TRACEFIT, LINE = "tracefit", "ITL = A k + B"
 
 
 class TimedReading(NamedTuple):
@@ -349,10 +320,7 @@ class _Window(NamedTuple):
 
     rows: RowBlock
     itl_us: float
-    ttft_us: float
     kv_usage: float
-    batch: float
-    prompt_tokens: float
 
 
 def load_pages(paths: Sequence[Path]) -> dict[str, list[TimedReading]]:
@@ -422,7 +390,6 @@ def score_windows(readings: Sequence[TimedReading], learned: Fit | None, cut_ns:
         if learned is None
         else _score(TRACEFIT, np.array([_predicted(learned, window.rows) for window in windows]), observed_us, after),
         _line_score(windows, observed_us, after),
-        _kalman_score(windows, observed_us, after),
     ]
     return int(np.count_nonzero(after)), scores
 
@@ -436,19 +403,13 @@ def _window(inside: Sequence[TimedReading], whole: PageEngine) -> _Window | None
     def delta(meaning: Meaning) -> float:
         return last[meaning] - first[meaning]
 
-    def mean(meaning: Meaning) -> float:
-        return float(np.mean([timed.reading.values[meaning] for timed in inside]))
-
-    decoded, started = delta(Meaning.ITL_COUNT), max(delta(Meaning.FIRST_TOKENS), 1.0)
+    decoded = delta(Meaning.ITL_COUNT)
     if not decoded >= _DECODED_MIN:  # a page without latencies has NaN
         return None
     return _Window(
         rows,
         itl_us=1e6 * delta(Meaning.ITL_SECONDS) / decoded,
-        ttft_us=1e6 * delta(Meaning.FIRST_TOKEN_SECONDS) / started,
-        kv_usage=mean(Meaning.KV_USAGE_RATIO),
-        batch=mean(Meaning.RUNNING),
-        prompt_tokens=delta(Meaning.PROMPT_TOKENS) / started,
+        kv_usage=float(np.mean([timed.reading.values[Meaning.KV_USAGE_RATIO] for timed in inside])),
     )
 
 
@@ -470,17 +431,6 @@ def _line_score(windows: Sequence[_Window], observed_us: Floats, after: Mask) ->
         return LatencyScore(model=LINE, note="no KV usage on the pages")
     note = f"{points} windows, its own rule wants {LINE_POINTS_MIN}" if points < LINE_POINTS_MIN else ""
     return _score(LINE, line[0] * kv_usage + line[1], observed_us, after, note)
-
-
-def _kalman_score(windows: Sequence[_Window], observed_us: Floats, after: Mask) -> LatencyScore:
-    kalman = KalmanCycle()
-    for window, scored in zip(windows, after, strict=True):
-        if not scored:
-            kalman.learn(window.batch, window.prompt_tokens, window.itl_us / 1e6, window.ttft_us / 1e6)
-    if after.all():
-        return LatencyScore(model=KALMAN, note="no window to learn from")
-    predicted_us = np.array([1e6 * kalman.predict(window.batch) for window in windows])
-    return _score(KALMAN, predicted_us, observed_us, after)
 
 
 def _score(model: str, predicted_us: Floats, observed_us: Floats, after: Mask, note: str = "") -> LatencyScore:

@@ -60,10 +60,6 @@ def lines(report: Report) -> Iterator[str]:
         yield f"Leave one {report.left_out} out: mean step error in %, nothing of its own / after its first rows (cold)"
         for name, transfers in report.transfers.items():
             yield from _transfers(name, transfers)
-    if report.inversions:
-        yield ""
-        ranked = "  ".join(f"{system} {'-' if n is None else n}" for system, n in report.inversions.items())
-        yield f"Workload pairs ranked the wrong way round by their 99th percentile: {ranked}"
 
 
 def _capture(capture: CaptureReport) -> Iterator[str]:

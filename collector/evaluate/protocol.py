@@ -24,7 +24,7 @@ The coefficients of a published snapshot are scored as they are, nothing learned
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -52,14 +52,6 @@ class RequestPath:
     prefill: Floats
 
 
-@dataclass(slots=True)
-class Paths:
-    """All scored requests of a capture, and how many were left out."""
-
-    paths: list[RequestPath]
-    uncovered: int
-
-
 class Timeline:
     """Rows of one engine in time order."""
 
@@ -84,8 +76,8 @@ class Timeline:
         return self.index[here][used], share[used]
 
 
-def paths_of(rows: RowBlock, requests: Sequence[ScoredRequest]) -> Paths:
-    """The path of every request that its rows cover."""
+def paths_of(rows: RowBlock, requests: Sequence[ScoredRequest]) -> tuple[list[RequestPath], int]:
+    """The path of every request that its rows cover, and how many they do not cover."""
     lines: dict[int, Timeline] = {}
     paths, uncovered = [], 0
     for request in requests:
@@ -99,7 +91,7 @@ def paths_of(rows: RowBlock, requests: Sequence[ScoredRequest]) -> Paths:
         prefill = np.zeros(len(index))
         prefill[np.searchsorted(index, first)] = part
         paths.append(RequestPath(request, index, share, prefill))
-    return Paths(paths, uncovered)
+    return paths, uncovered
 
 
 def predicted(paths: Sequence[RequestPath], prediction_us: Floats) -> tuple[Floats, Floats]:
@@ -128,7 +120,6 @@ class Score(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     ttft: float | None = None
     itl: float | None = None
     p99: float | None = None
-    p99_observed_us: float | None = None
     coverage: float | None = None
     rows_to_goal: int | None = None
     prequential_mape: float | None = None
@@ -151,7 +142,7 @@ def mean_error(predicted_us: Floats, observed_us: Floats) -> float | None:
     return abs(float(predicted_us[known].mean()) - observed) / observed
 
 
-def step_scores(fit: Fit, prediction_us: Floats, rows: RowBlock) -> dict[str, float | None]:
+def step_scores(fit: Fit | _Published, prediction_us: Floats, rows: RowBlock) -> dict[str, float | None]:
     """Score the predicted step times, step by step: a diagnostic beside the scores per request."""
     known = np.isfinite(prediction_us)
     y, f = rows.elapsed_us[known], prediction_us[known]
@@ -191,7 +182,6 @@ def request_scores(
         "gpu_time_mape": _mean(ape(whole, ran)),
         "e2e": mean_error(whole, ran),
         "ttft": mean_error(prefill, to_first),
-        "p99_observed_us": float(np.quantile(ran, 0.99)),
     }
     known = np.isfinite(whole)
     if known.any():
@@ -215,78 +205,44 @@ def _mean(errors: Floats) -> float | None:
     return float(errors.mean()) if len(errors) else None
 
 
-def inversions(observed_us: Sequence[float], errors: Sequence[float | None]) -> int | None:
-    """Pairs of workloads whose 99th percentiles are ranked the wrong way round; None if one is not known."""
-    if any(error is None for error in errors):
-        return None
-    forecast = [o * (1 + (e or 0.0)) for o, e in zip(observed_us, errors, strict=True)]
-    count = 0
-    for i in range(len(forecast)):
-        for j in range(i):
-            count += (observed_us[i] - observed_us[j]) * (forecast[i] - forecast[j]) < 0
-    return count
-
-
 STEP = Target.STEP_TIME
 ALPHAS = (Target.API_QUEUEING, Target.POST_DECODE)
 
 
-class _Coefficients:
-    """Coefficients of a snapshot as something that predicts."""
+@dataclass(frozen=True, slots=True)
+class _Published:
+    """The coefficients of a snapshot as something that predicts."""
 
-    def __init__(self, features: FeatureSet, beta: Floats) -> None:
-        self.features, self.beta = features, beta
+    system: str
+    features: FeatureSet
+    beta: Floats
+    identifiable: int
+    rows: int
+
+    @property
+    def columns(self) -> int:
+        """Columns of the set."""
+        return len(self.features)
 
     def predict(self, rows: RowBlock) -> Floats:
         """Microseconds per row, (n,); NaN where a column is not known."""
         with np.errstate(invalid="ignore"):
             return np.asarray(self.features.evaluate(rows) @ self.beta)
 
+    def interval(self, _rows: RowBlock) -> None:
+        """What is published is of more than the coefficients."""
 
-def published_scores(
-    snapshot: Snapshot | None,
-    capture: Capture,
-    scored: RowBlock,
-    rows: RowBlock,
-    paths: Sequence[RequestPath],
-    *,
-    requests_only: bool,
-) -> list[Score]:
-    """The published models of a snapshot, scored as they are."""
-    config = _config_in(snapshot, capture)
+
+def _published(config: ConfigSnapshot | None, capture: Capture) -> Iterator[_Published]:
+    """The published models of a step's time."""
     target = None if config is None else config.targets.get(STEP.value)
-    out: list[Score] = []
     for name, model in {} if target is None else sorted(target.models.items()):
         features = build(name, STEP, capture.facts) if "/" not in name and model.features else None
-        if features is None:
-            continue
-        values = {f.name: f.coefficient for f in model.features}
-        published = _Coefficients(features, np.array([values.get(column, 0.0) for column in features.names]))
-        alphas = _published_alphas(config, paths)
-        prediction = published.predict(scored)
-        errors = ape(prediction, scored.elapsed_us)
-        if len(errors) == 0:
-            continue
-        by_score: dict[str, float | None] = {}
-        if not requests_only:
-            by_score |= request_scores(paths, published.predict(rows), alphas)
-        by_score |= {
-            "step_mape": float(errors.mean()),
-            "step_median": float(np.median(errors)),
-            "step_p90": float(np.quantile(errors, 0.9)),
-        }
-        out.append(
-            score_of(
-                by_score,
-                system=f"snapshot/{name}",
-                columns=len(features),
-                identifiable=sum(f.status == "identified" for f in model.features),
-                learned_rows=model.rows,
-                scored_rows=len(errors),
-                requests=len(paths),
-            )
-        )
-    return out
+        if features is not None:
+            values = {each.name: each.coefficient for each in model.features}
+            beta = np.array([values.get(column, 0.0) for column in features.names])
+            identified = sum(each.status == "identified" for each in model.features)
+            yield _Published(f"snapshot/{name}", features, beta, identified, model.rows)
 
 
 def _config_in(snapshot: Snapshot | None, capture: Capture) -> ConfigSnapshot | None:
@@ -344,7 +300,6 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     pages: list[PageReport]
     left_out: str
     transfers: dict[str, list[Transfer]]
-    inversions: dict[str, int | None]
 
 
 def evaluate(
@@ -372,7 +327,6 @@ def evaluate(
         pages=list(pages),
         left_out=left_out,
         transfers=transfers,
-        inversions=_inversions(reports, systems),
     )
 
 
@@ -386,15 +340,15 @@ def _capture(
     requests_only = bool(len(scored)) and bool((scored.quality == Quality.REQUESTS).all())
     requests = [request for request in capture.requests if request.delivered_ns > capture.cut_ns]
     rows = full.rows if full is not None else nothing
-    paths = paths_of(rows, requests)
-    alphas = _alphas(capture, paths.paths)
+    paths, uncovered = paths_of(rows, requests)
+    alphas = _alphas(capture, paths)
     scores: list[Score] = []
     for system in systems:
         tell(f"{capture.name}: {system}")
         made = fit(system, STEP, capture.facts, learned)
         if made is None or len(scored) == 0:
             continue
-        found = _score(made, scored, rows, paths.paths, alphas, requests_only=requests_only)
+        found = _score(made, scored, rows, paths, alphas, requests_only=requests_only)
         scores.append(
             msgspec.structs.replace(
                 found,
@@ -404,7 +358,10 @@ def _capture(
                 api_queueing_mdape=_alpha_error(system, Target.API_QUEUEING, capture),
             )
         )
-    scores += published_scores(snapshot, capture, scored, rows, paths.paths, requests_only=requests_only)
+    config = _config_in(snapshot, capture)
+    for published in _published(config, capture) if len(scored) else ():
+        published_alphas = _published_alphas(config, paths)
+        scores.append(_score(published, scored, rows, paths, published_alphas, requests_only=requests_only))
     return CaptureReport(
         name=capture.name,
         config_id=capture.config_id,
@@ -414,8 +371,8 @@ def _capture(
         learned_rows=len(learned),
         scored_rows=len(scored),
         interval_rows=interval_rows,
-        scored_requests=len(paths.paths),
-        uncovered_requests=paths.uncovered,
+        scored_requests=len(paths),
+        uncovered_requests=uncovered,
         dropped_rows=capture.dropped_rows,
         scores=scores,
         served=judge_requests(capture.served, client_view(capture), capture.cut_ns, capture.end_ns),
@@ -438,7 +395,7 @@ def _single_steps(rows: RowBlock) -> tuple[RowBlock, bool]:
 
 
 def _score(
-    made: Fit,
+    made: Fit | _Published,
     scored: RowBlock,
     rows: RowBlock,
     paths: Sequence[RequestPath],
@@ -489,13 +446,3 @@ def _alpha_error(system: str, target: Target, capture: Capture) -> float | None:
         return None
     errors = ape(made.predict(rows), rows.elapsed_us)
     return float(np.median(errors)) if len(errors) else None
-
-
-def _inversions(reports: Sequence[CaptureReport], systems: Sequence[str]) -> dict[str, int | None]:
-    """Wrongly ranked pairs of workloads by their 99th percentile, per system, over captures that all have it."""
-    out: dict[str, int | None] = {}
-    for system in systems:
-        rows = [s for r in reports for s in r.scores if s.system == system and s.p99 is not None]
-        if len(rows) > 1:
-            out[system] = inversions([r.p99_observed_us or 0.0 for r in rows], [r.p99 for r in rows])
-    return out

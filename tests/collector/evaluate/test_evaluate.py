@@ -6,7 +6,7 @@ import pytest
 
 from collector.evaluate.captures import Capture, Delivered, ScoredRequest
 from collector.evaluate.command import lines
-from collector.evaluate.protocol import Report, evaluate, inversions, paths_of, request_scores
+from collector.evaluate.protocol import Report, evaluate, paths_of, request_scores
 from collector.evaluate.systems import NINE
 from online.features.systems.physics import PHYSICS
 from online.rows import STEP_FEATURES, RowBlock, Target
@@ -40,7 +40,7 @@ def _request(scheduled, first, finished, tokens=3, engine=0):
 
 def test_request_scores_by_hand():
     rows = _rows([10, 20, 30, 40])
-    paths = paths_of(rows, [_request(10, 30, 100, tokens=3)]).paths
+    paths, _ = paths_of(rows, [_request(10, 30, 100, tokens=3)])
     found = request_scores(paths, rows.elapsed_us * 1.1, {})
     assert found["e2e"] == pytest.approx(0.1)
     assert found["gpu_time_mape"] == pytest.approx(0.1)
@@ -55,17 +55,11 @@ def test_the_full_time_adds_alphas_and_the_observed_wait():
     request = ScoredRequest(
         0, 10, 3, 8 * MS, 10 * MS, 30 * MS, 100 * MS, 100 * MS, arrived_ns=5 * MS, departed_ns=104 * MS
     )
-    paths = paths_of(rows, [request]).paths
+    paths, _ = paths_of(rows, [request])
     alphas = {"api_queueing": np.array([3000.0]), "post_decode": np.array([4000.0])}
     found = request_scores(paths, rows.elapsed_us, alphas)
     assert found["e2e_full"] == pytest.approx(0.0)
     assert found["ttft"] == pytest.approx(0.0)
-
-
-def test_inversions_count_pairs_ranked_the_wrong_way_round():
-    assert inversions([10.0, 20.0, 30.0], [0.0, 0.0, 0.0]) == 0
-    assert inversions([10.0, 20.0, 30.0], [3.0, 0.0, 0.0]) == 2
-    assert inversions([10.0, 20.0], [0.0, None]) is None
 
 
 def _capture(name, system=PHYSICS, n=600, seed=0):

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from collector.cli import main
-from collector.evaluate.baselines import KALMAN, LINE, TRACEFIT, TimedReading, evaluate_pages, load_pages
+from collector.evaluate.baselines import LINE, TRACEFIT, TimedReading, evaluate_pages, load_pages
 from collector.evaluate.protocol import Report
 from tests.collector.join.pages.test_scrape_windows import SimulatedEngine
 from tests.support.page_server import RECORDED
@@ -26,9 +26,9 @@ def test_a_recording_of_pages_is_scored_beside_what_users_have_otherwise(report)
     (pages,) = report.pages
     assert (pages.name, pages.windows) == ("m1_pages", 7)
     errors = {score.model: score.mean for score in pages.scores}
-    assert list(errors) == [TRACEFIT, LINE, KALMAN]
+    assert list(errors) == [TRACEFIT, LINE]
     assert errors[TRACEFIT] < 0.10
-    assert errors[TRACEFIT] < min(errors[LINE], errors[KALMAN])
+    assert errors[TRACEFIT] < errors[LINE]
     assert next(score.note for score in pages.scores if score.model == LINE).startswith("9 windows")
     assert report.captures == []
 
@@ -71,4 +71,3 @@ def test_where_the_step_is_linear_in_its_work_ours_is_nearly_exact():
     errors = {score.model: score.mean for score in report.scores}
     assert errors[TRACEFIT] < 0.03
     assert errors[LINE] > 2 * errors[TRACEFIT]
-    assert errors[KALMAN] > 2 * errors[TRACEFIT]

@@ -45,6 +45,7 @@ from exporters.what_if import (
     PerGeneration,
     QuestionError,
     as_json,
+    complete,
     plan_document,
     planned,
     predict_document,
@@ -327,6 +328,7 @@ class AskPages:
     def _predict(self, config: Config, given: Mapping[str, Any]) -> dict[str, object]:
         question = read_step_or_load(given)
         config = config.now(self._clock_ns()) if given.get("now") else config
+        question = complete(config, question)
         return predict_document(config, question, predicted(config, question))
 
 

@@ -45,6 +45,8 @@ from exporters.what_if import (
     Advisory,
     ClientView,
     QuestionError,
+    caveats,
+    complete,
     planned,
     predicted,
     read_query,
@@ -386,17 +388,17 @@ def _plan_lines(config: Config, given: Mapping[str, Any]) -> Iterator[tuple[str,
     yield from _load_lines(plan.at)
     if plan.replicas is not None:
         yield "engines for that rate", count(plan.replicas)
-    yield from _caveats(config, plan.at.extrapolated)
+    yield from caveats(config, plan.at)
 
 
 def _predict_lines(config: Config, given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    answer = predicted(config, read_step_or_load(given))
+    answer = predicted(config, complete(config, read_step_or_load(given)))
     if isinstance(answer, Prediction):
         yield "step", _with_band(answer)
     else:
         yield "in flight", f"{answer.concurrency:.4g}, of them {answer.running:.4g} run"
         yield from _load_lines(answer)
-    yield from _caveats(config, answer.extrapolated)
+    yield from caveats(config, answer)
 
 
 def _load_lines(answer: RequestEstimate) -> Iterator[tuple[str, str]]:
@@ -409,15 +411,6 @@ def _load_lines(answer: RequestEstimate) -> Iterator[tuple[str, str]]:
 def _with_band(value: Estimate | Prediction) -> str:
     low, high = (duration(end, like=value.us) for end in (value.low, value.high))
     return f"{duration(value.us)} (8 of 10: {low} to {high})"
-
-
-def _caveats(config: Config, extrapolated: Sequence[str]) -> Iterator[tuple[str, str]]:
-    if config.reasons:
-        yield "not usable yet", "; ".join(config.reasons)
-    if extrapolated:
-        yield "outside of what was learned from", ", ".join(extrapolated)
-    if caveats := config.caveats(extrapolated):
-        yield "not usable there", "; ".join(caveats)
 
 
 # ----------------------------------------------------------------- what comes in, and what is lost

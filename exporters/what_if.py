@@ -15,7 +15,7 @@ import json
 import math
 import re
 import threading
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import tracefit
@@ -141,11 +141,11 @@ class QuestionError(ValueError):
 
 
 class Step(NamedTuple):
-    """A step to be predicted."""
+    """A step to be predicted; a context of None is the usual one of such a batch, see :func:`complete`."""
 
     prefill_tokens: float
     requests: float
-    decode_context_tokens: float
+    decode_context_tokens: float | None
 
 
 class Load(NamedTuple):
@@ -279,7 +279,8 @@ def read_step_or_load(given: Mapping[str, Any]) -> Step | Load:
             raise QuestionError("prefix_hit", "a step has none: its prefill tokens are those that are computed")
         if given.get("requests") is None:
             raise QuestionError("requests", "missing: a step has so many")
-        return Step(given.get("prefill") or 0.0, given["requests"], given.get("context") or 0.0)
+        prefill, context = given.get("prefill") or 0.0, given.get("context")
+        return Step(prefill, given["requests"], 0.0 if context is None and prefill else context)
     for name in load[:2]:
         if given.get(name) is None:
             raise QuestionError(name, f"missing: give a load ({', '.join(load)}) or a step ({', '.join(step)})")
@@ -291,7 +292,13 @@ def read_step_or_load(given: Mapping[str, Any]) -> Step | Load:
 
 
 def read_sizing(given: Mapping[str, Any]) -> Sizing:
-    """The question of ``plan``, from numbers by parameter."""
+    """The question of ``plan``, from numbers by parameter.
+
+    Raises:
+        QuestionError: it names no target, so that anything would fit.
+    """
+    if all(given.get(name) is None for name in ("itl", "ttft", "rate")):
+        raise QuestionError("itl", "missing: give a target: itl, ttft or rate")
     targets = Targets(
         given["prompt"],
         given["output"],
@@ -347,6 +354,13 @@ LIMIT_WORDS = {
 """What ends a plan, in words."""
 
 
+def complete(config: Config, question: Step | Load) -> Step | Load:
+    """The question with the usual context of such a batch, where a step of decodes was asked for without one."""
+    if isinstance(question, Step) and question.decode_context_tokens is None:
+        return question._replace(decode_context_tokens=config.usual_context(question.requests))
+    return question
+
+
 def predicted(config: Config, question: Step | Load) -> Prediction | RequestEstimate:
     """What one step costs, or what requests see at a load.
 
@@ -385,6 +399,23 @@ def _finite(value: object) -> bool:
     return not isinstance(value, float) or math.isfinite(value)
 
 
+def caveats(config: Config, answer: Prediction | RequestEstimate) -> Iterator[tuple[str, str]]:
+    """Why an answer should be taken with care: a few words, and what."""
+    for reason in config.reasons:
+        yield "not usable yet", reason
+    if answer.extrapolated:
+        ranges = config.verdict.seen
+        names = (
+            f"{name} ({ranges[name][0]:,.0f} to {ranges[name][1]:,.0f} seen)" if name in ranges else name
+            for name in answer.extrapolated
+        )
+        yield "outside of what was learned from", ", ".join(names)
+    for caveat in config.caveats(answer.extrapolated):
+        yield "not usable there", caveat
+    if isinstance(answer, RequestEstimate) and config.missing:
+        yield "not in these times, since nothing was learned of it", ", ".join(config.missing)
+
+
 def predict_document(config: Config, question: Step | Load, answer: Prediction | RequestEstimate) -> dict[str, object]:
     """The answer of :func:`predicted` as a tree."""
     return {**_about(config, question._asdict(), answer), **_tree(answer)}
@@ -412,6 +443,8 @@ def _about(config: Config, asked: dict[str, object], answer: Prediction | Reques
     if config.at_unix_nano is not None:
         decode, prefill = config.level or (1.0, 1.0)
         about["level"] = {"decode": decode, "prefill": prefill, "age_s": config.level_age_s}
+    if isinstance(answer, RequestEstimate):
+        about["missing"] = list(config.missing)
     if caveats := config.caveats(answer.extrapolated):
         about["caveats"] = list(caveats)
     return about

@@ -89,6 +89,31 @@ class Config:
         """Why it should not be used yet, one clause each; empty if it may."""
         return self.verdict.reasons
 
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """Times outside of the steps that nothing was learned of, by their target: no TTFT or E2E has them in it."""
+        return tuple(name for name in ("api_queueing", "post_decode") if not self._has_coefficients(name))
+
+    def _has_coefficients(self, target: str) -> bool:
+        learned = self.targets.get(target)
+        return learned is not None and any(model.coefficients for model in learned.models.values())
+
+    def usual_context(self, requests: float) -> float:
+        """Tokens of decode context that a step of so many decoding requests usually has; 0 where nobody said.
+
+        That of the batch if it was seen, else what a request usually has.
+        """
+        step = self.targets.get(STEP_TIME)
+        work = None if step is None else step.usual_work.get(f"decode:{requests:.0f}")
+        if work is not None and work.requests > 0.0:
+            return requests * work.decode_context_tokens / work.requests
+        try:
+            means = {each.name: each.mean or 0.0 for each in self.coefficients()}
+        except NoCoefficientsError:
+            return 0.0
+        per_step = means.get("requests", 0.0)
+        return requests * means.get("decode_context_tokens", 0.0) / per_step if per_step > 0.0 else 0.0
+
     def caveats(self, extrapolated: Collection[str]) -> tuple[str, ...]:
         """Why an answer with this ``extrapolated`` is not usable whatever the coefficients, one clause each."""
         return caveats_of(extrapolated, mixture_of_experts=self.mixture_of_experts)

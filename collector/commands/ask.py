@@ -7,7 +7,7 @@ configuration is chosen, and the client is asked.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,8 @@ from exporters.what_if import (
     Step,
     Targets,
     as_json,
+    caveats,
+    complete,
     milliseconds,
     plan_document,
     planned,
@@ -115,19 +117,6 @@ def headline(config: Config) -> str:
     return f"config {config.config_id}  {config.name}"
 
 
-def caveats(config: Config, extrapolated: Collection[str]) -> Iterator[str]:
-    """Why an answer should be taken with care, a line each."""
-    for reason in config.reasons:
-        yield f"not usable yet: {reason}"
-    if extrapolated:
-        seen = config.targets["step_time"].seen
-        ranges = {} if seen is None else seen.features
-        names = [f"{n} ({ranges[n][0]:,.0f} to {ranges[n][1]:,.0f} seen)" if n in ranges else n for n in extrapolated]
-        yield f"outside of what was learned from: {', '.join(names)}"
-    for caveat in config.caveats(extrapolated):
-        yield f"not usable there: {caveat}"
-
-
 def refusal(error: Exception) -> str:
     """Why there is no answer; of a question it names the option."""
     if isinstance(error, QuestionError):
@@ -154,6 +143,7 @@ def predict(
     try:
         config = snapshot.config(which)
         config = config.now() if now else config
+        asked, question = question, complete(config, question)
         answer = predicted(config, question)
     except (TracefitError, QuestionError) as error:
         note(refusal(error))
@@ -166,8 +156,10 @@ def predict(
             say(f"  {line}")
         if now:
             say(f"  {_level_line(config)}")
-    for caveat in caveats(config, answer.extrapolated):
-        note(caveat)
+    if asked != question:
+        note("the context is the usual one of such a batch; --context says another")
+    for why, text in caveats(config, answer):
+        note(f"{why}: {text}")
     return EXIT_OK if config.usable else EXIT_FAILED
 
 
@@ -228,8 +220,8 @@ def plan(snapshot: Snapshot, question: Sizing, *, which: str, in_json: bool, say
         say(headline(config))
         for line in _plan_lines(answer, question.targets):
             say(line)
-    for caveat in caveats(config, answer.at.extrapolated):
-        note(caveat)
+    for why, text in caveats(config, answer.at):
+        note(f"{why}: {text}")
     return EXIT_OK if config.usable and answer.concurrency else EXIT_FAILED
 
 

@@ -84,7 +84,7 @@ ASKED = [
     ("/predict", "requests=20&prefill=512&context=30000"),
     ("/predict", "prompt=2000&output=300&concurrency=20&prefix_hit=0.4"),
     ("/plan", "prompt=2000&output=300&itl=30ms&ttft=1s&rate=12&safe=true"),
-    ("/plan", "prompt=2000&output=300&kv_tokens=20000&max_num_seqs=8&max_num_batched_tokens=512"),
+    ("/plan", "prompt=2000&output=300&ttft=9s&kv_tokens=20000&max_num_seqs=8&max_num_batched_tokens=512"),
 ]
 
 

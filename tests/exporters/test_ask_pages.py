@@ -87,6 +87,7 @@ BAD = [
     ("/predict?requests=1&itl=30ms", "itl"),
     ("/plan", "prompt"),
     ("/plan?prompt=10", "output"),
+    ("/plan?prompt=10&output=10", "itl"),  # without a target anything fits
     ("/plan?prompt=10&output=", "output"),
     ("/plan?prompt=10&output=10&itl=30ms&itl=40ms", "itl"),
     ("/plan?prompt=10&output=10&itl=soon", "itl"),
@@ -97,11 +98,11 @@ BAD = [
     ("/plan?prompt=10&output=10&safe=maybe", "safe"),
     ("/plan?prompt=10&output=10&itl=30ms&safe", "safe"),  # or a plan that is not the safe one
     ("/plan?prompt=10&output=10&itl=", "itl"),  # a script's variable that nobody set: or a plan without the target
-    ("/plan?prompt=10&output=10&max_num_seqs=0", "max_num_seqs"),
+    ("/plan?prompt=10&output=10&itl=30&max_num_seqs=0", "max_num_seqs"),
     ("/plan?prompt=10&output=10&max_num_seqs=1.5", "max_num_seqs"),
-    ("/plan?prompt=10&output=10&max_num_batched_tokens=1", "max_num_batched_tokens"),
+    ("/plan?prompt=10&output=10&itl=30&max_num_batched_tokens=1", "max_num_batched_tokens"),
     (f"/plan?prompt=10&output=10&kv_tokens={'9' * 5000}", "kv_tokens"),
-    ("/plan?prompt=10&output=10&kv_tokens=3", "prompt"),
+    ("/plan?prompt=10&output=10&itl=30&kv_tokens=3", "prompt"),
     ("/plan?prompt=10&output=10&<script>=1", "<script>"),
 ]
 
@@ -136,13 +137,13 @@ def test_whatever_is_asked_it_answers_or_says_why_not(path, query):
 
 
 def test_before_the_first_snapshot_it_says_when_to_come_again():
-    response = ask("/plan?prompt=10&output=10", pages(None))
+    response = ask("/plan?prompt=10&output=10&itl=30", pages(None))
     assert response.status == 503
     assert dict(response.headers)["Retry-After"]
 
 
 def test_an_unknown_configuration_is_a_404_that_lists_those_there_are():
-    response = ask("/plan?prompt=10&output=10&config=zzz")
+    response = ask("/plan?prompt=10&output=10&itl=30&config=zzz")
     assert response.status == 404
     assert b"0f3c5a9b77e1" in response.body
 
@@ -163,7 +164,11 @@ def test_without_coefficients_it_is_a_422_that_says_why():
     assert response.body == b"configuration 0f3c5a9b77e1 has learned nothing about step_time yet\n"
 
 
-HUGE = ("/predict?requests=1e6&context=1e9", "/predict?prompt=9&output=9&concurrency=9", "/plan?prompt=9&output=9")
+HUGE = (
+    "/predict?requests=1e6&context=1e9",
+    "/predict?prompt=9&output=9&concurrency=9",
+    "/plan?prompt=9&output=9&itl=30",
+)
 
 
 @pytest.mark.parametrize("target", HUGE)
@@ -196,5 +201,25 @@ def test_a_prefix_hit_is_refused_where_the_telemetry_hides_hits(target):
 
 def test_where_pages_want_a_token_these_do():
     routes = protect(ROUTES, lambda header: header == "Bearer right")
-    assert dispatch(routes, "GET", "/plan?prompt=10&output=10", {}).status == 401
-    assert dispatch(routes, "GET", "/plan?prompt=10&output=10", {"Authorization": "Bearer right"}).status == 200
+    assert dispatch(routes, "GET", "/plan?prompt=10&output=10&itl=30", {}).status == 401
+    assert dispatch(routes, "GET", "/plan?prompt=10&output=10&itl=30", {"Authorization": "Bearer right"}).status == 200
+
+
+def test_an_answer_about_requests_says_which_times_are_not_in_it():
+    bare = tree()
+    bare["configs"][0]["targets"] = {"step_time": bare["configs"][0]["targets"]["step_time"]}
+    routes = pages(Snapshot.from_json(encoded(bare)))
+    assert "api_queueing" not in json.loads(ask("/predict?prompt=10&output=10").body)["missing"]
+    for question in ("/predict?prompt=10&output=10", "/plan?prompt=10&output=10&itl=50"):
+        told = json.loads(ask(question, routes).body)
+        assert told["missing"] == ["api_queueing", "post_decode"]
+        assert {"usable", "extrapolated"} <= told.get("at", told).keys()
+
+
+def test_a_step_of_decodes_without_a_context_has_the_usual_one():
+    told = json.loads(ask("/predict?requests=8").body)
+    context = told["asked"]["decode_context_tokens"]
+    assert context > 0
+    assert told["us"] == json.loads(ask(f"/predict?requests=8&context={context}").body)["us"]
+    assert json.loads(ask("/predict?requests=1&prefill=512").body)["asked"]["decode_context_tokens"] == 0
+    assert json.loads(ask("/predict?requests=8&context=0").body)["asked"]["decode_context_tokens"] == 0

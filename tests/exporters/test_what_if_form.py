@@ -50,7 +50,7 @@ def test_a_load_and_a_step_are_answered_too():
     assert answer_of(page_of(ONE, "/?prompt=2000&output=300&concurrency=20&ask=load"))["TTFT"].startswith("130 ms")
     answer = answer_of(page_of(ONE, "/?requests=64&prefill=&context=57600&ask=step"))
     assert answer["step"].startswith("20.5 ms")
-    assert answer["outside of what was learned from"] == "requests, shape"
+    assert answer["outside of what was learned from"] == "requests (1 to 60 seen), shape"
 
 
 def test_what_was_asked_stays_in_the_form_and_leads_to_the_same_as_json():
@@ -65,7 +65,7 @@ def test_what_was_asked_stays_in_the_form_and_leads_to_the_same_as_json():
     ("query", "said"),
     [
         ("ask=plan", "prompt: missing"),
-        ("prompt=-1&output=10&ask=plan", "prompt: expected 1 to 1e+09"),
+        ("prompt=-1&output=10&itl=30&ask=plan", "prompt: expected 1 to 1e+09"),
         ("prompt=1e12&output=10&ask=load", "prompt: expected"),
         ("requests=NaN&ask=step", "requests: expected"),
         ('requests="><script>&ask=step', "&#34;&gt;&lt;script&gt;"),

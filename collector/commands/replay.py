@@ -82,8 +82,8 @@ def _learn(pipeline: Pipeline, batches: Iterable[list[Timed]]) -> tuple[int, str
     for batch in batches:
         exports = [timed.export for timed in batch if isinstance(timed, TimedExport)]
         newest_unix_nano = max(newest_unix_nano, batch[-1].unix_nano)
-        spans += sum(export.spans for export in exports)
-        pages += sum(isinstance(timed, TimedPage) for timed in batch)
+        spans += sum([export.spans for export in exports])
+        pages += sum([isinstance(timed, TimedPage) for timed in batch])
         pipeline.process_kv([timed.batch for timed in batch if isinstance(timed, TimedKv)])
         pipeline.process_pages([timed.page for timed in batch if isinstance(timed, TimedPage)])
         pipeline.process(exports)

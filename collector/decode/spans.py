@@ -416,7 +416,7 @@ def _read_steps(
                 at.append(place)
             elif event.name == words.SNAPSHOT_EVENT:
                 fields = read_fields(event, words.SNAPSHOT_FIELDS)
-                snapshots.append(tuple(int(fields[name]) for name in SNAPSHOT_DTYPE.names or ()))
+                snapshots.append(tuple([int(fields[name]) for name in SNAPSHOT_DTYPE.names or ()]))
             else:
                 raise Rejected(Skip.FOREIGN_EVENT)
         except Rejected as rejected:

@@ -10,7 +10,7 @@ import math
 from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
+from opentelemetry.proto.common.v1.common_pb2 import KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from collector.telemetry import Skip
@@ -183,9 +183,10 @@ def scalars(attributes: Iterable[KeyValue], keys: Container[str] | None = None) 
     for attribute in attributes:
         key = attribute.key
         if keys is None or key in keys:
-            value = _scalar(attribute.value)
-            if value is not None:
-                out[key] = value
+            value = attribute.value
+            kind = value.WhichOneof("value")
+            if kind in _SCALARS:
+                out[key] = getattr(value, kind)
     return out
 
 
@@ -194,15 +195,10 @@ def scalar(attributes: Sequence[KeyValue], key: str) -> Value | None:
     for place in range(min(len(attributes), ATTRIBUTES_MAX) - 1, -1, -1):  # each look at one makes an object
         attribute = attributes[place]
         if attribute.key == key:
-            value = _scalar(attribute.value)
-            if value is not None:
-                return value
+            found = scalars([attribute])
+            if found:
+                return found[key]
     return None
-
-
-def _scalar(value: AnyValue) -> Value | None:
-    kind = value.WhichOneof("value")
-    return getattr(value, kind) if kind in _SCALARS else None
 
 
 _SCALARS: Final = frozenset({"string_value", "int_value", "double_value", "bool_value"})

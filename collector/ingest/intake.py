@@ -222,7 +222,7 @@ _DEPTH_SPANS: Final = 2
 def newest_end_unix_nano(payload: bytes) -> int:
     """The newest end of the spans of an export that decodes; 0 without spans."""
     export = SlimExport.FromString(payload)
-    ends = (span.end_unix_nano for resource in export.items for scope in resource.items for span in scope.items)
+    ends = [span.end_unix_nano for resource in export.items for scope in resource.items for span in scope.items]
     return max(ends, default=0)
 
 
@@ -231,7 +231,7 @@ def count_spans(payload: bytes) -> int | Outcome:
     try:
         if len(payload) <= SMALL_BYTES:
             export = SlimExport.FromString(payload)
-            return sum(len(scope.items) for resource in export.items for scope in resource.items)
+            return sum([len(scope.items) for resource in export.items for scope in resource.items])
         walk = _Walk(payload)
         walk.run(0, len(payload), 0)
         SlimExport.FromString(payload)

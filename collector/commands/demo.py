@@ -236,9 +236,7 @@ def send_forever(recording: Path | None, target: str, clock: Clock, say: PrintLi
         while True:
             number += 1
             say(f"Sending the recording to {target}, round {number}; Ctrl-C ends it.")
-            salt = (
-                clock.unix_nano() // 1_000_000_000 % 0xFFFF + 1
-            )  # rounds are minutes apart, also those of a run before
+            salt = clock.unix_nano() // 1_000_000_000 % 0xFFFF + 1  # rounds, in every run, are minutes apart
             send(target, schedule(source, 1.0, clock, say, throttle, salt), clock, lambda _: None)
     return EXIT_OK
 

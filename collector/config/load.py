@@ -43,7 +43,7 @@ _ON_ERROR: Final = (f"{ENV_PREFIX}ON_ERROR", f"{ENV_PREFIX}CONFIG__ON_ERROR")
 """The second is the name of the release before: manifests may be older than the image."""
 _RECEIVING: Final = (
     *("listen", "listen_http", "token_file", "tls_cert_file", "tls_key_file", "tls_client_ca_file"),
-    *("scrape", "scrape_token_file", "scrape_ca_file", "kv"),
+    *("scrape", "scrape_token_file", "ca_file", "kv"),
 )
 """Keys that hold their defaults where a broken configuration wanted the receivers closed."""
 _FIELDS: Final = {field.name: field for field in msgspec.structs.fields(Config)}

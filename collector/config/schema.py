@@ -185,9 +185,6 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     forward_headers_file: Annotated[
         str, Meta(description="File of headers for the backend, a line `name: value` each.")
     ] = ""
-    forward_ca_file: Annotated[str, Meta(description="Authority of the backend (PEM); empty: those of the system.")] = (
-        ""
-    )
 
     scrape: Annotated[
         tuple[ScrapeUrl, ...],
@@ -204,9 +201,6 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     scrape_token_file: Annotated[
         str, Meta(description="File of the token that scraped servers are shown (`Authorization: Bearer`).")
     ] = ""
-    scrape_ca_file: Annotated[
-        str, Meta(description="Authority of `https` servers that are scraped (PEM); empty: those of the system.")
-    ] = ""
     kv: Annotated[
         tuple[KvAddress, ...],
         Meta(
@@ -215,6 +209,14 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             " `service.instance.id` of the engine; without it, the only engine there is.",
         ),
     ] = ()
+
+    ca_file: Annotated[
+        str,
+        Meta(
+            description="Authorities of `https` servers that are scraped, and of the backend that telemetry is passed"
+            " on to (PEM); empty: those of the system."
+        ),
+    ] = ""
 
     pages: Annotated[HostPort, Meta(description="Where metrics, health, snapshot and status page are served.")] = (
         "0.0.0.0:9464"  # read-only pages; Prometheus sits in another pod
@@ -427,8 +429,8 @@ MOVED: Final[Mapping[str, str]] = MappingProxyType(
         "receivers.scrape.interval_s": "scrape_interval_s",
         "receivers.scrape.timeout_s": FIXED,
         "receivers.scrape.token_file": "scrape_token_file",
-        "receivers.scrape.ca_file": "scrape_ca_file",
-        "receivers.scrape.insecure_skip_verify": "scrape_ca_file",
+        "receivers.scrape.ca_file": "ca_file",
+        "receivers.scrape.insecure_skip_verify": "ca_file",
         "exporters.http.endpoint": "pages",
         "exporters.http.token_file": "pages_token_file",
         "exporters.http.state": "pages_state",

@@ -269,7 +269,7 @@ class _GrpcBackend:
         target = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         options = [("grpc.max_reconnect_backoff_ms", int(PAUSE_MAX_S * 1000))]
         if config.forward.startswith("grpcs"):
-            roots = Path(config.forward_ca_file).read_bytes() if config.forward_ca_file else None
+            roots = Path(config.ca_file).read_bytes() if config.ca_file else None
             self._channel = grpc.aio.secure_channel(target, grpc.ssl_channel_credentials(roots), options)
         else:
             self._channel = grpc.aio.insecure_channel(target, options)
@@ -304,7 +304,7 @@ class _HttpBackend:
         self._base = config.forward.rstrip("/")
         tls = None
         if self._base.startswith("https"):
-            tls = ssl.create_default_context(cafile=config.forward_ca_file or None)
+            tls = ssl.create_default_context(cafile=config.ca_file or None)
         self._session = aiohttp.ClientSession(
             timeout=aiohttp.ClientTimeout(total=CALL_S),
             headers={**_headers(config), "Content-Type": "application/x-protobuf"},

@@ -353,7 +353,7 @@ class Scraper:
         self._clock = clock
         self._count = count
         self._targets = TargetList(config)
-        self.tls = _tls(config) if self.enabled or config.scrape_ca_file else None
+        self.tls = _tls(config) if self.enabled or config.ca_file else None
         self._client = HttpClient(timeout_s, self.tls)
         self._lock = threading.Lock()
         """Guards the pages; all else belongs to the loop."""
@@ -461,7 +461,7 @@ _FOREVER_S = 86_400.0
 
 def _tls(config: Config) -> ssl.SSLContext:
     try:
-        context = ssl.create_default_context(cafile=config.scrape_ca_file or None)
+        context = ssl.create_default_context(cafile=config.ca_file or None)
     except (OSError, ssl.SSLError) as error:
-        raise ConfigError("scrape_ca_file", f"cannot be loaded: {error}") from None
+        raise ConfigError("ca_file", f"cannot be loaded: {error}") from None
     return context

@@ -178,7 +178,7 @@ def test_in_a_pod_a_bad_configuration_does_not_end_the_process(tmp_path):
         ("tls_cert_file: /nope\ntls_key_file: /nope", "tls_cert_file"),
         ("tls_client_ca_file: /nope", "tls_cert_file"),
         ("scrape_token_file: /nope", "scrape_token_file"),
-        ("scrape_ca_file: /nope", "scrape_ca_file"),
+        ("ca_file: /nope", "ca_file"),
         ("listen: 0.0.0.0:4318", "listen_http"),
     ],
 )

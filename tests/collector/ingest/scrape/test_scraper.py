@@ -147,7 +147,7 @@ def test_tls_needs_a_certificate_that_is_trusted(tmp_path):
     with PageServer(lambda *_: (200, {}, PAGE), context=context) as server:
         url = f"https://127.0.0.1:{server.port}/metrics"
         assert outcomes(config_of(url), 1)[0][0] is ScrapeOutcome.UNREACHABLE
-        assert outcomes(config_of(url, scrape_ca_file=str(authority.ca)), 1)[0][0] is ScrapeOutcome.TAKEN
+        assert outcomes(config_of(url, ca_file=str(authority.ca)), 1)[0][0] is ScrapeOutcome.TAKEN
 
 
 def test_authorities_are_read_only_where_somebody_is_asked(tmp_path):
@@ -155,7 +155,7 @@ def test_authorities_are_read_only_where_somebody_is_asked(tmp_path):
     assert Scraper(Config(), SystemClock()).tls is None
     assert Scraper(config_of("https://h/metrics"), SystemClock()).tls is not None
     with pytest.raises(ConfigError, match="ca_file"):
-        Scraper(Config(scrape_ca_file=str(tmp_path / "none")), SystemClock())
+        Scraper(Config(ca_file=str(tmp_path / "none")), SystemClock())
 
 
 # --- who is asked -----------------------------------------------------------------------------------------------------

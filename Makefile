@@ -147,6 +147,7 @@ mutants: $(STAMP)
 
 torture: $(STAMP)
 	$(BIN)/python -m tests.torture.kills $(ARGS)
+	$(BIN)/python -m tests.torture.neighbours
 	$(BIN)/python -m pytest -q tests/collector/service/test_log.py tests/wire/test_event_times.py tests/wire/test_bad_input.py
 
 stress: $(STAMP)

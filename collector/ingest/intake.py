@@ -214,6 +214,9 @@ SMALL_BYTES: Final = 2 * SPANS_MAX
 LARGE_BYTES: Final = 1 << 20
 """From here on the fields inside of spans are looked at, too; below, even empty events are too few to do harm."""
 
+WALKS_MAX: Final = 2
+"""Exports that large that are looked at or wait for it."""
+
 _CONTAINER_TAGS: Final = tuple(number << 3 | wire.BYTES for number in (1, 2, 2, 0))
 """By depth, the tag of the repeated field below: resource_spans, scope_spans, spans, and none that is looked into."""
 _DEPTH_SPANS: Final = 2
@@ -319,6 +322,9 @@ class Intake:
         self._metrics = metrics
         self._memory = memory
         self._unix_nano = unix_nano
+        self._walk = asyncio.Lock()
+        self._walks = 0
+        """Exports that are walked or wait for it."""
 
     def refuses(self) -> Refused | None:
         """Why nothing is taken at this moment, whatever it is: asked before a message is read."""
@@ -339,13 +345,10 @@ class Intake:
         metrics.add(table.RECEIVED_BYTES, len(payload), transport)
         spans = 0
         try:
-            if len(payload) <= SMALL_BYTES:
-                counted = count_spans(payload)
-            else:  # the walk takes up to half a second
-                counted = await asyncio.to_thread(count_spans, payload)
+            counted = await self._count(payload)
             if isinstance(counted, Outcome):
                 metrics.add(table.REQUESTS, 1, transport, counted)
-                return Refused(counted)
+                return Refused(counted, HINT_MAX_S)
             spans = counted
             metrics.add(table.RECEIVED_SPANS, spans, transport)
             export = Export(payload, peer, transport, spans, arrived_unix_ns=self._unix_nano())
@@ -376,6 +379,23 @@ class Intake:
         self._metrics.add(table.REQUESTS, 1, transport, Outcome.SUCCESS)
         if self._forward is not None:
             self._forward.offer(signal, payload)
+
+    async def _count(self, payload: bytes) -> int | Outcome:
+        """The spans of an export, or why it stays outside.
+
+        The walk of a large one takes up to half a second, in a thread: several at once would only keep the loop
+        waiting, and many that wait for it would hold the room of others.
+        """
+        if len(payload) <= SMALL_BYTES:
+            return count_spans(payload)
+        if len(payload) > LARGE_BYTES and self._walks >= WALKS_MAX:
+            return Outcome.QUEUE_FULL
+        self._walks += 1
+        try:
+            async with self._walk:
+                return await asyncio.to_thread(count_spans, payload)
+        finally:
+            self._walks -= 1
 
     async def _admit(self, export: Export, wait_s: float | None) -> Refused | None:
         refused = self.refuses()

@@ -38,16 +38,14 @@ from tracefit import TracefitError
 NS_PER_S = 1e9
 STEP_TIME = "step_time"
 """The target that has every family; what is said of the others is in the snapshot, or the page would not fit."""
-SHAPES_MAX = 16
-"""Batch shapes of a configuration: those with the most rows."""
 REPLICAS_MAX = 16
 """Engines of a merged state: those furthest from the others."""
 BUCKET, SUM, COUNT = "_bucket", "_sum", "_count"
 _API_TARGETS = ("api_queueing", "first_response")
 
-DEFAULT_MAX_SERIES = 7550
-"""50 configurations with everything the default sets can publish need 50 x 151 series; with 7 of the page and at most
-343 of the process, a scrape has no more than 7,900."""
+DEFAULT_MAX_SERIES = 7650
+"""50 configurations with everything the default sets can publish need 50 x 138 series, and 50 x 15 with the verdict and
+advice; with 7 of the page and at most 343 of the process, a scrape has no more than 8,000."""
 
 _SAME_NAME = (
     "gpu tensor_parallel_size expert_parallel data_parallel_size dtype quantization vllm_version max_num_seqs "
@@ -98,8 +96,8 @@ FAMILIES: tuple[Family, ...] = (
     Family(
         "tracefit_live_error_median_ratio",
         _TARGET,
-        "Median relative error of the published prediction: coefficients times shape factors, corrected while "
-        "tracefit_correction_active is 1; step_time only.",
+        "Median relative error of the published prediction: coefficients times shape factors, level and correction; "
+        "step_time only.",
     ),
     Family(
         "tracefit_step_residual_ratio",
@@ -161,7 +159,6 @@ FAMILIES: tuple[Family, ...] = (
         ("config", "of"),
         "The load of the last five minutes, per engine: concurrency, prompt_tokens, output_tokens, prefix_hit_ratio.",
     ),
-    Family("tracefit_model_effective_rows", _MODEL, "Rows that still count, after forgetting; portable only."),
     Family(
         "tracefit_coefficient_status",
         (*_FEATURE, "status"),
@@ -169,11 +166,6 @@ FAMILIES: tuple[Family, ...] = (
     ),
     Family("tracefit_drift_detections_total", _TARGET, "Confirmed changes of speed.", "counter"),
     Family("tracefit_engines", ("config", "scheduling"), "Engines seen, by scheduling mode."),
-    Family(
-        "tracefit_champion",
-        _MODEL,
-        "1 for the model with the least error, until another has 5 % less; absent where that is portable.",
-    ),
     Family(
         "tracefit_interval_ratio",
         (*_TARGET, "bound"),
@@ -199,27 +191,6 @@ FAMILIES: tuple[Family, ...] = (
         (*_TARGET, "phase"),
         "Time of the last steps per time by coefficients and shape factors: decode (without prefill), prefill; 1 "
         "where no level predicts better. It tells of the seconds after tracefit_last_heard_timestamp_seconds.",
-    ),
-    Family(
-        "tracefit_correction_active",
-        _TARGET,
-        "1 while River's regression is in the published prediction, 0 while it would not help; absent without it.",
-    ),
-    Family(
-        "tracefit_shaped_error_median_ratio",
-        _TARGET,
-        "Median relative error of coefficients times shape factors, without level and correction: what a reader of a "
-        "file computes.",
-    ),
-    Family(
-        "tracefit_predictor_error_median_ratio",
-        _MODEL,
-        "Median relative error of models that publish no coefficients, over the rows they see; step_time only.",
-    ),
-    Family(
-        "tracefit_shape_factor_ratio",
-        (*_TARGET, "shape"),
-        "Time of a step per time by the coefficients, by batch shape, the 16 with most rows; portable, step_time only.",
     ),
     Family(
         "tracefit_replicas_differing",
@@ -381,8 +352,6 @@ def _add_target(series: _Series, labels: tuple[str, ...], target: TargetSnapshot
         series.add("tracefit_target_mean_seconds", labels, target.mean_us / US_PER_S)
     if target.residuals is not None:
         _add_residuals(series, labels, target.residuals)
-    if target.champion in target.models and target.champion != "portable":
-        series.add("tracefit_champion", (*labels, target.champion), 1)
     for name, model in target.models.items():
         _add_model(series, (*labels, name), model)
     if target.drift is not None:
@@ -394,20 +363,13 @@ def _add_step(series: _Series, labels: tuple[str, ...], target: TargetSnapshot) 
     if target.interval is not None:
         series.add("tracefit_interval_ratio", (*labels, "lower"), target.interval.p10)
         series.add("tracefit_interval_ratio", (*labels, "upper"), target.interval.p90)
-    champion, portable = (target.models.get(name) for name in (target.champion, "portable"))
+    champion = target.models.get(target.champion)
     if champion is not None and champion.error is not None:
         series.add("tracefit_error_p90_ratio", labels, champion.error.p90_ape)
     if target.prediction_error is not None:
         series.add("tracefit_live_error_median_ratio", labels, target.prediction_error.median_ape)
-    if portable is not None and portable.shaped_error is not None:
-        series.add("tracefit_shaped_error_median_ratio", labels, portable.shaped_error.median_ape)
-    most = sorted(target.shape_factors.items(), key=lambda item: (-item[1].rows, item[0]))[:SHAPES_MAX]
-    for shape, each in sorted(most):
-        series.add("tracefit_shape_factor_ratio", (*labels, shape), each.factor)
     for phase, level in target.level.items():
         series.add("tracefit_level_ratio", (*labels, phase), level.factor)
-    if target.correction is not None:
-        series.add("tracefit_correction_active", labels, int(target.correction.active))
     _add_changes(series, labels, target)
 
 
@@ -441,20 +403,16 @@ def _add_residuals(series: _Series, labels: tuple[str, ...], residuals: Residual
 
 
 def _add_model(series: _Series, labels: tuple[str, ...], model: ModelSnapshot) -> None:
-    target, name = labels[-2:]
-    if model.error is not None and (model.features or target == STEP_TIME):
-        family = "tracefit_error_median_ratio" if model.features else "tracefit_predictor_error_median_ratio"
-        series.add(family, labels, model.error.median_ape)
+    if model.error is not None and model.features:
+        series.add("tracefit_error_median_ratio", labels, model.error.median_ape)
     for feature in model.features:
         unit, divisor = base_unit(feature.unit)
         full = (*labels, feature.name, unit)
         series.add("tracefit_coefficient", full, feature.coefficient / divisor)
         stderr = None if feature.stderr is None else feature.stderr / divisor
         series.add("tracefit_coefficient_stderr", full, stderr)
-        if name == "portable":
+        if labels[-1] == "portable":
             series.add("tracefit_coefficient_status", (*full, feature.status), 1)
-    if name == "portable":
-        series.add("tracefit_model_effective_rows", labels, model.effective_rows)
 
 
 def _add_load(series: _Series, config: ConfigSnapshot, view: LoadView) -> None:

@@ -407,6 +407,7 @@ class KvSources:
             self._publishers[key] = KvTimeline(int(self._settings.allowed_lateness_s * 1e9))
             if len(self._publishers) > self._settings.engines_max:
                 self._publishers.popitem(last=False)
+            self.unbound = min(self.unbound + 1, len(self._publishers))  # until the next assignment finds its engine
         count_batch(self._counts, batch, self._publishers[key].add(batch))
 
     def assign(self, engines: Mapping[str, Sequence[KvProcess]]) -> None:

@@ -185,6 +185,8 @@ def _reception(samples: Samples, nothing_yet: Advice) -> Iterator[Finding]:
     pages = samples.total(table.SCRAPES, outcome=ScrapeOutcome.TAKEN)
     if spans or pages:
         yield Finding(GOOD, "receiving", f"{spans:,.0f} spans and {pages:,.0f} pages since its start")
+    elif samples.of("tracefit_snapshot_configs"):
+        yield Finding(FAIR, "receiving", "nothing since its start; what it knows was learned before", nothing_yet.flags)
     else:
         yield _finding("receiving", nothing_yet)
     unanswered = samples.total(table.SCRAPES) - pages

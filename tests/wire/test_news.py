@@ -43,7 +43,9 @@ def test_a_change_of_speed_is_told_once_in_the_log_on_the_page_and_by_doctor(tmp
         eventually(told)
         main(["doctor", f"127.0.0.1:{sidecar.http_port}"])
         doctor, page = capsys.readouterr().out, get(sidecar.http_port, "/").decode()
+        ready = json.loads(get(sidecar.http_port, "/readyz"))
     [(level, line)] = told()
+    assert ready["speed_changed"] == [line]
     assert level == "WARNING"
     assert line.startswith("tiny: steps take 1.4")
     assert line.endswith(" UTC")
@@ -72,12 +74,15 @@ def test_a_change_of_prefill_alone_is_told_as_one_in_every_place(tmp_path, told,
     assert re.search(r">prefill ×[12]\.\d\d</text>", page)
 
 
-def test_a_restart_does_not_repeat_it(tmp_path, told):
+def test_a_restart_does_not_repeat_it(tmp_path, told, capsys):
     engine = PacedEngine("engine-0", time.time_ns() - 60_000_000_000, **{"vllm.model": "tiny"})
     with running_sidecar(tmp_path, ALLOWED_LATENESS_S="1") as sidecar:
         send(sidecar, [*engine.exports(640), *engine.exports(640, 1.5)])
         eventually(told)
     with running_sidecar(tmp_path, ALLOWED_LATENESS_S="1") as sidecar:
+        eventually(lambda: b"tracefit_snapshot_configs 1" in get(sidecar.http_port, "/metrics"))
+        main(["doctor", f"127.0.0.1:{sidecar.http_port}"])
+        assert "nothing since its start; what it knows was learned before" in capsys.readouterr().out
         send(sidecar, engine.exports(320, 1.5))
         eventually(lambda: learned(sidecar) > 1400)
         assert len(told()) == 1

@@ -31,13 +31,15 @@ and N the mean prompt, the mean step takes what it did, and a request that runs 
 
     f = c_p P / (R - 1)      b[5] += f      b[6] -= f      alpha[0] += c_p N
 
+No term of BLIS grows like the experts touched, e (1 - (1 - k/E)^tokens). Their tangent at the mean batch is in b[5] and
+b[6], and the file says that it is for batches near that one.
+
 Where N is not known, all of it is in the steps: b[5] += c_p P / R. Either charges a trace with prefix groups as one
 without. A data sheet's price is of a computed token and stays.
 
 Traffic is written as BLIS's TraceV2: a header, and a table whose 27 columns are read by their position, with times in
-whole microseconds since the first arrival. ``deadline_us`` is a moment, not a duration: a request that its client gave
-up ends there. Prompts are not in telemetry, so no request is in a ``prefix_group``: BLIS computes every prompt token,
-also those that the server found cached.
+whole microseconds since the first arrival. A request that its client gave up ends at ``deadline_us``. Prompts are not
+in telemetry, so no request is in a ``prefix_group``: BLIS computes every prompt token, also those found cached.
 
 Guarantee: a step time or a mean post-decode time predicted from the exported file equals ours within 0.15 %
 (tests/exporters/test_blis.py), as far as whole microseconds allow.
@@ -55,6 +57,7 @@ from typing import Any, NamedTuple
 from exporters.what_if import index_of
 from exporters.wording import REASONS, label_value, printable, unit_text
 from online import ConfigSnapshot, FeatureSnapshot, Snapshot, TargetSnapshot
+from online.features import ACTIVE_EXPERTS
 from tracefit import BEYOND_SEEN_BATCHES, NotFoundError
 
 BYTES_PER_KV_ELEMENT = 2.0
@@ -77,13 +80,9 @@ class AttentionShape(NamedTuple):
 
 
 def shape_of(model_config: Mapping[str, Any]) -> AttentionShape | None:
-    """Read a Hugging Face config.json, or configuration facts with the same names, as BLIS does.
+    """Read a config.json, or facts with the same names, as BLIS does: a ``text_config`` inside wins.
 
-    Args:
-        model_config: the parsed file; values of a ``text_config`` inside win, as in BLIS.
-
-    Returns:
-        The shape, or None if a needed number is missing or not a positive integer.
+    None if a needed number is missing or not a positive integer.
     """
     inner = model_config.get("text_config")
     values = {**model_config, **inner} if isinstance(inner, Mapping) else model_config
@@ -100,11 +99,7 @@ def shape_of(model_config: Mapping[str, Any]) -> AttentionShape | None:
 
 
 def bandwidth_of(hardware: str) -> float | None:
-    """Memory bandwidth in TB/s that BLIS uses for a GPU.
-
-    Args:
-        hardware: a BLIS GPU name, a longer name that contains one (``NVIDIA H100 80GB HBM3``), or the number itself.
-    """
+    """Memory bandwidth in TB/s that BLIS uses for a GPU, by a name that contains BLIS's, or the number itself."""
     try:
         number = float(hardware)
     except ValueError:
@@ -135,8 +130,6 @@ LIMIT_FLAGS = {
 }
 """Flags of ``blis run`` and ``blis replay`` by the fact that they take."""
 _STEP_COLUMNS = {"prefill_tokens": 8, "decode_context_tokens": 9, "requests": 5, "intercept": 6}
-
-
 MAX_COMMENT_CHARS = 400
 """Of a line of a comment in a file."""
 
@@ -171,7 +164,8 @@ def choose_config(snapshot: Snapshot, which: str) -> ConfigSnapshot:
 
 def warnings_of(config: ConfigSnapshot) -> tuple[str, ...]:
     """What whoever uses a file of it has to know."""
-    return (BEYOND_SEEN_BATCHES,) if config.mixture_of_experts else ()
+    counted = ACTIVE_EXPERTS in (_features(config, "step_time") or {})
+    return (BEYOND_SEEN_BATCHES,) if config.mixture_of_experts and not counted else ()
 
 
 def blis_coefficients(
@@ -208,8 +202,10 @@ def blis_coefficients(
     factor = _mean_factor(config.targets["step_time"], mean, notes)
     beta = [0.0] * N_BETAS
     prices = {name: _value(step, "step_time", name) for name in _STEP_COLUMNS}
+    prices |= (experts := _fold_experts(config, step, prices)).prices
     folded = _fold_prompts(config, step, prices)
     prices |= folded.prices
+    warnings = (*experts.warnings, *folded.warnings)
     for name, index in _STEP_COLUMNS.items():
         value = factor * prices[name]
         beta[index] = value / kv_us if index in {8, 9} else value
@@ -227,8 +223,8 @@ def blis_coefficients(
         beta=tuple(beta),
         kv_us_per_token=kv_us,
         doubtful=(*_doubtful_coefficients(config, used), *absent),
-        notes=(*folded.warnings, *notes),
-        warnings=folded.warnings,
+        notes=(*warnings, *notes),
+        warnings=warnings,
         limits=_limits(config, hardware),
     )
 
@@ -253,6 +249,24 @@ class _Folded(NamedTuple):
     prices: Mapping[str, float] = {}
     prompt_us: float = 0.0
     warnings: tuple[str, ...] = ()
+
+
+def _fold_experts(config: ConfigSnapshot, step: Mapping[str, FeatureSnapshot], prices: Mapping[str, float]) -> _Folded:
+    """The tangent of the experts' curve at the mean batch: BLIS has no term that grows with the share touched."""
+    if ACTIVE_EXPERTS not in step:
+        return _Folded()
+    all_us, experts = _value(step, "step_time", ACTIVE_EXPERTS), config.config.get("num_experts")
+    per_token, requests = config.config.get("num_experts_per_tok"), step["requests"].mean
+    if type(experts) is not int or type(per_token) is not int or not 0 < per_token <= experts or requests is None:
+        raise BlisError(f"step_time: {ACTIVE_EXPERTS} needs num_experts, num_experts_per_tok and a mean batch")
+    left = (1.0 - per_token / experts) ** requests
+    slope = -left * math.log1p(-per_token / experts) if per_token < experts else 0.0
+    spread = {
+        "requests": prices["requests"] + all_us * slope,
+        "intercept": prices["intercept"] + all_us * (1.0 - left - slope * requests),
+    }
+    said = f"BLIS has no term for experts touched: {all_us:.4g} µs for all {experts} are in beta[5] and beta[6]"
+    return _Folded(spread, warnings=(f"{said} by the tangent at {requests:.4g} requests, for batches near it alone",))
 
 
 def _fold_prompts(config: ConfigSnapshot, step: Mapping[str, FeatureSnapshot], prices: Mapping[str, float]) -> _Folded:
@@ -435,10 +449,7 @@ def _mean_tokens(target: TargetSnapshot, fixed_us: float, per_token_us: float) -
 
 
 def render_flags(coefficients: Coefficients) -> bytes:
-    """The flags of ``blis run`` and ``blis replay``: coefficients and the engine's limits, as far as they are known.
-
-    Giving both kinds of coefficients selects the trained-physics backend by itself.
-    """
+    """The flags of ``blis run`` and ``blis replay``: coefficients, which select the backend, and the known limits."""
     alpha = ",".join(map(str, coefficients.alpha))
     beta = ",".join(map(_number, coefficients.beta))
     return f"--alpha-coeffs {alpha} --beta-coeffs {beta}{_flags(coefficients)}\n".encode()
@@ -513,14 +524,8 @@ def export(
 ) -> Exported:
     """What ``tracefit export`` prints, and what it has to say of it.
 
-    Args:
-        snapshot: where the coefficients are.
-        file_format: ``blis-yaml`` or ``blis-flags``.
-        which: the configuration, as ``tracefit.find_config`` understands it; may be left out when there is only one.
-        model_config: see ``blis_coefficients``.
-        hardware: see ``blis_coefficients``.
-        alpha: see ``blis_coefficients``.
-        mean: see ``blis_coefficients``.
+    ``file_format`` is ``blis-yaml`` or ``blis-flags``; ``which`` is the configuration, as ``tracefit.find_config``
+    understands it, and may be left out when there is only one; for the rest see ``blis_coefficients``.
 
     Raises:
         BlisError: with one clear sentence.

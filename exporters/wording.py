@@ -122,6 +122,7 @@ FEATURE_NAMES = {
     "prefill_requests": "prefill request",
     "decode_context_tokens": "token of decode context",
     "requests": "request in the batch",
+    "active_experts": "all experts",
     "prompt_tokens": "prompt token",
     "output_tokens": "output token",
     "waiting": "waiting request",

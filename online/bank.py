@@ -202,8 +202,23 @@ class Bank:
         self._forget_unlearned()
         if config_id not in self._priors and (priors := self.pool.same_machine(known)):
             self._set_priors(config_id, priors)
+        self._drop_outgrown(config_id)
         for state in self._configs.get(config_id, {}).values():
             self._offer(config_id, self._readings.changing(state))
+
+    def _drop_outgrown(self, config_id: str) -> None:
+        """Targets that learned by other columns than these facts make begin anew: experts have become known, say."""
+        targets = self._configs.get(config_id, {})
+        for target in [each for each, state in targets.items() if self._outgrown(config_id, state)]:
+            del targets[target]
+
+    def _outgrown(self, config_id: str, state: TargetState) -> bool:
+        made = (
+            feature_set(name, state.target, self._facts.get(config_id, {}), self.settings)
+            for name in self.settings.feature_sets
+            if name in state.matrix.sets
+        )
+        return any(each is not None and each.names != state.matrix.sets[each.name][0].names for each in made)
 
     def _forget_unlearned(self) -> None:
         """Facts of configurations that never sent a row are kept for as many as there may be configurations."""
@@ -224,7 +239,9 @@ class Bank:
             self._configs[new] = targets
             self._priors.setdefault(new, priors)
         else:
-            self._merge_targets(new, targets, lineage)
+            self._drop_outgrown(new)
+            told = {target: state for target, state in targets.items() if not self._outgrown(new, state)}
+            self._merge_targets(new, told, lineage)
         self._add_lineage(new, lineage)
 
     def inherit(self, config_id: str, donor_id: str) -> None:

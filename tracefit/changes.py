@@ -148,15 +148,14 @@ def _move(target: str, one: Coefficient, other: Coefficient) -> Move:
 def _typical_step(before: ConfigDocument, after: ConfigDocument) -> TypicalStep | None:
     try:
         models: Sequence[StepModel] = [StepModel(config, Limits()) for config in (before, after)]
-        coefficients = computable_model(before.config_id, STEP_TIME, before.targets.get(STEP_TIME)).coefficients
+        coefficients = computable_model(before, STEP_TIME).coefficients
     except NoCoefficientsError:
         return None
     means = {each.name: each.mean for each in coefficients}
     prefill, context, requests = (means.get(name) for name in FEATURES[1:])
     if prefill is None or context is None or requests is None:
         return None
-    work = (1.0, prefill, context, requests)
-    times = [sum(map(mul, model.coefficients, work)) for model in models]
+    times = [sum(model.coefficients.terms(prefill, requests, context)) for model in models]
     return TypicalStep(prefill, requests, context, times[0], times[1])
 
 

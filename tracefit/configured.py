@@ -29,7 +29,7 @@ class Config:
         limits: what the engine can hold and do, as far as ``facts`` tell; see :meth:`assuming`.
         targets: everything published about each kind of time, ``step_time`` above all.
         engines: how many share these coefficients; ``telemetry``: how good their signals are.
-        mixture_of_experts: the model is one, so that nothing is usable beyond the batches that were seen.
+        mixture_of_experts: the model is one; while its experts are unknown nothing is usable beyond the batches seen.
         prefix_hits_hidden: its telemetry does not tell prefix hits, so usual ones are in the price of a prompt's token.
         last_heard_unix_nano: when the newest telemetry of its engines was made, 0 where nobody said.
         at_unix_nano: the moment that it answers for, None for any; see :meth:`now`.
@@ -116,7 +116,7 @@ class Config:
 
     def caveats(self, extrapolated: Collection[str]) -> tuple[str, ...]:
         """Why an answer with this ``extrapolated`` is not usable whatever the coefficients, one clause each."""
-        return caveats_of(extrapolated, mixture_of_experts=self.mixture_of_experts)
+        return caveats_of(extrapolated, experts_unknown=self._described.experts_unknown)
 
     def coefficients(self, target: str = STEP_TIME) -> tuple[Coefficient, ...]:
         """What predictions are made with, in the order they are published.
@@ -124,7 +124,7 @@ class Config:
         Raises:
             NoCoefficientsError: nothing was learned about that target.
         """
-        return computable_model(self.config_id, target, self._described.targets.get(target)).coefficients
+        return computable_model(self._described, target).coefficients
 
     def assuming(
         self,

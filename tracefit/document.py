@@ -136,8 +136,9 @@ _TERMS = {
     "prefill_tokens": "prefill, by its tokens",
     "decode_context_tokens": "decode, by its context",
     "requests": "decode, by its requests",
+    "active_experts": "reading the experts of a mixture",
 }
-_PER_UNIT = {"intercept": "", "requests": " per request"}
+_PER_UNIT = {"intercept": "", "requests": " per request", "active_experts": " for all experts"}
 
 
 def term_text(term: str, added: float | None = None) -> str:
@@ -184,6 +185,10 @@ class Target(NamedTuple):
     change: SpeedChange | None = None
 
 
+ACTIVE_EXPERTS = "active_experts"
+"""The feature that counts the share of experts that a step's tokens touch."""
+
+
 class ConfigDocument(NamedTuple):
     """One configuration as published.
 
@@ -206,6 +211,22 @@ class ConfigDocument(NamedTuple):
     last_heard_unix_nano: int = 0
     replaced: bool = False
     prefix_hits_hidden: bool = False
+
+    @property
+    def missed_experts(self) -> float | None:
+        """1 - k/E, the share of experts that one token leaves alone; None where they are not known."""
+        experts, per_token = self.facts.get("num_experts"), self.facts.get("num_experts_per_tok")
+        if type(experts) is not int or type(per_token) is not int or not 0 < per_token <= experts:
+            return None
+        return 1.0 - per_token / experts
+
+    @property
+    def experts_unknown(self) -> bool:
+        """Whether the model is a mixture of experts, and no coefficient of its steps counts them."""
+        step = self.targets.get("step_time")
+        models = {} if step is None else step.models
+        counted = any(each.name == ACTIVE_EXPERTS for model in models.values() for each in model.coefficients)
+        return self.mixture_of_experts and not counted
 
 
 class Document(NamedTuple):

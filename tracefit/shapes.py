@@ -25,7 +25,7 @@ of each kind has no end and is named LOW+.
 what a token of context costs among steps of about one size, b_C where nobody said. Cells with prefill and cells without
 it are two kinds. At the middle (P, n) of every cell of a kind, seen or not:
 
-    x    = b0 + bP P + bn n                                 x_c the same of P_c, n_c        y_c = t_c - s C_c
+    x    = b0 + bP P + bn n + be (1 - (1 - k/E)^(P + n))    x_c the same of P_c, n_c        y_c = t_c - s C_c
     v_c  = 8^-d_c r_c / (r_c + 8) / x_c²                    d_c = |log2 n_c / n| + |log2 P_c / P|
     y    = a + b x, least squares with weights v_c, b drawn to Y = mean y / mean x by 0.001 (mean x)²
     T    = (a + b x) (y_c / (a + b x_c))^(r_c / (r_c + 8))  what the cell itself knows; the power is 1 without rows
@@ -39,6 +39,8 @@ steps in it), the coefficients are all there is: T = x, s = b_C.
 **Rising.** Requests are asked about by a surface that never falls with P or n, though measured steps may: its T at the
 middles are fitted to those above by isotonic regression, along P and then along n (which keeps the order along P,
 because the regression of larger values is larger).
+
+be is of a mixture of E experts, k of which each token goes through; 0 where nobody said.
 
 Microseconds. Guards: r_c >= 1; b >= 0; a + b x and y_c within a fifth of x and five times x: a cell outside, such as
 the one step that compiled, says nothing; beyond the last middles no T falls.
@@ -62,7 +64,6 @@ from .document import Interval, Target
 
 STRIDE = 64
 """More than there are pieces of prefill tokens."""
-Coefficients = tuple[float, float, float, float]
 Piece = tuple[float, float, float, float, float]
 
 _STRATUM_OCTAVE_MAX = 15
@@ -81,6 +82,31 @@ _DECODE_SIZES = [0.5 * (first + end - 1) for first, end in zip(_DECODE_FIRST, _D
 _SIZES = [0.5 * (3 * 2**octave - 1) for octave in _OCTAVES]
 _TOKENS = [2.0 ** (0.5 * half + 0.25) for half in _HALVES]
 """Middles of the cells: requests of those without prefill; requests and prefill tokens of those with prefill."""
+
+
+class Coefficients(NamedTuple):
+    """Microseconds of ``portable``; ``missed`` is 1 - k/E, the share of experts that one token leaves alone."""
+
+    intercept: float
+    prefill_token: float
+    context_token: float
+    request: float
+    experts: float = 0.0
+    missed: float = 0.0
+
+    def work(self, prefill_tokens: float, requests: float, decode_context_tokens: float) -> tuple[float, ...]:
+        """What a step has of each: of 1, prefill tokens, context, requests, and the share of experts touched."""
+        touched = 1.0 - self.missed ** (prefill_tokens + requests)
+        return 1.0, prefill_tokens, decode_context_tokens, requests, touched
+
+    def terms(self, prefill_tokens: float, requests: float, decode_context_tokens: float) -> list[float]:
+        """What each of them costs."""
+        return list(map(mul, self, self.work(prefill_tokens, requests, decode_context_tokens)))
+
+    def us(self, prefill_tokens: float, requests: float) -> float:
+        """x: the step without its context."""
+        line = self.intercept + self.prefill_token * prefill_tokens + self.request * requests
+        return line + self.experts * (1.0 - self.missed ** (prefill_tokens + requests)) if self.experts else line
 
 
 def stratum_name(prefill_tokens: float, requests: float) -> str:
@@ -159,9 +185,13 @@ class StepTable(dict[int, Piece]):
     def _line(self, requests: int, piece: int) -> tuple[float, float, float]:
         """least, base and per_token."""
         if self._nodes is None:
-            b0, b_prefill, _, b_requests = self._coefficients
-            base = b0 + b_requests * requests
-            return base, base, b_prefill
+            us, per_token = self._coefficients.us, self._coefficients.prefill_token
+            least = us(0.0, requests)
+            if not piece or not self._coefficients.experts:
+                return least, least, per_token
+            low, high = (us(tokens, requests) for tokens in _TOKENS[piece - 1 : piece + 1])
+            per_token = (high - low) / (_TOKENS[piece] - _TOKENS[piece - 1])
+            return least, low - per_token * _TOKENS[piece - 1], per_token
         decodes, prefills = self._nodes
         size = max(requests, 1.0)
         after = bisect_right(_DECODE_SIZES, size, 1, len(decodes) - 1)
@@ -244,7 +274,7 @@ class StepSurface:
         self._told = told and bool(target.factors) and not of_means
         self._seen = _seen_of(target, coefficients) if self._told else {}
         context_us = target.context_us_per_token if self._seen else None
-        self.context_us = coefficients[2] if context_us is None else context_us
+        self.context_us = coefficients.context_token if context_us is None else context_us
 
     @cached_property
     def _nodes(self) -> Nodes | None:
@@ -289,8 +319,7 @@ class StepSurface:
 
     def _at(self, cell: str, line: tuple[float, float], requests: float, tokens: float) -> float:
         """T at the middle of a cell, by the line through those around."""
-        b0, b_prefill, _, b_requests = self._coefficients
-        x = b0 + b_prefill * tokens + b_requests * requests
+        x = self._coefficients.us(tokens, requests)
         if not self._seen:
             return x * self._target.factors.get(cell, 1.0)
         seen, beside_us = self._seen.get(cell), _on(line, x)
@@ -304,10 +333,10 @@ def _on(line: tuple[float, float], x: float) -> float:
 
 def _seen_of(target: Target, coefficients: Coefficients) -> dict[str, _Seen]:
     """Cells by name; those that say nothing are left out."""
-    b0, b_prefill, b_context, b_requests = coefficients
+    b_context = coefficients.context_token
     context_us, seen = target.context_us_per_token, {}
     for cell, (tokens, requests, context, us) in islice(target.usual_work.items(), _CELLS_MAX):
-        x = b0 + b_prefill * tokens + b_requests * requests
+        x = coefficients.us(tokens, requests)
         y = us - (b_context if context_us is None else context_us) * context
         if x > 0.0 and x + b_context * context > 0.0 and x < y * _RATIO_MAX < x * _RATIO_MAX * _RATIO_MAX:
             rows = max(target.factor_rows.get(cell, 0.0), 1.0)

@@ -24,17 +24,18 @@ from functools import cache
 from operator import mul
 from typing import NamedTuple, cast, overload
 
-from .document import ConfigDocument, Model, Target
+from .document import ACTIVE_EXPERTS, ConfigDocument, Model, Target
 from .faults import REQUESTS_MAX, TOKENS_MAX, BadInputError, NoCoefficientsError, checked
-from .shapes import STRIDE, StepSurface, StepTable, piece_of, stratum_name, stratum_of_cell
+from .shapes import STRIDE, Coefficients, StepSurface, StepTable, piece_of, stratum_name, stratum_of_cell
 
 STEP_TIME = "step_time"
 FEATURES = ("intercept", "prefill_tokens", "decode_context_tokens", "requests")
 BEYOND_SEEN_BATCHES = (
-    "the model is a mixture of experts: larger batches touch more experts, which no coefficient counts, so nothing is "
-    "usable beyond the batches that were seen"
+    "the model is a mixture of experts, and how many it has is not known: larger batches touch more of them, which no "
+    "coefficient counts, so nothing is usable beyond the batches that were seen; set model_config, or the facts "
+    "num_experts and num_experts_per_tok"
 )
-"""What is said of answers and files of such a model, until its form has a column for experts."""
+"""What is said of answers and files of such a model."""
 _OF_THE_BATCH = frozenset({"requests", "shape"})
 _MEANS_OF_STEPS = ("journeys", "requests", "metrics")
 _ROWS_MIN = 256
@@ -118,17 +119,18 @@ class StepModel:
         if config.quarantined:
             raise NoCoefficientsError(f"configuration {config.config_id} is quarantined: {config.quarantined}")
         target = config.targets.get(STEP_TIME)
-        self.model = computable_model(config.config_id, STEP_TIME, target)
+        self.model = computable_model(config, STEP_TIME)
         assert target is not None  # noqa: S101 - computable_model raised
         self.target = target
         self.limits = limits
         self.budget = float(limits.max_num_batched_tokens or math.inf)
         self.requests_max = float(limits.max_num_seqs or math.inf)
         by_name = {each.name: each for each in self.model.coefficients}
-        values = [by_name[name].value if name in by_name else 0.0 for name in FEATURES]
-        self.coefficients: tuple[float, float, float, float] = (values[0], values[1], values[2], values[3])
+        names = (*FEATURES, ACTIVE_EXPERTS)
+        values = [by_name[name].value if name in by_name else 0.0 for name in names]
+        self.coefficients = Coefficients(*values)._replace(missed=config.missed_experts or 0.0)
         coefficients = self.model.coefficients
-        self._columns = [FEATURES.index(c.name) for c in coefficients]
+        self._columns = [names.index(c.name) for c in coefficients]
         self._covariance = self.model.covariance or tuple(
             tuple((c.stderr or 0.0) ** 2 if other is c else 0.0 for other in coefficients) for c in coefficients
         )
@@ -137,7 +139,7 @@ class StepModel:
             c.status == "identified" and (c.form_error or 0.0) < _FORM_ERROR_MAX * c.value for c in coefficients
         ]
         self.of_means = of_means(config.telemetry)
-        self.mixture_of_experts = config.mixture_of_experts
+        self.experts_unknown = config.experts_unknown
         self.mean_factor = 1.0 if self.of_means else min(max(target.mean_factor, 0.5), 2.0)
         self._strata = visited_strata(target, config.telemetry)
         self._visits: dict[int, bool] = {}
@@ -216,7 +218,7 @@ class StepModel:
 
         For the load that the coefficients were learned from; ``outside`` of it their form errors count, too.
         """
-        work = (1.0, prefill, context, requests)
+        work = self.coefficients.work(prefill, requests, context)
         x = [work[column] for column in self._columns]
         variance = sum([a * sum(map(mul, row, x)) for a, row in zip(x, self._covariance, strict=True)])
         if outside:
@@ -228,13 +230,13 @@ class StepModel:
         """Inside of what was seen the sum carries; outside every term that makes up a tenth must be identified.
 
         Its form error must be below a fifth of it as well: what is sure under one load may not be under another.
-        A mixture of experts carries nothing beyond the batches that were seen.
+        A mixture of unknown experts carries nothing beyond the batches that were seen.
         """
         if self.reasons or not outside:
             return not self.reasons
-        if caveats_of(outside, mixture_of_experts=self.mixture_of_experts):
+        if caveats_of(outside, experts_unknown=self.experts_unknown):
             return False
-        terms = list(map(mul, self.coefficients, (1.0, prefill, context, requests)))
+        terms = self.coefficients.terms(prefill, requests, context)
         least = 0.1 * sum(terms)
         return all(
             carries or terms[column] < least for carries, column in zip(self._carries, self._columns, strict=True)
@@ -339,17 +341,19 @@ def visited_strata(target: Target, telemetry: str) -> frozenset[str]:
     return frozenset(strata)
 
 
-def computable_model(config_id: str, name: str, target: Target | None) -> Model:
-    """``portable``, else the champion; of a step only features that follow from what a step is asked by.
+def computable_model(config: ConfigDocument, name: str) -> Model:
+    """``portable`` of a target, else its champion; of a step only features that follow from what a step is asked by.
 
     Raises:
         NoCoefficientsError: there is none; it says which and why.
     """
+    config_id, target = config.config_id, config.targets.get(name)
+    known = FEATURES if config.missed_experts is None else (*FEATURES, ACTIVE_EXPERTS)
     if target is None:
         raise NoCoefficientsError(f"configuration {config_id} has learned nothing about {name} yet")
     for key in ("portable", target.champion):
         model = target.models.get(key)
-        if model is not None and model.coefficients and (name != STEP_TIME or _of_a_step(model)):
+        if model is not None and model.coefficients and (name != STEP_TIME or _of_a_step(model, known)):
             return model
     wanted = " that can be computed from prefill tokens, requests and context" if name == STEP_TIME else ""
     listed = ", ".join(sorted(key for key, model in target.models.items() if model.coefficients))
@@ -359,13 +363,13 @@ def computable_model(config_id: str, name: str, target: Target | None) -> Model:
     )
 
 
-def _of_a_step(model: Model) -> bool:
-    return all(each.name in FEATURES for each in model.coefficients)
+def _of_a_step(model: Model, known: Collection[str]) -> bool:
+    return all(each.name in known for each in model.coefficients)
 
 
-def caveats_of(outside: Collection[str], *, mixture_of_experts: bool) -> tuple[str, ...]:
+def caveats_of(outside: Collection[str], *, experts_unknown: bool) -> tuple[str, ...]:
     """Why an answer that lies outside of what was seen in these is never usable; empty where coefficients decide."""
-    return (BEYOND_SEEN_BATCHES,) if mixture_of_experts and not _OF_THE_BATCH.isdisjoint(outside) else ()
+    return (BEYOND_SEEN_BATCHES,) if experts_unknown and not _OF_THE_BATCH.isdisjoint(outside) else ()
 
 
 def doubts_of(model: Model) -> tuple[str, ...]:

@@ -94,7 +94,7 @@ def judged(config: ConfigDocument, reasons: tuple[str, ...], model: Model | None
     hidden = (
         _TELEMETRY_GAPS.get(config.telemetry, ""),
         _PREFIX_HITS if config.prefix_hits_hidden else "",
-        BEYOND_SEEN_BATCHES if config.mixture_of_experts else "",
+        BEYOND_SEEN_BATCHES if config.experts_unknown else "",
     )
     levels = () if step is None else step.level.values()
     return Verdict(

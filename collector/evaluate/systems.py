@@ -302,7 +302,7 @@ def _variants(system: System, capture: Capture, donors: Sequence[Donor]) -> list
 
 def _by_sheet(capture: Capture, donors: Sequence[Donor]) -> list[Transfer]:
     """``portable`` as a sidecar with these donors publishes it; nothing without a data sheet."""
-    known, features, rows = DonorPool(len(donors)), PORTABLE.live(STEP, {}), capture.scored(STEP)
+    known, features, rows = DonorPool(len(donors)), PORTABLE.live(STEP, capture.facts), capture.scored(STEP)
     known.add(donors)
     prior = known.sheet_prior("", _facts_of(capture))
     if prior is None or features is None or not len(rows):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .discovery import Discovery
+from .experts import is_mixture_of_experts
 from .knowledge import (
     IDENTITY,
     EngineFacts,
@@ -11,7 +12,6 @@ from .knowledge import (
     Knowledge,
     cannot_derive,
     config_id,
-    is_mixture_of_experts,
     shipped_sheets,
 )
 

@@ -35,6 +35,8 @@ from online.features.sheets import (
     quantized,
 )
 
+from .experts import experts_by_name
+
 Fact = str | int | float | bool
 _R = TypeVar("_R")
 
@@ -58,7 +60,7 @@ IDENTITY: tuple[str, ...] = (
 )
 """Facts that make two engines different configurations."""
 
-BESIDE: tuple[str, ...] = ("num_gpu_blocks", "num_experts")
+BESIDE: tuple[str, ...] = ("num_gpu_blocks", "num_experts", "num_experts_per_tok")
 """Facts worth knowing that do not make a configuration."""
 
 HARDWARE: tuple[str, ...] = (
@@ -90,6 +92,7 @@ class FactSource(enum.IntEnum):
     TELEMETRY = 3
     MODEL_FILE = 4
     SHEET = 5
+    MODEL_NAME = 6
 
     @property
     def label(self) -> str:
@@ -370,6 +373,7 @@ class Knowledge:
                     facts.learn(answers, FactSource.DISCOVERY)
         self._apply_rules(facts, instance, recording)
         self._apply_sheets(facts)
+        _apply_name(facts)
         if len(self._applied) > _APPLIED_MAX:
             self._applied.clear()
         self._applied[recording, instance] = (dict(attributes), self._discovered, facts.version)
@@ -389,6 +393,14 @@ class Knowledge:
         sheet = find(self._sheets, gpu) if isinstance(gpu, str) else None
         if sheet is not None:
             facts.learn(sheet.facts(compute_dtype(facts)), FactSource.SHEET)
+
+
+def _apply_name(facts: EngineFacts) -> None:
+    """A public name tells the experts of a mixture, unless a file tells another model, or another count is known."""
+    model = facts.get("model")
+    told = experts_by_name(model) if isinstance(model, str) and facts.get("hidden_size") is None else {}
+    if told and facts.get("num_experts") in (None, told["num_experts"]):
+        facts.learn(told, FactSource.MODEL_NAME)
 
 
 def compute_dtype(facts: EngineFacts) -> str:
@@ -413,13 +425,6 @@ def _with_dtype(arch: Mapping[str, Fact], facts: EngineFacts) -> dict[str, Fact]
     if isinstance(method, str) and method not in _NOT_QUANTIZED and "weight_quantization" not in out:
         out |= quantized(method, bytes_by_name(method))
     return out
-
-
-def is_mixture_of_experts(facts: Mapping[str, Fact]) -> bool:
-    """Whether the model is one: a file or the engine counts its experts, or the engine spreads them over GPUs."""
-    experts, layers = facts.get("num_experts"), facts.get("num_moe_layers", 1)
-    counted = isinstance(experts, int) and not isinstance(experts, bool) and experts > 1
-    return (counted and layers != 0) or facts.get("expert_parallel") is True
 
 
 def cannot_derive(facts: Mapping[str, Fact]) -> tuple[str, ...]:

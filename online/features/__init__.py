@@ -3,9 +3,10 @@
 import online.features.systems  # noqa: F401  # registers them
 
 from .columns import INTERCEPT, Column, FeatureSet, Raw
-from .registry import Fact, Facts, build, custom, portable, registered
+from .registry import ACTIVE_EXPERTS, Fact, Facts, build, custom, experts_in, portable, registered, share_touched
 
 __all__ = [
+    "ACTIVE_EXPERTS",
     "INTERCEPT",
     "Column",
     "Fact",
@@ -14,6 +15,8 @@ __all__ = [
     "Raw",
     "build",
     "custom",
+    "experts_in",
     "portable",
     "registered",
+    "share_touched",
 ]

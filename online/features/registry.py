@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from online.rows import Target
+import numpy as np
 
-from .columns import INTERCEPT, FeatureSet, raw_column
+from online.rows import Floats, Target
+
+from .columns import INTERCEPT, Column, FeatureSet, raw_column
 
 Fact = str | int | float | bool
 Facts = Mapping[str, Fact]
@@ -30,6 +32,8 @@ _PORTABLE: dict[Target, tuple[str, ...]] = {
 }
 
 _BLIS = "the basis of BLIS's trained-physics backend: what every consumer understands"
+ACTIVE_EXPERTS = "active_experts"
+"""Share of the experts of a layer that a step's tokens touch; its coefficient is the time that all of them take."""
 
 
 def register(name: str, factory: Factory) -> None:
@@ -54,9 +58,37 @@ def build(name: str, target: Target, facts: Facts) -> FeatureSet | None:
 
 
 def portable(target: Target, facts: Facts | None = None) -> FeatureSet:
-    """The set that needs no data sheet and exists for every target."""
-    del facts
-    return FeatureSet("portable", target, tuple(raw_column(name, _BLIS) for name in _PORTABLE[target]))
+    """The set that needs no data sheet and exists for every target.
+
+    Step times of a mixture of experts have ``active_experts`` as well, where its experts are known.
+    """
+    columns = tuple(raw_column(name, _BLIS) for name in _PORTABLE[target])
+    experts = experts_in(facts or {}) if target is Target.STEP_TIME else None
+    return FeatureSet("portable", target, columns if experts is None else (*columns, active_experts(*experts)))
+
+
+def experts_in(facts: Facts) -> tuple[int, int] | None:
+    """Experts of a layer, and how many of them a token goes through; None for a dense model or where one is unknown."""
+    experts, per_token = facts.get("num_experts"), facts.get("num_experts_per_tok")
+    if type(experts) is not int or type(per_token) is not int:
+        return None
+    is_mixture = 0 < per_token < experts and facts.get("num_moe_layers") != 0
+    return (experts, per_token) if is_mixture else None
+
+
+def active_experts(experts: int, per_token: int) -> Column:
+    """The share of E experts that are touched if each token of the step picks its k at random."""
+    return Column(
+        ACTIVE_EXPERTS,
+        "us",
+        lambda raw: np.asarray(share_touched(experts, per_token, raw["prefill_tokens"] + raw["decode_tokens"])),
+        "experts touched, if routing is even",
+    )
+
+
+def share_touched(experts: int, per_token: int, tokens: Floats | float) -> Floats | float:
+    """1 - (1 - k/E)^tokens."""
+    return 1.0 - np.power(1.0 - per_token / experts, np.maximum(tokens, 0.0))
 
 
 def custom(target: Target, names: Sequence[str]) -> FeatureSet:

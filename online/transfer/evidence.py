@@ -4,7 +4,7 @@
     W_s = n_s / ((1 + n_s) sigma^2)              sigma = max(2 %, rms misfit of the points' own fit)
     K_rs = w^2 T / S  exp(-(t_r - t_s)^2 / 2 S^2)                       S^2 = T^2 + d_r^2 + d_s^2
 
-A_s (4, 4) and b_s (4,) are relative sums of operating point s, of n_s rows, scaled such that y'Wy = 1; rows of B are
+A_s (p, p) and b_s (p,) are relative sums of operating point s, of n_s rows, scaled such that y'Wy = 1; rows of B are
 b_s, the mean of a point, and A_s - b_s b_s' is what its rows differ by. A point is one observation of the form, however
 many rows it has: where the load never let batch and context vary apart, 30,000 rows move the split of their costs by
 0.1 % of a step and misfit by 1 to 3 %, and without the cap they decide it, surely.
@@ -34,8 +34,7 @@ from online.features import portable
 from online.rls import RlsLearner, points_of, solve
 from online.rows import Floats, Target
 
-_NAMES = [column.name for column in portable(Target.STEP_TIME).columns]
-COLUMNS, PREFILL = len(_NAMES), _NAMES.index("prefill_tokens")
+PREFILL = portable(Target.STEP_TIME).names.index("prefill_tokens")
 # Measured: a linear form is off by 1 to 3 % at a point; see the module's head.
 MISFIT = 0.02
 # Measured: over seven recordings; see the module's head.
@@ -49,7 +48,7 @@ _ROWS_MIN = 1e-12
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """A (4, 4) and b (4,); sums of each point over (x, y), (k, 5, 5), with y'y = 1, and W, (k,)."""
+    """A (p, p) and b (p,); sums of each point over (x, y), (k, p + 1, p + 1), with y'y = 1, and W, (k,)."""
 
     a: Floats
     b: Floats
@@ -61,31 +60,32 @@ class Evidence:
         return self if other is None else replace(self, a=self.a + other.a, b=self.b + other.b)
 
     def misfit(self, beta: Floats) -> float:
-        """Root mean square over the points of what coefficients (4,) leave, relative."""
+        """Root mean square over the points of what coefficients (p,) leave, relative."""
         return _misfit(self.points, self.weight, beta)
 
 
 def capped(sums: Floats, rows: Floats, *, hidden: bool = False) -> Evidence:
-    """Evidence from sums by point over (x, y, l t), (k, 6, 6), of rows (k,); ``hidden``: prefix hits are."""
-    squares = sums[:, COLUMNS, COLUMNS]
+    """Evidence from sums by point over (x, y, l t), (k, p + 2, p + 2), of rows (k,); ``hidden``: prefix hits are."""
+    p = sums.shape[1] - 2
+    squares = sums[:, p, p]
     seen = (rows > _ROWS_MIN) & (squares > 0.0)
     sums, rows = sums[seen] / squares[seen, None, None], rows[seen]
     if hidden:
         sums[:, PREFILL], sums[:, :, PREFILL] = 0.0, 0.0
-    points = sums[:, : COLUMNS + 1, : COLUMNS + 1]
+    points = sums[:, : p + 1, : p + 1]
     known = rows / (1.0 + rows)
     sigma = max(MISFIT, _misfit(points, known, _own_fit(points, known)))
-    weight, means = known / sigma**2, points[:, COLUMNS, :COLUMNS]
+    weight, means = known / sigma**2, points[:, p, :p]
     c = np.linalg.solve(np.eye(len(weight)) + weight[:, None] * _levels(sums), np.diag(weight))
     a, b = means.T @ c @ means, means.T @ c.sum(axis=1)
     if not hidden:
-        a += np.einsum("k,kij->ij", weight, points[:, :COLUMNS, :COLUMNS]) - (means.T * weight) @ means
+        a += np.einsum("k,kij->ij", weight, points[:, :p, :p]) - (means.T * weight) @ means
     return Evidence(a, b, points, weight)
 
 
 def _levels(sums: Floats) -> Floats:
-    """K, (k, k), from sums (k, 6, 6)."""
-    steps, time = 0, COLUMNS + 1
+    """K, (k, k), from sums (k, p + 2, p + 2)."""
+    steps, time = 0, sums.shape[1] - 1
     weight = np.maximum(sums[:, steps, steps], TINY)
     mean = sums[:, time, steps] / weight
     variance = np.maximum(sums[:, time, time] / weight - mean * mean, 0.0)
@@ -102,8 +102,8 @@ def _misfit(points: Floats, weight: Floats, beta: Floats) -> float:
 
 def _own_fit(points: Floats, weight: Floats) -> Floats:
     total = np.einsum("k,kij->ij", weight, points)
-    none = np.zeros(COLUMNS, np.bool_)
-    return solve(total[:COLUMNS, :COLUMNS], total[:COLUMNS, COLUMNS], none, ~none).beta
+    none = np.zeros(len(total) - 1, np.bool_)
+    return solve(total[:-1, :-1], total[:-1, -1], none, ~none).beta
 
 
 def evidence_of(learner: RlsLearner, *, hidden: bool = False) -> Evidence | None:
@@ -114,20 +114,21 @@ def evidence_of(learner: RlsLearner, *, hidden: bool = False) -> Evidence | None
     kept = learner.points()
     if kept is None or not len(kept.ids):
         return None
-    p = kept.q - 2
-    change = np.zeros((COLUMNS + 2, kept.q))
-    change[:COLUMNS, :COLUMNS], change[COLUMNS:, p:] = np.eye(COLUMNS), np.eye(2)
-    change[COLUMNS, COLUMNS:p] = -learner.fit.beta[COLUMNS:p]
+    p, y = len(learner.features), kept.q - 2
+    change = np.zeros((p + 2, kept.q))
+    change[:p, :p], change[p:, y:] = np.eye(p), np.eye(2)
+    change[p, p:y] = -learner.fit.beta[p:y]
     return capped(change @ kept.matrices() @ change.T, kept.rows, hidden=hidden)
 
 
 def evidence_of_held(held: Design, expected: Floats, variance: Floats, *, hidden: bool = False) -> Evidence:
-    """What rows without weights say, weighed against expected coefficients (4,) of covariance (4, 4).
+    """What rows without weights say, weighed against expected coefficients (p,) of covariance (p, p).
 
     A row's weight is 1 / prediction^2 by Tukey's share. Where that leaves less than 5 % of the rows, what was expected
     is wrong, not they: weights are 1 / y^2 then, by Huber's share.
     """
-    x, y = held.x[:, :COLUMNS].copy(), held.elapsed_us
+    p = len(expected)
+    x, y = held.x[:, :p].copy(), held.elapsed_us
     if hidden:
         x[:, PREFILL] = 0.0
     prediction = np.maximum(x @ expected, TINY_US)
@@ -140,7 +141,7 @@ def evidence_of_held(held: Design, expected: Floats, variance: Floats, *, hidden
     seconds = 1e-9 * (held.end_ns - held.end_ns[0])
     point, labels = np.unique(points_of(np.column_stack([x, y, held.steps])), return_inverse=True)
     z = np.column_stack([x, y, held.steps * seconds])
-    sums, rows = np.zeros((len(point), COLUMNS + 2, COLUMNS + 2)), np.zeros(len(point))
+    sums, rows = np.zeros((len(point), p + 2, p + 2)), np.zeros(len(point))
     np.add.at(sums, labels, np.einsum("n,ni,nj->nij", held.weight * share / prediction**2, z, z))
     np.add.at(rows, labels, held.weight * share)
     return capped(sums, rows, hidden=hidden)

@@ -116,14 +116,19 @@ class DonorPool:
         terms = terms_of(facts)
         if terms is None:
             return None
-        known = next((d.evidence for d in self._donors if d.config_id == config_id and d.evidence is not None), None)
+        own = (d.evidence for d in self._donors if d.config_id == config_id)
+        known = next((each for each in own if each is not None and terms.fits(each)), None)
         return SheetPrior(terms, self._population("" if known is None else config_id), known)
 
     def _population(self, without: str) -> Population:
         if without not in self._populations:
             told = [(terms_of(d.facts), d.evidence) for d in self._donors if d.config_id != without]
             self._populations[without] = shared_overheads(
-                [(terms, evidence) for terms, evidence in told if terms is not None and evidence is not None]
+                [
+                    (terms, evidence)
+                    for terms, evidence in told
+                    if terms is not None and evidence is not None and terms.fits(evidence)
+                ]
             )
         return self._populations[without]
 

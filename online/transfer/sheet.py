@@ -1,20 +1,22 @@
 """The step time of a configuration by its data sheet, by overheads that models share, and by its own evidence.
 
-With W = weight bytes / B (mixtures: the experts that 64 tokens touch), kv = KV bytes of a token / B, pair = attention
-FLOPs of a query-key pair / F, L layers, C = max_num_batched_tokens, tok = matrix FLOPs of a token / F, link = what two
-all-reduces a layer move for a token / one direction of the link, in microseconds, and over = L (lay + ar [tp > 1] +
-moe [experts]), the coefficients of ``portable`` are
+With W = bytes of the weights that every step reads / B, X = those of all experts / B, kv = KV bytes of a token / B,
+pair = attention FLOPs of a query-key pair / F, L layers, C = max_num_batched_tokens, tok = matrix FLOPs of a token / F,
+link = what two all-reduces a layer move for a token / one direction of the link, in microseconds, and over = L (lay +
+ar [tp > 1] + moe [experts]), the coefficients of ``portable`` are
 
     intercept = W + over                             never below W
     prefill_tokens = q (C tok / 0.62 - W) / C        what computing costs beyond reading the weights
     decode_context_tokens = kv + g pair              never below kv
     requests = link + d                              never below link
+    active_experts = e X                             of mixtures; of these q's formula has W + X in place of W
 
 Bandwidth terms are the sheet's, with coefficient 1. theta = (lay, ar, g, d, moe) >= 0 are overheads that models on one
 kind of GPU share: launches of a layer, the latency of its all-reduces, the attention kernel's distance from peak,
-bookkeeping per request, dispatch to experts. q belongs to one configuration, 1 +- 0.5.
+bookkeeping per request, dispatch to experts. q and e belong to one configuration, 1 +- 0.5 and
+1.25 +- 0.5: experts are read at 80 % of the bandwidth.
 
-    beta = base + M theta          base (4,), M (4, 6) over (lay, ar, g, d, moe, q)
+    beta = base + M theta          base (p,), M (p, 7) over (lay, ar, g, d, moe, q, e)
     theta = argmin (theta' A theta - 2 b' theta) / 2 + sum_j (theta_j - mu_j)^2 / (2 s_j^2),  theta >= 0
     V = M (A + S^-2)^-1 M'         se_j = sqrt V_jj
 
@@ -41,27 +43,27 @@ import numpy as np
 
 from online.blocks import Design
 from online.constants import GEMM_EFFICIENCY, TENTH
-from online.features import Facts, portable
+from online.features import Column, Facts, experts_in, portable, share_touched
 from online.features.sheets import sheet_of
 from online.features.systems import PORTABLE
 from online.rls import IDENTIFIED_ERROR, VIF_MAX, RlsLearner, contradicted, solve
 from online.rows import Floats, Mask, Target
 from online.snapshot import FeatureSnapshot, IntervalSnapshot, ModelSnapshot, Reason, TargetSnapshot
 
-from .evidence import COLUMNS, MISFIT, PREFILL, Evidence, evidence_of, evidence_of_held
+from .evidence import MISFIT, PREFILL, Evidence, evidence_of, evidence_of_held
 
-HYPER_MEAN = np.array([50.0, 12.0, 20.0, 5.0, 20.0, 1.0])
-HYPER_SD = np.array([30.0, 8.0, 20.0, 8.0, 20.0, 0.5])
-"""Of theta and q before any donor: microseconds per layer and request, and g as a share of peak."""
-SHARED = len(HYPER_MEAN) - 1
-"""Overheads in theta; q follows them."""
+# Guess: of e the usual share of the sheet's bandwidth (online/features/systems, roofline), as wide as q.
+HYPER_MEAN = np.array([50.0, 12.0, 20.0, 5.0, 20.0, 1.0, 1.25])
+HYPER_SD = np.array([30.0, 8.0, 20.0, 8.0, 20.0, 0.5, 0.5])
+"""Of theta, q and e before any donor: microseconds per layer and request, and g as a share of peak."""
+SHARED = len(HYPER_MEAN) - 2
+"""Overheads in theta; q and e follow them."""
 HIDES_HITS = "prefix_hits_hidden"
 """A fact: the telemetry counts tokens of cached prefixes as prefilled."""
 
-_COLUMNS = portable(Target.STEP_TIME).columns
-_LAY, _AR, _G, _D, _MOE, _Q = np.eye(SHARED + 1)
-# Guess: of a step in decode, and vLLM's default of max_num_batched_tokens where none is told.
-_TYPICAL_TOKENS, _CHUNK_TOKENS = 64.0, 2048.0
+_LAY, _AR, _G, _D, _MOE, _Q, _E = np.eye(len(HYPER_MEAN))
+# Guess: vLLM's default of max_num_batched_tokens where none is told.
+_CHUNK_TOKENS = 2048.0
 # Format: of data sheets.
 _DIRECTIONS = 2.0
 """A maker's figure for a link counts both; an all-reduce fills each by itself."""
@@ -69,7 +71,7 @@ _DIRECTIONS = 2.0
 _KNOWN = 0.5
 # Guess: rows of a fit that stands alone, and passes over held rows.
 _ENOUGH_ROWS, _PASSES = 64, 2
-_TYPICAL = np.array([1.0, 0.0, 32_000.0, 32.0])
+_TYPICAL = {"intercept": 1.0, "decode_context_tokens": 32_000.0, "requests": 32.0}
 # Guard: an interval stays finite.
 _WIDE_MAX = 2.3
 """Log of a factor of ten, above which an interval says nothing."""
@@ -77,19 +79,29 @@ _WIDE_MAX = 2.3
 
 @dataclass(frozen=True, slots=True)
 class SheetTerms:
-    """base (4,) and M (4, 6) of one configuration; ``hides_hits``: its prefill tokens count cached prefixes as well."""
+    """base (p,) and M (p, 7) of one configuration.
 
+    ``columns`` (p) are those of ``portable``; ``typical`` (p,) is their step of 32 requests of 1,000 tokens.
+    ``hides_hits``: its prefill tokens count cached prefixes as well.
+    """
+
+    columns: tuple[Column, ...]
     base: Floats
     matrix: Floats
+    typical: Floats
     hides_hits: bool = False
+
+    def fits(self, evidence: Evidence) -> bool:
+        """Whether the evidence is of as many columns: experts may have become known since."""
+        return len(evidence.b) == len(self.base)
 
     @property
     def has(self) -> Mask:
-        """Mask of the overheads, and of q, that apply: no all-reduce on one GPU, no dispatch in a dense model; (6,)."""
+        """Mask of theta, q and e that apply: no all-reduce on one GPU, no experts in a dense model; (7,)."""
         return np.asarray(self.matrix.any(axis=0), np.bool_)
 
     def beta(self, theta: Floats) -> Floats:
-        """Coefficients of ``portable``, (4,), by theta and q, (6,)."""
+        """Coefficients of ``portable``, (p,), by theta, q and e, (7,)."""
         beta: Floats = self.base + self.matrix @ theta
         return beta
 
@@ -99,32 +111,38 @@ def terms_of(facts: Facts) -> SheetTerms | None:
     sheet, _ = sheet_of(facts)
     if sheet is None:
         return None
-    weights_us = float(sheet.weight_us(np.array([_TYPICAL_TOKENS]))[0])
+    experts_us = sheet.model.experts * sheet.expert_us if sheet.model.moe else 0.0
     chunk = sheet.max_batched_tokens or _CHUNK_TOKENS
-    prefill_us = max(chunk * sheet.token_us / GEMM_EFFICIENCY - weights_us, 0.0) / chunk
-    base = np.array([weights_us, 0.0, sheet.kv_token_us, _DIRECTIONS * (sheet.all_reduce_us or 0.0)])
+    prefill_us = max(chunk * sheet.token_us / GEMM_EFFICIENCY - sheet.dense_weight_us - experts_us, 0.0) / chunk
+    base = np.array([sheet.dense_weight_us, 0.0, sheet.kv_token_us, _DIRECTIONS * (sheet.all_reduce_us or 0.0)])
     overheads = sheet.model.layers * (_LAY + _AR * (sheet.tp > 1) + _MOE * sheet.model.moe)
     matrix = np.array([overheads, prefill_us * _Q, sheet.pair_us * _G, _D])
-    return SheetTerms(base, matrix, hides_hits=facts.get(HIDES_HITS) is True)
+    columns = portable(Target.STEP_TIME, facts).columns
+    typical = np.array([_TYPICAL.get(column.name, 0.0) for column in columns])
+    if (experts := experts_in(facts)) is not None:
+        base, matrix = np.append(base, 0.0), np.vstack([matrix, experts_us * _E])
+        typical[-1] = share_touched(*experts, _TYPICAL["requests"])
+    hides_hits = facts.get(HIDES_HITS) is True
+    return SheetTerms(columns, base, matrix, typical, hides_hits=hides_hits)
 
 
 @dataclass(frozen=True, slots=True)
 class Population:
-    """Overheads as models share them, and q: mean (6,) and sd (6,) of one more model's."""
+    """Overheads as models share them, q and e: mean (7,) and sd (7,) of one more model's."""
 
     mean: Floats
     sd: Floats
 
 
 class Estimate(NamedTuple):
-    """theta and q, (6,), and their covariance (6, 6)."""
+    """theta, q and e, (7,), and their covariance (7, 7)."""
 
     theta: Floats
     covariance: Floats
 
 
 def estimate(terms: SheetTerms, evidence: Evidence | None, prior: Population) -> Estimate:
-    """Theta and q of a configuration by its evidence and a prior; without evidence the prior itself."""
+    """Theta, q and e of a configuration by its evidence and a prior; without evidence the prior itself."""
     has, m = terms.has, terms.matrix
     mean = np.where(has, prior.mean, 0.0)
     if evidence is None:
@@ -137,7 +155,7 @@ def estimate(terms: SheetTerms, evidence: Evidence | None, prior: Population) ->
 
 
 class SheetEstimate(NamedTuple):
-    """beta (4,), the covariance of its errors (4, 4), status and reason of each coefficient.
+    """beta (p,) of ``columns``, the covariance of its errors (p, p), status and reason of each coefficient.
 
     ``spread``: relative sd of a step of 32 requests of 1,000 tokens.
 
@@ -145,6 +163,7 @@ class SheetEstimate(NamedTuple):
     ``weak`` where it is less, but vif > 10 or the error is more than 20 %; else ``identified``.
     """
 
+    columns: tuple[Column, ...]
     beta: Floats
     covariance: Floats
     status: tuple[str, ...]
@@ -155,7 +174,7 @@ class SheetEstimate(NamedTuple):
         """The model as published, in place of what was learned."""
         own, features = {feature.name: feature for feature in learned.features}, []
         stderr = np.sqrt(np.maximum(self.covariance.diagonal(), 0.0)).tolist()
-        for j, column in enumerate(_COLUMNS):
+        for j, column in enumerate(self.columns):
             fresh = FeatureSnapshot(name=column.name, unit=column.unit, coefficient=0.0, status="")
             here = msgspec.structs.replace(
                 own.get(column.name, fresh),
@@ -181,7 +200,7 @@ class SheetPrior:
 
     def before(self) -> SheetEstimate:
         """The estimate before the first row."""
-        return self._published(None, np.ones(COLUMNS))
+        return self._published(None, np.ones(len(self.terms.base)))
 
     def target_before(self, feature_sets: Collection[str]) -> TargetSnapshot | None:
         """The step time before the first row; None where ``portable`` is not among the sets that are learned."""
@@ -193,10 +212,13 @@ class SheetPrior:
 
     def after(self, learner: RlsLearner) -> SheetEstimate | None:
         """The estimate to publish in place of what was learned; None where that stands on its own."""
+        if learner.features.names != tuple(column.name for column in self.terms.columns):
+            return None  # the sheet came after the first rows, and with it the experts
         if not learner.started:
             return self.before()
-        vif, held = np.nan_to_num(learner.diagnosis().vif[:COLUMNS], nan=np.inf), learner.held
-        asked = vif[np.arange(COLUMNS) != PREFILL] if self.terms.hides_hits else vif
+        p, held = len(self.terms.base), learner.held
+        vif = np.nan_to_num(learner.diagnosis().vif[:p], nan=np.inf)
+        asked = vif[np.arange(p) != PREFILL] if self.terms.hides_hits else vif
         if asked.max() <= VIF_MAX and (held is None or len(held) >= _ENOUGH_ROWS):
             return None
         hidden = self.terms.hides_hits and not vif.max() <= VIF_MAX
@@ -206,7 +228,7 @@ class SheetPrior:
         if evidence is None:
             return None
         published = self._published(evidence, vif)
-        own = evidence.misfit(learner.fit.beta[:COLUMNS])
+        own = evidence.misfit(learner.fit.beta[:p])
         return None if contradicted(evidence.misfit(published.beta), own) else published
 
     def _evidence_of_held(self, held: Design, *, hidden: bool) -> Evidence:
@@ -223,26 +245,27 @@ class SheetPrior:
         return estimate(self.terms, whole, self._population)
 
     def _of_columns(self, found: Estimate) -> tuple[Floats, Floats]:
-        """Beta (4,) and its covariance (4, 4)."""
+        """Beta (p,) and its covariance (p, p)."""
         return self.terms.beta(found.theta), self.terms.matrix @ found.covariance @ self.terms.matrix.T
 
     def _published(self, evidence: Evidence | None, vif: Floats) -> SheetEstimate:
         beta, covariance = self._of_columns(self._estimate(evidence))
         stderr = np.sqrt(np.maximum(covariance.diagonal(), 0.0))
         known = _KNOWN * np.sqrt(self.terms.matrix**2 @ np.where(self.terms.has, self._population.sd, 0.0) ** 2)
-        alone = np.full(COLUMNS, np.inf) if evidence is None else _alone(evidence.a)
+        alone = np.full(len(beta), np.inf) if evidence is None else _alone(evidence.a)
         status, reason = [], []
         for j, sure in enumerate((stderr < IDENTIFIED_ERROR * beta).tolist()):
             prior = not alone[j] < known[j]
             weak = None if prior else Reason.COLLINEAR if vif[j] > VIF_MAX else None if sure else Reason.WIDE
             status.append("prior_only" if prior else "weak" if weak else "identified")
             reason.append(weak)
-        spread = math.sqrt(max(float(_TYPICAL @ covariance @ _TYPICAL), 0.0)) / float(_TYPICAL @ beta)
-        return SheetEstimate(beta, covariance, tuple(status), tuple(reason), spread)
+        step = self.terms.typical
+        spread = math.sqrt(max(float(step @ covariance @ step), 0.0)) / float(step @ beta)
+        return SheetEstimate(self.terms.columns, beta, covariance, tuple(status), tuple(reason), spread)
 
 
 def _alone(a: Floats) -> Floats:
-    """Standard errors by the rows alone, (4,); infinite where they say nothing."""
+    """Standard errors by the rows alone, (p,); infinite where they say nothing."""
     scale = 1.0 / np.sqrt(np.where(a.diagonal() > 0.0, a.diagonal(), 1.0))
     inverse = np.linalg.inv(a * scale * scale[:, None] + 1e-12 * np.eye(len(a)))
     alone: Floats = np.sqrt(inverse.diagonal()) * scale

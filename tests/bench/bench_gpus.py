@@ -77,6 +77,8 @@ TARGETS = {
 }
 """Mean error of the exam, in per cent: ITL, TTFT, E2E."""
 INSIDE = (75, 95)
+EXPERTS_PER_TOKEN = 8
+"""Of each of the five mixtures, by its config.json."""
 NVIDIA, LINE = "NVIDIA's regression", "line ITL = a k + b"
 
 
@@ -199,6 +201,7 @@ def facts_of(case: Case, *, plugin: bool) -> dict[str, object]:
         }
         if case.machine.experts:
             facts["vllm.num_experts"] = case.machine.experts
+            facts["vllm.num_experts_per_tok"] = EXPERTS_PER_TOKEN
     return facts
 
 

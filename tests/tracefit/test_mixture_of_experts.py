@@ -1,4 +1,7 @@
-"""Of a mixture of experts nothing is usable beyond the batches that were seen, and everybody who asks is told why."""
+"""Experts of a mixture are counted where they are known.
+
+Where they are not, nothing is usable beyond the batches that were seen, and everybody who asks is told why.
+"""
 
 import html
 import json
@@ -41,8 +44,29 @@ def dense(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def mixture(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("mixture")
+    """How many of its experts a token goes through, nobody said."""
+    return _replayed(tmp_path_factory.mktemp("mixture") / "out", {"facts": {"num_experts": 8}})
+
+
+@pytest.fixture(scope="module")
+def counted(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("counted")
     return _replayed(directory / "out", _model_file(directory, MOE))
+
+
+def test_where_its_experts_are_known_their_coefficient_carries_to_larger_batches(dense, counted):
+    of_dense, config = (tracefit.load(path).config() for path in (dense, counted))
+    names = [[each.name for each in one.coefficients()] for one in (of_dense, config)]
+    assert names[1] == [*names[0], "active_experts"]
+    assert (config.mixture_of_experts, config.verdict.hidden) == (True, ())
+    most = _seen(config)
+    beyond = config.step_time(requests=4 * most, decode_context_tokens=400 * most)
+    assert beyond.usable
+    assert config.caveats(beyond.extrapolated) == ()
+    # the recorded server has no experts: their coefficient is at its bound, and both say the same
+    assert beyond.us == pytest.approx(
+        of_dense.step_time(requests=4 * most, decode_context_tokens=400 * most).us, rel=0.02
+    )
 
 
 def _seen(config):

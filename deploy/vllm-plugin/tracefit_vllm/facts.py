@@ -39,6 +39,14 @@ KNOBS: Final = (
             for name in ("num_local_experts", "n_routed_experts", "num_experts")
         ),
     ),
+    (
+        "vllm.num_experts_per_tok",
+        tuple(
+            f"model_config.{file}.{name}"
+            for file in ("hf_text_config", "hf_config")
+            for name in ("num_experts_per_tok", "num_experts_per_token", "moe_topk")
+        ),
+    ),
 )
 """Attribute and where it is in the VllmConfig: the first path that leads to a number or a flag."""
 

@@ -365,6 +365,11 @@ class ModelSheet:
         """Whether any layer has experts."""
         return self.experts > 0
 
+    @property
+    def expert_facts(self) -> dict[str, Scalar]:
+        """Its experts as facts of a configuration; nothing for a dense model."""
+        return {"num_experts": self.experts, "num_experts_per_tok": self.experts_per_token} if self.moe else {}
+
 
 def model_sheet(arch: Mapping[str, Scalar]) -> tuple[ModelSheet | None, tuple[str, ...]]:
     """The sheet of an architecture, or None and what is missing for one.

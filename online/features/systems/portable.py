@@ -17,7 +17,7 @@ from .base import System
 
 
 def _table(target: Target) -> Callable[[Sheet | None], tuple[Column, ...]]:
-    return lambda _: portable(target).columns
+    return lambda sheet: portable(target, {} if sheet is None else sheet.model.expert_facts).columns
 
 
 PORTABLE = System(

@@ -15,12 +15,21 @@ from tests.support.configurations import CONFIGS
 
 STEP = Target.STEP_TIME
 SETTINGS = Config(learners=("rls",), feature_sets=("portable",))
-THETA = np.array([60.0, 12.0, 35.0, 9.0, 20.0, 1.0])
+THETA = np.array([60.0, 12.0, 35.0, 9.0, 20.0, 1.0, 1.25])
 MODELS = ("7b", "70b", "mixtral")
 
 
 def beta_of(name, theta=THETA):
     return terms_of(CONFIGS[name]).beta(theta)
+
+
+def step_of(beta, prefill, context, requests):
+    """Columns of a step for these coefficients; five of them are of Mixtral, whose tokens pick two of eight experts."""
+    return np.array([1.0, prefill, context, requests, 1.0 - 0.75 ** (prefill + requests)])[: len(beta)]
+
+
+def coefficients(features):
+    return np.array([feature.coefficient for feature in features.values()])
 
 
 def rows_of(beta, n=600, seed=0, spread=0.02, noise=0.01, prefill=0.0):
@@ -33,7 +42,8 @@ def rows_of(beta, n=600, seed=0, spread=0.02, noise=0.01, prefill=0.0):
     values = {"requests": requests, "prefill_tokens": prompts, "decode_requests": requests, "decode_tokens": requests}
     for column, value in (values | {"decode_context_tokens": context}).items():
         raw[:, STEP_FEATURES.index(column)] = value
-    exact = beta[0] + beta[1] * prompts + beta[2] * context + beta[3] * requests
+    x = np.column_stack([np.ones(n), prompts, context, requests, 1.0 - 0.75 ** (prompts + requests)])
+    exact = x[:, : len(beta)] @ beta
     elapsed = exact * (1.0 + noise * rng.standard_normal(n))
     return RowBlock.of_lines(raw, elapsed, end_ns=(10**18 + np.cumsum(elapsed) * 1e3).astype(np.int64))
 
@@ -94,10 +104,10 @@ def test_without_portable_nothing_is_told():
 @pytest.mark.parametrize("name", MODELS)
 def test_donors_of_other_models_narrow_what_is_told(donors, name):
     cold, warm = (published(described(name, states))[1] for states in ((), others(donors, name)))
-    typical = np.array([1.0, 0.0, 32_000.0, 32.0])
+    typical = step_of(beta_of(name), 0.0, 32_000.0, 32.0)
 
     def error(features):
-        return abs(typical @ np.array([f.coefficient for f in features.values()]) / (typical @ beta_of(name)) - 1.0)
+        return abs(typical @ coefficients(features) / (typical @ beta_of(name)) - 1.0)
 
     assert error(warm) < 0.06
     assert error(warm) < error(cold)
@@ -117,9 +127,8 @@ def test_many_rows_of_one_workload_do_not_split_what_they_never_parted(donors, n
     assert context.vif > 10
     assert context.status != "identified"
     assert abs(context.coefficient - beta_of(name)[2]) < 2.0 * context.stderr
-    unseen = np.array([1.0, 0.0, 128 * 1800.0, 128.0])
-    told = np.array([feature.coefficient for feature in features.values()])
-    assert unseen @ told == pytest.approx(unseen @ beta_of(name), rel=0.1)
+    unseen = step_of(beta_of(name), 0.0, 128 * 1800.0, 128.0)
+    assert unseen @ coefficients(features) == pytest.approx(unseen @ beta_of(name), rel=0.1)
 
 
 def test_own_rows_that_part_the_costs_stand_on_their_own():
@@ -150,15 +159,15 @@ def test_rows_that_contradict_the_sheet_keep_their_own_fit():
 def test_an_odd_donor_does_not_vote():
     def voter(name, theta):
         terms = terms_of(CONFIGS[name])
-        x = np.array([[1.0, 0.0, n * c, n] for n in (2.0, 16.0, 128.0) for c in (300.0, 3000.0)])
         beta = terms.beta(theta)
+        x = np.array([step_of(beta, 0.0, n * c, n) for n in (2.0, 16.0, 128.0) for c in (300.0, 3000.0)])
         z = np.column_stack([x, x @ beta]) / (x @ beta)[:, None]
         sums = 2500.0 * z.T @ z
         points = np.einsum("ki,kj->kij", z, z)
-        return terms, Evidence(sums[:4, :4], sums[:4, 4], points, np.full(len(z), 2500.0))
+        return terms, Evidence(sums[:-1, :-1], sums[:-1, -1], points, np.full(len(z), 2500.0))
 
     usual = [voter(name, THETA) for name in ("7b", "7b-a100", "70b", "70b-tp8")]
-    odd = voter("mixtral", THETA * np.array([1.0, 1.0, 9.0, 1.0, 1.0, 1.0]))
+    odd = voter("mixtral", THETA * np.array([1.0, 1.0, 9.0, 1.0, 1.0, 1.0, 1.0]))
     without, beside = shared_overheads(usual), shared_overheads([*usual, odd])
     assert beside.mean[2] == pytest.approx(without.mean[2], rel=0.02)
     assert beside.sd[2] < 1.1 * without.sd[2]
@@ -177,7 +186,7 @@ def test_hidden_prefix_hits_leave_prefill_to_the_sheet():
 
 def test_few_rows_that_tell_all_columns_apart_price_a_prefill_token_though_hits_are_hidden():
     """A GPU that computes a token in three quarters of the time that its sheet makes likely."""
-    beta = beta_of("7b", THETA * np.array([1.0, 1.0, 1.0, 1.0, 1.0, 0.75]))
+    beta = beta_of("7b", THETA * np.array([1.0, 1.0, 1.0, 1.0, 1.0, 0.75, 1.0]))
     bank = described("7b", **{HIDES_HITS: True})
     bank.learn("c", STEP, rows_of(beta, 44, spread=0.9, prefill=0.6))
     assert published(bank)[1]["prefill_tokens"].coefficient == pytest.approx(beta[1], rel=0.1)
@@ -190,7 +199,8 @@ def test_a_batch_that_fills_while_prompts_miss_the_cache_does_not_say_what_conte
     x = np.column_stack([np.ones(rows), np.zeros(rows), 1800.0 * n, n])
     y = np.full(rows, x.mean(axis=0) @ beta)
     z = np.column_stack([x, y, np.linspace(0.0, 30.0, rows)]) / y[:, None]
-    prior, terms = Population(np.append(THETA[:5], 1.0), np.append(THETA[:5] / 4.0, 0.5)), terms_of(CONFIGS["7b"])
+    prior = Population(np.append(THETA[:5], [1.0, 1.0]), np.append(THETA[:5] / 4.0, [0.5, 0.5]))
+    terms = terms_of(CONFIGS["7b"])
     every_row, means = (
         estimate(terms, capped((z.T @ z)[None], np.array([2.0]), hidden=hidden), prior).theta
         for hidden in (False, True)
@@ -245,7 +255,7 @@ def test_a_restart_while_first_rows_are_held_changes_nothing():
 
 def test_donors_that_agree_on_something_else_are_believed():
     """All of them launch layers a hundred times slower than any GPU does: they are not odd, the hyper-prior is."""
-    slow = THETA * np.array([100.0, 1.0, 1.0, 1.0, 1.0, 1.0])
+    slow = THETA * np.array([100.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0])
     bank = Bank(SETTINGS)
     for number, name in enumerate(("7b", "7b-a100", "70b-tp8")):
         bank.describe(name, CONFIGS[name] | {"model": name})
@@ -264,7 +274,8 @@ def test_one_donor_that_is_nothing_like_its_sheet_makes_nobody_unsure():
     assert borrower[0].interval.p90 < 1.2 * alone[0].interval.p90
     for name, feature in borrower[1].items():
         assert feature.stderr < 2.0 * alone[1][name].stderr
-    unsure = SheetEstimate(np.ones(4), np.eye(4), ("prior_only",) * 4, (None,) * 4, spread=1e6).interval()
+    columns = terms_of(CONFIGS["7b"]).columns
+    unsure = SheetEstimate(columns, np.ones(4), np.eye(4), ("prior_only",) * 4, (None,) * 4, spread=1e6).interval()
     assert (unsure.p10, unsure.p90) == pytest.approx((0.1, 10.0), rel=0.01)
 
 

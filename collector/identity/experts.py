@@ -1,0 +1,83 @@
+"""Mixtures of experts: whether a model is one, and how many experts it has, as far as its name tells.
+
+A step of a mixture reads the experts that its tokens touch, 1 - (1 - k/E)^tokens of all E where each token picks k. So
+E and k have to be known before a coefficient of ``active_experts`` can be learned. Most servers do not tell them, and
+most models are called by their public names. What a file or the server says is stronger than a name.
+
+The table is of the ``config.json`` of each model's own public repository.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+Fact = str | int | float | bool
+
+_BY_NAME: dict[str, tuple[int, int]] = {
+    "deepseek-r1": (256, 8),
+    "deepseek-v3": (256, 8),
+    "deepseek-v4-flash": (256, 6),
+    "deepseek-v4-pro": (384, 6),
+    "gemma-4-26b-a4b": (128, 8),
+    "glm-5": (256, 8),
+    "gpt-oss-120b": (128, 4),
+    "gpt-oss-20b": (32, 4),
+    "kimi-k2": (384, 8),
+    "kimi-k3": (896, 16),
+    "llama-4-maverick-17b-128e": (128, 1),
+    "llama-4-scout-17b-16e": (16, 1),
+    "mimo-v2-flash": (256, 8),
+    "minimax-m2": (256, 8),
+    "minimax-m3": (128, 4),
+    "mixtral-8x22b": (8, 2),
+    "mixtral-8x7b": (8, 2),
+    "nemotron-3-nano-30b-a3b": (128, 6),
+    "nemotron-3-super-120b-a12b": (512, 22),
+    "nemotron-3-ultra-550b-a55b": (512, 22),
+    "qwen3-235b-a22b": (128, 8),
+    "qwen3-30b-a3b": (128, 8),
+    "qwen3-coder-30b-a3b": (128, 8),
+    "qwen3-coder-480b-a35b": (160, 8),
+    "qwen3-vl-235b-a22b": (128, 8),
+    "qwen3-vl-30b-a3b": (128, 8),
+    "qwen3.5-122b-a10b": (256, 8),
+    "qwen3.5-35b-a3b": (256, 8),
+    "qwen3.5-397b-a17b": (512, 10),
+    "step-3.7-flash": (288, 8),
+}
+"""Experts of a layer and how many of them a token goes through, by the part of a name that says which model it is."""
+_DENSE_OF_THE_FAMILY = re.compile(r"distill")
+"""DeepSeek-R1-Distill-Llama-70B is a dense model that was taught by a mixture."""
+_LOOKS_LIKE_ONE = re.compile(r"(?<![a-z0-9])(moe|mixtral|\d+x\d+(\.\d+)?b|\d+(\.\d+)?b-a\d+(\.\d+)?b)(?![a-z0-9])")
+"""``Qwen1.5-MoE``, ``Mixtral``, ``8x7B``, ``57B-A14B``."""
+
+
+def experts_by_name(model: str) -> dict[str, Fact]:
+    """E and k of a public model as facts; nothing for a name that is not known here."""
+    name = model.lower()
+    if _DENSE_OF_THE_FAMILY.search(name):
+        return {}
+    known = max((part for part in _BY_NAME if _is_in(part, name)), key=len, default=None)
+    if known is None:
+        return {}
+    experts, per_token = _BY_NAME[known]
+    return {"num_experts": experts, "num_experts_per_tok": per_token}
+
+
+def _is_in(part: str, name: str) -> bool:
+    """Whether a name has this part as a word or a version of it: ``glm-5`` is in ``GLM-5.1-FP8``, not in ``GLM-51``."""
+    before, found, after = name.partition(part)
+    return bool(found) and not (before[-1:].isalnum() or after[:1].isdigit())
+
+
+def is_mixture_of_experts(facts: Mapping[str, Fact]) -> bool:
+    """Whether the model is one: its experts are counted, or spread over GPUs, or its name says so."""
+    experts = facts.get("num_experts")
+    if facts.get("num_moe_layers") == 0:
+        return facts.get("expert_parallel") is True
+    if isinstance(experts, int) and not isinstance(experts, bool):
+        return experts > 1 or facts.get("expert_parallel") is True
+    name = str(facts.get("model", "")).lower()
+    is_named_so = bool(_LOOKS_LIKE_ONE.search(name)) and "hidden_size" not in facts  # a config.json would count them
+    return facts.get("expert_parallel") is True or is_named_so

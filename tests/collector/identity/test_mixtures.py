@@ -1,0 +1,61 @@
+"""Which models are mixtures of experts, and how many experts they have, by what is told of them."""
+
+import pytest
+
+from collector.config import Config, Rule
+from collector.identity import EngineFacts, FactSource, Knowledge, is_mixture_of_experts
+
+
+def facts_of(model, *, rules=(), **told):
+    facts = EngineFacts()
+    attributes = {"vllm.model": model, **{f"vllm.{name}": str(value) for name, value in told.items()}}
+    Knowledge(Config(rules=tuple(rules))).apply(facts, attributes, "pod", "")
+    return facts
+
+
+@pytest.mark.parametrize(
+    ("model", "experts"),
+    [
+        ("Qwen/Qwen3-30B-A3B", (128, 8)),
+        ("/models/Qwen3-30B-A3B-Instruct-2507-FP8", (128, 8)),
+        ("nvidia/DeepSeek-V3.2-NVFP4", (256, 8)),
+        ("MiniMaxAI/MiniMax-M2.5", (256, 8)),
+        ("mistralai/Mixtral-8x7B-Instruct-v0.1", (8, 2)),
+        ("openai/gpt-oss-20b", (32, 4)),
+        ("deepseek-ai/DeepSeek-R1-Distill-Llama-70B", None),
+        ("meta-llama/Llama-3.1-8B-Instruct", None),
+        ("Qwen/Qwen3-32B", None),
+    ],
+)
+def test_a_public_name_tells_the_experts(model, experts):
+    facts = facts_of(model)
+    known = (facts.get("num_experts"), facts.get("num_experts_per_tok"))
+    assert known == (experts or (None, None))
+    assert is_mixture_of_experts(facts.known()) is (experts is not None)
+    if experts is not None:
+        assert facts.source("num_experts") is FactSource.MODEL_NAME
+
+
+@pytest.mark.parametrize("model", ["acme/Secret-57B-A14B-Instruct", "acme/tiny-moe", "acme/frank-4x7B"])
+def test_a_name_may_tell_a_mixture_and_not_its_experts(model):
+    facts = facts_of(model)
+    assert facts.get("num_experts") is None
+    assert is_mixture_of_experts(facts.known())
+
+
+def test_what_the_server_says_of_itself_is_stronger_than_its_name():
+    pruned = facts_of("acme/Qwen3-30B-A3B-pruned", num_experts=64)
+    assert (pruned.get("num_experts"), pruned.get("num_experts_per_tok")) == (64, None)
+    agrees = facts_of("Qwen/Qwen3-30B-A3B", num_experts=128)
+    assert agrees.get("num_experts_per_tok") == 8
+    assert agrees.source("num_experts") is FactSource.RESOURCE
+
+
+def test_a_rule_sets_the_experts_of_a_model_that_nobody_knows():
+    rule = Rule(match={"model": "acme/*"}, facts={"num_experts": 64, "num_experts_per_tok": 4})
+    facts = facts_of("acme/Secret-57B-A14B", rules=[rule])
+    assert (facts.get("num_experts"), facts.get("num_experts_per_tok")) == (64, 4)
+
+
+def test_a_file_without_experts_makes_a_dense_model_of_one_with_a_telling_name():
+    assert not is_mixture_of_experts({"model": "acme/tiny-moe", "hidden_size": 512})

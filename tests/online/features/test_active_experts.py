@@ -1,0 +1,98 @@
+"""The share of a mixture's experts that a step touches, and what becomes of a bank that hears of experts late."""
+
+import numpy as np
+import pytest
+
+from collector.config.schema import Config
+from online.bank import Bank
+from online.features import portable
+from online.rows import STEP_FEATURES, RowBlock, Target
+
+STEP = Target.STEP_TIME
+EXPERTS = {"num_experts": 128, "num_experts_per_tok": 8}
+SETTINGS = Config(learners=("rls",), feature_sets=("portable",))
+TRUTH = {"intercept": 4000.0, "prefill_tokens": 12.0, "requests": 40.0, "active_experts": 9000.0}
+
+
+def steps(n, seed, largest=64):
+    """Decodes of every size, a quarter with a prompt, of a machine with the costs above and 1 % of noise."""
+    rng = np.random.default_rng(seed)
+    decodes = 2.0 ** rng.uniform(0.0, np.log2(largest), n)
+    prompts = rng.integers(16, 400, n) * (rng.random(n) < 0.25)
+    raw = np.zeros((n, len(STEP_FEATURES)))
+    values = {"decode_requests": decodes, "decode_tokens": decodes, "requests": decodes, "prefill_tokens": prompts}
+    for name, value in values.items():
+        raw[:, STEP_FEATURES.index(name)] = value
+    raw[:, STEP_FEATURES.index("decode_context_tokens")] = decodes * rng.uniform(200.0, 3000.0, n)
+    touched = 1.0 - (1.0 - 8 / 128) ** (decodes + prompts)
+    us = TRUTH["intercept"] + TRUTH["prefill_tokens"] * prompts + TRUTH["requests"] * decodes
+    elapsed = (us + TRUTH["active_experts"] * touched) * (1.0 + 0.01 * rng.standard_normal(n))
+    return RowBlock.of_lines(raw, elapsed, end_ns=(10**18 + np.cumsum(elapsed) * 1e3).astype(np.int64))
+
+
+def learned(bank, config_id="c"):
+    model = bank.targets(config_id)["step_time"].models["portable"]
+    return {feature.name: feature for feature in model.features}, model.rows
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [{}, {"num_experts": 128}, {"num_experts": 8, "num_experts_per_tok": 8}, EXPERTS | {"num_moe_layers": 0}],
+    ids=["nothing told", "half told", "all of them each time", "no such layer"],
+)
+def test_only_a_mixture_whose_experts_are_known_has_the_column(facts):
+    assert "active_experts" not in portable(STEP, facts).names
+    assert portable(STEP, EXPERTS).names == (*portable(STEP).names, "active_experts")
+    assert portable(Target.SCHEDULE_TIME, EXPERTS).names == portable(Target.SCHEDULE_TIME).names
+
+
+def test_the_share_is_taken_per_step_and_summed_over_a_row():
+    raw = np.zeros((3, len(STEP_FEATURES)))
+    raw[:, STEP_FEATURES.index("prefill_tokens")] = [0.0, 0.0, 100.0]
+    raw[:, STEP_FEATURES.index("decode_tokens")] = [1.0, 2.0, 0.0]
+    rows = RowBlock.of_lines(raw, np.ones(3))
+    share = portable(STEP, EXPERTS).evaluate(rows)[:, -1]
+    assert share == pytest.approx([8 / 128, 1 - (120 / 128) ** 2, 1 - (120 / 128) ** 100])
+
+
+def test_costs_of_a_mixture_are_found():
+    bank = Bank(SETTINGS)
+    bank.describe("c", EXPERTS)
+    bank.learn("c", STEP, steps(3000, 1))
+    features, _ = learned(bank)
+    for name, cost in TRUTH.items():
+        assert features[name].coefficient == pytest.approx(cost, rel=0.05)
+        assert features[name].status == "identified"
+
+
+def test_a_configuration_whose_experts_are_told_late_learns_its_steps_anew():
+    bank = Bank(SETTINGS)
+    bank.describe("c", {"model": "m"})
+    bank.learn("c", STEP, steps(600, 1))
+    assert "active_experts" not in learned(bank)[0]
+    bank.describe("c", EXPERTS)
+    bank.learn("c", STEP, steps(900, 2))
+    features, rows = learned(bank)
+    assert "active_experts" in features
+    assert rows == 900
+
+
+def test_a_name_that_is_known_better_joins_without_what_was_learned_by_other_columns():
+    bank = Bank(SETTINGS)
+    for config_id, facts in (("old", {}), ("new", EXPERTS)):
+        bank.describe(config_id, facts)
+        bank.learn(config_id, STEP, steps(900, 3))
+    bank.rename("old", "new")
+    features, rows = learned(bank, "new")
+    assert "active_experts" in features
+    assert rows == 900
+
+
+def test_a_state_from_before_the_experts_were_known_is_read_and_its_steps_are_learned_anew():
+    before, after = Bank(SETTINGS), Bank(SETTINGS)
+    before.describe("c", {"model": "m"})
+    before.learn("c", STEP, steps(600, 1))
+    after.restore(before.state())
+    after.describe("c", EXPERTS)
+    after.learn("c", STEP, steps(900, 2))
+    assert learned(after)[1] == 900

@@ -37,7 +37,7 @@ from collector.ingest import (
     read_credentials,
     warn_of_open_ports,
 )
-from collector.ingest.kv import KvIntake, check_kv
+from collector.ingest.kv import KvReceiver, check_kv
 from collector.ingest.otlp_grpc import OtlpGrpcReceiver
 from collector.ingest.otlp_http import make_http_receiver
 from collector.ingest.scrape import SERVERS_MAX, Scraper
@@ -132,7 +132,7 @@ class Sidecar:
             record=self._keeper.record,
             batch_s=min(BATCH_S, config.publish_interval_s, config.idle_timeout_s / 4),
         )
-        self._kv = KvIntake(config, metrics, self._io, health)
+        self._kv = KvReceiver(config, metrics, self._io, health)
         self._scraper = Scraper(config, clock, partial(metrics.add, table.SCRAPES, 1), self._io, health)
         self._memory = self._make_memory_relief(clock)
         self._forward = Forwarder(config, clock, metrics, self._io, health) if config.forward else None

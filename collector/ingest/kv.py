@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
-from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import Any
 
@@ -31,10 +30,6 @@ _HEARTBEAT_MS, _HEARTBEAT_TIMEOUT_MS = 10_000, 30_000
 _RECONNECT_MS, _RECONNECT_MAX_MS = 200, 10_000
 
 NO_PACKAGE = "pyzmq is not installed: install tracefit's extra kv"
-
-
-class KvUnavailable(Exception):
-    """KV endpoints are configured, but pyzmq is not installed or an endpoint cannot be used."""
 
 
 def check_kv(settings: Config) -> None:
@@ -68,7 +63,7 @@ class _Subscription:
             self.sub.bind(address) if "*" in address else self.sub.connect(address)
         except zmq.ZMQError as error:
             self.sub.close()
-            raise KvUnavailable(f"{address}: {error.strerror}") from None
+            raise ConfigError("kv", f"{address}: {error.strerror}") from None
 
     def count_number(self, rank: int, seq: int, counts: Counts) -> None:
         """A batch of this number came: gaps, and starts over, are counted."""
@@ -82,48 +77,45 @@ class _Subscription:
         self._expected[rank] = seq + 1
 
 
-class KvSubscriber:
-    """Subscribes to every endpoint in the loop; the worker takes what came."""
+class KvReceiver:
+    """Listens to every endpoint in the loop; the worker takes what came. Without endpoints nothing is opened.
+
+    Counted: received = accepted + Σ skipped; dropped ones were accepted before.
+    """
 
     def __init__(
         self,
         settings: Config,
-        queue_batches: int = QUEUE_BATCHES,
+        metrics: Metrics,
         io: IoLoop | None = None,
         health: Health | None = None,
+        queue_batches: int = QUEUE_BATCHES,
     ) -> None:
-        self._endpoints = tuple(map(parse_owned, settings.kv))
+        self._endpoints = [parse_owned(text) for text in settings.kv]
+        self._metrics = metrics
         self._queue_batches = queue_batches
         self._io = io or IoLoop()
         self._own_io = io is None
         self._health = health
         self._lock = threading.Lock()
-        """Guards the queue and the counts; all else belongs to the loop."""
+        """Guards the queue; all else belongs to the loop."""
         self._queue: deque[KvBatch] = deque()
-        self._counts = Counts()
         self._subscriptions: list[_Subscription] = []
         self._tasks: list[asyncio.Task[None]] = []
         self._context: Any = None
-
-    @property
-    def queued(self) -> int:
-        """Batches that wait for the worker."""
-        return len(self._queue)
-
-    def counts(self) -> Counts:
-        """What was counted since the start: received = accepted + Σ skipped; dropped ones were accepted before."""
-        with self._lock:
-            return Counts(self._counts)
+        metrics.follow(table.KV_QUEUE, lambda: len(self._queue))
 
     def start(self) -> None:
-        """Open the sockets and listen; returns at once, whether or not anybody is there."""
-        self._io.run(self._start())
+        """Open the sockets and listen, whether or not anybody is there; ConfigError when that is impossible."""
+        if self._endpoints:
+            self._io.run(self._start())
 
-    def stop(self) -> None:
-        """Listen no more, and close the sockets."""
+    def stop(self) -> bool:
+        """Listen no more, and close the sockets. Always True: nobody's batch was acknowledged."""
         self._io.run(self._stop())
         if self._own_io:
             self._io.close()
+        return True
 
     def take(self) -> list[KvBatch]:
         """What came since the last call, in order of arrival."""
@@ -137,12 +129,12 @@ class KvSubscriber:
             import zmq  # noqa: PLC0415 -- optional: only who configures endpoints needs it
             import zmq.asyncio  # noqa: PLC0415
         except ImportError:
-            raise KvUnavailable(NO_PACKAGE) from None
+            raise ConfigError("kv", NO_PACKAGE) from None
         self._context = zmq.asyncio.Context()
         try:
             for endpoint in self._endpoints:
                 self._subscriptions.append(_Subscription(zmq, self._context, endpoint, self._queue_batches))
-        except KvUnavailable:
+        except ConfigError:
             await self._stop()
             raise
         self._tasks = [begin(NAME, self._listen(each), self._health) for each in self._subscriptions]
@@ -160,55 +152,20 @@ class KvSubscriber:
     async def _listen(self, subscription: _Subscription) -> None:
         while True:
             frames = await subscription.sub.recv_multipart()
-            batch = read_frames(frames, subscription.endpoint.address)
-            with self._lock:
-                self._accept(batch, subscription)
+            counts = Counts()
+            self._accept(read_frames(frames, subscription.endpoint.address), subscription, counts)
+            self._metrics.merge(counts)
 
-    def _accept(self, batch: KvBatch | KvSkip, subscription: _Subscription) -> None:
-        self._counts[table.KV_RECEIVED_MESSAGES] += 1
+    def _accept(self, batch: KvBatch | KvSkip, subscription: _Subscription, counts: Counts) -> None:
+        counts[table.KV_RECEIVED_MESSAGES] += 1
         if isinstance(batch, KvSkip):
-            self._counts[table.KV_RECEIVED_SKIPPED, batch] += 1
+            counts[table.KV_RECEIVED_SKIPPED, batch] += 1
             return
-        subscription.count_number(batch.rank, batch.seq, self._counts)
-        self._counts[table.KV_RECEIVED_OK] += 1
-        self._queue.append(batch.of(subscription.endpoint.instance))
-        if len(self._queue) > self._queue_batches:
-            self._queue.popleft()
-            self._counts[table.KV_DROPPED_MESSAGES] += 1
-
-
-class KvIntake:
-    """The subscriber, if endpoints are configured; without them nothing is opened and pyzmq is not needed."""
-
-    def __init__(
-        self, settings: Config, metrics: Metrics, io: IoLoop | None = None, health: Health | None = None
-    ) -> None:
-        self._metrics = metrics
-        self._subscriber = KvSubscriber(settings, io=io, health=health) if settings.kv else None
-        self._exported = Counts()
-        metrics.follow(table.KV_QUEUE, lambda: self._subscriber.queued if self._subscriber is not None else 0)
-
-    def start(self) -> None:
-        """Begin to listen; raises ConfigError when that is impossible, never waits for a publisher."""
-        if self._subscriber is None:
-            return
-        try:
-            self._subscriber.start()
-        except KvUnavailable as error:
-            raise ConfigError("kv", str(error)) from None
-
-    def stop(self) -> bool:
-        """Stop listening."""
-        if self._subscriber is not None:
-            self._subscriber.stop()
-        return True
-
-    def take(self) -> Sequence[KvBatch]:
-        """What came since the last call."""
-        if self._subscriber is None:
-            return ()
-        batches = self._subscriber.take()
-        counts = self._subscriber.counts()
-        self._metrics.merge(Counts({row: number - self._exported[row] for row, number in counts.items()}))
-        self._exported = counts
-        return batches
+        subscription.count_number(batch.rank, batch.seq, counts)
+        counts[table.KV_RECEIVED_OK] += 1
+        with self._lock:
+            self._queue.append(batch.of(subscription.endpoint.instance))
+            dropped = len(self._queue) > self._queue_batches
+            if dropped:
+                self._queue.popleft()
+        counts[table.KV_DROPPED_MESSAGES] += dropped

@@ -151,7 +151,6 @@ class Task:
         turn: one turn; returns the seconds to pause before the next, None after the last.
         health: where to check in after every turn; None if nobody depends on this task.
         turn_timeout_s: the longest turn; a task that takes longer, beyond its pause, is late.
-        is_well: whether the end of a turn may count as a check-in: behind a listener may be a deadlock.
         on_death: called when a turn has raised.
     """
 
@@ -162,7 +161,6 @@ class Task:
         *,
         health: Health | None = None,
         turn_timeout_s: float = 60.0,
-        is_well: Callable[[], bool] = lambda: True,
         on_death: Callable[[], None] = lambda: None,
     ) -> None:
         self.name = name
@@ -170,7 +168,6 @@ class Task:
         self._turn = turn
         self._health = health
         self._turn_timeout_s = turn_timeout_s
-        self._is_well = is_well
         self._on_death = on_death
         self._stopping = False
         self._wake = threading.Event()
@@ -186,11 +183,6 @@ class Task:
         """End the pause: there is something to do."""
         self._wake.set()
 
-    def request_stop(self) -> None:
-        """No turn after the one under way."""
-        self._stopping = True
-        self._wake.set()
-
     def join(self, timeout_s: float | None = None) -> bool:
         """Wait for the end; whether it has ended, which it also has if it never began."""
         if self._thread.ident is not None:
@@ -199,7 +191,8 @@ class Task:
 
     def stop(self, timeout_s: float | None = STOP_TIMEOUT_S) -> bool:
         """Request the stop and wait for the turn under way (None: as long as it takes); whether it has ended."""
-        self.request_stop()
+        self._stopping = True
+        self._wake.set()
         return self.join(timeout_s)
 
     @property
@@ -210,7 +203,7 @@ class Task:
     def _run(self) -> None:
         try:
             while not self._stopping and (pause_s := self._turn()) is not None:
-                if self._health is not None and self._is_well():
+                if self._health is not None:
                     self._health.check_in(self.name, pause_s)
                 self._wake.wait(pause_s)
                 self._wake.clear()

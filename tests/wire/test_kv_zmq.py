@@ -10,11 +10,12 @@ import time
 
 import msgspec
 import pytest
+from prometheus_client import CollectorRegistry
 
 from collector.config import Config
 from collector.config.load import ConfigError, load
-from collector.ingest.kv import KvSubscriber
-from collector.telemetry import table
+from collector.ingest.kv import KvReceiver
+from collector.telemetry import Metrics, table
 from collector.telemetry.reasons import KvSkip
 from tests.support.kv_batches import payload, stored
 
@@ -86,12 +87,25 @@ def publisher(context):
     one.close()
 
 
+class Listening(KvReceiver):
+    """A receiver with what it counts."""
+
+    def __init__(self, config, metrics, **settings):
+        super().__init__(config, metrics, **settings)
+        self.metrics = metrics
+
+    def by_label(self, metric):
+        ((_, values),) = metric.labels
+        counted = {value: self.metrics.value(metric, value) for value in values}
+        return {value: number for value, number in counted.items() if number}
+
+
 @pytest.fixture
 def subscribe():
     running = []
 
     def start(*addresses, **settings):
-        one = KvSubscriber(Config(kv=addresses), **settings)
+        one = Listening(Config(kv=addresses), Metrics(CollectorRegistry()), **settings)
         one.start()
         running.append(one)
         return one
@@ -121,8 +135,8 @@ def test_batches_arrive_as_records_with_the_endpoint_as_their_source(publisher, 
     until(lambda: len(taken.seqs()) == 3)
     assert [one.stored_blocks for one in taken.batches] == [1, 2, 3]
     assert {one.source for one in taken.batches} == {publisher.endpoint}
-    counts = subscriber.counts()
-    assert counts[table.KV_RECEIVED_MESSAGES] == counts[table.KV_RECEIVED_OK] == 3
+    value = subscriber.metrics.value
+    assert value(table.KV_RECEIVED_MESSAGES) == value(table.KV_RECEIVED_OK) == 3
 
 
 def test_every_topic_is_subscribed(publisher, subscribe):
@@ -140,7 +154,7 @@ def test_a_gap_is_counted_and_costs_nothing_but_what_was_lost(publisher, subscri
         publisher.publish(stored(1), lose=number in (2, 3))
     taken = Taken(subscriber)
     until(lambda: taken.seqs() == [0, 1, 4, 5])
-    assert subscriber.counts().by_label(table.KV_SEQUENCE) == {"gaps": 1, "missing": 2}
+    assert subscriber.by_label(table.KV_SEQUENCE) == {"gaps": 1, "missing": 2}
     assert {one.instance for one in taken.batches} == {"engine-1"}
 
 
@@ -170,10 +184,10 @@ def test_garbage_is_counted_by_reason_and_the_next_message_is_read(publisher, su
     publisher.publish(stored(1))
     taken = Taken(subscriber)
     until(lambda: taken.seqs() == [3])
-    counts = subscriber.counts()
-    skipped = counts.by_label(table.KV_RECEIVED_SKIPPED)
+    value = subscriber.metrics.value
+    skipped = subscriber.by_label(table.KV_RECEIVED_SKIPPED)
     assert skipped == {KvSkip.FRAMES: 3, KvSkip.UNDECODABLE: 3, KvSkip.OUT_OF_RANGE: 1}
-    assert counts[table.KV_RECEIVED_MESSAGES] == counts[table.KV_RECEIVED_OK] + sum(skipped.values()) == 8
+    assert value(table.KV_RECEIVED_MESSAGES) == value(table.KV_RECEIVED_OK) + sum(skipped.values()) == 8
 
 
 def test_a_publisher_that_comes_back_is_heard_again_and_counts_as_restarted(context, subscribe):
@@ -189,7 +203,7 @@ def test_a_publisher_that_comes_back_is_heard_again_and_counts_as_restarted(cont
     second.wait_for_subscriber()
     second.publish(stored(2))
     until(lambda: taken.seqs() == [0, 1, 2, 0])
-    assert subscriber.counts()[table.KV_SEQUENCE, "restarts"] == 1
+    assert subscriber.by_label(table.KV_SEQUENCE)["restarts"] == 1
     second.close()
 
 
@@ -198,10 +212,12 @@ def test_a_full_queue_loses_the_oldest_and_says_so(publisher, subscribe):
     publisher.wait_for_subscriber()
     for sent in range(1, 101):
         publisher.publish(stored(1))
-        until(lambda sent=sent: subscriber.counts()[table.KV_RECEIVED_OK] == sent)  # the socket's own queue is as short
-    assert (subscriber.queued, subscriber.counts()[table.KV_DROPPED_MESSAGES]) == (10, 90)
+        until(
+            lambda sent=sent: subscriber.metrics.value(table.KV_RECEIVED_OK) == sent
+        )  # the socket's own queue is as short
+    assert [subscriber.metrics.value(each) for each in (table.KV_QUEUE, table.KV_DROPPED_MESSAGES)] == [10, 90]
     assert [one.seq for one in subscriber.take()] == list(range(90, 100))
-    assert subscriber.queued == 0
+    assert subscriber.metrics.value(table.KV_QUEUE) == 0
 
 
 def test_a_connecting_publisher_is_heard_by_binding(context, subscribe):
@@ -238,9 +254,10 @@ def test_without_pyzmq_the_start_says_what_to_install():
         "import sys; sys.modules['zmq'] = None\n"
         "from collector.config import Config\n"
         "from collector.ingest.kv import *\n"
+        "from prometheus_client import CollectorRegistry\n"
         "config = Config(kv=('tcp://127.0.0.1:1',))\n"
-        "try: KvSubscriber(config).start()\n"
-        "except KvUnavailable as error: print(error)\n"
+        "try: KvReceiver(config, Metrics(CollectorRegistry())).start()\n"
+        "except ConfigError as error: print(error)\n"
         "from collector.ingest.kv import check_kv\n"
         "check_kv(Config())\n"
         "try: check_kv(config)\n"

@@ -418,7 +418,7 @@ def _target_lines(name: str, target: Target, model: Model) -> Iterator[str]:
 def _coefficient(each: Coefficient) -> str:
     reason = f", {each.reason.replace('_', ' ')}" if each.reason else ""
     value, sign, bar = with_error(each.value, each.stderr).partition(" ± ")
-    return f"{each.name:<24}{value:>12}{sign}{bar:<8} {unit_text(each.unit):<12} {each.status}{reason}"
+    return f"{each.name:<24}{value:>12}{sign + bar:<11} {unit_text(each.unit):<12} {each.status}{reason}"
 
 
 def _shown_tree(config: Config) -> dict[str, object]:

@@ -29,18 +29,17 @@ from collector.ingest import (
     BATCH_S,
     AdmissionQueue,
     Export,
-    Forwarder,
     Intake,
     ReceiveBudget,
     TokenFile,
-    check_forward,
+    make_forwarder,
     read_credentials,
     warn_of_open_ports,
 )
-from collector.ingest.kv import KvReceiver, check_kv
 from collector.ingest.otlp_grpc import OtlpGrpcReceiver
 from collector.ingest.otlp_http import make_http_receiver
 from collector.ingest.scrape import SERVERS_MAX, Scraper
+from collector.ingest.zmq import KV_FEED, Subscriber, check_zmq, fpm_feed
 from collector.runtime import (
     Clock,
     Files,
@@ -132,11 +131,11 @@ class Sidecar:
             record=self._keeper.record,
             batch_s=min(BATCH_S, config.publish_interval_s, config.idle_timeout_s / 4),
         )
-        self._kv = KvReceiver(config, metrics, self._io, health)
+        self._kv = Subscriber(KV_FEED, config, metrics, self._io, health, self.queue.nudge)
+        self._fpm = Subscriber(fpm_feed(clock), config, metrics, self._io, health, self.queue.nudge)
         self._scraper = Scraper(config, clock, partial(metrics.add, table.SCRAPES, 1), self._io, health)
         self._memory = self._make_memory_relief(clock)
-        self._forward = Forwarder(config, clock, metrics, self._io, health) if config.forward else None
-        check_forward(config)
+        self._forward = make_forwarder(config, clock, metrics, self._io, health)
         self._grpc, self._http = self._make_receivers(clock)
         self._pages = self._make_pages(clock)
         self._event_time = EventTime(self.pipeline, metrics, clock, self.queue.unread_ns)
@@ -147,6 +146,7 @@ class Sidecar:
             self._make_discovery(clock),
             self._make_worker(clock, on_death),
             self._kv,
+            self._fpm,
             self._scraper,
             *((self._forward,) if self._forward is not None else ()),
             self._grpc,
@@ -229,6 +229,7 @@ class Sidecar:
             self._keeper,
             take_kv=self._kv.take,
             take_pages=self._scraper.take,
+            take_passes=self._fpm.take,
             stall_watch=StallWatch(clock),
             watches=(self._event_time.tick, self._memory.tick),
             due_in_s=lambda: min(self._event_time.due_in_s(), self._keeper.due_in_s()),
@@ -361,7 +362,7 @@ def check_config(config: Config, clock: Clock) -> None:
     _check_ports(config)
     make_pipeline(config)
     read_credentials(config, clock)
-    check_kv(config)
+    check_zmq(config)
     Scraper(config, clock)  # reads token and certificates; asks nobody before its start
     if config.pages_token_file:
         TokenFile(config.pages_token_file, "pages_token_file", clock)

@@ -37,12 +37,13 @@ from collections.abc import Generator, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, Final, NamedTuple, cast
 
-from collector.decode import json_to_protobuf
+from collector.decode import fpm, json_to_protobuf
+from collector.decode.fpm import ForwardPass
 from collector.decode.kv import LINE_MARK, KvBatch, read_line
 from collector.decode.pages import PageParser, ScrapedPage, is_page_line, read_page_line
 from collector.ingest import Export, count_spans, newest_end_unix_nano
 from collector.runtime import Clock, PrintLine, StartError, progress
-from collector.telemetry import KvSkip, Outcome, ScrapeOutcome
+from collector.telemetry import FpmSkip, KvSkip, Outcome, ScrapeOutcome
 
 STDIN: Final = "-"
 FILE_TRANSPORT: Final = "file"
@@ -231,7 +232,17 @@ class TimedPage(NamedTuple):
     page: ScrapedPage
 
 
-Timed = TimedExport | TimedKv | TimedPage
+class TimedPass(NamedTuple):
+    """What an engine told of a forward pass, likewise; the place is what passed before it in the same file."""
+
+    unix_nano: int
+    label: str
+    passed: ForwardPass
+
+
+Timed = TimedExport | TimedKv | TimedPage | TimedPass
+Said = bytes | KvBatch | ScrapedPage | ForwardPass
+"""What an entry holds; bytes are an export."""
 
 
 class Recording:
@@ -261,6 +272,8 @@ class Recording:
         self._entries = 0
         self._other_signals = 0
         self._bad_pages: Counter[str] = Counter()
+        self._bad_passes: Counter[str] = Counter()
+        self._passed_ns: Counter[str] = Counter()
         self._said = False
         self._warn = warn
 
@@ -272,36 +285,48 @@ class Recording:
     def __iter__(self) -> Generator[Timed, None, None]:
         newest_unix_nano = 0
         for said in self._said_in_it():
-            if isinstance(said, KvBatch):
-                newest_unix_nano = max(newest_unix_nano, said.ts_unix_ns)
-                timed: Timed = TimedKv(newest_unix_nano, self.label, said)
-            elif isinstance(said, ScrapedPage):
-                newest_unix_nano = max(newest_unix_nano, said.unix_ns)
-                timed = TimedPage(newest_unix_nano, self.label, said)
-            else:
-                spans = count_spans(said)
-                if isinstance(spans, Outcome):
-                    self.undecodable += 1
-                    continue
-                newest_unix_nano = max(newest_unix_nano, newest_end_unix_nano(said))
-                export = Export(said, self.label, FILE_TRANSPORT, spans, self.label)
-                timed = TimedExport(newest_unix_nano, self.label, export)
+            timed = self._timed(said, newest_unix_nano)
+            if timed is None:
+                self.undecodable += 1
+                continue
+            newest_unix_nano = timed.unix_nano
             self._entries += 1
             yield timed
         for why, pages in self._bad_pages.items():
             self._say(f"{pages} pages cannot be learned from ({why})")
+        for why, records in self._bad_passes.items():
+            self._say(f"{records} records of forward passes cannot be learned from ({why})")
         if self._other_signals:
             self._warn(f"{self.name}: {self._other_signals} entries are metrics or logs, which are not read")
         if self.undecodable and self._entries:
             self._warn(f"{self.name}: {self.undecodable} entries are no OTLP traces")
         elif not (self._entries or self._other_signals or self._said):
-            self._warn(f"{self.name}: neither length-delimited OTLP traces nor lines of OTLP/JSON, KV events or pages")
+            self._warn(
+                f"{self.name}: neither length-delimited OTLP traces nor lines of OTLP/JSON, KV events, pages or passes"
+            )
+
+    def _timed(self, said: Said, newest_unix_nano: int) -> Timed | None:
+        """An entry in its place, which is not before the newest so far; None for what is no telemetry."""
+        match said:
+            case KvBatch():
+                return TimedKv(max(newest_unix_nano, said.ts_unix_ns), self.label, said)
+            case ScrapedPage():
+                return TimedPage(max(newest_unix_nano, said.unix_ns), self.label, said)
+            case ForwardPass():  # without a time of day: it comes when all before it of the same engine have passed
+                self._passed_ns[said.instance] += round(1e3 * said.wall_us)
+                passed = said._replace(unix_ns=self._passed_ns[said.instance])
+                return TimedPass(max(newest_unix_nano, passed.unix_ns), self.label, passed)
+        spans = count_spans(said)
+        if isinstance(spans, Outcome):
+            return None
+        export = Export(said, self.label, FILE_TRANSPORT, spans, self.label)
+        return TimedExport(max(newest_unix_nano, newest_end_unix_nano(said)), self.label, export)
 
     def exports(self) -> Iterator[TimedExport]:
         """The exports of a recording without their times."""
         return (timed for timed in self if isinstance(timed, TimedExport))
 
-    def _said_in_it(self) -> Iterator[bytes | KvBatch | ScrapedPage]:
+    def _said_in_it(self) -> Iterator[Said]:
         try:
             with self._raw:
                 head, stream = _sniff(_decompressed(self._raw))
@@ -317,29 +342,38 @@ class Recording:
         self._said = True
         self._warn(f"{self.name}: {text}")
 
-    def _lines(self, stream: io.BufferedReader) -> Iterator[bytes | KvBatch | ScrapedPage]:
+    def _lines(self, stream: io.BufferedReader) -> Iterator[Said]:
         parser = PageParser()
         for line in stream:
-            if line.isspace():
-                continue
             if line.strip() == b"{":
                 raise NotReadError("JSON over several lines is not read, only one object a line (jq -c .)")
-            if is_page_line(line):
-                page = read_page_line(line, parser, self.label)
-                if isinstance(page, ScrapeOutcome):
-                    self._bad_pages[parser.explain(page)] += 1
-                else:
-                    yield page
-            elif LINE_MARK in line:
-                batch = read_line(line, self.label)
-                if isinstance(batch, KvSkip):
-                    self.undecodable += 1
-                else:
-                    yield batch
-            elif line.startswith(_OTHER_SIGNALS):
+            if line.startswith(_OTHER_SIGNALS):
                 self._other_signals += 1
+            elif not line.isspace():
+                yield from self._line(line, parser)
+
+    def _line(self, line: bytes, parser: PageParser) -> Iterator[Said]:
+        """What a line holds; what is wrong with it is counted."""
+        if is_page_line(line):
+            page = read_page_line(line, parser, self.label)
+            if isinstance(page, ScrapeOutcome):
+                self._bad_pages[parser.explain(page)] += 1
             else:
-                yield from self._converted(line)
+                yield page
+        elif LINE_MARK in line:
+            batch = read_line(line, self.label)
+            if isinstance(batch, KvSkip):
+                self.undecodable += 1
+            else:
+                yield batch
+        elif fpm.LINE_MARK in line:
+            passed = fpm.read_line(line, self.label)
+            if isinstance(passed, FpmSkip):
+                self._bad_passes[passed] += 1
+            else:
+                yield passed
+        else:
+            yield from self._converted(line)
 
     def _exports(self, head: bytes, stream: io.BufferedReader) -> Iterator[bytes]:
         for entry in _entries(head, stream):
@@ -393,7 +427,7 @@ def merged_with_progress(recordings: Sequence[Recording], clock: Clock, note: Pr
             if number % _UPDATE_ITEMS == 0:
                 bar.set_postfix_str(f"{read[TimedExport]:,} exports, {spans:,} spans", refresh=False)
                 bar.update(sum(recording.position_bytes for recording in recordings) - bar.n)
-    others = ((TimedKv, "batches of KV events"), (TimedPage, "pages"))
+    others = ((TimedKv, "batches of KV events"), (TimedPage, "pages"), (TimedPass, "forward passes"))
     more = "".join(f" and {read[kind]} {name}" for kind, name in others if read[kind])
     elapsed_s = (clock.monotonic_ns() - started_ns) / 1e9
     note(f"read {read[TimedExport]} exports, {spans} spans{more} in {elapsed_s:.1f} s")

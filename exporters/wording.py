@@ -99,6 +99,7 @@ _TIME_UNITS = ((1e6, "s"), (1e3, "ms"), (1.0, "µs"), (1e-3, "ns"))
 TARGET_NAMES = {
     "step_time": "Step time",
     "schedule_time": "Scheduler time",
+    "gpu_time": "GPU time",
     "api_queueing": "API to queue",
     "queue_wait": "Wait in the queue",
     "post_decode": "After the last token",
@@ -109,6 +110,7 @@ TARGET_NAMES = {
 TARGET_MEANINGS = {
     "step_time": "one turn of vLLM's busy loop",
     "schedule_time": "inside of schedule(), a part of the step",
+    "gpu_time": "what the GPU needs of a step, without the host's gaps",
     "api_queueing": "in the API server before the engine has the request",
     "queue_wait": "queued in the engine until first scheduled",
     "post_decode": "from the last token to the end of the request in the API server",
@@ -228,6 +230,7 @@ OTLP_PORT: Final = 4317
 """In the flags below; the port of OTLP over gRPC unless another one is configured."""
 
 QUALITY: dict[str, Advice] = {
+    "fpm": Advice("good", "Every forward pass, with exact context."),
     "steps+": Advice("good", "Every step, with exact context and start and end stamps."),
     "steps": Advice("good", "Every step of the scheduler."),
     "sampled": Advice(

@@ -67,12 +67,13 @@ PHASES: tuple[str, ...] = ("scheduled", "completed")
 class Quality(enum.IntEnum):
     """Where a row's equation comes from, richest first; also the telemetry quality of a configuration."""
 
-    STEPS_PLUS = 0
-    STEPS = 1
-    SAMPLED = 2
-    JOURNEYS = 3
-    REQUESTS = 4
-    METRICS = 5
+    FPM = 0
+    STEPS_PLUS = 1
+    STEPS = 2
+    SAMPLED = 3
+    JOURNEYS = 4
+    REQUESTS = 5
+    METRICS = 6
 
     @property
     def label(self) -> str:
@@ -81,6 +82,7 @@ class Quality(enum.IntEnum):
 
 
 _QUALITY_LABELS = {
+    Quality.FPM: "fpm",
     Quality.STEPS_PLUS: "steps+",
     Quality.STEPS: "steps",
     Quality.SAMPLED: "sampled",
@@ -91,10 +93,12 @@ _QUALITY_LABELS = {
 
 
 class Target(enum.StrEnum):
-    """What is predicted, in microseconds: the first two of a step, the others of a request."""
+    """What is predicted, in microseconds: the first three of a step, the others of a request."""
 
     STEP_TIME = "step_time"
     SCHEDULE_TIME = "schedule_time"
+    GPU_TIME = "gpu_time"
+    """Of a forward pass, the GPU's share: a step time without the host's gaps."""
     API_QUEUEING = "api_queueing"
     QUEUE_WAIT = "queue_wait"
     POST_DECODE = "post_decode"
@@ -112,7 +116,7 @@ class Target(enum.StrEnum):
         return STEP_FEATURES if self in _STEP_TARGETS else REQUEST_FEATURES
 
 
-_STEP_TARGETS = frozenset({Target.STEP_TIME, Target.SCHEDULE_TIME})
+_STEP_TARGETS = frozenset({Target.STEP_TIME, Target.SCHEDULE_TIME, Target.GPU_TIME})
 
 
 class RowOutcome(enum.StrEnum):

@@ -19,6 +19,7 @@ from collector.recordings import (
     TimedExport,
     TimedKv,
     TimedPage,
+    TimedPass,
     in_batches,
     merged_with_progress,
     open_recordings,
@@ -86,6 +87,7 @@ def _learn(pipeline: Pipeline, batches: Iterable[list[Timed]]) -> tuple[int, str
         pages += sum([isinstance(timed, TimedPage) for timed in batch])
         pipeline.process_kv([timed.batch for timed in batch if isinstance(timed, TimedKv)])
         pipeline.process_pages([timed.page for timed in batch if isinstance(timed, TimedPage)])
+        pipeline.process_passes([timed.passed for timed in batch if isinstance(timed, TimedPass)])
         pipeline.process(exports)
     pipeline.flush()
     return newest_unix_nano, f"{spans} spans" + (f" and {pages} pages" if pages else "")

@@ -43,6 +43,12 @@ ForwardUrl = Annotated[
         title="grpc(s)://host:port or http(s)://host:port/path",
     ),
 ]
+FpmAddress = Annotated[
+    str,
+    Meta(
+        pattern=rf"^{_OWNER}(gpu\+)?(tcp|ipc|inproc)://\S+$", max_length=512, title="[instance=][gpu+]tcp://host:port"
+    ),
+]
 DiscoverUrl = Annotated[
     str, Meta(pattern=rf"^{_OWNER}https?://[^\s/?#]+/?$", max_length=512, title="[instance=]http(s)://host:port")
 ]
@@ -207,6 +213,14 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             max_length=64,
             description="Publishers of KV-cache events (ZMQ), one for each data-parallel rank. `instance=` is the"
             " `service.instance.id` of the engine; without it, the only engine there is.",
+        ),
+    ] = ()
+    fpm: Annotated[
+        tuple[FpmAddress, ...],
+        Meta(
+            max_length=64,
+            description="Publishers of ForwardPassMetrics (ZMQ), one for each data-parallel rank. `instance=` names the"
+            " engine; without it, its worker does. `gpu+` says that `wall_time` is the time of the GPU alone.",
         ),
     ] = ()
 

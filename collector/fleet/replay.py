@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 
 from collector.config import Config
 from collector.decode import PartKind, parts_by_emitter
+from collector.decode.fpm import ForwardPass
 from collector.decode.kv import KvBatch
 from collector.decode.pages import ScrapedPage
 from collector.ingest import TAKE_BYTES, Export, newest_end_unix_nano
@@ -42,6 +43,7 @@ from collector.recordings import (
     TimedExport,
     TimedKv,
     TimedPage,
+    TimedPass,
     in_batches,
     recording_files,
     source_of,
@@ -243,7 +245,7 @@ class _Entry(NamedTuple):
     ids: bytes = b""
 
 
-_KINDS: Final[dict[type, int]] = {TimedExport: 0, TimedKv: 1, TimedPage: 2}
+_KINDS: Final[dict[type, int]] = {TimedExport: 0, TimedKv: 1, TimedPage: 2, TimedPass: 3}
 
 
 def cut(files: Sequence[RecordedFile]) -> Iterator[Any]:
@@ -286,6 +288,10 @@ def _entries_of(timed: Timed, newest: dict[str, int]) -> Iterator[tuple[int, str
         newest[instance] = max(newest.get(instance, 0), timed.page.unix_ns)
         page = msgspec.msgpack.encode(timed.page)
         yield _bucket_of(instance), instance, _Entry(newest[instance], _KINDS[TimedPage], page)
+    elif isinstance(timed, TimedPass):
+        passed = timed.passed
+        entry = _Entry(passed.unix_ns, _KINDS[TimedPass], msgspec.msgpack.encode(passed))
+        yield _bucket_of(passed.instance), passed.instance, entry
     else:
         try:
             parts = parts_by_emitter(timed.export.payload, timed.label)
@@ -324,6 +330,8 @@ def _unpack(piece: Piece, at: int) -> Timed:
         return TimedExport(unix_nano, label, Export(data, label, FILE_TRANSPORT, 0, label))
     if kind == _KINDS[TimedKv]:
         return TimedKv(unix_nano, label, msgspec.msgpack.decode(data, type=KvBatch))
+    if kind == _KINDS[TimedPass]:
+        return TimedPass(unix_nano, label, msgspec.msgpack.decode(data, type=ForwardPass))
     return TimedPage(unix_nano, label, msgspec.msgpack.decode(data, type=ScrapedPage))
 
 
@@ -341,6 +349,7 @@ def learn_bucket(config: Config, own: Sequence[Piece], shared: Sequence[Piece], 
         for batch in in_batches(_in_time_order([piece for piece in own if piece.key == key], shared), TAKE_BYTES):
             pipeline.process_kv([timed.batch for timed in batch if isinstance(timed, TimedKv)])
             pipeline.process_pages([timed.page for timed in batch if isinstance(timed, TimedPage)])
+            pipeline.process_passes([timed.passed for timed in batch if isinstance(timed, TimedPass)])
             pipeline.process([timed.export for timed in batch if isinstance(timed, TimedExport)])
         pipeline.flush()
         table.write(rows_place)

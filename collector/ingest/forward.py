@@ -222,16 +222,19 @@ def without_scopes(payload: bytes, scopes: frozenset[str]) -> bytes:
     return request.SerializeToString()
 
 
-def check_forward(config: Config) -> None:
-    """ConfigError where telemetry would be passed on to this very process."""
+def make_forwarder(
+    config: Config, clock: Clock, metrics: Metrics, io: IoLoop, health: Health | None = None
+) -> Forwarder | None:
+    """What passes telemetry on, if the configuration says where to; ConfigError if that is this very process."""
     if not config.forward:
-        return
+        return None
     host, port = _address(config)
     for listening in filter(None, (config.listen, config.listen_http)):
         own = parse_endpoint(listening)
         same_host = host == own.address or {host, own.address} <= _LOCAL
         if same_host and port == own.port:
             raise ConfigError("forward", f"{config.forward} is where this sidecar itself receives")
+    return Forwarder(config, clock, metrics, io, health)
 
 
 def _address(config: Config) -> tuple[str, int]:

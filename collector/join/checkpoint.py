@@ -23,6 +23,7 @@ from online import RowBlock, Target
 
 from .emitter import Emitter, Key, TargetRows
 from .engine import Engine
+from .passes import PassEngine
 from .registry import SharedId
 
 MARKS_MAX = 4096
@@ -143,11 +144,11 @@ class Calibration(msgspec.Struct):
 class EmitterCheckpoint(msgspec.Struct):
     """One emitter.
 
-    ``calibration`` and ``double_of`` are an engine's, ``trace_rate`` and ``longest_ns`` an API process's, ``server``
-    and ``front_ends`` a page's.
+    ``calibration`` and ``double_of`` are an engine's, ``trace_rate`` and ``longest_ns`` an API process's,
+    ``front_ends`` a page's; ``server`` is whom a page or a publisher of passes is of.
     """
 
-    kind: Literal["engine", "api_process", "page"]
+    kind: Literal["engine", "api_process", "passes", "page"]
     instance: str
     number: Natural
     config_id: str
@@ -175,6 +176,9 @@ class EmitterCheckpoint(msgspec.Struct):
             case ApiProcess():
                 kept = cls("api_process", *common, emitter.event_unix_ns)
                 kept.trace_rate, kept.longest_ns = emitter.sampling.rate, emitter.longest_ns
+            case PassEngine():
+                kept = cls("passes", *common, emitter.event_unix_ns)
+                kept.server, kept.steps_heard = emitter.source, emitter.heard_of
             case PageEngine():
                 kept = cls("page", *common, emitter.event_unix_ns)
                 kept.server, kept.front_ends = emitter.server, emitter.windows.copies
@@ -182,9 +186,9 @@ class EmitterCheckpoint(msgspec.Struct):
                 raise TypeError(type(emitter))
         return kept
 
-    def restore(self, settings: Config) -> Engine | ApiProcess | PageEngine:
+    def restore(self, settings: Config) -> Engine | ApiProcess | PassEngine | PageEngine:
         """The emitter as it was, without telemetry; whose double it is is told by its name."""
-        emitter: Engine | ApiProcess | PageEngine
+        emitter: Engine | ApiProcess | PassEngine | PageEngine
         if self.kind == "engine":
             emitter = Engine(self.instance, "", self.number, settings)
             emitter.steps_heard = self.steps_heard
@@ -192,6 +196,9 @@ class EmitterCheckpoint(msgspec.Struct):
             emitter = ApiProcess(self.instance, "", self.number, settings)
             emitter.sampling.rate, emitter.longest_ns = self.trace_rate, self.longest_ns
             emitter.newest_unix_ns = self.heard_unix_ns
+        elif self.kind == "passes":
+            emitter = PassEngine(self.instance, "", self.number, settings, self.server)
+            emitter.resume(self.steps_heard)
         else:
             emitter = PageEngine(self.instance, "", self.number, self.server)
             emitter.windows.copies = self.front_ends

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from collector.config import Config
 from collector.decode import Telemetry
+from collector.decode.fpm import ForwardPass
 from collector.decode.pages import ScrapedPage
 from collector.identity import FactSource, Knowledge
 from collector.join.inferred import ApiProcess, KvSources
@@ -22,6 +23,7 @@ from .checkpoint import EmitterCheckpoint, JoinCheckpoint, RowMarks
 from .emitter import Emitter, Key, TargetRows, config_id_of
 from .engine import Engine
 from .events import Event, OrderedMerge, Pending, Renamed, Restarted, Rows, Succeeded, watermark_of
+from .passes import PassEngine
 from .registry import Known, Places, SharedIds, describe, find_double, is_ahead, replaced_configs
 from .spans import ApiSpans
 
@@ -37,6 +39,7 @@ class Joiner:
         self.knowledge = knowledge or Knowledge()
         self.engines: OrderedDict[Key, Engine] = OrderedDict()
         self.api_processes: OrderedDict[Key, ApiProcess] = OrderedDict()
+        self.pass_engines: OrderedDict[Key, PassEngine] = OrderedDict()
         self.pages = PageEngines(settings)
         self.kv = KvSources(settings)
         self.api_spans = ApiSpans(settings.requests_max)
@@ -134,6 +137,24 @@ class Joiner:
         self._succeeded.append(Succeeded(old, new))
         return heir
 
+    def add_pass(self, passed: ForwardPass) -> None:
+        """Add what an engine told of one forward pass."""
+        key = (passed.recording, passed.instance)
+        engine = self.pass_engines.get(key)
+        if engine is not None and engine.source != passed.source:  # two publishers under one name are two engines
+            key = (passed.recording, f"{passed.instance} ({passed.source})")
+            engine = self.pass_engines.get(key)
+        if engine is None:
+            if len(self.pass_engines) >= self._settings.engines_max:
+                oldest = min(self.pass_engines.values(), key=lambda one: one.event_unix_ns)
+                del self.pass_engines[oldest.key]
+                self._hold_rows(oldest.config_id, oldest, oldest.advance(flush=True))
+                self._counts[table.JOIN_EVENTS, JoinEvent.ENGINE_EVICTED] += 1
+            engine = PassEngine(key[1], key[0], self._next_number(), self._settings, passed.source)
+            self.pass_engines[key] = engine
+            self.knowledge.apply(engine.facts, {}, engine.instance, engine.recording)
+        engine.add(passed)
+
     def add_page(self, page: ScrapedPage) -> None:
         """Add what a server's page counted."""
         self._counts[table.JOIN_EVENTS, JoinEvent.ENGINE_EVICTED] += self.pages.add(
@@ -164,6 +185,11 @@ class Joiner:
             engine.restarts_unix_ns.clear()
         for process in self.api_processes.values():
             renamed += self._advance_api_process(process, flush=flush)
+        for told in self.pass_engines.values():
+            renamed += self._identify(told)
+            self._hold_rows(told.config_id, told, told.advance(flush=flush))
+            restarted += [Restarted(told.config_id, at) for at in told.restarts_unix_ns]
+            told.restarts_unix_ns.clear()
         for page in self.pages.by_key.values():
             renamed += self._advance_page(page)
         described = describe(self._by_config(), self._described)
@@ -257,17 +283,18 @@ class Joiner:
     def _emitters(self) -> Iterator[Emitter]:
         yield from self.engines.values()
         yield from self.api_processes.values()
+        yield from self.pass_engines.values()
         yield from self.pages.by_key.values()
 
     @property
     def emitters(self) -> Mapping[Key, Emitter]:
         """Everybody who is held; of several under one name, the one that tells most."""
-        return {**self.pages.by_key, **self.api_processes, **self.engines}
+        return {**self.pages.by_key, **self.pass_engines, **self.api_processes, **self.engines}
 
     @property
     def emitters_held(self) -> int:
         """How many are held."""
-        return len(self.engines) + len(self.api_processes) + len(self.pages.by_key)
+        return len([*self._emitters()])
 
     def engine_of(self, instance: str, recording: str = "") -> Engine | None:
         """The engine that this emitter's steps belong to."""
@@ -353,6 +380,8 @@ class Joiner:
                     joiner.engines[engine.key] = engine
                 case ApiProcess() as process:
                     joiner.api_processes[process.key] = process
+                case PassEngine() as told:
+                    joiner.pass_engines[told.key] = told
                 case PageEngine() as page:
                     joiner.pages.by_key[page.key] = page
         for kept in checkpoint.emitters:

@@ -19,6 +19,7 @@ import msgspec
 from collector import __version__
 from collector.config import Config, ConfigError
 from collector.decode import Decoder, Telemetry
+from collector.decode.fpm import ForwardPass
 from collector.decode.kv import KvBatch
 from collector.decode.pages import ScrapedPage
 from collector.identity import Fact, Knowledge, cannot_derive, is_mixture_of_experts
@@ -249,6 +250,14 @@ class Pipeline:
             self._load.record_page(page)
         for event in self._correlator.process_pages(pages):
             self._apply(event)
+
+    def process_passes(self, passes: Sequence[ForwardPass]) -> None:
+        """Learn from what engines told of single forward passes."""
+        for passed in passes:
+            self.joiner.add_pass(passed)
+        if passes:
+            for event in self.joiner.drain():
+                self._apply(event)
 
     def flush(self) -> None:
         """End of a replay: everything held becomes rows, or is dropped for a reason."""

@@ -13,6 +13,7 @@ import math
 import sys
 from collections.abc import Callable, Sequence
 
+from collector.decode.fpm import ForwardPass
 from collector.decode.kv import KvBatch
 from collector.decode.pages import ScrapedPage
 from collector.ingest import TAKE_BYTES, AdmissionQueue, Export, QueueBatch
@@ -51,6 +52,7 @@ class Worker:
         durability: takes a checkpoint after a turn if it is due, and has what an earlier process left.
         take_kv: the KV events since the last call.
         take_pages: the pages scraped since the last call.
+        take_passes: the forward passes told of since the last call.
         stall_watch: says why nothing is learned.
         watches: called after a turn, in their order.
         due_in_s: for how long they have nothing to look after, unless something comes.
@@ -67,6 +69,7 @@ class Worker:
         *,
         take_kv: Callable[[], Sequence[KvBatch]],
         take_pages: Callable[[], Sequence[ScrapedPage]] = tuple,
+        take_passes: Callable[[], Sequence[ForwardPass]] = tuple,
         stall_watch: StallWatch,
         watches: Sequence[Callable[[], None]] = (),
         due_in_s: Callable[[], float] = lambda: math.inf,
@@ -83,6 +86,7 @@ class Worker:
         self._durability = durability
         self._take_kv = take_kv
         self._take_pages = take_pages
+        self._take_passes = take_passes
         self._stall_watch = stall_watch
         self._watches = watches
         self._due_in_s = due_in_s
@@ -181,7 +185,7 @@ class Worker:
 
     def _learn_from_queue(self, wait_s: float) -> None:
         batch = self._queue.take(self._batch_bytes, wait_s)
-        self._process_others(self._take_kv(), self._take_pages())
+        self._process_others(self._take_kv(), self._take_pages(), self._take_passes())
         if batch is None:
             self._metrics.set(table.WORKER_LAG, self._queue.unread_ns() / 1e9)
             return
@@ -202,14 +206,17 @@ class Worker:
             _log.info("learning goes on")
         self._stalled = stalled
 
-    def _process_others(self, batches: Sequence[KvBatch], pages: Sequence[ScrapedPage]) -> None:
-        if not batches and not pages:
+    def _process_others(
+        self, batches: Sequence[KvBatch], pages: Sequence[ScrapedPage], passes: Sequence[ForwardPass]
+    ) -> None:
+        if not (batches or pages or passes):
             return
         try:
             self._pipeline.process_kv(batches)
             self._pipeline.process_pages(pages)
+            self._pipeline.process_passes(passes)
         except Exception:  # noqa: BLE001 -- as in _learn
-            _log.exception("KV events or pages failed")
+            _log.exception("KV events, pages or forward passes failed")
         self._durability.record_batch()
         self._metrics.merge(self._pipeline.take_counts())
 

@@ -209,6 +209,18 @@ class KvSkip(enum.StrEnum):
     LATE = "late"
 
 
+class FpmSkip(enum.StrEnum):
+    """Why a record of a forward pass was left out; each is a counter row."""
+
+    FRAMES = "frames"
+    UNDECODABLE = "undecodable"
+    INVALID = "invalid"
+    """A key is missing, of another type, or out of its range."""
+    VERSION = "version"
+    TIMING_SCOPE = "timing_scope"
+    """Nobody knows what was timed."""
+
+
 class Direction(enum.StrEnum):
     """Where KV blocks are moved to."""
 

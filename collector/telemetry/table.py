@@ -19,6 +19,7 @@ from .reasons import (
     Direction,
     DiscoveryOutcome,
     ForwardOutcome,
+    FpmSkip,
     JoinEvent,
     KvSkip,
     Outcome,
@@ -188,6 +189,13 @@ ENGINES_REFUSED = Metric(
 WATERMARK_AGE = Metric(
     "join_watermark_age_seconds", _G, "seconds", "How far published rows trail the newest event; the worst engine."
 )
+FPM_RECEIVED = Metric("fpm_received_records", _C, "records", "Records of forward passes that came.")
+FPM_ACCEPTED = Metric("fpm_accepted_records", _C, "records", "Records that were understood.")
+FPM_SKIPPED = Metric(
+    "fpm_skipped_records", _C, "records", "Records left out, by reason.", (("reason", tuple(FpmSkip)),)
+)
+FPM_DROPPED = Metric("fpm_dropped_records", _C, "records", "Records pushed out of the full queue, oldest first.")
+FPM_QUEUE = Metric("fpm_queue_records", _G, "records", "Records that wait for the worker.")
 KV_RECEIVED_MESSAGES = Metric("kv_receiver_received_messages", _C, "messages", "ZMQ messages of KV events.")
 KV_RECEIVED_OK = Metric("kv_receiver_accepted_messages", _C, "messages", "ZMQ messages that held a batch.")
 KV_RECEIVED_SKIPPED = Metric(

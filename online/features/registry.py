@@ -23,6 +23,7 @@ _FACTORIES: dict[str, Factory] = {}
 
 _PORTABLE: dict[Target, tuple[str, ...]] = {
     Target.STEP_TIME: (INTERCEPT, "prefill_tokens", "decode_context_tokens", "requests"),
+    Target.GPU_TIME: (INTERCEPT, "prefill_tokens", "decode_context_tokens", "requests"),
     Target.SCHEDULE_TIME: (INTERCEPT, "requests", "prefill_requests"),
     Target.API_QUEUEING: (INTERCEPT, "prompt_tokens"),
     Target.QUEUE_WAIT: (INTERCEPT, "waiting", "prompt_tokens"),

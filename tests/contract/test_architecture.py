@@ -39,9 +39,10 @@ FACELESS = ("exporters",)
 
 
 ROOMS_OF_ONE_MODULE = {
+    "collector.decode.fpm",
     "collector.decode.kv",
     "collector.decode.pages",
-    "collector.ingest.kv",
+    "collector.ingest.zmq",
     "collector.ingest.otlp_grpc",
     "collector.ingest.otlp_http",
     "collector.ingest.scrape",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from collector.decode.kv import EVENTS
-from collector.ingest.kv import QUEUE_BATCHES
+from collector.ingest.zmq import QUEUE_MESSAGES
 from collector.join.inferred.kv import BATCHES_MAX
 from collector.telemetry.reasons import SequenceEvent
 from collector.telemetry.table import TABLE
@@ -25,7 +25,7 @@ def test_every_metric_named_exists():
 
 def test_every_key_and_every_bound_is_told():
     assert "kv: [" in TEXT
-    assert f"{QUEUE_BATCHES:,}" in TEXT.replace("\n", " ")
+    assert f"{QUEUE_MESSAGES:,}" in TEXT.replace("\n", " ")
     assert f"{BATCHES_MAX:,}" in TEXT
 
 

@@ -207,7 +207,7 @@ def snapshot(*configs, generation=42):
 
 def full_snapshot(n_configs, generation=1):
     """Every target learned by default and drifted once, none suspected now, one batch shape, in every configuration."""
-    targets = {name.value: _by_default(target(name, physics=name in PHYSICS, drifted=True)) for name in Target}
+    targets = {name.value: _by_default(target(name, physics=name in PHYSICS, drifted=True)) for name in PORTABLE}
     one_shape = dict(sorted(targets["step_time"].shape_factors.items())[:1])
     targets["step_time"] = msgspec.structs.replace(targets["step_time"], shape_factors=one_shape)
     return snapshot(*(config(f"{i:012x}", targets=targets) for i in range(n_configs)), generation=generation)

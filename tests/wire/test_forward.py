@@ -20,7 +20,7 @@ from collector.ingest import forward
 from collector.ingest.forward import METHODS, without_scopes
 from collector.telemetry import ForwardOutcome, Signal, table
 from tests.support.clocks import eventually
-from tests.support.sidecars import call_export, get, make_config, metric, running_sidecar
+from tests.support.sidecars import call_export, get, metric, running_sidecar
 from tests.support.step_exports import make_export
 
 STEPS = make_export()
@@ -213,9 +213,9 @@ def test_http_goes_to_http_with_the_headers_of_a_file(tmp_path):
 
 
 def test_a_sidecar_never_sends_to_itself(tmp_path):
-    config = make_config(tmp_path, LISTEN="127.0.0.1:4317", FORWARD="grpc://localhost:4317")
-    with pytest.raises(ConfigError, match=r"forward: .*itself receives"):
-        forward.check_forward(config)
+    settings = {"LISTEN": "127.0.0.1:4317", "FORWARD": "grpc://localhost:4317"}
+    with pytest.raises(ConfigError, match=r"forward: .*itself receives"), running_sidecar(tmp_path, **settings):
+        pass
 
 
 def test_learning_goes_on_beside_it(tmp_path, backend):

@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry
 
 from collector.config import Config
 from collector.config.load import ConfigError, load
-from collector.ingest.kv import KvReceiver
+from collector.ingest.zmq import KV_FEED, Subscriber
 from collector.telemetry import Metrics, table
 from collector.telemetry.reasons import KvSkip
 from tests.support.kv_batches import payload, stored
@@ -87,11 +87,11 @@ def publisher(context):
     one.close()
 
 
-class Listening(KvReceiver):
+class Listening(Subscriber):
     """A receiver with what it counts."""
 
     def __init__(self, config, metrics, **settings):
-        super().__init__(config, metrics, **settings)
+        super().__init__(KV_FEED, config, metrics, **settings)
         self.metrics = metrics
 
     def by_label(self, metric):
@@ -208,7 +208,7 @@ def test_a_publisher_that_comes_back_is_heard_again_and_counts_as_restarted(cont
 
 
 def test_a_full_queue_loses_the_oldest_and_says_so(publisher, subscribe):
-    subscriber = subscribe(publisher.endpoint, queue_batches=10)
+    subscriber = subscribe(publisher.endpoint, queue_max=10)
     publisher.wait_for_subscriber()
     for sent in range(1, 101):
         publisher.publish(stored(1))
@@ -253,14 +253,13 @@ def test_without_pyzmq_the_start_says_what_to_install():
     code = (
         "import sys; sys.modules['zmq'] = None\n"
         "from collector.config import Config\n"
-        "from collector.ingest.kv import *\n"
+        "from collector.ingest.zmq import *\n"
         "from prometheus_client import CollectorRegistry\n"
         "config = Config(kv=('tcp://127.0.0.1:1',))\n"
-        "try: KvReceiver(config, Metrics(CollectorRegistry())).start()\n"
+        "try: Subscriber(KV_FEED, config, Metrics(CollectorRegistry())).start()\n"
         "except ConfigError as error: print(error)\n"
-        "from collector.ingest.kv import check_kv\n"
-        "check_kv(Config())\n"
-        "try: check_kv(config)\n"
+        "check_zmq(Config())\n"
+        "try: check_zmq(config)\n"
         "except Exception as error: print(error)\n"
     )
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -1,0 +1,248 @@
+"""Publishers over ZMQ: KV-cache events of vLLM, ForwardPassMetrics of several engines.
+
+One SUB socket for each endpoint in the loop, a bounded queue for the worker. Connecting never waits: an endpoint that
+is not there yet, goes away or never answers costs nothing but its messages. What arrives is decoded at once (token ids
+never leave a message). PUB drops silently, so a loss shows in the publisher's numbers only, and is counted. pyzmq is an
+optional dependency (extra ``kv``), imported when the first subscriber starts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from importlib.util import find_spec
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from collector.config import Config, ConfigError, Owned, parse_owned
+from collector.decode import fpm, kv
+from collector.decode.fpm import ForwardPass
+from collector.decode.kv import KvBatch
+from collector.runtime import Clock, Health, IoLoop, begin
+from collector.telemetry import Counts, Metrics, SequenceEvent, table
+from collector.telemetry.table import Metric
+
+QUEUE_MESSAGES = 10_000
+"""Messages of one kind that wait for the worker; beyond it the oldest go, counted."""
+_MESSAGE_BYTES_MAX = 16 * 2**20
+"""A larger message closes the connection (libzmq), which comes back by itself."""
+_HEARTBEAT_MS, _HEARTBEAT_TIMEOUT_MS = 10_000, 30_000
+_RECONNECT_MS, _RECONNECT_MAX_MS = 200, 10_000
+_AT_ONCE = 256
+NO_PACKAGE = "pyzmq is not installed: install tracefit's extra kv"
+
+T = TypeVar("T")
+
+
+def check_zmq(config: Config) -> None:
+    """ConfigError where endpoints are configured and pyzmq is not installed; imports nothing, opens nothing."""
+    for key in ("kv", "fpm"):
+        if getattr(config, key) and find_spec("zmq") is None:
+            raise ConfigError(key, NO_PACKAGE)
+
+
+class Feed(NamedTuple, Generic[T]):
+    """One kind of message, by the key of its endpoints: how it is read, and by which rows it is counted.
+
+    ``sequence_of`` tells of a message the stream that it belongs to and its number there, where gaps are counted here.
+    """
+
+    key: str
+    read: Callable[[Sequence[bytes], Owned], T | enum.StrEnum]
+    received: Metric
+    accepted: Metric
+    skipped: Metric
+    dropped: Metric
+    queue: Metric
+    sequence_of: Callable[[T], tuple[int, int]] | None = None
+
+
+def _read_kv(frames: Sequence[bytes], endpoint: Owned) -> KvBatch | enum.StrEnum:
+    batch = kv.read_frames(frames, endpoint.address)
+    return batch.of(endpoint.instance) if isinstance(batch, KvBatch) else batch
+
+
+KV_FEED = Feed[KvBatch](
+    "kv",
+    _read_kv,
+    table.KV_RECEIVED_MESSAGES,
+    table.KV_RECEIVED_OK,
+    table.KV_RECEIVED_SKIPPED,
+    table.KV_DROPPED_MESSAGES,
+    table.KV_QUEUE,
+    lambda batch: (batch.rank, batch.seq),
+)
+_GPU = "gpu+"
+
+
+def fpm_feed(clock: Clock) -> Feed[ForwardPass]:
+    """ForwardPassMetrics; the wire has no time of day, so that of arrival counts."""
+
+    def read(frames: Sequence[bytes], endpoint: Owned) -> ForwardPass | enum.StrEnum:
+        times = "gpu" if endpoint.address.startswith(_GPU) else "host"
+        return fpm.read_frames(frames, clock.unix_nano(), times, endpoint.instance, endpoint.address)
+
+    rows = table.FPM_RECEIVED, table.FPM_ACCEPTED, table.FPM_SKIPPED, table.FPM_DROPPED, table.FPM_QUEUE
+    return Feed[ForwardPass]("fpm", read, *rows)
+
+
+class _Subscription:
+    """The socket of one endpoint, and its numbers by stream; used in the loop."""
+
+    def __init__(self, zmq: Any, context: Any, key: str, endpoint: Owned, high_water: int) -> None:
+        self.endpoint = endpoint
+        self.sub = context.socket(zmq.SUB)
+        self._zmq, self._socket = zmq, zmq.Socket.shadow(self.sub.underlying)
+        self._expected: dict[int, int] = {}
+        for option, value in (
+            (zmq.LINGER, 0),
+            (zmq.RCVHWM, high_water),
+            (zmq.MAXMSGSIZE, _MESSAGE_BYTES_MAX),
+            (zmq.RECONNECT_IVL, _RECONNECT_MS),
+            (zmq.RECONNECT_IVL_MAX, _RECONNECT_MAX_MS),
+            (zmq.HEARTBEAT_IVL, _HEARTBEAT_MS),
+            (zmq.HEARTBEAT_TIMEOUT, _HEARTBEAT_TIMEOUT_MS),
+            (zmq.IPV6, 1),
+            (zmq.SUBSCRIBE, b""),
+        ):
+            self.sub.setsockopt(option, value)
+        address = endpoint.address.removeprefix(_GPU)
+        try:
+            # A publisher whose endpoint has no "*" connects (wire contract §7.1): then the other side binds.
+            self.sub.bind(address) if "*" in address else self.sub.connect(address)
+        except zmq.ZMQError as error:
+            self.sub.close()
+            raise ConfigError(key, f"{address}: {error.strerror}") from None
+
+    def waiting(self) -> Iterator[list[bytes]]:
+        """Messages that have come, so many at most: to wait for each by itself would cost more than to read it."""
+        for _ in range(_AT_ONCE):
+            try:
+                yield self._socket.recv_multipart(self._zmq.NOBLOCK)
+            except self._zmq.Again:
+                return
+
+    def count_number(self, stream: int, number: int, counts: Counts) -> None:
+        """A message of this number came: gaps, and starts over, are counted."""
+        expected = self._expected.get(stream, 0)
+        if number < expected:
+            counts[table.KV_SEQUENCE, SequenceEvent.RESTARTS] += 1
+            expected = 0
+        if number > expected:
+            counts[table.KV_SEQUENCE, SequenceEvent.GAPS] += 1
+            counts[table.KV_SEQUENCE, SequenceEvent.MISSING] += number - expected
+        self._expected[stream] = number + 1
+
+
+class Subscriber(Generic[T]):
+    """Subscribes to every endpoint of a feed in the loop; the worker takes what came. Without endpoints it is idle.
+
+    Args:
+        feed: what the endpoints publish.
+        config: names them.
+        metrics: where it is counted: received = accepted + Σ skipped; dropped ones were accepted before.
+        io: the loop; None makes one of its own.
+        health: what is told if a task dies.
+        nudge: wakes the worker before the queue is full.
+        queue_max: messages that may wait.
+    """
+
+    def __init__(
+        self,
+        feed: Feed[T],
+        config: Config,
+        metrics: Metrics,
+        io: IoLoop | None = None,
+        health: Health | None = None,
+        nudge: Callable[[], None] = lambda: None,
+        queue_max: int = QUEUE_MESSAGES,
+    ) -> None:
+        self._feed = feed
+        self._endpoints = [parse_owned(text) for text in getattr(config, feed.key)]
+        self._metrics = metrics
+        self._io = io or IoLoop()
+        self._own_io = io is None
+        self._health = health
+        self._nudge = nudge
+        self._queue_max = queue_max
+        self._lock = threading.Lock()
+        """Guards the queue; all else belongs to the loop."""
+        self._queue: deque[T] = deque()
+        self._subscriptions: list[_Subscription] = []
+        self._tasks: list[asyncio.Task[None]] = []
+        self._context: Any = None
+        metrics.follow(feed.queue, lambda: len(self._queue))
+
+    def start(self) -> None:
+        """Open the sockets and listen, whether or not anybody is there; ConfigError when that is impossible."""
+        if self._endpoints:
+            self._io.run(self._start())
+
+    def stop(self) -> bool:
+        """Listen no more, and close the sockets. Always True: nobody's message was acknowledged."""
+        self._io.run(self._stop())
+        if self._own_io:
+            self._io.close()
+        return True
+
+    def take(self) -> list[T]:
+        """What came since the last call, in order of arrival."""
+        with self._lock:
+            out = list(self._queue)
+            self._queue.clear()
+        return out
+
+    async def _start(self) -> None:
+        try:
+            import zmq  # noqa: PLC0415 -- optional: only who configures endpoints needs it
+            import zmq.asyncio  # noqa: PLC0415
+        except ImportError:
+            raise ConfigError(self._feed.key, NO_PACKAGE) from None
+        self._context = zmq.asyncio.Context()
+        try:
+            for endpoint in self._endpoints:
+                self._subscriptions.append(_Subscription(zmq, self._context, self._feed.key, endpoint, self._queue_max))
+        except ConfigError:
+            await self._stop()
+            raise
+        name = f"{self._feed.key}-receiver"
+        self._tasks = [begin(name, self._listen(each), self._health) for each in self._subscriptions]
+
+    async def _stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for subscription in self._subscriptions:
+            subscription.sub.close()
+        if self._context is not None:
+            self._context.term()
+            self._context = None
+
+    async def _listen(self, subscription: _Subscription) -> None:
+        while True:
+            await subscription.sub.poll()
+            counts = Counts()
+            for frames in subscription.waiting():
+                self._accept(self._feed.read(frames, subscription.endpoint), subscription, counts)
+            self._metrics.merge(counts)
+            if len(self._queue) > self._queue_max // 4:
+                self._nudge()
+            await asyncio.sleep(0)  # others have their turn, however fast this one sends
+
+    def _accept(self, read: T | enum.StrEnum, subscription: _Subscription, counts: Counts) -> None:
+        feed = self._feed
+        counts[feed.received] += 1
+        if isinstance(read, enum.StrEnum):
+            counts[feed.skipped, read] += 1
+            return
+        if feed.sequence_of is not None:
+            subscription.count_number(*feed.sequence_of(read), counts)
+        counts[feed.accepted] += 1
+        with self._lock:
+            self._queue.append(read)
+            dropped = len(self._queue) > self._queue_max
+            if dropped:
+                self._queue.popleft()
+        counts[feed.dropped] += dropped

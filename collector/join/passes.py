@@ -1,0 +1,136 @@
+"""Engines that tell every forward pass by itself (ForwardPassMetrics): a record is a row.
+
+    x = what the pass computed        y = wall_time        l = 1
+
+Nothing has to be rebuilt or waited for, and a record that is lost costs its own row only. The engine's count of its
+records shows what is missing. Where it goes back by more than a few, the engine has started again.
+
+A record tells the tokens of all its prompts, not of each. Of n prompts with t tokens in all and c before them,
+
+    prefill_attention = t (c + t / 2) / n
+
+is exact for one prompt, and for several of equal size.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from collector.config import Config
+from collector.decode.fpm import ForwardPass
+from collector.telemetry import JoinEvent, RowDrop, table
+from online import STEP_FEATURES, EngineSnapshot, Floats, Quality, RowBlock, Target
+
+from .emitter import Emitter, TargetRows
+from .inferred import Scheduling, WarmUp
+
+_REPEATED = 64
+"""A count that is lower by less is of a record that came twice; by more, of an engine that has started again."""
+_COLUMN = {name: number for number, name in enumerate(STEP_FEATURES)}
+
+
+class PassEngine(Emitter):
+    """What an :class:`~collector.join.engine.Engine` is for steps, for forward passes; nobody keeps its records.
+
+    Attributes:
+        source: the endpoint of its publisher.
+        restarts_unix_ns: when it started again since this was last emptied.
+    """
+
+    def __init__(self, instance: str, recording: str, number: int, settings: Config, source: str = "") -> None:
+        super().__init__(instance, recording, number)
+        self.source = source
+        self.restarts_unix_ns: list[int] = []
+        self._warm_up_rows = settings.warm_up_rows
+        self._last = -1
+        self._newest_unix_ns = 0
+        self._passes: dict[Target, list[ForwardPass]] = {}
+        self._warm_ups: dict[Target, WarmUp] = {}
+
+    @property
+    def heard_of(self) -> int:
+        """The newest count of a record, and one; 0 before the first."""
+        return self._last + 1
+
+    def resume(self, heard_of: int) -> None:
+        """Go on where an earlier process of ours has heard of so many records: the engine has long been warm."""
+        self._last = heard_of - 1
+        self._warm_ups = {target: WarmUp(0, over=True) for target in (Target.STEP_TIME, Target.GPU_TIME)}
+
+    @property
+    def event_unix_ns(self) -> int:
+        """When it was last heard of."""
+        return self._newest_unix_ns
+
+    @property
+    def safe_unix_ns(self) -> int:
+        """No row that will come ends before this wall clock time."""
+        return self._newest_unix_ns
+
+    @property
+    def quality(self) -> Quality:
+        """Each record is a row of the quality ``fpm``."""
+        return Quality.FPM
+
+    @property
+    def pending_steps(self) -> int:
+        """Passes that have given no rows."""
+        return sum(map(len, self._passes.values()))
+
+    def add(self, passed: ForwardPass) -> None:
+        """Add one record; a heartbeat says only that the engine is there."""
+        behind = self._last - passed.counter
+        self._newest_unix_ns = max(self._newest_unix_ns, passed.unix_ns)
+        self.heard_unix_ns = 0 if passed.recording else passed.unix_ns
+        self.is_idle, self.is_changed = False, True
+        if self._last >= 0 and 0 <= behind < _REPEATED:
+            self.counts[table.JOIN_EVENTS, JoinEvent.STEP_DUPLICATE] += 1
+            return
+        if self._last >= 0 and behind > 0:
+            self.counts[table.JOIN_EVENTS, JoinEvent.ENGINE_RESTART] += 1
+            self.restarts_unix_ns.append(passed.unix_ns)
+            self._warm_ups.clear()
+        elif self._last >= 0:
+            self.counts[table.JOIN_EVENTS, JoinEvent.STEP_MISSING] += -behind - 1
+        self._last = passed.counter
+        if not passed.is_empty:
+            self._passes.setdefault(passed.target, []).append(passed)
+
+    def advance(self, *, flush: bool = False) -> list[TargetRows]:
+        """Rows since the last call; those of a young process are held until its pace is known."""
+        out = []
+        passes, self._passes = self._passes, {}
+        for target in passes.keys() | self._warm_ups.keys():
+            warm_up = self._warm_ups.setdefault(target, WarmUp(self._warm_up_rows))
+            blocks = [pass_block(passes[target], self.number)] if target in passes else []
+            rows = warm_up.pass_through(blocks, flush=flush or self.is_idle)
+            self.counts[table.DROPPED_ROWS, RowDrop.WARM_UP] += warm_up.dropped
+            warm_up.dropped = 0
+            if len(rows):
+                out.append(TargetRows(target, rows))
+        return out
+
+    def snapshot(self) -> EngineSnapshot:
+        """Its count of records; how it schedules does not matter to them."""
+        return EngineSnapshot(instance=self.instance, scheduling=Scheduling.UNKNOWN.value, last_step=max(self._last, 0))
+
+
+def pass_block(passes: list[ForwardPass], engine: int) -> RowBlock:
+    """A row for each of some passes."""
+    told: Floats = np.array([passed[2:9] for passed in passes], np.float64)
+    wall_us, prompts, tokens, before, decodes, context, waiting = told.T
+    raw: Floats = np.full((len(passes), len(STEP_FEATURES)), np.nan)
+    for name, column in (
+        ("prefill_requests", prompts),
+        ("prefill_tokens", tokens),
+        ("prefill_attention", tokens * (before + tokens / 2.0) / np.maximum(prompts, 1.0)),
+        ("decode_requests", decodes),
+        ("decode_tokens", decodes),
+        ("decode_context_tokens", context),
+        ("requests", prompts + decodes),
+        ("running", prompts + decodes),
+        ("waiting", waiting),
+    ):
+        raw[:, _COLUMN[name]] = column
+    end_ns = np.array([passed.unix_ns for passed in passes], np.int64)
+    return RowBlock.of_lines(raw, wall_us, end_ns=end_ns, engine=engine, quality=Quality.FPM)

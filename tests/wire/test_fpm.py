@@ -1,0 +1,179 @@
+"""Records of forward passes: over ZMQ into a sidecar, out of files into a replay, and whatever else may come."""
+
+from __future__ import annotations
+
+import json
+import socket
+
+import msgspec
+import pytest
+import zmq
+
+from collector.decode.fpm import read_frames, read_line
+from collector.telemetry import Counts, FpmSkip, JoinEvent, table
+from online import Target
+from tests.support.clocks import eventually
+from tests.support.gpu_server import serve, step_exports
+from tests.support.pipelines import new_pipeline
+from tests.support.sidecars import metric, running_sidecar
+from tests.support.vllm_senders import fpm_lines, write, write_lines
+from tests.wall.published import replay
+
+MACHINE = "llama8b-h100"
+ENGINE = serve(MACHINE, 60.0, 11)
+RECORDS = [json.loads(line) for line in fpm_lines(ENGINE)]
+BUSY = next(record for record in RECORDS if record["scheduled_requests"]["num_decode_requests"])
+
+
+def frames(record, seq=0):
+    return [b"", seq.to_bytes(8, "big"), msgspec.msgpack.encode(record)]
+
+
+def changed(**keys):
+    return {key: value for key, value in {**BUSY, **keys}.items() if value is not None}
+
+
+def scheduled(**keys):
+    return changed(scheduled_requests={**BUSY["scheduled_requests"], **keys})
+
+
+def beta_of(snapshot):
+    (config,) = json.loads(snapshot.read_bytes())["configs"]
+    features = config["targets"]["step_time"]["models"]["portable"]["features"]
+    return config["telemetry"], {each["name"]: (each["coefficient"], each["stderr"]) for each in features}
+
+
+def test_a_file_of_records_teaches_what_the_plugins_steps_of_the_same_server_teach(tmp_path):
+    files = {
+        "steps+": write(tmp_path / "otlp.pb.gz", step_exports(MACHINE, ENGINE)),
+        "fpm": write_lines(tmp_path / "fpm.jsonl.gz", fpm_lines(ENGINE)),
+    }
+    learned = {}
+    for name, path in files.items():
+        replay(tmp_path / "snapshot.json", path)
+        quality, learned[name] = beta_of(tmp_path / "snapshot.json")
+        assert quality == name
+    for name, (coefficient, stderr) in learned["steps+"].items():
+        assert learned["fpm"][name][0] == pytest.approx(coefficient, abs=0.3 * stderr), name
+
+
+def test_a_sidecar_learns_from_what_an_engine_publishes(tmp_path):
+    with zmq.Context() as context, context.socket(zmq.XPUB) as publisher:
+        publisher.setsockopt(zmq.LINGER, 0)
+        publisher.setsockopt(zmq.SNDHWM, 0)  # it sends a minute at once
+        port = publisher.bind_to_random_port("tcp://127.0.0.1")
+        settings = {"FPM": f"tcp://127.0.0.1:{port}", "MODEL": "m", "IDLE_TIMEOUT_S": "2", "ALLOWED_LATENESS_S": "1"}
+        with running_sidecar(tmp_path, **settings) as sidecar:
+            assert publisher.poll(60_000)
+            for number, record in enumerate(RECORDS):
+                publisher.send_multipart(frames(record, number))
+            publisher.send_multipart([b"alone"])
+            eventually(lambda: metric(sidecar.http_port, "tracefit_fpm_received_records_total") == len(RECORDS) + 1)
+            eventually(lambda: sidecar.snapshot() and sidecar.snapshot().configs)
+            (config,) = sidecar.snapshot().configs
+            assert (config.telemetry, config.config["model"]) == ("fpm", "m")
+            eventually(lambda: "step_time" in sidecar.snapshot().configs[0].targets)
+            assert metric(sidecar.http_port, 'tracefit_fpm_skipped_records_total{reason="frames"}') == 1
+
+
+@pytest.mark.parametrize(
+    ("record", "reason"),
+    [
+        (changed(version=2), FpmSkip.VERSION),
+        (changed(wall_time=None), FpmSkip.INVALID),
+        (changed(wall_time=float("nan")), FpmSkip.INVALID),
+        (changed(wall_time=float("inf")), FpmSkip.INVALID),
+        (changed(wall_time=-1.0), FpmSkip.INVALID),
+        (changed(counter_id=2**63), FpmSkip.INVALID),
+        (changed(dp_rank=-1), FpmSkip.INVALID),
+        (scheduled(sum_prefill_tokens=2**63), FpmSkip.INVALID),
+        (scheduled(num_decode_requests=-1), FpmSkip.INVALID),
+        (scheduled(num_decode_requests="3"), FpmSkip.INVALID),
+        (changed(timing_scope="moon"), FpmSkip.TIMING_SCOPE),
+        ([1, 2], FpmSkip.INVALID),
+        ("text", FpmSkip.INVALID),
+    ],
+)
+def test_a_record_that_makes_no_sense_is_left_out_by_reason(record, reason):
+    assert read_frames(frames(record), 1) == reason
+    if reason is not FpmSkip.INVALID:
+        assert read_line(json.dumps(record).encode(), "r") == reason
+
+
+def test_bytes_that_are_no_message_are_left_out_by_reason():
+    assert read_frames([b"", b"short", b""], 1) == FpmSkip.FRAMES
+    assert read_frames([b"", bytes(8), b"\xc1"], 1) == FpmSkip.UNDECODABLE
+    assert read_line(b"{", "r") == FpmSkip.UNDECODABLE
+
+
+def test_keys_of_a_later_version_are_passed_over_and_who_and_what_was_timed_is_told():
+    record = changed(later=[1], dp_rank=3, worker_id="w", timing_scope="gpu")
+    passed = read_frames(frames(record), 7, source="tcp://a:1")
+    assert (passed.instance, passed.target, passed.unix_ns) == ("w/dp3", Target.GPU_TIME, 7)
+    assert read_frames(frames(changed()), 7, times="gpu").target is Target.GPU_TIME
+    assert read_frames(frames(changed(worker_id="")), 7, source="tcp://a:1").instance == "tcp://a:1"
+    assert read_frames(frames(record), 7, instance="pod-1", source="tcp://a:1").instance == "pod-1"
+
+
+class House:
+    """A pipeline that is told of records."""
+
+    def __init__(self):
+        self.pipeline, self.events, self.now = new_pipeline(), [], 10**18
+        self.pipeline.on_event = self.events.append
+
+    def tell(self, *records, source="tcp://a:1", times="host"):
+        passes = []
+        for record in records:
+            self.now += round(record["wall_time"] * 1e9)
+            passes.append(read_frames(frames(record), self.now, times, source=source))
+        self.pipeline.process_passes(passes)
+
+    def counts(self):
+        self.pipeline.flush()
+        counts = Counts(self.pipeline.take_counts())
+        return {event: counts[table.JOIN_EVENTS, event] for event in JoinEvent if counts[table.JOIN_EVENTS, event]}
+
+    def rows(self):
+        snapshot = self.pipeline.snapshot(self.now, 1)
+        return {
+            (engine.instance, name): target.models["portable"].rows
+            for config in snapshot.configs
+            for engine in config.engines
+            for name, target in config.targets.items()
+        }
+
+
+def test_gaps_repetitions_and_starts_are_told_by_the_engines_own_count():
+    house = House()
+    numbered = [{**record, "counter_id": number} for number, record in enumerate(RECORDS[:400])]
+    house.tell(*numbered[:200], *numbered[199:300], *numbered[310:], *numbered[:50])
+    assert house.counts() == {
+        JoinEvent.STEP_DUPLICATE: 1,
+        JoinEvent.STEP_MISSING: 10,
+        JoinEvent.ENGINE_RESTART: 1,
+    }
+
+
+def test_what_the_gpu_was_busy_is_never_mixed_with_the_time_of_a_step():
+    house = House()
+    house.tell(*RECORDS[:300])
+    house.tell(*RECORDS[300:600], times="gpu")
+    house.pipeline.flush()
+    assert {name for _, name in house.rows()} == {"step_time", "gpu_time"}
+
+
+def test_two_publishers_under_one_name_are_two_engines():
+    house = House()
+    for start in range(0, 300, 50):
+        house.tell(*RECORDS[start : start + 50])
+        house.tell(*RECORDS[start : start + 50], source="tcp://b:1")
+    assert JoinEvent.ENGINE_RESTART not in house.counts()
+    assert {instance for instance, _ in house.rows()} == {"bench", "bench (tcp://b:1)"}
+
+
+def test_an_endpoint_that_is_not_there_holds_nobody_up(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as nobody:
+        address = f"gpu+tcp://127.0.0.1:{nobody.getsockname()[1]}"
+        with running_sidecar(tmp_path, FPM=address) as sidecar:
+            assert metric(sidecar.http_port, "tracefit_fpm_received_records_total") == 0

@@ -405,7 +405,6 @@ class KvSources:
         key = batch.source, batch.rank, batch.instance
         if key not in self._publishers:
             self._publishers[key] = KvTimeline(int(self._settings.allowed_lateness_s * 1e9))
-            self.unbound += 1  # until the next assignment
             if len(self._publishers) > self._settings.engines_max:
                 self._publishers.popitem(last=False)
             self.unbound = min(self.unbound + 1, len(self._publishers))  # until the next assignment finds its engine

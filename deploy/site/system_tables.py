@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterable, Sequence
 
 from online.features.systems import SYSTEMS
-from online.features.systems.portable import PORTABLE
+from online.features.systems.physics import PORTABLE
 from online.rows import Target
 from tests.support.sheet_cases import MOE, facts_of
 

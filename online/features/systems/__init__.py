@@ -4,17 +4,12 @@ Importing this package registers their live forms as feature sets: columns that 
 are left out there and serve transfer (``full``).
 """
 
-from online.features.systems.hfd_tl import RESIDUAL
-
 from .base import System, full
-from .bsr_ard import BSR_ARD
-from .hfd_tl import HFD_TL
+from .dictionaries import BSR_ARD, HFD_TL, RECE, RESIDUAL
 from .incumbents import BLACKBOX, ROOFLINE
 from .mole_rd import MOLE_RD
-from .physics import PHYSICS
+from .physics import PHYSICS, PORTABLE
 from .picf import PICF
-from .portable import PORTABLE
-from .rece import RECE
 
 SYSTEMS: tuple[System, ...] = (PHYSICS, BLACKBOX, ROOFLINE, PICF, MOLE_RD, HFD_TL, BSR_ARD, RECE)
 """Beside ``portable``; the order of documents and tables."""

@@ -1,4 +1,7 @@
-"""physics: our own compact set, in microseconds at the data-sheet limit; the recommended default.
+"""Our own two sets: ``portable`` in tokens and requests, ``physics`` in microseconds at the data-sheet limit.
+
+``portable`` is made by :mod:`online.features.registry`; here it is a table like the rest, so that it can be pooled and
+compared. It needs no sheet, and no column of it is constant. ``physics`` is the recommended default beside it:
 
     step_time   1   has_prefill   t_tok = T token_us   hinge = max(0, t_tok / 0.62 - t_weight(T))
                 t_kv = KV bytes moved / B   t_pfattn = pairs pair_us   requests   t_experts = experts touched / B (MoE)
@@ -18,12 +21,13 @@ Roofline (CACM 2009); docs/systems.md.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
 from online.constants import GEMM_EFFICIENCY
 from online.features.columns import Column, Raw
+from online.features.registry import portable
 from online.features.sheets import Sheet
 from online.rows import Floats, Target
 
@@ -120,4 +124,16 @@ PHYSICS = System(
     reference="this project",
     tables={Target.STEP_TIME: _step, Target.API_QUEUEING: _api, Target.QUEUE_WAIT: _queue},
     ties=_ties,
+)
+
+
+def _portable_table(target: Target) -> Callable[[Sheet | None], tuple[Column, ...]]:
+    return lambda sheet: portable(target, {} if sheet is None else sheet.model.expert_facts).columns
+
+
+PORTABLE = System(
+    name="portable",
+    title="tokens, context and requests: what every consumer understands",
+    reference="BLIS trained-physics basis",
+    tables={target: _portable_table(target) for target in Target},
 )

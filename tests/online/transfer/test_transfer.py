@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 
 from online.features.registry import build
-from online.features.systems.hfd_tl import HFD_TL
+from online.features.systems.dictionaries import HFD_TL, RECE
 from online.features.systems.physics import PHYSICS
-from online.features.systems.rece import RECE
 from online.rls import LearnerSettings, RlsLearner
 from online.rows import Target
 from online.transfer import configuration_space as rece

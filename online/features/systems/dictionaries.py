@@ -1,4 +1,6 @@
-"""RECE: robust ensemble with configuration embeddings, 16 alpha and 20 beta features.
+"""Three systems over one dictionary: RECE has it, HFD-TL a part of it in three stages, BSR-ARD all of it and more.
+
+RECE: robust ensemble with configuration embeddings, 16 alpha and 20 beta features.
 
     beta    1   P flops_per_token / F   D kv_bytes_per_token / B   T/Nb   (P/Nb)^2   (D/Nb)^2   P D/Nb^2   (P/Nb) u
             D R/Nb   u   u^2   1/tp   moe k/8   offload   (tp-1) T/link   (tp-1) R latency   offload out/pcie
@@ -7,7 +9,23 @@
             (tp-1) M/link   R/Ns   (R/Ns) u
 
 Columns that a configuration makes zero (one GPU, no experts, no offload) are not there. Specialists, similarity and
-coverage: :mod:`online.transfer`; quantiles: the bands (online/errors.py). Reference: docs/systems.md, source 7.
+coverage: :mod:`online.transfer`; quantiles: the bands (online/errors.py).
+
+HFD-TL: base + configuration + residual, with transfer.
+
+            base                                                             configuration             residual
+    beta    P flops_per_token / F   D kv_bytes_per_token / B   T / Nb        1/tp   moe E/8   offload   1   u^2
+    alpha   Q / Ns                  u                          M / Lmax      1/tp   prefix   chunked    1   (Q/Ns)^2
+
+Stage 1 fits base and configuration on pooled donors; stage 2 keeps those and fits the residual of a new configuration
+(:mod:`online.transfer`, ``frozen``), or takes them as a prior and updates everything (``prior``), which is better.
+D kv_bytes_per_token reads as written: decode tokens, not their context.
+
+BSR-ARD: its sources name it by its successor only, so its features are not known. Here: RECE's columns, PICF's products
+that RECE lacks, and the columns that only ``physics`` has. The learner ``ard`` (:mod:`online.rls`) decides which of
+them the data can tell apart.
+
+References: docs/systems.md, sources 5 to 7; Tipping, Sparse Bayesian learning (JMLR 2001).
 """
 
 from __future__ import annotations
@@ -16,7 +34,8 @@ from online.features.columns import Column
 from online.features.sheets import Sheet
 from online.rows import Target
 
-from .base import System, column, constant, intercept, moved_blocks, tokens, usage
+from .base import System, column, constant, intercept, moved_blocks, pairs, ratio, tokens, usage
+from .physics import filling, has_prefill, hinge, moved_us
 
 # Guess: no fit within one configuration sees it.
 LINK_LATENCY_US = 9.0
@@ -74,7 +93,7 @@ def _links(sheet: Sheet, reference: str) -> list[Column]:
     return columns
 
 
-def _request(sheet: Sheet | None) -> tuple[Column, ...] | None:
+def _rece_request(sheet: Sheet | None) -> tuple[Column, ...] | None:
     if sheet is None or sheet.max_seqs is None or sheet.max_model_len is None:
         return None
     seats, longest = sheet.max_seqs, sheet.max_model_len
@@ -107,7 +126,91 @@ RECE = System(
     reference="source 7",
     tables={
         Target.STEP_TIME: lambda sheet: None if sheet is None else step_columns(sheet),
-        Target.QUEUE_WAIT: _request,
-        Target.API_QUEUEING: _request,
+        Target.QUEUE_WAIT: _rece_request,
+        Target.API_QUEUEING: _rece_request,
+    },
+)
+
+
+RESIDUAL = frozenset({"intercept", "usage_squared", "queue_squared"})
+"""Columns of stage 2."""
+
+_HFD = "HFD-TL (source 5)"
+
+
+def _hfd_step(sheet: Sheet | None) -> tuple[Column, ...] | None:
+    if sheet is None or sheet.max_batched_tokens is None:
+        return None
+    budget = sheet.max_batched_tokens
+    return (
+        intercept(_HFD),
+        column("t_prefill", lambda raw: raw["prefill_tokens"] * sheet.token_us, _HFD, "us/us"),
+        column("t_decode_kv", lambda raw: raw["decode_tokens"] * sheet.kv_token_us, _HFD, "us/us"),
+        column("budget_share", lambda raw: tokens(raw) / budget, _HFD),
+        column("usage_squared", lambda raw: usage(raw) ** 2, _HFD),
+        constant("inverse_tp", 1.0 / sheet.tp, _HFD),
+        constant("experts", sheet.model.experts / 8.0, _HFD),
+        constant("offload", float(sheet.offload), _HFD),
+    )
+
+
+def _hfd_request(sheet: Sheet | None) -> tuple[Column, ...] | None:
+    if sheet is None or sheet.max_seqs is None or sheet.max_model_len is None:
+        return None
+    seats, longest = sheet.max_seqs, sheet.max_model_len
+    return (
+        intercept(_HFD),
+        column("queue", lambda raw: raw["waiting"] / seats, _HFD),
+        column("usage", usage, _HFD),
+        column("prompt", lambda raw: raw["prompt_tokens"] / longest, _HFD),
+        column("queue_squared", lambda raw: (raw["waiting"] / seats) ** 2, _HFD),
+        constant("inverse_tp", 1.0 / sheet.tp, _HFD),
+        constant("prefix", float(sheet.prefix), _HFD),
+        constant("chunked", float(sheet.chunked), _HFD),
+    )
+
+
+HFD_TL = System(
+    name="hfd_tl",
+    title="base, configuration and residual, with transfer",
+    reference="source 5",
+    tables={Target.STEP_TIME: _hfd_step, Target.QUEUE_WAIT: _hfd_request, Target.API_QUEUEING: _hfd_request},
+)
+
+
+_BSR = "BSR-ARD (source 6)"
+
+
+def _bsr_step(sheet: Sheet | None) -> tuple[Column, ...] | None:
+    if sheet is None:
+        return None
+    base = step_columns(sheet, _BSR)
+    if base is None:
+        return None
+    experts = (
+        column("t_experts_read", lambda raw: sheet.experts_us(tokens(raw)), _BSR, "us/us"),
+        column("tokens_to_32", filling, _BSR, "us/token"),
+    )
+    return (
+        *base,
+        *(experts if sheet.model.moe else ()),
+        column("has_prefill", has_prefill, _BSR),
+        column("hinge", lambda raw: hinge(sheet, tokens(raw)), _BSR, "us/us"),
+        column("t_kv", lambda raw: moved_us(sheet, raw), _BSR, "us/us"),
+        column("t_pfattn", lambda raw: pairs(raw) * sheet.pair_us, _BSR, "us/us"),
+        column("requests", "requests", _BSR, "us/request"),
+        column("mix", lambda raw: ratio(raw["prefill_tokens"] * raw["decode_tokens"], tokens(raw) ** 2), _BSR),
+        column("usage_decode", lambda raw: usage(raw) * raw["decode_tokens"], _BSR, "us/token"),
+    )
+
+
+BSR_ARD = System(
+    name="bsr_ard",
+    title="sparse Bayesian regression over the widest dictionary",
+    reference="source 6",
+    tables={
+        Target.STEP_TIME: _bsr_step,
+        Target.QUEUE_WAIT: RECE.tables[Target.QUEUE_WAIT],
+        Target.API_QUEUEING: RECE.tables[Target.API_QUEUEING],
     },
 )

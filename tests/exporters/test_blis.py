@@ -93,6 +93,33 @@ def test_blis_predicts_our_step_time(values, batch):
     assert theirs == pytest.approx(our_step_us(values, batch), rel=1e-9)
 
 
+@pytest.mark.parametrize("batch", [1.0, 12.0, 200.0])
+def test_experts_of_a_mixture_are_told_by_their_tangent_at_the_mean_batch(batch):
+    values = {"intercept": 4000.0, "prefill_tokens": 12.0, "decode_context_tokens": 0.02, "requests": 40.0}
+    target = step_target(values | {"active_experts": 9000.0})
+    model = target.models["portable"]
+    features = [msgspec.structs.replace(f, mean=batch) if f.name == "requests" else f for f in model.features]
+    target.models["portable"] = msgspec.structs.replace(model, features=features)
+    facts = {"num_experts": 128, "num_experts_per_tok": 8}
+    config = config_with(step_time=target)
+    config = msgspec.structs.replace(config, config=dict(config.config) | facts, mixture_of_experts=True)
+    found = exported(config)
+
+    def ours(decodes):
+        return our_step_us(values, (0, 0, decodes, 0)) + 9000.0 * (1.0 - (1.0 - 8 / 128) ** decodes)
+
+    def theirs(decodes):
+        return blis_step_us(found.beta, LLAMA_70B, 2, 3.35, (0, 0, decodes, 0))
+
+    assert theirs(batch) == pytest.approx(ours(batch), rel=1e-9)
+    assert theirs(batch + 0.01) == pytest.approx(ours(batch + 0.01), rel=1e-6)
+    (warning,) = found.warnings
+    assert "no term for experts touched" in warning
+    unknown = msgspec.structs.replace(config, config=dict(config.config) | {"num_experts_per_tok": "8"})
+    with pytest.raises(BlisError, match="num_experts_per_tok"):
+        exported(unknown)
+
+
 def served_us(step_us, alpha, requests, *, seats=64, budget=2048):
     """Summed (time to first token, end to end) of (arrival_us, prompt, outputs), served as vLLM does."""
     queueing_us, fixed_us, per_token_us = alpha

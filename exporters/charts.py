@@ -218,7 +218,7 @@ def scatter(history: HistoryView | None) -> Figure | None:
     """Predicted against observed times of the last rows, logarithmic; on the diagonal is right. None without rows."""
     if history is None:
         return None
-    rows = history.rows()
+    rows = history
     pairs = [(o, p) for o, p in zip(rows.observed_us, rows.predicted_us, strict=True) if o > 0 and p > 0]
     if not pairs:
         return None
@@ -249,7 +249,7 @@ class _Value(NamedTuple):
 
 def courses(model: ModelSnapshot, history: HistoryView | None, started_unix_nano: int) -> list[Figure]:
     """Each coefficient over the last day; what happened is marked. Empty before there are two points."""
-    course = [] if history is None else history.course()
+    course = [] if history is None else history.course
     if history is None or len(course) < 2:  # noqa: PLR2004 - a line has two ends
         return []
     marks = [(started_unix_nano / 1e9, "sidecar started")]

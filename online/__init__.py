@@ -32,7 +32,7 @@ from .snapshot import (
     TargetSnapshot,
 )
 from .state import StateError
-from .target import ChangeKind, CoursePoint, HistoryView, Learner, check_settings, make_rls
+from .target import ChangeKind, HistoryView, Learner, check_settings
 
 __all__ = [
     "PHASES",
@@ -42,7 +42,6 @@ __all__ = [
     "Bank",
     "ChangeKind",
     "ConfigSnapshot",
-    "CoursePoint",
     "Design",
     "DriftSnapshot",
     "EngineSnapshot",
@@ -66,7 +65,6 @@ __all__ = [
     "Target",
     "TargetSnapshot",
     "check_settings",
-    "make_rls",
     "median_of",
     "merge_states",
     "part_of",

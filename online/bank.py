@@ -24,16 +24,7 @@ import msgspec
 
 from online.features import Fact, Facts, FeatureSet
 from online.rls import Prior
-from online.target import (
-    RLS,
-    BankSettings,
-    StepHistory,
-    TargetState,
-    check_settings,
-    feature_set,
-    merge_target,
-    succeed_target,
-)
+from online.target import RLS, BankSettings, ChangeKind, StepHistory, TargetState, check_settings, feature_set
 from online.transfer import Donor, DonorPool, Priors, SheetPrior, donors_of, priors_of
 
 from .rows import RowBlock, RowOutcome, Target
@@ -249,16 +240,16 @@ class Bank:
         if donor_id in self._configs and donor_id != config_id:
             self._set_priors(config_id, priors_of(self.statistics(donor_id)))
             if (old := self._configs[donor_id].get(Target.STEP_TIME)) is not None:
-                succeed_target(self._readings.changing(self._target(config_id, Target.STEP_TIME)), old)
+                self._readings.changing(self._target(config_id, Target.STEP_TIME)).succeed(old)
 
     def mark_restart(self, config_id: str, at_ns: int) -> None:
         """An engine of it was restarted at this event time; no row of it may have come yet."""
-        self._target(config_id, Target.STEP_TIME).history.course.mark_restart(at_ns)
+        self._target(config_id, Target.STEP_TIME).history.course.mark(ChangeKind.RESTART, at_ns)
 
     def _set_priors(self, config_id: str, priors: Priors) -> None:
         self._priors[config_id] = priors
         for target, state in self._configs.get(config_id, {}).items():
-            for learner in self._readings.changing(state).publishers():
+            for learner in self._readings.changing(state).models.values():
                 if (prior := priors.get((target.value, learner.features.name, learner.features.names))) is not None:
                     learner.offer_prior(prior)
 
@@ -272,7 +263,9 @@ class Bank:
 
     def statistics(self, config_id: str) -> list[Donor]:
         """What one configuration knows, per target and feature set, to be pooled with others."""
-        learners = [each for state in self._configs[config_id].values() for each in copy.deepcopy(state).publishers()]
+        learners = [
+            each for state in self._configs[config_id].values() for each in copy.deepcopy(state).models.values()
+        ]
         return donors_of(config_id, self.facts(config_id), learners)
 
     def facts(self, config_id: str) -> Facts:
@@ -395,7 +388,7 @@ class Bank:
         engines = (self.lineages.get(config_id, Lineage()).main_engine(), lineage.main_engine())
         for target, state in targets.items():
             if mine.setdefault(target, state) is not state:
-                merge_target(self._readings.changing(mine[target]), state, engines)
+                self._readings.changing(mine[target]).add(state, engines)
 
 
 def part_of(bank: Bank, config_id: str) -> Bank:

@@ -22,14 +22,11 @@ Where several engines share a configuration, a change is one of all of them, and
     l_k  = median of a_i - Y_c                          level of engine k, over its last 64 rows
     d_k  = l_k - median of the others' l                how much longer it takes than the others, as a log ratio
 
-Y_c and X_c are the cells' references (online/shapes.py), the same for all, as they are now: so engines that speak in
-turns can be compared. An engine counts with 16 rows, for ten minutes of event time after its last one. Where several
-count, a change by a log gain g is one only if
-
-    no d_k is beyond log 1.25, and for more than half of them l_k is beyond g / 2 on its side.
-
-Two engines that are a factor of 1.25 apart leave no coefficients that are within a tenth of both. With one engine
-nothing is asked. Which term moved is told by the rows after a change (online/terms.py).
+Y_c and X_c are the cells' references as they are now, the same for all: so engines that speak in turns can be compared.
+An engine counts with 16 rows, for ten minutes of event time after its last one. Where several count, a change by a log
+gain g is one only if no d_k is beyond log 1.25, and l_k is beyond g / 2 on its side for more than half of them. Two
+engines that are a factor of 1.25 apart leave no coefficients that are within a tenth of both. Which term moved is told
+by the rows after a change (online/terms.py).
 
 Detector ``page_hinkley`` or ``adwin``: River's takes the place of the sums and gets the same z. Its alarm confirms,
 with the gain of the last five blocks. It is not saved, and starts over with the process. ``none``: nothing is looked
@@ -43,134 +40,85 @@ import enum
 import importlib
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from .blocks import CELLS, PREFILL_CELL, Design, median_of
 from .constants import HALF_LIFE_STEPS, MEAN_ABS_TO_SD, NOISE_ROWS, SILENCE_NS, START_ROWS
-from .rows import Floats, Ints, Mask
+from .rows import Floats, Ints
 from .shapes import KNOWN_ROWS, ShapeFactors
 from .snapshot import DriftSnapshot
 from .state import StateError, Stateful, Tree
 from .terms import is_of_prefill, moved_term
 
 # Chosen: on the recordings and on seeds below 200 (tests/bench/learning_drift.py).
-PREFILL_ROWS = 16
-# Chosen: on the recordings and on seeds below 200 (tests/bench/learning_drift.py).
-SLACK, LIMIT, Z_MAX = 1.5, 9.0, 3.5
-# Chosen: on the recordings and on seeds below 200 (tests/bench/learning_drift.py).
-GATE = 0.06
-# Chosen: on the recordings and on seeds below 200 (tests/bench/learning_drift.py).
-_USUAL_FIRST, _USUAL_MIN = 0.05, 0.04
-# Chosen: on the recordings and on seeds below 200 (tests/bench/learning_drift.py).
-_FIRST_WEIGHT, _MEMORY = 16, 256
-# Chosen: on the recordings and on seeds below 200 (tests/bench/learning_drift.py).
-_CLIP = 3.0
+PREFILL_ROWS, _SLACK, _LIMIT, _Z_MAX, GATE, _REACH = 16, 1.5, 9.0, 3.5, 0.06, 0.05
+# Chosen: on the same, for w.
+_USUAL_FIRST, _USUAL_MIN, _FIRST_WEIGHT, _MEMORY, _CLIP = 0.05, 0.04, 16, 256, 3.0
 # Guard: memory; a change that took longer has the gain of its last 32 blocks.
-_KEPT = 32
-# Chosen: on the recordings and on seeds below 200 (tests/bench/learning_drift.py).
-_REACH = 0.05
-# Guess: River's detectors do not say since when.
-_RIVER_BLOCKS = 5
-# Guess: of fewer rows without prefill a median says little.
-_OTHERS_MIN = 8
-_WITH_PREFILL: Mask = np.arange(CELLS) >= PREFILL_CELL
+_BLOCKS_KEPT = 32
+# Guess: River's detectors do not say since when; of fewer rows without prefill a median says little.
+_RIVER_BLOCKS, _OTHERS_MIN = 5, 8
 NO_DETECTOR = "none"
 DETECTORS = ("cusum", "adwin", "page_hinkley", NO_DETECTOR)
+# Derived: the larger of two times that one coefficient is within a tenth of both is 1.25 of the other.
 APART = math.log(1.25)
-# Guess: enough for a median, few enough to follow an engine.
-ENGINE_ROWS, ENGINE_ROWS_MIN = 64, 16
-# Guard: memory.
-ENGINES_MAX = 256
-"""Of one configuration; those heard of longest ago are not compared."""
+# Guess: enough for a median, few enough to follow an engine. Guard: memory; engines heard of longest ago go.
+_ENGINE_ROWS, _ENGINE_ROWS_MIN, _ENGINES_MAX = 64, 16, 256
 
 
-class Alarm(Protocol):
-    """Values of about unit scale in, alarm out."""
+class Alarm(Stateful):
+    """Values of about unit scale in, alarm out: S+ and S- of the module's equations, or River's detector.
 
-    @property
-    def suspects(self) -> bool:
-        """Whether an alarm is near."""
+    Args:
+        detector: ``cusum``; ``adwin`` (delta 1e-3, asked with each value) or ``page_hinkley`` (delta 0.5, threshold 20,
+            both sides), River's; or ``none``.
 
-    @property
-    def lasting(self) -> int:
-        """Values since what raises the alarm began."""
-
-    def update(self, z: float) -> bool:
-        """One value; True = alarm."""
-
-
-class Cusum(Stateful):
-    """Two-sided cumulative sum: S+ and S- of the module's equations."""
+    Attributes:
+        up, down: the sums.
+        rising, falling: values since each was 0.
+    """
 
     SAVED = ("up", "down", "rising", "falling")
 
-    def __init__(self) -> None:
+    def __init__(self, detector: str) -> None:
+        if detector not in DETECTORS:
+            raise ValueError(f"detector: {detector!r} is not one of {', '.join(DETECTORS)}")
         self.up = self.down = 0.0
         self.rising = self.falling = 0
+        self._detector, self._river = detector, None
+        if detector in DETECTORS[1:3]:
+            drift: Any = importlib.import_module("river.drift")
+            self._river = (
+                drift.ADWIN(delta=1e-3, clock=1)
+                if detector == DETECTORS[1]
+                else drift.PageHinkley(delta=0.5, threshold=20.0, mode="both")
+            )
 
     def update(self, z: float) -> bool:
-        """One value; True while a sum is at its limit."""
-        self.up, self.down = max(0.0, self.up + z - SLACK), max(0.0, self.down - z - SLACK)
+        """One value; True = alarm."""
+        if self._river is not None:
+            self._river.update(z)
+            return bool(self._river.drift_detected)
+        if self._detector == NO_DETECTOR:
+            return False
+        self.up, self.down = max(0.0, self.up + z - _SLACK), max(0.0, self.down - z - _SLACK)
         self.rising = self.rising + 1 if self.up else 0
         self.falling = self.falling + 1 if self.down else 0
-        return max(self.up, self.down) >= LIMIT
+        return max(self.up, self.down) >= _LIMIT
 
     @property
     def suspects(self) -> bool:
         """Whether a sum is half way to its limit."""
-        return max(self.up, self.down) >= 0.5 * LIMIT
+        return max(self.up, self.down) >= 0.5 * _LIMIT
 
     @property
     def lasting(self) -> int:
         """Values since the larger sum was 0."""
+        if self._river is not None:
+            return _RIVER_BLOCKS
         return self.rising if self.up > self.down else self.falling
-
-
-class RiverAlarm:
-    """River's ADWIN (delta 1e-3, asked with each value) or PageHinkley (delta 0.5, threshold 20, both sides)."""
-
-    suspects = False
-    lasting = _RIVER_BLOCKS
-
-    def __init__(self, kind: str) -> None:
-        drift = importlib.import_module("river.drift")
-        self.model: Any = (
-            drift.ADWIN(delta=1e-3, clock=1)
-            if kind == "adwin"
-            else drift.PageHinkley(delta=0.5, threshold=20.0, mode="both")
-        )
-
-    def update(self, z: float) -> bool:
-        """One value."""
-        self.model.update(z)
-        return bool(self.model.drift_detected)
-
-
-class Never:
-    """Raises no alarm, for ``none``."""
-
-    suspects = False
-    lasting = 0
-
-    def update(self, z: float) -> bool:  # noqa: ARG002 -- of the protocol
-        """Never an alarm."""
-        return False
-
-
-def make_alarm(detector: str) -> Alarm:
-    """The configured detector, fresh.
-
-    Raises:
-        ValueError: for an unknown name.
-    """
-    if detector not in DETECTORS:
-        raise ValueError(f"detector: {detector!r} is not one of {', '.join(DETECTORS)}")
-    if detector == NO_DETECTOR:
-        return Never()
-    return Cusum() if detector == DETECTORS[0] else RiverAlarm(detector)
 
 
 class ChangeTest(Stateful):
@@ -182,28 +130,17 @@ class ChangeTest(Stateful):
         usual, blocks: w and k.
     """
 
-    SAVED = ("waiting", "medians", "usual", "blocks")
+    SAVED = ("waiting", "medians", "usual", "blocks", "alarm")
 
     def __init__(self, detector: str, rows: int) -> None:
         self._detector, self._rows = detector, rows
-        self.alarm = make_alarm(detector)
-        self.waiting = np.empty((0, 2))
-        self.medians: list[float] = []
         self.usual, self.blocks = _USUAL_FIRST, 0
-
-    def to_state(self) -> Tree:
-        """See Stateful; River's detectors start over with the process."""
-        return super().to_state() | {"cusum": self.alarm.to_state() if isinstance(self.alarm, Cusum) else None}
-
-    def from_state(self, state: Tree) -> None:
-        """See Stateful; where another detector was configured, the fresh one stays."""
-        super().from_state(state)
-        if isinstance(self.alarm, Cusum) and state["cusum"] is not None:
-            self.alarm.from_state(state["cusum"])
+        self.restart()
 
     def restart(self) -> None:
         """Forget what led to an alarm; what is usual stays."""
-        self.alarm, self.waiting, self.medians = make_alarm(self._detector), np.empty((0, 2)), []
+        self.alarm, self.waiting = Alarm(self._detector), np.empty((0, 2))
+        self.medians: list[float] = []
 
     def learn(self, e: Floats, weight: Floats) -> float:
         """Rows in order of time, (n,) each; the log gain of a confirmed change, 0 for none; rows after it are left."""
@@ -226,8 +163,8 @@ class ChangeTest(Stateful):
         rate = 1.0 / min(self.blocks + _FIRST_WEIGHT, _MEMORY)
         self.usual += rate * (MEAN_ABS_TO_SD * min(abs(said), _CLIP * self.usual) - self.usual)
         self.blocks += 1
-        self.medians = [*self.medians, m][-_KEPT:]
-        if not self.alarm.update(min(max(said / usual, -Z_MAX), Z_MAX)):
+        self.medians = [*self.medians, m][-_BLOCKS_KEPT:]
+        if not self.alarm.update(min(max(said / usual, -_Z_MAX), _Z_MAX)):
             return 0.0
         gain = median_of(self.medians[-self.alarm.lasting :])
         if abs(gain) >= GATE and m * gain <= 0.5 * gain * gain:
@@ -245,35 +182,35 @@ class OddEngine(NamedTuple):
     number: int
     ratio: float
 
+    @property
+    def differs(self) -> bool:
+        """Whether it is so far from the others that one set of coefficients cannot do for all."""
+        return abs(math.log(self.ratio)) > APART
 
-@dataclass(slots=True)
+
 class EngineRows(Stateful):
     """The last rows of one engine: cell and a_i of each, oldest first, and the event time of its last block."""
 
     SAVED = ("cell", "log_y", "last_ns")
 
-    cell: list[int] = field(default_factory=list)
-    log_y: list[float] = field(default_factory=list)
-    last_ns: int = 0
+    def __init__(self) -> None:
+        self.cell, self.log_y, self.last_ns = np.empty(0, np.int64), np.empty(0), 0
 
     def restored(self) -> None:
         """Each row is of a cell."""
-        cells = all(type(cell) is int and 0 <= cell < CELLS for cell in self.cell)
-        if not cells or len(self.cell) != len(self.log_y):
+        if ((self.cell < 0) | (self.cell >= CELLS)).any() or len(self.cell) != len(self.log_y):
             raise StateError("rows of an engine without their cells")
 
     def learn(self, cell: Ints, log_y: Floats, end_ns: int) -> None:
         """Rows (n,) in order of time."""
-        self.cell = [*self.cell, *cell[-ENGINE_ROWS:].tolist()][-ENGINE_ROWS:]
-        self.log_y = [*self.log_y, *log_y[-ENGINE_ROWS:].tolist()][-ENGINE_ROWS:]
+        self.cell = np.append(self.cell, cell)[-_ENGINE_ROWS:]
+        self.log_y = np.append(self.log_y, log_y)[-_ENGINE_ROWS:]
         self.last_ns = end_ns
 
-    def level(self, usual: Floats, first_cell: int) -> float | None:
-        """Median beside what their cells usually take, (512,), of cells from one on; None of too few rows."""
-        if len(self.cell) < ENGINE_ROWS_MIN:
-            return None
-        off = [y - usual[c] for c, y in zip(self.cell, self.log_y, strict=True) if c >= first_cell]
-        return median_of(off) if off else 0.0
+    def level(self, usual: Floats, first_cell: int) -> float:
+        """Median beside what their cells usually take, (512,), of cells from one on; 0 where there is none."""
+        of = self.cell >= first_cell
+        return median_of((self.log_y - usual[self.cell])[of]) if of.any() else 0.0
 
 
 class Engines(Stateful):
@@ -298,17 +235,11 @@ class Engines(Stateful):
 
     def learn(self, engine: Ints, cell: Ints, log_y: Floats, end_ns: int) -> None:
         """Rows of a block, (n,) each, in order of time."""
-        numbers = np.unique(engine).tolist()
-        for number in numbers:
-            own = slice(None) if len(numbers) == 1 else engine == number
+        for number in np.unique(engine).tolist():
+            own = engine == number
             self.rows.setdefault(number, EngineRows()).learn(cell[own], log_y[own], end_ns)
-        if len(self.rows) > 1:
-            kept = sorted(self.rows, key=lambda number: self.rows[number].last_ns)[-ENGINES_MAX:]
-            self.rows = {
-                number: rows
-                for number, rows in self.rows.items()
-                if number in kept and rows.last_ns >= end_ns - SILENCE_NS
-            }
+        heard = sorted(self.rows.items(), key=lambda each: each[1].last_ns)[-_ENGINES_MAX:]
+        self.rows = {number: rows for number, rows in heard if rows.last_ns >= end_ns - SILENCE_NS}
 
     def odd(self, usual: Floats) -> OddEngine | None:
         """The one that differs most, by what cells usually take, (512,); None where fewer than two count."""
@@ -329,37 +260,29 @@ class Engines(Stateful):
             return True
         sign, levels = math.copysign(1.0, gain), self._levels(usual, first_cell).values()
         showing = sum(sign * level > 0.5 * abs(gain) for level in levels)
-        return not differs(odd) and 2 * showing > len(levels)
+        return not odd.differs and 2 * showing > len(levels)
 
     def _levels(self, usual: Floats, first_cell: int) -> dict[int, float]:
-        levels = {number: rows.level(usual, first_cell) for number, rows in self.rows.items()}
-        return {number: level for number, level in levels.items() if level is not None}
-
-
-def differs(odd: OddEngine) -> bool:
-    """Whether it is so far from the others that one set of coefficients cannot do for all."""
-    return abs(math.log(odd.ratio)) > APART
+        counting = ((number, rows) for number, rows in self.rows.items() if len(rows.cell) >= _ENGINE_ROWS_MIN)
+        return {number: rows.level(usual, first_cell) for number, rows in counting}
 
 
 # ------------------------------------------------------------------- the monitor
 
 
 class Verdict(enum.Enum):
-    """What a block said about speed."""
+    """What a block said about speed; ``PREFILL``: a change is confirmed for the steps with prefill alone."""
 
     NOTHING = 0
     CONFIRMED = 1
     PREFILL = 2
-    """Confirmed, for the steps with prefill alone."""
 
 
-@dataclass(frozen=True, slots=True)
-class Speed:
-    """What a block said about speed, new time per old time of the last change, and whether another is suspected."""
+class Speed(NamedTuple):
+    """What a block said about speed, and new time per old time of the last change."""
 
     verdict: Verdict
     gain: float
-    suspicious: bool
 
 
 class ChangeMonitor(Stateful):
@@ -393,31 +316,25 @@ class ChangeMonitor(Stateful):
         """One that has seen no change."""
         return ChangeMonitor(self._detector, self._names)
 
-    @property
-    def suspects(self) -> bool:
-        """Whether a change of all rows is suspected."""
-        return self.all_rows.alarm.suspects
-
     def learn(self, block: Design, log_ratio: Floats, shapes: ShapeFactors, beta: Floats) -> Speed:
         """One block, its log(y / (x beta F)) (n,), and the factors and coefficients that predicted it."""
-        cell, end_ns = block.cell, int(block.end_ns[-1])
         self.rows_since += len(block)
-        known = shapes.rows[cell] >= KNOWN_ROWS
+        known = shapes.rows[block.cell] >= KNOWN_ROWS
         if not known.any():
             return self.unchanged()
-        cell, x = cell[known], block.x[known]
-        e = log_ratio[known]
-        weight = 1.0 / (1.0 + np.square(shapes.reach(cell, x, beta) / _REACH))
-        self.engines.learn(block.engine[known], cell, e + shapes.log_y[cell], end_ns)
+        cell, e = block.cell[known], log_ratio[known]
+        weight = 1.0 / (1.0 + np.square(shapes.reach(cell, block.x[known], beta) / _REACH))
+        self.engines.learn(block.engine[known], cell, e + shapes.log_y[cell], int(block.end_ns[-1]))
         with_prefill = cell >= PREFILL_CELL
         gain = self.all_rows.learn(e, weight)
         if gain and self.engines.confirm(gain, shapes.log_y):
-            return self._change(Verdict.CONFIRMED, gain, end_ns, beta)
-        if self.suspects or len(e) - np.count_nonzero(with_prefill) < _OTHERS_MIN:
+            return self._change(Verdict.CONFIRMED, gain, int(block.end_ns[-1]), beta)
+        others = e[~with_prefill]
+        if self.all_rows.alarm.suspects or len(others) < _OTHERS_MIN:
             return self.unchanged()
-        gain = self.prefill.learn(e[with_prefill] - median_of(e[~with_prefill]), weight[with_prefill])
+        gain = self.prefill.learn(e[with_prefill] - median_of(others), weight[with_prefill])
         if gain and self.engines.confirm(gain, shapes.log_y, PREFILL_CELL):
-            return self._change(Verdict.PREFILL, gain, end_ns, beta)
+            return self._change(Verdict.PREFILL, gain, int(block.end_ns[-1]), beta)
         return self.unchanged()
 
     def _change(self, verdict: Verdict, gain: float, end_ns: int, beta: Floats) -> Speed:
@@ -430,7 +347,7 @@ class ChangeMonitor(Stateful):
         if verdict is Verdict.PREFILL:
             self.term = next((name for name in self._names if is_of_prefill(name)), "")
         self.prefill.restart()
-        return Speed(verdict, self.gain, suspicious=False)
+        return Speed(verdict, self.gain)
 
     @property
     def asks_for_term(self) -> bool:
@@ -448,7 +365,7 @@ class ChangeMonitor(Stateful):
 
     def unchanged(self) -> Speed:
         """What is said of rows that tell of no change."""
-        return Speed(Verdict.NOTHING, self.gain, self.suspects)
+        return Speed(Verdict.NOTHING, self.gain)
 
     def odd_engine(self, shapes: ShapeFactors) -> OddEngine | None:
         """The engine that differs most from the others of its configuration; None where fewer than two count."""

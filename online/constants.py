@@ -18,6 +18,8 @@ NOISE_ROWS = 32
 START_ROWS = 256
 # Guess: steps after which a row counts half.
 HALF_LIFE_STEPS = 4000
+# Guess: share of the evidence that a confirmed change of speed leaves.
+ALARM_KEEP = 0.02
 # Guess: without a row for ten minutes an engine is silent.
 SILENCE_NS = 600_000_000_000
 # Guard: memory; of one configuration.

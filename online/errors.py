@@ -16,6 +16,19 @@ from .rows import Floats, Ints
 from .snapshot import ErrorSnapshot, IntervalSnapshot, ResidualSnapshot
 from .state import StateError, Stateful
 
+
+def _places(histograms: Floats, shares: tuple[float, ...]) -> Floats:
+    """Where these shares of histograms (s, bins) lie, in bins from the first edge, (s, len(shares))."""
+    cumulative = histograms.cumsum(axis=1)
+    wanted = cumulative[:, -1:] * np.array(shares)
+    index = np.minimum((cumulative[:, None, :] < wanted[:, :, None]).sum(axis=2), histograms.shape[1] - 1)
+    rows = np.arange(len(histograms))[:, None]
+    inside = histograms[rows, index]
+    part = (wanted - (cumulative[rows, index] - inside)) / np.maximum(inside, TINY)
+    places: Floats = index + np.minimum(np.maximum(part, 0.0), 1.0)
+    return places
+
+
 # ------------------------------------------------------------------- prequential error
 
 # Guard: errors beyond count as 0.01 % and 1,000 %. Derived: 192 bins are 6 % wide each.
@@ -28,17 +41,12 @@ class PrequentialError(Stateful):
 
     The mean is a decayed mean; median and 90th percentile come from a decayed histogram of the logarithm, 192 bins of
     6 %, interpolated.
-
-    Args:
-        half_life_rows: rows after which an error counts half.
     """
 
     SAVED = ("histogram", "sum_ape", "total")
 
-    __slots__ = ("half_life_rows", "histogram", "sum_ape", "total")
-
     def __init__(self, half_life_rows: float = 1000.0) -> None:
-        self.half_life_rows = half_life_rows
+        self._half_life_rows = half_life_rows
         self.histogram = np.zeros(_APE_BINS)
         self.sum_ape = self.total = 0.0
 
@@ -46,7 +54,7 @@ class PrequentialError(Stateful):
         """Errors (n,) of one block; they must be finite."""
         clipped = np.minimum(np.maximum(ape, _APE_LOW), _APE_HIGH)
         bins = np.minimum(np.log(clipped * (1.0 / _APE_LOW)) * _APE_PER_LOG, _APE_BINS - 1.0).astype(np.int64)
-        kept = 2.0 ** (-len(ape) / self.half_life_rows)
+        kept = 2.0 ** (-len(ape) / self._half_life_rows)
         self.histogram = self.histogram * kept + np.bincount(bins, minlength=_APE_BINS)
         self.sum_ape = self.sum_ape * kept + float(clipped.sum())
         self.total = self.total * kept + len(ape)
@@ -59,33 +67,20 @@ class PrequentialError(Stateful):
         """As ratios; None before the first prediction."""
         if self.total <= 0.0:
             return None
-        places = _quantile_places(self.histogram[None, :], np.array([0.5, 0.9]))[0]
+        places = _places(self.histogram[None, :], (0.5, 0.9))[0]
         median_ape, p90_ape = (_APE_LOW * np.exp(places / _APE_PER_LOG)).tolist()
         return ErrorSnapshot(mape=self.mean(), median_ape=median_ape, p90_ape=p90_ape)
-
-
-def _quantile_places(histograms: Floats, shares: Floats) -> Floats:
-    """Where these shares of histograms (s, bins) lie, in bins from the first edge, (s, len(shares))."""
-    cumulative = histograms.cumsum(axis=1)
-    wanted = cumulative[:, -1:] * shares
-    index = np.minimum((cumulative[:, None, :] < wanted[:, :, None]).sum(axis=2), histograms.shape[1] - 1)
-    rows = np.arange(len(histograms))[:, None]
-    inside = histograms[rows, index]
-    part = (wanted - (cumulative[rows, index] - inside)) / np.maximum(inside, TINY)
-    places: Floats = index + np.minimum(np.maximum(part, 0.0), 1.0)
-    return places
 
 
 # ------------------------------------------------------------------- bands
 
 # Derived: bins 0.25 % wide near 0; 44 of them to each side reach log ratios of 2.4.
 _SCALE, _PER_UNIT, _BINS = 0.02, 8.0, 88
-_SHARES = np.array([0.1, 0.5, 0.9])
-# Guess: a stratum with 30 rows has half of its band from all.
-_BORROWED_ROWS, _PUBLISHED_ROWS = 32.0, 30.0
+# Guess: the least that has a tenth.
+_PUBLISHED_ROWS = 30.0
 # Chosen: on the recordings that tests/bench/learning_bars.py scores.
 _HALF_LIFE_MIN_ROWS, _HALF_LIFE_MAX_ROWS, _HALF_LIFE_SHARE = 64.0, 2000.0, 0.1
-# Chosen: on the recordings c0, c1, c3, c5, c9 and p1 (Intervals).
+# Chosen: on the recordings c0, c1, c3, c5, c9 and p1.
 WIDER = 1.15
 
 
@@ -94,20 +89,16 @@ class Intervals(Stateful):
 
         r = log(y / yhat)       h_s <- 2^(-n_s / t) h_s + counts of floor(8 asinh(r / 0.02))        (32, 88)
         t = min(2000, max(64, rows / 10))            what was predicted before much was known tells little of now
-        q_s = quantiles of h_s + 32 rows' worth of all, 1.15 times as far from the middle
+        q_s = quantiles of h_s, 1.15 times as far from the middle
 
-    Bins are 0.25 % wide near 0 and 12 % far out; a stratum with few rows borrows from the whole. A band is read for
-    minutes to come, in which levels wander and to which beta and F have not been fitted: hence the 1.15, chosen on the
-    recordings c0, c1, c3, c5, c9 and p1. Adding histograms merges them.
+    Bins are 0.25 % wide near 0 and 12 % far out. A band is read for minutes to come, in which levels wander and to
+    which beta and F have not been fitted: hence the 1.15. Adding histograms merges them.
     """
 
     SAVED = ("histogram", "rows")
 
-    __slots__ = ("histogram", "rows")
-
     def __init__(self) -> None:
-        self.histogram = np.zeros((STRATA, _BINS))
-        self.rows = 0
+        self.histogram, self.rows = np.zeros((STRATA, _BINS)), 0
 
     def learn(self, block: Design, log_ratio: Floats) -> None:
         """Rows of a block and their r, (n,), finite."""
@@ -125,8 +116,8 @@ class Intervals(Stateful):
         if not pool.any():
             return None
         known = (self.histogram.sum(axis=1) >= _PUBLISHED_ROWS).nonzero()[0] if by_stratum else np.empty(0, np.int64)
-        mixed = np.concatenate((pool[None, :], self.histogram[known] + pool * (_BORROWED_ROWS / pool.sum())))
-        log_ratio = _SCALE * np.sinh((_quantile_places(mixed, _SHARES) - _BINS / 2) / _PER_UNIT)
+        places = _places(np.concatenate((pool[None, :], self.histogram[known])), (0.1, 0.5, 0.9))
+        log_ratio = _SCALE * np.sinh((places - _BINS / 2) / _PER_UNIT)
         middle = log_ratio[:, 1:2]
         (p10, p50, p90), *own = np.exp(middle + WIDER * (log_ratio - middle)).tolist()
         strata = {stratum_name(s): (low, mid, high) for s, (low, mid, high) in zip(known.tolist(), own, strict=True)}
@@ -160,8 +151,6 @@ class Residuals(Stateful):
     """
 
     SAVED = ("rows", "ratio_sum")
-
-    __slots__ = ("ratio_sum", "rows")
 
     def __init__(self) -> None:
         self.rows: Ints = np.zeros(len(RATIO_BOUNDS) + 1, np.int64)

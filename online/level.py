@@ -10,8 +10,6 @@ Coefficients and shape factors follow a machine over hours. A level follows what
 clock, a cache. The choice by error gives a calm machine none. What is best for the next row is not best for a reader,
 who has it a second or more later: on the recordings the level of the next row takes 14 % off the mean error, the same
 one a second later adds 2 %, the one chosen by D takes 1 % off; after 5 s any is worse than none, unless a change lasts.
-The bound of v and of an error and the memory of E were
-chosen on the recordings c0, c1, c3, c5, c9 and p1; half-lives half or twice as long move errors by 0.1 points.
 
 Guarantee: c is finite and |c| <= 0.25 for every finite r. A confirmed change of speed moves beta and ends the level.
 Merging: a level is of one machine's last seconds, so a merged one starts over; rows add.
@@ -35,16 +33,9 @@ from .state import StateError, Stateful
 # Guess: half or twice as long move errors by 0.1 points.
 HALF_LIVES_ROWS = (8, 20, 60)
 # Chosen: on the recordings c0, c1, c3, c5, c9 and p1.
-LEVEL_MAX = 0.25
-# Chosen: on the recordings c0, c1, c3, c5, c9 and p1.
-MEMORY_ROWS, ERROR_MAX = 128.0, 0.5
-# Derived: a reader has what it reads a second or more later.
+LEVEL_MAX, MEMORY_ROWS, ERROR_MAX = 0.25, 128.0, 0.5
+# Derived: a reader has what it reads a second or more later; after so long the means that it has are renewed.
 LATE_NS = 1_000_000_000
-"""After so long the means that a reader has are renewed."""
-
-
-def _nothing() -> Floats:
-    return np.zeros(1 + len(HALF_LIVES_ROWS))
 
 
 def _errors(means: Floats, log_ratio: Floats) -> Floats:
@@ -65,13 +56,16 @@ class PhaseLevel(Stateful):
 
     SAVED = ("rows", "last_ns", "errors", "late_errors", "late", "late_ns", "means")
 
-    __slots__ = ("_means", "errors", "last_ns", "late", "late_errors", "late_ns", "rows")
-
     def __init__(self) -> None:
-        self.rows = self.last_ns = self.late_ns = 0
+        self.rows = self.last_ns = 0
+        self.end()
+
+    def end(self) -> None:
+        """Forget the level; rows stay counted."""
+        size = 1 + len(HALF_LIVES_ROWS)
         self._means: list[Any] = []
-        self.errors, self.late_errors = _nothing(), _nothing()
-        self.late = np.zeros((2, 1 + len(HALF_LIVES_ROWS)))
+        self.errors, self.late_errors, self.late = np.zeros(size), np.zeros(size), np.zeros((2, size))
+        self.late_ns = 0
 
     @property
     def means(self) -> list[float]:
@@ -116,12 +110,6 @@ class PhaseLevel(Stateful):
         chosen: Floats = before[grown[:, :-1].argmin(axis=0), np.arange(n)]
         return chosen
 
-    def end(self) -> None:
-        """Forget the level; rows stay counted."""
-        self._means, self.late_ns = [], 0
-        self.errors, self.late_errors = _nothing(), _nothing()
-        self.late = np.zeros_like(self.late)
-
     def snapshot(self) -> LevelSnapshot | None:
         """The level for a reader; None before the first row."""
         if not self.rows:
@@ -140,8 +128,6 @@ class Level(Stateful):
     """Both of them, of one target."""
 
     SAVED = ("decode", "prefill")
-
-    __slots__ = ("decode", "prefill")
 
     def __init__(self) -> None:
         self.decode, self.prefill = PhaseLevel(), PhaseLevel()

@@ -9,15 +9,15 @@
 A shape (online/blocks.py) starts with the median of its first rows. What is kept is Y_c = U_c + log X_c beta, so that a
 shape's time stays true while beta is learned. The clip bounds what a stall can do.
 
-The factors are applied for as long as they do not predict worse than none. Over rows not yet learned,
+A shape's mean counts its stalls, which beta leaves out, and where stalls are many it is a time that hardly any step
+takes. So factors are applied for as long as they do not predict worse than none: over rows not yet learned,
 
     a = |x beta / y - 1|    b = |x beta F / y - 1|    A = sum clip(a - b, -0.05, 0.05)    B = sum min(a, 0.2)
 
-F is left out where A < -0.05 B and applied again where A >= 0, with a half-life of 1024 rows, after 256 rows. A shape's
-mean counts its stalls, which beta leaves out, and where stalls are many it is a time that hardly any step takes.
+with a half-life of 1024 rows, F is left out where A < -0.05 B and applied again where A >= 0.
 
-Guarantee: log ratios within 700 give finite sums, |A| <= 0.05 n and 0 <= B <= 0.2 n. Adding A and B of several is
-commutative and associative. Reference: Dawid, The prequential approach (JRSS A 147, 1984).
+Guarantee: log ratios within 700 give finite sums. Adding A and B of several is commutative and associative.
+Reference: Dawid, The prequential approach (JRSS A 147, 1984).
 """
 
 from __future__ import annotations
@@ -27,32 +27,28 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from .blocks import CELLS, PREFILL_CELL, Groups, median_of
+from .blocks import CELLS, PREFILL_CELL, Groups, cell_name, median_of
 from .constants import MEAN_ABS_TO_SD, QUIETEST, START_ROWS, TINY_US
-from .rows import Floats, Ints, Mask
+from .rows import Floats, Ints
+from .snapshot import ShapeFactorSnapshot
 from .state import Stateful
 
-# Guess.
-KNOWN_ROWS = 16.0
-"""From which on a shape's mean is a reference that rows can be compared with."""
-# Guess: rows that a shape's mean remembers.
-MEMORY_ROWS = 256.0
-# Guess: with so many rows a shape's mean is believed by half.
-SHRINK_ROWS = 8.0
-# Guess: what is left of a shape's rows after a change of speed.
-_RELEARNED_ROWS = 64.0
+# Rows from which on a shape's mean is a reference that rows can be compared with; that it remembers; with which it is
+# believed by half; that a change of speed leaves. Guess.
+KNOWN_ROWS, MEMORY_ROWS, _SHRINK_ROWS, _RELEARNED_ROWS = 16.0, 256.0, 8.0, 64.0
 # Chosen: on the recordings and on seeds below 200 (tests/bench/learning_drift.py).
-_LEAST_WORK, _FREE_WORK, _COST_MIN, _PREFILL_REACH = 0.1, 0.35, 0.05, 0.35
-# Guess: spreads that a row may move a mean by.
-_CLIP = 4.0
-# Guess: beyond a factor of 2.5 a first row is a stall.
-_STALL = 0.9  # |log(y / x beta)|, a factor of 2.5: no first row of a shape
-# Guess: half-life of a score.
-_HALF_LIFE_ROWS = 1024.0
-# Guess: factors are left out while they lose by 5 %. Guard: what one row may win or lose.
-_WON_MAX, _ERROR_MAX, _LOST = 0.05, 0.2, 0.05
-USUAL_WORK = ("prefill_tokens", "requests", "decode_context_tokens")
-UsualWork = tuple[float, float, float, float]
+_LEAST_WORK, _FREE_WORK, _COST_MIN = 0.1, 0.35, 0.05
+# Guess: spreads that a row may move a mean by; beyond a factor of exp(0.9) = 2.5 a first row of a shape is a stall.
+_CLIP, _STALL = 4.0, 0.9
+# Guess: half-life of a score; factors are left out while they lose by 5 %. Guard: what one row may win or lose.
+_HALF_LIFE_ROWS, _LOST, _WON_MAX, _ERROR_MAX = 1024.0, 0.05, 0.05, 0.2
+_USUAL_WORK = ("prefill_tokens", "requests", "decode_context_tokens")
+
+
+def believed(rows: Floats) -> Floats:
+    """The share of U_c that is in log F_c, of shapes with so many rows, (g,)."""
+    share: Floats = rows / (rows + _SHRINK_ROWS)
+    return share
 
 
 class ShapeFactors(Stateful):
@@ -77,20 +73,36 @@ class ShapeFactors(Stateful):
         predicted: Floats = self.x[ids] @ beta
         return self.log_y[ids] - np.log(np.maximum(predicted, TINY_US))
 
-    def believed(self, ids: Ints) -> Floats:
-        """The share of U_c that is in log F_c, (g,)."""
-        share: Floats = self.rows[ids] / (self.rows[ids] + SHRINK_ROWS)
-        return share
-
     def log_factors(self, beta: Floats) -> Floats:
         """Log F of all shapes, (512,); 0 where there are no rows."""
         ids, factors = self.rows.nonzero()[0], np.zeros(CELLS)
-        factors[ids] = self.usual(ids, beta) * self.believed(ids)
+        factors[ids] = self.usual(ids, beta) * believed(self.rows[ids])
         return factors
 
     def applied_factors(self, beta: Floats) -> Floats:
         """Log F of all shapes as predictions have it, (512,): 0 where factors are left out."""
         return self.log_factors(beta) if self.applied else np.zeros(CELLS)
+
+    def snapshot(self, beta: Floats, names: Sequence[str]) -> dict[str, ShapeFactorSnapshot]:
+        """Factor of each shape that was seen, by name, and the usual work of such a step, to four digits.
+
+        No work is told where a column is missing, or factors are left out: usual times have the stalls of their shapes,
+        which ``mean_factor`` counts then.
+        """
+        ids, factors = self.rows.nonzero()[0], np.exp(self.applied_factors(beta))
+        work: Sequence[Floats | None] = [None] * len(ids)
+        if self.applied and set(names) >= {"intercept", *_USUAL_WORK}:
+            steps = np.maximum(self.x[ids, names.index("intercept")], 1.0)
+            sums = self.x[ids][:, [names.index(name) for name in _USUAL_WORK]]
+            exact = np.column_stack((sums, np.exp(self.log_y[ids]))) / steps[:, None]
+            digits = 10.0 ** (3.0 - np.floor(np.log10(np.maximum(exact, 1e-3))))
+            work = [*(np.rint(exact * digits) / digits)]
+        return {
+            cell_name(c): ShapeFactorSnapshot(
+                factor=float(factors[c]), rows=float(self.rows[c]), usual=None if each is None else tuple(each.tolist())
+            )
+            for c, each in zip(ids.tolist(), work, strict=True)
+        }
 
     def reach(self, cell: Ints, x: Floats, beta: Floats) -> Floats:
         """How far beta (p,) reaches from the usual work of their shapes to that of rows x (n, k), in their time, (n,).
@@ -106,21 +118,11 @@ class ShapeFactors(Stateful):
         x = np.maximum(x, 0.0)
         mean = (self.rows @ usual) / rows + TINY_US
         cost = np.maximum(beta[: len(mean)], _COST_MIN * float(self.rows @ np.exp(self.log_y)) / rows / mean)
-        least = _LEAST_WORK * mean
-        far = np.maximum(np.abs(np.log((x + least) / (usual + least).take(cell, axis=0))) - _FREE_WORK, 0.0)
-        by_form = ((far * np.abs(x - usual.take(cell, axis=0))) @ cost) / (x @ cost)
-        reached: Floats = np.where(cell >= PREFILL_CELL, _PREFILL_REACH * far.max(axis=1), by_form)
+        least, usual = _LEAST_WORK * mean, usual.take(cell, axis=0)
+        far = np.maximum(np.abs(np.log((x + least) / (usual + least))) - _FREE_WORK, 0.0)
+        by_form = ((far * np.abs(x - usual)) @ cost) / (x @ cost)
+        reached: Floats = np.where(cell >= PREFILL_CELL, _FREE_WORK * far.max(axis=1), by_form)
         return reached
-
-    def usual_work(self, ids: Ints, names: Sequence[str]) -> list[UsualWork] | list[None]:
-        """``USUAL_WORK`` of a step of each shape and its us, to four digits; None where a column is missing."""
-        if not set(names) >= {"intercept", *USUAL_WORK}:
-            return [None] * len(ids)
-        sums = self.x[ids][:, [names.index(name) for name in USUAL_WORK]]
-        steps = np.maximum(self.x[ids, names.index("intercept")], 1.0)
-        work = np.column_stack((sums, np.exp(self.log_y[ids]))) / steps[:, None]
-        digits = 10.0 ** (3.0 - np.floor(np.log10(np.maximum(work, 1e-3))))
-        return [(p, n, c, us) for p, n, c, us in (np.rint(work * digits) / digits).tolist()]
 
     # ---------------------------------------------------------------- learning
 
@@ -163,16 +165,17 @@ class ShapeFactors(Stateful):
         self.spread[ids] = spread * (1.0 - rate) + MEAN_ABS_TO_SD * share * np.add.reduceat(np.abs(e), starts)
         self.rows[ids] = before + count
 
-    def shift(self, cells: Mask, gain: float) -> None:
-        """These shapes (512,) take longer by this log gain on average; what each of them takes is soon relearned."""
-        self.log_y += gain * (cells & (self.rows > 0.0))
+    def shift(self, gain: float, *, prefill: bool) -> None:
+        """All shapes, or those with prefill, take longer by this log gain; what each of them takes is relearned."""
+        cells = slice(PREFILL_CELL if prefill else 0, None)
+        self.log_y[cells] += gain * (self.rows[cells] > 0.0)
         self.rows[cells] = np.minimum(self.rows[cells], _RELEARNED_ROWS)
 
     # ---------------------------------------------------------------- others' shapes
 
     def adopt(self, donor: ShapeFactors) -> None:
         """Begin with the shapes of a donor, of as many columns or more, as if each were learned from 8 rows at most."""
-        self.rows = np.minimum(donor.rows, SHRINK_ROWS)
+        self.rows = np.minimum(donor.rows, _SHRINK_ROWS)
         self.log_y, self.spread = donor.log_y.copy(), donor.spread.copy()
         self.x = donor.x[:, : self.x.shape[1]].copy()
 

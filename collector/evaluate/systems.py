@@ -23,10 +23,10 @@ import numpy as np
 
 from collector.config import Config
 from collector.identity import IDENTITY, Fact
-from online import Design, Floats, Learner, Quality, RowBlock, Target, make_rls, strata_of, stratum_name
+from online import Design, Floats, Learner, Quality, RowBlock, Target, strata_of, stratum_name
 from online.features import FeatureSet, build
 from online.features.systems import BSR_ARD, HFD_TL, PORTABLE, RECE, SYSTEMS, System
-from online.rls import LearnerSettings, Prior, RlsLearner
+from online.rls import Prior, RlsLearner
 from online.target import TargetState
 from online.transfer import (
     HIDES_HITS,
@@ -107,7 +107,7 @@ def blocks(rows: Design) -> Iterator[Design]:
 
 def learn(features: FeatureSet, rows: RowBlock, prior: Prior | None = None) -> RlsLearner | None:
     """A learner fed with all rows; None when they were too few to begin."""
-    learner = make_rls(features, LearnerSettings(), prior)
+    learner = RlsLearner(features, prior)
     _learn_blocks(learner, features, rows)
     return learner if learner.started else None
 
@@ -197,13 +197,12 @@ def prequential(system: str, facts: dict[str, Fact], rows: RowBlock) -> float | 
     state = TargetState(Target.STEP_TIME, Config(learners=("rls",)))
     for each in (watching, features):
         state.offer(each, lambda _features: None)
-    learner = {model.features.name: model for model in state.publishers()}[features.name]
+    learner = {model.features.name: model for model in state.models.values()}[features.name]
     errors: list[Floats] = []
-    start_rows = LearnerSettings().start_rows
     for start in range(0, len(rows), BLOCK_ROWS):
         part = rows.slice(start, min(start + BLOCK_ROWS, len(rows)))
         block = design(features, part)
-        if learner.started and start >= start_rows and len(block):
+        if not learner.holding and len(block):
             predicted = learner.predict(block)
             if system.endswith(SHAPE_SUFFIX):
                 predicted = block.x @ learner.fit.beta[: len(features)] * np.exp(learner.log_factors(block.cell))

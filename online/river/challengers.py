@@ -20,10 +20,9 @@ from typing import Any
 
 import numpy as np
 
-from online.blocks import Design
+from online.blocks import Design, median_of
 from online.errors import PrequentialError
 from online.features import INTERCEPT, FeatureSet
-from online.rls import middle
 from online.rows import Floats
 from online.snapshot import ModelSnapshot
 
@@ -57,8 +56,6 @@ def make(name: str) -> Any:
 class RiverLearner:
     """One River regressor on one feature set of one target."""
 
-    publishes = False
-
     def __init__(self, name: str, features: FeatureSet, rows_per_s: float) -> None:
         self.name, self.features = name, features
         self.model: Any = None
@@ -74,7 +71,7 @@ class RiverLearner:
         """Predict, score and learn each row of the block that is seen."""
         per_step = block.elapsed_us / block.steps
         if self.median_us == 0.0:
-            self.median_us = middle(per_step)
+            self.median_us = median_of(per_step)
         for i in self.thinning.pick(block.end_ns).tolist():
             row, y = self._row(block.x[i] / block.steps[i]), float(per_step[i])
             predicted = self.median_us * (1.0 + self._predict_one(row))

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from .ard import RelevantFit
+from .diagnosis import IDENTIFIED_ERROR, VIF_MAX, as_far_as_it_fits
 from .error_bars import JACKKNIFE_ROWS
-from .identify import IDENTIFIED_ERROR, VIF_MAX, as_far_as_it_fits
-from .learner import LearnerSettings, RlsLearner
-from .merging import Replica, compared, joined, merge, replica_of
-from .prior import Prior, contradicted
-from .solve import solve
+from .learner import RlsLearner
+from .merging import Replica, compared, joined, merge
+from .solve import Prior, contradicted, solve
 from .strata import OperatingPoints, points_of
-from .weights import bisquare, middle
+from .weights import bisquare
 
 __all__ = [
     "IDENTIFIED_ERROR",
     "JACKKNIFE_ROWS",
     "VIF_MAX",
-    "LearnerSettings",
     "OperatingPoints",
     "Prior",
-    "RelevantFit",
     "Replica",
     "RlsLearner",
     "as_far_as_it_fits",
@@ -28,8 +24,6 @@ __all__ = [
     "contradicted",
     "joined",
     "merge",
-    "middle",
     "points_of",
-    "replica_of",
     "solve",
 ]

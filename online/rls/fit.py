@@ -2,9 +2,9 @@
 
     G    = sum over strata of decayed w z z'                      z = [x, phase, y, l], G: (q, q) (online/rls/strata.py)
     beta = argmin over beta_j >= 0 where not free   beta' (A + H) beta - 2 (b + H beta0)' beta      A, b: blocks of G
-    H_jj = (max(min(s, 3 %), misfit) / sd_j)^2                    beta0, sd: the prior; s: scale (online/rls/prior.py)
 
-A prior that the rows contradict (online/rls/prior.py) is dropped: their own fit is published from then on.
+H and beta0 are the prior's (online/rls/solve.py); a prior that the rows contradict is dropped, and their own fit is
+published from then on. ``bsr_ard`` finds a precision for each column beside (online/rls/relevance.py).
 
 Guarantee: beta is a function of the learned rows alone.
 """
@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import copy
 import math
-from typing import ClassVar
 
 import numpy as np
 
@@ -23,14 +22,15 @@ from online.features import INTERCEPT, FeatureSet
 from online.rows import Floats, Mask, Target
 from online.state import StateError, Stateful, Tree
 
-from .error_bars import Meat, Shapes
-from .identify import Diagnosis, Evidence, diagnose
-from .prior import Prior, contradicted
-from .solve import solve
+from .error_bars import Meat
+from .relevance import Relevance
+from .solve import Prior, contradicted, solve
 from .strata import Strata
 
-BY_POINT = ("portable", Target.STEP_TIME)
+_BY_POINT = ("portable", Target.STEP_TIME)
 """What is kept by operating point, too: columns that data sheets and other configurations say something of."""
+_RELEVANCE_SETS = frozenset({"bsr_ard"})
+"""Sets whose columns are pruned."""
 
 
 class Fit(Stateful):
@@ -44,23 +44,22 @@ class Fit(Stateful):
         beta: published coefficients and phases, (p,).
         passive: columns that are off their bound, (p,).
         live: columns with evidence or a prior, (p,).
-        per_row: diagonal of A per row, (p,).
         strata, meat: what is remembered, for the coefficients and for their error bars.
+        relevance: of the columns, where they are pruned.
     """
 
-    SAVED: ClassVar[tuple[str, ...]] = ("beta", "passive", "live", "per_row", "strata", "meat")
+    SAVED = ("beta", "passive", "live", "strata", "meat", "relevance")
 
     def __init__(self, features: FeatureSet, half_life_steps: float, prior: Prior | None = None) -> None:
-        p = len(features)
-        self.p = p
+        self.p = p = len(features)
         self.prior = None if prior is None else prior.sized(p)
-        self.free: Mask = np.zeros(p, np.bool_)
         self.intercept: Mask = np.array([name == INTERCEPT for name in features.names], np.bool_)
-        self.beta, self.per_row = np.zeros(p), np.zeros(p)
-        self.passive: Mask = np.zeros(p, np.bool_)
-        self.live: Mask = np.zeros(p, np.bool_)
-        self.strata = Strata(p + 2, half_life_steps, by_point=(features.name, features.target) == BY_POINT)
+        self.beta = np.zeros(p)
+        self.free, self.passive, self.live = (np.zeros(p, np.bool_) for _ in range(3))
+        self.strata = Strata(p + 2, half_life_steps, by_point=(features.name, features.target) == _BY_POINT)
         self.meat = Meat(p)
+        always = np.array([column.formula == INTERCEPT for column in features.columns], np.bool_)
+        self.relevance = Relevance(always) if features.name in _RELEVANCE_SETS else None
 
     def to_state(self) -> Tree:
         """See Stateful."""
@@ -74,15 +73,15 @@ class Fit(Stateful):
             raise StateError(f"a prior of {len(self.prior.mean)} columns, expected {self.p}")
 
     def widen(self, more: int) -> None:
-        """Give it ``more`` columns, free of sign, after its p."""
+        """``more`` columns, free of sign, after its p."""
         self.strata.widen(self.p, more)
-        self.meat = self.meat.widened(more)
+        self.meat.widen(more)
         self.p += more
         self.prior = None if self.prior is None else self.prior.sized(self.p)
-        self.free = np.concatenate([self.free, np.ones(more, np.bool_)])
-        for name in ("intercept", "beta", "passive", "live", "per_row"):
-            value = getattr(self, name)
-            setattr(self, name, np.concatenate([value, np.zeros(more, value.dtype)]))
+        if self.relevance is not None:
+            self.relevance.widen(more)
+        for name in ("free", "intercept", "beta", "passive", "live"):
+            setattr(self, name, np.pad(getattr(self, name), (0, more), constant_values=name == "free"))
 
     # ---------------------------------------------------------------- learning
 
@@ -104,14 +103,11 @@ class Fit(Stateful):
         fit.learn_held(held, z, weight, share)
         return fit
 
-    def discount(self, keep: float, gain: float) -> None:
-        """Keep so much of what was known, at a new speed."""
-        self.strata.discount(keep, gain)
-        self.meat.discount(keep)
-
-    def discount_prefill(self, keep: float, gain: float) -> None:
-        """Keep little of what was known of steps with prefill, at their new speed."""
-        self.strata.discount(keep, gain, slice(STRATA // 2, None))
+    def discount(self, keep: float, gain: float, *, prefill: bool) -> None:
+        """Keep so much of what was known, at a new speed; of steps with ``prefill`` alone, or of all."""
+        self.strata.discount(keep, gain, slice(STRATA // 2, None) if prefill else slice(None))
+        if not prefill:
+            self.meat.discount(keep)
 
     def decay(self, spent: Floats) -> None:
         """Forget as if rows worth ``spent`` (32,) half-lives had been learned in each stratum."""
@@ -125,62 +121,36 @@ class Fit(Stateful):
 
     # ---------------------------------------------------------------- solving
 
-    def precision(self, scale: float) -> Floats | None:
-        """Diagonal of H without the solver's relative ridge, (p,); None = no prior of any kind."""
-        return None if self.prior is None else self.prior.precision(scale)
-
-    def prior_mean(self, scale: float) -> Floats | None:  # noqa: ARG002 -- where precision() mixes, it depends on it
-        """What H pulls to, (p,); None = 0."""
-        return None if self.prior is None else self.prior.mean
+    def precision(self, scale: float) -> Floats:
+        """Diagonal of H without the solver's relative ridge, (p,)."""
+        known = np.zeros(self.p) if self.prior is None else self.prior.precision(scale)
+        return known if self.relevance is None else known + self.relevance.precision(scale)
 
     def solve(self, g: Floats, scale: float) -> Floats:
         """Solve statistics (q, q) for beta (p,), and keep it."""
-        p = self.p
-        solution = solve(
-            g[:p, :p],
-            g[:p, p],
-            self.free,
-            self.passive | ~self.live,
-            prior_precision=self.precision(scale),
-            prior_mean=self.prior_mean(scale),
-        )
-        self.beta, self.passive, self.live = solution.beta, solution.passive, solution.live
+        a, b, known, mean = g[: self.p, : self.p], g[: self.p, self.p], np.zeros(self.p), np.zeros(self.p)
+        if self.prior is not None:
+            known, mean = self.prior.precision(scale), self.prior.mean
+        if self.relevance is not None:
+            self.relevance.learn(a + np.diag(known), b + known * mean, scale**2, self.free)
+        h = self.precision(scale)
+        pull = np.divide(known * mean, h, out=np.zeros(self.p), where=h > 0.0)  # a relevance pulls to 0
+        found = solve(a, b, self.free, self.passive | ~self.live, prior_precision=h, prior_mean=pull)
+        self.beta, self.passive, self.live = found.beta, found.passive, found.live
+        if self.relevance is not None:
+            pruned = ~self.relevance.used
+            self.beta[pruned], self.passive[pruned] = 0.0, False
         return self.beta
 
     def solve_strata(self, scale: float) -> None:
         """Solve what is remembered; a prior that it contradicts is dropped."""
         p, g = self.p, self.strata.total()
-        self.per_row = g.diagonal()[:p] / max(float(self.strata.n1.sum()), 1.0)
         self.solve(g, scale)
         if self.prior is not None:
             own = solve(g[:p, :p], g[:p, p], self.free, self.passive).beta
             if contradicted(_misfit(g, self.beta), _misfit(g, own)):
                 self.prior = None
                 self.solve(g, scale)
-
-    def diagnosis(self, g: Floats, scale: float, variance: float, shapes: Shapes | None) -> Diagnosis:
-        """Error bars and status of beta, which solves g (q, q); ``variance`` is of the residuals, in weighted units."""
-        p, precision, prior = self.p, self.precision(scale), self.prior
-        columns = int(np.count_nonzero(self.live))
-        evidence = Evidence(
-            beta=self.beta,
-            passive=self.passive,
-            live=self.live,
-            has_prior=np.zeros(p, np.bool_) if prior is None else prior.precision(1.0) > 0.0,
-            intercept=self.intercept,
-            a=g[:p, :p],
-            precision=np.zeros(p) if precision is None else precision,
-            prior=np.zeros(p) if prior is None else prior.score_variance(scale),
-            with_steps=g[:p, p + 1],
-            steps=max(float(g[p + 1, p + 1]), TINY),
-            variance=variance * self.strata.squared_share(),
-            meat=self.meat.of_scores(columns),
-            carried=self.meat.carries(columns),
-            spread=self.strata.spread(),
-            rows=float(self.strata.n1.sum()),
-            shapes=shapes,
-        )
-        return diagnose(evidence)
 
 
 def residual_squares(g: Floats, beta: Floats) -> float:
@@ -191,5 +161,4 @@ def residual_squares(g: Floats, beta: Floats) -> float:
 
 def _misfit(g: Floats, beta: Floats) -> float:
     """Root mean square of what coefficients (p,) leave of y, relative to y."""
-    p = len(beta)
-    return math.sqrt(max(residual_squares(g, beta), 0.0) / max(float(g[p, p]), TINY))
+    return math.sqrt(max(residual_squares(g, beta), 0.0) / max(float(g[len(beta), len(beta)]), TINY))

@@ -20,49 +20,33 @@ from __future__ import annotations
 
 import copy
 import math
-from typing import Self
 
 import msgspec
 import numpy as np
 
-from online.blocks import CELLS, PREFILL_CELL, Design, cell_name, median_of
+from online.blocks import Design
 from online.change import ChangeMonitor, Speed, Verdict
-from online.constants import HALF_LIFE_STEPS, START_ROWS, TINY_US
+from online.constants import ALARM_KEEP, HALF_LIFE_STEPS, START_ROWS, TINY_US
 from online.errors import Intervals, PrequentialError
 from online.features import FeatureSet
-from online.rows import PHASES, Floats, Ints, Mask, Target
+from online.rows import PHASES, Floats, Ints, Target
 from online.shapes import ShapeFactors
-from online.snapshot import ModelSnapshot, ShapeFactorSnapshot
+from online.snapshot import ModelSnapshot
 from online.state import StateError, Stateful, Tree
 
+from .diagnosis import Diagnosis, diagnose, model_snapshot, of_windows
 from .error_bars import Shapes, jackknife
 from .fit import Fit, residual_squares
-from .identify import Diagnosis, model_snapshot, of_windows
-from .prior import Prior
-from .strata import Means, OperatingPoints
-from .weights import Start, Weighing, fit_start
+from .solve import Prior
+from .strata import Means
+from .weights import FIRST_SCALE, Start, fit_start, huber, moved, moved_median, relative
 
 MEAN_TARGETS = frozenset({Target.API_QUEUEING, Target.POST_DECODE, Target.FIRST_RESPONSE})
 """Skewed times that add up to what a request sees: their mean is what adds up, and a robust fit is far off in it."""
 
 # Guess: the least that a median can defend.
-MIN_START_ROWS = 3
-_EVERY_SHAPE: Mask = np.ones(CELLS, np.bool_)
-_WITH_PREFILL: Mask = np.arange(CELLS) >= PREFILL_CELL
+_MIN_START_ROWS = 3
 _CONTEXT_TOKENS = "decode_context_tokens"
-
-
-class LearnerSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Bounds and rates: the half-life in steps, shares as ratios; a copy of what holds it copies the reference."""
-
-    half_life_steps: float = HALF_LIFE_STEPS
-    start_rows: int = START_ROWS
-    alarm_keep: float = 0.02
-    river_rows_per_s: float = 32.0
-    detector: str = "cusum"
-
-    def __deepcopy__(self, _memo: object) -> Self:
-        return self
 
 
 class RlsLearner(Stateful):
@@ -70,9 +54,10 @@ class RlsLearner(Stateful):
 
     Args:
         features: columns it reads.
-        settings: bounds and rates.
         prior: what is known of the coefficients before the first row.
-        kind: what keeps and solves the published statistics.
+        detector: of changes of speed (online/change.py).
+        half_life_steps: steps after which a row counts half.
+        start_rows: rows of the first fit.
 
     Attributes:
         phases: phase columns; they exist from the first row that starts or ends on another stamp than ts_start.
@@ -80,6 +65,7 @@ class RlsLearner(Stateful):
         held: rows of the first fit; None before the first and after the last.
         holding: whether rows are still held.
         started: whether there was a first fit.
+        scale, median_us: s and m of online/rls/weights.py.
         fit: the published statistics and coefficients.
         error, intervals: of the coefficients alone, each row predicted before it was learned.
         learns_intervals: not where another prediction's are published (online/target/published_prediction.py).
@@ -88,24 +74,32 @@ class RlsLearner(Stateful):
         means: plain means of the columns.
     """
 
-    SAVED = ("rows", "holding", "started", "weighing", "fit", "error", "intervals", "shapes", "drift", "means")
-
-    publishes = True
+    SAVED = (
+        *("rows", "holding", "started", "scale", "median_us"),
+        *("fit", "error", "intervals", "shapes", "drift", "means"),
+    )
 
     def __init__(
-        self, features: FeatureSet, settings: LearnerSettings, prior: Prior | None = None, kind: type[Fit] = Fit
+        self,
+        features: FeatureSet,
+        prior: Prior | None = None,
+        *,
+        detector: str = "cusum",
+        half_life_steps: float = HALF_LIFE_STEPS,
+        start_rows: int = START_ROWS,
     ) -> None:
-        self.features, self.settings = features, settings
+        self.features, self._start_rows = features, start_rows
+        self._robust = features.target not in MEAN_TARGETS
         self.phases = self.rows = 0
         self.held: Design | None = None
         self.holding, self.started = True, False
-        self.weighing = Weighing(robust=features.target not in MEAN_TARGETS)
-        self.fit = kind(features, settings.half_life_steps, prior)
+        self.scale, self.median_us = FIRST_SCALE, 0.0
+        self.fit = Fit(features, half_life_steps, prior)
         self.error, self.intervals, self.learns_intervals = PrequentialError(), Intervals(), True
         self.shapes = ShapeFactors(len(features))
-        self.drift = ChangeMonitor(settings.detector, features.names)
+        self.drift = ChangeMonitor(detector, features.names)
         self.speed: Speed | None = None
-        self.means = Means(len(features) + 2, settings.half_life_steps)
+        self.means = Means(len(features) + 2, half_life_steps)
 
     def to_state(self) -> Tree:
         """See Stateful."""
@@ -154,13 +148,19 @@ class RlsLearner(Stateful):
             self.held = block if self.held is None else Design.concatenate([self.held, block])
             self.refit()
             return log_ratio
-        if self.weighing.robust:
+        if not self._robust:
+            self.fit.learn(block, z, block.weight / self.median_us**2, np.ones(len(block)), prediction)
+        else:
             self.speed = self._watch_speed(block, z, log_ratio) if speed is None else speed
-            if self._act(self.speed, watches=speed is None):
+            if self.speed.verdict is not Verdict.NOTHING:
+                self._change_speed(self.speed, watches=speed is None)
                 prediction = z[:, : self.fit.p] @ self.fit.beta
-        share, weight = self.weighing.weigh(block, prediction)
-        self.fit.learn(block, z, weight, share, prediction)
-        self.solve()
+            u, per_unit = relative(block.elapsed_us, block.steps, block.weight, prediction, self.median_us)
+            share = huber(u, self.scale)
+            self.scale = moved(self.scale, u)
+            self.median_us = moved_median(self.median_us, block.elapsed_us / block.steps)
+            self.fit.learn(block, z, share * per_unit * per_unit, share, prediction)
+        self.fit.solve_strata(self.scale)
         if self.drift.asks_for_term:
             self.drift.attribute(*self.normal_equations())
         return log_ratio
@@ -200,53 +200,42 @@ class RlsLearner(Stateful):
             shapes.learn(block.cell, z[:, : self.fit.p], log_ratio, beta)
         return speed
 
-    def _act(self, speed: Speed, *, watches: bool) -> bool:
-        """Keep little of what was known, at the new speed; True if predictions are no longer what they were."""
-        keep, gain = self.settings.alarm_keep, speed.gain
-        if speed.verdict is Verdict.NOTHING:
-            return False
-        if speed.verdict is Verdict.PREFILL:
-            self.fit.discount_prefill(keep, gain)
-        else:
-            self.fit.discount(keep, gain)
-            self.means.discount(keep, gain)
+    def _change_speed(self, speed: Speed, *, watches: bool) -> None:
+        """Keep little of what was known, at the new speed."""
+        prefill = speed.verdict is Verdict.PREFILL
+        self.fit.discount(ALARM_KEEP, speed.gain, prefill=prefill)
+        if not prefill:
+            self.means.discount(ALARM_KEEP, speed.gain)
         if watches:
-            self.shapes.shift(_WITH_PREFILL if speed.verdict is Verdict.PREFILL else _EVERY_SHAPE, math.log(gain))
-        self.solve()
-        return True
-
-    def solve(self) -> None:
-        """Published coefficients from what is remembered."""
-        self.fit.solve_strata(self.weighing.scale)
+            self.shapes.shift(math.log(speed.gain), prefill=prefill)
+        self.fit.solve_strata(self.scale)
 
     # ---------------------------------------------------------------- the first fit
-
-    @property
-    def fittable(self) -> bool:
-        """Whether the rows held are enough for a fit of all of them."""
-        return self.held is not None and len(self.held) >= MIN_START_ROWS
 
     def refit(self, *, release: bool = False) -> None:
         """Fit all held rows, if they are enough; once complete, or with ``release``, they become statistics."""
         held = self.held
-        if held is None or not (release or self.fittable):
+        if held is None or not (release or len(held) >= _MIN_START_ROWS):
             return
-        median_us = median_of(held.elapsed_us / held.steps)
-        self.weighing.median_us = self.weighing.start_median_us = median_us
         z, start = self._fit_held(held)
+        self.scale, self.median_us, self.started = start.scale, start.median_us, True
         prediction = np.maximum(z[:, : self.fit.p] @ self.fit.beta, TINY_US)
         self.shapes.settle(held.cell, np.log(held.elapsed_us / prediction), self.fit.beta)
-        self.weighing.scale, self.started = start.scale, True
-        if release or len(held) >= self.settings.start_rows:
+        if release or len(held) >= self._start_rows:
             self.fit.learn_held(held, z, start.weight, start.share)
             self._open_shapes(self.shapes, held, z, start)
-            self.solve()
+            self.fit.solve_strata(self.scale)
             self.held, self.holding = None, False
+
+    def release(self) -> None:
+        """Let held rows become statistics, if they are enough for a fit of all of them."""
+        if self.held is not None and len(self.held) >= _MIN_START_ROWS:
+            self.refit(release=True)
 
     def _fit_held(self, held: Design) -> tuple[Floats, Start]:
         """Held rows z (n, q) and their weights; beta solves them."""
         z = self._augment(held)
-        return z, fit_start(z, held.weight, self.fit.solve, robust=self.weighing.robust)
+        return z, fit_start(z, held.weight, self.fit.solve, robust=self._robust)
 
     def _open_shapes(self, shapes: ShapeFactors, held: Design, z: Floats, start: Start) -> None:
         """References of the held rows' batch shapes, without the rows that the first fit left out."""
@@ -261,22 +250,24 @@ class RlsLearner(Stateful):
         """By the published coefficients, phases left out: microseconds, (n,)."""
         return block.x @ self.fit.beta[: len(self.features)]
 
-    def statistics(self) -> Floats:
-        """Sum of w z z' behind the published coefficients, (q, q); held rows are fitted again, with the same result."""
+    def log_factors(self, cell: Ints) -> Floats:
+        """Log F of each row's batch shape, (n,); 0 where the shape was never seen."""
+        return self.shapes.applied_factors(self.fit.beta)[cell]
+
+    def statistics(self) -> tuple[Floats, float]:
+        """Sum of w z z' behind the published coefficients, (q, q), and of how many rows in Huber's shares.
+
+        Held rows are fitted again, with the same result.
+        """
         if self.held is None:
-            return self.fit.strata.total()
+            return self.fit.strata.total(), float(self.fit.strata.n1.sum())
         z, start = self._fit_held(self.held)
-        self.weighing.scale = start.scale
-        return (z * start.weight[:, None]).T @ z
+        return (z * start.weight[:, None]).T @ z, float(self.held.weight.sum())
 
     def normal_equations(self) -> tuple[Floats, Floats]:
         """A (p, p) and b (p,) of the columns behind the published coefficients; phases are taken out as estimated."""
-        p, y, g = len(self.features), self.fit.p, self.statistics()
+        p, y, (g, _) = len(self.features), self.fit.p, self.statistics()
         return g[:p, :p], g[:p, y] - g[:p, p:y] @ self.fit.beta[p:y]
-
-    def points(self) -> OperatingPoints | None:
-        """Statistics by operating point behind the published coefficients; of held rows none."""
-        return self.fit.strata.points
 
     def diagnosis(self) -> Diagnosis:
         """Error bars and status of the published coefficients; needs a first fit.
@@ -284,23 +275,18 @@ class RlsLearner(Stateful):
         Held rows count as if they were statistics: they err together and misfit as others do.
         """
         if (held := self.held) is None:
-            return self._diagnosis(self.fit, self.shapes, self.fit.strata.total(), self.effective_rows())
-        z, start = self._fit_held(held)
-        shapes = self.shapes
-        if self.features.target.vector == "beta":
-            shapes = copy.deepcopy(shapes)
-            self._open_shapes(shapes, held, z, start)
-        fit = self.fit.with_held(held, z, start.weight, start.share)
-        return self._diagnosis(fit, shapes, (z * start.weight[:, None]).T @ z, float(held.weight.sum()))
-
-    def _diagnosis(self, fit: Fit, shapes: ShapeFactors, g: Floats, rows: float) -> Diagnosis:
-        """By statistics g (q, q) of so many effective rows."""
-        scale = self.weighing.scale
-        variance = scale**2
-        if not self.weighing.robust:
+            fit, shapes, g, rows = self.fit, self.shapes, self.fit.strata.total(), self.effective_rows()
+        else:
+            z, start = self._fit_held(held)
+            fit, shapes = self.fit.with_held(held, z, start.weight, start.share), copy.deepcopy(self.shapes)
+            g, rows = (z * start.weight[:, None]).T @ z, float(held.weight.sum())
+            if self.features.target.vector == "beta":
+                self._open_shapes(shapes, held, z, start)
+        variance = self.scale**2
+        if not self._robust:
             # The scale is a median's, which does not see the tail that a mean fit lives on.
             variance = max(variance, residual_squares(g, fit.beta) / max(rows, 1.0))
-        return fit.diagnosis(g, scale, variance, self._misfit_of(fit, shapes, rows))
+        return diagnose(fit, g, self.scale, variance, self._misfit_of(fit, shapes, rows))
 
     def _misfit_of(self, fit: Fit, shapes: ShapeFactors, rows: float) -> Shapes | None:
         """What the form misses by batch shape; None where this model's own references are not kept up."""
@@ -309,38 +295,15 @@ class RlsLearner(Stateful):
         total = float(seen_rows.sum())
         if self.features.target.vector != "beta" or not total or total < 0.5 * float(fit.strata.n1.sum()):
             return None
-        usual, believed = shapes.usual(visited, fit.beta), shapes.believed(visited)
-        rows_behind = seen_rows * (rows / total)
-        return Shapes(shapes.x[visited], usual, believed, shapes.spread[visited], seen_rows, rows_behind)
-
-    def log_ratio(self, block: Design) -> Floats:
-        """log(y / (x beta F)) of each row by the published coefficients and shape factors, (n,)."""
-        x = self._augment(block)[:, : self.fit.p]
-        return np.log(block.elapsed_us / np.maximum(x @ self.fit.beta, TINY_US)) - self.log_factors(block.cell)
-
-    def log_factors(self, cell: Ints) -> Floats:
-        """Log F of each row's batch shape, (n,); 0 where the shape was never seen."""
-        return self.shapes.applied_factors(self.fit.beta)[cell]
-
-    def shape_factors(self, beta: Floats | None = None) -> dict[str, ShapeFactorSnapshot]:
-        """Factor of each batch shape that was seen, by name: of these coefficients (p,), else of its own."""
-        shapes, own = self.shapes, self.fit.beta
-        of = own if beta is None else np.append(beta, own[len(beta) :])
-        rows, factors = shapes.rows, np.exp(shapes.applied_factors(of))
-        visited = np.flatnonzero(rows)
-        # Usual times have the stalls of their shapes: where F leaves these out, ``mean_factor`` counts them.
-        work = shapes.usual_work(visited, self.features.names) if shapes.applied else [None] * len(visited)
-        return {
-            cell_name(c): ShapeFactorSnapshot(factor=float(factors[c]), rows=float(rows[c]), usual=usual)
-            for c, usual in zip(visited.tolist(), work, strict=True)
-        }
+        log_factor = shapes.log_factors(fit.beta)[visited]
+        return Shapes(shapes.x[visited], log_factor, shapes.spread[visited], seen_rows, seen_rows * (rows / total))
 
     def context_us_per_token(self) -> float | None:
         """What a token of decode context costs among steps of about one size; None where that is not sure."""
         names = self.features.names
         if _CONTEXT_TOKENS not in names:
             return None
-        return self.fit.strata.slope_inside(names.index(_CONTEXT_TOKENS), self.weighing.scale)
+        return self.fit.strata.slope_inside(names.index(_CONTEXT_TOKENS), self.scale)
 
     def effective_rows(self) -> float:
         """Rows that the published coefficients rest on, after forgetting and down-weighting."""
@@ -350,10 +313,8 @@ class RlsLearner(Stateful):
         """What another configuration may start from; None before the first fit."""
         if not self.started:
             return None
-        per_row = self.fit.per_row
-        if self.holding:
-            per_row = self.statistics().diagonal()[: self.fit.p] / max(1.0, self.effective_rows())
-        return Prior.of_donor(self.fit.beta, per_row)
+        g, rows = self.statistics()
+        return Prior.of_donor(self.fit.beta, g.diagonal()[: self.fit.p] / max(rows, 1.0))
 
     def mean_us(self) -> float | None:
         """Mean time per step (per request) over the remembered rows."""
@@ -364,24 +325,25 @@ class RlsLearner(Stateful):
         """Mean time per robustly predicted time over the remembered rows; None before the first fit."""
         return self.means.factor(self.fit.beta) if self.started else None
 
-    def snapshot(self) -> ModelSnapshot | None:
-        """The model as published; None before the first fit."""
+    def snapshot(self, windows: Design | None = None) -> ModelSnapshot | None:
+        """The model as published; None before the first fit.
+
+        ``windows``: the last rows, where all are of times between two scrapes of a page: error bars are of these.
+        """
         if not self.started:
             return None
-        told = model_snapshot(self.features.columns, self.fit.beta, self.means.per_step(), self.diagnosis())
-        return msgspec.structs.replace(
-            told,
+        model = msgspec.structs.replace(
+            model_snapshot(self.features.columns, self.fit.beta, self.means.per_step(), self.diagnosis()),
             rows=self.rows,
             effective_rows=self.effective_rows(),
             error=self.error.snapshot(),
-            scale=self.weighing.scale,
+            scale=self.scale,
         )
-
-    def of_windows(self, told: ModelSnapshot, rows: Design) -> ModelSnapshot:
-        """The published model with the error bars of rows between two scrapes of a page; ``rows``: the last."""
+        if windows is None:
+            return model
         p = len(self.features)
-        covariance = jackknife(rows, self.fit.beta[:p], self.weighing.scale, self.fit.intercept[:p])
+        covariance = jackknife(windows, self.fit.beta[:p], self.scale, self.fit.intercept[:p])
         if covariance is not None:
-            published = [self.features.names.index(feature.name) for feature in told.features]
+            published = [self.features.names.index(feature.name) for feature in model.features]
             covariance = covariance[np.ix_(published, published)]
-        return of_windows(told, covariance)
+        return of_windows(model, covariance)

@@ -2,18 +2,15 @@
 
 Merging adds statistics, it never averages coefficients. What one stream learned after the other is treated as if one
 learner had seen both: the earlier statistics are first decayed by what the later learned, stratum by stratum. Streams
-side by side keep each its own decay. Then one solve. The detector starts over. The scale is that of the merged
-coefficients:
+side by side keep each its own decay. Then one solve. Errors and the detector start over: nobody has predicted by the
+merged coefficients yet. The scale is that of the merged coefficients:
 
     R_k(beta) = beta' A_k beta - 2 b_k' beta + y'Wy_k         sum of squared relative residuals of side k
     n s^2     = n_1 s_1^2 + n_2 s_2^2 + R(beta) - R_1(beta_1) - R_2(beta_2)              n: rows in Huber shares
 
-Sums telescope: stages give what one merge of all would. Prequential errors start over: nobody has predicted by the
-merged coefficients yet.
-
 A replica is the statistics of one engine at the merge: A, b, and N, the variance of its scores; before there are
 2 p + 2 windows, 64 s^2 A stands in: neighbouring rows may share that much of their noise. Phases belong to the stamps
-of a server and are taken out at their estimate. Statistics stay as they were at the merge.
+of a server and are taken out at their estimate.
 
     beta_i = the fit of what all others know together, without those that differ
     r_i    = log (beta_i' b_i / beta_i' A_i beta_i)            0 = as fast as the others; exp r_i is its ratio
@@ -35,7 +32,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -54,10 +51,8 @@ from .solve import solve
 
 # Guess: a bound of what neighbouring rows share.
 _SHARED_NOISE = 64.0
-# Guess: 5 % is worth telling; three standard errors are sure.
-_DIFFERENCE, _SURE = math.log1p(0.05), 3.0
-# Guard: cost. Guess: those within a tenth of the furthest go with it.
-_ROUNDS, _ALIKE = 16, 0.9
+# Guess: 5 % is worth telling, three standard errors are sure, those within a tenth of the furthest go with it; rounds.
+_DIFFERENCE, _SURE, _ALIKE, _ROUNDS = 0.05, 3.0, 0.9, 16
 
 
 def merge(into: RlsLearner, other: RlsLearner, *, other_is_later: bool, side_by_side: bool) -> None:
@@ -65,60 +60,45 @@ def merge(into: RlsLearner, other: RlsLearner, *, other_is_later: bool, side_by_
     for learner in (into, other):
         if into.phases or other.phases:
             learner.open_phases()
-    if into.holding and other.holding:
-        _merge_held(into, other, other_is_later=other_is_later)
-        return
-    for learner in (into, other):
-        if learner.fittable:
-            learner.refit(release=True)
-    if other.holding:
-        return
-    if into.holding:
+        if not (into.holding and other.holding):
+            learner.release()
+    if other.holding and not into.holding:
+        return  # too few rows for a fit of their own
+    if into.holding and not other.holding:
         for name in (*RlsLearner.SAVED, "held"):
             setattr(into, name, getattr(other, name))
     else:
-        if not side_by_side:
-            earlier, later = (into, other) if other_is_later else (other, into)
-            earlier.fit.decay(later.fit.strata.clock)
-        _merge_statistics(into, other)
         into.rows += other.rows
+        into.means.sums = into.means.sums + other.means.sums
+        into.error = PrequentialError()
+        into.intervals.add(other.intervals)
+        if into.holding:
+            parts = [into.held, other.held] if other_is_later else [other.held, into.held]
+            if held := [part for part in parts if part is not None]:
+                into.held = Design.concatenate(held)
+                into.refit()
+        else:
+            if not side_by_side:
+                earlier, later = (into, other) if other_is_later else (other, into)
+                earlier.fit.decay(later.fit.strata.clock)
+            _add_statistics(into, other)
     into.drift = into.drift.restarted()
 
 
-def _merge_statistics(into: RlsLearner, other: RlsLearner) -> None:
-    """Statistics of both, medians weighed by rows, and the scale of what solves them."""
-    sides = (into, other)
-    rows = [float(side.fit.strata.n1.sum()) for side in sides]
-    scales = [side.weighing.scale for side in sides]
-    own = sum(residual_squares(side.fit.strata.total(), side.fit.beta) for side in sides)
-    share = rows[1] / sum(rows) if sum(rows) > 0.0 else 0.5
-    into.weighing.median_us += share * (other.weighing.median_us - into.weighing.median_us)
+def _add_statistics(into: RlsLearner, other: RlsLearner) -> None:
+    """Statistics of both, and the scale of what solves them."""
+    sides = [(side, float(side.fit.strata.n1.sum())) for side in (into, other)]
+    rows = max(sum(n for _, n in sides), 1.0)
+    least = min(into.scale, other.scale)
+    squares = sum(n * side.scale**2 - residual_squares(side.fit.strata.total(), side.fit.beta) for side, n in sides)
+    within = sum(n * side.scale**2 for side, n in sides)
+    into.median_us += sides[1][1] / rows * (other.median_us - into.median_us)
     into.fit.add(other.fit)
     into.shapes.add(other.shapes)
-    into.means.sums = into.means.sums + other.means.sums
-    _merge_errors(into, other)
-    into.solve()
-    between = max(residual_squares(into.fit.strata.total(), into.fit.beta) - own, 0.0)
-    within = sum(n * scale**2 for n, scale in zip(rows, scales, strict=True))
-    into.weighing.scale = max(math.sqrt((within + between) / max(sum(rows), 1.0)), min(scales))
-    into.solve()
-
-
-def _merge_errors(into: RlsLearner, other: RlsLearner) -> None:
-    into.error = PrequentialError()
-    into.intervals.add(other.intervals)
-
-
-def _merge_held(into: RlsLearner, other: RlsLearner, *, other_is_later: bool) -> None:
-    parts = [into.held, other.held] if other_is_later else [other.held, into.held]
-    held = [part for part in parts if part is not None]
-    into.rows += other.rows
-    into.means.sums = into.means.sums + other.means.sums
-    _merge_errors(into, other)
-    if held:
-        into.held = Design.concatenate(held)
-        into.refit()
-    into.drift = into.drift.restarted()
+    into.fit.solve_strata(into.scale)
+    squares += residual_squares(into.fit.strata.total(), into.fit.beta)
+    into.scale = max(math.sqrt(max(squares, within) / rows), least)
+    into.fit.solve_strata(into.scale)
 
 
 # ------------------------------------------------------------------- replicas
@@ -137,46 +117,40 @@ class Replica(Stateful):
     noise: Floats
 
     @staticmethod
+    def of(learner: RlsLearner, engine: str) -> list[Replica]:
+        """What a learner knows, as one of several; none before its first fit."""
+        if not learner.started:
+            return []
+        p, (a, b) = len(learner.features), learner.normal_equations()
+        meat = learner.fit.meat.of_scores(learner.fit.p)
+        noise = _SHARED_NOISE * learner.scale**2 * a if meat is None else meat[:p, :p]
+        return [Replica(engine, learner.rows, a, b, noise)]
+
+    @staticmethod
     def of_state(state: Tree, p: int) -> Replica:
         """One of p columns from the state file; StateError if it does not fit."""
         replica = Replica("", 0, np.zeros((p, p)), np.zeros(p), np.zeros((p, p)))
         replica.from_state(state)
         return replica
 
-    def plus(self, other: Replica) -> Replica:
-        """Both, as one engine's."""
-        rows, noise = self.rows + other.rows, self.noise + other.noise
-        return Replica(self.engine, rows, self.a + other.a, self.b + other.b, noise)
-
-    def minus(self, other: Replica) -> Replica:
-        """The rest without a part of it."""
-        rows, noise = self.rows - other.rows, self.noise - other.noise
-        return Replica("", rows, self.a - other.a, self.b - other.b, noise)
-
-
-def replica_of(learner: RlsLearner, engine: str) -> Replica | None:
-    """What a learner knows, as one of several; None before its first fit."""
-    if not learner.started:
-        return None
-    p, fit = len(learner.features), learner.fit
-    a, b = learner.normal_equations()
-    meat = fit.meat.of_scores(fit.p)
-    noise = _SHARED_NOISE * learner.weighing.scale**2 * a if meat is None else meat[:p, :p]
-    return Replica(engine, learner.rows, a, b, noise)
+    def plus(self, other: Self, sign: int = 1) -> Replica:
+        """Both, as one engine's; with -1, this without a part of it."""
+        a, b, noise = self.a + sign * other.a, self.b + sign * other.b, self.noise + sign * other.noise
+        return Replica(self.engine, self.rows + sign * other.rows, a, b, noise)
 
 
 def joined(mine: Sequence[Replica], theirs: Sequence[Replica]) -> list[Replica]:
     """Replicas of both, those of one engine together; beyond the bound the ones with the fewest rows go."""
     by_engine: dict[str, Replica] = {}
-    unnamed = []
+    every = []
     for replica in (*mine, *theirs):
         if not replica.engine:
-            unnamed.append(replica)
+            every.append(replica)
         elif replica.engine in by_engine:
             by_engine[replica.engine] = by_engine[replica.engine].plus(replica)
         else:
             by_engine[replica.engine] = replica
-    every = sorted((*by_engine.values(), *unnamed), key=lambda replica: (replica.engine, replica.rows))
+    every = sorted([*by_engine.values(), *every], key=lambda replica: (replica.engine, replica.rows))
     return every if len(every) <= ENGINES_MAX else sorted(every, key=lambda replica: -replica.rows)[:ENGINES_MAX]
 
 
@@ -239,7 +213,7 @@ def _apart(
     usual: Mask = np.ones(len(replicas), np.bool_)
     for _ in range(_ROUNDS):
         together = reduce(Replica.plus, (replica for replica, counts in zip(replicas, usual, strict=True) if counts))
-        others = [together.minus(each) if counts else together for each, counts in zip(replicas, usual, strict=True)]
+        others = [together.plus(each, -1) if counts else together for each, counts in zip(replicas, usual, strict=True)]
         none = np.zeros(len(together.b), np.bool_)
         beta = [solve(each.a, each.b, none, ~none).beta for each in others]
         ratios = np.array([ratio_of(*each) for each in zip(replicas, others, beta, strict=True)])

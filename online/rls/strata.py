@@ -2,25 +2,25 @@
 
 A row of a block, z = [x, phase, y, l] of shape (q,), weight w, covers l steps and takes y microseconds. Per stratum s
 
-    G_s <- 2^(-sum e_i) G_s + sum_i 2^(-age_i) w_i z_i z_i'        G: (32, q * q)
+    G_s <- 2^(-sum e_i) G_s + sum_i 2^(-age_i) w_i z_i z_i'        G: (32, q, q)
     e_i = l_i / half-life * weight_i                     age_i = sum of e over the later rows of s
 
-so a stratum forgets by what happens in it: what is not visited is not forgotten (Kulhavy's directional forgetting,
-with accuracy equal to it and with merging still exact). The half-life is 4,000 steps. The blocks of sum_s G_s are
-A (p, p), b (p,), y'Wy, the sums over l (for excitation), and
+so a stratum forgets by what happens in it: what is not visited is not forgotten (Kulhavy's directional forgetting, with
+accuracy equal to it and with merging still exact). The blocks of sum_s G_s are A (p, p), b (p,), y'Wy, the sums over l
+(for excitation), and
 
     n1_s = sum 2^(-age) h v    n2_s = sum 2^(-2 age) h^2 v    h: Huber's share, v: the row's weight; n1^2 / n2 =
     effective rows: k rows of weight 1 / k that see the same are one
 
-Operating points (:class:`OperatingPoints`) are finer: octaves of the batch and of the context per request, (floor(log2
-n), floor(log2 c)), contexts below 1,024 tokens being one. Their last column is l t, t in seconds since the first row,
-and tells when a point was visited; l itself is the first column, the intercept. A linear form is right to a per cent or
-two at any one point, however many rows say so, and who weighs a point by its rows believes its misfit. So each point is
-one observation later (online/transfer/evidence.py).
+Where a stratum is visited more often than the others it forgets faster, so rare ones weigh more than their share: the
+line is that of the load as it is remembered, which on a machine that no line fits is not that of the load as it is.
 
-Guarantees: adding statistics equals learning the rows together, to rounding
-(tests/property/test_state.py::test_merge_equals_one_learner_fed_the_same_rows_when_nothing_is_forgotten); nothing here
-divides, so nothing here can become non-finite from finite rows.
+Operating points (:class:`OperatingPoints`) are finer: octaves of the batch and of the context per request. A linear
+form is right to a per cent or two at any one point, however many rows say so, and who weighs a point by its rows
+believes its misfit. So each point is one observation later (online/transfer/evidence.py).
+
+Guarantees: adding statistics equals learning the rows together, to rounding; nothing here divides, so nothing here can
+become non-finite from finite rows.
 Reference: Kulhavy, Restricted exponential forgetting in real-time identification (Automatica 1987).
 """
 
@@ -33,18 +33,17 @@ import numpy as np
 from online.blocks import STRATA, Design, Groups
 from online.features import portable
 from online.rows import Floats, Ints, Target
-from online.state import StateError, Stateful
+from online.state import Stateful
 
 from .solve import NOTHING, RELATIVE_RIDGE
 
 # Guard: 2^-1000 is still a normal number; older is 0 for every purpose.
-MAX_AGE = 1000.0
-# Guard: batches of 2^15 requests and contexts of 2^18 tokens and more share the last octave. Guess: 2^10.
+_MAX_AGE = 1000.0
+# Batches of 2^15 requests and contexts of 2^18 tokens share the last octave, contexts below 2^10 the first. Guess.
 _BATCHES, _CONTEXTS, _SHORT = 16, 9, 9
-"""Octaves; what is shorter than 2^10 tokens is one: it costs a step little beside its weights."""
 _COLUMNS = [column.name for column in portable(Target.STEP_TIME).columns]
 _CONTEXT, _REQUESTS = _COLUMNS.index("decode_context_tokens"), _COLUMNS.index("requests")
-# Guess: a slope is told only where it is sure.
+# Guess: a slope is told only where it is ten standard deviations.
 _TIMES_SD = 10.0
 
 
@@ -55,15 +54,17 @@ class Strata(Stateful):
         q: p features and phases, the target, the steps.
         half_life_steps: steps after which a row counts half.
         by_point: whether the same is kept by operating point, beside.
+
+    Attributes:
+        clock: half-lives that each stratum has seen, (32,).
     """
 
     SAVED = ("g", "n1", "n2", "clock", "points")
 
     def __init__(self, q: int, half_life_steps: float, *, by_point: bool = False) -> None:
-        self.q = q
+        self.q, self.half_life_steps = q, half_life_steps
         self.points = OperatingPoints(q) if by_point else None
-        self.half_life_steps = half_life_steps
-        self.g = np.zeros((STRATA, q * q))
+        self.g = np.zeros((STRATA, q, q))
         self.n1, self.n2, self.clock = np.zeros(STRATA), np.zeros(STRATA), np.zeros(STRATA)
 
     def learn(self, block: Design, z: Floats, weight: Floats, share: Floats) -> tuple[Floats, Floats]:
@@ -73,7 +74,7 @@ class Strata(Stateful):
         """
         groups, e = block.grouped(), block.steps * block.weight / self.half_life_steps
         ids, decay, kept, spent = groups.ids, *_decays(groups, e)
-        self.g[ids] = self.g[ids] * kept[:, None] + _products(groups, z, weight, decay)
+        self.g[ids] = self.g[ids] * kept[:, None, None] + _products(groups, z, weight, decay)
         h = share.take(groups.order) * decay
         counted = h * block.weight.take(groups.order)
         self.n1[ids] = self.n1[ids] * kept + np.add.reduceat(counted, groups.starts)
@@ -85,13 +86,11 @@ class Strata(Stateful):
             self.points.learn(z, block.end_ns, weight, share * block.weight, e)
         return kept, left
 
-    def matrices(self) -> Floats:
-        """G of each stratum, (32, q, q)."""
-        return self.g.reshape(-1, self.q, self.q)
+    # ---------------------------------------------------------------- reading
 
     def total(self) -> Floats:
         """Sum over the strata, (q, q)."""
-        total: Floats = self.matrices().sum(axis=0)
+        total: Floats = self.g.sum(axis=0)
         return total
 
     def effective_rows(self) -> float:
@@ -110,10 +109,10 @@ class Strata(Stateful):
         In strata with prefill every row has some: that none of the others has any tells what a chunk costs, and only
         chunks of several sizes tell what a token costs.
         """
-        p, g = self.q - 2, self.matrices()
-        squares = g.diagonal(axis1=1, axis2=2)[:, :p]
-        steps = ((squares > 0.0) * g[:, -1:, -1]).sum(axis=0)
-        crossed = g[:, :p, -1].sum(axis=0)
+        p = self.q - 2
+        squares = self.g.diagonal(axis1=1, axis2=2)[:, :p]
+        steps = ((squares > 0.0) * self.g[:, -1:, -1]).sum(axis=0)
+        crossed = self.g[:, :p, -1].sum(axis=0)
         with np.errstate(divide="ignore", invalid="ignore"):
             ratio = np.where(crossed > 0.0, squares.sum(axis=0) * steps / crossed**2, np.inf)
         return np.sqrt(np.maximum(ratio - 1.0, 0.0))
@@ -122,14 +121,15 @@ class Strata(Stateful):
         """What a unit of a column costs among steps of about one size without prefill; None unless sure to a tenth.
 
         No line follows padded batches and rooflines, so a coefficient of one line through all steps stands in for them
-        as far as they come with its column: that of decode context is off by up to a half on machines whose cost of a
-        token of context is known. An intercept and slopes of each stratum's own take that up (Frisch and Waugh 1933):
+        as far as they come with its column. An intercept and slopes of each stratum's own take that up (Frisch and
+        Waugh 1933):
 
             d_s = A_jj - A_jo A_oo^-1 A_oj      n_s = b_j - A_jo A_oo^-1 b_o          o: the other features
             slope = sum_s n_s / sum_s d_s       sd = scale / sqrt(sum_s d_s)          scale: of the residuals
         """
-        strata, target = self.matrices()[: STRATA // 2], self.q - 2
+        target = self.q - 2
         others = np.array([each for each in range(target) if each != column], np.int64)
+        strata = self.g[: STRATA // 2]
         strata = strata[strata[:, column, column] > NOTHING]
         diagonal = strata[:, others, others]
         present = diagonal > NOTHING
@@ -145,26 +145,33 @@ class Strata(Stateful):
         slope = wanted / total if total > 0.0 else 0.0
         return slope if slope > 0.0 and slope * math.sqrt(total) > _TIMES_SD * scale else None
 
+    # ---------------------------------------------------------------- changing what is known
+
     def discount(self, keep: float, gain: float, strata: slice = slice(None)) -> None:
         """Keep this share of all evidence and say that the same work now takes ``gain`` times as long.
 
         y becomes gain y and the weight l / yhat^2 becomes w / gain^2, as if the rows had been seen after the change.
         """
-        self.g[strata] *= _at_new_speed(self.q, keep, gain)
+        scale = np.full(self.q, 1.0 / gain)
+        scale[-2] = 1.0
+        new_speed = keep * np.outer(scale, scale)
+        self.g[strata] *= new_speed
         self.n1[strata] *= keep
         self.n2[strata] *= keep
         if self.points is not None and strata == slice(None):
-            self.points.g *= _at_new_speed(self.q, keep, gain)
+            self.points.g *= new_speed
             self.points.rows *= keep
 
     def decay(self, spent: Floats) -> None:
         """Forget as if rows worth ``spent`` (32,) half-lives had been learned in each stratum."""
         kept = _kept(spent)
-        self.g *= kept[:, None]
+        self.g *= kept[:, None, None]
         self.n1 *= kept
         self.n2 *= kept * kept
         if self.points is not None:
-            self.points.decay(spent)
+            at = np.repeat(_kept(spent.reshape(-1, _BATCHES).max(axis=0)), _CONTEXTS)
+            self.points.g *= at[:, None, None]
+            self.points.rows *= at
 
     def add(self, other: Strata) -> None:
         """Statistics of both; the caller has brought them to the same clock."""
@@ -176,83 +183,48 @@ class Strata(Stateful):
             self.points.add(other.points)
 
     def widen(self, at: int, more: int) -> None:
-        """Make room for ``more`` columns, never seen, before column ``at``."""
-        for each in (self, self.points):
-            if each is not None:
-                place = np.arange(each.q) + more * (np.arange(each.q) >= at)
-                wide = np.zeros((len(each.g), each.q + more, each.q + more))
-                wide[:, place[:, None], place] = each.matrices()
-                each.q += more
-                each.g = wide.reshape(-1, each.q**2)
+        """``more`` columns, never seen, before column ``at``."""
+        self.q += more
+        self.g = _widened(self.g, at, more)
+        if self.points is not None:
+            self.points.g = _widened(self.points.g, at, more)
 
 
 class OperatingPoints(Stateful):
-    """Of a learner of ``portable`` with q augmented columns; points that were never visited cost nothing.
+    """G and rows by operating point, (144, q, q) and (144,), without Huber's share squared and without a clock.
 
-    Attributes:
-        ids: 9 * octave of batch + octave of context per request, of each point visited, (k,).
-        g: sums over [x, phase, y, l t], flat, (k, q * q).
-        rows: rows in Huber shares, (k,).
-        origin_ns: when t is 0; 0 before any row.
+    The last column is l t, t in seconds since ``origin_ns``, the first row, and tells when a point was visited; l
+    itself is the first column, the intercept.
     """
 
-    SAVED = ("ids", "g", "rows", "origin_ns")
+    SAVED = ("g", "rows", "origin_ns")
 
     def __init__(self, q: int) -> None:
-        self.q = q
-        self.ids = np.empty(0, np.int32)
-        self.g = np.empty((0, q * q))
-        self.rows = np.empty(0)
+        self.g, self.rows = np.zeros((_BATCHES * _CONTEXTS, q, q)), np.zeros(_BATCHES * _CONTEXTS)
         self.origin_ns = 0
-
-    def restored(self) -> None:
-        """Each point has its statistics."""
-        if not len(self.g) == len(self.rows) == len(self.ids):
-            raise StateError("points without statistics")
-        if len(np.unique(self.ids)) != len(self.ids) or ((self.ids < 0) | (self.ids >= _BATCHES * _CONTEXTS)).any():
-            raise StateError("points that are none")
 
     def learn(self, z: Floats, end_ns: Ints, weight: Floats, counted: Floats, spent: Floats) -> None:
         """Add rows z (n, q) of weight (n,), counted as rows (n,), each worth so many half-lives (n,)."""
         self.origin_ns = self.origin_ns or int(end_ns[0])
         groups = Groups.of(points_of(z))
-        decay, kept, _ = _decays(groups, spent)
+        at, decay, kept, _ = groups.ids, *_decays(groups, spent)
         timed = z.copy()
         timed[:, -1] *= (end_ns - self.origin_ns) * 1e-9
-        at = self._places(groups.ids)
-        self.g[at] = self.g[at] * kept[:, None] + _products(groups, timed, weight, decay)
+        self.g[at] = self.g[at] * kept[:, None, None] + _products(groups, timed, weight, decay)
         self.rows[at] = self.rows[at] * kept + np.add.reduceat(counted.take(groups.order) * decay, groups.starts)
 
-    def _places(self, ids: Ints) -> Ints:
-        """Indices of points, (g,); those that are new get a place."""
-        new = np.setdiff1d(ids, self.ids)
-        self.ids = np.concatenate([self.ids, new.astype(np.int32)])
-        self.g = np.pad(self.g, ((0, len(new)), (0, 0)))
-        self.rows = np.pad(self.rows, (0, len(new)))
-        places = np.zeros(_BATCHES * _CONTEXTS, np.int64)
-        places[self.ids] = np.arange(len(self.ids))
-        return places[ids]
-
-    def matrices(self) -> Floats:
-        """G of each point as a matrix, (k, q, q)."""
-        return self.g.reshape(-1, self.q, self.q)
-
-    def decay(self, spent: Floats) -> None:
-        """Forget as if rows worth ``spent`` (32,) half-lives had been learned in each stratum."""
-        kept = _kept(spent.reshape(-1, _BATCHES).max(axis=0)[self.ids // _CONTEXTS])
-        self.g *= kept[:, None]
-        self.rows *= kept
+    def visited(self) -> tuple[Ints, Floats, Floats]:
+        """Points with rows, (k,), their statistics (k, q, q) and rows (k,)."""
+        ids = self.rows.nonzero()[0]
+        return ids, self.g[ids], self.rows[ids]
 
     def add(self, other: OperatingPoints) -> None:
         """Statistics of both."""
-        if not len(other.ids):
-            return
         self.origin_ns = self.origin_ns or other.origin_ns
-        at = self._places(other.ids.astype(np.int64))
-        moved = np.eye(self.q)  # t counts from another moment there: l t becomes l (t + shift)
-        moved[-1, 0] = (other.origin_ns - self.origin_ns) * 1e-9
-        self.g[at] += (moved @ other.matrices() @ moved.T).reshape(len(at), -1)
-        self.rows[at] += other.rows
+        moved = np.eye(self.g.shape[1])  # t counts from another moment there: l t becomes l (t + shift)
+        moved[-1, 0] = (other.origin_ns - self.origin_ns) * 1e-9 if other.origin_ns else 0.0
+        self.g += moved @ other.g @ moved.T
+        self.rows += other.rows
 
 
 class Means(Stateful):
@@ -288,7 +260,7 @@ class Means(Stateful):
 
 
 def points_of(z: Floats) -> Ints:
-    """Operating point of each row, (n,)."""
+    """Operating point of each row, (n,): (floor(log2 requests), floor(log2 context per request))."""
     requests = np.maximum(z[:, _REQUESTS], 1e-9)
     batch = np.minimum(np.maximum(np.frexp(requests / z[:, -1])[1] - 1, 0), _BATCHES - 1)
     context = np.minimum(np.maximum(np.frexp(z[:, _CONTEXT] / requests)[1] - 1 - _SHORT, 0), _CONTEXTS - 1)
@@ -310,27 +282,23 @@ def _decays(groups: Groups, e: Floats) -> tuple[Floats, Floats, Floats]:
 
 def _kept(spent: Floats) -> Floats:
     """What is kept where so many half-lives were spent."""
-    kept: Floats = np.exp2(-np.minimum(spent, MAX_AGE))
+    kept: Floats = np.exp2(-np.minimum(spent, _MAX_AGE))
     return kept
 
 
 def _products(groups: Groups, z: Floats, weight: Floats, decay: Floats) -> Floats:
-    """Sum of w z z' over each group, flat, (g, q * q).
-
-    One matrix product per group: gathering q (q + 1) / 2 columns of both sides and adding them up by group takes two to
-    four times as long from a few hundred rows on.
-    """
+    """Sum of w z z' over each group, (g, q, q): a matrix product each, which is faster than sums of columns."""
     right, q = z.take(groups.order, axis=0), z.shape[1]
     left = right * (weight.take(groups.order) * decay)[:, None]
     products = np.empty((len(groups.starts), q, q))
     for out, start, size in zip(products, groups.starts.tolist(), groups.sizes.tolist(), strict=True):
-        rows = slice(start, start + size)
-        np.dot(left[rows].T, right[rows], out=out)
-    return products.reshape(-1, q * q)
+        np.dot(left[start : start + size].T, right[start : start + size], out=out)
+    return products
 
 
-def _at_new_speed(q: int, keep: float, gain: float) -> Floats:
-    """What the q * q sums are multiplied by where a share is kept, and y takes ``gain`` times as long."""
-    scale = np.full(q, 1.0 / gain)
-    scale[-2] = 1.0
-    return keep * np.outer(scale, scale).ravel()
+def _widened(g: Floats, at: int, more: int) -> Floats:
+    """Matrices (k, q, q) with ``more`` rows and columns of 0 before row and column ``at``."""
+    wide = np.zeros((len(g), g.shape[1] + more, g.shape[1] + more))
+    index = np.r_[:at, at + more : g.shape[1] + more]
+    wide[:, index[:, None], index] = g
+    return wide

@@ -9,14 +9,13 @@
 f is clipped because plain 1 / yhat^2 runs away: a huge yhat makes its own misfit look small. The floor keeps a tiny y
 from owning the fit. The scale s moves toward 1.4826 median |u| of each block by a bounded factor.
 
-For a mean fit (post_decode: a robust fit is far off in the mean of a skewed time) w = weight / m0^2, h = 1, with m0 the
-median of the start-up rows: least squares, whose residuals sum to zero.
+A mean fit (of times that are skewed and add up, where a robust fit is far off) has w = weight / m^2 and h = 1, with m
+that of the first rows: least squares, whose residuals sum to zero.
 
-The first 256 rows are held and fitted together: 6 passes with Huber's weights from a start at 1 / y^2, then 3 with
-Tukey's, which drop what is beyond 4.7 scales. A warm-up that is 20 % of the rows and all of one batch size is out of
-Huber's reach but not of Tukey's.
+The first 256 rows are fitted together: passes with Huber's weights from a start at 1 / y^2, then with Tukey's, which
+drop what is beyond 4.7 scales. A warm-up that is 20 % of the rows and all of one batch size is out of Huber's reach but
+not of Tukey's.
 
-Guarantee: for finite y > 0 and finite x beta, w is finite and 0 <= w <= weight l / (0.2 m l)^2.
 References: Huber, Robust Statistics (1981), 7.8; Holland and Welsch (Comm. Stat. 1977), for the passes.
 """
 
@@ -27,104 +26,28 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from online.blocks import Design, median_of
-from online.constants import BISQUARE, MAD_TO_SD, QUIETEST
+from online.blocks import median_of
+from online.constants import BISQUARE, MAD_TO_SD, NOISE_ROWS, QUIETEST
 from online.rows import Floats
-from online.state import Stateful
 
 # Guess: cut in scales; Huber's own 1.345 is the one for 95 % efficiency.
 HUBER = 2.5
-# Guard: a tiny y does not own the fit.
-FLOOR = 0.2
-# Guess: share of the way in one block of 32 rows.
-_SCALE_RATE = 0.15
-# Guess: rows that the running median remembers.
-_MEDIAN_ROWS = 512.0
+# Guard: a tiny y does not own the fit. Guess: rows that the running median remembers.
+_FLOOR, _MEDIAN_ROWS = 0.2, 512.0
+# Guess: share of the way that the scale goes in one block of 32 rows; the scale before there is any.
+_SCALE_RATE, FIRST_SCALE = 0.15, 0.05
 # Guess: passes after which the first fit stands.
 _HUBER_PASSES, _PASSES = 6, 9
 
 
-class Weighing(Stateful):
-    """Weights of rows, and what they follow.
-
-    Args:
-        robust: False = a mean fit.
-
-    Attributes:
-        scale: s.
-        median_us: m, running.
-        start_median_us: m0, of the start-up rows.
-    """
-
-    SAVED = ("scale", "median_us", "start_median_us")
-
-    def __init__(self, *, robust: bool) -> None:
-        self.robust = robust
-        self.scale = 0.05
-        self.median_us = self.start_median_us = 0.0
-
-    def weigh(self, block: Design, prediction: Floats) -> tuple[Floats, Floats]:
-        """Huber's shares and weights, (n,) each; scale and median move with the rows."""
-        rate = min(1.0, len(block) / _MEDIAN_ROWS)
-        floor = FLOOR * self.median_us * block.steps
-        self.median_us += rate * (middle(block.elapsed_us / block.steps) - self.median_us)
-        if not self.robust:
-            return np.ones(len(block)), block.weight / self.start_median_us**2
-        u, per_unit = relative(block.elapsed_us, np.sqrt(block.steps * block.weight), prediction, floor)
-        share = shares(u, self.scale)
-        spread = max(MAD_TO_SD * middle(np.abs(u)), QUIETEST)
-        self.scale *= min(max(spread / self.scale, 0.5), 2.0) ** (_SCALE_RATE * min(1.0, len(u) / 32.0))
-        return share, share * per_unit * per_unit
-
-
-@dataclass(frozen=True, slots=True)
-class Start:
-    """Result of the first fit: final weights and shares (n,), robust scale."""
-
-    weight: Floats
-    share: Floats
-    scale: float
-
-
-def fit_start(z: Floats, row_weight: Floats, solve_for: Callable[[Floats, float], Floats], *, robust: bool) -> Start:
-    """Fit rows z (n, q), y in column -2 and l in column -1.
-
-    Args:
-        z: augmented rows.
-        row_weight: weight of each row, (n,).
-        solve_for: solves for beta (p,) from z'Wz (q, q) and the scale, and keeps it.
-        robust: False = least squares with constant weights (a mean fit).
-    """
-    y, steps = z[:, -2], z[:, -1]
-    x, root = z[:, :-2], np.sqrt(steps * row_weight)
-    median_us = median_of(y / steps)
-    floor = FLOOR * median_us * steps
-    scale = 0.05
-    if not robust:
-        weight = row_weight / median_us**2
-        beta = solve_for((z * weight[:, None]).T @ z, scale)
-        u, _ = relative(y, root, x @ beta, floor)
-        return Start(weight, np.ones(len(z)), _scale_of(u))
-    share, weight = np.ones(len(z)), row_weight
-    u, per_unit = relative(y, root, y, floor)
-    for i in range(_PASSES):
-        h = shares(u, scale)
-        cut = bisquare(u / scale) if i >= _HUBER_PASSES else 1.0
-        weight, share = h * per_unit * per_unit * cut, h * cut
-        beta = solve_for((z * weight[:, None]).T @ z, scale)
-        u, per_unit = relative(y, root, x @ beta, floor)
-        scale = _scale_of(u)
-    return Start(weight, share, scale)
-
-
-def relative(y: Floats, root_steps: Floats, prediction: Floats, floor: Floats) -> tuple[Floats, Floats]:
-    """U and sqrt(l) / f of rows against their predictions, (n,) each."""
-    f = np.maximum(np.minimum(np.maximum(prediction, 0.5 * y), 2.0 * y), floor)
-    root = root_steps / f
+def relative(y: Floats, steps: Floats, weight: Floats, prediction: Floats, m: float) -> tuple[Floats, Floats]:
+    """U and sqrt(weight l) / f of rows of so many steps and weights against their predictions, (n,) each."""
+    f = np.maximum(np.minimum(np.maximum(prediction, 0.5 * y), 2.0 * y), _FLOOR * m * steps)
+    root = np.sqrt(steps * weight) / f
     return (y - prediction) * root, root
 
 
-def shares(u: Floats, scale: float) -> Floats:
+def huber(u: Floats, scale: float) -> Floats:
     """Huber's h of relative residuals (n,)."""
     h: Floats = HUBER / np.maximum(np.abs(u) / scale, HUBER)
     return h
@@ -136,12 +59,61 @@ def bisquare(z: Floats) -> Floats:
     return inside * inside
 
 
-def middle(values: Floats) -> float:
-    """Upper median, (n,): no averaging, so that it is one of the values."""
+def scale_of(u: Floats) -> float:
+    """Scale of a sample of relative residuals (n,)."""
+    return max(QUIETEST, MAD_TO_SD * median_of(np.abs(u)))
+
+
+def moved(scale: float, u: Floats) -> float:
+    """The running scale after a block of relative residuals (n,)."""
+    share = _SCALE_RATE * min(1.0, len(u) / NOISE_ROWS)
+    spread = max(MAD_TO_SD * _middle(np.abs(u)), QUIETEST)
+    return float(scale * min(max(spread / scale, 0.5), 2.0) ** share)
+
+
+def moved_median(median_us: float, per_step_us: Floats) -> float:
+    """The running median after a block of times per step (n,)."""
+    return median_us + min(1.0, len(per_step_us) / _MEDIAN_ROWS) * (_middle(per_step_us) - median_us)
+
+
+def _middle(values: Floats) -> float:
+    """Upper median, (n,)."""
     half = len(values) // 2
     return float(np.partition(values, half)[half])
 
 
-def _scale_of(u: Floats) -> float:
-    """Scale of a whole sample of relative residuals (n,)."""
-    return max(QUIETEST, MAD_TO_SD * median_of(np.abs(u)))
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Result of the first fit: final weights and shares (n,), robust scale, and m."""
+
+    weight: Floats
+    share: Floats
+    scale: float
+    median_us: float
+
+
+def fit_start(z: Floats, row_weight: Floats, solve_for: Callable[[Floats, float], Floats], *, robust: bool) -> Start:
+    """Fit rows z (n, q), y in column -2 and l in column -1.
+
+    Args:
+        z: augmented rows.
+        row_weight: weight of each row, (n,).
+        solve_for: solves for beta (p,) from z'Wz (q, q) and the scale, and keeps it.
+        robust: False = least squares with constant weights (a mean fit).
+    """
+    x, y, steps = z[:, :-2], z[:, -2], z[:, -1]
+    median_us = median_of(y / steps)
+    scale, share, weight = FIRST_SCALE, np.ones(len(z)), row_weight / median_us**2
+    if not robust:
+        prediction = x @ solve_for((z * weight[:, None]).T @ z, scale)
+        u, _ = relative(y, steps, row_weight, prediction, median_us)
+        return Start(weight, share, scale_of(u), median_us)
+    u, per_unit = relative(y, steps, row_weight, y, median_us)
+    for i in range(_PASSES):
+        cut = bisquare(u / scale) if i >= _HUBER_PASSES else 1.0
+        share = huber(u, scale) * cut
+        weight = share * per_unit * per_unit
+        prediction = x @ solve_for((z * weight[:, None]).T @ z, scale)
+        u, per_unit = relative(y, steps, row_weight, prediction, median_us)
+        scale = scale_of(u)
+    return Start(weight, share, scale, median_us)

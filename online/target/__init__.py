@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from .history import ChangeKind, CoursePoint, HistoryView, StepHistory
-from .settings import RLS, BankSettings, Learner, check_settings, feature_set, make_learner, make_rls
-from .target_state import TargetState, merge_target, succeed_target
+from .history import ChangeKind, HistoryView, StepHistory
+from .settings import RLS, BankSettings, Learner, check_settings, feature_set, make_learner
+from .target_state import TargetState
 
 __all__ = [
     "RLS",
     "BankSettings",
     "ChangeKind",
-    "CoursePoint",
     "HistoryView",
     "Learner",
     "StepHistory",
@@ -18,7 +17,4 @@ __all__ = [
     "check_settings",
     "feature_set",
     "make_learner",
-    "make_rls",
-    "merge_target",
-    "succeed_target",
 ]

@@ -19,13 +19,9 @@ from online.features import FeatureSet
 from online.rows import Floats, Mask, RowBlock, RowOutcome, Target
 from online.state import StateError
 
-# Guard: squares and their sums stay finite.
-VALUE_MAX = 1e12
-"""A feature, weight or time (us) beyond this is not a measurement."""
-
-# Guard: 1 / y^2 stays finite.
-ELAPSED_US_MIN = 1e-3
-"""A time below this is not a measurement."""
+# A feature, weight or time (us) beyond the first is no measurement, nor is a time below the second.
+# Guard: squares, sums of these and 1 / y^2 stay finite.
+VALUE_MAX, ELAPSED_US_MIN = 1e12, 1e-3
 
 
 class Evaluated(NamedTuple):
@@ -89,16 +85,17 @@ class DesignMatrix:
             known |= here & (name in self._fitted)
             bounded &= inside | ~here
             complete &= bool(inside.all())
-        good = finite & positive & bounded & known
-        learned = int(np.count_nonzero(good))
-        outcome = Counter({RowOutcome.LEARNED: learned})
-        if learned == len(rows):
-            return None, outcome, complete
-        outcome[RowOutcome.NOT_FINITE] = int(np.count_nonzero(~finite))
-        outcome[RowOutcome.NOT_POSITIVE] = int(np.count_nonzero(finite & ~positive))
-        outcome[RowOutcome.OUT_OF_RANGE] = int(np.count_nonzero(finite & positive & ~bounded))
-        outcome[RowOutcome.UNKNOWN_FEATURE] = int(np.count_nonzero(finite & positive & bounded & ~known))
-        return good, outcome, complete
+        outcome, left = Counter[RowOutcome](), np.ones(len(rows), np.bool_)
+        for reason, passes in (
+            (RowOutcome.NOT_FINITE, finite),
+            (RowOutcome.NOT_POSITIVE, positive),
+            (RowOutcome.OUT_OF_RANGE, bounded),
+            (RowOutcome.UNKNOWN_FEATURE, known),
+        ):
+            outcome[reason] = int(np.count_nonzero(left & ~passes))
+            left &= passes
+        outcome[RowOutcome.LEARNED] = int(np.count_nonzero(left))
+        return None if left.all() else left, outcome, complete
 
     def view(self, block: Design, name: str) -> Design:
         """The rows of a block that one set knows, with its columns only."""
@@ -111,11 +108,6 @@ class DesignMatrix:
                 return view
         same = (block.phase, block.elapsed_us, block.steps, block.weight, block.stratum, block.cell, block.end_ns)
         return Design(x, *same, block.complete, block.groups, block.engine)
-
-    def views(self, block: Design) -> dict[str, Design]:
-        """The view of every set, by name, grouped once for all of them."""
-        block.grouped()
-        return {name: self.view(block, name) for name in self.sets}
 
     def known(self, block: Design, name: str) -> Mask:
         """Which rows of a block are in the view of a set, (n,)."""

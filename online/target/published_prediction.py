@@ -9,8 +9,8 @@ error and intervals stand beside it; the error of x beta alone is that of the mo
     mean_factor = sum y / sum (x beta F)    both forgotten with a half-life of 4000 steps: what stalls add
     seen: the lowest and highest value per step of each column, and the cells with a learned row; they only widen
 
-Microseconds; r (n,), beta (p,) without phases. F is the drift monitor's table. Merging adds rows and takes the wider
-range; what tells of one prediction starts over: its errors, level and residual model.
+Microseconds; r (n,). Merging adds rows and takes the wider range; what tells of one prediction starts over: its errors,
+level and residual model.
 """
 
 from __future__ import annotations
@@ -21,148 +21,45 @@ import msgspec
 import numpy as np
 
 from online.blocks import CELLS, Design, cell_name
-from online.change import Speed, Verdict
+from online.change import Verdict
+from online.constants import ALARM_KEEP, HALF_LIFE_STEPS
 from online.errors import Intervals, PrequentialError
 from online.features import FeatureSet
 from online.level import Level
 from online.river import CONTEXT, RESIDUAL, ResidualModel
-from online.rls import LearnerSettings, RlsLearner
+from online.rls import RlsLearner
 from online.rows import Floats, Mask
 from online.snapshot import ModelSnapshot, SeenSnapshot
 from online.state import Stateful, Tree
 
-from .design_matrix import DesignMatrix
 from .settings import BankSettings
 
 SHAPED = "portable"
 """The feature set that shape factors belong to."""
 
-_OF_COEFFICIENTS = LearnerSettings()
-"""What is not of a learner forgets as coefficients do by default."""
-
-
-class Seen(Stateful):
-    """What was learned from: ranges of the p columns, and batch shapes.
-
-    Attributes:
-        low, high: of each column per step, (p,); without meaning before the first row.
-        cells: batch shapes with a learned row, (512,).
-    """
-
-    SAVED = ("low", "high", "cells")
-
-    __slots__ = ("cells", "high", "low")
-
-    def __init__(self, p: int) -> None:
-        self.low, self.high = np.zeros(p), np.zeros(p)
-        self.cells: Mask = np.zeros(CELLS, np.bool_)
-
-    def learn(self, block: Design) -> None:
-        """Rows of a block."""
-        per_step = np.divide(block.x.T, block.steps, order="C")  # (p, n): by columns of n, numpy takes a tenth as long
-        self._widen(per_step.min(axis=1), per_step.max(axis=1))
-        self.cells[block.cell] = True
-
-    def _widen(self, low: Floats, high: Floats) -> None:
-        if self.cells.any():
-            low, high = np.minimum(low, self.low), np.maximum(high, self.high)
-        self.low, self.high = low, high
-
-    def add(self, other: Seen) -> None:
-        """Rows of both."""
-        if other.cells.any():
-            self._widen(other.low, other.high)
-            self.cells |= other.cells
-
-    def snapshot(self, names: tuple[str, ...]) -> SeenSnapshot | None:
-        """Ranges of the columns but the intercept, and names of the cells; None before the first row."""
-        if not self.cells.any():
-            return None
-        ranges = zip(names, self.low.tolist(), self.high.tolist(), strict=True)
-        features = {name: (low, high) for name, low, high in ranges if name != "intercept"}
-        return SeenSnapshot(features=features, cells=sorted(map(cell_name, np.flatnonzero(self.cells).tolist())))
-
 
 class PublishedPrediction(Stateful):
-    """Of one target, by the coefficients of one model.
-
-    Args:
-        names: columns of ``portable``.
-        residual: River's regression on what the level leaves, where it is configured.
+    """Of one target, by the coefficients of ``portable``.
 
     Attributes:
         error: of all that is published.
         shaped_error, intervals: of x beta F.
+        low, high: seen, of each column per step, (p,); without meaning before the first row.
+        cells: batch shapes with a learned row, (512,).
         level: what the last seconds took beside x beta F.
+        residual: River's regression on what the level leaves, where it is configured.
         observed_us, predicted_us: decayed sums.
     """
 
-    SAVED = ("error", "shaped_error", "intervals", "seen", "level", "observed_us", "predicted_us")
+    SAVED = ("error", "shaped_error", "intervals", "low", "high", "cells", "level", "observed_us", "predicted_us")
 
-    def __init__(self, names: tuple[str, ...], residual: ResidualModel | None) -> None:
+    def __init__(self, features: FeatureSet, settings: BankSettings) -> None:
         self.error, self.shaped_error, self.intervals = PrequentialError(), PrequentialError(), Intervals()
-        self.seen, self.level, self.residual = Seen(len(names)), Level(), residual
-        self.observed_us = self.predicted_us = 0.0
-
-    def context_of(self, block: Design, matrix: DesignMatrix) -> Floats | None:
-        """Columns of the residual model for the rows that ``portable`` knows, per step; None without a model."""
-        if self.residual is None:
-            return None
-        context = block.x[:, matrix.sets[CONTEXT.name][1]] / block.steps[:, None]
-        known = context if block.complete else context[matrix.known(block, SHAPED)]
-        return np.fmax(known, 0.0)  # rows that waited before a model was configured have NaN
-
-    def learn(self, view: Design, context: Floats | None, log_ratio: Floats | None, speed: Speed) -> None:
-        """Learn rows; log_ratio = log(y / (x beta F)), (n,); None while nothing was predicted."""
-        self.seen.learn(view)
-        if log_ratio is None:
-            return
-        added = self.level.learn(view, log_ratio)
-        if self.residual is not None and context is not None:
-            added += self.residual.learn(context, log_ratio - added, view.end_ns)
-        inverse = np.exp(-log_ratio)
-        self.intervals.learn(view, log_ratio)
-        self.shaped_error.learn(np.abs(inverse - 1.0))
-        self.error.learn(np.abs(inverse * np.exp(added) - 1.0))
-        kept = 2.0 ** -(float(view.steps @ view.weight) / _OF_COEFFICIENTS.half_life_steps)
-        self.observed_us = self.observed_us * kept + float(view.elapsed_us.sum())
-        self.predicted_us = self.predicted_us * kept + float(view.elapsed_us @ inverse)
-        self._follow(speed.verdict)
-
-    def _follow(self, verdict: Verdict) -> None:
-        """A confirmed change of speed is in beta from now on: what was summed up before is of another machine."""
-        if verdict is Verdict.CONFIRMED:
-            self.intervals.forget(_OF_COEFFICIENTS.alarm_keep)
-            self.observed_us *= _OF_COEFFICIENTS.alarm_keep
-            self.predicted_us *= _OF_COEFFICIENTS.alarm_keep
-            self.level.end()
-        elif verdict is Verdict.PREFILL:
-            self.level.prefill.end()
-
-    def mean_factor(self) -> float | None:
-        """Mean time per predicted time; None where nothing was predicted."""
-        return self.observed_us / self.predicted_us if self.predicted_us > 0.0 else None
-
-    def with_errors(self, model: ModelSnapshot) -> ModelSnapshot:
-        """The model of ``portable`` with the errors of the prediction that stands on it."""
-        error, shaped_error = self.error.snapshot(), self.shaped_error.snapshot()
-        return msgspec.structs.replace(model, prediction_error=error, shaped_error=shaped_error)
-
-    def snapshot(self, model: RlsLearner, beta: Floats | None = None) -> dict[str, Any]:
-        """Keys of the target's snapshot; intervals are of observed / (x beta F), as a reader predicts.
-
-        ``beta``: coefficients (p,) that are published in place of the model's.
-        """
-        return {
-            "shape_factors": model.shape_factors(beta),
-            "shape_factors_applied": model.shapes.applied,
-            "level": self.level.snapshot(),
-            "correction": None if self.residual is None else self.residual.snapshot(),
-            "seen": self.seen.snapshot(model.features.names),
-            "interval": self.intervals.snapshot(),
-            "mean_factor": self.mean_factor(),
-            "context_us_per_token": model.context_us_per_token(),
-        }
+        self.low, self.high = np.zeros(len(features)), np.zeros(len(features))
+        self.cells: Mask = np.zeros(CELLS, np.bool_)
+        self.level, self.observed_us, self.predicted_us = Level(), 0.0, 0.0
+        corrected = RESIDUAL in settings.learners and features.target is CONTEXT.target
+        self.residual = ResidualModel(settings.river_rows_per_s) if corrected else None
 
     def to_state(self) -> Tree:
         """See Stateful."""
@@ -174,21 +71,77 @@ class PublishedPrediction(Stateful):
         if self.residual is not None and state["residual"] is not None:
             self.residual.from_state(state["residual"])
 
+    def learn(self, view: Design, context: Floats | None, log_ratio: Floats | None, verdict: Verdict) -> None:
+        """Rows of a block, columns (n, 8) of the residual model, log(y / (x beta F)), (n,), and what a change did.
+
+        ``log_ratio`` is None while nothing was predicted.
+        """
+        per_step = np.divide(view.x.T, view.steps, order="C")  # (p, n): by columns of n, numpy takes a tenth as long
+        self._see(per_step.min(axis=1), per_step.max(axis=1))
+        self.cells[view.cell] = True
+        if log_ratio is None:
+            return
+        added = self.level.learn(view, log_ratio)
+        if self.residual is not None and context is not None:
+            added += self.residual.learn(context, log_ratio - added, view.end_ns)
+        inverse = np.exp(-log_ratio)
+        self.intervals.learn(view, log_ratio)
+        self.shaped_error.learn(np.abs(inverse - 1.0))
+        self.error.learn(np.abs(inverse * np.exp(added) - 1.0))
+        kept = 2.0 ** -(float(view.steps @ view.weight) / HALF_LIFE_STEPS)
+        self.observed_us = self.observed_us * kept + float(view.elapsed_us.sum())
+        self.predicted_us = self.predicted_us * kept + float(view.elapsed_us @ inverse)
+        if verdict is Verdict.CONFIRMED:  # it is in beta from now on: what was summed up is of another machine
+            self.intervals.forget(ALARM_KEEP)
+            self.observed_us, self.predicted_us = self.observed_us * ALARM_KEEP, self.predicted_us * ALARM_KEEP
+            self.level.end()
+        elif verdict is Verdict.PREFILL:
+            self.level.prefill.end()
+
+    def _see(self, low: Floats, high: Floats) -> None:
+        if self.cells.any():
+            low, high = np.minimum(low, self.low), np.maximum(high, self.high)
+        self.low, self.high = low, high
+
     def add(self, other: PublishedPrediction) -> None:
         """Rows of both."""
         self.error, self.shaped_error = PrequentialError(), PrequentialError()
         self.intervals.add(other.intervals)
-        self.seen.add(other.seen)
+        if other.cells.any():
+            self._see(other.low, other.high)
+            self.cells |= other.cells
         self.level.add(other.level)
         self.observed_us += other.observed_us
         self.predicted_us += other.predicted_us
         if self.residual is not None and other.residual is not None:
             self.residual.add(other.residual)
 
+    def with_errors(self, model: ModelSnapshot) -> ModelSnapshot:
+        """The model of ``portable`` with the errors of the prediction that stands on it."""
+        error, shaped_error = self.error.snapshot(), self.shaped_error.snapshot()
+        return msgspec.structs.replace(model, prediction_error=error, shaped_error=shaped_error)
 
-def make_published(features: FeatureSet, settings: BankSettings) -> PublishedPrediction:
-    """For ``portable`` of a target; with the residual model if it is configured and the target is the one of steps."""
-    residual = None
-    if RESIDUAL in settings.learners and features.target is CONTEXT.target:
-        residual = ResidualModel(settings.river_rows_per_s)
-    return PublishedPrediction(features.names, residual)
+    def snapshot(self, model: RlsLearner, beta: Floats | None = None) -> dict[str, Any]:
+        """Keys of the target's snapshot; intervals are of observed / (x beta F), as a reader predicts.
+
+        ``beta``: coefficients (p,) that are published in place of the model's.
+        """
+        own, names = model.fit.beta, model.features.names
+        return {
+            "shape_factors": model.shapes.snapshot(own if beta is None else np.append(beta, own[len(beta) :]), names),
+            "shape_factors_applied": model.shapes.applied,
+            "level": self.level.snapshot(),
+            "correction": None if self.residual is None else self.residual.snapshot(),
+            "seen": self._seen(names),
+            "interval": self.intervals.snapshot(),
+            "mean_factor": self.observed_us / self.predicted_us if self.predicted_us > 0.0 else None,
+            "context_us_per_token": model.context_us_per_token(),
+        }
+
+    def _seen(self, names: tuple[str, ...]) -> SeenSnapshot | None:
+        """Ranges of the columns but the intercept, and names of the cells; None before the first row."""
+        if not self.cells.any():
+            return None
+        ranges = zip(names, self.low.tolist(), self.high.tolist(), strict=True)
+        features = {name: (low, high) for name, low, high in ranges if name != "intercept"}
+        return SeenSnapshot(features=features, cells=sorted(map(cell_name, np.flatnonzero(self.cells).tolist())))

@@ -1,87 +1,27 @@
 """What to learn with: the settings as a protocol, and which learner a configured name and a feature set make.
 
-The sidecar's configuration fulfils the protocol, so that every default stands there, once. ``rls`` on ``bsr_ard``
-determines relevance itself. ``river:residual`` is no learner of its own: it is part of what a target publishes
-(online/target/published_prediction.py).
+The sidecar's configuration fulfils the protocol, so that every default stands there, once. ``river:residual`` is no
+learner of its own: it is part of what a target publishes (online/target/published_prediction.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol, TypeGuard
+from typing import Protocol
 
-from online.blocks import Design
-from online.change import make_alarm
+from online.change import Alarm
 from online.features import Facts, FeatureSet, build, custom, registered
 from online.river import PREFIX, RESIDUAL, RiverLearner, make
-from online.rls import LearnerSettings, Prior, RelevantFit, RlsLearner
-from online.rows import Floats, Target
-from online.snapshot import ModelSnapshot
+from online.rls import Prior, RlsLearner
+from online.rows import Target
 
 RLS = "rls"
 CUSTOM = "custom"
 """The feature set whose columns the configuration lists by their raw names."""
-RELEVANCE_SETS = frozenset({"bsr_ard"})
-"""Sets on which ``rls`` prunes."""
 
-
-class Learner(Protocol):
-    """One feature set on one target of one configuration.
-
-    Attributes:
-        features: columns of the blocks it is given.
-        publishes: it has what a target publishes: error bars, intervals, drift, statistics that merge and donate. It is
-            saved, too; another starts over with the process.
-    """
-
-    features: FeatureSet
-    publishes: bool
-
-    @property
-    def started(self) -> bool:
-        """Whether a prediction means anything yet."""
-
-    def learn(self, block: Design, /) -> Floats | None:
-        """Predict, score and learn rows; log(y / prediction) by published coefficients, (n,), where there are any."""
-
-    def predict(self, block: Design) -> Floats:
-        """Live prediction: microseconds, (n,)."""
-
-    def snapshot(self) -> ModelSnapshot | None:
-        """The model as published; None while there is nothing to say."""
-
-
-def publishes(learner: Learner) -> TypeGuard[RlsLearner]:
-    """Whether it is of the family whose coefficients a target publishes."""
-    return learner.publishes
-
-
-def make_learner(name: str, features: FeatureSet, settings: LearnerSettings, prior: Prior | None = None) -> Learner:
-    """A fresh learner; ``prior`` goes to the ``rls`` family only.
-
-    Raises:
-        ValueError: if there is no learner of that name.
-    """
-    if name == RLS:
-        return make_rls(features, settings, prior)
-    check_learner(name)
-    return RiverLearner(name, features, settings.river_rows_per_s)
-
-
-def make_rls(features: FeatureSet, settings: LearnerSettings, prior: Prior | None = None) -> RlsLearner:
-    """A fresh default learner."""
-    if features.name in RELEVANCE_SETS:
-        return RlsLearner(features, settings, prior, RelevantFit)
-    return RlsLearner(features, settings, prior)
-
-
-def check_learner(name: str) -> None:
-    """Raises ValueError for a name that makes no learner. Only names that are River's own import it."""
-    if name in (RLS, RESIDUAL):
-        return
-    if not name.startswith(PREFIX):
-        raise ValueError(f"learners: {name!r} is not one of {RLS}, {PREFIX}<name>")
-    make(name)
+Learner = RlsLearner | RiverLearner
+"""One feature set on one target of one configuration. What a target publishes is of the first kind alone: error bars,
+intervals, drift, statistics that merge and donate. It is saved; the other starts over with the process."""
 
 
 class BankSettings(Protocol):
@@ -89,7 +29,7 @@ class BankSettings(Protocol):
 
     @property
     def block_rows(self) -> int:
-        """Rows of a block at most; where something may be changing it is learned in short pieces (target_state.py)."""
+        """Rows of a block at most."""
 
     @property
     def block_s(self) -> float:
@@ -101,15 +41,15 @@ class BankSettings(Protocol):
 
     @property
     def river_rows_per_s(self) -> float:
-        """Rows per second of event time that each of River's models sees; it bounds what they cost."""
+        """Rows per second of event time that a River model sees at most."""
 
     @property
     def configs_max(self) -> int:
-        """Configurations kept; the one that learned least recently goes."""
+        """Configurations learned at most."""
 
     @property
     def learners(self) -> tuple[str, ...]:
-        """Among ``rls``, ``river:residual`` and ``river:<dotted name>``."""
+        """``rls`` and names of River's."""
 
     @property
     def feature_sets(self) -> tuple[str, ...]:
@@ -123,7 +63,7 @@ class BankSettings(Protocol):
 def check_settings(settings: BankSettings) -> None:
     """Raises ValueError naming the first key that cannot work."""
     for name in settings.learners:
-        check_learner(name)
+        _check_learner(name)
     if RESIDUAL in settings.learners and RLS not in settings.learners:
         raise ValueError(f"learners: {RESIDUAL} corrects what {RLS} publishes, which is not among them")
     for name in settings.feature_sets:
@@ -133,20 +73,26 @@ def check_settings(settings: BankSettings) -> None:
         if target not in set(Target):
             raise ValueError(f"custom: {target!r} is not one of {', '.join(Target)}")
         custom(Target(target), names)
-    for key, bound in (
-        ("block_rows", settings.block_rows),
-        ("block_s", settings.block_s),
-        ("river_rows_per_s", settings.river_rows_per_s),
-        ("configs_max", settings.configs_max),
-    ):
+    for key in ("block_rows", "block_s", "river_rows_per_s", "configs_max"):
+        bound = getattr(settings, key)
         if not bound > 0:
             raise ValueError(f"{key}: expected a number > 0, got {bound}")
-    make_alarm(settings.detector)
+    Alarm(settings.detector)
 
 
-def rates(settings: BankSettings) -> LearnerSettings:
-    """Rates of the learners with the configured detector."""
-    return LearnerSettings(river_rows_per_s=settings.river_rows_per_s, detector=settings.detector)
+def _check_learner(name: str) -> None:
+    if name in (RLS, RESIDUAL):
+        return
+    if not name.startswith(PREFIX):
+        raise ValueError(f"learners: {name!r} is not one of {RLS}, {PREFIX}<name>")
+    make(name)
+
+
+def make_learner(name: str, features: FeatureSet, settings: BankSettings, prior: Prior | None = None) -> Learner:
+    """A fresh learner of a name that was checked; ``prior`` goes to ``rls`` only."""
+    if name == RLS:
+        return RlsLearner(features, prior, detector=settings.detector)
+    return RiverLearner(name, features, settings.river_rows_per_s)
 
 
 def feature_set(name: str, target: Target, facts: Facts, settings: BankSettings) -> FeatureSet | None:

@@ -111,14 +111,15 @@ def evidence_of(learner: RlsLearner, *, hidden: bool = False) -> Evidence | None
 
     Phases belong to the stamps of one server: they are taken out at their estimate.
     """
-    kept = learner.points()
-    if kept is None or not len(kept.ids):
+    kept = learner.fit.strata.points
+    if kept is None or not kept.rows.any():
         return None
-    p, y = len(learner.features), kept.q - 2
-    change = np.zeros((p + 2, kept.q))
+    _, g, rows = kept.visited()
+    p, y = len(learner.features), learner.fit.p
+    change = np.zeros((p + 2, y + 2))
     change[:p, :p], change[p:, y:] = np.eye(p), np.eye(2)
     change[p, p:y] = -learner.fit.beta[p:y]
-    return capped(change @ kept.matrices() @ change.T, kept.rows, hidden=hidden)
+    return capped(change @ g @ change.T, rows, hidden=hidden)
 
 
 def evidence_of_held(held: Design, expected: Floats, variance: Floats, *, hidden: bool = False) -> Evidence:

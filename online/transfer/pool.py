@@ -15,10 +15,11 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from online.blocks import median_of
 from online.constants import MAD_TO_SD
 from online.features import Facts, build
 from online.features.systems import HFD_TL, PORTABLE, RECE, SYSTEMS
-from online.rls import Prior, middle
+from online.rls import Prior
 from online.rows import Floats, Mask, Target
 
 from .configuration_space import ensemble, specialists
@@ -73,8 +74,8 @@ def _outliers(theta: Floats, has: Mask) -> Mask:
     outliers = np.zeros(has.shape, np.bool_)
     for j in range(SHARED):
         values = np.append(theta[has[:, j], j], [HYPER_MEAN[j]] * 2)
-        center = middle(values)
-        spread = max(MAD_TO_SD * middle(np.abs(values - center)), _FLOOR * center, HYPER_SD[j] / 4.0)
+        center = median_of(values)
+        spread = max(MAD_TO_SD * median_of(np.abs(values - center)), _FLOOR * center, HYPER_SD[j] / 4.0)
         outliers[:, j] = has[:, j] & (np.abs(theta[:, j] - center) > _FAR * spread)
     return outliers
 

@@ -14,7 +14,7 @@ import sys
 import numpy as np
 
 from online import Bank, RowBlock, Target, merge_states
-from online.rls import compared, replica_of
+from online.rls import Replica, compared
 from tests.support.fleets import CONFIG, state_of
 from tests.support.linear_steps import BETA, NAMES, steps
 
@@ -54,7 +54,8 @@ def replica(seed, gain=1.0, **kind):
     bank.learn("c", Target.STEP_TIME, rows)
     state = bank._configs["c"][Target.STEP_TIME]
     state.flush()
-    return replica_of(state.models["portable"], f"engine-{seed}")
+    [replica] = Replica.of(state.models["portable"], f"engine-{seed}")
+    return replica
 
 
 def bench_outliers(given):

@@ -29,13 +29,12 @@ from collector.recordings import Recording
 from collector.service import make_pipeline
 from online import RowBlock, Target
 from online.features import build
-from online.rls import LearnerSettings, RlsLearner
+from online.rls import RlsLearner
 from tests.support.paths import DATA
 from tests.support.step_pages import pages_of
 
-SETTINGS = LearnerSettings(
-    start_rows=1 << 30
-)  # one fit of all rows: what a half-life of minutes forgets is not the question
+ALL_ROWS = 1 << 30
+"""One fit of all rows: what a half-life of minutes forgets is not the question."""
 FEATURES = build("portable", Target.STEP_TIME, {})
 LEARN = 0.6
 CLOCKS = 5
@@ -90,7 +89,7 @@ def case_of(name, otlp):
 def fit(rows):
     if rows is None or len(rows) < 3:
         return None
-    learner = RlsLearner(FEATURES, SETTINGS)
+    learner = RlsLearner(FEATURES, start_rows=ALL_ROWS)
     learner.learn(design(FEATURES, rows))
     return learner
 
@@ -163,7 +162,7 @@ def steps(case, path):
 def shapes(case, rows, every_s):
     """As live, in blocks, with the factors of batch shapes that pages alone have taught; they must not hurt."""
     learner = learn(FEATURES, rows)
-    if learner is None or not learner.shape_factors():
+    if learner is None or not learner.shapes.rows.any():
         return  # below 256 rows there are none
     plain, shaped = (
         100 * np.abs(predict(learner, FEATURES, case.scored, shaped=with_factors) / case.scored.elapsed_us - 1).mean()

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from collector.config import Config
-from online.change import DETECTORS, make_alarm
+from online.change import DETECTORS, Alarm
 from online.errors import WIDER, Intervals
 from online.features.registry import portable
 from online.rows import Target
@@ -50,7 +50,7 @@ def test_detectors_are_deterministic(detector):
     medians = np.random.default_rng(1).normal(0, 1, 300).tolist() + [6.0] * 40
     answers = []
     for _ in range(2):
-        one = make_alarm(detector)
+        one = Alarm(detector)
         answers.append([one.update(m) for m in medians])
     assert answers[0] == answers[1]
     assert any(answers[0]) is (detector != "none")
@@ -58,7 +58,7 @@ def test_detectors_are_deterministic(detector):
 
 def test_an_unknown_detector_is_refused_by_name():
     with pytest.raises(ValueError, match="kswin"):
-        make_alarm("kswin")
+        Alarm("kswin")
 
 
 # -------------------------------------------------------------------- intervals

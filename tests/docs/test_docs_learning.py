@@ -7,23 +7,21 @@ import pytest
 from collector.config.schema import Config
 from online import change
 from online.change import DETECTORS
-from online.constants import NOISE_ROWS
+from online.constants import ALARM_KEEP, HALF_LIFE_STEPS, NOISE_ROWS
 from online.level import HALF_LIVES_ROWS
 from online.river import RESIDUAL
-from online.rls import LearnerSettings
-from online.rls.identify import IDENTIFIED_ERROR, VIF_MAX
+from online.rls import IDENTIFIED_ERROR, VIF_MAX
 from online.snapshot import Reason
 from online.target.target_state import YOUNG_ROWS
 from tests.support.paths import DOCS
 
 TEXT = (DOCS / "learning.md").read_text(encoding="utf-8")
-RLS = LearnerSettings()
 
 
 @pytest.mark.parametrize(
     ("said", "value"),
     [
-        (r"count half after (\d+) steps", RLS.half_life_steps),
+        (r"count half after (\d+) steps", HALF_LIFE_STEPS),
         (r"what the last (\d+) to \d+ rows", HALF_LIVES_ROWS[0]),
         (r"what the last \d+ to (\d+) rows", HALF_LIVES_ROWS[-1]),
         (r"block: (\d+) rows until", NOISE_ROWS),
@@ -36,7 +34,7 @@ RLS = LearnerSettings()
         (r"Medians of\s+(\d+) rows", NOISE_ROWS),
         (r"in medians of (\d+)\.", change.PREFILL_ROWS),
         (r"Below (\d+) % nothing is a change", 100 * change.GATE),
-        (r"keeps (\d+) % of its weight", 100 * RLS.alarm_keep),
+        (r"keeps (\d+) % of its weight", 100 * ALARM_KEEP),
         (r"sees (\d+) rows per second", Config().river_rows_per_s),
     ],
 )

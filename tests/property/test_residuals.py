@@ -10,10 +10,9 @@ from online.bank import Bank, merge_states
 from online.blocks import Cutter
 from online.constants import NOISE_ROWS
 from online.errors import RATIO_BOUNDS
-from online.rls import LearnerSettings, RlsLearner
+from online.rls import RlsLearner
 from online.rows import Target
 from online.snapshot import ResidualSnapshot
-from online.target import make_learner
 from tests.support.linear_steps import steps
 
 BOTH = Config(learners=("rls", "river:linear_model.PARegressor"))
@@ -50,8 +49,7 @@ def test_they_are_of_the_published_coefficients_before_the_row_was_learned():
     bank.learn("c", Target.STEP_TIME, rows)
     target = bank._configs["c"][Target.STEP_TIME]
     features = target.matrix.sets["portable"][0]
-    alone = make_learner("rls", features, LearnerSettings())
-    assert isinstance(alone, RlsLearner)
+    alone = RlsLearner(features)
     ratios = []
     for block in Cutter(NOISE_ROWS, 10**9).push(target.matrix.evaluate(rows)[0]):
         if alone.started:

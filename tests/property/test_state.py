@@ -64,9 +64,9 @@ def test_a_state_of_another_version_is_refused_by_number(version):
 @pytest.mark.parametrize(
     ("part", "name", "value", "says"),
     [
-        ("weighing", "scale", np.nan, "Weighing.scale: expected a finite number"),
-        ("weighing", "median_us", np.inf, "Weighing.median_us: expected a finite number"),
-        ("weighing", "median_us", "1", "Weighing.median_us: expected a finite number"),
+        ("portable", "scale", np.nan, "RlsLearner.scale: expected a finite number"),
+        ("portable", "median_us", np.inf, "RlsLearner.median_us: expected a finite number"),
+        ("portable", "median_us", "1", "RlsLearner.median_us: expected a finite number"),
         ("fit", "beta", np.full(4, np.nan), "Fit.beta: not finite"),
         ("fit", "beta", np.zeros(3), r"Fit.beta: array of shape \(3,\), expected \(4,\)"),
         ("fit", "beta", np.zeros(4, np.float32), "Fit.beta: expected an array of float64, 1 dimensions"),
@@ -80,7 +80,7 @@ def test_a_state_of_another_version_is_refused_by_number(version):
         ("engines", "0", {}, "EngineRows.cell: missing"),
         ("residuals", "rows", np.full(10, -1), "Residuals.rows: negative|negative"),
         ("residuals", "ratio_sum", np.inf, "Residuals.ratio_sum: expected a finite number"),
-        ("course", "values", np.full((1, 10), np.inf, np.float32), "Course.values: not finite"),
+        ("course", "points", [[1, [np.inf] * 4, [1.0] * 4]], "a number of the course is not finite"),
         ("targets", "step_time", [], "TargetState: expected its attributes"),
         ("targets", "tea_time", {}, "tea_time"),
         ("learners", "learned_rows", -1, "state does not fit"),

@@ -26,7 +26,7 @@ def with_value(data, part, name, value):
 def _first(tree, part):
     for key, value in tree.items():
         if key == part:
-            return next(iter(value.values()))[0] if key == "replicas" else value
+            return value[0] if key == "replicas" else value
         if isinstance(value, dict) and (found := _first(value, part)) is not None:
             return found
     return None

@@ -47,7 +47,7 @@ MUTANTS = (
     Mutant(
         "squared weights of a merge decay once", "online/rls/strata.py", "self.n2 *= kept * kept", "self.n2 *= kept"
     ),
-    Mutant("a huge prediction hides its misfit", "online/rls/weights.py", "2.0 * y), floor)", "200.0 * y), floor)"),
+    Mutant("a huge prediction hides its misfit", "online/rls/weights.py", "2.0 * y), _FLOOR", "200.0 * y), _FLOOR"),
     Mutant(
         "stalls weigh as much as steps",
         "online/rls/weights.py",
@@ -80,50 +80,50 @@ MUTANTS = (
         "weight = 0.0 * np.maximum(own",
     ),
     Mutant(
-        "few windows count as many", "online/rls/error_bars.py", "* (spare * (1.0 + STUDENT / free) ** 2)", "* spare"
+        "few windows count as many", "online/rls/error_bars.py", "* (spare * (1.0 + _STUDENT / free) ** 2)", "* spare"
     ),
     Mutant(
         "a dull stretch forgets what it does not visit",
         "online/rls/strata.py",
-        "self.g[ids] = self.g[ids] * kept[:, None] + _products",
+        "self.g[ids] = self.g[ids] * kept[:, None, None] + _products",
         "self.g *= kept.min(); self.g[ids] = self.g[ids] + _products",
     ),
     Mutant(
         "shape factors are not shrunk",
         "online/shapes.py",
-        "factors[ids] = self.usual(ids, beta) * self.believed(ids)",
+        "factors[ids] = self.usual(ids, beta) * believed(self.rows[ids])",
         "factors[ids] = self.usual(ids, beta)",
     ),
     Mutant(
         "a fall of speed is no change",
         "online/change.py",
-        "return max(self.up, self.down) >= LIMIT",
-        "return self.up >= LIMIT",
+        "return max(self.up, self.down) >= _LIMIT",
+        "return self.up >= _LIMIT",
     ),
     Mutant(
         "what blocks usually say adds up to a change",
         "online/change.py",
-        "max(0.0, self.up + z - SLACK)",
+        "max(0.0, self.up + z - _SLACK)",
         "max(0.0, self.up + z)",
     ),
     Mutant(
         "one block confirms a change",
         "online/change.py",
-        "SLACK, LIMIT, Z_MAX = 1.5, 9.0, 3.5",
-        "SLACK, LIMIT, Z_MAX = 1.5, 2.0, 3.5",
+        "_REACH = 16, 1.5, 9.0,",
+        "_REACH = 16, 1.5, 2.0,",
     ),
     Mutant(
         "prefill changes with everything else",
         "online/change.py",
-        "e[with_prefill] - median_of(e[~with_prefill])",
+        "e[with_prefill] - median_of(others)",
         "0.0 * e[with_prefill]",
     ),
     Mutant("bands are as wide as what was seen", "online/errors.py", "WIDER = 1.15", "WIDER = 1.0"),
     Mutant(
         "bands are of wider quantiles",
         "online/errors.py",
-        "_SHARES = np.array([0.1, 0.5, 0.9])",
-        "_SHARES = np.array([0.05, 0.5, 0.95])",
+        "(0.1, 0.5, 0.9))",
+        "(0.05, 0.5, 0.95))",
     ),
     Mutant(
         "the level of a row has seen it",

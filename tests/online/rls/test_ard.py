@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
+from collector.config.schema import Config
 from online.features.columns import Column, FeatureSet
-from online.rls import LearnerSettings, Prior, RelevantFit, RlsLearner
-from online.rls.fit import Fit
+from online.rls import Prior, RlsLearner
 from online.rows import STEP_FEATURES, Target
 from online.target import make_learner
 from tests.support.designs import design_of
@@ -30,6 +30,11 @@ def _rows(n, seed, used=None):
     return rows
 
 
+def used(learner):
+    """Names of the columns in use."""
+    return [name for name, on in zip(SET.names, learner.fit.relevance.used, strict=False) if on]
+
+
 def _learn(learner, rows):
     design = design_of(rows, SET)
     for start in range(0, len(design), 32):
@@ -37,24 +42,23 @@ def _learn(learner, rows):
 
 
 def test_columns_that_say_nothing_are_pruned_and_the_others_are_found():
-    learner = make_learner("rls", SET, LearnerSettings())
-    assert isinstance(learner.fit, RelevantFit)
+    learner = make_learner("rls", SET, Config())
     _learn(learner, _rows(3000, 1))
-    assert set(NAMES) <= set(learner.fit.used)
-    assert len(set(learner.fit.used) & set(NOISE_COLUMNS)) <= 1
+    assert set(NAMES) <= set(used(learner))
+    assert len(set(used(learner)) & set(NOISE_COLUMNS)) <= 1
     found = learner.fit.beta[:4]
     assert np.allclose(found, BETA, rtol=0.03)
-    pruned = [j for j, name in enumerate(SET.names) if name not in learner.fit.used]
+    pruned = [j for j, name in enumerate(SET.names) if name not in used(learner)]
     typical = 10.0 / np.median(_rows(100, 2).elapsed_us)
     assert np.abs(learner.fit.beta[pruned] * typical).max() < 1e-6
 
 
 def test_a_pruned_column_comes_back_when_it_begins_to_matter():
-    learner = RlsLearner(SET, LearnerSettings(half_life_steps=60.0), None, RelevantFit)
+    learner = RlsLearner(SET, half_life_steps=60.0)
     _learn(learner, _rows(2000, 3))
-    assert "waiting" not in learner.fit.used
+    assert "waiting" not in used(learner)
     _learn(learner, _rows(3000, 4, used=2000.0))
-    assert "waiting" in learner.fit.used
+    assert "waiting" in used(learner)
     coefficient = learner.fit.beta[SET.names.index("waiting")]
     assert abs(coefficient / 2000.0 - 1) < 0.3  # Huber holds the first such rows back
 
@@ -65,10 +69,10 @@ def _donor_of(waiting, sd):
     return Prior(mean, np.array([*(0.15 * BETA), sd, 1.0, 1.0, 1.0]))
 
 
-@pytest.mark.parametrize("kind", [Fit, RelevantFit])
-def test_a_donor_that_is_wrong_about_a_column_is_overruled_by_the_rows(kind):
+@pytest.mark.parametrize("features", [SET, FeatureSet("portable", Target.STEP_TIME, SET.columns)])
+def test_a_donor_that_is_wrong_about_a_column_is_overruled_by_the_rows(features):
     """Relevance pulls to 0: pulled to the donor's mean, a pruned column would stay there for ever."""
-    learner = RlsLearner(SET, LearnerSettings(), _donor_of(waiting=2000.0, sd=1000.0), kind)
+    learner = RlsLearner(features, _donor_of(waiting=2000.0, sd=1000.0))
     _learn(learner, _rows(4000, 7))
     beta = learner.fit.beta
     assert abs(beta[SET.names.index("waiting")]) < 20.0
@@ -77,38 +81,37 @@ def test_a_donor_that_is_wrong_about_a_column_is_overruled_by_the_rows(kind):
 
 
 def test_before_there_are_rows_to_speak_of_a_donor_is_believed():
-    learner = RlsLearner(SET, LearnerSettings(), _donor_of(waiting=0.0, sd=1.0), RelevantFit)
+    learner = RlsLearner(SET, _donor_of(waiting=0.0, sd=1.0))
     _learn(learner, _rows(8, 7))
     assert np.allclose(learner.fit.beta[:4], BETA, rtol=0.25)
 
 
 def test_a_pruned_column_is_published_as_0_and_not_as_somebodys_prior():
-    learner = RlsLearner(SET, LearnerSettings(), None, RelevantFit)
+    learner = RlsLearner(SET)
     _learn(learner, _rows(3000, 1))
-    used = learner.fit.used
-    pruned = [f for f in learner.snapshot().features if f.name not in used]
+    pruned = [f for f in learner.snapshot().features if f.name not in used(learner)]
     assert len(pruned) >= 3
     assert {(f.coefficient, f.status) for f in pruned} == {(0.0, "at_bound")}
 
 
 def test_only_the_set_of_bsr_ard_prunes():
     other = FeatureSet("portable", Target.STEP_TIME, SET.columns)
-    assert not isinstance(make_learner("rls", other, LearnerSettings()).fit, RelevantFit)
+    assert RlsLearner(other).fit.relevance is None
 
 
 def test_a_restored_learner_goes_on_bit_by_bit():
-    whole = RlsLearner(SET, LearnerSettings(), None, RelevantFit)
+    whole = RlsLearner(SET)
     rows = _rows(2000, 9)
     design = design_of(rows, SET)
     for start in range(0, 1600, 32):
         whole.learn(design.slice(start, start + 32))
-    half = through_bytes(whole, RlsLearner(SET, LearnerSettings(), None, RelevantFit))
+    half = through_bytes(whole, RlsLearner(SET))
     assert half.snapshot() == whole.snapshot()
     for learner in (half, whole):
         for start in range(1600, 2000, 32):
             learner.learn(design.slice(start, min(start + 32, 2000)))
     assert np.array_equal(half.fit.beta, whole.fit.beta)
-    assert half.fit.used == whole.fit.used
+    assert used(half) == used(whole)
 
 
 ODD = {
@@ -127,22 +130,22 @@ ODD = {
 def test_odd_rows_leave_relevance_and_coefficients_finite(odd):
     design = design_of(_rows(1000, 11), SET)
     design.x, design.elapsed_us = ODD[odd](design.x, design.elapsed_us)
-    learner = RlsLearner(SET, LearnerSettings(), None, RelevantFit)
+    learner = RlsLearner(SET)
     for start in range(0, 1000, 32):
         learner.learn(design.slice(start, min(start + 32, 1000)))
     assert np.isfinite(learner.fit.beta).all()
-    assert np.isfinite(learner.fit.alpha).all()
+    assert np.isfinite(learner.fit.relevance.alpha).all()
     assert (learner.fit.beta[: len(SET)] >= 0).all()
-    through_bytes(learner, RlsLearner(SET, LearnerSettings(), None, RelevantFit))
+    through_bytes(learner, RlsLearner(SET))
 
 
 def test_rows_between_other_stamps_open_the_phases_which_are_always_in_use():
-    learner = RlsLearner(SET, LearnerSettings(), None, RelevantFit)
+    learner = RlsLearner(SET)
     design = design_of(_rows(1200, 4), SET)
     design.phase[600:, 0] = 1.0
     for start in range(0, 1200, 32):
         learner.learn(design.slice(start, min(start + 32, 1200)))
     assert learner.phases == 2
     assert np.isfinite(learner.fit.beta).all()
-    again = through_bytes(learner, RlsLearner(SET, LearnerSettings(), None, RelevantFit))
-    assert np.array_equal(again.fit.alpha, learner.fit.alpha)
+    again = through_bytes(learner, RlsLearner(SET))
+    assert np.array_equal(again.fit.relevance.alpha, learner.fit.relevance.alpha)

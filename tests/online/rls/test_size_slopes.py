@@ -60,4 +60,4 @@ def test_a_context_that_comes_with_the_batch_alone_tells_nothing():
 def test_a_set_without_these_columns_says_nothing_of_the_usual_work():
     cells = ShapeFactors(2)
     cells.rows[3], cells.x[3] = 5.0, (1.0, 7.0)
-    assert cells.usual_work(np.array([3]), ("intercept", "requests")) == [None]
+    assert [each.usual for each in cells.snapshot(np.ones(2), ("intercept", "requests")).values()] == [None]

@@ -334,8 +334,7 @@ def learned(z, end_ns, parts=1):
 
 
 def by_point(points):
-    order = np.argsort(points.ids)
-    return points.ids[order], points.matrices()[order], points.rows[order]
+    return points.visited()
 
 
 def test_rows_learned_in_parts_are_rows_learned_together():

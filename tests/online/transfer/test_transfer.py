@@ -6,7 +6,7 @@ import pytest
 from online.features.registry import build
 from online.features.systems.dictionaries import HFD_TL, RECE
 from online.features.systems.physics import PHYSICS
-from online.rls import LearnerSettings, RlsLearner
+from online.rls import RlsLearner
 from online.rows import Target
 from online.transfer import configuration_space as rece
 from online.transfer import pooled as transfer
@@ -19,7 +19,7 @@ STEP = Target.STEP_TIME
 def _learner(system, name, n=1500, seed=0, prior=None):
     rows, beta = rows_of(PHYSICS, name, n, seed)
     features = build(system.name, STEP, CONFIGS[name])
-    learner = RlsLearner(features, LearnerSettings(), prior)
+    learner = RlsLearner(features, prior)
     design = design_of(rows, features)
     for start in range(0, n, 32):
         learner.learn(design.slice(start, min(start + 32, n)))
@@ -91,7 +91,7 @@ def test_a_prior_knows_nothing_of_phases_and_of_columns_no_donor_has():
 
 def test_a_learner_without_rows_is_no_donor():
     features = build("physics", STEP, CONFIGS["7b"])
-    assert transfer.donor_of("x", CONFIGS["7b"], RlsLearner(features, LearnerSettings())) is None
+    assert transfer.donor_of("x", CONFIGS["7b"], RlsLearner(features)) is None
     assert transfer.pool(PHYSICS, STEP, []) is None
 
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -114,32 +114,19 @@ class Design(Stateful):
             self.groups = Groups.of(self.stratum)
         return self.groups
 
+    def take(self, rows: Mask | slice) -> Design:
+        """The chosen rows only; of a slice, as views."""
+        chosen: dict[str, Any] = {name: getattr(self, name)[rows] for name in Design.SAVED}
+        return Design(**chosen, complete=self.complete)
+
     def slice(self, start: int, stop: int) -> Design:
         """Rows start..stop-1, as views."""
-        s = slice(start, stop)
-        return Design(
-            self.x[s],
-            self.phase[s],
-            self.elapsed_us[s],
-            self.steps[s],
-            self.weight[s],
-            self.stratum[s],
-            self.cell[s],
-            self.end_ns[s],
-            self.complete,
-            engine=self.engine[s],
-        )
-
-    def take(self, mask: Mask) -> Design:
-        """The design of the chosen rows only."""
-        return Design(**{name: getattr(self, name)[mask] for name in Design.SAVED})
+        return self.take(slice(start, stop))
 
     def widened(self, columns: int) -> Design:
         """The same rows with so many columns; the new ones are not known: NaN."""
         unknown = np.full((len(self), columns - self.x.shape[1]), np.nan)
-        wide = self.slice(0, len(self))
-        wide.x, wide.complete = np.concatenate([self.x, unknown], axis=1), False
-        return wide
+        return replace(self, x=np.concatenate([self.x, unknown], axis=1), complete=False)
 
     def restored(self) -> None:
         """Columns are of one length; x is NaN where a set does not know a row."""
@@ -159,18 +146,8 @@ class Design(Stateful):
     @staticmethod
     def empty(columns: int) -> Design:
         """A design without rows, of the same columns."""
-        none, nothing = np.empty(0), np.empty(0, np.int64)
-        return Design(
-            np.empty((0, columns)),
-            np.empty((0, len(PHASES))),
-            none,
-            none,
-            none,
-            nothing,
-            nothing,
-            nothing,
-            complete=True,
-        )
+        x, phase, none, nothing = np.empty((0, columns)), np.empty((0, len(PHASES))), np.empty(0), np.empty(0, np.int64)
+        return Design(x, phase, none, none, none, nothing, nothing, nothing, complete=True)
 
     @staticmethod
     def concatenate(parts: list[Design]) -> Design:
@@ -230,11 +207,9 @@ class Cutter:
 
     def pending(self) -> Design | None:
         """The partial block, left as it is; None when there is none."""
-        if not self._parts:
-            return None
-        if len(self._parts) > 1:
+        if self._parts:
             self._parts = [Design.concatenate(self._parts)]
-        return self._parts[0]
+        return self._parts[0] if self._parts else None
 
     def restore(self, waiting: Design) -> None:
         """Take a saved partial block."""
@@ -242,8 +217,7 @@ class Cutter:
 
     def widen(self, columns: int) -> None:
         """Give the waiting rows more columns, which they do not know: NaN."""
-        if self.pending() is not None:
-            self._parts = [self._parts[0].widened(columns)]
+        self._parts = [part.widened(columns) for part in self._parts]
 
 
 def strata_of(target: Target, rows: RowBlock) -> tuple[Ints, Ints]:
@@ -307,9 +281,8 @@ def cell_name(cell: int) -> str:
     """``decode:3``, ``decode:17-24``, ``prefill:8-15:64-90`` (requests, then prefill tokens)."""
     if cell >= PREFILL_CELL:
         octave, half = divmod(cell - PREFILL_CELL, _CELL_HALF_OCTAVES)
-        tokens = _range(
-            math.ceil(2 ** (half / 2)), math.ceil(2 ** ((half + 1) / 2)) - 1, last=half == _CELL_HALF_OCTAVES - 1
-        )
+        fewest, most = math.ceil(2 ** (half / 2)), math.ceil(2 ** ((half + 1) / 2)) - 1
+        tokens = _range(fewest, most, last=half == _CELL_HALF_OCTAVES - 1)
         # Between 1.41 and 2 tokens there is no whole number, only means of several steps.
         requests = _range(2**octave, 2 ** (octave + 1) - 1, last=octave == _CELL_OCTAVES - 1)
         return f"prefill:{requests}:{'1.5' if half == 1 else tokens}"

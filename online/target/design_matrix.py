@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -99,15 +100,10 @@ class DesignMatrix:
 
     def view(self, block: Design, name: str) -> Design:
         """The rows of a block that one set knows, with its columns only."""
-        x = block.x[:, self.sets[name][1]]
-        if not block.complete:
-            known = self.known(block, name)
-            if not known.all():
-                view = block.take(known)
-                view.x = x[known]
-                return view
-        same = (block.phase, block.elapsed_us, block.steps, block.weight, block.stratum, block.cell, block.end_ns)
-        return Design(x, *same, block.complete, block.groups, block.engine)
+        x, groups = block.x[:, self.sets[name][1]], block.groups
+        if not block.complete and not (known := self.known(block, name)).all():
+            block, x, groups = block.take(known), x[known], None
+        return replace(block, x=x, groups=groups)
 
     def known(self, block: Design, name: str) -> Mask:
         """Which rows of a block are in the view of a set, (n,)."""

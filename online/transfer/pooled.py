@@ -32,7 +32,7 @@ from online.rows import PHASES, Floats, Target
 from .evidence import Evidence, evidence_of
 from .sheet import HIDES_HITS
 
-# Guess: half of the floor of one donor (online/rls/prior.py).
+# Guess: half of the floor of one donor (online/rls/solve.py).
 FLOOR = 0.01
 # Guess.
 MISFIT = 0.08

@@ -17,7 +17,7 @@ import numpy as np
 from collector.config import Config
 from collector.identity import Fact, FactSource
 from collector.join.api_queueing import ApiQueueing
-from collector.join.inferred import ApiProcess, Scheduling, Sums
+from collector.join.inferred import ApiProcess, SchedulingVotes, Sums
 from collector.join.pages import PageEngine
 from online import RowBlock, Target
 
@@ -29,7 +29,6 @@ from .registry import SharedId
 MARKS_MAX = 4096
 """Emitters whose marks are kept, also after they made room for others: their telemetry may still be in the log."""
 
-Number = Annotated[float, msgspec.Meta(ge=0.0, le=1e18)]
 Natural = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 
 Marks = dict[Target, int]
@@ -89,11 +88,9 @@ class Carried(msgspec.Struct):
 class Calibration(msgspec.Struct):
     """How an engine process is read: what its telemetry carries, how it schedules, what its steps have taught."""
 
-    scheduling: Scheduling
-    sync_votes: Number
-    async_votes: Number
+    votes: SchedulingVotes
     learned: bool
-    sums: dict[str, Number]
+    sums: Sums
     carried: Carried
     warmed_up: bool
     warm_up_spans: list[tuple[Natural, Natural]]
@@ -101,7 +98,7 @@ class Calibration(msgspec.Struct):
     """The step at which the next row begins."""
     unix_ns: Natural
     """When that step began."""
-    kv_block_tokens: Number = 0.0
+    kv_block_tokens: Annotated[float, msgspec.Meta(ge=0.0, le=1e18)] = 0.0
 
     @classmethod
     def of(cls, engine: Engine) -> Calibration | None:
@@ -111,11 +108,9 @@ class Calibration(msgspec.Struct):
             return None
         sequence, warm_up, context = process.sequence, process.warm_up, process.sequence.context
         return cls(
-            scheduling=context.votes.decided,
-            sync_votes=context.votes.sync,
-            async_votes=context.votes.asynchronous,
+            votes=context.votes,
             learned=context.habits.learned,
-            sums=context.habits.sums.to_plain(),
+            sums=context.habits.sums,
             carried=Carried(*(getattr(context, name) for name in Carried.__struct_fields__)),
             warmed_up=warm_up.over,
             warm_up_spans=list(warm_up.spans_unix_ns),
@@ -128,9 +123,7 @@ class Calibration(msgspec.Struct):
         """Begin the engine's process where an earlier one of ours left it."""
         process = engine.resume_process()
         sequence, warm_up, context = process.sequence, process.warm_up, process.sequence.context
-        context.votes.decided = self.scheduling
-        context.votes.sync, context.votes.asynchronous = self.sync_votes, self.async_votes
-        context.habits.sums = Sums.from_plain(self.sums)
+        context.votes, context.habits.sums = self.votes, self.sums
         if self.learned:
             context.habits.apply()
         for name, value in msgspec.structs.asdict(self.carried).items():

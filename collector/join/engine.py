@@ -33,7 +33,6 @@ from collector.telemetry import JoinEvent, RowDrop, table
 from online import EngineSnapshot, Quality, Target
 
 from .emitter import Emitter, TargetRows
-from .window import StepWindow
 
 
 @dataclass(slots=True)
@@ -152,11 +151,6 @@ class Engine(Emitter):
         """Event time from which on its telemetry is needed for the rows to come; None while there is none."""
         needed = [process.needed_unix_ns for process in self.processes]
         return min((unix_ns for unix_ns in needed if unix_ns), default=None)
-
-    @property
-    def newest_window(self) -> StepWindow | None:
-        """Steps of the newest process."""
-        return self._proven[-1].sequence.window if self.processes else None
 
     @property
     def pending_steps(self) -> int:

@@ -167,7 +167,9 @@ def find_double(engine: Engine, engines: Iterable[Engine]) -> tuple[Engine, Engi
 
 def is_same_engine(a: Engine, b: Engine) -> bool:
     """Whether the two agree on (step id, ts_start) for enough steps, and for nearly all that both tell."""
-    first, second = a.newest_window, b.newest_window
+    if a.newest_process is None or b.newest_process is None:
+        return False
+    first, second = a.newest_process.sequence.window, b.newest_process.sequence.window
     if first is None or second is None:
         return False
     low, high = max(first.base, second.base), min(first.newest_step, second.newest_step) + 1

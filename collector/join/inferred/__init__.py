@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .context import Scheduling, Sums
+from .context import Scheduling, SchedulingVotes, Sums
 from .journeys import (
     QUEUE_STATE_AGE_NS,
     RequestRow,
@@ -25,6 +25,7 @@ __all__ = [
     "KvSources",
     "RequestRow",
     "Scheduling",
+    "SchedulingVotes",
     "StepSequence",
     "Sums",
     "WarmUp",

@@ -14,9 +14,10 @@ depend on how much telemetry came in one piece.
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Annotated
 
+import msgspec
 import numpy as np
 
 from collector.config import Config
@@ -27,6 +28,9 @@ from online import Quality
 
 from . import row_blocks as boundaries
 from .row_blocks import BlockRatio, Columns, ContextSource, Rebuilt, complete, snapshot_complete
+
+Amount = Annotated[float, msgspec.Meta(ge=0.0, le=1e18)]
+Natural = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 
 _VOTES_MIN = 8
 """End stamps that tell how an engine schedules: a stamp or two may be late."""
@@ -49,13 +53,12 @@ class Scheduling(enum.StrEnum):
     UNKNOWN = "unknown"
 
 
-@dataclass(slots=True)
-class SchedulingVotes:
+class SchedulingVotes(msgspec.Struct):
     """How many end stamps came before and after the next step began; what the majority says, once there are enough."""
 
     decided: Scheduling = Scheduling.UNKNOWN
-    sync: float = 0.0
-    asynchronous: float = 0.0
+    sync: Natural = 0
+    asynchronous: Natural = 0
 
     def add(self, steps: Cells, cells: Cells) -> None:
         """Count the votes of consecutive steps; each step must be given once."""
@@ -74,30 +77,20 @@ class SchedulingVotes:
         return Scheduling.ASYNC if self.asynchronous > self.sync else Scheduling.SYNC
 
 
-@dataclass(slots=True)
-class Sums:
+class Sums(msgspec.Struct):
     """What steps add up to."""
 
-    context_tokens: float = 0.0
-    blocks: float = 0.0
-    rebuilt_requests: float = 0.0
-    summary_requests: float = 0.0
-    steps: float = 0.0
-    holes: float = 0.0
-    usage: float = 0.0
-
-    def to_plain(self) -> dict[str, float]:
-        """By name, for a checkpoint."""
-        return {name: getattr(self, name) for name in self.__slots__}
-
-    @classmethod
-    def from_plain(cls, sums: Mapping[str, float]) -> Sums:
-        """Read them back; names of another version are left out."""
-        return cls(**{name: sums.get(name, 0.0) for name in cls.__slots__})
+    context_tokens: Amount = 0.0
+    blocks: Amount = 0.0
+    rebuilt_requests: Amount = 0.0
+    summary_requests: Amount = 0.0
+    steps: Amount = 0.0
+    holes: Amount = 0.0
+    usage: Amount = 0.0
 
     def fold(self, other: Sums) -> None:
         """Decay, then add a block."""
-        for name in self.__slots__:
+        for name in self.__struct_fields__:
             setattr(self, name, _DECAY * getattr(self, name) + getattr(other, name))
 
 

@@ -388,17 +388,18 @@ class KvProcess(Protocol):
 
 
 class KvSources:
-    """All publishers, at most as many as engines.
-
-    Attributes:
-        unbound: publishers that belong to no engine, as of the last assignment.
-    """
+    """All publishers, at most as many as engines."""
 
     def __init__(self, settings: Config) -> None:
         self._settings = settings
         self._publishers: OrderedDict[tuple[str, int, str], KvTimeline] = OrderedDict()
+        self._bound: set[tuple[str, int, str]] = set()
         self._counts = Counts()
-        self.unbound = 0
+
+    @property
+    def unbound(self) -> int:
+        """Publishers that belong to no engine, or to none yet."""
+        return len(self._publishers.keys() - self._bound)
 
     def add(self, batch: KvBatch) -> None:
         """Add one batch; what is done with it is counted."""
@@ -407,7 +408,6 @@ class KvSources:
             self._publishers[key] = KvTimeline(int(self._settings.allowed_lateness_s * 1e9))
             if len(self._publishers) > self._settings.engines_max:
                 self._publishers.popitem(last=False)
-            self.unbound = min(self.unbound + 1, len(self._publishers))  # until the next assignment finds its engine
         count_batch(self._counts, batch, self._publishers[key].add(batch))
 
     def assign(self, engines: Mapping[str, Sequence[KvProcess]]) -> None:
@@ -420,8 +420,7 @@ class KvSources:
             if instance:
                 named.setdefault(instance, timeline)
         only = unnamed[0] if len(unnamed) == 1 and len(engines) == 1 else None
-        strange = sum(bool(instance) and instance not in engines for _, _, instance in self._publishers)
-        self.unbound = strange + (len(unnamed) if only is None else 0)
+        self._bound = {key for key in self._publishers if (key[2] in engines if key[2] else only is not None)}
         for instance, processes in engines.items():
             found = named.get(instance, only)
             for process in processes:

@@ -31,8 +31,8 @@ and N the mean prompt, the mean step takes what it did, and a request that runs 
 
     f = c_p P / (R - 1)      b[5] += f      b[6] -= f      alpha[0] += c_p N
 
-No term of BLIS grows like the experts touched, e (1 - (1 - k/E)^tokens). Their tangent at the mean batch is in b[5] and
-b[6], and the file says that it is for batches near that one.
+No term of BLIS grows like the experts touched, e (1 - (1 - k/E)^tokens). A line in B takes its place, least relative
+squares over the batch shapes that were seen, and the file says which these were.
 
 Where N is not known, all of it is in the steps: b[5] += c_p P / R. Either charges a trace with prefix groups as one
 without. A data sheet's price is of a computed token and stays.
@@ -54,11 +54,13 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from exporters.what_if import index_of
 from exporters.wording import REASONS, label_value, printable, unit_text
 from online import ConfigSnapshot, FeatureSnapshot, Snapshot, TargetSnapshot
-from online.features import ACTIVE_EXPERTS
-from tracefit import BEYOND_SEEN_BATCHES, NotFoundError
+from online.features import ACTIVE_EXPERTS, experts_in, share_touched
+from tracefit import NotFoundError
 
 BYTES_PER_KV_ELEMENT = 2.0
 
@@ -162,12 +164,6 @@ def choose_config(snapshot: Snapshot, which: str) -> ConfigSnapshot:
         raise BlisError(f"--which: {error}") from None
 
 
-def warnings_of(config: ConfigSnapshot) -> tuple[str, ...]:
-    """What whoever uses a file of it has to know."""
-    counted = ACTIVE_EXPERTS in (_features(config, "step_time") or {})
-    return (BEYOND_SEEN_BATCHES,) if config.mixture_of_experts and not counted else ()
-
-
 def blis_coefficients(
     config: ConfigSnapshot,
     *,
@@ -194,7 +190,7 @@ def blis_coefficients(
     """
     if alpha not in ALPHAS:
         raise BlisError(f"--alpha: expected one of {', '.join(ALPHAS)}, got {alpha!r}")
-    notes = list(warnings_of(config))
+    notes: list[str] = []
     step = _features(config, "step_time")
     if step is None:
         raise BlisError("step_time: nothing learned yet, so its coefficients are absent")
@@ -205,7 +201,7 @@ def blis_coefficients(
     prices |= (experts := _fold_experts(config, step, prices)).prices
     folded = _fold_prompts(config, step, prices)
     prices |= folded.prices
-    warnings = (*experts.warnings, *folded.warnings)
+    warnings = (*(f"not usable: {doubt}" for doubt in config.doubts), *experts.warnings, *folded.warnings)
     for name, index in _STEP_COLUMNS.items():
         value = factor * prices[name]
         beta[index] = value / kv_us if index in {8, 9} else value
@@ -252,21 +248,27 @@ class _Folded(NamedTuple):
 
 
 def _fold_experts(config: ConfigSnapshot, step: Mapping[str, FeatureSnapshot], prices: Mapping[str, float]) -> _Folded:
-    """The tangent of the experts' curve at the mean batch: BLIS has no term that grows with the share touched."""
+    """The line in the batch that is nearest to what its experts cost: BLIS has no term for the share touched."""
     if ACTIVE_EXPERTS not in step:
         return _Folded()
-    all_us, experts = _value(step, "step_time", ACTIVE_EXPERTS), config.config.get("num_experts")
-    per_token, requests = config.config.get("num_experts_per_tok"), step["requests"].mean
-    if type(experts) is not int or type(per_token) is not int or not 0 < per_token <= experts or requests is None:
+    all_us, experts = _value(step, "step_time", ACTIVE_EXPERTS), experts_in(config.config)
+    mean = step["requests"].mean or 0.0
+    seen = [
+        (each.rows / each.usual[3] ** 2, each.usual[1], each.usual[0] + each.usual[1])
+        for each in config.targets["step_time"].shape_factors.values()
+        if each.usual is not None and each.usual[3] > 0.0
+    ] or [(1.0, mean, mean), (1.0, 1.01 * mean, 1.01 * mean)]
+    if experts is None or not seen[0][1] > 0.0:
         raise BlisError(f"step_time: {ACTIVE_EXPERTS} needs num_experts, num_experts_per_tok and a mean batch")
-    left = (1.0 - per_token / experts) ** requests
-    slope = -left * math.log1p(-per_token / experts) if per_token < experts else 0.0
-    spread = {
-        "requests": prices["requests"] + all_us * slope,
-        "intercept": prices["intercept"] + all_us * (1.0 - left - slope * requests),
-    }
-    said = f"BLIS has no term for experts touched: {all_us:.4g} µs for all {experts} are in beta[5] and beta[6]"
-    return _Folded(spread, warnings=(f"{said} by the tangent at {requests:.4g} requests, for batches near it alone",))
+    weight, batch, tokens = np.array(seen, np.float64).T
+    share = share_touched(*experts, tokens)
+    at, touched = np.average(batch, weights=weight), np.average(share, weights=weight)
+    along, spread = weight @ ((batch - at) * (share - touched)), weight @ (batch - at) ** 2
+    slope = min(max(along / spread, 0.0), touched / at) if spread > 0.0 else 0.0
+    added = {"requests": all_us * float(slope), "intercept": all_us * float(touched - slope * at)}
+    line = {name: prices[name] + us for name, us in added.items()}
+    said = f"BLIS has no term for experts touched: a line in beta[5] and beta[6] has the {all_us:.4g} µs of all"
+    return _Folded(line, warnings=(f"{said} for batches of {batch.min():.4g} to {batch.max():.4g} requests",))
 
 
 def _fold_prompts(config: ConfigSnapshot, step: Mapping[str, FeatureSnapshot], prices: Mapping[str, float]) -> _Folded:

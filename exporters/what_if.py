@@ -410,8 +410,6 @@ def caveats(config: Config, answer: Prediction | RequestEstimate) -> Iterator[tu
             for name in answer.extrapolated
         )
         yield "outside of what was learned from", ", ".join(names)
-    for caveat in config.caveats(answer.extrapolated):
-        yield "not usable there", caveat
     if isinstance(answer, RequestEstimate) and config.missing:
         yield "not in these times, since nothing was learned of it", ", ".join(config.missing)
 
@@ -445,8 +443,6 @@ def _about(config: Config, asked: dict[str, object], answer: Prediction | Reques
         about["level"] = {"decode": decode, "prefill": prefill, "age_s": config.level_age_s}
     if isinstance(answer, RequestEstimate):
         about["missing"] = list(config.missing)
-    if caveats := config.caveats(answer.extrapolated):
-        about["caveats"] = list(caveats)
     return about
 
 

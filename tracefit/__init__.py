@@ -40,11 +40,10 @@ from .document import Coefficient, InFlight, Interval, Level, Model, Seen, Speed
 from .faults import BadInputError, LoadError, NoCoefficientsError, NotFoundError, TracefitError
 from .loading import Snapshot, load
 from .selection import find_config, minute, told_apart
-from .step_model import BEYOND_SEEN_BATCHES, Limits, Prediction, Predictions
+from .step_model import Limits, Prediction, Predictions
 from .verdict import Problem, Verdict
 
 __all__ = [
-    "BEYOND_SEEN_BATCHES",
     "BadInputError",
     "Coefficient",
     "Config",

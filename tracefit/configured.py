@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import overload
 
 from tracefit.step_model import LEVEL_AGE_MAX_S
@@ -11,7 +11,7 @@ from tracefit.step_model import LEVEL_AGE_MAX_S
 from .closed_loop import ClosedLoop, Plan, RequestEstimate, Workload, planned
 from .document import Coefficient, ConfigDocument, Target
 from .faults import BadInputError, NoCoefficientsError, checked
-from .step_model import STEP_TIME, Limits, Prediction, Predictions, StepModel, caveats_of, computable_model
+from .step_model import STEP_TIME, Limits, Prediction, Predictions, StepModel, computable_model
 from .verdict import Verdict, judged
 
 _LIMIT_MAX = 1e12
@@ -29,7 +29,6 @@ class Config:
         limits: what the engine can hold and do, as far as ``facts`` tell; see :meth:`assuming`.
         targets: everything published about each kind of time, ``step_time`` above all.
         engines: how many share these coefficients; ``telemetry``: how good their signals are.
-        mixture_of_experts: the model is one; while its experts are unknown nothing is usable beyond the batches seen.
         prefix_hits_hidden: its telemetry does not tell prefix hits, so usual ones are in the price of a prompt's token.
         last_heard_unix_nano: when the newest telemetry of its engines was made, 0 where nobody said.
         at_unix_nano: the moment that it answers for, None for any; see :meth:`now`.
@@ -50,7 +49,6 @@ class Config:
         self.targets: Mapping[str, Target] = described.targets
         self.engines = described.engines
         self.telemetry = described.telemetry
-        self.mixture_of_experts = described.mixture_of_experts
         self.prefix_hits_hidden = described.prefix_hits_hidden
         self.last_heard_unix_nano = described.last_heard_unix_nano
         self._described = described
@@ -113,10 +111,6 @@ class Config:
             return 0.0
         per_step = means.get("requests", 0.0)
         return requests * means.get("decode_context_tokens", 0.0) / per_step if per_step > 0.0 else 0.0
-
-    def caveats(self, extrapolated: Collection[str]) -> tuple[str, ...]:
-        """Why an answer with this ``extrapolated`` is not usable whatever the coefficients, one clause each."""
-        return caveats_of(extrapolated, experts_unknown=self._described.experts_unknown)
 
     def coefficients(self, target: str = STEP_TIME) -> tuple[Coefficient, ...]:
         """What predictions are made with, in the order they are published.

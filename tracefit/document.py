@@ -193,7 +193,7 @@ class ConfigDocument(NamedTuple):
     """One configuration as published.
 
     ``scheduled_ahead``: its engines hand over a step before the last one ended. ``doubts``: why nothing it answers
-    should be used, one clause each. ``mixture_of_experts``: its model is one. ``last_heard_unix_nano``: when the newest
+    should be used, one clause each. ``last_heard_unix_nano``: when the newest
     telemetry of its engines was made, 0 where nobody said. ``replaced``: its server sends another configuration now.
     ``prefix_hits_hidden``: its telemetry counts prompt tokens that were never computed, so that a coefficient is the
     price of one that was sent.
@@ -207,7 +207,6 @@ class ConfigDocument(NamedTuple):
     targets: Mapping[str, Target]
     scheduled_ahead: bool = False
     doubts: tuple[str, ...] = ()
-    mixture_of_experts: bool = False
     last_heard_unix_nano: int = 0
     replaced: bool = False
     prefix_hits_hidden: bool = False
@@ -219,14 +218,6 @@ class ConfigDocument(NamedTuple):
         if type(experts) is not int or type(per_token) is not int or not 0 < per_token <= experts:
             return None
         return 1.0 - per_token / experts
-
-    @property
-    def experts_unknown(self) -> bool:
-        """Whether the model is a mixture of experts, and no coefficient of its steps counts them."""
-        step = self.targets.get("step_time")
-        models = {} if step is None else step.models
-        counted = any(each.name == ACTIVE_EXPERTS for model in models.values() for each in model.coefficients)
-        return self.mixture_of_experts and not counted
 
 
 class Document(NamedTuple):
@@ -292,7 +283,6 @@ def _config(tree: Any) -> ConfigDocument:
         },
         any(isinstance(engine, dict) and engine.get("scheduling") == "async" for engine in engines),
         tuple(printable(str(each)) for each in _list(tree.get("doubts") or [], f"{config_id}.doubts")),
-        tree.get("mixture_of_experts") is True,
         _whole(tree, "last_heard_unix_nano"),
         bool(_text(tree, "replaced_by")),
         tree.get("prefix_hits_hidden") is True,

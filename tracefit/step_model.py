@@ -30,13 +30,6 @@ from .shapes import STRIDE, Coefficients, StepSurface, StepTable, piece_of, stra
 
 STEP_TIME = "step_time"
 FEATURES = ("intercept", "prefill_tokens", "decode_context_tokens", "requests")
-BEYOND_SEEN_BATCHES = (
-    "the model is a mixture of experts, and how many it has is not known: larger batches touch more of them, which no "
-    "coefficient counts, so nothing is usable beyond the batches that were seen; set model_config, or the facts "
-    "num_experts and num_experts_per_tok"
-)
-"""What is said of answers and files of such a model."""
-_OF_THE_BATCH = frozenset({"requests", "shape"})
 _MEANS_OF_STEPS = ("journeys", "requests", "metrics")
 _ROWS_MIN = 256
 _MEDIAN_APE_MAX = 0.25
@@ -139,7 +132,6 @@ class StepModel:
             c.status == "identified" and (c.form_error or 0.0) < _FORM_ERROR_MAX * c.value for c in coefficients
         ]
         self.of_means = of_means(config.telemetry)
-        self.experts_unknown = config.experts_unknown
         self.mean_factor = 1.0 if self.of_means else min(max(target.mean_factor, 0.5), 2.0)
         self._strata = visited_strata(target, config.telemetry)
         self._visits: dict[int, bool] = {}
@@ -230,12 +222,9 @@ class StepModel:
         """Inside of what was seen the sum carries; outside every term that makes up a tenth must be identified.
 
         Its form error must be below a fifth of it as well: what is sure under one load may not be under another.
-        A mixture of unknown experts carries nothing beyond the batches that were seen.
         """
         if self.reasons or not outside:
             return not self.reasons
-        if caveats_of(outside, experts_unknown=self.experts_unknown):
-            return False
         terms = self.coefficients.terms(prefill, requests, context)
         least = 0.1 * sum(terms)
         return all(
@@ -365,11 +354,6 @@ def computable_model(config: ConfigDocument, name: str) -> Model:
 
 def _of_a_step(model: Model, known: Collection[str]) -> bool:
     return all(each.name in known for each in model.coefficients)
-
-
-def caveats_of(outside: Collection[str], *, experts_unknown: bool) -> tuple[str, ...]:
-    """Why an answer that lies outside of what was seen in these is never usable; empty where coefficients decide."""
-    return (BEYOND_SEEN_BATCHES,) if experts_unknown and not _OF_THE_BATCH.isdisjoint(outside) else ()
 
 
 def doubts_of(model: Model) -> tuple[str, ...]:

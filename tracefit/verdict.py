@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from .document import ConfigDocument, Model, Ratios, SpeedChange
 from .selection import SILENT_NS
-from .step_model import BEYOND_SEEN_BATCHES, STEP_TIME
+from .step_model import STEP_TIME
 
 _TELEMETRY_GAPS = {
     "sampled": "steps are sampled, and those between are rebuilt from request journeys",
@@ -94,7 +94,6 @@ def judged(config: ConfigDocument, reasons: tuple[str, ...], model: Model | None
     hidden = (
         _TELEMETRY_GAPS.get(config.telemetry, ""),
         _PREFIX_HITS if config.prefix_hits_hidden else "",
-        BEYOND_SEEN_BATCHES if config.experts_unknown else "",
     )
     levels = () if step is None else step.level.values()
     return Verdict(

@@ -26,13 +26,11 @@ from exporters.blis import (
     BlisError,
     Exported,
     TracedRequest,
-    choose_config,
     export,
     render_trace,
-    warnings_of,
 )
 from exporters.snapshot_file import write_atomically
-from online import ConfigSnapshot, Snapshot
+from online import Snapshot
 
 ENDS = frozenset({Finish.STOPPED, Finish.LENGTH, Finish.ABORTED})
 
@@ -171,7 +169,7 @@ def export_snapshot(
     if require is not None and exported.doubtful:
         note(f"error: --require {require}: {len(exported.doubtful)} not: {'; '.join(exported.doubtful)}")
         return EXIT_FAILED
-    for warning in _warnings(choose_config(snapshot, which), exported):
+    for warning in _warnings(exported):
         note(f"warning: {warning}")
     if out is None:
         say(exported.content.decode().removesuffix("\n"))
@@ -181,10 +179,9 @@ def export_snapshot(
     return EXIT_OK
 
 
-def _warnings(config: ConfigSnapshot, exported: Exported) -> Iterator[str]:
+def _warnings(exported: Exported) -> Iterator[str]:
     yield from (f"not identified: {coefficient}" for coefficient in exported.doubtful)
     yield from exported.warnings
-    yield from (f"{config.config_id}: {warning}" for warning in warnings_of(config))
 
 
 def write_result(path: Path, data: bytes) -> None:

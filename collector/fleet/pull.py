@@ -24,7 +24,7 @@ import msgspec
 
 from collector import __version__
 from collector.config import Config
-from collector.identity import IDENTITY, Fact, config_id, is_mixture_of_experts
+from collector.identity import IDENTITY, Fact, config_id, unknown_experts
 from collector.runtime import EXIT_FAILED, EXIT_OK, Clock, PrintLine, StartError, progress
 from collector.service import Directory, check_learning
 from collector.telemetry import PullOutcome
@@ -142,7 +142,7 @@ def fleet_snapshot(bank: Bank, generation: int = 1, engines: FactsByEngine | Non
                 targets=targets,
                 told_apart_by=apart,
                 prefix_hits_hidden=facts.get(HIDES_HITS) is True,
-                mixture_of_experts=is_mixture_of_experts(facts),
+                doubts=[*filter(None, [unknown_experts(facts)])],
             )
         )
     newest_unix_nano = bank.event_span_ns()[1]

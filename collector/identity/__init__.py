@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .discovery import Discovery
-from .experts import is_mixture_of_experts
+from .experts import unknown_experts
 from .knowledge import (
     IDENTITY,
     EngineFacts,
@@ -24,6 +24,6 @@ __all__ = [
     "Knowledge",
     "cannot_derive",
     "config_id",
-    "is_mixture_of_experts",
     "shipped_sheets",
+    "unknown_experts",
 ]

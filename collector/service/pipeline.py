@@ -22,7 +22,7 @@ from collector.decode import Decoder, Telemetry
 from collector.decode.fpm import ForwardPass
 from collector.decode.kv import KvBatch
 from collector.decode.pages import ScrapedPage
-from collector.identity import Fact, Knowledge, cannot_derive, is_mixture_of_experts
+from collector.identity import Fact, Knowledge, cannot_derive, unknown_experts
 from collector.ingest import Export
 from collector.join import (
     CheckpointError,
@@ -423,9 +423,11 @@ class Pipeline:
             telemetry=quality.label,
             targets=targets,
             quarantined=self._put_aside.get(config_id, ""),
-            doubts=_doubts(emitters, targets.get(Target.STEP_TIME.value), silent_s=self._settings.join_timeout_s),
+            doubts=[
+                *filter(None, [unknown_experts(facts)]),
+                *_doubts(emitters, targets.get(Target.STEP_TIME.value), silent_s=self._settings.join_timeout_s),
+            ],
             prefix_hits_hidden=hidden,
-            mixture_of_experts=is_mixture_of_experts(facts),
             last_heard_unix_nano=max((each.event_unix_ns for each in emitters if not each.recording), default=0),
             replaced_by=replaced_by,
         )

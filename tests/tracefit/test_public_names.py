@@ -12,7 +12,7 @@ from tracefit import shapes
 
 CONFIG_ATTRIBUTES = (
     *("config_id", "name", "facts", "limits", "model", "gpu", "usable", "reasons", "verdict", "targets"),
-    *("engines", "telemetry", "mixture_of_experts", "prefix_hits_hidden"),
+    *("engines", "telemetry", "prefix_hits_hidden"),
 )
 FIELDS = {
     "Coefficient": "name unit value stderr status mean reason form_error",
@@ -50,13 +50,11 @@ CALLS = {
     tracefit.Config.assuming: "self max_num_seqs max_num_batched_tokens kv_tokens",
     tracefit.Config.coefficients: "self target",
     tracefit.Config.now: "self at_unix_nano",
-    tracefit.Config.caveats: "self extrapolated",
 }
 
 
 def test_every_public_name_is_known_here():
     others = {
-        "BEYOND_SEEN_BATCHES",
         "Config",
         "Snapshot",
         "Predictions",
@@ -95,7 +93,6 @@ def test_a_config_and_a_snapshot_have_these_attributes():
         "targets",
         "engines",
         "telemetry",
-        "mixture_of_experts",
     ]:
         assert hasattr(config, name), name
     for name in ["generation", "created_unix_nano", "tracefit_version", "configs", "data"]:

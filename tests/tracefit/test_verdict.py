@@ -96,7 +96,6 @@ def test_the_last_row_is_the_newest_of_both_phases():
         ({"telemetry": "sampled"}, "steps are sampled"),
         ({"telemetry": "requests"}, "no steps"),
         ({"prefix_hits_hidden": True}, "prefix-cache hits are hidden"),
-        ({"mixture_of_experts": True}, "mixture of experts"),
     ],
 )
 def test_what_telemetry_hides_or_samples_is_said(config, said):

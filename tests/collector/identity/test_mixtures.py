@@ -3,7 +3,7 @@
 import pytest
 
 from collector.config import Config, Rule
-from collector.identity import EngineFacts, FactSource, Knowledge, is_mixture_of_experts
+from collector.identity import EngineFacts, FactSource, Knowledge, unknown_experts
 
 
 def facts_of(model, *, rules=(), **told):
@@ -31,7 +31,7 @@ def test_a_public_name_tells_the_experts(model, experts):
     facts = facts_of(model)
     known = (facts.get("num_experts"), facts.get("num_experts_per_tok"))
     assert known == (experts or (None, None))
-    assert is_mixture_of_experts(facts.known()) is (experts is not None)
+    assert unknown_experts(facts.known()) == ""
     if experts is not None:
         assert facts.source("num_experts") is FactSource.MODEL_NAME
 
@@ -40,12 +40,13 @@ def test_a_public_name_tells_the_experts(model, experts):
 def test_a_name_may_tell_a_mixture_and_not_its_experts(model):
     facts = facts_of(model)
     assert facts.get("num_experts") is None
-    assert is_mixture_of_experts(facts.known())
+    assert "num_experts_per_tok" in unknown_experts(facts.known())
 
 
 def test_what_the_server_says_of_itself_is_stronger_than_its_name():
     pruned = facts_of("acme/Qwen3-30B-A3B-pruned", num_experts=64)
     assert (pruned.get("num_experts"), pruned.get("num_experts_per_tok")) == (64, None)
+    assert unknown_experts(pruned.known())
     agrees = facts_of("Qwen/Qwen3-30B-A3B", num_experts=128)
     assert agrees.get("num_experts_per_tok") == 8
     assert agrees.source("num_experts") is FactSource.RESOURCE
@@ -58,4 +59,4 @@ def test_a_rule_sets_the_experts_of_a_model_that_nobody_knows():
 
 
 def test_a_file_without_experts_makes_a_dense_model_of_one_with_a_telling_name():
-    assert not is_mixture_of_experts({"model": "acme/tiny-moe", "hidden_size": 512})
+    assert not unknown_experts({"model": "acme/tiny-moe", "hidden_size": 512})

@@ -227,7 +227,7 @@ def test_replay_of_nothing_learnable_is_exit_1_and_leaves_no_snapshot(tmp_path):
     assert not (tmp_path / "s.json").exists()
 
 
-NO_RECORDING = "neither length-delimited OTLP traces nor lines of OTLP/JSON, KV events or pages"
+NO_RECORDING = "neither length-delimited OTLP traces nor lines of OTLP/JSON, KV events, pages or passes"
 
 
 @pytest.mark.parametrize(

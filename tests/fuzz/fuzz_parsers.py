@@ -3,10 +3,10 @@
     python -m tests.fuzz.fuzz_parsers json --seconds 60 --seed 1
     python -m tests.fuzz.fuzz_parsers all --executions 100000
 
-Parsers: envelope, json, kv, pages, files, state, log, config. A seed is a file of ``tests/fuzz/corpus/<parser>`` or
-made in parsers.py; what was taken although damaged is damaged further. An input that was tried before is not tried
-again and not counted. What crashed once is put into the corpus by name and is then a test
-(tests/fuzz/test_fuzz_corpus.py).
+Parsers: envelope, json, kv, passes, pages, files, state, log, config. A seed is a file of
+``tests/fuzz/corpus/<parser>`` or made in parsers.py; what was taken although damaged is damaged further. An input that
+was tried before is not tried again and not counted. What crashed once is put into the corpus by name and is then a
+test (tests/fuzz/test_fuzz_corpus.py).
 The first exception that a parser does not promise, or a second of CPU for one input, ends the run with the input in
 hexadecimal.
 """
@@ -24,13 +24,14 @@ import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.fuzz.parsers import Envelope, Files, Json, Kv, Pages
+from tests.fuzz.parsers import Envelope, Files, Json, Kv, Pages, Passes
 from tests.fuzz.parsers_kept import Config, LogFile, State
 
 PARSERS = {
     "envelope": Envelope,
     "json": Json,
     "kv": Kv,
+    "passes": Passes,
     "pages": Pages,
     "files": Files,
     "state": State,

@@ -18,6 +18,7 @@ from pathlib import Path
 import msgspec
 import zstandard
 
+from collector.decode import fpm
 from collector.decode.kv import KvBatch, read_frames, read_line, read_payload
 from collector.decode.pages import CACHE_INFO, SERIES, PageParser, ScrapedPage, is_page_line, read_page_line
 from collector.decode.wire import json_to_protobuf
@@ -203,6 +204,39 @@ class Kv(Parser):
             if isinstance(batch, KvBatch):
                 assert min(batch.ts_unix_ns, batch.stored_blocks, batch.removed_blocks, batch.removed_below) >= 0
         return any(isinstance(batch, KvBatch) for batch in found)
+
+
+class Passes(Parser):
+    """Records of forward passes as MessagePack, and recorded lines."""
+
+    tokens = Kv.tokens
+
+    def seeds(self):
+        record = {
+            "version": 1,
+            "worker_id": "w",
+            "dp_rank": 1,
+            "counter_id": 7,
+            "wall_time": 0.012,
+            "scheduled_requests": {
+                "num_prefill_requests": 1,
+                "sum_prefill_tokens": 512,
+                "sum_prefill_kv_tokens": 0,
+                "num_decode_requests": 3,
+                "sum_decode_kv_tokens": 900,
+            },
+            "queued_requests": {"num_prefill_requests": 2},
+        }
+        odd = ({**record, "timing_scope": "gpu"}, {**record, "wall_time": 0}, {}, [])
+        return [each for one in (record, *odd) for each in (msgspec.msgpack.encode(one), msgspec.json.encode(one))]
+
+    def parse(self, data):
+        found = fpm.read_frames([b"", bytes(8), data], 1), fpm.read_line(data, "recording")
+        passes = [passed for passed in found if isinstance(passed, fpm.ForwardPass)]
+        for passed in passes:
+            assert min(passed[1:8]) >= 0
+            assert math.isfinite(passed.wall_us)
+        return bool(passes)
 
 
 class Pages(Parser):

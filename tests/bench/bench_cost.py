@@ -72,8 +72,7 @@ def on_the_servers_cpu(*command: object, **kwargs) -> subprocess.Popen[str]:
 def sidecar(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
     """``tracefit run`` with ports of its own; the process, once it is ready, and its gRPC port."""
     with tempfile.TemporaryDirectory() as directory, tempfile.TemporaryFile("w+") as log:
-        settings = {f"RECEIVERS__{name}__ENDPOINT": "127.0.0.1:0" for name in ("GRPC", "HTTP")}
-        settings |= {"PAGES": "127.0.0.1:0", "DIRECTORY": directory}
+        settings = dict.fromkeys(("LISTEN", "LISTEN_HTTP", "PAGES"), "127.0.0.1:0") | {"DIRECTORY": directory}
         environ = {name: value for name, value in os.environ.items() if not name.startswith("TRACEFIT_")}
         environ |= {f"TRACEFIT_{name}": value for name, value in settings.items()}
         process = on_the_servers_cpu("-m", "collector", "run", *arguments, stderr=log, env=environ)

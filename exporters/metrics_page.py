@@ -81,7 +81,7 @@ FAMILIES: tuple[Family, ...] = (
     Family(
         "tracefit_telemetry_quality",
         ("config", "quality"),
-        "1 for the telemetry a configuration learns from: steps+, steps, sampled, journeys, requests, metrics, merged.",
+        "1 for the telemetry that is learned from: fpm, steps+, steps, sampled, journeys, requests, metrics, merged.",
     ),
     Family(
         "tracefit_error_median_ratio",

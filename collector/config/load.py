@@ -38,12 +38,12 @@ _SERVICE_LINK: Final = re.compile(
 )
 """What Kubernetes puts into every container for a Service named ``tracefit`` or ``tracefit-…``."""
 _SERVICE_LINK_VALUE: Final = re.compile(r"(?:(?:tcp|udp|sctp)://.*|[0-9a-fA-F.:]+|tcp|udp|sctp|None)", re.IGNORECASE)
-_CREDENTIAL: Final = re.compile(rb"(token|cert|key|ca)_file", re.IGNORECASE)
+_CREDENTIAL: Final = re.compile(rb"(token|cert|key|ca|headers)_file", re.IGNORECASE)
 _ON_ERROR: Final = (f"{ENV_PREFIX}ON_ERROR", f"{ENV_PREFIX}CONFIG__ON_ERROR")
 """The second is the name of the release before: manifests may be older than the image."""
 _RECEIVING: Final = (
     *("listen", "listen_http", "token_file", "tls_cert_file", "tls_key_file", "tls_client_ca_file"),
-    *("scrape", "scrape_token_file", "ca_file", "kv"),
+    *("scrape", "scrape_token_file", "ca_file", "kv", "fpm", "forward", "forward_headers_file"),
 )
 """Keys that hold their defaults where a broken configuration wanted the receivers closed."""
 _FIELDS: Final = {field.name: field for field in msgspec.structs.fields(Config)}

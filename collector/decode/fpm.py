@@ -24,7 +24,7 @@ _FRAMES: Final = range(2, 4)
 _Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
 _Rank = Annotated[int, msgspec.Meta(ge=0, le=1 << 16)]
 _Seconds = Annotated[float, msgspec.Meta(ge=0.0, le=3600.0)]
-"""A longer pass is none: vLLM gives up a request after ten minutes."""
+"""No pass takes an hour."""
 LINE_MARK: Final = b'"scheduled_requests"'
 """A recorded line holds this key; no line of another kind does."""
 

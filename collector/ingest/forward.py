@@ -12,7 +12,7 @@ are left out, since no backend wants a thousand step events a second.
     shut_down       the process ended before
 
 A call that may succeed later is repeated after 1 s, then after twice as long, up to 30 s; a backend that says when to
-come back (RetryInfo, Retry-After) is obeyed. Nothing here makes a receiver wait or fail.
+come back (RetryInfo in either of its two places, Retry-After) is obeyed. Nothing here makes a receiver wait or fail.
 """
 
 from __future__ import annotations
@@ -20,22 +20,26 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import re
 import ssl
 from collections import deque
+from collections.abc import Mapping
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
 
 import aiohttp
 import grpc
 from google.protobuf.message import DecodeError
-from google.rpc import error_details_pb2
+from google.rpc import error_details_pb2, status_pb2
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from collector.config import Config, ConfigError, parse_endpoint
 from collector.runtime import Background, Clock, Health, IoLoop
 from collector.telemetry import ForwardOutcome, Metrics, Signal, table
 
-TRAILER_RETRY: Final = "google.rpc.retryinfo-bin"
+from .status import TRAILER_RETRY_PYTHON, TRAILER_STATUS_DETAILS
+
 NAME: Final = "forward"
 """In health and in the log."""
 QUEUE_BYTES: Final = 16 << 20
@@ -64,6 +68,8 @@ _RETRIED: Final = {
     _CODE.DATA_LOSS,
 }
 _RETRIED_HTTP: Final = {429, 502, 503, 504}
+_HEADER: Final = re.compile(r"(?P<name>[A-Za-z0-9_.-]+)\s*:\s*(?P<value>[\x20-\x7e]*)")
+"""What both gRPC and HTTP take as a header."""
 _LOCAL: Final = {"localhost", "0.0.0.0", "::", "127.0.0.1", "::1"}  # noqa: S104 -- compared, not bound
 
 _log = logging.getLogger(__name__)
@@ -108,7 +114,6 @@ class Forwarder:
         self._clock = clock
         self._metrics = metrics
         self._io = io
-        self._capacity_bytes = QUEUE_BYTES
         self._queue: deque[_Waiting] = deque()
         self._queued_bytes = 0
         self._filled, self._emptied = asyncio.Event(), asyncio.Event()
@@ -116,14 +121,14 @@ class Forwarder:
         self._task = Background(NAME, health, io)
         self._scopes = [scope.encode() for scope in config.forward_drop_scopes]
         self._failing = False
-        _headers(config)  # a file that cannot be read ends the start
-        metrics.set(table.FORWARD_CAPACITY, self._capacity_bytes)
+        self._headers = _headers(config)
+        metrics.set(table.FORWARD_CAPACITY, QUEUE_BYTES)
         metrics.follow(table.FORWARD_QUEUE, lambda: self._queued_bytes)
 
     def offer(self, signal: Signal, payload: bytes, spans: int = 0) -> None:
         """Take what a receiver acknowledges; returns at once."""
         waiting = _Waiting(signal, payload, spans, self._clock.monotonic_ns())
-        if self._queue and self._queued_bytes + len(payload) > self._capacity_bytes:
+        if self._queue and self._queued_bytes + len(payload) > QUEUE_BYTES:
             self._count(waiting, ForwardOutcome.QUEUE_FULL)
             return
         self._queue.append(waiting)
@@ -154,7 +159,8 @@ class Forwarder:
                 await self._emptied.wait()
 
     async def _run(self) -> None:
-        backend = _backend(self._config)
+        make = _GrpcBackend if self._config.forward.startswith("grpc") else _HttpBackend
+        backend: _Backend = make(self._config, self._headers)
         try:
             while True:
                 await self._filled.wait()
@@ -178,8 +184,8 @@ class Forwarder:
             return ForwardOutcome.LEFT_OUT
         pause_s = PAUSE_S
         while True:
-            age_s = (self._clock.monotonic_ns() - waiting.since_ns) / 1e9
-            if age_s > GIVE_UP_S:
+            left_s = GIVE_UP_S - (self._clock.monotonic_ns() - waiting.since_ns) / 1e9
+            if left_s < 0.0:
                 return ForwardOutcome.GAVE_UP
             failure = await backend.send(waiting.signal, payload)
             self._tell(failure)
@@ -187,7 +193,7 @@ class Forwarder:
                 return ForwardOutcome.SENT
             if not failure.may_repeat:
                 return ForwardOutcome.REFUSED
-            await asyncio.sleep(failure.pause_s or pause_s)
+            await asyncio.sleep(min(failure.pause_s or pause_s, left_s))
             pause_s = min(2.0 * pause_s, PAUSE_MAX_S)
 
     def _tell(self, failure: _Failure | None) -> None:
@@ -253,26 +259,22 @@ def _headers(config: Config) -> dict[str, str]:
         lines = Path(config.forward_headers_file).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError("forward_headers_file", f"{config.forward_headers_file}: {error}") from None
-    pairs = [line.partition(":") for line in lines if line.strip()]
-    if not all(colon and name.strip() for name, colon, _ in pairs):
+    pairs = [_HEADER.fullmatch(line.strip()) for line in lines if line.strip()]
+    if not all(pairs):
         raise ConfigError("forward_headers_file", f"{config.forward_headers_file}: expected lines 'name: value'")
-    return {name.strip().lower(): value.strip() for name, _, value in pairs}
-
-
-def _backend(config: Config) -> _Backend:
-    return _GrpcBackend(config) if config.forward.startswith("grpc") else _HttpBackend(config)
+    return {pair["name"].lower(): pair["value"] for pair in pairs if pair is not None}
 
 
 class _GrpcBackend:
     """OTLP/gRPC on raw bytes; made in the loop."""
 
-    def __init__(self, config: Config) -> None:
-        self._metadata = tuple(_headers(config).items())
+    def __init__(self, config: Config, headers: Mapping[str, str]) -> None:
+        self._metadata = tuple(headers.items())
         host, port = _address(config)
         target = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         options = [("grpc.max_reconnect_backoff_ms", int(PAUSE_MAX_S * 1000))]
         if config.forward.startswith("grpcs"):
-            roots = Path(config.ca_file).read_bytes() if config.ca_file else None
+            roots = Path(config.ca_file).read_bytes() if config.ca_file else None  # the scraper has looked at it
             self._channel = grpc.aio.secure_channel(target, grpc.ssl_channel_credentials(roots), options)
         else:
             self._channel = grpc.aio.insecure_channel(target, options)
@@ -292,32 +294,34 @@ class _GrpcBackend:
 
 
 def _retry_after_s(error: grpc.aio.AioRpcError) -> float:
-    for key, value in error.trailing_metadata() or ():
-        if key == TRAILER_RETRY and isinstance(value, bytes):
-            with contextlib.suppress(DecodeError):
-                delay = error_details_pb2.RetryInfo.FromString(value).retry_delay
-                return float(delay.seconds + delay.nanos / 1e9)
-    return 0.0
+    """When the backend wants to be asked again: OTLP puts it among the details of the status, some into a trailer."""
+    retry = error_details_pb2.RetryInfo()
+    with contextlib.suppress(DecodeError):
+        for key, value in error.trailing_metadata() or ():
+            if key == TRAILER_RETRY_PYTHON and isinstance(value, bytes):
+                retry.ParseFromString(value)
+            elif key == TRAILER_STATUS_DETAILS and isinstance(value, bytes):
+                for detail in status_pb2.Status.FromString(value).details:
+                    detail.Unpack(retry)
+    return float(retry.retry_delay.seconds + retry.retry_delay.nanos / 1e9)
 
 
 class _HttpBackend:
     """OTLP/HTTP with protobuf."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, headers: Mapping[str, str]) -> None:
         self._base = config.forward.rstrip("/")
-        tls = None
-        if self._base.startswith("https"):
-            tls = ssl.create_default_context(cafile=config.ca_file or None)
+        tls = ssl.create_default_context(cafile=config.ca_file or None)
         self._session = aiohttp.ClientSession(
             timeout=aiohttp.ClientTimeout(total=CALL_S),
-            headers={**_headers(config), "Content-Type": "application/x-protobuf"},
-            connector=aiohttp.TCPConnector(ssl=tls) if tls is not None else None,
+            headers={**headers, "Content-Type": "application/x-protobuf"},
+            connector=aiohttp.TCPConnector(ssl=tls),
         )
 
     async def send(self, signal: Signal, payload: bytes) -> _Failure | None:
         try:
             async with self._session.post(self._base + PATHS[signal], data=payload, allow_redirects=False) as answer:
-                if answer.ok:
+                if answer.status // 100 == HTTPStatus.OK // 100:
                     return None
                 asked = answer.headers.get("Retry-After", "")
                 pause_s = float(asked) if asked.isdigit() else 0.0

@@ -55,8 +55,8 @@ class ReceiveBudget:
 
     ``async with budget.receiving(connection, bytes):`` reserves them for the body of the block. It raises BudgetFull
     when there is no room in time, or when others need the room before the bytes are here, and TimeoutError when they
-    take too long. Of those who wait, the connection goes
-    first that has used least of late, so that an honest exporter overtakes calls that bring nothing or very much.
+    take too long. Of those who wait, the connection goes first that has used least of late, so that an honest exporter
+    overtakes calls that bring nothing or very much.
     """
 
     def __init__(self, message_bytes_max: int) -> None:
@@ -357,16 +357,16 @@ class Intake:
             metrics.add(table.FAILED_SPANS, spans, transport)
             metrics.add(table.REQUESTS, 1, transport, Outcome.FAILURE)
             raise
-        passed_on = self._forward is not None and (refused is None or refused.reason in _NO_ROOM)
-        if self._forward is not None and passed_on:
-            self._forward.offer(Signal.TRACES, payload, spans)
-        if refused is not None:
+        if refused is None:
+            metrics.add(table.ACCEPTED_SPANS, spans, transport)
+            metrics.add(table.REQUESTS, 1, transport, Outcome.SUCCESS if spans else Outcome.EMPTY)
+        else:
             metrics.add(table.REFUSED_SPANS, spans, transport, refused.reason)
             metrics.add(table.REQUESTS, 1, transport, refused.reason)
-            return None if passed_on else refused
-        metrics.add(table.ACCEPTED_SPANS, spans, transport)
-        metrics.add(table.REQUESTS, 1, transport, Outcome.SUCCESS if spans else Outcome.EMPTY)
-        return None
+        if self._forward is not None and (refused is None or refused.reason in _NO_ROOM):
+            self._forward.offer(Signal.TRACES, payload, spans)
+            return None
+        return refused
 
     @property
     def passes_on(self) -> bool:

@@ -20,7 +20,7 @@ from collector.config import Config, ConfigError, Owned, parse_owned
 from collector.decode import fpm, kv
 from collector.decode.fpm import ForwardPass
 from collector.decode.kv import KvBatch
-from collector.runtime import Clock, Health, IoLoop, begin
+from collector.runtime import Clock, Health, IoLoop, SteadyClock, begin
 from collector.telemetry import Counts, Metrics, SequenceEvent, table
 from collector.telemetry.table import Metric
 
@@ -78,11 +78,12 @@ _GPU = "gpu+"
 
 
 def fpm_feed(clock: Clock) -> Feed[ForwardPass]:
-    """ForwardPassMetrics; the wire has no time of day, so that of arrival counts."""
+    """ForwardPassMetrics; the wire has no time of day, so that of arrival counts, by a clock that never goes back."""
+    steady = SteadyClock(clock)
 
     def read(frames: Sequence[bytes], endpoint: Owned) -> ForwardPass | enum.StrEnum:
         times = "gpu" if endpoint.address.startswith(_GPU) else "host"
-        return fpm.read_frames(frames, clock.unix_nano(), times, endpoint.instance, endpoint.address)
+        return fpm.read_frames(frames, steady.unix_nano(), times, endpoint.instance, endpoint.address)
 
     rows = table.FPM_RECEIVED, table.FPM_ACCEPTED, table.FPM_SKIPPED, table.FPM_DROPPED, table.FPM_QUEUE
     return Feed[ForwardPass]("fpm", read, *rows)

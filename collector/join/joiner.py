@@ -152,7 +152,6 @@ class Joiner:
                 self._counts[table.JOIN_EVENTS, JoinEvent.ENGINE_EVICTED] += 1
             engine = PassEngine(key[1], key[0], self._next_number(), self._settings, passed.source)
             self.pass_engines[key] = engine
-            self.knowledge.apply(engine.facts, {}, engine.instance, engine.recording)
         engine.add(passed)
 
     def add_page(self, page: ScrapedPage) -> None:
@@ -186,6 +185,7 @@ class Joiner:
         for process in self.api_processes.values():
             renamed += self._advance_api_process(process, flush=flush)
         for told in self.pass_engines.values():
+            self.knowledge.apply(told.facts, {}, told.instance, told.recording)
             renamed += self._identify(told)
             self._hold_rows(told.config_id, told, told.advance(flush=flush))
             restarted += [Restarted(told.config_id, at) for at in told.restarts_unix_ns]

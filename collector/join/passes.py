@@ -14,6 +14,8 @@ is exact for one prompt, and for several of equal size.
 
 from __future__ import annotations
 
+from operator import attrgetter
+
 import numpy as np
 
 from collector.config import Config
@@ -26,6 +28,10 @@ from .inferred import Scheduling, WarmUp
 
 _REPEATED = 64
 """A count that is lower by less is of a record that came twice; by more, of an engine that has started again."""
+_NUMBERS = attrgetter(
+    *("wall_us", "prefill_requests", "prefill_tokens", "prefill_context_tokens"),
+    *("decode_requests", "decode_context_tokens", "waiting"),
+)
 _COLUMN = {name: number for number, name in enumerate(STEP_FEATURES)}
 
 
@@ -117,7 +123,7 @@ class PassEngine(Emitter):
 
 def pass_block(passes: list[ForwardPass], engine: int) -> RowBlock:
     """A row for each of some passes."""
-    told: Floats = np.array([passed[2:9] for passed in passes], np.float64)
+    told: Floats = np.array([*map(_NUMBERS, passes)], np.float64)
     wall_us, prompts, tokens, before, decodes, context, waiting = told.T
     raw: Floats = np.full((len(passes), len(STEP_FEATURES)), np.nan)
     for name, column in (

@@ -8,8 +8,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import grpc
 import pytest
-from google.protobuf import duration_pb2
-from google.rpc import error_details_pb2
+from google.protobuf import any_pb2, duration_pb2
+from google.rpc import error_details_pb2, status_pb2
 from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.sdk.trace import TracerProvider
@@ -156,22 +156,60 @@ def test_what_is_too_old_is_given_up_and_what_is_left_at_the_end_is_counted(tmp_
     assert sidecar.metrics.value(table.FORWARDED_EXPORTS, Signal.TRACES, ForwardOutcome.SHUT_DOWN) == 1
 
 
-def test_a_backend_says_when_it_wants_to_be_asked_again(tmp_path, monkeypatch):
-    monkeypatch.setattr(forward, "PAUSE_S", 60.0)  # nobody waits for that: the backend's own word counts
+def in_a_trailer(retry):
+    return "google.rpc.retryinfo-bin", retry.SerializeToString()
 
-    def busy(context):
+
+def among_the_details(retry):
+    """Where OTLP has it, and servers that are written in Go put it."""
+    status = status_pb2.Status(code=8, message="busy", details=[any_pb2.Any()])
+    status.details[0].Pack(retry)
+    return "grpc-status-details-bin", status.SerializeToString()
+
+
+def busy_once(trailer, seconds=0, nanos=50_000_000):
+    """Answers the first call with when it wants to be asked again."""
+    asked = []
+
+    def answer(context):
         if not asked:
             asked.append(1)
-            retry = error_details_pb2.RetryInfo(retry_delay=duration_pb2.Duration(nanos=50_000_000))
-            context.set_trailing_metadata((("google.rpc.retryinfo-bin", retry.SerializeToString()),))
+            retry = error_details_pb2.RetryInfo(retry_delay=duration_pb2.Duration(seconds=seconds, nanos=nanos))
+            context.set_trailing_metadata((trailer(retry),))
             context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "busy")
 
-    asked = []
-    backend = Backend(busy)
+    return answer
+
+
+@pytest.mark.parametrize("trailer", [in_a_trailer, among_the_details])
+def test_a_backend_says_when_it_wants_to_be_asked_again(tmp_path, monkeypatch, trailer):
+    monkeypatch.setattr(forward, "PAUSE_S", 60.0)  # nobody waits for that: the backend's own word counts
+
+    backend = Backend(busy_once(trailer))
     with running_sidecar(tmp_path, FORWARD=f"grpc://127.0.0.1:{backend.port}") as sidecar:
         call_export(sidecar.grpc_port, ONE)
         eventually(lambda: len(backend.traces()) == 1)
     backend.stop()
+
+
+def test_a_backend_that_wants_to_be_left_alone_for_an_hour_holds_nothing_longer_than_others(tmp_path, monkeypatch):
+    monkeypatch.setattr(forward, "GIVE_UP_S", 0.3)
+    backend = Backend(busy_once(among_the_details, seconds=3600))
+    with running_sidecar(tmp_path, FORWARD=f"grpc://127.0.0.1:{backend.port}") as sidecar:
+        call_export(sidecar.grpc_port, ONE)
+        eventually(lambda: forwarded(sidecar, "gave_up") == 1)
+        call_export(sidecar.grpc_port, ONE)
+        eventually(lambda: len(backend.traces()) == 1)
+    backend.stop()
+
+
+def test_a_second_sidecar_is_a_backend_too(tmp_path):
+    with (
+        running_sidecar(tmp_path / "second") as second,
+        running_sidecar(tmp_path / "first", FORWARD=f"grpc://127.0.0.1:{second.grpc_port}") as first,
+    ):
+        call_export(first.grpc_port, ONE)
+        eventually(lambda: metric(second.http_port, 'tracefit_receiver_accepted_spans_total{transport="grpc"}') == 1)
 
 
 def test_metrics_and_logs_are_passed_on_and_without_a_backend_unimplemented(tmp_path, backend):
@@ -195,7 +233,7 @@ def test_http_goes_to_http_with_the_headers_of_a_file(tmp_path):
         def do_POST(self):
             body = self.rfile.read(int(self.headers["Content-Length"]))
             got.append((self.path, self.headers["X-Scope"], self.headers["Content-Type"], body))
-            self.send_response(200)
+            self.send_response(200 if len(got) > 1 else 302)
             self.end_headers()
 
         def log_message(self, *_):
@@ -207,9 +245,27 @@ def test_http_goes_to_http_with_the_headers_of_a_file(tmp_path):
     settings = {"FORWARD": f"http://127.0.0.1:{server.server_port}", "FORWARD_HEADERS_FILE": str(tmp_path / "headers")}
     with server, running_sidecar(tmp_path / "dir", **settings) as sidecar:
         call_export(sidecar.grpc_port, ONE)
+        eventually(lambda: forwarded(sidecar, "refused") == 1)  # a page of somebody's proxy is no backend
+        call_export(sidecar.grpc_port, ONE)
         eventually(lambda: forwarded(sidecar, "sent") == 1)
         server.shutdown()
-    assert got == [("/v1/traces", "tenant-1", "application/x-protobuf", ONE)]
+    assert got == [("/v1/traces", "tenant-1", "application/x-protobuf", ONE)] * 2
+
+
+@pytest.mark.parametrize(
+    ("settings", "key"),
+    [
+        ({"FORWARD": "grpc://a:1", "FORWARD_HEADERS_FILE": "/nowhere"}, "forward_headers_file"),
+        ({"FORWARD": "grpc://a:1", "FORWARD_HEADERS_FILE": __file__}, "forward_headers_file"),
+        ({"FORWARD": "grpcs://a:1", "CA_FILE": "/nowhere"}, "ca_file"),
+        ({"FORWARD": "https://a:1", "CA_FILE": __file__}, "ca_file"),
+        ({"FORWARD": "tcp://a:1"}, "TRACEFIT_FORWARD"),
+    ],
+)
+def test_what_cannot_be_used_ends_the_start_with_the_key_named(tmp_path, settings, key):
+    with pytest.raises(ConfigError) as wrong, running_sidecar(tmp_path, **settings):
+        pass
+    assert wrong.value.key == key
 
 
 def test_a_sidecar_never_sends_to_itself(tmp_path):

@@ -163,6 +163,15 @@ def test_what_the_gpu_was_busy_is_never_mixed_with_the_time_of_a_step():
     assert {name for _, name in house.rows()} == {"step_time", "gpu_time"}
 
 
+def test_what_is_found_out_of_an_engine_later_renames_its_configuration():
+    house = House()
+    house.tell(*RECORDS[:300])
+    house.pipeline.joiner.knowledge.discovered("*", {"model": "m"})
+    house.tell(*RECORDS[300:400])
+    (config,) = house.pipeline.snapshot(house.now, 1).configs
+    assert config.config["model"] == "m"
+
+
 def test_two_publishers_under_one_name_are_two_engines():
     house = House()
     for start in range(0, 300, 50):

@@ -87,14 +87,16 @@ def test_what_only_shows_when_it_is_used_degrades_too(given, environ):
     "text",
     [
         "pages_token_file: /nope\nx: 1",
+        "forward_headers_file: /nope\nx: 1",
         "receivers: {tls: {cert_file: /x, key_file: /y}}\nx: 1",
         "{token_file",
     ],
 )
 def test_the_defaults_open_nothing_that_was_to_be_closed(given, environ, text):
     given.write_text(text)
-    config, fallback = load_or_degrade(given, environ | {"TRACEFIT_LISTEN": "0.0.0.0:4317"})
-    assert config.listen == "127.0.0.1:4317"
+    wanted = {"LISTEN": "0.0.0.0:4317", "FORWARD": "grpc://tempo:4317", "FPM": "tcp://a:1", "KV": "tcp://a:2"}
+    config, fallback = load_or_degrade(given, environ | {f"TRACEFIT_{key}": value for key, value in wanted.items()})
+    assert (config.listen, config.forward, config.fpm, config.kv) == ("127.0.0.1:4317", "", (), ())
     assert fallback.closed
 
 

@@ -397,14 +397,11 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     def block_rows(self) -> int:
         """Rows after which a block is learned although ``block_s`` has not passed: 512 for each second.
 
+        After as many steps, what they taught of their engine holds.
+
         The wall's accuracy was measured with 512, the default, and with 8,192, of the profile ``bulk``.
         """
         return int(min(max(512.0 * self.block_s, 512.0), 8_192.0))
-
-    @property
-    def block_steps(self) -> int:
-        """Steps after which what they taught of their engine holds: as many as the rows of a block."""
-        return self.block_rows
 
     @property
     def queue_bytes(self) -> int:

@@ -4,7 +4,8 @@ A step of a mixture reads the experts that its tokens touch, 1 - (1 - k/E)^token
 E and k have to be known before a coefficient of ``active_experts`` can be learned. Most servers do not tell them, and
 most models are called by their public names. What a file or the server says is stronger than a name.
 
-The table is of the ``config.json`` of each model's own public repository.
+The table is of the ``config.json`` of each model's own public repository; the files that the bench of GPUs installs
+(``requirements-gpus.lock``) say the same of all but one, which they do not have.
 """
 
 from __future__ import annotations

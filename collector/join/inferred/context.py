@@ -7,7 +7,7 @@ of step s come before ts_start(s + 1) if the engine waits for each step, after i
 runs. SCHEDULED of s + 1 tells the same where there is no summary.
 
 Steps teach tokens per KV block, the share of requests that send journeys, and holes. They are learned one by one in
-order, but in force only from the next block boundary on (step ids divisible by ``block_steps``), so that a row does not
+order, but in force only from the next block boundary on (step ids divisible by ``block_rows``), so that a row does not
 depend on how much telemetry came in one piece.
 """
 

@@ -313,7 +313,7 @@ class StepSequence:
         step = max(window.base, self.learned_to)
         while step < stop:
             opening = not context.habits.learned
-            block_steps = FIRST_BLOCK_STEPS if opening else self._settings.block_steps
+            block_steps = FIRST_BLOCK_STEPS if opening else self._settings.block_rows
             end = min(stop, (step // block_steps + 1) * block_steps)
             if opening and end % block_steps and not reading.flush:
                 break  # what the block teaches holds for its own rows
@@ -330,7 +330,7 @@ class StepSequence:
         """Rows between the stamped boundaries below ``stop``, all in one block."""
         window, context = reading.window, self.context
         first = self.emitted_to or window.base
-        _, latest = window.columns(max(first, stop - self._settings.block_steps) - 1, stop + 1)
+        _, latest = window.columns(max(first, stop - self._settings.block_rows) - 1, stop + 1)
         if not (latest["seen"] | (latest["completed_ns"] > 0) | (latest["scheduled_ns"] > 0)).any():
             return  # a hole: no boundary since the last call
         around = Columns.of(*window.columns(first - 1, stop + 1), asynchronous=reading.asynchronous)
@@ -367,7 +367,7 @@ class StepSequence:
 
     def _learn_habits(self, stop: int, reading: _Reading, out: Advance) -> None:
         """Steps below ``stop`` have passed: what those of this block teach, each once."""
-        block_steps = self._settings.block_steps
+        block_steps = self._settings.block_rows
         first, self.learned_to = max(self.learned_to, stop - block_steps), stop
         if first >= stop:
             return

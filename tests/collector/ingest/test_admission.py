@@ -5,17 +5,42 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from prometheus_client import CollectorRegistry
 
-from collector.ingest.intake import BudgetFull, ReceiveBudget
+from collector.ingest.intake import BudgetFull, Intake, ReceiveBudget
 from collector.ingest.queue import HINT_MAX_S, HINT_MIN_S, AdmissionQueue, Refused
+from collector.telemetry import Metrics, Signal, Transport, table
 from collector.telemetry.reasons import Outcome
 from tests.support.clocks import FakeClock
+from tests.support.step_exports import make_export
 
 CAPACITY = 1000
 
 
 def make_queue(clock=None, *, wait_s=0.0, batch_s=0.0):
     return AdmissionQueue(clock or FakeClock(), capacity_bytes=CAPACITY, wait_s=wait_s, batch_s=batch_s)
+
+
+class PassedOn:
+    """In place of what passes telemetry on: remembers it."""
+
+    def __init__(self):
+        self.got = []
+
+    def offer(self, signal, payload, spans=0):
+        self.got.append((signal, payload, spans))
+
+
+@pytest.mark.parametrize("forward", [PassedOn(), None])
+def test_where_there_is_no_room_to_learn_telemetry_is_passed_on_all_the_same(forward):
+    queue, metrics, payload = make_queue(), Metrics(CollectorRegistry()), make_export().SerializeToString()
+    queue.put_nowait("full", CAPACITY)
+    refused = asyncio.run(Intake(queue, metrics, forward=forward).offer(payload, "peer:1", Transport.GRPC))
+    assert metrics.value(table.REFUSED_SPANS, Transport.GRPC, Outcome.QUEUE_FULL) == 1
+    if forward is None:
+        assert refused.reason is Outcome.QUEUE_FULL
+    else:
+        assert (refused, forward.got) == (None, [(Signal.TRACES, payload, 1)])
 
 
 def test_what_is_put_is_taken_in_order_and_together():

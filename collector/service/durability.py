@@ -274,8 +274,10 @@ class Durability:
         return taken
 
     def due_in_s(self) -> float:
-        """For how long the worker need not look after the checkpoint: exports that are refused do not wake it."""
-        return _EARLY_NS / 1e9 if self._refusing else math.inf
+        """For how long the worker need not look after the checkpoint: nothing that comes may wake it until then."""
+        if self._refusing:
+            return _EARLY_NS / 1e9
+        return max(self._until_due_s(), 0.0)
 
     def record_batch(self) -> None:
         """A batch has been processed: the next checkpoint differs from the last one."""
@@ -284,7 +286,7 @@ class Durability:
     def tick(self, *, final: bool = False) -> bool:
         """Take a checkpoint if it is due and hand it to the writer; whether it was taken."""
         self._note_unsaved()
-        if not ((self._dirty and (final or self._due())) or self._log_waits()):
+        if not ((self._dirty and final) or self._until_due_s() <= 0.0 or self._log_waits()):
             return False
         self._taken_ns = self._clock.monotonic_ns()
         try:
@@ -317,8 +319,11 @@ class Durability:
             accepted, learned = self._accepted_spans(), self._pipeline.learned_rows
             self._directory.note(spans=accepted - spans, rows=learned - rows, waiting=waiting)
 
-    def _due(self) -> bool:
-        return self._clock.monotonic_ns() - self._taken_ns >= self._interval_ns and not self._writing
+    def _until_due_s(self) -> float:
+        """Infinite while nothing new is learned, or while a checkpoint is being written."""
+        if not self._dirty or self._writing:
+            return math.inf
+        return (self._taken_ns + self._interval_ns - self._clock.monotonic_ns()) / 1e9
 
     def _log_waits(self) -> bool:
         """Whether log or volume fill up: the log shrinks when both checkpoints have learned its oldest entries."""

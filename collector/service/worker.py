@@ -27,9 +27,9 @@ from .publish import Publisher
 from .watches import StallWatch, WorkerProgress
 
 NAME = "worker"
-IDLE_WAIT_S = 5.0
-"""As long as a generation is good for: to look costs 0.3 ms, since every cache is cold by then. Who finds memory short
-does not wait for it, nor do sources that become idle (watches.py)."""
+IDLE_WAIT_S = 2.0
+"""As long as spans may wait for others: pages, passes and KV events wait no longer, although they wake nobody. To look
+costs 0.3 ms. Who finds memory short does not wait for it, nor do sources that become idle (watches.py)."""
 TURN_TIMEOUT_S = 60.0
 """Longer than the slowest batch (one 32 MiB export); past it the thread hangs and a restart is the cure."""
 LAST_BATCH_S = 2.0

@@ -120,7 +120,7 @@ define bench_plugin
 $(BIN)/python deploy/vllm-plugin/bench/hook_cost.py $(ARGS)
 $(BIN)/python -m pytest -s tests/bench/test_plugin_hooks.py
 endef
-bench_client = $(BIN)/python -m tests.bench.bench_client $(if $(CAPTURES),--captures $(CAPTURES)) $(JUDGES) $(ARGS)
+bench_client = $(GPUS_VENV)/bin/python -m tests.bench.bench_client $(if $(CAPTURES),--captures $(CAPTURES)) $(JUDGES) $(ARGS)
 bench_cost = $(BIN)/python -m tests.bench.bench_cost $(ARGS)
 bench_demo = $(BIN)/python -m tests.bench.bench_demo $(ARGS)
 bench_fleet = $(BIN)/python -m tests.bench.bench_fleet $(ARGS)
@@ -129,12 +129,12 @@ bench_ingest = $(BIN)/python -m tests.bench.bench_cost latency $(ARGS)
 bench_learning = $(BIN)/python -m tests.bench.bench_learning $(if $(CAPTURES),--captures $(CAPTURES)) $(JUDGES) $(ARGS)
 bench_pages = $(BIN)/python -m tests.bench.bench_pages $(ARGS)
 bench_rows = $(BIN)/python -m tests.bench.bench_rows $(JUDGES) $(ARGS)
-bench_systems = $(BIN)/python -m tests.bench.bench_systems $(JUDGES) $(ARGS)
+bench_systems = $(GPUS_VENV)/bin/python -m tests.bench.bench_systems $(JUDGES) $(ARGS)
 define bench_h100
 $(BIN)/python -m tests.bench.bench_rows $(JUDGES) h100
-$(BIN)/python -m tests.bench.bench_systems $(JUDGES) h100
+$(GPUS_VENV)/bin/python -m tests.bench.bench_systems $(JUDGES) h100
 endef
-bench: $(STAMP) $(if $(filter gpus,$(WHAT)),$(GPUS_STAMP))
+bench: $(STAMP) $(if $(filter client gpus systems h100,$(WHAT)),$(GPUS_STAMP))
 	$(if $(filter $(WHAT),$(BENCHES)),,$(error make bench WHAT=x, x one of: $(BENCHES)))
 	$(bench_$(WHAT))
 

@@ -1,10 +1,10 @@
 """Every number of the client beside its target: ``make bench WHAT=client``.
 
-Costs, predictions against the sidecar's own, requests against recordings with client-side truth, the largest
-concurrency against simulated machines that are stepped in a closed loop, and single requests beside what routers learn
-(``ARGS=requests``, likewise the other sections). Exit status 1 if a target is missed. CPU time of this process, the
-best of several rounds. Recordings with the client's clock come from ``--captures``, request tables from ``--tables``
-and ``--tools`` (tests/bench/outside.py); without them these sections are skipped, loudly.
+Costs, requests against recordings with client-side truth, the largest concurrency against simulated GPU servers
+(tests/bench/client_machines.py), and single requests beside what routers learn; ``ARGS=requests`` is one section. Exit
+status 1 if a target is missed. CPU time of this process, the best of several rounds. Recordings with the client's clock
+come from ``--captures``, request tables from ``--tables`` and ``--tools`` (tests/bench/outside.py); without them these
+sections are skipped, loudly.
 """
 
 from __future__ import annotations
@@ -82,42 +82,26 @@ def costs():
     line("import tracefit", 1e3 * min(imports), 30, " ms")
 
 
-# ------------------------------------------------------------------- simulated machines
+# ------------------------------------------------------------------- GPU servers
 
 
 def machines():
-    """Steps, and the largest concurrency, from coefficients learned on noisy streams of other mixes."""
-    by_stream = {stream: [] for stream in client_machines.STREAMS}
-    for name in client_machines.PLANNED:
-        truths = list(client_machines.truths_of(name))
-        for number, stream in enumerate(by_stream):
-            config, product, asked = client_machines.learned(name, *stream)
-            plans = [each for truth in truths if (each := client_machines.judge(config, truth))]
-            by_stream[stream] += plans
-            if number == 0:
-                line(
-                    f"{name}: mean error of step_time, beside {100 * product:.3f} of x beta F",
-                    100 * asked,
-                    100 * product,
-                    " %",
-                )
-                for each in plans:
-                    sys.stdout.write(
-                        f"   {each.truth.prompt:>5}/{each.truth.output:<4} ITL {each.truth.target_us / 1e3:5.1f} ms:"
-                        f" true {each.truth.largest:4d}  plan {each.planned:4d}  safe {each.safe:4d}\n"
-                    )
-    for (seed, order), plans in by_stream.items():
-        errors, apart = [each.error for each in plans], sum(not each.close for each in plans)
+    """What a plan says that fits, served on the servers of docs/accuracy.md."""
+    plans = []
+    for plan in client_machines.plans():
+        plans.append(plan)
         sys.stdout.write(
-            f"   stream {seed:>2}, order {order}: {len(plans)} plans, off by {np.median(errors):.1%} (median),"
-            f" {np.mean(errors):.1%} (mean), {np.quantile(errors, 0.9):.1%} (p90), {apart} by more than 5 % and one"
-            f" request; {sum(not each.kept for each in plans)} safe ones break the target\n"
+            f"   {plan.server:<18} {plan.prompt:>5}/{plan.output:<4} ITL {plan.target_ms:5.1f} ms:"
+            f" plan {plan.planned:4d} {plan.itl - 1:+6.1%}  safe {plan.safe:4d} {plan.safe_itl - 1:+6.1%}"
+            f"{'' if plan.usable else '  not usable'}\n"
         )
-    plans = [each for stream in by_stream.values() for each in stream]
-    line("plan's concurrency, median error", 100 * float(np.median([each.error for each in plans])), 5, " %")
-    line("plan's concurrency, mean error", 100 * float(np.mean([each.error for each in plans])), 5, " %")
-    line(f"of {len(plans)} plans off by more than 5 % and one request", sum(not each.close for each in plans), 0)
-    line("safe plans that break the target", 100 * float(np.mean([not each.kept for each in plans])), 10, " %")
+    for kind, limit in (("usable", 5), ("not usable", None)):
+        of_kind = [plan for plan in plans if plan.usable == (kind == "usable")]
+        errors = [abs(100 * (plan.itl - 1)) for plan in of_kind]
+        line(f"ITL of {len(of_kind)} {kind} plans off its target, mean", float(np.mean(errors)), limit, " %")
+        line(f"ITL of {kind} plans off its target, worst", max(errors), unit=" %")
+        broken = [plan.safe_itl > 1 for plan in of_kind]
+        line(f"safe {kind} plans that break the target", 100 * float(np.mean(broken)), limit and 10, " %")
 
 
 # ------------------------------------------------------------------- recordings

@@ -1,7 +1,7 @@
 """Every number of the systems, beside its target: ``make bench WHAT=systems``.
 
-Names of sections run only those: simulated recordings, and with arguments (tests/bench/outside.py) scorer (``--tools``)
-and h100 (``--tools``, ``--tables``), which are skipped, loudly, without.
+Names of sections run only those: gpus, recordings, and with arguments (tests/bench/outside.py) scorer (``--tools``) and
+h100 (``--tools``, ``--tables``), which are skipped, loudly, without. ``gpus`` writes its figures to docs/figures.json.
 """
 
 from __future__ import annotations
@@ -9,11 +9,14 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import os
 import subprocess
 import sys
 import tempfile
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -24,26 +27,38 @@ from collector.config.schema import Config
 from collector.evaluate.captures import load as load_capture
 from collector.evaluate.protocol import evaluate
 from collector.evaluate.systems import NINE, ape, design, identifiable, learn, leave_one_out, predict
+from collector.identity import Fact
 from collector.identity.knowledge import Knowledge
 from collector.recordings import Recording, TimedExport, merged
 from collector.service.pipeline import Pipeline, make_pipeline
 from online.bank import Bank
-from online.features.registry import build
+from online.features import FeatureSet, build
 from online.features.systems import SYSTEMS
+from online.rls import RlsLearner
 from online.rows import RowBlock, Target
 from online.snapshot import Snapshot
 from online.transfer import pooled as transfer
+from tests.bench import bench_gpus, figures
 from tests.bench.outside import Outside, add_arguments, outside_of
+from tests.support.gpu_kernels import model_file, step_times
 from tests.support.models import configured, knowledge_of_captures
 from tests.support.paths import DATA
 from tests.support.recordings import otlp_file
-from tests.support.roofline_steps import MACHINES, WARM_UP_STEPS, Segment, Stream, simulate
 from tests.support.thinned import thinned_step_rows
+from tests.support.vllm_scheduler import Traffic
 
 STEP = Target.STEP_TIME
-SEEN = (Segment(0.25, "chat", 0.5), Segment(0.25, "code", 0.8), Segment(0.2, "chat", 0.3), Segment(0.15, "chat", 1.1),
-        Segment(0.15, "reasoning", 0.6))  # fmt: skip
-UNSEEN = (Segment(0.5, "summaries", 0.6), Segment(0.5, "stories", 0.8))
+TEN = (
+    *("qwen1.7b/H200", "llama8b/L40S", "qwen32b/H100", "qwen32b-fp8/H200", "llama70b/B200"),
+    *("qwen30b-a3b/H100", "qwen3.5-35b/H200", "qwen235b/L40S", "minimax-m2.5/H100", "deepseek-v3/B200"),
+)
+KINDS = ("dense", "mixtures")
+HEADER = ("system", "dense: mean, worst", "mixtures: mean, worst")
+SEEN = ((350, 180, 8), (500, 260, 40), (1000, 70, 3), (120, 450, 60), (350, 180, 24))
+UNSEEN = ((2500, 60, 12), (120, 800, 30))
+"""Mean prompt and output tokens, and clients, of each phase: the unseen have longer prompts, and longer outputs."""
+PHASE_S = 30.0
+NOT_OFFERED = "-"
 CUT = 0.6
 
 failures: list[str] = []
@@ -61,72 +76,119 @@ def quietly(*_: object) -> None:
     """Nobody listens."""
 
 
-def rows_of(stream: Stream) -> tuple[RowBlock, np.ndarray]:
-    """Steps of a stream without the first (warm-up), and which of them are outliers."""
-    used = np.arange(len(stream.rows)) >= WARM_UP_STEPS
-    return stream.rows.take(used), stream.outlier[used]
+@dataclass(frozen=True)
+class Server:
+    """Rows of one simulated GPU server, and what is known of it."""
+
+    kind: str
+    facts: Mapping[str, Fact]
+    seen: RowBlock
+    unseen: RowBlock
 
 
-def unseen_workloads() -> None:
-    """Learned from some workloads, scored on others that never occurred."""
-    print("\nUnseen workloads (simulator), step MAPE %, identifiable/columns")
-    found: dict[str, list[float]] = {name: [] for name in NINE}
-    for name, machine in MACHINES.items():
-        facts = machine.facts()
-        seen, _ = rows_of(simulate(name, 12_000, 905, SEEN))
-        test, outlier = rows_of(simulate(name, 6000, 906, UNSEEN))
-        test = test.take(~outlier)
+def gpus(_outside: Outside) -> None:
+    """Each system on steps of the ten servers of docs/accuracy.md."""
+    with tempfile.TemporaryDirectory() as directory:
+        servers = {name: server_of(name, Path(directory)) for name in TEN}
+    figures.record("systems", unseen_workloads(servers))
+    leave_one_server_out(servers)
+    before_the_first_row(servers)
+
+
+def server_of(name: str, directory: Path) -> Server:
+    """Serve what is learned and what is scored, and join what the server sends."""
+    (case,) = [case for case in bench_gpus.all_cases() if case.name == name]
+    times = step_times(case.machine, case.gpu)
+    rows = {}
+    for part, mixes, seed in (("seen", SEEN, 905), ("unseen", UNSEEN, 906)):
+        traffic = Traffic(seed)
+        for number, (prompt, output, clients) in enumerate(mixes):
+            start = number * int(PHASE_S * 1e9)
+            traffic.closed(start, start + int(PHASE_S * 1e9), clients, prompt, output, 0.4, 0.5)
+        engine = bench_gpus.served(case, times, traffic, PHASE_S * len(mixes), seed)
+        path = bench_gpus.sent(case, engine, "steps", directory)
+        knowledge = Knowledge(configured({"rules": [{"facts": {"model_config": str(model_file(case.machine))}}]}))
+        (capture,) = load_capture([Recording(path, quietly)], knowledge, Config(), 1.0)
+        rows[part] = capture.full[STEP].rows
+    return Server(case.kind, capture.facts, **rows)
+
+
+def step_error(model: RlsLearner | None, features: FeatureSet, rows: RowBlock) -> float:
+    """Mean error of the steps' times in per cent; NaN where it has not begun."""
+    return math.nan if model is None else 100 * float(ape(predict(model, features, rows), rows.elapsed_us).mean())
+
+
+def unseen_workloads(servers: Mapping[str, Server]) -> dict[str, list[float]]:
+    """Learned from some workloads, scored on others that never occurred: mean and worst error, and servers."""
+    print(f"\nUnseen workloads, step MAPE %, identifiable/columns; {NOT_OFFERED}: not offered")
+    found: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for name, server in servers.items():
         cells = []
         for system in NINE:
-            features = build(system, STEP, facts)
-            error = 100 * float(ape(predict(learn(features, seen), features, test), test.elapsed_us).mean())
-            found[system].append(error)
-            cells.append(f"{system} {error:.1f} ({identifiable(features, seen)}/{len(features)})")
+            features = build(system, STEP, server.facts)
+            if features is None:
+                cells.append(f"{system} {NOT_OFFERED}")
+                continue
+            error = step_error(learn(features, server.seen), features, server.unseen)
+            found[system, server.kind].append(error)
+            cells.append(f"{system} {error:.1f} ({identifiable(features, server.seen)}/{len(features)})")
         print(f"  {name:<20} " + "  ".join(cells))
-    print(verdict("physics, worst configuration, %", max(found["physics"]), 7.0))
-    print(verdict("physics, median over configurations, %", float(np.median(found["physics"])), 3.0))
+    told = {}
+    for (system, kind), errors in found.items():
+        told[f"{system}, {kind}"] = [float(np.mean(errors)), max(errors), len(errors)]
+        print(f"  {system:<10} {kind:<9} mean {np.mean(errors):.1f}, worst {max(errors):.1f} of {len(errors)}")
+    print(verdict("physics, worst server, %", max(told[f"physics, {kind}"][1] for kind in KINDS), 7.0))
+    return told
 
 
-def leave_one_configuration_out() -> None:
-    """Donors are the other configurations; the first rows after warm-up, scored on the last half."""
-    print("\nLeave one simulated configuration out, physics, step MAPE %")
+def table_rows(recorded: Mapping[str, list[float]]) -> Iterator[list[str]]:
+    """The table of docs/systems.md."""
+    for system in NINE:
+        told = (recorded[f"{system}, {kind}"] for kind in KINDS)
+        yield [system, *(f"{mean:.1f}, {worst:.1f} ({servers:.0f})" for mean, worst, servers in told)]
+
+
+def leave_one_server_out(servers: Mapping[str, Server]) -> None:
+    """Donors are the other servers; the first rows, scored on workloads that never occurred."""
+    print("\nLeave one server out, physics, step MAPE %")
     physics = next(s for s in SYSTEMS if s.name == "physics")
-    data = {}
-    for name, machine in MACHINES.items():
-        rows, outlier = rows_of(simulate(name, 12_000, 907, SEEN + UNSEEN))
-        half = np.arange(len(rows)) > len(rows) // 2
-        data[name] = (machine.facts(), rows, rows.take(half & ~outlier))
-    donors = {n: transfer.donor_of(n, f, learn(physics.live(STEP, f), r)) for n, (f, r, _) in data.items()}
+    donors = {}
+    for name, server in servers.items():
+        if features := physics.live(STEP, server.facts):
+            donors[name] = transfer.donor_of(name, server.facts, learn(features, server.seen))
     worst = {20: 0.0, 100: 0.0}
-    for name, (facts, rows, test) in data.items():
-        features = physics.live(STEP, facts)
-        prior = transfer.pool(physics, STEP, [d for n, d in donors.items() if n != name]).prior(facts)
-        zero = 100 * float(ape(features.evaluate(test) @ prior.mean[: len(features)], test.elapsed_us).mean())
+    for name in donors:
+        server = servers[name]
+        features = physics.live(STEP, server.facts)
+        prior = transfer.pool(physics, STEP, [d for n, d in donors.items() if n != name]).prior(server.facts)
+        scored = server.unseen
+        zero = 100 * float(ape(features.evaluate(scored) @ prior.mean[: len(features)], scored.elapsed_us).mean())
         cells = [f"zero-shot {zero:.1f}"]
-        for count in (20, 50, 100, 500):
+        for count in (20, 100, 500):
             for kind, start in (("", prior), ("cold ", None)):
-                model = learn(features, rows.slice(0, count), prior=start)
-                error = 100 * float(ape(predict(model, features, test), test.elapsed_us).mean())
+                error = step_error(learn(features, server.seen.slice(0, count), prior=start), features, scored)
                 cells.append(f"{kind}@{count} {error:.1f}")
                 if start is not None and count in worst:
                     worst[count] = max(worst[count], error)
         print(f"  {name:<20} " + "  ".join(cells))
-    print(verdict("worst configuration after 20 rows, %", worst[20], 10.0))
-    print(verdict("worst configuration after 100 rows, %", worst[100], 8.0))
+    print(verdict("worst server after 20 rows, %", worst[20], 10.0))
+    print(verdict("worst server after 100 rows, %", worst[100], 8.0))
 
 
-def before_the_first_row() -> None:
-    """Told by the data sheet alone, scored on all rows; no target: overheads of simulated machines are made up."""
-    print("\nBefore the first row, by the sheet alone (simulator), step MAPE %")
-    for name, machine in MACHINES.items():
-        rows, outlier = rows_of(simulate(name, 12_000, 907, SEEN + UNSEEN))
-        scored = rows.take(~outlier)
+def before_the_first_row(servers: Mapping[str, Server]) -> None:
+    """Told by the data sheet alone."""
+    print("\nBefore the first row, by the sheet alone, step MAPE %")
+    for name, server in servers.items():
         bank = Bank(Config(learners=("rls",), feature_sets=("portable",)))
-        bank.describe(name, machine.facts())
-        model = bank.targets(name)["step_time"].models["portable"]
-        beta = np.array([feature.coefficient for feature in model.features])
-        found = build("portable", STEP, machine.facts()).evaluate(scored) @ beta
-        print(f"  {name:<20} {100 * float(ape(found, scored.elapsed_us).mean()):.1f}")
+        bank.describe(name, server.facts)
+        target = bank.targets(name).get("step_time")
+        if target is None:
+            print(f"  {name:<20} nothing is told")
+            continue
+        features = build("portable", STEP, server.facts)
+        beta = np.array([feature.coefficient for feature in target.models["portable"].features])
+        found = features.evaluate(server.unseen) @ beta
+        print(f"  {name:<20} {100 * float(ape(found, server.unseen.elapsed_us).mean()):.1f}")
 
 
 def against_the_scorer(knowledge: Knowledge, outside: Outside) -> None:
@@ -306,13 +368,6 @@ def model_rules(configs: dict, directory: Path) -> list[dict]:
     return list(rules.values())
 
 
-def simulated(_outside: Outside) -> None:
-    """What streams of roofline machines can say."""
-    unseen_workloads()
-    leave_one_configuration_out()
-    before_the_first_row()
-
-
 def recordings(_outside: Outside) -> None:
     """What bundled recordings can say."""
     rows_at_less_telemetry()
@@ -357,7 +412,7 @@ def scorer(outside: Outside) -> None:
     against_the_scorer(knowledge_of_captures(), outside)
 
 
-SECTIONS = {"simulated": simulated, "recordings": recordings, "scorer": scorer, "h100": h100_request_tables}
+SECTIONS = {"gpus": gpus, "recordings": recordings, "scorer": scorer, "h100": h100_request_tables}
 NEEDS = {"scorer": ("tools",), "h100": ("tools", "tables")}
 
 

@@ -16,7 +16,7 @@ from collector.runtime.tasks import SystemClock
 from online.bank import Bank
 from online.features.registry import portable
 from online.rows import RowBlock, Target
-from tests.bench.simulated import prequential
+from tests.bench.prequential import prequential
 from tests.support.recordings import messages, otlp_file, received
 
 NAMES = {"c1": "c1_mixed", "c4": "c4_abort_errors", "c5": "c5_offload", "c6": "c6_saturated", "c7": "c7_async_sim"}

@@ -8,7 +8,7 @@ from online.change import DETECTORS, Alarm
 from online.errors import WIDER, Intervals
 from online.features.registry import portable
 from online.rows import Target
-from tests.bench.simulated import prequential
+from tests.bench.prequential import prequential
 from tests.support.designs import design_of
 from tests.support.linear_steps import steps
 

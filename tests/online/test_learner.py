@@ -11,7 +11,7 @@ from online.errors import PrequentialError
 from online.features.registry import portable
 from online.rows import PHASES, RowBlock, Target
 from online.target import TargetState
-from tests.bench.simulated import prequential
+from tests.bench.prequential import prequential
 from tests.support.designs import design_of
 from tests.support.linear_steps import BETA, NAMES, steps
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from tests.support.vllm_scheduler import StepTimes, Work
@@ -107,6 +108,14 @@ def step_times(machine: Machine, gpu: str) -> StepTimes:
         return known[key]
 
     return us
+
+
+def model_file(machine: Machine) -> Path:
+    """The ``config.json`` of its model, as the package ships it."""
+    import aiconfigurator_core
+
+    name = machine.model.replace("/", "--")
+    return Path(aiconfigurator_core.__file__).parent / "model_configs" / f"{name}_config.json"
 
 
 class NvidiaRegression:

@@ -1,7 +1,4 @@
-"""Prequential runs over streams of the roofline machines, with the feature set that the product builds for them.
-
-Seeds, segment orders and loads here are not those the settings were tuned on.
-"""
+"""Prequential runs: predict every block of rows, then learn it."""
 
 from __future__ import annotations
 
@@ -10,30 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from collector.config import Config
-from online.features.columns import FeatureSet
-from online.features.registry import build
 from online.rows import Target
 from online.target import TargetState
-from tests.support.roofline_steps import Machine, Segment
-
-ORDERS = (
-    """reasoning .12 .5, chat .1 .9, stories .14 .6, summaries .1 .75, code .12 .7, chat .1 1.1, stories .12 .35,
-    code .2 .95""",
-    """code .15 .6, summaries .1 .5, reasoning .1 .85, chat .1 1, stories .15 .45, chat .1 .4, code .15 .75,
-    summaries .15 .65""",
-)
-"""Workload, share of the steps, load."""
-
-
-def segments(order: int) -> list[Segment]:
-    """Segments of one order."""
-    words = [segment.split() for segment in ORDERS[order].split(",")]
-    return [Segment(float(share), workload, float(load)) for workload, share, load in words]
-
-
-def physics(machine: Machine) -> FeatureSet:
-    """The product's own columns for a machine."""
-    return build("physics", Target.STEP_TIME, machine.facts())
 
 
 @dataclass

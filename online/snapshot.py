@@ -205,8 +205,9 @@ class TargetSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     and ``prefill``, what x beta F is multiplied by for a step of now. ``context_us_per_token``: what a
     token of decode context costs among steps of about one size without prefill, where that is known to a tenth; unlike
     the coefficient it stands in for nothing else. ``step_ahead_us``: how much of the intercept of ``api_queueing`` is a
-    step that the engine schedules ahead; who simulates that step takes it off. ``in_flight``: what ``api_queueing``
-    grows by with the requests in flight; its coefficients are of the number in there. ``replicas``: of a state that was
+    step that the engine schedules ahead, absent where it schedules none; who simulates that step takes it off.
+    ``in_flight``: what ``api_queueing`` grows by with the requests in flight; its coefficients are of the number in
+    there. ``replicas``: of a state that was
     merged, the engines it was made of, as of the merge. ``doubts``: why none of its coefficients should be used, one
     clause each.
     """

@@ -350,7 +350,8 @@ class ClosedLoop:
 
     def __init__(self, steps: StepModel, targets: Mapping[str, Target], *, ahead: bool = False) -> None:
         self._steps = steps
-        self._ahead = ahead
+        queueing = targets.get("api_queueing")
+        self._ahead = ahead or (queueing is not None and queueing.step_ahead_us is not None)
         self.limits: Limits = steps.limits
         before = (("api_queueing", "prompt_tokens"), ("first_response", ""))
         self._before = [time for name, each in before if (time := _request_time(targets.get(name), each))]
@@ -429,7 +430,7 @@ def _request_time(target: Target | None, feature: str) -> Callable[[Workload, fl
     if target is None or model is None or not model.coefficients:
         return None
     by_name = {each.name: each.value for each in model.coefficients}
-    base_us = max(by_name.get("intercept", 0.0) - target.step_ahead_us, 0.0)  # that step is simulated
+    base_us = max(by_name.get("intercept", 0.0) - (target.step_ahead_us or 0.0), 0.0)  # that step is simulated
     per_token_us = by_name.get(feature, 0.0)
     mean_factor = min(max(target.mean_factor, 1.0 / _OUTLIER), _OUTLIER)
     p10, p90 = target.interval.pooled if target.interval is not None else (1.0, 1.0)

@@ -161,7 +161,8 @@ class Target(NamedTuple):
 
     ``factors`` are the shape factors by cell name, all 1 while they are not ``factors_applied``; ``factor_rows`` and
     ``usual_work`` the rows behind each and their mean work, where told; ``mean_factor`` is mean ÷ robust fit;
-    ``step_ahead_us``, the part of the intercept that is a step scheduled ahead; ``context_us_per_token``, what a token
+    ``step_ahead_us``, the part of the intercept that is a step scheduled ahead, None where none is known to be;
+    ``context_us_per_token``, what a token
     of decode context costs among steps of about one size, None where nobody said; ``in_flight``, what the time
     grows by with the requests in flight, None where it does not; ``level``, of ``decode`` and ``prefill`` steps;
     ``change``, the newest confirmed change of speed.
@@ -175,7 +176,7 @@ class Target(NamedTuple):
     seen: Seen | None
     mean_us: float | None
     mean_factor: float
-    step_ahead_us: float = 0.0
+    step_ahead_us: float | None = None
     factor_rows: Mapping[str, float] = _NO_ROWS
     usual_work: Mapping[str, UsualWork] = _NO_WORK
     context_us_per_token: float | None = None
@@ -306,7 +307,7 @@ def _target(name: str, tree: Any, where: str) -> Target:
         _seen(tree.get("seen"), f"{where}.seen"),
         _maybe(tree, "mean_us", where),
         1.0 if factor is None else factor,
-        _maybe(tree, "step_ahead_us", where) or 0.0,
+        _maybe(tree, "step_ahead_us", where),
         {
             cell: rows
             for cell, each in shapes.items()

@@ -115,6 +115,8 @@ class Meaning(enum.IntEnum):
     """Sum of the squares of the latencies, each at the middle of its bucket."""
     FIRST_TOKEN_SECONDS = 22
     """From arrival to first token, of the requests of ``FIRST_TOKENS``; what other models of a page learn from."""
+    PREFILL_SECONDS = 23
+    """From when they were scheduled to their first token, of the requests of ``E2E_COUNT``."""
 
 
 class Flavour(enum.StrEnum):
@@ -153,6 +155,7 @@ _VLLM: dict[Meaning, tuple[str, ...]] = {
     Meaning.QUEUE_SECONDS: ("request_queue_time_seconds_sum",),
     Meaning.INFERENCE_SECONDS: ("request_inference_time_seconds_sum",),
     Meaning.FIRST_TOKEN_SECONDS: ("time_to_first_token_seconds_sum",),
+    Meaning.PREFILL_SECONDS: ("request_prefill_time_seconds_sum",),
     Meaning.ITL_SECONDS_SQUARED: ("inter_token_latency_seconds_bucket", "time_per_output_token_seconds_bucket"),
 }
 

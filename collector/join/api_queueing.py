@@ -10,8 +10,11 @@ uniform on (0, s): the API's own time is the lower end of a uniform distribution
 
     api = w10 - 0.1 s, s = (w50 - w10) / 0.4          se = 0.354 s / sqrt(n)
 
-(variances of sample quantiles: Kendall and Stuart, The Advanced Theory of Statistics 1, 10.10). Where they tell
-neither, a request gets its first token after
+(variances of sample quantiles: Kendall and Stuart, The Advanced Theory of Statistics 1, 10.10). Prefill then tells the
+steps that were handed over before it came: with e what the experts cost that only a step with a prompt touches, half of
+the requests have (prefill - b P - e) / s above 1.5 where one is scheduled ahead, and around 1 where none is. Of a page,
+a window in which requests ended says the same of their means, and w where it was one. Where spans tell neither, a
+request gets its first token after
 
     T = api + (1/2 + a + 1) s + b P        s: time of a step, its own pace   P: prompt tokens   b: of ``step_time``
 
@@ -72,7 +75,7 @@ LEVEL_MAX = 1024
 """Requests of each process that tell api; c, which hardly wanders but is hard to see, is told by twice as many."""
 _FIRST_TOKENS_MIN = 20
 _STEP_MET, _STEPS_WAITED = 0.5, 1.5
-_SANE_MIN, _SANE_MAX = (1.0, 1.0, 0.0, 0.0), 1e12
+_SANE_MIN, _SANE_MAX = (1.0, 1.0, 0.0, 0.0, 0.0, 1.0), 1e12
 """No step is shorter than a microsecond, and no request waits so long, has so many tokens or meets so many."""
 _WAITED_MORE = 2.0
 """In medians of T / s: who waited longer waited for something else."""
@@ -88,16 +91,19 @@ Amount = Annotated[float, msgspec.Meta(ge=0.0, le=1e18)]
 
 
 class BusyArrival(msgspec.Struct, frozen=True, array_like=True):
-    """A request that met others, none of whom waited for a first token.
+    """A request that met others, none of whom waited for a first token; or several that ended together, their means.
 
-    ``wait_us``: its time to the first token, less queue and prefill where its span tells them; ``pace_us``: of its own
-    tokens; ``in_flight``: those it met and itself, per engine; 0 where they were not counted.
+    ``wait_us``: its time to the first token, less queue and prefill where those are told; ``pace_us``: of its own
+    tokens; ``in_flight``: those it met and itself, per engine; 0 where they were not counted. ``prefill_us``: from when
+    it was scheduled to its first token; 0 where nobody told.
     """
 
     wait_us: Annotated[float, msgspec.Meta(ge=-1e18, le=1e18)]
     pace_us: Amount
     prompt_tokens: Amount
     in_flight: Amount = 0.0
+    prefill_us: Amount = 0.0
+    requests: Amount = 1.0
 
     def among(self, engines: float) -> BusyArrival:
         """The same where so many engines share those in flight; with more processes than engines, fewer than one."""
@@ -115,10 +121,11 @@ class FirstTokens(NamedTuple):
 
 
 class StepCosts(NamedTuple):
-    """What ``step_time`` says that a prompt token and one more request with its context cost: b and d."""
+    """What ``step_time`` says that a prompt token, one more request with its context and a prompt's experts cost."""
 
     prefill_us_per_token: float = 0.0
     us_per_request: float = 0.0
+    experts_us: float = 0.0
 
 
 def explained(
@@ -128,7 +135,7 @@ def explained(
     known = _without_slot_waits(_sane(recent))
     if len(known) < _FIRST_TOKENS_MIN:
         return None
-    first_token_us, pace_us, prompt_tokens, _ = known.T
+    first_token_us, pace_us, prompt_tokens = known.T[:3]
     misfits_us = [
         float(np.abs(_without_line(first_token_us - steps * pace_us, prompt_tokens)).mean())
         for steps in (_STEPS_WAITED, _STEPS_WAITED + 1.0)
@@ -147,18 +154,31 @@ def told(
     recent: Collection[BusyArrival], costs: StepCosts, arrivals: Collection[BusyArrival] = ()
 ) -> FirstTokens | None:
     """The lower end of w of the recent requests, and c of all; None where they are too few."""
-    waits_us = [arrival.wait_us for arrival in recent if abs(arrival.wait_us) < _SANE_MAX]
+    waits_us = [each.wait_us for each in recent if abs(each.wait_us) < _SANE_MAX and each.requests == 1.0]
     if len(waits_us) < _FIRST_TOKENS_MIN:
         return None
     low_us, middle_us = np.quantile(waits_us, (0.1, 0.5)).tolist()
     step_us = (middle_us - low_us) / 0.4
     stderr_us = 0.354 * step_us / math.sqrt(len(waits_us))
     per_request = _per_request(_sane(recent), _sane(arrivals), _STEP_MET, StepCosts(0.0, costs.us_per_request))
-    return FirstTokens(max(low_us - 0.1 * step_us, 0.0), stderr_us, in_flight=per_request)
+    ahead = prefills_wait_a_step(recent, costs)
+    ahead_us = median_of([each.pace_us for each in recent]) if ahead else 0.0
+    return FirstTokens(max(low_us - 0.1 * step_us, 0.0), stderr_us, ahead, ahead_us, per_request)
+
+
+def prefills_wait_a_step(recent: Collection[BusyArrival], costs: StepCosts) -> bool:
+    """Whether prefills take a step more than their own, which was handed over before them."""
+    known = _sane(recent)
+    known = known[known[:, 4] > 0.0]
+    if len(known) < _FIRST_TOKENS_MIN:
+        return False
+    _, pace_us, prompt_tokens, _, prefill_us, _ = known.T
+    own_us = costs.prefill_us_per_token * prompt_tokens + costs.experts_us
+    return median_of((prefill_us - own_us) / pace_us) > _STEPS_WAITED
 
 
 def _sane(arrivals: Collection[BusyArrival]) -> Floats:
-    """Those whose numbers can be, (n, 4)."""
+    """Those whose numbers can be, (n, 6)."""
     told = np.array([msgspec.structs.astuple(arrival) for arrival in arrivals], float).reshape(-1, len(_SANE_MIN))
     return told[((told >= _SANE_MIN) & (told < _SANE_MAX)).all(axis=1)]  # false for NaN too
 
@@ -203,7 +223,7 @@ def _per_request(recent: Floats, arrivals: Floats, steps: float, costs: StepCost
 
 def _grown(arrivals: Floats, steps: float, costs: StepCosts) -> tuple[Floats, Floats, Floats]:
     """r, P and n of those that were counted and are no outliers."""
-    wait_us, _, prompt_tokens, in_flight = arrivals[arrivals[:, 3] > 0.0].T
+    wait_us, _, prompt_tokens, in_flight = arrivals[arrivals[:, 3] > 0.0].T[:4]
     rest_us = wait_us - steps * costs.us_per_request * in_flight - costs.prefill_us_per_token * prompt_tokens
     if not len(rest_us):
         return rest_us, prompt_tokens, in_flight
@@ -339,15 +359,19 @@ def with_stand_ins(
     if idle_rows < _IDLE_ROWS_MIN and len(handoffs_us) >= _HANDOFFS_MIN:
         target = _only_intercept(median(handoffs_us), len(handoffs_us))
     elif target is None and requests >= _COUNTED_MIN and any(piece.watched_s for _, piece in pieces):
-        return _of_pages(pieces, requests)
+        of_pages = _of_pages(pieces, requests)
+        target = _of_first_tokens(known, costs) or of_pages
+        mean_us = mean_us if of_pages is None or of_pages.mean_us is None else of_pages.mean_us
     elif idle_rows < _IDLE_ROWS_MIN:
         target = _of_first_tokens(known, costs) or target
     elif target is not None and (found := _told(known, costs)) is not None and found.in_flight is not None:
         alone = msgspec.structs.replace(found.in_flight, requests=1.0)
         target = msgspec.structs.replace(target, in_flight=alone)
-    if target is None or requests == 0:
-        return target
-    return msgspec.structs.replace(target, mean_us=mean_us)
+    if target is None:
+        return None
+    if target.step_ahead_us is None and prefills_wait_a_step(_recent([each.told_arrivals for each in known]), costs):
+        target = msgspec.structs.replace(target, step_ahead_us=0.0)
+    return target if requests == 0 else msgspec.structs.replace(target, mean_us=mean_us)
 
 
 def _of_pages(pieces: list[tuple[float, Piece]], requests: int) -> TargetSnapshot | None:
@@ -414,7 +438,9 @@ def _costs_of(step: TargetSnapshot | None, *, hits_hidden: bool) -> StepCosts:
     if request is not None and context is not None:
         us_per_request += context.coefficient * (context.mean or 0.0) / max(request.mean or 0.0, 1.0)
     of_prompts = prefill is not None and not (hits_hidden and prefill.status == "prior_only")
-    return StepCosts(prefill.coefficient if prefill is not None and of_prompts else 0.0, us_per_request)
+    experts = features.get("active_experts")
+    untouched_us = 0.0 if experts is None else experts.coefficient * (1.0 - (experts.mean or 0.0))
+    return StepCosts(prefill.coefficient if prefill is not None and of_prompts else 0.0, us_per_request, untouched_us)
 
 
 def _only_intercept(

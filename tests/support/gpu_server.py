@@ -68,21 +68,30 @@ def open_loop(machine: str, seconds: float, seed: int) -> Traffic:
 
 
 def serve(
-    machine: str, seconds: float, seed: int, *, slower: Callable[[float, float], float] = lambda _second, us: us
+    machine: str,
+    seconds: float,
+    seed: int,
+    *,
+    slower: Callable[[float, float], float] = lambda _second, us: us,
+    asynchronous: bool = False,
+    traffic: Traffic | None = None,
 ) -> Engine:
-    """Serve an open loop for so many seconds; ``slower`` says what a step takes when something happened to the machine.
+    """Serve for so many seconds; ``slower`` says what a step takes when something happened to the machine.
 
     Args:
         machine: one of ``FACTS``.
         seconds: of traffic.
         seed: of arrivals and noise.
         slower: (second, us) -> us.
+        asynchronous: the engine schedules a step while the one before runs.
+        traffic: an open loop, if none is given.
     """
 
     def step_us(work: Work) -> float:
         return slower(engine.steps[-1].start / 1e9, work_us(machine, work))
 
-    engine = Engine(step_us, open_loop(machine, seconds, seed), LIMITS, seed=seed)
+    limits = LIMITS._replace(asynchronous=asynchronous)
+    engine = Engine(step_us, traffic or open_loop(machine, seconds, seed), limits, seed=seed)
     return engine.run(int(seconds * 1e9))
 
 

@@ -44,6 +44,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TypeVar
 
+import msgspec
 import numpy as np
 
 from collector.config import Config
@@ -415,7 +416,8 @@ class ApiProcess(Emitter):
         wait_s = span.first_token_s if math.isnan(told_s) else span.first_token_s - told_s
         arrival = BusyArrival(wait_s * 1e6, pace_s * 1e6, float(span.prompt_tokens), met + 1.0)
         if not math.isnan(told_s):
-            self.api_queueing.add_arrivals([], [arrival])
+            prefill_us = max(span.prefill_s, 0.0) * 1e6
+            self.api_queueing.add_arrivals([], [msgspec.structs.replace(arrival, prefill_us=prefill_us)])
         elif pace_s > 0.0:
             self.api_queueing.add_arrivals([arrival], [])
 

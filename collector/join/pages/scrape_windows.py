@@ -70,7 +70,7 @@ from statistics import median
 import numpy as np
 
 from collector.decode.pages import EngineReading, Flavour, Meaning
-from collector.join.api_queueing import ApiQueueing
+from collector.join.api_queueing import ApiQueueing, BusyArrival
 from collector.telemetry import RowDrop
 from online import PHASES, STEP_FEATURES, Floats, Quality, RowBlock
 
@@ -354,6 +354,7 @@ def add_waits(queueing: ApiQueueing, start: Scrape, end: Scrape, copies: int) ->
     wait_s = delta(Meaning.E2E_SECONDS) - delta(Meaning.QUEUE_SECONDS) - delta(Meaning.INFERENCE_SECONDS)
     if requests > 0.0 and wait_s >= 0.0:
         queueing.add_counted(requests, 1e6 * wait_s)
+        queueing.add_arrivals([], _ended(start, end, requests, wait_s))
     if end.mono_ns - start.mono_ns > CLOSE_SCRAPES_NS:
         return
     squares, latency_s, decoded = (
@@ -368,6 +369,23 @@ def add_waits(queueing: ApiQueueing, start: Scrape, end: Scrape, copies: int) ->
     busy = min(delta(Meaning.STEPS) / copies * latency_s / decoded / elapsed_s, BUSY_MAX)
     if busy >= 0.0:  # a page that counts no steps has NaN
         queueing.watch(elapsed_s, 1e6 * squares / (2.0 * latency_s) * busy)
+
+
+def _ended(start: Scrape, end: Scrape, requests: float, wait_s: float) -> list[BusyArrival]:
+    """The requests that ended between two scrapes, as one of their means, unless they waited for a slot."""
+
+    def mean(meaning: Meaning) -> float:
+        return (end.value(meaning) - start.value(meaning)) / requests
+
+    prefill_s, tokens = mean(Meaning.PREFILL_SECONDS), mean(Meaning.FINISHED_GENERATED_TOKENS)
+    if not (prefill_s > 0.0 and tokens > 1.0):
+        return []
+    pace_s = (mean(Meaning.INFERENCE_SECONDS) - prefill_s) / (tokens - 1.0)
+    if not mean(Meaning.QUEUE_SECONDS) < pace_s:
+        return []
+    prompt = mean(Meaning.FINISHED_PROMPT_TOKENS)
+    times_us = 1e6 * wait_s / requests, 1e6 * pace_s, 1e6 * prefill_s
+    return [BusyArrival(*times_us[:2], prompt, prefill_us=times_us[2], requests=requests)]
 
 
 UNCLEAN_MAX = 6

@@ -134,18 +134,19 @@ def _short_forms(entry: Mapping[str, Any]) -> dict[str, Any]:
 
 def find(sheets: Mapping[str, HardwareSheet], gpu: str) -> HardwareSheet | None:
     """The sheet a GPU's name means: ``NVIDIA H100 80GB HBM3`` is the H100 SXM; None for a name nobody knows."""
-    wanted = _squeeze(gpu)
-    best: tuple[int, HardwareSheet] | None = None
-    for sheet in sheets.values():
-        for alias in (sheet.name, *sheet.aliases):
-            squeezed = _squeeze(alias)
-            if squeezed and squeezed in wanted and (best is None or len(squeezed) > best[0]):
-                best = (len(squeezed), sheet)
-    return None if best is None else best[1]
+    wanted = _words(gpu)
+    found = [
+        (len(words), sheet)
+        for sheet in sheets.values()
+        for alias in (sheet.name, *sheet.aliases)
+        if (words := _words(alias)).strip() and words in wanted
+    ]
+    return max(found, key=lambda each: each[0], default=(0, None))[1]
 
 
-def _squeeze(text: str) -> str:
-    return re.sub(r"[^a-z0-9]", "", text.lower()[:256])
+def _words(text: str) -> str:
+    """Letters and numbers apart, so that an L40 is no L4."""
+    return f" {' '.join(re.findall('[a-z]+|[0-9]+', text.lower()[:256]))} "
 
 
 # ------------------------------------------- a model on its hardware

@@ -10,17 +10,18 @@ SHEETS = shipped_sheets()
 
 
 def test_every_gpu_of_the_list_is_there():
-    wanted = {"H100-SXM", "H100-PCIe", "H100-NVL", "H200", "B200", "A100-40", "A100-80", "L40S", "A10G", "L4", "MI300X"}
-    assert wanted <= set(SHEETS)
+    hopper, blackwell = {"H100-SXM", "H100-PCIe", "H100-NVL", "H200", "H20"}, {"B200", "GB200", "B300", "GB300"}
+    older = {"A100-40", "A100-80", "L40S", "A10G", "L4", "A40", "RTX-A6000", "RTX-4090", "T4", "V100-SXM2"}
+    assert hopper | blackwell | older | {"RTX-PRO-6000", "MI300X", "MI325X", "MI355X"} <= set(SHEETS)
 
 
 @pytest.mark.parametrize("sheet", SHEETS.values(), ids=lambda sheet: sheet.name)
 def test_every_sheet_names_its_source_and_has_the_numbers_that_features_need(sheet):
     assert "data sheet" in sheet.source
-    assert {"bf16", "fp32"} <= set(sheet.tflops)
+    assert {"fp16", "fp32"} <= set(sheet.tflops)
     assert sheet.sm_count
     assert sheet.host_link_gb_s
-    assert sheet.tflops["bf16"] > sheet.tflops["fp32"]
+    assert sheet.peak_tflops("bfloat16") > sheet.tflops["fp32"]
 
 
 @pytest.mark.parametrize(
@@ -37,13 +38,25 @@ def test_every_sheet_names_its_source_and_has_the_numbers_that_features_need(she
         ("NVIDIA L40S", "L40S"),
         ("AMD Instinct MI300X", "MI300X"),
         ("NVIDIA B200", "B200"),
+        ("NVIDIA GB200", "GB200"),
+        ("NVIDIA B300 SXM6 AC", "B300"),
+        ("NVIDIA GB300", "GB300"),
+        ("NVIDIA H20", "H20"),
+        ("NVIDIA H200", "H200"),
+        ("AMD Instinct MI355X", "MI355X"),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "RTX-PRO-6000"),
+        ("NVIDIA GeForce RTX 4090", "RTX-4090"),
+        ("NVIDIA A40", "A40"),
+        ("NVIDIA RTX A6000", "RTX-A6000"),
+        ("Tesla T4", "T4"),
+        ("Tesla V100-SXM2-32GB", "V100-SXM2"),
     ],
 )
 def test_the_names_drivers_use_find_their_sheet(gpu, name):
     assert find(SHEETS, gpu).name == name
 
 
-@pytest.mark.parametrize("gpu", ["", "RTX 9090", "TPU v5e", "💥", "x" * 10_000])
+@pytest.mark.parametrize("gpu", ["", "RTX 9090", "NVIDIA RTX A4000", "NVIDIA L40", "NVIDIA H2000", "TPU v5e", "💥", "x" * 10_000])
 def test_a_name_nobody_knows_finds_nothing(gpu):
     assert find(SHEETS, gpu) is None
 

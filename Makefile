@@ -112,7 +112,7 @@ check-vllm-releases: $(STAMP)
 run: $(STAMP)
 	@$(BIN)/tracefit run $(if $(CONFIG),--config $(CONFIG))
 
-BENCHES := client cost demo fleet gpus h100 ingest learning pages plugin rows systems
+BENCHES := client cost demo fleet gpus h100 ingest learning pages plugin rows silicon systems
 WHAT ?=
 ARGS ?=
 JUDGES = $(if $(TOOLS),--tools $(TOOLS)) $(if $(TABLES),--tables $(TABLES))
@@ -129,12 +129,13 @@ bench_ingest = $(BIN)/python -m tests.bench.bench_cost latency $(ARGS)
 bench_learning = $(BIN)/python -m tests.bench.bench_learning $(if $(CAPTURES),--captures $(CAPTURES)) $(JUDGES) $(ARGS)
 bench_pages = $(BIN)/python -m tests.bench.bench_pages $(ARGS)
 bench_rows = $(BIN)/python -m tests.bench.bench_rows $(JUDGES) $(ARGS)
+bench_silicon = $(GPUS_VENV)/bin/python -m tests.bench.bench_silicon $(ARGS)
 bench_systems = $(GPUS_VENV)/bin/python -m tests.bench.bench_systems $(JUDGES) $(ARGS)
 define bench_h100
 $(BIN)/python -m tests.bench.bench_rows $(JUDGES) h100
 $(GPUS_VENV)/bin/python -m tests.bench.bench_systems $(JUDGES) h100
 endef
-bench: $(STAMP) $(if $(filter client gpus systems h100,$(WHAT)),$(GPUS_STAMP))
+bench: $(STAMP) $(if $(filter client gpus h100 silicon systems,$(WHAT)),$(GPUS_STAMP))
 	$(if $(filter $(WHAT),$(BENCHES)),,$(error make bench WHAT=x, x one of: $(BENCHES)))
 	$(bench_$(WHAT))
 

@@ -107,7 +107,7 @@ def server_of(name: str, directory: Path) -> Server:
             traffic.closed(start, start + int(PHASE_S * 1e9), clients, prompt, output, 0.4, 0.5)
         engine = bench_gpus.served(case, times, traffic, PHASE_S * len(mixes), seed)
         path = bench_gpus.sent(case, engine, "steps", directory)
-        knowledge = Knowledge(configured({"rules": [{"facts": {"model_config": str(model_file(case.machine))}}]}))
+        knowledge = Knowledge(configured({"rules": [{"facts": {"model_config": str(model_file(case.machine.model))}}]}))
         (capture,) = load_capture([Recording(path, quietly)], knowledge, Config(), 1.0)
         rows[part] = capture.full[STEP].rows
     return Server(case.kind, capture.facts, **rows)

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from tests.bench import bench_gpus, bench_systems
+from tests.bench import bench_gpus, bench_silicon, bench_systems
 from tests.bench.bench_cost import PROFILES, RECORDINGS, SECTIONS
 from tests.bench.figures import recorded
 from tests.support.docs_tables import assert_table, make_table
@@ -79,6 +79,7 @@ TABLES = {
     ),
     ("performance.md", "resources"): (("what", "measured", "wanted", ""), resources),
     ("accuracy.md", "gpus"): (bench_gpus.HEADER, lambda: bench_gpus.table_rows(FIGURES["gpus"])),
+    ("accuracy.md", "silicon"): (bench_silicon.HEADER, lambda: bench_silicon.table_rows(FIGURES["silicon"])),
     ("accuracy.md", "systems"): (bench_systems.HEADER, lambda: bench_systems.table_rows(FIGURES["systems"])),
 }
 
@@ -90,7 +91,7 @@ def test_tables_of_measurements_have_the_figures_of_the_runs(document, name):
 
 
 def test_every_figure_is_of_a_section_that_a_command_measures():
-    assert set(FIGURES) <= {*(f"cost {name}" for name in SECTIONS), "demo", "gpus", "systems", "torture"}
+    assert set(FIGURES) <= {*(f"cost {name}" for name in SECTIONS), "demo", "gpus", "silicon", "systems", "torture"}
     assert all(re.fullmatch(r"20\d\d-\d\d-\d\d", section["measured_on"]) for section in FIGURES.values())
 
 

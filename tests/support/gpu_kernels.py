@@ -110,12 +110,16 @@ def step_times(machine: Machine, gpu: str) -> StepTimes:
     return us
 
 
-def model_file(machine: Machine) -> Path:
-    """The ``config.json`` of its model, as the package ships it."""
+def package_directory() -> Path:
+    """Where the package lies, with model files and tables."""
     import aiconfigurator_core
 
-    name = machine.model.replace("/", "--")
-    return Path(aiconfigurator_core.__file__).parent / "model_configs" / f"{name}_config.json"
+    return Path(aiconfigurator_core.__file__).parent
+
+
+def model_file(model: str) -> Path:
+    """The ``config.json`` of a model, as the package ships it."""
+    return package_directory() / "model_configs" / f"{model.replace('/', '--')}_config.json"
 
 
 class NvidiaRegression:

@@ -56,7 +56,9 @@ def test_the_names_drivers_use_find_their_sheet(gpu, name):
     assert find(SHEETS, gpu).name == name
 
 
-@pytest.mark.parametrize("gpu", ["", "RTX 9090", "NVIDIA RTX A4000", "NVIDIA L40", "NVIDIA H2000", "TPU v5e", "💥", "x" * 10_000])
+@pytest.mark.parametrize(
+    "gpu", ["", "RTX 9090", "NVIDIA RTX A4000", "NVIDIA L40", "NVIDIA H2000", "TPU v5e", "💥", "x" * 10_000]
+)
 def test_a_name_nobody_knows_finds_nothing(gpu):
     assert find(SHEETS, gpu) is None
 

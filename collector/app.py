@@ -71,7 +71,7 @@ from collector.service import (
     fitted_capacity,
     make_pipeline,
 )
-from collector.telemetry import JoinEvent, Metrics, PluginLoss, table
+from collector.telemetry import JoinEvent, Metrics, Outcome, PluginLoss, Signal, table
 from exporters.metrics_page import MetricsPage
 from exporters.pages import AskPages, SnapshotDocuments, dispatch, make_routes, protect
 from exporters.status_page import PendingTelemetry, Remarks, StatusPage
@@ -125,17 +125,17 @@ class Sidecar:
         self._keeper = Durability(
             config, self.pipeline, self._publisher, metrics=metrics, health=health, clock=clock, files=files
         )
+        self._forward = make_forwarder(config, clock, metrics, self._io, self._keeper.log, health)
         self.queue = AdmissionQueue[Export](
             clock,
             capacity_bytes=config.queue_bytes,
-            record=self._keeper.record,
+            record=self._record,
             batch_s=min(BATCH_S, config.publish_interval_s, config.idle_timeout_s / 4),
         )
         self._kv = Subscriber(KV_FEED, config, metrics, self._io, health, self.queue.nudge)
         self._fpm = Subscriber(fpm_feed(clock), config, metrics, self._io, health, self.queue.nudge)
         self._scraper = Scraper(config, clock, partial(metrics.add, table.SCRAPES, 1), self._io, health)
         self._memory = self._make_memory_relief(clock)
-        self._forward = make_forwarder(config, clock, metrics, self._io, health)
         self._grpc, self._http = self._make_receivers(clock)
         self._pages = self._make_pages(clock)
         self._event_time = EventTime(self.pipeline, metrics, clock, self.queue.unread_ns)
@@ -193,6 +193,13 @@ class Sidecar:
         self._io.close()
         return all(stopped)
 
+    def _record(self, export: Export) -> Export | Outcome:
+        """Write down what enters the queue, and offer it to the backend."""
+        recorded = self._keeper.record(export)
+        if self._forward is not None and isinstance(recorded, Export):
+            self._forward.offer(Signal.TRACES, recorded.payload, recorded.spans, recorded.seq)
+        return recorded
+
     # --- making the parts -------------------------------------------------------------------------------------------
 
     def _make_status_page(self, clock: Clock) -> StatusPage:
@@ -243,7 +250,9 @@ class Sidecar:
     def _make_memory_relief(self, clock: Clock) -> MemoryRelief:
         limit = limit_bytes(self.config.memory_limit_mib, cgroup_limit_bytes())
         self.metrics.set(table.MEMORY_LIMIT, limit or 0)
-        guard = MemoryGuard(limit, resident_bytes, clock)
+        # gRPC holds a message twice for a moment, and what is on its way comes on top of what is in use
+        room = 2 * (self.config.message_max_mib << 20)
+        guard = MemoryGuard(limit and max(limit - room, limit // 2), resident_bytes)
         return MemoryRelief(guard, self._shed_memory, metrics=self.metrics, health=self.health, clock=clock)
 
     def _shed_memory(self) -> None:

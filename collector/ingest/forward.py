@@ -2,14 +2,15 @@
 
 What a receiver has acknowledged is offered here, and waits in a queue that is bounded in bytes. One task sends it in
 the order in which it came, over OTLP/gRPC or OTLP/HTTP, byte for byte; of traces the scopes of ``forward_drop_scopes``
-are left out, since no backend wants a thousand step events a second.
+are left out, since no backend wants a thousand step events a second. With a log, an export for which there is no room
+here waits there, and what was not sent at the end is sent by the next process.
 
     sent            the backend has taken it
     left_out        nothing of it is outside of ``forward_drop_scopes``
-    queue_full      there was no room when it came: the oldest are kept, so that the order stays whole
+    queue_full      there was no room when it came, or no longer in the log: the oldest here are kept, in their order
     refused         the backend does not want it, now or ever
     gave_up         it was GIVE_UP_S old and the backend had not taken it
-    shut_down       the process ended before
+    shut_down       the process ended before, and it is in no log
 
 A call that may succeed later is repeated after 1 s, then after twice as long, up to 30 s; a backend that says when to
 come back (RetryInfo in either of its two places, Retry-After) is obeyed. Nothing here makes a receiver wait or fail.
@@ -23,7 +24,7 @@ import logging
 import re
 import ssl
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
@@ -38,12 +39,15 @@ from collector.config import Config, ConfigError, parse_endpoint
 from collector.runtime import Background, Clock, Health, IoLoop
 from collector.telemetry import ForwardOutcome, Metrics, Signal, table
 
+from .queue import Export
 from .status import TRAILER_RETRY_PYTHON, TRAILER_STATUS_DETAILS
 
 NAME: Final = "forward"
 """In health and in the log."""
 QUEUE_BYTES: Final = 16 << 20
 """What may wait: at 100 kB/s of an engine's spans, nearly three minutes."""
+WAITING_BYTES: Final = 256
+"""What an export costs that waits, beside its payload."""
 CALL_S: Final = 10.0
 """An SDK's exporter gives a call as long."""
 PAUSE_S: Final = 1.0
@@ -78,8 +82,15 @@ _log = logging.getLogger(__name__)
 class _Waiting(NamedTuple):
     signal: Signal
     payload: bytes
+    """Empty where it is in the log only."""
     spans: int
     since_ns: int
+    seq: int = 0
+
+    @property
+    def size_bytes(self) -> int:
+        """What it holds here."""
+        return WAITING_BYTES + len(self.payload)
 
 
 class _Failure(NamedTuple):
@@ -96,6 +107,22 @@ class _Backend(Protocol):
     async def close(self) -> None: ...
 
 
+class ExportLog(Protocol):
+    """The log, as far as it is a queue on disk; ``passed_on`` is kept there, too."""
+
+    newest: int
+    passed_on: int
+    """Number of the last entry that needs no sending any more."""
+
+    def entries(self, first: int, last: int) -> Iterator[Export]:
+        """Those that are there of the entries from one number to another, in order."""
+        ...
+
+    def note_passed_on(self, number: int) -> None:
+        """Keep how far the sending has come."""
+        ...
+
+
 class Forwarder:
     """Sends on what it is offered, from ``start`` to ``stop``; everything happens in the loop.
 
@@ -104,16 +131,26 @@ class Forwarder:
         clock: for the age of what waits.
         metrics: where it is counted: offered = Σ outcomes + what waits, per signal, always.
         io: the loop.
+        log: where exports with a number are.
         health: what is told if the task dies.
     """
 
     def __init__(
-        self, config: Config, clock: Clock, metrics: Metrics, io: IoLoop, health: Health | None = None
+        self,
+        config: Config,
+        clock: Clock,
+        metrics: Metrics,
+        io: IoLoop,
+        log: ExportLog,
+        health: Health | None = None,
     ) -> None:
         self._config = config
         self._clock = clock
         self._metrics = metrics
         self._io = io
+        self._log = log
+        self._logged: Iterator[Export] = iter(())
+        self._next_logged: Export | None = None
         self._queue: deque[_Waiting] = deque()
         self._queued_bytes = 0
         self._filled, self._emptied = asyncio.Event(), asyncio.Event()
@@ -125,32 +162,37 @@ class Forwarder:
         metrics.set(table.FORWARD_CAPACITY, QUEUE_BYTES)
         metrics.follow(table.FORWARD_QUEUE, lambda: self._queued_bytes)
 
-    def offer(self, signal: Signal, payload: bytes, spans: int = 0) -> None:
-        """Take what a receiver acknowledges; returns at once."""
-        waiting = _Waiting(signal, payload, spans, self._clock.monotonic_ns())
-        if self._queue and self._queued_bytes + len(payload) > QUEUE_BYTES:
+    def offer(self, signal: Signal, payload: bytes, spans: int = 0, seq: int = 0) -> None:
+        """Take what a receiver acknowledges, with its number in the log; returns at once."""
+        waiting = _Waiting(signal, payload, spans, self._clock.monotonic_ns(), seq)
+        if seq and self._queued_bytes + waiting.size_bytes > QUEUE_BYTES // 2:  # the other half is for numbers alone
+            waiting = waiting._replace(payload=b"")
+        if self._queue and self._queued_bytes + waiting.size_bytes > QUEUE_BYTES:
             self._count(waiting, ForwardOutcome.QUEUE_FULL)
             return
         self._queue.append(waiting)
-        self._queued_bytes += len(payload)
+        self._queued_bytes += waiting.size_bytes
         self._emptied.clear()
         self._filled.set()
 
     def start(self) -> None:
-        """Begin to send; the backend need not be there."""
+        """Begin to send, with what the process before has left in the log; the backend need not be there."""
+        for export in self._log.entries(self._log.passed_on + 1, self._log.newest):
+            self.offer(Signal.TRACES, b"", export.spans, export.seq)
         self._task.start(self._run())
 
     def stop(self) -> bool:
         """Send what is left for ``FLUSH_S``; False if something was lost."""
         self._io.run(self._flush())
         self._task.stop()
-        lost = len(self._queue)
-        for waiting in self._queue:
+        lost = [waiting for waiting in self._queue if not waiting.seq]
+        for waiting in lost:
             self._count(waiting, ForwardOutcome.SHUT_DOWN)
+        kept = len(self._queue) - len(lost)
         self._queue.clear()
         self._queued_bytes = 0
-        if lost:
-            _log.warning("%d exports were not passed on before the end", lost)
+        if lost or kept:
+            _log.warning("not passed on before the end: %d exports are lost, %d are in the log", len(lost), kept)
         return not lost
 
     async def _flush(self) -> None:
@@ -168,8 +210,10 @@ class Forwarder:
                     waiting = self._queue[0]
                     outcome = await self._pass_on(backend, waiting)
                     self._queue.popleft()
-                    self._queued_bytes -= len(waiting.payload)
+                    self._queued_bytes -= waiting.size_bytes
                     self._count(waiting, outcome)
+                    if waiting.seq:
+                        self._log.note_passed_on(waiting.seq)
                 self._filled.clear()
                 self._emptied.set()
         finally:
@@ -177,7 +221,11 @@ class Forwarder:
 
     async def _pass_on(self, backend: _Backend, waiting: _Waiting) -> ForwardOutcome:
         """Send one export until the backend has taken it, does not want it, or it is too old."""
-        payload = waiting.payload
+        payload: bytes | None = waiting.payload
+        if waiting.seq and not payload:
+            payload = await asyncio.to_thread(self._logged_payload, waiting.seq)
+        if payload is None:
+            return ForwardOutcome.QUEUE_FULL
         if waiting.signal is Signal.TRACES and any(scope in payload for scope in self._scopes):
             payload = await asyncio.to_thread(without_scopes, payload, frozenset(self._config.forward_drop_scopes))
         if not payload:
@@ -195,6 +243,17 @@ class Forwarder:
                 return ForwardOutcome.REFUSED
             await asyncio.sleep(min(failure.pause_s or pause_s, left_s))
             pause_s = min(2.0 * pause_s, PAUSE_MAX_S)
+
+    def _logged_payload(self, seq: int) -> bytes | None:
+        """What the log has under a number; None if that had to make room. Numbers grow from call to call."""
+        while self._next_logged is None or self._next_logged.seq < seq:
+            self._next_logged = next(self._logged, None)
+            if self._next_logged is None:  # it has come since, or it is gone
+                self._logged = self._log.entries(seq, self._log.newest)
+                self._next_logged = next(self._logged, None)
+                break
+        found = self._next_logged
+        return found.payload if found is not None and found.seq == seq else None
 
     def _tell(self, failure: _Failure | None) -> None:
         """Say once that the backend does not take telemetry, and once that it does again."""
@@ -229,7 +288,7 @@ def without_scopes(payload: bytes, scopes: frozenset[str]) -> bytes:
 
 
 def make_forwarder(
-    config: Config, clock: Clock, metrics: Metrics, io: IoLoop, health: Health | None = None
+    config: Config, clock: Clock, metrics: Metrics, io: IoLoop, log: ExportLog, health: Health | None = None
 ) -> Forwarder | None:
     """What passes telemetry on, if the configuration says where to; ConfigError if that is this very process."""
     if not config.forward:
@@ -240,7 +299,7 @@ def make_forwarder(
         same_host = host == own.address or {host, own.address} <= _LOCAL
         if same_host and port == own.port:
             raise ConfigError("forward", f"{config.forward} is where this sidecar itself receives")
-    return Forwarder(config, clock, metrics, io, health)
+    return Forwarder(config, clock, metrics, io, log, health)
 
 
 def _address(config: Config) -> tuple[str, int]:

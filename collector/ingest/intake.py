@@ -30,6 +30,8 @@ T = TypeVar("T")
 
 RECEIVED_AT_ONCE: Final = 4
 """Exports of the largest size that may be received at the same time, over all transports."""
+RECEIVED_BYTES: Final = 64 << 20
+"""The same in bytes, where exports may be larger than usual: gRPC holds each twice for a moment."""
 RECEIVE_SHARE: Final = 0.25
 """Of them, what one connection may receive."""
 RECEIVE_WAIT_S: Final = 2.0
@@ -60,7 +62,7 @@ class ReceiveBudget:
     """
 
     def __init__(self, message_bytes_max: int) -> None:
-        self._left = RECEIVED_AT_ONCE * message_bytes_max
+        self._left = max(min(RECEIVED_AT_ONCE * message_bytes_max, RECEIVED_BYTES), 2 * message_bytes_max)
         self._share = int(RECEIVE_SHARE * self._left)
         self._held: Counter[str] = Counter()
         self._used: Counter[str] = Counter()
@@ -305,8 +307,8 @@ class Intake:
         metrics: where it is counted.
         memory: while it is short, exports are refused.
         unix_nano: says when an export came in, 0 if that is not known.
-        forward: passes on what is acknowledged. With it, exports for which there is no room are acknowledged, too:
-            nothing of them is learned, and they are counted as refused.
+        forward: passes on what the queue has no room for and what is not learned from. With it, exports for which there
+            is no room are acknowledged, too: nothing of them is learned, and they are counted as refused.
     """
 
     def __init__(
@@ -363,7 +365,7 @@ class Intake:
         else:
             metrics.add(table.REFUSED_SPANS, spans, transport, refused.reason)
             metrics.add(table.REQUESTS, 1, transport, refused.reason)
-        if self._forward is not None and (refused is None or refused.reason in _NO_ROOM):
+        if self._forward is not None and refused is not None and refused.reason in _NO_ROOM:
             self._forward.offer(Signal.TRACES, payload, spans)
             return None
         return refused

@@ -45,7 +45,7 @@ HANDSHAKE_MS = 2_500
 """Whoever connects and says nothing holds a place for this long."""
 CALLS_MAX = 8
 """Calls open at once on one connection; an exporter has one."""
-IDLE_S = 600.0
+IDLE_S = 60.0
 """Connections without a call for so long are closed. A connection names a sender without an id."""
 METADATA_BYTES_MAX = 16 << 10
 WINDOW_BYTES = 256 << 10
@@ -86,12 +86,12 @@ class _ExportHandler(grpc.GenericRpcHandler):
         """Take the message in (None), or say why not."""
         if self._tokens is not None and not self._tokens.accepts(_authorization(context)):
             return self._turn_away(Outcome.UNAUTHENTICATED, UNAUTHENTICATED)
-        refused = self._intake.refuses()
-        if refused is not None:
-            return self._turn_away(refused.reason, answer(refused))
         peer = context.peer()
         try:
             async with self._budget.receiving(peer, self._message_bytes_max) as receiving:
+                refused = self._intake.refuses()
+                if refused is not None:
+                    return self._turn_away(refused.reason, answer(refused))
                 payload = await receiving.read(context.read())
                 if isinstance(payload, bytes):  # else the call has ended without one
                     receiving.shrink(len(payload))

@@ -128,7 +128,7 @@ class Durability:
         self._files: Files = files or SystemFiles()
         self._directory = Directory(path, clock)
         self._checkpoints = CheckpointFiles(path, self._files)
-        self._log = Log(path, config.log_capacity_mib << 20, self._files)
+        self.log = Log(path, config.log_capacity_mib << 20, self._files)
         self.keeps_backlog = config.durability == "log"
         """Whether what is acknowledged and not learned is there for the next process."""
         self._pipeline = pipeline
@@ -150,8 +150,8 @@ class Durability:
         self._saved = (0, pipeline.learned_rows, 0)
         """Spans accepted and rows learned by this process that the newest checkpoint knows of; what waited then."""
         self._task = Task(WRITER, self._write_pending, health=health, turn_timeout_s=CHECK_IN_TIMEOUT_S)
-        metrics.follow(table.LOG_BYTES, lambda: self._log.size_bytes)
-        metrics.follow(table.LOG_CAPACITY, lambda: self._log.capacity_bytes if self.keeps_backlog else 0)
+        metrics.follow(table.LOG_BYTES, lambda: self.log.size_bytes)
+        metrics.follow(table.LOG_CAPACITY, lambda: self.log.capacity_bytes if self.keeps_backlog else 0)
 
     def start(self) -> None:
         """Take the directory, restore, find the log's rest, begin to write."""
@@ -166,17 +166,17 @@ class Durability:
             _log.warning("%s", self._cramped)
         if self.keeps_backlog or any(is_segment(path) for path in self._directory.path.iterdir()):
             try:
-                self._log.open(position.read_from, position.newest)
+                self.log.open(position.read_from, position.newest)
             except OSError as error:
                 raise StartError(f"cannot use the log in {self._directory.path}: {error.strerror}") from None
-            self._backlog = self._log.entries(position.read_from)
+            self._backlog = self.log.entries(position.read_from, self.log.newest)
         self._tell_beginning(position)
         self._task.start()
 
     def _fit_log(self) -> None:
         """Give the log what the volume has beside the checkpoints; again with each, for others fill it, too."""
         if self.keeps_backlog:
-            self._log.capacity_bytes, self._cramped = fitted_capacity(self._config, self._files)
+            self.log.capacity_bytes, self._cramped = fitted_capacity(self._config, self._files)
 
     def _tell_beginning(self, position: Position) -> None:
         """One line: what this process goes on from, how old that is, and what came after it and is lost."""
@@ -185,9 +185,9 @@ class Durability:
         text = (
             f"continuing from {self._checkpoints.restored_name}, {age_s:.0f} s old" if restored_unix_s else "no state"
         )
-        if self._log.newest:
-            text += f"; the log is read from entry {position.read_from} to {self._log.newest}"
-        loss, unsaved = self._log.loss, self._directory.unsaved
+        if self.log.newest:
+            text += f"; the log is read from entry {position.read_from} to {self.log.newest}"
+        loss, unsaved = self.log.loss, self._directory.unsaved
         self._metrics.set(table.LOG_LOST, loss.entries)
         if loss.size_bytes:
             text += f"; {loss.size_bytes} bytes of it are damaged or cut"
@@ -202,7 +202,7 @@ class Durability:
             )
         if self._lost:
             _log.warning("%s. Lost: %s", text, self._lost)
-        elif restored_unix_s or self._log.newest:
+        elif restored_unix_s or self.log.newest:
             _log.info("%s", text)
 
     def stop(self) -> bool:
@@ -217,7 +217,7 @@ class Durability:
             )
             missing = "what it lacks is in the log" if self.keeps_backlog else missing
             _log.error("stopped without a last checkpoint: %s; %s", self._unsaved, missing)
-        self._log.close()
+        self.log.close()
         self._directory.release()
         return not self._unsaved
 
@@ -242,7 +242,7 @@ class Durability:
         if not self.keeps_backlog:
             return export
         try:
-            recorded = self._log.append(export)
+            recorded = self.log.append(export)
         except LogFull:
             return self._refuse(Outcome.LOG_FULL, "the log is full")
         except OSError as error:
@@ -327,9 +327,11 @@ class Durability:
 
     def _log_waits(self) -> bool:
         """Whether log or volume fill up: the log shrinks when both checkpoints have learned its oldest entries."""
-        full = self._log.size_bytes > _LOG_SHARE * self._log.capacity_bytes
-        waits = self.keeps_backlog and (full or bool(self._refusing))
+        waits = self.keeps_backlog and (self._log_is_full() or bool(self._refusing))
         return waits and self._clock.monotonic_ns() - self._taken_ns >= _EARLY_NS and not self._writing
+
+    def _log_is_full(self) -> bool:
+        return self.log.size_bytes > _LOG_SHARE * self.log.capacity_bytes
 
     # --- the writer's -----------------------------------------------------------------------------------------------
 
@@ -370,7 +372,8 @@ class Durability:
         self._metrics.set(table.STATE_WRITTEN, self._clock.unix_nano() / 1e9)
         covered = self._checkpoints.covered()
         if covered is not None:
-            self._log.free(covered.read_from)
+            waits = self._config.forward and not self._log_is_full()  # for the backend, as long as there is room
+            self.log.free(min(covered.read_from, self.log.passed_on + 1) if waits else covered.read_from)
         return ""
 
     def _make_room(self) -> None:

@@ -1,7 +1,8 @@
 """The log: exports as they came, in segments on disk, until a checkpoint knows what they tell.
 
     log.<first number, 16 hex digits>    a segment: entries one after the other
-    log.head                             number of the newest entry, so that a loss at the end is counted as well
+    log.head                             number of the newest entry, so that a loss at the end is counted as well,
+                                         and of the last one that was passed on to a backend
 
     entry = length u32 | CRC-32 u32 | number u64 | meta length u16 | meta (MessagePack) | payload      little endian
 
@@ -97,6 +98,8 @@ class Log:
         self.capacity_bytes = capacity_bytes
         self.newest = 0
         """Number of the newest entry."""
+        self.passed_on = 0
+        """Number of the last entry that a backend need not be sent any more."""
         self.loss = Loss()
         self._directory = directory
         self._files = files
@@ -126,7 +129,8 @@ class Log:
                 expected = max(expected, export.seq + 1)
             damaged_bytes += size_bytes - whole_bytes
             self._closed.append(segment._replace(last=last))
-        self.newest = max(newest, self._told_newest(), *(segment.last for segment in self._closed), 0)
+        self.newest = max(newest, self._told(0), *(segment.last for segment in self._closed), 0)
+        self.passed_on = self._told(_NEWEST.size)
         self.loss = Loss(entries + max(0, self.newest + 1 - expected), damaged_bytes)
 
     def _found(self) -> Iterator[tuple[_Segment, int]]:
@@ -136,13 +140,18 @@ class Log:
         for path, first, stop in zip(paths, firsts, [*firsts[1:], _NUMBER_MAX], strict=False):
             yield _Segment(path, first, stop - 1, path.stat().st_size), stop
 
-    def _told_newest(self) -> int:
-        told = os.pread(self._head_descriptor, _NEWEST.size, 0)
+    def _told(self, at: int) -> int:
+        told = os.pread(self._head_descriptor, _NEWEST.size, at)
         if len(told) == _NEWEST.size:
             number, checksum = _NEWEST.unpack(told)
             if checksum == zlib.crc32(told[:8]):
                 return int(number)
         return 0
+
+    def _tell(self, at: int, number: int) -> None:
+        told = struct.pack("<Q", number)
+        with contextlib.suppress(OSError):  # a loss at the end would be told too small, an entry be passed on twice
+            os.pwrite(self._head_descriptor, told + struct.pack("<I", zlib.crc32(told)), at)
 
     def close(self) -> None:
         """Give the files back."""
@@ -174,9 +183,7 @@ class Log:
                 raise LogFull(0, "the log is full")
             self._write(parts, size_bytes, number)
             self.newest = number
-            told = struct.pack("<Q", number)
-            with contextlib.suppress(OSError):  # a loss at the end would be told too small
-                os.pwrite(self._head_descriptor, told + struct.pack("<I", zlib.crc32(told)), 0)
+            self._tell(0, number)
         return export._replace(seq=number)
 
     def _write(self, parts: list[bytes], size_bytes: int, number: int) -> None:
@@ -221,14 +228,22 @@ class Log:
 
     # --- out --------------------------------------------------------------------------------------------------------
 
-    def entries(self, first: int) -> Iterator[Export]:
-        """The entries of earlier processes with this number and larger ones, in order; read one by one."""
+    def entries(self, first: int, last: int = _NUMBER_MAX) -> Iterator[Export]:
+        """The whole entries from one number to another, in order; read one by one."""
         with self._lock:
-            segments = list(self._closed)
+            segments = [*self._closed, *([self._open] if self._open is not None else [])]
         stops = [*(segment.first for segment in segments[1:]), _NUMBER_MAX]
         for segment, stop in zip(segments, stops, strict=False):
-            if segment.last >= first:
-                yield from (one for one, _ in _entries_of(segment.path, segment.first, stop) if one.seq >= first)
+            for one, _ in _entries_of(segment.path, segment.first, stop) if segment.last >= first else ():
+                if first <= one.seq <= last:
+                    yield one
+                if one.seq >= last:
+                    return
+
+    def note_passed_on(self, number: int) -> None:
+        """Keep how far a backend has been sent what is here."""
+        self.passed_on = number
+        self._tell(_NEWEST.size, number)
 
     def free(self, read_from: int) -> None:
         """A checkpoint has learned all entries with smaller numbers: segments with nothing else go."""

@@ -196,6 +196,5 @@ class MemoryRelief:
         if now_ns - self._tried_ns < LOOK_EVERY_NS:
             return
         self._tried_ns = now_ns
-        if self.guard.look() and now_ns - self._short_ns >= PATIENCE_NS:
+        if now_ns - self._short_ns >= PATIENCE_NS:
             self._shed()
-            self.guard.look()

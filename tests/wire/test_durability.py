@@ -230,7 +230,7 @@ def test_readiness_says_why_everything_is_refused_until_it_is_not(tmp_path, monk
         caplog.set_level("INFO")
         send(sidecar, 1)
         full = OSError(errno.ENOSPC, "No space left on device")
-        monkeypatch.setattr(sidecar._keeper._log, "append", Mock(side_effect=full))
+        monkeypatch.setattr(sidecar._keeper.log, "append", Mock(side_effect=full))
         with pytest.raises(grpc.RpcError):
             send(sidecar, 101)
         told = json.loads(get(sidecar.http_port, "/readyz"))

@@ -136,12 +136,70 @@ def test_a_backend_that_comes_back_gets_what_was_held_and_nobody_waited(tmp_path
 
 
 def test_what_has_no_room_is_dropped_and_counted_and_the_oldest_is_kept(tmp_path, monkeypatch):
-    monkeypatch.setattr(forward, "QUEUE_BYTES", 3 * len(ONE))
+    room = 3 * (len(ONE) + forward.WAITING_BYTES)
+    monkeypatch.setattr(forward, "QUEUE_BYTES", room)
     with running_sidecar(tmp_path, FORWARD="grpc://127.0.0.1:1") as sidecar:
         for _ in range(10):
             call_export(sidecar.grpc_port, ONE)
         assert forwarded(sidecar, "queue_full") == 7
-        assert metric(sidecar.http_port, "tracefit_forward_queue_bytes") == 3 * len(ONE)
+        assert metric(sidecar.http_port, "tracefit_forward_queue_bytes") == room
+
+
+def numbered(number):
+    """An export that is told from others by its name."""
+    request = make_export(first_step=1 + 10 * number)
+    request.resource_spans[0].scope_spans[0].scope.name = f"app {number}"
+    return request.SerializeToString()
+
+
+def test_the_log_is_the_queue_of_a_backend_that_is_gone_also_over_a_restart(tmp_path, monkeypatch):
+    monkeypatch.setattr(forward, "PAUSE_S", 0.05)
+    monkeypatch.setattr(forward, "FLUSH_S", 0.0)
+    monkeypatch.setattr(forward, "QUEUE_BYTES", 16 << 10)  # four of them here, the others in the log
+    gone = Backend()
+    gone.stop()
+    settings = {"FORWARD": f"grpc://127.0.0.1:{gone.port}", "DURABILITY": "log", "CHECKPOINT_INTERVAL_S": "0.1"}
+    exports = [numbered(number) for number in range(60)]
+    with running_sidecar(tmp_path, **settings) as sidecar:
+        for payload in exports[:20]:
+            call_export(sidecar.grpc_port, payload, timeout_s=1)
+        assert metric(sidecar.http_port, "tracefit_forward_queue_bytes") <= 16 << 10
+    assert sidecar.metrics.value(table.FORWARDED_EXPORTS, Signal.TRACES, ForwardOutcome.SHUT_DOWN) == 0
+    with running_sidecar(tmp_path, **settings) as sidecar:
+        for payload in exports[20:40]:
+            call_export(sidecar.grpc_port, payload, timeout_s=1)
+        back = Backend(port=gone.port)
+        eventually(lambda: forwarded(sidecar, "sent") == 40)
+        for payload in exports[40:]:
+            call_export(sidecar.grpc_port, payload, timeout_s=1)
+        eventually(lambda: forwarded(sidecar, "sent") == 60)
+    with running_sidecar(tmp_path, **settings) as sidecar:
+        assert metric(sidecar.http_port, "tracefit_forward_queue_bytes") == 0
+    back.stop()
+    assert back.traces() == exports
+
+
+def test_a_log_that_is_full_of_what_a_backend_does_not_take_makes_room_for_learning(tmp_path, monkeypatch):
+    monkeypatch.setattr(forward, "PAUSE_S", 0.05)
+    monkeypatch.setattr(forward, "QUEUE_BYTES", 256 << 10)
+    gone = Backend()
+    gone.stop()
+    settings = {"FORWARD": f"grpc://127.0.0.1:{gone.port}", "DURABILITY": "log", "LOG_CAPACITY_MIB": "1"}
+    exports = [numbered(number) for number in range(600)]
+    with running_sidecar(tmp_path, CHECKPOINT_INTERVAL_S="0.1", **settings) as sidecar:
+        for payload in exports:
+            call_export(sidecar.grpc_port, payload, timeout_s=10)
+            eventually(lambda: sidecar.queue.in_flight_bytes < 32 << 10)
+        assert metric(sidecar.http_port, 'tracefit_receiver_accepted_spans_total{transport="grpc"}') == len(exports)
+        back = Backend(port=gone.port)
+        eventually(lambda: metric(sidecar.http_port, "tracefit_forward_queue_bytes") == 0)
+        back.stop()
+        sent, lost = forwarded(sidecar, "sent"), forwarded(sidecar, "queue_full")
+        assert sent + lost == len(exports)
+        assert lost > 0
+        places = [exports.index(payload) for payload in back.traces()]
+        assert places == sorted(set(places))
+        assert len(places) == sent
 
 
 def test_what_is_too_old_is_given_up_and_what_is_left_at_the_end_is_counted(tmp_path, monkeypatch):

@@ -30,7 +30,7 @@ class House:
         self.used_mib = used_mib
         self.done = []
         self.relief = MemoryRelief(
-            MemoryGuard(100 * MIB, lambda: self.used_mib * MIB, self.clock),
+            MemoryGuard(100 * MIB, lambda: self.used_mib * MIB),
             lambda: self.gives_up(given_up),
             stuck_s=stuck_s,
             metrics=self.metrics,

@@ -26,12 +26,28 @@ Y_c and X_c are the cells' references as they are now, the same for all: so engi
 An engine counts with 16 rows, for ten minutes of event time after its last one. Where several count, a change by a log
 gain g is one only if no d_k is beyond log 1.25, and l_k is beyond g / 2 on its side for more than half of them. Two
 engines that are a factor of 1.25 apart leave no coefficients that are within a tenth of both. Which term moved is told
-by the rows after a change (online/terms.py).
+by the rows after a change.
 
 Detector ``page_hinkley`` or ``adwin``: River's takes the place of the sums and gets the same z. Its alarm confirms,
 with the gain of the last five blocks. It is not saved, and starts over with the process. ``none``: nothing is looked
 for.
 References: Page (Biometrika 1954); Bifet and Gavalda, ADWIN (SDM 2007).
+
+**Which term moved.** A test of a few one-dimensional alternatives.
+
+    A, b                      weighted statistics of the rows after the change: sum w x x', sum w x y
+    s = b - A beta            beta: the coefficients from before it
+                              by one hypothesis the extra time of a row is a (x u), and u is known:
+
+        all                   u = beta                            every term takes longer alike
+        decode                u = beta without prefill columns    all but prefill does
+        one column j          u = e_j                             a constant, a prompt token, a token of context, ...
+
+    explained(u) = (u's)^2 / (u'A u)        the drop of the sum of squares, where a = u's / u'A u
+
+The hypothesis that explains most is named. One that stands above it in the table is preferred where it explains 95 %
+as much, so that a load which cannot tell two apart names the plain one. Statistics alone are read, so that a change in
+time and a difference between replicas (online/rls/merging.py) get the same answer.
 """
 
 from __future__ import annotations
@@ -39,18 +55,17 @@ from __future__ import annotations
 import enum
 import importlib
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from .blocks import CELLS, PREFILL_CELL, Design, median_of
-from .constants import HALF_LIFE_STEPS, MEAN_ABS_TO_SD, NOISE_ROWS, SILENCE_NS, START_ROWS
+from .constants import HALF_LIFE_STEPS, MEAN_ABS_TO_SD, NOISE_ROWS, PREFERENCE, SILENCE_NS, START_ROWS
 from .rows import Floats, Ints
 from .shapes import KNOWN_ROWS, ShapeFactors
 from .snapshot import DriftSnapshot
 from .state import StateError, Stateful, Tree
-from .terms import is_of_prefill, moved_term
 
 # Chosen: on the recordings and on seeds below 200 (tests/bench/learning_drift.py).
 PREFILL_ROWS, _SLACK, _LIMIT, _Z_MAX, GATE, _REACH = 16, 1.5, 9.0, 3.5, 0.06, 0.05
@@ -296,7 +311,7 @@ class ChangeMonitor(Stateful):
         last_ns: event time of the last one; 0 before.
         rows_since: rows since then.
         before: the coefficients from before it, (p,).
-        term: what moved in it (online/terms.py); empty until enough rows came.
+        term: what moved in it; empty until enough rows came.
         added: by how much; 0 where that is not known.
     """
 
@@ -383,3 +398,53 @@ class ChangeMonitor(Stateful):
             added=self.added or None,
             engines_apart=None if odd is None else odd.ratio,
         )
+
+
+EVERY_TERM, DECODE = "all", "decode"
+
+
+class MovedTerm(NamedTuple):
+    """The term: ``all``, ``decode`` or the name of a column; empty where nothing is known.
+
+    ``added``: microseconds per unit of the column; of ``all`` and ``decode``, the share of what they were.
+    """
+
+    name: str
+    added: float
+
+
+def moved_term(a: Floats, b: Floats, beta: Floats, names: Sequence[str], *, slower: bool) -> MovedTerm:
+    """The term that explains best why rows take more time than by ``beta``.
+
+    Args:
+        a: statistics of the rows, (p, p).
+        b: the same of columns and times, (p,).
+        beta: coefficients that they are compared with, (p,).
+        names: of the columns.
+        slower: the sign of the extra time; a term that moved the other way is none.
+    """
+    s = b - a @ beta
+    found: dict[str, tuple[float, float]] = {}
+    for name, u in _hypotheses(beta, names):
+        along, length = float(u @ s), float(u @ a @ u)
+        if length > 0.0 and (along > 0.0) == slower:
+            found[name] = (along * along / length, along / length)
+    most = max((explained for explained, _ in found.values()), default=0.0)
+    return next(
+        (MovedTerm(name, by) for name, (drop, by) in found.items() if drop >= PREFERENCE * most), MovedTerm("", 0)
+    )
+
+
+def is_of_prefill(name: str) -> bool:
+    """Whether a column, or a term, is about prefill."""
+    return name.startswith("prefill")
+
+
+def _hypotheses(beta: Floats, names: Sequence[str]) -> Iterator[tuple[str, Floats]]:
+    """Name and direction u (p,) of each, the plain ones first."""
+    yield EVERY_TERM, beta
+    of_prefill = np.array([*map(is_of_prefill, names)])
+    if beta[of_prefill].any():
+        yield DECODE, np.where(of_prefill, 0.0, beta)
+    for index, name in enumerate(names):
+        yield name, np.eye(len(names))[index]

@@ -10,7 +10,7 @@ MEAN_ABS_TO_SD = 1.2533
 TENTH = 1.2816
 # Source: Tukey's bisquare cut with 95 % efficiency at the normal; Holland and Welsch (Comm. Stat. 1977).
 BISQUARE = 4.685
-# Measured: the share of peak that H100 GEMM tables reach (online/features/systems/physics.py).
+# Measured: the share of peak that H100 GEMM tables reach (online/features/systems/base.py).
 GEMM_EFFICIENCY = 0.62
 # Guess: rows that share their noise; they are solved, compared and scored together.
 NOISE_ROWS = 32

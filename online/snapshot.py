@@ -15,7 +15,7 @@ SCHEMA = "tracefit.snapshot/1"
 
 
 class Reason(StrEnum):
-    """Why a coefficient should not be used alone; see online/rls/diagnosis.py.
+    """Why a coefficient should not be used alone; see online/rls/error_bars.py.
 
     ``derived``: it was worked out from other times, by no regression of its own.
     """

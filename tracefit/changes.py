@@ -28,7 +28,7 @@ from .step_model import FEATURES, STEP_TIME, Limits, StepModel, computable_model
 NOTABLE = 3.0
 """Standard errors from which on a coefficient counts as moved."""
 _AS_GOOD = 0.95
-"""As online/terms.py has it for a change in time."""
+"""As online/change.py has it for a change in time."""
 _SINGULAR = 1e-9
 """Guard: of a correlation matrix; below it two coefficients are one."""
 

@@ -38,7 +38,7 @@ LEVEL_AGE_MAX_S = 10.0
 """An older level says nothing of now: what it follows passes within seconds."""
 _LEVEL_MAX = 2.0
 _FORM_ERROR_MAX = 0.2
-"""As a standard error has to be of a coefficient that is identified (online/rls/diagnosis.py)."""
+"""As a standard error has to be of a coefficient that is identified (online/rls/error_bars.py)."""
 _PIECES_END = 8192
 _ASKED = (*FEATURES[1:], "shape", "max_num_seqs", "max_num_batched_tokens")
 """What an answer may lie outside of, in the order of ``StepModel.outside``."""

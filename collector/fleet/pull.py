@@ -5,7 +5,7 @@
     OUT/all/...                              the same for all that run one model on one GPU
 
 Statistics are added stratum by stratum, so that the result equals one learner that saw all of it (invariant 6). Who is
-taken is decided first, with memory for one state: of states that share rows the newest (online/state/lineage.py). Then
+taken is decided first, with memory for one state: of states that share rows the newest (online/state.py). Then
 they are added in the order of event time, and of the bytes where that is equal, so that neither the order of the
 sources nor who was unreachable the last time shows. The time of a snapshot is that of the newest row.
 

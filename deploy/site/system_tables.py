@@ -10,8 +10,7 @@ import json
 import sys
 from collections.abc import Iterable, Sequence
 
-from online.features.systems import SYSTEMS
-from online.features.systems.physics import PORTABLE
+from online.features.systems import PORTABLE, SYSTEMS
 from online.rows import Target
 from tests.support.sheet_cases import MOE, facts_of
 

@@ -2,8 +2,21 @@
 
 import online.features.systems  # noqa: F401  # registers them
 
-from .columns import INTERCEPT, Column, FeatureSet, Raw
-from .registry import ACTIVE_EXPERTS, Fact, Facts, build, custom, experts_in, portable, registered, share_touched
+from .columns import (
+    ACTIVE_EXPERTS,
+    INTERCEPT,
+    Column,
+    Fact,
+    Facts,
+    FeatureSet,
+    Raw,
+    build,
+    custom,
+    experts_in,
+    portable,
+    registered,
+    share_touched,
+)
 
 __all__ = [
     "ACTIVE_EXPERTS",

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from .diagnosis import IDENTIFIED_ERROR, VIF_MAX, as_far_as_it_fits
-from .error_bars import JACKKNIFE_ROWS
+from .error_bars import IDENTIFIED_ERROR, JACKKNIFE_ROWS, VIF_MAX, as_far_as_it_fits
 from .learner import RlsLearner
 from .merging import Replica, compared, joined, merge
-from .solve import Prior, contradicted, solve
+from .solve import Prior, bisquare, contradicted, solve
 from .strata import OperatingPoints, points_of
-from .weights import bisquare
 
 __all__ = [
     "IDENTIFIED_ERROR",

@@ -21,7 +21,7 @@ A replica differs where |r_i| > 5 % and > 3 se_i; and where the same ratio of th
 one of all others, is beyond 1.25 and 3 se_i: prefill is in few rows, and other prompts alone move its price by 14 %
 (quarters of c10_long). Those furthest off are set apart and the rest is looked at again, as long as two are left: one
 that is slow makes no other fast. The scatter of the others counts because engines with other loads differ by what the
-form misses. In which term one differs: online/terms.py.
+form misses. In which term one differs: online/change.py.
 
 Shapes: A, N (p, p), b, beta (p,).
 """
@@ -37,16 +37,14 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from online.blocks import Design, median_of
-from online.change import APART
+from online.change import APART, MovedTerm, is_of_prefill, moved_term
 from online.constants import ENGINES_MAX, MAD_TO_SD
 from online.errors import PrequentialError
 from online.rows import Floats, Mask
 from online.snapshot import ReplicaSnapshot
 from online.state import Stateful, Tree
-from online.terms import MovedTerm, is_of_prefill, moved_term
 
-from .fit import residual_squares
-from .learner import RlsLearner
+from .learner import RlsLearner, residual_squares
 from .solve import solve
 
 # Guess: a bound of what neighbouring rows share.

@@ -17,7 +17,7 @@ line is that of the load as it is remembered, which on a machine that no line fi
 
 Operating points (:class:`OperatingPoints`) are finer: octaves of the batch and of the context per request. A linear
 form is right to a per cent or two at any one point, however many rows say so, and who weighs a point by its rows
-believes its misfit. So each point is one observation later (online/transfer/evidence.py).
+believes its misfit. So each point is one observation later (online/transfer/sheet.py).
 
 Guarantees: adding statistics equals learning the rows together, to rounding; nothing here divides, so nothing here can
 become non-finite from finite rows.

@@ -1,6 +1,6 @@
 """What a target publishes to predict with: x beta F by ``portable``, its level, and what River's regression adds.
 
-    yhat = x beta F(cell) exp(c + d)        c: online/level.py; d: online/river/residual.py, 0 while it does not win
+    yhat = x beta F(cell) exp(c + d)        c: online/level.py; d: online/river.py, 0 while it does not win
 
 The headline error is of all of it, each row by what was known before it. A reader of a file computes x beta F, whose
 error and intervals stand beside it; the error of x beta alone is that of the model.

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from .configuration_space import (
+from .pool import DonorPool, Priors, priors_of
+from .pooled import (
+    Donor,
+    bias_and_scale,
     configuration_vector,
     coverage,
+    donor_of,
+    donors_of,
     ensemble,
+    frozen,
     measure_next,
+    pool,
     specialists,
 )
-from .pool import DonorPool, Priors, priors_of
-from .pooled import Donor, bias_and_scale, donor_of, donors_of, frozen, pool
 from .sheet import HIDES_HITS, SheetEstimate, SheetPrior
 
 __all__ = [

@@ -22,10 +22,8 @@ from online.features.systems import HFD_TL, PORTABLE, RECE, SYSTEMS
 from online.rls import Prior
 from online.rows import Floats, Mask, Target
 
-from .configuration_space import ensemble, specialists
-from .evidence import Evidence
-from .pooled import Donor, frozen, pool
-from .sheet import HYPER_MEAN, HYPER_SD, SHARED, Population, SheetPrior, SheetTerms, estimate, terms_of
+from .pooled import Donor, ensemble, frozen, pool, specialists
+from .sheet import HYPER_MEAN, HYPER_SD, SHARED, Evidence, Population, SheetPrior, SheetTerms, estimate, terms_of
 
 Priors = dict[tuple[str, str, tuple[str, ...]], Prior]
 """By target, feature set and its columns."""

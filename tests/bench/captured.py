@@ -14,7 +14,7 @@ from collector.commands.replay import replay
 from collector.config.schema import Config
 from collector.runtime.tasks import SystemClock
 from online.bank import Bank
-from online.features.registry import portable
+from online.features import portable
 from online.rows import RowBlock, Target
 from tests.bench.prequential import prequential
 from tests.support.recordings import messages, otlp_file, received

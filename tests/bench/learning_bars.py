@@ -14,7 +14,7 @@ import numpy as np
 from collector.config.schema import Config
 from online.bank import Bank
 from online.blocks import stratum_name
-from online.features.registry import portable
+from online.features import portable
 from online.rows import STEP_FEATURES, RowBlock, Target
 from online.target import TargetState
 from tests.bench.captured import step_rows

@@ -12,7 +12,7 @@ import numpy as np
 
 from collector.config import Config
 from online.change import DETECTORS
-from online.features.registry import portable
+from online.features import portable
 from online.rows import RowBlock, Target
 from online.target import TargetState
 from tests.bench.captured import _rows

@@ -13,7 +13,7 @@ import numpy as np
 
 from collector.config.schema import Config
 from online.errors import PrequentialError
-from online.features.registry import portable
+from online.features import portable
 from online.rows import STEP_FEATURES, RowBlock, Target
 from online.target import TargetState
 from tests.bench import captured

@@ -47,6 +47,7 @@ ROOMS_OF_ONE_MODULE = {
     "collector.ingest.otlp_http",
     "collector.ingest.scrape",
     "collector.runtime.http",
+    "online.state",
 }
 """A room that is one module is its own face, and so is a transport, whose library only a server pays for."""
 

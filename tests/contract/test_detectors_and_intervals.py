@@ -6,7 +6,7 @@ import pytest
 from collector.config import Config
 from online.change import DETECTORS, Alarm
 from online.errors import WIDER, Intervals
-from online.features.registry import portable
+from online.features import portable
 from online.rows import Target
 from tests.bench.prequential import prequential
 from tests.support.designs import design_of

@@ -6,7 +6,7 @@ import pytest
 
 from collector.config.schema import Config
 from online.bank import Bank
-from online.features.registry import portable
+from online.features import portable
 from online.rls import RlsLearner
 from online.rows import STEP_FEATURES, RowBlock, RowOutcome, Target
 from online.target import make_learner
@@ -92,7 +92,7 @@ def test_equal_rows_give_equal_bytes(learner):
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 0.0, -5.0, 1e300, 1e-300])
 def test_learns_nothing_from_a_time_that_is_none(learner, bad):
-    # few enough that it is not the clock that is too coarse (online/target/clock_grain.py)
+    # few enough that it is not the clock that is too coarse (online/target/target_state.py)
     rows = steps(400, 4).rows
     clean, dirty = _bank(learner), _bank(learner)
     clean.learn("c", TARGET, rows)

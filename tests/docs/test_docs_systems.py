@@ -10,8 +10,7 @@ import pytest
 from collector.evaluate.command import COLUMNS
 from collector.evaluate.protocol import COVER_MAX, COVER_MIN
 from collector.evaluate.systems import LEARNING_CURVE, NINE
-from online.features.systems import SYSTEMS
-from online.features.systems.physics import PORTABLE
+from online.features.systems import PORTABLE, SYSTEMS
 from online.rows import Target
 from tests.support.command_lines import every_command, options_of
 from tests.support.paths import DOCS, ROOT

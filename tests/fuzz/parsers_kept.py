@@ -19,8 +19,7 @@ from collector.ingest.queue import Export
 from collector.runtime.filesystem import SystemFiles
 from collector.service.log import _HEAD, _PREFIX, Log
 from collector.service.pipeline import make_pipeline
-from online.state import LEARNERS, StateError, decode, encode, part_of_tree
-from online.state.codec import MAGIC
+from online.state import LEARNERS, MAGIC, StateError, decode, encode, part_of_tree
 from tests.fuzz.mutations import edited_tree
 from tests.fuzz.parsers import Held, Kv, Parser
 from tests.support.recordings import kv_lines

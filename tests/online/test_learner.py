@@ -8,7 +8,7 @@ from collector.config import Config
 from collector.config.load import load
 from online.bank import Bank
 from online.errors import PrequentialError
-from online.features.registry import portable
+from online.features import portable
 from online.rows import PHASES, RowBlock, Target
 from online.target import TargetState
 from tests.bench.prequential import prequential
@@ -192,8 +192,7 @@ def test_a_change_of_speed_in_a_history_is_learned_as_such_in_the_bulk_profile()
 
 
 def test_a_set_that_becomes_available_later_starts_then():
-    from online.features.columns import FeatureSet, raw_column
-    from online.features.registry import register
+    from online.features.columns import FeatureSet, raw_column, register
 
     columns = tuple(raw_column(name) for name in NAMES)
     register("late", lambda target, facts: FeatureSet("late", target, columns) if "gpu" in facts else None)

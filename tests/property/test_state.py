@@ -7,9 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from collector.config.schema import Config
+from online import state as codec
 from online.bank import Bank, merge_states
 from online.rows import Target
-from online.state import VERSION, Refusal, StateError, codec, decode
+from online.state import VERSION, Refusal, StateError, decode
 from tests.support.linear_steps import steps
 from tests.support.state_files import file_of, with_value
 
@@ -173,7 +174,7 @@ def test_a_change_of_configuration_starts_from_the_old_coefficients():
     def error(which):
         test = steps(500, 77)
         found = {f.name: f.coefficient for f in which.targets("new")["step_time"].models["portable"].features}
-        from online.features.registry import portable
+        from online.features import portable
 
         x = portable(Target.STEP_TIME).evaluate(test.rows)
         beta = np.array([found.get(name, 0.0) for name in portable(Target.STEP_TIME).names])

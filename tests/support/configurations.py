@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from online.features.registry import build
+from online.features import build
 from online.features.sheets import architecture
 from online.features.systems.base import full
 from online.rows import STEP_FEATURES, Target

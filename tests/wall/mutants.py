@@ -47,16 +47,16 @@ MUTANTS = (
     Mutant(
         "squared weights of a merge decay once", "online/rls/strata.py", "self.n2 *= kept * kept", "self.n2 *= kept"
     ),
-    Mutant("a huge prediction hides its misfit", "online/rls/weights.py", "2.0 * y), _FLOOR", "200.0 * y), _FLOOR"),
+    Mutant("a huge prediction hides its misfit", "online/rls/solve.py", "2.0 * y), _FLOOR", "200.0 * y), _FLOOR"),
     Mutant(
         "stalls weigh as much as steps",
-        "online/rls/weights.py",
+        "online/rls/solve.py",
         "h: Floats = HUBER / np.maximum(np.abs(u) / scale, HUBER)",
         "h: Floats = np.ones_like(u)",
     ),
     Mutant(
         "no Tukey passes in the first fit",
-        "online/rls/weights.py",
+        "online/rls/solve.py",
         "_HUBER_PASSES, _PASSES = 6, 9",
         "_HUBER_PASSES, _PASSES = 6, 6",
     ),
@@ -133,7 +133,7 @@ MUTANTS = (
     ),
     Mutant(
         "rows of one operating point are believed without a cap",
-        "online/transfer/evidence.py",
+        "online/transfer/sheet.py",
         "MISFIT = 0.02",
         "MISFIT = 0.0002",
     ),

@@ -4,12 +4,8 @@ Importing this package registers their live forms as feature sets: columns that 
 are left out there and serve transfer (``full``).
 """
 
-from .base import System, full
-from .dictionaries import BSR_ARD, HFD_TL, RECE, RESIDUAL
-from .incumbents import BLACKBOX, ROOFLINE
-from .mole_rd import MOLE_RD
-from .physics import PHYSICS, PORTABLE
-from .picf import PICF
+from .base import PHYSICS, PORTABLE, System, full
+from .sources import BLACKBOX, BSR_ARD, HFD_TL, MOLE_RD, PICF, RECE, RESIDUAL, ROOFLINE
 
 SYSTEMS: tuple[System, ...] = (PHYSICS, BLACKBOX, ROOFLINE, PICF, MOLE_RD, HFD_TL, BSR_ARD, RECE)
 """Beside ``portable``; the order of documents and tables."""
@@ -20,6 +16,7 @@ for _system in SYSTEMS:
 __all__ = [
     "BSR_ARD",
     "HFD_TL",
+    "PHYSICS",
     "PORTABLE",
     "RECE",
     "RESIDUAL",

@@ -9,8 +9,8 @@ from collector.cli import main
 from collector.config.schema import Config
 from collector.evaluate.donors import read_states
 from online.bank import Bank
-from online.features.registry import build
-from online.features.systems.physics import PHYSICS
+from online.features import build
+from online.features.systems import PHYSICS
 from online.rows import Target
 from online.transfer.pool import DonorPool
 from tests.support.configurations import CONFIGS, rows_of

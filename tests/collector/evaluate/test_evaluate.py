@@ -8,7 +8,7 @@ from collector.evaluate.captures import Capture, Delivered, ScoredRequest
 from collector.evaluate.command import lines
 from collector.evaluate.protocol import Report, evaluate, paths_of, request_scores
 from collector.evaluate.systems import NINE
-from online.features.systems.physics import PHYSICS
+from online.features.systems import PHYSICS
 from online.rows import STEP_FEATURES, RowBlock, Target
 from tests.support.configurations import CONFIGS, rows_of
 

@@ -5,7 +5,7 @@ import pytest
 
 from collector.config import Config
 from online.bank import Bank
-from online.features.registry import portable
+from online.features import portable
 from online.rows import Target
 from online.target import TargetState
 from tests.support.uneven_steps import STEADY, of_columns, plain, ramp, since, uneven, work

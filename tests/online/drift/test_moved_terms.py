@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from online import Snapshot, merge_states
+from online.change import moved_term
 from online.snapshot import ConfigSnapshot
-from online.terms import moved_term
 from tests.support.slower import (
     CONFIG,
     bank_of,

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from online.blocks import CELLS, STRATA, Cutter, Design, strata_of
-from online.features.columns import UNITS, Column, FeatureSet
-from online.features.registry import build, custom, portable, register, registered
+from online.features import build, custom, portable, registered
+from online.features.columns import UNITS, Column, FeatureSet, register
 from online.rows import PHASES, STEP_FEATURES, RowBlock, Target
 
 

@@ -13,11 +13,11 @@ The machine does 1e6 flops and moves 1e3 bytes per microsecond; the knobs are Nb
 import numpy as np
 import pytest
 
-from online.features.registry import build, registered
+from online.features import build, registered
 from online.features.sheets.deployment import sheet_of
 from online.features.systems import SYSTEMS
 from online.features.systems.base import full
-from online.features.systems.mole_rd import request_gates, step_gates
+from online.features.systems.sources import request_gates, step_gates
 from online.rows import REQUEST_FEATURES, STEP_FEATURES, RowBlock, Target
 from tests.support.sheet_cases import DENSE, GQA, KNOBS, MOE, facts_of
 

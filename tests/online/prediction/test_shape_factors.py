@@ -10,7 +10,7 @@ from collector.commands.replay import replay
 from collector.config.schema import Config
 from collector.runtime import SystemClock
 from online.bank import Bank, merge_states
-from online.features.registry import custom, portable
+from online.features import custom, portable
 from online.rows import STEP_FEATURES, RowBlock, Target
 from online.snapshot import ConfigSnapshot, EngineSnapshot, Snapshot
 from online.target import TargetState

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from collector.config.schema import Config
-from online.features.columns import Column, FeatureSet
+from online.features import Column, FeatureSet
 from online.rls import Prior, RlsLearner
 from online.rows import STEP_FEATURES, Target
 from online.target import make_learner

@@ -7,7 +7,7 @@ import pytest
 
 from collector.config.schema import Config
 from online.bank import Bank
-from online.features.registry import portable
+from online.features import portable
 from online.rls import Prior, RlsLearner
 from online.rls.learner import MEAN_TARGETS
 from online.rows import STEP_FEATURES, RowBlock, Target

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from online import state as bounds
 from online.state import Lineage, LineageLedger, StateError
-from online.state import lineage as bounds
 from tests.support.state_files import through_bytes
 
 MINUTE = 60_000_000_000

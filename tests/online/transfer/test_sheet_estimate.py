@@ -8,9 +8,8 @@ from online.bank import Bank
 from online.rls import OperatingPoints, points_of
 from online.rows import STEP_FEATURES, RowBlock, Target
 from online.transfer import SheetEstimate
-from online.transfer.evidence import Evidence, capped
 from online.transfer.pool import shared_overheads
-from online.transfer.sheet import HIDES_HITS, HYPER_MEAN, Population, estimate, terms_of
+from online.transfer.sheet import HIDES_HITS, HYPER_MEAN, Evidence, Population, capped, estimate, terms_of
 from tests.support.configurations import CONFIGS
 
 STEP = Target.STEP_TIME

@@ -3,12 +3,11 @@
 import numpy as np
 import pytest
 
-from online.features.registry import build
-from online.features.systems.dictionaries import HFD_TL, RECE
-from online.features.systems.physics import PHYSICS
+from online.features import build
+from online.features.systems import HFD_TL, PHYSICS, RECE
 from online.rls import RlsLearner
 from online.rows import Target
-from online.transfer import configuration_space as rece
+from online.transfer import pooled as rece
 from online.transfer import pooled as transfer
 from tests.support.configurations import CONFIGS, rows_of
 from tests.support.designs import design_of

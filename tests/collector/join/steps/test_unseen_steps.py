@@ -7,7 +7,7 @@ from collector.config.schema import Config
 from collector.evaluate.systems import NINE, design
 from collector.join.inferred import BlockRatio
 from collector.service.pipeline import Pipeline
-from online.features.registry import build
+from online.features import build
 from online.rows import STEP_FEATURES, Target
 from tests.support.models import knowledge_of_captures
 from tests.support.recordings import otlp_file

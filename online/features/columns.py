@@ -8,9 +8,10 @@ so a hinge, an indicator or a square is right for a row of one step and for a ro
 raw column, the word ``intercept`` (1 per step: an intercept of an interval of l steps is l), or a function of
 :class:`Raw`. A raw value that is not known is NaN and makes x NaN: such rows are skipped by this set and counted.
 
-**Which sets there are.** A factory makes a set from the target and the facts of a configuration (model, gpu, tensor_parallel_size, ...). It
-returns None where the set does not apply: a set that needs the model's sheet has nothing to say about a model it does
-not know, and that is not an error. A name that nobody registered is one, and is raised when the bank is built.
+**Which sets there are.** A factory makes a set from the target and the facts of a configuration (model, gpu,
+tensor_parallel_size, ...). It returns None where the set does not apply: a set that needs the model's sheet has nothing
+to say about a model it does not know, and that is not an error. A name that nobody registered is one, and is raised
+when the bank is built.
 """
 
 from __future__ import annotations

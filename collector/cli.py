@@ -12,7 +12,7 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -29,17 +29,13 @@ from collector.commands.arguments import (
     Number,
     Option,
     Word,
+    asks,
     asks_snapshot,
     config_options,
-    is_flag,
     json_option,
-    limit_option,
     many,
-    number_option,
     out_option,
-    request_options,
     say_usage,
-    target_option,
     token_option,
     which_option,
     with_config,
@@ -74,6 +70,7 @@ from collector.runtime import (
     set_log_format,
     set_log_level,
 )
+from exporters import questions
 
 _ENVIRONMENT = {
     "OPENBLAS_NUM_THREADS": "1",  # small solves only; more threads cost memory and reproducibility
@@ -177,18 +174,10 @@ def run(*, scrape: tuple[str, ...], config: Path | None, profile: str | None, **
     help="From its middle on, the recorded machine takes N times as long (1).",
 )
 @click.option("--to", type=HostPort(), metavar="HOST:PORT", help="Send to a running sidecar, in real time, for ever.")
-@click.option("-o", "--save", type=FILE, metavar="FILE", help="No sidecar: write what would be sent to FILE.")
-def demo(
-    *, speed: float, recording: Path | None, directory: Path | None, throttle: float, to: str | None, save: Path | None
-) -> int:
+def demo(*, speed: float, recording: Path | None, directory: Path | None, throttle: float, to: str | None) -> int:
     """Watch a real sidecar learn from a recording, 20 times faster."""
-    if to is not None and save is not None:
-        raise ConfigError("--save", "not with --to: what is sent is not written")
     from collector.commands import demo as made  # noqa: PLC0415
 
-    if save is not None:
-        made.save_recording(made.find_recording(recording), save, throttle, _say)
-        return EXIT_OK
     with made.signals_as_ctrl_c():
         if to is not None:
             return made.send_forever(recording, to, SystemClock(), _say, throttle)
@@ -208,39 +197,39 @@ def show(*, snapshot: str, which: str, token_file: Path | None, in_json: bool) -
 
 
 @tracefit.command()
-@number_option("--prefill", "Prefill tokens of the step.", heading="What one step costs")
-@number_option("--requests", "Requests in the step.", heading="What one step costs")
-@number_option("--context", "Tokens of decode context of the step.", heading="What one step costs")
-@request_options("What requests see at a load", required=False)
-@number_option("--concurrency", "Requests in flight.", heading="What requests see at a load")
-@is_flag("--now", "Of the next seconds: times the level of the last steps.")
+@asks("What one step costs", questions.STEP)
+@asks("What requests see at a load", questions.LOAD)
+@asks("Options", [questions.NOW])
 @asks_snapshot
-def predict(*, snapshot: str, now: bool, which: str, token_file: Path | None, in_json: bool, **question: Any) -> int:
+def predict(*, snapshot: str, which: str, token_file: Path | None, in_json: bool, now: bool, **question: Any) -> int:
     """What one step costs, or what requests see at a load."""
-    from collector.commands import ask  # noqa: PLC0415
-
-    asked = ask.read_prediction(question)
-    loaded = ask.load_snapshot(snapshot, token_file)
-    return ask.predict(loaded, asked, which=which, now=now, in_json=in_json, say=_say, note=_warn)
+    return _ask(questions.read_prediction, question, snapshot, token_file, which=which, in_json=in_json, now=now)
 
 
 @tracefit.command()
-@request_options("The load", required=True)
-@number_option("--rate", "Requests per second that arrive: how many engines do they need.", heading="The load")
-@target_option("--itl", "Mean time between tokens at most, like 30ms.", metavar="TIME")
-@target_option("--ttft", "Mean time to first token at most, like 1s.", metavar="TIME")
-@target_option("--safe", "Hold the upper edge of the band against the targets.", is_flag=True)
-@limit_option("--max-num-seqs", "Requests in a batch at most.")
-@limit_option("--max-num-batched-tokens", "Tokens in a step at most.")
-@limit_option("--kv-tokens", "Tokens that the KV cache holds.")
+@asks("The load", (*questions.SIZED, questions.RATE))
+@asks("Targets", questions.TARGETS)
+@asks("Limits of the engine, where its telemetry does not tell them", questions.LIMITS)
 @asks_snapshot
 def plan(*, snapshot: str, which: str, token_file: Path | None, in_json: bool, **question: Any) -> int:
     """How many requests fit the targets, and what limits them."""
+    return _ask(questions.read_plan, question, snapshot, token_file, which=which, in_json=in_json)
+
+
+def _ask(
+    read: Callable[[Mapping[str, Any]], questions.Question],
+    question: Mapping[str, Any],
+    snapshot: str,
+    token_file: Path | None,
+    **options: Any,
+) -> int:
     from collector.commands import ask  # noqa: PLC0415
 
-    asked = ask.read_plan(question)
-    loaded = ask.load_snapshot(snapshot, token_file)
-    return ask.plan(loaded, asked, which=which, in_json=in_json, say=_say, note=_warn)
+    try:
+        asked = read(question)
+    except questions.QuestionError as error:
+        raise ConfigError(f"--{error.parameter.replace('_', '-')}", error.problem) from None
+    return ask.ask(ask.load_snapshot(snapshot, token_file), asked, say=_say, note=_warn, **options)
 
 
 @tracefit.command()

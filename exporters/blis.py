@@ -6,40 +6,19 @@ BLIS (trained-physics backend) predicts, in microseconds,
     T_pf_kv = kv P          T_dc_kv = kv (context + D)          B = prefill + decode requests
     kv    = layers * 2 * (kv_heads * head_dim / TP) * 2 bytes / (BwPeakTBs * 1e6)        us per token
 
-and our ``portable`` step time is c0 + c_p P + c_c (context + D) + c_b B, the same four columns. So
+and our ``portable`` step time is c0 + c_p P + c_c (context + D) + c_b B, the same four columns, so that
 
     b[6] = c0    b[8] = c_p / kv    b[9] = c_c / kv    b[5] = c_b
 
-is exact as long as kv here is kv there: head_dim is hidden_size // num_attention_heads and an element has 2 bytes even
-where the model says otherwise, because that is what BLIS computes, and it cancels. Shapes of models and bandwidths of
-GPUs are BLIS's own figures for the same reason. All 11 values are written: with fewer than 10 BLIS takes a maximum of
-compute and memory time instead of the sum.
+is exact as long as kv here is kv there: shapes of models and bandwidths of GPUs are BLIS's own figures. With fewer than
+10 betas BLIS takes a maximum of compute and memory time instead of the sum. docs/blis.md states for its users how
+alphas, experts and hidden prefix-cache hits are folded into what BLIS can hold. Of the last, with P and R the mean
+prompt tokens and requests of a step and N the mean prompt:
 
-    alpha[0]  arrival -> queued, us/request       alpha[1]  finished -> departed, us/request
-    alpha[2]  the same, us/output token
-
-BLIS has no queueing time per prompt token and truncates alphas to whole microseconds (1.7 us/token becomes 1), so what
-it can hold is fitted here, to the same mean: alpha[0] is the learned line at the mean prompt, alpha[2] is the nearest
-whole slope and alpha[1] takes up the difference at the mean output length. The wait from queued to scheduled is
-simulated by BLIS and never exported. An alpha of which nothing is learned is 0: a released vLLM without its request
-spans tells none, and its step time is worth simulating all the same.
-
-Request spans hide prefix-cache hits. A price that was learned from them is of a prompt token, cached or computed, and
-BLIS charges computed ones. So b[8] is 0, and each prompt is charged once: its own request pays for it before its first
-token, and the others that run pay while they wait for it. With P and R the mean prompt tokens and requests of a step
-and N the mean prompt, the mean step takes what it did, and a request that runs alone pays for its prompt only:
-
-    f = c_p P / (R - 1)      b[5] += f      b[6] -= f      alpha[0] += c_p N
-
-No term of BLIS grows like the experts touched, e (1 - (1 - k/E)^tokens). A line in B takes its place, least relative
-squares over the batch shapes that were seen, and the file says which these were.
-
-Where N is not known, all of it is in the steps: b[5] += c_p P / R. Either charges a trace with prefix groups as one
-without. A data sheet's price is of a computed token and stays.
+    f = c_p P / (R - 1)      b[5] += f      b[6] -= f      alpha[0] += c_p N      and without N      b[5] += c_p P / R
 
 Traffic is written as BLIS's TraceV2: a header, and a table whose 27 columns are read by their position, with times in
-whole microseconds since the first arrival. A request that its client gave up ends at ``deadline_us``. Prompts are not
-in telemetry, so no request is in a ``prefix_group``: BLIS computes every prompt token, also those found cached.
+whole microseconds since the first arrival.
 
 Guarantee: a step time or a mean post-decode time predicted from the exported file equals ours within 0.15 %
 (tests/exporters/test_blis.py), as far as whole microseconds allow.
@@ -68,23 +47,10 @@ BANDWIDTH_TB_S: dict[str, float] = {"H100": 3.35, "A100-SXM": 2.039, "A100-80": 
 """BwPeakTBs in BLIS's hardware_config.json, by its GPU names."""
 
 
-class AttentionShape(NamedTuple):
-    """What BLIS needs to know of a model to size its KV cache."""
+def kv_elements_per_token(model_config: Mapping[str, Any]) -> float | None:
+    """Keys and values of a token by a config.json, or facts with the same names, as BLIS reads it.
 
-    layers: int
-    kv_heads: int
-    head_dim: int
-
-    def kv_us_per_token(self, tensor_parallel_size: int, bandwidth_tb_s: float) -> float:
-        """Microseconds to move one token's keys and values of one GPU, by BLIS's formula."""
-        elements = self.layers * 2 * (self.kv_heads * self.head_dim / tensor_parallel_size)
-        return elements * BYTES_PER_KV_ELEMENT / (bandwidth_tb_s * 1e6)
-
-
-def shape_of(model_config: Mapping[str, Any]) -> AttentionShape | None:
-    """Read a config.json, or facts with the same names, as BLIS does: a ``text_config`` inside wins.
-
-    None if a needed number is missing or not a positive integer.
+    A ``text_config`` inside wins. None if a needed number is missing or not positive.
     """
     inner = model_config.get("text_config")
     values = {**model_config, **inner} if isinstance(inner, Mapping) else model_config
@@ -95,9 +61,7 @@ def shape_of(model_config: Mapping[str, Any]) -> AttentionShape | None:
 
     layers, hidden, heads = number("num_hidden_layers"), number("hidden_size"), number("num_attention_heads")
     kv_heads = number("num_key_value_heads", "num_kv_heads", "multi_query_group_num") or heads
-    if not (layers and hidden and heads and hidden // heads):
-        return None
-    return AttentionShape(layers, kv_heads, hidden // heads)
+    return layers * 2 * kv_heads * (hidden // heads) if heads and layers and hidden // heads else None
 
 
 def bandwidth_of(hardware: str) -> float | None:
@@ -334,8 +298,8 @@ def _limits(config: ConfigSnapshot, hardware: str | None) -> tuple[tuple[str, st
 
 
 def _kv_us_per_token(config: ConfigSnapshot, model_config: Mapping[str, Any] | None, hardware: str | None) -> float:
-    shape = shape_of(config.config if model_config is None else model_config)
-    if shape is None:
+    elements = kv_elements_per_token(config.config if model_config is None else model_config)
+    if elements is None:
         where = "the configuration's facts lack" if model_config is None else "the file lacks"
         needed = "num_hidden_layers, hidden_size or num_attention_heads"
         raise BlisError(
@@ -356,7 +320,7 @@ def _kv_us_per_token(config: ConfigSnapshot, model_config: Mapping[str, Any] | N
     ranks = config.config.get("tensor_parallel_size", 1)
     if not isinstance(ranks, int) or isinstance(ranks, bool) or ranks < 1:
         raise BlisError(f"tensor_parallel_size: expected an integer >= 1, got {label_value(str(ranks))!r}")
-    return shape.kv_us_per_token(ranks, bandwidth_tb_s)
+    return elements / ranks * BYTES_PER_KV_ELEMENT / (bandwidth_tb_s * 1e6)
 
 
 def _features(config: ConfigSnapshot, target: str) -> dict[str, FeatureSnapshot] | None:
@@ -514,32 +478,31 @@ class Exported(NamedTuple):
     warnings: tuple[str, ...] = ()
 
 
-def export(
-    snapshot: Snapshot,
-    *,
-    file_format: str = "blis-yaml",
-    which: str = "",
-    model_config: Mapping[str, Any] | None = None,
-    hardware: str | None = None,
-    alpha: str = "server",
-    mean: bool = False,
-) -> Exported:
+def export(snapshot: Snapshot, which: str = "", file_format: str = "blis-yaml", **options: Any) -> Exported:
     """What ``tracefit export`` prints, and what it has to say of it.
 
-    ``file_format`` is ``blis-yaml`` or ``blis-flags``; ``which`` is the configuration, as ``tracefit.find_config``
-    understands it, and may be left out when there is only one; for the rest see ``blis_coefficients``.
+    Args:
+        snapshot: has the configuration.
+        which: words for it, as ``tracefit.find_config`` has them; may be left out when there is only one.
+        file_format: ``blis-yaml`` or ``blis-flags``.
+        options: see :func:`blis_coefficients`.
 
     Raises:
         BlisError: with one clear sentence.
     """
-    config = choose_config(snapshot, which)
-    coefficients = blis_coefficients(config, model_config=model_config, hardware=hardware, alpha=alpha, mean=mean)
-    if file_format == "blis-flags":
-        return Exported(render_flags(coefficients), coefficients.doubtful, coefficients.warnings)
-    if file_format == "blis-yaml":
-        content = render_yaml(snapshot, config, coefficients)
-        return Exported(content, coefficients.doubtful, coefficients.warnings)
-    raise BlisError(f"--format: expected blis-yaml or blis-flags, got {file_format!r}")
+    return export_config(snapshot, choose_config(snapshot, which), file_format, **options)
+
+
+def export_config(
+    snapshot: Snapshot, config: ConfigSnapshot, file_format: str = "blis-yaml", **options: Any
+) -> Exported:
+    """The same of a configuration that was found."""
+    coefficients = blis_coefficients(config, **options)
+    if file_format not in {"blis-yaml", "blis-flags"}:
+        raise BlisError(f"--format: expected blis-yaml or blis-flags, got {file_format!r}")
+    in_yaml = file_format == "blis-yaml"
+    content = render_yaml(snapshot, config, coefficients) if in_yaml else render_flags(coefficients)
+    return Exported(content, coefficients.doubtful, coefficients.warnings)
 
 
 TRACE_HEADER, TRACE_TABLE = "trace.yaml", "trace.csv"

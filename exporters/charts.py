@@ -10,7 +10,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from exporters.wording import FEATURE_NAMES, FEATURE_PLURALS, age, coefficient, percent, significant
+from exporters.questions import significant
+from exporters.wording import FEATURE_NAMES, FEATURE_PLURALS, age, coefficient, percent
 from online import ChangeKind, HistoryView, ModelSnapshot, TargetSnapshot
 
 WIDTH = 360.0

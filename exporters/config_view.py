@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from exporters.blis import BlisError, blis_coefficients
 from exporters.charts import Z_95, axis_limit, courses, scatter, step_shares, whisker
+from exporters.questions import duration
 from exporters.what_if import LoadView
 from exporters.wording import (
     FEATURE_NAMES,
@@ -23,7 +24,6 @@ from exporters.wording import (
     age,
     coefficient,
     count,
-    duration,
     factor,
     percent,
 )

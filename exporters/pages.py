@@ -16,14 +16,15 @@
 docs/openapi.yaml describes them. A document is rendered at most once per generation and kept until the next, so a
 puller that asks again pays for a comparison of tags only. The work of an answer is bounded by the client: a plan looks
 at no more than some hundred loads, and a load at no more than some dozen steps. A refusal is one line of text: 400
-names the parameter, 404 and 422 say what is not there. A handler maps a request to a response and may not block; a
-failing one is a 500 without its text. Sockets are the collector's business.
+names the parameter, 404 and 422 say what is not there. A handler maps a request to a response and may not block.
+Sockets are the collector's business.
 """
 
 from __future__ import annotations
 
 import gzip
 import hashlib
+import re
 import time
 from collections.abc import Callable, Collection, Mapping
 from email.utils import formatdate
@@ -34,28 +35,23 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 import msgspec
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, gzip_accepted
 
-from exporters.blis import ALPHAS, BlisError, blis_coefficients, render_flags, render_yaml
+from exporters.blis import ALPHAS, BlisError, export_config
 from exporters.metrics_page import MetricsPage
-from exporters.what_if import (
+from exporters.questions import (
     PLAN,
     PREDICT,
     SHOWN_CHARS,
-    ClientView,
     Parameter,
-    PerGeneration,
+    Question,
     QuestionError,
-    as_json,
-    complete,
-    plan_document,
-    planned,
-    predict_document,
-    predicted,
+    ask,
+    read_plan,
+    read_prediction,
     read_query,
-    read_sizing,
-    read_step_or_load,
 )
+from exporters.what_if import ClientView, PerGeneration
 from online import ConfigSnapshot, Snapshot
-from tracefit import Config, NotFoundError, TracefitError
+from tracefit import NotFoundError, TracefitError
 
 TEXT = "text/plain; charset=utf-8"
 JSON = "application/json"
@@ -128,54 +124,28 @@ def plain(status: HTTPStatus, text: str = "", headers: tuple[tuple[str, str], ..
 
 
 def dispatch(routes: Routes, method: str, target: str, headers: Headers) -> Response:
-    """Find the route of a request target and run it.
+    """Find the route of a request target, as sent and with its query, and run it; the first that matches wins.
 
-    Args:
-        routes: the table; the first match wins.
-        method: the request's method.
-        target: the request target as sent, with the query.
-        headers: the request's headers, looked up without regard to case.
-
-    Returns:
-        The handler's response; 404 without a route, 405 for a method other than GET and HEAD, 500 if the handler fails.
+    404 without a route, 405 for a method other than GET and HEAD. What a handler raises is the server's to log.
     """
     try:
         parts = urlsplit(target)
         pairs = parse_qsl(parts.query, keep_blank_values=True, max_num_fields=32)
     except ValueError:
         return plain(HTTPStatus.BAD_REQUEST)
-    given = [(name, value) for name, value in pairs if value]
-    query, repeated = dict(given), _repeated([name for name, _ in given])
+    names = [name for name, value in pairs if value]
+    repeated = next((name for index, name in enumerate(names) if name in names[:index]), "")
     empty = next((name for name, value in pairs if not value), "")
-    segments = parts.path.split("/")
     for route in routes:
-        captures = _match(route.pattern.split("/"), segments)
-        if captures is None:
+        pattern = re.escape(route.pattern).replace(r"\*", "([^/]+)")
+        if (found := re.fullmatch(pattern, parts.path)) is None:
             continue
         if method not in {"GET", "HEAD"}:
             return plain(HTTPStatus.METHOD_NOT_ALLOWED, headers=(("Allow", _ALLOWED),))
-        try:
-            return route.handler(Request(parts.path, captures, query, headers, repeated, empty))
-        except Exception:  # noqa: BLE001 - a page that fails must not take the server, nor show its inside
-            return plain(HTTPStatus.INTERNAL_SERVER_ERROR)
+        query = {name: value for name, value in pairs if value}
+        captures = tuple(map(unquote, found.groups()))
+        return route.handler(Request(parts.path, captures, query, headers, repeated, empty))
     return plain(HTTPStatus.NOT_FOUND)
-
-
-def _repeated(names: list[str]) -> str:
-    """The first name that is there twice, empty if none is."""
-    return next((name for index, name in enumerate(names) if name in names[:index]), "")
-
-
-def _match(pattern: list[str], segments: list[str]) -> tuple[str, ...] | None:
-    if len(pattern) != len(segments):
-        return None
-    captures = []
-    for expected, segment in zip(pattern, segments, strict=True):
-        if expected == "*" and segment:
-            captures.append(unquote(segment))
-        elif expected != segment:
-            return None
-    return tuple(captures)
 
 
 class SnapshotDocument(NamedTuple):
@@ -195,11 +165,7 @@ def make_document(body: bytes, content_type: str, modified_unix_nano: int = 0) -
 
 
 class SnapshotDocuments:
-    """Documents of the newest snapshot.
-
-    Args:
-        source: returns the newest snapshot, or None before the first.
-    """
+    """Documents of the newest snapshot; ``source`` returns it, or None before the first."""
 
     def __init__(self, source: Callable[[], Snapshot | None]) -> None:
         self._source = source
@@ -207,7 +173,7 @@ class SnapshotDocuments:
 
     def answer_snapshot(self, request: Request) -> Response:
         """Answer ``/snapshot``, whole or one configuration."""
-        return self._answer(request, ("snapshot",), lambda snapshot: snapshot.to_json(), JSON)
+        return self._answer(request, (), JSON, Snapshot.to_json)
 
     def answer_config(self, request: Request) -> Response:
         """Serve /snapshot/{config_id}: the same schema with one configuration."""
@@ -216,7 +182,7 @@ class SnapshotDocuments:
             config = _find(snapshot, request.captures[0])
             return msgspec.structs.replace(snapshot, configs=[config]).to_json()
 
-        return self._answer(request, ("config", request.captures[0]), render, JSON)
+        return self._answer(request, request.captures, JSON, render)
 
     def answer_blis(self, request: Request) -> Response:
         """Serve /snapshot/{config_id}/blis.yaml; ``?format=flags``, ``?alpha=effective``."""
@@ -226,14 +192,13 @@ class SnapshotDocuments:
 
         def render(snapshot: Snapshot) -> bytes:
             config = _find(snapshot, request.captures[0])
-            coefficients = blis_coefficients(config, alpha=alpha)
-            return render_flags(coefficients) if file_format == "flags" else render_yaml(snapshot, config, coefficients)
+            return export_config(snapshot, config, f"blis-{file_format}", alpha=alpha).content
 
         content_type = YAML if file_format == "yaml" else TEXT
-        return self._answer(request, ("blis", request.captures[0], file_format, alpha), render, content_type)
+        return self._answer(request, (*request.captures, file_format, alpha), content_type, render)
 
     def _answer(
-        self, request: Request, key: tuple[str, ...], render: Callable[[Snapshot], bytes], content_type: str
+        self, request: Request, key: tuple[str, ...], content_type: str, render: Callable[[Snapshot], bytes]
     ) -> Response:
         def make(snapshot: Snapshot | None) -> SnapshotDocument | None:
             if snapshot is None:
@@ -241,12 +206,11 @@ class SnapshotDocuments:
             return make_document(render(snapshot), content_type, snapshot.created_unix_nano)
 
         try:
-            document = self._documents.get(self._source, key, make)
+            return answer_document(self._documents.get(self._source, key, make), request)
         except _UnknownConfigError:
             return plain(HTTPStatus.NOT_FOUND, "no such configuration in the newest snapshot")
         except BlisError as error:
             return plain(HTTPStatus.UNPROCESSABLE_ENTITY, str(error))
-        return answer_document(document, request)
 
 
 class _UnknownConfigError(LookupError):
@@ -287,9 +251,6 @@ def _has(if_none_match: str, etag: str) -> bool:
     return etag in tags or tags == ["*"]
 
 
-_Answer = Callable[[Config, Mapping[str, Any]], dict[str, object]]
-
-
 class AskPages:
     """Answers from the newest snapshot; ``clock_ns`` tells how old a level is."""
 
@@ -299,23 +260,25 @@ class AskPages:
 
     def answer_predict(self, request: Request) -> Response:
         """Answer ``/predict``: what one step costs, or what requests see at a load."""
-        return self._answer(request, PREDICT, self._predict)
+        return self._answer(request, PREDICT, read_prediction)
 
     def answer_plan(self, request: Request) -> Response:
         """Answer ``/plan``: how many requests fit the targets, and what limits them."""
-        return self._answer(request, PLAN, _plan)
+        return self._answer(request, PLAN, read_plan)
 
-    def _answer(self, request: Request, parameters: tuple[Parameter, ...], answer: _Answer) -> Response:
-        snapshot = self._view.snapshot()
+    def _answer(
+        self, request: Request, parameters: tuple[Parameter, ...], read: Callable[[Mapping[str, Any]], Question]
+    ) -> Response:
         try:
-            if request.repeated:
-                raise QuestionError(request.repeated[:SHOWN_CHARS], "given twice")
-            if request.empty:
-                raise QuestionError(request.empty[:SHOWN_CHARS], "given without a value")
+            for name, problem in ((request.repeated, "given twice"), (request.empty, "given without a value")):
+                if name:
+                    raise QuestionError(name[:SHOWN_CHARS], problem)
             given = read_query(request.query, parameters)
+            snapshot = self._view.snapshot()
             if snapshot is None:
                 return nothing_yet()
-            tree = answer(self._view.config(snapshot, given.get("config", "")), given)
+            config = self._view.config(snapshot, given.get("config", ""))
+            answer = ask(config.now(self._clock_ns()) if given.get("now") else config, read(given))
         except QuestionError as error:
             return plain(HTTPStatus.BAD_REQUEST, str(error))
         except NotFoundError as error:
@@ -323,18 +286,7 @@ class AskPages:
             return plain(status, f"config: {error}")
         except TracefitError as error:
             return plain(HTTPStatus.UNPROCESSABLE_ENTITY, str(error))
-        return Response(HTTPStatus.OK, JSON, f"{as_json(tree)}\n".encode(), (("Cache-Control", "no-store"),))
-
-    def _predict(self, config: Config, given: Mapping[str, Any]) -> dict[str, object]:
-        question = read_step_or_load(given)
-        config = config.now(self._clock_ns()) if given.get("now") else config
-        question = complete(config, question)
-        return predict_document(config, question, predicted(config, question))
-
-
-def _plan(config: Config, given: Mapping[str, Any]) -> dict[str, object]:
-    question = read_sizing(given)
-    return plan_document(config, question, planned(config, question))
+        return Response(HTTPStatus.OK, JSON, f"{answer.document()}\n".encode(), (("Cache-Control", "no-store"),))
 
 
 Probe = Callable[[], tuple[bool, Mapping[str, object]]]
@@ -357,11 +309,6 @@ def answer_metrics(page: MetricsPage, request: Request) -> Response:
     return Response(HTTPStatus.OK, CONTENT_TYPE_PLAIN_0_0_4, body, headers)
 
 
-def answer_state(state: bytes | None, request: Request) -> Response:
-    """Serve a state file; nothing of it is kept."""
-    return answer_document(None if state is None else make_document(state, STATE), request)
-
-
 def make_routes(
     metrics: MetricsPage,
     documents: SnapshotDocuments,
@@ -372,33 +319,37 @@ def make_routes(
     questions: AskPages | None = None,
     state: Callable[[], bytes | None] | None = None,
 ) -> Routes:
-    """The table of routes.
+    """The table of routes; what is not given is a 404.
 
     Args:
         metrics: what /metrics shows.
         documents: what /snapshot shows.
         alive: (ok, detail) of the process; the detail must be JSON.
         ready: (ok, detail) of the receivers.
-        status_page: what / shows; without it / is 404.
-        questions: what /predict and /plan ask; without it they are 404.
-        state: what /state shows, None before the first; without it that is 404.
+        status_page: what / shows.
+        questions: what /predict and /plan ask.
+        state: what /state shows, None before the first.
     """
-    home = () if status_page is None else (Route("/", status_page.answer),)
-    asked: Routes = ()
-    if questions is not None:
-        asked = (Route("/predict", questions.answer_predict), Route("/plan", questions.answer_plan))
-    if state is not None:
-        asked = (*asked, Route("/state", lambda request: answer_state(state(), request)))
-    return (
-        *home,
+    routes = [
         Route("/metrics", lambda request: answer_metrics(metrics, request)),
         Route("/healthz", lambda _: answer_probe(alive)),
         Route("/readyz", lambda _: answer_probe(ready)),
         Route("/snapshot", documents.answer_snapshot),
         Route("/snapshot/*", documents.answer_config),
         Route("/snapshot/*/blis.yaml", documents.answer_blis),
-        *asked,
-    )
+    ]
+    if status_page is not None:
+        routes.append(Route("/", status_page.answer))
+    if questions is not None:
+        routes += [Route("/predict", questions.answer_predict), Route("/plan", questions.answer_plan)]
+    if state is not None:
+
+        def answer_state(request: Request) -> Response:
+            learned = state()  # nothing of it is kept
+            return answer_document(None if learned is None else make_document(learned, STATE), request)
+
+        routes.append(Route("/state", answer_state))
+    return tuple(routes)
 
 
 OPEN_PAGES = frozenset({"/metrics", "/healthz", "/readyz"})

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from exporters.blis import BlisError, blis_coefficients, render_yaml
+from exporters.blis import BlisError, export_config
 from online import Snapshot
 
 SNAPSHOT_NAME = "snapshot.json"
@@ -109,8 +109,7 @@ def write_snapshot(directory: Path, snapshot: Snapshot) -> WriteReport:
     for config in snapshot.configs[:MAX_BLIS_FILES]:
         if _CONFIG_ID.fullmatch(config.config_id):
             with contextlib.suppress(BlisError):
-                rendered = render_yaml(snapshot, config, blis_coefficients(config))
-                files[f"{config.config_id}{BLIS_SUFFIX}"] = rendered
+                files[f"{config.config_id}{BLIS_SUFFIX}"] = export_config(snapshot, config).content
     written, removed, errors = [], [], []
     for name, data in files.items():
         try:

@@ -20,7 +20,7 @@ import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from urllib.parse import urlencode
 
 import jinja2
@@ -38,21 +38,17 @@ from exporters.config_view import (
     title,
 )
 from exporters.pages import Request, Response
-from exporters.what_if import (
-    LIMIT_WORDS,
+from exporters.questions import (
     PLAN,
     PREDICT,
-    Advisory,
-    ClientView,
     QuestionError,
-    caveats,
-    complete,
-    planned,
-    predicted,
+    ask,
+    duration,
+    read_plan,
+    read_prediction,
     read_query,
-    read_sizing,
-    read_step_or_load,
 )
+from exporters.what_if import Advisory, ClientView
 from exporters.wording import (
     NOTHING_YET,
     OTLP_PORT,
@@ -61,13 +57,11 @@ from exporters.wording import (
     Advice,
     age,
     count,
-    duration,
     name_of,
     percent,
-    significant,
 )
 from online import HistoryView, Snapshot
-from tracefit import Config, Estimate, Prediction, RequestEstimate, TracefitError, Verdict, told_apart
+from tracefit import Config, TracefitError, Verdict, told_apart
 
 LOSSES = ("refused", "failed", "skipped", "dropped", "evicted", "errors", "late", "lost", "rejected", "withheld")
 MAX_OVERVIEW = 200
@@ -375,42 +369,11 @@ def _answer(form: _Form, snapshot: Snapshot, view: ClientView, query: Mapping[st
     try:
         given = read_query(wanted, PLAN if form.question == "plan" else PREDICT)
         config = view.config(snapshot, given.get("config", ""))
-        lines = list(_plan_lines(config, given) if form.question == "plan" else _predict_lines(config, given))
+        answer = ask(config, read_plan(given) if form.question == "plan" else read_prediction(given))
     except (QuestionError, TracefitError) as error:
         return {"error": str(error)}
-    return {"error": "", "lines": lines, "link": f"{form.path}?{urlencode(wanted)}"}
-
-
-def _plan_lines(config: Config, given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    plan = planned(config, read_sizing(given))
-    yield "fits", f"{plan.concurrency} requests in flight" if plan.concurrency else "not even one; alone it sees"
-    yield "because", LIMIT_WORDS[plan.limit]
-    yield from _load_lines(plan.at)
-    if plan.replicas is not None:
-        yield "engines for that rate", count(plan.replicas)
-    yield from caveats(config, plan.at)
-
-
-def _predict_lines(config: Config, given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    answer = predicted(config, complete(config, read_step_or_load(given)))
-    if isinstance(answer, Prediction):
-        yield "step", _with_band(answer)
-    else:
-        yield "in flight", f"{answer.concurrency:.4g}, of them {answer.running:.4g} run"
-        yield from _load_lines(answer)
-    yield from caveats(config, answer)
-
-
-def _load_lines(answer: RequestEstimate) -> Iterator[tuple[str, str]]:
-    for name, value in (("TTFT", answer.ttft), ("ITL", answer.itl), ("E2E", answer.e2e)):
-        yield name, _with_band(value)
-    yield "requests/s", significant(answer.requests_per_s)
-    yield "output tokens/s", count(answer.output_tokens_per_s)
-
-
-def _with_band(value: Estimate | Prediction) -> str:
-    low, high = (duration(end, like=value.us) for end in (value.low, value.high))
-    return f"{duration(value.us)} (8 of 10: {low} to {high})"
+    link = f"{form.path}?{urlencode(wanted)}"
+    return {"error": "", "lines": [*answer.lines(), *answer.caveats()], "link": link}
 
 
 # ----------------------------------------------------------------- what comes in, and what is lost

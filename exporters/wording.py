@@ -16,6 +16,7 @@ import unicodedata
 from functools import lru_cache
 from typing import Final, NamedTuple
 
+from exporters.questions import duration, significant
 from online import ConfigSnapshot
 from tracefit import SpeedChange
 
@@ -94,7 +95,6 @@ def _tidy(text: str) -> str:
 
 
 _RATIOS = {"us/us", "1", "ratio", ""}
-_TIME_UNITS = ((1e6, "s"), (1e3, "ms"), (1.0, "µs"), (1e-3, "ns"))
 
 TARGET_NAMES = {
     "step_time": "Step time",
@@ -134,23 +134,6 @@ FEATURE_PLURALS = {
     "decode_context_tokens": "tokens of decode context",
     "requests": "requests in the batch",
 }
-
-
-def significant(value: float, digits: int = 3) -> str:
-    """A number with so many significant digits, plain, without a trailing dot."""
-    if value == 0 or not math.isfinite(value):
-        return "0" if value == 0 else "unknown"
-    decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
-    return f"{value:,.{min(decimals, 12)}f}"
-
-
-def duration(value_us: float, *, like: float | None = None, digits: int = 3) -> str:
-    """Microseconds in the unit that fits them, or a larger value beside them: ``16.8 ms``, ``0.3 ms``."""
-    if value_us == 0:
-        return "0 µs"
-    size = abs(value_us if like is None else like)
-    scale, unit = next(((s, u) for s, u in _TIME_UNITS if size >= s), _TIME_UNITS[-1])
-    return f"{significant(value_us / scale, digits)} {unit}"
 
 
 def coefficient(value: float, unit: str, *, like: float | None = None, digits: int = 3) -> str:

@@ -17,23 +17,11 @@ from typing import Any
 import click
 
 from collector.config import ENV_FILE, PROFILES, Config, is_endpoint, load, suggestion
+from exporters.questions import READERS, Parameter
 
 Function = Callable[..., Any]
 """What is made a command."""
 
-MOVED = {
-    "evaluate": "lab evaluate",
-    "donors": "lab donors",
-    "merge": "lab merge",
-    "check-config": "config check",
-}
-"""Commands of earlier versions, and what to type instead; they go with the next release."""
-MOVED_OPTIONS = {
-    "--check": "tracefit config check",
-    "--explain": "tracefit config explain KEY",
-    "--schema": "tracefit config schema",
-    "--print-completion": "_TRACEFIT_COMPLETE=bash_source tracefit",
-}
 MEANT = {
     "serve": "run",
     "start": "run",
@@ -42,6 +30,10 @@ MEANT = {
     "capacity": "plan",
     "status": "doctor",
     "help": "--help",
+    "evaluate": "lab evaluate",
+    "donors": "lab donors",
+    "merge": "lab merge",
+    "check-config": "config check",
 }
 """What newcomers type, and what they mean by it."""
 MEANT_OPTIONS = {
@@ -93,13 +85,8 @@ class Commands(click.Group):
         """As click does, with our sentence for what is no command."""
         word = args[0]
         if self.get_command(ctx, word) is None and not word.startswith("-"):
-            if word in MOVED and ctx.parent is None:
-                ctx.fail(f"'tracefit {word}' is now 'tracefit {MOVED[word]}'")
-            near = (
-                f"; did you mean {MEANT[word]!r}?"
-                if word in MEANT
-                else suggestion(word, [*self.commands, *(() if ctx.parent else MOVED.values())])
-            )
+            meant = MEANT.get(word)
+            near = f"; did you mean {meant!r}?" if meant else suggestion(word, [*self.commands, *MEANT.values()])
             ctx.fail(f"there is no command {word!r}{near}")
         return super().resolve_command(ctx, args)
 
@@ -118,8 +105,6 @@ def say_usage(error: click.UsageError) -> str:
 def _meant(error: click.NoSuchOption) -> str:
     """What to type in place of an option that the command does not have."""
     name = error.option_name
-    if name in MOVED_OPTIONS:
-        return f"; type '{MOVED_OPTIONS[name]}'"
     has = {each for param in (error.ctx.command.params if error.ctx else ()) for each in param.opts}
     if MEANT_OPTIONS.get(name) in has:
         return f"; did you mean {MEANT_OPTIONS[name]!r}?"
@@ -171,6 +156,20 @@ class Number(click.ParamType[float]):
         if not (math.isfinite(number) and self._low <= number <= self._high):
             self.fail(f"{value!r} is no number {self._range_text}", param, ctx)
         return number
+
+
+class Read(click.ParamType[object]):
+    """A value of a question, read as its other readers do."""
+
+    def __init__(self, kind: str) -> None:
+        self.name = kind
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> object:
+        """The number."""
+        try:
+            return READERS[self.name](value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
 
 
 class HostPort(click.ParamType[str]):
@@ -256,38 +255,19 @@ def asks_snapshot(command: Function) -> Function:
     return click.argument("snapshot")(which_option(token_option(json_option(command))))
 
 
-def number_option(
-    name: str, meaning: str, *, heading: str = "Options", required: bool = False
-) -> Callable[[Function], Function]:
-    """A number of a question; what it may be, the question knows."""
-    settings: dict[str, Any] = {"type": float, "metavar": "N", "help": meaning, "required": required}
-    return click.option(name, cls=Option, heading=heading, **settings)
-
-
-def target_option(name: str, meaning: str, **settings: Any) -> Callable[[Function], Function]:
-    """What a plan has to keep."""
-    return click.option(name, help=meaning, cls=Option, heading="Targets", **settings)
-
-
-def limit_option(name: str, meaning: str) -> Callable[[Function], Function]:
-    """A limit of the engine, for where its telemetry did not tell it."""
-    heading = "Limits of the engine, where its telemetry does not tell them"
-    return click.option(name, type=int, metavar="N", help=meaning, cls=Option, heading=heading)
-
-
-def is_flag(name: str, meaning: str) -> Callable[[Function], Function]:
-    """A switch."""
-    return click.option(name, is_flag=True, help=meaning)
-
-
-def request_options(heading: str, *, required: bool) -> Callable[[Function], Function]:
-    """What a request is like."""
+def asks(heading: str, parameters: Iterable[Parameter]) -> Callable[[Function], Function]:
+    """An option for each parameter of a question, under a heading; what a number may be, the question knows."""
 
     def add(command: Function) -> Function:
-        hit = number_option("--prefix-hit", "Share of the prompt that is cached (0).", heading=heading)
-        output = number_option("--output", "Output tokens of a request.", required=required, heading=heading)
-        prompt = number_option("--prompt", "Prompt tokens of a request.", required=required, heading=heading)
-        return prompt(output(hit(command)))
+        for each in reversed(list(parameters)):
+            settings: dict[str, Any] = {"cls": Option, "heading": heading, "required": each.required}
+            if each.kind == "switch":
+                settings["is_flag"] = True
+            else:
+                settings |= {"type": Read(each.kind), "metavar": "TIME" if each.kind == "time" else "N"}
+            meaning = f"{each.meaning[:1].upper()}{each.meaning[1:]}."
+            command = click.option(f"--{each.name.replace('_', '-')}", help=meaning, **settings)(command)
+        return command
 
     return add
 

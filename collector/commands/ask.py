@@ -7,45 +7,25 @@ configuration is chosen, and the client is asked.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import tracefit
-from collector.config import ConfigError, is_endpoint
+from collector.config import is_endpoint
 from collector.runtime import EXIT_FAILED, EXIT_OK, EXIT_USAGE, PrintLine, StartError
 from exporters.charts import Z_95
-from exporters.what_if import (
-    LIMIT_WORDS,
-    Load,
-    QuestionError,
-    Sizing,
-    Step,
-    Targets,
-    as_json,
-    caveats,
-    complete,
-    milliseconds,
-    plan_document,
-    planned,
-    predict_document,
-    predicted,
-    read_sizing,
-    read_step_or_load,
-)
+from exporters.questions import Question, QuestionError, as_json, counted, duration
+from exporters.questions import ask as ask_client
 from exporters.wording import unit_text
 from tracefit import (
     Coefficient,
     Config,
     ConfigDiff,
     Diff,
-    Estimate,
     Model,
     Move,
     NotFoundError,
     Plan,
-    Prediction,
     RequestEstimate,
     Snapshot,
     Target,
@@ -54,8 +34,6 @@ from tracefit import (
     minute,
     term_text,
 )
-
-_SECOND_US, _MILLISECOND_US = 1e6, 1e3
 
 
 def load_snapshot(source: str, token_file: Path | None) -> Snapshot:
@@ -85,19 +63,6 @@ def read_token(path: Path | None) -> str | None:
         raise StartError(f"cannot read {path}: it is not UTF-8 text") from None
 
 
-def counted(number: float, noun: str) -> str:
-    """``1 request``, ``20 requests``."""
-    return f"{number:.4g} {noun}{'' if number == 1 else 's'}"
-
-
-def duration(us: float) -> str:
-    """Three digits in the unit that suits: ``850 µs``, ``29.6 ms``, ``6.18 s``."""
-    for unit_us, unit in ((_SECOND_US, "s"), (_MILLISECOND_US, "ms")):
-        if us >= unit_us:
-            return f"{us / unit_us:.3g} {unit}" if us < 1000 * unit_us else f"{us / unit_us:,.0f} {unit}"
-    return f"{us:.3g} µs"
-
-
 def with_error(value: float, stderr: float | None) -> str:
     """``15,210 ± 780``: an estimate and the half-width of its 95 % interval, to two digits of that."""
     if stderr is None or not stderr > 0.0:
@@ -107,31 +72,14 @@ def with_error(value: float, stderr: float | None) -> str:
     return f"{value:,.{max(digits, 0)}f} ± {round(half, digits):,.{max(digits, 0)}f}"
 
 
-def with_band(value: Estimate | Prediction) -> str:
-    """A time and the band that eight of ten fall into."""
-    return f"{duration(value.us):<9} (8 of 10: {duration(value.low)} to {duration(value.high)})"
-
-
 def headline(config: Config) -> str:
     """Which configuration an answer is about."""
     return f"config {config.config_id}  {config.name}"
 
 
-def refusal(error: Exception) -> str:
-    """Why there is no answer; of a question it names the option."""
-    if isinstance(error, QuestionError):
-        return f"error: --{error.parameter.replace('_', '-')}: {error.problem}"
-    if isinstance(error, NotFoundError):
-        return f"error: --which: {error}"
-    return f"error: {error}"
-
-
-_NO_FACTOR = 1e-9
-
-
-def predict(
+def ask(
     snapshot: Snapshot,
-    question: Step | Load,
+    question: Question,
     *,
     which: str,
     in_json: bool,
@@ -139,124 +87,54 @@ def predict(
     note: PrintLine,
     now: bool = False,
 ) -> int:
-    """Print the answer; failed without coefficients that may be used."""
+    """Print the answer to ``predict`` or ``plan``.
+
+    Failed without coefficients that may be used, and where not one request keeps the targets of a plan.
+    """
     try:
         config = snapshot.config(which)
-        config = config.now() if now else config
-        asked, question = question, complete(config, question)
-        answer = predicted(config, question)
-    except (TracefitError, QuestionError) as error:
-        note(refusal(error))
-        return EXIT_USAGE if isinstance(error, QuestionError) else EXIT_FAILED
+        answer = ask_client(config.now() if now else config, question)
+    except QuestionError as error:
+        note(f"error: --{error.parameter.replace('_', '-')}: {error.problem}")
+        return EXIT_USAGE
+    except TracefitError as error:
+        note(_refusal(error))
+        return EXIT_FAILED
     if in_json:
-        say(as_json(predict_document(config, question, answer)))
+        say(answer.document())
     else:
         say(headline(config))
-        for line in _step_lines(config, question, answer) if isinstance(question, Step) else load_lines(answer):
-            say(f"  {line}")
-        if now:
-            say(f"  {_level_line(config)}")
-    if asked != question:
+        for name, text in answer.lines():
+            say(f"  {name:<9} {text}")
+        if isinstance(answer.said, Plan):
+            for line in _curve_lines(answer.said):
+                say(line)
+    if answer.question.asked != question.asked:
         note("the context is the usual one of such a batch; --context says another")
-    for why, text in caveats(config, answer):
+    for why, text in answer.caveats():
         note(f"{why}: {text}")
-    return EXIT_OK if config.usable else EXIT_FAILED
+    fits = not isinstance(answer.said, Plan) or answer.said.concurrency
+    return EXIT_OK if config.usable and fits else EXIT_FAILED
 
 
-def _step_lines(config: Config, step: Step, answer: Prediction | RequestEstimate) -> Iterator[str]:
-    assert isinstance(answer, Prediction)  # noqa: S101 - a step was asked for
-    yield f"step      {_work(step)}"
-    yield f"takes     {with_band(answer)}"
-    work = {"intercept": 1.0, **step._asdict()}
-    terms = {each.name: each.value * work[each.name] for each in config.coefficients()}
-    total = sum(terms.values())
-    if total > 0.0:
-        factor = answer.us / total
-        shares = ", ".join(f"{name} {value / total:.0%}" for name, value in terms.items())
-        yield f"of which  {shares}" + (f"; times {factor:.3f} for this shape" if abs(factor - 1.0) > _NO_FACTOR else "")
+def _refusal(error: TracefitError) -> str:
+    return f"error: {'--which: ' if isinstance(error, NotFoundError) else ''}{error}"
 
 
-def _level_line(config: Config) -> str:
-    """What the last steps do to the answer, and how old that is."""
-    if config.level_age_s is None:
-        return "level     none: nothing was learned of the last steps"
-    if config.level is None:
-        return f"level     not used: it is {config.level_age_s:,.0f} s old"
-    decode, prefill = config.level
-    return f"level     ×{decode:.3f} without prefill, ×{prefill:.3f} with; {config.level_age_s:.1f} s old"
-
-
-def _work(step: Step) -> str:
-    return (
-        f"{step.prefill_tokens:,.0f} prefill tokens, {step.requests:,.3g} requests, "
-        f"{step.decode_context_tokens:,.0f} tokens of decode context"
-    )
-
-
-def load_lines(answer: Prediction | RequestEstimate) -> Iterator[str]:
-    """What requests see, as `plan` prints it too."""
-    assert isinstance(answer, RequestEstimate)  # noqa: S101 - a load was asked for
-    waiting = f", {answer.concurrency - answer.running:.3g} wait" if answer.concurrency > answer.running else ""
-    yield f"in flight {counted(answer.concurrency, 'request')} ({answer.running:.4g} run{waiting})"
-    yield f"TTFT      {with_band(answer.ttft)}"
-    yield f"ITL       {with_band(answer.itl)}"
-    yield f"E2E       {with_band(answer.e2e)}"
-    yield f"rate      {answer.requests_per_s:.3g} requests/s, {answer.output_tokens_per_s:,.0f} output tokens/s"
-    if answer.prefill_bound:
-        yield "limit     prefills fill every step: more requests only wait longer"
-
-
-def plan(snapshot: Snapshot, question: Sizing, *, which: str, in_json: bool, say: PrintLine, note: PrintLine) -> int:
-    """Print the answer; failed without coefficients that may be used, and where not one request keeps the targets."""
-    try:
-        config = snapshot.config(which)
-        answer = planned(config, question)
-    except (TracefitError, QuestionError) as error:
-        note(refusal(error))
-        return EXIT_USAGE if isinstance(error, QuestionError) else EXIT_FAILED
-    if in_json:
-        say(as_json(plan_document(config, question, answer)))
-    else:
-        say(headline(config))
-        for line in _plan_lines(answer, question.targets):
-            say(line)
-    for why, text in caveats(config, answer.at):
-        note(f"{why}: {text}")
-    return EXIT_OK if config.usable and answer.concurrency else EXIT_FAILED
-
-
-def _plan_lines(answer: Plan, targets: Targets) -> Iterator[str]:
-    if answer.concurrency:
-        side = " on the safe side" if targets.safe else ""
-        yield f"  fits      {counted(answer.concurrency, 'request')} in flight{side}"
-    else:
-        yield "  fits      not even one request keeps the targets; alone it sees"
-    yield f"  because   {LIMIT_WORDS[answer.limit]}"
-    for line in load_lines(answer.at):
-        yield f"  {line}"
-    if targets.rate is not None:
-        yield f"  for {targets.rate:g} requests/s: {_rate_verdict(answer)}"
+def _curve_lines(answer: Plan) -> Iterator[str]:
+    """What requests see at 1, 2, 4, … in flight."""
     yield ""
     yield f"  {'in flight':>9} {'ITL':>10} {'TTFT':>10} {'requests/s':>11} {'tokens/s':>9}"
     for point in answer.curve:
         marks = "  <-" if point.concurrency == answer.concurrency else ""
         marks += "  outside of what was seen" if point.extrapolated else ""
-        yield (
-            f"  {point.concurrency:>9.0f} {duration(point.itl.us):>10} {duration(point.ttft.us):>10} "
-            f"{point.requests_per_s:>11.3g} {point.output_tokens_per_s:>9,.0f}{marks}"
-        )
+        yield f"  {_point(point)}{marks}"
 
 
-def _rate_verdict(answer: Plan) -> str:
-    if answer.replicas is None:
-        return "cannot be said: no load keeps the targets"
-    engines = "one engine is enough" if answer.replicas == 1 else f"{answer.replicas} engines are needed"
-    if answer.at_rate is None:
-        return engines
-    seen = answer.at_rate
+def _point(at: RequestEstimate) -> str:
     return (
-        f"{engines}; on one, {seen.concurrency:.3g} in flight, ITL {duration(seen.itl.us)}, "
-        f"TTFT {duration(seen.ttft.us)}"
+        f"{at.concurrency:>9.0f} {duration(at.itl.us):>10} {duration(at.ttft.us):>10} "
+        f"{at.requests_per_s:>11.3g} {at.output_tokens_per_s:>9,.0f}"
     )
 
 
@@ -346,7 +224,7 @@ def show(snapshot: Snapshot, *, which: str, in_json: bool, say: PrintLine, note:
     try:
         configs = (snapshot.config(which),) if which else snapshot.configs
     except NotFoundError as error:
-        note(refusal(error))
+        note(_refusal(error))
         return EXIT_FAILED
     if in_json:
         say(as_json({"generation": snapshot.generation, "configs": [_shown_tree(each) for each in configs]}))
@@ -441,30 +319,3 @@ def _shown_tree(config: Config) -> dict[str, object]:
             for model in published(target)
         },
     }
-
-
-def read_prediction(options: Mapping[str, Any]) -> Step | Load:
-    """What the options of ``predict`` ask; a ConfigError names the one with which that cannot be asked."""
-    with _naming_options():
-        return read_step_or_load(options)
-
-
-def read_plan(options: Mapping[str, Any]) -> Sizing:
-    """What the options of ``plan`` ask; a ConfigError names the one with which that cannot be asked."""
-    with _naming_options():
-        return read_sizing({**options, **{name: _option_ms(name, options.get(name)) for name in ("itl", "ttft")}})
-
-
-@contextmanager
-def _naming_options() -> Iterator[None]:
-    try:
-        yield
-    except QuestionError as error:
-        raise ConfigError(f"--{error.parameter.replace('_', '-')}", error.problem) from None
-
-
-def _option_ms(name: str, text: str | None) -> float | None:
-    try:
-        return None if text is None else milliseconds(text)
-    except ValueError as error:
-        raise QuestionError(name, str(error)) from None

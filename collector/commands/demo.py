@@ -30,10 +30,11 @@ from collector.ingest.otlp_grpc import METHOD
 from collector.recordings import Recording
 from collector.runtime import EXIT_FAILED, EXIT_OK, Clock, PrintLine, StartError, SystemClock
 from collector.service import STATE_FILES
+from exporters.questions import read_plan
 from exporters.snapshot_file import SNAPSHOT_NAME
 from exporters.wording import unit_text
 
-from .ask import plan, published, read_plan, shown_lines, with_error
+from .ask import ask, published, shown_lines, with_error
 
 MONOTONIC_NS_KEYS = frozenset(
     {"step.ts_start_ns", "step.ts_end_ns", "step.ts_output_ns", "step.ts_done_ns", "ts.monotonic_ns"}
@@ -48,7 +49,7 @@ PORT_GRPC, PORT_PAGES = 4317, 9464
 SEND_TIMEOUT_S, RETRY_S = 30.0, 1.0
 POLL_S = 1.5
 START_TIMEOUT_S, STOP_TIMEOUT_S = 30.0, 15.0
-QUESTION = {"prompt": 200, "output": 120, "itl": "30ms"}
+QUESTION = {"prompt": 200, "output": 120, "itl": 30.0}
 """The load that the demo plans for at its end: chats, as in docs/tutorial.md."""
 _RETRYABLE = (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE)
 _HOME = Path(__file__).resolve().parents[2]
@@ -175,24 +176,6 @@ def schedule(
     for received, timed in zip(index, Recording(recording, note).exports(), strict=False):
         recorded_s = (received.recv_unix_ns - first.recv_unix_ns) / 1e9
         yield Sending(recorded_s / speed, recorded_s, restamped(timed.export.payload, stamps, salt))
-
-
-def save_recording(source: Path, out: Path, throttle: float, say: PrintLine) -> None:
-    """Write what would be sent as a file, framed as the OpenTelemetry Collector frames protobuf, with gzip.
-
-    Raises:
-        StartError: it cannot be written.
-    """
-    slow, number = throttling(read_index(source), throttle), 0
-    try:
-        with gzip.open(out, "wb") as file:
-            for timed in Recording(source, say).exports():
-                payload = restamped(timed.export.payload, slow)
-                file.write(len(payload).to_bytes(4, "big") + payload)
-                number += 1
-    except OSError as error:
-        raise StartError(f"cannot write {out}: {error.strerror}") from None
-    say(f"{number} exports of {source.parent.name}: {out}")
 
 
 def send(target: str, sendings: Iterable[Sending], clock: Clock, watch: Callable[[float], None]) -> None:
@@ -383,7 +366,7 @@ def conclude(path: Path, say: PrintLine) -> bool:
     for config in snapshot.configs:
         for line in shown_lines(config, snapshot.created_unix_nano, only="step_time"):
             say(line)
-    say("\nChats of {prompt} tokens in and {output} out, {itl} between tokens:".format(**QUESTION))
-    plan(snapshot, read_plan(QUESTION), which="", in_json=False, say=say, note=say)
+    say("\nChats of {prompt} tokens in and {output} out, {itl:g}ms between tokens:".format(**QUESTION))
+    ask(snapshot, read_plan(QUESTION), which="", in_json=False, say=say, note=say)
     say(f"\nsnapshot: {path} (ask it: tracefit show, predict, plan)")
     return True

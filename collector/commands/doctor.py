@@ -21,7 +21,7 @@ import tracefit
 from collector.decode.pages import PageParser
 from collector.runtime import EXIT_FAILED, EXIT_OK, PrintLine, StartError
 from collector.telemetry import ScrapeOutcome, table
-from exporters.what_if import as_json
+from exporters.questions import as_json
 from exporters.wording import NOTHING_YET, OTLP_PORT, QUALITY, Advice
 from online import RowOutcome
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from collector.config import Config
 from collector.identity import Fact, shipped_sheets
 from collector.runtime import EXIT_FAILED, EXIT_OK, PrintLine, StartError
-from exporters.what_if import as_json
+from exporters.questions import as_json
 from online import Bank, StateError, Target
 from online.features import Facts
 from online.features.sheets import HardwareSheet, SheetError, architecture, model_sheet

@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tracefit
-from collector.commands.ask import plan, predict
+from collector.commands import ask as commands
 from exporters.pages import AskPages, Route, dispatch, protect
-from exporters.what_if import PLAN, PREDICT, Assumed, ClientView, Load, Sizing, Step, Targets
+from exporters.questions import PLAN, PREDICT, read_plan, read_prediction
+from exporters.what_if import ClientView
 from online import Snapshot
 from tests.tracefit.example_snapshot import encoded, tree
 
@@ -36,30 +37,43 @@ def bent(edit):
     return pages(Snapshot.from_json(encoded(changed)))
 
 
-def commanded(command, question):
+def commanded(question):
     said = []
-    command(CLIENT, question, which="", in_json=True, say=said.append, note=said.append)
+    commands.ask(CLIENT, question, which="", in_json=True, say=said.append, note=said.append)
     return f"{said[0]}\n".encode()
 
 
 SAME = [
-    ("/predict?requests=20&prefill=512&context=3e4", predict, Step(512.0, 20.0, 30_000.0)),
-    ("/predict?prompt=2000&output=300", predict, Load(2000.0, 300.0, 1.0)),
-    ("/predict?prompt=2000&output=300&concurrency=12.5&prefix_hit=0.4", predict, Load(2000.0, 300.0, 12.5, 0.4)),
-    ("/plan?prompt=2000&output=300&itl=30ms&config=0f3c", plan, Sizing(Targets(2000.0, 300.0, itl_ms=30.0))),
+    (
+        "/predict?requests=20&prefill=512&context=3e4",
+        read_prediction,
+        {"prefill": 512.0, "requests": 20.0, "context": 3e4},
+    ),
+    ("/predict?prompt=2000&output=300", read_prediction, {"prompt": 2000.0, "output": 300.0}),
+    (
+        "/predict?prompt=2000&output=300&concurrency=12.5&prefix_hit=0.4",
+        read_prediction,
+        {"prompt": 2000.0, "output": 300.0, "concurrency": 12.5, "prefix_hit": 0.4},
+    ),
+    (
+        "/plan?prompt=2000&output=300&itl=30ms&config=0f3c",
+        read_plan,
+        {"prompt": 2000.0, "output": 300.0, "itl": 30.0},
+    ),
     (
         "/plan?prompt=2000&output=300&itl=30ms&ttft=1s&rate=12&safe=on&kv_tokens=200000&prefix_hit=0.5&max_num_seqs=64",
-        plan,
-        Sizing(Targets(2000.0, 300.0, 30.0, 1000.0, 12.0, 0.5, safe=True), Assumed(max_num_seqs=64, kv_tokens=200_000)),
+        read_plan,
+        {"prompt": 2000.0, "output": 300.0, "itl": 30.0, "ttft": 1000.0, "rate": 12.0, "safe": True}
+        | {"kv_tokens": 200_000, "prefix_hit": 0.5, "max_num_seqs": 64},
     ),
 ]
 
 
-@pytest.mark.parametrize(("target", "command", "question"), SAME)
-def test_http_and_the_command_line_say_the_same_to_the_byte(target, command, question):
+@pytest.mark.parametrize(("target", "read", "given"), SAME)
+def test_http_and_the_command_line_say_the_same_to_the_byte(target, read, given):
     response = ask(target)
     assert (response.status, response.content_type) == (200, "application/json")
-    assert response.body == commanded(command, question)
+    assert response.body == commanded(read(given))
 
 
 BAD = [

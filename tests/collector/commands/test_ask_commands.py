@@ -5,11 +5,24 @@ import json
 import pytest
 
 import tracefit
-from collector.commands.ask import diff, plan, predict, show
-from exporters.what_if import Assumed, Load, Sizing, Step, Targets
+from collector.commands.ask import ask, diff, show
+from exporters.questions import read_plan, read_prediction
 from tests.tracefit.example_snapshot import encoded, tree
 
 SNAPSHOT = tracefit.load(encoded())
+
+
+def step(prefill, requests, context):
+    return read_prediction({"prefill": prefill, "requests": requests, "context": context})
+
+
+def load(prompt, output, concurrency, prefix_hit=None):
+    given = {"prompt": prompt, "output": output, "concurrency": concurrency, "prefix_hit": prefix_hit}
+    return read_prediction(given)
+
+
+def sizing(**given):
+    return read_plan({"prompt": 100, "output": 10, **given})
 
 
 class Printed:
@@ -36,7 +49,7 @@ def changed(edit):
 
 
 def test_predict_says_what_a_step_takes_and_what_it_is_made_of():
-    printed = asked(predict, SNAPSHOT, Step(512, 20, 30_000))
+    printed = asked(ask, SNAPSHOT, step(512, 20, 30_000))
     assert (printed.code, printed.noted) == (0, [])
     assert "35.7 ms   (8 of 10: 33.9 ms to 38.2 ms)" in printed.text
     assert "intercept 23%, prefill_tokens 62%" in printed.text
@@ -44,28 +57,28 @@ def test_predict_says_what_a_step_takes_and_what_it_is_made_of():
 
 
 def test_predict_in_json_has_the_keys_of_the_client():
-    printed = asked(predict, SNAPSHOT, Step(512, 20, 30_000), in_json=True)
+    printed = asked(ask, SNAPSHOT, step(512, 20, 30_000), in_json=True)
     answer = SNAPSHOT.config().step_time(prefill_tokens=512, requests=20, decode_context_tokens=30_000)
     assert printed.tree["us"] == answer.us
     assert printed.tree["asked"] == {"prefill_tokens": 512, "requests": 20, "decode_context_tokens": 30_000}
 
 
 def test_predict_says_what_requests_see():
-    printed = asked(predict, SNAPSHOT, Load(2000, 300, 20))
+    printed = asked(ask, SNAPSHOT, load(2000, 300, 20))
     assert printed.code == 0
     for word in ("TTFT      130 ms", "ITL       20.6 ms", "E2E       6.28 s", "3.18 requests/s"):
         assert word in printed.text
-    assert asked(predict, SNAPSHOT, Load(2000, 300, 20), in_json=True).tree["itl"]["us"] == pytest.approx(20_561, abs=1)
+    assert asked(ask, SNAPSHOT, load(2000, 300, 20), in_json=True).tree["itl"]["us"] == pytest.approx(20_561, abs=1)
 
 
 def test_what_lies_outside_is_noted_with_what_was_seen():
-    printed = asked(predict, SNAPSHOT, Step(0, 64, 57_600))
+    printed = asked(ask, SNAPSHOT, step(0, 64, 57_600))
     assert printed.code == 0
     assert printed.noted == ["outside of what was learned from: requests (1 to 60 seen), shape"]
 
 
 def test_plan_says_how_many_fit_and_why_not_more():
-    printed = asked(plan, SNAPSHOT, Sizing(Targets(2000, 300, itl_ms=30, ttft_ms=1000, rate=12)))
+    printed = asked(ask, SNAPSHOT, sizing(prompt=2000, output=300, itl=30, ttft=1000, rate=12))
     assert printed.code == 0
     for word in ("fits      34 requests", "one more request breaks the ITL target", "4 engines are needed", "<-"):
         assert word in printed.text
@@ -136,41 +149,37 @@ def test_diff_with_what_has_learned_nothing_says_so_and_fails():
     assert "no coefficient in common" in printed.noted[0]
 
 
-ASKED = [
-    (predict, (Step(0, 1, 0),)),
-    (predict, (Load(100, 10, 1),)),
-    (plan, (Sizing(Targets(100, 10, itl_ms=30)),)),
-]
+ASKED = [step(0, 1, 0), load(100, 10, 1), sizing(itl=30)]
 
 
-@pytest.mark.parametrize(("command", "question"), ASKED)
-def test_without_coefficients_it_fails_and_says_which_and_why(command, question):
-    printed = asked(command, changed(lambda config: config["targets"].pop("step_time")), *question)
+@pytest.mark.parametrize("question", ASKED)
+def test_without_coefficients_it_fails_and_says_which_and_why(question):
+    printed = asked(ask, changed(lambda config: config["targets"].pop("step_time")), question)
     assert printed.code == 1
     assert printed.noted == ["error: configuration 0f3c5a9b77e1 has learned nothing about step_time yet"]
 
 
-@pytest.mark.parametrize(("command", "question"), ASKED)
-def test_with_coefficients_that_should_not_be_used_it_answers_and_fails(command, question):
+@pytest.mark.parametrize("question", ASKED)
+def test_with_coefficients_that_should_not_be_used_it_answers_and_fails(question):
     def young(config):
         config["targets"]["step_time"]["models"]["portable"]["rows"] = 40
 
-    printed = asked(command, changed(young), *question)
+    printed = asked(ask, changed(young), question)
     assert printed.said
     assert printed.code == 1
     assert "40 rows" in printed.noted[0]
 
 
 @pytest.mark.parametrize(
-    ("command", "question", "why"),
+    ("question", "why"),
     [
-        (predict, (Step(-1, 1, 0),), "prefill"),
-        (predict, (Load(100, 10, 1, 2.0),), "prefix-hit"),
-        (plan, (Sizing(Targets(100, 10, itl_ms=float("nan"))),), "itl"),
-        (plan, (Sizing(Targets(100, 10), Assumed(max_num_seqs=0)),), "max-num-seqs"),
+        (step(-1, 1, 0), "prefill"),
+        (load(100, 10, 1, 2.0), "prefix-hit"),
+        (sizing(itl=float("nan")), "itl"),
+        (sizing(itl=30, max_num_seqs=0), "max-num-seqs"),
     ],
 )
-def test_a_number_that_makes_no_sense_is_an_error_that_names_the_option(command, question, why):
-    printed = asked(command, SNAPSHOT, *question)
+def test_a_number_that_makes_no_sense_is_an_error_that_names_the_option(question, why):
+    printed = asked(ask, SNAPSHOT, question)
     assert printed.code == 2
     assert printed.noted[0].startswith(f"error: --{why}: ")

@@ -14,7 +14,6 @@ from collector.commands.demo import (
     forget_last_run,
     read_index,
     restamped,
-    save_recording,
     schedule,
     signals_as_ctrl_c,
 )
@@ -58,13 +57,6 @@ def test_the_end_of_the_recording_reads_as_the_end_of_the_demo(data_dir):
     assert end_unix_ns - 10e9 < newest <= end_unix_ns
     newest_mono = max(max(stamps(sending.payload)[1], default=0) for sending in sendings)
     assert abs((clock.monotonic_ns() + sendings[-1].after_s * 1e9) - newest_mono) < 10e9
-
-
-def test_what_is_saved_is_read_as_a_recording(tmp_path, data_dir):
-    recording, out = data_dir / "c1_mixed" / "otlp.pb.gz", tmp_path / "saved.pb.gz"
-    save_recording(recording, out, 1.0, print)
-    before, after = ([timed.export.payload for timed in Recording(path, print).exports()] for path in (recording, out))
-    assert [stamps(payload)[:2] for payload in after] == [stamps(payload)[:2] for payload in before]
 
 
 def test_a_recording_that_is_sent_again_is_of_other_requests(data_dir):

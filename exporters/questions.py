@@ -1,0 +1,392 @@
+"""Questions to the coefficients, and their answers in words and as documents: for command line, HTTP and the page.
+
+The tables of parameters stand here once. A parameter of HTTP is the option of the command line without its dashes
+(``prefix_hit`` for ``--prefix-hit``); what a number may be is the client's business, and only the client predicts.
+Times in a document are microseconds under the keys of the client's results, so that a program needs no second
+vocabulary. Nothing heavy is imported: the help of the command line is made of these tables.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from tracefit import BadInputError, Config, Estimate, NoCoefficientsError, Plan, Prediction, RequestEstimate
+
+# µ is two signs: the micro sign, and the letter of a Greek keyboard
+_UNITS_MS = {"us": 1e-3, "µs": 1e-3, "μs": 1e-3, "ms": 1.0, "s": 1e3, "": 1.0}
+_DURATION = re.compile(r"(\d{1,12}(?:\.\d{1,9})?)\s*(us|µs|μs|ms|s|)")
+_WHOLE = re.compile(r"\d{1,13}")
+_SWITCH = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+SHOWN_CHARS = 32
+_TIME_UNITS = ((1e6, "s"), (1e3, "ms"), (1.0, "µs"), (1e-3, "ns"))
+_NO_FACTOR = 1e-9
+
+
+class QuestionError(ValueError):
+    """A question that cannot be read; ``parameter`` is the one to mend."""
+
+    def __init__(self, parameter: str, problem: str) -> None:
+        super().__init__(f"{parameter}: {problem}")
+        self.parameter = parameter
+        self.problem = problem
+
+
+class Parameter(NamedTuple):
+    """One parameter of a question.
+
+    ``kind`` is text, number, whole, time or switch; ``field`` the client's name for it, which has ``default`` where
+    the parameter was left out.
+    """
+
+    name: str
+    kind: str
+    meaning: str
+    field: str = ""
+    default: object = None
+    required: bool = False
+
+
+CONFIG = Parameter("config", "text", "which configuration, where there are several: its id, or words of its name")
+NOW = Parameter("now", "switch", "of the next seconds: times the level of the last steps")
+STEP = (
+    Parameter("prefill", "number", "prefill tokens of the step", "prefill_tokens", 0.0),
+    Parameter("requests", "number", "requests in the step", "requests"),
+    Parameter("context", "number", "tokens of decode context of the step", "decode_context_tokens"),
+)
+REQUEST = (
+    Parameter("prompt", "number", "prompt tokens of a request", "prompt_tokens"),
+    Parameter("output", "number", "output tokens of a request", "output_tokens"),
+    Parameter("prefix_hit", "number", "share of the prompt that is cached (0)", "prefix_hit", 0.0),
+)
+LOAD = (*REQUEST, Parameter("concurrency", "number", "requests in flight", "concurrency", 1.0))
+RATE = Parameter("rate", "number", "requests per second that arrive: how many engines do they need", "rate")
+TARGETS = (
+    Parameter("itl", "time", "mean time between tokens at most, like 30ms", "itl_ms"),
+    Parameter("ttft", "time", "mean time to first token at most, like 1s", "ttft_ms"),
+    Parameter("safe", "switch", "hold the upper edge of the band against the targets", "safe", default=False),
+)
+LIMITS = (
+    Parameter("max_num_seqs", "whole", "requests in a batch at most"),
+    Parameter("max_num_batched_tokens", "whole", "tokens in a step at most"),
+    Parameter("kv_tokens", "whole", "tokens that the KV cache holds"),
+)
+SIZED = (*(each._replace(required=True) for each in REQUEST[:2]), REQUEST[2])
+PREDICT = (CONFIG, *STEP, *LOAD, NOW)
+PLAN = (CONFIG, *SIZED, RATE, *TARGETS, *LIMITS)
+_NAME_OF_FIELD = {each.field: each.name for each in (*PREDICT, *PLAN) if each.field}
+
+
+# ----------------------------------------------------------------- from text to a question
+
+
+def milliseconds(text: str) -> float:
+    """Read ``30ms``, ``1.5s``, ``900µs``, ``900us``; a number alone is milliseconds.
+
+    Raises:
+        ValueError: it is none of these.
+    """
+    match = _DURATION.fullmatch(text.strip())
+    value_ms = 0.0 if match is None else float(match[1]) * _UNITS_MS[match[2]]
+    if value_ms <= 0.0:
+        raise ValueError(f"{text[:SHOWN_CHARS]!r} is no time like 30ms or 1.5s")
+    return value_ms
+
+
+def _number(text: str) -> float:
+    try:
+        if not text.isascii() or "_" in text:  # Python's own numbers, which no other reader of the page knows
+            raise ValueError
+        return float(text)
+    except ValueError:
+        raise ValueError(f"expected a number, got {text[:SHOWN_CHARS]!r}") from None
+
+
+def _whole(text: str) -> int:
+    if not _WHOLE.fullmatch(text.strip()):
+        raise ValueError(f"expected a whole number, got {text[:SHOWN_CHARS]!r}")
+    return int(text)
+
+
+def _switch(text: str) -> bool:
+    if text.lower() not in _SWITCH:
+        raise ValueError(f"expected true or false, got {text[:SHOWN_CHARS]!r}")
+    return _SWITCH[text.lower()]
+
+
+READERS: Mapping[str, Callable[[str], object]] = {
+    "number": _number,
+    "whole": _whole,
+    "time": milliseconds,
+    "switch": _switch,
+    "text": str,
+}
+"""How each kind of parameter is read; a ValueError says what it should be."""
+
+
+def read_query(query: Mapping[str, str], parameters: tuple[Parameter, ...]) -> dict[str, Any]:
+    """The parameters of a URL as numbers, switches and text; those that were left out are not in it.
+
+    Raises:
+        QuestionError: a parameter is unknown, missing, or not what it should be.
+    """
+    by_name = {each.name: each for each in parameters}
+    given = {}
+    for name, text in query.items():
+        if name not in by_name:
+            raise QuestionError(name[:SHOWN_CHARS], f"no such parameter; there are {', '.join(by_name)}")
+        try:
+            given[name] = READERS[by_name[name].kind](text)
+        except ValueError as error:
+            raise QuestionError(name, str(error)) from None
+    for each in parameters:
+        if each.required and each.name not in given:
+            raise QuestionError(each.name, f"missing: {each.meaning}")
+    return given
+
+
+class Question(NamedTuple):
+    """What is asked: a ``step`` and a ``load`` to predict, or a ``plan`` to make.
+
+    ``asked`` are arguments of the client, a context of None the usual one of such a batch; ``assumed`` are limits of
+    the engine that its telemetry did not tell.
+    """
+
+    kind: str
+    asked: Mapping[str, Any]
+    assumed: Mapping[str, int] = {}
+
+
+def _question(kind: str, parameters: tuple[Parameter, ...], given: Mapping[str, Any]) -> Question:
+    values = {each.field: each.default if (v := given.get(each.name)) is None else v for each in parameters}
+    assumed = {each.name: given[each.name] for each in LIMITS if given.get(each.name) is not None}
+    return Question(kind, values, assumed)
+
+
+def read_prediction(given: Mapping[str, Any]) -> Question:
+    """The question of ``predict``, from numbers by parameter; a missing one may be None.
+
+    Raises:
+        QuestionError: it is neither a step nor a load, or both, or incomplete.
+    """
+    step, load = ("requests", "prefill", "context"), ("prompt", "output", "concurrency")
+    of_step, of_load = ([name for name in names if given.get(name) is not None] for names in (step, load))
+    if of_step and of_load:
+        raise QuestionError(of_load[0], f"a load ({', '.join(load)}) and a step ({', '.join(step)}) are two questions")
+    if of_step:
+        if given.get("prefix_hit") is not None:
+            raise QuestionError("prefix_hit", "a step has none: its prefill tokens are those that are computed")
+        if given.get("requests") is None:
+            raise QuestionError("requests", "missing: a step has so many")
+        is_prefill = given.get("prefill") and given.get("context") is None
+        return _question("step", STEP, {**given, "context": 0.0} if is_prefill else given)
+    for name in load[:2]:
+        if given.get(name) is None:
+            raise QuestionError(name, f"missing: give a load ({', '.join(load)}) or a step ({', '.join(step)})")
+    return _question("load", LOAD, given)
+
+
+def read_plan(given: Mapping[str, Any]) -> Question:
+    """The question of ``plan``, from numbers by parameter.
+
+    Raises:
+        QuestionError: it names no target, so that anything would fit.
+    """
+    if all(given.get(name) is None for name in ("itl", "ttft", "rate")):
+        raise QuestionError("itl", "missing: give a target: itl, ttft or rate")
+    return _question("plan", (*SIZED, RATE, *TARGETS), given)
+
+
+# ----------------------------------------------------------------- from a question to its answer
+
+
+LIMIT_WORDS = {
+    "itl": "compute: one more request breaks the ITL target",
+    "ttft": "compute: one more request breaks the TTFT target",
+    "token_budget": "token budget: prefills fill every step",
+    "max_num_seqs": "max_num_seqs: the engine runs no more at once",
+    "kv_capacity": "KV cache: its blocks hold no more",
+    "none": "nothing that is known; give max_num_seqs or kv_tokens",
+}
+"""What ends a plan, in words."""
+
+
+class Answer(NamedTuple):
+    """An answer with the configuration that it is of, and the question with the context that was assumed."""
+
+    config: Config
+    question: Question
+    said: Prediction | RequestEstimate | Plan
+
+    @property
+    def at(self) -> Prediction | RequestEstimate:
+        """What is predicted; of a plan, at the concurrency that fits."""
+        return self.said.at if isinstance(self.said, Plan) else self.said
+
+    def lines(self) -> Iterator[tuple[str, str]]:
+        """A name and what it is, for people."""
+        if isinstance(self.said, Prediction):
+            yield from self._step_lines(self.said)
+        elif isinstance(self.said, RequestEstimate):
+            yield from _load_lines(self.said)
+        else:
+            fits = f"{counted(self.said.concurrency, 'request')} in flight"
+            side = " on the safe side" if self.question.asked["safe"] else ""
+            yield "fits", f"{fits}{side}" if self.said.concurrency else "not even one request; alone it sees"
+            yield "because", LIMIT_WORDS[self.said.limit]
+            yield from _load_lines(self.said.at)
+            if self.question.asked["rate"] is not None:
+                yield "engines", _engines(self.said, self.question.asked["rate"])
+        if self.config.at_unix_nano is not None:
+            yield "level", self._level()
+
+    def _step_lines(self, said: Prediction) -> Iterator[tuple[str, str]]:
+        work = {"intercept": 1.0, **self.question.asked}
+        yield (
+            "step",
+            "{prefill_tokens:,.0f} prefill tokens, {requests:,.3g} requests, "
+            "{decode_context_tokens:,.0f} tokens of decode context".format(**work),
+        )
+        yield "takes", with_band(said)
+        terms = {each.name: each.value * work[each.name] for each in self.config.coefficients() if each.name in work}
+        total = sum(terms.values())
+        if total > 0.0 and len(terms) == len(self.config.coefficients()):
+            factor = said.us / total
+            shares = ", ".join(f"{name} {value / total:.0%}" for name, value in terms.items())
+            shape = f"; times {factor:.3f} for this shape" if abs(factor - 1.0) > _NO_FACTOR else ""
+            yield "of which", f"{shares}{shape}"
+
+    def _level(self) -> str:
+        """What the last steps do to the answer, and how old that is."""
+        age_s = self.config.level_age_s
+        if age_s is None:
+            return "none: nothing was learned of the last steps"
+        if self.config.level is None:
+            return f"not used: it is {age_s:,.0f} s old"
+        decode, prefill = self.config.level
+        return f"×{decode:.3f} without prefill, ×{prefill:.3f} with; {age_s:.1f} s old"
+
+    def caveats(self) -> Iterator[tuple[str, str]]:
+        """Why it should be taken with care: a few words, and what."""
+        for reason in self.config.reasons:
+            yield "not usable yet", reason
+        if self.at.extrapolated:
+            ranges = self.config.verdict.seen
+            names = (
+                f"{name} ({ranges[name][0]:,.0f} to {ranges[name][1]:,.0f} seen)" if name in ranges else name
+                for name in self.at.extrapolated
+            )
+            yield "outside of what was learned from", ", ".join(names)
+        if isinstance(self.at, RequestEstimate) and self.config.missing:
+            yield "not in these times, since nothing was learned of it", ", ".join(self.config.missing)
+
+    def document(self) -> str:
+        """The answer as JSON."""
+        config = self.config
+        about: dict[str, object] = {"config_id": config.config_id, "reasons": config.reasons}
+        about["asked"] = {**self.question.asked, **self.question.assumed}
+        if config.at_unix_nano is not None:
+            decode, prefill = config.level or (1.0, 1.0)
+            about["level"] = {"decode": decode, "prefill": prefill, "age_s": config.level_age_s}
+        if isinstance(self.at, RequestEstimate):
+            about["missing"] = config.missing
+        return as_json({**about, **_tree(self.said)})
+
+
+def ask(config: Config, question: Question) -> Answer:
+    """The client's answer.
+
+    Raises:
+        QuestionError: a number makes no sense; it names the parameter.
+        NoCoefficientsError: there is nothing to predict with, or what there is leads to no finite number.
+    """
+    asked = dict(question.asked)
+    if question.kind == "step" and asked["decode_context_tokens"] is None:
+        asked["decode_context_tokens"] = config.usual_context(asked["requests"])
+    method = {"step": "step_time", "load": "request", "plan": "plan"}[question.kind]
+    try:
+        limited = config.assuming(**question.assumed) if question.assumed else config
+        said = getattr(limited, method)(**asked)
+    except BadInputError as error:
+        problem = str(error).removeprefix(f"{error.parameter}: ")
+        raise QuestionError(_NAME_OF_FIELD.get(error.parameter, error.parameter), problem) from None
+    except OverflowError:
+        said = None
+    if said is None or not _finite(said):
+        raise NoCoefficientsError(
+            f"the coefficients of configuration {config.config_id} are too large for this question"
+        )
+    return Answer(config, question._replace(asked=asked), said)
+
+
+def _finite(value: object) -> bool:
+    if isinstance(value, tuple):
+        return all(map(_finite, value))
+    return not isinstance(value, float) or math.isfinite(value)
+
+
+def _load_lines(said: RequestEstimate) -> Iterator[tuple[str, str]]:
+    waiting = f", {said.concurrency - said.running:.3g} wait" if said.concurrency > said.running else ""
+    yield "in flight", f"{counted(said.concurrency, 'request')} ({said.running:.4g} run{waiting})"
+    for name, value in (("TTFT", said.ttft), ("ITL", said.itl), ("E2E", said.e2e)):
+        yield name, with_band(value)
+    yield "rate", f"{said.requests_per_s:.3g} requests/s, {said.output_tokens_per_s:,.0f} output tokens/s"
+    if said.prefill_bound:
+        yield "limit", "prefills fill every step: more requests only wait longer"
+
+
+def _engines(said: Plan, rate: float) -> str:
+    if said.replicas is None:
+        return f"cannot be said for {rate:g} requests/s: no load keeps the targets"
+    engines = "one engine is enough" if said.replicas == 1 else f"{said.replicas} engines are needed"
+    text = f"{engines} for {rate:g} requests/s"
+    if said.at_rate is None:
+        return text
+    seen = said.at_rate
+    return (
+        f"{text}; on one, {seen.concurrency:.3g} in flight, ITL {duration(seen.itl.us)}, TTFT {duration(seen.ttft.us)}"
+    )
+
+
+# ----------------------------------------------------------------- numbers
+
+
+def _tree(value: Any) -> Any:
+    if hasattr(value, "_asdict"):
+        return {key: _tree(each) for key, each in value._asdict().items()}
+    return [_tree(each) for each in value] if isinstance(value, tuple) else value
+
+
+def as_json(tree: object) -> str:
+    """One document, keys in order."""
+    return json.dumps(tree, indent=2, sort_keys=True, allow_nan=False, ensure_ascii=False)
+
+
+def significant(value: float, digits: int = 3) -> str:
+    """A number with so many significant digits, plain, without a trailing dot."""
+    if value == 0 or not math.isfinite(value):
+        return "0" if value == 0 else "unknown"
+    decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
+    return f"{value:,.{min(decimals, 12)}f}"
+
+
+def duration(value_us: float, *, like: float | None = None, digits: int = 3) -> str:
+    """Microseconds in the unit that fits them, or a larger value beside them: ``16.8 ms``, ``0.3 ms``."""
+    if value_us == 0:
+        return "0 µs"
+    size = abs(value_us if like is None else like)
+    scale, unit = next(((s, u) for s, u in _TIME_UNITS if size >= s), _TIME_UNITS[-1])
+    return f"{significant(value_us / scale, digits)} {unit}"
+
+
+def with_band(value: Estimate | Prediction) -> str:
+    """A time and the band that eight of ten fall into."""
+    return f"{duration(value.us):<9} (8 of 10: {duration(value.low)} to {duration(value.high)})"
+
+
+def counted(number: float, noun: str) -> str:
+    """``1 request``, ``20 requests``."""
+    return f"{number:.4g} {noun}{'' if number == 1 else 's'}"

@@ -50,7 +50,7 @@ SEND_TIMEOUT_S, RETRY_S = 30.0, 1.0
 POLL_S = 1.5
 START_TIMEOUT_S, STOP_TIMEOUT_S = 30.0, 15.0
 QUESTION = {"prompt": 200, "output": 120, "itl": 30.0}
-"""The load that the demo plans for at its end: chats, as in docs/tutorial.md."""
+"""The load that the demo plans for at its end: chats, as in docs/quickstart.md."""
 _RETRYABLE = (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE)
 _HOME = Path(__file__).resolve().parents[2]
 _CELL = 21

@@ -6,7 +6,7 @@ latency     how long a sender waits for its acknowledgement, at 20,000 steps a s
 
 The sidecar runs on CPU 0 and this process, which sends, on CPU 1. Steps are those of the simulated GPU server
 (``tests/support/gpu_server.py``). The exit status is 1 if a number misses its target; ``--record`` writes the numbers
-to docs/figures.json, from which the tables of README.md and docs/performance.md are made.
+to docs/figures.json, from which the tables of README.md and docs/accuracy.md are made.
 """
 
 from __future__ import annotations

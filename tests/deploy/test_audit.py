@@ -31,4 +31,4 @@ def test_what_is_listed_is_what_runs_with_its_hashes(audit):
     assert runs.count("--hash=sha256:") >= len(names)
     assert set(runs.splitlines()) <= set(lock.splitlines())
     assert len(names) == 27
-    assert "Twenty-seven packages run" in (ROOT / "docs" / "security.md").read_text()
+    assert "Twenty-seven packages run" in (ROOT / "docs" / "reliability.md").read_text()

@@ -1,4 +1,4 @@
-"""What README.md and docs/performance.md state of measurements is what docs/figures.json has of the runs."""
+"""What README.md and docs/accuracy.md state of measurements is what docs/figures.json has of the runs."""
 
 from __future__ import annotations
 
@@ -73,11 +73,11 @@ def resources():
 
 TABLES = {
     ("../README.md", "costs"): (("", "measured", "command"), readme_costs),
-    ("performance.md", "recordings"): (
+    ("accuracy.md", "recordings"): (
         ("recording", "plain reader", "shipped default ÷ plain reader", "bulk profile ÷ plain reader"),
         of_recordings,
     ),
-    ("performance.md", "resources"): (("what", "measured", "wanted", ""), resources),
+    ("accuracy.md", "resources"): (("what", "measured", "wanted", ""), resources),
     ("accuracy.md", "gpus"): (bench_gpus.HEADER, lambda: bench_gpus.table_rows(FIGURES["gpus"])),
     ("accuracy.md", "silicon"): (bench_silicon.HEADER, lambda: bench_silicon.table_rows(FIGURES["silicon"])),
     ("accuracy.md", "systems"): (bench_systems.HEADER, lambda: bench_systems.table_rows(FIGURES["systems"])),

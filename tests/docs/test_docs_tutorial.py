@@ -1,4 +1,4 @@
-"""docs/tutorial.md: every command and every line of Python in it runs, on the demo's recording, and says the same."""
+"""docs/quickstart.md: every command and every line of Python in it runs, on the demo's recording, and says the same."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.paths import DOCS, ROOT
 from tests.support.tutorials import ADDRESS, assert_said, page_of, served, steps_of
 from tracefit import load
 
-TEXT = (DOCS / "tutorial.md").read_text(encoding="utf-8")
+TEXT = (DOCS / "quickstart.md").read_text(encoding="utf-8")
 STEPS = [pytest.param(step, id=f"{number}-{step.command.split()[1]}") for number, step in enumerate(steps_of(TEXT))]
 
 
@@ -65,7 +65,7 @@ def test_the_examples_of_the_readme_are_of_the_demo(sidecar):
 
 
 def test_every_line_of_python_says_what_stands_below_it(sidecar):
-    example = doctest.DocTestParser().get_doctest(TEXT.replace(ADDRESS, sidecar), {}, "tutorial.md", "tutorial", 0)
+    example = doctest.DocTestParser().get_doctest(TEXT.replace(ADDRESS, sidecar), {}, "quickstart.md", "tutorial", 0)
     assert len(example.examples) > 4
     out = []
     result = doctest.DocTestRunner(verbose=False, optionflags=doctest.ELLIPSIS).run(example, out=out.append)

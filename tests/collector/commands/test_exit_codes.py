@@ -18,7 +18,7 @@ from tests.support.paths import DATA, DOCS, ROOT
 
 def test_help_and_documents_list_every_exit_code():
     codes = {value for name, value in vars(exits).items() if name.startswith("EXIT_")}
-    listed = re.findall(r"^\| (\d+) \|", (DOCS / "troubleshooting.md").read_text(), re.MULTILINE)
+    listed = re.findall(r"^\| (\d+) \|", (DOCS / "runbooks.md").read_text(), re.MULTILINE)
     assert {int(code) for code in listed} == codes
     assert {int(code) for code in re.findall(r"\b(\d+) [a-z]", EPILOG.splitlines()[1])} == codes
 

@@ -7,7 +7,6 @@ process tell of, the engine's journey is taken: it knows aborts.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -107,7 +106,7 @@ def _of_journey(span: CoreSpan, api: ApiSpan | None) -> TracedRequest | None:
 
 
 def _of_answer(span: RequestSpan) -> TracedRequest | None:
-    if math.isnan(span.first_token_s) or span.output_tokens < 1:
+    if span.output_tokens < 1:
         return None
     return TracedRequest(
         arrival_unix_ns=span.arrival_unix_ns,

@@ -1,33 +1,25 @@
 """Step summaries by column, hundreds at a time; the same result as event by event at a tenth of the cost.
 
-    bytes ─► slim parse ─► events of step spans ─► templates ─► rows
-                 │                                    │ no match              │
+    bytes ─► slim parse ─► events of step spans ─► columns ─► rows
+                 │                                    │ another form         │
                  └──── all the rest ◄─────────────────┘ ─► full parse ─► spans.py ─► Telemetry
 
 An event is  ``09 time[8] 12 12 "step.BATCH_SUMMARY"``  and then per attribute, K bytes of key and V bytes of AnyValue,
 
     1A L   0A K key[K]   12 V   18 varint[V-1]  |  21 double[8]        L = K + V + 4, every length below 128
 
-Consecutive steps differ in little but their values, and those seldom in how many bytes they take: of a thousand events
-in a row, nearly all have one of a few shapes. So one event of each shape is walked byte by byte, a template from then
-on, and of all others that are as long, every byte is compared at once with its own:
-
-    event      09 t t t t t t t t 12 12 s t e p … 18 8D 92 03 1A … 21 d d d d d d d d …
-    mask       FF 0 0 0 0 0 0 0 0 FF FF F F F F … FF 80 80 80 FF … FF 0 0 0 0 0 0 0 0 …
-
-What passes has the same keys, types and lengths, and varints that end where those do: its values stand where they stand
-in the event that was walked. Then every check of spans.py is made on them. All other events, varints beyond 8 bytes and
-negative numbers among them, stay in their export and are read there, with the verdict that it does not decode at all:
-here nothing is ever rejected.
+All events are walked together, an attribute at a time. Nearly all of them have the same key there: numpy compares them
+with the first one's, reads the values of those that are alike, and goes on with where each attribute ends. Then every
+check of spans.py is made on the columns. All other events, varints beyond 8 bytes and negative numbers among them, stay
+in their export and are read there, with the verdict that it does not decode at all: here nothing is ever rejected.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
-import logging
 import struct
 from collections.abc import Iterator, Sequence
-from functools import cached_property
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -39,7 +31,7 @@ from collector.telemetry import Counts
 
 from . import vocabulary as words
 from .records import MISSING, STEP_FIELDS, Telemetry
-from .spans import AdmitSpan, Taken, read
+from .spans import AdmitSpan, SpanReader, Taken
 from .wire import SlimExport, is_too_dense
 
 U64 = NDArray[np.uint64]
@@ -47,37 +39,37 @@ Index = NDArray[np.intp]
 Mask = NDArray[np.bool_]
 
 ATTRIBUTES_MAX: Final = 40
-KEY_MAX: Final = 64
-EVENT_MAX: Final = 4096
-"""Longer events have no template; ATTRIBUTES_MAX attributes of KEY_MAX bytes fit."""
+KEYS_MAX: Final = 8
+"""Different attributes that are read at one place of the walk: as many layouts of events may come together."""
+EVENT_BYTES_MAX: Final = 4096
+_BEYOND: Final = 512
+"""Bytes behind the last event: whoever looks at an attribute of any length may look beyond it."""
+CHUNK: Final = 1024
+"""Events compared at once: enough to spread numpy's cost per call, few enough to stay in a core's cache."""
 
 _TAG_TIME, _TAG_NAME, _TAG_ATTRIBUTE, _TAG_KEY, _TAG_VALUE = 0x09, 0x12, 0x1A, 0x0A, 0x12
 _TAG_INT, _TAG_DOUBLE = 0x18, 0x21
-_NAME: Final = bytes([_TAG_NAME, len(words.SUMMARY_EVENT)]) + words.SUMMARY_EVENT.encode()
-_TIME_AT, _NAME_AT = 1, 9
-_BODY_AT: Final = _NAME_AT + len(_NAME)
+_WORD: Final = 8
 _AROUND_KEY: Final = 7
 """Bytes of an attribute up to its value, beside the key."""
-_CONTINUED: Final = 0x80
-"""Set in every byte of a varint but the last."""
+_SIZE_MAX: Final = 64 + _AROUND_KEY
+_NAME: Final = bytes([_TAG_NAME, len(words.SUMMARY_EVENT)]) + words.SUMMARY_EVENT.encode()
+_BODY_AT: Final = 1 + _WORD + len(_NAME)
 
-_WORD: Final = 8
-COLUMNS: Final = len(STEP_FIELDS)
 _COLUMN: Final = {name: column for column, name in enumerate(STEP_FIELDS)}
-_COLUMN_OF_KEY: Final = {key.encode(): _COLUMN[field.name] for key, field in words.SUMMARY_FIELDS.items()}
 _UNIX: Final = _COLUMN["unix_ns"]
-_ALL_BITS, _LOW_BITS = 0xFFFF_FFFF_FFFF_FFFF, 0x7F7F_7F7F_7F7F_7F7F
-_NOTHING, _CONTINUATION = bytes(_WORD), bytes([_CONTINUED] * _WORD)
-_HEAD_MASK: Final = np.frombuffer(b"\xff" + bytes(_WORD) + b"\xff" * len(_NAME) + bytes(-_BODY_AT % _WORD), np.uint64)
-_HEAD: Final = np.frombuffer(bytes([_TAG_TIME]) + bytes(_WORD) + _NAME + bytes(-_BODY_AT % _WORD), np.uint64)
-"""What a summary begins with, the time left out."""
-_BY_NAME: Final = {field.name: field for field in words.SUMMARY_FIELDS.values()}
-_REQUIRED: Final = {name for name, field in _BY_NAME.items() if field.required}
-_BITS: Final = np.array([name == "unix_ns" or _BY_NAME[name].double for name in STEP_FIELDS]).nonzero()[0]
-"""Columns that are no varints."""
-_UNIX_MIN: Final = np.uint64(words.UNIX_MIN)
+_FIELDS: Final = {field.name: field for field in words.SUMMARY_FIELDS.values()}
+_UNSET: Final = np.array(MISSING, np.int64).view(np.uint64)
+_OPTIONAL: Final = np.array([name in _FIELDS and not _FIELDS[name].required for name in STEP_FIELDS], np.uint64)
+_CONTINUED, _BITS_OF_VALUE = (
+    np.array(
+        [int.from_bytes(bytes([bits]) * width, "little") for width in (0, *range(_WORD + 1))] + [0] * 246, np.uint64
+    )
+    for bits in (0x80, 0x7F)
+)
+"""By V, of each byte of a varint: the bit that says whether one follows, which all but the last have; the rest."""
 _SQUEEZES: Final = tuple(
-    (np.uint64(low), np.uint64(low << high), np.uint64(bits))
+    (np.uint64(low), np.uint64(low << high), np.uint64(bits), bits)
     for bits, low, high in ((1, 0x007F007F007F007F, 8), (2, 0x00003FFF00003FFF, 16), (4, 0x0FFFFFFF, 32))
 )
 
@@ -88,256 +80,173 @@ def _limit(field: words.Field) -> int:
 
 
 _LIMITS: Final = np.array(
-    [words.UNIX_MAX if name == "unix_ns" else _limit(_BY_NAME[name]) for name in STEP_FIELDS], np.uint64
+    [words.UNIX_MAX if name == "unix_ns" else _limit(_FIELDS[name]) for name in STEP_FIELDS], np.uint64
 )
 
-EventLayout = tuple[tuple[bytes, int], ...]
-"""Key and type tag of each attribute, in order."""
+
+class _Attribute(NamedTuple):
+    """How an attribute begins, its lengths left out: ``size`` bytes up to its value."""
+
+    size: int
+    pattern: U64
+    mask: U64
+    column: int | None
+    is_double: bool
+    is_number: bool
+    """A value that can be read here, behind a key in ASCII; one of the right kind, if the key is known."""
 
 
-class Shape(NamedTuple):
-    """What an event looks like: its layout, and where each value begins and ends."""
-
-    layout: EventLayout
-    values: tuple[tuple[int, int], ...]
-
-
-def shape(event: bytes) -> Shape | None:
-    """The shape of an event, None if it is not a summary of the form above."""
-    end = len(event)
-    if end > EVENT_MAX or event[:1] != bytes([_TAG_TIME]) or event[_NAME_AT:_BODY_AT] != _NAME:
-        return None
-    pairs, values = [], []
-    at = _BODY_AT
-    try:
-        while at < end:
-            key_bytes = event[at + 3]
-            value_at, stop = at + key_bytes + _AROUND_KEY, at + 2 + event[at + 1]
-            tag = event[value_at - 1]
-            if not _is_attribute(event, at, value_at, stop) or key_bytes > KEY_MAX:
-                return None
-            pairs.append((event[at + 4 : at + 4 + key_bytes], tag))
-            values.append((value_at, stop))
-            at = stop
-    except IndexError:
-        return None
-    return Shape(tuple(pairs), tuple(values)) if at == end and len(pairs) <= ATTRIBUTES_MAX else None
+@functools.lru_cache(maxsize=256)
+def _attribute_of(start: bytes) -> _Attribute:
+    size, key, tag = len(start), start[4:-3], start[-1]
+    field = words.SUMMARY_FIELDS.get(key.decode("latin-1"))
+    is_double = tag == _TAG_DOUBLE
+    is_attribute = (start[0], start[2], start[-3]) == (_TAG_ATTRIBUTE, _TAG_KEY, _TAG_VALUE)
+    is_number = (is_double or tag == _TAG_INT) and (field is None or field.double == is_double)
+    is_number = is_attribute and is_number and size <= _SIZE_MAX and key.isascii()
+    mask = bytearray(b"\xff" * size)
+    mask[1] = mask[-2] = 0
+    column = None if field is None else _COLUMN[field.name]
+    return _Attribute(size, _in_words(start), _in_words(mask), column, is_double, is_number)
 
 
-def _is_attribute(event: bytes, at: int, value_at: int, stop: int) -> bool:
-    """Whether tags and lengths are those of an attribute from ``at`` to ``stop``, and the value fills its place."""
-    width = stop - value_at
-    tags = (event[at], event[at + 2], event[value_at - 3])
-    if tags != (_TAG_ATTRIBUTE, _TAG_KEY, _TAG_VALUE) or not 1 <= width <= _WORD or event[value_at - 2] != width + 1:
-        return False
-    tag = event[value_at - 1]
-    if tag == _TAG_DOUBLE:
-        return width == _WORD
-    continued = min(event[value_at : stop - 1], default=_CONTINUED) >= _CONTINUED
-    return tag == _TAG_INT and continued and event[stop - 1] < _CONTINUED
+def _in_words(data: bytes | bytearray) -> U64:
+    return np.frombuffer(data.ljust(-(-len(data) // _WORD) * _WORD, b"\0"), np.uint64)
 
 
-def learnable(layout: EventLayout) -> bool:
-    """spans.py would take such an event if its values are good: every field once, of its type."""
-    if not all(key.isascii() for key, _ in layout):
-        return False
-    fields = [(words.SUMMARY_FIELDS.get(key.decode()), tag) for key, tag in layout]
-    names = [field.name for field, _ in fields if field]
-    return (
-        len(set(names)) == len(names)
-        and all(field is None or field.double == (tag == _TAG_DOUBLE) for field, tag in fields)
-        and set(names) >= _REQUIRED
-    )
-
-
-class Events:
-    """Some hundred events, one behind the other in one buffer."""
-
-    def __init__(self, events: list[bytes]) -> None:
-        self.sizes: Index = np.fromiter(map(len, events), np.intp, len(events))
-        if self.sizes.max() > EVENT_MAX:
-            events = [event if len(event) <= EVENT_MAX else b"" for event in events]
-            self.sizes[self.sizes > EVENT_MAX] = 0
-        self._starts: Index = np.cumsum(self.sizes) - self.sizes
-        self._data = b"".join((*events, bytes(_BODY_AT + _WORD)))  # behind the last: whoever looks may look beyond it
-
-    def heads(self, which: Index, count: int) -> U64:
-        """So many words from the start of each, a row per event."""
-        size = count * _WORD
-        pieces: NDArray[np.void] = np.ndarray((len(self._data) - size + 1,), f"V{size}", self._data, strides=(1,))
-        return pieces[self._starts[which]].view(np.uint64).reshape(len(which), count)
-
-    @cached_property
-    def are_summaries(self) -> Mask:
-        """Which begin as a summary does."""
-        heads = self.heads(np.arange(len(self.sizes)), len(_HEAD))
-        heads &= _HEAD_MASK
-        same: Mask = (heads == _HEAD).all(axis=1)
-        return same
-
-
-class Template:
-    """An event whose values are left out, ready to be compared with many; of a shape whose layout is learnable."""
-
-    __slots__ = ("_at", "_constant", "_keep", "_mask", "missing")
-
-    def __init__(self, event: bytes, found: Shape) -> None:
-        mask = bytearray(b"\xff" * len(event) + bytes(-len(event) % _WORD + _WORD))
-        mask[_TIME_AT:_NAME_AT] = bytes(_WORD)
-        at, keep = [0] * COLUMNS, [0] * COLUMNS
-        at[_UNIX], keep[_UNIX] = _TIME_AT, _ALL_BITS
-        for (key, tag), (value_at, stop) in zip(found.layout, found.values, strict=True):
-            width = stop - value_at
-            is_double = tag == _TAG_DOUBLE
-            mask[value_at:stop] = (_NOTHING if is_double else _CONTINUATION)[:width]
-            column = _COLUMN_OF_KEY.get(key)
-            if column is not None:
-                at[column] = value_at
-                keep[column] = _ALL_BITS if is_double else _LOW_BITS >> 8 * (_WORD - width)
-        self._at: Index = np.array(at)
-        """By column, where 8 bytes begin that start with its value; which of their bits are the value's."""
-        self._keep: U64 = np.array(keep, np.uint64)
-        self.missing: Index = np.flatnonzero(self._keep == 0)
-        """Columns of which there is no attribute."""
-        self._mask: U64 = np.frombuffer(bytes(mask), np.uint64)
-        self._constant: U64 = np.frombuffer(event.ljust(len(mask), b"\0"), np.uint64) & self._mask
-
-    def fits(self, events: Events, which: Index, values: U64) -> Mask:
-        """Whether events of this size are the same but for their values, which go to their rows."""
-        heads = events.heads(which, len(self._mask))
-        columns = np.ndarray((len(heads), heads.shape[1] * _WORD - _WORD), "<u8", heads, strides=(heads.strides[0], 1))
-        values[which] = columns[:, self._at] & self._keep
-        heads &= self._mask
-        same = heads == self._constant
-        return np.ones(len(which), np.bool_) if same.all() else same.all(axis=1)
-
-
-def read_values(values: U64, fitting: list[tuple[Template, Index]]) -> Mask:
-    """Whether spans.py would take them, row by row; they become rows of STEP_FIELDS in place."""
-    _join_varints(values)
-    ok = values[:, _UNIX] >= _UNIX_MIN
-    if not (good := values <= _LIMITS).all():
-        ok &= good.all(axis=1)
-    rows = values.view(np.int64)
-    for template, which in fitting:
-        if len(template.missing):
-            rows[which[:, None], template.missing] = MISSING
-    column = {name: rows[:, place] for name, place in _COLUMN.items()}
-    ok &= column["ts_end_ns"] >= column["ts_start_ns"]
-    ok &= column["prefill_tokens"] + column["decode_tokens"] == column["scheduled_tokens"]
-    ok &= column["kv_blocks_free"] <= column["kv_blocks_total"]
-    return ok
+_HEAD: Final = _in_words(bytes([_TAG_TIME]) + bytes(_WORD) + _NAME)
+_HEAD_MASK: Final = _in_words(b"\xff" + bytes(_WORD) + b"\xff" * len(_NAME))
+"""What a summary begins with, and which bits of it: the time is left out."""
 
 
 class Matched(NamedTuple):
-    """Which of the events passed, and their rows, a column per field of STEP_FIELDS (doubles as their bits)."""
+    """Which of the events were read, and their rows, a column per field of STEP_FIELDS (doubles as their bits)."""
 
     at: Index
     rows: NDArray[np.int64]
 
 
-def _join_varints(values: U64) -> None:
-    """Varints without their continuation bits to integers, in place: the gaps between their bytes are closed."""
-    bits = values[:, _BITS]
-    for low, high, shift in _SQUEEZES:
-        upper = values & high
-        upper >>= shift
-        values &= low
-        values |= upper
-    values[:, _BITS] = bits
+class Events:
+    """Some hundred events, one behind the other in one buffer, and what of them is read."""
 
+    def __init__(self, events: list[bytes]) -> None:
+        sizes: Index = np.fromiter(map(len, events), np.intp, len(events))
+        self._ends: Index = np.cumsum(sizes)
+        self._data = b"".join((*events, bytes(_BEYOND)))
+        self._bytes = np.frombuffer(self._data, np.uint8)
+        self._starts: Index = self._ends - sizes
+        self._values: U64 = np.full((len(events), len(STEP_FIELDS)), _UNSET)
 
-TEMPLATES_MAX: Final = 128
-"""Some kB each; beyond, all are forgotten: those in use come back at once."""
-WALKS_MAX: Final = 64
-LAYOUTS_MAX: Final = 3
-"""Events walked per chunk; new layouts: who sends ever new ones pays the price of single events, hardly more."""
+    def _words(self, at: Index, size: int) -> U64:
+        """So many bytes from each place, in whole words, a row per place."""
+        size = -(-size // _WORD) * _WORD
+        pieces: NDArray[np.void] = np.ndarray((len(self._data) - size + 1,), f"V{size}", self._data, strides=(1,))
+        return pieces[at].view(np.uint64).reshape(len(at), size // _WORD)
 
+    def _alike(self, at: Index, pattern: U64, mask: U64) -> Mask:
+        """At which of the places these words stand, as far as the mask has their bits."""
+        found = self._words(at, len(pattern) * _WORD)
+        found &= mask
+        same = found == pattern
+        return np.ones(len(at), np.bool_) if same.all() else same.all(axis=1)
 
-class KnownTemplates:
-    """Remembers templates; what it returns does not depend on them, but for events that it leaves to others."""
+    def match(self) -> Matched:
+        """The events that are summaries of the form above with good values."""
+        sizes = self._ends - self._starts
+        which = np.flatnonzero((sizes >= _BODY_AT) & (sizes <= EVENT_BYTES_MAX))
+        which = which[self._alike(self._starts[which], _HEAD, _HEAD_MASK)]
+        starts = self._starts[which]
+        self._values[which, _UNIX] = self._words(starts + 1, _WORD)[:, 0]
+        at = starts + _BODY_AT
+        whole = np.zeros(len(sizes), np.bool_)
+        for _ in range(ATTRIBUTES_MAX + 1):
+            ended = at == self._ends[which]
+            if ended.any():
+                whole[which[ended]] = True
+                which, at = which[~ended], at[~ended]
+            if not len(which):
+                break
+            which, at = self._read_attributes(which, at)
+        return self._good(whole)
 
-    def __init__(self) -> None:
-        self._of_size: dict[int, list[Template]] = {}
-        self._layouts: set[EventLayout] = set()
-        self._walks_left = self._layouts_left = 0
+    def _read_attributes(self, which: Index, at: Index) -> tuple[Index, Index]:
+        """Read the attribute at which each event has arrived: the events in which there is one, and where it ends."""
+        read: list[tuple[Index, Index]] = []
+        for _ in range(KEYS_MAX):
+            first = int(at[0])
+            start = bytearray(self._data[first : first + self._data[first + 3] + _AROUND_KEY])
+            start[1] = start[-2] = 0  # its own length, and its value's
+            attribute = _attribute_of(bytes(start))
+            alike = self._alike(at, attribute.pattern, attribute.mask)
+            if alike.all():
+                read.append(self._read_values(which, at, attribute))
+                break
+            read.append(self._read_values(which[alike], at[alike], attribute))
+            which, at = which[~alike], at[~alike]
+        if len(read) == 1:
+            return read[0]
+        which, at = (np.concatenate(each) for each in zip(*read, strict=True))
+        order = np.argsort(which)  # who comes first is read first, however many different ones follow
+        return which[order], at[order]
 
-    def __len__(self) -> int:
-        """How many are known."""
-        return sum(map(len, self._of_size.values()))
+    def _read_values(self, which: Index, at: Index, attribute: _Attribute) -> tuple[Index, Index]:
+        """Read the values behind this beginning of an attribute: of which events, and where they end."""
+        if not attribute.is_number:
+            return which[:0], at[:0]
+        value_at = at + attribute.size
+        length = self._bytes[value_at - 2]
+        stop = value_at + length
+        stop -= 1
+        # bytes count modulo 256: a length that is too small is a large one
+        good = (self._bytes[at + 1] - length == attribute.size - 3) & (length - 2 < _WORD) & (stop <= self._ends[which])
+        values = self._words(value_at, _WORD)[:, 0]
+        if attribute.is_double:
+            good &= length == 1 + _WORD
+        else:
+            length *= good
+            good &= values & _CONTINUED[length] == _CONTINUED[length - 1]
+            values = _joined(values & _BITS_OF_VALUE[length], int(length.max()) - 1)
+        if attribute.column is not None:
+            good &= self._values[which, attribute.column] == _UNSET
+        if not good.all():
+            which, stop, values = which[good], stop[good], values[good]
+        if attribute.column is not None:
+            self._values[which, attribute.column] = values
+        return which, stop
 
-    def match(self, chunk: list[bytes]) -> Matched:
-        """The events that a template reads; numpy's cost per call spreads over some hundred of them."""
-        if len(self) >= TEMPLATES_MAX:
-            self._of_size.clear()
-            self._layouts.clear()
-        self._walks_left, self._layouts_left = WALKS_MAX, LAYOUTS_MAX
-        events = Events(chunk)
-        values = np.empty((len(chunk), COLUMNS), np.uint64)
-        by_size = np.argsort(events.sizes, kind="stable")
-        sizes = events.sizes[by_size]
-        fitting: list[tuple[Template, Index]] = []
-        for some in np.split(by_size, np.flatnonzero(sizes[1:] != sizes[:-1]) + 1):
-            fitting += self._match_size(chunk, events, some, values)
-        fits = np.zeros(len(chunk), np.bool_)
-        for _, some in fitting:
-            fits[some] = True
-        if fitting:
-            fits &= read_values(values, fitting)
+    def _good(self, whole: Mask) -> Matched:
+        """Of the events that were read as a whole: those that spans.py would take."""
+        at = np.flatnonzero(whole)
+        values = self._values[at]
         rows = values.view(np.int64)
-        return Matched(np.flatnonzero(fits), rows if fits.all() else rows[fits])
-
-    def _match_size(
-        self, chunk: list[bytes], events: Events, todo: Index, values: U64
-    ) -> Iterator[tuple[Template, Index]]:
-        """Events of one size by template; their values go to their rows."""
-        for template in self._of_size.get(len(chunk[todo[0]]), ()):
-            fits = template.fits(events, todo, values)
-            yield template, todo[fits]
-            todo = todo[~fits]
-            if not len(todo):
-                return
-        todo = todo[events.are_summaries[todo]]
-        while len(todo) and self._walks_left:
-            learned = self._learn(chunk[todo[0]])
-            if learned is None:  # what one sender says stands together: another's is met soon
-                todo = todo[len(todo) // 2 + 1 :]
-                continue
-            fits = learned.fits(events, todo, values)
-            yield learned, todo[fits]
-            todo = todo[~fits]
-
-    def _learn(self, event: bytes) -> Template | None:
-        """A template of an event, known from now on."""
-        self._walks_left -= 1
-        found = shape(event)
-        if found is None:
-            return None
-        if found.layout not in self._layouts:
-            if not self._layouts_left or not learnable(found.layout):
-                return None
-            self._layouts_left -= 1
-            self._layouts.add(found.layout)
-        template = Template(event, found)
-        self._of_size.setdefault(len(event), []).append(template)
-        return template
+        column = {name: rows[:, place] for name, place in _COLUMN.items()}
+        # what was not sent is the largest number there is, and 0 where one more is allowed
+        good = (values + _OPTIONAL <= _LIMITS + _OPTIONAL).all(axis=1)
+        good &= column["unix_ns"] >= words.UNIX_MIN
+        good &= column["ts_end_ns"] >= column["ts_start_ns"]
+        good &= column["prefill_tokens"] + column["decode_tokens"] == column["scheduled_tokens"]
+        good &= column["kv_blocks_free"] <= column["kv_blocks_total"]
+        return Matched(at, rows) if good.all() else Matched(at[good], rows[good])
 
 
-_log = logging.getLogger(__name__)
-
-CHUNK: Final = 1024
-"""Events compared at once: enough to spread numpy's cost per call, few enough to stay in a core's cache."""
-FOREIGN_SCOPES_MAX: Final = 8
-SCOPE_CHARS_MAX: Final = 100
+def _joined(values: U64, widest: int) -> U64:
+    """Varints of so many bytes without their continuation bits as integers: the gaps between the bytes are closed."""
+    for low, high, shift, width in _SQUEEZES:
+        if widest > width:
+            values = values & low | (values & high) >> shift
+    return values
 
 
 class Decoder:
-    """Remembers templates; what it returns does not depend on them."""
+    """Decodes exports, several at a time."""
 
     def __init__(self) -> None:
-        self._templates = KnownTemplates()
-        self.foreign_scopes: tuple[str, ...] = ()
-        """The first that were seen; replaced, never edited."""
+        self._spans = SpanReader()
+
+    @property
+    def foreign_scopes(self) -> tuple[str, ...]:
+        """The first scopes of which no span told anything."""
+        return self._spans.foreign_scopes
 
     def decode(
         self,
@@ -346,78 +255,21 @@ class Decoder:
         counts: Counts,
         arrived_unix_ns: Sequence[int] = (),
     ) -> list[list[Telemetry] | None]:
-        """Each export and its peer as ``spans.read`` has it, in order.
+        """Each export and its peer as ``SpanReader.read`` has it, in order.
 
         ``arrived_unix_ns``: when each came in, 0 if nobody knows; empty: nobody knows of any.
-        None where that raises DecodeError, and where the rest of an export would take too much memory to parse.
+        None where an export does not decode, and where what is left of it would take too much memory to parse.
         """
         exports = [_parse(payload) for payload, _ in payloads]
         spans = [_step_spans_of(export) for export in exports]
-        columns = self._match_spans([span for own in spans for span in own])
+        columns = _take_summaries([span for own in spans for span in own])
         out: list[list[Telemetry] | None] = []
         arrived = arrived_unix_ns or [0] * len(payloads)
         for export, (_, peer), own, at in zip(exports, payloads, spans, arrived, strict=True):
-            columns_of_export = iter(list(itertools.islice(columns, len(own))))
+            taken = iter(list(itertools.islice(columns, len(own))))
             remainder = _parse_remainder(export)
-            if remainder is None:
-                out.append(None)
-                continue
-            self._record_scopes(remainder)
-            out.append(read(remainder, peer, admit_span, counts, columns_of_export, at))
+            out.append(None if remainder is None else self._spans.read(remainder, peer, admit_span, counts, taken, at))
         return out
-
-    def _record_scopes(self, export: ExportTraceServiceRequest) -> None:
-        places = FOREIGN_SCOPES_MAX - len(self.foreign_scopes)
-        if not places:
-            return
-        scopes = {spans.scope.name for resource in export.resource_spans for spans in resource.scope_spans}
-        new = {scope[:SCOPE_CHARS_MAX] for scope in scopes - words.KNOWN_SCOPES} - {*self.foreign_scopes}
-        for name in sorted(new)[:places]:
-            self.foreign_scopes += (name,)
-            _log.info("spans of scope %r tell nothing of steps or requests: they are left out", name)
-
-    def _match_spans(self, spans: list[Any]) -> Iterator[Taken]:
-        """Take the events out of the spans that a template reads; one result per span."""
-        columns = _Columns(sum(len(span.events) for span in spans))
-        ends: list[int] = []
-        chunk: list[bytes] = []
-        first = 0
-        for span in spans:
-            chunk += span.events
-            span.ClearField("events")  # no event is held twice
-            ends.append(first + len(chunk))
-            while len(chunk) >= CHUNK:
-                columns.add(chunk[:CHUNK], first, self._templates.match(chunk[:CHUNK]))
-                first += CHUNK
-                del chunk[:CHUNK]
-        if chunk:
-            columns.add(chunk, first, self._templates.match(chunk))
-        return _split_by_span(spans, ends, columns.matched(), iter(columns.left))
-
-
-class _Columns:
-    """Rows of all chunks in one array, and the events that are left, in order."""
-
-    def __init__(self, events: int) -> None:
-        self.left: list[bytes] = []
-        self._at = np.empty(events, np.intp)
-        self._rows = np.empty((events, len(STEP_FIELDS)), np.int64)  # pages that no row needs stay untouched
-        self._size = 0
-
-    def add(self, chunk: list[bytes], first: int, matched: Matched) -> None:
-        """The result of one chunk, whose first event has place ``first``."""
-        size = self._size + len(matched.at)
-        self._at[self._size : size] = matched.at + first
-        self._rows[self._size : size] = matched.rows
-        self._size = size
-        if len(matched.at) < len(chunk):
-            stays = np.ones(len(chunk), np.bool_)
-            stays[matched.at] = False
-            self.left.extend(itertools.compress(chunk, stays))
-
-    def matched(self) -> Matched:
-        """All that was added."""
-        return Matched(self._at[: self._size], self._rows[: self._size])
 
 
 def _parse(payload: bytes) -> Any:
@@ -448,11 +300,23 @@ def _step_spans_of(export: Any) -> list[Any]:
     return steps
 
 
-def _split_by_span(spans: list[Any], ends: list[int], matched: Matched, left: Iterator[bytes]) -> Iterator[Taken]:
-    """Each span gets the events back that did not match; its item says what is missing."""
+def _take_summaries(spans: list[Any]) -> Iterator[Taken]:
+    """Take the summaries out of the spans that can be read by column; one result per span."""
+    events = [event for span in spans for event in span.events]
+    ends = list(itertools.accumulate(len(span.events) for span in spans))
+    for span in spans:
+        span.ClearField("events")  # no event is held twice
+    # pages that no row needs stay untouched
+    at, rows, size = np.empty(len(events), np.intp), np.empty((len(events), len(STEP_FIELDS)), np.int64), 0
+    for first in range(0, len(events), CHUNK):
+        matched = Events(events[first : first + CHUNK]).match()
+        size, begin = size + len(matched.at), size
+        at[begin:size], rows[begin:size] = matched.at + first, matched.rows
     first = start = 0
-    for span, end, stop in zip(spans, ends, np.searchsorted(matched.at, ends).tolist(), strict=True):
-        if stop - start < end - first:
-            span.events.extend(itertools.islice(left, end - first - (stop - start)))
-        yield Taken(matched.at[start:stop] - first, matched.rows[start:stop])
+    for span, end, stop in zip(spans, ends, np.searchsorted(at[:size], ends).tolist(), strict=True):
+        taken = Taken(at[start:stop] - first, rows[start:stop])
+        if len(taken.at) < end - first:  # the others go back
+            left = np.delete(np.arange(first, end), taken.at)
+            span.events.extend([events[place] for place in left])
+        yield taken
         first, start = end, stop

@@ -140,7 +140,11 @@ class ApiSpan(Record, frozen=True, gc=False):
 
 
 class RequestSpan(Record, frozen=True, gc=False):
-    """One finished request of an un-forked vLLM (``llm_request`` with gen_ai.latency.*); seconds, NaN when absent."""
+    """One finished request, as its engine's API server tells it (gen_ai.latency.*).
+
+    ``cached_tokens`` of the prompt were in the prefix cache, MISSING where that is not told. ``decode_s`` is from first
+    to last token, else to the end. Other latencies that were not sent are NaN.
+    """
 
     span_id: bytes
     trace_id: bytes
@@ -149,11 +153,11 @@ class RequestSpan(Record, frozen=True, gc=False):
     end_unix_ns: int
     prompt_tokens: int
     output_tokens: int
+    cached_tokens: int
     first_token_s: float
-    e2e_s: float
+    decode_s: float
     queue_s: float
     prefill_s: float
-    decode_s: float
     model: str
 
 

@@ -1,7 +1,12 @@
-"""Spans to columns and records: the engine core's journeys, the API server's moments, stock vLLM's latencies, steps.
+"""Spans to columns and records: the engine core's journeys, the API server's moments, requests' latencies, steps.
 
-Summaries of steps come by column (columnar.py). What its templates do not fit is read here, event by event, with the
-reason where an event cannot be used: on recordings of real servers, that is no summary at all.
+Spans of the instrumented vLLM and of the plugin are told by their scopes. Of any other scope and name, a span is that
+of a request if it has its attributes: ``gen_ai.latency.e2e`` and ``time_to_first_token`` and the tokens of prompt and
+answer, in either spelling, as vLLM, SGLang and TensorRT-LLM send them. One that has some of them and lacks another is
+counted by what it lacks.
+
+Summaries of steps come by column (columnar.py). Those of another form are read here, event by event, with the reason
+where an event cannot be used: on recordings of real servers, that is no summary at all.
 
 Bad input is a value, not an exception: whatever is not understood is skipped with a reason from
 :class:`~collector.telemetry.Skip` and counted, and received = accepted + Σ skipped, for spans and for events, always.
@@ -10,6 +15,8 @@ Bad input is a value, not an exception: whatever is not understood is skipped wi
 from __future__ import annotations
 
 import itertools
+import logging
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from statistics import median_low
 from typing import Final, NamedTuple
@@ -17,7 +24,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Span
+from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, Span
 
 from collector.telemetry import Counts, PluginLoss, Skip, table
 
@@ -173,22 +180,48 @@ def api_span(span: Span, counts: Counts) -> ApiSpan:
     return out
 
 
-def request_span(span: Span) -> RequestSpan:
-    """A request of an un-forked vLLM; raises Rejected with the reason it cannot be used."""
-    attributes = scalars(span.attributes)
-    if "gen_ai.latency.e2e" not in attributes:
-        raise Rejected(Skip.NOT_A_REQUEST)
-    latencies = {name: read_seconds(attributes.get(key)) for key, name in words.LATENCY_FIELDS.items()}
+_LACKS: Final = {
+    "e2e_s": Skip.LACKS_E2E,
+    "first_token_s": Skip.LACKS_FIRST_TOKEN,
+    "prompt_tokens": Skip.LACKS_INPUT_TOKENS,
+    "output_tokens": Skip.LACKS_OUTPUT_TOKENS,
+}
+
+
+def request_attributes(span: Span) -> dict[str, Value]:
+    """What a span says of a finished request; empty where it tells nothing of one."""
+    said = scalars(span.attributes[: words.ATTRIBUTES_MAX], words.REQUEST_ATTRIBUTES)
+    return {} if said.keys() <= words.MODELS.keys() else said
+
+
+def request_span(span: Span, said: Mapping[str, Value]) -> RequestSpan:
+    """A finished request out of its attributes; raises Rejected with the reason it cannot be used."""
+    tokens: dict[str, int] = {}
+    for key in words.TOKEN_FIELDS.keys() & said.keys():
+        counted = read_count(said, key)
+        if tokens.setdefault(words.TOKEN_FIELDS[key], counted) != counted:
+            raise Rejected(Skip.INCONSISTENT)  # the two spellings say two things
+    seconds = {name: read_seconds(said[key]) for key, name in words.LATENCY_FIELDS.items() if key in said}
+    for name, lacks in _LACKS.items():
+        if name not in tokens and name not in seconds:
+            raise Rejected(lacks)
+    if tokens.get("cached_tokens", 0) > tokens["prompt_tokens"]:
+        raise Rejected(Skip.INCONSISTENT)
+    seconds.setdefault("decode_s", seconds["e2e_s"] - seconds["first_token_s"])
     return RequestSpan(
         span_id=span.span_id,
         trace_id=span.trace_id,
         parent_span_id=span.parent_span_id,
         arrival_unix_ns=span.start_time_unix_nano,
         end_unix_ns=span.end_time_unix_nano,
-        prompt_tokens=read_count(attributes, words.PROMPT_TOKENS),
-        output_tokens=read_count(attributes, words.OUTPUT_TOKENS),
-        model=str(attributes.get(words.MODEL, ""))[: words.FACT_LENGTH_MAX],
-        **latencies,
+        prompt_tokens=tokens["prompt_tokens"],
+        cached_tokens=tokens.get("cached_tokens", MISSING),
+        output_tokens=tokens["output_tokens"],
+        first_token_s=seconds["first_token_s"],
+        decode_s=seconds["decode_s"],
+        queue_s=seconds.get("queue_s", math.nan),
+        prefill_s=seconds.get("prefill_s", math.nan),
+        model=next((str(said[key]) for key in words.MODELS if key in said), "")[: words.FACT_LENGTH_MAX],
     )
 
 
@@ -208,7 +241,9 @@ class Taken(NamedTuple):
 
 _WORDS = len(STEP_FIELDS)
 _UNIX_AT = STEP_FIELDS.index("unix_ns")
-NOTHING_TAKEN = itertools.repeat(Taken(np.empty(0, np.intp), np.empty((0, _WORDS), np.int64)))
+_FOREIGN_SCOPES_MAX, _SCOPE_CHARS_MAX = 8, 100
+_log = logging.getLogger(__name__)
+_NOTHING_TAKEN: Final = itertools.repeat(Taken(np.empty(0, np.intp), np.empty((0, _WORDS), np.int64)))
 
 
 def latest_unix_ns(arrived_unix_ns: int) -> int:
@@ -222,134 +257,156 @@ def decode(payload: bytes, peer: str, admit_span: AdmitSpan, counts: Counts) -> 
     ``peer`` names the emitter where the resource has no ``service.instance.id`` (SDK 1.26 sends none).
     Raises ``google.protobuf.message.DecodeError`` on undecodable bytes: admission has parsed them once already.
     """
-    return read(ExportTraceServiceRequest.FromString(payload), peer, admit_span, counts, NOTHING_TAKEN)
+    return SpanReader().read(ExportTraceServiceRequest.FromString(payload), peer, admit_span, counts)
 
 
-def read(
-    request: ExportTraceServiceRequest,
-    peer: str,
-    admit_span: AdmitSpan,
-    counts: Counts,
-    taken: Iterator[Taken],
-    arrived_unix_ns: int = 0,
-) -> list[Telemetry]:
-    """As decode, of a parsed request; ``taken``: for each step span, in order, the summaries that are gone from it.
+class SpanReader:
+    """Reads parsed exports.
 
-    ``arrived_unix_ns``: when it came in, 0 if nobody knows. Times far ahead of it are out of range.
+    Attributes:
+        foreign_scopes: the first scopes of which no span told anything; replaced, never edited.
     """
-    return [_read_resource(spans, peer, admit_span, counts, taken, arrived_unix_ns) for spans in request.resource_spans]
+
+    def __init__(self) -> None:
+        self.foreign_scopes: tuple[str, ...] = ()
+
+    def read(
+        self,
+        request: ExportTraceServiceRequest,
+        peer: str,
+        admit_span: AdmitSpan,
+        counts: Counts,
+        taken: Iterator[Taken] = _NOTHING_TAKEN,
+        arrived_unix_ns: int = 0,
+    ) -> list[Telemetry]:
+        """One Telemetry per resource.
+
+        ``taken``: for each step span, in order, the summaries that are gone from it. ``arrived_unix_ns``: when it came
+        in, 0 if nobody knows; times far ahead of it are out of range.
+        """
+        out = []
+        for spans in request.resource_spans:
+            resource = _Resource(spans, peer, admit_span, counts, arrived_unix_ns)
+            for scope_spans in spans.scope_spans:
+                tells = [resource.add(scope_spans.scope.name, span, taken) for span in scope_spans.spans]
+                self._note_scope(scope_spans.scope.name, tells=any(tells) or not tells)
+            out.append(resource.telemetry())
+        return out
+
+    def _note_scope(self, scope: str, *, tells: bool) -> None:
+        scope = scope[:_SCOPE_CHARS_MAX]
+        known = scope in self.foreign_scopes
+        if tells and known:
+            self.foreign_scopes = tuple([each for each in self.foreign_scopes if each != scope])
+        elif not (tells or known) and len(self.foreign_scopes) < _FOREIGN_SCOPES_MAX:
+            self.foreign_scopes += (scope,)
+            _log.info("spans of scope %r tell nothing of steps or requests: they are left out", scope)
 
 
-def _read_resource(
-    resource_spans: ResourceSpans,
-    peer: str,
-    admit_span: AdmitSpan,
-    counts: Counts,
-    taken: Iterator[Taken],
-    arrived_unix_ns: int,
-) -> Telemetry:
-    attributes = scalars(resource_spans.resource.attributes[: words.ATTRIBUTES_MAX])
-    counts[table.IGNORED_ATTRIBUTES] += max(0, len(resource_spans.resource.attributes) - words.ATTRIBUTES_MAX)
-    out = Telemetry(
-        instance=str(attributes.get(words.INSTANCE) or peer),
-        facts=facts(attributes),
-        process=_pid_of(attributes),
-        host=str(attributes.get(words.HOST, ""))[: words.FACT_LENGTH_MAX],
-        peer=peer,
-        arrived_unix_ns=arrived_unix_ns,
-    )
-    latest = _Latest(latest_unix_ns(arrived_unix_ns))
-    steps: list[NDArray[np.int64]] = []
-    snapshots: list[tuple[int, ...]] = []
-    spans_seen = events_seen = accepted = 0
-    for scope_spans in resource_spans.scope_spans:
-        scope = scope_spans.scope.name
-        spans_seen += len(scope_spans.spans)
-        if scope not in words.KNOWN_SCOPES:
-            events_seen += _skip_scope(scope_spans, counts)
-            continue
-        for span in scope_spans.spans:
-            columns = next(taken) if scope == words.STEP_SCOPE else None
-            events = len(span.events) + (len(columns.at) if columns else 0)
-            events_seen += events
-            lost = None if columns is None else plugin_losses(span)
-            if lost is None and (dropped := span.dropped_events_count):
-                counts[table.SDK_DROPPED_EVENTS] += dropped
-            try:
-                _check_span(scope, span, out.instance, admit_span, latest)
-                if columns:
-                    out.plugin_losses += [] if lost is None else [(span.end_time_unix_nano, lost)]
-                    steps.append(_without_too_new(_read_steps(span.events, columns, snapshots, counts), latest, counts))
-                elif scope == words.KV_SCOPE:
-                    timely = [event for event in span.events if latest.allows(event.time_unix_nano)]
-                    counts[table.SKIPPED_EVENTS, Skip.OUT_OF_RANGE] += events - len(timely)
-                    out.kv += read_span_events(timely, out.instance, event_scalars, counts)
-                else:
-                    _add_request_span(out, scope, span, counts, latest)
-            except Rejected as rejected:
-                counts[table.SKIPPED_SPANS, rejected.reason] += 1
-                counts[table.SKIPPED_EVENTS, rejected.reason] += events
+class _Resource:
+    """What one resource of an export says."""
+
+    def __init__(
+        self, spans: ResourceSpans, peer: str, admit_span: AdmitSpan, counts: Counts, arrived_unix_ns: int
+    ) -> None:
+        attributes = scalars(spans.resource.attributes[: words.ATTRIBUTES_MAX])
+        counts[table.IGNORED_ATTRIBUTES] += max(0, len(spans.resource.attributes) - words.ATTRIBUTES_MAX)
+        self._out = Telemetry(
+            instance=str(attributes.get(words.INSTANCE) or peer),
+            facts=facts(attributes),
+            process=_pid_of(attributes),
+            host=str(attributes.get(words.HOST, ""))[: words.FACT_LENGTH_MAX],
+            peer=peer,
+            arrived_unix_ns=arrived_unix_ns,
+        )
+        self._admit_span, self._counts = admit_span, counts
+        self._latest_unix_ns = latest_unix_ns(arrived_unix_ns)
+        self._steps: list[NDArray[np.int64]] = []
+        self._snapshots: list[tuple[int, ...]] = []
+
+    def telemetry(self) -> Telemetry:
+        """All that was added."""
+        if self._steps:  # of one span, as the plugin sends it
+            rows = self._steps[0] if len(self._steps) == 1 else np.concatenate(self._steps)
+            self._out.steps = rows.view(STEP_DTYPE)[:, 0]
+        if self._snapshots:
+            self._out.snapshots = np.array(self._snapshots, SNAPSHOT_DTYPE)
+        return self._out
+
+    def add(self, scope: str, span: Span, taken: Iterator[Taken]) -> bool:
+        """Add a span, and count it and its events; whether it tells anything, be it of no use."""
+        columns = next(taken) if scope == words.STEP_SCOPE else None
+        events = len(span.events) + (len(columns.at) if columns else 0)
+        counts, lost = self._counts, None if columns is None else plugin_losses(span)
+        counts[table.DECODED_SPANS] += 1
+        counts[table.DECODED_EVENTS] += events
+        if lost is None and (dropped := span.dropped_events_count):
+            counts[table.SDK_DROPPED_EVENTS] += dropped
+        try:
+            if columns:
+                self._check(span, span.name.startswith(words.STEP_SPAN_PREFIX))
+                self._out.plugin_losses += [] if lost is None else [(span.end_time_unix_nano, lost)]
+                self._add_steps(span, columns)
+            elif scope == words.KV_SCOPE:
+                self._check(span, span.name.startswith(words.KV_SPAN_PREFIX))
+                self._add_kv(span)
+            elif scope == words.CORE_SCOPE:
+                self._check(span, span.name == words.CORE_SPAN)
+                self._out.core.append(core_span(span, counts, self._may_be))
+            elif scope == words.API_SCOPE:
+                self._check(span, span.name == words.API_SPAN)
+                self._out.api.append(api_span(span, counts))
+            elif said := request_attributes(span):
+                self._check(span)
+                self._out.requests.append(request_span(span, said))
+                counts[table.SKIPPED_EVENTS, Skip.FOREIGN_EVENT] += events
             else:
-                accepted += 1
-    counts[table.DECODED_SPANS] += spans_seen
-    counts[table.DECODED_EVENTS] += events_seen
-    counts[table.DECODED_SPANS_OK] += accepted
-    out.too_new_unix_ns = latest.refused_unix_ns
-    _set_columns(out, steps, snapshots)
-    return out
+                raise Rejected(Skip.FOREIGN_SCOPE)
+        except Rejected as rejected:
+            counts[table.SKIPPED_SPANS, rejected.reason] += 1
+            counts[table.SKIPPED_EVENTS, rejected.reason] += events
+            return rejected.reason is not Skip.FOREIGN_SCOPE
+        counts[table.DECODED_SPANS_OK] += 1
+        return True
 
+    def _check(self, span: Span, is_expected: bool = True) -> None:
+        """Raises Rejected with the reason that a span cannot be used, whatever it says; it is admitted once."""
+        if not is_expected:
+            raise Rejected(Skip.FOREIGN_SPAN)
+        if len(span.attributes) > words.ATTRIBUTES_MAX:
+            raise Rejected(Skip.TOO_MANY_ATTRIBUTES)
+        span_id, end_unix_ns = span.span_id, span.end_time_unix_nano
+        if end_unix_ns < words.UNIX_MIN or not self._may_be(end_unix_ns):
+            raise Rejected(Skip.OUT_OF_RANGE)
+        if len(span_id) != words.SPAN_ID_BYTES or len(span.parent_span_id) not in (0, words.SPAN_ID_BYTES):
+            raise Rejected(Skip.OUT_OF_RANGE)  # ids are remembered: their length bounds the memory that takes
+        if span.start_time_unix_nano > end_unix_ns:
+            raise Rejected(Skip.TIME_ORDER)
+        if reason := self._admit_span(self._out.instance, span_id, end_unix_ns):
+            raise Rejected(reason)
 
-def _skip_scope(scope_spans: ScopeSpans, counts: Counts) -> int:
-    """Count the spans of a scope that nobody reads; returns how many events they have."""
-    spans = scope_spans.spans
-    events = sum([len(span.events) for span in spans])
-    counts[table.SKIPPED_SPANS, Skip.FOREIGN_SCOPE] += len(spans)
-    counts[table.SKIPPED_EVENTS, Skip.FOREIGN_SCOPE] += events
-    counts[table.SDK_DROPPED_EVENTS] += sum([span.dropped_events_count for span in spans])
-    return events
-
-
-class _Latest:
-    """The newest time that is taken, and the newest that was not; 0: all were."""
-
-    def __init__(self, unix_ns: int) -> None:
-        self.unix_ns = unix_ns
-        self.refused_unix_ns = 0
-
-    def allows(self, unix_ns: int) -> bool:
-        """Whether something may have happened then."""
-        if unix_ns <= self.unix_ns:
+    def _may_be(self, unix_ns: int) -> bool:
+        """Whether something may have happened then; the newest time that may not is remembered."""
+        if unix_ns <= self._latest_unix_ns:
             return True
-        self.refused_unix_ns = max(self.refused_unix_ns, unix_ns)
+        self._out.too_new_unix_ns = max(self._out.too_new_unix_ns, unix_ns)
         return False
 
+    def _add_steps(self, span: Span, taken: Taken) -> None:
+        """Summaries and snapshots of a step span, but for those that lie ahead although their span does not."""
+        rows = _read_steps(span.events, taken, self._snapshots, self._counts)
+        unix_ns = rows[:, _UNIX_AT]
+        if len(rows) and not self._may_be(int(unix_ns.max())):
+            timely = rows[unix_ns <= self._latest_unix_ns]
+            self._counts[table.DECODED_EVENTS_OK] -= len(rows) - len(timely)
+            self._counts[table.SKIPPED_EVENTS, Skip.OUT_OF_RANGE] += len(rows) - len(timely)
+            rows = timely
+        self._steps.append(rows)
 
-def _without_too_new(rows: NDArray[np.int64], latest: _Latest, counts: Counts) -> NDArray[np.int64]:
-    """Summaries of a span without those that lie ahead, although their span does not."""
-    unix_ns = rows[:, _UNIX_AT]
-    if not len(rows) or latest.allows(int(unix_ns.max())):
-        return rows
-    timely = rows[unix_ns <= latest.unix_ns]
-    counts[table.DECODED_EVENTS_OK] -= len(rows) - len(timely)
-    counts[table.SKIPPED_EVENTS, Skip.OUT_OF_RANGE] += len(rows) - len(timely)
-    return timely
-
-
-def _set_columns(out: Telemetry, steps: list[NDArray[np.int64]], snapshots: list[tuple[int, ...]]) -> None:
-    if steps:  # of one span, as the plugin sends it
-        out.steps = (steps[0] if len(steps) == 1 else np.concatenate(steps)).view(STEP_DTYPE)[:, 0]
-    if snapshots:
-        out.snapshots = np.array(snapshots, SNAPSHOT_DTYPE)
-
-
-def _add_request_span(out: Telemetry, scope: str, span: Span, counts: Counts, latest: _Latest) -> None:
-    if scope == words.CORE_SCOPE:
-        out.core.append(core_span(span, counts, latest.allows))
-    elif scope == words.API_SCOPE:
-        out.api.append(api_span(span, counts))
-    else:
-        out.requests.append(request_span(span))
-        counts[table.SKIPPED_EVENTS, Skip.FOREIGN_EVENT] += len(span.events)
+    def _add_kv(self, span: Span) -> None:
+        timely = [event for event in span.events if self._may_be(event.time_unix_nano)]
+        self._counts[table.SKIPPED_EVENTS, Skip.OUT_OF_RANGE] += len(span.events) - len(timely)
+        self._out.kv += read_span_events(timely, self._out.instance, event_scalars, self._counts)
 
 
 def plugin_losses(span: Span) -> dict[PluginLoss, int] | None:
@@ -375,31 +432,6 @@ def facts(attributes: Mapping[str, Value]) -> dict[str, str]:
         for key, value in attributes.items()
         if key.startswith(words.FACT_PREFIX) or key in words.FACT_KEYS
     }
-
-
-def _check_span(scope: str, span: Span, instance: str, admit_span: AdmitSpan, latest: _Latest) -> None:
-    if not _is_expected(scope, span.name):
-        raise Rejected(Skip.FOREIGN_SPAN)
-    if len(span.attributes) > words.ATTRIBUTES_MAX:
-        raise Rejected(Skip.TOO_MANY_ATTRIBUTES)
-    end_unix_ns = span.end_time_unix_nano
-    if end_unix_ns < words.UNIX_MIN or not latest.allows(end_unix_ns):
-        raise Rejected(Skip.OUT_OF_RANGE)
-    span_id = span.span_id
-    if len(span_id) != words.SPAN_ID_BYTES or len(span.parent_span_id) not in (0, words.SPAN_ID_BYTES):
-        raise Rejected(Skip.OUT_OF_RANGE)  # ids are remembered: their length bounds the memory that takes
-    if span.start_time_unix_nano > end_unix_ns:
-        raise Rejected(Skip.TIME_ORDER)
-    if reason := admit_span(instance, span_id, end_unix_ns):
-        raise Rejected(reason)
-
-
-def _is_expected(scope: str, name: str) -> bool:
-    if scope == words.STEP_SCOPE:
-        return name.startswith(words.STEP_SPAN_PREFIX)
-    if scope == words.KV_SCOPE:
-        return name.startswith(words.KV_SPAN_PREFIX)
-    return name == (words.CORE_SPAN if scope == words.CORE_SCOPE else words.REQUEST_SPAN)
 
 
 def _read_steps(

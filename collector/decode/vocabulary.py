@@ -20,15 +20,12 @@ from .records import STEP_DTYPE, MarkKind
 STEP_SCOPE: Final = "vllm.scheduler.step"
 CORE_SCOPE: Final = "vllm.scheduler"
 API_SCOPE: Final = "vllm.api"
-REQUEST_SCOPES: Final = frozenset({"vllm.llm_engine", "vllm.tracing.otel"})
-"""Scopes of an un-forked vLLM's request spans: 0.15 and 0.32."""
 KV_SCOPE: Final = "vllm.kv_events"
-KNOWN_SCOPES: Final = frozenset({STEP_SCOPE, CORE_SCOPE, API_SCOPE, KV_SCOPE}) | REQUEST_SCOPES
 
 STEP_SPAN_PREFIX: Final = "scheduler_steps_"
 CORE_SPAN: Final = "llm_core"
 KV_SPAN_PREFIX: Final = "kv_events_"
-REQUEST_SPAN: Final = "llm_request"
+API_SPAN: Final = "llm_request"
 
 SUMMARY_EVENT: Final = "step.BATCH_SUMMARY"
 SNAPSHOT_EVENT: Final = "step.REQUEST_SNAPSHOT"
@@ -118,13 +115,24 @@ LATENCY_FIELDS: Final = {
     "gen_ai.latency.time_in_model_prefill": "prefill_s",
     "gen_ai.latency.time_in_model_decode": "decode_s",
 }
-"""Doubles, seconds, on the request spans of an un-forked vLLM."""
+"""Doubles, seconds, on the request spans of vLLM, SGLang and TensorRT-LLM."""
 
 PROMPT_TOKENS: Final = "gen_ai.usage.prompt_tokens"
-OUTPUT_TOKENS: Final = "gen_ai.usage.completion_tokens"
+TOKEN_FIELDS: Final = {
+    PROMPT_TOKENS: "prompt_tokens",
+    "gen_ai.usage.input_tokens": "prompt_tokens",
+    "gen_ai.usage.completion_tokens": "output_tokens",
+    "gen_ai.usage.output_tokens": "output_tokens",
+    "gen_ai.usage.cached_tokens": "cached_tokens",
+    "gen_ai.usage.cache_read.input_tokens": "cached_tokens",
+}
+"""Counts of a request's tokens: as the engines spell them, and as OpenTelemetry's convention has since renamed them."""
 REQUEST_ID: Final = "gen_ai.request.id"
 SAMPLES: Final = "gen_ai.request.n"
 MODEL: Final = "gen_ai.response.model"
+MODELS: Final = dict.fromkeys((MODEL, "gen_ai.request.model"))
+"""The better one first."""
+REQUEST_ATTRIBUTES: Final = LATENCY_FIELDS.keys() | TOKEN_FIELDS.keys() | MODELS.keys()
 FINISH: Final = "finish.status"
 
 INSTANCE: Final = "service.instance.id"

@@ -220,7 +220,7 @@ class PartKind(IntEnum):
                 └─ resource b ─── KV events alone             ─►  OF_KV        b   whose they are shows in the join
 
     API spans are needed where the requests are whose parents they are: beside them stand the ids by which that shows.
-    Spans of scopes that nobody here knows are left out.
+    Spans of any other scope stay with their emitter: they may be of requests.
     """
 
     OF_EMITTER = 0
@@ -257,13 +257,12 @@ def _parts_of(resource: Any, peer: str) -> Iterator[Part]:
     ids: dict[PartKind, list[bytes]] = {kind: [] for kind in PartKind}
     for scope_spans in resource.items:
         name = scope_spans.scope.name
-        if name in words.KNOWN_SCOPES:
-            kind = _KIND_OF.get(name, PartKind.OF_EMITTER)
-            scopes[kind].append(scope_spans.SerializeToString())
-            if name == words.CORE_SCOPE:
-                ids[kind] += [span.parent_span_id for span in scope_spans.items]
-            elif name == words.API_SCOPE:
-                ids[kind] += [span.span_id for span in scope_spans.items]
+        kind = _KIND_OF.get(name, PartKind.OF_EMITTER)
+        scopes[kind].append(scope_spans.SerializeToString())
+        if name == words.CORE_SCOPE:
+            ids[kind] += [span.parent_span_id for span in scope_spans.items]
+        elif name == words.API_SCOPE:
+            ids[kind] += [span.span_id for span in scope_spans.items]
     if scopes[PartKind.OF_EMITTER]:
         scopes[PartKind.OF_EMITTER] += scopes.pop(PartKind.OF_KV)
     resource.ClearField("items")

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import gzip
-import math
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -361,7 +360,7 @@ def _add_served(capture: Capture, stream: _Stream, published: Snapshot) -> None:
     if capture.served:  # the same requests, told by the engine
         return
     for instance, span, delivered_ns in stream.spans:
-        last_s = span.e2e_s if math.isnan(span.decode_s) else span.first_token_s + span.decode_s
+        last_s = span.first_token_s + span.decode_s
         if instance in instances and last_s >= span.first_token_s:
             first_ns, last_ns = (span.arrival_unix_ns + int(1e9 * each) for each in (span.first_token_s, last_s))
             stamps = (span.arrival_unix_ns, first_ns, last_ns, delivered_ns)

@@ -172,12 +172,18 @@ class Skip(enum.StrEnum):
     """Why a span or an event was left out; each is a counter row."""
 
     FOREIGN_SCOPE = "foreign_scope"
+    """Of no scope that is known, and without any attribute of a request."""
     FOREIGN_SPAN = "foreign_span"
     FOREIGN_EVENT = "foreign_event"
     NOT_A_REQUEST = "not_a_request"
     DUPLICATE = "duplicate"
     LATE = "late"
     MISSING_ATTRIBUTE = "missing_attribute"
+    LACKS_E2E = "lacks_e2e"
+    """A span has attributes of a request, but no ``gen_ai.latency.e2e``; the next ones are like it."""
+    LACKS_FIRST_TOKEN = "lacks_first_token"  # noqa: S105 -- a time
+    LACKS_INPUT_TOKENS = "lacks_input_tokens"
+    LACKS_OUTPUT_TOKENS = "lacks_output_tokens"
     WRONG_TYPE = "wrong_type"
     NOT_FINITE = "not_finite"
     OUT_OF_RANGE = "out_of_range"

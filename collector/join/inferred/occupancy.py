@@ -271,10 +271,10 @@ class ApiProcess(Emitter):
     def add(self, span: RequestSpan) -> None:
         """Add one finished request."""
         self.sampling.add(span.trace_id)
-        if math.isnan(span.first_token_s) or span.output_tokens < 1:
+        if span.output_tokens < 1:
             self.counts[table.DROPPED_ROWS, RowDrop.INCOMPLETE] += 1
             return
-        decode_s = span.decode_s if not math.isnan(span.decode_s) else span.e2e_s - span.first_token_s
+        decode_s = span.decode_s
         end_unix_ns = span.arrival_unix_ns + int((span.first_token_s + decode_s) * 1e9) if decode_s >= 0 else 0
         if not end_unix_ns or end_unix_ns > span.end_unix_ns + _SLACK_NS:
             self.counts[table.DROPPED_ROWS, RowDrop.TIME_ORDER] += 1

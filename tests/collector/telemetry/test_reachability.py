@@ -77,7 +77,7 @@ TOLD_BY = {
     Signal: ("../wire/test_forward.py",),
     FpmSkip: ("../wire/test_fpm.py",),
     Target: ("../wire/test_fpm.py",),
-    Skip: ("decode/test_bad_input.py", "decode/test_spans.py"),
+    Skip: ("decode/test_bad_input.py", "decode/test_request_spans.py", "decode/test_spans.py"),
     RowDrop: (
         "decode/test_bad_input.py",
         "join/test_checkpoint.py",

@@ -1,0 +1,114 @@
+"""Requests of servers without a fork: told by their attributes, whoever sends them and however they are spelled."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from collector.decode import MISSING
+from collector.telemetry import Counts, RowDrop, Skip, table
+from tests.support.pipelines import assert_accounted, coefficients, replayed
+from tests.support.step_exports import attribute
+from tests.support.stock_requests import DIALECTS, Dialect, Served, as_told_by, served_in
+from tests.support.toy_engine import UNIX_NS
+from tests.support.toy_spans import Piece, decoded, exports_of
+
+REQUEST = Served(UNIX_NS, 90, 11, 10**7, 2 * 10**8, 25 * 10**7, 5 * 10**8)
+
+
+def spelled(dialect: Dialect, cached: int = 30, without: str = "", **values):
+    """The request's span, without one attribute, or with some of another value or kind."""
+    span = REQUEST.span(dialect, 7, cached=cached)
+    for each in [*span.attributes]:
+        if each.key == without or each.key in values:
+            span.attributes.remove(each)
+    span.attributes.extend(attribute(key, value) for key, value in values.items())
+    return span
+
+
+def reason_for(span, scope: str = "sglang server") -> Skip:
+    counts = Counts()
+    assert not decoded(Piece("a", scope, span), counts=counts).requests
+    assert_accounted(counts)
+    (reason,) = counts.by_label(table.SKIPPED_SPANS)
+    return Skip(reason)
+
+
+@pytest.mark.parametrize("engine", DIALECTS)
+def test_every_engine_s_span_says_when_a_request_came_and_what_it_took(engine):
+    dialect = DIALECTS[engine]
+    (request,) = decoded(Piece("a", dialect.scope, spelled(dialect))).requests
+    assert (request.arrival_unix_ns, request.prompt_tokens, request.output_tokens) == (UNIX_NS, 90, 11)
+    assert (request.first_token_s, request.decode_s, request.queue_s) == (0.25, 0.5, 0.01)
+    assert math.isnan(request.prefill_s) if engine == "TensorRT-LLM" else request.prefill_s == 0.2
+    assert request.cached_tokens == (30 if dialect.cached else MISSING)
+    assert request.model == ("tiny" if engine == "the convention" else "")
+
+
+@pytest.mark.parametrize(
+    ("without", "reason"),
+    [
+        ("gen_ai.latency.e2e", Skip.LACKS_E2E),
+        ("gen_ai.latency.time_to_first_token", Skip.LACKS_FIRST_TOKEN),
+        ("gen_ai.usage.prompt_tokens", Skip.LACKS_INPUT_TOKENS),
+        ("gen_ai.usage.completion_tokens", Skip.LACKS_OUTPUT_TOKENS),
+    ],
+)
+def test_a_span_that_nearly_fits_is_counted_by_what_it_lacks(without, reason):
+    assert reason_for(spelled(DIALECTS["SGLang"], without=without)) is reason
+
+
+ODD = {
+    "both spellings, two numbers": ({"gen_ai.usage.input_tokens": 91}, Skip.INCONSISTENT),
+    "both spellings of the answer": ({"gen_ai.usage.output_tokens": 10}, Skip.INCONSISTENT),
+    "two counts of cached tokens": ({"gen_ai.usage.cache_read.input_tokens": 29}, Skip.INCONSISTENT),
+    "more cached than there are": ({"gen_ai.usage.cached_tokens": 91}, Skip.INCONSISTENT),
+    "tokens as text": ({"gen_ai.usage.prompt_tokens": "90"}, Skip.WRONG_TYPE),
+    "tokens below none": ({"gen_ai.usage.cached_tokens": -1}, Skip.OUT_OF_RANGE),
+    "a latency that is none": ({"gen_ai.latency.e2e": math.nan}, Skip.NOT_FINITE),
+    "a latency below none": ({"gen_ai.latency.time_in_queue": -0.1}, Skip.OUT_OF_RANGE),
+}
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_a_span_that_contradicts_itself_is_counted_and_left_out(odd):
+    values, reason = ODD[odd]
+    assert reason_for(spelled(DIALECTS["SGLang"], **values)) is reason
+
+
+def test_both_spellings_may_say_the_same():
+    values = {"gen_ai.usage.input_tokens": 90, "gen_ai.usage.output_tokens": 11}
+    (request,) = decoded(Piece("a", "sglang server", spelled(DIALECTS["SGLang"], **values))).requests
+    assert (request.prompt_tokens, request.output_tokens) == (90, 11)
+
+
+def test_whole_numbers_of_seconds_are_latencies():
+    (request,) = decoded(Piece("a", "x", spelled(DIALECTS["SGLang"], **{"gen_ai.latency.e2e": 1}))).requests
+    assert request.first_token_s == 0.25
+
+
+def test_a_request_that_ended_before_its_first_token_gives_no_row():
+    span = spelled(DIALECTS["TensorRT-LLM"], **{"gen_ai.latency.e2e": 0.1})
+    pipeline = replayed(exports_of([Piece("a", "tensorrt_llm", span)]))
+    assert pipeline.take_counts()[table.DROPPED_ROWS, RowDrop.TIME_ORDER] == 1
+
+
+@pytest.fixture(scope="module")
+def served():
+    return served_in("c10_long", copies=5)
+
+
+def learned(dialect: Dialect, served) -> dict[tuple[str, str], float]:
+    found = coefficients(replayed(exports_of(as_told_by(dialect, served), 200)))
+    return {(target, feature): us for (_, target, feature), us in found.items() if target == "step_time"}
+
+
+def test_the_same_requests_teach_the_same_whoever_tells_them(served):
+    """A real server's, under the scopes, names and words of five engines."""
+    assert len(served) > 3000
+    told = {name: learned(dialect, served) for name, dialect in DIALECTS.items()}
+    assert len(told["vLLM 0.33"]) == 4
+    assert told.pop("TensorRT-LLM") == pytest.approx(told["vLLM 0.33"], rel=1e-6), "its decode time is a difference"
+    for name, found in told.items():
+        assert found == told["vLLM 0.33"], name

@@ -106,32 +106,29 @@ class Calibration(msgspec.Struct):
         process = engine.newest_process
         if process is None:
             return None
-        sequence, warm_up, context = process.sequence, process.warm_up, process.sequence.context
+        warm_up, context, habits = process.warm_up, process.context, engine.habits
         return cls(
             votes=context.votes,
-            learned=context.habits.learned,
-            sums=context.habits.sums,
+            learned=habits.learned,
+            sums=habits.sums,
             carried=Carried(*(getattr(context, name) for name in Carried.__struct_fields__)),
             warmed_up=warm_up.over,
             warm_up_spans=list(warm_up.spans_unix_ns),
-            emitted_to=sequence.emitted_to or sequence.resumed_from,
-            unix_ns=sequence.safe_unix_ns,
-            kv_block_tokens=engine.ratio.event_tokens,
+            emitted_to=process.emitted_to or process.resumed_from,
+            unix_ns=process.safe_unix_ns,
+            kv_block_tokens=habits.kv_block_tokens,
         )
 
     def restore(self, engine: Engine) -> None:
         """Begin the engine's process where an earlier one of ours left it."""
-        process = engine.resume_process()
-        sequence, warm_up, context = process.sequence, process.warm_up, process.sequence.context
-        context.votes, context.habits.sums = self.votes, self.sums
-        if self.learned:
-            context.habits.apply()
+        process = engine.begin_process()
+        warm_up, context, habits = process.warm_up, process.context, engine.habits
+        context.votes, process.resumed_from = self.votes, self.emitted_to
+        habits.sums, habits.learned, habits.kv_block_tokens = self.sums, self.learned, self.kv_block_tokens
         for name, value in msgspec.structs.asdict(self.carried).items():
             setattr(context, name, value)
         context.event_unix_ns = context.first_unix_ns = self.unix_ns
-        sequence.resumed_from = self.emitted_to
         warm_up.over, warm_up.spans_unix_ns = self.warmed_up, list(self.warm_up_spans)
-        engine.ratio.event_tokens = self.kv_block_tokens
 
 
 class EmitterCheckpoint(msgspec.Struct):
@@ -199,10 +196,8 @@ class EmitterCheckpoint(msgspec.Struct):
         for source in FactSource:
             known = {name: value for name, (number, value) in self.facts.items() if number == source}
             emitter.facts.learn(known, source)
-        if isinstance(emitter, Engine):
-            emitter.configure()
-            if self.calibration is not None:
-                self.calibration.restore(emitter)
+        if isinstance(emitter, Engine) and self.calibration is not None:
+            self.calibration.restore(emitter)
         return emitter
 
 

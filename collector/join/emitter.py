@@ -37,6 +37,7 @@ class Emitter(abc.ABC):
         begun_unix_ns: its first event, 0 if it was there before.
         heard_unix_ns: when its last telemetry arrived, by the clock here; 0 while that is not known.
         is_idle: nothing has come of it for so long that nobody waits for it.
+        is_over: nor for so long that nothing of what is pending is believed to be completed.
         is_changed: something was heard of it since its rows were last asked for.
     """
 
@@ -48,7 +49,8 @@ class Emitter(abc.ABC):
         self.config_id = ""
         self.machine: str | None = None
         self.begun_unix_ns = self.heard_unix_ns = 0
-        self.is_idle, self.is_changed = False, True
+        self.is_idle, self.is_over, self.is_changed = False, False, True
+        self.restarts_unix_ns: list[int] = []
 
     @property
     def key(self) -> Key:
@@ -62,7 +64,7 @@ class Emitter(abc.ABC):
             self.machine = telemetry.host or (_HERE if address.startswith(_LOOPBACK) else "")
             self.begun_unix_ns = newest_unix_ns(telemetry) if is_new else 0
         self.heard_unix_ns = telemetry.arrived_unix_ns or self.heard_unix_ns
-        self.is_idle, self.is_changed = False, True
+        self.is_idle, self.is_over, self.is_changed = False, False, True
 
     @property
     @abc.abstractmethod
@@ -80,8 +82,8 @@ class Emitter(abc.ABC):
         """What its rows are made from."""
 
     @abc.abstractmethod
-    def advance(self, *, flush: bool = False) -> list[TargetRows]:
-        """Rows that are final now; ``flush``: nothing more will come."""
+    def advance(self, *, idle: bool = False, flush: bool = False) -> list[TargetRows]:
+        """Rows that are final now; ``idle``: what was told is used; ``flush``: nothing more will come."""
 
     @abc.abstractmethod
     def snapshot(self) -> EngineSnapshot:
@@ -116,6 +118,11 @@ class Emitter(abc.ABC):
     def identity(self) -> dict[str, Fact]:
         """What makes its configuration."""
         return self.facts.identity(self.instance, self.recording)
+
+    def take_restarts(self) -> list[int]:
+        """When it started again, since the last call."""
+        taken, self.restarts_unix_ns = self.restarts_unix_ns, []
+        return taken
 
     def take_counts(self) -> Counts:
         """Counts since the last call."""

@@ -36,6 +36,7 @@ class Joiner:
     def __init__(self, settings: Config, knowledge: Knowledge | None = None) -> None:
         self._settings = settings
         self._idle_ns = int(settings.idle_timeout_s * 1e9)
+        self._over_ns = max(self._idle_ns, int(settings.join_timeout_s * 1e9))
         self.knowledge = knowledge or Knowledge()
         self.engines: OrderedDict[Key, Engine] = OrderedDict()
         self.api_processes: OrderedDict[Key, ApiProcess] = OrderedDict()
@@ -113,10 +114,9 @@ class Joiner:
 
     def _add_steps(self, engine: Engine, telemetry: Telemetry) -> None:
         before = engine.facts.held()
-        if self._teach_facts(engine, telemetry):
-            if engine.facts.is_another_server(before) and engine.restarts_with(telemetry):
-                engine = self._succeed(engine)
-            engine.configure()
+        changed = self._teach_facts(engine, telemetry)
+        if changed and engine.facts.is_another_server(before) and engine.restarts_with(telemetry):
+            engine = self._succeed(engine)
         for request in engine.add(telemetry):
             self._counts[table.JOIN_EVENTS, JoinEvent.OPEN_REQUESTS_EVICTED] += self.api_spans.match(engine, request)
         if not engine.is_double and engine.is_due_to_compare():
@@ -172,27 +172,22 @@ class Joiner:
         """
         if now_unix_ns is not None:
             self._find_idle(now_unix_ns)
-        self.kv.assign({one.instance: one.sequences for one in self.engines.values() if not one.is_double})
-        changed = [engine for engine in self.engines.values() if engine.is_changed or flush]
-        renamed = [event for engine in changed for event in self._identify(engine)]
-        restarted = []
-        for engine in changed:
-            version, engine.is_changed = engine.facts.version, False
-            self._hold_rows(engine.config_id, engine, engine.advance(flush=flush or engine.is_idle))
-            engine.is_changed = engine.facts.version != version  # its configuration is asked for at the next call
-            restarted += [Restarted(engine.config_id, at) for at in engine.restarts_unix_ns]
-            engine.restarts_unix_ns.clear()
+        self.kv.assign({one.instance: one.processes for one in self.engines.values() if not one.is_double})
+        renamed = []
+        for engine in self.engines.values():
+            if engine.is_changed or flush:
+                version, engine.is_changed = engine.facts.version, False
+                renamed += self._advance(engine, flush=flush)
+                engine.is_changed = engine.facts.version != version  # its configuration is asked for at the next call
         for process in self.api_processes.values():
             renamed += self._advance_api_process(process, flush=flush)
         for told in self.pass_engines.values():
             self.knowledge.apply(told.facts, {}, told.instance, told.recording)
-            renamed += self._identify(told)
-            self._hold_rows(told.config_id, told, told.advance(flush=flush))
-            restarted += [Restarted(told.config_id, at) for at in told.restarts_unix_ns]
-            told.restarts_unix_ns.clear()
+            renamed += self._advance(told, flush=flush)
         for page in self.pages.by_key.values():
-            renamed += self._advance_page(page)
+            renamed += self._advance_page(page, flush=flush)
         described = describe(self._by_config(), self._described)
+        restarted = [Restarted(one.config_id, at_ns) for one in self._emitters() for at_ns in one.take_restarts()]
         rows = self._ordered_rows(flush=flush)
         succeeded, self._succeeded = self._succeeded, []
         return [*renamed, *described, *restarted, *rows, *succeeded]
@@ -201,13 +196,26 @@ class Joiner:
         """Emitters that are waited for no longer; of whom nothing was heard yet, the time runs from now on."""
         for emitter in self._emitters():
             emitter.heard_unix_ns = emitter.heard_unix_ns or now_unix_ns
-            if not (emitter.is_idle or emitter.recording) and emitter.heard_unix_ns <= now_unix_ns - self._idle_ns:
-                emitter.is_idle = emitter.is_changed = True
+            silent_ns = 0 if emitter.recording else now_unix_ns - emitter.heard_unix_ns
+            before = emitter.is_idle, emitter.is_over
+            emitter.is_idle, emitter.is_over = silent_ns >= self._idle_ns, silent_ns >= self._over_ns
+            emitter.is_changed |= before != (emitter.is_idle, emitter.is_over)
+
+    def _gives_up_ns(self, emitter: Emitter) -> int:
+        """When the next part of what an emitter holds is given up as it is (the clock here), if nothing comes of it."""
+        return emitter.heard_unix_ns + (self._over_ns if emitter.is_idle else self._idle_ns)
 
     def idle_in_ns(self, now_unix_ns: int) -> int | None:
-        """How long until the next emitter is idle, if nothing comes; None: all are."""
-        heard = [one.heard_unix_ns for one in self._emitters() if one.heard_unix_ns and not one.is_idle]
-        return max(min(heard) + self._idle_ns - now_unix_ns, 0) if heard else None
+        """How long until the next emitter is idle or over, if nothing comes; None: all are."""
+        due = [self._gives_up_ns(one) for one in self._emitters() if one.heard_unix_ns and not one.is_over]
+        return max(min(due) - now_unix_ns, 0) if due else None
+
+    def _advance(self, emitter: Emitter, *, flush: bool) -> list[Renamed]:
+        """Hold the rows that it gives under its configuration."""
+        renamed = self._identify(emitter)
+        rows = emitter.advance(idle=emitter.is_idle, flush=flush or emitter.is_over)
+        self._hold_rows(emitter.config_id, emitter, rows)
+        return renamed
 
     def _identify(self, emitter: Emitter) -> list[Renamed]:
         """Find the emitter's configuration; a fact learned later renames it and keeps its state."""
@@ -224,32 +232,25 @@ class Joiner:
 
         Of a process whose spans are sampled nothing is learned: its server's page, where there is one, tells more.
         """
-        rows = process.advance(flush=flush or (process.is_idle and process.is_changed))
-        process.is_changed = False
         beside = [one for one in self.engines.values() if one.recording == process.recording]
         configs = sorted({engine.config_id for engine in beside})
-        if process.is_sampled and self.pages.has_page_of(process):
-            process.config_id = ""
-            return []
-        if not configs:
-            renamed = self._identify(process)
-            self._hold_rows(process.config_id, process, rows)
-            return renamed
+        if not (configs or (process.is_sampled and self.pages.has_page_of(process))):
+            return self._advance(process, flush=flush)
+        rows = process.advance(idle=process.is_idle, flush=flush or process.is_over)
         process.config_id = ""
-        if len(configs) == 1:
-            processes = sum(one.recording == process.recording for one in self.api_processes.values())
-            process.api_queueing.give_arrivals(beside[0].api_queueing, len(beside) / processes)
-        self._hold_rows(configs[0], process, process.beside_engines(rows, len(configs)))
+        if configs and not (process.is_sampled and self.pages.has_page_of(process)):
+            if len(configs) == 1:
+                processes = sum(one.recording == process.recording for one in self.api_processes.values())
+                process.api_queueing.give_arrivals(beside[0].api_queueing, len(beside) / processes)
+            self._hold_rows(configs[0], process, process.beside_engines(rows, len(configs)))
         return []
 
-    def _advance_page(self, page: PageEngine) -> list[Renamed]:
+    def _advance_page(self, page: PageEngine, *, flush: bool) -> list[Renamed]:
         """Where others tell more of the same engine, its page gives facts, and what it taught becomes their prior."""
         whole = [process for process in self.api_processes.values() if not process.is_sampled]
         richer = self.pages.richer_than(page, [*self.engines.values(), *whole])
         if not richer:
-            renamed = self._identify(page)
-            self._hold_rows(page.config_id, page, page.advance())
-            return renamed
+            return self._advance(page, flush=flush)
         page.yield_to(richer)
         known = page.facts.known()
         for sender in richer:
@@ -329,16 +330,17 @@ class Joiner:
         for emitter in self._emitters():
             merge = self._merges.get(emitter.config_id or beside)
             rows = merge.rows_held(emitter.instance) if merge is not None else 0
-            if not emitter.is_idle and (emitter.pending_steps or emitter.open_requests or rows):
-                until_unix_ns = emitter.heard_unix_ns + self._idle_ns if emitter.heard_unix_ns else 0
-                held = emitter.pending_steps, emitter.open_requests, rows
+            held = emitter.pending_steps, emitter.open_requests, rows
+            if any(held) and not emitter.is_over:
+                until_unix_ns = self._gives_up_ns(emitter) if emitter.heard_unix_ns else 0
                 pending.append(Pending(emitter.instance, *held, until_unix_ns))
         return pending
 
     def shed_memory(self) -> None:
         """Let go of steps whose rows have left; to be called after a drain that flushes."""
         for engine in self.engines.values():
-            engine.shed_memory()
+            for process in engine.processes:
+                process.shed_memory()
 
     def take_counts(self) -> Counts:
         """Counts since the last call, and how far behind it is."""

@@ -24,7 +24,8 @@ from collector.telemetry import JoinEvent, RowDrop, table
 from online import STEP_FEATURES, EngineSnapshot, Floats, Quality, RowBlock, Target
 
 from .emitter import Emitter, TargetRows
-from .inferred import Scheduling, WarmUp
+from .inferred import Scheduling
+from .rows import COLUMN, WarmUp
 
 _REPEATED = 64
 """A count that is lower by less is of a record that came twice; by more, of an engine that has started again."""
@@ -32,7 +33,6 @@ _NUMBERS = attrgetter(
     *("wall_us", "prefill_requests", "prefill_tokens", "prefill_context_tokens"),
     *("decode_requests", "decode_context_tokens", "waiting"),
 )
-_COLUMN = {name: number for number, name in enumerate(STEP_FEATURES)}
 
 
 class PassEngine(Emitter):
@@ -40,13 +40,11 @@ class PassEngine(Emitter):
 
     Attributes:
         source: the endpoint of its publisher.
-        restarts_unix_ns: when it started again since this was last emptied.
     """
 
     def __init__(self, instance: str, recording: str, number: int, settings: Config, source: str = "") -> None:
         super().__init__(instance, recording, number)
         self.source = source
-        self.restarts_unix_ns: list[int] = []
         self._warm_up_rows = settings.warm_up_rows
         self._last = -1
         self._newest_unix_ns = 0
@@ -88,7 +86,7 @@ class PassEngine(Emitter):
         behind = self._last - passed.counter
         self._newest_unix_ns = max(self._newest_unix_ns, passed.unix_ns)
         self.heard_unix_ns = 0 if passed.recording else passed.unix_ns
-        self.is_idle, self.is_changed = False, True
+        self.is_idle = self.is_over = False
         if self._last >= 0 and 0 <= behind < _REPEATED:
             self.counts[table.JOIN_EVENTS, JoinEvent.STEP_DUPLICATE] += 1
             return
@@ -102,14 +100,14 @@ class PassEngine(Emitter):
         if not passed.is_empty:
             self._passes.setdefault(passed.target, []).append(passed)
 
-    def advance(self, *, flush: bool = False) -> list[TargetRows]:
+    def advance(self, *, idle: bool = False, flush: bool = False) -> list[TargetRows]:
         """Rows since the last call; those of a young process are held until its pace is known."""
         out = []
         passes, self._passes = self._passes, {}
         for target in passes.keys() | self._warm_ups.keys():
             warm_up = self._warm_ups.setdefault(target, WarmUp(self._warm_up_rows))
             blocks = [pass_block(passes[target], self.number)] if target in passes else []
-            rows = warm_up.pass_through(blocks, flush=flush or self.is_idle)
+            rows = warm_up.pass_through(blocks, flush=idle or flush)
             self.counts[table.DROPPED_ROWS, RowDrop.WARM_UP] += warm_up.dropped
             warm_up.dropped = 0
             if len(rows):
@@ -137,6 +135,6 @@ def pass_block(passes: list[ForwardPass], engine: int) -> RowBlock:
         ("running", prompts + decodes),
         ("waiting", waiting),
     ):
-        raw[:, _COLUMN[name]] = column
+        raw[:, COLUMN[name]] = column
     end_ns = np.array([passed.unix_ns for passed in passes], np.int64)
     return RowBlock.of_lines(raw, wall_us, end_ns=end_ns, engine=engine, quality=Quality.FPM)

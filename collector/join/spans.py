@@ -18,7 +18,8 @@ from collector.decode import ApiSpan
 from collector.identity import FactSource
 from collector.telemetry import Skip
 
-from .engine import Engine, PendingRequest
+from .engine import Engine
+from .process import PendingRequest
 
 
 @dataclass(slots=True)

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collector.decode import SnapshotColumns, StepColumns
+from online import Ints
 
 Cells = NDArray[np.void]
 """One record per step of a window, of SUMMARY_DTYPE or REBUILT_DTYPE."""
@@ -21,7 +22,7 @@ SUMMARY_DTYPE = np.dtype(
         ("context_tokens_single", "i8"),
         ("attention_pairs", "i8"),
         ("kv_usage_ratio", "f8"),
-        *((name, "i4") for name in ("running", "waiting", "prefill_requests", "decode_requests", "multi_requests")),
+        *((name, "i4") for name in ("running", "waiting", "prefill_requests", "decode_requests")),
         *((name, "i4") for name in ("scheduled_tokens", "prefill_tokens", "decode_tokens", "finished", "preempted")),
         ("kv_blocks_total", "i4"),
         ("kv_blocks_free", "i4"),
@@ -34,7 +35,7 @@ REBUILT_DTYPE = np.dtype(
     [
         *((name, "f8") for name in ("prefill_tokens", "prefill_attention", "context_tokens", "recomputed_tokens")),
         *((name, "f8") for name in ("first_context_tokens", "snapshot_tokens", "snapshot_context_tokens")),
-        *((name, "f8") for name in ("waiting_tokens", "offload_blocks", "restore_blocks", "evicted_blocks")),
+        ("waiting_tokens", "f8"),
         *((name, "i8") for name in ("completed_ns", "completed_unix_ns", "scheduled_ns", "scheduled_unix_ns")),
         *((name, "f4") for name in ("prefill_requests", "decode_requests", "decode_tokens", "first_requests")),
         *((name, "f4") for name in ("snapshot_requests", "waiting_requests")),
@@ -55,127 +56,82 @@ _GROWTH_PARTS = 8
 class StepWindow:
     """Dense columns over step ids [base, base + size)."""
 
-    def __init__(self, first_step: int) -> None:
-        self.base = first_step
+    def __init__(self) -> None:
+        self.base = 1
         self.size = 0
         self.steps: Cells = np.zeros(_GROWTH_STEPS, SUMMARY_DTYPE)
         self.rebuilt: Cells = np.zeros(_GROWTH_STEPS, REBUILT_DTYPE)
-
-    # --- columns ------------------------------------------------------------------------------------------------------
 
     @property
     def newest_step(self) -> int:
         """Largest step id held."""
         return self.base + self.size - 1
 
-    def reach(self, first_step: int, last_step: int) -> None:
-        """Make ids first_step..last_step addressable."""
+    def reach(self, first_step: int, last_step: int, steps_max: int | None = None, keep_from: int = 0) -> None:
+        """Make ids first_step..last_step addressable, of the newest ``steps_max``.
+
+        Ids below the window are added only where rows have not left: from ``keep_from`` on, if that is not 0.
+        """
         if self.size == 0:
             self.base = first_step
-        if first_step < self.base:
-            self._shift(first_step - self.base)
-        needed = last_step - self.base + 1
-        if needed > len(self.steps):
-            capacity = needed + max(_GROWTH_STEPS, needed // _GROWTH_PARTS)
-            self.steps = _grown(self.steps, capacity)
-            self.rebuilt = _grown(self.rebuilt, capacity)
-        self.size = max(self.size, needed)
-
-    def reach_within(self, first_step: int, last_step: int, steps_max: int, *, keep_from: int) -> None:
-        """As :meth:`reach`, of the newest ``steps_max`` ids; back only where rows have not left (``keep_from``)."""
-        low = max(first_step, last_step - steps_max + 1)
-        if self.size and low < self.base:
-            oldest = max(keep_from, self.newest_step - steps_max + 1) if keep_from else low
-            low = max(low, min(oldest, self.base))
-        if last_step - self.base >= steps_max and self.size:
-            self.forget_before(last_step - steps_max + 1)
-            low = max(low, self.base)
-        if low <= last_step:  # else all of it is late: it must not stretch the window back to where it was
-            self.reach(low, last_step)
+        newest = max(last_step, self.newest_step)
+        if steps_max is not None and newest - self.base >= steps_max:
+            self.forget_before(newest - steps_max + 1)
+        oldest = max(keep_from, newest - (steps_max or newest) + 1)
+        first = min(self.base, max(first_step, oldest))
+        if first < self.base or newest - first >= len(self.steps):
+            self._hold(first, newest)
+        self.size = newest - self.base + 1
 
     def columns(self, first_step: int, stop_step: int) -> tuple[Cells, Cells]:
         """Summaries and rebuilt columns of first_step..stop_step-1; ids outside the window read as never seen."""
         low, high = first_step - self.base, stop_step - self.base
         if low >= 0 and high <= len(self.steps):
             return self.steps[low:high], self.rebuilt[low:high]
-        front, back = max(0, -low), max(0, high - len(self.steps))
         inner = slice(max(0, low), min(high, len(self.steps)))
-        no_steps = np.zeros(front + back, SUMMARY_DTYPE)
-        no_cells = np.zeros(front + back, REBUILT_DTYPE)
-        return (
-            np.concatenate((no_steps[:front], self.steps[inner], no_steps[front:])),
-            np.concatenate((no_cells[:front], self.rebuilt[inner], no_cells[front:])),
-        )
+        padded = tuple(np.zeros(high - low, held.dtype) for held in (self.steps, self.rebuilt))
+        for held, column in zip((self.steps, self.rebuilt), padded, strict=True):
+            column[inner.start - low : inner.stop - low] = held[inner]
+        return padded[0], padded[1]
 
-    def speculative_steps(self, first_step: int, stop_step: int) -> int:
-        """Steps of first_step..stop_step-1 with more decode tokens than decoding requests, if those were speculated.
-
-        A request that was preempted computes its tokens anew, several in a step: a preemption in the window explains
-        them too.
-        """
-        steps, cells = self.columns(first_step, stop_step)
-        excess = cells["seen"] & (steps["decode_tokens"] > steps["decode_requests"])
-        if not excess.any() or self.steps["preempted"][: max(0, stop_step - self.base)].any():
-            return 0
-        return int(np.count_nonzero(excess))
-
-    def boundary_unix_ns(self, step: int, earliest_unix_ns: int) -> int:
-        """Wall clock of the boundary at which ``step`` begins, as far as stamps tell; no earlier than the default."""
-        index = min(step - self.base, len(self.rebuilt) - 1)
-        if self.rebuilt["seen"][index]:
-            return int(self.steps["unix_ns"][index])
-        if index > 0 and self.rebuilt["seen"][index - 1] and (done_ns := int(self.steps["ts_done_ns"][index - 1])) > 0:
-            return int(self.steps["unix_ns"][index - 1]) - int(self.steps["ts_end_ns"][index - 1]) + done_ns
-        completed_unix_ns = self.rebuilt["completed_unix_ns"][max(0, index - 1)]
-        return int(max(completed_unix_ns, self.rebuilt["scheduled_unix_ns"][index], earliest_unix_ns))
-
-    def forget_until(self, unix_ns: int, otherwise: int, keep_from: int) -> None:
-        """Drop ids below ``keep_from`` whose steps are no younger; where none is younger, those below ``otherwise``."""
-        last = max(_GROWTH_STEPS, self.size // 2) - 1
-        if last < self.size and not (self.rebuilt["seen"][last] and self.steps["unix_ns"][last] > unix_ns):
-            younger = self.rebuilt["seen"][: self.size] & (self.steps["unix_ns"][: self.size] > unix_ns)
-            first = self.base + int(np.argmax(younger)) if younger.any() else otherwise
-            self.forget_before(min(first, keep_from))
+    def forget_until(self, unix_ns: int, keep_from: int) -> None:
+        """Drop ids below ``keep_from`` whose steps are no younger than that."""
+        behind = slice(0, max(keep_from - self.base, 0))
+        younger = np.flatnonzero(self.rebuilt["seen"][behind] & (self.steps["unix_ns"][behind] > unix_ns))
+        self.forget_before(self.base + int(younger[0]) if len(younger) else keep_from)
 
     def forget_before(self, step: int) -> None:
         """Drop ids below ``step``; done lazily, when half of the columns would go."""
-        gone = step - self.base
-        if gone >= max(_GROWTH_STEPS, self.size // 2):
-            self._shift(gone)
+        if step - self.base >= max(_GROWTH_STEPS, self.size // 2):
+            self.let_go_before(step)
 
-    def give_up_before(self, step: int) -> None:
-        """Drop ids below ``step`` now, and the memory that they and others took."""
-        if step > self.base:
-            self._shift(step - self.base)
-        capacity = max(_GROWTH_STEPS, self.size)
-        if capacity < len(self.steps):
-            self.steps, self.rebuilt = (_grown(column[:capacity], capacity) for column in (self.steps, self.rebuilt))
+    def let_go_before(self, step: int) -> None:
+        """Drop ids below ``step`` now, and the memory that they took."""
+        self._hold(max(step, self.base), self.newest_step)
 
-    def seen_before(self, step: int) -> int:
-        """Summaries held of ids below ``step``."""
-        return int(np.count_nonzero(self.rebuilt["seen"][: max(step - self.base, 0)]))
+    def add_summaries(self, steps: StepColumns) -> tuple[Ints, int, int]:
+        """Place summaries by id, up to the newest that is reachable.
 
-    def add_summaries(self, steps: StepColumns) -> tuple[int, int]:
-        """Place summaries by id, which must be reachable and growing.
-
-        Returns how many were new, and how many tell another start of a known step: another engine's, under one
-        instance id.
+        Returns the ids that were new; how many are of steps that were let go of; and how many tell another start of a
+        known step: another engine's, under one instance id.
         """
+        behind = int(np.count_nonzero(steps["step_id"] < self.base))
+        if behind or not (np.diff(steps["step_id"]) > 0).all():
+            steps = steps[np.unique(steps["step_id"], return_index=True)[1]]
+            steps = steps[steps["step_id"] >= self.base]
         index = steps["step_id"] - self.base
         known = self.rebuilt["seen"][index]
         other = 0
         if known.any():
-            apart = self.steps["ts_start_ns"][index] != steps["ts_start_ns"]
-            other = int(np.count_nonzero(known & apart))
+            other = int(np.count_nonzero(known & (self.steps["ts_start_ns"][index] != steps["ts_start_ns"])))
             index, steps = index[~known], steps[~known]
-        if len(index) == 0:
-            return 0, other
-        first, last = int(index[0]), int(index[-1])
-        here: slice | NDArray[np.int64] = slice(first, last + 1) if last - first + 1 == len(index) else index
-        for name in _SUMMARY_FIELDS:
-            self.steps[name][here] = steps[name]
-        self.rebuilt["seen"][here] = True
-        return len(index), other
+        if len(index):
+            first, last = int(index[0]), int(index[-1])
+            here: slice | Ints = slice(first, last + 1) if last - first + 1 == len(index) else index
+            for name in _SUMMARY_FIELDS:
+                self.steps[name][here] = steps[name]
+            self.rebuilt["seen"][here] = True
+        return steps["step_id"], behind, other
 
     def add_snapshots(self, snapshots: SnapshotColumns) -> None:
         """Sum request snapshots per step: requests with output, tokens scheduled, context of those with output."""
@@ -188,26 +144,16 @@ class StepWindow:
         np.add.at(self.rebuilt["snapshot_tokens"], index, snapshots["scheduled_tokens"])
         np.add.at(self.rebuilt["snapshot_context_tokens"], index, context)
 
-    def _shift(self, by: int) -> None:
-        """Move the base by ``by`` ids (negative: make room in front)."""
-        if by >= 0:
-            kept = max(0, self.size - by)
-            for column in (self.steps, self.rebuilt):
-                _bytes(column[:kept])[:] = _bytes(column[by : by + kept])
-                _bytes(column[kept : self.size])[:] = 0
-            self.base, self.size = self.base + by, kept
-            return
-        self.steps = np.concatenate((np.zeros(-by, SUMMARY_DTYPE), self.steps))
-        self.rebuilt = np.concatenate((np.zeros(-by, REBUILT_DTYPE), self.rebuilt))
-        self.base, self.size = self.base + by, self.size - by
-
-
-def _grown(array: NDArray[np.void], capacity: int) -> NDArray[np.void]:
-    out = np.zeros(capacity, array.dtype)
-    _bytes(out[: len(array)])[:] = _bytes(array)
-    return out
-
-
-def _bytes(cells: Cells) -> NDArray[np.uint8]:
-    """The same memory: copied record by record, a column takes five to ten times as long."""
-    return cells.view(np.uint8)
+    def _hold(self, first_step: int, last_step: int) -> None:
+        """Move to memory for these ids and some more: what is held of them stays, the rest is let go of."""
+        size = max(last_step - first_step + 1, 0)
+        kept = slice(max(first_step, self.base), min(last_step, self.newest_step) + 1)
+        for name in ("steps", "rebuilt"):
+            old: Cells = getattr(self, name)
+            new = np.zeros(size + max(_GROWTH_STEPS, size // _GROWTH_PARTS), old.dtype)
+            if kept.stop > kept.start:
+                there, here = (slice(kept.start - base, kept.stop - base) for base in (first_step, self.base))
+                # as bytes: copied record by record, a column takes five to ten times as long
+                new[there].view(np.uint8)[:] = old[here].view(np.uint8)
+            setattr(self, name, new)
+        self.base, self.size = first_step, size

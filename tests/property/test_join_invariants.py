@@ -185,7 +185,7 @@ class Telling(RuleBasedStateMachine):
         assert len(joiner.api_spans._spans) <= REQUESTS_MAX
         assert sum(len(waiting) for waiting in joiner.api_spans._waiting.values()) <= REQUESTS_MAX
         for engine in joiner.engines.values():
-            assert sum(s.window.size for s in engine.sequences if s.window is not None) <= 2 * STEPS_MAX
+            assert sum(s.window.size for s in engine.processes) <= 2 * STEPS_MAX
 
     def teardown(self) -> None:
         if not hasattr(self, "pipeline"):

@@ -56,7 +56,7 @@ def rows_of(events):
 
 
 def sequences(joiner):
-    return {engine.instance: one for engine in joiner.engines.values() for one in engine.sequences}
+    return {engine.instance: one for engine in joiner.engines.values() for one in engine.processes}
 
 
 def rebuilt_over_true(name, batches, keep=lambda _step: True):
@@ -69,7 +69,7 @@ def rebuilt_over_true(name, batches, keep=lambda _step: True):
         if keep(step) or not 0 <= step - window.base < window.size:
             continue
         cell = window.rebuilt[step - window.base]
-        asynchronous = by_instance[instance].scheduling.value == "async"
+        asynchronous = by_instance[instance].context.is_asynchronous
         found = cell["prefill_tokens"] + (cell["first_requests"] if asynchronous else 0)
         rebuilt, true = rebuilt + found, true + tokens
         count += tokens > 0

@@ -2,38 +2,46 @@
 
 from __future__ import annotations
 
-from .context import Scheduling, SchedulingVotes, Sums
+from .context import Habits, ProcessContext, Scheduling, SchedulingVotes, Sums
 from .journeys import (
     QUEUE_STATE_AGE_NS,
+    Chunks,
     RequestRow,
-    extent_of,
+    Run,
     lay_journey,
     request_block,
     rows_of,
     runs_of,
     split_chunks,
+    waiting_steps,
 )
-from .kv import KvSources
+from .kv import KvSources, KvSteps
 from .occupancy import ApiProcess, doubts_of
-from .row_blocks import BlockRatio
-from .sequence import StepSequence, WarmUp
+from .steps import StepView, drops, finality, step_features, trusted_holes
 
 __all__ = [
     "QUEUE_STATE_AGE_NS",
     "ApiProcess",
-    "BlockRatio",
+    "Chunks",
+    "Habits",
     "KvSources",
+    "KvSteps",
+    "ProcessContext",
     "RequestRow",
+    "Run",
     "Scheduling",
     "SchedulingVotes",
-    "StepSequence",
+    "StepView",
     "Sums",
-    "WarmUp",
     "doubts_of",
-    "extent_of",
+    "drops",
+    "finality",
     "lay_journey",
     "request_block",
     "rows_of",
     "runs_of",
     "split_chunks",
+    "step_features",
+    "trusted_holes",
+    "waiting_steps",
 ]

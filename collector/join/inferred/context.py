@@ -22,20 +22,17 @@ import numpy as np
 
 from collector.config import Config
 from collector.decode import MISSING, StepColumns
+from collector.identity import EngineFacts
 from collector.join.window import Cells
-from collector.telemetry import Counts, JoinEvent, table
-from online import Quality
+from online import Floats, Quality
 
-from . import row_blocks as boundaries
-from .row_blocks import BlockRatio, Columns, ContextSource, Rebuilt, complete, snapshot_complete
+from .steps import StepView
 
 Amount = Annotated[float, msgspec.Meta(ge=0.0, le=1e18)]
 Natural = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 
 _VOTES_MIN = 8
 """End stamps that tell how an engine schedules: a stamp or two may be late."""
-FIRST_BLOCK_STEPS = 256
-"""A new engine waits for its first block; the later ones only cost per block."""
 _DECAY = 0.8
 """Of what a block taught, per block: some 5000 steps are remembered."""
 _COMPLETE_SHARE = 0.97
@@ -60,10 +57,10 @@ class SchedulingVotes(msgspec.Struct):
     sync: Natural = 0
     asynchronous: Natural = 0
 
-    def add(self, steps: Cells, cells: Cells) -> None:
+    def add(self, view: StepView) -> None:
         """Count the votes of consecutive steps; each step must be given once."""
-        completed = cells["completed_ns"][:-1]
-        next_ns = np.where(cells["seen"][1:], steps["ts_start_ns"][1:], cells["scheduled_ns"][1:])
+        completed = view.cells["completed_ns"][:-1]
+        next_ns = np.where(view.seen[1:], view.steps["ts_start_ns"][1:], view.cells["scheduled_ns"][1:])
         usable = (completed > 0) & (next_ns > 0)
         sync = int(np.count_nonzero(usable & (completed < next_ns)))
         self.sync += sync
@@ -78,7 +75,7 @@ class SchedulingVotes(msgspec.Struct):
 
 
 class Sums(msgspec.Struct):
-    """What steps add up to."""
+    """What steps add up to; ``context_tokens``, ``blocks`` and ``usage`` (of the whole cache) over the same steps."""
 
     context_tokens: Amount = 0.0
     blocks: Amount = 0.0
@@ -96,47 +93,70 @@ class Sums(msgspec.Struct):
 
 @dataclass(slots=True)
 class Habits:
-    """Decayed sums over whole blocks of passed steps, and the block under way."""
+    """What the steps of an engine teach: decayed sums over whole blocks of them, and the block under way.
 
-    ratio: BlockRatio
+    Attributes:
+        facts: what its configuration says.
+        learned: whether a whole block has passed.
+        kv_block_tokens: ``BlockStored.block_size``, for steps from ``kv_from_unix_ns`` on; 0 while there is none.
+    """
+
+    facts: EngineFacts
     learned: bool = False
-    """Whether a whole block has passed."""
     sums: Sums = field(default_factory=Sums)
+    kv_block_tokens: float = 0.0
+    kv_from_unix_ns: int = 0
     _block: Sums = field(default_factory=Sums)
 
-    def learn(self, steps: Cells, cells: Cells, counts: Rebuilt) -> None:
-        """Take passed steps of one block."""
-        block, seen = self._block, cells["seen"]
+    def learn(self, view: StepView, *, idle: bool) -> None:
+        """Take passed steps of one block.
+
+        While the engine is ``idle``, requests may run whose journeys will come: that none are here says nothing of how
+        many are sent.
+        """
+        block, steps, seen = self._block, view.steps, view.seen
         block.steps += len(steps)
         block.holes += int(np.count_nonzero(~seen))
-        busy = seen & (steps["scheduled_tokens"] > 0)
-        snapped = snapshot_complete(steps, cells)
-        block.rebuilt_requests += float(counts.requests @ busy)
-        block.summary_requests += float((steps["prefill_requests"] + steps["decode_requests"]) @ busy)
-        exact = busy & (steps["prefill_requests"] == 0) & (complete(steps, cells, counts) | snapped)
-        context = np.where(snapped, cells["snapshot_context_tokens"], counts.context_tokens)
+        busy, matched, snapped = seen & (steps["scheduled_tokens"] > 0), view.matched, view.snapped
+        told = busy & matched if idle else busy
+        block.rebuilt_requests += float(view.requests @ told)
+        block.summary_requests += float((steps["prefill_requests"] + steps["decode_requests"]) @ told)
+        exact = busy & (steps["prefill_requests"] == 0) & (matched | snapped)
+        context = np.where(snapped, view.cells["snapshot_context_tokens"], view.context_tokens)
         block.context_tokens += float(context @ exact)
         block.blocks += float((steps["kv_blocks_total"] - steps["kv_blocks_free"]) @ exact)
         block.usage += float(np.nansum(steps["kv_usage_ratio"][exact]))
 
-    def missing_steps(self, cells: Cells) -> int:
-        """Steps about to be learned whose summary never came, from the first on that did: without one, none."""
-        seen, block, past = cells["seen"], self._block, self.sums
-        if block.steps + past.steps <= block.holes + past.holes:
-            seen = seen[np.argmax(seen) :] if seen.any() else seen[:0]
-        return int(np.count_nonzero(~seen))
-
     def end_block(self) -> None:
         """What the block taught is in force from here on."""
         self.sums.fold(self._block)
-        self._block = Sums()
-        self.apply()
+        self._block, self.learned = Sums(), True
 
-    def apply(self) -> None:
-        """Let rows be made by what is known."""
-        self.learned = True
-        self.ratio.context_tokens, self.ratio.blocks = self.sums.context_tokens, self.sums.blocks
-        self.ratio.usage = self.sums.usage
+    def usage_by(self, tokens: Floats) -> Floats:
+        """Share of the cache that so many tokens fill, (m,); NaN while nothing is known of its size."""
+        size, blocks = self.facts.number("block_size"), self.facts.number("num_gpu_blocks")
+        if self.sums.usage > 0.0 and self.sums.context_tokens > 0.0:
+            per_token = self.sums.usage / self.sums.context_tokens
+        elif size and blocks:
+            per_token = 1.0 / (size * blocks)
+        else:
+            return np.full(len(tokens), np.nan)
+        return np.asarray(np.clip(tokens * per_token, 0.0, 1.0))
+
+    def context_by_blocks(self, steps: Cells) -> Floats:
+        """Decode context from blocks in use, shape (m,); NaN while nothing is known.
+
+        By the running ratio where the context was exact, else by the block's size: the last block of a request is half
+        full on average. Prompts being prefilled hold blocks too.
+        """
+        used = (steps["kv_blocks_total"] - steps["kv_blocks_free"]).astype(float)
+        if self.sums.blocks > 0:
+            tokens = used * (self.sums.context_tokens / self.sums.blocks)
+        else:
+            by_events = self.kv_block_tokens > 0 and steps["unix_ns"] >= self.kv_from_unix_ns
+            size = self.facts.number("block_size") or np.where(by_events, self.kv_block_tokens, np.nan)
+            tokens = (used - (steps["decode_requests"] + steps["prefill_requests"]) / 2) * size
+        return np.asarray(np.maximum(tokens - steps["prefill_tokens"], steps["decode_requests"]), float)
 
     @property
     def hole_scale(self) -> float:
@@ -154,16 +174,19 @@ class Habits:
 
 
 class ProcessContext:
-    """Sources, scheduling mode and habits of one engine process; times are wall clock."""
+    """Sources and scheduling mode of one engine process, and the habits of its engine; times are wall clock.
 
-    def __init__(self, settings: Config, ratio: BlockRatio) -> None:
+    Attributes:
+        first_summary_step: smallest step id of a summary; 0 without any.
+        longest_run_ns: of the requests that ended.
+    """
+
+    def __init__(self, settings: Config, habits: Habits) -> None:
         self._lateness_ns = int(settings.allowed_lateness_s * 1e9)
         self._timeout_ns = int(settings.join_timeout_s * 1e9)
-        self.habits = Habits(ratio)
+        self.habits = habits
         self.votes = SchedulingVotes()
-        self.scheduling_fact = Scheduling.UNKNOWN
-        self.budget_fact_tokens: float | None = None
-        self.event_unix_ns = self.first_unix_ns = 0
+        self.event_unix_ns = self.first_unix_ns = self.first_summary_step = 0
         self.has_summaries = self.has_journeys = self.has_exact_context = self.has_done_stamps = False
         self.longest_run_ns = self.scheduled_tokens_max = 0
         self._first_finish_unix_ns = 0
@@ -176,6 +199,8 @@ class ProcessContext:
     def record_summaries(self, steps: StepColumns) -> None:
         """Step summaries came: what they carry."""
         self.record_times(int(steps["unix_ns"].min()), int(steps["unix_ns"].max()))
+        first_step = int(steps["step_id"].min())
+        self.first_summary_step = min(self.first_summary_step or first_step, first_step)
         self.has_summaries = True
         self.has_exact_context = self.has_exact_context or bool((steps["context_tokens_single"] != MISSING).any())
         self.has_done_stamps = self.has_done_stamps or bool((steps["ts_done_ns"] > 0).any())
@@ -191,9 +216,14 @@ class ProcessContext:
         return self.has_exact_context and self.has_done_stamps
 
     @property
+    def is_asynchronous(self) -> bool:
+        """Whether rows are made as of an engine that schedules a step while the one before it runs."""
+        return self.votes.decided is Scheduling.ASYNC
+
+    @property
     def budget_tokens(self) -> float | None:
         """Token budget of a step: as configured, else the most that was scheduled; None while nothing is known."""
-        return self.budget_fact_tokens or (self.scheduled_tokens_max or None)
+        return self.habits.facts.number("max_num_batched_tokens") or self.scheduled_tokens_max or None
 
     @property
     def waited_ns(self) -> int:
@@ -210,54 +240,33 @@ class ProcessContext:
         return Quality.SAMPLED if self.habits.sampled else Quality.STEPS
 
     @property
-    def source(self) -> ContextSource | None:
-        """Where decode context comes from; None while it cannot be told yet whether journeys will come."""
-        if self.has_exact_context:
-            return ContextSource.EXACT
-        if self.has_journeys:
-            return ContextSource.JOURNEYS
+    def knows_source(self) -> bool:
+        """Whether it can be told where decode context comes from: whether journeys will come."""
         finished = self._first_finish_unix_ns and self.event_unix_ns >= self._first_finish_unix_ns + self._lateness_ns
-        return ContextSource.BLOCKS if finished or self._has_waited else None
+        return bool(self.has_exact_context or self.has_journeys or finished or self._has_waited)
 
     @property
     def _has_waited(self) -> bool:
         return self.event_unix_ns >= self.first_unix_ns + self._timeout_ns
 
-    def mode(self, steps: Cells, cells: Cells, *, flush: bool) -> Scheduling:
-        """The scheduling mode, by these steps where it is not decided; UNKNOWN while end stamps may still tell it."""
+    def decide_mode(self, steps: Cells, cells: Cells, *, flush: bool) -> bool:
+        """Decide the scheduling mode by these steps where it is not; False while end stamps may still tell it.
+
+        Without end stamps it is what the configuration says, and rows are made as of a synchronous engine if that says
+        nothing.
+        """
         if self.votes.decided is not Scheduling.UNKNOWN:
-            return self.votes.decided
+            return True
         shown = SchedulingVotes()
-        shown.add(steps, cells)
+        shown.add(StepView(steps, cells, asynchronous=False))
+        fact = self.habits.facts.get("async_scheduling")
         if shown.decided is not Scheduling.UNKNOWN:
-            return shown.decided
-        if self.has_journeys and not (flush or self._has_waited):
-            return Scheduling.UNKNOWN
-        if self.scheduling_fact is not Scheduling.UNKNOWN:
-            return self.scheduling_fact
-        if not (flush or self.has_journeys):
-            return Scheduling.SYNC
-        shown.sync, shown.asynchronous = shown.sync + self.votes.sync, shown.asynchronous + self.votes.asynchronous
-        self.votes.decided = shown.majority
-        return self.votes.decided
-
-    def stamps(self, around: Columns, *, asynchronous: bool) -> boundaries.Stamps:
-        """The stamped boundaries that rows may run between."""
-        stamps = boundaries.stamps(around.steps, around.cells, around.empty, asynchronous=asynchronous)
-        if self.has_summaries and self.habits.hole_scale != 1.0:
-            # Journey stamps pick intervals around the requests that are traced: scaled up, those would count too much.
-            stamps = stamps.take(stamps.kind == boundaries.START)
-        return stamps
-
-    def learn_steps(self, steps: Cells, cells: Cells, *, asynchronous: bool) -> Counts:
-        """Take the votes and habits of passed steps, all but the last one, which is their successor."""
-        self.votes.add(steps, cells)
-        steps, cells = steps[:-1], cells[:-1]
-        rebuilt, counts = Rebuilt(cells, asynchronous=asynchronous), Counts()
-        self.habits.learn(steps, cells, rebuilt)
-        if self.has_journeys and not self.has_exact_context:
-            busy = cells["seen"] & (steps["scheduled_tokens"] > 0)
-            matched = int(np.count_nonzero(busy & complete(steps, cells, rebuilt)))
-            counts[table.JOIN_EVENTS, JoinEvent.STEP_MATCHED] += matched
-            counts[table.JOIN_EVENTS, JoinEvent.STEP_MISMATCHED] += int(np.count_nonzero(busy)) - matched
-        return counts
+            self.votes.decided = shown.decided
+        elif self.has_journeys and not (flush or self._has_waited):
+            return False
+        elif isinstance(fact, bool):
+            self.votes.decided = Scheduling.ASYNC if fact else Scheduling.SYNC
+        elif flush or self.has_journeys:
+            shown.sync, shown.asynchronous = shown.sync + self.votes.sync, shown.asynchronous + self.votes.asynchronous
+            self.votes.decided = shown.majority
+        return True

@@ -66,18 +66,10 @@ class Run:
         return min(max(0, steps - (self.outputs_end - self.outputs)), steps - 1)
 
 
-def extent_of(request_runs: Sequence[Run]) -> tuple[int, int] | None:
-    """First and last step of a request's runs."""
-    return (request_runs[0].first_step, request_runs[-1].last_step) if request_runs else None
-
-
-def lay_journey(span: CoreSpan, window: StepWindow, request_runs: Sequence[Run] | None = None) -> list[Chunks]:
-    """Add the request to the columns of its steps (which must be reachable); returns its multi-step prefills.
-
-    ``request_runs``: its runs, where the caller has them already.
-    """
+def lay_journey(span: CoreSpan, window: StepWindow, runs: Sequence[Run]) -> list[Chunks]:
+    """Add the request to the columns of the steps of its runs, which are reachable; its multi-step prefills."""
     chunks = []
-    for run in runs_of(span.marks) if request_runs is None else request_runs:
+    for run in runs:
         if run.outputs == 0:
             chunks += _lay_prefill(run, span.prompt_tokens, window)
         else:

@@ -38,12 +38,13 @@ import numpy as np
 from collector.config import Config
 from collector.decode import MISSING, CoreSpan
 from collector.decode.kv import KvBatch, count_batch
-from collector.join.window import Cells, StepWindow
+from collector.join.window import StepWindow
 from collector.telemetry import Counts, Direction, KvSkip, Phase, table
-from online import Ints, Mask
+from online import Floats, Ints, Mask
 
+from .context import Habits
 from .journeys import Chunks, Run
-from .row_blocks import BlockRatio
+from .steps import StepView
 
 LATENESS_NS = 10_000_000_000
 """Events of one moment arrive within this time of each other; what is asked of a moment this old is final."""
@@ -56,7 +57,6 @@ _SAME_PROCESS_NS = 60_000_000_000
 _PENDING_MAX = 65_536
 """Prefills held: a process whose steps never pass must not grow memory."""
 _END_STEPS_MAX = 64
-_COLUMNS = ("offload_blocks", "restore_blocks", "evicted_blocks")
 
 
 class KvTimeline:
@@ -162,19 +162,19 @@ class KvTimeline:
             return None
         return sum(blocks for _, _, blocks in batches[first:stop])
 
-    def fill(self, cells: Cells, starts_unix_ns: Ints, first_step: int) -> None:
-        """Write the block columns of steps first_step..; ``starts_unix_ns`` has one more: where the last one ends.
+    def moved_blocks(self, starts_unix_ns: Ints, first_step: int) -> Floats:
+        """Blocks offloaded, restored and evicted in m steps from first_step on, shape (m, 3).
 
-        NaN before ``active_unix_ns`` and where batches are missing. What has no step is put where its time falls.
+        ``starts_unix_ns`` (m + 1,) has when each began, and where the last one ends. NaN before ``active_unix_ns`` and
+        where batches are missing. What has no step is put where its time falls.
         """
         m, begin_ns, end_ns = len(starts_unix_ns) - 1, int(starts_unix_ns[0]), int(starts_unix_ns[-1])
-        out = np.zeros((m, len(_COLUMNS)))
+        out = np.zeros((m, 3))
         low, high = (bisect_left(self._moves, (ns,)) for ns in (begin_ns - _SAME_PROCESS_NS, end_ns + _SAME_PROCESS_NS))
         if high > low:
             ts_ns, step, *blocks = (np.array(column) for column in zip(*self._moves[low:high], strict=True))
-            index = np.where(
-                step == MISSING, np.searchsorted(starts_unix_ns, ts_ns, side="left") - 1, step - first_step
-            )
+            by_time = np.searchsorted(starts_unix_ns, ts_ns, side="left") - 1
+            index = np.where(step == MISSING, by_time, step - first_step)
             inside = (index >= 0) & (index < m)
             moved = np.stack((blocks[0], blocks[1] * self.offload_ratio, blocks[2]), axis=1)
             np.add.at(out, index[inside], moved[inside])
@@ -183,8 +183,7 @@ class KvTimeline:
         for (before_ns, before, _), (after_ns, after, _) in pairwise(self._batches[near]):
             if after > before + 1:
                 out[(starts_unix_ns[1:] > before_ns) & (starts_unix_ns[:-1] < after_ns)] = np.nan
-        for column, name in enumerate(_COLUMNS):
-            cells[name][:m] = out[:, column]
+        return out
 
 
 # --- one engine process -----------------------------------------------------------------------------------------------
@@ -228,11 +227,6 @@ class KvSteps:
     """Of each request: first step, last step, context after the first."""
 
     @property
-    def known(self) -> bool:
-        """Whether steps carry block columns; NaN where nothing is known."""
-        return self.timeline is not None
-
-    @property
     def lateness_ns(self) -> int:
         """How long steps wait for the batches of their time."""
         return LATENESS_NS if self.timeline is not None else 0
@@ -248,9 +242,10 @@ class KvSteps:
             if known and run.last_step > last:
                 self._decodes.append((last + 1, run.last_step, tokens + 1))
         if len(self._pending) > _PENDING_MAX:
-            self._pass_over(sorted(p.first_step for p in self._pending)[_PENDING_MAX // 2])
+            self.pass_over(sorted(p.first_step for p in self._pending)[_PENDING_MAX // 2])
 
-    def _pass_over(self, stop_step: int) -> None:
+    def pass_over(self, stop_step: int) -> None:
+        """Prefills that begin below ``stop_step`` are passed, or lost."""
         self._pending = [p for p in self._pending if p.first_step >= stop_step]
         self._decodes = [d for d in self._decodes if d[1] >= stop_step]
 
@@ -262,7 +257,7 @@ class KvSteps:
         """``stop_step``, or the first step of a prefill whose batches may still be on their way."""
         if self.timeline is None:
             return stop_step
-        self._pass_over(window.base)  # memory was short, or step ids have jumped: they are lost
+        self.pass_over(window.base)  # memory was short, or step ids have jumped: they are lost
         for group in self._groups(stop_step):
             end = _end_step(window, max(p.last_step for p in group)) - window.base
             if int(window.rebuilt["completed_unix_ns"][end]) > event_unix_ns - LATENESS_NS:
@@ -285,7 +280,7 @@ class KvSteps:
                 blocks = self._hit_blocks(group, window, timeline, lag=1 if asynchronous else 0)
                 hit_tokens += blocks * timeline.block_size
                 _share(group, blocks * timeline.block_size, timeline.block_size, window)
-        self._pass_over(stop_step)
+        self.pass_over(stop_step)
         return hit_tokens
 
     def _groups(self, stop_step: int) -> list[list[Prefill]]:
@@ -318,24 +313,23 @@ class KvSteps:
         expected, most = sum(p.tokens // size for p in group), sum((p.tokens - 1) // size for p in group)
         return min(max(0.0, expected - (stored - filled) + loaded), most)
 
-    def fill(
-        self, steps: Cells, cells: Cells, here: slice, first_step: int, ratio: BlockRatio, *, asynchronous: bool
-    ) -> None:
-        """Write the block columns of steps ``here`` of these columns, whose first is ``first_step``."""
+    def moved_blocks(self, view: StepView, here: slice, first_step: int, habits: Habits) -> Floats | None:
+        """Block columns of steps ``here`` of these, whose first is ``first_step``; None where no publisher is known."""
         if self.timeline is None:
-            return
-        starts_unix_ns = _schedule_starts(steps, cells, lag=2 if asynchronous else 1)
-        self.timeline.fill(cells[here], starts_unix_ns[here.start : here.stop + 1], first_step + here.start)
-        ratio.event_tokens = float(self.timeline.block_size)
-        ratio.event_from_unix_ns = self.timeline.active_unix_ns
+            return None
+        starts_unix_ns = _schedule_starts(view)[here.start : here.stop + 1]
+        habits.kv_block_tokens = float(self.timeline.block_size)
+        habits.kv_from_unix_ns = self.timeline.active_unix_ns
+        return self.timeline.moved_blocks(starts_unix_ns, first_step + here.start)
 
 
-def _schedule_starts(steps: Cells, cells: Cells, *, lag: int) -> Ints:
+def _schedule_starts(view: StepView) -> Ints:
     """Wall clock at which each step began to be scheduled, never decreasing; where no stamp says it, the one before."""
+    steps, cells, lag = view.steps, view.cells, 2 if view.asynchronous else 1
     wall = steps["unix_ns"] - steps["ts_end_ns"] + steps["ts_start_ns"]
     ended = np.zeros(len(steps), np.int64)
     ended[lag:] = cells["completed_unix_ns"][:-lag]
-    known = np.where(cells["seen"], wall, np.where(cells["scheduled_unix_ns"] > 0, cells["scheduled_unix_ns"], ended))
+    known = np.where(view.seen, wall, np.where(cells["scheduled_unix_ns"] > 0, cells["scheduled_unix_ns"], ended))
     return np.asarray(np.maximum.accumulate(known), np.int64)
 
 
@@ -377,7 +371,7 @@ def _stored(window: StepWindow, timeline: KvTimeline, first: int, last: int, *, 
 
 
 class KvProcess(Protocol):
-    """What an engine process shows of itself; :class:`~collector.join.inferred.sequence.StepSequence` is one."""
+    """What an engine process shows of itself; :class:`~collector.join.process.EngineProcess` is one."""
 
     kv: KvSteps
 

@@ -51,6 +51,7 @@ from collector.config import Config
 from collector.decode import RequestSpan
 from collector.join.api_queueing import BusyArrival
 from collector.join.emitter import Emitter, TargetRows
+from collector.join.rows import COLUMN
 from collector.telemetry import RowDrop, table
 from online import PHASES, STEP_FEATURES, EngineSnapshot, Floats, Ints, Quality, RowBlock, Target
 
@@ -193,7 +194,6 @@ _BATCH_NS = 5 * 10**9
 """Requests become final in batches of this much event time: each batch sorts all that are held."""
 _LONGEST_RATIO = 2.0
 """A request may take so many times as long as the longest one before it and still be heard of in time."""
-_COLUMN = {name: index for index, name in enumerate(STEP_FEATURES)}
 
 
 class ApiProcess(Emitter):
@@ -300,8 +300,11 @@ class ApiProcess(Emitter):
         if self._pending[0][0] <= horizon_unix_ns - _BATCH_NS:
             self._pass_until(horizon_unix_ns)
 
-    def advance(self, *, flush: bool = False) -> list[TargetRows]:
-        """Rows of requests that are final, in order of their end."""
+    def advance(self, *, idle: bool = False, flush: bool = False) -> list[TargetRows]:
+        """Rows of requests that are final, in order of their end; ``idle``: as far as nothing can overlap them."""
+        if idle and self._held:
+            longest_s = max(held.last_s - held.first_s for held in self._held)
+            self._pass_until(max(held.end_unix_ns for held in self._held) - int(longest_s * 1e9))
         if flush:
             self._pass_until(None)
         rows, self._rows = self._rows, []
@@ -370,13 +373,13 @@ class ApiProcess(Emitter):
         decoding, context = batch.decoding((begin_s + end_s) / 2)
         prefilling, prompt = batch.prefill(np.stack((begin_s, end_s), axis=1).ravel())
         raw = np.full((len(begin_s), len(STEP_FEATURES)), np.nan)
-        raw[:, _COLUMN["prefill_tokens"]] = prompt[::2]
-        raw[:, _COLUMN["prefill_requests"]] = prefilling[::2]
-        raw[:, _COLUMN["prefill_attention"]] = np.nan
-        raw[:, _COLUMN["decode_requests"]] = decoding
-        raw[:, _COLUMN["decode_tokens"]] = decoding
-        raw[:, _COLUMN["decode_context_tokens"]] = context
-        raw[:, _COLUMN["requests"]] = raw[:, _COLUMN["running"]] = decoding + prefilling[::2]
+        raw[:, COLUMN["prefill_tokens"]] = prompt[::2]
+        raw[:, COLUMN["prefill_requests"]] = prefilling[::2]
+        raw[:, COLUMN["prefill_attention"]] = np.nan
+        raw[:, COLUMN["decode_requests"]] = decoding
+        raw[:, COLUMN["decode_tokens"]] = decoding
+        raw[:, COLUMN["decode_context_tokens"]] = context
+        raw[:, COLUMN["requests"]] = raw[:, COLUMN["running"]] = decoding + prefilling[::2]
         n = len(requests)
         return RowBlock(
             raw=raw,

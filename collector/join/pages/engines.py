@@ -119,7 +119,7 @@ class PageEngine(Emitter):
         if row is not None:
             self._rows.append(row)
 
-    def advance(self, *, flush: bool = False) -> list[TargetRows]:  # noqa: ARG002 -- nothing is held back
+    def advance(self, *, idle: bool = False, flush: bool = False) -> list[TargetRows]:  # noqa: ARG002 -- nothing is held back
         """Rows since the last call: they come in order and are final at once."""
         rows, self._rows = self._rows, []
         return [TargetRows(Target.STEP_TIME, page_block(rows, self.number))] if rows else []

@@ -332,7 +332,7 @@ def test_a_request_that_never_ends_holds_steps_for_the_window_only():
     assert counts[table.JOIN_EVENTS, JoinEvent.STEP_MISMATCHED] > 500
     assert counts.total(table.ROWS) > 500
     (engine,) = pipeline.joiner.engines.values()
-    assert engine.processes[0].sequence.emitted_to > len(run.summaries) / 2
+    assert engine.processes[0].emitted_to > len(run.summaries) / 2
 
 
 # --- bounds -------------------------------------------------------------------------------------------------------
@@ -393,7 +393,7 @@ def test_step_ids_that_jump_by_a_trillion_do_not_stop_the_engine(sound, jump):
     for one in exports_of(everything, 5):
         pipeline.process([one])
     (engine,) = pipeline.joiner.engines.values()
-    assert engine.processes[0].sequence.emitted_to > 256
+    assert engine.processes[0].emitted_to > 256
     after = run_engine(many_jobs(20), start_ns=sound.summaries[-1]["step.ts_end_ns"])
     late = step_span(after, 1, 50)
     for event in late.events:
@@ -532,4 +532,4 @@ def test_a_step_or_journey_of_long_ago_does_not_stretch_the_window_back():
     counts = pipeline.take_counts()
     assert counts[table.JOIN_EVENTS, JoinEvent.STEP_LATE] == 1
     assert counts[table.JOIN_EVENTS, JoinEvent.JOURNEY_LATE] == 1
-    assert sum(s.window.size for s in pipeline.joiner.engines["", "sound"].sequences) < 2000
+    assert sum(s.window.size for s in pipeline.joiner.engines["", "sound"].processes) < 2000

@@ -148,13 +148,13 @@ def test_a_publisher_without_a_name_belongs_to_the_only_engine_until_there_is_an
 
     joiner = feed(["c5_offload"])
     joiner.drain()
-    assert all(one.kv.known for one in sequences(joiner).values())
+    assert all(one.kv.timeline is not None for one in sequences(joiner).values())
     for one in telemetry("c9_dp2", no_step):
         joiner.add(one)
     joiner.drain()
     for found in (joiner, feed(["c9_dp2", "c5_offload"])):
         found.drain()
-        assert not any(one.kv.known for one in sequences(found).values())
+        assert not any(one.kv.timeline is not None for one in sequences(found).values())
         assert found.kv.unbound == 1
 
 
@@ -243,7 +243,7 @@ def fed(items, pieces):
         if index % pieces == 0:
             rows += rows_of(joiner.drain())
     rows += rows_of(joiner.drain(flush=True))
-    assert all(one.kv.known for one in sequences(joiner).values())
+    assert all(one.kv.timeline is not None for one in sequences(joiner).values())
     return rows_by_target(rows)
 
 

@@ -6,8 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from collector.join.inferred import lay_journey, split_chunks
-from collector.join.inferred.row_blocks import Rebuilt, complete
+from collector.join.inferred import StepView, lay_journey, runs_of, split_chunks
 from collector.join.window import StepWindow
 from tests.support.toy_engine import Job, Run, many_jobs, run_engine
 from tests.support.toy_spans import columns_of, core_of
@@ -27,24 +26,26 @@ class Batches:
         order: list[int] | None = None,
     ) -> None:
         self.run, count = run, len(run.summaries)
-        self.window = StepWindow(1)
+        self.window = StepWindow()
         self.window.reach(1, count)
         steps = columns_of(run)
         if summaries:
             self.window.add_summaries(steps)
         spans = [core_of(run, job) for job in run.jobs if job.marks]
-        chunks = [c for i in order or range(len(spans)) for c in lay_journey(spans[i], self.window)]
+        chunks = []
+        for span in map(spans.__getitem__, order or range(len(spans))):
+            chunks += lay_journey(span, self.window, [*runs_of(span.marks)])
         for stop in np.linspace(1, count + 1, pieces + 1).astype(int)[1:]:
             chunks = split_chunks(chunks, self.window, int(stop), budget, asynchronous=asynchronous)
         assert chunks == []
         if not summaries:
             self.window.add_summaries(steps)
-        self.steps, self.cells = self.window.steps[:count], self.window.rebuilt[:count]
-        self.counts = Rebuilt(self.cells, asynchronous=asynchronous)
+        self.counts = StepView(*self.window.columns(1, count + 1), asynchronous=asynchronous)
+        self.cells = self.counts.cells
 
     def assert_exact(self) -> None:
         busy = self.run.truth("batch.scheduled_tokens") > 0
-        assert complete(self.steps, self.cells, self.counts)[busy].all()
+        assert self.counts.matched[busy].all()
         np.testing.assert_array_equal(self.counts.prefill_tokens, self.run.prefill_tokens)
         np.testing.assert_array_equal(self.counts.context_tokens, self.run.context_tokens)
         np.testing.assert_array_equal(self.cells["recomputed_tokens"], self.run.recomputed_tokens)

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from collector.decode.records import Finish
-from collector.join.inferred import lay_journey
+from collector.join.inferred import lay_journey, runs_of
 from collector.join.inferred.journeys import idle_at, queue_state, rows_of
 from collector.join.window import StepWindow
 from collector.telemetry import table
@@ -35,12 +35,16 @@ def run():
 
 @pytest.fixture(scope="module")
 def window(run):
-    out = StepWindow(1)
+    out = StepWindow()
     out.reach(1, len(run.summaries))
     out.add_summaries(columns_of(run))
     for job in run.jobs:
-        lay_journey(core_of(run, job), out)
+        lay(core_of(run, job), out)
     return out
+
+
+def lay(span, window):
+    lay_journey(span, window, [*runs_of(span.marks)])
 
 
 def rows(run, window, name, **api):
@@ -76,10 +80,10 @@ def test_a_request_that_arrives_while_the_engine_idles_gives_api_queueing(run, w
 def test_idle_is_told_by_the_empty_step_or_by_the_last_end_stamp(run):
     idle = next(job for job in run.jobs if job.name == "idle")
     queued_step, queued_ns = idle.marks[0][1], idle.marks[0][2]
-    bare = StepWindow(1)
+    bare = StepWindow()
     bare.reach(1, len(run.summaries))
     for job in run.jobs:
-        lay_journey(core_of(run, job), bare)
+        lay(core_of(run, job), bare)
     assert idle_at(bare, queued_ns - 10**6, queued_step)
     assert not idle_at(bare, queued_ns - 4 * 10**9, queued_step)
     assert not idle_at(bare, queued_ns, len(run.summaries) + 5)
@@ -141,7 +145,7 @@ def test_a_summary_older_than_a_second_says_nothing_about_the_queue(window, run)
     assert queue_state(window, last, last_ns + 10**9) == queue_state(window, last, last_ns)
     assert math.isnan(queue_state(window, last, last_ns + 10**9 + 1)[2]), "the KV usage is in summaries only"
     assert all(math.isnan(value) for value in queue_state(window, 0, run.summaries[0]["step.ts_start_ns"] - 1))
-    assert all(math.isnan(value) for value in queue_state(StepWindow(1), last, last_ns))
+    assert all(math.isnan(value) for value in queue_state(StepWindow(), last, last_ns))
 
 
 def test_halves_meet_in_either_order_and_whoever_has_none_is_counted():

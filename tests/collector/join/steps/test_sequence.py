@@ -8,57 +8,61 @@ import numpy as np
 import pytest
 
 from collector.config.schema import Config
-from collector.decode.records import SNAPSHOT_DTYPE
-from collector.join.inferred import BlockRatio
-from collector.join.inferred.context import Scheduling
-from collector.join.inferred.sequence import StepSequence, WarmUp
-from collector.telemetry import Counts, table
+from collector.decode import Telemetry
+from collector.identity import FactSource
+from collector.join import Engine
+from collector.join.rows import WarmUp
+from collector.telemetry import table
 from collector.telemetry.reasons import JoinEvent, RowDrop
-from online.rows import STEP_FEATURES, Quality, RowBlock
+from online.rows import STEP_FEATURES, Quality, RowBlock, Target
 from tests.support.toy_engine import BETA_US, Job, Run, many_jobs, run_engine
 from tests.support.toy_spans import columns_of, core_of
 
-NO_SNAPSHOTS = np.empty(0, SNAPSHOT_DTYPE)
 COLUMN = {name: index for index, name in enumerate(STEP_FEATURES)}
 
 
 class Feed:
-    """A sequence, and everything it has given so far."""
+    """An engine that is told of a run, and every row of a step that it has given so far."""
 
-    def __init__(self, run: Run, **settings: float) -> None:
+    def __init__(self, run: Run, facts: dict[str, object] | None = None, **settings: float) -> None:
         self.run, self.steps = run, columns_of(run)
-        self.sequence = StepSequence(Config(**settings), 0, BlockRatio())
+        self.engine = Engine("a", "", 0, Config(**settings))
+        self.engine.facts.learn(facts or {}, FactSource.RESOURCE)
         self.rows: list[RowBlock] = []
-        self.counts = Counts()
 
     def summaries(self, keep) -> Feed:
-        chosen = self.steps[np.isin(self.steps["step_id"], list(keep))]
-        self.counts.merge(self.sequence.add_summaries(chosen, NO_SNAPSHOTS))
+        self.engine.add(Telemetry("a", {}, steps=self.steps[np.isin(self.steps["step_id"], list(keep))]))
         return self
 
     def journeys(self, jobs=None) -> Feed:
-        for job in self.run.jobs if jobs is None else jobs:
-            if job.marks:
-                self.counts.merge(self.sequence.add_request(core_of(self.run, job)))
+        jobs = self.run.jobs if jobs is None else jobs
+        self.engine.add(Telemetry("a", {}, core=[core_of(self.run, job) for job in jobs if job.marks]))
         return self
 
     def advance(self, *, flush: bool = False) -> Feed:
-        out = self.sequence.advance(flush=flush)
-        self.rows += [block for block in out.rows if len(block)]
-        self.counts.merge(out.counts)
+        self.rows += [block for target, block in self.engine.advance(flush=flush) if target is Target.STEP_TIME]
         return self
 
     @property
     def drops(self) -> Counter[str]:
-        return Counter(self.counts.by_label(table.DROPPED_ROWS))
+        return Counter(self.engine.counts.by_label(table.DROPPED_ROWS))
 
     @property
     def events(self) -> Counter[str]:
-        return Counter(self.counts.by_label(table.JOIN_EVENTS))
+        return Counter(self.engine.counts.by_label(table.JOIN_EVENTS))
 
     @property
     def block(self) -> RowBlock:
         return RowBlock.concatenate(self.rows) if self.rows else RowBlock.empty(STEP_FEATURES)
+
+    @property
+    def scheduling(self) -> str:
+        return self.engine.snapshot().scheduling
+
+    @property
+    def next_step(self) -> int:
+        """The step that begins where the newest row ends."""
+        return self.engine.newest_process.emitted_to
 
     def predicted_us(self) -> np.ndarray:
         """Σ x . beta of each row with the engine's true coefficients."""
@@ -115,8 +119,7 @@ def test_summaries_alone_give_rows_with_context_from_blocks_or_none(run):
     feed = Feed(run).summaries(ids(run)).advance(flush=True)
     assert len(feed.block) > 500
     assert np.isnan(feed.block.raw[:, COLUMN["decode_context_tokens"]]).any()
-    feed = Feed(run)
-    feed.sequence.context.habits.ratio.fact_tokens = 16.0
+    feed = Feed(run, {"block_size": 16})
     feed.summaries(ids(run)).advance(flush=True)
     context = feed.block.raw[:, COLUMN["decode_context_tokens"]]
     truth = np.array(run.context_tokens, float)[run.truth("batch.scheduled_tokens") > 0][: len(context)]
@@ -128,7 +131,7 @@ def test_a_step_waits_for_its_journeys_and_leaves_when_they_are_complete(run):
     early = [job for job in run.jobs if job.step_of("FINISHED") < 600]
     feed.journeys(early).advance()
     first_open = min(job.step_of("SCHEDULED") for job in run.jobs if job not in early)
-    assert 0 < feed.sequence.emitted_to <= first_open
+    assert 0 < feed.next_step <= first_open
     feed.journeys([job for job in run.jobs if job not in early]).advance(flush=True)
     assert feed.events[JoinEvent.STEP_MISMATCHED] == 0
     np.testing.assert_allclose(feed.predicted_us(), feed.block.elapsed_us, rtol=1e-3, atol=250)
@@ -139,7 +142,7 @@ def test_a_step_whose_journeys_never_come_is_used_after_the_window():
     feed = Feed(run, join_timeout_s=5.0, allowed_lateness_s=1.0).summaries(ids(run))
     feed.journeys([job for index, job in enumerate(run.jobs) if index % 9]).advance()
     newest = run.summaries[-1]["step.ts_start_ns"]
-    passed = run.summaries[feed.sequence.emitted_to - 1]["step.ts_start_ns"]
+    passed = run.summaries[feed.next_step - 1]["step.ts_start_ns"]
     assert newest - passed >= 5e9
     # whole blocks pass, so up to a block of steps more than the window is held
     assert newest - passed < 5e9 + 257 * 30e6
@@ -152,9 +155,9 @@ def test_a_hole_is_final_only_after_the_grace_time():
     keep = [step for step in ids(run) if not 400 <= step < 410]
     feed = Feed(run, allowed_lateness_s=20.0).journeys()
     feed.summaries([step for step in keep if step < 700]).advance()
-    assert 256 <= feed.sequence.emitted_to <= 400
+    assert 256 <= feed.next_step <= 400
     feed = Feed(run, allowed_lateness_s=0.5).journeys().summaries(keep).advance()
-    assert feed.sequence.emitted_to > 410
+    assert feed.next_step > 410
 
 
 def test_idle_time_between_steps_gives_no_row():
@@ -197,13 +200,11 @@ def test_recomputed_tokens_are_prefill_work(run):
 
 
 def test_mode_is_told_by_stamps_else_by_the_fact_else_synchronous(run):
-    assert Feed(run).summaries(ids(run)).advance(flush=True).sequence.scheduling is not Scheduling.ASYNC
+    assert Feed(run).summaries(ids(run)).advance(flush=True).scheduling != "async"
     late = run_engine(many_jobs(80), asynchronous=True)
     told = Feed(late).journeys().summaries(ids(late)).advance(flush=True)
-    assert told.sequence.scheduling is Scheduling.ASYNC
-    fact = Feed(late).summaries(ids(late))
-    fact.sequence.learn_facts(None, Scheduling.ASYNC)
-    fact.advance(flush=True)
+    assert told.scheduling == "async"
+    fact = Feed(late, {"async_scheduling": True}).summaries(ids(late)).advance(flush=True)
     np.testing.assert_allclose(fact.block.elapsed_us[5:50], told.block.elapsed_us[5:50])
 
 
@@ -214,9 +215,7 @@ def test_what_is_behind_the_window_is_forgotten_and_counted_late():
         last = start + 499
         feed.journeys([j for j in run.jobs if start <= j.step_of("FINISHED") <= last])
         feed.summaries(range(start, last + 1)).advance()
-        feed.sequence.forget_steps(feed.sequence.event_unix_ns - 10**9)  # no request looks further back
-    assert feed.sequence.window is not None
-    assert feed.sequence.window.size < 5000
+    assert feed.engine.newest_process.window.size < 5000
     before = feed.events[JoinEvent.JOURNEY_LATE]
     feed.summaries(range(1, 20)).journeys(run.jobs[:1])
     assert feed.events[JoinEvent.STEP_LATE] == 19

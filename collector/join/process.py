@@ -1,0 +1,419 @@
+"""One engine process, from its first step to its restart: its telemetry in step order, and the rows it gives.
+
+Rows leave strictly in step order, behind what is final: a step is, when nothing that could still arrive would change
+its rows. Where summaries say all, that is when ``allowed_lateness_s`` has passed (:mod:`collector.join.exact`). Else it
+is when its summary and its journeys agree; for a hole, when the summaries around it are complete and
+``allowed_lateness_s`` has passed; for any step, when event time has passed it by ``join_timeout_s``. So the rows are a
+function of the telemetry alone, not of the order or the pieces in which it came.
+
+Steps are passed in blocks (step ids divisible by the block's length), because what a block teaches comes into force at
+its end. Whenever the process has advanced, emitted_to = 0 or base <= emitted_to < learned_to, with ``base`` the
+window's first step. Rows lag behind blocks: a block whose last boundaries are not stamped leaves them to the row of a
+later one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from collector.config import Config
+from collector.decode import ApiSpan, CoreSpan, MarkKind, SnapshotColumns, StepColumns
+from collector.identity import FactSource
+from collector.telemetry import JoinEvent, RowDrop, table
+from online import Floats, Mask, RowBlock, Target
+
+from . import exact
+from .emitter import Emitter, TargetRows
+from .inferred import (
+    QUEUE_STATE_AGE_NS,
+    Chunks,
+    Habits,
+    KvSteps,
+    ProcessContext,
+    RequestRow,
+    Run,
+    Scheduling,
+    StepView,
+    drops,
+    finality,
+    lay_journey,
+    request_block,
+    rows_of,
+    runs_of,
+    split_chunks,
+    step_features,
+    trusted_holes,
+    waiting_steps,
+)
+from .rows import KV_COLUMNS, START, Stamps, WarmUp, row_block, schedule_block, summary_features
+from .window import StepWindow
+
+_FIRST_BLOCK_STEPS = 256
+"""A new engine waits for its first block; the later ones only cost per block."""
+_FORGET_FROM_STEPS = 4096
+_STEPS_BEFORE = 2
+"""Steps behind the rows that the next row needs: they may say when it begins."""
+
+
+@dataclass(slots=True)
+class PendingRequest:
+    """A finished request waiting for its API span and for the rows of its steps to leave."""
+
+    span: CoreSpan
+    last_step: int
+    queued_unix_ns: int
+    start_unix_ns: int
+    end_unix_ns: int
+    api: ApiSpan | None = None
+
+
+class EngineProcess:
+    """Steps and requests of one engine process; what it counts is its engine's.
+
+    Attributes:
+        emitted_to: boundary at which the newest row ends, and the next one begins; 0 before the first stamped boundary.
+        learned_to: one past the last step of the newest block that was passed.
+        resumed_from: step at which an earlier process of ours left off; 0 where none did.
+        jumped: its step ids began far ahead of the process before it.
+    """
+
+    def __init__(self, settings: Config, engine: Emitter, habits: Habits, *, jumped: bool = False) -> None:
+        self._settings, self._engine = settings, engine
+        self.context = ProcessContext(settings, habits)
+        self.window = StepWindow()
+        self.warm_up = WarmUp(settings.warm_up_rows)
+        self.kv = KvSteps()
+        self.requests: list[PendingRequest] = []
+        self.emitted_to = self.learned_to = self.resumed_from = 0
+        self.jumped = jumped
+        self._emitted_unix_ns = 0
+        self._chunks: list[Chunks] = []
+        self._rows: list[RowBlock] = []
+        self._schedule_rows: list[RowBlock] = []
+
+    @property
+    def last_step(self) -> int:
+        """Newest step id heard of."""
+        return max(self.window.newest_step, self.resumed_from)
+
+    @property
+    def event_unix_ns(self) -> int:
+        """Newest event heard of."""
+        return self.context.event_unix_ns
+
+    @property
+    def safe_unix_ns(self) -> int:
+        """No row that will come ends before this wall clock time."""
+        return self._emitted_unix_ns or self.context.first_unix_ns
+
+    @property
+    def needed_unix_ns(self) -> int:
+        """Event time from which on its telemetry is needed for the rows to come."""
+        queued_ns = (request.queued_unix_ns - QUEUE_STATE_AGE_NS for request in self.requests)
+        return min((self.safe_unix_ns, *queued_ns))
+
+    @property
+    def pending_steps(self) -> int:
+        """Steps that have not been passed."""
+        return max(self.window.newest_step + 1 - max(self.learned_to, self.window.base), 0)
+
+    # --- in ---------------------------------------------------------------------------------------------------------
+
+    def add_summaries(self, steps: StepColumns, snapshots: SnapshotColumns) -> None:
+        """Add step summaries (any order) and request snapshots of this process."""
+        counts, ids = self._engine.counts, steps["step_id"]
+        self.window.reach(int(ids.min()), int(ids.max()), self._settings.steps_max, self.emitted_to)
+        new, behind, other = self.window.add_summaries(steps)
+        # those of steps whose rows have left without them are late, too
+        late = behind + int(np.count_nonzero(new < self.emitted_to))
+        counts[table.JOIN_EVENTS, JoinEvent.STEP_LATE] += late
+        counts[table.JOIN_EVENTS, JoinEvent.ENGINE_CONFLICT] += other
+        counts[table.JOIN_EVENTS, JoinEvent.STEP_DUPLICATE] += len(steps) - behind - len(new) - other
+        self.context.record_summaries(steps)
+        if len(snapshots):
+            self.window.add_snapshots(snapshots)
+
+    def add_request(self, span: CoreSpan) -> PendingRequest | None:
+        """Add one finished request of this process; it waits for its rows, if it ever ran."""
+        counts, last, offset_ns = self._engine.counts, span.marks[-1], span.unix_minus_mono_ns
+        runs, end_unix_ns = tuple(runs_of(span.marks)), last.ts_ns + offset_ns
+        self.context.has_journeys = True
+        self.context.record_times(end_unix_ns, end_unix_ns)
+        if not runs:
+            counts[table.JOIN_EVENTS, JoinEvent.JOURNEY_UNSCHEDULED] += 1
+            return None
+        start = next(mark for mark in span.marks if mark.kind is MarkKind.SCHEDULED)
+        if self._lay(span, runs):
+            self.context.longest_run_ns = max(self.context.longest_run_ns, last.ts_ns - start.ts_ns)
+        queued_unix_ns, start_unix_ns = span.marks[0].ts_ns + offset_ns, start.ts_ns + offset_ns
+        request = PendingRequest(span, runs[-1].last_step, queued_unix_ns, start_unix_ns, end_unix_ns)
+        self.requests.append(request)
+        if len(self.requests) > self._settings.requests_max:
+            # a sixteenth at once: sorting for every request that comes would be quadratic
+            self._sort_requests()
+            evicted = len(self.requests) // 16 + 1
+            del self.requests[:evicted]
+            counts[table.JOIN_EVENTS, JoinEvent.OPEN_REQUESTS_EVICTED] += evicted
+        return request
+
+    def _lay(self, span: CoreSpan, runs: tuple[Run, ...]) -> bool:
+        """Lay a request over its steps; False where they have been let go of, or are too many."""
+        first, last, steps_max = runs[0].first_step, runs[-1].last_step, self._settings.steps_max
+        held = last - first < steps_max
+        if held:
+            self.window.reach(waiting_steps(span)[0], last, steps_max, self.emitted_to)
+            held = first >= self.window.base
+        if not held or (first < self.emitted_to and not self.context.has_exact_context):
+            self._engine.counts[table.JOIN_EVENTS, JoinEvent.JOURNEY_LATE] += 1
+        if held:
+            chunks = lay_journey(span, self.window, runs)
+            self.kv.add_request(span, chunks, runs)
+            self._chunks += chunks
+        return held
+
+    def _sort_requests(self) -> None:
+        """In order of their end; equal ends by span id, so that arrival does not show."""
+        self.requests.sort(key=lambda request: (request.end_unix_ns, request.span.span_id))
+
+    # --- out --------------------------------------------------------------------------------------------------------
+
+    def advance(self, *, idle: bool = False, flush: bool = False) -> list[TargetRows]:
+        """Pass every final step and return the rows.
+
+        Args:
+            idle: nothing has come for long: what was told is used as it is. The engine may go on, so that what only the
+                telemetry to come can complete is kept.
+            flush: nothing more will come.
+        """
+        self._pass_steps(idle=idle, flush=flush)
+        rows = self.warm_up.pass_through(self._rows, flush=idle or flush)
+        out = [TargetRows(Target.STEP_TIME, rows)] if len(rows) else []
+        out += [TargetRows(Target.SCHEDULE_TIME, block) for block in self._schedule_rows if len(block)]
+        self._rows, self._schedule_rows = [], []
+        if self.warm_up.over:
+            self._engine.counts[table.DROPPED_ROWS, RowDrop.WARM_UP] += self.warm_up.dropped
+            self.warm_up.dropped = 0
+            out += self._request_rows(flush=flush)
+        self._forget_steps()
+        return out
+
+    def _pass_steps(self, *, idle: bool, flush: bool) -> None:
+        window, context, ending = self.window, self.context, idle or flush
+        if not (window.size and (context.knows_source or ending)):
+            return
+        self._give_up_before(window.base)
+        first = self.emitted_to or window.base
+        steps, cells = window.columns(first, window.newest_step + 1)
+        if context.is_exact:
+            late_ns = max(int(self._settings.allowed_lateness_s * 1e9), self.kv.lateness_ns)
+            final = len(steps) if ending else exact.final_steps(steps, cells, context.event_unix_ns - late_ns)
+            self._pass_exact(first, first + final, ending=ending)
+        elif context.decide_mode(steps, cells, flush=ending):
+            if flush:
+                stop = window.newest_step + 2
+            else:
+                view = StepView(steps, cells, asynchronous=context.is_asynchronous)
+                stop = first + (self._told_steps(view) if idle else self._final_steps(view))
+                stop = stop if idle else self.kv.final_stop(window, stop, context.event_unix_ns)
+            hits = self.kv.take_hits(window, stop, context.waited_ns, asynchronous=context.is_asynchronous)
+            self._engine.counts[table.KV_HIT_TOKENS] += hits
+            self._pass_blocks(stop, idle=idle, flush=flush)
+
+    def _give_up_before(self, base: int) -> None:
+        """Step ids have jumped: what lies before the window is lost, rows and unfinished prefills alike."""
+        self._chunks = [chunk for chunk in self._chunks if chunk.first_step >= base]
+        if 0 < self.emitted_to < base:
+            counts = self._engine.counts
+            counts[table.JOIN_EVENTS, JoinEvent.STEP_MISSING] += max(base - (self.learned_to or base), 0)
+            counts[table.DROPPED_ROWS, RowDrop.RESTART] += 1
+            self.emitted_to, self.learned_to = 0, base
+
+    def _final_steps(self, view: StepView) -> int:
+        """How many of these steps, from the first on, are final."""
+        context, now_unix_ns = self.context, self.event_unix_ns
+        by_journeys = context.has_journeys and not context.has_exact_context
+        final, unix_ns = finality(view, by_journeys=by_journeys, now_unix_ns=now_unix_ns, settings=self._settings)
+        return _leading(self.kv.arrived(final, unix_ns, now_unix_ns))
+
+    def _told_steps(self, view: StepView) -> int:
+        """How many of these steps, from the first on, are used when the engine is idle.
+
+        Those behind the newest summary are about to get theirs: the span that carries them ends when the engine goes
+        on. Holes, and steps of an engine without summaries, are told by requests, of which some may still run.
+        """
+        context = self.context
+        if not context.has_summaries:
+            unix_ns = np.maximum(view.cells["completed_unix_ns"], view.cells["scheduled_unix_ns"])
+            ended = np.flatnonzero((unix_ns > 0) & (unix_ns <= context.event_unix_ns - context.longest_run_ns))
+            return int(ended[-1]) + 1 if len(ended) else 0
+        last = np.flatnonzero(view.seen)[-1:]
+        told = view.seen | trusted_holes(view, sampled=context.habits.hole_scale != 1.0)
+        return min(_leading(told) if context.has_journeys else len(told), *(last + 1)) if len(last) else 0
+
+    def _pass_exact(self, first: int, stop: int, *, ending: bool) -> None:
+        """Summaries say all: pass the steps below ``stop``; rows begin at ``first``."""
+        begin = max(self.learned_to, self.window.base)
+        if stop <= begin and not ending:
+            return
+        around = self.window.columns(first - 1, stop + 2)
+        overlapping = exact.overlaps(*around)
+        if overlapping is not None:
+            self.context.votes.decided = Scheduling.ASYNC if overlapping else Scheduling.SYNC
+        self._count_passed(begin, stop)
+        self.learned_to = max(self.learned_to, stop)
+        self.kv.pass_over(stop)
+        stamps = exact.done_stamps(*around)
+        if self._end_at(first, stamps):
+            view = StepView(*around, asynchronous=False)
+            self._add_rows(first, view, summary_features(view.steps), stamps, exact.drops(view.steps, stamps))
+
+    def _pass_blocks(self, stop: int, *, idle: bool, flush: bool) -> None:
+        """Pass the steps below ``stop`` block by block: their rows leave, and what they teach comes into force."""
+        window, context, habits = self.window, self.context, self.context.habits
+        step = max(window.base, self.learned_to)
+        while step < stop:
+            opening = not habits.learned
+            block_steps = _FIRST_BLOCK_STEPS if opening else self._settings.block_rows
+            end = min(stop, (step // block_steps + 1) * block_steps)
+            if opening and end % block_steps and not (idle or flush):
+                break  # what the block teaches holds for its own rows
+            asynchronous = context.is_asynchronous
+            self._chunks = split_chunks(self._chunks, window, end, context.budget_tokens, asynchronous=asynchronous)
+            if opening:
+                self._learn(end, idle=idle)
+            last = flush and end == stop
+            self._emit_rows(end if last or not asynchronous else end - 1, last=last)
+            if not opening:
+                self._learn(end, idle=idle)
+            step = end
+
+    def _emit_rows(self, stop: int, *, last: bool) -> None:
+        """Rows between the stamped boundaries below ``stop``; ``last``: the last ones of the process."""
+        window, context, habits = self.window, self.context, self.context.habits
+        first = self.emitted_to or window.base
+        _, latest = window.columns(max(first, stop - self._settings.block_rows) - 1, stop + 1)
+        if not (latest["seen"] | (latest["completed_ns"] > 0) | (latest["scheduled_ns"] > 0)).any():
+            return  # a hole: no boundary since the last call
+        view = StepView(*window.columns(first - 1, stop + 1), asynchronous=context.is_asynchronous)
+        stamps, sampled = view.stamps(), habits.hole_scale != 1.0
+        if context.has_summaries and sampled:
+            # Journey stamps pick intervals around the requests that are traced: scaled up, those would count too much.
+            stamps = stamps.take(stamps.kind == START)
+        if self._end_at(first, stamps):
+            dropped = drops(
+                view,
+                stamps,
+                trusted=trusted_holes(view, sampled=sampled) & context.has_journeys,
+                open_after_unix_ns=self.event_unix_ns - context.longest_run_ns if last else None,
+                row_steps_max=self._settings.row_steps_max,
+            )
+            self._add_rows(first, view, step_features(view, habits), stamps, dropped)
+
+    def _end_at(self, first: int, stamps: Stamps) -> bool:
+        """The newest row ends at the last of these stamps, which count from the step before ``first``; is there one?"""
+        if len(stamps.step):
+            self.emitted_to, self._emitted_unix_ns = first - 1 + int(stamps.step[-1]), int(stamps.unix_ns[-1])
+        return len(stamps.step) > 1
+
+    def _add_rows(
+        self, first: int, view: StepView, raw: Floats, stamps: Stamps, dropped: list[tuple[RowDrop, Mask]]
+    ) -> None:
+        here, number, quality = stamps.covered, self._engine.number, self.context.quality
+        steps, cells, raw = view.steps[here], view.cells[here], raw[here]
+        moved = self.kv.moved_blocks(view, here, first - 1, self.context.habits)
+        if moved is not None:
+            raw[:, KV_COLUMNS] = moved
+        counts = self._engine.counts
+        self._rows.append(row_block(raw, cells["seen"], stamps, dropped, counts, engine=number, quality=quality))
+        self._schedule_rows.append(schedule_block(steps, cells, raw, engine=number, quality=quality))
+
+    def _learn(self, stop: int, *, idle: bool) -> None:
+        """Steps below ``stop`` have passed: what those of this block teach, each once."""
+        context, block_steps = self.context, self._settings.block_rows
+        first, self.learned_to = max(self.learned_to, stop - block_steps), stop
+        if first >= stop:
+            return
+        self._count_passed(first, stop)
+        columns, asynchronous = self.window.columns(first, stop + 1), context.is_asynchronous
+        context.votes.add(StepView(*columns, asynchronous=asynchronous))
+        view = StepView(columns[0][:-1], columns[1][:-1], asynchronous=asynchronous)
+        context.habits.learn(view, idle=idle)
+        if context.has_journeys and not context.has_exact_context:
+            busy = view.seen & ~view.empty
+            matched = int(np.count_nonzero(busy & view.matched))
+            self._engine.counts[table.JOIN_EVENTS, JoinEvent.STEP_MATCHED] += matched
+            self._engine.counts[table.JOIN_EVENTS, JoinEvent.STEP_MISMATCHED] += int(np.count_nonzero(busy)) - matched
+        if stop % block_steps == 0 or not context.habits.learned:
+            context.habits.end_block()
+
+    def _count_passed(self, first: int, stop: int) -> None:
+        """Count steps of first..stop-1 whose summary never came, and those with speculated tokens.
+
+        Both are told from the first summary on. A request that was preempted computes its tokens anew, several in a
+        step: a preemption in the window explains more tokens than requests, too.
+        """
+        window, counts = self.window, self._engine.counts
+        if not self.context.has_summaries:
+            return
+        known = window.columns(max(first, self.context.first_summary_step), min(stop, window.newest_step + 1))
+        steps, cells = known
+        counts[table.JOIN_EVENTS, JoinEvent.STEP_MISSING] += int(np.count_nonzero(~cells["seen"]))
+        excess = int(np.count_nonzero(cells["seen"] & (steps["decode_tokens"] > steps["decode_requests"])))
+        if excess and not window.steps["preempted"][: max(0, stop - window.base)].any():
+            counts[table.JOIN_EVENTS, JoinEvent.SPECULATIVE_STEP] += excess
+            self._engine.facts.learn({"speculative_decoding": True}, FactSource.TELEMETRY)
+
+    def _request_rows(self, *, flush: bool) -> list[TargetRows]:
+        """Requests in order of their end; the first one that must wait holds the others back."""
+        self._sort_requests()
+        settings, engine, window = self._settings, self._engine, self.window
+        grace_unix_ns = self.event_unix_ns - int(settings.allowed_lateness_s * 1e9)
+        remembered_ns = int((settings.join_timeout_s - settings.allowed_lateness_s) * 1e9)
+        by_target: dict[Target, list[RequestRow]] = {}
+        done = 0
+        for request in self.requests:
+            passed = self.emitted_to > request.last_step
+            if not flush and not (passed and (request.api is not None or request.end_unix_ns <= grace_unix_ns)):
+                break
+            done += 1
+            if self.warm_up.spanned(request.start_unix_ns, request.end_unix_ns):
+                engine.counts[table.DROPPED_ROWS, RowDrop.WARM_UP] += 1
+                continue
+            if request.api is None:
+                engine.counts[table.JOIN_EVENTS, JoinEvent.API_UNMATCHED] += 1
+            else:
+                engine.api_queueing.add(request.span, request.api)
+            remembered = request.end_unix_ns - request.queued_unix_ns < remembered_ns
+            for row in rows_of(request.span, request.api, window if remembered else None):
+                by_target.setdefault(row.target, []).append(row)
+        del self.requests[:done]
+        return [
+            TargetRows(target, request_block(rows, engine.number, self.context.quality))
+            for target, rows in sorted(by_target.items())
+        ]
+
+    def shed_memory(self) -> None:
+        """Let go of steps whose rows have left, and of the memory that they and others took."""
+        if self.emitted_to:
+            self.window.let_go_before(self.emitted_to - _STEPS_BEFORE)
+
+    def _forget_steps(self) -> None:
+        """Drop steps whose rows have left; with journeys, only those older than the timeout.
+
+        Requests that still wait look back at the queue they met.
+        """
+        if not self.emitted_to or self.window.size < _FORGET_FROM_STEPS:
+            return
+        horizon_ns = self.event_unix_ns
+        if self.context.has_journeys:
+            queued_ns = min((request.queued_unix_ns for request in self.requests), default=horizon_ns)
+            timeout_ns = int(self._settings.join_timeout_s * 1e9)
+            horizon_ns = min(queued_ns - QUEUE_STATE_AGE_NS, horizon_ns - timeout_ns)
+        self.window.forget_until(horizon_ns, self.emitted_to - _STEPS_BEFORE)
+
+
+def _leading(mask: Mask) -> int:
+    """How many are true before the first that is not."""
+    return len(mask) if mask.all() else int(mask.argmin())

@@ -1,0 +1,168 @@
+"""From stamped boundaries to rows: what telemetry that tells all and telemetry that has to be rebuilt have in common.
+
+Boundary b is the moment step b starts to execute. Rows run between consecutive stamped boundaries, so that every step
+is learned once.
+
+The first step after start-up carries 10-21 s of compilation against 25 ms of work (wire contract §9), which must not be
+learned: the first ``rows_min`` rows are held; among the first three, those longer than 2 s and 20 times the median pace
+are dropped, and so is every request that spans one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from collector.decode import MISSING
+from collector.join.window import Cells
+from collector.telemetry import Counts, RowDrop, table
+from online import PHASES, STEP_FEATURES, Floats, Ints, Mask, Quality, RowBlock, median_of
+
+COLUMN = {name: number for number, name in enumerate(STEP_FEATURES)}
+KV_COLUMNS = [COLUMN[name] for name in ("offload_blocks", "restore_blocks", "evicted_blocks")]
+START, SCHEDULED, COMPLETED = -1, PHASES.index("scheduled"), PHASES.index("completed")
+_FIRST_ROWS = 3
+_LONG_US = 2e6
+_LONG_RATIO = 20.0
+
+
+class Stamps(NamedTuple):
+    """Stamped boundaries in order.
+
+    Index of the step that begins (within the columns given); when the step before it ended, by monotonic and by wall
+    clock, ns; the kind of stamp; when the step began, ns: later than the other ended where the engine was idle.
+    """
+
+    step: Ints
+    ns: Ints
+    unix_ns: Ints
+    kind: Ints
+    begin_ns: Ints
+
+    def take(self, chosen: Mask) -> Stamps:
+        """The stamps of the chosen boundaries."""
+        return Stamps(*(column[chosen] for column in self))
+
+    @property
+    def elapsed_ns(self) -> Ints:
+        """From each stamp to the next one, shape (len(step) - 1,)."""
+        return self.ns[1:] - self.begin_ns[:-1]
+
+    @property
+    def covered(self) -> slice:
+        """The steps from the first stamp to the last."""
+        return slice(int(self.step[0]), int(self.step[-1]))
+
+
+def summary_features(steps: Cells) -> Floats:
+    """Raw features as summaries tell them, shape (m, len(STEP_FEATURES)); NaN where they do not.
+
+    Decode tokens beyond one a request are recomputed after a preemption: prefill work.
+    """
+    single, pairs = steps["context_tokens_single"], steps["attention_pairs"]
+    recomputed = np.maximum(steps["decode_tokens"] - steps["decode_requests"], 0)
+    raw: Floats = np.full((len(steps), len(STEP_FEATURES)), np.nan)
+    for name, column in (
+        ("prefill_tokens", steps["prefill_tokens"] + recomputed),
+        ("decode_tokens", steps["decode_requests"]),
+        ("decode_context_tokens", np.where(single == MISSING, np.nan, single)),
+        ("prefill_attention", np.where(pairs == MISSING, np.nan, pairs - single)),
+        ("requests", steps["prefill_requests"] + steps["decode_requests"]),
+        ("kv_blocks_used", steps["kv_blocks_total"] - steps["kv_blocks_free"]),
+        *((name, steps[name]) for name in ("prefill_requests", "decode_requests", "running", "waiting")),
+        *((name, steps[name]) for name in ("preempted", "finished", "kv_usage_ratio")),
+    ):
+        raw[:, COLUMN[name]] = column
+    return raw
+
+
+def schedule_block(steps: Cells, cells: Cells, raw: Floats, *, engine: int, quality: Quality) -> RowBlock:
+    """How long scheduling took in each of these steps that has a summary and tokens, by their features (m, r)."""
+    timed = np.flatnonzero(cells["seen"] & (steps["scheduled_tokens"] > 0))
+    schedule_us, ends_ns = steps["duration_us"][timed].astype(float), steps["unix_ns"][timed]
+    return RowBlock.of_lines(raw.take(timed, axis=0), schedule_us, end_ns=ends_ns, engine=engine, quality=quality)
+
+
+def row_block(
+    raw: Floats,
+    seen: Mask,
+    stamps: Stamps,
+    dropped: list[tuple[RowDrop, Mask]],
+    counts: Counts,
+    *,
+    engine: int,
+    quality: Quality,
+) -> RowBlock:
+    """Rows between consecutive stamps but for those ``dropped``, which are counted by the first reason.
+
+    ``raw`` (m, r) and ``seen`` (m,), whether it has a summary, are of each step from the first stamp to the last.
+    """
+    offsets = (stamps.step - stamps.step[0]).astype(np.int64)
+    keep = np.ones(len(offsets) - 1, bool)
+    for reason, mask in dropped:
+        counts[table.DROPPED_ROWS, reason] += int(np.count_nonzero(mask & keep))
+        keep &= ~mask
+    whole = np.logical_and.reduceat(seen, offsets[:-1])
+    block = RowBlock(
+        raw=raw,
+        offsets=offsets,
+        elapsed_us=stamps.elapsed_ns / 1e3,
+        phase=_phase_columns(stamps.kind, has_start=quality is not Quality.JOURNEYS),
+        weight=np.ones(len(keep)),
+        end_ns=stamps.unix_ns[1:].astype(np.int64),
+        engine=np.full(len(keep), engine, np.int64),
+        quality=np.where(whole, int(min(quality, Quality.STEPS)), int(max(quality, Quality.SAMPLED))),
+    )
+    return block if keep.all() else block.take(keep)
+
+
+def _phase_columns(kind: Ints, *, has_start: bool) -> Floats:
+    """Phase of the rows between consecutive stamps, shape (n - 1, len(PHASES)).
+
+    Without start stamps ``completed`` is the reference: both columns together would be rank-deficient.
+    """
+    columns = np.zeros((len(kind), len(PHASES)))
+    columns[kind == SCHEDULED, SCHEDULED] = 1.0
+    if has_start:
+        columns[kind == COMPLETED, COMPLETED] = 1.0
+    return np.diff(columns, axis=0)
+
+
+@dataclass(slots=True)
+class WarmUp:
+    """Holds rows until the pace of the engine is known, then passes them through."""
+
+    rows_min: int
+    over: bool = False
+    dropped: int = 0
+    spans_unix_ns: list[tuple[int, int]] = field(default_factory=list)
+    _held: list[RowBlock] = field(default_factory=list)
+
+    def pass_through(self, rows: list[RowBlock], *, flush: bool) -> RowBlock:
+        """Rows free to be learned now; none while they are held."""
+        if not self.over:
+            self._held += rows
+            if sum(len(block) for block in self._held) < self.rows_min and not flush:
+                rows = []
+            else:
+                rows, self._held = self._held, []
+        block = RowBlock.concatenate(rows) if rows else RowBlock.empty(STEP_FEATURES)
+        return block if self.over or not rows else self._judge(block)
+
+    def _judge(self, block: RowBlock) -> RowBlock:
+        self.over = True
+        if len(block) == 0:
+            return block
+        pace_us = block.elapsed_us / block.steps
+        compiling = (block.elapsed_us > _LONG_US) & (pace_us > _LONG_RATIO * median_of(pace_us))
+        compiling[_FIRST_ROWS:] = False
+        for end_ns, elapsed_us in zip(block.end_ns[compiling], block.elapsed_us[compiling], strict=True):
+            self.spans_unix_ns.append((int(end_ns - elapsed_us * 1e3), int(end_ns)))
+        self.dropped = int(np.count_nonzero(compiling))
+        return block.take(~compiling)
+
+    def spanned(self, start_unix_ns: int, end_unix_ns: int) -> bool:
+        """Whether a request ran through a dropped row."""
+        return any(start < end_unix_ns and end > start_unix_ns for start, end in self.spans_unix_ns)

@@ -400,6 +400,12 @@ def lab() -> None:
 )
 @click.option("--systems", default="", metavar="NAMES", help="Comma-separated; all nine by default.")
 @click.option(
+    "--protocol",
+    type=Word(["hold-out", "predict-then-learn"]),
+    default="hold-out",
+    help="What is scored: the end, frozen, or each step before it is learned (hold-out).",
+)
+@click.option(
     "--leave-out",
     type=Word(["config", "gpu", "model", "quantization", "workload"]),
     help="What donors lack.",

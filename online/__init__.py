@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from .bank import Bank, merge_states, part_of
 from .blocks import Design, median_of, strata_of, stratum_name
+from .level import Level
 from .rows import (
     PHASES,
     REQUEST_FEATURES,
@@ -52,6 +53,7 @@ __all__ = [
     "IntervalSnapshot",
     "Ints",
     "Learner",
+    "Level",
     "Mask",
     "ModelSnapshot",
     "Quality",

@@ -220,7 +220,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         Meta(
             max_length=64,
             description="Publishers of ForwardPassMetrics (ZMQ), one for each data-parallel rank. `instance=` names the"
-            " engine; without it, its worker does. `gpu+` says that `wall_time` is the time of the GPU alone.",
+            " engine; without it, its worker does. `gpu+` says that `wall_time` is the time of the GPU alone, `ipc://`"
+            " too.",
         ),
     ] = ()
 

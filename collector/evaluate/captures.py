@@ -23,10 +23,9 @@ from collector.config import Config
 from collector.decode import MISSING, ApiSpan, CoreSpan, Finish, MarkKind, RequestSpan, Telemetry
 from collector.decode.kv import KvBatch
 from collector.identity import Fact, Knowledge, cannot_derive
-from collector.ingest import Export
 from collector.join import Event, Renamed, Rows
 from collector.join.inferred import Scheduling
-from collector.recordings import Recording, TimedExport, TimedKv, merged
+from collector.recordings import Recording, TimedExport, TimedKv, TimedPass, merged
 from collector.runtime import PrintLine
 from collector.service import Correlator
 from collector.telemetry import Counts, table
@@ -64,8 +63,11 @@ def _say_nothing(_text: str) -> None:
     """Whoever reads the recording whole says what is wrong with it."""
 
 
-Learn = Callable[[Sequence[Export], Sequence[KvBatch]], Snapshot]
-"""What a sidecar publishes that was fed these exports and KV events, and nothing else."""
+Told = TimedExport | TimedPass
+Learn = Callable[[Sequence[Told], Sequence[KvBatch]], Snapshot]
+"""What a sidecar publishes that was fed these exports or forward passes, and KV events, and nothing else."""
+PASSES = 256
+"""Forward passes that are joined at once: each is a row by itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,21 +190,20 @@ def load(
     the same servers, in order of time; they are taken to have been heard when they happened.
     """
     path, label = recordings[0].path, recordings[0].label
-    timed_exports = [timed for timed in merged(recordings) if isinstance(timed, TimedExport)]
-    if not timed_exports:
+    told = [timed for timed in merged(recordings) if isinstance(timed, Told)]
+    if not told:
         return []
-    times = (len(recordings) == 1 and _receive_times(path, len(timed_exports))) or [
-        timed.unix_nano for timed in timed_exports
-    ]
+    times = (len(recordings) == 1 and _receive_times(path, len(told))) or [timed.unix_nano for timed in told]
     cut_ns = min(times) + int(learn_until * (max(times) - min(times)))
-    exports = [(when, timed.export) for when, timed in zip(times, timed_exports, strict=True)]
-    everything = _run(exports, kv, knowledge, join)
-    early = [item for item in exports if item[0] <= cut_ns]
+    delivered = list(zip(times, told, strict=True))
+    everything = before = _run(delivered, kv, knowledge, join)
+    early = [item for item in delivered if item[0] <= cut_ns]
     early_kv = [batch for batch in kv if batch.ts_unix_ns <= cut_ns]
-    before = _run(early, early_kv, knowledge, join)
+    if len(early) < len(delivered):
+        before = _run(early, early_kv, knowledge, join)
     captures = _captures(path, label, everything, before, cut_ns)
     if learn is not None:
-        published = learn([export for _, export in early], early_kv)
+        published = learn([timed for _, timed in early], early_kv)
         for capture in captures:
             _add_served(capture, everything, published)
             capture.end_ns = max(times)
@@ -221,15 +222,24 @@ def _receive_times(path: Path, count: int) -> list[int] | None:
     return times if len(times) == count else None
 
 
-def _run(exports: Sequence[tuple[int, Export]], kv: Sequence[KvBatch], knowledge: Knowledge, join: Config) -> _Stream:
+def _run(told: Sequence[tuple[int, Told]], kv: Sequence[KvBatch], knowledge: Knowledge, join: Config) -> _Stream:
     stream, counts, batches = _Stream(Correlator(join, knowledge)), Counts(), deque(kv)
-    for delivered_ns, export in exports:
+    joiner, passes = stream.correlator.joiner, 0
+    for delivered_ns, timed in told:
         stream.delivered_ns = delivered_ns
         while batches and batches[0].ts_unix_ns <= delivered_ns:
-            stream.correlator.joiner.kv.add(batches.popleft())
-        for event in stream.correlator.process([export], counts, stream.observe):
+            joiner.kv.add(batches.popleft())
+        events: Iterator[Event] = iter(())
+        if isinstance(timed, TimedExport):
+            events = stream.correlator.process([timed.export], counts, stream.observe)
+        else:
+            joiner.add_pass(timed.passed)
+            passes += 1
+            if passes % PASSES == 0:
+                events = iter(joiner.drain())
+        for event in events:
             stream.apply(event)
-    for event in stream.correlator.joiner.drain(flush=True):
+    for event in joiner.drain(flush=True):
         stream.apply(event)
     return stream
 

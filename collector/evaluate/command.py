@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -14,8 +15,7 @@ from collector import __version__
 from collector.config import Config, ConfigError
 from collector.decode.kv import KvBatch
 from collector.identity import Knowledge
-from collector.ingest import Export
-from collector.recordings import by_source, open_recordings
+from collector.recordings import TimedExport, TimedPass, by_source, open_recordings
 from collector.runtime import EXIT_FAILED, EXIT_OK, Clock, PrintLine, StartError, progress
 from collector.service import make_pipeline
 from exporters.snapshot_file import write_atomically
@@ -23,8 +23,9 @@ from online import Snapshot
 from online.features import registered
 
 from .baselines import WINDOW_S, PageReport, RequestReport, RequestScore, evaluate_pages, load_pages
-from .captures import Capture, load, with_kv_beside
-from .protocol import CaptureReport, Report, evaluate
+from .captures import Capture, Told, load, with_kv_beside
+from .online import KINDS, OnlineReport, OnlineScore, predict_then_learn
+from .protocol import CaptureReport, Report, Tell, evaluate
 from .systems import FIRST_ROWS, NINE, SHAPE_SUFFIX, Transfer, group
 
 COLUMNS: tuple[tuple[str, str], ...] = (
@@ -139,6 +140,26 @@ def _transfers(name: str, transfers: Sequence[Transfer]) -> Iterator[str]:
     yield from aligned(table)
 
 
+def online_lines(report: OnlineReport) -> Iterator[str]:
+    """The report of predicting and then learning, line by line."""
+    parts = [(f"{case.name}  {case.target}, {case.rows} steps", case.scores) for case in report.cases]
+    for title, scores in (
+        *parts,
+        ("macro: the mean over these", report.macro),
+        ("micro: over all steps", report.micro),
+    ):
+        yield ""
+        yield f"{title}: error in %, each step predicted before it is learned"
+        if scores:
+            headings = ["model", "MAPE", "p95", "missing", "last 30 %", *KINDS]
+            yield from aligned([headings, *([each.model, *_online_cells(each)] for each in scores)])
+
+
+def _online_cells(score: OnlineScore) -> list[str]:
+    kinds = (score.kinds.get(kind) for kind in KINDS)
+    return [cell(value) for value in (score.mape, score.p95, score.missing, score.last, *kinds)]
+
+
 def cell(value: float | None, field: str = "") -> str:
     """A ratio in per cent; a correlation as it is; a dash for what cannot be said."""
     if value is None:
@@ -159,6 +180,7 @@ def aligned(table: Sequence[Sequence[str]]) -> Iterator[str]:
         yield "  " + "  ".join(cells).rstrip()
 
 
+PREDICT_THEN_LEARN = "predict-then-learn"
 _READING = 0.2
 """Share of the time that reading takes, about."""
 
@@ -173,6 +195,7 @@ class EvaluateOptions(NamedTuple):
     learn_until: float = 0.6
     systems: tuple[str, ...] = ()
     leave_out: str = ""
+    protocol: str = "hold-out"
 
 
 def evaluate_recordings(
@@ -198,10 +221,6 @@ def evaluate_recordings(
     if options.out is not None and not options.out.absolute().parent.is_dir():
         raise StartError(f"cannot write {options.out}: there is no such directory")
     snapshot = _snapshot(options.snapshot)
-    knowledge = Knowledge(config)
-    captures: list[Capture] = []
-    pages: list[PageReport] = []
-    sources = list(with_kv_beside(by_source(open_recordings(paths, note)), note))
     started_ns = clock.monotonic_ns()
     with progress("evaluated", 100.0, "%") as bar:
 
@@ -209,37 +228,65 @@ def evaluate_recordings(
             bar.set_postfix_str(what, refresh=False)
             bar.update(round(100.0 * share, 1) - bar.n)
 
-        for number, (recordings, kv) in enumerate(sources):
-            tell(_READING * number / len(sources), f"reading {recordings[0].label}")
-            found = load(recordings, knowledge, config, options.learn_until, partial(published_of, config), kv)
-            captures += found
-            readings = {} if found else load_pages([recording.path for recording in recordings])
-            pages += [evaluate_pages(name, of_engine, options.learn_until) for name, of_engine in readings.items()]
-        _unique_names(captures)
-        report = evaluate(
-            captures,
-            systems,
-            learn_until=options.learn_until,
-            left_out=options.leave_out or _default_key(captures),
-            version=__version__,
-            tell=lambda share, what: tell(_READING + (1.0 - _READING) * share, what),
-            snapshot=snapshot,
-            pages=pages,
-        )
+        def tell_more(share: float, what: str) -> None:
+            tell(_READING + (1.0 - _READING) * share, what)
+
+        captures, pages, sources = _read(paths, config, options, tell, note)
+        report: Report | OnlineReport
+        if options.protocol == PREDICT_THEN_LEARN:
+            report = predict_then_learn(captures, __version__, tell_more)
+            text, scored = online_lines(report), bool(report.cases)
+        else:
+            report = evaluate(
+                captures,
+                systems,
+                learn_until=options.learn_until,
+                left_out=options.leave_out or _default_key(captures),
+                version=__version__,
+                tell=tell_more,
+                snapshot=snapshot,
+                pages=pages,
+            )
+            text = lines(report)
+            scored = any(capture.scores for capture in report.captures) or any(each.scores for each in report.pages)
     elapsed_s = (clock.monotonic_ns() - started_ns) / 1e9
-    note(f"evaluated {len(sources)} {'source' if len(sources) == 1 else 'sources'} in {elapsed_s:.1f} s")
-    for line in lines(report):
+    note(f"evaluated {sources} {'source' if sources == 1 else 'sources'} in {elapsed_s:.1f} s")
+    for line in text:
         say(line)
     _publish(options, msgspec.json.encode(report), say)
-    scored = any(capture.scores for capture in report.captures) or any(each.scores for each in report.pages)
     return EXIT_OK if scored else EXIT_FAILED
 
 
-def published_of(config: Config, exports: Sequence[Export], kv: Sequence[KvBatch] = ()) -> Snapshot:
-    """What the default learner publishes of these exports and KV events."""
+def _read(
+    paths: Sequence[Path], config: Config, options: EvaluateOptions, tell: Tell, note: PrintLine
+) -> tuple[list[Capture], list[PageReport], int]:
+    """What the recordings hold, with names that differ, and of how many sources they are."""
+    knowledge = Knowledge(config)
+    captures: list[Capture] = []
+    pages: list[PageReport] = []
+    sources = list(with_kv_beside(by_source(open_recordings(paths, note)), note))
+    whole = options.protocol == PREDICT_THEN_LEARN
+    learn_until, learn = (1.0, None) if whole else (options.learn_until, partial(published_of, config))
+    for number, (recordings, kv) in enumerate(sources):
+        tell(_READING * number / len(sources), f"reading {recordings[0].label}")
+        found = load(recordings, knowledge, config, learn_until, learn, kv)
+        captures += found
+        readings = {} if found or whole else load_pages([recording.path for recording in recordings])
+        pages += [evaluate_pages(name, of_engine, learn_until) for name, of_engine in readings.items()]
+    names = Counter[str]()
+    for capture in captures:
+        names[capture.name] += 1
+        if names[capture.name] > 1:
+            capture.name = f"{capture.name}#{names[capture.name]}"
+    return captures, pages, len(sources)
+
+
+def published_of(config: Config, told: Sequence[Told], kv: Sequence[KvBatch] = ()) -> Snapshot:
+    """What the default learner publishes of these exports or forward passes, and KV events."""
     pipeline = make_pipeline(replace(config, learners=("rls",), feature_sets=("portable",)))
     pipeline.process_kv(kv)
-    pipeline.process(exports)
+    pipeline.process([timed.export for timed in told if isinstance(timed, TimedExport)])
+    pipeline.process_passes([timed.passed for timed in told if isinstance(timed, TimedPass)])
     pipeline.flush()
     return pipeline.snapshot(0, 1)
 
@@ -247,14 +294,6 @@ def published_of(config: Config, exports: Sequence[Export], kv: Sequence[KvBatch
 def _default_key(captures: Sequence[Capture]) -> str:
     """Models are left out where there are several, else workloads."""
     return "model" if len({group(capture, "model") for capture in captures}) > 1 else "workload"
-
-
-def _unique_names(captures: Sequence[Capture]) -> None:
-    captures_by_name: dict[str, int] = {}
-    for capture in captures:
-        captures_by_name[capture.name] = captures_by_name.get(capture.name, 0) + 1
-        if captures_by_name[capture.name] > 1:
-            capture.name = f"{capture.name}#{captures_by_name[capture.name]}"
 
 
 def _snapshot(path: Path | None) -> Snapshot | None:

@@ -74,15 +74,18 @@ KV_FEED = Feed[KvBatch](
     table.KV_QUEUE,
     lambda batch: (batch.rank, batch.seq),
 )
-_GPU = "gpu+"
+_GPU, _IPC = "gpu+", "ipc://"
 
 
 def fpm_feed(clock: Clock) -> Feed[ForwardPass]:
-    """ForwardPassMetrics; the wire has no time of day, so that of arrival counts, by a clock that never goes back."""
+    """ForwardPassMetrics; the wire has no time of day, so that of arrival counts, by a clock that never goes back.
+
+    Who publishes on a socket of the file system is SGLang, which times the GPU and does not say so in its records.
+    """
     steady = SteadyClock(clock)
 
     def read(frames: Sequence[bytes], endpoint: Owned) -> ForwardPass | enum.StrEnum:
-        times = "gpu" if endpoint.address.startswith(_GPU) else "host"
+        times = "gpu" if endpoint.address.startswith((_GPU, _IPC)) else "host"
         return fpm.read_frames(frames, steady.unix_nano(), times, endpoint.instance, endpoint.address)
 
     rows = table.FPM_RECEIVED, table.FPM_ACCEPTED, table.FPM_SKIPPED, table.FPM_DROPPED, table.FPM_QUEUE

@@ -95,7 +95,7 @@ class PassEngine(Emitter):
             self.restarts_unix_ns.append(passed.unix_ns)
             self._warm_ups.clear()
         elif self._last >= 0:
-            self.counts[table.JOIN_EVENTS, JoinEvent.STEP_MISSING] += -behind - 1
+            self.counts[table.JOIN_EVENTS, JoinEvent.RECORD_MISSING] += -behind - 1
         self._last = passed.counter
         if not passed.is_empty:
             self._passes.setdefault(passed.target, []).append(passed)

@@ -41,6 +41,8 @@ class JoinEvent(enum.StrEnum):
     STEP_LATE = "step_late"
     STEP_MISSING = "step_missing"
     """A step id whose summary never came: lost on the way, or left out by a sender that samples."""
+    RECORD_MISSING = "record_missing"
+    """A record of a forward pass that never came, by the engine's own count: it costs its row only."""
     JOURNEY_LATE = "journey_late"
     JOURNEY_UNSCHEDULED = "journey_unscheduled"
     API_UNMATCHED = "api_unmatched"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import time
 
 import msgspec
 import pytest
@@ -150,7 +151,7 @@ def test_gaps_repetitions_and_starts_are_told_by_the_engines_own_count():
     house.tell(*numbered[:200], *numbered[199:300], *numbered[310:], *numbered[:50])
     assert house.counts() == {
         JoinEvent.STEP_DUPLICATE: 1,
-        JoinEvent.STEP_MISSING: 10,
+        JoinEvent.RECORD_MISSING: 10,
         JoinEvent.ENGINE_RESTART: 1,
     }
 
@@ -179,6 +180,43 @@ def test_two_publishers_under_one_name_are_two_engines():
         house.tell(*RECORDS[start : start + 50], source="tcp://b:1")
     assert JoinEvent.ENGINE_RESTART not in house.counts()
     assert {instance for instance, _ in house.rows()} == {"bench", "bench (tcp://b:1)"}
+
+
+@pytest.mark.parametrize(("before", "target"), [("", "gpu_time"), ("tcp", "step_time"), ("gpu+tcp", "gpu_time")])
+def test_who_publishes_on_a_socket_of_the_file_system_times_the_gpu(tmp_path, before, target):
+    with zmq.Context() as context, context.socket(zmq.XPUB) as publisher:
+        publisher.setsockopt(zmq.LINGER, 0)
+        address = f"ipc://{tmp_path}/fpm.0"
+        if before:
+            address = f"{before}://127.0.0.1:{publisher.bind_to_random_port('tcp://127.0.0.1')}"
+        else:
+            publisher.bind(address)
+        soon = {"IDLE_TIMEOUT_S": "2", "ALLOWED_LATENESS_S": "1"}
+        with running_sidecar(tmp_path / "state", FPM=address, MODEL="m", **soon) as sidecar:
+            assert publisher.poll(60_000)
+            for number, record in enumerate(RECORDS[:400]):
+                publisher.send_multipart(frames(record, number))
+            eventually(lambda: sidecar.snapshot() and sidecar.snapshot().configs)
+            eventually(lambda: set(sidecar.snapshot().configs[0].targets) == {target})
+
+
+def test_ten_thousand_records_a_second_are_received_without_loss(tmp_path):
+    """The pace is the publisher's; what counts is that nothing is lost on the way, and what it costs."""
+    seconds = 3
+    with zmq.Context() as context, context.socket(zmq.XPUB) as publisher:
+        publisher.setsockopt(zmq.LINGER, 0)
+        port = publisher.bind_to_random_port("tcp://127.0.0.1")
+        with running_sidecar(tmp_path, FPM=f"tcp://127.0.0.1:{port}", MODEL="m") as sidecar:
+            assert publisher.poll(60_000)
+            packed, begun_s = [frames(record)[2] for record in RECORDS[:1000]], time.monotonic()
+            for number in range(10_000 * seconds):
+                record = packed[number % 1000]
+                publisher.send_multipart([b"", number.to_bytes(8, "big"), record])
+                ahead_s = begun_s + number / 10_000 - time.monotonic()
+                if ahead_s > 0.002:
+                    time.sleep(ahead_s)  # the pace
+            eventually(lambda: metric(sidecar.http_port, "tracefit_fpm_accepted_records_total") == 10_000 * seconds)
+            assert metric(sidecar.http_port, "tracefit_fpm_dropped_records_total") == 0
 
 
 def test_an_endpoint_that_is_not_there_holds_nobody_up(tmp_path):

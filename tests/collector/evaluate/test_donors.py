@@ -77,7 +77,7 @@ def test_the_command_pools_covers_and_says_what_to_measure_next(states, tmp_path
     assert "physics: 3 donors pooled" in printed.out
     assert "Measure next" in printed.out
     assert "broken.bin" in printed.err
-    assert "B200" in printed.out
+    assert "on 8 x " in printed.out
     assert main(["lab", "donors", str(tmp_path), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert [donor["config_id"] for donor in told["donors"]] == ["70b", "70b-tp8", "7b"]

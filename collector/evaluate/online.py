@@ -1,0 +1,248 @@
+"""Predict, then learn: every step of a recording is predicted by what was known before it, from the first one on.
+
+The protocol of NVIDIA's benchmark of its online regression: predictions come before updates, nothing is left out at the
+beginning, and what a model does not predict yet is missing from its errors and counted.
+
+    MAPE, p95     mean and 95th percentile of |yhat - y| / y over the rows that the model predicts
+    missing       share of the rows that it does not predict
+    last 30 %     MAPE over the end of each recording, where learning goes on
+    macro, micro  over recordings, each counting once, and over all rows
+
+Rows of one step each are taken. ``tracefit`` is what a running one predicts the next step with, x beta F exp(level);
+``tracefit beta`` the coefficients alone. Both learn 32 rows at a time, hence know less than the protocol allows, and
+are missing while the first 256 rows are held: until then nothing is known of their error, and nothing is usable.
+``grid of 64`` is written after the published description of the default of that regression:
+
+    A = H + K + H P / N + P^2 / (2 N) + P / 2        M = P + B        one plane each for decode, prefill and mixed steps
+
+with P tokens and N requests of prefill, H tokens that they had computed before, B requests and K tokens of decode. A
+plane y = a + b A + c M, b, c >= 0, is fitted anew with each row by least squares over at most 64 rows. Beyond that the
+oldest of the fullest of 4 x 4 cells goes; cells are equal in log(1 + A) and log(1 + M). A plane needs five rows.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import msgspec
+import numpy as np
+
+from collector.config import Config
+from collector.identity import Fact
+from online import STEP_FEATURES, Floats, Level, Mask, RowBlock, Target
+from online.features import build
+from online.target import TargetState
+
+from .captures import Capture
+from .systems import BLOCK_ROWS, design
+
+KINDS = ("decode", "prefill", "mixed")
+LAST_SHARE = 0.3
+TRACEFIT, COEFFICIENTS, GRID = "tracefit", "tracefit beta", "grid of 64"
+CAPACITY, BINS, ROWS_MIN = 64, 4, 5
+_FLAT = 1e-12
+_FLOOR_US = 1e-3
+
+
+class OnlineScore(msgspec.Struct, frozen=True, kw_only=True):
+    """One model over rows, ratios; None where it predicts none of them. ``kinds`` is the MAPE by kind of step."""
+
+    model: str
+    mape: float | None
+    p95: float | None
+    missing: float
+    last: float | None
+    kinds: dict[str, float]
+
+
+class OnlineCase(msgspec.Struct, frozen=True, kw_only=True):
+    """One target of one configuration of a recording."""
+
+    name: str
+    target: str
+    rows: int
+    scores: list[OnlineScore]
+
+
+class OnlineReport(msgspec.Struct, frozen=True, kw_only=True):
+    """Every case, and each model's means over cases and over rows."""
+
+    schema: str
+    tracefit_version: str
+    cases: list[OnlineCase]
+    macro: list[OnlineScore]
+    micro: list[OnlineScore]
+
+
+def predict_then_learn(captures: Sequence[Capture], version: str, tell: Callable[[float, str], None]) -> OnlineReport:
+    """Run the protocol; deterministic. Configurations without rows of one step are not there."""
+    cases: list[OnlineCase] = []
+    errors: dict[str, list[Floats]] = {}
+    for number, capture in enumerate(captures):
+        for target in (Target.STEP_TIME, Target.GPU_TIME):
+            rows = _single_steps(capture, target)
+            if not len(rows):
+                continue
+            tell(number / len(captures), f"{capture.name}: {target.value}")
+            kinds, found = _kinds(rows.raw), _predictions(rows, target, capture.facts)
+            of_case = {name: np.abs(each / rows.elapsed_us - 1.0) for name, each in found.items()}
+            scores = [_score(name, each, kinds) for name, each in of_case.items()]
+            cases.append(OnlineCase(name=capture.name, target=target.value, rows=len(rows), scores=scores))
+            for name, each in of_case.items():
+                errors.setdefault(name, []).append(each)
+    return OnlineReport(
+        schema="tracefit.predict-then-learn/1",
+        tracefit_version=version,
+        cases=cases,
+        macro=[
+            _macro(name, [score for case in cases for score in case.scores if score.model == name]) for name in errors
+        ],
+        micro=[_score(name, np.concatenate(each), None) for name, each in errors.items()],
+    )
+
+
+def _single_steps(capture: Capture, target: Target) -> RowBlock:
+    """Rows of one step with a time, in the order in which they ended."""
+    delivered = capture.full.get(target)
+    if delivered is None:
+        return RowBlock.empty(target.vocabulary)
+    rows = delivered.rows
+    usable = np.flatnonzero((rows.steps == 1) & (rows.elapsed_us > 0.0))
+    return rows.take(usable[np.argsort(rows.end_ns[usable], kind="stable")])
+
+
+def _column(raw: Floats, name: str) -> Floats:
+    return np.nan_to_num(raw[:, STEP_FEATURES.index(name)])
+
+
+def _kinds(raw: Floats) -> dict[str, Mask]:
+    prefill, decode = _column(raw, "prefill_tokens") > 0.0, _column(raw, "decode_requests") > 0.0
+    return dict(zip(KINDS, (~prefill, prefill & ~decode, prefill & decode), strict=True))
+
+
+def _score(model: str, errors: Floats, kinds: Mapping[str, Mask] | None) -> OnlineScore:
+    known = np.isfinite(errors)
+
+    def mean(of: Floats) -> float | None:
+        of = of[np.isfinite(of)]
+        return float(of.mean()) if len(of) else None
+
+    by_kind = {} if kinds is None else {kind: mean(errors[mask]) for kind, mask in kinds.items()}
+    return OnlineScore(
+        model=model,
+        mape=mean(errors),
+        p95=float(np.quantile(errors[known], 0.95)) if known.any() else None,
+        missing=float(1.0 - known.mean()),
+        last=mean(errors[int((1.0 - LAST_SHARE) * len(errors)) :]) if kinds is not None else None,
+        kinds={kind: value for kind, value in by_kind.items() if value is not None},
+    )
+
+
+def _macro(model: str, scores: Sequence[OnlineScore]) -> OnlineScore:
+    def mean(values: Iterator[float | None]) -> float | None:
+        known = [value for value in values if value is not None]
+        return float(np.mean(known)) if known else None
+
+    by_kind = {kind: mean(score.kinds.get(kind) for score in scores) for kind in KINDS}
+    return OnlineScore(
+        model=model,
+        mape=mean(score.mape for score in scores),
+        p95=mean(score.p95 for score in scores),
+        missing=float(np.mean([score.missing for score in scores])),
+        last=mean(score.last for score in scores),
+        kinds={kind: value for kind, value in by_kind.items() if value is not None},
+    )
+
+
+def _predictions(rows: RowBlock, target: Target, facts: Mapping[str, Fact]) -> dict[str, Floats]:
+    """Microseconds per row by each model, (n,); NaN where it does not predict."""
+    shaped, plain = _by_live_target(rows, target, facts)
+    return {TRACEFIT: shaped, COEFFICIENTS: plain, GRID: _by_grid(rows)}
+
+
+def _by_live_target(rows: RowBlock, target: Target, facts: Mapping[str, Fact]) -> tuple[Floats, Floats]:
+    """By x beta F exp(level), and by x beta."""
+    shaped, plain = np.full(len(rows), np.nan), np.full(len(rows), np.nan)
+    features = build("portable", target, dict(facts))
+    if features is None:
+        return shaped, plain
+    state, level = TargetState(target, Config(learners=("rls",))), Level()
+    state.offer(features, lambda _features: None)
+    (learner,) = state.models.values()
+    known: Mask = np.asarray(np.isfinite(features.evaluate(rows)).all(axis=1))
+    for start in range(0, len(rows), BLOCK_ROWS):
+        part = rows.slice(start, min(start + BLOCK_ROWS, len(rows)))
+        at = start + np.flatnonzero(known[start : start + BLOCK_ROWS])
+        block = design(features, part)
+        if not learner.holding and len(block):
+            plain[at] = np.maximum(learner.predict(block), _FLOOR_US)
+            log_factors = learner.log_factors(block.cell)
+            log_ratio = np.log(block.elapsed_us / plain[at]) - log_factors
+            shaped[at] = plain[at] * np.exp(log_factors + level.learn(block, log_ratio))
+        state.learn(part)
+    return shaped, plain
+
+
+def _by_grid(rows: RowBlock) -> Floats:
+    raw = rows.raw
+    tokens, requests = _column(raw, "prefill_tokens"), np.maximum(_column(raw, "prefill_requests"), 1.0)
+    pairs = _column(raw, "prefill_attention")
+    before = np.maximum(pairs * requests / np.maximum(tokens, 1.0) - tokens / 2.0, 0.0) * (tokens > 0.0)
+    attention = before + _column(raw, "decode_context_tokens") + pairs + tokens / 2.0
+    x = np.stack((attention, tokens + _column(raw, "decode_requests")), axis=1)
+    predicted = np.full(len(rows), np.nan)
+    for mask in _kinds(raw).values():
+        plane = GridRegression()
+        for number in np.flatnonzero(mask).tolist():
+            predicted[number] = plane.predict(x[number])
+            plane.learn(x[number], float(rows.elapsed_us[number]))
+    return predicted
+
+
+class GridRegression:
+    """One plane over the rows that a grid retains; see the module."""
+
+    def __init__(self) -> None:
+        self._x, self._y = np.empty((0, 2)), np.empty(0)
+        self._low, self._high = np.full(2, np.inf), np.full(2, -np.inf)
+        self._plane: tuple[Floats, float] | None = None
+
+    def predict(self, x: Floats) -> float:
+        """Microseconds of a row (2,); NaN while there is no plane."""
+        if self._plane is None:
+            return float("nan")
+        slopes, intercept = self._plane
+        return max(float(x @ slopes) + intercept, _FLOOR_US)
+
+    def learn(self, x: Floats, elapsed_us: float) -> None:
+        """Retain a row, let go of another if there are too many, and fit."""
+        self._x, self._y = np.vstack((self._x, x)), np.append(self._y, elapsed_us)
+        at = np.log1p(x)
+        self._low, self._high = np.minimum(self._low, at), np.maximum(self._high, at)
+        if len(self._y) > CAPACITY:
+            width = np.maximum(self._high - self._low, np.finfo(float).tiny)
+            cells = np.minimum((np.log1p(self._x) - self._low) / width * BINS, BINS - 1).astype(int) @ (BINS, 1)
+            oldest = int(np.argmax(cells == np.bincount(cells).argmax()))
+            self._x, self._y = np.delete(self._x, oldest, axis=0), np.delete(self._y, oldest)
+        if len(self._y) >= ROWS_MIN:
+            self._fit()
+
+    def _fit(self) -> None:
+        """Least squares on each face of b, c >= 0; a plane without a slope takes the place of no other."""
+        mean, scale, y_mean = self._x.mean(axis=0), self._x.std(axis=0), float(self._y.mean())
+        varies = scale > _FLAT * np.maximum(1.0, np.abs(mean))
+        if not varies.any():
+            self._plane = None
+            return
+        u, y = (self._x - mean) / np.where(varies, scale, 1.0), self._y - y_mean
+        best, slopes = float(y @ y), np.zeros(2)
+        for size in (1, 2):
+            for face in map(list, itertools.combinations(np.flatnonzero(varies), size)):
+                found = np.linalg.lstsq(u[:, face], y)[0]
+                left = y - u[:, face] @ found
+                if (found >= 0.0).all() and float(left @ left) < best:
+                    best, slopes = float(left @ left), np.zeros(2)
+                    slopes[face] = found / scale[face]
+        if slopes.any():
+            self._plane = slopes, y_mean - float(slopes @ mean)

@@ -27,8 +27,8 @@ from .step_model import FEATURES, STEP_TIME, Limits, StepModel, computable_model
 
 NOTABLE = 3.0
 """Standard errors from which on a coefficient counts as moved."""
-_AS_GOOD = 0.95
-"""As online/change.py has it for a change in time."""
+_PLAINER, _LEFT = 2.0, 0.005
+"""As online/change.py has them for a change in time."""
 _SINGULAR = 1e-9
 """Guard: of a correlation matrix; below it two coefficients are one."""
 
@@ -173,14 +173,15 @@ def _moved_term(before: ConfigDocument, after: ConfigDocument) -> tuple[str, flo
     weighted = _solved(summed, moved)
     if weighted is None:
         return "", None
-    found = {}
+    every, found = sum(map(mul, moved, weighted)), {}
     for name, u in hypotheses.items():
         along = sum(map(mul, u, weighted))
         length = sum(map(mul, u, _solved(summed, u) or u))
         if length > 0.0:
-            found[name] = (along * along / length, along / length)
-    most = max((explained for explained, _ in found.values()), default=0.0)
-    return next(((name, by) for name, (drop, by) in found.items() if drop >= _AS_GOOD * most), ("", None))
+            found[name] = (every - along * along / length, along / length)
+    least = min((left for left, _ in found.values()), default=0.0)
+    enough = _PLAINER * max(least, 0.0) + _LEFT * every
+    return next(((name, by) for name, (left, by) in found.items() if left <= enough), ("", None))
 
 
 def _estimate(model: Model) -> tuple[list[str], list[float], list[list[float]]]:

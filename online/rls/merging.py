@@ -20,8 +20,8 @@ of a server and are taken out at their estimate.
 A replica differs where |r_i| > 5 % and > 3 se_i; and where the same ratio of the prefill columns alone, fitted beside
 one of all others, is beyond 1.25 and 3 se_i: prefill is in few rows, and other prompts alone move its price by 14 %
 (quarters of c10_long). Those furthest off are set apart and the rest is looked at again, as long as two are left: one
-that is slow makes no other fast. The scatter of the others counts because engines with other loads differ by what the
-form misses. In which term one differs: online/change.py.
+that is slow makes no other fast. Who differs on the whole is no measure of the others' prefill either. The scatter of
+the others counts because engines with other loads differ by what the form misses. In which term: online/change.py.
 
 Shapes: A, N (p, p), b, beta (p,).
 """
@@ -171,9 +171,11 @@ def compared(replicas: Sequence[Replica], learned_rows: int, names: Sequence[str
     rows = np.array([replica.rows for replica in replicas], np.float64)
     if len(replicas) < 2 or learned_rows > 2 * rows.sum():  # noqa: PLR2004
         return Comparison([], 0.0)
-    of_prefill = np.array([*map(is_of_prefill, names)], np.bool_)
-    whole = _apart(replicas, lambda replica, others, beta: _ratio(replica, others, beta[:, None]), _DIFFERENCE)
-    prefill = _apart(replicas, lambda replica, others, beta: _ratio(replica, others, _in_two(beta, of_prefill)), APART)
+    every, of_prefill = np.ones(len(replicas), np.bool_), np.array([*map(is_of_prefill, names)], np.bool_)
+    whole = _apart(replicas, lambda replica, others, beta: _ratio(replica, others, beta[:, None]), _DIFFERENCE, every)
+    usual = every if np.count_nonzero(~whole.differs) < 2 else ~whole.differs  # noqa: PLR2004
+    in_two = lambda replica, others, beta: _ratio(replica, others, _in_two(beta, of_prefill))  # noqa: E731
+    prefill = _apart(replicas, in_two, APART, usual)
     snapshots = []
     for index, replica in enumerate(replicas):
         r, stderr = float(whole.log_ratio[index]), float(whole.stderr[index])
@@ -202,13 +204,16 @@ class Apart(NamedTuple):
 
 
 def _apart(
-    replicas: Sequence[Replica], ratio_of: Callable[[Replica, Replica, Floats], tuple[float, float]], least: float
+    replicas: Sequence[Replica],
+    ratio_of: Callable[[Replica, Replica, Floats], tuple[float, float]],
+    least: float,
+    usual: Mask,
 ) -> Apart:
     """By the log ratio of a replica to the others and its error by rows; those furthest off are set apart first.
 
-    One differs by more than ``least``, in logs, and three standard errors.
+    One differs by more than ``least``, in logs, and three standard errors. ``usual`` are among the others at first.
     """
-    usual: Mask = np.ones(len(replicas), np.bool_)
+    usual = usual.copy()
     for _ in range(_ROUNDS):
         together = reduce(Replica.plus, (replica for replica, counts in zip(replicas, usual, strict=True) if counts))
         others = [together.plus(each, -1) if counts else together for each, counts in zip(replicas, usual, strict=True)]

@@ -6,6 +6,7 @@ import pytest
 from online import Snapshot, merge_states
 from online.change import moved_term
 from online.snapshot import ConfigSnapshot
+from tests.support.linear_steps import BETA, steps
 from tests.support.slower import (
     CONFIG,
     bank_of,
@@ -62,6 +63,27 @@ def test_a_replica_that_is_slower_from_its_start_is_named_with_its_term(slower, 
     assert odd.added == pytest.approx(added, rel=0.1)
 
 
+@pytest.mark.parametrize("siblings", [2, 3, 7])
+@pytest.mark.parametrize(
+    ("beta", "term", "added"),
+    [
+        (BETA + np.array([9_000.0, 0.0, 0.0, 0.0]), "intercept", 9_000.0),
+        (BETA * [1.0, 2.0, 1.0, 1.0], "prefill_tokens", 40.0),
+        (BETA * [2.0, 1.0, 2.0, 2.0], "decode", 1.0),
+        (BETA * 1.3, "all", 0.3),
+    ],
+    ids=["9 ms more on every step", "prefill twice", "decode twice", "all 1.3 times"],
+)
+def test_one_slow_replica_makes_no_other_look_fast(siblings, beta, term, added):
+    states = [bank_of(steps(600, seed).rows, f"engine-{seed}").state() for seed in range(siblings)]
+    states.append(bank_of(steps(600, 99, beta=beta).rows, "slow").state())
+    bank = bank_of(steps(600, 0).rows)
+    bank.restore(merge_states(states, CONFIG))
+    (odd,) = [replica for replica in learned(bank).replicas if replica.differs]
+    assert (odd.engine, odd.term) == ("slow", term)
+    assert odd.added == pytest.approx(added, rel=0.1)
+
+
 def test_equal_replicas_name_none():
     states = [bank_of(noisy(step_rows(), seed), f"engine-{seed}").state() for seed in range(4)]
     bank = bank_of(step_rows())
@@ -75,8 +97,9 @@ def test_equal_replicas_name_none():
         (decode_longer(3.3), "decode", 2.3),
         (prefill_longer(2.0), "prefill_tokens", 682.0),
         (every_step_longer(30_800.0), "intercept", 30_800.0),
+        (everything_longer(1.42), "all", 0.42),
     ],
-    ids=["decode", "prefill", "every step"],
+    ids=["decode", "prefill", "every step", "all"],
 )
 def test_two_versions_of_a_server_differ_in_a_term(slower, term, added):
     snapshots = []

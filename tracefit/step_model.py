@@ -9,6 +9,9 @@ steps of that stratum fell between them, so inside of what was seen nothing has 
 coefficients count as well: those of sampling by their covariance C (independent where a file has none), and how far the
 form of the line lets each of them move under another load.
 
+Where a row is the mean of many steps, p10 and p90 are of such means, which have many kinds of steps in them. A step of
+one kind may be off by more: they are moved apart by the mean error of the rows' predictions, each way.
+
 ``level`` is 1, or for a step of now what the last steps of its phase took beside the rest. ``portable`` is used, the
 set that every consumer can compute. A stratum without an interval has the pooled one. Guards: ``low <= us <= high``,
 and ``low >= 0``.
@@ -138,7 +141,7 @@ class StepModel:
         seen = {} if target.seen is None else target.seen.features
         self._bounds = [seen.get(name, (-math.inf, math.inf)) for name in FEATURES[1:]]
         self.reasons = (*config.doubts, *doubts_of(self.model))
-        self.surface = StepSurface(target, self.coefficients, of_means=self.of_means)
+        self.surface = StepSurface(target, self.coefficients, of_means=self.of_means, mean_error=self.model.mape or 0.0)
         self.level: tuple[float, float] = (1.0, 1.0)
         self.level_age_s: float | None = None
 

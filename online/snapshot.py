@@ -28,6 +28,7 @@ class Reason(StrEnum):
     TWO_SPEEDS = "two_speeds"
     POOR_FIT = "poor_fit"
     HIDDEN_PREFIX_HITS = "hidden_prefix_hits"
+    SAMPLED = "sampled"
     DERIVED = "derived"
 
 

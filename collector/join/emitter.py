@@ -11,6 +11,7 @@ from collector.identity import EngineFacts, Fact, config_id
 from collector.join.api_queueing import ApiQueueing
 from collector.telemetry import Counts
 from online import EngineSnapshot, Quality, RowBlock, Target
+from online.transfer import HIDES_HITS
 
 Key = tuple[str, str]
 """(recording, instance) of an emitter."""
@@ -131,9 +132,9 @@ class Emitter(abc.ABC):
 
 
 def facts_of(emitters: Iterable[Emitter]) -> dict[str, Fact]:
-    """What the emitters of one configuration know together."""
+    """What the emitters of one configuration know together; what one of them hides is hidden."""
     facts: dict[str, Fact] = {}
-    for emitter in emitters:
+    for emitter in sorted(emitters, key=lambda each: each.facts.get(HIDES_HITS) is True):
         facts |= emitter.facts.known() | emitter.identity
     return facts
 

@@ -230,15 +230,15 @@ class Joiner:
     def _advance_api_process(self, process: ApiProcess, *, flush: bool) -> list[Renamed]:
         """Request spans belong to the only configuration of engines known beside them, else to their own process.
 
-        Of a process whose spans are sampled nothing is learned: its server's page, where there is one, tells more.
+        Of a process whose spans are not known to be whole, the server's page tells more, where there is one.
         """
         beside = [one for one in self.engines.values() if one.recording == process.recording]
         configs = sorted({engine.config_id for engine in beside})
-        if not (configs or (process.is_sampled and self.pages.has_page_of(process))):
+        if not (configs or (not process.is_whole and self.pages.has_page_of(process))):
             return self._advance(process, flush=flush)
         rows = process.advance(idle=process.is_idle, flush=flush or process.is_over)
         process.config_id = ""
-        if configs and not (process.is_sampled and self.pages.has_page_of(process)):
+        if configs and (process.is_whole or not self.pages.has_page_of(process)):
             if len(configs) == 1:
                 processes = sum(one.recording == process.recording for one in self.api_processes.values())
                 process.api_queueing.give_arrivals(beside[0].api_queueing, len(beside) / processes)
@@ -247,7 +247,8 @@ class Joiner:
 
     def _advance_page(self, page: PageEngine, *, flush: bool) -> list[Renamed]:
         """Where others tell more of the same engine, its page gives facts, and what it taught becomes their prior."""
-        whole = [process for process in self.api_processes.values() if not process.is_sampled]
+        self.pages.compare(page, self.api_processes.values())
+        whole = [process for process in self.api_processes.values() if process.is_whole]
         richer = self.pages.richer_than(page, [*self.engines.values(), *whole])
         if not richer:
             return self._advance(page, flush=flush)

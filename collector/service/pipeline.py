@@ -39,7 +39,7 @@ from collector.join import (
     facts_of,
     with_stand_ins,
 )
-from collector.join.inferred import doubts_of
+from collector.join.inferred import NEARLY_WHOLE, WHOLE, doubts_of
 from collector.telemetry import Counts, PluginLoss, Skip, table
 from exporters.what_if import Mix
 from online import (
@@ -412,7 +412,13 @@ class Pipeline:
             contradictions |= emitter.facts.contradictions()
         quality = min((emitter.quality for emitter in emitters), default=Quality.REQUESTS)
         hidden = _hides_hits(quality, facts)
+        shares = _span_shares(emitters, silent_s=self._settings.join_timeout_s)
         targets = self._targets(config_id, emitters, hits_hidden=hidden, exact=exact)
+        share = min((each for each in shares if each is not None), default=1.0)
+        if share < WHOLE:  # what was learned before spans were sampled is not told of them
+            targets = {}
+        elif share < NEARLY_WHOLE and Target.STEP_TIME.value in targets:
+            targets[Target.STEP_TIME.value] = weakened(targets[Target.STEP_TIME.value], Reason.SAMPLED)
         return ConfigSnapshot(
             config_id=config_id,
             config=facts,
@@ -425,7 +431,8 @@ class Pipeline:
             quarantined=self._put_aside.get(config_id, ""),
             doubts=[
                 *filter(None, [unknown_experts(facts)]),
-                *_doubts(emitters, targets.get(Target.STEP_TIME.value), silent_s=self._settings.join_timeout_s),
+                *doubts_of(shares),
+                *(targets[Target.STEP_TIME.value].doubts if Target.STEP_TIME.value in targets else ()),
             ],
             prefix_hits_hidden=hidden,
             last_heard_unix_nano=max((each.event_unix_ns for each in emitters if not each.recording), default=0),
@@ -451,19 +458,18 @@ class Pipeline:
         if api is not None:
             targets[Target.API_QUEUEING.value] = api
         if step is not None and hits_hidden:
-            targets[Target.STEP_TIME.value] = with_unseen_prefix_hits(step)
+            targets[Target.STEP_TIME.value] = weakened(step, Reason.HIDDEN_PREFIX_HITS, "prefill_tokens")
         return dict(sorted(targets.items()))
 
 
-def _doubts(emitters: Sequence[Emitter], step: TargetSnapshot | None, *, silent_s: float) -> list[str]:
-    """Why nothing a configuration answers should be used: what its emitters and the rows of its steps say.
+def _span_shares(emitters: Sequence[Emitter], *, silent_s: float) -> list[float | None]:
+    """Which share of what it could tell each emitter sends.
 
     Of a process that has been silent for so long while others went on, nothing more will come, and its doubts would
     stay for good.
     """
     heard_unix_ns = max((emitter.event_unix_ns for emitter in emitters), default=0) - int(silent_s * 1e9)
-    doubts = doubts_of([emitter.span_share for emitter in emitters if emitter.event_unix_ns >= heard_unix_ns])
-    return doubts if step is None else [*doubts, *step.doubts]
+    return [emitter.span_share for emitter in emitters if emitter.event_unix_ns >= heard_unix_ns]
 
 
 @functools.lru_cache(maxsize=64)
@@ -474,20 +480,19 @@ def _cannot_derive(facts: tuple[tuple[str, Fact], ...]) -> tuple[str, ...]:
 
 def _hides_hits(quality: Quality, facts: Mapping[str, Fact]) -> bool:
     """Whether prompt tokens that the prefix cache had are told as if they were computed."""
-    return quality is Quality.REQUESTS and facts.get("enable_prefix_caching") is not False
+    may_hide = facts.get("enable_prefix_caching") is not False and facts.get(HIDES_HITS) is not False
+    return quality is Quality.REQUESTS and may_hide
 
 
-def with_unseen_prefix_hits(target: TargetSnapshot) -> TargetSnapshot:
-    """What is learned of prefill tokens is of prompt tokens, and weak at best; a data sheet's is of computed ones."""
+def weakened(target: TargetSnapshot, reason: Reason, only: str = "") -> TargetSnapshot:
+    """What was learned of one feature, or of all, is weak at best for this reason; a data sheet's word is as good."""
     models = {}
     for name, model in target.models.items():
         features = [
             feature
-            if feature.name != "prefill_tokens" or feature.status == "prior_only"
+            if feature.status == "prior_only" or only not in ("", feature.name)
             else msgspec.structs.replace(
-                feature,
-                status="weak" if feature.status == "identified" else feature.status,
-                reason=Reason.HIDDEN_PREFIX_HITS,
+                feature, status="weak" if feature.status == "identified" else feature.status, reason=reason
             )
             for feature in model.features
         ]

@@ -77,6 +77,7 @@ Reasons of a weak coefficient, the first that applies:
     two_speeds           the rows are of machines of two speeds
     poor_fit             half of the predictions of a step are off by more than 15 %
     hidden_prefix_hits   prompt tokens that the prefix cache had are told as if they were computed
+    sampled              2 to 5 % of the requests send no span: a part of every batch is missing
 
 Reference: Belsley, Kuh and Welsch, Regression Diagnostics (1980).
 """

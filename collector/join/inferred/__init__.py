@@ -16,11 +16,13 @@ from .journeys import (
     waiting_steps,
 )
 from .kv import KvSources, KvSteps
-from .occupancy import ApiProcess, doubts_of
+from .occupancy import NEARLY_WHOLE, WHOLE, ApiProcess, doubts_of
 from .steps import StepView, drops, finality, step_features, trusted_holes
 
 __all__ = [
+    "NEARLY_WHOLE",
     "QUEUE_STATE_AGE_NS",
+    "WHOLE",
     "ApiProcess",
     "Chunks",
     "Habits",

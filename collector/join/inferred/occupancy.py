@@ -13,8 +13,9 @@ fewer, after 539 at 0.95. In between, nothing is known.
 Guards: a trace of several requests counts once. Ids may not be random (a counter, a time, a constant): a claim needs
 u that lie evenly below their maximum (their mean within four standard deviations of max(u) / 2) and a rate that anybody
 would choose. After 539 spans without an answer the ids cannot tell. A sampler may be switched on or off: the latest 32,
-64, ... traces are looked at by themselves, and sampled spans are called whole at the second u >= 0.95. Samplers that
-decide otherwise (by a hash, by the upper half of the id) are not seen.
+64, ... traces are looked at by themselves, and sampled spans are called whole at the second u >= 0.95. From then on, a
+rate from 0.95 to 0.97 shows in 1,024 traces. Samplers that decide otherwise (by a hash, by the upper half of the id) do
+not show in the ids; beside the page of a server, which counts its requests, they all do.
 
 Reference: TraceIdRatioBased of the OpenTelemetry SDKs for Python, Go and Rust.
 
@@ -48,12 +49,14 @@ import msgspec
 import numpy as np
 
 from collector.config import Config
-from collector.decode import RequestSpan
+from collector.decode import MISSING, RequestSpan
+from collector.identity import FactSource
 from collector.join.api_queueing import BusyArrival
 from collector.join.emitter import Emitter, TargetRows
 from collector.join.rows import COLUMN
 from collector.telemetry import RowDrop, table
 from online import PHASES, STEP_FEATURES, EngineSnapshot, Floats, Ints, Quality, RowBlock, Target
+from online.transfer import HIDES_HITS
 
 from .context import Scheduling
 from .journeys import RequestRow, request_block
@@ -62,6 +65,8 @@ Array = TypeVar("Array", Floats, Ints)
 
 WHOLE = 0.95
 """Coefficients are off by 3 % at this rate, and by 9 % at 0.9."""
+NEARLY_WHOLE = 0.98
+"""Below it they are weak; the ends of a hundred requests that a page counted may cost two of them."""
 _CHANCE = 1e-12
 """Of calling whole spans sampled, with every span that comes."""
 _TRACES_MIN, _TRACES_MAX = 32, 1024
@@ -80,6 +85,7 @@ class TraceSampling:
         """1 where all spans are sent; None while that is not known."""
         self._spans = 0
         self._shares: list[float] = []
+        self._latest: list[float] = []
 
     @property
     def is_sampled(self) -> bool:
@@ -94,10 +100,18 @@ class TraceSampling:
     def add(self, trace_id: bytes) -> None:
         """Take the trace id of one more request."""
         share = int.from_bytes(trace_id[8:16], "big") / 2**64
+        self._latest.append(share)
         if share >= WHOLE:
-            self.rate = None if self.is_sampled else 1.0
+            self.rate = None if self.is_sampled else self.rate or 1.0
             self._spans, self._shares = 0, []
-            return
+        else:
+            self._add_below(share)
+        if len(self._latest) == _TRACES_MAX:
+            if self.rate is not None and not self.is_sampled:
+                self.rate = _sampled_at(self._latest, 1.0) or 1.0
+            self._latest = []
+
+    def _add_below(self, share: float) -> None:
         self._spans = min(self._spans + 1, _SPANS_ENOUGH)
         if share in self._shares:
             return
@@ -111,11 +125,11 @@ class TraceSampling:
             self._shares = []
 
 
-def _sampled_at(shares: list[float]) -> float | None:
+def _sampled_at(shares: list[float], below: float = WHOLE) -> float | None:
     """The rate at which these traces were kept; None where that is not sure."""
     traces, largest = len(shares), max(shares)
     rate = largest * (traces + 1) / traces
-    if traces < _TRACES_MIN or not _RATE_MIN <= rate < WHOLE or largest**traces >= _CHANCE:
+    if traces < _TRACES_MIN or not _RATE_MIN <= rate < below or largest**traces >= _CHANCE:
         return None
     uneven = abs(sum(shares) / traces / largest - 0.5) * math.sqrt(12.0 * traces)
     return rate if uneven < _UNEVEN else None
@@ -157,17 +171,26 @@ def _cumulative(at: Array, values: Floats) -> tuple[Array, Floats]:
     return at[order], np.concatenate((none, np.cumsum(values[..., order], axis=-1)), axis=-1)
 
 
+def computed_tokens(span: RequestSpan, hit_ratio: float | None) -> float:
+    """Tokens of a prompt that were not cached: the span tells them, or the share that its server's page counted."""
+    cached = span.prompt_tokens * (hit_ratio or 0.0) if span.cached_tokens == MISSING else span.cached_tokens
+    return span.prompt_tokens - cached
+
+
 class DecodeBatch:
     """n(t), C(t) and cumulative prefill as sums over requests sorted by first and by last token."""
 
-    def __init__(self, requests: list[HeldRequest]) -> None:
-        told = [(r.first_s, r.last_s, r.prompt_tokens, r.output_tokens) for r in requests]
-        first, last, prompt, tokens = np.array(told, float).reshape(-1, 4).T
+    def __init__(self, requests: list[HeldRequest], hit_ratio: float | None = None) -> None:
+        told = [
+            (r.first_s, r.last_s, r.prompt_tokens, r.output_tokens, computed_tokens(r.span, hit_ratio))
+            for r in requests
+        ]
+        first, last, prompt, tokens, computed = np.array(told, float).reshape(-1, 5).T
         rate = np.where(last > first, (tokens - 1) / np.maximum(last - first, 1e-9), 0.0)
         decoding = tokens > 1
         # of each request: one, and its context as a line in time
         lines = np.stack((np.ones(len(first)), prompt + 0.5 - rate * first, rate))[:, decoding]
-        self._prefill_at, self._prefill_tokens = _cumulative(first, prompt)
+        self._prefill_at, self._prefill_tokens = _cumulative(first, computed)
         self._first, self._entered = _cumulative(first[decoding], lines)
         self._last, self._left = _cumulative(last[decoding], lines)
 
@@ -213,6 +236,13 @@ class ApiProcess(Emitter):
         self.longest_ns = 0
         self._rows: list[TargetRows] = []
         self.sampling = TraceSampling()
+        self.requests_heard = 0
+        self.counted_share: float | None = None
+        """Of the requests that its server's page counted, those that sent a span; None while that is not known."""
+        self.is_counted = False
+        """Whether there is such a page: what it counts decides, for not every sampler shows in the trace ids."""
+        self.hit_ratio: float | None = None
+        """Share of prompt tokens that the page says were cached."""
 
     @property
     def event_unix_ns(self) -> int:
@@ -226,13 +256,13 @@ class ApiProcess(Emitter):
 
     @property
     def span_share(self) -> float | None:
-        """How many of its requests send a span, as far as trace ids tell; None while that is not known."""
-        return self.sampling.share
+        """How many of its requests send a span, by its page or by their trace ids; None while that is not known."""
+        return self.counted_share if self.is_counted else self.sampling.share
 
     @property
-    def is_sampled(self) -> bool:
-        """Whether a part of its requests sends no span."""
-        return self.sampling.is_sampled
+    def is_whole(self) -> bool:
+        """Whether enough of its requests send a span to rebuild the batch."""
+        return self.span_share is not None and self.span_share >= WHOLE
 
     def snapshot(self) -> EngineSnapshot:
         """It knows no step; that they are scheduled ahead may show in how long first tokens take."""
@@ -271,6 +301,7 @@ class ApiProcess(Emitter):
     def add(self, span: RequestSpan) -> None:
         """Add one finished request."""
         self.sampling.add(span.trace_id)
+        self.requests_heard += 1
         if span.output_tokens < 1:
             self.counts[table.DROPPED_ROWS, RowDrop.INCOMPLETE] += 1
             return
@@ -317,13 +348,19 @@ class ApiProcess(Emitter):
         return self.newest_unix_ns - int(min(self._settings.join_timeout_s * 1e9, longest_ns))
 
     def _pass_until(self, horizon_unix_ns: int | None) -> None:
-        """Make rows of the requests that ended by then (None: of all, nothing more will come)."""
+        """Make rows of the requests that ended by then (None: of all, nothing more will come).
+
+        They wait until it is known whether their spans are sampled: what one has learned is not unlearned.
+        """
+        share = self.span_share
+        if share is None and horizon_unix_ns is not None:
+            return
         ready = []
         while self._pending and (horizon_unix_ns is None or self._pending[0][0] <= horizon_unix_ns):
             ready.append(heapq.heappop(self._pending)[2])
         if not ready:
             return
-        if self.sampling.is_sampled:
+        if share is not None and share < WHOLE:
             self.counts[table.DROPPED_ROWS, RowDrop.SAMPLED_SPANS] += len(ready)
         else:
             self._make_rows(ready, self._finished(ready) if horizon_unix_ns is None else ready)
@@ -333,7 +370,11 @@ class ApiProcess(Emitter):
 
     def _make_rows(self, requests: list[HeldRequest], decoded: list[HeldRequest]) -> None:
         """Rows of requests, and of the steps of those whose batch is known."""
-        self._rows += [TargetRows(Target.STEP_TIME, rows) for rows in self._step_rows(decoded, DecodeBatch(self._held))]
+        hidden = self.hit_ratio is None and any(r.span.cached_tokens == MISSING for r in self._held)
+        if hidden or self.facts.get(HIDES_HITS) is None:
+            self.facts.learn({HIDES_HITS: hidden}, FactSource.DISCOVERY)
+        batch = DecodeBatch(self._held, self.hit_ratio)
+        self._rows += [TargetRows(Target.STEP_TIME, rows) for rows in self._step_rows(decoded, batch)]
         self._rows += self._request_rows(requests)
 
     def _finished(self, ready: list[HeldRequest]) -> list[HeldRequest]:
@@ -417,7 +458,8 @@ class ApiProcess(Emitter):
         pace_s = (request.last_s - request.first_s) / max(request.output_tokens - 1, 1)
         told_s = span.queue_s + span.prefill_s
         wait_s = span.first_token_s if math.isnan(told_s) else span.first_token_s - told_s
-        arrival = BusyArrival(wait_s * 1e6, pace_s * 1e6, float(span.prompt_tokens), met + 1.0)
+        computed = computed_tokens(span, self.hit_ratio)
+        arrival = BusyArrival(wait_s * 1e6, pace_s * 1e6, computed, met + 1.0)
         if not math.isnan(told_s):
             prefill_us = max(span.prefill_s, 0.0) * 1e6
             self.api_queueing.add_arrivals([], [msgspec.structs.replace(arrival, prefill_us=prefill_us)])

@@ -7,7 +7,8 @@ much of the telemetry arrived, steps heard of against steps that its page counte
 
 Telemetry trails the page by seconds, so the page's count is taken back at t, between the two scrapes around it; a step
 that several front ends count is one. Begins again after 4,096 steps, and when the counter falls. Steps of nothing but
-unfinished prefill chunks are not counted by the page, so the ratio is cut at 1.
+unfinished prefill chunks are not counted by the page, so the ratio is cut at 1. Requests that send a span are compared
+with those that the page of their server counted in the same way: a sampler of spans shows there, whatever it goes by.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from __future__ import annotations
 import math
 import urllib.parse
 from collections import OrderedDict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -38,7 +39,7 @@ _STEPS_MIN, _STEPS_MAX = 100.0, 4096.0
 
 @dataclass(slots=True)
 class Completeness:
-    """Of one engine; ``ratio`` is None until a hundred steps were counted beside telemetry."""
+    """Of one engine; ``ratio`` is None until a hundred steps, or requests, were counted beside telemetry."""
 
     ratio: float | None = None
     _counted: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=_SCRAPES_MAX))
@@ -52,11 +53,8 @@ class Completeness:
             self._since = None
         self._counted.append((unix_ns, steps))
 
-    def hear(self, emitters: Sequence[Engine | ApiProcess]) -> None:
-        """Compare with what the emitters of steps have told so far."""
-        engines = [emitter for emitter in emitters if isinstance(emitter, Engine)]
-        heard = sum(engine.steps_heard for engine in engines)
-        at_ns = max((engine.event_unix_ns for engine in engines), default=0)
+    def hear(self, heard: int, at_ns: int) -> None:
+        """Compare with what telemetry has told of until then."""
         if not self._counted or not self._counted[0][0] <= at_ns <= self._counted[-1][0]:
             return
         times, counts = np.array(self._counted).T
@@ -78,7 +76,8 @@ class PageEngine(Emitter):
         self.server = server
         self.host = urllib.parse.urlsplit(server).hostname or ""
         self.windows = ScrapeWindows()
-        self.completeness = Completeness()
+        self.completeness, self.spans = Completeness(), Completeness()
+        self._prompts_before: tuple[float, float] | None = None
         self._reading_facts: tuple[str, dict[str, int | bool]] = ("", {})
         self._rows: list[PageRow] = []
 
@@ -116,6 +115,7 @@ class PageEngine(Emitter):
         elif before is not None and newest is not None:
             add_waits(self.api_queueing, before, newest, self.windows.copies)
         self.completeness.count(unix_ns, reading.values[Meaning.STEPS] / self.windows.copies)
+        self.spans.count(unix_ns, reading.values[Meaning.FINISHED])
         if row is not None:
             self._rows.append(row)
 
@@ -128,7 +128,21 @@ class PageEngine(Emitter):
         """Others tell more of the same engine: no rows, but a yardstick for how much of it arrives."""
         self.counts[table.DROPPED_ROWS, RowDrop.TOLD_BY_STEPS] += len(self._rows)
         self._rows.clear()
-        self.completeness.hear(emitters)
+        engines = [emitter for emitter in emitters if isinstance(emitter, Engine)]
+        heard_unix_ns = max((engine.event_unix_ns for engine in engines), default=0)
+        self.completeness.hear(sum(engine.steps_heard for engine in engines), heard_unix_ns)
+
+    @property
+    def hit_ratio(self) -> float | None:
+        """Share of the prompt tokens since the first scrape that were in the prefix cache; None if it is not told."""
+        newest = self.windows.newest
+        if newest is None:
+            return None
+        hits, prompts = newest.value(Meaning.PREFIX_HIT_TOKENS), newest.value(Meaning.PROMPT_TOKENS)
+        if self._prompts_before is None or prompts < self._prompts_before[1]:
+            self._prompts_before = hits, prompts
+        hits, prompts = hits - self._prompts_before[0], prompts - self._prompts_before[1]
+        return hits / prompts if 0.0 <= hits <= prompts and prompts > 0.0 else None
 
     def take_counts(self) -> Counts:
         """Counts since the last call."""
@@ -191,6 +205,19 @@ class PageEngines:
         others = [sender for sender in senders if sender.recording == page.recording]
         servers = {each.server for each in self.by_key.values() if each.recording == page.recording} if others else {}
         return [each for each in others if len(servers) == 1 or (page.host and page.host in each.instance)]
+
+    def compare(self, page: PageEngine, processes: Iterable[ApiProcess]) -> None:
+        """Tell API processes how many of their requests the page counted; ranks that share a page count apart."""
+        own = [each for each in self.richer_than(page, [*processes]) if isinstance(each, ApiProcess)]
+        ranks = [
+            each for each in self.by_key.values() if (each.recording, each.server) == (page.recording, page.server)
+        ]
+        if not own or len(ranks) > 1:
+            return
+        page.spans.hear(sum(each.requests_heard for each in own), min(each.event_unix_ns for each in own))
+        hit_ratio = page.hit_ratio
+        for process in own:
+            process.is_counted, process.counted_share, process.hit_ratio = True, page.spans.ratio, hit_ratio
 
     def has_page_of(self, sender: Sender) -> bool:
         """Whether there is a page of the server that this emitter belongs to."""

@@ -112,3 +112,19 @@ def test_the_same_requests_teach_the_same_whoever_tells_them(served):
     assert told.pop("TensorRT-LLM") == pytest.approx(told["vLLM 0.33"], rel=1e-6), "its decode time is a difference"
     for name, found in told.items():
         assert found == told["vLLM 0.33"], name
+
+
+def test_cached_tokens_are_no_prefill_and_end_the_hidden_hits(served):
+    """Three tokens of four were cached: what is left costs four times as much, and that is the price of computing."""
+    price = {}
+    for ratio in (None, 0.0, 0.75):
+        dialect = DIALECTS["vLLM 0.33"] if ratio is None else DIALECTS["SGLang"]
+        spans = [each.span(dialect, n, cached=int((ratio or 0.0) * each.prompt)) for n, each in enumerate(served[:900])]
+        pipeline = replayed(exports_of([Piece("server", dialect.scope, span) for span in spans], 200))
+        (config,) = pipeline.snapshot(0, 1).configs
+        assert config.prefix_hits_hidden == (ratio is None)
+        features = config.targets["step_time"].models["portable"].features
+        price[ratio] = next(each for each in features if each.name == "prefill_tokens")
+        assert (price[ratio].reason == "hidden_prefix_hits") == (ratio is None)
+    assert price[0.0].coefficient == price[None].coefficient
+    assert price[0.75].coefficient == pytest.approx(4 * price[0.0].coefficient, rel=0.05)

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 
 import msgspec
+import numpy as np
 import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 import tracefit
-from collector.decode.pages import ScrapedPage
+from collector.decode.pages import EngineReading, Flavour, Meaning, ScrapedPage
 from collector.recordings import Recording, TimedPage
 from collector.telemetry import RowDrop, table
 from online.state import decode, encode
 from tests.support.page_server import RECORDED
 from tests.support.pipelines import new_pipeline, replayed
 from tests.support.recordings import otlp_file, recording
+from tests.support.stock_requests import DIALECTS, as_told_by, served_in
 from tests.support.toy_engine import UNIX_NS, many_jobs, run_engine
 from tests.support.toy_spans import STOCK_SCOPE, Piece, exports_of, pieces, stock_span
 
@@ -50,23 +54,94 @@ def published(pipeline):
 
 
 @pytest.mark.parametrize("rate", [0.05, 0.1, 0.5, 0.9])
-def test_sampled_request_spans_are_no_rows_and_their_rate_is_told(rate, tmp_path):
-    sent = kept(requests(4000), rate)
+def test_sampled_request_spans_teach_nothing_and_their_rate_is_told(rate, tmp_path):
+    """The requests of a recorded server, five times one after another, as a head sampler lets their spans through."""
+    sent = kept(as_told_by(DIALECTS["vLLM 0.33"], served_in("c10_long", copies=5)), rate)
     pipeline = replayed(exports_of(sent))
     (doubt,) = published(pipeline).doubts
     said, rest = doubt.split(" %, ", 1)
     beginning, percent = said.rsplit(" ", 1)
     assert beginning == "request spans are sampled at about"
-    assert float(percent) == pytest.approx(100 * rate, rel=0.1)
+    assert float(percent) == pytest.approx(100 * rate, rel=0.05)
     assert rest == "so the batch cannot be rebuilt; send all spans or let tracefit scrape the page"
-    counts = pipeline.take_counts()
-    learned = published(pipeline).targets["step_time"].models["portable"].rows
-    assert learned <= 210, "those that came before it was sure"
-    assert counts[table.DROPPED_ROWS, RowDrop.SAMPLED_SPANS] >= len(sent) - 210
+    assert published(pipeline).targets == {}
+    assert pipeline.learned_rows == 0
+    assert pipeline.take_counts()[table.DROPPED_ROWS, RowDrop.SAMPLED_SPANS] >= len(sent) - 20
     (tmp_path / "snapshot.json").write_bytes(pipeline.snapshot(0, 1).to_json())
     config = tracefit.load(tmp_path / "snapshot.json").config()
     assert not config.usable
     assert config.reasons[0] == doubt
+
+
+def statuses(pipeline) -> set[tuple[str, str | None]]:
+    return {(each.status, each.reason) for each in published(pipeline).targets["step_time"].models["portable"].features}
+
+
+def test_spans_of_nearly_all_requests_teach_weakly_and_say_why():
+    nearly = replayed(exports_of(kept(requests(3000), 0.96)))
+    assert published(nearly).doubts == []
+    assert {reason for status, reason in statuses(nearly) if status == "weak"} == {"sampled"}
+    assert "identified" not in dict(statuses(nearly))
+    assert "sampled" not in {reason for _, reason in statuses(replayed(exports_of(requests(3000))))}
+
+
+def counted(sent: list[Piece], hit_ratio: float) -> list[ScrapedPage]:
+    """The page of their server, every second: how many requests ended, and how many of their tokens were cached."""
+    ends = np.sort([piece.span.end_time_unix_nano for piece in sent])
+    pages = []
+    for unix_ns in range(int(ends[0]) - 10**9, int(ends[-1]) + 2 * 10**9, 10**9):
+        values = [math.nan] * len(Meaning)
+        values[Meaning.FINISHED] = float(np.searchsorted(ends, unix_ns, side="right"))
+        values[Meaning.PROMPT_TOKENS] = 120.0 * values[Meaning.FINISHED]
+        values[Meaning.PREFIX_HIT_TOKENS] = hit_ratio * values[Meaning.PROMPT_TOKENS]
+        reading = EngineReading("0", "tiny", Flavour.VLLM, tuple(values), {})
+        pages.append(ScrapedPage("http://10.0.0.7:8000", unix_ns, unix_ns, (reading,)))
+    return pages
+
+
+def beside_its_page(all_sent: list[Piece], sent: list[Piece], hit_ratio: float = 0.0):
+    """Spans that came, beside the page of a server that counted them all."""
+    pipeline, pages = new_pipeline(), counted(all_sent, hit_ratio)
+    for export in exports_of(sent, 10):
+        spans = ExportTraceServiceRequest.FromString(export.payload).resource_spans[-1].scope_spans[-1].spans
+        while pages and pages[0].unix_ns <= spans[-1].end_time_unix_nano + 10**9:
+            pipeline.process_pages([pages.pop(0)])
+        pipeline.process([export])
+    pipeline.process_pages(pages)
+    pipeline.flush()
+    return pipeline
+
+
+def test_a_sampler_that_does_not_show_in_the_trace_ids_shows_beside_the_page():
+    """A Collector that keeps one trace of three, by whatever it likes."""
+    sent = requests(1500)
+    pipeline = beside_its_page(sent, sent[::3])
+    assert pipeline.learned_rows == 0
+    assert pipeline.take_counts()[table.DROPPED_ROWS, RowDrop.SAMPLED_SPANS] == 500
+    whole = beside_its_page(sent, sent)
+    assert published(whole).doubts == []
+    assert published(whole).targets["step_time"].models["portable"].rows > 1000
+    assert ("weak", "sampled") in statuses(beside_its_page(sent, [each for n, each in enumerate(sent) if n % 30]))
+
+
+def test_the_page_decides_where_ids_are_all_below_what_a_sampler_would_keep():
+    """A gateway that makes its ids of numbers below a half, and sends every span."""
+    sent = requests(1500, lambda n: random_id(n)[:8] + bytes([random_id(n)[8] >> 1]) + random_id(n)[9:])
+    assert published(replayed(exports_of(sent))).doubts != []
+    assert published(beside_its_page(sent, sent)).doubts == []
+
+
+def test_the_page_tells_how_many_tokens_of_a_prompt_were_computed():
+    sent = as_told_by(DIALECTS["vLLM 0.33"], served_in("c10_long"))
+    told, hidden = beside_its_page(sent, sent, hit_ratio=0.75), replayed(exports_of(sent))
+    assert (published(told).prefix_hits_hidden, published(hidden).prefix_hits_hidden) == (False, True)
+    prices_us = [
+        feature.coefficient
+        for pipeline in (told, hidden)
+        for feature in published(pipeline).targets["step_time"].models["portable"].features
+        if feature.name == "prefill_tokens"
+    ]
+    assert prices_us[0] == pytest.approx(4 * prices_us[1], rel=0.1)
 
 
 def test_whole_request_spans_are_believed_after_a_few_dozen():

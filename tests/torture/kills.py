@@ -15,7 +15,6 @@ import argparse
 import asyncio
 import errno
 import json
-import logging
 import os
 import random
 import signal
@@ -25,7 +24,6 @@ import tempfile
 import threading
 import time
 from pathlib import Path
-from typing import NamedTuple
 
 import grpc
 
@@ -44,41 +42,26 @@ from tests.support.paths import ROOT
 from tests.support.sidecars import call_export
 from tests.support.step_exports import make_export
 
-READY_S = 60.0
-"""Generous: the machine may be busy."""
+END_S = 60.0
 ENGINES = 2
 STAGES = {
-    "directory-taken": (Directory, "take"),
-    "checkpoint-read": (CheckpointFiles, "load"),
-    "log-opened": (Log, "open"),
-    "log-read": (Durability, "backlog"),
-    "started": (Sidecar, "start"),
-    "segment-begun": (Log, "_begin_segment"),
-    "segment-ended": (Log, "_end_segment"),
-    "checkpoint-taken": (Pipeline, "to_checkpoint"),
-    "checkpoint-half-written": (SystemFiles, "sync"),
-    "checkpoint-half-renamed": (SystemFiles, "replace"),
-    "checkpoint-written": (CheckpointFiles, "write"),
-    "log-freed": (Log, "free"),
-    "flushed": (Pipeline, "flush"),
-    "snapshot-written": (SnapshotWriter, "stop"),
-    "directory-released": (Directory, "release"),
+    f"{owner.__name__}.{name}": (owner, name)
+    for owner, names in {
+        Directory: ("take", "release"),
+        CheckpointFiles: ("load", "write"),
+        Log: ("open", "_begin_segment", "_end_segment", "free"),
+        Durability: ("backlog",),
+        Sidecar: ("start",),
+        Pipeline: ("to_checkpoint", "flush"),
+        SystemFiles: ("sync", "replace"),
+        SnapshotWriter: ("stop",),
+    }.items()
+    for name in names
 }
 """Where the process ends itself: right after a call of this."""
 TROUBLES = ("none", "full", "read-only", "slow", "clock")
-
-
-class Report(NamedTuple):
-    """What a run showed."""
-
-    kills: int
-    in_stages: int
-    exports: int
-    repeats: int
-    rows: int
-    expected_rows: int
-    worst_difference: float
-    slowest_start_s: float
+SETTINGS = {"LISTEN": "127.0.0.1:0", "LISTEN_HTTP": "", "PAGES": "127.0.0.1:0", "PUBLISH_INTERVAL_S": "0.2"}
+SETTINGS |= {"CHECKPOINT_INTERVAL_S": "0.3", "DURABILITY": "log", "LOG_CAPACITY_MIB": "16", "LEARNERS": "[rls]"}
 
 
 # --- the process that gets killed -------------------------------------------------------------------------------------
@@ -87,109 +70,82 @@ class Report(NamedTuple):
 class BadDisk(SystemFiles):
     """The real file system with spells of trouble: no room (half an entry gets in), read-only, slow."""
 
-    def __init__(self, kind: str, rng: random.Random) -> None:
-        self._kind = kind
-        self._rng = rng
+    def __init__(self, kind, rng):
+        self._kind, self._rng = kind, rng
 
-    def _hits(self, kind: str) -> bool:
-        return self._kind == kind and self._rng.random() < 0.3
+    def _trouble(self, kind, number=0):
+        if self._kind == kind and self._rng.random() < 0.3:
+            if number:
+                raise OSError(number, os.strerror(number))
+            time.sleep(0.02)
 
     def open(self, path):
-        if self._hits("read-only"):
-            raise OSError(errno.EROFS, "Read-only file system")
+        self._trouble("read-only", errno.EROFS)
         return super().open(path)
 
     def write(self, descriptor, parts):
-        if self._hits("slow"):
-            time.sleep(0.02)
-        if self._hits("full"):
+        self._trouble("slow")
+        try:
+            self._trouble("full", errno.ENOSPC)
+        except OSError:
             whole = b"".join(parts)
-            if self._rng.random() < 0.5:
-                super().write(descriptor, [whole[: self._rng.randrange(len(whole))]])
-            raise OSError(errno.ENOSPC, "No space left on device")
+            super().write(descriptor, [whole[: self._rng.choice((0, self._rng.randrange(len(whole))))]])
+            raise
         return super().write(descriptor, parts)
 
     def truncate(self, descriptor, size_bytes):
-        if self._hits("full"):
-            raise OSError(errno.EIO, "Input/output error")
+        self._trouble("full", errno.EIO)
         super().truncate(descriptor, size_bytes)
 
     def replace(self, source, target):
-        if self._hits("read-only"):
-            raise OSError(errno.EROFS, "Read-only file system")
+        self._trouble("read-only", errno.EROFS)
         super().replace(source, target)
 
 
 class JumpingClock(SystemClock):
     """A wall clock that jumps by hours, both ways."""
 
-    def __init__(self, rng: random.Random) -> None:
-        self._rng = rng
-        self._offset_ns = 0
+    def __init__(self, rng):
+        self._rng, self._offset_ns = rng, 0
 
-    def unix_nano(self) -> int:
+    def unix_nano(self):
         if self._rng.random() < 0.2:
             self._offset_ns = self._rng.randrange(-(10**14), 10**14)
         return super().unix_nano() + self._offset_ns
 
 
-def die_in(stage: str, call: int) -> None:
-    """End this process right after so many calls."""
-    owner, name = STAGES[stage]
-    original, calls = getattr(owner, name), iter(range(1, call))
-
-    def deadly(*args, **kwargs):
-        result = original(*args, **kwargs)
-        if next(calls, None) is None:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return result
-
-    setattr(owner, name, deadly)
-
-
-def be_a_victim(trouble: str, seed: int, stage: str) -> int:
-    """Run a sidecar in this process until SIGTERM, with this trouble; say the port on stdout."""
-    rng = random.Random(seed)
+def be_a_victim(trouble, seed, stage=""):
+    """Run a sidecar in this process until SIGTERM, or until so many calls in a stage; say the port on stdout."""
+    rng = random.Random(int(seed))
     if stage:
-        die_in(stage, rng.choice((1, 1, 2, 5)))
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr)
-    clock = JumpingClock(rng) if trouble == "clock" else SystemClock()
-    stop = Stop()
+        owner, name = STAGES[stage]
+        original, calls = getattr(owner, name), iter(range(1, rng.choice((1, 1, 2, 5))))
+
+        def deadly(*args, **kwargs):
+            result = original(*args, **kwargs)
+            if next(calls, None) is None:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return result
+
+        setattr(owner, name, deadly)
+    stop, clock = Stop(), JumpingClock(rng) if trouble == "clock" else SystemClock()
     sidecar = Sidecar(load(None, os.environ), clock, on_death=stop.ask, files=BadDisk(trouble, rng))
 
-    def begin() -> None:
+    def begin():
         sidecar.start()
-        sys.stdout.write(f"{sidecar.grpc_port}\n")
-        sys.stdout.flush()
+        print(sidecar.grpc_port, flush=True)
 
     return 0 if asyncio.run(serve(begin, sidecar.stop, stop)) else 1
-
-
-def environment(directory):
-    """Of a victim: coverage stays out, because one that is killed while it writes leaves a file that cannot be read."""
-    kept = {key: value for key, value in os.environ.items() if not key.startswith(("TRACEFIT_", "COVERAGE_"))}
-    return {
-        **kept,
-        "PYTHONPATH": str(ROOT),
-        "TRACEFIT_LISTEN": "127.0.0.1:0",
-        "TRACEFIT_LISTEN_HTTP": "",
-        "TRACEFIT_PAGES": "127.0.0.1:0",
-        "TRACEFIT_DIRECTORY": str(directory),
-        "TRACEFIT_PUBLISH_INTERVAL_S": "0.2",
-        "TRACEFIT_CHECKPOINT_INTERVAL_S": "0.3",
-        "TRACEFIT_DURABILITY": "log",
-        "TRACEFIT_LOG_CAPACITY_MIB": "16",
-        "TRACEFIT_LEARNERS": "[rls]",
-    }
 
 
 # --- the load ---------------------------------------------------------------------------------------------------------
 
 
-def payload_of(engine: int, number: int) -> bytes:
+def payload_of(engine, number):
     """Ten steps that take up where the export before ended; engines with equal steps would be taken for one."""
-    first_step = 1 + 100_000 * engine + 10 * number
-    request = make_export(2, steps_per_span=5, first_step=first_step, instance=f"engine-{engine}")
+    request = make_export(
+        2, steps_per_span=5, first_step=1 + 100_000 * engine + 10 * number, instance=f"engine-{engine}"
+    )
     for place, span in enumerate(request.resource_spans[0].scope_spans[0].spans):
         span.span_id = (1 + engine << 48 | number << 8 | place).to_bytes(8, "big")
     return request.SerializeToString()
@@ -198,146 +154,132 @@ def payload_of(engine: int, number: int) -> bytes:
 class Load:
     """Exporters in threads; ``port`` is where the process of the moment listens, 0 for nowhere."""
 
-    def __init__(self, exports: int, pause_s: float) -> None:
+    def __init__(self, exports, pause_s):
         self.port = self.repeats = 0
-        self._exports = exports
-        self._pause_s = pause_s
-        self._over = threading.Event()
-        self._threads = [threading.Thread(target=self._send, args=(n,), daemon=True) for n in range(ENGINES)]
-        for thread in self._threads:
+        self.over = threading.Event()
+        self.threads = [
+            threading.Thread(target=self._send, args=(n, exports, pause_s), daemon=True) for n in range(ENGINES)
+        ]
+        for thread in self.threads:
             thread.start()
 
-    def _send(self, engine: int) -> None:
-        for number in range(self._exports):
-            payload = payload_of(engine, number)
-            while not self._over.is_set():
+    def _send(self, engine, exports, pause_s):
+        for number in range(exports):
+            while not self.over.is_set():
                 try:
-                    call_export(self.port, payload, timeout_s=10, wait=False)
+                    call_export(self.port, payload_of(engine, number), timeout_s=10, wait=False)
                     break
                 except (grpc.RpcError, ValueError):
                     self.repeats += 1
-                    self._over.wait(0.05)
-            self._over.wait(self._pause_s)
-
-    @property
-    def is_sent(self) -> bool:
-        """Everything was acknowledged."""
-        return not any(thread.is_alive() for thread in self._threads)
-
-    def end(self) -> None:
-        """Give up."""
-        self._over.set()
+                    self.over.wait(0.05)
+            self.over.wait(pause_s)
 
 
-def start(directory, trouble, seed, stage, load_):
-    """A process on the directory and the port it said, or none if it ended before; how long that took."""
-    command = [sys.executable, "-m", "tests.torture.kills", "--victim", trouble, str(seed), stage]
-    begun_s = time.monotonic()
-    with (directory.parent / "stderr").open("ab") as stderr:
-        process = subprocess.Popen(command, env=environment(directory), cwd=ROOT, stdout=subprocess.PIPE, stderr=stderr)
-    line = process.stdout.readline()
-    load_.port = int(line.split()[0]) if line else 0
-    return process, time.monotonic() - begun_s
+class Victim:
+    """A process on the directory, from its start on; it may have ended before it said its port."""
+
+    def __init__(self, directory, trouble, seed, stage, load_):
+        command = [sys.executable, "-m", "tests.torture.kills", "--victim", trouble, str(seed), stage]
+        # coverage stays out: one that is killed while it writes leaves a file that cannot be read
+        kept = {key: value for key, value in os.environ.items() if not key.startswith(("TRACEFIT_", "COVERAGE_"))}
+        ours = {f"TRACEFIT_{key}": value for key, value in {**SETTINGS, "DIRECTORY": str(directory)}.items()}
+        begun_s = time.monotonic()
+        with (directory.parent / "stderr").open("ab") as stderr:
+            self.process = subprocess.Popen(
+                command, env={**kept, **ours, "PYTHONPATH": str(ROOT)}, cwd=ROOT, stdout=subprocess.PIPE, stderr=stderr
+            )
+        line = self.process.stdout.readline()
+        load_.port, self.start_s = int(line or 0), time.monotonic() - begun_s
+
+    def end(self, *, kill):
+        """Stop it in order, or not; its exit code."""
+        self.process.kill() if kill else self.process.terminate()
+        code = self.process.wait(END_S)
+        self.process.stdout.close()
+        return code
 
 
-def rows_and_coefficients(document):
-    """By configuration and target."""
+def learned(document):
+    """Rows and coefficients by configuration and target."""
     return {
-        (config["config_id"], name): (model["rows"], [f["coefficient"] for f in model["features"]])
+        (config["config_id"], name): (model["rows"], [feature["coefficient"] for feature in model["features"]])
         for config in document["configs"]
         for name, target in config["targets"].items()
         for model in (target["models"]["portable"],)
     }
 
 
-def expected(directory, exports):
+def expected(exports):
     """What one pipeline learns of the same exports."""
-    pipeline = make_pipeline(load(None, {k: v for k, v in environment(directory).items() if k.startswith("TRACEFIT_")}))
+    pipeline = make_pipeline(load(None, {f"TRACEFIT_{key}": value for key, value in SETTINGS.items()}))
     for number in range(exports):
         for engine in range(ENGINES):
             pipeline.process([Export(payload_of(engine, number), "peer", "grpc", 2)])
     pipeline.flush()
-    return rows_and_coefficients(json.loads(pipeline.snapshot(1, 1).to_json()))
+    return learned(json.loads(pipeline.snapshot(1, 1).to_json()))
 
 
 def run(directory, *, kills, seed, exports, pause_s=0.0, say=lambda _: None):
     """Kill so often while the load goes on, then let it end; AssertionError if anything was lost or learned twice."""
-    rng = random.Random(seed)
-    load_, slowest_s, lives, done, staged = Load(exports, pause_s), 0.0, 0, 0, 0
-    stages = [stage for stage in STAGES for _ in range(1 + kills // 30)]
+    rng, load_ = random.Random(seed), Load(exports, pause_s)
+    slowest_s, lives, done, staged = 0.0, 0, 0, 0
+    stages = list(STAGES) * (1 + kills // 30)
     rng.shuffle(stages)
     try:
         while done < kills:
-            trouble = TROUBLES[lives % len(TROUBLES)]
-            stage = stages.pop() if stages and lives % 2 == 0 else ""
-            process, took_s = start(directory, trouble, seed + lives, stage, load_)
+            trouble, stage = TROUBLES[lives % len(TROUBLES)], stages.pop() if stages and lives % 2 == 0 else ""
+            victim = Victim(directory, trouble, seed + lives, stage, load_)
             lives += 1
             assert lives <= 2 * kills + 5, "starts fail"
             if load_.port:
-                slowest_s = max(slowest_s, took_s)
-                if stage:
-                    try:
-                        process.wait(2.0)
-                    except subprocess.TimeoutExpired:
-                        process.send_signal(signal.SIGTERM)  # it may end itself in a stage of the stop
-                        process.wait(READY_S)
-                else:
-                    time.sleep(rng.uniform(0.05, 1.0))
-            process.kill() if not stage else None
-            code = process.wait(READY_S)
-            process.stdout.close()
+                slowest_s = max(slowest_s, victim.start_s)
+                time.sleep(rng.uniform(0.05, 2.0 if stage else 1.0))
+            code = victim.end(kill=not stage)  # it may end itself in a stage of the stop
             load_.port = 0
             killed = code == -signal.SIGKILL  # a disk in trouble may also end a start in order
             done, staged = done + killed, staged + bool(stage and killed)
             say(f"{done:4} {trouble:10} {stage or 'whenever':24} exit {code}")
-        process, took_s = start(directory, "none", 0, "", load_)
-        while not load_.is_sent and process.poll() is None:
+        victim = Victim(directory, "none", 0, "", load_)
+        while any(thread.is_alive() for thread in load_.threads) and victim.process.poll() is None:
             time.sleep(0.1)
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(READY_S) == 0, (directory.parent / "stderr").read_text()[-3000:]
-        process.stdout.close()
+        assert victim.end(kill=False) == 0, (directory.parent / "stderr").read_text()[-3000:]
     finally:
-        load_.end()
-    found = rows_and_coefficients(json.loads((directory / "snapshot.json").read_bytes()))
-    wanted = expected(directory, exports)
-    counted = [{name: rows for name, (rows, _) in each.items()} for each in (found, wanted)]
-    assert counted[0] == counted[1], counted
-    differences = [
+        load_.over.set()
+    found, wanted = learned(json.loads((directory / "snapshot.json").read_bytes())), expected(exports)
+    rows, expected_rows = ({name: count for name, (count, _) in each.items()} for each in (found, wanted))
+    assert rows == expected_rows
+    worst = max(
         abs(a - b) / max(abs(b), 1e-12)
         for name, (_, coefficients) in wanted.items()
         for a, b in zip(found[name][1], coefficients, strict=True)
-    ]
-    rows, expected_rows = (sum(count for count, _ in each.values()) for each in (found, wanted))
-    report = Report(*(done, staged, ENGINES * exports, load_.repeats, rows, expected_rows, max(differences), slowest_s))
-    assert max(differences) <= 1e-9, report
-    return report
+    )
+    assert worst <= 1e-9, worst
+    return {
+        "kills": done,
+        "in_stages": staged,
+        "exports": ENGINES * exports,
+        "repeats": load_.repeats,
+        "rows": sum(rows.values()),
+        "expected_rows": sum(expected_rows.values()),
+        "worst_difference": worst,
+        "slowest_start_s": slowest_s,
+    }
 
 
 def main():
-    if sys.argv[1:2] == ["--victim"]:
-        return be_a_victim(sys.argv[2], int(sys.argv[3]), "".join(sys.argv[4:]))
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kills", type=int, default=100)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--exports", type=int, default=2500)
+    for name, default in (("kills", 100), ("seed", 1), ("exports", 2500)):
+        parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--record", action="store_true", help="write the figures to docs/figures.json")
-    args = parser.parse_args()
+    asked = vars(parser.parse_args())
+    to_record = asked.pop("record")
     with tempfile.TemporaryDirectory() as name:
-        directory = Path(name) / "life"
-        report = run(
-            directory,
-            kills=args.kills,
-            seed=args.seed,
-            exports=args.exports,
-            pause_s=0.02,
-            say=lambda text: sys.stdout.write(text + "\n") and sys.stdout.flush(),
-        )
-    for key, value in report._asdict().items():
-        sys.stdout.write(f"{key:18} {value}\n")
-    if args.record:
-        record("torture", report._asdict())
-    return 0
+        report = run(Path(name) / "life", pause_s=0.02, say=lambda text: print(text, flush=True), **asked)
+    for key, value in report.items():
+        print(f"{key:18} {value}")
+    if to_record:
+        record("torture", report)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(be_a_victim(*sys.argv[2:]) if sys.argv[1:2] == ["--victim"] else main())

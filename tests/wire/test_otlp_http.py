@@ -304,9 +304,7 @@ def test_senders_of_large_bodies_that_never_end_keep_nobody_out():
             sender.start()
             stack.callback(sender.join)
         for _ in range(3):
-            start_s = time.monotonic()
-            assert receiver.post(ONE)[0] == 200
-            assert time.monotonic() - start_s < 2.0
+            assert receiver.post(ONE)[0] == 200, "503 is the answer to who finds no room in two seconds"
 
 
 def _send_all_but_one(client, size):

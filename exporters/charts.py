@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from exporters.questions import significant
 from exporters.wording import FEATURE_NAMES, FEATURE_PLURALS, age, coefficient, percent
-from online import ChangeKind, HistoryView, ModelSnapshot, TargetSnapshot
+from online import ChangeKind, FeatureSnapshot, HistoryView, ModelSnapshot, TargetSnapshot
 
 WIDTH = 360.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52.0, 12.0, 22.0, 38.0
@@ -161,11 +161,13 @@ def axis_limit(model: ModelSnapshot) -> float:
     return next((limit for limit in _NICE if max(reaches, default=0.0) <= limit), _NICE[-1])
 
 
-def whisker(relative_stderr: float | None, limit: float) -> Whisker:
-    """The interval on an axis of 200 units from -limit to +limit."""
-    if relative_stderr is None:
+def whisker(feature: FeatureSnapshot, limit: float) -> Whisker | None:
+    """The interval on an axis of 200 units from -limit to +limit; None of a coefficient of 0."""
+    if not feature.coefficient:
+        return None
+    if feature.stderr is None:
         return Whisker("uncertainty unknown")
-    reach = Z_95 * relative_stderr
+    reach = Z_95 * feature.stderr / feature.coefficient
     half = min(abs(reach) / limit, 1.0) * 92.0
     return Whisker(f"95 % interval plus or minus {percent(reach)}", round(100.0 - half, 1), round(100.0 + half, 1))
 

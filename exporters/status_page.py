@@ -26,21 +26,18 @@ from urllib.parse import urlencode
 import jinja2
 from prometheus_client.registry import Collector
 
-from exporters.config_view import (
-    STEP_TIME,
-    Judged,
-    PageView,
-    View,
-    config_view,
-    overview_view,
-    rank,
-    replica_view,
-    title,
-)
+from exporters.charts import Z_95, whisker
+from exporters.config_view import STEP_TIME, Judged, PageView, View, config_view, overview_view, replica_ratio
 from exporters.pages import Request, Response
 from exporters.questions import (
+    LOAD,
     PLAN,
     PREDICT,
+    RATE,
+    SIZED,
+    STEP,
+    TARGETS,
+    Parameter,
     QuestionError,
     ask,
     duration,
@@ -50,18 +47,23 @@ from exporters.questions import (
 )
 from exporters.what_if import Advisory, ClientView
 from exporters.wording import (
+    FEATURE_NAMES,
     NOTHING_YET,
     OTLP_PORT,
     PLUGIN_REMEDIES,
+    REASONS,
     SHARED_ID,
+    STATUS,
     Advice,
     age,
+    coefficient,
     count,
+    factor,
     name_of,
     percent,
 )
 from online import HistoryView, Snapshot
-from tracefit import Config, TracefitError, Verdict, told_apart
+from tracefit import TracefitError, Verdict, term_text, told_apart
 
 LOSSES = ("refused", "failed", "skipped", "dropped", "evicted", "errors", "late", "lost", "rejected", "withheld")
 MAX_OVERVIEW = 200
@@ -135,7 +137,22 @@ _SCRIPT = (_TEMPLATES / "page.js").read_text(encoding="utf-8")
 _ENVIRONMENT = jinja2.Environment(
     loader=jinja2.FileSystemLoader(_TEMPLATES), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True
 )
-_ENVIRONMENT.filters |= {"age": age, "count": count, "duration": duration, "percent": percent}
+_ENVIRONMENT.filters |= {
+    "coefficient": coefficient,
+    "count": count,
+    "duration": duration,
+    "factor": factor,
+    "percent": percent,
+    "ratio": replica_ratio,
+}
+_ENVIRONMENT.globals |= {
+    "FEATURE_NAMES": FEATURE_NAMES,
+    "REASONS": REASONS,
+    "STATUS": STATUS,
+    "Z_95": Z_95,
+    "term_text": term_text,
+    "whisker": whisker,
+}
 
 
 def _csp_hash(text: str) -> str:
@@ -213,19 +230,18 @@ class StatusPage:
         chosen = [each for each in judged if each.config.config_id == query.get("config")]
         opened = chosen or judged[:MAX_DETAILS]
         given: set[Advice] = set()
-        page = PageView(now, self._started_unix_nano, self._otlp_port(), self._history_of)
-        what_if = (
-            _what_if_view(snapshot, self._advisory.view, opened, query) if snapshot is not None and judged else None
-        )
+        page = PageView(self._started_unix_nano, self._otlp_port(), self._history_of)
         return {
             "style": _STYLE,
             "script": _SCRIPT,
             "version": self._version,
+            "now": now,
+            "since": lambda unix_nano: age((now - unix_nano) / 1e9),
             **_header_view(snapshot, judged, self._ready(), now),
-            "fleet": _fleet_view(self._fleet(), snapshot, now),
-            "overview": overview_view(snapshot, judged, chosen, now) if snapshot is not None else None,
+            "fleet": _fleet_view(self._fleet(), snapshot),
+            "overview": overview_view(snapshot, judged, chosen) if snapshot is not None else None,
             "opened": [config_view(each, page, given) for each in opened],
-            "what_if": what_if,
+            "what_if": _what_if_view(snapshot, self._advisory.view, judged, opened, query) if judged else None,
             "empty": None if judged else NOTHING_YET.for_port(self._otlp_port()),
             "pending": self._pending(),
             "remarks": list(remarks_of(self._remarks(), snapshot, self._otlp_port())),
@@ -245,7 +261,7 @@ class StatusPage:
                 judged.append(Judged(config, load, load.config.verdict, words))
             except TracefitError as error:
                 judged.append(Judged(config, None, Verdict(usable=False, reasons=(str(error),)), words))
-        return sorted(judged, key=lambda each: rank(each, snapshot.created_unix_nano))
+        return sorted(judged, key=lambda each: each.rank(snapshot.created_unix_nano))
 
 
 def _header_view(
@@ -268,7 +284,7 @@ def _header_view(
         "news": news[:MAX_NEWS],
         "news_hidden": max(len(news) - MAX_NEWS, 0),
         "generation": None if snapshot is None else snapshot.generation,
-        "generation_age_s": 0 if snapshot is None else (now - snapshot.created_unix_nano) / 1e9,
+        "created_unix_nano": 0 if snapshot is None else snapshot.created_unix_nano,
         "configs": 0 if snapshot is None else len(snapshot.configs),
     }
 
@@ -277,103 +293,76 @@ def _header_view(
 
 
 class _Form(NamedTuple):
-    """One question: what it asks, its inputs (parameter, label, example), button and switches (parameter, label)."""
+    """One question: its path, title and button, the parameters that are its inputs, and its switches."""
 
-    question: str
     path: str
     title: str
-    inputs: tuple[tuple[str, str, str], ...]
     button: str
-    switches: tuple[tuple[str, str], ...] = ()
+    inputs: tuple[Parameter, ...]
+    switches: tuple[Parameter, ...] = ()
 
 
 _ASK = "ask"
-_REQUEST = (
-    ("prompt", "prompt tokens", "2000"),
-    ("output", "output tokens", "300"),
-    ("prefix_hit", "share of prompts cached", "0.4"),
-)
-_TARGETS = (("itl", "ITL at most", "30ms"), ("ttft", "TTFT at most", "1s"), ("rate", "requests/s", "3"))
-_STEP = (("requests", "requests", "20"), ("prefill", "prefill tokens", "512"), ("context", "decode context", "30000"))
-_SAFE = (("safe", "upper end of the band within the targets"),)
-_FORMS = (
-    _Form("plan", "/plan", "How many requests fit?", (*_REQUEST, *_TARGETS), "Plan", _SAFE),
-    _Form(
-        "load",
-        "/predict",
-        "What do requests see?",
-        (*_REQUEST, ("concurrency", "requests in flight", "20")),
-        "Predict requests",
-    ),
-    _Form("step", "/predict", "What does a step cost?", _STEP, "Predict step"),
-)
+_FORMS = {
+    "plan": _Form("/plan", "How many requests fit?", "Plan", (*SIZED, *TARGETS[:2], RATE), TARGETS[2:]),
+    "load": _Form("/predict", "What do requests see?", "Predict requests", LOAD),
+    "step": _Form("/predict", "What does a step cost?", "Predict step", STEP),
+}
 
 
-def _what_if_view(snapshot: Snapshot, view: ClientView, opened: Sequence[Judged], query: Mapping[str, str]) -> View:
+def _what_if_view(
+    snapshot: Snapshot | None,
+    view: ClientView,
+    judged: Sequence[Judged],
+    opened: Sequence[Judged],
+    query: Mapping[str, str],
+) -> View:
     """The forms, filled with the question that was asked, else with today's load; and the answer."""
-    asked = next((form for form in _FORMS if form.question == query.get(_ASK)), None)
+    asked = _FORMS.get(query.get(_ASK, ""))
     first = next((each for each in opened if each.verdict.usable), opened[0])
     usual = _usual_load(first) if asked is None else {}
-    forms = []
-    for form in _FORMS:
-        given = query if form is asked else usual
-        forms.append(
-            {
-                "question": form.question,
-                "title": form.title,
-                "button": form.button,
-                "inputs": [(name, label, given.get(name, ""), example) for name, label, example in form.inputs],
-                "switches": [(name, label, form is asked and bool(query.get(name))) for name, label in form.switches],
-            }
-        )
     chosen = query.get("config", "") or first.config.config_id
     choices = [
-        (each.config_id, f"{title(each)} ({each.config_id})", each.config_id == chosen)
-        for each in snapshot.configs[:MAX_OVERVIEW]
+        (each.config.config_id, f"{each.title} ({each.config.config_id})", each.config.config_id == chosen)
+        for each in judged
     ]
     return {
-        "forms": forms,
+        "forms": [(name, form, query if form is asked else usual) for name, form in _FORMS.items()],
         "choices": choices if len(choices) > 1 else [],
-        "answer": None if asked is None else _answer(asked, snapshot, view, query),
+        "answer": None if asked is None or snapshot is None else _answer(asked, snapshot, view, query),
         "is_usual": bool(usual),
     }
 
 
 def _usual_load(judged: Judged) -> dict[str, str]:
     """Today's load by the names of parameters, as far as it is known."""
-    load = judged.load
-    usual: dict[str, float] = {}
-    if load is not None and load.mix is not None:
-        mix = load.mix
-        usual = {"prompt": mix.prompt_tokens, "output": mix.output_tokens, "concurrency": max(mix.concurrency, 1.0)}
-        if mix.prefix_hit and not load.config.prefix_hits_hidden:
-            usual["prefix_hit"] = mix.prefix_hit
-    step = {} if load is None or not load.config.targets else _usual_step(load.config)
-    texts = {name: f"{value:.4g}" for name, value in {**usual, **step}.items()}
-    if usual and load is not None and load.fits:
-        texts["itl"] = f"{load.fits[0].itl_ms:g}ms"
-    return texts
-
-
-def _usual_step(config: Config) -> dict[str, float]:
-    try:
-        means = {each.name: each.mean for each in config.coefficients()}
-    except TracefitError:
-        return {}
-    named = {"requests": "requests", "prefill": "prefill_tokens", "context": "decode_context_tokens"}
-    return {name: mean for name, feature in named.items() if (mean := means.get(feature)) is not None}
+    load, step = judged.load, judged.step
+    usual: dict[str, float | None] = {}
+    portable = None if step is None else step.models.get("portable")
+    if portable is not None:
+        means = {each.name: each.mean for each in portable.features}
+        usual = {each.name: means.get(each.field) for each in STEP}
+    texts = {name: f"{value:.4g}" for name, value in usual.items() if value is not None}
+    if load is None or load.mix is None:
+        return texts
+    mix = load.mix
+    of_mix = {"prompt": mix.prompt_tokens, "output": mix.output_tokens, "concurrency": max(mix.concurrency, 1.0)}
+    if mix.prefix_hit and not load.config.prefix_hits_hidden:
+        of_mix["prefix_hit"] = mix.prefix_hit
+    texts |= {name: f"{value:.4g}" for name, value in of_mix.items()}
+    return {**texts, "itl": f"{load.fits[0].itl_ms:g}ms"} if load.fits else texts
 
 
 def _answer(form: _Form, snapshot: Snapshot, view: ClientView, query: Mapping[str, str]) -> View:
     wanted = {name: value for name, value in query.items() if name != _ASK}
+    is_plan = form.path == "/plan"
     try:
-        given = read_query(wanted, PLAN if form.question == "plan" else PREDICT)
+        given = read_query(wanted, PLAN if is_plan else PREDICT)
         config = view.config(snapshot, given.get("config", ""))
-        answer = ask(config, read_plan(given) if form.question == "plan" else read_prediction(given))
+        answer = ask(config, read_plan(given) if is_plan else read_prediction(given))
     except (QuestionError, TracefitError) as error:
         return {"error": str(error)}
-    link = f"{form.path}?{urlencode(wanted)}"
-    return {"error": "", "lines": [*answer.lines(), *answer.caveats()], "link": link}
+    return {"error": "", "lines": [*answer.lines(), *answer.caveats()], "link": f"{form.path}?{urlencode(wanted)}"}
 
 
 # ----------------------------------------------------------------- what comes in, and what is lost
@@ -433,31 +422,14 @@ def _accounting_view(own: Collector) -> View:
     return {"lost": lost, "flows": [flow for flow in flows if flow not in lost], "bounds": bounds}
 
 
-def _fleet_view(sources: Sequence[FleetSource], snapshot: Snapshot | None, now: int) -> View | None:
+def _fleet_view(sources: Sequence[FleetSource], snapshot: Snapshot | None) -> View | None:
     """Sources of states, those first that are not in the coefficients, then those that differ; None without any."""
     if not sources:
         return None
-    replicas = {
-        replica.engine: replica
-        for config in (snapshot.configs if snapshot is not None else ())
-        for replica in (config.targets[STEP_TIME].replicas if STEP_TIME in config.targets else ())
-    }
-
-    def differs(source: FleetSource) -> bool:
-        return any(engine in replicas and replicas[engine].differs for engine in source.engines)
-
-    ordered = sorted(sources, key=lambda source: (source.outcome == _MERGED, not differs(source), source.name))
-    rows = [
-        {
-            "name": source.name,
-            "differs": differs(source),
-            "outcome": f"{source.outcome}: {source.detail}" if source.detail else source.outcome,
-            "engines": source.engines,
-            "ratios": [replica_view(replicas[each])["ratio"] for each in source.engines if each in replicas],
-            "rows": source.rows,
-            "last": age((now - source.last_unix_nano) / 1e9) if source.last_unix_nano else "–",
-        }
-        for source in ordered[:MAX_SOURCES]
-    ]
+    steps = [config.targets.get(STEP_TIME) for config in (snapshot.configs if snapshot is not None else ())]
+    replicas = {each.engine: each for step in steps if step is not None for each in step.replicas}
+    rows = [(source, [replicas[each] for each in source.engines if each in replicas]) for source in sources]
+    rows.sort(key=lambda row: (row[0].outcome == _MERGED, not any(each.differs for each in row[1]), row[0].name))
     missing = sum(source.outcome != _MERGED for source in sources)
-    return {"rows": rows, "all": len(sources), "missing": missing, "hidden": max(len(sources) - MAX_SOURCES, 0)}
+    hidden = max(len(sources) - MAX_SOURCES, 0)
+    return {"rows": rows[:MAX_SOURCES], "all": len(sources), "missing": missing, "hidden": hidden}

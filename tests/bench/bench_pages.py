@@ -31,7 +31,7 @@ from online import RowBlock, Target
 from online.features import build
 from online.rls import RlsLearner
 from tests.support.paths import DATA
-from tests.support.step_pages import pages_of
+from tests.support.step_pages import pages_of, requests_of
 
 ALL_ROWS = 1 << 30
 """One fit of all rows: what a half-life of minutes forgets is not the question."""
@@ -122,7 +122,7 @@ def pages_every(case, every_s, path):
 
 def clocks(case, every_s, path):
     """The pages of scrapes so far apart, by where the first one falls."""
-    pages, stride = pages_of(case.otlp, case.steps, every_s / CLOCKS), CLOCKS
+    pages, stride = pages_of(requests_of(case.otlp), case.steps, every_s / CLOCKS), CLOCKS
     if case.name == "m1_pages":
         pages, stride = recorded(path), max(1, round(every_s / 0.5))
     return [pages[start::stride] for start in range(0, stride, max(1, stride // CLOCKS))]

@@ -7,19 +7,24 @@ from collections import Counter
 from collections.abc import Callable
 from functools import cache
 
+import msgspec
 import numpy as np
 
 from collector.config import Config
+from collector.decode.pages import ScrapedPage
 from collector.recordings import Recording, TimedExport
 from collector.service.pipeline import make_pipeline
 from online import Bank, RowBlock, Target, TargetSnapshot
 from online.rows import STEP_FEATURES
 from tests.support.recordings import otlp_file
+from tests.support.step_pages import pages_of, requests_of
 
 CONFIG_ID = "0f3c52aa9b1e"
 CONFIG = Config(learners=("rls",), feature_sets=("portable",))
 PREFILL_US, NS_PER_US = 682.0, 1e3
 """What a prompt token costs in c10_long."""
+PAUSE_NS = 5_000_000_000
+"""Between two rounds of a recording that is played again."""
 
 Slower = Callable[["Work"], np.ndarray]
 
@@ -100,3 +105,19 @@ def bank_of(rows: RowBlock, engine: str = "engine-0") -> Bank:
 def learned(bank: Bank) -> TargetSnapshot:
     """What it says of the step time."""
     return bank.targets(CONFIG_ID)["step_time"]
+
+
+def pages_of_a_slower_server(slower: Slower, every_s: float, rounds: int) -> list[ScrapedPage]:
+    """Pages of a server that does the same work again and again, and is slower all the time; requests last longer."""
+    rows, spans, later_ns = step_rows(), [], 0
+    slow, blocks = slowed(rows, slower), []
+    for _ in range(rounds):
+        blocks.append(dataclasses.replace(slow, end_ns=slow.end_ns + later_ns))
+        for span in requests_of(otlp_file("c10_long")):
+            ahead_ns = span.unix_minus_mono_ns
+            at_ns = np.interp([mark.ts_ns + ahead_ns for mark in span.marks], rows.end_ns, slow.end_ns) + later_ns
+            stamped = zip(span.marks, at_ns, strict=True)
+            marks = tuple(msgspec.structs.replace(mark, ts_ns=int(at) - ahead_ns) for mark, at in stamped)
+            spans.append(msgspec.structs.replace(span, marks=marks))
+        later_ns += int(slow.end_ns[-1] - rows.end_ns[0]) + PAUSE_NS
+    return pages_of(spans, RowBlock.concatenate(blocks), every_s)

@@ -6,12 +6,13 @@ requests, which is a little kind.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from collector.decode import MarkKind, decode
+from collector.decode import CoreSpan, MarkKind, decode
 from collector.decode.pages import EngineReading, Flavour, Meaning, ScrapedPage
 from collector.recordings import Recording, TimedExport
 from collector.telemetry import Counts
@@ -48,7 +49,7 @@ def requests_of(path: Path):
                 yield from telemetry.core
 
 
-def pages_of(path: Path, rows: RowBlock, every_s: float) -> list[ScrapedPage]:
+def pages_of(spans: Iterable[CoreSpan], rows: RowBlock, every_s: float) -> list[ScrapedPage]:
     """What a scrape every so often would have found."""
     column = {name: rows.raw[:, i] for i, name in enumerate(STEP_FEATURES)}
     steps = rows.steps
@@ -59,7 +60,7 @@ def pages_of(path: Path, rows: RowBlock, every_s: float) -> list[ScrapedPage]:
     decoding = np.nan_to_num(column["decode_requests"])
 
     first_ns, first_prompt, done_ns, done_prompt, done_output, in_ns, out_ns = [], [], [], [], [], [], []
-    for span in requests_of(path):
+    for span in spans:
         marks = {}
         for mark in span.marks:
             marks.setdefault(mark.kind, mark.ts_ns + span.unix_minus_mono_ns)
@@ -115,7 +116,7 @@ def pages_of(path: Path, rows: RowBlock, every_s: float) -> list[ScrapedPage]:
         values[Meaning.WAITING], values[Meaning.PREEMPTIONS], values[Meaning.KV_USAGE_RATIO] = 0.0, 0.0, 0.0
         values[Meaning.PREFIX_HIT_TOKENS] = 0.0
         reading = EngineReading("0", "replayed", Flavour.VLLM, tuple(values), {})
-        out.append(ScrapedPage(str(path), int(at_ns), int(at_ns), (reading,)))
+        out.append(ScrapedPage("replayed", int(at_ns), int(at_ns), (reading,)))
     return out
 
 

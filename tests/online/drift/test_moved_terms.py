@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from collector.service.pipeline import make_pipeline
 from online import Snapshot, merge_states
 from online.change import moved_term
 from online.snapshot import ConfigSnapshot
@@ -15,6 +16,7 @@ from tests.support.slower import (
     everything_longer,
     learned,
     noisy,
+    pages_of_a_slower_server,
     prefill_longer,
     slowed,
     step_rows,
@@ -118,6 +120,27 @@ def test_two_versions_of_a_server_differ_in_a_term(slower, term, added):
     assert diff.added == pytest.approx(added, rel=0.2)
     (same,) = snapshots[0].diff(snapshots[0]).configs
     assert (same.term, same.added) == ("", None)
+
+
+def learned_from_pages(slower):
+    """What a sidecar says that asks for a page every 15 s, after half an hour of traffic or more."""
+    pipeline = make_pipeline(CONFIG)
+    pipeline.process_pages(pages_of_a_slower_server(slower, 15.0, 3))
+    pipeline.flush()
+    return load(pipeline.snapshot(1, 1).to_json())
+
+
+def test_two_versions_that_are_asked_for_pages_every_15_s_differ_in_a_term_but_for_prefill():
+    usual = learned_from_pages(everything_longer(1.0))
+    for slower, term, added in (
+        (every_step_longer(30_800.0), "intercept", 30_800.0),
+        (decode_longer(3.3), "decode", 2.3),
+        (everything_longer(1.42), "all", 0.42),
+        (prefill_longer(1.5), "", None),
+    ):
+        (diff,) = usual.diff(learned_from_pages(slower)).configs
+        assert diff.term == term
+        assert diff.added == (None if added is None else pytest.approx(added, rel=0.1))
 
 
 def test_a_load_that_cannot_tell_terms_apart_names_all_of_them():

@@ -354,7 +354,9 @@ class Sidecar:
         news = [f"{name}: {change.text(now)}" for name, change in changed if change is not None and change.is_news(now)]
         if news:
             named["speed_changed"] = news
-        detail = {"late": list(self.health.late()), "otlp_grpc_port": self._otlp_port()}
+        detail: dict[str, object] = {"late": list(self.health.late()), "otlp_grpc_port": self._otlp_port()}
+        if self.config.scrape:
+            detail["scrape"] = list(self.config.scrape)
         return self.health.ready(), {**detail, **self._keeper.readiness_detail(), **named}
 
     def _engines_problem(self) -> str:

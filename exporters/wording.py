@@ -263,6 +263,13 @@ SHARED_ID = Advice(
     ("OTEL_RESOURCE_ATTRIBUTES=service.instance.id=…",),
 )
 
+UNKNOWN_MODEL = Advice(
+    "fair",
+    "The model is unknown, so each engine is a configuration of its own.",
+    "Name it to vLLM's exporter:",
+    ('OTEL_RESOURCE_ATTRIBUTES="vllm.model=…,hw.gpu.name=…"',),
+)
+
 ALPHA_INCOMPLETE = "Time outside the steps (alpha) is incomplete."
 
 STATUS: dict[str, str] = {
@@ -279,14 +286,7 @@ def advice_for(config: ConfigSnapshot) -> list[Advice]:
     """Advice on one configuration, most important first; never empty."""
     paragraphs = [QUALITY.get(config.telemetry, NOTHING_YET)]
     if "model" not in config.config:
-        paragraphs.append(
-            Advice(
-                "fair",
-                "The model is unknown, so each engine is a configuration of its own.",
-                "Name it to vLLM's exporter:",
-                ('OTEL_RESOURCE_ATTRIBUTES="vllm.model=…,hw.gpu.name=…"',),
-            )
-        )
+        paragraphs.append(UNKNOWN_MODEL)
     if any(engine.instance.endswith(")") and " (pid " in engine.instance for engine in config.engines):
         paragraphs.append(SHARED_ID)
     untimed_steps = config.telemetry in ("steps", "sampled") and "step_time" not in config.targets

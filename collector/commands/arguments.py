@@ -108,7 +108,7 @@ def _meant(error: click.NoSuchOption) -> str:
     has = {each for param in (error.ctx.command.params if error.ctx else ()) for each in param.opts}
     if MEANT_OPTIONS.get(name) in has:
         return f"; did you mean {MEANT_OPTIONS[name]!r}?"
-    key = name.removeprefix("--").replace("-", "_")
+    key = "log_level" if name == "--verbose" else name.removeprefix("--").replace("-", "_")
     if "--config" in has and key in Config.__struct_fields__:
         return f", but a key of the configuration: set TRACEFIT_{key.upper()}"
     return f"; did you mean {error.possibilities[0]!r}?" if error.possibilities else ""

@@ -9,9 +9,10 @@ from __future__ import annotations
 import urllib.error
 import urllib.request
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from http import HTTPStatus
 from http.client import HTTPException
+from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
@@ -20,9 +21,9 @@ from prometheus_client.parser import text_string_to_metric_families
 import tracefit
 from collector.decode.pages import PageParser
 from collector.runtime import EXIT_FAILED, EXIT_OK, PrintLine, StartError
-from collector.telemetry import ScrapeOutcome, table
+from collector.telemetry import ScrapeOutcome, Skip, table
 from exporters.questions import as_json
-from exporters.wording import NOTHING_YET, OTLP_PORT, QUALITY, Advice
+from exporters.wording import NOTHING_YET, OTLP_PORT, QUALITY, UNKNOWN_MODEL, Advice
 from online import RowOutcome
 
 TIMEOUT_S = 5.0
@@ -83,6 +84,8 @@ def doctor(url: str, token: str | None, *, in_json: bool, say: PrintLine) -> int
     Raises:
         StartError: nothing answers there, or what answers is neither a sidecar nor a server that is known.
     """
+    if "://" not in url and Path(url).is_file():
+        raise StartError(f"{url} is a file, and doctor asks an address; its verdict: tracefit show {url}")
     base = (url if "://" in url else f"http://{url}").rstrip("/").removesuffix("/metrics")
     page = fetch(f"{base}/metrics", token)
     if page.status != HTTPStatus.OK:
@@ -147,7 +150,7 @@ def _examine_sidecar(base: str, body: bytes, token: str | None) -> Iterator[Find
     detail = _detail(page)
     nothing_yet = NOTHING_YET.for_port(_otlp_port(detail))
     yield _readiness(page, detail, samples)
-    yield from _reception(samples, nothing_yet)
+    yield from _reception(samples, detail, nothing_yet)
     yield from _pending(samples)
     try:
         snapshot = tracefit.load(base, token=token)
@@ -179,23 +182,26 @@ def _readiness(page: Page, detail: dict[str, object], samples: Samples) -> Findi
     return Finding(grade, "running", "; ".join([f"tracefit {versions}, {state}", *problems]))
 
 
-def _reception(samples: Samples, nothing_yet: Advice) -> Iterator[Finding]:
+def _reception(samples: Samples, detail: Mapping[str, object], nothing_yet: Advice) -> Iterator[Finding]:
     """What came in, and what of it was refused, left out or lost."""
     spans = samples.total(table.ACCEPTED_SPANS)
     pages = samples.total(table.SCRAPES, outcome=ScrapeOutcome.TAKEN)
+    unanswered = samples.total(table.SCRAPES) - pages
     if spans or pages:
         yield Finding(GOOD, "receiving", f"{spans:,.0f} spans and {pages:,.0f} pages since its start")
     elif samples.of("tracefit_snapshot_configs"):
         yield Finding(FAIR, "receiving", "nothing since its start; what it knows was learned before", nothing_yet.flags)
-    else:
+    elif not unanswered:
         yield _finding("receiving", nothing_yet)
-    unanswered = samples.total(table.SCRAPES) - pages
     if unanswered:
-        yield Finding(
-            FAIR, "receiving", f"{unanswered:,.0f} pages could not be used: {_by_label(samples, table.SCRAPES)}"
-        )
+        asked = detail.get("scrape")
+        of = f" of {', '.join(map(str, asked))}" if isinstance(asked, list) else ""
+        why = f"{unanswered:,.0f} pages{of} could not be used: {_by_label(samples, table.SCRAPES)}"
+        yield Finding(FAIR if spans or pages else POOR, "receiving", why)
     for metric, what in _LOSSES:
         total = samples.total(metric) - samples.total(metric, outcome=RowOutcome.LEARNED)
+        if spans:  # every vLLM traces its own start, too
+            total -= samples.total(metric, reason=Skip.FOREIGN_SCOPE)
         if total:
             yield Finding(FAIR, "left out", f"{total:,.0f} {what}: {_by_label(samples, metric)}")
 
@@ -232,6 +238,8 @@ def _configurations(snapshot: tracefit.Snapshot, samples: Samples, nothing_yet: 
         name = f"{config.name} ({config.config_id})"
         advice = QUALITY.get(qualities.get(config.config_id, ""), nothing_yet)
         yield _finding("telemetry", advice, f"{name}: ")
+        if not config.model:
+            yield _finding("identity", UNKNOWN_MODEL, f"{name}: ")
         if config.usable:
             yield Finding(GOOD, "usable", name)
         else:

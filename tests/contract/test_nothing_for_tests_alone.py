@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import tracefit
 from tests.support.paths import ROOT
 
 PACKAGES = ("collector", "exporters", "online", "tracefit")
+TEMPLATES = sorted((ROOT / "exporters" / "templates").glob("*.j2"))
 CALLED_BY_LIBRARIES = {
     "convert",
     "format_options",
@@ -66,6 +68,7 @@ def used(path: Path, tree: ast.Module) -> Iterator[str]:
 def test_whatever_is_defined_in_the_product_is_used_by_the_product():
     found = list(modules())
     names = {name for path, tree in found for name in used(path, tree)}
+    names |= {word for path in TEMPLATES for word in re.findall(r"\w+", path.read_text())}
     names |= {*tracefit.__all__, *CALLED_BY_LIBRARIES, *CALLED_BY_USERS}
     alone = {told for _, tree in found for name, told in defined(tree) if name not in names}
     assert alone == set()

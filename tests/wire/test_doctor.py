@@ -34,6 +34,24 @@ def test_a_sidecar_that_hears_nothing_is_told_what_to_point_at_it(tmp_path, caps
     assert f"--otlp-traces-endpoint http://127.0.0.1:{port}<" in page
 
 
+def test_of_a_server_that_is_scraped_and_does_not_answer_the_address_is_named(tmp_path, capsys):
+    gone = "http://127.0.0.1:9/metrics"
+    with running_sidecar(tmp_path, SCRAPE=gone) as sidecar:
+        address = f"127.0.0.1:{sidecar.http_port}"
+        eventually(lambda: main(["doctor", address]) and "unreachable" in capsys.readouterr().out)
+        assert main(["doctor", address]) == 1
+    (found,) = [line for line in capsys.readouterr().out.splitlines() if " receiving " in line]
+    assert found.startswith("poor ")
+    assert f"of {gone} could not be used: unreachable" in found
+
+
+def test_a_file_is_no_address(tmp_path, capsys):
+    path = tmp_path / "s.json"
+    path.write_text("{}")
+    assert main(["doctor", str(path)]) == 1
+    assert f"tracefit show {path}" in capsys.readouterr().err
+
+
 def test_what_a_sidecar_left_out_and_what_waits_stand_in_the_diagnosis(tmp_path, capsys):
     payloads = [timed.export.payload for timed in Recording(DATA / "c1_mixed" / "otlp.pb.gz", print).exports()][:40]
     with running_sidecar(tmp_path) as sidecar:

@@ -25,6 +25,7 @@ WRONG = [
     ("run --profile bulc", USAGE, "'bulc'", "did you mean 'bulk'?"),
     ("run --port 4317", USAGE, "did you mean '--listen'?"),
     ("run --model llama", USAGE, "set TRACEFIT_MODEL"),
+    ("run --verbose", USAGE, "set TRACEFIT_LOG_LEVEL"),
     ("capacity x", USAGE, "did you mean 'plan'?"),
     ("learn x", USAGE, "did you mean 'replay'?"),
     (f"plan {SNAPSHOT} --prompt 1 --output 1 --tpot 30ms", USAGE, "did you mean '--itl'?"),

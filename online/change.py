@@ -45,8 +45,8 @@ References: Page (Biometrika 1954); Bifet and Gavalda, ADWIN (SDM 2007).
 
     left(u) = s'A^-1 s - (u's)^2 / (u'A u)  what all terms free would explain, and this one does not
 
-The first hypothesis of the table is named that leaves at most twice what the best of them leaves, and half a per cent
-of all there is to explain: a load that cannot tell two apart names the plain one. Statistics alone are read, so that a
+The first hypothesis of the table is named that leaves what the best of them leaves, and at most one per cent of all
+there is to explain more: a load that cannot tell two apart names the plain one. Statistics alone are read, so that a
 change in time and a difference between replicas (online/rls/merging.py) get the same answer.
 """
 
@@ -78,7 +78,7 @@ _RIVER_BLOCKS, _OTHERS_MIN = 5, 8
 NO_DETECTOR = "none"
 DETECTORS = ("cusum", "adwin", "page_hinkley", NO_DETECTOR)
 # Chosen: on the recording c10_long and a linear machine (tests/online/drift/test_moved_terms.py).
-_PLAINER, _LEFT = 2.0, 0.005
+_LEFT = 0.01
 # Derived: the larger of two times that one coefficient is within a tenth of both is 1.25 of the other.
 APART = math.log(1.25)
 # Guess: enough for a median, few enough to follow an engine. Guard: memory; engines heard of longest ago go.
@@ -432,8 +432,7 @@ def moved_term(a: Floats, b: Floats, beta: Floats, names: Sequence[str], *, slow
         along, length = float(u @ s), float(u @ a @ u)
         if length > 0.0 and (along > 0.0) == slower:
             found[name] = (every - along * along / length, along / length)
-    least = min((left for left, _ in found.values()), default=0.0)
-    enough = _PLAINER * max(least, 0.0) + _LEFT * every
+    enough = min((left for left, _ in found.values()), default=0.0) + _LEFT * every
     return next((MovedTerm(name, by) for name, (left, by) in found.items() if left <= enough), MovedTerm("", 0))
 
 

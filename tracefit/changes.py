@@ -27,8 +27,8 @@ from .step_model import FEATURES, STEP_TIME, Limits, StepModel, computable_model
 
 NOTABLE = 3.0
 """Standard errors from which on a coefficient counts as moved."""
-_PLAINER, _LEFT = 2.0, 0.005
-"""As online/change.py has them for a change in time."""
+_LEFT = 0.01
+"""As online/change.py has it for a change in time."""
 _SINGULAR = 1e-9
 """Guard: of a correlation matrix; below it two coefficients are one."""
 
@@ -179,8 +179,7 @@ def _moved_term(before: ConfigDocument, after: ConfigDocument) -> tuple[str, flo
         length = sum(map(mul, u, _solved(summed, u) or u))
         if length > 0.0:
             found[name] = (every - along * along / length, along / length)
-    least = min((left for left, _ in found.values()), default=0.0)
-    enough = _PLAINER * max(least, 0.0) + _LEFT * every
+    enough = min((left for left, _ in found.values()), default=0.0) + _LEFT * every
     return next(((name, by) for name, (left, by) in found.items() if left <= enough), ("", None))
 
 

@@ -312,7 +312,7 @@ class _Resource:
         attributes = scalars(spans.resource.attributes[: words.ATTRIBUTES_MAX])
         counts[table.IGNORED_ATTRIBUTES] += max(0, len(spans.resource.attributes) - words.ATTRIBUTES_MAX)
         self._out = Telemetry(
-            instance=str(attributes.get(words.INSTANCE) or peer),
+            instance=words.instance_of(attributes, peer),
             facts=facts(attributes),
             process=_pid_of(attributes),
             host=str(attributes.get(words.HOST, ""))[: words.FACT_LENGTH_MAX],
@@ -426,8 +426,13 @@ def _pid_of(attributes: Mapping[str, Value]) -> int:
 
 
 def facts(attributes: Mapping[str, Value]) -> dict[str, str]:
-    """Configuration facts of a resource: ``vllm.<knob>`` and the GPU's name, as strings of bounded length."""
-    return {
+    """Configuration facts of a resource: ``vllm.<knob>`` and the GPU's name, as strings of bounded length.
+
+    The role of a server is in the name of its service, unless it is told.
+    """
+    _, _, role = str(attributes.get(words.SERVICE, "")).rpartition("-")
+    told = {words.FACT_PREFIX + "role": role} if role in words.ROLES else {}
+    return told | {
         key: str(value)[: words.FACT_LENGTH_MAX]
         for key, value in attributes.items()
         if key.startswith(words.FACT_PREFIX) or key in words.FACT_KEYS

@@ -7,6 +7,7 @@ says double. A value outside [0, limit] is out of range, whatever its type could
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
@@ -136,6 +137,10 @@ REQUEST_ATTRIBUTES: Final = LATENCY_FIELDS.keys() | TOKEN_FIELDS.keys() | MODELS
 FINISH: Final = "finish.status"
 
 INSTANCE: Final = "service.instance.id"
+POD: Final = "k8s.pod.uid"
+SERVICE: Final = "service.name"
+ROLES: Final = ("prefill", "decode")
+"""What the name of a service ends with, behind a hyphen, where different servers compute prompts and answers."""
 PROCESS: Final = "process.pid"
 HOST: Final = "host.name"
 FACT_PREFIX: Final = "vllm."
@@ -196,6 +201,18 @@ def scalars(attributes: Iterable[KeyValue], keys: Container[str] | None = None) 
             if kind in _SCALARS:
                 out[key] = getattr(value, kind)
     return out
+
+
+_HERE: Final = re.compile(r"[^:]*:(127\.0\.0\.1|\[::1\]|%5B::1%5D):")
+
+
+def instance_of(attributes: Mapping[str, Value], peer: str) -> str:
+    """What an emitter is called: its id; its pod behind a gateway, whose address is that of all pods; else its address.
+
+    Who sends from this machine has an address of its own, while the processes of a pod share its uid.
+    """
+    pod = "" if _HERE.match(peer) else attributes.get(POD, "")
+    return str(attributes.get(INSTANCE) or pod or peer)
 
 
 def scalar(attributes: Sequence[KeyValue], key: str) -> Value | None:

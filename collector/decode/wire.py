@@ -267,7 +267,8 @@ def _parts_of(resource: Any, peer: str) -> Iterator[Part]:
         scopes[PartKind.OF_EMITTER] += scopes.pop(PartKind.OF_KV)
     resource.ClearField("items")
     common = resource.SerializeToString()
-    instance = words.scalar(ResourceSpans.FromString(common).resource.attributes, words.INSTANCE)
+    attributes = words.scalars(ResourceSpans.FromString(common).resource.attributes[: words.ATTRIBUTES_MAX])
+    instance = words.instance_of(attributes, peer)
     for kind, bodies in scopes.items():
         if bodies:
             export = SlimExport()
@@ -276,7 +277,7 @@ def _parts_of(resource: Any, peer: str) -> Iterator[Part]:
             for body in bodies:
                 part.items.add().MergeFromString(body)
             own_ids = b"".join([each for each in ids[kind] if len(each) == words.SPAN_ID_BYTES])
-            yield Part(kind, str(instance or peer), export.SerializeToString(), own_ids)
+            yield Part(kind, instance, export.SerializeToString(), own_ids)
 
 
 _KIND_OF: Final = {words.API_SCOPE: PartKind.OF_API, words.KV_SCOPE: PartKind.OF_KV}

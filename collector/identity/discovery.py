@@ -1,6 +1,6 @@
 """Discovery: vLLM servers asked about themselves, off the hot path, and never waited for.
 
-    GET /v1/models   data[0].id -> model    data[0].max_model_len
+    GET /v1/models   data[0].id -> model    data[0].root -> model_root    data[0].max_model_len
     GET /version     version -> vllm_version
     GET /metrics     vllm:cache_config_info{block_size, num_gpu_blocks, enable_prefix_caching, ...}
 
@@ -173,14 +173,19 @@ async def fetch(client: HttpClient, base: str, path: str, token: str = "") -> tu
 
 
 def read_models(body: bytes) -> dict[str, Fact]:
-    """The first served model; adapters come after it."""
+    """The first served model, what was loaded under its name, and whether adapters, which come after it, are served."""
     answer = _json(body)
     data = answer.get("data") if isinstance(answer, Mapping) else None
-    first = data[0] if isinstance(data, list) and data and isinstance(data[0], Mapping) else {}
+    cards = [card for card in data if isinstance(card, Mapping)] if isinstance(data, list) else []
+    first: Mapping[str, Any] = cards[0] if cards else {}
     out: dict[str, Fact] = {}
-    name, longest = first.get("id"), first.get("max_model_len")
+    name, root, longest = first.get("id"), first.get("root"), first.get("max_model_len")
     if isinstance(name, str) and name:
         out["model"] = name[:TEXT_CHARS_MAX]
+        if isinstance(root, str) and root not in ("", name):
+            out["model_root"] = root[:TEXT_CHARS_MAX]
+        if any(card.get("parent") for card in cards[1:]):
+            out["enable_lora"] = True
     if isinstance(longest, int) and not isinstance(longest, bool) and longest > 0:
         out["max_model_len"] = longest
     return out

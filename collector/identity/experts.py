@@ -93,6 +93,6 @@ def _is_mixture(facts: Mapping[str, Fact]) -> bool:
         return facts.get("expert_parallel") is True
     if isinstance(experts, int) and not isinstance(experts, bool):
         return experts > 1 or facts.get("expert_parallel") is True
-    name = str(facts.get("model", "")).lower()
+    name = str(facts.get("model_root") or facts.get("model", "")).lower()
     is_named_so = bool(_LOOKS_LIKE_ONE.search(name)) and "hidden_size" not in facts  # a config.json would count them
     return facts.get("expert_parallel") is True or is_named_so

@@ -42,8 +42,11 @@ _R = TypeVar("_R")
 
 IDENTITY: tuple[str, ...] = (
     "model",
+    "model_root",
+    "role",
     "gpu",
     "tensor_parallel_size",
+    "pipeline_parallel_size",
     "expert_parallel",
     "data_parallel_size",
     "dtype",
@@ -57,8 +60,14 @@ IDENTITY: tuple[str, ...] = (
     "enable_prefix_caching",
     "cpu_offload",
     "async_scheduling",
+    "speculative_decoding",
+    "enable_lora",
 )
-"""Facts that make two engines different configurations."""
+"""Facts that make two engines different configurations.
+
+``model_root`` is what the server loaded where ``model`` is an alias. A server that only prefills, or only decodes, has
+a ``role``.
+"""
 
 BESIDE: tuple[str, ...] = ("num_gpu_blocks", "num_experts", "num_experts_per_tok")
 """Facts worth knowing that do not make a configuration."""
@@ -397,7 +406,7 @@ class Knowledge:
 
 def _apply_name(facts: EngineFacts) -> None:
     """A public name tells the experts of a mixture, unless a file tells another model, or another count is known."""
-    model = facts.get("model")
+    model = facts.get("model_root") or facts.get("model")
     told = experts_by_name(model) if isinstance(model, str) and facts.get("hidden_size") is None else {}
     if told and facts.get("num_experts") in (None, told["num_experts"]):
         facts.learn(told, FactSource.MODEL_NAME)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
-from collector.identity.knowledge import IDENTITY, EngineFacts, FactSource, resource_facts
-from collector.telemetry import table
+from collector.decode import decode, parts_by_emitter
+from collector.identity.discovery import read_models
+from collector.identity.knowledge import IDENTITY, EngineFacts, FactSource, Knowledge, config_id, resource_facts
+from collector.telemetry import Counts, table
 from collector.telemetry.reasons import JoinEvent
 from tests.support.pipelines import coefficients, new_pipeline
 from tests.support.toy_engine import MONO_NS, many_jobs, run_engine
-from tests.support.toy_spans import exports_of, pieces
+from tests.support.toy_spans import STEP_SCOPE, Piece, export_of, exports_of, pieces, step_span
 
 
 def test_a_stronger_source_wins_whenever_it_speaks():
@@ -115,3 +119,69 @@ def test_an_adapter_asked_for_by_name_is_not_another_model():
     assert facts.learn({"model": "base"}, FactSource.TELEMETRY)
     assert not facts.learn({"model": "adapter-7"}, FactSource.TELEMETRY)
     assert facts.get("model") == "base"
+
+
+@pytest.mark.parametrize(
+    ("peer", "attributes", "instance"),
+    [
+        ("ipv4:10.0.0.9:4001", {"k8s.pod.uid": "7f3c"}, "7f3c"),
+        ("ipv4:10.0.0.9:4001", {"k8s.pod.uid": "7f3c", "service.instance.id": "engine-0"}, "engine-0"),
+        ("ipv4:127.0.0.1:4001", {"k8s.pod.uid": "7f3c"}, "ipv4:127.0.0.1:4001"),
+        ("ipv4:10.0.0.9:4001", {}, "ipv4:10.0.0.9:4001"),
+    ],
+)
+def test_behind_a_gateway_an_engine_is_its_pod_and_beside_us_its_own_connection(peer, attributes, instance):
+    run = run_engine(many_jobs(2))
+    sent = export_of([Piece("", STEP_SCOPE, step_span(run, 1, 3), tuple(attributes.items()))]).SerializeToString()
+    (telemetry,) = decode(sent, peer, lambda *_: None, Counts())
+    assert telemetry.instance == instance
+    assert [part.instance for part in parts_by_emitter(sent, peer)] == [instance]
+
+
+@pytest.mark.parametrize(
+    ("service", "more", "role"),
+    [
+        ("llama-prefill", (), "prefill"),
+        ("llama-decode", (), "decode"),
+        ("llama-decode", (("vllm.role", "prefill"),), "prefill"),
+        ("vllm", (), None),
+    ],
+)
+def test_servers_that_prefill_and_servers_that_decode_are_two_configurations(service, more, role):
+    run = run_engine(many_jobs(2))
+    named = (("service.name", service), *more)
+    (telemetry,) = decode(
+        export_of([Piece("e", STEP_SCOPE, step_span(run, 1, 3), named)]).SerializeToString(),
+        "",
+        lambda *_: None,
+        Counts(),
+    )
+    facts = EngineFacts()
+    facts.learn(resource_facts(telemetry.facts), FactSource.RESOURCE)
+    assert facts.identity("e", "").get("role") == role
+
+
+def test_what_changes_the_time_of_a_step_makes_another_configuration():
+    plain, *others = (
+        {"model": "m"},
+        {"pipeline_parallel_size": 2},
+        {"speculative_decoding": True},
+        {"enable_lora": True},
+    )
+    ids = set()
+    for other in ({}, *others):
+        facts = EngineFacts()
+        facts.learn(plain | other, FactSource.RESOURCE)
+        ids.add(config_id(facts.identity("i", "")))
+    assert len(ids) == 4
+
+
+def test_an_alias_says_which_model_is_behind_it_and_whether_adapters_are_served():
+    cards = [{"id": "default", "root": "Qwen/Qwen3-30B-A3B", "max_model_len": 4096}, {"id": "sql", "parent": "default"}]
+    told = read_models(json.dumps({"data": cards}).encode())
+    assert told == {"model": "default", "model_root": "Qwen/Qwen3-30B-A3B", "enable_lora": True, "max_model_len": 4096}
+    assert read_models(json.dumps({"data": [{"id": "m", "root": "m", "parent": None}]}).encode()) == {"model": "m"}
+    knowledge, facts = Knowledge(), EngineFacts()
+    knowledge.discovered("*", told)
+    knowledge.apply(facts, {}, "e", "")
+    assert facts.get("num_experts") == 128, "as the model's own name says"

@@ -318,10 +318,17 @@ def judge_left_out(left_out: dict[str, float], new: np.ndarray) -> None:
 
 
 def replayed_form(
-    intercept: float = 0.0, prefill_tokens: float = 0.0, decode_context_tokens: float = 0.0, requests: float = 0.0
+    intercept: float = 0.0,
+    prefill_tokens: float = 0.0,
+    decode_context_tokens: float = 0.0,
+    requests: float = 0.0,
+    active_experts: float = 0.0,
 ) -> dict:
-    """Coefficients of ``portable`` as the replay takes them: a decoding request adds itself and a token of context."""
-    beta = {"intercept": intercept, "prefill_tokens": prefill_tokens, "n_prefill": requests}
+    """Coefficients of ``portable`` as the replay takes them: a decoding request adds itself and a token of context.
+
+    The batches of these runs touch every one of a mixture's eight experts.
+    """
+    beta = {"intercept": intercept + active_experts, "prefill_tokens": prefill_tokens, "n_prefill": requests}
     beta |= {"decode_tokens": requests + decode_context_tokens, "decode_ctx_tokens": decode_context_tokens}
     return {"kind": "linear", "alpha": {}, "beta": beta}
 

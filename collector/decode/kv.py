@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby
-from typing import Any, Final, Union
+from typing import Any, Final
 
 import msgspec
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
@@ -229,100 +229,36 @@ EVENTS: Final[dict[str, Callable[[_Counted, Fields], None]]] = {
 
 # --- msgpack ----------------------------------------------------------------------------------------------------------
 
-_RAW = msgspec.Raw
-_LAYOUTS: Final[dict[str, dict[str, Any]]] = {
-    "BlockStored": {
-        "block_hashes": _RAW,
-        "parent_block_hash": _RAW,
-        "token_ids": _RAW,
-        "block_size": int,
-        "lora_id": _RAW,
-        "medium": str | None,
-    },
-    "BlockRemoved": {"block_hashes": _RAW, "medium": str | None},
-    "AllBlocksCleared": {},
-    "TransferInitiated": {
-        "transfer_id": _RAW,
-        "request_id": str,
-        "source_medium": str,
-        "dest_medium": str,
-        "block_count": int,
-        "scheduler_step": int | None,
-    },
-    "TransferCompleted": {
-        "transfer_id": _RAW,
-        "request_id": str,
-        "source_medium": str,
-        "dest_medium": str,
-        "block_count": int,
-        "success": bool,
-        "scheduler_step": int | None,
-    },
-    "CacheLoadCommitted": {"request_id": str, "medium": _RAW, "block_count": int, "scheduler_step": int | None},
-    "CacheStoreCommitted": {"request_id": str, "medium": _RAW, "block_count": int, "scheduler_step": int | None},
-    "CacheEviction": {"medium": str, "blocks_evicted": int, "eviction_reason": _RAW, "scheduler_step": int | None},
-    "RemoteTransferInitiated": {
-        "transfer_id": _RAW,
-        "request_id": str,
-        "connector_type": _RAW,
-        "source_rank": _RAW,
-        "dest_rank": _RAW,
-        "block_count": int,
-    },
-    "RemoteTransferCompleted": {
-        "transfer_id": _RAW,
-        "request_id": str,
-        "connector_type": _RAW,
-        "source_rank": _RAW,
-        "dest_rank": _RAW,
-        "block_count": int,
-        "success": bool,
-    },
+_BLOCKS: Final = ("block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id", "medium")
+_TRANSFER: Final = ("transfer_id", "request_id", "source_medium", "dest_medium", "block_count")
+_COMMIT: Final = ("request_id", "medium", "block_count", "scheduler_step")
+_REMOTE: Final = ("transfer_id", "request_id", "connector_type", "source_rank", "dest_rank", "block_count", "success")
+_LAYOUTS: Final[dict[object, tuple[str, ...]]] = {
+    "BlockStored": _BLOCKS,
+    "BlockRemoved": ("block_hashes", "medium"),
+    "TransferInitiated": (*_TRANSFER, "scheduler_step"),
+    "TransferCompleted": (*_TRANSFER, "success", "scheduler_step"),
+    "CacheLoadCommitted": _COMMIT,
+    "CacheStoreCommitted": _COMMIT,
+    "CacheEviction": ("medium", "blocks_evicted", "eviction_reason", "scheduler_step"),
+    "RemoteTransferInitiated": _REMOTE[:-1],
+    "RemoteTransferCompleted": _REMOTE,
 }
-"""Fields of each event in their order on the wire; what is not used is ``Raw``, which msgspec steps over."""
-_LATER: Final = frozenset({"lora_id", "eviction_reason"})
-"""Fields beside those that may be None without which an array may end."""
+"""Fields of each event in their order on the wire, where events are arrays; as maps they bear the same names."""
+_COUNTS: Final = {"block_size", "block_count", "blocks_evicted", "group_idx", "scheduler_step", "success"}
+_SCALARS: Final = _COUNTS | {"medium", "source_medium", "dest_medium", "request_id"}
+"""Fields that are decoded; msgspec steps over the others."""
+_BATCH: Final = ("ts", "events", "data_parallel_rank")
 
-
-def _array_of(name: str) -> Any:
-    """An event as an array: element 0 names its type."""
-    fields = [
-        (field, kind, _RAW()) if field in _LATER else (field, kind, None) if _may_be_none(kind) else (field, kind)
-        for field, kind in _LAYOUTS[name].items()
-    ]
-    return msgspec.defstruct(name, fields, array_like=True, tag=name, gc=False)
-
-
-def _map_of(name: str) -> Any:
-    """An event as a map: ``type`` names its type; fields that are None may be missing, and Raw ones are not read."""
-    used = {field: kind for field, kind in _LAYOUTS[name].items() if kind is not _RAW or field == "block_hashes"}
-    used |= {"group_idx": int | None} if "block_hashes" in used else {}
-    fields = [
-        (field, kind, True) if field == "success" else (field, kind, None) if _may_be_none(kind) else (field, kind)
-        for field, kind in used.items()
-    ]
-    return msgspec.defstruct(name, fields, tag_field="type", tag=name, gc=False, kw_only=True)
-
-
-def _may_be_none(kind: Any) -> bool:
-    return kind in (str | None, int | None)
-
-
-_AnyArray: Any = Union[tuple(_array_of(name) for name in _LAYOUTS)]  # noqa: UP007 -- made of a table
-_AnyMap: Any = Union[tuple(_map_of(name) for name in _LAYOUTS)]  # noqa: UP007
-
-
-def _batch_decoder(events: Any, *, array_like: bool = True) -> msgspec.msgpack.Decoder[Any]:
-    fields: list[Any] = [("ts", float), ("events", list[events]), ("data_parallel_rank", int | None, 0)]
-    return msgspec.msgpack.Decoder(msgspec.defstruct("Batch", fields, array_like=array_like, gc=False))
-
-
-_WHOLE: Final = (_batch_decoder(_AnyArray), _batch_decoder(_AnyMap))
-_LOOSE: Final = (_batch_decoder(msgspec.Raw), _batch_decoder(msgspec.Raw, array_like=False))
-"""Of a batch with events nobody knows, or with both encodings: event by event."""
-_ONE_EVENT: Final = (msgspec.msgpack.Decoder(_AnyArray), msgspec.msgpack.Decoder(_AnyMap))
-_BAD: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""Everything msgspec raises on bytes of any kind."""
+_NAMED: Final[msgspec.msgpack.Decoder[list[msgspec.Raw] | dict[str, msgspec.Raw]]] = msgspec.msgpack.Decoder(
+    list[msgspec.Raw] | dict[str, msgspec.Raw]
+)
+_SCALAR: Final[msgspec.msgpack.Decoder[Any]] = msgspec.msgpack.Decoder(bool | int | float | str | None)
+_LIST: Final = msgspec.msgpack.Decoder(list[msgspec.Raw])
+_SECONDS: Final = msgspec.msgpack.Decoder(float)
+_RANK: Final[msgspec.msgpack.Decoder[int | None]] = msgspec.msgpack.Decoder(int | None)
+_BAD: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, LookupError)
+"""Everything msgspec raises on bytes of any kind, and what is missing."""
 
 
 class _Line(msgspec.Struct, gc=False):
@@ -356,32 +292,36 @@ def read_frames(frames: Sequence[bytes], source: str) -> KvBatch | KvSkip:
 
 def read_payload(payload: bytes, source: str, seq: int) -> KvBatch | KvSkip:
     """Decode one msgpack batch; ``seq`` is its publisher's count of batches."""
-    if (batch := _first(_WHOLE, payload)) is not None:
-        events = batch.events
-    elif (batch := _first(_LOOSE, payload)) is not None:
-        events = [_first(_ONE_EVENT, raw) for raw in batch.events]
-    else:
+    try:
+        batch = _NAMED.decode(payload)
+        named = dict(zip(_BATCH, batch, strict=False)) if isinstance(batch, list) else batch
+        ts_s, events = _SECONDS.decode(named["ts"]), _LIST.decode(named["events"])
+        rank = _RANK.decode(named["data_parallel_rank"]) if "data_parallel_rank" in named else None
+    except _BAD:
         return KvSkip.UNDECODABLE
     counted = _Counted()
-    for event in events:
-        if event is None:
-            counted.add("", {})
-            continue
-        fields = msgspec.structs.asdict(event)
-        if "block_hashes" in fields:
-            fields["block_count"] = array_length(fields["block_hashes"])
-        counted.add(type(event).__name__, fields)
-    ts_unix_ns = round(batch.ts * 1e9) if math.isfinite(batch.ts * 1e9) else 0
-    return counted.batch(source, seq, ts_unix_ns, batch.data_parallel_rank or 0)
-
-
-def _first(decoders: Iterable[msgspec.msgpack.Decoder[Any]], data: bytes | msgspec.Raw) -> Any:
-    for decoder in decoders:
+    for raw in events:
         try:
-            return decoder.decode(data)
+            name, fields = _event(raw)
         except _BAD:
-            continue
-    return None
+            name, fields = "", {}
+        counted.add(name, fields)
+    ts_unix_ns = round(ts_s * 1e9) if math.isfinite(ts_s * 1e9) else 0
+    return counted.batch(source, seq, ts_unix_ns, rank or 0)
+
+
+def _event(raw: msgspec.Raw) -> tuple[str, Fields]:
+    """Name and fields of an event, an array whose first element is its name, or a map with ``type``."""
+    event: Any = _NAMED.decode(raw)
+    is_list = isinstance(event, list)
+    name = _SCALAR.decode(event[0] if is_list else event["type"])
+    fields: dict[str, Any] = {}
+    for key, value in zip(_LAYOUTS.get(name, ()), event[1:], strict=False) if is_list else event.items():
+        if key in _SCALARS:
+            fields[key] = _SCALAR.decode(value)
+        elif key == "block_hashes":
+            fields["block_count"] = array_length(value)
+    return str(name), fields
 
 
 def array_length(raw: msgspec.Raw) -> int:

@@ -36,12 +36,24 @@ from __future__ import annotations
 from .changes import ConfigDiff, Diff, Move, TypicalStep
 from .closed_loop import Estimate, Plan, RequestEstimate
 from .configured import Config
-from .document import Coefficient, InFlight, Interval, Level, Model, Seen, SpeedChange, Target, UsualWork, term_text
+from .document import (
+    Coefficient,
+    InFlight,
+    Interval,
+    Level,
+    Model,
+    Problem,
+    Seen,
+    SpeedChange,
+    Target,
+    UsualWork,
+    Verdict,
+    term_text,
+)
 from .faults import BadInputError, LoadError, NoCoefficientsError, NotFoundError, TracefitError
 from .loading import Snapshot, load
 from .selection import find_config, minute, told_apart
 from .step_model import Limits, Prediction, Predictions
-from .verdict import Problem, Verdict
 
 __all__ = [
     "BadInputError",

@@ -21,9 +21,9 @@ from collections.abc import Callable, Sequence
 from operator import mul
 from typing import NamedTuple
 
-from .document import Coefficient, ConfigDocument, Document, Model
+from .document import STEP_TIME, Coefficient, ConfigDocument, Document, Model
 from .faults import NoCoefficientsError
-from .step_model import FEATURES, STEP_TIME, Limits, StepModel, computable_model
+from .step_model import FEATURES, Limits, StepModel, computable_model
 
 NOTABLE = 3.0
 """Standard errors from which on a coefficient counts as moved."""

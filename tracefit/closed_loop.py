@@ -67,8 +67,7 @@ doubles N until a target breaks and bisects the last octave; between the probes 
 What it leaves out: requests of different size share one mean, so a mix of a few very long prompts with short ones is
 seen too smooth; preemption; the correlation of phases when all clients start at once.
 
-Guards: O - 1 >= 1e-9; weights are relative to where the flows balance, which is the peak, and end at 1e-6 of it; beyond
-4,096 requests mean and variance come from the flows' balance and slope (exact where they are linear).
+Guards: O - 1 >= 1e-9; weights are relative to where the flows balance, which is the peak, and end at 1e-6 of it.
 
 References: mean value analysis of closed queueing networks (Reiser and Lavenberg, JACM 1980), with one batch server;
 finite-source queue with state-dependent service (Kleinrock, Queueing Systems I, 1975).
@@ -89,7 +88,6 @@ CONCURRENCY_MAX = 4096
 _MS_MAX = 1e9
 _OUTLIER = 2.0
 _TAIL = 1e-6
-_SUMMED_MAX = 4096
 _DECODES_MIN = 1e-9
 TURNAROUND_US = 2_000.0
 """From a client's last token to its next request in the queue, where the API server's part is not known: assumed, a
@@ -157,9 +155,7 @@ class Prefills:
         return others if others < most else most
 
     def shares(self) -> list[tuple[float, float]]:
-        """Values of i with pi_i; of very many, three of equal mean and variance."""
-        if self.requests > _SUMMED_MAX:
-            return self._three(*self._diffusion())
+        """Values of i with pi_i."""
         last, start = int(self.requests) - 1, round(self.mean())
         below, above = [], [(float(start), 1.0)]
         weight = 1.0
@@ -181,17 +177,6 @@ class Prefills:
     def _ratio(self, i: int) -> float:
         """Of pi_i to the one before it; it falls with i, so that pi has one peak, where both flows balance."""
         return (self.requests - i) / (self._decodes * self.ended(i))
-
-    def _three(self, mean: float, variance: float) -> list[tuple[float, float]]:
-        half = math.sqrt(3.0 * variance)
-        low, high = max(0.0, mean - half), min(self.requests - 1.0, mean + half)
-        return [(low, 1.0 / 6.0), (mean, 2.0 / 3.0), (high, 1.0 / 6.0)]
-
-    def _diffusion(self) -> tuple[float, float]:
-        """Mean, and variance as flow ÷ slope there: as good as exact where flows are as good as linear."""
-        mean, decodes = self.mean(), self._decodes
-        slope = 1.0 / self.chunks if self.chunks * self.ended(mean) >= mean else 1.0 / self._tokens
-        return mean, (self.requests - 1.0 - mean) / decodes / (slope + 1.0 / decodes)
 
 
 class Batch(NamedTuple):

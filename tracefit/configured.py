@@ -6,13 +6,10 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import overload
 
-from tracefit.step_model import LEVEL_AGE_MAX_S
-
 from .closed_loop import ClosedLoop, Plan, RequestEstimate, Workload, planned
-from .document import Coefficient, ConfigDocument, Target
+from .document import STEP_TIME, Coefficient, ConfigDocument, Target, Verdict, judged
 from .faults import BadInputError, NoCoefficientsError, checked
-from .step_model import STEP_TIME, Limits, Prediction, Predictions, StepModel, computable_model
-from .verdict import Verdict, judged
+from .step_model import LEVEL_AGE_MAX_S, Limits, Prediction, Predictions, StepModel, computable_model
 
 _LIMIT_MAX = 1e12
 """No engine holds more of anything."""

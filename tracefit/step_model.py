@@ -27,11 +27,10 @@ from functools import cache
 from operator import mul
 from typing import NamedTuple, cast, overload
 
-from .document import ACTIVE_EXPERTS, ConfigDocument, Model, Target
+from .document import ACTIVE_EXPERTS, STEP_TIME, ConfigDocument, Model, Target
 from .faults import REQUESTS_MAX, TOKENS_MAX, BadInputError, NoCoefficientsError, checked
 from .shapes import STRIDE, Coefficients, StepSurface, StepTable, piece_of, stratum_name, stratum_of_cell
 
-STEP_TIME = "step_time"
 FEATURES = ("intercept", "prefill_tokens", "decode_context_tokens", "requests")
 _MEANS_OF_STEPS = ("journeys", "requests", "metrics")
 _ROWS_MIN = 256

@@ -15,6 +15,7 @@ sources run beside: HFD-TL with its base frozen, RECE by its specialists, BSR-AR
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -257,8 +258,9 @@ def leave_one_out(captures: Sequence[Capture], key: str, tell: Callable[[str], N
                 for other in usable
                 if group(other, key) != group(capture, key) and (donor := donors[other.name]) is not None
             ]
-            if others and system.live(STEP, capture.facts) is not None:
-                out.setdefault(capture.name, []).extend(_variants(system, capture, others))
+            found = list(_variants(system, capture, others)) if others else []
+            if found:
+                out.setdefault(capture.name, []).extend(found)
     return out
 
 
@@ -276,94 +278,108 @@ def _facts_of(capture: Capture) -> dict[str, Fact]:
     return {**capture.facts, HIDES_HITS: requests and capture.facts.get("enable_prefix_caching") is not False}
 
 
-def _variants(system: System, capture: Capture, donors: Sequence[Donor]) -> list[Transfer]:
+def _variants(system: System, capture: Capture, donors: Sequence[Donor]) -> Iterator[Transfer]:
+    features = system.live(STEP, capture.facts)
+    if features is None:
+        return
+    left_out = _LeftOut(system, capture, features, len(donors))
     if system is PORTABLE:
-        return _by_sheet(capture, donors)
-    facts: dict[str, Fact] = capture.facts
+        yield from left_out.by_sheet(donors)
+        return
+    for variant, prior in _priors(system, capture.facts, donors, features).items():
+        yield left_out.transfer(variant, prior.mean[: len(features)], functools.partial(left_out.learned, prior))
+        if system is BSR_ARD:
+            yield left_out.transfer("bias and scale", None, functools.partial(left_out.corrected, prior))
+
+
+def _priors(system: System, facts: dict[str, Fact], donors: Sequence[Donor], features: FeatureSet) -> dict[str, Prior]:
+    """What the donors of a system say together, by variant; empty if they say nothing."""
     pooled = pool(system, STEP, donors)
     prior = None if pooled is None else pooled.prior(facts)
     if prior is None:
-        return []
-    cold = _after(system, capture, None)
-    found = [_transfer(system, "prior", capture, len(donors), prior, cold)]
-    features = system.live(STEP, facts)
-    if system is HFD_TL and features is not None:
-        found.append(_transfer(system, "frozen", capture, len(donors), frozen(prior, features), cold))
+        return {}
+    priors = {"prior": prior}
+    if system is HFD_TL:
+        priors["frozen"] = frozen(prior, features)
     if system is RECE:
         clusters = specialists(system, STEP, donors)
         together = ensemble(facts, clusters)
         if together is not None:
-            found.append(_transfer(system, f"{len(clusters)} specialists", capture, len(donors), together, cold))
-    if system is BSR_ARD:
-        found.append(_bias_and_scale(system, capture, len(donors), prior))
-    return found
+            priors[f"{len(clusters)} specialists"] = together
+    return priors
 
 
-def _by_sheet(capture: Capture, donors: Sequence[Donor]) -> list[Transfer]:
-    """``portable`` as a sidecar with these donors publishes it; nothing without a data sheet."""
-    known, features, rows = DonorPool(len(donors)), PORTABLE.live(STEP, capture.facts), capture.scored(STEP)
-    known.add(donors)
-    prior = known.sheet_prior("", _facts_of(capture))
-    if prior is None or features is None or not len(rows):
-        return []
+@dataclass(frozen=True, slots=True)
+class _LeftOut:
+    """A capture that is predicted by what a system learned elsewhere."""
 
-    def error(beta: Floats) -> float:
-        return float(ape(features.evaluate(rows) @ beta, rows.elapsed_us).mean())
+    system: System
+    capture: Capture
+    features: FeatureSet
+    donors: int
 
-    after, cold = {}, {}
-    for count in FIRST_ROWS:
-        model = learn(features, capture.learned[STEP].slice(0, min(count, len(capture.learned[STEP]))))
-        if model is not None:
-            own, told = model.fit.beta[: len(features)], prior.after(model)
-            after[str(count)], cold[str(count)] = error(own if told is None else told.beta), error(own)
-    zero = error(prior.before().beta)
-    count = len(donors)
-    return [Transfer(system="portable", variant="sheet", donors=count, zero_shot=zero, after=after, cold=cold)]
+    @property
+    def rows(self) -> RowBlock:
+        """Those that are scored."""
+        return self.capture.scored(STEP)
 
+    def transfer(self, variant: str, zero_shot: Floats | None, after: Predict) -> Transfer:
+        """Score coefficients without own rows, and a prediction after the first ones, beside a cold start."""
+        zero = None if zero_shot is None else _mean_error(self.features.evaluate(self.rows) @ zero_shot, self.rows)
+        return Transfer(
+            system=self.system.name,
+            variant=variant,
+            donors=self.donors,
+            zero_shot=zero,
+            after=self._errors(after),
+            cold=self._errors(functools.partial(self.learned, None)),
+        )
 
-def _transfer(
-    system: System, variant: str, capture: Capture, donors: int, prior: Prior, cold: dict[str, float]
-) -> Transfer:
-    rows, features = capture.scored(STEP), system.live(STEP, capture.facts)
-    assert features is not None  # noqa: S101  the caller looked
-    errors = ape(features.evaluate(rows) @ prior.mean[: len(features)], rows.elapsed_us)
-    return Transfer(
-        system=system.name,
-        variant=variant,
-        donors=donors,
-        zero_shot=float(errors.mean()) if len(errors) else None,
-        after=_after(system, capture, prior),
-        cold=cold,
-    )
+    def _errors(self, predicted: Predict) -> dict[str, float]:
+        learned, out = self.capture.learned[STEP], {}
+        for count in FIRST_ROWS:
+            prediction_us = predicted(learned.slice(0, min(count, len(learned))))
+            error = None if prediction_us is None else _mean_error(prediction_us, self.rows)
+            if error is not None:
+                out[str(count)] = error
+        return out
 
+    def learned(self, prior: Prior | None, head: RowBlock) -> Floats | None:
+        """By what the first rows and a prior say."""
+        model = learn(self.features, head, prior=prior)
+        return None if model is None else predict(model, self.features, self.rows)
 
-def _after(system: System, capture: Capture, prior: Prior | None) -> dict[str, float]:
-    rows, features = capture.scored(STEP), system.live(STEP, capture.facts)
-    assert features is not None  # noqa: S101  the caller looked
-    out = {}
-    for count in FIRST_ROWS:
-        head = capture.learned[STEP].slice(0, min(count, len(capture.learned[STEP])))
-        model = learn(features, head, prior=prior)
-        if model is not None:
-            errors = ape(predict(model, features, rows), rows.elapsed_us)
-            if len(errors):
-                out[str(count)] = float(errors.mean())
-    return out
-
-
-def _bias_and_scale(system: System, capture: Capture, donors: int, prior: Prior) -> Transfer:
-    rows, features = capture.scored(STEP), system.live(STEP, capture.facts)
-    assert features is not None  # noqa: S101  the caller looked
-    mean = prior.mean[: len(features)]
-    out = {}
-    for count in FIRST_ROWS:
-        head = capture.learned[STEP].slice(0, min(count, len(capture.learned[STEP])))
-        base = features.evaluate(head) @ mean
+    def corrected(self, prior: Prior, head: RowBlock) -> Floats | None:
+        """By a prior, with the bias and the scale of the first rows."""
+        mean = prior.mean[: len(self.features)]
+        base = self.features.evaluate(head) @ mean
         known = np.isfinite(base)
         if not known.any():
-            continue
+            return None
         bias, scale = bias_and_scale(base[known], head.elapsed_us[known])
-        errors = ape(bias * rows.steps + scale * (features.evaluate(rows) @ mean), rows.elapsed_us)
-        if len(errors):
-            out[str(count)] = float(errors.mean())
-    return Transfer(system=system.name, variant="bias and scale", donors=donors, after=out)
+        return bias * self.rows.steps + scale * (self.features.evaluate(self.rows) @ mean)
+
+    def by_sheet(self, donors: Sequence[Donor]) -> Iterator[Transfer]:
+        """As a sidecar with these donors publishes it; nothing without a data sheet."""
+        known = DonorPool(len(donors))
+        known.add(donors)
+        sheet = known.sheet_prior("", _facts_of(self.capture))
+        if sheet is None or not len(self.rows):
+            return
+        x = self.features.evaluate(self.rows)
+
+        def told(head: RowBlock) -> Floats | None:
+            model = learn(self.features, head)
+            found = None if model is None else sheet.after(model)
+            return self.learned(None, head) if found is None else x @ found.beta
+
+        yield self.transfer("sheet", sheet.before().beta, told)
+
+
+Predict = Callable[[RowBlock], Floats | None]
+"""From the first rows of a capture to microseconds of its scored ones, (n,); None where it cannot be said."""
+
+
+def _mean_error(prediction_us: Floats, rows: RowBlock) -> float | None:
+    errors = ape(prediction_us, rows.elapsed_us)
+    return float(errors.mean()) if len(errors) else None

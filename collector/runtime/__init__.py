@@ -13,11 +13,12 @@ from .filesystem import (
     StartError,
     SystemFiles,
     cgroup_limit_bytes,
+    check_packages,
     limit_bytes,
+    package_files,
     resident_bytes,
     sync_directory,
 )
-from .guard import check_packages, package_files
 from .loop import Background, IoLoop, begin
 from .tasks import Clock, Health, Part, SteadyClock, Stop, SystemClock, Task, in_thread, serve
 from .terminal import (

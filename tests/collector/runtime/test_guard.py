@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from collector.config.load import ConfigError
-from collector.runtime.guard import PACKAGES, check_packages, package_files
+from collector.runtime.filesystem import PACKAGES, check_packages, package_files
 
 
 def test_our_own_packages_pass():

@@ -383,7 +383,7 @@ def remarks_of(remarks: Remarks, snapshot: Snapshot | None, otlp_port: int = OTL
             "fair",
             f"{count(remarks.unbound_publishers)} KV publishers belong to no engine that is known: their events say "
             "something of steps, and this vLLM sends none. They are not used.",
-            "Put the tracefit producer plugin into the vLLM image (deploy/vllm-plugin); it sends KV events itself.",
+            "Let the tracefit producer plugin (deploy/vllm-plugin) send steps over OTLP.",
         )
     if remarks.conflicting_steps >= CONFLICTS_MIN:
         yield SHARED_ID._replace(

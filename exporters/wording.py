@@ -311,20 +311,14 @@ PLUGIN_REMEDIES: dict[str, Advice] = {
     "queue_full": Advice(
         "poor",
         "items were pushed out of the producer plugin's full queue (plugin.queue_full)",
-        "Send where somebody listens, or let the queue hold more in the vLLM process:",
-        ("TRACEFITVLLM_QUEUE_ITEMS=100000",),
+        "Send where somebody listens:",
+        ("TRACEFITVLLM_ENDPOINT=http://…:4317",),
     ),
     "export_failed": Advice(
         "poor",
-        "items were refused by the receiver for good or for 90 s (plugin.export_failed)",
+        "items were refused by the receiver for good or for 75 s (plugin.export_failed)",
         "Look at the reasons for which exports are refused here, and at the plugin's endpoint:",
         ("TRACEFITVLLM_ENDPOINT=http://…:4317",),
-    ),
-    "open_requests": Advice(
-        "fair",
-        "requests beyond the 65,536 that the producer plugin follows at a time have no journey (plugin.open_requests)",
-        "Let it follow fewer by sending fewer requests to one engine, or send no journeys:",
-        ("TRACEFITVLLM_JOURNEYS=0",),
     ),
     "hook_error": Advice(
         "poor",

@@ -199,7 +199,6 @@ class PluginLoss(enum.StrEnum):
 
     QUEUE_FULL = "queue_full"
     EXPORT_FAILED = "export_failed"
-    OPEN_REQUESTS = "open_requests"
     HOOK_ERROR = "hook_error"
 
 

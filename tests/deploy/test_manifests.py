@@ -273,6 +273,8 @@ def test_environment_and_configuration_of_the_manifests_are_accepted(renderings)
         "TRACEFIT_CONFIG",
         "TRACEFIT_ON_ERROR",
         "TRACEFIT_DIRECTORY",
+        "TRACEFIT_DISCOVER",
+        "TRACEFIT_FPM",
         "TRACEFIT_PAGES",
         "TRACEFIT_LISTEN",
         "TRACEFIT_SCRAPE",
@@ -317,15 +319,20 @@ def test_a_stock_vllm_gets_the_plugin_where_python_looks(renderings):
 
 
 def test_every_vllm_with_the_plugin_is_told_to_send_its_steps_to_the_sidecar_beside_it(renderings):
-    port = Config().listen.rpartition(":")[2]
-    told = [
-        {e["name"]: e.get("value") for e in container.get("env", ())}.get("TRACEFITVLLM_ENDPOINT")
-        for documents in renderings
-        for workload in (*of_kind(documents, "Deployment"), *of_kind(documents, "StatefulSet"))
-        for container in workload["spec"]["template"]["spec"]["containers"]
-        if "tracefit-plugin" in {mount["name"] for mount in container.get("volumeMounts", ())}
-    ]
-    assert told == [f"http://127.0.0.1:{port}"]
+    told = []
+    for documents in renderings:
+        for workload in (*of_kind(documents, "Deployment"), *of_kind(documents, "StatefulSet")):
+            containers = containers_of(workload)
+            for name, container in containers.items():
+                if name != "tracefit-plugin" and "tracefit-plugin" in {
+                    m["name"] for m in container.get("volumeMounts", ())
+                }:
+                    assert "--scheduler-cls=tracefit_vllm.TracedScheduler" in container["args"]
+                    sent, heard = (
+                        {e["name"]: e.get("value") for e in each["env"]} for each in (container, containers["tracefit"])
+                    )
+                    told.append((sent["TRACEFITVLLM_ENDPOINT"], heard["TRACEFIT_FPM"]))
+    assert told == [("tcp://127.0.0.1:20380", "tcp://127.0.0.1:20380")]
 
 
 def test_monitoring_finds_the_pods_and_their_port(example):

@@ -271,7 +271,7 @@ def test_what_a_plugin_loses_is_said_by_its_reason_with_its_own_remedy():
     text = words(None, remarks=lambda: remarks)
     assert "1,200 items were pushed out" in text
     assert "plugin.queue_full" in text
-    assert "TRACEFITVLLM_QUEUE_ITEMS" in text
+    assert "TRACEFITVLLM_ENDPOINT" in text
     assert "hook_error" not in text
     assert "OTEL_SPAN_EVENT_COUNT_LIMIT" not in text
     assert "Of the senders" not in words(cases.snapshot())

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import sys
+from collections import Counter
+from unittest import mock
 
 import pytest
 
@@ -21,24 +25,39 @@ def receiver():
     server.close()
 
 
-class ListSink:
-    """A sink that keeps all it is offered."""
+class Kept:
+    """A publisher that keeps all it is offered."""
 
     def __init__(self):
         self.items = []
-        self.counts = []
+        self.lost = Counter()
         self.stopped = []
 
     def offer(self, item):
         self.items.append(item)
 
-    def count(self, reason):
-        self.counts.append(reason)
-
     def stop(self, wait_s=1.0):
         self.stopped.append(wait_s)
 
 
-@pytest.fixture
-def sink():
-    return ListSink()
+def scheduler_to(endpoint, base=None, **shape):
+    """A fake scheduler that is watched and tells its steps to this endpoint."""
+    from tracefit_vllm.tap import traced
+
+    from tests.plugin.fakes import Scheduler
+
+    with mock.patch.dict(os.environ, TRACEFITVLLM_ENDPOINT=endpoint):
+        return traced(base or Scheduler)(**shape)
+
+
+def kept_scheduler(wire, base=None, **shape):
+    """The same, and what it would have published."""
+    endpoint = {"fpm": "tcp://127.0.0.1:20380", "otlp": "http://127.0.0.1:4317"}[wire]
+    scheduler = scheduler_to(endpoint, base, **shape)
+    scheduler._tracefit.publisher = Kept()
+    return scheduler, scheduler._tracefit.publisher
+
+
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return probe.getsockname()[1]

@@ -1,10 +1,11 @@
 """A stand-in for vLLM's processes: loads the general plugins as vLLM does, then runs engines.
 
-    python engine_process.py spawn|fork|dp|serve|api
+    python engine_process.py spawn|fork|dp|api|midway
 
-``serve``: two data-parallel ranks with as many steps as coefficients take.
+``fork`` and ``midway`` use the hook, the others name the scheduler's class. An engine waits after its first steps for
+the file ``go``, if the environment names one: a publisher's listener must be there before what it is to hear.
 
-The scheduler's module comes from a fake ``vllm`` package on the path; the plugin, from its unpacked distribution.
+vLLM is a fake package on the path; the plugin, its unpacked distribution.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import os
 import sys
 import time
 from importlib.metadata import entry_points
+from pathlib import Path
 
 
 def load_general_plugins():
@@ -22,36 +24,48 @@ def load_general_plugins():
         entry_point.load()()
 
 
-def engine(rank, ranks, load, requests, steps=9):
-    if load:
-        load_general_plugins()
-    from fakes import Request, drive, vllm_config
-    from vllm.v1.core.sched.scheduler import Scheduler
+def scheduler_class(named):
+    from vllm.config import SchedulerConfig
 
-    scheduler = Scheduler(config=vllm_config(rank=rank, ranks=ranks))
-    for number in range(requests):
-        scheduler.add_request(Request(f"rank{rank}-{number}", 20, 3))
-    drive(scheduler, steps)
-    wait_until_sent()  # grpc is imported and connected: what follows is a matter of milliseconds
+    return SchedulerConfig("tracefit_vllm.TracedScheduler" if named else None).get_scheduler_cls()
+
+
+def engine(rank, ranks, named, steps):
+    load_general_plugins()
+    from fakes import Request, drive, vllm_config
+
+    scheduler = scheduler_class(named)(vllm_config=vllm_config(rank=rank, ranks=ranks))
+    scheduler.add_request(Request(f"rank{rank}-0", 20, 3))
+    drive(scheduler, 5)
+    wait_for(lambda: not os.environ.get("GO") or Path(os.environ["GO"]).exists())
+    for number in range(1, steps // 6):
+        scheduler.add_request(Request(f"rank{rank}-{number}", 20 + number % 40, 3 + number % 7))
+        drive(scheduler, 6)
+        if steps > 100:
+            time.sleep(0.001)  # as fast as an engine, not as fast as this machine
+    wait_for(lambda: not queued())  # connected: what follows is a matter of milliseconds
     drive(scheduler, 1)
 
 
-def wait_until_sent():
-    (exporter,) = (thing for thing in gc.get_objects() if type(thing).__name__ == "Exporter")
+def wait_for(condition):
     deadline = time.monotonic() + 300
-    while exporter._queue and time.monotonic() < deadline:
+    while not condition() and time.monotonic() < deadline:
         time.sleep(0.01)
 
 
-def fork_midway():
-    """An engine with a running exporter forks; the child goes on scheduling, stops and collects its garbage."""
-    from fakes import Request, drive, vllm_config
-    from vllm.v1.core.sched.scheduler import Scheduler
+def queued():
+    (publisher,) = (thing for thing in gc.get_objects() if type(thing).__name__ == "Publisher")
+    return len(publisher._queue)
 
-    scheduler = Scheduler(config=vllm_config())
+
+def fork_midway():
+    """An engine with a running publisher forks; the child goes on scheduling, stops and collects its garbage."""
+    from fakes import Request, drive, vllm_config
+
+    scheduler = scheduler_class(named=False)(vllm_config=vllm_config())
     scheduler.add_request(Request("parent", 20, 3))
     drive(scheduler, 10)
-    wait_until_sent()
+    wait_for(lambda: not queued())
     drive(scheduler, 1)  # queued, not sent yet
     child = os.fork()
     scheduler.add_request(Request("child" if child == 0 else "parent-after", 20, 3))
@@ -65,25 +79,19 @@ def fork_midway():
     assert status == 0
 
 
-def main(mode, requests):
+def main(mode):
     if mode == "api":
         load_general_plugins()
-        assert "grpc" not in sys.modules
-        assert "vllm.v1.core.sched.scheduler" not in sys.modules
+        assert not {"grpc", "zmq", "vllm.v1.core.sched.scheduler"} & set(sys.modules)
         return
     if mode == "midway":
         load_general_plugins()
         fork_midway()
         return
-    if mode == "spawn":
-        jobs = [("spawn", (0, 1, True, requests))]
-    elif mode == "fork":
-        load_general_plugins()  # the parent's; vLLM's flag keeps the child from loading again
-        jobs = [("fork", (0, 1, False, requests))]
-    else:
-        more = (200, 1200) if mode == "serve" else (requests,)
-        jobs = [("spawn", (rank, 2, True, *more)) for rank in (0, 1)]
-    processes = [multiprocessing.get_context(method).Process(target=engine, args=args) for method, args in jobs]
+    ranks, steps = (2, 1800) if mode == "dp" else (1, 18)
+    method = "fork" if mode == "fork" else "spawn"
+    jobs = [(rank, ranks, mode != "fork", steps) for rank in range(ranks)]
+    processes = [multiprocessing.get_context(method).Process(target=engine, args=args) for args in jobs]
     for process in processes:
         process.start()
     for process in processes:
@@ -92,4 +100,4 @@ def main(mode, requests):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], 5)
+    main(sys.argv[1])

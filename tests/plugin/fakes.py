@@ -1,4 +1,4 @@
-"""A scheduler with the attribute shapes of vLLM 0.12 to 0.32, small enough to know the truth of each step.
+"""A scheduler with the attribute shapes of vLLM 0.12 to 0.33, small enough to know the truth of each step.
 
 It keeps vLLM's order: running requests first, preemption from the tail when blocks run out, then the waiting ones;
 ``num_computed_tokens`` advances inside ``schedule()``; ``finished_req_ids`` collects until the next ``schedule()``.
@@ -35,12 +35,11 @@ class Status(enum.IntEnum):
 
 
 class Request:
-    def __init__(self, request_id, prompt, max_tokens, cached=0, trace_headers=None):
+    def __init__(self, request_id, prompt, max_tokens, cached=0):
         self.request_id = request_id
         self.num_prompt_tokens = prompt
         self.max_tokens = max_tokens
         self.cached = min(cached, prompt - 1)
-        self.trace_headers = trace_headers
         self.num_computed_tokens = 0
         self.num_output_placeholders = 0
         self.num_preemptions = 0
@@ -91,18 +90,6 @@ class Pool:
 
     def get_num_free_blocks(self):
         return self.free
-
-
-class Publisher:
-    def __init__(self):
-        self.published = []
-
-    def publish(self, batch):
-        self.published.append(batch)
-
-
-class NullEventPublisher(Publisher):
-    pass
 
 
 def vllm_config(**over: Any) -> SimpleNamespace:
@@ -185,11 +172,10 @@ class Scheduler:
             self.kv_holding_waiting: deque[Request] = deque()
         self.finished_req_ids: set[str] = set()
         self.kv_cache_manager = SimpleNamespace(block_pool=Pool(blocks))
-        self.kv_event_publisher = NullEventPublisher()
-        self.kv_batches: deque[Any] = deque()
         self.budget = budget
         self.max_seqs = max_seqs
         self.truth: list[dict[str, float]] = []
+        self.passes: list[tuple[int, ...]] = []
         self.finished: list[Request] = []
         self.shut_down = False
 
@@ -288,6 +274,8 @@ class Scheduler:
         multi = [(r, n, c) for r, n, c in requests if n != 1]
         pairs = sum(sum(c + k for k in range(1, n + 1)) for _, n, c in requests)  # one query token at a time
         running, waiting = self.get_request_counts()
+        if requests:
+            self.passes.append(pass_of(requests, waiting))
         self.truth.append(
             {
                 "step.id": len(self.truth) + 1,
@@ -325,8 +313,6 @@ class Scheduler:
             if request.num_output_tokens >= request.max_tokens:
                 self.running.remove(request)
                 self._free(request, Status.FINISHED_LENGTH_CAPPED)
-        if self.kv_batches:
-            self.kv_event_publisher.publish(self.kv_batches.popleft())
         return {0: model_runner_output}
 
     def _allocate(self, request, tokens):
@@ -359,9 +345,23 @@ class Scheduler:
         del self.requests[request.request_id]
 
 
+def pass_of(requests, waiting):
+    """A forward pass as its record tells it: who computes what was known before prefills, the others decode."""
+    prefills = [(n, c) for r, n, c in requests if c < r.num_prompt_tokens or c < r.num_tokens - 1]
+    decodes = [c for r, _, c in requests if c >= r.num_prompt_tokens and c >= r.num_tokens - 1]
+    return (
+        len(prefills),
+        sum(n for n, _ in prefills),
+        sum(c for _, c in prefills),
+        len(decodes),
+        sum(decodes),
+        waiting,
+    )
+
+
 class AsyncScheduler(Scheduler):
     def __init__(self, *args, **kwargs):
-        super().__init__(*args, asynchronous=True, **kwargs)
+        super().__init__(*args, **{**kwargs, "asynchronous": True})
 
 
 def drive(scheduler, steps):

@@ -6,25 +6,52 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 import tomllib
-from collections import Counter, defaultdict
+from collections import Counter
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
-from tests.plugin.conftest import PLUGIN
+from tests.plugin.conftest import PLUGIN, free_port
 from tests.plugin.receiver import attributes
 from tests.support.clocks import eventually
-from tests.support.sidecars import get, running_sidecar
+from tests.support.sidecars import get, metric, running_sidecar
 
 HERE = Path(__file__).parent
 PROJECT = tomllib.loads((PLUGIN / "pyproject.toml").read_text())["project"]
+FAKE_VLLM = {
+    "__init__.py": '__version__ = "0.99.0"\n',
+    "config.py": """
+from importlib import import_module
+
+class SchedulerConfig:
+    def __init__(self, scheduler_cls=None):
+        self.scheduler_cls = scheduler_cls
+
+    def get_scheduler_cls(self):
+        module, _, name = (self.scheduler_cls or "vllm.v1.core.sched.scheduler.Scheduler").rpartition(".")
+        return getattr(import_module(module), name)
+""",
+    "v1/core/sched/scheduler.py": """
+from fakes import Scheduler as Fake
+
+class Scheduler(Fake):
+    def __init__(self, *, vllm_config):
+        super().__init__(config=vllm_config, asynchronous=vllm_config.scheduler_config.async_scheduling)
+""",
+    "v1/core/sched/async_scheduler.py": """
+from vllm.v1.core.sched.scheduler import Scheduler
+
+class AsyncScheduler(Scheduler):
+    pass
+""",
+}
 
 
 @pytest.fixture
 def unpacked(tmp_path):
-    """The plugin as an init container leaves it on a shared volume: a directory with package and metadata."""
+    """The plugin as an init container leaves it on a shared volume, a directory with package and metadata; and vLLM."""
     shutil.copytree(PLUGIN / "tracefit_vllm", tmp_path / "tracefit_vllm")
     metadata = tmp_path / f"tracefit_vllm-{PROJECT['version']}.dist-info"
     metadata.mkdir()
@@ -33,97 +60,74 @@ def unpacked(tmp_path):
     for group, entries in PROJECT["entry-points"].items():
         lines += [f"[{group}]", *(f"{name} = {value}" for name, value in entries.items())]
     (metadata / "entry_points.txt").write_text("\n".join(lines))
-    package = tmp_path / "vllm" / "v1" / "core" / "sched"
-    package.mkdir(parents=True)
-    (tmp_path / "vllm" / "__init__.py").write_text('__version__ = "0.99.0"\n')
-    (package / "scheduler.py").write_text("from fakes import Scheduler as Base\n\nclass Scheduler(Base):\n    pass\n")
+    for name, text in FAKE_VLLM.items():
+        path = tmp_path / "vllm" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
     shutil.copy(HERE / "fakes.py", tmp_path)
     return tmp_path
 
 
-def run(unpacked, receiver, mode, **env):
+def run(unpacked, endpoint, mode, **env):
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("OTEL_", "TRACEFITVLLM_"))}
-    environment |= {"PYTHONPATH": str(unpacked), "TRACEFITVLLM_ENDPOINT": f"http://{receiver.target}", **env}
-    done = subprocess.run(
-        [sys.executable, str(HERE / "engine_process.py"), mode],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    environment |= {"PYTHONPATH": str(unpacked), "TRACEFITVLLM_ENDPOINT": endpoint, **env}
+    command = [sys.executable, str(HERE / "engine_process.py"), mode]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
+    return done.stderr
 
 
-def spans_once(receiver):
-    """Spans with their instance; an export in flight when a process forks may be repeated, with its span ids."""
-    found = {}
-    for request in receiver.requests:
-        for resource_spans in request.resource_spans:
-            instance = attributes(resource_spans.resource)["service.instance.id"]
-            for scope_spans in resource_spans.scope_spans:
-                for span in scope_spans.spans:
-                    found.setdefault(span.span_id, (instance, scope_spans.scope.name, span))
-    return list(found.values())
-
-
-def steps_by_instance(receiver):
-    found = defaultdict(list)
-    for instance, _, span in spans_once(receiver):
-        found[instance] += [attributes(e)["step.id"] for e in span.events if e.name == "step.BATCH_SUMMARY"]
-    return {instance: steps for instance, steps in found.items() if steps}
+def steps(receiver):
+    return sorted(attributes(event)["step.id"] for event in receiver.events("step.BATCH_SUMMARY"))
 
 
 @pytest.mark.parametrize("mode", ["spawn", "fork"])
 def test_an_engine_core_is_watched_however_its_process_was_started(unpacked, receiver, mode):
-    run(unpacked, receiver, mode)
-    (steps,) = steps_by_instance(receiver).values()
-    assert steps == list(range(1, 11))  # the last ones too: a finalizer sends them, atexit does not run there
-    assert len(receiver.spans("vllm.scheduler")) == 5
+    run(unpacked, f"http://{receiver.target}", mode, TRACEFITVLLM_HOOK="1" if mode == "fork" else "")
+    assert steps(receiver) == list(range(1, 19))  # the last ones too: a finalizer sends them, atexit does not run there
+    assert len(receiver.spans("vllm.scheduler")) == 3
+    assert len({r["service.instance.id"] for r in receiver.resources()}) == 1
     assert receiver.resources()[0]["vllm.version"] == "0.99.0"
 
 
-def test_two_data_parallel_ranks_are_two_instances_with_steps_of_their_own(unpacked, receiver):
-    run(unpacked, receiver, "dp", OTEL_RESOURCE_ATTRIBUTES="service.instance.id=pod-1,hw.gpu.name=H100")
-    assert steps_by_instance(receiver) == {"pod-1/dp0": list(range(1, 11)), "pod-1/dp1": list(range(1, 11))}
-    resources = {r["service.instance.id"]: r for r in receiver.resources()}
-    assert [resources[f"pod-1/dp{rank}"]["vllm.data_parallel_rank"] for rank in (0, 1)] == [0, 1]
-    assert {r["hw.gpu.name"] for r in resources.values()} == {"H100"}
-
-
-def test_two_data_parallel_ranks_under_a_users_id_are_both_learned_from(unpacked, tmp_path):
-    """The real plugin in spawned engine cores, real gRPC, a real sidecar and its page."""
-    with running_sidecar(
-        tmp_path / "sidecar", ALLOWED_LATENESS_S="1", JOIN_TIMEOUT_S="2", IDLE_TIMEOUT_S="2"
-    ) as sidecar:
-        target = SimpleNamespace(target=f"127.0.0.1:{sidecar.grpc_port}")
-        run(unpacked, target, "serve", OTEL_RESOURCE_ATTRIBUTES="service.instance.id=pod-1,vllm.model=m")
-        eventually(lambda: get(sidecar.http_port, "/").count(b"<li><code>pod-1/dp") == 2)
+def test_both_ranks_of_a_server_are_learned_from_as_passes_on_the_ports_that_the_sidecar_was_told(unpacked, tmp_path):
+    """The real plugin in spawned engine cores, real sockets, a real sidecar and its page."""
+    port = min(free_port() for _ in range(20))
+    go = tmp_path / "go"
+    endpoints = f"tcp://127.0.0.1:{port},tcp://127.0.0.1:{port + 1}"
+    settings = {"FPM": endpoints, "MODEL": "m", "IDLE_TIMEOUT_S": "2", "ALLOWED_LATENESS_S": "1"}
+    with running_sidecar(tmp_path / "sidecar", **settings) as sidecar:
+        told = {"OTEL_RESOURCE_ATTRIBUTES": "service.instance.id=pod-1", "GO": str(go)}
+        engines = threading.Thread(target=run, args=(unpacked, f"tcp://127.0.0.1:{port}", "dp"), kwargs=told)
+        engines.start()
+        eventually(lambda: len(sidecar.pipeline.joiner.pass_engines) == 2)
+        go.touch()
+        engines.join()
+        eventually(lambda: get(sidecar.http_port, "/").count(b"<li><code>pod-1") == 2)
+        eventually(lambda: sidecar.snapshot().configs and sidecar.snapshot().configs[0].targets)
         page = get(sidecar.http_port, "/").decode()
-    assert "<li><code>pod-1/dp0</code>" in page
+        assert metric(sidecar.http_port, "tracefit_fpm_accepted_records_total") > 2000
+        (config,) = sidecar.snapshot().configs
+    assert "<li><code>pod-1</code>" in page
     assert "<li><code>pod-1/dp1</code>" in page
-    rows = {}
-    for lineage in sidecar.pipeline._bank.lineages.values():
-        for engine, spans in lineage.engines.items():
-            rows[engine] = rows.get(engine, 0) + sum(count for *_, count in spans)
-    assert rows.keys() == {"pod-1/dp0", "pod-1/dp1"}
-    assert min(rows.values()) > 100
+    assert (config.telemetry, config.config["model"]) == ("fpm", "m")
+    assert config.targets.keys() == {"step_time"}
 
 
 def test_a_process_without_an_engine_pays_nothing_and_sends_nothing(unpacked, receiver):
-    run(unpacked, receiver, "api")
+    run(unpacked, f"http://{receiver.target}", "api")
     assert not receiver.requests
 
 
 def test_a_fork_in_mid_run_leaves_the_parent_as_it_was_and_a_child_that_sends_nothing(unpacked, receiver):
-    run(unpacked, receiver, "midway")  # gRPC crashes a forked child that connects anew, or closes what it was left
-    spans = [span for _, scope, span in spans_once(receiver) if scope == "vllm.scheduler"]
+    run(unpacked, f"http://{receiver.target}", "midway", TRACEFITVLLM_HOOK="1")
+    spans = receiver.spans("vllm.scheduler")
     assert Counter(attributes(span)["gen_ai.request.id"] for span in spans) == {"parent": 1, "parent-after": 1}
-    assert list(steps_by_instance(receiver).values()) == [list(range(1, 22))]
+    assert steps(receiver) == list(range(1, 22))
     assert len({r["process.pid"] for r in receiver.resources()}) == 1
 
 
-def test_the_distribution_has_one_entry_point_and_two_dependencies():
+def test_the_distribution_has_one_entry_point_and_needs_only_what_vllm_has():
     assert PROJECT["entry-points"] == {"vllm.general_plugins": {"tracefit": "tracefit_vllm:register"}}
-    names = {requirement.split(">")[0] for requirement in PROJECT["dependencies"]}
-    assert names == {"grpcio", "opentelemetry-proto"}
+    assert {requirement.split(">")[0] for requirement in PROJECT["dependencies"]} == {"msgspec", "pyzmq"}
+    assert PROJECT["optional-dependencies"].keys() == {"otlp"}

@@ -1,6 +1,6 @@
 """What the simulated engine sends: four kinds of telemetry, each as its real sender writes it.
 
-    steps    the events that deploy/vllm-plugin sends, made by its own encoder (without journeys)
+    steps    the events that deploy/vllm-plugin sends, with the attributes that it gives them (without journeys)
     fpm      ForwardPassMetrics as JSON lines, ``wall_time`` from output to output, a record of zeros when it goes idle
     spans    request spans of an un-forked vLLM with ``--otlp-traces-endpoint``, five seconds in an export
     pages    ``/metrics`` of an un-forked vLLM, twice a second
@@ -53,7 +53,7 @@ def write(path: Path, exports: Iterator[bytes]) -> Path:
 
 def step_exports(engine: Engine, facts: Facts, per_export: int = 0) -> Iterator[bytes]:
     """As the producer plugin sends them: a second in an export, or so many steps."""
-    from tracefit_vllm.encode import STEP_SCOPE, step_event
+    from tracefit_vllm.otlp import STEP_SCOPE, step_event
 
     answered = [step for step in engine.steps if step.done]
     key = (lambda step: (step.number - 1) // per_export) if per_export else (lambda step: step.start // EXPORT_NS)
@@ -70,20 +70,20 @@ def step_exports(engine: Engine, facts: Facts, per_export: int = 0) -> Iterator[
             start_time_unix_nano=T0_NS + group[0].start,
             end_time_unix_nano=T0_NS + group[-1].done,
         )
-        span.MergeFromString(b"".join(step_event(_row(engine, step)) for step in group))
+        for step in group:
+            told = step_event(_told(engine, step))
+            event = span.events.add(name=told.name, time_unix_nano=told.unix_ns)
+            event.attributes.extend(attribute(key, value) for key, value in told.attributes.items())
         yield export.SerializeToString()
 
 
-def _row(engine: Engine, step: Step) -> Any:
-    from tracefit_vllm.items import StepRow
+def _told(engine: Engine, step: Step) -> Any:
+    """The step as the plugin's queue holds it."""
+    from tracefit_vllm.publisher import Step as Told
 
     tokens = step.work.prefill_tokens + step.work.decodes
     requests = step.work.prefill_requests + step.work.decodes
-    values = (
-        step.number,
-        step.start,
-        step.scheduled,
-        (step.scheduled - step.start) // 1000,
+    batch = (
         step.running,
         step.waiting,
         step.unanswered,
@@ -101,11 +101,9 @@ def _row(engine: Engine, step: Step) -> Any:
         step.pairs,
         engine.limits.kv_blocks,
         step.free_blocks,
-        20_000,
-        step.output,
-        step.done,
     )
-    return StepRow(T0_NS + step.scheduled, step.done, values)
+    times = step.start, step.scheduled, T0_NS + step.scheduled
+    return Told(step.number, *times, batch, step.output, step.done)
 
 
 def fpm_lines(engine: Engine) -> Iterator[str]:

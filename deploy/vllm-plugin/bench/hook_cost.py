@@ -1,53 +1,53 @@
-"""What the hooks cost per step, and the exporter's thread behind them.
+"""What the plugin costs per step: its hooks on the engine's thread, and its own thread behind them.
 
     python bench/hook_cost.py [--steps 20000]
 
-A scheduler whose own calls cost nothing is tapped; per step: the engine thread's CPU time with hooks less without, its
-median and 99th percentile on the wall clock, and the exporter thread's CPU time for encoding (sending is stubbed out).
-Mixes: all requests decode; one in ten a prefill chunk of 64; all with four tokens (speculative decoding).
+A scheduler whose own calls cost nothing is watched; per step: the engine thread's CPU time with hooks less without, its
+median and 99th percentile on the wall clock, and the other thread's CPU time. Records of forward passes go to a real
+socket with a subscriber; of OTLP the encoding is measured, not the sending. Mixes: all requests decode; one in ten a
+prefill chunk of 64; all with four tokens (speculative decoding).
 """
 
 from __future__ import annotations
 
 import argparse
-import random
+import socket
 import statistics
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import zmq
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from tracefit_vllm.encode import Encoder
+from tracefit_vllm.fpm import ForwardPasses
+from tracefit_vllm.otlp import Journeys, Spans
 from tracefit_vllm.settings import Settings
 from tracefit_vllm.tap import Tap
 
+CHUNK = 64
 MIXES: dict[str, Callable[[int], int]] = {
     "decode": lambda _: 1,
-    "1 in 10 prefill": lambda number: 64 if number % 10 == 0 else 1,
+    "1 in 10 prefill": lambda number: CHUNK if number % 10 == 0 else 1,
     "speculative": lambda _: 4,
 }
 
 
-class KeepLast:
-    """A sink that keeps what the exporter would encode."""
+class Keep:
+    """A publisher that keeps what the other thread would send."""
 
     def __init__(self) -> None:
         self.items: list[Any] = []
+        self.lost: Counter[str] = Counter()
 
     def offer(self, item: Any) -> None:
         """Keep an item."""
         self.items.append(item)
-
-    def count(self, reason: str) -> None:
-        """Fail: no hook may err here."""
-        raise AssertionError(reason)
-
-    def stop(self, wait_s: float = 0) -> None:
-        """Do nothing."""
 
 
 def scheduler_of(requests: int, tokens_of: Callable[[int], int]) -> Any:
@@ -56,7 +56,11 @@ def scheduler_of(requests: int, tokens_of: Callable[[int], int]) -> Any:
     scheduled = {name: tokens_of(number) for number, name in enumerate(ids)}
     by_id = {
         name: SimpleNamespace(
-            request_id=name, num_computed_tokens=1000 + number, num_output_tokens=5, num_prompt_tokens=9, max_tokens=99
+            request_id=name,
+            num_computed_tokens=1000 + number,
+            num_output_tokens=5,
+            num_prompt_tokens=2000 if tokens_of(number) == CHUNK else 9,
+            num_tokens=1001 + number - scheduled[name],
         )
         for number, name in enumerate(ids)
     }
@@ -65,7 +69,8 @@ def scheduler_of(requests: int, tokens_of: Callable[[int], int]) -> Any:
         total_num_scheduled_tokens=sum(scheduled.values()),
         scheduled_new_reqs=[],
         scheduled_cached_reqs=SimpleNamespace(
-            req_ids=ids, num_computed_tokens=[1000] * requests, resumed_req_ids=set(), num_output_tokens=[5] * requests
+            num_computed_tokens=[1000] * requests,
+            resumed_req_ids={name for name, tokens in scheduled.items() if tokens == CHUNK},
         ),
         finished_req_ids=set(),
         preempted_req_ids=set(),
@@ -77,8 +82,6 @@ def scheduler_of(requests: int, tokens_of: Callable[[int], int]) -> Any:
         finish_requests=lambda *_: None,
         get_request_counts=lambda: (requests, 0),
         requests=by_id,
-        running=list(by_id.values()),
-        waiting=(),
         finished_req_ids=set(),
         kv_cache_manager=SimpleNamespace(
             block_pool=SimpleNamespace(num_gpu_blocks=10_001, get_num_free_blocks=lambda: 5000)
@@ -86,34 +89,64 @@ def scheduler_of(requests: int, tokens_of: Callable[[int], int]) -> Any:
     )
 
 
-def drive(scheduler: Any, steps: int) -> tuple[float, list[float]]:
-    """Return the thread's CPU us per step and each step's wall us."""
+def drive(scheduler: Any, steps: int, tap: Tap | None = None) -> tuple[float, list[float]]:
+    """Return the thread's CPU us per step and each step's wall us; with a tap, as a watched scheduler calls it."""
     walls = []
     begin_ns = time.thread_time_ns()
     for _ in range(steps):
         start_ns = time.perf_counter_ns()
-        scheduler.update_from_output(scheduler.schedule(), None)
+        at_ns = time.monotonic_ns()
+        output = scheduler.schedule()
+        if tap is not None:
+            tap.scheduled(output, at_ns)
+        at_ns = time.monotonic_ns()
+        scheduler.update_from_output(output, None)
+        if tap is not None:
+            tap.updated(output, at_ns)
         walls.append((time.perf_counter_ns() - start_ns) / 1000)
     return (time.thread_time_ns() - begin_ns) / steps / 1000, walls
 
 
-def measure(requests: int, tokens_of: Callable[[int], int], steps: int) -> tuple[float, float, float, float]:
-    """Return hook CPU, hook p50, hook p99 and encoding CPU, us per step."""
+def measure(requests: int, tokens_of: Callable[[int], int], steps: int, wire: str) -> tuple[float, float, float, float]:
+    """Return hook CPU, hook p50, hook p99 and the other thread's CPU, us per step."""
     bare, _ = drive(scheduler_of(requests, tokens_of), steps)
     scheduler = scheduler_of(requests, tokens_of)
-    sink = KeepLast()
-    if not Tap(scheduler, Settings(), sink, random.Random(1)).attach():
-        raise SystemExit("the tap did not attach")
-    drive(scheduler, 200)
-    sink.items.clear()
-    hooked, walls = drive(scheduler, steps)
-    encoder = Encoder({"service.name": "bench"}, 1.0)
-    begin_ns = time.thread_time_ns()
-    for at in range(0, len(sink.items), 256):
-        encoder.request(sink.items[at : at + 256], {})
-    encoding = (time.thread_time_ns() - begin_ns) / steps / 1000
+    with zmq.Context() as context, context.socket(zmq.SUB) as listener:
+        address = f"tcp://127.0.0.1:{_free_port()}"
+        journeys = Journeys() if wire == "otlp" else None
+        told: Any = (
+            Spans(scheduler, Settings(), journeys) if wire == "otlp" else ForwardPasses(scheduler, Settings(address))
+        )
+        tap = Tap(scheduler, told, journeys)
+        tap.publisher = kept = Keep()
+        drive(scheduler, 200, tap)
+        kept.items.clear()
+        hooked, walls = drive(scheduler, steps, tap)
+        if kept.lost or len(kept.items) != steps:
+            raise SystemExit(f"{len(kept.items)} of {steps} steps, {dict(kept.lost)}")
+        if wire == "fpm":
+            told.open()
+            listener.connect(address)
+            listener.subscribe(b"")
+            while not listener.poll(10):
+                told.send(kept.items[:1], kept.lost)
+        begin_ns = time.thread_time_ns()
+        for at in range(0, steps, 256):
+            items = kept.items[at : at + 256]
+            if wire == "fpm":
+                told.send(items, kept.lost)
+            else:
+                told.request(items, kept.lost).SerializeToString()
+        other = (time.thread_time_ns() - begin_ns) / steps / 1000
+        if wire == "fpm":
+            told.close()
     cuts = statistics.quantiles(walls, n=100)
-    return hooked - bare, cuts[49], cuts[98], encoding
+    return hooked - bare, cuts[49], cuts[98], other
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])
 
 
 def main() -> None:
@@ -123,11 +156,14 @@ def main() -> None:
     )
     parser.add_argument("--steps", type=int, default=20_000)
     steps = parser.parse_args().steps
-    print(f"{'mix':>16} {'requests':>8} {'hook CPU':>9} {'p50':>7} {'p99':>7} {'encoding CPU':>13}   us per step")
-    for mix, tokens_of in MIXES.items():
-        for requests in (1, 16, 64, 256):
-            cpu, p50, p99, encoding = measure(requests, tokens_of, steps)
-            print(f"{mix:>16} {requests:>8} {cpu:>9.1f} {p50:>7.1f} {p99:>7.1f} {encoding:>13.1f}")
+    print(
+        f"{'wire':>5} {'mix':>16} {'requests':>8} {'hook CPU':>9} {'p50':>7} {'p99':>7} {'thread CPU':>11}  us per step"
+    )
+    for wire in ("fpm", "otlp"):
+        for mix, tokens_of in MIXES.items():
+            for requests in (1, 16, 64, 256):
+                cpu, p50, p99, other = measure(requests, tokens_of, steps, wire)
+                print(f"{wire:>5} {mix:>16} {requests:>8} {cpu:>9.1f} {p50:>7.1f} {p99:>7.1f} {other:>11.1f}")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
 """``make demo-vllm``: a real, un-forked vLLM with the plugin, two sidecars, and an open-loop load, end to end.
 
-One sidecar hears every step from the plugin; the other one knows nothing but the port, and asks for vLLM's own page.
+One sidecar hears every forward pass from the plugin and asks vLLM who it is; the other one knows nothing but the port,
+and asks for vLLM's own page.
 
     python demo.py [--seconds 90] [--rate 3.5] [--data-parallel-size 1] [--environment DIRECTORY] [--remove]
 
-With ``--data-parallel-size 2`` vLLM has two ranks under one ``service.instance.id`` of the user's: two engines, of one
+With ``--data-parallel-size 2`` vLLM has two ranks, which publish on ports of their own: two engines, of one
 configuration. vLLM runs on the CPU with a tiny random-weight model made here. Nothing is left behind but vLLM's
 environment, which the next run uses again (``--remove`` deletes it).
 """
@@ -68,16 +69,18 @@ def run(seconds: float, rate: float, ranks: int, environment: Path, work: Path) 
     from_vllm = [str(binaries / "python"), str(Path(__file__).with_name("model.py")), str(model)]
     with process(from_vllm, dict(os.environ), work / "model.log", work) as child:
         child.wait(120)
-    grpc = free_port(4317)
+    port = free_port(20380)
     flags, variables = parallel(ranks) if ranks > 1 else ((), {})
-    with sidecar(work / STEPS, {"TRACEFIT_LISTEN": f"127.0.0.1:{grpc}"}) as steps:
-        say("starting vLLM on the CPU; its first start takes about a minute")
-        with (
-            vllm(binaries, model, f"http://127.0.0.1:{grpc}", work, *flags, **variables) as server,
-            scraping(server.port, work) as pages,
-        ):
+    say("starting vLLM on the CPU; its first start takes about a minute")
+    with vllm(binaries, model, f"tcp://127.0.0.1:{port}", work, *flags, **variables) as server:
+        told = {
+            "TRACEFIT_LISTEN": f"127.0.0.1:{free_port(4317)}",
+            "TRACEFIT_FPM": ",".join(f"tcp://127.0.0.1:{port + rank}" for rank in range(ranks)),
+            "TRACEFIT_DISCOVER": f"http://127.0.0.1:{server.port}",
+        }
+        with sidecar(work / STEPS, told) as steps, scraping(server.port, work) as pages:
             say(f"  vLLM      http://127.0.0.1:{server.port}/v1/completions")
-            say(f"  sidecar   http://127.0.0.1:{steps}/ (status), /metrics, /snapshot: every step, by the plugin")
+            say(f"  sidecar   http://127.0.0.1:{steps}/ (status), /metrics, /snapshot: every pass, by the plugin")
             say(f"  sidecar   http://127.0.0.1:{pages}/ the same of one that only asks for vLLM's /metrics")
             load = Load("127.0.0.1", server.port, "tiny", random.Random(1))
             sender = threading.Thread(target=load.run, args=(seconds, rate), daemon=True)

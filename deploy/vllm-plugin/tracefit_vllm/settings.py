@@ -1,134 +1,189 @@
-"""Settings from the environment. A value that cannot be read keeps the plugin off, with a line that names it.
+"""What is read from outside: the plugin's own variables, and who this engine is.
 
-Where telemetry goes, and with which headers and certificate, only ``TRACEFITVLLM_*`` says. The general
+Where steps go, and with which headers and certificate, only ``TRACEFITVLLM_*`` says. The general
 ``OTEL_EXPORTER_OTLP_ENDPOINT`` names the collector of a company's traces: it would get an event for every step, and
 the sidecar would get the credentials that were meant for it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Final
+import logging
+import os
+import socket
+import uuid
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
 from urllib.parse import unquote, urlsplit
 
-DEFAULT_ENDPOINT: Final = "http://127.0.0.1:4317"
-TRUE: Final = frozenset({"1", "true", "yes", "on"})
-FALSE: Final = frozenset({"0", "false", "no", "off"})
+from . import __version__
+
+LOG: Final = logging.getLogger("vllm.plugins.tracefit")
+"""Below ``vllm``, whose loggers are the only ones that vLLM configures: a line of another would not be printed."""
+DEFAULT_ENDPOINT: Final = "tcp://127.0.0.1:20380"
+Value = str | bool | int | float
 
 
 class SettingError(ValueError):
     """A variable of the environment that cannot be used; the text names it."""
 
 
-@dataclass(frozen=True)
-class Settings:
-    """What the plugin sends and where to.
+class Settings(NamedTuple):
+    """Where steps go.
 
     Attributes:
-        target: host:port of the OTLP/gRPC receiver.
-        secure: TLS or plaintext.
-        step_sample: share of steps sent, in whole blocks of consecutive steps.
-        snapshot_sample: share of the sampled steps that also carry one snapshot per running request.
-        queue_items: bound of the queue between the engine's thread and the exporter's.
+        endpoint: ``tcp://host:port``, where ForwardPassMetrics are published, or ``http(s)://host:port``, where OTLP is
+            sent to.
+        headers: sent with each OTLP export.
+        certificate: path of the authority of an ``https`` endpoint; empty: those of the system.
+        resource: what the user says of this process (``OTEL_RESOURCE_ATTRIBUTES``, ``OTEL_SERVICE_NAME``).
     """
 
-    enabled: bool = True
-    target: str = "127.0.0.1:4317"
-    secure: bool = False
-    certificate: str = ""
-    gzip: bool = False
-    timeout_s: float = 5.0
+    endpoint: str = DEFAULT_ENDPOINT
     headers: tuple[tuple[str, str], ...] = ()
-    service_name: str = "vllm"
-    resource: Mapping[str, str] = field(default_factory=dict)
-    step_sample: float = 1.0
-    snapshot_sample: float = 0.0
-    journeys: bool = True
-    kv_events: bool = True
-    queue_items: int = 20_000
-    interval_s: float = 0.25
-
-
-def _flag(name: str, text: str) -> bool:
-    value = text.strip().lower()
-    if value in TRUE:
-        return True
-    if value in FALSE:
-        return False
-    raise SettingError(f"{name}: expected 1 or 0, got {text!r}")
-
-
-def _number(name: str, text: str, low: float, high: float) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        raise SettingError(f"{name}: expected a number, got {text!r}") from None
-    if not low <= value <= high:  # also refuses nan
-        raise SettingError(f"{name}: expected {low:g} to {high:g}, got {text!r}")
-    return value
-
-
-def _pairs(name: str, text: str) -> dict[str, str]:
-    """Parse ``k=v,k=v`` with percent-encoded values (W3C baggage, as the OTel variables use it)."""
-    pairs: dict[str, str] = {}
-    for part in text.split(","):
-        if not part.strip():
-            continue
-        key, sign, value = part.partition("=")
-        if not sign or not key.strip():
-            raise SettingError(f"{name}: expected key=value pairs, got {part.strip()!r}")
-        pairs[key.strip()] = unquote(value.strip())
-    return pairs
-
-
-def _target(name: str, text: str) -> tuple[str, bool]:
-    """Return host:port and whether TLS is wanted, which the scheme says."""
-    split = urlsplit(text if "://" in text else f"//{text}")
-    try:
-        host, port = split.hostname, split.port
-    except ValueError:
-        host, port = None, None
-    if split.scheme not in ("", "http", "https", "grpc", "grpcs") or not host:
-        raise SettingError(f"{name}: expected http://host:port, got {text!r}")
-    bracketed = f"[{host}]" if ":" in host else host
-    return f"{bracketed}:{port or 4317}", split.scheme in ("https", "grpcs")
+    certificate: str = ""
+    resource: Mapping[str, str] = {}
 
 
 def read_settings(env: Mapping[str, str]) -> Settings:
-    """Read ``TRACEFITVLLM_*``, and the standard ``OTEL_*`` variables that say who this is and how it packs.
+    """Read the environment.
 
     Raises:
         SettingError: a value cannot be used.
     """
-
-    def first(*names: str) -> tuple[str, str]:
-        return next(((n, env[n]) for n in names if env.get(n, "").strip()), (names[0], ""))
-
-    def read(name: str, default: float, low: float, high: float) -> float:
-        return _number(name, env[name], low, high) if env.get(name, "").strip() else default
-
-    def flag(names: tuple[str, ...], default: bool, parse: Callable[[str, str], bool] = _flag) -> bool:
-        name, text = first(*names)
-        return parse(name, text) if text else default
-
-    if not flag(("TRACEFITVLLM_ENABLED",), default=True):
-        return Settings(enabled=False)
-    target, secure = _target("TRACEFITVLLM_ENDPOINT", first("TRACEFITVLLM_ENDPOINT")[1] or DEFAULT_ENDPOINT)
-    headers = _pairs("TRACEFITVLLM_HEADERS", env.get("TRACEFITVLLM_HEADERS", ""))
-    resource = _pairs("OTEL_RESOURCE_ATTRIBUTES", env.get("OTEL_RESOURCE_ATTRIBUTES", ""))
+    resource = _pairs("OTEL_RESOURCE_ATTRIBUTES", env)
+    if service := env.get("OTEL_SERVICE_NAME"):
+        resource["service.name"] = service
+    headers = _pairs("TRACEFITVLLM_HEADERS", env)
     return Settings(
-        target=target,
-        secure=secure,
-        certificate=first("TRACEFITVLLM_CERTIFICATE")[1],
-        gzip=first("OTEL_EXPORTER_OTLP_TRACES_COMPRESSION", "OTEL_EXPORTER_OTLP_COMPRESSION")[1] == "gzip",
-        timeout_s=read("TRACEFITVLLM_TIMEOUT_S", 5.0, 0.1, 60.0),
-        headers=tuple((k.lower(), v) for k, v in headers.items()),
-        service_name=env.get("OTEL_SERVICE_NAME") or resource.pop("service.name", "") or "vllm",
-        resource=resource,
-        step_sample=read("TRACEFITVLLM_STEP_SAMPLE", 1.0, 0.0, 1.0),
-        snapshot_sample=read("TRACEFITVLLM_SNAPSHOT_SAMPLE", 0.0, 0.0, 1.0),
-        journeys=flag(("TRACEFITVLLM_JOURNEYS",), default=True),
-        kv_events=flag(("TRACEFITVLLM_KV_EVENTS",), default=True),
-        queue_items=int(read("TRACEFITVLLM_QUEUE_ITEMS", 20_000, 100, 1_000_000)),
+        _endpoint("TRACEFITVLLM_ENDPOINT", env),
+        tuple((key.lower(), value) for key, value in headers.items()),
+        env.get("TRACEFITVLLM_CERTIFICATE", ""),
+        resource,
     )
+
+
+def _pairs(name: str, env: Mapping[str, str]) -> dict[str, str]:
+    """Parse ``k=v,k=v`` with percent-encoded values (W3C baggage, as the OTel variables use it)."""
+    pairs: dict[str, str] = {}
+    for part in filter(None, (part.strip() for part in env.get(name, "").split(","))):
+        key, sign, value = part.partition("=")
+        if not sign or not key.strip():
+            raise SettingError(f"{name}: expected key=value pairs, got {part!r}")
+        pairs[key.strip()] = unquote(value.strip())
+    return pairs
+
+
+def _endpoint(name: str, env: Mapping[str, str]) -> str:
+    """Check an endpoint; OTLP has a port of its own, a publisher must name one."""
+    text = env.get(name, "").strip() or DEFAULT_ENDPOINT
+    try:
+        split = urlsplit(text)
+        host, port = split.hostname, split.port
+    except ValueError:
+        host, port = None, None
+    if not host or not (split.scheme in ("http", "https") or (split.scheme == "tcp" and port)):
+        raise SettingError(f"{name}: expected tcp://host:port or http(s)://host:port, got {text!r}")
+    host = f"[{host}]" if ":" in host else host
+    return f"{split.scheme}://{host}:{port or 4317}"
+
+
+def dig(root: Any, path: str) -> Any:
+    """Follow a dotted path; None where it ends early."""
+    for name in path.split("."):
+        root = getattr(root, name, None)
+        if root is None:
+            return None
+    return root
+
+
+def data_parallel_rank(scheduler: Any) -> int | None:
+    """Return the rank of this engine core among those of its server; None where it is the only one.
+
+    A rank of a dense model is told by its core that it is alone (``reconfigure_for_independent_dp_rank``: size 1, rank
+    0). What is left of the server it belongs to are its index and the ports drawn for the group.
+    """
+    parallel = dig(scheduler, "vllm_config.parallel_config")
+    index = dig(parallel, "data_parallel_index") or dig(parallel, "data_parallel_rank") or 0
+    is_one_of_several = (dig(parallel, "data_parallel_size") or 1) > 1 or dig(
+        parallel, "_data_parallel_master_port_list"
+    )
+    return int(index) if index > 0 or is_one_of_several else None
+
+
+_KNOBS: Final = {
+    "tensor_parallel_size": "parallel_config.tensor_parallel_size",
+    "pipeline_parallel_size": "parallel_config.pipeline_parallel_size",
+    "expert_parallel": "parallel_config.enable_expert_parallel",
+    "data_parallel_size": "parallel_config.data_parallel_size",
+    "data_parallel_rank": "parallel_config.data_parallel_index",
+    "max_num_seqs": "scheduler_config.max_num_seqs",
+    "max_num_batched_tokens": "scheduler_config.max_num_batched_tokens",
+    "enable_chunked_prefill": "scheduler_config.enable_chunked_prefill",
+    "async_scheduling": "scheduler_config.async_scheduling",
+    "max_model_len": "model_config.max_model_len",
+    "block_size": "cache_config.block_size",
+    "num_gpu_blocks": "cache_config.num_gpu_blocks",
+    "enable_prefix_caching": "cache_config.enable_prefix_caching",
+}
+"""Knob and where it is in the VllmConfig."""
+_IN_MODEL: Final = {
+    "num_experts": ("num_local_experts", "n_routed_experts", "num_experts"),
+    "num_experts_per_tok": ("num_experts_per_tok", "num_experts_per_token", "moe_topk"),
+}
+"""Fact and what models' configurations call it."""
+_OFFLOADED: Final = (
+    "cache_config.cpu_offload_gb",
+    "cache_config.kv_offloading_size",
+    "offload_config.uva.cpu_offload_gb",
+)
+
+
+def resource_attributes(scheduler: Any, settings: Settings) -> dict[str, Value]:
+    """Who sends, for a resource: ``vllm.<knob>``, ``hw.gpu.name`` and the process.
+
+    What cannot be read is absent; what the user set in ``OTEL_RESOURCE_ATTRIBUTES`` wins.
+    """
+    config = getattr(scheduler, "vllm_config", None)
+    model = dig(config, "model_config")
+    served, dtype = dig(model, "served_model_name"), dig(model, "dtype")
+    connector = str(dig(config, "kv_transfer_config.kv_connector") or "")
+    found: dict[str, Any] = {
+        "service.name": "vllm",
+        "service.instance.id": str(uuid.uuid4()),
+        "host.name": socket.gethostname(),
+        "process.pid": os.getpid(),
+        "telemetry.source": f"tracefit-vllm/{__version__}",
+        "vllm.model": (served[0] if isinstance(served, list) and served else served) or dig(model, "model"),
+        "vllm.dtype": None if dtype is None else str(dtype).removeprefix("torch."),
+        "vllm.quantization": None if model is None else str(dig(model, "quantization") or "none"),
+        "vllm.cpu_offload": "Offload" in connector or any(dig(config, path) for path in _OFFLOADED),
+        **{f"vllm.{knob}": dig(config, path) for knob, path in _KNOBS.items()},
+        **_of_vllm(),
+    }
+    files = [dig(model, "hf_text_config"), dig(model, "hf_config")]
+    for fact, names in _IN_MODEL.items():
+        numbers = (dig(file, name) for file in files for name in names)
+        found[f"vllm.{fact}"] = next((number for number in numbers if isinstance(number, int)), None)
+    told: dict[str, Value] = {key: value for key, value in found.items() if type(value) in (str, bool, int)}
+    told |= settings.resource
+    rank = data_parallel_rank(scheduler)
+    if "service.instance.id" in settings.resource and rank is not None:
+        # One environment serves all ranks, and their step ids collide: the instance must tell them apart.
+        told["service.instance.id"] = f"{told['service.instance.id']}/dp{rank}"
+    return told
+
+
+def _of_vllm() -> dict[str, Any]:
+    """Return vLLM's version and the name of the device, unless asking for it would create a CUDA context here."""
+    found: dict[str, Any] = {}
+    try:
+        import vllm  # type: ignore[import-not-found]  # noqa: PLC0415
+
+        found["vllm.version"] = getattr(vllm, "__version__", None)
+        from vllm.platforms import current_platform as platform  # type: ignore[import-not-found]  # noqa: PLC0415
+
+        if not platform.is_cuda() or "nvml" in type(platform).__name__.lower():
+            found["hw.gpu.name"] = platform.get_device_name()
+    except Exception:
+        LOG.debug("tracefit: the device has no name", exc_info=True)
+    return found

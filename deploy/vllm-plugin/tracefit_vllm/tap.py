@@ -1,307 +1,210 @@
-"""The tap on one scheduler instance: its methods are wrapped, what they did is put on the exporter's queue.
+"""The tap on one scheduler: what its methods did is put on the publisher's queue.
 
-Four rules. vLLM's own call comes first or its result last: whatever happens here, the engine gets what it would have
-got. Nothing blocks: the queue is bounded and full means dropped and counted. Every hook is guarded, and after
-``ERRORS_MAX`` errors all of them are taken off, with one line in the log. Work is done per batch, not per request,
-wherever vLLM's own lists allow it.
+Three rules. vLLM's own call comes first or its result last: whatever happens here, the engine gets what it would have
+got. Nothing blocks: the queue is bounded, and full means dropped and counted. Every hook is guarded, and after
+``ERRORS_MAX`` errors none does anything any more, with one line in the log.
 
-    schedule()            entry = ts_start, return = ts_end     the batch is summed up, the row waits
-    update_from_output()  entry = ts_output, return = ts_done   the row leaves with both; first tokens, ends
+    schedule()            entry = ts_start, return = ts_end     the batch is summed up and waits
+    update_from_output()  entry = ts_output, return = ts_done   it leaves with both; first tokens, ends
+
+Under asynchronous scheduling the next batch is scheduled before the output of one comes, so several wait.
 """
 
 from __future__ import annotations
 
+import functools
 import multiprocessing.util
-import random
+import os
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
-from .batch import REQUIRED_OUTPUT, snapshots, summarise
-from .exporter import Exporter, Sink
-from .facts import dig, resource_attributes
-from .items import KvBatch, SnapshotRows, StepRow
-from .journeys import Finished, Journeys
-from .kv import plain
-from .log import LOG
-from .sampling import BlockSampler
-from .settings import Settings
+from .publisher import Publisher, Step
+from .settings import LOG, SettingError, dig, read_settings
+
+if TYPE_CHECKING:
+    from .otlp import Journeys
+    from .publisher import Wire
 
 ERRORS_MAX: Final = 5
 IN_FLIGHT_MAX: Final = 64
 """Batches scheduled and not yet answered; vLLM has as many as pipeline stages, plus one."""
 
-REQUIRED: Final = (
-    "schedule",
-    "update_from_output",
-    "requests",
-    "running",
-    "waiting",
-    "kv_cache_manager.block_pool.num_gpu_blocks",
-    "kv_cache_manager.block_pool.get_num_free_blocks",
-)
-REQUIRED_JOURNEYS: Final = ("add_request", "finish_requests", "finished_req_ids")
 
-Call = Callable[..., Any]
+def _guarded(hook: Callable[..., None]) -> Callable[..., None]:
+    """Let no error of ours reach the engine."""
 
+    @functools.wraps(hook)
+    def call(tap: Tap | None, *args: Any) -> None:
+        if tap is not None and tap.is_on:
+            try:
+                hook(tap, *args)
+            except Exception:  # noqa: BLE001 the engine must not see our errors
+                tap.failed(hook.__name__)
 
-class Pending(NamedTuple):
-    """A batch between ``schedule()`` and ``update_from_output()``; without a row if its step is not sampled."""
-
-    output: Any
-    step: int
-    unix_ns: int
-    row: tuple[int, ...] | None
-    hook_ns: int
+    return call
 
 
 class Tap:
-    """Watches one scheduler. Runs on the engine's thread only, but for the exporter's queue."""
+    """Watches one scheduler, on the engine's thread.
 
-    def __init__(self, scheduler: Any, settings: Settings, sink: Sink, rng: random.Random) -> None:
+    Args:
+        scheduler: vLLM's.
+        wire: how steps are told.
+        journeys: where requests are told, too.
+    """
+
+    def __init__(self, scheduler: Any, wire: Wire, journeys: Journeys | None = None) -> None:
+        self.is_on = True
         self._scheduler = scheduler
-        self._settings = settings
-        self._sink = sink
-        self._rng = rng
-        self._sampler = BlockSampler(settings.step_sample, rng)
-        self._journeys: Journeys | None = None
-        self._prefilling: dict[str, Any] = {}
-        self._pending: deque[Pending] = deque()
-        self._originals: dict[str, tuple[Any, Any]] = {}
-        self._wall_minus_mono_ns = time.time_ns() - time.monotonic_ns()
-        self._kv_sequence = 0
-        self._shape_known = False
-        self._active = False
-        self.step = 0
-        self.errors = 0
+        self._wire = wire
+        self.publisher = Publisher(wire)
+        self._journeys = journeys
+        self._pending: deque[tuple[Any, Step]] = deque(maxlen=IN_FLIGHT_MAX)
+        self._step = 0
+        self._errors = 0
 
-    def attach(self) -> bool:
-        """Wrap the instance's methods; tell what is missing and do nothing if one of them is."""
-        missing = [path for path in REQUIRED if dig(self._scheduler, path) is None]
-        if missing:
-            LOG.warning("tracefit: off, this vLLM's scheduler has no %s", ", ".join(missing))
-            return False
-        wrap = {"schedule": self._schedule, "update_from_output": self._update, "shutdown": self._shutdown}
-        if self._settings.journeys and self._may_follow_requests():
-            self._journeys = Journeys()
-            wrap |= {"add_request": self._add_request, "finish_requests": self._finish_requests}
-        for name, make in wrap.items():
-            self._wrap(self._scheduler, name, make)
-        publisher = getattr(self._scheduler, "kv_event_publisher", None)
-        # vLLM's null publisher means that the engine records no events; wrapping it would be idle work.
-        if self._settings.kv_events and publisher is not None and "Null" not in type(publisher).__name__:
-            self._wrap(publisher, "publish", self._publish, key="kv_event_publisher.publish")
-        self._active = True
-        return True
-
-    def _may_follow_requests(self) -> bool:
-        missing = [path for path in REQUIRED_JOURNEYS if dig(self._scheduler, path) is None]
-        if missing:
-            LOG.warning("tracefit: steps only, this vLLM's scheduler has no %s", ", ".join(missing))
-        # The instrumented fork sends the same journeys itself; twice would be two requests.
-        theirs = dig(self._scheduler, "vllm_config.observability_config.enable_journey_tracing")
-        return not missing and not theirs
-
-    def _wrap(self, owner: Any, name: str, make: Callable[[Call], Call], key: str = "") -> None:
-        original = getattr(owner, name, None)
-        if original is None:
-            return
-        hook = make(original)
-        setattr(owner, name, hook)
-        self._originals[key or name] = (owner, hook)
-
-    def _failed(self, where: str) -> None:
-        """Count an error inside a hook; called from an except block."""
-        self.errors += 1
-        self._sink.count("hook_error")
-        LOG.debug("tracefit: error in %s", where, exc_info=True)
-        if self.errors >= ERRORS_MAX:
-            LOG.warning("tracefit: unhooked after %d errors, the last in %s", self.errors, where, exc_info=True)
-            self.detach()
-
-    def detach(self) -> None:
-        """Take the hooks off; one that something else has wrapped since stays, as a mere pass-through."""
-        self._active = False
-        for key, (owner, hook) in self._originals.items():
-            name = key.rpartition(".")[2]
-            if vars(owner).get(name) is hook:
-                delattr(owner, name)
-        self._originals.clear()
-        self._pending.clear()
-        self._prefilling.clear()
-        self._journeys = None
-        self._sink.stop(wait_s=0)  # without waiting: this is the engine's thread
-
-    # The wrappers: vLLM's call outside of the guard, ours inside.
-
-    def _schedule(self, original: Call) -> Call:
-        def schedule(*args: Any, **kwargs: Any) -> Any:
-            start_ns = time.monotonic_ns()
-            output = original(*args, **kwargs)
-            if self._active:
-                end_ns = time.monotonic_ns()
-                try:
-                    self._on_schedule(output, start_ns, end_ns)
-                except Exception:  # noqa: BLE001 the engine must not see our errors
-                    self._failed("schedule")
-            return output
-
-        return schedule
-
-    def _update(self, original: Call) -> Call:
-        def update_from_output(scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
-            output_ns = time.monotonic_ns()
-            result = original(scheduler_output, *args, **kwargs)
-            if self._active:
-                done_ns = time.monotonic_ns()
-                try:
-                    self._on_update(scheduler_output, output_ns, done_ns)
-                except Exception:  # noqa: BLE001
-                    self._failed("update_from_output")
-            return result
-
-        return update_from_output
-
-    def _add_request(self, original: Call) -> Call:
-        def add_request(request: Any, *args: Any, **kwargs: Any) -> Any:
-            result = original(request, *args, **kwargs)
-            journeys = self._journeys
-            if journeys is not None:
-                try:
-                    if not journeys.queued(request, self.step, time.monotonic_ns()):
-                        self._sink.count("open_requests")
-                except Exception:  # noqa: BLE001
-                    self._failed("add_request")
-            return result
-
-        return add_request
-
-    def _finish_requests(self, original: Call) -> Call:
-        def finish_requests(*args: Any, **kwargs: Any) -> Any:
-            result = original(*args, **kwargs)
-            if self._journeys is not None:
-                try:
-                    self._close_journeys(self.step, time.monotonic_ns())
-                except Exception:  # noqa: BLE001
-                    self._failed("finish_requests")
-            return result
-
-        return finish_requests
-
-    def _publish(self, original: Call) -> Call:
-        def publish(batch: Any, *args: Any, **kwargs: Any) -> Any:
-            result = original(batch, *args, **kwargs)
-            if self._active:
-                sequence, self._kv_sequence = self._kv_sequence, self._kv_sequence + 1
-                try:
-                    step = self._pending[0].step if self._pending else self.step
-                    rank = getattr(batch, "data_parallel_rank", None) or 0
-                    events = [plain(event) for event in batch.events]
-                    self._sink.offer(KvBatch(int(batch.ts * 1e9), step, rank, sequence, events))
-                except Exception:  # noqa: BLE001
-                    self._failed("publish")
-            return result
-
-        return publish
-
-    def _shutdown(self, original: Call) -> Call:
-        def shutdown(*args: Any, **kwargs: Any) -> Any:
-            self._sink.stop()
-            return original(*args, **kwargs)
-
-        return shutdown
-
-    # What the hooks do.
-
-    def _on_schedule(self, output: Any, start_ns: int, end_ns: int) -> None:
-        if not self._shape_known and not self._learn_shape(output):
-            return
+    @_guarded
+    def scheduled(self, output: Any, start_ns: int) -> None:
+        """``schedule()`` was called at this time and has returned this."""
+        end_ns = time.monotonic_ns()
         unix_ns = time.time_ns()
-        self._wall_minus_mono_ns = unix_ns - end_ns
-        self.step += 1
-        self._note_prefills(output)
-        row = None
-        if self._sampler.keeps(self.step):
-            batch = summarise(output, self._scheduler, self._prefilling)
-            row = (self.step, start_ns, end_ns, (end_ns - start_ns) // 1000, *batch)
-            if self._settings.snapshot_sample and self._rng.random() < self._settings.snapshot_sample:
-                self._sink.offer(SnapshotRows(self.step, unix_ns, snapshots(output, self._scheduler)))
+        self._step += 1
+        batch = self._wire.batch(output)
         if self._journeys is not None:
-            self._journeys.scheduled(output, self.step, end_ns)
-        if len(self._pending) >= IN_FLIGHT_MAX:
-            self._leave(self._pending.popleft(), 0, 0)
-        self._pending.append(Pending(output, self.step, unix_ns, row, time.monotonic_ns() - end_ns))
+            self._journeys.scheduled(output, self._step, end_ns)
+        self._pending.append((output, Step(self._step, start_ns, end_ns, unix_ns, batch)))
 
-    def _learn_shape(self, output: Any) -> bool:
-        missing = [path for path in REQUIRED_OUTPUT if dig(output, path) is None]
-        if missing:
-            LOG.warning("tracefit: off, this vLLM's SchedulerOutput has no %s", ", ".join(missing))
-            self.detach()
-            return False
-        self._shape_known = True
-        return True
-
-    def _note_prefills(self, output: Any) -> None:
-        """Keep the set of requests that have been scheduled and have no output token yet."""
-        prefilling = self._prefilling
-        for request_id in output.finished_req_ids:
-            prefilling.pop(request_id, None)
-        if output.scheduled_new_reqs:
-            by_id = self._scheduler.requests
-            for new in output.scheduled_new_reqs:
-                request = by_id[new.req_id]
-                if not request.num_output_tokens:
-                    prefilling[new.req_id] = request
-
-    def _on_update(self, output: Any, output_ns: int, done_ns: int) -> None:
+    @_guarded
+    def updated(self, output: Any, output_ns: int) -> None:
+        """``update_from_output()`` was called with this at this time and has returned."""
+        done_ns = time.monotonic_ns()
         pending = self._pending
-        if not pending:
-            return  # scheduled before the tap was attached
-        if pending[0].output is not output and not any(entry.output is output for entry in pending):
-            return  # pushed out
-        while pending[0].output is not output:
-            self._leave(pending.popleft(), 0, 0)
-        entry = pending.popleft()
-        if self._prefilling:
-            self._look_for_first_tokens(entry.step, done_ns)
-        if self._journeys is not None:
-            self._close_journeys(entry.step, done_ns)
-        self._leave(entry, output_ns, done_ns)
+        if not any(waits is output for waits, _ in pending):
+            return  # scheduled before the tap was there, or pushed out
+        while pending[0][0] is not output:
+            pending.popleft()  # whose output never came
+        step = pending.popleft()[1]
+        row = self._wire.row(step._replace(output_ns=output_ns, done_ns=done_ns))
+        if row is not None:
+            self.publisher.offer(row)
+        self._close_journeys(step.number, done_ns)
 
-    def _look_for_first_tokens(self, step: int, ts_ns: int) -> None:
-        journeys = self._journeys
-        begun = []
-        for request_id, request in self._prefilling.items():
-            if request.num_output_tokens:
-                begun.append(request_id)
-            elif journeys is not None:
-                journeys.computed(request_id)
-        for request_id in begun:
-            del self._prefilling[request_id]
-            if journeys is not None:
-                journeys.first_token(request_id, step, ts_ns)
+    @_guarded
+    def request_added(self, request: Any) -> None:
+        """``add_request()`` has returned."""
+        if self._journeys is not None:
+            self._journeys.queued(request, self._step, time.monotonic_ns())
+
+    @_guarded
+    def requests_finished(self) -> None:
+        """``finish_requests()`` has returned."""
+        self._close_journeys(self._step, time.monotonic_ns())
+
+    @_guarded
+    def stop(self) -> None:
+        """The engine stops: what is queued is sent."""
+        self.publisher.stop()
+
+    def failed(self, where: str) -> None:
+        """Count an error inside a hook; called from an except block."""
+        self._errors += 1
+        self.publisher.lost["hook_error"] += 1
+        LOG.debug("tracefit: error in %s", where, exc_info=True)
+        if self._errors >= ERRORS_MAX:
+            LOG.warning("tracefit: off after %d errors, the last in %s", self._errors, where, exc_info=True)
+            self.is_on = False
+            self._pending.clear()
+            self._journeys = None
+            self.publisher.stop(wait_s=0)  # without waiting: this is the engine's thread
 
     def _close_journeys(self, step: int, ts_ns: int) -> None:
-        freed = self._scheduler.finished_req_ids
-        if freed and self._journeys is not None:
-            finished: list[Finished] = self._journeys.finished(freed, step, ts_ns, self._wall_minus_mono_ns)
-            for journey in finished:
-                self._sink.offer(journey)
-
-    def _leave(self, entry: Pending, output_ns: int, done_ns: int) -> None:
-        if entry.row is not None:
-            hook_ns = entry.hook_ns + (time.monotonic_ns() - done_ns if done_ns else 0)
-            self._sink.offer(StepRow(entry.unix_ns, done_ns, (*entry.row, hook_ns, output_ns, done_ns)))
+        if self._journeys is not None and (freed := self._scheduler.finished_req_ids):
+            for span in self._journeys.finished(freed, step, ts_ns):
+                self.publisher.offer(span)
 
 
-def attach(scheduler: Any, settings: Settings) -> Tap | None:
-    """Tap a scheduler that vLLM has just made."""
-    exporter = Exporter(settings, resource_attributes(scheduler, settings))
-    tap = Tap(scheduler, settings, exporter, random.Random())  # noqa: S311 sampling, not secrets
-    if not tap.attach():
-        return None
-    # atexit does not run in multiprocessing's children (the engine core is one); its finalizers do.
-    multiprocessing.util.Finalize(None, exporter.stop, exitpriority=10)
-    LOG.info("tracefit: step telemetry to %s", settings.target)
-    return tap
+def watch(scheduler: Any) -> Tap | None:
+    """Return what watches a scheduler that vLLM has just made; None, with a line in the log, where nothing can."""
+    try:
+        settings = read_settings(os.environ)
+        if settings.endpoint.startswith("tcp:"):
+            from .fpm import ForwardPasses  # noqa: PLC0415 only the packages that are needed
+
+            tap = Tap(scheduler, ForwardPasses(scheduler, settings))
+        else:
+            from .otlp import Journeys, Spans  # noqa: PLC0415
+
+            # The instrumented fork sends the same journeys itself; twice would be two requests.
+            theirs = dig(scheduler, "vllm_config.observability_config.enable_journey_tracing")
+            journeys = None if theirs else Journeys()
+            tap = Tap(scheduler, Spans(scheduler, settings, journeys), journeys)
+        # atexit does not run in multiprocessing's children (the engine core is one); its finalizers do.
+        multiprocessing.util.Finalize(None, tap.publisher.stop, exitpriority=10)
+    except SettingError as error:
+        LOG.warning("tracefit: off, %s", error)
+    except Exception:  # noqa: BLE001 serving goes on without telemetry
+        LOG.warning("tracefit: off, could not be attached", exc_info=True)
+    else:
+        LOG.info("tracefit: steps to %s", settings.endpoint)
+        return tap
+    return None
+
+
+def traced(base: Any) -> Any:
+    """Return a subclass of one of vLLM's scheduler classes that is watched; a watched one as it is."""
+    if hasattr(base, "_tracefit"):
+        return base
+
+    class Traced(base):  # type: ignore[misc]
+        _tracefit: Tap | None = None
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            self._tracefit = watch(self)
+
+        def schedule(self, *args: Any, **kwargs: Any) -> Any:
+            start_ns = time.monotonic_ns()
+            output = super().schedule(*args, **kwargs)
+            Tap.scheduled(self._tracefit, output, start_ns)
+            return output
+
+        def update_from_output(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+            output_ns = time.monotonic_ns()
+            result = super().update_from_output(scheduler_output, *args, **kwargs)
+            Tap.updated(self._tracefit, scheduler_output, output_ns)
+            return result
+
+        def add_request(self, request: Any, *args: Any, **kwargs: Any) -> Any:
+            result = super().add_request(request, *args, **kwargs)
+            Tap.request_added(self._tracefit, request)
+            return result
+
+        def finish_requests(self, *args: Any, **kwargs: Any) -> Any:
+            result = super().finish_requests(*args, **kwargs)
+            Tap.requests_finished(self._tracefit)
+            return result
+
+        def shutdown(self, *args: Any, **kwargs: Any) -> Any:
+            Tap.stop(self._tracefit)
+            return super().shutdown(*args, **kwargs)
+
+    Traced.__name__ = Traced.__qualname__ = f"Traced{base.__name__}"
+    return Traced
+
+
+def hook() -> None:
+    """From now on, watch whatever scheduler class vLLM chooses in this process; never raises."""
+    try:
+        from vllm.config import SchedulerConfig  # type: ignore[import-not-found]  # noqa: PLC0415
+
+        choose = SchedulerConfig.get_scheduler_cls
+
+        @functools.wraps(choose)
+        def get_scheduler_cls(config: Any) -> Any:
+            return traced(choose(config))
+
+        SchedulerConfig.get_scheduler_cls = get_scheduler_cls
+    except Exception:  # noqa: BLE001 an exception here would keep vLLM from starting
+        LOG.warning("tracefit: off, could not be installed", exc_info=True)

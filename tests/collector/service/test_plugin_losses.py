@@ -39,7 +39,7 @@ def test_what_a_plugin_lost_is_counted_once_by_its_own_reasons():
     assert losses(tell(pipeline, 3, queue_full=7, export_failed=2, hook_error=1)) == {}, "a repeat"
     assert losses(tell(pipeline, 2, queue_full=6)) == {}, "what came late says nothing new"
     assert losses(tell(pipeline, 4, queue_full=3)) == {"queue_full": 3}, "a new process begins at 0"
-    assert losses(tell(pipeline, 5, open_requests=3, instance="another")) == {"open_requests": 3}
+    assert losses(tell(pipeline, 5, hook_error=3, instance="another")) == {"hook_error": 3}
 
 
 def test_a_plugins_losses_are_not_those_of_an_sdk():

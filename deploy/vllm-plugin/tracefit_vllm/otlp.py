@@ -1,0 +1,303 @@
+"""Steps and requests over OTLP/gRPC, in the instrumented fork's names.
+
+    scope vllm.scheduler.step   span scheduler_steps_<n>, one per chunk   step.BATCH_SUMMARY
+    scope vllm.scheduler        span llm_core per request                 journey.*
+
+Prefill means "no output token yet", the fork's rule: so is the first decode step of a request under asynchronous
+scheduling, and a request that recomputes after a preemption is decode. Of n tokens scheduled for a request which had
+computed c before,
+
+    context = sum(c + n)        attn_pairs = sum(n*c + n*(n + 1)/2)   causal query-key pairs
+
+Requests with n = 1 are "single", others "multi". For n = 1 the pairs are c + 1, the request's context: a batch that
+only decodes costs two sums over lists that vLLM has made anyway, and only multi requests are looked up one by one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+from urllib.parse import urlsplit
+
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
+
+from . import __version__
+from .publisher import Step
+from .settings import LOG, Settings, Value, resource_attributes
+
+STEP_SCOPE: Final = "vllm.scheduler.step"
+CORE_SCOPE: Final = "vllm.scheduler"
+_ENDS: Final = {"FINISHED_LENGTH_CAPPED": "length", "FINISHED_REPETITION": "stopped"}
+"""Names of vLLM's RequestStatus whose last word is not the fork's finish.status."""
+STEP_KEYS: Final = (
+    *("step.id", "step.ts_start_ns", "step.ts_end_ns", "step.duration_us"),
+    *("queue.running_depth", "queue.waiting_depth", "batch.num_prefill_reqs", "batch.num_decode_reqs"),
+    *("batch.scheduled_tokens", "batch.prefill_tokens", "batch.decode_tokens"),
+    *("batch.num_finished", "batch.num_preempted"),
+    *("batch.context_tokens", "batch.context_tokens_single", "batch.context_tokens_multi"),
+    *("batch.num_multi_reqs", "batch.multi_tokens", "batch.attn_pairs"),
+    *("kv.blocks_total_gpu", "kv.blocks_free_gpu", "step.ts_output_ns", "step.ts_done_ns"),
+)
+"""Numbers of a summary: times, what ``batch`` returns, times again."""
+
+METHOD: Final = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
+GIVE_UP_S: Final = 75.0
+"""A receiver that restarts is waited for; the queue behind a chunk is bounded, and newer events are worth more."""
+_RETRIES: Final = {
+    "maxAttempts": 5,
+    "initialBackoff": "0.25s",
+    "maxBackoff": "5s",
+    "backoffMultiplier": 3,
+    "retryableStatusCodes": ["UNAVAILABLE", "RESOURCE_EXHAUSTED", "ABORTED", "CANCELLED", "OUT_OF_RANGE", "DATA_LOSS"],
+}
+"""gRPC's own; the same bytes go again, so that a receiver knows a repetition by its span ids."""
+
+
+class Event(NamedTuple):
+    """An event of a span."""
+
+    name: str
+    unix_ns: int
+    attributes: dict[str, Value]
+
+
+class EventSpan(NamedTuple):
+    """A span whose events are all there is to it."""
+
+    scope: str
+    name: str
+    attributes: dict[str, Value]
+    events: list[Event]
+
+
+class Spans:
+    """The exports of one scheduler."""
+
+    def __init__(self, scheduler: Any, settings: Settings, journeys: Journeys | None = None) -> None:
+        self.address = settings.endpoint
+        self._scheduler = scheduler
+        self._settings = settings
+        self._resource = resource_attributes(scheduler, settings)
+        self._journeys = journeys
+        self._prefilling: dict[str, Any] = {}
+        """Requests that have been scheduled and have no output token yet."""
+        self._chunks = 0
+        self._channel: Any = None
+        self._warned = False
+
+    # On the engine's thread.
+
+    def batch(self, output: Any) -> tuple[int, ...]:
+        """Sum up what was scheduled, right after ``schedule()``, in the order of ``STEP_KEYS``."""
+        by_id = self._scheduler.requests
+        for request_id in output.finished_req_ids:
+            self._prefilling.pop(request_id, None)
+        scheduled, total = output.num_scheduled_tokens, output.total_num_scheduled_tokens
+        context = total + sum(output.scheduled_cached_reqs.num_computed_tokens)
+        for new in output.scheduled_new_reqs:
+            context += new.num_computed_tokens
+            if not by_id[new.req_id].num_output_tokens:
+                self._prefilling[new.req_id] = by_id[new.req_id]
+        prefills = [tokens for key in self._prefilling if (tokens := scheduled.get(key)) is not None]
+        multi = multi_tokens = multi_context = multi_pairs = 0
+        if total != len(scheduled):
+            for request_id, tokens in [each for each in scheduled.items() if each[1] != 1]:
+                after = by_id[request_id].num_computed_tokens
+                multi += 1
+                multi_tokens += tokens
+                multi_context += after
+                multi_pairs += tokens * (after - tokens) + tokens * (tokens + 1) // 2
+        pool = self._scheduler.kv_cache_manager.block_pool
+        return (
+            *self._scheduler.get_request_counts(),
+            len(prefills),
+            len(scheduled) - len(prefills),
+            total,
+            sum(prefills),
+            total - sum(prefills),
+            len(output.finished_req_ids),
+            len(output.preempted_req_ids or ()),
+            context,
+            context - multi_context,
+            multi_context,
+            multi,
+            multi_tokens,
+            context - multi_context + multi_pairs,
+            pool.num_gpu_blocks - 1,  # the null block is never used
+            pool.get_num_free_blocks(),
+        )
+
+    def row(self, step: Step) -> Step:
+        """Take each step that has ended as it is: an empty one, too, says that the engine waited."""
+        for request_id in [key for key, request in self._prefilling.items() if request.num_output_tokens]:
+            del self._prefilling[request_id]
+            if self._journeys is not None:
+                self._journeys.add(request_id, "FIRST_TOKEN", step.number, step.done_ns)
+        return step
+
+    # On the publisher's thread.
+
+    def open(self) -> None:
+        """Connect, which never waits."""
+        # gRPC's core would start threads anew in a forked child, which crash it (grpc/grpc, doc/fork_support.md).
+        os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+        import grpc  # noqa: PLC0415 it takes 0.2 s
+
+        split = urlsplit(self._settings.endpoint)
+        options: list[tuple[str, Any]] = [
+            ("grpc.primary_user_agent", f"tracefit-vllm/{__version__}"),
+            ("grpc.max_reconnect_backoff_ms", 2000),  # the default of 120 s would outlast a sidecar's restart
+            ("grpc.enable_http_proxy", 0),
+            ("grpc.service_config", json.dumps({"methodConfig": [{"name": [{}], "retryPolicy": _RETRIES}]})),
+        ]
+        if split.scheme == "https":
+            roots = Path(self._settings.certificate).read_bytes() if self._settings.certificate else None
+            self._channel = grpc.secure_channel(split.netloc, grpc.ssl_channel_credentials(roots), options)
+        else:
+            self._channel = grpc.insecure_channel(split.netloc, options)
+        self._export = self._channel.unary_unary(METHOD)  # bytes in, bytes out
+        self._error: type[Exception] = grpc.RpcError
+
+    def send(self, items: Sequence[Any], lost: Mapping[str, int]) -> bool:
+        """Send one export; False if it was refused, or nobody took it for ``GIVE_UP_S``."""
+        if not items:
+            return True
+        payload = self.request(items, lost).SerializeToString()
+        try:
+            self._export(payload, timeout=GIVE_UP_S, metadata=self._settings.headers, wait_for_ready=True)
+        except self._error as error:
+            if not self._warned:
+                self._warned = True
+                code = error.code().name  # type: ignore[attr-defined]
+                LOG.warning("tracefit: %s takes no telemetry (%s); said once, serving goes on", self.address, code)
+            return False
+        except ValueError:  # the channel was closed meanwhile: the engine is stopping
+            return False
+        return True
+
+    def close(self) -> None:
+        """Close the connection; a call that hangs ends, which is nobody's fault."""
+        self._warned = True
+        if self._channel is not None:
+            self._channel.close()
+
+    def request(self, items: Sequence[Step | EventSpan], lost: Mapping[str, int]) -> ExportTraceServiceRequest:
+        """Build one export."""
+        self._chunks += 1
+        request = ExportTraceServiceRequest()
+        resource = request.resource_spans.add()
+        _set(resource.resource, self._resource)
+        steps = [item for item in items if isinstance(item, Step)]
+        others = [item for item in items if isinstance(item, EventSpan)]
+        if steps:
+            others.insert(0, self._steps_span(steps, lost))
+        for name in (STEP_SCOPE, CORE_SCOPE):
+            spans = [_span(each) for each in others if each.scope == name]
+            if spans:
+                scope = resource.scope_spans.add(spans=spans)
+                scope.scope.name, scope.scope.version = name, __version__
+        return request
+
+    def _steps_span(self, steps: Sequence[Step], lost: Mapping[str, int]) -> EventSpan:
+        attributes: dict[str, Value] = {
+            "scheduler.span_sequence": self._chunks,
+            "scheduler.step_range_start": steps[0].number,
+            "scheduler.step_range_end": steps[-1].number,
+            **{f"plugin.{reason}": count for reason, count in sorted([*lost.items()])},
+        }
+        return EventSpan(STEP_SCOPE, f"scheduler_steps_{self._chunks}", attributes, [*map(step_event, steps)])
+
+
+class Journeys:
+    """The requests of one scheduler on their way: vLLM's request and its events.
+
+    QUEUED, SCHEDULED, FIRST_TOKEN, PREEMPTED and FINISHED are gathered from outside. Arrivals and aborts are told by
+    their methods, the rest by the scheduler's state after ``schedule()`` and ``update_from_output()``. A journey leaves
+    as one span when the request is freed.
+    """
+
+    def __init__(self) -> None:
+        self._open: dict[str, tuple[Any, list[Event]]] = {}
+
+    def queued(self, request: Any, step: int, ts_ns: int) -> None:
+        """A request was added. One that is already open continues (a streaming session's next input)."""
+        if request.request_id not in self._open:
+            self._open[request.request_id] = request, []
+            self.add(request.request_id, "QUEUED", step, ts_ns)
+
+    def scheduled(self, output: Any, step: int, ts_ns: int) -> None:
+        """A batch was made: first the preempted, then those that went from waiting to running."""
+        for request_id in output.preempted_req_ids or ():
+            self.add(request_id, "PREEMPTED", step, ts_ns)
+        for new in output.scheduled_new_reqs:
+            self.add(new.req_id, "SCHEDULED", step, ts_ns)
+        for request_id in output.scheduled_cached_reqs.resumed_req_ids:
+            self.add(request_id, "SCHEDULED", step, ts_ns)
+
+    def finished(self, request_ids: set[str], step: int, ts_ns: int) -> list[EventSpan]:
+        """Close the journeys among these requests, freed since the last ``schedule()``; known ones are passed over."""
+        spans = []
+        for request_id in self._open.keys() & request_ids:
+            request, events = self._open[request_id]
+            name = request.status.name
+            end = _ENDS.get(name) or name.rpartition("_")[2].lower()
+            self.add(request_id, "FINISHED", step, ts_ns, {"finish.status": end})
+            spans.append(EventSpan(CORE_SCOPE, "llm_core", {"gen_ai.request.id": request_id}, events))
+            del self._open[request_id]
+        return spans
+
+    def add(self, request_id: str, kind: str, step: int, ts_ns: int, more: dict[str, Value] | None = None) -> None:
+        """Append an event with the request's present counts, if the request is followed."""
+        if request_id in self._open:
+            request, events = self._open[request_id]
+            attributes: dict[str, Value] = {
+                "ts.monotonic_ns": ts_ns,
+                "scheduler.step": step,
+                "prefill.total_tokens": request.num_prompt_tokens,
+                "decode.done_tokens": request.num_output_tokens,
+                **(more or {}),
+            }
+            events.append(Event(f"journey.{kind}", time.time_ns(), attributes))
+
+
+def step_event(step: Step) -> Event:
+    """The event of one step."""
+    total, free = step.batch[-2:]
+    begin = (step.number, step.start_ns, step.end_ns, (step.end_ns - step.start_ns) // 1000)
+    numbers = (*begin, *step.batch, step.output_ns, step.done_ns)
+    attributes: dict[str, Value] = dict(zip(STEP_KEYS, numbers, strict=True))
+    attributes["kv.usage_gpu_ratio"] = 1.0 - free / total if total > 0 else 0.0
+    return Event("step.BATCH_SUMMARY", step.unix_ns, attributes)
+
+
+def _span(told: EventSpan) -> Span:
+    span = Span(
+        trace_id=os.urandom(16),
+        span_id=os.urandom(8),
+        name=told.name,
+        kind=Span.SPAN_KIND_INTERNAL,
+        start_time_unix_nano=told.events[0].unix_ns,
+        end_time_unix_nano=time.time_ns() if told.scope == STEP_SCOPE else told.events[-1].unix_ns,
+    )
+    _set(span, told.attributes)
+    for event in told.events:
+        _set(span.events.add(name=event.name, time_unix_nano=event.unix_ns), event.attributes)
+    return span
+
+
+_FIELD: Final = {bool: "bool_value", int: "int_value", float: "double_value"}
+
+
+def _set(message: Any, attributes: Mapping[str, Value]) -> None:
+    """Add attributes to a resource, a span or an event."""
+    add = message.attributes.add
+    for key, value in attributes.items():
+        if isinstance(value, str):
+            add(key=key).value.string_value = value.encode("utf-8", "replace").decode()
+        else:
+            setattr(add(key=key).value, _FIELD[type(value)], value)

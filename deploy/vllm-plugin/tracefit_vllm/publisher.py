@@ -1,0 +1,105 @@
+"""The queue between the engine's thread and the one that sends.
+
+The engine's thread only appends to a deque, which the interpreter makes atomic; there is no lock and no wake-up to pay
+for. The other thread starts with the first item, hence after vLLM's own forks and never in a process without a
+scheduler. What does not get through is dropped and counted by reason.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import Counter, deque
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from .settings import LOG
+
+if TYPE_CHECKING:
+    from typing import TypeAlias
+
+    from .fpm import ForwardPasses
+    from .otlp import Spans
+
+    Wire: TypeAlias = ForwardPasses | Spans
+
+QUEUE_ITEMS: Final = 20_000
+"""A minute of 300 steps a second; an item is below 1 kB."""
+CHUNK_ITEMS: Final = 256
+INTERVAL_S: Final = 0.1
+STOP_S: Final = 1.0
+"""How long a stopping engine waits for the last items."""
+
+
+class Step(NamedTuple):
+    """A step that has ended: its number, its times by CLOCK_MONOTONIC, and what its wire read off the batch."""
+
+    number: int
+    start_ns: int
+    end_ns: int
+    unix_ns: int
+    batch: tuple[int, ...]
+    output_ns: int = 0
+    done_ns: int = 0
+
+
+class Publisher:
+    """One scheduler's queue, and the thread that gives what is in it to the wire."""
+
+    def __init__(self, wire: Wire) -> None:
+        self._wire = wire
+        # Full: the oldest item leaves. A learner gains more from what is new, and the rest stays consecutive.
+        self._queue: deque[Any] = deque(maxlen=QUEUE_ITEMS)
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+        self.lost: Counter[str] = Counter()
+        os.register_at_fork(after_in_child=self._be_silent)
+
+    def offer(self, item: Any) -> None:
+        """Queue an item; when full the oldest is dropped and counted. The first item starts the thread."""
+        if self._stopping.is_set():
+            return
+        if len(self._queue) == QUEUE_ITEMS:
+            self.lost["queue_full"] += 1
+        self._queue.append(item)
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="tracefit", daemon=True)
+            self._thread.start()
+
+    def stop(self, wait_s: float = STOP_S) -> None:
+        """Let the thread send what is queued and end; wait no longer than this. May be called again."""
+        self._stopping.set()
+        thread = self._thread
+        if thread is None or thread is threading.current_thread() or not wait_s:
+            return
+        thread.join(wait_s)
+        if thread.is_alive():
+            self._wire.close()
+
+    def _be_silent(self) -> None:
+        """A forked child has the queue without the thread, and must not send its parent's items."""
+        self._stopping = threading.Event()
+        self._stopping.set()
+
+    def _run(self) -> None:
+        try:
+            self._wire.open()
+            while not self._stopping.wait(INTERVAL_S):
+                self._flush()
+            self._flush()
+            self._wire.close()
+        except Exception as error:  # noqa: BLE001 the thread is ours alone, and serving goes on
+            LOG.warning("tracefit: off, nothing is sent: %s", error, exc_info=not isinstance(error, OSError))
+            self._stopping.set()
+            self._queue.clear()
+
+    def _flush(self) -> None:
+        began = time.monotonic()
+        while True:
+            items = [self._queue.popleft() for _ in range(min(len(self._queue), CHUNK_ITEMS))]
+            sent = self._wire.send(items, self.lost)
+            if not sent:
+                self.lost["export_failed"] += len(items)
+            late = self._stopping.is_set() and (not sent or time.monotonic() > began + STOP_S)
+            if late or not self._queue:
+                return

@@ -1,0 +1,143 @@
+"""Records of forward passes over a real socket, read by the sidecar's own reader."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from itertools import pairwise
+from unittest import mock
+
+import pytest
+import zmq
+from tracefit_vllm import publisher
+from tracefit_vllm.fpm import ForwardPasses
+from tracefit_vllm.settings import Settings, read_settings
+
+from collector.decode.fpm import ForwardPass, read_frames
+from online import Target
+from tests.plugin.conftest import free_port, scheduler_to
+from tests.plugin.fakes import Request, Scheduler, drive, vllm_config
+from tests.support.clocks import eventually
+
+
+class Listener:
+    """A subscriber that reads as the sidecar does."""
+
+    def __init__(self, port):
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.SUB)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.setsockopt(zmq.RECONNECT_IVL, 10)
+        self._socket.subscribe(b"")
+        self._socket.connect(f"tcp://127.0.0.1:{port}")
+
+    def take(self, enough, timeout_s=30):
+        """Records until there are enough."""
+        passes = []
+        while not (passes and enough(passes)):
+            assert self._socket.poll(timeout_s * 1000), passes
+            passed = read_frames(self._socket.recv_multipart(), 1)
+            assert isinstance(passed, ForwardPass), passed
+            passes.append(passed)
+        return passes
+
+    def close(self):
+        self._socket.close()
+        self._context.term()
+
+
+@pytest.fixture
+def listening():
+    made = []
+
+    def listen(port):
+        made.append(Listener(port))
+        return made[-1]
+
+    yield listen
+    for listener in made:
+        listener.close()
+
+
+def connected(listener, scheduler):
+    """Drive until the listener is there; a heartbeat tells, and its number is returned."""
+    scheduler.add_request(Request("first", 5, 2))
+    drive(scheduler, 3)
+    return listener.take(lambda passes: passes[-1].is_empty)[-1].counter
+
+
+def test_a_run_reaches_the_reader_pass_by_pass_with_host_time_and_then_heartbeats(listening):
+    port = free_port()
+    listener = listening(port)
+    with mock.patch.dict(os.environ, OTEL_RESOURCE_ATTRIBUTES="service.instance.id=pod-1"):
+        scheduler = scheduler_to(f"tcp://127.0.0.1:{port}")
+    connected(listener, scheduler)
+    before = len(scheduler.passes)
+    scheduler.add_request(Request("a", 100, 5))
+    scheduler.add_request(Request("b", 30, 8))
+    drive(scheduler, 20)
+    told = listener.take(lambda passes: len(passes) > 8 and passes[-1].is_empty)
+    busy = [passed for passed in told if not passed.is_empty]
+    assert [
+        (
+            *(one.prefill_requests, one.prefill_tokens, one.prefill_context_tokens),
+            *(one.decode_requests, one.decode_context_tokens, one.waiting),
+        )
+        for one in busy
+    ] == scheduler.passes[before:]
+    assert {(one.instance, one.target) for one in told} == {("pod-1", Target.STEP_TIME)}
+    assert all(one.wall_us > 0 for one in busy)
+    assert {second.counter - first.counter for first, second in pairwise(told)} == {1}
+    scheduler.shutdown()
+
+
+def test_records_that_the_full_queue_drops_are_a_gap_in_the_count(listening, monkeypatch):
+    monkeypatch.setattr(publisher, "QUEUE_ITEMS", 4)
+    port = free_port()
+    listener = listening(port)
+    scheduler = scheduler_to(f"tcp://127.0.0.1:{port}")
+    number = connected(listener, scheduler)
+    scheduler.add_request(Request("a", 5, 50))
+    for _ in range(50):  # much faster than the queue is emptied
+        scheduler.update_from_output(scheduler.schedule(), "outputs")
+    told = listener.take(lambda passes: passes[-1].is_empty and any(not one.is_empty for one in passes))
+    heartbeats = sum(one.is_empty for one in told)
+    assert told[-1].counter - number == 50 + heartbeats
+    assert len(told) - heartbeats < 50
+    scheduler.shutdown()
+
+
+@pytest.mark.parametrize("moe", [False, True], ids=["dense", "moe"])
+def test_each_data_parallel_rank_has_a_port_of_its_own(moe):
+    settings = Settings("tcp://127.0.0.1:20380")
+    wires = [ForwardPasses(Scheduler(config=vllm_config(rank=rank, ranks=2, moe=moe)), settings) for rank in (0, 1)]
+    assert [wire.address for wire in wires] == ["tcp://127.0.0.1:20380", "tcp://127.0.0.1:20381"]
+
+
+def test_a_port_that_is_taken_is_said_once_and_serving_goes_on(caplog):
+    with (
+        socket.create_server(("127.0.0.1", 0)) as taken,
+        caplog.at_level(logging.WARNING, "vllm.plugins.tracefit"),
+    ):
+        scheduler = scheduler_to(f"tcp://127.0.0.1:{taken.getsockname()[1]}")
+        scheduler.add_request(Request("a", 20, 30))
+        drive(scheduler, 5)
+        eventually(lambda: "Address already in use" in caplog.text)
+        drive(scheduler, 40)
+    assert scheduler.finished[0].num_output_tokens == 30
+    assert len(caplog.messages) == 1
+
+
+def test_nobody_who_listens_costs_the_engine_nothing():
+    scheduler = scheduler_to(f"tcp://127.0.0.1:{free_port()}")
+    for number in range(8):
+        scheduler.add_request(Request(f"r{number}", 50, 2000))
+    drive(scheduler, 2000)
+    assert len(scheduler.truth) == 2000
+    scheduler.shutdown()
+    assert scheduler.shut_down
+
+
+def test_what_the_documents_name_for_the_sidecar_is_where_the_plugin_publishes():
+    assert read_settings({}).endpoint == "tcp://127.0.0.1:20380"

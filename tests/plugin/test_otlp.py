@@ -1,0 +1,113 @@
+"""Over OTLP: what the receiver of a sidecar understands, and what becomes of it where there is none."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from unittest import mock
+
+import grpc
+import pytest
+
+from collector.decode import decode
+from collector.telemetry import Counts, table
+from tests.plugin.conftest import scheduler_to
+from tests.plugin.fakes import Request, drive
+from tests.plugin.receiver import Receiver, attributes
+from tests.plugin.test_settings import COMPANY
+from tests.support.clocks import eventually
+
+
+def steps(receiver):
+    return [attributes(event)["step.id"] for event in receiver.events("step.BATCH_SUMMARY")]
+
+
+def test_a_live_run_ends_with_steps_journeys_and_facts_at_the_receiver_and_no_company_secret(receiver):
+    own = {"TRACEFITVLLM_HEADERS": "authorization=Bearer%20x"}
+    with mock.patch.dict(os.environ, COMPANY | own):
+        scheduler = scheduler_to(f"http://{receiver.target}")
+        scheduler.add_request(Request("a", 30, 4))
+        scheduler.add_request(Request("b\ud800", 30, 4))
+        drive(scheduler, 6)
+        scheduler.shutdown()
+    receiver.wait(lambda r: len(r.spans("vllm.scheduler")) == 2)
+    assert steps(receiver) == [1, 2, 3, 4, 5, 6]
+    assert {attributes(span)["gen_ai.request.id"] for span in receiver.spans("vllm.scheduler")} == {"a", "b?"}
+    for span in receiver.spans("vllm.scheduler"):
+        assert [e.name.partition(".")[2] for e in span.events] == ["QUEUED", "SCHEDULED", "FIRST_TOKEN", "FINISHED"]
+        assert span.start_time_unix_nano <= span.end_time_unix_nano
+    assert receiver.resources()[0]["vllm.model"] == "tiny"
+    assert receiver.metadata[0]["authorization"] == "Bearer x"
+    assert "api-key" not in receiver.metadata[0]
+
+
+def test_the_sidecar_reads_each_step_and_each_request(receiver):
+    scheduler = scheduler_to(f"http://{receiver.target}")
+    scheduler.add_request(Request("a", 30, 4))
+    drive(scheduler, 6)
+    scheduler.shutdown()
+    receiver.wait(lambda r: r.spans("vllm.scheduler"))
+    payloads = [request.SerializeToString() for request in receiver.requests]
+    counts = Counts()
+    told = [one for payload in payloads for one in decode(payload, "peer", lambda *_: None, counts)]
+    assert sum(len(one.steps) for one in told) == 6
+    assert sum(len(one.core) for one in told) == 1
+    assert counts[table.IGNORED_ATTRIBUTES] == 0
+
+
+def test_a_minute_without_the_receiver_loses_nothing():
+    receiver = Receiver()
+    port = receiver.port
+    receiver.close()
+    scheduler = scheduler_to(f"http://127.0.0.1:{port}")
+    scheduler.add_request(Request("a", 30, 40))
+    drive(scheduler, 20)
+    receiver = Receiver(port=port)
+    try:
+        receiver.wait(lambda r: len(steps(r)) == 20)
+        assert not scheduler._tracefit.publisher.lost
+    finally:
+        scheduler.shutdown()
+        receiver.close()
+
+
+def test_a_refusal_for_good_is_counted_and_said_once(caplog):
+    def refuse(call, context):
+        if call <= 3:
+            context.abort(grpc.StatusCode.UNAUTHENTICATED, "no")
+
+    receiver = Receiver(refuse)
+    scheduler = scheduler_to(f"http://{receiver.target}")
+    try:
+        with caplog.at_level(logging.WARNING, "vllm.plugins.tracefit"):
+            for refused in range(1, 4):
+                drive(scheduler, 1)
+                eventually(lambda refused=refused: receiver.refused == refused)
+            drive(scheduler, 1)
+            receiver.wait(lambda r: r.requests)
+        assert attributes(receiver.spans()[-1])["plugin.export_failed"] == 3
+        assert sum("UNAUTHENTICATED" in message for message in caplog.messages) == 1
+    finally:
+        scheduler.shutdown()
+        receiver.close()
+
+
+@pytest.mark.parametrize("behaviour", ["absent", "hanging"])
+def test_an_endpoint_that_is_absent_or_hangs_changes_nothing_for_the_engine(behaviour, monkeypatch):
+    """The hang is a socket that accepts and never answers."""
+    monkeypatch.setattr("tracefit_vllm.publisher.QUEUE_ITEMS", 500)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        if behaviour == "absent":
+            listener.close()
+        scheduler = scheduler_to(f"http://127.0.0.1:{port}")
+        for number in range(8):
+            scheduler.add_request(Request(f"r{number}", 50, 2000))
+        drive(scheduler, 2000)
+        assert len(scheduler.truth) == 2000
+        lost = scheduler._tracefit.publisher.lost
+        assert lost.keys() == {"queue_full"}
+        assert lost["queue_full"] > 1000
+        scheduler.shutdown()
+        assert scheduler.shut_down

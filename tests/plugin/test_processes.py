@@ -92,7 +92,7 @@ def test_an_engine_core_is_watched_however_its_process_was_started(unpacked, rec
 
 def test_both_ranks_of_a_server_are_learned_from_as_passes_on_the_ports_that_the_sidecar_was_told(unpacked, tmp_path):
     """The real plugin in spawned engine cores, real sockets, a real sidecar and its page."""
-    port = min(free_port() for _ in range(20))
+    port = free_port(following=1)
     go = tmp_path / "go"
     endpoints = f"tcp://127.0.0.1:{port},tcp://127.0.0.1:{port + 1}"
     settings = {"FPM": endpoints, "MODEL": "m", "IDLE_TIMEOUT_S": "2", "ALLOWED_LATENESS_S": "1"}

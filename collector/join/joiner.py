@@ -179,11 +179,11 @@ class Joiner:
                 version, engine.is_changed = engine.facts.version, False
                 renamed += self._advance(engine, flush=flush)
                 engine.is_changed = engine.facts.version != version  # its configuration is asked for at the next call
-        for process in self.api_processes.values():
-            renamed += self._advance_api_process(process, flush=flush)
         for told in self.pass_engines.values():
             self.knowledge.apply(told.facts, {}, told.instance, told.recording)
             renamed += self._advance(told, flush=flush)
+        for process in self.api_processes.values():
+            renamed += self._advance_api_process(process, flush=flush)
         for page in self.pages.by_key.values():
             renamed += self._advance_page(page, flush=flush)
         described = describe(self._by_config(), self._described)
@@ -232,7 +232,8 @@ class Joiner:
 
         Of a process whose spans are not known to be whole, the server's page tells more, where there is one.
         """
-        beside = [one for one in self.engines.values() if one.recording == process.recording]
+        engines = (*self.engines.values(), *self.pass_engines.values())
+        beside = [one for one in engines if one.recording == process.recording]
         configs = sorted({engine.config_id for engine in beside})
         if not (configs or (not process.is_whole and self.pages.has_page_of(process))):
             return self._advance(process, flush=flush)
@@ -249,7 +250,7 @@ class Joiner:
         """Where others tell more of the same engine, its page gives facts, and what it taught becomes their prior."""
         self.pages.compare(page, self.api_processes.values())
         whole = [process for process in self.api_processes.values() if process.is_whole]
-        richer = self.pages.richer_than(page, [*self.engines.values(), *whole])
+        richer = self.pages.richer_than(page, [*self.engines.values(), *self.pass_engines.values(), *whole])
         if not richer:
             return self._advance(page, flush=flush)
         page.yield_to(richer)

@@ -11,13 +11,14 @@ import pytest
 import zmq
 
 from collector.decode.fpm import read_frames, read_line
+from collector.ingest.queue import Export
 from collector.telemetry import Counts, FpmSkip, JoinEvent, table
 from online import Target
-from tests.support.clocks import eventually
+from tests.support.clocks import T0_NS, eventually
 from tests.support.gpu_server import serve, step_exports
 from tests.support.pipelines import new_pipeline
 from tests.support.sidecars import metric, running_sidecar
-from tests.support.vllm_senders import fpm_lines, write, write_lines
+from tests.support.vllm_senders import fpm_lines, span_exports, write, write_lines
 from tests.wall.published import replay
 
 MACHINE = "llama8b-h100"
@@ -171,6 +172,20 @@ def test_what_is_found_out_of_an_engine_later_renames_its_configuration():
     house.tell(*RECORDS[300:400])
     (config,) = house.pipeline.snapshot(house.now, 1).configs
     assert config.config["model"] == "m"
+
+
+def test_request_spans_beside_passes_tell_of_requests_and_not_of_steps_once_more():
+    house, alone = House(), House()
+    alone.tell(*RECORDS)
+    house.now = T0_NS  # the spans' clock
+    house.tell(*RECORDS)
+    house.pipeline.process([Export(payload, "peer", "grpc", 1) for payload in span_exports(ENGINE, {})])
+    alone.pipeline.flush()
+    house.pipeline.flush()
+    rows = house.rows()
+    assert rows.keys() == {("bench", "step_time"), ("bench", "queue_wait"), ("bench", "api_queueing")}
+    assert rows["bench", "step_time"] == alone.rows()["bench", "step_time"]
+    assert rows["bench", "api_queueing"] > 100
 
 
 def test_two_publishers_under_one_name_are_two_engines():

@@ -28,6 +28,7 @@ from collector.join.api_queueing import ApiQueueing
 from collector.join.emitter import Emitter, Key, TargetRows
 from collector.join.engine import Engine
 from collector.join.inferred import ApiProcess, Scheduling
+from collector.join.passes import PassEngine
 from collector.telemetry import Counts, RowDrop, table
 from online import EngineSnapshot, Quality, Target
 
@@ -124,7 +125,7 @@ class PageEngine(Emitter):
         rows, self._rows = self._rows, []
         return [TargetRows(Target.STEP_TIME, page_block(rows, self.number))] if rows else []
 
-    def yield_to(self, emitters: Sequence[Engine | ApiProcess]) -> None:
+    def yield_to(self, emitters: Sequence[Sender]) -> None:
         """Others tell more of the same engine: no rows, but a yardstick for how much of it arrives."""
         self.counts[table.DROPPED_ROWS, RowDrop.TOLD_BY_STEPS] += len(self._rows)
         self._rows.clear()
@@ -160,7 +161,7 @@ class PageEngine(Emitter):
         return EngineSnapshot(instance=self.instance, scheduling=Scheduling.UNKNOWN.value, last_step=last_step)
 
 
-Sender = Engine | ApiProcess
+Sender = Engine | ApiProcess | PassEngine
 
 
 class PageEngines:

@@ -173,42 +173,32 @@ def whisker(feature: FeatureSnapshot, limit: float) -> Whisker | None:
 
 
 class Part(NamedTuple):
-    """One part of a step's time: what it is of, its share, its time, and where it begins and how wide it is."""
+    """One part of a step's time: what it is of, its time and share, and where it begins and how wide it is."""
 
     name: str
-    share: float
     us: float
+    share: float
     left: float
     width: float
 
 
-class Shares(NamedTuple):
-    """Where a step's time goes."""
-
-    whole_us: float
-    label: str
-    parts: list[Part]
-
-
-def step_shares(target: TargetSnapshot, model: ModelSnapshot) -> Shares | None:
-    """The time of a typical step: coefficients times the mean of their features; None where those are not known."""
+def step_shares(target: TargetSnapshot, model: ModelSnapshot) -> list[Part]:
+    """Where the time of a typical step goes: coefficients times the mean of their features; empty if not known."""
     means = {feature.name: 1.0 if feature.name == "intercept" else feature.mean for feature in model.features}
     if any(mean is None for mean in means.values()) or len(means) < 2:  # noqa: PLR2004 - parts of a whole
-        return None
+        return []
     sizes = [(_of_mean(f.name, means[f.name] or 0.0), f.coefficient * (means[f.name] or 0.0)) for f in model.features]
     shown = sorted(sizes[:_PARTS_MAX], key=lambda part: -part[1])
-    whole = sum(us for _, us in shown)
-    if target.mean_us is not None and target.mean_us > whole:
-        shown.append((_REST, target.mean_us - whole))
-        whole = target.mean_us
-    if not whole > 0:
-        return None
+    whole_us = sum(us for _, us in shown)
+    if target.mean_us is not None and target.mean_us > whole_us:
+        shown.append((_REST, target.mean_us - whole_us))
+        whole_us = target.mean_us
     parts, left = [], 0.0
-    for name, us in shown:
-        width = 1000.0 * us / whole
-        parts.append(Part(name, us / whole, us, round(left, 1), round(max(width - 2.0, 0.0), 1)))
+    for name, us in shown if whole_us > 0 else ():
+        width = 1000.0 * us / whole_us
+        parts.append(Part(name, us, us / whole_us, round(left, 1), round(max(width - 2.0, 0.0), 1)))
         left += width
-    return Shares(whole, ", ".join(f"{part.name} {percent(part.share)}" for part in parts), parts)
+    return parts
 
 
 def _of_mean(name: str, mean: float) -> str:

@@ -101,7 +101,7 @@ def config_view(judged: Judged, page: PageView, given: set[Advice]) -> View:
         "advice": [] if config.quarantined else new,
         "step": None if judged.step is None else _target_view(STEP_TIME, judged.step, config),
         "others": [view for view in views if view is not None],
-        "shares": None if judged.step is None or model is None else step_shares(judged.step, model),
+        "shares": [] if judged.step is None or model is None else step_shares(judged.step, model),
         "courses": bool(over_time),
         "pictures": [figure for figure in (scatter(history), *over_time) if figure is not None],
         "nothing_learned": not config.targets and not config.quarantined,

@@ -7,7 +7,7 @@ process tell of, the engine's journey is taken: it knows aborts.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,6 @@ from exporters.blis import (
     TRACE_HEADER,
     TRACE_TABLE,
     BlisError,
-    Exported,
     TracedRequest,
     export,
     render_trace,
@@ -122,53 +121,40 @@ def export_snapshot(
     loaded: tracefit.Snapshot,
     out: Path | None,
     *,
-    file_format: str,
-    which: str,
     model_config: Path | None,
-    hardware: str | None,
-    alpha: str,
-    mean: bool,
     require: str | None,
     say: PrintLine,
     note: PrintLine,
+    **options: Any,
 ) -> int:
     """Print a snapshot's coefficients in the form of another program, or write them to a file.
 
     Args:
         loaded: where they are.
         out: the file; None prints them.
-        file_format: ``blis-yaml`` or ``blis-flags``.
-        which: words that choose a configuration.
         model_config: the model's ``config.json``.
-        hardware: the GPU, or its memory bandwidth in TB/s.
-        alpha: ``server`` or ``effective``.
-        mean: of step times, with what stalls add in the mean.
         require: ``identified`` refuses if a coefficient is anything less.
         say: takes the export, or the name of its file.
         note: takes the sentence that says what is missing, and a warning of each coefficient that is not identified.
+        options: of :func:`exporters.blis.export`.
 
     Raises:
         StartError: a file cannot be read or written, or the snapshot is none of this version.
     """
-    snapshot = _read_snapshot(loaded)
+    try:
+        snapshot = Snapshot.from_json(loaded.data)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise StartError(f"the snapshot cannot be exported: {error}") from None
     facts = _read_model_config(model_config) if model_config is not None else None
     try:
-        exported = export(
-            snapshot,
-            file_format=file_format,
-            which=which,
-            model_config=facts,
-            hardware=hardware,
-            alpha=alpha,
-            mean=mean,
-        )
+        exported = export(snapshot, model_config=facts, **options)
     except BlisError as error:
         note(f"error: {error}")
         return EXIT_FAILED
     if require is not None and exported.doubtful:
         note(f"error: --require {require}: {len(exported.doubtful)} not: {'; '.join(exported.doubtful)}")
         return EXIT_FAILED
-    for warning in _warnings(exported):
+    for warning in (*(f"not identified: {coefficient}" for coefficient in exported.doubtful), *exported.warnings):
         note(f"warning: {warning}")
     if out is None:
         say(exported.content.decode().removesuffix("\n"))
@@ -176,11 +162,6 @@ def export_snapshot(
         write_result(out, exported.content)
         say(f"written: {out}")
     return EXIT_OK
-
-
-def _warnings(exported: Exported) -> Iterator[str]:
-    yield from (f"not identified: {coefficient}" for coefficient in exported.doubtful)
-    yield from exported.warnings
 
 
 def write_result(path: Path, data: bytes) -> None:
@@ -191,23 +172,11 @@ def write_result(path: Path, data: bytes) -> None:
         raise StartError(f"cannot write {path}: {error.strerror}") from None
 
 
-def _read_bytes(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise StartError(f"cannot read {path}: {error.strerror}") from None
-
-
-def _read_snapshot(loaded: tracefit.Snapshot) -> Snapshot:
-    try:
-        return Snapshot.from_json(loaded.data)
-    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise StartError(f"the snapshot cannot be exported: {error}") from None
-
-
 def _read_model_config(path: Path) -> Mapping[str, Any]:
     try:
-        tree = json.loads(_read_bytes(path))
+        tree = json.loads(path.read_bytes())
+    except OSError as error:
+        raise StartError(f"cannot read {path}: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
         raise StartError(f"--model-config: {path} is not JSON: {error}") from None
     if not isinstance(tree, dict):

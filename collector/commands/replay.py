@@ -7,6 +7,7 @@ The clock of a replay is the telemetry's own (the newest span end), so that the 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import BinaryIO
@@ -23,6 +24,7 @@ from collector.recordings import (
     in_batches,
     merged_with_progress,
     open_recordings,
+    recording_files,
 )
 from collector.runtime import EXIT_FAILED, EXIT_OK, Clock, PrintLine, StartError
 from collector.service import Pipeline, make_pipeline
@@ -57,8 +59,8 @@ def replay(
     Returns:
         Exit code: failed if nothing was learned.
     """
-    if not out.absolute().parent.is_dir():
-        raise StartError(f"cannot write {out}: there is no such directory")
+    for target in filter(None, (out, state)):
+        _refuse_what_cannot_be_written(target, paths)
     pipeline = make_pipeline(config)
     timed = merged_with_progress(open_recordings(paths, note, stdin), clock, note)
     newest_unix_nano, held = _learn(pipeline, in_batches(timed, TAKE_BYTES))
@@ -75,6 +77,19 @@ def replay(
             say(line)
     say(f"snapshot: {out}")
     return EXIT_OK
+
+
+def _refuse_what_cannot_be_written(target: Path, paths: Sequence[Path]) -> None:
+    """StartError before an hour of learning, and never a recording that is overwritten."""
+    why = ""
+    if not target.absolute().parent.is_dir():
+        why = "there is no such directory"
+    elif target.is_dir():
+        why = "it is a directory"
+    elif target.exists() and str(target.resolve()) in map(os.path.realpath, recording_files(map(str, paths))):
+        why = "it is one of the recordings"
+    if why:
+        raise StartError(f"cannot write {target}: {why}")
 
 
 def _learn(pipeline: Pipeline, batches: Iterable[list[Timed]]) -> tuple[int, str]:

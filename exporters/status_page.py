@@ -225,7 +225,7 @@ class StatusPage:
         return Response(HTTPStatus.OK, "text/html; charset=utf-8", body, _HEADERS)
 
     def _view(self, snapshot: Snapshot | None, query: Mapping[str, str]) -> View:
-        now = self._unix_nano()
+        now, ready = self._unix_nano(), self._ready()
         judged = [] if snapshot is None else self._judged(snapshot)
         chosen = [each for each in judged if each.config.config_id == query.get("config")]
         opened = chosen or judged[:MAX_DETAILS]
@@ -237,12 +237,13 @@ class StatusPage:
             "version": self._version,
             "now": now,
             "since": lambda unix_nano: age((now - unix_nano) / 1e9),
-            **_header_view(snapshot, judged, self._ready(), now),
+            **_header_view(snapshot, judged, ready, now),
             "fleet": _fleet_view(self._fleet(), snapshot),
             "overview": overview_view(snapshot, judged, chosen) if snapshot is not None else None,
             "opened": [config_view(each, page, given) for each in opened],
             "what_if": _what_if_view(snapshot, self._advisory.view, judged, opened, query) if judged else None,
             "empty": None if judged else NOTHING_YET.for_port(self._otlp_port()),
+            "asked": ready[1].get("scrape", ()),
             "pending": self._pending(),
             "remarks": list(remarks_of(self._remarks(), snapshot, self._otlp_port())),
             "accounting": _accounting_view(self._own),

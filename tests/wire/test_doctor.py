@@ -40,6 +40,8 @@ def test_of_a_server_that_is_scraped_and_does_not_answer_the_address_is_named(tm
         address = f"127.0.0.1:{sidecar.http_port}"
         eventually(lambda: main(["doctor", address]) and "unreachable" in capsys.readouterr().out)
         assert main(["doctor", address]) == 1
+        page = get(sidecar.http_port, "/").decode()
+    assert f"Nothing has been learned yet of <code>{gone}</code>" in " ".join(page.split())
     (found,) = [line for line in capsys.readouterr().out.splitlines() if " receiving " in line]
     assert found.startswith("poor ")
     assert f"of {gone} could not be used: unreachable" in found

@@ -27,7 +27,7 @@ from .passes import PassEngine
 from .registry import Known, Places, SharedIds, describe, find_double, is_ahead, replaced_configs
 from .spans import ApiSpans
 
-E = TypeVar("E", Engine, ApiProcess)
+E = TypeVar("E", Engine, ApiProcess, PassEngine)
 
 
 class Joiner:
@@ -93,7 +93,7 @@ class Joiner:
         emitter.hear(telemetry, is_new=is_new)
         return emitter
 
-    def _evict(self, held: MutableMapping[Key, E], gone: E, arrived_unix_ns: int) -> None:
+    def _evict(self, held: MutableMapping[Key, E], gone: E, arrived_unix_ns: int = 0) -> None:
         """Let an emitter go, and its doubles; what they held is learned, unless it is of a time that has not come."""
         for emitter in [
             one for one in held.values() if one is gone or (isinstance(one, Engine) and one.double_of is gone)
@@ -146,9 +146,7 @@ class Joiner:
             engine = self.pass_engines.get(key)
         if engine is None:
             if len(self.pass_engines) >= self._settings.engines_max:
-                oldest = min(self.pass_engines.values(), key=lambda one: one.event_unix_ns)
-                del self.pass_engines[oldest.key]
-                self._hold_rows(oldest.config_id, oldest, oldest.advance(flush=True))
+                self._evict(self.pass_engines, min(self.pass_engines.values(), key=lambda one: one.event_unix_ns))
                 self._counts[table.JOIN_EVENTS, JoinEvent.ENGINE_EVICTED] += 1
             engine = PassEngine(key[1], key[0], self._next_number(), self._settings, passed.source)
             self.pass_engines[key] = engine
@@ -172,7 +170,8 @@ class Joiner:
         """
         if now_unix_ns is not None:
             self._find_idle(now_unix_ns)
-        self.kv.assign({one.instance: one.processes for one in self.engines.values() if not one.is_double})
+        engines = [engine for engine in self.engines.values() if not engine.is_double]
+        self.kv.assign({one.instance: [(p.kv, p.event_unix_ns) for p in one.processes] for one in engines})
         renamed = []
         for engine in self.engines.values():
             if engine.is_changed or flush:

@@ -21,11 +21,11 @@ import numpy as np
 from collector.config import Config
 from collector.decode.fpm import ForwardPass
 from collector.telemetry import JoinEvent, RowDrop, table
-from online import STEP_FEATURES, EngineSnapshot, Floats, Quality, RowBlock, Target
+from online import EngineSnapshot, Floats, Quality, RowBlock, Target
 
 from .emitter import Emitter, TargetRows
 from .inferred import Scheduling
-from .rows import COLUMN, WarmUp
+from .rows import WarmUp, raw_features
 
 _REPEATED = 64
 """A count that is lower by less is of a record that came twice; by more, of an engine that has started again."""
@@ -123,18 +123,18 @@ def pass_block(passes: list[ForwardPass], engine: int) -> RowBlock:
     """A row for each of some passes."""
     told: Floats = np.array([*map(_NUMBERS, passes)], np.float64)
     wall_us, prompts, tokens, before, decodes, context, waiting = told.T
-    raw: Floats = np.full((len(passes), len(STEP_FEATURES)), np.nan)
-    for name, column in (
-        ("prefill_requests", prompts),
-        ("prefill_tokens", tokens),
-        ("prefill_attention", tokens * (before + tokens / 2.0) / np.maximum(prompts, 1.0)),
-        ("decode_requests", decodes),
-        ("decode_tokens", decodes),
-        ("decode_context_tokens", context),
-        ("requests", prompts + decodes),
-        ("running", prompts + decodes),
-        ("waiting", waiting),
-    ):
-        raw[:, COLUMN[name]] = column
+    raw = raw_features(
+        {
+            "prefill_requests": prompts,
+            "prefill_tokens": tokens,
+            "prefill_attention": tokens * (before + tokens / 2.0) / np.maximum(prompts, 1.0),
+            "decode_requests": decodes,
+            "decode_tokens": decodes,
+            "decode_context_tokens": context,
+            "requests": prompts + decodes,
+            "running": prompts + decodes,
+            "waiting": waiting,
+        }
+    )
     end_ns = np.array([passed.unix_ns for passed in passes], np.int64)
     return RowBlock.of_lines(raw, wall_us, end_ns=end_ns, engine=engine, quality=Quality.FPM)

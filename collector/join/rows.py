@@ -10,10 +10,12 @@ are dropped, and so is every request that spans one.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from collector.decode import MISSING
 from collector.join.window import Cells
@@ -56,26 +58,31 @@ class Stamps(NamedTuple):
         return slice(int(self.step[0]), int(self.step[-1]))
 
 
+def raw_features(columns: Mapping[str, NDArray[Any]]) -> Floats:
+    """Raw features by name, each (m,), as lines of shape (m, len(STEP_FEATURES)); NaN for those that are not there."""
+    unknown = np.full(len(next(iter(columns.values()))), np.nan)
+    return np.stack([columns.get(name, unknown) for name in STEP_FEATURES], axis=1, dtype=float, casting="unsafe")
+
+
 def summary_features(steps: Cells) -> Floats:
-    """Raw features as summaries tell them, shape (m, len(STEP_FEATURES)); NaN where they do not.
+    """Raw features as summaries tell them.
 
     Decode tokens beyond one a request are recomputed after a preemption: prefill work.
     """
     single, pairs = steps["context_tokens_single"], steps["attention_pairs"]
     recomputed = np.maximum(steps["decode_tokens"] - steps["decode_requests"], 0)
-    raw: Floats = np.full((len(steps), len(STEP_FEATURES)), np.nan)
-    for name, column in (
-        ("prefill_tokens", steps["prefill_tokens"] + recomputed),
-        ("decode_tokens", steps["decode_requests"]),
-        ("decode_context_tokens", np.where(single == MISSING, np.nan, single)),
-        ("prefill_attention", np.where(pairs == MISSING, np.nan, pairs - single)),
-        ("requests", steps["prefill_requests"] + steps["decode_requests"]),
-        ("kv_blocks_used", steps["kv_blocks_total"] - steps["kv_blocks_free"]),
-        *((name, steps[name]) for name in ("prefill_requests", "decode_requests", "running", "waiting")),
-        *((name, steps[name]) for name in ("preempted", "finished", "kv_usage_ratio")),
-    ):
-        raw[:, COLUMN[name]] = column
-    return raw
+    same = ("prefill_requests", "decode_requests", "running", "waiting", "preempted", "finished", "kv_usage_ratio")
+    return raw_features(
+        {
+            "prefill_tokens": steps["prefill_tokens"] + recomputed,
+            "decode_tokens": steps["decode_requests"],
+            "decode_context_tokens": np.where(single == MISSING, np.nan, single),
+            "prefill_attention": np.where(pairs == MISSING, np.nan, pairs - single),
+            "requests": steps["prefill_requests"] + steps["decode_requests"],
+            "kv_blocks_used": steps["kv_blocks_total"] - steps["kv_blocks_free"],
+            **{name: steps[name] for name in same},
+        }
+    )
 
 
 def schedule_block(steps: Cells, cells: Cells, raw: Floats, *, engine: int, quality: Quality) -> RowBlock:

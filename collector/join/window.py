@@ -16,32 +16,26 @@ from online import Ints
 Cells = NDArray[np.void]
 """One record per step of a window, of SUMMARY_DTYPE or REBUILT_DTYPE."""
 
-SUMMARY_DTYPE = np.dtype(
-    [
-        *((name, "i8") for name in ("ts_start_ns", "ts_end_ns", "ts_done_ns", "unix_ns", "duration_us")),
-        ("context_tokens_single", "i8"),
-        ("attention_pairs", "i8"),
-        ("kv_usage_ratio", "f8"),
-        *((name, "i4") for name in ("running", "waiting", "prefill_requests", "decode_requests")),
-        *((name, "i4") for name in ("scheduled_tokens", "prefill_tokens", "decode_tokens", "finished", "preempted")),
-        ("kv_blocks_total", "i4"),
-        ("kv_blocks_free", "i4"),
-    ]
-)
-"""Per step, from its summary, what rows are made of; counts fit (COUNT_MAX). Wide fields first, so that all are
-aligned."""
 
-REBUILT_DTYPE = np.dtype(
-    [
-        *((name, "f8") for name in ("prefill_tokens", "prefill_attention", "context_tokens", "recomputed_tokens")),
-        *((name, "f8") for name in ("first_context_tokens", "snapshot_tokens", "snapshot_context_tokens")),
-        ("waiting_tokens", "f8"),
-        *((name, "i8") for name in ("completed_ns", "completed_unix_ns", "scheduled_ns", "scheduled_unix_ns")),
-        *((name, "f4") for name in ("prefill_requests", "decode_requests", "decode_tokens", "first_requests")),
-        *((name, "f4") for name in ("snapshot_requests", "waiting_requests")),
-        ("seen", "?"),
-        ("unused", "u1", (7,)),
-    ]
+def _columns(**fields: str) -> np.dtype[np.void]:
+    """Names of columns by their kind."""
+    return np.dtype([(name, kind) for kind, names in fields.items() for name in names.split()], align=True)
+
+
+SUMMARY_DTYPE = _columns(
+    i8="ts_start_ns ts_end_ns ts_done_ns unix_ns duration_us context_tokens_single attention_pairs",
+    f8="kv_usage_ratio",
+    i4="running waiting prefill_requests decode_requests scheduled_tokens prefill_tokens decode_tokens finished "
+    "preempted kv_blocks_total kv_blocks_free",
+)
+"""Per step, from its summary, what rows are made of; counts fit (COUNT_MAX)."""
+
+REBUILT_DTYPE = _columns(
+    f8="prefill_tokens prefill_attention context_tokens recomputed_tokens first_context_tokens snapshot_tokens "
+    "snapshot_context_tokens waiting_tokens",
+    i8="completed_ns completed_unix_ns scheduled_ns scheduled_unix_ns",
+    f4="prefill_requests decode_requests decode_tokens first_requests snapshot_requests waiting_requests",
+    bool="seen",
 )
 """Per step, from journeys: what ran; ``first_*`` is the part of decode that is a request's first decode step (counted
 as prefill by asynchronous summaries); the newest FIRST_TOKEN/FINISHED stamp and the oldest SCHEDULED stamp, 0 = none.

@@ -31,7 +31,6 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Protocol
 
 import numpy as np
 
@@ -370,17 +369,6 @@ def _stored(window: StepWindow, timeline: KvTimeline, first: int, last: int, *, 
 # --- all publishers ---------------------------------------------------------------------------------------------------
 
 
-class KvProcess(Protocol):
-    """What an engine process shows of itself; :class:`~collector.join.process.EngineProcess` is one."""
-
-    kv: KvSteps
-
-    @property
-    def event_unix_ns(self) -> int:
-        """Newest event heard of."""
-        ...
-
-
 class KvSources:
     """All publishers, at most as many as engines."""
 
@@ -404,8 +392,11 @@ class KvSources:
                 self._publishers.popitem(last=False)
         count_batch(self._counts, batch, self._publishers[key].add(batch))
 
-    def assign(self, engines: Mapping[str, Sequence[KvProcess]]) -> None:
-        """Give each engine (its processes by instance) its publisher: the one that names it, else the only one."""
+    def assign(self, engines: Mapping[str, Sequence[tuple[KvSteps, int]]]) -> None:
+        """Give each engine its publisher: the one that names it, else the only one.
+
+        ``engines`` has, by instance, what each of its processes knows of KV events, and its newest event.
+        """
         if not self._publishers:
             return
         named: dict[str, KvTimeline] = {}
@@ -417,10 +408,10 @@ class KvSources:
         self._bound = {key for key in self._publishers if (key[2] in engines if key[2] else only is not None)}
         for instance, processes in engines.items():
             found = named.get(instance, only)
-            for process in processes:
-                process.kv.timeline = found
+            for steps, event_unix_ns in processes:
+                steps.timeline = found
                 if found is not None:
-                    found.forget_before(process.event_unix_ns - 2 * int(self._settings.join_timeout_s * 1e9))
+                    found.forget_before(event_unix_ns - 2 * int(self._settings.join_timeout_s * 1e9))
 
     def take_counts(self) -> Counts:
         """Counts since the last call, and what is held now."""

@@ -41,7 +41,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -53,13 +53,12 @@ from collector.decode import MISSING, RequestSpan
 from collector.identity import FactSource
 from collector.join.api_queueing import BusyArrival
 from collector.join.emitter import Emitter, TargetRows
-from collector.join.rows import COLUMN
+from collector.join.rows import raw_features
 from collector.telemetry import RowDrop, table
-from online import PHASES, STEP_FEATURES, EngineSnapshot, Floats, Ints, Quality, RowBlock, Target
+from online import PHASES, EngineSnapshot, Floats, Ints, Mask, Quality, RowBlock, Target
 from online.transfer import HIDES_HITS
 
 from .context import Scheduling
-from .journeys import RequestRow, request_block
 
 Array = TypeVar("Array", Floats, Ints)
 
@@ -119,8 +118,11 @@ class TraceSampling:
         full = len(self._shares) == _TRACES_MAX
         if full or not self.is_sampled:
             known = len(self._shares)
-            rates = (_sampled_at(self._shares[-traces:]) for traces in (known, *_LATEST) if traces <= known)
-            self.rate = next((rate for rate in rates if rate is not None), self.rate)
+            for traces in (known, *_LATEST):
+                rate = _sampled_at(self._shares[-traces:]) if traces <= known else None
+                if rate is not None:
+                    self.rate = rate
+                    break
         if full:
             self._shares = []
 
@@ -332,8 +334,8 @@ class ApiProcess(Emitter):
             self._pass_until(horizon_unix_ns)
 
     def advance(self, *, idle: bool = False, flush: bool = False) -> list[TargetRows]:
-        """Rows of requests that are final, in order of their end; ``idle``: as far as nothing can overlap them."""
-        if idle and self._held:
+        """Rows of requests that are final, in order of their end; ``idle``: if none still running overlaps, too."""
+        if idle and not flush and self._held:
             longest_s = max(held.last_s - held.first_s for held in self._held)
             self._pass_until(max(held.end_unix_ns for held in self._held) - int(longest_s * 1e9))
         if flush:
@@ -365,7 +367,7 @@ class ApiProcess(Emitter):
         else:
             self._make_rows(ready, self._finished(ready) if horizon_unix_ns is None else ready)
         self._emitted_until_unix_ns = ready[-1].end_unix_ns
-        kept_s = min((r.first_s for _, _, r in self._pending), default=ready[-1].last_s)
+        kept_s = min((r.first_s - r.span.first_token_s for _, _, r in self._pending), default=ready[-1].last_s)
         self._held = [r for r in self._held if r.last_s >= kept_s]
 
     def _make_rows(self, requests: list[HeldRequest], decoded: list[HeldRequest]) -> None:
@@ -373,8 +375,7 @@ class ApiProcess(Emitter):
         hidden = self.hit_ratio is None and any(r.span.cached_tokens == MISSING for r in self._held)
         if hidden or self.facts.get(HIDES_HITS) is None:
             self.facts.learn({HIDES_HITS: hidden}, FactSource.DISCOVERY)
-        batch = DecodeBatch(self._held, self.hit_ratio)
-        self._rows += [TargetRows(Target.STEP_TIME, rows) for rows in self._step_rows(decoded, batch)]
+        self._rows += [TargetRows(Target.STEP_TIME, rows) for rows in self._step_rows(decoded)]
         self._rows += self._request_rows(requests)
 
     def _finished(self, ready: list[HeldRequest]) -> list[HeldRequest]:
@@ -386,22 +387,15 @@ class ApiProcess(Emitter):
         self.counts[table.DROPPED_ROWS, RowDrop.INCOMPLETE] += unfinished
         return usable
 
-    def _step_rows(self, requests: list[HeldRequest], batch: DecodeBatch) -> list[RowBlock]:
-        out: list[RowBlock] = []
-        group: list[HeldRequest] = []
-        lines = 0
+    def _step_rows(self, requests: list[HeldRequest]) -> Iterator[RowBlock]:
+        """A block for so many requests together as have not too many steps."""
+        batch, steps = DecodeBatch(self._held, self.hit_ratio), 0
+        groups: dict[int, list[HeldRequest]] = {}
         for request in requests:
-            steps = request.output_tokens - 1
-            if steps < 1 or request.last_s <= request.first_s:
-                continue
-            if group and lines + steps > _LINES_MAX:
-                out.append(self._block(group, batch))
-                group, lines = [], 0
-            group.append(request)
-            lines += steps
-        if group:
-            out.append(self._block(group, batch))
-        return out
+            if request.output_tokens > 1 and request.last_s > request.first_s:
+                steps += request.output_tokens - 1
+                groups.setdefault(steps // _LINES_MAX, []).append(request)
+        return (self._block(group, batch) for group in groups.values())
 
     def _block(self, requests: list[HeldRequest], batch: DecodeBatch) -> RowBlock:
         steps = np.array([r.output_tokens - 1 for r in requests])
@@ -413,14 +407,18 @@ class ApiProcess(Emitter):
         end_s = begin_s + np.repeat(pace_s, steps)
         decoding, context = batch.decoding((begin_s + end_s) / 2)
         prefilling, prompt = batch.prefill(np.stack((begin_s, end_s), axis=1).ravel())
-        raw = np.full((len(begin_s), len(STEP_FEATURES)), np.nan)
-        raw[:, COLUMN["prefill_tokens"]] = prompt[::2]
-        raw[:, COLUMN["prefill_requests"]] = prefilling[::2]
-        raw[:, COLUMN["prefill_attention"]] = np.nan
-        raw[:, COLUMN["decode_requests"]] = decoding
-        raw[:, COLUMN["decode_tokens"]] = decoding
-        raw[:, COLUMN["decode_context_tokens"]] = context
-        raw[:, COLUMN["requests"]] = raw[:, COLUMN["running"]] = decoding + prefilling[::2]
+        running = decoding + prefilling[::2]
+        raw = raw_features(
+            {
+                "prefill_tokens": prompt[::2],
+                "prefill_requests": prefilling[::2],
+                "decode_requests": decoding,
+                "decode_tokens": decoding,
+                "decode_context_tokens": context,
+                "requests": running,
+                "running": running,
+            }
+        )
         n = len(requests)
         return RowBlock(
             raw=raw,
@@ -435,23 +433,21 @@ class ApiProcess(Emitter):
 
     def _request_rows(self, requests: list[HeldRequest]) -> list[TargetRows]:
         """queue_wait of all; api_queueing of those that arrived while no other request was there."""
-        queue = _Queue(self._held)
-        by_target: dict[Target, list[RequestRow]] = {}
-        for request in requests:
-            span = request.span
-            if met := queue.only_decoding_at(request):
+        idle, running, queue = _met(requests, self._held)
+        told = np.array([(r.prompt_tokens, r.output_tokens, r.span.queue_s, r.span.prefill_s) for r in requests])
+        own_s = np.array([request.span.first_token_s for request in requests]) - told[:, 2] - told[:, 3]
+        for request, met in zip(requests, running.tolist(), strict=True):
+            if met:
                 self._add_first_token(request, met)
-            waits_s = {Target.QUEUE_WAIT: span.queue_s}
-            if queue.idle_at(span.arrival_unix_ns):
-                waits_s[Target.API_QUEUEING] = span.first_token_s - span.queue_s - span.prefill_s
-            raw = (float(span.prompt_tokens), float(span.output_tokens), *queue.met_by(span))
-            for target, wait_s in waits_s.items():
-                if not math.isnan(wait_s):
-                    by_target.setdefault(target, []).append(RequestRow(target, raw, wait_s * 1e6, request.end_unix_ns))
-        return [
-            TargetRows(target, request_block(rows, self.number, Quality.REQUESTS))
-            for target, rows in sorted(by_target.items())
-        ]
+        raw, ends_ns = np.column_stack((told[:, :2], queue)), np.array([r.end_unix_ns for r in requests], np.int64)
+        out = []
+        for target, wait_s, meant in ((Target.API_QUEUEING, own_s, idle), (Target.QUEUE_WAIT, told[:, 2], True)):
+            rows = np.flatnonzero(~np.isnan(wait_s) & meant)
+            if len(rows):
+                wait_us, end_ns, number = wait_s[rows] * 1e6, ends_ns[rows], self.number
+                block = RowBlock.of_lines(raw[rows], wait_us, end_ns=end_ns, engine=number, quality=Quality.REQUESTS)
+                out.append(TargetRows(target, block))
+        return out
 
     def _add_first_token(self, request: HeldRequest, met: int) -> None:
         span = request.span
@@ -467,55 +463,39 @@ class ApiProcess(Emitter):
             self.api_queueing.add_arrivals([arrival], [])
 
 
-class _Queue:
-    """The queue that a request met, from all spans: SCHEDULED = first token - prefill, QUEUED = that - queue."""
+def _met(requests: list[HeldRequest], held: list[HeldRequest]) -> tuple[Mask, Ints, Floats]:
+    """What each of n requests met, from all that are ``held``.
 
-    def __init__(self, requests: list[HeldRequest]) -> None:
-        spans = [request.span for request in requests]
-        self._arrived = np.sort([span.arrival_unix_ns for span in spans])
-        self._ended = np.sort([request.end_unix_ns for request in requests])
-        self._first = np.sort([_first_unix_ns(span) for span in spans])
-        known = [span for span in spans if not math.isnan(span.queue_s) and not math.isnan(span.prefill_s)]
-        queued = np.array([_queued_unix_ns(span) for span in known], np.int64)
-        scheduled = queued + np.array([int(span.queue_s * 1e9) for span in known], np.int64)
-        tokens = np.array([span.prompt_tokens for span in known], float)
-        self._queued, self._queued_tokens = _cumulative(queued, tokens)
-        self._scheduled, self._scheduled_tokens = _cumulative(scheduled, tokens)
-
-    def idle_at(self, unix_ns: int) -> bool:
-        """Whether no other request was in the engine or on its way."""
-        return bool(
-            np.searchsorted(self._arrived, unix_ns, side="left") == np.searchsorted(self._ended, unix_ns, side="right")
-        )
-
-    def only_decoding_at(self, request: HeldRequest) -> int:
-        """How many others ran when it arrived; 0 where one of them waited for its first token."""
-        unix_ns = request.span.arrival_unix_ns
-        before = int(np.searchsorted(self._arrived, unix_ns, side="left"))
-        first = int(np.searchsorted(self._first, unix_ns, side="right"))
-        ended = int(np.searchsorted(self._ended, unix_ns, side="right"))
-        return max(before - ended, 0) if before == first else 0
-
-    def met_by(self, span: RequestSpan) -> tuple[float, float, float, float]:
-        """(waiting, running, kv_usage_ratio, queued_tokens) at QUEUED; NaN where the span does not tell it."""
-        if math.isnan(span.queue_s) or math.isnan(span.prefill_s):
-            return (math.nan,) * 4
-        at_unix_ns = _queued_unix_ns(span)
-        queued = int(np.searchsorted(self._queued, at_unix_ns, side="left"))
-        scheduled = int(np.searchsorted(self._scheduled, at_unix_ns, side="right"))
-        ended = int(np.searchsorted(self._ended, at_unix_ns, side="right"))
-        waiting_tokens = self._queued_tokens[queued] - self._scheduled_tokens[scheduled]
-        return (
-            float(max(0, queued - scheduled)),
-            float(max(0, scheduled - ended)),
-            math.nan,
-            float(max(0.0, waiting_tokens)),
-        )
+    Returns whether no other was in the engine or on its way when it arrived; how many others ran then, 0 where one of
+    them waited for its first token, shapes (n,); and (waiting, running, kv_usage_ratio, queued_tokens) at QUEUED,
+    (n, 4), NaN where its span does not tell it.
+    """
+    arrived_ns, ended_ns, first_ns, queued_ns, scheduled_ns, tokens = _moments(held)
+    known = queued_ns != MISSING
+    queued, queued_tokens = _cumulative(queued_ns[known], tokens[known])
+    scheduled, scheduled_tokens = _cumulative(scheduled_ns[known], tokens[known])
+    arrived, ended, first = np.sort(arrived_ns), np.sort(ended_ns), np.sort(first_ns)
+    at_ns, _, _, queued_at_ns, _, _ = _moments(requests)
+    before, gone = arrived.searchsorted(at_ns, "left"), ended.searchsorted(at_ns, "right")
+    running = np.where(before == first.searchsorted(at_ns, "right"), np.maximum(before - gone, 0), 0)
+    waiting, begun = queued.searchsorted(queued_at_ns, "left"), scheduled.searchsorted(queued_at_ns, "right")
+    left_tokens, unknown = queued_tokens[waiting] - scheduled_tokens[begun], np.full(len(requests), np.nan)
+    ran = begun - ended.searchsorted(queued_at_ns, "right")
+    queue = np.column_stack((waiting - begun, ran, unknown, left_tokens))
+    return before == gone, running, np.where((queued_at_ns == MISSING)[:, None], np.nan, np.maximum(queue, 0.0))
 
 
-def _queued_unix_ns(span: RequestSpan) -> int:
-    return span.arrival_unix_ns + int((span.first_token_s - span.prefill_s - span.queue_s) * 1e9)
+def _moments(requests: list[HeldRequest]) -> tuple[Ints, Ints, Ints, Ints, Ints, Floats]:
+    """When each arrived, ended, gave its first token, was queued and scheduled; its prompt tokens.
 
-
-def _first_unix_ns(span: RequestSpan) -> int:
-    return span.arrival_unix_ns + int(span.first_token_s * 1e9)
+    SCHEDULED = first token - prefill, QUEUED = that - queue, MISSING where the span does not tell it.
+    """
+    told = [(r.span.first_token_s, r.span.queue_s, r.span.prefill_s, r.prompt_tokens) for r in requests]
+    first_s, queue_s, prefill_s, tokens = np.array(told, float).reshape(-1, 4).T
+    arrived_ns, ended_ns = np.array([(r.span.arrival_unix_ns, r.end_unix_ns) for r in requests], np.int64).T
+    waited_s = first_s - prefill_s - queue_s
+    known = ~np.isnan(waited_s)
+    queued_ns = arrived_ns + (np.where(known, waited_s, 0.0) * 1e9).astype(np.int64)
+    scheduled_ns = queued_ns + (np.where(known, queue_s, 0.0) * 1e9).astype(np.int64)
+    first_ns = arrived_ns + (first_s * 1e9).astype(np.int64)
+    return arrived_ns, ended_ns, first_ns, np.where(known, queued_ns, MISSING), scheduled_ns, tokens

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from collector.config import Config
-from collector.join.rows import COLUMN, COMPLETED, SCHEDULED, START, Stamps, summary_features
+from collector.join.rows import COLUMN, COMPLETED, SCHEDULED, START, Stamps, raw_features, summary_features
 from collector.join.window import Cells
 from collector.telemetry import RowDrop
 from online import Floats, Ints, Mask
@@ -127,18 +127,21 @@ def step_features(view: StepView, habits: Habits) -> Floats:
 
 def _rebuilt_features(view: StepView, habits: Habits) -> Floats:
     """The same by journeys alone; scaled up where they are sampled."""
-    raw, scale = np.full((len(view.seen), len(COLUMN)), np.nan), habits.hole_scale
-    for name, column in (
-        ("prefill_tokens", view.prefill_tokens * scale + view.cells["recomputed_tokens"]),
-        ("prefill_attention", view.cells["prefill_attention"] * scale),
-        ("prefill_requests", view.prefill_requests * scale),
-        ("decode_context_tokens", view.context_tokens * scale),
-        ("kv_usage_ratio", habits.usage_by((view.context_tokens + view.prefill_tokens) * scale)),
-        *((name, view.decode_requests * scale) for name in ("decode_requests", "decode_tokens")),
-        *((name, view.requests * scale) for name in ("requests", "running")),
-    ):
-        raw[:, COLUMN[name]] = column
-    return raw
+    scale = habits.hole_scale
+    requests, decoding = view.requests * scale, view.decode_requests * scale
+    return raw_features(
+        {
+            "prefill_tokens": view.prefill_tokens * scale + view.cells["recomputed_tokens"],
+            "prefill_attention": view.cells["prefill_attention"] * scale,
+            "prefill_requests": view.prefill_requests * scale,
+            "decode_requests": decoding,
+            "decode_tokens": decoding,
+            "decode_context_tokens": view.context_tokens * scale,
+            "kv_usage_ratio": habits.usage_by((view.context_tokens + view.prefill_tokens) * scale),
+            "requests": requests,
+            "running": requests,
+        }
+    )
 
 
 def drops(

@@ -226,7 +226,7 @@ def _pending(samples: Samples) -> Iterator[Finding]:
     if engines:
         what = ", ".join(f"{number:,} {name if number != 1 else name[:-1]}" for name, number in held.items())
         of = next(iter(engines)) if len(engines) == 1 else f"{len(engines)} engines"
-        yield Finding(FAIR, "pending", f"{what} of {of} wait for their other half, idle_timeout_s at most")
+        yield Finding(FAIR, "pending", f"{what} of {of} wait for their other half, join_timeout_s at most")
 
 
 def _configurations(snapshot: tracefit.Snapshot, samples: Samples, nothing_yet: Advice) -> Iterator[Finding]:

@@ -308,7 +308,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     ] = 20.0
     idle_timeout_s: Annotated[
         float,
-        Meta(ge=1, le=86_400, description="After so long without telemetry, an engine is no longer waited for."),
+        Meta(ge=1, le=86_400, description="After so long without telemetry, what an engine told is used as it is."),
     ] = 20.0
     join_timeout_s: Annotated[
         float,

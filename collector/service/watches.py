@@ -38,8 +38,9 @@ _log = logging.getLogger(__name__)
 class EventTime:
     """Event time stands still when nothing comes, so a source that is idle by the clock here is waited for no longer.
 
-    At most once a second: whoever has sent nothing for ``idle_timeout_s`` is waited for no longer, and what it holds is
-    learned. Exports that came and were not read yet count as heard.
+    At most once a second: of whoever has sent nothing for ``idle_timeout_s``, what it told is learned, and after
+    ``join_timeout_s`` what only more telemetry could have completed. Exports that came and were not read yet count as
+    heard.
 
     Attributes:
         pending: what is held now; replaced, never edited.

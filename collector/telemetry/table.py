@@ -176,7 +176,7 @@ PENDING = Metric(
     "join_pending",
     _G,
     "",
-    "Steps, requests and rows that are not learned yet, of the 5 engines with most; idle sources hold none.",
+    "Steps, requests and rows that are not learned yet, of the 5 engines with most.",
     (("engine", OPEN), ("what", ("steps", "requests", "rows"))),
 )
 ENGINES = Metric("join_engines_size", _G, "engines", "Engines and API processes held, the larger number of the two.")

@@ -156,6 +156,34 @@ def term_text(term: str, added: float | None = None) -> str:
     return f"{words} ({amount}{_PER_UNIT.get(term, ' per token')})"
 
 
+class OddReplica(NamedTuple):
+    """An engine of a merged configuration whose steps take another time than those of its siblings.
+
+    Attributes:
+        engine: its name; empty where its state did not say.
+        ratio: its time per theirs.
+        stderr: standard error of ``ratio``; None: not known.
+        term: as of :class:`SpeedChange`, and so is ``added``.
+        siblings: how many others there are.
+    """
+
+    engine: str
+    ratio: float
+    stderr: float | None
+    term: str
+    added: float | None
+    siblings: int
+
+    @property
+    def text(self) -> str:
+        """``engine 'a' takes 1.586 ± 0.008 times as long as the others: …`` with 95 % of the ratio, and the term."""
+        error = "" if self.stderr is None else f" ± {1.96 * self.stderr:.3f}"
+        others = "the others" if self.siblings > 1 else "the only other one, and of two either may be the odd one"
+        said = term_text(self.term, self.added)
+        ratio = f"takes {self.ratio:.3f}{error} times as long as {others}"
+        return f"engine {self.engine or 'unknown'!r} {ratio}{said and f': {said}'}"
+
+
 _NO_WORK: Mapping[str, UsualWork] = {}
 _NO_LEVEL: Mapping[str, Level] = {}
 
@@ -169,7 +197,7 @@ class Target(NamedTuple):
     ``context_us_per_token``, what a token
     of decode context costs among steps of about one size, None where nobody said; ``in_flight``, what the time
     grows by with the requests in flight, None where it does not; ``level``, of ``decode`` and ``prefill`` steps;
-    ``change``, the newest confirmed change of speed.
+    ``change``, the newest confirmed change of speed; ``odd``, the engines of another speed, in a merged snapshot.
     """
 
     name: str
@@ -188,6 +216,7 @@ class Target(NamedTuple):
     factors_applied: bool = True
     level: Mapping[str, Level] = _NO_LEVEL
     change: SpeedChange | None = None
+    odd: tuple[OddReplica, ...] = ()
 
 
 ACTIVE_EXPERTS = "active_experts"
@@ -266,6 +295,7 @@ class Verdict(NamedTuple):
         last_heard_unix_nano: when the newest telemetry of its engines was made, 0 where nobody said.
         replaced: its server sends another configuration now.
         change: the newest confirmed change of the speed of its steps.
+        odd: the engines of another speed than their siblings, in a merged snapshot.
         seen: lowest and highest value per step of each feature that was learned from.
         hidden: what its telemetry samples or does not tell, one clause each.
     """
@@ -280,6 +310,7 @@ class Verdict(NamedTuple):
     last_heard_unix_nano: int = 0
     replaced: bool = False
     change: SpeedChange | None = None
+    odd: tuple[OddReplica, ...] = ()
     seen: Mapping[str, Ratios] = {}
     hidden: tuple[str, ...] = ()
 
@@ -296,7 +327,8 @@ class Verdict(NamedTuple):
         """For JSON: the same keys, and ``state``."""
         change = None if self.change is None else self.change._asdict()
         seen = {name: list(bounds) for name, bounds in self.seen.items()}
-        return {"state": self.state, **self._asdict(), "change": change, "seen": seen}
+        odd = [each._asdict() for each in self.odd]
+        return {"state": self.state, **self._asdict(), "change": change, "odd": odd, "seen": seen}
 
     def silent_since(self, now_unix_nano: int) -> int:
         """When its engines were last heard of, if they are gone: replaced, or silent for ten minutes. Else 0."""
@@ -309,7 +341,7 @@ class Verdict(NamedTuple):
         problems += [Problem(f"not usable: {doubt}", is_defect=True) for doubt in self.doubts]
         if self.change is not None and self.change.is_news(now_unix_nano) and not self.replaced:
             problems.append(Problem(self.change.text(now_unix_nano)))
-        return tuple(problems)
+        return (*problems, *(Problem(each.text) for each in self.odd))
 
 
 def judged(config: ConfigDocument, reasons: tuple[str, ...], model: Model | None) -> Verdict:
@@ -331,6 +363,7 @@ def judged(config: ConfigDocument, reasons: tuple[str, ...], model: Model | None
         last_heard_unix_nano=config.last_heard_unix_nano,
         replaced=config.replaced,
         change=None if step is None else step.change,
+        odd=() if step is None else step.odd,
         seen={} if step is None or step.seen is None else step.seen.features,
         hidden=tuple(filter(None, hidden)),
     )
@@ -432,6 +465,7 @@ def _target(name: str, tree: Any, where: str) -> Target:
         tree.get("shape_factors_applied") is not False,
         _levels(tree.get("level") or {}, f"{where}.level"),
         _change(tree.get("drift"), f"{where}.drift"),
+        _odd(tree.get("replicas") or [], f"{where}.replicas"),
     )
 
 
@@ -504,6 +538,22 @@ def _change(tree: Any, where: str) -> SpeedChange | None:
         return None
     factor, since, added = _positive(tree, "gain", where), _whole(tree, "last_unix_nano"), _maybe(tree, "added", where)
     return SpeedChange(factor, since, _text(tree, "term"), added)
+
+
+def _odd(tree: Any, where: str) -> tuple[OddReplica, ...]:
+    replicas = [_object(each, where) for each in _list(tree, where)]
+    return tuple(
+        OddReplica(
+            _text(each, "engine"),
+            _positive(each, "ratio", where),
+            _maybe(each, "stderr", where),
+            _text(each, "term"),
+            _maybe(each, "added", where),
+            len(replicas) - 1,
+        )
+        for each in replicas
+        if each.get("differs") and each.get("ratio") is not None
+    )
 
 
 def _seen(tree: Any, where: str) -> Seen | None:

@@ -259,6 +259,8 @@ def _verdict_lines(config: Config, now_unix_nano: int) -> Iterator[str]:
         yield f"  verdict   {'; '.join((verdict.state, *verdict.reasons))}"
     if verdict.change is not None:
         yield f"  change    {verdict.change.text(now_unix_nano)}"
+    for odd in verdict.odd:
+        yield f"  sibling   {odd.text}"
     for each in verdict.hidden:
         yield f"  hidden    {each}"
     silent_since = verdict.silent_since(now_unix_nano)

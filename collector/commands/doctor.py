@@ -248,6 +248,8 @@ def _configurations(snapshot: tracefit.Snapshot, samples: Samples, nothing_yet: 
         if change is not None and change.is_news(snapshot.created_unix_nano):
             grade = POOR if change.factor > 1.0 else FAIR
             yield Finding(grade, "speed", f"{name}: {change.text(snapshot.created_unix_nano)}")
+        for odd in config.verdict.odd:
+            yield Finding(POOR if odd.ratio > 1.0 else FAIR, "speed", f"{name}: {odd.text}")
 
 
 def _finding(topic: str, advice: Advice, prefix: str = "") -> Finding:

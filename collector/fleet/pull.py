@@ -16,6 +16,7 @@ snapshot; its state stays. One process writes to a directory at a time.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -33,7 +34,7 @@ from exporters.status_page import FleetSource
 from online import Bank, ConfigSnapshot, Snapshot, StateError, TargetSnapshot, merge_states, part_of
 from online.state import Lineage, LineageLedger
 from online.transfer import HIDES_HITS
-from tracefit import term_text
+from tracefit import OddReplica
 
 from .sources import Fetched, StateFetcher, check_sources, look
 
@@ -98,10 +99,9 @@ def differing(target: TargetSnapshot) -> Iterator[str]:
     """Sentences on the replicas of a target that differ from the others."""
     odd = [replica for replica in target.replicas if replica.differs]
     for replica in odd[:_REPLICAS_NAMED]:
-        error = "" if replica.stderr is None else f" ± {replica.stderr:.3f}"
-        term = term_text(replica.term, replica.added)
-        much = f"takes {replica.ratio:.3f}{error} times as long as the others"
-        yield f"engine {replica.engine or 'unknown'!r} {much}{term and f': {term}'}"
+        ratio = replica.ratio or math.nan
+        told = replica.engine, ratio, replica.stderr, replica.term, replica.added, len(target.replicas) - 1
+        yield OddReplica(*told).text
     if len(odd) > _REPLICAS_NAMED:
         yield f"{len(odd) - _REPLICAS_NAMED} more engines differ from the others"
 

@@ -27,15 +27,16 @@ FIELDS = {
     "Move": "target feature unit before after standard_errors status_before status_after",
     "TypicalStep": "prefill_tokens requests decode_context_tokens before_us after_us",
     "Target": "name champion models interval factors seen mean_us mean_factor step_ahead_us factor_rows "
-    "usual_work context_us_per_token in_flight factors_applied level change",
+    "usual_work context_us_per_token in_flight factors_applied level change odd",
     "Model": "name coefficients rows mape median_ape covariance plain_median_ape",
     "Interval": "pooled strata",
     "Seen": "features cells",
     "InFlight": "requests us_per_request",
     "Level": "factor last_row_unix_nano",
+    "OddReplica": "engine ratio stderr term added siblings",
     "SpeedChange": "factor since_unix_nano term added",
     "Problem": "text is_defect",
-    "Verdict": "usable reasons doubts quarantined error rows last_row_unix_nano last_heard_unix_nano replaced change "
+    "Verdict": "usable reasons doubts quarantined error rows last_row_unix_nano last_heard_unix_nano replaced change odd "
     "seen hidden",
     "UsualWork": "prefill_tokens requests decode_context_tokens us",
 }

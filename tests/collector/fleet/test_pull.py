@@ -2,6 +2,7 @@
 
 import pytest
 
+import tracefit
 from collector.cli import main
 from collector.fleet import sources as state_fetch
 from collector.fleet import sources as state_places
@@ -273,6 +274,26 @@ def test_the_fact_that_tells_two_kinds_of_machine_apart_is_named(tmp_path):
     }
     assert config.told_apart_by == ["num_gpu_blocks"]
     assert noted[-1].endswith("would be told apart by num_gpu_blocks")
+
+
+def test_whoever_asks_a_merged_snapshot_hears_of_the_engine_that_is_slower(tmp_path, capsys):
+    for n, gain in enumerate((1.0, 1.0, 1.0, 1.43)):
+        (tmp_path / f"{n}.bin").write_bytes(state_of(f"engine-{n}", n, gain=gain))
+    _, _, noted = pulled([tmp_path], tmp_path / "fleet")
+    snapshot = tracefit.load(tmp_path / "fleet" / "snapshot.json")
+    (problem,) = snapshot.config().verdict.problems(snapshot.created_unix_nano)
+    assert problem.text.startswith("engine 'engine-3' takes 1.4")
+    assert problem.text.endswith("times as long as the others: every term alike (+43%)")
+    assert noted[-1].endswith(problem.text)
+    assert main(["show", str(tmp_path / "fleet" / "snapshot.json")]) == 0
+    assert problem.text in capsys.readouterr().out
+
+
+def test_of_two_engines_nobody_says_which_is_the_odd_one(tmp_path):
+    for n, gain in enumerate((1.0, 1.43)):
+        (tmp_path / f"{n}.bin").write_bytes(state_of(f"engine-{n}", n, gain=gain))
+    _, _, noted = pulled([tmp_path], tmp_path / "fleet")
+    assert all("of two either may be the odd one" in line for line in noted if "times as long" in line)
 
 
 def test_without_such_a_fact_those_of_the_machine_that_nobody_says_are_named(tmp_path):

@@ -36,8 +36,8 @@ FIELDS = {
     "OddReplica": "engine ratio stderr term added siblings",
     "SpeedChange": "factor since_unix_nano term added",
     "Problem": "text is_defect",
-    "Verdict": "usable reasons doubts quarantined error rows last_row_unix_nano last_heard_unix_nano replaced change odd "
-    "seen hidden",
+    "Verdict": "usable reasons doubts quarantined error rows last_row_unix_nano last_heard_unix_nano replaced change "
+    "odd seen hidden",
     "UsualWork": "prefill_tokens requests decode_context_tokens us",
 }
 CALLS = {

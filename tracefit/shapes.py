@@ -36,14 +36,9 @@ and at least what the same requests take without prefill. Where nobody said what
 published factor. Where no cell has 64 rows, and where a row is the mean of many steps (whose shape is not that of the
 steps in it), the coefficients are all there is: T = x, s = b_C.
 
-**Rising.** Requests are asked about by a surface that does not fall with P or n where noise alone made measured steps
-fall: its T at the middles are fitted to those above by isotonic regression, along P and then along n (which keeps the
-order along P, because the regression of larger values is larger). Without prefill they weigh by what is known of them,
-and a fall along n stays where it is three standard errors: kernels of some batches are faster than those of smaller
-ones.
-
-    var y_c     = (t_c (p90 - p10) / 2.563)² 32 / r_c + (s C_c / 10)²       p10 and p90 of its stratum; rows are alike
-                                                                            in runs of 32, and s is known to a tenth
+**Rising.** Requests are asked about by a surface that never falls with P or n, though measured steps may: its T at the
+middles are fitted to those above by isotonic regression, along P and then along n (which keeps the order along P,
+because the regression of larger values is larger).
 
 be is of a mixture of E experts, k of which each token goes through; 0 where nobody said.
 
@@ -76,13 +71,6 @@ _HALF_ROWS = 8.0
 _ROWS_MIN = 64.0
 _RATIO_MAX = 5.0
 _DRAWN = 0.001
-_CERTAIN = 3.0
-"""Standard errors."""
-_ALIKE = 32.0
-"""Rows in order that share their noise, as in online/rls/error_bars.py."""
-_CONTEXT_ERROR = 0.1
-_P10_TO_P90 = 2.563
-_SPREAD_MIN = 0.001
 _PER_OCTAVE = -math.log(8.0)
 _CELLS_MAX = 512  # there are no more
 _ENTRIES_MAX = 65536
@@ -164,11 +152,11 @@ class Nodes(NamedTuple):
     decodes: list[float]
     prefills: list[list[float]]
 
-    def rising(self, certainty: Sequence[float]) -> Nodes:
-        """The nearest that do not fall, but without prefill where that is certain; T² / var T of each of these."""
+    def rising(self) -> Nodes:
+        """The nearest that never fall."""
         along_tokens = list(map(_isotonic, self.prefills))
         along_requests = map(_isotonic, zip(*along_tokens, strict=True))
-        return Nodes(_isotonic(self.decodes, certainty), [list(row) for row in zip(*along_requests, strict=True)])
+        return Nodes(_isotonic(self.decodes), [list(row) for row in zip(*along_requests, strict=True)])
 
 
 class StepTable(dict[int, Piece]):
@@ -226,23 +214,16 @@ def _between(places: Sequence[float], values: Sequence[float], after: int, at: f
     return values[after - 1] + share * (values[after] - values[after - 1])
 
 
-def _isotonic(values: Sequence[float], certainty: Sequence[float] = ()) -> list[float]:
-    """The nearest in least squares that never falls: neighbours that fall are pooled, but where a fall is certain.
-
-    ``certainty``: value² / its variance, of each; nothing is certain of values that have none.
-    """
-    pools: list[tuple[float, float, int]] = []
-    for value, known in zip(values, certainty or repeat(1.0, len(values)), strict=True):
-        mean, weight, count = value, known, 1
-        while pools and (fall := pools[-1][0] / mean - 1.0) > 0.0:
-            before, its_weight, its_count = pools[-1]
-            if certainty and fall > _CERTAIN * math.sqrt(1.0 / its_weight + 1.0 / weight):
-                break
-            mean = (before * its_weight + mean * weight) / (its_weight + weight)
-            weight, count = its_weight + weight, its_count + count
-            pools.pop()
-        pools.append((mean, weight, count))
-    return [mean for mean, _, count in pools for _ in range(count)]
+def _isotonic(values: Sequence[float]) -> list[float]:
+    """The nearest in least squares that never falls: neighbours that fall are pooled."""
+    pools: list[tuple[float, int]] = []
+    for value in values:
+        mean, count = value, 1
+        while pools and pools[-1][0] > mean:
+            before, many = pools.pop()
+            mean, count = (before * many + mean * count) / (many + count), many + count
+        pools.append((mean, count))
+    return [mean for mean, count in pools for _ in range(count)]
 
 
 class _Seen(NamedTuple):
@@ -312,7 +293,7 @@ class StepSurface:
     @cached_property
     def rising(self) -> StepTable:
         """See the class."""
-        nodes = None if self._nodes is None else self._nodes.rising(self._certainty())
+        nodes = None if self._nodes is None else self._nodes.rising()
         return StepTable(self._coefficients, nodes, self._target.interval, self._wider)
 
     def least_us(self, prefill_tokens: float) -> float:
@@ -320,22 +301,6 @@ class StepSurface:
         least, base, per_token, *_ = self.steps[STRIDE + (piece := piece_of(prefill_tokens))]
         shorter = [] if self._nodes is None else self._nodes.prefills[0][:piece]
         return max(least, base + per_token * prefill_tokens, *shorter)
-
-    def _certainty(self) -> list[float]:
-        """T² / var T at the middles of cells without prefill; empty where nobody said how steps scatter."""
-        interval, rows = self._target.interval, self._target.factor_rows
-        if interval is None:
-            return []
-        found = []
-        for cell, size in zip(_cell_names()[0], _DECODE_SIZES, strict=True):
-            p10, p90 = interval.strata.get(stratum_name(0.0, size), interval.pooled)
-            seen, context = self._seen.get(cell), 0.0
-            if seen is not None:  # in parts of T
-                context = self.context_us * self._target.usual_work[cell].decode_context_tokens / seen.y
-            spread = max((p90 - p10) / _P10_TO_P90, _SPREAD_MIN) * (1.0 + context)
-            variance = _ALIKE * spread * spread / max(rows.get(cell, 0.0), _DRAWN) + (_CONTEXT_ERROR * context) ** 2
-            found.append(1.0 / variance)
-        return found
 
     def _measured(self) -> Nodes:
         """T at the middle of each cell."""

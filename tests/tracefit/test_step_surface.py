@@ -76,17 +76,15 @@ def test_what_was_served_often_is_told_by_its_own_rows():
     assert step_us(odd, 0, 60, 60 * 1500) == pytest.approx(step_us(BIG, 0, 60, 60 * 1500), rel=0.02)
 
 
-@pytest.mark.parametrize(("rows", "told"), [(100.0, False), (4_000.0, True)])
-def test_a_batch_is_slower_to_requests_than_a_larger_one_only_where_its_rows_show_it(rows, told):
-    odd = learned(SERVED, context_us_per_token=CONTEXT_US, rows=rows)
-    odd["configs"][0]["targets"]["step_time"] |= {"interval": {"p10": 0.85, "p50": 1.0, "p90": 1.2}}
-    odd["configs"][0]["targets"]["step_time"]["shape_factors"]["decode:41-48"]["usual"][3] *= 1.2
+def test_requests_never_see_a_batch_that_is_slower_than_a_larger_one_though_steps_were():
+    odd = learned(SERVED, context_us_per_token=CONTEXT_US)
+    odd["configs"][0]["targets"]["step_time"]["shape_factors"]["decode:41-48"]["usual"][3] *= 1.3
     config = tracefit.load(encoded(odd)).config()
     assert config.step_time(requests=44).us > config.step_time(requests=60).us
     times = [
         config.request(prompt_tokens=1, output_tokens=1_000, concurrency=requests).itl.us for requests in range(1, 130)
     ]
-    assert told == any(after < before for before, after in itertools.pairwise(times))
+    assert all(after >= before for before, after in itertools.pairwise(times))
 
 
 def test_a_shape_whose_one_row_compiled_says_nothing():

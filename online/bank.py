@@ -22,6 +22,7 @@ from weakref import WeakKeyDictionary
 
 import msgspec
 
+from online.constants import ENGINES_MAX
 from online.features import Fact, Facts, FeatureSet
 from online.rls import Prior
 from online.target import RLS, BankSettings, ChangeKind, StepHistory, TargetState, check_settings, feature_set
@@ -32,9 +33,6 @@ from .snapshot import TargetSnapshot
 from .state import LEARNERS, Lineage, LineageLedger, StateError, Tree, decode, encode, part_of_tree, refusing
 
 SILENT_NS = 3_600 * 10**9
-# Guard: memory.
-REFUSED_MAX = 1024
-"""Names remembered of configurations that found no place."""
 
 
 class ConfigPlaces:
@@ -68,7 +66,7 @@ class ConfigPlaces:
             self.evictions += taken != newcomer
             return taken
         self.refused[newcomer] = max(unix_ns, self.refused.pop(newcomer, 0))
-        while len(self.refused) > REFUSED_MAX or next(iter(self.refused.values())) < unix_ns - SILENT_NS:
+        while len(self.refused) > ENGINES_MAX or next(iter(self.refused.values())) < unix_ns - SILENT_NS:
             self.refused.popitem(last=False)
         return None
 

@@ -5,7 +5,7 @@
     v    = 1 / (1 + (r / 0.05)^2)         weight of a row; r: how far the form reaches for it (ShapeFactors.reach)
     m    = weighted median of a block     32 consecutive rows; with prefill 16, less the median e of the others
     b    = m mean(v)                      what a block says: nothing where the form alone says what its work costs
-    w   <- w + (1.2533 min(|b|, 3 w) - w) / min(k + 16, 256)     what blocks of this machine usually say; k so far
+    w   <- w + (1.2533 min(|b|, 3.5 w) - w) / min(k + 16, 256)     what blocks of this machine usually say; k so far
     z    = clip(b / max(w, 4 %), -3.5, 3.5)
     S+   = max(0, S+ + z - 1.5)           S- = max(0, S- - z - 1.5)
     a change is confirmed where S+ or S- reaches 9 and the block is beyond half of the gain, log gain = median of m
@@ -61,18 +61,17 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .blocks import CELLS, PREFILL_CELL, Design, median_of
-from .constants import HALF_LIFE_STEPS, MEAN_ABS_TO_SD, NOISE_ROWS, SILENCE_NS, START_ROWS
+from .constants import ENGINES_MAX, HALF_LIFE_STEPS, MEAN_ABS_TO_SD, NOISE_ROWS, SILENCE_NS, START_ROWS
 from .rows import Floats, Ints
 from .shapes import KNOWN_ROWS, ShapeFactors
 from .snapshot import DriftSnapshot
 from .state import StateError, Stateful, Tree
 
 # Chosen: on the recordings and on seeds below 200 (tests/bench/learning_drift.py).
-PREFILL_ROWS, _SLACK, _LIMIT, _Z_MAX, GATE, _REACH = 16, 1.5, 9.0, 3.5, 0.06, 0.05
+_SLACK, _LIMIT, _Z_MAX, GATE, _REACH = 1.5, 9.0, 3.5, 0.06, 0.05
 # Chosen: on the same, for w.
-_USUAL_FIRST, _USUAL_MIN, _FIRST_WEIGHT, _MEMORY, _CLIP = 0.05, 0.04, 16, 256, 3.0
-# Guard: memory; a change that took longer has the gain of its last 32 blocks.
-_BLOCKS_KEPT = 32
+_USUAL_MIN, _MEMORY = 0.04, 256
+PREFILL_ROWS = NOISE_ROWS // 2
 # Guess: River's detectors do not say since when; of fewer rows without prefill a median says little.
 _RIVER_BLOCKS, _OTHERS_MIN = 5, 8
 NO_DETECTOR = "none"
@@ -81,8 +80,8 @@ DETECTORS = ("cusum", "adwin", "page_hinkley", NO_DETECTOR)
 _LEFT = 0.01
 # Derived: the larger of two times that one coefficient is within a tenth of both is 1.25 of the other.
 APART = math.log(1.25)
-# Guess: enough for a median, few enough to follow an engine. Guard: memory; engines heard of longest ago go.
-_ENGINE_ROWS, _ENGINE_ROWS_MIN, _ENGINES_MAX = 64, 16, 256
+# Guess: enough for a median, few enough to follow an engine.
+_ENGINE_ROWS = 64
 
 
 class Alarm(Stateful):
@@ -143,7 +142,7 @@ class ChangeTest(Stateful):
 
     Attributes:
         waiting: e and weight of rows that do not fill a block yet, (n, 2).
-        medians: m of the last blocks, at most 32.
+        medians: m of the last blocks, at most 256.
         usual, blocks: w and k.
     """
 
@@ -151,7 +150,7 @@ class ChangeTest(Stateful):
 
     def __init__(self, detector: str, rows: int) -> None:
         self._detector, self._rows = detector, rows
-        self.usual, self.blocks = _USUAL_FIRST, 0
+        self.usual, self.blocks = _USUAL_MIN, 0
         self.restart()
 
     def restart(self) -> None:
@@ -177,10 +176,10 @@ class ChangeTest(Stateful):
 
     def _test(self, m: float, share: float) -> float:
         said, usual = share * m, max(self.usual, _USUAL_MIN)
-        rate = 1.0 / min(self.blocks + _FIRST_WEIGHT, _MEMORY)
-        self.usual += rate * (MEAN_ABS_TO_SD * min(abs(said), _CLIP * self.usual) - self.usual)
+        rate = 1.0 / min(self.blocks + KNOWN_ROWS, _MEMORY)
+        self.usual += rate * (MEAN_ABS_TO_SD * min(abs(said), _Z_MAX * self.usual) - self.usual)
         self.blocks += 1
-        self.medians = [*self.medians, m][-_BLOCKS_KEPT:]
+        self.medians = [*self.medians, m][-_MEMORY:]
         if not self.alarm.update(min(max(said / usual, -_Z_MAX), _Z_MAX)):
             return 0.0
         gain = median_of(self.medians[-self.alarm.lasting :])
@@ -255,7 +254,7 @@ class Engines(Stateful):
         for number in np.unique(engine).tolist():
             own = engine == number
             self.rows.setdefault(number, EngineRows()).learn(cell[own], log_y[own], end_ns)
-        heard = sorted(self.rows.items(), key=lambda each: each[1].last_ns)[-_ENGINES_MAX:]
+        heard = sorted(self.rows.items(), key=lambda each: each[1].last_ns)[-ENGINES_MAX:]
         self.rows = {number: rows for number, rows in heard if rows.last_ns >= end_ns - SILENCE_NS}
 
     def odd(self, usual: Floats) -> OddEngine | None:
@@ -280,7 +279,7 @@ class Engines(Stateful):
         return not odd.differs and 2 * showing > len(levels)
 
     def _levels(self, usual: Floats, first_cell: int) -> dict[int, float]:
-        counting = ((number, rows) for number, rows in self.rows.items() if len(rows.cell) >= _ENGINE_ROWS_MIN)
+        counting = ((number, rows) for number, rows in self.rows.items() if len(rows.cell) >= KNOWN_ROWS)
         return {number: rows.level(usual, first_cell) for number, rows in counting}
 
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-# Derived: of a normal distribution, standard deviation per median absolute deviation, 1 / 0.6745.
-MAD_TO_SD = 1.4826
-# Derived: of a normal distribution, standard deviation per mean absolute deviation, sqrt(pi / 2).
-MEAN_ABS_TO_SD = 1.2533
-# Derived: the normal deviate of the ninth decile, so of P10 and P90.
-TENTH = 1.2816
+import math
+from statistics import NormalDist
+
+_NORMAL = NormalDist()
+MAD_TO_SD = 1.0 / _NORMAL.inv_cdf(0.75)
+"""Of a normal distribution, standard deviation per median absolute deviation."""
+MEAN_ABS_TO_SD = math.sqrt(math.pi / 2.0)
+"""Of a normal distribution, standard deviation per mean absolute deviation."""
+TENTH = _NORMAL.inv_cdf(0.9)
+"""The normal deviate of P90."""
 # Source: Tukey's bisquare cut with 95 % efficiency at the normal; Holland and Welsch (Comm. Stat. 1977).
 BISQUARE = 4.685
 # Measured: the share of peak that H100 GEMM tables reach (online/features/systems/base.py).
@@ -18,16 +22,26 @@ NOISE_ROWS = 32
 START_ROWS = 256
 # Guess: steps after which a row counts half.
 HALF_LIFE_STEPS = 4000
+# Guess: rows after which the error of a prediction counts half; what a row adds at most where errors are compared.
+ERROR_ROWS, ERROR_MAX = 1000.0, 0.5
+# Guard: a value beyond is no measurement; squares, sums of these and their inverses stay finite.
+VALUE_MAX = 1e12
 # Guess: share of the evidence that a confirmed change of speed leaves.
 ALARM_KEEP = 0.02
 # Guess: without a row for ten minutes an engine is silent.
 SILENCE_NS = 600_000_000_000
 # Guard: memory; of one configuration.
 ENGINES_MAX = 4096
-# Guess: what is preferred gives way only to what is 5 % better, so that a reader is not told something else each time.
-PREFERENCE = 0.95
+# Guess: a difference of 5 % is worth telling.
+WORTH = 0.05
+PREFERENCE = 1.0 - WORTH
+"""What is preferred gives way only to what is better by as much, so that a reader is not told another each time."""
+# Guess: three standard deviations are sure.
+SURE_SD = 3.0
 # Guess: how far a donor's coefficient may be off; 20 rows then do what 500 do from cold.
 DONOR_SHARE = 0.15
+# Measured: a linear form is off by 1 to 3 % at an operating point (online/transfer/sheet.py).
+MISFIT = 0.02
 # Guard: no machine is quieter than 0.5 %, and weights stay finite.
 QUIETEST = 0.005
 # Guard: no division by 0; smaller than any sum that rows leave.

@@ -11,7 +11,7 @@ import math
 import numpy as np
 
 from .blocks import STRATA, Design, stratum_name
-from .constants import TINY
+from .constants import ERROR_ROWS, NOISE_ROWS, TINY
 from .rows import Floats, Ints
 from .snapshot import ErrorSnapshot, IntervalSnapshot, ResidualSnapshot
 from .state import StateError, Stateful
@@ -29,33 +29,44 @@ def _places(histograms: Floats, shares: tuple[float, ...]) -> Floats:
     return places
 
 
-# ------------------------------------------------------------------- prequential error
+# Derived: bins are 0.25 % wide near 0 and 12 % far out; 44 of them to each side reach log ratios of 2.4.
+_SCALE, _PER_UNIT, _BINS = 0.02, 8.0, 88
+# Guard: an error, and a ratio of observed and predicted, is at most that of a prediction ten times as long as the step.
+_RATIO_MAX = 10.0
 
-# Guard: errors beyond count as 0.01 % and 1,000 %. Derived: 192 bins are 6 % wide each.
-_APE_LOW, _APE_HIGH, _APE_BINS = 1e-4, 10.0, 192
-_APE_PER_LOG = _APE_BINS / math.log(_APE_HIGH / _APE_LOW)
+
+def _bins(values: Floats) -> Ints:
+    """The bin of each value, (n,), from 0 on and without an end."""
+    return np.floor(_PER_UNIT * np.arcsinh(values / _SCALE)).astype(np.int64)
+
+
+def _values(places: Floats) -> Floats:
+    """What lies at these places, in bins from the one that begins at 0."""
+    return _SCALE * np.sinh(places / _PER_UNIT)
+
+
+# ------------------------------------------------------------------- prequential error
 
 
 class PrequentialError(Stateful):
-    """Relative error of one prediction, |yhat - y| / y, clipped to 1e-4..10 and forgotten with a half-life of rows.
+    """Relative error of one prediction, |yhat - y| / y, at most 10, forgotten with a half-life of rows.
 
-    The mean is a decayed mean; median and 90th percentile come from a decayed histogram of the logarithm, 192 bins of
-    6 %, interpolated.
+    The mean is a decayed mean; median and 90th percentile come from a decayed histogram, interpolated.
     """
 
     SAVED = ("histogram", "sum_ape", "total")
 
-    def __init__(self, half_life_rows: float = 1000.0) -> None:
+    def __init__(self, half_life_rows: float = ERROR_ROWS) -> None:
         self._half_life_rows = half_life_rows
-        self.histogram = np.zeros(_APE_BINS)
+        self.histogram = np.zeros(_BINS)
         self.sum_ape = self.total = 0.0
 
     def learn(self, ape: Floats) -> None:
         """Errors (n,) of one block; they must be finite."""
-        clipped = np.minimum(np.maximum(ape, _APE_LOW), _APE_HIGH)
-        bins = np.minimum(np.log(clipped * (1.0 / _APE_LOW)) * _APE_PER_LOG, _APE_BINS - 1.0).astype(np.int64)
-        kept = 2.0 ** (-len(ape) / self._half_life_rows)
-        self.histogram = self.histogram * kept + np.bincount(bins, minlength=_APE_BINS)
+        clipped = np.minimum(ape, _RATIO_MAX)
+        kept = 0.5 ** (len(ape) / self._half_life_rows)
+        self.histogram *= kept
+        np.add.at(self.histogram, _bins(clipped), 1.0)
         self.sum_ape = self.sum_ape * kept + float(clipped.sum())
         self.total = self.total * kept + len(ape)
 
@@ -67,17 +78,12 @@ class PrequentialError(Stateful):
         """As ratios; None before the first prediction."""
         if self.total <= 0.0:
             return None
-        places = _places(self.histogram[None, :], (0.5, 0.9))[0]
-        median_ape, p90_ape = (_APE_LOW * np.exp(places / _APE_PER_LOG)).tolist()
+        median_ape, p90_ape = _values(_places(self.histogram[None, :], (0.5, 0.9))[0]).tolist()
         return ErrorSnapshot(mape=self.mean(), median_ape=median_ape, p90_ape=p90_ape)
 
 
 # ------------------------------------------------------------------- bands
 
-# Derived: bins 0.25 % wide near 0; 44 of them to each side reach log ratios of 2.4.
-_SCALE, _PER_UNIT, _BINS = 0.02, 8.0, 88
-# Guess: the least that has a tenth.
-_PUBLISHED_ROWS = 30.0
 # Chosen: on the recordings that tests/bench/learning_bars.py scores.
 _HALF_LIFE_MIN_ROWS, _HALF_LIFE_MAX_ROWS, _HALF_LIFE_SHARE = 64.0, 2000.0, 0.1
 # Chosen: on the recordings c0, c1, c3, c5, c9 and p1.
@@ -91,7 +97,7 @@ class Intervals(Stateful):
         t = min(2000, max(64, rows / 10))            what was predicted before much was known tells little of now
         q_s = quantiles of h_s, 1.15 times as far from the middle
 
-    Bins are 0.25 % wide near 0 and 12 % far out. A band is read for minutes to come, in which levels wander and to
+    A band is read for minutes to come, in which levels wander and to
     which beta and F have not been fitted: hence the 1.15. Adding histograms merges them.
     """
 
@@ -103,21 +109,21 @@ class Intervals(Stateful):
     def learn(self, block: Design, log_ratio: Floats) -> None:
         """Rows of a block and their r, (n,), finite."""
         half_life_rows = min(_HALF_LIFE_MAX_ROWS, max(_HALF_LIFE_MIN_ROWS, _HALF_LIFE_SHARE * self.rows))
-        bins = np.floor(_PER_UNIT * np.arcsinh(log_ratio / _SCALE)).astype(np.int64) + _BINS // 2
+        bins = _bins(log_ratio) + _BINS // 2
         flat = block.stratum * _BINS + np.minimum(np.maximum(bins, 0), _BINS - 1)
         groups = block.grouped()
         self.histogram[groups.ids] *= np.exp2(-groups.sizes / half_life_rows)[:, None]
-        self.histogram += np.bincount(flat, minlength=STRATA * _BINS).reshape(STRATA, _BINS)
+        np.add.at(self.histogram.reshape(-1), flat, 1.0)
         self.rows += len(log_ratio)
 
     def snapshot(self, *, by_stratum: bool = True) -> IntervalSnapshot | None:
-        """Pooled ratios, and those of every stratum with 30 rows or more; None before the first row."""
+        """Pooled ratios, and those of every stratum with 32 rows or more; None before the first row."""
         pool = self.histogram.sum(axis=0)
         if not pool.any():
             return None
-        known = (self.histogram.sum(axis=1) >= _PUBLISHED_ROWS).nonzero()[0] if by_stratum else np.empty(0, np.int64)
+        known = (self.histogram.sum(axis=1) >= NOISE_ROWS).nonzero()[0] if by_stratum else np.empty(0, np.int64)
         places = _places(np.concatenate((pool[None, :], self.histogram[known])), (0.1, 0.5, 0.9))
-        log_ratio = _SCALE * np.sinh((places - _BINS / 2) / _PER_UNIT)
+        log_ratio = _values(places - _BINS / 2)
         middle = log_ratio[:, 1:2]
         (p10, p50, p90), *own = np.exp(middle + WIDER * (log_ratio - middle)).tolist()
         strata = {stratum_name(s): (low, mid, high) for s, (low, mid, high) in zip(known.tolist(), own, strict=True)}
@@ -139,7 +145,6 @@ class Intervals(Stateful):
 # Format: bounds of the published counts; a guess of what readers ask for.
 RATIO_BOUNDS = (0.5, 0.8, 0.9, 0.95, 1.0, 1.05, 1.1, 1.25, 2.0)
 _LOG_BOUNDS = np.log(RATIO_BOUNDS)
-_LOG_MAX = math.log(10.0)
 
 
 class Residuals(Stateful):
@@ -159,7 +164,7 @@ class Residuals(Stateful):
     def learn(self, log_ratio: Floats) -> None:
         """Count log(y / yhat) of one block, (n,), finite."""
         self.rows += np.bincount(_LOG_BOUNDS.searchsorted(log_ratio), minlength=len(self.rows))
-        self.ratio_sum += float(np.exp(np.minimum(log_ratio, _LOG_MAX)).sum())
+        self.ratio_sum += float(np.exp(np.minimum(log_ratio, math.log(_RATIO_MAX))).sum())
 
     def add(self, other: Residuals) -> None:
         """Rows of both."""

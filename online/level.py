@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 
 from .blocks import STRATA, Design
+from .constants import ERROR_MAX
 from .rows import Floats, Ints
 from .snapshot import LevelSnapshot
 from .state import StateError, Stateful
@@ -33,7 +34,7 @@ from .state import StateError, Stateful
 # Guess: half or twice as long move errors by 0.1 points.
 HALF_LIVES_ROWS = (8, 20, 60)
 # Chosen: on the recordings c0, c1, c3, c5, c9 and p1.
-LEVEL_MAX, MEMORY_ROWS, ERROR_MAX = 0.25, 128.0, 0.5
+LEVEL_MAX, MEMORY_ROWS = 0.25, 128.0
 # Derived: a reader has what it reads a second or more later; after so long the means that it has are renewed.
 LATE_NS = 1_000_000_000
 
@@ -96,13 +97,11 @@ class PhaseLevel(Stateful):
         self.rows += len(log_ratio)
         self.last_ns = max(self.last_ns, int(end_ns.max()))
         n, values = len(log_ratio), np.minimum(np.maximum(log_ratio, -LEVEL_MAX), LEVEL_MAX).tolist()
-        known = [[0.0] * n]
-        for mean in self._means:
-            known.append([])
-            for value in values:
-                known[-1].append(mean.get())
+        before = np.zeros((1 + len(self._means), n))
+        for known, mean in zip(before[1:], self._means, strict=True):
+            for i, value in enumerate(values):
+                known[i] = mean.get()
                 mean.update(value)
-        before = np.array(known)
         weight, kept = np.exp2(np.arange(1 - n, 1) / MEMORY_ROWS), 0.5 ** (n / MEMORY_ROWS)
         grown = np.column_stack((self.errors * kept, _errors(before, log_ratio) * weight)).cumsum(axis=1)
         self.errors = grown[:, -1]

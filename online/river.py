@@ -4,7 +4,7 @@
 
     e_i = log(y_i / (x_i beta F exp(c_i)))       c: the level (online/level.py)
     d_i = clip(w . scaled(u_i) + w0, -0.15, 0.15)                 published: x beta F exp(c + d) while it wins
-    StandardScaler | LinearRegression(SGD(0.01), Huber(0.05))     River's own, ``predict_one`` then ``learn_one``
+    StandardScaler, then LinearRegression(SGD(0.01), Huber(0.05))     River's own, ``predict_one`` then ``learn_one``
 
 u: per step, how many requests wait, are preempted, finish, run without being scheduled; the KV usage; blocks offloaded,
 restored, evicted; 0 where it is not known. It wins while the discounted error of all rows with d is below the one
@@ -41,9 +41,10 @@ from typing import Any
 import numpy as np
 
 from online.blocks import Design, median_of
+from online.constants import ERROR_MAX, NOISE_ROWS, VALUE_MAX
 from online.errors import PrequentialError
 from online.features import INTERCEPT, Column, FeatureSet, Raw
-from online.level import ERROR_MAX, MEMORY_ROWS
+from online.level import MEMORY_ROWS
 from online.rows import CorrectionOutcome, Floats, Ints, Target
 from online.snapshot import CorrectionSnapshot, ModelSnapshot
 from online.state import Stateful, Tree
@@ -51,19 +52,15 @@ from online.state import Stateful, Tree
 RESIDUAL = "river:residual"
 # Chosen: on the recordings c0, c1, c3, c5, c9 and p1.
 RESIDUAL_MAX = 0.15
-# Guess: as many rows as its errors remember.
-START_ROWS = 128
 # Chosen: on the recordings c0, c1, c3, c5, c9 and p1.
 _RATE, _THRESHOLD = 0.01, 0.05
-# Guard: a value beyond counts as so many.
-_MANY = 1e9
 
 
 def _context() -> FeatureSet:
     """Columns u: raw ones, and requests that run without being scheduled; what is not known is 0."""
 
     def bounded(values: Floats) -> Floats:
-        return np.fmin(np.fmax(values, 0.0), _MANY)
+        return np.fmin(np.fmax(values, 0.0), VALUE_MAX)
 
     def raw_column(name: str) -> Column:
         return Column(name, "", lambda raw: bounded(raw[name]))
@@ -91,8 +88,8 @@ class ModelState(Stateful):
     intercept: float = 0.0
 
 
-def make_model(state: ModelState | None = None) -> Any:
-    """The regression, fresh or as it was."""
+def make_model(state: ModelState | None = None) -> tuple[Any, Any]:
+    """Scaler and regression, fresh or as they were."""
     from river import linear_model, optim, preprocessing  # noqa: PLC0415 -- only who learns by it pays for its import
 
     def regression(rate: float, loss: Any, **more: float) -> Any:
@@ -111,7 +108,7 @@ def make_model(state: ModelState | None = None) -> Any:
         fresh, linear = linear, regression(1.0, optim.losses.Absolute(), intercept_init=state.intercept, intercept_lr=0)
         linear.learn_one(weights, math.inf)
         linear.optimizer, linear.loss, linear.intercept_lr = fresh.optimizer, fresh.loss, fresh.intercept_lr
-    return scaler | linear
+    return scaler, linear
 
 
 class Thinning(Stateful):
@@ -166,7 +163,7 @@ class ResidualModel(Stateful):
 
     def _start_over(self) -> None:
         self.active, self.seen_rows, self.standing, self.errors = False, 0, 0.0, np.zeros(2)
-        self._river: Any = None
+        self._river: tuple[Any, Any] | None = None
         self._state: ModelState | None = None
 
     @property
@@ -174,7 +171,7 @@ class ResidualModel(Stateful):
         """For the state file; None before the first row. River is imported with the first row, not with a state."""
         if self._river is None:
             return self._state
-        scaler, linear = self._river["StandardScaler"], self._river["LinearRegression"]
+        scaler, linear = self._river
         weights, names = linear.weights, CONTEXT.names
         weights, means, variances = (
             np.array([each[name] for name in names], np.float64) for each in (weights, scaler.means, scaler.vars)
@@ -213,17 +210,20 @@ class ResidualModel(Stateful):
         errors = np.minimum(np.abs(np.expm1(np.stack((added, np.zeros_like(added))) - left)), ERROR_MAX)
         self.errors = self.errors * 0.5 ** (seen_rows / MEMORY_ROWS) + seen_rows * errors.mean(axis=1)
         self.seen_rows += seen_rows
-        self.active = self.seen_rows >= START_ROWS and bool(self.errors[0] < self.errors[1])
+        self.active = self.seen_rows >= MEMORY_ROWS and bool(self.errors[0] < self.errors[1])
 
     def _learn_one(self, row: dict[str, float], e: float) -> float:
         """D of a row, before it is learned."""
         if self._river is None:
             self._river = make_model(self._state)
-        d = float(self._river.predict_one(row))
+        scaler, linear = self._river
+        scaler.learn_one(row)  # a row's context is known before its time
+        scaled = scaler.transform_one(row)
+        d = float(linear.predict_one(scaled))
         if not math.isfinite(d):
             self._start_over()
             return 0.0
-        self._river.learn_one(row, min(max(e, -1.0), 1.0))
+        linear.learn_one(scaled, min(max(e, -1.0), 1.0))
         return min(max(d, -RESIDUAL_MAX), RESIDUAL_MAX)
 
     def snapshot(self) -> CorrectionSnapshot:
@@ -242,8 +242,6 @@ class ResidualModel(Stateful):
 PREFIX = "river:"
 # Guard: a prediction is within 0 and 11 times the median.
 _LOW, _HIGH = -1.0, 10.0
-# Guess: rows of which a median and an error say something.
-_START_ROWS = 32
 
 
 def make(name: str) -> Any:
@@ -276,7 +274,7 @@ class RiverLearner:
     @property
     def started(self) -> bool:
         """Whether a prediction means anything yet."""
-        return self.rows >= _START_ROWS
+        return self.rows >= NOISE_ROWS
 
     def learn(self, block: Design) -> None:
         """Predict, score and learn each row of the block that is seen."""

@@ -12,9 +12,9 @@ shape's time stays true while beta is learned. The clip bounds what a stall can 
 A shape's mean counts its stalls, which beta leaves out, and where stalls are many it is a time that hardly any step
 takes. So factors are applied for as long as they do not predict worse than none: over rows not yet learned,
 
-    a = |x beta / y - 1|    b = |x beta F / y - 1|    A = sum clip(a - b, -0.05, 0.05)    B = sum min(a, 0.2)
+    a = |x beta / y - 1|    b = |x beta F / y - 1|    A = sum clip(a - b, -0.05, 0.05)    B = sum min(a, 0.5)
 
-with a half-life of 1024 rows, F is left out where A < -0.05 B and applied again where A >= 0.
+with a half-life of 1000 rows, F is left out where A < -0.05 B and applied again where A >= 0.
 
 Guarantee: log ratios within 700 give finite sums. Adding A and B of several is commutative and associative.
 Reference: Dawid, The prequential approach (JRSS A 147, 1984).
@@ -28,7 +28,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from .blocks import CELLS, PREFILL_CELL, Groups, cell_name, median_of
-from .constants import MEAN_ABS_TO_SD, QUIETEST, START_ROWS, TINY_US
+from .constants import ERROR_MAX, ERROR_ROWS, MEAN_ABS_TO_SD, PREFERENCE, QUIETEST, START_ROWS, TINY_US
 from .rows import Floats, Ints
 from .snapshot import ShapeFactorSnapshot
 from .state import Stateful
@@ -40,8 +40,8 @@ KNOWN_ROWS, MEMORY_ROWS, _SHRINK_ROWS, _RELEARNED_ROWS = 16.0, 256.0, 8.0, 64.0
 _LEAST_WORK, _FREE_WORK, _COST_MIN = 0.1, 0.35, 0.05
 # Guess: spreads that a row may move a mean by; beyond a factor of exp(0.9) = 2.5 a first row of a shape is a stall.
 _CLIP, _STALL = 4.0, 0.9
-# Guess: half-life of a score; factors are left out while they lose by 5 %. Guard: what one row may win or lose.
-_HALF_LIFE_ROWS, _LOST, _WON_MAX, _ERROR_MAX = 1024.0, 0.05, 0.05, 0.2
+# Guard: what one row may win or lose.
+_WON_MAX = 0.05
 _USUAL_WORK = ("prefill_tokens", "requests", "decode_context_tokens")
 
 
@@ -130,15 +130,15 @@ class ShapeFactors(Stateful):
         """Rows not yet learned: log(y / x beta) and log F of each, (n,)."""
         plain = np.abs(np.expm1(-log_ratio))
         won = plain - np.abs(np.expm1(log_factor - log_ratio))
-        keep = 0.5 ** (len(log_ratio) / _HALF_LIFE_ROWS)
+        keep = 0.5 ** (len(log_ratio) / ERROR_ROWS)
         self.won = keep * self.won + float(np.minimum(np.maximum(won, -_WON_MAX), _WON_MAX).sum())
-        self.error = keep * self.error + float(np.minimum(plain, _ERROR_MAX).sum())
+        self.error = keep * self.error + float(np.minimum(plain, ERROR_MAX).sum())
         self.scored += len(log_ratio)
         self._decide()
 
     def _decide(self) -> None:
         if self.scored >= START_ROWS:
-            self.applied = self.won >= (-_LOST * self.error if self.applied else 0.0)
+            self.applied = self.won >= (-(1.0 - PREFERENCE) * self.error if self.applied else 0.0)
 
     def learn(self, cell: Ints, x: Floats, log_ratio: Floats, beta: Floats) -> None:
         """Rows in order of time: shape (n,), x (n, p), log(y / x beta) (n,)."""

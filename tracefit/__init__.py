@@ -42,17 +42,15 @@ from .document import (
     Interval,
     Level,
     Model,
-    OddReplica,
     Problem,
     Seen,
-    SpeedChange,
     Target,
     UsualWork,
     Verdict,
-    term_text,
 )
 from .faults import BadInputError, LoadError, NoCoefficientsError, NotFoundError, TracefitError
 from .loading import Snapshot, load
+from .news import OddReplica, SpeedChange, term_text
 from .selection import find_config, minute, told_apart
 from .step_model import Limits, Prediction, Predictions
 

@@ -14,15 +14,14 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from .faults import FINITE_MAX, LoadError, printable
-from .selection import SILENT_NS, minute
+from .news import OddReplica, SpeedChange
+from .selection import SILENT_NS
 
 SCHEMA = "tracefit.snapshot/1"
 STEP_TIME = "step_time"
 Ratios = tuple[float, float]
 Object = Mapping[str, Any]
 _NO_ROWS: Mapping[str, float] = {}
-NEWS_NS = 86_400_000_000_000
-"""A change of speed is news for a day: so far back reach the charts of the page, which show it."""
 
 
 class Coefficient(NamedTuple):
@@ -93,95 +92,6 @@ class Level(NamedTuple):
 
     factor: float
     last_row_unix_nano: int
-
-
-class SpeedChange(NamedTuple):
-    """A confirmed change of the speed of steps.
-
-    Attributes:
-        factor: new time of a step per old time.
-        since_unix_nano: event time at which it began.
-        term: what moved: ``all`` terms alike, ``decode`` (all but prefill), or a coefficient by its name; empty while
-            too few steps were seen since.
-        added: microseconds more per unit of that coefficient; of ``all`` and ``decode``, the share; None: not known.
-    """
-
-    factor: float
-    since_unix_nano: int
-    term: str = ""
-    added: float | None = None
-
-    @property
-    def of_prefill(self) -> bool:
-        """Whether steps with prefill alone changed."""
-        return self.term.startswith("prefill")
-
-    @property
-    def single_term(self) -> str:
-        """The term where one alone moved; empty where all did, or while that is not known."""
-        return "" if self.term == "all" else self.term
-
-    def is_news(self, now_unix_nano: int) -> bool:
-        """Whether a person who looks now may not have heard of it."""
-        return now_unix_nano - self.since_unix_nano < NEWS_NS
-
-    def text(self, now_unix_nano: int) -> str:
-        """``steps take 1.42 × as long since 14:03 UTC: …`` and the term; with the date where that is not today's."""
-        since, today = minute(self.since_unix_nano), minute(now_unix_nano).partition(" ")[0]
-        change = f"steps {'with prefill ' * self.of_prefill}take {self.factor:.2f} × as long"
-        said = term_text(self.term, self.added)
-        return f"{change} since {since.removeprefix(f'{today} ')}{said and f': {said}'}"
-
-
-_TERMS = {
-    "all": "every term alike",
-    "decode": "decode, not prefill",
-    "intercept": "every step by the same time",
-    "prefill_tokens": "prefill, by its tokens",
-    "decode_context_tokens": "decode, by its context",
-    "requests": "decode, by its requests",
-    "active_experts": "reading the experts of a mixture",
-}
-_PER_UNIT = {"intercept": "", "requests": " per request", "active_experts": " for all experts"}
-
-
-def term_text(term: str, added: float | None = None) -> str:
-    """A term that moved, in words, and by how much: ``every step by the same time (+30.8 ms)``; empty of none."""
-    words = _TERMS.get(term, term and f"the term {term}")
-    if not words or added is None:
-        return words
-    if term in {"all", "decode"}:
-        return f"{words} ({added:+.0%})"
-    amount = f"{added / 1e3:+.3g} ms" if abs(added) >= 1e3 else f"{added:+.3g} µs"  # noqa: PLR2004 -- a millisecond
-    return f"{words} ({amount}{_PER_UNIT.get(term, ' per token')})"
-
-
-class OddReplica(NamedTuple):
-    """An engine of a merged configuration whose steps take another time than those of its siblings.
-
-    Attributes:
-        engine: its name; empty where its state did not say.
-        ratio: its time per theirs.
-        stderr: standard error of ``ratio``; None: not known.
-        term: as of :class:`SpeedChange`, and so is ``added``.
-        siblings: how many others there are.
-    """
-
-    engine: str
-    ratio: float
-    stderr: float | None
-    term: str
-    added: float | None
-    siblings: int
-
-    @property
-    def text(self) -> str:
-        """``engine 'a' takes 1.586 ± 0.008 times as long as the others: …`` with 95 % of the ratio, and the term."""
-        error = "" if self.stderr is None else f" ± {1.96 * self.stderr:.3f}"
-        others = "the others" if self.siblings > 1 else "the only other one, and of two either may be the odd one"
-        said = term_text(self.term, self.added)
-        ratio = f"takes {self.ratio:.3f}{error} times as long as {others}"
-        return f"engine {self.engine or 'unknown'!r} {ratio}{said and f': {said}'}"
 
 
 _NO_WORK: Mapping[str, UsualWork] = {}

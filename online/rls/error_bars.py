@@ -113,8 +113,8 @@ _FREE_MIN = 1.5
 _STUDENT = 1.21
 # Guard: a few shapes and one wild shape do not decide all.
 _LEVERAGE_MAX, _FREEDOM_MIN, _LOG_MAX = 0.9, 4.0, 0.5
-# Guard: memory and cost. Guess: groups that are long beside the noise, and rows enough for a variance.
-JACKKNIFE_ROWS, _GROUPS, _ROWS_MIN = 512, 16, 12
+# Guard: memory and cost. Guess: groups that are long beside the noise, of as many rows at least.
+JACKKNIFE_ROWS, _GROUPS = 512, 16
 # Measured: on recordings with complete telemetry beside the pages; see the module's head.
 _INTERCEPT_FLOOR, _OTHERS_FLOOR = 0.02, 0.10
 
@@ -151,13 +151,12 @@ class Meat(Stateful):
         count = len(sums)
         run = np.concatenate([self.last, sums.sum(axis=1)])
         self.last = run[-_LAGS_MAX:]
-        # Windows number t - 32 to t of each window t, (windows, p, 33), and what each of them counts.
-        before = np.lib.stride_tricks.sliding_window_view(run, _LAGS_MAX + 1, axis=0)
         remembered: Floats = float(self.windows.sum()) + np.arange(count, dtype=np.float64)
         bandwidth = _lags(remembered) + 1.0
         bartlett = 2.0 * np.maximum(1.0 - np.arange(_LAGS_MAX, -1.0, -1.0) / bandwidth[:, None], 0.0)
         bartlett[:, -1] = 1.0
-        h = (before @ bartlett[:, :, None])[:, :, 0]
+        # Windows number t - 32 to t of each window t, and what each of them counts.
+        h = np.array([counts @ run[t : t + _LAGS_MAX + 1] for t, counts in enumerate(bartlett)])
         products = (sums.reshape(count, -1).T @ h).reshape(self.m.shape)
         self.m += 0.5 * (products + products.transpose(0, 2, 1))
         # A window is shared out as the rows are: by nothing better than which strata took part.
@@ -267,7 +266,7 @@ class Shapes:
 def jackknife(rows: Design, beta: Floats, scale: float, intercept: Mask) -> Floats | None:
     """V of the columns of ``rows``, (p, p), which beta (p,) fits with residuals of this scale; None of too few rows."""
     p, n, x, y = len(beta), len(rows), rows.x, rows.elapsed_us
-    if n < _ROWS_MIN:
+    if n < _GROUPS:
         return None
     u, per_unit = relative(y, rows.steps, rows.weight, x @ beta, median_of(y / rows.steps))
     xw = x * (huber(u, scale) * per_unit * per_unit)[:, None]
@@ -283,8 +282,8 @@ def jackknife(rows: Design, beta: Floats, scale: float, intercept: Mask) -> Floa
     return covariance
 
 
-# Guess: shares and error at which one may act on a coefficient; cv of a column that never varied, and of one size.
-_IDENTIFIED_SHARE, _PRIOR_SHARE, IDENTIFIED_ERROR, _CONSTANT_CV, _ONE_SIZE_CV = 0.9, 0.5, 0.2, 1e-6, 0.1
+# Guess: shares and error at which one may act on a coefficient; cv of a column of one size.
+_IDENTIFIED_SHARE, _PRIOR_SHARE, IDENTIFIED_ERROR, _ONE_SIZE_CV = 0.9, 0.5, 0.2, 0.1
 # Source: the rule of thumb of the literature (Belsley, Kuh and Welsch; see the module's head).
 VIF_MAX = 10.0
 # Guess: two machines 50 % apart are beyond it. A standard error says how sure the best line is, not that there is one.
@@ -293,7 +292,7 @@ _MEDIAN_ERROR_MAX = 0.15
 _FADED_WINDOWS = 40
 # Of rows between two scrapes of a page: with coefficients per standard error below 8 they were off by 6 to 25 % in the
 # median, one in ten by 40 to 70 %. The floor of 10 % leaves 10 at most. Measured: on recordings with both.
-_SURE_T, _WEAK_T = 8.0, 4.0
+_SURE_T = 8.0
 _ABSENT = "absent"
 """Status of a column without evidence and without a prior; it is not published."""
 
@@ -386,7 +385,7 @@ def _judge(told: Diagnosis, fit: Fit) -> None:
             status = "at_bound"
         elif told.share[j] < _PRIOR_SHARE and known[j]:
             status = "prior_only"
-        elif told.excitation[j] < _CONSTANT_CV and shared and not intercept:
+        elif told.excitation[j] < RELATIVE_RIDGE and shared and not intercept:
             status = "constant"
         else:
             if not carried or told.share[j] <= _IDENTIFIED_SHARE:
@@ -448,7 +447,7 @@ def of_windows(model: ModelSnapshot, covariance: Floats | None) -> ModelSnapshot
         elif bar is not None and size > 0.0 and size >= _SURE_T * bar:
             status, reason = "identified", None
         elif bar is not None:
-            status, reason = "weak" if size > 0.0 and size >= _WEAK_T * bar else status, Reason.WIDE
+            status, reason = "weak" if size > 0.0 and size >= 0.5 * _SURE_T * bar else status, Reason.WIDE
         told = {"stderr": stderr, "form_error": None, "status": status, "reason": reason}
         features.append(msgspec.structs.replace(feature, **told))
     listed = [] if covariance is None else covariance.tolist()

@@ -38,7 +38,7 @@ import numpy as np
 
 from online.blocks import Design, median_of
 from online.change import APART, MovedTerm, is_of_prefill, moved_term
-from online.constants import ENGINES_MAX, MAD_TO_SD
+from online.constants import ENGINES_MAX, MAD_TO_SD, SURE_SD, WORTH
 from online.errors import PrequentialError
 from online.rows import Floats, Mask
 from online.snapshot import ReplicaSnapshot
@@ -49,8 +49,8 @@ from .solve import solve
 
 # Guess: a bound of what neighbouring rows share.
 _SHARED_NOISE = 64.0
-# Guess: 5 % is worth telling, three standard errors are sure, those within a tenth of the furthest go with it; rounds.
-_DIFFERENCE, _SURE, _ALIKE, _ROUNDS = 0.05, 3.0, 0.9, 16
+# Guess: those within a tenth of the furthest go with it; rounds.
+_ALIKE, _ROUNDS = 0.9, 16
 
 
 def merge(into: RlsLearner, other: RlsLearner, *, other_is_later: bool, side_by_side: bool) -> None:
@@ -172,7 +172,7 @@ def compared(replicas: Sequence[Replica], learned_rows: int, names: Sequence[str
     if len(replicas) < 2 or learned_rows > 2 * rows.sum():  # noqa: PLR2004
         return Comparison([], 0.0)
     every, of_prefill = np.ones(len(replicas), np.bool_), np.array([*map(is_of_prefill, names)], np.bool_)
-    whole = _apart(replicas, lambda replica, others, beta: _ratio(replica, others, beta[:, None]), _DIFFERENCE, every)
+    whole = _apart(replicas, lambda replica, others, beta: _ratio(replica, others, beta[:, None]), WORTH, every)
     usual = every if np.count_nonzero(~whole.differs) < 2 else ~whole.differs  # noqa: PLR2004
     in_two = lambda replica, others, beta: _ratio(replica, others, _in_two(beta, of_prefill))  # noqa: E731
     prefill = _apart(replicas, in_two, APART, usual)
@@ -222,7 +222,7 @@ def _apart(
         ratios = np.array([ratio_of(*each) for each in zip(replicas, others, beta, strict=True)])
         log_ratio, by_rows = ratios[:, 0], ratios[:, 1]
         off = np.abs(log_ratio)
-        odd = usual & (off > np.maximum(least, _SURE * by_rows))  # of NaN it is False
+        odd = usual & (off > np.maximum(least, SURE_SD * by_rows))  # of NaN it is False
         further = odd & (off >= _ALIKE * off[odd].max(initial=0.0))
         if not odd.any() or np.count_nonzero(usual & ~further) < 2:  # noqa: PLR2004
             break
@@ -230,7 +230,7 @@ def _apart(
     calm = log_ratio[usual & ~odd & np.isfinite(log_ratio)]
     scatter = MAD_TO_SD * median_of(np.abs(calm - median_of(calm))) if len(calm) else 0.0
     stderr = np.maximum(by_rows, scatter)
-    return Apart(log_ratio, stderr, off > np.maximum(least, _SURE * stderr), beta)
+    return Apart(log_ratio, stderr, off > np.maximum(least, SURE_SD * stderr), beta)
 
 
 def _in_two(beta: Floats, of_prefill: Mask) -> Floats:

@@ -12,10 +12,10 @@ last solve's, which is right in all but a few blocks.
 A donor is another configuration's learner with the same columns; its coefficients are the mean, and
 
     sd_j = 15 % of beta_j + 2 % of ybar / rms x_j        20 precise rows then do what 500 do from cold
-    H_jj = (max(min(s, 3 %), misfit) / sd_j)^2           s: the noise of the rows
+    H_jj = (max(min(s, 2 %), misfit) / sd_j)^2           s: the noise of the rows
 
 Residuals are large because the machine is noisy or because the donor is wrong. Unbounded, a wrong donor would weigh
-more the worse it fits; so s counts to 3 %. A donor that rows contradict is dropped (:func:`contradicted`).
+more the worse it fits; so s counts to 2 %. A donor that rows contradict is dropped (:func:`contradicted`).
 
 References: Kim and Park, Fast nonnegative matrix factorization: an active-set-like method (SIAM J. Sci. Comput. 2011);
 Murty, Note on a Bard-type scheme (Opsearch 1974).
@@ -66,7 +66,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from online.blocks import median_of
-from online.constants import BISQUARE, DONOR_SHARE, MAD_TO_SD, NOISE_ROWS, QUIETEST, TINY
+from online.constants import BISQUARE, DONOR_SHARE, MAD_TO_SD, MISFIT, NOISE_ROWS, QUIETEST, START_ROWS, TINY, WORTH
 from online.rows import Floats, Mask
 from online.state import StateError, Stateful, Tree, fitted_array
 
@@ -76,10 +76,8 @@ RELATIVE_RIDGE = 1e-6
 _TOLERANCE, NOTHING = 1e-10, 1e-280
 # Source: Kim and Park; three, then Murty's rule.
 _FULL_EXCHANGES = 3
-# Guess: of a step, how far a donor's column may be off; noise beyond the second is taken for the donor's misfit.
-_DONOR_FLOOR, _SCALE_MAX = 0.02, 0.03
 # Guess: a donor is dropped where the own fit is twice as good, and better by 5 %.
-_WORSE, _MORE = 2.0, 0.05
+_WORSE = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +154,7 @@ def contradicted(misfit: float, own: float) -> bool:
 
     Relative errors, of the estimate that believes it and of the fit of the rows alone.
     """
-    return misfit > max(_WORSE * own, own + _MORE)
+    return misfit > max(_WORSE * own, own + WORTH)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +172,7 @@ class Prior:
     @staticmethod
     def of_donor(beta: Floats, per_row: Floats) -> Prior:
         """From a donor's beta (p,) and its A_jj per effective row (p,)."""
-        floor = _DONOR_FLOOR / np.sqrt(np.maximum(per_row, NOTHING))
+        floor = MISFIT / np.sqrt(np.maximum(per_row, NOTHING))
         return Prior(beta, np.where(per_row > 0.0, DONOR_SHARE * np.abs(beta) + floor, np.inf))
 
     def sized(self, p: int) -> Prior:
@@ -192,7 +190,7 @@ class Prior:
         return self._noise(scale) ** 2 * self.precision(scale)
 
     def _noise(self, scale: float) -> float:
-        return max(min(scale, _SCALE_MAX), self.misfit)
+        return max(min(scale, MISFIT), self.misfit)
 
     def to_state(self) -> Tree:
         """For the state file, in which a deviation of 0 stands for an infinite one."""
@@ -211,8 +209,8 @@ class Prior:
 
 # Guess: cut in scales; Huber's own 1.345 is the one for 95 % efficiency.
 HUBER = 2.5
-# Guard: a tiny y does not own the fit. Guess: rows that the running median remembers.
-_FLOOR, _MEDIAN_ROWS = 0.2, 512.0
+# Guard: a tiny y does not own the fit.
+_FLOOR = 0.2
 # Guess: share of the way that the scale goes in one block of 32 rows; the scale before there is any.
 _SCALE_RATE, FIRST_SCALE = 0.15, 0.05
 # Guess: passes after which the first fit stands.
@@ -252,7 +250,7 @@ def moved(scale: float, u: Floats) -> float:
 
 def moved_median(median_us: float, per_step_us: Floats) -> float:
     """The running median after a block of times per step (n,)."""
-    return median_us + min(1.0, len(per_step_us) / _MEDIAN_ROWS) * (_middle(per_step_us) - median_us)
+    return median_us + min(1.0, len(per_step_us) / START_ROWS) * (_middle(per_step_us) - median_us)
 
 
 def _middle(values: Floats) -> float:
@@ -298,8 +296,8 @@ def fit_start(z: Floats, row_weight: Floats, solve_for: Callable[[Floats, float]
     return Start(weight, share, scale, median_us)
 
 
-# Guard: stands for infinity, relative to the column's own diagonal of A: coefficient 0 for every purpose.
-_PRUNED = 1e12
+_PRUNED = RELATIVE_RIDGE**-2
+"""Stands for infinity, relative to the column's own diagonal of A: coefficient 0 for every purpose."""
 # Guard: cost of a solve. Guess: the log evidence below which a change is not worth making.
 _CHANGES_MAX, _LEAST_GAIN = 4, 1e-3
 

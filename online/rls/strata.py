@@ -40,7 +40,7 @@ from .solve import NOTHING, RELATIVE_RIDGE
 # Guard: 2^-1000 is still a normal number; older is 0 for every purpose.
 _MAX_AGE = 1000.0
 # Batches of 2^15 requests and contexts of 2^18 tokens share the last octave, contexts below 2^10 the first. Guess.
-_BATCHES, _CONTEXTS, _SHORT = 16, 9, 9
+_BATCHES, _CONTEXTS, _SHORT = STRATA // 2, 9, 9
 _COLUMNS = [column.name for column in portable(Target.STEP_TIME).columns]
 _CONTEXT, _REQUESTS = _COLUMNS.index("decode_context_tokens"), _COLUMNS.index("requests")
 # Guess: a slope is told only where it is ten standard deviations.

@@ -16,13 +16,13 @@ from typing import NamedTuple
 import numpy as np
 
 from online.blocks import Design, strata_of
+from online.constants import VALUE_MAX
 from online.features import FeatureSet
 from online.rows import Floats, Mask, RowBlock, RowOutcome, Target
 from online.state import StateError
 
-# A feature, weight or time (us) beyond the first is no measurement, nor is a time below the second.
-# Guard: squares, sums of these and 1 / y^2 stay finite.
-VALUE_MAX, ELAPSED_US_MIN = 1e12, 1e-3
+# Derived: a nanosecond, the grain of every clock; a shorter time is no measurement.
+ELAPSED_US_MIN = 1e-3
 
 
 class Evaluated(NamedTuple):

@@ -25,7 +25,7 @@ from online.state import StateError, Tree
 # Guard: memory, and what a page can show; 192 points are one in 7.5 minutes of a day.
 ROWS_MAX, POINTS_MAX, CHANGES_MAX = 500, 192, 32
 # Derived: a day.
-DAY_NS = 86_400_000_000_000
+DAY_NS = 24 * 3_600 * 10**9
 SPACING_NS = DAY_NS // POINTS_MAX
 _FIRST_SPACING_NS = SPACING_NS >> 5
 

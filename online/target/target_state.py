@@ -28,11 +28,14 @@ from .published_prediction import SHAPED, PublishedPrediction
 from .settings import RLS, BankSettings, make_learner
 
 # Guess: of cost against delay; while coefficients are young, every 32 rows move them.
-YOUNG_ROWS = 1024
-# Guess: blocks of requests may last longer: they are few, and a block costs the same whatever is in it.
-_REQUESTS_LONGER = 16
+YOUNG_ROWS = 4 * START_ROWS
 # Guess: beyond, the rest is no sample of all steps; two stamps that swapped places are a few in a thousand.
 _TIMELESS_MAX = 0.05
+
+# Guess: of cost against delay; a block costs the same whatever is in it.
+_LONGEST = 16
+_PROMPT = (Target.STEP_TIME, Target.GPU_TIME)
+"""Whose changes somebody waits for: their blocks end after a second. Others change with them, and nobody asks when."""
 
 PriorFor = Callable[[FeatureSet], Prior | None]
 
@@ -62,8 +65,7 @@ class TargetState(Stateful):
 
     def __init__(self, target: Target, settings: BankSettings) -> None:
         self.target, self.settings = target, settings
-        longer = 1 if target.vector == "beta" else _REQUESTS_LONGER
-        self.cutter = Cutter(NOISE_ROWS, int(longer * settings.block_s * 1e9))
+        self.cutter = Cutter(NOISE_ROWS, 0)
         self.matrix = DesignMatrix(target)
         self.models: dict[str, RlsLearner] = {}
         self.river: dict[str, RiverLearner] = {}
@@ -78,6 +80,7 @@ class TargetState(Stateful):
         self.sheet_prior: SheetPrior | None = None
         self.left_out: list[str] = []
         self.blocks_learned = 0
+        self._size_blocks()
 
     def offer(self, features: FeatureSet, prior_for: PriorFor) -> None:
         """Start models on a feature set that has become available."""
@@ -130,9 +133,11 @@ class TargetState(Stateful):
         self.windows = None if self.finer else rows.slice(max(0, len(rows) - JACKKNIFE_ROWS), len(rows))
 
     def _size_blocks(self) -> None:
-        watcher, rows = self.watcher(), self.settings.block_rows
+        """The young learn every 32 rows, however long they take, as far as nobody would wait for them."""
+        watcher, rows, seconds = self.watcher(), self.settings.block_rows, self.settings.block_s
         young = watcher is None or watcher.rows < YOUNG_ROWS
         self.cutter.block_rows = min(NOISE_ROWS, rows) if young else rows
+        self.cutter.block_ns = int((1 if self.target in _PROMPT else _LONGEST) * seconds * 1e9)
 
     def _learn_block(self, block: Design) -> None:
         """All models learn these rows, the one that watches for changes of speed first."""

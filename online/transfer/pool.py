@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from online.blocks import median_of
-from online.constants import MAD_TO_SD
+from online.constants import MAD_TO_SD, SURE_SD
 from online.features import Facts, build
 from online.features.systems import HFD_TL, PORTABLE, RECE, SYSTEMS
 from online.rls import Prior
@@ -30,8 +30,8 @@ Priors = dict[tuple[str, str, tuple[str, ...]], Prior]
 
 _BY_SHEET = (Target.STEP_TIME.value, PORTABLE.name)
 _ALIKE = ("model", "gpu", "tensor_parallel_size")
-# Guard: cost, and a start that is open. Guess: an outlier is beyond 3 sd; donors vary by 10 % at least.
-_ROUNDS, _OPEN, _FAR, _FLOOR = 20, 1e3, 3.0, 0.1
+# Guard: cost, and a start that is open. Guess: donors vary by 10 % at least.
+_ROUNDS, _OPEN, _FLOOR = 20, 1e3, 0.1
 
 
 def shared_overheads(donors: Sequence[tuple[SheetTerms, Evidence]]) -> Population:
@@ -74,7 +74,7 @@ def _outliers(theta: Floats, has: Mask) -> Mask:
         values = np.append(theta[has[:, j], j], [HYPER_MEAN[j]] * 2)
         center = median_of(values)
         spread = max(MAD_TO_SD * median_of(np.abs(values - center)), _FLOOR * center, HYPER_SD[j] / 4.0)
-        outliers[:, j] = has[:, j] & (np.abs(theta[:, j] - center) > _FAR * spread)
+        outliers[:, j] = has[:, j] & (np.abs(theta[:, j] - center) > SURE_SD * spread)
     return outliers
 
 

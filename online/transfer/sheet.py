@@ -65,7 +65,7 @@ import msgspec
 import numpy as np
 
 from online.blocks import Design
-from online.constants import BISQUARE, GEMM_EFFICIENCY, TENTH, TINY, TINY_US
+from online.constants import BISQUARE, GEMM_EFFICIENCY, MISFIT, TENTH, TINY, TINY_US
 from online.features import Column, Facts, experts_in, portable, share_touched
 from online.features.sheets import sheet_of
 from online.features.systems import PORTABLE
@@ -95,7 +95,7 @@ _KNOWN = 0.5
 _ENOUGH_ROWS, _PASSES = 64, 2
 _TYPICAL = {"intercept": 1.0, "decode_context_tokens": 32_000.0, "requests": 32.0}
 # Guard: an interval stays finite.
-_WIDE_MAX = 2.3
+_WIDE_MAX = math.log(10.0)
 """Log of a factor of ten, above which an interval says nothing."""
 
 
@@ -295,8 +295,6 @@ def _alone(a: Floats) -> Floats:
 
 
 PREFILL = portable(Target.STEP_TIME).names.index("prefill_tokens")
-# Measured: a linear form is off by 1 to 3 % at a point; see the module's head.
-MISFIT = 0.02
 # Measured: over seven recordings; see the module's head.
 _WANDER, _WANDER_S = 0.052, 30.0
 # Guess: below, rows and expectation have nothing in common.

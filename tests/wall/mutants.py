@@ -109,8 +109,8 @@ MUTANTS = (
     Mutant(
         "one block confirms a change",
         "online/change.py",
-        "_REACH = 16, 1.5, 9.0,",
-        "_REACH = 16, 1.5, 2.0,",
+        "GATE, _REACH = 1.5, 9.0,",
+        "GATE, _REACH = 1.5, 2.0,",
     ),
     Mutant(
         "prefill changes with everything else",
@@ -128,14 +128,14 @@ MUTANTS = (
     Mutant(
         "the level of a row has seen it",
         "online/level.py",
-        "known[-1].append(mean.get())\n                mean.update(value)",
-        "mean.update(value)\n                known[-1].append(mean.get())",
+        "known[i] = mean.get()\n                mean.update(value)",
+        "mean.update(value)\n                known[i] = mean.get()",
     ),
     Mutant(
         "rows of one operating point are believed without a cap",
         "online/transfer/sheet.py",
-        "MISFIT = 0.02",
-        "MISFIT = 0.0002",
+        "sigma = max(MISFIT, _misfit(",
+        "sigma = max(0.01 * MISFIT, 0.01 * _misfit(",
     ),
 )
 

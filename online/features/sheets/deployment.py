@@ -22,6 +22,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from online.constants import VALUE_MAX
 from online.rows import Floats
 
 from .model import ModelSheet, Scalar, SheetError, architecture, model_sheet
@@ -150,9 +151,6 @@ def _words(text: str) -> str:
 
 
 # ------------------------------------------- a model on its hardware
-
-# Guard: a fact beyond is a mistake, and products of a few stay finite.
-_SANE = 1e15
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,4 +295,4 @@ def _number(facts: Mapping[str, Scalar], name: str) -> float | None:
     value = facts.get(name)
     if not isinstance(value, int | float) or isinstance(value, bool):
         return None
-    return float(value) if 0.0 < float(value) < _SANE else None
+    return float(value) if 0.0 < float(value) < VALUE_MAX else None

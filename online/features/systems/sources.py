@@ -50,7 +50,7 @@ left out.
 RECE: robust ensemble with configuration embeddings, 16 alpha and 20 beta features.
 
     beta    1   P flops_per_token / F   D kv_bytes_per_token / B   T/Nb   (P/Nb)^2   (D/Nb)^2   P D/Nb^2   (P/Nb) u
-            D R/Nb   u   u^2   1/tp   moe k/8   offload   (tp-1) T/link   (tp-1) R latency   offload out/pcie
+            D R/Nb   u   u^2   1/tp   moe k/8   offload   (tp-1) T/link   (tp-1) R   offload out/pcie
             offload in/pcie   moe ep   moe tokens per expert expert FLOPs/F
     alpha   1   q = Q/Ns   q^2   u   u^2   m = M/Lmax   m^2   q u   m u   1/tp   prefix   chunked   [tp>1]
             (tp-1) M/link   R/Ns   (R/Ns) u
@@ -385,10 +385,6 @@ MOLE_RD = System(
     gated_intercepts=True,
 )
 
-# Guess: no fit within one configuration sees it.
-LINK_LATENCY_US = 9.0
-"""Latency of a small all-reduce over NVLink; a constant factor within one configuration."""
-
 _RECE = "RECE (source 7)"
 
 
@@ -428,8 +424,7 @@ def _links(sheet: Sheet, reference: str) -> list[Column]:
     if peers and link is not None:
         token_us = peers * sheet.model.hidden * 2.0 * sheet.model.layers / link
         columns.append(column("t_link", lambda raw: tokens(raw) * token_us, reference, "us/us"))
-        latency = peers * LINK_LATENCY_US
-        columns.append(column("link_running", lambda raw: raw["running"] * latency, reference, "us/us"))
+        columns.append(column("link_running", lambda raw: raw["running"] * peers, reference, "us/request"))
     if sheet.offload and host is not None:
         block_us = sheet.block_size * sheet.model.kv_bytes_per_token / sheet.tp / host
         columns.append(

@@ -339,7 +339,7 @@ def test_rece(model):
         "offload": 1.0,
         "expert_parallel": 0.0,
         "t_link": 35 * 64 * 2 * 2 / 1e3,
-        "link_running": 72.0,
+        "link_running": 8.0,
         "t_offload": 4 * 16 * KV[model] / 2,
         "t_restore": 2 * 16 * KV[model] / 2,
     }

@@ -9,7 +9,8 @@ import pytest
 
 from collector.config import Config
 from online.bank import Bank, merge_states
-from online.river import CONTEXT, RESIDUAL_MAX, START_ROWS, ModelState, ResidualModel, Thinning
+from online.level import MEMORY_ROWS as START_ROWS
+from online.river import CONTEXT, RESIDUAL_MAX, ModelState, ResidualModel, Thinning
 from online.rows import STEP_FEATURES, CorrectionOutcome, RowBlock, Target
 from online.state import StateError
 from tests.support.linear_steps import steps

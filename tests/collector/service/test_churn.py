@@ -47,7 +47,7 @@ def generation(pipeline, number, *, doubles):
 @pytest.mark.parametrize("doubles", [False, True])
 def test_what_is_held_does_not_grow_with_the_processes_ever_seen(doubles, monkeypatch):
     monkeypatch.setattr(knowledge, "_APPLIED_MAX", 8)
-    monkeypatch.setattr("online.bank.REFUSED_MAX", 4)
+    monkeypatch.setattr("online.bank.ENGINES_MAX", 4)
     monkeypatch.setattr("collector.service.load.PROCESSES_MAX", 4)
     monkeypatch.setattr("collector.service.pipeline.SENDERS_RATIO", 1)
     monkeypatch.setattr("collector.join.checkpoint.MARKS_MAX", 8)

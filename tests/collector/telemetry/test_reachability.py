@@ -88,6 +88,7 @@ TOLD_BY = {
         "join/requests/test_trace_sampling.py",
     ),
     JoinEvent: (
+        "../wire/test_fpm.py",
         "decode/test_bad_input.py",
         "identity/test_pipeline_knowledge.py",
         "join/requests/test_requests.py",

@@ -31,6 +31,13 @@ from online import RowBlock, Target
 from online.features import build
 from online.rls import RlsLearner
 from tests.support.paths import DATA
+from tests.support.slower import (
+    decode_longer,
+    every_step_longer,
+    everything_longer,
+    pages_of_a_slower_server,
+    prefill_longer,
+)
 from tests.support.step_pages import pages_of, requests_of
 
 ALL_ROWS = 1 << 30
@@ -252,11 +259,44 @@ def minutes(case, path):
     line(name, "never", "<= 1.5", good=False)
 
 
+# --- slower, and in which term ----------------------------------------------------------------------------------------
+
+
+def slower(every_s):
+    """Minutes from a change of the machine of c10_long until pages tell of it, and until they tell its term."""
+    scenes = {
+        "+ 30.8 ms on every step": every_step_longer(30_800.0),
+        "everything x 1.42": everything_longer(1.42),
+        "decode x 3.3": decode_longer(3.3),
+        "prefill x 1.5": prefill_longer(1.5),
+    }
+    for name, longer in scenes.items():
+        pages, onset_ns = pages_of_a_slower_server(longer, every_s, 2, usual=2)
+        pipeline, told = make_pipeline(Config(learners=("rls",), feature_sets=("portable",))), {}
+        for number, page in enumerate(pages):
+            pipeline.process_pages([page])
+            if number % 8 == 0 or page is pages[-1]:
+                for config in pipeline.snapshot(page.unix_ns, 1).configs:
+                    drift = config.targets[Target.STEP_TIME.value].drift if config.targets else None
+                    after_min = (page.unix_ns - onset_ns) / 60e9
+                    if drift is not None and drift.count:
+                        told.setdefault("reported", after_min)
+                        told |= {"term": after_min, "as": drift.term} if drift.term != told.get("as", "") else {}
+        said = ", ".join(f"{what} {value if what == 'as' else f'{value:.0f} min'}" for what, value in told.items())
+        watched_min = (pages[-1].unix_ns - onset_ns) / 60e9
+        line(f"{name}, pages every {every_s:g} s", said or f"not reported within {watched_min:.0f} min")
+
+
 def main() -> int:
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--recordings", type=Path, default=DATA, help="a directory of recordings by name")
     arguments.add_argument("--only", default=",".join(INTERVALS))
+    arguments.add_argument("--slower", action="store_true", help="only how soon pages tell that a server is slower")
     chosen = arguments.parse_args()
+    if chosen.slower:
+        for every_s in (1.0, 5.0, 15.0):
+            slower(every_s)
+        return 0
     pages = chosen.recordings / "m1_pages" / "pages.jsonl.gz"
     for name in chosen.only.split(","):
         otlp = chosen.recordings / name / "otlp.pb.gz"

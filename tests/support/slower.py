@@ -107,17 +107,24 @@ def learned(bank: Bank) -> TargetSnapshot:
     return bank.targets(CONFIG_ID)["step_time"]
 
 
-def pages_of_a_slower_server(slower: Slower, every_s: float, rounds: int) -> list[ScrapedPage]:
-    """Pages of a server that does the same work again and again, and is slower all the time; requests last longer."""
-    rows, spans, later_ns = step_rows(), [], 0
-    slow, blocks = slowed(rows, slower), []
-    for _ in range(rounds):
-        blocks.append(dataclasses.replace(slow, end_ns=slow.end_ns + later_ns))
+def pages_of_a_slower_server(
+    slower: Slower, every_s: float, rounds: int, usual: int = 0
+) -> tuple[list[ScrapedPage], int]:
+    """Pages of a server that does the same work again and again, and is slower after so many ``usual`` rounds.
+
+    And since when it is, in ns. Requests last longer where steps do.
+    """
+    rows, spans, blocks, later_ns, onset_ns = step_rows(), [], [], 0, 0
+    slow = slowed(rows, slower)
+    for number in range(usual + rounds):
+        now = slow if number >= usual else rows
+        onset_ns = rows.end_ns[0] + later_ns if number == usual else onset_ns
+        blocks.append(dataclasses.replace(now, end_ns=now.end_ns + later_ns))
         for span in requests_of(otlp_file("c10_long")):
             ahead_ns = span.unix_minus_mono_ns
-            at_ns = np.interp([mark.ts_ns + ahead_ns for mark in span.marks], rows.end_ns, slow.end_ns) + later_ns
+            at_ns = np.interp([mark.ts_ns + ahead_ns for mark in span.marks], rows.end_ns, now.end_ns) + later_ns
             stamped = zip(span.marks, at_ns, strict=True)
             marks = tuple(msgspec.structs.replace(mark, ts_ns=int(at) - ahead_ns) for mark, at in stamped)
             spans.append(msgspec.structs.replace(span, marks=marks))
-        later_ns += int(slow.end_ns[-1] - rows.end_ns[0]) + PAUSE_NS
-    return pages_of(spans, RowBlock.concatenate(blocks), every_s)
+        later_ns += int(now.end_ns[-1] - rows.end_ns[0]) + PAUSE_NS
+    return pages_of(spans, RowBlock.concatenate(blocks), every_s), int(onset_ns)

@@ -14,7 +14,7 @@ ar [tp > 1] + moe [experts]), the coefficients of ``portable`` are
 Bandwidth terms are the sheet's, with coefficient 1. theta = (lay, ar, g, d, moe) >= 0 are overheads that models on one
 kind of GPU share: launches of a layer, the latency of its all-reduces, the attention kernel's distance from peak,
 bookkeeping per request, dispatch to experts. q and e belong to one configuration, 1 +- 0.5 and
-1.25 +- 0.5: experts are read at 80 % of the bandwidth.
+1.25 +- 0.25: experts are read at 80 % of the bandwidth, at 67 to 100 % within one sd.
 
     beta = base + M theta          base (p,), M (p, 7) over (lay, ar, g, d, moe, q, e)
     theta = argmin (theta' A theta - 2 b' theta) / 2 + sum_j (theta_j - mu_j)^2 / (2 s_j^2),  theta >= 0
@@ -73,10 +73,10 @@ from online.rls import IDENTIFIED_ERROR, VIF_MAX, RlsLearner, contradicted, poin
 from online.rows import Floats, Mask, Target
 from online.snapshot import FeatureSnapshot, IntervalSnapshot, ModelSnapshot, Reason, TargetSnapshot
 
-# Guess: of e the usual share of the sheet's bandwidth (online/features/systems, roofline), as wide as q. Chosen: ar
+# Guess: of e the usual share of the sheet's bandwidth (online/features/systems, roofline). Chosen: ar
 # on the servers of Llama-3.1-70B of tests/bench/bench_silicon.py, which reports on others.
 HYPER_MEAN = np.array([50.0, 24.0, 20.0, 5.0, 20.0, 1.0, 1.25])
-HYPER_SD = np.array([30.0, 12.0, 20.0, 8.0, 20.0, 0.5, 0.5])
+HYPER_SD = np.array([30.0, 12.0, 20.0, 8.0, 20.0, 0.5, 0.25])
 """Of theta, q and e before any donor: microseconds per layer and request, and g as a share of peak."""
 SHARED = len(HYPER_MEAN) - 2
 """Overheads in theta; q and e follow them."""

@@ -68,10 +68,9 @@ from .snapshot import DriftSnapshot
 from .state import StateError, Stateful, Tree
 
 # Chosen: on the recordings and on seeds below 200 (tests/bench/learning_drift.py).
-_SLACK, _LIMIT, _Z_MAX, GATE, _REACH = 1.5, 9.0, 3.5, 0.06, 0.05
+PREFILL_ROWS, _SLACK, _LIMIT, _Z_MAX, GATE, _REACH = 16, 1.5, 9.0, 3.5, 0.06, 0.05
 # Chosen: on the same, for w.
 _USUAL_MIN, _MEMORY = 0.04, 256
-PREFILL_ROWS = NOISE_ROWS // 2
 # Guess: River's detectors do not say since when; of fewer rows without prefill a median says little.
 _RIVER_BLOCKS, _OTHERS_MIN = 5, 8
 NO_DETECTOR = "none"

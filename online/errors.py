@@ -97,8 +97,8 @@ class Intervals(Stateful):
         t = min(2000, max(64, rows / 10))            what was predicted before much was known tells little of now
         q_s = quantiles of h_s, 1.15 times as far from the middle
 
-    A band is read for minutes to come, in which levels wander and to
-    which beta and F have not been fitted: hence the 1.15. Adding histograms merges them.
+    A band is read for minutes to come, in which levels wander and to which beta and F have not been fitted: hence the
+    1.15. Adding histograms merges them.
     """
 
     SAVED = ("histogram", "rows")

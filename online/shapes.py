@@ -28,7 +28,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from .blocks import CELLS, PREFILL_CELL, Groups, cell_name, median_of
-from .constants import ERROR_MAX, ERROR_ROWS, MEAN_ABS_TO_SD, PREFERENCE, QUIETEST, START_ROWS, TINY_US
+from .constants import ERROR_MAX, ERROR_ROWS, MEAN_ABS_TO_SD, QUIETEST, START_ROWS, TINY_US, WORTH
 from .rows import Floats, Ints
 from .snapshot import ShapeFactorSnapshot
 from .state import Stateful
@@ -138,7 +138,7 @@ class ShapeFactors(Stateful):
 
     def _decide(self) -> None:
         if self.scored >= START_ROWS:
-            self.applied = self.won >= (-(1.0 - PREFERENCE) * self.error if self.applied else 0.0)
+            self.applied = self.won >= (-WORTH * self.error if self.applied else 0.0)
 
     def learn(self, cell: Ints, x: Floats, log_ratio: Floats, beta: Floats) -> None:
         """Rows in order of time: shape (n,), x (n, p), log(y / x beta) (n,)."""

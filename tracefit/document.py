@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from .faults import FINITE_MAX, LoadError, printable
-from .news import OddReplica, SpeedChange
+from .news import ODD_NAMED, OddReplica, SpeedChange
 from .selection import SILENT_NS
 
 SCHEMA = "tracefit.snapshot/1"
@@ -273,7 +273,7 @@ def judged(config: ConfigDocument, reasons: tuple[str, ...], model: Model | None
         last_heard_unix_nano=config.last_heard_unix_nano,
         replaced=config.replaced,
         change=None if step is None else step.change,
-        odd=() if step is None else step.odd,
+        odd=() if step is None else step.odd[:ODD_NAMED],
         seen={} if step is None or step.seen is None else step.seen.features,
         hidden=tuple(filter(None, hidden)),
     )

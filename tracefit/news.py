@@ -71,6 +71,10 @@ def term_text(term: str, added: float | None = None) -> str:
     return f"{words} ({amount}{_PER_UNIT.get(term, ' per token')})"
 
 
+ODD_NAMED = 16
+"""Engines of another speed that are named; a snapshot has those first that are furthest from the others."""
+
+
 class OddReplica(NamedTuple):
     """An engine of a merged configuration whose steps take another time than those of its siblings.
 

@@ -16,7 +16,6 @@ snapshot; its state stays. One process writes to a directory at a time.
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -97,11 +96,13 @@ def merge_files(
 
 def differing(target: TargetSnapshot) -> Iterator[str]:
     """Sentences on the replicas of a target that differ from the others."""
-    odd = [replica for replica in target.replicas if replica.differs]
-    for replica in odd[:_REPLICAS_NAMED]:
-        ratio = replica.ratio or math.nan
-        told = replica.engine, ratio, replica.stderr, replica.term, replica.added, len(target.replicas) - 1
-        yield OddReplica(*told).text
+    others = len(target.replicas) - 1
+    odd = [
+        OddReplica(each.engine, each.ratio, each.stderr, each.term, each.added, others)
+        for each in target.replicas
+        if each.differs and each.ratio is not None
+    ]
+    yield from (each.text for each in odd[:_REPLICAS_NAMED])
     if len(odd) > _REPLICAS_NAMED:
         yield f"{len(odd) - _REPLICAS_NAMED} more engines differ from the others"
 

@@ -282,8 +282,8 @@ def jackknife(rows: Design, beta: Floats, scale: float, intercept: Mask) -> Floa
     return covariance
 
 
-# Guess: shares and error at which one may act on a coefficient; cv of a column of one size.
-_IDENTIFIED_SHARE, _PRIOR_SHARE, IDENTIFIED_ERROR, _ONE_SIZE_CV = 0.9, 0.5, 0.2, 0.1
+# Guess: shares and error at which one may act on a coefficient; cv of a column that never varied, and of one size.
+_IDENTIFIED_SHARE, _PRIOR_SHARE, IDENTIFIED_ERROR, _CONSTANT_CV, _ONE_SIZE_CV = 0.9, 0.5, 0.2, 1e-6, 0.1
 # Source: the rule of thumb of the literature (Belsley, Kuh and Welsch; see the module's head).
 VIF_MAX = 10.0
 # Guess: two machines 50 % apart are beyond it. A standard error says how sure the best line is, not that there is one.
@@ -292,7 +292,7 @@ _MEDIAN_ERROR_MAX = 0.15
 _FADED_WINDOWS = 40
 # Of rows between two scrapes of a page: with coefficients per standard error below 8 they were off by 6 to 25 % in the
 # median, one in ten by 40 to 70 %. The floor of 10 % leaves 10 at most. Measured: on recordings with both.
-_SURE_T = 8.0
+_SURE_T, _WEAK_T = 8.0, 4.0
 _ABSENT = "absent"
 """Status of a column without evidence and without a prior; it is not published."""
 
@@ -385,7 +385,7 @@ def _judge(told: Diagnosis, fit: Fit) -> None:
             status = "at_bound"
         elif told.share[j] < _PRIOR_SHARE and known[j]:
             status = "prior_only"
-        elif told.excitation[j] < RELATIVE_RIDGE and shared and not intercept:
+        elif told.excitation[j] < _CONSTANT_CV and shared and not intercept:
             status = "constant"
         else:
             if not carried or told.share[j] <= _IDENTIFIED_SHARE:
@@ -447,7 +447,7 @@ def of_windows(model: ModelSnapshot, covariance: Floats | None) -> ModelSnapshot
         elif bar is not None and size > 0.0 and size >= _SURE_T * bar:
             status, reason = "identified", None
         elif bar is not None:
-            status, reason = "weak" if size > 0.0 and size >= 0.5 * _SURE_T * bar else status, Reason.WIDE
+            status, reason = "weak" if size > 0.0 and size >= _WEAK_T * bar else status, Reason.WIDE
         told = {"stderr": stderr, "form_error": None, "status": status, "reason": reason}
         features.append(msgspec.structs.replace(feature, **told))
     listed = [] if covariance is None else covariance.tolist()

@@ -296,8 +296,8 @@ def fit_start(z: Floats, row_weight: Floats, solve_for: Callable[[Floats, float]
     return Start(weight, share, scale, median_us)
 
 
-_PRUNED = RELATIVE_RIDGE**-2
-"""Stands for infinity, relative to the column's own diagonal of A: coefficient 0 for every purpose."""
+# Guard: stands for infinity, relative to the column's own diagonal of A: coefficient 0 for every purpose.
+_PRUNED = 1e12
 # Guard: cost of a solve. Guess: the log evidence below which a change is not worth making.
 _CHANGES_MAX, _LEAST_GAIN = 4, 1e-3
 

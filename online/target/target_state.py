@@ -28,7 +28,7 @@ from .published_prediction import SHAPED, PublishedPrediction
 from .settings import RLS, BankSettings, make_learner
 
 # Guess: of cost against delay; while coefficients are young, every 32 rows move them.
-YOUNG_ROWS = 4 * START_ROWS
+YOUNG_ROWS = 1024
 # Guess: beyond, the rest is no sample of all steps; two stamps that swapped places are a few in a thousand.
 _TIMELESS_MAX = 0.05
 

@@ -36,7 +36,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from online.constants import DONOR_SHARE, MISFIT, TINY
+from online.constants import DONOR_SHARE, TINY
 from online.features import INTERCEPT, Facts, FeatureSet
 from online.features.sheets import sheet_of
 from online.features.systems import RESIDUAL, System, full
@@ -45,8 +45,8 @@ from online.rows import PHASES, Floats, Target
 
 from .sheet import HIDES_HITS, Evidence, evidence_of
 
-# Guess.
-_POOLED_MISFIT = 0.08
+# Guess: the first is half of the floor of one donor (online/rls/solve.py).
+_FLOOR, _POOLED_MISFIT = 0.01, 0.08
 """A pooled prior gives way to rows as if each were uncertain by so much: the first ones are all of one kind."""
 # Guard: stands for 0.
 FROZEN_SD = 1e-6
@@ -146,7 +146,7 @@ class Pooled:
         live, m = mapping
         mean, unseen = m[:, :known] @ self.gamma, m[:, known:].any(axis=1) & ~m[:, :known].any(axis=1)
         spread, step_us = self._spread(live)
-        sd = np.maximum(spread, DONOR_SHARE * mean) + 0.5 * MISFIT * step_us
+        sd = np.maximum(spread, DONOR_SHARE * mean) + _FLOOR * step_us
         sd[unseen | ~(sd > 0.0)] = np.inf
         return _with_phases(Prior(mean, sd, _POOLED_MISFIT), self.target)
 

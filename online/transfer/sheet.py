@@ -74,7 +74,8 @@ from online.rows import Floats, Mask, Target
 from online.snapshot import FeatureSnapshot, IntervalSnapshot, ModelSnapshot, Reason, TargetSnapshot
 
 # Guess: of e the usual share of the sheet's bandwidth (online/features/systems, roofline). Chosen: ar
-# on the servers of Llama-3.1-70B of tests/bench/bench_silicon.py, which reports on others.
+# on the servers of Llama-3.1-70B of tests/bench/bench_silicon.py, which reports on others; the sd of e with one of the
+# H100 tables in view (docs/systems.md).
 HYPER_MEAN = np.array([50.0, 24.0, 20.0, 5.0, 20.0, 1.0, 1.25])
 HYPER_SD = np.array([30.0, 12.0, 20.0, 8.0, 20.0, 0.5, 0.25])
 """Of theta, q and e before any donor: microseconds per layer and request, and g as a share of peak."""

@@ -109,8 +109,8 @@ MUTANTS = (
     Mutant(
         "one block confirms a change",
         "online/change.py",
-        "GATE, _REACH = 1.5, 9.0,",
-        "GATE, _REACH = 1.5, 2.0,",
+        "_REACH = 16, 1.5, 9.0,",
+        "_REACH = 16, 1.5, 2.0,",
     ),
     Mutant(
         "prefill changes with everything else",

@@ -75,11 +75,10 @@ def test_the_version_stands_once():
 
 
 def test_image_and_manifests_name_the_version():
-    paths = [ROOT / "Dockerfile", ROOT / "docs" / "deploy.md", *(ROOT / "deploy").rglob("*.yaml")]
-    named = [
-        (str(path.relative_to(ROOT)), version)
-        for path in paths
-        for version in re.findall(r"(?:\btracefit:|newTag: |ARG VERSION=)(\d+\.\d+\.\d+)", path.read_text())
-    ]
-    assert len(named) >= 8
+    alone = ("Dockerfile", "CITATION.cff", "docs/deploy.md")
+    paths = [*(ROOT / name for name in alone), *(ROOT / "deploy").rglob("*.yaml")]
+    marks = re.compile(r"(?:\btracefit:|newTag: |ARG VERSION=|^version: )(\d+\.\d+\.\d+)", re.MULTILINE)
+    named = [(str(path.relative_to(ROOT)), version) for path in paths for version in marks.findall(path.read_text())]
+    assert {name for name, _ in named} >= set(alone)
+    assert len(named) >= 9
     assert {version for _, version in named} == {collector.__version__}, named

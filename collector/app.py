@@ -76,7 +76,7 @@ from exporters.metrics_page import MetricsPage
 from exporters.pages import AskPages, SnapshotDocuments, dispatch, make_routes, protect
 from exporters.status_page import PendingTelemetry, Remarks, StatusPage
 from exporters.what_if import Advisory, ClientView
-from exporters.wording import name_of, newest_change
+from exporters.wording import name_of, news_of
 from online import Snapshot
 
 GENERATIONS_PER_FILE = 2
@@ -346,12 +346,11 @@ class Sidecar:
         }
         named: dict[str, object] = {name: problem for name, problem in problems.items() if problem}
         snapshot = self.snapshot()
-        doubted = [each for each in snapshot.configs if each.doubts] if snapshot is not None else []
-        if doubted:
-            named["not_usable"] = [f"{name_of(each)}: {doubt}" for each in doubted for doubt in each.doubts]
-        changed = [(name_of(each), newest_change(each)) for each in (snapshot.configs if snapshot is not None else [])]
-        now = 0 if snapshot is None else snapshot.created_unix_nano
-        news = [f"{name}: {change.text(now)}" for name, change in changed if change is not None and change.is_news(now)]
+        configs, now = ([], 0) if snapshot is None else (snapshot.configs, snapshot.created_unix_nano)
+        doubts = [f"{name_of(each)}: {doubt}" for each in configs for doubt in each.doubts]
+        if doubts:
+            named["not_usable"] = doubts
+        news = [f"{name_of(each)}: {text}" for each in configs for text in news_of(each, now)]
         if news:
             named["speed_changed"] = news
         detail: dict[str, object] = {"late": list(self.health.late()), "otlp_grpc_port": self._otlp_port()}

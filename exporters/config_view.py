@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from exporters.blis import BlisError, blis_coefficients
 from exporters.charts import Z_95, axis_limit, courses, scatter, step_shares
 from exporters.what_if import LoadView
-from exporters.wording import TARGET_MEANINGS, TARGET_NAMES, Advice, advice_for
+from exporters.wording import REPLICAS_SHOWN, TARGET_MEANINGS, TARGET_NAMES, Advice, advice_for
 from online import ConfigSnapshot, HistoryView, ModelSnapshot, ReplicaSnapshot, Snapshot, TargetSnapshot
 from tracefit import Verdict
 
@@ -20,7 +20,6 @@ View = dict[str, Any]
 """What a template lays out."""
 
 STEP_TIME = "step_time"
-MAX_REPLICAS = 16
 MAX_ENGINES = 32
 _MERGED = "merged"
 _TITLE_FACTS = {"gpu": "", "tensor_parallel_size": "TP ", "quantization": "", "vllm_version": "vLLM "}
@@ -135,7 +134,7 @@ def _target_view(name: str, target: TargetSnapshot, config: ConfigSnapshot) -> V
         "model": model,
         "caption": f"Coefficients of {TARGET_NAMES.get(name, name)}, portable set, {config.config_id}",
         "limit": axis_limit(model),
-        "replicas": target.replicas[:MAX_REPLICAS],
+        "replicas": target.replicas[:REPLICAS_SHOWN],
         "differing": sum(each.differs for each in target.replicas),
         "told_apart_by": config.told_apart_by,
     }

@@ -31,15 +31,13 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from exporters.what_if import Advisory, LoadView, PerGeneration
-from exporters.wording import US_PER_S, base_unit, label_value
+from exporters.wording import REPLICAS_SHOWN, US_PER_S, base_unit, label_value
 from online import ConfigSnapshot, ModelSnapshot, ResidualSnapshot, Snapshot, TargetSnapshot
 from tracefit import TracefitError
 
 NS_PER_S = 1e9
 STEP_TIME = "step_time"
 """The target that has every family; what is said of the others is in the snapshot, or the page would not fit."""
-REPLICAS_MAX = 16
-"""Engines of a merged state: those furthest from the others."""
 BUCKET, SUM, COUNT = "_bucket", "_sum", "_count"
 _API_TARGETS = ("api_queueing", "first_response")
 
@@ -195,12 +193,12 @@ FAMILIES: tuple[Family, ...] = (
     Family(
         "tracefit_replicas_differing",
         _TARGET,
-        "Of a merged state, engines that differ from the others by more than 5 % and three errors; step_time only.",
+        "Engines of a configuration that differ from the others by more than 5 % and three errors; step_time only.",
     ),
     Family(
         "tracefit_replica_speed_ratio",
         (*_TARGET, "instance"),
-        "Of a merged state, an engine's time per time of the others, the 16 furthest from them; step_time only.",
+        "Of several engines, the time of one per time of the others, for the 16 furthest from them; step_time only.",
     ),
     Family(
         "tracefit_replica_differs",
@@ -382,7 +380,7 @@ def _add_changes(series: _Series, labels: tuple[str, ...], target: TargetSnapsho
         series.add("tracefit_engines_apart_ratio", labels, drift.engines_apart)
     if target.replicas:
         series.add("tracefit_replicas_differing", labels, sum(each.differs for each in target.replicas))
-    for replica in target.replicas[:REPLICAS_MAX]:
+    for replica in target.replicas[:REPLICAS_SHOWN]:
         series.add("tracefit_replica_speed_ratio", (*labels, replica.engine), replica.ratio)
         if replica.differs and replica.ratio is not None:
             series.add("tracefit_replica_differs", (*labels, replica.engine, replica.term), 1)

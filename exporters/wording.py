@@ -17,8 +17,8 @@ from functools import lru_cache
 from typing import Final, NamedTuple
 
 from exporters.questions import duration, significant
-from online import ConfigSnapshot
-from tracefit import SpeedChange
+from online import ConfigSnapshot, TargetSnapshot
+from tracefit import OddReplica, SpeedChange
 
 MAX_LABEL_CHARS = 120
 """Longer values are cut; Prometheus' usual ``label_value_length_limit`` is 200 bytes and up."""
@@ -190,6 +190,27 @@ def newest_change(config: ConfigSnapshot) -> SpeedChange | None:
     if drift is None or drift.last_unix_nano is None or drift.gain is None:
         return None
     return SpeedChange(drift.gain, drift.last_unix_nano, drift.term, drift.added)
+
+
+REPLICAS_SHOWN = 16
+"""Engines that are named; a snapshot has those first that are furthest from the others."""
+
+
+def odd_replicas(target: TargetSnapshot | None) -> list[OddReplica]:
+    """The engines of a target that differ from the others, as far as they are named."""
+    replicas = [] if target is None else target.replicas
+    return [
+        OddReplica(each.engine, each.ratio, each.stderr, each.term, each.added, len(replicas) - 1)
+        for each in replicas[:REPLICAS_SHOWN]
+        if each.differs and each.ratio is not None
+    ]
+
+
+def news_of(config: ConfigSnapshot, now_unix_nano: int) -> list[str]:
+    """What a person should hear of the speed of its steps: a change within a day, and engines of another speed."""
+    change = newest_change(config)
+    news = [change.text(now_unix_nano)] if change is not None and change.is_news(now_unix_nano) else []
+    return [*news, *(each.text for each in odd_replicas(config.targets.get("step_time")))]
 
 
 def name_of(config: ConfigSnapshot) -> str:

@@ -204,12 +204,24 @@ class OddEngine(NamedTuple):
 
 
 class EngineRows(Stateful):
-    """The last rows of one engine: cell and a_i of each, oldest first, and the event time of its last block."""
+    """What one engine sent, of p columns.
 
-    SAVED = ("cell", "log_y", "last_ns")
+    Attributes:
+        cell, log_y: of its last rows, oldest first: cell and a_i, (n,) each.
+        last_ns: event time of its last block.
+        learned: how many rows are in a (p, p) and b (p,), the statistics A and b of "Which term moved".
+        learned_ns: event time of the last of them; a row counts half after ten minutes, the same of every engine.
+    """
 
-    def __init__(self) -> None:
+    SAVED = ("cell", "log_y", "last_ns", "learned", "learned_ns", "a", "b")
+
+    def __init__(self, p: int) -> None:
         self.cell, self.log_y, self.last_ns = np.empty(0, np.int64), np.empty(0), 0
+        self.forget(p)
+
+    def forget(self, p: int) -> None:
+        """Begin anew with the statistics."""
+        self.learned, self.learned_ns, self.a, self.b = 0, 0, np.zeros((p, p)), np.zeros(p)
 
     def restored(self) -> None:
         """Each row is of a cell."""
@@ -222,6 +234,13 @@ class EngineRows(Stateful):
         self.log_y = np.append(self.log_y, log_y)[-_ENGINE_ROWS:]
         self.last_ns = end_ns
 
+    def add(self, x: Floats, elapsed_us: Floats, weight: Floats, end_ns: int) -> None:
+        """Add rows x (n, p) of these times and weights (n,) to the statistics."""
+        left = 0.5 ** (max(end_ns - self.learned_ns, 0) / SILENCE_NS)
+        weighted = weight[:, None] * x
+        self.a, self.b = left * self.a + weighted.T @ x, left * self.b + weighted.T @ elapsed_us
+        self.learned, self.learned_ns = self.learned + len(x), end_ns
+
     def level(self, usual: Floats, first_cell: int) -> float:
         """Median beside what their cells usually take, (512,), of cells from one on; 0 where there is none."""
         of = self.cell >= first_cell
@@ -229,13 +248,14 @@ class EngineRows(Stateful):
 
 
 class Engines(Stateful):
-    """Levels of the engines of one configuration, by the numbers that rows bear.
+    """The engines of one configuration, by the numbers that rows bear; ``p``: columns of a row.
 
     Attributes:
         rows: of those that count, or will with more rows.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, p: int) -> None:
+        self._p = p
         self.rows: dict[int, EngineRows] = {}
 
     def to_state(self) -> Tree:
@@ -244,7 +264,7 @@ class Engines(Stateful):
 
     def from_state(self, state: Tree) -> None:
         """See Stateful."""
-        self.rows = {int(number): EngineRows() for number in state}
+        self.rows = {int(number): EngineRows(self._p) for number in state}
         for number, rows in self.rows.items():
             rows.from_state(state[str(number)])
 
@@ -252,9 +272,16 @@ class Engines(Stateful):
         """Rows of a block, (n,) each, in order of time."""
         for number in np.unique(engine).tolist():
             own = engine == number
-            self.rows.setdefault(number, EngineRows()).learn(cell[own], log_y[own], end_ns)
+            self.rows.setdefault(number, EngineRows(self._p)).learn(cell[own], log_y[own], end_ns)
         heard = sorted(self.rows.items(), key=lambda each: each[1].last_ns)[-ENGINES_MAX:]
         self.rows = {number: rows for number, rows in heard if rows.last_ns >= end_ns - SILENCE_NS}
+
+    def add(self, block: Design, elapsed_us: Floats, weight: Floats) -> None:
+        """Rows of a block with times and weights (n,), to their engines' statistics; of a lone engine nobody asks."""
+        for number, rows in self.rows.items() if len(self.rows) > 1 else ():
+            own = block.engine == number
+            if own.any():
+                rows.add(block.x[own], elapsed_us[own], weight[own], int(block.end_ns[-1]))
 
     def odd(self, usual: Floats) -> OddEngine | None:
         """The one that differs most, by what cells usually take, (512,); None where fewer than two count."""
@@ -323,7 +350,7 @@ class ChangeMonitor(Stateful):
     def __init__(self, detector: str, names: Sequence[str]) -> None:
         self._detector, self._names, self.before = detector, tuple(names), np.zeros(len(names))
         self.all_rows, self.prefill = ChangeTest(detector, NOISE_ROWS), ChangeTest(detector, PREFILL_ROWS)
-        self.engines = Engines()
+        self.engines = Engines(len(names))
         self.gain, self.confirmed, self.last_ns, self.rows_since = 1.0, 0, 0, 0
         self.term, self.added = "", 0.0
 
@@ -359,6 +386,8 @@ class ChangeMonitor(Stateful):
         self.gain, self.last_ns, self.rows_since = math.exp(gain), end_ns, 0
         self.confirmed += 1
         self.term, self.added = "", 0.0
+        for rows in self.engines.rows.values():
+            rows.forget(len(self._names))
         if verdict is Verdict.PREFILL:
             self.term = next((name for name in self._names if is_of_prefill(name)), "")
         self.prefill.restart()

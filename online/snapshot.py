@@ -170,7 +170,7 @@ class DriftSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
 
 class ReplicaSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One of the engines whose states were merged, against the others.
+    """One of several engines that send to one sidecar, or whose states were merged, against the others.
 
     ``ratio``: its time per time of the others, the median of theirs, for the same work. ``differs``: by more than 5 %
     and by more than three standard errors of the ratio, which the others' scatter is in. ``term``, ``added``: of one
@@ -208,9 +208,9 @@ class TargetSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     the coefficient it stands in for nothing else. ``step_ahead_us``: how much of the intercept of ``api_queueing`` is a
     step that the engine schedules ahead, absent where it schedules none; who simulates that step takes it off.
     ``in_flight``: what ``api_queueing`` grows by with the requests in flight; its coefficients are of the number in
-    there. ``replicas``: of a state that was
-    merged, the engines it was made of, as of the merge. ``doubts``: why none of its coefficients should be used, one
-    clause each.
+    there. ``replicas``: the engines that
+    sent rows in the last ten minutes, where several did; of a state that was merged, those it was made of, as of then.
+    ``doubts``: why none of its coefficients should be used, one clause each.
     """
 
     vector: str

@@ -107,7 +107,7 @@ class Target(NamedTuple):
     ``context_us_per_token``, what a token
     of decode context costs among steps of about one size, None where nobody said; ``in_flight``, what the time
     grows by with the requests in flight, None where it does not; ``level``, of ``decode`` and ``prefill`` steps;
-    ``change``, the newest confirmed change of speed; ``odd``, the engines of another speed, in a merged snapshot.
+    ``change``, the newest confirmed change of speed; ``odd``, the engines of another speed than the others.
     """
 
     name: str
@@ -205,7 +205,7 @@ class Verdict(NamedTuple):
         last_heard_unix_nano: when the newest telemetry of its engines was made, 0 where nobody said.
         replaced: its server sends another configuration now.
         change: the newest confirmed change of the speed of its steps.
-        odd: the engines of another speed than their siblings, in a merged snapshot.
+        odd: the engines of another speed than their siblings.
         seen: lowest and highest value per step of each feature that was learned from.
         hidden: what its telemetry samples or does not tell, one clause each.
     """

@@ -76,7 +76,7 @@ ODD_NAMED = 16
 
 
 class OddReplica(NamedTuple):
-    """An engine of a merged configuration whose steps take another time than those of its siblings.
+    """An engine of a configuration whose steps take another time than those of its siblings.
 
     Attributes:
         engine: its name; empty where its state did not say.

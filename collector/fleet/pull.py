@@ -30,14 +30,12 @@ from collector.service import Directory, check_learning
 from collector.telemetry import PullOutcome
 from exporters.snapshot_file import SNAPSHOT_NAME, published_generation, write_atomically, write_snapshot
 from exporters.status_page import FleetSource
+from exporters.wording import odd_replicas
 from online import Bank, ConfigSnapshot, Snapshot, StateError, TargetSnapshot, merge_states, part_of
 from online.state import Lineage, LineageLedger
 from online.transfer import HIDES_HITS
-from tracefit import OddReplica
 
 from .sources import Fetched, StateFetcher, check_sources, look
-
-_REPLICAS_NAMED = 16
 
 
 def merge_files(
@@ -96,15 +94,10 @@ def merge_files(
 
 def differing(target: TargetSnapshot) -> Iterator[str]:
     """Sentences on the replicas of a target that differ from the others."""
-    others = len(target.replicas) - 1
-    odd = [
-        OddReplica(each.engine, each.ratio, each.stderr, each.term, each.added, others)
-        for each in target.replicas
-        if each.differs and each.ratio is not None
-    ]
-    yield from (each.text for each in odd[:_REPLICAS_NAMED])
-    if len(odd) > _REPLICAS_NAMED:
-        yield f"{len(odd) - _REPLICAS_NAMED} more engines differ from the others"
+    odd = odd_replicas(target)
+    yield from (each.text for each in odd)
+    if more := sum(each.differs for each in target.replicas) - len(odd):
+        yield f"{more} more engines differ from the others"
 
 
 def _write(path: Path, data: bytes) -> None:

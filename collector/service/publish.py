@@ -20,7 +20,7 @@ from exporters.snapshot_file import (
     write_atomically,
     write_snapshot,
 )
-from exporters.wording import name_of, newest_change
+from exporters.wording import name_of, newest_change, odd_replicas
 from online import ConfigSnapshot, Snapshot
 
 from .pipeline import Pipeline
@@ -129,12 +129,12 @@ class Publisher:
 
 @dataclass
 class _Told:
-    """What was told of one configuration: its last change of speed with the term that moved, and its doubts."""
+    """What was told of one configuration: its last change of speed with the term that moved, and what holds of it."""
 
     since_unix_nano: int = 0
     term: str = ""
-    doubts: dict[str, str] = field(default_factory=dict)
-    """By their words without numbers."""
+    holds: dict[str, str] = field(default_factory=dict)
+    """Doubts by their words without numbers, and engines of another speed by name and term."""
 
 
 class News:
@@ -145,7 +145,8 @@ class News:
         tiny: steps take 1.42 × as long since 14:03 UTC         WARNING, a change of speed was confirmed
         tiny: ... since 14:03 UTC: prefill, by its tokens       WARNING, it is known that one term moved, and which
         tiny: not usable: its engines disagree: ...             WARNING, there is a new doubt about a configuration
-        tiny: no longer: its engines disagree: ...              INFO, the doubt is gone
+        tiny: engine 'b' takes 1.586 times as long as ...       WARNING, an engine is slower than the others
+        tiny: no longer: not usable: its engines ...            INFO, that is gone
 
     A change is new when it began later than the last one that was told, also by the process before. Numbers inside of
     a doubt move all the time: two that differ in numbers alone are one. What is remembered is of the last snapshot.
@@ -173,14 +174,13 @@ def _tell(config: ConfigSnapshot, told: _Told, now_unix_nano: int) -> _Told:
     since, term = (0, "") if change is None else (change.since_unix_nano, change.single_term)
     if change is not None and (since > told.since_unix_nano or term not in {"", told.term}):
         _log.warning("%s: %s", name, change.text(now_unix_nano), extra=TOLD_ONCE)
-    doubts = {_NUMBER.sub("#", doubt): doubt for doubt in config.doubts}
-    for words, doubt in doubts.items():
-        if words not in told.doubts:
-            _log.warning("%s: not usable: %s", name, doubt, extra=TOLD_ONCE)
-    for words, doubt in told.doubts.items():
-        if words not in doubts:
-            _log.info("%s: no longer: %s", name, doubt, extra=TOLD_ONCE)
-    return _Told(max(since, told.since_unix_nano), term or ("" if since > told.since_unix_nano else told.term), doubts)
+    holds = {_NUMBER.sub("#", doubt): f"not usable: {doubt}" for doubt in config.doubts}
+    holds |= {f"{odd.engine!r} {odd.term}": odd.text for odd in odd_replicas(config.targets.get("step_time"))}
+    for words in holds.keys() - told.holds.keys():
+        _log.warning("%s: %s", name, holds[words], extra=TOLD_ONCE)
+    for words in told.holds.keys() - holds.keys():
+        _log.info("%s: no longer: %s", name, told.holds[words], extra=TOLD_ONCE)
+    return _Told(max(since, told.since_unix_nano), term or ("" if since > told.since_unix_nano else told.term), holds)
 
 
 def _since(config: ConfigSnapshot) -> int:

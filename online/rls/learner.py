@@ -315,7 +315,11 @@ class RlsLearner(Stateful):
             share = huber(u, self.scale)
             self.scale = moved(self.scale, u)
             self.median_us = moved_median(self.median_us, block.elapsed_us / block.steps)
-            self.fit.learn(block, z, share * per_unit * per_unit, share, prediction)
+            weight = share * per_unit * per_unit
+            if speed is None:
+                phases_us = z[:, len(self.features) : -2] @ self.fit.beta[len(self.features) :]
+                self.drift.engines.add(block, block.elapsed_us - phases_us, weight)
+            self.fit.learn(block, z, weight, share, prediction)
         self.fit.solve_strata(self.scale)
         if self.drift.asks_for_term:
             self.drift.attribute(*self.normal_equations())

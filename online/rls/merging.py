@@ -1,4 +1,4 @@
-"""Two ``rls`` learners into one, and the engines whose states were merged, each held against the others.
+"""Two ``rls`` learners into one, and several engines of a configuration, each held against the others.
 
 Merging adds statistics, it never averages coefficients. What one stream learned after the other is treated as if one
 learner had seen both: the earlier statistics are first decayed by what the later learned, stratum by stratum. Streams
@@ -9,8 +9,8 @@ merged coefficients yet. The scale is that of the merged coefficients:
     n s^2     = n_1 s_1^2 + n_2 s_2^2 + R(beta) - R_1(beta_1) - R_2(beta_2)              n: rows in Huber shares
 
 A replica is the statistics of one engine at the merge: A, b, and N, the variance of its scores; before there are
-2 p + 2 windows, 64 s^2 A stands in: neighbouring rows may share that much of their noise. Phases belong to the stamps
-of a server and are taken out at their estimate.
+2 p + 2 windows, and of engines that send to one sidecar, 64 s^2 A stands in: neighbouring rows may share that much of
+their noise. Phases belong to the stamps of a server and are taken out at their estimate.
 
     beta_i = the fit of what all others know together, without those that differ
     r_i    = log (beta_i' b_i / beta_i' A_i beta_i)            0 = as fast as the others; exp r_i is its ratio
@@ -29,7 +29,7 @@ Shapes: A, N (p, p), b, beta (p,).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any, NamedTuple, Self
@@ -123,6 +123,13 @@ class Replica(Stateful):
         meat = learner.fit.meat.of_scores(learner.fit.p)
         noise = _SHARED_NOISE * learner.scale**2 * a if meat is None else meat[:p, :p]
         return [Replica(engine, learner.rows, a, b, noise)]
+
+    @staticmethod
+    def of_engines(learner: RlsLearner, names: Mapping[int, str]) -> list[Replica]:
+        """The engines that a learner hears, by their numbers' ``names``; none where it hears one alone."""
+        heard = [(names.get(number, str(number)), rows) for number, rows in learner.drift.engines.rows.items()]
+        shared = _SHARED_NOISE * learner.scale**2
+        return [Replica(name, rows.learned, rows.a, rows.b, shared * rows.a) for name, rows in heard if rows.learned]
 
     @staticmethod
     def of_state(state: Tree, p: int) -> Replica:

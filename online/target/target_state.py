@@ -16,7 +16,17 @@ from online.constants import ENGINES_MAX, HALF_LIFE_STEPS, NOISE_ROWS, PREFERENC
 from online.errors import Residuals
 from online.features import FeatureSet
 from online.river import CONTEXT, RESIDUAL, RiverLearner
-from online.rls import JACKKNIFE_ROWS, Prior, Replica, RlsLearner, as_far_as_it_fits, compared, joined, merge
+from online.rls import (
+    JACKKNIFE_ROWS,
+    Comparison,
+    Prior,
+    Replica,
+    RlsLearner,
+    as_far_as_it_fits,
+    compared,
+    joined,
+    merge,
+)
 from online.rows import Floats, Quality, RowBlock, RowOutcome, Target
 from online.snapshot import IntervalSnapshot, ModelSnapshot, Reason, TargetSnapshot
 from online.state import StateError, Stateful, Tree
@@ -212,7 +222,7 @@ class TargetState(Stateful):
         if vector == "beta":
             doubts = self._doubts(watcher)
             models = {name: as_far_as_it_fits(model, next(iter(doubts), None)) for name, model in models.items()}
-        merged = compared(self.replicas, learner.rows, watcher.features.names)
+        merged = self._replicas(watcher)
         target = TargetSnapshot(
             vector=vector,
             unit="us",
@@ -247,6 +257,12 @@ class TargetState(Stateful):
             return self.published.snapshot(self.models[SHAPED], beta)
         interval = champion.intervals.snapshot(by_stratum=self.target.vector == "beta")
         return {"interval": interval, "mean_factor": champion.mean_factor()}
+
+    def _replicas(self, watcher: RlsLearner) -> Comparison:
+        """Of a merged state the engines it was made of, else those that send here, each against the others."""
+        if self.replicas:
+            return compared(self.replicas, watcher.rows, watcher.features.names)
+        return compared(Replica.of_engines(watcher, self.engine_names), 0, watcher.features.names)
 
     def _doubts(self, watcher: RlsLearner) -> dict[Reason, str]:
         """Why no coefficient of steps should be used, a clause each."""

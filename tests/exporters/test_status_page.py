@@ -105,9 +105,9 @@ def test_a_person_finds_the_coefficients_with_their_uncertainty():
 
 def test_of_a_merged_state_the_engines_that_differ_stand_first_with_their_ratio():
     text = words(cases.snapshot())
-    assert "Merged from 3 engines: 1 differs by more than the errors" in text
+    assert "3 engines, each against the others: 1 differs by more than the errors" in text
     assert "vllm-7 differs ×1.600 ± 0.015 400 vllm-0 ×0.969 ± 0.061 800 unknown – 3" in text
-    assert "Merged from" not in words(cases.full_snapshot(1))
+    assert "against the others" not in words(cases.full_snapshot(1))
 
 
 def test_every_status_and_quality_has_its_words():

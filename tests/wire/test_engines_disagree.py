@@ -70,12 +70,15 @@ def test_the_last_speaker_does_not_own_the_coefficients_and_the_disagreement_is_
         config = tracefit.load(get(sidecar.http_port, "/snapshot")).config()
         assert (config.usable, config.reasons[0]) == (False, clause)
         assert json.loads(get(sidecar.http_port, "/readyz"))["not_usable"] == [f"tiny: {clause}"]
+        assert json.loads(get(sidecar.http_port, "/readyz"))["speed_changed"] == [f"tiny: {config.verdict.odd[0].text}"]
         assert clause in get(sidecar.http_port, "/").decode()
+        assert config.verdict.odd[0].term == "all"
         page = get(sidecar.http_port, "/metrics").decode().splitlines()
         [apart] = [line for line in page if line.startswith("tracefit_engines_apart_ratio{")]
         assert float(apart.rsplit(" ", 1)[1]) == pytest.approx(3.0, rel=0.1)
         assert step_of(sidecar).drift.count == 0
     assert f"tiny: not usable: {clause}" in caplog.text
+    assert "tiny: engine 'slow' takes " in caplog.text
 
 
 def test_a_change_of_all_engines_is_still_a_change_of_speed(tmp_path, engines):

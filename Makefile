@@ -112,7 +112,7 @@ check-vllm-releases: $(STAMP)
 run: $(STAMP)
 	@$(BIN)/tracefit run $(if $(CONFIG),--config $(CONFIG))
 
-BENCHES := client cost demo fleet gpus h100 ingest learning pages plugin rows silicon systems
+BENCHES := client cost demo gpus h100 ingest learning pages plugin rows silicon systems
 WHAT ?=
 ARGS ?=
 JUDGES = $(if $(TOOLS),--tools $(TOOLS)) $(if $(TABLES),--tables $(TABLES))
@@ -123,10 +123,9 @@ endef
 bench_client = $(GPUS_VENV)/bin/python -m tests.bench.bench_client $(if $(CAPTURES),--captures $(CAPTURES)) $(JUDGES) $(ARGS)
 bench_cost = $(BIN)/python -m tests.bench.bench_cost $(ARGS)
 bench_demo = $(BIN)/python -m tests.bench.bench_demo $(ARGS)
-bench_fleet = $(BIN)/python -m tests.bench.bench_fleet $(ARGS)
 bench_gpus = $(GPUS_VENV)/bin/python -m tests.bench.bench_gpus $(ARGS)
 bench_ingest = $(BIN)/python -m tests.bench.bench_cost latency $(ARGS)
-bench_learning = $(BIN)/python -m tests.bench.bench_learning $(if $(CAPTURES),--captures $(CAPTURES)) $(JUDGES) $(ARGS)
+bench_learning = $(BIN)/python -m tests.bench.bench_learning $(if $(CAPTURES),--captures $(CAPTURES)) $(ARGS)
 bench_pages = $(BIN)/python -m tests.bench.bench_pages $(ARGS)
 bench_rows = $(BIN)/python -m tests.bench.bench_rows $(JUDGES) $(ARGS)
 bench_silicon = $(GPUS_VENV)/bin/python -m tests.bench.bench_silicon $(ARGS)
@@ -152,7 +151,7 @@ torture: $(STAMP)
 	$(BIN)/python -m pytest -q tests/collector/service/test_log.py tests/wire/test_event_times.py tests/wire/test_bad_input.py
 
 stress: $(STAMP)
-	$(BIN)/python -X dev -m tests.torture.stress --seconds 30
+	STRESS_S=30 $(BIN)/python -X dev -m pytest -q tests/torture -k everybody
 
 FILE ?= mine.yaml
 validate: $(STAMP)

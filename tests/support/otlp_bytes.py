@@ -154,3 +154,9 @@ def export(*scopes, instance="engine-1"):
 
 def steps_export(events, **more):
     return export(("vllm.scheduler.step", [step_span(events, **more)]))
+
+
+def in_step_span(content):
+    """An export of one span of the step scope with this content."""
+    scope = field(1, field(1, b"vllm.scheduler.step"))
+    return field(1, field(2, scope + field(2, content)))

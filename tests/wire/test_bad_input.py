@@ -136,20 +136,16 @@ def test_a_probe_is_answered_while_another_address_holds_all_places_of_the_pages
         assert probe.getresponse().status == 200
 
 
-def in_span(content):
-    return otlp.field(1, otlp.field(2, otlp.field(1, otlp.field(1, b"vllm.scheduler.step")) + otlp.field(2, content)))
-
-
 BOMBS = {
     "resources": b"\x0a\x00" * (FULL // 2),
     "scopes": otlp.field(1, b"\x12\x00" * (FULL // 2)),
     "spans": otlp.field(1, otlp.field(2, b"\x12\x00" * (FULL // 2))),
-    "events": in_span(b"\x5a\x00" * (FULL // 2)),
-    "events of a byte": in_span(b"\x5a\x01\x00" * (FULL // 3)),
-    "events below the size where they are counted": in_span(b"\x5a\x00" * (MIB // 2 - 100)),
-    "links": in_span(b"\x6a\x00" * (FULL // 2)),
-    "attributes of a span": in_span(b"\x4a\x00" * (FULL // 2)),
-    "attributes of one event": in_span(otlp.field(11, b"\x1a\x00" * (FULL // 2))),
+    "events": otlp.in_step_span(b"\x5a\x00" * (FULL // 2)),
+    "events of a byte": otlp.in_step_span(b"\x5a\x01\x00" * (FULL // 3)),
+    "events below the size where they are counted": otlp.in_step_span(b"\x5a\x00" * (MIB // 2 - 100)),
+    "links": otlp.in_step_span(b"\x6a\x00" * (FULL // 2)),
+    "attributes of a span": otlp.in_step_span(b"\x4a\x00" * (FULL // 2)),
+    "attributes of one event": otlp.in_step_span(otlp.field(11, b"\x1a\x00" * (FULL // 2))),
     "attributes of a resource": otlp.field(1, otlp.field(1, b"\x0a\x00" * (FULL // 2))),
     "values in a value": otlp.field(
         1, otlp.field(1, otlp.field(1, otlp.field(2, otlp.field(5, b"\x0a\x00" * (FULL // 2)))))
@@ -293,7 +289,7 @@ def test_the_densest_exports_of_the_default_size_stay_below_the_memory_limit_of_
     assert code_of(sidecar.grpc_port, b"\x12\x00" * (4 * MIB + 1)) is CODE.RESOURCE_EXHAUSTED, "more than 8 MiB"
     attribute = otlp.field(3, otlp.field(1, b"step.some.key") + otlp.field(2, b"\x18\x07"))
     event = otlp.field(11, otlp.field(2, b"step.BATCH_SUMMARY") + attribute * 100)
-    dense = in_span(event * ((8 * MIB - 1000) // len(event)))
+    dense = otlp.in_step_span(event * ((8 * MIB - 1000) // len(event)))
     before_bytes = resident_bytes()
     peak_bytes = []
 

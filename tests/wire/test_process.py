@@ -8,9 +8,7 @@ import random
 import re
 import signal
 import subprocess
-import sys
 import threading
-from contextlib import contextmanager
 from pathlib import Path
 
 import grpc
@@ -18,50 +16,12 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
+from collector.cli import main
 from collector.recordings import Recording
 from tests.support.clocks import eventually
-from tests.support.paths import ROOT
+from tests.support.processes import TRACEFIT, environment, running_process, tracefit
 from tests.support.sidecars import as_json, call_export, get, metric, running_sidecar
-from tests.support.step_exports import make_export, otlp_json, write_recording
-
-HOME = ROOT
-TRACEFIT = [sys.executable, "-m", "collector"]
-
-
-def environment(**variables):
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("TRACEFIT_")}
-    return {**clean, "PYTHONPATH": str(HOME), **variables}
-
-
-def tracefit(*arguments, **variables):
-    return subprocess.run(
-        [*TRACEFIT, *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-        env=environment(**variables),
-    )
-
-
-@contextmanager
-def running_process(directory, **variables):
-    """`tracefit run` on free ports, which it tells on stderr."""
-    settings = environment(
-        TRACEFIT_LISTEN="127.0.0.1:0",
-        TRACEFIT_LISTEN_HTTP="127.0.0.1:0",
-        TRACEFIT_PAGES="127.0.0.1:0",
-        TRACEFIT_DIRECTORY=str(directory),
-        TRACEFIT_LEARNERS="[rls]",
-        **variables,
-    )
-    process = subprocess.Popen([*TRACEFIT, "run"], stderr=subprocess.PIPE, text=True, env=settings)
-    try:
-        said = next(filter(None, (re.search(r"port (\d+), pages on port (\d+)", line) for line in process.stderr)))
-        yield process, int(said[1]), int(said[2])
-    finally:
-        process.kill()
-        process.communicate()
+from tests.support.step_exports import delimited, make_export, otlp_json
 
 
 def test_terminated_under_load_no_acknowledged_export_is_lost(tmp_path):
@@ -77,7 +37,7 @@ def test_terminated_under_load_no_acknowledged_export_is_lost(tmp_path):
                 return
             acknowledged.append((worker, first))
 
-    with running_process(tmp_path) as (process, grpc_port, http_port):
+    with running_process(tmp_path, LEARNERS="[rls]") as (process, grpc_port, http_port, _):
         callers = [threading.Thread(target=load, args=(worker,), daemon=True) for worker in range(3)]
         for caller in callers:
             caller.start()
@@ -104,7 +64,7 @@ def test_terminated_under_load_no_acknowledged_export_is_lost(tmp_path):
 
 def test_a_second_signal_ends_at_once(tmp_path):
     with (
-        running_process(tmp_path) as (process, grpc_port, _),
+        running_process(tmp_path) as (process, grpc_port, *_),
         grpc.insecure_channel(f"127.0.0.1:{grpc_port}") as channel,
     ):
         watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(), timeout=300)
@@ -115,18 +75,19 @@ def test_a_second_signal_ends_at_once(tmp_path):
         assert process.wait(100) == 128 + signal.SIGINT
 
 
-def test_a_port_in_use_is_exit_1_and_one_sentence(tmp_path):
+def test_a_port_in_use_is_exit_1_and_one_sentence(tmp_path, capsys):
     with running_sidecar(tmp_path / "a") as sidecar:
         taken = f"127.0.0.1:{sidecar.grpc_port}"
-        ended = tracefit(
-            "run",
-            TRACEFIT_LISTEN=taken,
-            TRACEFIT_LISTEN_HTTP="127.0.0.1:0",
-            TRACEFIT_PAGES="127.0.0.1:0",
-            TRACEFIT_DIRECTORY=str(tmp_path / "b"),
-        )
-    assert ended.returncode == 1
-    assert ended.stderr.splitlines()[-1].startswith(f"error: cannot listen on {taken} for OTLP/gRPC")
+        assert main(["run", "--listen", taken, "--pages", "127.0.0.1:0", "--dir", str(tmp_path / "b")]) == 1
+    assert capsys.readouterr().err.splitlines()[-1].startswith(f"error: cannot listen on {taken} for OTLP/gRPC")
+
+
+@pytest.mark.parametrize(
+    ("command", "code"), [("replay", 2), ("", 2), ("show /nowhere", 1), ("run --config /nowhere", 78)]
+)
+def test_a_process_ends_with_the_exit_code_of_its_command(command, code):
+    ended = tracefit(*command.split())
+    assert ended.returncode == code
     assert "Traceback" not in ended.stderr
 
 
@@ -136,95 +97,57 @@ CHECK, RUN, REPLAY = ("config", "check"), ("run",), ("replay", "x", "--snapshot"
 @pytest.mark.parametrize(
     ("command", "text", "sentence"),
     [
-        (RUN, "recievers: {}", "config error: recievers: unknown key"),
-        (CHECK, "queue_mb: 1", "config error: queue_mb: unknown key; did you mean 'queue_mib'?"),
-        (REPLAY, "queue_mb: 1", "config error: queue_mb: unknown key; did you mean 'queue_mib'?"),
-        (CHECK, "message_max_mib: 0", "config error: message_max_mib: expected int >= 1"),
-        (REPLAY, "learners: [magic]", "config error: learners: 'magic' is not"),
-        (RUN, "feature_sets: [magic]", "config error: feature_sets: 'magic' is not"),
-        (CHECK, "feature_sets: [magic]", "config error: feature_sets: 'magic' is not"),
+        (RUN, "recievers: {}", "recievers: unknown key"),
+        (REPLAY, "queue_mb: 1", "queue_mb: unknown key; did you mean 'queue_mib'?"),
+        (CHECK, "message_max_mib: 0", "message_max_mib: expected int >= 1"),
+        (REPLAY, "learners: [magic]", "learners: 'magic' is not"),
+        (RUN, "feature_sets: [magic]", "feature_sets: 'magic' is not"),
+        (CHECK, "feature_sets: [magic]", "feature_sets: 'magic' is not"),
+        (CHECK, "token_file: /nope", "token_file: "),
+        (CHECK, "pages_token_file: /nope", "pages_token_file: "),
+        (CHECK, "tls_cert_file: /nope\ntls_key_file: /nope", "tls_cert_file: "),
+        (CHECK, "tls_client_ca_file: /nope", "tls_cert_file: "),
+        (CHECK, "scrape_token_file: /nope", "scrape_token_file: "),
+        (CHECK, "ca_file: /nope", "ca_file: "),
+        (CHECK, "listen: 0.0.0.0:4318", "listen_http: "),
     ],
 )
-def test_bad_configuration_is_exit_78_and_one_sentence_naming_the_key(tmp_path, command, text, sentence):
+def test_bad_configuration_is_exit_78_and_one_sentence_naming_the_key(tmp_path, command, text, sentence, capsys):
+    """What would end the start is found by ``config check``, too."""
     file = tmp_path / "config.yaml"
     file.write_text(text)
-    ended = tracefit(*command, "--config", file)
-    assert ended.returncode == 78
-    assert sentence in ended.stderr
-    assert len(ended.stderr.splitlines()) == 1
+    assert main([*command, "--config", str(file)]) == 78
+    (said,) = capsys.readouterr().err.splitlines()
+    assert said.startswith(f"config error: {sentence}")
 
 
 def test_in_a_pod_a_bad_configuration_does_not_end_the_process(tmp_path):
-    """A start with a good one; then with bad ones, for which the defaults hold, and that is said."""
+    """The defaults hold, and that is said; whether the text is wrong or what it names is not there."""
     file = tmp_path / "config.yaml"
-    variables = {"TRACEFIT_CONFIG": str(file), "TRACEFIT_ON_ERROR": "degrade"}
-    for text, key in (
-        ("allowed_lateness_s: 15", ""),
-        ("feature_sets: [magic]", "feature_sets"),
-        ("scrape_token_file: /nope", "scrape_token_file"),
-    ):
+    for text, key in (("feature_sets: [magic]", "feature_sets"), ("scrape_token_file: /nope", "scrape_token_file")):
         file.write_text(text)
-        with running_process(tmp_path, **variables) as (_, _, http_port):
-            assert metric(http_port, "tracefit_config_degraded") == bool(key)
-            if key:
-                assert f"the defaults hold: {key}" in get(http_port, "/readyz").decode()
+        with running_process(tmp_path, CONFIG=str(file), ON_ERROR="degrade") as sidecar:
+            assert metric(sidecar.http_port, "tracefit_config_degraded") == 1
+            assert f"the defaults hold: {key}" in get(sidecar.http_port, "/readyz").decode()
 
 
-@pytest.mark.parametrize(
-    ("text", "key"),
-    [
-        ("token_file: /nope", "token_file"),
-        ("pages_token_file: /nope", "pages_token_file"),
-        ("tls_cert_file: /nope\ntls_key_file: /nope", "tls_cert_file"),
-        ("tls_client_ca_file: /nope", "tls_cert_file"),
-        ("scrape_token_file: /nope", "scrape_token_file"),
-        ("ca_file: /nope", "ca_file"),
-        ("listen: 0.0.0.0:4318", "listen_http"),
-    ],
-)
-def test_check_config_finds_what_would_end_the_start(tmp_path, text, key):
-    file = tmp_path / "config.yaml"
-    file.write_text(text)
-    ended = tracefit("config", "check", "--config", file)
-    assert ended.returncode == 78
-    assert ended.stderr.startswith(f"config error: {key}: ")
-
-
-def test_usage_errors_are_exit_2():
-    assert tracefit("replay").returncode == 2
-    assert tracefit().returncode == 2
-
-
-def test_replay_learns_from_the_bundled_recording_and_shows_progress(tmp_path, data_dir):
-    out = tmp_path / "s.json"
-    ended = tracefit("replay", data_dir / "c1_mixed" / "otlp.pb.gz", "--snapshot", out)
-    assert ended.returncode == 0, ended.stderr
-    model = as_json(out)["configs"][0]["targets"]["step_time"]["models"]["portable"]
-    coefficients = {feature["name"]: feature["coefficient"] for feature in model["features"]}
-    assert 500 <= coefficients["prefill_tokens"] <= 650, "0.5 to 0.65 ms a token"
-    assert "29 exports, 328 spans" in ended.stderr
-    assert "step_time" in ended.stdout
-
-
-def test_a_recording_as_json_lines_teaches_the_same_as_its_protobuf(tmp_path, data_dir):
+def test_replay_shows_progress_and_a_recording_as_json_lines_teaches_the_same(tmp_path, data_dir, capsys, monkeypatch):
+    monkeypatch.setenv("TRACEFIT_LEARNERS", "[rls]")
     recording = data_dir / "c1_mixed" / "otlp.pb.gz"
     lines = tmp_path / "traces.json"
     requests = [ExportTraceServiceRequest.FromString(timed.export.payload) for timed in Recording(recording, print)]
     lines.write_bytes(b"".join(otlp_json(request) for request in requests))
     targets = []
     for source in (recording, lines):
-        assert tracefit("replay", source, "--snapshot", tmp_path / "s.json").returncode == 0
+        assert main(["replay", str(source), "--snapshot", str(tmp_path / "s.json")]) == 0
+        said = capsys.readouterr()
+        assert "29 exports, 328 spans" in said.err
+        assert "step_time" in said.out
         (config,) = as_json(tmp_path / "s.json")["configs"]
         targets.append(config["targets"])
     assert targets[0] == targets[1]
-
-
-def test_replay_of_nothing_learnable_is_exit_1_and_leaves_no_snapshot(tmp_path):
-    recording = write_recording(tmp_path / "one.pb.gz", make_export(steps_per_span=1))
-    ended = tracefit("replay", recording, "--snapshot", tmp_path / "s.json")
-    assert ended.returncode == 1
-    assert "nothing was learned from 1 spans" in ended.stderr
-    assert not (tmp_path / "s.json").exists()
+    features = targets[0]["step_time"]["models"]["portable"]["features"]
+    assert 500 <= features[1]["coefficient"] <= 650, "0.5 to 0.65 ms a prompt token"
 
 
 NO_RECORDING = "neither length-delimited OTLP traces nor lines of OTLP/JSON, KV events, pages or passes"
@@ -236,26 +159,23 @@ NO_RECORDING = "neither length-delimited OTLP traces nor lines of OTLP/JSON, KV 
         (None, "error: cannot read"),
         (b"", NO_RECORDING),
         (b"hello, I am a text\n", NO_RECORDING),
-        (
-            gzip.compress(random.Random(1).randbytes(5000)),
-            NO_RECORDING,
-        ),
+        (gzip.compress(random.Random(1).randbytes(5000)), NO_RECORDING),
         (b'{"resourceSpans": 3}\n', NO_RECORDING),
+        (gzip.compress(delimited(make_export(steps_per_span=1))), "nothing was learned from 1 spans"),
     ],
 )
-def test_a_file_that_is_no_recording_is_exit_1_and_says_so(tmp_path, content, sentence):
+def test_a_file_that_teaches_nothing_is_exit_1_says_so_and_leaves_no_snapshot(tmp_path, content, sentence, capsys):
     file = tmp_path / "file"
     if content is not None:
         file.write_bytes(content)
-    ended = tracefit("replay", file, "--snapshot", tmp_path / "s.json")
-    assert ended.returncode == 1
-    assert sentence in ended.stderr
-    assert "Traceback" not in ended.stderr
+    assert main(["replay", str(file), "--snapshot", str(tmp_path / "s.json")]) == 1
+    assert sentence in capsys.readouterr().err
+    assert not (tmp_path / "s.json").exists()
 
 
 def test_the_demo_runs_from_start_to_final_table(tmp_path, data_dir):
     ended = tracefit(
-        "demo", "--recording", data_dir / "c1_mixed" / "otlp.pb.gz", "--speed", "60", "--directory", tmp_path
+        "demo", "--recording", data_dir / "c1_mixed" / "otlp.pb.gz", "--speed", "600", "--directory", tmp_path
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert re.search(r"http://127.0.0.1:\d+/metrics", ended.stdout)

@@ -1,0 +1,63 @@
+"""``tracefit`` as a process: run to its end, or until the end of a block."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from tests.support.clocks import eventually
+from tests.support.paths import ROOT
+
+TRACEFIT = (sys.executable, "-m", "collector")
+_PORTS = re.compile(r"OTLP/gRPC on port (\d+), pages on port (\d+)")
+
+
+def environment(**variables: str) -> dict[str, str]:
+    """That of this process without its settings of tracefit."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("TRACEFIT_")}
+    return {**kept, "PYTHONPATH": str(ROOT), **variables}
+
+
+def tracefit(*arguments: object, **variables: str) -> subprocess.CompletedProcess[str]:
+    """A command, run to its end."""
+    command = [*TRACEFIT, *map(str, arguments)]
+    return subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=300, env=environment(**variables)
+    )
+
+
+class Running(NamedTuple):
+    """A sidecar in a process of its own, its ports, and where it writes its log."""
+
+    process: subprocess.Popen[str]
+    grpc_port: int
+    http_port: int
+    log: Path
+
+
+@contextmanager
+def running_process(
+    directory: Path, *arguments: str, wrapper: Sequence[str] = (), **settings: str
+) -> Iterator[Running]:
+    """``tracefit run`` on free ports once it is ready; ``settings`` by environment names without the prefix."""
+    free = dict.fromkeys(("LISTEN", "LISTEN_HTTP", "PAGES"), "127.0.0.1:0")
+    ours = {f"TRACEFIT_{name}": value for name, value in {**free, "DIRECTORY": str(directory), **settings}.items()}
+    directory.mkdir(exist_ok=True)
+    log = directory / "stderr.txt"
+    with log.open("w") as stderr:
+        command = [*wrapper, *TRACEFIT, "run", *arguments]
+        process = subprocess.Popen(command, stderr=stderr, text=True, env=environment(**ours))
+    try:
+        eventually(lambda: process.poll() is not None or _PORTS.search(log.read_text()))
+        ports = _PORTS.search(log.read_text())
+        assert ports, log.read_text()
+        yield Running(process, int(ports[1]), int(ports[2]), log)
+    finally:
+        process.terminate()
+        process.wait(100)

@@ -22,7 +22,6 @@ import sys
 import tempfile
 import threading
 import time
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -32,64 +31,31 @@ from google.protobuf.internal.encoder import _VarintBytes as varint_bytes
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans
 
+from tests.bench.board import Board
 from tests.bench.figures import record
 from tests.support.gpu_server import step_payloads
+from tests.support.processes import Running, running_process
 from tests.support.recordings import otlp_file
+from tests.support.sidecars import get
 
 METHOD = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
 PROFILES: dict[str, tuple[str, ...]] = {"shipped default": (), "bulk": ("--profile", "bulk")}
 RECORDINGS = ("c10_long", "c7_async_sim")
 """The largest of tests/data in which a step stands once: a server for eleven minutes, and an asynchronous scheduler."""
 READINGS = 5
+SERVERS_CPU = ("taskset", "-c", "0")
 ENGINES, STEPS_PER_CALL, STEPS_PER_S, SENT_S = 4, 100, 20_000, 5
 
 
-class Board:
-    """Numbers beside their targets."""
-
-    def __init__(self) -> None:
-        self.missed = 0
-        self.figures: dict[str, float | list[float]] = {}
-
-    def at_most(self, name: str, value: float, target: float, unit: str) -> None:
-        """A number that has a target."""
-        self.missed += value > target
-        self.figures[name] = [value, target]
-        print(f"{'ok  ' if value <= target else 'MISS'}  {name:<60} {value:>8.2f} <= {target:g} {unit}", flush=True)
-
-    def keep(self, name: str, value: float) -> None:
-        """A number that has none."""
-        self.figures[name] = value
-        print(f"      {name:<60} {value:>8.2f}", flush=True)
-
-
-def on_the_servers_cpu(*command: object, **kwargs) -> subprocess.Popen[str]:
-    """A Python process on CPU 0."""
-    return subprocess.Popen(["taskset", "-c", "0", sys.executable, *map(str, command)], text=True, **kwargs)
-
-
 @contextlib.contextmanager
-def sidecar(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
-    """``tracefit run`` with ports of its own; the process, once it is ready, and its gRPC port."""
-    with tempfile.TemporaryDirectory() as directory, tempfile.TemporaryFile("w+") as log:
-        settings = dict.fromkeys(("LISTEN", "LISTEN_HTTP", "PAGES"), "127.0.0.1:0") | {"DIRECTORY": directory}
-        environ = {name: value for name, value in os.environ.items() if not name.startswith("TRACEFIT_")}
-        environ |= {f"TRACEFIT_{name}": value for name, value in settings.items()}
-        process = on_the_servers_cpu("-m", "collector", "run", *arguments, stderr=log, env=environ)
-        try:
-            while not (ports := re.search(r"OTLP/gRPC on port (\d+), pages on port (\d+)", _text_of(log))):
-                if process.poll() is not None:
-                    raise RuntimeError(_text_of(log))
-                time.sleep(0.02)
-            urllib.request.urlopen(f"http://127.0.0.1:{ports[2]}/readyz").close()
-            yield process, int(ports[1])
-        finally:
-            process.terminate()
-            process.wait(60)
-
-
-def _text_of(log) -> str:
-    return os.pread(log.fileno(), 1 << 20, 0).decode()
+def sidecar(*arguments: str) -> Iterator[Running]:
+    """``tracefit run`` on CPU 0, once it is ready."""
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        running_process(Path(directory), *arguments, wrapper=SERVERS_CPU) as running,
+    ):
+        get(running.http_port, "/readyz")
+        yield running
 
 
 def resident_mb(process: subprocess.Popen[str]) -> float:
@@ -151,26 +117,26 @@ def replay_s(path: Path, out: Path, *arguments: str) -> float:
 
 
 def _said(*command: object) -> str:
-    process = on_the_servers_cpu(*command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-    return process.communicate()[0]
+    words = [*SERVERS_CPU, sys.executable, *map(str, command)]
+    return subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=False).stdout
 
 
 def memory(board: Board) -> None:
     """Idle for ten seconds, then with 1,000 steps a second of four engines."""
-    with sidecar() as (process, port):
-        board.at_most("start to ready, shipped default", time.clock_gettime((~process.pid << 3) | 2), 1.2, "s CPU")
+    with sidecar() as (process, port, *_):
+        board.at_most("start to ready, shipped default", time.clock_gettime((~process.pid << 3) | 2), 1.2, " s CPU")
         time.sleep(10)
-        board.at_most("RSS idle, shipped default", resident_mb(process), 110, "MB")
+        board.at_most("RSS idle, shipped default", resident_mb(process), 110, " MB")
         send(port, 1000, 15)
-        board.at_most("RSS loaded, shipped default", resident_mb(process), 140, "MB")
+        board.at_most("RSS loaded, shipped default", resident_mb(process), 140, " MB")
 
 
 def latency(board: Board) -> None:
     """Of every call while the bulk profile learns from all of it."""
-    with sidecar(*PROFILES["bulk"]) as (_, port):
+    with sidecar(*PROFILES["bulk"]) as (_, port, *_):
         p50, p99 = np.percentile(send(port, STEPS_PER_S, SENT_S), (50, 99))
-    board.at_most(f"{STEPS_PER_S:,} steps/s while learning: p50", float(p50), 1, "ms")
-    board.at_most(f"{STEPS_PER_S:,} steps/s while learning: p99", float(p99), 10, "ms")
+    board.at_most(f"{STEPS_PER_S:,} steps/s while learning: p50", float(p50), 1, " ms")
+    board.at_most(f"{STEPS_PER_S:,} steps/s while learning: p99", float(p99), 10, " ms")
 
 
 SECTIONS = {section.__name__: section for section in (recordings, memory, latency)}
@@ -187,10 +153,10 @@ def main() -> int:
     for name in args.sections or SECTIONS:
         board = Board()
         SECTIONS[name](board)
-        missed += board.missed
+        missed += board.end()
         if args.record:
             record(f"cost {name}", board.figures)
-    return 1 if missed else 0
+    return min(missed, 1)
 
 
 if __name__ == "__main__":

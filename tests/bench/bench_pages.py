@@ -21,7 +21,7 @@ from collector.config import Config
 from collector.decode.pages import PageParser, read_page_line
 from collector.evaluate.baselines import TRACEFIT, TimedReading, score_windows
 from collector.evaluate.captures import load
-from collector.evaluate.systems import Fit, design, learn, predict
+from collector.evaluate.systems import Fit, design, predict
 from collector.identity import Knowledge
 from collector.ingest import Export
 from collector.join.pages import PageEngine
@@ -30,6 +30,7 @@ from collector.service import make_pipeline
 from online import RowBlock, Target
 from online.features import build
 from online.rls import RlsLearner
+from tests.bench.board import Board
 from tests.support.paths import DATA
 from tests.support.slower import (
     decode_longer,
@@ -53,14 +54,9 @@ INTERVALS = {
     "c7_async_sim": {0.25: 2.0},
     "c10_long": {0.5: 1.1, 1.0: 1.25, 15.0: 1.6},
 }
-failures: list[str] = []
 
 
-def line(name, value, target="", good=None, note=""):
-    verdict = "" if good is None else ("holds" if good else "MISSED")
-    if good is False:
-        failures.append(name)
-    print(f"{name:<58} {value:>10}   {target:<12} {verdict:<7} {note}", flush=True)
+BOARD = Board()
 
 
 @dataclass
@@ -140,7 +136,7 @@ def clocks(case, every_s, path):
 
 def steps(case, path):
     median, mean, bias = errors(case.complete, case.scored)
-    line(
+    BOARD.line(
         f"{case.name} complete: mean error %",
         f"{mean:.1f}",
         note=f"median {median:.1f}, bias {bias:+.1f}, {coefficients(case.complete)}",
@@ -153,39 +149,13 @@ def steps(case, path):
         ratio = ratios[0] if case.name == "m1_pages" else float(np.mean(ratios))
         note = f"{min(ratios):.2f} to {max(ratios):.2f}, mean {np.mean(ratios):.2f}; first: mean {found[0][1]:.1f}, "
         note += f"median {found[0][0]:.1f}, bias {found[0][2]:+.1f}, {len(rows[0])} rows, {coefficients(learners[0])}"
-        line(
+        BOARD.line(
             f"{case.name} every {every_s:g} s: mean error / complete",
             f"{ratio:.2f}",
             f"<= {limit}",
             ratio <= limit,
             note,
         )
-        if every_s == 0.5:
-            for number, (learner, each) in enumerate(zip(learners, rows, strict=True)):
-                prefill(case, learner, each, number)
-        shapes(case, rows[0], every_s)
-
-
-def shapes(case, rows, every_s):
-    """As live, in blocks, with the factors of batch shapes that pages alone have taught; they must not hurt."""
-    learner = learn(FEATURES, rows)
-    if learner is None or not learner.shapes.rows.any():
-        return  # below 256 rows there are none
-    plain, shaped = (
-        100 * np.abs(predict(learner, FEATURES, case.scored, shaped=with_factors) / case.scored.elapsed_us - 1).mean()
-        for with_factors in (False, True)
-    )
-    name = f"{case.name} every {every_s:g} s: mean error %, with shape factors"
-    line(name, f"{shaped:.1f}", f"<= {plain:.1f}", bool(shaped <= plain), "limit: without")
-
-
-def prefill(case, learner, rows, number):
-    theirs, ours = float(case.complete.fit.beta[1]), float(learner.fit.beta[1])
-    off = 100 * abs(ours / theirs - 1)
-    judged = learner.of_windows(learner.snapshot(), design(FEATURES, rows))
-    status = {feature.name: feature.status for feature in judged.features}
-    good = off <= 15 or status["prefill_tokens"] != "identified"
-    line(f"{case.name} prefill coefficient off by %, clock {number}", f"{off:.0f}", "<= 15, weak", good, str(status))
 
 
 def coefficients(learner):
@@ -217,7 +187,7 @@ def request_spans(path):
     note = f"{mean:.1f} and {complete:.1f} %, {requests} requests, " + " ".join(
         f"{f.name} {f.status}" for f in features
     )
-    line(f"{case.name}, request spans alone: mean error / complete", f"{mean / complete:.2f}", note=note)
+    BOARD.line(f"{case.name}, request spans alone: mean error / complete", f"{mean / complete:.2f}", note=note)
 
 
 # --- windows of 15 s --------------------------------------------------------------------------------------------------
@@ -234,7 +204,7 @@ def itl_windows(case, path):
         what = "ITL of 15 s windows, mean error %" if target else f"  {score.model}"
         value = "-" if score.mean is None else f"{100 * score.mean:.1f}"
         note = score.note if score.mean is None else f"median {100 * score.median:.1f}, {windows} windows {score.note}"
-        line(f"{case.name} {what}", value, target, good, note)
+        BOARD.line(f"{case.name} {what}", value, target, good, note)
 
 
 # --- how long it takes ------------------------------------------------------------------------------------------------
@@ -254,9 +224,9 @@ def minutes(case, path):
             learner = fit(page_rows(pages, start_ns + int(length_min * 60e9), start_ns))
             good += learner is not None and errors(learner, case.scored)[0] <= goal
         if good >= 9:
-            line(name, f"{length_min:g}", "<= 1.5", length_min <= 1.5)
+            BOARD.line(name, f"{length_min:g}", "<= 1.5", length_min <= 1.5)
             return
-    line(name, "never", "<= 1.5", good=False)
+    BOARD.line(name, "never", "<= 1.5", good=False)
 
 
 # --- slower, and in which term ----------------------------------------------------------------------------------------
@@ -284,7 +254,7 @@ def slower(every_s):
                         told |= {"term": after_min, "as": drift.term} if drift.term != told.get("as", "") else {}
         said = ", ".join(f"{what} {value if what == 'as' else f'{value:.0f} min'}" for what, value in told.items())
         watched_min = (pages[-1].unix_ns - onset_ns) / 60e9
-        line(f"{name}, pages every {every_s:g} s", said or f"not reported within {watched_min:.0f} min")
+        BOARD.line(f"{name}, pages every {every_s:g} s", said or f"not reported within {watched_min:.0f} min")
 
 
 def main() -> int:
@@ -301,7 +271,7 @@ def main() -> int:
     for name in chosen.only.split(","):
         otlp = chosen.recordings / name / "otlp.pb.gz"
         if not otlp.exists():
-            print(f"{name}: SKIPPED, its steps are not at {otlp} (--recordings)")
+            BOARD.skip(name, f"its steps at {otlp} (--recordings)")
             continue
         case = case_of(name, otlp)
         steps(case, pages)
@@ -311,8 +281,7 @@ def main() -> int:
     unforked = chosen.recordings / "p1_engine_stats" / "otlp.pb.gz"
     if unforked.exists():
         request_spans(unforked)
-    print(f"missed: {', '.join(failures) or 'nothing'}")
-    return 1 if failures else 0
+    return BOARD.end()
 
 
 if __name__ == "__main__":

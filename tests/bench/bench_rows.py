@@ -13,7 +13,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -24,10 +23,11 @@ from collector.service.pipeline import make_pipeline
 from exporters.blis import blis_coefficients
 from online.snapshot import Snapshot
 from tests.bench.bench_systems import model_rules
+from tests.bench.board import Board
 from tests.bench.outside import Outside, add_arguments, outside_of
 from tests.support.models import configured
 from tests.support.paths import DATA
-from tests.support.pipelines import new_pipeline
+from tests.support.pipelines import replayed
 from tests.support.recordings import recording
 from tests.support.toy_spans import pieces_in
 
@@ -41,25 +41,6 @@ HARD = {
 SOFT = {"holdout_100": "c2 c3 c9", "holdout_10": "c2 c3 c9", "holdout_0": "c2 c9"}
 
 
-class Report:
-    """Numbers as they come, and how many missed."""
-
-    def __init__(self) -> None:
-        self.misses: list[str] = []
-
-    def line(self, name: str, value: float, target: str, good: bool | None) -> None:
-        verdict = {True: "PASS", False: "FAIL", None: "info"}[good]
-        print(f"{verdict}  {name:58s} {value:12.6g}   {target}", flush=True)
-        if good is False:
-            self.misses.append(name)
-
-    def most(self, name: str, value: float, limit: float, *, soft: bool = False) -> None:
-        self.line(name, value, f"<= {limit:g}", None if soft else value <= limit)
-
-    def least(self, name: str, value: float, limit: float) -> None:
-        self.line(name, value, f">= {limit:g}", value >= limit)
-
-
 def capture_dir(short: str) -> Path:
     return next(path for path in DATA.iterdir() if path.name.split("_")[0] == short)
 
@@ -67,7 +48,7 @@ def capture_dir(short: str) -> Path:
 # --- gates ----------------------------------------------------------------------------------------------------------
 
 
-def gates(report: Report, outside: Outside) -> None:
+def gates(board: Board, outside: Outside) -> None:
     capture, gate, score, split = map(outside.score, ("capture", "gate", "score", "split"))
     with tempfile.TemporaryDirectory() as directory:
         for hard, table in ((True, HARD), (False, SOFT)):
@@ -78,32 +59,23 @@ def gates(report: Report, outside: Outside) -> None:
                     whole = capture.cut_of(name) if kind == "holdout" else 1.0
                     thin = None if share == "100" or name == "c8" else float(share) / 100
                     split.split(name, str(fed), 0.0, whole, thin)
-                    snapshot = json.loads(fed_snapshot(recording(fed / "otlp.pb.gz")))
+                    pipeline = replayed(recording(fed / "otlp.pb.gz"))
+                    snapshot = json.loads(pipeline.snapshot(0, 1).to_json())
                     limits = gate.T[capture_dir(name).name][key]
                     found = score.score(snapshot, capture.path_of(name), 0.0 if kind == "fit" else None)
                     mape, e2e = found["step"].get("mape"), found["request"].get("e2e_gate")
                     label = f"{name} {key}" + ("" if hard else " (soft)")
-                    report.most(f"{label} step MAPE %", np.inf if mape is None else mape, limits["mape"], soft=not hard)
-                    report.most(f"{label} E2E %", np.inf if e2e is None else e2e, limits["e2e"], soft=not hard)
+                    for what, value, limit in (("step MAPE", mape, limits["mape"]), ("E2E", e2e, limits["e2e"])):
+                        good = value is not None and value <= limit
+                        board.line(f"{label} {what} %", f"{value:.1f}", f"<= {limit:g}", good if hard else None)
                     if found.get("negative_or_nonfinite"):
-                        report.misses.append(f"{label} negative or not finite")
-
-
-def fed_snapshot(exports: Sequence[Export]) -> bytes:
-    pipeline = new_pipeline()
-    for export in exports:
-        pipeline.process([export])
-    pipeline.flush()
-    return pipeline.snapshot(0, 1).to_json()
-
-
-# --- scheduling mode --------------------------------------------------------------------------------------------------
+                        board.line(f"{label} coefficients", "negative or not finite", good=False)
 
 
 # --- request tables ---------------------------------------------------------------------------------------------------
 
 
-def h100(report: Report, outside: Outside) -> None:
+def h100(board: Board, outside: Outside) -> None:
     """What BLIS is given, learned from request spans, without and with the models' sheets."""
     experiments = outside.experiments()
     with tempfile.TemporaryDirectory() as directory:
@@ -120,24 +92,23 @@ def h100(report: Report, outside: Outside) -> None:
             for _, _, export in timed:
                 pipeline.process([export])
             pipeline.flush()
-            report.line(f"h100{label} replay, CPU s", time.process_time() - start_s, "", None)
-            judge_h100(report, outside, pipeline.snapshot(0, 1), label)
+            board.keep(f"h100{label} replay, CPU s", time.process_time() - start_s)
+            judge_h100(board, outside, pipeline.snapshot(0, 1), label)
 
 
-def judge_h100(report: Report, outside: Outside, snapshot: Snapshot, label: str) -> None:
+def judge_h100(board: Board, outside: Outside, snapshot: Snapshot, label: str) -> None:
     with tempfile.TemporaryDirectory() as directory:
         forms = Path(directory) / "forms.json"
         forms.write_text(json.dumps({"configs": blis_forms(snapshot, outside.experiments())}))
         errors = replayed_errors(outside, forms, Path(directory) / "out.json")
     for name, error in errors.items():
-        report.line(
-            f"h100{label} {name[16:]} |E2E| %", error["e2e"], f"TTFT {error['ttft']:.1f}, ITL {error['itl']:.1f}", None
-        )
+        note = f"TTFT {error['ttft']:.1f}, ITL {error['itl']:.1f}"
+        board.line(f"h100{label} {name[16:]} |E2E| %", f"{error['e2e']:.1f}", note=note)
     for which, most in (("e2e", 3.0), ("ttft", 8.0), ("itl", 3.0)):
         mean = float(np.mean([error[which] for error in errors.values()]))
-        report.most(f"h100{label} mean |{which.upper()}| %", mean, most)
+        board.at_most(f"h100{label} mean |{which.upper()}| %", mean, most)
     below = sum(error["e2e"] < 10 for error in errors.values())
-    report.least(f"h100{label} experiments below 10 %", below, len(errors))
+    board.line(f"h100{label} experiments below 10 %", below, f">= {len(errors)}", below == len(errors))
 
 
 def blis_forms(snapshot: Snapshot, experiments: dict[str, dict]) -> dict[str, dict]:
@@ -165,15 +136,7 @@ def newest_end(payload: bytes) -> int:
 
 def replayed_errors(outside: Outside, coefficients: Path, out: Path) -> dict[str, dict[str, float]]:
     """|error| of mean e2e, ttft and itl in % by experiment, of the last fifth of each table."""
-    command = [
-        sys.executable,
-        str(outside.tools / "replay.py"),
-        str(coefficients),
-        "--from-frac",
-        "0.8",
-        "--json",
-        str(out),
-    ]
+    command = [sys.executable, outside.tools / "replay.py", coefficients, *("--from-frac", "0.8", "--json"), out]
     environ = os.environ | {"GROUND_TRUTH": str(outside.tables)}
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=environ)
     found = json.loads(out.read_text())
@@ -188,15 +151,13 @@ def main() -> int:
     parser.add_argument("sections", nargs="*", choices=[[], *SECTIONS], help="default: all")
     add_arguments(parser)
     options = parser.parse_args()
-    outside, report = outside_of(options), Report()
+    outside, board = outside_of(options), Board()
     for name in options.sections or SECTIONS:
-        print(f"--- {name}", flush=True)
         if outside.tools is None or (name == "h100" and outside.tables is None):
-            print("SKIPPED, NOTHING MEASURED: needs --tools" + ", --tables" * (name == "h100"))
+            board.skip(name, "--tools" + ", --tables" * (name == "h100"))
         else:
-            SECTIONS[name](report, outside)
-    print(f"{len(report.misses)} missed" + "".join(f"\n  {miss}" for miss in report.misses))
-    return 1 if report.misses else 0
+            SECTIONS[name](board, outside)
+    return board.end()
 
 
 if __name__ == "__main__":

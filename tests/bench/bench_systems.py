@@ -1,6 +1,6 @@
 """Every number of the systems, beside its target: ``make bench WHAT=systems``.
 
-Names of sections run only those: gpus, recordings, and with arguments (tests/bench/outside.py) scorer (``--tools``) and
+Names of sections run only those: gpus, and with arguments (tests/bench/outside.py) scorer (``--tools``) and
 h100 (``--tools``, ``--tables``), which are skipped, loudly, without. ``gpus`` writes its figures to docs/figures.json.
 """
 
@@ -14,7 +14,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,11 +26,11 @@ import numpy as np
 from collector.config.schema import Config
 from collector.evaluate.captures import load as load_capture
 from collector.evaluate.protocol import evaluate
-from collector.evaluate.systems import NINE, ape, design, identifiable, learn, leave_one_out, predict
+from collector.evaluate.systems import NINE, ape, identifiable, learn, predict
 from collector.identity import Fact
 from collector.identity.knowledge import Knowledge
-from collector.recordings import Recording, TimedExport, merged
-from collector.service.pipeline import Pipeline, make_pipeline
+from collector.recordings import Recording
+from collector.service.pipeline import make_pipeline
 from online.bank import Bank
 from online.features import FeatureSet, build
 from online.features.systems import SYSTEMS
@@ -39,12 +39,11 @@ from online.rows import RowBlock, Target
 from online.snapshot import Snapshot
 from online.transfer import pooled as transfer
 from tests.bench import bench_gpus, figures
+from tests.bench.board import Board
 from tests.bench.outside import Outside, add_arguments, outside_of
 from tests.support.gpu_kernels import model_file, step_times
 from tests.support.models import configured, knowledge_of_captures
-from tests.support.paths import DATA
-from tests.support.recordings import otlp_file
-from tests.support.thinned import thinned_step_rows
+from tests.support.pipelines import fed, step_rows
 from tests.support.vllm_scheduler import Traffic
 
 STEP = Target.STEP_TIME
@@ -61,16 +60,6 @@ PHASE_S = 30.0
 NOT_OFFERED = "-"
 CUT = 0.6
 
-failures: list[str] = []
-
-
-def verdict(name: str, value: float, limit: float) -> str:
-    """The figure beside its target; a miss is remembered."""
-    held = value <= limit
-    if not held:
-        failures.append(name)
-    return f"{name:<52} {value:8.2f}   target <= {limit:g}   {'holds' if held else 'MISSED'}"
-
 
 def quietly(*_: object) -> None:
     """Nobody listens."""
@@ -86,12 +75,12 @@ class Server:
     unseen: RowBlock
 
 
-def gpus(_outside: Outside) -> None:
+def gpus(board: Board, _outside: Outside) -> None:
     """Each system on steps of the ten servers of docs/accuracy.md."""
     with tempfile.TemporaryDirectory() as directory:
         servers = {name: server_of(name, Path(directory)) for name in TEN}
-    figures.record("systems", unseen_workloads(servers))
-    leave_one_server_out(servers)
+    figures.record("systems", unseen_workloads(board, servers))
+    leave_one_server_out(board, servers)
     before_the_first_row(servers)
 
 
@@ -118,7 +107,7 @@ def step_error(model: RlsLearner | None, features: FeatureSet, rows: RowBlock) -
     return math.nan if model is None else 100 * float(ape(predict(model, features, rows), rows.elapsed_us).mean())
 
 
-def unseen_workloads(servers: Mapping[str, Server]) -> dict[str, list[float]]:
+def unseen_workloads(board: Board, servers: Mapping[str, Server]) -> dict[str, list[float]]:
     """Learned from some workloads, scored on others that never occurred: mean and worst error, and servers."""
     print(f"\nUnseen workloads, step MAPE %, identifiable/columns; {NOT_OFFERED}: not offered")
     found: dict[tuple[str, str], list[float]] = defaultdict(list)
@@ -137,7 +126,7 @@ def unseen_workloads(servers: Mapping[str, Server]) -> dict[str, list[float]]:
     for (system, kind), errors in found.items():
         told[f"{system}, {kind}"] = [float(np.mean(errors)), max(errors), len(errors)]
         print(f"  {system:<10} {kind:<9} mean {np.mean(errors):.1f}, worst {max(errors):.1f} of {len(errors)}")
-    print(verdict("physics, worst server, %", max(told[f"physics, {kind}"][1] for kind in KINDS), 7.0))
+    board.at_most("physics, worst server, %", max(told[f"physics, {kind}"][1] for kind in KINDS), 7.0)
     return told
 
 
@@ -148,7 +137,7 @@ def table_rows(recorded: Mapping[str, list[float]]) -> Iterator[list[str]]:
         yield [system, *(f"{mean:.1f}, {worst:.1f} ({servers:.0f})" for mean, worst, servers in told)]
 
 
-def leave_one_server_out(servers: Mapping[str, Server]) -> None:
+def leave_one_server_out(board: Board, servers: Mapping[str, Server]) -> None:
     """Donors are the other servers; the first rows, scored on workloads that never occurred."""
     print("\nLeave one server out, physics, step MAPE %")
     physics = next(s for s in SYSTEMS if s.name == "physics")
@@ -171,8 +160,8 @@ def leave_one_server_out(servers: Mapping[str, Server]) -> None:
                 if start is not None and count in worst:
                     worst[count] = max(worst[count], error)
         print(f"  {name:<20} " + "  ".join(cells))
-    print(verdict("worst server after 20 rows, %", worst[20], 10.0))
-    print(verdict("worst server after 100 rows, %", worst[100], 8.0))
+    board.at_most("worst server after 20 rows, %", worst[20], 10.0)
+    board.at_most("worst server after 100 rows, %", worst[100], 8.0)
 
 
 def before_the_first_row(servers: Mapping[str, Server]) -> None:
@@ -191,20 +180,20 @@ def before_the_first_row(servers: Mapping[str, Server]) -> None:
         print(f"  {name:<20} {100 * float(ape(found, server.unseen.elapsed_us).mean()):.1f}")
 
 
-def against_the_scorer(knowledge: Knowledge, outside: Outside) -> None:
+def scorer(board: Board, outside: Outside) -> None:
     """The same snapshot, scored by the independent scorer and by evaluate."""
     print("\nThe same snapshot by the scorer and by evaluate, percentage points apart")
-    scorer = outside.tools / "score"
+    judge = outside.tools / "score"
     for name in ("c5_offload", "c6_saturated", "c7_async_sim"):
         with tempfile.TemporaryDirectory() as directory:
             part, snapshot = Path(directory) / "part", Path(directory) / "s.json"
-            call([sys.executable, str(scorer / "split.py"), name.split("_")[0], str(part)], scorer)
-            pipeline = learned([part / "otlp.pb.gz"], make_pipeline(Config()))
+            call([sys.executable, str(judge / "split.py"), name.split("_")[0], str(part)], judge)
+            pipeline = fed(make_pipeline(Config()), [part / "otlp.pb.gz"])
             snapshot.write_bytes(pipeline.snapshot(1, 1).to_json())
-            command = [sys.executable, str(scorer / "score.py"), "--snapshot", str(snapshot), "--json"]
-            judged = json.loads(call([*command, "--capture", name.split("_")[0]], scorer))
+            command = [sys.executable, str(judge / "score.py"), "--snapshot", str(snapshot), "--json"]
+            judged = json.loads(call([*command, "--capture", name.split("_")[0]], judge))
             path = Path(outside.score("capture").path_of(name)) / "otlp.pb.gz"  # with its truth, where it has one
-            captures = load_capture([Recording(path, quietly)], knowledge, Config(), CUT)
+            captures = load_capture([Recording(path, quietly)], knowledge_of_captures(), Config(), CUT)
             report = evaluate(
                 captures,
                 ("portable",),
@@ -219,8 +208,8 @@ def against_the_scorer(knowledge: Knowledge, outside: Outside) -> None:
             ("step MAPE", ours.step_mape, judged["step"]["mape"]),
             ("mean E2E", ours.e2e, judged["request"]["e2e_mean_err"]),
         ):
-            print(f"  {name} {label}: evaluate {100 * own:.2f}, scorer {theirs:.2f}")
-            print("  " + verdict(f"{name} {label}, apart", abs(100 * own - theirs), 0.5))
+            note = f"evaluate {100 * own:.2f}, scorer {theirs:.2f}"
+            board.at_most(f"{name} {label}, apart", abs(100 * own - theirs), 0.5, note=note)
 
 
 def call(command: list[str], cwd: Path) -> str:
@@ -228,24 +217,10 @@ def call(command: list[str], cwd: Path) -> str:
     return subprocess.run(command, cwd=cwd, check=True, capture_output=True, text=True).stdout
 
 
-def learned(paths: list[Path], pipeline: Pipeline) -> Pipeline:
-    """A pipeline that was fed recordings, as ``replay`` does."""
-    batch = []
-    for timed in merged([Recording(path, quietly) for path in paths]):
-        if isinstance(timed, TimedExport):
-            batch.append(timed.export)
-        if len(batch) == 64:
-            pipeline.process(batch)
-            batch = []
-    pipeline.process(batch)
-    pipeline.flush()
-    return pipeline
-
-
 ROWS_OF_A_NEW_ONE = (0, 100, 300, 1000)
 
 
-def h100_request_tables(outside: Outside) -> None:
+def h100_request_tables(board: Board, outside: Outside) -> None:
     """Leave one workload out, then one model: learned by the product from request spans, then replayed."""
     configs, replay = outside.experiments(), outside.replay()
     with tempfile.TemporaryDirectory() as name:
@@ -288,11 +263,13 @@ def h100_request_tables(outside: Outside) -> None:
         print(f"  {experiment[16:]:<34}" + " ".join(f"{cell:7.1f}" for cell in cells), flush=True)
         left_out[experiment] = abs(cells[0])
         new.append(np.abs(cells[2:]))
-    judge_left_out(left_out, np.array(new))
-    unseen_workloads_of_mixtures(tables, models)
+    judge_left_out(board, left_out, np.array(new))
+    unseen_workloads_of_mixtures(board, tables, models)
 
 
-def unseen_workloads_of_mixtures(tables: dict[str, tuple[dict, RowBlock]], models: dict[str, str]) -> None:
+def unseen_workloads_of_mixtures(
+    board: Board, tables: dict[str, tuple[dict, RowBlock]], models: dict[str, str]
+) -> None:
     """``physics`` learned from one workload, its step errors on the others of the same mixture."""
     for experiment, (facts, rows) in tables.items():
         if "mixtral" not in experiment:
@@ -302,19 +279,19 @@ def unseen_workloads_of_mixtures(tables: dict[str, tuple[dict, RowBlock]], model
         for other, (_, scored) in tables.items():
             if models[other] == models[experiment] and other != experiment:
                 error = 100 * float(ape(predict(model, features, scored), scored.elapsed_us).mean())
-                print(verdict(f"{other[16:]}, steps, never seen, %", error, 3.0))
+                board.at_most(f"{other[16:]}, steps, never seen, %", error, 3.0)
 
 
-def judge_left_out(left_out: dict[str, float], new: np.ndarray) -> None:
+def judge_left_out(board: Board, left_out: dict[str, float], new: np.ndarray) -> None:
     """Errors of tables whose workload was left out, and (tables, rows) of those whose model was."""
     reasoning = [value for experiment, value in left_out.items() if "reasoning" in experiment]
     usual = [value for experiment, value in left_out.items() if "reasoning" not in experiment]
-    print(verdict("workload left out, ordinary, mean %", float(np.mean(usual)), 2.0))
-    print(verdict("workload left out, reasoning, mean %", float(np.mean(reasoning)), 8.0))
-    print(verdict("model left out, zero rows, median %", float(np.median(new[:, 0])), 6.0))
+    board.at_most("workload left out, ordinary, mean %", float(np.mean(usual)), 2.0)
+    board.at_most("workload left out, reasoning, mean %", float(np.mean(reasoning)), 8.0)
+    board.at_most("model left out, zero rows, median %", float(np.median(new[:, 0])), 6.0)
     for column, (rows, limit) in enumerate(((100, 5.0), (300, 5.0), (1000, 3.0)), 1):
-        print(verdict(f"model left out, {rows} rows, mean %", float(new[:, column].mean()), limit))
-    print(verdict("100 or 300 rows worse than none, worst, points", float((new[:, 1:3] - new[:, :1]).max()), 5.0))
+        board.at_most(f"model left out, {rows} rows, mean %", float(new[:, column].mean()), limit)
+    board.at_most("100 or 300 rows worse than none, worst, points", float((new[:, 1:3] - new[:, :1]).max()), 5.0)
 
 
 def replayed_form(
@@ -335,18 +312,7 @@ def replayed_form(
 
 def request_table(path: Path, config: Config) -> tuple[dict, RowBlock]:
     """Facts and step rows of a request table in order of time, as the product makes them."""
-    pipeline = make_pipeline(config)
-    blocks: list[RowBlock] = []
-    facts: dict = {}
-
-    def take(_config_id: str, target: Target, rows: RowBlock, *_rest: object) -> Counter:
-        blocks.extend([rows] if target is STEP else [])
-        return Counter()
-
-    pipeline._bank.learn = take
-    pipeline._bank.describe = lambda _config_id, told: facts.update(told)
-    learned([path], pipeline)
-    rows = RowBlock.concatenate(blocks)
+    facts, rows = step_rows(make_pipeline(config), [path])
     return facts, rows.take(np.argsort(rows.end_ns, kind="stable"))
 
 
@@ -375,51 +341,7 @@ def model_rules(configs: dict, directory: Path) -> list[dict]:
     return list(rules.values())
 
 
-def recordings(_outside: Outside) -> None:
-    """What bundled recordings can say."""
-    rows_at_less_telemetry()
-    donors_beside_a_cold_start(knowledge_of_captures())
-
-
-def rows_at_less_telemetry() -> None:
-    """Rows that every system learns of those that ``portable`` learns, sampled at 10 % and from journeys alone."""
-    print("\nStep rows at less telemetry")
-    for name in ("c1_mixed", "c5_offload", "c6_saturated", "c10_long"):
-        for percent in (10, 0):
-            pipeline = Pipeline(Config(), "bench", knowledge_of_captures())
-            facts, rows = thinned_step_rows(pipeline, otlp_file(name), percent)
-            learned = {system: len(design(build(system, STEP, facts), rows)) for system in NINE}
-            least = 100 * min(learned.values()) / learned["portable"]
-            what = f"{name}, {percent} % of {learned['portable']} rows: lost by some system, %"
-            print("  " + verdict(what, 100 - least, 5.0))
-
-
-DONATING = ("c1", "c2", "c3", "c4", "c5", "c6", "c7", "c8", "c9", "c10", "f1")
-
-
-def donors_beside_a_cold_start(knowledge: Knowledge) -> None:
-    """Each recording after its first rows, with all others as donors and without."""
-    print("\nDonors beside a cold start, step MAPE % after first rows (cold)")
-    captures = []
-    for path in sorted(path for path in DATA.iterdir() if path.name.split("_")[0] in DONATING):
-        captures += load_capture([Recording(path / "otlp.pb.gz", quietly)], knowledge, Config(), CUT)
-    worst = {}
-    for name, transfers in leave_one_out(captures, "workload", quietly).items():
-        for one in transfers:
-            if one.system in ("portable", "physics"):
-                cells = [f"@{rows} {100 * one.after[rows]:.1f} ({100 * one.cold[rows]:.1f})" for rows in one.after]
-                print(f"  {name:<20} {one.system:<9} " + "  ".join(cells))
-                worst[name, one.system] = 100 * (one.after["100"] - one.cold["100"])
-    for pair in sorted(worst, key=worst.__getitem__)[-3:]:
-        print(verdict(f"{' '.join(pair)}: worse than cold after 100 rows, points", worst[pair], 1.0))
-
-
-def scorer(outside: Outside) -> None:
-    """What an independent scorer says."""
-    against_the_scorer(knowledge_of_captures(), outside)
-
-
-SECTIONS = {"gpus": gpus, "recordings": recordings, "scorer": scorer, "h100": h100_request_tables}
+SECTIONS = {"gpus": gpus, "scorer": scorer, "h100": h100_request_tables}
 NEEDS = {"scorer": ("tools",), "h100": ("tools", "tables")}
 
 
@@ -429,14 +351,14 @@ def main() -> int:
     parser.add_argument("sections", nargs="*", choices=[[], *SECTIONS], help="default: all")
     add_arguments(parser)
     options = parser.parse_args()
+    board = Board()
     for name in options.sections or SECTIONS:
         lacking = [need for need in NEEDS.get(name, ()) if getattr(options, need) is None]
         if lacking:
-            print(f"\nSKIPPED {name}: needs " + ", ".join(f"--{need}" for need in lacking))
+            board.skip(name, ", ".join(f"--{need}" for need in lacking))
         else:
-            SECTIONS[name](outside_of(options))
-    print("\n" + (f"MISSED: {', '.join(failures)}" if failures else "every target holds"))
-    return 1 if failures else 0
+            SECTIONS[name](board, outside_of(options))
+    return board.end()
 
 
 if __name__ == "__main__":

@@ -17,10 +17,9 @@ from online.blocks import stratum_name
 from online.features import portable
 from online.rows import STEP_FEATURES, RowBlock, Target
 from online.target import TargetState
-from tests.bench.captured import step_rows
 from tests.support.linear_steps import BETA, NAMES, steps
 from tests.support.paths import DATA
-from tests.support.request_times import skewed_times
+from tests.support.pipelines import new_pipeline, step_rows
 from tests.support.uneven_steps import noise
 
 RLS = Config(learners=("rls",))
@@ -33,23 +32,22 @@ OTHER_PARTS = (0.36, 0.42, 0.48, 0.54)
 """Frozen after these, and judged on as much again times 2 / 3."""
 HOLDOUT_LIMITS = {"c10": 5.5, "c5": 6.5, "c1": 4.2, "c6": 5.9, "c2": 12.5}
 WORSE_MAX = 0.5
-DEMO, DEMO_ROWS, DEMO_ERROR = "c10", 128, 7.0
 
 
-def lines(line, pool, directory: Path | None = None):
-    """All lines; recordings are those of ``directory``, the bundled ones without it."""
-    yield from _coverage_lines(line, pool)
-    yield from _misfit_lines(line, pool)
-    yield from _skewed_lines(line, pool)
+def measure(board, pool, directory: Path | None = None):
+    """All of it; recordings are those of ``directory``, the bundled ones without it."""
+    _measure_coverage(board, pool)
+    _measure_misfit(board, pool)
     paths = sorted((directory or DATA).glob("*/otlp.pb.gz"))
     others = []
     for found, inside in pool.map(_recording, paths):
-        yield from (line(*each) for each in found)
+        for each in found:
+            board.line(*each)
         others += inside
     good = sum(70 <= each <= 90 for each in others)
     off = float(np.sqrt(np.mean((np.array(others) - 80.0) ** 2)))
     what = f"P10-P90 after 36 to 54 %: 70..90 in {good} of {len(others)}, worst {min(others):.0f} %; off 80 by"
-    yield line(what, f"{off:.1f} pp", "", None)
+    board.line(what, f"{off:.1f} pp")
 
 
 # ------------------------------------------------------------------- streams
@@ -58,21 +56,16 @@ def lines(line, pool, directory: Path | None = None):
 def _stream(job):
     autocorrelation, seed = job
     rows = steps(ENDS[-1], seed, noise=0.03, batch=(1, 32), autocorrelation=autocorrelation).rows
-    return _judged(rows, STEP, ENDS, BETA)
+    return _judged(rows, BETA)
 
 
-def _skewed(seed):
-    rows = skewed_times(2000, seed, sigma=1.2, fixed_us=2000.0)
-    return _judged(rows, Target.POST_DECODE, (320, 640, 1280, 2000), (2000.0, 1.0))
-
-
-def _judged(rows, target, ends, truth):
+def _judged(rows, truth):
     """Per end and coefficient: its error, its standard error, whether it is called identified."""
     bank, start, found = Bank(RLS), 0, []
-    for end in ends:
-        bank.learn("c", target, rows.slice(start, end))
+    for end in ENDS:
+        bank.learn("c", STEP, rows.slice(start, end))
         start = end
-        features = bank.targets("c")[target.value].models["portable"].features
+        features = bank.targets("c")[STEP.value].models["portable"].features
         found.append(
             [
                 (f.coefficient - value, np.inf if f.stderr is None else f.stderr, f.status == "identified")
@@ -93,14 +86,14 @@ def _score(error, stderr):
     return 2.0 * half + 40.0 * np.maximum(np.abs(error) - half, 0.0)
 
 
-def _coverage_lines(line, pool):
+def _measure_coverage(board, pool):
     for autocorrelation, least in ((0.0, 90), (0.9, 90), (0.97, 75)):
         jobs = [(autocorrelation, 910_000 + seed) for seed in range(STREAMS)]
         found = np.array(list(pool.map(_stream, jobs)))
         for k, end in enumerate(ENDS):
             hit, named = 100 * _held(found[:, k]).mean(), 100 * found[:, k, :, 2].mean()
             what = f"95 % intervals cover, AR(1) {autocorrelation}, {end} rows ({named:.0f} % identified)"
-            yield line(what, f"{hit:.1f} %", f">= {least} %", bool(hit >= least))
+            board.line(what, f"{hit:.1f} %", f">= {least} %", bool(hit >= least))
 
 
 def _padded(n, seed, memory):
@@ -130,10 +123,10 @@ def _misfit_stream(job):
     memory, seed, truth = job
     raw, _, us = _padded(ENDS[-1], seed, memory)
     end_ns = 1_700_000_000_000_000_000 + np.cumsum(us * 1e3).astype(np.int64)
-    return _judged(RowBlock.of_lines(raw, us, end_ns=end_ns), STEP, ENDS, truth)
+    return _judged(RowBlock.of_lines(raw, us, end_ns=end_ns), truth)
 
 
-def _misfit_lines(line, pool):
+def _measure_misfit(board, pool):
     for memory in (0.0, 0.9):
         truth = _projection(memory)
         found = np.array(list(pool.map(_misfit_stream, [(memory, 931_000 + seed, truth) for seed in range(STREAMS)])))
@@ -141,23 +134,15 @@ def _misfit_lines(line, pool):
             error, stderr = found[:, k, :, 0], found[:, k, :, 1]
             hit = 100 * _held(found[:, k]).mean()
             what, last = f"no line fits, AR(1) {memory}, {end} rows: 95 % intervals cover", end == ENDS[-1]
-            yield line(what, f"{hit:.1f} %", "90..97 %" if last else "", 90 <= hit <= 97 if last else None)
+            board.line(what, f"{hit:.1f} %", "90..97 %" if last else "", 90 <= hit <= 97 if last else None)
             calibrated = np.broadcast_to(np.sqrt((error**2).mean(axis=0)), error.shape)
             score = (_score(error, stderr).mean(axis=0) / _score(error, calibrated).mean(axis=0)).max()
-            yield line(
+            board.line(
                 "  interval score by that of calibrated bars, the worst coefficient",
                 f"{score:.2f}",
                 "<= 1.5" if last else "",
                 bool(score <= 1.5) if last else None,
             )
-
-
-def _skewed_lines(line, pool):
-    found = np.array(list(pool.map(_skewed, range(920_000, 920_000 + STREAMS))))
-    named = found[..., 2] > 0.0
-    hit = 100 * _held(found)[named].mean()
-    what = f"post_decode, lognormal 1.2: where identified ({int(named.sum())} of {named.size})"
-    yield line(what, f"{hit:.1f} %", ">= 85 %", bool(hit >= 85))
 
 
 # ------------------------------------------------------------------- recordings
@@ -167,15 +152,14 @@ def _recording(path):
     """Lines, and what bands hold that are frozen after other parts."""
     short = path.parent.name.partition("_")[0]
     try:
-        rows = step_rows([path])
+        _, rows = step_rows(new_pipeline(), [path])
     except ValueError:
         return [], []  # no steps in it
     if len(rows) < 500:
         return [], []
-    found = list(_holdout(short, rows))
-    if short == DEMO:
-        found += _demo(rows)
-    return found, [_frozen(rows, int(part * len(rows)), int(part / LEARNED * len(rows)))[2] for part in OTHER_PARTS]
+    return list(_holdout(short, rows)), [
+        _frozen(rows, int(part * len(rows)), int(part / LEARNED * len(rows)))[2] for part in OTHER_PARTS
+    ]
 
 
 def _frozen(rows: RowBlock, cut: int, end: int):
@@ -203,20 +187,3 @@ def _holdout(short, rows: RowBlock):
     good = error <= without + WORSE_MAX and (limit is None or error <= limit)
     yield f"hold-out of single steps, {short} (without factors {without:.1f} %)", f"{error:.1f} %", target, good
     yield f"P10-P90 of a snapshot holds of the last 40 %, {short}", f"{inside:.1f} %", "70..90 %", 70 <= inside <= 90
-
-
-def _demo(rows: RowBlock):
-    """What ``make demo`` prints, every 128 rows."""
-    bank, printed = Bank(RLS), []
-    for start in range(0, len(rows), DEMO_ROWS):
-        bank.learn("c", STEP, rows.slice(start, min(start + DEMO_ROWS, len(rows))))
-        target = bank.targets("c").get(STEP.value)
-        if target is not None and start + DEMO_ROWS > 256:
-            printed.append(target.models["portable"])
-    final = np.array([f.coefficient for f in printed[-1].features])
-    bars = [[(f.coefficient - end, f.stderr or 0.0) for f, end in zip(m.features, final, strict=True)] for m in printed]
-    held = 100 * _held(np.array(bars)).mean()
-    # A bar is for the load so far, and this recording is a programme of ten: no share is wanted.
-    yield f"demo: 95 % intervals of {len(printed)} lines that hold the final value", f"{held:.1f} %", "", None
-    error = 100 * printed[-1].prediction_error.median_ape
-    yield "demo: error at the end", f"{error:.1f} %", f"<= {DEMO_ERROR} %", error <= DEMO_ERROR

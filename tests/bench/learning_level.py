@@ -16,9 +16,9 @@ from online.errors import PrequentialError
 from online.features import portable
 from online.rows import STEP_FEATURES, RowBlock, Target
 from online.target import TargetState
-from tests.bench import captured
 from tests.support.linear_steps import steps
 from tests.support.paths import DATA
+from tests.support.pipelines import new_pipeline, step_rows
 
 CHOSEN_ON = ("c0_smoke", "c1_mixed", "c3_preempt", "c5_offload", "c9_dp2", "p1_engine_stats")
 OTHERS = ("c2_long_prefill_mp", "c4_abort_errors", "c6_saturated", "c7_async_sim", "c10_long", "f1_fork_parity")
@@ -27,15 +27,15 @@ PUBLISHED_MAX = (6.4, 10.3)
 ROUNDS = 5
 
 
-def lines(line, pool, captures):
+def measure(board, pool, captures):
     """Error without level, with it, and with River's model; what they cost by load."""
     paths = {name: (DATA if captures is None else captures) / name / "otlp.pb.gz" for name in (*CHOSEN_ON, *OTHERS)}
     there = [name for name, path in paths.items() if path.exists()]
     for name in paths.keys() - set(there):
-        yield line(f"level, {name}", "SKIPPED", "needs --captures", None)
+        board.skip(f"level, {name}", "--captures")
     found = dict(zip(there, pool.map(errors_of, [paths[name] for name in there]), strict=True))
     for name, each in found.items():
-        yield line(f"median / mean error, {name}: x beta F, level, level and River", _three(each), "", None)
+        board.line(f"median / mean error, {name}: x beta F, level, level and River", _three(each))
     for title, names in (("all", there), ("chosen on", CHOSEN_ON), ("others", OTHERS)):
         if not (known := [found[name] for name in names if name in found]):
             continue
@@ -43,10 +43,9 @@ def lines(line, pool, captures):
         wanted, good = "", None
         if title == "all":
             wanted, good = f"<= {PUBLISHED_MAX}", bool((mean[2] <= PUBLISHED_MAX).all())
-        yield line(f"  mean over {len(known)} recordings, {title}", _three(mean), wanted, good)
+        board.line(f"  mean over {len(known)} recordings, {title}", _three(mean), wanted, good)
     for per_s in (20, 100, 1000, 10_000):
-        cost = cost_of(per_s)
-        yield line(f"River's model at {per_s} steps/s of event time", f"{cost:.2f} mc", "", None)
+        board.keep(f"River's model at {per_s} steps/s of event time, mc", cost_of(per_s))
 
 
 def _three(errors):
@@ -56,7 +55,7 @@ def _three(errors):
 def errors_of(path):
     """Median and mean error in per cent of x beta F, with the level, and with River's model, (3, 2)."""
     kv = path.with_name("kv.jsonl.gz")
-    rows = captured.step_rows([path, kv] if kv.exists() else [path])
+    _, rows = step_rows(new_pipeline(), [path, kv] if kv.exists() else [path])
     (shaped, level), (_, both) = (_learned(rows, settings) for settings in (WITHOUT_RIVER, LEVEL))
     return np.array([(100 * np.median(error), 100 * np.minimum(error, 1.0).mean()) for error in (shaped, level, both)])
 

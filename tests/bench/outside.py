@@ -30,11 +30,6 @@ class Outside:
         assert self.tools is not None
         return _module(self.tools / "score" / f"{name}.py")
 
-    def thresholds(self) -> dict:
-        """The scorer's limits by recording and gate."""
-        assert self.tools is not None
-        return json.loads((self.tools / "score" / "thresholds.json").read_text())
-
     def replay(self) -> ModuleType:
         """The replay of request tables with learned coefficients."""
         assert self.tools is not None

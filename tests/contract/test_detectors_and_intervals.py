@@ -8,17 +8,15 @@ from online.change import DETECTORS, Alarm
 from online.errors import WIDER, Intervals
 from online.features import portable
 from online.rows import Target
-from tests.bench.prequential import prequential
 from tests.support.designs import design_of
 from tests.support.linear_steps import steps
+from tests.support.watched import Watched
 
 SEES = [name for name in DETECTORS if name != "none"]
 
 
 def _run(detector, **kind):
-    settings = Config(learners=("rls",), detector=detector)
-    stream = steps(6000, 31, noise=0.02, **kind)
-    return prequential(stream.rows, portable(Target.STEP_TIME), settings=settings).model.drift
+    return Watched(steps(6000, 31, noise=0.02, **kind).rows, detector).model.drift
 
 
 @pytest.mark.parametrize("detector", DETECTORS)

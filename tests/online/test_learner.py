@@ -11,9 +11,9 @@ from online.errors import PrequentialError
 from online.features import portable
 from online.rows import PHASES, RowBlock, Target
 from online.target import TargetState
-from tests.bench.prequential import prequential
 from tests.support.designs import design_of
 from tests.support.linear_steps import BETA, NAMES, steps
+from tests.support.watched import Watched
 
 RLS = Config(learners=("rls",))
 TARGET = Target.STEP_TIME
@@ -120,10 +120,10 @@ def test_a_slow_spell_that_ends_leaves_the_coefficients_where_they_were():
     y = rows.elapsed_us.copy()
     y[1500:1590] *= 1.6
     spell = RowBlock(rows.raw, rows.offsets, y, rows.phase, rows.weight, rows.end_ns, rows.engine, rows.quality)
-    run = prequential(spell, portable(TARGET))
-    assert run.model.drift.confirmed == 0
-    assert np.allclose(run.model.fit.beta[:4], prequential(rows, portable(TARGET)).model.fit.beta[:4], rtol=0.05)
-    assert run.ape("slow")[1700:2900].mean() < 0.015
+    run = Watched(spell)
+    assert not run.reports
+    assert np.allclose(run.model.fit.beta[:4], Watched(rows).model.fit.beta[:4], rtol=0.05)
+    assert run.error(1700, 1200, "slow") < 0.015
 
 
 def test_a_confirmed_change_is_published_with_its_time_and_gain():
@@ -145,7 +145,7 @@ def test_a_change_of_mix_is_not_a_change_of_speed():
     requests = rows.raw[:, 6]
     y = rows.elapsed_us * np.where(requests % 3 == 0, 1.2, 1.0)
     bent = RowBlock(rows.raw, rows.offsets, y, rows.phase, rows.weight, rows.end_ns, rows.engine, rows.quality)
-    assert prequential(bent, portable(TARGET)).model.drift.confirmed == 0
+    assert not Watched(bent).reports
 
 
 def test_errors_have_the_quantiles_of_the_rows():

@@ -1,17 +1,26 @@
-"""Pipelines fed with exports, and what they learned and counted."""
+"""Pipelines fed with exports or whole recordings, and what they learned and counted."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
 
 from collector.config.schema import Config
 from collector.ingest.queue import Export
+from collector.recordings import Recording, TimedExport, TimedKv, in_batches, merged
 from collector.service.pipeline import Pipeline
 from collector.telemetry import Counts, table
+from online.rows import RowBlock, Target
+
+BATCH_BYTES = 1 << 18
+_MULTIPLIER = 2654435761
 
 
 def new_pipeline(**settings) -> Pipeline:
-    return Pipeline(Config(**settings, learners=("rls",)), "0")
+    return Pipeline(Config(**{"learners": ("rls",), **settings}), "0")
 
 
 def replayed(exports: Iterable[Export], batch: int = 1, **settings) -> Pipeline:
@@ -20,6 +29,40 @@ def replayed(exports: Iterable[Export], batch: int = 1, **settings) -> Pipeline:
         pipeline.process(everything[start : start + batch])
     pipeline.flush()
     return pipeline
+
+
+def fed(pipeline: Pipeline, paths: Sequence[Path]) -> Pipeline:
+    """The pipeline after it was fed whole recordings, as a replay does."""
+    for batch in in_batches(merged([Recording(path, print) for path in paths]), BATCH_BYTES):
+        pipeline.process_kv([timed.batch for timed in batch if isinstance(timed, TimedKv)])
+        pipeline.process([timed.export for timed in batch if isinstance(timed, TimedExport)])
+    pipeline.flush()
+    return pipeline
+
+
+def step_rows(pipeline: Pipeline, paths: Sequence[Path], percent: int = 100) -> tuple[dict, RowBlock]:
+    """Facts and step rows of recordings, as the pipeline would learn them; nothing is learned.
+
+    Where ``percent`` is less, so many in a hundred summaries are sampled, always the same ones.
+    """
+    rows: list[RowBlock] = []
+    facts: dict = {}
+    add = pipeline.joiner.add
+
+    def add_some(telemetry, recording=""):
+        mixed = telemetry.steps["step_id"].astype(np.uint64) * np.uint64(_MULTIPLIER) >> np.uint64(16)
+        telemetry.steps = telemetry.steps[mixed % np.uint64(100) < percent]
+        add(telemetry, recording)
+
+    def take(_config_id, target, block, _engines=None):
+        rows.extend([block] if target is Target.STEP_TIME else [])
+        return Counter()
+
+    pipeline.joiner.add = add_some
+    pipeline._bank.learn = take
+    pipeline._bank.describe = lambda _config_id, told: facts.update(told)
+    fed(pipeline, paths)
+    return facts, RowBlock.concatenate(rows)
 
 
 def coefficients(pipeline: Pipeline) -> dict[tuple[str, str, str], float]:

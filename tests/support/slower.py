@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
 from collections.abc import Callable
 from functools import cache
 
@@ -12,10 +11,10 @@ import numpy as np
 
 from collector.config import Config
 from collector.decode.pages import ScrapedPage
-from collector.recordings import Recording, TimedExport
 from collector.service.pipeline import make_pipeline
 from online import Bank, RowBlock, Target, TargetSnapshot
 from online.rows import STEP_FEATURES
+from tests.support import pipelines
 from tests.support.recordings import otlp_file
 from tests.support.step_pages import pages_of, requests_of
 
@@ -41,18 +40,7 @@ class Work:
 @cache
 def step_rows(name: str = "c10_long") -> RowBlock:
     """All step rows of a recording, as its pipeline makes them."""
-    pipeline, rows = make_pipeline(CONFIG), []
-
-    def take(_config_id, target, block, _engines=None):
-        rows.extend([block] if target is Target.STEP_TIME else [])
-        return Counter()
-
-    pipeline._bank.learn = take
-    exports = [timed.export for timed in Recording(otlp_file(name), print) if isinstance(timed, TimedExport)]
-    for start in range(0, len(exports), 64):
-        pipeline.process(exports[start : start + 64])
-    pipeline.flush()
-    return RowBlock.concatenate(rows)
+    return pipelines.step_rows(make_pipeline(CONFIG), [otlp_file(name)])[1]
 
 
 def every_step_longer(by_us: float) -> Slower:

@@ -11,8 +11,8 @@ from collector.service.pipeline import Pipeline
 from online.features import build
 from online.rows import STEP_FEATURES, Target
 from tests.support.models import knowledge_of_captures
+from tests.support.pipelines import step_rows
 from tests.support.recordings import otlp_file
-from tests.support.thinned import thinned_step_rows
 
 
 def column(rows, name):
@@ -22,7 +22,7 @@ def column(rows, name):
 @pytest.mark.parametrize("percent", [10, 0])
 def test_every_system_learns_the_rows_that_portable_learns(percent):
     pipeline = Pipeline(Config(), "test", knowledge_of_captures())
-    facts, rows = thinned_step_rows(pipeline, otlp_file("c1_mixed"), percent)
+    facts, rows = step_rows(pipeline, [otlp_file("c1_mixed")], percent)
     learned = {name: len(design(build(name, Target.STEP_TIME, facts), rows)) for name in NINE}
     assert set(learned.values()) == {learned["portable"]}
     assert learned["portable"] > 200

@@ -111,6 +111,9 @@ def json_schema():
     made = {"$schema": "https://json-schema.org/draft/2020-12/schema", **made}
     made["$defs"]["Snapshot"]["properties"]["schema"] = {"const": SCHEMA}
     made["$defs"]["Snapshot"]["required"].append("schema")
+    for struct in made["$defs"].values():  # a docstring is indented before Python 3.13, and not since
+        if "description" in struct:
+            struct["description"] = " ".join(struct["description"].split())
     return json.dumps(made, indent=2, sort_keys=True) + "\n"
 
 

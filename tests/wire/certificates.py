@@ -1,4 +1,7 @@
-"""Certificates made on the spot by openssl: a CA of our own, server and client pairs, also expired ones."""
+"""Certificates made on the spot by openssl: a CA of our own, server and client pairs, also expired ones.
+
+They have the extensions of RFC 5280 that Python 3.13 asks for: what a key is for, and whose key signed it.
+"""
 
 from __future__ import annotations
 
@@ -12,15 +15,17 @@ class Authority:
         self._openssl = openssl
         self.ca = directory / "ca.crt"
         self._run("req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2",
-                  "-subj", "/CN=test-ca", "-keyout", directory / "ca.key", "-out", self.ca)  # fmt: skip
+                  "-subj", "/CN=test-ca", "-addext", "keyUsage=critical,keyCertSign",
+                  "-keyout", directory / "ca.key", "-out", self.ca)  # fmt: skip
 
     def pair(self, name: str, *, days: int = 2) -> tuple[Path, Path]:
         """Certificate and key for 127.0.0.1; ``days`` may be negative."""
-        key, request, cert = (self.directory / f"{name}.{end}" for end in ("key", "csr", "crt"))
+        key, request, cert, extensions = (self.directory / f"{name}.{end}" for end in ("key", "csr", "crt", "ext"))
+        extensions.write_text("subjectAltName=IP:127.0.0.1\nauthorityKeyIdentifier=keyid\n")
         self._run("req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-subj", f"/CN={name}",
-                  "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", key, "-out", request)  # fmt: skip
+                  "-keyout", key, "-out", request)  # fmt: skip
         self._run("x509", "-req", "-in", request, "-CA", self.ca, "-CAkey", self.directory / "ca.key",
-                  "-CAcreateserial", "-days", days, "-copy_extensions", "copy", "-out", cert)  # fmt: skip
+                  "-CAcreateserial", "-days", days, "-extfile", extensions, "-out", cert)  # fmt: skip
         return cert, key
 
     def _run(self, *arguments: object) -> None:

@@ -18,7 +18,7 @@ from .records import (
     Telemetry,
 )
 from .spans import decode, latest_unix_ns
-from .wire import PartKind, SlimExport, TooManyObjects, json_to_protobuf, parts_by_emitter
+from .wire import SlimExport, TooManyObjects, json_to_protobuf, parts_by_emitter
 
 __all__ = [
     "MISSING",
@@ -29,7 +29,6 @@ __all__ = [
     "Finish",
     "Mark",
     "MarkKind",
-    "PartKind",
     "RequestSpan",
     "SlimExport",
     "SnapshotColumns",

@@ -6,31 +6,21 @@ What vLLM publishes (wire contract §7; stock 0.32 encodes events as maps instea
 
 Token ids are prompt and response content: they stay undecoded (``msgspec.Raw``) and are gone when the record is made;
 so are block hashes, which derive from them. Longer arrays and unknown keys are ignored, unknown events counted.
-
-As OTLP span events they come by the same port as all else, in scope ``vllm.kv_events``. A span event's name is the
-event's type, its attributes are the fields by their names in vLLM, its time is the batch's. ``block_hashes`` becomes
-``block_count``; token ids are never sent. Of the batch there are ``data_parallel_rank`` (0 if left out) and, where the
-sender numbers its batches, ``batch_seq``. Events of one time, rank and number are one batch.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import groupby
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
-from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from collector.telemetry import GPU, Counts, Direction, KvSkip, Phase, Skip, table
+from collector.telemetry import GPU, Counts, Direction, KvSkip, Phase, table
 
 from . import vocabulary as words
-from .records import fingerprint
+from .records import MISSING, fingerprint
 
-NOT_NUMBERED: Final = -1
-"""Sequence of a batch whose carrier does not count, step of an event that names none; as ``records.MISSING``."""
-OTLP_SOURCE: Final = "otlp"
 _SEQ_BYTES: Final = 8
 _FRAMES: Final = range(2, 5)
 _BLOCK_SIZE_MAX: Final = 1 << 20
@@ -39,19 +29,19 @@ _FIXARRAY, _ARRAY_16, _ARRAY_32 = 0x90, 0xDC, 0xDD
 
 
 class BlockMove(msgspec.Struct, frozen=True, gc=False):
-    """Blocks moved or evicted; ``blocks`` counts the source's own blocks, ``step`` is NOT_NUMBERED where unnamed."""
+    """Blocks moved or evicted; ``blocks`` counts the source's own blocks, ``step`` is MISSING where unnamed."""
 
     direction: Direction
     phase: Phase
     blocks: int
-    step: int = NOT_NUMBERED
+    step: int = MISSING
     request: str = ""
 
 
 class KvBatch(msgspec.Struct, frozen=True, gc=False):
     """What one batch said, counted: at most one batch a step, stamped at the end of the step.
 
-    ``source`` names the publisher (endpoint or file); ``instance`` the emitting engine where the carrier tells it.
+    ``source`` names the publisher (endpoint or file); ``instance`` its engine, where the endpoint's address tells it.
     Block counts are GPU blocks of the first cache group, ``removed_below`` those of the tiers below the GPU.
     """
 
@@ -120,17 +110,16 @@ class _Counted:
         except _Foreign:
             self.foreign += 1
 
-    def batch(self, source: str, seq: int, ts_unix_ns: int, rank: int, instance: str = "") -> KvBatch | KvSkip:
+    def batch(self, source: str, seq: int, ts_unix_ns: int, rank: int) -> KvBatch | KvSkip:
         """The record; a bad time, sequence or rank makes the whole batch useless."""
         is_timely = words.UNIX_MIN <= ts_unix_ns <= words.UNIX_MAX
-        if not is_timely or not -1 <= seq < words.TIME_MAX or not 0 <= rank < _RANK_MAX:
+        if not is_timely or not 0 <= seq < words.TIME_MAX or not 0 <= rank < _RANK_MAX:
             return KvSkip.OUT_OF_RANGE
         return KvBatch(
             source=source,
             rank=rank,
             seq=seq,
             ts_unix_ns=ts_unix_ns,
-            instance=instance,
             stored_blocks=self.stored,
             removed_blocks=self.removed,
             removed_below=self.removed_below,
@@ -198,7 +187,7 @@ def _moved(direction: Direction | None, phase: Phase, count: str = "block_count"
         if towards is None:
             towards = Direction.between(_text(fields, "source_medium"), _text(fields, "dest_medium"))
         outcome = Phase.FAILED if phase is Phase.COMPLETED and fields.get("success", True) is False else phase
-        blocks, step = _integer(fields, count), _integer(fields, "scheduler_step", NOT_NUMBERED)
+        blocks, step = _integer(fields, count), _integer(fields, "scheduler_step", MISSING)
         request = fingerprint(_text(fields, "request_id"))
         if not 0 <= blocks <= words.COUNT_MAX or not -1 <= step <= words.ID_MAX:
             raise _Foreign
@@ -338,33 +327,3 @@ def array_length(raw: msgspec.Raw) -> int:
     if head == _ARRAY_16:
         return int.from_bytes(view[1:3], "big")
     return int.from_bytes(view[1:5], "big") if head == _ARRAY_32 else -1
-
-
-# --- span events ------------------------------------------------------------------------------------------------------
-
-
-def read_span_events(
-    events: Iterable[Span.Event], instance: str, values: Callable[[Span.Event], Fields], counts: Counts
-) -> list[KvBatch]:
-    """The batches in one span's events; ``values`` reads an event's scalar attributes."""
-    out = []
-    keyed = [(event, values(event)) for event in events]
-    for (unix_ns, rank, seq), group in groupby(keyed, key=_batch_of):
-        counted = _Counted()
-        for event, fields in group:
-            counted.add(event.name, fields)
-        accepted = counted.events - counted.foreign
-        counts[table.SKIPPED_EVENTS, Skip.FOREIGN_EVENT] += counted.foreign
-        batch = counted.batch(OTLP_SOURCE, seq, unix_ns, rank, instance)
-        if isinstance(batch, KvSkip):
-            counts[table.SKIPPED_EVENTS, Skip.OUT_OF_RANGE] += accepted
-        else:
-            counts[table.DECODED_EVENTS_OK] += accepted
-            out.append(batch)
-    return out
-
-
-def _batch_of(pair: tuple[Span.Event, Fields]) -> tuple[int, int, int]:
-    event, fields = pair
-    rank, seq = fields.get("data_parallel_rank", 0), fields.get("batch_seq", NOT_NUMBERED)
-    return event.time_unix_nano, rank if isinstance(rank, int) else -1, seq if isinstance(seq, int) else NOT_NUMBERED

@@ -9,16 +9,13 @@ from __future__ import annotations
 import enum
 import hashlib
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from collector.telemetry import PluginLoss
-
-if TYPE_CHECKING:  # whose module stands on this one
-    from collector.decode.kv import KvBatch
 
 MISSING = -1
 """Value of an optional integer that was not sent; every valid value is >= 0."""
@@ -180,7 +177,6 @@ class Telemetry:
     core: list[CoreSpan] = field(default_factory=list)
     api: list[ApiSpan] = field(default_factory=list)
     requests: list[RequestSpan] = field(default_factory=list)
-    kv: list[KvBatch] = field(default_factory=list)
     plugin_losses: list[tuple[int, dict[PluginLoss, int]]] = field(default_factory=list)
     """Of each step span of the producer plugin: when it ended, and what had been lost until then."""
     process: int = 0

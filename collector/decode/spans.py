@@ -29,7 +29,6 @@ from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, Span
 from collector.telemetry import Counts, PluginLoss, Skip, table
 
 from . import vocabulary as words
-from .kv import read_span_events
 from .records import (
     MISSING,
     SNAPSHOT_DTYPE,
@@ -47,7 +46,6 @@ from .records import (
 from .vocabulary import (
     Rejected,
     Value,
-    event_scalars,
     nanoseconds,
     read_count,
     read_fields,
@@ -347,9 +345,6 @@ class _Resource:
                 self._check(span, span.name.startswith(words.STEP_SPAN_PREFIX))
                 self._out.plugin_losses += [] if lost is None else [(span.end_time_unix_nano, lost)]
                 self._add_steps(span, columns)
-            elif scope == words.KV_SCOPE:
-                self._check(span, span.name.startswith(words.KV_SPAN_PREFIX))
-                self._add_kv(span)
             elif scope == words.CORE_SCOPE:
                 self._check(span, span.name == words.CORE_SPAN)
                 self._out.core.append(core_span(span, counts, self._may_be))
@@ -402,11 +397,6 @@ class _Resource:
             self._counts[table.SKIPPED_EVENTS, Skip.OUT_OF_RANGE] += len(rows) - len(timely)
             rows = timely
         self._steps.append(rows)
-
-    def _add_kv(self, span: Span) -> None:
-        timely = [event for event in span.events if self._may_be(event.time_unix_nano)]
-        self._counts[table.SKIPPED_EVENTS, Skip.OUT_OF_RANGE] += len(span.events) - len(timely)
-        self._out.kv += read_span_events(timely, self._out.instance, event_scalars, self._counts)
 
 
 def plugin_losses(span: Span) -> dict[PluginLoss, int] | None:

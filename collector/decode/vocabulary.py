@@ -21,11 +21,9 @@ from .records import STEP_DTYPE, MarkKind
 STEP_SCOPE: Final = "vllm.scheduler.step"
 CORE_SCOPE: Final = "vllm.scheduler"
 API_SCOPE: Final = "vllm.api"
-KV_SCOPE: Final = "vllm.kv_events"
 
 STEP_SPAN_PREFIX: Final = "scheduler_steps_"
 CORE_SPAN: Final = "llm_core"
-KV_SPAN_PREFIX: Final = "kv_events_"
 API_SPAN: Final = "llm_request"
 
 SUMMARY_EVENT: Final = "step.BATCH_SUMMARY"
@@ -227,11 +225,6 @@ def scalar(attributes: Sequence[KeyValue], key: str) -> Value | None:
 
 
 _SCALARS: Final = frozenset({"string_value", "int_value", "double_value", "bool_value"})
-
-
-def event_scalars(event: Span.Event) -> dict[str, Value]:
-    """Scalar attributes of an event, as many of them as are read."""
-    return scalars(event.attributes[:ATTRIBUTES_MAX])
 
 
 def read_count(attributes: Mapping[str, Value], key: str, default: int | None = None) -> int:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterator
-from enum import IntEnum
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -212,29 +211,18 @@ def json_to_protobuf(text: bytes, objects_max: int | None = None) -> bytes:
 # --- an export cut by who emitted what, without decoding it -----------------------------------------------------------
 
 
-class PartKind(IntEnum):
-    """Who needs a part.
-
-        export ─┬─ resource a ─┬─ steps, journeys, requests   ─►  OF_EMITTER   a   an export of its own
-                │              └─ API spans                   ─►  OF_API       a   the same resource again
-                └─ resource b ─── KV events alone             ─►  OF_KV        b   whose they are shows in the join
-
-    API spans are needed where the requests are whose parents they are: beside them stand the ids by which that shows.
-    Spans of any other scope stay with their emitter: they may be of requests.
-    """
-
-    OF_EMITTER = 0
-    OF_API = 1
-    OF_KV = 2
-
-
 class Part(NamedTuple):
     """What one resource of an export says to one kind of reader.
 
-    ``ids``: of API spans their own, of journeys those of their parents, eight bytes each.
+        export ─┬─ resource a ─┬─ steps, journeys, requests, any other scope   ─►  a   an export of its own
+                │              └─ API spans                                   ─►  a   the same resource again
+                └─ resource b …
+
+    API spans are needed where the requests are whose parents they are, which ``ids`` tell, eight bytes each: of API
+    spans their own, of journeys those of their parents.
     """
 
-    kind: PartKind
+    is_api: bool
     instance: str
     payload: bytes
     ids: bytes = b""
@@ -253,31 +241,23 @@ def parts_by_emitter(payload: bytes, peer: str) -> list[Part]:
 
 
 def _parts_of(resource: Any, peer: str) -> Iterator[Part]:
-    scopes: dict[PartKind, list[bytes]] = {kind: [] for kind in PartKind}
-    ids: dict[PartKind, list[bytes]] = {kind: [] for kind in PartKind}
-    for scope_spans in resource.items:
-        name = scope_spans.scope.name
-        kind = _KIND_OF.get(name, PartKind.OF_EMITTER)
-        scopes[kind].append(scope_spans.SerializeToString())
-        if name == words.CORE_SCOPE:
-            ids[kind] += [span.parent_span_id for span in scope_spans.items]
-        elif name == words.API_SCOPE:
-            ids[kind] += [span.span_id for span in scope_spans.items]
-    if scopes[PartKind.OF_EMITTER]:
-        scopes[PartKind.OF_EMITTER] += scopes.pop(PartKind.OF_KV)
+    scopes = [*resource.items]
     resource.ClearField("items")
     common = resource.SerializeToString()
     attributes = words.scalars(ResourceSpans.FromString(common).resource.attributes[: words.ATTRIBUTES_MAX])
     instance = words.instance_of(attributes, peer)
-    for kind, bodies in scopes.items():
-        if bodies:
+    for is_api in (False, True):
+        own = [each for each in scopes if (each.scope.name == words.API_SCOPE) == is_api]
+        if own:
             export = SlimExport()
             part = export.items.add()
             part.MergeFromString(common)
-            for body in bodies:
-                part.items.add().MergeFromString(body)
-            own_ids = b"".join([each for each in ids[kind] if len(each) == words.SPAN_ID_BYTES])
-            yield Part(kind, instance, export.SerializeToString(), own_ids)
-
-
-_KIND_OF: Final = {words.API_SCOPE: PartKind.OF_API, words.KV_SCOPE: PartKind.OF_KV}
+            part.items.extend(own)
+            told = [
+                span.span_id if is_api else span.parent_span_id
+                for scope in own
+                if scope.scope.name in (words.API_SCOPE, words.CORE_SCOPE)
+                for span in scope.items
+            ]
+            ids = b"".join([each for each in told if len(each) == words.SPAN_ID_BYTES])
+            yield Part(is_api, instance, export.SerializeToString(), ids)

@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collector.config import Config
-from collector.decode import PartKind, parts_by_emitter
+from collector.decode import parts_by_emitter
 from collector.decode.fpm import ForwardPass
 from collector.decode.kv import KvBatch
 from collector.decode.pages import ScrapedPage
@@ -301,9 +301,9 @@ def _entries_of(timed: Timed, newest: dict[str, int]) -> Iterator[tuple[int, str
             newest[part.instance] = max(newest.get(part.instance, 0), newest_end_unix_nano(part.payload))
         for part in parts:
             entry = _Entry(newest[part.instance], _KINDS[TimedExport], part.payload, part.ids)
-            if part.kind is PartKind.OF_EMITTER:
+            if not part.is_api:
                 yield _bucket_of(part.instance), part.instance, entry
-            elif part.ids or part.kind is PartKind.OF_KV:
+            elif part.ids:
                 yield SHARED, part.instance, entry
 
 

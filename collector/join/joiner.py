@@ -59,8 +59,6 @@ class Joiner:
         """Add what one resource of one export said; ``recording`` names the file in a replay."""
         for api in telemetry.api:
             self.api_spans.add(api)
-        for batch in telemetry.kv:
-            self.kv.add(batch)
         key = (recording, telemetry.instance)
         if telemetry.requests:
             process = self._emitter_for(self.api_processes, ApiProcess, key, telemetry)

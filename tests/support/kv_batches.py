@@ -1,18 +1,11 @@
-"""KV batches for tests: made by hand, as vLLM encodes them; read back from recordings; and as OTLP span events."""
+"""KV batches for tests: made by hand, as vLLM encodes them, and read back from recordings."""
 
 from __future__ import annotations
 
-import json
-from base64 import b64decode
-
 import msgspec
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-from opentelemetry.proto.common.v1.common_pb2 import InstrumentationScope
-from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Span
 
 from collector.decode.kv import KvBatch, read_line, read_payload
 from tests.support.recordings import kv_lines
-from tests.support.step_exports import attribute
 
 TS_S = 1_795_162_319.5
 
@@ -84,31 +77,3 @@ def batch(*events, seq=0, ts_s=TS_S, rank=0, source="kv"):
 
 def kv_batches(name, source="kv"):
     return [read_line(line, source) for line in kv_lines(name)]
-
-
-def raw_batches(name):
-    """(ts, events, rank) with everything in them: what the reader must not keep."""
-    return [msgspec.msgpack.decode(b64decode(json.loads(line)["payload_b64"])) for line in kv_lines(name)]
-
-
-def otlp_events(name, instance):
-    """The recorded KV events as one OTLP export: span events of scope vllm.kv_events, without token ids."""
-    span = Span(name="kv_events_1", span_id=b"kvevents", trace_id=b"0123456789abcdef")
-    for seq, (ts_s, events, rank, *_) in enumerate(raw_batches(name)):
-        unix_ns = round(ts_s * 1e9)
-        span.start_time_unix_nano = span.start_time_unix_nano or unix_ns
-        span.end_time_unix_nano = unix_ns
-        for event in events:
-            fields = dict(zip(FIELDS[event[0]], event[1:], strict=True))
-            hashes = fields.pop("block_hashes", None)
-            if hashes is not None:
-                fields["block_count"] = len(hashes)
-            for private in ("token_ids", "parent_block_hash"):
-                fields.pop(private, None)
-            fields |= {"data_parallel_rank": rank, "batch_seq": seq}
-            attributes = [attribute(key, value) for key, value in fields.items() if value is not None]
-            span.events.append(Span.Event(name=event[0], time_unix_nano=unix_ns, attributes=attributes))
-    scope = ScopeSpans(scope=InstrumentationScope(name="vllm.kv_events"), spans=[span])
-    resource = ResourceSpans(scope_spans=[scope])
-    resource.resource.attributes.append(attribute("service.instance.id", instance))
-    return ExportTraceServiceRequest(resource_spans=[resource])

@@ -1,4 +1,4 @@
-"""KV events: both encodings, every carrier, counts only, nothing of the tokens."""
+"""KV events: both encodings, counts only, nothing of the tokens."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ import pytest
 
 from collector.decode.kv import BlockMove, KvBatch, count_batch, read_frames, read_line, read_payload
 from collector.decode.records import fingerprint
-from collector.decode.spans import decode
 from collector.telemetry import Counts, table
-from collector.telemetry.reasons import Direction, KvSkip, Phase, Skip
-from tests.support.kv_batches import FIELDS, TS_S, batch, kv_batches, named, otlp_events, payload, stored
+from collector.telemetry.reasons import Direction, KvSkip, Phase
+from tests.support.kv_batches import FIELDS, TS_S, batch, named, payload, stored
 
 SEQ = (7).to_bytes(8, "big")
 
@@ -153,36 +152,6 @@ def test_a_recorded_line_gives_what_its_message_gave_and_a_decoded_copy_is_not_r
     assert read_line(json.dumps(line).encode(), "kv") == batch(stored(2), seq=5)
     for bad in (b"", b"{}", b"[1]", b'{"seq": 1, "payload_b64": "%%%"}', b'{"seq": "x", "payload_b64": ""}'):
         assert read_line(bad, "kv") is KvSkip.UNDECODABLE
-
-
-def test_the_same_events_as_otlp_span_events_give_the_same_batches():
-    request = otlp_events("c5_offload", "engine-1")
-    assert b"token_ids" not in request.SerializeToString()
-    counts = Counts()
-    (read,) = decode(request.SerializeToString(), "peer", lambda *_: None, counts)
-    expected = kv_batches("c5_offload", "otlp")
-    near = [abs(a.ts_unix_ns - b.ts_unix_ns) for a, b in zip(read.kv, expected, strict=True)]
-    assert max(near) < 1000
-    same = [
-        msgspec.structs.replace(one, ts_unix_ns=other.ts_unix_ns) for one, other in zip(read.kv, expected, strict=True)
-    ]
-    assert same == [one.of("engine-1") for one in expected]
-    assert counts[table.DECODED_EVENTS] == counts[table.DECODED_EVENTS_OK] + counts.total(table.SKIPPED_EVENTS) == 1673
-
-
-def test_otlp_events_that_make_no_sense_are_counted_and_the_rest_is_read():
-    request = otlp_events("c5_offload", "engine-1")
-    events = request.resource_spans[0].scope_spans[0].spans[0].events
-    del events[3:]
-    events[0].name = "BlockPainted"
-    for pair in events[1].attributes:
-        if pair.key == "block_count":
-            pair.value.string_value = "many"
-    counts = Counts()
-    (read,) = decode(request.SerializeToString(), "peer", lambda *_: None, counts)
-    assert counts.by_label(table.SKIPPED_EVENTS) == {Skip.FOREIGN_EVENT: 2}
-    assert (counts[table.DECODED_EVENTS], counts[table.DECODED_EVENTS_OK]) == (3, 1)
-    assert sum(len(one.moves) for one in read.kv) == 1
 
 
 def test_the_counts_account_for_every_message_and_event():

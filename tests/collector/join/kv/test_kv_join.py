@@ -10,14 +10,13 @@ import numpy as np
 import pytest
 
 from collector.config.schema import Config
-from collector.decode.spans import decode
 from collector.join.inferred.kv import KvSources
 from collector.join.joiner import Joiner
 from collector.service.pipeline import Pipeline
-from collector.telemetry import Counts, table
+from collector.telemetry import table
 from collector.telemetry.reasons import KvSkip
 from online.rows import STEP_FEATURES, Target
-from tests.support.kv_batches import TS_S, batch, kv_batches, otlp_events, stored
+from tests.support.kv_batches import TS_S, batch, kv_batches, stored
 from tests.support.kv_joins import joined, rebuilt_over_true, rows_by_target, rows_of, sequences, telemetry
 
 SETTINGS = Config()
@@ -167,26 +166,25 @@ def test_of_two_publishers_without_a_name_none_is_the_only_engines():
             assert np.array_equal(a, b, equal_nan=True)
 
 
-def test_events_that_come_as_otlp_spans_say_whose_they_are_and_subtract_the_same_hits():
+def test_a_batch_of_a_named_engine_is_that_engines_alone():
     (instance,) = sequences(joined("c5_offload", [], no_step)[0])
-    export = otlp_events("c5_offload", instance).SerializeToString()
-    (events,) = decode(export, "peer", lambda *_: None, Counts())
-    ratio, _ = rebuilt_over_true("c5_offload", events.kv, no_step)
-    assert 0.95 <= ratio <= 1.05
-    strange = [one.of("somebody else") for one in events.kv]
-    assert rebuilt_over_true("c5_offload", strange, no_step)[0] > 1.7
+    batches = kv_batches("c5_offload")
+    own = rebuilt_over_true("c5_offload", [one.of(instance) for one in batches], no_step)[0]
+    others = rebuilt_over_true("c5_offload", [one.of("somebody else") for one in batches], no_step)[0]
+    assert 0.95 <= own <= 1.05
+    assert others > 1.7
 
 
-@pytest.mark.parametrize("spans_first", [True, False])
-def test_events_that_come_both_ways_are_used_once_and_nobody_looks_for_their_engine(spans_first):
+@pytest.mark.parametrize("named_first", [True, False])
+def test_events_that_come_twice_are_used_once_and_nobody_looks_for_their_engine(named_first):
     (instance,) = sequences(joined("c5_offload", [], no_step)[0])
-    by_spans = [one.of(instance) for one in kv_batches("c5_offload", "spans")]
+    by_name = [one.of(instance) for one in kv_batches("c5_offload", "named")]
     by_publisher = kv_batches("c5_offload")
-    alone, rows = joined("c5_offload", by_spans if spans_first else by_publisher)
-    both = [*by_spans, *by_publisher] if spans_first else [*by_publisher, *by_spans]
+    alone, rows = joined("c5_offload", by_name if named_first else by_publisher)
+    both = [*by_name, *by_publisher] if named_first else [*by_publisher, *by_name]
     joiner, rows_of_both = joined("c5_offload", both)
     assert (alone.kv.unbound, joiner.kv.unbound) == (0, 0)
-    if spans_first:
+    if named_first:
         for key, arrays in rows_by_target(rows_of_both).items():
             for a, b in zip(arrays, rows_by_target(rows)[key], strict=True):
                 assert np.array_equal(a, b, equal_nan=True)

@@ -257,8 +257,10 @@ class Verdict(NamedTuple):
 def judged(config: ConfigDocument, reasons: tuple[str, ...], model: Model | None) -> Verdict:
     """The verdict; ``model`` predicts its steps, and ``reasons`` speak against it."""
     step = config.targets.get(STEP_TIME)
+    spans = config.facts.get("trace_sampling", 1.0)
     hidden = (
         _TELEMETRY_GAPS.get(config.telemetry, ""),
+        f"a span of {spans:.1%} of the requests" if isinstance(spans, float) and spans < 1.0 else "",
         _PREFIX_HITS if config.prefix_hits_hidden else "",
     )
     levels = () if step is None else step.level.values()

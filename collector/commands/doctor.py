@@ -240,6 +240,10 @@ def _configurations(snapshot: tracefit.Snapshot, samples: Samples, nothing_yet: 
         yield _finding("telemetry", advice, f"{name}: ")
         if not config.model:
             yield _finding("identity", UNKNOWN_MODEL, f"{name}: ")
+        sampling = config.facts.get("trace_sampling")
+        if isinstance(sampling, int | float):
+            text = f"{name}: {sampling:.1%} of the requests send a span"
+            yield Finding(FAIR if sampling < 1.0 else GOOD, "sampling", text)
         if config.usable:
             yield Finding(GOOD, "usable", name)
         else:

@@ -296,6 +296,11 @@ class Joiner:
         """How many are held."""
         return len([*self._emitters()])
 
+    @property
+    def processes_sampled(self) -> int:
+        """API processes of whose requests too few send a span."""
+        return sum(each.span_share is not None and not each.is_whole for each in self.api_processes.values())
+
     def engine_of(self, instance: str, recording: str = "") -> Engine | None:
         """The engine that this emitter's steps belong to."""
         engine = self.engines.get((recording, instance))

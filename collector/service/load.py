@@ -86,8 +86,9 @@ class _Sums:
             self._add_request(span.prompt_tokens, span.marks[-1].output_tokens, waited_s, decoding_s, finished_ns / 1e9)
 
     def add_request(self, span: RequestSpan) -> None:
-        """A request of an un-forked vLLM; its time in the API process is left out."""
+        """A request that its span tells; its time in the API process is left out where queue and prefill are told."""
         waited_s = span.queue_s + span.prefill_s
+        waited_s = span.first_token_s if math.isnan(waited_s) else waited_s
         self._add_request(span.prompt_tokens, span.output_tokens, waited_s, span.decode_s, span.end_unix_ns / 1e9)
 
     def _add_request(self, prompt: int, output: int, waited_s: float, decoding_s: float, end_s: float) -> None:

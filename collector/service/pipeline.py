@@ -22,7 +22,7 @@ from collector.decode import Decoder, Telemetry
 from collector.decode.fpm import ForwardPass
 from collector.decode.kv import KvBatch
 from collector.decode.pages import ScrapedPage
-from collector.identity import Fact, Knowledge, cannot_derive, unknown_experts
+from collector.identity import Fact, FactSource, Knowledge, cannot_derive, unknown_experts
 from collector.ingest import Export
 from collector.join import (
     CheckpointError,
@@ -199,13 +199,14 @@ class Pipeline:
 
     @property
     def foretells(self) -> bool:
-        """Whether a data sheet says something of a configuration without rows."""
-        return any(self._bank.foretold(config_id) is not None for config_id in self.joiner.config_ids())
+        """Whether something is to be said of a configuration without rows: a data sheet's word, or a sampler's."""
+        foretold = (self._bank.foretold(config_id) is not None for config_id in self.joiner.config_ids())
+        return self.joiner.processes_sampled > 0 or any(foretold)
 
     @property
-    def revision(self) -> tuple[int, int]:
-        """Rows learned and emitters heard of: an engine may come after its configuration's last row."""
-        return self.learned_rows, self.joiner.emitters_held
+    def revision(self) -> tuple[int, int, int]:
+        """Rows learned, emitters heard of, which may come after their configuration's last row, and those sampled."""
+        return self.learned_rows, self.joiner.emitters_held, self.joiner.processes_sampled
 
     @property
     def joiner(self) -> Joiner:
@@ -414,15 +415,17 @@ class Pipeline:
         hidden = _hides_hits(quality, facts)
         shares = _span_shares(emitters, silent_s=self._settings.join_timeout_s)
         targets = self._targets(config_id, emitters, hits_hidden=hidden, exact=exact)
-        share = min((each for each in shares if each is not None), default=1.0)
+        known = [each for each in shares if each is not None]
+        share = min(known, default=1.0)
+        sampling: dict[str, Fact] = {"trace_sampling": round(share, 3)} if known and quality is Quality.REQUESTS else {}
         if share < WHOLE:  # what was learned before spans were sampled is not told of them
             targets = {}
         elif share < NEARLY_WHOLE and Target.STEP_TIME.value in targets:
             targets[Target.STEP_TIME.value] = weakened(targets[Target.STEP_TIME.value], Reason.SAMPLED)
         return ConfigSnapshot(
             config_id=config_id,
-            config=facts,
-            sources=sources,
+            config=facts | sampling,
+            sources=sources | dict.fromkeys(sampling, FactSource.TELEMETRY.label),
             contradictions=contradictions,
             cannot_derive=list(_cannot_derive(tuple(facts.items()))),
             engines=[emitter.snapshot() for emitter in emitters],

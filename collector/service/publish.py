@@ -56,7 +56,7 @@ class Publisher:
         self._metrics = metrics
         self._clock = clock
         self._interval_ns = int(interval_s * 1e9)
-        self._published_revision: tuple[int, int] = (0, 0)
+        self._published_revision = (0, 0, 0)
         self._tells_all = True
         """Whether the current generation left no row out."""
         self._made_ns: int | None = None
@@ -99,7 +99,7 @@ class Publisher:
         return min(max(self.due_in_s(), LOOK_AGAIN_S), most_s)
 
     def tick(self, *, final: bool = False) -> None:
-        """Publish a new generation if something was learned and the last one is old enough."""
+        """Publish a new generation if there is something new to say and the last one is old enough."""
         now_ns = self._clock.monotonic_ns()
         if not final and self._made_ns is not None:
             pause_ns = max(self._interval_ns, int(self._took_ns / COST_SHARE))

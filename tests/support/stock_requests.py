@@ -118,3 +118,9 @@ def _end_ns(served: Served) -> int:
 def as_told_by(dialect: Dialect, served: Sequence[Served]) -> list[Piece]:
     """The spans of one process of this engine."""
     return [Piece("server", dialect.scope, each.span(dialect, number)) for number, each in enumerate(served)]
+
+
+def kept(sent: list[Piece], rate: float) -> list[Piece]:
+    """What TraceIdRatioBased of the SDK lets through."""
+    bound = round(rate * 2**64)
+    return [piece for piece in sent if int.from_bytes(piece.span.trace_id[8:], "big") < bound]

@@ -13,6 +13,8 @@ from tests.support.clocks import eventually
 from tests.support.page_server import PageServer
 from tests.support.paths import DATA
 from tests.support.sidecars import call_export, get, running_sidecar
+from tests.support.stock_requests import DIALECTS, as_told_by, kept, served_in
+from tests.support.toy_spans import exports_of
 
 PAGE = gzip.decompress((DATA / "m1_pages" / "metrics.txt.gz").read_bytes())
 
@@ -68,6 +70,24 @@ def test_what_a_sidecar_left_out_and_what_waits_stand_in_the_diagnosis(tmp_path,
     assert ("fair", "left out") in said
     # what waits is said until it has become rows; then it is said what they are good for
     assert ("fair", "waiting") in said or "usable" in {topic for _, topic in said}
+
+
+def test_request_spans_that_are_sampled_are_said_to_be_in_every_answer(tmp_path, capsys):
+    spans = as_told_by(DIALECTS["vLLM 0.33"], served_in("c10_long", copies=5))
+    with running_sidecar(tmp_path, IDLE_TIMEOUT_S="2") as sidecar:
+        for export in exports_of(kept(spans, 0.1), 50):
+            call_export(sidecar.grpc_port, export.payload)
+        url = f"http://127.0.0.1:{sidecar.http_port}"
+        eventually(lambda: sidecar.snapshot() and sidecar.snapshot().configs[0].doubts)
+        assert main(["doctor", url]) == 1
+        printed, page = capsys.readouterr().out, get(sidecar.http_port, "/").decode()
+        (config,) = sidecar.snapshot().configs
+    assert config.config["trace_sampling"] == pytest.approx(0.1, rel=0.05)
+    assert "% of the requests send a span" in printed
+    assert "not yet: request spans are sampled at about" in printed
+    assert "request spans are sampled at about" in page
+    assert "trace_sampling" in page
+    assert config.targets == {}
 
 
 def test_a_server_whose_page_can_be_learned_from_needs_one_command(capsys):

@@ -115,14 +115,13 @@ class TraceSampling:
         if share in self._shares:
             return
         self._shares.append(share)
-        full = len(self._shares) == _TRACES_MAX
-        if full or not self.is_sampled:
-            known = len(self._shares)
-            for traces in (known, *_LATEST):
-                rate = _sampled_at(self._shares[-traces:]) if traces <= known else None
-                if rate is not None:
-                    self.rate = rate
-                    break
+        known = len(self._shares)
+        full = known == _TRACES_MAX
+        for traces in (known, *(() if self.is_sampled and not full else _LATEST)):
+            rate = _sampled_at(self._shares[-traces:]) if traces <= known else None
+            if rate is not None:
+                self.rate, self._shares = rate, self._shares[-traces:]  # the more of them, the better it is known
+                break
         if full:
             self._shares = []
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 import numpy as np
 import pytest
@@ -75,6 +77,15 @@ def test_requests_alone_tell_it_by_littles_law():
     assert mix.itl_us == pytest.approx(20_000)
     assert mix.ttft_us == pytest.approx(200_000)
     assert mix.concurrency == pytest.approx(20 * 2.2 / (19 * 0.5 + 2.2), rel=0.01)
+
+
+def test_requests_that_do_not_tell_queue_and_prefill_tell_their_load_too():
+    """As TensorRT-LLM's: the time to the first token is all there is, the API's part of it included."""
+    told = stock()
+    spans = [msgspec.structs.replace(span, prefill_s=math.nan) for span in told.requests]
+    mix = mix_after(Telemetry("vllm-0", {}, requests=spans))
+    assert (mix.itl_us, mix.concurrency > 1.0) == (mix_after(told).itl_us, True)
+    assert mix.ttft_us == pytest.approx(250_000)
 
 
 @pytest.mark.parametrize("name", ["c6_saturated", "c8_stock_0.32.0"])

@@ -19,7 +19,7 @@ from online.state import decode, encode
 from tests.support.page_server import RECORDED
 from tests.support.pipelines import new_pipeline, replayed
 from tests.support.recordings import otlp_file, recording
-from tests.support.stock_requests import DIALECTS, as_told_by, served_in
+from tests.support.stock_requests import DIALECTS, as_told_by, kept, served_in
 from tests.support.toy_engine import UNIX_NS, many_jobs, run_engine
 from tests.support.toy_spans import STOCK_SCOPE, Piece, exports_of, pieces, stock_span
 
@@ -40,12 +40,6 @@ def requests(count: int, trace_id=random_id) -> list[Piece]:
         for n in range(count)
     ]  # fmt: skip
     return [Piece("api-0", STOCK_SCOPE, span) for span in sorted(spans, key=lambda span: span.end_time_unix_nano)]
-
-
-def kept(sent: list[Piece], rate: float) -> list[Piece]:
-    """What TraceIdRatioBased of the SDK lets through."""
-    bound = round(rate * 2**64)
-    return [piece for piece in sent if int.from_bytes(piece.span.trace_id[8:], "big") < bound]
 
 
 def published(pipeline):
@@ -71,6 +65,7 @@ def test_sampled_request_spans_teach_nothing_and_their_rate_is_told(rate, tmp_pa
     config = tracefit.load(tmp_path / "snapshot.json").config()
     assert not config.usable
     assert config.reasons[0] == doubt
+    assert config.facts["trace_sampling"] == pytest.approx(rate, rel=0.05)
 
 
 def statuses(pipeline) -> set[tuple[str, str | None]]:
@@ -82,6 +77,8 @@ def test_spans_of_nearly_all_requests_teach_weakly_and_say_why():
     assert published(nearly).doubts == []
     assert {reason for status, reason in statuses(nearly) if status == "weak"} == {"sampled"}
     assert "identified" not in dict(statuses(nearly))
+    verdict = tracefit.load(nearly.snapshot(0, 1).to_json()).config().verdict
+    assert "a span of 96.0% of the requests" in verdict.hidden
     assert "sampled" not in {reason for _, reason in statuses(replayed(exports_of(requests(3000))))}
 
 

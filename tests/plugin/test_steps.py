@@ -9,7 +9,7 @@ import pytest
 import tracefit_vllm.tap
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tracefit_vllm.otlp import EventSpan, step_event
+from tracefit_vllm.otlp import step_event
 from tracefit_vllm.publisher import Step
 
 from tests.plugin.conftest import kept_scheduler
@@ -27,7 +27,7 @@ def rows(kept):
 
 
 def journeys(kept):
-    return {item.attributes["gen_ai.request.id"]: item.events for item in kept.items if isinstance(item, EventSpan)}
+    return dict(item for item in kept.items if not isinstance(item, Step))
 
 
 def kinds(events):

@@ -26,7 +26,7 @@ import zmq
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from tracefit_vllm.fpm import ForwardPasses
-from tracefit_vllm.otlp import Journeys, Spans
+from tracefit_vllm.otlp import Spans
 from tracefit_vllm.settings import Settings
 from tracefit_vllm.tap import Tap
 
@@ -113,11 +113,8 @@ def measure(requests: int, tokens_of: Callable[[int], int], steps: int, wire: st
     scheduler = scheduler_of(requests, tokens_of)
     with zmq.Context() as context, context.socket(zmq.SUB) as listener:
         address = f"tcp://127.0.0.1:{_free_port()}"
-        journeys = Journeys() if wire == "otlp" else None
-        told: Any = (
-            Spans(scheduler, Settings(), journeys) if wire == "otlp" else ForwardPasses(scheduler, Settings(address))
-        )
-        tap = Tap(scheduler, told, journeys)
+        told: Any = Spans(scheduler, Settings()) if wire == "otlp" else ForwardPasses(scheduler, Settings(address))
+        tap = Tap(scheduler, told)
         tap.publisher = kept = Keep()
         drive(scheduler, 200, tap)
         kept.items.clear()

@@ -22,7 +22,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import tracefit_vllm
-from tracefit_vllm.otlp import EventSpan, step_event
+from tracefit_vllm.otlp import step_event
 from tracefit_vllm.publisher import Step
 
 BLOCK = 16
@@ -228,8 +228,8 @@ def parity(model: str) -> int:
             apart_us = sorted(abs(b - step.start_ns) / 1000 for b, step in zip(begins, steps, strict=True))
             within = sum(apart <= START_WITHIN_US for apart in apart_us)
             wrong += differences + errors + (within < START_SHARE * len(rows))
-            ended = [item for item in sink.items if isinstance(item, EventSpan)]
-            kinds = Counter(event.name for span in ended for event in span.events)
+            ended = [item for item in sink.items if not isinstance(item, Step)]
+            kinds = Counter(event.name for _, events in ended for event in events)
             preempted = sum(row["batch.num_preempted"] for row in rows)
             print(
                 f"async={asynchronous} otlp: {len(rows)} steps, {preempted} preemptions, "

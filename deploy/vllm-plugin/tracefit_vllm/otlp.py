@@ -28,7 +28,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from . import __version__
 from .publisher import Step
-from .settings import LOG, Settings, Value, resource_attributes
+from .settings import LOG, Settings, Value, dig, resource_attributes
 
 STEP_SCOPE: Final = "vllm.scheduler.step"
 CORE_SCOPE: Final = "vllm.scheduler"
@@ -66,24 +66,21 @@ class Event(NamedTuple):
     attributes: dict[str, Value]
 
 
-class EventSpan(NamedTuple):
-    """A span whose events are all there is to it."""
-
-    scope: str
-    name: str
-    attributes: dict[str, Value]
-    events: list[Event]
+Journey = tuple[str, list[Event]]
+"""The id of a request that was freed, and its events."""
 
 
 class Spans:
     """The exports of one scheduler."""
 
-    def __init__(self, scheduler: Any, settings: Settings, journeys: Journeys | None = None) -> None:
+    def __init__(self, scheduler: Any, settings: Settings) -> None:
         self.address = settings.endpoint
         self._scheduler = scheduler
         self._settings = settings
         self._resource = resource_attributes(scheduler, settings)
-        self._journeys = journeys
+        # The instrumented fork sends the same journeys itself; twice would be two requests.
+        theirs = dig(scheduler, "vllm_config.observability_config.enable_journey_tracing")
+        self.journeys = None if theirs else Journeys()
         self._prefilling: dict[str, Any] = {}
         """Requests that have been scheduled and have no output token yet."""
         self._chunks = 0
@@ -136,8 +133,8 @@ class Spans:
         """Take each step that has ended as it is: an empty one, too, says that the engine waited."""
         for request_id in [key for key, request in self._prefilling.items() if request.num_output_tokens]:
             del self._prefilling[request_id]
-            if self._journeys is not None:
-                self._journeys.add(request_id, "FIRST_TOKEN", step.number, step.done_ns)
+            if self.journeys is not None:
+                self.journeys.add(request_id, "FIRST_TOKEN", step.number, step.done_ns)
         return step
 
     # On the publisher's thread.
@@ -186,31 +183,29 @@ class Spans:
         if self._channel is not None:
             self._channel.close()
 
-    def request(self, items: Sequence[Step | EventSpan], lost: Mapping[str, int]) -> ExportTraceServiceRequest:
+    def request(self, items: Sequence[Step | Journey], lost: Mapping[str, int]) -> ExportTraceServiceRequest:
         """Build one export."""
         self._chunks += 1
         request = ExportTraceServiceRequest()
         resource = request.resource_spans.add()
         _set(resource.resource, self._resource)
         steps = [item for item in items if isinstance(item, Step)]
-        others = [item for item in items if isinstance(item, EventSpan)]
+        journeys = [item for item in items if not isinstance(item, Step)]
+        core = [_span("llm_core", {"gen_ai.request.id": request_id}, events) for request_id, events in journeys]
+        told = {STEP_SCOPE: [], CORE_SCOPE: core}
         if steps:
-            others.insert(0, self._steps_span(steps, lost))
-        for name in (STEP_SCOPE, CORE_SCOPE):
-            spans = [_span(each) for each in others if each.scope == name]
+            about: dict[str, Value] = {
+                "scheduler.span_sequence": self._chunks,
+                "scheduler.step_range_start": steps[0].number,
+                "scheduler.step_range_end": steps[-1].number,
+                **{f"plugin.{reason}": count for reason, count in sorted([*lost.items()])},
+            }
+            told[STEP_SCOPE] = [_span(f"scheduler_steps_{self._chunks}", about, [*map(step_event, steps)])]
+        for name, spans in told.items():
             if spans:
                 scope = resource.scope_spans.add(spans=spans)
                 scope.scope.name, scope.scope.version = name, __version__
         return request
-
-    def _steps_span(self, steps: Sequence[Step], lost: Mapping[str, int]) -> EventSpan:
-        attributes: dict[str, Value] = {
-            "scheduler.span_sequence": self._chunks,
-            "scheduler.step_range_start": steps[0].number,
-            "scheduler.step_range_end": steps[-1].number,
-            **{f"plugin.{reason}": count for reason, count in sorted([*lost.items()])},
-        }
-        return EventSpan(STEP_SCOPE, f"scheduler_steps_{self._chunks}", attributes, [*map(step_event, steps)])
 
 
 class Journeys:
@@ -239,17 +234,15 @@ class Journeys:
         for request_id in output.scheduled_cached_reqs.resumed_req_ids:
             self.add(request_id, "SCHEDULED", step, ts_ns)
 
-    def finished(self, request_ids: set[str], step: int, ts_ns: int) -> list[EventSpan]:
+    def finished(self, request_ids: set[str], step: int, ts_ns: int) -> list[Journey]:
         """Close the journeys among these requests, freed since the last ``schedule()``; known ones are passed over."""
-        spans = []
+        journeys = []
         for request_id in self._open.keys() & request_ids:
-            request, events = self._open[request_id]
-            name = request.status.name
+            name = self._open[request_id][0].status.name
             end = _ENDS.get(name) or name.rpartition("_")[2].lower()
             self.add(request_id, "FINISHED", step, ts_ns, {"finish.status": end})
-            spans.append(EventSpan(CORE_SCOPE, "llm_core", {"gen_ai.request.id": request_id}, events))
-            del self._open[request_id]
-        return spans
+            journeys.append((request_id, self._open.pop(request_id)[1]))
+        return journeys
 
     def add(self, request_id: str, kind: str, step: int, ts_ns: int, more: dict[str, Value] | None = None) -> None:
         """Append an event with the request's present counts, if the request is followed."""
@@ -267,25 +260,25 @@ class Journeys:
 
 def step_event(step: Step) -> Event:
     """The event of one step."""
-    total, free = step.batch[-2:]
-    begin = (step.number, step.start_ns, step.end_ns, (step.end_ns - step.start_ns) // 1000)
-    numbers = (*begin, *step.batch, step.output_ns, step.done_ns)
+    number, start_ns, end_ns, output_ns, done_ns, batch = step
+    numbers = (number, start_ns, end_ns, (end_ns - start_ns) // 1000, *batch, output_ns, done_ns)
     attributes: dict[str, Value] = dict(zip(STEP_KEYS, numbers, strict=True))
+    total, free = batch[-2:]
     attributes["kv.usage_gpu_ratio"] = 1.0 - free / total if total > 0 else 0.0
-    return Event("step.BATCH_SUMMARY", step.unix_ns, attributes)
+    return Event("step.BATCH_SUMMARY", time.time_ns() - time.monotonic_ns() + end_ns, attributes)
 
 
-def _span(told: EventSpan) -> Span:
+def _span(name: str, attributes: Mapping[str, Value], events: Sequence[Event]) -> Span:
     span = Span(
         trace_id=os.urandom(16),
         span_id=os.urandom(8),
-        name=told.name,
+        name=name,
         kind=Span.SPAN_KIND_INTERNAL,
-        start_time_unix_nano=told.events[0].unix_ns,
-        end_time_unix_nano=time.time_ns() if told.scope == STEP_SCOPE else told.events[-1].unix_ns,
+        start_time_unix_nano=events[0].unix_ns,
+        end_time_unix_nano=events[-1].unix_ns,
     )
-    _set(span, told.attributes)
-    for event in told.events:
+    _set(span, attributes)
+    for event in events:
         _set(span.events.add(name=event.name, time_unix_nano=event.unix_ns), event.attributes)
     return span
 

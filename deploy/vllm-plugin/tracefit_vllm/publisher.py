@@ -11,13 +11,11 @@ import os
 import threading
 import time
 from collections import Counter, deque
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from .settings import LOG
 
 if TYPE_CHECKING:
-    from typing import TypeAlias
-
     from .fpm import ForwardPasses
     from .otlp import Spans
 
@@ -37,10 +35,9 @@ class Step(NamedTuple):
     number: int
     start_ns: int
     end_ns: int
-    unix_ns: int
+    output_ns: int
+    done_ns: int
     batch: tuple[int, ...]
-    output_ns: int = 0
-    done_ns: int = 0
 
 
 class Publisher:

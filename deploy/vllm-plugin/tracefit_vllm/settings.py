@@ -9,17 +9,21 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import socket
 import uuid
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 from . import __version__
 
 LOG: Final = logging.getLogger("vllm.plugins.tracefit")
 """Below ``vllm``, whose loggers are the only ones that vLLM configures: a line of another would not be printed."""
 DEFAULT_ENDPOINT: Final = "tcp://127.0.0.1:20380"
+_ENDPOINT: Final = re.compile(
+    r"(?P<scheme>tcp|https?)://(?P<host>\[[0-9a-fA-F:.]+\]|[^\s/:@]+)(:(?P<port>\d{1,5}))?(/.*)?"
+)
 Value = str | bool | int | float
 
 
@@ -28,20 +32,12 @@ class SettingError(ValueError):
 
 
 class Settings(NamedTuple):
-    """Where steps go.
+    """Where steps go."""
 
-    Attributes:
-        endpoint: ``tcp://host:port``, where ForwardPassMetrics are published, or ``http(s)://host:port``, where OTLP is
-            sent to.
-        headers: sent with each OTLP export.
-        certificate: path of the authority of an ``https`` endpoint; empty: those of the system.
-        resource: what the user says of this process (``OTEL_RESOURCE_ATTRIBUTES``, ``OTEL_SERVICE_NAME``).
-    """
-
-    endpoint: str = DEFAULT_ENDPOINT
-    headers: tuple[tuple[str, str], ...] = ()
-    certificate: str = ""
-    resource: Mapping[str, str] = {}
+    endpoint: str = DEFAULT_ENDPOINT  # tcp://: ForwardPassMetrics are published here; http(s)://: OTLP is sent there
+    headers: tuple[tuple[str, str], ...] = ()  # of each OTLP export
+    certificate: str = ""  # path of the authority of an https endpoint; empty: those of the system
+    resource: Mapping[str, str] = {}  # what the user says of this process
 
 
 def read_settings(env: Mapping[str, str]) -> Settings:
@@ -76,15 +72,11 @@ def _pairs(name: str, env: Mapping[str, str]) -> dict[str, str]:
 def _endpoint(name: str, env: Mapping[str, str]) -> str:
     """Check an endpoint; OTLP has a port of its own, a publisher must name one."""
     text = env.get(name, "").strip() or DEFAULT_ENDPOINT
-    try:
-        split = urlsplit(text)
-        host, port = split.hostname, split.port
-    except ValueError:
-        host, port = None, None
-    if not host or not (split.scheme in ("http", "https") or (split.scheme == "tcp" and port)):
+    found = _ENDPOINT.fullmatch(text)
+    port = int(found["port"] or (0 if found["scheme"] == "tcp" else 4317)) if found else 0
+    if not found or not 0 < port < 1 << 16:
         raise SettingError(f"{name}: expected tcp://host:port or http(s)://host:port, got {text!r}")
-    host = f"[{host}]" if ":" in host else host
-    return f"{split.scheme}://{host}:{port or 4317}"
+    return f"{found['scheme']}://{found['host']}:{port}"
 
 
 def dig(root: Any, path: str) -> Any:

@@ -47,6 +47,8 @@ STEP_FEATURES: tuple[str, ...] = (
     "offload_blocks",
     "restore_blocks",
     "evicted_blocks",
+    "estimated_tflop",
+    "estimated_gb",
 )
 """Raw vocabulary of a scheduler step; every feature set of step_time and schedule_time is built from it."""
 

@@ -6,9 +6,10 @@
 both names, the better one first: where a page has both (one release overlaps the old name with the new one), only the
 better one is read. Counters are written as they stand on the page.
 
-    vLLM V1   0.8 ... 0.32     iteration_tokens_total counts the steps
+    vLLM V1   0.8 ... 0.33     iteration_tokens_total counts the steps
     vLLM V0   0.6 ... 0.8      no step counter in the older ones; the gauge of the KV cache was named after the GPU
-    SGLang    experimental     no step counter; prompts count when their request ends, but in realtime_tokens_total
+    SGLang    experimental     prompts count when their request ends, but in realtime_tokens_total; the newer ones
+                               count their passes in cuda_graph_passes_total, of prompts and of answers apart
 
 In a recording a page is one JSON object a line:
 
@@ -82,7 +83,7 @@ class Meaning(enum.IntEnum):
     STEPS = 0
     """Engine steps that gave output."""
     STEP_TOKENS = 1
-    """Tokens computed in them; a prompt in chunks is credited whole with its last one."""
+    """Tokens computed in them; a prompt in chunks is credited whole with its last one, or each chunk as it runs."""
     GENERATED_TOKENS = 2
     PROMPT_TOKENS = 3
     FIRST_TOKENS = 4
@@ -117,6 +118,18 @@ class Meaning(enum.IntEnum):
     """From arrival to first token, of the requests of ``FIRST_TOKENS``; what other models of a page learn from."""
     PREFILL_SECONDS = 23
     """From when they were scheduled to their first token, of the requests of ``E2E_COUNT``."""
+    DECODE_STEPS = 24
+    """Those of the steps in which requests decode, where others only prefill."""
+    GPU_SECONDS = 25
+    """For how long the GPU was busy with forward passes."""
+    FLOPS = 26
+    """Floating-point operations of one GPU as the engine estimates them."""
+    MEMORY_BYTES = 27
+    """Bytes that one GPU reads and writes, as the engine estimates them."""
+
+
+ESTIMATES = frozenset({Meaning.FLOPS, Meaning.MEMORY_BYTES})
+"""Of an engine with --enable-mfu-metrics; they do not count by one, and are soon larger than what does."""
 
 
 class Flavour(enum.StrEnum):
@@ -127,12 +140,15 @@ class Flavour(enum.StrEnum):
 
 
 class Series(NamedTuple):
-    """One family: what it means, how good a source it is (0 best), and the label it is taken for, if only for one."""
+    """One family: what it means, and how good a source it is (0 best).
+
+    ``only``: a label, and what its value begins with, if the family means this for some of its series only.
+    """
 
     flavour: Flavour
     meaning: Meaning
     rank: int = 0
-    only: tuple[str, str] | None = None
+    only: tuple[str, str] = ("", "")
 
 
 _VLLM: dict[Meaning, tuple[str, ...]] = {
@@ -157,6 +173,7 @@ _VLLM: dict[Meaning, tuple[str, ...]] = {
     Meaning.FIRST_TOKEN_SECONDS: ("time_to_first_token_seconds_sum",),
     Meaning.PREFILL_SECONDS: ("request_prefill_time_seconds_sum",),
     Meaning.ITL_SECONDS_SQUARED: ("inter_token_latency_seconds_bucket", "time_per_output_token_seconds_bucket"),
+    Meaning.FLOPS: ("estimated_flops_per_gpu_total",),
 }
 
 _SGLANG: dict[Meaning, tuple[str, ...]] = {
@@ -172,26 +189,34 @@ _SGLANG: dict[Meaning, tuple[str, ...]] = {
     Meaning.KV_USAGE_RATIO: ("token_usage",),
     Meaning.KV_USED_TOKENS: ("num_used_tokens",),
     Meaning.PREEMPTIONS: ("num_retracted_requests_total",),
+    Meaning.STEPS: ("cuda_graph_passes_total",),
+    Meaning.GPU_SECONDS: ("forward_execution_seconds_total",),
+    Meaning.FLOPS: ("estimated_flops_per_gpu_total",),
 }
 
 
-def _table() -> dict[bytes, Series]:
-    found: dict[bytes, Series] = {}
+def _table() -> dict[bytes, tuple[Series, ...]]:
+    found: dict[bytes, tuple[Series, ...]] = {}
+
+    def add(name: str, series: Series) -> None:
+        key = f"{series.flavour.value}:{name}".encode()
+        found[key] = (*found.get(key, ()), series)
+
     for flavour, meanings in ((Flavour.VLLM, _VLLM), (Flavour.SGLANG, _SGLANG)):
         for meaning, names in meanings.items():
             for rank, name in enumerate(names):
-                found[f"{flavour.value}:{name}".encode()] = Series(flavour, meaning, rank)
+                add(name, Series(flavour, meaning, rank))
+        for name in ("estimated_read_bytes_per_gpu_total", "estimated_write_bytes_per_gpu_total"):
+            add(name, Series(flavour, Meaning.MEMORY_BYTES))
     # Hits on the device and in a connector's store add up; V1 first counted them by the device's name.
-    hits = Meaning.PREFIX_HIT_TOKENS
-    for name in ("prefix_cache_hits_total", "external_prefix_cache_hits_total"):
-        found[f"vllm:{name}".encode()] = Series(Flavour.VLLM, hits)
-    found[b"vllm:gpu_prefix_cache_hits_total"] = Series(Flavour.VLLM, hits, 1)
-    realtime = Series(Flavour.SGLANG, Meaning.PREFILL_TOKENS, only=("mode", "prefill_compute"))
-    found[b"sglang:realtime_tokens_total"] = realtime
+    for name, rank in (("prefix_cache", 0), ("external_prefix_cache", 0), ("gpu_prefix_cache", 1)):
+        add(f"{name}_hits_total", Series(Flavour.VLLM, Meaning.PREFIX_HIT_TOKENS, rank))
+    add("realtime_tokens_total", Series(Flavour.SGLANG, Meaning.PREFILL_TOKENS, only=("mode", "prefill_compute")))
+    add("cuda_graph_passes_total", Series(Flavour.SGLANG, Meaning.DECODE_STEPS, only=("mode", "decode")))
     return found
 
 
-SERIES: dict[bytes, Series] = _table()
+SERIES: dict[bytes, tuple[Series, ...]] = _table()
 """Name on the page -> what it means."""
 
 CACHE_INFO = b"vllm:cache_config_info"
@@ -227,7 +252,9 @@ NEEDED: dict[Flavour, frozenset[Meaning]] = {
 def family(flavour: Flavour, meaning: Meaning) -> str:
     """The name under which a page of this engine is expected to have it."""
     return next(
-        name.decode() for name, series in SERIES.items() if (series.flavour, series.meaning) == (flavour, meaning)
+        name.decode()
+        for name, every in SERIES.items()
+        if any((series.flavour, series.meaning) == (flavour, meaning) for series in every)
     )
 
 
@@ -238,6 +265,7 @@ SERIES_MAX = 16_384
 """Needed series on one page: 64 ranks have some 5,000."""
 VALUE_MAX = 2.0**53
 """Beyond it a counter no longer counts by one."""
+_ESTIMATE_MAX = 1e30
 _LABELS_BYTES_MAX = 4096
 _TEXT_CHARS_MAX = 256
 _LABEL = re.compile(rb'\s*([a-zA-Z_]\w*)="((?:[^"\\]|\\.)*)"\s*,?')
@@ -304,9 +332,9 @@ class PageParser:
         search = _Search()
         for line in page.split(b"\n"):
             name, brace, _ = line.partition(b"{")
-            series = SERIES.get(name if brace else name.partition(b" ")[0])
-            if series is not None:
-                search.add(line, series)
+            every = SERIES.get(name if brace else name.partition(b" ")[0])
+            if every is not None:
+                search.add(line, every)
             elif line.startswith(CACHE_INFO):
                 search.infos.append(_labels(line)[0])
             if search.series > SERIES_MAX:
@@ -331,10 +359,11 @@ class _Search:
         self._seen: set[tuple[bytes, tuple[tuple[str, str], ...]]] = set()
         self._histograms: dict[tuple[Series, tuple[tuple[str, str], ...]], list[tuple[float, _Place]]] = {}
 
-    def add(self, line: bytes, series: Series) -> None:
-        """Note a line of a needed series."""
+    def add(self, line: bytes, every: tuple[Series, ...]) -> None:
+        """Note a line of a family for all that it means."""
         labels, end = _labels(line)
-        if end < 0 or (series.only is not None and labels.get(series.only[0]) != series.only[1]):
+        every = tuple(series for series in every if labels.get(series.only[0], "").startswith(series.only[1]))
+        if end < 0 or not every:
             return
         labels.pop(COPY_LABEL, None)
         identity = (line[: _name_end(line)], tuple(sorted(labels.items())))
@@ -346,14 +375,15 @@ class _Search:
         if index == len(self.known):
             if index > ENGINES_MAX:
                 return
-            self.known.append((name, labels.get("model_name", ""), series.flavour, {}))
-        place = _Place(line[end:], index, series.meaning)
-        if BOUND_LABEL in labels:
-            self._add_bucket(labels, series, place)
-        else:
-            self._places.append((series.rank, place))
-        key = (index, series.meaning)
-        self.best[key] = min(self.best.get(key, series.rank), series.rank)
+            self.known.append((name, labels.get("model_name", ""), every[0].flavour, {}))
+        for series in every:
+            place = _Place(line[end:], index, series.meaning)
+            if BOUND_LABEL in labels:
+                self._add_bucket(labels, series, place)
+            else:
+                self._places.append((series.rank, place))
+            key = (index, series.meaning)
+            self.best[key] = min(self.best.get(key, series.rank), series.rank)
 
     def _add_bucket(self, labels: InfoLabels, series: Series, place: _Place) -> None:
         try:
@@ -414,7 +444,7 @@ def _numbers(places: list[_Place], engines: int) -> list[list[float]] | None:
             value = float(text)
         except ValueError:
             value = _first_number(text)
-        if not 0.0 <= value <= VALUE_MAX:
+        if not 0.0 <= value <= (_ESTIMATE_MAX if meaning in ESTIMATES else VALUE_MAX):
             return None
         row, value = values[engine], value * factor
         row[meaning] = value if math.isnan(row[meaning]) else row[meaning] + value

@@ -46,6 +46,8 @@ UNITS: dict[str, str] = {
     "offload_blocks": "us/block",
     "restore_blocks": "us/block",
     "evicted_blocks": "us/block",
+    "estimated_tflop": "us/TFLOP",
+    "estimated_gb": "us/GB",
     "prompt_tokens": "us/token",
     "output_tokens": "us/token",
     "queued_tokens": "us/token",

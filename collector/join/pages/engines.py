@@ -122,13 +122,15 @@ class PageEngine(Emitter):
 
     def advance(self, *, idle: bool = False, flush: bool = False) -> list[TargetRows]:  # noqa: ARG002 -- nothing is held back
         """Rows since the last call: they come in order and are final at once."""
-        rows, self._rows = self._rows, []
-        return [TargetRows(Target.STEP_TIME, page_block(rows, self.number))] if rows else []
+        by_target = {Target.STEP_TIME: self._rows, Target.GPU_TIME: self.windows.gpu_rows}
+        self._rows, self.windows.gpu_rows = [], []
+        return [TargetRows(target, page_block(rows, self.number)) for target, rows in by_target.items() if rows]
 
     def yield_to(self, emitters: Sequence[Sender]) -> None:
         """Others tell more of the same engine: no rows, but a yardstick for how much of it arrives."""
         self.counts[table.DROPPED_ROWS, RowDrop.TOLD_BY_STEPS] += len(self._rows)
         self._rows.clear()
+        self.windows.gpu_rows.clear()
         engines = [emitter for emitter in emitters if isinstance(emitter, Engine)]
         heard_unix_ns = max((engine.event_unix_ns for engine in engines), default=0)
         self.completeness.hear(sum(engine.steps_heard for engine in engines), heard_unix_ns)

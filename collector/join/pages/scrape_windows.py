@@ -160,6 +160,7 @@ class WindowSums:
     end: Scrape
     steps: float
     counted: float
+    decode_steps: float
     prefill_tokens: float
     decoded: float
     first_tokens: float
@@ -221,6 +222,7 @@ def window_sums(flavour: Flavour, start: Scrape, end: Scrape, scrapes: int, copi
         end,
         steps,
         counted,
+        decode_steps=steps if math.isnan(decode_steps := delta(Meaning.DECODE_STEPS)) else decode_steps,
         prefill_tokens=_prefill_tokens(end, delta),
         decoded=decoded,
         first_tokens=first_tokens,
@@ -233,18 +235,26 @@ def _mean_running(start: Scrape, end: Scrape) -> float:
 
 
 def _prefill_tokens(end: Scrape, delta: Callable[[Meaning], float]) -> float:
-    """Prompt tokens computed. The steps' counter has prefix hits in it up to some release, and not since."""
+    """Prompt tokens computed. Which of three things the steps' counter has beside generated tokens, its sum tells.
+
+    Up to some release prompts whole, then without their prefix hits; then what each step computed, which is a token
+    less for each request: its first token is put out by a step and put into none.
+    """
     computed = delta(Meaning.PREFILL_TOKENS)
     if not math.isnan(computed):
         return computed
-    hits_total, hits = end.value(Meaning.PREFIX_HIT_TOKENS), delta(Meaning.PREFIX_HIT_TOKENS)
-    hits = 0.0 if math.isnan(hits) else max(hits, 0.0)
-    credited = delta(Meaning.STEP_TOKENS) - delta(Meaning.GENERATED_TOKENS)
+    hit = Meaning.PREFIX_HIT_TOKENS
+    hits, hits_total = (0.0 if math.isnan(told) else told for told in (delta(hit), end.value(hit)))
+    prompts, credited = end.value(Meaning.PROMPT_TOKENS), delta(Meaning.STEP_TOKENS) - delta(Meaning.GENERATED_TOKENS)
     if math.isnan(credited):
         return max(delta(Meaning.PROMPT_TOKENS) - hits, 0.0)
     in_all = end.value(Meaning.STEP_TOKENS) - end.value(Meaning.GENERATED_TOKENS)
-    without_hits = end.value(Meaning.PROMPT_TOKENS) - in_all > 0.5 * hits_total
-    return max(credited if without_hits else credited - hits, 0.0)
+    ways = (
+        (prompts - hits_total, credited),
+        (prompts, credited - hits),
+        (prompts - hits_total - end.value(Meaning.FIRST_TOKENS), credited + delta(Meaning.FIRST_TOKENS)),
+    )
+    return max(min(ways, key=lambda way: abs(way[0] - in_all))[1], 0.0)
 
 
 def row_of(window: WindowSums) -> PageRow | RowDrop:
@@ -260,12 +270,12 @@ def row_of(window: WindowSums) -> PageRow | RowDrop:
         and end.value(Meaning.RUNNING) > 0.0
         and start.left == end.left
     )
-    return _clock_row(window) if never_idle else RowDrop.IDLE
+    return clock_row(window, (end.mono_ns - start.mono_ns) / 1e3) if never_idle else RowDrop.IDLE
 
 
 def _latency_row(window: WindowSums, latency_s: float) -> PageRow:
-    start, end, n = window.start, window.end, window.steps
-    decoding = window.decoded / n
+    start, end, n = window.start, window.end, window.decode_steps
+    decoding = window.decoded / max(n, 1.0)
     floor = max(decoding, 0.5)
     grown, context_grown = end.decoding - start.decoding, end.context_tokens - start.context_tokens
     before_joining = 0.5 if window.close else 0.0
@@ -279,13 +289,14 @@ def _latency_row(window: WindowSums, latency_s: float) -> PageRow:
     )
 
 
-def _clock_row(window: WindowSums) -> PageRow:
+def clock_row(window: WindowSums, elapsed_us: float) -> PageRow:
+    """The window's sums as they are, and a time in which all of them happened."""
     start, end = window.start, window.end
     return _row(
         window,
-        elapsed_us=(end.mono_ns - start.mono_ns) / 1e3,
+        elapsed_us=elapsed_us,
         prefill_tokens=window.prefill_tokens,
-        context=window.steps * (start.context_tokens + end.context_tokens) / 2.0,
+        context=window.decode_steps * (start.context_tokens + end.context_tokens) / 2.0,
         decoded=window.decoded,
     )
 
@@ -307,6 +318,8 @@ def _row(window: WindowSums, *, elapsed_us: float, prefill_tokens: float, contex
             "running": steps * end.value(Meaning.RUNNING),
             "waiting": steps * end.value(Meaning.WAITING),
             "kv_usage_ratio": steps * end.value(Meaning.KV_USAGE_RATIO),
+            "estimated_tflop": (end.value(Meaning.FLOPS) - window.start.value(Meaning.FLOPS)) / 1e12,
+            "estimated_gb": (end.value(Meaning.MEMORY_BYTES) - window.start.value(Meaning.MEMORY_BYTES)) / 1e9,
         },
     )
 
@@ -412,6 +425,8 @@ class ScrapeWindows:
     in_turn: bool = False
     """Counters fall again and again: several servers answer at one address."""
     drops: Counter[RowDrop] = field(default_factory=Counter)
+    gpu_rows: list[PageRow] = field(default_factory=list)
+    """Of windows whose pages tell for how long the GPU was busy."""
     _ratios: list[float] = field(default_factory=list)
 
     def add(self, unix_ns: int, mono_ns: int, reading: EngineReading) -> PageRow | None:
@@ -466,6 +481,9 @@ class ScrapeWindows:
         if flavour is Flavour.VLLM and self._count_copies(window):
             self.drops[RowDrop.INCOMPLETE] += 1
             return None
+        gpu_us = 1e6 * (end.value(Meaning.GPU_SECONDS) - start.value(Meaning.GPU_SECONDS))
+        if gpu_us > 0.0 and STEPS_MIN <= window.steps <= STEPS_MAX:
+            self.gpu_rows.append(clock_row(window, gpu_us))
         row = row_of(window)
         if isinstance(row, RowDrop):
             self.drops[row] += 1

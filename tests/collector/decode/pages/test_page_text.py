@@ -38,6 +38,14 @@ sglang:num_requests_total{model_name="m"} 6.0
 sglang:realtime_tokens_total{mode="prefill_compute",model_name="m",tp_rank="0"} 3000.0
 sglang:realtime_tokens_total{mode="prefill_compute",model_name="m",tp_rank="1"} 3000.0
 sglang:realtime_tokens_total{mode="decode",model_name="m",tp_rank="0"} 600.0
+sglang:cuda_graph_passes_total{mode="decode_cuda_graph",model_name="m",tp_rank="0"} 90.0
+sglang:cuda_graph_passes_total{mode="decode_none",model_name="m",tp_rank="0"} 5.0
+sglang:cuda_graph_passes_total{mode="prefill_none",model_name="m",tp_rank="0"} 7.0
+sglang:forward_execution_seconds_total{category="DECODE",model_name="m",tp_rank="0"} 1.5
+sglang:forward_execution_seconds_total{category="EXTEND",model_name="m",tp_rank="0"} 0.5
+sglang:estimated_flops_per_gpu_total{model_name="m",tp_rank="0"} 3.2e+19
+sglang:estimated_read_bytes_per_gpu_total{model_name="m",tp_rank="0"} 4e+16
+sglang:estimated_write_bytes_per_gpu_total{model_name="m",tp_rank="0"} 1e+16
 """
 
 
@@ -108,6 +116,9 @@ def test_sglang_is_read_and_its_ranks_are_not_added_up():
     assert reading.flavour is Flavour.SGLANG
     assert reading.values[Meaning.RUNNING] == 3
     assert reading.values[Meaning.PREFILL_TOKENS] == 3000
+    told = [reading.values[each] for each in (Meaning.STEPS, Meaning.DECODE_STEPS, Meaning.GPU_SECONDS)]
+    assert told == [102, 95, 2.0]
+    assert [reading.values[each] for each in (Meaning.FLOPS, Meaning.MEMORY_BYTES)] == [3.2e19, 5e16]
 
 
 def test_engines_of_one_page_are_told_apart():

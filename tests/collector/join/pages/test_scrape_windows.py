@@ -7,26 +7,32 @@ import random
 import numpy as np
 import pytest
 
-from collector.decode.pages import EngineReading, Flavour, Meaning, PageParser, read_page_line
+from collector.decode.pages import ESTIMATES, EngineReading, Flavour, Meaning, PageParser, read_page_line
 from collector.join.pages import PageEngine
 from collector.telemetry import RowDrop, table
 from online import Quality, Target
 from online.features import build
+from online.features.columns import FeatureSet, raw_column
 from tests.support.page_server import RECORDED
 
 FEATURES = build("portable", Target.STEP_TIME, {})
 TRUE = np.array([10_000.0, 200.0, 1.5, 300.0])  # us: step, prefill token, context token, request
 FACTS = {"block_size": 32, "num_gpu_blocks": 4096}
+OF_SGLANG = (Meaning.DECODE_STEPS, Meaning.GPU_SECONDS)
 
 
 class SimulatedEngine:
     """Runs steps by known coefficients and keeps vLLM's counters."""
 
-    def __init__(self, seed=0, budget=512, frontends=1, abort=0.0, preempt=0.0):
+    flavour, facts = Flavour.VLLM, FACTS
+
+    def __init__(self, seed=0, budget=512, frontends=1, abort=0.0, preempt=0.0, cached=0.0, counting="computed"):
         self.chance = random.Random(seed)
         self.budget, self.frontends, self.abort, self.preempt = budget, frontends, abort, preempt
+        self.cached, self.counting = cached, counting
         self.now_us, self.values = 0.0, [0.0] * len(Meaning)
-        self.values[Meaning.KV_USED_TOKENS] = self.values[Meaning.PREFILL_TOKENS] = math.nan
+        for absent in (Meaning.KV_USED_TOKENS, Meaning.PREFILL_TOKENS, *OF_SGLANG, *ESTIMATES):
+            self.values[absent] = math.nan
         self.running = []  # [prompt, computed, output so far, output wanted]
 
     def count(self, meaning, amount=1.0):
@@ -40,6 +46,7 @@ class SimulatedEngine:
                 chunk = min(left, request[0] - request[1])
                 left -= chunk
                 prefill += chunk
+                self.count(Meaning.STEP_TOKENS, chunk * (self.counting == "each step"))
                 request[1] += chunk
                 if chunk and request[1] == request[0]:
                     first.append(request)
@@ -53,8 +60,11 @@ class SimulatedEngine:
         for request in first:
             request[2] = 1
             self.count(Meaning.FIRST_TOKENS)
+            hits = int(self.cached * request[0])
             self.count(Meaning.PROMPT_TOKENS, request[0])
-            self.count(Meaning.STEP_TOKENS, request[0] + 1)
+            self.count(Meaning.PREFIX_HIT_TOKENS, hits)
+            credited = {"whole": request[0] + 1, "computed": request[0] - hits + 1, "each step": 0}
+            self.count(Meaning.STEP_TOKENS, credited[self.counting])
         for request in list(self.running):
             if request[2] >= request[3]:
                 self.running.remove(request)
@@ -84,14 +94,15 @@ class SimulatedEngine:
                 self.now_us += 20_000  # idle
                 continue
             while len(self.running) < 24 and self.chance.random() < rate * 0.02 + (not self.running):
-                self.running.append([self.chance.randint(8, 900), 0, 0, self.chance.randint(2, 120)])
+                prompt = self.chance.randint(8, 900)
+                self.running.append([prompt, int(self.cached * prompt), 0, self.chance.randint(2, 120)])
             self.step()
 
     def reading(self, **other):
         values = list(self.values)
         for name, value in other.items():
             values[Meaning[name.upper()]] = value
-        return EngineReading("0", "m", Flavour.VLLM, tuple(values), FACTS)
+        return EngineReading("0", "m", self.flavour, tuple(values), self.facts)
 
 
 def scraped(engine, every_s=0.5, seconds=120, rates=(3, 8, 1, 5), without=()):
@@ -120,8 +131,13 @@ def fitted(rows):
     return beta
 
 
-def test_known_coefficients_are_found_from_counters_alone():
-    rows = rows_of(scraped(SimulatedEngine()))
+@pytest.mark.parametrize(
+    ("cached", "counting"),
+    [(0.0, "computed"), (0.6, "whole"), (0.6, "computed"), (0.6, "each step"), (0.0, "each step")],
+)
+def test_known_coefficients_are_found_from_counters_alone(cached, counting):
+    """What a release counts as tokens of a step, its page tells: prompts whole, without their hits, or step by step."""
+    rows = rows_of(scraped(SimulatedEngine(cached=cached, counting=counting)))
     beta = fitted(rows)
     assert len(rows) > 100
     assert np.abs(FEATURES.evaluate(rows) @ TRUE / rows.elapsed_us - 1).mean() < 0.05
@@ -262,3 +278,67 @@ def test_a_wall_clock_set_back_keeps_rows_in_order_and_another_host_begins_a_new
     engine.run(0.5, 5)
     page.add(2 * 10**18 + 10**9, 10**9, engine.reading())
     assert drops_of(page) == {}
+
+
+class Sglang(SimulatedEngine):
+    """A pass computes prompts or decodes, never both; the GPU is busy for four fifths of it."""
+
+    flavour, facts = Flavour.SGLANG, {}
+
+    def __init__(self, seed=0):
+        super().__init__(seed)
+        self.values = [math.nan] * len(Meaning)
+        for meaning in (
+            *(Meaning.STEPS, Meaning.DECODE_STEPS, Meaning.GPU_SECONDS, Meaning.FLOPS, Meaning.MEMORY_BYTES),
+            *(Meaning.PREFILL_TOKENS, Meaning.PROMPT_TOKENS, Meaning.GENERATED_TOKENS, Meaning.FIRST_TOKENS),
+            *(Meaning.FINISHED, Meaning.ITL_COUNT, Meaning.ITL_SECONDS, Meaning.RUNNING, Meaning.KV_USED_TOKENS),
+        ):
+            self.values[meaning] = 0.0
+
+    def step(self):
+        prompts = [request for request in self.running if not request[2]]
+        decoding = [request for request in self.running if request[2]]
+        computed = sum(request[0] for request in prompts)
+        context = 0 if prompts else sum(request[0] + request[2] for request in decoding)
+        requests = len(prompts) or len(decoding)
+        took_us = float(TRUE @ [1, computed, context, requests])
+        self.now_us += took_us
+        self.count(Meaning.STEPS)
+        self.count(Meaning.GPU_SECONDS, 0.8 * took_us / 1e6)
+        self.count(Meaning.FLOPS, 1e12 * (computed or len(decoding)))
+        self.count(Meaning.MEMORY_BYTES, 3e9)
+        self.count(Meaning.ITL_SECONDS, len(decoding) * took_us / 1e6)
+        self.count(Meaning.PREFILL_TOKENS, computed)
+        self.count(Meaning.FIRST_TOKENS, len(prompts))
+        self.count(Meaning.GENERATED_TOKENS, requests)
+        if not prompts:
+            self.count(Meaning.DECODE_STEPS)
+            self.count(Meaning.ITL_COUNT, len(decoding))
+        for request in prompts or decoding:
+            request[2] += 1
+            if request[2] >= request[3]:
+                self.running.remove(request)
+                self.count(Meaning.FINISHED)
+                self.count(Meaning.PROMPT_TOKENS, request[0])
+        self.values[Meaning.RUNNING] = float(len(self.running))
+        self.values[Meaning.KV_USED_TOKENS] = float(sum(request[0] + request[2] for request in self.running))
+
+
+def test_passes_of_prompts_and_of_answers_apart_and_the_gpus_share_are_told_by_sglangs_page():
+    by_target = {found.target: found.rows for found in scraped(Sglang()).advance()}
+    assert set(by_target) == {Target.STEP_TIME, Target.GPU_TIME}
+    for target, share, near in ((Target.STEP_TIME, 1.0, 0.07), (Target.GPU_TIME, 0.8, 0.03)):
+        rows = by_target[target]
+        assert len(rows) > 100
+        assert np.abs(FEATURES.evaluate(rows) @ TRUE * share / rows.elapsed_us - 1).mean() < near, target
+        assert fitted(rows)[:2] == pytest.approx(share * TRUE[:2], rel=2 * near), target
+
+
+def test_what_an_engine_estimates_of_its_work_are_columns_where_it_does():
+    names = ("estimated_tflop", "estimated_gb")
+    (rows,) = [found.rows for found in scraped(Sglang()).advance() if found.target is Target.GPU_TIME]
+    work = FeatureSet("custom", Target.GPU_TIME, tuple(map(raw_column, names))).evaluate(rows)
+    assert work[:, 1] == pytest.approx(3.0 * rows.steps)
+    assert (work[:, 0] >= rows.steps).all()
+    custom = FeatureSet("custom", Target.STEP_TIME, tuple(map(raw_column, names)))
+    assert np.isnan(custom.evaluate(rows_of(scraped(SimulatedEngine(), seconds=20)))).all()

@@ -44,14 +44,14 @@ coefficients are:
     own   = max(sum w W / sum w m - sum w t s / sum w t, 0)
     own_i = max(W_i / m_i - s_i, 0)         P10, P50 and P90 of own_i / own, by weights w_i m_i, are the interval
 
+No page has a histogram of this wait, so that there is no median of requests, only of quarter minutes.
 Times are in microseconds; nothing is told by fewer than 20 requests.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable
-from itertools import chain
+from collections.abc import Iterable, Sequence
 from statistics import median
 from typing import Annotated, NamedTuple
 
@@ -70,13 +70,13 @@ from online import (
     median_of,
 )
 
-FIRST_TOKENS_MAX = 2048
+ARRIVALS_MAX = 2048
 LEVEL_MAX = 1024
 """Requests of each process that tell api; c, which hardly wanders but is hard to see, is told by twice as many."""
-_FIRST_TOKENS_MIN = 20
+_REQUESTS_MIN = 20
 _STEP_MET, _STEPS_WAITED = 0.5, 1.5
-_SANE_MIN, _SANE_MAX = (1.0, 1.0, 0.0, 0.0, 0.0, 1.0), 1e12
-"""No step is shorter than a microsecond, and no request waits so long, has so many tokens or meets so many."""
+_SANE_MAX = 1e12
+"""No request waits so long, has so many tokens or meets so many."""
 _WAITED_MORE = 2.0
 """In medians of T / s: who waited longer waited for something else."""
 _ALIKE = 32
@@ -85,9 +85,15 @@ _NO_SPREAD = 0.01
 _MAD_TO_SD, _OUTLIER = 1.4826, 3.0
 _LEAST_US = 1e-3
 """Less per request is none."""
-
+HANDOFFS_MAX = 512
+PIECES_MAX = 256
+"""More than six half-lives."""
+_PIECE_S, _HALF_LIFE_S = 15.0, 600.0
+_PIECES_MIN = 8
 
 Amount = Annotated[float, msgspec.Meta(ge=0.0, le=1e18)]
+Piece = tuple[Amount, Amount, Amount, Amount]
+"""Of a quarter of a minute: requests and their waits; seconds watched, and these times what one would have waited."""
 
 
 class BusyArrival(msgspec.Struct, frozen=True, array_like=True):
@@ -104,20 +110,8 @@ class BusyArrival(msgspec.Struct, frozen=True, array_like=True):
     in_flight: Amount = 0.0
     prefill_us: Amount = 0.0
     requests: Amount = 1.0
-
-    def among(self, engines: float) -> BusyArrival:
-        """The same where so many engines share those in flight; with more processes than engines, fewer than one."""
-        return msgspec.structs.replace(self, in_flight=self.in_flight / engines)
-
-
-class FirstTokens(NamedTuple):
-    """The API's own time, its standard error, whether the engine schedules a step ahead and how long that one is."""
-
-    api_us: float
-    stderr_us: float
-    scheduled_ahead: bool = False
-    step_ahead_us: float = 0.0
-    in_flight: InFlightSnapshot | None = None
+    is_told: bool = False
+    """Queue and prefill are."""
 
 
 class StepCosts(NamedTuple):
@@ -128,66 +122,74 @@ class StepCosts(NamedTuple):
     experts_us: float = 0.0
 
 
-def explained(
-    recent: Collection[BusyArrival], costs: StepCosts, arrivals: Collection[BusyArrival] = ()
-) -> FirstTokens | None:
-    """The formula on T, s and P of each of the recent requests, and c of all; None where they are too few."""
-    known = _without_slot_waits(_sane(recent))
-    if len(known) < _FIRST_TOKENS_MIN:
+class FirstTokens(NamedTuple):
+    """The API's own time, its standard error, how long a step scheduled ahead is, if one is, and what it grows by."""
+
+    api_us: float
+    stderr_us: float
+    step_ahead_us: float | None
+    in_flight: InFlightSnapshot | None
+    requests: int
+
+
+def first_tokens_of(processes: Iterable[Iterable[BusyArrival]], costs: StepCosts, *, told: bool) -> FirstTokens | None:
+    """The formula on the requests of some processes that tell their queue, or on those that do not; None of too few."""
+    of_kind = [[each for each in arrivals if each.is_told == told] for arrivals in processes]
+    recent, every = _sane([last[-LEVEL_MAX:] for last in of_kind]), _sane(of_kind)
+    if told:
+        waits_us = recent[recent[:, 5] == 1.0, 0]
+        steps, costs_told = _STEP_MET, StepCosts(0.0, costs.us_per_request)
+    else:
+        recent, every = (_without_slot_waits(_timed(rows)) for rows in (recent, every))
+        waits_us, costs_told = recent[:, 0], costs
+    if len(waits_us) < _REQUESTS_MIN:
         return None
-    first_token_us, pace_us, prompt_tokens = known.T[:3]
-    misfits_us = [
-        float(np.abs(_without_line(first_token_us - steps * pace_us, prompt_tokens)).mean())
-        for steps in (_STEPS_WAITED, _STEPS_WAITED + 1.0)
-    ]
-    ahead = misfits_us[1] < misfits_us[0]
-    rest_us = first_token_us - (_STEPS_WAITED + ahead) * pace_us - costs.prefill_us_per_token * prompt_tokens
-    api_us = median_of(rest_us)
-    spread_us = _MAD_TO_SD * median_of(np.abs(rest_us - api_us))
-    stderr_us = 1.2533 * spread_us / math.sqrt(len(known))
-    step_ahead_us = median_of(pace_us) if ahead else 0.0
-    per_request = _per_request(known, _without_slot_waits(_sane(arrivals)), _STEPS_WAITED + ahead, costs)
-    return FirstTokens(max(api_us, 0.0), stderr_us, ahead, step_ahead_us, per_request)
+    if told:
+        ahead = prefills_wait_a_step(recent, costs)
+        low_us, middle_us = np.quantile(waits_us, (0.1, 0.5)).tolist()
+        step_us = (middle_us - low_us) / 0.4
+        api_us, spread_us = low_us - 0.1 * step_us, 0.354 * step_us
+    else:
+        pace_us, prompts = recent[:, 1], recent[:, 2]
+        misfits_us = [np.abs(_without_line(waits_us - n * pace_us, prompts)).mean() for n in (1.5, 2.5)]
+        ahead = misfits_us[1] < misfits_us[0]
+        steps = _STEPS_WAITED + ahead
+        rest_us = waits_us - steps * pace_us - costs.prefill_us_per_token * prompts
+        api_us = median_of(rest_us)
+        spread_us = 1.2533 * _MAD_TO_SD * median_of(np.abs(rest_us - api_us))
+    return FirstTokens(
+        max(api_us, 0.0),
+        spread_us / math.sqrt(len(waits_us)),
+        median_of(recent[:, 1]) if ahead else None,
+        _per_request(recent, every, steps, costs_told),
+        len(recent),
+    )
 
 
-def told(
-    recent: Collection[BusyArrival], costs: StepCosts, arrivals: Collection[BusyArrival] = ()
-) -> FirstTokens | None:
-    """The lower end of w of the recent requests, and c of all; None where they are too few."""
-    waits_us = [each.wait_us for each in recent if abs(each.wait_us) < _SANE_MAX and each.requests == 1.0]
-    if len(waits_us) < _FIRST_TOKENS_MIN:
-        return None
-    low_us, middle_us = np.quantile(waits_us, (0.1, 0.5)).tolist()
-    step_us = (middle_us - low_us) / 0.4
-    stderr_us = 0.354 * step_us / math.sqrt(len(waits_us))
-    per_request = _per_request(_sane(recent), _sane(arrivals), _STEP_MET, StepCosts(0.0, costs.us_per_request))
-    ahead = prefills_wait_a_step(recent, costs)
-    ahead_us = median_of([each.pace_us for each in recent]) if ahead else 0.0
-    return FirstTokens(max(low_us - 0.1 * step_us, 0.0), stderr_us, ahead, ahead_us, per_request)
-
-
-def prefills_wait_a_step(recent: Collection[BusyArrival], costs: StepCosts) -> bool:
+def prefills_wait_a_step(recent: Floats, costs: StepCosts) -> bool:
     """Whether prefills take a step more than their own, which was handed over before them."""
-    known = _sane(recent)
-    known = known[known[:, 4] > 0.0]
-    if len(known) < _FIRST_TOKENS_MIN:
+    known = _timed(recent[recent[:, 4] > 0.0])
+    if len(known) < _REQUESTS_MIN:
         return False
-    _, pace_us, prompt_tokens, _, prefill_us, _ = known.T
-    own_us = costs.prefill_us_per_token * prompt_tokens + costs.experts_us
-    return median_of((prefill_us - own_us) / pace_us) > _STEPS_WAITED
+    own_us = costs.prefill_us_per_token * known[:, 2] + costs.experts_us
+    return median_of((known[:, 4] - own_us) / known[:, 1]) > _STEPS_WAITED
 
 
-def _sane(arrivals: Collection[BusyArrival]) -> Floats:
+def _sane(processes: Iterable[Sequence[BusyArrival]]) -> Floats:
     """Those whose numbers can be, (n, 6)."""
-    told = np.array([msgspec.structs.astuple(arrival) for arrival in arrivals], float).reshape(-1, len(_SANE_MIN))
-    return told[((told >= _SANE_MIN) & (told < _SANE_MAX)).all(axis=1)]  # false for NaN too
+    known = [msgspec.structs.astuple(each)[:6] for arrivals in processes for each in arrivals]
+    rows = np.array(known, float).reshape(-1, 6)
+    return rows[((rows[:, 1:] >= 0.0) & (np.abs(rows[:, :1]) < _SANE_MAX) & (rows[:, 1:] < _SANE_MAX)).all(axis=1)]
 
 
-def _without_slot_waits(arrivals: Floats) -> Floats:
-    if not len(arrivals):
-        return arrivals
-    steps_waited = arrivals[:, 0] / arrivals[:, 1]
-    usual: Floats = arrivals[steps_waited <= _WAITED_MORE * median_of(steps_waited)]
+def _timed(rows: Floats) -> Floats:
+    """Those that waited, and whose steps took, a microsecond or more."""
+    return rows[(rows[:, :2] >= 1.0).all(axis=1)]
+
+
+def _without_slot_waits(rows: Floats) -> Floats:
+    steps_waited = rows[:, 0] / rows[:, 1]
+    usual: Floats = rows[steps_waited <= _WAITED_MORE * median_of(steps_waited)] if len(rows) else rows
     return usual
 
 
@@ -199,11 +201,11 @@ def _without_line(values: Floats, prompt_tokens: Floats) -> Floats:
     return left
 
 
-def _per_request(recent: Floats, arrivals: Floats, steps: float, costs: StepCosts) -> InFlightSnapshot | None:
+def _per_request(recent: Floats, every: Floats, steps: float, costs: StepCosts) -> InFlightSnapshot | None:
     """What is published of c, and the x that api of the recent ones is of."""
-    rest_us, prompt_tokens, in_flight = _grown(arrivals, steps, costs)
+    rest_us, prompt_tokens, in_flight = _grown(every, steps, costs)
     recent_us, _, recent_in_flight = _grown(recent, steps, costs)
-    if len(rest_us) < _FIRST_TOKENS_MIN or not len(recent_us):
+    if len(rest_us) < _REQUESTS_MIN or not len(recent_us):
         return None
     apart, left_us = _without_line(in_flight, prompt_tokens), _without_line(rest_us, prompt_tokens)
     square = float(apart @ apart)
@@ -221,64 +223,25 @@ def _per_request(recent: Floats, arrivals: Floats, steps: float, costs: StepCost
     return InFlightSnapshot(requests=requests, us_per_request=slope_us, stderr_us=stderr_us)
 
 
-def _grown(arrivals: Floats, steps: float, costs: StepCosts) -> tuple[Floats, Floats, Floats]:
+def _grown(rows: Floats, steps: float, costs: StepCosts) -> tuple[Floats, Floats, Floats]:
     """r, P and n of those that were counted and are no outliers."""
-    wait_us, _, prompt_tokens, in_flight = arrivals[arrivals[:, 3] > 0.0].T[:4]
+    wait_us, _, prompt_tokens, in_flight = _timed(rows[rows[:, 3] > 0.0]).T[:4]
     rest_us = wait_us - steps * costs.us_per_request * in_flight - costs.prefill_us_per_token * prompt_tokens
-    if not len(rest_us):
-        return rest_us, prompt_tokens, in_flight
-    away_us = np.abs(rest_us - median_of(rest_us))
-    near = away_us <= _OUTLIER * _MAD_TO_SD * median_of(away_us)
+    away_us = np.abs(rest_us - median_of(rest_us)) if len(rest_us) else rest_us
+    near = away_us <= _OUTLIER * _MAD_TO_SD * (median_of(away_us) if len(away_us) else 0.0)
     return rest_us[near], prompt_tokens[near], in_flight[near]
-
-
-_IDLE_ROWS_MIN = 20
-_HANDOFFS_MIN = 20
-_COUNTED_MIN = 20
-HANDOFFS_MAX = 512
-PIECES_MAX = 256
-"""More than six half-lives."""
-_PIECE_S, _HALF_LIFE_S = 15.0, 600.0
-_PIECES_MIN = 8
-
-
-class Piece(msgspec.Struct, frozen=True, array_like=True):
-    """Sums of a quarter of a minute, from pages."""
-
-    requests: Amount = 0.0
-    wait_us: Amount = 0.0
-    watched_s: Amount = 0.0
-    step_waits_us_s: Amount = 0.0
-    """What a request that came at any of these moments would have waited for the running step, times the seconds."""
-
-    def plus(self, other: Piece, weight: float = 1.0) -> Piece:
-        """Both together, the other one by weight."""
-        mine, others = msgspec.structs.astuple(self), msgspec.structs.astuple(other)
-        return Piece(*(own + weight * its for own, its in zip(mine, others, strict=True)))
-
-    @property
-    def mean_us(self) -> float:
-        """Of a request, the running step included."""
-        return self.wait_us / self.requests
-
-    @property
-    def own_us(self) -> float:
-        """The same without the running step."""
-        return max(self.mean_us - self.step_waits_us_s / self.watched_s, 0.0)
 
 
 class ApiQueueing(msgspec.Struct):
     """Sums over all requests of one emitter, and the latest of them, the newest last; a checkpoint keeps it as it is.
 
-    ``first_tokens`` are requests whose spans tell neither queue nor prefill, ``told_arrivals`` those whose spans do;
-    ``pieces`` are from pages, and the newest still grows.
+    ``arrivals`` met a busy engine; ``pieces`` are from pages, and the newest still grows.
     """
 
     requests: Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)] = 0
     wait_us: Amount = 0.0
     handoffs_us: list[Amount] = []
-    first_tokens: list[BusyArrival] = []
-    told_arrivals: list[BusyArrival] = []
+    arrivals: list[BusyArrival] = []
     pieces: list[Piece] = []
 
     def add(self, span: CoreSpan, api: ApiSpan) -> None:
@@ -292,47 +255,38 @@ class ApiQueueing(msgspec.Struct):
             self.handoffs_us.append((api.handoff_ns - api.arrived_ns) / 1e3)
             del self.handoffs_us[:-HANDOFFS_MAX]
 
-    def add_arrivals(self, first_tokens: Iterable[BusyArrival], told: Iterable[BusyArrival]) -> None:
+    def add_arrivals(self, arrivals: Iterable[BusyArrival]) -> None:
         """Take requests that met a busy engine."""
-        for known, more in ((self.first_tokens, first_tokens), (self.told_arrivals, told)):
-            known.extend(more)
-            del known[:-FIRST_TOKENS_MAX]
+        self.arrivals.extend(arrivals)
+        del self.arrivals[:-ARRIVALS_MAX]
 
     def give_arrivals(self, other: ApiQueueing, engines: float) -> None:
-        """Hand these requests to an engine; of those in flight, so many engines have their part."""
-        other.add_arrivals(
-            [arrival.among(engines) for arrival in self.first_tokens],
-            [arrival.among(engines) for arrival in self.told_arrivals],
-        )
-        self.first_tokens, self.told_arrivals = [], []
+        """Hand them to an engine; of those in flight, so many have their part, fewer than one with more processes."""
+        given, self.arrivals = self.arrivals, []
+        other.add_arrivals(msgspec.structs.replace(each, in_flight=each.in_flight / engines) for each in given)
 
     def add_counted(self, requests: float, wait_us: float) -> None:
         """Count requests whose wait is known as a sum."""
         self.requests += round(requests)
         self.wait_us += wait_us
-        self._count(Piece(requests, wait_us))
-
-    def explained_first_tokens(self) -> FirstTokens | None:
-        """What the steps leave of the time to the first token, and how far ahead they were scheduled."""
-        return explained(_recent([self.first_tokens]), StepCosts())
+        self._count((requests, wait_us, 0.0, 0.0))
 
     def watch(self, seconds: float, step_wait_us: float) -> None:
         """Add a time in which a request would have waited so long for the running step."""
-        self._count(Piece(watched_s=seconds, step_waits_us_s=seconds * step_wait_us))
+        self._count((0.0, 0.0, seconds, seconds * step_wait_us))
 
     def _count(self, more: Piece) -> None:
-        if not self.pieces or self.pieces[-1].watched_s >= _PIECE_S:
-            self.pieces.append(Piece())
+        if not self.pieces or self.pieces[-1][2] >= _PIECE_S:
+            self.pieces.append((0.0, 0.0, 0.0, 0.0))
             del self.pieces[:-PIECES_MAX]
-        self.pieces[-1] = self.pieces[-1].plus(more)
+        counted, waited_us, watched_s, step_waits = (a + b for a, b in zip(self.pieces[-1], more, strict=True))
+        self.pieces[-1] = counted, waited_us, watched_s, step_waits
 
-    def remembered(self) -> list[tuple[float, Piece]]:
-        """What pages told, with the weight that is left of it."""
-        since_s, found = 0.0, []
-        for piece in reversed(self.pieces):
-            found.append((2.0 ** -(since_s / _HALF_LIFE_S), piece))
-            since_s += piece.watched_s
-        return found
+    @property
+    def scheduled_ahead(self) -> bool:
+        """Whether the first tokens of requests that tell no queue came a step later than their prefill explains."""
+        found = first_tokens_of([self.arrivals], StepCosts(), told=False)
+        return found is not None and found.step_ahead_us is not None
 
 
 def with_stand_ins(
@@ -351,79 +305,62 @@ def with_stand_ins(
         hits_hidden: prompts may have been in the prefix cache, and nobody tells.
     """
     known, costs = list(queueings), _costs_of(step, hits_hidden=hits_hidden)
+    arrivals = [queueing.arrivals for queueing in known]
     requests = sum(queueing.requests for queueing in known)
-    pieces = [each for queueing in known for each in queueing.remembered()]
     handoffs_us = [value for queueing in known for value in queueing.handoffs_us]
     idle_rows = max((model.rows for model in target.models.values()), default=0) if target is not None else 0
     mean_us = sum(queueing.wait_us for queueing in known) / requests if requests else 0.0
-    if idle_rows < _IDLE_ROWS_MIN and len(handoffs_us) >= _HANDOFFS_MIN:
+    told = first_tokens_of(arrivals, costs, told=True)
+    if idle_rows < _REQUESTS_MIN and len(handoffs_us) >= _REQUESTS_MIN:
         target = _only_intercept(median(handoffs_us), len(handoffs_us))
-    elif target is None and requests >= _COUNTED_MIN and any(piece.watched_s for _, piece in pieces):
-        of_pages = _of_pages(pieces, requests)
-        target = _of_first_tokens(known, costs) or of_pages
-        mean_us = mean_us if of_pages is None or of_pages.mean_us is None else of_pages.mean_us
-    elif idle_rows < _IDLE_ROWS_MIN:
-        target = _of_first_tokens(known, costs) or target
-    elif target is not None and (found := _told(known, costs)) is not None and found.in_flight is not None:
-        alone = msgspec.structs.replace(found.in_flight, requests=1.0)
-        target = msgspec.structs.replace(target, in_flight=alone)
+    elif idle_rows < _REQUESTS_MIN:
+        of_pages = _of_pages(known, requests) if target is None and requests >= _REQUESTS_MIN else None
+        if of_pages is not None and of_pages.mean_us is not None:
+            mean_us = of_pages.mean_us
+        target = _of(told or first_tokens_of(arrivals, costs, told=False)) or of_pages or target
+    elif target is not None and told is not None and told.in_flight is not None:
+        target = msgspec.structs.replace(target, in_flight=msgspec.structs.replace(told.in_flight, requests=1.0))
     if target is None:
         return None
-    if target.step_ahead_us is None and prefills_wait_a_step(_recent([each.told_arrivals for each in known]), costs):
+    if target.step_ahead_us is None and told is not None and told.step_ahead_us is not None:
         target = msgspec.structs.replace(target, step_ahead_us=0.0)
     return target if requests == 0 else msgspec.structs.replace(target, mean_us=mean_us)
 
 
-def _of_pages(pieces: list[tuple[float, Piece]], requests: int) -> TargetSnapshot | None:
+def _of_pages(queueings: Iterable[ApiQueueing], requests: int) -> TargetSnapshot | None:
     """What is remembered of pages, with its scatter from one piece to the next."""
-    total = Piece()
-    for weight, piece in pieces:
-        total = total.plus(piece, weight)
-    if not (total.requests > 0.0 and total.watched_s > 0.0):
+    rows = []
+    for queueing in queueings:
+        since_s = 0.0
+        for piece in reversed(queueing.pieces):
+            rows.append((2.0 ** -(since_s / _HALF_LIFE_S), *piece))
+            since_s += piece[2]
+    weight, counted, waited_us, watched_s, step_waits = np.array(rows, float).reshape(-1, 5).T
+    shares, watched = weight * counted, float(weight @ watched_s)
+    if not (shares.sum() > 0.0 and watched > 0.0):
         return None
-    own_us = total.own_us
-    told = sorted((each.own_us, weight * each.requests) for weight, each in pieces if each.requests and each.watched_s)
+    mean_us = float(weight @ waited_us / shares.sum())
+    own_us = max(mean_us - float(weight @ step_waits) / watched, 0.0)
+    both = (counted > 0.0) & (watched_s > 0.0)
+    each_us = np.maximum(waited_us[both] / counted[both] - step_waits[both] / watched_s[both], 0.0)
     stderr, interval = None, None
-    if len(told) >= _PIECES_MIN and own_us > 0.0:
-        low, middle, high = (_quantile(told, share) / own_us for share in (0.1, 0.5, 0.9))
+    if len(each_us) >= _PIECES_MIN and own_us > 0.0:
+        order = np.argsort(each_us)
+        passed = np.cumsum(shares[both][order])
+        at = np.searchsorted(passed, passed[-1] * np.array((0.1, 0.5, 0.9)))
+        low, middle, high = (each_us[order][at] / own_us).tolist()
         interval = IntervalSnapshot(p10=low, p50=middle, p90=high)
-        stderr = math.hypot(*(weight / total.requests * (us - own_us) for us, weight in told))
-    target = _only_intercept(own_us, requests, stderr, effective_rows=total.requests)
-    return msgspec.structs.replace(target, interval=interval, mean_us=total.mean_us)
+        stderr = float(np.linalg.norm(shares[both] / shares.sum() * (each_us - own_us)))
+    target = _only_intercept(own_us, requests, stderr, effective_rows=float(shares.sum()))
+    return msgspec.structs.replace(target, interval=interval, mean_us=mean_us)
 
 
-def _quantile(values: list[tuple[float, float]], share: float) -> float:
-    """Of sorted values with their weights."""
-    wanted, passed = share * sum(weight for _, weight in values), 0.0
-    for value, weight in values:
-        passed += weight
-        if passed >= wanted:
-            return value
-    return values[-1][0]
-
-
-def _of_first_tokens(queueings: list[ApiQueueing], costs: StepCosts) -> TargetSnapshot | None:
+def _of(found: FirstTokens | None) -> TargetSnapshot | None:
     """With the step scheduled ahead: a simulator that knows of none is right in the mean."""
-    found, rows = _told(queueings, costs), len(_recent([queueing.told_arrivals for queueing in queueings]))
-    if found is None:
-        first_tokens = [queueing.first_tokens for queueing in queueings]
-        recent = _recent(first_tokens)
-        found, rows = explained(recent, costs, [*chain.from_iterable(first_tokens)]), len(recent)
     if found is None:
         return None
-    target = _only_intercept(found.api_us + found.step_ahead_us, rows, found.stderr_us)
-    ahead_us = found.step_ahead_us if found.scheduled_ahead else None
-    return msgspec.structs.replace(target, step_ahead_us=ahead_us, in_flight=found.in_flight)
-
-
-def _told(queueings: list[ApiQueueing], costs: StepCosts) -> FirstTokens | None:
-    arrivals = [queueing.told_arrivals for queueing in queueings]
-    return told(_recent(arrivals), costs, [*chain.from_iterable(arrivals)])
-
-
-def _recent(arrivals: Iterable[Collection[BusyArrival]]) -> list[BusyArrival]:
-    """The last of each process."""
-    return [each for of_process in arrivals for each in [*of_process][-LEVEL_MAX:]]
+    target = _only_intercept(found.api_us + (found.step_ahead_us or 0.0), found.requests, found.stderr_us)
+    return msgspec.structs.replace(target, step_ahead_us=found.step_ahead_us, in_flight=found.in_flight)
 
 
 def _costs_of(step: TargetSnapshot | None, *, hits_hidden: bool) -> StepCosts:

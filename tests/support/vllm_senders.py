@@ -71,7 +71,7 @@ def step_exports(engine: Engine, facts: Facts, per_export: int = 0) -> Iterator[
             end_time_unix_nano=T0_NS + group[-1].done,
         )
         for step in group:
-            told = step_event(_told(engine, step))
+            told = step_event(_told(engine, step), T0_NS)
             event = span.events.add(name=told.name, time_unix_nano=told.unix_ns)
             event.attributes.extend(attribute(key, value) for key, value in told.attributes.items())
         yield export.SerializeToString()
@@ -102,8 +102,7 @@ def _told(engine: Engine, step: Step) -> Any:
         engine.limits.kv_blocks,
         step.free_blocks,
     )
-    times = step.start, step.scheduled, T0_NS + step.scheduled
-    return Told(step.number, *times, batch, step.output, step.done)
+    return Told(step.number, step.start, step.scheduled, step.output, step.done, batch)
 
 
 def fpm_lines(engine: Engine) -> Iterator[str]:

@@ -45,7 +45,6 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import TypeVar
 
-import msgspec
 import numpy as np
 
 from collector.config import Config
@@ -267,9 +266,7 @@ class ApiProcess(Emitter):
 
     def snapshot(self) -> EngineSnapshot:
         """It knows no step; that they are scheduled ahead may show in how long first tokens take."""
-        first_tokens = self.api_queueing.explained_first_tokens()
-        ahead = first_tokens is not None and first_tokens.scheduled_ahead
-        scheduling = Scheduling.ASYNC if ahead else Scheduling.UNKNOWN
+        scheduling = Scheduling.ASYNC if self.api_queueing.scheduled_ahead else Scheduling.UNKNOWN
         return EngineSnapshot(instance=self.instance, scheduling=scheduling.value, last_step=0)
 
     def beside_engines(self, rows: list[TargetRows], configs: int) -> list[TargetRows]:
@@ -452,14 +449,13 @@ class ApiProcess(Emitter):
         span = request.span
         pace_s = (request.last_s - request.first_s) / max(request.output_tokens - 1, 1)
         told_s = span.queue_s + span.prefill_s
-        wait_s = span.first_token_s if math.isnan(told_s) else span.first_token_s - told_s
-        computed = computed_tokens(span, self.hit_ratio)
-        arrival = BusyArrival(wait_s * 1e6, pace_s * 1e6, computed, met + 1.0)
-        if not math.isnan(told_s):
-            prefill_us = max(span.prefill_s, 0.0) * 1e6
-            self.api_queueing.add_arrivals([], [msgspec.structs.replace(arrival, prefill_us=prefill_us)])
-        elif pace_s > 0.0:
-            self.api_queueing.add_arrivals([arrival], [])
+        is_told = not math.isnan(told_s)
+        if is_told or pace_s > 0.0:
+            wait_us, prefill_us = 1e6 * (span.first_token_s - told_s), max(span.prefill_s, 0.0) * 1e6
+            wait_us, prefill_us = (wait_us, prefill_us) if is_told else (1e6 * span.first_token_s, 0.0)
+            prompt_tokens = computed_tokens(span, self.hit_ratio)
+            arrival = BusyArrival(wait_us, pace_s * 1e6, prompt_tokens, met + 1.0, prefill_us, is_told=is_told)
+            self.api_queueing.add_arrivals([arrival])
 
 
 def _met(requests: list[HeldRequest], held: list[HeldRequest]) -> tuple[Mask, Ints, Floats]:

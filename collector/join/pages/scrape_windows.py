@@ -367,7 +367,7 @@ def add_waits(queueing: ApiQueueing, start: Scrape, end: Scrape, copies: int) ->
     wait_s = delta(Meaning.E2E_SECONDS) - delta(Meaning.QUEUE_SECONDS) - delta(Meaning.INFERENCE_SECONDS)
     if requests > 0.0 and wait_s >= 0.0:
         queueing.add_counted(requests, 1e6 * wait_s)
-        queueing.add_arrivals([], _ended(start, end, requests, wait_s))
+        queueing.add_arrivals(_ended(start, end, requests, wait_s))
     if end.mono_ns - start.mono_ns > CLOSE_SCRAPES_NS:
         return
     squares, latency_s, decoded = (
@@ -398,7 +398,7 @@ def _ended(start: Scrape, end: Scrape, requests: float, wait_s: float) -> list[B
         return []
     prompt = mean(Meaning.FINISHED_PROMPT_TOKENS)
     times_us = 1e6 * wait_s / requests, 1e6 * pace_s, 1e6 * prefill_s
-    return [BusyArrival(*times_us[:2], prompt, prefill_us=times_us[2], requests=requests)]
+    return [BusyArrival(*times_us[:2], prompt, prefill_us=times_us[2], requests=requests, is_told=True)]
 
 
 UNCLEAN_MAX = 6

@@ -18,7 +18,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
@@ -190,9 +190,8 @@ class Spans:
         resource = request.resource_spans.add()
         _set(resource.resource, self._resource)
         steps = [item for item in items if isinstance(item, Step)]
-        journeys = [item for item in items if not isinstance(item, Step)]
-        core = [_span("llm_core", {"gen_ai.request.id": request_id}, events) for request_id, events in journeys]
-        told = {STEP_SCOPE: [], CORE_SCOPE: core}
+        core = [_span("llm_core", {"gen_ai.request.id": it[0]}, it[1]) for it in items if not isinstance(it, Step)]
+        told = {CORE_SCOPE: core}
         if steps:
             about: dict[str, Value] = {
                 "scheduler.span_sequence": self._chunks,
@@ -200,9 +199,11 @@ class Spans:
                 "scheduler.step_range_end": steps[-1].number,
                 **{f"plugin.{reason}": count for reason, count in sorted([*lost.items()])},
             }
-            told[STEP_SCOPE] = [_span(f"scheduler_steps_{self._chunks}", about, [*map(step_event, steps)])]
-        for name, spans in told.items():
-            if spans:
+            offset_ns = time.time_ns() - time.monotonic_ns()
+            summaries = [step_event(step, offset_ns) for step in steps]
+            told[STEP_SCOPE] = [_span(f"scheduler_steps_{self._chunks}", about, summaries)]
+        for name in (STEP_SCOPE, CORE_SCOPE):
+            if spans := told.get(name):
                 scope = resource.scope_spans.add(spans=spans)
                 scope.scope.name, scope.scope.version = name, __version__
         return request
@@ -234,15 +235,13 @@ class Journeys:
         for request_id in output.scheduled_cached_reqs.resumed_req_ids:
             self.add(request_id, "SCHEDULED", step, ts_ns)
 
-    def finished(self, request_ids: set[str], step: int, ts_ns: int) -> list[Journey]:
+    def finished(self, request_ids: set[str], step: int, ts_ns: int) -> Iterator[Journey]:
         """Close the journeys among these requests, freed since the last ``schedule()``; known ones are passed over."""
-        journeys = []
         for request_id in self._open.keys() & request_ids:
             name = self._open[request_id][0].status.name
             end = _ENDS.get(name) or name.rpartition("_")[2].lower()
             self.add(request_id, "FINISHED", step, ts_ns, {"finish.status": end})
-            journeys.append((request_id, self._open.pop(request_id)[1]))
-        return journeys
+            yield request_id, self._open.pop(request_id)[1]
 
     def add(self, request_id: str, kind: str, step: int, ts_ns: int, more: dict[str, Value] | None = None) -> None:
         """Append an event with the request's present counts, if the request is followed."""
@@ -258,14 +257,14 @@ class Journeys:
             events.append(Event(f"journey.{kind}", time.time_ns(), attributes))
 
 
-def step_event(step: Step) -> Event:
-    """The event of one step."""
+def step_event(step: Step, unix_minus_mono_ns: int = 0) -> Event:
+    """The event of one step, at the end of ``schedule()``."""
     number, start_ns, end_ns, output_ns, done_ns, batch = step
     numbers = (number, start_ns, end_ns, (end_ns - start_ns) // 1000, *batch, output_ns, done_ns)
     attributes: dict[str, Value] = dict(zip(STEP_KEYS, numbers, strict=True))
     total, free = batch[-2:]
     attributes["kv.usage_gpu_ratio"] = 1.0 - free / total if total > 0 else 0.0
-    return Event("step.BATCH_SUMMARY", time.time_ns() - time.monotonic_ns() + end_ns, attributes)
+    return Event("step.BATCH_SUMMARY", unix_minus_mono_ns + end_ns, attributes)
 
 
 def _span(name: str, attributes: Mapping[str, Value], events: Sequence[Event]) -> Span:

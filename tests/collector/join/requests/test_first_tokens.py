@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from collector.join.api_queueing import ApiQueueing, BusyArrival, StepCosts, explained, told, with_stand_ins
+from collector.join.api_queueing import ApiQueueing, BusyArrival, StepCosts, first_tokens_of, with_stand_ins
 from online import FeatureSnapshot, ModelSnapshot, TargetSnapshot
 from tests.support.pipelines import new_pipeline
 from tests.support.toy_spans import STOCK_SCOPE, Piece, exports_of, stock_span
@@ -23,22 +23,22 @@ def waits(ahead, requests=400, api_us=8000.0, prefill_us=0.0, seed=1, per_reques
     return [BusyArrival(*map(float, each)) for each in zip(first, pace, prompt, met, strict=True)]
 
 
-def grown_of(arrivals, costs=StepCosts()):  # noqa: B008 - immutable
+def found_of(arrivals, costs=StepCosts(), *, told=False):  # noqa: B008 - immutable
     """What they tell, of how the time grows with the requests in flight too."""
-    return explained(arrivals, costs, arrivals)
+    return first_tokens_of([[msgspec.structs.replace(each, is_told=told) for each in arrivals]], costs, told=told)
 
 
 @pytest.mark.parametrize("ahead", [0, 1])
 @pytest.mark.parametrize("prefill_us", [0.0, 40.0])
 def test_the_api_is_told_from_the_steps_and_those_scheduled_ahead(ahead, prefill_us):
-    found = explained(waits(ahead, prefill_us=prefill_us), StepCosts(prefill_us))
-    assert found.scheduled_ahead == bool(ahead)
+    found = found_of(waits(ahead, prefill_us=prefill_us), StepCosts(prefill_us))
+    assert (found.step_ahead_us is not None) == bool(ahead)
     assert found.api_us == pytest.approx(8000, abs=600)
 
 
 def test_few_requests_tell_nothing():
-    assert explained(waits(1, requests=19), StepCosts()) is None
-    assert told(waits(1, requests=19), StepCosts()) is None
+    assert found_of(waits(1, requests=19)) is None
+    assert found_of(waits(1, requests=19), told=True) is None
 
 
 @pytest.mark.parametrize("odd", [0.0, -1e300, math.inf, math.nan, 1e308, 5e-324])
@@ -47,10 +47,7 @@ def test_few_requests_tell_nothing():
 def test_times_that_cannot_be_leave_a_finite_answer_or_none(odd, place, every):
     bent = waits(1, per_request_us=50.0)
     bent[::every] = [msgspec.structs.replace(each, **{place: odd}) for each in bent[::every]]
-    for found in (
-        grown_of(bent, StepCosts(40.0)),
-        told(bent, StepCosts(40.0), bent),
-    ):
+    for found in (found_of(bent, StepCosts(40.0)), found_of(bent, StepCosts(40.0), told=True)):
         assert found is None or math.isfinite(found.api_us)
         grown = found.in_flight if found is not None else None
         assert grown is None or all(math.isfinite(value) and value > 0.0 for value in msgspec.structs.astuple(grown))
@@ -59,7 +56,7 @@ def test_times_that_cannot_be_leave_a_finite_answer_or_none(odd, place, every):
 @pytest.mark.parametrize("ahead", [0, 1])
 @pytest.mark.parametrize("seed", range(3))
 def test_the_api_takes_longer_with_each_request_that_runs(ahead, seed):
-    found = grown_of(waits(ahead, per_request_us=60.0, requests=1000, seed=seed))
+    found = found_of(waits(ahead, per_request_us=60.0, requests=1000, seed=seed))
     grown = found.in_flight
     assert grown.us_per_request == pytest.approx(60.0, abs=4 * grown.stderr_us)
     assert grown.stderr_us < 10.0
@@ -123,7 +120,7 @@ def test_nothing_is_taken_off_for_a_prompt_at_the_price_of_computed_tokens_where
 ):
     """A data sheet's 40 us a token on prompts of 300 that may all have been in the prefix cache."""
     queueing = ApiQueueing()
-    queueing.first_tokens.extend(BusyArrival(40_000.0 + n % 9, 10_000.0, 300.0, 3.0) for n in range(60))
+    queueing.arrivals.extend(BusyArrival(40_000.0 + n % 9, 10_000.0, 300.0, 3.0) for n in range(60))
     price = FeatureSnapshot(name="prefill_tokens", unit="us/token", coefficient=40.0, status=status)
     model = ModelSnapshot(features=[price], rows=300, effective_rows=300.0)
     step = TargetSnapshot(vector="beta", unit="us", champion="portable", models={"portable": model})

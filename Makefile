@@ -139,7 +139,6 @@ bench: $(STAMP) $(if $(filter client gpus h100 silicon systems,$(WHAT)),$(GPUS_S
 	$(bench_$(WHAT))
 
 fuzz: $(STAMP)
-	$(BIN)/python -m tests.fuzz.fuzz_decode --seconds 60
 	$(BIN)/python -m tests.fuzz.fuzz_parsers all --seconds 60
 
 mutants: $(STAMP)

@@ -1,9 +1,9 @@
-"""Fuzz every parser but the OTLP protobuf one (that is fuzz_decode): damage seeds, expect an answer, never a crash.
+"""Fuzz every parser: damage seeds, expect an answer, never a crash.
 
     python -m tests.fuzz.fuzz_parsers json --seconds 60 --seed 1
     python -m tests.fuzz.fuzz_parsers all --executions 100000
 
-Parsers: envelope, json, kv, passes, pages, files, state, log, config. A seed is a file of
+Parsers: envelope, decode, json, kv, passes, pages, files, state, log, config. A seed is a file of
 ``tests/fuzz/corpus/<parser>`` or made in parsers.py; what was taken although damaged is damaged further. An input that
 was tried before is not tried again and not counted. What crashed once is put into the corpus by name and is then a
 test (tests/fuzz/test_fuzz_corpus.py).
@@ -24,11 +24,12 @@ import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.fuzz.parsers import Envelope, Files, Json, Kv, Pages, Passes
+from tests.fuzz.parsers import Decode, Envelope, Files, Json, Kv, Pages, Passes
 from tests.fuzz.parsers_kept import Config, LogFile, State
 
 PARSERS = {
     "envelope": Envelope,
+    "decode": Decode,
     "json": Json,
     "kv": Kv,
     "passes": Passes,

@@ -1,8 +1,7 @@
 """What is fuzzed of what others send: for each parser its seeds, tokens that mean something to it, and the call.
 
 ``parse`` says whether the bytes were taken, asserts that nothing worse than refusing came of them (no number that is
-not finite, no order broken), and lets every exception through that the parser does not promise. Files are held in
-memory: the parsers ask of a path what :class:`Held` answers.
+not finite, no order broken), and lets every exception through that the parser does not promise.
 """
 
 from __future__ import annotations
@@ -12,13 +11,13 @@ import gzip
 import io
 import json
 import math
-import types
 from pathlib import Path
 
 import msgspec
 import zstandard
 
 from collector.decode import fpm
+from collector.decode.columnar import Decoder
 from collector.decode.kv import KvBatch, read_frames, read_line, read_payload
 from collector.decode.pages import CACHE_INFO, SERIES, PageParser, ScrapedPage, is_page_line, read_page_line
 from collector.decode.wire import json_to_protobuf
@@ -26,35 +25,16 @@ from collector.ingest import intake as envelope
 from collector.join.pages import ScrapeWindows
 from collector.recordings import Recording
 from collector.runtime.filesystem import StartError
-from tests.fuzz.mutations import edited
+from collector.telemetry import table
+from tests.fuzz.mutations import damage, edited, step_event
 from tests.support import otlp_bytes as otlp
+from tests.support.decode_oracle import assert_same
 from tests.support.kv_batches import payload, stored
 from tests.support.page_server import RECORDED
 from tests.support.recordings import kv_lines
 from tests.support.step_exports import delimited, make_export, otlp_json
 
 CORPUS = Path(__file__).parent / "corpus"
-
-
-class Held:
-    """A file in memory."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.data = b""
-
-    def __str__(self):
-        return self.name
-
-    def open(self, mode):
-        assert mode == "rb"
-        return io.BytesIO(self.data)
-
-    def stat(self):
-        return types.SimpleNamespace(st_size=len(self.data))
-
-    def read_text(self, encoding):
-        return io.TextIOWrapper(io.BytesIO(self.data), encoding).read()
 
 
 class Parser(abc.ABC):
@@ -116,6 +96,34 @@ class Envelope(Parser):
             return False
         assert envelope.newest_end_unix_nano(data) >= 0
         return True
+
+
+class Decode(Parser):
+    """Exports of steps, by the columnar decoder and by the plain one, which say the same of any bytes."""
+
+    guides = (otlp.summary(5), otlp.summary(5, otlp.PLUGIN_KEYS))
+    """In front of new summaries, so that both usual layouts are tried on all that follows."""
+    good = otlp.steps_export([otlp.summary(9)], span_id=b"the good")
+
+    def __init__(self, directory) -> None:
+        super().__init__(directory)
+        self._decoder = Decoder()
+
+    def seeds(self):
+        return [otlp.steps_export(events) for events in ([*self.guides, otlp.snapshot(3)], self.guides[:1], [])]
+
+    def edited(self, rng, data):
+        """Often new summaries, among which some are odd or damaged."""
+        if rng.random() < 0.3:
+            return super().edited(rng, data)
+        events = [step_event(rng) for _ in range(rng.randrange(1, 9))]
+        some = [damage(rng, event) if rng.random() < 0.2 else event for event in events]
+        whole = otlp.steps_export([*self.guides, *some, otlp.snapshot(3)])
+        return damage(rng, whole) if rng.random() < 0.2 else whole
+
+    def parse(self, data):
+        counts = assert_same([(data, "peer"), (self.good, "peer")], self._decoder)
+        return counts[table.DECODED_SUMMARIES, "columnar"] > 1 + len(self.guides)
 
 
 class Json(Parser):

@@ -21,7 +21,7 @@ from collector.service.log import _HEAD, _PREFIX, Log
 from collector.service.pipeline import make_pipeline
 from online.state import LEARNERS, MAGIC, StateError, decode, encode, part_of_tree
 from tests.fuzz.mutations import edited_tree
-from tests.fuzz.parsers import Held, Kv, Parser
+from tests.fuzz.parsers import Kv, Parser
 from tests.support.recordings import kv_lines
 from tests.support.step_exports import make_export
 
@@ -156,10 +156,6 @@ class Config(Parser):
         *(b"\x00", b"\r", b"\xc2\x85", b", "),
     )
 
-    def __init__(self, directory) -> None:
-        super().__init__(directory)
-        self._file = Held("file")
-
     def seeds(self):
         short = [
             b"idle_timeout_s: 1.5",
@@ -177,9 +173,10 @@ class Config(Parser):
         return [*short * 3, rules, configuration.to_yaml(Settings()).encode()[:160]]
 
     def parse(self, data):
-        self._file.data = data
+        path = self._directory / "config.yaml"
+        path.write_bytes(data)
         try:
-            config = configuration.load(self._file, {})
+            config = configuration.load(path, {})
         except ConfigError:
             return False
         assert not any(head in msgspec.msgpack.encode(config) for head in _NOT_FINITE)

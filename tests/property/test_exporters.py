@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import math
 import re
+import typing
 
 import msgspec
 import yaml
@@ -20,12 +22,9 @@ from exporters.pages import Request, SnapshotDocuments
 from exporters.status_page import StatusPage
 from online.errors import RATIO_BOUNDS
 from online.snapshot import (
+    SCHEMA,
     ConfigSnapshot,
-    DriftSnapshot,
-    EngineSnapshot,
-    ErrorSnapshot,
     FeatureSnapshot,
-    IntervalSnapshot,
     ModelSnapshot,
     Reason,
     ResidualSnapshot,
@@ -41,71 +40,42 @@ SETS = {
 TARGETS = ("step_time", "api_queueing", "post_decode", "first_response")
 names = st.one_of(st.sampled_from(["portable", "intercept", "requests", "us", "us/token", ""]), st.text(max_size=20))
 numbers = st.floats(allow_nan=True, allow_infinity=True)
-optional = st.none() | numbers
-nanos = st.integers(0, 2**63 - 1)
+LEAVES = {
+    str: names,
+    bool: st.booleans(),
+    float: numbers,
+    int: st.integers(0, 2**53),
+    type(None): st.none(),
+    Reason: st.sampled_from(Reason),
+}
+N_CLASSES = len(RATIO_BOUNDS) + 1
 
-features = st.builds(
-    FeatureSnapshot,
-    name=names,
-    unit=names,
-    coefficient=numbers,
-    status=names,
-    stderr=optional,
-    form_error=optional,
-    reason=st.none() | st.sampled_from(Reason),
-    vif=optional,
-    learned_share=optional,
-)
-errors = st.builds(ErrorSnapshot, mape=numbers, median_ape=numbers, p90_ape=numbers)
-models = st.builds(
-    ModelSnapshot,
-    features=st.lists(features, max_size=4),
-    rows=st.integers(0, 2**53),
-    effective_rows=numbers,
-    condition_number=optional,
-    covariance=st.lists(st.lists(numbers, max_size=4), max_size=4),
-    error=st.none() | errors,
-)
-intervals = st.builds(
-    IntervalSnapshot,
-    p10=numbers,
-    p50=numbers,
-    p90=numbers,
-    strata=st.dictionaries(names, st.tuples(numbers, numbers, numbers), max_size=3),
-)
-residuals = st.builds(
+
+@functools.cache
+def of(kind):
+    """Anything of a type that a snapshot is made of."""
+    origin, parts = typing.get_origin(kind), typing.get_args(kind)
+    if kind in LEAVES:
+        return LEAVES[kind]
+    if origin is list:
+        return st.lists(of(*parts), max_size=2)
+    if origin is dict:
+        return st.dictionaries(*map(of, parts), max_size=2)
+    if origin is not None:
+        return st.tuples(*map(of, parts)) if origin is tuple else st.one_of(*map(of, parts))
+    hints = typing.get_type_hints(kind).items()
+    return st.builds(kind, **{name: BOUND[name] if name in BOUND else of(hint) for name, hint in hints})
+
+
+BOUND = {"schema": st.just(SCHEMA)}
+BOUND["residuals"] = st.none() | st.builds(
     ResidualSnapshot,
     ratio_bounds=st.just(list(RATIO_BOUNDS)),
-    rows=st.lists(st.integers(0, 2**50), min_size=len(RATIO_BOUNDS) + 1, max_size=len(RATIO_BOUNDS) + 1),
+    rows=st.lists(st.integers(0, 2**50), min_size=N_CLASSES, max_size=N_CLASSES),
     ratio_sum=numbers,
 )
-targets = st.builds(
-    TargetSnapshot,
-    vector=names,
-    unit=names,
-    champion=names,
-    models=st.dictionaries(names, models, max_size=2),
-    interval=st.none() | intervals,
-    residuals=st.none() | residuals,
-    drift=st.none()
-    | st.builds(DriftSnapshot, last_unix_nano=st.none() | nanos, gain=optional, count=st.integers(0, 9)),
-    mean_us=optional,
-)
-configs = st.builds(
-    ConfigSnapshot,
-    config_id=names,
-    config=st.dictionaries(names | st.just("gpu"), names | st.booleans() | st.integers(0, 9) | numbers, max_size=4),
-    engines=st.lists(st.builds(EngineSnapshot, instance=names, scheduling=names, last_step=nanos), max_size=2),
-    telemetry=names,
-    targets=st.dictionaries(st.sampled_from(TARGETS) | names, targets, max_size=3),
-)
-snapshots = st.builds(
-    Snapshot,
-    generation=st.integers(0, 2**53),
-    created_unix_nano=nanos,
-    tracefit_version=names,
-    configs=st.lists(configs, max_size=3),
-)
+BOUND["targets"] = st.dictionaries(st.sampled_from(TARGETS) | names, of(TargetSnapshot), max_size=3)
+configs, snapshots = of(ConfigSnapshot), of(Snapshot)
 
 
 @st.composite

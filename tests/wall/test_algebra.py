@@ -12,7 +12,7 @@ from tests.support.linear_steps import BETA, NAMES, steps
 from .published import differences, essence
 
 STEP = Target.STEP_TIME
-CONFIG = Config(feature_sets=("portable",))
+CONFIG = Config(learners=("rls",), feature_sets=("portable",))
 HALF_LIFE_STEPS = 4000
 
 

@@ -257,20 +257,3 @@ def test_a_second_server_on_the_same_port_is_one_clear_sentence(receiver):
     second = make_receiver(Config(listen=f"127.0.0.1:{receiver.port}"), receiver.intake)
     with pytest.raises(StartError, match=f"cannot listen on 127.0.0.1:{receiver.port}.*in use"):
         second.start()
-
-
-def test_calls_at_once_from_many_connections_are_all_counted(receiver):
-    callers = [
-        threading.Thread(
-            target=lambda first=first: call_export(receiver.port, make_export(first_step=first).SerializeToString())
-        )
-        for first in range(1, 161, 10)
-    ]
-    for caller in callers:
-        caller.start()
-    for caller in callers:
-        caller.join(60)
-    assert receiver.count(ACCEPTED_SPANS) == receiver.count(RECEIVED_SPANS) == len(callers)
-    batch = receiver.queue.take(64 * MIB, 0)
-    assert len(batch.items) == len(callers)
-    assert all(export.peer.startswith("ipv4:127.0.0.1:") for export in batch.items)

@@ -12,7 +12,6 @@ import threading
 import time
 import zlib
 from concurrent.futures import ThreadPoolExecutor
-from types import SimpleNamespace
 
 import pytest
 from google.rpc import status_pb2
@@ -44,21 +43,20 @@ JSON = {"Content-Type": "application/json"}
 GZIP = PROTOBUF | {"Content-Encoding": "gzip"}
 
 
-def make_receiver(config, intake, tokens=None):
-    budget = ReceiveBudget(config.message_max_mib * MIB)
-    return make_http_receiver(config, intake, budget, grace_s=0, tokens=tokens)
+def make_receiver(config, intake):
+    return make_http_receiver(config, intake, ReceiveBudget(config.message_max_mib * MIB), grace_s=0)
 
 
 class Receiver:
     """A receiver without a worker, so that a test decides when there is room."""
 
-    def __init__(self, *, offer=None, wait_s=0.1, tokens=None, **config):
+    def __init__(self, *, offer=None, wait_s=0.1, **config):
         self.metrics = Metrics(CollectorRegistry())
         self.queue = AdmissionQueue(SystemClock(), capacity_bytes=MIB, wait_s=wait_s)
         self.intake = Intake(self.queue, self.metrics)
         if offer is not None:
             self.intake.offer = offer
-        self.server = make_receiver(Config(listen_http="127.0.0.1:0", **config), self.intake, tokens)
+        self.server = make_receiver(Config(listen_http="127.0.0.1:0", **config), self.intake)
         self.server.start()
         self.port = self.server.port
 
@@ -311,15 +309,6 @@ def test_senders_of_large_bodies_that_never_end_keep_nobody_out():
 def _send_all_but_one(client, size):
     with contextlib.suppress(OSError):
         client.sendall(bytes(size - 1))
-
-
-def test_with_tokens_only_those_who_bear_one_get_in():
-    with running(tokens=SimpleNamespace(accepts=lambda header: header == "Bearer good")) as receiver:
-        status, _, response = receiver.post(ONE)
-        assert (status, response.getheader("WWW-Authenticate")) == (401, "Bearer")
-        assert receiver.post(ONE, PROTOBUF | {"Authorization": "Bearer bad"})[0] == 401
-        assert receiver.post(ONE, PROTOBUF | {"Authorization": "Bearer good"})[0] == 200
-        assert receiver.requests("unauthenticated") == 2
 
 
 def test_a_port_in_use_is_one_clear_sentence(receiver):

@@ -50,7 +50,9 @@ def http_status(port, *, headers=(), context=None):
     connection = kind("127.0.0.1", port, timeout=100, **({"context": context} if context else {}))
     with contextlib.closing(connection):
         connection.request("POST", "/v1/traces", ONE, {"Content-Type": CONTENT_TYPE, **dict(headers)})
-        return connection.getresponse().status
+        reply = connection.getresponse()
+        assert (reply.getheader("WWW-Authenticate") == "Bearer") == (reply.status == 401)
+        return reply.status
 
 
 def page_status(port, path, headers=()):

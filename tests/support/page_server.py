@@ -34,13 +34,14 @@ def padded(page: bytes, lines: int) -> bytes:
 class PageServer:
     """Serves a recording in real time, or whatever ``answer`` gives.
 
-    ``answer(path, elapsed_s)`` -> (status, headers, body); body None: never answers.
+    ``answer(path, elapsed_s)`` -> (status, headers, body); body None: never answers. ``asked`` has paths and headers,
+    ``bodies`` what was posted.
     """
 
     def __init__(self, answer=None, *, pages=None, context=None):
         self.begin_s = time.monotonic()
-        self.asked = []
-        self._pages = pages
+        self.asked, self.bodies = [], []
+        self._answer, self._pages = answer or self.recorded, pages
         server = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -48,22 +49,9 @@ class PageServer:
             wbufsize = -1
 
             def do_GET(self):
-                elapsed_s = time.monotonic() - server.begin_s
-                server.asked.append((self.path, dict(self.headers)))
-                status, headers, body = (answer or server.recorded)(self.path, elapsed_s)
-                if body is None:
-                    time.sleep(300)
-                    return
-                self.send_response(status)
-                for name, value in headers.items():
-                    self.send_header(name, value)
-                if "Content-Length" not in headers:
-                    self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                try:
-                    self.wfile.write(body)
-                except OSError:
-                    self.close_connection = True
+                server.respond(self)
+
+            do_POST = do_GET  # noqa: N815 -- as http.server calls it
 
             def setup(self):
                 super().setup()
@@ -85,6 +73,22 @@ class PageServer:
         self.port = self._server.server_address[1]
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
         self._thread.start()
+
+    def respond(self, handler):
+        self.bodies.append(handler.rfile.read(int(handler.headers.get("Content-Length", 0))))
+        self.asked.append((handler.path, handler.headers))
+        status, headers, body = self._answer(handler.path, time.monotonic() - self.begin_s)
+        if body is None:
+            time.sleep(300)
+            return
+        handler.send_response(status)
+        for name, value in ({"Content-Length": str(len(body))} | headers).items():
+            handler.send_header(name, value)
+        handler.end_headers()
+        try:
+            handler.wfile.write(body)
+        except OSError:
+            handler.close_connection = True
 
     @property
     def url(self):

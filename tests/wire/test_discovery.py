@@ -5,7 +5,6 @@ import contextlib
 import socket
 import threading
 from collections import Counter
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
@@ -29,33 +28,16 @@ GOOD = {
 @pytest.fixture
 def serve():
     """Start a server that answers each path as told."""
-    servers = []
+    with contextlib.ExitStack() as servers:
 
-    def start(answers):
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self):
-                status, body = answers.get(self.path, (404, b""))
-                self.send_response(status)
-                if status == 302:
-                    self.send_header("Location", "http://127.0.0.1:1/")
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                with contextlib.suppress(OSError):
-                    self.wfile.write(body)
+        def start(answers):
+            def answer(path, _):
+                status, body = answers.get(path, (404, b""))
+                return status, {"Location": "http://127.0.0.1:1/"} if status == 302 else {}, body
 
-            def log_message(self, *_):
-                pass
+            return f"http://127.0.0.1:{servers.enter_context(PageServer(answer)).port}"
 
-        server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        server.daemon_threads = True
-        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
-        servers.append(server)
-        return f"http://127.0.0.1:{server.server_port}"
-
-    yield start
-    for server in servers:
-        server.shutdown()
-        server.server_close()
+        yield start
 
 
 def _in_loop(discovery, asking):

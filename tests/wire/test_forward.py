@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-
 import grpc
 import pytest
 from google.protobuf import any_pb2, duration_pb2
@@ -20,7 +17,8 @@ from collector.ingest.forward import METHODS, without_scopes
 from collector.telemetry import ForwardOutcome, Signal, table
 from tests.support.clocks import eventually
 from tests.support.otlp_backend import Backend
-from tests.support.sidecars import call_export, get, metric, running_sidecar
+from tests.support.page_server import PageServer
+from tests.support.sidecars import call_export, metric, running_sidecar
 from tests.support.step_exports import make_export
 
 STEPS = make_export()
@@ -116,9 +114,9 @@ def test_what_has_no_room_is_dropped_and_counted_and_the_oldest_is_kept(tmp_path
         assert metric(sidecar.http_port, "tracefit_forward_queue_bytes") == room
 
 
-def numbered(number):
+def numbered(number, steps=10):
     """An export that is told from others by its name."""
-    request = make_export(first_step=1 + 10 * number)
+    request = make_export(first_step=1 + steps * number, steps_per_span=steps)
     request.resource_spans[0].scope_spans[0].scope.name = f"app {number}"
     return request.SerializeToString()
 
@@ -156,7 +154,7 @@ def test_a_log_that_is_full_of_what_a_backend_does_not_take_makes_room_for_learn
     gone = Backend()
     gone.stop()
     settings = {"FORWARD": f"grpc://127.0.0.1:{gone.port}", "DURABILITY": "log", "LOG_CAPACITY_MIB": "1"}
-    exports = [numbered(number) for number in range(600)]
+    exports = [numbered(number, 100) for number in range(60)]
     with running_sidecar(tmp_path, CHECKPOINT_INTERVAL_S="0.1", **settings) as sidecar:
         for payload in exports:
             call_export(sidecar.grpc_port, payload, timeout_s=10)
@@ -256,29 +254,17 @@ def test_metrics_and_logs_are_passed_on_and_without_a_backend_unimplemented(tmp_
 
 
 def test_http_goes_to_http_with_the_headers_of_a_file(tmp_path):
-    got = []
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self):
-            body = self.rfile.read(int(self.headers["Content-Length"]))
-            got.append((self.path, self.headers["X-Scope"], self.headers["Content-Type"], body))
-            self.send_response(200 if len(got) > 1 else 302)
-            self.end_headers()
-
-        def log_message(self, *_):
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
     (tmp_path / "headers").write_text("X-Scope: tenant-1\n")
-    settings = {"FORWARD": f"http://127.0.0.1:{server.server_port}", "FORWARD_HEADERS_FILE": str(tmp_path / "headers")}
-    with server, running_sidecar(tmp_path / "dir", **settings) as sidecar:
-        call_export(sidecar.grpc_port, ONE)
-        eventually(lambda: forwarded(sidecar, "refused") == 1)  # a page of somebody's proxy is no backend
-        call_export(sidecar.grpc_port, ONE)
-        eventually(lambda: forwarded(sidecar, "sent") == 1)
-        server.shutdown()
-    assert got == [("/v1/traces", "tenant-1", "application/x-protobuf", ONE)] * 2
+    with PageServer(lambda *_: (200 if len(server.asked) > 1 else 302, {}, b"")) as server:
+        settings = {"FORWARD": f"http://127.0.0.1:{server.port}", "FORWARD_HEADERS_FILE": str(tmp_path / "headers")}
+        with running_sidecar(tmp_path / "dir", **settings) as sidecar:
+            call_export(sidecar.grpc_port, ONE)
+            eventually(lambda: forwarded(sidecar, "refused") == 1)  # a page of somebody's proxy is no backend
+            call_export(sidecar.grpc_port, ONE)
+            eventually(lambda: forwarded(sidecar, "sent") == 1)
+    told = [(path, headers["X-Scope"], headers["Content-Type"]) for path, headers in server.asked]
+    assert told == [("/v1/traces", "tenant-1", "application/x-protobuf")] * 2
+    assert server.bodies == [ONE] * 2
 
 
 @pytest.mark.parametrize(
@@ -301,10 +287,3 @@ def test_a_sidecar_never_sends_to_itself(tmp_path):
     settings = {"LISTEN": "127.0.0.1:4317", "FORWARD": "grpc://localhost:4317"}
     with pytest.raises(ConfigError, match=r"forward: .*itself receives"), running_sidecar(tmp_path, **settings):
         pass
-
-
-def test_learning_goes_on_beside_it(tmp_path, backend):
-    with running_sidecar(tmp_path, FORWARD=f"grpc://127.0.0.1:{backend.port}") as sidecar:
-        call_export(sidecar.grpc_port, ONE)
-        assert b"tracefit_receiver_accepted_spans_total" in get(sidecar.http_port, "/metrics")
-        eventually(lambda: backend.traces() == [ONE])

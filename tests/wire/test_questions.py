@@ -1,12 +1,11 @@
 """`tracefit predict | plan | show | diff` as a user calls them: on a file, and on a server that wants a token."""
 
 import json
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
 from collector.cli import main
+from tests.support.page_server import PageServer
 from tests.tracefit.example_snapshot import encoded
 
 
@@ -27,23 +26,12 @@ def for_blis(tmp_path):
 
 @pytest.fixture
 def address():
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self):
-            accepted = self.headers.get("Authorization") == "Bearer secret"
-            body = encoded() if accepted else b"no"
-            self.send_response(200 if accepted else 401)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
+    def answer(*_):
+        accepted = server.asked[-1][1].get("Authorization") == "Bearer secret"
+        return (200, {}, encoded()) if accepted else (401, {}, b"no")
 
-        def log_message(self, *_):
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_address[1]}"
-    server.shutdown()
-    server.server_close()
+    with PageServer(answer) as server:
+        yield f"http://127.0.0.1:{server.port}"
 
 
 def test_a_step_and_a_load_are_predicted_from_a_file(snapshot, capsys):

@@ -21,6 +21,7 @@ from tests.support.sidecars import as_json, call_export, get, metric, running_si
 from tests.support.step_exports import STEP_US, make_export, step_attributes
 
 STEPS = 400
+SOON = {"JOIN_TIMEOUT_S": "1", "ALLOWED_LATENESS_S": "0"}
 PREFILL = {
     "batch.num_prefill_reqs": 1,
     "batch.num_decode_reqs": 1,
@@ -62,19 +63,27 @@ def test_a_real_sdk_exporter_moves_the_metrics_and_the_coefficients(tmp_path):
     assert coefficients["prefill_tokens"] == pytest.approx(200, rel=0.02)
 
 
-def test_promtool_accepts_the_live_page(tmp_path, promtool):
-    with running_sidecar(tmp_path, JOIN_TIMEOUT_S="1", ALLOWED_LATENESS_S="0") as sidecar:
-        for first in range(1, 400, 100):
-            call_export(sidecar.grpc_port, make_export(steps_per_span=100, first_step=first).SerializeToString())
+def test_live_pages_show_what_was_learned_and_promtool_accepts_theirs(tmp_path, promtool):
+    with running_sidecar(tmp_path, **SOON) as sidecar:
+        assert b"Waiting for telemetry" in get(sidecar.http_port, "/")
+        send_steps(sidecar)
         eventually(lambda: sidecar.snapshot() is not None)
-        page = get(sidecar.http_port, "/metrics")
-    assert b"tracefit_receiver_accepted_spans_total" in page
-    assert b"tracefit_build_info" in page
+        page, status = get(sidecar.http_port, "/metrics"), get(sidecar.http_port, "/").decode()
+        config_id = sidecar.snapshot().configs[0].config_id
+    for family in (b"receiver_accepted_spans_total", b"build_info", b"coefficient"):
+        assert b"tracefit_" + family in page
     assert b"process_resident_memory_bytes" in page
     assert not re.search(rb"_created[ {]", page)
-    assert b"tracefit_coefficient" in page
     checked = subprocess.run([promtool, "check", "metrics"], input=page, capture_output=True, check=False)
     assert checked.returncode == 0, checked.stdout + checked.stderr
+    for words in (config_id, "rows learned", '<span class="state ok">ready</span>'):
+        assert words in status
+
+
+def send_steps(sidecar):
+    """400 steps."""
+    for first in range(1, 400, 100):
+        call_export(sidecar.grpc_port, make_export(steps_per_span=100, first_step=first).SerializeToString())
 
 
 def ask(port, path, **headers):
@@ -95,15 +104,13 @@ def test_what_was_learned_can_be_fetched_as_a_state_where_that_is_switched_on(tm
         "PAGES_STATE": "true",
         "PAGES_TOKEN_FILE": str(tmp_path / "tokens"),
         "CHECKPOINT_INTERVAL_S": "0.1",
-        "JOIN_TIMEOUT_S": "1",
-        "ALLOWED_LATENESS_S": "0",
+        **SOON,
     }
     bearer = {"Authorization": "Bearer 0123456789abcdef"}
     with running_sidecar(tmp_path / "on", **overrides) as sidecar:
         assert ask(sidecar.http_port, "/state")[0] == 401
         assert ask(sidecar.http_port, "/state", **bearer)[0] == 503, "nothing has been written yet"
-        for first in range(1, 400, 100):
-            call_export(sidecar.grpc_port, make_export(steps_per_span=100, first_step=first).SerializeToString())
+        send_steps(sidecar)
         eventually(lambda: ask(sidecar.http_port, "/state", **bearer)[0] == 200)
     with running_sidecar(tmp_path / "on", **overrides) as sidecar:
         status, headers, body = ask(sidecar.http_port, "/state", **bearer)
@@ -143,15 +150,6 @@ def test_a_fault_in_the_learner_loses_one_batch_and_not_the_process(tmp_path, mo
         assert sidecar.health.ready()
 
 
-def test_what_was_acknowledged_before_the_stop_is_in_the_last_snapshot(tmp_path):
-    with running_sidecar(tmp_path) as sidecar:
-        for first in range(1, 300, 10):
-            call_export(sidecar.grpc_port, make_export(first_step=first).SerializeToString())
-        assert sidecar.stop()
-        model = as_json(tmp_path / "snapshot.json")["configs"][0]["targets"]["step_time"]["models"]["portable"]
-        assert model["rows"] == 299, "300 steps are 299 intervals, those still held back included"
-
-
 def test_a_directory_that_takes_no_files_is_one_clear_sentence(tmp_path):
     (tmp_path / "file").write_text("")
     with (
@@ -169,16 +167,3 @@ def test_a_taken_page_port_is_one_clear_sentence_and_leaves_no_server_behind(tmp
             running_sidecar(tmp_path, PAGES=taken),
         ):
             pass
-
-
-def test_the_status_page_shows_what_was_learned(tmp_path):
-    with running_sidecar(tmp_path, JOIN_TIMEOUT_S="1", ALLOWED_LATENESS_S="0") as sidecar:
-        assert b"Waiting for telemetry" in get(sidecar.http_port, "/")
-        for first in range(1, 400, 100):
-            call_export(sidecar.grpc_port, make_export(steps_per_span=100, first_step=first).SerializeToString())
-        eventually(lambda: sidecar.snapshot() is not None)
-        page = get(sidecar.http_port, "/").decode()
-        config_id = sidecar.snapshot().configs[0].config_id
-    assert config_id in page
-    assert "rows learned" in page
-    assert '<span class="state ok">ready</span>' in page

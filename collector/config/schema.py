@@ -369,8 +369,6 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         Meta(description="After a wrong configuration: `exit`, the start ends with code 78; `degrade`, defaults hold."),
     ] = "exit"
 
-    connections_max: ClassVar[int] = 256
-    """Connections to the gRPC receiver; a newcomer beyond it is closed."""
     drain_s: ClassVar[float] = 5.0
     """At a stop, how long accepted exports may still be learned from. It fits a pod's grace period of 30 s."""
     steps_max: ClassVar[int] = 65_536
@@ -393,6 +391,13 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     def configs_max(self) -> int:
         """Configurations learned at once: every engine may have its own."""
         return self.engines_max
+
+    @property
+    def connections_max(self) -> int:
+        """Connections to the gRPC receiver; a newcomer beyond it is closed. An engine, its API processes and whoever
+        takes its place have one each; an idle one costs 16 kB.
+        """
+        return 8 * self.engines_max
 
     @property
     def block_rows(self) -> int:

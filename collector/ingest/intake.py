@@ -31,7 +31,9 @@ T = TypeVar("T")
 RECEIVED_AT_ONCE: Final = 4
 """Exports of the largest size that may be received at the same time, over all transports."""
 RECEIVED_BYTES: Final = 64 << 20
-"""The same in bytes, where exports may be larger than usual: gRPC holds each twice for a moment."""
+"""The same in bytes, where exports may be larger than usual."""
+COPIES: Final = 2
+"""Of a message that is on its way: what has come lies in pieces, and is put together at its end."""
 RECEIVE_SHARE: Final = 0.25
 """Of them, what one connection may receive."""
 RECEIVE_WAIT_S: Final = 2.0
@@ -62,8 +64,9 @@ class ReceiveBudget:
     """
 
     def __init__(self, message_bytes_max: int) -> None:
-        self._left = max(min(RECEIVED_AT_ONCE * message_bytes_max, RECEIVED_BYTES), 2 * message_bytes_max)
-        self._share = int(RECEIVE_SHARE * self._left)
+        copies_bytes = COPIES * message_bytes_max
+        self._room = self._left = max(min(RECEIVED_AT_ONCE * copies_bytes, RECEIVED_BYTES), copies_bytes)
+        self._share = int(RECEIVE_SHARE * self._room)
         self._held: Counter[str] = Counter()
         self._used: Counter[str] = Counter()
         self._halved_s = 0.0
@@ -71,8 +74,8 @@ class ReceiveBudget:
         self._waiting: dict[str, deque[_Receiving]] = {}
 
     def receiving(self, connection: str, size_bytes: int) -> _Receiving:
-        """A context in which so many bytes are reserved for a connection."""
-        return _Receiving(self, connection, size_bytes)
+        """A context in which room for a message of at most so many bytes is reserved for a connection."""
+        return _Receiving(self, connection, min(COPIES * size_bytes, self._room))
 
     async def enter(self, one: _Receiving) -> None:
         """Reserve, waiting for a while."""

@@ -202,6 +202,23 @@ def test_the_connection_that_received_least_of_late_goes_first():
     assert order[-3:] == ["quiet", "loud", "loud"]
 
 
+def test_large_messages_are_received_one_after_the_other_since_each_is_held_twice_for_a_moment():
+    size_bytes = 32 << 20
+
+    async def scenario():
+        budget = ReceiveBudget(size_bytes)
+        async with budget.receiving("first", size_bytes) as first:
+            second = asyncio.create_task(budget.receiving("second", size_bytes).__aenter__())
+            await asyncio.sleep(0)
+            first.shrink(size_bytes)
+            await asyncio.sleep(0)
+            assert not second.done()
+        async with asyncio.timeout(5):
+            await second
+
+    asyncio.run(scenario())
+
+
 def test_who_sends_nothing_gives_its_room_to_those_who_wait_and_is_told_to_try_again(monkeypatch):
     monkeypatch.setattr("collector.ingest.intake.STALLED_S", 0.05)
 

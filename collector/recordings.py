@@ -389,6 +389,16 @@ class Recording:
             self.undecodable += 1
 
 
+def by_kind(batch: Sequence[Timed]) -> dict[str, list[Any]]:
+    """What a pipeline processes of a batch, by the names of its arguments."""
+    return {
+        "exports": [timed.export for timed in batch if isinstance(timed, TimedExport)],
+        "kv": [timed.batch for timed in batch if isinstance(timed, TimedKv)],
+        "pages": [timed.page for timed in batch if isinstance(timed, TimedPage)],
+        "passes": [timed.passed for timed in batch if isinstance(timed, TimedPass)],
+    }
+
+
 def in_batches(timed: Iterable[Timed], bytes_max: int) -> Iterator[list[Timed]]:
     """What belongs to one turn of the pipeline: as much as fits, one item at least."""
     batch: list[Timed] = []

@@ -17,10 +17,7 @@ from collector.config import Config
 from collector.ingest import TAKE_BYTES
 from collector.recordings import (
     Timed,
-    TimedExport,
-    TimedKv,
-    TimedPage,
-    TimedPass,
+    by_kind,
     in_batches,
     merged_with_progress,
     open_recordings,
@@ -96,13 +93,10 @@ def _learn(pipeline: Pipeline, batches: Iterable[list[Timed]]) -> tuple[int, str
     """Learn all of it; the newest time, and what it held."""
     newest_unix_nano = spans = pages = 0
     for batch in batches:
-        exports = [timed.export for timed in batch if isinstance(timed, TimedExport)]
+        kinds = by_kind(batch)
         newest_unix_nano = max(newest_unix_nano, batch[-1].unix_nano)
-        spans += sum([export.spans for export in exports])
-        pages += sum([isinstance(timed, TimedPage) for timed in batch])
-        pipeline.process_kv([timed.batch for timed in batch if isinstance(timed, TimedKv)])
-        pipeline.process_pages([timed.page for timed in batch if isinstance(timed, TimedPage)])
-        pipeline.process_passes([timed.passed for timed in batch if isinstance(timed, TimedPass)])
-        pipeline.process(exports)
+        spans += sum([export.spans for export in kinds["exports"]])
+        pages += len(kinds["pages"])
+        pipeline.process(**kinds)
     pipeline.flush()
     return newest_unix_nano, f"{spans} spans" + (f" and {pages} pages" if pages else "")

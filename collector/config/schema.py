@@ -394,9 +394,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     @property
     def connections_max(self) -> int:
-        """Connections to the gRPC receiver; a newcomer beyond it is closed. An engine, its API processes and whoever
-        takes its place have one each; an idle one costs 16 kB.
-        """
+        """Connections to the gRPC receiver; a newcomer beyond it is closed. An idle one costs 16 kB."""
         return 8 * self.engines_max
 
     @property

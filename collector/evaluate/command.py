@@ -15,7 +15,7 @@ from collector import __version__
 from collector.config import Config, ConfigError
 from collector.decode.kv import KvBatch
 from collector.identity import Knowledge
-from collector.recordings import TimedExport, TimedPass, by_source, open_recordings
+from collector.recordings import by_kind, by_source, open_recordings
 from collector.runtime import EXIT_FAILED, EXIT_OK, Clock, PrintLine, StartError, progress
 from collector.service import make_pipeline
 from exporters.snapshot_file import write_atomically
@@ -284,9 +284,8 @@ def _read(
 def published_of(config: Config, told: Sequence[Told], kv: Sequence[KvBatch] = ()) -> Snapshot:
     """What the default learner publishes of these exports or forward passes, and KV events."""
     pipeline = make_pipeline(replace(config, learners=("rls",), feature_sets=("portable",)))
-    pipeline.process_kv(kv)
-    pipeline.process([timed.export for timed in told if isinstance(timed, TimedExport)])
-    pipeline.process_passes([timed.passed for timed in told if isinstance(timed, TimedPass)])
+    pipeline.process(kv=kv)
+    pipeline.process(**by_kind(told))
     pipeline.flush()
     return pipeline.snapshot(0, 1)
 

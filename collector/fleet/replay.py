@@ -44,6 +44,7 @@ from collector.recordings import (
     TimedKv,
     TimedPage,
     TimedPass,
+    by_kind,
     in_batches,
     recording_files,
     source_of,
@@ -347,10 +348,7 @@ def learn_bucket(config: Config, own: Sequence[Piece], shared: Sequence[Piece], 
         if rows_place:
             pipeline.on_event = table.record
         for batch in in_batches(_in_time_order([piece for piece in own if piece.key == key], shared), TAKE_BYTES):
-            pipeline.process_kv([timed.batch for timed in batch if isinstance(timed, TimedKv)])
-            pipeline.process_pages([timed.page for timed in batch if isinstance(timed, TimedPage)])
-            pipeline.process_passes([timed.passed for timed in batch if isinstance(timed, TimedPass)])
-            pipeline.process([timed.export for timed in batch if isinstance(timed, TimedExport)])
+            pipeline.process(**by_kind(batch))
         pipeline.flush()
         table.write(rows_place)
         if pipeline.learned_rows:

@@ -112,7 +112,6 @@ class FleetService:
         took_s = (self._clock.monotonic_ns() - start_ns) / 1e9
         metrics = self.metrics
         metrics.add(table.FLEET_PULLS)
-        metrics.set(table.FLEET_PULL_DURATION, took_s)
         for outcome in PullOutcome:
             number = sum(source.outcome == outcome for source in pulled.sources)
             metrics.set(table.FLEET_SOURCES, number, outcome)

@@ -347,7 +347,6 @@ class Intake:
     ) -> Refused | None:
         """Take an export in (None), or say why not."""
         metrics = self._metrics
-        metrics.add(table.RECEIVED_BYTES, len(payload), transport)
         spans = 0
         try:
             counted = await self._count(payload)
@@ -380,7 +379,6 @@ class Intake:
 
     def pass_on(self, signal: Signal, payload: bytes, transport: Transport) -> None:
         """Take in what is not learned from."""
-        self._metrics.add(table.RECEIVED_BYTES, len(payload), transport)
         self._metrics.add(table.REQUESTS, 1, transport, Outcome.SUCCESS)
         if self._forward is not None:
             self._forward.offer(signal, payload)

@@ -353,7 +353,6 @@ class Joiner:
         for emitter in emitters:
             counts.merge(emitter.take_counts())
         counts.merge(self.kv.take_counts())
-        counts[table.OPEN_REQUESTS] = sum(emitter.open_requests for emitter in emitters)
         counts[table.ENGINES] = max(len(self.engines), len(self.api_processes))
         counts[table.ENGINES_REFUSED] = self._places.refused
         behind_ns = max((each.event_unix_ns - each.safe_unix_ns for each in emitters), default=0)

@@ -15,17 +15,20 @@ import math
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from collector.config import Config
 from collector.ingest import Export
-from collector.join import Pending
 from collector.runtime import Clock, Files, Health, StartError, SystemFiles, Task
-from collector.telemetry import Metrics, Outcome, Transport, table
+from collector.telemetry import Metrics, Outcome, table
 from online.state import Tree, encode
 
 from .checkpoint import PROGRESS, STATE_FILES, CheckpointFiles, Directory, Position
 from .log import NO_ROOM, Log, LogFull, is_segment
+
+if TYPE_CHECKING:
+    from .pipeline import Pipeline
+    from .publish import Publisher
 
 WRITER: Final = "checkpoint-writer"
 CONFIG_STATE_BYTES: Final = 1 << 20
@@ -42,44 +45,6 @@ _LOG_SHARE: Final = 0.5
 _MIB: Final = 1 << 20
 
 _log = logging.getLogger(__name__)
-
-
-class Restartable(Protocol):
-    """What is saved: the pipeline, which knows what goes out, and this module shall not."""
-
-    @property
-    def learned_rows(self) -> int:
-        """Rows learned so far."""
-        ...
-
-    def settle(self) -> None:
-        """Make rows of everything that waits in the join, or drop it for a reason; none of it is needed again."""
-        ...
-
-    def pending(self) -> list[Pending]:
-        """What each source holds that has not become rows."""
-        ...
-
-    def to_checkpoint(self) -> tuple[Tree, Position]:
-        """The parts of a checkpoint as of now, apart from what goes on changing."""
-        ...
-
-    def from_checkpoint(self, tree: Tree) -> tuple[Position, list[str]]:
-        """Continue from a checkpoint; names of models in it that are not configured. StateError if it does not fit."""
-        ...
-
-
-class Generations(Protocol):
-    """Numbers of published snapshots, which go on after a restart."""
-
-    @property
-    def generation(self) -> int:
-        """Number of the newest."""
-        ...
-
-    def resume(self, generation: int) -> None:
-        """Go on behind this one."""
-        ...
 
 
 def fitted_capacity(config: Config, files: Files) -> tuple[int, str]:
@@ -115,8 +80,8 @@ class Durability:
     def __init__(
         self,
         config: Config,
-        pipeline: Restartable,
-        publisher: Generations,
+        pipeline: Pipeline,
+        publisher: Publisher,
         *,
         metrics: Metrics,
         health: Health,
@@ -139,6 +104,8 @@ class Durability:
         self._backlog: Iterator[Export] = iter(())
         self._taken_ns = clock.monotonic_ns()
         self._dirty = False
+        self._accepted = 0
+        """Spans."""
         self._refusing: dict[Outcome, str] = {}
         """Why exports are refused now."""
         self._lost = self._cramped = self._unsaved = ""
@@ -238,11 +205,11 @@ class Durability:
         return self._checkpoints.learned()
 
     def record(self, export: Export) -> Export | Outcome:
-        """Write an export down before it may enter the queue; why not, if that cannot be."""
-        if not self.keeps_backlog:
-            return export
+        """Count an export that enters the queue, and write it down before; why not, if that cannot be."""
+        recorded = export
         try:
-            recorded = self.log.append(export)
+            if self.keeps_backlog:
+                recorded = self.log.append(export)
         except LogFull:
             return self._refuse(Outcome.LOG_FULL, "the log is full")
         except OSError as error:
@@ -250,6 +217,7 @@ class Durability:
         if self._refusing:
             self._refusing.clear()
             _log.info("exports are accepted again")
+        self._accepted += export.spans
         return recorded
 
     def _refuse(self, reason: Outcome, text: str) -> Outcome:
@@ -305,19 +273,16 @@ class Durability:
         self._dirty = False
         waiting = sum(one.steps + one.requests + one.rows for one in self._pipeline.pending())
         with self._lock:
-            self._pending = tree, position, (self._accepted_spans(), self._pipeline.learned_rows, waiting)
+            self._pending = tree, position, (self._accepted, self._pipeline.learned_rows, waiting)
         self._task.wake()
         return True
-
-    def _accepted_spans(self) -> int:
-        return int(sum(self._metrics.value(table.ACCEPTED_SPANS, transport) for transport in Transport))
 
     def _note_unsaved(self) -> None:
         """Leave to the next process what a kill would cost now."""
         if not self.keeps_backlog:
             spans, rows, waiting = self._saved
-            accepted, learned = self._accepted_spans(), self._pipeline.learned_rows
-            self._directory.note(spans=accepted - spans, rows=learned - rows, waiting=waiting)
+            learned = self._pipeline.learned_rows
+            self._directory.note(spans=self._accepted - spans, rows=learned - rows, waiting=waiting)
 
     def _until_due_s(self) -> float:
         """Infinite while nothing new is learned, or while a checkpoint is being written."""
@@ -353,8 +318,7 @@ class Durability:
     def _write(self, tree: Tree, position: Position) -> str:
         """Write a checkpoint; why not, if that failed."""
         try:
-            data = encode(tree)
-            self._checkpoints.write(data, position)
+            self._checkpoints.write(encode(tree), position)
         except OSError as error:
             self._metrics.add(table.STATE_WRITE_ERRORS)
             problem = f"state not written: {error.strerror}"
@@ -367,8 +331,6 @@ class Durability:
             self._metrics.add(table.STATE_WRITE_ERRORS)
             _log.exception("state could not be encoded")
             return "state could not be encoded"
-        self._metrics.add(table.STATE_WRITES)
-        self._metrics.set(table.STATE_BYTES, len(data))
         self._metrics.set(table.STATE_WRITTEN, self._clock.unix_nano() / 1e9)
         covered = self._checkpoints.covered()
         if covered is not None:

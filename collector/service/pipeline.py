@@ -1,9 +1,9 @@
 """Decode, join, learn: what the worker does with what was admitted. Single-threaded; never raises on bad input.
 
-    exports ─► Correlator: decode, each span once, join ─► events ─► Pipeline: the bank learns ─► snapshot
+    exports ─► Correlator: decode, each span once ─► join ─► events ─► the bank learns ─► snapshot
 
-The same for live telemetry, for replays and for the bench of evaluation, which stops at the events. Where rows are cut
-depends on the telemetry, not on how many exports are decoded at once.
+The same for live telemetry and for replays. Where rows are cut depends on the telemetry, not on how many exports are
+decoded at once.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -79,7 +79,7 @@ _log = logging.getLogger(__name__)
 
 
 class Correlator:
-    """Owns what is held between the bytes and the rows."""
+    """Owns what is held between the bytes and the rows: a span is admitted once, an emitter's telemetry is joined."""
 
     def __init__(self, config: Config, knowledge: Knowledge | None = None) -> None:
         self.joiner = Joiner(config, knowledge)
@@ -111,13 +111,6 @@ class Correlator:
             observe(telemetry)
             self.joiner.add(telemetry, recording)
         yield from self.joiner.drain()
-
-    def process_pages(self, pages: Sequence[ScrapedPage]) -> Iterator[Event]:
-        """Join what servers counted."""
-        for page in pages:
-            self.joiner.add_page(page)
-        if pages:
-            yield from self.joiner.drain()
 
 
 class Senders:
@@ -226,44 +219,37 @@ class Pipeline:
         """Last rows and coefficients of the last day, as of the newest snapshot; from any thread."""
         return self._histories.get(config_id)
 
-    def process(self, exports: Sequence[Export]) -> None:
+    def process(
+        self,
+        exports: Sequence[Export] = (),
+        *,
+        kv: Sequence[KvBatch] = (),
+        pages: Sequence[ScrapedPage] = (),
+        passes: Sequence[ForwardPass] = (),
+    ) -> None:
         """Decode, join and learn; what cannot be used is counted."""
         # Even if an error of ours ends this batch: replaying what cannot be processed would fail again, for ever.
         if exports and exports[-1].seq:
             self._unlearned.begin(exports[0].seq, exports[-1].arrived_unix_ns)
             self.applied_seq = exports[-1].seq
-        for event in self._correlator.process(exports, self._counts, self._observe):
-            self._apply(event)
+        joiner = self.joiner
+        for batch in kv:
+            joiner.kv.add(batch)
+        for page in pages:
+            self._load.record_page(page)
+            joiner.add_page(page)
+        for passed in passes:
+            joiner.add_pass(passed)
+        self._learn(self._correlator.process(exports, self._counts, self._observe))
 
     def _observe(self, telemetry: Telemetry) -> None:
         self._senders.record(telemetry, self._counts)
         self._load.record(telemetry)
         self._unlearned.record(telemetry)
 
-    def process_kv(self, batches: Sequence[KvBatch]) -> None:
-        """Add KV events; the steps they are about learn from them at the next export or flush."""
-        for batch in batches:
-            self.joiner.kv.add(batch)
-
-    def process_pages(self, pages: Sequence[ScrapedPage]) -> None:
-        """Learn from what servers counted between two pages."""
-        for page in pages:
-            self._load.record_page(page)
-        for event in self._correlator.process_pages(pages):
-            self._apply(event)
-
-    def process_passes(self, passes: Sequence[ForwardPass]) -> None:
-        """Learn from what engines told of single forward passes."""
-        for passed in passes:
-            self.joiner.add_pass(passed)
-        if passes:
-            for event in self.joiner.drain():
-                self._apply(event)
-
     def flush(self) -> None:
         """End of a replay: everything held becomes rows, or is dropped for a reason."""
-        for event in self.joiner.drain(flush=True):
-            self._apply(event)
+        self._learn(self.joiner.drain(flush=True))
 
     def settle(self) -> None:
         """The log is full: what waits is learned as it is, and no entry so far will be needed again.
@@ -280,8 +266,7 @@ class Pipeline:
 
         What came in by then must have been processed.
         """
-        for event in self.joiner.drain(now_unix_ns=now_unix_ns):
-            self._apply(event)
+        self._learn(self.joiner.drain(now_unix_ns=now_unix_ns))
         return self.joiner.idle_in_ns(now_unix_ns)
 
     def pending(self) -> list[Pending]:
@@ -341,8 +326,12 @@ class Pipeline:
         counts[table.CONFIGS_REFUSED] = len(self._bank.places.refused)
         return counts
 
+    def _learn(self, events: Iterable[Event]) -> None:
+        """Let the learners take what the join says, in its order."""
+        for event in events:
+            self._apply(event)
+
     def _apply(self, event: Event) -> None:
-        """Let the learners take one event of the join, in the join's order."""
         if self.on_event is not None:
             self.on_event(event)
         match event:
@@ -359,7 +348,7 @@ class Pipeline:
                     "configuration %s: telemetry quality %s, facts known: %d", config_id, quality.label, len(facts)
                 )
             case Rows(config_id, target, rows, engines):
-                for outcome, count in self._learn(config_id, target, rows, engines).items():
+                for outcome, count in self._learn_rows(config_id, target, rows, engines).items():
                     self._counts[table.ROWS, target, outcome] += count
             case Restarted(config_id, unix_ns):
                 if config_id not in self._put_aside:
@@ -367,7 +356,7 @@ class Pipeline:
             case Succeeded(old, new):
                 self._bank.inherit(new, old)
 
-    def _learn(
+    def _learn_rows(
         self, config_id: str, target: Target, rows: RowBlock, engines: Mapping[int, str] | None
     ) -> Mapping[RowOutcome, int]:
         """Let the bank learn; what became of the rows."""
@@ -380,7 +369,6 @@ class Pipeline:
 
     def _put_config_aside(self, config_id: str, why: str) -> None:
         self._put_aside[config_id] = why
-        self._counts[table.QUARANTINES] += 1
         self._bank.drop(config_id)
         _log.exception("configuration %s is put aside: its learner raised", config_id)
 

@@ -7,6 +7,7 @@ exporter wait. Readers take the reference and need no lock.
 from __future__ import annotations
 
 import logging
+import math
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,8 +29,6 @@ from .pipeline import Pipeline
 WRITER = "snapshot-writer"
 COST_SHARE = 0.1
 """Of the worker's time that generations may take: of a thousand configurations they come less often than set."""
-FIRST_S = 0.5
-"""For so long a few exports wait for others while nothing has been told yet."""
 LOOK_AGAIN_S = 0.5
 """While a generation is due and may not be made yet, by its share or a fault."""
 QUIET_NS = 10_000_000_000
@@ -83,20 +82,11 @@ class Publisher:
         self._news.skip_changes(published)
 
     def due_in_s(self) -> float:
-        """Until the next generation may be made: what is learned before, nobody sees earlier.
-
-        The first comes with the first row, so exports wait only shortly; where nothing can be learned from it never
-        comes, and to leave out several together costs less.
-        """
-        if self._made_ns is None:
-            return FIRST_S
-        return max(self._made_ns + self._interval_ns - self._clock.monotonic_ns(), 0) / 1e9
-
-    def quiet_s(self, most_s: float) -> float:
-        """For how long nobody need look whether a generation is due; ``most_s`` while nothing new was learned."""
+        """For how long nobody need look whether a generation is due; inf while nothing new was learned."""
         if self._pipeline.revision[0] == self._published_revision[0]:
-            return most_s
-        return min(max(self.due_in_s(), LOOK_AGAIN_S), most_s)
+            return math.inf
+        made_ns = self._clock.monotonic_ns() if self._made_ns is None else self._made_ns
+        return max((made_ns + self._interval_ns - self._clock.monotonic_ns()) / 1e9, LOOK_AGAIN_S)
 
     def tick(self, *, final: bool = False) -> None:
         """Publish a new generation if there is something new to say and the last one is old enough."""
@@ -252,8 +242,6 @@ class SnapshotWriter:
             return True
         report = write_snapshot(self.path.parent, snapshot)
         self._metrics.add(table.SNAPSHOT_WRITES, len(report.written))
-        if SNAPSHOT_NAME in report.written:
-            self._metrics.set(table.SNAPSHOT_WRITTEN, self._clock.unix_nano() / 1e9)
         if report.errors:  # all of them again at the next turn
             self._metrics.add(table.SNAPSHOT_WRITE_ERRORS, len(report.errors))
             name, reason = report.errors[0]

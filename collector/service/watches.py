@@ -8,11 +8,13 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable
+from operator import add
 from typing import NamedTuple
 
 from collector.join import Pending
 from collector.runtime import Clock, Health, MemoryGuard
-from collector.telemetry import Metrics, Stall, table
+from collector.telemetry import Counts, Metrics, Stall, table
+from online import RowOutcome, Target
 
 from .pipeline import Pipeline
 
@@ -83,13 +85,13 @@ def series_of(pending: tuple[Pending, ...]) -> dict[tuple[str, ...], float]:
     }
 
 
-class WorkerProgress(NamedTuple):
+class _Progress(NamedTuple):
     """Counts since the process began, as the stages saw them."""
 
     batches_failed: int = 0
-    spans_understood: int = 0
-    rows_offered: int = 0
-    rows_learned: int = 0
+    spans_understood: float = 0
+    rows_offered: float = 0
+    rows_learned: float = 0
 
 
 class StallWatch:
@@ -99,37 +101,48 @@ class StallWatch:
     that lets nothing through, asked in the order in which telemetry passes them. A quiet server is no stall.
     """
 
-    def __init__(self, clock: Clock, after_s: float = STALLED_AFTER_S) -> None:
+    def __init__(self, metrics: Metrics, clock: Clock) -> None:
+        self._metrics = metrics
         self._clock = clock
-        self._after_ns = int(after_s * 1e9)
+        self._after_ns = int(STALLED_AFTER_S * 1e9)
         self._since_ns: int | None = None
         self._newest_ns = 0
-        self._at = WorkerProgress()
-        self._now = WorkerProgress()
+        self._at = self._now = _Progress()
+        self._said: Stall | None = None
 
-    def record(self, progress: WorkerProgress) -> None:
-        """A batch of spans has been processed; counts so far."""
+    def record(self, counts: Counts, *, failed: bool = False) -> None:
+        """A batch of spans has been processed: what was counted of it, and whether that ended by an error of ours."""
         now_ns = self._clock.monotonic_ns()
-        self._now = progress
+        learned = sum(counts[table.ROWS, target, RowOutcome.LEARNED] for target in Target)
+        new = (failed, counts[table.DECODED_SPANS_OK], counts.total(table.ROWS), learned)
+        self._now = _Progress(*map(add, self._now, new))
         quiet = now_ns - self._newest_ns > self._after_ns
         self._newest_ns = now_ns
-        if self._since_ns is None or quiet or progress.rows_learned > self._at.rows_learned:
-            self._since_ns, self._at = now_ns, progress
+        if self._since_ns is None or quiet or learned:
+            self._since_ns, self._at = now_ns, self._now
+
+    def tick(self) -> None:
+        """Say it if that has changed."""
+        stalled = self.stalled()
+        if stalled is self._said:
+            return
+        for reason in Stall:
+            self._metrics.set(table.LEARNING_STALLED, reason is stalled, reason)
+        if stalled is not None:
+            _log.error("spans arrive and nothing is learned: %s", stalled)
+        else:
+            _log.info("learning goes on")
+        self._said = stalled
 
     def stalled(self) -> Stall | None:
         """Why nothing is learned, once that has lasted; None while all is well or nothing comes."""
-        if self._since_ns is None or self._newest_ns - self._since_ns < self._after_ns:
+        lasted = self._since_ns is not None and self._newest_ns - self._since_ns >= self._after_ns
+        if not lasted or self._clock.monotonic_ns() - self._newest_ns > self._after_ns:
             return None
-        if self._clock.monotonic_ns() - self._newest_ns > self._after_ns:
-            return None  # nothing comes any more
         now, at = self._now, self._at
-        if now.batches_failed > at.batches_failed and now.spans_understood == at.spans_understood:
-            return Stall.WORKER
         if now.spans_understood == at.spans_understood:
-            return Stall.DECODE
-        if now.rows_offered == at.rows_offered:
-            return Stall.JOIN
-        return Stall.LEARNER
+            return Stall.WORKER if now.batches_failed > at.batches_failed else Stall.DECODE
+        return Stall.JOIN if now.rows_offered == at.rows_offered else Stall.LEARNER
 
 
 class MemoryRelief:
@@ -183,14 +196,12 @@ class MemoryRelief:
         if self.problem and now_ns - self._short_last_ns >= CALM_NS:
             _log.info("memory is enough again: exports are accepted")
             self.problem = ""
-            self._metrics.set(table.MEMORY_SHORT, 0)
 
     def _help(self, now_ns: int) -> None:
         if not self.problem:
             limit_mib = (self.guard.limit_bytes or 0) >> 20
             without_load = ", without any load; raise the limit" if self._short_from_start else ""
             self.problem = f"more than {limit_mib} MiB in use{without_load}: exports are refused"
-            self._metrics.set(table.MEMORY_SHORT, 1)
             _log.warning("memory is short: %s", self.problem)
         self._short_ns = self._short_ns if self._short_ns is not None else now_ns
         self._short_last_ns = now_ns

@@ -11,20 +11,18 @@ from __future__ import annotations
 import logging
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
 
-from collector.decode.fpm import ForwardPass
-from collector.decode.kv import KvBatch
-from collector.decode.pages import ScrapedPage
-from collector.ingest import TAKE_BYTES, AdmissionQueue, Export, QueueBatch
+from collector.ingest import TAKE_BYTES, AdmissionQueue, Export
 from collector.runtime import Clock, Health, Task
-from collector.telemetry import Counts, Metrics, Stall, table
-from online import RowOutcome, Target
+from collector.telemetry import Metrics, table
 
 from .durability import Durability
 from .pipeline import Pipeline
 from .publish import Publisher
-from .watches import StallWatch, WorkerProgress
+from .watches import StallWatch
 
 NAME = "worker"
 IDLE_WAIT_S = 2.0
@@ -50,10 +48,8 @@ class Worker:
         pipeline: this thread alone touches it.
         publisher: makes a generation after a turn if one is due.
         durability: takes a checkpoint after a turn if it is due, and has what an earlier process left.
-        take_kv: the KV events since the last call.
-        take_pages: the pages scraped since the last call.
-        take_passes: the forward passes told of since the last call.
-        stall_watch: says why nothing is learned.
+        take_others: what came beside exports since the last call, by the names of the pipeline's arguments.
+        stall_watch: is shown what became of each batch.
         watches: called after a turn, in their order.
         due_in_s: for how long they have nothing to look after, unless something comes.
         drain_s: how long ``stop`` lets it drain the queue and save; then ``LAST_BATCH_S``.
@@ -67,9 +63,7 @@ class Worker:
         publisher: Publisher,
         durability: Durability,
         *,
-        take_kv: Callable[[], Sequence[KvBatch]],
-        take_pages: Callable[[], Sequence[ScrapedPage]] = tuple,
-        take_passes: Callable[[], Sequence[ForwardPass]] = tuple,
+        take_others: Mapping[str, Callable[[], Sequence[Any]]] = MappingProxyType({}),
         stall_watch: StallWatch,
         watches: Sequence[Callable[[], None]] = (),
         due_in_s: Callable[[], float] = lambda: math.inf,
@@ -84,9 +78,7 @@ class Worker:
         self._pipeline = pipeline
         self._publisher = publisher
         self._durability = durability
-        self._take_kv = take_kv
-        self._take_pages = take_pages
-        self._take_passes = take_passes
+        self._take_others = take_others
         self._stall_watch = stall_watch
         self._watches = watches
         self._due_in_s = due_in_s
@@ -94,8 +86,6 @@ class Worker:
         self._drain_s = drain_s
         self._metrics = metrics
         self._clock = clock
-        self._progress = WorkerProgress()
-        self._stalled: Stall | None = None
         self._behind = True
         self._abandoned = False
         self._longest_tick_s = 0.0
@@ -141,7 +131,7 @@ class Worker:
         if self._abandoned or (self._queue.exhausted and not self._behind):
             self._end()
             return None
-        self.step(min(self._publisher.quiet_s(IDLE_WAIT_S), self._due_in_s()))
+        self.step(min(IDLE_WAIT_S, self._publisher.due_in_s(), self._durability.due_in_s(), self._due_in_s()))
         return 0.0
 
     def step(self, wait_s: float) -> None:
@@ -150,10 +140,10 @@ class Worker:
             backlog = self._durability.backlog(self._batch_bytes)
             self._behind = bool(backlog)
             if backlog:
-                self._learn(QueueBatch(tuple(backlog), 0, 0))
+                self._learn(backlog, {})
         if not self._behind:
             self._learn_from_queue(wait_s)
-        self._report_stall()
+        self._stall_watch.tick()
         for watch in self._watches:
             watch()
         self._tick()
@@ -185,57 +175,21 @@ class Worker:
 
     def _learn_from_queue(self, wait_s: float) -> None:
         batch = self._queue.take(self._batch_bytes, wait_s)
-        self._process_others(self._take_kv(), self._take_pages(), self._take_passes())
-        if batch is None:
-            self._metrics.set(table.WORKER_LAG, self._queue.unread_ns() / 1e9)
-            return
+        others = {name: take() for name, take in self._take_others.items()}
         try:
-            self._learn(batch)
+            if batch is not None or any(others.values()):
+                self._learn(batch.items if batch is not None else (), others)
         finally:
-            self._queue.done(batch)
+            if batch is not None:
+                self._queue.done(batch)
+        waited_ns = batch.waited_ns if batch is not None else self._queue.unread_ns()
+        self._metrics.set(table.WORKER_LAG, waited_ns / 1e9)
 
-    def _report_stall(self) -> None:
-        stalled = self._stall_watch.stalled()
-        if stalled is self._stalled:
-            return
-        for reason in Stall:
-            self._metrics.set(table.LEARNING_STALLED, reason is stalled, reason)
-        if stalled is not None:
-            _log.error("spans arrive and nothing is learned: %s", stalled)
-        else:
-            _log.info("learning goes on")
-        self._stalled = stalled
-
-    def _process_others(
-        self, batches: Sequence[KvBatch], pages: Sequence[ScrapedPage], passes: Sequence[ForwardPass]
-    ) -> None:
-        if not (batches or pages or passes):
-            return
-        try:
-            self._pipeline.process_kv(batches)
-            self._pipeline.process_pages(pages)
-            self._pipeline.process_passes(passes)
-        except Exception:  # noqa: BLE001 -- as in _learn
-            _log.exception("KV events, pages or forward passes failed")
-        self._durability.record_batch()
-        self._metrics.merge(self._pipeline.take_counts())
-
-    def _record_progress(self, counts: Counts, *, failed: bool) -> None:
-        before = self._progress
-        self._progress = WorkerProgress(
-            before.batches_failed + failed,
-            before.spans_understood + int(counts[table.DECODED_SPANS_OK]),
-            before.rows_offered + int(counts.total(table.ROWS)),
-            before.rows_learned + int(sum(counts[table.ROWS, target, RowOutcome.LEARNED] for target in Target)),
-        )
-        self._stall_watch.record(self._progress)
-
-    def _learn(self, batch: QueueBatch[Export]) -> None:
-        start_ns = self._clock.monotonic_ns()
-        spans = self._spans_in_hand = sum(export.spans for export in batch.items)
+    def _learn(self, exports: Sequence[Export], others: Mapping[str, Sequence[Any]]) -> None:
+        spans = self._spans_in_hand = sum(export.spans for export in exports)
         failed = False
         try:
-            self._pipeline.process(batch.items)
+            self._pipeline.process(exports, **others)
             self._spans_unsaved += spans
         except Exception:  # noqa: BLE001
             # process() counts bad input and does not raise; this is a fault of ours, and no reason to stop receiving
@@ -246,6 +200,5 @@ class Worker:
         self._durability.record_batch()
         counts = self._pipeline.take_counts()
         self._metrics.merge(counts)
-        self._record_progress(counts, failed=failed)
-        self._metrics.set(table.WORKER_LAG, batch.waited_ns / 1e9)
-        self._metrics.observe(table.WORKER_BATCH, (self._clock.monotonic_ns() - start_ns) / 1e9)
+        if exports:
+            self._stall_watch.record(counts, failed=failed)

@@ -23,7 +23,7 @@ from collector import __version__
 from .table import BUILD_INFO, OPEN, PREFIX, TABLE, Kind, Metric
 
 if TYPE_CHECKING:
-    from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+    from prometheus_client import CollectorRegistry, Counter, Gauge
     from prometheus_client.metrics import MetricWrapperBase
 
 Row = Metric | tuple[Metric, *tuple[str, ...]]
@@ -76,7 +76,6 @@ class Metrics:
         self.registry = registry
         self._counters: dict[Row, Counter] = {}
         self._gauges: dict[Row, Gauge] = {}
-        self._histograms: dict[Row, Histogram] = {}
         self._open: dict[Metric, tuple[Gauge, set[tuple[str, ...]]]] = {}
         for metric in table:
             self._register(metric)
@@ -106,10 +105,6 @@ class Metrics:
         """Let a gauge without labels read its value at every scrape."""
         self._gauges[metric].set_function(read)
 
-    def observe(self, metric: Metric, value: float, *labels: str) -> None:
-        """Put a value into a histogram."""
-        self._histograms[_row(metric, labels)].observe(value)
-
     def merge(self, counts: Counts) -> None:
         """Add what was counted elsewhere; of a gauge, take its state."""
         for row, number in counts.items():
@@ -124,21 +119,17 @@ class Metrics:
         return self.registry.get_sample_value(metric.exposed_name, values) or 0.0
 
     def _register(self, metric: Metric) -> None:
-        from prometheus_client import Counter, Gauge, Histogram  # noqa: PLC0415 -- see above
+        from prometheus_client import Counter, Gauge  # noqa: PLC0415 -- see above
 
         name = PREFIX + metric.name
         names = [label for label, _ in metric.labels]
-        match metric.kind:
-            case Kind.COUNTER:
-                self._counters |= _children(metric, Counter(name, metric.help, names, registry=self.registry))
-            case Kind.GAUGE:
-                gauge = Gauge(name, metric.help, names, registry=self.registry)
-                self._gauges |= _children(metric, gauge)
-                if any(values is OPEN for _, values in metric.labels):
-                    self._open[metric] = gauge, set()
-            case Kind.HISTOGRAM:
-                histogram = Histogram(name, metric.help, names, registry=self.registry, buckets=metric.buckets)
-                self._histograms |= _children(metric, histogram)
+        if metric.kind is Kind.COUNTER:
+            self._counters |= _children(metric, Counter(name, metric.help, names, registry=self.registry))
+            return
+        gauge = Gauge(name, metric.help, names, registry=self.registry)
+        self._gauges |= _children(metric, gauge)
+        if any(values is OPEN for _, values in metric.labels):
+            self._open[metric] = gauge, set()
 
 
 def _children(metric: Metric, parent: M) -> dict[Row, M]:

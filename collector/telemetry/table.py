@@ -47,7 +47,6 @@ class Kind(enum.Enum):
 
     COUNTER = "counter"
     GAUGE = "gauge"
-    HISTOGRAM = "histogram"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,7 +61,6 @@ class Metric:
     unit: str
     help: str
     labels: tuple[tuple[str, tuple[str, ...]], ...] = ()
-    buckets: tuple[float, ...] = ()
 
     def __deepcopy__(self, _memo: dict[int, Any]) -> Self:
         return self
@@ -74,7 +72,7 @@ class Metric:
 
 
 _TRANSPORTS = tuple(Transport)
-_C, _G, _H = Kind.COUNTER, Kind.GAUGE, Kind.HISTOGRAM
+_C, _G = Kind.COUNTER, Kind.GAUGE
 _BY_TRANSPORT = (("transport", _TRANSPORTS),)
 _BY_SKIP = (("reason", tuple(Skip)),)
 _BY_KV_SKIP = (("reason", tuple(KvSkip)),)
@@ -97,7 +95,6 @@ REQUESTS = Metric(
     "Export calls, by how they ended.",
     (("transport", _TRANSPORTS), ("outcome", tuple(Outcome))),
 )
-RECEIVED_BYTES = Metric("receiver_received_bytes", _C, "bytes", "Payload received, uncompressed.", _BY_TRANSPORT)
 FORWARDED_EXPORTS = Metric(
     "forward_exports",
     _C,
@@ -114,21 +111,11 @@ IN_FLIGHT_BYTES = Metric("queue_in_flight_bytes", _G, "bytes", "Payload admitted
 MEMORY_LIMIT = Metric(
     "memory_limit_bytes", _G, "bytes", "Resident memory from which on exports are refused; 0 = no limit."
 )
-MEMORY_SHORT = Metric(
-    "memory_short", _G, "", "1 while exports are refused, or were seconds ago, because memory is short."
-)
 WORKER_LAG = Metric(
     "worker_lag_seconds",
     _G,
     "seconds",
     "How long the oldest export of the last batch waited, or has waited where there was none to take.",
-)
-WORKER_BATCH = Metric(
-    "worker_batch_seconds",
-    _H,
-    "seconds",
-    "Time to decode, join and learn one batch of exports.",
-    buckets=(0.001, 0.005, 0.02, 0.1, 0.5, 2.0, 10.0),
 )
 WORKER_FAILED_SPANS = Metric("worker_failed_spans", _C, "spans", "Acknowledged spans lost to an error of the worker.")
 DECODED_SPANS = Metric("decode_received_spans", _C, "spans", "Spans the worker looked at.")
@@ -171,7 +158,6 @@ DROPPED_ROWS = Metric(
 JOIN_EVENTS = Metric(
     "join_events", _C, "events", "What the join met besides rows, by kind.", (("event", tuple(JoinEvent)),)
 )
-OPEN_REQUESTS = Metric("join_open_requests", _G, "requests", "Requests that wait for their other half.")
 PENDING = Metric(
     "join_pending",
     _G,
@@ -250,9 +236,6 @@ COMPLETENESS = Metric(
     "",
     "Steps heard of by telemetry / steps counted on the same engine's page, the worst engine; absent without both.",
 )
-SNAPSHOT_WRITTEN = Metric(
-    "snapshot_last_write_timestamp_seconds", _G, "seconds", "When the snapshot file was last written; 0 = not yet."
-)
 SNAPSHOT_WRITES = Metric("snapshot_writes", _C, "writes", "Snapshot files written.")
 SNAPSHOT_WRITE_ERRORS = Metric("snapshot_write_errors", _C, "writes", "Snapshot files that could not be written.")
 PUBLISH_ERRORS = Metric("snapshot_publish_errors", _C, "snapshots", "Snapshots that could not be made.")
@@ -269,8 +252,6 @@ STATE_WRITTEN = Metric(
     "seconds",
     "When the newest state file was written, be it by an earlier process; 0 = not yet.",
 )
-STATE_BYTES = Metric("state_size_bytes", _G, "bytes", "Size of the state file last written.")
-STATE_WRITES = Metric("state_writes", _C, "writes", "State files written.")
 STATE_WRITE_ERRORS = Metric("state_write_errors", _C, "writes", "State files that could not be made or written.")
 LOG_BYTES = Metric("log_size_bytes", _G, "bytes", "Acknowledged exports on disk; 0 without a log.")
 LOG_CAPACITY = Metric("log_capacity_bytes", _G, "bytes", "Most that the log may hold; 0 without one.")
@@ -286,7 +267,6 @@ LEARNING_STALLED = Metric(
     "1 while spans have arrived for ten minutes and no row was learned, by reason.",
     (("reason", tuple(Stall)),),
 )
-QUARANTINES = Metric("quarantines", _C, "configs", "Configurations put aside because their learner raised.")
 QUARANTINED = Metric("quarantined_configs", _G, "configs", "Configurations put aside now.")
 EVICTIONS = Metric(
     "configs_evicted", _C, "configs", "Configurations silent for an hour that made room for others (engines_max)."
@@ -318,7 +298,6 @@ FLEET_PULLS = Metric("fleet_pulls", _C, "pulls", "Rounds of asking every source.
 FLEET_PULL_FAILURES = Metric(
     "fleet_pull_failures", _C, "pulls", "Rounds that wrote nothing: too few sources answered, or the disk is full."
 )
-FLEET_PULL_DURATION = Metric("fleet_pull_duration_seconds", _G, "seconds", "How long the last round took.")
 FLEET_WRITTEN = Metric(
     "fleet_last_write_timestamp_seconds",
     _G,
@@ -331,7 +310,6 @@ FLEET_TABLE: tuple[Metric, ...] = (
     FLEET_ENGINES,
     FLEET_PULLS,
     FLEET_PULL_FAILURES,
-    FLEET_PULL_DURATION,
     FLEET_WRITTEN,
     BUILD_INFO,
 )

@@ -244,7 +244,7 @@ def slower(every_s):
         pages, onset_ns = pages_of_a_slower_server(longer, every_s, 2, usual=2)
         pipeline, told = make_pipeline(Config(learners=("rls",), feature_sets=("portable",))), {}
         for number, page in enumerate(pages):
-            pipeline.process_pages([page])
+            pipeline.process(pages=[page])
             if number % 8 == 0 or page is pages[-1]:
                 for config in pipeline.snapshot(page.unix_ns, 1).configs:
                     drift = config.targets[Target.STEP_TIME.value].drift if config.targets else None

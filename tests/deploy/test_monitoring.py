@@ -53,8 +53,6 @@ def known_series():
         names |= {f"{family.name}_{suffix}" for suffix in suffixes}
     for metric in (*telemetry.TABLE, *telemetry.FLEET_TABLE):
         names.add(metric.exposed_name)
-        if metric.kind is telemetry.Kind.HISTOGRAM:
-            names |= {f"{metric.exposed_name}_{suffix}" for suffix in ("bucket", "sum", "count")}
     return names | {"process_cpu_seconds_total", "process_resident_memory_bytes"}
 
 

@@ -54,7 +54,7 @@ class State(Parser):
         pipeline = make_pipeline(self._config)
         if export is not None:
             pipeline.process([Export(export.SerializeToString(), "peer", "grpc", len(export.resource_spans))])
-        pipeline.process_kv([read_line(line, "source") for line in kv])
+        pipeline.process(kv=[read_line(line, "source") for line in kv])
         return pipeline
 
     def edited(self, rng, data):

@@ -59,7 +59,7 @@ class Life:
     def feed(self, stream):
         for one in stream:
             if isinstance(one, TimedKv):
-                self.pipeline.process_kv([one.batch])
+                self.pipeline.process(kv=[one.batch])
             else:
                 self.pipeline.process([one])
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import math
 import threading
 import urllib.request
 from collections.abc import Iterator
@@ -34,7 +35,7 @@ class CountingProcessor:
         self.learned_rows = 0
         self.engines = 0
 
-    def process(self, exports) -> None:
+    def process(self, exports, **_others) -> None:
         self.gate.wait(300)
         self.batches.append(tuple(exports))
         if self.error is not None:
@@ -67,6 +68,9 @@ class NoKeeper:
 
     def record_batch(self):
         pass
+
+    def due_in_s(self):
+        return math.inf
 
     def tick(self, **_):
         return False

@@ -118,7 +118,7 @@ class House:
         for record in records:
             self.now += round(record["wall_time"] * 1e9)
             passes.append(read_frames(frames(record), self.now, times, source=source))
-        self.pipeline.process_passes(passes)
+        self.pipeline.process(passes=passes)
 
     def counts(self):
         self.pipeline.flush()

@@ -72,7 +72,7 @@ def test_restores_of_a_custom_feature_set_are_learned_from():
         pipeline = Pipeline(settings, "test")
         for timed in merged(Recording(path, print) for path in paths):
             if isinstance(timed, TimedKv):
-                pipeline.process_kv([timed.batch])
+                pipeline.process(kv=[timed.batch])
             else:
                 pipeline.process([timed.export])
         pipeline.flush()

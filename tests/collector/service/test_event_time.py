@@ -192,7 +192,7 @@ def test_arrival_tells_who_is_idle_whatever_times_a_sender_claims():
 def test_pages_give_their_last_rows_when_scraping_ends():
     house = House()
     for _, page in zip(range(160), recorded_pages_of("http://h:8000"), strict=False):
-        house.pipeline.process_pages([page])
+        house.pipeline.process(pages=[page])
         house.turn()
         house.clock.advance(0.5)
     house.silence()

@@ -44,8 +44,7 @@ class House:
             self.processor,
             self.publisher,
             NoKeeper(),
-            take_kv=tuple,
-            stall_watch=StallWatch(self.clock, 600.0),
+            stall_watch=StallWatch(self.metrics, self.clock),
             batch_bytes=100,
             drain_s=drain_s,
             health=self.health,
@@ -138,7 +137,7 @@ def test_a_last_generation_that_takes_too_long_is_all_that_is_missing(tmp_path, 
 
 
 def test_a_worker_that_dies_tells_the_process(house, monkeypatch):
-    def die(*_):
+    def die(*_, **__):
         raise SystemExit
 
     monkeypatch.setattr(house.processor, "process", die)

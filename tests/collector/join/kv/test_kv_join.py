@@ -265,7 +265,7 @@ def test_rows_with_kv_events_do_not_depend_on_the_order_of_arrival_within_ten_se
 def test_the_pipeline_takes_kv_batches_and_accounts_for_them():
     pipeline = Pipeline(Config(learners=("rls",)), "test")
     batches = kv_batches("c5_offload")
-    pipeline.process_kv([*batches, batches[0]])
+    pipeline.process(kv=[*batches, batches[0]])
     counts = pipeline.take_counts()
     assert counts[table.KV_MESSAGES] == 521 == counts[table.KV_MESSAGES_OK] + counts.total(table.KV_MESSAGES_SKIPPED)
     assert counts.by_label(table.KV_MESSAGES_SKIPPED) == {KvSkip.DUPLICATE: 1}
@@ -278,7 +278,7 @@ def test_hits_make_the_prefill_coefficient_of_journeys_alone_come_out_right():
 
     def coefficient(batches, drop_steps):
         pipeline = Pipeline(Config(learners=("rls",)), "test")
-        pipeline.process_kv(batches)
+        pipeline.process(kv=batches)
         for one in telemetry("c5_offload", no_step if drop_steps else lambda _step: True):
             pipeline.joiner.add(one)
         pipeline.flush()

@@ -59,7 +59,7 @@ def test_two_servers_of_one_model_share_a_configuration_and_neither_spoils_the_o
         for url, server in servers.items():
             server.run(0.5, (3, 8, 1, 5)[number // 20 % 4])
             reading: EngineReading = server.reading()
-            pipeline.process_pages([ScrapedPage(url, 10**18 + at_ns, at_ns, (reading,))])
+            pipeline.process(pages=[ScrapedPage(url, 10**18 + at_ns, at_ns, (reading,))])
     pipeline.flush()
     (config,) = pipeline.snapshot(0, 1).configs
     assert [engine.instance for engine in config.engines] == list(servers)

@@ -39,7 +39,7 @@ def learned(pipeline):
 def test_pages_alone_are_learned_from_and_say_so():
     pipeline = make_pipeline(CONFIG)
     for page in PAGES:
-        pipeline.process_pages([live(page)])
+        pipeline.process(pages=[live(page)])
     pipeline.flush()
     (config,) = learned(pipeline).values()
     assert config.telemetry == "metrics"
@@ -60,7 +60,7 @@ def test_engines_of_a_data_parallel_server_share_the_cache_that_its_page_tells_e
     for seconds, page in recorded_pages():
         ranks = b"".join(page.replace(b'engine="0"', b'engine="%d"' % rank) for rank in range(engines))
         at_ns = T0_NS + int(seconds * 1e9)
-        pipeline.process_pages([ScrapedPage("http://10.0.0.7:8000", at_ns, at_ns, parser.parse(ranks))])
+        pipeline.process(pages=[ScrapedPage("http://10.0.0.7:8000", at_ns, at_ns, parser.parse(ranks))])
     pipeline.flush()
     (tmp_path / "snapshot.json").write_bytes(pipeline.snapshot(0, 1).to_json())
     assert tracefit.load(tmp_path / "snapshot.json").config().limits.kv_tokens == 2048 * 32 / engines
@@ -69,9 +69,9 @@ def test_engines_of_a_data_parallel_server_share_the_cache_that_its_page_tells_e
 def test_how_pages_are_handed_over_changes_nothing():
     one, other = make_pipeline(CONFIG), make_pipeline(CONFIG)
     for page in PAGES:
-        one.process_pages([live(page)])
+        one.process(pages=[live(page)])
     for start in range(0, len(PAGES), 37):
-        other.process_pages([live(page) for page in PAGES[start : start + 37]])
+        other.process(pages=[live(page) for page in PAGES[start : start + 37]])
     one.flush()
     other.flush()
     assert one.snapshot(0, 1) == other.snapshot(0, 1)
@@ -84,7 +84,7 @@ def test_where_an_engine_sends_steps_its_page_gives_facts_and_no_rows():
         without.process([export])
         with_pages.process([export])
         if number >= len(stream) // 2:
-            with_pages.process_pages([live(PAGES[number])])
+            with_pages.process(pages=[live(PAGES[number])])
     with_pages.flush()
     without.flush()
     (plain,), (facts,) = learned(without).values(), learned(with_pages).values()
@@ -100,7 +100,7 @@ def test_rows_of_a_page_that_others_tell_of_are_counted():
         pipeline.process([export])
     pipeline.take_counts()
     for page in PAGES:
-        pipeline.process_pages([live(page)])
+        pipeline.process(pages=[live(page)])
     counts = pipeline.take_counts()
     assert counts[table.DROPPED_ROWS, RowDrop.TOLD_BY_STEPS] > 100
     assert counts[table.ROWS, Target.STEP_TIME, "learned"] == 0
@@ -111,7 +111,7 @@ def test_of_several_servers_only_the_one_that_sends_is_left_to_its_telemetry():
     for export in exports()[:20]:
         pipeline.process([export])
     for page in PAGES:
-        pipeline.process_pages([live(page, "http://10.0.0.7:8000"), live(page, "http://10.0.0.8:8000")])
+        pipeline.process(pages=[live(page, "http://10.0.0.7:8000"), live(page, "http://10.0.0.8:8000")])
     pipeline.flush()
     assert {config.telemetry for config in learned(pipeline).values()} >= {"metrics"}
 
@@ -139,7 +139,7 @@ def test_a_page_under_the_very_name_of_the_engine_that_sends_gives_way_to_it():
         pipeline.process([export])
     (instance,) = {emitter.instance for emitter in pipeline.joiner.emitters.values()}
     for number, export in enumerate(stream[20:]):
-        pipeline.process_pages([live(PAGES[number], server=instance)])
+        pipeline.process(pages=[live(PAGES[number], server=instance)])
         pipeline.process([export])
     pipeline.flush()
     assert [config.telemetry != "metrics" for config in learned(pipeline).values()] == [True]

@@ -102,9 +102,9 @@ def beside_its_page(all_sent: list[Piece], sent: list[Piece], hit_ratio: float =
     for export in exports_of(sent, 10):
         spans = ExportTraceServiceRequest.FromString(export.payload).resource_spans[-1].scope_spans[-1].spans
         while pages and pages[0].unix_ns <= spans[-1].end_time_unix_nano + 10**9:
-            pipeline.process_pages([pages.pop(0)])
+            pipeline.process(pages=[pages.pop(0)])
         pipeline.process([export])
-    pipeline.process_pages(pages)
+    pipeline.process(pages=pages)
     pipeline.flush()
     return pipeline
 
@@ -271,7 +271,7 @@ def test_the_page_of_a_server_whose_request_spans_are_sampled_is_learned_from():
     for timed in Recording(RECORDED, print):
         if isinstance(timed, TimedPage):
             page = timed.page
-            pipeline.process_pages([ScrapedPage("http://10.0.0.7:8000", page.unix_ns, page.mono_ns, page.engines)])
+            pipeline.process(pages=[ScrapedPage("http://10.0.0.7:8000", page.unix_ns, page.mono_ns, page.engines)])
     pipeline.flush()
     config = published(pipeline)
     assert config.doubts == []

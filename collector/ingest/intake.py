@@ -352,7 +352,7 @@ class Intake:
             counted = await self._count(payload)
             if isinstance(counted, Outcome):
                 metrics.add(table.REQUESTS, 1, transport, counted)
-                return Refused(counted, HINT_MAX_S)
+                return Refused(counted, HINT_MAX_S if counted is Outcome.QUEUE_FULL else 0.0)
             spans = counted
             metrics.add(table.RECEIVED_SPANS, spans, transport)
             export = Export(payload, peer, transport, spans, arrived_unix_ns=self._unix_nano())

@@ -27,8 +27,8 @@ from collector.telemetry import Outcome, Signal, Transport
 from .access import TokenFile
 from .forward import METHODS
 from .intake import BudgetFull, Intake, ReceiveBudget
-from .queue import HINT_MIN_S, Refused
-from .status import INCOMPLETE, INTERNAL, UNAUTHENTICATED, Answer, answer
+from .queue import HINT_MIN_S
+from .status import Answer, answer
 
 METHOD = METHODS[Signal.TRACES]
 SERVICE = METHOD.split("/")[1]
@@ -85,23 +85,22 @@ class _ExportHandler(grpc.GenericRpcHandler):
     async def _receive(self, signal: Signal, context: _Context) -> Answer | None:
         """Take the message in (None), or say why not."""
         if self._tokens is not None and not self._tokens.accepts(_authorization(context)):
-            return self._turn_away(Outcome.UNAUTHENTICATED, UNAUTHENTICATED)
+            return self._turn_away(Outcome.UNAUTHENTICATED)
         peer = context.peer()
         try:
             async with self._budget.receiving(peer, self._message_bytes_max) as receiving:
                 refused = self._intake.refuses()
                 if refused is not None:
-                    return self._turn_away(refused.reason, answer(refused))
+                    return self._turn_away(refused.reason, refused.retry_after_s)
                 payload = await receiving.read(context.read())
                 if isinstance(payload, bytes):  # else the call has ended without one
                     receiving.shrink(len(payload))
                     return await self._offer(signal, payload, peer, context)
         except BudgetFull:
-            busy = Refused(Outcome.QUEUE_FULL, HINT_MIN_S)
-            return self._turn_away(busy.reason, answer(busy, "too many calls wait for their message"))
+            return self._turn_away(Outcome.QUEUE_FULL, HINT_MIN_S, "too many calls wait for their message")
         except TimeoutError:
             pass
-        return self._turn_away(Outcome.INCOMPLETE, INCOMPLETE)
+        return self._turn_away(Outcome.INCOMPLETE)
 
     async def _offer(self, signal: Signal, payload: bytes, peer: str, context: _Context) -> Answer | None:
         if signal is not Signal.TRACES:
@@ -111,12 +110,12 @@ class _ExportHandler(grpc.GenericRpcHandler):
             refused = await self._intake.offer(payload, peer, Transport.GRPC, _patience_s(context))
         except Exception:  # noqa: BLE001 -- an exception's text would reach the client as status UNKNOWN
             _log.exception("export failed")
-            return INTERNAL
-        return answer(refused) if refused is not None else None
+            return answer(Outcome.FAILURE)
+        return answer(refused.reason, refused.retry_after_s) if refused is not None else None
 
-    def _turn_away(self, outcome: Outcome, reply: Answer) -> Answer:
+    def _turn_away(self, outcome: Outcome, retry_after_s: float = 0.0, text: str = "") -> Answer:
         self._intake.turn_away(Transport.GRPC, outcome)
-        return reply
+        return answer(outcome, retry_after_s, text)
 
 
 def _authorization(context: _Context) -> str | None:

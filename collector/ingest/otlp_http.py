@@ -14,12 +14,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import ssl
 import time
 import zlib
 from collections.abc import Callable
 from http import HTTPStatus
-from typing import Final, NamedTuple
+from typing import Final
 
 import grpc
 from aiohttp import web
@@ -34,7 +35,8 @@ from collector.telemetry import Outcome, Signal, Transport
 from .access import TokenFile
 from .forward import PATHS
 from .intake import FIELDS_MAX, RECEIVE_TIMEOUT_S, BudgetFull, Intake, ReceiveBudget
-from .status import HttpAnswer, http_answer
+from .queue import HINT_MIN_S
+from .status import Answer, answer
 
 PATH: Final = PATHS[Signal.TRACES]
 CONTENT_TYPE: Final = "application/x-protobuf"
@@ -50,67 +52,27 @@ MEMBERS_MAX: Final = 64
 _log = logging.getLogger(__name__)
 
 
-class Rejection(NamedTuple):
-    """An answer without looking at telemetry."""
-
-    outcome: Outcome
-    status: HTTPStatus
-    code: grpc.StatusCode
-    text: str
-    headers: tuple[tuple[str, str], ...] = ()
+def _unsupported(status: HTTPStatus, text: str, *headers: tuple[str, str]) -> Answer:
+    code = grpc.StatusCode.UNIMPLEMENTED if status in _NOT_HERE else grpc.StatusCode.INVALID_ARGUMENT
+    return Answer(Outcome.UNSUPPORTED, code, status, text, headers=headers)
 
 
-_CODE = grpc.StatusCode
-NOT_FOUND = Rejection(Outcome.UNSUPPORTED, HTTPStatus.NOT_FOUND, _CODE.UNIMPLEMENTED, f"only {PATH} is served")
-NOT_POST = Rejection(
-    Outcome.UNSUPPORTED, HTTPStatus.METHOD_NOT_ALLOWED, _CODE.UNIMPLEMENTED, "POST only", (("Allow", "POST"),)
-)
-NOT_OTLP = Rejection(
-    Outcome.UNSUPPORTED,
+_NOT_HERE = (HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED)
+NOT_FOUND = _unsupported(HTTPStatus.NOT_FOUND, f"only {PATH} is served")
+NOT_POST = _unsupported(HTTPStatus.METHOD_NOT_ALLOWED, "POST only", ("Allow", "POST"))
+NOT_OTLP = _unsupported(
     HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
-    _CODE.INVALID_ARGUMENT,
     f"expected Content-Type {CONTENT_TYPE} or {JSON}, Content-Encoding gzip or none",
-    (("Accept-Encoding", "gzip"),),
+    ("Accept-Encoding", "gzip"),
 )
-NO_TOKEN = Rejection(
-    Outcome.UNAUTHENTICATED,
-    HTTPStatus.UNAUTHORIZED,
-    _CODE.UNAUTHENTICATED,
-    "a bearer token is needed",
-    (("WWW-Authenticate", "Bearer"),),
-)
-NO_LENGTH = Rejection(
-    Outcome.UNSUPPORTED, HTTPStatus.LENGTH_REQUIRED, _CODE.INVALID_ARGUMENT, "expected a Content-Length"
-)
-TOO_LARGE = Rejection(
-    Outcome.TOO_LARGE, HTTPStatus.REQUEST_ENTITY_TOO_LARGE, _CODE.RESOURCE_EXHAUSTED, "the body is too large"
-)
-TOO_SLOW = Rejection(Outcome.INCOMPLETE, HTTPStatus.REQUEST_TIMEOUT, _CODE.INVALID_ARGUMENT, "the body did not come")
-NOT_GZIP = Rejection(Outcome.UNDECODABLE, HTTPStatus.BAD_REQUEST, _CODE.INVALID_ARGUMENT, "not gzip")
-TOO_MANY_MEMBERS = Rejection(
-    Outcome.UNDECODABLE,
-    HTTPStatus.BAD_REQUEST,
-    _CODE.INVALID_ARGUMENT,
-    f"more than {MEMBERS_MAX} gzip members in one body",
-)
-NOT_JSON = Rejection(Outcome.UNDECODABLE, HTTPStatus.BAD_REQUEST, _CODE.INVALID_ARGUMENT, "not OTLP/JSON")
-TOO_MANY_OBJECTS = Rejection(
-    Outcome.TOO_MANY_FIELDS, HTTPStatus.BAD_REQUEST, _CODE.INVALID_ARGUMENT, "too many objects in one export"
-)
-BUSY = Rejection(
-    Outcome.QUEUE_FULL,
-    HTTPStatus.SERVICE_UNAVAILABLE,
-    _CODE.RESOURCE_EXHAUSTED,
-    "too much being received",
-    (("Retry-After", "1"),),
-)
-NO_MEMORY = Rejection(
-    Outcome.MEMORY,
-    HTTPStatus.SERVICE_UNAVAILABLE,
-    _CODE.RESOURCE_EXHAUSTED,
-    "memory limit",
-    (("Retry-After", "2"),),
-)
+NO_LENGTH = _unsupported(HTTPStatus.LENGTH_REQUIRED, "expected a Content-Length")
+NO_TOKEN = answer(Outcome.UNAUTHENTICATED)._replace(headers=(("WWW-Authenticate", "Bearer"),))
+TOO_LARGE, TOO_SLOW = answer(Outcome.TOO_LARGE), answer(Outcome.INCOMPLETE)
+NOT_GZIP = answer(Outcome.UNDECODABLE, text="not gzip")
+TOO_MANY_MEMBERS = answer(Outcome.UNDECODABLE, text=f"more than {MEMBERS_MAX} gzip members in one body")
+NOT_JSON = answer(Outcome.UNDECODABLE, text="not OTLP/JSON")
+TOO_MANY_OBJECTS = answer(Outcome.TOO_MANY_FIELDS, text="too many objects in one export")
+BUSY = answer(Outcome.QUEUE_FULL, HINT_MIN_S, "too much being received")
 
 
 class TooManyMembers(Exception):
@@ -152,7 +114,7 @@ def inflate(data: bytes, limit_bytes: int, check: Callable[[], None] = lambda: N
     return out[0] if len(out) == 1 else b"".join(out)
 
 
-_UNREADABLE: Final[dict[type[Exception], Rejection]] = {
+_UNREADABLE: Final[dict[type[Exception], Answer]] = {
     zlib.error: NOT_GZIP,
     TooManyMembers: TOO_MANY_MEMBERS,
     TimeoutError: BUSY,
@@ -172,9 +134,9 @@ class _ExportHandler:
 
     async def handle(self, request: web.BaseRequest) -> web.Response:
         """Look at the head, read the body, hand it on."""
-        rejection = self._check_head(request)
-        if rejection is not None:
-            return self._reject(request, rejection)
+        rejected = self._check_head(request)
+        if rejected is not None:
+            return self._reject(request, rejected)
         peer = _peer(request)
         size_bytes = request.content_length or 0
         if _encoding(request) == "gzip":
@@ -185,7 +147,7 @@ class _ExportHandler:
                     await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
                     request.writer.output_size = 0
                 body = await receiving.read(request.content.read())
-                answer = await self._export(request, body, peer, receiving.shrink)
+                return await self._export(request, body, peer, receiving.shrink)
         except BudgetFull:
             return self._reject(request, BUSY)
         except (TimeoutError, web.RequestPayloadError, ConnectionError):
@@ -193,9 +155,8 @@ class _ExportHandler:
         except asyncio.CancelledError:
             self._intake.turn_away(Transport.HTTP, Outcome.INCOMPLETE)
             raise
-        return self._reject(request, answer) if isinstance(answer, Rejection) else _reply(request, answer)
 
-    def _check_head(self, request: web.BaseRequest) -> Rejection | None:  # noqa: PLR0911 -- one per rejection
+    def _check_head(self, request: web.BaseRequest) -> Answer | None:  # noqa: PLR0911 -- one per rejection
         headers, size_bytes = request.headers, request.content_length
         signal = _signal(request)
         if signal is None or not (signal is Signal.TRACES or self._intake.passes_on):
@@ -211,38 +172,39 @@ class _ExportHandler:
             return NO_LENGTH
         if size_bytes > self._body_bytes_max:
             return TOO_LARGE
-        return NO_MEMORY if self._intake.refuses() is not None else None
+        refused = self._intake.refuses()
+        return None if refused is None else answer(refused.reason, refused.retry_after_s)
 
     async def _export(
         self, request: web.BaseRequest, body: bytes, peer: str, shrink: Callable[[int], None]
-    ) -> HttpAnswer | Rejection:
+    ) -> web.Response:
         try:
             if _encoding(request) == "gzip":
                 plain = await asyncio.to_thread(inflate, body, self._body_bytes_max, _check_of(request))
                 if plain is None:
-                    return TOO_LARGE
+                    return self._reject(request, TOO_LARGE)
                 body = plain
             if _speaks_json(request):
                 body = await asyncio.to_thread(json_to_protobuf, body, FIELDS_MAX)
         except tuple(_UNREADABLE) as error:
-            return _UNREADABLE[type(error)]
+            return self._reject(request, _UNREADABLE[type(error)])
         except ValueError:
-            return NOT_JSON
+            return self._reject(request, NOT_JSON)
         shrink(len(body))
         signal = _signal(request)
         if signal is not None and signal is not Signal.TRACES:
             self._intake.pass_on(signal, body, Transport.HTTP)
-            return HttpAnswer(HTTPStatus.OK, _CODE.OK)
+            return _reply(request)
         try:
             refused = await self._intake.offer(body, peer, Transport.HTTP)
         except Exception:  # noqa: BLE001 -- its text would reach the client
             _log.exception("export failed")
-            return HttpAnswer(HTTPStatus.INTERNAL_SERVER_ERROR, _CODE.INTERNAL, "internal error")
-        return HttpAnswer(HTTPStatus.OK, _CODE.OK) if refused is None else http_answer(refused)
+            return _reply(request, answer(Outcome.FAILURE))
+        return _reply(request, None if refused is None else answer(refused.reason, refused.retry_after_s))
 
-    def _reject(self, request: web.BaseRequest, rejection: Rejection) -> web.Response:
-        self._intake.turn_away(Transport.HTTP, rejection.outcome)
-        response = _reply(request, HttpAnswer(rejection.status, rejection.code, rejection.text), rejection.headers)
+    def _reject(self, request: web.BaseRequest, rejected: Answer) -> web.Response:
+        self._intake.turn_away(Transport.HTTP, rejected.outcome)
+        response = _reply(request, rejected)
         response.force_close()  # what is left of the body shall not be taken for a request
         return response
 
@@ -261,12 +223,15 @@ def _check_of(request: web.BaseRequest) -> Callable[[], None]:
     return check
 
 
-def _reply(request: web.BaseRequest, answer: HttpAnswer, headers: tuple[tuple[str, str], ...] = ()) -> web.Response:
+def _reply(request: web.BaseRequest, answer: Answer | None = None) -> web.Response:
     as_json = _speaks_json(request)
-    every = CIMultiDict([*headers, ("Content-Type", JSON if as_json else CONTENT_TYPE)])
+    headers = CIMultiDict([("Content-Type", JSON if as_json else CONTENT_TYPE)])
+    if answer is None:
+        return web.Response(body=b"{}" if as_json else b"", headers=headers)
+    headers.extend(answer.headers)
     if answer.retry_after_s:
-        every["Retry-After"] = str(answer.retry_after_s)
-    return web.Response(status=answer.status, body=answer.body(as_json=as_json), headers=every)
+        headers["Retry-After"] = str(math.ceil(answer.retry_after_s))
+    return web.Response(status=answer.status, body=answer.body(as_json=as_json), headers=headers)
 
 
 def _peer(request: web.BaseRequest) -> str:

@@ -1,8 +1,10 @@
 """Who may send: bearer tokens and TLS, both read again while the process runs.
 
-**Tokens** are in a file, one per line, so that an old and a new one can hold side by side. The file is checked at most
-once a second and read when it has changed (a mounted Secret is swapped whole). While it cannot be read or holds no
-token the last good tokens stay in force. Tokens are compared in constant time, by their digests, and never logged.
+Files are looked at once a second at most and read when they have changed (a mounted Secret is swapped whole).
+
+**Tokens** are in a file, one per line, so that an old and a new one can hold side by side. While it cannot be read or
+holds no token the last good tokens stay in force. Tokens are compared in constant time, by their digests, and never
+logged.
 
 **TLS** has certificate, key and client CA in files. A new pair takes effect at the next handshake; connections that
 stand keep theirs. A pair that does not load (half written, key of another certificate) is refused and the former one
@@ -17,8 +19,9 @@ import ipaddress
 import logging
 import ssl
 import threading
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 import grpc
 
@@ -29,26 +32,69 @@ CHECK_EVERY_NS = 1_000_000_000
 TOKEN_BYTES_MIN = 16
 FILE_BYTES_MAX = 65_536
 TOKENS_MAX = 16
-RELOAD_NS = 10_000_000_000
-"""How often certificate and key are looked at for changes."""
+
+T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
 
-class TokenFile:
-    """The tokens of one file; ``key`` names the configuration key in errors."""
+class WatchedFiles(Generic[T]):
+    """What some files hold, read again when they have changed; what they held before stays while that fails.
 
-    def __init__(self, path: str, key: str, clock: Clock) -> None:
-        self._path = Path(path)
+    Args:
+        named: what they are, in the log.
+        paths: the files.
+        load: reads them; OSError or ValueError if they cannot be used.
+        key: the configuration key that names them, in errors.
+        clock: they are looked at once a second at most.
+    """
+
+    def __init__(self, named: str, paths: Sequence[str], load: Callable[[], T], key: str, clock: Clock) -> None:
+        self._named = named
+        self._paths = [Path(path) for path in paths]
+        self._load = load
         self._clock = clock
         self._lock = threading.Lock()
         """Guards everything below."""
         self._checked_ns = clock.monotonic_ns()
         try:
             self._version = self._stat()
-            self._digests = self._read()
-        except (OSError, ValueError) as error:
-            raise ConfigError(key, f"{path}: {error}") from None
+            self._held = load()
+        except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
+            raise ConfigError(key, f"{paths[0]}: {error}") from None
+
+    def held(self) -> T:
+        """The newest that could be read; from any thread."""
+        with self._lock:
+            now_ns = self._clock.monotonic_ns()
+            if now_ns - self._checked_ns >= CHECK_EVERY_NS:
+                self._checked_ns = now_ns
+                self._read_if_changed()
+            return self._held
+
+    def _read_if_changed(self) -> None:
+        try:
+            version = self._stat()
+            if version == self._version:
+                return
+            self._version = version
+            self._held = self._load()
+        except (OSError, ValueError):
+            _log.warning("%s %s cannot be used; what it held before stays in force", self._named, self._paths[0])
+        else:
+            _log.info("%s %s read again", self._named, self._paths[0])
+
+    def _stat(self) -> tuple[tuple[int, int, int], ...]:
+        stats = [path.stat() for path in self._paths]
+        return tuple((stat.st_mtime_ns, stat.st_size, stat.st_ino) for stat in stats)
+
+
+class TokenFile:
+    """The tokens of one file; ``key`` names the configuration key in errors."""
+
+    def __init__(self, path: str, key: str, clock: Clock) -> None:
+        self._path = path
+        self._digests = WatchedFiles("token file", [path], self._load, key, clock)
 
     def accepts(self, authorization: str | None) -> bool:
         """Whether an ``Authorization`` header bears one of the tokens."""
@@ -56,34 +102,10 @@ class TokenFile:
         if scheme.lower() != "bearer" or not token:
             return False
         digest = _digest(token.strip().encode("utf-8", "backslashreplace"))
-        return any([hmac.compare_digest(digest, known) for known in self._current()])  # noqa: C419 -- look at all
+        return any([hmac.compare_digest(digest, known) for known in self._digests.held()])  # noqa: C419 -- look at all
 
-    def _current(self) -> tuple[bytes, ...]:
-        with self._lock:
-            now_ns = self._clock.monotonic_ns()
-            if now_ns - self._checked_ns >= CHECK_EVERY_NS:
-                self._checked_ns = now_ns
-                self._reload_if_changed()
-            return self._digests
-
-    def _reload_if_changed(self) -> None:
-        try:
-            version = self._stat()
-            if version == self._version:
-                return
-            self._version = version
-            self._digests = self._read()
-        except (OSError, ValueError):
-            _log.warning("token file %s has no usable token; the former ones stay", self._path)
-        else:
-            _log.info("token file %s read again", self._path)
-
-    def _stat(self) -> tuple[int, int, int]:
-        stat = self._path.stat()
-        return stat.st_mtime_ns, stat.st_size, stat.st_ino
-
-    def _read(self) -> tuple[bytes, ...]:
-        with self._path.open("rb") as file:
+    def _load(self) -> tuple[bytes, ...]:
+        with Path(self._path).open("rb") as file:
             data = file.read(FILE_BYTES_MAX)
         tokens = [line.strip() for line in data.splitlines() if line.strip()]
         if not tokens:
@@ -98,11 +120,10 @@ def _digest(token: bytes) -> bytes:
 
 
 class Material(NamedTuple):
-    """What a handshake needs, as PEM; ``client_ca`` empty means that clients need no certificate."""
+    """What a handshake needs: for a socket of ours, and for gRPC."""
 
-    certificate: bytes
-    key: bytes
-    client_ca: bytes
+    context: ssl.SSLContext
+    configuration: grpc.ServerCertificateConfiguration
 
 
 class TlsFiles:
@@ -110,77 +131,36 @@ class TlsFiles:
 
     def __init__(self, config: Config, clock: Clock) -> None:
         self._config = config
-        self._clock = clock
-        self._lock = threading.Lock()
-        """Guards everything below."""
-        self._checked_ns = clock.monotonic_ns()
-        try:
-            self._version = self._stat()
-            self._context, self._material = self._load()
-        except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
-            raise ConfigError("tls_cert_file", f"cannot be loaded: {error}") from None
+        wanted = (config.tls_cert_file, config.tls_key_file, config.tls_client_ca_file)
+        self._paths = [path for path in wanted if path]
+        self._material = WatchedFiles("certificate", self._paths, self._load, "tls_cert_file", clock)
 
     def context(self) -> ssl.SSLContext:
         """For a server's socket: every handshake gets the newest material."""
-        outer = self._context
+        outer = self._material.held().context
 
         def renew(handshake: ssl.SSLObject, _name: str | None, _outer: ssl.SSLContext) -> None:
-            with self._lock:
-                self._reload_if_changed()
-                handshake.context = self._context
+            handshake.context = self._material.held().context
 
         outer.sni_callback = renew  # called at every ClientHello, with a name or without
         return outer
 
-    def material(self) -> Material:
-        """For the next handshake of gRPC."""
-        with self._lock:
-            self._reload_if_changed()
-            return self._material
-
     def grpc_credentials(self) -> grpc.ServerCredentials:
         """Server credentials that follow the files."""
-        given = self.material()
+        given = self._material.held()
 
         def newer() -> grpc.ServerCertificateConfiguration | None:
             nonlocal given
-            material = self.material()
-            if material is given:
-                return None
-            given = material
-            return _grpc_configuration(material)
+            before, given = given, self._material.held()
+            return None if given is before else given.configuration
 
         return grpc.dynamic_ssl_server_credentials(
-            _grpc_configuration(given),
+            given.configuration,
             newer,  # type: ignore[arg-type]  # None is documented: nothing new
-            require_client_authentication=bool(given.client_ca),
+            require_client_authentication=bool(self._config.tls_client_ca_file),
         )
 
-    def _reload_if_changed(self) -> None:
-        now_ns = self._clock.monotonic_ns()
-        if now_ns - self._checked_ns < RELOAD_NS:
-            return
-        self._checked_ns = now_ns
-        try:
-            version = self._stat()
-            if version == self._version:
-                return
-            self._version = version
-            self._context, self._material = self._load()
-        except (OSError, ValueError):
-            _log.warning("new TLS files do not load; the former ones stay")
-        else:
-            _log.info("TLS files read again")
-
-    def _paths(self) -> list[Path]:
-        config = self._config
-        return [Path(path) for path in (config.tls_cert_file, config.tls_key_file, config.tls_client_ca_file) if path]
-
-    def _stat(self) -> tuple[tuple[int, int, int], ...]:
-        stats = [path.stat() for path in self._paths()]
-        return tuple((stat.st_mtime_ns, stat.st_size, stat.st_ino) for stat in stats)
-
-    def _load(self) -> tuple[ssl.SSLContext, Material]:
+    def _load(self) -> Material:
         config = self._config
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -188,13 +168,11 @@ class TlsFiles:
         if config.tls_client_ca_file:
             context.load_verify_locations(config.tls_client_ca_file)
             context.verify_mode = ssl.CERT_REQUIRED
-        certificate, key, *client_ca = [path.read_bytes() for path in self._paths()]
-        return context, Material(certificate, key, client_ca[0] if client_ca else b"")
-
-
-def _grpc_configuration(material: Material) -> grpc.ServerCertificateConfiguration:
-    pairs = [(material.key, material.certificate)]
-    return grpc.ssl_server_certificate_configuration(pairs, root_certificates=material.client_ca or None)
+        certificate, key, *client_ca = [Path(path).read_bytes() for path in self._paths]
+        configuration = grpc.ssl_server_certificate_configuration(
+            [(key, certificate)], root_certificates=client_ca[0] if client_ca else None
+        )
+        return Material(context, configuration)
 
 
 def read_credentials(config: Config, clock: Clock) -> tuple[TlsFiles | None, TokenFile | None]:

@@ -147,7 +147,7 @@ def test_mutual_tls_turns_away_a_client_without_a_certificate_of_the_right_autho
 def test_an_expired_certificate_is_replaced_while_running_and_a_broken_one_is_not_taken(
     tmp_path, authority, monkeypatch
 ):
-    monkeypatch.setattr("collector.ingest.access.RELOAD_NS", 100_000_000)
+    monkeypatch.setattr("collector.ingest.access.CHECK_EVERY_NS", 100_000_000)
     tls = tmp_path / "tls"
     put_pair(tls, authority.pair("expired", days=-1))
     with running_sidecar(tmp_path, **tls_settings(tls)) as sidecar:

@@ -208,41 +208,25 @@ def _read_varint(stream: io.BufferedReader) -> int | None:
 # --- entries ----------------------------------------------------------------------------------------------------------
 
 
-class TimedExport(NamedTuple):
-    """An export, its place in event time, and the recording it is from."""
+Said = Export | KvBatch | ScrapedPage | ForwardPass
+"""What an entry of a recording is."""
+_KINDS: Final[dict[str, type[Said]]] = {
+    "exports": Export,
+    "kv": KvBatch,
+    "pages": ScrapedPage,
+    "passes": ForwardPass,
+}
+
+
+class Timed(NamedTuple):
+    """An entry, its place in event time, and the recording it is from.
+
+    A forward pass has no time of day; its place is what passed before it in the same file.
+    """
 
     unix_nano: int
     label: str
-    export: Export
-
-
-class TimedKv(NamedTuple):
-    """A batch of KV events, likewise."""
-
-    unix_nano: int
-    label: str
-    batch: KvBatch
-
-
-class TimedPage(NamedTuple):
-    """A page of counters, likewise."""
-
-    unix_nano: int
-    label: str
-    page: ScrapedPage
-
-
-class TimedPass(NamedTuple):
-    """What an engine told of a forward pass, likewise; the place is what passed before it in the same file."""
-
-    unix_nano: int
-    label: str
-    passed: ForwardPass
-
-
-Timed = TimedExport | TimedKv | TimedPage | TimedPass
-Said = bytes | KvBatch | ScrapedPage | ForwardPass
-"""What an entry holds; bytes are an export."""
+    said: Said
 
 
 class Recording:
@@ -305,28 +289,30 @@ class Recording:
                 f"{self.name}: neither length-delimited OTLP traces nor lines of OTLP/JSON, KV events, pages or passes"
             )
 
-    def _timed(self, said: Said, newest_unix_nano: int) -> Timed | None:
+    def _timed(self, said: bytes | Said, newest_unix_nano: int) -> Timed | None:
         """An entry in its place, which is not before the newest so far; None for what is no telemetry."""
         match said:
+            case bytes():
+                spans = count_spans(said)
+                if isinstance(spans, Outcome):
+                    return None
+                unix_nano = newest_end_unix_nano(said)
+                said = Export(said, self.label, FILE_TRANSPORT, spans, self.label)
             case KvBatch():
-                return TimedKv(max(newest_unix_nano, said.ts_unix_ns), self.label, said)
-            case ScrapedPage():
-                return TimedPage(max(newest_unix_nano, said.unix_ns), self.label, said)
-            case ForwardPass():  # without a time of day: it comes when all before it of the same engine have passed
+                unix_nano = said.ts_unix_ns
+            case ForwardPass():  # it comes when all before it of the same engine have passed
                 self._passed_ns[said.instance] += round(1e3 * said.wall_us)
-                passed = said._replace(unix_ns=self._passed_ns[said.instance])
-                return TimedPass(max(newest_unix_nano, passed.unix_ns), self.label, passed)
-        spans = count_spans(said)
-        if isinstance(spans, Outcome):
-            return None
-        export = Export(said, self.label, FILE_TRANSPORT, spans, self.label)
-        return TimedExport(max(newest_unix_nano, newest_end_unix_nano(said)), self.label, export)
+                unix_nano = self._passed_ns[said.instance]
+                said = said._replace(unix_ns=unix_nano)
+            case ScrapedPage():
+                unix_nano = said.unix_ns
+        return Timed(max(newest_unix_nano, unix_nano), self.label, said)
 
-    def exports(self) -> Iterator[TimedExport]:
+    def exports(self) -> Iterator[Export]:
         """The exports of a recording without their times."""
-        return (timed for timed in self if isinstance(timed, TimedExport))
+        return (timed.said for timed in self if isinstance(timed.said, Export))
 
-    def _said_in_it(self) -> Iterator[Said]:
+    def _said_in_it(self) -> Iterator[bytes | Said]:
         try:
             with self._raw:
                 head, stream = _sniff(_decompressed(self._raw))
@@ -342,7 +328,7 @@ class Recording:
         self._said = True
         self._warn(f"{self.name}: {text}")
 
-    def _lines(self, stream: io.BufferedReader) -> Iterator[Said]:
+    def _lines(self, stream: io.BufferedReader) -> Iterator[bytes | Said]:
         parser = PageParser()
         for line in stream:
             if line.strip() == b"{":
@@ -352,7 +338,7 @@ class Recording:
             elif not line.isspace():
                 yield from self._line(line, parser)
 
-    def _line(self, line: bytes, parser: PageParser) -> Iterator[Said]:
+    def _line(self, line: bytes, parser: PageParser) -> Iterator[bytes | Said]:
         """What a line holds; what is wrong with it is counted."""
         if is_page_line(line):
             page = read_page_line(line, parser, self.label)
@@ -391,12 +377,7 @@ class Recording:
 
 def by_kind(batch: Sequence[Timed]) -> dict[str, list[Any]]:
     """What a pipeline processes of a batch, by the names of its arguments."""
-    return {
-        "exports": [timed.export for timed in batch if isinstance(timed, TimedExport)],
-        "kv": [timed.batch for timed in batch if isinstance(timed, TimedKv)],
-        "pages": [timed.page for timed in batch if isinstance(timed, TimedPage)],
-        "passes": [timed.passed for timed in batch if isinstance(timed, TimedPass)],
-    }
+    return {name: [timed.said for timed in batch if isinstance(timed.said, kind)] for name, kind in _KINDS.items()}
 
 
 def in_batches(timed: Iterable[Timed], bytes_max: int) -> Iterator[list[Timed]]:
@@ -404,7 +385,7 @@ def in_batches(timed: Iterable[Timed], bytes_max: int) -> Iterator[list[Timed]]:
     batch: list[Timed] = []
     size_bytes = 0
     for item in timed:
-        item_bytes = len(item.export.payload) if isinstance(item, TimedExport) else _NUMBERS_BYTES
+        item_bytes = len(item.said.payload) if isinstance(item.said, Export) else _NUMBERS_BYTES
         if batch and size_bytes + item_bytes > bytes_max:
             yield batch
             batch, size_bytes = [], 0
@@ -432,15 +413,15 @@ def merged_with_progress(recordings: Sequence[Recording], clock: Clock, note: Pr
     with progress("read", sum(recording.size_bytes for recording in recordings)) as bar:
         for number, timed in enumerate(merged(recordings)):
             yield timed
-            read[type(timed)] += 1
-            spans += timed.export.spans if isinstance(timed, TimedExport) else 0
+            read[type(timed.said)] += 1
+            spans += timed.said.spans if isinstance(timed.said, Export) else 0
             if number % _UPDATE_ITEMS == 0:
-                bar.set_postfix_str(f"{read[TimedExport]:,} exports, {spans:,} spans", refresh=False)
+                bar.set_postfix_str(f"{read[Export]:,} exports, {spans:,} spans", refresh=False)
                 bar.update(sum(recording.position_bytes for recording in recordings) - bar.n)
-    others = ((TimedKv, "batches of KV events"), (TimedPage, "pages"), (TimedPass, "forward passes"))
+    others = ((KvBatch, "batches of KV events"), (ScrapedPage, "pages"), (ForwardPass, "forward passes"))
     more = "".join(f" and {read[kind]} {name}" for kind, name in others if read[kind])
     elapsed_s = (clock.monotonic_ns() - started_ns) / 1e9
-    note(f"read {read[TimedExport]} exports, {spans} spans{more} in {elapsed_s:.1f} s")
+    note(f"read {read[Export]} exports, {spans} spans{more} in {elapsed_s:.1f} s")
 
 
 # --- files ------------------------------------------------------------------------------------------------------------

@@ -173,9 +173,9 @@ def schedule(
         unix_ns=clock.unix_nano() + lasts_ns - last.recv_unix_ns,
         mono_ns=max(mono_ns, MONOTONIC_FLOOR_NS - first.recv_mono_ns),
     )
-    for received, timed in zip(index, Recording(recording, note).exports(), strict=False):
+    for received, export in zip(index, Recording(recording, note).exports(), strict=False):
         recorded_s = (received.recv_unix_ns - first.recv_unix_ns) / 1e9
-        yield Sending(recorded_s / speed, recorded_s, restamped(timed.export.payload, stamps, salt))
+        yield Sending(recorded_s / speed, recorded_s, restamped(export.payload, stamps, salt))
 
 
 def send(target: str, sendings: Iterable[Sending], clock: Clock, watch: Callable[[float], None]) -> None:

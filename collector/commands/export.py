@@ -16,7 +16,8 @@ from google.protobuf.message import DecodeError
 
 import tracefit
 from collector.decode import MISSING, ApiSpan, CoreSpan, Finish, MarkKind, RequestSpan, Telemetry, decode
-from collector.recordings import Timed, TimedExport, merged_with_progress, open_recordings
+from collector.ingest import Export
+from collector.recordings import Timed, merged_with_progress, open_recordings
 from collector.runtime import EXIT_FAILED, EXIT_OK, Clock, PrintLine, StartError
 from collector.telemetry import Counts
 from exporters.blis import (
@@ -70,8 +71,8 @@ def requests_in(telemetry: Iterable[Timed]) -> list[TracedRequest]:
     arrivals: dict[bytes, ApiSpan] = {}
     answered: dict[bytes, RequestSpan] = {}
     for timed in telemetry:
-        if isinstance(timed, TimedExport):
-            for decoded in _decoded(timed):
+        if isinstance(timed.said, Export):
+            for decoded in _decoded(timed.said):
                 journeys |= {span.span_id: span for span in decoded.core}
                 arrivals |= {span.span_id: span for span in decoded.api}
                 answered |= {span.span_id: span for span in decoded.requests}
@@ -82,9 +83,9 @@ def requests_in(telemetry: Iterable[Timed]) -> list[TracedRequest]:
     return [request for request in traced if request is not None]
 
 
-def _decoded(timed: TimedExport) -> list[Telemetry]:
+def _decoded(export: Export) -> list[Telemetry]:
     try:
-        return decode(timed.export.payload, timed.export.peer, lambda *_: None, Counts())
+        return decode(export.payload, export.peer, lambda *_: None, Counts())
     except DecodeError:
         return []  # a recording in which something else lies between exports
 

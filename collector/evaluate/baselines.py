@@ -41,9 +41,9 @@ import msgspec
 import numpy as np
 
 import tracefit
-from collector.decode.pages import EngineReading, Meaning
+from collector.decode.pages import EngineReading, Meaning, ScrapedPage
 from collector.join.pages import PageEngine
-from collector.recordings import TimedPage, merged, open_recordings
+from collector.recordings import merged, open_recordings
 from online import STEP_FEATURES, Floats, Ints, Mask, RowBlock, Target
 
 from .captures import ServedRequest
@@ -329,8 +329,8 @@ def load_pages(paths: Sequence[Path]) -> dict[str, list[TimedReading]]:
     path = paths[0]
     name = path.parent.name if path.name.startswith("pages.") else path.name.split(".")[0]
     for timed in merged(open_recordings(paths, lambda _: None)):  # what is wrong with them was said before
-        if isinstance(timed, TimedPage):
-            page = timed.page
+        if isinstance(timed.said, ScrapedPage):
+            page = timed.said
             server = name if page.instance == page.recording else f"{name} {page.instance}"
             for reading in page.engines:
                 key = server if reading.engine == "0" else f"{server}#{reading.engine}"

@@ -21,11 +21,13 @@ import numpy as np
 
 from collector.config import Config
 from collector.decode import MISSING, ApiSpan, CoreSpan, Finish, MarkKind, RequestSpan, Telemetry
+from collector.decode.fpm import ForwardPass
 from collector.decode.kv import KvBatch
 from collector.identity import Fact, Knowledge, cannot_derive
+from collector.ingest import Export
 from collector.join import Event, Renamed, Rows
 from collector.join.inferred import Scheduling
-from collector.recordings import Recording, TimedExport, TimedKv, TimedPass, merged
+from collector.recordings import Recording, Timed, merged
 from collector.runtime import PrintLine
 from collector.service import Correlator
 from collector.telemetry import Counts, table
@@ -44,7 +46,7 @@ def with_kv_beside(
         if _holds_kv(recordings[0]):
             timed = (each for recording in recordings for each in recording)
             kv.setdefault(recordings[0].path.parent, []).extend(
-                each.batch for each in timed if isinstance(each, TimedKv)
+                each.said for each in timed if isinstance(each.said, KvBatch)
             )
         else:
             kept.append(recordings)
@@ -56,15 +58,15 @@ def with_kv_beside(
 
 def _holds_kv(recording: Recording) -> bool:
     with contextlib.closing(iter(Recording(recording.path, _say_nothing))) as timed:
-        return isinstance(next(timed, None), TimedKv)
+        first = next(timed, None)
+        return first is not None and isinstance(first.said, KvBatch)
 
 
 def _say_nothing(_text: str) -> None:
     """Whoever reads the recording whole says what is wrong with it."""
 
 
-Told = TimedExport | TimedPass
-Learn = Callable[[Sequence[Told], Sequence[KvBatch]], Snapshot]
+Learn = Callable[[Sequence[Timed], Sequence[KvBatch]], Snapshot]
 """What a sidecar publishes that was fed these exports or forward passes, and KV events, and nothing else."""
 PASSES = 256
 """Forward passes that are joined at once: each is a row by itself."""
@@ -190,7 +192,7 @@ def load(
     the same servers, in order of time; they are taken to have been heard when they happened.
     """
     path, label = recordings[0].path, recordings[0].label
-    told = [timed for timed in merged(recordings) if isinstance(timed, Told)]
+    told = [timed for timed in merged(recordings) if isinstance(timed.said, Export | ForwardPass)]
     if not told:
         return []
     times = (len(recordings) == 1 and _receive_times(path, len(told))) or [timed.unix_nano for timed in told]
@@ -222,7 +224,7 @@ def _receive_times(path: Path, count: int) -> list[int] | None:
     return times if len(times) == count else None
 
 
-def _run(told: Sequence[tuple[int, Told]], kv: Sequence[KvBatch], knowledge: Knowledge, join: Config) -> _Stream:
+def _run(told: Sequence[tuple[int, Timed]], kv: Sequence[KvBatch], knowledge: Knowledge, join: Config) -> _Stream:
     stream, counts, batches = _Stream(Correlator(join, knowledge)), Counts(), deque(kv)
     joiner, passes = stream.correlator.joiner, 0
     for delivered_ns, timed in told:
@@ -230,10 +232,10 @@ def _run(told: Sequence[tuple[int, Told]], kv: Sequence[KvBatch], knowledge: Kno
         while batches and batches[0].ts_unix_ns <= delivered_ns:
             joiner.kv.add(batches.popleft())
         events: Iterator[Event] = iter(())
-        if isinstance(timed, TimedExport):
-            events = stream.correlator.process([timed.export], counts, stream.observe)
-        else:
-            joiner.add_pass(timed.passed)
+        if isinstance(timed.said, Export):
+            events = stream.correlator.process([timed.said], counts, stream.observe)
+        elif isinstance(timed.said, ForwardPass):
+            joiner.add_pass(timed.said)
             passes += 1
             if passes % PASSES == 0:
                 events = iter(joiner.drain())

@@ -15,7 +15,7 @@ from collector import __version__
 from collector.config import Config, ConfigError
 from collector.decode.kv import KvBatch
 from collector.identity import Knowledge
-from collector.recordings import by_kind, by_source, open_recordings
+from collector.recordings import Timed, by_kind, by_source, open_recordings
 from collector.runtime import EXIT_FAILED, EXIT_OK, Clock, PrintLine, StartError, progress
 from collector.service import make_pipeline
 from exporters.snapshot_file import write_atomically
@@ -23,7 +23,7 @@ from online import Snapshot
 from online.features import registered
 
 from .baselines import WINDOW_S, PageReport, RequestReport, RequestScore, evaluate_pages, load_pages
-from .captures import Capture, Told, load, with_kv_beside
+from .captures import Capture, load, with_kv_beside
 from .online import KINDS, OnlineReport, OnlineScore, predict_then_learn
 from .protocol import CaptureReport, Report, Tell, evaluate
 from .systems import FIRST_ROWS, NINE, SHAPE_SUFFIX, Transfer, group
@@ -281,7 +281,7 @@ def _read(
     return captures, pages, len(sources)
 
 
-def published_of(config: Config, told: Sequence[Told], kv: Sequence[KvBatch] = ()) -> Snapshot:
+def published_of(config: Config, told: Sequence[Timed], kv: Sequence[KvBatch] = ()) -> Snapshot:
     """What the default learner publishes of these exports or forward passes, and KV events."""
     pipeline = make_pipeline(replace(config, learners=("rls",), feature_sets=("portable",)))
     pipeline.process(kv=kv)

@@ -40,10 +40,6 @@ from collector.recordings import (
     STDIN,
     Recording,
     Timed,
-    TimedExport,
-    TimedKv,
-    TimedPage,
-    TimedPass,
     by_kind,
     in_batches,
     recording_files,
@@ -246,7 +242,8 @@ class _Entry(NamedTuple):
     ids: bytes = b""
 
 
-_KINDS: Final[dict[type, int]] = {TimedExport: 0, TimedKv: 1, TimedPage: 2, TimedPass: 3}
+_KINDS: Final[tuple[type[Any], ...]] = (Export, KvBatch, ScrapedPage, ForwardPass)
+"""An export is kept as its payload, the others as MessagePack."""
 
 
 def cut(files: Sequence[RecordedFile]) -> Iterator[Any]:
@@ -282,30 +279,28 @@ def cut(files: Sequence[RecordedFile]) -> Iterator[Any]:
 
 def _entries_of(timed: Timed, newest: dict[str, int]) -> Iterator[tuple[int, str, _Entry]]:
     """Bucket, engine and entry; ``newest`` is the time of each engine in this file so far."""
-    if isinstance(timed, TimedKv):
-        yield SHARED, "", _Entry(timed.unix_nano, _KINDS[TimedKv], msgspec.msgpack.encode(timed.batch))
-    elif isinstance(timed, TimedPage):
-        instance = timed.page.instance
-        newest[instance] = max(newest.get(instance, 0), timed.page.unix_ns)
-        page = msgspec.msgpack.encode(timed.page)
-        yield _bucket_of(instance), instance, _Entry(newest[instance], _KINDS[TimedPage], page)
-    elif isinstance(timed, TimedPass):
-        passed = timed.passed
-        entry = _Entry(passed.unix_ns, _KINDS[TimedPass], msgspec.msgpack.encode(passed))
-        yield _bucket_of(passed.instance), passed.instance, entry
-    else:
+    said = timed.said
+    if isinstance(said, Export):
         try:
-            parts = parts_by_emitter(timed.export.payload, timed.label)
+            parts = parts_by_emitter(said.payload, timed.label)
         except ValueError:
             return  # its decoder could not read it either
         for part in parts:
             newest[part.instance] = max(newest.get(part.instance, 0), newest_end_unix_nano(part.payload))
         for part in parts:
-            entry = _Entry(newest[part.instance], _KINDS[TimedExport], part.payload, part.ids)
+            entry = _Entry(newest[part.instance], 0, part.payload, part.ids)
             if not part.is_api:
                 yield _bucket_of(part.instance), part.instance, entry
             elif part.ids:
                 yield SHARED, part.instance, entry
+        return
+    kind, data = _KINDS.index(type(said)), msgspec.msgpack.encode(said)
+    if isinstance(said, KvBatch):
+        yield SHARED, "", _Entry(timed.unix_nano, kind, data)
+        return
+    if isinstance(said, ScrapedPage):
+        newest[said.instance] = max(newest.get(said.instance, 0), said.unix_ns)
+    yield _bucket_of(said.instance), said.instance, _Entry(newest.get(said.instance, said.unix_ns), kind, data)
 
 
 def _bucket_of(instance: str) -> int:
@@ -325,15 +320,11 @@ def _pack(key: EngineKey, entries: list[_Entry]) -> Piece:
 
 
 def _unpack(piece: Piece, at: int) -> Timed:
-    label, kind, unix_nano = piece.key.recording, piece.kinds[at], int(piece.unix_nano[at])
+    label, kind = piece.key.recording, _KINDS[piece.kinds[at]]
     data = piece.payloads[piece.stops[at - 1] if at else 0 : piece.stops[at]].tobytes()
-    if kind == _KINDS[TimedExport]:
-        return TimedExport(unix_nano, label, Export(data, label, FILE_TRANSPORT, 0, label))
-    if kind == _KINDS[TimedKv]:
-        return TimedKv(unix_nano, label, msgspec.msgpack.decode(data, type=KvBatch))
-    if kind == _KINDS[TimedPass]:
-        return TimedPass(unix_nano, label, msgspec.msgpack.decode(data, type=ForwardPass))
-    return TimedPage(unix_nano, label, msgspec.msgpack.decode(data, type=ScrapedPage))
+    is_export = kind is Export
+    said = Export(data, label, FILE_TRANSPORT, 0, label) if is_export else msgspec.msgpack.decode(data, type=kind)
+    return Timed(int(piece.unix_nano[at]), label, said)
 
 
 # --- engines learned --------------------------------------------------------------------------------------------------

@@ -14,7 +14,6 @@ import numpy as np
 
 from collector.config import Config
 from collector.decode import StepColumns, Telemetry
-from collector.identity import Fact
 from collector.telemetry import JoinEvent, RowDrop, table
 from online import EngineSnapshot, Quality, Target
 
@@ -35,7 +34,6 @@ class Engine(Emitter):
         processes: those it has been, oldest first.
         habits: what its steps have taught.
         steps_heard: steps with tokens that it told of.
-        double_of: another emitter that tells the same steps and more; this one gives no rows of steps beside it.
     """
 
     def __init__(self, instance: str, recording: str, number: int, settings: Config) -> None:
@@ -43,7 +41,6 @@ class Engine(Emitter):
         self.processes: list[EngineProcess] = []
         self.habits = Habits(self.facts)
         self.steps_heard = 0
-        self.double_of: Engine | None = None
         self._steps_compared = 0
         self._settings = settings
         self._late_ns = int(settings.allowed_lateness_s * 1e9)
@@ -64,16 +61,6 @@ class Engine(Emitter):
     def quality(self) -> Quality:
         """Telemetry quality of the newest process."""
         return self._proven[-1].context.quality if self.processes else Quality.JOURNEYS
-
-    @property
-    def identity(self) -> dict[str, Fact]:
-        """What makes its configuration; a double belongs to the one that tells more."""
-        return super().identity if self.double_of is None else self.double_of.identity
-
-    @property
-    def is_double(self) -> bool:
-        """Whether another emitter tells more of the same engine, and this one belongs to it."""
-        return self.double_of is not None
 
     @property
     def open_requests(self) -> int:
@@ -117,7 +104,7 @@ class Engine(Emitter):
         return due
 
     def become_double_of(self, other: Engine) -> None:
-        """Leave the steps of the engine that both tell of to the other emitter, which gets what is known here."""
+        """Give no rows of the steps that both tell of; the other emitter gets what is known here."""
         other.facts.take_over(self.facts)
         other.is_changed = self.is_changed = True
         self.double_of = other

@@ -138,21 +138,21 @@ class OrderedMerge:
             due: list[tuple[str, RowBlock]] = []
             later: list[tuple[str, RowBlock]] = []
             for instance, block in held:
-                stop = len(block)
-                if until_unix_ns is not None:
-                    stop = int(block.end_ns.searchsorted(until_unix_ns, side="right"))
-                if stop:
-                    due.append((instance, block if stop == len(block) else block.slice(0, stop)))
-                if stop < len(block):
-                    later.append((instance, block.slice(stop, len(block)) if stop else block))
+                rows = len(block)
+                stop = rows if until_unix_ns is None else int(block.end_ns.searchsorted(until_unix_ns, side="right"))
+                for part, begin, end in ((due, 0, stop), (later, stop, rows)):
+                    if end - begin == rows:
+                        part.append((instance, block))
+                    elif end > begin:
+                        part.append((instance, block.slice(begin, end)))
             self._held[target] = later
             if due:
                 due.sort(key=lambda one: one[0])
                 engines = {int(block.engine[0]): instance for instance, block in due}
-                rows = RowBlock.concatenate([block for _, block in due])
+                whole = RowBlock.concatenate([block for _, block in due])
                 if len(engines) > 1:
                     # stable: equal ends stay in the order of the instances
-                    rows = rows.take(rows.end_ns.argsort(kind="stable"))
-                out.append(Rows(config_id, target, rows, engines))
+                    whole = whole.take(whole.end_ns.argsort(kind="stable"))
+                out.append(Rows(config_id, target, whole, engines))
         self._held = {target: held for target, held in self._held.items() if held}
         return out

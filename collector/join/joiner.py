@@ -42,6 +42,12 @@ class Joiner:
         self.api_processes: OrderedDict[Key, ApiProcess] = OrderedDict()
         self.pass_engines: OrderedDict[Key, PassEngine] = OrderedDict()
         self.pages = PageEngines(settings)
+        self._kinds: dict[type[Emitter], MutableMapping[Key, Any]] = {
+            Engine: self.engines,
+            ApiProcess: self.api_processes,
+            PassEngine: self.pass_engines,
+            PageEngine: self.pages.by_key,
+        }
         self.kv = KvSources(settings)
         self.api_spans = ApiSpans(settings.requests_max)
         self._places = Places(settings)
@@ -61,22 +67,23 @@ class Joiner:
             self.api_spans.add(api)
         key = (recording, telemetry.instance)
         if telemetry.requests:
-            process = self._emitter_for(self.api_processes, ApiProcess, key, telemetry)
+            process = self._emitter_for(ApiProcess, key, telemetry)
             if process is not None:
                 self._teach_facts(process, telemetry)
                 for span in telemetry.requests:
                     process.add(span)
         if len(telemetry.steps) or telemetry.core:
             key = self._shared_ids.key_of(key, telemetry, self._counts)
-            engine = self._emitter_for(self.engines, Engine, key, telemetry)
+            engine = self._emitter_for(Engine, key, telemetry)
             if engine is not None:
                 self._add_steps(engine, telemetry)
 
-    def _emitter_for(self, held: MutableMapping[Key, E], kind: type[E], key: Key, telemetry: Telemetry) -> E | None:
+    def _emitter_for(self, kind: type[E], key: Key, telemetry: Telemetry) -> E | None:
         """The emitter that this is of, which is new perhaps; None where there is no place for it."""
+        held: MutableMapping[Key, E] = self._kinds[kind]
         emitter = held.get(key)
         if emitter is not None and is_ahead(emitter, telemetry.arrived_unix_ns):
-            self._evict(held, emitter, telemetry.arrived_unix_ns)
+            self._evict(emitter, telemetry.arrived_unix_ns)
             emitter = None
         is_new = emitter is None
         if emitter is None:
@@ -85,17 +92,16 @@ class Joiner:
                 self._counts[table.JOIN_EVENTS, JoinEvent.ENGINE_REFUSED] += 1
                 return None
             for each in gone:
-                self._evict(held, held[each], telemetry.arrived_unix_ns)
+                self._evict(held[each], telemetry.arrived_unix_ns)
             self._counts[table.JOIN_EVENTS, JoinEvent.ENGINE_EVICTED] += len(gone)
             emitter = held[key] = kind(key[1], key[0], self._next_number(), self._settings)
         emitter.hear(telemetry, is_new=is_new)
         return emitter
 
-    def _evict(self, held: MutableMapping[Key, E], gone: E, arrived_unix_ns: int = 0) -> None:
+    def _evict(self, gone: Emitter, arrived_unix_ns: int = 0) -> None:
         """Let an emitter go, and its doubles; what they held is learned, unless it is of a time that has not come."""
-        for emitter in [
-            one for one in held.values() if one is gone or (isinstance(one, Engine) and one.double_of is gone)
-        ]:
+        held = self._kinds[type(gone)]
+        for emitter in [one for one in held.values() if gone in (one, one.double_of)]:
             del held[emitter.key]
             if not is_ahead(emitter, arrived_unix_ns):
                 self._hold_rows(emitter.config_id, emitter, emitter.advance(flush=True))
@@ -144,7 +150,7 @@ class Joiner:
             engine = self.pass_engines.get(key)
         if engine is None:
             if len(self.pass_engines) >= self._settings.engines_max:
-                self._evict(self.pass_engines, min(self.pass_engines.values(), key=lambda one: one.event_unix_ns))
+                self._evict(min(self.pass_engines.values(), key=lambda one: one.event_unix_ns))
                 self._counts[table.JOIN_EVENTS, JoinEvent.ENGINE_EVICTED] += 1
             engine = PassEngine(key[1], key[0], self._next_number(), self._settings, passed.source)
             self.pass_engines[key] = engine
@@ -281,15 +287,13 @@ class Joiner:
     # --- what is held -------------------------------------------------------------------------------------------------
 
     def _emitters(self) -> Iterator[Emitter]:
-        yield from self.engines.values()
-        yield from self.api_processes.values()
-        yield from self.pass_engines.values()
-        yield from self.pages.by_key.values()
+        for held in self._kinds.values():
+            yield from held.values()
 
     @property
     def emitters(self) -> Mapping[Key, Emitter]:
         """Everybody who is held; of several under one name, the one that tells most."""
-        return {**self.pages.by_key, **self.pass_engines, **self.api_processes, **self.engines}
+        return {key: emitter for held in reversed(self._kinds.values()) for key, emitter in held.items()}
 
     @property
     def emitters_held(self) -> int:
@@ -304,7 +308,7 @@ class Joiner:
     def engine_of(self, instance: str, recording: str = "") -> Engine | None:
         """The engine that this emitter's steps belong to."""
         engine = self.engines.get((recording, instance))
-        return engine if engine is None else engine.double_of or engine
+        return engine if engine is None or engine.double_of is None else self.engines.get(engine.double_of.key)
 
     def emitters_of(self, config_id: str) -> list[Emitter]:
         """Emitters of one configuration in order of appearance, but for doubles."""
@@ -380,15 +384,8 @@ class Joiner:
         checkpoint = JoinCheckpoint.from_plain(plain)
         joiner = cls(settings, knowledge)
         for kept in checkpoint.emitters:
-            match kept.restore(settings):
-                case Engine() as engine:
-                    joiner.engines[engine.key] = engine
-                case ApiProcess() as process:
-                    joiner.api_processes[process.key] = process
-                case PassEngine() as told:
-                    joiner.pass_engines[told.key] = told
-                case PageEngine() as page:
-                    joiner.pages.by_key[page.key] = page
+            emitter = kept.restore(settings)
+            joiner._kinds[type(emitter)][emitter.key] = emitter
         for kept in checkpoint.emitters:
             if kept.double_of:
                 joiner.engines["", kept.instance].double_of = joiner.engines.get(("", kept.double_of))

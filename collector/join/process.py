@@ -397,7 +397,7 @@ class EngineProcess:
     def shed_memory(self) -> None:
         """Let go of steps whose rows have left, and of the memory that they and others took."""
         if self.emitted_to:
-            self.window.let_go_before(self.emitted_to - _STEPS_BEFORE)
+            self.window.forget_before(self.emitted_to - _STEPS_BEFORE, now=True)
 
     def _forget_steps(self) -> None:
         """Drop steps whose rows have left; with journeys, only those older than the timeout.

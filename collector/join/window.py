@@ -94,14 +94,10 @@ class StepWindow:
         younger = np.flatnonzero(self.rebuilt["seen"][behind] & (self.steps["unix_ns"][behind] > unix_ns))
         self.forget_before(self.base + int(younger[0]) if len(younger) else keep_from)
 
-    def forget_before(self, step: int) -> None:
-        """Drop ids below ``step``; done lazily, when half of the columns would go."""
-        if step - self.base >= max(_GROWTH_STEPS, self.size // 2):
-            self.let_go_before(step)
-
-    def let_go_before(self, step: int) -> None:
-        """Drop ids below ``step`` now, and the memory that they took."""
-        self._hold(max(step, self.base), self.newest_step)
+    def forget_before(self, step: int, *, now: bool = False) -> None:
+        """Drop ids below ``step`` and the memory that they took: now, or when that is half of the columns."""
+        if now or step - self.base >= max(_GROWTH_STEPS, self.size // 2):
+            self._hold(max(step, self.base), self.newest_step)
 
     def add_summaries(self, steps: StepColumns) -> tuple[Ints, int, int]:
         """Place summaries by id, up to the newest that is reachable.

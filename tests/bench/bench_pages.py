@@ -169,8 +169,8 @@ def request_spans(path):
     """Learned from nothing but the request spans of an un-forked server, beside complete telemetry."""
     case = case_of("p1_engine_stats", path)
     pipeline, requests = make_pipeline(Config(learners=("rls",), feature_sets=("portable",))), 0
-    for timed in Recording(path, lambda _: None).exports():
-        export = ExportTraceServiceRequest.FromString(timed.export.payload)
+    for received in Recording(path, lambda _: None).exports():
+        export = ExportTraceServiceRequest.FromString(received.payload)
         for resource in export.resource_spans:
             for scope in resource.scope_spans:
                 kept = [s for s in scope.spans if s.name == REQUEST_SPAN and s.end_time_unix_nano <= case.cut_ns]

@@ -25,7 +25,7 @@ STEPS = [pytest.param(step, id=f"{number}-{step.command.split()[1]}") for number
 @pytest.fixture(scope="module")
 def sidecar():
     """The pages of a sidecar to which the demo has sent its whole recording."""
-    with served(timed.export for timed in Recording(find_recording(None), print).exports()) as address:
+    with served(Recording(find_recording(None), print).exports()) as address:
         yield address
 
 

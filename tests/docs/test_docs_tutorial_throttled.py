@@ -23,7 +23,7 @@ def test_a_throttled_machine_is_seen_where_the_tutorial_says(tmp_path, monkeypat
     recording = find_recording(None)
     said(f"tracefit replay {recording} -o healthy/snapshot.json")
     slow = throttling(read_index(recording), FACTOR)
-    exports = (timed.export for timed in Recording(recording, print).exports())
+    exports = Recording(recording, print).exports()
     with served(
         (each._replace(payload=restamped(each.payload, slow)) for each in exports), slow.slow_unix_ns
     ) as sidecar:

@@ -10,9 +10,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from collector.config.schema import Config
+from collector.decode.kv import KvBatch
+from collector.decode.pages import ScrapedPage
 from collector.ingest import Export
 from collector.join import Rows
-from collector.recordings import Recording, TimedKv, TimedPage, merged
+from collector.recordings import Recording, merged
 from collector.service.pipeline import make_pipeline
 from online import Target
 from online.state import LEARNERS, StateError, decode, encode
@@ -30,11 +32,12 @@ def stream_of(capture):
     """What a sidecar would have been sent, numbered and stamped as the log has it."""
     if capture not in KNOWN:
         files = [path for path in (DATA / capture).iterdir() if path.name in {"otlp.pb.gz", "kv.jsonl.gz"}]
-        timed = [one for one in merged([Recording(path, print) for path in files]) if not isinstance(one, TimedPage)]
+        timed = merged([Recording(path, print) for path in files])
+        timed = [one for one in timed if not isinstance(one.said, ScrapedPage)]
         KNOWN[capture] = [
-            one
-            if isinstance(one, TimedKv)
-            else one.export._replace(seq=1 + number, recording="", arrived_unix_ns=one.unix_nano + 10**9)
+            one.said
+            if isinstance(one.said, KvBatch)
+            else one.said._replace(seq=1 + number, recording="", arrived_unix_ns=one.unix_nano + 10**9)
             for number, one in enumerate(timed)
         ]
     return KNOWN[capture]
@@ -58,8 +61,8 @@ class Life:
 
     def feed(self, stream):
         for one in stream:
-            if isinstance(one, TimedKv):
-                self.pipeline.process(kv=[one.batch])
+            if isinstance(one, KvBatch):
+                self.pipeline.process(kv=[one])
             else:
                 self.pipeline.process([one])
 
@@ -70,7 +73,7 @@ class Life:
         self.pipeline = self.started()
         restored, left_out = self.pipeline.from_checkpoint(decode(encode(tree)))
         assert (restored, left_out, self.pipeline.learned_rows) == (position, [], before)
-        self.feed(one for one in stream if not isinstance(one, TimedKv) and position.read_from <= one.seq)
+        self.feed(one for one in stream if not isinstance(one, KvBatch) and position.read_from <= one.seq)
 
     def ends_ns(self):
         return {name: np.concatenate(blocks) for name, blocks in self.rows.items()}

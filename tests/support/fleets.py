@@ -81,5 +81,5 @@ def record_two_minutes(directory, folder):
     for minute, part in enumerate((exports[:8], exports[8:])):
         path = directory / folder.format(minute=minute)
         path.mkdir(parents=True)
-        payloads = [as_another_engine(timed.export.payload, number) for timed in part for number in range(2)]
+        payloads = [as_another_engine(export.payload, number) for export in part for number in range(2)]
         (path / "traces_1.binpb").write_bytes(b"".join(varint(len(each)) + each for each in payloads))

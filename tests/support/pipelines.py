@@ -10,7 +10,7 @@ import numpy as np
 
 from collector.config.schema import Config
 from collector.ingest.queue import Export
-from collector.recordings import Recording, TimedExport, TimedKv, in_batches, merged
+from collector.recordings import Recording, by_kind, in_batches, merged
 from collector.service.pipeline import Pipeline
 from collector.telemetry import Counts, table
 from online.rows import RowBlock, Target
@@ -34,8 +34,7 @@ def replayed(exports: Iterable[Export], batch: int = 1, **settings) -> Pipeline:
 def fed(pipeline: Pipeline, paths: Sequence[Path]) -> Pipeline:
     """The pipeline after it was fed whole recordings, as a replay does."""
     for batch in in_batches(merged([Recording(path, print) for path in paths]), BATCH_BYTES):
-        pipeline.process_kv([timed.batch for timed in batch if isinstance(timed, TimedKv)])
-        pipeline.process([timed.export for timed in batch if isinstance(timed, TimedExport)])
+        pipeline.process(**by_kind(batch) | {"pages": ()})
     pipeline.flush()
     return pipeline
 

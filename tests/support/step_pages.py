@@ -14,7 +14,7 @@ import numpy as np
 
 from collector.decode import CoreSpan, MarkKind, decode
 from collector.decode.pages import EngineReading, Flavour, Meaning, ScrapedPage
-from collector.recordings import Recording, TimedExport
+from collector.recordings import Recording
 from collector.telemetry import Counts
 from online import STEP_FEATURES, RowBlock
 
@@ -43,10 +43,9 @@ class Events:
 
 
 def requests_of(path: Path):
-    for timed in Recording(path, lambda _: None):
-        if isinstance(timed, TimedExport):
-            for telemetry in decode(timed.export.payload, timed.export.peer, lambda *_: None, Counts()):
-                yield from telemetry.core
+    for export in Recording(path, lambda _: None).exports():
+        for telemetry in decode(export.payload, export.peer, lambda *_: None, Counts()):
+            yield from telemetry.core
 
 
 def pages_of(spans: Iterable[CoreSpan], rows: RowBlock, every_s: float) -> list[ScrapedPage]:

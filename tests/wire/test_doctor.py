@@ -57,7 +57,7 @@ def test_a_file_is_no_address(tmp_path, capsys):
 
 
 def test_what_a_sidecar_left_out_and_what_waits_stand_in_the_diagnosis(tmp_path, capsys):
-    payloads = [timed.export.payload for timed in Recording(DATA / "c1_mixed" / "otlp.pb.gz", print).exports()][:40]
+    payloads = [export.payload for export in Recording(DATA / "c1_mixed" / "otlp.pb.gz", print).exports()][:40]
     with running_sidecar(tmp_path) as sidecar:
         for payload in [*payloads, payloads[0]]:
             call_export(sidecar.grpc_port, payload)

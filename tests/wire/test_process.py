@@ -135,7 +135,9 @@ def test_replay_shows_progress_and_a_recording_as_json_lines_teaches_the_same(tm
     monkeypatch.setenv("TRACEFIT_LEARNERS", "[rls]")
     recording = data_dir / "c1_mixed" / "otlp.pb.gz"
     lines = tmp_path / "traces.json"
-    requests = [ExportTraceServiceRequest.FromString(timed.export.payload) for timed in Recording(recording, print)]
+    requests = [
+        ExportTraceServiceRequest.FromString(export.payload) for export in Recording(recording, print).exports()
+    ]
     lines.write_bytes(b"".join(otlp_json(request) for request in requests))
     targets = []
     for source in (recording, lines):

@@ -202,8 +202,8 @@ class ProcessContext:
         first_step = int(steps["step_id"].min())
         self.first_summary_step = min(self.first_summary_step or first_step, first_step)
         self.has_summaries = True
-        self.has_exact_context = self.has_exact_context or bool((steps["context_tokens_single"] != MISSING).any())
-        self.has_done_stamps = self.has_done_stamps or bool((steps["ts_done_ns"] > 0).any())
+        self.has_exact_context |= bool((steps["context_tokens_single"] != MISSING).any())
+        self.has_done_stamps |= bool((steps["ts_done_ns"] > 0).any())
         self.scheduled_tokens_max = max(self.scheduled_tokens_max, int(steps["scheduled_tokens"].max()))
         finishing = steps["unix_ns"][steps["finished"] > 0]
         if len(finishing):

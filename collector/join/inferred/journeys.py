@@ -21,14 +21,15 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from collector.decode import MISSING, ApiSpan, CoreSpan, Finish, Mark, MarkKind
-from collector.join.window import StepWindow
+from collector.join.window import Cells, StepWindow
 from online import REQUEST_FEATURES, Floats, Quality, RowBlock, Target
 
 NATURAL = frozenset({Finish.STOPPED, Finish.LENGTH})
@@ -125,16 +126,20 @@ def _lay_prefill(run: Run, prompt_tokens: int, window: StepWindow) -> list[Chunk
     else:
         cells["prefill_requests"][first : last + 1] += 1
         chunks.append(Chunks(run.first_step, last + window.base, run.scheduled_ns, prompt_tokens))
-    here = slice(last + 1, run.last_step - window.base + 1)
-    if run.first_token_step is not None and here.stop > here.start:
-        requests, tokens = cells["decode_requests"][here], cells["decode_tokens"][here]
-        context_tokens = cells["context_tokens"][here]
-        requests += _ONE
-        tokens += _ONE
-        context_tokens += np.arange(prompt_tokens + 1.0, prompt_tokens + 1.0 + len(requests))
-        cells["first_requests"][here.start] += 1
-        cells["first_context_tokens"][here.start] += prompt_tokens + 1
+    steps = run.last_step - window.base - last
+    if run.first_token_step is not None and steps > 0:
+        _lay_decode(cells, last + 1, prompt_tokens + 1.0 + np.arange(steps))
+        cells["first_requests"][last + 1] += 1
+        cells["first_context_tokens"][last + 1] += prompt_tokens + 1
     return chunks
+
+
+def _lay_decode(cells: Cells, first: int, context_tokens: NDArray[np.floating[Any]]) -> None:
+    """A request decodes in as many steps, from index ``first`` on, as it has contexts."""
+    here = slice(first, first + len(context_tokens))
+    for name, added in (("decode_requests", _ONE), ("decode_tokens", _ONE), ("context_tokens", context_tokens)):
+        column = cells[name][here]
+        column += added
 
 
 def _lay_resumed(run: Run, prompt_tokens: int, window: StepWindow) -> None:
@@ -143,12 +148,9 @@ def _lay_resumed(run: Run, prompt_tokens: int, window: StepWindow) -> None:
     steps = run.last_step - run.first_step + 1
     known_tokens = prompt_tokens + run.outputs
     silent = run.silent_steps
-    here = slice(first, first + steps)
     context = known_tokens + np.maximum(np.arange(steps) - silent, 0.0)
     context[:silent] = known_tokens * np.arange(1, silent + 1) / (silent + 1)
-    cells["decode_requests"][here] += 1
-    cells["decode_tokens"][here] += 1
-    cells["context_tokens"][here] += context
+    _lay_decode(cells, first, context)
     recomputing = slice(first, first + silent + 1)
     cells["recomputed_tokens"][recomputing] += known_tokens / (silent + 1) - 1
 
@@ -241,7 +243,6 @@ def rows_of(span: CoreSpan, api: ApiSpan | None, window: StepWindow | None) -> I
     for mark in span.marks:
         marks.setdefault(mark.kind, mark)
     queued, scheduled = marks.get(MarkKind.QUEUED), marks.get(MarkKind.SCHEDULED)
-    first, finished = marks.get(MarkKind.FIRST_TOKEN), marks.get(MarkKind.FINISHED)
     end_unix_ns = span.marks[-1].ts_ns + span.unix_minus_mono_ns
     output_tokens = span.marks[-1].output_tokens
     state = (math.nan,) * 4 if queued is None or window is None else queue_state(window, queued.step_id, queued.ts_ns)
@@ -256,17 +257,13 @@ def rows_of(span: CoreSpan, api: ApiSpan | None, window: StepWindow | None) -> I
         if before.kind is MarkKind.PREEMPTED and after.kind is MarkKind.SCHEDULED:
             yield row(Target.PREEMPTION_GAP, before.ts_ns, after.ts_ns)
     if api is not None and api.samples == 1:
-        yield from (row(*moments) for moments in _api_moments(span, api, window, queued, first, finished))
+        yield from (row(*moments) for moments in _api_moments(span, api, window, marks))
 
 
 def _api_moments(
-    span: CoreSpan,
-    api: ApiSpan,
-    window: StepWindow | None,
-    queued: Mark | None,
-    first: Mark | None,
-    finished: Mark | None,
+    span: CoreSpan, api: ApiSpan, window: StepWindow | None, marks: Mapping[MarkKind, Mark]
 ) -> Iterator[tuple[Target, int, int]]:
+    queued, first, finished = map(marks.get, (MarkKind.QUEUED, MarkKind.FIRST_TOKEN, MarkKind.FINISHED))
     if queued and window and api.arrived_ns != MISSING and idle_at(window, api.arrived_ns, queued.step_id):
         yield Target.API_QUEUEING, api.arrived_ns, queued.ts_ns
     if finished is None or span.finish not in NATURAL or api.aborted:
@@ -289,12 +286,9 @@ def queue_state(window: StepWindow, last_step: int, at_ns: int) -> tuple[float, 
     cell = window.rebuilt[stop - 1]
     running = float(cell["prefill_requests"] + cell["decode_requests"])
     tokens = float(cell["waiting_tokens"])
-    newest = stop - 1
-    if not cell["seen"]:  # as hardly ever: else one look is enough
-        seen = np.flatnonzero(window.rebuilt["seen"][start:stop])
-        newest = start + int(seen[-1]) if len(seen) else -1
-    if newest >= 0:
-        step = window.steps[newest]
+    seen = np.flatnonzero(window.rebuilt["seen"][start:stop])
+    if len(seen):
+        step = window.steps[start + seen[-1]]
         if 0 <= at_ns - step["ts_start_ns"] <= QUEUE_STATE_AGE_NS:
             return float(step["waiting"]), float(step["running"]), float(step["kv_usage_ratio"]), tokens
     if running == 0 or stop != last_step - window.base + 1:

@@ -51,6 +51,8 @@ OWN_BATCH_NS = 3_000_000
 """A step's batch follows its end stamp by less than this."""
 BATCHES_MAX = 65_536
 """Batches held of one publisher: hours of steps."""
+_OFFLOADED, _RESTORED, _EVICTED = range(3)
+"""Columns of a step (KV_COLUMNS)."""
 _SAME_PROCESS_NS = 60_000_000_000
 """Step ids start again with the process; an event's time tells which process it means."""
 _PENDING_MAX = 65_536
@@ -65,8 +67,8 @@ class KvTimeline:
         self._grace_ns = grace_ns
         self._batches: list[tuple[int, int, int]] = []
         """(time, sequence or MISSING, blocks stored)."""
-        self._moves: list[tuple[int, int, float, float, float]] = []
-        """(time, step or MISSING, GPU blocks offloaded, offload blocks restored, GPU blocks evicted)."""
+        self._moves: list[tuple[int, int, int, float]] = []
+        """(time, step or MISSING, column, blocks); of those restored, blocks of the tier below."""
         self._loads: dict[str, tuple[int, int]] = {}
         self._horizon_ns = 0
         self.block_size = self.offload_block_size = 0
@@ -114,16 +116,15 @@ class KvTimeline:
         for move in batch.moves:
             match move.phase, move.direction:
                 case Phase.EVICTED, Direction.OFFLOAD:
-                    moves.append((ts_ns, move.step, 0.0, 0.0, move.blocks * self.offload_ratio))
+                    moves.append((ts_ns, move.step, _EVICTED, move.blocks * self.offload_ratio))
                     below -= move.blocks  # the same blocks come as BlockRemoved of their medium, in the same batch
                 case Phase.INITIATED, Direction.OFFLOAD:
-                    moves.append((ts_ns, move.step, float(move.blocks), 0.0, 0.0))
+                    moves.append((ts_ns, move.step, _OFFLOADED, move.blocks))
                 case Phase.INITIATED, Direction.RESTORE:
-                    moves.append((ts_ns, move.step, 0.0, float(move.blocks), 0.0))
+                    moves.append((ts_ns, move.step, _RESTORED, move.blocks))
                     self._loads[move.request] = (ts_ns, move.blocks)
         if batch.removed_blocks or below > 0:
-            evicted = batch.removed_blocks + max(0, below) * self.offload_ratio
-            moves.append((ts_ns, MISSING, 0.0, 0.0, evicted))
+            moves.append((ts_ns, MISSING, _EVICTED, batch.removed_blocks + max(0, below) * self.offload_ratio))
         if moves:
             at = bisect_left(self._moves, (ts_ns,))
             self._moves[at:at] = moves
@@ -171,12 +172,12 @@ class KvTimeline:
         out = np.zeros((m, 3))
         low, high = (bisect_left(self._moves, (ns,)) for ns in (begin_ns - _SAME_PROCESS_NS, end_ns + _SAME_PROCESS_NS))
         if high > low:
-            ts_ns, step, *blocks = (np.array(column) for column in zip(*self._moves[low:high], strict=True))
+            ts_ns, step, column, blocks = map(np.array, zip(*self._moves[low:high], strict=True))
             by_time = np.searchsorted(starts_unix_ns, ts_ns, side="left") - 1
             index = np.where(step == MISSING, by_time, step - first_step)
             inside = (index >= 0) & (index < m)
-            moved = np.stack((blocks[0], blocks[1] * self.offload_ratio, blocks[2]), axis=1)
-            np.add.at(out, index[inside], moved[inside])
+            blocks = np.where(column == _RESTORED, blocks * self.offload_ratio, blocks)
+            np.add.at(out, (index[inside], column[inside]), blocks[inside])
         out[starts_unix_ns[:-1] < self.active_unix_ns] = np.nan
         near = slice(max(bisect_left(self._batches, (begin_ns,)) - 1, 0), bisect_left(self._batches, (end_ns,)) + 1)
         for (before_ns, before, _), (after_ns, after, _) in pairwise(self._batches[near]):

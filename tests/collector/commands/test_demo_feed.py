@@ -61,7 +61,7 @@ def test_the_end_of_the_recording_reads_as_the_end_of_the_demo(data_dir):
 
 def test_a_recording_that_is_sent_again_is_of_other_requests(data_dir):
     recording = data_dir / "c1_mixed" / "otlp.pb.gz"
-    rounds = [[timed.export for timed in Recording(recording, print).exports()]]
+    rounds = [list(Recording(recording, print).exports())]
     later = Stamps(10**12, 10**12)
     rounds.append([each._replace(payload=restamped(each.payload, later, 77)) for each in rounds[0]])
     learned = [replayed(exports).snapshot(1, 1).configs[0].targets for exports in (rounds[0], [*rounds[0], *rounds[1]])]

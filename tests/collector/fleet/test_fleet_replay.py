@@ -36,7 +36,7 @@ def write_by_time(directory, payloads):
 def payloads():
     """Of three engines and their API servers, by engine and in their order."""
     exports = list(islice(Recording(DATA / "c10_long" / "otlp.pb.gz", print).exports(), 24))
-    return [[as_another_engine(timed.export.payload, number) for timed in exports] for number in range(ENGINES)]
+    return [[as_another_engine(export.payload, number) for export in exports] for number in range(ENGINES)]
 
 
 def learned(places):

@@ -7,7 +7,7 @@ import pytest
 from collector.commands.replay import replay
 from collector.config.schema import Config
 from collector.fleet.pull import merge_files
-from collector.recordings import Recording, TimedExport
+from collector.recordings import Recording
 from collector.runtime.tasks import SystemClock
 from collector.service.pipeline import make_pipeline
 from online.bank import Bank
@@ -30,14 +30,12 @@ def kept(tmp_path_factory):
     directory = tmp_path_factory.mktemp("states")
     config = Config(learners=("rls",))
     pipeline = make_pipeline(config)
-    exports = [
-        timed.export for timed in Recording(DATA / "c1_mixed" / "otlp.pb.gz", print) if isinstance(timed, TimedExport)
-    ]
+    exports = list(Recording(DATA / "c1_mixed" / "otlp.pb.gz", print).exports())
     for name, part in (("early.bin", exports[:18]), ("late.bin", exports[18:])):
         pipeline.process(part)
         (directory / name).write_bytes(pipeline.state())
     other = make_pipeline(config)
-    other.process([timed.export for timed in Recording(DATA / "c6_saturated" / "otlp.pb.gz", print)])
+    other.process(list(Recording(DATA / "c6_saturated" / "otlp.pb.gz", print).exports()))
     (directory / "other.bin").write_bytes(other.state())
     return directory
 

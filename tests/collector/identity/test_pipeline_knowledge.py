@@ -33,7 +33,7 @@ def pipeline(data_dir, tmp_path):
     ]
     path.write_text(json.dumps({"learners": ["rls"], "rules": rules}))
     made = make_pipeline(load(path, {}))
-    exports = [timed.export for timed in Recording(data_dir / "c1_mixed" / "otlp.pb.gz", lambda _: None)]
+    exports = list(Recording(data_dir / "c1_mixed" / "otlp.pb.gz", lambda _: None).exports())
     for start in range(0, len(exports), 8):
         made.process(exports[start : start + 8])
     made.flush()
@@ -51,7 +51,7 @@ def test_physics_is_learned_by_default_where_the_sheets_are_known(pipeline):
 def test_a_new_configuration_is_predicted_before_its_first_row(pipeline, data_dir, tmp_path):
     """Its first export tells who it is, and its facts what a step costs at least."""
     first = make_pipeline(pipeline._settings)
-    export = next(timed.export for timed in Recording(data_dir / "c1_mixed" / "otlp.pb.gz", lambda _: None))
+    export = next(Recording(data_dir / "c1_mixed" / "otlp.pb.gz", lambda _: None).exports())
     assert not first.foretells
     first.process([export])
     assert first.learned_rows == 0
@@ -78,7 +78,7 @@ def test_every_fact_stands_with_its_source(pipeline):
 
 def test_without_knowledge_the_snapshot_says_what_is_missing(data_dir):
     made = make_pipeline(load(None, {"TRACEFIT_LEARNERS": "[rls]"}))
-    made.process([timed.export for timed in Recording(data_dir / "c1_mixed" / "otlp.pb.gz", lambda _: None)])
+    made.process(list(Recording(data_dir / "c1_mixed" / "otlp.pb.gz", lambda _: None).exports()))
     made.flush()
     (config,) = made.snapshot(1, 1).configs
     assert "physics" not in config.targets["step_time"].models
@@ -104,7 +104,7 @@ def test_a_later_rule_of_the_file_wins_and_is_no_conflict(data_dir, tmp_path):
     rules = [{"facts": {"gpu": "L4"}}, {"match": {"recording": "*c1*"}, "facts": {"gpu": "A10G"}}]
     path.write_text(json.dumps({"learners": ["rls"], "rules": rules}))
     made = make_pipeline(load(path, {}))
-    exports = [timed.export for timed in Recording(data_dir / "c1_mixed" / "otlp.pb.gz", lambda _: None)]
+    exports = list(Recording(data_dir / "c1_mixed" / "otlp.pb.gz", lambda _: None).exports())
     made.process(exports)
     made.flush()
     (config,) = made.snapshot(1, 1).configs

@@ -128,7 +128,7 @@ def test_an_unknown_method_gives_no_bound_and_says_so(tmp_path, said, facts, nam
 
 def test_half_the_bytes_foretell_half_of_the_time_that_weights_take(tmp_path):
     """Before its first row, by the sheet alone: what is left of the intercept are overheads of layers."""
-    export = next(timed.export for timed in Recording(DATA / "c1_mixed" / "otlp.pb.gz", lambda _: None))
+    export = next(Recording(DATA / "c1_mixed" / "otlp.pb.gz", lambda _: None).exports())
     foretold = {}
     for name, quantization in (("bf16", {}), ("fp8", FP8_DYNAMIC), ("nvfp4", NVFP4)):
         (tmp_path / f"{name}.json").write_text(

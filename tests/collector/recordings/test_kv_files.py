@@ -9,7 +9,9 @@ import json
 from collector.commands.replay import replay
 from collector.config.load import load
 from collector.config.schema import Config
-from collector.recordings import Recording, TimedExport, TimedKv, merged
+from collector.decode.kv import KvBatch
+from collector.ingest import Export
+from collector.recordings import Recording, merged
 from collector.runtime.tasks import SystemClock
 from collector.service.pipeline import Pipeline
 from tests.support.paths import DATA
@@ -25,19 +27,19 @@ def test_recorded_kv_lines_are_batches_whatever_the_file_is_called(tmp_path):
         (tmp_path / name).write_bytes(content)
         timed = list(Recording(tmp_path / name, print))
         assert len(timed) == 520
-        assert all(isinstance(one, TimedKv) for one in timed)
-        assert {one.batch.source for one in timed} == {str(tmp_path / name)}
+        assert all(isinstance(one.said, KvBatch) for one in timed)
+        assert {one.said.source for one in timed} == {str(tmp_path / name)}
         assert list(Recording(tmp_path / name, print).exports()) == []
 
 
 def test_both_streams_come_in_event_time_whatever_the_order_of_the_files():
     orders = [
-        [(type(one), one.unix_nano) for one in merged(Recording(path, print) for path in order)]
+        [(type(one.said), one.unix_nano) for one in merged(Recording(path, print) for path in order)]
         for order in itertools.permutations(FILES)
     ]
     assert orders[0] == orders[1]
     assert [time for _, time in orders[0]] == sorted(time for _, time in orders[0])
-    assert {kind for kind, _ in orders[0]} == {TimedExport, TimedKv}
+    assert {kind for kind, _ in orders[0]} == {Export, KvBatch}
 
 
 def test_damaged_lines_are_counted_and_the_rest_is_read(tmp_path):
@@ -71,10 +73,10 @@ def test_restores_of_a_custom_feature_set_are_learned_from():
     def rows(paths):
         pipeline = Pipeline(settings, "test")
         for timed in merged(Recording(path, print) for path in paths):
-            if isinstance(timed, TimedKv):
-                pipeline.process(kv=[timed.batch])
+            if isinstance(timed.said, KvBatch):
+                pipeline.process(kv=[timed.said])
             else:
-                pipeline.process([timed.export])
+                pipeline.process([timed.said])
         pipeline.flush()
         (config,) = pipeline.snapshot(1, 1).configs
         target = config.targets.get("step_time")

@@ -21,7 +21,7 @@ EXPORTS = [make_export(first_step=first) for first in (1, 11, 21)]
 
 def read(path, warnings=None):
     said = [] if warnings is None else warnings
-    return [ExportTraceServiceRequest.FromString(timed.export.payload) for timed in Recording(path, said.append)]
+    return [ExportTraceServiceRequest.FromString(export.payload) for export in Recording(path, said.append).exports()]
 
 
 def prefixed(entries):
@@ -145,7 +145,7 @@ def test_the_order_on_the_command_line_does_not_matter(tmp_path):
     ]
 
     def order(of):
-        return [(timed.export.recording, timed.unix_nano) for timed in merged(Recording(path, print) for path in of)]
+        return [(timed.said.recording, timed.unix_nano) for timed in merged(Recording(path, print) for path in of)]
 
     forward = order(paths)
     assert [time for _, time in forward] == sorted(time for _, time in forward)
@@ -159,7 +159,7 @@ def test_the_order_within_a_file_stays_as_recorded(tmp_path):
 
 def test_each_file_is_a_source_of_its_own(tmp_path):
     paths = [write_recording(tmp_path / name, EXPORTS[0]) for name in ("a", "b")]
-    exports = [timed.export for timed in merged(Recording(path, print) for path in paths)]
+    exports = [timed.said for timed in merged(Recording(path, print) for path in paths)]
     assert {export.recording for export in exports} == {str(path) for path in paths}
     assert {export.transport for export in exports} == {"file"}
 

@@ -46,7 +46,7 @@ def test_a_rotation_is_told_by_the_names(name, source):
 def learned(paths):
     pipeline = new_pipeline()
     for timed in merged(open_recordings(paths, print)):
-        pipeline.process([timed.export])
+        pipeline.process([timed.said])
     pipeline.flush()
     return len(pipeline.snapshot(1, 1).configs), sorted(coefficients(pipeline).items(), key=lambda item: item[0][1:])
 
@@ -75,7 +75,7 @@ def test_files_that_are_no_rotation_stay_sources_of_their_own(tmp_path):
     assert [[one.path.name for one in source] for source in by_source(recordings)] == [
         ["a.pb"], ["b.pb"], ["c.pb", "c.pb.1"],
     ]  # fmt: skip
-    assert {timed.export.recording for timed in merged(recordings)} == {
+    assert {timed.said.recording for timed in merged(recordings)} == {
         str(tmp_path / name) for name in ("a.pb", "b.pb", "c.pb")
     }
 
@@ -110,6 +110,6 @@ class Pipe(io.RawIOBase):
 @pytest.mark.parametrize("content", [delimited(*EXPORTS), b"".join(map(otlp_json, EXPORTS))])
 def test_standard_input_is_read_as_a_file_is(pack, content):
     (recording,) = open_recordings([STDIN], print, io.BufferedReader(Pipe(pack(content))))
-    payloads = [timed.export.payload for timed in recording]
+    payloads = [timed.said.payload for timed in recording]
     assert payloads == [export.SerializeToString() for export in EXPORTS]
     assert recording.position_bytes == recording.size_bytes == 0

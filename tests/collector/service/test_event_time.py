@@ -68,7 +68,7 @@ class House:
 
 def recorded_pages_of(server):
     for timed in Recording(RECORDED, print):
-        yield ScrapedPage(server, timed.page.unix_ns, timed.page.mono_ns, timed.page.engines)
+        yield ScrapedPage(server, timed.said.unix_ns, timed.said.mono_ns, timed.said.engines)
 
 
 def steps_of(instance, first_step, steps):

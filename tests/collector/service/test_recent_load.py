@@ -102,7 +102,7 @@ def test_every_recording_with_requests_has_a_mix(name):
 def test_a_recorded_page_alone_tells_the_load_of_its_requests():
     pipeline = new_pipeline()
     for timed in merged(open_recordings([RECORDED], lambda _: None)):
-        pipeline.process(pages=[timed.page])
+        pipeline.process(pages=[timed.said])
     (config,) = pipeline.snapshot(NOW, 1).configs
     mix = pipeline.mix_of(config.config_id)
     # what the clients of the recording counted and timed

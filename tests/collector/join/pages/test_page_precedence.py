@@ -9,7 +9,7 @@ from collector.config import Config
 from collector.decode.pages import Meaning, PageParser, ScrapedPage
 from collector.join import Engine
 from collector.join.pages import PageEngine
-from collector.recordings import Recording, TimedPage
+from collector.recordings import Recording
 from collector.service.pipeline import make_pipeline
 from collector.telemetry import RowDrop, table
 from online import Target
@@ -18,7 +18,7 @@ from tests.support.clocks import T0_NS
 from tests.support.page_server import RECORDED, recorded_pages
 from tests.support.paths import DATA
 
-PAGES = [timed.page for timed in Recording(RECORDED, print) if isinstance(timed, TimedPage)]
+PAGES = [timed.said for timed in Recording(RECORDED, print) if isinstance(timed.said, ScrapedPage)]
 CONFIG = Config(learners=("rls",))
 
 
@@ -27,9 +27,7 @@ def live(page, server="http://10.0.0.7:8000", shift_ns=0):
 
 
 def exports():
-    return [
-        timed.export._replace(recording="") for timed in Recording(DATA / "c10_long" / "otlp.pb.gz", print).exports()
-    ]
+    return [export._replace(recording="") for export in Recording(DATA / "c10_long" / "otlp.pb.gz", print).exports()]
 
 
 def learned(pipeline):

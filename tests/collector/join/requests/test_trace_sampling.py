@@ -13,7 +13,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 import tracefit
 from collector.decode.pages import EngineReading, Flavour, Meaning, ScrapedPage
-from collector.recordings import Recording, TimedPage
+from collector.recordings import Recording
 from collector.telemetry import RowDrop, table
 from online.state import decode, encode
 from tests.support.page_server import RECORDED
@@ -269,8 +269,8 @@ def test_the_page_of_a_server_whose_request_spans_are_sampled_is_learned_from():
     for export in exports_of(kept(requests(1000), 0.1)):
         pipeline.process([export])
     for timed in Recording(RECORDED, print):
-        if isinstance(timed, TimedPage):
-            page = timed.page
+        if isinstance(timed.said, ScrapedPage):
+            page = timed.said
             pipeline.process(pages=[ScrapedPage("http://10.0.0.7:8000", page.unix_ns, page.mono_ns, page.engines)])
     pipeline.flush()
     config = published(pipeline)

@@ -126,7 +126,7 @@ class Sidecar:
             config, self.pipeline, self._publisher, metrics=metrics, health=health, clock=clock, files=files
         )
         self._forward = make_forwarder(config, clock, metrics, self._io, self._keeper.log, health)
-        self.queue = AdmissionQueue[Export](
+        self.queue = AdmissionQueue(
             clock,
             capacity_bytes=config.queue_bytes,
             record=self._record,

@@ -80,14 +80,14 @@ def merge_files(
         return EXIT_FAILED
     for target, data in ((out, merged), (snapshot, whole.to_json())):
         if target is not None:
-            _write(target, data)
-    for each in whole.configs:
-        step = each.targets.get("step_time")
-        rows = step.models[step.champion].rows if step is not None and step.champion in step.models else 0
-        say(f"{each.config_id}: {rows} step rows")
-        for name, learned in each.targets.items():
-            for line in differing(learned):
-                note(f"warning: {each.config_id} {name}: {line}")
+            try:
+                write_atomically(target, data)
+            except OSError as error:
+                raise StartError(f"cannot write {target}: {error.strerror}") from None
+    for line in _held(whole):
+        say(line)
+    for line in _odd(whole):
+        note(line)
     say(f"state: {out}")
     return EXIT_OK
 
@@ -98,13 +98,6 @@ def differing(target: TargetSnapshot) -> Iterator[str]:
     yield from (each.text for each in odd)
     if more := sum(each.differs for each in target.replicas) - len(odd):
         yield f"{more} more engines differ from the others"
-
-
-def _write(path: Path, data: bytes) -> None:
-    try:
-        write_atomically(path, data)
-    except OSError as error:
-        raise StartError(f"cannot write {path}: {error.strerror}") from None
 
 
 FactsByEngine = Mapping[tuple[str, str], Mapping[str, Fact]]
@@ -445,8 +438,14 @@ def report(pulled: Pulled) -> list[str]:
     """The configurations, and how many sources they are from."""
     counts = {outcome: sum(s.outcome == outcome for s in pulled.sources) for outcome in PullOutcome}
     lines = [f"{len(pulled.sources)} sources: " + ", ".join(f"{n} {o}" for o, n in counts.items() if n)]
-    for each in pulled.snapshot.configs if pulled.snapshot and not pulled.problem else ():
-        step = each.targets.get("step_time")
+    return lines + (_held(pulled.snapshot) if pulled.snapshot and not pulled.problem else [])
+
+
+def _held(snapshot: Snapshot) -> list[str]:
+    """A line for each configuration."""
+    lines = []
+    for each in snapshot.configs:
+        step = each.targets.get(_STEP_TIME)
         rows = step.models[step.champion].rows if step is not None and step.champion in step.models else 0
         replicas = len(step.replicas) if step is not None else 0
         model = each.config.get("model", "unknown model")
@@ -460,7 +459,13 @@ def complaints(pulled: Pulled) -> list[str]:
     lines = [f"{source.name}: {source.outcome}: {source.detail}" for source in left_out[:_SOURCES_NAMED]]
     if len(left_out) > _SOURCES_NAMED:
         lines.append(f"and {len(left_out) - _SOURCES_NAMED} more sources")
-    for each in pulled.snapshot.configs if pulled.snapshot else ():
+    return lines + (_odd(pulled.snapshot) if pulled.snapshot else [])
+
+
+def _odd(snapshot: Snapshot) -> list[str]:
+    """Replicas that differ, and what would tell them apart."""
+    lines = []
+    for each in snapshot.configs:
         for name, learned in each.targets.items():
             lines += [f"warning: {each.config_id} {name}: {line}" for line in differing(learned)]
         if each.told_apart_by:

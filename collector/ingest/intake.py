@@ -316,7 +316,7 @@ class Intake:
 
     def __init__(
         self,
-        queue: AdmissionQueue[Export],
+        queue: AdmissionQueue,
         metrics: Metrics,
         memory: MemoryGuard | None = None,
         unix_nano: Callable[[], int] = lambda: 0,

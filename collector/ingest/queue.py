@@ -12,8 +12,7 @@ import asyncio
 import threading
 from collections import Counter, deque
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Final, Generic, NamedTuple, TypeVar
+from typing import Final, NamedTuple
 
 from collector.runtime import Clock
 from collector.telemetry import Outcome
@@ -32,8 +31,6 @@ class Export(NamedTuple):
     arrived_unix_ns: int = 0
     """When it came in, by the clock here; 0 in a replay: nobody knows."""
 
-
-T = TypeVar("T")
 
 WAIT_S: Final = 2.0
 """How long an export may wait for room; see above."""
@@ -55,33 +52,30 @@ uses its six attempts up before the queue has moved."""
 _RATE_SMOOTHING: Final = 0.2
 
 
-@dataclass(frozen=True, slots=True)
-class Refused:
+class Refused(NamedTuple):
     """An export stays outside; ``retry_after_s`` is when there should be room again."""
 
     reason: Outcome
     retry_after_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class QueueBatch(Generic[T]):
+class QueueBatch(NamedTuple):
     """What the worker takes at once; it hands it back with ``done``. ``waited_ns`` is the oldest's wait."""
 
-    items: tuple[T, ...]
-    size_bytes: int
+    items: list[Export]
     waited_ns: int
-    peers: tuple[tuple[str, int], ...] = ()
-    """By address, the bytes of it."""
+    peer_bytes: Counter[str]
+    """By address."""
 
 
 class _Queued(NamedTuple):
-    item: object
+    item: Export
     size_bytes: int
     since_ns: int
     peer: str
 
 
-class AdmissionQueue(Generic[T]):
+class AdmissionQueue:
     """A FIFO between the receivers, in the loop, and the worker, in its thread.
 
     Args:
@@ -99,7 +93,7 @@ class AdmissionQueue(Generic[T]):
         *,
         capacity_bytes: int,
         wait_s: float = WAIT_S,
-        record: Callable[[T], T | Outcome] = lambda item: item,
+        record: Callable[[Export], Export | Outcome] = lambda item: item,
         batch_s: float = 0.0,
         batch_bytes: int = BATCH_BYTES,
     ) -> None:
@@ -134,7 +128,7 @@ class AdmissionQueue(Generic[T]):
 
     # --- the receivers' side ----------------------------------------------------------------------------------------
 
-    async def put(self, item: T, size_bytes: int, wait_s: float | None = None, peer: str = "") -> Refused | None:
+    async def put(self, item: Export, size_bytes: int, wait_s: float | None = None, peer: str = "") -> Refused | None:
         """Admit an export (None), waiting for room for a while, or say why not."""
         refused = self.put_nowait(item, size_bytes, peer)
         if refused is None or refused.reason is not Outcome.QUEUE_FULL:
@@ -155,7 +149,7 @@ class AdmissionQueue(Generic[T]):
                 self._waiting.discard(place)
         return refused
 
-    def put_nowait(self, item: T, size_bytes: int, peer: str = "") -> Refused | None:
+    def put_nowait(self, item: Export, size_bytes: int, peer: str = "") -> Refused | None:
         """Admit an export (None) if there is room at this moment, or say why not."""
         with self._work:
             if self._closed:
@@ -189,7 +183,7 @@ class AdmissionQueue(Generic[T]):
 
     # --- the worker's side ------------------------------------------------------------------------------------------
 
-    def take(self, bytes_max: int, timeout_s: float) -> QueueBatch[T] | None:
+    def take(self, bytes_max: int, timeout_s: float) -> QueueBatch | None:
         """Exports that came together, oldest first, or None when there is no batch yet; may return early."""
         with self._work:
             if not self._items and not self._closed:
@@ -200,28 +194,25 @@ class AdmissionQueue(Generic[T]):
                 return None
             self._taken_ns = self._clock.monotonic_ns()
             waited_ns = self._taken_ns - self._items[0].since_ns
-            taken: list[_Queued] = []
+            taken = QueueBatch([], waited_ns, Counter())
             size_bytes = 0
-            while self._items and (not taken or size_bytes + self._items[0].size_bytes <= bytes_max):
-                taken.append(self._items.popleft())
-                size_bytes += taken[-1].size_bytes
+            while self._items and (not size_bytes or size_bytes + self._items[0].size_bytes <= bytes_max):
+                queued = self._items.popleft()
+                size_bytes += queued.size_bytes
+                taken.items.append(queued.item)
+                taken.peer_bytes[queued.peer] += queued.size_bytes
             self._queued_bytes -= size_bytes
-            self._lacks_room = self._lacks_room and bool(self._items)
-        peers: Counter[str] = Counter()
-        for each in taken:
-            peers[each.peer] += each.size_bytes
-        return QueueBatch(tuple(each.item for each in taken), size_bytes, waited_ns, tuple(peers.items()))  # type: ignore[misc]
+            self._lacks_room &= bool(self._items)
+            return taken
 
-    def done(self, batch: QueueBatch[T]) -> None:
+    def done(self, batch: QueueBatch) -> None:
         """The worker is through with a batch: its bytes make room."""
         with self._work:
             elapsed_s = max((self._clock.monotonic_ns() - self._taken_ns) / 1e9, 1e-6)
-            self._drain_bytes_per_s += _RATE_SMOOTHING * (batch.size_bytes / elapsed_s - self._drain_bytes_per_s)
-            self._in_flight_bytes -= batch.size_bytes
-            for peer, size_bytes in batch.peers:
-                self._peer_bytes[peer] -= size_bytes
-                if not self._peer_bytes[peer]:
-                    del self._peer_bytes[peer]
+            size_bytes = batch.peer_bytes.total()
+            self._drain_bytes_per_s += _RATE_SMOOTHING * (size_bytes / elapsed_s - self._drain_bytes_per_s)
+            self._in_flight_bytes -= size_bytes
+            self._peer_bytes -= batch.peer_bytes  # of who holds none, nothing is kept
             self._wake_waiting()
 
     def unread_ns(self) -> int:

@@ -58,7 +58,7 @@ class Worker:
 
     def __init__(
         self,
-        queue: AdmissionQueue[Export],
+        queue: AdmissionQueue,
         pipeline: Pipeline,
         publisher: Publisher,
         durability: Durability,

@@ -48,7 +48,7 @@ def test_what_is_put_is_taken_in_order_and_together():
     for item in "abc":
         assert queue.put_nowait(item, 10) is None
     batch = queue.take(100, 0)
-    assert (batch.items, batch.size_bytes) == (("a", "b", "c"), 30)
+    assert (batch.items, batch.peer_bytes.total()) == (["a", "b", "c"], 30)
     assert queue.take(100, 0) is None
 
 
@@ -56,8 +56,8 @@ def test_a_batch_ends_before_it_grows_too_large_but_never_holds_nothing():
     queue = make_queue()
     for item in "abc":
         queue.put_nowait(item, 60)
-    assert queue.take(130, 0).items == ("a", "b")
-    assert queue.take(1, 0).items == ("c",)
+    assert queue.take(130, 0).items == ["a", "b"]
+    assert queue.take(1, 0).items == ["c"]
 
 
 def test_bytes_count_until_the_worker_is_done_with_them():
@@ -114,7 +114,7 @@ def test_closing_tells_those_who_wait_and_lets_the_rest_be_taken():
     assert asyncio.run(scenario()) == Refused(Outcome.SHUTTING_DOWN)
     assert queue.put_nowait("later", 1) == Refused(Outcome.SHUTTING_DOWN)
     assert not queue.exhausted
-    assert queue.take(CAPACITY, 0).items == ("inside",)
+    assert queue.take(CAPACITY, 0).items == ["inside"]
     assert queue.exhausted
 
 
@@ -143,9 +143,9 @@ def test_exports_are_taken_together_when_the_oldest_has_waited_or_there_are_many
         queue.put_nowait(item, 10)
     assert queue.take(CAPACITY, 0) is None
     clock.advance(2.0)
-    assert queue.take(CAPACITY, 0).items == ("a", "b")
+    assert queue.take(CAPACITY, 0).items == ["a", "b"]
     queue.put_nowait("large", CAPACITY // 4)
-    assert queue.take(CAPACITY, 0).items == ("large",)
+    assert queue.take(CAPACITY, 0).items == ["large"]
 
 
 @pytest.mark.parametrize(
@@ -169,10 +169,10 @@ def test_nobody_waits_for_others_while_somebody_found_no_room():
     queue.put_nowait("small", CAPACITY // 5)
     assert isinstance(queue.put_nowait("large", CAPACITY), Refused)
     batch = queue.take(CAPACITY, 0)
-    assert batch.items == ("small",)
+    assert batch.items == ["small"]
     queue.done(batch)
     assert queue.put_nowait("large", CAPACITY) is None
-    assert queue.take(CAPACITY, 0).items == ("large",)
+    assert queue.take(CAPACITY, 0).items == ["large"]
     queue.put_nowait("later", CAPACITY // 5)
     assert queue.take(CAPACITY, 0) is None
 

@@ -112,7 +112,12 @@ TOLD_BY = {
     Phase: ("decode/test_kv.py",),
     DiscoveryOutcome: ("../wire/test_discovery.py",),
     Transport: ("../wire/test_otlp_grpc.py", "../wire/test_otlp_http.py"),
-    Outcome: ("../wire/test_otlp_grpc.py", "../wire/test_otlp_http.py", "../wire/test_durability.py"),
+    Outcome: (
+        "../wire/test_otlp_grpc.py",
+        "../wire/test_otlp_http.py",
+        "../wire/test_durability.py",
+        "../wire/test_security.py",
+    ),
 }
 Reached = Iterable[enum.StrEnum]
 

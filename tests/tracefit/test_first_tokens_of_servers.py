@@ -45,3 +45,15 @@ def test_first_tokens_come_a_step_later_where_the_engine_schedules_ahead(machine
             concurrency=16,
         )
         assert said.ttft.us == pytest.approx(first_us, rel=0.12), source
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_prompts_that_share_a_step_do_not_look_like_a_step_scheduled_ahead(asynchronous, tmp_path):
+    bursts = Traffic(5)
+    for second in range(1, 60):
+        for _ in range(12 if second % 2 else 1):
+            bursts.send(second * 1_000_000_000, *bursts.sizes(500.0, 150.0, 0.5))
+    machine = "llama8b-h100"
+    engine = serve(machine, 60.0, 5, asynchronous=asynchronous, traffic=bursts)
+    queueing = learned(engine, machine, "spans", tmp_path).targets["api_queueing"]
+    assert (queueing.step_ahead_us is not None) == asynchronous

@@ -461,8 +461,8 @@ class ApiProcess(Emitter):
 def _met(requests: list[HeldRequest], held: list[HeldRequest]) -> tuple[Mask, Ints, Floats]:
     """What each of n requests met, from all that are ``held``.
 
-    Returns whether no other was in the engine or on its way when it arrived; how many others ran then, 0 where one of
-    them waited for its first token, shapes (n,); and (waiting, running, kv_usage_ratio, queued_tokens) at QUEUED,
+    Returns whether no other was in the engine or on its way when it arrived; how many others ran then, 0 where anyone
+    waited for a first token until it was scheduled, shapes (n,); and (waiting, running, kv_usage_ratio, queued_tokens) at QUEUED,
     (n, 4), NaN where its span does not tell it.
     """
     arrived_ns, ended_ns, first_ns, queued_ns, scheduled_ns, tokens = _moments(held)
@@ -470,9 +470,11 @@ def _met(requests: list[HeldRequest], held: list[HeldRequest]) -> tuple[Mask, In
     queued, queued_tokens = _cumulative(queued_ns[known], tokens[known])
     scheduled, scheduled_tokens = _cumulative(scheduled_ns[known], tokens[known])
     arrived, ended, first = np.sort(arrived_ns), np.sort(ended_ns), np.sort(first_ns)
-    at_ns, _, _, queued_at_ns, _, _ = _moments(requests)
+    at_ns, _, _, queued_at_ns, taken_ns, _ = _moments(requests)
     before, gone = arrived.searchsorted(at_ns, "left"), ended.searchsorted(at_ns, "right")
-    running = np.where(before == first.searchsorted(at_ns, "right"), np.maximum(before - gone, 0), 0)
+    taken_ns = np.where(queued_at_ns == MISSING, at_ns, taken_ns)
+    alone = arrived.searchsorted(taken_ns, "right") - 1 == first.searchsorted(at_ns, "right")
+    running = np.where(alone, np.maximum(before - gone, 0), 0)
     waiting, begun = queued.searchsorted(queued_at_ns, "left"), scheduled.searchsorted(queued_at_ns, "right")
     left_tokens, unknown = queued_tokens[waiting] - scheduled_tokens[begun], np.full(len(requests), np.nan)
     ran = begun - ended.searchsorted(queued_at_ns, "right")

@@ -54,7 +54,10 @@ N need not be whole: between two whole numbers the answer is interpolated. It is
 included; under random arrivals that is one more than the mean number in flight. Microseconds.
 
 The band of each is the same sum over the lower and the upper ends: of one step in ten below and above. Means over many
-steps scatter less than steps do; what remains is the misfit of the form, which does not average out.
+steps scatter less than steps do; what remains is the misfit of the form, which does not average out. Where the
+coefficients answer, their errors are added (step_model.py): of a step of the prompt to TTFT, of a mean step to ITL.
+
+A budget T that nobody told is taken to be 2,048, or enough for 2 n; an answer of longer prompts names it as unknown.
 
 **How many fit.** The largest concurrency that keeps the targets:
 
@@ -76,7 +79,9 @@ finite-source queue with state-dependent service (Kleinrock, Queueing Systems I,
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import NamedTuple
 
 from .document import Target
@@ -86,15 +91,14 @@ from .step_model import Band, Limits, StepModel
 CONCURRENCY_MAX = 4096
 """Where the search for the largest concurrency ends."""
 _MS_MAX = 1e9
+_RATE_PARTS = 1 << 20
+"""Loads between one request and the most, of which one is found by its rate."""
 _OUTLIER = 2.0
 _TAIL = 1e-6
 _DECODES_MIN = 1e-9
 TURNAROUND_US = 2_000.0
 """From a client's last token to its next request in the queue, where the API server's part is not known: assumed, a
 millisecond each way."""
-
-made = tuple.__new__
-"""A named tuple from its fields in order, at a third of what its constructor costs."""
 
 
 class Workload(NamedTuple):
@@ -112,7 +116,7 @@ class Workload(NamedTuple):
         output = checked("output_tokens", output_tokens, 1.0, TOKENS_MAX)
         hit = checked("prefix_hit", prefix_hit, 0.0, 1.0)
         uncached = prompt * (1.0 - hit)
-        return made(Workload, (prompt, output, uncached if uncached > 1.0 else 1.0, prompt + output / 2.0))
+        return Workload(prompt, output, max(uncached, 1.0), prompt + output / 2.0)
 
     def kv_requests_max(self, kv_tokens: float) -> float:
         """How many fit the KV cache: mean tokens held, and two standard deviations for the phases of all.
@@ -128,31 +132,29 @@ class Workload(NamedTuple):
 class Prefills:
     """mu and pi of n requests; ``bound``: more prefills wait than there are tokens for. ``shares`` wants a whole n."""
 
-    __slots__ = ("_budget", "_decodes", "_tokens", "bound", "chunks", "requests", "room", "tokens_bound")
+    __slots__ = ("_decodes", "bound", "budget", "chunks", "requests", "room", "tokens", "tokens_bound")
 
     def __init__(self, requests: float, output: float, tokens: float, budget: float) -> None:
         self.requests = requests
+        self.tokens = tokens
         self.room = budget - (requests - 1.0)
         self.chunks = math.ceil(tokens / self.room) if tokens > self.room else 1
-        decodes = output - 1.0
-        self._decodes = decodes if decodes > _DECODES_MIN else _DECODES_MIN
-        self._tokens = tokens
-        self._budget = budget
+        self._decodes = max(output - 1.0, _DECODES_MIN)
+        self.budget = budget
         self.tokens_bound = (budget - requests) * (self.chunks + output - 1.0) / requests
         self.bound = tokens > self.tokens_bound
 
     def ended(self, j: float) -> float:
         """mu_j."""
-        free, full = j / self.chunks, (self._budget - self.requests + j) / self._tokens
+        free, full = j / self.chunks, (self.budget - self.requests + j) / self.tokens
         return full if full < free else free
 
     def mean(self) -> float:
         """Mean of i, where both flows balance."""
         others, decodes = self.requests - 1.0, self._decodes
         free = others * self.chunks / (self.chunks + decodes)
-        full = (others * self._tokens - (self._budget - self.requests) * decodes) / (self._tokens + decodes)
-        most = full if full > free else free
-        return others if others < most else most
+        full = (others * self.tokens - (self.budget - self.requests) * decodes) / (self.tokens + decodes)
+        return min(max(full, free), others)
 
     def shares(self) -> list[tuple[float, float]]:
         """Values of i with pi_i."""
@@ -179,112 +181,83 @@ class Prefills:
         return (self.requests - i) / (self._decodes * self.ended(i))
 
 
-class Batch(NamedTuple):
-    """Mean steps of one batch.
+class _Steps(NamedTuple):
+    """Mean steps: ``itl`` is one that decodes wait for, ``prefill`` all of the ``k`` steps that a prefill takes.
 
-    ``itl`` is a step that decodes wait for, ``prefill`` all of the ``k`` steps that a prefill takes. ``rest_us`` is
-    what is left of the step that an arrival meets, ``ahead_us`` the step that was scheduled behind it. ``pieces`` are
-    prefill tokens of the steps that were asked for.
+    ``rest_us`` is what is left of the step that an arrival meets.
     """
 
     itl: Band
     prefill: Band
     k: float
     rest_us: float
-    ahead_us: float
-    prefill_bound: bool
-    pieces: tuple[float, ...]
-
-    def blended(self, other: Batch, part: float) -> Batch:
-        """``part`` of the way to the other."""
-
-        def between(a: float, b: float) -> float:
-            return a + part * (b - a)
-
-        def band_between(a: Band, b: Band) -> Band:
-            return between(a[0], b[0]), between(a[1], b[1]), between(a[2], b[2])
-
-        return Batch(
-            band_between(self.itl, other.itl),
-            band_between(self.prefill, other.prefill),
-            between(self.k, other.k),
-            between(self.rest_us, other.rest_us),
-            between(self.ahead_us, other.ahead_us),
-            self.prefill_bound or other.prefill_bound,
-            self.pieces,
-        )
 
 
-def batch_of(steps: StepModel, work: Workload, n: float, turnaround_us: float, *, ahead: bool) -> Batch:
-    """The mean steps of n requests, each of which comes so long after a step's end that another one ended with.
-
-    ``turnaround_us`` is inf where arrivals follow nothing; ``ahead``: the engine hands over a step before the last one
-    ended.
-    """
-    whole = int(n)
-    batch = _whole_batch(steps, work, whole, turnaround_us, ahead=ahead)
-    if n > whole:
-        return batch.blended(_whole_batch(steps, work, whole + 1, turnaround_us, ahead=ahead), n - whole)
-    return batch
-
-
-def _whole_batch(steps: StepModel, work: Workload, n: int, turnaround_us: float, *, ahead: bool) -> Batch:
-    prefills = Prefills(n, work.output, work.uncached, steps.budget)
-    itl, prefill, k, rest_us = _cut(steps, work, n, work.uncached, turnaround_us)
-    ahead_us = itl[0] if ahead and n > 1 else 0.0
-    if prefills.bound:
-        filled_itl, filled, _, filled_rest_us = _cut(steps, work, n, prefills.tokens_bound, turnaround_us)
-        spare_us = max(filled[0] + filled_rest_us + (filled_itl[0] if ahead and n > 1 else 0.0) - prefill[0], 0.0)
-        rest_us = min(filled_rest_us, spare_us)
-        ahead_us = spare_us - rest_us
-    if steps.of_means:
-        pieces: tuple[float, ...] = (work.uncached * prefills.ended(prefills.mean()),)
-    else:
-        pieces = (work.uncached / k, 0.0) if work.output > 1.0 else (work.uncached / k,)
-    return made(Batch, (itl, prefill, k, rest_us, ahead_us, prefills.bound, pieces))
-
-
-def _cut(
-    steps: StepModel, work: Workload, n: int, tokens: float, turnaround_us: float
-) -> tuple[Band, Band, float, float]:
-    """ITL, k V, k, and what is left of the step that an arrival meets, with so many tokens to prefill in chunks."""
-    prefills = Prefills(n, work.output, tokens, steps.budget)
-    itl, prefill, k, rest_us = _sums(steps, prefills, tokens, work.context)
-    if prefills.chunks > 1:
-        full = (prefills.chunks - 1) * prefills.room
-        _, least, _, least_rest_us = _sums(steps, Prefills(n, work.output, full, steps.budget), full, work.context)
-        prefill, rest_us = max(prefill, least), max(rest_us, least_rest_us)
-    if n > 1 and turnaround_us < itl[0] and rest_us < math.inf:
-        late = (turnaround_us / itl[0]) ** 2
-        rest_us = late * rest_us + (1.0 - late) * (itl[0] - turnaround_us)
-    return itl, prefill, k, rest_us if n > 1 else 0.0
-
-
-def _sums(steps: StepModel, prefills: Prefills, tokens: float, context: float) -> tuple[Band, Band, float, float]:
-    """ITL, k V, k, and the mean rest of a step."""
+def _sums(steps: StepModel, prefills: Prefills, context: float) -> _Steps:
+    """Mean steps of n requests, met at any moment."""
     n, table, factor = prefills.requests, steps.surface.rising, steps.mean_factor
 
     def step(j: float) -> Band:
         ended = prefills.ended(j)
         started = min(j, math.ceil(prefills.chunks * ended))
-        return steps.band(table, tokens * ended, n - j + started, (n - j) * context)
+        us, low, high = steps.band(table, prefills.tokens * ended, n - j + started, (n - j) * context)
+        return us * factor, low * factor, high * factor
 
-    low = high = middle = prefill_us = prefill_low = prefill_high = k = square = 0.0
-    following, following_times = -1.0, (0.0, 0.0, 0.0)
+    itl = itl_low = itl_high = prefill = prefill_low = prefill_high = k = square = 0.0
+    last, at_last = -1.0, (0.0, 0.0, 0.0)
     for j, share in prefills.shares():
-        times = following_times if j == following else step(j)
-        following, following_times = j + 1.0, step(j + 1.0)
-        k += (turns := share * following / prefills.ended(following))
-        middle += share * times[0]
-        low += share * times[1]
-        high += share * times[2]
-        prefill_us += turns * following_times[0]
-        prefill_low += turns * following_times[1]
-        prefill_high += turns * following_times[2]
-        square += share * times[0] * times[0]
-    rest_us = factor * square / (2.0 * middle) if middle > 0.0 else 0.0
-    itl = (middle * factor, low * factor, high * factor)
-    return itl, (prefill_us * factor, prefill_low * factor, prefill_high * factor), k, rest_us
+        us, low, high = at_last if j == last else step(j)
+        itl += share * us
+        itl_low += share * low
+        itl_high += share * high
+        square += share * us * us
+        last, at_last = j + 1.0, step(j + 1.0)
+        us, low, high = at_last
+        turns = share * last / prefills.ended(last)
+        k += turns
+        prefill += turns * us
+        prefill_low += turns * low
+        prefill_high += turns * high
+    rest_us = square / (2.0 * itl) if itl > 0.0 and n > 1.0 else 0.0
+    return _Steps((itl, itl_low, itl_high), (prefill, prefill_low, prefill_high), k, rest_us)
+
+
+def _mean_steps(steps: StepModel, work: Workload, prefills: Prefills, turnaround_us: float) -> _Steps:
+    """The same for prefills in chunks, and for an arrival that follows the end of a step by so much."""
+    found = _sums(steps, prefills, work.context)
+    prefill, rest_us, itl_us = found.prefill, found.rest_us, found.itl[0]
+    if prefills.chunks > 1:
+        full = prefills.room * (prefills.chunks - 1)
+        least = _sums(steps, Prefills(prefills.requests, work.output, full, prefills.budget), work.context)
+        prefill, rest_us = max(prefill, least.prefill), max(rest_us, least.rest_us)
+    if prefills.requests > 1 and turnaround_us < itl_us and rest_us < math.inf:
+        late = (turnaround_us / itl_us) ** 2
+        rest_us = late * rest_us + (1.0 - late) * (itl_us - turnaround_us)
+    return found._replace(prefill=prefill, rest_us=rest_us)
+
+
+class _Times(NamedTuple):
+    """Mean times of one batch, the steps of a prefill, and whether prefills fill every step."""
+
+    itl: Band
+    ttft: Band
+    k: float
+    prefill_bound: bool
+
+    def towards(self, other: _Times, part: float) -> _Times:
+        """``part`` of the way to the other."""
+
+        def between(here: float, there: float) -> float:
+            return here + part * (there - here)
+
+        itl, ttft = _ends(between, self.itl, other.itl), _ends(between, self.ttft, other.ttft)
+        return _Times(itl, ttft, between(self.k, other.k), self.prefill_bound or other.prefill_bound)
+
+
+def _ends(of: Callable[..., float], *bands: Band) -> Band:
+    """The same of the middles, of the lower and of the upper ends."""
+    us, low, high = map(of, *bands)
+    return us, low, high
 
 
 class Estimate(NamedTuple):
@@ -299,10 +272,10 @@ class Estimate(NamedTuple):
         """The middle, in milliseconds."""
         return self.us / 1e3
 
-    def widened(self, share: float) -> Estimate:
-        """Both ends further out by this share of the middle."""
-        more_us = share * self.us
-        return made(Estimate, (self.us, self.low - more_us if self.low > more_us else 0.0, self.high + more_us))
+
+def _estimate(band: Band, more_us: float) -> Estimate:
+    """With both ends so much further out."""
+    return Estimate(band[0], max(band[1] - more_us, 0.0), band[2] + more_us)
 
 
 class RequestEstimate(NamedTuple):
@@ -338,12 +311,15 @@ class ClosedLoop:
         queueing = targets.get("api_queueing")
         self._ahead = ahead or (queueing is not None and queueing.step_ahead_us is not None)
         self.limits: Limits = steps.limits
-        before = (("api_queueing", "prompt_tokens"), ("first_response", ""))
-        self._before = [time for name, each in before if (time := _request_time(targets.get(name), each))]
+        self._before = (_request_time(queueing, "prompt_tokens"), _request_time(targets.get("first_response"), ""))
         self._after = _request_time(targets.get("post_decode"), "output_tokens")
 
     def slots(self, work: Workload) -> tuple[float, str]:
-        """Requests that run at the same time at most, and which limit says so; inf where nobody said."""
+        """Requests that run at the same time at most, and which limit says so; inf where nobody said.
+
+        Raises:
+            BadInputError: not even one does.
+        """
         _, token_budget, kv_tokens = self.limits
         slots = self._steps.requests_max
         name = "max_num_seqs" if slots < math.inf else "none"
@@ -352,68 +328,78 @@ class ClosedLoop:
             slots, name = (held, "kv_capacity") if held < slots else (slots, name)
         if token_budget is not None and token_budget - 1 < slots:
             slots, name = float(token_budget - 1), "token_budget"
+        if slots < 1.0:
+            raise BadInputError("prompt_tokens", f"not even one such request fits the engine ({name})")
         return slots, name
 
     def estimate(self, work: Workload, concurrency: object, *, follows: bool = True) -> RequestEstimate:
         """What ``concurrency`` requests in flight see; ``follows``: each takes the place of one that ended."""
         in_flight = checked("concurrency", concurrency, 1.0, REQUESTS_MAX)
-        slots, name = self.slots(work)
-        if slots < 1.0:
-            raise BadInputError("prompt_tokens", f"not even one such request fits the engine ({name})")
-        running = slots if slots < in_flight else in_flight
+        running = min(self.slots(work)[0], in_flight)
+        queued, tokens = (in_flight - running) / running, work.output - 1.0
         known_us = sum([time(work, None)[0] for time in self._before])
         turnaround_us = max(TURNAROUND_US, known_us) if follows else math.inf
-        at = batch_of(self._steps, work, running, turnaround_us, ahead=self._ahead)
-        tokens = work.output - 1.0
-        itl = at.itl if tokens else (0.0, 0.0, 0.0)
-        queued = (in_flight - running) / running
-        ttft, e2e = self._sums(work, at, running, queued)
+        whole = int(running)
+        at = self._times(work, whole, queued, turnaround_us)
+        if running > whole:
+            at = at.towards(self._times(work, whole + 1, queued, turnaround_us), running - whole)
+        e2e = _ends(lambda first, step, last: first + tokens * step + last, at.ttft, at.itl, self._after(work, running))
         per_s = in_flight / e2e[0] * 1e6 if e2e[0] > 0.0 else 0.0
         steps, held = self._steps, running * work.context * tokens / (at.k + tokens)
-        outside = steps.outside(at.pieces[0], running, held)
-        for piece in at.pieces[1:]:
-            outside = tuple(dict.fromkeys((*outside, *steps.outside(piece, running, held))))
-        first, between, whole = made(Estimate, ttft), made(Estimate, itl), made(Estimate, e2e)
-        usable = not steps.reasons
-        if outside:
-            share = steps.spread(at.pieces[0], running, held)
-            first, between, whole = first.widened(share), between.widened(share), whole.widened(share)
-            usable = steps.usable(outside, at.pieces[0], running, held)
-        rates = (per_s, per_s * work.output)
-        return made(
-            RequestEstimate, (in_flight, running, first, between, whole, *rates, at.prefill_bound, outside, usable)
+        own, others = work.uncached / at.k, 0.0
+        if steps.of_means:
+            prefills = Prefills(running, work.output, work.uncached, steps.budget_of(running))
+            others = work.uncached * prefills.ended(prefills.mean())
+        pieces = (others,) if steps.of_means else (own, others) if tokens else (own,)
+        outside = tuple(dict.fromkeys(name for piece in pieces for name in steps.outside(piece, running, held)))
+        if work.uncached > steps.budget_of(running) and self.limits.max_num_batched_tokens is None:
+            outside = (*outside, "max_num_batched_tokens")
+        first_us = at.ttft[0] * steps.spread(outside, own, running, held, form=steps.of_means)
+        between_us = at.itl[0] * steps.spread(outside, others, running, held, form=steps.of_means)
+        return RequestEstimate(
+            in_flight,
+            running,
+            _estimate(at.ttft, first_us),
+            _estimate(at.itl, between_us) if tokens else Estimate(0.0, 0.0, 0.0),
+            _estimate(e2e, first_us + tokens * between_us),
+            per_s,
+            per_s * work.output,
+            at.prefill_bound,
+            outside,
+            steps.usable(outside, pieces[0], running, held),
         )
 
-    def _sums(self, work: Workload, at: Batch, running: float, queued: float) -> tuple[Band, Band]:
-        """TTFT and E2E; ``queued``: requests that wait for a slot, in parts of those that run.
+    def _times(self, work: Workload, n: int, queued: float, turnaround_us: float) -> _Times:
+        """Of n requests in the batch; ``queued``: those that wait for a slot, in parts of those that run.
 
         Low of the wait is where the arrival meets the end of a step; high, where it meets the beginning. Who waits
         for a slot waits for the end of a step, too, so a queue that begins makes nothing faster.
         """
-        tokens = work.output - 1.0
-        (itl, itl_low, itl_high), (prefill, prefill_low, prefill_high) = at.itl, at.prefill
-        decode, decode_low, decode_high = tokens * itl, tokens * itl_low, tokens * itl_high
-        wait = max(queued * (prefill + decode), at.rest_us + at.ahead_us)
-        wait_low = max(queued * (prefill_low + decode_low), at.ahead_us)
-        wait_high = max(queued * (prefill_high + decode_high), 2.0 * at.rest_us + at.ahead_us)
-        ttft, ttft_low, ttft_high = wait + prefill, wait_low + prefill_low, wait_high + prefill_high
-        for time in self._before:
-            us, low, high = time(work, running)
-            ttft, ttft_low, ttft_high = ttft + us, ttft_low + low, ttft_high + high
-        least_us = self._steps.surface.least_us(min(work.uncached, self._steps.budget))
-        ttft, ttft_high = max(ttft, least_us), max(ttft_high, least_us)
-        e2e, e2e_low, e2e_high = ttft + decode, ttft_low + decode_low, ttft_high + decode_high
-        if self._after is not None:
-            us, low, high = self._after(work, running)
-            e2e, e2e_low, e2e_high = e2e + us, e2e_low + low, e2e_high + high
-        return (ttft, ttft_low, ttft_high), (e2e, e2e_low, e2e_high)
+        steps, budget, ahead = self._steps, self._steps.budget_of(n), self._ahead and n > 1
+        prefills = Prefills(n, work.output, work.uncached, budget)
+        itl, prefill, k, rest_us = _mean_steps(steps, work, prefills, turnaround_us)
+        ahead_us = itl[0] if ahead else 0.0
+        if prefills.bound:
+            just = Prefills(n, work.output, prefills.tokens_bound, budget)
+            filled = _mean_steps(steps, work, just, turnaround_us)
+            filled_us = filled.prefill[0] + filled.rest_us + (filled.itl[0] if ahead else 0.0)
+            spare_us = max(filled_us - prefill[0], 0.0)
+            rest_us = min(filled.rest_us, spare_us)
+            ahead_us = spare_us - rest_us
+
+        def first_token(own: float, step: float, rests: float, *api: float) -> float:
+            return max(queued * (own + (work.output - 1.0) * step), rests * rest_us + ahead_us) + own + sum(api)
+
+        us, low, high = _ends(first_token, prefill, itl, (1.0, 0.0, 2.0), *[time(work, n) for time in self._before])
+        least_us = steps.surface.least_us(min(work.uncached, steps.budget_of(1.0)))
+        return _Times(itl, (max(us, least_us), low, max(high, least_us)), k, prefills.bound)
 
 
-def _request_time(target: Target | None, feature: str) -> Callable[[Workload, float | None], Band] | None:
-    """A time outside of the steps by the request and those in the batch (None: as usual); None: none was learned."""
+def _request_time(target: Target | None, feature: str) -> Callable[[Workload, float | None], Band]:
+    """A time outside of the steps by the request and those in the batch (None: as usual); 0 where none was learned."""
     model = target.models.get("portable") if target is not None else None
     if target is None or model is None or not model.coefficients:
-        return None
+        return lambda _work, _running: (0.0, 0.0, 0.0)
     by_name = {each.name: each.value for each in model.coefficients}
     base_us = max(by_name.get("intercept", 0.0) - (target.step_ahead_us or 0.0), 0.0)  # that step is simulated
     per_token_us = by_name.get(feature, 0.0)
@@ -425,8 +411,7 @@ def _request_time(target: Target | None, feature: str) -> Callable[[Workload, fl
     def time(work: Workload, running: float | None) -> Band:
         fit_us = base_us + per_token_us * (work.prompt if of_prompt else work.output)
         more_us = 0.0 if running is None else per_request_us * (running - usual)
-        middle_us, low_us, high_us = fit_us * mean_factor + more_us, fit_us * low + more_us, fit_us * high + more_us
-        return (middle_us, low_us, high_us) if low_us >= 0.0 else (max(middle_us, 0.0), 0.0, max(high_us, 0.0))
+        return _ends(lambda part: max(fit_us * part + more_us, 0.0), (mean_factor, low, high))
 
     return time
 
@@ -457,86 +442,56 @@ class Plan(NamedTuple):
     at_rate: RequestEstimate | None
 
 
-class Slo(NamedTuple):
-    """Targets in microseconds, inf where there is none; ``safe`` holds the upper end against them."""
-
-    itl_us: float
-    ttft_us: float
-    safe: bool
-
-    def broken_by(self, at: RequestEstimate) -> str:
-        """Which target this load breaks, or nothing."""
-        itl_us = at.itl.high if self.safe else at.itl.us
-        ttft_us = at.ttft.high if self.safe else at.ttft.us
-        return "itl" if itl_us > self.itl_us else "ttft" if ttft_us > self.ttft_us else ""
-
-
 def planned(loop: ClosedLoop, work: Workload, itl_ms: object, ttft_ms: object, rate: object, *, safe: bool) -> Plan:
     """The largest concurrency within the targets; ``rate`` is in requests per second."""
-    slo = Slo(_target_us("itl_ms", itl_ms), _target_us("ttft_ms", ttft_ms), safe)
+    itl_us, ttft_us = _target_us("itl_ms", itl_ms), _target_us("ttft_ms", ttft_ms)
     wanted = None if rate is None else checked("rate", rate, 1e-9, 1e9)
     slots, slot_limit = loop.slots(work)
-    if slots < 1.0:
-        raise BadInputError("prompt_tokens", f"not even one such request fits the engine ({slot_limit})")
     end = int(min(slots, CONCURRENCY_MAX))
-    points: dict[int, RequestEstimate] = {}
 
+    @cache
     def at(n: int) -> RequestEstimate:
-        if n not in points:
-            points[n] = loop.estimate(work, n)
-        return points[n]
+        return loop.estimate(work, n)
 
-    best = _largest(at, slo, end)
+    def broken(n: int) -> str:
+        """Which target this load breaks, or nothing."""
+        itl, ttft = at(n).itl, at(n).ttft
+        if (itl.high if safe else itl.us) > itl_us:
+            return "itl"
+        return "ttft" if (ttft.high if safe else ttft.us) > ttft_us else ""
+
+    best = _largest(broken, end)
     limit = slot_limit if best == end and slots < CONCURRENCY_MAX + 1 else "none"
     if best < end:
-        limit = "token_budget" if at(best + 1).prefill_bound else slo.broken_by(at(best + 1))
+        limit = "token_budget" if at(best + 1).prefill_bound else broken(best + 1)
     here = at(max(best, 1))
-    sizes = sorted({*_doubling(min(end, max(2 * best, 8))), max(best, 1)})
-    served = replicas = crowd = None
-    if wanted is not None:
-        served = best > 0 and here.requests_per_s >= wanted
-        replicas = math.ceil(wanted / here.requests_per_s) if best > 0 and here.requests_per_s > 0.0 else None
-        crowd = _at_rate(loop, work, wanted, end)
-    return Plan(best, limit, here, tuple(at(n) for n in sizes), served, replicas, crowd)
+    last = min(end, max(2 * best, 8))
+    sizes = sorted({*(1 << power for power in range(last.bit_length())), last, max(best, 1)})
+    curve = tuple(at(n) for n in sizes)
+    if wanted is None:
+        return Plan(best, limit, here, curve, None, None, None)
+    served = best > 0 and here.requests_per_s >= wanted
+    replicas = math.ceil(wanted / here.requests_per_s) if best > 0 and here.requests_per_s > 0.0 else None
+    return Plan(best, limit, here, curve, served, replicas, _at_rate(loop, work, wanted, end))
 
 
 def _target_us(name: str, value: object) -> float:
     return math.inf if value is None else 1e3 * checked(name, value, 1e-6, _MS_MAX)
 
 
-def _largest(at: Callable[[int], RequestEstimate], slo: Slo, end: int) -> int:
+def _largest(broken: Callable[[int], str], end: int) -> int:
     """The last whole N before the first that breaks a target."""
-    good, n = 0, 1
-    while not slo.broken_by(at(n)):
-        good = n
-        if n == end:
-            return end
+    n = 1
+    while n < end and not broken(n):
         n = min(2 * n, end)
-    bad = n
-    while bad - good > 1:
-        middle = (good + bad) // 2
-        if slo.broken_by(at(middle)):
-            bad = middle
-        else:
-            good = middle
-    return good
-
-
-def _doubling(end: int) -> list[int]:
-    return [1 << power for power in range(end.bit_length()) if 1 << power <= end] + [end]
+    return bisect_left(range(n), True, n // 2 + 1, key=lambda each: bool(broken(each))) - 1 if broken(n) else end
 
 
 def _at_rate(loop: ClosedLoop, work: Workload, rate: float, end: int) -> RequestEstimate | None:
     """The load at which one engine finishes ``rate`` requests per second; None if it never does."""
-    if loop.estimate(work, end, follows=False).requests_per_s < rate:
-        return None
-    low, high = 1.0, float(end)
-    if loop.estimate(work, low, follows=False).requests_per_s >= rate:
-        return loop.estimate(work, low, follows=False)
-    for _ in range(24):
-        middle = 0.5 * (low + high)
-        if loop.estimate(work, middle, follows=False).requests_per_s < rate:
-            low = middle
-        else:
-            high = middle
-    return loop.estimate(work, high, follows=False)
+
+    def at(part: int) -> RequestEstimate:
+        return loop.estimate(work, 1.0 + (end - 1.0) * part / _RATE_PARTS, follows=False)
+
+    first = bisect_left(range(_RATE_PARTS + 1), rate, key=lambda part: at(part).requests_per_s)
+    return at(first) if first <= _RATE_PARTS else None

@@ -33,12 +33,12 @@ it are two kinds. At the middle (P, n) of every cell of a kind, seen or not:
     step = T(P, n) + s C                                    T between the middles around: straight in P and in n
 
 and at least what the same requests take without prefill. Where nobody said what the cells usually had, T = x F with the
-published factor. Where no cell has 64 rows, and where a row is the mean of many steps (whose shape is not that of the
-steps in it), the coefficients are all there is: T = x, s = b_C.
+published factor. Where a row is the mean of many steps, only one without prefill has the shape of the steps in it, and
+with prefill T = x. Where no cell has 64 rows, of means all together, the coefficients are all there is: T = x, s = b_C.
 
 **Rising.** Requests are asked about by a surface that never falls with P or n, though measured steps may: its T at the
 middles are fitted to those above by isotonic regression, along P and then along n (which keeps the order along P,
-because the regression of larger values is larger).
+because the regression of larger values is larger). A band holds what was measured of its number of requests, too.
 
 be is of a mixture of E experts, k of which each token goes through; 0 where nobody said.
 
@@ -165,15 +165,20 @@ class StepTable(dict[int, Piece]):
     By requests · 64 + ``piece_of`` the prefill tokens; each is made when it is first asked for, so many are kept.
     """
 
-    __slots__ = ("_coefficients", "_nodes", "_pooled", "_strata", "_wider")
+    __slots__ = ("_coefficients", "_measured", "_nodes", "_pooled", "_strata", "_wider")
 
     def __init__(
-        self, coefficients: Coefficients, nodes: Nodes | None, interval: Interval | None, wider: float
+        self,
+        coefficients: Coefficients,
+        nodes: Nodes | None,
+        measured: Nodes | None,
+        interval: Interval | None,
+        wider: float,
     ) -> None:
         super().__init__()
         self._wider = wider
         self._coefficients = coefficients
-        self._nodes = nodes
+        self._nodes, self._measured = nodes, measured
         self._pooled = (1.0, 1.0) if interval is None else interval.pooled
         self._strata = {} if interval is None else interval.strata
 
@@ -183,7 +188,11 @@ class StepTable(dict[int, Piece]):
             self.clear()
         p10, p90 = self._strata.get(stratum_name(piece, requests), self._pooled)
         low, high = max(min(p10, 1.0) - self._wider, 0.0), max(p90, 1.0) + self._wider
-        self[key] = made = (*self._line(requests, piece), low, high)
+        line = self._line(requests, piece)
+        if self._measured is not self._nodes and self._measured is not None:
+            off = _decode(self._measured, requests) / line[0]
+            low, high = low * min(off, 1.0), high * max(off, 1.0)
+        self[key] = made = (*line, low, high)
         return made
 
     def _line(self, requests: int, piece: int) -> tuple[float, float, float]:
@@ -196,16 +205,21 @@ class StepTable(dict[int, Piece]):
             low, high = (us(tokens, requests) for tokens in _TOKENS[piece - 1 : piece + 1])
             per_token = (high - low) / (_TOKENS[piece] - _TOKENS[piece - 1])
             return least, low - per_token * _TOKENS[piece - 1], per_token
-        decodes, prefills = self._nodes
-        size = max(requests, 1.0)
-        after = bisect_right(_DECODE_SIZES, size, 1, len(decodes) - 1)
-        least = _between(_DECODE_SIZES, decodes, after, size)
+        least, prefills = _decode(self._nodes, requests), self._nodes.prefills
         if not piece:
             return least, least, 0.0
+        size = max(requests, 1.0)
         after = bisect_right(_SIZES, size, 1, len(prefills) - 1)
         low, high = (_between(_SIZES, [row[column] for row in prefills], after, size) for column in (piece - 1, piece))
         per_token = (high - low) / (_TOKENS[piece] - _TOKENS[piece - 1])
         return least, low - per_token * _TOKENS[piece - 1], per_token
+
+
+def _decode(nodes: Nodes, requests: int) -> float:
+    """T of so many requests without prefill."""
+    size = max(requests, 1.0)
+    after = bisect_right(_DECODE_SIZES, size, 1, len(nodes.decodes) - 1)
+    return _between(_DECODE_SIZES, nodes.decodes, after, size)
 
 
 def _between(places: Sequence[float], values: Sequence[float], after: int, at: float) -> float:
@@ -273,11 +287,13 @@ class StepSurface:
     """
 
     def __init__(self, target: Target, coefficients: Coefficients, *, of_means: bool, mean_error: float) -> None:
-        told = target.factors_applied and max(target.factor_rows.values(), default=0.0) >= _ROWS_MIN
+        rows = target.factor_rows.values()
+        told = target.factors_applied and (sum(rows) if of_means else max(rows, default=0.0)) >= _ROWS_MIN
         self._coefficients, self._target = coefficients, target
         self._wider = mean_error if of_means else 0.0
-        self._told = told and bool(target.factors) and not of_means
-        self._seen = _seen_of(target, coefficients) if self._told else {}
+        seen = _seen_of(target, coefficients) if told else {}
+        self._seen = {cell: each for cell, each in seen.items() if each.tokens < 0.0} if of_means else seen
+        self._told = told and bool(self._seen if of_means else target.factors)
         context_us = target.context_us_per_token if self._seen else None
         self.context_us = coefficients.context_token if context_us is None else context_us
 
@@ -288,13 +304,13 @@ class StepSurface:
     @cached_property
     def steps(self) -> StepTable:
         """See the class."""
-        return StepTable(self._coefficients, self._nodes, self._target.interval, self._wider)
+        return StepTable(self._coefficients, self._nodes, self._nodes, self._target.interval, self._wider)
 
     @cached_property
     def rising(self) -> StepTable:
         """See the class."""
         nodes = None if self._nodes is None else self._nodes.rising()
-        return StepTable(self._coefficients, nodes, self._target.interval, self._wider)
+        return StepTable(self._coefficients, nodes, self._nodes, self._target.interval, self._wider)
 
     def least_us(self, prefill_tokens: float) -> float:
         """The longest measured step of one request with as many tokens to prefill or fewer."""

@@ -2,15 +2,16 @@
 
     us   = (T(P, n) + s C) · level                     shapes.py: what steps of such a shape took, or the coefficients
     low  = us · p10(stratum) - 1.28 w us               high = us · p90(stratum) + 1.28 w us
-    w    = sqrt(x' C x + sum_j (x_j form_j)^2) / x beta      outside of what was seen, 0 inside
+    w    = sqrt(x' C x + sum_j (x_j form_j)^2) / x beta      where the coefficients answer, 0 where the shape does
 
 Microseconds; P prefill tokens, C tokens of decode context, n requests. p10 and p90 are measured: eighty per cent of the
-steps of that stratum fell between them, so inside of what was seen nothing has to be added. Outside, the errors of the
-coefficients count as well: those of sampling by their covariance C (independent where a file has none), and how far the
-form of the line lets each of them move under another load.
+steps of that stratum fell between them, so inside of what was seen nothing has to be added. Outside, and where a row is
+the mean of many steps, the answer rests on the coefficients, and their errors count as well: those of sampling by their
+covariance C (independent where a file has none), and how far the form of the line lets each move under another load.
+The latter counts in means over a loop's steps only where rows were means, too.
 
-Where a row is the mean of many steps, p10 and p90 are of such means, which have many kinds of steps in them. A step of
-one kind may be off by more: they are moved apart by the mean error of the rows' predictions, each way.
+p10 and p90 of rows that are means are of many kinds of steps together. A step of one kind may be off by more: they are
+moved apart by the mean error of the rows' predictions, each way.
 
 ``level`` is 1, or for a step of now what the last steps of its phase took beside the rest. ``portable`` is used, the
 set that every consumer can compute. A stratum without an interval has the pooled one. Guards: ``low <= us <= high``,
@@ -39,6 +40,8 @@ _NORMAL_P90 = 1.2816
 LEVEL_AGE_MAX_S = 10.0
 """An older level says nothing of now: what it follows passes within seconds."""
 _LEVEL_MAX = 2.0
+_BUDGET_ASSUMED = 2048.0
+"""The smallest of vLLM's defaults for ``max_num_batched_tokens`` of an API server."""
 _FORM_ERROR_MAX = 0.2
 """As a standard error has to be of a coefficient that is identified (online/rls/error_bars.py)."""
 _PIECES_END = 8192
@@ -170,9 +173,8 @@ class StepModel:
         context = checked("decode_context_tokens", decode_context_tokens, 0.0, TOKENS_MAX)
         us, low, high = self.band(self.surface.steps, prefill, batch, context)
         outside = self.outside(prefill, batch, context)
-        if outside:
-            spread_us = us * self.spread(prefill, batch, context, outside=True)
-            low, high = max(0.0, low - spread_us), high + spread_us
+        spread_us = us * self.spread(outside, prefill, batch, context, form=True)
+        low, high = max(0.0, low - spread_us), high + spread_us
         return Prediction(us, low, high, outside, self.usable(outside, prefill, batch, context))
 
     def band(self, table: StepTable, prefill_tokens: float, requests: float, decode_context_tokens: float) -> Band:
@@ -207,16 +209,19 @@ class StepModel:
             self._visits[key] = stratum_name(prefill_tokens, requests) in self._strata
         return self._visits[key]
 
-    def spread(self, prefill: float, requests: float, context: float, *, outside: bool = False) -> float:
-        """1.28 standard errors of the sum x · beta, in parts of it: what eight of ten such sums are off by at most.
+    def budget_of(self, requests: float) -> float:
+        """Tokens that a step of so many requests may have; where nobody said, assumed, and enough for twice as many."""
+        return self.budget if self.budget < math.inf else max(_BUDGET_ASSUMED, 2.0 * requests)
 
-        For the load that the coefficients were learned from; ``outside`` of it their form errors count, too.
-        """
+    def spread(self, outside: Collection[str], prefill: float, requests: float, context: float, *, form: bool) -> float:
+        """Share w of the module, with ``form`` errors or not; 0 where the shape itself was seen."""
+        if not outside and not self.of_means:
+            return 0.0
         work = self.coefficients.work(prefill, requests, context)
         x = [work[column] for column in self._columns]
         variance = sum([a * sum(map(mul, row, x)) for a, row in zip(x, self._covariance, strict=True)])
-        if outside:
-            variance += sum([(a * form) ** 2 for a, form in zip(x, self._form_errors, strict=True)])
+        if form:
+            variance += sum([(a * error) ** 2 for a, error in zip(x, self._form_errors, strict=True)])
         by_coefficients_us: float = sum(map(mul, self.coefficients, work))
         return _NORMAL_P90 * math.sqrt(max(variance, 0.0)) / max(by_coefficients_us, 1e-9)
 

@@ -146,7 +146,7 @@ def learned(facts: dict, points: Sequence[Point]) -> tracefit.Config | None:
     targets = bank.targets("c0")
     if "step_time" not in targets:
         return None
-    told = ConfigSnapshot(config_id="c0", config=facts, engines=[], telemetry="steps", targets=targets)
+    told = ConfigSnapshot(config_id="c0", config=facts, engines=[], telemetry="requests", targets=targets)
     snapshot = Snapshot(generation=1, created_unix_nano=1, tracefit_version="0", configs=[told])
     return tracefit.load(snapshot.to_json()).config()
 

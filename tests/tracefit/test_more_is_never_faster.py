@@ -82,7 +82,7 @@ def test_nor_is_it_where_loud_factors_have_many_rows(telemetry, seed, output, co
     assert_rising(config_of(document), output, concurrency, prompt, least=0.995, bound=False)
 
 
-@pytest.mark.parametrize("telemetry", QUALITIES)
+@pytest.mark.parametrize("telemetry", ["steps+", "sampled"])
 @given(st.integers(0, 10**6), *LOADS)
 @settings(max_examples=12)
 def test_shapes_of_fewer_than_64_rows_leave_what_the_coefficients_say(telemetry, seed, output, concurrency, prompt):

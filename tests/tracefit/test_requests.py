@@ -1,5 +1,6 @@
 """Requests in a closed loop: mean values against an engine that is stepped request by request."""
 
+import copy
 import math
 
 import pytest
@@ -68,15 +69,44 @@ def _told_by(telemetry):
 
 
 @pytest.mark.parametrize("telemetry", ["journeys", "requests", "metrics"])
-def test_rows_of_many_steps_tell_coefficients_but_no_shapes(telemetry):
-    """They have the stalls in them, and the shape of a mean step is no step's."""
-    config, n, prompt, output = _told_by(telemetry), 20, 800.0, 200.0
-    b0, b_prefill, b_context, b_requests = (each.value for each in config.coefficients())
-    seen = config.request(prompt_tokens=prompt, output_tokens=output, concurrency=n)
-    prefilling = (n - 1) / output
-    context = (n - prefilling) * (prompt + output / 2)
-    assert seen.itl.us == pytest.approx(b0 + b_prefill * prefilling * prompt + b_context * context + b_requests * n)
-    assert seen.requests_per_s * seen.e2e.us == pytest.approx(n * 1e6)
+def test_rows_of_many_steps_tell_the_shapes_of_decodes_alone(telemetry):
+    """With prefill, the shape of a mean step is no step's; stalls are in all of them."""
+    config, stated = _told_by(telemetry), BARE.coefficients()
+    b0, b_prefill, b_context, b_requests = (each.value for each in stated)
+    usual = {"prefill_tokens": 0, "requests": 8, "decode_context_tokens": 14_400}
+    assert config.step_time(**usual).us == pytest.approx(10_350.0, rel=0.01)
+    assert b0 + 8 * b_requests + 14_400 * b_context == pytest.approx(10_244.0)
+    prompt = {"prefill_tokens": 600, "requests": 21, "decode_context_tokens": 30_000}
+    assert config.step_time(**prompt).us == pytest.approx(b0 + 600 * b_prefill + 21 * b_requests + 30_000 * b_context)
+    seen = config.request(prompt_tokens=800.0, output_tokens=200.0, concurrency=20)
+    assert seen.requests_per_s * seen.e2e.us == pytest.approx(20 * 1e6)
+
+
+@pytest.mark.parametrize("telemetry", ["steps", "requests"])
+def test_errors_of_the_form_widen_what_the_coefficients_answer(telemetry):
+    """Rows of single steps tell shapes themselves; of means, the coefficients are asked beside what was seen."""
+    document = tree()
+    step_time = _TARGETS["step_time"] | {"seen": None}
+    document["configs"][0] |= {"telemetry": telemetry, "targets": {"step_time": step_time}}
+    sure = tracefit.load(encoded(document)).config().request(prompt_tokens=800, output_tokens=200, concurrency=20)
+    document["configs"][0]["targets"] = copy.deepcopy(document["configs"][0]["targets"])
+    for feature in document["configs"][0]["targets"]["step_time"]["models"]["portable"]["features"]:
+        feature["form_error"] = 0.3 * feature["coefficient"]
+    unsure = tracefit.load(encoded(document)).config().request(prompt_tokens=800, output_tokens=200, concurrency=20)
+    widths = [answer.itl.high - answer.itl.low for answer in (sure, unsure)]
+    assert (widths[1] > 2.0 * widths[0]) == (telemetry == "requests")
+    assert unsure.itl.us == sure.itl.us
+
+
+def test_a_token_budget_that_nobody_told_is_named_where_prompts_need_several_steps():
+    document = tree()
+    del document["configs"][0]["config"]["max_num_batched_tokens"]
+    config = tracefit.load(encoded(document)).config()
+    short, long = (config.request(prompt_tokens=each, output_tokens=100, concurrency=4) for each in (500, 5_000))
+    assert "max_num_batched_tokens" not in short.extrapolated
+    assert "max_num_batched_tokens" in long.extrapolated
+    told = config.assuming(max_num_batched_tokens=2_048).request(prompt_tokens=5_000, output_tokens=100, concurrency=4)
+    assert long.ttft.us == told.ttft.us
 
 
 def test_coefficients_of_single_steps_are_stretched_by_what_stalls_add():

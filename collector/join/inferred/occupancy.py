@@ -462,8 +462,8 @@ def _met(requests: list[HeldRequest], held: list[HeldRequest]) -> tuple[Mask, In
     """What each of n requests met, from all that are ``held``.
 
     Returns whether no other was in the engine or on its way when it arrived; how many others ran then, 0 where anyone
-    waited for a first token until it was scheduled, shapes (n,); and (waiting, running, kv_usage_ratio, queued_tokens) at QUEUED,
-    (n, 4), NaN where its span does not tell it.
+    waited for a first token until it was scheduled, shapes (n,); and (waiting, running, kv_usage_ratio, queued_tokens)
+    at QUEUED, (n, 4), NaN where its span does not tell it.
     """
     arrived_ns, ended_ns, first_ns, queued_ns, scheduled_ns, tokens = _moments(held)
     known = queued_ns != MISSING

@@ -189,7 +189,7 @@ def newest_change(config: ConfigSnapshot) -> SpeedChange | None:
     drift = None if step is None else step.drift
     if drift is None or drift.last_unix_nano is None or drift.gain is None:
         return None
-    return SpeedChange(drift.gain, drift.last_unix_nano, drift.term, drift.added)
+    return SpeedChange(drift.gain, drift.last_unix_nano, drift.term, drift.added, drift.last_within_s)
 
 
 REPLICAS_SHOWN = 16

@@ -152,7 +152,7 @@ class ResidualSnapshot(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DriftSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Confirmed changes of speed: how many, when the last one was, and new ÷ old time.
+    """Confirmed changes of speed: how many, when the last one began, within how many seconds, and new ÷ old time.
 
     ``term``: what moved in the last one: ``all`` terms alike, ``decode`` (all but prefill), or one column; empty where
     that is not known. ``added``: microseconds more per unit of that column; of ``all`` and ``decode``, the share of
@@ -164,6 +164,7 @@ class DriftSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     last_unix_nano: int | None
     gain: float | None
     count: int
+    last_within_s: float | None = None
     term: str = ""
     added: float | None = None
     engines_apart: float | None = None

@@ -448,8 +448,9 @@ def _change(tree: Any, where: str) -> SpeedChange | None:
     tree = _object(tree, where)
     if tree.get("gain") is None or tree.get("last_unix_nano") is None:
         return None
-    factor, since, added = _positive(tree, "gain", where), _whole(tree, "last_unix_nano"), _maybe(tree, "added", where)
-    return SpeedChange(factor, since, _text(tree, "term"), added)
+    added, within_s = _maybe(tree, "added", where), _maybe(tree, "last_within_s", where)
+    since = _whole(tree, "last_unix_nano")
+    return SpeedChange(_positive(tree, "gain", where), since, _text(tree, "term"), added, within_s)
 
 
 def _odd(tree: Any, where: str) -> tuple[OddReplica, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 from .selection import minute
@@ -15,7 +16,7 @@ class SpeedChange(NamedTuple):
 
     Attributes:
         factor: new time of a step per old time.
-        since_unix_nano: event time at which it began.
+        since_unix_nano: event time at which it began, within ``within_s`` seconds; None: not known.
         term: what moved: ``all`` terms alike, ``decode`` (all but prefill), or a coefficient by its name; empty while
             too few steps were seen since.
         added: microseconds more per unit of that coefficient; of ``all`` and ``decode``, the share; None: not known.
@@ -25,6 +26,7 @@ class SpeedChange(NamedTuple):
     since_unix_nano: int
     term: str = ""
     added: float | None = None
+    within_s: float | None = None
 
     @property
     def of_prefill(self) -> bool:
@@ -41,11 +43,16 @@ class SpeedChange(NamedTuple):
         return now_unix_nano - self.since_unix_nano < NEWS_NS
 
     def text(self, now_unix_nano: int) -> str:
-        """``steps take 1.42 × as long since 14:03 UTC: …`` and the term; with the date where that is not today's."""
+        """``steps take 1.42 × as long since 14:03 UTC ± 2 min: …`` and the term; with the date where it is another."""
         since, today = minute(self.since_unix_nano), minute(now_unix_nano).partition(" ")[0]
         change = f"steps {'with prefill ' * self.of_prefill}take {self.factor:.2f} × as long"
         said = term_text(self.term, self.added)
-        return f"{change} since {since.removeprefix(f'{today} ')}{said and f': {said}'}"
+        return f"{change} since {since.removeprefix(f'{today} ')}{self.within}{said and f': {said}'}"
+
+    @property
+    def within(self) -> str:
+        """`` ± 2 min``: whole minutes, as the time has; empty where that is not known."""
+        return "" if self.within_s is None else f" ± {max(math.ceil(self.within_s / 60.0), 1)} min"
 
 
 _TERMS = {

@@ -166,10 +166,12 @@ def _tell(config: ConfigSnapshot, told: _Told, now_unix_nano: int) -> _Told:
         _log.warning("%s: %s", name, change.text(now_unix_nano), extra=TOLD_ONCE)
     holds = {_NUMBER.sub("#", doubt): f"not usable: {doubt}" for doubt in config.doubts}
     holds |= {f"{odd.engine!r} {odd.term}": odd.text for odd in odd_replicas(config.targets.get("step_time"))}
-    for words in holds.keys() - told.holds.keys():
-        _log.warning("%s: %s", name, holds[words], extra=TOLD_ONCE)
-    for words in told.holds.keys() - holds.keys():
-        _log.info("%s: no longer: %s", name, told.holds[words], extra=TOLD_ONCE)
+    for words, text in holds.items():
+        if words not in told.holds:
+            _log.warning("%s: %s", name, text, extra=TOLD_ONCE)
+    for words, text in told.holds.items():
+        if words not in holds:
+            _log.info("%s: no longer: %s", name, text, extra=TOLD_ONCE)
     return _Told(max(since, told.since_unix_nano), term or ("" if since > told.since_unix_nano else told.term), holds)
 
 

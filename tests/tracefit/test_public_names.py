@@ -34,7 +34,7 @@ FIELDS = {
     "InFlight": "requests us_per_request",
     "Level": "factor last_row_unix_nano",
     "OddReplica": "engine ratio stderr term added siblings",
-    "SpeedChange": "factor since_unix_nano term added",
+    "SpeedChange": "factor since_unix_nano term added within_s",
     "Problem": "text is_defect",
     "Verdict": "usable reasons doubts quarantined error rows last_row_unix_nano last_heard_unix_nano replaced change "
     "odd seen hidden",

@@ -59,7 +59,11 @@ def test_a_doubt_is_a_reason_and_a_problem():
             "steps take 1.42 × as long",
             ": every step by the same time (+30.8 ms)",
         ),
-        ({"term": "decode", "added": 2.3}, "steps take 1.42 × as long", ": decode, not prefill (+230%)"),
+        (
+            {"term": "decode", "added": 2.3, "last_within_s": 75.0},
+            "steps take 1.42 × as long",
+            " ± 2 min: decode, not prefill (+230%)",
+        ),
         (
             {"term": "decode_context_tokens", "added": -0.12},
             "steps take 1.42 × as long",

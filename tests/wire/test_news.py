@@ -48,7 +48,7 @@ def test_a_change_of_speed_is_told_once_in_the_log_on_the_page_and_by_doctor(tmp
     assert ready["speed_changed"] == [line]
     assert level == "WARNING"
     assert line.startswith("tiny: steps take 1.4")
-    assert line.endswith(" UTC")
+    assert line.endswith(" UTC ± 1 min")
     text = line.removeprefix("tiny: ")
     [found] = [each for each in doctor.splitlines() if " speed " in each]
     assert found.startswith("poor ")
@@ -66,7 +66,7 @@ def test_a_change_of_prefill_alone_is_told_as_one_in_every_place(tmp_path, told,
         doctor, page = capsys.readouterr().out, get(sidecar.http_port, "/").decode()
     [(level, line)] = told()
     assert level == "WARNING"
-    words = r"tiny: steps with prefill take [12]\.\d\d × as long since .* UTC: prefill, by its tokens"
+    words = r"tiny: steps with prefill take [12]\.\d\d × as long since .* UTC ± 1 min: prefill, by its tokens"
     assert re.fullmatch(words, line)
     text = line.removeprefix("tiny: ")
     assert [each for each in doctor.splitlines() if " speed " in each and each.endswith(text)]

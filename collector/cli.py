@@ -7,6 +7,7 @@ set before numpy and grpc are imported.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -47,6 +48,7 @@ from collector.config import (
     explain_key,
     explain_keys,
     json_schema,
+    load,
     load_or_degrade,
     scraping,
 )
@@ -165,6 +167,7 @@ def run(*, scrape: tuple[str, ...], config: Path | None, profile: str | None, **
 @tracefit.command()
 @click.option("--speed", type=Number("from 0.01 on", 0.01), default=20.0, metavar="N", help="Times as recorded (20).")
 @click.option("--recording", type=FILE, metavar="FILE", help="A recording other than the bundled one.")
+@click.option("--gpu", is_flag=True, help="What vLLM on an H100 would send, from measured kernel times.")
 @click.option("--dir", "--directory", "directory", type=FILE, metavar="DIR", help="Its files go here (snapshots/demo).")
 @click.option(
     "--throttle",
@@ -174,14 +177,19 @@ def run(*, scrape: tuple[str, ...], config: Path | None, profile: str | None, **
     help="From its middle on, the recorded machine takes N times as long (1).",
 )
 @click.option("--to", type=HostPort(), metavar="HOST:PORT", help="Send to a running sidecar, in real time, for ever.")
-def demo(*, speed: float, recording: Path | None, directory: Path | None, throttle: float, to: str | None) -> int:
+def demo(
+    *, speed: float, recording: Path | None, gpu: bool, directory: Path | None, throttle: float, to: str | None
+) -> int:
     """Watch a real sidecar learn from a recording, 20 times faster."""
     from collector.commands import demo as made  # noqa: PLC0415
 
+    if gpu and recording is not None:
+        raise ConfigError("--gpu", "not with --recording: it makes what is sent")
     with made.signals_as_ctrl_c():
+        tape = made.gpu_tape(SystemClock()) if gpu else made.read_tape(made.find_recording(recording), _warn)
         if to is not None:
-            return made.send_forever(recording, to, SystemClock(), _say, throttle)
-        return made.demo(recording, speed, _say, directory, throttle)
+            return made.send_forever(tape, to, SystemClock(), _say, throttle)
+        return made.demo(tape, speed, _say, directory, throttle, made.GPU_QUESTION if gpu else made.QUESTION)
 
 
 # --- questions --------------------------------------------------------------------------------------------------------
@@ -316,6 +324,7 @@ def replay(*, files: tuple[Path, ...], out: Path, state: Path | None, config: Co
     """Learn from recordings: files, directories of them, or - (docs/telemetry.md)."""
     from collector.commands import replay as made  # noqa: PLC0415
 
+    _refuse_snapshots(files, "what it says: tracefit show {}")
     say, stdin = _teller(in_json=in_json), sys.stdin.buffer
     code = made.replay(files, out, config, SystemClock(), say=say, note=note_above_bar, state=state, stdin=stdin)
     return _concluded(code, out, in_json=in_json)
@@ -418,6 +427,7 @@ def lab_evaluate(
     """Compare every modelling system on recordings."""
     from collector.evaluate.command import EvaluateOptions, evaluate_recordings  # noqa: PLC0415
 
+    _refuse_snapshots(files, "score it on one: tracefit lab evaluate RECORDING --snapshot {}")
     names = tuple(name.strip() for name in systems.split(",") if name.strip())
     document = _say if in_json else None
     asked = EvaluateOptions(systems=names, leave_out=leave_out or "", document=document, **options)
@@ -464,13 +474,19 @@ def configuration() -> None:
 @with_config
 @json_option
 def config_check(*, config: Config, in_json: bool) -> int:
-    """Check the configuration and print what holds."""
+    """Check the configuration, and print what holds with a mark at what is not the default."""
     from collector.app import check_config, remarks_on_config  # noqa: PLC0415
 
     check_config(config, SystemClock())
     for remark in remarks_on_config(config):
         _warn(f"warning: {remark}")
-    _say(json.dumps(config_tree(config), indent=2) if in_json else config_yaml(config).rstrip("\n"))
+    tree, usual = config_tree(config), config_tree(load(None, {}, config.profile))
+    if in_json:
+        _say(json.dumps(tree, indent=2))
+        return EXIT_OK
+    for line in config_yaml(config).splitlines():
+        key = line.partition(":")[0]
+        _say(f"{line}  # not the default" if key in tree and tree[key] != usual[key] else line)
     return EXIT_OK
 
 
@@ -514,6 +530,18 @@ def _version_of(package: str) -> str | None:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return None
+
+
+def _refuse_snapshots(files: Sequence[Path], remedy: str) -> None:
+    """UsageError for a snapshot in the place of a recording."""
+    import tracefit as client  # noqa: PLC0415
+
+    for path in files:
+        if path.suffix == ".json":
+            with contextlib.suppress(client.LoadError):
+                client.load(path)
+                text = f"{path} is a snapshot and no recording; {remedy.format(path)}"
+                raise click.UsageError(text, click.get_current_context())
 
 
 # --- how a command speaks ---------------------------------------------------------------------------------------------

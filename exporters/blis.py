@@ -35,6 +35,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from exporters.charts import Z_95
 from exporters.what_if import index_of
 from exporters.wording import REASONS, label_value, printable, unit_text
 from online import ConfigSnapshot, FeatureSnapshot, Snapshot, TargetSnapshot
@@ -190,12 +191,12 @@ def blis_coefficients(
 
 
 def _doubtful_coefficients(config: ConfigSnapshot, targets: Collection[str]) -> tuple[str, ...]:
-    """Each coefficient of ``portable`` whose status is not ``identified``, with that and its standard error."""
+    """Each coefficient of ``portable`` whose status is not ``identified``, with that and its 95 % interval."""
     doubtful = []
     for target in targets:
         for feature in (_features(config, target) or {}).values():
             if feature.status != "identified":
-                error = "" if feature.stderr is None else f" ± {feature.stderr:.2g}"
+                error = "" if feature.stderr is None else f" ± {Z_95 * feature.stderr:.2g}"
                 value = f"{feature.coefficient:.4g}{error} {unit_text(feature.unit)}"
                 reason = "" if feature.reason is None else f", {REASONS[feature.reason]}"
                 said = f"{target} {feature.name}: {feature.status}, {value}{reason}"

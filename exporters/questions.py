@@ -209,6 +209,7 @@ LIMIT_WORDS = {
     "token_budget": "token budget: prefills fill every step",
     "max_num_seqs": "max_num_seqs: the engine runs no more at once",
     "kv_capacity": "KV cache: its blocks hold no more",
+    "seen": "no limit is known: beyond the largest batch seen it would be a guess; give max_num_seqs or kv_tokens",
     "none": "nothing that is known; give max_num_seqs or kv_tokens",
 }
 """What ends a plan, in words."""
@@ -310,6 +311,8 @@ def ask(config: Config, question: Question) -> Answer:
     try:
         limited = config.assuming(**question.assumed) if question.assumed else config
         said = getattr(limited, method)(**asked)
+        if isinstance(said, Plan) and said.limit == "none" and (largest := _largest_batch(config)):
+            said = limited.assuming(max_num_seqs=largest).plan(**asked)._replace(limit="seen")
     except BadInputError as error:
         problem = str(error).removeprefix(f"{error.parameter}: ")
         raise QuestionError(_NAME_OF_FIELD.get(error.parameter, error.parameter), problem) from None
@@ -320,6 +323,11 @@ def ask(config: Config, question: Question) -> Answer:
             f"the coefficients of configuration {config.config_id} are too large for this question"
         )
     return Answer(config, question._replace(asked=asked), said)
+
+
+def _largest_batch(config: Config) -> int:
+    """Requests of the largest batch that was seen; 0 where nobody said."""
+    return int(config.verdict.seen.get("requests", (0.0, 0.0))[1])
 
 
 def _finite(value: object) -> bool:

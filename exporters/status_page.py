@@ -61,6 +61,7 @@ from exporters.wording import (
     factor,
     name_of,
     percent,
+    reason_text,
 )
 from online import HistoryView, Snapshot
 from tracefit import TracefitError, Verdict, term_text, told_apart
@@ -409,7 +410,8 @@ def _accounting_view(own: Collector) -> View:
     for family in families:
         samples = [sample for sample in family.samples if sample.name.endswith("_total")]
         if family.type == "counter" and any(sample.value for sample in samples):
-            parts = [(", ".join(s.labels.values()), s.value) for s in samples if s.labels and s.value][:MAX_PARTS]
+            labelled = [sample for sample in samples if sample.labels and sample.value][:MAX_PARTS]
+            parts = [(", ".join(map(reason_text, s.labels.values())), s.value) for s in labelled]
             name = family.name.removeprefix(_PREFIX)
             flows.append(_Flow(name, family.documentation, sum(sample.value for sample in samples), parts))
     gauges = {family.name: family for family in families if family.type == "gauge"}

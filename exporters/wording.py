@@ -218,6 +218,54 @@ def name_of(config: ConfigSnapshot) -> str:
     return printable(str(config.config.get("model") or config.config_id), MAX_LABEL_CHARS)
 
 
+LOSSES: dict[str, str] = {
+    "idle": "no request ran in between",
+    "incomplete": "a step in between was not told",
+    "warm_up": "first steps of a process, far slower than others",
+    "too_long": "longer than any step",
+    "time_order": "stamps that go backwards",
+    "restart": "the engine was restarted in between",
+    "learned_before": "learned before the sidecar was restarted",
+    "preemption": "a request was preempted between two pages",
+    "told_by_steps": "their engine sends its steps, too",
+    "which_config": "beside engines of several configurations",
+    "which_server": "pages of several servers behind one address",
+    "sampled_spans": "of spans that are sampled",
+    "foreign_scope": "of no step or request of an engine",
+    "foreign_span": "of no step or request of an engine",
+    "not_a_request": "of no request",
+    "duplicate": "sent twice",
+    "late": "later than allowed_lateness_s",
+    "missing_attribute": "without an attribute that every step or request has",
+    "lacks_e2e": "without gen_ai.latency.e2e",
+    "lacks_first_token": "without gen_ai.latency.time_to_first_token",
+    "lacks_input_tokens": "without gen_ai.usage.prompt_tokens or gen_ai.usage.input_tokens",
+    "lacks_output_tokens": "without gen_ai.usage.completion_tokens or gen_ai.usage.output_tokens",
+    "wrong_type": "with an attribute of another type",
+    "not_finite": "with a number that is not finite",
+    "out_of_range": "with a number out of its range",
+    "inconsistent": "with numbers that contradict each other",
+    "not_positive": "took no time by their clock",
+    "unknown_feature": "of steps whose decode context nobody knows: set vllm.block_size, or trace journeys",
+    "quarantined": "of a configuration that is put aside",
+    "no_place": "of a configuration beyond engines_max",
+    "queue_full": "the queue was full",
+    "undecodable": "no OTLP",
+    "memory": "memory_limit_mib was reached",
+    "unauthenticated": "without a token that is accepted",
+    "too_large": "too large",
+    "export_failed": "the receiver refused them",
+    "hook_error": "errors inside of the plugin",
+    "missing_families": "a family of counters is missing",
+}
+"""Why something was left out, in words, by the reasons that count it; another reason is its own word."""
+
+
+def reason_text(reason: str) -> str:
+    """A reason of a counter in words."""
+    return LOSSES.get(reason, reason.replace("_", " "))
+
+
 class Advice(NamedTuple):
     """``level`` is good, fair or poor; ``flags`` are typed by the user as they stand."""
 

@@ -64,7 +64,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .blocks import CELLS, PREFILL_CELL, Design, median_of
-from .constants import ENGINES_MAX, HALF_LIFE_STEPS, MEAN_ABS_TO_SD, NOISE_ROWS, NS_PER_S, SILENCE_NS, START_ROWS
+from .constants import ENGINES_MAX, HALF_LIFE_STEPS, MEAN_ABS_TO_SD, NOISE_ROWS, SILENCE_NS, START_ROWS
 from .rows import Floats, Ints
 from .shapes import KNOWN_ROWS, ShapeFactors
 from .snapshot import DriftSnapshot
@@ -453,7 +453,7 @@ class ChangeMonitor(Stateful):
         odd = self.odd_engine(shapes)
         return DriftSnapshot(
             last_unix_nano=began_ns,
-            last_within_s=self.within_ns / NS_PER_S if self.confirmed else None,
+            last_within_s=self.within_ns / 1e9 if self.confirmed else None,
             gain=gain,
             count=self.confirmed,
             term=self.term,

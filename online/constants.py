@@ -28,7 +28,6 @@ ERROR_ROWS, ERROR_MAX = 1000.0, 0.5
 VALUE_MAX = 1e12
 # Guess: share of the evidence that a confirmed change of speed leaves.
 ALARM_KEEP = 0.02
-NS_PER_S = 1e9
 # Guess: without a row for ten minutes an engine is silent.
 SILENCE_NS = 600_000_000_000
 # Guard: memory; of one configuration.

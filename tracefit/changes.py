@@ -75,6 +75,13 @@ class ConfigDiff(NamedTuple):
     term: str = ""
     added: float | None = None
 
+    def has_moved(self, move: Move) -> bool:
+        """Whether a coefficient moved: of the step time by the named term, else by more than three standard errors."""
+        if move.target != STEP_TIME or not self.term:
+            return move.moved
+        alike = self.term == "all" or (self.term == "decode" and not move.feature.startswith("prefill"))
+        return alike or move.feature == self.term
+
 
 class Diff(NamedTuple):
     """From one snapshot to another: paired configurations, and the ids that only one of them has."""

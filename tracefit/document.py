@@ -180,6 +180,7 @@ _TELEMETRY_GAPS = {
     "journeys": "the batch of each step is rebuilt from request journeys",
     "requests": "one span per request and no steps",
     "metrics": "means of many steps, from pages of counters",
+    "merged": "merged states do not say which telemetry they are from; a sidecar or a replay does",
 }
 _PREFIX_HITS = "prefix-cache hits are hidden: a prompt token costs the mean of cached and computed ones"
 

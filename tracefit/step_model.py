@@ -34,7 +34,8 @@ from .shapes import STRIDE, Coefficients, StepSurface, StepTable, piece_of, stra
 
 FEATURES = ("intercept", "prefill_tokens", "decode_context_tokens", "requests")
 _MEANS_OF_STEPS = ("journeys", "requests", "metrics")
-_ROWS_MIN = 256
+_ROWS_MIN, _WINDOWS_MIN = 256, 64
+"""Rows of single steps or requests, and of windows between two pages, each of which holds many steps."""
 _MEDIAN_APE_MAX = 0.25
 _NORMAL_P90 = 1.2816
 LEVEL_AGE_MAX_S = 10.0
@@ -142,7 +143,7 @@ class StepModel:
         self._visits: dict[int, bool] = {}
         seen = {} if target.seen is None else target.seen.features
         self._bounds = [seen.get(name, (-math.inf, math.inf)) for name in FEATURES[1:]]
-        self.reasons = (*config.doubts, *doubts_of(self.model))
+        self.reasons = (*config.doubts, *doubts_of(self.model, config.telemetry))
         self.surface = StepSurface(target, self.coefficients, of_means=self.of_means, mean_error=self.model.mape or 0.0)
         self.level: tuple[float, float] = (1.0, 1.0)
         self.level_age_s: float | None = None
@@ -363,13 +364,13 @@ def _of_a_step(model: Model, known: Collection[str]) -> bool:
     return all(each.name in known for each in model.coefficients)
 
 
-def doubts_of(model: Model) -> tuple[str, ...]:
+def doubts_of(model: Model, telemetry: str) -> tuple[str, ...]:
     """Why these coefficients should not be bet on; empty if they may."""
-    doubts = []
+    doubts, rows_min = [], _WINDOWS_MIN if telemetry == "metrics" else _ROWS_MIN
     if all(each.status == "prior_only" for each in model.coefficients):
         doubts.append("every coefficient is a donor's or a data sheet's")
-    elif model.rows < _ROWS_MIN:
-        doubts.append(f"learned from {model.rows} rows, fewer than {_ROWS_MIN}")
+    elif model.rows < rows_min:
+        doubts.append(f"learned from {model.rows} rows, fewer than {rows_min}")
     if model.median_ape is not None and model.median_ape > _MEDIAN_APE_MAX:
         doubts.append(f"half of its predictions are off by more than {model.median_ape:.0%}")
     if sum(abs(each.value) for each in model.coefficients) <= 0.0:

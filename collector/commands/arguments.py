@@ -39,9 +39,14 @@ MEANT = {
 MEANT_OPTIONS = {
     "--tpot": "--itl",
     "--model": "--which",
+    "--url": "--scrape",
+    "--target": "--scrape",
+    "--endpoint": "--scrape",
     "--batch": "--requests",
     "--batch-size": "--requests",
-    "--port": "--listen",
+    "--input": "--prompt",
+    "--input-len": "--prompt",
+    "--output-len": "--output",
     "--host": "--listen",
     "--metrics": "--pages",
     "--output": "--out",
@@ -49,6 +54,13 @@ MEANT_OPTIONS = {
     "--hardware": "--which",
 }
 """The same of options, where the command has what they mean."""
+ANSWERED = {
+    "--port": "--listen HOST:PORT takes telemetry, --pages HOST:PORT shows pages",
+    **dict.fromkeys(
+        ("--tpot", "--itl", "--ttft"), "predict says it; targets are for tracefit plan SNAPSHOT --itl 30ms"
+    ),
+}
+"""The same where one word does not answer."""
 
 
 class Option(click.Option):
@@ -108,6 +120,8 @@ def _meant(error: click.NoSuchOption) -> str:
     has = {each for param in (error.ctx.command.params if error.ctx else ()) for each in param.opts}
     if MEANT_OPTIONS.get(name) in has:
         return f"; did you mean {MEANT_OPTIONS[name]!r}?"
+    if name in ANSWERED and (name != "--port" or "--listen" in has):
+        return f": {ANSWERED[name]}"
     key = "log_level" if name == "--verbose" else name.removeprefix("--").replace("-", "_")
     if "--config" in has and key in Config.__struct_fields__:
         return f", but a key of the configuration: set TRACEFIT_{key.upper()}"

@@ -171,17 +171,16 @@ def _changed_lines(config: ConfigDiff) -> Iterator[str]:
         if move.target != target:
             target = move.target
             yield f"  {target}"
-        yield f"    {_move(move)}"
+        yield f"    {_move(move, has_moved=config.has_moved(move))}"
     if config.step is not None:
         yield f"  {_step(config.step)}"
     if config.term:
         yield f"  what moved: {term_text(config.term, config.added)}"
 
 
-def _move(move: Move) -> str:
-    distance = "error unknown"
-    if move.standard_errors is not None:
-        distance = f"{move.standard_errors:+.1f} standard errors{'  MOVED' if move.moved else ''}"
+def _move(move: Move, *, has_moved: bool) -> str:
+    distance = "error unknown" if move.standard_errors is None else f"{move.standard_errors:+.1f} standard errors"
+    distance += "  MOVED" * has_moved
     status = "" if move.status_before == move.status_after else f"  {move.status_before} -> {move.status_after}"
     return (
         f"{move.feature:<24}{move.before:>12,.6g} ->{move.after:>12,.6g} {unit_text(move.unit):<12} {distance}{status}"
@@ -203,7 +202,7 @@ def _diff_tree(changes: Diff) -> dict[str, object]:
             {
                 "before_id": config.before_id,
                 "after_id": config.after_id,
-                "moves": [{**move._asdict(), "moved": move.moved} for move in config.moves],
+                "moves": [{**move._asdict(), "moved": config.has_moved(move)} for move in config.moves],
                 "step": None if config.step is None else config.step._asdict(),
                 "term": config.term,
                 "added": config.added,
@@ -239,7 +238,8 @@ def show(snapshot: Snapshot, *, which: str, in_json: bool, say: PrintLine, note:
 def shown_lines(config: Config, now_unix_nano: int, only: str = "") -> Iterator[str]:
     """What is known of a configuration, for eyes: verdict, and coefficients of every target or of one."""
     yield ""
-    yield f"{headline(config)}  telemetry {config.telemetry}, {counted(config.engines, 'engine')}"
+    engines = f", {counted(config.engines, 'engine')}" if config.engines else ""
+    yield f"{headline(config)}  telemetry {config.telemetry}{engines}"
     limits = ", ".join(f"{name} {value:,}" for name, value in config.limits._asdict().items() if value is not None)
     if limits:
         yield f"  limits    {limits}"

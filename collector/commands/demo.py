@@ -1,5 +1,7 @@
 """``tracefit demo``: a real sidecar in its own process on real ports, fed with a recording of a real server.
 
+With ``--gpu`` what is fed is made: what a server on a GPU would send (:mod:`.gpu`).
+
 The wall clock and the monotonic clock of the recording move by a constant each, so that what was measured between two
 stamps stays one interval, and the end of the recording reads as the end of the demo. Throttled, intervals are longer
 from the middle on. A recording that is sent again has other ids: a request is known by its id for longer than a round.
@@ -16,7 +18,7 @@ import subprocess
 import sys
 import threading
 import urllib.request
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -49,10 +51,11 @@ PORT_GRPC, PORT_PAGES = 4317, 9464
 SEND_TIMEOUT_S, RETRY_S = 30.0, 1.0
 POLL_S = 1.5
 START_TIMEOUT_S, STOP_TIMEOUT_S = 30.0, 15.0
-QUESTION = {"prompt": 200, "output": 120, "itl": 30.0}
+QUESTION, GPU_QUESTION = ({"prompt": 200, "output": 120, "itl": itl_ms} for itl_ms in (30.0, 8.0))
 """The load that the demo plans for at its end: chats, as in docs/quickstart.md."""
 _RETRYABLE = (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE)
 _HOME = Path(__file__).resolve().parents[2]
+_DATA = _HOME / "tests" / "data"
 _CELL = 21
 
 
@@ -122,17 +125,37 @@ class Sending(NamedTuple):
 
 
 def find_recording(given: Path | None) -> Path:
-    """The recording that was asked for, or the one that comes along: in a checkout, or in an installed package.
+    """The recording that was asked for, or the one that comes along; StartError if there is none."""
+    if given is None:
+        return _found(_DATA / "c10_long" / "otlp.pb.gz", Path(__file__).parent / "demo_recording" / "otlp.pb.gz")
+    return _found(given)
 
-    Raises:
-        StartError: there is none.
-    """
-    bundled = [_HOME / "tests" / "data" / "c10_long", Path(__file__).parent / "demo_recording"]
-    places = [given] if given is not None else [directory / "otlp.pb.gz" for directory in bundled]
+
+def _found(*places: Path) -> Path:
+    """The first that is there: what comes along lies in a checkout, or in an installed package."""
     for path in places:
         if path.is_file():
             return path
     raise StartError(f"there is no recording {places[-1]}")
+
+
+Tape = Sequence[tuple[Received, bytes]]
+"""Exports with the times of their receipt, in order."""
+
+
+def read_tape(recording: Path, note: PrintLine) -> Tape:
+    """A recording; ``note`` receives what is wrong with it."""
+    exports = (export.payload for export in Recording(recording, note).exports())
+    return list(zip(read_index(recording), exports, strict=False))
+
+
+def gpu_tape(clock: Clock) -> Tape:
+    """What a server on a GPU would have sent."""
+    from .gpu import exports  # noqa: PLC0415
+
+    unix_ns, mono_ns = clock.unix_nano(), clock.monotonic_ns()
+    table = _found(_DATA / "gpu_step_times.json", Path(__file__).parent / "gpu_step_times.json")
+    return [(Received(unix_ns + ns, mono_ns + ns), payload) for ns, payload in exports(table, unix_ns, mono_ns)]
 
 
 def read_index(recording: Path) -> list[Received]:
@@ -155,15 +178,13 @@ def throttling(index: Sequence[Received], factor: float) -> Stamps:
     return Stamps(slow_unix_ns=begins.recv_unix_ns, slow_mono_ns=begins.recv_mono_ns, factor=factor)
 
 
-def schedule(
-    recording: Path, speed: float, clock: Clock, note: PrintLine, throttle: float = 1.0, salt: int = 0
-) -> Iterator[Sending]:
-    """The exports of a recording as they should be sent from now on, with the stamps of ``clock``.
+def schedule(tape: Tape, speed: float, clock: Clock, throttle: float = 1.0, salt: int = 0) -> Iterator[Sending]:
+    """The exports of a tape as they should be sent from now on, with the stamps of ``clock``.
 
-    They are sent ``speed`` times faster than recorded. ``note`` receives what is wrong with the recording; ``throttle``
-    is the factor of :func:`throttling`, and ``salt`` that of :func:`restamped`.
+    They are sent ``speed`` times faster than recorded. ``throttle`` is the factor of :func:`throttling`, and ``salt``
+    that of :func:`restamped`.
     """
-    index = read_index(recording)
+    index = [received for received, _ in tape]
     slow = throttling(index, throttle)
     index = [Received(slow.unix_of(each.recv_unix_ns), slow.mono_of(each.recv_mono_ns)) for each in index]
     first, last = index[0], index[-1]
@@ -173,9 +194,9 @@ def schedule(
         unix_ns=clock.unix_nano() + lasts_ns - last.recv_unix_ns,
         mono_ns=max(mono_ns, MONOTONIC_FLOOR_NS - first.recv_mono_ns),
     )
-    for received, export in zip(index, Recording(recording, note).exports(), strict=False):
+    for received, (_, payload) in zip(index, tape, strict=True):
         recorded_s = (received.recv_unix_ns - first.recv_unix_ns) / 1e9
-        yield Sending(recorded_s / speed, recorded_s, restamped(export.payload, stamps, salt))
+        yield Sending(recorded_s / speed, recorded_s, restamped(payload, stamps, salt))
 
 
 def send(target: str, sendings: Iterable[Sending], clock: Clock, watch: Callable[[float], None]) -> None:
@@ -209,18 +230,18 @@ def _code_of(export: Callable[..., bytes], payload: bytes) -> grpc.StatusCode:
     return grpc.StatusCode.OK
 
 
-def send_forever(recording: Path | None, target: str, clock: Clock, say: PrintLine, throttle: float = 1.0) -> int:
-    """Send the recording to a sidecar at the pace it was recorded, again and again, until Ctrl-C or SIGTERM.
+def send_forever(tape: Tape, target: str, clock: Clock, say: PrintLine, throttle: float = 1.0) -> int:
+    """Send a tape to a sidecar at the pace it was recorded, again and again, until Ctrl-C or SIGTERM.
 
     Faster would overlap with the round before: event time has to go on with the clock.
     """
-    source, number = find_recording(recording), 0
+    number = 0
     with contextlib.suppress(KeyboardInterrupt):
         while True:
             number += 1
             say(f"Sending the recording to {target}, round {number}; Ctrl-C ends it.")
             salt = clock.unix_nano() // 1_000_000_000 % 0xFFFF + 1  # rounds, in every run, are minutes apart
-            send(target, schedule(source, 1.0, clock, say, throttle, salt), clock, lambda _: None)
+            send(target, schedule(tape, 1.0, clock, throttle, salt), clock, lambda _: None)
     return EXIT_OK
 
 
@@ -301,27 +322,33 @@ def _await_ready(process: subprocess.Popen[bytes], url: str, log_file: Path) -> 
 
 
 def demo(
-    recording: Path | None, speed: float, say: PrintLine, directory: Path | None = None, throttle: float = 1.0
+    tape: Tape,
+    speed: float,
+    say: PrintLine,
+    directory: Path | None = None,
+    throttle: float = 1.0,
+    question: Mapping[str, float] = QUESTION,
 ) -> int:
     """Run the demo to its end or to Ctrl-C; the exit code says whether anything was learned."""
-    source, clock = find_recording(recording), SystemClock()
+    clock = SystemClock()
     directory = (directory or Path("snapshots", "demo")).absolute()
     forget_last_run(directory)
     listen, pages = f"127.0.0.1:{free_port(PORT_GRPC)}", f"127.0.0.1:{free_port(PORT_PAGES)}"
     interrupted = False
     try:
         with sidecar_process(listen, pages, directory):
-            say(f"A real sidecar is running; it is sent what a real vLLM once sent, {speed:g}x faster.")
+            sender = "a real vLLM once sent" if question is QUESTION else "vLLM on an H100 would send"
+            say(f"A real sidecar is running; it is sent what {sender}, {speed:g}x faster.")
             if throttle != 1.0:
                 say(f"From the middle of the recording on every time in it is {throttle:g} times as long.")
             say(f"  OTLP/gRPC  {listen}")
             say("\n".join(f"  http://{pages}/{page}" for page in ("", "metrics", "snapshot", "healthz")))
             say("What one scheduler step costs, in µs (± 95 %), as the evidence comes in; Ctrl-C ends it.")
-            send(listen, schedule(source, speed, clock, say, throttle), clock, watch_of(f"http://{pages}", clock, say))
+            send(listen, schedule(tape, speed, clock, throttle), clock, watch_of(f"http://{pages}", clock, say))
     except KeyboardInterrupt:
         interrupted = True
         say("stopping")
-    learned = conclude(directory / SNAPSHOT_NAME, say)
+    learned = conclude(directory / SNAPSHOT_NAME, say, question)
     return EXIT_OK if learned or interrupted else EXIT_FAILED
 
 
@@ -357,7 +384,7 @@ def _short(name: str) -> str:
     return name.replace("decode_context_tokens", "context").replace("_tokens", "")
 
 
-def conclude(path: Path, say: PrintLine) -> bool:
+def conclude(path: Path, say: PrintLine, question: Mapping[str, float] = QUESTION) -> bool:
     """The verdict on what was learned, and what one asks of it next; False if nothing was."""
     if not path.is_file():
         say("nothing was learned")
@@ -366,7 +393,7 @@ def conclude(path: Path, say: PrintLine) -> bool:
     for config in snapshot.configs:
         for line in shown_lines(config, snapshot.created_unix_nano, only="step_time"):
             say(line)
-    say("\nChats of {prompt} tokens in and {output} out, {itl:g}ms between tokens:".format(**QUESTION))
-    ask(snapshot, read_plan(QUESTION), which="", in_json=False, say=say, note=say)
+    say("\nChats of {prompt} tokens in and {output} out, {itl:g}ms between tokens:".format(**question))
+    ask(snapshot, read_plan(question), which="", in_json=False, say=say, note=say)
     say(f"\nsnapshot: {path} (ask it: tracefit show, predict, plan)")
     return True

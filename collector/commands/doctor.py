@@ -23,7 +23,7 @@ from collector.decode.pages import PageParser
 from collector.runtime import EXIT_FAILED, EXIT_OK, PrintLine, StartError
 from collector.telemetry import ScrapeOutcome, Skip, table
 from exporters.questions import as_json
-from exporters.wording import NOTHING_YET, OTLP_PORT, QUALITY, UNKNOWN_MODEL, Advice
+from exporters.wording import NOTHING_YET, OTLP_PORT, QUALITY, UNKNOWN_MODEL, Advice, reason_text
 from online import RowOutcome
 
 TIMEOUT_S = 5.0
@@ -212,7 +212,7 @@ def _by_label(samples: Samples, metric: table.Metric) -> str:
         reason = labels.get("reason") or labels["outcome"]
         if reason not in (ScrapeOutcome.TAKEN, RowOutcome.LEARNED):
             counts[reason] += int(value)
-    shown = [f"{reason} {count:,}" for reason, count in counts.most_common(_REASONS_SHOWN)]
+    shown = [f"{count:,} {reason_text(reason)}" for reason, count in counts.most_common(_REASONS_SHOWN)]
     return ", ".join([*shown, *(["…"] if len(counts) > _REASONS_SHOWN else [])])
 
 

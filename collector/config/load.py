@@ -134,6 +134,9 @@ def scraping(config: Config, urls: Sequence[str]) -> Config:
         except ConfigError:
             shown = f"...@{url.rpartition('@')[2]}" if "@" in url else url  # what stands before it may be a password
             raise ConfigError("--scrape", f"{shown!r} is no address like http://host:8000/metrics") from None
+        if "://" not in url and ":" not in url:
+            meant = f"vLLM listens on 8000: --scrape http://{url.partition('/')[0]}:8000/metrics"
+            raise ConfigError("--scrape", f"{url!r} names no port; {meant}")
     return msgspec.structs.replace(config, scrape=config.scrape + new)
 
 

@@ -254,6 +254,8 @@ def evaluate_recordings(
     for line in text:
         say(line)
     _publish(options, msgspec.json.encode(report), say)
+    if not scored:
+        note("error: there is nothing to score; give recordings of steps or requests (docs/telemetry.md)")
     return EXIT_OK if scored else EXIT_FAILED
 
 

@@ -119,7 +119,7 @@ def fleet_snapshot(bank: Bank, generation: int = 1, engines: FactsByEngine | Non
     for each in sorted(bank.configs()):
         targets = bank.targets(each)
         facts = dict(bank.facts(each))
-        apart = _told_apart_by(each, facts, targets, engines or {})
+        apart, step = _told_apart_by(each, facts, targets, engines or {}), targets.get(_STEP_TIME)
         configs.append(
             ConfigSnapshot(
                 config_id=each,
@@ -129,7 +129,7 @@ def fleet_snapshot(bank: Bank, generation: int = 1, engines: FactsByEngine | Non
                 targets=targets,
                 told_apart_by=apart,
                 prefix_hits_hidden=facts.get(HIDES_HITS) is True,
-                doubts=[*filter(None, [unknown_experts(facts)])],
+                doubts=[*filter(None, [unknown_experts(facts)]), *(step.doubts if step is not None else ())],
             )
         )
     newest_unix_nano = bank.event_span_ns()[1]
@@ -234,6 +234,8 @@ def examine(fetched: Fetched, path: Path, config: Config, now_unix_nano: int) ->
         return fetched._replace(path=None, outcome=PullOutcome.UNREACHABLE, detail=error.strerror or str(error))
     except StateError as error:
         return fetched._replace(path=None, outcome=PullOutcome.UNREADABLE, detail=str(error))
+    if not bank.learned_rows:
+        return fetched._replace(path=None, outcome=PullOutcome.NOTHING_YET, detail="nothing was learned in this state")
     first_ns, last_ns = bank.event_span_ns()
     if last_ns - now_unix_nano > FUTURE_NS:
         hours = (last_ns - now_unix_nano) / FUTURE_NS

@@ -309,7 +309,7 @@ class StateFetcher:
                 return kept
             if response.status != http.HTTPStatus.OK:
                 outcome = _OUTCOMES.get(response.status, PullOutcome.REFUSED)
-                raise _Refusal(outcome, f"status {response.status} {response.reason}")
+                raise _Refusal(outcome, f"status {response.status} {response.reason}{_remedy(response.status, url)}")
             self._tags.pop(place.name, None)
             await self._save(response, kept)
             if new := response.headers.get("ETag"):
@@ -353,6 +353,12 @@ class StateFetcher:
         if tag:
             self._tags[place.name] = tag
         return kept
+
+
+def _remedy(status: int, url: str) -> str:
+    """What would help; empty where nobody knows."""
+    is_off = status == http.HTTPStatus.NOT_FOUND and urllib.parse.urlsplit(url).path == STATE_PATH
+    return "; set TRACEFIT_PAGES_STATE=true in that sidecar" if is_off else ""
 
 
 def _too_large() -> _Refusal:

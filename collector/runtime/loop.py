@@ -41,10 +41,19 @@ class IoLoop:
     def close(self) -> None:
         """End an own loop; that of somebody else goes on."""
         if self._thread is not None and self._loop is not None:
+            self.run(_end_tasks())
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
             self._loop.close()
             self._loop = self._thread = None
+
+
+async def _end_tasks() -> None:
+    """Cancel what still runs in this loop, and wait for it: a loop that closes over a task complains of it."""
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
 
 
 def begin(name: str, coroutine: Coroutine[Any, Any, None], health: Health | None) -> asyncio.Task[None]:

@@ -191,7 +191,7 @@ class Durability:
     def readiness_detail(self) -> dict[str, str]:
         """What this process began with, why exports are refused now, and why the last checkpoint is in no file."""
         details = {
-            "state": str(self._checkpoints.restored),
+            "state_at_start": str(self._checkpoints.restored),
             "state_problem": self._checkpoints.problem,
             "lost": self._lost,
             "log_problem": self._cramped,

@@ -43,6 +43,8 @@ def test_the_demo_finds_its_recording_in_the_wheel(installed):
         installed, "-c", "from collector.commands.demo import *; print(len(read_index(find_recording(None))))"
     )
     assert int(learned.stdout) > 100, "when each export arrived comes along"
+    made = "from collector.commands.demo import *; print(len(gpu_tape(SystemClock())))"
+    assert int(run_installed(installed, "-c", made).stdout) > 100, "and so does the table of the GPU"
 
 
 def test_documents_name_the_wheel_that_is_built_and_its_size(installed):

@@ -35,6 +35,25 @@ def test_a_moved_coefficient_is_told_in_standard_errors_and_in_time():
     assert config.step.after_us - config.step.before_us == pytest.approx(500)
 
 
+@pytest.mark.parametrize(
+    ("factors", "term", "moved"),
+    [
+        ((1.4, 1.4, 1.4, 1.4), "all", ["intercept", "prefill_tokens", "decode_context_tokens", "requests"]),
+        ((1.4, 1.0, 1.4, 1.4), "decode", ["intercept", "decode_context_tokens", "requests"]),
+        ((1.0, 1.0, 1.4, 1.0), "decode_context_tokens", ["decode_context_tokens"]),
+    ],
+)
+def test_what_moved_is_every_coefficient_of_the_term_however_sure_each_is_alone(factors, term, moved):
+    def slower(configs):
+        features = configs[0]["targets"]["step_time"]["models"]["portable"]["features"]
+        for feature, factor in zip(features, factors, strict=True):
+            feature |= {"coefficient": factor * feature["coefficient"]}
+
+    (config,) = BEFORE.diff(after(slower)).configs
+    assert config.term == term
+    assert [each.feature for each in config.moves if config.has_moved(each)] == moved
+
+
 def test_without_a_standard_error_nothing_is_said_to_have_moved():
     diff = BEFORE.diff(after(lambda configs: intercept(configs).update(coefficient=9_000.0, stderr=None)))
     (move,) = [each for each in diff.configs[0].moves if each.after != each.before]

@@ -28,13 +28,16 @@ def test_what_may_be_used_says_so_with_its_error_and_what_was_seen():
     assert verdict.problems(NOW) == ()
 
 
-def test_what_is_young_is_not_usable_yet_and_no_problem():
+@pytest.mark.parametrize(("telemetry", "rows_min"), [("steps", 256), ("requests", 256), ("metrics", 64)])
+def test_what_is_young_is_not_usable_yet_and_no_problem(telemetry, rows_min):
     young = tree()["configs"][0]["targets"]["step_time"]["models"]
-    young["portable"]["rows"] = 40
-    verdict = verdict_of({"models": young})
+    young["portable"]["rows"] = rows_min - 1
+    verdict = verdict_of({"models": young}, telemetry=telemetry)
     assert verdict.state == "not usable yet"
-    assert verdict.reasons == ("learned from 40 rows, fewer than 256",)
+    assert verdict.reasons == (f"learned from {rows_min - 1} rows, fewer than {rows_min}",)
     assert verdict.problems(NOW) == ()
+    young["portable"]["rows"] = rows_min
+    assert verdict_of({"models": young}, telemetry=telemetry).usable
 
 
 def test_a_learner_that_failed_is_a_defect():

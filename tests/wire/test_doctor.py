@@ -46,7 +46,7 @@ def test_of_a_server_that_is_scraped_and_does_not_answer_the_address_is_named(tm
     assert f"Nothing has been learned yet of <code>{gone}</code>" in " ".join(page.split())
     (found,) = [line for line in capsys.readouterr().out.splitlines() if " receiving " in line]
     assert found.startswith("poor ")
-    assert f"of {gone} could not be used: unreachable" in found
+    assert f"of {gone} could not be used: 1 unreachable" in found
 
 
 def test_a_file_is_no_address(tmp_path, capsys):
@@ -62,7 +62,7 @@ def test_what_a_sidecar_left_out_and_what_waits_stand_in_the_diagnosis(tmp_path,
         for payload in [*payloads, payloads[0]]:
             call_export(sidecar.grpc_port, payload)
         url = f"http://127.0.0.1:{sidecar.http_port}/"
-        eventually(lambda: main(["doctor", url, "--json"]) is not None and "duplicate" in capsys.readouterr().out)
+        eventually(lambda: main(["doctor", url, "--json"]) is not None and "sent twice" in capsys.readouterr().out)
         main(["doctor", url, "--json"])
     findings = json.loads(capsys.readouterr().out)["findings"]
     said = {(finding["grade"], finding["topic"]) for finding in findings}

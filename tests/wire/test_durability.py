@@ -42,12 +42,12 @@ def rows(directory):
 @pytest.mark.parametrize("durability", ["memory", "log"])
 def test_a_stop_and_a_start_go_on_where_they_were(tmp_path, durability):
     with running_sidecar(tmp_path, DURABILITY=durability) as sidecar:
-        assert json.loads(get(sidecar.http_port, "/readyz"))["state"] == "empty"
+        assert json.loads(get(sidecar.http_port, "/readyz"))["state_at_start"] == "empty"
         send(sidecar, 1)
     generation, before = rows(tmp_path)
     assert before == 99, "what still waited is learned at the stop"
     with running_sidecar(tmp_path, DURABILITY=durability) as sidecar:
-        assert json.loads(get(sidecar.http_port, "/readyz"))["state"] == "newest"
+        assert json.loads(get(sidecar.http_port, "/readyz"))["state_at_start"] == "newest"
         assert metric(sidecar.http_port, 'tracefit_state_restored{outcome="newest"}') == 1
         send(sidecar, 1)
         send(sidecar, 101)
@@ -63,7 +63,7 @@ def test_a_start_from_nothing_usable_is_cold_and_loud(tmp_path, caplog):
     (tmp_path / PREVIOUS_NAME).unlink(missing_ok=True)
     with running_sidecar(tmp_path) as sidecar:
         told = json.loads(get(sidecar.http_port, "/readyz"))
-        assert told["state"] == "cold"
+        assert told["state_at_start"] == "cold"
         assert "does not begin with" in told["state_problem"]
         assert metric(sidecar.http_port, 'tracefit_state_restored{outcome="cold"}') == 1
     assert "cold start" in caplog.text

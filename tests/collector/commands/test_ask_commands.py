@@ -85,6 +85,17 @@ def test_plan_says_how_many_fit_and_why_not_more():
     assert "slots" not in printed.text
 
 
+def test_a_plan_without_a_limit_ends_at_the_largest_batch_seen_and_says_which_to_give():
+    def unlimited(config):
+        config["config"] = {"model": "llama"}
+
+    printed = asked(ask, changed(unlimited), sizing(itl=300_000))
+    assert "fits      60 requests" in printed.text
+    assert "give max_num_seqs or kv_tokens" in printed.text
+    assert printed.noted == []
+    assert "fits      500 requests" in asked(ask, changed(unlimited), sizing(itl=300_000, max_num_seqs=500)).text
+
+
 def test_show_has_every_coefficient_with_its_error():
     printed = asked(show, SNAPSHOT)
     assert printed.code == 0

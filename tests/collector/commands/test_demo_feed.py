@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from itertools import pairwise
 
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
@@ -12,15 +13,19 @@ from collector.commands.demo import (
     Stamps,
     find_recording,
     forget_last_run,
+    gpu_tape,
     read_index,
+    read_tape,
     restamped,
     schedule,
     signals_as_ctrl_c,
 )
+from collector.commands.gpu import StepTimes
 from collector.recordings import Recording
 from collector.runtime.filesystem import StartError
 from tests.support.clocks import FakeClock
 from tests.support.pipelines import replayed
+from tracefit import load
 
 
 def stamps(payload):
@@ -47,7 +52,7 @@ def test_the_end_of_the_recording_reads_as_the_end_of_the_demo(data_dir):
     clock = FakeClock(monotonic_ns=10**16)
     recording = data_dir / "c1_mixed" / "otlp.pb.gz"
     index = read_index(recording)
-    sendings = list(schedule(recording, 20, clock, print))
+    sendings = list(schedule(read_tape(recording, print), 20, clock))
     assert len(sendings) == len(index)
     recorded_s = (index[-1].recv_unix_ns - index[0].recv_unix_ns) / 1e9
     assert sendings[-1].recorded_s == pytest.approx(recorded_s)
@@ -69,6 +74,19 @@ def test_a_recording_that_is_sent_again_is_of_other_requests(data_dir):
         once, twice = (targets[name].models["portable"].rows for targets in learned)
         assert twice == 2 * once > 0, name
         assert learned[1][name].mean_us == pytest.approx(learned[0][name].mean_us, rel=1e-3)
+
+
+def test_the_gpu_of_the_demo_is_learned_as_its_table_has_it(data_dir):
+    (export, *_) = Recording(data_dir / "c1_mixed" / "otlp.pb.gz", print).exports()
+    tape = gpu_tape(FakeClock())
+    assert all(one.recv_unix_ns < other.recv_unix_ns for (one, _), (other, _) in pairwise(tape))
+    pipeline = replayed((export._replace(payload=payload) for _, payload in tape), batch=64)
+    config = load(pipeline.snapshot(1, 1).to_json()).config("llama H100")
+    assert (config.telemetry, config.usable) == ("steps+", True)
+    times = StepTimes(data_dir / "gpu_step_times.json")
+    for prompt, requests, context in [(0, 8, 300), (0, 64, 500), (0, 128, 400), (300, 128, 400), (900, 4, 900)]:
+        step = config.step_time(prefill_tokens=prompt, requests=requests, decode_context_tokens=requests * context)
+        assert step.us == pytest.approx(times.us(prompt, requests, context), rel=0.08)
 
 
 def test_a_recording_without_receive_times_is_one_clear_sentence(tmp_path):

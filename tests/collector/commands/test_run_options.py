@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import yaml
 
 import collector.app
 from collector.cli import main
@@ -41,6 +42,14 @@ def test_options_hold_where_the_file_is_broken_and_the_process_must_run(started,
     assert main(["run", "--config", str(file), *OPTIONS]) == 0
     assert started[0].config.listen == "127.0.0.1:5317"
     assert "the defaults hold" in str(started[0].fallback)
+
+
+def test_config_check_marks_what_is_not_the_default(monkeypatch, capsys):
+    monkeypatch.setenv("TRACEFIT_SCRAPE", "[h:8000]")
+    assert main(["config", "check", "--profile", "gateway"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if "#" in line] == ["scrape:  # not the default"]
+    assert yaml.safe_load("\n".join(lines))["scrape"] == ["h:8000"]
 
 
 def test_the_help_of_run_shows_how_a_variable_sets_a_key(capsys):

@@ -132,6 +132,8 @@ def test_what_cannot_be_used_is_named_with_its_reason_and_the_others_are_merged(
         "closed": 401,
         "young": 503,
         "broken": 500,
+        "state": 404,
+        "empty": Bank(CONFIG).state(),
     }
     with state_server(served) as server:
         sources = [f"http://127.0.0.1:{server.port}/{name}" for name in served]
@@ -139,7 +141,7 @@ def test_what_cannot_be_used_is_named_with_its_reason_and_the_others_are_merged(
         code, said, noted = pulled(sources, tmp_path / "fleet", require=0.1)
     assert code == 0
     assert said[0] == (
-        "15 sources: 2 merged, 3 unreachable, 1 unauthenticated, 2 refused, 1 nothing_yet, 2 too_large, 3 unreadable"
+        "17 sources: 2 merged, 3 unreachable, 1 unauthenticated, 3 refused, 2 nothing_yet, 2 too_large, 3 unreadable"
         ", 1 future"
     )
     text = "\n".join(noted)
@@ -149,6 +151,8 @@ def test_what_cannot_be_used_is_named_with_its_reason_and_the_others_are_merged(
         "future": "future: its newest row is 2 h ahead of this clock",
         "moved": "refused: status 301",
         "young": "nothing_yet: status 503",
+        "state": "refused: status 404 Not Found; set TRACEFIT_PAGES_STATE=true in that sidecar",
+        "empty": "nothing_yet: nothing was learned in this state",
     }.items():
         assert f"/{name}: {words}" in text
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 
 import pytest
 
@@ -39,3 +40,23 @@ def test_a_coroutine_that_is_stopped_is_no_fault(io, caplog):
     background.stop()
     assert health.alive()
     assert not caplog.text
+
+
+def test_what_still_runs_when_an_own_loop_is_closed_is_ended(caplog):
+    loop, ended = IoLoop(), []
+
+    async def forever():
+        try:
+            await asyncio.sleep(3600)
+        finally:
+            ended.append(True)
+
+    async def leave_behind():
+        ended.append(asyncio.get_running_loop().create_task(forever()))
+        await asyncio.sleep(0)
+
+    loop.run(leave_behind())
+    loop.close()
+    gc.collect()
+    assert ended[1:] == [True]
+    assert "Task was destroyed" not in caplog.text

@@ -112,7 +112,7 @@ check-vllm-releases: $(STAMP)
 run: $(STAMP)
 	@$(BIN)/tracefit run $(if $(CONFIG),--config $(CONFIG))
 
-BENCHES := client cost demo gpus h100 ingest learning pages plugin rows silicon systems
+BENCHES := client cost demo gpus h100 ingest learning pages plugin rows silicon systems wires
 WHAT ?=
 ARGS ?=
 JUDGES = $(if $(TOOLS),--tools $(TOOLS)) $(if $(TABLES),--tables $(TABLES))
@@ -130,6 +130,7 @@ bench_pages = $(BIN)/python -m tests.bench.bench_pages $(ARGS)
 bench_rows = $(BIN)/python -m tests.bench.bench_rows $(JUDGES) $(ARGS)
 bench_silicon = $(GPUS_VENV)/bin/python -m tests.bench.bench_silicon $(ARGS)
 bench_systems = $(GPUS_VENV)/bin/python -m tests.bench.bench_systems $(JUDGES) $(ARGS)
+bench_wires = $(BIN)/python -m tests.bench.bench_wires $(ARGS)
 define bench_h100
 $(BIN)/python -m tests.bench.bench_rows $(JUDGES) h100
 $(GPUS_VENV)/bin/python -m tests.bench.bench_systems $(JUDGES) h100

@@ -107,20 +107,22 @@ def read_frames(
     """
     if len(frames) not in _FRAMES or len(frames[-2]) != _SEQUENCE_BYTES:
         return FpmSkip.FRAMES
-    passed = _read(_MSGPACK, frames[-1], times)
-    if isinstance(passed, FpmSkip):
-        return passed
-    return passed._replace(unix_ns=unix_ns, source=source, instance=instance or passed.instance or source)
+    return _read(_MSGPACK, frames[-1], times, unix_ns, instance, source)
 
 
 def read_line(line: bytes, recording: str) -> ForwardPass | FpmSkip:
     """One line of a file, whose reader gives it a place in event time."""
-    passed = _read(_JSON, line, "host")
-    return passed if isinstance(passed, FpmSkip) else passed._replace(recording=recording)
+    return _read(_JSON, line, "host", 0, "", "", recording)
 
 
 def _read(
-    decoder: msgspec.msgpack.Decoder[_Record] | msgspec.json.Decoder[_Record], data: bytes, times: str
+    decoder: msgspec.msgpack.Decoder[_Record] | msgspec.json.Decoder[_Record],
+    data: bytes,
+    times: str,
+    unix_ns: int,
+    instance: str,
+    source: str,
+    recording: str = "",
 ) -> ForwardPass | FpmSkip:
     try:
         record = decoder.decode(data)
@@ -133,9 +135,12 @@ def _read(
         return FpmSkip.VERSION
     if target is None:
         return FpmSkip.TIMING_SCOPE
+    if not instance:
+        worker, rank = record.worker_id, record.dp_rank
+        instance = (f"{worker}/dp{rank}" if rank else worker) or source
     now, queued = record.scheduled_requests, record.queued_requests
     return ForwardPass(
-        f"{record.worker_id}/dp{record.dp_rank}" if record.dp_rank else record.worker_id,
+        instance,
         record.counter_id,
         record.wall_time * 1e6,
         now.num_prefill_requests,
@@ -145,4 +150,7 @@ def _read(
         now.sum_decode_kv_tokens,
         queued.num_prefill_requests + queued.num_decode_requests,
         target,
+        unix_ns,
+        source,
+        recording,
     )

@@ -122,11 +122,17 @@ class _Subscription:
 
     def waiting(self) -> Iterator[list[bytes]]:
         """Messages that have come, so many at most: to wait for each by itself would cost more than to read it."""
+        receive, at_once = self._socket.recv, self._zmq.NOBLOCK
         for _ in range(_AT_ONCE):
             try:
-                yield self._socket.recv_multipart(self._zmq.NOBLOCK)
+                frame = receive(at_once, copy=False)
             except self._zmq.Again:
                 return
+            frames = [frame.bytes]
+            while frame.more:  # it says itself what recv_multipart asks the socket
+                frame = receive(at_once, copy=False)
+                frames.append(frame.bytes)
+            yield frames
 
     def count_number(self, stream: int, number: int, counts: Counts) -> None:
         """A message of this number came: gaps, and starts over, are counted."""
@@ -227,26 +233,27 @@ class Subscriber(Generic[T]):
     async def _listen(self, subscription: _Subscription) -> None:
         while True:
             await subscription.sub.poll()
-            counts = Counts()
-            for frames in subscription.waiting():
-                self._accept(self._feed.read(frames, subscription.endpoint), subscription, counts)
-            self._metrics.merge(counts)
+            self._metrics.merge(self._accept(subscription))
             if len(self._queue) > self._queue_max // 4:
                 self._nudge()
             await asyncio.sleep(0)  # others have their turn, however fast this one sends
 
-    def _accept(self, read: T | enum.StrEnum, subscription: _Subscription, counts: Counts) -> None:
-        feed = self._feed
-        counts[feed.received] += 1
-        if isinstance(read, enum.StrEnum):
-            counts[feed.skipped, read] += 1
-            return
-        if feed.sequence_of is not None:
-            subscription.count_number(*feed.sequence_of(read), counts)
-        counts[feed.accepted] += 1
+    def _accept(self, subscription: _Subscription) -> Counts:
+        """Queue what has come."""
+        feed, counts, accepted = self._feed, Counts(), []
+        for frames in subscription.waiting():
+            counts[feed.received] += 1
+            read = feed.read(frames, subscription.endpoint)
+            if isinstance(read, enum.StrEnum):
+                counts[feed.skipped, read] += 1
+                continue
+            if feed.sequence_of is not None:
+                subscription.count_number(*feed.sequence_of(read), counts)
+            accepted.append(read)
+        counts[feed.accepted] += len(accepted)
         with self._lock:
-            self._queue.append(read)
-            dropped = len(self._queue) > self._queue_max
-            if dropped:
+            self._queue.extend(accepted)
+            for _ in range(len(self._queue) - self._queue_max):
                 self._queue.popleft()
-        counts[feed.dropped] += dropped
+                counts[feed.dropped] += 1
+        return counts

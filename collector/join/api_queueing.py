@@ -179,7 +179,9 @@ def _sane(processes: Iterable[Sequence[BusyArrival]]) -> Floats:
     """Those whose numbers can be, (n, 6)."""
     known = [msgspec.structs.astuple(each)[:6] for arrivals in processes for each in arrivals]
     rows = np.array(known, float).reshape(-1, 6)
-    return rows[((rows[:, 1:] >= 0.0) & (np.abs(rows[:, :1]) < _SANE_MAX) & (rows[:, 1:] < _SANE_MAX)).all(axis=1)]
+    can_be = (np.abs(rows) < _SANE_MAX).all(axis=1) & (rows[:, 1:] >= 0.0).all(axis=1)
+    sane: Floats = rows[can_be]
+    return sane
 
 
 def _timed(rows: Floats) -> Floats:

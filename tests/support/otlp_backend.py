@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import threading
 from concurrent import futures
 
 import grpc
 
 from collector.ingest.forward import METHODS
 from collector.telemetry import Signal
+from tests.support.sidecars import call_export
 
 
 class Backend:
     """An OTLP/gRPC server that keeps what it gets; ``answer`` may abort a call."""
 
-    def __init__(self, answer=lambda _context: None, port=0):
+    def __init__(self, answer=lambda _context: None, port=0, credentials=None):
         self.got: list[tuple[str, bytes]] = []
         self._answer = answer
         self._server = grpc.server(futures.ThreadPoolExecutor(4))
@@ -21,19 +23,38 @@ class Backend:
             service = name.split("/")[1]
             handler = grpc.unary_unary_rpc_method_handler(self._taker(signal))
             self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {"Export": handler}),))
-        self.port = self._server.add_insecure_port(f"127.0.0.1:{port}")
+        address = f"127.0.0.1:{port}"
+        server = self._server
+        self.port = server.add_secure_port(address, credentials) if credentials else server.add_insecure_port(address)
         self._server.start()
 
     def _taker(self, signal):
         def take(payload, context):
             self._answer(context)
-            self.got.append((signal, payload))
+            self.kept(signal, payload)
             return b""
 
         return take
+
+    def kept(self, signal, payload):
+        """Something was taken."""
+        self.got.append((signal, payload))
 
     def traces(self):
         return [payload for signal, payload in self.got if signal is Signal.TRACES]
 
     def stop(self):
         self._server.stop(0).wait()
+
+
+class Tee(Backend):
+    """Hands on what it gets, one export after the other, to the receiver on a port."""
+
+    def __init__(self, to):
+        self._to, self._turn = to, threading.Lock()
+        super().__init__()
+
+    def kept(self, signal, payload):
+        with self._turn:
+            call_export(self._to, payload)
+            super().kept(signal, payload)

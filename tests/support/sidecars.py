@@ -43,8 +43,8 @@ class CountingProcessor:
         self.learned_rows += sum(export.spans for export in exports)
 
     @property
-    def revision(self) -> tuple[int, int]:
-        return self.learned_rows, self.engines
+    def revision(self) -> tuple[int, int, int]:
+        return self.learned_rows, self.engines, 0
 
     foretells = False
 

@@ -1,0 +1,160 @@
+"""Passing on and records of forward passes: ``make bench WHAT=wires``, whole or by section.
+
+acknowledged  how much longer a sender waits for its acknowledgement where its telemetry is passed on, in turns
+passed_on     100,000 spans of the real SDK, by way of a sidecar, to a second OTLP server: bytes and order
+gone          a backend that is dead for a minute: what is held, what is dropped, and with the log
+records       what a record of a forward pass costs, at 10,000 a second
+
+Sidecars run in processes of their own. The exit status is 1 if a number misses its target.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import zmq
+from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+from tests.bench.bench_cost import send
+from tests.bench.board import Board
+from tests.support.clocks import eventually
+from tests.support.gpu_server import serve
+from tests.support.otlp_backend import Backend, Tee
+from tests.support.processes import running_process
+from tests.support.sidecars import call_export, metric
+from tests.support.step_exports import make_export
+from tests.support.vllm_senders import fpm_lines
+
+ROUNDS, STEPS_PER_S, SENT_S = 7, 4_000, 3
+SPANS, DEAD_S, PER_S = 100_000, 60, 10_000
+SENT = 'tracefit_forward_exports_total{outcome="sent",signal="traces"}'
+DROPPED = 'tracefit_forward_exports_total{outcome="queue_full",signal="traces"}'
+HELD = "tracefit_forward_queue_bytes"
+
+
+def acknowledged(board: Board) -> None:
+    """Steps of four engines, all of them passed on."""
+    p99_ms: dict[bool, list[float]] = {True: [], False: []}
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        running_process(Path(directory) / "backend") as backend,
+        running_process(Path(directory) / "plain") as plain,
+        running_process(
+            Path(directory) / "passing", FORWARD=f"grpc://127.0.0.1:{backend.grpc_port}", FORWARD_DROP_SCOPES="[]"
+        ) as passing,
+    ):
+        for _ in range(ROUNDS):
+            for running in (plain, passing):
+                waited_ms = send(running.grpc_port, STEPS_PER_S, SENT_S)
+                p99_ms[running is passing].append(float(np.percentile(waited_ms, 99)))
+    plain_ms, passing_ms = (float(np.median(p99_ms[which])) for which in (False, True))
+    board.keep("p99 of the acknowledgement, ms", plain_ms)
+    board.at_most("the same where telemetry is passed on: more", passing_ms - plain_ms, 2.0, " ms")
+
+
+def passed_on(board: Board) -> None:
+    """What the SDK's exporter sent is what the backend got."""
+    backend = Backend()
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        running_process(Path(directory), FORWARD=f"grpc://127.0.0.1:{backend.port}") as running,
+    ):
+        tee = Tee(running.grpc_port)
+        provider = TracerProvider()
+        exporter = OTLPSpanExporter(f"http://127.0.0.1:{tee.port}", insecure=True)
+        provider.add_span_processor(BatchSpanProcessor(exporter, max_queue_size=SPANS))
+        for number in range(SPANS):
+            provider.get_tracer("app").start_span(f"span {number}").end()
+        provider.force_flush(600_000)
+        provider.shutdown()
+        eventually(lambda: metric(running.http_port, 'tracefit_forward_spans_total{outcome="sent"}') == SPANS)
+        tee.stop()
+    same = tee.traces() == backend.traces()
+    board.line(f"exports of {SPANS:,} spans with the same bytes in the same order", same, "True", same)
+    backend.stop()
+
+
+def gone(board: Board) -> None:
+    """Exports that are 96 MB in all, while nobody takes them, and then somebody does."""
+    request = make_export(spans=40)
+    request.resource_spans[0].scope_spans[0].scope.name = "app"
+    payload = request.SerializeToString()
+    calls = 96 * 2**20 // len(payload)
+    for log in ("memory", "log"):
+        nobody = Backend()
+        nobody.stop()
+        settings = {"FORWARD": f"grpc://127.0.0.1:{nobody.port}", "DURABILITY": log, "CHECKPOINT_INTERVAL_S": "1"}
+        with tempfile.TemporaryDirectory() as directory, running_process(Path(directory), **settings) as running:
+            begun_s, slowest_s, held = time.monotonic(), 0.0, 0.0
+            for number in range(calls):
+                sent_s = time.monotonic()
+                call_export(running.grpc_port, payload, timeout_s=10)
+                slowest_s = max(slowest_s, time.monotonic() - sent_s)
+                if number % 100 == 0:
+                    held = max(held, metric(running.http_port, HELD))
+                time.sleep(max(0.0, begun_s + DEAD_S * number / calls - time.monotonic()))
+            back = Backend(port=nobody.port)
+            eventually(lambda: metric(running.http_port, HELD) == 0, 300)
+            sent, dropped = (metric(running.http_port, series) for series in (SENT, DROPPED))
+            board.line(f"durability {log}: sent and dropped of {calls:,}", f"{sent:.0f}+{dropped:.0f}", str(calls))
+            uncounted = abs(calls - sent - dropped) + abs(len(back.traces()) - sent)
+            board.at_most(f"durability {log}: exports not accounted for", uncounted, 0)
+            if log == "log":
+                board.at_most("durability log: exports lost", dropped, 0)
+            board.at_most(f"durability {log}: held at most", held / 2**20, 16, " MiB")
+            board.at_most(f"durability {log}: slowest acknowledgement", slowest_s, 2, " s")
+            back.stop()
+
+
+def records(board: Board) -> None:
+    """CPU of the sidecar less what it takes idle; every one is learned from."""
+    told = [json.loads(line) for line in fpm_lines(serve("llama8b-h100", 120.0, 11))]
+    seconds = 10
+    with zmq.Context() as context, context.socket(zmq.XPUB) as publisher:
+        publisher.setsockopt(zmq.LINGER, 0)
+        port = publisher.bind_to_random_port("tcp://127.0.0.1")
+        settings = {"FPM": f"tcp://127.0.0.1:{port}", "MODEL": "m"}
+        with tempfile.TemporaryDirectory() as directory, running_process(Path(directory), **settings) as running:
+            clock = (~running.process.pid << 3) | 2
+            publisher.poll(60_000)
+            bodies = [
+                msgspec.msgpack.encode({**told[number % len(told)], "counter_id": number})
+                for number in range(PER_S * seconds)
+            ]
+            before_s, begun_s = time.clock_gettime(clock), time.monotonic()
+            for number, body in enumerate(bodies):
+                publisher.send_multipart([b"", number.to_bytes(8, "big"), body])
+                ahead_s = begun_s + number / PER_S - time.monotonic()
+                if ahead_s > 0.002:
+                    time.sleep(ahead_s)
+            eventually(lambda: metric(running.http_port, "tracefit_fpm_accepted_records_total") == len(bodies), 60)
+            spent_s = time.clock_gettime(clock) - before_s
+            dropped = metric(running.http_port, "tracefit_fpm_dropped_records_total")
+    board.at_most("records lost or dropped", dropped, 0)
+    board.at_most("CPU of a record, learned from", 1e6 * spent_s / len(bodies), 15, " us")
+
+
+SECTIONS = {section.__name__: section for section in (acknowledged, passed_on, gone, records)}
+
+
+def main() -> int:
+    """Run the sections that the command line names."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("sections", nargs="*", choices=[[], *SECTIONS], help="default: all")
+    board = Board()
+    for name in parser.parse_args().sections or SECTIONS:
+        SECTIONS[name](board)
+    return board.end()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

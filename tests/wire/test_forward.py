@@ -15,11 +15,13 @@ from collector.config import ConfigError
 from collector.ingest import forward
 from collector.ingest.forward import METHODS, without_scopes
 from collector.telemetry import ForwardOutcome, Signal, table
+from tests.conftest import find_tool
 from tests.support.clocks import eventually
 from tests.support.otlp_backend import Backend
 from tests.support.page_server import PageServer
 from tests.support.sidecars import call_export, metric, running_sidecar
 from tests.support.step_exports import make_export
+from tests.wire.certificates import Authority
 
 STEPS = make_export()
 STEP_SCOPE = STEPS.resource_spans[0].scope_spans[0].scope.name
@@ -59,21 +61,12 @@ def test_spans_of_a_real_sdk_reach_the_backend_as_they_came_and_in_their_order(t
     assert names == [f"span {number}" for number in range(10_000)]
 
 
-def test_bytes_are_not_touched_and_what_a_backend_does_not_want_is_counted(tmp_path):
-    def refuse_the_second(context):
-        if len(backend.got) == 1 and not refused:
-            refused.append(1)
-            context.abort(grpc.StatusCode.INVALID_ARGUMENT, "no")
-
-    refused = []
-    backend = Backend(refuse_the_second)
+def test_bytes_of_a_newer_protocol_are_not_touched(tmp_path, backend):
     newer_protocol = ONE + b"\xba\x3e\x03abc"
     with running_sidecar(tmp_path, FORWARD=f"grpc://127.0.0.1:{backend.port}") as sidecar:
-        for payload in (newer_protocol, ONE, ONE):
+        for payload in (newer_protocol, ONE):
             call_export(sidecar.grpc_port, payload)
         eventually(lambda: forwarded(sidecar, "sent") == 2)
-        assert forwarded(sidecar, "refused") == 1
-    backend.stop()
     assert backend.traces() == [newer_protocol, ONE]
 
 
@@ -171,14 +164,66 @@ def test_a_log_that_is_full_of_what_a_backend_does_not_take_makes_room_for_learn
         assert len(places) == sent
 
 
-def test_what_is_too_old_is_given_up_and_what_is_left_at_the_end_is_counted(tmp_path, monkeypatch):
-    monkeypatch.setattr(forward, "PAUSE_S", 0.05)
-    monkeypatch.setattr(forward, "GIVE_UP_S", 0.2)
+def refusing(code):
+    """A backend that takes nothing."""
+    return Backend(lambda context: context.abort(code, "no"))
+
+
+@pytest.fixture(scope="module")
+def authorities(tmp_path_factory):
+    return [Authority(tmp_path_factory.mktemp(name), find_tool("openssl")) for name in ("ours", "strangers")]
+
+
+def encrypted(authority):
+    """A backend over TLS, with a certificate of this authority."""
+    certificate, key = authority.pair("backend")
+    return Backend(credentials=grpc.ssl_server_credentials([(key.read_bytes(), certificate.read_bytes())]))
+
+
+@pytest.mark.parametrize(
+    ("target", "outcome"),
+    [
+        ("is not there", "gave_up"),
+        ("hangs", "gave_up"),
+        ("is always busy", "gave_up"),
+        ("refuses", "refused"),
+        ("wants less", "refused"),
+        ("has a certificate of a stranger", "gave_up"),
+        ("has one of ours", "sent"),
+    ],
+)
+def test_whatever_a_target_does_nobody_waits_for_it_and_each_export_is_counted(
+    tmp_path, monkeypatch, authorities, target, outcome
+):
+    for name, seconds in (("PAUSE_S", 0.05), ("CALL_S", 5.0 if outcome == "sent" else 0.2), ("GIVE_UP_S", 0.5)):
+        monkeypatch.setattr(forward, name, 300.0 if (name, outcome) == ("GIVE_UP_S", "sent") else seconds)
+    hang = threading.Event()
+    make = {
+        "is not there": Backend,
+        "hangs": lambda: Backend(lambda _: hang.wait(60)),
+        "is always busy": lambda: refusing(grpc.StatusCode.UNAVAILABLE),
+        "refuses": lambda: refusing(grpc.StatusCode.INVALID_ARGUMENT),
+        "wants less": lambda: refusing(grpc.StatusCode.RESOURCE_EXHAUSTED),
+        "has a certificate of a stranger": lambda: encrypted(authorities[1]),
+        "has one of ours": lambda: encrypted(authorities[0]),
+    }
+    backend = make[target]()
+    if target == "is not there":
+        backend.stop()
+    scheme = "grpcs" if "certificate" in target or "ours" in target else "grpc"
+    settings = {"FORWARD": f"{scheme}://127.0.0.1:{backend.port}", "CA_FILE": str(authorities[0].ca)}
+    with running_sidecar(tmp_path, **settings) as sidecar:
+        for _ in range(5):
+            call_export(sidecar.grpc_port, ONE, timeout_s=5)
+        eventually(lambda: forwarded(sidecar, outcome) == 5)
+        assert metric(sidecar.http_port, "tracefit_forward_queue_bytes") == 0
+    hang.set()
+    backend.stop()
+
+
+def test_what_is_left_at_the_end_is_counted(tmp_path, monkeypatch):
+    monkeypatch.setattr(forward, "FLUSH_S", 0.0)
     with running_sidecar(tmp_path, FORWARD="grpc://127.0.0.1:1") as sidecar:
-        call_export(sidecar.grpc_port, ONE)
-        eventually(lambda: forwarded(sidecar, "gave_up") == 1)
-        monkeypatch.setattr(forward, "GIVE_UP_S", 300.0)
-        monkeypatch.setattr(forward, "FLUSH_S", 0.0)
         call_export(sidecar.grpc_port, ONE)
     assert sidecar.metrics.value(table.FORWARDED_EXPORTS, Signal.TRACES, ForwardOutcome.SHUT_DOWN) == 1
 
@@ -253,9 +298,10 @@ def test_metrics_and_logs_are_passed_on_and_without_a_backend_unimplemented(tmp_
     assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
-def test_http_goes_to_http_with_the_headers_of_a_file(tmp_path):
+def test_http_goes_to_http_with_the_headers_of_a_file_and_comes_back_when_it_is_asked_to(tmp_path, monkeypatch):
+    monkeypatch.setattr(forward, "PAUSE_S", 60.0)
     (tmp_path / "headers").write_text("X-Scope: tenant-1\n")
-    with PageServer(lambda *_: (200 if len(server.asked) > 1 else 302, {}, b"")) as server:
+    with PageServer(lambda *_: ({1: 302, 2: 429}.get(len(server.asked), 200), {"Retry-After": "1"}, b"")) as server:
         settings = {"FORWARD": f"http://127.0.0.1:{server.port}", "FORWARD_HEADERS_FILE": str(tmp_path / "headers")}
         with running_sidecar(tmp_path / "dir", **settings) as sidecar:
             call_export(sidecar.grpc_port, ONE)
@@ -263,8 +309,8 @@ def test_http_goes_to_http_with_the_headers_of_a_file(tmp_path):
             call_export(sidecar.grpc_port, ONE)
             eventually(lambda: forwarded(sidecar, "sent") == 1)
     told = [(path, headers["X-Scope"], headers["Content-Type"]) for path, headers in server.asked]
-    assert told == [("/v1/traces", "tenant-1", "application/x-protobuf")] * 2
-    assert server.bodies == [ONE] * 2
+    assert told == [("/v1/traces", "tenant-1", "application/x-protobuf")] * 3
+    assert server.bodies == [ONE] * 3
 
 
 @pytest.mark.parametrize(
@@ -283,7 +329,14 @@ def test_what_cannot_be_used_ends_the_start_with_the_key_named(tmp_path, setting
     assert wrong.value.key == key
 
 
-def test_a_sidecar_never_sends_to_itself(tmp_path):
-    settings = {"LISTEN": "127.0.0.1:4317", "FORWARD": "grpc://localhost:4317"}
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"LISTEN": "127.0.0.1:4317", "FORWARD": "grpc://localhost:4317"},
+        {"LISTEN": "0.0.0.0:4317", "FORWARD": "grpc://127.0.0.1"},
+        {"LISTEN_HTTP": "127.0.0.1:4318", "FORWARD": "http://127.0.0.1:4318/v1"},
+    ],
+)
+def test_a_sidecar_never_sends_to_itself(tmp_path, settings):
     with pytest.raises(ConfigError, match=r"forward: .*itself receives"), running_sidecar(tmp_path, **settings):
         pass

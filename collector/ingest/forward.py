@@ -53,6 +53,8 @@ CALL_S: Final = 10.0
 PAUSE_S: Final = 1.0
 PAUSE_MAX_S: Final = 30.0
 GIVE_UP_S: Final = 300.0
+BEHIND_S: Final = 0.01
+"""Between receiver and backend: whoever waits for an acknowledgement has it first."""
 FLUSH_S: Final = 2.0
 """How long a stop sends what is left."""
 METHODS: Final = {
@@ -206,6 +208,7 @@ class Forwarder:
         try:
             while True:
                 await self._filled.wait()
+                await asyncio.sleep(BEHIND_S)
                 while self._queue:
                     waiting = self._queue[0]
                     outcome = await self._pass_on(backend, waiting)

@@ -89,115 +89,85 @@ def changed(span: Span, key: str, value: object, *, event: int | None = None) ->
     return out
 
 
-STEP_INTS = ("step.id", "step.ts_start_ns", "batch.num_decode_reqs", "batch.prefill_tokens", "kv.blocks_free_gpu")
-
-
-@pytest.mark.parametrize("key", STEP_INTS)
-@pytest.mark.parametrize(
-    ("value", "reason"),
-    [
-        (None, Skip.MISSING_ATTRIBUTE),
-        ("12", Skip.WRONG_TYPE),
-        (12.0, Skip.WRONG_TYPE),
-        (True, Skip.WRONG_TYPE),
-        (b"12", Skip.WRONG_TYPE),
-        (-1, Skip.OUT_OF_RANGE),
-        (HUGE, Skip.OUT_OF_RANGE),
-        (-(2**63), Skip.OUT_OF_RANGE),
-    ],
-)
-def test_a_summary_with_a_bad_attribute_is_counted_and_left_out(sound, key, value, reason):
+def left_out(*group: Piece):
+    """Counts after these pieces, each in an export of its own."""
     pipeline = new_pipeline()
-    pipeline.process([export(Piece("bad", STEP_SCOPE, changed(step_span(sound, 1, 20), key, value)))])
+    pipeline.process([export(piece) for piece in group])
+    pipeline.flush()
     counts = pipeline.take_counts()
-    assert counts[table.SKIPPED_EVENTS, reason] == 20
-    assert counts[table.DECODED_SPANS_OK] == 1
     assert_accounted(counts)
+    return counts
+
+
+STEP_INTS = ("step.id", "step.ts_start_ns", "batch.num_decode_reqs", "batch.prefill_tokens", "kv.blocks_free_gpu")
+NO_COUNT = {
+    None: Skip.MISSING_ATTRIBUTE,
+    "12": Skip.WRONG_TYPE,
+    12.5: Skip.WRONG_TYPE,
+    True: Skip.WRONG_TYPE,
+    b"12": Skip.WRONG_TYPE,
+    -5: Skip.OUT_OF_RANGE,
+    HUGE: Skip.OUT_OF_RANGE,
+    -(2**63): Skip.OUT_OF_RANGE,
+}
+
+
+@pytest.mark.parametrize("value", NO_COUNT)
+def test_what_is_no_count_costs_a_step_its_event_and_a_journey_its_span(sound, value):
+    reason, journey_of = NO_COUNT[value], core_span(sound, sound.jobs[3])
+    for key in STEP_INTS:
+        counts = left_out(Piece("bad", STEP_SCOPE, changed(step_span(sound, 1, 20), key, value)))
+        assert (counts[table.SKIPPED_EVENTS, reason], counts[table.DECODED_SPANS_OK]) == (20, 1)
+    for key in ("ts.monotonic_ns", "scheduler.step", "decode.done_tokens", "prefill.total_tokens"):
+        counts = left_out(Piece("bad", CORE_SCOPE, changed(journey_of, key, value, event=1)))
+        assert counts.by_label(table.SKIPPED_SPANS) == {reason: 1}
+        assert counts.total(table.SKIPPED_EVENTS) == len(journey_of.events)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_a_ratio_that_is_no_number_is_not_finite(sound, value):
-    pipeline = new_pipeline()
-    pipeline.process([export(Piece("bad", STEP_SCOPE, changed(step_span(sound, 1, 9), "kv.usage_gpu_ratio", value)))])
-    assert pipeline.take_counts()[table.SKIPPED_EVENTS, Skip.NOT_FINITE] == 9
-
-
-@pytest.mark.parametrize("key", ["ts.monotonic_ns", "scheduler.step", "decode.done_tokens", "prefill.total_tokens"])
-@pytest.mark.parametrize("value", [None, "x", -5, HUGE, 2.5])
-def test_a_journey_with_a_bad_attribute_is_left_out_as_a_whole(sound, key, value):
-    pipeline = new_pipeline()
-    span = core_span(sound, sound.jobs[3])
-    pipeline.process([export(Piece("bad", CORE_SCOPE, changed(span, key, value, event=1)))])
-    counts = pipeline.take_counts()
-    assert counts.total(table.SKIPPED_SPANS) == 1
-    assert counts.total(table.SKIPPED_EVENTS) == len(span.events)
-    assert_accounted(counts)
+    counts = left_out(Piece("bad", STEP_SCOPE, changed(step_span(sound, 1, 9), "kv.usage_gpu_ratio", value)))
+    assert counts[table.SKIPPED_EVENTS, Skip.NOT_FINITE] == 9
 
 
 @pytest.mark.parametrize("unix", [0, 1, 2**64 - 1, 2**63])
-@pytest.mark.parametrize("scope", [STEP_SCOPE, CORE_SCOPE])
-def test_an_event_without_a_credible_wall_clock_is_out_of_range(sound, scope, unix):
-    pipeline = new_pipeline()
-    span = step_span(sound, 1, 5) if scope == STEP_SCOPE else core_span(sound, sound.jobs[0])
-    for event in span.events:
-        event.time_unix_nano = unix
-    pipeline.process([export(Piece("bad", scope, span))])
-    pipeline.flush()
-    counts = pipeline.take_counts()
-    assert counts[table.SKIPPED_EVENTS, Skip.OUT_OF_RANGE] == len(span.events)
-    assert_accounted(counts)
+def test_an_event_without_a_credible_wall_clock_is_out_of_range(sound, unix):
+    for scope, span in ((STEP_SCOPE, step_span(sound, 1, 5)), (CORE_SCOPE, core_span(sound, sound.jobs[0]))):
+        for event in span.events:
+            event.time_unix_nano = unix
+        assert left_out(Piece("bad", scope, span))[table.SKIPPED_EVENTS, Skip.OUT_OF_RANGE] == len(span.events)
 
 
 @pytest.mark.parametrize(
-    ("start", "end", "reason"),
-    [(0, 0, Skip.OUT_OF_RANGE), (1, 2**64 - 1, Skip.OUT_OF_RANGE), (UNIX_NS + 1, UNIX_NS, Skip.TIME_ORDER)],
+    ("change", "reason"),
+    [
+        ({"start_time_unix_nano": 0, "end_time_unix_nano": 0}, Skip.OUT_OF_RANGE),
+        ({"start_time_unix_nano": 1, "end_time_unix_nano": 2**64 - 1}, Skip.OUT_OF_RANGE),
+        ({"start_time_unix_nano": UNIX_NS + 1, "end_time_unix_nano": UNIX_NS}, Skip.TIME_ORDER),
+        # ids are remembered for ten minutes: their length bounds the memory that takes
+        *(({"span_id": b"x" * length}, Skip.OUT_OF_RANGE) for length in (0, 7, 9, 4096)),
+        ({"attributes": [attribute("k", 1)] * 129}, Skip.TOO_MANY_ATTRIBUTES),
+        ({"attributes": [attribute("k", 1)] * 10_000}, Skip.TOO_MANY_ATTRIBUTES),
+        ({"attributes": [attribute("k", 1)] * 250_000}, Skip.INCONSISTENT),  # refused before they are parsed
+    ],
 )
-def test_a_span_with_impossible_times_is_refused(sound, start, end, reason):
-    pipeline = new_pipeline()
+def test_a_span_with_impossible_times_ids_or_attributes_is_refused(sound, change, reason):
     span = step_span(sound, 1, 5)
-    span.start_time_unix_nano, span.end_time_unix_nano = start, end
-    pipeline.process([export(Piece("bad", STEP_SCOPE, span))])
-    assert pipeline.take_counts().by_label(table.SKIPPED_SPANS) == {reason: 1}
+    for name in change.keys() - {"attributes"}:
+        setattr(span, name, change[name])
+    span.attributes.extend(change.get("attributes", ()))
+    assert left_out(Piece("bad", STEP_SCOPE, span)).by_label(table.SKIPPED_SPANS) == {reason: 1}
 
 
-@pytest.mark.parametrize("length", [0, 7, 9, 4096])
-def test_a_span_id_of_a_wrong_length_is_refused(sound, length):
-    # Ids are remembered for ten minutes: their length bounds the memory that takes.
-    pipeline = new_pipeline()
-    span = step_span(sound, 1, 5)
-    span.span_id = b"x" * length
-    pipeline.process([export(Piece("bad", STEP_SCOPE, span))])
-    assert pipeline.take_counts().by_label(table.SKIPPED_SPANS) == {Skip.OUT_OF_RANGE: 1}
-
-
-@pytest.mark.parametrize("attributes", [129, 10_000])
-def test_more_attributes_than_vllm_ever_sends_are_too_many(sound, attributes):
-    pipeline = new_pipeline()
-    span = step_span(sound, 1, 3)
-    flood = [attribute("k", 1)] * attributes
-    span.attributes.extend(flood)
-    in_event = step_span(sound, 4, 6)
-    in_event.events[0].attributes.extend(flood)
-    pipeline.process([export(Piece("bad", STEP_SCOPE, span)), export(Piece("bad", STEP_SCOPE, in_event))])
+def test_an_event_and_a_resource_with_too_many_attributes_lose_them_alone(sound):
+    flood, span = [attribute("k", 1)] * 10_000, step_span(sound, 4, 6)
+    span.events[0].attributes.extend(flood)
+    assert left_out(Piece("bad", STEP_SCOPE, span)).by_label(table.SKIPPED_EVENTS) == {Skip.TOO_MANY_ATTRIBUTES: 1}
     request = export_of([Piece("many", STEP_SCOPE, step_span(sound, 7, 9))])
     request.resource_spans[0].resource.attributes.extend(flood)
-    pipeline.process([Export(request.SerializeToString(), "peer", "test", 1)])
-    counts = pipeline.take_counts()
-    assert counts.by_label(table.SKIPPED_SPANS) == {Skip.TOO_MANY_ATTRIBUTES: 1}
-    assert counts.by_label(table.SKIPPED_EVENTS) == {Skip.TOO_MANY_ATTRIBUTES: 4}
-    assert counts[table.IGNORED_ATTRIBUTES] >= attributes - 128
-    assert_accounted(counts)
-
-
-def test_a_quarter_of_a_million_attributes_are_refused_before_they_are_parsed(sound):
     pipeline = new_pipeline()
-    span = step_span(sound, 1, 3)
-    span.attributes.extend([attribute("k", 1)] * 250_000)
-    pipeline.process([export(Piece("bad", STEP_SCOPE, span))])
-    counts = pipeline.take_counts()
-    assert counts[table.DECODED_SPANS_OK] == 0
-    assert counts.by_label(table.SKIPPED_SPANS) == {Skip.INCONSISTENT: 1}
-    assert_accounted(counts)
+    pipeline.process([Export(request.SerializeToString(), "peer", "test", 1)])
+    assert pipeline.take_counts()[table.IGNORED_ATTRIBUTES] >= len(flood) - 128
 
 
 def test_the_largest_number_everywhere_teaches_nothing(sound):
@@ -222,10 +192,8 @@ def test_the_largest_number_everywhere_teaches_nothing(sound):
 
 @pytest.mark.parametrize("value", [-1, -2, 2**31])
 def test_a_negative_or_huge_token_count_of_a_request_span_is_out_of_range(value):
-    pipeline = new_pipeline()
     span = stock_span("a", 0.0, prompt=value, outputs=10, ttft_s=1.0, decode_s=1.0)
-    pipeline.process([export(Piece("bad", STOCK_SCOPE, span))])
-    assert pipeline.take_counts().by_label(table.SKIPPED_SPANS) == {Skip.OUT_OF_RANGE: 1}
+    assert left_out(Piece("bad", STOCK_SCOPE, span)).by_label(table.SKIPPED_SPANS) == {Skip.OUT_OF_RANGE: 1}
 
 
 @pytest.mark.parametrize("outputs", [10**6, 2**31 - 1])
@@ -279,12 +247,7 @@ def journey(*marks: tuple[str, int, float, int], prompt: int = 100, name: str = 
     ],
 )
 def test_a_journey_in_impossible_order_is_refused(marks, reason):
-    pipeline = new_pipeline()
-    pipeline.process([export(journey(*marks))])
-    pipeline.flush()
-    counts = pipeline.take_counts()
-    assert counts.by_label(table.SKIPPED_SPANS) == {reason: 1}
-    assert_accounted(counts)
+    assert left_out(journey(*marks)).by_label(table.SKIPPED_SPANS) == {reason: 1}
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,6 @@ import random
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from collector.config.schema import Config
 from collector.decode.kv import KvBatch
@@ -17,7 +15,7 @@ from collector.join import Rows
 from collector.recordings import Recording, merged
 from collector.service.pipeline import make_pipeline
 from online import Target
-from online.state import LEARNERS, StateError, decode, encode
+from online.state import LEARNERS, decode, encode
 from tests.support.clocks import T0_NS
 from tests.support.paths import DATA
 from tests.support.step_exports import make_export
@@ -69,10 +67,11 @@ class Life:
     def restart(self, stream):
         """As after a kill right behind a checkpoint: what it does not know is read from the log again."""
         tree, position = self.pipeline.to_checkpoint()
-        before = self.pipeline.learned_rows
         self.pipeline = self.started()
         restored, left_out = self.pipeline.from_checkpoint(decode(encode(tree)))
-        assert (restored, left_out, self.pipeline.learned_rows) == (position, [], before)
+        assert (restored, left_out) == (position, [])
+        learners = self.pipeline.to_checkpoint()[0][LEARNERS]
+        assert encode({LEARNERS: learners}) == encode({LEARNERS: tree[LEARNERS]}), "bit for bit"
         self.feed(one for one in stream if not isinstance(one, KvBatch) and position.read_from <= one.seq)
 
     def ends_ns(self):
@@ -126,16 +125,6 @@ def test_a_clock_that_jumps_by_days_between_two_lives_loses_nothing():
     assert len(np.unique(found_ns)) == len(found_ns) == len(ends_ns) == 60 * 50 - 1
 
 
-def test_learners_come_back_bit_for_bit():
-    life = Life()
-    life.feed(stream_of("c1_mixed"))
-    tree, _ = life.pipeline.to_checkpoint()
-    again = make_pipeline(CONFIG)
-    again.from_checkpoint(decode(encode(tree)))
-    assert encode({LEARNERS: again.to_checkpoint()[0][LEARNERS]}) == encode({LEARNERS: tree[LEARNERS]})
-    assert life.pipeline.learned_rows > 100
-
-
 def test_a_checkpoint_that_is_encoded_while_learning_goes_on_is_that_of_the_moment_it_was_taken():
     stream, life = stream_of("c3_preempt"), Life()
     half = len(stream) // 2
@@ -144,39 +133,3 @@ def test_a_checkpoint_that_is_encoded_while_learning_goes_on_is_that_of_the_mome
     at_once = encode(tree)
     life.feed(stream[half:])
     assert encode(tree) == at_once
-
-
-def learned():
-    if "learned" not in KNOWN:
-        life = Life()
-        life.feed(stream_of("c1_mixed")[:12])
-        KNOWN["learned"] = [encode(life.pipeline.to_checkpoint()[0])]
-    return KNOWN["learned"][0]
-
-
-def mutated(draw, node):
-    """The same plain data with one value somewhere replaced by one of another kind."""
-    odd = st.sampled_from([None, -1, 2**63, 1.5, "x", b"", [], {}, [[]], {"a": 1}])
-    place = node
-    for _ in range(draw(st.integers(1, 12))):
-        keys = list(place) if isinstance(place, dict) else list(range(len(place)))
-        if not keys:
-            break
-        key = draw(st.sampled_from(keys[:200]))
-        if not isinstance(place[key], dict | list) or draw(st.integers(0, 9)) == 0:
-            place[key] = draw(odd)
-            break
-        place = place[key]
-    return node
-
-
-@given(data=st.data())
-@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
-def test_a_wellsealed_checkpoint_with_wrong_values_is_refused_whole_or_restored_whole(data):
-    tree = mutated(data.draw, decode(learned()))
-    pipeline = make_pipeline(CONFIG)
-    before = encode(pipeline.to_checkpoint()[0])
-    try:
-        pipeline.from_checkpoint(decode(encode(tree)))
-    except StateError:
-        assert encode(pipeline.to_checkpoint()[0]) == before, "half of a checkpoint is worse than none"

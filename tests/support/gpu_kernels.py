@@ -73,13 +73,11 @@ def fpm_record(work: Work, wall_s: float = 0.0, **more: Any) -> dict[str, Any]:
     }
 
 
-def step_times(machine: Machine, gpu: str) -> StepTimes:
+def exact_step_times(machine: Machine, gpu: str) -> StepTimes:
     """Microseconds that a step of the machine computes."""
-    perf_model = _perf_model()
-    degree = (
-        min(machine.tensor_parallel, 2) if gpu == "L40S" else machine.tensor_parallel
-    )  # beyond, PCIe is all there is
-    native = perf_model.from_native(
+    # beyond two L40S, PCIe is all there is
+    degree = min(machine.tensor_parallel, 2) if gpu == "L40S" else machine.tensor_parallel
+    native = _perf_model().from_native(
         {
             "schema_version": 1,
             "model_name": machine.model,
@@ -97,14 +95,19 @@ def step_times(machine: Machine, gpu: str) -> StepTimes:
             "attention_dp_size": 1,
         }
     )
-    known: dict[Work, float] = {}
+    return lambda work: 1e3 * native.estimate_forward_pass_time_ms([fpm_record(work)])
+
+
+def step_times(machine: Machine, gpu: str) -> StepTimes:
+    """The same, of rounded contexts, each of which is looked up once."""
+    exact_us, known = exact_step_times(machine, gpu), dict[Work, float]()
 
     def us(work: Work) -> float:
         decode_context = round(work.decode_context / CONTEXT_GRAIN) * CONTEXT_GRAIN
         past = round(work.prefill_context / PAST_GRAIN) * PAST_GRAIN
         key = work._replace(prefill_context=past, decode_context=max(decode_context, work.decodes))
         if key not in known:
-            known[key] = 1e3 * native.estimate_forward_pass_time_ms([fpm_record(key)])
+            known[key] = exact_us(key)
         return known[key]
 
     return us

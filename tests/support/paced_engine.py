@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import numpy as np
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from tests.support.step_exports import attribute, step_attributes
+from tests.support.step_exports import put, scope_in, step_attributes
 
 STEPS_PER_SPAN = 16
 
@@ -36,11 +36,7 @@ class PacedEngine:
 
     def _export(self, steps: int, factor: float, unit_ns: int, prefill_us: float) -> bytes:
         request = ExportTraceServiceRequest()
-        resource = request.resource_spans.add()
-        named = {"service.instance.id": self.instance, **self._facts}
-        resource.resource.attributes.extend(attribute(key, value) for key, value in named.items())
-        scope = resource.scope_spans.add()
-        scope.scope.name = "vllm.scheduler.step"
+        scope = scope_in(request, {"service.instance.id": self.instance, **self._facts})
         span = scope.spans.add(name="scheduler_steps_1", start_time_unix_nano=self.unix_ns)
         for _ in range(steps):
             self._step += 1
@@ -60,7 +56,7 @@ class PacedEngine:
                 "batch.context_tokens_single": 200 * requests + self._step % 7,
             }
             event = span.events.add(name="step.BATCH_SUMMARY", time_unix_nano=start_ns + self._offset_ns)
-            event.attributes.extend(attribute(k, v) for k, v in step_attributes(self._step, **changes).items())
+            put(event, step_attributes(self._step, **changes))
             took_us = ((4000 + 2000 * requests) * factor + prefill_us * prompt) * self._random.normal(1.0, 0.02)
             self.unix_ns += int(took_us * 1000)
         span.end_time_unix_nano = self.unix_ns

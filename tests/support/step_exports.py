@@ -11,6 +11,7 @@ from google.protobuf.internal.encoder import _VarintBytes
 from google.protobuf.json_format import MessageToDict
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
+from opentelemetry.proto.trace.v1.trace_pb2 import ScopeSpans
 
 from tests.support.clocks import T0_NS
 
@@ -20,6 +21,20 @@ STEP_US = 20_000
 def attribute(key: str, value: object) -> KeyValue:
     kinds = {bool: "bool_value", int: "int_value", float: "double_value", str: "string_value", bytes: "bytes_value"}
     return KeyValue(key=key, value=AnyValue(**{kinds[type(value)]: value}))
+
+
+def put(node, attributes) -> None:
+    """Give a span, an event or a resource its attributes."""
+    node.attributes.extend(attribute(key, value) for key, value in attributes.items())
+
+
+def scope_in(request: ExportTraceServiceRequest, facts, name: str = "vllm.scheduler.step") -> ScopeSpans:
+    """An empty scope of a resource with these attributes."""
+    resource = request.resource_spans.add()
+    put(resource.resource, facts)
+    scope = resource.scope_spans.add()
+    scope.scope.name = name
+    return scope
 
 
 def step_attributes(step: int, **changes: object) -> dict[str, object]:
@@ -56,10 +71,7 @@ def make_export(
 ) -> ExportTraceServiceRequest:
     """Step spans with consecutive steps, span ids unique per first step."""
     request = ExportTraceServiceRequest()
-    resource = request.resource_spans.add()
-    resource.resource.attributes.append(attribute("service.instance.id", instance))
-    scope = resource.scope_spans.add()
-    scope.scope.name = "vllm.scheduler.step"
+    scope = scope_in(request, {"service.instance.id": instance})
     for index in range(spans):
         step = first_step + index * steps_per_span
         span = scope.spans.add(
@@ -71,7 +83,7 @@ def make_export(
         )
         for number in range(step, step + steps_per_span):
             event = span.events.add(name="step.BATCH_SUMMARY", time_unix_nano=T0_NS + number * STEP_US * 1000)
-            event.attributes.extend(attribute(key, value) for key, value in step_attributes(number).items())
+            put(event, step_attributes(number))
     return request
 
 

@@ -12,7 +12,8 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from collector.decode import Finish, MarkKind, decode
 from collector.telemetry import Counts
 from tests.support.recordings import messages, otlp_file
-from tests.support.toy_spans import Piece, put
+from tests.support.step_exports import put
+from tests.support.toy_spans import Piece
 
 LATENCIES = ("time_to_first_token", "e2e", "time_in_queue", "time_in_model_prefill", "time_in_model_decode")
 

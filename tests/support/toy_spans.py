@@ -7,14 +7,13 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from collector.decode.records import ApiSpan, CoreSpan, RequestSpan, StepColumns, Telemetry
 from collector.decode.spans import decode
 from collector.ingest.queue import Export
 from collector.telemetry import Counts
-from tests.support.step_exports import attribute
+from tests.support.step_exports import put, scope_in
 from tests.support.toy_engine import UNIX_NS, Job, Run
 
 STEP_SCOPE, CORE_SCOPE, API_SCOPE = "vllm.scheduler.step", "vllm.scheduler", "vllm.api"
@@ -28,10 +27,6 @@ class Piece(NamedTuple):
     scope: str
     span: Span
     facts: tuple[tuple[str, str], ...] = ()
-
-
-def put(event: Span.Event | Span, attributes: dict[str, object]) -> None:
-    event.attributes.extend(attribute(key, value) for key, value in attributes.items())
 
 
 def span_id(name: str) -> bytes:
@@ -173,12 +168,8 @@ def export_of(group: Iterable[Piece]) -> ExportTraceServiceRequest:
     for piece in group:
         key = (piece.instance, piece.scope, piece.facts)
         if key != last:
-            resource = request.resource_spans.add(resource=Resource())
-            if piece.instance:
-                resource.resource.attributes.append(attribute("service.instance.id", piece.instance))
-            resource.resource.attributes.extend(attribute(k, v) for k, v in piece.facts)
-            scope = resource.scope_spans.add()
-            scope.scope.name = piece.scope
+            named = {"service.instance.id": piece.instance} if piece.instance else {}
+            scope = scope_in(request, named | dict(piece.facts), piece.scope)
             last = key
         scope.spans.add().CopyFrom(piece.span)
     return request

@@ -26,7 +26,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from tests.support.clocks import T0_NS
 from tests.support.gpu_kernels import fpm_record
 from tests.support.paths import ROOT
-from tests.support.step_exports import attribute
+from tests.support.step_exports import put, scope_in
 from tests.support.vllm_scheduler import BLOCK_SIZE, Engine, Request, Step
 
 sys.path.insert(0, str(ROOT / "deploy" / "vllm-plugin"))
@@ -59,10 +59,7 @@ def step_exports(engine: Engine, facts: Facts, per_export: int = 0) -> Iterator[
     key = (lambda step: (step.number - 1) // per_export) if per_export else (lambda step: step.start // EXPORT_NS)
     for number, group in enumerate(_grouped(answered, key), 1):
         export = ExportTraceServiceRequest()
-        resource = export.resource_spans.add()
-        resource.resource.attributes.extend(attribute(key, value) for key, value in facts.items())
-        scope = resource.scope_spans.add()
-        scope.scope.name = STEP_SCOPE
+        scope = scope_in(export, facts, STEP_SCOPE)
         span = scope.spans.add(
             name=f"scheduler_steps_{number}",
             trace_id=number.to_bytes(16, "big"),
@@ -73,7 +70,7 @@ def step_exports(engine: Engine, facts: Facts, per_export: int = 0) -> Iterator[
         for step in group:
             told = step_event(_told(engine, step), T0_NS)
             event = span.events.add(name=told.name, time_unix_nano=told.unix_ns)
-            event.attributes.extend(attribute(key, value) for key, value in told.attributes.items())
+            put(event, told.attributes)
         yield export.SerializeToString()
 
 
@@ -134,10 +131,7 @@ def span_exports(engine: Engine, facts: Facts, seed: int = 1) -> Iterator[bytes]
     rng = random.Random(seed)
     for group in _grouped(engine.requests, lambda request: request.last_seen // SPANS_EXPORT_NS):
         export = ExportTraceServiceRequest()
-        resource = export.resource_spans.add()
-        resource.resource.attributes.extend(attribute(key, value) for key, value in facts.items())
-        scope = resource.scope_spans.add()
-        scope.scope.name = "vllm.tracing.otel"
+        scope = scope_in(export, facts, "vllm.tracing.otel")
         for request in group:
             span = scope.spans.add(
                 name="llm_request",
@@ -147,8 +141,7 @@ def span_exports(engine: Engine, facts: Facts, seed: int = 1) -> Iterator[bytes]
                 start_time_unix_nano=T0_NS + request.sent,
                 end_time_unix_nano=T0_NS + request.last_seen,
             )
-            attributes = _of_span(request, rng)
-            span.attributes.extend(attribute(key, value) for key, value in attributes.items())
+            put(span, _of_span(request, rng))
         yield export.SerializeToString()
 
 

@@ -55,14 +55,17 @@ def code_of(port, payload, **kwargs):
     return CODE.OK
 
 
+def post(port):
+    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=60)) as connection:
+        connection.request("POST", "/v1/traces", ONE, {"Content-Type": CONTENT_TYPE})
+        return connection.getresponse().status
+
+
 def assert_well(sidecar, step=[1_000]):  # noqa: B006 -- every call sends new spans
     step[0] += 10
     new = make_export(first_step=step[0]).SerializeToString()
     eventually(lambda: code_of(sidecar.grpc_port, new) is CODE.OK)  # a bomb may fill the queue while it is looked at
-    connection = http.client.HTTPConnection("127.0.0.1", sidecar.otlp_http_port, timeout=100)
-    with contextlib.closing(connection):
-        connection.request("POST", "/v1/traces", ONE, {"Content-Type": CONTENT_TYPE})
-        assert connection.getresponse().status == 200
+    assert post(sidecar.otlp_http_port) == 200
     eventually(lambda: sidecar.queue.in_flight_bytes == 0)
     assert sidecar.health.alive()
     value = sidecar.metrics.value
@@ -94,6 +97,8 @@ def test_120_calls_without_a_message_on_one_connection_keep_nobody_waiting(sidec
             with own_channel(sidecar.grpc_port) as fresh:
                 export_over(fresh, 20 * number + 10)
             assert time.monotonic() - start_s < 2.0
+        ended = ("incomplete", "queue_full")  # its time was over, or its turn did not come
+        eventually(lambda: sum(sidecar.metrics.value(REQUESTS, "grpc", outcome) for outcome in ended) >= 8)
     assert_well(sidecar)
 
 
@@ -204,23 +209,6 @@ def test_text_that_is_not_utf8_is_skipped_or_refused(sidecar, place):
     assert_well(sidecar)
 
 
-def test_grpc_calls_that_never_send_their_message_do_not_hold_the_threads(sidecar):
-    never = threading.Event()
-
-    def nothing():
-        never.wait(60)
-        yield b""
-
-    with grpc.insecure_channel(f"127.0.0.1:{sidecar.grpc_port}") as channel:
-        calls = [channel.stream_unary(METHOD).future(nothing(), timeout=60) for _ in range(20)]
-        eventually(lambda: not any(call.done() for call in calls))
-        assert code_of(sidecar.grpc_port, ONE, timeout_s=30) is CODE.OK  # the others hold out for 60 s
-        ended = ("incomplete", "queue_full")  # its time was over, or its turn did not come
-        eventually(lambda: sum(sidecar.metrics.value(REQUESTS, "grpc", outcome) for outcome in ended) >= 8)
-        never.set()
-    assert_well(sidecar)
-
-
 @pytest.mark.parametrize(
     "words", [b"", b"PRI * HTTP/2.0\r\n\r\nSM\r\n", b"GET / HTTP/1.1\r\n\r\n", bytes(300), b"\x16\x03\x01"]
 )
@@ -234,43 +222,39 @@ def test_bytes_that_are_no_protocol_and_clients_that_stop_in_the_middle(sidecar,
         assert_well(sidecar)
 
 
-def answers(port):
-    try:
-        with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=60)) as connection:
-            connection.request("POST", "/v1/traces", ONE, {"Content-Type": CONTENT_TYPE})
-            return connection.getresponse().status == 200
-    except (OSError, http.client.HTTPException):
-        return False
+def connected(port, count):
+    """So many attempts to connect, none of which waits for its answer."""
+    for _ in range(count):
+        client = socket.socket()
+        client.setblocking(False)
+        client.connect_ex(("127.0.0.1", port))
+        yield client
 
 
-def test_five_thousand_connections_find_a_bounded_number_of_places(sidecar):
+@pytest.mark.parametrize("receiver", ["grpc_port", "otlp_http_port"])
+def test_five_thousand_connections_find_a_bounded_number_of_places(sidecar, receiver):
+    """Whoever calls finds one, as soon as those who say nothing have given way."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    attempts = min(5000, hard // 4)
-    before_bytes, before_threads = resident_bytes(), threading.active_count()
+    before_bytes = resident_bytes()
     try:
-        for port in (sidecar.grpc_port, sidecar.otlp_http_port):
-            clients = []
-            for _ in range(attempts):
-                client = socket.socket()
-                client.setblocking(False)
-                client.connect_ex(("127.0.0.1", port))
-                clients.append(client)
-            time.sleep(0.5)  # not logic: lets the attempts arrive
-            if port == sidecar.otlp_http_port:
-                eventually(lambda: threading.active_count() - before_threads < 64 + 64)  # who was closed ends later
-                # while the attempts still arrive, a newcomer may give way to the next ones of its address
-                eventually(lambda: answers(sidecar.otlp_http_port))
-                assert_well(sidecar)
-            else:  # nobody who says nothing keeps a place; a call waits with gRPC's own patience, hence not one call
-                eventually(lambda: code_of(sidecar.grpc_port, ONE, timeout_s=5, wait=False) is CODE.OK)
+        with contextlib.ExitStack() as stack:
+            for client in connected(getattr(sidecar, receiver), min(5000, hard // 4)):
+                stack.enter_context(client)
+            eventually(lambda: is_served(sidecar, receiver))
             assert resident_bytes() - before_bytes < 100 * MIB
-            for client in clients:
-                client.close()
+        eventually(lambda: is_served(sidecar, receiver))
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    eventually(lambda: code_of(sidecar.grpc_port, ONE, timeout_s=60) is CODE.OK)
     assert_well(sidecar)
+
+
+def is_served(sidecar, receiver):
+    if receiver == "grpc_port":  # a call waits with gRPC's own patience, hence not one call
+        return code_of(sidecar.grpc_port, ONE, timeout_s=5, wait=False) is CODE.OK
+    with contextlib.suppress(OSError, http.client.HTTPException):
+        return post(sidecar.otlp_http_port) == 200
+    return False
 
 
 def test_connections_without_a_call_are_closed_when_they_have_been_idle_for_too_long(tmp_path, monkeypatch):

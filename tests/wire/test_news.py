@@ -33,7 +33,9 @@ def send(sidecar, payloads):
         call_export(sidecar.grpc_port, payload)
 
 
-def test_a_change_of_speed_is_told_once_in_the_log_on_the_page_and_by_doctor(tmp_path, told, capsys):
+def test_a_change_of_speed_is_told_once_in_the_log_on_the_page_and_by_doctor_also_after_a_restart(
+    tmp_path, told, capsys
+):
     engine = PacedEngine("engine-0", time.time_ns() - 60_000_000_000, **{"vllm.model": "tiny"})
     with running_sidecar(tmp_path, ALLOWED_LATENESS_S="1") as sidecar:
         send(sidecar, engine.exports(640))
@@ -55,6 +57,15 @@ def test_a_change_of_speed_is_told_once_in_the_log_on_the_page_and_by_doctor(tmp
     assert found.endswith(text)
     assert text in page[page.index('id="news"') :]
     assert '<span class="state fair">ready, 1 problem</span>' in page
+    with running_sidecar(tmp_path, ALLOWED_LATENESS_S="1") as sidecar:
+        eventually(lambda: b"tracefit_snapshot_configs 1" in get(sidecar.http_port, "/metrics"))
+        main(["doctor", f"127.0.0.1:{sidecar.http_port}"])
+        assert "nothing since its start; what it knows was learned before" in capsys.readouterr().out
+        send(sidecar, engine.exports(320, 1.5))
+        eventually(lambda: learned(sidecar) > 1400)
+        assert len(told()) == 1
+        send(sidecar, engine.exports(640, 3.0))
+        eventually(lambda: len(told()) == 2)
 
 
 def test_a_change_of_prefill_alone_is_told_as_one_in_every_place(tmp_path, told, capsys):
@@ -72,19 +83,3 @@ def test_a_change_of_prefill_alone_is_told_as_one_in_every_place(tmp_path, told,
     assert [each for each in doctor.splitlines() if " speed " in each and each.endswith(text)]
     assert text in page[page.index('id="news"') :]
     assert re.search(r">prefill ×[12]\.\d\d</text>", page)
-
-
-def test_a_restart_does_not_repeat_it(tmp_path, told, capsys):
-    engine = PacedEngine("engine-0", time.time_ns() - 60_000_000_000, **{"vllm.model": "tiny"})
-    with running_sidecar(tmp_path, ALLOWED_LATENESS_S="1") as sidecar:
-        send(sidecar, [*engine.exports(640), *engine.exports(640, 1.5)])
-        eventually(told)
-    with running_sidecar(tmp_path, ALLOWED_LATENESS_S="1") as sidecar:
-        eventually(lambda: b"tracefit_snapshot_configs 1" in get(sidecar.http_port, "/metrics"))
-        main(["doctor", f"127.0.0.1:{sidecar.http_port}"])
-        assert "nothing since its start; what it knows was learned before" in capsys.readouterr().out
-        send(sidecar, engine.exports(320, 1.5))
-        eventually(lambda: learned(sidecar) > 1400)
-        assert len(told()) == 1
-        send(sidecar, engine.exports(640, 3.0))
-        eventually(lambda: len(told()) == 2)

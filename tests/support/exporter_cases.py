@@ -98,7 +98,7 @@ REPLICAS = [
 ]
 
 
-def model(features, *, status="identified", error=True, stderr=True):
+def model(features, *, status="identified"):
     """A model with the given (name, unit, coefficient) triples."""
     return ModelSnapshot(
         features=[
@@ -107,7 +107,7 @@ def model(features, *, status="identified", error=True, stderr=True):
                 unit=unit,
                 coefficient=value,
                 status=status,
-                stderr=value / 64 if stderr else None,
+                stderr=value / 64,
                 mean=MEAN_TOKENS.get(name),
             )
             for name, unit, value in features
@@ -115,7 +115,7 @@ def model(features, *, status="identified", error=True, stderr=True):
         rows=1154,
         effective_rows=1010.25,
         condition_number=61.0 if features else None,
-        error=ErrorSnapshot(mape=0.021, median_ape=0.013, p90_ape=0.045) if error else None,
+        error=ErrorSnapshot(mape=0.021, median_ape=0.013, p90_ape=0.045),
     )
 
 
@@ -206,12 +206,12 @@ def snapshot(*configs, generation=42):
     )
 
 
-def full_snapshot(n_configs, generation=1):
+def full_snapshot(n_configs):
     """Every target learned by default and drifted once, none suspected now, one batch shape, in every configuration."""
     targets = {name.value: _by_default(target(name, physics=name in PHYSICS, drifted=True)) for name in PORTABLE}
     one_shape = dict(sorted(targets["step_time"].shape_factors.items())[:1])
     targets["step_time"] = msgspec.structs.replace(targets["step_time"], shape_factors=one_shape)
-    return snapshot(*(config(f"{i:012x}", targets=targets) for i in range(n_configs)), generation=generation)
+    return snapshot(*(config(f"{i:012x}", targets=targets) for i in range(n_configs)), generation=1)
 
 
 def _by_default(target):
@@ -220,10 +220,10 @@ def _by_default(target):
     return msgspec.structs.replace(target, models=models)
 
 
-def learned_history(n=4000):
-    """The history of a configuration that has learned so many steps."""
+def learned_history():
+    """The history of a configuration that has learned 4,000 steps."""
     bank = Bank(Config(learners=("rls",)))
-    bank.learn("c", Target.STEP_TIME, steps(n, 1).rows)
+    bank.learn("c", Target.STEP_TIME, steps(4000, 1).rows)
     return bank.history("c").view()
 
 

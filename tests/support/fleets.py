@@ -35,9 +35,9 @@ def replica_rows(seed, *, gain=1.0, rows=600, begin_ns=NOW_NS - 3_600_000_000_00
     return steps(rows, seed, noise=noise, beta=gain * BETA, start_ns=begin_ns).rows
 
 
-def state_of(engine, seed, *, config_id="0f3c52aa9b1e", facts=FACTS, config=CONFIG, **kwargs):
+def state_of(engine, seed, *, config_id="0f3c52aa9b1e", facts=FACTS, **kwargs):
     """The state of a sidecar whose one engine took these steps."""
-    bank = Bank(config)
+    bank = Bank(CONFIG)
     bank.describe(config_id, facts)
     rows = replica_rows(seed, **kwargs)
     bank.learn(config_id, Target.STEP_TIME, rows, engines={int(rows.engine[0]): engine})

@@ -69,8 +69,8 @@ def payload(*events, ts_s=TS_S, rank=0):
     return msgspec.msgpack.encode([ts_s, list(events), rank, None])
 
 
-def batch(*events, seq=0, ts_s=TS_S, rank=0, source="kv"):
-    out = read_payload(payload(*events, ts_s=ts_s, rank=rank), source, seq)
+def batch(*events, seq=0, ts_s=TS_S, source="kv"):
+    out = read_payload(payload(*events, ts_s=ts_s), source, seq)
     assert isinstance(out, KvBatch)
     return out
 

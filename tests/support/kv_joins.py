@@ -41,9 +41,9 @@ def prefill_tokens(name):
     }
 
 
-def joined(name, batches, keep=lambda _step: True, settings=None):
+def joined(name, batches, keep=lambda _step: True):
     """A joiner that has taken a whole recording, flushed, and the rows it gave."""
-    joiner = Joiner(settings or Config())
+    joiner = Joiner(Config())
     for one in batches:
         joiner.kv.add(one)
     for one in telemetry(name, keep):

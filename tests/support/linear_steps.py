@@ -1,4 +1,4 @@
-"""Small simulator of scheduler steps with known coefficients: drift, outliers, warm-up, async lag, sampling.
+"""Small simulator of scheduler steps with known coefficients: drift, outliers, warm-up.
 
     y = beta . (1, prefill_tokens, decode_context_tokens, requests) * speed * (1 + noise) [+ stall]
 
@@ -37,12 +37,10 @@ def steps(
     gain=1.0,
     stalls=0.0,
     warm_up=False,
-    lag=0,
-    keep=1.0,
     autocorrelation=0.0,
     start_ns=1_700_000_000_000_000_000,
 ):
-    """n steps; ``lag`` shifts times against work as asynchronous scheduling does, ``keep`` drops rows (sampling)."""
+    """n steps."""
     rng = np.random.default_rng(seed)
     width = batch[1] - batch[0]
     walk = np.cumsum(rng.normal(0, 2, n)) % max(2 * width, 1)
@@ -76,10 +74,4 @@ def steps(
     ):
         raw[:, STEP_FEATURES.index(name)] = values
     end_ns = start_ns + np.cumsum(y * 1e3).astype(np.int64)
-    if lag:
-        raw, y, truth, end_ns = raw[lag:], y[:-lag], truth[:-lag], end_ns[:-lag]
-    rows = RowBlock.of_lines(raw, y, end_ns=end_ns)
-    if keep < 1.0:
-        chosen = rng.random(len(rows)) < keep
-        rows, truth = rows.take(chosen), truth[chosen]
-    return Simulated(rows, truth)
+    return Simulated(RowBlock.of_lines(raw, y, end_ns=end_ns), truth)

@@ -74,9 +74,9 @@ def attribute(key, value, width=0, number=3):
     return field(number, field(1, key.encode()) + field(2, any_value(value, width)))
 
 
-def event(attributes, name="step.BATCH_SUMMARY", unix_ns=EPOCH_NS, tail=b""):
+def event(attributes, name="step.BATCH_SUMMARY", unix_ns=EPOCH_NS):
     """The content of an event; ``attributes`` are encoded ones."""
-    return b"\x09" + struct.pack("<Q", unix_ns) + field(2, name.encode()) + b"".join(attributes) + tail
+    return b"\x09" + struct.pack("<Q", unix_ns) + field(2, name.encode()) + b"".join(attributes)
 
 
 def step_values(step, prefill=0, decode=7, **more):
@@ -143,9 +143,9 @@ def step_span(events, span_id=b"12345678", end_ns=EPOCH_NS, tail=b""):
     )
 
 
-def export(*scopes, instance="engine-1"):
+def export(*scopes):
     """An export of one resource; each scope is its name and the contents of its spans."""
-    resource = field(1, attribute("service.instance.id", instance, number=1))
+    resource = field(1, attribute("service.instance.id", "engine-1", number=1))
     parts = [
         field(2, field(1, field(1, name.encode())) + b"".join(field(2, s) for s in spans)) for name, spans in scopes
     ]

@@ -9,16 +9,15 @@ import sys
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 
 from tests.support.paths import DATA
 
 RECORDED = DATA / "m1_pages" / "pages.jsonl.gz"
 
 
-def recorded_pages(path: Path = RECORDED) -> list[tuple[float, bytes]]:
+def recorded_pages() -> list[tuple[float, bytes]]:
     """Seconds since the first page, and the page."""
-    entries = [json.loads(line) for line in gzip.decompress(path.read_bytes()).splitlines()]
+    entries = [json.loads(line) for line in gzip.decompress(RECORDED.read_bytes()).splitlines()]
     begin_ns = entries[0]["sent_mono_ns"]
     return [((e["sent_mono_ns"] - begin_ns) / 1e9, e["page"].encode() + b"\n") for e in entries]
 

@@ -73,7 +73,6 @@ def run_engine(  # noqa: C901 one loop, as an engine has one
     *,
     budget: int = 512,
     asynchronous: bool = False,
-    beta_us: Sequence[float] = BETA_US,
     start_ns: int = MONO_NS,
     offset_ns: int = UNIX_NS - MONO_NS,
     idle_us: float = 2e6,
@@ -107,7 +106,7 @@ def run_engine(  # noqa: C901 one loop, as an engine has one
             job.mark("FINISHED", step - 1, begin - 10_000)
             finished += 1
         batch, preempted = _schedule(step, begin, running, waiting, budget)
-        took_us = _record(run, step, begin, batch, running, waiting, finished, preempted, asynchronous, beta_us)
+        took_us = _record(run, step, begin, batch, running, waiting, finished, preempted, asynchronous)
         finished = 0
         gap_us = previous_us if asynchronous else took_us
         previous_us = took_us if batch else 0.0
@@ -155,7 +154,7 @@ def _schedule(step, begin, running, waiting, budget):
     return batch, len(preempted)
 
 
-def _record(run, step, begin, batch, running, waiting, finished, preempted, asynchronous, beta_us):
+def _record(run, step, begin, batch, running, waiting, finished, preempted, asynchronous):
     first = [j for j, _ in batch if asynchronous and j.done == 1 and j.computed == j.prompt]
     prefill = [(j, t) for j, t in batch if j.done == 0]
     decode = [(j, t) for j, t in batch if j.done > 0]
@@ -165,7 +164,7 @@ def _record(run, step, begin, batch, running, waiting, finished, preempted, asyn
     took_us = 0.0
     if batch:
         work = tokens + len(first) + recomputed
-        took_us = beta_us[0] + beta_us[1] * work + beta_us[2] * context + beta_us[3] * len(batch)
+        took_us = BETA_US[0] + BETA_US[1] * work + BETA_US[2] * context + BETA_US[3] * len(batch)
     run.prefill_tokens.append(tokens + len(first))
     run.context_tokens.append(context)
     run.recomputed_tokens.append(recomputed)
@@ -206,13 +205,13 @@ def _record(run, step, begin, batch, running, waiting, finished, preempted, asyn
     return took_us
 
 
-def many_jobs(count: int, *, seed: int = 0, spacing: int = 12, prompt: tuple[int, int] = (16, 400)) -> list[Job]:
+def many_jobs(count: int, *, seed: int = 0, spacing: int = 12) -> list[Job]:
     """An open load of jobs of mixed size."""
     random = np.random.default_rng(seed)
     return [
         Job(
             f"job{index}",
-            prompt=int(random.integers(*prompt)),
+            prompt=int(random.integers(16, 400)),
             outputs=int(random.integers(2, 120)),
             queued_step=1 + int(index * spacing + random.integers(0, spacing)),
         )

@@ -126,9 +126,9 @@ def fpm_lines(engine: Engine) -> Iterator[str]:
 # ------------------------------------------------------------------- request spans
 
 
-def span_exports(engine: Engine, facts: Facts, seed: int = 1) -> Iterator[bytes]:
+def span_exports(engine: Engine, facts: Facts) -> Iterator[bytes]:
     """As the API process of an un-forked vLLM sends them."""
-    rng = random.Random(seed)
+    rng = random.Random(1)
     for group in _grouped(engine.requests, lambda request: request.last_seen // SPANS_EXPORT_NS):
         export = ExportTraceServiceRequest()
         scope = scope_in(export, facts, "vllm.tracing.otel")
@@ -267,16 +267,16 @@ class _Page:
         return "\n".join(lines) + "\n"
 
 
-def page_lines(engine: Engine, model: str, every_ns: int = SCRAPE_NS) -> Iterator[str]:
+def page_lines(engine: Engine, model: str) -> Iterator[str]:
     """A recording of scrapes."""
-    page, at = _Page(engine, model), every_ns
+    page, at = _Page(engine, model), SCRAPE_NS
     for step in engine.steps:
         while step.done and step.done > at:
             # The server answers a few milliseconds after it was asked.
             yield json.dumps(
                 {"unix_ns": T0_NS + at, "sent_mono_ns": at, "got_mono_ns": at + 3_000_000, "page": page.text()}
             )
-            at += every_ns
+            at += SCRAPE_NS
         if step.done:
             page.add(step)
 

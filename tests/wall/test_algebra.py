@@ -48,7 +48,7 @@ def estimates(bank: Bank) -> tuple[np.ndarray, np.ndarray]:
     return tuple(np.array([features[name].get(key, np.nan) for name in NAMES]) for key in ("coefficient", "stderr"))
 
 
-def steady(n: int, seed: int, requests: float, us: float = 9000.0, noise: float = 0.02) -> RowBlock:
+def steady(n: int, seed: int, requests: float) -> RowBlock:
     """Steps of one batch size without prefill: one operating point, whose weights all decay alike."""
     rng = np.random.default_rng(seed)
     raw = np.full((n, len(STEP_FEATURES)), np.nan)
@@ -56,7 +56,7 @@ def steady(n: int, seed: int, requests: float, us: float = 9000.0, noise: float 
     columns = {"prefill_tokens": 0.0, "prefill_requests": 0.0, "decode_requests": requests, "decode_tokens": requests}
     for name, value in (columns | {"decode_context_tokens": context, "requests": requests}).items():
         raw[:, STEP_FEATURES.index(name)] = value
-    y = (us + 0.1 * context) * np.exp(noise * rng.standard_normal(n))
+    y = (9000.0 + 0.1 * context) * np.exp(0.02 * rng.standard_normal(n))
     return RowBlock.of_lines(raw, y, end_ns=1_700_000_000_000_000_000 + np.cumsum(y * 1e3).astype(np.int64))
 
 

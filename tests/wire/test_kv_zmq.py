@@ -55,8 +55,8 @@ class Publisher:
         assert self.pub.poll(DEADLINE_S * 1000), "nobody subscribed"
         return self.pub.recv()[1:]
 
-    def publish(self, *events, lose=False, topic=b"", raw=None):
-        body = raw if raw is not None else payload(*events, ts_s=time.time())
+    def publish(self, *events, lose=False, topic=b""):
+        body = payload(*events, ts_s=time.time())
         if not lose:
             self.pub.send_multipart([topic, self.seq.to_bytes(8, "big"), body])
         self.seq += 1

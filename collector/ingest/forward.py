@@ -27,7 +27,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import aiohttp
 import grpc
@@ -41,6 +41,9 @@ from collector.telemetry import ForwardOutcome, Metrics, Signal, table
 
 from .queue import Export
 from .status import TRAILER_RETRY_PYTHON, TRAILER_STATUS_DETAILS
+
+if TYPE_CHECKING:  # it is handed in from above
+    from collector.service.log import Log
 
 NAME: Final = "forward"
 """In health and in the log."""
@@ -103,28 +106,6 @@ class _Failure(NamedTuple):
     pause_s: float = 0.0
 
 
-class _Backend(Protocol):
-    async def send(self, signal: Signal, payload: bytes) -> _Failure | None: ...
-
-    async def close(self) -> None: ...
-
-
-class ExportLog(Protocol):
-    """The log, as far as it is a queue on disk; ``passed_on`` is kept there, too."""
-
-    newest: int
-    passed_on: int
-    """Number of the last entry that needs no sending any more."""
-
-    def entries(self, first: int, last: int) -> Iterator[Export]:
-        """Those that are there of the entries from one number to another, in order."""
-        ...
-
-    def note_passed_on(self, number: int) -> None:
-        """Keep how far the sending has come."""
-        ...
-
-
 class Forwarder:
     """Sends on what it is offered, from ``start`` to ``stop``; everything happens in the loop.
 
@@ -143,7 +124,7 @@ class Forwarder:
         clock: Clock,
         metrics: Metrics,
         io: IoLoop,
-        log: ExportLog,
+        log: Log,
         health: Health | None = None,
     ) -> None:
         self._config = config
@@ -204,7 +185,7 @@ class Forwarder:
 
     async def _run(self) -> None:
         make = _GrpcBackend if self._config.forward.startswith("grpc") else _HttpBackend
-        backend: _Backend = make(self._config, self._headers)
+        backend = make(self._config, self._headers)
         try:
             while True:
                 await self._filled.wait()
@@ -222,7 +203,7 @@ class Forwarder:
         finally:
             await backend.close()
 
-    async def _pass_on(self, backend: _Backend, waiting: _Waiting) -> ForwardOutcome:
+    async def _pass_on(self, backend: _GrpcBackend | _HttpBackend, waiting: _Waiting) -> ForwardOutcome:
         """Send one export until the backend has taken it, does not want it, or it is too old."""
         payload: bytes | None = waiting.payload
         if waiting.seq and not payload:
@@ -291,7 +272,7 @@ def without_scopes(payload: bytes, scopes: frozenset[str]) -> bytes:
 
 
 def make_forwarder(
-    config: Config, clock: Clock, metrics: Metrics, io: IoLoop, log: ExportLog, health: Health | None = None
+    config: Config, clock: Clock, metrics: Metrics, io: IoLoop, log: Log, health: Health | None = None
 ) -> Forwarder | None:
     """What passes telemetry on, if the configuration says where to; ConfigError if that is this very process."""
     if not config.forward:

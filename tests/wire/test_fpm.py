@@ -9,10 +9,14 @@ import time
 import msgspec
 import pytest
 import zmq
+from prometheus_client import CollectorRegistry
 
+from collector.config import Config
 from collector.decode.fpm import read_frames, read_line
 from collector.ingest.queue import Export
-from collector.telemetry import Counts, FpmSkip, JoinEvent, table
+from collector.ingest.zmq import Subscriber, fpm_feed
+from collector.runtime import SystemClock
+from collector.telemetry import Counts, FpmSkip, JoinEvent, Metrics, table
 from online import Target
 from tests.support.clocks import T0_NS, eventually
 from tests.support.gpu_server import serve, step_exports
@@ -222,6 +226,29 @@ def test_ten_thousand_records_a_second_are_received_without_loss(tmp_path, publi
                 time.sleep(ahead_s)  # the pace
         eventually(lambda: metric(sidecar.http_port, "tracefit_fpm_accepted_records_total") == 10_000)
         assert metric(sidecar.http_port, "tracefit_fpm_dropped_records_total") == 0
+
+
+def test_of_a_publisher_that_floods_the_newest_are_kept_and_one_that_vanishes_is_heard_when_it_is_back(publisher):
+    port = publisher.bind_to_random_port("tcp://127.0.0.1")
+    metrics, config = Metrics(CollectorRegistry()), Config(fpm=(f"tcp://127.0.0.1:{port}",))
+    subscriber = Subscriber(fpm_feed(SystemClock()), config, metrics, queue_max=50)
+    subscriber.start()
+    try:
+        assert publisher.poll(60_000)
+        for number, record in enumerate(RECORDS[:500]):
+            publisher.send_multipart(frames({**record, "counter_id": number}, number))
+        eventually(lambda: metrics.value(table.FPM_RECEIVED) == 500)
+        assert [passed.counter for passed in subscriber.take()] == [*range(450, 500)]
+        assert metrics.value(table.FPM_DROPPED) == 450
+        publisher.close()
+        with zmq.Context() as context, context.socket(zmq.XPUB) as again:
+            again.setsockopt(zmq.LINGER, 0)
+            again.bind(f"tcp://127.0.0.1:{port}")
+            assert again.poll(60_000)
+            again.send_multipart(frames(RECORDS[0]))
+            eventually(lambda: [passed.counter for passed in subscriber.take()] == [RECORDS[0]["counter_id"]])
+    finally:
+        subscriber.stop()
 
 
 def test_an_endpoint_that_is_not_there_holds_nobody_up(tmp_path):

@@ -440,10 +440,7 @@ def _numbers(places: list[_Place], engines: int) -> list[list[float]] | None:
     """Values per engine; None where a number is none."""
     values = [[NAN] * len(Meaning) for _ in range(engines)]
     for text, engine, meaning, factor in places:
-        try:
-            value = float(text)
-        except ValueError:
-            value = _first_number(text)
+        value = _first_number(text)
         if not 0.0 <= value <= (_ESTIMATE_MAX if meaning in ESTIMATES else VALUE_MAX):
             return None
         row, value = values[engine], value * factor

@@ -27,7 +27,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from http import HTTPStatus
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 import aiohttp
 import grpc
@@ -41,9 +41,6 @@ from collector.telemetry import ForwardOutcome, Metrics, Signal, table
 
 from .queue import Export
 from .status import TRAILER_RETRY_PYTHON, TRAILER_STATUS_DETAILS
-
-if TYPE_CHECKING:  # it is handed in from above
-    from collector.service.log import Log
 
 NAME: Final = "forward"
 """In health and in the log."""
@@ -106,6 +103,22 @@ class _Failure(NamedTuple):
     pause_s: float = 0.0
 
 
+class ExportLog(Protocol):
+    """The log, as far as it is a queue on disk; ``passed_on`` is kept there, too."""
+
+    newest: int
+    passed_on: int
+    """Number of the last entry that needs no sending any more."""
+
+    def entries(self, first: int, last: int) -> Iterator[Export]:
+        """Those that are there of the entries from one number to another, in order."""
+        ...
+
+    def note_passed_on(self, number: int) -> None:
+        """Keep how far the sending has come."""
+        ...
+
+
 class Forwarder:
     """Sends on what it is offered, from ``start`` to ``stop``; everything happens in the loop.
 
@@ -124,7 +137,7 @@ class Forwarder:
         clock: Clock,
         metrics: Metrics,
         io: IoLoop,
-        log: Log,
+        log: ExportLog,
         health: Health | None = None,
     ) -> None:
         self._config = config
@@ -272,7 +285,7 @@ def without_scopes(payload: bytes, scopes: frozenset[str]) -> bytes:
 
 
 def make_forwarder(
-    config: Config, clock: Clock, metrics: Metrics, io: IoLoop, log: Log, health: Health | None = None
+    config: Config, clock: Clock, metrics: Metrics, io: IoLoop, log: ExportLog, health: Health | None = None
 ) -> Forwarder | None:
     """What passes telemetry on, if the configuration says where to; ConfigError if that is this very process."""
     if not config.forward:

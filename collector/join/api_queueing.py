@@ -324,7 +324,8 @@ def with_stand_ins(
         target = msgspec.structs.replace(target, in_flight=msgspec.structs.replace(told.in_flight, requests=1.0))
     if target is None:
         return None
-    if target.step_ahead_us is None and told is not None and told.step_ahead_us is not None:
+    means_too = _sane([[each for each in of_one if each.is_told][-LEVEL_MAX:] for of_one in arrivals])
+    if target.step_ahead_us is None and prefills_wait_a_step(means_too, costs):
         target = msgspec.structs.replace(target, step_ahead_us=0.0)
     return target if requests == 0 else msgspec.structs.replace(target, mean_us=mean_us)
 

@@ -48,7 +48,8 @@ added as keeps TTFT from falling below that of the prompt which just fills them.
     rate = N / E2E                             requests per second (Little's law)
 
 TTFT is at least the longest step, as step_time says it, of one request with as many tokens or fewer (at most T). It
-never falls with P, and ITL never with N, but for a small share where one prefill takes the place of many decodes.
+never falls with P, and ITL never with N, but for a small share where one prefill takes the place of many decodes, and
+where kernels of some batches were surely faster (shapes.py).
 
 N need not be whole: between two whole numbers the answer is interpolated. It is the number a request *meets*, itself
 included; under random arrivals that is one more than the mean number in flight. Microseconds.

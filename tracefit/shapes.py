@@ -34,11 +34,15 @@ it are two kinds. At the middle (P, n) of every cell of a kind, seen or not:
 
 and at least what the same requests take without prefill. Where nobody said what the cells usually had, T = x F with the
 published factor. Where a row is the mean of many steps, only one without prefill has the shape of the steps in it, and
-with prefill T = x. Where no cell has 64 rows, of means all together, the coefficients are all there is: T = x, s = b_C.
+with prefill T = x. Where no cell has 64 rows, or of means all cells have fewer, the coefficients are all there is:
+T = x, s = b_C.
 
-**Rising.** Requests are asked about by a surface that never falls with P or n, though measured steps may: its T at the
-middles are fitted to those above by isotonic regression, along P and then along n (which keeps the order along P,
+**Rising.** Requests are asked about by a surface that does not fall with P or n, though measured steps may: its T at
+the middles are fitted to those above by isotonic regression, along P and then along n (which keeps the order along P,
 because the regression of larger values is larger). A band holds what was measured of its number of requests, too.
+
+Some kernels are faster for more requests, as for multiples of four. So without prefill a fall stays, where at least 64
+rows of that cell tell it and it is above (p90 / p10)² of its stratum, twice what steps scatter, and above 5 %.
 
 be is of a mixture of E experts, k of which each token goes through; 0 where nobody said.
 
@@ -54,7 +58,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from itertools import islice, repeat
 from operator import mul
@@ -71,6 +75,8 @@ _HALF_ROWS = 8.0
 _ROWS_MIN = 64.0
 _RATIO_MAX = 5.0
 _DRAWN = 0.001
+_FALL_MIN = 1.05
+"""Less may be of contexts, whose price is nearly known."""
 _PER_OCTAVE = -math.log(8.0)
 _CELLS_MAX = 512  # there are no more
 _ENTRIES_MAX = 65536
@@ -152,11 +158,11 @@ class Nodes(NamedTuple):
     decodes: list[float]
     prefills: list[list[float]]
 
-    def rising(self) -> Nodes:
-        """The nearest that never fall."""
+    def rising(self, falls: Sequence[float]) -> Nodes:
+        """The nearest that do not fall, but by more than ``falls`` from one number of decodes to the next."""
         along_tokens = list(map(_isotonic, self.prefills))
         along_requests = map(_isotonic, zip(*along_tokens, strict=True))
-        return Nodes(_isotonic(self.decodes), [list(row) for row in zip(*along_requests, strict=True)])
+        return Nodes(_isotonic(self.decodes, falls), [list(row) for row in zip(*along_requests, strict=True)])
 
 
 class StepTable(dict[int, Piece]):
@@ -228,12 +234,12 @@ def _between(places: Sequence[float], values: Sequence[float], after: int, at: f
     return values[after - 1] + share * (values[after] - values[after - 1])
 
 
-def _isotonic(values: Sequence[float]) -> list[float]:
-    """The nearest in least squares that never falls: neighbours that fall are pooled."""
+def _isotonic(values: Sequence[float], falls: Iterable[float] = repeat(math.inf)) -> list[float]:
+    """The nearest in least squares whose neighbours do not fall: they are pooled, unless by more than the factor."""
     pools: list[tuple[float, int]] = []
-    for value in values:
+    for value, fall in zip(values, falls, strict=False):
         mean, count = value, 1
-        while pools and pools[-1][0] > mean:
+        while pools and mean < pools[-1][0] <= mean * fall:
             before, many = pools.pop()
             mean, count = (before * many + mean * count) / (many + count), many + count
         pools.append((mean, count))
@@ -309,8 +315,17 @@ class StepSurface:
     @cached_property
     def rising(self) -> StepTable:
         """See the class."""
-        nodes = None if self._nodes is None else self._nodes.rising()
+        falls = list(map(self._fall, _cell_names()[0], _DECODE_SIZES))
+        nodes = None if self._nodes is None else self._nodes.rising(falls)
         return StepTable(self._coefficients, nodes, self._nodes, self._target.interval, self._wider)
+
+    def _fall(self, cell: str, size: float) -> float:
+        """The factor beyond which steps of this cell are faster than those of fewer requests."""
+        interval = self._target.interval
+        if cell not in self._seen or interval is None or self._target.factor_rows[cell] < _ROWS_MIN:
+            return math.inf
+        p10, p90 = interval.strata.get(stratum_name(0.0, size), interval.pooled)
+        return max((p90 / max(p10, _FALL_MIN - 1.0)) ** 2, _FALL_MIN)
 
     def least_us(self, prefill_tokens: float) -> float:
         """The longest measured step of one request with as many tokens to prefill or fewer."""

@@ -79,6 +79,7 @@ def test_more_is_never_faster(telemetry, scheduling, seed, output, concurrency, 
 def test_nor_is_it_where_loud_factors_have_many_rows(telemetry, seed, output, concurrency, prompt):
     """Where prefills fill every step, one of them takes the place of many decodes: that much may be noise."""
     document = learned(telemetry, seed, MANY)
+    document["configs"][0]["targets"]["step_time"]["interval"] = {"p10": 0.4, "p50": 1.0, "p90": 2.5}
     assert_rising(config_of(document), output, concurrency, prompt, least=0.995, bound=False)
 
 
@@ -92,6 +93,23 @@ def test_shapes_of_fewer_than_64_rows_leave_what_the_coefficients_say(telemetry,
     seen, said = config_of(few).request(**asked), config_of(none).request(**asked)
     for name in ("ttft", "itl", "e2e"):
         assert getattr(seen, name).us == pytest.approx(getattr(said, name).us, rel=0.05)
+
+
+@pytest.mark.parametrize(("rows", "told"), [(FEW, False), (MANY, True)])
+def test_a_batch_that_many_rows_tell_to_be_faster_than_smaller_ones_is_told_so(rows, told):
+    """As kernels are for multiples of four; a plan still ends at the first batch that is too slow."""
+    document = tree()
+    step_time = document["configs"][0]["targets"]["step_time"]
+    us = {1: 30_000.0, 2: 30_200.0, 3: 30_400.0, 4: 22_000.0, 5: 30_800.0}
+    step_time |= {"seen": None, "mean_factor": 1.0, "context_us_per_token": 1e-6}
+    step_time["shape_factors"] = {
+        f"decode:{n}": {"factor": 1.0, "rows": MANY if n != 4 else rows, "usual": [0, n, 500 * n, us[n]]} for n in us
+    }
+    config = config_of(document)
+    said = [config.request(prompt_tokens=1, output_tokens=4_000, concurrency=n).itl for n in us]
+    assert (said[3].us < 0.8 * said[2].us) == told
+    assert all(itl.low <= true <= itl.high for itl, true in zip(said, us.values(), strict=True))
+    assert config.plan(prompt_tokens=1, output_tokens=4_000, itl_ms=25).concurrency == 0
 
 
 def assert_no_first_token_before_its_step(config, prompts):

@@ -6,7 +6,6 @@ Names of sections run only those: gates (``--tools``) and h100 (``--tools``, ``-
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
@@ -24,7 +23,7 @@ from exporters.blis import blis_coefficients
 from online.snapshot import Snapshot
 from tests.bench.bench_systems import model_rules
 from tests.bench.board import Board
-from tests.bench.outside import Outside, add_arguments, outside_of
+from tests.bench.outside import Outside, run_sections
 from tests.support.models import configured
 from tests.support.paths import DATA
 from tests.support.pipelines import replayed
@@ -144,21 +143,7 @@ def replayed_errors(outside: Outside, coefficients: Path, out: Path) -> dict[str
 
 
 SECTIONS = {"gates": gates, "h100": h100}
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("sections", nargs="*", choices=[[], *SECTIONS], help="default: all")
-    add_arguments(parser)
-    options = parser.parse_args()
-    outside, board = outside_of(options), Board()
-    for name in options.sections or SECTIONS:
-        if outside.tools is None or (name == "h100" and outside.tables is None):
-            board.skip(name, "--tools" + ", --tables" * (name == "h100"))
-        else:
-            SECTIONS[name](board, outside)
-    return board.end()
-
+NEEDS = {"gates": ("tools",), "h100": ("tools", "tables")}
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_sections(__doc__, SECTIONS, NEEDS))

@@ -6,7 +6,6 @@ h100 (``--tools``, ``--tables``), which are skipped, loudly, without. ``gpus`` w
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import math
@@ -40,7 +39,7 @@ from online.snapshot import Snapshot
 from online.transfer import pooled as transfer
 from tests.bench import bench_gpus, figures
 from tests.bench.board import Board
-from tests.bench.outside import Outside, add_arguments, outside_of
+from tests.bench.outside import Outside, run_sections
 from tests.support.gpu_kernels import model_file, step_times
 from tests.support.models import configured, knowledge_of_captures
 from tests.support.pipelines import fed, step_rows
@@ -344,22 +343,5 @@ def model_rules(configs: dict, directory: Path) -> list[dict]:
 SECTIONS = {"gpus": gpus, "scorer": scorer, "h100": h100_request_tables}
 NEEDS = {"scorer": ("tools",), "h100": ("tools", "tables")}
 
-
-def main() -> int:
-    """All sections; exit 1 if a target is missed."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("sections", nargs="*", choices=[[], *SECTIONS], help="default: all")
-    add_arguments(parser)
-    options = parser.parse_args()
-    board = Board()
-    for name in options.sections or SECTIONS:
-        lacking = [need for need in NEEDS.get(name, ()) if getattr(options, need) is None]
-        if lacking:
-            board.skip(name, ", ".join(f"--{need}" for need in lacking))
-        else:
-            SECTIONS[name](board, outside_of(options))
-    return board.end()
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_sections(__doc__, SECTIONS, NEEDS))

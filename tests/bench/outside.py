@@ -13,9 +13,12 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
+
+from tests.bench.board import Board
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def outside_of(options: argparse.Namespace) -> Outside:
     """What the command line named."""
     return Outside(options.tools, options.tables)
+
+
+def run_sections(
+    description: str | None,
+    sections: Mapping[str, Callable[[Board, Outside], None]],
+    needs: Mapping[str, Sequence[str]],
+) -> int:
+    """The sections that the command line names, all without; what lacks an argument is skipped. The exit status."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("sections", nargs="*", choices=[[], *sections], help="default: all")
+    add_arguments(parser)
+    options, board = parser.parse_args(), Board()
+    for name in options.sections or sections:
+        lacking = [f"--{need}" for need in needs.get(name, ()) if getattr(options, need) is None]
+        if lacking:
+            board.skip(name, ", ".join(lacking))
+        else:
+            sections[name](board, outside_of(options))
+    return board.end()
 
 
 def _directory(text: str) -> Path:

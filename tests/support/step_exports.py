@@ -67,9 +67,15 @@ def step_attributes(step: int, **changes: object) -> dict[str, object]:
 
 
 def make_export(
-    spans: int = 1, *, steps_per_span: int = 10, first_step: int = 1, instance: str = "engine-0"
+    spans: int = 1,
+    *,
+    steps_per_span: int = 10,
+    first_step: int = 1,
+    instance: str = "engine-0",
+    begin_ns: int = T0_NS,
+    later_ids: int = 0,
 ) -> ExportTraceServiceRequest:
-    """Step spans with consecutive steps, span ids unique per first step."""
+    """Step spans with consecutive steps, span ids unique per first step; ids of steps may be later than their times."""
     request = ExportTraceServiceRequest()
     scope = scope_in(request, {"service.instance.id": instance})
     for index in range(spans):
@@ -78,12 +84,12 @@ def make_export(
             name=f"scheduler_steps_{index + 1}",
             trace_id=step.to_bytes(16, "big"),
             span_id=step.to_bytes(8, "big"),
-            start_time_unix_nano=T0_NS + step * STEP_US * 1000,
-            end_time_unix_nano=T0_NS + (step + steps_per_span) * STEP_US * 1000,
+            start_time_unix_nano=begin_ns + step * STEP_US * 1000,
+            end_time_unix_nano=begin_ns + (step + steps_per_span) * STEP_US * 1000,
         )
         for number in range(step, step + steps_per_span):
-            event = span.events.add(name="step.BATCH_SUMMARY", time_unix_nano=T0_NS + number * STEP_US * 1000)
-            put(event, step_attributes(number))
+            event = span.events.add(name="step.BATCH_SUMMARY", time_unix_nano=begin_ns + number * STEP_US * 1000)
+            put(event, step_attributes(number, **{"step.id": number + later_ids}))
     return request
 
 

@@ -14,14 +14,13 @@ import gzip
 import json
 import random
 import sys
-from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 from google.protobuf.internal.encoder import _VarintBytes
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from tests.support.clocks import T0_NS
 from tests.support.gpu_kernels import fpm_record
@@ -171,23 +170,22 @@ BETWEEN_S = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0,
 REQUEST_S = (0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0)
 
 
-class _Histogram:
-    def __init__(self, bounds: tuple[float, ...]) -> None:
-        self._bounds = bounds
-        self._counts = [0] * (len(bounds) + 1)
-        self._sum = 0.0
-
-    def observe(self, value: float, times: int = 1) -> None:
-        self._counts[bisect_left(self._bounds, value)] += times
-        self._sum += value * times
-
-    def lines(self, name: str, labels: str) -> Iterator[str]:
-        below = list(accumulate(self._counts))
-        yield f"# TYPE {name} histogram"
-        for bound, count in zip((*map(float, self._bounds), "+Inf"), below, strict=True):
-            yield f'{name}_bucket{{{labels},le="{bound}"}} {float(count)}'
-        yield f"{name}_count{{{labels}}} {float(below[-1])}"
-        yield f"{name}_sum{{{labels}}} {self._sum!r}"
+HISTOGRAMS = {
+    "iteration_tokens_total": TOKENS,
+    "time_to_first_token_seconds": FIRST_S,
+    "inter_token_latency_seconds": BETWEEN_S,
+    "request_prompt_tokens": TOKENS,
+    "request_generation_tokens": TOKENS,
+    **dict.fromkeys(
+        (
+            *("e2e_request_latency_seconds", "request_queue_time_seconds", "request_inference_time_seconds"),
+            *("request_prefill_time_seconds", "request_decode_time_seconds"),
+        ),
+        REQUEST_S,
+    ),
+}
+COUNTERS = ("prompt_tokens", "generation_tokens", "prefix_cache_queries", "prefix_cache_hits", "num_preemptions")
+GAUGES = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
 
 
 class _Page:
@@ -195,47 +193,43 @@ class _Page:
 
     def __init__(self, engine: Engine, model: str) -> None:
         self._blocks = engine.limits.kv_blocks
-        self._labels = f'engine="0",model_name="{model}"'
-        self._counters = dict.fromkeys(
-            ("prompt_tokens", "generation_tokens", "prefix_cache_queries", "prefix_cache_hits", "num_preemptions"), 0
-        )
-        self._finished = 0
-        self._gauges = dict.fromkeys(("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"), 0.0)
-        self._histograms = {
-            "iteration_tokens_total": _Histogram(TOKENS),
-            "time_to_first_token_seconds": _Histogram(FIRST_S),
-            "inter_token_latency_seconds": _Histogram(BETWEEN_S),
-            "e2e_request_latency_seconds": _Histogram(REQUEST_S),
-            "request_queue_time_seconds": _Histogram(REQUEST_S),
-            "request_inference_time_seconds": _Histogram(REQUEST_S),
-            "request_prefill_time_seconds": _Histogram(REQUEST_S),
-            "request_decode_time_seconds": _Histogram(REQUEST_S),
-            "request_prompt_tokens": _Histogram(TOKENS),
-            "request_generation_tokens": _Histogram(TOKENS),
+        self._registry = CollectorRegistry()
+        bounds = {name: {"buckets": each} for name, each in HISTOGRAMS.items()}
+        kinds = {**dict.fromkeys(COUNTERS, Counter), **dict.fromkeys(GAUGES, Gauge), **dict.fromkeys(bounds, Histogram)}
+        labels = ("engine", "model_name")
+        self._family = {
+            name: kind(f"vllm:{name}", name, labels, registry=self._registry, **bounds.get(name, {})).labels("0", model)
+            for name, kind in kinds.items()
         }
+        success = Counter("vllm:request_success", "ended", (*labels, "finished_reason"), registry=self._registry)
+        _, self._finished, _ = (success.labels("0", model, reason) for reason in ("stop", "length", "abort"))
+        info = {"block_size": BLOCK_SIZE, "enable_prefix_caching": False, "engine": 0, "num_gpu_blocks": self._blocks}
+        Gauge("vllm:cache_config_info", "cache", [*info], registry=self._registry).labels(*info.values()).set(1)
 
     def add(self, step: Step) -> None:
         """What the API process counts of the outputs of a step; one without outputs is no iteration to it."""
-        self._gauges["num_requests_running"] = step.running - len(step.ended)
-        self._gauges["num_requests_waiting"] = step.waiting
-        self._gauges["kv_cache_usage_perc"] = 1.0 - step.free_blocks / self._blocks
-        self._counters["num_preemptions"] += step.preempted
+        family = self._family
+        family["num_requests_running"].set(step.running - len(step.ended))
+        family["num_requests_waiting"].set(step.waiting)
+        family["kv_cache_usage_perc"].set(1.0 - step.free_blocks / self._blocks)
+        family["num_preemptions"].inc(step.preempted)
         if not step.generated:
             return
         prompts = sum(request.prompt for request in step.started)
-        for name, tokens in (("prompt_tokens", prompts), ("prefix_cache_queries", prompts)):
-            self._counters[name] += tokens
-        self._counters["generation_tokens"] += step.generated
-        self._observe("iteration_tokens_total", prompts + step.generated)
+        for name, tokens in (("prompt", prompts), ("generation", step.generated)):
+            family[f"{name}_tokens"].inc(tokens)
+        family["prefix_cache_queries"].inc(prompts)
+        family["iteration_tokens_total"].observe(prompts + step.generated)
         for request in step.started:
-            self._observe("time_to_first_token_seconds", (request.first_seen - request.sent) / 1e9)
+            family["time_to_first_token_seconds"].observe((request.first_seen - request.sent) / 1e9)
         for gap, times in step.gaps.items():
-            self._histograms["inter_token_latency_seconds"].observe(gap / 1e9, times)
+            for _ in range(times):
+                family["inter_token_latency_seconds"].observe(gap / 1e9)
         for request in step.ended:
             self._end(request)
 
     def _end(self, request: Request) -> None:
-        self._finished += 1
+        self._finished.inc()
         for name, ns in (
             ("e2e_request_latency", request.last_seen - request.sent),
             ("request_queue_time", request.scheduled - request.queued),
@@ -243,28 +237,13 @@ class _Page:
             ("request_prefill_time", request.first - request.scheduled),
             ("request_decode_time", request.last - request.first),
         ):
-            self._observe(f"{name}_seconds", ns / 1e9)
-        self._observe("request_prompt_tokens", request.prompt)
-        self._observe("request_generation_tokens", request.made)
-
-    def _observe(self, name: str, value: float) -> None:
-        self._histograms[name].observe(value)
+            self._family[f"{name}_seconds"].observe(ns / 1e9)
+        self._family["request_prompt_tokens"].observe(request.prompt)
+        self._family["request_generation_tokens"].observe(request.made)
 
     def text(self) -> str:
         """The page."""
-        lines = []
-        for kind, values, ending in (("gauge", self._gauges, ""), ("counter", self._counters, "_total")):
-            for name, value in values.items():
-                lines.append(f"# TYPE vllm:{name} {kind}")
-                lines.append(f"vllm:{name}{ending}{{{self._labels}}} {float(value)!r}")
-        lines.append("# TYPE vllm:request_success counter")
-        for reason, count in (("stop", 0), ("length", self._finished), ("abort", 0)):
-            lines.append(f'vllm:request_success_total{{finished_reason="{reason}",{self._labels}}} {float(count)}')
-        for name, histogram in self._histograms.items():
-            lines.extend(histogram.lines(f"vllm:{name}", self._labels))
-        info = f'block_size="{BLOCK_SIZE}",enable_prefix_caching="False",engine="0",num_gpu_blocks="{self._blocks}"'
-        lines.append(f"vllm:cache_config_info{{{info}}} 1.0")
-        return "\n".join(lines) + "\n"
+        return generate_latest(self._registry).decode()
 
 
 def page_lines(engine: Engine, model: str) -> Iterator[str]:

@@ -93,11 +93,9 @@ def ahead(ports: tuple[int, int], until_s: float) -> None:
     number = 0
     while time.monotonic() < until_s:
         number += 1
-        request = make_export(instance="stays" if number % 2 else f"of 2099, {number}")
-        for span in request.resource_spans[0].scope_spans[0].spans:
-            span.span_id = number.to_bytes(8, "big")
-            for event in span.events:
-                event.time_unix_nano = time.time_ns() + 86_400 * 10**9 if number % 2 else 4_090_000_000 * 10**9
+        instance = "stays" if number % 2 else f"of 2099, {number}"
+        begin_ns = time.time_ns() + 86_400 * 10**9 if number % 2 else 4_090_000_000 * 10**9
+        request = make_export(first_step=10 * number, instance=instance, begin_ns=begin_ns)
         with contextlib.suppress(grpc.RpcError):
             call_export(ports[0], request.SerializeToString(), wait=False)
 

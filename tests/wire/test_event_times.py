@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from tests.support.clocks import T0_NS, eventually
+from tests.support.clocks import eventually
 from tests.support.sidecars import call_export, metric, running_sidecar
 from tests.support.step_exports import make_export
 
@@ -21,17 +21,11 @@ class Senders:
 
     def say(self, sidecar, instance="honest", *, ahead_s=0, steps=STEPS, later_ids=0):
         first = 1 + self._second * STEPS
-        request = make_export(1, steps_per_span=steps, first_step=first, instance=instance)
-        shift_ns = self._begin_ns - T0_NS + ahead_s * 10**9
+        begin_ns = self._begin_ns + ahead_s * 10**9
+        times = {"begin_ns": begin_ns, "later_ids": later_ids}
+        request = make_export(1, steps_per_span=steps, first_step=first, instance=instance, **times)
         (span,) = request.resource_spans[0].scope_spans[0].spans
         span.span_id = (first + later_ids).to_bytes(4, "big") + sum(instance.encode()).to_bytes(4, "big")
-        span.start_time_unix_nano += shift_ns
-        span.end_time_unix_nano += shift_ns
-        for event in span.events:
-            event.time_unix_nano += shift_ns
-            for each in event.attributes:
-                if each.key == "step.id":
-                    each.value.int_value += later_ids
         call_export(sidecar.grpc_port, request.SerializeToString())
 
     def go_on(self, sidecar, seconds):

@@ -34,6 +34,7 @@ HARD = {
     "holdout_100": "c1 c4 c5 c6 c7 c10",
     "holdout_10": "c1 c4 c5 c6 c7 c10",
     "holdout_0": "c1 c5 c6 c7 c10 c8",
+    "fit_100": "c1 c4 c5 c6 c7 c10",
     "fit_10": "c1 c5 c6 c7 c10",
     "fit_0": "c1 c5 c6 c7 c10",
 }

@@ -1,4 +1,4 @@
-"""What the level and River's residual model bring and cost, on recordings and at any load.
+"""What the level and River's residual model bring, on recordings.
 
 Recordings come from ``--captures DIR`` (``DIR/<name>/otlp.pb.gz``), else the bundled ones are read and the others are
 printed as skipped. The constants of both were chosen on ``CHOSEN_ON``; the means over the others are the figures to
@@ -7,16 +7,13 @@ quote. Errors are of every row, by what was known before it, and count 100 % at 
 
 from __future__ import annotations
 
-import time
-
 import numpy as np
 
 from collector.config.schema import Config
 from online.errors import PrequentialError
 from online.features import portable
-from online.rows import STEP_FEATURES, RowBlock, Target
+from online.rows import Target
 from online.target import TargetState
-from tests.support.linear_steps import steps
 from tests.support.paths import DATA
 from tests.support.pipelines import new_pipeline, step_rows
 
@@ -24,11 +21,10 @@ CHOSEN_ON = ("c0_smoke", "c1_mixed", "c3_preempt", "c5_offload", "c9_dp2", "p1_e
 OTHERS = ("c2_long_prefill_mp", "c4_abort_errors", "c6_saturated", "c7_async_sim", "c10_long", "f1_fork_parity")
 LEVEL, WITHOUT_RIVER = Config(feature_sets=("portable",)), Config(feature_sets=("portable",), learners=("rls",))
 PUBLISHED_MAX = (6.4, 10.3)
-ROUNDS = 5
 
 
 def measure(board, pool, captures):
-    """Error without level, with it, and with River's model; what they cost by load."""
+    """Error without level, with it, and with River's model."""
     paths = {name: (DATA if captures is None else captures) / name / "otlp.pb.gz" for name in (*CHOSEN_ON, *OTHERS)}
     there = [name for name, path in paths.items() if path.exists()]
     for name in paths.keys() - set(there):
@@ -44,8 +40,6 @@ def measure(board, pool, captures):
         if title == "all":
             wanted, good = f"<= {PUBLISHED_MAX}", bool((mean[2] <= PUBLISHED_MAX).all())
         board.line(f"  mean over {len(known)} recordings, {title}", _three(mean), wanted, good)
-    for per_s in (20, 100, 1000, 10_000):
-        board.keep(f"River's model at {per_s} steps/s of event time, mc", cost_of(per_s))
 
 
 def _three(errors):
@@ -88,35 +82,3 @@ def _target(settings):
     state = TargetState(Target.STEP_TIME, settings)
     state.offer(portable(Target.STEP_TIME), lambda _features: None)
     return state
-
-
-def cost_of(per_s):
-    """Millicores that River's model adds at so many steps per second of event time.
-
-    CPU time of each few rows, the quietest of several rounds: their sum is little moved by other work.
-    """
-    seconds, part = max(8.0, 2000 / per_s), min(256, max(32, per_s // 4))
-    rows = _queued(int(per_s * seconds) + 1024, per_s)
-    starts = range(1024, len(rows), part)
-    best = np.full((2, len(starts)), np.inf)
-    for _ in range(ROUNDS):
-        for added in (0, 1):
-            state = _target(LEVEL if added else WITHOUT_RIVER)
-            state.learn(rows.slice(0, 1024))
-            for k, at in enumerate(starts):
-                begin = time.process_time()
-                state.learn(rows.slice(at, min(at + part, len(rows))))
-                best[added, k] = min(best[added, k], time.process_time() - begin)
-    without, spent = best.sum(axis=1)
-    return 1000 * (spent - without) / seconds
-
-
-def _queued(n, per_s):
-    """Steps that take 5 % longer while requests wait, so that there is something to learn."""
-    simulated = steps(n, 7, autocorrelation=0.9).rows
-    raw, rng = simulated.raw.copy(), np.random.default_rng(3)
-    waiting = rng.poisson(1.0, n)
-    raw[:, STEP_FEATURES.index("waiting")] = waiting
-    raw[:, STEP_FEATURES.index("kv_usage_ratio")] = rng.random(n)
-    end_ns = 1_700_000_000_000_000_000 + (np.arange(n) * 1e9 / per_s).astype(np.int64)
-    return RowBlock.of_lines(raw, simulated.elapsed_us * np.exp(0.05 * (waiting > 0)), end_ns=end_ns)

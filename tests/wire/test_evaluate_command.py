@@ -47,13 +47,6 @@ def test_a_bundled_recording_is_evaluated_with_its_model_file(data_dir, tmp_path
     assert capture["scored_requests"] > 50
 
 
-def test_a_recording_without_telemetry_fails_with_a_report(tmp_path, capsys):
-    path = tmp_path / "empty.pb.gz"
-    path.write_bytes(b"")
-    assert main(["lab", "evaluate", str(path)]) == 1
-    assert "neither" in capsys.readouterr().err
-
-
 def test_a_snapshot_that_is_none_is_named(data_dir, tmp_path, capsys):
     path = tmp_path / "s.json"
     path.write_text("{}")

@@ -12,8 +12,7 @@ from tests.support.clocks import eventually
 from tests.support.kv_batches import payload, stored
 from tests.support.recordings import kv_lines
 from tests.support.recordings import payloads as exports
-from tests.support.sidecars import call_export, get, metric, running_sidecar
-from tests.support.step_exports import make_export
+from tests.support.sidecars import call_export, metric, running_sidecar
 
 zmq = pytest.importorskip("zmq")
 
@@ -26,14 +25,6 @@ def publisher():
         pub.setsockopt(zmq.LINGER, 0)
         port = pub.bind_to_random_port("tcp://127.0.0.1")
         yield pub, f"tcp://127.0.0.1:{port}"
-
-
-def test_an_endpoint_that_never_answers_is_no_reason_not_to_serve(tmp_path):
-    with running_sidecar(tmp_path, KV=NOBODY) as sidecar:
-        assert get(sidecar.http_port, "/readyz")
-        call_export(sidecar.grpc_port, make_export().SerializeToString())
-        eventually(lambda: metric(sidecar.http_port, "tracefit_decode_accepted_spans_total") == 1)
-        assert metric(sidecar.http_port, "tracefit_kv_receiver_received_messages_total") == 0
 
 
 def test_what_publishers_say_garbage_included_is_on_the_page(tmp_path, publisher):

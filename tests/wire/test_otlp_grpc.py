@@ -15,26 +15,22 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceResponse,
 )
 from opentelemetry.proto.trace.v1.trace_pb2 import ScopeSpans
-from prometheus_client import CollectorRegistry
 
 from collector.config import Config
 from collector.ingest import otlp_grpc
-from collector.ingest.intake import Intake, ReceiveBudget
+from collector.ingest.intake import ReceiveBudget
 from collector.ingest.otlp_grpc import SERVICE, OtlpGrpcReceiver
-from collector.ingest.queue import AdmissionQueue
 from collector.runtime import IoLoop
 from collector.runtime.filesystem import StartError
-from collector.runtime.tasks import SystemClock
-from collector.telemetry.metrics import Metrics
 from collector.telemetry.reasons import Outcome
 from collector.telemetry.table import ACCEPTED_SPANS, FAILED_SPANS, RECEIVED_SPANS, REFUSED_SPANS, REQUESTS
 from tests.support import otlp_bytes as otlp
 from tests.support.clocks import eventually
+from tests.support.receptions import MIB, Reception
 from tests.support.sidecars import call_export
 from tests.support.step_exports import make_export
 
 CODE = grpc.StatusCode
-MIB = 1 << 20
 
 
 def make_receiver(config, intake, grace_s=0.0):
@@ -42,21 +38,14 @@ def make_receiver(config, intake, grace_s=0.0):
     return OtlpGrpcReceiver(config, intake, budget, io=IoLoop(), grace_s=grace_s)
 
 
-class Receiver:
-    """A receiver without a worker, so that a test decides when there is room."""
+class Receiver(Reception):
+    """On a port of its own."""
 
-    def __init__(self, offer=None, *, wait_s=0.1, capacity_bytes=MIB, config=None, grace_s=0.0):
-        self.metrics = Metrics(CollectorRegistry())
-        self.queue = AdmissionQueue(SystemClock(), capacity_bytes=capacity_bytes, wait_s=wait_s)
-        self.intake = Intake(self.queue, self.metrics)
-        if offer is not None:
-            self.intake.offer = offer
+    def __init__(self, offer=None, *, config=None, grace_s=0.0, **room):
+        super().__init__(offer, **room)
         self.server = make_receiver(config or Config(listen="127.0.0.1:0"), self.intake, grace_s)
         self.server.start()
         self.port = self.server.port
-
-    def fill(self):
-        self.queue.put_nowait(None, self.queue.capacity_bytes)
 
     def count(self, metric, *labels):
         return self.metrics.value(metric, "grpc", *labels)

@@ -19,22 +19,18 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceRequest,
     ExportTraceServiceResponse,
 )
-from prometheus_client import CollectorRegistry
 
 from collector.config import Config
 from collector.ingest import intake as intake_module
 from collector.ingest import otlp_http
-from collector.ingest.intake import FIELDS_MAX, Intake, ReceiveBudget
+from collector.ingest.intake import FIELDS_MAX, ReceiveBudget
 from collector.ingest.otlp_http import CONTENT_TYPE, make_http_receiver
-from collector.ingest.queue import AdmissionQueue
 from collector.runtime.filesystem import StartError
-from collector.runtime.tasks import SystemClock
-from collector.telemetry.metrics import Metrics
 from collector.telemetry.table import ACCEPTED_SPANS, RECEIVED_SPANS, REFUSED_SPANS, REQUESTS
 from tests.support.clocks import eventually
+from tests.support.receptions import MIB, Reception
 from tests.support.step_exports import make_export, otlp_json
 
-MIB = 1 << 20
 ONE = make_export().SerializeToString()
 PROTOBUF = {"Content-Type": CONTENT_TYPE}
 ONE_JSON = otlp_json(make_export())
@@ -46,15 +42,11 @@ def make_receiver(config, intake):
     return make_http_receiver(config, intake, ReceiveBudget(config.message_max_mib * MIB), grace_s=0)
 
 
-class Receiver:
-    """A receiver without a worker, so that a test decides when there is room."""
+class Receiver(Reception):
+    """On a port of its own."""
 
-    def __init__(self, *, offer=None, wait_s=0.1, **config):
-        self.metrics = Metrics(CollectorRegistry())
-        self.queue = AdmissionQueue(SystemClock(), capacity_bytes=MIB, wait_s=wait_s)
-        self.intake = Intake(self.queue, self.metrics)
-        if offer is not None:
-            self.intake.offer = offer
+    def __init__(self, *, offer=None, **config):
+        super().__init__(offer)
         self.server = make_receiver(Config(listen_http="127.0.0.1:0", **config), self.intake)
         self.server.start()
         self.port = self.server.port
@@ -138,7 +130,7 @@ def test_json_and_protobuf_are_one_export_to_whom_takes_it(receiver):
 
 
 def test_a_full_queue_is_503_with_a_hint_and_the_accounting_closes(receiver):
-    receiver.queue.put_nowait(None, MIB)
+    receiver.fill()
     status, body, response = receiver.post(ONE_JSON, JSON)
     assert json.loads(body) == {"code": 8, "message": "queue full"}
     assert receiver.post(b"{", JSON)[0] == 400, "what is no export is not asked to come again"

@@ -65,7 +65,7 @@ def test_spans_go_through_to_the_backend_while_steps_are_learned_and_stay(tmp_pa
         for payload in STEPS:
             call_export(sidecar.grpc_port, payload)
         send_spans(sidecar.grpc_port, 1000)
-        eventually(lambda: len(names(backend)) == 1000)
+        eventually(lambda: metric(sidecar.http_port, 'tracefit_forward_spans_total{outcome="sent"}') == 1000)
         eventually(lambda: learned(sidecar) == ["steps+"])
     assert names(backend) == [("app", f"span {number}") for number in range(1000)]
 

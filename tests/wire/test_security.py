@@ -21,7 +21,7 @@ from collector.telemetry.table import ACCEPTED_SPANS, RECEIVED_SPANS, REQUESTS
 from tests.conftest import find_tool
 from tests.support.clocks import eventually
 from tests.support.sidecars import make_config, running_sidecar
-from tests.support.step_exports import attribute, make_export
+from tests.support.step_exports import make_export, put
 from tests.wire.certificates import Authority
 
 CODE = grpc.StatusCode
@@ -185,13 +185,11 @@ def test_what_requests_say_is_nowhere_but_in_the_join_window(tmp_path, caplog):
     span.start_time_unix_nano = span.end_time_unix_nano = (
         export.resource_spans[0].scope_spans[0].spans[0].end_time_unix_nano
     )
-    for key in ("gen_ai.request.id", "gen_ai.prompt", "user.text"):
-        span.attributes.append(attribute(key, f"{marker}-{key}"))
-        export.resource_spans[0].resource.attributes.append(attribute(key, f"{marker}-{key}"))
+    for node in (span, export.resource_spans[0].resource):
+        put(node, {key: f"{marker}-{key}" for key in ("gen_ai.request.id", "gen_ai.prompt", "user.text")})
     event = span.events.add(name="journey.QUEUED", time_unix_nano=span.end_time_unix_nano)
     values = {"ts.monotonic_ns": 10**12, "scheduler.step": 1, "decode.done_tokens": 0, "prefill.total_tokens": 7}
-    event.attributes.extend(attribute(key, value) for key, value in (values | {"note": marker}).items())
-    event.attributes.append(attribute(marker, marker))
+    put(event, values | {"note": marker, marker: marker})
     with caplog.at_level("DEBUG"), running_sidecar(tmp_path) as sidecar:
         assert grpc_code(sidecar.grpc_port, payload=export.SerializeToString()) is CODE.OK
         eventually(lambda: sidecar.queue.in_flight_bytes == 0)

@@ -258,55 +258,45 @@ def test_a_server_that_does_not_finish_its_answer_is_given_up(tmp_path):
     from tests.support.page_server import PageServer
 
     with PageServer(lambda _path, _elapsed_s: (200, {"Content-Length": "5000"}, b"x" * 1000)) as server:
-        said = []
-        options = PullOptions((f"http://127.0.0.1:{server.port}",), tmp_path / "fleet", timeout_s=0.3)
-        assert pull_once(options, CONFIG, FakeClock(unix_nano=NOW_NS), say=said.append, note=said.append) == 1
-    assert said[0] == "1 sources: 1 timeout"
+        code, said, _ = pulled([f"http://127.0.0.1:{server.port}"], tmp_path / "fleet", timeout_s=0.3)
+    assert (code, said) == (1, ["1 sources: 1 timeout"])
 
 
-def test_the_fact_that_tells_two_kinds_of_machine_apart_is_named(tmp_path):
-    for n in range(8):
-        facts = {**FACTS, "num_gpu_blocks": 1000 if n % 2 else 500}
-        state = state_of(f"engine-{n}", n, gain=1.25 if n % 2 else 1.0, facts=facts)
-        (tmp_path / f"{n}.bin").write_bytes(state)
-    code, _, noted = pulled([tmp_path], tmp_path / "fleet")
-    assert code == 0
-    (config,) = Snapshot.from_json((tmp_path / "fleet" / "snapshot.json").read_bytes()).configs
-    step = config.targets["step_time"]
-    assert {replica.engine: replica.differs and replica.ratio > 1 for replica in step.replicas} == {
-        f"engine-{n}": n % 2 == 1 for n in range(8)
-    }
+def fleet_of(gains, directory, facts=lambda _: FACTS):
+    """What is published of engines of these speeds, and the last thing that was noted."""
+    for n, gain in enumerate(gains):
+        (directory / f"{n}.bin").write_bytes(state_of(f"engine-{n}", n, gain=gain, facts=facts(n)))
+    _, _, noted = pulled([directory], directory / "fleet")
+    (config,) = Snapshot.from_json((directory / "fleet" / "snapshot.json").read_bytes()).configs
+    return config, noted[-1]
+
+
+def test_the_fact_that_tells_two_kinds_of_machine_apart_is_named_or_those_that_nobody_says(tmp_path):
+    gains = [1.25 if n % 2 else 1.0 for n in range(8)]
+    config, noted = fleet_of(gains, tmp_path, lambda n: {**FACTS, "num_gpu_blocks": 1000 if n % 2 else 500})
+    apart = {replica.engine: replica.differs and replica.ratio > 1 for replica in config.targets["step_time"].replicas}
+    assert apart == {f"engine-{n}": n % 2 == 1 for n in range(8)}
     assert config.told_apart_by == ["num_gpu_blocks"]
-    assert noted[-1].endswith("would be told apart by num_gpu_blocks")
+    assert noted.endswith("would be told apart by num_gpu_blocks")
+    (tmp_path / "second").mkdir()
+    config, _ = fleet_of(gains, tmp_path / "second", lambda _: {"model": "llama"})
+    assert config.told_apart_by[0] == "gpu"
 
 
 def test_whoever_asks_a_merged_snapshot_hears_of_the_engine_that_is_slower(tmp_path, capsys):
-    for n, gain in enumerate((1.0, 1.0, 1.0, 1.43)):
-        (tmp_path / f"{n}.bin").write_bytes(state_of(f"engine-{n}", n, gain=gain))
-    _, _, noted = pulled([tmp_path], tmp_path / "fleet")
+    _, noted = fleet_of((1.0, 1.0, 1.0, 1.43), tmp_path)
     snapshot = tracefit.load(tmp_path / "fleet" / "snapshot.json")
     (problem,) = snapshot.config().verdict.problems(snapshot.created_unix_nano)
     assert problem.text.startswith("engine 'engine-3' takes 1.4")
     assert problem.text.endswith("times as long as the others: every term alike (+43%)")
-    assert noted[-1].endswith(problem.text)
+    assert noted.endswith(problem.text)
     assert main(["show", str(tmp_path / "fleet" / "snapshot.json")]) == 0
     assert problem.text in capsys.readouterr().out
 
 
 def test_of_two_engines_nobody_says_which_is_the_odd_one(tmp_path):
-    for n, gain in enumerate((1.0, 1.43)):
-        (tmp_path / f"{n}.bin").write_bytes(state_of(f"engine-{n}", n, gain=gain))
-    _, _, noted = pulled([tmp_path], tmp_path / "fleet")
-    assert all("of two either may be the odd one" in line for line in noted if "times as long" in line)
-
-
-def test_without_such_a_fact_those_of_the_machine_that_nobody_says_are_named(tmp_path):
-    for n in range(6):
-        state = state_of(f"engine-{n}", n, gain=1.0 + 0.25 * (n % 2), facts={"model": "llama"})
-        (tmp_path / f"{n}.bin").write_bytes(state)
-    pulled([tmp_path], tmp_path / "fleet")
-    (config,) = Snapshot.from_json((tmp_path / "fleet" / "snapshot.json").read_bytes()).configs
-    assert config.told_apart_by[0] == "gpu"
+    _, noted = fleet_of((1.0, 1.43), tmp_path)
+    assert "of two either may be the odd one" in noted
 
 
 def test_the_command_line_pulls_once(tmp_path, capsys):

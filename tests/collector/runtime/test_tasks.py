@@ -1,4 +1,4 @@
-"""Tasks take turns, check in, and end as they are told."""
+"""Tasks take turns, check in, and end as they are told; who does not check in is late; time never goes back."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import threading
 
 import pytest
 
-from collector.runtime.tasks import Health, Task
-from tests.support.clocks import FakeClock
+from collector.runtime.tasks import Health, SteadyClock, Task
+from tests.support.clocks import T0_NS, FakeClock
+
+S = 10**9
 
 
 @pytest.fixture
@@ -41,3 +43,31 @@ def test_a_turn_that_raises_ends_the_task_tells_and_leaves_it_late(health, clock
     assert "mortal died" in caplog.text
     clock.advance(6)
     assert health.late() == ("mortal",)
+
+
+def test_who_misses_its_deadline_is_late_until_it_checks_in_or_ends_as_it_should(health, clock):
+    health.register("worker", 5)
+    clock.advance(5)
+    assert health.alive()
+    assert not health.ready()
+    health.set_serving(True)
+    assert health.ready()
+    clock.advance(0.1)
+    assert health.late() == ("worker",)
+    assert not health.ready()
+    health.check_in("worker")
+    assert health.alive()
+    clock.advance(60)
+    health.unregister("worker")
+    assert health.alive()
+
+
+def test_a_clock_that_is_set_back_goes_on_from_where_it_was_and_one_set_forward_is_followed(clock):
+    steady = SteadyClock(clock)
+    clock.advance(5)
+    assert steady.unix_nano() == T0_NS + 5 * S
+    clock._unix_nano -= 3600 * S
+    clock.advance(2)
+    assert steady.unix_nano() == T0_NS + 7 * S
+    clock._unix_nano += 7200 * S
+    assert steady.unix_nano() == T0_NS + 3607 * S

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+
+import pytest
+
 import tracefit
 from collector.ingest.queue import Export
 from tests.support.clocks import T0_NS
@@ -30,24 +34,15 @@ def engine(name="engine-0", seed=1):
     return PacedEngine(name, T0_NS, seed, **{"vllm.model": "tiny"})
 
 
-def test_a_clock_that_is_finer_than_a_step_gives_coefficients_that_may_be_used():
-    config = published(engine().exports(4800, 0.05))
-    assert config.usable
-    assert "identified" in statuses(config)
+TOO_COARSE = r"the clock of its telemetry is too coarse: .*% of its steps seem to take no time"
 
 
-def test_a_clock_of_milliseconds_for_shorter_steps_is_said_and_nothing_may_be_used():
-    config = published(engine().exports(4800, 0.05, unit_ns=MS))
-    assert not config.usable
-    assert config.reasons[0].startswith("the clock of its telemetry is too coarse: ")
-    assert config.reasons[0].endswith("% of its steps seem to take no time")
-    assert "identified" not in statuses(config)
-
-
-def test_a_clock_of_milliseconds_will_do_for_steps_of_many():
-    config = published(engine().exports(4800, unit_ns=MS))
-    assert config.usable
-    assert "identified" in statuses(config)
+@pytest.mark.parametrize(("pace", "unit_ns", "doubt"), [((0.05,), 1, None), ((), MS, None), ((0.05,), MS, TOO_COARSE)])
+def test_a_clock_of_milliseconds_will_do_for_steps_of_many_and_else_nothing_may_be_used(pace, unit_ns, doubt):
+    config = published(engine().exports(4800, *pace, unit_ns=unit_ns))
+    assert config.usable is (doubt is None)
+    assert ("identified" in statuses(config)) is config.usable
+    assert doubt is None or re.fullmatch(doubt, config.reasons[0])
 
 
 def test_of_two_machines_under_one_name_no_coefficient_is_identified():

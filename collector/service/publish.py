@@ -9,8 +9,10 @@ from __future__ import annotations
 import logging
 import math
 import re
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
+from typing import NamedTuple
 
 from collector.runtime import TOLD_ONCE, Clock, Health, StartError, Task
 from collector.telemetry import Metrics, table
@@ -21,7 +23,7 @@ from exporters.snapshot_file import (
     write_atomically,
     write_snapshot,
 )
-from exporters.wording import name_of, newest_change, odd_replicas
+from exporters.wording import name_of, newest_change
 from online import ConfigSnapshot, Snapshot
 
 from .pipeline import Pipeline
@@ -117,14 +119,18 @@ class Publisher:
 # --- news -----------------------------------------------------------------------------------------------------------
 
 
-@dataclass
-class _Told:
-    """What was told of one configuration: its last change of speed with the term that moved, and what holds of it."""
+class _Told(NamedTuple):
+    """What was told of one configuration: its last change of speed with the term that moved, and what holds."""
 
     since_unix_nano: int = 0
     term: str = ""
-    holds: dict[str, str] = field(default_factory=dict)
-    """Doubts by their words without numbers, and engines of another speed by name and term."""
+    holds: Mapping[str, str] = MappingProxyType({})
+    """What was said to hold until it is taken back, by its words without numbers."""
+
+
+def _change_of(config: ConfigSnapshot) -> _Told:
+    change = newest_change(config)
+    return _Told() if change is None else _Told(change.since_unix_nano, change.single_term)
 
 
 class News:
@@ -147,22 +153,25 @@ class News:
 
     def skip_changes(self, snapshot: Snapshot) -> None:
         """These changes of speed were told by the process before."""
-        self._told = {config.config_id: _Told(_since(config), _term(config)) for config in snapshot.configs}
+        self._told = {config.config_id: _change_of(config) for config in snapshot.configs}
 
     def tell(self, snapshot: Snapshot) -> None:
         """Write a line for everything that is new in this snapshot."""
         before, self._told = self._told, {}
         present = {config.config_id for config in snapshot.configs}
-        gone = [told for config_id, told in before.items() if config_id not in present]
+        gone = {told.since_unix_nano: told for config_id, told in before.items() if config_id not in present}
         for config in snapshot.configs:
-            told = before.get(config.config_id) or _renamed(config, gone)
-            self._told[config.config_id] = _tell(config, told, snapshot.created_unix_nano)
+            now = _change_of(config)
+            # under another id before: one that is gone, with the same last change
+            renamed = gone.get(now.since_unix_nano) if now.since_unix_nano else None
+            told = before.get(config.config_id) or renamed or _Told()
+            self._told[config.config_id] = _tell(config, told, now, snapshot.created_unix_nano)
 
 
-def _tell(config: ConfigSnapshot, told: _Told, now_unix_nano: int) -> _Told:
+def _tell(config: ConfigSnapshot, told: _Told, now: _Told, now_unix_nano: int) -> _Told:
     name, change = name_of(config), newest_change(config)
-    since, term = (0, "") if change is None else (change.since_unix_nano, change.single_term)
-    if change is not None and (since > told.since_unix_nano or term not in {"", told.term}):
+    is_newer = now.since_unix_nano > told.since_unix_nano
+    if change is not None and (is_newer or now.term not in {"", told.term}):
         _log.warning("%s: %s", name, change.text(now_unix_nano), extra=TOLD_ONCE)
     holds = {_NUMBER.sub("#", doubt): f"not usable: {doubt}" for doubt in config.doubts}
     holds |= {f"{odd.engine!r} {odd.term}": odd.text for odd in odd_replicas(config.targets.get("step_time"))}
@@ -172,23 +181,7 @@ def _tell(config: ConfigSnapshot, told: _Told, now_unix_nano: int) -> _Told:
     for words, text in told.holds.items():
         if words not in holds:
             _log.info("%s: no longer: %s", name, text, extra=TOLD_ONCE)
-    return _Told(max(since, told.since_unix_nano), term or ("" if since > told.since_unix_nano else told.term), holds)
-
-
-def _since(config: ConfigSnapshot) -> int:
-    change = newest_change(config)
-    return 0 if change is None else change.since_unix_nano
-
-
-def _term(config: ConfigSnapshot) -> str:
-    change = newest_change(config)
-    return "" if change is None else change.single_term
-
-
-def _renamed(config: ConfigSnapshot, gone: list[_Told]) -> _Told:
-    """What was told of a configuration under the id it had before: one that is gone and had the same last change."""
-    since = _since(config)
-    return next((told for told in gone if since and told.since_unix_nano == since), _Told())
+    return _Told(max(now.since_unix_nano, told.since_unix_nano), now.term or ("" if is_newer else told.term), holds)
 
 
 # --- files ----------------------------------------------------------------------------------------------------------

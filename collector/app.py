@@ -42,7 +42,6 @@ from collector.ingest.scrape import SERVERS_MAX, Scraper
 from collector.ingest.zmq import KV_FEED, Subscriber, check_zmq, fpm_feed
 from collector.runtime import (
     Clock,
-    Files,
     Health,
     IoLoop,
     MemoryGuard,
@@ -98,7 +97,7 @@ class Sidecar:
         config: Config,
         clock: Clock,
         on_death: Callable[[], None] = lambda: None,
-        files: Files | None = None,
+        files: SystemFiles | None = None,
         fallback: Fallback | None = None,
         io: IoLoop | None = None,
     ) -> None:

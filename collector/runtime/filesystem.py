@@ -21,7 +21,7 @@ import os
 from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from collector.config import ConfigError
 
@@ -47,40 +47,8 @@ class Volume(NamedTuple):
     """0 where it has none to tell."""
 
 
-class Files(Protocol):
-    """The file system calls that may fail or be slow; tests put theirs in."""
-
-    def open(self, path: Path) -> int:
-        """Create a file for appending."""
-        ...
-
-    def write(self, descriptor: int, parts: list[bytes]) -> int:
-        """Like writev(2)."""
-        ...
-
-    def truncate(self, descriptor: int, size_bytes: int) -> None:
-        """Like ftruncate(2)."""
-        ...
-
-    def sync(self, descriptor: int) -> None:
-        """Like fdatasync(2)."""
-        ...
-
-    def unlink(self, path: Path) -> None:
-        """Remove one file from its directory."""
-        ...
-
-    def replace(self, source: Path, target: Path) -> None:
-        """Like rename(2)."""
-        ...
-
-    def volume(self, directory: Path) -> Volume:
-        """Like statvfs(3)."""
-        ...
-
-
 class SystemFiles:
-    """The calls of the operating system."""
+    """The calls of the operating system that may fail or be slow; tests put theirs in."""
 
     def open(self, path: Path) -> int:
         """Create a file for appending."""

@@ -30,7 +30,7 @@ import msgspec
 from collector.config import Config
 from collector.decode import Telemetry
 from collector.join import Joiner
-from collector.runtime import Clock, Files, StartError, SystemFiles, sync_directory
+from collector.runtime import Clock, StartError, SystemFiles, sync_directory
 from collector.telemetry import Restored
 from online.state import LEARNERS, StateError, Tree, decode, encode, part_of_tree
 
@@ -194,11 +194,11 @@ class Directory:
 class CheckpointFiles:
     """Used by the starting thread, then by the writer's."""
 
-    def __init__(self, directory: Path, files: Files | None = None) -> None:
+    def __init__(self, directory: Path, files: SystemFiles | None = None) -> None:
         self.directory = directory
         self._path = directory / NAME
         self._previous = directory / PREVIOUS_NAME
-        self._files: Files = files or SystemFiles()
+        self._files = files or SystemFiles()
         self._positions: list[Position] = []
         self._newest_is_whole = False
         self.restored = Restored.EMPTY

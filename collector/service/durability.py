@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 
 from collector.config import Config
 from collector.ingest import Export
-from collector.runtime import Clock, Files, Health, StartError, SystemFiles, Task
+from collector.runtime import Clock, Health, StartError, SystemFiles, Task
 from collector.telemetry import Metrics, Outcome, table
 from online.state import Tree, encode
 
@@ -47,7 +47,7 @@ _MIB: Final = 1 << 20
 _log = logging.getLogger(__name__)
 
 
-def fitted_capacity(config: Config, files: Files) -> tuple[int, str]:
+def fitted_capacity(config: Config, files: SystemFiles) -> tuple[int, str]:
     """Bytes that the log may have, and a sentence if they are fewer than configured.
 
     A log that fills its volume keeps out the checkpoint that would empty it. So it gets what the volume has beyond
@@ -86,11 +86,11 @@ class Durability:
         metrics: Metrics,
         health: Health,
         clock: Clock,
-        files: Files | None = None,
+        files: SystemFiles | None = None,
     ) -> None:
         path = Path(config.directory)
         self._config = config
-        self._files: Files = files or SystemFiles()
+        self._files = files or SystemFiles()
         self._directory = Directory(path, clock)
         self._checkpoints = CheckpointFiles(path, self._files)
         self.log = Log(path, config.log_capacity_mib << 20, self._files)

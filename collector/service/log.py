@@ -33,7 +33,7 @@ from typing import BinaryIO, Final, NamedTuple
 import msgspec
 
 from collector.ingest import Export
-from collector.runtime import Files
+from collector.runtime import SystemFiles
 
 NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT)
 _HEAD_NAME: Final = "log.head"
@@ -94,7 +94,7 @@ def is_segment(path: Path) -> bool:
 class Log:
     """``open`` once; then ``append``, ``entries`` and ``free``, from any thread."""
 
-    def __init__(self, directory: Path, capacity_bytes: int, files: Files) -> None:
+    def __init__(self, directory: Path, capacity_bytes: int, files: SystemFiles) -> None:
         self.capacity_bytes = capacity_bytes
         self.newest = 0
         """Number of the newest entry."""

@@ -23,7 +23,7 @@ from exporters.snapshot_file import (
     write_atomically,
     write_snapshot,
 )
-from exporters.wording import name_of, newest_change
+from exporters.wording import name_of, newest_change, odd_replicas
 from online import ConfigSnapshot, Snapshot
 
 from .pipeline import Pipeline
@@ -120,12 +120,12 @@ class Publisher:
 
 
 class _Told(NamedTuple):
-    """What was told of one configuration: its last change of speed with the term that moved, and what holds."""
+    """What was told of one configuration: its last change of speed with the term that moved, and what holds of it."""
 
     since_unix_nano: int = 0
     term: str = ""
     holds: Mapping[str, str] = MappingProxyType({})
-    """What was said to hold until it is taken back, by its words without numbers."""
+    """Doubts by their words without numbers, and engines of another speed by name and term."""
 
 
 def _change_of(config: ConfigSnapshot) -> _Told:

@@ -39,6 +39,7 @@ from .queue import HINT_MIN_S
 from .status import Answer, answer
 
 PATH: Final = PATHS[Signal.TRACES]
+_SIGNALS: Final = {path: signal for signal, path in PATHS.items()}
 CONTENT_TYPE: Final = "application/x-protobuf"
 JSON: Final = "application/json"
 PIECE_BYTES: Final = 1 << 18
@@ -158,7 +159,7 @@ class _ExportHandler:
 
     def _check_head(self, request: web.BaseRequest) -> Answer | None:  # noqa: PLR0911 -- one per rejection
         headers, size_bytes = request.headers, request.content_length
-        signal = _signal(request)
+        signal = _SIGNALS.get(_path(request))
         if signal is None or not (signal is Signal.TRACES or self._intake.passes_on):
             return NOT_FOUND
         if request.method != "POST":
@@ -191,8 +192,8 @@ class _ExportHandler:
         except ValueError:
             return self._reject(request, NOT_JSON)
         shrink(len(body))
-        signal = _signal(request)
-        if signal is not None and signal is not Signal.TRACES:
+        signal = _SIGNALS[_path(request)]
+        if signal is not Signal.TRACES:
             self._intake.pass_on(signal, body, Transport.HTTP)
             return _reply(request)
         try:
@@ -239,9 +240,8 @@ def _peer(request: web.BaseRequest) -> str:
     return f"http:{address[0]}:{address[1]}" if address else "http:unknown:0"
 
 
-def _signal(request: web.BaseRequest) -> Signal | None:
-    path = request.raw_path.partition("?")[0]
-    return next((signal for signal, served in PATHS.items() if served == path), None)
+def _path(request: web.BaseRequest) -> str:
+    return request.raw_path.partition("?")[0]
 
 
 def _speaks_json(request: web.BaseRequest) -> bool:

@@ -149,7 +149,7 @@ class Task:
     Args:
         name: of the thread, and in health.
         turn: one turn; returns the seconds to pause before the next, None after the last.
-        health: where to check in after every turn; None if nobody depends on this task.
+        health: where to check in after every turn.
         turn_timeout_s: the longest turn; a task that takes longer, beyond its pause, is late.
         on_death: called when a turn has raised.
     """
@@ -159,8 +159,8 @@ class Task:
         name: str,
         turn: Callable[[], float | None],
         *,
-        health: Health | None = None,
-        turn_timeout_s: float = 60.0,
+        health: Health,
+        turn_timeout_s: float,
         on_death: Callable[[], None] = lambda: None,
     ) -> None:
         self.name = name
@@ -175,8 +175,7 @@ class Task:
 
     def start(self) -> None:
         """Begin; from now on it has to check in."""
-        if self._health is not None:
-            self._health.register(self.name, self._turn_timeout_s)
+        self._health.register(self.name, self._turn_timeout_s)
         self._thread.start()
 
     def wake(self) -> None:
@@ -187,7 +186,7 @@ class Task:
         """Wait for the end; whether it has ended, which it also has if it never began."""
         if self._thread.ident is not None:
             self._thread.join(timeout_s)
-        return not self.running
+        return not self._thread.is_alive()
 
     def stop(self, timeout_s: float | None = STOP_TIMEOUT_S) -> bool:
         """Request the stop and wait for the turn under way (None: as long as it takes); whether it has ended."""
@@ -195,16 +194,10 @@ class Task:
         self._wake.set()
         return self.join(timeout_s)
 
-    @property
-    def running(self) -> bool:
-        """Whether the thread is there."""
-        return self._thread.is_alive()
-
     def _run(self) -> None:
         try:
             while not self._stopping and (pause_s := self._turn()) is not None:
-                if self._health is not None:
-                    self._health.check_in(self.name, pause_s)
+                self._health.check_in(self.name, pause_s)
                 self._wake.wait(pause_s)
                 self._wake.clear()
         except BaseException:  # noqa: BLE001 -- whatever it was, health or on_death must tell
@@ -212,8 +205,7 @@ class Task:
             _log.exception("%s died", self.name)
             self._on_death()
         else:
-            if self._health is not None:
-                self._health.unregister(self.name)
+            self._health.unregister(self.name)
 
 
 class Stop:

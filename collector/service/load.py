@@ -195,7 +195,7 @@ class RecentLoad:
         self._turn(now_unix_nano // BUCKET_NS)
         known = {}
         for config in configs:
-            engines = [_total(self._processes.get(engine.instance, {})) for engine in config.engines]
+            engines = [_sum_of(self._processes.get(engine.instance, {}).values()) for engine in config.engines]
             mix = _mix_of(engines, prefill_told=config.telemetry in _PREFILL_TOLD)
             if mix is not None:
                 known[config.config_id] = mix
@@ -213,18 +213,16 @@ class RecentLoad:
                 del self._processes[instance]
 
 
-def _total(buckets: dict[int, _Sums]) -> _Sums:
+def _sum_of(many: Iterable[_Sums]) -> _Sums:
     total = _Sums()
-    for each in buckets.values():
+    for each in many:
         total.add(each)
     return total
 
 
 def _mix_of(engines: Iterable[_Sums], *, prefill_told: bool) -> Mix | None:
     asked = [each for each in engines if each.requests]
-    total = _Sums()
-    for each in asked:
-        total.add(each)
+    total = _sum_of(asked)
     if total.requests < REQUESTS_MIN:
         return None
     hit = 0.0

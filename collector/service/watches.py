@@ -170,23 +170,18 @@ class MemoryRelief:
         self.guard = guard
         self.problem = ""
         self._shed = shed
-        self._stuck_s = stuck_s
         self._metrics = metrics
         self._health = health
         self._clock = clock
-        self._watched = False
-        self._short_from_start = False
+        self._short_from_start = guard.is_short()
         self._short_ns: int | None = None
         self._short_last_ns = 0
         self._tried_ns = 0
+        if guard.limit_bytes is not None:
+            health.register(MEMORY, stuck_s)
 
     def tick(self) -> None:
         """Look, and help if it is needed."""
-        if self.guard.limit_bytes is None:
-            return
-        if not self._watched:
-            self._health.register(MEMORY, self._stuck_s)
-            self._watched, self._short_from_start = True, self.guard.is_short()
         now_ns = self._clock.monotonic_ns()
         if self.guard.is_short():
             self._help(now_ns)

@@ -31,9 +31,8 @@ tokens followed another is left out.
 from __future__ import annotations
 
 import importlib.util
-import itertools
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -46,7 +45,7 @@ from collector.join.pages import PageEngine
 from collector.recordings import merged, open_recordings
 from online import STEP_FEATURES, Floats, Ints, Mask, RowBlock, Target
 
-from .captures import ServedRequest
+from .captures import Request
 from .systems import Fit, fit
 
 # --- requests ---------------------------------------------------------------------------------------------------------
@@ -66,9 +65,6 @@ class ServedRequests:
     output_tokens: Floats
     engine: Ints
 
-    def __len__(self) -> int:
-        return len(self.arrived_s)
-
     @property
     def ttft_us(self) -> Floats:
         """From arrival to first token."""
@@ -81,79 +77,37 @@ class ServedRequests:
 
     def met_at_arrival(self, kv_tokens: float) -> Floats:
         """``ROUTER_FEATURES`` of each; the prefix share is in no span and stays 0."""
-        return self._by_engine(lambda own: _met_at_arrival(own, kv_tokens))
+        rate = self.output_tokens / np.maximum(self.last_s - self.first_s, 1e-9)
+        met = []
+        for at_s, prompt, engine in zip(self.arrived_s, self.prompt_tokens, self.engine, strict=True):
+            runs = (self.first_s <= at_s) & (at_s < self.last_s) & (self.engine == engine)
+            waits = (self.arrived_s < at_s) & (at_s < self.first_s) & (self.engine == engine)
+            so_far = float(rate[runs] @ (at_s - self.first_s[runs]))
+            usage = (self.prompt_tokens[runs].sum() + so_far) / kv_tokens if kv_tokens else 0.0
+            met.append((prompt, runs.sum(), waits.sum(), usage, 0.0, so_far))
+        return np.array(met, float).reshape(-1, len(ROUTER_FEATURES))
 
     def met_while_decoding(self) -> Floats:
         """Mean number in the batch over each request's own time in it, at least itself."""
-        return self._by_engine(_met_while_decoding)
-
-    def _by_engine(self, met: Callable[[ServedRequests], Floats]) -> Floats:
-        """What each met among the requests of its own engine."""
-        out = met(self)
-        for engine in np.unique(self.engine).tolist() if len(self) and np.ptp(self.engine) else ():
-            own = self.engine == engine
-            out[own] = met(ServedRequests(*(getattr(self, column.name)[own] for column in fields(self))))
-        return out
+        met = []
+        for first_s, last_s, engine in zip(self.first_s, self.last_s, self.engine, strict=True):
+            beside_s = np.minimum(self.last_s, last_s) - np.maximum(self.first_s, first_s)
+            beside_s = beside_s[(beside_s > 0.0) & (self.engine == engine)]
+            met.append(beside_s.sum() / max(last_s - first_s, 1e-9))
+        return np.maximum(met, 1.0)
 
 
-def by_column(requests: Sequence[ServedRequest]) -> ServedRequests:
+def by_column(requests: Sequence[Request]) -> ServedRequests:
     """Their columns, on a clock that begins with the first arrival."""
-    usable = [each for each in requests if each.arrived_ns < each.first_token_ns <= each.last_token_ns]
-    usable.sort(key=lambda each: (each.arrived_ns, each.delivered_ns))
-    stamps = [(each.arrived_ns, each.first_token_ns, each.last_token_ns, each.delivered_ns) for each in usable]
-    columns = np.array(stamps, np.int64).reshape(-1, 4)
-    epoch_ns = columns[0, 0] if len(columns) else 0
-    seconds = (columns[:, :3] - epoch_ns) / 1e9
-    return ServedRequests(
-        seconds[:, 0],
-        seconds[:, 1],
-        seconds[:, 2],
-        columns[:, 3],
-        np.array([each.prompt_tokens for each in usable], float),
-        np.array([each.output_tokens for each in usable], float),
-        np.array([each.engine for each in usable], np.int64),
-    )
-
-
-def _met_at_arrival(served: ServedRequests, kv_tokens: float) -> Floats:
-    starts, ends = np.sort(served.first_s), np.sort(served.last_s)
-    running = np.searchsorted(starts, served.arrived_s, "right") - np.searchsorted(ends, served.arrived_s, "right")
-    before = np.searchsorted(served.arrived_s, served.arrived_s, "left")
-    waiting = before - np.searchsorted(starts, served.arrived_s, "right")
-    held, so_far = _held_at(served, served.arrived_s)
-    usage = (held + so_far) / kv_tokens if kv_tokens else np.zeros(len(served))
-    known = (served.prompt_tokens, running, np.maximum(waiting, 0), usage, np.zeros(len(served)), so_far)
-    return np.stack(known, axis=1).astype(float)
-
-
-def _met_while_decoding(served: ServedRequests) -> Floats:
-    at = np.concatenate((served.first_s, served.last_s))
-    order = np.argsort(at, kind="stable")
-    at, step = at[order], np.repeat((1.0, -1.0), len(served))[order]
-    number = np.cumsum(step)
-    area = np.concatenate(([0.0], np.cumsum(number[:-1] * np.diff(at))))
-
-    def until(time_s: Floats) -> Floats:
-        index = np.clip(np.searchsorted(at, time_s, "right") - 1, 0, len(at) - 1)
-        return area[index] + number[index] * (time_s - at[index])
-
-    span_s = np.maximum(served.last_s - served.first_s, 1e-9)
-    return np.maximum((until(served.last_s) - until(served.first_s)) / span_s, 1.0)
-
-
-def _held_at(served: ServedRequests, times_s: Floats) -> tuple[Floats, Floats]:
-    """Prompt tokens, and tokens made so far, of those that run at each time."""
-    rate = served.output_tokens / np.maximum(served.last_s - served.first_s, 1e-9)
-
-    def summed(values: Floats) -> Floats:
-        begun, over = np.argsort(served.first_s, kind="stable"), np.argsort(served.last_s, kind="stable")
-        in_all = np.concatenate(([0.0], np.cumsum(values[begun])))
-        left = np.concatenate(([0.0], np.cumsum(values[over])))
-        index = np.searchsorted(served.first_s[begun], times_s, "right")
-        return in_all[index] - left[np.searchsorted(served.last_s[over], times_s, "right")]
-
-    so_far = times_s * summed(rate) - summed(rate * served.first_s)
-    return np.maximum(summed(served.prompt_tokens), 0.0), np.maximum(so_far, 0.0)
+    usable = [each for each in requests if each.begun_ns < each.first_token_ns <= each.finished_ns]
+    usable.sort(key=lambda each: (each.begun_ns, each.delivered_ns))
+    epoch_ns = usable[0].begun_ns if usable else 0
+    stamps = [(each.begun_ns, each.first_token_ns, each.finished_ns) for each in usable]
+    arrived_s, first_s, last_s = (np.array(stamps, np.int64).reshape(-1, 3) - epoch_ns).T / 1e9
+    told = [(each.delivered_ns, each.engine, each.prompt_tokens, each.output_tokens) for each in usable]
+    delivered_ns, engine, prompt, output = np.array(told, np.int64).reshape(-1, 4).T
+    lengths = prompt.astype(float), output.astype(float)
+    return ServedRequests(arrived_s, first_s, last_s, delivered_ns, *lengths, engine)
 
 
 LEARNED_MIN = 100
@@ -189,7 +143,7 @@ class Times(NamedTuple):
 
 
 def judge_requests(
-    requests: list[ServedRequest], config: tracefit.Config | None, cut_ns: int, end_ns: int
+    requests: Sequence[Request], config: tracefit.Config | None, cut_ns: int, end_ns: int
 ) -> RequestReport | None:
     """Every model side by side; None where there are too few requests, or nothing was learned of steps."""
     served = by_column(requests)
@@ -234,54 +188,27 @@ def asked(config: tracefit.Config, prompt_tokens: Floats, output: float, concurr
 
 def fitted(name: str, features: Floats, served: ServedRequests, learned: Mask) -> tuple[Any, Any]:
     """A baseline for TTFT and one for TPOT."""
-    one, two = _regressor(name), _regressor(name)
-    return one.fit(features, served.ttft_us[learned]), two.fit(features, served.tpot_us[learned])
+    # an extra, and a second to import
+    from sklearn import ensemble, linear_model, pipeline, preprocessing  # noqa: PLC0415
 
+    def regressor() -> Any:
+        if name == "trees":
+            return ensemble.HistGradientBoostingRegressor(random_state=0)
+        return pipeline.make_pipeline(preprocessing.StandardScaler(), linear_model.BayesianRidge())
 
-def _regressor(name: str) -> Any:
-    if name == "trees":
-        from sklearn.ensemble import HistGradientBoostingRegressor  # noqa: PLC0415 - an extra, and a second to import
-
-        return HistGradientBoostingRegressor(random_state=0)
-    from sklearn.linear_model import BayesianRidge  # noqa: PLC0415
-    from sklearn.pipeline import make_pipeline  # noqa: PLC0415
-    from sklearn.preprocessing import StandardScaler  # noqa: PLC0415
-
-    return make_pipeline(StandardScaler(), BayesianRidge())
+    return regressor().fit(features, served.ttft_us[learned]), regressor().fit(features, served.tpot_us[learned])
 
 
 def _request_score(model: str, times: Times, served: ServedRequests, judged: Mask) -> RequestScore:
-    ttft, tpot = (
-        np.abs(predicted / observed[judged] - 1.0)
-        for predicted, observed in ((times.ttft_us, served.ttft_us), (times.tpot_us, served.tpot_us))
-    )
-    return RequestScore(
-        model=model,
-        ttft_median=float(np.median(ttft)),
-        ttft_p90=float(np.quantile(ttft, 0.9)),
-        tpot_median=float(np.median(tpot)),
-        tpot_p90=float(np.quantile(tpot, 0.9)),
-    )
+    ttft = np.quantile(np.abs(times.ttft_us / served.ttft_us[judged] - 1.0), (0.5, 0.9)).tolist()
+    tpot = np.quantile(np.abs(times.tpot_us / served.tpot_us[judged] - 1.0), (0.5, 0.9)).tolist()
+    return RequestScore(model=model, ttft_median=ttft[0], ttft_p90=ttft[1], tpot_median=tpot[0], tpot_p90=tpot[1])
 
 
 # --- pages ------------------------------------------------------------------------------------------------------------
 
 LINE_POINTS_MIN = 10
 LINE_RANGE = (0.15, 0.85)
-
-
-def fit_line(kv_usage: Floats, itl_s: Floats, *, points_min: int = LINE_POINTS_MIN) -> tuple[float, float] | None:
-    """(A, B), or None where the points are too few; points outside the range do not count if enough are inside."""
-    inside = (kv_usage >= LINE_RANGE[0]) & (kv_usage <= LINE_RANGE[1])
-    if int(np.count_nonzero(inside)) < points_min:
-        inside = np.isfinite(kv_usage)
-    if int(np.count_nonzero(inside)) < points_min:
-        return None
-    columns = np.stack((kv_usage[inside], np.ones(int(np.count_nonzero(inside)))), axis=1)
-    (a, b), *_ = np.linalg.lstsq(columns, itl_s[inside], rcond=None)
-    return float(a), float(b)
-
-
 WINDOW_S = 15.0
 _DECODED_MIN = 10
 _DECODING = STEP_FEATURES.index("decode_requests")
@@ -316,11 +243,12 @@ class PageReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Window(NamedTuple):
-    """Means over one window."""
+    """Rows of one window, and its means."""
 
     rows: RowBlock
     itl_us: float
     kv_usage: float
+    end_ns: int
 
 
 def load_pages(paths: Sequence[Path]) -> dict[str, list[TimedReading]]:
@@ -338,13 +266,8 @@ def load_pages(paths: Sequence[Path]) -> dict[str, list[TimedReading]]:
     return readings
 
 
-def page_rows(readings: Sequence[TimedReading], whole: PageEngine | None = None) -> RowBlock | None:
-    """Rows of an engine that was scraped so; ``whole`` knows how many front ends it has."""
-    found = _scraped(readings, whole).advance()
-    return found[0].rows if found else None
-
-
 def _scraped(readings: Sequence[TimedReading], whole: PageEngine | None = None) -> PageEngine:
+    """The engine after these readings; ``whole`` knows how many front ends it has."""
     engine = PageEngine("recording", "", 0)
     if whole is not None:
         engine.windows.take_front_ends_of(whole.windows)
@@ -353,64 +276,50 @@ def _scraped(readings: Sequence[TimedReading], whole: PageEngine | None = None) 
     return engine
 
 
+def _rows_of(engine: PageEngine) -> RowBlock | None:
+    found = engine.advance()
+    return found[0].rows if found else None
+
+
 def evaluate_pages(name: str, readings: Sequence[TimedReading], learn_until: float) -> PageReport:
     """One engine's report."""
     begin_ns, end_ns = readings[0].unix_ns, readings[-1].unix_ns
     cut_ns = begin_ns + int(learn_until * (end_ns - begin_ns))
-    rows = page_rows([timed for timed in readings if timed.unix_ns <= cut_ns])
+    rows = _rows_of(_scraped([timed for timed in readings if timed.unix_ns <= cut_ns]))
     learned = fit("portable", Target.STEP_TIME, {}, rows) if rows is not None else None
     windows, scores = score_windows(readings, learned, cut_ns)
-    return PageReport(
-        name=name,
-        pages=len(readings),
-        learned_rows=0 if rows is None else len(rows),
-        windows=windows,
-        scores=scores,
-    )
+    learned_rows = 0 if rows is None else len(rows)
+    return PageReport(name=name, pages=len(readings), learned_rows=learned_rows, windows=windows, scores=scores)
 
 
 def score_windows(readings: Sequence[TimedReading], learned: Fit | None, cut_ns: int) -> tuple[int, list[LatencyScore]]:
-    """Scored windows, and each model's errors over them: ``learned`` as it is, the others from before the cut."""
+    """Scored windows, and each model's errors over them: ``learned`` as it is, the line from before the cut."""
     edges = np.arange(readings[0].unix_ns, readings[-1].unix_ns, int(WINDOW_S * 1e9))
-    at_ns = np.array([timed.unix_ns for timed in readings])
-    whole = _scraped(readings)
-    windows, ends_ns = [], []
-    for low_ns, high_ns in itertools.pairwise(edges):
-        first, last = np.searchsorted(at_ns, low_ns), np.searchsorted(at_ns, high_ns, side="right")
-        window = _window(readings[int(first) : int(last)], whole)
-        if window is not None:
-            windows.append(window)
-            ends_ns.append(int(high_ns))
-    after = np.array(ends_ns, np.int64) > cut_ns
-    if not after.any():
+    at_ns, whole = np.array([timed.unix_ns for timed in readings]), _scraped(readings)
+    first, last = np.searchsorted(at_ns, edges[:-1]), np.searchsorted(at_ns, edges[1:], side="right")
+    inside = (readings[begin:end] for begin, end in zip(first.tolist(), last.tolist(), strict=True))
+    found = [_window(each, whole, int(end_ns)) for each, end_ns in zip(inside, edges[1:], strict=True)]
+    windows = [window for window in found if window is not None]
+    scored = [window for window in windows if window.end_ns > cut_ns]
+    if not scored:
         return 0, []
-    observed_us = np.array([window.itl_us for window in windows])
-    scores = [
-        LatencyScore(model=TRACEFIT, note="too few rows to begin")
-        if learned is None
-        else _score(TRACEFIT, np.array([_predicted(learned, window.rows) for window in windows]), observed_us, after),
-        _line_score(windows, observed_us, after),
-    ]
-    return int(np.count_nonzero(after)), scores
+    ours = LatencyScore(model=TRACEFIT, note="too few rows to begin")
+    if learned is not None:
+        ours = _latency_score(TRACEFIT, [_predicted(learned, window.rows) for window in scored], scored)
+    return len(scored), [ours, _line_score(windows[: len(windows) - len(scored)], scored)]
 
 
-def _window(inside: Sequence[TimedReading], whole: PageEngine) -> _Window | None:
-    rows = page_rows(inside, whole) if len(inside) > 1 else None
+def _window(inside: Sequence[TimedReading], whole: PageEngine, end_ns: int) -> _Window | None:
+    rows = _rows_of(_scraped(inside, whole)) if len(inside) > 1 else None
     if rows is None:
         return None
     first, last = inside[0].reading.values, inside[-1].reading.values
-
-    def delta(meaning: Meaning) -> float:
-        return last[meaning] - first[meaning]
-
-    decoded = delta(Meaning.ITL_COUNT)
+    decoded = last[Meaning.ITL_COUNT] - first[Meaning.ITL_COUNT]
     if not decoded >= _DECODED_MIN:  # a page without latencies has NaN
         return None
-    return _Window(
-        rows,
-        itl_us=1e6 * delta(Meaning.ITL_SECONDS) / decoded,
-        kv_usage=float(np.mean([timed.reading.values[Meaning.KV_USAGE_RATIO] for timed in inside])),
-    )
+    itl_us = 1e6 * (last[Meaning.ITL_SECONDS] - first[Meaning.ITL_SECONDS]) / decoded
+    kv_usage = float(np.mean([timed.reading.values[Meaning.KV_USAGE_RATIO] for timed in inside]))
+    return _Window(rows, itl_us, kv_usage, end_ns)
 
 
 def _predicted(learned: Fit, rows: RowBlock) -> float:
@@ -421,20 +330,23 @@ def _predicted(learned: Fit, rows: RowBlock) -> float:
     return float((predicted_us * decoding)[known].sum()) / weight if weight > 0.0 else float("nan")
 
 
-def _line_score(windows: Sequence[_Window], observed_us: Floats, after: Mask) -> LatencyScore:
+def _line_score(learned: Sequence[_Window], scored: Sequence[_Window]) -> LatencyScore:
     """By its own rule, else by what there is, and then it is said."""
-    kv_usage, points = np.array([window.kv_usage for window in windows]), int(np.count_nonzero(~after))
-    if points < 2 or not np.ptp(kv_usage) > 0.0:  # noqa: PLR2004 -- a line
+    k, itl_us = (np.array([getattr(window, name) for window in learned]) for name in ("kv_usage", "itl_us"))
+    usable, least = np.isfinite(k), min(len(k), LINE_POINTS_MIN)
+    inside = (k >= LINE_RANGE[0]) & (k <= LINE_RANGE[1])
+    usable = inside if np.count_nonzero(inside) >= least else usable
+    if len(k) < 2 or not np.ptp(k) > 0.0 or np.count_nonzero(usable) < least:  # noqa: PLR2004 -- a line
         return LatencyScore(model=LINE, note="no line through the windows learned from")
-    line = fit_line(kv_usage[~after], observed_us[~after], points_min=min(points, LINE_POINTS_MIN))
-    if line is None:
-        return LatencyScore(model=LINE, note="no KV usage on the pages")
-    note = f"{points} windows, its own rule wants {LINE_POINTS_MIN}" if points < LINE_POINTS_MIN else ""
-    return _score(LINE, line[0] * kv_usage + line[1], observed_us, after, note)
+    a, b = np.polyfit(k[usable], itl_us[usable], 1)
+    note = f"{len(k)} windows, its own rule wants {LINE_POINTS_MIN}" if len(k) < LINE_POINTS_MIN else ""
+    return _latency_score(LINE, [a * window.kv_usage + b for window in scored], scored, note)
 
 
-def _score(model: str, predicted_us: Floats, observed_us: Floats, after: Mask, note: str = "") -> LatencyScore:
-    error = np.abs(predicted_us / observed_us - 1.0)[after]
+def _latency_score(
+    model: str, predicted_us: Sequence[float], windows: Sequence[_Window], note: str = ""
+) -> LatencyScore:
+    error = np.abs(np.array(predicted_us) / [window.itl_us for window in windows] - 1.0)
     error = error[np.isfinite(error)]
     if not len(error):
         return LatencyScore(model=model, note=note)

@@ -14,7 +14,9 @@ import gzip
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 import numpy as np
@@ -43,11 +45,12 @@ def with_kv_beside(
     """
     kept, kv = [], dict[Path, list[KvBatch]]()
     for recordings in sources:
-        if _holds_kv(recordings[0]):
-            timed = (each for recording in recordings for each in recording)
-            kv.setdefault(recordings[0].path.parent, []).extend(
-                each.said for each in timed if isinstance(each.said, KvBatch)
-            )
+        # Whoever reads the recording whole says what is wrong with it.
+        with contextlib.closing(iter(Recording(recordings[0].path, lambda _: None))) as timed:
+            first = next(timed, None)
+        if first is not None and isinstance(first.said, KvBatch):
+            batches = (each.said for each in chain(*recordings) if isinstance(each.said, KvBatch))
+            kv.setdefault(recordings[0].path.parent, []).extend(batches)
         else:
             kept.append(recordings)
     for folder in sorted(kv.keys() - {recordings[0].path.parent for recordings in kept}):
@@ -56,49 +59,31 @@ def with_kv_beside(
         yield recordings, sorted(kv.get(recordings[0].path.parent, ()), key=lambda batch: batch.ts_unix_ns)
 
 
-def _holds_kv(recording: Recording) -> bool:
-    with contextlib.closing(iter(Recording(recording.path, _say_nothing))) as timed:
-        first = next(timed, None)
-        return first is not None and isinstance(first.said, KvBatch)
-
-
-def _say_nothing(_text: str) -> None:
-    """Whoever reads the recording whole says what is wrong with it."""
-
-
 Learn = Callable[[Sequence[Timed], Sequence[KvBatch]], Snapshot]
 """What a sidecar publishes that was fed these exports or forward passes, and KV events, and nothing else."""
 PASSES = 256
 """Forward passes that are joined at once: each is a row by itself."""
 
 
-@dataclass(frozen=True, slots=True)
-class ServedRequest:
-    """One finished request; wall clock ns, ``delivered`` of its span."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One request that ended by itself; times in wall clock ns, ``delivered`` of its span, None where nobody saw it."""
 
-    arrived_ns: int
-    first_token_ns: int
-    last_token_ns: int
-    delivered_ns: int
     prompt_tokens: int
     output_tokens: int
-    engine: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class ScoredRequest:
-    """One naturally ended request; times in wall clock ns, ``delivered`` of its engine-core span."""
-
-    engine: int
-    prompt_tokens: int
-    output_tokens: int
-    queued_ns: int
-    scheduled_ns: int
     first_token_ns: int
     finished_ns: int
     delivered_ns: int
+    engine: int = 0
     arrived_ns: int | None = None
+    queued_ns: int | None = None
+    scheduled_ns: int | None = None
     departed_ns: int | None = None
+
+    @property
+    def begun_ns(self) -> int:
+        """When it arrived, as far as that was seen."""
+        return next(each for each in (self.arrived_ns, self.queued_ns, self.first_token_ns) if each is not None)
 
 
 @dataclass(slots=True)
@@ -121,12 +106,13 @@ class Capture:
     telemetry: str
     full: dict[Target, Delivered]
     learned: dict[Target, RowBlock]
-    requests: list[ScoredRequest]
+    requests: list[Request]
     cut_ns: int
     cannot_derive: tuple[str, ...] = ()
     dropped_rows: dict[str, int] = field(default_factory=dict)
     truth_us: dict[int, float] = field(default_factory=dict)
-    served: list[ServedRequest] = field(default_factory=list)
+    served: list[Request] = field(default_factory=list)
+    """``requests``, or those of an engine that tells no more than when they arrived and ended."""
     end_ns: int = 0
     """When the last export was delivered."""
     published: ConfigSnapshot | None = None
@@ -195,7 +181,10 @@ def load(
     told = [timed for timed in merged(recordings) if isinstance(timed.said, Export | ForwardPass)]
     if not told:
         return []
-    times = (len(recordings) == 1 and _receive_times(path, len(told))) or [timed.unix_nano for timed in told]
+    times = [timed.unix_nano for timed in told]
+    received = _beside(path.with_name(path.name.removesuffix(".pb.gz") + ".idx.jsonl.gz"), _Received)
+    if len(recordings) == 1 and len(received) == len(told):
+        times = [each.recv_unix_ns for each in received]
     cut_ns = min(times) + int(learn_until * (max(times) - min(times)))
     delivered = list(zip(times, told, strict=True))
     everything = before = _run(delivered, kv, knowledge, join)
@@ -212,16 +201,26 @@ def load(
     return captures
 
 
-def _receive_times(path: Path, count: int) -> list[int] | None:
-    index = path.with_name(path.name.removesuffix(".pb.gz") + ".idx.jsonl.gz")
-    if index == path or not index.exists():
-        return None
+class _Received(msgspec.Struct):
+    recv_unix_ns: int
+
+
+class _TrueStep(msgspec.Struct):
+    step: int
+    start_mono_ns: int
+    end_mono_ns: int
+
+
+_Line = TypeVar("_Line", _Received, _TrueStep)
+
+
+def _beside(path: Path, of: type[_Line]) -> list[_Line]:
+    """The lines of a file beside a recording; none where there is none or it is something else."""
     try:
-        with gzip.open(index, "rb") as file:
-            times = [int(msgspec.json.decode(line)["recv_unix_ns"]) for line in file]
-    except (OSError, EOFError, msgspec.DecodeError, KeyError, TypeError, ValueError):
-        return None
-    return times if len(times) == count else None
+        with gzip.open(path, "rb") as file:
+            return [msgspec.json.decode(line, type=of) for line in file]
+    except (OSError, EOFError, msgspec.DecodeError):
+        return []
 
 
 def _run(told: Sequence[tuple[int, Timed]], kv: Sequence[KvBatch], knowledge: Knowledge, join: Config) -> _Stream:
@@ -289,20 +288,9 @@ def _captures(path: Path, label: str, everything: _Stream, before: _Stream, cut_
 
 def _truth(path: Path) -> dict[int, float]:
     """True step times, where who recorded knew them: start to start of consecutive steps, as the steps' time is."""
-    if not path.exists():
-        return {}
-    try:
-        with gzip.open(path, "rb") as file:
-            steps = {int(line["step"]): line for line in map(msgspec.json.decode, file)}
-        return {
-            step: (
-                (steps[step + 1]["start_mono_ns"] if step + 1 in steps else line["end_mono_ns"]) - line["start_mono_ns"]
-            )
-            / 1e3
-            for step, line in steps.items()
-        }
-    except (OSError, EOFError, msgspec.DecodeError, KeyError, TypeError, ValueError):
-        return {}
+    steps = {each.step: each for each in _beside(path, _TrueStep)}
+    starts = {step - 1: each.start_mono_ns for step, each in steps.items()}
+    return {step: (starts.get(step, each.end_mono_ns) - each.start_mono_ns) / 1e3 for step, each in steps.items()}
 
 
 def _same_config(before: _Stream, instances: set[str], config_id: str) -> str:
@@ -328,7 +316,7 @@ def _deliver(rows: RowBlock, unix: Ints, *, behind: bool) -> Delivered:
     return Delivered(rows, nearest[:, 1], nearest[:, 2] - behind)
 
 
-def _requests(stream: _Stream, label: str, instances: set[str]) -> list[ScoredRequest]:
+def _requests(stream: _Stream, label: str, instances: set[str]) -> list[Request]:
     requests = []
     for instance, span, delivered_ns in stream.core:
         engine = stream.correlator.joiner.engine_of(instance, label)
@@ -340,9 +328,9 @@ def _requests(stream: _Stream, label: str, instances: set[str]) -> list[ScoredRe
         if not {MarkKind.QUEUED, MarkKind.SCHEDULED, MarkKind.FIRST_TOKEN, MarkKind.FINISHED} <= set(marks):
             continue
         api = stream.api.get(span.parent_span_id)
-        alone = api is not None and api.samples == 1
+        arrived_ns, departed_ns = (api.arrived_ns, api.departed_ns) if api and api.samples == 1 else (MISSING, MISSING)
         requests.append(
-            ScoredRequest(
+            Request(
                 engine=engine.number,
                 prompt_tokens=span.prompt_tokens,
                 output_tokens=span.marks[-1].output_tokens,
@@ -351,11 +339,15 @@ def _requests(stream: _Stream, label: str, instances: set[str]) -> list[ScoredRe
                 first_token_ns=marks[MarkKind.FIRST_TOKEN],
                 finished_ns=marks[MarkKind.FINISHED],
                 delivered_ns=delivered_ns,
-                arrived_ns=_stamp(api.arrived_ns, span) if api is not None and alone else None,
-                departed_ns=_stamp(api.departed_ns, span) if api is not None and alone else None,
+                arrived_ns=_stamp(arrived_ns, span),
+                departed_ns=_stamp(departed_ns, span),
             )
         )
     return sorted(requests, key=lambda request: request.finished_ns)
+
+
+def _stamp(mono_ns: int, span: CoreSpan) -> int | None:
+    return None if mono_ns == MISSING else mono_ns + span.unix_minus_mono_ns
 
 
 def _add_served(capture: Capture, stream: _Stream, published: Snapshot) -> None:
@@ -365,19 +357,15 @@ def _add_served(capture: Capture, stream: _Stream, published: Snapshot) -> None:
     for config in published.configs:
         if {engine.instance for engine in config.engines} & instances:
             capture.published = config
-    for request in capture.requests:
-        arrived_ns = request.queued_ns if request.arrived_ns is None else request.arrived_ns
-        stamps = (arrived_ns, request.first_token_ns, request.finished_ns, request.delivered_ns)
-        capture.served.append(ServedRequest(*stamps, request.prompt_tokens, request.output_tokens, request.engine))
-    if capture.served:  # the same requests, told by the engine
-        return
-    for instance, span, delivered_ns in stream.spans:
-        last_s = span.first_token_s + span.decode_s
-        if instance in instances and last_s >= span.first_token_s:
-            first_ns, last_ns = (span.arrival_unix_ns + int(1e9 * each) for each in (span.first_token_s, last_s))
-            stamps = (span.arrival_unix_ns, first_ns, last_ns, delivered_ns)
-            capture.served.append(ServedRequest(*stamps, span.prompt_tokens, span.output_tokens))
-
-
-def _stamp(mono_ns: int, span: CoreSpan) -> int | None:
-    return None if mono_ns == MISSING else mono_ns + span.unix_minus_mono_ns
+    capture.served = capture.requests or [
+        Request(
+            prompt_tokens=span.prompt_tokens,
+            output_tokens=span.output_tokens,
+            arrived_ns=span.arrival_unix_ns,
+            first_token_ns=span.arrival_unix_ns + int(1e9 * span.first_token_s),
+            finished_ns=span.arrival_unix_ns + int(1e9 * (span.first_token_s + span.decode_s)),
+            delivered_ns=delivered_ns,
+        )
+        for instance, span, delivered_ns in stream.spans
+        if instance in instances and span.decode_s >= 0.0
+    ]

@@ -22,11 +22,12 @@ from exporters.snapshot_file import write_atomically
 from online import Snapshot
 from online.features import registered
 
-from .baselines import WINDOW_S, PageReport, RequestReport, RequestScore, evaluate_pages, load_pages
+from .baselines import WINDOW_S, PageReport, RequestScore, evaluate_pages, load_pages
 from .captures import Capture, load, with_kv_beside
-from .online import KINDS, OnlineReport, OnlineScore, predict_then_learn
+from .online import KINDS, OnlineReport, predict_then_learn
 from .protocol import CaptureReport, Report, Tell, evaluate
-from .systems import FIRST_ROWS, NINE, SHAPE_SUFFIX, Transfer, group
+from .systems import NINE, SHAPE_SUFFIX, plain_name
+from .transfer import FIRST_ROWS, Transfer, group
 
 COLUMNS: tuple[tuple[str, str], ...] = (
     ("step_mape", "step %"),
@@ -78,29 +79,25 @@ def _capture(capture: CaptureReport) -> Iterator[str]:
     if not capture.scores:
         yield "  nothing to score"
         return
-    yield from _systems(capture)
-    if capture.served is not None:
-        yield from _served(capture.served)
-
-
-def _systems(capture: CaptureReport) -> Iterator[str]:
-    headings = ["system", "columns", *(heading for _, heading in COLUMNS), "rows to 10 %"]
-    table = [headings]
-    for score in capture.scores:
-        cells = [cell(getattr(score, field), field) for field, _ in COLUMNS]
-        goal = "-" if score.rows_to_goal is None else str(score.rows_to_goal)
-        table.append([score.system, f"{score.identifiable}/{score.columns}", *cells, goal])
-    yield from aligned(table)
-
-
-def _served(report: RequestReport) -> Iterator[str]:
-    yield f"  single requests: learned from {report.learned}, judged on the last {report.judged}, relative error in %"
-    if report.scores:
-        yield from aligned(
-            [["model", *SERVED_HEADINGS], *([each.model, *served_cells(each)] for each in report.scores)]
-        )
-    if report.note:
-        yield f"  {report.note}"
+    rows = [
+        [
+            score.system,
+            f"{score.identifiable}/{score.columns}",
+            *(cell(getattr(score, field), field) for field, _ in COLUMNS),
+            "-" if score.rows_to_goal is None else str(score.rows_to_goal),
+        ]
+        for score in capture.scores
+    ]
+    yield from aligned([["system", "columns", *(heading for _, heading in COLUMNS), "rows to 10 %"], *rows])
+    if (served := capture.served) is not None:
+        numbers = f"learned from {served.learned}, judged on the last {served.judged}"
+        yield f"  single requests: {numbers}, relative error in %"
+        if served.scores:
+            yield from aligned(
+                [["model", *SERVED_HEADINGS], *([each.model, *served_cells(each)] for each in served.scores)]
+            )
+        if served.note:
+            yield f"  {served.note}"
 
 
 def served_cells(score: RequestScore) -> list[str]:
@@ -123,41 +120,32 @@ def _pages(report: PageReport) -> Iterator[str]:
 
 def _transfers(name: str, transfers: Sequence[Transfer]) -> Iterator[str]:
     yield f"  {name}"
+    counts = [str(rows) for rows in FIRST_ROWS]
     table = [
-        [
-            "system",
-            "variant",
-            "donors",
-            "zero-shot",
-            *(f"@{n}" for n in FIRST_ROWS),
-            *(f"cold @{n}" for n in FIRST_ROWS),
-        ]
+        ["system", "variant", "donors", "zero-shot", *(f"@{n}" for n in counts), *(f"cold @{n}" for n in counts)],
+        *(
+            [each.system, each.variant, str(each.donors), cell(each.zero_shot)]
+            + [cell(errors.get(n)) for errors in (each.after, each.cold) for n in counts]
+            for each in transfers
+        ),
     ]
-    for t in transfers:
-        after = [cell(t.after.get(str(n))) for n in FIRST_ROWS]
-        cold = [cell(t.cold.get(str(n))) for n in FIRST_ROWS]
-        table.append([t.system, t.variant, str(t.donors), cell(t.zero_shot), *after, *cold])
     yield from aligned(table)
 
 
 def online_lines(report: OnlineReport) -> Iterator[str]:
     """The report of predicting and then learning, line by line."""
     parts = [(f"{case.name}  {case.target}, {case.rows} steps", case.scores) for case in report.cases]
-    for title, scores in (
-        *parts,
-        ("macro: the mean over these", report.macro),
-        ("micro: over all steps", report.micro),
-    ):
+    parts += [("macro: the mean over these", report.macro), ("micro: over all steps", report.micro)]
+    for title, scores in parts:
         yield ""
         yield f"{title}: error in %, each step predicted before it is learned"
         if scores:
-            headings = ["model", "MAPE", "p95", "missing", "last 30 %", *KINDS]
-            yield from aligned([headings, *([each.model, *_online_cells(each)] for each in scores)])
-
-
-def _online_cells(score: OnlineScore) -> list[str]:
-    kinds = (score.kinds.get(kind) for kind in KINDS)
-    return [cell(value) for value in (score.mape, score.p95, score.missing, score.last, *kinds)]
+            table = [["model", "MAPE", "p95", "missing", "last 30 %", *KINDS]]
+            for score in scores:
+                kinds = (score.kinds.get(kind) for kind in KINDS)
+                values = (score.mape, score.p95, score.missing, score.last, *kinds)
+                table.append([score.model, *(cell(value) for value in values)])
+            yield from aligned(table)
 
 
 def cell(value: float | None, field: str = "") -> str:
@@ -181,8 +169,6 @@ def aligned(table: Sequence[Sequence[str]]) -> Iterator[str]:
 
 
 PREDICT_THEN_LEARN = "predict-then-learn"
-_READING = 0.2
-"""Share of the time that reading takes, about."""
 
 
 class EvaluateOptions(NamedTuple):
@@ -216,25 +202,22 @@ def evaluate_recordings(
     """
     systems = options.systems or ("portable" + SHAPE_SUFFIX, *NINE)
     for system in systems:
-        if system.removesuffix(SHAPE_SUFFIX) not in registered():
+        if plain_name(system) not in registered():
             raise ConfigError("--systems", f"{system!r} is not one of {', '.join(registered())}")
     if options.out is not None and not options.out.absolute().parent.is_dir():
         raise StartError(f"cannot write {options.out}: there is no such directory")
     snapshot = _snapshot(options.snapshot)
     started_ns = clock.monotonic_ns()
-    with progress("evaluated", 100.0, "%") as bar:
+    with progress("evaluated", 0, "parts") as bar:
 
-        def tell(share: float, what: str) -> None:
+        def tell(what: str) -> None:
             bar.set_postfix_str(what, refresh=False)
-            bar.update(round(100.0 * share, 1) - bar.n)
-
-        def tell_more(share: float, what: str) -> None:
-            tell(_READING + (1.0 - _READING) * share, what)
+            bar.update()
 
         captures, pages, sources = _read(paths, config, options, tell, note)
         report: Report | OnlineReport
         if options.protocol == PREDICT_THEN_LEARN:
-            report = predict_then_learn(captures, __version__, tell_more)
+            report = predict_then_learn(captures, __version__, tell)
             text, scored = online_lines(report), bool(report.cases)
         else:
             report = evaluate(
@@ -243,7 +226,7 @@ def evaluate_recordings(
                 learn_until=options.learn_until,
                 left_out=options.leave_out or _default_key(captures),
                 version=__version__,
-                tell=tell_more,
+                tell=tell,
                 snapshot=snapshot,
                 pages=pages,
             )
@@ -269,8 +252,8 @@ def _read(
     sources = list(with_kv_beside(by_source(open_recordings(paths, note)), note))
     whole = options.protocol == PREDICT_THEN_LEARN
     learn_until, learn = (1.0, None) if whole else (options.learn_until, partial(published_of, config))
-    for number, (recordings, kv) in enumerate(sources):
-        tell(_READING * number / len(sources), f"reading {recordings[0].label}")
+    for recordings, kv in sources:
+        tell(f"reading {recordings[0].label}")
         found = load(recordings, knowledge, config, learn_until, learn, kv)
         captures += found
         readings = {} if found or whole else load_pages([recording.path for recording in recordings])

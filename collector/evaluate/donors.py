@@ -16,13 +16,13 @@ from collector.identity import Fact, shipped_sheets
 from collector.runtime import EXIT_FAILED, EXIT_OK, PrintLine, StartError
 from exporters.questions import as_json
 from online import Bank, StateError, Target
-from online.features import Facts
+from online.features import PORTABLE, SYSTEMS, Facts
 from online.features.sheets import HardwareSheet, SheetError, architecture, model_sheet
-from online.features.systems import SYSTEMS
 from online.state import LineageLedger
-from online.transfer import Donor, configuration_vector, coverage, measure_next, pool
+from online.transfer import Donor, pool
 
 from .command import aligned
+from .transfer import configuration_vector, coverage, measure_next
 
 STATE_BYTES_MAX = 256 * 2**20
 NEXT = 5
@@ -53,7 +53,7 @@ def compare_donors(paths: Sequence[Path], *, as_document: bool, say: PrintLine, 
     Returns:
         Exit code: failed if no state could be used.
     """
-    bank = Bank(Config(feature_sets=("portable", *(system.name for system in SYSTEMS)), learners=("rls",)))
+    bank = Bank(Config(feature_sets=(PORTABLE, *SYSTEMS), learners=("rls",)))
     found = read_states(paths, bank, note)
     if not found:
         note("no donor among them")
@@ -121,13 +121,12 @@ def _donors(found: dict[str, tuple[Facts, list[Donor]]]) -> Iterator[dict[str, A
 def _pooled(found: dict[str, tuple[Facts, list[Donor]]]) -> Iterator[tuple[str, dict[str, Any]]]:
     """By system: how many donors it has, and the coefficients that they say together."""
     donors = [d for _, many in found.values() for d in many if d.features.target is Target.STEP_TIME]
-    for system in SYSTEMS:
-        mine = [d for d in donors if d.features.name == system.name]
-        pooled = pool(system, Target.STEP_TIME, mine)
+    for name, system in SYSTEMS.items():
+        pooled = pool(system, Target.STEP_TIME, [d for d in donors if d.features.name == name])
         if pooled is None:
             continue
-        known = {name: float(value) for name, value in zip(pooled.names, pooled.gamma, strict=True) if value > 0.0}
-        yield system.name, {"donors": len(pooled.donors), "coefficients": known}
+        known = {each: float(value) for each, value in zip(pooled.names, pooled.gamma, strict=True) if value > 0.0}
+        yield name, {"donors": len(pooled.donors), "coefficients": known}
 
 
 def _measure_next(seen: dict[str, Facts]) -> list[dict[str, Any]]:

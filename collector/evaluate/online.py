@@ -23,7 +23,8 @@ oldest of the fullest of 4 x 4 cells goes; cells are equal in log(1 + A) and log
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 import numpy as np
@@ -31,11 +32,11 @@ import numpy as np
 from collector.config import Config
 from collector.identity import Fact
 from online import STEP_FEATURES, Floats, Level, Mask, RowBlock, Target
-from online.features import build
+from online.features import portable
 from online.target import TargetState
 
 from .captures import Capture
-from .systems import BLOCK_ROWS, design
+from .systems import BLOCK_ROWS, blocks, design
 
 KINDS = ("decode", "prefill", "mixed")
 LAST_SHARE = 0.3
@@ -75,16 +76,16 @@ class OnlineReport(msgspec.Struct, frozen=True, kw_only=True):
     micro: list[OnlineScore]
 
 
-def predict_then_learn(captures: Sequence[Capture], version: str, tell: Callable[[float, str], None]) -> OnlineReport:
+def predict_then_learn(captures: Sequence[Capture], version: str, tell: Callable[[str], None]) -> OnlineReport:
     """Run the protocol; deterministic. Configurations without rows of one step are not there."""
     cases: list[OnlineCase] = []
     errors: dict[str, list[Floats]] = {}
-    for number, capture in enumerate(captures):
+    for capture in captures:
         for target in (Target.STEP_TIME, Target.GPU_TIME):
             rows = _single_steps(capture, target)
             if not len(rows):
                 continue
-            tell(number / len(captures), f"{capture.name}: {target.value}")
+            tell(f"{capture.name}: {target.value}")
             kinds, found = _kinds(rows.raw), _predictions(rows, target, capture.facts)
             of_case = {name: np.abs(each / rows.elapsed_us - 1.0) for name, each in found.items()}
             scores = [_score(name, each, kinds) for name, each in of_case.items()]
@@ -121,58 +122,49 @@ def _kinds(raw: Floats) -> dict[str, Mask]:
     return dict(zip(KINDS, (~prefill, prefill & ~decode, prefill & decode), strict=True))
 
 
+def _mean(values: Iterable[float | None]) -> float | None:
+    """Of what is known."""
+    known = [value for value in values if value is not None and math.isfinite(value)]
+    return float(np.mean(known)) if known else None
+
+
+def _by_kind(mean_of: Callable[[str], float | None]) -> dict[str, float]:
+    return {kind: value for kind in KINDS if (value := mean_of(kind)) is not None}
+
+
 def _score(model: str, errors: Floats, kinds: Mapping[str, Mask] | None) -> OnlineScore:
-    known = np.isfinite(errors)
-
-    def mean(of: Floats) -> float | None:
-        of = of[np.isfinite(of)]
-        return float(of.mean()) if len(of) else None
-
-    by_kind = {} if kinds is None else {kind: mean(errors[mask]) for kind, mask in kinds.items()}
+    known = errors[np.isfinite(errors)]
     return OnlineScore(
         model=model,
-        mape=mean(errors),
-        p95=float(np.quantile(errors[known], 0.95)) if known.any() else None,
-        missing=float(1.0 - known.mean()),
-        last=mean(errors[int((1.0 - LAST_SHARE) * len(errors)) :]) if kinds is not None else None,
-        kinds={kind: value for kind, value in by_kind.items() if value is not None},
+        mape=_mean(known),
+        p95=float(np.quantile(known, 0.95)) if len(known) else None,
+        missing=1.0 - len(known) / len(errors),
+        last=None if kinds is None else _mean(errors[int((1.0 - LAST_SHARE) * len(errors)) :]),
+        kinds={} if kinds is None else _by_kind(lambda kind: _mean(errors[kinds[kind]])),
     )
 
 
 def _macro(model: str, scores: Sequence[OnlineScore]) -> OnlineScore:
-    def mean(values: Iterator[float | None]) -> float | None:
-        known = [value for value in values if value is not None]
-        return float(np.mean(known)) if known else None
-
-    by_kind = {kind: mean(score.kinds.get(kind) for score in scores) for kind in KINDS}
     return OnlineScore(
         model=model,
-        mape=mean(score.mape for score in scores),
-        p95=mean(score.p95 for score in scores),
+        mape=_mean(score.mape for score in scores),
+        p95=_mean(score.p95 for score in scores),
         missing=float(np.mean([score.missing for score in scores])),
-        last=mean(score.last for score in scores),
-        kinds={kind: value for kind, value in by_kind.items() if value is not None},
+        last=_mean(score.last for score in scores),
+        kinds=_by_kind(lambda kind: _mean(score.kinds.get(kind) for score in scores)),
     )
 
 
-def _predictions(rows: RowBlock, target: Target, facts: Mapping[str, Fact]) -> dict[str, Floats]:
+def _predictions(rows: RowBlock, target: Target, facts: dict[str, Fact]) -> dict[str, Floats]:
     """Microseconds per row by each model, (n,); NaN where it does not predict."""
-    shaped, plain = _by_live_target(rows, target, facts)
-    return {TRACEFIT: shaped, COEFFICIENTS: plain, GRID: _by_grid(rows)}
-
-
-def _by_live_target(rows: RowBlock, target: Target, facts: Mapping[str, Fact]) -> tuple[Floats, Floats]:
-    """By x beta F exp(level), and by x beta."""
     shaped, plain = np.full(len(rows), np.nan), np.full(len(rows), np.nan)
-    features = build("portable", target, dict(facts))
-    if features is None:
-        return shaped, plain
+    features = portable(target, facts)
     state, level = TargetState(target, Config(learners=("rls",))), Level()
     state.offer(features, lambda _features: None)
     (learner,) = state.models.values()
     known: Mask = np.asarray(np.isfinite(features.evaluate(rows)).all(axis=1))
-    for start in range(0, len(rows), BLOCK_ROWS):
-        part = rows.slice(start, min(start + BLOCK_ROWS, len(rows)))
+    for number, part in enumerate(blocks(rows)):
+        start = number * BLOCK_ROWS
         at = start + np.flatnonzero(known[start : start + BLOCK_ROWS])
         block = design(features, part)
         if not learner.holding and len(block):
@@ -181,7 +173,7 @@ def _by_live_target(rows: RowBlock, target: Target, facts: Mapping[str, Fact]) -
             log_ratio = np.log(block.elapsed_us / plain[at]) - log_factors
             shaped[at] = plain[at] * np.exp(log_factors + level.learn(block, log_ratio))
         state.learn(part)
-    return shaped, plain
+    return {TRACEFIT: shaped, COEFFICIENTS: plain, GRID: _by_grid(rows)}
 
 
 def _by_grid(rows: RowBlock) -> Floats:

@@ -23,8 +23,7 @@ The coefficients of a published snapshot are scored as they are, nothing learned
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -33,20 +32,23 @@ import numpy as np
 import tracefit
 from collector.identity import Fact
 from online import REQUEST_FEATURES, ConfigSnapshot, Floats, Ints, Quality, RowBlock, Snapshot, Target
-from online.features import FeatureSet, build
+from online.features import PORTABLE, build
 
 from .baselines import PageReport, RequestReport, judge_requests
-from .captures import Capture, ScoredRequest
-from .systems import Fit, Transfer, ape, fit, leave_one_out, prequential, rows_to_goal
+from .captures import Capture, Request
+from .systems import Fit, ape, fit, prequential, rows_to_goal
+from .transfer import Transfer, leave_one_out
 
 COVER_MIN, COVER_MAX = 0.97, 1.03
+STEP = Target.STEP_TIME
+ALPHAS = (Target.API_QUEUEING, Target.POST_DECODE)
 
 
 @dataclass(frozen=True, slots=True)
 class RequestPath:
     """One request with the rows of its path, (k,) indices and shares, and how many of them precede the first token."""
 
-    request: ScoredRequest
+    request: Request
     rows: Ints
     share: Floats
     prefill: Floats
@@ -62,43 +64,34 @@ class Timeline:
         self.elapsed = rows.elapsed_us[self.index] * 1e3
         self.start = self.end - self.elapsed
         self.single = rows.steps[self.index] == 1
-        self.middle = (self.start + self.end) / 2
 
     def between(self, start_ns: int, end_ns: int) -> tuple[Ints, Floats]:
         """Row numbers and the share of each inside the interval."""
-        low = max(0, int(np.searchsorted(self.end, start_ns)) - 1)
-        high = int(np.searchsorted(self.start, end_ns)) + 1
-        here = slice(low, high)
-        inside = ((self.middle[here] > start_ns) & (self.middle[here] <= end_ns)).astype(np.float64)
-        overlap = np.minimum(self.end[here], end_ns) - np.maximum(self.start[here], start_ns)
-        share = np.where(self.single[here], inside, np.clip(overlap / self.elapsed[here], 0.0, 1.0))
+        here = slice(max(0, int(np.searchsorted(self.end, start_ns)) - 1), int(np.searchsorted(self.start, end_ns)) + 1)
+        start, end = self.start[here], self.end[here]
+        inside = ((start + end) / 2 > start_ns) & ((start + end) / 2 <= end_ns)
+        overlap = (np.minimum(end, end_ns) - np.maximum(start, start_ns)) / self.elapsed[here]
+        share = np.where(self.single[here], inside, np.clip(overlap, 0.0, 1.0))
         used = np.flatnonzero(share > 0.0)
         return self.index[here][used], share[used]
 
 
-def paths_of(rows: RowBlock, requests: Sequence[ScoredRequest]) -> tuple[list[RequestPath], int]:
+def paths_of(rows: RowBlock, requests: Sequence[Request]) -> tuple[list[RequestPath], int]:
     """The path of every request that its rows cover, and how many they do not cover."""
     lines: dict[int, Timeline] = {}
-    paths, uncovered = [], 0
+    paths = []
     for request in requests:
+        if request.scheduled_ns is None:
+            continue
         line = lines.setdefault(request.engine, Timeline(rows, request.engine))
         index, share = line.between(request.scheduled_ns, request.finished_ns)
         covered = float((rows.elapsed_us[index] * share).sum()) * 1e3 / (request.finished_ns - request.scheduled_ns)
-        if not COVER_MIN <= covered <= COVER_MAX:
-            uncovered += 1
-            continue
-        first, part = line.between(request.scheduled_ns, request.first_token_ns)
-        prefill = np.zeros(len(index))
-        prefill[np.searchsorted(index, first)] = part
-        paths.append(RequestPath(request, index, share, prefill))
-    return paths, uncovered
-
-
-def predicted(paths: Sequence[RequestPath], prediction_us: Floats) -> tuple[Floats, Floats]:
-    """Sum of the predictions along each path and up to its first token, each (n,) us; NaN where one is not known."""
-    whole = np.array([float(prediction_us[p.rows] @ p.share) for p in paths])
-    prefill = np.array([float(prediction_us[p.rows] @ p.prefill) for p in paths])
-    return whole, prefill
+        if COVER_MIN <= covered <= COVER_MAX:
+            first, part = line.between(request.scheduled_ns, request.first_token_ns)
+            prefill = np.zeros(len(index))
+            prefill[np.searchsorted(index, first)] = part
+            paths.append(RequestPath(request, index, share, prefill))
+    return paths, len(requests) - len(paths)
 
 
 class Score(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -128,11 +121,6 @@ class Score(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     requests: int = 0
 
 
-def score_of(values: dict[str, float | None], *, system: str, **counts: int) -> Score:
-    """A score of named values; what is not among them cannot be said."""
-    return msgspec.convert({"system": system, **counts, **values}, Score)
-
-
 def mean_error(predicted_us: Floats, observed_us: Floats) -> float | None:
     """|mean predicted - mean observed| / mean observed; None without anything."""
     known = np.isfinite(predicted_us)
@@ -142,7 +130,7 @@ def mean_error(predicted_us: Floats, observed_us: Floats) -> float | None:
     return abs(float(predicted_us[known].mean()) - observed) / observed
 
 
-def step_scores(fit: Fit | _Published, prediction_us: Floats, rows: RowBlock) -> dict[str, float | None]:
+def step_scores(fit: Fit, prediction_us: Floats, rows: RowBlock) -> dict[str, float | None]:
     """Score the predicted step times, step by step: a diagnostic beside the scores per request."""
     known = np.isfinite(prediction_us)
     y, f = rows.elapsed_us[known], prediction_us[known]
@@ -150,10 +138,9 @@ def step_scores(fit: Fit | _Published, prediction_us: Floats, rows: RowBlock) ->
         return {}
     errors = ape(f, y)
     varied = len(y) > 2 and f.std() > 0 and y.std() > 0  # noqa: PLR2004  a correlation of two points is 1
-    bands = fit.interval(rows)
     coverage = None
-    if bands is not None:
-        low, high = bands[0][known], bands[1][known]
+    if fit.bands is not None:
+        low, high = (bound[known] for bound in fit.bands(rows))
         coverage = float(np.mean((y >= low * f) & (y <= high * f)))
     return {
         "step_mape": float(errors.mean()),
@@ -166,20 +153,23 @@ def step_scores(fit: Fit | _Published, prediction_us: Floats, rows: RowBlock) ->
 
 
 def request_scores(
-    paths: Sequence[RequestPath], prediction_us: Floats, alphas: dict[str, Floats]
+    paths: Sequence[RequestPath], prediction_us: Floats, alphas: Mapping[Target, Floats]
 ) -> dict[str, float | None]:
-    """Scores per request; ``alphas`` holds predicted api_queueing and post_decode of each path's request, (n,) us."""
+    """Scores per request; ``alphas``: predicted for each path's request, (n,) us; NaN prediction where not known."""
     if not paths:
         return {}
-    whole, prefill = predicted(paths, prediction_us)
-    requests = [path.request for path in paths]
-    ran = np.array([(r.finished_ns - r.scheduled_ns) / 1e3 for r in requests])
-    to_first = np.array([(r.first_token_ns - r.scheduled_ns) / 1e3 for r in requests])
-    waited = np.array([(r.scheduled_ns - r.queued_ns) / 1e3 for r in requests])
-    tokens = np.array([max(r.output_tokens - 1, 0) for r in requests], float)
-    several = tokens > 0
+    whole = np.array([float(prediction_us[path.rows] @ path.share) for path in paths])
+    prefill = np.array([float(prediction_us[path.rows] @ path.prefill) for path in paths])
+
+    def stamps(name: str) -> Floats:
+        return np.array([getattr(path.request, name) for path in paths], float) / 1e3  # None is NaN
+
+    scheduled, first, finished = stamps("scheduled_ns"), stamps("first_token_ns"), stamps("finished_ns")
+    ran, to_first = finished - scheduled, first - scheduled
+    tokens = np.array([max(path.request.output_tokens - 1, 0) for path in paths], float)
+    several, errors = tokens > 0, ape(whole, ran)
     out: dict[str, float | None] = {
-        "gpu_time_mape": _mean(ape(whole, ran)),
+        "gpu_time_mape": float(errors.mean()) if len(errors) else None,
         "e2e": mean_error(whole, ran),
         "ttft": mean_error(prefill, to_first),
     }
@@ -189,87 +179,36 @@ def request_scores(
     if several.any():
         gap = (ran - to_first)[several] / tokens[several]
         out["itl"] = mean_error((whole - prefill)[several] / tokens[several], gap)
-    seen = np.array([r.arrived_ns is not None and r.departed_ns is not None for r in requests])
-    if seen.any() and "api_queueing" in alphas:
-        api = alphas["api_queueing"]
-        arrived = np.array([r.arrived_ns or 0 for r in requests], float)
-        departed = np.array([r.departed_ns or 0 for r in requests], float)
-        first = np.array([r.first_token_ns for r in requests], float)
-        post = alphas.get("post_decode", np.zeros(len(requests)))
-        out["e2e_full"] = mean_error((api + waited + whole + post)[seen], ((departed - arrived) / 1e3)[seen])
-        out["ttft"] = mean_error((api + waited + prefill)[seen], ((first - arrived) / 1e3)[seen])
+    arrived, departed = stamps("arrived_ns"), stamps("departed_ns")
+    seen = np.isfinite(arrived) & np.isfinite(departed)
+    if seen.any() and Target.API_QUEUEING in alphas:
+        before = alphas[Target.API_QUEUEING] + scheduled - stamps("queued_ns")
+        after = alphas.get(Target.POST_DECODE, 0.0)
+        out["e2e_full"] = mean_error((before + whole + after)[seen], (departed - arrived)[seen])
+        out["ttft"] = mean_error((before + prefill)[seen], (first - arrived)[seen])
     return out
 
 
-def _mean(errors: Floats) -> float | None:
-    return float(errors.mean()) if len(errors) else None
-
-
-STEP = Target.STEP_TIME
-ALPHAS = (Target.API_QUEUEING, Target.POST_DECODE)
-
-
-@dataclass(frozen=True, slots=True)
-class _Published:
-    """The coefficients of a snapshot as something that predicts."""
-
-    system: str
-    features: FeatureSet
-    beta: Floats
-    identifiable: int
-    rows: int
-
-    @property
-    def columns(self) -> int:
-        """Columns of the set."""
-        return len(self.features)
-
-    def predict(self, rows: RowBlock) -> Floats:
-        """Microseconds per row, (n,); NaN where a column is not known."""
-        with np.errstate(invalid="ignore"):
-            return np.asarray(self.features.evaluate(rows) @ self.beta)
-
-    def interval(self, _rows: RowBlock) -> None:
-        """What is published is of more than the coefficients."""
-
-
-def _published(config: ConfigSnapshot | None, capture: Capture) -> Iterator[_Published]:
-    """The published models of a step's time."""
-    target = None if config is None else config.targets.get(STEP.value)
-    for name, model in {} if target is None else sorted(target.models.items()):
-        features = build(name, STEP, capture.facts) if "/" not in name and model.features else None
+def _published(config: ConfigSnapshot | None, target: Target, facts: dict[str, Fact]) -> Iterator[Fit]:
+    """The published models of a target: coefficients alone, while what is published is of more."""
+    found = None if config is None else config.targets.get(target.value)
+    for name, model in {} if found is None else sorted(found.models.items()):
+        features = build(name, target, facts) if "/" not in name and model.features else None
         if features is not None:
             values = {each.name: each.coefficient for each in model.features}
             beta = np.array([values.get(column, 0.0) for column in features.names])
             identified = sum(each.status == "identified" for each in model.features)
-            yield _Published(f"snapshot/{name}", features, beta, identified, model.rows)
+            yield Fit(f"snapshot/{name}", features, beta, identified, model.rows)
 
 
 def _config_in(snapshot: Snapshot | None, capture: Capture) -> ConfigSnapshot | None:
-    if snapshot is None or not snapshot.configs:
-        return None
-    same = [config for config in snapshot.configs if config.config_id == capture.config_id]
-    return same[0] if same else snapshot.configs[0] if len(snapshot.configs) == 1 else None
+    configs = [] if snapshot is None else snapshot.configs
+    same = [config for config in configs if config.config_id == capture.config_id]
+    return same[0] if same else configs[0] if len(configs) == 1 else None
 
 
-def _published_alphas(config: ConfigSnapshot | None, paths: Sequence[RequestPath]) -> dict[str, Floats]:
-    out: dict[str, Floats] = {}
-    columns = {
-        "intercept": np.ones(len(paths)),
-        "prompt_tokens": np.array([p.request.prompt_tokens for p in paths], float),
-        "output_tokens": np.array([p.request.output_tokens for p in paths], float),
-    }
-    for target in ALPHAS:
-        published = None if config is None else config.targets.get(target.value)
-        model = None if published is None else published.models.get("portable")
-        if model is not None:
-            terms = [f.coefficient * columns[f.name] for f in model.features if f.name in columns]
-            out[target.value] = np.asarray(sum(terms, np.zeros(len(paths))))
-    return out
-
-
-Tell = Callable[[float, str], None]
-"""Receives the share done and what is being done."""
+Tell = Callable[[str], None]
+"""Receives what is being done."""
 
 
 class CaptureReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -314,59 +253,46 @@ def evaluate(
     pages: Sequence[PageReport] = (),
 ) -> Report:
     """Run the whole protocol; deterministic."""
-    reports = []
-    for number, capture in enumerate(captures):
-        done = 0.8 * number / len(captures)
-        reports.append(_capture(capture, systems, snapshot, functools.partial(tell, done)))
-    transfers = leave_one_out(captures, left_out, functools.partial(tell, 0.8)) if len(captures) > 1 else {}
     return Report(
         schema="tracefit.evaluation/1",
         tracefit_version=version,
         learn_until=learn_until,
-        captures=reports,
+        captures=[_capture(capture, systems, snapshot, tell) for capture in captures],
         pages=list(pages),
         left_out=left_out,
-        transfers=transfers,
+        transfers=leave_one_out(captures, left_out, tell) if len(captures) > 1 else {},
     )
 
 
-def _capture(
-    capture: Capture, systems: Sequence[str], snapshot: Snapshot | None, tell: Callable[[str], None]
-) -> CaptureReport:
-    full = capture.full.get(STEP)
-    nothing = RowBlock.empty(STEP.vocabulary)
-    learned = capture.learned.get(STEP, nothing)
+def _capture(capture: Capture, systems: Sequence[str], snapshot: Snapshot | None, tell: Tell) -> CaptureReport:
+    full, nothing, facts = capture.full.get(STEP), RowBlock.empty(STEP.vocabulary), capture.facts
+    learned, rows = capture.learned.get(STEP, nothing), full.rows if full is not None else nothing
     scored, interval_rows = _single_steps(capture.scored(STEP))
-    requests_only = bool(len(scored)) and bool((scored.quality == Quality.REQUESTS).all())
     requests = [request for request in capture.requests if request.delivered_ns > capture.cut_ns]
-    rows = full.rows if full is not None else nothing
     paths, uncovered = paths_of(rows, requests)
-    alphas = _alphas(capture, paths)
+    alphas = _alphas(paths, [_learned_alpha(PORTABLE, target, capture) for target in ALPHAS])
     scores: list[Score] = []
-    for system in systems:
+    for system in systems if len(scored) else ():
         tell(f"{capture.name}: {system}")
-        made = fit(system, STEP, capture.facts, learned)
-        if made is None or len(scored) == 0:
-            continue
-        found = _score(made, scored, rows, paths, alphas, requests_only=requests_only)
-        scores.append(
-            msgspec.structs.replace(
-                found,
-                rows_to_goal=rows_to_goal(system, capture.facts, learned, scored),
-                prequential_mape=prequential(system, capture.facts, rows),
-                queue_wait_mdape=_alpha_error(system, Target.QUEUE_WAIT, capture),
-                api_queueing_mdape=_alpha_error(system, Target.API_QUEUEING, capture),
-            )
-        )
+        if (made := fit(system, STEP, facts, learned)) is not None:
+            found = _score(made, scored, rows, paths, alphas)
+            more = {
+                "rows_to_goal": rows_to_goal(system, facts, learned, scored),
+                "prequential_mape": prequential(system, facts, rows),
+                "queue_wait_mdape": _alpha_error(system, Target.QUEUE_WAIT, capture),
+                "api_queueing_mdape": _alpha_error(system, Target.API_QUEUEING, capture),
+            }
+            scores.append(msgspec.structs.replace(found, **more))
     config = _config_in(snapshot, capture)
-    for published in _published(config, capture) if len(scored) else ():
-        published_alphas = _published_alphas(config, paths)
-        scores.append(_score(published, scored, rows, paths, published_alphas, requests_only=requests_only))
+    told = [each for target in ALPHAS for each in _published(config, target, facts)]
+    told_alphas = _alphas(paths, [each for each in told if each.system == f"snapshot/{PORTABLE}"])
+    if len(scored):
+        scores += [_score(made, scored, rows, paths, told_alphas) for made in _published(config, STEP, facts)]
     return CaptureReport(
         name=capture.name,
         config_id=capture.config_id,
         telemetry=capture.telemetry,
-        facts=dict(sorted(capture.facts.items())),
+        facts=dict(sorted(facts.items())),
         cannot_derive=list(capture.cannot_derive),
         learned_rows=len(learned),
         scored_rows=len(scored),
@@ -395,54 +321,42 @@ def _single_steps(rows: RowBlock) -> tuple[RowBlock, bool]:
 
 
 def _score(
-    made: Fit | _Published,
-    scored: RowBlock,
-    rows: RowBlock,
-    paths: Sequence[RequestPath],
-    alphas: dict[str, Floats],
-    *,
-    requests_only: bool,
+    made: Fit, scored: RowBlock, rows: RowBlock, paths: Sequence[RequestPath], alphas: Mapping[Target, Floats]
 ) -> Score:
     prediction = made.predict(scored)
     values = step_scores(made, prediction, scored)
-    if requests_only:
+    if (scored.quality == Quality.REQUESTS).all():
         values["itl"] = mean_error(prediction, scored.elapsed_us)
     else:
         values |= request_scores(paths, made.predict(rows), alphas)
-    return score_of(
-        values,
+    return Score(
         system=made.system,
         columns=made.columns,
         identifiable=made.identifiable,
         learned_rows=made.rows,
         scored_rows=int(np.count_nonzero(np.isfinite(prediction))),
         requests=len(paths),
+        **values,  # type: ignore[arg-type]
     )
 
 
-def _alphas(capture: Capture, paths: Sequence[RequestPath]) -> dict[str, Floats]:
+def _alphas(paths: Sequence[RequestPath], fits: Sequence[Fit | None]) -> dict[Target, Floats]:
     """What ``portable`` says of each request outside the steps; the same for all systems, which differ in the steps."""
     raw = np.full((len(paths), len(REQUEST_FEATURES)), np.nan)
     for i, path in enumerate(paths):
         raw[i, REQUEST_FEATURES.index("prompt_tokens")] = path.request.prompt_tokens
         raw[i, REQUEST_FEATURES.index("output_tokens")] = path.request.output_tokens
     rows = RowBlock.of_lines(raw, np.ones(len(paths)))
-    out = {}
-    for target in ALPHAS:
-        learned = capture.learned.get(target)
-        made = fit("portable", target, capture.facts, learned) if learned is not None and len(paths) else None
-        if made is not None:
-            out[target.value] = made.predict(rows)
-    return out
+    return {made.features.target: made.predict(rows) for made in fits if made is not None and len(paths)}
+
+
+def _learned_alpha(system: str, target: Target, capture: Capture) -> Fit | None:
+    learned = capture.learned.get(target)
+    return None if learned is None else fit(system, target, capture.facts, learned)
 
 
 def _alpha_error(system: str, target: Target, capture: Capture) -> float | None:
     """Median relative error of a system's own alpha on the scored part."""
-    learned, rows = capture.learned.get(target), capture.scored(target)
-    if learned is None:
-        return None
-    made = fit(system, target, capture.facts, learned)
-    if made is None or len(rows) == 0:
-        return None
-    errors = ape(made.predict(rows), rows.elapsed_us)
+    made, rows = _learned_alpha(system, target, capture), capture.scored(target)
+    errors = ape(made.predict(rows), rows.elapsed_us) if made is not None else ()
     return float(np.median(errors)) if len(errors) else None

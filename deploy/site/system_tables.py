@@ -10,29 +10,37 @@ import json
 import sys
 from collections.abc import Iterable, Sequence
 
-from online.features.systems import PORTABLE, SYSTEMS
+from online.features import PORTABLE, SYSTEMS, portable
 from online.rows import Target
 from tests.support.sheet_cases import MOE, facts_of
 
 FACTS = facts_of(MOE, tensor_parallel_size=2, cpu_offload=True)
 TARGETS = (Target.STEP_TIME, Target.QUEUE_WAIT, Target.API_QUEUEING)
-HEADER = ("target", "column", "unit", "kind", "reference")
+HEADER = ("target", "column", "unit", "kind", "definition")
 
 
 def tables() -> dict[str, str]:
     """By name of the system, and ``absent``."""
+    systems = {PORTABLE: lambda target, facts: portable(target, facts).columns}
+    systems |= {name: system.table for name, system in SYSTEMS.items()}
     made = {
-        system.name: _table(
+        name: _table(
             HEADER,
             (
-                (target.value, f"`{each.name}`", f"`{each.unit}`", ("live", "constant")[each.constant], each.reference)
+                (
+                    target.value,
+                    f"`{each.name}`",
+                    f"`{each.unit}`",
+                    "live" if each.constant is None else "constant",
+                    f"`{each.definition}`",
+                )
                 for target in TARGETS
-                for each in system.table(target, FACTS)
+                for each in table(target, FACTS)
             ),
         )
-        for system in (PORTABLE, *SYSTEMS)
+        for name, table in systems.items()
     }
-    missing = ((system.name, what, why) for system in SYSTEMS for what, why in system.absent.items())
+    missing = ((name, what, why) for name, system in SYSTEMS.items() for what, why in system.absent.items())
     return {**made, "absent": _table(("system", "feature", "why not"), missing)}
 
 

@@ -1,10 +1,9 @@
 """Feature sets: tables of (name, unit, formula), evaluated per step and summed per row."""
 
-import online.features.systems  # noqa: F401  # registers them
-
 from .columns import (
     ACTIVE_EXPERTS,
     INTERCEPT,
+    PORTABLE,
     Column,
     Fact,
     Facts,
@@ -17,15 +16,19 @@ from .columns import (
     registered,
     share_touched,
 )
+from .systems import SYSTEMS, System
 
 __all__ = [
     "ACTIVE_EXPERTS",
     "INTERCEPT",
+    "PORTABLE",
+    "SYSTEMS",
     "Column",
     "Fact",
     "Facts",
     "FeatureSet",
     "Raw",
+    "System",
     "build",
     "custom",
     "experts_in",

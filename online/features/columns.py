@@ -84,21 +84,21 @@ class Column:
         name: as published.
         unit: of its coefficient.
         formula: raw column name, ``intercept``, or a function of :class:`Raw`.
-        reference: where the definition comes from (a paper, a data sheet, a contract), for the documentation.
-        constant: the same in every step of one configuration: no single configuration can tell its coefficient from
-            the intercept, so it serves transfer between configurations only and is not part of a live set.
+        definition: the formula in words, for the documentation.
+        constant: its value where that is the same in every step of one configuration: no single configuration can tell
+            the coefficient from the intercept, so it serves transfer between configurations and is in no live set.
     """
 
     name: str
     unit: str
     formula: Formula
-    reference: str = ""
-    constant: bool = False
+    definition: str = ""
+    constant: float | None = None
 
 
-def raw_column(name: str, reference: str = "") -> Column:
+def raw_column(name: str) -> Column:
     """The column that is a raw value, or the intercept, with the unit of the vocabulary."""
-    return Column(name, UNITS[name], name, reference)
+    return Column(name, UNITS[name], name, name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +186,8 @@ _PORTABLE: dict[Target, tuple[str, ...]] = {
     Target.PREEMPTION_GAP: (INTERCEPT,),
 }
 
-_BLIS = "the basis of BLIS's trained-physics backend: what every consumer understands"
+PORTABLE = "portable"
+"""The set that every consumer understands."""
 ACTIVE_EXPERTS = "active_experts"
 """Share of the experts of a layer that a step's tokens touch; its coefficient is the time that all of them take."""
 
@@ -217,9 +218,9 @@ def portable(target: Target, facts: Facts | None = None) -> FeatureSet:
 
     Step times of a mixture of experts have ``active_experts`` as well, where its experts are known.
     """
-    columns = tuple(raw_column(name, _BLIS) for name in _PORTABLE[target])
+    columns = tuple(raw_column(name) for name in _PORTABLE[target])
     experts = experts_in(facts or {}) if target is Target.STEP_TIME else None
-    return FeatureSet("portable", target, columns if experts is None else (*columns, active_experts(*experts)))
+    return FeatureSet(PORTABLE, target, columns if experts is None else (*columns, active_experts(*experts)))
 
 
 def experts_in(facts: Facts) -> tuple[int, int] | None:
@@ -237,7 +238,7 @@ def active_experts(experts: int, per_token: int) -> Column:
         ACTIVE_EXPERTS,
         "us",
         lambda raw: np.asarray(share_touched(experts, per_token, raw["prefill_tokens"] + raw["decode_tokens"])),
-        "experts touched, if routing is even",
+        "1 - (1 - k/E)^tokens",
     )
 
 
@@ -256,7 +257,7 @@ def custom(target: Target, names: Sequence[str]) -> FeatureSet:
     for name in names:
         if name not in known:
             raise ValueError(f"custom feature {name!r} of {target} is not one of {', '.join(known)}")
-    return FeatureSet("custom", target, tuple(raw_column(name, "configuration") for name in names))
+    return FeatureSet("custom", target, tuple(raw_column(name) for name in names))
 
 
-register("portable", portable)
+register(PORTABLE, portable)

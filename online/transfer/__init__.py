@@ -1,39 +1,20 @@
-"""What other configurations know: donors, data sheets, the configuration space."""
+"""What other configurations know: data sheets and donors."""
 
 from __future__ import annotations
 
-from .pool import DonorPool, Priors, priors_of
-from .pooled import (
-    Donor,
-    bias_and_scale,
-    configuration_vector,
-    coverage,
-    donor_of,
-    donors_of,
-    ensemble,
-    frozen,
-    measure_next,
-    pool,
-    specialists,
-)
+from .donors import Donor, DonorPool, Pooled, Priors, donor_of, donors_of, pool, priors_of
 from .sheet import HIDES_HITS, SheetEstimate, SheetPrior
 
 __all__ = [
     "HIDES_HITS",
     "Donor",
     "DonorPool",
+    "Pooled",
     "Priors",
     "SheetEstimate",
     "SheetPrior",
-    "bias_and_scale",
-    "configuration_vector",
-    "coverage",
     "donor_of",
     "donors_of",
-    "ensemble",
-    "frozen",
-    "measure_next",
     "pool",
     "priors_of",
-    "specialists",
 ]

@@ -20,10 +20,20 @@ bookkeeping per request, dispatch to experts. q and e belong to one configuratio
     theta = argmin (theta' A theta - 2 b' theta) / 2 + sum_j (theta_j - mu_j)^2 / (2 s_j^2),  theta >= 0
     V = M (A + S^-2)^-1 M'         se_j = sqrt V_jj
 
-mu and s are of the population (online/transfer/pool.py), A and b the capped evidence.
-The estimate is there from the first second (A = 0). Later it is published in place of the learner's own coefficients
-where these cannot tell context from requests or prefill (vif > 10), and before there are 64 rows, unless the rows
-contradict it: the machine is not what the sheet says then, and the own fit stands.
+A and b are the capped evidence. The estimate is there from the first second (A = 0). Later it is published in place of
+the learner's own coefficients where these cannot tell context from requests or prefill (vif > 10), and before there are
+64 rows, unless the rows contradict it: the machine is not what the sheet says then, and the own fit stands.
+
+**Population.** mu and s of one more model's overheads, by empirical Bayes over the donors; the hyper-prior without any:
+
+    theta_m, V_m = estimate by A_m, b_m and the prior (mu, tau)         from mu = mu0, tau = 1,000 s0
+    mu_j    = precision mean of theta_mj, 1 / tau_j^2 each, and of the hyper-prior mu0_j, 1 / s0_j^2
+    tau_j^2 = (sum_m ((theta_mj - mu_j)^2 + V_mj) + (s0_j / 2)^2) / (k_j + 1),   tau_j >= 10 % of mu_j
+    s_j^2   = tau_j^2 + var mu_j
+
+Left out of the sums of an overhead are donors that do not have it, and outliers: beyond 3 robust sd of the median, at
+least max(10 % of it, s0 / 4). The hyper-prior counts as two donors there: one that is nothing like its sheet does not
+outvote it, three alike do. Reference: Efron and Morris, Data analysis using Stein's estimator (JASA 1975).
 
 Where telemetry hides prefix hits, prefill keeps the sheet's price: tokens are told that were not computed. Fewer than
 64 rows that tell all columns apart (vif <= 10) do price it, as their own fit would.
@@ -46,8 +56,7 @@ process in time, N(0, w^2) that forgets as exp(-d^2 / 2 T^2); K is the covarianc
 levels of half a minute wander by 5 % in the root mean square over seven recordings. So minutes tell how costs compare
 better than what they are, and points seen minutes apart do not tell how their costs compare.
 
-Where telemetry hides prefix hits, rows of a point differ by prefill that nobody sees, more than by batch or context.
-Then prefill is left out and the mean of a point alone counts: A = B' C B.
+Where telemetry hides prefix hits, prefill is left out: how much of it was computed nobody tells.
 
 Rows that a learner still holds have no weights of their own yet. They are weighed against what is expected, by Tukey's
 bisquare with the variance of the expectation: the first requests of a server pay for cold caches and compilation.
@@ -57,25 +66,24 @@ Reference: Kennedy and O'Hagan, Bayesian calibration of computer models (JRSS B 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import msgspec
 import numpy as np
 
-from online.blocks import Design
-from online.constants import BISQUARE, GEMM_EFFICIENCY, MISFIT, TENTH, TINY, TINY_US
-from online.features import Column, Facts, experts_in, portable, share_touched
+from online.blocks import Design, median_of
+from online.constants import GEMM_EFFICIENCY, MAD_TO_SD, MISFIT, SURE_SD, TENTH, TINY, TINY_US
+from online.features import PORTABLE, Column, Facts, experts_in, portable, share_touched
 from online.features.sheets import sheet_of
-from online.features.systems import PORTABLE
-from online.rls import IDENTIFIED_ERROR, VIF_MAX, RlsLearner, contradicted, points_of, solve
+from online.rls import IDENTIFIED_ERROR, VIF_MAX, RlsLearner, bisquare, contradicted, points_of, solve
 from online.rows import Floats, Mask, Target
 from online.snapshot import FeatureSnapshot, IntervalSnapshot, ModelSnapshot, Reason, TargetSnapshot
 
-# Guess: of e the usual share of the sheet's bandwidth (online/features/systems, roofline). Chosen: ar
-# on the servers of Llama-3.1-70B of tests/bench/bench_silicon.py, which reports on others; the sd of e with one of the
-# H100 tables in view (docs/systems.md).
+# Guess: of e the usual share of the sheet's bandwidth (online/features/systems.py, roofline). Chosen: ar on the servers
+# of Llama-3.1-70B of tests/bench/bench_silicon.py, which reports on others; the sd of e with one of the H100 tables in
+# view (docs/systems.md).
 HYPER_MEAN = np.array([50.0, 24.0, 20.0, 5.0, 20.0, 1.0, 1.25])
 HYPER_SD = np.array([30.0, 12.0, 20.0, 8.0, 20.0, 0.5, 0.25])
 """Of theta, q and e before any donor: microseconds per layer and request, and g as a share of peak."""
@@ -83,21 +91,24 @@ SHARED = len(HYPER_MEAN) - 2
 """Overheads in theta; q and e follow them."""
 HIDES_HITS = "prefix_hits_hidden"
 """A fact: the telemetry counts tokens of cached prefixes as prefilled."""
+PREFILL = portable(Target.STEP_TIME).names.index("prefill_tokens")
 
 _LAY, _AR, _G, _D, _MOE, _Q, _E = np.eye(len(HYPER_MEAN))
 # Guess: vLLM's default of max_num_batched_tokens where none is told.
 _CHUNK_TOKENS = 2048.0
-# Format: of data sheets.
-_DIRECTIONS = 2.0
-"""A maker's figure for a link counts both; an all-reduce fills each by itself."""
-# Guess: rows count as more than a prior where they halve its error.
+# Guess: rows count as more than what was known before where they halve its error.
 _KNOWN = 0.5
 # Guess: rows of a fit that stands alone, and passes over held rows.
 _ENOUGH_ROWS, _PASSES = 64, 2
 _TYPICAL = {"intercept": 1.0, "decode_context_tokens": 32_000.0, "requests": 32.0}
-# Guard: an interval stays finite.
+# Guard: an interval stays finite; beyond a factor of ten it says nothing.
 _WIDE_MAX = math.log(10.0)
-"""Log of a factor of ten, above which an interval says nothing."""
+# Measured: over seven recordings; see the module's head.
+_WANDER, _WANDER_S = 0.052, 30.0
+# Guard: a point of which less is left says nothing, and 1 / rows may be no number.
+_ROWS_MIN = 1e-12
+# Guard: cost, and a start that is open. Guess: donors vary by 10 % at least.
+_ROUNDS, _OPEN, _FLOOR = 20, 1e3, 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +148,8 @@ def terms_of(facts: Facts) -> SheetTerms | None:
     experts_us = sheet.model.experts * sheet.expert_us if sheet.model.moe else 0.0
     chunk = sheet.max_batched_tokens or _CHUNK_TOKENS
     prefill_us = max(chunk * sheet.token_us / GEMM_EFFICIENCY - sheet.dense_weight_us - experts_us, 0.0) / chunk
-    base = np.array([sheet.dense_weight_us, 0.0, sheet.kv_token_us, _DIRECTIONS * (sheet.all_reduce_us or 0.0)])
+    # A maker's figure for a link counts both directions; an all-reduce fills each by itself.
+    base = np.array([sheet.dense_weight_us, 0.0, sheet.kv_token_us, 2.0 * (sheet.all_reduce_us or 0.0)])
     overheads = sheet.model.layers * (_LAY + _AR * (sheet.tp > 1) + _MOE * sheet.model.moe)
     matrix = np.array([overheads, prefill_us * _Q, sheet.pair_us * _G, _D])
     columns = portable(Target.STEP_TIME, facts).columns
@@ -145,12 +157,102 @@ def terms_of(facts: Facts) -> SheetTerms | None:
     if (experts := experts_in(facts)) is not None:
         base, matrix = np.append(base, 0.0), np.vstack([matrix, experts_us * _E])
         typical[-1] = share_touched(*experts, _TYPICAL["requests"])
-    hides_hits = facts.get(HIDES_HITS) is True
-    return SheetTerms(columns, base, matrix, typical, hides_hits=hides_hits)
+    return SheetTerms(columns, base, matrix, typical, hides_hits=facts.get(HIDES_HITS) is True)
+
+
+# ------------------------------------------------------------------------ evidence
 
 
 @dataclass(frozen=True, slots=True)
-class Population:
+class Evidence:
+    """A (p, p) and b (p,); sums of each point over (x, y), (k, p + 1, p + 1), with y'y = 1, and W, (k,)."""
+
+    a: Floats
+    b: Floats
+    points: Floats
+    weight: Floats
+
+    def plus(self, other: Evidence | None) -> Evidence:
+        """This with A and b of both."""
+        return self if other is None else replace(self, a=self.a + other.a, b=self.b + other.b)
+
+    def misfit(self, beta: Floats) -> float:
+        """Root mean square over the points of what coefficients (p,) leave, relative."""
+        return _misfit(self.points, self.weight, beta)
+
+
+def _misfit(points: Floats, weight: Floats, beta: Floats) -> float:
+    signed = np.append(beta, -1.0)
+    squares = np.maximum(np.einsum("i,kij,j->k", signed, points, signed), 0.0)
+    return float(np.sqrt(squares @ weight / max(float(weight.sum()), TINY)))
+
+
+def capped(sums: Floats, rows: Floats, *, hidden: bool = False) -> Evidence:
+    """Evidence from sums by point over (x, y, l t), (k, p + 2, p + 2), of rows (k,); ``hidden``: prefix hits are."""
+    p = sums.shape[1] - 2
+    squares = sums[:, p, p]
+    seen = (rows > _ROWS_MIN) & (squares > 0.0)
+    sums, rows = sums[seen] / squares[seen, None, None], rows[seen]
+    if hidden:
+        sums[:, PREFILL], sums[:, :, PREFILL] = 0.0, 0.0
+    points, known, none = sums[:, : p + 1, : p + 1], rows / (1.0 + rows), np.zeros(p, np.bool_)
+    total = np.einsum("k,kij->ij", known, points)
+    sigma = max(MISFIT, _misfit(points, known, solve(total[:p, :p], total[:p, p], none, ~none).beta))
+    weight, means = known / sigma**2, points[:, p, :p]
+    c = np.linalg.solve(np.eye(len(weight)) + weight[:, None] * _levels(sums), np.diag(weight))
+    a = np.einsum("k,kij->ij", weight, points[:, :p, :p]) - means.T @ (np.diag(weight) - c) @ means
+    return Evidence(a, means.T @ c.sum(axis=1), points, weight)
+
+
+def _levels(sums: Floats) -> Floats:
+    """K, (k, k), from sums (k, p + 2, p + 2)."""
+    steps, time = 0, sums.shape[1] - 1
+    weight = np.maximum(sums[:, steps, steps], TINY)
+    mean = sums[:, time, steps] / weight
+    variance = np.maximum(sums[:, time, time] / weight - mean * mean, 0.0)
+    spread = _WANDER_S**2 + variance + variance[:, None]
+    levels: Floats = _WANDER**2 * _WANDER_S / np.sqrt(spread) * np.exp(-0.5 * (mean - mean[:, None]) ** 2 / spread)
+    return levels
+
+
+def evidence_of(learner: RlsLearner, *, hidden: bool = False) -> Evidence | None:
+    """What the statistics of a learner of ``portable`` say; None before there are any.
+
+    Phases belong to the stamps of one server: they are taken out at their estimate.
+    """
+    kept = learner.fit.strata.points
+    if kept is None or not kept.rows.any():
+        return None
+    _, g, rows = kept.visited()
+    p, y = len(learner.features), learner.fit.p
+    change = np.zeros((p + 2, y + 2))
+    change[:p, :p], change[p:, y:] = np.eye(p), np.eye(2)
+    change[p, p:y] = -learner.fit.beta[p:y]
+    return capped(change @ g @ change.T, rows, hidden=hidden)
+
+
+def evidence_of_held(held: Design, expected: Floats, variance: Floats, *, hidden: bool = False) -> Evidence:
+    """What rows without weights say, weighed against expected coefficients (p,) of covariance (p, p)."""
+    p = len(expected)
+    x, y = held.x[:, :p].copy(), held.elapsed_us
+    if hidden:
+        x[:, PREFILL] = 0.0
+    prediction = np.maximum(x @ expected, TINY_US)
+    spread = np.sqrt(np.einsum("ij,jk,ik->i", x, variance, x)) / prediction
+    share = bisquare((y - prediction) / (prediction * np.hypot(MISFIT, spread)))
+    seconds = 1e-9 * (held.end_ns - held.end_ns[0])
+    point, labels = np.unique(points_of(np.column_stack([x, y, held.steps])), return_inverse=True)
+    z = np.column_stack([x, y, held.steps * seconds])
+    sums, rows = np.zeros((len(point), p + 2, p + 2)), np.zeros(len(point))
+    np.add.at(sums, labels, np.einsum("n,ni,nj->nij", held.weight * share / prediction**2, z, z))
+    np.add.at(rows, labels, held.weight * share)
+    return capped(sums, rows, hidden=hidden)
+
+
+# ------------------------------------------------------------------------ estimates
+
+
+class Population(NamedTuple):
     """Overheads as models share them, q and e: mean (7,) and sd (7,) of one more model's."""
 
     mean: Floats
@@ -177,13 +279,48 @@ def estimate(terms: SheetTerms, evidence: Evidence | None, prior: Population) ->
     return Estimate(theta, np.linalg.inv(a + np.diag(precision)) * np.outer(has, has))
 
 
+def shared_overheads(donors: Sequence[tuple[SheetTerms, Evidence]]) -> Population:
+    """Mean and sd of one more model's overheads; see the module's head."""
+    if not donors:
+        return Population(HYPER_MEAN, HYPER_SD)
+    mean, sd = HYPER_MEAN[:SHARED], HYPER_SD[:SHARED]
+    has = np.array([terms.has[:SHARED] for terms, _ in donors])
+    mu, tau = mean, _OPEN * sd
+    for _ in range(_ROUNDS):
+        prior = Population(np.append(mu, HYPER_MEAN[SHARED:]), np.append(tau, HYPER_SD[SHARED:]))
+        found = [estimate(terms, evidence, prior) for terms, evidence in donors]
+        theta = np.array([each.theta[:SHARED] for each in found])
+        variance = np.array([each.covariance.diagonal()[:SHARED] for each in found])
+        kept = has & ~_outliers(theta, has)
+        weight = np.where(kept, tau**-2.0, 0.0)
+        mu = ((weight * theta).sum(axis=0) + mean / sd**2) / (weight.sum(axis=0) + sd**-2.0)
+        squares = np.where(kept, (theta - mu) ** 2 + variance, 0.0).sum(axis=0) + (sd / 2.0) ** 2
+        tau = np.maximum(np.sqrt(squares / (kept.sum(axis=0) + 1)), _FLOOR * mu)
+    spread = np.sqrt(tau**2 + 1.0 / (kept.sum(axis=0) / tau**2 + sd**-2.0))
+    return Population(np.append(mu, HYPER_MEAN[SHARED:]), np.append(spread, HYPER_SD[SHARED:]))
+
+
+def _outliers(theta: Floats, has: Mask) -> Mask:
+    """Mask of the donors' overheads, (m, 5)."""
+    outliers = np.zeros(has.shape, np.bool_)
+    for j in range(SHARED):
+        values = np.append(theta[has[:, j], j], [HYPER_MEAN[j]] * 2)
+        center = median_of(values)
+        spread = max(MAD_TO_SD * median_of(np.abs(values - center)), _FLOOR * center, HYPER_SD[j] / 4.0)
+        outliers[:, j] = has[:, j] & (np.abs(theta[:, j] - center) > SURE_SD * spread)
+    return outliers
+
+
+# ----------------------------------------------------------------- what is published
+
+
 class SheetEstimate(NamedTuple):
     """beta (p,) of ``columns``, the covariance of its errors (p, p), status and reason of each coefficient.
 
     ``spread``: relative sd of a step of 32 requests of 1,000 tokens.
 
-    A coefficient is ``prior_only`` where the sd by its rows alone, sqrt (A^-1)_jj, is more than half the prior's;
-    ``weak`` where it is less, but vif > 10 or the error is more than 20 %; else ``identified``.
+    A coefficient is ``prior_only`` until its rows halve the error that was there before them; ``weak`` where vif > 10
+    or the error is more than 20 %; else ``identified``.
     """
 
     columns: tuple[Column, ...]
@@ -227,11 +364,11 @@ class SheetPrior:
 
     def target_before(self, feature_sets: Collection[str]) -> TargetSnapshot | None:
         """The step time before the first row; None where ``portable`` is not among the sets that are learned."""
-        if PORTABLE.name not in feature_sets:
+        if PORTABLE not in feature_sets:
             return None
         told, none = self.before(), ModelSnapshot(features=[], rows=0, effective_rows=0.0)
-        models = {PORTABLE.name: told.model(none)}
-        return TargetSnapshot(vector="beta", unit="us", champion=PORTABLE.name, models=models, interval=told.interval())
+        models = {PORTABLE: told.model(none)}
+        return TargetSnapshot(vector="beta", unit="us", champion=PORTABLE, models=models, interval=told.interval())
 
     def after(self, learner: RlsLearner) -> SheetEstimate | None:
         """The estimate to publish in place of what was learned; None where that stands on its own."""
@@ -254,154 +391,29 @@ class SheetPrior:
         own = evidence.misfit(learner.fit.beta[:p])
         return None if contradicted(evidence.misfit(published.beta), own) else published
 
-    def _evidence_of_held(self, held: Design, *, hidden: bool) -> Evidence:
+    def _evidence_of_held(self, held: Design, *, hidden: bool) -> Evidence | None:
         """Evidence of rows without weights, weighed by what is expected, which they move."""
-        expected, evidence = self._estimate(None), None
+        evidence = None
         for _ in range(_PASSES):
-            evidence = evidence_of_held(held, *self._of_columns(expected), hidden=hidden)
-            expected = self._estimate(evidence)
-        assert evidence is not None  # noqa: S101  there is at least one pass
+            evidence = evidence_of_held(held, *self._estimate(evidence), hidden=hidden)
         return evidence
 
-    def _estimate(self, evidence: Evidence | None) -> Estimate:
-        whole = self._known if evidence is None else evidence.plus(self._known)
-        return estimate(self.terms, whole, self._population)
-
-    def _of_columns(self, found: Estimate) -> tuple[Floats, Floats]:
+    def _estimate(self, evidence: Evidence | None) -> tuple[Floats, Floats]:
         """Beta (p,) and its covariance (p, p)."""
-        return self.terms.beta(found.theta), self.terms.matrix @ found.covariance @ self.terms.matrix.T
+        whole = self._known if evidence is None else evidence.plus(self._known)
+        found, m = estimate(self.terms, whole, self._population), self.terms.matrix
+        return self.terms.beta(found.theta), m @ found.covariance @ m.T
 
     def _published(self, evidence: Evidence | None, vif: Floats) -> SheetEstimate:
-        beta, covariance = self._of_columns(self._estimate(evidence))
+        beta, covariance = self._estimate(evidence)
         stderr = np.sqrt(np.maximum(covariance.diagonal(), 0.0))
-        known = _KNOWN * np.sqrt(self.terms.matrix**2 @ np.where(self.terms.has, self._population.sd, 0.0) ** 2)
-        alone = np.full(len(beta), np.inf) if evidence is None else _alone(evidence.a)
+        before = np.sqrt(self.terms.matrix**2 @ np.where(self.terms.has, self._population.sd, 0.0) ** 2)
         status, reason = [], []
         for j, sure in enumerate((stderr < IDENTIFIED_ERROR * beta).tolist()):
-            prior = not alone[j] < known[j]
+            prior = evidence is None or not stderr[j] < _KNOWN * before[j]
             weak = None if prior else Reason.COLLINEAR if vif[j] > VIF_MAX else None if sure else Reason.WIDE
             status.append("prior_only" if prior else "weak" if weak else "identified")
             reason.append(weak)
         step = self.terms.typical
         spread = math.sqrt(max(float(step @ covariance @ step), 0.0)) / float(step @ beta)
         return SheetEstimate(self.terms.columns, beta, covariance, tuple(status), tuple(reason), spread)
-
-
-def _alone(a: Floats) -> Floats:
-    """Standard errors by the rows alone, (p,); infinite where they say nothing."""
-    scale = 1.0 / np.sqrt(np.where(a.diagonal() > 0.0, a.diagonal(), 1.0))
-    inverse = np.linalg.inv(a * scale * scale[:, None] + 1e-12 * np.eye(len(a)))
-    alone: Floats = np.sqrt(inverse.diagonal()) * scale
-    return np.where(a.diagonal() > 0.0, alone, np.inf)
-
-
-PREFILL = portable(Target.STEP_TIME).names.index("prefill_tokens")
-# Measured: over seven recordings; see the module's head.
-_WANDER, _WANDER_S = 0.052, 30.0
-# Guess: below, rows and expectation have nothing in common.
-_ALL_ODD = 0.05
-# Guard: as follows.
-_ROWS_MIN = 1e-12
-"""A point of which less is left says nothing, and 1 / rows may be no number."""
-
-
-@dataclass(frozen=True, slots=True)
-class Evidence:
-    """A (p, p) and b (p,); sums of each point over (x, y), (k, p + 1, p + 1), with y'y = 1, and W, (k,)."""
-
-    a: Floats
-    b: Floats
-    points: Floats
-    weight: Floats
-
-    def plus(self, other: Evidence | None) -> Evidence:
-        """This with A and b of both."""
-        return self if other is None else replace(self, a=self.a + other.a, b=self.b + other.b)
-
-    def misfit(self, beta: Floats) -> float:
-        """Root mean square over the points of what coefficients (p,) leave, relative."""
-        return _misfit(self.points, self.weight, beta)
-
-
-def capped(sums: Floats, rows: Floats, *, hidden: bool = False) -> Evidence:
-    """Evidence from sums by point over (x, y, l t), (k, p + 2, p + 2), of rows (k,); ``hidden``: prefix hits are."""
-    p = sums.shape[1] - 2
-    squares = sums[:, p, p]
-    seen = (rows > _ROWS_MIN) & (squares > 0.0)
-    sums, rows = sums[seen] / squares[seen, None, None], rows[seen]
-    if hidden:
-        sums[:, PREFILL], sums[:, :, PREFILL] = 0.0, 0.0
-    points = sums[:, : p + 1, : p + 1]
-    known = rows / (1.0 + rows)
-    sigma = max(MISFIT, _misfit(points, known, _own_fit(points, known)))
-    weight, means = known / sigma**2, points[:, p, :p]
-    c = np.linalg.solve(np.eye(len(weight)) + weight[:, None] * _levels(sums), np.diag(weight))
-    a, b = means.T @ c @ means, means.T @ c.sum(axis=1)
-    if not hidden:
-        a += np.einsum("k,kij->ij", weight, points[:, :p, :p]) - (means.T * weight) @ means
-    return Evidence(a, b, points, weight)
-
-
-def _levels(sums: Floats) -> Floats:
-    """K, (k, k), from sums (k, p + 2, p + 2)."""
-    steps, time = 0, sums.shape[1] - 1
-    weight = np.maximum(sums[:, steps, steps], TINY)
-    mean = sums[:, time, steps] / weight
-    variance = np.maximum(sums[:, time, time] / weight - mean * mean, 0.0)
-    spread = _WANDER_S**2 + variance + variance[:, None]
-    levels: Floats = _WANDER**2 * _WANDER_S / np.sqrt(spread) * np.exp(-0.5 * (mean - mean[:, None]) ** 2 / spread)
-    return levels
-
-
-def _misfit(points: Floats, weight: Floats, beta: Floats) -> float:
-    signed = np.append(beta, -1.0)
-    squares = np.maximum(np.einsum("i,kij,j->k", signed, points, signed), 0.0)
-    return float(np.sqrt(squares @ weight / max(float(weight.sum()), TINY)))
-
-
-def _own_fit(points: Floats, weight: Floats) -> Floats:
-    total = np.einsum("k,kij->ij", weight, points)
-    none = np.zeros(len(total) - 1, np.bool_)
-    return solve(total[:-1, :-1], total[:-1, -1], none, ~none).beta
-
-
-def evidence_of(learner: RlsLearner, *, hidden: bool = False) -> Evidence | None:
-    """What the statistics of a learner of ``portable`` say; None before there are any.
-
-    Phases belong to the stamps of one server: they are taken out at their estimate.
-    """
-    kept = learner.fit.strata.points
-    if kept is None or not kept.rows.any():
-        return None
-    _, g, rows = kept.visited()
-    p, y = len(learner.features), learner.fit.p
-    change = np.zeros((p + 2, y + 2))
-    change[:p, :p], change[p:, y:] = np.eye(p), np.eye(2)
-    change[p, p:y] = -learner.fit.beta[p:y]
-    return capped(change @ g @ change.T, rows, hidden=hidden)
-
-
-def evidence_of_held(held: Design, expected: Floats, variance: Floats, *, hidden: bool = False) -> Evidence:
-    """What rows without weights say, weighed against expected coefficients (p,) of covariance (p, p).
-
-    A row's weight is 1 / prediction^2 by Tukey's share. Where that leaves less than 5 % of the rows, what was expected
-    is wrong, not they: weights are 1 / y^2 then, by Huber's share.
-    """
-    p = len(expected)
-    x, y = held.x[:, :p].copy(), held.elapsed_us
-    if hidden:
-        x[:, PREFILL] = 0.0
-    prediction = np.maximum(x @ expected, TINY_US)
-    spread = np.sqrt(np.einsum("ij,jk,ik->i", x, variance, x)) / prediction
-    off = (y - prediction) / (prediction * np.hypot(MISFIT, spread))
-    share = np.where(np.abs(off) < BISQUARE, (1.0 - (off / BISQUARE) ** 2) ** 2, 0.0)
-    if share.mean() < _ALL_ODD:
-        share, prediction = np.minimum(1.0, 1.345 / np.maximum(np.abs(off), 1e-9)), y
-    share = np.maximum(share, 1e-6)
-    seconds = 1e-9 * (held.end_ns - held.end_ns[0])
-    point, labels = np.unique(points_of(np.column_stack([x, y, held.steps])), return_inverse=True)
-    z = np.column_stack([x, y, held.steps * seconds])
-    sums, rows = np.zeros((len(point), p + 2, p + 2)), np.zeros(len(point))
-    np.add.at(sums, labels, np.einsum("n,ni,nj->nij", held.weight * share / prediction**2, z, z))
-    np.add.at(rows, labels, held.weight * share)
-    return capped(sums, rows, hidden=hidden)

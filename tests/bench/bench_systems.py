@@ -31,12 +31,11 @@ from collector.identity.knowledge import Knowledge
 from collector.recordings import Recording
 from collector.service.pipeline import make_pipeline
 from online.bank import Bank
-from online.features import FeatureSet, build
-from online.features.systems import SYSTEMS
+from online.features import SYSTEMS, FeatureSet, build
 from online.rls import RlsLearner
 from online.rows import RowBlock, Target
 from online.snapshot import Snapshot
-from online.transfer import pooled as transfer
+from online.transfer import donor_of, pool
 from tests.bench import bench_gpus, figures
 from tests.bench.board import Board
 from tests.bench.outside import Outside, run_sections
@@ -139,16 +138,16 @@ def table_rows(recorded: Mapping[str, list[float]]) -> Iterator[list[str]]:
 def leave_one_server_out(board: Board, servers: Mapping[str, Server]) -> None:
     """Donors are the other servers; the first rows, scored on workloads that never occurred."""
     print("\nLeave one server out, physics, step MAPE %")
-    physics = next(s for s in SYSTEMS if s.name == "physics")
+    physics = SYSTEMS["physics"]
     donors = {}
     for name, server in servers.items():
         if features := physics.live(STEP, server.facts):
-            donors[name] = transfer.donor_of(name, server.facts, learn(features, server.seen))
+            donors[name] = donor_of(name, server.facts, learn(features, server.seen))
     worst = {20: 0.0, 100: 0.0}
     for name in donors:
         server = servers[name]
         features = physics.live(STEP, server.facts)
-        prior = transfer.pool(physics, STEP, [d for n, d in donors.items() if n != name]).prior(server.facts)
+        prior = pool(physics, STEP, [d for n, d in donors.items() if n != name]).prior(server.facts)
         scored = server.unseen
         zero = 100 * float(ape(features.evaluate(scored) @ prior.mean[: len(features)], scored.elapsed_us).mean())
         cells = [f"zero-shot {zero:.1f}"]

@@ -9,22 +9,25 @@ import numpy as np
 
 from online.features import build
 from online.features.sheets import architecture
-from online.features.systems.base import full
+from online.features.systems import PHYSICS
+from online.rls import RlsLearner
 from online.rows import STEP_FEATURES, Target
-from online.transfer.pooled import full_names, matrix
+from online.transfer import donor_of
+from online.transfer.donors import matrix
+from tests.support.designs import design_of
 from tests.support.linear_steps import steps
 from tests.support.sheet_cases import shipped_sheets
 
 GAMMA = {
     "intercept": 1500.0,
-    "has_prefill": 20.0,
+    "has_prefill": 900.0,
     "t_tok": 1.2,
     "hinge": 0.8,
     "t_kv": 1.1,
     "t_pfattn": 2.0,
     "requests": 12.0,
     "t_weight": 1.3,
-    "layers_tp": 15.0,
+    "t_experts": 1.3,
 }
 LLAMA7B = {
     "model_type": "llama",
@@ -74,13 +77,26 @@ def rows_of(system, name, n=1500, seed=0, noise=0.01):
     column["waiting"][:] = 0.0
     column["kv_usage_ratio"][:] = np.minimum(column["decode_context_tokens"] / 2e5, 1.0)
     column["kv_blocks_used"][:] = np.ceil(column["decode_context_tokens"] / 16)
-    names = full_names(system, Target.STEP_TIME, [facts])
+    names = [column.name for column in system.table(Target.STEP_TIME, facts)]
     live, m = matrix(system, Target.STEP_TIME, facts, names)
     beta = m @ np.array([GAMMA.get(column, 0.0) for column in names])
     x = build(system.name, Target.STEP_TIME, facts).evaluate(rows)
     rng = np.random.default_rng(seed)
     y = x @ beta * np.exp(noise * rng.standard_normal(n))
-    assert full(system, Target.STEP_TIME, facts) is not None
     rows.elapsed_us[:] = y
     rows.end_ns[:] = np.cumsum(y * 1e3).astype(np.int64)
     return rows, dict(zip(live, beta, strict=True))
+
+
+def learner_of(system, name, n=1500, seed=0, prior=None):
+    """A learner of a system's columns, fed with n steps of a configuration."""
+    features = build(system.name, Target.STEP_TIME, CONFIGS[name])
+    learner, design = RlsLearner(features, prior), design_of(rows_of(PHYSICS, name, n, seed)[0], features)
+    for start in range(0, n, 32):
+        learner.learn(design.slice(start, min(start + 32, n)))
+    return learner
+
+
+def donors_among(system, names):
+    """What these configurations learned of a system's columns."""
+    return [donor_of(name, CONFIGS[name], learner_of(system, name, seed=i)) for i, name in enumerate(names)]

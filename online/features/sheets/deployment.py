@@ -13,11 +13,10 @@ Peaks are dense (without structured sparsity), per GPU, per direction where a li
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -26,6 +25,9 @@ from online.constants import VALUE_MAX
 from online.rows import Floats
 
 from .model import ModelSheet, Scalar, SheetError, architecture, model_sheet
+
+# Guard: sanity; no machine has more.
+_Positive = Annotated[float, msgspec.Meta(gt=0.0, lt=1e9)]
 
 
 class HardwareSheet(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -45,31 +47,15 @@ class HardwareSheet(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """
 
     name: str
-    tflops: dict[str, float]
-    memory_bandwidth_gb_s: float
-    memory_gb: float
+    tflops: Annotated[dict[str, _Positive], msgspec.Meta(min_length=1)]
+    memory_bandwidth_gb_s: _Positive
+    memory_gb: _Positive
     source: str
-    sm_count: int | None = None
-    link_gb_s: float | None = None
-    host_link_gb_s: float | None = None
+    sm_count: Annotated[int, msgspec.Meta(gt=0)] | None = None
+    link_gb_s: _Positive | None = None
+    host_link_gb_s: _Positive | None = None
     aliases: tuple[str, ...] = ()
     note: str = ""
-
-    def __post_init__(self) -> None:
-        """Refuse numbers that no machine has."""
-        numbers: dict[str, float | int | None] = {
-            "memory_bandwidth_gb_s": self.memory_bandwidth_gb_s,
-            "memory_gb": self.memory_gb,
-            "sm_count": self.sm_count,
-            "link_gb_s": self.link_gb_s,
-            "host_link_gb_s": self.host_link_gb_s,
-            **{f"tflops.{dtype}": value for dtype, value in self.tflops.items()},
-        }
-        for key, value in numbers.items():
-            if value is not None and not (math.isfinite(value) and 0 < value < 1e9):  # noqa: PLR2004  a sanity bound
-                raise ValueError(f"{key}: expected a positive number, got {value!r}")
-        if not self.tflops:
-            raise ValueError("tflops: expected at least one dtype")
 
     def peak_tflops(self, dtype: str) -> float:
         """Peak for a dtype; the nearest slower one the sheet has where it does not have it."""
@@ -80,17 +66,12 @@ class HardwareSheet(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     def facts(self, dtype: str) -> dict[str, str | int | float | bool]:
         """The sheet as facts of a configuration that computes in ``dtype``."""
-        found: dict[str, str | int | float | bool | None] = {
-            "peak_tflops": self.peak_tflops(dtype),
-            "memory_bandwidth_gb_s": self.memory_bandwidth_gb_s,
-            "memory_gb": self.memory_gb,
-            "sm_count": self.sm_count,
-            "link_gb_s": self.link_gb_s,
-            "host_link_gb_s": self.host_link_gb_s,
-        }
-        return {name: value for name, value in found.items() if value is not None}
+        names = ("memory_bandwidth_gb_s", "memory_gb", "sm_count", "link_gb_s", "host_link_gb_s")
+        known = {name: value for name in names if (value := getattr(self, name)) is not None}
+        return {"peak_tflops": self.peak_tflops(dtype), **known}
 
 
+_SHORT = "compute_tflops_"
 _FALLBACK = {
     "bfloat16": ("bf16", "fp16"),
     "float16": ("fp16", "bf16"),
@@ -114,23 +95,16 @@ def hardware_sheets(table: object) -> dict[str, HardwareSheet]:
             raise SheetError(f"hardware.{name}: expected an object, got {type(entry).__name__}")
         try:
             out[str(name)] = msgspec.convert({"name": str(name), **_short_forms(entry)}, HardwareSheet)
-        except (msgspec.ValidationError, ValueError) as error:
+        except msgspec.ValidationError as error:
             raise SheetError(f"hardware.{name}: {error}") from None
     return out
 
 
 def _short_forms(entry: Mapping[str, Any]) -> dict[str, Any]:
     """``compute_tflops_<dtype>`` is a short form of ``tflops``; a source of one's own need not be named."""
-    out = {key: value for key, value in entry.items() if not str(key).startswith("compute_tflops_")}
-    peaks = {
-        str(key).removeprefix("compute_tflops_"): value
-        for key, value in entry.items()
-        if str(key).startswith("compute_tflops_")
-    }
-    if peaks:
-        out.setdefault("tflops", peaks)
-    out.setdefault("source", "configuration")
-    return out
+    peaks = {str(k).removeprefix(_SHORT): v for k, v in entry.items() if str(k).startswith(_SHORT)}
+    out = {"source": "configuration", **({"tflops": peaks} if peaks else {}), **entry}
+    return {key: value for key, value in out.items() if not str(key).startswith(_SHORT)}
 
 
 def find(sheets: Mapping[str, HardwareSheet], gpu: str) -> HardwareSheet | None:

@@ -75,11 +75,6 @@ def _words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-_GATED = _words(
-    "llama mistral mixtral qwen2 qwen3 qwen2_moe qwen3_moe gemma gemma2 gemma3 gemma3_text phi3 deepseek deepseek_v2 "
-    "deepseek_v3 internlm2 baichuan chatglm stablelm olmo olmo2 olmoe cohere cohere2 granite granitemoe glm glm4 yi "
-    "exaone minicpm dbrx llama4_text gpt_oss"
-)
 _PLAIN = _words("gpt2 opt bloom falcon gpt_neox gptj gpt_bigcode mpt phi starcoder2 codegen")
 _FOURFOLD = _words("gpt2 bloom falcon gptj gpt_bigcode codegen")
 """Families whose feed-forward width is four times the hidden size when the file does not say."""
@@ -127,8 +122,6 @@ def architecture(config: Mapping[str, Any]) -> dict[str, Scalar]:
         out["intermediate_size"] = 4 * int(out["hidden_size"])
     if values.get("recurrent") is True or any(str(key).startswith(_RECURRENT) for key in values):
         out["recurrent"] = True
-    elif kind and kind not in _GATED | _PLAIN:
-        out["unknown_family"] = True
     out["tie_word_embeddings"] = values.get("tie_word_embeddings") is True
     _falcon(values, out)
     _experts(values, out)
@@ -356,19 +349,11 @@ class ModelSheet:
     kv_bytes_per_token: float
     weight_bytes: float
     expert_bytes: float
-    active_params: float
-    total_params: float
-    notes: tuple[str, ...] = ()
 
     @property
     def moe(self) -> bool:
         """Whether any layer has experts."""
         return self.experts > 0
-
-    @property
-    def expert_facts(self) -> dict[str, Scalar]:
-        """Its experts as facts of a configuration; nothing for a dense model."""
-        return {"num_experts": self.experts, "num_experts_per_tok": self.experts_per_token} if self.moe else {}
 
 
 def model_sheet(arch: Mapping[str, Scalar]) -> tuple[ModelSheet | None, tuple[str, ...]]:
@@ -421,7 +406,6 @@ def _derive(arch: Mapping[str, Scalar], number: Mapping[str, int], *, latent: bo
     active = dense + moe_layers * active_experts * expert
     head = number["vocab_size"] * hidden
     stored = dense + moe_layers * experts * expert
-    tied = arch.get("tie_word_embeddings") is True
     return ModelSheet(
         layers=layers,
         hidden=hidden,
@@ -440,9 +424,6 @@ def _derive(arch: Mapping[str, Scalar], number: Mapping[str, int], *, latent: bo
         kv_bytes_per_token=layers * cached * element,
         weight_bytes=stored * weight + head * element,
         expert_bytes=expert * weight,
-        active_params=float(active + head * (1 if tied else 2)),
-        total_params=float(stored + head * (1 if tied else 2)),
-        notes=_notes(arch),
     )
 
 
@@ -455,9 +436,3 @@ def _latent(number: Mapping[str, int], hidden: int, heads: int) -> tuple[int, in
     query = hidden * query_rank + query_rank * heads * key if query_rank else hidden * heads * key
     weights = query + hidden * (rank + rope) + rank * heads * (nope + value) + heads * value * hidden
     return weights, 2 * heads * (key + value), rank + rope
-
-
-def _notes(arch: Mapping[str, Scalar]) -> tuple[str, ...]:
-    if arch.get("unknown_family"):
-        return (f"model_type {arch.get('model_type')!r} is not known here: read as a gated transformer",)
-    return ()

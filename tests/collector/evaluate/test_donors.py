@@ -12,7 +12,6 @@ from online.bank import Bank
 from online.features import build
 from online.features.systems import PHYSICS
 from online.rows import Target
-from online.transfer.pool import DonorPool
 from tests.support.configurations import CONFIGS, rows_of
 
 STEP = Target.STEP_TIME
@@ -62,10 +61,6 @@ def test_what_a_prior_alone_says_is_published_as_such(states):
     bank.learn("7b-a100", STEP, rows)
     features = bank.targets("7b-a100")["step_time"].models["physics"].features
     assert "prior_only" in {f.status for f in features}
-
-
-def test_without_donors_there_is_no_prior():
-    assert DonorPool().prior("physics", STEP, CONFIGS["7b"]) is None
 
 
 def test_the_command_pools_covers_and_says_what_to_measure_next(states, tmp_path, capsys):

@@ -4,7 +4,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from collector.evaluate.captures import Capture, Delivered, ScoredRequest
+from collector.evaluate.captures import Capture, Delivered, Request
 from collector.evaluate.command import lines
 from collector.evaluate.protocol import Report, evaluate, paths_of, request_scores
 from collector.evaluate.systems import NINE
@@ -34,8 +34,13 @@ def _rows(elapsed_ms, lines_per_row=None):
 
 
 def _request(scheduled, first, finished, tokens=3, engine=0):
-    stamps = [int(x * MS) for x in (scheduled, first, finished)]
-    return ScoredRequest(engine, 10, tokens, 0, *stamps, delivered_ns=stamps[-1])
+    return served(tokens, engine=engine, scheduled_ns=scheduled, first_token_ns=first, finished_ns=finished)
+
+
+def served(tokens, engine=0, **stamps_ms):
+    """A request of ten prompt tokens, delivered when it was finished; stamps are in milliseconds."""
+    stamps = {name: int(at * MS) for name, at in ({"queued_ns": 0} | stamps_ms).items()}
+    return Request(prompt_tokens=10, output_tokens=tokens, engine=engine, delivered_ns=stamps["finished_ns"], **stamps)
 
 
 def test_request_scores_by_hand():
@@ -52,11 +57,9 @@ def test_request_scores_by_hand():
 
 def test_the_full_time_adds_alphas_and_the_observed_wait():
     rows = _rows([10, 20, 30, 40])
-    request = ScoredRequest(
-        0, 10, 3, 8 * MS, 10 * MS, 30 * MS, 100 * MS, 100 * MS, arrived_ns=5 * MS, departed_ns=104 * MS
-    )
-    paths, _ = paths_of(rows, [request])
-    alphas = {"api_queueing": np.array([3000.0]), "post_decode": np.array([4000.0])}
+    stamps = {"arrived": 5, "queued": 8, "scheduled": 10, "first_token": 30, "finished": 100, "departed": 104}
+    paths, _ = paths_of(rows, [served(3, **{f"{name}_ns": at for name, at in stamps.items()})])
+    alphas = {Target.API_QUEUEING: np.array([3000.0]), Target.POST_DECODE: np.array([4000.0])}
     found = request_scores(paths, rows.elapsed_us, alphas)
     assert found["e2e_full"] == pytest.approx(0.0)
     assert found["ttft"] == pytest.approx(0.0)
@@ -69,8 +72,8 @@ def _capture(name, system=PHYSICS, n=600, seed=0):
     requests = []
     ends = rows.end_ns
     for first in range(5, n - 40, 17):
-        start, token, end = int(ends[first]), int(ends[first + 1]), int(ends[first + 30])
-        requests.append(ScoredRequest(0, 50, 30, start, start, token, end, end))
+        start, token, end = (ends[first + more] / MS for more in (0, 1, 30))
+        requests.append(served(30, queued_ns=start, scheduled_ns=start, first_token_ns=token, finished_ns=end))
     return Capture(
         name=name,
         config_id=name,
@@ -86,9 +89,7 @@ def _capture(name, system=PHYSICS, n=600, seed=0):
 @pytest.fixture(scope="module")
 def report():
     captures = [_capture("7b"), _capture("mixtral", seed=2)]
-    return evaluate(
-        captures, NINE, learn_until=0.6, left_out="config", version="1", tell=lambda share, _: 0 <= share <= 1
-    )
+    return evaluate(captures, NINE, learn_until=0.6, left_out="config", version="1", tell=str)
 
 
 def test_all_nine_systems_are_scored_on_every_capture(report):
@@ -123,7 +124,7 @@ def test_what_others_learned_transfers(report):
 
 def test_the_report_is_the_same_twice_and_reads_back(report):
     once, again = (
-        evaluate([_capture("7b")], NINE[:3], learn_until=0.6, left_out="config", version="1", tell=lambda *_: None)
+        evaluate([_capture("7b")], NINE[:3], learn_until=0.6, left_out="config", version="1", tell=str)
         for _ in range(2)
     )
     assert msgspec.json.encode(once) == msgspec.json.encode(again)
@@ -135,7 +136,7 @@ def test_the_report_is_the_same_twice_and_reads_back(report):
 def test_a_capture_without_steps_is_reported_and_not_scored():
     capture = _capture("7b")
     capture.full, capture.learned, capture.requests = {}, {}, []
-    found = evaluate([capture], NINE, learn_until=0.6, left_out="workload", version="1", tell=lambda *_: None)
+    found = evaluate([capture], NINE, learn_until=0.6, left_out="workload", version="1", tell=str)
     assert found.captures[0].scores == []
     assert "nothing to score" in "\n".join(lines(found))
 

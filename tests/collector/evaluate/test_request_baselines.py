@@ -8,7 +8,8 @@ import pytest
 import tracefit
 from collector.cli import main
 from collector.evaluate import baselines as request_baselines
-from collector.evaluate.baselines import BASELINES, NOT_INSTALLED, ServedRequest, judge_requests
+from collector.evaluate.baselines import BASELINES, NOT_INSTALLED, judge_requests
+from collector.evaluate.captures import Request
 from tests.support.toy_spans import export_of
 from tests.tracefit.example_snapshot import encoded
 
@@ -16,8 +17,15 @@ S = 1_000_000_000
 
 
 def served(arrived_s, first_s, last_s, prompt=100, output=11):
-    stamps = [int(each * S) for each in (arrived_s, first_s, last_s, last_s)]
-    return ServedRequest(*stamps, prompt, output)
+    arrived, first, last = (int(each * S) for each in (arrived_s, first_s, last_s))
+    return Request(
+        prompt_tokens=prompt,
+        output_tokens=output,
+        arrived_ns=arrived,
+        first_token_ns=first,
+        finished_ns=last,
+        delivered_ns=last,
+    )
 
 
 def stream(config, requests=600, seed=1):
@@ -100,7 +108,7 @@ def test_the_command_prints_and_draws_the_comparison(requests, tmp_path, capsys)
                 prompt=each.prompt_tokens,
                 outputs=each.output_tokens,
                 ttft_s=(each.first_token_ns - each.arrived_ns) / S,
-                decode_s=(each.last_token_ns - each.first_token_ns) / S,
+                decode_s=(each.finished_ns - each.first_token_ns) / S,
             ),
         )
         for number, each in enumerate(sorted(requests, key=lambda each: each.delivered_ns))

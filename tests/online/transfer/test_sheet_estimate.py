@@ -8,8 +8,7 @@ from online.bank import Bank
 from online.rls import OperatingPoints, points_of
 from online.rows import STEP_FEATURES, RowBlock, Target
 from online.transfer import SheetEstimate
-from online.transfer.pool import shared_overheads
-from online.transfer.sheet import HIDES_HITS, HYPER_MEAN, Evidence, Population, capped, estimate, terms_of
+from online.transfer.sheet import HIDES_HITS, HYPER_MEAN, Evidence, capped, shared_overheads, terms_of
 from tests.support.configurations import CONFIGS
 
 STEP = Target.STEP_TIME
@@ -189,23 +188,6 @@ def test_few_rows_that_tell_all_columns_apart_price_a_prefill_token_though_hits_
     bank = described("7b", **{HIDES_HITS: True})
     bank.learn("c", STEP, rows_of(beta, 44, spread=0.9, prefill=0.6))
     assert published(bank)[1]["prefill_tokens"].coefficient == pytest.approx(beta[1], rel=0.1)
-
-
-def test_a_batch_that_fills_while_prompts_miss_the_cache_does_not_say_what_context_costs():
-    """Small batches pay for prompts that nobody tells, so all steps take as long: that makes no context cheap."""
-    beta, rows = beta_of("7b"), 40
-    n = np.linspace(70.0, 127.0, rows)
-    x = np.column_stack([np.ones(rows), np.zeros(rows), 1800.0 * n, n])
-    y = np.full(rows, x.mean(axis=0) @ beta)
-    z = np.column_stack([x, y, np.linspace(0.0, 30.0, rows)]) / y[:, None]
-    prior = Population(np.append(THETA[:5], [1.0, 1.0]), np.append(THETA[:5] / 4.0, [0.5, 0.5]))
-    terms = terms_of(CONFIGS["7b"])
-    every_row, means = (
-        estimate(terms, capped((z.T @ z)[None], np.array([2.0]), hidden=hidden), prior).theta
-        for hidden in (False, True)
-    )
-    assert every_row[2] < 0.85 * THETA[2]
-    assert means == pytest.approx(prior.mean * terms.has, rel=1e-3)
 
 
 def test_a_state_of_the_same_configuration_is_what_it_starts_from(donors):

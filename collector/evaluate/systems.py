@@ -9,9 +9,7 @@ nobody of that system, and counted.
 what River's Hoeffding tree, with linear models in its leaves, learns of log(y / x beta) from the columns per step: the
 residual tree that reviewers of PICF ask for, and the gate of MoLE-RD learned instead of given.
 
-The bands of ``rece`` are calibrated by split conformal prediction: the last quarter of the learned rows tells by how
-much a fit of the others misses. References: Domingos and Hulten, Mining high-speed data streams (KDD 2000);
-Papadopoulos et al., Inductive confidence machines for regression (ECML 2002).
+Reference: Domingos and Hulten, Mining high-speed data streams (KDD 2000).
 """
 
 from __future__ import annotations
@@ -36,9 +34,6 @@ GOAL = 0.10
 SHAPE_SUFFIX, TREE_SUFFIX = " × shape", " × tree"
 NINE = (PORTABLE, *SYSTEMS)
 """The systems of the sources, in the order of tables."""
-CONFORMAL = "rece"
-_CALIBRATED = 0.75
-"""Of the learned rows, those that are learned where the others calibrate."""
 
 
 LogFactor = Callable[[RowBlock], Floats]
@@ -169,24 +164,9 @@ def fit(system: str, target: Target, facts: dict[str, Fact], rows: RowBlock) -> 
     elif system.endswith(TREE_SUFFIX):
         log_factor = _residual_tree(model, features, rows)
     else:  # bands are of the coefficients alone
-        bands = conformal_bands(features, rows) if system == CONFORMAL else _published_bands(model, features)
+        bands = _published_bands(model, features)
     beta = model.fit.beta[: len(features)]
     return Fit(system, features, beta, identifiable(features, rows), len(rows), log_factor, bands)
-
-
-def conformal_bands(features: FeatureSet, rows: RowBlock) -> Bands | None:
-    """One band for all rows, by those that a fit of the others has not seen; None where it cannot be said."""
-    cut = int(_CALIBRATED * len(rows))
-    model = learn(features, rows.slice(0, cut))
-    if model is None:
-        return None
-    ratio = rows.elapsed_us[cut:] / predict(model, features, rows.slice(cut, len(rows)))
-    ratio = ratio[np.isfinite(ratio)]
-    if not len(ratio):
-        return None
-    beyond = 0.1 * (1.0 - 1.0 / len(ratio))  # of n + 1: the row to come is among them
-    low, high = np.quantile(ratio, (beyond, 1.0 - beyond))
-    return lambda rows: (np.full(len(rows), low), np.full(len(rows), high))
 
 
 def identifiable(features: FeatureSet, rows: RowBlock) -> int:

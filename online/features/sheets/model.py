@@ -122,7 +122,6 @@ def architecture(config: Mapping[str, Any]) -> dict[str, Scalar]:
         out["intermediate_size"] = 4 * int(out["hidden_size"])
     if values.get("recurrent") is True or any(str(key).startswith(_RECURRENT) for key in values):
         out["recurrent"] = True
-    out["tie_word_embeddings"] = values.get("tie_word_embeddings") is True
     _falcon(values, out)
     _experts(values, out)
     _windows(values, out)

@@ -22,15 +22,6 @@ NOW_NS = 1_800_000_000_000_000_000
 """After every state that is kept in tests/data."""
 
 
-def named_export(request, number):
-    """The export under an engine's name of its own."""
-    for resource in request.resource_spans:
-        for attribute in resource.resource.attributes:
-            if attribute.key == "service.instance.id":
-                attribute.value.string_value = f"engine-{number}"
-    return request.SerializeToString()
-
-
 def replica_rows(seed, *, gain=1.0, rows=600, begin_ns=NOW_NS - 3_600_000_000_000, noise=0.03):
     return steps(rows, seed, noise=noise, beta=gain * BETA, start_ns=begin_ns).rows
 
@@ -67,12 +58,15 @@ def as_another_engine(payload, number):
     request = ExportTraceServiceRequest.FromString(restamped(payload, shift))
     is_api = any(span.name == "llm_request" for r in request.resource_spans for s in r.scope_spans for span in s.spans)
     for resource in request.resource_spans:
+        for attribute in resource.resource.attributes:
+            if attribute.key == "service.instance.id":
+                attribute.value.string_value = f"engine-{100 + number if is_api else number}"
         for scope in resource.scope_spans:
             for span in scope.spans:
                 for name in ("span_id", "parent_span_id"):
                     old = getattr(span, name)
                     setattr(span, name, old[:-1] + bytes([old[-1] ^ number]) if old else old)
-    return named_export(request, 100 + number if is_api else number)
+    return request.SerializeToString()
 
 
 def record_two_minutes(directory, folder):

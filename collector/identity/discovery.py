@@ -121,7 +121,8 @@ class Discovery:
 
     async def _ask_due(self) -> float:
         """Ask who has waited longest, if anybody is due; the seconds until somebody is."""
-        scraped = self._scraped_endpoints()
+        servers = {} if self._scraped is None else self._scraped.base_urls()
+        scraped = [Owned(url, glob.escape(name)) for name, url in servers.items()]
         everybody = [*self._configured, *scraped]
         self._due_ns = {endpoint: self._due_ns.get(endpoint, 0) for endpoint in everybody}
         look_ns = self._clock.monotonic_ns() + _LOOK_NS
@@ -132,12 +133,6 @@ class Discovery:
             self._due_ns[endpoint] = self._clock.monotonic_ns() + int(wait_s * 1e9)
         left_ns = min([look_ns, *self._due_ns.values()]) - self._clock.monotonic_ns()
         return max(left_ns / 1e9, 0.0)
-
-    def _scraped_endpoints(self) -> list[Owned]:
-        if self._scraped is None:
-            return []
-        servers = self._scraped.base_urls().items()
-        return [Owned(url, glob.escape(name)) for name, url in servers]
 
     async def ask(self, endpoint: Owned, *, scraped: bool = False) -> bool:
         """Ask one server everything that its page has not told; whether any was answered."""
@@ -174,8 +169,7 @@ async def fetch(client: HttpClient, base: str, path: str, token: str = "") -> tu
 
 def read_models(body: bytes) -> dict[str, Fact]:
     """The first served model, what was loaded under its name, and whether adapters, which come after it, are served."""
-    answer = _json(body)
-    data = answer.get("data") if isinstance(answer, Mapping) else None
+    data = _object(body).get("data")
     cards = [card for card in data if isinstance(card, Mapping)] if isinstance(data, list) else []
     first: Mapping[str, Any] = cards[0] if cards else {}
     out: dict[str, Fact] = {}
@@ -193,8 +187,7 @@ def read_models(body: bytes) -> dict[str, Fact]:
 
 def read_version(body: bytes) -> dict[str, Fact]:
     """The version of vLLM, out of what ``/version`` answered."""
-    answer = _json(body)
-    version = answer.get("version") if isinstance(answer, Mapping) else None
+    version = _object(body).get("version")
     return {"vllm_version": version[:64]} if isinstance(version, str) and version else {}
 
 
@@ -215,11 +208,12 @@ def read_metrics(body: bytes) -> dict[str, Fact]:
     return out
 
 
-def _json(body: bytes) -> Any:
+def _object(body: bytes) -> Mapping[str, Any]:
+    """The JSON object of an answer; an empty one where it is something else."""
     try:
-        return msgspec.json.decode(body)
+        return msgspec.json.decode(body, type=dict[str, Any])
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
-        return None
+        return {}
 
 
 QUESTIONS: Mapping[str, Callable[[bytes], dict[str, Fact]]] = {

@@ -48,8 +48,6 @@ _BY_NAME: dict[str, tuple[int, int]] = {
     "step-3.7-flash": (288, 8),
 }
 """Experts of a layer and how many of them a token goes through, by the part of a name that says which model it is."""
-_DENSE_OF_THE_FAMILY = re.compile(r"distill")
-"""DeepSeek-R1-Distill-Llama-70B is a dense model that was taught by a mixture."""
 _LOOKS_LIKE_ONE = re.compile(r"(?<![a-z0-9])(moe|mixtral|\d+x\d+(\.\d+)?b|\d+(\.\d+)?b-a\d+(\.\d+)?b)(?![a-z0-9])")
 """``Qwen1.5-MoE``, ``Mixtral``, ``8x7B``, ``57B-A14B``."""
 
@@ -57,13 +55,10 @@ _LOOKS_LIKE_ONE = re.compile(r"(?<![a-z0-9])(moe|mixtral|\d+x\d+(\.\d+)?b|\d+(\.
 def experts_by_name(model: str) -> dict[str, Fact]:
     """E and k of a public model as facts; nothing for a name that is not known here."""
     name = model.lower()
-    if _DENSE_OF_THE_FAMILY.search(name):
+    known = max((part for part in _BY_NAME if _is_in(part, name)), key=len, default="")
+    if not known or "distill" in name:  # DeepSeek-R1-Distill-Llama-70B is a dense model that was taught by a mixture
         return {}
-    known = max((part for part in _BY_NAME if _is_in(part, name)), key=len, default=None)
-    if known is None:
-        return {}
-    experts, per_token = _BY_NAME[known]
-    return {"num_experts": experts, "num_experts_per_tok": per_token}
+    return dict(zip(("num_experts", "num_experts_per_tok"), _BY_NAME[known], strict=True))
 
 
 def _is_in(part: str, name: str) -> bool:
@@ -77,8 +72,8 @@ def unknown_experts(facts: Mapping[str, Fact]) -> str:
 
     Without a coefficient for the experts that a batch touches, steps of a mixture are 15 to 24 % off.
     """
-    experts, per_token = facts.get("num_experts"), facts.get("num_experts_per_tok")
-    if not _is_mixture(facts) or (type(experts) is int and type(per_token) is int):
+    counted = all(type(facts.get(name)) is int for name in ("num_experts", "num_experts_per_tok"))
+    if counted or not _is_mixture(facts):
         return ""
     return (
         "the model is a mixture of experts, and it is not known how many there are and how many a token uses: set "
@@ -89,10 +84,9 @@ def unknown_experts(facts: Mapping[str, Fact]) -> str:
 def _is_mixture(facts: Mapping[str, Fact]) -> bool:
     """Whether the model is one: its experts are counted, or spread over GPUs, or its name says so."""
     experts = facts.get("num_experts")
-    if facts.get("num_moe_layers") == 0:
+    if facts.get("expert_parallel") is True or facts.get("num_moe_layers") == 0:
         return facts.get("expert_parallel") is True
-    if isinstance(experts, int) and not isinstance(experts, bool):
-        return experts > 1 or facts.get("expert_parallel") is True
+    if type(experts) is int:
+        return experts > 1
     name = str(facts.get("model_root") or facts.get("model", "")).lower()
-    is_named_so = bool(_LOOKS_LIKE_ONE.search(name)) and "hidden_size" not in facts  # a config.json would count them
-    return facts.get("expert_parallel") is True or is_named_so
+    return bool(_LOOKS_LIKE_ONE.search(name)) and "hidden_size" not in facts  # a config.json would count them

@@ -189,11 +189,11 @@ class EngineFacts:
 
     def contradictions(self) -> dict[str, str]:
         """Claims that lost against a stronger source: by name, who claimed what."""
-        claims_by_name: dict[str, list[str]] = {}
+        told: dict[str, str] = {}
         for (name, source), value in sorted(self._claims.items()):
             if self._facts[name][1] != value:
-                claims_by_name.setdefault(name, []).append(f"{source.label}: {value}")
-        return {name: "; ".join(claims) for name, claims in claims_by_name.items()}
+                told[name] = "; ".join([*filter(None, [told.get(name)]), f"{source.label}: {value}"])
+        return told
 
     def known(self) -> dict[str, Fact]:
         """All facts by name."""
@@ -219,12 +219,8 @@ def config_id(identity: Mapping[str, Fact]) -> str:
 
 def resource_facts(attributes: Mapping[str, str]) -> dict[str, Fact]:
     """Facts in resource attributes: ``vllm.<knob>`` and ``hw.gpu.name``; what is not a known knob is left out."""
-    out: dict[str, Fact] = {}
-    for key, text in attributes.items():
-        name = _RESOURCE_NAMES.get(key, key.removeprefix("vllm."))
-        if (name in IDENTITY or name in BESIDE) and text:
-            out[name] = parse_fact(text)
-    return out
+    named = {_RESOURCE_NAMES.get(key, key.removeprefix("vllm.")): text for key, text in attributes.items() if text}
+    return {name: parse_fact(text) for name, text in named.items() if name in IDENTITY or name in BESIDE}
 
 
 def parse_fact(text: str) -> Fact:
@@ -257,7 +253,9 @@ class Rule:
         self.patterns = config.match
         self.facts = {name: fact for name, fact in config.facts.items() if name != _MODEL_CONFIG}
         path = config.facts.get(_MODEL_CONFIG)
-        self.architecture = _architecture_of(f"{where}.facts.{_MODEL_CONFIG}", str(path)) if path else None
+        self.architecture = (
+            _configured(f"{where}.facts.{_MODEL_CONFIG}", str(path), read_architecture) if path else None
+        )
 
     def matches(self, known: Mapping[str, Fact]) -> bool:
         """Whether every pattern holds; an unknown fact matches nothing."""
@@ -309,14 +307,6 @@ def read_architecture(path: Path) -> dict[str, Fact]:
     return {name: value[:TEXT_CHARS_MAX] if isinstance(value, str) else value for name, value in arch.items()}
 
 
-def _architecture_of(key: str, path: str) -> Mapping[str, Fact]:
-    return _configured(key, path, read_architecture)
-
-
-def _read_sheets(path: Path) -> dict[str, HardwareSheet]:
-    return hardware_sheets(read_json(path))
-
-
 def read_json(path: Path) -> Any:
     """A small JSON file.
 
@@ -352,11 +342,15 @@ class Knowledge:
         config = config or Config()
         self._sheets = shipped_sheets()
         if config.hardware_file:
-            self._sheets |= _configured("hardware_file", config.hardware_file, _read_sheets)
+            self._sheets |= _configured(
+                "hardware_file", config.hardware_file, lambda path: hardware_sheets(read_json(path))
+            )
         top: dict[str, Fact] = {name: fact for name, fact in (("model", config.model), ("gpu", config.gpu)) if fact}
         self._rules = [Rule(RuleConfig(facts=top), "rules")] if top else []
         self._rules += [Rule(rule, f"rules[{i}]") for i, rule in enumerate(config.rules)]
-        self._model = _architecture_of("model_config", config.model_config) if config.model_config else None
+        self._model = (
+            _configured("model_config", config.model_config, read_architecture) if config.model_config else None
+        )
         self._discovered: tuple[tuple[str, Mapping[str, Fact]], ...] = ()
         self._applied: dict[tuple[str, str], tuple[object, ...]] = {}
 

@@ -31,12 +31,24 @@ def from_text(tmp_path: Path, text: str, **environ: str) -> Config:
     return load(path, {f"TRACEFIT_{name}": value for name, value in environ.items()})
 
 
-def test_nothing_configured_is_the_defaults():
-    assert load(None, {"HOME": "/", "TRACEFIT_CONFIG": "x"}) == Config()
+SERVICE_LINKS = {
+    "TRACEFIT_SERVICE_HOST": "10.0.0.1",
+    "TRACEFIT_SERVICE_PORT": "9464",
+    "TRACEFIT_SERVICE_PORT_HTTP_METRICS": "9464",
+    "TRACEFIT_PORT": "tcp://10.0.0.1:9464",
+    "TRACEFIT_PORT_9464_TCP": "tcp://10.0.0.1:9464",
+    "TRACEFIT_PORT_9464_TCP_PROTO": "tcp",
+    "TRACEFIT_PORT_9464_TCP_PORT": "9464",
+    "TRACEFIT_PORT_9464_TCP_ADDR": "10.0.0.1",
+    "TRACEFIT_HEADLESS_PORT_4317_UDP": "udp://[fd00::1]:4317",
+    "TRACEFIT_HEADLESS_SERVICE_HOST": "fd00::1",
+}
+"""What Kubernetes says of a service called tracefit."""
 
 
-def test_an_empty_file_is_the_defaults(tmp_path):
-    assert from_text(tmp_path, "# nothing\n") == Config()
+def test_nothing_configured_is_the_defaults(tmp_path):
+    nothing = {"HOME": "/", "TRACEFIT_CONFIG": "x", **SERVICE_LINKS}
+    assert load(None, nothing) == from_text(tmp_path, "# nothing\n") == Config()
 
 
 def test_there_are_at_most_45_keys_beside_those_of_passing_on_and_of_forward_passes():
@@ -168,13 +180,9 @@ def test_a_bad_variable_is_named_itself(tmp_path, variable):
     assert caught.value.key == f"TRACEFIT_{variable}"
 
 
-@pytest.mark.parametrize(
-    ("text", "endpoint"),
-    [("127.0.0.1:4317", Endpoint("127.0.0.1", 4317)), ("[::1]:0", Endpoint("::1", 0))],
-)
-def test_an_endpoint_is_an_address_and_a_port_and_prints_as_it_was_written(text, endpoint):
-    assert parse_endpoint(text) == endpoint
-    assert str(endpoint) == text
+def test_an_endpoint_is_an_address_and_a_port_and_prints_as_it_was_written():
+    for text, endpoint in (("127.0.0.1:4317", Endpoint("127.0.0.1", 4317)), ("[::1]:0", Endpoint("::1", 0))):
+        assert (parse_endpoint(text), str(endpoint)) == (endpoint, text)
 
 
 def test_the_effective_configuration_is_a_configuration(tmp_path):
@@ -203,43 +211,20 @@ def test_a_learner_or_feature_that_nobody_knows_is_a_configuration_error(tmp_pat
     assert caught.value.key == key
 
 
-def test_a_profile_holds_below_the_file_and_the_environment(tmp_path):
+def test_a_profile_holds_below_the_file_and_the_environment_and_an_option_names_it_before_both(tmp_path):
     config = from_text(tmp_path, "profile: gateway\nqueue_mib: 32", PUBLISH_INTERVAL_S="2")
     assert (config.queue_mib, config.publish_interval_s) == (32.0, 2.0), "as the file and the environment say"
     assert (config.engines_max, config.configs_max) == (500, 500), "as the profile says"
     assert config.join_timeout_s == Config().join_timeout_s, "as nobody says"
-
-
-def test_the_option_names_the_profile_before_the_environment_and_that_before_the_file(tmp_path):
-    (tmp_path / "config.yaml").write_text("profile: gateway")
-    assert load(tmp_path / "config.yaml", {}).engines_max == 500
-    by_variable = load(tmp_path / "config.yaml", {"TRACEFIT_PROFILE": "sidecar"})
-    assert by_variable.engines_max == 64
-    by_option = load(tmp_path / "config.yaml", {"TRACEFIT_PROFILE": "sidecar"}, "bulk")
+    by_variable = {"TRACEFIT_PROFILE": "sidecar"}
+    assert load(tmp_path / "config.yaml", by_variable).engines_max == 64
+    by_option = load(tmp_path / "config.yaml", by_variable, "bulk")
     assert (by_option.profile, by_option.block_rows, by_option.learners) == ("bulk", 8_192, ("rls",))
 
 
 @pytest.mark.parametrize("profile", PROFILES)
 def test_every_profile_is_a_configuration_that_learns(profile):
     assert make_pipeline(load(None, {}, profile)).learned_rows == 0
-
-
-SERVICE_LINKS = {
-    "TRACEFIT_SERVICE_HOST": "10.0.0.1",
-    "TRACEFIT_SERVICE_PORT": "9464",
-    "TRACEFIT_SERVICE_PORT_HTTP_METRICS": "9464",
-    "TRACEFIT_PORT": "tcp://10.0.0.1:9464",
-    "TRACEFIT_PORT_9464_TCP": "tcp://10.0.0.1:9464",
-    "TRACEFIT_PORT_9464_TCP_PROTO": "tcp",
-    "TRACEFIT_PORT_9464_TCP_PORT": "9464",
-    "TRACEFIT_PORT_9464_TCP_ADDR": "10.0.0.1",
-    "TRACEFIT_HEADLESS_PORT_4317_UDP": "udp://[fd00::1]:4317",
-    "TRACEFIT_HEADLESS_SERVICE_HOST": "fd00::1",
-}
-
-
-def test_what_kubernetes_says_of_a_service_called_tracefit_is_no_configuration():
-    assert load(None, SERVICE_LINKS) == Config()
 
 
 @pytest.mark.parametrize(

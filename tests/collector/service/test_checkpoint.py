@@ -47,11 +47,6 @@ def written(tmp_path):
     return tmp_path
 
 
-def test_the_newest_is_read(written):
-    files, outcome, seen = load(written)
-    assert (outcome, seen, files.problem) == (Restored.NEWEST, [20], "")
-
-
 @pytest.mark.parametrize("damage", [lambda b: b[:-1], lambda _: b"", lambda b: b[:60] + b"?" + b[61:], lambda _: b"x"])
 def test_a_corrupt_newest_falls_back_and_is_kept_beside(written, damage):
     path = written / NAME
@@ -66,14 +61,16 @@ def test_a_corrupt_newest_falls_back_and_is_kept_beside(written, damage):
     assert (written / f"{NAME}.corrupt").exists(), "kept for inspection"
 
 
+def test_the_newest_is_read_also_after_a_death_between_the_two_renames(written):
+    for outcome in (Restored.NEWEST, Restored.PREVIOUS):
+        files, *read = load(written)
+        assert (read, files.problem) == ([outcome, [20]], "")
+        if outcome is Restored.NEWEST:
+            (written / NAME).replace(written / PREVIOUS_NAME)
+
+
 def test_a_checkpoint_that_does_not_fit_is_like_a_corrupt_one(written):
     assert load(written, refuse=(20,))[1:] == (Restored.PREVIOUS, [10])
-
-
-def test_a_death_between_the_two_renames_is_no_corruption(written):
-    (written / NAME).replace(written / PREVIOUS_NAME)
-    files, outcome, seen = load(written)
-    assert (outcome, seen, files.problem) == (Restored.PREVIOUS, [20], "")
 
 
 def test_both_unusable_is_a_cold_start_and_said_so(written, caplog):

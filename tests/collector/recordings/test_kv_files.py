@@ -11,7 +11,7 @@ from collector.config.load import load
 from collector.config.schema import Config
 from collector.decode.kv import KvBatch
 from collector.ingest import Export
-from collector.recordings import Recording, merged
+from collector.recordings import Recording, by_kind, merged
 from collector.runtime.tasks import SystemClock
 from collector.service.pipeline import Pipeline
 from tests.support.paths import DATA
@@ -73,10 +73,7 @@ def test_restores_of_a_custom_feature_set_are_learned_from():
     def rows(paths):
         pipeline = Pipeline(settings, "test")
         for timed in merged(Recording(path, print) for path in paths):
-            if isinstance(timed.said, KvBatch):
-                pipeline.process(kv=[timed.said])
-            else:
-                pipeline.process([timed.said])
+            pipeline.process(**by_kind([timed]))
         pipeline.flush()
         (config,) = pipeline.snapshot(1, 1).configs
         target = config.targets.get("step_time")

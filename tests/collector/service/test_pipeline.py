@@ -35,29 +35,15 @@ def step_coefficients(pipeline):
 
 
 @pytest.mark.parametrize("name", RECORDINGS)
-def test_spans_and_events_of_a_recording_are_accounted_for(pipelines, name):
-    _, counts = pipelines[name]
+def test_spans_of_a_recording_are_accounted_for_its_journeys_agree_and_every_step_is_learned(pipelines, name):
+    pipeline, counts = pipelines[name]
     assert_accounted(counts)
     assert counts[table.DECODED_SPANS] > 0
-
-
-@pytest.mark.parametrize("name", RECORDINGS)
-def test_journeys_and_summaries_of_a_recording_agree(pipelines, name):
-    _, counts = pipelines[name]
-    matched, other = (
-        counts[table.JOIN_EVENTS, JoinEvent.STEP_MATCHED],
-        counts[table.JOIN_EVENTS, JoinEvent.STEP_MISMATCHED],
-    )
+    matched, other = (counts[table.JOIN_EVENTS, event] for event in (JoinEvent.STEP_MATCHED, JoinEvent.STEP_MISMATCHED))
     # c6: four steps of a call whose further prompts send no journeys
     assert other <= (4 if name == "c6_saturated" else 0)
     assert matched > 1000
-
-
-@pytest.mark.parametrize("name", RECORDINGS)
-def test_every_step_with_a_summary_and_a_successor_is_learned(pipelines, name):
-    pipeline, counts = pipelines[name]
     learned = counts[table.ROWS, Target.STEP_TIME, RowOutcome.LEARNED]
-    matched = counts[table.JOIN_EVENTS, JoinEvent.STEP_MATCHED]
     assert learned > 0.97 * matched - 64
     assert pipeline.snapshot(0, 1).configs[0].targets["step_time"].models["portable"].rows == learned
 

@@ -27,6 +27,13 @@ def no_step(_step):
     return False
 
 
+def assert_same_rows(found, expected):
+    assert found.keys() == expected.keys()
+    for key, arrays in expected.items():
+        for a, b in zip(arrays, found[key], strict=True):
+            assert np.array_equal(a, b, equal_nan=True), key
+
+
 def some_steps(step):
     return step * 2654435761 % 2**32 < 0.1 * 2**32
 
@@ -161,9 +168,7 @@ def test_of_two_publishers_without_a_name_none_is_the_only_engines():
     joiner, rows = joined("c5_offload", kv_batches("c9_dp2"), no_step)
     _, alone = joined("c5_offload", [], no_step)
     assert joiner.kv.unbound == 2
-    for key, arrays in rows_by_target(rows).items():
-        for a, b in zip(arrays, rows_by_target(alone)[key], strict=True):
-            assert np.array_equal(a, b, equal_nan=True)
+    assert_same_rows(rows_by_target(rows), rows_by_target(alone))
 
 
 def test_a_batch_of_a_named_engine_is_that_engines_alone():
@@ -185,9 +190,7 @@ def test_events_that_come_twice_are_used_once_and_nobody_looks_for_their_engine(
     joiner, rows_of_both = joined("c5_offload", both)
     assert (alone.kv.unbound, joiner.kv.unbound) == (0, 0)
     if named_first:
-        for key, arrays in rows_by_target(rows_of_both).items():
-            for a, b in zip(arrays, rows_by_target(rows)[key], strict=True):
-                assert np.array_equal(a, b, equal_nan=True)
+        assert_same_rows(rows_by_target(rows_of_both), rows_by_target(rows))
 
 
 def test_a_publisher_that_restarts_repeats_no_batch_and_misses_none_whatever_the_order_of_arrival():
@@ -252,11 +255,7 @@ def test_rows_with_kv_events_do_not_depend_on_the_order_of_arrival_within_ten_se
     rng = random.Random(5)
     for pieces in (7, 40, 300):
         delayed = sorted(items, key=lambda pair: pair[0] + rng.uniform(0, 10e9))
-        found = fed([item for _, item in delayed], pieces)
-        assert found.keys() == reference.keys()
-        for key, arrays in reference.items():
-            for a, b in zip(arrays, found[key], strict=True):
-                assert np.array_equal(a, b, equal_nan=True), key
+        assert_same_rows(fed([item for _, item in delayed], pieces), reference)
 
 
 # --- in the pipeline --------------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ import pytest
 from collector.config import Config
 from online import STEP_FEATURES, Bank, RowBlock, Target
 from tests.support.linear_steps import BETA, NAMES, steps
+from tests.support.uneven_steps import of_columns
 
 from .published import differences, essence
 
@@ -51,13 +52,10 @@ def estimates(bank: Bank) -> tuple[np.ndarray, np.ndarray]:
 def steady(n: int, seed: int, requests: float) -> RowBlock:
     """Steps of one batch size without prefill: one operating point, whose weights all decay alike."""
     rng = np.random.default_rng(seed)
-    raw = np.full((n, len(STEP_FEATURES)), np.nan)
     context = requests * rng.uniform(300, 900, n)
-    columns = {"prefill_tokens": 0.0, "prefill_requests": 0.0, "decode_requests": requests, "decode_tokens": requests}
-    for name, value in (columns | {"decode_context_tokens": context, "requests": requests}).items():
-        raw[:, STEP_FEATURES.index(name)] = value
-    y = (9000.0 + 0.1 * context) * np.exp(0.02 * rng.standard_normal(n))
-    return RowBlock.of_lines(raw, y, end_ns=1_700_000_000_000_000_000 + np.cumsum(y * 1e3).astype(np.int64))
+    columns = {"decode_requests": requests, "decode_tokens": requests, "requests": requests}
+    us = (9000.0 + 0.1 * context) * np.exp(0.02 * rng.standard_normal(n))
+    return of_columns({**columns, "decode_context_tokens": context}, us)
 
 
 def test_a_restart_between_two_stretches_changes_nothing():

@@ -17,7 +17,7 @@ from __future__ import annotations
 import itertools
 import logging
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from statistics import median_low
 from typing import Final, NamedTuple
 
@@ -55,18 +55,13 @@ from .vocabulary import (
 )
 
 
-class _CoreMoment(NamedTuple):
-    """One event of a journey; ``finish`` of FINISHED alone."""
+def core_span(span: Span, counts: Counts, may_be: Callable[[int], bool]) -> CoreSpan:
+    """A request of the engine core; raises Rejected with the reason it cannot be used.
 
-    mark: Mark
-    prompt_tokens: int
-    unix_ns: int
-    finish: Finish | None
-
-
-def _core_moments(span: Span) -> list[_CoreMoment]:
-    """What the events of a span say, foreign ones left out; raises Rejected with the reason it cannot be used."""
-    out = []
+    Foreign events are left out. ``may_be``: whether something may have happened at a time of the wall clock.
+    """
+    marks: list[Mark] = []
+    offsets_ns, prompt_tokens, finish = [], 0, None
     for event in span.events:
         kind = words.MARK_KINDS.get(event.name)
         if kind is None:
@@ -74,36 +69,26 @@ def _core_moments(span: Span) -> list[_CoreMoment]:
         values = read_fields(event, words.JOURNEY_FIELDS)
         if not words.UNIX_MIN <= event.time_unix_nano <= words.UNIX_MAX:
             raise Rejected(Skip.OUT_OF_RANGE)
-        mark = Mark(kind, int(values["step_id"]), int(values["ts_ns"]), int(values["output_tokens"]))
+        marks.append(Mark(kind, int(values["step_id"]), int(values["ts_ns"]), int(values["output_tokens"])))
+        offsets_ns.append(event.time_unix_nano - marks[-1].ts_ns)
+        prompt_tokens = int(values["prompt_tokens"])
         finish = _finish_of(scalar(event.attributes, words.FINISH)) if kind is MarkKind.FINISHED else None
-        out.append(_CoreMoment(mark, int(values["prompt_tokens"]), event.time_unix_nano, finish))
-    return out
-
-
-def core_span(span: Span, counts: Counts, may_be: Callable[[int], bool]) -> CoreSpan:
-    """A request of the engine core; raises Rejected with the reason it cannot be used.
-
-    ``may_be``: whether something may have happened at a time of the wall clock.
-    """
-    moments = _core_moments(span)
-    if not moments:
+    if not marks:
         raise Rejected(Skip.NOT_A_REQUEST)
-    marks = tuple([moment.mark for moment in moments])
     _check_order(marks)
-    unix_minus_mono_ns = median_low([moment.unix_ns - moment.mark.ts_ns for moment in moments])
+    unix_minus_mono_ns = median_low(offsets_ns)
     if not may_be(marks[-1].ts_ns + unix_minus_mono_ns):
         raise Rejected(Skip.OUT_OF_RANGE)
-    _count_events(len(span.events), len(moments), counts)
+    _count_events(len(span.events), len(marks), counts)
     request_id = scalar(span.attributes, words.REQUEST_ID)
     return CoreSpan(
         span_id=span.span_id,
         parent_span_id=span.parent_span_id,
         trace_id=span.trace_id,
         request=fingerprint("" if request_id is None else str(request_id)),
-        prompt_tokens=moments[-1].prompt_tokens,
-        marks=marks,
-        # nothing follows FINISHED
-        finish=moments[-1].finish,
+        prompt_tokens=prompt_tokens,
+        marks=tuple(marks),
+        finish=finish,  # nothing follows FINISHED
         unix_minus_mono_ns=unix_minus_mono_ns,
         end_unix_ns=span.end_time_unix_nano,
     )
@@ -123,7 +108,7 @@ def _finish_of(said: Value | None) -> Finish:
         return Finish.ERROR
 
 
-def _check_order(marks: tuple[Mark, ...]) -> None:
+def _check_order(marks: Sequence[Mark]) -> None:
     """Emission order is time order; steps never go back; nothing follows FINISHED; tokens never shrink."""
     for before, after in itertools.pairwise(marks):
         if after.ts_ns < before.ts_ns:
@@ -142,24 +127,16 @@ _NO_MOMENTS: Final = dict.fromkeys(words.API_MOMENTS.values(), MISSING)
 _API_FACTS: Final = frozenset({words.PROMPT_TOKENS, words.SAMPLES, words.MODEL})
 
 
-def _api_moments(span: Span) -> list[tuple[str, int]]:
-    """Field of ApiSpan and time of each event, foreign ones left out; raises Rejected where one cannot be used."""
-    out = []
-    for event in span.events:
-        field = words.API_MOMENTS.get(event.name)
-        if field is None:
-            continue
-        seconds = scalar(event.attributes, words.API_TIME)
-        if seconds is None:
-            raise Rejected(Skip.MISSING_ATTRIBUTE)
-        out.append((field, nanoseconds(seconds)))
-    return out
-
-
 def api_span(span: Span, counts: Counts) -> ApiSpan:
-    """A request of the instrumented API server; raises Rejected with the reason it cannot be used."""
-    said = _api_moments(span)
-    moments = {**_NO_MOMENTS, **dict(said)}
+    """A request of the instrumented API server, foreign events left out; raises Rejected with the reason against it."""
+    moments, understood = dict(_NO_MOMENTS), 0
+    for event in span.events:
+        if event.name in words.API_MOMENTS:
+            seconds = scalar(event.attributes, words.API_TIME)
+            if seconds is None:
+                raise Rejected(Skip.MISSING_ATTRIBUTE)
+            moments[words.API_MOMENTS[event.name]] = nanoseconds(seconds)
+            understood += 1
     attributes = scalars(span.attributes, _API_FACTS)
     out = ApiSpan(
         span_id=span.span_id,
@@ -174,7 +151,7 @@ def api_span(span: Span, counts: Counts) -> ApiSpan:
         model=str(attributes.get(words.MODEL, ""))[: words.FACT_LENGTH_MAX],
         end_unix_ns=span.end_time_unix_nano,
     )
-    _count_events(len(span.events), len(said), counts)
+    _count_events(len(span.events), understood, counts)
     return out
 
 

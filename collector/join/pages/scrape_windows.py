@@ -66,6 +66,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from statistics import median
+from typing import NamedTuple
 
 import numpy as np
 
@@ -77,8 +78,7 @@ from online import PHASES, STEP_FEATURES, Floats, Quality, RowBlock
 NAN = math.nan
 
 
-@dataclass(frozen=True, slots=True)
-class Scrape:
+class Scrape(NamedTuple):
     """One scrape with what follows from it; ``values`` by :class:`~collector.decode.pages.Meaning`."""
 
     unix_ns: int
@@ -149,8 +149,7 @@ _TWELFTH = 1.0 / 12.0
 _COLUMN = {name: index for index, name in enumerate(STEP_FEATURES)}
 
 
-@dataclass(frozen=True, slots=True)
-class WindowSums:
+class WindowSums(NamedTuple):
     """Differences of two scrapes; ``scrape_ns`` is how far apart the scrapes within it were.
 
     ``counted`` are the steps by the page's own counter, which several front ends keep; NaN where it has none.
@@ -172,8 +171,7 @@ class WindowSums:
         return self.scrape_ns <= CLOSE_SCRAPES_NS
 
 
-@dataclass(frozen=True, slots=True)
-class PageRow:
+class PageRow(NamedTuple):
     """One row: its time, its steps, and the sums of its columns."""
 
     end_ns: int

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from collector.config import Config
 from collector.identity import Fact, shipped_sheets
@@ -33,14 +33,6 @@ WEIGHTS_SHARE = 0.8
 _SHOWN = ("model", "gpu", "tensor_parallel_size", "dtype", "max_num_seqs", "max_num_batched_tokens")
 
 
-class Known(NamedTuple):
-    """What saved states know together: the document of ``--json``."""
-
-    donors: list[dict[str, Any]]
-    pooled: dict[str, dict[str, Any]]
-    measure_next: list[dict[str, Any]]
-
-
 def compare_donors(paths: Sequence[Path], *, as_document: bool, say: PrintLine, note: PrintLine) -> int:
     """Pool the states under the paths and report.
 
@@ -58,16 +50,11 @@ def compare_donors(paths: Sequence[Path], *, as_document: bool, say: PrintLine, 
     if not found:
         note("no donor among them")
         return EXIT_FAILED
-    known = Known(
-        list(_donors(found)),
-        dict(_pooled(found)),
-        _measure_next({config_id: facts for config_id, (facts, _) in found.items()}),
-    )
-    if as_document:
-        say(as_json(known._asdict()))
-    else:
-        for line in _report(known):
-            say(line)
+    donors, pooled = list(_donors(found)), dict(_pooled(found))
+    farthest = _measure_next({config_id: facts for config_id, (facts, _) in found.items()})
+    document = as_json({"donors": donors, "pooled": pooled, "measure_next": farthest})
+    for line in [document] if as_document else _report(donors, pooled, farthest):
+        say(line)
     return EXIT_OK
 
 
@@ -141,27 +128,29 @@ def _measure_next(seen: dict[str, Facts]) -> list[dict[str, Any]]:
     return [{"configuration": name, "coverage": float(distance)} for name, distance in found]
 
 
-def _report(known: Known) -> Iterator[str]:
+def _report(
+    donors: list[dict[str, Any]], pooled: dict[str, dict[str, Any]], farthest: list[dict[str, Any]]
+) -> Iterator[str]:
     """The same for eyes."""
     table = [["donor", *_SHOWN, "rows", "nearest other"]]
-    for donor in known.donors:
+    for donor in donors:
         nearest, facts = donor["nearest_other"], donor["facts"]
         distance = "no sheet" if not donor["has_sheet"] else "-" if nearest is None else f"{nearest:.2f}"
         described = (str(facts.get(name, "-")) for name in _SHOWN)
         table.append([donor["config_id"], *described, f"{donor['rows']:.0f}", distance])
     yield "Donors"
     yield from aligned(table)
-    for name, pooled in known.pooled.items():
+    for name, together in pooled.items():
         yield ""
-        yield f"{name}: {pooled['donors']} donors pooled"
-        coefficients = ([each, f"{value:.4g}"] for each, value in pooled["coefficients"].items())
+        yield f"{name}: {together['donors']} donors pooled"
+        coefficients = ([each, f"{value:.4g}"] for each, value in together["coefficients"].items())
         yield from aligned([["coefficient", "value"], *coefficients])
     yield ""
-    if not known.measure_next:
+    if not farthest:
         yield "What to measure next cannot be said: no donor has a model file and a known GPU"
         return
     yield "Measure next (farthest from everything measured)"
-    rows = ([each["configuration"], f"{each['coverage']:.2f}"] for each in known.measure_next)
+    rows = ([each["configuration"], f"{each['coverage']:.2f}"] for each in farthest)
     yield from aligned([["configuration", "coverage"], *rows])
 
 

@@ -22,7 +22,6 @@ oldest of the fullest of 4 x 4 cells goes; cells are equal in log(1 + A) and log
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
@@ -33,6 +32,7 @@ from collector.config import Config
 from collector.identity import Fact
 from online import STEP_FEATURES, Floats, Level, Mask, RowBlock, Target
 from online.features import portable
+from online.rls import solve
 from online.target import TargetState
 
 from .captures import Capture
@@ -221,20 +221,12 @@ class GridRegression:
             self._fit()
 
     def _fit(self) -> None:
-        """Least squares on each face of b, c >= 0; a plane without a slope takes the place of no other."""
-        mean, scale, y_mean = self._x.mean(axis=0), self._x.std(axis=0), float(self._y.mean())
-        varies = scale > _FLAT * np.maximum(1.0, np.abs(mean))
-        if not varies.any():
-            self._plane = None
-            return
-        u, y = (self._x - mean) / np.where(varies, scale, 1.0), self._y - y_mean
-        best, slopes = float(y @ y), np.zeros(2)
-        for size in (1, 2):
-            for face in map(list, itertools.combinations(np.flatnonzero(varies), size)):
-                found = np.linalg.lstsq(u[:, face], y)[0]
-                left = y - u[:, face] @ found
-                if (found >= 0.0).all() and float(left @ left) < best:
-                    best, slopes = float(left @ left), np.zeros(2)
-                    slopes[face] = found / scale[face]
+        """Least squares with b, c >= 0; a plane without a slope takes the place of no other."""
+        mean, y_mean = self._x.mean(axis=0), float(self._y.mean())
+        varies = self._x.std(axis=0) > _FLAT * np.maximum(1.0, np.abs(mean))
+        u, none = (self._x - mean) * varies, np.zeros(2, np.bool_)
+        slopes = solve(u.T @ u, u.T @ (self._y - y_mean), none, varies).beta
         if slopes.any():
             self._plane = slopes, y_mean - float(slopes @ mean)
+        elif not varies.any():
+            self._plane = None

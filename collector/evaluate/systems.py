@@ -21,7 +21,7 @@ import numpy as np
 
 from collector.config import Config
 from collector.identity import Fact
-from online import Design, Floats, Learner, RowBlock, Target, strata_of, stratum_name
+from online import Design, Floats, RowBlock, Target, strata_of, stratum_name
 from online.features import PORTABLE, SYSTEMS, FeatureSet, build
 from online.rls import Prior, RlsLearner
 from online.target import TargetState
@@ -89,14 +89,10 @@ def blocks(rows: RowBlock) -> Iterator[RowBlock]:
 
 def learn(features: FeatureSet, rows: RowBlock, prior: Prior | None = None) -> RlsLearner | None:
     """A learner fed with all rows; None when they were too few to begin."""
-    learner = RlsLearner(features, prior)
-    _learn_blocks(learner, design(features, rows))
+    learner, known = RlsLearner(features, prior), design(features, rows)
+    for start in range(0, len(known), BLOCK_ROWS):
+        learner.learn(known.slice(start, min(start + BLOCK_ROWS, len(known))))
     return learner if learner.started else None
-
-
-def _learn_blocks(learner: Learner, rows: Design) -> None:
-    for start in range(0, len(rows), BLOCK_ROWS):
-        learner.learn(rows.slice(start, min(start + BLOCK_ROWS, len(rows))))
 
 
 def predict(learner: RlsLearner, features: FeatureSet, rows: RowBlock, *, shaped: bool = False) -> Floats:

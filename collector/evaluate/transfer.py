@@ -22,7 +22,7 @@ greedy farthest point: what lies farthest from everything measured; at most twic
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -255,8 +255,7 @@ def measure_next(candidates: Mapping[str, Floats], measured: Sequence[Floats], c
     return out
 
 
-@dataclass(frozen=True, slots=True)
-class Specialist:
+class Specialist(NamedTuple):
     """A cluster of donors: its centre (14,) and what they know together."""
 
     centre: Floats

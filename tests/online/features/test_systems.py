@@ -238,19 +238,6 @@ def test_mole_rd_asks_one_expert_far_from_the_boundaries(model):
     )
 
 
-@pytest.mark.parametrize("target", [Target.STEP_TIME, Target.QUEUE_WAIT, Target.API_QUEUEING])
-def test_mole_rds_intercepts_are_those_of_its_regimes_alone(target):
-    """The gates sum to 1: a further intercept would be their sum, and none of the five could ever be known."""
-    features = build("mole_rd", target, MODELS["gqa"])
-    rng = np.random.default_rng(1)
-    raw = rng.uniform(0.0, 20.0, (400, len(target.vocabulary)))
-    raw[:, target.vocabulary.index("kv_usage_ratio")] = rng.uniform(0.0, 1.0, 400)
-    x = features.evaluate(RowBlock.of_lines(raw, np.ones(400)))
-    gated = [j for j, name in enumerate(features.names) if name.endswith("intercept")]
-    assert x[:, gated].sum(axis=1) == approx(np.ones(400))
-    assert np.linalg.matrix_rank(x[:, gated]) == len(gated)
-
-
 @pytest.mark.parametrize(("data_parallel", "degree"), [({}, 2.0), ({"data_parallel_size": 4}, 8.0)])
 def test_rece_has_expert_parallelism_as_a_degree(data_parallel, degree):
     spread = facts_of(MOE, tensor_parallel_size=2, expert_parallel=True, **data_parallel)
@@ -268,6 +255,9 @@ def test_mole_rd_with_offload_reads_the_transfers():
 
 
 def test_gates_sum_to_one_and_are_soft_only_near_a_boundary():
+    """A further intercept would be their sum, and no intercept of a regime could ever be known."""
+    for target in (Target.STEP_TIME, Target.QUEUE_WAIT):
+        assert "intercept" not in build("mole_rd", target, MODELS["gqa"]).names
     rng = np.random.default_rng(0)
     raw = {name: rng.uniform(0, 20, 1000) for name in (*STEP_FEATURES, *REQUEST_FEATURES)}
     raw["kv_usage_ratio"] = rng.uniform(0, 1, 1000)

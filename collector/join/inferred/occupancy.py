@@ -8,7 +8,7 @@ rate * 2^64. With u the low 64 bits / 2^64 of n traces that came,
     rate = max(u) (n + 1) / n           P(max(u) <= m) = m^n where every span is sent
 
 Every span is sent as soon as one u >= 0.95. Spans are sampled once m^n < 1e-12: after 32 traces at half of the spans or
-fewer, after 539 at 0.95. In between, nothing is known.
+fewer, after 539 at 0.95. In between, nothing is known. From then on every trace makes the rate better known.
 
 Guards: a trace of several requests counts once. Ids may not be random (a counter, a time, a constant): a claim needs
 u that lie evenly below their maximum (their mean within four standard deviations of max(u) / 2) and a rate that anybody

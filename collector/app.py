@@ -299,16 +299,19 @@ class Sidecar:
         return HttpServer(parse_endpoint(config.pages), handler, "the pages", timeout_s=PAGE_TIMEOUT_S, io=self._io)
 
     def _follow_gauges(self) -> None:
-        metrics, pipeline = self.metrics, self.pipeline
-        metrics.set(table.QUEUE_CAPACITY, self.config.queue_bytes)
-        metrics.set(table.ENGINES_CAPACITY, self.config.engines_max)
-        metrics.set(table.CONFIGS_CAPACITY, self.config.configs_max)
-        metrics.set(table.CONFIG_DEGRADED, self._fallback is not None)
-        metrics.set(table.SCRAPED_SERVERS_CAPACITY, SERVERS_MAX)
-        metrics.follow(table.SCRAPED_SERVERS, lambda: self._scraper.servers)
-        metrics.follow(table.COMPLETENESS, lambda: pipeline.joiner.pages.completeness)
-        metrics.follow(table.QUEUE_BYTES, lambda: self.queue.queued_bytes)
-        metrics.follow(table.IN_FLIGHT_BYTES, lambda: self.queue.in_flight_bytes)
+        config, queue = self.config, self.queue
+        for metric, value in (
+            (table.QUEUE_CAPACITY, config.queue_bytes),
+            (table.ENGINES_CAPACITY, config.engines_max),
+            (table.CONFIGS_CAPACITY, config.configs_max),
+            (table.CONFIG_DEGRADED, self._fallback is not None),
+            (table.SCRAPED_SERVERS_CAPACITY, SERVERS_MAX),
+        ):
+            self.metrics.set(metric, value)
+        self.metrics.follow(table.SCRAPED_SERVERS, lambda: self._scraper.servers)
+        self.metrics.follow(table.COMPLETENESS, lambda: self.pipeline.joiner.pages.completeness)
+        self.metrics.follow(table.QUEUE_BYTES, lambda: queue.queued_bytes)
+        self.metrics.follow(table.IN_FLIGHT_BYTES, lambda: queue.in_flight_bytes)
 
     def _pending(self) -> PendingTelemetry | None:
         pending = self._event_time.pending
@@ -335,10 +338,13 @@ class Sidecar:
         return not late, {"late": list(late)}
 
     def _probe_ready(self) -> tuple[bool, Mapping[str, object]]:
+        config = self.config
         problems = {
             "config_problem": str(self._fallback or ""),
-            "engines_problem": self._engines_problem(),
-            "configs_problem": self._configs_problem(),
+            "engines_problem": self._no_place(table.ENGINES_REFUSED, "engines have no place", config.engines_max),
+            "configs_problem": self._no_place(
+                table.CONFIGS_REFUSED, "configurations have no place", config.configs_max
+            ),
             "memory_problem": self._memory.problem,
         }
         named: dict[str, object] = {name: problem for name, problem in problems.items() if problem}
@@ -351,17 +357,13 @@ class Sidecar:
         if news:
             named["speed_changed"] = news
         detail: dict[str, object] = {"late": list(self.health.late()), "otlp_grpc_port": self._otlp_port()}
-        if self.config.scrape:
-            detail["scrape"] = list(self.config.scrape)
+        if config.scrape:
+            detail["scrape"] = list(config.scrape)
         return self.health.ready(), {**detail, **self._keeper.readiness_detail(), **named}
 
-    def _engines_problem(self) -> str:
-        refused, held = int(self.metrics.value(table.ENGINES_REFUSED)), self.config.engines_max
-        return f"{refused} engines have no place beside {held} others: raise engines_max" if refused else ""
-
-    def _configs_problem(self) -> str:
-        refused, held = int(self.metrics.value(table.CONFIGS_REFUSED)), self.config.configs_max
-        return f"{refused} configurations are not learned beside {held} others: raise engines_max" if refused else ""
+    def _no_place(self, metric: table.Metric, what: str, held: int) -> str:
+        refused = int(self.metrics.value(metric))
+        return f"{refused} {what} beside {held} others: raise engines_max" if refused else ""
 
 
 def check_config(config: Config, clock: Clock) -> None:

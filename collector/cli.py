@@ -23,11 +23,10 @@ import click
 from collector import __version__
 from collector.commands.arguments import (
     FILE,
+    HOST_PORT,
+    INTERVAL,
     RATIO,
     Commands,
-    HostPort,
-    Interval,
-    Number,
     Option,
     Word,
     asks,
@@ -35,6 +34,7 @@ from collector.commands.arguments import (
     config_options,
     json_option,
     many,
+    number,
     out_option,
     say_usage,
     token_option,
@@ -147,8 +147,8 @@ def tracefit() -> None:
 
 
 @tracefit.command(epilog=RUN_EPILOG)
-@click.option("--listen", type=HostPort(), metavar="HOST:PORT", help="Where OTLP over gRPC comes in (127.0.0.1:4317).")
-@click.option("--pages", type=HostPort(), metavar="HOST:PORT", help="Where metrics and pages are (0.0.0.0:9464).")
+@click.option("--listen", type=HOST_PORT, metavar="HOST:PORT", help="Where OTLP over gRPC comes in (127.0.0.1:4317).")
+@click.option("--pages", type=HOST_PORT, metavar="HOST:PORT", help="Where metrics and pages are (0.0.0.0:9464).")
 @click.option("--dir", "directory", metavar="DIR", help="Where the files go (snapshots).")
 @click.option("--scrape", multiple=True, metavar="URL", help="Learn from a server's own page of metrics.")
 @config_options
@@ -165,18 +165,18 @@ def run(*, scrape: tuple[str, ...], config: Path | None, profile: str | None, **
 
 
 @tracefit.command()
-@click.option("--speed", type=Number("from 0.01 on", 0.01), default=20.0, metavar="N", help="Times as recorded (20).")
+@click.option("--speed", type=number("from 0.01 on", 0.01), default=20.0, metavar="N", help="Times as recorded (20).")
 @click.option("--recording", type=FILE, metavar="FILE", help="A recording other than the bundled one.")
 @click.option("--gpu", is_flag=True, help="What vLLM on an H100 would send, from measured kernel times.")
 @click.option("--dir", "--directory", "directory", type=FILE, metavar="DIR", help="Its files go here (snapshots/demo).")
 @click.option(
     "--throttle",
-    type=Number("from 0.01 to 100", 0.01, 100.0),
+    type=number("from 0.01 to 100", 0.01, 100.0),
     default=1.0,
     metavar="N",
     help="From its middle on, the recorded machine takes N times as long (1).",
 )
-@click.option("--to", type=HostPort(), metavar="HOST:PORT", help="Send to a running sidecar, in real time, for ever.")
+@click.option("--to", type=HOST_PORT, metavar="HOST:PORT", help="Send to a running sidecar, in real time, for ever.")
 def demo(
     *, speed: float, recording: Path | None, gpu: bool, directory: Path | None, throttle: float, to: str | None
 ) -> int:
@@ -338,9 +338,9 @@ def fleet() -> None:
 @fleet.command("pull")
 @click.argument("sources", nargs=-1, required=True, metavar="SOURCE...")
 @out_option("where the fleet's files go", metavar="DIR")
-@click.option("--every", type=Interval(), metavar="TIME", help="Again and again, like 5m, with pages of its own.")
+@click.option("--every", type=INTERVAL, metavar="TIME", help="Again and again, like 5m, with pages of its own.")
 @token_option
-@click.option("--timeout", type=Number("above 0", 1e-9), default=10.0, metavar="S", help="Longest wait for one (10).")
+@click.option("--timeout", type=number("above 0", 1e-9), default=10.0, metavar="S", help="Longest wait for one (10).")
 @click.option(
     "--require", type=RATIO, default=0.5, metavar="SHARE", help="Write nothing if fewer sources gave a state (0.5)."
 )
@@ -402,7 +402,7 @@ def lab() -> None:
 @click.option("--snapshot", type=FILE, metavar="FILE", help="Score this snapshot's coefficients as well.")
 @click.option(
     "--learn-until",
-    type=Number("between 0 and 1", 1e-9, 1.0 - 1e-9),
+    type=number("between 0 and 1", 1e-9, 1.0 - 1e-9),
     default=0.6,
     metavar="SHARE",
     help="Part of each to learn from (0.6).",

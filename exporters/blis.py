@@ -153,8 +153,6 @@ def blis_coefficients(
     Raises:
         BlisError: a coefficient of the step time is absent, or the size of the KV cache cannot be known.
     """
-    if alpha not in ALPHAS:
-        raise BlisError(f"--alpha: expected one of {', '.join(ALPHAS)}, got {alpha!r}")
     notes: list[str] = []
     step = _features(config, "step_time")
     if step is None:
@@ -394,8 +392,6 @@ def _post_decode_us(config: ConfigSnapshot, notes: list[str]) -> tuple[int, int]
     per_token_us = _value(features, "post_decode", "output_tokens")
     tokens = _mean_of(features["output_tokens"])
     if tokens is None:
-        tokens = _mean_tokens(config.targets["post_decode"], fixed_us, per_token_us)
-    if tokens is None:
         if round(per_token_us) != per_token_us:
             notes.append("post_decode: mean output length unknown; both alphas rounded on their own")
         return _whole(fixed_us), _whole(per_token_us)
@@ -403,16 +399,6 @@ def _post_decode_us(config: ConfigSnapshot, notes: list[str]) -> tuple[int, int]
     if fixed_us + (per_token_us - whole) * tokens < 0:
         whole = math.floor(per_token_us)
     return _whole(fixed_us + (per_token_us - whole) * tokens), whole
-
-
-def _mean_tokens(target: TargetSnapshot, fixed_us: float, per_token_us: float) -> float | None:
-    """Mean output length where a snapshot does not state it: a least-squares line passes through the means."""
-    if per_token_us <= 0:
-        return 0.0
-    if target.mean_us is None or not math.isfinite(target.mean_us) or target.mean_us < fixed_us:
-        return None
-    tokens = (target.mean_us - fixed_us) / per_token_us
-    return tokens if tokens <= MAX_MEAN_TOKENS else None
 
 
 def render_flags(coefficients: Coefficients) -> bytes:
@@ -479,28 +465,19 @@ class Exported(NamedTuple):
     warnings: tuple[str, ...] = ()
 
 
-def export(snapshot: Snapshot, which: str = "", file_format: str = "blis-yaml", **options: Any) -> Exported:
-    """What ``tracefit export`` prints, and what it has to say of it.
+def export(snapshot: Snapshot, config: ConfigSnapshot, file_format: str = "blis-yaml", **options: Any) -> Exported:
+    """What BLIS loads of one configuration of a snapshot, and what is to be said of it.
 
     Args:
         snapshot: has the configuration.
-        which: words for it, as ``tracefit.find_config`` has them; may be left out when there is only one.
+        config: the configuration.
         file_format: ``blis-yaml`` or ``blis-flags``.
         options: see :func:`blis_coefficients`.
 
     Raises:
         BlisError: with one clear sentence.
     """
-    return export_config(snapshot, choose_config(snapshot, which), file_format, **options)
-
-
-def export_config(
-    snapshot: Snapshot, config: ConfigSnapshot, file_format: str = "blis-yaml", **options: Any
-) -> Exported:
-    """The same of a configuration that was found."""
     coefficients = blis_coefficients(config, **options)
-    if file_format not in {"blis-yaml", "blis-flags"}:
-        raise BlisError(f"--format: expected blis-yaml or blis-flags, got {file_format!r}")
     in_yaml = file_format == "blis-yaml"
     content = render_yaml(snapshot, config, coefficients) if in_yaml else render_flags(coefficients)
     return Exported(content, coefficients.doubtful, coefficients.warnings)

@@ -1,6 +1,6 @@
 """What the pictures of a configuration show, in coordinates that ``templates/charts.html.j2`` draws as SVG.
 
-A step's time by its parts, predicted against observed times, each coefficient's interval and its course over a day.
+A step's time by its parts, predicted against observed times, and each coefficient's course over a day.
 Each picture says in words what it shows; nothing leaves its frame, whatever the numbers; colour never means alone.
 """
 
@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from exporters.questions import significant
-from exporters.wording import FEATURE_NAMES, FEATURE_PLURALS, age, coefficient, percent
-from online import ChangeKind, FeatureSnapshot, HistoryView, ModelSnapshot, TargetSnapshot
+from exporters.wording import FEATURE_NAMES, FEATURE_PLURALS, age, coefficient
+from online import ChangeKind, HistoryView, ModelSnapshot, TargetSnapshot
 
 WIDTH = 360.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52.0, 12.0, 22.0, 38.0
@@ -25,8 +25,6 @@ Z_95 = 1.96
 """Standard errors of half a 95 % interval of a normal distribution."""
 NEAR = 0.1
 """The 10 % that people ask for."""
-_NICE = (0.02, 0.05, 0.1, 0.2, 0.5)
-"""Limits of the axis of intervals; beyond half of the coefficient they are drawn at the edge."""
 _RARE = 12
 """One in twelve values at each end may lie beyond the axis."""
 _SLACK, _READABLE = 0.06, 0.02
@@ -145,31 +143,6 @@ def _in_one_unit(values: Sequence[float], unit: str = "us") -> list[tuple[float,
         (value, f"{number.rstrip('0').rstrip('.') if '.' in number else number} {name}")
         for value, (number, _, name) in zip(values, parts, strict=True)
     ]
-
-
-class Whisker(NamedTuple):
-    """A coefficient's 95 % interval relative to itself; ``left`` and ``right`` end the bar, None without an error."""
-
-    label: str
-    left: float | None = None
-    right: float | None = None
-
-
-def axis_limit(model: ModelSnapshot) -> float:
-    """Half of the width of the axis that holds all intervals, as a ratio."""
-    reaches = [Z_95 * abs((f.stderr or 0.0) / f.coefficient) for f in model.features if f.coefficient]
-    return next((limit for limit in _NICE if max(reaches, default=0.0) <= limit), _NICE[-1])
-
-
-def whisker(feature: FeatureSnapshot, limit: float) -> Whisker | None:
-    """The interval on an axis of 200 units from -limit to +limit; None of a coefficient of 0."""
-    if not feature.coefficient:
-        return None
-    if feature.stderr is None:
-        return Whisker("uncertainty unknown")
-    reach = Z_95 * feature.stderr / feature.coefficient
-    half = min(abs(reach) / limit, 1.0) * 92.0
-    return Whisker(f"95 % interval plus or minus {percent(reach)}", round(100.0 - half, 1), round(100.0 + half, 1))
 
 
 class Part(NamedTuple):

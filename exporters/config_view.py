@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from exporters.blis import BlisError, blis_coefficients
-from exporters.charts import Z_95, axis_limit, courses, scatter, step_shares
+from exporters.charts import Z_95, courses, scatter, step_shares
 from exporters.what_if import LoadView
 from exporters.wording import REPLICAS_SHOWN, TARGET_MEANINGS, TARGET_NAMES, Advice, advice_for
 from online import ConfigSnapshot, HistoryView, ModelSnapshot, ReplicaSnapshot, Snapshot, TargetSnapshot
@@ -133,7 +133,6 @@ def _target_view(name: str, target: TargetSnapshot, config: ConfigSnapshot) -> V
         "target": target,
         "model": model,
         "caption": f"Coefficients of {TARGET_NAMES.get(name, name)}, portable set, {config.config_id}",
-        "limit": axis_limit(model),
         "replicas": target.replicas[:REPLICAS_SHOWN],
         "differing": sum(each.differs for each in target.replicas),
         "told_apart_by": config.told_apart_by,

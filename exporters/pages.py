@@ -35,7 +35,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 import msgspec
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, gzip_accepted
 
-from exporters.blis import ALPHAS, BlisError, export_config
+from exporters.blis import ALPHAS, BlisError, export
 from exporters.metrics_page import MetricsPage
 from exporters.questions import (
     PLAN,
@@ -192,7 +192,7 @@ class SnapshotDocuments:
 
         def render(snapshot: Snapshot) -> bytes:
             config = _find(snapshot, request.captures[0])
-            return export_config(snapshot, config, f"blis-{file_format}", alpha=alpha).content
+            return export(snapshot, config, f"blis-{file_format}", alpha=alpha).content
 
         content_type = YAML if file_format == "yaml" else TEXT
         return self._answer(request, (*request.captures, file_format, alpha), content_type, render)

@@ -294,7 +294,7 @@ class Answer(NamedTuple):
             about["level"] = {"decode": decode, "prefill": prefill, "age_s": config.level_age_s}
         if isinstance(self.at, RequestEstimate):
             about["missing"] = config.missing
-        return as_json({**about, **_tree(self.said)})
+        return as_json({**about, **tree_of(self.said)})
 
 
 def ask(config: Config, question: Question) -> Answer:
@@ -362,10 +362,11 @@ def _engines(said: Plan, rate: float) -> str:
 # ----------------------------------------------------------------- numbers
 
 
-def _tree(value: Any) -> Any:
+def tree_of(value: Any) -> Any:
+    """A result of the client as plain values, for JSON."""
     if hasattr(value, "_asdict"):
-        return {key: _tree(each) for key, each in value._asdict().items()}
-    return [_tree(each) for each in value] if isinstance(value, tuple) else value
+        return {key: tree_of(each) for key, each in value._asdict().items()}
+    return [tree_of(each) for each in value] if isinstance(value, tuple) else value
 
 
 def as_json(tree: object) -> str:

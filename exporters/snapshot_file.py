@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from exporters.blis import BlisError, export_config
+from exporters.blis import BlisError, export
 from online import Snapshot
 
 SNAPSHOT_NAME = "snapshot.json"
@@ -109,7 +109,7 @@ def write_snapshot(directory: Path, snapshot: Snapshot) -> WriteReport:
     for config in snapshot.configs[:MAX_BLIS_FILES]:
         if _CONFIG_ID.fullmatch(config.config_id):
             with contextlib.suppress(BlisError):
-                files[f"{config.config_id}{BLIS_SUFFIX}"] = export_config(snapshot, config).content
+                files[f"{config.config_id}{BLIS_SUFFIX}"] = export(snapshot, config).content
     written, removed, errors = [], [], []
     for name, data in files.items():
         try:

@@ -18,6 +18,7 @@ import base64
 import datetime as dt
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 from http import HTTPStatus
 from pathlib import Path
 from typing import NamedTuple
@@ -26,7 +27,7 @@ from urllib.parse import urlencode
 import jinja2
 from prometheus_client.registry import Collector
 
-from exporters.charts import Z_95, whisker
+from exporters.charts import Z_95
 from exporters.config_view import STEP_TIME, Judged, PageView, View, config_view, overview_view, replica_ratio
 from exporters.pages import Request, Response
 from exporters.questions import (
@@ -152,7 +153,6 @@ _ENVIRONMENT.globals |= {
     "STATUS": STATUS,
     "Z_95": Z_95,
     "term_text": term_text,
-    "whisker": whisker,
 }
 
 
@@ -174,10 +174,11 @@ _HEADERS = (
 )
 
 
+@dataclass
 class StatusPage:
     """Renders ``/``.
 
-    Args:
+    Attributes:
         source: returns the newest snapshot, or None before the first.
         own: registry with the process's own metrics.
         ready: (ok, detail) of the receivers.
@@ -191,63 +192,53 @@ class StatusPage:
         otlp_port: where OTLP over gRPC is taken, for advice.
     """
 
-    def __init__(
-        self,
-        source: Callable[[], Snapshot | None],
-        own: Collector,
-        *,
-        ready: Callable[[], tuple[bool, Mapping[str, object]]],
-        unix_nano: Callable[[], int],
-        advisory: Advisory | None = None,
-        pending: Callable[[], PendingTelemetry | None] = lambda: None,
-        remarks: Callable[[], Remarks] = Remarks,
-        fleet: Callable[[], Sequence[FleetSource]] = tuple,
-        history_of: Callable[[str], HistoryView | None] = lambda _: None,
-        version: str = "",
-        otlp_port: Callable[[], int] = lambda: OTLP_PORT,
-    ) -> None:
-        self._source = source
-        self._advisory = Advisory(ClientView(source)) if advisory is None else advisory
-        self._own = own
-        self._ready = ready
-        self._unix_nano = unix_nano
-        self._pending = pending
-        self._remarks = remarks
-        self._fleet = fleet
-        self._history_of = history_of
-        self._started_unix_nano = unix_nano()
-        self._version = version
-        self._otlp_port = otlp_port
+    source: Callable[[], Snapshot | None]
+    own: Collector
+    _: KW_ONLY
+    ready: Callable[[], tuple[bool, Mapping[str, object]]]
+    unix_nano: Callable[[], int]
+    advisory: Advisory | None = None
+    pending: Callable[[], PendingTelemetry | None] = lambda: None
+    remarks: Callable[[], Remarks] = Remarks
+    fleet: Callable[[], Sequence[FleetSource]] = tuple
+    history_of: Callable[[str], HistoryView | None] = lambda _: None
+    version: str = ""
+    otlp_port: Callable[[], int] = lambda: OTLP_PORT
+
+    def __post_init__(self) -> None:
+        """Its own advisory, if none is given."""
+        self._advisory = self.advisory or Advisory(ClientView(self.source))
+        self._started_unix_nano = self.unix_nano()
         self._template = _ENVIRONMENT.get_template("page.html.j2")
 
     def answer(self, request: Request) -> Response:
         """Serve the page; ``?config=ID`` shows one configuration in detail."""
-        body = self._template.render(self._view(self._source(), request.query)).encode("utf-8", "replace")
+        body = self._template.render(self._view(self.source(), request.query)).encode("utf-8", "replace")
         return Response(HTTPStatus.OK, "text/html; charset=utf-8", body, _HEADERS)
 
     def _view(self, snapshot: Snapshot | None, query: Mapping[str, str]) -> View:
-        now, ready = self._unix_nano(), self._ready()
+        now, ready = self.unix_nano(), self.ready()
         judged = [] if snapshot is None else self._judged(snapshot)
         chosen = [each for each in judged if each.config.config_id == query.get("config")]
         opened = chosen or judged[:MAX_DETAILS]
         given: set[Advice] = set()
-        page = PageView(self._started_unix_nano, self._otlp_port(), self._history_of)
+        page = PageView(self._started_unix_nano, self.otlp_port(), self.history_of)
         return {
             "style": _STYLE,
             "script": _SCRIPT,
-            "version": self._version,
+            "version": self.version,
             "now": now,
             "since": lambda unix_nano: age((now - unix_nano) / 1e9),
             **_header_view(snapshot, judged, ready, now),
-            "fleet": _fleet_view(self._fleet(), snapshot),
+            "fleet": _fleet_view(self.fleet(), snapshot),
             "overview": overview_view(snapshot, judged, chosen) if snapshot is not None else None,
             "opened": [config_view(each, page, given) for each in opened],
             "what_if": _what_if_view(snapshot, self._advisory.view, judged, opened, query) if judged else None,
-            "empty": None if judged else NOTHING_YET.for_port(self._otlp_port()),
+            "empty": None if judged else NOTHING_YET.for_port(self.otlp_port()),
             "asked": ready[1].get("scrape", ()),
-            "pending": self._pending(),
-            "remarks": list(remarks_of(self._remarks(), snapshot, self._otlp_port())),
-            "accounting": _accounting_view(self._own),
+            "pending": self.pending(),
+            "remarks": list(remarks_of(self.remarks(), snapshot, self.otlp_port())),
+            "accounting": _accounting_view(self.own),
         }
 
     def _judged(self, snapshot: Snapshot) -> list[Judged]:

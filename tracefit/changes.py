@@ -34,7 +34,10 @@ _SINGULAR = 1e-9
 
 
 class Move(NamedTuple):
-    """One coefficient in both; ``standard_errors`` is signed, None where one of the errors is not known."""
+    """One coefficient in both; ``standard_errors`` is signed, None where one of the errors is not known.
+
+    ``moved``: of the step time, whether it is of the term that moved; else, by more than three standard errors.
+    """
 
     target: str
     feature: str
@@ -44,11 +47,7 @@ class Move(NamedTuple):
     standard_errors: float | None
     status_before: str
     status_after: str
-
-    @property
-    def moved(self) -> bool:
-        """By more than three standard errors."""
-        return self.standard_errors is not None and abs(self.standard_errors) > NOTABLE
+    moved: bool
 
 
 class TypicalStep(NamedTuple):
@@ -74,13 +73,6 @@ class ConfigDiff(NamedTuple):
     step: TypicalStep | None
     term: str = ""
     added: float | None = None
-
-    def has_moved(self, move: Move) -> bool:
-        """Whether a coefficient moved: of the step time by the named term, else by more than three standard errors."""
-        if move.target != STEP_TIME or not self.term:
-            return move.moved
-        alike = self.term == "all" or (self.term == "decode" and not move.feature.startswith("prefill"))
-        return alike or move.feature == self.term
 
 
 class Diff(NamedTuple):
@@ -136,6 +128,8 @@ def _config_diff(before: ConfigDocument, after: ConfigDocument) -> ConfigDiff:
     ]
     has_moved = any(each.moved for each in moves if each.target == STEP_TIME)
     term, added = _moved_term(before, after) if has_moved else ("", None)
+    if term:
+        moves = [each._replace(moved=_moves(term, each)) for each in moves]
     return ConfigDiff(before.config_id, after.config_id, tuple(moves), _typical_step(before, after), term, added)
 
 
@@ -149,7 +143,14 @@ def _move(target: str, one: Coefficient, other: Coefficient) -> Move:
     if one.stderr is not None and other.stderr is not None and (one.stderr or other.stderr):
         errors = (one.stderr, one.form_error or 0.0, other.stderr, other.form_error or 0.0)
         distance = (other.value - one.value) / math.hypot(*errors)
-    return Move(target, one.name, one.unit, one.value, other.value, distance, one.status, other.status)
+    moved = distance is not None and abs(distance) > NOTABLE
+    return Move(target, one.name, one.unit, one.value, other.value, distance, one.status, other.status, moved)
+
+
+def _moves(term: str, move: Move) -> bool:
+    if move.target != STEP_TIME:
+        return move.moved
+    return term in {"all", move.feature} or (term == "decode" and not move.feature.startswith("prefill"))
 
 
 def _typical_step(before: ConfigDocument, after: ConfigDocument) -> TypicalStep | None:

@@ -153,68 +153,53 @@ class Place(click.Path):
         return Path(value)
 
 
-class Number(click.ParamType[float]):
-    """A finite number within bounds, both included, which ``range_text`` describes."""
+class Checked(click.ParamType[Any]):
+    """A value that ``read`` makes of its text, or says in a ValueError why it cannot be."""
 
-    name = "number"
-
-    def __init__(self, range_text: str, low: float = -math.inf, high: float = math.inf) -> None:
-        self._range_text, self._low, self._high = range_text, low, high
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """The number."""
-        try:
-            number = float(value)
-        except ValueError:
-            number = math.nan
-        if not (math.isfinite(number) and self._low <= number <= self._high):
-            self.fail(f"{value!r} is no number {self._range_text}", param, ctx)
-        return number
-
-
-class Read(click.ParamType[object]):
-    """A value of a question, read as its other readers do."""
-
-    def __init__(self, kind: str) -> None:
-        self.name = kind
+    def __init__(self, name: str, read: Callable[[str], object]) -> None:
+        self.name, self._read = name, read
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> object:
-        """The number."""
+        """The value."""
         try:
-            return READERS[self.name](value)
+            return self._read(str(value))
         except ValueError as error:
             self.fail(str(error), param, ctx)
 
 
-class HostPort(click.ParamType[str]):
-    """Where somebody listens."""
+def number(range_text: str, low: float, high: float = math.inf) -> Checked:
+    """A finite number within bounds, both included, which ``range_text`` describes."""
 
-    name = "host:port"
+    def read(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not (math.isfinite(value) and low <= value <= high):
+            raise ValueError(f"{text!r} is no number {range_text}")
+        return value
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """The address as it was given."""
-        if not is_endpoint(value):
-            self.fail(f"{value!r} is not host:port, the port 0 to 65535", param, ctx)
-        return str(value)
-
-
-class Interval(click.ParamType[float]):
-    """Seconds of 30s, 5m or 1h."""
-
-    name = "time"
-    _seconds = {"s": 1.0, "m": 60.0, "h": 3600.0}  # noqa: RUF012 -- a constant
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """The seconds."""
-        match = re.fullmatch(r"(\d{1,6})([smh])", str(value))
-        seconds = float(match[1]) * self._seconds[match[2]] if match else 0.0
-        if seconds <= 0.0:
-            self.fail(f"{value!r} is no time like 30s, 5m or 1h", param, ctx)
-        return seconds
+    return Checked("number", read)
 
 
+def _host_port(text: str) -> str:
+    if not is_endpoint(text):
+        raise ValueError(f"{text!r} is not host:port, the port 0 to 65535")
+    return text
+
+
+def _interval(text: str) -> float:
+    match = re.fullmatch(r"(\d{1,6})([smh])", text)
+    seconds = float(match[1]) * {"s": 1.0, "m": 60.0, "h": 3600.0}[match[2]] if match else 0.0
+    if seconds <= 0.0:
+        raise ValueError(f"{text!r} is no time like 30s, 5m or 1h")
+    return seconds
+
+
+HOST_PORT, INTERVAL = Checked("host:port", _host_port), Checked("time", _interval)
+"""Where somebody listens; seconds of 30s, 5m or 1h."""
 FILE = Place()
-RATIO = Number("from 0 to 1", 0.0, 1.0)
+RATIO = number("from 0 to 1", 0.0, 1.0)
 
 
 def named_file() -> Path | None:
@@ -278,7 +263,10 @@ def asks(heading: str, parameters: Iterable[Parameter]) -> Callable[[Function], 
             if each.kind == "switch":
                 settings["is_flag"] = True
             else:
-                settings |= {"type": Read(each.kind), "metavar": "TIME" if each.kind == "time" else "N"}
+                settings |= {
+                    "type": Checked(each.kind, READERS[each.kind]),
+                    "metavar": "TIME" if each.kind == "time" else "N",
+                }
             meaning = f"{each.meaning[:1].upper()}{each.meaning[1:]}."
             command = click.option(f"--{each.name.replace('_', '-')}", help=meaning, **settings)(command)
         return command

@@ -14,7 +14,7 @@ import tracefit
 from collector.config import is_endpoint
 from collector.runtime import EXIT_FAILED, EXIT_OK, EXIT_USAGE, PrintLine, StartError
 from exporters.charts import Z_95
-from exporters.questions import Question, QuestionError, as_json, counted, duration
+from exporters.questions import Question, QuestionError, as_json, counted, duration, tree_of
 from exporters.questions import ask as ask_client
 from exporters.wording import unit_text
 from tracefit import (
@@ -142,7 +142,7 @@ def diff(before: Snapshot, after: Snapshot, *, in_json: bool, say: PrintLine, no
     """Print what changed; failed if the two have no configuration, or no coefficient, in common."""
     changes = before.diff(after)
     if in_json:
-        say(as_json(_diff_tree(changes)))
+        say(as_json(tree_of(changes)))
     else:
         for line in _diff_lines(changes):
             say(line)
@@ -171,16 +171,16 @@ def _changed_lines(config: ConfigDiff) -> Iterator[str]:
         if move.target != target:
             target = move.target
             yield f"  {target}"
-        yield f"    {_move(move, has_moved=config.has_moved(move))}"
+        yield f"    {_move(move)}"
     if config.step is not None:
         yield f"  {_step(config.step)}"
     if config.term:
         yield f"  what moved: {term_text(config.term, config.added)}"
 
 
-def _move(move: Move, *, has_moved: bool) -> str:
+def _move(move: Move) -> str:
     distance = "error unknown" if move.standard_errors is None else f"{move.standard_errors:+.1f} standard errors"
-    distance += "  MOVED" * has_moved
+    distance += "  MOVED" * move.moved
     status = "" if move.status_before == move.status_after else f"  {move.status_before} -> {move.status_after}"
     return (
         f"{move.feature:<24}{move.before:>12,.6g} ->{move.after:>12,.6g} {unit_text(move.unit):<12} {distance}{status}"
@@ -194,24 +194,6 @@ def _step(step: TypicalStep) -> str:
         f"{step.decode_context_tokens:,.0f} tokens of context): "
         f"{duration(step.before_us)} -> {duration(step.after_us)}{change}"
     )
-
-
-def _diff_tree(changes: Diff) -> dict[str, object]:
-    return {
-        "configs": [
-            {
-                "before_id": config.before_id,
-                "after_id": config.after_id,
-                "moves": [{**move._asdict(), "moved": config.has_moved(move)} for move in config.moves],
-                "step": None if config.step is None else config.step._asdict(),
-                "term": config.term,
-                "added": config.added,
-            }
-            for config in changes.configs
-        ],
-        "only_before": list(changes.only_before),
-        "only_after": list(changes.only_after),
-    }
 
 
 _STEP_TIME = "step_time"

@@ -1,4 +1,4 @@
-"""``tracefit demo``: a real sidecar in its own process on real ports, fed with a recording of a real server.
+"""``tracefit demo``: a real sidecar on real ports, fed over gRPC with a recording of a real server.
 
 With ``--gpu`` what is fed is made: what a server on a GPU would send (:mod:`.gpu`).
 
@@ -11,13 +11,10 @@ from __future__ import annotations
 
 import contextlib
 import gzip
-import os
+import logging
 import signal
 import socket
-import subprocess
-import sys
 import threading
-import urllib.request
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -27,7 +24,8 @@ import msgspec
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 import tracefit
-from collector.config import ENV_PREFIX
+from collector.app import Sidecar
+from collector.config import Config
 from collector.ingest.otlp_grpc import METHOD
 from collector.recordings import Recording
 from collector.runtime import EXIT_FAILED, EXIT_OK, Clock, PrintLine, StartError, SystemClock
@@ -50,7 +48,6 @@ MONOTONIC_FLOOR_NS = 3_600_000_000_000
 PORT_GRPC, PORT_PAGES = 4317, 9464
 SEND_TIMEOUT_S, RETRY_S = 30.0, 1.0
 POLL_S = 1.5
-START_TIMEOUT_S, STOP_TIMEOUT_S = 30.0, 15.0
 QUESTION, GPU_QUESTION = ({"prompt": 200, "output": 120, "itl": itl_ms} for itl_ms in (30.0, 8.0))
 """The load that the demo plans for at its end: chats, as in docs/quickstart.md."""
 _RETRYABLE = (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE)
@@ -250,7 +247,7 @@ def send_forever(tape: Tape, target: str, clock: Clock, say: PrintLine, throttle
 
 @contextlib.contextmanager
 def signals_as_ctrl_c() -> Iterator[None]:
-    """SIGTERM and a closed terminal end a demo as Ctrl-C does, so that its sidecars, in their sessions, end with it."""
+    """SIGTERM and a closed terminal end a demo as Ctrl-C does: its sidecar drains."""
     taken = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) != signal.SIG_IGN]
     before = {number: signal.signal(number, signal.default_int_handler) for number in taken}
     try:
@@ -274,51 +271,32 @@ def forget_last_run(directory: Path) -> None:
         raise StartError(f"cannot write to {directory}: {error.strerror}") from None
 
 
-def free_port(wanted: int = 0) -> int:
-    """The well-known port, or another one if somebody has it."""
-    for port in (wanted, 0):
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            with contextlib.suppress(OSError):
-                probe.bind(("127.0.0.1", port))
-                return int(probe.getsockname()[1])
-    raise StartError("no free port on 127.0.0.1")
+def _port(wanted: int) -> int:
+    """The well-known port, or 0, which is any, if somebody has it."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", wanted))
+        except OSError:
+            return 0
+    return wanted
 
 
 @contextlib.contextmanager
-def sidecar_process(listen: str, pages: str, directory: Path) -> Iterator[None]:
-    """``tracefit run``, ready, in a session of its own: Ctrl-C reaches us only, and the sidecar can drain."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(ENV_PREFIX)}
-    settings = {"LISTEN": listen, "LISTEN_HTTP": "", "PAGES": pages, "DIRECTORY": str(directory)}
-    settings["PUBLISH_INTERVAL_S"] = "0.5"
-    environment |= {f"{ENV_PREFIX}{name}": value for name, value in settings.items()}
-    log_file = directory / "sidecar.log"
-    with log_file.open("wb") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "collector", "run"], cwd=_HOME, env=environment, stderr=log, start_new_session=True
-        )
+def running_sidecar(directory: Path, clock: Clock) -> Iterator[Sidecar]:
+    """A sidecar on loopback that publishes every half second, logs to a file, and is drained at the end."""
+    logger, handler = logging.getLogger(), logging.FileHandler(directory / "sidecar.log", mode="w")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    before, logger.handlers = logger.handlers, [handler]
+    listen, pages = f"127.0.0.1:{_port(PORT_GRPC)}", f"127.0.0.1:{_port(PORT_PAGES)}"
+    config = Config(listen=listen, listen_http="", pages=pages, directory=str(directory), publish_interval_s=0.5)
+    sidecar = Sidecar(config, clock)
     try:
-        _await_ready(process, f"http://{pages}/readyz", log_file)
-        yield
+        sidecar.start()
+        yield sidecar
     finally:
-        process.send_signal(signal.SIGTERM)
-        try:
-            process.wait(STOP_TIMEOUT_S)
-        except (subprocess.TimeoutExpired, KeyboardInterrupt):
-            process.kill()
-            process.wait()
-
-
-def _await_ready(process: subprocess.Popen[bytes], url: str, log_file: Path) -> None:
-    pause = threading.Event()
-    for _ in range(int(START_TIMEOUT_S / 0.1)):
-        if process.poll() is not None:
-            break
-        with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=5):  # noqa: S310 -- ours, on loopback
-            return
-        pause.wait(0.1)
-    tail = log_file.read_text(errors="replace").strip().splitlines()[-1:]
-    raise StartError(f"the sidecar did not start: {''.join(tail) or 'no word from it'}")
+        sidecar.stop()
+        logger.handlers = before
 
 
 def demo(
@@ -333,10 +311,10 @@ def demo(
     clock = SystemClock()
     directory = (directory or Path("snapshots", "demo")).absolute()
     forget_last_run(directory)
-    listen, pages = f"127.0.0.1:{free_port(PORT_GRPC)}", f"127.0.0.1:{free_port(PORT_PAGES)}"
     interrupted = False
     try:
-        with sidecar_process(listen, pages, directory):
+        with running_sidecar(directory, clock) as sidecar:
+            listen, pages = f"127.0.0.1:{sidecar.grpc_port}", f"127.0.0.1:{sidecar.http_port}"
             sender = "a real vLLM once sent" if question is QUESTION else "vLLM on an H100 would send"
             say(f"A real sidecar is running; it is sent what {sender}, {speed:g}x faster.")
             if throttle != 1.0:

@@ -25,6 +25,7 @@ from exporters.blis import (
     TRACE_TABLE,
     BlisError,
     TracedRequest,
+    choose_config,
     export,
     render_trace,
 )
@@ -122,6 +123,7 @@ def export_snapshot(
     loaded: tracefit.Snapshot,
     out: Path | None,
     *,
+    which: str,
     model_config: Path | None,
     require: str | None,
     say: PrintLine,
@@ -133,6 +135,7 @@ def export_snapshot(
     Args:
         loaded: where they are.
         out: the file; None prints them.
+        which: words for the configuration; may be empty where there is one.
         model_config: the model's ``config.json``.
         require: ``identified`` refuses if a coefficient is anything less.
         say: takes the export, or the name of its file.
@@ -148,7 +151,7 @@ def export_snapshot(
         raise StartError(f"the snapshot cannot be exported: {error}") from None
     facts = _read_model_config(model_config) if model_config is not None else None
     try:
-        exported = export(snapshot, model_config=facts, **options)
+        exported = export(snapshot, choose_config(snapshot, which), model_config=facts, **options)
     except BlisError as error:
         note(f"error: {error}")
         return EXIT_FAILED

@@ -15,7 +15,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from exporters.blis import BlisError, bandwidth_of, blis_coefficients, export, render_flags, render_yaml
+from exporters.blis import BlisError, bandwidth_of, blis_coefficients, choose_config, export, render_flags, render_yaml
 from online.snapshot import FeatureSnapshot, ModelSnapshot, ShapeFactorSnapshot, TargetSnapshot
 from tests.support import exporter_cases as cases
 
@@ -56,13 +56,13 @@ def step_target(values):
     return TargetSnapshot(vector="beta", unit="us", champion="portable", models={"portable": model})
 
 
-def line_target(intercept, slope, mean_us, name="output_tokens"):
+def line_target(intercept, slope, name="output_tokens"):
     features = [
         FeatureSnapshot(name="intercept", unit="us", coefficient=intercept, status="identified"),
         FeatureSnapshot(name=name, unit="us/token", coefficient=slope, status="identified"),
     ]
     model = ModelSnapshot(features=features, rows=10, effective_rows=10.0)
-    return TargetSnapshot(vector="alpha", unit="us", champion="portable", models={"portable": model}, mean_us=mean_us)
+    return TargetSnapshot(vector="alpha", unit="us", champion="portable", models={"portable": model})
 
 
 def config_with(**targets):
@@ -72,6 +72,10 @@ def config_with(**targets):
 
 def exported(config, **kwargs):
     return blis_coefficients(config, **{"model_config": LLAMA_70B, **kwargs})
+
+
+def file_of(config):
+    return export(cases.snapshot(config), config, model_config=LLAMA_70B).content.decode()
 
 
 positive = st.floats(1e-6, 1e6)
@@ -125,75 +129,13 @@ def test_experts_of_a_mixture_are_told_by_a_line_through_the_batches_that_were_s
         exported(unknown)
 
 
-def served_us(step_us, alpha, requests, *, seats=64, budget=2048):
-    """Summed (time to first token, end to end) of (arrival_us, prompt, outputs), served as vLLM does."""
-    queueing_us, fixed_us, per_token_us = alpha
-    queue = sorted((arrival + queueing_us, number) for number, (arrival, _, _) in enumerate(requests))
-    running, first, done, now = [], {}, {}, 0.0  # running: [number, tokens computed, tokens out]
-    while queue or running:
-        if not running:
-            now = max(now, queue[0][0])
-        while queue and queue[0][0] <= now and len(running) < seats:
-            running.append([queue.pop(0)[1], 0, 0])
-        decodes = [seat for seat in running if seat[2]]
-        left, prefills = budget - len(decodes), []
-        for seat in running:
-            tokens = 0 if seat[2] else min(left, requests[seat[0]][1] - seat[1])
-            if tokens:
-                prefills.append((seat, tokens))
-                left -= tokens
-        prefill_tokens, progress = sum(tokens for _, tokens in prefills), sum(seat[1] for seat in decodes)
-        now += step_us((prefill_tokens, len(prefills), len(decodes), progress))
-        for seat, tokens in [*((seat, 1) for seat in decodes), *prefills]:
-            number, prompt, outputs = seat[0], *requests[seat[0]][1:]
-            seat[1] += tokens
-            seat[2] += seat[1] >= prompt
-            if seat[2] == 1:
-                first.setdefault(number, now - requests[number][0])
-            if seat[2] == outputs:
-                running.remove(seat)
-                done[number] = now - requests[number][0] + fixed_us + per_token_us * outputs
-    return sum(first.values()), sum(done.values())
-
-
-@pytest.mark.parametrize(
-    ("sheet", "tensor_parallel_size"),
-    [
-        ({"num_hidden_layers": 32, "hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 32}, 1),
-        (LLAMA_70B, 4),
-        ({"num_hidden_layers": 48, "hidden_size": 8192, "num_attention_heads": 64, "num_key_value_heads": 8}, 2),
-    ],
-)
-def test_200_requests_served_with_the_exported_file_take_as_long_as_with_ours(sheet, tensor_parallel_size):
-    values = {"intercept": 13396.0, "prefill_tokens": 90.25, "decode_context_tokens": 0.09, "requests": 2.5}
-    config = config_with(
-        step_time=step_target(values),
-        api_queueing=line_target(9315.0, 0.0, None, "prompt_tokens"),
-        post_decode=line_target(0.0, 0.0, None),
-    )
-    config = msgspec.structs.replace(
-        config, config={"model": "m", "gpu": "H100", "tensor_parallel_size": tensor_parallel_size}
-    )
-    coefficients = blis_coefficients(config, model_config=sheet)
-    random = np.random.default_rng(7)
-    arrivals = np.cumsum(random.exponential(150_000, 200))
-    requests = [(at, int(random.integers(50, 3000)), int(random.integers(1, 250))) for at in arrivals]
-    ours = served_us(lambda batch: our_step_us(values, batch), (9315.0, 0.0, 0.0), requests)
-    theirs = served_us(
-        lambda batch: blis_step_us(coefficients.beta, sheet, tensor_parallel_size, bandwidth_of("H100"), batch),
-        coefficients.alpha,
-        requests,
-    )
-    assert theirs == pytest.approx(ours, rel=1e-9)
-
-
 @settings(deadline=None)
 @given(intercept=st.floats(0, 1e5), slope=st.floats(0, 100), tokens=st.floats(1, 5000))
 def test_alphas_are_whole_not_negative_and_true_to_the_mean(intercept, slope, tokens):
-    mean_us = intercept + slope * tokens
-    alpha = exported(config_with(post_decode=line_target(intercept, slope, mean_us))).alpha
+    target = with_mean(line_target(intercept, slope), "output_tokens", tokens)
+    alpha = exported(config_with(post_decode=target)).alpha
     assert all(isinstance(value, int) and value >= 0 for value in alpha)
-    assert alpha[1] + alpha[2] * tokens == pytest.approx(mean_us, abs=0.51, rel=1e-6)
+    assert alpha[1] + alpha[2] * tokens == pytest.approx(intercept + slope * tokens, abs=0.51, rel=1e-6)
 
 
 def test_effective_alpha_adds_the_mean_first_response():
@@ -213,7 +155,7 @@ def with_mean(target, name, mean):
 @given(intercept=st.floats(0, 1e5), slope=st.floats(0, 50), prompts=st.lists(st.integers(1, 8000), min_size=1))
 def test_the_queueing_time_is_right_in_the_mean_although_blis_has_none_per_prompt_token(intercept, slope, prompts):
     mean = sum(prompts) / len(prompts)
-    target = with_mean(line_target(intercept, slope, None, "prompt_tokens"), "prompt_tokens", mean)
+    target = with_mean(line_target(intercept, slope, "prompt_tokens"), "prompt_tokens", mean)
     found = exported(config_with(api_queueing=target))
     ours_us = sum(intercept + slope * tokens for tokens in prompts)
     assert found.alpha[0] * len(prompts) == pytest.approx(ours_us, abs=0.51 * len(prompts), rel=1e-9)
@@ -279,7 +221,7 @@ def test_every_status_but_identified_stands_in_a_comment(status):
 
 
 def test_the_file_is_one_that_the_strict_parser_takes():
-    text = export(cases.snapshot(), model_config=LLAMA_70B).content.decode()
+    text = file_of(cases.config())
     document = yaml.safe_load(text)
     assert set(document) <= TOP_LEVEL_KEYS
     assert set(document["trained_physics_coefficients"]) == {"alpha_coeffs", "beta_coeffs"}
@@ -317,7 +259,7 @@ def test_the_flags_carry_the_limits_that_are_known_and_no_others():
 
 @pytest.mark.parametrize("nasty", ["a\nversion: 9", "x\u2028y", "tab\tquote'\"", "\ud800", "n" * 10_000])
 def test_no_name_can_leave_its_comment(nasty):
-    text = export(cases.snapshot(cases.config(name=nasty)), model_config=LLAMA_70B).content.decode()
+    text = file_of(cases.config(name=nasty))
     assert set(yaml.safe_load(text)) == {"version", "defaults", "workloads", "trained_physics_coefficients"}
     assert yaml.safe_load(text)["version"] == "0.0.1"
 
@@ -336,18 +278,13 @@ def test_facts_of_the_configuration_stand_in_for_the_options():
 
 def test_a_configuration_is_chosen_by_prefix_and_never_guessed():
     both = cases.snapshot(cases.config("aaaaaaaaaaaa"), cases.config("bbbbbbbbbbbb"))
-    assert b"config bbbbbbbbbbbb" in export(both, which="bb", model_config=LLAMA_70B).content
+    assert choose_config(both, "bb").config_id == "bbbbbbbbbbbb"
     with pytest.raises(BlisError, match=r"--which: several configurations fit; .*bbbbbbbbbbbb"):
-        export(both, model_config=LLAMA_70B)
+        choose_config(both, "")
     with pytest.raises(BlisError, match="--which: no configuration fits 'cc'"):
-        export(both, which="cc", model_config=LLAMA_70B)
-    with pytest.raises(BlisError, match="--format"):
-        export(cases.snapshot(), file_format="toml", model_config=LLAMA_70B)
-    with pytest.raises(BlisError, match="--alpha"):
-        export(cases.snapshot(), alpha="none", model_config=LLAMA_70B)
-    empty = msgspec.structs.replace(both, configs=[])
+        choose_config(both, "cc")
     with pytest.raises(BlisError, match="no configuration fits; the snapshot has none"):
-        export(empty)
+        choose_config(msgspec.structs.replace(both, configs=[]), "")
 
 
 def hidden_hits(status="weak", *, means=(200.0, 80.0), prompt_tokens=400.0):
@@ -361,7 +298,7 @@ def hidden_hits(status="weak", *, means=(200.0, 80.0), prompt_tokens=400.0):
         for each in step.models["portable"].features
     ]
     model = msgspec.structs.replace(step.models["portable"], features=features)
-    queueing = line_target(9000.0, 0.0, 9000.0, "prompt_tokens")
+    queueing = line_target(9000.0, 0.0, "prompt_tokens")
     intercept, slope = queueing.models["portable"].features
     lines = [intercept, msgspec.structs.replace(slope, mean=prompt_tokens)]
     lengths = msgspec.structs.replace(queueing.models["portable"], features=lines)

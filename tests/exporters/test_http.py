@@ -114,13 +114,13 @@ def test_one_configuration_can_be_pulled_alone(client, sidecar):
 
 def test_blis_gets_the_bytes_that_the_command_line_gives(client, sidecar):
     sidecar.snapshot = cases.snapshot(blis_ready())
-    path = "/snapshot/0f3c52aa9b1e/blis.yaml"
+    path, of = "/snapshot/0f3c52aa9b1e/blis.yaml", (sidecar.snapshot, sidecar.snapshot.configs[0])
     response, body = ask(client, path)
     assert (response.status, response.getheader("Content-Type")) == (200, "application/yaml")
-    assert body == export(sidecar.snapshot).content
+    assert body == export(*of).content
     assert ask(client, path, If_None_Match=response.getheader("ETag"))[0].status == 304
-    assert ask(client, f"{path}?format=flags")[1] == export(sidecar.snapshot, file_format="blis-flags").content
-    assert ask(client, f"{path}?alpha=effective")[1] == export(sidecar.snapshot, alpha="effective").content
+    assert ask(client, f"{path}?format=flags")[1] == export(*of, file_format="blis-flags").content
+    assert ask(client, f"{path}?alpha=effective")[1] == export(*of, alpha="effective").content
     assert ask(client, f"{path}?format=toml")[0].status == 400
 
 

@@ -32,21 +32,9 @@ def said(budget, *more):
     return (*((f"vllm.{name}", value) for name, value in facts.items()), ("hw.gpu.name", "cpu"), *more)
 
 
-def two_processes(later_ns=HOUR_NS):
-    """What a sidecar knows of a vLLM with 512 batched tokens, and of one with 256 that was started later."""
-    pipeline = new_pipeline()
-    for instance, budget, start_ns in (("was", "512", 0), ("is", "256", later_ns)):
-        run = run_engine(many_jobs(60), budget=int(budget), start_ns=MONO_NS + start_ns)
-        for one in exports_of(pieces(run, instance=instance, api=f"api-{instance}", facts=said(budget)), 5):
-            pipeline.process([one])
-    pipeline.flush()
-    snapshot = pipeline.snapshot(UNIX_NS + 2 * HOUR_NS, 1)
-    return snapshot, {each.config["max_num_batched_tokens"]: each for each in snapshot.configs}
-
-
 @pytest.fixture(scope="module")
 def restarted():
-    return two_processes()
+    return one_after_the_other(("was", "512", 0, []), ("is", "256", 60, []), minutes=120.0)
 
 
 def asked(snapshot, target):
@@ -170,7 +158,7 @@ def test_the_dead_one_is_named_with_its_date_and_answers_when_it_is_meant(restar
 
 
 def test_of_two_that_are_alive_one_must_be_named_and_their_names_say_what_differs():
-    snapshot, by_budget = two_processes(later_ns=60 * 10**9)
+    snapshot, by_budget = one_after_the_other(("was", "512", 0, []), ("is", "256", 1, []), minutes=120.0)
     response = asked(snapshot, PLAN)
     assert response.status == 400
     for budget in (256, 512):

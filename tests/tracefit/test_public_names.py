@@ -24,7 +24,7 @@ FIELDS = {
     "Limits": "max_num_seqs max_num_batched_tokens kv_tokens",
     "Diff": "configs only_before only_after",
     "ConfigDiff": "before_id after_id moves step term added",
-    "Move": "target feature unit before after standard_errors status_before status_after",
+    "Move": "target feature unit before after standard_errors status_before status_after moved",
     "TypicalStep": "prefill_tokens requests decode_context_tokens before_us after_us",
     "Target": "name champion models interval factors seen mean_us mean_factor step_ahead_us factor_rows "
     "usual_work context_us_per_token in_flight factors_applied level change odd",

@@ -161,11 +161,9 @@ def test_losses_are_shown_by_reason_and_what_did_not_happen_is_folded():
     assert "grpc, the queue was full 7" in text
     assert "Some telemetry was left out" in text
     assert "shutting_down" not in text
-    assert "Nothing was lost or left out." in words(cases.snapshot(), own=CollectorRegistry())
-
-
-def test_a_process_that_is_not_ready_says_so():
-    assert "not ready" in words(cases.snapshot(), ready=False)
+    quiet = words(cases.snapshot(), own=CollectorRegistry(), ready=False)
+    assert "Nothing was lost or left out." in quiet
+    assert "not ready" in quiet
 
 
 def test_nothing_is_loaded_from_elsewhere():
@@ -210,11 +208,6 @@ def test_any_text_anywhere_keeps_the_document_whole(text):
     assert len(read(cases.snapshot(config)).all("script")) == 1
 
 
-def test_a_configuration_that_was_put_aside_says_why():
-    config = msgspec.structs.replace(cases.config(targets={}), quarantined="step_time: ValueError")
-    assert "what it had learned is forgotten: step_time: ValueError" in words(cases.snapshot(config))
-
-
 def test_a_file_for_blis_is_offered_where_it_can_be_had_and_else_said_why():
     shape = {"num_hidden_layers": 32, "hidden_size": 4096, "num_attention_heads": 32, "gpu": "H100"}
     known = msgspec.structs.replace(cases.config(), config=shape)
@@ -247,14 +240,8 @@ def test_the_last_rows_and_the_last_day_are_drawn(history):
 
 def test_advice_on_a_configuration_names_the_port_that_takes_telemetry():
     config = cases.config(targets={"step_time": cases.target("step_time")}, telemetry="steps+")
-    elsewhere = StatusPage(
-        lambda: cases.snapshot(config),
-        registry(),
-        ready=lambda: (True, {}),
-        unix_nano=lambda: 0,
-        otlp_port=lambda: 24317,
-    )
-    assert "--otlp-traces-endpoint http://127.0.0.1:24317<" in elsewhere.answer(Request("/", (), {}, {})).body.decode()
+    page = answer(cases.snapshot(config), otlp_port=lambda: 24317).body.decode()
+    assert "--otlp-traces-endpoint http://127.0.0.1:24317<" in page
 
 
 def test_the_page_of_ten_thousand_configurations_is_bounded(history):
@@ -355,5 +342,6 @@ def test_what_is_put_aside_or_in_doubt_stands_at_the_top():
     doubted = msgspec.structs.replace(calm, config_id="b", doubts=["<its> clock is too coarse"])
     banner, state = news(aside, doubted)
     assert "put aside" in banner
+    assert "what it had learned is forgotten: step_time: ValueError" in words(cases.snapshot(aside))
     assert "not usable: &lt;its&gt; clock is too coarse" in banner
     assert state == 'fair">ready, 2 problems'

@@ -6,7 +6,6 @@ import json
 
 import msgspec
 import pytest
-import yaml
 
 from collector.cli import main
 from tests.support import exporter_cases as cases
@@ -25,14 +24,6 @@ def files(tmp_path):
 
 def export(files, *options, form="blis-yaml", snapshot="snapshot.json"):
     return main(["export", str(files / snapshot), "--format", form, *options])
-
-
-def test_the_yaml_has_eleven_betas_and_whole_alphas(files, capsys):
-    model = ["--model-config", str(files / "config.json"), "--hardware", "H100"]
-    assert export(files, "--which", "0f3c", *model) == 0
-    tree = yaml.safe_load(capsys.readouterr().out)["trained_physics_coefficients"]
-    assert len(tree["beta_coeffs"]) == 11
-    assert all(isinstance(alpha, int) for alpha in tree["alpha_coeffs"])
 
 
 def test_the_flags_are_one_line_and_effective_alphas_are_larger(files, capsys):
@@ -96,17 +87,12 @@ def test_identified_can_be_required(files, doubtful, capsys):
     assert captured.err.startswith("error: --require identified: 2 not: step_time requests")
     assert export(files, "--which", "0f3c", *required) == 0
     assert capsys.readouterr().err == ""
+    assert export(files, *required, "--alpha", "effective", snapshot="doubtful.json") == 1
+    assert "3 not" in capsys.readouterr().err, "one more is exported"
 
 
-def test_only_what_is_exported_has_to_be_identified(files, doubtful, capsys):
-    effective = (*doubtful, "--alpha", "effective", "--require", "identified")
-    assert export(files, *effective, snapshot="doubtful.json") == 1
-    assert "3 not" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("content", ["", "{", "[]", '{"schema": "other/1"}', "[" * 100_000, "\udcff"])
-def test_a_file_that_is_no_snapshot_is_one_sentence(files, capsys, content):
-    (files / "broken.json").write_bytes(content.encode(errors="surrogateescape"))
+def test_a_file_that_is_no_snapshot_is_one_sentence(files, capsys):
+    (files / "broken.json").write_bytes(b"\xff")
     assert export(files, snapshot="broken.json") == 1
     assert export(files, snapshot="absent.json") == 1
     errors = capsys.readouterr().err.splitlines()

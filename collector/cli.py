@@ -14,6 +14,7 @@ import os
 import platform
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -83,7 +84,7 @@ _COMPLETE = "_TRACEFIT_COMPLETE"
 
 LIBRARIES = ("numpy", "grpcio", "msgspec", "prometheus-client", "river")
 """What results and crashes depend on."""
-BLIS = "For BLIS"
+for_blis = partial(click.option, cls=Option, heading="For BLIS")
 
 RUN_EPILOG = """\b
 Every key of the configuration is a variable, too:
@@ -274,23 +275,19 @@ def doctor(*, url: str, token_file: Path | None, in_json: bool) -> int:
     type=Word(["blis-yaml", "blis-flags", "blis-trace"], {"blis": "blis-yaml"}),
     help="See docs/blis.md; of blis-trace, SNAPSHOT is a recording.",
 )
-@click.option("--model-config", type=FILE, metavar="FILE", help="The model's config.json.", cls=Option, heading=BLIS)
-@click.option("--hardware", metavar="NAME", help="GPU, or its memory bandwidth in TB/s.", cls=Option, heading=BLIS)
-@click.option(
+@for_blis("--model-config", type=FILE, metavar="FILE", help="The model's config.json.")
+@for_blis("--hardware", metavar="NAME", help="GPU, or its memory bandwidth in TB/s.")
+@for_blis(
     "--alpha",
     type=Word(["server", "effective"]),
     default="server",
     help="See docs/blis.md (server).",
-    cls=Option,
-    heading=BLIS,
 )
-@click.option("--mean", is_flag=True, help="Step times with what stalls add in the mean.", cls=Option, heading=BLIS)
-@click.option(
+@for_blis("--mean", is_flag=True, help="Step times with what stalls add in the mean.")
+@for_blis(
     "--require",
     type=Word(["identified"]),
     help="Refuse if a coefficient is anything less.",
-    cls=Option,
-    heading=BLIS,
 )
 @out_option("where the result goes (standard output); of blis-trace, a directory", required=False)
 @which_option

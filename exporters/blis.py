@@ -36,11 +36,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from exporters.charts import Z_95
-from exporters.what_if import index_of
+from exporters.what_if import identities_of
 from exporters.wording import REASONS, label_value, printable, unit_text
 from online import ConfigSnapshot, FeatureSnapshot, Snapshot, TargetSnapshot
 from online.features import ACTIVE_EXPERTS, experts_in, share_touched
-from tracefit import NotFoundError
+from tracefit import NotFoundError, find_config
 
 BYTES_PER_KV_ELEMENT = 2.0
 
@@ -124,7 +124,7 @@ def choose_config(snapshot: Snapshot, which: str) -> ConfigSnapshot:
         BlisError: there is none like that, or several that are alive.
     """
     try:
-        return snapshot.configs[index_of(snapshot.configs, which)]
+        return snapshot.configs[find_config(identities_of(snapshot.configs), which)]
     except NotFoundError as error:
         raise BlisError(f"--which: {error}") from None
 

@@ -46,7 +46,7 @@ from exporters.questions import (
     read_prediction,
     read_query,
 )
-from exporters.what_if import Advisory, ClientView
+from exporters.what_if import Advisory, ClientView, identities_of
 from exporters.wording import (
     FEATURE_NAMES,
     NOTHING_YET,
@@ -242,13 +242,8 @@ class StatusPage:
         }
 
     def _judged(self, snapshot: Snapshot) -> list[Judged]:
-        configs = snapshot.configs
-        heard = [each.last_heard_unix_nano for each in configs]
-        apart = told_apart(
-            [(each.config_id, each.config) for each in configs], heard, [bool(c.replaced_by) for c in configs]
-        )
-        judged = []
-        for config, words in zip(configs[:MAX_OVERVIEW], apart, strict=False):
+        judged, apart = [], told_apart(identities_of(snapshot.configs))
+        for config, words in zip(snapshot.configs[:MAX_OVERVIEW], apart, strict=False):
             try:
                 load = self._advisory.of(snapshot, config)
                 judged.append(Judged(config, load, load.config.verdict, words))

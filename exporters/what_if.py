@@ -12,7 +12,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 import tracefit
 from online import ConfigSnapshot, Snapshot
-from tracefit import Config, Plan, RequestEstimate, TracefitError
+from tracefit import Config, Identity, Plan, RequestEstimate, TracefitError
 
 Key = TypeVar("Key", bound=Hashable)
 Made = TypeVar("Made")
@@ -53,18 +53,11 @@ def client_config(config: ConfigSnapshot) -> tracefit.Config:
         raise tracefit.LoadError(f"a name in configuration {config.config_id} is no text") from None
 
 
-def index_of(configs: Sequence[ConfigSnapshot], which: str) -> int:
-    """Which of them is meant, as ``find_config`` of the client understands it.
-
-    Raises:
-        NotFoundError: none is, or several that are alive.
-    """
-    return tracefit.find_config(
-        [(each.config_id, each.config) for each in configs],
-        which,
-        heard_unix_nano=[each.last_heard_unix_nano for each in configs],
-        replaced=[bool(each.replaced_by) for each in configs],
-    )
+def identities_of(configs: Sequence[ConfigSnapshot]) -> list[Identity]:
+    """What the client chooses and names each by."""
+    return [
+        Identity(each.config_id, each.config, each.last_heard_unix_nano, bool(each.replaced_by)) for each in configs
+    ]
 
 
 class ClientView:
@@ -88,7 +81,7 @@ class ClientView:
         configs = snapshot.configs
         meant = next((each for each in configs if each.config_id == which), None)
         if meant is None:
-            meant = configs[index_of(configs, which)]
+            meant = configs[tracefit.find_config(identities_of(configs), which)]
         return self._configs.get(lambda: snapshot, meant.config_id, lambda _: client_config(meant))
 
 

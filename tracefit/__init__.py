@@ -51,7 +51,7 @@ from .document import (
 from .faults import BadInputError, LoadError, NoCoefficientsError, NotFoundError, TracefitError
 from .loading import Snapshot, load
 from .news import OddReplica, SpeedChange, term_text
-from .selection import find_config, minute, told_apart
+from .selection import Identity, find_config, minute, told_apart
 from .step_model import Limits, Prediction, Predictions
 
 __all__ = [
@@ -61,6 +61,7 @@ __all__ = [
     "ConfigDiff",
     "Diff",
     "Estimate",
+    "Identity",
     "InFlight",
     "Interval",
     "Level",

@@ -15,7 +15,7 @@ from .changes import Diff, compared
 from .configured import Config
 from .document import Document, parse
 from .faults import LoadError, checked
-from .selection import find_config, names_of
+from .selection import Identity, find_config, names_of
 
 if TYPE_CHECKING:
     from http.client import HTTPConnection, HTTPResponse
@@ -43,10 +43,10 @@ class Snapshot:
         self.generation = document.generation
         self.created_unix_nano = document.created_unix_nano
         self.tracefit_version = document.tracefit_version
-        self._heard_unix_nano = [each.last_heard_unix_nano for each in document.configs]
-        self._replaced = [each.replaced for each in document.configs]
-        identities = [(each.config_id, each.facts) for each in document.configs]
-        names = names_of(identities, self._heard_unix_nano, self._replaced)
+        self._identities = [
+            Identity(each.config_id, each.facts, each.last_heard_unix_nano, each.replaced) for each in document.configs
+        ]
+        names = names_of(self._identities)
         self.configs: tuple[Config, ...] = tuple(
             Config(described, name=name) for described, name in zip(document.configs, names, strict=True)
         )
@@ -81,10 +81,7 @@ class Snapshot:
         Raises:
             NotFoundError: none fits, or several that are alive; it lists them.
         """
-        identities = [(each.config_id, each.facts) for each in self.configs]
-        heard, replaced = self._heard_unix_nano, self._replaced
-        index = find_config(identities, config_id, model=model, gpu=gpu, heard_unix_nano=heard, replaced=replaced)
-        return self.configs[index]
+        return self.configs[find_config(self._identities, config_id, model=model, gpu=gpu)]
 
     def diff(self, other: Snapshot) -> Diff:
         """What changed from this one to ``other``; see :class:`Diff`."""

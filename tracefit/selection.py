@@ -13,6 +13,7 @@ import itertools
 import re
 import time
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from .faults import NotFoundError
 
@@ -43,83 +44,76 @@ _TELLING = {
 }
 """Facts that may tell two configurations of one model on one GPU apart, and how people say them."""
 
-Identity = tuple[str, Mapping[str, object]]
+
+class Identity(NamedTuple):
+    """What one configuration is chosen and named by.
+
+    ``heard_unix_nano``: when it was last heard of, 0 where nobody knows. ``replaced``: its server sends another now.
+    """
+
+    config_id: str
+    facts: Mapping[str, object]
+    heard_unix_nano: int = 0
+    replaced: bool = False
 
 
-def find_config(
-    identities: Sequence[Identity],
-    which: str = "",
-    *,
-    model: str = "",
-    gpu: str = "",
-    heard_unix_nano: Sequence[int] = (),
-    replaced: Sequence[bool] = (),
-) -> int:
+def find_config(identities: Sequence[Identity], which: str = "", *, model: str = "", gpu: str = "") -> int:
     """Index of the only configuration that fits, or of the only one of them that is alive.
 
     Args:
-        identities: id and facts of each.
+        identities: of each.
         which: the id or its beginning; else words in any case of letters, each a part of the model's or the GPU's name
             or of the id, or ``TP n``, or a word of what an error calls it.
         model: a part of the model's name; the whole name of one leaves out those that only begin so.
         gpu: a part of the GPU's name.
-        heard_unix_nano: when each was last heard of, 0 where nobody knows; without it, who is alive is not known.
-        replaced: whether the server of each sends another one now.
 
     Raises:
         NotFoundError: none fits, or several; it lists them.
     """
     named = [
         index
-        for index, (_, facts) in enumerate(identities)
-        if model.lower() in _fact(facts, "model") and gpu.lower() in _fact(facts, "gpu")
+        for index, each in enumerate(identities)
+        if model.lower() in _fact(each, "model") and gpu.lower() in _fact(each, "gpu")
     ]
-    names = names_of(identities, heard_unix_nano, replaced)
-    fitting = [index for index in named if identities[index][0].startswith(which)]
+    names = names_of(identities)
+    fitting = [index for index in named if identities[index].config_id.startswith(which)]
     words = [model.lower()] if model else []
     if which and not fitting:
         words += _words(which)
         fitting = [index for index in named if words and all(_says(identities[index], names[index], w) for w in words)]
     exact = [
-        index for index in fitting if identities[index][0] == which or _fact(identities[index][1], "model") in words
+        index for index in fitting if identities[index].config_id == which or _fact(identities[index], "model") in words
     ]
     fitting = exact or fitting
-    silent = _silent({index: heard_unix_nano[index] for index in fitting} if heard_unix_nano else {}, replaced)
+    silent = _silent({index: identities[index] for index in fitting})
     alive = [index for index in fitting if index not in silent] or fitting
     if len(alive) == 1:
         return alive[0]
     order = sorted(range(len(identities)), key=lambda index: index not in alive)
-    listed = ", ".join(f"{identities[index][0]} ({names[index]})" for index in order[:_LISTED])
+    listed = ", ".join(f"{identities[index].config_id} ({names[index]})" for index in order[:_LISTED])
     more = f" and {len(identities) - _LISTED} more" if len(identities) > _LISTED else ""
     asked = "".join(f" {word[:100]!r}" for word in (which, model, gpu) if word)
     how = "several configurations fit" if fitting else "no configuration fits"
     raise NotFoundError(f"{how}{asked}; the snapshot has {listed or 'none'}{more}", several=bool(fitting))
 
 
-def names_of(
-    identities: Sequence[Identity], heard_unix_nano: Sequence[int] = (), replaced: Sequence[bool] = ()
-) -> list[str]:
+def names_of(identities: Sequence[Identity]) -> list[str]:
     """What people call each: model, GPU, TP; then what tells it from others of that name, since when it is silent."""
-    apart = told_apart(identities, heard_unix_nano, replaced)
-    return [", ".join((_spoken(facts), *more)) for (_, facts), more in zip(identities, apart, strict=True)]
+    return [", ".join((_spoken(each), *more)) for each, more in zip(identities, told_apart(identities), strict=True)]
 
 
-def told_apart(
-    identities: Sequence[Identity], heard_unix_nano: Sequence[int] = (), replaced: Sequence[bool] = ()
-) -> list[tuple[str, ...]]:
+def told_apart(identities: Sequence[Identity]) -> list[tuple[str, ...]]:
     """What tells each from others of one model, GPU and TP, and since when it is silent."""
-    spoken = [_spoken(facts) for _, facts in identities]
     alike: dict[str, list[Mapping[str, object]]] = {}
-    for name, (_, facts) in zip(spoken, identities, strict=True):
-        alike.setdefault(name, []).append(facts)
-    telling = {name: _telling(every) for name, every in alike.items()}
-    silent = _silent(dict(enumerate(heard_unix_nano)), replaced)
+    for each in identities:
+        alike.setdefault(_spoken(each), []).append(each.facts)
+    telling, silent = {name: _telling(every) for name, every in alike.items()}, _silent(dict(enumerate(identities)))
     return [
         (
-            *(_TELLING[key].format(facts[key]) for key in telling[name] if key in facts),
-            *((f"silent since {minute(heard_unix_nano[index])}",) if index in silent else ()),
+            *(_TELLING[key].format(each.facts[key]) for key in telling[_spoken(each)] if key in each.facts),
+            *((f"silent since {minute(each.heard_unix_nano)}",) if index in silent else ()),
         )
-        for index, (name, (_, facts)) in enumerate(zip(spoken, identities, strict=True))
+        for index, each in enumerate(identities)
     ]
 
 
@@ -129,10 +123,13 @@ def _telling(alike: Sequence[Mapping[str, object]]) -> list[str]:
     return list(itertools.islice(differing, _DIFFERENCES_MAX))
 
 
-def _silent(heard_unix_nano: Mapping[int, int], replaced: Sequence[bool]) -> set[int]:
-    newest = max(heard_unix_nano.values(), default=0)
-    gone = {index for index in heard_unix_nano if index < len(replaced) and replaced[index]}
-    return gone | {index for index, heard in heard_unix_nano.items() if heard and newest - heard > SILENT_NS}
+def _silent(among: Mapping[int, Identity]) -> set[int]:
+    newest = max((each.heard_unix_nano for each in among.values()), default=0)
+    return {
+        index
+        for index, each in among.items()
+        if each.replaced or (each.heard_unix_nano and newest - each.heard_unix_nano > SILENT_NS)
+    }
 
 
 def minute(unix_nano: int) -> str:
@@ -145,18 +142,18 @@ def _words(text: str) -> list[str]:
 
 
 def _says(identity: Identity, name: str, word: str) -> bool:
-    config_id, facts = identity
     if word.startswith("tp="):
-        return word == f"tp={_fact(facts, 'tensor_parallel_size')}"
-    parts = (_fact(facts, "model"), _fact(facts, "gpu"))
-    return any(word in part for part in parts) or config_id.startswith(word) or word in _words(name)
+        return word == f"tp={_fact(identity, 'tensor_parallel_size')}"
+    parts = (_fact(identity, "model"), _fact(identity, "gpu"))
+    return any(word in part for part in parts) or identity.config_id.startswith(word) or word in _words(name)
 
 
-def _fact(facts: Mapping[str, object], name: str) -> str:
-    return str(facts.get(name, "")).lower()
+def _fact(identity: Identity, name: str) -> str:
+    return str(identity.facts.get(name, "")).lower()
 
 
-def _spoken(facts: Mapping[str, object]) -> str:
+def _spoken(identity: Identity) -> str:
+    facts = identity.facts
     degree = facts.get("tensor_parallel_size", "")
     who = f"{facts.get('model') or 'unknown model'} on {facts.get('gpu') or 'unknown GPU'}"
     return f"{who}{degree and f', TP {degree}'}"

@@ -38,6 +38,7 @@ FIELDS = {
     "Problem": "text is_defect",
     "Verdict": "usable reasons doubts quarantined error rows last_row_unix_nano last_heard_unix_nano replaced change "
     "odd seen hidden",
+    "Identity": "config_id facts heard_unix_nano replaced",
     "UsualWork": "prefill_tokens requests decode_context_tokens us",
 }
 CALLS = {

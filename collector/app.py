@@ -287,7 +287,7 @@ class Sidecar:
             SnapshotDocuments(self.snapshot),
             alive=self._probe_alive,
             ready=self._probe_ready,
-            status_page=self._status,
+            status_page=self._status.answer,
             questions=AskPages(self._advisory.view, clock.unix_nano),
             state=self._keeper.learned if config.pages_state else None,
         )

@@ -29,7 +29,7 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from email.utils import formatdate
 from http import HTTPStatus
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 import msgspec
@@ -63,13 +63,6 @@ RETRY_AFTER_S = 5
 """A first snapshot is due about this soon after the first telemetry (vLLM's exporter flushes every 5 s)."""
 
 
-class Headers(Protocol):
-    """Request headers; lookup without regard to case."""
-
-    def get(self, name: str, /) -> str | None:
-        """Value of a header, None if absent."""
-
-
 class Request(NamedTuple):
     """What a handler may look at.
 
@@ -80,7 +73,7 @@ class Request(NamedTuple):
     path: str
     captures: tuple[str, ...]
     query: Mapping[str, str]
-    headers: Headers
+    headers: Mapping[str, str]
     repeated: str = ""
     empty: str = ""
 
@@ -96,13 +89,6 @@ class Response(NamedTuple):
     content_type: str
     body: bytes
     headers: tuple[tuple[str, str], ...] = ()
-
-
-class Page(Protocol):
-    """A page that answers requests."""
-
-    def answer(self, request: Request, /) -> Response:
-        """The page for one request."""
 
 
 class Route(NamedTuple):
@@ -123,7 +109,7 @@ def plain(status: HTTPStatus, text: str = "", headers: tuple[tuple[str, str], ..
     return Response(status, TEXT, f"{text or status.phrase}\n".encode(), headers)
 
 
-def dispatch(routes: Routes, method: str, target: str, headers: Headers) -> Response:
+def dispatch(routes: Routes, method: str, target: str, headers: Mapping[str, str]) -> Response:
     """Find the route of a request target, as sent and with its query, and run it; the first that matches wins.
 
     404 without a route, 405 for a method other than GET and HEAD. What a handler raises is the server's to log.
@@ -315,7 +301,7 @@ def make_routes(
     *,
     alive: Probe,
     ready: Probe,
-    status_page: Page | None = None,
+    status_page: Callable[[Request], Response] | None = None,
     questions: AskPages | None = None,
     state: Callable[[], bytes | None] | None = None,
 ) -> Routes:
@@ -339,7 +325,7 @@ def make_routes(
         Route("/snapshot/*/blis.yaml", documents.answer_blis),
     ]
     if status_page is not None:
-        routes.append(Route("/", status_page.answer))
+        routes.append(Route("/", status_page))
     if questions is not None:
         routes += [Route("/predict", questions.answer_predict), Route("/plan", questions.answer_plan)]
     if state is not None:

@@ -201,7 +201,7 @@ def _estimate(model: Model) -> tuple[list[str], list[float], list[list[float]]]:
 
 
 def _solved(matrix: list[list[float]], right: list[float]) -> list[float] | None:
-    """The x of matrix x = right, by elimination; None where the matrix is singular."""
+    """The x of matrix x = right, by elimination; None where the matrix is singular. It is one of covariances."""
     scale = [math.sqrt(row[i]) if row[i] > 0.0 else 0.0 for i, row in enumerate(matrix)]
     if not all(scale):
         return None
@@ -210,9 +210,7 @@ def _solved(matrix: list[list[float]], right: list[float]) -> list[float] | None
         for i, row in enumerate(matrix)
     ]
     for i in range(len(rows)):
-        pivot = max(range(i, len(rows)), key=lambda k: abs(rows[k][i]))
-        rows[i], rows[pivot] = rows[pivot], rows[i]
-        if abs(rows[i][i]) < _SINGULAR:
+        if rows[i][i] < _SINGULAR:
             return None
         for k in range(len(rows)):
             if k != i:

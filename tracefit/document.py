@@ -357,9 +357,9 @@ def _target(name: str, tree: Any, where: str) -> Target:
         name,
         _text(tree, "champion"),
         {key: _model(key, each, f"{where}.{key}") for key, each in models.items()},
-        _interval(tree.get("interval"), f"{where}.interval"),
+        _interval(tree, f"{where}.interval"),
         {cell: _positive(each, "factor", f"{where}.shape_factors.{cell}") for cell, each in shapes.items()},
-        _seen(tree.get("seen"), f"{where}.seen"),
+        _seen(tree, f"{where}.seen"),
         _maybe(tree, "mean_us", where),
         1.0 if factor is None else factor,
         _maybe(tree, "step_ahead_us", where),
@@ -374,10 +374,10 @@ def _target(name: str, tree: Any, where: str) -> Target:
             if each.get("usual") is not None
         },
         None if tree.get("context_us_per_token") is None else _positive(tree, "context_us_per_token", where),
-        _in_flight(tree.get("in_flight"), f"{where}.in_flight"),
+        _in_flight(tree, f"{where}.in_flight"),
         tree.get("shape_factors_applied") is not False,
         _levels(tree.get("level") or {}, f"{where}.level"),
-        _change(tree.get("drift"), f"{where}.drift"),
+        _change(tree, f"{where}.drift"),
         _odd(tree.get("replicas") or [], f"{where}.replicas"),
     )
 
@@ -417,10 +417,9 @@ def _coefficient(tree: Any, where: str) -> Coefficient:
     )
 
 
-def _interval(tree: Any, where: str) -> Interval | None:
-    if tree is None:
+def _interval(target: Object, where: str) -> Interval | None:
+    if (tree := _inner(target, "interval", where)) is None:
         return None
-    tree = _object(tree, where)
     strata = {}
     for name, ratios in _object(tree.get("strata") or {}, where).items():
         p10, _, p90 = _numbers(ratios, 3, f"{where}.{name}")
@@ -428,10 +427,9 @@ def _interval(tree: Any, where: str) -> Interval | None:
     return Interval((_number(tree.get("p10"), where), _number(tree.get("p90"), where)), strata)
 
 
-def _in_flight(tree: Any, where: str) -> InFlight | None:
-    if tree is None:
+def _in_flight(target: Object, where: str) -> InFlight | None:
+    if (tree := _inner(target, "in_flight", where)) is None:
         return None
-    tree = _object(tree, where)
     return InFlight(_positive(tree, "requests", where), _positive(tree, "us_per_request", where))
 
 
@@ -443,10 +441,9 @@ def _levels(tree: Any, where: str) -> dict[str, Level]:
     }
 
 
-def _change(tree: Any, where: str) -> SpeedChange | None:
-    if tree is None:
+def _change(target: Object, where: str) -> SpeedChange | None:
+    if (tree := _inner(target, "drift", where)) is None:
         return None
-    tree = _object(tree, where)
     if tree.get("gain") is None or tree.get("last_unix_nano") is None:
         return None
     added, within_s = _maybe(tree, "added", where), _maybe(tree, "last_within_s", where)
@@ -470,10 +467,9 @@ def _odd(tree: Any, where: str) -> tuple[OddReplica, ...]:
     )
 
 
-def _seen(tree: Any, where: str) -> Seen | None:
-    if tree is None:
+def _seen(target: Object, where: str) -> Seen | None:
+    if (tree := _inner(target, "seen", where)) is None:
         return None
-    tree = _object(tree, where)
     features = {}
     for name, bounds in _object(tree.get("features") or {}, where).items():
         lowest, highest = _numbers(bounds, 2, f"{where}.{name}")
@@ -488,6 +484,11 @@ def _object(tree: Any, where: str) -> Object:
     if not isinstance(tree, dict):
         raise _Wrong(f"{where}: expected an object")
     return tree
+
+
+def _inner(tree: Object, key: str, where: str) -> Object | None:
+    value = tree.get(key)
+    return None if value is None else _object(value, where)
 
 
 def _text(tree: Object, key: str) -> str:

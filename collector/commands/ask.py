@@ -290,14 +290,14 @@ def _shown_tree(config: Config) -> dict[str, object]:
         "usable": config.usable,
         "reasons": list(config.reasons),
         "verdict": config.verdict.to_dict(),
-        "limits": config.limits._asdict(),
+        "limits": tree_of(config.limits),
         "targets": {
             name: {
                 "model": model.name,
                 "rows": model.rows,
                 "median_ape": model.median_ape,
-                "coefficients": [each._asdict() for each in model.coefficients],
-                "in_flight": None if target.in_flight is None else target.in_flight._asdict(),
+                "coefficients": tree_of(model.coefficients),
+                "in_flight": tree_of(target.in_flight),
             }
             for name, target in config.targets.items()
             for model in published(target)

@@ -68,7 +68,7 @@ class FleetService:
             SnapshotDocuments(self.snapshot),
             alive=self._probe_alive,
             ready=self._probe_ready,
-            status_page=page,
+            status_page=page.answer,
         )
         if config.pages_token_file:
             routes = protect(routes, TokenFile(config.pages_token_file, "pages_token_file", clock).accepts)

@@ -47,7 +47,7 @@ def routes():
         SnapshotDocuments(source),
         alive=healthy,
         ready=healthy,
-        status_page=StatusPage(source, own, ready=healthy, unix_nano=lambda: 0),
+        status_page=StatusPage(source, own, ready=healthy, unix_nano=lambda: 0).answer,
         questions=AskPages(ClientView(source)),
         state=lambda: None,
     )

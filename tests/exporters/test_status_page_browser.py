@@ -80,7 +80,7 @@ def serving(source, change=lambda route: route):
     )
     healthy = lambda: (True, {})  # noqa: E731 - a probe
     documents = SnapshotDocuments(source)
-    routes = make_routes(MetricsPage(own, source), documents, alive=healthy, ready=healthy, status_page=page)
+    routes = make_routes(MetricsPage(own, source), documents, alive=healthy, ready=healthy, status_page=page.answer)
     frames = Route("/frame", frame)
     asking = Route("/asking", lambda _: Response(HTTPStatus.OK, "text/html", ASKING.encode()))
     server = page_server((*map(change, routes), frames, asking))

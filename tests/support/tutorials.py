@@ -55,7 +55,7 @@ def served(exports: Iterable[Export], unix_nano: int = 0) -> Iterator[str]:
         SnapshotDocuments(lambda: snapshot),
         alive=healthy,
         ready=healthy,
-        status_page=page,
+        status_page=page.answer,
         questions=AskPages(view),
     )
     server = page_server(routes)

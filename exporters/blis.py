@@ -35,9 +35,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from exporters.charts import Z_95
 from exporters.what_if import identities_of
-from exporters.wording import REASONS, label_value, printable, unit_text
+from exporters.wording import REASONS, Z_95, label_value, printable, unit_text
 from online import ConfigSnapshot, FeatureSnapshot, Snapshot, TargetSnapshot
 from online.features import ACTIVE_EXPERTS, experts_in, share_touched
 from tracefit import NotFoundError, find_config

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from exporters.questions import significant
-from exporters.wording import FEATURE_NAMES, FEATURE_PLURALS, age, coefficient
+from exporters.wording import FEATURE_NAMES, FEATURE_PLURALS, Z_95, age, coefficient
 from online import ChangeKind, HistoryView, ModelSnapshot, TargetSnapshot
 
 WIDTH = 360.0
@@ -21,8 +21,6 @@ _SQUARE, _FLAT = 230.0, 170.0
 _EDGE, _DIGIT = 20.0, 3.7
 """So near to the edge a tick's text ends there; half of the width of a letter of a mark."""
 
-Z_95 = 1.96
-"""Standard errors of half a 95 % interval of a normal distribution."""
 NEAR = 0.1
 """The 10 % that people ask for."""
 _RARE = 12

@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from exporters.blis import BlisError, blis_coefficients
-from exporters.charts import Z_95, courses, scatter, step_shares
+from exporters.charts import courses, scatter, step_shares
 from exporters.what_if import LoadView
-from exporters.wording import REPLICAS_SHOWN, TARGET_MEANINGS, TARGET_NAMES, Advice, advice_for
+from exporters.wording import REPLICAS_SHOWN, TARGET_MEANINGS, TARGET_NAMES, Z_95, Advice, advice_for
 from online import ConfigSnapshot, HistoryView, ModelSnapshot, ReplicaSnapshot, Snapshot, TargetSnapshot
 from tracefit import Verdict
 

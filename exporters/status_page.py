@@ -27,7 +27,6 @@ from urllib.parse import urlencode
 import jinja2
 from prometheus_client.registry import Collector
 
-from exporters.charts import Z_95
 from exporters.config_view import STEP_TIME, Judged, PageView, View, config_view, overview_view, replica_ratio
 from exporters.pages import Request, Response
 from exporters.questions import (
@@ -55,6 +54,7 @@ from exporters.wording import (
     REASONS,
     SHARED_ID,
     STATUS,
+    Z_95,
     Advice,
     age,
     coefficient,

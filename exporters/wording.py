@@ -24,6 +24,8 @@ MAX_LABEL_CHARS = 120
 """Longer values are cut; Prometheus' usual ``label_value_length_limit`` is 200 bytes and up."""
 
 US_PER_S = 1e6
+Z_95 = 1.96
+"""Standard errors of half a 95 % interval of a normal distribution."""
 
 REASONS: dict[str, str] = {
     "few_rows": "too few rows so far",

@@ -13,10 +13,9 @@ from pathlib import Path
 import tracefit
 from collector.config import is_endpoint
 from collector.runtime import EXIT_FAILED, EXIT_OK, EXIT_USAGE, PrintLine, StartError
-from exporters.charts import Z_95
 from exporters.questions import Question, QuestionError, as_json, counted, duration, tree_of
 from exporters.questions import ask as ask_client
-from exporters.wording import unit_text
+from exporters.wording import Z_95, unit_text
 from tracefit import (
     Coefficient,
     Config,

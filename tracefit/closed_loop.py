@@ -55,8 +55,9 @@ N need not be whole: between two whole numbers the answer is interpolated. It is
 included; under random arrivals that is one more than the mean number in flight. Microseconds.
 
 The band of each is the same sum over the lower and the upper ends: of one step in ten below and above. Means over many
-steps scatter less than steps do; what remains is the misfit of the form, which does not average out. Where the
-coefficients answer, their errors are added (step_model.py): of a step of the prompt to TTFT, of a mean step to ITL.
+steps scatter less than steps do; what remains is the misfit of the form, which does not average out. Outside of what
+was seen, and where rows were means, so that the answer rests on the coefficients, their errors are added
+(step_model.py): of a step of the prompt to TTFT, of a mean step to ITL; those of the form only where rows were means.
 
 A budget T that nobody told is taken to be 2,048, or enough for 2 n; an answer of longer prompts names it as unknown.
 
@@ -355,8 +356,10 @@ class ClosedLoop:
         outside = tuple(dict.fromkeys(name for piece in pieces for name in steps.outside(piece, running, held)))
         if work.uncached > steps.budget_of(running) and self.limits.max_num_batched_tokens is None:
             outside = (*outside, "max_num_batched_tokens")
-        first_us = at.ttft[0] * steps.spread(outside, own, running, held, form=steps.of_means)
-        between_us = at.itl[0] * steps.spread(outside, others, running, held, form=steps.of_means)
+        first_us = between_us = 0.0
+        if outside or steps.of_means:
+            first_us = at.ttft[0] * steps.spread(own, running, held, form=steps.of_means)
+            between_us = at.itl[0] * steps.spread(others, running, held, form=steps.of_means)
         return RequestEstimate(
             in_flight,
             running,

@@ -125,17 +125,16 @@ class Config:
         kv_tokens: int | None = None,
     ) -> Config:
         """The same with limits that its telemetry did not tell, or other ones."""
-        given = {
-            "max_num_seqs": max_num_seqs,
-            "max_num_batched_tokens": max_num_batched_tokens,
-            "kv_tokens": kv_tokens,
-        }
-        known = {
-            name: int(checked(name, value, 2 if name == "max_num_batched_tokens" else 1, _LIMIT_MAX))
-            for name, value in given.items()
-            if value is not None
-        }
-        return Config(self._described, self.limits._replace(**known), name=self.name, at_unix_nano=self.at_unix_nano)
+
+        def limit(name: str, value: int | None, least: int = 1) -> int | None:
+            return getattr(self.limits, name) if value is None else int(checked(name, value, least, _LIMIT_MAX))
+
+        limits = Limits(
+            limit("max_num_seqs", max_num_seqs),
+            limit("max_num_batched_tokens", max_num_batched_tokens, 2),
+            limit("kv_tokens", kv_tokens),
+        )
+        return Config(self._described, limits, name=self.name, at_unix_nano=self.at_unix_nano)
 
     def now(self, at_unix_nano: int | None = None) -> Config:
         """The same for the next seconds: steps are multiplied by the level of the last ones, where that is fresh.

@@ -171,19 +171,17 @@ class StepTable(dict[int, Piece]):
     By requests · 64 + ``piece_of`` the prefill tokens; each is made when it is first asked for, so many are kept.
     """
 
-    __slots__ = ("_coefficients", "_measured", "_nodes", "_pooled", "_strata", "_wider")
+    __slots__ = ("_measured", "_nodes", "_pooled", "_strata", "_wider")
 
     def __init__(
         self,
-        coefficients: Coefficients,
-        nodes: Nodes | None,
-        measured: Nodes | None,
+        nodes: Nodes,
+        measured: Nodes,
         interval: Interval | None,
         wider: float,
     ) -> None:
         super().__init__()
         self._wider = wider
-        self._coefficients = coefficients
         self._nodes, self._measured = nodes, measured
         self._pooled = (1.0, 1.0) if interval is None else interval.pooled
         self._strata = {} if interval is None else interval.strata
@@ -195,7 +193,7 @@ class StepTable(dict[int, Piece]):
         p10, p90 = self._strata.get(stratum_name(piece, requests), self._pooled)
         low, high = max(min(p10, 1.0) - self._wider, 0.0), max(p90, 1.0) + self._wider
         line = self._line(requests, piece)
-        if self._measured is not self._nodes and self._measured is not None:
+        if self._measured is not self._nodes:
             off = _decode(self._measured, requests) / line[0]
             low, high = low * min(off, 1.0), high * max(off, 1.0)
         self[key] = made = (*line, low, high)
@@ -203,14 +201,6 @@ class StepTable(dict[int, Piece]):
 
     def _line(self, requests: int, piece: int) -> tuple[float, float, float]:
         """least, base and per_token."""
-        if self._nodes is None:
-            us, per_token = self._coefficients.us, self._coefficients.prefill_token
-            least = us(0.0, requests)
-            if not piece or not self._coefficients.experts:
-                return least, least, per_token
-            low, high = (us(tokens, requests) for tokens in _TOKENS[piece - 1 : piece + 1])
-            per_token = (high - low) / (_TOKENS[piece] - _TOKENS[piece - 1])
-            return least, low - per_token * _TOKENS[piece - 1], per_token
         least, prefills = _decode(self._nodes, requests), self._nodes.prefills
         if not piece:
             return least, least, 0.0
@@ -299,25 +289,20 @@ class StepSurface:
         self._wider = mean_error if of_means else 0.0
         seen = _seen_of(target, coefficients) if told else {}
         self._seen = {cell: each for cell, each in seen.items() if each.tokens < 0.0} if of_means else seen
-        self._told = told and bool(self._seen if of_means else target.factors)
+        self._factors = target.factors if told and not of_means else {}
         context_us = target.context_us_per_token if self._seen else None
         self.context_us = coefficients.context_token if context_us is None else context_us
 
     @cached_property
-    def _nodes(self) -> Nodes | None:
-        return self._measured() if self._told else None
-
-    @cached_property
     def steps(self) -> StepTable:
         """See the class."""
-        return StepTable(self._coefficients, self._nodes, self._nodes, self._target.interval, self._wider)
+        return StepTable(self._nodes, self._nodes, self._target.interval, self._wider)
 
     @cached_property
     def rising(self) -> StepTable:
         """See the class."""
         falls = list(map(self._fall, _cell_names()[0], _DECODE_SIZES))
-        nodes = None if self._nodes is None else self._nodes.rising(falls)
-        return StepTable(self._coefficients, nodes, self._nodes, self._target.interval, self._wider)
+        return StepTable(self._nodes.rising(falls), self._nodes, self._target.interval, self._wider)
 
     def _fall(self, cell: str, size: float) -> float:
         """The factor beyond which steps of this cell are faster than those of fewer requests."""
@@ -330,10 +315,10 @@ class StepSurface:
     def least_us(self, prefill_tokens: float) -> float:
         """The longest measured step of one request with as many tokens to prefill or fewer."""
         least, base, per_token, *_ = self.steps[STRIDE + (piece := piece_of(prefill_tokens))]
-        shorter = [] if self._nodes is None else self._nodes.prefills[0][:piece]
-        return max(least, base + per_token * prefill_tokens, *shorter)
+        return max(least, base + per_token * prefill_tokens, *self._nodes.prefills[0][:piece])
 
-    def _measured(self) -> Nodes:
+    @cached_property
+    def _nodes(self) -> Nodes:
         """T at the middle of each cell."""
         without = _Kind([each for each in self._seen.values() if each.tokens < 0.0])
         decode_cells, prefill_cells = _cell_names()
@@ -357,7 +342,7 @@ class StepSurface:
         """T at the middle of a cell, by the line through those around."""
         x = self._coefficients.us(tokens, requests)
         if not self._seen:
-            return x * self._target.factors.get(cell, 1.0)
+            return x * self._factors.get(cell, 1.0)
         seen, beside_us = self._seen.get(cell), _on(line, x)
         return beside_us if seen is None else beside_us * (seen.y / _on(line, seen.x)) ** seen.share
 

@@ -2,13 +2,12 @@
 
     us   = (T(P, n) + s C) · level                     shapes.py: what steps of such a shape took, or the coefficients
     low  = us · p10(stratum) - 1.28 w us               high = us · p90(stratum) + 1.28 w us
-    w    = sqrt(x' C x + sum_j (x_j form_j)^2) / x beta      where the coefficients answer, 0 where the shape does
+    w    = sqrt(x' C x + sum_j (x_j form_j)^2) / x beta      outside of what was seen, 0 inside
 
 Microseconds; P prefill tokens, C tokens of decode context, n requests. p10 and p90 are measured: eighty per cent of the
-steps of that stratum fell between them, so inside of what was seen nothing has to be added. Outside, and where a row is
-the mean of many steps, the answer rests on the coefficients, and their errors count as well: those of sampling by their
-covariance C (independent where a file has none), and how far the form of the line lets each move under another load.
-The latter counts in means over a loop's steps only where rows were means, too.
+steps of that stratum fell between them, so inside of what was seen nothing has to be added. Outside, the errors of the
+coefficients count as well: those of sampling by their covariance C (independent where a file has none), and how far the
+form of the line lets each of them move under another load.
 
 p10 and p90 of rows that are means are of many kinds of steps together. A step of one kind may be off by more: they are
 moved apart by the mean error of the rows' predictions, each way.
@@ -174,8 +173,9 @@ class StepModel:
         context = checked("decode_context_tokens", decode_context_tokens, 0.0, TOKENS_MAX)
         us, low, high = self.band(self.surface.steps, prefill, batch, context)
         outside = self.outside(prefill, batch, context)
-        spread_us = us * self.spread(outside, prefill, batch, context, form=True)
-        low, high = max(0.0, low - spread_us), high + spread_us
+        if outside:
+            spread_us = us * self.spread(prefill, batch, context, form=True)
+            low, high = max(0.0, low - spread_us), high + spread_us
         return Prediction(us, low, high, outside, self.usable(outside, prefill, batch, context))
 
     def band(self, table: StepTable, prefill_tokens: float, requests: float, decode_context_tokens: float) -> Band:
@@ -214,10 +214,8 @@ class StepModel:
         """Tokens that a step of so many requests may have; where nobody said, assumed, and enough for twice as many."""
         return self.budget if self.budget < math.inf else max(_BUDGET_ASSUMED, 2.0 * requests)
 
-    def spread(self, outside: Collection[str], prefill: float, requests: float, context: float, *, form: bool) -> float:
-        """Share w of the module, with ``form`` errors or not; 0 where the shape itself was seen."""
-        if not outside and not self.of_means:
-            return 0.0
+    def spread(self, prefill: float, requests: float, context: float, *, form: bool) -> float:
+        """Share w of the module, with ``form`` errors or not."""
         work = self.coefficients.work(prefill, requests, context)
         x = [work[column] for column in self._columns]
         variance = sum([a * sum(map(mul, row, x)) for a, row in zip(x, self._covariance, strict=True)])
@@ -274,33 +272,24 @@ def _pieces() -> bytes:
 
 
 def _columns(values: tuple[object, ...], names: tuple[str, ...]) -> list[Sequence[float]]:
-    """Columns of one length, checked as a whole."""
-    lists: list[list[float] | tuple[float, ...] | None] = []
-    numbers: dict[str, float] = {}
-    for name, value in zip(names, values, strict=True):
-        if isinstance(value, (list, tuple)):
-            lists.append(value)
-        elif hasattr(value, "tolist"):  # numpy, array, pandas
-            listed = value.tolist()
-            lists.append(listed if isinstance(listed, list) else None)
-            if lists[-1] is None:
-                numbers[name] = checked(name, listed, 0.0, TOKENS_MAX)
-        elif isinstance(value, Iterable) and not isinstance(value, (str, bytes, Mapping, AbstractSet)):
-            lists.append(list(value))
-        else:
-            numbers[name] = checked(name, value, 0.0, TOKENS_MAX)  # a number for the whole column
-            lists.append(None)
-    lengths = {len(column) for column in lists if column is not None}
+    """Columns of one length, checked as a whole; a number stands for a column."""
+    listed = zip(names, map(_listed, values), strict=True)
+    told = [each if isinstance(each, (list, tuple)) else checked(name, each, 0.0, TOKENS_MAX) for name, each in listed]
+    lengths = {len(each) for each in told if isinstance(each, (list, tuple))}
     if len(lengths) != 1:
         raise BadInputError(" and ".join(names), f"columns of different lengths: {sorted(lengths)}")
-    length = lengths.pop()
-    columns: list[Sequence[float]] = [
-        [numbers[name]] * length if column is None else column for column, name in zip(lists, names, strict=True)
-    ]
-    return [
-        _checked_column(name, column, REQUESTS_MAX if name == "requests" else TOKENS_MAX)
-        for name, column in zip(names, columns, strict=True)
-    ]
+    (length,) = lengths
+    columns = [each if isinstance(each, (list, tuple)) else [each] * length for each in told]
+    highest = (TOKENS_MAX, REQUESTS_MAX, TOKENS_MAX)
+    return list(map(_checked_column, names, columns, highest))
+
+
+def _listed(value: object) -> object:
+    """A column of any kind (numpy, array, pandas) as a list; else what it is."""
+    listed = value.tolist() if hasattr(value, "tolist") else value
+    if isinstance(listed, (list, tuple, str, bytes, Mapping, AbstractSet)) or not isinstance(listed, Iterable):
+        return listed
+    return list(listed)
 
 
 def _checked_column(name: str, column: Sequence[float], highest: float) -> Sequence[float]:

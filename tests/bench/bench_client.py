@@ -19,6 +19,7 @@ import random
 import subprocess
 import sys
 import time
+from collections import Counter, defaultdict
 from pathlib import Path
 
 import numpy as np
@@ -75,11 +76,9 @@ def costs():
     line("plan", 1e3 * _best_s(lambda: config.plan(**chat, itl_ms=30, ttft_ms=1000, rate=3), 10, 5), 20, " ms")
     line("load from bytes", 1e3 * _best_s(lambda: tracefit.load(encoded()), 10, 5), unit=" ms")
     code = "import time; t = time.process_time(); import tracefit; print(time.process_time() - t)"
-    imports = [
-        float(subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=True).stdout)
-        for _ in range(5)
-    ]
-    line("import tracefit", 1e3 * min(imports), 30, " ms")
+    command = [sys.executable, "-c", code]
+    imports = [subprocess.run(command, cwd=ROOT, capture_output=True, check=True).stdout for _ in range(5)]
+    line("import tracefit", 1e3 * min(map(float, imports)), 30, " ms")
 
 
 # ------------------------------------------------------------------- GPU servers
@@ -157,9 +156,8 @@ def single_requests(outside):
         return
     converter, found = outside.tools / "requests_to_otlp.py", sorted(outside.tables.glob("2*.csv.gz"))
     fields = ("ttft_median", "ttft_p90", "tpot_median", "tpot_p90")
-    pairs = [("request", name) for name in client_tables.BASELINES]
-    held = {(pair, field): 0 for pair in pairs for field in fields}
-    held_together, ratios = dict.fromkeys(pairs, 0), {name: [] for name in client_tables.BASELINES}
+    held = Counter()
+    ratios = defaultdict(list)
     for table in found:
         report, costs_s = client_tables.side_by_side(table, converter)
         scores = {score.model: score for score in report.scores}
@@ -168,19 +166,13 @@ def single_requests(outside):
             errors = "  ".join(f"{field} {100 * getattr(score, field):6.2f}" for field in fields)
             cost = f"  {1e6 * costs_s[name]:6.0f} µs" if name in costs_s else ""
             sys.stdout.write(f"      {name:<20} {errors}{cost}\n")
-        for ours, name in pairs:
-            each = {f: getattr(scores[ours], f) <= getattr(scores[name], f) + 5e-4 for f in fields}
-            for field, good in each.items():
-                held[(ours, name), field] += good
-            held_together[ours, name] += all(each.values())
         for name in client_tables.BASELINES:
+            worse = [f for f in fields if getattr(scores["request"], f) > getattr(scores[name], f) + 5e-4]
+            held.update((name, what) for what in (*worse, *(["any"] if worse else ())))
             ratios[name].append(costs_s["request"] / costs_s[name])
-    for ((ours, name), field), tables_held in held.items():
-        what = f"tables of {len(found)}, {ours} worse than {name} in {field}"
-        line(what, len(found) - tables_held, 0.2 * len(found))
-    for (ours, name), tables_held in held_together.items():
-        what = f"tables of {len(found)}, {ours} worse than {name} in any"
-        line(what, len(found) - tables_held, 0.2 * len(found))
+    for name in client_tables.BASELINES:
+        for field in (*fields, "any"):
+            line(f"tables of {len(found)}, request worse than {name} in {field}", held[name, field], 0.2 * len(found))
     for name, parts in ratios.items():
         line(f"cost of a request in parts of {name}'s", float(np.median(parts)), 0.02)
 
@@ -191,16 +183,14 @@ if __name__ == "__main__":
     parser.add_argument("--captures", type=Path, help="recordings with client.jsonl.gz")
     add_arguments(parser)
     arguments = parser.parse_args()
-    wanted = arguments.sections or SECTIONS
-    if "costs" in wanted:
-        costs()
-    if "recordings" in wanted:
-        recordings(arguments.captures)
-    if "machines" in wanted:
-        machines()
-    if "tables" in wanted:
-        tables(outside_of(arguments))
-    if "requests" in wanted:
-        single_requests(outside_of(arguments))
+    sections = {
+        "costs": costs,
+        "recordings": lambda: recordings(arguments.captures),
+        "machines": machines,
+        "tables": lambda: tables(outside_of(arguments)),
+        "requests": lambda: single_requests(outside_of(arguments)),
+    }
+    for section in arguments.sections or SECTIONS:
+        sections[section]()
     sys.stdout.write("\n".join(["", *(f"missed: {each}" for each in missed)]) + "\n")
     sys.exit(bool(missed))

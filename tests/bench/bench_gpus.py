@@ -34,7 +34,6 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -382,20 +381,17 @@ HEADER = ("models", "source", "servers", "step", "ITL, worst", "TTFT, worst", "E
 
 def figures_of(rows: list[Row]) -> dict[str, object]:
     """Of each kind of model and source: how many servers, errors in per cent, shares."""
+    kinds: dict[str, list[Row]] = defaultdict(list)
+    for row in rows:
+        kinds[f"{row.case.kind}, {row.source}"].append(row)
     figures: dict[str, object] = {}
-    for kind in ("dense", "mixtures"):
-        for source in (*SOURCES, NVIDIA, LINE):
-            these = [row for row in rows if row.case.kind == kind and row.source == source]
-            if not these:
-                continue
-            inside = [each for row in these for each in row.inside]
-            values = [float(len(these)), _mean(row.step for row in these)]
-            for what in ASKED:
-                values.append(_mean(row.mean(what) for row in these))
-                values.append(max((abs(row.worst(what)) for row in these if row.errors[what]), default=-1.0))
-            values.append(100.0 * statistics.fmean(inside) if inside else -1.0)
-            values.append(100.0 * sum(row.usable for row in these) / (len(these) * len(LOOPS)))
-            figures[f"{kind}, {source}"] = values
+    for kind, these in kinds.items():
+        inside = [100.0 * each for row in these for each in row.inside]
+        values = [float(len(these)), _mean(row.step for row in these)]
+        for what in ASKED:
+            values.append(_mean(row.mean(what) for row in these))
+            values.append(max((abs(row.worst(what)) for row in these if row.errors[what]), default=-1.0))
+        figures[kind] = [*values, _mean(inside), _mean(100.0 * row.usable / len(LOOPS) for row in these)]
     return figures
 
 
@@ -413,21 +409,14 @@ def table_rows(figures: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
                 continue
             servers, step, *errors, inside, usable = figures[f"{kind}, {source}"]
             targets = TARGETS.get((kind, source))
-            cells = []
-            for place in range(len(ASKED)):
-                mean, worst = errors[2 * place : 2 * place + 2]
-                wanted = f" (≤ {targets[place]:g})" if targets else ""
-                cells.append(f"{mean:.1f}{wanted}, {worst:.0f}" if mean >= 0.0 else "–")
+            wanted = [f" (≤ {each:g})" for each in targets] if targets else [""] * len(ASKED)
+            cells = [
+                f"{mean:.1f}{target}, {worst:.0f}" if mean >= 0.0 else "–"
+                for mean, worst, target in zip(errors[::2], errors[1::2], wanted, strict=True)
+            ]
             band = f"{inside:.0f} % ({INSIDE[0]}–{INSIDE[1]})" if inside >= 0.0 else "–"
-            yield (
-                kind,
-                source,
-                f"{servers:.0f}",
-                f"{step:.1f}" if step >= 0.0 else "–",
-                *cells,
-                band,
-                f"{usable:.0f} %" if targets else "–",
-            )
+            told = f"{step:.1f}" if step >= 0.0 else "–"
+            yield kind, source, f"{servers:.0f}", told, *cells, band, f"{usable:.0f} %" if targets else "–"
 
 
 def chosen_cases(words: list[str]) -> list[Case]:
@@ -445,7 +434,6 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=4.0, help="of traffic to learn from")
     parser.add_argument("--exam-seconds", type=float, default=30.0, help="of each closed loop, on a fast machine")
     parser.add_argument("--sources", default=",".join(SOURCES))
-    parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument("--verbose", action="store_true", help="every answer beside its truth")
     parser.add_argument(
         "--record", action="store_true", help="write docs/figures.json, which docs/accuracy.md is made from"
@@ -453,12 +441,11 @@ def main() -> int:
     options = parser.parse_args()
     asked = Asked(options.minutes, options.exam_seconds, tuple(options.sources.split(",")), options.verbose)
     cases, rows, began = chosen_cases(options.cases), [], time.perf_counter()
-    with ProcessPoolExecutor(options.jobs) if options.jobs > 1 else contextlib.nullcontext() as pool:
-        results = pool.map(run, cases, [asked] * len(cases)) if pool else (run(case, asked) for case in cases)
-        for found in results:
-            for row in found:
-                print_row(row)
-            rows.extend(found)
+    for case in cases:
+        found = run(case, asked)
+        for row in found:
+            print_row(row)
+        rows.extend(found)
     figures = figures_of(rows)
     for line in (HEADER, *table_rows(figures)):
         print("  ".join(f"{cell:{width}}" for cell, width in zip(line, (8, 19, 7, 5, 18, 17, 16, 15, 6), strict=True)))

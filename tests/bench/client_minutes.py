@@ -26,6 +26,8 @@ import tracefit
 from collector.commands.replay import replay
 from collector.config.schema import Config
 from collector.runtime.tasks import SystemClock
+from tests.support.recordings import messages, received
+from tests.support.vllm_senders import write
 
 LEARN_UNTIL = 0.6
 MINUTE_NS = 60e9
@@ -74,9 +76,10 @@ class Minute:
 
 def judge(capture: Path) -> list[Minute]:
     """Every later minute of one recording."""
-    exports, received = _exports(capture)
-    cut_unix_ns = min(received) + LEARN_UNTIL * (max(received) - min(received))
-    config = _learn([data for data, at in zip(exports, received, strict=True) if at <= cut_unix_ns])
+    path = capture / "otlp.pb.gz"
+    exports, arrived_ns = list(messages(path)), [line["recv_unix_ns"] for line in received(path)]
+    cut_unix_ns = min(arrived_ns) + LEARN_UNTIL * (max(arrived_ns) - min(arrived_ns))
+    config = _learn([data for data, at in zip(exports, arrived_ns, strict=True) if at <= cut_unix_ns])
     config = config.assuming(**LIMITS[capture.name])
     requests, offset_ns = _requests(capture)
     steps = _steps(exports)
@@ -136,44 +139,13 @@ def _mean_sizes(weighted):
 def _learn(exports):
     with tempfile.TemporaryDirectory() as directory:
         part, out = Path(directory) / "part.pb.gz", Path(directory) / "snapshot.json"
-        with gzip.open(part, "wb", compresslevel=1) as file:
-            for data in exports:
-                file.write(_varint(len(data)) + data)
+        write(part, iter(exports))
         replay([part], out, Config(), SystemClock(), say=_quiet, note=_quiet)
         return tracefit.load(out).config()
 
 
 def _quiet(_text):
     pass
-
-
-def _exports(capture):
-    with gzip.open(capture / "otlp.pb.gz", "rb") as file:
-        data = file.read()
-    with gzip.open(capture / "otlp.idx.jsonl.gz", "rt") as file:
-        received = [json.loads(line)["recv_unix_ns"] for line in file]
-    exports, at = [], 0
-    for _ in received:
-        size = shift = 0
-        while True:
-            byte = data[at]
-            at += 1
-            size |= (byte & 0x7F) << shift
-            shift += 7
-            if not byte & 0x80:
-                break
-        exports.append(data[at : at + size])
-        at += size
-    return exports, received
-
-
-def _varint(number):
-    out = bytearray()
-    while number > 0x7F:
-        out.append(number & 0x7F | 0x80)
-        number >>= 7
-    out.append(number)
-    return bytes(out)
 
 
 def _requests(capture):

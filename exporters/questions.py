@@ -275,11 +275,10 @@ class Answer(NamedTuple):
         for reason in self.config.reasons:
             yield "not usable yet", reason
         if self.at.extrapolated:
-            ranges = self.config.verdict.seen
-            names = (
-                f"{name} ({ranges[name][0]:,.0f} to {ranges[name][1]:,.0f} seen)" if name in ranges else name
-                for name in self.at.extrapolated
-            )
+            limits = {**self.config.limits._asdict(), **self.question.assumed}
+            ranges = {name: f"{low:,.0f} to {high:,.0f} seen" for name, (low, high) in self.config.verdict.seen.items()}
+            ranges |= {name: "nobody told it" for name, limit in limits.items() if limit is None}
+            names = (f"{name} ({ranges[name]})" if name in ranges else name for name in self.at.extrapolated)
             yield "outside of what was learned from", ", ".join(names)
         if isinstance(self.at, RequestEstimate) and self.config.missing:
             yield "not in these times, since nothing was learned of it", ", ".join(self.config.missing)

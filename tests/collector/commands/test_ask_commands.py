@@ -77,6 +77,11 @@ def test_what_lies_outside_is_noted_with_what_was_seen():
     assert printed.noted == ["outside of what was learned from: requests (1 to 60 seen), shape"]
 
 
+def test_a_token_budget_that_nobody_told_is_noted_where_prompts_need_several_steps():
+    untold = changed(lambda config: config["config"].pop("max_num_batched_tokens"))
+    assert "max_num_batched_tokens (nobody told it)" in asked(ask, untold, load(5000, 100, 4)).noted[0]
+
+
 def test_plan_says_how_many_fit_and_why_not_more():
     printed = asked(ask, SNAPSHOT, sizing(prompt=2000, output=300, itl=30, ttft=1000, rate=12))
     assert printed.code == 0

@@ -122,7 +122,8 @@ def architecture(config: Mapping[str, Any]) -> dict[str, Scalar]:
         out["intermediate_size"] = 4 * int(out["hidden_size"])
     if values.get("recurrent") is True or any(str(key).startswith(_RECURRENT) for key in values):
         out["recurrent"] = True
-    _falcon(values, out)
+    if values.get("multi_query") is True and not values.get("new_decoder_architecture"):  # Falcon
+        out["num_key_value_heads"] = 1
     _experts(values, out)
     _windows(values, out)
     _bytes(values, out)
@@ -136,11 +137,6 @@ def _positive(name: str, value: object) -> int:
     if not 0 < value < _LIMIT:
         raise SheetError(f"{name}: expected an integer from 1 to {_LIMIT - 1}, got {value!r:.60}")
     return int(value)
-
-
-def _falcon(values: Mapping[str, Any], out: dict[str, Scalar]) -> None:
-    if values.get("multi_query") is True and not values.get("new_decoder_architecture"):
-        out["num_key_value_heads"] = 1
 
 
 def _experts(values: Mapping[str, Any], out: dict[str, Scalar]) -> None:
@@ -178,10 +174,8 @@ def _moe_layers(values: Mapping[str, Any], layers: int) -> int:
     step = _positive("decoder_sparse_step", step)
     listed = values.get("mlp_only_layers")
     only = set(listed) if isinstance(listed, list) and all(isinstance(i, int) for i in listed) else set()
-    count = 0
-    for layer in range(min(layers, 100_000)):
-        count += layer >= first and layer % every == 0 and (layer + 1) % step == 0 and layer not in only
-    return count
+    among = range(first, min(layers, 100_000))
+    return sum(layer % every == 0 and (layer + 1) % step == 0 and layer not in only for layer in among)
 
 
 def _windows(values: Mapping[str, Any], out: dict[str, Scalar]) -> None:
@@ -298,7 +292,7 @@ def _said(said: Mapping[str, Any], method: str) -> tuple[str, float | None] | No
     if method.startswith("modelopt"):  # without an algorithm the KV cache alone is quantized
         return None if algorithm is None else (f"{method} {algorithm}", None)
     bits = said.get("bits", said.get("w_bit"))
-    if isinstance(bits, int) and not isinstance(bits, bool):
+    if type(bits) is int:
         return method, bits / 8 if 0 < bits <= _BITS_MAX else None
     if method == "bitsandbytes":
         return method, 1.0 if said.get("load_in_8bit") is True else 0.5
@@ -316,7 +310,7 @@ def _by_groups(groups: Mapping[str, Any], method: str) -> tuple[str, float | Non
 
 def _of_group(weights: Mapping[str, Any]) -> float | None:
     bits, kind, group = weights.get("num_bits"), weights.get("type"), weights.get("group_size")
-    if not isinstance(bits, int) or isinstance(bits, bool) or not 0 < bits <= _BITS_MAX:
+    if type(bits) is not int or not 0 < bits <= _BITS_MAX:
         return None
     scales = 1.0 / group if bits == 4 and kind == "float" and isinstance(group, int) and group > 0 else 0.0  # noqa: PLR2004
     return bits / 8 + scales
@@ -369,9 +363,7 @@ def model_sheet(arch: Mapping[str, Scalar]) -> tuple[ModelSheet | None, tuple[st
         missing.append("cost of its recurrent layers")
     if arch.get("weight_element_bytes") == 0.0:
         missing.append(f"bytes of a weight (quantization {arch.get('weight_quantization')!r} is not known here)")
-    number = {
-        name: int(value) for name, value in arch.items() if isinstance(value, int) and not isinstance(value, bool)
-    }
+    number = {name: value for name, value in arch.items() if type(value) is int}
     moe_layers = number.get("num_moe_layers", 0)
     if moe_layers < number.get("num_hidden_layers", 0) and "intermediate_size" not in arch:
         missing.append("intermediate_size")

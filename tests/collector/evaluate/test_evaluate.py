@@ -7,7 +7,7 @@ import pytest
 from collector.evaluate.captures import Capture, Delivered, Request
 from collector.evaluate.command import lines
 from collector.evaluate.protocol import Report, evaluate, paths_of, request_scores
-from collector.evaluate.systems import NINE
+from collector.evaluate.systems import NINE, ape, fit
 from online.features.systems import PHYSICS
 from online.rows import STEP_FEATURES, RowBlock, Target
 from tests.support.configurations import CONFIGS, rows_of
@@ -108,6 +108,14 @@ def test_the_system_that_is_the_truth_wins(report):
         assert found["physics"].rows_to_goal <= 500
         assert 0.6 < found["physics"].coverage < 0.95
         assert found["physics"].prequential_mape < 0.03
+
+
+def test_a_residual_tree_learns_what_no_line_through_the_columns_follows():
+    rows, _ = rows_of(PHYSICS, "7b", 10_000)
+    rows.elapsed_us[rows.raw[:, STEP_FEATURES.index("requests")] > 30] *= 1.5
+    learned, scored = rows.slice(0, 8000), rows.slice(8000, 10_000)
+    plain, tree = (fit(name, STEP, CONFIGS["7b"], learned).predict(scored) for name in ("portable", "portable × tree"))
+    assert ape(tree, scored.elapsed_us).mean() < 0.5 * ape(plain, scored.elapsed_us).mean()
 
 
 def test_what_others_learned_transfers(report):

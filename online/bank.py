@@ -17,7 +17,7 @@ import hashlib
 import math
 from collections import Counter, OrderedDict
 from collections.abc import Collection, Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated
 from weakref import WeakKeyDictionary
 
 import msgspec
@@ -71,43 +71,6 @@ class ConfigPlaces:
         return None
 
 
-# Guess: n rows more move estimates that rest on N by about sqrt(n / (N + n)) of their standard errors, below a half.
-LITTLE_SHARE = 0.25
-"""Of the rows known: the largest block that a live reader may wait for."""
-
-
-class Readings:
-    """What live readers are told, kept until a block is learned: of a quiet target a generation costs nothing.
-
-    Reading changes nothing, so rows that wait for the end of their block are learned by a copy. Copy and block cost a
-    reader of every second more than all else it asks for: live readers are told without these rows where they are few.
-    """
-
-    def __init__(self) -> None:
-        self._told: WeakKeyDictionary[TargetState, tuple[int, int, TargetSnapshot | None]] = WeakKeyDictionary()
-
-    def __deepcopy__(self, _: dict[int, Any]) -> Readings:
-        """Of copies nothing has been told yet."""
-        return Readings()
-
-    def changing(self, state: TargetState) -> TargetState:
-        """Whatever changes a target otherwise than by rows takes it from here: what was told of it holds no longer."""
-        self._told.pop(state, None)
-        return state
-
-    def snapshot_of(self, state: TargetState, *, exact: bool) -> TargetSnapshot | None:
-        """What is published of a target now; None while there is nothing to say."""
-        if exact:
-            return state.flushed().snapshot()
-        watcher, waiting = state.watcher(), len(state.cutter)
-        few = watcher is not None and watcher.started and waiting < LITTLE_SHARE * watcher.effective_rows()
-        blocks, waited, snapshot = self._told.get(state, (-1, 0, None))
-        if blocks != state.blocks_learned or not (few or waited == waiting):
-            snapshot = (state if few else state.flushed()).snapshot()
-            self._told[state] = (state.blocks_learned, waiting, snapshot)
-        return snapshot
-
-
 class Bank:
     """All that is learned. One thread learns; readers get immutable snapshots.
 
@@ -129,7 +92,8 @@ class Bank:
         self._facts: dict[str, dict[str, Fact]] = {}
         self._priors: dict[str, Priors] = {}
         self.lineages: dict[str, Lineage] = {}
-        self.pool, self._readings = DonorPool(), Readings()
+        self.pool = DonorPool()
+        self._told: WeakKeyDictionary[TargetState, tuple[tuple[int, int], TargetSnapshot | None]] = WeakKeyDictionary()
 
     # ---------------------------------------------------------------- rows in
 
@@ -193,7 +157,8 @@ class Bank:
             self._set_priors(config_id, priors)
         self._drop_outgrown(config_id)
         for state in self._configs.get(config_id, {}).values():
-            self._offer(config_id, self._readings.changing(state))
+            state.changes += 1
+            self._offer(config_id, state)
 
     def _drop_outgrown(self, config_id: str) -> None:
         """Targets that learned by other columns than these facts make begin anew: experts have become known, say."""
@@ -238,7 +203,7 @@ class Bank:
         if donor_id in self._configs and donor_id != config_id:
             self._set_priors(config_id, priors_of(self.statistics(donor_id)))
             if (old := self._configs[donor_id].get(Target.STEP_TIME)) is not None:
-                self._readings.changing(self._target(config_id, Target.STEP_TIME)).succeed(old)
+                self._target(config_id, Target.STEP_TIME).succeed(old)
 
     def mark_restart(self, config_id: str, at_ns: int) -> None:
         """An engine of it was restarted at this event time; no row of it may have come yet."""
@@ -247,7 +212,8 @@ class Bank:
     def _set_priors(self, config_id: str, priors: Priors) -> None:
         self._priors[config_id] = priors
         for target, state in self._configs.get(config_id, {}).items():
-            for learner in self._readings.changing(state).models.values():
+            state.changes += 1
+            for learner in state.models.values():
                 if (prior := priors.get((target.value, learner.features.name, learner.features.names))) is not None:
                     learner.offer_prior(prior)
 
@@ -284,13 +250,27 @@ class Bank:
         return list(self._configs)
 
     def targets(self, config_id: str, *, exact: bool = True) -> dict[str, TargetSnapshot]:
-        """What is published of a configuration now, by every row; without ``exact``, negligible ones left out."""
+        """What is published of a configuration now, by every row; without ``exact``, by those of full blocks."""
         by_sheet = self.foretold(config_id)
         snapshots = {} if by_sheet is None else {Target.STEP_TIME.value: by_sheet}
         for target, state in self._configs.get(config_id, {}).items():
-            if (snapshot := self._readings.snapshot_of(state, exact=exact)) is not None:
+            if (snapshot := state.flushed().snapshot() if exact else self._live(state)) is not None:
                 snapshots[target.value] = snapshot
         return dict(sorted(snapshots.items()))
+
+    def _live(self, state: TargetState) -> TargetSnapshot | None:
+        """What a live reader is told, kept until something changes: of a quiet target a generation costs nothing.
+
+        Reading changes nothing, so rows that wait for the end of their block are learned by a copy, which costs more
+        than all else a reader of every second asks for: only the first rows are told so.
+        """
+        at_once = state.is_told_at_once()
+        version = (state.changes, len(state.cutter) if at_once else 0)
+        known, snapshot = self._told.get(state, (None, None))
+        if known != version:
+            snapshot = (state.flushed() if at_once else state).snapshot()
+            self._told[state] = version, snapshot
+        return snapshot
 
     def foretold(self, config_id: str) -> TargetSnapshot | None:
         """The step time of a configuration that has no row of it yet, by its sheet; None without one."""
@@ -386,7 +366,7 @@ class Bank:
         engines = (self.lineages.get(config_id, Lineage()).main_engine(), lineage.main_engine())
         for target, state in targets.items():
             if mine.setdefault(target, state) is not state:
-                self._readings.changing(mine[target]).add(state, engines)
+                mine[target].add(state, engines)
 
 
 def part_of(bank: Bank, config_id: str) -> Bank:

@@ -78,10 +78,7 @@ class Groups:
 
 @dataclass(slots=True)
 class Design(Stateful):
-    """Evaluated rows; see the module's docstring for shapes.
-
-    ``complete``: no x is NaN, known without looking.
-    """
+    """Evaluated rows; see the module's docstring for shapes. A set that does not know a row has NaN in x."""
 
     SAVED = ("x", "phase", "elapsed_us", "steps", "weight", "stratum", "cell", "end_ns", "engine")
     UNKNOWN = frozenset({"x"})
@@ -94,7 +91,6 @@ class Design(Stateful):
     stratum: Ints
     cell: Ints
     end_ns: Ints
-    complete: bool = False
     groups: Groups | None = None
     engine: Ints = field(default_factory=lambda: np.empty(0, np.int64))
     """Of nobody said: all of number 0."""
@@ -117,7 +113,7 @@ class Design(Stateful):
     def take(self, rows: Mask | slice) -> Design:
         """The chosen rows only; of a slice, as views."""
         chosen: dict[str, Any] = {name: getattr(self, name)[rows] for name in Design.SAVED}
-        return Design(**chosen, complete=self.complete)
+        return Design(**chosen)
 
     def slice(self, start: int, stop: int) -> Design:
         """Rows start..stop-1, as views."""
@@ -126,11 +122,10 @@ class Design(Stateful):
     def widened(self, columns: int) -> Design:
         """The same rows with so many columns; the new ones are not known: NaN."""
         unknown = np.full((len(self), columns - self.x.shape[1]), np.nan)
-        return replace(self, x=np.concatenate([self.x, unknown], axis=1), complete=False)
+        return replace(self, x=np.concatenate([self.x, unknown], axis=1))
 
     def restored(self) -> None:
-        """Columns are of one length; x is NaN where a set does not know a row."""
-        self.complete = False
+        """Columns are of one length."""
         if not len(self) or any(len(getattr(self, name)) != len(self) for name in self.SAVED):
             raise StateError("columns of different lengths, or no rows")
         if ((self.stratum < 0) | (self.stratum >= STRATA) | (self.cell < 0) | (self.cell >= CELLS)).any():
@@ -147,7 +142,7 @@ class Design(Stateful):
     def empty(columns: int) -> Design:
         """A design without rows, of the same columns."""
         x, phase, none, nothing = np.empty((0, columns)), np.empty((0, len(PHASES))), np.empty(0), np.empty(0, np.int64)
-        return Design(x, phase, none, none, none, nothing, nothing, nothing, complete=True)
+        return Design(x, phase, none, none, none, nothing, nothing, nothing)
 
     @staticmethod
     def concatenate(parts: list[Design]) -> Design:
@@ -157,17 +152,16 @@ class Design(Stateful):
         joined: dict[str, Any] = {
             name: np.concatenate([getattr(part, name) for part in parts]) for name in Design.SAVED
         }
-        return Design(**joined, complete=all(part.complete for part in parts))
+        return Design(**joined)
 
 
 class Cutter:
-    """Holds the partial block and cuts what is pushed into it."""
+    """Holds the partial block and cuts what is pushed into it: ``block_rows`` rows, or those of ``block_ns``."""
 
     __slots__ = ("_first_ns", "_parts", "_rows", "block_ns", "block_rows")
 
     def __init__(self, block_rows: int, block_ns: int) -> None:
-        self.block_rows = block_rows
-        self.block_ns = block_ns
+        self.block_rows, self.block_ns = block_rows, block_ns
         self._parts: list[Design] = []
         self._rows = 0
         self._first_ns = 0
@@ -185,18 +179,14 @@ class Cutter:
         while start < n:
             if self._rows == 0:
                 self._first_ns = int(design.end_ns[start])
-            stop = min(n, start + self.block_rows - self._rows)
-            late = design.end_ns[start:stop] >= self._first_ns + self.block_ns
-            by_time = bool(late.any())
-            if by_time:
-                stop = start + int(late.argmax())
-            part = design.slice(start, stop)
-            self._rows += len(part)
-            complete = by_time or self._rows >= self.block_rows
-            if len(part):
-                self._parts.append(part)
+            until = min(n, start + self.block_rows - self._rows)
+            late = (design.end_ns[start:until] >= self._first_ns + self.block_ns).nonzero()[0]
+            stop = start + int(late[0]) if len(late) else until
+            self._rows += stop - start
+            if stop > start:
+                self._parts.append(design.slice(start, stop))
             start = stop
-            if complete:
+            if len(late) or self._rows >= self.block_rows:
                 yield self.flush()
 
     def flush(self) -> Design:

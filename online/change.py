@@ -11,13 +11,13 @@
     a change is confirmed where S+ or S- reaches 9 and the block is beyond half of the gain, log gain = median of m
     since that sum was last 0; both sums start over where it is below 6 %
 
-It began after the block up to which the sum of 0.5 - m / log gain is largest: no change before, and one of this gain
-from there on, are then nearest to what was seen.
-
 One block adds 2 at most, so that no burst of four blocks is a change, however slow; one of the size of the noise takes
 longer. Neighbouring rows share their noise, which w knows and a spread of rows would not. Nothing waits for the
 outcome: a few hundred rows of a new speed move references of 256 rows and coefficients of 4,000 little, and after a
 confirmed change 2 % of the evidence is left. A change too slow is followed by coefficients, factors and the level.
+
+It began after the block up to which the sum of 0.5 - m / log gain is largest: no change before, and one of this gain
+from there on, are then nearest to what was seen.
 
 Where several engines share a configuration, a change is one of all of them, and they must say so:
 
@@ -34,7 +34,8 @@ by the rows after a change.
 Detector ``page_hinkley`` or ``adwin``: River's takes the place of the sums and gets the same z. Its alarm confirms,
 with the gain of the last five blocks. It is not saved, and starts over with the process. ``none``: nothing is looked
 for.
-References: Page (Biometrika 1954); Bifet and Gavalda, ADWIN (SDM 2007).
+References: Page (Biometrika 1954); Hinkley, Inference about the change-point (Biometrika 1970); Bifet and Gavalda,
+ADWIN (SDM 2007).
 
 **Which term moved.** A test of a few one-dimensional alternatives.
 
@@ -55,7 +56,6 @@ change in time and a difference between replicas (online/rls/merging.py) get the
 
 from __future__ import annotations
 
-import enum
 import importlib
 import math
 from collections.abc import Iterator, Sequence
@@ -64,34 +64,35 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .blocks import CELLS, PREFILL_CELL, Design, median_of
-from .constants import ENGINES_MAX, HALF_LIFE_STEPS, MEAN_ABS_TO_SD, NOISE_ROWS, SILENCE_NS, START_ROWS
+from .constants import (
+    ENGINES_MAX,
+    FEW_ROWS,
+    HALF_LIFE_STEPS,
+    MEAN_ABS_TO_SD,
+    MEMORY_ROWS,
+    NOISE_ROWS,
+    SILENCE_NS,
+    START_ROWS,
+    WORTH,
+)
 from .rows import Floats, Ints
-from .shapes import KNOWN_ROWS, ShapeFactors
+from .shapes import ShapeFactors
 from .snapshot import DriftSnapshot
 from .state import StateError, Stateful, Tree
 
 # Chosen: on the recordings and on seeds below 200 (tests/bench/learning_drift.py).
-PREFILL_ROWS, _SLACK, _LIMIT, _Z_MAX, GATE, _REACH = 16, 1.5, 9.0, 3.5, 0.06, 0.05
-# Chosen: on the same, for w.
-_USUAL_MIN, _MEMORY = 0.04, 256
+_SLACK, _LIMIT, _Z_MAX, GATE, _USUAL_MIN = 1.5, 9.0, 3.5, 0.06, 0.04
 # Guess: River's detectors do not say since when; of fewer rows without prefill a median says little.
 _RIVER_BLOCKS, _OTHERS_MIN = 5, 8
-NO_DETECTOR = "none"
-DETECTORS = ("cusum", "adwin", "page_hinkley", NO_DETECTOR)
+DETECTORS = ("cusum", "adwin", "page_hinkley", "none")
 # Chosen: on the recording c10_long and a linear machine (tests/online/drift/test_moved_terms.py).
 _LEFT = 0.01
 # Derived: the larger of two times that one coefficient is within a tenth of both is 1.25 of the other.
 APART = math.log(1.25)
-# Guess: enough for a median, few enough to follow an engine.
-_ENGINE_ROWS = 64
 
 
 class Alarm(Stateful):
     """Values of about unit scale in, alarm out: S+ and S- of the module's equations, or River's detector.
-
-    Args:
-        detector: ``cusum``; ``adwin`` (delta 1e-3, asked with each value) or ``page_hinkley`` (delta 0.5, threshold 20,
-            both sides), River's; or ``none``.
 
     Attributes:
         up, down: the sums.
@@ -101,35 +102,32 @@ class Alarm(Stateful):
     SAVED = ("up", "down", "rising", "falling")
 
     def __init__(self, detector: str) -> None:
-        if detector not in DETECTORS:
-            raise ValueError(f"detector: {detector!r} is not one of {', '.join(DETECTORS)}")
         self.up = self.down = 0.0
         self.rising = self.falling = 0
-        self._detector, self._river = detector, None
-        if detector in DETECTORS[1:3]:
-            drift: Any = importlib.import_module("river.drift")
-            self._river = (
-                drift.ADWIN(delta=1e-3, clock=1)
-                if detector == DETECTORS[1]
-                else drift.PageHinkley(delta=0.5, threshold=20.0, mode="both")
-            )
+        self._limit = math.inf if detector == "none" else _LIMIT
+        self._river: Any = None
+        if detector not in ("cusum", "none"):
+            self._river = importlib.import_module("online.river").make_detector(detector)
 
     def update(self, z: float) -> bool:
         """One value; True = alarm."""
         if self._river is not None:
             self._river.update(z)
             return bool(self._river.drift_detected)
-        if self._detector == NO_DETECTOR:
-            return False
         self.up, self.down = max(0.0, self.up + z - _SLACK), max(0.0, self.down - z - _SLACK)
         self.rising = self.rising + 1 if self.up else 0
         self.falling = self.falling + 1 if self.down else 0
-        return max(self.up, self.down) >= _LIMIT
+        return max(self.up, self.down) >= self._limit
 
     @property
     def suspects(self) -> bool:
         """Whether a sum is half way to its limit."""
-        return max(self.up, self.down) >= 0.5 * _LIMIT
+        return max(self.up, self.down) >= 0.5 * self._limit
+
+    @property
+    def memory(self) -> int:
+        """Values that may still be asked for: those since a sum was 0, and a few before."""
+        return min(max(self.rising, self.falling) + 2 * _RIVER_BLOCKS, int(MEMORY_ROWS))
 
     @property
     def lasting(self) -> int:
@@ -139,14 +137,22 @@ class Alarm(Stateful):
         return self.rising if self.up > self.down else self.falling
 
 
-class Onset(NamedTuple):
-    """When a change began: event time of the end of the last block before it, and how far that may be off.
+class Change(NamedTuple):
+    """A confirmed change: log of new time per old time, when it began, and how far that may be off: two blocks.
 
-    Two blocks: of 86 changes made on c10_long, by 0.7 to 3.3, 78 began within them.
+    Of 86 changes made on c10_long, by 0.7 to 3.3, 78 began within them.
     """
 
-    at_ns: int
+    log_gain: float
+    began_ns: int
     within_ns: int
+    prefill: bool = False
+    """Of the steps with prefill alone."""
+
+    @property
+    def gain(self) -> float:
+        """New time per old time."""
+        return math.exp(self.log_gain)
 
 
 class ChangeTest(Stateful):
@@ -154,16 +160,15 @@ class ChangeTest(Stateful):
 
     Attributes:
         waiting: e, weight and end of rows that do not fill a block yet, (n, 3).
-        medians, ends_ns: m and the end of the last blocks, at most 256.
+        medians, ends_ns: m and the end of the last blocks.
         usual, blocks: w and k.
-        onset: when the change that was confirmed last began.
     """
 
     SAVED = ("waiting", "medians", "ends_ns", "usual", "blocks", "alarm")
 
     def __init__(self, detector: str, rows: int) -> None:
         self._detector, self._rows = detector, rows
-        self.usual, self.blocks, self.onset = _USUAL_MIN, 0, Onset(0, 0)
+        self.usual, self.blocks = _USUAL_MIN, 0
         self.restart()
 
     def restart(self) -> None:
@@ -172,47 +177,38 @@ class ChangeTest(Stateful):
         self.medians: list[float] = []
         self.ends_ns: list[float] = []
 
-    def learn(self, e: Floats, weight: Floats, end_ns: Ints) -> float:
-        """Rows in order of time, (n,) each; the log gain of a confirmed change, 0 for none; rows after it are left."""
+    def learn(self, e: Floats, weight: Floats, end_ns: Ints) -> Change | None:
+        """Rows in order of time, (n,) each; rows after a confirmed change are left."""
         rows = np.concatenate([self.waiting, np.column_stack((e, weight, end_ns))])
         count = len(rows) // self._rows
-        cut = count * self._rows
-        self.waiting = rows[cut:]
-        blocks = rows[:cut].reshape(count, self._rows, 3)
-        ends_ns = blocks[:, -1, 2].tolist()
-        blocks = np.take_along_axis(blocks, blocks[:, :, :1].argsort(axis=1), axis=1)
-        below = blocks[:, :, 1].cumsum(axis=1)
-        middle = (below >= 0.5 * below[:, -1:]).argmax(axis=1)
-        medians = blocks[np.arange(count), middle, 0]
-        for m, share, end in zip(medians.tolist(), (below[:, -1] / self._rows).tolist(), ends_ns, strict=True):
-            if gain := self._test(m, share, end):
-                return gain
-        return 0.0
+        self.waiting = rows[count * self._rows :]
+        blocks = rows[: count * self._rows].reshape(count, self._rows, 3)
+        for block, share in zip(blocks, blocks[:, :, 1].mean(axis=1).tolist(), strict=True):
+            below = block[block[:, 0].argsort(), :2]
+            median = below[np.searchsorted(below[:, 1].cumsum(), 0.5 * share * self._rows), 0]
+            if change := self._test(float(median), share, float(block[-1, 2])):
+                return change
+        return None
 
-    def _test(self, m: float, share: float, end_ns: float) -> float:
-        said, usual = share * m, max(self.usual, _USUAL_MIN)
-        rate = 1.0 / min(self.blocks + KNOWN_ROWS, _MEMORY)
+    def _test(self, m: float, share: float, end_ns: float) -> Change | None:
+        said, scale = share * m, max(self.usual, _USUAL_MIN)
+        rate = 1.0 / min(self.blocks + FEW_ROWS, MEMORY_ROWS)
         self.usual += rate * (MEAN_ABS_TO_SD * min(abs(said), _Z_MAX * self.usual) - self.usual)
         self.blocks += 1
-        self.medians, self.ends_ns = [*self.medians, m][-_MEMORY:], [*self.ends_ns, end_ns][-_MEMORY:]
-        if not self.alarm.update(min(max(said / usual, -_Z_MAX), _Z_MAX)):
-            return 0.0
+        alarm, memory = self.alarm.update(min(max(said / scale, -_Z_MAX), _Z_MAX)), self.alarm.memory
+        self.medians, self.ends_ns = [*self.medians, m][-memory:], [*self.ends_ns, end_ns][-memory:]
+        if not alarm:
+            return None
         gain = median_of(self.medians[-self.alarm.lasting :])
         if abs(gain) >= GATE and m * gain <= 0.5 * gain * gain:
-            return 0.0  # it may be over
-        if abs(gain) < GATE:
-            gain = 0.0
-        else:
-            self.onset = self._onset(gain)
+            return None  # it may be over
+        medians, ends_ns = self.medians, self.ends_ns
         self.restart()
-        return gain
-
-    def _onset(self, gain: float) -> Onset:
-        """The end of the block up to which no change, and after which one of this gain, is nearest to what was seen."""
-        ends_ns, slower = self.ends_ns, np.array(self.medians) / gain
-        last = int(np.cumsum(0.5 - slower)[:-1].argmax()) if len(slower) > 1 else 0
+        if abs(gain) < GATE:
+            return None
+        last = int(np.cumsum(0.5 - np.array(medians[:-1]) / gain).argmax()) if len(medians) > 1 else 0
         block_ns = (ends_ns[-1] - ends_ns[last]) / max(len(ends_ns) - 1 - last, 1)
-        return Onset(round(ends_ns[last]), round(2.0 * block_ns))
+        return Change(gain, round(ends_ns[last]), round(2.0 * block_ns))
 
 
 # ------------------------------------------------------------------- engines that must agree
@@ -255,12 +251,6 @@ class EngineRows(Stateful):
         if ((self.cell < 0) | (self.cell >= CELLS)).any() or len(self.cell) != len(self.log_y):
             raise StateError("rows of an engine without their cells")
 
-    def learn(self, cell: Ints, log_y: Floats, end_ns: int) -> None:
-        """Rows (n,) in order of time."""
-        self.cell = np.append(self.cell, cell)[-_ENGINE_ROWS:]
-        self.log_y = np.append(self.log_y, log_y)[-_ENGINE_ROWS:]
-        self.last_ns = end_ns
-
     def add(self, x: Floats, elapsed_us: Floats, weight: Floats, end_ns: int) -> None:
         """Add rows x (n, p) of these times and weights (n,) to the statistics."""
         left = 0.5 ** (max(end_ns - self.learned_ns, 0) / SILENCE_NS)
@@ -297,9 +287,11 @@ class Engines(Stateful):
 
     def learn(self, engine: Ints, cell: Ints, log_y: Floats, end_ns: int) -> None:
         """Rows of a block, (n,) each, in order of time."""
-        for number in np.unique(engine).tolist():
-            own = engine == number
-            self.rows.setdefault(number, EngineRows(self._p)).learn(cell[own], log_y[own], end_ns)
+        for number in set(engine.tolist()):
+            own, rows = engine == number, self.rows.setdefault(number, EngineRows(self._p))
+            rows.cell = np.append(rows.cell, cell[own])[-2 * NOISE_ROWS :]
+            rows.log_y = np.append(rows.log_y, log_y[own])[-2 * NOISE_ROWS :]
+            rows.last_ns = end_ns
         heard = sorted(self.rows.items(), key=lambda each: each[1].last_ns)[-ENGINES_MAX:]
         self.rows = {number: rows for number, rows in heard if rows.last_ns >= end_ns - SILENCE_NS}
 
@@ -332,26 +324,11 @@ class Engines(Stateful):
         return not odd.differs and 2 * showing > len(levels)
 
     def _levels(self, usual: Floats, first_cell: int) -> dict[int, float]:
-        counting = ((number, rows) for number, rows in self.rows.items() if len(rows.cell) >= KNOWN_ROWS)
+        counting = ((number, rows) for number, rows in self.rows.items() if len(rows.cell) >= FEW_ROWS)
         return {number: rows.level(usual, first_cell) for number, rows in counting}
 
 
 # ------------------------------------------------------------------- the monitor
-
-
-class Verdict(enum.Enum):
-    """What a block said about speed; ``PREFILL``: a change is confirmed for the steps with prefill alone."""
-
-    NOTHING = 0
-    CONFIRMED = 1
-    PREFILL = 2
-
-
-class Speed(NamedTuple):
-    """What a block said about speed, and new time per old time of the last change."""
-
-    verdict: Verdict
-    gain: float
 
 
 class ChangeMonitor(Stateful):
@@ -365,65 +342,64 @@ class ChangeMonitor(Stateful):
         last_ns: event time at which the last one was confirmed; 0 before.
         began_ns, within_ns: when it began, and how far that may be off.
         rows_since: rows since then.
-        before: the coefficients from before it, (p,).
+        before, moved: the coefficients from before it, (p,), and the log gain since then.
         term: what moved in it; empty until enough rows came.
         added: by how much; 0 where that is not known.
     """
 
     SAVED = (
         *("all_rows", "prefill", "engines", "gain", "confirmed", "last_ns", "began_ns", "within_ns"),
-        *("rows_since", "before", "term", "added"),
+        *("rows_since", "before", "moved", "term", "added"),
     )
 
     def __init__(self, detector: str, names: Sequence[str]) -> None:
         self._detector, self._names, self.before = detector, tuple(names), np.zeros(len(names))
-        self.all_rows, self.prefill = ChangeTest(detector, NOISE_ROWS), ChangeTest(detector, PREFILL_ROWS)
+        self.all_rows, self.prefill = ChangeTest(detector, NOISE_ROWS), ChangeTest(detector, FEW_ROWS)
         self.engines = Engines(len(names))
         self.gain, self.confirmed, self.last_ns, self.rows_since = 1.0, 0, 0, 0
         self.began_ns = self.within_ns = 0
-        self.term, self.added = "", 0.0
+        self.moved, self.term, self.added = 0.0, "", 0.0
 
     def restarted(self) -> ChangeMonitor:
         """One that has seen no change."""
         return ChangeMonitor(self._detector, self._names)
 
-    def learn(self, block: Design, log_ratio: Floats, shapes: ShapeFactors, beta: Floats) -> Speed:
+    def learn(self, block: Design, log_ratio: Floats, shapes: ShapeFactors, beta: Floats) -> Change | None:
         """One block, its log(y / (x beta F)) (n,), and the factors and coefficients that predicted it."""
         self.rows_since += len(block)
-        known = shapes.rows[block.cell] >= KNOWN_ROWS
+        known = shapes.rows[block.cell] >= FEW_ROWS
         if not known.any():
-            return self.unchanged()
-        cell, e = block.cell[known], log_ratio[known]
-        weight = 1.0 / (1.0 + np.square(shapes.reach(cell, block.x[known], beta) / _REACH))
+            return None
+        cell, e, end_ns = block.cell[known], log_ratio[known], block.end_ns[known]
+        weight = 1.0 / (1.0 + np.square(shapes.reach(cell, block.x[known], beta) / WORTH))
         self.engines.learn(block.engine[known], cell, e + shapes.log_y[cell], int(block.end_ns[-1]))
-        with_prefill = cell >= PREFILL_CELL
-        gain = self.all_rows.learn(e, weight, block.end_ns[known])
-        if gain and self.engines.confirm(gain, shapes.log_y):
-            return self._change(Verdict.CONFIRMED, gain, int(block.end_ns[-1]), beta)
+        change, with_prefill = self.all_rows.learn(e, weight, end_ns), cell >= PREFILL_CELL
+        if change and self.engines.confirm(change.log_gain, shapes.log_y):
+            return self._confirm(change, int(block.end_ns[-1]), beta)
         others = e[~with_prefill]
         if self.all_rows.alarm.suspects or len(others) < _OTHERS_MIN:
-            return self.unchanged()
-        end_ns = block.end_ns[known][with_prefill]
-        gain = self.prefill.learn(e[with_prefill] - median_of(others), weight[with_prefill], end_ns)
-        if gain and self.engines.confirm(gain, shapes.log_y, PREFILL_CELL):
-            return self._change(Verdict.PREFILL, gain, int(block.end_ns[-1]), beta)
-        return self.unchanged()
+            return None
+        beside = e[with_prefill] - median_of(others)
+        change = self.prefill.learn(beside, weight[with_prefill], end_ns[with_prefill])
+        if change and self.engines.confirm(change.log_gain, shapes.log_y, PREFILL_CELL):
+            return self._confirm(change._replace(prefill=True), int(block.end_ns[-1]), beta)
+        return None
 
-    def _change(self, verdict: Verdict, gain: float, end_ns: int, beta: Floats) -> Speed:
-        goes_on = self.confirmed and end_ns - self.last_ns < SILENCE_NS and (gain > 0.0) == (self.gain > 1.0)
-        if not goes_on:  # else coefficients had not followed the one before yet
-            self.before = beta[: len(self._names)].copy()
-        onset = self.prefill.onset if verdict is Verdict.PREFILL else self.all_rows.onset
-        self.began_ns, self.within_ns = max(onset.at_ns, self.last_ns + 1), onset.within_ns
-        self.gain, self.last_ns, self.rows_since = math.exp(gain), end_ns, 0
-        self.confirmed += 1
-        self.term, self.added = "", 0.0
+    def _confirm(self, change: Change, end_ns: int, beta: Floats) -> Change:
+        self.moved += change.log_gain
+        if not self.confirmed or end_ns - self.last_ns >= SILENCE_NS or abs(self.moved) < GATE:
+            self.before, self.moved = beta[: len(self._names)].copy(), change.log_gain
+        # Else coefficients had not followed the one before yet: it goes on, and is not over.
+        self.began_ns, self.within_ns = max(change.began_ns, self.last_ns + 1), change.within_ns
+        self.gain, self.last_ns, self.rows_since = change.gain, end_ns, 0
         for rows in self.engines.rows.values():
             rows.forget(len(self._names))
-        if verdict is Verdict.PREFILL:
+        self.confirmed += 1
+        self.term, self.added = "", 0.0
+        if change.prefill:
             self.term = next((name for name in self._names if is_of_prefill(name)), "")
         self.prefill.restart()
-        return Speed(verdict, self.gain)
+        return change
 
     @property
     def asks_for_term(self) -> bool:
@@ -437,11 +413,7 @@ class ChangeMonitor(Stateful):
 
     def attribute(self, a: Floats, b: Floats) -> None:
         """By statistics of the rows since the last change, (p, p) and (p,): which term moved, and by how much."""
-        self.term, self.added = moved_term(a, b, self.before, self._names, slower=self.gain > 1.0)
-
-    def unchanged(self) -> Speed:
-        """What is said of rows that tell of no change."""
-        return Speed(Verdict.NOTHING, self.gain)
+        self.term, self.added = moved_term(a, b, self.before, self._names)
 
     def odd_engine(self, shapes: ShapeFactors) -> OddEngine | None:
         """The engine that differs most from the others of its configuration; None where fewer than two count."""
@@ -475,19 +447,18 @@ class MovedTerm(NamedTuple):
     added: float
 
 
-def moved_term(a: Floats, b: Floats, beta: Floats, names: Sequence[str], *, slower: bool) -> MovedTerm:
-    """The term that explains best why rows take more time than by ``beta``.
+def moved_term(a: Floats, b: Floats, beta: Floats, names: Sequence[str]) -> MovedTerm:
+    """The term that explains best why rows take more time, or less, than by ``beta`` on the whole.
 
     Args:
         a: statistics of the rows, (p, p).
         b: the same of columns and times, (p,).
         beta: coefficients that they are compared with, (p,).
         names: of the columns.
-        slower: the sign of the extra time; a term that moved the other way is none.
     """
     s = b - a @ beta
     every = float(s @ np.linalg.lstsq(a, s, rcond=None)[0])
-    found: dict[str, tuple[float, float]] = {}
+    slower, found = bool(beta @ s > 0.0), dict[str, tuple[float, float]]()
     for name, u in _hypotheses(beta, names):
         along, length = float(u @ s), float(u @ a @ u)
         if length > 0.0 and (along > 0.0) == slower:

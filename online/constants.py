@@ -18,6 +18,10 @@ BISQUARE = 4.685
 GEMM_EFFICIENCY = 0.62
 # Guess: rows that share their noise; they are solved, compared and scored together.
 NOISE_ROWS = 32
+# Guess: of so many rows a median says something, and a mean is a reference to compare others with.
+FEW_ROWS = 16
+# Guess: rows (or blocks) of the recent past that a running mean or error remembers; half or twice as many move nothing.
+MEMORY_ROWS = 256.0
 # Guess: rows of the first fit, before which nothing is called sure.
 START_ROWS = 256
 # Guess: steps after which a row counts half.

@@ -1,7 +1,7 @@
-"""How far off predictions were: prequential error, bands of observed ÷ predicted, and counts of residuals.
+"""How far off predictions were: prequential error, who predicts best, bands of observed / predicted, residuals.
 
-Every row is predicted before it is learned. All three are histograms, so that memory is constant and rows of two
-streams add; the first two forget exponentially, the third never does.
+Every row is predicted before it is learned. Errors, bands and residuals are histograms, so that memory is constant and
+rows of two streams add; the first two forget exponentially, the third never does.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import math
 import numpy as np
 
 from .blocks import STRATA, Design, stratum_name
-from .constants import ERROR_ROWS, NOISE_ROWS, TINY
+from .constants import ERROR_MAX, ERROR_ROWS, MEMORY_ROWS, NOISE_ROWS, TINY
 from .rows import Floats, Ints
 from .snapshot import ErrorSnapshot, IntervalSnapshot, ResidualSnapshot
 from .state import StateError, Stateful
@@ -32,7 +32,7 @@ def _places(histograms: Floats, shares: tuple[float, ...]) -> Floats:
 # Derived: bins are 0.25 % wide near 0 and 12 % far out; 44 of them to each side reach log ratios of 2.4.
 _SCALE, _PER_UNIT, _BINS = 0.02, 8.0, 88
 # Guard: an error, and a ratio of observed and predicted, is at most that of a prediction ten times as long as the step.
-_RATIO_MAX = 10.0
+RATIO_MAX = 10.0
 
 
 def _bins(values: Floats) -> Ints:
@@ -63,7 +63,7 @@ class PrequentialError(Stateful):
 
     def learn(self, ape: Floats) -> None:
         """Errors (n,) of one block; they must be finite."""
-        clipped = np.minimum(ape, _RATIO_MAX)
+        clipped = np.minimum(ape, RATIO_MAX)
         kept = 0.5 ** (len(ape) / self._half_life_rows)
         self.histogram *= kept
         np.add.at(self.histogram, _bins(clipped), 1.0)
@@ -82,19 +82,47 @@ class PrequentialError(Stateful):
         return ErrorSnapshot(mape=self.mean(), median_ape=median_ape, p90_ape=p90_ape)
 
 
+# ------------------------------------------------------------------- who predicts best
+
+
+class Contest(Stateful):
+    """Discounted errors of k predictions of the same rows, (k,), each row's at most 0.5.
+
+        E_k <- 2^(-rows / 256) E_k + sum of min(|exp(p_k - r) - 1|, 0.5)
+
+    r: log(y / yhat) of a row; p_k: what prediction k adds to log yhat.
+    """
+
+    SAVED = ("errors",)
+
+    def __init__(self, size: int) -> None:
+        self.errors = np.zeros(size)
+
+    def learn(self, added: Floats, log_ratio: Floats, counts: float = 1.0) -> Ints:
+        """What each adds, (k, n) or (k, 1), to rows r (n,) that count as so many each; the best before each, (n,)."""
+        errors = counts * np.minimum(np.abs(np.expm1(added - log_ratio)), ERROR_MAX)
+        left = np.exp2(np.arange(-len(log_ratio), 1) * (counts / MEMORY_ROWS))
+        grown = (np.column_stack((self.errors, errors)) * left).cumsum(axis=1)
+        self.errors = grown[:, -1]
+        best: Ints = grown[:, :-1].argmin(axis=0)
+        return best
+
+    def best(self) -> int:
+        """Number of the one with the smallest error, the first of several."""
+        return int(self.errors.argmin())
+
+
 # ------------------------------------------------------------------- bands
 
-# Chosen: on the recordings that tests/bench/learning_bars.py scores.
-_HALF_LIFE_MIN_ROWS, _HALF_LIFE_MAX_ROWS, _HALF_LIFE_SHARE = 64.0, 2000.0, 0.1
 # Chosen: on the recordings c0, c1, c3, c5, c9 and p1.
-WIDER = 1.15
+WIDER, _MEMORY_SHARE = 1.15, 0.1
 
 
 class Intervals(Stateful):
     """P10, P50 and P90 of observed / predicted, per stratum.
 
         r = log(y / yhat)       h_s <- 2^(-n_s / t) h_s + counts of floor(8 asinh(r / 0.02))        (32, 88)
-        t = min(2000, max(64, rows / 10))            what was predicted before much was known tells little of now
+        t = min(1000, max(64, rows / 10))            what was predicted before much was known tells little of now
         q_s = quantiles of h_s, 1.15 times as far from the middle
 
     A band is read for minutes to come, in which levels wander and to which beta and F have not been fitted: hence the
@@ -108,7 +136,7 @@ class Intervals(Stateful):
 
     def learn(self, block: Design, log_ratio: Floats) -> None:
         """Rows of a block and their r, (n,), finite."""
-        half_life_rows = min(_HALF_LIFE_MAX_ROWS, max(_HALF_LIFE_MIN_ROWS, _HALF_LIFE_SHARE * self.rows))
+        half_life_rows = min(ERROR_ROWS, max(2.0 * NOISE_ROWS, _MEMORY_SHARE * self.rows))
         bins = _bins(log_ratio) + _BINS // 2
         flat = block.stratum * _BINS + np.minimum(np.maximum(bins, 0), _BINS - 1)
         groups = block.grouped()
@@ -164,7 +192,7 @@ class Residuals(Stateful):
     def learn(self, log_ratio: Floats) -> None:
         """Count log(y / yhat) of one block, (n,), finite."""
         self.rows += np.bincount(_LOG_BOUNDS.searchsorted(log_ratio), minlength=len(self.rows))
-        self.ratio_sum += float(np.exp(np.minimum(log_ratio, math.log(_RATIO_MAX))).sum())
+        self.ratio_sum += float(np.exp(np.minimum(log_ratio, math.log(RATIO_MAX))).sum())
 
     def add(self, other: Residuals) -> None:
         """Rows of both."""

@@ -2,9 +2,8 @@
 
     r_i = log(y_i / (x_i beta F))                  v_i = clip(r_i, -0.25, 0.25): one stall moves no level
     m_h   exponentially weighted mean of v         half-lives h of 8, 20 and 60 rows: River's ``stats.EWMean``
-    E_h <- 2^(-1/128) E_h + min(|exp(m_h - r_i) - 1|, 0.5)         E_0: the same of m_0 = 0, no level
-    c_i = m_h of the smallest E_h                  both as they were before row i, which is then learned
-    D_h   as E_h, by means one to two seconds old   the level that readers get is m_h of the smallest D_h
+    c_i = m_h as it was before row i               h: of the smallest discounted error so far; or no level, m_0 = 0
+    D_h   the same errors of means that are one to two seconds old: the level that readers get is of the smallest D_h
 
 Coefficients and shape factors follow a machine over hours. A level follows what passes within seconds: a neighbour, a
 clock, a cache. The choice by error gives a calm machine none. What is best for the next row is not best for a reader,
@@ -21,12 +20,12 @@ expert (Machine Learning 1998), for the choice.
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
+from river import stats
 
 from .blocks import STRATA, Design
-from .constants import ERROR_MAX
+from .errors import Contest
 from .rows import Floats, Ints
 from .snapshot import LevelSnapshot
 from .state import StateError, Stateful
@@ -34,15 +33,9 @@ from .state import StateError, Stateful
 # Guess: half or twice as long move errors by 0.1 points.
 HALF_LIVES_ROWS = (8, 20, 60)
 # Chosen: on the recordings c0, c1, c3, c5, c9 and p1.
-LEVEL_MAX, MEMORY_ROWS = 0.25, 128.0
+LEVEL_MAX = 0.25
 # Derived: a reader has what it reads a second or more later; after so long the means that it has are renewed.
 LATE_NS = 1_000_000_000
-
-
-def _errors(means: Floats, log_ratio: Floats) -> Floats:
-    """Relative errors of rows (n,) by means (4, n) or (4, 1), bounded, (4, n)."""
-    errors: Floats = np.minimum(np.abs(np.expm1(means - log_ratio)), ERROR_MAX)
-    return errors
 
 
 class PhaseLevel(Stateful):
@@ -51,11 +44,11 @@ class PhaseLevel(Stateful):
     Attributes:
         rows: how many were learned.
         last_ns: end of the newest of them, event time; 0 before the first.
-        errors, late_errors: E_0 and E_h by half-life, and D, (4,) each.
-        late, late_ns: m_0 and m_h of two moments a second apart, (2, 4), for D the older; the newer moment.
+        now, late: contests of m_0 and the m_h, as they are and as readers have them.
+        late_means, late_ns: m_0 and m_h of two moments a second apart, (2, 4), the older of which readers have.
     """
 
-    SAVED = ("rows", "last_ns", "errors", "late_errors", "late", "late_ns", "means")
+    SAVED = ("rows", "last_ns", "now", "late", "late_means", "late_ns", "means")
 
     def __init__(self) -> None:
         self.rows = self.last_ns = 0
@@ -64,9 +57,9 @@ class PhaseLevel(Stateful):
     def end(self) -> None:
         """Forget the level; rows stay counted."""
         size = 1 + len(HALF_LIVES_ROWS)
-        self._means: list[Any] = []
-        self.errors, self.late_errors, self.late = np.zeros(size), np.zeros(size), np.zeros((2, size))
-        self.late_ns = 0
+        self._means: list[stats.EWMean] = []
+        self.now, self.late = Contest(size), Contest(size)
+        self.late_means, self.late_ns = np.zeros((2, size)), 0
 
     @property
     def means(self) -> list[float]:
@@ -75,49 +68,45 @@ class PhaseLevel(Stateful):
 
     @means.setter
     def means(self, values: list[float]) -> None:
-        if values:
-            if len(values) != len(HALF_LIVES_ROWS) or max(map(abs, values)) > LEVEL_MAX:
-                raise StateError("means of another number, or out of bounds")
-            self._open()
-            for mean, value in zip(self._means, values, strict=True):
-                mean.update(value)  # River takes the first value as it is
-
-    def _open(self) -> None:
-        from river import stats  # noqa: PLC0415 -- only who learns pays for its import
-
-        self._means = [stats.EWMean(1.0 - 0.5 ** (1.0 / rows)) for rows in HALF_LIVES_ROWS]
+        if values and (len(values) != len(HALF_LIVES_ROWS) or max(map(abs, values)) > LEVEL_MAX):
+            raise StateError("means of another number, or out of bounds")
+        self._means = [stats.EWMean(1.0 - 0.5 ** (1.0 / rows)) for rows in HALF_LIVES_ROWS if values]
+        for mean, value in zip(self._means, values, strict=True):
+            mean.update(value)  # River takes the first value as it is
 
     def learn(self, log_ratio: Floats, end_ns: Ints) -> Floats:
         """Rows r (n,) and their ends, in order of time; c of each by the rows before it, (n,)."""
-        if not self._means:
-            self._open()
-        if end_ns[0] >= self.late_ns + LATE_NS:
+        n, first_ns = len(log_ratio), int(end_ns[0])
+        if first_ns >= self.late_ns + LATE_NS:
             means = self.means or [0.0] * len(HALF_LIVES_ROWS)
-            self.late, self.late_ns = np.array((self.late[1], (0.0, *means))), int(end_ns[0])
-        self.rows += len(log_ratio)
+            self.late_means, self.late_ns = np.array((self.late_means[1], (0.0, *means))), first_ns
+        self.rows += n
         self.last_ns = max(self.last_ns, int(end_ns.max()))
-        n, values = len(log_ratio), np.minimum(np.maximum(log_ratio, -LEVEL_MAX), LEVEL_MAX).tolist()
-        before = np.zeros((1 + len(self._means), n))
-        for known, mean in zip(before[1:], self._means, strict=True):
-            for i, value in enumerate(values):
-                known[i] = mean.get()
-                mean.update(value)
-        weight, kept = np.exp2(np.arange(1 - n, 1) / MEMORY_ROWS), 0.5 ** (n / MEMORY_ROWS)
-        grown = np.column_stack((self.errors * kept, _errors(before, log_ratio) * weight)).cumsum(axis=1)
-        self.errors = grown[:, -1]
-        self.late_errors = self.late_errors * kept + _errors(self.late[0, :, None], log_ratio) @ weight
-        chosen: Floats = before[grown[:, :-1].argmin(axis=0), np.arange(n)]
+        values = np.minimum(np.maximum(log_ratio, -LEVEL_MAX), LEVEL_MAX).tolist()
+        before = np.array([[0.0] * n, *self._before(values)])
+        self.late.learn(self.late_means[0, :, None], log_ratio)
+        chosen: Floats = before[self.now.learn(before, log_ratio), np.arange(n)]
         return chosen
+
+    def _before(self, values: list[float]) -> list[list[float]]:
+        """What each mean was before each value, which it then learns."""
+        found: list[list[float]] = [[] for _ in HALF_LIVES_ROWS]
+        if not self._means:
+            self._means = [stats.EWMean(1.0 - 0.5 ** (1.0 / rows)) for rows in HALF_LIVES_ROWS]
+        for mean, known in zip(self._means, found, strict=True):
+            for value in values:
+                known.append(mean.get())
+                mean.update(value)
+        return found
 
     def snapshot(self) -> LevelSnapshot | None:
         """The level for a reader; None before the first row."""
         if not self.rows:
             return None
-        chosen, means = int(self.late_errors.argmin()), self.means
-        on = bool(chosen and means)
+        chosen = self.late.best()
         return LevelSnapshot(
-            factor=math.exp(means[chosen - 1]) if on else 1.0,
-            half_life_rows=HALF_LIVES_ROWS[chosen - 1] if on else None,
+            factor=math.exp(self.means[chosen - 1]) if chosen else 1.0,
+            half_life_rows=HALF_LIVES_ROWS[chosen - 1] if chosen else None,
             rows=self.rows,
             last_row_unix_nano=self.last_ns,
         )
@@ -134,9 +123,9 @@ class Level(Stateful):
     def learn(self, block: Design, log_ratio: Floats) -> Floats:
         """Rows of a block, r (n,); c of each, (n,)."""
         level, with_prefill = np.empty(len(log_ratio)), block.stratum >= STRATA // 2
-        for phase, rows in ((self.decode, (~with_prefill).nonzero()[0]), (self.prefill, with_prefill.nonzero()[0])):
-            if len(rows):
-                level[rows] = phase.learn(log_ratio[rows], block.end_ns[rows])
+        for phase, here in ((self.decode, ~with_prefill), (self.prefill, with_prefill)):
+            if here.any():
+                level[here] = phase.learn(log_ratio[here], block.end_ns[here])
         return level
 
     def end(self) -> None:

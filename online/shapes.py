@@ -28,20 +28,27 @@ from collections.abc import Sequence
 import numpy as np
 
 from .blocks import CELLS, PREFILL_CELL, Groups, cell_name, median_of
-from .constants import ERROR_MAX, ERROR_ROWS, MEAN_ABS_TO_SD, QUIETEST, START_ROWS, TINY_US, WORTH
+from .constants import (
+    ERROR_MAX,
+    ERROR_ROWS,
+    FEW_ROWS,
+    MEAN_ABS_TO_SD,
+    MEMORY_ROWS,
+    NOISE_ROWS,
+    QUIETEST,
+    TINY_US,
+    WORTH,
+)
 from .rows import Floats, Ints
 from .snapshot import ShapeFactorSnapshot
 from .state import Stateful
 
-# Rows from which on a shape's mean is a reference that rows can be compared with; that it remembers; with which it is
-# believed by half; that a change of speed leaves. Guess.
-KNOWN_ROWS, MEMORY_ROWS, _SHRINK_ROWS, _RELEARNED_ROWS = 16.0, 256.0, 8.0, 64.0
+# Guess: rows with which a shape's mean is believed by half.
+_SHRINK_ROWS = 8.0
 # Chosen: on the recordings and on seeds below 200 (tests/bench/learning_drift.py).
-_LEAST_WORK, _FREE_WORK, _COST_MIN = 0.1, 0.35, 0.05
+_LEAST_WORK, _FREE_WORK = 0.1, 0.35
 # Guess: spreads that a row may move a mean by; beyond a factor of exp(0.9) = 2.5 a first row of a shape is a stall.
 _CLIP, _STALL = 4.0, 0.9
-# Guard: what one row may win or lose.
-_WON_MAX = 0.05
 _USUAL_WORK = ("prefill_tokens", "requests", "decode_context_tokens")
 
 
@@ -56,15 +63,15 @@ class ShapeFactors(Stateful):
 
     Attributes:
         applied: whether x beta is multiplied by F.
-        scored: rows behind ``won`` and ``error``, which are A and B.
+        won, error: A and B.
     """
 
-    SAVED = ("rows", "log_y", "spread", "x", "applied", "scored", "won", "error")
+    SAVED = ("rows", "log_y", "spread", "x", "applied", "won", "error")
 
     def __init__(self, p: int) -> None:
         self.rows, self.log_y, self.spread = np.zeros(CELLS), np.zeros(CELLS), np.zeros(CELLS)
         self.x = np.zeros((CELLS, p))
-        self.applied, self.scored, self.won, self.error = True, 0, 0.0, 0.0
+        self.applied, self.won, self.error = True, 0.0, 0.0
 
     # ---------------------------------------------------------------- reading
 
@@ -73,15 +80,9 @@ class ShapeFactors(Stateful):
         predicted: Floats = self.x[ids] @ beta
         return self.log_y[ids] - np.log(np.maximum(predicted, TINY_US))
 
-    def log_factors(self, beta: Floats) -> Floats:
-        """Log F of all shapes, (512,); 0 where there are no rows."""
-        ids, factors = self.rows.nonzero()[0], np.zeros(CELLS)
-        factors[ids] = self.usual(ids, beta) * believed(self.rows[ids])
-        return factors
-
-    def applied_factors(self, beta: Floats) -> Floats:
-        """Log F of all shapes as predictions have it, (512,): 0 where factors are left out."""
-        return self.log_factors(beta) if self.applied else np.zeros(CELLS)
+    def log_factors(self, ids: Ints, beta: Floats) -> Floats:
+        """Log F of these shapes, (g,); 0 where there are no rows."""
+        return self.usual(ids, beta) * believed(self.rows[ids])
 
     def snapshot(self, beta: Floats, names: Sequence[str]) -> dict[str, ShapeFactorSnapshot]:
         """Factor of each shape that was seen, by name, and the usual work of such a step, to four digits.
@@ -89,7 +90,8 @@ class ShapeFactors(Stateful):
         No work is told where a column is missing, or factors are left out: usual times have the stalls of their shapes,
         which ``mean_factor`` counts then.
         """
-        ids, factors = self.rows.nonzero()[0], np.exp(self.applied_factors(beta))
+        ids = self.rows.nonzero()[0]
+        factors = np.exp(self.log_factors(ids, beta)) if self.applied else np.ones(len(ids))
         work: Sequence[Floats | None] = [None] * len(ids)
         if self.applied and set(names) >= {"intercept", *_USUAL_WORK}:
             steps = np.maximum(self.x[ids, names.index("intercept")], 1.0)
@@ -99,9 +101,9 @@ class ShapeFactors(Stateful):
             work = [*(np.rint(exact * digits) / digits)]
         return {
             cell_name(c): ShapeFactorSnapshot(
-                factor=float(factors[c]), rows=float(self.rows[c]), usual=None if each is None else tuple(each.tolist())
+                factor=factor, rows=float(self.rows[c]), usual=None if each is None else tuple(each.tolist())
             )
-            for c, each in zip(ids.tolist(), work, strict=True)
+            for c, factor, each in zip(ids.tolist(), factors.tolist(), work, strict=True)
         }
 
     def reach(self, cell: Ints, x: Floats, beta: Floats) -> Floats:
@@ -117,7 +119,7 @@ class ShapeFactors(Stateful):
         usual, rows = np.maximum(self.x[:, : x.shape[1]], 0.0), max(float(self.rows.sum()), 1.0)
         x = np.maximum(x, 0.0)
         mean = (self.rows @ usual) / rows + TINY_US
-        cost = np.maximum(beta[: len(mean)], _COST_MIN * float(self.rows @ np.exp(self.log_y)) / rows / mean)
+        cost = np.maximum(beta[: len(mean)], WORTH * float(self.rows @ np.exp(self.log_y)) / rows / mean)
         least, usual = _LEAST_WORK * mean, usual.take(cell, axis=0)
         far = np.maximum(np.abs(np.log((x + least) / (usual + least))) - _FREE_WORK, 0.0)
         by_form = ((far * np.abs(x - usual)) @ cost) / (x @ cost)
@@ -128,23 +130,19 @@ class ShapeFactors(Stateful):
 
     def score(self, log_ratio: Floats, log_factor: Floats) -> None:
         """Rows not yet learned: log(y / x beta) and log F of each, (n,)."""
-        plain = np.abs(np.expm1(-log_ratio))
-        won = plain - np.abs(np.expm1(log_factor - log_ratio))
-        keep = 0.5 ** (len(log_ratio) / ERROR_ROWS)
-        self.won = keep * self.won + float(np.minimum(np.maximum(won, -_WON_MAX), _WON_MAX).sum())
-        self.error = keep * self.error + float(np.minimum(plain, ERROR_MAX).sum())
-        self.scored += len(log_ratio)
+        without, by_factors = (np.abs(np.expm1(added - log_ratio)) for added in (0.0, log_factor))
+        kept, won = 0.5 ** (len(log_ratio) / ERROR_ROWS), np.minimum(np.maximum(without - by_factors, -WORTH), WORTH)
+        self.won = kept * self.won + float(won.sum())
+        self.error = kept * self.error + float(np.minimum(without, ERROR_MAX).sum())
         self._decide()
 
     def _decide(self) -> None:
-        if self.scored >= START_ROWS:
-            self.applied = self.won >= (-WORTH * self.error if self.applied else 0.0)
+        self.applied = self.won >= (-WORTH * self.error if self.applied else 0.0)
 
     def learn(self, cell: Ints, x: Floats, log_ratio: Floats, beta: Floats) -> None:
         """Rows in order of time: shape (n,), x (n, p), log(y / x beta) (n,)."""
-        keep = (self.rows[cell] >= KNOWN_ROWS) | (np.abs(log_ratio) < _STALL)
-        if not keep.all():
-            cell, x, log_ratio = cell[keep], x[keep], log_ratio[keep]
+        keep = (self.rows[cell] >= FEW_ROWS) | (np.abs(log_ratio) < _STALL)
+        cell, x, log_ratio = cell[keep], x[keep], log_ratio[keep]
         if not len(cell):
             return
         groups = Groups.of(cell)
@@ -156,7 +154,7 @@ class ShapeFactors(Stateful):
             self.x[ids[k]] = x[rows].mean(axis=0)
             self.log_y[ids[k]] = median_of(log_ratio[rows]) + math.log(max(float(self.x[ids[k]] @ beta), TINY_US))
         usual = self.usual(ids, beta)
-        limit = np.where(before < KNOWN_ROWS, np.inf, _CLIP * np.maximum(spread, QUIETEST)).repeat(count)
+        limit = np.where(before < FEW_ROWS, np.inf, _CLIP * np.maximum(spread, QUIETEST)).repeat(count)
         e = np.minimum(np.maximum(log_ratio - usual.repeat(count), -limit), limit)
         rate = count / (np.minimum(before, MEMORY_ROWS) + count)
         share = rate / count
@@ -169,21 +167,7 @@ class ShapeFactors(Stateful):
         """All shapes, or those with prefill, take longer by this log gain; what each of them takes is relearned."""
         cells = slice(PREFILL_CELL if prefill else 0, None)
         self.log_y[cells] += gain * (self.rows[cells] > 0.0)
-        self.rows[cells] = np.minimum(self.rows[cells], _RELEARNED_ROWS)
-
-    # ---------------------------------------------------------------- others' shapes
-
-    def adopt(self, donor: ShapeFactors) -> None:
-        """Begin with the shapes of a donor, of as many columns or more, as if each were learned from 8 rows at most."""
-        self.rows = np.minimum(donor.rows, _SHRINK_ROWS)
-        self.log_y, self.spread = donor.log_y.copy(), donor.spread.copy()
-        self.x = donor.x[:, : self.x.shape[1]].copy()
-
-    def settle(self, cell: Ints, log_ratio: Floats, beta: Floats) -> None:
-        """A donor's shapes have its speed: bring all to that of the first rows (n,), by those it knows."""
-        known = self.rows[cell] > 0.0
-        if known.any():
-            self.log_y[self.rows > 0.0] += median_of(log_ratio[known] - self.usual(cell[known], beta))
+        self.rows[cells] = np.minimum(self.rows[cells], 2.0 * NOISE_ROWS)
 
     def add(self, other: ShapeFactors) -> None:
         """Rows of both, 256 at most of each shape; applied unless both together have lost by it."""
@@ -193,7 +177,7 @@ class ShapeFactors(Stateful):
         self.spread += share * (other.spread - self.spread)
         self.x += share[:, None] * (other.x - self.x)
         self.rows += other.rows
-        self.won, self.error, self.scored = self.won + other.won, self.error + other.error, self.scored + other.scored
+        self.won, self.error = self.won + other.won, self.error + other.error
         self.applied = True
         self._decide()
 

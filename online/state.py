@@ -281,33 +281,11 @@ class Lineage:
 
     def record_rows(self, engines: Mapping[int, str], numbers: NDArray[np.int64], end_ns: NDArray[np.int64]) -> None:
         """Rows (n,) of several engines were learned; ``engines`` names their numbers (n,), of others there is none."""
-        if not len(numbers):
-            return
-        lowest, highest = int(numbers.min()), int(numbers.max())
-        if lowest == highest:
-            if lowest in engines:
-                self.record(engines[lowest], end_ns)
-            return
-        order = numbers.argsort(kind="stable")
-        numbers, end_ns = numbers.take(order), end_ns.take(order)
-        starts = np.concatenate(([0], (numbers[1:] != numbers[:-1]).nonzero()[0] + 1))
-        firsts, lasts = np.minimum.reduceat(end_ns, starts).tolist(), np.maximum.reduceat(end_ns, starts).tolist()
-        bounds = [*starts.tolist(), len(numbers)]
-        places = {number: place for place, number in enumerate(numbers.take(starts).tolist())}
-        for number, engine in engines.items():
-            if (place := places.get(number)) is not None:
-                start, stop = bounds[place : place + 2]
-                self._record(engine, firsts[place], lasts[place], end_ns[start:stop])
+        for number in sorted(engines.keys() & set(numbers.tolist())):
+            self.record(engines[number], end_ns[numbers == number])
 
     def record(self, engine: str, end_ns: NDArray[np.int64]) -> None:
         """Rows (n,) were learned."""
-        self._record(engine, int(end_ns.min()), int(end_ns.max()), end_ns)
-
-    def _record(self, engine: str, first: int, last: int, end_ns: NDArray[np.int64]) -> None:
-        """Rows (n,) between these times were learned."""
-        if last - first <= SILENCE_NS:
-            self._extend(engine, (first, last, len(end_ns)))
-            return
         times = np.sort(end_ns)
         for part in np.split(times, np.flatnonzero(np.diff(times) > SILENCE_NS) + 1):
             self._extend(engine, (int(part[0]), int(part[-1]), len(part)))

@@ -22,7 +22,7 @@ observed to X_c beta, of which log F_c is believed:
     m_c^2 = max(e_c^2 / (1 - h_c), t^2)     its misfit                          h_c = n_c z_c' C z_c <= 0.9
     e_c^2 = log F_c^2 - s_c^2 u_c           u_c = min(1, k / min(n_c, 256)): what noise of spread s_c does not explain
     t^2   = sum_c a_c r_c^2 (U_c^2 - s^2 u_c) / sum_c a_c r_c^2 (1 - h_c) (1 + 1.21 / f)^2 >= 0
-    W     = D (sum_c d_c d_c') D            D_jj = 1 + 1.21 / f_j   f_j = max((sum d_cj^2)^2 / sum d_cj^4, 4)
+    W     = (sum_c d_c d_c') (1 + 1.21 / f)^2
 
 with k the sampling variance per variance of independent noise, s^2 the mean of s_c^2 over rows, a_c = r_c = n_c /
 (n_c + 8), f = sum_c a_c (1 - h_c). A shape with most of the rows pulls the line through itself: its misfit cannot be
@@ -93,10 +93,10 @@ import msgspec
 import numpy as np
 
 from online.blocks import STRATA, Design, Groups, median_of
-from online.constants import NOISE_ROWS, START_ROWS, TINY, TINY_US
+from online.constants import ERROR_MAX, MEMORY_ROWS, MISFIT, NOISE_ROWS, START_ROWS, TINY, TINY_US
 from online.features import Column
 from online.rows import Floats, Ints, Mask
-from online.shapes import MEMORY_ROWS, believed
+from online.shapes import believed
 from online.snapshot import FeatureSnapshot, ModelSnapshot, Reason
 from online.state import Stateful
 
@@ -111,12 +111,12 @@ _LAGS_MAX, _WINDOWS_PER_LAG = 32, 6.0
 _FREE_MIN = 1.5
 # Derived: 1.96 (1 + 1.21 / f) is Student's 97.5 % quantile at f degrees of freedom, within 4 % from f = 2 on.
 _STUDENT = 1.21
-# Guard: a few shapes and one wild shape do not decide all.
-_LEVERAGE_MAX, _FREEDOM_MIN, _LOG_MAX = 0.9, 4.0, 0.5
+# Guard: one wild shape does not decide all.
+_LEVERAGE_MAX = 0.9
 # Guard: memory and cost. Guess: groups that are long beside the noise, of as many rows at least.
 JACKKNIFE_ROWS, _GROUPS = 512, 16
 # Measured: on recordings with complete telemetry beside the pages; see the module's head.
-_INTERCEPT_FLOOR, _OTHERS_FLOOR = 0.02, 0.10
+_OTHERS_FLOOR = 0.10
 
 
 class Meat(Stateful):
@@ -186,7 +186,7 @@ class Meat(Stateful):
 
     def decay(self, spent: Floats) -> None:
         """Forget as the strata do; see Strata.decay."""
-        squared = np.exp2(-2.0 * np.minimum(spent, 500.0))
+        squared = np.exp2(-2.0 * spent)
         self.m *= squared[:, None, None]
         self.windows *= squared
 
@@ -236,31 +236,19 @@ class Shapes:
         """W of the columns ``on``, (q, q); c (q, q): their part of (A + H)^-1, ``inflation``: k above."""
         z = self.x[:, on] / np.maximum(self.x @ beta, TINY_US)[:, None]
         explained = np.minimum(inflation / np.minimum(self.seen_rows, MEMORY_ROWS), 1.0)
-        squared = np.minimum(self.log_factor**2, _LOG_MAX**2)
+        squared = np.minimum(self.log_factor**2, ERROR_MAX**2)
         moved = z @ c
         leverage = np.minimum(self.rows * np.einsum("ij,ij->i", moved, z), _LEVERAGE_MAX)
         own = (squared - self.spread**2 * explained) / (1.0 - leverage)
-        weight = self.rows**2 * np.maximum(own, self._typical(squared, explained, leverage))
-        parts = weight[:, None] * moved**2
-        total = parts.sum(axis=0)
-        freedom = np.maximum(total**2 / np.maximum((parts**2).sum(axis=0), TINY), _FREEDOM_MIN)
-        student = 1.0 + _STUDENT / freedom
-        covariance: Floats = ((moved * weight[:, None]).T @ moved) * student * student[:, None]
+        # The noise of shapes with few rows counts as far as they are believed, as their misfit does: whole, it would
+        # hide what all of them show together.
+        share, noise = believed(self.seen_rows), float(self.rows @ self.spread**2) / max(float(self.rows.sum()), TINY)
+        student = (1.0 + _STUDENT / max(float(share @ (1.0 - leverage)), 1.0)) ** 2
+        beyond = max(float(share @ squared - noise * (share**3 @ explained)), 0.0)
+        typical = min(beyond / max(float(share**3 @ (1.0 - leverage)), TINY_US) * student, ERROR_MAX**2)
+        weight = self.rows**2 * np.maximum(own, typical) * student
+        covariance: Floats = (moved * weight[:, None]).T @ moved
         return covariance
-
-    def _typical(self, squared: Floats, explained: Floats, leverage: Floats) -> float:
-        """t^2 of the module's equations, by log F^2 (G,), the share u of noise that is in it (G,) and h (G,).
-
-        The noise of shapes with few rows counts as far as they are believed, as their misfit does: whole, it would hide
-        what all of them show together.
-        """
-        spread = float(self.rows @ self.spread**2) / max(float(self.rows.sum()), TINY)
-        share = believed(self.seen_rows)
-        freedom = max(float(share @ (1.0 - leverage)), 1.0)
-        told = share**3
-        beyond = max(float(share @ squared - spread * (told @ explained)), 0.0)
-        per_shape = beyond / max(float(told @ (1.0 - leverage)), TINY_US)
-        return min(per_shape * (1.0 + _STUDENT / freedom) ** 2, _LOG_MAX**2)
 
 
 def jackknife(rows: Design, beta: Floats, scale: float, intercept: Mask) -> Floats | None:
@@ -277,7 +265,7 @@ def jackknife(rows: Design, beta: Floats, scale: float, intercept: Mask) -> Floa
     a_all, b_all, free = a.sum(axis=0), b.sum(axis=0), np.zeros(p, np.bool_)
     without = np.array([solve(a_all - a[g], b_all - b[g], free, beta > 0.0).beta for g in range(groups)])
     apart = without - without.mean(axis=0)
-    floors = np.where(intercept, _INTERCEPT_FLOOR, _OTHERS_FLOOR) * beta
+    floors = np.where(intercept, MISFIT, _OTHERS_FLOOR) * beta
     covariance: Floats = (groups - 1) / groups * (apart.T @ apart) + np.diag(floors**2)
     return covariance
 
@@ -324,7 +312,7 @@ def diagnose(fit: Fit, g: Floats, scale: float, variance: float, shapes: Shapes 
     p, on = fit.p, fit.live.nonzero()[0]
     among = (on[:, None], on)
     a, per_step, steps = g[:p, :p].diagonal(), g[:p, p + 1], max(float(g[p + 1, p + 1]), TINY)
-    precision = fit.precision(scale)
+    precision = fit.h
     ridge = precision + RELATIVE_RIDGE * (a + precision)
     unit = 1.0 / np.sqrt((a + precision)[on])
     outer = unit[:, None] * unit

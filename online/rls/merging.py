@@ -9,19 +9,20 @@ merged coefficients yet. The scale is that of the merged coefficients:
     n s^2     = n_1 s_1^2 + n_2 s_2^2 + R(beta) - R_1(beta_1) - R_2(beta_2)              n: rows in Huber shares
 
 A replica is the statistics of one engine at the merge: A, b, and N, the variance of its scores; before there are
-2 p + 2 windows, and of engines that send to one sidecar, 64 s^2 A stands in: neighbouring rows may share that much of
-their noise. Phases belong to the stamps of a server and are taken out at their estimate.
+2 p + 2 windows, and of engines that send to one sidecar, 32 s^2 A stands in: the rows of a window may share their
+noise. Phases belong to the stamps
+of a server and are taken out at their estimate.
 
-    beta_i = the fit of what all others know together, without those that differ
+    beta_i = the fit of what all others know together, without those that are odd
     r_i    = log (beta_i' b_i / beta_i' A_i beta_i)            0 = as fast as the others; exp r_i is its ratio
     v_i    = beta_i' N beta_i / (beta_i' A beta_i)^2           summed over A, N of its own rows and of the others'
     se_i   = max (sqrt v_i, 1.4826 MAD of r over those that do not differ)
 
 A replica differs where |r_i| > 5 % and > 3 se_i; and where the same ratio of the prefill columns alone, fitted beside
 one of all others, is beyond 1.25 and 3 se_i: prefill is in few rows, and other prompts alone move its price by 14 %
-(quarters of c10_long). Those furthest off are set apart and the rest is looked at again, as long as two are left: one
-that is slow makes no other fast. Who differs on the whole is no measure of the others' prefill either. The scatter of
-the others counts because engines with other loads differ by what the form misses. In which term: online/change.py.
+(quarters of c10_long). Odd is who is as far from the median of all by the fit of all: one that is slow makes no other
+fast. Who differs on the whole is no measure of the others' prefill either. The scatter of the others counts because
+engines with other loads differ by what the form misses. In which term: online/change.py.
 
 Shapes: A, N (p, p), b, beta (p,).
 """
@@ -29,7 +30,7 @@ Shapes: A, N (p, p), b, beta (p,).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any, NamedTuple, Self
@@ -38,7 +39,7 @@ import numpy as np
 
 from online.blocks import Design, median_of
 from online.change import APART, MovedTerm, is_of_prefill, moved_term
-from online.constants import ENGINES_MAX, MAD_TO_SD, SURE_SD, WORTH
+from online.constants import ENGINES_MAX, MAD_TO_SD, NOISE_ROWS, SURE_SD, WORTH
 from online.errors import PrequentialError
 from online.rows import Floats, Mask
 from online.snapshot import ReplicaSnapshot
@@ -46,11 +47,6 @@ from online.state import Stateful, Tree
 
 from .learner import RlsLearner, residual_squares
 from .solve import solve
-
-# Guess: a bound of what neighbouring rows share.
-_SHARED_NOISE = 64.0
-# Guess: those within a tenth of the furthest go with it; rounds.
-_ALIKE, _ROUNDS = 0.9, 16
 
 
 def merge(into: RlsLearner, other: RlsLearner, *, other_is_later: bool, side_by_side: bool) -> None:
@@ -121,14 +117,14 @@ class Replica(Stateful):
             return []
         p, (a, b) = len(learner.features), learner.normal_equations()
         meat = learner.fit.meat.of_scores(learner.fit.p)
-        noise = _SHARED_NOISE * learner.scale**2 * a if meat is None else meat[:p, :p]
+        noise = NOISE_ROWS * learner.scale**2 * a if meat is None else meat[:p, :p]
         return [Replica(engine, learner.rows, a, b, noise)]
 
     @staticmethod
     def of_engines(learner: RlsLearner, names: Mapping[int, str]) -> list[Replica]:
         """The engines that a learner hears, by their numbers' ``names``; none where it hears one alone."""
         heard = [(names.get(number, str(number)), rows) for number, rows in learner.drift.engines.rows.items()]
-        shared = _SHARED_NOISE * learner.scale**2
+        shared = NOISE_ROWS * learner.scale**2
         return [Replica(name, rows.learned, rows.a, rows.b, shared * rows.a) for name, rows in heard if rows.learned]
 
     @staticmethod
@@ -179,10 +175,9 @@ def compared(replicas: Sequence[Replica], learned_rows: int, names: Sequence[str
     if len(replicas) < 2 or learned_rows > 2 * rows.sum():  # noqa: PLR2004
         return Comparison([], 0.0)
     every, of_prefill = np.ones(len(replicas), np.bool_), np.array([*map(is_of_prefill, names)], np.bool_)
-    whole = _apart(replicas, lambda replica, others, beta: _ratio(replica, others, beta[:, None]), WORTH, every)
+    whole = _apart(replicas, None, WORTH, every)
     usual = every if np.count_nonzero(~whole.differs) < 2 else ~whole.differs  # noqa: PLR2004
-    in_two = lambda replica, others, beta: _ratio(replica, others, _in_two(beta, of_prefill))  # noqa: E731
-    prefill = _apart(replicas, in_two, APART, usual)
+    prefill = _apart(replicas, of_prefill, APART, usual)
     snapshots = []
     for index, replica in enumerate(replicas):
         r, stderr = float(whole.log_ratio[index]), float(whole.stderr[index])
@@ -190,7 +185,7 @@ def compared(replicas: Sequence[Replica], learned_rows: int, names: Sequence[str
         differs = whole.differs[index] or prefill.differs[index]
         if differs:
             in_prefill = prefill.differs[index] and not whole.differs[index]
-            term = _prefill_term(prefill, index, names) if in_prefill else _term(replica, whole, index, names)
+            term = _term(replica, prefill if in_prefill else whole, index, names, in_prefill=bool(in_prefill))
             told |= {"term": term.name, "added": term.added or None} if term.name else {}
         snapshots.append(ReplicaSnapshot(engine=replica.engine, rows=replica.rows, differs=bool(differs), **told))
     snapshots.sort(key=lambda s: (not s.differs, -abs(math.log(s.ratio)) if s.ratio else 0.0, s.engine))
@@ -210,46 +205,51 @@ class Apart(NamedTuple):
     beta: list[Floats]
 
 
-def _apart(
-    replicas: Sequence[Replica],
-    ratio_of: Callable[[Replica, Replica, Floats], tuple[float, float]],
-    least: float,
-    usual: Mask,
-) -> Apart:
-    """By the log ratio of a replica to the others and its error by rows; those furthest off are set apart first.
+def _apart(replicas: Sequence[Replica], of_prefill: Mask | None, least: float, usual: Mask) -> Apart:
+    """By the log ratio of each replica to the others that are ``usual``; who is odd among those is found first.
 
-    One differs by more than ``least``, in logs, and three standard errors. ``usual`` are among the others at first.
+    One differs by more than ``least``, in logs, and three standard errors. ``of_prefill``: compare these columns alone.
     """
-    usual = usual.copy()
-    for _ in range(_ROUNDS):
-        together = reduce(Replica.plus, (replica for replica, counts in zip(replicas, usual, strict=True) if counts))
-        others = [together.plus(each, -1) if counts else together for each, counts in zip(replicas, usual, strict=True)]
-        none = np.zeros(len(together.b), np.bool_)
-        beta = [solve(each.a, each.b, none, ~none).beta for each in others]
-        ratios = np.array([ratio_of(*each) for each in zip(replicas, others, beta, strict=True)])
-        log_ratio, by_rows = ratios[:, 0], ratios[:, 1]
-        off = np.abs(log_ratio)
-        odd = usual & (off > np.maximum(least, SURE_SD * by_rows))  # of NaN it is False
-        further = odd & (off >= _ALIKE * off[odd].max(initial=0.0))
-        if not odd.any() or np.count_nonzero(usual & ~further) < 2:  # noqa: PLR2004
-            break
-        usual &= ~further
-    calm = log_ratio[usual & ~odd & np.isfinite(log_ratio)]
-    scatter = MAD_TO_SD * median_of(np.abs(calm - median_of(calm))) if len(calm) else 0.0
-    stderr = np.maximum(by_rows, scatter)
-    return Apart(log_ratio, stderr, off > np.maximum(least, SURE_SD * stderr), beta)
+    everyone = _sum(replicas, usual)
+    first = _ratios(replicas, [everyone] * len(replicas), of_prefill)
+    of_usual = first.log_ratio[usual & np.isfinite(first.log_ratio)]
+    off = np.abs(first.log_ratio - median_of(of_usual))
+    usual = usual & ~(off > np.maximum(least, SURE_SD * np.maximum(first.stderr, _scatter(of_usual))))
+    others = []
+    for index in range(len(replicas)):
+        them = usual.copy()
+        them[index] = False
+        others.append(_sum(replicas, them if them.any() else np.arange(len(replicas)) != index))
+    found = _ratios(replicas, others, of_prefill)
+    calm = usual & (np.abs(found.log_ratio) <= np.maximum(least, SURE_SD * found.stderr))
+    stderr = np.maximum(found.stderr, _scatter(found.log_ratio[calm]))
+    return found._replace(stderr=stderr, differs=np.abs(found.log_ratio) > np.maximum(least, SURE_SD * stderr))
 
 
-def _in_two(beta: Floats, of_prefill: Mask) -> Floats:
-    """Directions (p, 2): what is not of prefill, and what is, which is the last one."""
-    return np.column_stack((np.where(of_prefill, 0.0, beta), np.where(of_prefill, beta, 0.0)))
+def _scatter(log_ratio: Floats) -> float:
+    """Standard deviation by the median absolute deviation; 0 of none."""
+    return MAD_TO_SD * median_of(np.abs(log_ratio - median_of(log_ratio))) if len(log_ratio) else 0.0
 
 
-def _ratio(replica: Replica, others: Replica, m: Floats) -> tuple[float, float]:
-    """R and sqrt v along the last of the directions m (p, k), which the others have at 1; NaN and 0 of nothing."""
-    k, k_others = m.T @ replica.a @ m, m.T @ others.a @ m
+def _sum(replicas: Sequence[Replica], counts: Mask) -> Replica:
+    return reduce(Replica.plus, (replica for replica, counted in zip(replicas, counts, strict=True) if counted))
+
+
+def _ratios(replicas: Sequence[Replica], others: Sequence[Replica], of_prefill: Mask | None) -> Apart:
+    """R and sqrt v of each by rows, against its others, as if none differed."""
+    none = np.zeros(len(others[0].b), np.bool_)
+    beta = [solve(each.a, each.b, none, ~none).beta for each in others]
+    ratios = np.array([_ratio(*each, of_prefill) for each in zip(replicas, others, beta, strict=True)])
+    return Apart(ratios[:, 0], ratios[:, 1], np.zeros(len(replicas), np.bool_), beta)
+
+
+def _ratio(replica: Replica, others: Replica, beta: Floats, of_prefill: Mask | None) -> tuple[float, float]:
+    """R and sqrt v along the coefficients (p,), or along those of prefill beside the rest; NaN and 0 of nothing."""
+    m = beta[:, None]
+    if of_prefill is not None:
+        m = np.column_stack((np.where(of_prefill, 0.0, beta), np.where(of_prefill, beta, 0.0)))
     try:
-        own, theirs = (np.linalg.solve(each, m.T)[-1] for each in (k, k_others))
+        own, theirs = (np.linalg.solve(m.T @ each.a @ m, m.T)[-1] for each in (replica, others))
     except np.linalg.LinAlgError:
         return math.nan, 0.0
     took = float(own @ replica.b)
@@ -259,12 +259,10 @@ def _ratio(replica: Replica, others: Replica, m: Floats) -> tuple[float, float]:
     return math.log(took), math.sqrt(variance)
 
 
-def _term(replica: Replica, apart: Apart, index: int, names: Sequence[str]) -> MovedTerm:
-    """In which term a replica differs that takes longer, or less, on the whole."""
-    return moved_term(replica.a, replica.b, apart.beta[index], names, slower=bool(apart.log_ratio[index] > 0.0))
-
-
-def _prefill_term(apart: Apart, index: int, names: Sequence[str]) -> MovedTerm:
-    """The term of one that differs in prefill alone."""
+def _term(replica: Replica, apart: Apart, index: int, names: Sequence[str], *, in_prefill: bool) -> MovedTerm:
+    """In which term a replica differs: on the whole, or ``in_prefill`` alone."""
+    beta = apart.beta[index]
+    if not in_prefill:
+        return moved_term(replica.a, replica.b, beta, names)
     column = next(each for each, name in enumerate(names) if is_of_prefill(name))
-    return MovedTerm(names[column], float(np.expm1(apart.log_ratio[index]) * apart.beta[index][column]))
+    return MovedTerm(names[column], math.expm1(apart.log_ratio[index]) * float(beta[column]))

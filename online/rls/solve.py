@@ -49,10 +49,10 @@ and columns that do not matter are pruned. With H = s^2 diag(alpha) (s: relative
     S_j = (A_jj - A_j C A_j') / s^2        Q_j = (b_j - A_j C b) / s^2       s_j, q_j: the same without column j
     alpha_j = s_j^2 / (q_j^2 - s_j)  where q_j^2 > s_j,  else the column is pruned (alpha_j = infinite)
 
-Each solve makes the change that raises the evidence most, a few times. A donor's prior is a few rows more: A + K and
-b + K m stand for A and b, K its precision and m its mean. So a relevance pulls to 0, never to m, and what a donor
-thinks relevant is pruned once the rows say otherwise. The statistics keep every column, so a pruned column comes back
-when the rows ask for it. Intercept and phases are always in use.
+Each solve starts from the columns that are always in use, intercept and phases, and makes the change that raises the
+evidence most until none does. A donor's prior is a few rows more: A + K and b + K m stand for A and b, K its precision
+and m its mean. So a relevance pulls to 0, never to m, and what a donor thinks relevant is pruned once the rows say
+otherwise.
 
 Reference: Tipping and Faul, Fast marginal likelihood maximisation for sparse Bayesian models (AISTATS 2003).
 """
@@ -68,12 +68,12 @@ import numpy as np
 from online.blocks import median_of
 from online.constants import BISQUARE, DONOR_SHARE, MAD_TO_SD, MISFIT, NOISE_ROWS, QUIETEST, START_ROWS, TINY, WORTH
 from online.rows import Floats, Mask
-from online.state import StateError, Stateful, Tree, fitted_array
+from online.state import StateError, Tree, fitted_array
 
 # Guard: bounds the condition number by p * 1e6.
 RELATIVE_RIDGE = 1e-6
-# Guard: rounding of gradients; below ``NOTHING`` scaling would overflow.
-_TOLERANCE, NOTHING = 1e-10, 1e-280
+# Guard: rounding of gradients.
+_TOLERANCE = 1e-10
 # Source: Kim and Park; three, then Murty's rule.
 _FULL_EXCHANGES = 3
 # Guess: a donor is dropped where the own fit is twice as good, and better by 5 %.
@@ -103,7 +103,7 @@ def solve(
     if prior_precision is not None:
         diagonal = diagonal + prior_precision
         right = b if prior_mean is None else b + prior_precision * prior_mean
-    live = diagonal > NOTHING
+    live = diagonal > TINY
     if not live.all():
         beta, passive, on = np.zeros(len(b)), np.zeros(len(b), np.bool_), live.nonzero()[0]
         if len(on):
@@ -172,7 +172,7 @@ class Prior:
     @staticmethod
     def of_donor(beta: Floats, per_row: Floats) -> Prior:
         """From a donor's beta (p,) and its A_jj per effective row (p,)."""
-        floor = MISFIT / np.sqrt(np.maximum(per_row, NOTHING))
+        floor = MISFIT / np.sqrt(np.maximum(per_row, TINY))
         return Prior(beta, np.where(per_row > 0.0, DONOR_SHARE * np.abs(beta) + floor, np.inf))
 
     def sized(self, p: int) -> Prior:
@@ -211,8 +211,8 @@ class Prior:
 HUBER = 2.5
 # Guard: a tiny y does not own the fit.
 _FLOOR = 0.2
-# Guess: share of the way that the scale goes in one block of 32 rows; the scale before there is any.
-_SCALE_RATE, FIRST_SCALE = 0.15, 0.05
+# Guess: share of the way that the scale goes in one block of 32 rows.
+_SCALE_RATE = 0.15
 # Guess: passes after which the first fit stands.
 _HUBER_PASSES, _PASSES = 6, 9
 
@@ -236,11 +236,6 @@ def bisquare(z: Floats) -> Floats:
     return inside * inside
 
 
-def scale_of(u: Floats) -> float:
-    """Scale of a sample of relative residuals (n,)."""
-    return max(QUIETEST, MAD_TO_SD * median_of(np.abs(u)))
-
-
 def moved(scale: float, u: Floats) -> float:
     """The running scale after a block of relative residuals (n,)."""
     share = _SCALE_RATE * min(1.0, len(u) / NOISE_ROWS)
@@ -259,117 +254,85 @@ def _middle(values: Floats) -> float:
     return float(np.partition(values, half)[half])
 
 
-@dataclass(frozen=True, slots=True)
-class Start:
-    """Result of the first fit: final weights and shares (n,), robust scale, and m."""
-
-    weight: Floats
-    share: Floats
-    scale: float
-    median_us: float
-
-
-def fit_start(z: Floats, row_weight: Floats, solve_for: Callable[[Floats, float], Floats], *, robust: bool) -> Start:
-    """Fit rows z (n, q), y in column -2 and l in column -1.
+def first_weights(
+    z: Floats, row_weight: Floats, solve_for: Callable[[Floats, float], Floats], *, robust: bool
+) -> tuple[Floats, Floats, float, float]:
+    """Fit rows z (n, q), y in column -2 and l in column -1, by reweighted passes.
 
     Args:
         z: augmented rows.
         row_weight: weight of each row, (n,).
         solve_for: solves for beta (p,) from z'Wz (q, q) and the scale, and keeps it.
         robust: False = least squares with constant weights (a mean fit).
+
+    Returns:
+        Final weights and shares, (n,) each, the scale and m.
     """
     x, y, steps = z[:, :-2], z[:, -2], z[:, -1]
-    median_us = median_of(y / steps)
-    scale, share, weight = FIRST_SCALE, np.ones(len(z)), row_weight / median_us**2
-    if not robust:
-        prediction = x @ solve_for((z * weight[:, None]).T @ z, scale)
-        u, _ = relative(y, steps, row_weight, prediction, median_us)
-        return Start(weight, share, scale_of(u), median_us)
-    u, per_unit = relative(y, steps, row_weight, y, median_us)
-    for i in range(_PASSES):
-        cut = bisquare(u / scale) if i >= _HUBER_PASSES else 1.0
-        share = huber(u, scale) * cut
+    median_us, scale = median_of(y / steps), MISFIT
+    share, per_unit, u = np.ones(len(z)), np.sqrt(row_weight) / median_us, np.zeros(len(z))
+    if robust:
+        u, per_unit = relative(y, steps, row_weight, y, median_us)
+    for i in range(_PASSES if robust else 1):
+        if robust:
+            share = huber(u, scale) * (bisquare(u / scale) if i >= _HUBER_PASSES else 1.0)
         weight = share * per_unit * per_unit
         prediction = x @ solve_for((z * weight[:, None]).T @ z, scale)
         u, per_unit = relative(y, steps, row_weight, prediction, median_us)
-        scale = scale_of(u)
-    return Start(weight, share, scale, median_us)
+        scale = max(QUIETEST, MAD_TO_SD * median_of(np.abs(u)))
+    return weight, share, scale, median_us
 
 
 # Guard: stands for infinity, relative to the column's own diagonal of A: coefficient 0 for every purpose.
 _PRUNED = 1e12
-# Guard: cost of a solve. Guess: the log evidence below which a change is not worth making.
-_CHANGES_MAX, _LEAST_GAIN = 4, 1e-3
+# Guess: the log evidence below which a change is not worth making.
+_LEAST_GAIN = 1e-3
 
 
-class Relevance(Stateful):
-    """Of p columns.
+def relevance(a: Floats, b: Floats, variance: float, always: Mask, free: Mask) -> tuple[Floats, Mask]:
+    """The relevance of p columns as a prior's precision, (p,), and which are pruned, (p,).
 
     Args:
+        a: A + K, (p, p).
+        b: b + K m, (p,).
+        variance: s^2.
         always: columns that are always in use, (p,).
-
-    Attributes:
-        alpha: prior precision per column in 1 / us^2 of its coefficient, (p,); negative = pruned.
-        weight: diagonal of A + K, (p,): the unit of a pruned column's precision.
+        free: columns that may be negative, (p,).
     """
+    alpha = np.where(always, 0.0, -1.0)  # in 1 / us^2 of the coefficient; negative: pruned
+    for _ in range(4 * len(b)):
+        s, q = _without_each(a, b, variance, alpha)
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            # A column that can only enter with the wrong sign is not relevant: coefficients are non-negative.
+            relevant = (q * q > s) & (s > 0.0) & ((q > 0.0) | free)
+            wanted = np.where(relevant, s * s / (q * q - s), -1.0)
+            gain = _evidence(wanted, s, q) - _evidence(alpha, s, q)
+        gain[always] = 0.0
+        best = int(np.argmax(np.nan_to_num(gain)))
+        if not gain[best] > _LEAST_GAIN:
+            break
+        alpha[best] = wanted[best]
+    pruned = alpha < 0.0
+    return np.where(pruned, _PRUNED * np.maximum(a.diagonal(), TINY), variance * alpha), pruned
 
-    SAVED = ("alpha", "weight")
 
-    def __init__(self, always: Mask) -> None:
-        self._always = always
-        self.alpha, self.weight = np.where(always, 0.0, -1.0), np.zeros(len(always))
-
-    @property
-    def used(self) -> Mask:
-        """Columns in use, (p,)."""
-        used: Mask = self.alpha >= 0.0
-        return used
-
-    def widen(self, more: int) -> None:
-        """``more`` columns at the end: phases, which are always in use."""
-        self._always = np.pad(self._always, (0, more), constant_values=True)
-        self.alpha, self.weight = np.pad(self.alpha, (0, more)), np.pad(self.weight, (0, more))
-
-    def precision(self, scale: float) -> Floats:
-        """The relevance of each column as a prior's precision, (p,)."""
-        return np.where(self.used, scale**2 * self.alpha, _PRUNED * self.weight)
-
-    def learn(self, a: Floats, b: Floats, variance: float, free: Mask) -> None:
-        """Change relevances where that raises the evidence of A + K (p, p), b + K m (p,) and s^2; ``free``: of sign."""
-        self.weight = np.maximum(a.diagonal(), TINY)
-        for _ in range(_CHANGES_MAX):
-            s, q, inside = self._without_each(a, b, variance)
-            with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-                # A column that can only enter with the wrong sign is not relevant: coefficients are non-negative.
-                relevant = (q * q > s) & (s > 0.0) & ((q > 0.0) | free)
-                alpha = np.where(relevant, s * s / (q * q - s), -1.0)
-                gain = np.where(relevant, _evidence(alpha, s, q), 0.0) - np.where(
-                    inside, _evidence(self.alpha, s, q), 0.0
-                )
-            gain[self._always] = 0.0
-            best = int(np.argmax(gain))
-            if not gain[best] > _LEAST_GAIN:
-                return
-            self.alpha[best] = alpha[best]
-
-    def _without_each(self, a: Floats, b: Floats, variance: float) -> tuple[Floats, Floats, Mask]:
-        """s_j and q_j of the module's equations, (p,) each, and which columns are in use and may be pruned, (p,)."""
-        diagonal = a.diagonal()
-        on = self.used & (diagonal > 0.0)
-        system = (a + np.diag(np.where(on, variance * self.alpha, 0.0) + RELATIVE_RIDGE * diagonal))[np.ix_(on, on)]
-        scale = 1.0 / np.sqrt(np.maximum(system.diagonal(), TINY))
-        inverse = np.linalg.inv(system * scale * scale[:, None] + 1e-12 * np.eye(len(system)))
-        inverse *= scale * scale[:, None]
-        cross = a[:, on]
-        s_all = (diagonal - np.einsum("ij,jk,ik->i", cross, inverse, cross)) / variance
-        q_all = (b - cross @ (inverse @ b[on])) / variance
-        inside = on & ~self._always
-        alpha = np.where(inside, self.alpha, 1.0)
-        factor = np.where(inside, alpha / np.maximum(alpha - s_all, 1e-12 * alpha), 1.0)
-        return factor * s_all, factor * q_all, inside
+def _without_each(a: Floats, b: Floats, variance: float, alpha: Floats) -> tuple[Floats, Floats]:
+    """s_j and q_j of the module's equations, (p,) each."""
+    diagonal = a.diagonal()
+    on = (alpha >= 0.0) & (diagonal > 0.0)
+    system = (a + np.diag(np.where(on, variance * alpha, 0.0) + RELATIVE_RIDGE * diagonal))[np.ix_(on, on)]
+    scale = 1.0 / np.sqrt(np.maximum(system.diagonal(), TINY))
+    inverse = np.linalg.inv(system * scale * scale[:, None] + 1e-12 * np.eye(len(system)))
+    inverse *= scale * scale[:, None]
+    cross = a[:, on]
+    s = (diagonal - np.einsum("ij,jk,ik->i", cross, inverse, cross)) / variance
+    q = (b - cross @ (inverse @ b[on])) / variance
+    used = np.where(alpha > 0.0, alpha, 1.0)
+    factor = np.where(alpha > 0.0, used / np.maximum(used - s, 1e-12 * used), 1.0)
+    return factor * s, factor * q
 
 
 def _evidence(alpha: Floats, s: Floats, q: Floats) -> Floats:
-    """Contribution of columns with precision alpha to the log evidence, against leaving them out."""
+    """Contribution of columns with precision alpha to the log evidence, against leaving them out: 0 of the pruned."""
     value = 0.5 * (np.log(np.maximum(alpha, TINY) / (alpha + s)) + q * q / (alpha + s))
     return np.asarray(np.where(alpha > 0.0, value, 0.0))

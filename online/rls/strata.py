@@ -31,14 +31,13 @@ import math
 import numpy as np
 
 from online.blocks import STRATA, Design, Groups
+from online.constants import TINY
 from online.features import portable
 from online.rows import Floats, Ints, Target
 from online.state import Stateful
 
-from .solve import NOTHING, RELATIVE_RIDGE
+from .solve import RELATIVE_RIDGE
 
-# Guard: 2^-1000 is still a normal number; older is 0 for every purpose.
-_MAX_AGE = 1000.0
 # Batches of 2^15 requests and contexts of 2^18 tokens share the last octave, contexts below 2^10 the first. Guess.
 _BATCHES, _CONTEXTS, _SHORT = STRATA // 2, 9, 9
 _COLUMNS = [column.name for column in portable(Target.STEP_TIME).columns]
@@ -130,9 +129,9 @@ class Strata(Stateful):
         target = self.q - 2
         others = np.array([each for each in range(target) if each != column], np.int64)
         strata = self.g[: STRATA // 2]
-        strata = strata[strata[:, column, column] > NOTHING]
+        strata = strata[strata[:, column, column] > TINY]
         diagonal = strata[:, others, others]
-        present = diagonal > NOTHING
+        present = diagonal > TINY
         # A column that has nothing to say in a stratum is its own row of the identity there.
         norm = present / np.sqrt(np.where(present, diagonal, 1.0))
         system = strata[:, others[:, None], others] * norm[:, :, None] * norm[:, None]
@@ -164,12 +163,12 @@ class Strata(Stateful):
 
     def decay(self, spent: Floats) -> None:
         """Forget as if rows worth ``spent`` (32,) half-lives had been learned in each stratum."""
-        kept = _kept(spent)
+        kept = np.exp2(-spent)
         self.g *= kept[:, None, None]
         self.n1 *= kept
         self.n2 *= kept * kept
         if self.points is not None:
-            at = np.repeat(_kept(spent.reshape(-1, _BATCHES).max(axis=0)), _CONTEXTS)
+            at = np.repeat(np.exp2(-spent.reshape(-1, _BATCHES).max(axis=0)), _CONTEXTS)
             self.points.g *= at[:, None, None]
             self.points.rows *= at
 
@@ -277,13 +276,7 @@ def _decays(groups: Groups, e: Floats) -> tuple[Floats, Floats, Floats]:
     ends = running.take(groups.starts + groups.sizes - 1)
     spent = ends.copy()
     spent[1:] -= ends[:-1]
-    return np.exp2(running - np.repeat(ends, groups.sizes)), _kept(spent), spent
-
-
-def _kept(spent: Floats) -> Floats:
-    """What is kept where so many half-lives were spent."""
-    kept: Floats = np.exp2(-np.minimum(spent, _MAX_AGE))
-    return kept
+    return np.exp2(running - np.repeat(ends, groups.sizes)), np.exp2(-spent), spent
 
 
 def _products(groups: Groups, z: Floats, weight: Floats, decay: Floats) -> Floats:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from .history import ChangeKind, HistoryView, StepHistory
-from .settings import RLS, BankSettings, Learner, check_settings, feature_set, make_learner
+from .settings import RESIDUAL, RLS, BankSettings, Learner, check_settings, feature_set, make_learner
 from .target_state import TargetState
 
 __all__ = [
+    "RESIDUAL",
     "RLS",
     "BankSettings",
     "ChangeKind",

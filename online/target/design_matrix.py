@@ -9,7 +9,6 @@ that no set knows is left out too.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -19,7 +18,7 @@ from online.blocks import Design, strata_of
 from online.constants import VALUE_MAX
 from online.features import FeatureSet
 from online.rows import Floats, Mask, RowBlock, RowOutcome, Target
-from online.state import StateError
+from online.state import StateError, Tree
 
 # Derived: a nanosecond, the grain of every clock; a shorter time is no measurement.
 ELAPSED_US_MIN = 1e-3
@@ -56,36 +55,27 @@ class DesignMatrix:
     def evaluate(self, rows: RowBlock) -> Evaluated:
         """The rows that can be learned, and what became of all."""
         with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
-            parts = [features.evaluate(rows) for features, _ in self.sets.values()]
-            x = parts[0] if len(parts) == 1 else np.concatenate([np.empty((len(rows), 0)), *parts], axis=1)
-            complete = bool(self._fitted) and _measured(rows) and bool(np.abs(x).max(initial=0.0) <= VALUE_MAX)
-            if complete:
-                good, outcome = None, Counter({RowOutcome.LEARNED: len(rows)})
-            else:
-                good, outcome, complete = self._sort_out(rows, x)
-        if not outcome[RowOutcome.LEARNED]:  # as of every target for which no set is configured
-            return Evaluated(Design.empty(self.width), outcome)
+            x = np.concatenate([np.empty((len(rows), 0)), *(s.evaluate(rows) for s, _ in self.sets.values())], axis=1)
+            good, outcome = self._sort_out(rows, x)
         stratum, cell = strata_of(self._target, rows)
         steps = rows.steps.astype(np.float64)
         design = Design(
-            x, rows.phase, rows.elapsed_us, steps, rows.weight, stratum, cell, rows.end_ns, complete, engine=rows.engine
+            x, rows.phase, rows.elapsed_us, steps, rows.weight, stratum, cell, rows.end_ns, engine=rows.engine
         )
-        return Evaluated(design if good is None else design.take(good), outcome)
+        return Evaluated(design if good.all() else design.take(good), outcome)
 
-    def _sort_out(self, rows: RowBlock, x: Floats) -> tuple[Mask | None, Counter[RowOutcome], bool]:
-        """Which rows can be learned, (n,), None for all; what became of them, and whether every set knows every row."""
+    def _sort_out(self, rows: RowBlock, x: Floats) -> tuple[Mask, Counter[RowOutcome]]:
+        """Which rows can be learned, (n,), and what became of them."""
         y, weight = rows.elapsed_us, rows.weight
         finite = np.isfinite(y) & np.isfinite(weight) & np.isfinite(rows.phase).all(axis=1)
         positive = (y > 0.0) & (weight > 0.0)
         bounded = (y >= ELAPSED_US_MIN) & (y <= VALUE_MAX) & (weight <= VALUE_MAX) & (weight >= 1.0 / VALUE_MAX)
         bounded &= (np.abs(rows.phase) <= 1.0).all(axis=1)
-        known, complete = np.zeros(len(rows), np.bool_), True
+        known = np.zeros(len(rows), np.bool_)
         for name, (_, where) in self.sets.items():
-            inside = (np.abs(x[:, where]) <= VALUE_MAX).all(axis=1)
             here = np.isfinite(x[:, where]).all(axis=1)
             known |= here & (name in self._fitted)
-            bounded &= inside | ~here
-            complete &= bool(inside.all())
+            bounded &= (np.abs(x[:, where]) <= VALUE_MAX).all(axis=1) | ~here
         outcome, left = Counter[RowOutcome](), np.ones(len(rows), np.bool_)
         for reason, passes in (
             (RowOutcome.NOT_FINITE, finite),
@@ -96,54 +86,40 @@ class DesignMatrix:
             outcome[reason] = int(np.count_nonzero(left & ~passes))
             left &= passes
         outcome[RowOutcome.LEARNED] = int(np.count_nonzero(left))
-        return None if left.all() else left, outcome, complete
+        return left, +outcome
 
     def view(self, block: Design, name: str) -> Design:
         """The rows of a block that one set knows, with its columns only."""
-        x, groups = block.x[:, self.sets[name][1]], block.groups
-        if not block.complete and not (known := self.known(block, name)).all():
-            block, x, groups = block.take(known), x[known], None
-        return replace(block, x=x, groups=groups)
+        known = self.known(block, name)
+        if not known.all():
+            block = block.take(known)
+        return replace(block, x=block.x[:, self.sets[name][1]], groups=block.groups)
 
     def known(self, block: Design, name: str) -> Mask:
         """Which rows of a block are in the view of a set, (n,)."""
         known: Mask = np.atleast_1d(np.isfinite(block.x[:, self.sets[name][1]]).all(axis=1))
         return known
 
-    def layout(self) -> list[tuple[str, list[str]]]:
-        """Names of all columns by set, in their order, for the state file."""
-        return [(features.name, list(features.names)) for features, _ in self.sets.values()]
+    # ---------------------------------------------------------------- state
 
-    def same_columns(self, saved: Sequence[tuple[str, list[str]]]) -> tuple[dict[str, slice], int]:
-        """Where a saved design of these sets has the columns of today's sets; and its width."""
-        same: dict[str, slice] = {}
-        mine = dict(self.layout())
-        start = 0
-        for name, columns in saved:
-            if mine.get(name) == columns:
-                same[name] = slice(start, start + len(columns))
-            start += len(columns)
-        return same, start
+    def columns(self) -> dict[str, list[str]]:
+        """Names of the columns by set."""
+        return {name: list(features.names) for name, (features, _) in self.sets.items()}
 
-    def rearranged(self, waiting: Design, same: dict[str, slice], width: int) -> Design:
-        """A saved design of ``width`` columns with today's columns; what it does not know is NaN."""
-        if waiting.x.shape[1] != width:
-            raise StateError(f"saved rows of {waiting.x.shape[1]} columns, expected {width}")
-        x = np.full((len(waiting), self.width), np.nan)
-        for name, where in same.items():
-            x[:, self.sets[name][1]] = waiting.x[:, where]
-        waiting.x = x
-        return waiting
+    def rows_to_state(self, rows: Design | None) -> Tree | None:
+        """Rows for the state file, with their columns by set."""
+        if rows is None:
+            return None
+        return rows.to_state() | {"x": [[name, rows.x[:, where]] for name, (_, where) in self.sets.items()]}
 
-
-def _measured(rows: RowBlock) -> bool:
-    """Whether every row's time, weight and phase are a measurement's; what is not finite is within no bounds."""
-    y, weight, phase = rows.elapsed_us, rows.weight, rows.phase
-    return bool(
-        len(y) > 0
-        and y.min() >= ELAPSED_US_MIN
-        and y.max() <= VALUE_MAX
-        and weight.min() >= 1.0 / VALUE_MAX
-        and weight.max() <= VALUE_MAX
-        and np.abs(phase).max(initial=0.0) <= 1.0
-    )
+    def rows_of_state(self, state: Tree | None, same: set[str]) -> Design | None:
+        """Rows from the state file; of columns that are not the same there nothing is known: NaN."""
+        if state is None:
+            return None
+        x, saved = np.full((len(state["elapsed_us"]), self.width), np.nan), dict(state["x"])
+        for name in same:
+            features, where = self.sets[name]
+            if saved[name].shape != (len(x), len(features)):
+                raise StateError(f"saved rows of {name}: {saved[name].shape}, expected {(len(x), len(features))}")
+            x[:, where] = saved[name]
+        return Design.of_state({**state, "x": x})

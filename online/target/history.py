@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 
 from online.blocks import Design
-from online.change import Verdict
+from online.change import Change as Found
 from online.rls import RlsLearner
 from online.rows import Floats
 from online.state import StateError, Tree
@@ -167,7 +167,7 @@ class StepHistory:
         copied.course = copy.copy(self.course)
         return copied
 
-    def learn(self, watcher: RlsLearner, view: Design, log_ratio: Floats | None, verdict: Verdict) -> None:
+    def learn(self, view: Design, log_ratio: Floats | None, found: Found | None) -> None:
         """Rows, log(y / (x beta F)) of them (n,) if they were predicted, and what was found of the speed."""
         if not self._kept:
             return
@@ -175,9 +175,9 @@ class StepHistory:
             observed_us = view.elapsed_us / view.steps
             rows = np.column_stack((observed_us, observed_us * np.exp(-log_ratio))).astype(np.float32)
             self._rows = np.concatenate((self._rows, rows))[-ROWS_MAX:]
-        if verdict is not Verdict.NOTHING:
-            kind = ChangeKind.PREFILL_SPEED if verdict is Verdict.PREFILL else ChangeKind.SPEED
-            self.course.mark(kind, watcher.drift.last_ns, watcher.drift.gain)
+        if found is not None:
+            kind = ChangeKind.PREFILL_SPEED if found.prefill else ChangeKind.SPEED
+            self.course.mark(kind, int(view.end_ns[-1]), found.gain)
 
     def record(self, at_ns: int, watcher: RlsLearner | None) -> None:
         """A block was learned, whose last row ended then; error bars exist once the first rows became statistics."""

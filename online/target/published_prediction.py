@@ -21,18 +21,17 @@ import msgspec
 import numpy as np
 
 from online.blocks import CELLS, Design, cell_name
-from online.change import Verdict
+from online.change import Change
 from online.constants import ALARM_KEEP, HALF_LIFE_STEPS
 from online.errors import Intervals, PrequentialError
 from online.features import FeatureSet
 from online.level import Level
-from online.river import CONTEXT, RESIDUAL, ResidualModel
 from online.rls import RlsLearner
 from online.rows import Floats, Mask
 from online.snapshot import ModelSnapshot, SeenSnapshot
 from online.state import Stateful, Tree
 
-from .settings import BankSettings
+from .settings import BankSettings, make_residual
 
 SHAPED = "portable"
 """The feature set that shape factors belong to."""
@@ -58,8 +57,7 @@ class PublishedPrediction(Stateful):
         self.low, self.high = np.zeros(len(features)), np.zeros(len(features))
         self.cells: Mask = np.zeros(CELLS, np.bool_)
         self.level, self.observed_us, self.predicted_us = Level(), 0.0, 0.0
-        corrected = RESIDUAL in settings.learners and features.target is CONTEXT.target
-        self.residual = ResidualModel(settings.river_rows_per_s) if corrected else None
+        self.residual = make_residual(features.target, settings)
 
     def to_state(self) -> Tree:
         """See Stateful."""
@@ -71,8 +69,8 @@ class PublishedPrediction(Stateful):
         if self.residual is not None and state["residual"] is not None:
             self.residual.from_state(state["residual"])
 
-    def learn(self, view: Design, context: Floats | None, log_ratio: Floats | None, verdict: Verdict) -> None:
-        """Rows of a block, columns (n, 8) of the residual model, log(y / (x beta F)), (n,), and what a change did.
+    def learn(self, view: Design, context: Floats | None, log_ratio: Floats | None, change: Change | None) -> None:
+        """Rows of a block, columns (n, 8) of the residual model, log(y / (x beta F)), (n,), and a change in them.
 
         ``log_ratio`` is None while nothing was predicted.
         """
@@ -91,12 +89,12 @@ class PublishedPrediction(Stateful):
         kept = 2.0 ** -(float(view.steps @ view.weight) / HALF_LIFE_STEPS)
         self.observed_us = self.observed_us * kept + float(view.elapsed_us.sum())
         self.predicted_us = self.predicted_us * kept + float(view.elapsed_us @ inverse)
-        if verdict is Verdict.CONFIRMED:  # it is in beta from now on: what was summed up is of another machine
+        if change is not None and change.prefill:
+            self.level.prefill.end()
+        elif change is not None:  # it is in beta from now on: what was summed up is of another machine
             self.intervals.forget(ALARM_KEEP)
             self.observed_us, self.predicted_us = self.observed_us * ALARM_KEEP, self.predicted_us * ALARM_KEEP
             self.level.end()
-        elif verdict is Verdict.PREFILL:
-            self.level.prefill.end()
 
     def _see(self, low: Floats, high: Floats) -> None:
         if self.cells.any():

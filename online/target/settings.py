@@ -1,25 +1,30 @@
 """What to learn with: the settings as a protocol, and which learner a configured name and a feature set make.
 
 The sidecar's configuration fulfils the protocol, so that every default stands there, once. ``river:residual`` is no
-learner of its own: it is part of what a target publishes (online/target/published_prediction.py).
+learner of its own: it is part of what a target publishes (online/target/published_prediction.py). online/river.py is
+imported where a model of River's is configured, and nowhere else: it takes 75 MB and a second of CPU.
 """
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Protocol, Union
 
-from online.change import Alarm
+from online.change import DETECTORS
 from online.features import Facts, FeatureSet, build, custom, registered
-from online.river import PREFIX, RESIDUAL, RiverLearner, make
 from online.rls import Prior, RlsLearner
 from online.rows import Target
 
+if TYPE_CHECKING:
+    from online.river import ResidualModel, RiverLearner
+
 RLS = "rls"
+RIVER, RESIDUAL = "river:", "river:residual"
 CUSTOM = "custom"
 """The feature set whose columns the configuration lists by their raw names."""
 
-Learner = RlsLearner | RiverLearner
+Learner = Union[RlsLearner, "RiverLearner"]
 """One feature set on one target of one configuration. What a target publishes is of the first kind alone: error bars,
 intervals, drift, statistics that merge and donate. It is saved; the other starts over with the process."""
 
@@ -61,7 +66,7 @@ class BankSettings(Protocol):
 
 
 def check_settings(settings: BankSettings) -> None:
-    """Raises ValueError naming the first key that cannot work."""
+    """Raises ValueError naming the first key that cannot work; imports what is configured."""
     for name in settings.learners:
         _check_learner(name)
     if RESIDUAL in settings.learners and RLS not in settings.learners:
@@ -77,22 +82,41 @@ def check_settings(settings: BankSettings) -> None:
         bound = getattr(settings, key)
         if not bound > 0:
             raise ValueError(f"{key}: expected a number > 0, got {bound}")
-    Alarm(settings.detector)
+    if settings.detector not in DETECTORS:
+        raise ValueError(f"detector: {settings.detector!r} is not one of {', '.join(DETECTORS)}")
 
 
 def _check_learner(name: str) -> None:
-    if name in (RLS, RESIDUAL):
+    if name == RLS:
         return
-    if not name.startswith(PREFIX):
-        raise ValueError(f"learners: {name!r} is not one of {RLS}, {PREFIX}<name>")
-    make(name)
+    if not name.startswith(RIVER):
+        raise ValueError(f"learners: {name!r} is not one of {RLS}, {RIVER}<name>")
+    river = _river()
+    try:
+        if name != RESIDUAL:
+            river.make_regressor(name.removeprefix(RIVER))
+    except ValueError as error:
+        raise ValueError(f"learner {name!r}: {error}") from error
+
+
+def _river() -> Any:
+    return importlib.import_module("online.river")
 
 
 def make_learner(name: str, features: FeatureSet, settings: BankSettings, prior: Prior | None = None) -> Learner:
     """A fresh learner of a name that was checked; ``prior`` goes to ``rls`` only."""
     if name == RLS:
         return RlsLearner(features, prior, detector=settings.detector)
-    return RiverLearner(name, features, settings.river_rows_per_s)
+    learner: RiverLearner = _river().RiverLearner(name.removeprefix(RIVER), features, settings.river_rows_per_s)
+    return learner
+
+
+def make_residual(target: Target, settings: BankSettings) -> ResidualModel | None:
+    """River's residual model of a target and the columns it reads; None where it has none."""
+    if RESIDUAL not in settings.learners or target is not Target.STEP_TIME:
+        return None
+    model: ResidualModel = _river().ResidualModel(settings.river_rows_per_s)
+    return model
 
 
 def feature_set(name: str, target: Target, facts: Facts, settings: BankSettings) -> FeatureSet | None:

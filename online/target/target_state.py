@@ -6,16 +6,15 @@ import copy
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 
 from online.blocks import Cutter, Design
-from online.constants import ENGINES_MAX, HALF_LIFE_STEPS, NOISE_ROWS, PREFERENCE, START_ROWS, TENTH
+from online.constants import ENGINES_MAX, HALF_LIFE_STEPS, NOISE_ROWS, PREFERENCE, START_ROWS, TENTH, WORTH
 from online.errors import Residuals
 from online.features import FeatureSet
-from online.river import CONTEXT, RESIDUAL, RiverLearner
 from online.rls import (
     JACKKNIFE_ROWS,
     Comparison,
@@ -35,13 +34,13 @@ from online.transfer import SheetEstimate, SheetPrior
 from .design_matrix import DesignMatrix
 from .history import ChangeKind, StepHistory
 from .published_prediction import SHAPED, PublishedPrediction
-from .settings import RLS, BankSettings, make_learner
+from .settings import RESIDUAL, RLS, BankSettings, make_learner
+
+if TYPE_CHECKING:
+    from online.river import RiverLearner
 
 # Guess: of cost against delay; while coefficients are young, every 32 rows move them.
 YOUNG_ROWS = 1024
-# Guess: beyond, the rest is no sample of all steps; two stamps that swapped places are a few in a thousand.
-_TIMELESS_MAX = 0.05
-
 # Guess: of cost against delay; a block costs the same whatever is in it.
 _LONGEST = 16
 _PROMPT = (Target.STEP_TIME, Target.GPU_TIME)
@@ -68,7 +67,7 @@ class TargetState(Stateful):
         engine_names: of the engines that sent rows lately, by the numbers that rows bear.
         sheet_prior: what the data sheet and other configurations say of ``portable``'s step time.
         left_out: models of a state that are not configured with the same columns.
-        blocks_learned: how often something was learned that a reader is told of.
+        changes: how often something changed that a reader is told of.
     """
 
     SAVED = ("residuals", "champion", "first_ns", "last_ns", "finer", "timed")
@@ -89,7 +88,7 @@ class TargetState(Stateful):
         self.engine_names: dict[int, str] = {}
         self.sheet_prior: SheetPrior | None = None
         self.left_out: list[str] = []
-        self.blocks_learned = 0
+        self.changes = 0
         self._size_blocks()
 
     def offer(self, features: FeatureSet, prior_for: PriorFor) -> None:
@@ -106,7 +105,7 @@ class TargetState(Stateful):
         if self.published is None and SHAPED in self.models and self.target.vector == "beta":
             self.published = PublishedPrediction(features, self.settings)
             if self.published.residual is not None:
-                self.matrix.add(CONTEXT, fitted=False)
+                self.matrix.add(self.published.residual.columns, fitted=False)
         for model in self.models.values():
             model.learns_intervals = self.published is None
         self.cutter.widen(self.matrix.width)
@@ -137,13 +136,13 @@ class TargetState(Stateful):
         return outcome
 
     def _keep_windows(self, design: Design, *, finer: bool) -> None:
-        self.blocks_learned += not finer or self.windows is not None
+        self.changes += not finer or self.windows is not None
         self.finer |= finer
         rows = design if self.windows is None else Design.concatenate([self.windows, design])
         self.windows = None if self.finer else rows.slice(max(0, len(rows) - JACKKNIFE_ROWS), len(rows))
 
     def _size_blocks(self) -> None:
-        """The young learn every 32 rows, however long they take, as far as nobody would wait for them."""
+        """The young learn every 32 rows; blocks are as long as nobody would wait for them."""
         watcher, rows, seconds = self.watcher(), self.settings.block_rows, self.settings.block_s
         young = watcher is None or watcher.rows < YOUNG_ROWS
         self.cutter.block_rows = min(NOISE_ROWS, rows) if young else rows
@@ -151,38 +150,36 @@ class TargetState(Stateful):
 
     def _learn_block(self, block: Design) -> None:
         """All models learn these rows, the one that watches for changes of speed first."""
-        self.blocks_learned += 1
+        self.changes += 1
         block.grouped()  # once, for all views
-        self.champion, watcher, speed = self._best(), self.watcher(), None
+        self.champion, watcher, change = self._best(), self.watcher(), None
         if watcher is not None and len(view := self.matrix.view(block, watcher.features.name)):
             log_factors = watcher.log_factors(view.cell)
-            log_ratio = self._learn_by(watcher, view)
-            speed = watcher.speed or watcher.drift.unchanged()
+            log_ratio, change = watcher.learn(view), watcher.change
+            self._count(watcher, log_ratio)
             shaped = None if log_ratio is None else log_ratio - log_factors
             if self.published is not None:
-                self.published.learn(view, self._context_of(block), shaped, speed.verdict)
-            self.history.learn(watcher, view, shaped, speed.verdict)
+                self.published.learn(view, self._context_of(block), shaped, change)
+            self.history.learn(view, shaped, change)
         for model in self.models.values():
             if model is not watcher and len(view := self.matrix.view(block, model.features.name)):
-                self._learn_by(model, view, speed or model.drift.unchanged())
+                self._count(model, model.follow(view, change))
         for other in self.river.values():
             if len(view := self.matrix.view(block, other.features.name)):
                 other.learn(view)
         self.history.record(int(block.end_ns[-1]), watcher)
 
-    def _learn_by(self, model: RlsLearner, view: Design, *speed: Any) -> Floats | None:
-        log_ratio = model.learn(view, *speed)
+    def _count(self, model: RlsLearner, log_ratio: Floats | None) -> None:
         if model.features.name == self.champion and log_ratio is not None:
             self.residuals.learn(log_ratio)
-        return log_ratio
 
     def _context_of(self, block: Design) -> Floats | None:
         """Columns of the residual model for the rows that ``portable`` knows, per step; None without a model."""
-        if CONTEXT.name not in self.matrix.sets:
+        if self.published is None or self.published.residual is None:
             return None
-        context = block.x[:, self.matrix.sets[CONTEXT.name][1]] / block.steps[:, None]
-        known = context if block.complete else context[self.matrix.known(block, SHAPED)]
-        return np.fmax(known, 0.0)  # rows that waited before a model was configured have NaN
+        _, where = self.matrix.sets[self.published.residual.columns.name]
+        context = (block.x[:, where] / block.steps[:, None])[self.matrix.known(block, SHAPED)]
+        return np.fmax(context, 0.0)  # rows that waited before a model was configured have NaN
 
     def _best(self) -> str:
         """The champion as of now; empty before the first fit."""
@@ -197,6 +194,11 @@ class TargetState(Stateful):
             self._learn_block(self.cutter.flush())
 
     # ---------------------------------------------------------------- reading
+
+    def is_told_at_once(self) -> bool:
+        """Whether a live reader is told by every row; later ones need not wait for the end of a block."""
+        watcher = self.watcher()
+        return watcher is None or watcher.holding
 
     def flushed(self) -> TargetState:
         """A copy that has learned its partial block."""
@@ -269,7 +271,7 @@ class TargetState(Stateful):
         doubts, (rows, timeless) = {}, self.timed.tolist()
         # A clock that counts in units longer than a step says that many steps take no time; those cannot be learned,
         # and what is learned of the others alone is biased, however surely.
-        if rows >= START_ROWS and timeless > _TIMELESS_MAX * rows:
+        if rows >= START_ROWS and timeless > WORTH * rows:
             share = f"{timeless / rows:.0%} of its steps seem to take no time"
             doubts[Reason.CLOCK_GRAIN] = f"the clock of its telemetry is too coarse: {share}"
         odd = watcher.drift.odd_engine(watcher.shapes)
@@ -288,11 +290,10 @@ class TargetState(Stateful):
 
     def to_state(self) -> Tree:
         """For the state file; the partial block is saved, not flushed."""
-        pending = self.cutter.pending()
         return super().to_state() | {
-            "sets": [[name, [*columns]] for name, columns in self.matrix.layout()],
-            "pending": None if pending is None else pending.to_state(),
-            "windows": None if self.windows is None else self.windows.to_state(),
+            "sets": [[*each] for each in self.matrix.columns().items()],
+            "pending": self.matrix.rows_to_state(self.cutter.pending()),
+            "windows": self.matrix.rows_to_state(self.windows),
             "models": {name: model.to_state() for name, model in self.models.items()},
             "published": None if self.published is None else self.published.to_state(),
             "replicas": [each.to_state() for each in self.replicas],
@@ -303,16 +304,17 @@ class TargetState(Stateful):
     def from_state(self, state: Tree) -> None:
         """Fill this fresh target; models that are not configured with the same columns are left out."""
         super().from_state(state)
-        same, width = self.matrix.same_columns(state["sets"])
+        saved = dict(state["sets"])
+        same = {name for name, columns in self.matrix.columns().items() if saved.get(name) == columns}
         for name, kept in state["models"].items():
             if name in self.models and name in same:
                 self.models[name].from_state(kept)
             else:
                 self.left_out.append(name)
-        if state["pending"] is not None:
-            self.cutter.restore(self.matrix.rearranged(Design.of_state(state["pending"]), same, width))
-        if state["windows"] is not None:
-            self.windows = self.matrix.rearranged(Design.of_state(state["windows"]), same, width)
+        pending = self.matrix.rows_of_state(state["pending"], same)
+        if pending is not None:
+            self.cutter.restore(pending)
+        self.windows = self.matrix.rows_of_state(state["windows"], same)
         if self.published is not None and SHAPED in same and state["published"] is not None:
             self.published.from_state(state["published"])
         watcher = self.watcher()
@@ -331,6 +333,7 @@ class TargetState(Stateful):
         Raises:
             StateError: models of one name have other columns.
         """
+        self.changes += 1
         self.flush()
         other.flush()
         later = other.first_ns >= self.last_ns
@@ -364,11 +367,10 @@ class TargetState(Stateful):
         self.last_ns = max(self.last_ns, other.last_ns)
 
     def succeed(self, old: TargetState) -> None:
-        """Its configuration changed: shape factors and course begin with those of the old one."""
+        """Its configuration changed: the course begins with that of the old one."""
+        self.changes += 1
         self.history.course.add(old.history.course)
         self.history.course.mark(ChangeKind.CONFIGURATION, old.last_ns)
-        if SHAPED in self.models and SHAPED in old.models:
-            self.models[SHAPED].adopt_shapes(old.models[SHAPED])
 
 
 def _as_far_as_engines_agree(target: TargetSnapshot, spread: float) -> TargetSnapshot:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from collector.config import Config
-from online.change import DETECTORS, Alarm
+from online.change import DETECTORS
 from online.errors import WIDER, Intervals
 from online.features import portable
 from online.rows import Target
@@ -41,11 +41,6 @@ def test_without_a_detector_no_change_of_speed_is_told(gain):
 @pytest.mark.parametrize("detector", DETECTORS)
 def test_stalls_are_not_a_change_of_speed(detector):
     assert _run(detector, stalls=0.03).confirmed == 0
-
-
-def test_an_unknown_detector_is_refused_by_name():
-    with pytest.raises(ValueError, match="kswin"):
-        Alarm("kswin")
 
 
 # -------------------------------------------------------------------- intervals

@@ -7,11 +7,11 @@ import pytest
 from collector.config.schema import Config
 from online import change
 from online.change import DETECTORS
-from online.constants import ALARM_KEEP, HALF_LIFE_STEPS, NOISE_ROWS
+from online.constants import ALARM_KEEP, FEW_ROWS, HALF_LIFE_STEPS, NOISE_ROWS
 from online.level import HALF_LIVES_ROWS
-from online.river import RESIDUAL
 from online.rls import IDENTIFIED_ERROR, VIF_MAX
 from online.snapshot import Reason
+from online.target import RESIDUAL
 from online.target.target_state import YOUNG_ROWS
 from tests.support.paths import DOCS
 
@@ -32,7 +32,7 @@ TEXT = (DOCS / "learning.md").read_text(encoding="utf-8")
         (r"standard error (\d+) % of it", 100 * IDENTIFIED_ERROR),
         (r"`vif` above (\d+)", VIF_MAX),
         (r"Medians of\s+(\d+) rows", NOISE_ROWS),
-        (r"in medians of (\d+)\.", change.PREFILL_ROWS),
+        (r"in medians of (\d+)\.", FEW_ROWS),
         (r"Below (\d+) % nothing is a change", 100 * change.GATE),
         (r"keeps (\d+) % of its weight", 100 * ALARM_KEEP),
         (r"sees (\d+) rows per second", Config().river_rows_per_s),

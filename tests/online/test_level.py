@@ -86,7 +86,7 @@ def test_it_stays_within_its_bounds_whatever_it_learns(ratio):
     for k in range(5):
         found = level.learn(np.full(2000, ratio) * (-1) ** k, np.full(2000, k + 1))
         assert np.abs(found).max() <= LEVEL_MAX
-        assert np.isfinite(level.errors).all()
+        assert np.isfinite(level.now.errors).all()
 
 
 def test_stop_and_restart_is_no_restart():

@@ -126,6 +126,7 @@ def test_rename_keeps_what_was_learned():
         (Config(feature_sets=("phisics",)), "feature_sets"),
         (Config(custom={"step_time": ("tokens",)}), "tokens"),
         (Config(block_s=0.0), "block_s"),
+        (Config(detector="kswin"), "detector: 'kswin' is not one of cusum"),
     ],
 )
 def test_bad_settings_are_refused_by_name(settings_, key):

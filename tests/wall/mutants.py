@@ -118,7 +118,12 @@ MUTANTS = (
         "e[with_prefill] - median_of(others)",
         "0.0 * e[with_prefill]",
     ),
-    Mutant("bands are as wide as what was seen", "online/errors.py", "WIDER = 1.15", "WIDER = 1.0"),
+    Mutant(
+        "bands are as wide as what was seen",
+        "online/errors.py",
+        "WIDER, _MEMORY_SHARE = 1.15",
+        "WIDER, _MEMORY_SHARE = 1.0",
+    ),
     Mutant(
         "bands are of wider quantiles",
         "online/errors.py",

@@ -170,5 +170,4 @@ def test_a_load_that_cannot_tell_terms_apart_names_all_of_them():
     weight = 1.0 / (x @ beta) ** 2
     a, b = (x.T * weight) @ x, (x.T * weight) @ (x @ beta + 5000.0)
     names = ("intercept", "prefill_tokens", "decode_context_tokens", "requests")
-    assert moved_term(a, b, beta, names, slower=True).name == "all"
-    assert moved_term(a, b, beta, names, slower=False).name == "", "it is slower, not faster"
+    assert moved_term(a, b, beta, names).name == "all"

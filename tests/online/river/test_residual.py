@@ -9,8 +9,8 @@ import pytest
 
 from collector.config import Config
 from online.bank import Bank, merge_states
-from online.level import MEMORY_ROWS as START_ROWS
-from online.river import CONTEXT, RESIDUAL_MAX, ModelState, ResidualModel, Thinning
+from online.constants import MEMORY_ROWS as START_ROWS
+from online.river import CONTEXT, RESIDUAL_MAX, ResidualModel, Thinning
 from online.rows import STEP_FEATURES, CorrectionOutcome, RowBlock, Target
 from online.state import StateError
 from tests.support.linear_steps import steps
@@ -96,8 +96,8 @@ def test_stop_and_restart_is_no_restart(cut):
 
 
 def test_a_model_of_other_columns_is_refused():
-    model = ModelState(3, np.zeros(1), np.zeros(1), np.ones(1), 0.0)
-    state = ResidualModel(1.0).to_state() | {"model": model.to_state()}
+    state = ResidualModel(1.0).to_state()
+    state["model"]["weights"] = np.zeros(1)
     with pytest.raises(StateError):
         ResidualModel(1.0).from_state(state)
 
@@ -240,14 +240,14 @@ def test_a_clock_that_was_ahead_ends_nothing():
 # ------------------------------------------------------------------- cost
 
 
-def test_nothing_of_river_is_imported_before_a_row_is_learned():
-    code = """
+@pytest.mark.parametrize(("learners", "imported"), [(("rls",), False), (("rls", "river:residual"), True)])
+def test_models_of_river_are_imported_at_the_start_where_one_is_configured(learners, imported):
+    code = f"""
 import sys
 from collector.config.schema import Config
 from online import Bank
-bank = Bank(Config())
-bank.restore(Bank(Config()).state())
-assert not [name for name in sys.modules if name.partition('.')[0] == 'river']
+Bank(Config(learners={learners}))
+assert ("river.linear_model" in sys.modules) == {imported}
 """
     subprocess.run([sys.executable, "-c", code], check=True)
 

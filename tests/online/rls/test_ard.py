@@ -32,7 +32,7 @@ def _rows(n, seed, used=None):
 
 def used(learner):
     """Names of the columns in use."""
-    return [name for name, on in zip(SET.names, learner.fit.relevance.used, strict=False) if on]
+    return [name for name, on in zip(SET.names, learner.fit.passive, strict=False) if on]
 
 
 def _learn(learner, rows):
@@ -94,11 +94,6 @@ def test_a_pruned_column_is_published_as_0_and_not_as_somebodys_prior():
     assert {(f.coefficient, f.status) for f in pruned} == {(0.0, "at_bound")}
 
 
-def test_only_the_set_of_bsr_ard_prunes():
-    other = FeatureSet("portable", Target.STEP_TIME, SET.columns)
-    assert RlsLearner(other).fit.relevance is None
-
-
 def test_a_restored_learner_goes_on_bit_by_bit():
     whole = RlsLearner(SET)
     rows = _rows(2000, 9)
@@ -134,7 +129,7 @@ def test_odd_rows_leave_relevance_and_coefficients_finite(odd):
     for start in range(0, 1000, 32):
         learner.learn(design.slice(start, min(start + 32, 1000)))
     assert np.isfinite(learner.fit.beta).all()
-    assert np.isfinite(learner.fit.relevance.alpha).all()
+    assert np.isfinite(learner.fit.h).all()
     assert (learner.fit.beta[: len(SET)] >= 0).all()
     through_bytes(learner, RlsLearner(SET))
 
@@ -148,4 +143,4 @@ def test_rows_between_other_stamps_open_the_phases_which_are_always_in_use():
     assert learner.phases == 2
     assert np.isfinite(learner.fit.beta).all()
     again = through_bytes(learner, RlsLearner(SET))
-    assert np.array_equal(again.fit.relevance.alpha, learner.fit.relevance.alpha)
+    assert np.array_equal(again.fit.h, learner.fit.h)

@@ -138,7 +138,7 @@ def test_a_fault_in_the_learner_loses_one_batch_and_not_the_process(tmp_path, mo
     with running_sidecar(tmp_path) as sidecar:
         learn = sidecar.pipeline.process
 
-        def fail_once(_):
+        def fail_once(*_, **__):
             monkeypatch.setattr(sidecar.pipeline, "process", learn)
             raise RuntimeError("boom")
 

@@ -91,14 +91,14 @@ MUTANTS = (
     Mutant(
         "shape factors are not shrunk",
         "online/shapes.py",
-        "factors[ids] = self.usual(ids, beta) * believed(self.rows[ids])",
-        "factors[ids] = self.usual(ids, beta)",
+        "return self.usual(ids, beta) * believed(self.rows[ids])",
+        "return self.usual(ids, beta)",
     ),
     Mutant(
         "a fall of speed is no change",
         "online/change.py",
-        "return max(self.up, self.down) >= _LIMIT",
-        "return self.up >= _LIMIT",
+        "return max(self.up, self.down) >= self._limit",
+        "return self.up >= self._limit",
     ),
     Mutant(
         "what blocks usually say adds up to a change",
@@ -109,8 +109,8 @@ MUTANTS = (
     Mutant(
         "one block confirms a change",
         "online/change.py",
-        "_REACH = 16, 1.5, 9.0,",
-        "_REACH = 16, 1.5, 2.0,",
+        "_USUAL_MIN = 1.5, 9.0,",
+        "_USUAL_MIN = 1.5, 2.0,",
     ),
     Mutant(
         "prefill changes with everything else",
@@ -133,8 +133,8 @@ MUTANTS = (
     Mutant(
         "the level of a row has seen it",
         "online/level.py",
-        "known[i] = mean.get()\n                mean.update(value)",
-        "mean.update(value)\n                known[i] = mean.get()",
+        "known.append(mean.get())\n                mean.update(value)",
+        "mean.update(value)\n                known.append(mean.get())",
     ),
     Mutant(
         "rows of one operating point are believed without a cap",

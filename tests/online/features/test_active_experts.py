@@ -65,14 +65,18 @@ def test_costs_of_a_mixture_are_found():
         assert features[name].status == "identified"
 
 
-def test_a_configuration_whose_experts_are_told_late_learns_its_steps_anew():
-    bank = Bank(SETTINGS)
-    bank.describe("c", {"model": "m"})
-    bank.learn("c", STEP, steps(600, 1))
-    assert "active_experts" not in learned(bank)[0]
-    bank.describe("c", EXPERTS)
-    bank.learn("c", STEP, steps(900, 2))
-    features, rows = learned(bank)
+@pytest.mark.parametrize("restarts", [False, True])
+def test_a_configuration_whose_experts_are_told_late_learns_its_steps_anew(restarts):
+    before = after = Bank(SETTINGS)
+    before.describe("c", {"model": "m"})
+    before.learn("c", STEP, steps(600, 1))
+    assert "active_experts" not in learned(before)[0]
+    if restarts:
+        after = Bank(SETTINGS)
+        after.restore(before.state())
+    after.describe("c", EXPERTS)
+    after.learn("c", STEP, steps(900, 2))
+    features, rows = learned(after)
     assert "active_experts" in features
     assert rows == 900
 
@@ -86,13 +90,3 @@ def test_a_name_that_is_known_better_joins_without_what_was_learned_by_other_col
     features, rows = learned(bank, "new")
     assert "active_experts" in features
     assert rows == 900
-
-
-def test_a_state_from_before_the_experts_were_known_is_read_and_its_steps_are_learned_anew():
-    before, after = Bank(SETTINGS), Bank(SETTINGS)
-    before.describe("c", {"model": "m"})
-    before.learn("c", STEP, steps(600, 1))
-    after.restore(before.state())
-    after.describe("c", EXPERTS)
-    after.learn("c", STEP, steps(900, 2))
-    assert learned(after)[1] == 900

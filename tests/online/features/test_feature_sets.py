@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from online.blocks import CELLS, STRATA, Cutter, Design, strata_of
-from online.features import build, custom, portable, registered
-from online.features.columns import UNITS, Column, FeatureSet, register
+from online.features import build, custom, portable
+from online.features.columns import UNITS, Column, FeatureSet
 from online.rows import PHASES, STEP_FEATURES, RowBlock, Target
 
 
@@ -63,15 +63,6 @@ def test_portable_exists_for_every_target_with_units(target):
 def test_every_raw_name_has_a_unit():
     for target in Target:
         assert set(target.vocabulary) <= set(UNITS)
-
-
-def test_a_registered_set_can_be_built_by_name_and_may_not_apply():
-    register("test_only", lambda target, facts: portable(target) if facts.get("model") else None)
-    assert "test_only" in registered()
-    assert build("test_only", Target.STEP_TIME, {}) is None
-    assert build("test_only", Target.STEP_TIME, {"model": "m"}) is not None
-    with pytest.raises(ValueError, match="nobody"):
-        build("nobody", Target.STEP_TIME, {})
 
 
 @pytest.mark.parametrize("columns", [(), (Column("a", "us", "intercept"),) * 2, (Column("a", "us", "tokens"),)])

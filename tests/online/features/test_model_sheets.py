@@ -16,31 +16,6 @@ def _sheet(config):
     return sheet
 
 
-def test_a_dense_model_counts_attention_and_gated_mlp_of_every_layer():
-    sheet = _sheet(DENSE)
-    layer = 4 * 64 * 64 + 3 * 64 * 128
-    assert sheet.flops_per_token == 2 * 2 * layer
-    assert sheet.attention_flops_per_pair == 4 * 2 * 64
-    assert sheet.kv_bytes_per_token == 2 * 2 * 64 * 2
-    assert sheet.weight_bytes == (2 * layer + 100 * 64) * 2
-
-
-def test_grouped_queries_shrink_the_cache_and_two_of_the_four_projections():
-    sheet = _sheet(GQA)
-    assert sheet.kv_bytes_per_token == _sheet(DENSE).kv_bytes_per_token / 2
-    assert sheet.flops_per_token == 2 * 2 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 128)
-    assert sheet.attention_flops_per_pair == _sheet(DENSE).attention_flops_per_pair
-
-
-def test_a_mixture_computes_with_the_active_experts_and_stores_all():
-    sheet = _sheet(MOE)
-    attention, expert, router = 2 * 64 * 64 + 2 * 64 * 32, 3 * 64 * 128, 64 * 4
-    assert sheet.flops_per_token == 2 * 2 * (attention + 2 * expert + router)
-    assert sheet.weight_bytes == (2 * (attention + 4 * expert + router) + 100 * 64) * 2
-    assert sheet.expert_bytes == expert * 2
-    assert (sheet.experts, sheet.experts_per_token, sheet.moe_layers) == (4, 2, 2)
-
-
 def test_latent_attention_caches_its_latent_only():
     sheet = _sheet(MLA)
     attention = 64 * 24 + 24 * 4 * 12 + 64 * 20 + 16 * 4 * 16 + 4 * 8 * 64

@@ -13,7 +13,7 @@ The machine does 1e6 flops and moves 1e3 bytes per microsecond; the knobs are Nb
 import numpy as np
 import pytest
 
-from online.features import SYSTEMS, build, registered
+from online.features import SYSTEMS, build
 from online.features.sheets import sheet_of
 from online.features.systems import request_gates, step_gates
 from online.rows import REQUEST_FEATURES, STEP_FEATURES, RowBlock, Target
@@ -65,27 +65,27 @@ def values(name, target, facts, **changes):
     return dict(zip(live.names, x, strict=True)) | constants
 
 
+def step(name, facts, **changes):
+    return values(name, Target.STEP_TIME, facts, **changes)
+
+
+def request(name, facts, **changes):
+    return values(name, Target.QUEUE_WAIT, facts, **changes)
+
+
+def of_regime(columns):
+    """Those that the gates leave."""
+    return {name: value for name, value in columns.items() if value}
+
+
 def approx(expected):
     return pytest.approx(expected, rel=1e-9, abs=1e-12)
-
-
-@pytest.mark.parametrize("model", MODELS)
-def test_sheets_of_the_three_models_are_as_worked_out(model):
-    sheet, missing = sheet_of(MODELS[model])
-    assert missing == ()
-    assert sheet.token_us == approx(TOKEN[model])
-    assert sheet.kv_token_us == approx(KV[model])
-    assert sheet.pair_us == approx(PAIR)
-    if model == "moe":
-        assert (sheet.dense_weight_us, sheet.expert_us) == (approx(MOE_REST), approx(EXPERT))
-    else:
-        assert sheet.dense_weight_us == approx(WEIGHTS[model])
 
 
 @pytest.mark.parametrize("model", ["dense", "gqa"])
 def test_physics_of_a_step(model):
     token, kv = TOKEN[model], KV[model]
-    assert values("physics", Target.STEP_TIME, MODELS[model]) == approx(
+    assert step("physics", MODELS[model]) == approx(
         {
             "intercept": 1.0,
             "has_prefill": 1.0,
@@ -100,22 +100,22 @@ def test_physics_of_a_step(model):
 
 
 def test_the_hinge_opens_where_computing_takes_longer_than_reading():
-    found = values("physics", Target.STEP_TIME, MODELS["dense"], prefill_tokens=995.0)
+    found = step("physics", MODELS["dense"], prefill_tokens=995.0)
     assert found["hinge"] == approx(1000 * TOKEN["dense"] / 0.62 - WEIGHTS["dense"])
 
 
 def test_physics_of_a_mixture_counts_the_experts_that_are_touched():
-    found = values("physics", Target.STEP_TIME, MODELS["moe"])
+    found = step("physics", MODELS["moe"])
     assert found["t_experts"] == approx(4 * (1 - 0.5**35) * EXPERT)
-    one = values("physics", Target.STEP_TIME, MODELS["moe"], prefill_tokens=0.0, decode_tokens=1.0)
+    one = step("physics", MODELS["moe"], prefill_tokens=0.0, decode_tokens=1.0)
     assert one["t_experts"] == approx(2 * EXPERT)
     assert one["has_prefill"] == 0.0
-    assert [step["tokens_to_32"] for step in (found, one)] == [32.0, 1.0]  # 35 tokens, and one
-    assert "tokens_to_32" not in values("physics", Target.STEP_TIME, MODELS["dense"])
+    assert [each["tokens_to_32"] for each in (found, one)] == [32.0, 1.0]  # 35 tokens, and one
+    assert "tokens_to_32" not in step("physics", MODELS["dense"])
 
 
 def test_attention_of_unseen_chunks_is_that_of_fresh_equal_prompts():
-    found = values("physics", Target.STEP_TIME, MODELS["dense"], prefill_attention=np.nan)
+    found = step("physics", MODELS["dense"], prefill_attention=np.nan)
     assert found["t_pfattn"] == approx(2 * 15**2 / 2 * PAIR)
 
 
@@ -135,36 +135,34 @@ def test_physics_of_a_request():
         "prompt_tokens": 200.0,
         "running": 10.0,
     }
-    assert values("physics", Target.QUEUE_WAIT, MODELS["gqa"]) == approx(
+    assert request("physics", MODELS["gqa"]) == approx(
         {"intercept": 1.0, "waiting": 3.0, "t_prompt": 200 * TOKEN["gqa"], "saturated": 4.0}
     )
-    assert values("physics", Target.QUEUE_WAIT, MODELS["gqa"], running=9.0)["saturated"] == 0.0
+    assert request("physics", MODELS["gqa"], running=9.0)["saturated"] == 0.0
 
 
 @pytest.mark.parametrize("model", MODELS)
 def test_blackbox(model):
-    step = values("blackbox", Target.STEP_TIME, MODELS[model])
-    assert step == {"intercept": 1.0, "prefill_tokens": 30.0, "decode_tokens": 5.0}
-    request = values("blackbox", Target.QUEUE_WAIT, MODELS[model])
-    assert request == {"intercept": 1.0, "prompt_tokens": 200.0, "output_tokens": 50.0}
+    assert step("blackbox", MODELS[model]) == {"intercept": 1.0, "prefill_tokens": 30.0, "decode_tokens": 5.0}
+    assert request("blackbox", MODELS[model]) == {"intercept": 1.0, "prompt_tokens": 200.0, "output_tokens": 50.0}
 
 
 @pytest.mark.parametrize("model", ["dense", "gqa"])
 def test_roofline_of_a_small_step_is_reading(model):
-    assert values("roofline", Target.STEP_TIME, MODELS[model]) == approx(
+    assert step("roofline", MODELS[model]) == approx(
         {"intercept": 1.0, "compute": 0.0, "memory": WEIGHTS[model] + (30 + 400) * KV[model]}
     )
 
 
 def test_roofline_of_a_large_prefill_is_computing_and_its_decodes_still_read():
     faster_memory = MODELS["gqa"] | {"memory_bandwidth_gb_s": 10.0}
-    found = values("roofline", Target.STEP_TIME, faster_memory, prefill_tokens=5000.0)
+    found = step("roofline", faster_memory, prefill_tokens=5000.0)
     assert found["compute"] == approx(5000 * TOKEN["gqa"] + 700 * PAIR)
     assert found["memory"] == approx(5 / 5005 * WEIGHTS["gqa"] / 10 + 400 * KV["gqa"] / 10)
 
 
 def test_roofline_of_a_mixture_reads_the_experts_it_touches():
-    found = values("roofline", Target.STEP_TIME, MODELS["moe"], prefill_tokens=0.0, prefill_attention=0.0)
+    found = step("roofline", MODELS["moe"], prefill_tokens=0.0, prefill_attention=0.0)
     assert found["memory"] == approx(MOE_REST + 4 * (1 - 0.5**5) * EXPERT + 400 * KV["moe"])
 
 
@@ -183,8 +181,8 @@ def test_picf(model):
     }
     if model == "moe":
         expected["t_decode_experts"] = 2 * 5 * EXPERT
-    assert values("picf", Target.STEP_TIME, MODELS[model]) == approx(expected)
-    assert values("picf", Target.QUEUE_WAIT, MODELS[model]) == approx(
+    assert step("picf", MODELS[model]) == approx(expected)
+    assert request("picf", MODELS[model]) == approx(
         {
             "intercept": 1.0,
             "waiting": 3.0,
@@ -202,7 +200,7 @@ def test_picf(model):
 @pytest.mark.parametrize("model", MODELS)
 def test_mole_rd_asks_one_expert_far_from_the_boundaries(model):
     token, kv = TOKEN[model], KV[model]
-    found = values("mole_rd", Target.STEP_TIME, MODELS[model], prefill_tokens=95.0)
+    found = step("mole_rd", MODELS[model], prefill_tokens=95.0)
     expected = {
         "prefill.intercept": 1.0,
         "prefill.t_tok": 95 * token,
@@ -211,14 +209,14 @@ def test_mole_rd_asks_one_expert_far_from_the_boundaries(model):
     }
     if model == "moe":
         expected["prefill.experts"] = 2 * 95 * token
-    assert {k: v for k, v in found.items() if v} == approx(expected)
-    found = values("mole_rd", Target.STEP_TIME, MODELS[model], prefill_tokens=0.0)
+    assert of_regime(found) == approx(expected)
+    found = step("mole_rd", MODELS[model], prefill_tokens=0.0)
     expected = {"decode.intercept": 1.0, "decode.t_kv": 400 * kv, "decode.tokens_running": 40.0}
     if model == "moe":
         expected["decode.experts"] = 4 * 5 * EXPERT
-    assert {k: v for k, v in found.items() if v} == approx(expected)
-    found = values("mole_rd", Target.STEP_TIME, MODELS[model], kv_usage_ratio=0.97, kv_blocks_used=50.0)
-    assert {k: v for k, v in found.items() if v} == approx(
+    assert of_regime(found) == approx(expected)
+    found = step("mole_rd", MODELS[model], kv_usage_ratio=0.97, kv_blocks_used=50.0)
+    assert of_regime(found) == approx(
         {
             "saturation.intercept": 1.0,
             "saturation.tokens": 35 * kv,
@@ -226,8 +224,8 @@ def test_mole_rd_asks_one_expert_far_from_the_boundaries(model):
             "saturation.pressure": 1 / 0.04,
         }
     )
-    found = values("mole_rd", Target.STEP_TIME, MODELS[model], prefill_tokens=5.0)
-    assert {k: v for k, v in found.items() if v} == approx(
+    found = step("mole_rd", MODELS[model], prefill_tokens=5.0)
+    assert of_regime(found) == approx(
         {
             "mixed.intercept": 1.0,
             "mixed.prefill": 5 * token,
@@ -241,16 +239,16 @@ def test_mole_rd_asks_one_expert_far_from_the_boundaries(model):
 @pytest.mark.parametrize(("data_parallel", "degree"), [({}, 2.0), ({"data_parallel_size": 4}, 8.0)])
 def test_rece_has_expert_parallelism_as_a_degree(data_parallel, degree):
     spread = facts_of(MOE, tensor_parallel_size=2, expert_parallel=True, **data_parallel)
-    assert values("rece", Target.STEP_TIME, spread)["expert_parallel"] == degree
+    assert step("rece", spread)["expert_parallel"] == degree
     sliced = facts_of(MOE, tensor_parallel_size=2, expert_parallel=False, **data_parallel)
-    assert values("rece", Target.STEP_TIME, sliced)["expert_parallel"] == 0.0
+    assert step("rece", sliced)["expert_parallel"] == 0.0
 
 
 def test_mole_rd_with_offload_reads_the_transfers():
     facts = MODELS["gqa"] | {"cpu_offload": True}
     block = 16 * 256 / 1e3
-    assert values("mole_rd", Target.STEP_TIME, facts, prefill_tokens=0.0)["decode.offload"] == approx(6 * block)
-    found = values("mole_rd", Target.STEP_TIME, facts, kv_usage_ratio=0.97)
+    assert step("mole_rd", facts, prefill_tokens=0.0)["decode.offload"] == approx(6 * block)
+    found = step("mole_rd", facts, kv_usage_ratio=0.97)
     assert found["saturation.evictions"] == approx(3 * block)
 
 
@@ -273,21 +271,21 @@ def test_gates_sum_to_one_and_are_soft_only_near_a_boundary():
 
 def test_mole_rd_of_a_request_by_regime():
     facts = MODELS["dense"]
-    low = values("mole_rd", Target.QUEUE_WAIT, facts, waiting=2.0)
-    assert {k: v for k, v in low.items() if v} == approx({"low.intercept": 1.0, "low.prompt": 0.2})
-    high = values("mole_rd", Target.QUEUE_WAIT, facts, kv_usage_ratio=0.96)
-    assert {k: v for k, v in high.items() if v} == approx(
+    low = request("mole_rd", facts, waiting=2.0)
+    assert of_regime(low) == approx({"low.intercept": 1.0, "low.prompt": 0.2})
+    high = request("mole_rd", facts, kv_usage_ratio=0.96)
+    assert of_regime(high) == approx(
         {"high.intercept": 1, "high.pressure": 20, "high.waiting_usage": 2.88, "high.prompt_usage": 192}
     )
-    normal = values("mole_rd", Target.QUEUE_WAIT, facts)
-    assert {k: v for k, v in normal.items() if v} == approx(
+    normal = request("mole_rd", facts)
+    assert of_regime(normal) == approx(
         {"normal.intercept": 1, "normal.waiting": 3, "normal.chunks": 2, "normal.seats": 1}
     )
 
 
 @pytest.mark.parametrize("model", MODELS)
 def test_hfd_tl(model):
-    assert values("hfd_tl", Target.STEP_TIME, MODELS[model]) == approx(
+    assert step("hfd_tl", MODELS[model]) == approx(
         {
             "intercept": 1.0,
             "t_prefill": 30 * TOKEN[model],
@@ -299,7 +297,7 @@ def test_hfd_tl(model):
             "offload": 0.0,
         }
     )
-    assert values("hfd_tl", Target.QUEUE_WAIT, MODELS[model]) == approx(
+    assert request("hfd_tl", MODELS[model]) == approx(
         {"intercept": 1, "queue": 0.3, "usage": 0.5, "prompt": 0.2, "queue_squared": 0.09}
         | {"inverse_tp": 1, "prefix": 0, "chunked": 1}
     )
@@ -331,8 +329,8 @@ def test_rece(model):
     }
     if model == "moe":
         expected["t_experts"] = 35 * 0.5 * (2 * 2 * 2 * 24576 / 2 / 1e6)
-    assert values("rece", Target.STEP_TIME, facts) == approx(expected)
-    assert values("rece", Target.QUEUE_WAIT, facts) == approx(
+    assert step("rece", facts) == approx(expected)
+    assert request("rece", facts) == approx(
         {"intercept": 1, "queue": 0.3, "queue_squared": 0.09, "usage": 0.5, "usage_squared": 0.25, "prompt": 0.2}
         | {"prompt_squared": 0.04, "queue_usage": 0.15, "prompt_usage": 0.1, "seats": 1.0, "seats_usage": 0.5}
         | {"inverse_tp": 0.5, "prefix": 0, "chunked": 1, "several_gpus": 1, "t_link": 200 * 64 * 2 * 2 / 1e3}
@@ -341,9 +339,9 @@ def test_rece(model):
 
 @pytest.mark.parametrize("model", MODELS)
 def test_bsr_ard_holds_rece_and_what_only_physics_and_picf_have(model):
-    found = values("bsr_ard", Target.STEP_TIME, MODELS[model])
-    physics, rece = (values(name, Target.STEP_TIME, MODELS[model]) for name in ("physics", "rece"))
-    picf = values("picf", Target.STEP_TIME, MODELS[model])
+    found = step("bsr_ard", MODELS[model])
+    physics, rece = (step(name, MODELS[model]) for name in ("physics", "rece"))
+    picf = step("picf", MODELS[model])
     assert rece.items() <= found.items()
     for name in ("has_prefill", "hinge", "t_kv", "t_pfattn", "requests"):
         assert found[name] == physics[name]
@@ -367,20 +365,15 @@ def test_every_column_of_a_live_set_varies_and_has_a_unit_and_a_definition(name,
 
 
 def test_what_is_multiplied_by_nothing_need_not_be_known():
-    found = values("picf", Target.STEP_TIME, MODELS["dense"], decode_tokens=0.0, running=np.nan)
+    found = step("picf", MODELS["dense"], decode_tokens=0.0, running=np.nan)
     assert found["decode_running"] == 0.0
-    assert np.isnan(values("picf", Target.STEP_TIME, MODELS["dense"], running=np.nan)["decode_running"])
+    assert np.isnan(step("picf", MODELS["dense"], running=np.nan)["decode_running"])
 
 
 @pytest.mark.parametrize("name", ["physics", "roofline", "picf", "mole_rd", "hfd_tl", "bsr_ard", "rece"])
 def test_without_sheets_a_system_is_not_offered(name):
     assert build(name, Target.STEP_TIME, {}) is None
     assert build(name, Target.STEP_TIME, dict(KNOBS)) is None
-
-
-def test_all_nine_systems_are_registered():
-    assert {"portable", *SYSTEMS} <= set(registered())
-    assert len(SYSTEMS) == 8
 
 
 def test_an_empty_step_gives_finite_columns():

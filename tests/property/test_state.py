@@ -169,19 +169,3 @@ def test_a_change_of_configuration_starts_from_the_old_coefficients_also_after_a
     for each in (bank, again):
         _learn(each, test.rows, "new")
     assert _published(again, "new") == _published(bank, "new")
-
-
-def test_a_donor_of_the_same_model_warms_a_new_configuration():
-    donor = Bank(RLS)
-    donor.describe("d", {"model": "m", "gpu": "H100"})
-    _learn(donor, steps(3000, 1).rows, "d")
-    bank = Bank(RLS)
-    assert bank.add_donors(donor.state()) == 1
-    bank.describe("same", {"model": "m", "gpu": "H100"})
-    bank.describe("other", {"model": "x", "gpu": "H100"})
-    for name in ("same", "other"):
-        _learn(bank, steps(3, 5, batch=(4, 4), prefill_share=0.0).rows, name)
-    warm = {f.name: f.status for f in bank.targets("same")["step_time"].models["portable"].features}
-    assert warm["prefill_tokens"] == "prior_only"
-    cold = {f.name for f in bank.targets("other")["step_time"].models["portable"].features}
-    assert "prefill_tokens" not in cold

@@ -17,6 +17,14 @@ SETTINGS = Config(learners=("rls",), feature_sets=("portable",))
 RULES = "learners: [rls]\nrules: [{match: {recording: '*'}, facts: {model: m}}]\n"
 
 
+def _by_name(model):
+    return {feature.name: feature for feature in model.features}
+
+
+def _new_of(bank):
+    return _by_name(bank.targets("new")["step_time"].models["portable"])
+
+
 def _replayed(name, directory, more=""):
     """The portable model of a bundled recording, which is said to be of the model m."""
     (directory / "tracefit.yaml").write_text(RULES + more)
@@ -27,23 +35,13 @@ def _replayed(name, directory, more=""):
     return config.targets["step_time"].models["portable"], state
 
 
-@pytest.fixture(scope="module")
-def alone_and_with_a_wrong_donor(tmp_path_factory):
+def test_a_wrong_donor_neither_holds_what_the_rows_tell_nor_spoils_predictions(tmp_path):
     """The donor's prefill tokens take a twelfth of the time."""
-    directory = tmp_path_factory.mktemp("states")
-    alone, _ = _replayed("c1_mixed", directory)
-    _, donor = _replayed("c7_async_sim", directory)
-    return alone, _replayed("c1_mixed", directory, f"donors: [{donor}]")[0]
-
-
-def test_coefficients_alone_predict_with_a_wrong_donor_almost_as_without(alone_and_with_a_wrong_donor):
-    alone, started = alone_and_with_a_wrong_donor
+    alone, _ = _replayed("c1_mixed", tmp_path)
+    _, donor = _replayed("c7_async_sim", tmp_path)
+    started, _ = _replayed("c1_mixed", tmp_path, f"donors: [{donor}]")
     assert started.error.mape < 1.2 * alone.error.mape
-
-
-def test_a_wrong_donor_does_not_hold_what_the_rows_tell(alone_and_with_a_wrong_donor):
-    alone, started = ({f.name: f for f in model.features} for model in alone_and_with_a_wrong_donor)
-    cold, prefill = alone["prefill_tokens"], started["prefill_tokens"]
+    cold, prefill = (_by_name(model)["prefill_tokens"] for model in (alone, started))
     assert cold.status == prefill.status == "identified"
     assert prefill.coefficient == pytest.approx(cold.coefficient, rel=0.05)
 
@@ -67,13 +65,11 @@ def test_a_donor_is_dropped_where_the_own_fit_is_twice_as_good():
     bank.learn("old", STEP, _long_contexts(2000, 1))
     bank.inherit("new", "old")
     own = steps(600, 2, beta=BETA * [0.3, 1, 10, 1]).rows
-    found = {}
-    for name, each in (("donor", bank), ("cold", cold)):
+    for each in (bank, cold):
         each.learn("new", STEP, own)
-        features = each.targets("new")["step_time"].models["portable"].features
-        found[name] = {f.name: f.coefficient for f in features}
-    assert found["donor"]["decode_context_tokens"] == pytest.approx(BETA[2] * 10, rel=0.1)
-    assert found["donor"] == pytest.approx(found["cold"], rel=0.05)
+    helped, unhelped = ({name: f.coefficient for name, f in _new_of(each).items()} for each in (bank, cold))
+    assert helped["decode_context_tokens"] == pytest.approx(BETA[2] * 10, rel=0.1)
+    assert helped == pytest.approx(unhelped, rel=0.05)
 
 
 def test_a_donor_that_is_like_it_stays():
@@ -81,19 +77,27 @@ def test_a_donor_that_is_like_it_stays():
     bank.learn("old", STEP, steps(2000, 1).rows)
     bank.inherit("new", "old")
     bank.learn("new", STEP, steps(600, 2, prefill_share=0.0).rows)
-    features = {f.name: f for f in bank.targets("new")["step_time"].models["portable"].features}
-    assert features["prefill_tokens"].coefficient == pytest.approx(BETA[1], rel=0.05)
-    assert features["prefill_tokens"].status == "prior_only"
+    prefill = _new_of(bank)["prefill_tokens"]
+    assert prefill.coefficient == pytest.approx(BETA[1], rel=0.05)
+    assert prefill.status == "prior_only"
 
 
-@pytest.mark.parametrize(("facts", "lent"), [({"gpu": "H100"}, True), ({}, False), ({"gpu": "A100"}, False)])
-def test_a_donor_lends_only_to_a_configuration_of_its_gpu(facts, lent):
+@pytest.mark.parametrize(
+    ("facts", "lent"),
+    [
+        ({"model": "m", "gpu": "H100"}, True),
+        ({"model": "m"}, False),
+        ({"model": "m", "gpu": "A100"}, False),
+        ({"model": "x", "gpu": "H100"}, False),
+    ],
+)
+def test_a_donor_lends_only_to_a_configuration_of_its_model_and_gpu(facts, lent):
     donor, bank = Bank(SETTINGS), Bank(SETTINGS)
     donor.describe("old", {"model": "m", "gpu": "H100", "tensor_parallel_size": 1})
     donor.learn("old", STEP, steps(2000, 1).rows)
-    bank.add_donors(donor.state())
-    bank.describe("new", {"model": "m", **facts})
+    assert bank.add_donors(donor.state()) == 1
+    bank.describe("new", facts)
     bank.learn("new", STEP, steps(64, 2, prefill_share=0.0).rows)
-    features = {f.name: f.status for f in bank.targets("new")["step_time"].models["portable"].features}
-    assert ("prefill_tokens" in features) == lent
-    assert np.isin("prior_only", list(features.values())) == lent
+    status = {name: feature.status for name, feature in _new_of(bank).items()}
+    assert status.get("prefill_tokens") == ("prior_only" if lent else None)
+    assert ("prior_only" in status.values()) == lent

@@ -73,6 +73,11 @@ def coefficients(pipeline: Pipeline) -> dict[tuple[str, str, str], float]:
     }
 
 
+def step_coefficients(pipeline: Pipeline) -> dict[str, float]:
+    """Of step time, where one configuration was learned."""
+    return {name: value for (_, target, name), value in coefficients(pipeline).items() if target == "step_time"}
+
+
 def assert_accounted(counts: Counts) -> None:
     """received = accepted + the sum of what was skipped, for spans and for events."""
     assert counts[table.DECODED_SPANS] == counts[table.DECODED_SPANS_OK] + counts.total(table.SKIPPED_SPANS)

@@ -14,7 +14,7 @@ from collector.ingest.queue import Export
 from collector.join.joiner import Joiner
 from collector.telemetry import table
 from collector.telemetry.reasons import JoinEvent, RowDrop, Skip
-from tests.support.pipelines import assert_accounted, coefficients, new_pipeline, replayed
+from tests.support.pipelines import assert_accounted, coefficients, new_pipeline, replayed, step_coefficients
 from tests.support.step_exports import attribute
 from tests.support.toy_engine import MONO_NS, UNIX_NS, Job, many_jobs, run_engine
 from tests.support.toy_spans import (
@@ -349,50 +349,6 @@ def test_request_spans_held_are_bounded(monkeypatch):
     assert_sound(pipeline)
 
 
-@pytest.mark.parametrize("jump", [5000, 70_000, 10**12])
-def test_step_ids_that_jump_by_a_trillion_do_not_stop_the_engine(sound, jump):
-    pipeline = new_pipeline(allowed_lateness_s=0.1)
-    everything = pieces(sound, instance="sound")
-    for one in exports_of(everything, 5):
-        pipeline.process([one])
-    (engine,) = pipeline.joiner.engines.values()
-    assert engine.processes[0].emitted_to > 256
-    after = run_engine(many_jobs(20), start_ns=sound.summaries[-1]["step.ts_end_ns"])
-    late = step_span(after, 1, 50)
-    for event in late.events:
-        for one in event.attributes:
-            if one.key == "step.id":
-                one.value.int_value += jump
-    tracemalloc.start()
-    pipeline.process([export(Piece("sound", STEP_SCOPE, late))])
-    pipeline.process([export(everything[-1])])
-    pipeline.flush()
-    peak_bytes = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert peak_bytes < 128 << 20
-    assert_sound(pipeline)
-
-
-@pytest.mark.parametrize("apart_us", [700, 7_000, 2_000_000])
-def test_two_engines_with_one_instance_id_are_found_and_held_in_bounded_memory(apart_us):
-    first, second = run_engine(many_jobs(60)), run_engine(many_jobs(60, seed=5), start_ns=MONO_NS + apart_us * 1000)
-    both = [
-        Piece("same", STEP_SCOPE, step_span(run, low, low + 9))
-        for low in range(1, min(len(first.summaries), len(second.summaries)) - 10, 10)
-        for run in (first, second)
-    ]
-    both.sort(key=lambda piece: piece.span.end_time_unix_nano)
-    pipeline = new_pipeline()
-    for piece in both:
-        pipeline.process([export(piece)])
-        (engine,) = pipeline.joiner.engines.values()
-        assert len(engine.processes) <= 8
-    counts = pipeline.take_counts()
-    assert counts[table.JOIN_EVENTS, JoinEvent.ENGINE_CONFLICT] > 0
-    pipeline.flush()
-    assert_sound(pipeline)
-
-
 @pytest.mark.parametrize(("apart_s", "event"), [(0.001, JoinEvent.ENGINE_REFUSED), (2.0, JoinEvent.ENGINE_EVICTED)])
 def test_engines_beyond_the_cap_take_the_place_of_those_that_are_gone(apart_s, event):
     """And nothing of those stays; while all are alive, newcomers are refused."""
@@ -410,10 +366,6 @@ def test_engines_beyond_the_cap_take_the_place_of_those_that_are_gone(apart_s, e
 
 
 # --- the life of an engine ----------------------------------------------------------------------------------------
-
-
-def step_coefficients(pipeline):
-    return {name: value for (_, target, name), value in coefficients(pipeline).items() if target == "step_time"}
 
 
 @pytest.mark.parametrize("gap_s", [2.0, 60.0])
@@ -462,37 +414,3 @@ def test_a_wall_clock_that_goes_back_does_not_stop_the_engine(sound):
     assert counts[table.SKIPPED_SPANS, Skip.LATE] == 0
     assert counts.total(table.ROWS) > 0
     assert_accounted(counts)
-
-
-def test_idle_time_is_never_learned():
-    jobs = many_jobs(64)
-    for index, job in enumerate(jobs):
-        job.queued_step += 400 * (index // 8)
-    run = run_engine(jobs, idle_us=30e6)
-    pipeline = replayed(exports_of(pieces(run)))
-    counts = pipeline.take_counts()
-    assert counts[table.DROPPED_ROWS, RowDrop.IDLE] >= 7
-    found = step_coefficients(pipeline)
-    assert found["intercept"] == pytest.approx(7000, rel=2e-3)
-    assert found["requests"] == pytest.approx(160, rel=2e-2)
-
-
-def test_a_step_or_journey_of_long_ago_does_not_stretch_the_window_back():
-    run = run_engine(many_jobs(60))
-    for summary in run.summaries:
-        summary["step.id"] += 10**9
-    for job in run.jobs:
-        job.marks = [(kind, step + 10**9, ns, done) for kind, step, ns, done in job.marks]
-    pipeline = new_pipeline()
-    for one in exports_of(pieces(run, instance="sound")):
-        pipeline.process([one])
-    old = changed(step_span(run, 1, 1), "step.id", 7)
-    old.span_id = b"old step"
-    pipeline.process([export(Piece("sound", STEP_SCOPE, old))])
-    past = journey(("SCHEDULED", 7, 1.0, 0), ("FINISHED", 9, 1.1, 3), name="past")
-    pipeline.process([export(past._replace(instance="sound"))])
-    pipeline.flush()
-    counts = pipeline.take_counts()
-    assert counts[table.JOIN_EVENTS, JoinEvent.STEP_LATE] == 1
-    assert counts[table.JOIN_EVENTS, JoinEvent.JOURNEY_LATE] == 1
-    assert sum(s.window.size for s in pipeline.joiner.engines["", "sound"].processes) < 2000

@@ -12,9 +12,7 @@ from collector.decode.spans import decode
 from collector.decode.vocabulary import SUMMARY_FIELDS
 from collector.telemetry import Counts, table
 from collector.telemetry.reasons import Skip
-from tests.support.paths import DATA
 from tests.support.pipelines import assert_accounted
-from tests.support.recordings import recording
 from tests.support.step_exports import attribute
 from tests.support.toy_engine import UNIX_NS, Job, run_engine
 from tests.support.toy_spans import (
@@ -172,17 +170,6 @@ def test_a_span_that_is_not_admitted_is_counted_with_its_reason(run):
 def test_undecodable_bytes_raise_what_admission_would_have_raised():
     with pytest.raises(DecodeError):
         decode(b"\xff\xff\xff", "", lambda *_: None, Counts())
-
-
-def test_a_recording_is_accounted_for_to_the_last_event():
-    counts = Counts()
-    for export in recording(DATA / "c1_mixed" / "otlp.pb.gz"):
-        decode(export.payload, export.peer, lambda *_: None, counts)
-    assert_accounted(counts)
-    # counts of the recording: 1168 summaries, 764 snapshots, 156 core and 156 API spans, 778 events lost by the SDK
-    assert counts[table.DECODED_SPANS] == counts[table.DECODED_SPANS_OK]
-    assert counts[table.SDK_DROPPED_EVENTS] == 778
-    assert counts[table.DECODED_EVENTS_OK] > 1168 + 764
 
 
 def test_foreign_events_and_attributes_beside_ours_change_nothing(run):

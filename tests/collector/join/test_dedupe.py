@@ -11,13 +11,6 @@ from collector.telemetry.reasons import Skip
 S = 10**9
 
 
-def test_a_repeated_span_is_a_duplicate_whatever_came_between():
-    spans = SpanWindow(600 * S, 1000, 8)
-    assert spans.admit("a", b"1", 100 * S) is None
-    assert spans.admit("a", b"2", 300 * S) is None
-    assert spans.admit("a", b"1", 100 * S) is Skip.DUPLICATE
-
-
 def test_emitters_do_not_share_ids():
     spans = SpanWindow(600 * S, 1000, 8)
     assert spans.admit("a", b"1", 100 * S) is None

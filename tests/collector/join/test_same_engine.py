@@ -11,7 +11,6 @@ from collector.telemetry.reasons import JoinEvent
 from online import RowOutcome
 from online.rows import Quality, Target
 from tests.support.pipelines import coefficients, replayed
-from tests.support.recordings import otlp_file, recording
 from tests.support.toy_engine import Run, many_jobs, run_engine
 from tests.support.toy_spans import exports_of, pieces
 
@@ -74,13 +73,3 @@ def test_too_few_common_steps_prove_nothing(run):
     few = dataclasses.replace(plugin_of(run), summaries=plugin_of(run).summaries[:19])
     pipeline = replayed(exports_of(pieces(run, instance="a") + pieces(few, instance="b")))
     assert pipeline.take_counts()[table.JOIN_EVENTS, JoinEvent.DOUBLE_EMITTER] == 0
-
-
-def test_a_real_engine_with_fork_and_plugin_is_counted_once():
-    pipeline = replayed(recording(otlp_file("f1_fork_parity")))
-    counts = pipeline.take_counts()
-    assert counts[table.JOIN_EVENTS, JoinEvent.DOUBLE_EMITTER] == 1
-    engines = [engine for config in pipeline.snapshot(0, 1).configs for engine in config.engines if engine.last_step]
-    assert len(engines) == 1
-    rows = sum(counts[table.ROWS, Target.STEP_TIME, outcome] for outcome in RowOutcome)
-    assert 0 < rows <= engines[0].last_step

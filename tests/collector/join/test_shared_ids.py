@@ -7,7 +7,7 @@ import pytest
 from collector.ingest.queue import Export
 from collector.telemetry import table
 from collector.telemetry.reasons import JoinEvent
-from tests.support.pipelines import new_pipeline
+from tests.support.pipelines import replayed
 from tests.support.step_exports import STEP_US, make_export
 
 PIECE = 25
@@ -41,10 +41,7 @@ def ranks(steps=2000, hosts=(None, None), **options):
 
 
 def run(exports):
-    pipeline = new_pipeline()
-    for export in exports:
-        pipeline.process([export])
-    pipeline.flush()
+    pipeline = replayed(exports)
     counts = pipeline.take_counts()
     engines = [engine.instance for config in pipeline.snapshot(0, 1).configs for engine in config.engines]
     return pipeline, counts, sorted(engines)
@@ -65,8 +62,10 @@ def test_two_processes_under_one_id_are_two_engines_and_both_are_learned(hosts, 
 
 
 def test_processes_that_nothing_tells_apart_are_noticed_by_the_steps_that_contradict_each_other():
-    _, counts, engines = run(ranks(pid_attribute=False))
+    pipeline, counts, engines = run(ranks(pid_attribute=False))
     assert engines == ["pod-1"]
+    (engine,) = pipeline.joiner.engines.values()
+    assert len(engine.processes) <= 8
     assert counts[table.JOIN_EVENTS, JoinEvent.ENGINE_CONFLICT] >= 10
 
 

@@ -7,7 +7,7 @@ from collector.decode.pages import EngineReading, ScrapedPage
 from collector.join.pages import PageEngine
 from collector.service import make_pipeline
 from collector.telemetry import RowDrop
-from tests.collector.join.pages.test_scrape_windows import SimulatedEngine, drops_of, fitted, rows_of, scraped
+from tests.collector.join.pages.test_scrape_windows import SimulatedEngine, drops_of, fitted, rows_of
 
 
 def turns(servers, number, page, seconds=40, begin_ns=0):
@@ -39,16 +39,6 @@ def test_rows_come_again_when_one_server_is_left():
     page.advance()
     turns(servers, lambda both, _: both[1], page, seconds=120, begin_ns=10 * 10**9)
     assert len(rows_of(page)) > 100
-
-
-def test_a_server_that_was_started_again_is_not_taken_for_several():
-    page = scraped(SimulatedEngine(), seconds=20)
-    begin_ns = page.windows.newest.mono_ns
-    fresh = SimulatedEngine(seed=4)
-    turns([fresh], lambda one, _: one[0], page, begin_ns=begin_ns + 10**9)
-    drops = drops_of(page)
-    assert drops[RowDrop.RESTART] == 1
-    assert RowDrop.WHICH_SERVER not in drops
 
 
 def test_two_servers_of_one_model_share_a_configuration_and_neither_spoils_the_other():

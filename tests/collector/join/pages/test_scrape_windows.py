@@ -242,7 +242,7 @@ def test_without_a_counter_of_steps_the_mean_batch_tells_how_many_there_were():
 
 
 def test_a_restart_begins_anew():
-    engine, page = SimulatedEngine(), None
+    engine = SimulatedEngine()
     page = scraped(engine, seconds=20)
     rows_of(page)
     fresh = SimulatedEngine(seed=1)
@@ -251,7 +251,9 @@ def test_a_restart_begins_anew():
         at_ns = int((engine.now_us + fresh.now_us) * 1e3) + n
         page.add(10**18 + at_ns, at_ns, fresh.reading())
     rows = rows_of(page)
-    assert drops_of(page)[RowDrop.RESTART] == 1
+    drops = drops_of(page)
+    assert drops[RowDrop.RESTART] == 1
+    assert RowDrop.WHICH_SERVER not in drops, "one server after the other"
     assert np.abs(FEATURES.evaluate(rows) @ TRUE / rows.elapsed_us - 1).mean() < 0.1
 
 

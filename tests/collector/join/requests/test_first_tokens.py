@@ -10,7 +10,7 @@ import pytest
 
 from collector.join.api_queueing import ApiQueueing, BusyArrival, StepCosts, first_tokens_of, with_stand_ins
 from online import FeatureSnapshot, ModelSnapshot, TargetSnapshot
-from tests.support.pipelines import new_pipeline
+from tests.support.pipelines import replayed
 from tests.support.toy_spans import STOCK_SCOPE, Piece, exports_of, stock_span
 
 
@@ -83,11 +83,7 @@ def stock_pieces(requests, every_s=lambda _: 0.2, per_request_s=0.0, **told):
 
 
 def published(sent, batch=20):
-    pipeline = new_pipeline()
-    for export in exports_of(sent, batch):
-        pipeline.process([export])
-    pipeline.flush()
-    (config,) = pipeline.snapshot(0, 1).configs
+    (config,) = replayed(exports_of(sent, batch)).snapshot(0, 1).configs
     return config
 
 

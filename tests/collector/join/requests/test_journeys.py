@@ -69,11 +69,6 @@ def test_a_long_prefill_takes_the_budget_step_by_step():
     assert batches.cells["prefill_attention"][:3].tolist() == expected
 
 
-def test_a_chunked_prefill_takes_what_decodes_and_earlier_prefills_leave():
-    run = run_engine([Job("d1", 50, 40, 1), Job("d2", 60, 40, 2), Job("p1", 900, 3, 5), Job("p2", 700, 3, 6)])
-    Batches(run).assert_exact()
-
-
 def test_a_preempted_request_comes_back_with_its_recomputation_as_prefill_work():
     jobs = [Job("a", 100, 30, 1), Job("b", 80, 30, 2, preempted_step=10, resumed_step=14)]
     batches = Batches(run_engine(jobs))

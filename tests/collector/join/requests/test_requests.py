@@ -15,7 +15,7 @@ from collector.join.window import StepWindow
 from collector.telemetry import table
 from collector.telemetry.reasons import JoinEvent, RowDrop
 from online.rows import REQUEST_FEATURES, Target
-from tests.support.pipelines import coefficients, replayed
+from tests.support.pipelines import coefficients, replayed, step_coefficients
 from tests.support.toy_engine import Job, many_jobs, run_engine
 from tests.support.toy_spans import api_of, columns_of, core_of, exports_of, pieces
 
@@ -60,21 +60,15 @@ def rows(run, window, name, **api):
 
 def test_a_request_on_a_fresh_engine_gives_all_rows_but_a_preemption(run, window):
     found = rows(run, window, "first")
-    assert set(found) == {Target.QUEUE_WAIT, Target.API_QUEUEING, Target.FIRST_RESPONSE, Target.POST_DECODE}
+    assert set(found) == REQUEST_TARGETS
     assert found[Target.QUEUE_WAIT].elapsed_us == 150.0
     assert found[Target.API_QUEUEING].elapsed_us == pytest.approx(1500, abs=1)
     assert found[Target.FIRST_RESPONSE].elapsed_us == pytest.approx(2500, abs=1)
     assert found[Target.POST_DECODE].elapsed_us == pytest.approx(900, abs=1)
 
 
-def test_a_request_that_meets_a_running_step_says_nothing_about_the_api(run, window):
-    assert Target.API_QUEUEING not in rows(run, window, "meets a step")
-
-
 def test_a_request_that_arrives_while_the_engine_idles_gives_api_queueing(run, window):
     assert rows(run, window, "idle")[Target.API_QUEUEING].elapsed_us == pytest.approx(1500, abs=1)
-    # arrived before the engine went idle: it met a step
-    assert Target.API_QUEUEING not in rows(run, window, "idle", arrived_before_us=3.5e6)
 
 
 def test_idle_is_told_by_the_empty_step_or_by_the_last_end_stamp(run):
@@ -90,18 +84,23 @@ def test_idle_is_told_by_the_empty_step_or_by_the_last_end_stamp(run):
     assert not idle_at(bare, queued_ns, 8)
 
 
-def test_a_response_that_does_not_stream_is_no_first_response(run, window):
-    found = rows(run, window, "first", streams=False)
-    assert Target.FIRST_RESPONSE not in found
-    assert Target.POST_DECODE in found
+REQUEST_TARGETS = {Target.QUEUE_WAIT, Target.API_QUEUEING, Target.FIRST_RESPONSE, Target.POST_DECODE}
 
 
-def test_a_one_token_output_gives_no_first_response(run, window):
-    assert Target.FIRST_RESPONSE not in rows(run, window, "one token")
-
-
-def test_an_aborted_request_gives_its_wait_and_no_end(run, window):
-    assert set(rows(run, window, "aborted")) == {Target.QUEUE_WAIT}
+@pytest.mark.parametrize(
+    ("name", "api", "untold"),
+    [
+        ("meets a step", {}, {Target.API_QUEUEING}),
+        ("idle", {"arrived_before_us": 3.5e6}, {Target.API_QUEUEING}),  # before the engine went idle
+        ("first", {"streams": False}, {Target.FIRST_RESPONSE}),
+        ("one token", {}, {Target.FIRST_RESPONSE}),
+        ("aborted", {}, REQUEST_TARGETS - {Target.QUEUE_WAIT}),
+        ("first", {"samples": 2}, REQUEST_TARGETS - {Target.QUEUE_WAIT}),
+        ("first", {"samples": 16}, REQUEST_TARGETS - {Target.QUEUE_WAIT}),
+    ],
+)
+def test_a_request_gives_no_row_of_what_it_cannot_tell(run, window, name, api, untold):
+    assert set(rows(run, window, name, **api)) == REQUEST_TARGETS - untold
 
 
 def test_a_preemption_gives_its_gap(run, window):
@@ -110,11 +109,6 @@ def test_a_preemption_gives_its_gap(run, window):
     found = rows(run, window, "preempted")
     assert found[Target.PREEMPTION_GAP].elapsed_us == gap_ns / 1e3
     assert found[Target.QUEUE_WAIT].elapsed_us == 150.0
-
-
-@pytest.mark.parametrize("samples", [2, 16])
-def test_several_samples_of_one_request_say_nothing_about_the_api(run, window, samples):
-    assert set(rows(run, window, "first", samples=samples)) == {Target.QUEUE_WAIT}
 
 
 def test_a_request_without_an_api_half_gives_the_engines_own_targets(run, window):
@@ -174,6 +168,5 @@ def test_a_request_that_spans_the_compilation_is_left_out():
             for kind, step, ns, done in job.marks
         ]
     pipeline = replayed(exports_of(pieces(run)))
-    found = {name: value for (_, target, name), value in coefficients(pipeline).items() if target == "step_time"}
-    assert found["intercept"] == pytest.approx(7000, rel=5e-3)
+    assert step_coefficients(pipeline)["intercept"] == pytest.approx(7000, rel=5e-3)
     assert pipeline.take_counts()[table.DROPPED_ROWS, RowDrop.WARM_UP] >= 2

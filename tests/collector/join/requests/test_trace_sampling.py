@@ -18,7 +18,6 @@ from collector.telemetry import RowDrop, table
 from online.state import decode, encode
 from tests.support.page_server import RECORDED
 from tests.support.pipelines import new_pipeline, replayed
-from tests.support.recordings import otlp_file, recording
 from tests.support.stock_requests import DIALECTS, as_told_by, kept, served_in
 from tests.support.toy_engine import UNIX_NS, many_jobs, run_engine
 from tests.support.toy_spans import STOCK_SCOPE, Piece, exports_of, pieces, stock_span
@@ -147,10 +146,6 @@ def test_whole_request_spans_are_believed_after_a_few_dozen():
     whole = replayed(exports_of(requests(1500)))
     assert published(whole).doubts == []
     assert whole.take_counts()[table.DROPPED_ROWS, RowDrop.SAMPLED_SPANS] == 0
-
-
-def test_a_recording_of_a_released_vllm_is_not_called_sampled():
-    assert published(replayed(recording(otlp_file("c8_stock_0.32.0")))).doubts == []
 
 
 MODEL = (("vllm.model", "tiny"),)

@@ -178,13 +178,6 @@ def test_an_interval_longer_than_allowed_gives_no_row(monkeypatch):
     assert not len(feed.block) or feed.block.steps.max() <= 64
 
 
-def test_duplicated_summaries_change_nothing_and_are_counted(run):
-    once = Feed(run).journeys().summaries(ids(run)).advance(flush=True)
-    twice = Feed(run).journeys().summaries(ids(run)).summaries(range(50, 150)).advance(flush=True)
-    assert twice.events[JoinEvent.STEP_DUPLICATE] == 100
-    np.testing.assert_array_equal(once.block.elapsed_us, twice.block.elapsed_us)
-
-
 def test_recomputed_tokens_are_prefill_work(run):
     jobs = [Job("a", 300, 60, 1), Job("b", 200, 60, 2, preempted_step=20, resumed_step=30)]
     for every in (1, 9):
@@ -211,11 +204,11 @@ def test_what_is_behind_the_window_is_forgotten_and_counted_late():
         last = start + 499
         feed.journeys([j for j in run.jobs if start <= j.step_of("FINISHED") <= last])
         feed.summaries(range(start, last + 1)).advance()
-    assert feed.engine.newest_process.window.size < 5000
     before = feed.events[JoinEvent.JOURNEY_LATE]
     feed.summaries(range(1, 20)).journeys(run.jobs[:1])
     assert feed.events[JoinEvent.STEP_LATE] == 19
     assert feed.events[JoinEvent.JOURNEY_LATE] == before + 1
+    assert feed.engine.newest_process.window.size < 5000
 
 
 # --- warm-up ------------------------------------------------------------------------------------------------------
@@ -225,18 +218,6 @@ def rows(*elapsed_us: float) -> RowBlock:
     raw = np.ones((len(elapsed_us), len(STEP_FEATURES)))
     ends = 10**18 + np.cumsum(np.array(elapsed_us) * 1000).astype(np.int64)
     return RowBlock.of_lines(raw, np.array(elapsed_us), end_ns=ends)
-
-
-def test_compilation_in_the_first_rows_is_dropped_with_the_requests_that_span_it():
-    warm_up = WarmUp(64)
-    block = rows(25e3, 12e6, *[25e3] * 70)
-    out = warm_up.pass_through([block], flush=False)
-    assert len(out) == 71
-    assert out.elapsed_us.max() == 25e3
-    assert warm_up.dropped == 1
-    compiled = int(block.end_ns[1])
-    assert warm_up.spanned(compiled - 10**9, compiled + 10**9)
-    assert not warm_up.spanned(compiled, compiled + 10**9)
 
 
 def test_rows_are_held_until_the_pace_is_known_or_the_stream_ends_and_then_everything_passes():

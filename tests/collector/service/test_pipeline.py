@@ -8,10 +8,10 @@ from collector.config import Config
 from collector.ingest.queue import Export
 from collector.service.pipeline import make_pipeline
 from collector.telemetry import table
-from collector.telemetry.reasons import JoinEvent, Skip
+from collector.telemetry.reasons import JoinEvent
 from online.rows import RowOutcome, Target
 from tests.support.paths import DATA
-from tests.support.pipelines import assert_accounted, coefficients, replayed
+from tests.support.pipelines import assert_accounted, replayed, step_coefficients
 from tests.support.recordings import recording
 from tests.support.step_exports import make_export
 from tests.support.toy_engine import many_jobs, run_engine
@@ -20,23 +20,10 @@ from tests.support.toy_spans import exports_of, pieces
 RECORDINGS = ["c1_mixed", "c3_preempt", "c5_offload", "c6_saturated", "c7_async_sim"]
 
 
-@pytest.fixture(scope="module")
-def pipelines():
-    """Each recording replayed once, with its counts."""
-    out = {}
-    for name in RECORDINGS:
-        pipeline = replayed(recording(DATA / name / "otlp.pb.gz"))
-        out[name] = (pipeline, pipeline.take_counts())
-    return out
-
-
-def step_coefficients(pipeline):
-    return {name: value for (_, target, name), value in coefficients(pipeline).items() if target == "step_time"}
-
-
 @pytest.mark.parametrize("name", RECORDINGS)
-def test_spans_of_a_recording_are_accounted_for_its_journeys_agree_and_every_step_is_learned(pipelines, name):
-    pipeline, counts = pipelines[name]
+def test_spans_of_a_recording_are_accounted_for_its_journeys_agree_and_every_step_is_learned(name):
+    pipeline = replayed(recording(DATA / name / "otlp.pb.gz"))
+    counts = pipeline.take_counts()
     assert_accounted(counts)
     assert counts[table.DECODED_SPANS] > 0
     matched, other = (counts[table.JOIN_EVENTS, event] for event in (JoinEvent.STEP_MATCHED, JoinEvent.STEP_MISMATCHED))
@@ -46,38 +33,6 @@ def test_spans_of_a_recording_are_accounted_for_its_journeys_agree_and_every_ste
     learned = counts[table.ROWS, Target.STEP_TIME, RowOutcome.LEARNED]
     assert learned > 0.97 * matched - 64
     assert pipeline.snapshot(0, 1).configs[0].targets["step_time"].models["portable"].rows == learned
-
-
-def test_an_asynchronous_engine_of_known_cost_is_learned(pipelines):
-    found = step_coefficients(pipelines["c7_async_sim"][0])
-    assert found["intercept"] == pytest.approx(7063, rel=0.03)
-    assert found["prefill_tokens"] == pytest.approx(45, rel=0.03)
-    assert found["requests"] == pytest.approx(160, rel=0.10)
-    assert found["decode_context_tokens"] == pytest.approx(0.12, rel=0.25)
-
-
-@pytest.mark.parametrize("name", ["c1_mixed", "c3_preempt"])
-@pytest.mark.parametrize("batch", [7, 1000])
-def test_how_many_exports_come_at_once_changes_no_coefficient(pipelines, name, batch):
-    expected = coefficients(pipelines[name][0])
-    found = coefficients(replayed(recording(DATA / name / "otlp.pb.gz"), batch))
-    assert found.keys() == expected.keys()
-    for key, value in expected.items():
-        assert found[key] == pytest.approx(value, rel=1e-9, abs=1e-12)
-
-
-def test_a_repeated_recording_is_all_duplicates_or_late():
-    exports = recording(DATA / "c1_mixed" / "otlp.pb.gz")
-    pipeline = replayed(exports)
-    expected = coefficients(pipeline)
-    pipeline.take_counts()
-    for export in exports:
-        pipeline.process([export])
-    counts = pipeline.take_counts()
-    assert counts[table.DECODED_SPANS_OK] == 0
-    assert set(counts.by_label(table.SKIPPED_SPANS)) <= {Skip.DUPLICATE, Skip.LATE}
-    assert_accounted(counts)
-    assert coefficients(pipeline) == expected
 
 
 @pytest.mark.parametrize("steps", ["steps", "sampled", "journeys"])

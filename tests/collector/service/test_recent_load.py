@@ -114,12 +114,8 @@ def test_a_recorded_page_alone_tells_the_load_of_its_requests():
     assert 8 < mix.concurrency < 16
 
 
-def told_by(telemetry, instance):
-    return Telemetry(instance, {}, requests=telemetry.requests)
-
-
 def test_processes_that_come_and_go_are_bounded():
     load = RecentLoad()
     for number in range(3 * PROCESSES_MAX):
-        load.record(told_by(stock(1), f"vllm-{number}"))
+        load.record(Telemetry(f"vllm-{number}", {}, requests=stock(1).requests))
     assert len(load._processes) == PROCESSES_MAX

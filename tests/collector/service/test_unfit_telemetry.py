@@ -10,17 +10,14 @@ import tracefit
 from collector.ingest.queue import Export
 from tests.support.clocks import T0_NS
 from tests.support.paced_engine import PacedEngine, in_turns
-from tests.support.pipelines import new_pipeline
+from tests.support.pipelines import replayed
 
 MS = 1_000_000
 
 
 def published(payloads):
     """The configuration that was learned from these exports, as a client reads it."""
-    pipeline = new_pipeline()
-    for payload in payloads:
-        pipeline.process([Export(payload, "peer", "grpc", 1)])
-    pipeline.flush()
+    pipeline = replayed(Export(payload, "peer", "grpc", 1) for payload in payloads)
     return tracefit.load(pipeline.snapshot(T0_NS, 1).to_json()).config()
 
 

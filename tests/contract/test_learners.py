@@ -105,7 +105,6 @@ ODD = {
     "features of 1e-300": {name: lambda x: np.full_like(x, 1e-300) for name in NAMES[1:]},
     "features of 1e-150": {"requests": lambda x: x * 1e-150},
     "features of 1e11": {"requests": lambda x: x * 1e9},
-    "contexts of 1e12": {"decode_context_tokens": lambda x: x * 1e9},
     "negative features": {"requests": np.negative},
     "a constant feature": {"requests": lambda x: np.full_like(x, 7.0)},
     "a feature that appears late": {"prefill_tokens": lambda x: np.where(np.arange(len(x)) < 600, 0.0, x)},

@@ -7,7 +7,7 @@ Seeded and pure; the true vector is the test's oracle.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -75,3 +75,13 @@ def steps(
         raw[:, STEP_FEATURES.index(name)] = values
     end_ns = start_ns + np.cumsum(y * 1e3).astype(np.int64)
     return Simulated(RowBlock.of_lines(raw, y, end_ns=end_ns), truth)
+
+
+def repeated(rows, times):
+    """Each row as one of so many such steps."""
+    return replace(
+        rows,
+        raw=np.repeat(rows.raw, times, axis=0),
+        offsets=times * np.arange(len(rows) + 1),
+        elapsed_us=times * rows.elapsed_us,
+    )

@@ -20,14 +20,14 @@ SET = FeatureSet(
 )
 
 
-def _rows(n, seed, used=None):
+def _design(n, seed, used=None):
     rows = steps(n, seed, noise=0.02).rows
     rng = np.random.default_rng(seed)
     for name in NOISE_COLUMNS:
         rows.raw[:, STEP_FEATURES.index(name)] = rng.uniform(0, 10, n)
     if used is not None:
         rows.elapsed_us[:] += used * rows.raw[:, STEP_FEATURES.index("waiting")]
-    return rows
+    return design_of(rows, SET)
 
 
 def used(learner):
@@ -35,29 +35,28 @@ def used(learner):
     return [name for name, on in zip(SET.names, learner.fit.passive, strict=False) if on]
 
 
-def _learn(learner, rows):
-    design = design_of(rows, SET)
+def _learn(learner, design):
     for start in range(0, len(design), 32):
         learner.learn(design.slice(start, min(start + 32, len(design))))
 
 
 def test_columns_that_say_nothing_are_pruned_and_the_others_are_found():
     learner = make_learner("rls", SET, Config())
-    _learn(learner, _rows(3000, 1))
+    _learn(learner, _design(3000, 1))
     assert set(NAMES) <= set(used(learner))
     assert len(set(used(learner)) & set(NOISE_COLUMNS)) <= 1
     found = learner.fit.beta[:4]
     assert np.allclose(found, BETA, rtol=0.03)
     pruned = [j for j, name in enumerate(SET.names) if name not in used(learner)]
-    typical = 10.0 / np.median(_rows(100, 2).elapsed_us)
+    typical = 10.0 / np.median(_design(100, 2).elapsed_us)
     assert np.abs(learner.fit.beta[pruned] * typical).max() < 1e-6
 
 
 def test_a_pruned_column_comes_back_when_it_begins_to_matter():
     learner = RlsLearner(SET, half_life_steps=60.0)
-    _learn(learner, _rows(2000, 3))
+    _learn(learner, _design(2000, 3))
     assert "waiting" not in used(learner)
-    _learn(learner, _rows(3000, 4, used=2000.0))
+    _learn(learner, _design(3000, 4, used=2000.0))
     assert "waiting" in used(learner)
     coefficient = learner.fit.beta[SET.names.index("waiting")]
     assert abs(coefficient / 2000.0 - 1) < 0.3  # Huber holds the first such rows back
@@ -70,10 +69,10 @@ def _donor_of(waiting, sd):
 
 
 @pytest.mark.parametrize("features", [SET, FeatureSet("portable", Target.STEP_TIME, SET.columns)])
-def test_a_donor_that_is_wrong_about_a_column_is_overruled_by_the_rows(features):
+def test_a_donor_that_is_wrong_about_a_column_is_overruled_by_the_design(features):
     """Relevance pulls to 0: pulled to the donor's mean, a pruned column would stay there for ever."""
     learner = RlsLearner(features, _donor_of(waiting=2000.0, sd=1000.0))
-    _learn(learner, _rows(4000, 7))
+    _learn(learner, _design(4000, 7))
     beta = learner.fit.beta
     assert abs(beta[SET.names.index("waiting")]) < 20.0
     assert np.allclose(beta[:4], BETA, rtol=0.03)
@@ -82,13 +81,13 @@ def test_a_donor_that_is_wrong_about_a_column_is_overruled_by_the_rows(features)
 
 def test_before_there_are_rows_to_speak_of_a_donor_is_believed():
     learner = RlsLearner(SET, _donor_of(waiting=0.0, sd=1.0))
-    _learn(learner, _rows(8, 7))
+    _learn(learner, _design(8, 7))
     assert np.allclose(learner.fit.beta[:4], BETA, rtol=0.25)
 
 
 def test_a_pruned_column_is_published_as_0_and_not_as_somebodys_prior():
     learner = RlsLearner(SET)
-    _learn(learner, _rows(3000, 1))
+    _learn(learner, _design(3000, 1))
     pruned = [f for f in learner.snapshot().features if f.name not in used(learner)]
     assert len(pruned) >= 3
     assert {(f.coefficient, f.status) for f in pruned} == {(0.0, "at_bound")}
@@ -96,15 +95,12 @@ def test_a_pruned_column_is_published_as_0_and_not_as_somebodys_prior():
 
 def test_a_restored_learner_goes_on_bit_by_bit():
     whole = RlsLearner(SET)
-    rows = _rows(2000, 9)
-    design = design_of(rows, SET)
-    for start in range(0, 1600, 32):
-        whole.learn(design.slice(start, start + 32))
+    design = _design(2000, 9)
+    _learn(whole, design.slice(0, 1600))
     half = through_bytes(whole, RlsLearner(SET))
     assert half.snapshot() == whole.snapshot()
     for learner in (half, whole):
-        for start in range(1600, 2000, 32):
-            learner.learn(design.slice(start, min(start + 32, 2000)))
+        _learn(learner, design.slice(1600, 2000))
     assert np.array_equal(half.fit.beta, whole.fit.beta)
     assert used(half) == used(whole)
 
@@ -123,11 +119,10 @@ ODD = {
 
 @pytest.mark.parametrize("odd", ODD)
 def test_odd_rows_leave_relevance_and_coefficients_finite(odd):
-    design = design_of(_rows(1000, 11), SET)
+    design = _design(1000, 11)
     design.x, design.elapsed_us = ODD[odd](design.x, design.elapsed_us)
     learner = RlsLearner(SET)
-    for start in range(0, 1000, 32):
-        learner.learn(design.slice(start, min(start + 32, 1000)))
+    _learn(learner, design)
     assert np.isfinite(learner.fit.beta).all()
     assert np.isfinite(learner.fit.h).all()
     assert (learner.fit.beta[: len(SET)] >= 0).all()
@@ -136,10 +131,9 @@ def test_odd_rows_leave_relevance_and_coefficients_finite(odd):
 
 def test_rows_between_other_stamps_open_the_phases_which_are_always_in_use():
     learner = RlsLearner(SET)
-    design = design_of(_rows(1200, 4), SET)
+    design = _design(1200, 4)
     design.phase[600:, 0] = 1.0
-    for start in range(0, 1200, 32):
-        learner.learn(design.slice(start, min(start + 32, 1200)))
+    _learn(learner, design)
     assert learner.phases == 2
     assert np.isfinite(learner.fit.beta).all()
     again = through_bytes(learner, RlsLearner(SET))

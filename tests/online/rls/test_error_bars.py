@@ -1,6 +1,7 @@
 """Error bars hold from the first minute, and what they cannot hold is not called identified."""
 
 import copy
+import dataclasses
 
 import numpy as np
 import pytest
@@ -13,11 +14,12 @@ from online.rls.learner import MEAN_TARGETS
 from online.rows import STEP_FEATURES, RowBlock, Target
 from online.target import TargetState
 from tests.support.designs import design_of
-from tests.support.linear_steps import BETA, steps
+from tests.support.linear_steps import BETA, NAMES, steps
 from tests.support.request_times import skewed_times
 
 RLS = Config(learners=("rls",))
 STEP = Target.STEP_TIME
+TRUTH = dict(zip(NAMES, BETA, strict=True))
 
 
 def _features(bank, target=STEP, name="portable"):
@@ -34,22 +36,15 @@ def _covered(features, truth):
     return [abs(features[name].coefficient - value) < 1.96 * features[name].stderr for name, value in truth.items()]
 
 
-def _with(rows, **columns):
-    raw = rows.raw.copy()
-    for name, values in columns.items():
-        raw[:, STEP_FEATURES.index(name)] = values
-    return RowBlock.of_lines(raw, rows.elapsed_us, end_ns=rows.end_ns)
-
-
 @pytest.mark.parametrize(("autocorrelation", "least"), [(0.9, 0.85), (0.97, 0.75)])
 def test_intervals_cover_from_320_rows_on_when_neighbours_err_together(autocorrelation, least):
-    ends, truth = (320, 640, 1280), dict(zip(portable(STEP).names, BETA, strict=True))
+    ends = 320, 640, 1280
     hits = np.empty((12, len(ends), 4))
     for seed in range(len(hits)):
         rows, bank, start = steps(1280, 8100 + seed, noise=0.03, autocorrelation=autocorrelation).rows, Bank(RLS), 0
         for k, end in enumerate(ends):
             bank.learn("c", STEP, rows.slice(start, end))
-            hits[seed, k], start = _covered(_features(bank), truth), end
+            hits[seed, k], start = _covered(_features(bank), TRUTH), end
     assert (hits.mean(axis=(0, 2)) >= least).all()
 
 
@@ -62,7 +57,7 @@ def test_the_first_rows_err_together_and_misfit_as_later_ones_do(autocorrelation
         off = np.exp(spread * np.random.default_rng(seed).standard_normal(17))
         slow = off[rows.raw[:, STEP_FEATURES.index("requests")].astype(int)]
         bank = _learned(RowBlock.of_lines(rows.raw, rows.elapsed_us * slow, end_ns=rows.end_ns))
-        hits[seed] = _covered(_features(bank), dict(zip(portable(STEP).names, BETA, strict=True)))
+        hits[seed] = _covered(_features(bank), TRUTH)
     assert hits.mean() >= 0.8
 
 
@@ -89,15 +84,12 @@ def test_a_prior_that_is_resized_keeps_its_misfit():
 
 
 def test_chunks_of_one_size_do_not_say_what_a_token_costs():
-    rng = np.random.default_rng(4)
-    rows = steps(2500, 4).rows
+    """Each has a cost of its own beside that of its tokens."""
+    rows, noise = steps(2500, 4).rows, np.random.default_rng(4).standard_normal(2500)
     prefill = rows.raw[:, STEP_FEATURES.index("prefill_tokens")]
-    x = portable(STEP).evaluate(rows)
-    one_size = np.where(prefill > 0.0, 512.0, 0.0)
-    y = (x @ BETA + (one_size > 0) * 5000.0 + 25.0 * one_size - BETA[1] * prefill) * np.exp(
-        0.01 * rng.standard_normal(2500)
-    )
-    bank = _learned(RowBlock.of_lines(_with(rows, prefill_tokens=one_size).raw, y, end_ns=rows.end_ns))
+    prefill[:] = np.where(prefill > 0.0, 512.0, 0.0)
+    exact = portable(STEP).evaluate(rows) @ (BETA - [0.0, 15.0, 0.0, 0.0]) + 5000.0 * (prefill > 0.0)
+    bank = _learned(RowBlock.of_lines(rows.raw, exact * np.exp(0.01 * noise), end_ns=rows.end_ns))
     found = _features(bank)
     assert found["prefill_tokens"].status == "weak"
     assert found["intercept"].status == "identified"
@@ -106,16 +98,7 @@ def test_chunks_of_one_size_do_not_say_what_a_token_costs():
 def test_rows_that_overlap_count_by_their_weight():
     rows = steps(100, 5).rows
     copies = RowBlock.concatenate([rows.slice(k, k + 1) for k in np.repeat(np.arange(100), 32)])
-    light = RowBlock(
-        copies.raw,
-        copies.offsets,
-        copies.elapsed_us,
-        copies.phase,
-        np.full(3200, 1 / 32),
-        copies.end_ns,
-        copies.engine,
-        copies.quality,
-    )
+    light = dataclasses.replace(copies, weight=np.full(3200, 1 / 32))
     assert _learned(light).targets("c")["step_time"].models["portable"].effective_rows == pytest.approx(100, rel=0.1)
 
 
@@ -161,7 +144,7 @@ def test_a_shape_that_nearly_all_steps_have_makes_no_line_sure(spread, noise):
         batch, prefill = (rows.raw[:, STEP_FEATURES.index(name)].astype(int) for name in ("requests", "prefill_tokens"))
         off = np.exp(spread * rng.standard_normal((64, 16)))[batch, np.ceil(np.log2(prefill + 1)).astype(int)]
         bank = _learned(RowBlock.of_lines(rows.raw, rows.elapsed_us * off, end_ns=np.sort(rows.end_ns)))
-        hits[seed] = _covered(_features(bank), dict(zip(portable(STEP).names, BETA, strict=True)))
+        hits[seed] = _covered(_features(bank), TRUTH)
     assert (hits.mean(axis=0) >= 0.85).all()
 
 

@@ -1,7 +1,5 @@
 """What is published beside the factor of a shape: the usual work of its steps, and the cost of context at one size."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 
@@ -9,6 +7,7 @@ from collector.config import Config
 from online.bank import Bank
 from online.rows import STEP_FEATURES, RowBlock, Target
 from online.shapes import ShapeFactors
+from tests.support.linear_steps import repeated
 
 CONTEXT_US = 0.08
 ROWS = 4_000
@@ -25,15 +24,8 @@ def published(context_per_request, steps=1):
     for name, values in (("requests", requests), ("decode_requests", requests), ("decode_context_tokens", context)):
         lines[:, STEP_FEATURES.index(name)] = values
     rows = RowBlock.of_lines(lines, elapsed_us, end_ns=np.cumsum(elapsed_us * steps * 1e3).astype(np.int64))
-    if steps > 1:
-        rows = dataclasses.replace(
-            rows,
-            raw=np.repeat(lines, steps, axis=0),
-            offsets=np.arange(0, ROWS * steps + 1, steps),
-            elapsed_us=elapsed_us * steps,
-        )
     bank = Bank(Config(learners=("rls",), feature_sets=("portable",)))
-    bank.learn("c0", Target.STEP_TIME, rows)
+    bank.learn("c0", Target.STEP_TIME, repeated(rows, steps))
     return bank.targets("c0")["step_time"]
 
 

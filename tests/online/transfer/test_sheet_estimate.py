@@ -5,6 +5,7 @@ import pytest
 
 from collector.config.schema import Config
 from online.bank import Bank
+from online.rls import points_of
 from online.rows import STEP_FEATURES, RowBlock, Target
 from online.transfer import SheetEstimate
 from online.transfer.sheet import HIDES_HITS, capped, terms_of
@@ -287,6 +288,11 @@ def test_banks_of_two_hours_merge_to_what_one_would_say_of_both():
     merged, expected = published(early)[1], published(whole)[1]
     assert coefficients(merged) == pytest.approx(coefficients(expected), rel=0.01)
     assert [merged[name].stderr for name in expected] == pytest.approx([f.stderr for f in expected.values()], rel=0.05)
+
+
+def test_points_are_octaves_within_bounds():
+    z = np.array([[1.0, 0, 0.0, 1.0, 1e3, 1.0], [1.0, 0, 1e12, 1e6, 1e3, 1.0], [2.0, 0, 96e3, 64.0, 1e3, 2.0]])
+    assert points_of(z).tolist() == [0, 15 * 9 + 8, 5 * 9 + 1]
 
 
 @pytest.mark.parametrize("rows", [0.0, 5e-324, 1e-300, 1e-13])

@@ -32,6 +32,15 @@ def replica(seed, gain=1.0, n=3000):
     return steps(n, seed, noise=0.04, autocorrelation=0.9, beta=gain * BETA).rows
 
 
+def step_time(parts):
+    """What is published of the merge."""
+    return merged(parts).targets("c")["step_time"]
+
+
+def differing(parts):
+    return {each.engine: each.differs for each in step_time(parts).replicas}
+
+
 @pytest.fixture(scope="module")
 def streams():
     return {"equal": replica(1), "fast": replica(2), "slow": replica(3, 1.6)}
@@ -56,51 +65,44 @@ def test_merged_coefficients_have_the_scale_of_both_and_no_error_before_they_pre
 
 def test_coefficients_of_replicas_that_differ_are_no_surer_than_their_difference(states):
     for names, low, high in ((("equal", "fast"), 0.0, 0.03), (("fast", "slow"), 0.05, 0.5)):
-        features = merged([states[name] for name in names]).targets("c")["step_time"].models["portable"].features
+        features = step_time([states[name] for name in names]).models["portable"].features
         relative = [feature.stderr / feature.coefficient for feature in features]
         assert low < np.median(relative) < high
 
 
 def test_replicas_that_differ_are_flagged_with_the_ratio_of_each_to_the_rest(states):
-    found = merged([states["fast"], states["slow"]]).targets("c")["step_time"].replicas
-    assert {each.engine: each.differs for each in found} == {"fast": True, "slow": True}
-    ratios = {each.engine: (each.ratio, each.stderr) for each in found}
+    parts = [states["fast"], states["slow"]]
+    assert differing(parts) == {"fast": True, "slow": True}
+    ratios = {each.engine: (each.ratio, each.stderr) for each in step_time(parts).replicas}
     assert ratios["slow"][0] == pytest.approx(1.6, abs=4 * ratios["slow"][1])
     assert ratios["fast"][0] == pytest.approx(1 / 1.6, abs=4 * ratios["fast"][1])
     assert all(0.0 < error < 0.02 for _, error in ratios.values())
 
 
 def test_equal_replicas_are_not_flagged_nor_one_that_stands_alone(states):
-    found = merged([states["fast"], states["equal"]]).targets("c")["step_time"].replicas
-    assert [each.differs for each in found] == [False, False]
-    assert merged([states["fast"]]).targets("c")["step_time"].replicas == []
+    assert differing([states["fast"], states["equal"]]) == {"fast": False, "equal": False}
+    assert differing([states["fast"]]) == {}
 
 
-def test_one_of_three_that_is_faster_is_named_alone(streams):
-    quick = streams["slow"].take(np.arange(len(streams["slow"])))
-    quick.elapsed_us[:] /= 2.0
-    found = merged([state(streams["equal"], "a"), state(streams["fast"], "b"), state(quick, "quick")])
-    replicas = {each.engine: each for each in found.targets("c")["step_time"].replicas}
-    assert {name: each.differs for name, each in replicas.items()} == {"a": False, "b": False, "quick": True}
-    assert replicas["quick"].ratio == pytest.approx(0.8, abs=0.02)
-    assert replicas["a"].ratio == pytest.approx(1.0, abs=0.02)
+def test_one_of_three_that_is_faster_is_named_alone(states):
+    parts = [states["equal"], states["fast"], state(replica(3, 0.8), "quick")]
+    assert differing(parts) == {"equal": False, "fast": False, "quick": True}
+    ratios = {each.engine: each.ratio for each in step_time(parts).replicas}
+    assert ratios == pytest.approx({"equal": 1.0, "fast": 1.0, "quick": 0.8}, abs=0.02)
 
 
 def test_a_replica_that_has_learned_hardly_anything_accuses_nobody():
-    found = merged([state(replica(4), "much"), state(replica(5, n=40), "little")]).targets("c")["step_time"].replicas
-    assert {each.engine: each.differs for each in found} == {"much": False, "little": False}
+    assert differing([state(replica(4), "much"), state(replica(5, n=40), "little")]) == {"much": False, "little": False}
 
 
 def test_a_difference_in_one_coefficient_is_a_difference():
     slower_prefill = steps(3000, 6, noise=0.04, beta=BETA * [1, 2, 1, 1]).rows
-    found = merged([state(replica(4), "a"), state(slower_prefill, "b")]).targets("c")["step_time"].replicas
-    assert [each.differs for each in found] == [True, True]
+    assert differing([state(replica(4), "a"), state(slower_prefill, "b")]) == {"a": True, "b": True}
 
 
 def test_stages_of_a_merge_name_the_same_replicas_as_one_merge_of_all(states):
     parts = [states[name] for name in ("equal", "fast", "slow")]
-    at_once = merged(parts).targets("c")["step_time"]
-    in_stages = merged([merge_states(parts[1:], RLS), parts[0]]).targets("c")["step_time"]
+    at_once, in_stages = step_time(parts), step_time([merge_states(parts[1:], RLS), parts[0]])
     assert [each.engine for each in at_once.replicas] == [each.engine for each in in_stages.replicas]
     for one, other in zip(at_once.replicas, in_stages.replicas, strict=True):
         assert one.ratio == pytest.approx(other.ratio, rel=1e-9)
@@ -109,11 +111,9 @@ def test_stages_of_a_merge_name_the_same_replicas_as_one_merge_of_all(states):
 
 
 def test_days_of_one_engine_are_one_replica(states):
-    day = int(864e11)
     tomorrow = replica(7)
-    tomorrow.end_ns[:] += day
-    again = state(tomorrow, "fast")
-    found = merged([states["fast"], again, states["slow"]]).targets("c")["step_time"].replicas
+    tomorrow.end_ns[:] += int(864e11)
+    found = step_time([states["fast"], state(tomorrow, "fast"), states["slow"]]).replicas
     assert [(each.engine, each.rows) for each in found] == [("slow", 3000), ("fast", 6000)]
 
 
@@ -137,46 +137,29 @@ def test_a_replica_that_fits_nothing_is_refused_with_its_state(states, name, val
 # ------------------------------------------------------------- in which order
 
 
-def begun(rows, second):
-    """Rows that begin at this second."""
-    rows.end_ns[:] += int(second * 1e9) - int(rows.end_ns[0]) + 1_700_000_000_000_000_000
-    return rows
-
-
-def span(seed, first, last):
+def span(seed, first_s, last_s):
     """Steps of about 16 ms from one second to another."""
-    rows = begun(steps(6 * (last - first) * 10, seed).rows, first)
-    return rows.take(rows.end_ns < int(last * 1e9) + 1_700_000_000_000_000_000)
+    start_ns, end_ns = (1_700_000_000_000_000_000 + second * 10**9 for second in (first_s, last_s))
+    rows = steps(60 * (last_s - first_s), seed, start_ns=start_ns).rows
+    return rows.take(rows.end_ns < end_ns)
 
 
-def coefficients(data):
-    bank = Bank(RLS)
-    bank.restore(data)
-    return np.array([f.coefficient for f in bank.targets("c")["step_time"].models["portable"].features])
-
-
-def groupings(parts):
-    """Results of merging three in stages, each stage in time order."""
-    a, b, c = parts
-    return [
-        coefficients(merge_states(order, RLS))
-        for order in ([a, b, c], [c, a, b], [merge_states([a, b], RLS), c], [a, merge_states([b, c], RLS)])
-    ]
+def coefficients(*parts):
+    return np.array([feature.coefficient for feature in step_time(parts).models["portable"].features])
 
 
 def test_streams_that_follow_each_other_merge_to_the_same_in_any_stages():
     whole = steps(6000, 9).rows
-    parts = [state(whole.slice(i, i + 2000)) for i in (0, 2000, 4000)]
-    results = groupings(parts)
-    for other in results[1:]:
-        assert np.allclose(results[0], other, rtol=1e-9)
+    a, b, c = (state(whole.slice(i, i + 2000)) for i in (0, 2000, 4000))
+    at_once = coefficients(a, b, c)
+    for stages in ([c, a, b], [merge_states([a, b], RLS), c], [a, merge_states([b, c], RLS)]):
+        assert coefficients(*stages) == pytest.approx(at_once, rel=1e-9)
 
 
 def test_of_streams_that_overlap_in_a_chain_stages_differ_and_a_list_does_not():
     """Whether one follows the other is asked of the whole that was merged, and a part knows its span only."""
     a, b, c = (state(span(seed, *seconds)) for seed, seconds in ((1, (0, 60)), (2, (130, 190)), (3, (40, 150))))
-    lists = [merge_states(order, RLS) for order in itertools.permutations((a, b, c))]
-    assert len(set(lists)) == 1
-    in_stages = coefficients(merge_states([merge_states([a, b], RLS), c], RLS))
-    apart = np.abs(in_stages / coefficients(lists[0]) - 1.0).max()
+    assert len({merge_states(order, RLS) for order in itertools.permutations((a, b, c))}) == 1
+    in_stages = coefficients(merge_states([a, b], RLS), c)
+    apart = np.abs(in_stages / coefficients(a, b, c) - 1.0).max()
     assert 1e-9 < apart < 0.02

@@ -73,9 +73,24 @@ def test_a_target_of_which_nothing_comes_is_told_once():
     assert bank.targets("c", exact=False)["step_time"] is told
 
 
-def test_what_comes_is_told():
-    bank, told = _young(700)
+def rows_come(bank):
     bank.learn("c", TARGET, steps(3000, 6).rows)
+
+
+def another_engine_is_found_to_be_of_it(bank):
+    bank.learn("d", TARGET, steps(700, 6).rows)
+    bank.rename("d", "c")
+
+
+def it_is_described(bank):
+    bank.describe("c", {"gpu_name": "NVIDIA H100 80GB HBM3"})
+
+
+@pytest.mark.parametrize("n_rows", [120, 700])
+@pytest.mark.parametrize("happens", [rows_come, another_engine_is_found_to_be_of_it, it_is_described])
+def test_what_changes_is_told(n_rows, happens):
+    bank, told = _young(n_rows)
+    happens(bank)
     again = bank.targets("c", exact=False)["step_time"]
     assert again is not told
     other = Bank(Config(learners=("rls",)))
@@ -93,20 +108,6 @@ def test_a_block_that_only_fills_leaves_what_was_told():
         kept.append(again is told)
         told = again
     assert 50 < sum(kept) < 149
-
-
-def test_what_is_told_of_another_engine_under_the_same_name_is_told_too():
-    bank, told = _young(120)
-    bank.learn("d", TARGET, steps(700, 6).rows)
-    bank.rename("d", "c")
-    assert bank.targets("c", exact=False)["step_time"].models["portable"].rows == 820
-    assert told.models["portable"].rows == 120
-
-
-def test_a_new_description_is_told():
-    bank, told = _young(120)
-    bank.describe("c", {"gpu_name": "NVIDIA H100 80GB HBM3"})
-    assert bank.targets("c", exact=False)["step_time"] is not told
 
 
 def test_a_copy_that_is_flushed_tells_its_own():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import itertools
 
 import numpy as np
@@ -13,10 +12,10 @@ from hypothesis import strategies as st
 
 from collector.config.schema import Config
 from online.bank import Bank
-from online.rows import RowBlock, Target
+from online.rows import Target
 from online.state import StateError
 from online.target.history import CHANGES_MAX, DAY_NS, POINTS_MAX, ROWS_MAX, SPACING_NS, ChangeKind, Course
-from tests.support.linear_steps import steps
+from tests.support.linear_steps import repeated, steps
 from tests.support.state_files import through_bytes, with_value
 
 RLS = Config(learners=("rls",))
@@ -33,22 +32,19 @@ def learned(*parts, settings=RLS):
 
 def test_the_last_rows_stand_beside_what_was_predicted_of_them():
     simulated = steps(1500, 1)
-    rows = learned(simulated.rows).history("c").view()
+    bank = learned(simulated.rows)
+    rows = bank.history("c").view()
     assert len(rows.observed_us) == len(rows.predicted_us) == ROWS_MAX
-    learned_until = 1500 - len(learned(simulated.rows)._configs["c"][STEP].cutter)
+    learned_until = 1500 - len(bank._configs["c"][STEP].cutter)
     last = slice(learned_until - ROWS_MAX, learned_until)
     assert rows.observed_us == pytest.approx(simulated.rows.elapsed_us[last], rel=1e-6)
     assert rows.predicted_us == pytest.approx(simulated.truth_us[last], rel=0.05)
 
 
 def test_rows_of_several_steps_are_shown_per_step():
-    single = steps(2000, 1).rows
-    offsets = np.arange(0, 2001, 4)
-    y = np.add.reduceat(single.elapsed_us, offsets[:-1])
-    lines = RowBlock.of_lines(single.raw[::4], y, end_ns=single.end_ns[3::4])
-    several = dataclasses.replace(lines, raw=single.raw, offsets=offsets)
-    rows = learned(several).history("c").view()
-    assert np.median(rows.observed_us) == pytest.approx(np.median(single.elapsed_us), rel=0.1)
+    single = steps(500, 1).rows
+    shown, expected = (learned(rows).history("c").view().observed_us for rows in (repeated(single, 4), single))
+    assert np.median(shown) == pytest.approx(np.median(expected), rel=0.1)
 
 
 @settings(max_examples=10, deadline=None)

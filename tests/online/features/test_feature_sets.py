@@ -1,26 +1,19 @@
 """Feature sets are evaluated per step and then summed; blocks cut themselves."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
 from online.blocks import CELLS, STRATA, Cutter, Design, strata_of
 from online.features import build, custom, portable
 from online.features.columns import UNITS, Column, FeatureSet
-from online.rows import PHASES, STEP_FEATURES, RowBlock, Target
+from online.rows import STEP_FEATURES, RowBlock, Target
 
 
 def _rows(lines, offsets):
-    n = len(offsets) - 1
-    return RowBlock(
-        raw=np.asarray(lines, float),
-        offsets=np.asarray(offsets),
-        elapsed_us=np.ones(n),
-        phase=np.zeros((n, len(PHASES))),
-        weight=np.ones(n),
-        end_ns=np.zeros(n, np.int64),
-        engine=np.zeros(n, np.int64),
-        quality=np.zeros(n, np.int64),
-    )
+    rows = RowBlock.of_lines(np.empty(0), np.ones(len(offsets) - 1))
+    return dataclasses.replace(rows, raw=np.asarray(lines, float), offsets=np.asarray(offsets))
 
 
 def _step(**values):
@@ -81,16 +74,15 @@ def _design(end_ns):
     return Design(one[:, None], np.zeros((n, 2)), one, one, one, zero, zero, np.asarray(end_ns))
 
 
-def test_a_block_ends_at_its_row_count():
-    sizes = [len(block) for block in Cutter(4, 10**9).push(_design(np.zeros(11, np.int64)))]
-    assert sizes == [4, 4]
-
-
-def test_a_block_ends_before_the_row_that_is_too_late():
-    cutter = Cutter(100, 10)
-    blocks = list(cutter.push(_design(np.array([0, 3, 9, 10, 12, 25]))))
-    assert [block.end_ns.tolist() for block in blocks] == [[0, 3, 9], [10, 12]]
-    assert len(cutter) == 1
+@pytest.mark.parametrize(
+    ("rows_max", "end_ns", "blocks", "left"),
+    [(4, [0] * 11, [[0] * 4, [0] * 4], 3), (100, [0, 3, 9, 10, 12, 25], [[0, 3, 9], [10, 12]], 1)],
+    ids=["at its row count", "before the row that is too late"],
+)
+def test_a_block_ends(rows_max, end_ns, blocks, left):
+    cutter = Cutter(rows_max, 10)
+    assert [block.end_ns.tolist() for block in cutter.push(_design(end_ns))] == blocks
+    assert len(cutter) == left
 
 
 def test_strata_and_cells_are_in_range_whatever_the_rows_hold():

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from online.features.sheets import architecture
 from online.features.sheets.deployment import sheet_of
 from online.features.sheets.model import SheetError, model_sheet
+from tests.support.configurations import LLAMA7B, MIXTRAL
 from tests.support.sheet_cases import DENSE, GQA, MLA, MOE, ROUND
 
 
@@ -29,19 +30,8 @@ def test_latent_attention_caches_its_latent_only():
 @pytest.mark.parametrize(
     ("config", "billions", "active"),
     [
-        (
-            {"model_type": "llama", "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32}
-            | {"num_attention_heads": 32, "vocab_size": 32000},
-            6.738,
-            6.738,
-        ),
-        (
-            {"model_type": "mixtral", "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32}
-            | {"num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 32000}
-            | {"num_local_experts": 8, "num_experts_per_tok": 2},
-            46.70,
-            12.88,
-        ),
+        (LLAMA7B, 6.738, 6.738),
+        (MIXTRAL, 46.70, 12.88),
         (
             {"model_type": "qwen3_moe", "hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 48}
             | {"num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128, "vocab_size": 151936}

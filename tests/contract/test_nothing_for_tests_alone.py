@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import tracefit
+from tests.contract.test_architecture import MODULES, parse
 from tests.support.paths import ROOT
 
-PACKAGES = ("collector", "exporters", "online", "tracefit")
 TEMPLATES = sorted((ROOT / "exporters" / "templates").glob("*.j2"))
 CALLED_BY_LIBRARIES = {
     "convert",
@@ -24,12 +24,6 @@ CALLED_BY_LIBRARIES = {
 """Methods of click, io, socketserver and http.server that are overridden."""
 CALLED_BY_USERS = {"refresh"}
 """Methods of the client (docs/client.md) that nothing of ours calls."""
-
-
-def modules() -> Iterator[tuple[Path, ast.Module]]:
-    for package in PACKAGES:
-        for path in sorted((ROOT / package).rglob("*.py")):
-            yield path, ast.parse(path.read_text())
 
 
 def defined(tree: ast.Module) -> Iterator[tuple[str, str]]:
@@ -66,7 +60,7 @@ def used(path: Path, tree: ast.Module) -> Iterator[str]:
 
 
 def test_whatever_is_defined_in_the_product_is_used_by_the_product():
-    found = list(modules())
+    found = [(path, parse(path)) for path in MODULES]
     names = {name for path, tree in found for name in used(path, tree)}
     names |= {word for path in TEMPLATES for word in re.findall(r"\w+", path.read_text())}
     names |= {*tracefit.__all__, *CALLED_BY_LIBRARIES, *CALLED_BY_USERS}

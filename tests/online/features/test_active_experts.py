@@ -6,7 +6,8 @@ import pytest
 from collector.config.schema import Config
 from online.bank import Bank
 from online.features import portable
-from online.rows import STEP_FEATURES, RowBlock, Target
+from online.rows import Target
+from tests.support.uneven_steps import of_columns
 
 STEP = Target.STEP_TIME
 EXPERTS = {"num_experts": 128, "num_experts_per_tok": 8}
@@ -19,15 +20,12 @@ def steps(n, seed, largest=64):
     rng = np.random.default_rng(seed)
     decodes = 2.0 ** rng.uniform(0.0, np.log2(largest), n)
     prompts = rng.integers(16, 400, n) * (rng.random(n) < 0.25)
-    raw = np.zeros((n, len(STEP_FEATURES)))
-    values = {"decode_requests": decodes, "decode_tokens": decodes, "requests": decodes, "prefill_tokens": prompts}
-    for name, value in values.items():
-        raw[:, STEP_FEATURES.index(name)] = value
-    raw[:, STEP_FEATURES.index("decode_context_tokens")] = decodes * rng.uniform(200.0, 3000.0, n)
+    columns = {"decode_requests": decodes, "decode_tokens": decodes, "requests": decodes, "prefill_tokens": prompts}
+    context = decodes * rng.uniform(200.0, 3000.0, n)
     touched = 1.0 - (1.0 - 8 / 128) ** (decodes + prompts)
     us = TRUTH["intercept"] + TRUTH["prefill_tokens"] * prompts + TRUTH["requests"] * decodes
     elapsed = (us + TRUTH["active_experts"] * touched) * (1.0 + 0.01 * rng.standard_normal(n))
-    return RowBlock.of_lines(raw, elapsed, end_ns=(10**18 + np.cumsum(elapsed) * 1e3).astype(np.int64))
+    return of_columns(columns | {"decode_context_tokens": context}, elapsed)
 
 
 def learned(bank, config_id="c"):
@@ -46,11 +44,9 @@ def test_only_a_mixture_whose_experts_are_known_has_the_column(facts):
     assert portable(Target.SCHEDULE_TIME, EXPERTS).names == portable(Target.SCHEDULE_TIME).names
 
 
-def test_the_share_is_taken_per_step_and_summed_over_a_row():
-    raw = np.zeros((3, len(STEP_FEATURES)))
-    raw[:, STEP_FEATURES.index("prefill_tokens")] = [0.0, 0.0, 100.0]
-    raw[:, STEP_FEATURES.index("decode_tokens")] = [1.0, 2.0, 0.0]
-    rows = RowBlock.of_lines(raw, np.ones(3))
+def test_the_share_is_that_of_the_tokens_of_a_step():
+    columns = {"prefill_tokens": [0.0, 0.0, 100.0], "decode_tokens": [1.0, 2.0, 0.0]}
+    rows = of_columns(columns, np.ones(3))
     share = portable(STEP, EXPERTS).evaluate(rows)[:, -1]
     assert share == pytest.approx([8 / 128, 1 - (120 / 128) ** 2, 1 - (120 / 128) ** 100])
 

@@ -5,9 +5,10 @@ import pytest
 
 from collector.config import Config
 from online.bank import Bank
-from online.rows import STEP_FEATURES, RowBlock, Target
+from online.rows import Target
 from online.shapes import ShapeFactors
 from tests.support.linear_steps import repeated
+from tests.support.uneven_steps import of_columns
 
 CONTEXT_US = 0.08
 ROWS = 4_000
@@ -20,12 +21,9 @@ def published(context_per_request, steps=1):
     context = requests * context_per_request(requests, draw)
     elapsed_us = 5_000.0 + 40.0 * np.maximum(8.0 * np.ceil(requests / 8.0), 32.0) + CONTEXT_US * context
     elapsed_us *= np.exp(0.01 * draw.standard_normal(ROWS))
-    lines = np.zeros((ROWS, len(STEP_FEATURES)))
-    for name, values in (("requests", requests), ("decode_requests", requests), ("decode_context_tokens", context)):
-        lines[:, STEP_FEATURES.index(name)] = values
-    rows = RowBlock.of_lines(lines, elapsed_us, end_ns=np.cumsum(elapsed_us * steps * 1e3).astype(np.int64))
+    columns = {"requests": requests, "decode_requests": requests, "decode_context_tokens": context}
     bank = Bank(Config(learners=("rls",), feature_sets=("portable",)))
-    bank.learn("c0", Target.STEP_TIME, repeated(rows, steps))
+    bank.learn("c0", Target.STEP_TIME, repeated(of_columns(columns, elapsed_us), steps))
     return bank.targets("c0")["step_time"]
 
 

@@ -6,10 +6,11 @@ import pytest
 from collector.config.schema import Config
 from online.bank import Bank
 from online.rls import points_of
-from online.rows import STEP_FEATURES, RowBlock, Target
+from online.rows import STEP_FEATURES, Target
 from online.transfer import SheetEstimate
 from online.transfer.sheet import HIDES_HITS, capped, terms_of
 from tests.support.configurations import CONFIGS
+from tests.support.uneven_steps import of_columns
 
 STEP = Target.STEP_TIME
 SETTINGS = Config(learners=("rls",), feature_sets=("portable",))
@@ -35,15 +36,12 @@ def rows_of(beta, n=600, seed=0, spread=0.02, noise=0.01, prefill=0.0):
     rng = np.random.default_rng(seed)
     requests = rng.integers(4, 65, n).astype(float)
     context = requests * 700.0 * (1.0 + spread * rng.standard_normal(n))
-    raw = np.zeros((n, len(STEP_FEATURES)))
     prompts = rng.integers(16, 500, n) * (rng.random(n) < prefill)
-    values = {"requests": requests, "prefill_tokens": prompts, "decode_requests": requests, "decode_tokens": requests}
-    for column, value in (values | {"decode_context_tokens": context}).items():
-        raw[:, STEP_FEATURES.index(column)] = value
+    columns = {"requests": requests, "prefill_tokens": prompts, "decode_requests": requests, "decode_tokens": requests}
     x = np.column_stack([np.ones(n), prompts, context, requests, 1.0 - 0.75 ** (prompts + requests)])
     exact = x[:, : len(beta)] @ beta
     elapsed = exact * (1.0 + noise * rng.standard_normal(n))
-    return RowBlock.of_lines(raw, elapsed, end_ns=(10**18 + np.cumsum(elapsed) * 1e3).astype(np.int64))
+    return of_columns(columns | {"decode_context_tokens": context}, elapsed)
 
 
 def described(name, donors=(), **facts):

@@ -70,7 +70,8 @@ def test_the_last_speaker_does_not_own_the_coefficients_and_the_disagreement_is_
         config = tracefit.load(get(sidecar.http_port, "/snapshot")).config()
         assert (config.usable, config.reasons[0]) == (False, clause)
         assert json.loads(get(sidecar.http_port, "/readyz"))["not_usable"] == [f"tiny: {clause}"]
-        assert json.loads(get(sidecar.http_port, "/readyz"))["speed_changed"] == [f"tiny: {config.verdict.odd[0].text}"]
+        odd = [f"tiny: {engine.text}" for engine in config.verdict.odd]
+        assert json.loads(get(sidecar.http_port, "/readyz"))["speed_changed"] == odd
         assert clause in get(sidecar.http_port, "/").decode()
         assert config.verdict.odd[0].term == "all"
         page = get(sidecar.http_port, "/metrics").decode().splitlines()

@@ -14,7 +14,7 @@ import collector
 from collector.config import load
 from tests.deploy.test_manifests import CHART, CHART_VALUES, NEWEST
 from tests.support.charts import ChartError, merged, rendered
-from tests.support.manifests import containers_of, of_kind, validate
+from tests.support.manifests import containers_of, environment_of, mounts_of, pod_of, specs, the, validate
 
 SCRAPING, RECEIVING, BOTH = CHART_VALUES
 OTHER = {
@@ -27,6 +27,9 @@ OTHER = {
     "nodeSelector": {"kind": "cpu"},
     "tolerations": [{"operator": "Exists"}],
 }
+EVERY_WAY = pytest.mark.parametrize(
+    "values", [SCRAPING, RECEIVING, BOTH, OTHER], ids=["scraping", "receiving", "both", "other"]
+)
 DEFAULTS = yaml.safe_load((CHART / "values.yaml").read_text())
 SCHEMA = json.loads((CHART / "values.schema.json").read_text())
 
@@ -35,35 +38,20 @@ def in_order(documents):
     return sorted(documents, key=lambda each: (each["kind"], each["metadata"]["name"]))
 
 
-@pytest.mark.parametrize("values", [SCRAPING, RECEIVING, BOTH, OTHER], ids=["scraping", "receiving", "both", "other"])
+@EVERY_WAY
 def test_helm_renders_what_the_other_tests_look_at(tmp_path, values):
     helm = shutil.which("helm")
     if helm is None:
         pytest.skip("helm is not installed; the few words of its templates that the chart has are rendered without it")
     (tmp_path / "values.yaml").write_text(yaml.safe_dump(values))
-    done = subprocess.run(
-        [
-            helm,
-            "template",
-            "gate",
-            str(CHART),
-            "-n",
-            "llm",
-            "-f",
-            str(tmp_path / "values.yaml"),
-            "--kube-version",
-            NEWEST,
-        ],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = f"{helm} template gate {CHART} -n llm -f {tmp_path}/values.yaml --kube-version {NEWEST}"
+    done = subprocess.run(command.split(), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     theirs = [document for document in yaml.safe_load_all(done.stdout) if document]
     assert in_order(theirs) == in_order(rendered(CHART, values))
 
 
-@pytest.mark.parametrize("values", [SCRAPING, RECEIVING, BOTH, OTHER], ids=["scraping", "receiving", "both", "other"])
+@EVERY_WAY
 def test_it_is_valid_on_the_oldest_kubernetes_it_claims(values):
     about = yaml.safe_load((CHART / "Chart.yaml").read_text())
     oldest = about["kubeVersion"].removeprefix(">=").removesuffix(".0-0")
@@ -74,53 +62,48 @@ def test_it_is_valid_on_the_oldest_kubernetes_it_claims(values):
 @pytest.mark.parametrize("release", ["gate", "other"])
 def test_its_services_and_policies_find_its_own_pod_and_nothing_of_another_release(release):
     documents = rendered(CHART, BOTH, release)
-    (workload,) = of_kind(documents, "StatefulSet")
-    labels = workload["spec"]["template"]["metadata"]["labels"]
-    services = {each["metadata"]["name"]: each["spec"] for each in of_kind(documents, "Service")}
+    workload = the(documents, "StatefulSet")
+    labels, _ = pod_of(workload)
+    services = specs(documents, "Service")
     assert labels["app.kubernetes.io/instance"] == release
-    chosen = [
-        services[release]["selector"],
-        workload["spec"]["selector"]["matchLabels"],
-        *(each["spec"]["podSelector"]["matchLabels"] for each in of_kind(documents, "NetworkPolicy")),
-        *(each["spec"]["selector"]["matchLabels"] for each in of_kind(documents, "PodDisruptionBudget")),
-        *(each["spec"]["selector"]["matchLabels"] for each in of_kind(documents, "PodMonitor")),
-    ]
-    assert len(chosen) == 5
+    chosen = [services[release]["selector"], the(documents, "NetworkPolicy")["spec"]["podSelector"]["matchLabels"]]
+    kinds = ("StatefulSet", "PodDisruptionBudget", "PodMonitor")
+    chosen += [the(documents, kind)["spec"]["selector"]["matchLabels"] for kind in kinds]
     for selector in chosen:
         assert selector.items() <= labels.items()
         assert selector["app.kubernetes.io/instance"] == release
     container = containers_of(workload)["tracefit"]
     ports = {port["name"] for port in container["ports"]}
     assert {port["targetPort"] for port in services[release]["ports"]} == ports
-    settings = {each["name"]: each["value"] for each in container["env"] if each["name"].startswith("TRACEFIT_")}
+    settings = environment_of(container, "TRACEFIT_")
     settings.pop("TRACEFIT_CONFIG")
     (target,) = load(None, settings).scrape
     assert target == f"dns+http://{release}-vllm:{services[f'{release}-vllm']['ports'][0]['port']}/metrics"
-    mounted = {mount["mountPath"] for mount in container["volumeMounts"]}
-    assert all(path.rpartition("/")[0] in mounted for name, path in settings.items() if name.endswith("_FILE"))
+    assert all(
+        path.rpartition("/")[0] in mounts_of(container) for name, path in settings.items() if name.endswith("_FILE")
+    )
 
 
 def test_only_the_pods_that_are_named_may_send():
-    (policy,) = of_kind(rendered(CHART, RECEIVING), "NetworkPolicy")
-    (senders,) = [rule["from"] for rule in policy["spec"]["ingress"] if rule["ports"][0]["port"] == 4317]
-    assert senders == [{"podSelector": {"matchLabels": {"app": "vllm"}}}]
-    (policy,) = of_kind(rendered(CHART, SCRAPING), "NetworkPolicy")
-    assert [rule["ports"][0]["port"] for rule in policy["spec"]["ingress"]] == [9464]
+    receiving, scraping = (
+        {rule["ports"][0]["port"]: rule.get("from") for rule in the(documents, "NetworkPolicy")["spec"]["ingress"]}
+        for documents in (rendered(CHART, RECEIVING), rendered(CHART, SCRAPING))
+    )
+    assert receiving[4317] == [{"podSelector": {"matchLabels": {"app": "vllm"}}}]
+    assert scraping.keys() == {9464}
 
 
 def test_further_keys_reach_the_file_and_another_file_rolls_the_pod():
     def file_and_mark(values):
         documents = rendered(CHART, values)
-        (file,) = of_kind(documents, "ConfigMap")
-        (workload,) = of_kind(documents, "StatefulSet")
-        return file["data"]["tracefit.yaml"], workload["spec"]["template"]["metadata"]["annotations"][
-            "tracefit.io/config"
-        ]
+        template = the(documents, "StatefulSet")["spec"]["template"]
+        file = yaml.safe_load(the(documents, "ConfigMap")["data"]["tracefit.yaml"])
+        return file, template["metadata"]["annotations"]["tracefit.io/config"]
 
-    empty, with_target = file_and_mark(SCRAPING), file_and_mark(BOTH)
-    assert yaml.safe_load(with_target[0]) == BOTH["config"]
-    assert not yaml.safe_load(empty[0])
-    assert empty[1] != with_target[1]
+    (empty, mark), (with_target, another_mark) = file_and_mark(SCRAPING), file_and_mark(BOTH)
+    assert with_target == BOTH["config"]
+    assert not empty
+    assert mark != another_mark
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,18 @@ from exporters.pages import make_routes
 from tests.conftest import find_tool
 from tests.support.charts import merged, rendered
 from tests.support.command_lines import parsed
-from tests.support.manifests import containers_of, kustomize, of_kind, validate
+from tests.support.manifests import (
+    containers_of,
+    environment_of,
+    headless,
+    kustomize,
+    mounts_of,
+    of_kind,
+    pod_of,
+    specs,
+    the,
+    validate,
+)
 from tests.support.paths import ROOT
 
 DEPLOY = ROOT / "deploy"
@@ -119,73 +130,80 @@ def test_everything_that_renders_is_valid_kubernetes(renderings, version):
 
 @pytest.mark.parametrize("kind", ["Deployment", "StatefulSet"])
 def test_the_sidecar_is_native_and_leaves_what_was_there(tmp_path, kind):
-    (workload,) = of_kind(overlay(tmp_path, kind, "sidecar"), kind)
-    spec = workload["spec"]["template"]["spec"]
+    workload = the(overlay(tmp_path, kind, "sidecar"), kind)
+    labels, spec = pod_of(workload)
     assert {c["name"] for c in spec["initContainers"]} == {"download", "tracefit"}
     assert [c["name"] for c in spec["containers"]] == ["engine"]
     assert containers_of(workload)["tracefit"]["restartPolicy"] == "Always"
     assert {"model", "tracefit-config", "tracefit-snapshot", "tracefit-tmp"} == {v["name"] for v in spec["volumes"]}
-    assert workload["spec"]["template"]["metadata"]["labels"]["tracefit"] == "enabled"
+    assert labels["tracefit"] == "enabled"
 
 
 @pytest.mark.parametrize("kind", ["Deployment", "StatefulSet"])
-def test_the_plain_variant_is_an_ordinary_container_that_waits_for_the_last_spans(tmp_path, kind):
-    (workload,) = of_kind(overlay(tmp_path, kind, "plain"), kind)
-    spec = workload["spec"]["template"]["spec"]
-    assert {c["name"] for c in spec["containers"]} == {"engine", "tracefit"}
-    container = containers_of(workload)["tracefit"]
-    assert "restartPolicy" not in container
-    assert container["lifecycle"]["preStop"]["exec"]["command"] == ["sleep", "5"]
-
-
-def test_the_plain_variant_is_valid_where_it_is_for(tmp_path):
-    assert "Deployment" in validate(overlay(tmp_path, "Deployment", "plain"), OLDEST_PLAIN)
+def test_the_plain_variant_is_an_ordinary_container_that_waits_and_is_valid_where_it_is_for(tmp_path, kind):
+    documents = overlay(tmp_path, kind, "plain")
+    assert kind in validate(documents, OLDEST_PLAIN)
+    _, spec = pod_of(the(documents, kind))
+    containers = {c["name"]: c for c in spec["containers"]}
+    assert containers.keys() == {"engine", "tracefit"}
+    assert "restartPolicy" not in containers["tracefit"]
+    assert containers["tracefit"]["lifecycle"]["preStop"]["exec"]["command"] == ["sleep", "5"]
 
 
 def test_the_claim_takes_the_place_of_the_empty_directory(tmp_path):
     documents = overlay(tmp_path, "StatefulSet", "sidecar", "snapshot-pvc")
-    (claim,) = of_kind(documents, "PersistentVolumeClaim")
-    spec = of_kind(documents, "StatefulSet")[0]["spec"]["template"]["spec"]
-    volume = next(v for v in spec["volumes"] if v["name"] == "tracefit-snapshot")
-    assert volume == {
-        "name": "tracefit-snapshot",
-        "persistentVolumeClaim": {"claimName": claim["metadata"]["name"]},
-    }
-    assert (
-        spec["securityContext"]["fsGroup"]
-        == containers_of({"spec": {"template": {"spec": spec}}})["tracefit"]["securityContext"]["runAsUser"]
-    )
+    (claim,) = specs(documents, "PersistentVolumeClaim")
+    workload = the(documents, "StatefulSet")
+    _, spec = pod_of(workload)
+    (volume,) = [v for v in spec["volumes"] if v["name"] == "tracefit-snapshot"]
+    assert volume == {"name": "tracefit-snapshot", "persistentVolumeClaim": {"claimName": claim}}
+    user = containers_of(workload)["tracefit"]["securityContext"]["runAsUser"]
+    assert spec["securityContext"]["fsGroup"] == user
 
 
-def tracefit_containers(renderings):
-    for documents in renderings:
-        for kind in ("Deployment", "StatefulSet"):
-            for workload in of_kind(documents, kind):
-                if "tracefit" in containers_of(workload):
-                    yield containers_of(workload)["tracefit"]
+@pytest.fixture(scope="module")
+def workloads(renderings):
+    """Whatever has a tracefit in it."""
+    found = [w for each in renderings for kind in ("Deployment", "StatefulSet") for w in of_kind(each, kind)]
+    return [workload for workload in found if "tracefit" in containers_of(workload)]
+
+
+@pytest.fixture(scope="module")
+def pods(workloads):
+    """The specifications of their pods."""
+    return [pod_of(workload)[1] for workload in workloads]
+
+
+@pytest.fixture(scope="module")
+def containers(workloads):
+    """The tracefit of each, and the one of vLLM's own chart."""
     values = yaml.safe_load((DEPLOY / "helm-values" / "vllm-chart.yaml").read_text())
-    yield from values["extraInit"]["initContainers"]
+    return [*(containers_of(each)["tracefit"] for each in workloads), *values["extraInit"]["initContainers"]]
 
 
-def test_every_tracefit_container_meets_the_restricted_profile_and_more(renderings):
-    found = list(tracefit_containers(renderings))
-    assert len(found) == 13
-    for container in found:
-        context = container["securityContext"]
-        assert context["runAsNonRoot"] is True
-        assert context["runAsUser"] == 65532
-        assert context["allowPrivilegeEscalation"] is False
-        assert context["readOnlyRootFilesystem"] is True
-        assert context["capabilities"] == {"drop": ["ALL"]}
-        assert context["seccompProfile"] == {"type": "RuntimeDefault"}
+RESTRICTED = {
+    "runAsNonRoot": True,
+    "runAsUser": 65532,
+    "runAsGroup": 65532,
+    "allowPrivilegeEscalation": False,
+    "readOnlyRootFilesystem": True,
+    "capabilities": {"drop": ["ALL"]},
+    "seccompProfile": {"type": "RuntimeDefault"},
+}
+
+
+def test_every_tracefit_container_meets_the_restricted_profile_and_more(containers):
+    assert len(containers) == 13
+    for container in containers:
+        assert container["securityContext"] == RESTRICTED
         assert "cpu" not in container["resources"]["limits"]
         assert set(container["resources"]["requests"]) == {"cpu", "memory", "ephemeral-storage"}
 
 
-def test_probes_ask_pages_that_exist(renderings):
+def test_probes_ask_pages_that_exist(containers):
     nothing = lambda: (True, {})  # noqa: E731 - a probe
     routes = {route.pattern for route in make_routes(None, _Documents(), alive=nothing, ready=nothing)}
-    for container in tracefit_containers(renderings):
+    for container in containers:
         ports = {port["name"]: port["containerPort"] for port in container["ports"]}
         assert ports["http-metrics"] == int(Config().pages.rpartition(":")[2])
         assert container["livenessProbe"]["httpGet"]["path"] == "/healthz"
@@ -194,160 +212,118 @@ def test_probes_ask_pages_that_exist(renderings):
             assert container[probe]["httpGet"]["port"] == "http-metrics"
 
 
-def tracefit_pods(renderings):
-    """The specs of all pods with a tracefit in them."""
-    for documents in renderings:
-        for workload in (*of_kind(documents, "Deployment"), *of_kind(documents, "StatefulSet")):
-            if "tracefit" in containers_of(workload):
-                yield workload["spec"]["template"]["spec"]
-
-
-def test_beside_a_vllm_no_probe_of_the_sidecar_holds_its_start_or_takes_its_traffic(renderings):
-    gateways = [
-        spec["containers"][0]
-        for spec in tracefit_pods(renderings)
-        if [c["name"] for c in (*spec.get("initContainers", ()), *spec["containers"])] == ["tracefit"]
-    ]
+def test_beside_a_vllm_no_probe_of_the_sidecar_holds_its_start_or_takes_its_traffic(workloads, containers):
+    gateways = [each for each in map(containers_of, workloads) if each.keys() == {"tracefit"}]
     assert len(gateways) == 6
-    beside = [container for container in tracefit_containers(renderings) if container not in gateways]
+    beside = [each for each in containers if {"tracefit": each} not in gateways]
     assert len(beside) == 7
     for container in beside:
         assert not {"startupProbe", "readinessProbe"} & container.keys()
 
 
-def test_a_wrong_or_missing_configuration_keeps_no_pod_from_starting(renderings, tmp_path):
-    for container in tracefit_containers(renderings):
-        environment = {e["name"]: e["value"] for e in container["env"] if e["name"].startswith("TRACEFIT_")}
-        config, fallback = load_or_degrade(tmp_path / "missing.yaml", environment)
-        assert fallback is not None
-        mounts = {m["mountPath"] for m in container.get("volumeMounts", ())} | {"/dev/shm"}
-        assert any(Path(config.directory).is_relative_to(mount) for mount in mounts)
-    for spec in tracefit_pods(renderings):
-        assert all(v["configMap"].get("optional") for v in spec["volumes"] if v["name"] == "tracefit-config")
-
-
-def test_no_pod_with_a_vllm_outgrows_its_volume_and_is_evicted(renderings):
+def written_mib(configurations):
+    """A whole log and three checkpoints of so many configurations."""
     config = Config()
-    largest_mib = config.log_capacity_mib * 33 // 32 + 3 * (CONFIG_STATE_BYTES >> 20)
-    volumes = [v for spec in tracefit_pods(renderings) for v in spec["volumes"] if v["name"] == "tracefit-snapshot"]
+    return config.log_capacity_mib * 33 // 32 + 3 * configurations * (CONFIG_STATE_BYTES >> 20)
+
+
+def test_no_pod_with_a_vllm_outgrows_its_volume_and_is_evicted(pods):
+    volumes = [v for spec in pods for v in spec["volumes"] if v["name"] == "tracefit-snapshot"]
     limits = [v["emptyDir"]["sizeLimit"] for v in volumes if "emptyDir" in v]
     assert limits
-    assert all(int(limit.removesuffix("Mi")) >= largest_mib for limit in limits)
+    assert all(int(limit.removesuffix("Mi")) >= written_mib(1) for limit in limits)
 
 
 def test_every_claim_holds_a_whole_log_and_three_checkpoints_of_all_configurations(renderings):
-    config = Config()
-    states_mib = 3 * config.engines_max * (CONFIG_STATE_BYTES >> 20)
-    largest_mib = config.log_capacity_mib * 33 // 32 + states_mib
-    claims = [claim for documents in renderings for claim in of_kind(documents, "PersistentVolumeClaim")]
+    sizes = {}
     for documents in renderings:
-        for workload in of_kind(documents, "StatefulSet"):
-            claims += workload["spec"].get("volumeClaimTemplates", ())
-    sizes = {claim["metadata"]["name"]: claim["spec"]["resources"]["requests"]["storage"] for claim in claims}
+        claims = of_kind(documents, "PersistentVolumeClaim")
+        for spec in specs(documents, "StatefulSet").values():
+            claims += spec.get("volumeClaimTemplates", ())
+        sizes |= {each["metadata"]["name"]: each["spec"]["resources"]["requests"]["storage"] for each in claims}
     assert sizes.keys() == {"snapshot", "tracefit-snapshot", "tracefit-fleet"}
     for size in sizes.values():
-        assert 0.9 * 1024 * int(size.removesuffix("Gi")) >= largest_mib, "a file system takes some of it for itself"
+        usable_mib = 0.9 * 1024 * int(size.removesuffix("Gi"))
+        assert usable_mib >= written_mib(Config().engines_max), "a file system takes some of it for itself"
 
 
-def test_no_service_called_tracefit_reaches_the_environment(renderings):
-    assert all(spec["enableServiceLinks"] is False for spec in tracefit_pods(renderings))
+def test_no_service_called_tracefit_reaches_the_environment(pods):
+    assert all(spec["enableServiceLinks"] is False for spec in pods)
 
 
 class _Documents:
     answer_snapshot = answer_config = answer_blis = None
 
 
-def test_environment_and_configuration_of_the_manifests_are_accepted(renderings):
+def test_what_the_manifests_configure_is_accepted_and_a_missing_file_keeps_no_pod_from_starting(
+    containers, pods, tmp_path
+):
     config = load(KUSTOMIZE / "base" / "tracefit.yaml", {})
     assert GRACE_S + config.drain_s < 20
     seen = set()
-    for container in tracefit_containers(renderings):
-        environment = {e["name"]: e["value"] for e in container["env"] if e["name"].startswith("TRACEFIT_")}
+    for container in containers:
+        environment = environment_of(container, "TRACEFIT_")
         seen |= set(environment)
-        named = environment.pop("TRACEFIT_CONFIG", None)
-        assert named in {None, "/etc/tracefit/tracefit.yaml"}
-        directory = load(None, environment).directory
-        mounts = {m["mountPath"] for m in container.get("volumeMounts", ())} | {"/dev/shm"}
-        assert any(Path(directory).is_relative_to(mount) for mount in mounts)
+        without_file, fallback = load_or_degrade(tmp_path / "missing.yaml", environment)
+        assert fallback is not None
+        assert environment.pop("TRACEFIT_CONFIG", None) in {None, "/etc/tracefit/tracefit.yaml"}
+        mounts = mounts_of(container) | {"/dev/shm"}
+        for each in (without_file, load(None, environment)):
+            assert any(Path(each.directory).is_relative_to(mount) for mount in mounts)
+    for spec in pods:
+        assert all(v["configMap"].get("optional") for v in spec["volumes"] if v["name"] == "tracefit-config")
     assert seen == {
-        "TRACEFIT_CONFIG",
-        "TRACEFIT_ON_ERROR",
-        "TRACEFIT_DIRECTORY",
-        "TRACEFIT_DISCOVER",
-        "TRACEFIT_FPM",
-        "TRACEFIT_PAGES",
-        "TRACEFIT_LISTEN",
-        "TRACEFIT_SCRAPE",
-        "TRACEFIT_TLS_CERT_FILE",
-        "TRACEFIT_TLS_CLIENT_CA_FILE",
-        "TRACEFIT_TLS_KEY_FILE",
-        "TRACEFIT_TOKEN_FILE",
+        f"TRACEFIT_{name}"
+        for name in (
+            *("CONFIG", "ON_ERROR", "DIRECTORY", "DISCOVER", "FPM", "PAGES", "LISTEN", "SCRAPE"),
+            *("TLS_CERT_FILE", "TLS_CLIENT_CA_FILE", "TLS_KEY_FILE", "TOKEN_FILE"),
+        )
     }
 
 
 def test_vllm_is_told_where_to_send_in_every_example(example):
-    (engine,) = [containers_of(w)["vllm"] for w in of_kind(example, "Deployment")]
+    engine = containers_of(the(example, "Deployment"))["vllm"]
     chart = yaml.safe_load((DEPLOY / "helm-values" / "vllm-chart.yaml").read_text())["image"]
     stack = yaml.safe_load((DEPLOY / "helm-values" / "production-stack.yaml").read_text())
     (model,) = stack["servingEngineSpec"]["modelSpec"]
-    told = [
-        (engine["args"], engine["env"]),
-        (chart["command"], chart["env"]),
-        (model["vllmConfig"]["extraArgs"], model["env"]),
-    ]
+    told = [(engine["args"], engine), (chart["command"], chart), (model["vllmConfig"]["extraArgs"], model)]
     port = Config().listen.rpartition(":")[2]
-    for arguments, environment in told:
-        values = {e["name"]: e.get("value") for e in environment}
+    for arguments, container in told:
+        values = environment_of(container)
         assert f"--otlp-traces-endpoint=http://127.0.0.1:{port}" in arguments
         assert values["OTEL_SPAN_EVENT_COUNT_LIMIT"] == "20000"
         assert "vllm.model=" in values["OTEL_RESOURCE_ATTRIBUTES"]
 
 
-def test_a_stock_vllm_gets_the_plugin_where_python_looks(renderings):
-    (workload,) = of_kind(renderings[1], "Deployment")
+def test_a_stock_vllm_gets_the_plugin_where_python_looks_and_sends_to_the_sidecar_beside_it(workloads):
+    (workload,) = [each for each in workloads if "tracefit-plugin" in containers_of(each)]
     containers = containers_of(workload)
-    assert [c["name"] for c in workload["spec"]["template"]["spec"]["containers"]] == ["vllm"]
-    engine, copying = containers["vllm"], containers["tracefit-plugin"]
-    assert copying["image"] == containers["tracefit"]["image"]
+    assert [c["name"] for c in pod_of(workload)[1]["containers"]] == ["vllm"]
+    engine, copying, sidecar = (containers[name] for name in ("vllm", "tracefit-plugin", "tracefit"))
+    assert copying["image"] == sidecar["image"]
     assert copying["command"] == ["cp", "-r", "/opt/tracefit-vllm/.", "/plugin/"]
     assert [m["name"] for m in copying["volumeMounts"] if m["mountPath"] == "/plugin"] == ["tracefit-plugin"]
     (mount,) = [m for m in engine["volumeMounts"] if m["name"] == "tracefit-plugin"]
-    values = {e["name"]: e.get("value") for e in engine["env"]}
-    assert values["PYTHONPATH"] == mount["mountPath"]
-    assert copying["securityContext"] == containers["tracefit"]["securityContext"]
+    told = environment_of(engine)
+    assert told["PYTHONPATH"] == mount["mountPath"]
+    assert "--scheduler-cls=tracefit_vllm.TracedScheduler" in engine["args"]
+    heard = environment_of(sidecar)["TRACEFIT_FPM"]
+    assert told["TRACEFITVLLM_ENDPOINT"] == heard == "tcp://127.0.0.1:20380"
+    assert copying["securityContext"] == sidecar["securityContext"]
     assert "/opt/tracefit-vllm" in (ROOT / "Dockerfile").read_text()
 
 
-def test_every_vllm_with_the_plugin_is_told_to_send_its_steps_to_the_sidecar_beside_it(renderings):
-    told = []
-    for documents in renderings:
-        for workload in (*of_kind(documents, "Deployment"), *of_kind(documents, "StatefulSet")):
-            containers = containers_of(workload)
-            for name, container in containers.items():
-                if name != "tracefit-plugin" and "tracefit-plugin" in {
-                    m["name"] for m in container.get("volumeMounts", ())
-                }:
-                    assert "--scheduler-cls=tracefit_vllm.TracedScheduler" in container["args"]
-                    sent, heard = (
-                        {e["name"]: e.get("value") for e in each["env"]} for each in (container, containers["tracefit"])
-                    )
-                    told.append((sent["TRACEFITVLLM_ENDPOINT"], heard["TRACEFIT_FPM"]))
-    assert told == [("tcp://127.0.0.1:20380", "tcp://127.0.0.1:20380")]
-
-
 def test_monitoring_finds_the_pods_and_their_port(example):
-    documents = example
-    (monitor,) = of_kind(documents, "PodMonitor")
-    (workload,) = of_kind(documents, "Deployment")
-    labels = workload["spec"]["template"]["metadata"]["labels"]
-    assert monitor["spec"]["selector"]["matchLabels"].items() <= labels.items()
-    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+    monitor, policy = the(example, "PodMonitor")["spec"], the(example, "NetworkPolicy")["spec"]
+    workload = the(example, "Deployment")
+    labels, _ = pod_of(workload)
+    assert monitor["selector"]["matchLabels"].items() <= labels.items()
+    (endpoint,) = monitor["podMetricsEndpoints"]
     assert endpoint["port"] in {port["name"] for port in containers_of(workload)["tracefit"]["ports"]}
-    (policy,) = of_kind(documents, "NetworkPolicy")
-    assert policy["spec"]["podSelector"]["matchLabels"].items() <= labels.items()
-    dashboards = [c for c in of_kind(documents, "ConfigMap") if c["metadata"].get("labels")]
-    assert [c["metadata"]["labels"] for c in dashboards] == [{"grafana_dashboard": "1"}]
-    assert dashboards[0]["data"]["tracefit.json"] == (DEPLOY / "monitoring" / "dashboard.json").read_text()
+    assert policy["podSelector"]["matchLabels"].items() <= labels.items()
+    (dashboard,) = [c for c in of_kind(example, "ConfigMap") if c["metadata"].get("labels")]
+    assert dashboard["metadata"]["labels"] == {"grafana_dashboard": "1"}
+    assert dashboard["data"]["tracefit.json"] == (DEPLOY / "monitoring" / "dashboard.json").read_text()
 
 
 @pytest.mark.parametrize("name", ["example", "stock-vllm"])
@@ -358,10 +334,12 @@ def test_one_line_of_an_overlay_says_where_every_alert_leads(tmp_path, name):
     assert mine.read_text().count("url=https://docs.example.com/tracefit/runbooks.md") == 1
     mine.write_text(mine.read_text().replace("https://docs.example.com/tracefit/runbooks.md", wiki))
     documents = kustomize(mine.parent)
-    (rule,) = of_kind(documents, "PrometheusRule")
-    alerts = [r for group in rule["spec"]["groups"] for r in group["rules"] if "alert" in r]
-    rules = yaml.safe_load((DEPLOY / "monitoring" / "rules.yaml").read_text())["groups"]
-    assert len(alerts) == sum("alert" in each for group in rules for each in group["rules"])
+    shipped = yaml.safe_load((DEPLOY / "monitoring" / "rules.yaml").read_text())
+    alerts, theirs = (
+        [rule for group in rules["groups"] for rule in group["rules"] if "alert" in rule]
+        for rules in (the(documents, "PrometheusRule")["spec"], shipped)
+    )
+    assert len(alerts) == len(theirs)
     assert {a["annotations"]["runbook_url"] for a in alerts} == {f"{wiki}#{a['alert'].lower()}" for a in alerts}
     assert not [c for c in of_kind(documents, "ConfigMap") if "runbooks" in c["metadata"]["name"]]
 
@@ -375,7 +353,7 @@ OPERATOR_FIELDS = {
 def test_custom_resources_use_known_fields_only():
     documents = kustomize(DEPLOY / "monitoring")
     for kind, (top, inner) in OPERATOR_FIELDS.items():
-        (resource,) = of_kind(documents, kind)
+        resource = the(documents, kind)
         assert resource["apiVersion"] == "monitoring.coreos.com/v1"
         assert set(resource["spec"]) == top
         for item in resource["spec"].get("podMetricsEndpoints", resource["spec"].get("groups")):
@@ -383,10 +361,9 @@ def test_custom_resources_use_known_fields_only():
 
 
 def test_the_network_policy_opens_the_pages_and_never_the_receiver(example):
-    (policy,) = of_kind(example, "NetworkPolicy")
-    ports = {port["port"] for rule in policy["spec"]["ingress"] for port in rule["ports"]}
-    assert ports == {9464, 8000}
-    assert policy["spec"]["policyTypes"] == ["Ingress"]
+    policy = the(example, "NetworkPolicy")["spec"]
+    assert {port["port"] for rule in policy["ingress"] for port in rule["ports"]} == {9464, 8000}
+    assert policy["policyTypes"] == ["Ingress"]
 
 
 RENDERED = """
@@ -442,38 +419,35 @@ def test_the_gateway_keeps_one_pod_with_one_tracefit():
     balancing = config["exporters"]["loadbalancing"]
     assert balancing["routing_key"] == "service"
     documents = kustomize(DEPLOY / "otel-gateway")
-    (headless,) = [s for s in of_kind(documents, "Service") if s["spec"].get("clusterIP") == "None"]
-    assert balancing["resolver"]["dns"]["hostname"] == headless["metadata"]["name"]
-    assert balancing["resolver"]["dns"]["port"] in {port["port"] for port in headless["spec"]["ports"]}
-    (tracefit,) = of_kind(documents, "StatefulSet")
-    assert headless["spec"]["selector"].items() <= tracefit["spec"]["template"]["metadata"]["labels"].items()
-    pipeline = config["service"]["pipelines"]["traces"]
-    assert "batch" not in pipeline.get("processors", [])
-    assert config["receivers"]["otlp"]["protocols"]["grpc"]["max_recv_msg_size_mib"] == (Config().message_max_mib)
+    name, service = headless(documents)
+    assert balancing["resolver"]["dns"]["hostname"] == name
+    assert balancing["resolver"]["dns"]["port"] in {port["port"] for port in service["ports"]}
+    labels, _ = pod_of(the(documents, "StatefulSet"))
+    assert service["selector"].items() <= labels.items()
+    assert "batch" not in config["service"]["pipelines"]["traces"].get("processors", [])
+    assert config["receivers"]["otlp"]["protocols"]["grpc"]["max_recv_msg_size_mib"] == Config().message_max_mib
 
 
 def test_nobody_but_the_collector_reaches_the_receivers_behind_the_gateway():
     documents = kustomize(DEPLOY / "otel-gateway")
-    policies = {each["metadata"]["name"]: each["spec"] for each in of_kind(documents, "NetworkPolicy")}
+    policies = specs(documents, "NetworkPolicy")
     (senders,) = [
         rule["from"] for rule in policies["tracefit"]["ingress"] if {"protocol": "TCP", "port": 4317} in rule["ports"]
     ]
-    (collector,) = of_kind(documents, "Deployment")
+    collector = the(documents, "Deployment")
     assert senders == [{"podSelector": {"matchLabels": collector["spec"]["selector"]["matchLabels"]}}]
     assert [rule["from"] for rule in policies["otel-gateway"]["ingress"]] == [[{"podSelector": {}}]], "this namespace"
-    (container,) = collector["spec"]["template"]["spec"]["containers"]
+    (container,) = containers_of(collector).values()
     config = yaml.safe_load(of_kind(documents, "ConfigMap")[0]["data"]["config.yaml"])
     assert config["service"]["extensions"] == ["health_check"]
     ports = {port["name"]: port["containerPort"] for port in container["ports"]}
     assert config["extensions"]["health_check"]["endpoint"].endswith(f":{ports['health']}")
-    budgets = {each["metadata"]["name"] for each in of_kind(documents, "PodDisruptionBudget")}
-    assert budgets == set(policies)
+    assert specs(documents, "PodDisruptionBudget").keys() == policies.keys()
 
 
 def test_with_tls_the_collector_merges_what_it_is_given_and_trusts_the_name_in_the_certificate():
     documents = kustomize(DEPLOY / "otel-gateway-tls")
-    (collector,) = of_kind(documents, "Deployment")
-    container = containers_of(collector)["collector"]
+    container = containers_of(the(documents, "Deployment"))["collector"]
     (files,) = [c["data"] for c in of_kind(documents, "ConfigMap") if "tls.yaml" in c["data"]]
     named = [argument.removeprefix("--config=/etc/otelcol/") for argument in container["args"]]
     config = {}
@@ -482,93 +456,83 @@ def test_with_tls_the_collector_merges_what_it_is_given_and_trusts_the_name_in_t
     assert named == ["config.yaml", "tls.yaml"]
     balancing = config["exporters"]["loadbalancing"]
     assert balancing["routing_key"] == "service"
-    (headless,) = [s for s in of_kind(documents, "Service") if s["spec"].get("clusterIP") == "None"]
-    assert balancing["protocol"]["otlp"]["tls"]["server_name_override"] == headless["metadata"]["name"]
-    assert balancing["protocol"]["otlp"]["tls"]["insecure"] is False
-    mounted = {mount["mountPath"] for mount in container["volumeMounts"]}
-    for each in (config["receivers"]["otlp"]["protocols"]["grpc"]["tls"], balancing["protocol"]["otlp"]["tls"]):
-        assert {str(Path(path).parent) for key, path in each.items() if key.endswith("_file")} <= mounted
+    tls = balancing["protocol"]["otlp"]["tls"]
+    assert tls["server_name_override"] == headless(documents)[0]
+    assert tls["insecure"] is False
+    for each in (config["receivers"]["otlp"]["protocols"]["grpc"]["tls"], tls):
+        assert {str(Path(path).parent) for key, path in each.items() if key.endswith("_file")} <= mounts_of(container)
 
 
 def test_the_scraping_gateway_asks_every_pod_behind_its_headless_service():
-    config = load(DEPLOY / "scrape-gateway" / "config.yaml", {})
-    (target,) = config.scrape
     documents = kustomize(DEPLOY / "scrape-gateway")
-    (headless,) = [s for s in of_kind(documents, "Service") if s["spec"].get("clusterIP") == "None"]
-    port = headless["spec"]["ports"][0]["port"]
-    assert target == f"dns+http://{headless['metadata']['name']}:{port}/metrics"
-    (gateway,) = of_kind(documents, "StatefulSet")
+    name, service = headless(documents)
+    target = f"dns+http://{name}:{service['ports'][0]['port']}/metrics"
+    assert load(DEPLOY / "scrape-gateway" / "config.yaml", {}).scrape == (target,)
+    gateway = the(documents, "StatefulSet")
     assert gateway["spec"]["replicas"] == 1
-    (pages,) = [s for s in of_kind(documents, "Service") if s is not headless]
-    assert pages["spec"]["selector"].items() <= gateway["spec"]["template"]["metadata"]["labels"].items()
-    (mounted,) = of_kind(documents, "ConfigMap")
-    assert set(mounted["data"]) == {"tracefit.yaml"}
+    (pages,) = [spec for spec in specs(documents, "Service").values() if spec is not service]
+    assert pages["selector"].items() <= pod_of(gateway)[0].items()
+    assert set(the(documents, "ConfigMap")["data"]) == {"tracefit.yaml"}
 
 
 @pytest.mark.parametrize("way", ["service", "cron"])
 def test_the_fleet_asks_every_sidecar_by_arguments_that_the_command_takes(way):
     documents = kustomize(DEPLOY / "fleet" / way)
     if way == "service":
-        (workload,) = of_kind(documents, "Deployment")
+        workload = the(documents, "Deployment")
         assert workload["spec"]["strategy"]["type"] == "Recreate"
     else:
-        (job,) = of_kind(documents, "CronJob")
-        assert job["spec"]["concurrencyPolicy"] == "Forbid"
-        workload = job["spec"]["jobTemplate"]
-    template = workload["spec"]["template"]
-    (headless,) = [s for s in of_kind(documents, "Service") if s["spec"].get("clusterIP") == "None"]
-    assert headless["spec"]["selector"] == {"tracefit": "enabled"}
-    assert "tracefit" not in template["metadata"]["labels"], "it would ask itself"
+        job = the(documents, "CronJob")["spec"]
+        assert job["concurrencyPolicy"] == "Forbid"
+        workload = job["jobTemplate"]
+    name, service = headless(documents)
+    assert service["selector"] == {"tracefit": "enabled"}
+    assert "tracefit" not in pod_of(workload)[0], "it would ask itself"
     container = containers_of(workload)["tracefit-fleet"]
     given = parsed(container["args"])
-    (source,) = given.sources
-    assert source == f"dns+http://{headless['metadata']['name']}:{headless['spec']['ports'][0]['port']}"
+    assert given.sources == (f"dns+http://{name}:{service['ports'][0]['port']}",)
     assert (given.every is not None) == (way == "service")
-    assert str(given.out) in {mount["mountPath"] for mount in container["volumeMounts"]}
-    context = container["securityContext"]
-    assert (context["runAsUser"], context["readOnlyRootFilesystem"]) == (65532, True)
-    assert context["capabilities"] == {"drop": ["ALL"]}
+    assert str(given.out) in mounts_of(container)
+    assert container["securityContext"] == RESTRICTED
 
 
 def test_the_fleet_may_ask_every_gateway_for_its_state():
     documents = kustomize(DEPLOY / "fleet" / "gateways")
     assert "StatefulSet" in validate(documents, NEWEST)
-    (gateways,) = of_kind(documents, "StatefulSet")
-    template = gateways["spec"]["template"]
+    gateways = the(documents, "StatefulSet")
     assert gateways["spec"]["replicas"] > 1
-    environment = {each["name"]: each["value"] for each in containers_of(gateways)["tracefit"]["env"]}
-    assert load(None, environment).pages_state
-    services = {each["metadata"]["name"]: each["spec"] for each in of_kind(documents, "Service")}
-    assert services["tracefit-sidecars"]["selector"].items() <= template["metadata"]["labels"].items()
-    (fleet,) = [each for each in of_kind(documents, "Deployment") if each["metadata"]["name"] == "tracefit-fleet"]
-    assert fleet["spec"]["template"]["metadata"]["labels"]["tracefit-client"] == "allowed"
-    policies = {each["metadata"]["name"]: each["spec"] for each in of_kind(documents, "NetworkPolicy")}
-    (pages,) = [r for r in policies["tracefit"]["ingress"] if {"protocol": "TCP", "port": 9464} in r["ports"]]
-    assert {"podSelector": {"matchLabels": {"tracefit-client": "allowed"}}} in pages["from"]
+    assert load(None, environment_of(containers_of(gateways)["tracefit"])).pages_state
+    assert specs(documents, "Service")["tracefit-sidecars"]["selector"].items() <= pod_of(gateways)[0].items()
+    fleet = {"spec": specs(documents, "Deployment")["tracefit-fleet"]}
+    client = {"tracefit-client": "allowed"}
+    assert client.items() <= pod_of(fleet)[0].items()
+    rules = specs(documents, "NetworkPolicy")["tracefit"]["ingress"]
+    (pages,) = [rule for rule in rules if {"protocol": "TCP", "port": 9464} in rule["ports"]]
+    assert {"podSelector": {"matchLabels": client}} in pages["from"]
 
 
 def test_the_replay_on_ray_runs_one_image_everywhere_and_arguments_that_the_command_takes():
     documents = kustomize(DEPLOY / "fleet" / "ray")
-    (job,) = of_kind(documents, "RayJob")
-    cluster = job["spec"]["rayClusterSpec"]
+    job = the(documents, "RayJob")["spec"]
+    cluster = job["rayClusterSpec"]
     (workers,) = cluster["workerGroupSpecs"]
-    pods = [cluster["headGroupSpec"]["template"], workers["template"], job["spec"]["submitterPodTemplate"]]
+    pods = [cluster["headGroupSpec"]["template"], workers["template"], job["submitterPodTemplate"]]
     containers = [pod["spec"]["containers"][0] for pod in pods]
     assert {container["image"] for container in containers} == {"registry.example.com/tracefit:0.1.0-fleet"}
     assert "EXTRAS=kv,fleet" in (ROOT / "Dockerfile").read_text()
-    for pod in pods:  # KubeRay's own kind is in no schema of Kubernetes, its pods are
+    for pod, container in zip(pods, containers, strict=True):
+        # KubeRay's own kind is in no schema of Kubernetes, its pods are
         wrapped = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"}, "spec": pod["spec"]}
         assert validate([wrapped], NEWEST) == {"Pod"}
-        context = pod["spec"]["containers"][0]["securityContext"]
-        assert (context["runAsUser"], context["readOnlyRootFilesystem"]) == (65532, True)
-        assert "/tmp" in {mount["mountPath"] for mount in pod["spec"]["containers"][0]["volumeMounts"]}
-    command, *arguments = job["spec"]["entrypoint"].split()
+        assert container["securityContext"] == RESTRICTED
+        assert "/tmp" in mounts_of(container)
+    command, *arguments = job["entrypoint"].split()
     given = parsed(arguments)
     assert (command, given.ray) == ("tracefit", "auto")
-    assert str(given.out) in {mount["mountPath"] for mount in containers[0]["volumeMounts"]}
-    (claim,) = of_kind(documents, "PersistentVolumeClaim")
+    assert str(given.out) in mounts_of(containers[0])
+    (claim,) = specs(documents, "PersistentVolumeClaim")
     volumes = {volume["name"]: volume for volume in pods[0]["spec"]["volumes"]}
-    assert volumes["fleet"]["persistentVolumeClaim"]["claimName"] == claim["metadata"]["name"]
+    assert volumes["fleet"]["persistentVolumeClaim"]["claimName"] == claim
 
 
 def test_the_image_runs_as_the_user_that_the_manifests_name():
@@ -605,10 +569,9 @@ def test_the_deployment_guide_lists_every_component_and_its_links_lead_somewhere
             assert (document.parent / link).exists(), (document.name, link)
 
 
-def test_the_numbers_of_the_guide_are_those_of_the_manifests(renderings):
+def test_the_numbers_of_the_guide_are_those_of_the_manifests(containers):
     guide = " ".join((ROOT / "docs" / "deploy.md").read_text().split())
-    container = next(tracefit_containers(renderings))
-    requests, limits = container["resources"]["requests"], container["resources"]["limits"]
+    requests, limits = (containers[0]["resources"][name] for name in ("requests", "limits"))
     assert f"asks for {requests['cpu']} CPU and {requests['memory']}" in guide
     assert f"may use {limits['memory']}" in guide
     assert f"needs {GRACE_S + Config.drain_s:.0f} s to drain" in guide

@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-import time
 import urllib.parse
 import urllib.request
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import pytest
 import yaml
@@ -18,21 +17,14 @@ from exporters.metrics_page import MetricsPage
 from exporters.pages import SnapshotDocuments, make_routes
 from tests.conftest import find_tool
 from tests.support import exporter_cases as cases
+from tests.support.clocks import eventually
 from tests.support.pages import page_server
 from tests.support.paths import ROOT
+from tests.support.processes import free_port
 from tests.support.sidecars import call_export, running_sidecar
 from tests.support.step_exports import make_export
 
 RULES = ROOT / "deploy" / "monitoring" / "rules.yaml"
-DEADLINE_S = 60
-
-
-def free_port():
-    server = page_server(())
-    server.start()
-    port = server.port
-    server.stop()
-    return port
 
 
 @contextmanager
@@ -88,7 +80,9 @@ def prometheus(tmp_path, targets):
     ]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         try:
-            yield f"http://127.0.0.1:{port}"
+            base = f"http://127.0.0.1:{port}"
+            eventually(lambda: is_ready(base))
+            yield base
         finally:
             process.terminate()
 
@@ -98,18 +92,13 @@ def ask(base, path, **parameters):
         return json.load(answer)["data"]
 
 
-def wait_for(question):
-    """What a question answers once the answer is not empty."""
-    give_up_s = time.monotonic() + DEADLINE_S
-    while time.monotonic() < give_up_s:
-        try:
-            answer = question()
-        except OSError:
-            answer = None
-        if answer:
-            return answer
-        time.sleep(0.2)
-    pytest.fail("no answer in time")
+def series_of(base, query):
+    return ask(base, "query", query=query)["result"]
+
+
+def is_ready(base):
+    with suppress(OSError), urllib.request.urlopen(f"{base}/-/ready", timeout=5):
+        return True
 
 
 @pytest.mark.timeout(180)
@@ -122,9 +111,7 @@ def test_prometheus_scrapes_queries_and_alerts(tmp_path):
     ):
         for first in range(1, 2000, 100):
             call_export(sidecar.grpc_port, make_export(steps_per_span=100, first_step=first).SerializeToString())
-        learned = wait_for(
-            lambda: ask(base, "query", query='tracefit_coefficient{job="tracefit",target="step_time"}')["result"]
-        )
+        learned = eventually(lambda: series_of(base, 'tracefit_coefficient{job="tracefit",target="step_time"}'))
         published = {
             feature.name: feature.coefficient / 1e6
             for config in sidecar.snapshot().configs
@@ -133,24 +120,24 @@ def test_prometheus_scrapes_queries_and_alerts(tmp_path):
         scraped = {row["metric"]["feature"]: float(row["value"][1]) for row in learned}
         assert set(scraped) == set(published)
         buckets = 'tracefit_step_residual_ratio_bucket{job="drifting"}'
-        (middle,) = wait_for(lambda: ask(base, "query", query=f"histogram_quantile(0.5, {buckets})")["result"])
+        (middle,) = eventually(lambda: series_of(base, f"histogram_quantile(0.5, {buckets})"))
         assert 0.95 < float(middle["value"][1]) <= 1.0  # where 1106 rows of the case have their middle
-        up = ask(base, "query", query='min_over_time(up{job="tracefit"}[5m])')["result"]
+        up = series_of(base, 'min_over_time(up{job="tracefit"}[5m])')
         assert [row["value"][1] for row in up] == ["1"]
-        alert = wait_for(
+        (alert,) = eventually(
             lambda: [
                 found
                 for found in ask(base, "alerts")["alerts"]
                 if found["labels"]["alertname"] == "TracefitSpeedChanged" and found["state"] == "firing"
             ]
-        )[0]
+        )
         assert alert["labels"]["job"] == "drifting"
         assert alert["labels"]["severity"] == "warning"
         assert alert["annotations"]["runbook_url"].endswith("#tracefitspeedchanged")
         board = json.loads((ROOT / "deploy" / "monitoring" / "dashboard.json").read_text())
         for target in (target for panel in board["panels"] for target in panel.get("targets", ())):
             expression = target["expr"].replace("$__rate_interval", "1m").replace("$__range", "1m")
-            answer = ask(base, "query", query=re.sub(r"\$\w+", ".*", expression))["result"]
+            answer = series_of(base, re.sub(r"\$\w+", ".*", expression))
             assert "NaN" not in {row["value"][1] for row in answer}, expression
         targets = ask(base, "targets")["activeTargets"]
         assert {target["health"] for target in targets} == {"up"}

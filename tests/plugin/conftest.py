@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import sys
 from collections import Counter
 from unittest import mock
@@ -56,16 +55,3 @@ def kept_scheduler(wire, base=None, **shape):
     scheduler = scheduler_to(endpoint, base, **shape)
     scheduler._tracefit.publisher = Kept()
     return scheduler, scheduler._tracefit.publisher
-
-
-def free_port(following=0):
-    """A port that nobody has, nor those that follow it."""
-    while True:
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            port = probe.getsockname()[1]
-            try:
-                for more in range(port + 1, port + 1 + following):
-                    socket.create_server(("127.0.0.1", more)).close()
-            except (OSError, OverflowError):
-                continue
-            return port

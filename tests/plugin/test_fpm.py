@@ -16,9 +16,10 @@ from tracefit_vllm.settings import Settings, read_settings
 
 from collector.decode.fpm import ForwardPass, read_frames
 from online import Target
-from tests.plugin.conftest import free_port, scheduler_to
+from tests.plugin.conftest import scheduler_to
 from tests.plugin.fakes import Request, Scheduler, drive, vllm_config
 from tests.support.clocks import eventually
+from tests.support.processes import free_port
 
 
 class Listener:

@@ -13,9 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.plugin.conftest import PLUGIN, free_port
+from tests.plugin.conftest import PLUGIN
 from tests.plugin.receiver import attributes
 from tests.support.clocks import eventually
+from tests.support.processes import free_port
 from tests.support.sidecars import get, metric, running_sidecar
 
 HERE = Path(__file__).parent

@@ -26,9 +26,10 @@ class FakeClock:
         self._unix_nano += int(seconds * 1e9)
 
 
-def eventually(condition, timeout_s: float = 100.0) -> None:
-    """Wait for another thread or process to get there; the limit is one that only a defect reaches."""
+def eventually(condition, timeout_s: float = 100.0):
+    """What it says once another thread or process got there; the limit is one that only a defect reaches."""
     pause, give_up_s = threading.Event(), time.monotonic() + timeout_s
-    while not condition():
+    while not (found := condition()):
         assert time.monotonic() < give_up_s, "never came true"
         pause.wait(0.02)
+    return found

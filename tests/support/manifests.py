@@ -46,6 +46,39 @@ def of_kind(documents, kind):
     return [document for document in documents if document["kind"] == kind]
 
 
+def the(documents, kind):
+    """The only one of its kind."""
+    (one,) = of_kind(documents, kind)
+    return one
+
+
+def specs(documents, kind):
+    """By name."""
+    return {document["metadata"]["name"]: document["spec"] for document in of_kind(documents, kind)}
+
+
+def headless(documents):
+    """Name and specification of the service that names pods."""
+    (one,) = [each for each in specs(documents, "Service").items() if each[1].get("clusterIP") == "None"]
+    return one
+
+
+def pod_of(workload):
+    """Labels and specification of its pods."""
+    template = workload["spec"]["template"]
+    return template["metadata"].get("labels", {}), template["spec"]
+
+
 def containers_of(workload):
-    spec = workload["spec"]["template"]["spec"]
+    _, spec = pod_of(workload)
     return {c["name"]: c for c in (*spec.get("initContainers", ()), *spec["containers"])}
+
+
+def environment_of(container, prefix=""):
+    """Values by name, of the names that begin so."""
+    return {each["name"]: each.get("value") for each in container["env"] if each["name"].startswith(prefix)}
+
+
+def mounts_of(container):
+    """Paths."""
+    return {mount["mountPath"] for mount in container.get("volumeMounts", ())}

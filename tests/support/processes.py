@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -30,6 +31,19 @@ def tracefit(*arguments: object, **variables: str) -> subprocess.CompletedProces
     return subprocess.run(
         command, capture_output=True, text=True, check=False, timeout=300, env=environment(**variables)
     )
+
+
+def free_port(following: int = 0) -> int:
+    """A port that nobody has, nor those that follow it."""
+    while True:
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            port = probe.getsockname()[1]
+            try:
+                for more in range(port + 1, port + 1 + following):
+                    socket.create_server(("127.0.0.1", more)).close()
+            except (OSError, OverflowError):
+                continue
+            return port
 
 
 class Running(NamedTuple):

@@ -21,7 +21,7 @@ def receiver():
 
     server = Receiver()
     yield server
-    server.close()
+    server.stop()
 
 
 class Kept:

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import enum
 from collections import deque
-from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Any
 
 BLOCK = 16
 
@@ -29,7 +27,6 @@ class Status(enum.IntEnum):
     WAITING = 1
     RUNNING = 5
     PREEMPTED = 6
-    FINISHED_STOPPED = 7
     FINISHED_LENGTH_CAPPED = 8
     FINISHED_ABORTED = 9
 
@@ -57,32 +54,6 @@ class Request:
         return self.num_prompt_tokens + len(self.outputs)
 
 
-@dataclass
-class NewRequestData:
-    req_id: str
-    num_computed_tokens: int
-    prompt_token_ids: list[int] = field(default_factory=list)
-
-
-@dataclass
-class CachedRequestData:
-    req_ids: list[str] = field(default_factory=list)
-    resumed_req_ids: set[str] = field(default_factory=set)
-    num_computed_tokens: list[int] = field(default_factory=list)
-    num_output_tokens: list[int] = field(default_factory=list)
-
-
-@dataclass
-class SchedulerOutput:
-    scheduled_new_reqs: list[NewRequestData]
-    scheduled_cached_reqs: CachedRequestData
-    num_scheduled_tokens: dict[str, int]
-    total_num_scheduled_tokens: int
-    finished_req_ids: set[str]
-    preempted_req_ids: set[str] | None
-    samples: set[str]
-
-
 class Pool:
     def __init__(self, blocks):
         self.num_gpu_blocks = blocks
@@ -92,23 +63,22 @@ class Pool:
         return self.free
 
 
-def vllm_config(**over: Any) -> SimpleNamespace:
+def vllm_config(*, rank=0, ranks=1, moe=False, asynchronous=False):
     """What a scheduler is given in the engine core of rank ``rank`` of a server with ``ranks`` data parallel ranks."""
-    knobs = {"rank": 0, "ranks": 1, "moe": False, "model": "tiny", "asynchronous": False, **over}
     return SimpleNamespace(
         model_config=SimpleNamespace(
-            served_model_name=knobs["model"],
+            served_model_name="tiny",
             model="/models/x",
             dtype="torch.float32",
             quantization=None,
             max_model_len=2048,
         ),
-        parallel_config=parallel_config(knobs["rank"], knobs["ranks"], moe=knobs["moe"]),
+        parallel_config=parallel_config(rank, ranks, moe),
         scheduler_config=SimpleNamespace(
             max_num_seqs=32,
             max_num_batched_tokens=64,
             enable_chunked_prefill=True,
-            async_scheduling=knobs["asynchronous"],
+            async_scheduling=asynchronous,
         ),
         cache_config=SimpleNamespace(
             block_size=BLOCK, num_gpu_blocks=64, enable_prefix_caching=True, cpu_offload_gb=0.0
@@ -118,7 +88,7 @@ def vllm_config(**over: Any) -> SimpleNamespace:
     )
 
 
-def parallel_config(rank: int, ranks: int, *, moe: bool) -> SimpleNamespace:
+def parallel_config(rank, ranks, moe):
     """As ``EngineCoreProc.run_engine_core`` leaves it before it makes the scheduler (vLLM 0.32)."""
     config = SimpleNamespace(
         tensor_parallel_size=2,
@@ -252,13 +222,15 @@ class Scheduler:
         if self.shape is Shape.V0_32_V2:
             new, resumed = new + resumed, []
         cached = plan.continued + resumed
-        return SchedulerOutput(
-            scheduled_new_reqs=[NewRequestData(r.request_id, before[r.request_id]) for r in new],
-            scheduled_cached_reqs=CachedRequestData(
-                [r.request_id for r in cached],
-                {r.request_id for r in resumed},
-                [before[r.request_id] for r in cached],
-                [r.num_output_tokens + r.num_output_placeholders for r in cached],
+        return SimpleNamespace(
+            scheduled_new_reqs=[
+                SimpleNamespace(req_id=r.request_id, num_computed_tokens=before[r.request_id]) for r in new
+            ],
+            scheduled_cached_reqs=SimpleNamespace(
+                req_ids=[r.request_id for r in cached],
+                resumed_req_ids={r.request_id for r in resumed},
+                num_computed_tokens=[before[r.request_id] for r in cached],
+                num_output_tokens=[r.num_output_tokens + r.num_output_placeholders for r in cached],
             ),
             num_scheduled_tokens=plan.scheduled,
             total_num_scheduled_tokens=sum(plan.scheduled.values()),

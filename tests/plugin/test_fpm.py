@@ -12,7 +12,7 @@ import pytest
 import zmq
 from tracefit_vllm import publisher
 from tracefit_vllm.fpm import ForwardPasses
-from tracefit_vllm.settings import Settings, read_settings
+from tracefit_vllm.settings import Settings
 
 from collector.decode.fpm import ForwardPass, read_frames
 from online import Target
@@ -138,7 +138,3 @@ def test_nobody_who_listens_costs_the_engine_nothing():
     assert len(scheduler.truth) == 2000
     scheduler.shutdown()
     assert scheduler.shut_down
-
-
-def test_what_the_documents_name_for_the_sidecar_is_where_the_plugin_publishes():
-    assert read_settings({}).endpoint == "tcp://127.0.0.1:20380"

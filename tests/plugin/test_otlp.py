@@ -19,20 +19,16 @@ from tests.plugin.test_settings import COMPANY
 from tests.support.clocks import eventually
 
 
-def steps(receiver):
-    return [attributes(event)["step.id"] for event in receiver.events("step.BATCH_SUMMARY")]
-
-
 def test_a_live_run_ends_with_steps_journeys_and_facts_at_the_receiver_and_no_company_secret(receiver):
     own = {"TRACEFITVLLM_HEADERS": "authorization=Bearer%20x"}
     with mock.patch.dict(os.environ, COMPANY | own):
-        scheduler = scheduler_to(f"http://{receiver.target}")
+        scheduler = scheduler_to(receiver.url)
         scheduler.add_request(Request("a", 30, 4))
         scheduler.add_request(Request("b\ud800", 30, 4))
         drive(scheduler, 6)
         scheduler.shutdown()
-    receiver.wait(lambda r: len(r.spans("vllm.scheduler")) == 2)
-    assert steps(receiver) == [1, 2, 3, 4, 5, 6]
+    eventually(lambda: len(receiver.spans("vllm.scheduler")) == 2)
+    assert receiver.steps() == [1, 2, 3, 4, 5, 6]
     assert {attributes(span)["gen_ai.request.id"] for span in receiver.spans("vllm.scheduler")} == {"a", "b?"}
     for span in receiver.spans("vllm.scheduler"):
         assert [e.name.partition(".")[2] for e in span.events] == ["QUEUED", "SCHEDULED", "FIRST_TOKEN", "FINISHED"]
@@ -43,14 +39,13 @@ def test_a_live_run_ends_with_steps_journeys_and_facts_at_the_receiver_and_no_co
 
 
 def test_the_sidecar_reads_each_step_and_each_request(receiver):
-    scheduler = scheduler_to(f"http://{receiver.target}")
+    scheduler = scheduler_to(receiver.url)
     scheduler.add_request(Request("a", 30, 4))
     drive(scheduler, 6)
     scheduler.shutdown()
-    receiver.wait(lambda r: r.spans("vllm.scheduler"))
-    payloads = [request.SerializeToString() for request in receiver.requests]
+    eventually(lambda: receiver.spans("vllm.scheduler"))
     counts = Counts()
-    told = [one for payload in payloads for one in decode(payload, "peer", lambda *_: None, counts)]
+    told = [one for payload in receiver.traces() for one in decode(payload, "peer", lambda *_: None, counts)]
     assert sum(len(one.steps) for one in told) == 6
     assert sum(len(one.core) for one in told) == 1
     assert counts[table.IGNORED_ATTRIBUTES] == 0
@@ -58,39 +53,37 @@ def test_the_sidecar_reads_each_step_and_each_request(receiver):
 
 def test_a_minute_without_the_receiver_loses_nothing():
     receiver = Receiver()
-    port = receiver.port
-    receiver.close()
-    scheduler = scheduler_to(f"http://127.0.0.1:{port}")
+    receiver.stop()
+    scheduler = scheduler_to(receiver.url)
     scheduler.add_request(Request("a", 30, 40))
     drive(scheduler, 20)
-    receiver = Receiver(port=port)
+    receiver = Receiver(port=receiver.port)
     try:
-        receiver.wait(lambda r: len(steps(r)) == 20)
+        eventually(lambda: len(receiver.steps()) == 20)
         assert not scheduler._tracefit.publisher.lost
     finally:
         scheduler.shutdown()
-        receiver.close()
+        receiver.stop()
 
 
 def test_a_refusal_for_good_is_counted_and_said_once(caplog):
-    def refuse(call, context):
-        if call <= 3:
+    def refuse(context):
+        if len(receiver.metadata) <= 3:
             context.abort(grpc.StatusCode.UNAUTHENTICATED, "no")
 
     receiver = Receiver(refuse)
-    scheduler = scheduler_to(f"http://{receiver.target}")
+    scheduler = scheduler_to(receiver.url)
     try:
         with caplog.at_level(logging.WARNING, "vllm.plugins.tracefit"):
-            for refused in range(1, 4):
+            for calls in range(1, 5):
                 drive(scheduler, 1)
-                eventually(lambda refused=refused: receiver.refused == refused)
-            drive(scheduler, 1)
-            receiver.wait(lambda r: r.requests)
+                eventually(lambda calls=calls: len(receiver.metadata) == calls)
+            eventually(receiver.traces)
         assert attributes(receiver.spans()[-1])["plugin.export_failed"] == 3
         assert sum("UNAUTHENTICATED" in message for message in caplog.messages) == 1
     finally:
         scheduler.shutdown()
-        receiver.close()
+        receiver.stop()
 
 
 @pytest.mark.parametrize("behaviour", ["absent", "hanging"])

@@ -78,14 +78,12 @@ def run(unpacked, endpoint, mode, **env):
     return done.stderr
 
 
-def steps(receiver):
-    return sorted(attributes(event)["step.id"] for event in receiver.events("step.BATCH_SUMMARY"))
-
-
 @pytest.mark.parametrize("mode", ["spawn", "fork"])
 def test_an_engine_core_is_watched_however_its_process_was_started(unpacked, receiver, mode):
-    run(unpacked, f"http://{receiver.target}", mode, TRACEFITVLLM_HOOK="1" if mode == "fork" else "")
-    assert steps(receiver) == list(range(1, 19))  # the last ones too: a finalizer sends them, atexit does not run there
+    run(unpacked, receiver.url, mode, TRACEFITVLLM_HOOK="1" if mode == "fork" else "")
+    assert sorted(receiver.steps()) == list(
+        range(1, 19)
+    )  # the last ones too: a finalizer sends them, atexit does not run there
     assert len(receiver.spans("vllm.scheduler")) == 3
     assert len({r["service.instance.id"] for r in receiver.resources()}) == 1
     assert receiver.resources()[0]["vllm.version"] == "0.99.0"
@@ -116,15 +114,15 @@ def test_both_ranks_of_a_server_are_learned_from_as_passes_on_the_ports_that_the
 
 
 def test_a_process_without_an_engine_pays_nothing_and_sends_nothing(unpacked, receiver):
-    run(unpacked, f"http://{receiver.target}", "api")
+    run(unpacked, receiver.url, "api")
     assert not receiver.requests
 
 
 def test_a_fork_in_mid_run_leaves_the_parent_as_it_was_and_a_child_that_sends_nothing(unpacked, receiver):
-    run(unpacked, f"http://{receiver.target}", "midway", TRACEFITVLLM_HOOK="1")
+    run(unpacked, receiver.url, "midway", TRACEFITVLLM_HOOK="1")
     spans = receiver.spans("vllm.scheduler")
     assert Counter(attributes(span)["gen_ai.request.id"] for span in spans) == {"parent": 1, "parent-after": 1}
-    assert steps(receiver) == list(range(1, 22))
+    assert sorted(receiver.steps()) == list(range(1, 22))
     assert len({r["process.pid"] for r in receiver.resources()}) == 1
 
 

@@ -13,7 +13,7 @@ from tracefit_vllm.otlp import step_event
 from tracefit_vllm.publisher import Step
 
 from tests.plugin.conftest import kept_scheduler
-from tests.plugin.fakes import AsyncScheduler, Request, Scheduler, Shape, Status, drive
+from tests.plugin.fakes import AsyncScheduler, Request, Scheduler, Shape, Status, drive, vllm_config
 
 REQUESTS = st.lists(
     st.tuples(st.integers(1, 200), st.integers(1, 12), st.integers(0, 100)),  # prompt, outputs, cached
@@ -172,8 +172,6 @@ def test_an_abort_ends_the_journey_at_once_with_the_last_scheduled_step():
 
 
 def test_the_fork_that_traces_journeys_itself_is_not_doubled():
-    from tests.plugin.fakes import vllm_config
-
     config = vllm_config()
     config.observability_config.enable_journey_tracing = True
     scheduler, kept = kept_scheduler("otlp", config=config)

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import re
-import subprocess
 
 import pytest
 import yaml
 
 from collector.config.load import load
 from exporters.metrics_page import FAMILIES
-from tests.conftest import find_tool
 from tests.deploy.test_manifests import DEPLOY, NEWEST, OLDEST
 from tests.support.manifests import find_validator
+from tests.support.processes import output_of
 
 AUTOSCALING = DEPLOY / "autoscaling"
 HPA, KEDA, ADAPTER = (
@@ -85,16 +84,12 @@ tests:
 """
 
 
-def test_a_full_engine_asks_for_more_an_idle_one_for_none_and_an_unknown_one_for_nothing(tmp_path):
+def test_a_full_engine_asks_for_more_an_idle_one_for_none_and_an_unknown_one_for_nothing(tmp_path, promtool):
     """By KEDA 2.5 at a threshold of 0.8 are four pods; 40 requests where 20 fit are twice what fits."""
-    promtool = find_tool("promtool")
     rules = [
         {"record": name, "expr": expr}
         for name, expr in (("keda", TRIGGER["metadata"]["query"]), ("adapter", BY_THE_ADAPTER))
     ]
     (tmp_path / "rules.yaml").write_text(yaml.safe_dump({"groups": [{"name": "autoscaling", "rules": rules}]}))
     (tmp_path / "loads.yaml").write_text(LOADS)
-    done = subprocess.run(
-        [promtool, "test", "rules", tmp_path / "loads.yaml"], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    output_of(promtool, "test", "rules", tmp_path / "loads.yaml")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
 
 import jsonschema
 import pytest
@@ -15,6 +14,7 @@ from collector.config import load
 from tests.deploy.test_manifests import CHART, CHART_VALUES, NEWEST
 from tests.support.charts import ChartError, merged, rendered
 from tests.support.manifests import containers_of, environment_of, mounts_of, pod_of, specs, the, validate
+from tests.support.processes import output_of
 
 SCRAPING, RECEIVING, BOTH = CHART_VALUES
 OTHER = {
@@ -45,9 +45,7 @@ def test_helm_renders_what_the_other_tests_look_at(tmp_path, values):
         pytest.skip("helm is not installed; the few words of its templates that the chart has are rendered without it")
     (tmp_path / "values.yaml").write_text(yaml.safe_dump(values))
     command = f"{helm} template gate {CHART} -n llm -f {tmp_path}/values.yaml --kube-version {NEWEST}"
-    done = subprocess.run(command.split(), capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    theirs = [document for document in yaml.safe_load_all(done.stdout) if document]
+    theirs = [document for document in yaml.safe_load_all(output_of(*command.split())) if document]
     assert in_order(theirs) == in_order(rendered(CHART, values))
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 
 import pytest
 import yaml
@@ -11,6 +10,7 @@ import yaml
 from collector.config.load import load
 from tests.support.command_lines import parsed
 from tests.support.paths import ROOT
+from tests.support.processes import output_of
 
 COMPOSE = yaml.safe_load((ROOT / "compose.yaml").read_text(encoding="utf-8"))
 SERVICES = COMPOSE["services"]
@@ -47,10 +47,7 @@ def test_every_port_is_open_on_this_machine_only():
 def test_prometheus_takes_its_configuration(tmp_path, promtool):
     shutil.copy(ROOT / "deploy" / "compose" / "prometheus.yaml", tmp_path / "prometheus.yml")
     shutil.copy(ROOT / "deploy" / "monitoring" / "rules.yaml", tmp_path / "rules.yaml")
-    done = subprocess.run(
-        [promtool, "check", "config", str(tmp_path / "prometheus.yml")], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    output_of(promtool, "check", "config", tmp_path / "prometheus.yml")
     (scraped,) = yaml.safe_load((tmp_path / "prometheus.yml").read_text())["scrape_configs"][0]["static_configs"]
     assert scraped["targets"] == ["tracefit:9464"]
     opened = f"127.0.0.1:{scraped['labels']['instance'].rpartition(':')[2]}:9464"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -32,6 +31,7 @@ from tests.support.manifests import (
     validate,
 )
 from tests.support.paths import ROOT
+from tests.support.processes import output_of
 
 DEPLOY = ROOT / "deploy"
 KUSTOMIZE = DEPLOY / "kustomize"
@@ -46,15 +46,6 @@ CHART_VALUES = [
         "config": {"slo": {"itl_ms": [30]}},
     },
 ]
-COMPONENTS = {
-    "sidecar",
-    "plain",
-    "monitoring",
-    "network-policy",
-    "snapshot-pvc",
-    "label-engines",
-    "producer-plugin",
-}
 OLDEST, NEWEST = "1.29", "1.37"
 OLDEST_PLAIN = "1.25"
 
@@ -93,16 +84,15 @@ def renderings(tmp_path_factory):
         for kind in ("Deployment", "StatefulSet")
         for way in ("sidecar", "plain")
     ]
-    whole = (
-        KUSTOMIZE / "overlays" / "example",
-        KUSTOMIZE / "overlays" / "stock-vllm",
-        DEPLOY / "otel-gateway",
-        DEPLOY / "otel-gateway-tls",
-        DEPLOY / "scrape-gateway",
-        DEPLOY / "fleet" / "service",
-        DEPLOY / "fleet" / "cron",
-    )
-    return [*map(kustomize, whole), *combined, *(rendered(CHART, values) for values in CHART_VALUES)]
+    whole = [
+        *("kustomize/overlays/example", "kustomize/overlays/stock-vllm", "otel-gateway", "otel-gateway-tls"),
+        *("scrape-gateway", "fleet/service", "fleet/cron"),
+    ]
+    return [
+        *(kustomize(DEPLOY / name) for name in whole),
+        *combined,
+        *(rendered(CHART, values) for values in CHART_VALUES),
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -398,9 +388,7 @@ def test_the_post_renderer_gives_the_sidecar_to_engines_and_to_nothing_else():
     unlabelled = RENDERED.replace("  labels: {model: llama-2-7b}\n", "")
     assert unlabelled != RENDERED
     for stream in (RENDERED, unlabelled):
-        done = subprocess.run([str(script)], input=stream, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
-        documents = list(yaml.safe_load_all(done.stdout))
+        documents = list(yaml.safe_load_all(output_of(script, input=stream)))
         have = {w["metadata"]["name"]: "tracefit" in containers_of(w) for w in of_kind(documents, "Deployment")}
         assert have == {"stack-llama-2-7b-deployment-vllm": True, "stack-deployment-router": False}
     assert {path.name for path in script.parent.iterdir()} == before, "the checkout may be read-only"
@@ -554,19 +542,16 @@ def test_the_first_steps_of_the_documents_work_as_they_are_written(tmp_path, doc
     steps = [line for line in commands.splitlines() if not line.startswith("make validate FILE=mine.yaml")]
     assert len(steps) == len(commands.splitlines()) - 1
     assert "\n\t@$(BIN)/kubernetes-validate --strict $(FILE)\n" in (ROOT / "Makefile").read_text()
-    done = subprocess.run(["bash", "-euc", "\n".join(steps)], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    output_of("bash", "-euc", "\n".join(steps), cwd=tmp_path)
     documents = list(yaml.safe_load_all((tmp_path / "mine.yaml").read_text()))
     assert "tracefit" in containers_of(of_kind(documents, "Deployment")[0])
     assert validate(documents, NEWEST) == {"ConfigMap", "Deployment", "NetworkPolicy"}
 
 
-def test_the_deployment_guide_lists_every_component_and_its_links_lead_somewhere():
+def test_the_deployment_guide_lists_every_component():
     guide = (ROOT / "docs" / "deploy.md").read_text()
-    assert set(re.findall(r"^\| `([\w-]+)` \|", guide, re.MULTILINE)) == COMPONENTS
-    for document in (ROOT / "docs").glob("*.md"):
-        for link in re.findall(r"\]\((?!https://)([^)#]+)(?:#[\w-]*)?\)", document.read_text()):
-            assert (document.parent / link).exists(), (document.name, link)
+    components = {path.name for path in (KUSTOMIZE / "components").iterdir()}
+    assert set(re.findall(r"^\| `([\w-]+)` \|", guide, re.MULTILINE)) == components
 
 
 def test_the_numbers_of_the_guide_are_those_of_the_manifests(containers):

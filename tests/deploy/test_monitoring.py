@@ -17,6 +17,7 @@ from exporters.what_if import Advisory, ClientView, Mix
 from tests.conftest import find_tool
 from tests.support import exporter_cases as cases
 from tests.support.paths import ROOT
+from tests.support.processes import output_of
 
 MONITORING = ROOT / "deploy" / "monitoring"
 RUNBOOKS = "https://docs.example.com/tracefit/runbooks.md"
@@ -59,15 +60,9 @@ def series_in(expression):
     return set(re.findall(r"\b(?:tracefit|process)_[a-z0-9_]+\b", bare))
 
 
-def promtool(*arguments, directory=MONITORING):
-    command = [find_tool("promtool"), *arguments]
-    return subprocess.run(command, cwd=directory, capture_output=True, text=True, check=False)
-
-
-def test_the_rules_pass_promtool_and_their_own_tests():
+def test_the_rules_pass_promtool_and_their_own_tests(promtool):
     for arguments in (("check", "rules", "rules.yaml"), ("test", "rules", "rules_test.yaml")):
-        done = promtool(*arguments)
-        assert done.returncode == 0, done.stdout + done.stderr
+        output_of(promtool, *arguments, cwd=MONITORING)
 
 
 def test_every_alert_has_a_case_in_which_it_fires_and_one_in_which_it_stays_quiet():
@@ -115,15 +110,13 @@ def test_no_alert_fires_for_ever_on_a_stock_vllm_whose_prefill_is_weak_by_design
     assert not [name for name, alert in alerts().items() if stock & series_in(alert["expr"])]
 
 
-def test_every_expression_of_the_dashboard_parses(tmp_path):
+def test_every_expression_of_the_dashboard_parses(tmp_path, promtool):
     substituted = [
         {"record": f"panel:{n}", "expr": expr.replace("$__rate_interval", "5m").replace("$__range", "6h")}
         for n, (_, expr) in enumerate(expressions())
     ]
     (tmp_path / "panels.yaml").write_text(yaml.safe_dump({"groups": [{"name": "panels", "rules": substituted}]}))
-    done = promtool("check", "rules", "panels.yaml", directory=tmp_path)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert f"{len(substituted)} rules found" in done.stdout
+    assert f"{len(substituted)} rules found" in output_of(promtool, "check", "rules", tmp_path / "panels.yaml")
 
 
 def links(part):
@@ -204,7 +197,8 @@ def failed_expressions(directory, series, checks):
     """Expressions of a promtool test that did not answer as expected."""
     test = {"interval": "1m", "input_series": list(series), "promql_expr_test": checks}
     (directory / "hour.yaml").write_text(yaml.safe_dump({"tests": [test]}))
-    done = promtool("test", "rules", "hour.yaml", directory=directory)
+    command = [find_tool("promtool"), "test", "rules", directory / "hour.yaml"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     said = done.stdout + done.stderr
     found = re.findall(r"^\s*expr: \"(.*?)\", time", said, re.MULTILINE | re.DOTALL)
     assert done.returncode == 0 or found, said

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 import zipfile
 from email import message_from_bytes
@@ -11,6 +10,7 @@ from email import message_from_bytes
 import pytest
 
 from tests.support.paths import ROOT
+from tests.support.processes import output_of
 
 BUILD = "import sys; from hatchling.build import build_wheel; print(build_wheel(sys.argv[1]))"
 
@@ -19,32 +19,25 @@ BUILD = "import sys; from hatchling.build import build_wheel; print(build_wheel(
 def installed(tmp_path_factory):
     """The wheel, unpacked as pip would."""
     directory = tmp_path_factory.mktemp("wheel")
-    built = subprocess.run(
-        [sys.executable, "-c", BUILD, str(directory)], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    name = built.stdout.splitlines()[-1]
+    name = output_of(sys.executable, "-c", BUILD, directory, cwd=ROOT).splitlines()[-1]
     assert name.endswith("-py3-none-any.whl"), "pure Python: one wheel for every architecture"
     with zipfile.ZipFile(directory / name) as wheel:
         wheel.extractall(directory / "site")
     return directory / "site"
 
 
-def run_installed(installed, *arguments):
-    """Run what was unpacked: of two packages of one name, the one in the working directory is imported."""
-    return subprocess.run(
-        [sys.executable, *arguments], cwd=installed, capture_output=True, text=True, check=False, timeout=120
-    )
+def said_by(installed, expression):
+    """The demo of what was unpacked: of two packages of one name, the one in the working directory is imported."""
+    code = f"from collector.commands.demo import *; print({expression})"
+    return output_of(sys.executable, "-c", code, cwd=installed).strip()
 
 
 def test_the_demo_finds_its_recording_in_the_wheel(installed):
-    found = run_installed(installed, "-c", "from collector.commands.demo import *; print(find_recording(None))")
-    assert found.stdout.strip() == str(installed / "collector" / "commands" / "demo_recording" / "otlp.pb.gz")
-    learned = run_installed(
-        installed, "-c", "from collector.commands.demo import *; print(len(read_index(find_recording(None))))"
-    )
-    assert int(learned.stdout) > 100, "when each export arrived comes along"
-    made = "from collector.commands.demo import *; print(len(gpu_tape(SystemClock())))"
-    assert int(run_installed(installed, "-c", made).stdout) > 100, "and so does the table of the GPU"
+    recording = installed / "collector" / "commands" / "demo_recording" / "otlp.pb.gz"
+    assert said_by(installed, "find_recording(None)") == str(recording)
+    arrivals = said_by(installed, "len(read_index(find_recording(None)))")
+    assert int(arrivals) > 100, "when each export arrived comes along"
+    assert int(said_by(installed, "len(gpu_tape(SystemClock()))")) > 100, "and so does the table of the GPU"
 
 
 def test_documents_name_the_wheel_that_is_built_and_its_size(installed):

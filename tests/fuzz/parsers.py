@@ -29,10 +29,12 @@ from collector.telemetry import table
 from tests.fuzz.mutations import damage, edited, step_event
 from tests.support import otlp_bytes as otlp
 from tests.support.decode_oracle import assert_same
+from tests.support.gpu_kernels import fpm_record
 from tests.support.kv_batches import payload, stored
 from tests.support.page_server import RECORDED
 from tests.support.recordings import kv_lines
 from tests.support.step_exports import delimited, make_export, otlp_json
+from tests.support.vllm_scheduler import Work
 
 CORPUS = Path(__file__).parent / "corpus"
 
@@ -64,6 +66,8 @@ class Parser(abc.ABC):
         return [*self.seeds(), *(path.read_bytes() for path in sorted(kept.glob("*")))]
 
 
+TEXT_TOKENS = (b"null", b"-1", b"1e999", b'""', b"[]", b"{}", b"[[[[", b"\xff\xfe", b"9" * 30, b"\x00")
+"""What is odd in any text."""
 _SCOPE = otlp.field(2, otlp.field(2, b"\x39" + bytes(8)) * 3)
 
 
@@ -130,7 +134,7 @@ class Json(Parser):
     """A line of OTLP/JSON; what is taken is OTLP protobuf."""
 
     tokens = (
-        *(b"null", b"-1", b"1e999", b"NaN", b'""', b"[]", b"{}", b"[[[[", b"\xff\xfe", b"9" * 30, b"\x00", b"\\ud800"),
+        *(*TEXT_TOKENS, b"NaN", b"\\ud800"),
         *(
             b'"9e9"',
             b'"\xc2\xb9"',
@@ -220,21 +224,7 @@ class Passes(Parser):
     tokens = Kv.tokens
 
     def seeds(self):
-        record = {
-            "version": 1,
-            "worker_id": "w",
-            "dp_rank": 1,
-            "counter_id": 7,
-            "wall_time": 0.012,
-            "scheduled_requests": {
-                "num_prefill_requests": 1,
-                "sum_prefill_tokens": 512,
-                "sum_prefill_kv_tokens": 0,
-                "num_decode_requests": 3,
-                "sum_decode_kv_tokens": 900,
-            },
-            "queued_requests": {"num_prefill_requests": 2},
-        }
+        record = fpm_record(Work(512, 1, 0, 3, 900), 0.012, number=7, waiting=2)
         odd = ({**record, "timing_scope": "gpu"}, {**record, "wall_time": 0}, {}, [])
         return [each for one in (record, *odd) for each in (msgspec.msgpack.encode(one), msgspec.json.encode(one))]
 
@@ -251,7 +241,7 @@ class Pages(Parser):
     """Pages of counters: by a parser that has seen a good one, by a fresh one, and as recorded lines."""
 
     tokens = (
-        *(b"NaN", b"+Inf", b"-1", b"1e999", b"{", b"}", b'"', b"\\", b"\n", b" ", b"9" * 30, b"\xff\xfe", b"<html>"),
+        *(*TEXT_TOKENS, b"NaN", b"+Inf", b"{", b"}", b'"', b"\\", b"\n", b" ", b"<html>"),
         *(b'engine="1"', b'le="+Inf"', b'le="x"', b'tp_rank="1"', b"vllm:", b"sglang:", b"_bucket", b"# EOF\n", b" 17"),
     )
 

@@ -21,7 +21,7 @@ from collector.service.log import _HEAD, _PREFIX, Log
 from collector.service.pipeline import make_pipeline
 from online.state import MAGIC, StateError, decode, encode
 from tests.fuzz.mutations import edited_tree
-from tests.fuzz.parsers import Kv, Parser
+from tests.fuzz.parsers import TEXT_TOKENS, Kv, Parser
 from tests.support.recordings import kv_lines
 from tests.support.step_exports import make_export
 
@@ -156,11 +156,11 @@ class Config(Parser):
 
     bred_bytes_max = 48
     tokens = (
-        *(b"null", b"-1", b"1e999", b".nan", b".inf", b'""', b"[]", b"{}", b"[[[[", b"\xff\xfe", b"9" * 30, b": "),
+        *(*TEXT_TOKENS, b".nan", b".inf", b": "),
         *(b"- ", b"&a ", b"*a", b"!!int ", b"!!float ", b"!!bool ", b"!!timestamp ", b"!!binary ", b"!!set "),
         *(b"!!omap ", b"!!map ", b"!!seq ", b"!!null ", b"!!python/name:os ", b"!x ", b"<<: ", b"? ", b"|\n", b">-\n "),
         *(b"%YAML 1.1\n", b"\t", b"'", b'"\\x', b"---\n", b"...\n", b"2001-13-13", b"1:99:99", b"0x", b"0b_", b"# "),
-        *(b"\x00", b"\r", b"\xc2\x85", b", "),
+        *(b"\r", b"\xc2\x85", b", "),
     )
 
     def seeds(self):

@@ -90,24 +90,19 @@ def vllm_config(*, rank=0, ranks=1, moe=False, asynchronous=False):
 
 def parallel_config(rank, ranks, moe):
     """As ``EngineCoreProc.run_engine_core`` leaves it before it makes the scheduler (vLLM 0.32)."""
-    config = SimpleNamespace(
+    together = ranks > 1 and moe  # others are engines of their own: reconfigure_for_independent_dp_rank()
+    return SimpleNamespace(
         tensor_parallel_size=2,
         pipeline_parallel_size=1,
         enable_expert_parallel=moe,
-        data_parallel_size=ranks,
-        data_parallel_size_local=ranks,
-        data_parallel_rank=0,
+        data_parallel_size=ranks if together else 1,
+        data_parallel_size_local=ranks if together else 1,
+        data_parallel_rank=rank if together else 0,
         data_parallel_rank_local=rank,
         data_parallel_index=rank,
         # five are drawn where the user asked for ranks, and one is taken
         _data_parallel_master_port_list=[20001, 20002, 20003, 20004] if ranks > 1 else [],
     )
-    if ranks > 1 and moe:
-        config.data_parallel_rank = rank
-    else:  # reconfigure_for_independent_dp_rank()
-        config.data_parallel_size = config.data_parallel_size_local = 1
-        config.data_parallel_rank = 0
-    return config
 
 
 class Plan:

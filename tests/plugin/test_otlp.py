@@ -10,16 +10,16 @@ from unittest import mock
 import grpc
 import pytest
 
-from collector.decode import decode
 from collector.telemetry import Counts, table
 from tests.plugin.conftest import scheduler_to
 from tests.plugin.fakes import Request, drive
 from tests.plugin.receiver import Receiver, attributes
 from tests.plugin.test_settings import COMPANY
 from tests.support.clocks import eventually
+from tests.support.toy_spans import telemetry_in
 
 
-def test_a_live_run_ends_with_steps_journeys_and_facts_at_the_receiver_and_no_company_secret(receiver):
+def test_a_live_run_reaches_the_sidecar_with_steps_journeys_and_facts_and_no_company_secret(receiver):
     own = {"TRACEFITVLLM_HEADERS": "authorization=Bearer%20x"}
     with mock.patch.dict(os.environ, COMPANY | own):
         scheduler = scheduler_to(receiver.url)
@@ -36,18 +36,9 @@ def test_a_live_run_ends_with_steps_journeys_and_facts_at_the_receiver_and_no_co
     assert receiver.resources()[0]["vllm.model"] == "tiny"
     assert receiver.metadata[0]["authorization"] == "Bearer x"
     assert "api-key" not in receiver.metadata[0]
-
-
-def test_the_sidecar_reads_each_step_and_each_request(receiver):
-    scheduler = scheduler_to(receiver.url)
-    scheduler.add_request(Request("a", 30, 4))
-    drive(scheduler, 6)
-    scheduler.shutdown()
-    eventually(lambda: receiver.spans("vllm.scheduler"))
     counts = Counts()
-    told = [one for payload in receiver.traces() for one in decode(payload, "peer", lambda *_: None, counts)]
-    assert sum(len(one.steps) for one in told) == 6
-    assert sum(len(one.core) for one in told) == 1
+    read = [one for payload in receiver.traces() for one in telemetry_in(payload, counts)]
+    assert (sum(len(one.steps) for one in read), sum(len(one.core) for one in read)) == (6, 2)
     assert counts[table.IGNORED_ATTRIBUTES] == 0
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import sys
 import threading
 import tomllib
@@ -16,7 +15,7 @@ import pytest
 from tests.plugin.conftest import PLUGIN
 from tests.plugin.receiver import attributes
 from tests.support.clocks import eventually
-from tests.support.processes import free_port
+from tests.support.processes import free_port, output_of
 from tests.support.sidecars import get, metric, running_sidecar
 
 HERE = Path(__file__).parent
@@ -57,9 +56,8 @@ def unpacked(tmp_path):
     metadata = tmp_path / f"tracefit_vllm-{PROJECT['version']}.dist-info"
     metadata.mkdir()
     (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: tracefit-vllm\nVersion: {PROJECT['version']}\n")
-    lines = []
-    for group, entries in PROJECT["entry-points"].items():
-        lines += [f"[{group}]", *(f"{name} = {value}" for name, value in entries.items())]
+    ((group, entries),) = PROJECT["entry-points"].items()
+    lines = [f"[{group}]", *(f"{name} = {value}" for name, value in entries.items())]
     (metadata / "entry_points.txt").write_text("\n".join(lines))
     for name, text in FAKE_VLLM.items():
         path = tmp_path / "vllm" / name
@@ -72,10 +70,7 @@ def unpacked(tmp_path):
 def run(unpacked, endpoint, mode, **env):
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("OTEL_", "TRACEFITVLLM_"))}
     environment |= {"PYTHONPATH": str(unpacked), "TRACEFITVLLM_ENDPOINT": endpoint, **env}
-    command = [sys.executable, str(HERE / "engine_process.py"), mode]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stderr
+    output_of(sys.executable, HERE / "engine_process.py", mode, env=environment)
 
 
 @pytest.mark.parametrize("mode", ["spawn", "fork"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import logging
-import subprocess
 import sys
 import types
 
@@ -14,6 +13,7 @@ from tracefit_vllm.tap import ERRORS_MAX, traced
 
 from tests.plugin.conftest import PLUGIN, kept_scheduler, scheduler_to
 from tests.plugin.fakes import Request, Scheduler, drive
+from tests.support.processes import output_of
 
 
 @pytest.mark.parametrize("wire", ["fpm", "otlp"])
@@ -107,8 +107,8 @@ def test_the_hook_watches_what_vllm_chooses_only_where_it_is_asked_for(monkeypat
 
 def test_without_the_hook_vllms_processes_import_nothing_and_with_it_no_failure_reaches_them(monkeypatch, caplog):
     code = "import sys, tracefit_vllm; tracefit_vllm.register(); print(sorted(m for m in sys.modules if '.' not in m))"
-    done = subprocess.run([sys.executable, "-c", code], cwd=PLUGIN, capture_output=True, text=True, check=True)
-    assert not {"grpc", "zmq", "msgspec", "opentelemetry", "vllm"} & set(ast.literal_eval(done.stdout))
+    imported = ast.literal_eval(output_of(sys.executable, "-c", code, cwd=PLUGIN))
+    assert not {"grpc", "zmq", "msgspec", "opentelemetry", "vllm"} & set(imported)
     monkeypatch.setenv("TRACEFITVLLM_HOOK", "1")
     monkeypatch.setitem(sys.modules, "vllm.config", None)
     with caplog.at_level(logging.WARNING, "vllm.plugins.tracefit"):

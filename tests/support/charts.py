@@ -22,14 +22,11 @@ class ChartError(Exception):
     """What ``fail`` says."""
 
 
-def merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+def merged(below: Any, above: Any) -> Any:
     """Values as helm merges them: maps key by key."""
-    both = {key: merged(below[key], value) for key, value in above.items() if _are_maps(below.get(key), value)}
-    return {**below, **above, **both}
-
-
-def _are_maps(below: Any, above: Any) -> bool:
-    return isinstance(below, dict) and isinstance(above, dict)
+    if not (isinstance(below, dict) and isinstance(above, dict)):
+        return above
+    return {**below, **{key: merged(below.get(key), value) for key, value in above.items()}}
 
 
 def rendered(chart: Path, values: dict[str, Any], release: str = "gate") -> list[dict[str, Any]]:

@@ -9,46 +9,19 @@ from tests.support.recordings import kv_lines
 
 TS_S = 1_795_162_319.5
 
+_TRANSFER = ("transfer_id", "request_id", "source_medium", "dest_medium", "block_count")
+_REMOTE = ("transfer_id", "request_id", "connector_type", "source_rank", "dest_rank", "block_count")
+_COMMITTED = ("request_id", "medium", "block_count", "scheduler_step")
 FIELDS = {
     "BlockStored": ("block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id", "medium", "lora_name"),
     "BlockRemoved": ("block_hashes", "medium"),
-    "TransferInitiated": (
-        "transfer_id",
-        "request_id",
-        "source_medium",
-        "dest_medium",
-        "block_count",
-        "scheduler_step",
-    ),
-    "TransferCompleted": (
-        "transfer_id",
-        "request_id",
-        "source_medium",
-        "dest_medium",
-        "block_count",
-        "success",
-        "scheduler_step",
-    ),
-    "CacheLoadCommitted": ("request_id", "medium", "block_count", "scheduler_step"),
-    "CacheStoreCommitted": ("request_id", "medium", "block_count", "scheduler_step"),
+    "TransferInitiated": (*_TRANSFER, "scheduler_step"),
+    "TransferCompleted": (*_TRANSFER, "success", "scheduler_step"),
+    "CacheLoadCommitted": _COMMITTED,
+    "CacheStoreCommitted": _COMMITTED,
     "CacheEviction": ("medium", "blocks_evicted", "eviction_reason", "scheduler_step", "block_hashes"),
-    "RemoteTransferInitiated": (
-        "transfer_id",
-        "request_id",
-        "connector_type",
-        "source_rank",
-        "dest_rank",
-        "block_count",
-    ),
-    "RemoteTransferCompleted": (
-        "transfer_id",
-        "request_id",
-        "connector_type",
-        "source_rank",
-        "dest_rank",
-        "block_count",
-        "success",
-    ),
+    "RemoteTransferInitiated": _REMOTE,
+    "RemoteTransferCompleted": (*_REMOTE, "success"),
     "AllBlocksCleared": (),
 }
 """Field names by position after the tag, as the instrumented fork's classes have them."""

@@ -8,16 +8,15 @@ import functools
 import numpy as np
 
 from collector.config.schema import Config
-from collector.decode.spans import decode
 from collector.join.events import Rows
 from collector.join.joiner import Joiner
-from collector.telemetry import Counts
 from tests.support.recordings import payloads
+from tests.support.toy_spans import telemetry_in
 
 
 @functools.cache
 def _decoded(name):
-    return [one for export in payloads(name) for one in decode(export, "peer", lambda *_: None, Counts())]
+    return [one for export in payloads(name) for one in telemetry_in(export)]
 
 
 def telemetry(name, keep=lambda _step: True):

@@ -5,21 +5,18 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
-import subprocess
 
 import pytest
 import yaml
 
 from tests.conftest import find_tool
+from tests.support.processes import output_of
 
 OPERATOR_KINDS = {"PodMonitor", "PrometheusRule"}
 
 
 def kustomize(directory):
-    kubectl = find_tool("kubectl")
-    done = subprocess.run([kubectl, "kustomize", str(directory)], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return list(yaml.safe_load_all(done.stdout))
+    return list(yaml.safe_load_all(output_of(find_tool("kubectl"), "kustomize", directory)))
 
 
 def find_validator():

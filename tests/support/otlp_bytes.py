@@ -4,40 +4,6 @@ from __future__ import annotations
 
 import struct
 
-SUMMARY_KEYS = (
-    "step.id",
-    "step.ts_start_ns",
-    "step.ts_end_ns",
-    "step.duration_us",
-    "queue.running_depth",
-    "queue.waiting_depth",
-    "batch.num_prefill_reqs",
-    "batch.num_decode_reqs",
-    "batch.scheduled_tokens",
-    "batch.prefill_tokens",
-    "batch.decode_tokens",
-    "batch.num_finished",
-    "batch.num_preempted",
-    "kv.usage_gpu_ratio",
-    "kv.blocks_total_gpu",
-    "kv.blocks_free_gpu",
-)
-PLUGIN_KEYS = (
-    *SUMMARY_KEYS[:13],
-    "batch.context_tokens",
-    "batch.context_tokens_multi",
-    "batch.context_tokens_single",
-    "batch.num_multi_reqs",
-    "batch.multi_tokens",
-    "batch.attn_pairs",
-    "plugin.prev_hook_ns",
-    "kv.blocks_total_gpu",
-    "kv.blocks_free_gpu",
-    "kv.usage_gpu_ratio",
-    "plugin.hook_ns",
-    "step.ts_output_ns",
-    "step.ts_done_ns",
-)
 EPOCH_NS = 1_763_600_000_000_000_000
 MONOTONIC_NS = 4_000_000_000_000
 
@@ -110,6 +76,16 @@ def step_values(step, prefill=0, decode=7, **more):
         "step.ts_output_ns": start_ns + 13_000_000,
         "step.ts_done_ns": start_ns + 13_200_000,
     } | more
+
+
+_KEYS = tuple(step_values(0))
+SUMMARY_KEYS = _KEYS[:16]
+"""Of the instrumented fork."""
+PLUGIN_KEYS = (
+    *(*SUMMARY_KEYS[:13], *_KEYS[16:23]),
+    *("kv.blocks_total_gpu", "kv.blocks_free_gpu", "kv.usage_gpu_ratio"),
+    *_KEYS[23:],
+)
 
 
 def summary(step, keys=SUMMARY_KEYS, **more):

@@ -12,8 +12,6 @@ from collections.abc import Iterator
 from http.client import HTTPResponse
 from pathlib import Path
 
-import grpc
-
 from collector.app import Sidecar
 from collector.config.load import load
 from collector.config.schema import Config
@@ -22,6 +20,8 @@ from collector.runtime.filesystem import SystemFiles, Volume
 from collector.runtime.tasks import SystemClock
 from collector.telemetry import Counts
 from online.snapshot import Snapshot
+from tests.support.processes import on_free_ports
+from tests.support.silent_calls import own_channel
 
 
 class CountingProcessor:
@@ -78,16 +78,8 @@ class NoKeeper:
 
 def make_config(directory: Path, **overrides: str) -> Config:
     """Port 0 everywhere, files under ``directory``; overrides by environment names without the prefix."""
-    environ = {
-        "TRACEFIT_LISTEN": "127.0.0.1:0",
-        "TRACEFIT_LISTEN_HTTP": "127.0.0.1:0",
-        "TRACEFIT_PAGES": "127.0.0.1:0",
-        "TRACEFIT_DIRECTORY": str(directory),
-        "TRACEFIT_PUBLISH_INTERVAL_S": "0.05",
-        "TRACEFIT_LEARNERS": "[rls]",
-    }
-    environ |= {f"TRACEFIT_{name}": value for name, value in overrides.items()}
-    return load(None, environ)
+    settings = {"PUBLISH_INTERVAL_S": "0.05", "LEARNERS": "[rls]", **overrides}
+    return load(None, on_free_ports(directory, **settings))
 
 
 class SmallVolume(SystemFiles):
@@ -121,7 +113,7 @@ def running_sidecar(directory: Path, files: SystemFiles | None = None, **overrid
 
 def call_export(port: int, payload: bytes, *, timeout_s: float = 100, compression=None, wait=True) -> bytes:
     """One raw call on a connection of its own; grpc.RpcError tells the status."""
-    with grpc.insecure_channel(f"127.0.0.1:{port}", options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
+    with own_channel(port) as channel:
         return channel.unary_unary(METHOD)(payload, timeout=timeout_s, compression=compression, wait_for_ready=wait)
 
 

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import numpy as np
 
-from collector.decode import CoreSpan, MarkKind, decode
+from collector.decode import CoreSpan, MarkKind
 from collector.decode.pages import EngineReading, Flavour, Meaning, ScrapedPage
-from collector.recordings import Recording
-from collector.telemetry import Counts
 from online import STEP_FEATURES, RowBlock
+from tests.support.recordings import messages
+from tests.support.toy_spans import telemetry_in
 
 _NATURAL = {"stopped", "length"}
 
@@ -43,8 +43,8 @@ class Events:
 
 
 def requests_of(path: Path):
-    for export in Recording(path, lambda _: None).exports():
-        for telemetry in decode(export.payload, export.peer, lambda *_: None, Counts()):
+    for payload in messages(path):
+        for telemetry in telemetry_in(payload):
             yield from telemetry.core
 
 
@@ -76,11 +76,11 @@ def pages_of(spans: Iterable[CoreSpan], rows: RowBlock, every_s: float) -> list[
                 done_prompt.append(span.prompt_tokens)
                 done_output.append(span.marks[-1].output_tokens)
 
+    order = np.sort(end_ns)
+
     # All are recorded when the step that did them is over: move every event to the next end of a step.
     def settled(at_ns):
-        return np.sort(end_ns)[
-            np.minimum(np.searchsorted(np.sort(end_ns), np.asarray(at_ns) - 2_000_000), len(end_ns) - 1)
-        ]
+        return order[np.minimum(np.searchsorted(order, np.asarray(at_ns) - 2_000_000), len(order) - 1)]
 
     first_ns, done_ns, out_ns = settled(first_ns), settled(done_ns), settled(out_ns)
     computed = _credited(end_ns, np.nan_to_num(column["prefill_tokens"]), first_ns)
@@ -100,7 +100,6 @@ def pages_of(spans: Iterable[CoreSpan], rows: RowBlock, every_s: float) -> list[
         finished_generated_tokens=done_output,
     )
     entered, left = Events.of(in_ns, running=np.ones(len(in_ns))), Events.of(out_ns, running=np.ones(len(out_ns)))
-    order = np.sort(end_ns)
     out = []
     for at_ns in np.arange(order[0], order[-1], int(every_s * 1e9)):
         recorded_ns = int(order[max(0, np.searchsorted(order, at_ns, side="right") - 1)])
@@ -112,8 +111,8 @@ def pages_of(spans: Iterable[CoreSpan], rows: RowBlock, every_s: float) -> list[
         values[Meaning.STEP_TOKENS] += values[Meaning.FIRST_TOKENS]
         running = entered.until(recorded_ns)[Meaning.RUNNING] - left.until(recorded_ns)[Meaning.RUNNING]
         values[Meaning.RUNNING] = running
-        values[Meaning.WAITING], values[Meaning.PREEMPTIONS], values[Meaning.KV_USAGE_RATIO] = 0.0, 0.0, 0.0
-        values[Meaning.PREFIX_HIT_TOKENS] = 0.0
+        values[Meaning.WAITING] = values[Meaning.PREEMPTIONS] = 0.0
+        values[Meaning.KV_USAGE_RATIO] = values[Meaning.PREFIX_HIT_TOKENS] = 0.0
         reading = EngineReading("0", "replayed", Flavour.VLLM, tuple(values), {})
         out.append(ScrapedPage("replayed", int(at_ns), int(at_ns), (reading,)))
     return out

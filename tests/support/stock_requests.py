@@ -9,11 +9,10 @@ from typing import NamedTuple
 
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from collector.decode import Finish, MarkKind, decode
-from collector.telemetry import Counts
+from collector.decode import Finish, MarkKind
 from tests.support.recordings import messages, otlp_file
 from tests.support.step_exports import put
-from tests.support.toy_spans import Piece
+from tests.support.toy_spans import Piece, telemetry_in
 
 LATENCIES = ("time_to_first_token", "e2e", "time_in_queue", "time_in_model_prefill", "time_in_model_decode")
 
@@ -87,7 +86,7 @@ def served_in(recording: str, copies: int = 1) -> list[Served]:
     """The requests of a recorded server that ended by themselves, several times one after another, by their end."""
     found: dict[bytes, Served] = {}
     for message in messages(otlp_file(recording)):
-        for telemetry in decode(message, "peer", lambda *_: None, Counts()):
+        for telemetry in telemetry_in(message):
             for core in telemetry.core:
                 at_ns = {mark.kind: mark.ts_ns for mark in core.marks}
                 if core.finish not in (Finish.STOPPED, Finish.LENGTH) or MarkKind.QUEUED not in at_ns:

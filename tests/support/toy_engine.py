@@ -79,12 +79,10 @@ def run_engine(  # noqa: C901 one loop, as an engine has one
     steps_max: int = 20_000,
 ) -> Run:
     """Run all jobs to their end; the engine idles ``idle_us`` when nothing is left to do before the next one."""
-    run = Run(list(jobs), [], [], [], [], [], [], offset_ns)
+    run = Run([dataclasses.replace(job, marks=[]) for job in jobs], [], [], [], [], [], [], offset_ns)
     waiting: list[Job] = []
     running: list[Job] = []
-    jobs = [dataclasses.replace(job, marks=[]) for job in jobs]
-    run.jobs = jobs
-    todo = sorted(jobs, key=lambda j: j.queued_step)
+    todo = sorted(run.jobs, key=lambda j: j.queued_step)
     now, previous_us, finished = float(start_ns), 0.0, 0
     for step in range(1, steps_max):
         if not running and not waiting:

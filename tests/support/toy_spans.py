@@ -18,6 +18,7 @@ from tests.support.toy_engine import UNIX_NS, Job, Run
 
 STEP_SCOPE, CORE_SCOPE, API_SCOPE = "vllm.scheduler.step", "vllm.scheduler", "vllm.api"
 STOCK_SCOPE = "vllm.tracing.otel"
+STEPS_PER_SPAN = 100
 
 
 class Piece(NamedTuple):
@@ -30,21 +31,14 @@ class Piece(NamedTuple):
 
 
 def span_id(name: str) -> bytes:
-    return abs(hash_of(name)).to_bytes(8, "big")
-
-
-def hash_of(name: str) -> int:
-    """The same on every run, unlike hash()."""
-    out = 1469598103934665603
-    for byte in name.encode():
-        out = (out ^ byte) * 1099511628211 % 2**64
-    return out
+    """The same on every run."""
+    return hashlib.sha256(name.encode()).digest()[:8]
 
 
 def step_span(run: Run, first: int, last: int, *, snapshots: bool = False, keep=lambda _step: True) -> Span:
     """Summaries of steps first..last (ids) in one span."""
     picked = [s for s in run.summaries[first - 1 : last] if keep(s["step.id"])]
-    newest = run.unix(run.summaries[min(last, len(run.summaries)) - 1]["step.ts_end_ns"])
+    newest = run.unix(run.summaries[last - 1]["step.ts_end_ns"])
     span = Span(
         name=f"scheduler_steps_{first}",
         span_id=span_id(f"steps {first} {run.summaries[0]['step.ts_start_ns']}"),
@@ -88,7 +82,7 @@ def core_span(run: Run, job: Job) -> Span:
     return span
 
 
-def api_span(run: Run, job: Job, *, post_decode_us: float = 900.0, response_us: float = 2500.0) -> Span:
+def api_span(run: Run, job: Job) -> Span:
     """The request as the API process saw it; aborted jobs end in api.ABORTED."""
     arrived = job.marks[0][2] - int(job.arrived_before_us * 1e3)
     finished = job.marks[-1][2]
@@ -110,8 +104,8 @@ def api_span(run: Run, job: Job, *, post_decode_us: float = 900.0, response_us: 
     moments = {"ARRIVED": arrived, "HANDOFF_TO_CORE": arrived + 400_000}
     if any(kind == "FIRST_TOKEN" for kind, *_ in job.marks):
         first = job.ns_of("FIRST_TOKEN") if job.streams else finished
-        moments["FIRST_RESPONSE_FROM_CORE"] = first + int(response_us * 1e3)
-    moments["ABORTED" if job.status == "aborted" else "DEPARTED"] = finished + int(post_decode_us * 1e3)
+        moments["FIRST_RESPONSE_FROM_CORE"] = first + 2_500_000
+    moments["ABORTED" if job.status == "aborted" else "DEPARTED"] = finished + 900_000
     for kind, ns in moments.items():
         put(span.events.add(name=f"api.{kind}", time_unix_nano=run.unix(ns)), {"event.ts.monotonic": ns / 1e9})
     return span
@@ -144,17 +138,15 @@ def stock_span(
     return span
 
 
-def pieces(
-    run: Run, *, instance: str = "engine-0", api: str = "api-0", closure: int = 100, steps=True, **kinds
-) -> list[Piece]:
+def pieces(run: Run, *, instance: str = "engine-0", api: str = "api-0", steps=True, **kinds) -> list[Piece]:
     """All an instrumented engine sends of a run, in order of span end; ``kinds``: keep, snapshots, apis, facts."""
     facts = kinds.get("facts", ())
     out = []
     if steps:
-        for first in range(1, len(run.summaries) + 1, closure):
-            last = min(first + closure - 1, len(run.summaries))
-            extra = {k: kinds[k] for k in ("keep", "snapshots") if k in kinds}
-            out.append(Piece(instance, STEP_SCOPE, step_span(run, first, last, **extra), facts))
+        extra = {k: kinds[k] for k in ("keep", "snapshots") if k in kinds}
+        for first in range(1, len(run.summaries) + 1, STEPS_PER_SPAN):
+            span = step_span(run, first, min(first + STEPS_PER_SPAN - 1, len(run.summaries)), **extra)
+            out.append(Piece(instance, STEP_SCOPE, span, facts))
     out += [Piece(instance, CORE_SCOPE, core_span(run, job), facts) for job in run.jobs if job.marks]
     if kinds.get("apis", True):
         out += [Piece(api, API_SCOPE, api_span(run, job)) for job in run.jobs if job.marks]
@@ -183,10 +175,14 @@ def exports_of(all_pieces: Sequence[Piece], size: int = 20) -> list[Export]:
     return out
 
 
+def telemetry_in(payload: bytes, counts: Counts | None = None) -> list[Telemetry]:
+    """What decoding one export gives, of which no span was there before."""
+    return decode(payload, "peer", lambda *_: None, Counts() if counts is None else counts)
+
+
 def decoded(*group: Piece, counts: Counts | None = None) -> Telemetry:
     """What decoding one export of one emitter gives."""
-    counts = Counts() if counts is None else counts
-    (telemetry,) = decode(export_of(group).SerializeToString(), "peer", lambda *_: None, counts)
+    (telemetry,) = telemetry_in(export_of(group).SerializeToString(), counts)
     return telemetry
 
 
@@ -198,8 +194,8 @@ def core_of(run: Run, job: Job) -> CoreSpan:
     return decoded(Piece("e", CORE_SCOPE, core_span(run, job))).core[0]
 
 
-def api_of(run: Run, job: Job, **times) -> ApiSpan:
-    return decoded(Piece("a", API_SCOPE, api_span(run, job, **times))).api[0]
+def api_of(run: Run, job: Job) -> ApiSpan:
+    return decoded(Piece("a", API_SCOPE, api_span(run, job))).api[0]
 
 
 def stock_of(name: str, arrival_s: float, **values) -> RequestSpan:

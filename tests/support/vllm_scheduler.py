@@ -173,9 +173,8 @@ class Traffic:
     def sizes(self, prompt: float, output: float, spread: float) -> tuple[int, int]:
         """Prompt and output tokens, log-normal with these means."""
         shift = spread * spread / 2.0
-        sizes = (mean * math.exp(self.rng.gauss(-shift, spread)) for mean in (prompt, output))
-        longest, longer = sizes
-        return max(1, round(longest)), max(2, round(longer))
+        prompt, output = (mean * math.exp(self.rng.gauss(-shift, spread)) for mean in (prompt, output))
+        return max(1, round(prompt)), max(2, round(output))
 
     def answered(self, request: Request) -> None:
         """A client has its answer; one of a closed loop sends again."""
@@ -323,8 +322,7 @@ class Engine:
     def _describe(self, step: Step) -> None:
         """Sum up the batch, and the queues behind it."""
         lengths, contexts = [], []
-        prefill_tokens = prefill_context = unanswered = unanswered_tokens = 0
-        several = several_tokens = several_context = pairs = 0
+        prefill_tokens = prefill_context = 0
         for request, tokens, _ in step.plan:
             after = request.computed
             before = after - tokens
@@ -335,19 +333,15 @@ class Engine:
                 prefill_tokens += tokens
                 prefill_context += before
             if not request.made:
-                unanswered += 1
-                unanswered_tokens += tokens
+                step.unanswered += 1
+                step.unanswered_tokens += tokens
             if tokens > 1:
-                several += 1
-                several_tokens += tokens
-                several_context += after
-                pairs += tokens * before + tokens * (tokens + 1) // 2
-            else:
-                pairs += after
+                step.several += 1
+                step.several_tokens += tokens
+                step.several_context += after
+            step.pairs += tokens * before + tokens * (tokens + 1) // 2
         decode_context = sum(contexts)
         step.work = Work(prefill_tokens, len(lengths), prefill_context, len(contexts), decode_context)
-        step.unanswered, step.unanswered_tokens, step.pairs = unanswered, unanswered_tokens, pairs
-        step.several, step.several_tokens, step.several_context = several, several_tokens, several_context
         step.context = decode_context + len(contexts) + prefill_context + prefill_tokens
         step.prompt_variance, step.context_variance = _variance(lengths), _variance(contexts)
         step.running, step.waiting = len(self._running), len(self._waiting)

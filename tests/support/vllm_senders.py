@@ -144,8 +144,9 @@ def span_exports(engine: Engine, facts: Facts) -> Iterator[bytes]:
         yield export.SerializeToString()
 
 
-def _of_span(request: Request, rng: random.Random) -> dict[str, object]:
-    times = {
+def _took_s(request: Request) -> dict[str, float]:
+    """By the names of its span."""
+    took_ns = {
         "time_to_first_token": request.first_seen - request.sent,
         "e2e": request.last_seen - request.sent,
         "time_in_queue": request.scheduled - request.queued,
@@ -153,12 +154,16 @@ def _of_span(request: Request, rng: random.Random) -> dict[str, object]:
         "time_in_model_decode": request.last - request.first,
         "time_in_model_inference": request.last - request.scheduled,
     }
+    return {name: ns / 1e9 for name, ns in took_ns.items()}
+
+
+def _of_span(request: Request, rng: random.Random) -> dict[str, object]:
     return {
         "gen_ai.request.id": f"cmpl-{rng.randbytes(16).hex()}-0",
         "gen_ai.usage.prompt_tokens": request.prompt,
         "gen_ai.usage.completion_tokens": request.made,
         "gen_ai.request.max_tokens": request.output,
-        **{f"gen_ai.latency.{name}": ns / 1e9 for name, ns in times.items()},
+        **{f"gen_ai.latency.{name}": s for name, s in _took_s(request).items()},
     }
 
 
@@ -169,20 +174,21 @@ FIRST_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0
 BETWEEN_S = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0)
 REQUEST_S = (0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0)
 
-
+REQUEST_TIMES = {
+    "e2e_request_latency_seconds": "e2e",
+    "request_queue_time_seconds": "time_in_queue",
+    "request_inference_time_seconds": "time_in_model_inference",
+    "request_prefill_time_seconds": "time_in_model_prefill",
+    "request_decode_time_seconds": "time_in_model_decode",
+}
+"""Histograms, and what the attribute of a span is called."""
 HISTOGRAMS = {
     "iteration_tokens_total": TOKENS,
     "time_to_first_token_seconds": FIRST_S,
     "inter_token_latency_seconds": BETWEEN_S,
     "request_prompt_tokens": TOKENS,
     "request_generation_tokens": TOKENS,
-    **dict.fromkeys(
-        (
-            *("e2e_request_latency_seconds", "request_queue_time_seconds", "request_inference_time_seconds"),
-            *("request_prefill_time_seconds", "request_decode_time_seconds"),
-        ),
-        REQUEST_S,
-    ),
+    **dict.fromkeys(REQUEST_TIMES, REQUEST_S),
 }
 COUNTERS = ("prompt_tokens", "generation_tokens", "prefix_cache_queries", "prefix_cache_hits", "num_preemptions")
 GAUGES = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
@@ -230,14 +236,9 @@ class _Page:
 
     def _end(self, request: Request) -> None:
         self._finished.inc()
-        for name, ns in (
-            ("e2e_request_latency", request.last_seen - request.sent),
-            ("request_queue_time", request.scheduled - request.queued),
-            ("request_inference_time", request.last - request.scheduled),
-            ("request_prefill_time", request.first - request.scheduled),
-            ("request_decode_time", request.last - request.first),
-        ):
-            self._family[f"{name}_seconds"].observe(ns / 1e9)
+        took_s = _took_s(request)
+        for name, theirs in REQUEST_TIMES.items():
+            self._family[name].observe(took_s[theirs])
         self._family["request_prompt_tokens"].observe(request.prompt)
         self._family["request_generation_tokens"].observe(request.made)
 

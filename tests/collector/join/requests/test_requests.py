@@ -47,12 +47,11 @@ def lay(span, window):
     lay_journey(span, window, [*runs_of(span.marks)])
 
 
-def rows(run, window, name, **api):
+def rows(run, window, name, **changes):
     job = next(j for j in run.jobs if j.name == name)
-    changes = {key: api.pop(key) for key in list(api) if key in ("samples", "streams", "arrived_before_us")}
     shown = dataclasses.replace(job, **changes)
     found = {}
-    for row in rows_of(core_of(run, job), api_of(run, shown, **api), window):
+    for row in rows_of(core_of(run, job), api_of(run, shown), window):
         assert row.target not in found or row.target is Target.PREEMPTION_GAP
         found[row.target] = row
     return found

@@ -169,3 +169,5 @@ def test_a_request_that_spans_the_compilation_is_left_out():
     pipeline = replayed(exports_of(pieces(run)))
     assert step_coefficients(pipeline)["intercept"] == pytest.approx(7000, rel=5e-3)
     assert pipeline.take_counts()[table.DROPPED_ROWS, RowDrop.WARM_UP] >= 2
+    (config,) = pipeline.snapshot(0, 1).configs
+    assert config.targets["step_time"].mean_us < 20_000, "the 12 s are in no row"

@@ -15,7 +15,7 @@ from exporters.pages import AskPages, Route, dispatch, protect
 from exporters.questions import PLAN, PREDICT, read_plan, read_prediction
 from exporters.what_if import ClientView
 from online import Snapshot
-from tests.tracefit.example_snapshot import encoded, tree
+from tests.tracefit.example_snapshot import encoded, step_time_of, tree
 
 
 def pages(snapshot):
@@ -188,7 +188,7 @@ HUGE = (
 @pytest.mark.parametrize("target", HUGE)
 def test_coefficients_that_lead_to_no_finite_time_are_a_422(target):
     def absurd(changed):
-        for feature in changed["configs"][0]["targets"]["step_time"]["models"]["portable"]["features"]:
+        for feature in step_time_of(changed)["models"]["portable"]["features"]:
             feature["coefficient"] = 9e299
 
     response = ask(target, bent(absurd))
@@ -198,7 +198,7 @@ def test_coefficients_that_lead_to_no_finite_time_are_a_422(target):
 
 def test_coefficients_that_should_not_be_used_answer_and_say_so():
     def young(changed):
-        changed["configs"][0]["targets"]["step_time"]["models"]["portable"]["rows"] = 40
+        step_time_of(changed)["models"]["portable"]["rows"] = 40
 
     answer = json.loads(ask("/predict?requests=1", bent(young)).body)
     assert answer["usable"] is False
@@ -221,7 +221,7 @@ def test_where_pages_want_a_token_these_do():
 
 def test_an_answer_about_requests_says_which_times_are_not_in_it():
     bare = tree()
-    bare["configs"][0]["targets"] = {"step_time": bare["configs"][0]["targets"]["step_time"]}
+    bare["configs"][0]["targets"] = {"step_time": step_time_of(bare)}
     routes = pages(Snapshot.from_json(encoded(bare)))
     assert "api_queueing" not in json.loads(ask("/predict?prompt=10&output=10").body)["missing"]
     for question in ("/predict?prompt=10&output=10", "/plan?prompt=10&output=10&itl=50"):

@@ -7,6 +7,7 @@ import json
 
 import numpy as np
 
+import tracefit
 from online.blocks import cell_name, strata_of
 from online.rows import STEP_FEATURES, RowBlock, Target
 
@@ -128,6 +129,16 @@ def tree():
 def encoded(changed=None):
     """As bytes."""
     return json.dumps(_TREE if changed is None else changed).encode()
+
+
+def config_of(changed=None):
+    """Its configuration, as the client has it."""
+    return tracefit.load(encoded(changed)).config()
+
+
+def step_time_of(changed):
+    """What its configuration publishes of the time of a step, to be bent."""
+    return changed["configs"][0]["targets"]["step_time"]
 
 
 def cell_of(prefill_tokens, requests):

@@ -7,7 +7,7 @@ from collector.cli import main
 from exporters.pages import AskPages, Route, dispatch
 from exporters.what_if import ClientView
 from online import Snapshot
-from tests.tracefit.example_snapshot import encoded, tree
+from tests.tracefit.example_snapshot import config_of, encoded, step_time_of, tree
 
 SECOND_NS = 10**9
 NOW = 1_763_625_600 * SECOND_NS
@@ -18,7 +18,7 @@ def _document(decode=1.1, prefill=0.9, *, age_s=2.0, prefill_age_s=None):
     changed = tree()
     last = {"decode": age_s, "prefill": age_s if prefill_age_s is None else prefill_age_s}
     factors = {"decode": decode, "prefill": prefill}
-    changed["configs"][0]["targets"]["step_time"]["level"] = {
+    step_time_of(changed)["level"] = {
         phase: {"factor": factor, "rows": 900, "last_row_unix_nano": NOW - int(last[phase] * 1e9)}
         for phase, factor in factors.items()
     }
@@ -57,26 +57,21 @@ def test_each_phase_has_an_age_of_its_own():
     assert _config(prefill_age_s=60.0).now(NOW).level == (1.1, 1.0)
 
 
-def test_by_the_clock_of_this_machine_an_old_snapshot_has_no_level():
-    config = _config()
-    assert config.now().step_time(**DECODE) == config.step_time(**DECODE)
-
-
 def test_requests_of_now_are_made_of_steps_of_now():
     config, load = _config(1.1, 1.1), {"prompt_tokens": 512, "output_tokens": 64, "concurrency": 4}
     assert config.now(NOW).request(**load).itl.us == pytest.approx(1.1 * config.request(**load).itl.us, rel=0.02)
 
 
-def test_a_snapshot_without_a_level_is_answered_as_ever():
-    config = tracefit.load(encoded()).config()
-    assert config.now(NOW).step_time(**DECODE) == config.step_time(**DECODE)
-    assert config.now(NOW).level_age_s is None
+@pytest.mark.parametrize("now", [config_of().now(NOW), _config().now()], ids=["none", "by the clock of this machine"])
+def test_a_snapshot_without_a_level_and_an_old_one_are_answered_as_ever(now):
+    assert now.step_time(**DECODE) == config_of().step_time(**DECODE)
+    assert now.level is None
 
 
 @pytest.mark.parametrize("level", [{"decode": {"factor": 0.0}}, {"decode": 1.1}, 3])
 def test_a_level_that_is_none_is_refused(level):
     changed = tree()
-    changed["configs"][0]["targets"]["step_time"]["level"] = level
+    step_time_of(changed)["level"] = level
     with pytest.raises(tracefit.LoadError):
         tracefit.load(encoded(changed))
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tracefit
-from tests.tracefit.example_snapshot import encoded, tree
+from tests.tracefit.example_snapshot import config_of, encoded, step_time_of, tree
 from tracefit import loading
 
 
@@ -67,7 +67,7 @@ def test_bytes_a_path_and_a_url_say_the_same(tmp_path):
         sources = [tmp_path / "snapshot.json", str(tmp_path / "snapshot.json"), url, f"{url}/snapshot"]
         sources += [kind(encoded()) for kind in (bytes, bytearray, memoryview)]
         assert {tracefit.load(source).config().step_time(requests=3) for source in sources} == {
-            tracefit.load(encoded()).config().step_time(requests=3)
+            config_of().step_time(requests=3)
         }
 
 
@@ -113,9 +113,9 @@ def test_a_failed_refresh_leaves_the_snapshot_good(tmp_path):
 def test_a_later_minor_with_keys_nobody_knows_is_read():
     later = tree()
     later["schema"] = "tracefit.snapshot/1.7"
-    later["new"] = later["configs"][0]["new"] = later["configs"][0]["targets"]["step_time"]["new"] = {"a": [1]}
-    later["configs"][0]["targets"]["step_time"]["models"]["portable"]["features"][0]["new"] = None
-    assert tracefit.load(encoded(later)).config() is not None
+    later["new"] = later["configs"][0]["new"] = step_time_of(later)["new"] = {"a": [1]}
+    step_time_of(later)["models"]["portable"]["features"][0]["new"] = None
+    assert config_of(later) is not None
 
 
 # -------------------------------------------------------------------- what is no snapshot

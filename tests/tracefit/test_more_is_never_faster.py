@@ -12,7 +12,7 @@ from collector.commands.replay import replay
 from collector.config.schema import Config
 from collector.runtime.tasks import SystemClock
 from tests.support.paths import DATA
-from tests.tracefit.example_snapshot import cell_of, encoded, tree
+from tests.tracefit.example_snapshot import cell_of, config_of, step_time_of, tree
 
 QUALITIES = ("steps+", "steps", "sampled", "journeys", "requests", "metrics")
 FEW, MANY = 63.0, 3_000.0
@@ -47,10 +47,6 @@ def learned(telemetry, seed, rows_max, *, scheduling="sync"):
     return document
 
 
-def config_of(document):
-    return tracefit.load(encoded(document)).config()
-
-
 def assert_rising(config, output, concurrency, prompt, *, least=NEARLY, bound=True):
     """TTFT by prompt, ITL by concurrency; ``bound``: where prefills fill the steps, too."""
     longer = [config.request(prompt_tokens=each, output_tokens=output, concurrency=concurrency) for each in PROMPTS]
@@ -79,7 +75,7 @@ def test_more_is_never_faster(telemetry, scheduling, seed, output, concurrency, 
 def test_nor_is_it_where_loud_factors_have_many_rows(telemetry, seed, output, concurrency, prompt):
     """Where prefills fill every step, one of them takes the place of many decodes: that much may be noise."""
     document = learned(telemetry, seed, MANY)
-    document["configs"][0]["targets"]["step_time"]["interval"] = {"p10": 0.4, "p50": 1.0, "p90": 2.5}
+    step_time_of(document)["interval"] = {"p10": 0.4, "p50": 1.0, "p90": 2.5}
     assert_rising(config_of(document), output, concurrency, prompt, least=0.995, bound=False)
 
 
@@ -88,7 +84,7 @@ def test_nor_is_it_where_loud_factors_have_many_rows(telemetry, seed, output, co
 @settings(max_examples=12)
 def test_shapes_of_fewer_than_64_rows_leave_what_the_coefficients_say(telemetry, seed, output, concurrency, prompt):
     few, none = learned(telemetry, seed, FEW), learned("steps", seed, FEW)
-    none["configs"][0]["targets"]["step_time"]["shape_factors"] = {}
+    step_time_of(none)["shape_factors"] = {}
     asked = {"prompt_tokens": prompt, "output_tokens": output, "concurrency": concurrency}
     seen, said = config_of(few).request(**asked), config_of(none).request(**asked)
     for name in ("ttft", "itl", "e2e"):
@@ -99,7 +95,7 @@ def test_shapes_of_fewer_than_64_rows_leave_what_the_coefficients_say(telemetry,
 def test_a_batch_that_many_rows_tell_to_be_faster_than_smaller_ones_is_told_so(rows, told):
     """As kernels are for multiples of four; a plan still ends at the first batch that is too slow."""
     document = tree()
-    step_time = document["configs"][0]["targets"]["step_time"]
+    step_time = step_time_of(document)
     us = {1: 30_000.0, 2: 30_200.0, 3: 30_400.0, 4: 22_000.0, 5: 30_800.0}
     step_time |= {"seen": None, "mean_factor": 1.0, "context_us_per_token": 1e-6}
     step_time["shape_factors"] = {

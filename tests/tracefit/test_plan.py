@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 import tracefit
 from tests.tracefit.closed_engine import run
-from tests.tracefit.example_snapshot import encoded
+from tests.tracefit.example_snapshot import config_of, tree
 from tests.tracefit.test_requests import BARE, step
 
-CONFIG = tracefit.load(encoded()).config()
+CONFIG = config_of()
 CHAT = {"prompt_tokens": 2000, "output_tokens": 300}
 
 
@@ -59,11 +59,9 @@ def test_kv_capacity_leaves_room_for_requests_whose_phases_agree():
 
 
 def test_where_no_limit_is_known_it_says_so():
-    bare = tracefit.load(encoded()).config()
-    bare.limits = tracefit.Limits()
-    bare._loop = bare._steps = None
-    plan = bare.plan(**CHAT)
-    assert plan.limit == "none"
+    bare = tree()
+    bare["configs"][0]["config"] = {}
+    assert config_of(bare).plan(**CHAT).limit == "none"
 
 
 def test_a_target_that_nothing_keeps_gives_none():

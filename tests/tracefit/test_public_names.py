@@ -84,18 +84,7 @@ def test_calls_have_these_parameters():
 def test_a_config_and_a_snapshot_have_these_attributes():
     snapshot = tracefit.load(encoded())
     config = snapshot.config()
-    for name in [
-        "config_id",
-        "facts",
-        "limits",
-        "model",
-        "gpu",
-        "usable",
-        "reasons",
-        "targets",
-        "engines",
-        "telemetry",
-    ]:
+    for name in CONFIG_ATTRIBUTES:
         assert hasattr(config, name), name
     for name in ["generation", "created_unix_nano", "tracefit_version", "configs", "data"]:
         assert hasattr(snapshot, name), name

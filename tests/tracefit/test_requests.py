@@ -10,15 +10,15 @@ from hypothesis import strategies as st
 import tracefit
 from tests.support.vllm_scheduler import Engine, Host, Limits, Traffic
 from tests.tracefit.closed_engine import run
-from tests.tracefit.example_snapshot import encoded, tree
+from tests.tracefit.example_snapshot import config_of, step_time_of, tree
 from tracefit.closed_loop import Prefills
 
 STEPS_ONLY = tree()
 _TARGETS = STEPS_ONLY["configs"][0]["targets"]
 STEPS_ONLY["configs"][0]["targets"] = {"step_time": _TARGETS["step_time"]}
 _TARGETS["step_time"]["mean_factor"] = 1.0
-CONFIG = tracefit.load(encoded()).config()
-BARE = tracefit.load(encoded(STEPS_ONLY)).config()
+CONFIG = config_of()
+BARE = config_of(STEPS_ONLY)
 
 
 def step(prefill_tokens, requests, decode_context_tokens):
@@ -65,7 +65,7 @@ def _told_by(telemetry):
     config = document["configs"][0]
     config["telemetry"] = telemetry
     config["targets"] = {"step_time": _TARGETS["step_time"] | {"mean_factor": 0.8, "seen": None}}
-    return tracefit.load(encoded(document)).config()
+    return config_of(document)
 
 
 @pytest.mark.parametrize("telemetry", ["journeys", "requests", "metrics"])
@@ -88,11 +88,11 @@ def test_errors_of_the_form_widen_what_the_coefficients_answer(telemetry):
     document = tree()
     step_time = _TARGETS["step_time"] | {"seen": None}
     document["configs"][0] |= {"telemetry": telemetry, "targets": {"step_time": step_time}}
-    sure = tracefit.load(encoded(document)).config().request(prompt_tokens=800, output_tokens=200, concurrency=20)
+    sure = config_of(document).request(prompt_tokens=800, output_tokens=200, concurrency=20)
     document["configs"][0]["targets"] = copy.deepcopy(document["configs"][0]["targets"])
-    for feature in document["configs"][0]["targets"]["step_time"]["models"]["portable"]["features"]:
+    for feature in step_time_of(document)["models"]["portable"]["features"]:
         feature["form_error"] = 0.3 * feature["coefficient"]
-    unsure = tracefit.load(encoded(document)).config().request(prompt_tokens=800, output_tokens=200, concurrency=20)
+    unsure = config_of(document).request(prompt_tokens=800, output_tokens=200, concurrency=20)
     widths = [answer.itl.high - answer.itl.low for answer in (sure, unsure)]
     assert (widths[1] > 2.0 * widths[0]) == (telemetry == "requests")
     assert unsure.itl.us == sure.itl.us
@@ -101,7 +101,7 @@ def test_errors_of_the_form_widen_what_the_coefficients_answer(telemetry):
 def test_a_token_budget_that_nobody_told_is_named_where_prompts_need_several_steps():
     document = tree()
     del document["configs"][0]["config"]["max_num_batched_tokens"]
-    config = tracefit.load(encoded(document)).config()
+    config = config_of(document)
     short, long = (config.request(prompt_tokens=each, output_tokens=100, concurrency=4) for each in (500, 5_000))
     assert "max_num_batched_tokens" not in short.extrapolated
     assert "max_num_batched_tokens" in long.extrapolated
@@ -121,7 +121,7 @@ def test_a_mean_step_that_was_seen_is_not_called_extrapolated():
     config["telemetry"] = "requests"
     seen = {"features": {"prefill_tokens": [0, 90], "decode_context_tokens": [0, 60_000], "requests": [1, 40]}}
     config["targets"] = {"step_time": _TARGETS["step_time"] | {"seen": seen | {"cells": ["prefill:16-31:64-90"]}}}
-    answer = tracefit.load(encoded(document)).config().request(prompt_tokens=800, output_tokens=200, concurrency=20)
+    answer = config_of(document).request(prompt_tokens=800, output_tokens=200, concurrency=20)
     assert answer.extrapolated == ()
 
 
@@ -161,7 +161,7 @@ def with_in_flight(requests, us_per_request):
         "us_per_request": us_per_request,
         "stderr_us": 1.0,
     }
-    return tracefit.load(encoded(grown)).config()
+    return config_of(grown)
 
 
 @pytest.mark.parametrize("concurrency", [1, 12, 40, 60])
@@ -179,7 +179,7 @@ def test_fewer_requests_than_usual_never_make_the_api_quicker_than_nothing():
     chat = {"prompt_tokens": 1, "output_tokens": 10, "concurrency": 1}
     without = tree()
     del without["configs"][0]["targets"]["api_queueing"]
-    assert with_in_flight(100.0, 1e9).request(**chat) == tracefit.load(encoded(without)).config().request(**chat)
+    assert with_in_flight(100.0, 1e9).request(**chat) == config_of(without).request(**chat)
 
 
 work = {
@@ -251,15 +251,14 @@ def test_an_engine_that_schedules_ahead_answers_one_step_later():
     for concurrency, slots in ((24, 128), (60, 16)):
         known = {"max_num_seqs": slots, "kv_tokens": 10**9}
         one, other = (
-            tracefit.load(encoded(each)).config().assuming(**known).request(**chat, concurrency=concurrency)
-            for each in (tree(), ahead)
+            config_of(each).assuming(**known).request(**chat, concurrency=concurrency) for each in (tree(), ahead)
         )
         assert other.itl == one.itl
         later_us = one.itl.us if concurrency <= slots else 0.0
         assert other.ttft.us - one.ttft.us == pytest.approx(later_us, rel=0.01)
         assert other.ttft.low <= other.ttft.us <= other.ttft.high
     alone = {**chat, "concurrency": 1}
-    assert tracefit.load(encoded(ahead)).config().request(**alone) == CONFIG.request(**alone)
+    assert config_of(ahead).request(**alone) == CONFIG.request(**alone)
 
 
 BARE_HOST = Host(
@@ -284,7 +283,7 @@ def test_who_sends_again_at_once_waits_for_nearly_all_of_the_next_step(load, off
     document = tree()
     document["configs"][0]["targets"] = STEPS_ONLY["configs"][0]["targets"]
     document["configs"][0]["engines"][0]["scheduling"] = "async" if asynchronous else "sync"
-    config = tracefit.load(encoded(document)).config()
+    config = config_of(document)
     seen = config.assuming(max_num_seqs=128, max_num_batched_tokens=8192, kv_tokens=10**9).request(
         prompt_tokens=sum(each.prompt for each in kept) / len(kept),
         output_tokens=sum(each.made for each in kept) / len(kept),
@@ -297,9 +296,9 @@ def test_a_prefix_hit_is_not_counted_again_where_the_price_of_a_token_has_it():
     """Spans of a server that hides hits tell what a token costs that was sent, not one that was computed."""
     document = tree()
     document["configs"][0] |= {"telemetry": "requests", "prefix_hits_hidden": True}
-    hidden = tracefit.load(encoded(document)).config()
+    hidden = config_of(document)
     document["configs"][0]["prefix_hits_hidden"] = False
-    told = tracefit.load(encoded(document)).config()
+    told = config_of(document)
     chat = {"prompt_tokens": 800, "output_tokens": 200}
     assert (hidden.prefix_hits_hidden, told.prefix_hits_hidden) == (True, False)
     assert hidden.request(**chat, prefix_hit=0.0) == told.request(**chat)

@@ -3,11 +3,10 @@
 import numpy as np
 import pytest
 
-import tracefit
 from online.blocks import CELLS, cell_name, strata_of
 from online.blocks import stratum_name as published_stratum
 from online.rows import STEP_FEATURES, RowBlock, Target
-from tests.tracefit.example_snapshot import cell_of, encoded, tree
+from tests.tracefit.example_snapshot import cell_of, config_of, step_time_of, tree
 from tracefit.shapes import stratum_name, stratum_of_cell
 
 REQUESTS = [*range(1, 700), 1000, 1535, 2047, 2048, 4095, 4096, 20_000, 35_733, 35_734, 60_000]
@@ -36,18 +35,21 @@ def test_the_stratum_of_a_cell_is_that_of_its_steps(step):
     assert stratum_of_cell(cell_of(*step)) == stratum_name(*step)
 
 
-def test_the_factor_of_every_shape_is_found_by_its_name():
+def with_factor(factor, *names):
     document = tree()
-    target = document["configs"][0]["targets"]["step_time"]
-    names = [cell_name(cell) for cell in range(1, CELLS)]
-    target["shape_factors"] = {name: {"factor": 2.0, "rows": 100.0} for name in names}
-    doubled = tracefit.load(encoded(document)).config()
-    target["shape_factors"] = {}
-    plain = tracefit.load(encoded(document)).config()
+    step_time_of(document)["shape_factors"] = {name: {"factor": factor, "rows": 100.0} for name in names}
+    return config_of(document)
+
+
+PLAIN = with_factor(1.0)
+
+
+def test_the_factor_of_every_shape_is_found_by_its_name():
+    doubled = with_factor(2.0, *map(cell_name, range(1, CELLS)))
     prefill, requests = (list(column) for column in zip(*steps(), strict=True))
     for twice, once in zip(
         doubled.step_time(prefill_tokens=prefill, requests=requests).us,
-        plain.step_time(prefill_tokens=prefill, requests=requests).us,
+        PLAIN.step_time(prefill_tokens=prefill, requests=requests).us,
         strict=True,
     ):
         assert twice == pytest.approx(2.0 * once)
@@ -55,12 +57,7 @@ def test_the_factor_of_every_shape_is_found_by_its_name():
 
 @pytest.mark.parametrize("step", [(0, 3), (0, 20), (0, 44), (2**6.25, 12), (2**0.25, 1), (2**15.75, 3071)])
 def test_a_factor_is_that_of_the_steps_in_the_middle_of_its_shape(step):
-    document = tree()
-    target = document["configs"][0]["targets"]["step_time"]
-    name = cell_of(*step)
-    target["shape_factors"] = {name: {"factor": 1.1, "rows": 100.0}}
-    config = tracefit.load(encoded(document)).config()
-    target["shape_factors"] = {}
-    plain = tracefit.load(encoded(document)).config()
     asked = {"prefill_tokens": step[0], "requests": step[1]}
-    assert config.step_time(**asked).us == pytest.approx(1.1 * plain.step_time(**asked).us, rel=0.01)
+    assert with_factor(1.1, cell_of(*step)).step_time(**asked).us == pytest.approx(
+        1.1 * PLAIN.step_time(**asked).us, rel=0.01
+    )

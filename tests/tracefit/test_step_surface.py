@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import tracefit
-from tests.tracefit.example_snapshot import cell_of, encoded, tree
+from tests.tracefit.example_snapshot import cell_of, config_of, encoded, step_time_of, tree
 
 CONTEXT_US = 0.08
 
@@ -45,7 +45,7 @@ BIG = learned(SERVED, context_us_per_token=CONTEXT_US)
 
 
 def step_us(document, prefill_tokens, requests, context):
-    config = tracefit.load(encoded(document)).config()
+    config = config_of(document)
     return config.step_time(prefill_tokens=prefill_tokens, requests=requests, decode_context_tokens=context).us
 
 
@@ -71,15 +71,15 @@ def test_shorter_contexts_than_were_served_cost_what_context_costs():
 
 def test_what_was_served_often_is_told_by_its_own_rows():
     odd = learned(SERVED, context_us_per_token=CONTEXT_US)
-    odd["configs"][0]["targets"]["step_time"]["shape_factors"]["decode:97-104"]["usual"][3] *= 1.3
+    step_time_of(odd)["shape_factors"]["decode:97-104"]["usual"][3] *= 1.3
     assert step_us(odd, 0, 100, 100 * 1500) == pytest.approx(1.3 * step_us(BIG, 0, 100, 100 * 1500), rel=0.03)
     assert step_us(odd, 0, 60, 60 * 1500) == pytest.approx(step_us(BIG, 0, 60, 60 * 1500), rel=0.02)
 
 
 def test_requests_never_see_a_batch_that_is_slower_than_a_larger_one_though_steps_were():
     odd = learned(SERVED, context_us_per_token=CONTEXT_US)
-    odd["configs"][0]["targets"]["step_time"]["shape_factors"]["decode:41-48"]["usual"][3] *= 1.3
-    config = tracefit.load(encoded(odd)).config()
+    step_time_of(odd)["shape_factors"]["decode:41-48"]["usual"][3] *= 1.3
+    config = config_of(odd)
     assert config.step_time(requests=44).us > config.step_time(requests=60).us
     times = [
         config.request(prompt_tokens=1, output_tokens=1_000, concurrency=requests).itl.us for requests in range(1, 130)
@@ -89,14 +89,14 @@ def test_requests_never_see_a_batch_that_is_slower_than_a_larger_one_though_step
 
 def test_a_shape_whose_one_row_compiled_says_nothing():
     odd = learned(SERVED, context_us_per_token=CONTEXT_US)
-    shapes = odd["configs"][0]["targets"]["step_time"]["shape_factors"]
+    shapes = step_time_of(odd)["shape_factors"]
     shapes["decode:10"] = {"factor": 1.4, "rows": 1.0, "usual": [0, 10, 15_000, 200_000]}
     assert step_us(odd, 0, 10, 5_000) == step_us(BIG, 0, 10, 5_000)
 
 
 def test_where_nobody_said_what_was_usual_it_is_the_published_product_in_the_middle_of_a_shape():
     old = learned(SERVED, context_us_per_token=CONTEXT_US)
-    shapes = old["configs"][0]["targets"]["step_time"]["shape_factors"]
+    shapes = step_time_of(old)["shape_factors"]
     for shape in shapes.values():
         del shape["usual"]
     for tokens, requests in ((0, 20), (0, 28), (2.0**8.25, 48)):
@@ -105,7 +105,7 @@ def test_where_nobody_said_what_was_usual_it_is_the_published_product_in_the_mid
 
 
 def test_requests_are_told_by_it():
-    config = tracefit.load(encoded(BIG)).config()
+    config = config_of(BIG)
     said = config.request(prompt_tokens=100, output_tokens=100_000, concurrency=1)
     assert said.itl.us == pytest.approx(machine_us(0, 1, 50_100), rel=0.03)
 
@@ -118,7 +118,7 @@ NUMBERS = st.one_of(st.floats(-1e3, 1e3), st.sampled_from((0.0, 1e-300, 1e12, -1
 @example([(0.0, 1.0, 0.0, 1e4), (0.0, 2.0, -1e5, 1e4)], 1)
 def test_any_usual_work_gives_times(work, requests):
     bent = learned((20, 30), prefills=(), context_us_per_token=CONTEXT_US)
-    for shape, usual in zip(bent["configs"][0]["targets"]["step_time"]["shape_factors"].values(), work, strict=True):
+    for shape, usual in zip(step_time_of(bent)["shape_factors"].values(), work, strict=True):
         shape["usual"] = list(usual)
     told_us = step_us(bent, 0, requests, 1_000)
     assert math.isfinite(told_us)
@@ -128,14 +128,14 @@ def test_any_usual_work_gives_times(work, requests):
 @pytest.mark.parametrize("usual", [[1, 2, 3], "many", [1, 2, 3, None], [1, 2, 3, 1e400], {"requests": 1}])
 def test_usual_work_that_is_none_is_refused_by_name(usual):
     bent = learned((20,))
-    bent["configs"][0]["targets"]["step_time"]["shape_factors"]["decode:17-24"]["usual"] = usual
+    step_time_of(bent)["shape_factors"]["decode:17-24"]["usual"] = usual
     with pytest.raises(tracefit.LoadError, match=r"shape_factors\.decode:17-24"):
         tracefit.load(encoded(bent).replace(b"Infinity", b"1e400"))
 
 
 def test_more_shapes_than_there_are_say_nothing_and_cost_nothing():
     bent = learned(SERVED, context_us_per_token=CONTEXT_US)
-    target = bent["configs"][0]["targets"]["step_time"]
+    target = step_time_of(bent)
     target["shape_factors"] |= {
         f"x{n}": {"factor": 1.1, "rows": 9.0, "usual": [0, n, n, 8_500 + 80 * n]} for n in range(1, 2_000)
     }

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tracefit
-from tests.tracefit.example_snapshot import encoded, tree
+from tests.tracefit.example_snapshot import config_of, step_time_of, tree
 
-CONFIG = tracefit.load(encoded()).config()
+CONFIG = config_of()
 
 tokens = st.one_of(st.integers(0, 20_000), st.floats(0, 1e6, allow_nan=False))
 requests = st.one_of(st.integers(0, 600), st.floats(0, 1e4, allow_nan=False))
@@ -22,8 +22,8 @@ steps = st.tuples(tokens, requests, st.one_of(st.integers(0, 10**7), st.floats(0
 def changed(edit):
     """The example after an edit of its step_time."""
     bent = tree()
-    edit(bent["configs"][0]["targets"]["step_time"])
-    return tracefit.load(encoded(bent)).config()
+    edit(step_time_of(bent))
+    return config_of(bent)
 
 
 @pytest.mark.parametrize("cell", ["decode:1", "decode:8", "prefill:16-31:512-724"])
@@ -144,8 +144,8 @@ def test_the_evidence_of_a_snapshot_without_seen_is_its_strata():
 def test_rows_of_many_steps_are_evidence_by_their_batch_size_alone():
     bent = tree()
     bent["configs"][0]["telemetry"] = "requests"
-    bent["configs"][0]["targets"]["step_time"]["seen"]["cells"] = ["prefill:8-15:1"]
-    config = tracefit.load(encoded(bent)).config()
+    step_time_of(bent)["seen"]["cells"] = ["prefill:8-15:1"]
+    config = config_of(bent)
     assert config.step_time(requests=9).extrapolated == ()
     assert config.step_time(requests=40).extrapolated == ("shape",)
 
@@ -177,7 +177,7 @@ def test_what_should_not_be_bet_on_says_why(edit, why):
 def test_without_coefficients_the_reason_is_given(edit, why):
     bent = tree()
     edit(bent["configs"][0])
-    config = tracefit.load(encoded(bent)).config()
+    config = config_of(bent)
     assert why in config.reasons[0]
     with pytest.raises(tracefit.NoCoefficientsError, match=why):
         config.step_time(requests=1)
@@ -248,5 +248,5 @@ def test_numbers_of_other_libraries_are_numbers_alone_and_in_columns(number):
 def test_a_limit_that_nothing_can_hold_is_no_limit():
     bent = tree()
     bent["configs"][0]["config"] |= {"num_gpu_blocks": 10**400, "max_num_seqs": 10**30, "max_num_batched_tokens": -1}
-    limits = tracefit.load(encoded(bent)).config().limits
+    limits = config_of(bent).limits
     assert limits == tracefit.Limits()

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-import tracefit
-from tests.tracefit.example_snapshot import encoded, tree
+from tests.tracefit.example_snapshot import config_of, tree
 
 NOW = 1_763_625_600_000_000_000
 MINUTE_NS = 60 * 10**9
@@ -16,7 +15,7 @@ def verdict_of(step=None, **config):
     changed = tree()
     changed["configs"][0] |= config
     changed["configs"][0]["targets"].get("step_time", {}).update(step or {})
-    return tracefit.load(encoded(changed)).config().verdict
+    return config_of(changed).verdict
 
 
 def test_what_may_be_used_says_so_with_its_error_and_what_was_seen():

@@ -5,13 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-import tracefit
 from collector.cli import main
 from collector.evaluate import baselines as request_baselines
 from collector.evaluate.baselines import BASELINES, NOT_INSTALLED, judge_requests
 from collector.evaluate.captures import Request
 from tests.support.toy_spans import export_of
-from tests.tracefit.example_snapshot import encoded
+from tests.tracefit.example_snapshot import config_of
 
 S = 1_000_000_000
 
@@ -46,7 +45,7 @@ def stream(config, requests=600, seed=1):
 
 @pytest.fixture(scope="module")
 def client():
-    return tracefit.load(encoded()).config()
+    return config_of()
 
 
 @pytest.fixture(scope="module")

@@ -72,6 +72,7 @@ WRONG = [
     ("fleet pull x --out {tmp}/fleet --every 5m --json", USAGE, "--json"),
     ("config explain slo --json", USAGE, "--json"),
     ("fleet pull missing --out {tmp}/fleet", FAILED, "missing"),
+    ("fleet pull x --out {tmp}/fleet --token-file {tmp}/none", FAILED, "cannot read the token in"),
     ("fleet pull x --out {tmp} --every soon", USAGE, "'soon'"),
     ("fleet pull x --out {tmp} --require 2", USAGE, "'2' is no number from 0 to 1"),
     ("fleet replay x --out {tmp} --workers 2", USAGE, "--workers"),

@@ -4,23 +4,19 @@ from pathlib import Path
 
 import pytest
 
-from collector.commands.replay import replay
-from collector.config.schema import Config
 from collector.fleet.pull import merge_files
 from collector.recordings import Recording
-from collector.runtime.tasks import SystemClock
 from collector.service.pipeline import make_pipeline
 from online.bank import Bank
-from online.rows import Target
 from online.snapshot import Snapshot
-from tests.support.linear_steps import BETA, steps
+from tests.support.fleets import CONFIG, state_of
 from tests.support.paths import DATA
 
 
 def merged(states, out):
     """Exit code and what was said."""
     said = []
-    code = merge_files(states, out, Config(learners=("rls",)), say=said.append, note=said.append)
+    code = merge_files(states, out, CONFIG, say=said.append, note=said.append)
     return code, said
 
 
@@ -28,13 +24,12 @@ def merged(states, out):
 def kept(tmp_path_factory):
     """States of one sidecar, in the middle and at the end of a recording; and of another one."""
     directory = tmp_path_factory.mktemp("states")
-    config = Config(learners=("rls",))
-    pipeline = make_pipeline(config)
+    pipeline = make_pipeline(CONFIG)
     exports = list(Recording(DATA / "c1_mixed" / "otlp.pb.gz", print).exports())
     for name, part in (("early.bin", exports[:18]), ("late.bin", exports[18:])):
         pipeline.process(part)
         (directory / name).write_bytes(pipeline.state())
-    other = make_pipeline(config)
+    other = make_pipeline(CONFIG)
     other.process(list(Recording(DATA / "c6_saturated" / "otlp.pb.gz", print).exports()))
     (directory / "other.bin").write_bytes(other.state())
     return directory
@@ -58,16 +53,13 @@ def test_what_a_merged_state_was_made_of_is_not_merged_into_it_again(kept, tmp_p
 
 
 def test_a_replica_that_is_slower_is_named_and_in_the_snapshot(tmp_path):
-    config = Config(learners=("rls",))
     for name, gain in (("fast", 1.0), ("slow", 1.6)):
-        bank = Bank(config)
-        bank.learn("0f3c", Target.STEP_TIME, steps(2500, 3, noise=0.03, beta=gain * BETA).rows, engines={0: name})
-        (tmp_path / f"{name}.bin").write_bytes(bank.state())
+        (tmp_path / f"{name}.bin").write_bytes(state_of(name, 3, gain=gain, config_id="0f3c"))
     said, noted = [], []
     paths = [tmp_path / "fast.bin", tmp_path / "slow.bin"]
     snapshot = tmp_path / "fleet.json"
     out = tmp_path / "fleet.bin"
-    assert merge_files(paths, out, config, say=said.append, note=noted.append, snapshot=snapshot) == 0
+    assert merge_files(paths, out, CONFIG, say=said.append, note=noted.append, snapshot=snapshot) == 0
     assert noted[0].startswith("warning: 0f3c step_time: engine 'slow' takes 1.6")
     assert noted[1].startswith("warning: 0f3c step_time: engine 'fast' takes 0.62")
     found = Snapshot.from_json(snapshot.read_bytes())
@@ -78,7 +70,7 @@ def test_a_replica_that_is_slower_is_named_and_in_the_snapshot(tmp_path):
 
 
 def coefficients(state: Path) -> dict[str, dict[str, float]]:
-    bank = Bank(Config())
+    bank = Bank(CONFIG)
     bank.restore(state.read_bytes())
     return {
         config_id: {f.name: f.coefficient for f in bank.targets(config_id)["step_time"].models["portable"].features}
@@ -87,15 +79,10 @@ def coefficients(state: Path) -> dict[str, dict[str, float]]:
 
 
 def test_states_of_different_configurations_stand_side_by_side(tmp_path):
-    states = []
-    for capture in ("c1_mixed", "c6_saturated"):
-        path, scratch = tmp_path / f"{capture}.bin", tmp_path / f"{capture}.json"
-        said = []
-        recording = DATA / capture / "otlp.pb.gz"
-        assert replay([recording], scratch, Config(), SystemClock(), say=said.append, note=said.append, state=path) == 0
-        states.append(path)
-    out, said = tmp_path / "fleet.bin", []
-    assert merge_files(states, out, Config(), say=said.append, note=said.append) == 0
+    states, out = [tmp_path / "one.bin", tmp_path / "other.bin"], tmp_path / "fleet.bin"
+    for number, path in enumerate(states):
+        path.write_bytes(state_of(f"engine-{number}", number, config_id=f"config-{number}"))
+    assert merged(states, out)[0] == 0
     apart = coefficients(states[0]) | coefficients(states[1])
     together = coefficients(out)
     assert len(apart) == 2
@@ -107,15 +94,15 @@ def test_states_of_different_configurations_stand_side_by_side(tmp_path):
 def test_a_corrupt_state_is_named_and_nothing_is_written(tmp_path):
     bad = tmp_path / "bad.bin"
     bad.write_bytes(b"tracefit?")
-    out, said = tmp_path / "fleet.bin", []
-    assert merge_files([bad], out, Config(), say=said.append, note=said.append) == 1
-    assert "1" in said[0] or "bad.bin" in said[0]
-    assert not out.exists()
+    code, said = merged([bad], tmp_path / "fleet.bin")
+    assert code == 1
+    assert "bad.bin" in said[0]
+    assert not (tmp_path / "fleet.bin").exists()
 
 
 def test_states_that_have_learned_nothing_are_no_state(tmp_path):
     for name in ("one.bin", "two.bin"):
-        (tmp_path / name).write_bytes(make_pipeline(Config(learners=("rls",))).state())
+        (tmp_path / name).write_bytes(make_pipeline(CONFIG).state())
     code, said = merged([tmp_path / "one.bin", tmp_path / "two.bin"], tmp_path / "out.bin")
     assert code == 1
     assert said[0].startswith("nothing to merge: no row was learned")

@@ -82,21 +82,6 @@ def test_the_same_states_give_the_same_bytes_whatever_the_order_of_the_sources(d
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
 
 
-def test_streams_that_follow_each_other_give_the_same_in_any_tree(tmp_path):
-    hour = 3_600_000_000_000
-    begin = NOW_NS - 9 * hour
-    parts = [state_of(f"engine-{n}", n, begin_ns=begin + n * hour, rows=300) for n in range(5)]
-    for n, part in enumerate(parts):
-        (tmp_path / f"{n}.bin").write_bytes(part)
-    assert pulled([tmp_path / f"{n}.bin" for n in (3, 1, 4, 0, 2)], tmp_path / "flat")[0] == 0
-    flat = coefficients(Snapshot.from_json((tmp_path / "flat" / "snapshot.json").read_bytes()))
-    for tree in ([[0, 1], [2, 3, 4]], [[0], [1, 2, 3], [4]], [[0, 1, 2, 3], [4]]):
-        bank = Bank(CONFIG)
-        bank.restore(merge_states([merge_states([parts[n] for n in branch], CONFIG) for branch in tree], CONFIG))
-        features = bank.targets("0f3c52aa9b1e")["step_time"].models["portable"].features
-        assert {f.name: f.coefficient for f in features} == pytest.approx(flat, rel=1e-9)
-
-
 def test_of_one_engine_twice_the_newest_is_taken_and_the_other_named(states, tmp_path):
     for name in ("e0", "later", "e1"):
         (tmp_path / f"{name}.bin").write_bytes(states[name])
@@ -297,11 +282,3 @@ def test_whoever_asks_a_merged_snapshot_hears_of_the_engine_that_is_slower(tmp_p
 def test_of_two_engines_nobody_says_which_is_the_odd_one(tmp_path):
     _, noted = fleet_of((1.0, 1.43), tmp_path)
     assert "of two either may be the odd one" in noted
-
-
-def test_the_command_line_pulls_once(tmp_path, capsys):
-    state = tmp_path / "a.bin"
-    state.write_bytes(state_of("engine-0", 0, rows=100, begin_ns=1_700_000_000_000_000_000))
-    assert main(["fleet", "pull", str(state), "-o", str(tmp_path / "f")]) == 0
-    assert "1 sources: 1 merged" in capsys.readouterr().out
-    assert main(["fleet", "pull", "x.bin", "-o", str(tmp_path / "f"), "--token-file", str(tmp_path / "no")]) == 1

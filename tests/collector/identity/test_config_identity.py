@@ -16,16 +16,6 @@ from tests.support.toy_engine import MONO_NS, many_jobs, run_engine
 from tests.support.toy_spans import STEP_SCOPE, Piece, export_of, exports_of, pieces, step_span
 
 
-def test_a_stronger_source_wins_whenever_it_speaks():
-    facts = EngineFacts()
-    assert facts.learn({"model": "seen"}, FactSource.TELEMETRY)
-    assert facts.learn({"model": "set"}, FactSource.RESOURCE)
-    assert not facts.learn({"model": "discovered"}, FactSource.DISCOVERY)
-    assert facts.get("model") == "set"
-    assert facts.source("model") is FactSource.RESOURCE
-    assert facts.conflicts == 2
-
-
 def test_identity_holds_only_what_identifies():
     facts = EngineFacts()
     facts.learn({"model": "m", "num_gpu_blocks": 100, "tensor_parallel_size": 2}, FactSource.RESOURCE)

@@ -19,6 +19,7 @@ from collector.telemetry import table
 from collector.telemetry.metrics import Metrics
 from collector.telemetry.reasons import JoinEvent
 from tests.support.clocks import FakeClock
+from tests.support.pipelines import fed, new_pipeline
 from tests.support.sheet_cases import GQA
 
 
@@ -30,14 +31,10 @@ def pipeline(data_dir, tmp_path):
     rules = [
         {"facts": {"gpu": "L4", "max_num_seqs": 32, "model_config": str(model)}},
         {"match": {"model": "tiny"}, "facts": {"max_num_batched_tokens": 2048}},
+        {"match": {"recording": "*c1*"}, "facts": {"max_num_seqs": 16}},
     ]
     path.write_text(json.dumps({"learners": ["rls"], "rules": rules}))
-    made = make_pipeline(load(path, {}))
-    exports = list(Recording(data_dir / "c1_mixed" / "otlp.pb.gz", lambda _: None).exports())
-    for start in range(0, len(exports), 8):
-        made.process(exports[start : start + 8])
-    made.flush()
-    return made
+    return fed(make_pipeline(load(path, {})), [data_dir / "c1_mixed" / "otlp.pb.gz"])
 
 
 def test_physics_is_learned_by_default_where_the_sheets_are_known(pipeline):
@@ -74,12 +71,11 @@ def test_every_fact_stands_with_its_source(pipeline):
     assert config.sources["memory_bandwidth_gb_s"] == "sheet"
     assert config.sources["model"] in ("telemetry", "resource")
     assert config.sources["max_num_batched_tokens"] == "rules", "a rule may match what telemetry tells later"
+    assert (config.config["max_num_seqs"], config.contradictions) == (16, {}), "the later rule, which is no conflict"
 
 
 def test_without_knowledge_the_snapshot_says_what_is_missing(data_dir):
-    made = make_pipeline(load(None, {"TRACEFIT_LEARNERS": "[rls]"}))
-    made.process(list(Recording(data_dir / "c1_mixed" / "otlp.pb.gz", lambda _: None).exports()))
-    made.flush()
+    made = fed(new_pipeline(), [data_dir / "c1_mixed" / "otlp.pb.gz"])
     (config,) = made.snapshot(1, 1).configs
     assert "physics" not in config.targets["step_time"].models
     assert "num_hidden_layers" in config.cannot_derive
@@ -97,16 +93,3 @@ def test_a_rule_against_the_resource_is_a_conflict_that_is_counted_once():
     engine = joiner.engine_of("e")
     assert engine.facts.get("gpu") == "NVIDIA L4"
     assert engine.facts.contradictions() == {"gpu": "rules: A10G"}
-
-
-def test_a_later_rule_of_the_file_wins_and_is_no_conflict(data_dir, tmp_path):
-    path = tmp_path / "tracefit.yaml"
-    rules = [{"facts": {"gpu": "L4"}}, {"match": {"recording": "*c1*"}, "facts": {"gpu": "A10G"}}]
-    path.write_text(json.dumps({"learners": ["rls"], "rules": rules}))
-    made = make_pipeline(load(path, {}))
-    exports = list(Recording(data_dir / "c1_mixed" / "otlp.pb.gz", lambda _: None).exports())
-    made.process(exports)
-    made.flush()
-    (config,) = made.snapshot(1, 1).configs
-    assert config.config["gpu"] == "A10G"
-    assert config.contradictions == {}

@@ -48,21 +48,28 @@ def our_step_us(coefficients, batch):
     )
 
 
-def step_target(values):
+def target_of(vector, values):
+    """A target with these coefficients, by name."""
     features = [
         FeatureSnapshot(name=name, unit="us", coefficient=value, status="identified") for name, value in values.items()
     ]
     model = ModelSnapshot(features=features, rows=10, effective_rows=10.0)
-    return TargetSnapshot(vector="beta", unit="us", champion="portable", models={"portable": model})
+    return TargetSnapshot(vector=vector, unit="us", champion="portable", models={"portable": model})
+
+
+def step_target(values):
+    return target_of("beta", values)
 
 
 def line_target(intercept, slope, name="output_tokens"):
-    features = [
-        FeatureSnapshot(name="intercept", unit="us", coefficient=intercept, status="identified"),
-        FeatureSnapshot(name=name, unit="us/token", coefficient=slope, status="identified"),
-    ]
-    model = ModelSnapshot(features=features, rows=10, effective_rows=10.0)
-    return TargetSnapshot(vector="alpha", unit="us", champion="portable", models={"portable": model})
+    return target_of("alpha", {"intercept": intercept, name: slope})
+
+
+def with_mean(target, name, mean):
+    """The target with the mean of one of its features."""
+    (model,) = target.models.values()
+    features = [msgspec.structs.replace(f, mean=mean) if f.name == name else f for f in model.features]
+    return msgspec.structs.replace(target, models={"portable": msgspec.structs.replace(model, features=features)})
 
 
 def config_with(**targets):
@@ -78,15 +85,14 @@ def file_of(config):
     return export(cases.snapshot(config), config, model_config=LLAMA_70B).content.decode()
 
 
+COLUMNS = ("intercept", "prefill_tokens", "decode_context_tokens", "requests")
 positive = st.floats(1e-6, 1e6)
 counts = st.integers(0, 100_000)
 
 
 @settings(deadline=None)
 @given(
-    values=st.fixed_dictionaries(
-        dict.fromkeys(("intercept", "prefill_tokens", "decode_context_tokens", "requests"), positive | st.just(0.0))
-    ),
+    values=st.fixed_dictionaries(dict.fromkeys(COLUMNS, positive | st.just(0.0))),
     batch=st.tuples(counts, counts, counts, counts),
 )
 def test_blis_predicts_our_step_time(values, batch):
@@ -100,10 +106,7 @@ def test_blis_predicts_our_step_time(values, batch):
 @pytest.mark.parametrize("batch", [1.0, 12.0, 200.0])
 def test_experts_of_a_mixture_are_told_by_a_line_through_the_batches_that_were_seen(batch):
     values = {"intercept": 4000.0, "prefill_tokens": 12.0, "decode_context_tokens": 0.02, "requests": 40.0}
-    target = step_target(values | {"active_experts": 9000.0})
-    model = target.models["portable"]
-    features = [msgspec.structs.replace(f, mean=batch) if f.name == "requests" else f for f in model.features]
-    target.models["portable"] = msgspec.structs.replace(model, features=features)
+    target = with_mean(step_target(values | {"active_experts": 9000.0}), "requests", batch)
     facts = {"num_experts": 128, "num_experts_per_tok": 8}
     config = config_with(step_time=target)
     config = msgspec.structs.replace(config, config=dict(config.config) | facts)
@@ -142,13 +145,6 @@ def test_effective_alpha_adds_the_mean_first_response():
     server_us = 9315.34 + 1.5 * 400
     assert exported(cases.config()).alpha[0] == round(server_us)
     assert exported(cases.config(), alpha="effective").alpha[0] == round(server_us + 7400.0)
-
-
-def with_mean(target, name, mean):
-    """The target with the mean of one of its features."""
-    (model,) = target.models.values()
-    features = [msgspec.structs.replace(f, mean=mean) if f.name == name else f for f in model.features]
-    return msgspec.structs.replace(target, models={"portable": msgspec.structs.replace(model, features=features)})
 
 
 @settings(deadline=None)
@@ -194,9 +190,9 @@ def test_the_mean_factor_is_applied_where_it_is_asked_for():
         exported(config_with(step_time=msgspec.structs.replace(step, mean_factor=None)), mean=True)
 
 
-@pytest.mark.parametrize("name", ["intercept", "prefill_tokens", "decode_context_tokens", "requests"])
+@pytest.mark.parametrize("name", COLUMNS)
 def test_an_absent_coefficient_is_refused_by_name(name):
-    values = dict.fromkeys(("intercept", "prefill_tokens", "decode_context_tokens", "requests"), 1.0)
+    values = dict.fromkeys(COLUMNS, 1.0)
     del values[name]
     with pytest.raises(BlisError, match=f"step_time: coefficient {name} is absent"):
         exported(config_with(step_time=step_target(values)))
@@ -204,7 +200,7 @@ def test_an_absent_coefficient_is_refused_by_name(name):
 
 @pytest.mark.parametrize("value", [-1.0, math.nan, math.inf])
 def test_what_blis_would_die_of_is_refused(value):
-    values = {"intercept": value, "prefill_tokens": 1.0, "decode_context_tokens": 1.0, "requests": 1.0}
+    values = dict.fromkeys(COLUMNS, 1.0) | {"intercept": value}
     with pytest.raises(BlisError, match="intercept"):
         exported(config_with(step_time=step_target(values)))
 
@@ -298,13 +294,9 @@ def hidden_hits(status="weak", *, means=(200.0, 80.0), prompt_tokens=400.0):
         for each in step.models["portable"].features
     ]
     model = msgspec.structs.replace(step.models["portable"], features=features)
-    queueing = line_target(9000.0, 0.0, "prompt_tokens")
-    intercept, slope = queueing.models["portable"].features
-    lines = [intercept, msgspec.structs.replace(slope, mean=prompt_tokens)]
-    lengths = msgspec.structs.replace(queueing.models["portable"], features=lines)
     config = config_with(
         step_time=msgspec.structs.replace(step, models={"portable": model}),
-        api_queueing=msgspec.structs.replace(queueing, models={"portable": lengths}),
+        api_queueing=with_mean(line_target(9000.0, 0.0, "prompt_tokens"), "prompt_tokens", prompt_tokens),
     )
     return msgspec.structs.replace(config, telemetry="requests", prefix_hits_hidden=True)
 

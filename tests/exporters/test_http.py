@@ -11,7 +11,6 @@ import time
 from contextlib import closing, contextmanager
 from http import HTTPStatus
 
-import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
 
@@ -96,12 +95,6 @@ def test_a_new_generation_has_a_new_tag(client, sidecar):
     assert json.loads(body)["generation"] == 43
 
 
-def blis_ready(config_id="0f3c52aa9b1e"):
-    config = cases.config(config_id)
-    sheet = {"num_hidden_layers": 32, "hidden_size": 4096, "num_attention_heads": 32}
-    return msgspec.structs.replace(config, config={**config.config, **sheet})
-
-
 def test_one_configuration_can_be_pulled_alone(client, sidecar):
     sidecar.snapshot = cases.snapshot(cases.config("aaaaaaaaaaaa"), cases.config("bbbbbbbbbbbb"))
     response, body = ask(client, "/snapshot/bbbbbbbbbbbb")
@@ -113,7 +106,7 @@ def test_one_configuration_can_be_pulled_alone(client, sidecar):
 
 
 def test_blis_gets_the_bytes_that_the_command_line_gives(client, sidecar):
-    sidecar.snapshot = cases.snapshot(blis_ready())
+    sidecar.snapshot = cases.snapshot(cases.config_for_blis())
     path, of = "/snapshot/0f3c52aa9b1e/blis.yaml", (sidecar.snapshot, sidecar.snapshot.configs[0])
     response, body = ask(client, path)
     assert (response.status, response.getheader("Content-Type")) == (200, "application/yaml")

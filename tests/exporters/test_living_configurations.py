@@ -43,6 +43,14 @@ def asked(snapshot, target):
     return dispatch(routes, "GET", target, {})
 
 
+def who_answers(snapshot):
+    """The configurations that questions over HTTP, the client and an export for BLIS are about."""
+    answers = [asked(snapshot, target) for target in (PLAN, PREDICT)]
+    assert {response.status for response in answers} == {200}
+    chosen = tracefit.load(snapshot.to_json()).config().config_id, choose_config(snapshot, "").config_id
+    return {json.loads(response.body)["config_id"] for response in answers} | {*chosen}
+
+
 def minute(config):
     return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(config.last_heard_unix_nano // 10**9))
 
@@ -50,11 +58,8 @@ def minute(config):
 def test_after_a_restart_with_another_flag_all_answers_are_of_the_engine_that_is_alive(restarted, tmp_path, capsys):
     snapshot, by_budget = restarted
     alive = by_budget[256].config_id
-    for target in (PLAN, PREDICT, f"{PLAN}&config=tiny+cpu"):
-        response = asked(snapshot, target)
-        assert (response.status, json.loads(response.body)["config_id"]) == (200, alive)
-    assert tracefit.load(snapshot.to_json()).config().config_id == alive
-    assert choose_config(snapshot, "").config_id == alive
+    assert who_answers(snapshot) == {alive}
+    assert json.loads(asked(snapshot, f"{PLAN}&config=tiny+cpu").body)["config_id"] == alive
     (tmp_path / "snapshot.json").write_bytes(snapshot.to_json())
     main(["plan", str(tmp_path / "snapshot.json"), *QUESTIONS])
     assert f"config {alive}  tiny on cpu, TP 1, 256 batched tokens\n" in capsys.readouterr().out
@@ -86,12 +91,8 @@ def test_a_minute_after_a_restart_in_its_pod_the_new_configuration_answers():
     snapshot, by_budget = one_after_the_other(("was", "512", 0, [POD]), ("is", "256", 2, [POD]))
     alive, dead = by_budget[256].config_id, by_budget[512].config_id
     assert by_budget[512].replaced_by == alive
-    for target in (PLAN, PREDICT):
-        response = asked(snapshot, target)
-        assert (response.status, json.loads(response.body)["config_id"]) == (200, alive)
-    client = tracefit.load(snapshot.to_json())
-    assert client.config().config_id == choose_config(snapshot, "").config_id == alive
-    assert ", silent since 20" in client.config(dead).name
+    assert who_answers(snapshot) == {alive}
+    assert ", silent since 20" in tracefit.load(snapshot.to_json()).config(dead).name
     assert usable_series(snapshot) == {alive}
 
 

@@ -67,13 +67,6 @@ def test_promtool_finds_nothing_to_say_about_the_page():
     assert (done.returncode, done.stderr.decode()) == (0, "")
 
 
-def test_coefficients_leave_in_base_units_at_full_precision():
-    coefficients = named(series(cases.snapshot()), "tracefit_coefficient")
-    context = [v for labels, v in coefficients.items() if ("feature", "decode_context_tokens") in labels]
-    assert context == [7e-08]
-    assert b',unit="seconds_per_token",vector="beta"} 7e-08\n' in page_of(cases.snapshot())
-
-
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_a_value_that_is_not_finite_is_withheld_and_counted(value):
     shown = series(cases.snapshot(cases.config(targets={"step_time": one_feature_target(coefficient=value)})))

@@ -196,6 +196,13 @@ def config(config_id="0f3c52aa9b1e", *, name="meta-llama/Llama-2-7b-hf", targets
     )
 
 
+def config_for_blis(config_id="0f3c52aa9b1e"):
+    """A configuration whose facts have all that a file for BLIS needs."""
+    known = config(config_id)
+    sheet = {"num_hidden_layers": 32, "hidden_size": 4096, "num_attention_heads": 32}
+    return msgspec.structs.replace(known, config={**known.config, **sheet})
+
+
 def snapshot(*configs, generation=42):
     """A snapshot of the given configurations; one ordinary one if none are given."""
     return Snapshot(

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import tracefit
 from tests.support.vllm_scheduler import Engine, Host, Limits, Traffic
 from tests.tracefit.closed_engine import run
-from tests.tracefit.example_snapshot import config_of, step_time_of, tree
+from tests.tracefit.example_snapshot import config_of, tree
 from tracefit.closed_loop import Prefills
 
 STEPS_ONLY = tree()
@@ -60,39 +60,38 @@ def test_means_are_those_of_the_stepped_engine(load):
     assert seen.requests_per_s == pytest.approx(truth.requests_per_s, rel=0.06)
 
 
-def _told_by(telemetry):
+def _told_by(telemetry, **step_time):
+    """The example by this telemetry, of which nothing but the time of a step was learned."""
     document = tree()
-    config = document["configs"][0]
-    config["telemetry"] = telemetry
-    config["targets"] = {"step_time": _TARGETS["step_time"] | {"mean_factor": 0.8, "seen": None}}
+    document["configs"][0] |= {"telemetry": telemetry, "targets": {"step_time": _TARGETS["step_time"] | step_time}}
     return config_of(document)
+
+
+CHAT = {"prompt_tokens": 800, "output_tokens": 200, "concurrency": 20}
 
 
 @pytest.mark.parametrize("telemetry", ["journeys", "requests", "metrics"])
 def test_rows_of_many_steps_tell_the_shapes_of_decodes_alone(telemetry):
     """With prefill, the shape of a mean step is no step's; stalls are in all of them."""
-    config, stated = _told_by(telemetry), BARE.coefficients()
+    config, stated = _told_by(telemetry, mean_factor=0.8, seen=None), BARE.coefficients()
     b0, b_prefill, b_context, b_requests = (each.value for each in stated)
     usual = {"prefill_tokens": 0, "requests": 8, "decode_context_tokens": 14_400}
     assert config.step_time(**usual).us == pytest.approx(10_350.0, rel=0.01)
     assert b0 + 8 * b_requests + 14_400 * b_context == pytest.approx(10_244.0)
     prompt = {"prefill_tokens": 600, "requests": 21, "decode_context_tokens": 30_000}
     assert config.step_time(**prompt).us == pytest.approx(b0 + 600 * b_prefill + 21 * b_requests + 30_000 * b_context)
-    seen = config.request(prompt_tokens=800.0, output_tokens=200.0, concurrency=20)
+    seen = config.request(**CHAT)
     assert seen.requests_per_s * seen.e2e.us == pytest.approx(20 * 1e6)
 
 
 @pytest.mark.parametrize("telemetry", ["steps", "requests"])
 def test_errors_of_the_form_widen_what_the_coefficients_answer(telemetry):
     """Rows of single steps tell shapes themselves; of means, the coefficients are asked beside what was seen."""
-    document = tree()
-    step_time = _TARGETS["step_time"] | {"seen": None}
-    document["configs"][0] |= {"telemetry": telemetry, "targets": {"step_time": step_time}}
-    sure = config_of(document).request(prompt_tokens=800, output_tokens=200, concurrency=20)
-    document["configs"][0]["targets"] = copy.deepcopy(document["configs"][0]["targets"])
-    for feature in step_time_of(document)["models"]["portable"]["features"]:
+    models = copy.deepcopy(_TARGETS["step_time"]["models"])
+    for feature in models["portable"]["features"]:
         feature["form_error"] = 0.3 * feature["coefficient"]
-    unsure = config_of(document).request(prompt_tokens=800, output_tokens=200, concurrency=20)
+    sure = _told_by(telemetry, seen=None).request(**CHAT)
+    unsure = _told_by(telemetry, seen=None, models=models).request(**CHAT)
     widths = [answer.itl.high - answer.itl.low for answer in (sure, unsure)]
     assert (widths[1] > 2.0 * widths[0]) == (telemetry == "requests")
     assert unsure.itl.us == sure.itl.us
@@ -110,19 +109,14 @@ def test_a_token_budget_that_nobody_told_is_named_where_prompts_need_several_ste
 
 
 def test_coefficients_of_single_steps_are_stretched_by_what_stalls_add():
-    stretched, plain = _told_by("steps"), BARE
-    asked = {"prompt_tokens": 800, "output_tokens": 200, "concurrency": 20}
-    assert stretched.request(**asked).itl.us == pytest.approx(0.8 * plain.request(**asked).itl.us)
+    stretched = _told_by("steps", mean_factor=0.8, seen=None)
+    assert stretched.request(**CHAT).itl.us == pytest.approx(0.8 * BARE.request(**CHAT).itl.us)
 
 
 def test_a_mean_step_that_was_seen_is_not_called_extrapolated():
-    document = tree()
-    config = document["configs"][0]
-    config["telemetry"] = "requests"
-    seen = {"features": {"prefill_tokens": [0, 90], "decode_context_tokens": [0, 60_000], "requests": [1, 40]}}
-    config["targets"] = {"step_time": _TARGETS["step_time"] | {"seen": seen | {"cells": ["prefill:16-31:64-90"]}}}
-    answer = config_of(document).request(prompt_tokens=800, output_tokens=200, concurrency=20)
-    assert answer.extrapolated == ()
+    features = {"prefill_tokens": [0, 90], "decode_context_tokens": [0, 60_000], "requests": [1, 40]}
+    config = _told_by("requests", seen={"features": features, "cells": ["prefill:16-31:64-90"]})
+    assert config.request(**CHAT).extrapolated == ()
 
 
 @given(

@@ -184,18 +184,3 @@ def test_with_coefficients_that_should_not_be_used_it_answers_and_fails(question
     assert printed.said
     assert printed.code == 1
     assert "40 rows" in printed.noted[0]
-
-
-@pytest.mark.parametrize(
-    ("question", "why"),
-    [
-        (step(-1, 1, 0), "prefill"),
-        (load(100, 10, 1, 2.0), "prefix-hit"),
-        (sizing(itl=float("nan")), "itl"),
-        (sizing(itl=30, max_num_seqs=0), "max-num-seqs"),
-    ],
-)
-def test_a_number_that_makes_no_sense_is_an_error_that_names_the_option(question, why):
-    printed = asked(ask, SNAPSHOT, question)
-    assert printed.code == 2
-    assert printed.noted[0].startswith(f"error: --{why}: ")

@@ -11,6 +11,13 @@ import pytest
 from tests.support.paths import ROOT
 
 
+def printed(**asked):
+    """What the program prints where the shell asks it by these variables."""
+    command, environment = [sys.executable, "-m", "collector"], os.environ | asked
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=60)
+    return done.stdout
+
+
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
@@ -21,32 +28,11 @@ from tests.support.paths import ROOT
     ],
 )
 def test_the_shell_is_offered_what_fits(words, expected):
-    asked = {
-        "_TRACEFIT_COMPLETE": "bash_complete",
-        "COMP_WORDS": words,
-        "COMP_CWORD": str(len(words.split()) - 1),
-    }
-    done = subprocess.run(
-        [sys.executable, "-m", "collector"],
-        cwd=ROOT,
-        env=os.environ | asked,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
-    assert {line.partition(",")[2] for line in done.stdout.split()} == expected
+    said = printed(_TRACEFIT_COMPLETE="bash_complete", COMP_WORDS=words, COMP_CWORD=str(len(words.split()) - 1))
+    assert {line.partition(",")[2] for line in said.split()} == expected
 
 
 def test_bash_is_given_a_script_it_can_read():
-    script = subprocess.run(
-        [sys.executable, "-m", "collector"],
-        cwd=ROOT,
-        env=os.environ | {"_TRACEFIT_COMPLETE": "bash_source"},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
-    assert "complete" in script.stdout
-    subprocess.run(["bash", "-n"], input=script.stdout, text=True, check=True)
+    script = printed(_TRACEFIT_COMPLETE="bash_source")
+    assert "complete" in script
+    subprocess.run(["bash", "-n"], input=script, text=True, check=True)

@@ -91,16 +91,6 @@ def test_identified_can_be_required(files, doubtful, capsys):
     assert "3 not" in capsys.readouterr().err, "one more is exported"
 
 
-def test_a_file_that_is_no_snapshot_is_one_sentence(files, capsys):
-    (files / "broken.json").write_bytes(b"\xff")
-    assert export(files, snapshot="broken.json") == 1
-    assert export(files, snapshot="absent.json") == 1
-    errors = capsys.readouterr().err.splitlines()
-    assert len(errors) == 2
-    assert "not a snapshot" in errors[0]
-    assert "cannot read" in errors[1]
-
-
 @pytest.mark.parametrize("content", ["{", "[]", "[" * 100_000])
 def test_a_model_config_that_is_none_is_one_sentence(files, capsys, content):
     (files / "broken.json").write_text(content)

@@ -16,42 +16,23 @@ MS = 1_000_000
 STEP = Target.STEP_TIME
 
 
-def _rows(elapsed_ms, lines_per_row=None):
-    steps = np.array(lines_per_row or [1] * len(elapsed_ms))
-    offsets = np.concatenate(([0], np.cumsum(steps)))
-    n = len(elapsed_ms)
-    made = RowBlock.of_lines(np.ones((n, len(STEP_FEATURES))), np.array(elapsed_ms, float) * 1e3)
-    return RowBlock(
-        raw=np.ones((int(offsets[-1]), len(STEP_FEATURES))),
-        offsets=offsets,
-        elapsed_us=made.elapsed_us,
-        phase=made.phase,
-        weight=made.weight,
-        end_ns=np.cumsum(np.array(elapsed_ms) * MS).astype(np.int64),
-        engine=made.engine,
-        quality=made.quality,
-    )
+def _rows(elapsed_ms):
+    raw, elapsed_us = np.ones((len(elapsed_ms), len(STEP_FEATURES))), np.array(elapsed_ms) * 1e3
+    return RowBlock.of_lines(raw, elapsed_us, end_ns=np.cumsum(np.array(elapsed_ms) * MS))
 
 
-def _request(scheduled, first, finished, tokens=3, engine=0):
-    return served(tokens, engine=engine, scheduled_ns=scheduled, first_token_ns=first, finished_ns=finished)
-
-
-def served(tokens, engine=0, **stamps_ms):
+def served(tokens, **stamps_ms):
     """A request of ten prompt tokens, delivered when it was finished; stamps are in milliseconds."""
     stamps = {name: int(at * MS) for name, at in ({"queued_ns": 0} | stamps_ms).items()}
-    return Request(prompt_tokens=10, output_tokens=tokens, engine=engine, delivered_ns=stamps["finished_ns"], **stamps)
+    return Request(prompt_tokens=10, output_tokens=tokens, delivered_ns=stamps["finished_ns"], **stamps)
 
 
 def test_request_scores_by_hand():
     rows = _rows([10, 20, 30, 40])
-    paths, _ = paths_of(rows, [_request(10, 30, 100, tokens=3)])
+    paths, _ = paths_of(rows, [served(3, scheduled_ns=10, first_token_ns=30, finished_ns=100)])
     found = request_scores(paths, rows.elapsed_us * 1.1, {})
-    assert found["e2e"] == pytest.approx(0.1)
-    assert found["gpu_time_mape"] == pytest.approx(0.1)
-    assert found["ttft"] == pytest.approx(0.1)
-    assert found["itl"] == pytest.approx(0.1)
-    assert found["p99"] == pytest.approx(0.1)
+    for name in ("e2e", "gpu_time_mape", "ttft", "itl", "p99"):
+        assert found[name] == pytest.approx(0.1), name
     assert "e2e_full" not in found
 
 

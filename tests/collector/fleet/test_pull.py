@@ -4,7 +4,6 @@ import pytest
 
 import tracefit
 from collector.cli import main
-from collector.fleet import sources as state_fetch
 from collector.fleet import sources as state_places
 from collector.fleet.pull import Puller, PullOptions, pull_once, token_reader
 from collector.fleet.sources import look
@@ -103,7 +102,7 @@ def newer_version():
 
 
 def test_what_cannot_be_used_is_named_with_its_reason_and_the_others_are_merged(states, tmp_path, monkeypatch):
-    monkeypatch.setattr(state_fetch, "STATE_BYTES_MAX", 200_000)
+    monkeypatch.setattr(state_places, "STATE_BYTES_MAX", 200_000)
     served = {
         "good": states["e0"],
         "also": states["e1"],
@@ -229,7 +228,7 @@ def test_objects_below_a_prefix_are_states_like_files(states, tmp_path):
 def test_a_live_state_that_is_replaced_while_it_is_read_counts_as_it_was(states, tmp_path):
     path = tmp_path / "state.bin"
     path.write_bytes(states["e0"])
-    fetcher = state_fetch.StateFetcher(tmp_path / "kept", 1.0, str)
+    fetcher = state_places.StateFetcher(tmp_path / "kept", 1.0, str)
     (place,) = look([str(path)])
     (fetched,) = fetcher.fetch([place])
     kept = fetched.path

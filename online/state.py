@@ -11,7 +11,7 @@ fresh object says what fits: the same types, dtypes and shapes, integers >= 0, n
 bytes name, and a file that expands beyond a bound is refused: a state may come from somewhere else.
 
 Guarantees: a file cut at any byte or with any bit flipped raises :class:`StateError`, and so does one of another
-version, and a value that does not fit (tests/property/test_state.py, tests/property/test_sidecar_state.py).
+version, and a value that does not fit (tests/property/test_state.py).
 
 Lineage: which engines a configuration has learned from, and of which times, so that no row is ever counted twice.
 

@@ -8,7 +8,7 @@ multiplied by 0 is 0, also where the other factor is not known. A table whose qu
 A column that is 0 in all steps of a configuration (experts of a dense model, links of one GPU) is not in its set.
 
 A column without a quantity of the step is constant within a configuration: none of its data can tell the coefficient
-from the intercept's. It is not in the live set and serves transfer (online/transfer/pooled.py).
+from the intercept's. It is not in the live set and serves transfer (online/transfer/donors.py).
 
 ``portable`` is in online/features/columns.py. ``physics`` is our own, the default beside it. A GEMM costs the larger of
 reading its weights and computing its products; weights are in the intercept, and the hinge adds what computing costs

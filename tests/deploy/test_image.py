@@ -35,6 +35,7 @@ CONTEXT_FILES = (
     "LICENSE",
     "Dockerfile",
     ".dockerignore",
+    "tests/data/gpu_step_times.json",
 )
 
 pytestmark = [

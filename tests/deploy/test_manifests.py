@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import tomllib
 from pathlib import Path
 
 import pytest

@@ -37,11 +37,11 @@ class StepTimes:
         self._us = np.array(table["step_us"][machine])
 
     def us(self, prefill_tokens: float, decodes: float, context: float) -> float:
-        """Time of one step, by straight lines between the points and beyond the last."""
+        """Time of one step, by straight lines between the points and beyond them."""
         us = self._us
         for axis, value in zip(self._axes, (prefill_tokens, decodes, context), strict=True):
             below = min(max(int(np.searchsorted(axis, value, "right")) - 1, 0), len(axis) - 2)
-            share = max((value - axis[below]) / (axis[below + 1] - axis[below]), 0.0)
+            share = (value - axis[below]) / (axis[below + 1] - axis[below])
             us = (1.0 - share) * us[below] + share * us[below + 1]
         return float(us)
 

@@ -2,7 +2,8 @@
 
 The sidecar's configuration fulfils the protocol, so that every default stands there, once. ``river:residual`` is no
 learner of its own: it is part of what a target publishes (online/target/published_prediction.py). online/river.py is
-imported where a model of River's is configured, and nowhere else: it takes 75 MB and a second of CPU.
+imported with the first target that has a model of River's, and nowhere else: it takes 75 MB and a second of CPU, which
+neither an idle sidecar nor a command pays.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ class BankSettings(Protocol):
 
 
 def check_settings(settings: BankSettings) -> None:
-    """Raises ValueError naming the first key that cannot work; imports what is configured."""
+    """Raises ValueError naming the first key that cannot work."""
     for name in settings.learners:
         _check_learner(name)
     if RESIDUAL in settings.learners and RLS not in settings.learners:
@@ -87,14 +88,12 @@ def check_settings(settings: BankSettings) -> None:
 
 
 def _check_learner(name: str) -> None:
-    if name == RLS:
+    if name in {RLS, RESIDUAL}:
         return
     if not name.startswith(RIVER):
         raise ValueError(f"learners: {name!r} is not one of {RLS}, {RIVER}<name>")
-    river = _river()
     try:
-        if name != RESIDUAL:
-            river.make_regressor(name.removeprefix(RIVER))
+        _river().make_regressor(name.removeprefix(RIVER))
     except ValueError as error:
         raise ValueError(f"learner {name!r}: {error}") from error
 

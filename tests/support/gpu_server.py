@@ -6,14 +6,11 @@ The table is ``tests/data/gpu_step_times.json``, see :mod:`tests.support.gpu_ste
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from functools import cache
 from itertools import islice
-from typing import Any
 
-import numpy as np
-
+from collector.commands.gpu import StepTimes
 from tests.support import vllm_senders
 from tests.support.paths import DATA
 from tests.support.vllm_scheduler import BLOCK_SIZE, Engine, Limits, Traffic, Work
@@ -31,22 +28,14 @@ FACTS = {
 
 
 @cache
-def _table() -> dict[str, Any]:
-    return json.loads((DATA / "gpu_step_times.json").read_text())
+def _times(machine: str) -> StepTimes:
+    return StepTimes(DATA / "gpu_step_times.json", machine)
 
 
 @cache
 def kernels_us(machine: str, prefill_tokens: int, decodes: int, context: int) -> float:
-    """Time of one forward pass, between the points of the table by straight lines; ``context`` of each decode."""
-    table = _table()
-    axes = ("prefill_tokens", prefill_tokens), ("decodes", decodes), ("contexts", context)
-    step_us = np.asarray(table["step_us"][machine])
-    for name, value in axes:
-        axis = table[name]
-        below = min(max(int(np.searchsorted(axis, value, "right")) - 1, 0), len(axis) - 2)
-        share = max((value - axis[below]) / (axis[below + 1] - axis[below]), 0.0)
-        step_us = (1.0 - share) * step_us[below] + share * step_us[below + 1]
-    return float(step_us)
+    """Time of one forward pass; ``context`` of each decode."""
+    return _times(machine).us(prefill_tokens, decodes, context)
 
 
 def work_us(machine: str, work: Work) -> float:

@@ -190,7 +190,7 @@ def demo(
         tape = made.gpu_tape(SystemClock()) if gpu else made.read_tape(made.find_recording(recording), _warn)
         if to is not None:
             return made.send_forever(tape, to, SystemClock(), _say, throttle)
-        return made.demo(tape, speed, _say, directory, throttle, made.GPU_QUESTION if gpu else made.QUESTION)
+        return made.demo(tape, speed, _say, directory, throttle, gpu=gpu)
 
 
 # --- questions --------------------------------------------------------------------------------------------------------

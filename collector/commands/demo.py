@@ -305,17 +305,18 @@ def demo(
     say: PrintLine,
     directory: Path | None = None,
     throttle: float = 1.0,
-    question: Mapping[str, float] = QUESTION,
+    *,
+    gpu: bool = False,
 ) -> int:
-    """Run the demo to its end or to Ctrl-C; the exit code says whether anything was learned."""
-    clock = SystemClock()
+    """Run the demo to its end or to Ctrl-C; the exit code says whether anything was learned. ``gpu``: whose tape."""
+    clock, question = SystemClock(), GPU_QUESTION if gpu else QUESTION
     directory = (directory or Path("snapshots", "demo")).absolute()
     forget_last_run(directory)
     interrupted = False
     try:
         with running_sidecar(directory, clock) as sidecar:
             listen, pages = f"127.0.0.1:{sidecar.grpc_port}", f"127.0.0.1:{sidecar.http_port}"
-            sender = "a real vLLM once sent" if question is QUESTION else "vLLM on an H100 would send"
+            sender = "vLLM on an H100 would send" if gpu else "a real vLLM once sent"
             say(f"A real sidecar is running; it is sent what {sender}, {speed:g}x faster.")
             if throttle != 1.0:
                 say(f"From the middle of the recording on every time in it is {throttle:g} times as long.")
@@ -362,7 +363,7 @@ def _short(name: str) -> str:
     return name.replace("decode_context_tokens", "context").replace("_tokens", "")
 
 
-def conclude(path: Path, say: PrintLine, question: Mapping[str, float] = QUESTION) -> bool:
+def conclude(path: Path, say: PrintLine, question: Mapping[str, float]) -> bool:
     """The verdict on what was learned, and what one asks of it next; False if nothing was."""
     if not path.is_file():
         say("nothing was learned")

@@ -105,7 +105,7 @@ def _finite(value, name=""):
     if isinstance(value, dict):
         return all(_finite(each, key) for key, each in value.items())
     if isinstance(value, list | tuple):
-        return all(map(_finite, value))
+        return all(_finite(each, name) for each in value)
     if isinstance(value, np.ndarray) and value.dtype.kind == "f":
         return not (np.isinf(value).any() or (np.isnan(value).any() and name not in {"x", "values"}))
     return not isinstance(value, float) or math.isfinite(value)

@@ -13,6 +13,7 @@ import logging
 import ssl
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from http import HTTPStatus
 from typing import Any, NamedTuple, cast
 from urllib.parse import urlsplit
@@ -79,6 +80,14 @@ class _BoundedServer(web.Server):
             # at once, whatever it has not read; but its handler has to begin before it can end
             asyncio.get_running_loop().call_soon(cast("asyncio.Transport", one).abort)
 
+    async def shutdown(self, timeout: float | None = None) -> None:
+        """Close every connection, also one whose client does not read what it asked for."""
+        self.pre_shutdown()
+        await super().shutdown(timeout)
+        for each in self._addresses:
+            cast("asyncio.Transport", each).abort()
+        await asyncio.sleep(0)  # their sockets close in the next turn of the loop
+
     async def _answer(self, request: web.BaseRequest) -> web.Response:
         transport = request.transport  # None when the client is gone already
         if transport is not None:
@@ -125,15 +134,13 @@ class HttpServer:
     ) -> None:
         self.port = 0
         self._endpoint = endpoint
-        self._handle = handle
         self._purpose = purpose
-        self._timeout_s = timeout_s
-        self._connections_max = connections_max
         self._grace_s = grace_s
         self._tls = tls
         self._io = io or IoLoop()
         self._own_io = io is None
-        self._runner: web.ServerRunner | None = None
+        self._make_server = partial(_BoundedServer, handle, connections_max, timeout_s)
+        self._serving: tuple[_BoundedServer, asyncio.Server] | None = None
 
     def start(self) -> None:
         """Bind and serve, or raise StartError."""
@@ -141,27 +148,32 @@ class HttpServer:
 
     def stop(self) -> bool:
         """No new connections, idle ones close, responses under way get ``grace_s``."""
-        if self._runner is not None:
-            self._io.run(self._runner.cleanup())
-            self._runner = None
+        if self._serving is not None:
+            self._io.run(self._stop(*self._serving))
+            self._serving = None
         if self._own_io:
             self._io.close()
         return True
 
     async def _start(self) -> None:
-        server = _BoundedServer(self._handle, self._connections_max, self._timeout_s)
-        self._runner = web.ServerRunner(server, shutdown_timeout=self._grace_s)
-        await self._runner.setup()
-        address, port = self._endpoint
-        site = web.TCPSite(self._runner, address, port, ssl_context=self._tls, backlog=BACKLOG)
+        (address, port), server = self._endpoint, self._make_server()
+        listen = asyncio.get_running_loop().create_server
         try:
-            await site.start()
+            listener = await listen(server, address, port, ssl=self._tls, backlog=BACKLOG)
         except OSError as error:
-            await self._runner.cleanup()
-            self._runner = None
             reason = (error.strerror or str(error)).rpartition(": ")[2]
             raise StartError(f"cannot listen on {self._endpoint} for {self._purpose}: {reason}") from None
-        self.port = int(self._runner.addresses[0][1])
+        self.port = int(listener.sockets[0].getsockname()[1])
+        self._serving = server, listener
+
+    async def _stop(self, server: _BoundedServer, listener: asyncio.Server) -> None:
+        """Accept nobody first, and close two turns of the loop later: whom it accepts when it closes, asyncio loses."""
+        for each in listener.sockets:
+            asyncio.get_running_loop().remove_reader(each)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        listener.close()
+        await server.shutdown(self._grace_s)
 
 
 def page_handler(respond: Respond) -> Handle:

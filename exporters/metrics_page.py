@@ -135,12 +135,12 @@ FAMILIES: tuple[Family, ...] = (
     Family(
         "tracefit_predicted_itl_seconds",
         ("config",),
-        "Mean time between tokens that the coefficients say of the load of the last five minutes.",
+        "Mean time between tokens that the coefficients say of the load in each of the last five minutes.",
     ),
     Family(
         "tracefit_predicted_ttft_seconds",
         ("config",),
-        "Mean time to first token that the coefficients say of the load of the last five minutes.",
+        "Mean time to first token that the coefficients say of the same loads.",
     ),
     Family(
         "tracefit_observed_itl_seconds",
@@ -428,10 +428,10 @@ def _add_load(series: _Series, config: ConfigSnapshot, view: LoadView) -> None:
             ("concurrency", "prompt_tokens", "output_tokens", "prefix_hit_ratio"), values, strict=True
         ):
             series.add("tracefit_load", (*of_config, of), value)
-        if view.seen is not None:
+        if view.predicted is not None:
             if mix.itl_us is not None:
-                series.add("tracefit_predicted_itl_seconds", of_config, view.seen.itl.us / US_PER_S)
-            series.add("tracefit_predicted_ttft_seconds", of_config, view.seen.ttft.us / US_PER_S)
+                series.add("tracefit_predicted_itl_seconds", of_config, view.predicted.itl_us / US_PER_S)
+            series.add("tracefit_predicted_ttft_seconds", of_config, view.predicted.ttft_us / US_PER_S)
     for fit in view.fits:
         labels = (*of_config, f"{fit.itl_ms / 1e3:.6g}")
         series.add("tracefit_slo_concurrency", labels, fit.concurrency)

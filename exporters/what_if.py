@@ -6,13 +6,14 @@ of its own. What is made of one generation is kept until the next.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Hashable, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
 import tracefit
 from online import ConfigSnapshot, Snapshot
-from tracefit import Config, Identity, Plan, RequestEstimate, TracefitError
+from tracefit import Config, Identity, TracefitError
 
 Key = TypeVar("Key", bound=Hashable)
 Made = TypeVar("Made")
@@ -92,16 +93,23 @@ class Mix(NamedTuple):
         prompt_tokens, output_tokens: of a finished request.
         prefix_hit: share of prompt tokens that were never computed; 0 where that is not known.
         concurrency: requests in flight, as a decoding request meets them, itself included.
+        running: those of them that are in the batch.
         itl_us: between the tokens of a request, by tokens; None where nothing was observed.
         ttft_us: from queued in the engine to the first token; None where nothing was observed.
+        first_tokens, decoded_tokens: of how many these are the means.
+        parts: of each minute, where that is known; their loads may differ.
     """
 
     prompt_tokens: float
     output_tokens: float
     prefix_hit: float
     concurrency: float
+    running: float
     itl_us: float | None
     ttft_us: float | None
+    first_tokens: float = 1.0
+    decoded_tokens: float = 1.0
+    parts: tuple[Mix, ...] = ()
 
 
 MixOf = Callable[[str], Mix | None]
@@ -120,16 +128,23 @@ class Fit(NamedTuple):
     safe: int | None
 
 
+class Predicted(NamedTuple):
+    """Mean ITL and TTFT that requests of a mix should see, in microseconds: of each part at its load."""
+
+    itl_us: float
+    ttft_us: float
+
+
 class LoadView(NamedTuple):
     """What the coefficients say of the load of the last minutes.
 
-    ``config``: as the client has it. ``mix``: what was observed, None where nothing was finished. ``seen``: what such
-    requests should see at that load, None where the coefficients should not be used. ``fits``: per target for ITL.
+    ``config``: as the client has it. ``mix``: what was observed, None where nothing was finished. ``predicted``: what
+    its requests should have seen, None where the coefficients should not be used. ``fits``: per target for ITL.
     """
 
     config: Config
     mix: Mix | None = None
-    seen: RequestEstimate | None = None
+    predicted: Predicted | None = None
     fits: tuple[Fit, ...] = ()
 
 
@@ -166,26 +181,41 @@ class Advisory:
         mix = self._mix_of(config.config_id)
         if mix is None or not client.verdict.usable:
             return LoadView(client, mix)
-        request = {
-            "prompt_tokens": mix.prompt_tokens,
-            "output_tokens": mix.output_tokens,
-            "prefix_hit": mix.prefix_hit,
-        }
         try:
-            now = client.now(snapshot.created_unix_nano)  # a plan is for more than seconds, and has no level
-            seen = now.request(concurrency=mix.concurrency, **request)
+            predicted = _predicted(client, mix)
             fits = tuple(
-                Fit(
-                    itl_ms,
-                    *(_fitting(client, client.plan(itl_ms=itl_ms, safe=safe, **request)) for safe in (False, True)),
-                )
+                Fit(itl_ms, *(_fitting(client, mix, itl_ms, safe=safe) for safe in (False, True)))
                 for itl_ms in self._itl_ms
             )
         except TracefitError:  # a mix that the engine cannot hold, or that makes no sense: no advice
             return LoadView(client, mix)
-        return LoadView(client, mix, seen, fits)
+        return LoadView(client, mix, predicted, fits)
 
 
-def _fitting(client: Config, plan: Plan) -> int | None:
+def _request(mix: Mix) -> dict[str, float]:
+    """The mean request of a mix, as the client asks for it."""
+    return {name: getattr(mix, name) for name in ("prompt_tokens", "output_tokens", "prefix_hit")}
+
+
+def _predicted(client: Config, mix: Mix) -> Predicted:
+    """What was observed is a mean of the last minutes, so no level of the last seconds is in it.
+
+    Where some wait, the engine ran no more: whatever said so, a limit, its memory or its owner.
+    """
+    itl_us = ttft_us = 0.0
+    parts = mix.parts or (mix,)
+    for each in parts:
+        running = client.request(concurrency=each.running, **_request(each))
+        itl_us += each.decoded_tokens * running.itl.us
+        if each.concurrency > each.running:
+            limited = client.assuming(max_num_seqs=math.ceil(each.running))
+            running = limited.request(concurrency=each.concurrency, **_request(each))
+        ttft_us += each.first_tokens * running.ttft.us
+    decoded, begun = (sum(getattr(each, of) for each in parts) for of in ("decoded_tokens", "first_tokens"))
+    return Predicted(itl_us / (decoded or 1.0), ttft_us / (begun or 1.0))
+
+
+def _fitting(client: Config, mix: Mix, itl_ms: float, *, safe: bool) -> int | None:
+    plan = client.plan(itl_ms=itl_ms, safe=safe, **_request(mix))
     largest = client.verdict.seen.get("requests", (0.0, 0.0))[1]
     return plan.concurrency if plan.at.usable and plan.concurrency <= BATCH_REACH * largest else None

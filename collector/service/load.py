@@ -1,11 +1,14 @@
 """What each engine was asked lately, and what its requests saw: the load that advice is given for.
 
-Sums over what was decoded, kept per process and per ten seconds of *our* clock (stamps may say anything), five minutes
-back. It follows the load and teaches nothing: not saved, and outside of what a replay has to repeat.
+Sums over what was decoded, kept per process and per minute of its events, five minutes back from its newest one. It
+follows the load and teaches nothing: not saved, and outside of what a replay has to repeat. Minutes are told apart
+since loads differ: the mean request of a calm and of a busy minute is no request of either, and a closed loop of it
+has other steps.
 
     ITL         = sum of FIRST_TOKEN -> FINISHED / sum of (output tokens - 1)
     TTFT        = mean of QUEUED -> FIRST_TOKEN
-    concurrency = sum (running + waiting) decoding / sum decoding          over steps: what a decoding request meets
+    running     = sum running decoding / sum decoding                      over steps: what a decoding request meets
+    concurrency = the same of running + waiting
                   sum of QUEUED -> FINISHED / the time they span           without steps, by Little's law
     prefix hit  = 1 - prefill tokens of steps / prompt tokens of requests  where every step is told, clipped to 0 … 1
 
@@ -20,8 +23,8 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, fields
 from typing import Final
 
 import numpy as np
@@ -32,8 +35,8 @@ from collector.join.pages import keys_of
 from exporters.what_if import Mix
 from online import ConfigSnapshot, Quality
 
-BUCKET_NS: Final = 10_000_000_000
-BUCKETS_MAX: Final = 30
+MINUTE_NS: Final = 60_000_000_000
+MINUTES: Final = 5
 PROCESSES_MAX: Final = 128
 REQUESTS_MIN: Final = 5
 """Fewer finished requests are no mix."""
@@ -63,7 +66,8 @@ class _Sums:
     in_flight_s: float = 0.0
     prefill_tokens: float = 0.0
     decoding: float = 0.0
-    met: float = 0.0
+    ran: float = 0.0
+    waited: float = 0.0
     began_s: float = math.inf
     ended_s: float = -math.inf
 
@@ -109,14 +113,13 @@ class _Sums:
     def add_steps(self, steps: StepColumns) -> None:
         """Who ran in them, and what they prefilled."""
         decoding = steps["decode_requests"].astype(np.float64)
-        there = decoding + steps["prefill_requests"] + np.maximum(steps["waiting"], 0)
+        running, waiting = decoding + steps["prefill_requests"], np.maximum(steps["waiting"], 0)
         prefill = np.maximum(steps["prefill_tokens"], 0).astype(np.float64)
-        sane = (decoding >= 0) & (there <= _TOKENS_MAX) & (prefill <= _TOKENS_MAX)
-        if not sane.all():
-            decoding, there, prefill = decoding[sane], there[sane], prefill[sane]
-        self.prefill_tokens += float(prefill.sum())
-        self.decoding += float(decoding.sum())
-        self.met += float((there * decoding).sum())
+        sane = (decoding >= 0) & (running + waiting <= _TOKENS_MAX) & (prefill <= _TOKENS_MAX)
+        self.prefill_tokens += float(prefill[sane].sum())
+        self.decoding += float(decoding[sane].sum())
+        self.ran += float((running * decoding)[sane].sum())
+        self.waited += float((waiting * decoding)[sane].sum())
 
     def add_counted(self, start: Counted, end: Counted) -> None:
         """What a server counted between two of its pages; what its page does not count is left out."""
@@ -144,33 +147,50 @@ class _Sums:
             self.first_tokens += first
             self.waited_s += first_s - (api_s if sane(api_s) else 0.0)
         decoded, decoding_s = grown(Meaning.ITL_COUNT), grown(Meaning.ITL_SECONDS)
-        there = sum(page[gauge] for page in (start, end) for gauge in (Meaning.RUNNING, Meaning.WAITING)) / 2.0
-        if sane(decoded, decoding_s, there):
+        running, waiting = ((start[gauge] + end[gauge]) / 2.0 for gauge in (Meaning.RUNNING, Meaning.WAITING))
+        if sane(decoded, decoding_s, running, waiting):
             self.decoded_tokens += decoded
             self.decoding_s += decoding_s
             self.decoding += decoded
-            self.met += there * decoded
+            self.ran += running * decoded
+            self.waited += waiting * decoded
+
+
+@dataclass(slots=True)
+class _Process:
+    """What one process said, by the minute of its events, and when it was last heard of by our clock."""
+
+    heard_unix_ns: int
+    minutes: dict[int, _Sums] = field(default_factory=dict)
+
+    def at(self, unix_ns: int) -> _Sums:
+        """The sums of the minute of an event; what is older than all that are kept goes with the oldest."""
+        minute = max(unix_ns // MINUTE_NS, max(self.minutes, default=0) - MINUTES + 1)
+        if minute not in self.minutes:
+            self.minutes = {each: sums for each, sums in self.minutes.items() if each > minute - MINUTES}
+        return self.minutes.setdefault(minute, _Sums())
 
 
 class RecentLoad:
     """Belongs to the worker thread; what it tells is a new dictionary each time."""
 
     def __init__(self) -> None:
-        self._processes: OrderedDict[str, dict[int, _Sums]] = OrderedDict()
+        self._processes: OrderedDict[str, _Process] = OrderedDict()
         self._counted: OrderedDict[str, Counted] = OrderedDict()
-        self._bucket = 0
+        self._now_unix_ns = 0
 
     def record(self, telemetry: Telemetry) -> None:
         """Add what one process said."""
         if not (telemetry.core or telemetry.requests or len(telemetry.steps)):
             return
-        sums = self._sums_of(telemetry.instance)
+        process = self._process(telemetry.instance)
         for span in telemetry.core:
-            sums.add_core(span)
+            process.at(span.end_unix_ns).add_core(span)
         for request in telemetry.requests:
-            sums.add_request(request)
-        if len(telemetry.steps):
-            sums.add_steps(telemetry.steps)
+            process.at(request.end_unix_ns).add_request(request)
+        minutes = telemetry.steps["unix_ns"] // MINUTE_NS
+        for minute in np.unique(minutes).tolist():
+            process.at(minute * MINUTE_NS).add_steps(telemetry.steps[minutes == minute])
 
     def record_page(self, page: ScrapedPage) -> None:
         """Add what one server counted since its last page."""
@@ -180,37 +200,32 @@ class RecentLoad:
             if len(self._counted) > PROCESSES_MAX:
                 self._counted.popitem(last=False)
             if before is not None and len(before) == len(reading.values):
-                self._sums_of(instance).add_counted(before, reading.values)
+                self._process(instance).at(page.unix_ns).add_counted(before, reading.values)
 
-    def _sums_of(self, instance: str) -> _Sums:
-        """The open bucket of one process, which makes room for itself."""
-        buckets = self._processes.setdefault(instance, {})
+    def _process(self, instance: str) -> _Process:
+        """One process, which makes room for itself."""
+        process = self._processes.setdefault(instance, _Process(self._now_unix_ns))
+        process.heard_unix_ns = self._now_unix_ns
         self._processes.move_to_end(instance)
         if len(self._processes) > PROCESSES_MAX:
             self._processes.popitem(last=False)
-        return buckets.setdefault(self._bucket, _Sums())
+        return process
 
     def mixes(self, configs: Iterable[ConfigSnapshot], now_unix_nano: int) -> dict[str, Mix]:
         """The mix of each configuration that was asked lately; what is added from now on belongs to this time."""
-        self._turn(now_unix_nano // BUCKET_NS)
+        self._now_unix_ns = now_unix_nano
+        for instance, process in list(self._processes.items()):
+            process.heard_unix_ns = process.heard_unix_ns or now_unix_nano  # what came before the first time
+            if now_unix_nano - process.heard_unix_ns >= MINUTES * MINUTE_NS:
+                del self._processes[instance]
         known = {}
         for config in configs:
-            engines = [_sum_of(self._processes.get(engine.instance, {}).values()) for engine in config.engines]
-            mix = _mix_of(engines, prefill_told=config.telemetry in _PREFILL_TOLD)
+            processes = (self._processes.get(engine.instance) for engine in config.engines)
+            heard = [process for process in processes if process is not None]
+            mix = _mix_of(heard, prefill_told=config.telemetry in _PREFILL_TOLD)
             if mix is not None:
                 known[config.config_id] = mix
         return known
-
-    def _turn(self, bucket: int) -> None:
-        """Go on to another bucket; what came before the first one belongs to it, and what is too old goes."""
-        before, self._bucket = self._bucket, bucket
-        for instance, buckets in list(self._processes.items()):
-            if before == 0 and 0 in buckets:
-                buckets[bucket] = buckets.pop(0)
-            for old in [key for key in buckets if not bucket - BUCKETS_MAX < key <= bucket]:
-                del buckets[old]
-            if not buckets:
-                del self._processes[instance]
 
 
 def _sum_of(many: Iterable[_Sums]) -> _Sums:
@@ -220,22 +235,48 @@ def _sum_of(many: Iterable[_Sums]) -> _Sums:
     return total
 
 
-def _mix_of(engines: Iterable[_Sums], *, prefill_told: bool) -> Mix | None:
-    asked = [each for each in engines if each.requests]
-    total = _sum_of(asked)
+def _mix_of(processes: Sequence[_Process], *, prefill_told: bool) -> Mix | None:
+    """The mix of the last minutes, and of each of them where steps or pages tell whom a request met in it."""
+    asked = [each for each in (_sum_of(process.minutes.values()) for process in processes) if each.requests]
+    total, hit = _sum_of(asked), 0.0
     if total.requests < REQUESTS_MIN:
         return None
-    hit = 0.0
-    if prefill_told and total.decoding:
+    if not total.decoding:
+        return _mean(total, hit, sum(map(_mean_in_flight, asked)) / len(asked), 0.0)
+    if prefill_told:
         hit = min(1.0, max(0.0, 1.0 - total.prefill_tokens / total.prompt_tokens))
-    concurrency = total.met / total.decoding if total.decoding else sum(map(_mean_in_flight, asked)) / len(asked)
+
+    def of(sums: _Sums) -> Mix:
+        return _mean(sums, hit, sums.ran / sums.decoding, sums.waited / sums.decoding)
+
+    return of(total)._replace(parts=tuple(map(of, _parts_of(processes))))
+
+
+def _parts_of(processes: Sequence[_Process]) -> list[_Sums]:
+    """All that the processes said, by minutes back from the newest of each; one with few requests joins the next."""
+    parts = [_Sums()]
+    for back in range(MINUTES):
+        if parts[-1].requests >= REQUESTS_MIN and parts[-1].decoding:
+            parts.append(_Sums())
+        for process in processes:
+            parts[-1].add(process.minutes.get(max(process.minutes) - back, _Sums()))
+    if len(parts) > 1 and not (parts[-1].requests >= REQUESTS_MIN and parts[-1].decoding):
+        few = parts.pop()
+        parts[-1].add(few)
+    return parts
+
+
+def _mean(total: _Sums, prefix_hit: float, running: float, waiting: float) -> Mix:
     return Mix(
         prompt_tokens=total.prompt_tokens / total.requests,
         output_tokens=total.output_tokens / total.requests,
-        prefix_hit=hit,
-        concurrency=max(1.0, concurrency),
+        prefix_hit=prefix_hit,
+        concurrency=max(1.0, running + waiting),
+        running=max(1.0, running),
         itl_us=1e6 * total.decoding_s / total.decoded_tokens if total.decoded_tokens else None,
         ttft_us=1e6 * max(total.waited_s, 0.0) / total.first_tokens if total.first_tokens else None,
+        first_tokens=total.first_tokens,
+        decoded_tokens=total.decoded_tokens,
     )
 
 

@@ -149,7 +149,7 @@ def test_links_lead_to_runbooks_of_alerts_and_to_status_pages():
 CONFIG = "0f3c52aa9b1e"
 
 
-MIX = Mix(prompt_tokens=400.0, output_tokens=247.0, prefix_hit=0.0, concurrency=7.0, itl_us=41e3, ttft_us=310e3)
+MIX = Mix(400.0, 247.0, prefix_hit=0.0, concurrency=7.0, running=7.0, itl_us=41e3, ttft_us=310e3)
 
 
 def an_hour(growth=0):

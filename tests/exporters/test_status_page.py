@@ -263,14 +263,14 @@ def test_the_page_says_in_one_sentence_what_is_pending(snapshot):
 
 
 def test_the_verdict_stands_first_with_what_was_predicted_and_observed_and_what_fits():
-    mix = Mix(400.0, 247.0, 0.25, 12.0, 41_000.0, 310_000.0)
+    mix = Mix(400.0, 247.0, 0.25, 12.0, 12.0, 41_000.0, 310_000.0)
     advisory = Advisory(ClientView(cases.snapshot), lambda _: mix, (50.0,))
     text = words(cases.snapshot(), advisory=advisory)
     bar = text.partition("Llama-2-7b-hf H100 · TP 2")[2].partition("step time =")[0]
     for said in (
         "usable",
         "steps 20.0 ms",
-        "ITL 42.5 ms predicted, 41.0 ms observed",
+        "ITL 40.6 ms predicted, 41.0 ms observed",
         "16 fit ITL 50 ms",
         "last row 5 s",
     ):
@@ -281,7 +281,7 @@ def test_the_verdict_stands_first_with_what_was_predicted_and_observed_and_what_
 
 
 def test_the_form_is_filled_with_the_load_of_the_last_minutes():
-    mix = Mix(400.0, 247.0, 0.25, 12.0, 41_000.0, 310_000.0)
+    mix = Mix(400.0, 247.0, 0.25, 12.0, 12.0, 41_000.0, 310_000.0)
     document = read(cases.snapshot(), advisory=Advisory(ClientView(cases.snapshot), lambda _: mix, (50.0,)))
     filled = {field["name"]: field["value"] for field in document.all("input") if field["value"]}
     assert filled == {**filled, "prompt": "400", "output": "247", "prefix_hit": "0.25", "itl": "50ms"}

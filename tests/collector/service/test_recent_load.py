@@ -11,6 +11,7 @@ import pytest
 from collector.decode import Telemetry
 from collector.recordings import merged, open_recordings
 from collector.service.load import PROCESSES_MAX, RecentLoad
+from exporters.what_if import Advisory, ClientView
 from tests.support import exporter_cases as cases
 from tests.support.page_server import RECORDED
 from tests.support.pipelines import new_pipeline, replayed
@@ -97,6 +98,40 @@ def test_every_recording_with_requests_has_a_mix(name):
     assert 1e4 < mix.itl_us < 1e5
     assert mix.concurrency >= 1
     assert pipeline.mix_of("no such") is None
+
+
+@pytest.mark.parametrize("name", ["c10_long", "c6_saturated", "c7_async_sim", "m1_pages"])
+def test_itl_is_predicted_as_it_was_observed_as_far_as_steps_scatter(name):
+    """Of loads that differ from minute to minute, of a queue, of asynchronous steps, and by pages alone."""
+    pipeline = new_pipeline()
+    if name == "m1_pages":
+        for timed in merged(open_recordings([RECORDED], lambda _: None)):
+            pipeline.process(pages=[timed.said])
+    exports = [] if name == "m1_pages" else recording(otlp_file(name))
+    ends = {len(exports) * eighth // 8 for eighth in range(2, 8)} if name == "c10_long" else ()
+    for number, export in enumerate(exports):
+        if number in ends:
+            assert_predicted(pipeline)
+        pipeline.process([export])
+    pipeline.flush()
+    assert_predicted(pipeline)
+
+
+def assert_predicted(pipeline):
+    """The ratio of observed and predicted ITL is one that eight of ten steps have."""
+    snapshot = pipeline.snapshot(NOW, 1)
+    (config,) = snapshot.configs
+    view = Advisory(ClientView(lambda: snapshot), pipeline.mix_of).of(snapshot, config)
+    usual = config.targets["step_time"].interval
+    assert usual.p10 <= view.mix.itl_us / view.predicted.itl_us <= usual.p90
+
+
+def test_what_a_server_was_asked_before_it_fell_silent_is_forgotten():
+    load = RecentLoad()
+    load.record(stock())
+    assert load.mixes([CONFIG], NOW)
+    assert load.mixes([CONFIG], NOW + 4 * 60 * 10**9)
+    assert not load.mixes([CONFIG], NOW + 5 * 60 * 10**9)
 
 
 def test_a_recorded_page_alone_tells_the_load_of_its_requests():

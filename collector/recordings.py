@@ -15,6 +15,7 @@ A file is a source of its own, because two recordings may be of two machines. Fi
 
     traces-2026-11-22T05-02-14.173.json   the Collector's file exporter (``-size`` or the like may follow the time)
     traces.json-20261122  traces.json.1   logrotate
+    dynamo-fpm.4192.000001.jsonl.gz       Dynamo's traces of forward passes
 
 each perhaps with ``.gz`` or ``.zst``, beside ``traces.json``, after which the source is named. So are those that an
 exporter for object stores wrote below one folder, each minute into another one; the folder and ``traces`` name them:
@@ -68,6 +69,7 @@ _ROTATED: Final = re.compile(
     r"-\d{4}-\d\d-\d\dT\d\d-\d\d-\d\d\.\d{3}(?:-[a-z]+)?(?P<suffix>\.[^.]+)?"
     r"|-20\d{6}(?:-?\d{2,10})?"
     r"|\.\d{1,3}"
+    r"|\.\d{6}\.jsonl"
     r")(?:\.gz|\.zst)?"
 )
 _PARTITIONED: Final = re.compile(
@@ -300,10 +302,12 @@ class Recording:
                 said = Export(said, self.label, FILE_TRANSPORT, spans, self.label)
             case KvBatch():
                 unix_nano = said.ts_unix_ns
-            case ForwardPass():  # it comes when all before it of the same engine have passed
+            case ForwardPass(unix_ns=0):  # it comes when all before it of the same engine have passed
                 self._passed_ns[said.instance] += round(1e3 * said.wall_us)
                 unix_nano = self._passed_ns[said.instance]
                 said = said._replace(unix_ns=unix_nano)
+            case ForwardPass():
+                unix_nano = said.unix_ns
             case ScrapedPage():
                 unix_nano = said.unix_ns
         return Timed(max(newest_unix_nano, unix_nano), self.label, said)

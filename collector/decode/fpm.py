@@ -1,7 +1,8 @@
 """ForwardPassMetrics: one record for each forward pass, as SGLang, TensorRT-LLM and Dynamo publish them.
 
 A record is a map, read by the names of its keys; unknown keys are left out. Over ZMQ it is msgpack behind a topic and
-a sequence number (8 bytes, big-endian); in a file it is a JSON object on a line. A heartbeat is a record of zeros.
+a sequence number (8 bytes, big-endian); in a file it is a JSON object on a line, by itself or as ``event.fpm`` beside
+the time at which it was observed, as Dynamo's traces have it. A heartbeat is a record of zeros.
 
 ``wall_time`` is either the time of the engine's loop, from output to output, or the time that the GPU was busy with the
 pass. These are two targets: the second lacks the gaps that the host makes. ``timing_scope`` in the record says which,
@@ -11,12 +12,14 @@ else the configuration of the endpoint does.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Final, NamedTuple
+from typing import Annotated, Final, NamedTuple, TypeVar
 
 import msgspec
 
 from collector.telemetry import FpmSkip
 from online import Target
+
+from .vocabulary import UNIX_MAX
 
 VERSION: Final = 1
 _SEQUENCE_BYTES: Final = 8
@@ -53,6 +56,17 @@ class _Record(msgspec.Struct, gc=False):
     timing_scope: str = ""
 
 
+class _Observed(msgspec.Struct, gc=False):
+    fpm: _Record
+    observed_at_unix_ms: Annotated[int, msgspec.Meta(ge=0, le=UNIX_MAX // 10**6)] = 0
+
+
+class _Line(msgspec.Struct, gc=False):
+    """Of Dynamo's traces."""
+
+    event: _Observed
+
+
 class ForwardPass(NamedTuple):
     """What one record says; tokens and requests are those scheduled in the pass.
 
@@ -63,7 +77,7 @@ class ForwardPass(NamedTuple):
         decode_context_tokens: tokens of all decoding requests that are in the KV cache.
         prefill_context_tokens: the same, of the requests whose prompts are computed.
         target: ``step_time``, or ``gpu_time`` where only the GPU's share was timed.
-        unix_ns: when it came, or its place in a file; the wire has no time of day.
+        unix_ns: when it came, was observed, or its place in a file; the wire has no time of day.
         source: the endpoint that it came from.
         recording: the file it is from, in a replay.
     """
@@ -88,9 +102,18 @@ class ForwardPass(NamedTuple):
         return not self.prefill_requests + self.decode_requests
 
 
-_SCOPES: Final = {"host": Target.STEP_TIME, "gpu": Target.GPU_TIME}
+_SCOPES: Final = {
+    "host": Target.STEP_TIME,
+    "gpu": Target.GPU_TIME,
+    "model_step_cuda": Target.GPU_TIME,
+    "execute_model_cuda": Target.GPU_TIME,
+}
+"""The last two are those of vLLM's own records (vllm#52061): with sampling, and before it was added."""
 _MSGPACK: Final = msgspec.msgpack.Decoder(_Record)
 _JSON: Final = msgspec.json.Decoder(_Record)
+_TRACE_JSON: Final = msgspec.json.Decoder(_Line)
+_TRACE_MARK: Final = b'"fpm"'
+T = TypeVar("T")
 
 
 def read_frames(
@@ -107,29 +130,33 @@ def read_frames(
     """
     if len(frames) not in _FRAMES or len(frames[-2]) != _SEQUENCE_BYTES:
         return FpmSkip.FRAMES
-    return _read(_MSGPACK, frames[-1], times, unix_ns, instance, source)
+    record = _decoded(_MSGPACK, frames[-1])
+    return record if isinstance(record, FpmSkip) else _passed(record, times, unix_ns, instance, source)
 
 
 def read_line(line: bytes, recording: str) -> ForwardPass | FpmSkip:
-    """One line of a file, whose reader gives it a place in event time."""
-    return _read(_JSON, line, "host", 0, "", "", recording)
+    """One line of a file; where it does not say when it was observed, its reader gives it a place in event time."""
+    if _TRACE_MARK not in line:
+        record = _decoded(_JSON, line)
+        return record if isinstance(record, FpmSkip) else _passed(record, recording=recording)
+    traced = _decoded(_TRACE_JSON, line)
+    if isinstance(traced, FpmSkip):
+        return traced
+    return _passed(traced.event.fpm, unix_ns=traced.event.observed_at_unix_ms * 10**6, recording=recording)
 
 
-def _read(
-    decoder: msgspec.msgpack.Decoder[_Record] | msgspec.json.Decoder[_Record],
-    data: bytes,
-    times: str,
-    unix_ns: int,
-    instance: str,
-    source: str,
-    recording: str = "",
-) -> ForwardPass | FpmSkip:
+def _decoded(decoder: msgspec.msgpack.Decoder[T] | msgspec.json.Decoder[T], data: bytes) -> T | FpmSkip:
     try:
-        record = decoder.decode(data)
+        return decoder.decode(data)
     except msgspec.ValidationError:
         return FpmSkip.INVALID
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return FpmSkip.UNDECODABLE
+
+
+def _passed(
+    record: _Record, times: str = "host", unix_ns: int = 0, instance: str = "", source: str = "", recording: str = ""
+) -> ForwardPass | FpmSkip:
     target = _SCOPES.get(record.timing_scope or times)
     if record.version != VERSION:
         return FpmSkip.VERSION

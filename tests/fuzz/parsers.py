@@ -226,7 +226,9 @@ class Passes(Parser):
     def seeds(self):
         record = fpm_record(Work(512, 1, 0, 3, 900), 0.012, number=7, waiting=2)
         odd = ({**record, "timing_scope": "gpu"}, {**record, "wall_time": 0}, {}, [])
-        return [each for one in (record, *odd) for each in (msgspec.msgpack.encode(one), msgspec.json.encode(one))]
+        traced = {"event": {"fpm": record, "observed_at_unix_ms": 1_782_777_601_250}}
+        both = [each for one in (record, *odd) for each in (msgspec.msgpack.encode(one), msgspec.json.encode(one))]
+        return [*both, msgspec.json.encode(traced)]
 
     def parse(self, data):
         found = fpm.read_frames([b"", bytes(8), data], 1), fpm.read_line(data, "recording")

@@ -71,6 +71,30 @@ def test_a_file_of_records_teaches_what_the_plugins_steps_of_the_same_server_tea
         assert learned["fpm"][name][0] == pytest.approx(coefficient, abs=0.3 * stderr), name
 
 
+def in_envelope(record, unix_ms):
+    event = {"schema": "dynamo.fpm.trace.v1", "source": {"component": "backend"}, "capture_mode": "full"}
+    return {"timestamp": 1250, "event": {**event, "observed_at_unix_ms": unix_ms, "fpm": record}}
+
+
+def test_segments_of_a_trace_of_dynamo_are_one_source_and_teach_what_their_records_teach(tmp_path):
+    now_ms, lines = T0_NS / 1e6, []
+    for record in RECORDS:
+        now_ms += 1e3 * record["wall_time"]
+        lines.append(json.dumps(in_envelope(record, round(now_ms))))
+    half = len(lines) // 2
+    segments = [
+        write_lines(tmp_path / f"dynamo-fpm.4192.{number:06}.jsonl.gz", part)
+        for number, part in enumerate((lines[:half], lines[half:]))
+    ]
+    replay(tmp_path / "traced.json", *reversed(segments))
+    replay(tmp_path / "plain.json", write_lines(tmp_path / "fpm.jsonl.gz", map(json.dumps, RECORDS)))
+    learned, plain = (beta_of(tmp_path / name)[1] for name in ("traced.json", "plain.json"))
+    for name, (coefficient, stderr) in plain.items():
+        assert learned[name][0] == pytest.approx(coefficient, abs=0.1 * stderr), name
+    assert read_line(json.dumps(in_envelope(None, 1)).encode(), "r") == FpmSkip.INVALID
+    assert read_line(json.dumps(in_envelope(BUSY, 2**63)).encode(), "r") == FpmSkip.INVALID
+
+
 @pytest.mark.parametrize(
     ("record", "reason"),
     [
@@ -106,6 +130,8 @@ def test_keys_of_a_later_version_are_passed_over_and_who_and_what_was_timed_is_t
     passed = read_frames(frames(record), 7, source="tcp://a:1")
     assert (passed.instance, passed.target, passed.unix_ns) == ("w/dp3", Target.GPU_TIME, 7)
     assert read_frames(frames(changed()), 7, times="gpu").target is Target.GPU_TIME
+    for scope in ("model_step_cuda", "execute_model_cuda"):  # as vLLM's own records have it
+        assert read_frames(frames(changed(timing_scope=scope)), 7).target is Target.GPU_TIME
     assert read_frames(frames(changed(worker_id="")), 7, source="tcp://a:1").instance == "tcp://a:1"
     assert read_frames(frames(record), 7, instance="pod-1", source="tcp://a:1").instance == "pod-1"
 

@@ -32,6 +32,7 @@ from collector.ingest import (
     Intake,
     ReceiveBudget,
     TokenFile,
+    check_forward,
     make_forwarder,
     read_credentials,
     warn_of_open_ports,
@@ -372,6 +373,7 @@ def check_config(config: Config, clock: Clock) -> None:
     make_pipeline(config)
     read_credentials(config, clock)
     check_zmq(config)
+    check_forward(config)
     Scraper(config, clock)  # reads token and certificates; asks nobody before its start
     if config.pages_token_file:
         TokenFile(config.pages_token_file, "pages_token_file", clock)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .access import TokenFile, read_credentials, warn_of_open_ports
-from .forward import make_forwarder
+from .forward import check_forward, make_forwarder
 from .intake import Intake, ReceiveBudget, count_spans, newest_end_unix_nano
 from .queue import BATCH_S, TAKE_BYTES, AdmissionQueue, Export, QueueBatch
 
@@ -16,6 +16,7 @@ __all__ = [
     "QueueBatch",
     "ReceiveBudget",
     "TokenFile",
+    "check_forward",
     "count_spans",
     "make_forwarder",
     "newest_end_unix_nano",

@@ -22,7 +22,9 @@ import asyncio
 import contextlib
 import logging
 import re
+import socket
 import ssl
+import threading
 from collections import deque
 from collections.abc import Iterator, Mapping
 from http import HTTPStatus
@@ -76,7 +78,9 @@ _RETRIED: Final = {
 _RETRIED_HTTP: Final = {429, 502, 503, 504}
 _HEADER: Final = re.compile(r"(?P<name>[A-Za-z0-9_.-]+)\s*:\s*(?P<value>[\x20-\x7e]*)")
 """What both gRPC and HTTP take as a header."""
-_LOCAL: Final = {"localhost", "0.0.0.0", "::", "127.0.0.1", "::1"}  # noqa: S104 -- compared, not bound
+_ANY: Final = {"0.0.0.0", "::"}  # noqa: S104 -- compared, not bound
+RESOLVE_S: Final = 1.0
+"""How long a start looks for the addresses of a name; the backend need not be there."""
 
 _log = logging.getLogger(__name__)
 
@@ -267,36 +271,76 @@ class Forwarder:
 
 
 def without_scopes(payload: bytes, scopes: frozenset[str]) -> bytes:
-    """An ExportTraceServiceRequest without the spans of some scopes; empty if nothing is left."""
+    """An ExportTraceServiceRequest without the spans of some scopes; empty if nothing is left.
+
+    Where it has no such scope it is the very same bytes, whatever a newer protocol or another writer made of them.
+    """
     try:
         request = ExportTraceServiceRequest.FromString(payload)
     except DecodeError:
         return payload
+    whole = True
     for resource in list(request.resource_spans):
         kept = [each for each in resource.scope_spans if each.scope.name not in scopes]
         if len(kept) == len(resource.scope_spans):
             continue
+        whole = False
         if kept:
             del resource.scope_spans[:]
             resource.scope_spans.extend(kept)
         else:
             request.resource_spans.remove(resource)
-    return request.SerializeToString()
+    return payload if whole else request.SerializeToString()
 
 
 def make_forwarder(
     config: Config, clock: Clock, metrics: Metrics, io: IoLoop, log: ExportLog, health: Health | None = None
 ) -> Forwarder | None:
-    """What passes telemetry on, if the configuration says where to; ConfigError if that is this very process."""
+    """What passes telemetry on, if the configuration says where to; ConfigError as of :func:`check_forward`."""
+    check_forward(config)
+    return Forwarder(config, clock, metrics, io, log, health) if config.forward else None
+
+
+def check_forward(config: Config) -> None:
+    """ConfigError where telemetry would come back to this very process, or the file of headers cannot be used."""
     if not config.forward:
-        return None
+        return
+    _headers(config)
     host, port = _address(config)
     for listening in filter(None, (config.listen, config.listen_http)):
         own = parse_endpoint(listening)
-        same_host = host == own.address or {host, own.address} <= _LOCAL
-        if same_host and port == own.port:
+        if port == own.port and _arrives(host, own.address):
             raise ConfigError("forward", f"{config.forward} is where this sidecar itself receives")
-    return Forwarder(config, clock, metrics, io, log, health)
+
+
+def _arrives(host: str, own: str) -> bool:
+    """Whether who calls a host may arrive at an address of this machine, which may be all that it has."""
+    called = _addresses(host)
+    return any(map(_is_here, called)) if own in _ANY else bool(called & (_ANY | _addresses(own)))
+
+
+def _addresses(host: str) -> set[str]:
+    """Of a host, as far as they are known in time."""
+    found: set[str] = set()
+
+    def ask() -> None:
+        with contextlib.suppress(OSError, UnicodeError):
+            found.update(str(address[0]) for *_, address in socket.getaddrinfo(host, None))
+
+    asking = threading.Thread(target=ask, daemon=True)
+    asking.start()
+    asking.join(RESOLVE_S)
+    return set(found)
+
+
+def _is_here(address: str) -> bool:
+    """Whether an address is one of this machine's own: others cannot be bound."""
+    try:
+        with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as probe:
+            probe.bind((address, 0))
+    except OSError:
+        return False
+    return True
 
 
 def _address(config: Config) -> tuple[str, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 
 import grpc
@@ -10,9 +11,11 @@ from google.protobuf import any_pb2, duration_pb2
 from google.rpc import error_details_pb2, status_pb2
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from collector.config import ConfigError
+from collector.app import check_config
+from collector.config import ConfigError, load, load_or_degrade
 from collector.ingest import forward
 from collector.ingest.forward import METHODS, without_scopes
+from collector.runtime import SystemClock
 from collector.telemetry import ForwardOutcome, Signal, table
 from tests.conftest import find_tool
 from tests.support.clocks import eventually
@@ -41,12 +44,15 @@ def forwarded(sidecar, outcome, signal="traces"):
 
 
 def test_bytes_of_a_newer_protocol_are_not_touched(tmp_path, backend):
-    newer_protocol = ONE + b"\xba\x3e\x03abc"
+    mentions = make_export()
+    mentions.resource_spans[0].scope_spans[0].scope.name = f"beside {STEP_SCOPE}"
+    unknown = b"\xba\x3e\x03abc"
+    sent = [ONE + unknown, unknown + mentions.SerializeToString(), ONE]
     with running_sidecar(tmp_path, FORWARD=f"grpc://127.0.0.1:{backend.port}") as sidecar:
-        for payload in (newer_protocol, ONE):
+        for payload in sent:
             call_export(sidecar.grpc_port, payload)
-        eventually(lambda: forwarded(sidecar, "sent") == 2)
-    assert backend.traces() == [newer_protocol, ONE]
+        eventually(lambda: forwarded(sidecar, "sent") == 3)
+    assert backend.traces() == sent
 
 
 def test_steps_may_stay_here_while_all_else_goes_on(tmp_path, backend):
@@ -304,9 +310,27 @@ def test_what_cannot_be_used_ends_the_start_with_the_key_named(tmp_path, setting
     [
         {"LISTEN": "127.0.0.1:4317", "FORWARD": "grpc://localhost:4317"},
         {"LISTEN": "0.0.0.0:4317", "FORWARD": "grpc://127.0.0.1"},
+        {"LISTEN": "127.0.0.1:4317", "FORWARD": "grpc://LocalHost:4317"},
+        {"LISTEN": "0.0.0.0:4317", "FORWARD": "grpc://127.0.0.2:4317"},
+        {"LISTEN": "[::]:4317", "FORWARD": f"grpc://{socket.gethostname()}:4317"},
+        {"LISTEN": "127.0.0.1:4317", "FORWARD": "grpc://0.0.0.0:4317"},
         {"LISTEN_HTTP": "127.0.0.1:4318", "FORWARD": "http://127.0.0.1:4318/v1"},
     ],
 )
-def test_a_sidecar_never_sends_to_itself(tmp_path, settings):
+def test_a_sidecar_never_sends_to_itself_by_whatever_name(tmp_path, settings):
     with pytest.raises(ConfigError, match=r"forward: .*itself receives"), running_sidecar(tmp_path, **settings):
         pass
+
+
+def test_another_address_of_this_machine_is_somebody_else_and_so_is_a_name_that_nobody_knows():
+    for target in ("127.0.0.2", "tempo.invalid"):
+        check_config(load(None, {"TRACEFIT_FORWARD": f"grpc://{target}:4317"}), SystemClock())
+
+
+@pytest.mark.parametrize("settings", [{}, {"FORWARD": "http://a", "FORWARD_HEADERS_FILE": "/nowhere"}])
+def test_a_wrong_target_is_found_before_the_start_which_then_holds_the_defaults(settings):
+    given = {"FORWARD": "grpc://localhost", "ON_ERROR": "degrade", **settings}
+    environ = {f"TRACEFIT_{key}": value for key, value in given.items()}
+    config, fallback = load_or_degrade(None, environ, None, lambda wanted: check_config(wanted, SystemClock()))
+    assert config.forward == ""
+    assert fallback.problem.startswith("forward")

@@ -10,14 +10,14 @@ from tests.support.pipelines import new_pipeline
 
 STEP_S, DECODING, BEFORE_MS, AFTER_MS = 0.02, 4, 140.0, 40.0
 SCATTER = (0.6, 1.3, 0.9, 1.2, 1.0)
-SECONDS = 3600
+CHANGED, SECONDS = 800, 2400
 
 
 def pages():
     """A scrape every second of a server that never pauses; its API, of late faster, takes now more and now less."""
     own_s = 0.0
     for second in range(1, SECONDS + 1):
-        api_ms = BEFORE_MS if second < SECONDS / 2 else AFTER_MS
+        api_ms = BEFORE_MS if second < CHANGED else AFTER_MS
         own_s += 2e-3 * api_ms * SCATTER[second // 20 % len(SCATTER)] + 2 * STEP_S / 2.0
         steps, requests = round(second / STEP_S), 2 * second
         begun, generated = requests + DECODING, steps * DECODING
@@ -57,7 +57,7 @@ def config():
 
 def test_what_was_long_ago_hardly_counts(config):
     (intercept,) = config.coefficients("api_queueing")
-    lifetime_us = 1e3 * (BEFORE_MS + AFTER_MS) / 2.0
+    lifetime_us = 1e3 * (BEFORE_MS * CHANGED + AFTER_MS * (SECONDS - CHANGED)) / SECONDS
     assert intercept.value < 0.75 * lifetime_us
     assert intercept.value == pytest.approx(1e3 * AFTER_MS, rel=0.5)
     assert intercept.stderr > 0.0

@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 from tests.support.paths import ROOT
 
 CONSTANTS_MAX = 150
@@ -29,12 +31,14 @@ def constants(path: Path) -> Iterator[tuple[str, int, str]]:
             yield f"{path.relative_to(ROOT)}: {lines[node.lineno - 1]}", count, above if above.startswith("# ") else ""
 
 
-FOUND = [found for path in sorted((ROOT / "online").rglob("*.py")) for found in constants(path)]
+@pytest.fixture(scope="module")
+def found():
+    return [each for path in sorted((ROOT / "online").rglob("*.py")) for each in constants(path)]
 
 
-def test_each_constant_of_the_learner_says_where_it_comes_from():
-    assert [place for place, _, comment in FOUND if not ORIGIN.search(comment)] == []
+def test_each_constant_of_the_learner_says_where_it_comes_from(found):
+    assert [place for place, _, comment in found if not ORIGIN.search(comment)] == []
 
 
-def test_the_learner_has_no_more_constants_than_it_had():
-    assert sum(count for _, count, _ in FOUND) <= CONSTANTS_MAX
+def test_the_learner_has_no_more_constants_than_it_had(found):
+    assert sum(count for _, count, _ in found) <= CONSTANTS_MAX

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from collector.decode.columnar import Decoder
@@ -15,14 +15,12 @@ from tests.support.decode_oracle import assert_same
 shared = Decoder()
 
 
-@settings(max_examples=80, deadline=None)
 @given(st.binary(max_size=300))
 def test_arbitrary_bytes_decode_alike(data):
     assert_same([(data, "peer"), (otlp.field(1, otlp.field(2, data)), "peer")], shared)
     assert_same([(otlp.steps_export([data, otlp.summary(1), data]), "peer")], shared)
 
 
-@settings(max_examples=80, deadline=None)
 @given(st.lists(st.integers(0, (1 << 56) - 1), min_size=1, max_size=30))
 def test_varints_of_every_width_come_out_whole(times):
     made = [
@@ -32,7 +30,6 @@ def test_varints_of_every_width_come_out_whole(times):
     assert counts[table.DECODED_SUMMARIES, "columnar"] == len(times)
 
 
-@settings(max_examples=80, deadline=None)
 @given(st.lists(st.integers(0, (1 << 64) - 1), min_size=1, max_size=30))
 def test_doubles_of_every_bit_pattern_are_judged_alike(patterns):
     made = [

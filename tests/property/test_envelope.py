@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from prometheus_client import CollectorRegistry
@@ -44,7 +44,6 @@ class BrokenQueue(AdmissionQueue):
         return await super().put(item, size_bytes, wait_s, peer)
 
 
-@settings(max_examples=50)
 @given(
     st.lists(
         st.one_of(st.binary(max_size=30), st.integers(0, 4).map(lambda n: make_export(n).SerializeToString())),

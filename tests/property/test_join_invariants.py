@@ -86,7 +86,7 @@ class Telling(RuleBasedStateMachine):
 
     name = "c1_mixed"
 
-    @initialize(share=st.floats(0.3, 1.0))
+    @initialize(share=st.floats(0.2, 0.6))
     def begin(self, share: float) -> None:
         self.pipeline: Pipeline = small_pipeline()
         spans = timeline(self.name)
@@ -216,5 +216,5 @@ def bounded(machine: type[Telling], examples: int) -> type:
     return case
 
 
-TestMixed = bounded(Telling, 15)
-TestAsynchronous = bounded(TellingAsynchronous, 4)
+TestMixed = bounded(Telling, 12)
+TestAsynchronous = bounded(TellingAsynchronous, 3)

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from online.blocks import Design
@@ -13,7 +13,6 @@ from tests.support.covariance_rls import CovarianceRLS
 STEPS = 1000.0
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     seed=st.integers(0, 2**32 - 1),
     p=st.integers(1, 6),

@@ -3,7 +3,7 @@
 import itertools
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from online.rls.solve import solve
@@ -27,7 +27,6 @@ def _by_enumeration(a, b, free):
     return best
 
 
-@settings(max_examples=80, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1), p=st.integers(1, 6), free=st.integers(0, 2), correlation=st.floats(0, 0.99))
 def test_equals_the_best_of_all_active_sets(seed, p, free, correlation):
     rng = np.random.default_rng(seed)

@@ -3,7 +3,7 @@
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from collector.config.schema import Config
@@ -33,7 +33,6 @@ def saved():
     return bank.state()
 
 
-@settings(max_examples=100, deadline=None)
 @given(data=st.data())
 def test_a_state_that_is_cut_or_has_one_bit_flipped_is_refused_and_the_old_one_kept(saved, data):
     where, bit = data.draw(st.integers(0, len(saved) - 1)), data.draw(st.none() | st.integers(0, 7))

@@ -88,7 +88,7 @@ def main(mode):
         load_general_plugins()
         fork_midway()
         return
-    ranks, steps = (2, 1800) if mode == "dp" else (1, 18)
+    ranks, steps = (2, 900) if mode == "dp" else (1, 18)
     method = "fork" if mode == "fork" else "spawn"
     jobs = [(rank, ranks, mode != "fork", steps) for rank in range(ranks)]
     processes = [multiprocessing.get_context(method).Process(target=engine, args=args) for args in jobs]

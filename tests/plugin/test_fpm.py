@@ -10,7 +10,7 @@ from unittest import mock
 
 import pytest
 import zmq
-from tracefit_vllm import publisher
+from tracefit_vllm import fpm, publisher
 from tracefit_vllm.fpm import ForwardPasses
 from tracefit_vllm.settings import Settings
 
@@ -46,6 +46,11 @@ class Listener:
     def close(self):
         self._socket.close()
         self._context.term()
+
+
+@pytest.fixture(autouse=True)
+def _soon_idle(monkeypatch):
+    monkeypatch.setattr(fpm, "HEARTBEAT_S", 0.3)
 
 
 @pytest.fixture

@@ -36,7 +36,7 @@ def kinds(events):
 
 @pytest.mark.parametrize("shape", list(Shape))
 @pytest.mark.parametrize("kind", [Scheduler, AsyncScheduler])
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=10)
 @given(requests=REQUESTS, aborts=st.sets(st.integers(0, 11)), blocks=st.integers(20, 40))
 def test_every_step_is_told_as_it_was_on_both_wires(shape, kind, requests, aborts, blocks):
     for wire in ("fpm", "otlp"):

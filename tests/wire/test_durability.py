@@ -8,6 +8,7 @@ import os
 import re
 import threading
 import time
+from functools import cache
 from unittest.mock import Mock
 
 import grpc
@@ -26,8 +27,13 @@ from tests.support.step_exports import make_export
 LOG = {"DURABILITY": "log", "CHECKPOINT_INTERVAL_S": "0.2"}
 
 
+@cache
+def export(first_step, spans):
+    return make_export(spans, first_step=first_step).SerializeToString()
+
+
 def send(sidecar, first_step, spans=10):
-    call_export(sidecar.grpc_port, make_export(spans, first_step=first_step).SerializeToString())
+    call_export(sidecar.grpc_port, export(first_step, spans))
 
 
 def learned(sidecar):

@@ -20,7 +20,7 @@ SETTINGS = {
 }
 
 
-def send(sidecar, *engines, steps=1600, factors):
+def send(sidecar, *engines, steps=800, factors):
     """Each engine in its turn, each for as long as its steps take."""
     for engine, factor in zip(engines, factors, strict=True):
         for payload in engine.exports(steps, factor):
@@ -60,13 +60,13 @@ def test_the_last_speaker_does_not_own_the_coefficients_and_the_disagreement_is_
     with running_sidecar(tmp_path, **SETTINGS) as sidecar:
         send(sidecar, *engines, factors=(1.0, 3.0))
         send(sidecar, *engines, factors=(1.0, 3.0))
-        eventually(lambda: rows(sidecar) > 6000)
+        eventually(lambda: rows(sidecar) > 3000)
         assert intercept_us(sidecar) < (4000.0 + 3.0 * 4000.0) / 2.0  # nearer to the first speaker
         assert step_of(sidecar).drift.count == 0
     clause = "its engines disagree: engine slow takes 3.0 × as long as the others"
     with running_sidecar(tmp_path, **SETTINGS) as sidecar:  # a restart does not forget it
         send(sidecar, *engines, factors=(1.0, 3.0), steps=160)
-        eventually(lambda: rows(sidecar) > 6400)
+        eventually(lambda: rows(sidecar) > 3300)
         config = tracefit.load(get(sidecar.http_port, "/snapshot")).config()
         assert (config.usable, config.reasons[0]) == (False, clause)
         assert json.loads(get(sidecar.http_port, "/readyz"))["not_usable"] == [f"tiny: {clause}"]
@@ -96,10 +96,10 @@ def test_a_change_of_all_engines_is_still_a_change_of_speed(tmp_path, engines):
 def test_a_change_of_one_of_two_engines_is_not_one_of_both(tmp_path, engines):
     with running_sidecar(tmp_path, **SETTINGS) as sidecar:
         for _ in range(4):
-            send(sidecar, *engines, steps=320, factors=(1.0, 1.0))
+            send(sidecar, *engines, steps=160, factors=(1.0, 1.0))
         for _ in range(4):
-            send(sidecar, *engines, steps=320, factors=(1.0, 1.4))
-        eventually(lambda: rows(sidecar) > 4800)
+            send(sidecar, *engines, steps=160, factors=(1.0, 1.4))
+        eventually(lambda: rows(sidecar) > 2300)
         assert step_of(sidecar).drift.count == 0
         clause = "its engines disagree: engine slow takes 1.4 × as long as the others"
         assert json.loads(get(sidecar.http_port, "/readyz"))["not_usable"] == [f"tiny: {clause}"]

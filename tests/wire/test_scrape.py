@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 
+from collector.ingest import scrape
 from tests.support.clocks import eventually
 from tests.support.page_server import PageServer, recorded_pages
 from tests.support.sidecars import get, metric, running_sidecar
@@ -29,13 +30,14 @@ def scraped_server():
         }
 
 
-def test_a_server_with_nothing_set_is_learned_from_by_its_page_alone(tmp_path):
-    with scraped_server() as scrape, running_sidecar(tmp_path, **scrape) as sidecar:
+def test_a_server_with_nothing_set_is_learned_from_by_its_page_alone(tmp_path, monkeypatch):
+    monkeypatch.setattr(scrape, "COST_SHARE", 1.0)  # this server may be asked as often as it answers
+    with scraped_server() as settings, running_sidecar(tmp_path, **settings) as sidecar:
 
         def learned():
             snapshot = sidecar.snapshot()
             targets = snapshot.configs[0].targets if snapshot is not None and snapshot.configs else {}
-            return "step_time" in targets and targets["step_time"].models["portable"].rows >= 60
+            return "step_time" in targets and targets["step_time"].models["portable"].rows >= 40
 
         eventually(learned)
         (config,) = sidecar.snapshot().configs
@@ -43,7 +45,7 @@ def test_a_server_with_nothing_set_is_learned_from_by_its_page_alone(tmp_path):
         assert config.config["model"] == "tiny"
         intercept = config.targets["step_time"].models["portable"].features[0]
         assert 12_000 < intercept.coefficient < 22_000
-        assert metric(sidecar.http_port, 'tracefit_scrape_pages_total{outcome="taken"}') > 60
+        assert metric(sidecar.http_port, 'tracefit_scrape_pages_total{outcome="taken"}') > 40
         assert metric(sidecar.http_port, "tracefit_scrape_servers") == 1
         eventually(lambda: sidecar.snapshot().configs[0].config.get("vllm_version") == "0.32.0")
         assert sidecar.snapshot().configs[0].config["max_model_len"] == 2048
@@ -51,8 +53,8 @@ def test_a_server_with_nothing_set_is_learned_from_by_its_page_alone(tmp_path):
 
 
 def test_what_pages_alone_taught_survives_a_restart(tmp_path):
-    with scraped_server() as scrape:
-        with running_sidecar(tmp_path, **scrape) as sidecar:
+    with scraped_server() as settings:
+        with running_sidecar(tmp_path, **settings) as sidecar:
             eventually(lambda: sidecar.pipeline.joiner.emitters_held == 1)
         known = sidecar.pipeline.joiner.config_ids()
     with running_sidecar(tmp_path) as again:

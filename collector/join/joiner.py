@@ -70,6 +70,8 @@ class Joiner:
             process = self._emitter_for(ApiProcess, key, telemetry)
             if process is not None:
                 self._teach_facts(process, telemetry)
+                if not process.requests_heard:  # of a restored one, too: its page decides before its first row
+                    process.is_counted = self.pages.has_page_of(process)
                 for span in telemetry.requests:
                     process.add(span)
         if len(telemetry.steps) or telemetry.core:

@@ -51,7 +51,7 @@ class Completeness:
         """Add one scrape of the page to what it counted."""
         if self._counted and not (unix_ns > self._counted[-1][0] and steps >= self._counted[-1][1]):
             self._counted.clear()
-            self._since = None
+            self._since = self.ratio = None
         self._counted.append((unix_ns, steps))
 
     def hear(self, heard: int, at_ns: int) -> None:
@@ -211,20 +211,28 @@ class PageEngines:
 
     def compare(self, page: PageEngine, processes: Iterable[ApiProcess]) -> None:
         """Tell API processes how many of their requests the page counted; ranks that share a page count apart."""
+        if not self._decides(page):
+            return
         own = [each for each in self.richer_than(page, [*processes]) if isinstance(each, ApiProcess)]
         ranks = [
             each for each in self.by_key.values() if (each.recording, each.server) == (page.recording, page.server)
         ]
         if not own or len(ranks) > 1:
             return
-        page.spans.hear(sum(each.requests_heard for each in own), min(each.event_unix_ns for each in own))
+        lately_ns = max(each.event_unix_ns for each in own) - int(self._settings.allowed_lateness_s * 1e9)
+        told_ns = min(each.event_unix_ns for each in own if each.event_unix_ns >= lately_ns)  # others are gone, or idle
+        page.spans.hear(sum(each.requests_heard for each in own), told_ns)
         hit_ratio = page.hit_ratio
         for process in own:
             process.is_counted, process.counted_share, process.hit_ratio = True, page.spans.ratio, hit_ratio
 
     def has_page_of(self, sender: Sender) -> bool:
         """Whether there is a page of the server that this emitter belongs to."""
-        return any(self.richer_than(page, [sender]) for page in self.by_key.values())
+        return any(self.richer_than(page, [sender]) for page in self.by_key.values() if self._decides(page))
+
+    def _decides(self, page: PageEngine) -> bool:
+        """Whether a page may say how whole the spans are: not one of an earlier process that nobody asks for now."""
+        return page.windows.newest is not None or bool(self._settings.scrape)
 
 
 def keys_of(page: ScrapedPage) -> list[Key]:

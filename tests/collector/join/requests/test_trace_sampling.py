@@ -94,6 +94,9 @@ def test_spans_of_nearly_all_requests_teach_weakly_and_say_why(whole):
     assert "sampled" not in {reason for _, reason in statuses(whole)}
 
 
+SCRAPING = {"scrape": ("http://10.0.0.7:8000",)}
+
+
 def counted(sent: list[Piece], hit_ratio: float) -> list[ScrapedPage]:
     """The page of their server, every second: how many requests ended, and how many of their tokens were cached."""
     ends = np.sort([piece.span.end_time_unix_nano for piece in sent])
@@ -110,7 +113,11 @@ def counted(sent: list[Piece], hit_ratio: float) -> list[ScrapedPage]:
 
 def beside_its_page(all_sent: list[Piece], sent: list[Piece], hit_ratio: float = 0.0):
     """Spans that came, beside the page of a server that counted them all."""
-    pipeline, pages = new_pipeline(), counted(all_sent, hit_ratio)
+    return beside_pages(counted(all_sent, hit_ratio), sent)
+
+
+def beside_pages(pages: list[ScrapedPage], sent: list[Piece]):
+    pipeline = new_pipeline(**SCRAPING)
     for export in exports_of(sent, 10):
         spans = ExportTraceServiceRequest.FromString(export.payload).resource_spans[-1].scope_spans[-1].spans
         while pages and pages[0].unix_ns <= spans[-1].end_time_unix_nano + 10**9:
@@ -119,6 +126,12 @@ def beside_its_page(all_sent: list[Piece], sent: list[Piece], hit_ratio: float =
     pipeline.process(pages=pages)
     pipeline.flush()
     return pipeline
+
+
+def restarted(pipeline, **settings):
+    again = new_pipeline(**settings)
+    again.from_checkpoint(decode(encode(pipeline.to_checkpoint()[0])))
+    return again
 
 
 def test_a_sampler_that_does_not_show_in_the_trace_ids_shows_beside_the_page():
@@ -131,6 +144,31 @@ def test_a_sampler_that_does_not_show_in_the_trace_ids_shows_beside_the_page():
     assert published(whole).doubts == []
     assert published(whole).targets["step_time"].models["portable"].rows > 600
     assert ("weak", "sampled") in statuses(beside_its_page(sent, [each for n, each in enumerate(sent) if n % 30]))
+
+
+def test_after_a_restart_the_page_decides_before_the_first_row():
+    """Of what the log has kept; by its trace ids all would be well."""
+    sent = requests(1500)
+    pipeline = restarted(beside_its_page(sent, sent[::3]), **SCRAPING)
+    pipeline.process(list(exports_of(sent[::3], 10)))
+    assert pipeline.learned_rows == 0
+
+
+@pytest.mark.parametrize(("every", "learned"), [(1, 8900), (3, 4300)])
+def test_when_a_server_comes_back_its_page_says_anew_how_many_requests_send_a_span(every, learned):
+    sent = requests(3000)
+    pages = [*counted(sent[:1500], 0.0), *counted(sent[1500:], 0.0)]
+    pipeline = beside_pages(pages, [*of_process("api-0", sent[:1500]), *of_process("api-1", sent[1500::every])])
+    assert pipeline.learned_rows == pytest.approx(learned, abs=200)
+
+
+def test_a_page_that_nobody_asks_for_any_more_decides_nothing():
+    sent = requests(3000)
+    pipeline = restarted(beside_its_page(sent[:1000], sent[:1000]))
+    learned = pipeline.learned_rows
+    for export in exports_of(of_process("api-1", sent[1000:])):
+        pipeline.process([export])
+    assert pipeline.learned_rows > learned + 1000
 
 
 def test_the_page_decides_where_ids_are_all_below_what_a_sampler_would_keep():

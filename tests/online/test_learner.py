@@ -206,7 +206,7 @@ def test_a_set_that_becomes_available_later_starts_then():
 
 def test_standard_errors_hold_when_noise_has_a_memory():
     hits = []
-    for seed in range(40):
+    for seed in range(20):
         bank = Bank(Config(learners=("rls",)))
         bank.learn("c", TARGET, steps(4096, 900 + seed, noise=0.02, autocorrelation=0.97).rows)
         hits += [abs(f.coefficient - b) < 1.96 * f.stderr for f, b in zip(_model(bank).features, BETA, strict=True)]

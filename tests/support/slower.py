@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 
 from collector.config import Config
+from collector.decode import CoreSpan
 from collector.decode.pages import ScrapedPage
 from collector.service.pipeline import make_pipeline
 from online import Bank, RowBlock, Target, TargetSnapshot
@@ -95,6 +96,11 @@ def learned(bank: Bank) -> TargetSnapshot:
     return bank.targets(CONFIG_ID)["step_time"]
 
 
+@cache
+def _requests() -> tuple[CoreSpan, ...]:
+    return tuple(requests_of(otlp_file("c10_long")))
+
+
 def pages_of_a_slower_server(
     slower: Slower, every_s: float, rounds: int, usual: int = 0
 ) -> tuple[list[ScrapedPage], int]:
@@ -108,7 +114,7 @@ def pages_of_a_slower_server(
         now = slow if number >= usual else rows
         onset_ns = rows.end_ns[0] + later_ns if number == usual else onset_ns
         blocks.append(dataclasses.replace(now, end_ns=now.end_ns + later_ns))
-        for span in requests_of(otlp_file("c10_long")):
+        for span in _requests():
             ahead_ns = span.unix_minus_mono_ns
             at_ns = np.interp([mark.ts_ns + ahead_ns for mark in span.marks], rows.end_ns, now.end_ns) + later_ns
             stamped = zip(span.marks, at_ns, strict=True)

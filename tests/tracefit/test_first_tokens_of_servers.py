@@ -15,7 +15,7 @@ from tests.support.gpu_server import FACTS, LIMITS, request_exports, serve
 from tests.support.vllm_scheduler import Engine, Traffic
 from tests.support.vllm_senders import page_lines, write, write_lines
 
-SECONDS = 90.0
+SECONDS = 60.0
 
 
 def learned(engine: Engine, machine: str, source: str, directory: Path) -> tracefit.Config:
@@ -24,7 +24,7 @@ def learned(engine: Engine, machine: str, source: str, directory: Path) -> trace
     else:
         path = write_lines(directory / "pages.jsonl.gz", page_lines(engine, FACTS[machine][0]))
     out = directory / "snapshot.json"
-    replay([path], out, Config(), SystemClock(), say=lambda _: None, note=lambda _: None)
+    replay([path], out, Config(learners=("rls",)), SystemClock(), say=lambda _: None, note=lambda _: None)
     config = tracefit.load(out).config()
     return config.assuming(max_num_seqs=LIMITS.max_num_seqs, max_num_batched_tokens=LIMITS.max_num_batched_tokens)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import islice
+
 import pytest
 
 from collector.decode.columnar import Decoder
@@ -15,7 +17,8 @@ RECORDINGS = [pytest.param(path, id=f"{path.parent.parent.name}-{path.parent.nam
 
 @pytest.mark.parametrize("path", RECORDINGS)
 def test_every_recording_decodes_as_the_plain_decoder_has_it_and_without_its_help(path):
-    payloads = [(message, f"peer-{number % 3}") for number, message in enumerate(messages(path))]
+    """The first sixty exports of each: what comes later is of the same sender."""
+    payloads = [(message, f"peer-{number % 3}") for number, message in enumerate(islice(messages(path), 60))]
     counts = assert_same(payloads)
     assert counts[table.DECODED_SUMMARIES, "plain"] == 0
     one_by_one = Decoder()

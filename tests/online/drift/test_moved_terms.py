@@ -1,6 +1,7 @@
 """Slower, and in which term: recordings of a real server that were made slower, of which the term is named."""
 
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -48,12 +49,28 @@ def test_a_change_names_its_term_within_ten_minutes_of_traffic(slower, term, add
     assert after.added == pytest.approx(added, rel=0.2)
 
 
-def merged(siblings):
+def sibling(number):
+    """Rows of one of four servers that do the same."""
+    return noisy(step_rows(), number)
+
+
+@cache
+def usual_state(number):
+    """What the sidecar of a sibling that is as fast as the others knows."""
+    return bank_of(sibling(number), f"engine-{number}").state()
+
+
+def joined(states):
     """What is known of engines, each of which has a sidecar."""
-    bank = bank_of(siblings[0])
-    states = [bank_of(rows, f"engine-{number}").state() for number, rows in enumerate(siblings)]
+    bank = bank_of(step_rows().slice(0, 512))
     bank.restore(merge_states(states, CONFIG))
     return learned(bank)
+
+
+def merged(siblings):
+    """The same of four siblings, of which the third may be another than usual."""
+    states = [usual_state(number) for number in range(4)]
+    return joined([*states[:2], bank_of(siblings[2], "engine-2").state(), states[3]])
 
 
 def of_one_sidecar(siblings):
@@ -79,7 +96,7 @@ def of_one_sidecar(siblings):
     ids=["prefill", "every step", "all"],
 )
 def test_a_replica_that_is_slower_from_its_start_is_named_with_its_term(slower, term, added, told):
-    siblings = [noisy(step_rows(), seed) for seed in range(4)]
+    siblings = [sibling(number) for number in range(4)]
     siblings[2] = slowed(siblings[2], slower)
     (odd,) = [replica for replica in told(siblings).replicas if replica.differs]
     assert (odd.engine, odd.term) == ("engine-2", term)
@@ -100,18 +117,20 @@ def test_a_replica_that_is_slower_from_its_start_is_named_with_its_term(slower, 
 def test_one_slow_replica_makes_no_other_look_fast(siblings, beta, term, added):
     states = [bank_of(steps(600, seed).rows, f"engine-{seed}").state() for seed in range(siblings)]
     states.append(bank_of(steps(600, 99, beta=beta).rows, "slow").state())
-    bank = bank_of(steps(600, 0).rows)
-    bank.restore(merge_states(states, CONFIG))
-    (odd,) = [replica for replica in learned(bank).replicas if replica.differs]
+    (odd,) = [replica for replica in joined(states).replicas if replica.differs]
     assert (odd.engine, odd.term) == ("slow", term)
     assert odd.added == pytest.approx(added, rel=0.1)
 
 
 def test_equal_replicas_name_none():
-    states = [bank_of(noisy(step_rows(), seed), f"engine-{seed}").state() for seed in range(4)]
-    bank = bank_of(step_rows())
-    bank.restore(merge_states(states, CONFIG))
-    assert [(replica.differs, replica.term) for replica in learned(bank).replicas] == [(False, "")] * 4
+    replicas = joined([usual_state(number) for number in range(4)]).replicas
+    assert [(replica.differs, replica.term) for replica in replicas] == [(False, "")] * 4
+
+
+@pytest.fixture(scope="module")
+def as_usual():
+    """What is learned of the recorded server as it was."""
+    return learned(bank_of(step_rows()))
 
 
 @pytest.mark.parametrize(
@@ -124,15 +143,16 @@ def test_equal_replicas_name_none():
     ],
     ids=["decode", "prefill", "every step", "all"],
 )
-def test_two_versions_of_a_server_differ_in_a_term(slower, term, added):
+def test_two_versions_of_a_server_differ_in_a_term(slower, term, added, as_usual):
     snapshots = []
-    for version, rows in (("0.31.0", step_rows()), ("0.32.0", slowed(noisy(step_rows(), 1), slower))):
+    slow = learned(bank_of(slowed(noisy(step_rows(), 1), slower)))
+    for version, target in (("0.31.0", as_usual), ("0.32.0", slow)):
         config = ConfigSnapshot(
             config_id=f"id-{version}",
             config={"model": "llama", "gpu": "H100", "vllm_version": version},
             engines=[],
             telemetry="steps",
-            targets={"step_time": learned(bank_of(rows))},
+            targets={"step_time": target},
         )
         made = Snapshot(generation=1, created_unix_nano=1, tracefit_version="0", configs=[config])
         snapshots.append(load(made.to_json()))

@@ -36,7 +36,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from exporters.what_if import identities_of
-from exporters.wording import REASONS, Z_95, label_value, printable, unit_text
+from exporters.wording import REASONS, Z_95, printable, unit_text
 from online import ConfigSnapshot, FeatureSnapshot, Snapshot, TargetSnapshot
 from online.features import ACTIVE_EXPERTS, experts_in, share_touched
 from tracefit import NotFoundError, find_config
@@ -311,13 +311,13 @@ def _kv_us_per_token(config: ConfigSnapshot, model_config: Mapping[str, Any] | N
     bandwidth_tb_s = bandwidth_of(hardware)
     if bandwidth_tb_s is None:
         raise BlisError(
-            f"--hardware: memory bandwidth of {label_value(hardware) or 'an unknown GPU'!r} is not known; name one of "
+            f"--hardware: memory bandwidth of {printable(hardware) or 'an unknown GPU'!r} is not known; name one of "
             f"{', '.join(BANDWIDTH_TB_S)}, or give BwPeakTBs as a number"
             " (to a sidecar as a fact, gpu or memory_bandwidth_gb_s)"
         )
     ranks = config.config.get("tensor_parallel_size", 1)
     if not isinstance(ranks, int) or isinstance(ranks, bool) or ranks < 1:
-        raise BlisError(f"tensor_parallel_size: expected an integer >= 1, got {label_value(str(ranks))!r}")
+        raise BlisError(f"tensor_parallel_size: expected an integer >= 1, got {printable(str(ranks))!r}")
     return elements / ranks * BYTES_PER_KV_ELEMENT / (bandwidth_tb_s * 1e6)
 
 

@@ -31,7 +31,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from exporters.what_if import Advisory, LoadView, PerGeneration
-from exporters.wording import REPLICAS_SHOWN, US_PER_S, base_unit, label_value
+from exporters.wording import REPLICAS_SHOWN, US_PER_S, base_unit, printable
 from online import ConfigSnapshot, ModelSnapshot, ResidualSnapshot, Snapshot, TargetSnapshot
 from tracefit import TracefitError
 
@@ -41,8 +41,8 @@ STEP_TIME = "step_time"
 BUCKET, SUM, COUNT = "_bucket", "_sum", "_count"
 _API_TARGETS = ("api_queueing", "first_response")
 
-DEFAULT_MAX_SERIES = 7650
-"""50 configurations with everything the default sets can publish need 50 x 138 series, and 50 x 15 with the verdict and
+DEFAULT_MAX_SERIES = 7550
+"""50 configurations with everything the default sets can publish need 50 x 136 series, and 50 x 15 with the verdict and
 advice; with 7 of the page and at most 343 of the process, a scrape has no more than 8,000."""
 
 _SAME_NAME = (
@@ -180,22 +180,6 @@ FAMILIES: tuple[Family, ...] = (
         "coefficient, or empty while that is not known; step_time only.",
     ),
     Family(
-        "tracefit_engines_apart_ratio",
-        _TARGET,
-        "Time of the engine that differs most by that of the others, for the same steps; absent of one engine.",
-    ),
-    Family(
-        "tracefit_level_ratio",
-        (*_TARGET, "phase"),
-        "Time of the last steps per time by coefficients and shape factors: decode (without prefill), prefill; 1 "
-        "where no level predicts better. It tells of the seconds after tracefit_last_heard_timestamp_seconds.",
-    ),
-    Family(
-        "tracefit_replicas_differing",
-        _TARGET,
-        "Engines of a configuration that differ from the others by more than 5 % and three errors; step_time only.",
-    ),
-    Family(
         "tracefit_replica_speed_ratio",
         (*_TARGET, "instance"),
         "Of several engines, the time of one per time of the others, for the 16 furthest from them; step_time only.",
@@ -237,7 +221,7 @@ class _Series:
 
         Absent beats wrong: what is not finite never leaves. The first of two that labels cannot tell apart stays.
         """
-        series, key = self.by_family[family], (suffix, tuple(map(label_value, labels)))
+        series, key = self.by_family[family], (suffix, tuple(map(printable, labels)))
         if value is None:
             return
         if not math.isfinite(value) or key in series:
@@ -366,8 +350,6 @@ def _add_step(series: _Series, labels: tuple[str, ...], target: TargetSnapshot) 
         series.add("tracefit_error_p90_ratio", labels, champion.error.p90_ape)
     if target.prediction_error is not None:
         series.add("tracefit_live_error_median_ratio", labels, target.prediction_error.median_ape)
-    for phase, level in target.level.items():
-        series.add("tracefit_level_ratio", (*labels, phase), level.factor)
     _add_changes(series, labels, target)
 
 
@@ -377,9 +359,6 @@ def _add_changes(series: _Series, labels: tuple[str, ...], target: TargetSnapsho
         last_s = None if drift.last_unix_nano is None else drift.last_unix_nano / NS_PER_S
         series.add("tracefit_drift_last_timestamp_seconds", labels, last_s)
         series.add("tracefit_drift_gain_ratio", (*labels, drift.term), drift.gain)
-        series.add("tracefit_engines_apart_ratio", labels, drift.engines_apart)
-    if target.replicas:
-        series.add("tracefit_replicas_differing", labels, sum(each.differs for each in target.replicas))
     for replica in target.replicas[:REPLICAS_SHOWN]:
         series.add("tracefit_replica_speed_ratio", (*labels, replica.engine), replica.ratio)
         if replica.differs and replica.ratio is not None:

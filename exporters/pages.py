@@ -1,19 +1,6 @@
 """The pages of the HTTP port: snapshots as documents, questions and answers, health, and the table of all.
 
-| path | answers |
-|---|---|
-| / | the status page; ?config=ID for one configuration |
-| /metrics | Prometheus text, gzip on request |
-| /healthz | 200 while the process is alive, 503 otherwise; JSON detail |
-| /readyz | 200 while it accepts telemetry, 503 otherwise; JSON detail |
-| /snapshot | the newest snapshot; strong ETag, 304, Last-Modified; 503 + Retry-After before the first |
-| /snapshot/{config_id} | the same with one configuration; 404 if it is not in the newest snapshot |
-| /snapshot/{config_id}/blis.yaml | for BLIS; ?format=flags, ?alpha=effective; 422 with the reason if it cannot be |
-| /predict | what a step costs, or what requests see at a load; JSON, the parameters of ``tracefit predict`` |
-| /state | what was learned as a state file, to be merged with others'; strong ETag, 304; where it is switched on |
-| /plan | how many requests fit the targets; JSON, the parameters of ``tracefit plan`` |
-
-docs/openapi.yaml describes them. A document is rendered at most once per generation and kept until the next, so a
+docs/openapi.yaml lists and describes them. A document is rendered at most once per generation and kept until the next, so a
 puller that asks again pays for a comparison of tags only. The work of an answer is bounded by the client: a plan looks
 at no more than some hundred loads, and a load at no more than some dozen steps. A refusal is one line of text: 400
 names the parameter, 404 and 422 say what is not there. A handler maps a request to a response and may not block.

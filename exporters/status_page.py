@@ -8,8 +8,8 @@ No external assets, no build step; the content-security policy allows exactly th
 by hash, so that a model name can never become code. The script asks for the page again and swaps the parts that
 changed. The what-if form asks the page itself, so that question and answer are one address.
 
-Our own metrics are not listed by hand: a gauge whose name has ``capacity`` and its twin with ``size`` are a bound; a
-counter whose name has one of ``LOSSES`` is a way of losing something; other counters are flow.
+Our own metrics are not listed by hand: a counter whose name has one of ``LOSSES`` is a way of losing something; other
+counters are flow. How full each bound is, /metrics has.
 """
 
 from __future__ import annotations
@@ -390,25 +390,18 @@ class _Flow(NamedTuple):
 
 
 def _accounting_view(own: Collector) -> View:
-    """Our own metrics as losses, other flows, and bounds with how full they are."""
-    families = [family for family in own.collect() if family.name.startswith(_PREFIX)]
+    """Our own counters as losses and other flows."""
     flows = []
-    for family in families:
+    for family in own.collect():
         samples = [sample for sample in family.samples if sample.name.endswith("_total")]
-        if family.type == "counter" and any(sample.value for sample in samples):
+        is_ours = family.name.startswith(_PREFIX) and family.type == "counter"
+        if is_ours and any(sample.value for sample in samples):
             labelled = [sample for sample in samples if sample.labels and sample.value][:MAX_PARTS]
             parts = [(", ".join(map(reason_text, s.labels.values())), s.value) for s in labelled]
             name = family.name.removeprefix(_PREFIX)
             flows.append(_Flow(name, family.documentation, sum(sample.value for sample in samples), parts))
-    gauges = {family.name: family for family in families if family.type == "gauge"}
-    bounds = []
-    for name, family in sorted(gauges.items()):
-        twin = gauges.get(name.replace("capacity", "size"))
-        if "capacity" in name and twin is not None:
-            size, capacity = (sum(sample.value for sample in each.samples) for each in (twin, family))
-            bounds.append((twin.documentation, size, capacity, size / capacity if capacity else 0.0))
     lost = [flow for flow in flows if any(word in LOSSES for word in flow.name.split("_"))]
-    return {"lost": lost, "flows": [flow for flow in flows if flow not in lost], "bounds": bounds}
+    return {"lost": lost, "flows": [flow for flow in flows if flow not in lost]}
 
 
 def _fleet_view(sources: Sequence[FleetSource], snapshot: Snapshot | None) -> View | None:

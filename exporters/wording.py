@@ -46,23 +46,12 @@ _NOT_WORD = re.compile(r"[^a-z0-9]+")
 
 
 @lru_cache(maxsize=4096)
-def label_value(text: str) -> str:
-    """Make any text a harmless label value.
+def printable(text: str, max_chars: int = MAX_LABEL_CHARS) -> str:
+    """Make whatever telemetry said one line of encodable text, and so a harmless label value.
 
     Control characters, newlines and lone surrogates become U+FFFD; what is too long is cut and keeps eight hex digits
     of its hash, so that two long names that differ only at the end stay two series.
-
-    Args:
-        text: whatever telemetry or configuration said.
-
-    Returns:
-        At most ``MAX_LABEL_CHARS`` characters of encodable, printable text.
     """
-    return printable(text, MAX_LABEL_CHARS)
-
-
-def printable(text: str, max_chars: int) -> str:
-    """The same for any length: one line of encodable text, cut with a mark that keeps different texts different."""
     head = text[:max_chars]
     clean = "".join("\ufffd" if unicodedata.category(char) in _UNPRINTABLE else char for char in head)
     if len(text) <= max_chars:
@@ -217,7 +206,7 @@ def news_of(config: ConfigSnapshot, now_unix_nano: int) -> list[str]:
 
 def name_of(config: ConfigSnapshot) -> str:
     """The name of its model, else its id; on one line, whatever telemetry said."""
-    return printable(str(config.config.get("model") or config.config_id), MAX_LABEL_CHARS)
+    return printable(str(config.config.get("model") or config.config_id))
 
 
 LOSSES: dict[str, str] = {
@@ -345,7 +334,7 @@ ALPHA_INCOMPLETE = "Time outside the steps (alpha) is incomplete."
 
 STATUS: dict[str, str] = {
     "identified": "the data pin it down",
-    "weak": "the data hardly tell it from the others; vary the load",
+    "weak": "there is too little evidence for it alone; its reason says why",
     "at_bound": "zero, because a cost cannot be negative",
     "prior_only": "taken from a donor or a data sheet; no evidence yet",
     "constant": "its feature has not varied",

@@ -15,7 +15,7 @@ from collector.recordings import Recording
 from tests.bench.figures import recorded
 from tests.support.command_lines import parsed
 from tests.support.paths import DOCS, ROOT
-from tests.support.tutorials import ADDRESS, assert_said, page_of, served, steps_of
+from tests.support.tutorials import LEFT, assert_said, page_of, served, steps_of
 from tracefit import load
 
 TEXT = (DOCS / "quickstart.md").read_text(encoding="utf-8")
@@ -65,7 +65,7 @@ def test_the_examples_of_the_readme_are_of_the_demo(sidecar):
 
 
 def test_every_line_of_python_says_what_stands_below_it(sidecar):
-    example = doctest.DocTestParser().get_doctest(TEXT.replace(ADDRESS, sidecar), {}, "quickstart.md", "tutorial", 0)
+    example = doctest.DocTestParser().get_doctest(TEXT.replace(LEFT, sidecar), {}, "quickstart.md", "tutorial", 0)
     assert len(example.examples) > 4
     out = []
     result = doctest.DocTestRunner(verbose=False, optionflags=doctest.ELLIPSIS).run(example, out=out.append)

@@ -15,7 +15,7 @@ import tracefit
 from collector.config import Config
 from exporters.metrics_page import DEFAULT_MAX_SERIES, PAGE_FAMILIES, MetricsPage, snapshot_families
 from exporters.what_if import Advisory, ClientView, Mix
-from exporters.wording import MAX_LABEL_CHARS, base_unit, label_value
+from exporters.wording import MAX_LABEL_CHARS, base_unit, printable
 from online.bank import Bank
 from online.rows import Target
 from online.snapshot import FeatureSnapshot, ModelSnapshot, TargetSnapshot
@@ -121,7 +121,7 @@ def test_any_model_name_gives_a_page_that_parses(name):
     info = next(f for f in parse_text(text) if f.name == "tracefit_config_info")
     shown = info.samples[0].labels["model_name"]
     assert len(shown) <= MAX_LABEL_CHARS
-    assert shown == label_value(name)
+    assert shown == printable(name)
 
 
 def known_by(config_id, **facts):

@@ -26,6 +26,8 @@ from tests.support.pipelines import replayed
 
 ADDRESS = "http://localhost:9464"
 """Where a tutorial's sidecar is."""
+LEFT = "snapshots/demo/snapshot.json"
+"""What a demo leaves: the same as a sidecar says at its end."""
 
 
 class Step(NamedTuple):
@@ -73,7 +75,7 @@ def said(command: str, sidecar: str = "") -> str:
     """What it writes to standard output; ``> FILE`` and ``| grep`` as a shell has them."""
     command, _, file = command.partition(" > ")
     command, _, pattern = command.partition(" | grep ")
-    words = shlex.split(command.replace(ADDRESS, sidecar))
+    words = shlex.split(command.replace(ADDRESS, sidecar).replace(LEFT, sidecar))
     if words[0] == "curl":
         text = page_of(words[-1])
         text = json.dumps(json.loads(text), indent=2) + "\n" if text.startswith("{") else text

@@ -75,7 +75,8 @@ def test_the_last_speaker_does_not_own_the_coefficients_and_the_disagreement_is_
         assert clause in get(sidecar.http_port, "/").decode()
         assert config.verdict.odd[0].term == "all"
         page = get(sidecar.http_port, "/metrics").decode().splitlines()
-        [apart] = [line for line in page if line.startswith("tracefit_engines_apart_ratio{")]
+        of_slow = (line for line in page if line.startswith("tracefit_replica_speed_ratio{"))
+        [apart] = [line for line in of_slow if 'instance="slow"' in line]
         assert float(apart.rsplit(" ", 1)[1]) == pytest.approx(3.0, rel=0.1)
         assert step_of(sidecar).drift.count == 0
     assert f"tiny: not usable: {clause}" in caplog.text

@@ -44,7 +44,6 @@ def test_a_fleet_is_pulled_shown_and_counted(states, tmp_path):
             assert metric(port, f"tracefit_replica_speed_ratio{series}") == pytest.approx(1.3, abs=0.01)
             named = series.replace(",vector", ',term="all",vector')
             assert metric(port, f"tracefit_replica_differs{named}") == 1
-            assert metric(port, f"tracefit_replicas_differing{{{of},{target}}}") == 1
             page = get(port, "/").decode()
             assert "6 sources: 1 not in the coefficients" in page
             assert "refused: status 404" in page

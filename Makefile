@@ -16,6 +16,9 @@ help:
 	@echo "make coverage  the same, with what it covered beside the gate"
 	@echo "make run    the sidecar itself (CONFIG=file.yaml)"
 	@echo "make demo-vllm  the same with a real, un-forked vLLM on this CPU, our plugin and a load (first set-up: minutes, GBs)"
+	@echo "make demo-vllm-clean  remove what that one installed"
+	@echo "make e2e-vllm  the same as a test, and the plugin against the own schedulers of vLLM"
+	@echo "make check-vllm-releases  whether what the plugin overrides exists in the releases of vLLM"
 	@echo "make bench WHAT=x  measure what the documents state, every number beside its target; x is one of"
 	@echo "            $(BENCHES)"
 	@echo "            (ARGS='names of sections'; h100 needs TABLES=DIR and TOOLS=DIR, other sections take TOOLS=DIR)"
@@ -32,6 +35,7 @@ help:
 	@echo "make sbom   what the wheel and the image are made of, as CycloneDX, into dist/"
 	@echo "make audit  known vulnerabilities of the same (says it loudly where the index cannot be asked)"
 	@echo "make lint   ruff, mypy --strict, import contracts"
+	@echo "make clean  remove the environment and everything made"
 
 $(STAMP): requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "tracefit needs Python 3.11 or newer, this is " + sys.version.split()[0])'

@@ -1,8 +1,8 @@
 """``tracefit``: argv in, exit code out (0 done, 1 failed, 2 usage, 78 bad configuration, 130 Ctrl-C).
 
-Every command is declared here, so that the help, the completion of the shell and docs/cli.md are made of one thing.
-What a command does is imported when it runs: ``--help`` should not cost a second, and the environment below has to be
-set before numpy and grpc are imported.
+Every command is declared here, so that its help and what the shell completes are made of one thing. What a command
+does is imported when it runs: ``--help`` should not cost a second, and the environment below has to be set before
+numpy and grpc are imported.
 """
 
 from __future__ import annotations
@@ -11,21 +11,21 @@ import contextlib
 import errno
 import json
 import os
-import platform
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
-from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from collector import __version__
 from collector.commands.arguments import (
+    DIRECTORY,
     FILE,
     HOST_PORT,
     INTERVAL,
+    NEW_FILE,
     RATIO,
     Commands,
     Option,
@@ -75,6 +75,9 @@ from collector.runtime import (
 )
 from exporters import questions
 
+if TYPE_CHECKING:
+    from tracefit import Snapshot
+
 _ENVIRONMENT = {
     "OPENBLAS_NUM_THREADS": "1",  # small solves only; more threads cost memory and reproducibility
     "GRPC_VERBOSITY": "NONE",  # the core prints its own view of a failed bind beside our sentence
@@ -82,8 +85,6 @@ _ENVIRONMENT = {
 _COMPLETE = "_TRACEFIT_COMPLETE"
 """Set by the shell that completes a command line, as click has it."""
 
-LIBRARIES = ("numpy", "grpcio", "msgspec", "prometheus-client", "river")
-"""What results and crashes depend on."""
 for_blis = partial(click.option, cls=Option, heading="For BLIS")
 
 RUN_EPILOG = """\b
@@ -111,12 +112,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             code: int = tracefit.invoke(context)
     except click.exceptions.Exit as ended:
         code = ended.exit_code
-    except click.UsageError as error:
-        code = _refuse(say_usage(error), EXIT_USAGE)
-    except ConfigError as error:
-        code = _refuse(str(error), EXIT_USAGE if error.key.startswith("--") else EXIT_CONFIG)
-    except StartError as error:
-        code = _refuse(f"error: {error}", EXIT_FAILED)
+    except (click.UsageError, questions.QuestionError, ConfigError, StartError, KeyboardInterrupt) as error:
+        sentence, code = _refusal(error)
+        _warn(sentence)
     except OSError as error:
         if error.errno not in (errno.EPIPE, errno.ENOSPC):  # `tracefit replay … | head`; a full disk
             raise
@@ -124,14 +122,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = EXIT_FAILED
         if error.errno == errno.ENOSPC:
             _warn(f"error: cannot write: {error.strerror}")
-    except KeyboardInterrupt:
-        code = _refuse("stopped", EXIT_INTERRUPTED)
     return code
 
 
-def _refuse(sentence: str, code: int) -> int:
-    _warn(sentence)
-    return code
+def _refusal(error: BaseException) -> tuple[str, int]:
+    """What to say of an error, and the exit code."""
+    match error:
+        case click.UsageError():
+            return say_usage(error), EXIT_USAGE
+        case questions.QuestionError():
+            return f"usage error: --{error.parameter.replace('_', '-')}: {error.problem}", EXIT_USAGE
+        case ConfigError():
+            return str(error), EXIT_USAGE if error.key.startswith("--") else EXIT_CONFIG
+        case StartError():
+            return f"error: {error}", EXIT_FAILED
+        case _:
+            return "stopped", EXIT_INTERRUPTED
 
 
 @click.group(cls=Commands, epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
@@ -166,10 +172,10 @@ def run(*, scrape: tuple[str, ...], config: Path | None, profile: str | None, **
 
 
 @tracefit.command()
-@click.option("--speed", type=number("from 0.01 on", 0.01), default=20.0, metavar="N", help="Times as recorded (20).")
+@click.option("--speed", type=number("from 0.01 on", 0.01), metavar="N", help="Times as recorded (20).")
 @click.option("--recording", type=FILE, metavar="FILE", help="A recording other than the bundled one.")
 @click.option("--gpu", is_flag=True, help="What vLLM on an H100 would send, from measured kernel times.")
-@click.option("--dir", "--directory", "directory", type=FILE, metavar="DIR", help="Its files go here (snapshots/demo).")
+@click.option("--dir", "directory", type=DIRECTORY, metavar="DIR", help="Its files go here (snapshots/demo).")
 @click.option(
     "--throttle",
     type=number("from 0.01 to 100", 0.01, 100.0),
@@ -179,18 +185,20 @@ def run(*, scrape: tuple[str, ...], config: Path | None, profile: str | None, **
 )
 @click.option("--to", type=HOST_PORT, metavar="HOST:PORT", help="Send to a running sidecar, in real time, for ever.")
 def demo(
-    *, speed: float, recording: Path | None, gpu: bool, directory: Path | None, throttle: float, to: str | None
+    *, speed: float | None, recording: Path | None, gpu: bool, directory: Path | None, throttle: float, to: str | None
 ) -> int:
     """Watch a real sidecar learn from a recording, 20 times faster."""
     from collector.commands import demo as made  # noqa: PLC0415
 
     if gpu and recording is not None:
         raise ConfigError("--gpu", "not with --recording: it makes what is sent")
+    if to is not None and (speed or directory):
+        raise ConfigError("--to", "not with --speed or --dir: that sidecar has its own files, and the time of day")
     with made.signals_as_ctrl_c():
         tape = made.gpu_tape(SystemClock()) if gpu else made.read_tape(made.find_recording(recording), _warn)
         if to is not None:
             return made.send_forever(tape, to, SystemClock(), _say, throttle)
-        return made.demo(tape, speed, _say, directory, throttle, gpu=gpu)
+        return made.demo(tape, speed or made.SPEED, _say, directory, throttle, gpu=gpu)
 
 
 # --- questions --------------------------------------------------------------------------------------------------------
@@ -198,11 +206,11 @@ def demo(
 
 @tracefit.command()
 @asks_snapshot
-def show(*, snapshot: str, which: str, token_file: Path | None, in_json: bool) -> int:
+def show(**asked: Any) -> int:
     """What a snapshot says: coefficients, error bars, verdict."""
-    from collector.commands import ask  # noqa: PLC0415
+    from collector.commands.ask import show as answer  # noqa: PLC0415
 
-    return ask.show(ask.load_snapshot(snapshot, token_file), which=which, in_json=in_json, say=_say, note=_warn)
+    return answer(**asked, say=_say, note=_warn)
 
 
 @tracefit.command()
@@ -210,9 +218,12 @@ def show(*, snapshot: str, which: str, token_file: Path | None, in_json: bool) -
 @asks("What requests see at a load", questions.LOAD)
 @asks("Options", [questions.NOW])
 @asks_snapshot
-def predict(*, snapshot: str, which: str, token_file: Path | None, in_json: bool, now: bool, **question: Any) -> int:
+def predict(*, snapshot: Snapshot, which: str, in_json: bool, now: bool, **question: Any) -> int:
     """What one step costs, or what requests see at a load."""
-    return _ask(questions.read_prediction, question, snapshot, token_file, which=which, in_json=in_json, now=now)
+    from collector.commands.ask import ask  # noqa: PLC0415
+
+    asked = questions.read_prediction(question)
+    return ask(snapshot, asked, which=which, in_json=in_json, now=now, say=_say, note=_warn)
 
 
 @tracefit.command()
@@ -220,25 +231,11 @@ def predict(*, snapshot: str, which: str, token_file: Path | None, in_json: bool
 @asks("Targets", questions.TARGETS)
 @asks("Limits of the engine, where its telemetry does not tell them", questions.LIMITS)
 @asks_snapshot
-def plan(*, snapshot: str, which: str, token_file: Path | None, in_json: bool, **question: Any) -> int:
+def plan(*, snapshot: Snapshot, which: str, in_json: bool, **question: Any) -> int:
     """How many requests fit the targets, and what limits them."""
-    return _ask(questions.read_plan, question, snapshot, token_file, which=which, in_json=in_json)
+    from collector.commands.ask import ask  # noqa: PLC0415
 
-
-def _ask(
-    read: Callable[[Mapping[str, Any]], questions.Question],
-    question: Mapping[str, Any],
-    snapshot: str,
-    token_file: Path | None,
-    **options: Any,
-) -> int:
-    from collector.commands import ask  # noqa: PLC0415
-
-    try:
-        asked = read(question)
-    except questions.QuestionError as error:
-        raise ConfigError(f"--{error.parameter.replace('_', '-')}", error.problem) from None
-    return ask.ask(ask.load_snapshot(snapshot, token_file), asked, say=_say, note=_warn, **options)
+    return ask(snapshot, questions.read_plan(question), which=which, in_json=in_json, say=_say, note=_warn)
 
 
 @tracefit.command()
@@ -289,7 +286,7 @@ def doctor(*, url: str, token_file: Path | None, in_json: bool) -> int:
     type=Word(["identified"]),
     help="Refuse if a coefficient is anything less.",
 )
-@out_option("where the result goes (standard output); of blis-trace, a directory", required=False)
+@out_option("where the result goes (standard output); of blis-trace, a directory", required=False, of=FILE)
 @which_option
 @token_option
 def export(
@@ -302,9 +299,9 @@ def export(
         if out is None:
             raise ConfigError("--out", "a trace is two files; say in which directory")
         return export_traffic([Path(snapshot)], out, SystemClock(), say=_say, note=note_above_bar)
-    from collector.commands.ask import load_snapshot  # noqa: PLC0415
+    from collector.commands.ask import load_whole  # noqa: PLC0415
 
-    loaded = load_snapshot(snapshot, token_file)
+    loaded = load_whole(snapshot, token_file)
     return export_snapshot(loaded, out, file_format=file_format, which=which, **options, say=_say, note=_warn)
 
 
@@ -313,8 +310,10 @@ def export(
 
 @tracefit.command()
 @many("files", "FILE")
-@click.option("-o", "--out", "--snapshot", required=True, type=FILE, metavar="OUT", help="Where the coefficients go.")
-@click.option("--state", type=FILE, metavar="OUT", help="Save what was learned, for donors and merges.")
+@click.option(
+    "-o", "--out", "--snapshot", required=True, type=NEW_FILE, metavar="OUT", help="Where the coefficients go."
+)
+@click.option("--state", type=NEW_FILE, metavar="OUT", help="Save what was learned, for donors and merges.")
 @with_config
 @json_option
 def replay(*, files: tuple[Path, ...], out: Path, state: Path | None, config: Config, in_json: bool) -> int:
@@ -322,7 +321,7 @@ def replay(*, files: tuple[Path, ...], out: Path, state: Path | None, config: Co
     from collector.commands import replay as made  # noqa: PLC0415
 
     _refuse_snapshots(files, "what it says: tracefit show {}")
-    say, stdin = _teller(in_json=in_json), sys.stdin.buffer
+    say, stdin = _teller(in_json=in_json), getattr(sys.stdin, "buffer", None)  # closed by whoever started us
     code = made.replay(files, out, config, SystemClock(), say=say, note=note_above_bar, state=state, stdin=stdin)
     return _concluded(code, out, in_json=in_json)
 
@@ -334,7 +333,7 @@ def fleet() -> None:
 
 @fleet.command("pull")
 @click.argument("sources", nargs=-1, required=True, metavar="SOURCE...")
-@out_option("where the fleet's files go", metavar="DIR")
+@out_option("where the fleet's files go", of=DIRECTORY)
 @click.option("--every", type=INTERVAL, metavar="TIME", help="Again and again, like 5m, with pages of its own.")
 @token_option
 @click.option("--timeout", type=number("above 0", 1e-9), default=10.0, metavar="S", help="Longest wait for one (10).")
@@ -374,7 +373,7 @@ def fleet_pull(
 
 @fleet.command("replay")
 @click.argument("places", nargs=-1, required=True, metavar="PATH|URL...")
-@out_option("where the fleet's files go", metavar="DIR")
+@out_option("where the fleet's files go", of=DIRECTORY)
 @click.option("--ray", default="local", metavar="ADDRESS", help="A Ray cluster: HOST:PORT or auto (default: one here).")
 @click.option("--rows", default="", metavar="DIR|URL", help="Write every row as Parquet: docs/fleet.md.")
 @with_config
@@ -396,7 +395,7 @@ def lab() -> None:
 @lab.command("evaluate")
 @many("files", "FILE")
 @out_option("every number as JSON", required=False)
-@click.option("--snapshot", type=FILE, metavar="FILE", help="Score this snapshot's coefficients as well.")
+@click.option("--snapshot", "scored", metavar="FILE", help="Score this snapshot's coefficients as well.")
 @click.option(
     "--learn-until",
     type=number("between 0 and 1", 1e-9, 1.0 - 1e-9),
@@ -419,15 +418,28 @@ def lab() -> None:
 @with_config
 @json_option
 def lab_evaluate(
-    *, files: tuple[Path, ...], systems: str, leave_out: str | None, config: Config, in_json: bool, **options: Any
+    *,
+    files: tuple[Path, ...],
+    scored: str | None,
+    systems: str,
+    leave_out: str | None,
+    config: Config,
+    in_json: bool,
+    **options: Any,
 ) -> int:
     """Compare every modelling system on recordings."""
+    from collector.commands.ask import load_whole  # noqa: PLC0415
     from collector.evaluate.command import EvaluateOptions, evaluate_recordings  # noqa: PLC0415
 
     _refuse_snapshots(files, "score it on one: tracefit lab evaluate RECORDING --snapshot {}")
     names = tuple(name.strip() for name in systems.split(",") if name.strip())
-    document = _say if in_json else None
-    asked = EvaluateOptions(systems=names, leave_out=leave_out or "", document=document, **options)
+    asked = EvaluateOptions(
+        systems=names,
+        leave_out=leave_out or "",
+        snapshot=load_whole(scored) if scored else None,
+        document=_say if in_json else None,
+        **options,
+    )
     say = _teller(in_json=in_json)
     return evaluate_recordings(list(files), config, asked, SystemClock(), say=say, note=note_above_bar)
 
@@ -445,7 +457,7 @@ def lab_donors(*, paths: tuple[Path, ...], in_json: bool) -> int:
 @lab.command("merge")
 @many("states", "STATE")
 @out_option("the merged state")
-@click.option("--snapshot", type=FILE, metavar="OUT", help="Its coefficients as well, and who differs.")
+@click.option("--snapshot", type=NEW_FILE, metavar="OUT", help="Its coefficients as well, and who differs.")
 @with_config
 @json_option
 def lab_merge(*, states: tuple[Path, ...], out: Path, snapshot: Path | None, config: Config, in_json: bool) -> int:
@@ -459,7 +471,7 @@ def lab_merge(*, states: tuple[Path, ...], out: Path, snapshot: Path | None, con
     return EXIT_OK if snapshot is None and code == EXIT_OK else _concluded(code, snapshot or out, in_json=in_json)
 
 
-# --- the configuration and the installation ---------------------------------------------------------------------------
+# --- the configuration ---------------------------------------------------------------------------
 
 
 @tracefit.group("config", cls=Commands)
@@ -500,33 +512,6 @@ def config_schema() -> int:
     """Print the JSON Schema of the configuration, for editors."""
     _say(json.dumps(json_schema(), indent=2))
     return EXIT_OK
-
-
-@tracefit.command()
-@json_option
-def version(*, in_json: bool) -> int:
-    """This version, what it runs on, what it reads and writes."""
-    from online import SCHEMA  # noqa: PLC0415
-    from online.state import VERSION  # noqa: PLC0415
-
-    libraries = {name: _version_of(name) for name in LIBRARIES}
-    about = {"version": __version__, "python": platform.python_version(), "platform": platform.platform()}
-    if in_json:
-        _say(
-            json.dumps({**about, "snapshot_schema": SCHEMA, "state_version": VERSION, "libraries": libraries}, indent=1)
-        )
-        return EXIT_OK
-    _say("tracefit {version}, Python {python}, {platform}".format(**about))
-    _say(f"snapshot {SCHEMA}, state version {VERSION}")
-    _say(", ".join(f"{name} {installed or 'not installed'}" for name, installed in libraries.items()))
-    return EXIT_OK
-
-
-def _version_of(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def _refuse_snapshots(files: Sequence[Path], remedy: str) -> None:

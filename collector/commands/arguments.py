@@ -17,6 +17,7 @@ from typing import Any
 import click
 
 from collector.config import ENV_FILE, PROFILES, Config, is_endpoint, load, suggestion
+from collector.runtime import StartError
 from exporters.questions import READERS, Parameter
 
 Function = Callable[..., Any]
@@ -30,14 +31,19 @@ MEANT = {
     "capacity": "plan",
     "status": "doctor",
     "help": "--help",
+    "version": "--version",
     "evaluate": "lab evaluate",
     "donors": "lab donors",
     "merge": "lab merge",
+    "compare": "diff",
     "check-config": "config check",
 }
 """What newcomers type, and what they mean by it."""
 MEANT_OPTIONS = {
     "--tpot": "--itl",
+    "--slo": "--itl",
+    "--qps": "--rate",
+    "-v": "--version",
     "--model": "--which",
     "--url": "--scrape",
     "--target": "--scrape",
@@ -56,6 +62,7 @@ MEANT_OPTIONS = {
 """The same of options, where the command has what they mean."""
 ANSWERED = {
     "--port": "--listen HOST:PORT takes telemetry, --pages HOST:PORT shows pages",
+    "--concurrency": "it is what a plan finds; what requests see at a load, tracefit predict says",
     **dict.fromkeys(
         ("--tpot", "--itl", "--ttft"), "predict says it; targets are for tracefit plan SNAPSHOT --itl 30ms"
     ),
@@ -72,7 +79,15 @@ class Option(click.Option):
 
 
 class Command(click.Command):
-    """A command whose help has its options under their headings."""
+    """A command whose help has its options under their headings, and whose wrong usages name that help."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """As click does, which forgets whose option it was that lacks its value."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.UsageError as error:
+            error.ctx = error.ctx or ctx
+            raise
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """As click does, a section for each heading."""
@@ -99,7 +114,7 @@ class Commands(click.Group):
         if self.get_command(ctx, word) is None and not word.startswith("-"):
             meant = MEANT.get(word)
             near = f"; did you mean {meant!r}?" if meant else suggestion(word, [*self.commands, *MEANT.values()])
-            ctx.fail(f"there is no command {word!r}{near}")
+            ctx.fail(f"there is no command {word!r}{near or '; there are ' + ', '.join(self.commands)}")
         return super().resolve_command(ctx, args)
 
 
@@ -110,14 +125,16 @@ def say_usage(error: click.UsageError) -> str:
     text = " ".join(error.format_message().split()).rstrip(".")
     if isinstance(error, click.NoSuchOption):
         text = f"there is no option {error.option_name!r}{_meant(error)}"
+    surplus = re.search(r"unexpected extra argument \((\S+\.ya?ml)\)", text)
+    if surplus and "--config" in _options(error):
+        text += f"; did you mean '--config {surplus[1]}'?"
     where = error.ctx.command_path if error.ctx is not None else "tracefit"
     return f"usage error: {text[:1].lower()}{text[1:]} (see '{where} --help')"
 
 
 def _meant(error: click.NoSuchOption) -> str:
     """What to type in place of an option that the command does not have."""
-    name = error.option_name
-    has = {each for param in (error.ctx.command.params if error.ctx else ()) for each in param.opts}
+    name, has = error.option_name, _options(error)
     if MEANT_OPTIONS.get(name) in has:
         return f"; did you mean {MEANT_OPTIONS[name]!r}?"
     if name in ANSWERED and (name != "--port" or "--listen" in has):
@@ -126,6 +143,10 @@ def _meant(error: click.NoSuchOption) -> str:
     if "--config" in has and key in Config.__struct_fields__:
         return f", but a key of the configuration: set TRACEFIT_{key.upper()}"
     return f"; did you mean {error.possibilities[0]!r}?" if error.possibilities else ""
+
+
+def _options(error: click.UsageError) -> set[str]:
+    return {each for param in (error.ctx.command.params if error.ctx else ()) for each in param.opts}
 
 
 class Word(click.Choice[str]):
@@ -143,16 +164,6 @@ class Word(click.Choice[str]):
         return str(value)
 
 
-class Place(click.Path):
-    """A path as ``Path``; ``Path("")`` would be the working directory."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
-        """The path as it was given."""
-        if not str(value):
-            self.fail("'' is no path", param, ctx)
-        return Path(value)
-
-
 class Checked(click.ParamType[Any]):
     """A value that ``read`` makes of its text, or says in a ValueError why it cannot be."""
 
@@ -165,6 +176,12 @@ class Checked(click.ParamType[Any]):
             return self._read(str(value))
         except ValueError as error:
             self.fail(str(error), param, ctx)
+
+
+class Place(Checked):
+    """A path, which the shell completes."""
+
+    shell_complete = click.Path().shell_complete
 
 
 def number(range_text: str, low: float, high: float = math.inf) -> Checked:
@@ -184,8 +201,36 @@ def number(range_text: str, low: float, high: float = math.inf) -> Checked:
 
 def _host_port(text: str) -> str:
     if not is_endpoint(text):
-        raise ValueError(f"{text!r} is not host:port, the port 0 to 65535")
+        near = f"127.0.0.1:{text.removeprefix(':')}"
+        meant = f"; did you mean {near!r}?" if is_endpoint(near) else ""
+        raise ValueError(f"{text!r} is not host:port, the port 0 to 65535{meant}")
     return text
+
+
+def _path(text: str) -> Path:
+    if not text:  # Path("") would be the working directory
+        raise ValueError("'' is no path")
+    if "://" in text:
+        raise ValueError(f"{text!r} is no file: tracefit run --scrape reads pages, tracefit fleet replay reads stores")
+    return Path(text)
+
+
+def _new_file(text: str) -> Path:
+    """Refused before the work, and not after an hour of it."""
+    path = _path(text)
+    why = "it is a directory" if path.is_dir() else ""
+    if not path.absolute().parent.is_dir():
+        why = "there is no such directory"
+    if why:
+        raise StartError(f"cannot write {path}: {why}")
+    return path
+
+
+def _directory(text: str) -> Path:
+    path = _path(text)
+    if path.exists() and not path.is_dir():
+        raise StartError(f"cannot write to {path}: it is a file, and a directory is wanted")
+    return path
 
 
 def _interval(text: str) -> float:
@@ -198,7 +243,8 @@ def _interval(text: str) -> float:
 
 HOST_PORT, INTERVAL = Checked("host:port", _host_port), Checked("time", _interval)
 """Where somebody listens; seconds of 30s, 5m or 1h."""
-FILE = Place()
+FILE, NEW_FILE, DIRECTORY = Place("path", _path), Place("path", _new_file), Place("path", _directory)
+"""What is read; what is written; where several files are written."""
 RATIO = number("from 0 to 1", 0.0, 1.0)
 
 
@@ -233,9 +279,10 @@ def json_option(command: Function) -> Function:
     return click.option("--json", "in_json", is_flag=True, help="Print the result as one JSON document.")(command)
 
 
-def out_option(meaning: str, *, required: bool = True, metavar: str = "OUT") -> Callable[[Function], Function]:
+def out_option(meaning: str, *, required: bool = True, of: Checked = NEW_FILE) -> Callable[[Function], Function]:
     """``-o``, ``--out``."""
-    return click.option("-o", "--out", required=required, type=FILE, metavar=metavar, help=meaning.capitalize() + ".")
+    metavar = "OUT" if of is NEW_FILE else "DIR"
+    return click.option("-o", "--out", required=required, type=of, metavar=metavar, help=meaning.capitalize() + ".")
 
 
 def which_option(command: Function) -> Function:
@@ -250,8 +297,15 @@ def token_option(command: Function) -> Function:
 
 
 def asks_snapshot(command: Function) -> Function:
-    """The argument and the options of every question to one snapshot, a file or an address."""
-    return click.argument("snapshot")(which_option(token_option(json_option(command))))
+    """The options of every question to one snapshot, and the snapshot itself, loaded from a file or an address."""
+
+    @functools.wraps(command)
+    def run(*, snapshot: str, token_file: Path | None, **options: Any) -> Any:
+        from .ask import load_snapshot  # noqa: PLC0415 -- numpy and the client are not needed for --help
+
+        return command(snapshot=load_snapshot(snapshot, token_file), **options)
+
+    return click.argument("snapshot")(which_option(token_option(json_option(run))))
 
 
 def asks(heading: str, parameters: Iterable[Parameter]) -> Callable[[Function], Function]:

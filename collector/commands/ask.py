@@ -10,12 +10,16 @@ import math
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
+
 import tracefit
 from collector.config import is_endpoint
-from collector.runtime import EXIT_FAILED, EXIT_OK, EXIT_USAGE, PrintLine, StartError
-from exporters.questions import Question, QuestionError, as_json, counted, duration, tree_of
+from collector.runtime import EXIT_FAILED, EXIT_OK, PrintLine, StartError
+from exporters.questions import Question, as_json, counted, duration, tree_of
 from exporters.questions import ask as ask_client
+from exporters.snapshot_file import SNAPSHOT_NAME
 from exporters.wording import Z_95, unit_text
+from online import Snapshot as WholeSnapshot
 from tracefit import (
     Coefficient,
     Config,
@@ -44,8 +48,25 @@ def load_snapshot(source: str, token_file: Path | None) -> Snapshot:
     try:
         return tracefit.load(source, token=read_token(token_file))
     except tracefit.LoadError as error:
-        meant = f"; did you mean 'http://{source}'?" if is_endpoint(source) and not Path(source).exists() else ""
-        raise StartError(f"{error}{meant}") from None
+        raise StartError(f"{error}{_meant(Path(source))}") from None
+
+
+def _meant(path: Path) -> str:
+    """What to type in the place of what is no snapshot; empty where nobody knows."""
+    if (path / SNAPSHOT_NAME).is_file():
+        return f"; did you mean '{path / SNAPSHOT_NAME}'?"
+    if path.is_file() and path.suffix != ".json":
+        return f"; a recording becomes one: tracefit replay {path} -o snapshot.json"
+    return f"; did you mean 'http://{path}'?" if is_endpoint(str(path)) and not path.exists() else ""
+
+
+def load_whole(source: str, token_file: Path | None = None) -> WholeSnapshot:
+    """The same with all that it holds, also what no client asks for; StartError if it is not of this version."""
+    loaded = load_snapshot(source, token_file)
+    try:
+        return WholeSnapshot.from_json(loaded.data)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise StartError(f"{source} is no snapshot of this version: {error}") from None
 
 
 def read_token(path: Path | None) -> str | None:
@@ -89,13 +110,13 @@ def ask(
     """Print the answer to ``predict`` or ``plan``.
 
     Failed without coefficients that may be used, and where not one request keeps the targets of a plan.
+
+    Raises:
+        QuestionError: a parameter makes no sense.
     """
     try:
         config = snapshot.config(which)
         answer = ask_client(config.now() if now else config, question)
-    except QuestionError as error:
-        note(f"error: --{error.parameter.replace('_', '-')}: {error.problem}")
-        return EXIT_USAGE
     except TracefitError as error:
         note(_refusal(error))
         return EXIT_FAILED

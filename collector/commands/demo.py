@@ -46,6 +46,8 @@ MONOTONIC_FLOOR_NS = 3_600_000_000_000
 """A machine that booted just now has a monotonic clock near 0; the recording must not begin before its boot."""
 
 PORT_GRPC, PORT_PAGES = 4317, 9464
+SPEED = 20.0
+"""Times as recorded, unless somebody asks for another."""
 SEND_TIMEOUT_S, RETRY_S = 30.0, 1.0
 POLL_S = 1.5
 QUESTION, GPU_QUESTION = ({"prompt": 200, "output": 120, "itl": itl_ms} for itl_ms in (30.0, 10.0))

@@ -7,6 +7,7 @@ read from the pages that others read, too.
 from __future__ import annotations
 
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
@@ -21,7 +22,7 @@ from prometheus_client.parser import text_string_to_metric_families
 import tracefit
 from collector.decode.pages import PageParser
 from collector.runtime import EXIT_FAILED, EXIT_OK, PrintLine, StartError
-from collector.telemetry import ScrapeOutcome, Skip, table
+from collector.telemetry import PullOutcome, ScrapeOutcome, Skip, table
 from exporters.questions import as_json
 from exporters.wording import NOTHING_YET, OTLP_PORT, QUALITY, UNKNOWN_MODEL, Advice, reason_text
 from online import RowOutcome
@@ -84,8 +85,8 @@ def doctor(url: str, token: str | None, *, in_json: bool, say: PrintLine) -> int
     Raises:
         StartError: nothing answers there, or what answers is neither a sidecar nor a server that is known.
     """
-    if "://" not in url and Path(url).is_file():
-        raise StartError(f"{url} is a file, and doctor asks an address; its verdict: tracefit show {url}")
+    if url and "://" not in url and Path(url).exists():
+        raise StartError(f"{url} is a path, and doctor asks an address; its verdict: tracefit show {url}")
     base = (url if "://" in url else f"http://{url}").rstrip("/").removesuffix("/metrics")
     page = fetch(f"{base}/metrics", token)
     if page.status != HTTPStatus.OK:
@@ -113,6 +114,7 @@ def fetch(url: str, token: str | None) -> Page:
     if not url.startswith(("http://", "https://")):
         raise StartError(f"{url} is no address: http://HOST:PORT is")
     try:
+        _ = urllib.parse.urlsplit(url).port
         request = urllib.request.Request(url, headers={"Authorization": f"Bearer {token}"} if token else {})  # noqa: S310
         with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:  # noqa: S310
             page = Page(answer.status, answer.read(PAGE_BYTES_MAX + 1))
@@ -121,7 +123,7 @@ def fetch(url: str, token: str | None) -> Page:
             return Page(error.code, error.read(PAGE_BYTES_MAX))
     except (OSError, ValueError, HTTPException) as error:
         reason = getattr(error, "reason", error)
-        raise StartError(f"nothing answers at {url}: {reason}") from None
+        raise StartError(f"nothing answers at {url}: {getattr(reason, 'strerror', None) or reason}") from None
     if len(page.body) > PAGE_BYTES_MAX:
         raise StartError(f"{url} answers with more than {PAGE_BYTES_MAX >> 20} MiB")
     return page
@@ -183,7 +185,12 @@ def _readiness(page: Page, detail: dict[str, object], samples: Samples) -> Findi
 
 
 def _reception(samples: Samples, detail: Mapping[str, object], nothing_yet: Advice) -> Iterator[Finding]:
-    """What came in, and what of it was refused, left out or lost."""
+    """What came in, and what of it was refused, left out or lost; of a fleet, whose states it has."""
+    sources = {labels["outcome"]: value for labels, value in samples.of(table.FLEET_SOURCES.exposed_name)}
+    if sources:
+        said = ", ".join(f"{value:,.0f} {outcome}" for outcome, value in sources.items())
+        yield Finding(GOOD if sources.keys() == {PullOutcome.MERGED} else FAIR, "pulling", f"sources of states: {said}")
+        return
     spans = samples.total(table.ACCEPTED_SPANS)
     pages = samples.total(table.SCRAPES, outcome=ScrapeOutcome.TAKEN)
     unanswered = samples.total(table.SCRAPES) - pages

@@ -11,10 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from google.protobuf.message import DecodeError
 
-import tracefit
 from collector.decode import MISSING, ApiSpan, CoreSpan, Finish, MarkKind, RequestSpan, Telemetry, decode
 from collector.ingest import Export
 from collector.recordings import Timed, merged_with_progress, open_recordings
@@ -120,7 +118,7 @@ def _of_answer(span: RequestSpan) -> TracedRequest | None:
 
 
 def export_snapshot(
-    loaded: tracefit.Snapshot,
+    snapshot: Snapshot,
     out: Path | None,
     *,
     which: str,
@@ -133,7 +131,7 @@ def export_snapshot(
     """Print a snapshot's coefficients in the form of another program, or write them to a file.
 
     Args:
-        loaded: where they are.
+        snapshot: where they are.
         out: the file; None prints them.
         which: words for the configuration; may be empty where there is one.
         model_config: the model's ``config.json``.
@@ -143,12 +141,8 @@ def export_snapshot(
         options: of :func:`exporters.blis.export`.
 
     Raises:
-        StartError: a file cannot be read or written, or the snapshot is none of this version.
+        StartError: a file cannot be read or written.
     """
-    try:
-        snapshot = Snapshot.from_json(loaded.data)
-    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise StartError(f"the snapshot cannot be exported: {error}") from None
     facts = _read_model_config(model_config) if model_config is not None else None
     try:
         exported = export(snapshot, choose_config(snapshot, which), model_config=facts, **options)

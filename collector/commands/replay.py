@@ -45,7 +45,7 @@ def replay(
 
     Args:
         paths: recordings, in any order; directories of them; ``-`` for ``stdin``.
-        out: where the snapshot goes; its directory must exist.
+        out: where the snapshot goes; not over a recording.
         config: the same as for ``run``.
         clock: for the progress only.
         say: receives the result, line by line.
@@ -56,13 +56,14 @@ def replay(
     Returns:
         Exit code: failed if nothing was learned.
     """
-    for target in filter(None, (out, state)):
-        _refuse_what_cannot_be_written(target, paths)
+    for target in filter(Path.exists, filter(None, (out, state))):
+        if str(target.resolve()) in map(os.path.realpath, recording_files(map(str, paths))):
+            raise StartError(f"cannot write {target}: it is one of the recordings")
     pipeline = make_pipeline(config)
     timed = merged_with_progress(open_recordings(paths, note, stdin), clock, note)
     newest_unix_nano, held = _learn(pipeline, in_batches(timed, TAKE_BYTES))
     if not pipeline.learned_rows:
-        note(f"nothing was learned from {held}")
+        note(f"error: nothing was learned from {held}; what is read: docs/telemetry.md")
         return EXIT_FAILED
     snapshot = pipeline.snapshot(newest_unix_nano, 1)
     write_result(out, snapshot.to_json())
@@ -74,19 +75,6 @@ def replay(
             say(line)
     say(f"snapshot: {out}")
     return EXIT_OK
-
-
-def _refuse_what_cannot_be_written(target: Path, paths: Sequence[Path]) -> None:
-    """StartError before an hour of learning, and never a recording that is overwritten."""
-    why = ""
-    if not target.absolute().parent.is_dir():
-        why = "there is no such directory"
-    elif target.is_dir():
-        why = "it is a directory"
-    elif target.exists() and str(target.resolve()) in map(os.path.realpath, recording_files(map(str, paths))):
-        why = "it is one of the recordings"
-    if why:
-        raise StartError(f"cannot write {target}: {why}")
 
 
 def _learn(pipeline: Pipeline, batches: Iterable[list[Timed]]) -> tuple[int, str]:

@@ -177,7 +177,7 @@ class EvaluateOptions(NamedTuple):
     out: Path | None = None
     document: PrintLine | None = None
     """Receives every number as JSON."""
-    snapshot: Path | None = None
+    snapshot: Snapshot | None = None
     learn_until: float = 0.6
     systems: tuple[str, ...] = ()
     leave_out: str = ""
@@ -204,9 +204,6 @@ def evaluate_recordings(
     for system in systems:
         if plain_name(system) not in registered():
             raise ConfigError("--systems", f"{system!r} is not one of {', '.join(registered())}")
-    if options.out is not None and not options.out.absolute().parent.is_dir():
-        raise StartError(f"cannot write {options.out}: there is no such directory")
-    snapshot = _snapshot(options.snapshot)
     started_ns = clock.monotonic_ns()
     with progress("evaluated", 0, "parts") as bar:
 
@@ -227,7 +224,7 @@ def evaluate_recordings(
                 left_out=options.leave_out or _default_key(captures),
                 version=__version__,
                 tell=tell,
-                snapshot=snapshot,
+                snapshot=options.snapshot,
                 pages=pages,
             )
             text = lines(report)
@@ -278,17 +275,6 @@ def published_of(config: Config, told: Sequence[Timed], kv: Sequence[KvBatch] = 
 def _default_key(captures: Sequence[Capture]) -> str:
     """Models are left out where there are several, else workloads."""
     return "model" if len({group(capture, "model") for capture in captures}) > 1 else "workload"
-
-
-def _snapshot(path: Path | None) -> Snapshot | None:
-    if path is None:
-        return None
-    try:
-        return Snapshot.from_json(path.read_bytes())
-    except OSError as error:
-        raise StartError(f"cannot read {path}: {error.strerror}") from None
-    except (msgspec.DecodeError, ValueError) as error:
-        raise StartError(f"{path} is no snapshot: {error}") from None
 
 
 def _publish(options: EvaluateOptions, data: bytes, say: PrintLine) -> None:

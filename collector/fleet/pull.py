@@ -28,6 +28,7 @@ from collector.identity import IDENTITY, Fact, config_id, unknown_experts
 from collector.runtime import EXIT_FAILED, EXIT_OK, Clock, PrintLine, StartError, progress
 from collector.service import Directory, check_learning
 from collector.telemetry import PullOutcome
+from exporters.questions import counted
 from exporters.snapshot_file import SNAPSHOT_NAME, published_generation, write_atomically, write_snapshot
 from exporters.status_page import FleetSource
 from exporters.wording import odd_replicas
@@ -439,7 +440,7 @@ def token_reader(path: Path | None) -> Callable[[], str]:
 def report(pulled: Pulled) -> list[str]:
     """The configurations, and how many sources they are from."""
     counts = {outcome: sum(s.outcome == outcome for s in pulled.sources) for outcome in PullOutcome}
-    lines = [f"{len(pulled.sources)} sources: " + ", ".join(f"{n} {o}" for o, n in counts.items() if n)]
+    lines = [f"{counted(len(pulled.sources), 'source')}: " + ", ".join(f"{n} {o}" for o, n in counts.items() if n)]
     return lines + (_held(pulled.snapshot) if pulled.snapshot and not pulled.problem else [])
 
 

@@ -28,6 +28,7 @@ from typing import Any, Final, NamedTuple
 
 import aiohttp
 
+from collector.config import is_endpoint
 from collector.ingest.scrape import addresses_of, read_targets
 from collector.runtime import StartError
 from collector.telemetry import PullOutcome
@@ -78,6 +79,8 @@ def check_sources(sources: Sequence[str]) -> None:
         scheme, is_url, rest = source.partition("://")
         if not source or (is_url and not (scheme and rest)):
             raise StartError(f"{source!r} is no source of states")
+        if is_endpoint(source) and not Path(source).exists():
+            raise StartError(f"{source!r} is no source of states; did you mean 'http://{source}'?")
         if is_url and scheme.removeprefix(_DNS) in _HTTP:
             _check_url(source.removeprefix(_DNS))
         elif is_url:

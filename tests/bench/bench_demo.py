@@ -17,7 +17,7 @@ def main() -> int:
     parser.add_argument("--record", action="store_true", help="write it to docs/figures.json")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
-        command = [sys.executable, "-m", "collector", "demo", "--directory", directory]
+        command = [sys.executable, "-m", "collector", "demo", "--dir", directory]
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
         said = [line.replace(directory, "snapshots/demo") for line in done.stdout.splitlines()]
     spent = resource.getrusage(resource.RUSAGE_CHILDREN)

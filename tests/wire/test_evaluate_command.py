@@ -51,4 +51,4 @@ def test_a_snapshot_that_is_none_is_named(data_dir, tmp_path, capsys):
     path = tmp_path / "s.json"
     path.write_text("{}")
     assert main(["lab", "evaluate", str(data_dir / "c1_mixed" / "otlp.pb.gz"), "--snapshot", str(path)]) == 1
-    assert "is no snapshot" in capsys.readouterr().err
+    assert "not a snapshot" in capsys.readouterr().err

@@ -166,7 +166,7 @@ def test_a_file_that_teaches_nothing_is_exit_1_says_so_and_leaves_no_snapshot(tm
 
 def test_the_demo_runs_from_start_to_final_table(tmp_path, data_dir):
     ended = tracefit(
-        *("demo", "--recording", data_dir / "c1_mixed" / "otlp.pb.gz", "--speed", "600", "--directory", tmp_path),
+        *("demo", "--recording", data_dir / "c1_mixed" / "otlp.pb.gz", "--speed", "600", "--dir", tmp_path),
         TRACEFIT_LEARNERS="[rls]",
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr
@@ -179,7 +179,7 @@ def test_the_demo_runs_from_start_to_final_table(tmp_path, data_dir):
 
 def test_an_interrupted_demo_drains_its_sidecar_and_ends_cleanly(tmp_path):
     process = subprocess.Popen(
-        [*TRACEFIT, "demo", "--speed", "20", "--directory", str(tmp_path)],
+        [*TRACEFIT, "demo", "--speed", "20", "--dir", str(tmp_path)],
         stdout=subprocess.PIPE,
         text=True,
         env=environment(TRACEFIT_LEARNERS="[rls]"),

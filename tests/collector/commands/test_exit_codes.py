@@ -32,14 +32,19 @@ def test_ctrl_c_ends_a_command_with_one_word(monkeypatch, capsys, tmp_path):
     assert capsys.readouterr().err == "stopped\n"
 
 
-@pytest.mark.parametrize("words", [["version"], ["config", "schema"]], ids=lambda words: words[0])
-def test_a_full_disk_under_the_output_is_one_sentence(words):
+def test_a_full_disk_under_the_output_is_one_sentence():
     with Path("/dev/full").open("wb") as full:
-        command = [sys.executable, "-m", "collector", *words]
+        command = [sys.executable, "-m", "collector", "config", "schema"]
         environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
         ended = subprocess.run(command, cwd=ROOT, env=environment, stdout=full, stderr=subprocess.PIPE, check=False)
     assert ended.returncode == exits.EXIT_FAILED
     assert ended.stderr == b"error: cannot write: No space left on device\n"
+
+
+def test_a_standard_input_that_is_closed_is_needed_by_nobody(tmp_path):
+    command = f"{sys.executable} -m collector replay {DATA / 'c8_stock_0.32.0' / 'otlp.pb.gz'} -o {tmp_path}/s.json <&-"
+    ended = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
 
 
 @pytest.mark.parametrize("option", ["--hel", "--snap", "--work"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from collector.cli import main
@@ -32,11 +34,22 @@ WRONG = [
     ("run --scrape ftp://a", USAGE, "--scrape: 'ftp://a' is no address like"),
     ("run --scrape http://a:99999/metrics", USAGE, "--scrape: 'http://a:99999/metrics'"),
     ("run surplus", USAGE, "surplus"),
+    ("run tracefit.yaml", USAGE, "did you mean '--config tracefit.yaml'?"),
+    ("run --listen :4317", USAGE, "did you mean '127.0.0.1:4317'?"),
+    ("run --scrape", USAGE, "see 'tracefit run --help'"),
+    ("version", USAGE, "did you mean '--version'?"),
+    ("fleet push", USAGE, "there are pull, replay"),
+    ("config show", USAGE, "there are check, explain, schema"),
+    ("doctor 127.0.0.1:99999", FAILED, "Port out of range"),
+    ("doctor {tmp}", FAILED, "is a path, and doctor asks an address"),
+    ("doctor 127.0.0.1:1", FAILED, "/metrics: Connection refused"),
     ("replay", USAGE, "FILE"),
     ("replay a", USAGE, "--out"),
     ("replay a --snapsot b", USAGE, "'--snapsot'", "did you mean '--snapshot'?"),
     ("replay missing.pb.gz --snapshot {tmp}/s.json", FAILED, "missing.pb.gz"),
     ("replay {tmp} --snapshot {tmp}/s.json", FAILED, "there is no file in it"),
+    ("replay http://vllm:8000/metrics -o {tmp}/s.json", USAGE, "'http://vllm:8000/metrics' is no file", "run --scrape"),
+    ("replay /dev/null -o {tmp}/s.json", FAILED, "error: nothing was learned", "docs/telemetry.md"),
     ("replay {junk} --snapshot {tmp}/s.json", FAILED, "junk"),
     (f"replay {RECORDING} --snapshot /nowhere/s.json", FAILED, "/nowhere"),
     (f"replay {RECORDING} --snapshot {{tmp}}/s.json --state /nowhere/s.bin", FAILED, "/nowhere/s.bin"),
@@ -48,16 +61,20 @@ WRONG = [
     ("export missing.pb.gz --format blis-trace -o {tmp}/x", FAILED, "missing.pb.gz"),
     (f"export {SNAPSHOT} --format blis-yml", USAGE, "'blis-yml'", "did you mean 'blis-yaml'?"),
     ("export missing.json --format blis-yaml", FAILED, "missing.json", "cannot read"),
-    ("export {junk} --format blis-yaml", FAILED, "not a snapshot"),
+    ("export {junk} --format blis-yaml", FAILED, "not a snapshot", "tracefit replay {junk} -o"),
+    (f"show {RECORDING}", FAILED, f"a recording becomes one: tracefit replay {RECORDING} -o snapshot.json"),
+    ("show {published}", FAILED, "did you mean '{published}/snapshot.json'?"),
+    ("lab evaluate x --snapshot {newer}", FAILED, "has schema 'tracefit.snapshot/2'"),
     (f"export {SNAPSHOT} --format blis-yaml --which zzzz", FAILED, "zzzz"),
     (f"export {SNAPSHOT} --format blis-yaml --model-config {{junk}}", FAILED, "junk"),
     ("demo --speed 0", USAGE, "'0'"),
     ("demo --speed 1e-300", USAGE, "--speed", "'1e-300'"),
-    ("demo --directory=", USAGE, "--directory", "no path"),
+    ("demo --dir=", USAGE, "--dir", "no path"),
+    ("demo --to 127.0.0.1:1 --speed 2", USAGE, "--to: not with --speed or --dir"),
     (f"demo --gpu --recording {RECORDING}", USAGE, "--gpu: not with --recording"),
     ("demo --throttle -1", USAGE, "'-1'"),
     ("demo --to 127.0.0.1:99999", USAGE, "'127.0.0.1:99999' is not host:port"),
-    ("demo --directory {junk}", FAILED, "junk"),
+    ("demo --dir {junk}", FAILED, "junk: it is a file, and a directory is wanted"),
     ("demo --recording missing.pb.gz", FAILED, "missing.pb.gz"),
     ("lab evaluate missing.pb.gz", FAILED, "missing.pb.gz"),
     (f"lab evaluate {SNAPSHOT}", USAGE, "is a snapshot", "lab evaluate RECORDING --snapshot"),
@@ -66,6 +83,7 @@ WRONG = [
     (f"lab evaluate {RECORDING} --systems portible", USAGE, "'portible'", "did you mean 'portable'?"),
     (f"lab evaluate {RECORDING} --leave-out modle", USAGE, "'modle'", "did you mean 'model'?"),
     (f"lab evaluate {RECORDING} -o /nowhere/page.json", FAILED, "/nowhere"),
+    (f"lab evaluate {RECORDING} -o {{tmp}}", FAILED, "it is a directory"),
     ("lab donors missing", FAILED, "missing"),
     ("lab merge a.bin", USAGE, "--out"),
     ("lab merge missing.bin -o {tmp}/m.bin", FAILED, "missing.bin"),
@@ -73,6 +91,8 @@ WRONG = [
     ("fleet pull x --out {tmp}/fleet --every 5m --json", USAGE, "--json"),
     ("config explain slo --json", USAGE, "--json"),
     ("fleet pull missing --out {tmp}/fleet", FAILED, "missing"),
+    ("fleet pull 127.0.0.1:9464 --out {tmp}/fleet", FAILED, "did you mean 'http://127.0.0.1:9464'?"),
+    ("fleet pull missing --out {junk}", FAILED, "it is a file, and a directory is wanted"),
     ("fleet pull x --out {tmp}/fleet --token-file {tmp}/none", FAILED, "cannot read the token in"),
     ("fleet pull x --out {tmp} --every soon", USAGE, "'soon'"),
     ("fleet pull x --out {tmp} --require 2", USAGE, "'2' is no number from 0 to 1"),
@@ -84,6 +104,8 @@ WRONG = [
     (f"predict {SNAPSHOT} --prefill nan --requests 1", USAGE, "nan"),
     ("predict missing.json --prefill 1 --requests 1", FAILED, "missing.json"),
     (f"predict {SNAPSHOT} --tpot 30ms", USAGE, "tracefit plan"),
+    (f"plan {SNAPSHOT} --prompt 9 --output 9 --slo 30ms", USAGE, "did you mean '--itl'?"),
+    (f"plan {SNAPSHOT} --prompt 9 --output 9 --concurrency 3", USAGE, "tracefit predict"),
     (f"plan {SNAPSHOT}", USAGE, "--prompt"),
     (f"plan {SNAPSHOT} --prompt 10 --output 10 --itl quick", USAGE, "quick"),
     ("show 127.0.0.1:1", FAILED, "did you mean 'http://127.0.0.1:1'?"),
@@ -113,10 +135,14 @@ def places(tmp_path):
     junk.parent.mkdir()
     junk.write_bytes(b"\x00\xffnothing of ours")
     empty.mkdir()
+    published, newer = tmp_path / "published", tmp_path / "newer.json"
+    published.mkdir()
+    (published / "snapshot.json").write_bytes(Path(SNAPSHOT).read_bytes())
+    newer.write_text('{"schema": "tracefit.snapshot/2", "configs": []}')
     configs = {name: tmp_path / f"{name}.yaml" for name in CONFIGS}
     for name, file in configs.items():
         file.write_text(CONFIGS[name])
-    return {"tmp": empty, "junk": junk, **configs}
+    return {"tmp": empty, "junk": junk, "published": published, "newer": newer, **configs}
 
 
 @pytest.mark.parametrize("usage", WRONG, ids=lambda usage: usage[0][:60])
@@ -127,7 +153,7 @@ def test_a_wrong_usage_ends_with_its_code_and_names_the_word(usage, places, caps
     assert ended == code, printed.err
     assert "Traceback" not in printed.err
     for word in words:
-        assert word in printed.err
+        assert word.format(**places) in printed.err
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import urllib.error
 import msgspec
 import pytest
 
+from collector.cli import main
 from collector.fleet.pull import PullOptions
 from collector.fleet.service import FleetService
 from collector.runtime import StartError
@@ -27,7 +28,7 @@ def service_of(sources, out, interval_s=300.0):
     return FleetService(options, PAGES, FakeClock(unix_nano=NOW_NS), interval_s=interval_s)
 
 
-def test_a_fleet_is_pulled_shown_and_counted(states, tmp_path):
+def test_a_fleet_is_pulled_shown_counted_and_examined(states, tmp_path, capsys):
     with state_server(dict(states)) as server:
         sources = [f"http://127.0.0.1:{server.port}/{name}" for name in (*states, "gone")]
         service = service_of(sources, tmp_path / "fleet")
@@ -44,6 +45,8 @@ def test_a_fleet_is_pulled_shown_and_counted(states, tmp_path):
             assert metric(port, f"tracefit_replica_speed_ratio{series}") == pytest.approx(1.3, abs=0.01)
             named = series.replace(",vector", ',term="all",vector')
             assert metric(port, f"tracefit_replica_differs{named}") == 1
+            assert main(["doctor", f"127.0.0.1:{port}"]) == 1
+            assert "fair  pulling    sources of states: 5 merged, 1 refused\n" in capsys.readouterr().out
             page = get(port, "/").decode()
             assert "6 sources: 1 not in the coefficients" in page
             assert "refused: status 404" in page

@@ -243,7 +243,7 @@ def test_a_server_that_does_not_finish_its_answer_is_given_up(tmp_path):
 
     with PageServer(lambda _path, _elapsed_s: (200, {"Content-Length": "5000"}, b"x" * 1000)) as server:
         code, said, _ = pulled([f"http://127.0.0.1:{server.port}"], tmp_path / "fleet", timeout_s=0.3)
-    assert (code, said) == (1, ["1 sources: 1 timeout"])
+    assert (code, said) == (1, ["1 source: 1 timeout"])
 
 
 def fleet_of(gains, directory, facts=lambda _: FACTS):

@@ -22,7 +22,7 @@ finished requests: those that never ended are missing in all columns alike.
 Pages. The mean inter-token latency (ITL) of windows of 15 s, learned on the first part and scored frozen on the rest:
 
     tracefit      sum_r d_r (x_r beta) / sum_r d_r l_r      over rows of the window; d: mean decoding requests, l: steps
-    line          ITL = A k + B, k: mean KV usage; ordinary least squares over at least ten points, 0.15 <= k <= 0.85
+    line          ITL = A k + B, k: mean KV usage; ordinary least squares over windows of 0.15 <= k <= 0.85, if ten are
 
 Both are told the window's load, as it is; the line does not know a step. A window in which fewer than ten
 tokens followed another is left out.
@@ -46,11 +46,11 @@ from collector.recordings import merged, open_recordings
 from online import STEP_FEATURES, Floats, Ints, Mask, RowBlock, Target
 
 from .captures import Request
-from .systems import Fit, fit
+from .systems import Fit, Score, fit
 
 # --- requests ---------------------------------------------------------------------------------------------------------
 
-ROUTER_FEATURES = ("prompt tokens", "running", "waiting", "KV usage", "prefix share", "tokens so far")
+ROUTER_FEATURES = ("prompt tokens", "running", "waiting", "KV usage", "tokens so far")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class ServedRequests:
         return 1e6 * (self.last_s - self.first_s) / np.maximum(self.output_tokens - 1.0, 1.0)
 
     def met_at_arrival(self, kv_tokens: float) -> Floats:
-        """``ROUTER_FEATURES`` of each; the prefix share is in no span and stays 0."""
+        """``ROUTER_FEATURES`` of each; what share of a prompt was in the prefix cache is in no span."""
         rate = self.output_tokens / np.maximum(self.last_s - self.first_s, 1e-9)
         met = []
         for at_s, prompt, engine in zip(self.arrived_s, self.prompt_tokens, self.engine, strict=True):
@@ -84,7 +84,7 @@ class ServedRequests:
             waits = (self.arrived_s < at_s) & (at_s < self.first_s) & (self.engine == engine)
             so_far = float(rate[runs] @ (at_s - self.first_s[runs]))
             usage = (self.prompt_tokens[runs].sum() + so_far) / kv_tokens if kv_tokens else 0.0
-            met.append((prompt, runs.sum(), waits.sum(), usage, 0.0, so_far))
+            met.append((prompt, runs.sum(), waits.sum(), usage, so_far))
         return np.array(met, float).reshape(-1, len(ROUTER_FEATURES))
 
     def met_while_decoding(self) -> Floats:
@@ -116,22 +116,12 @@ NOT_INSTALLED = "the baselines trees and ridge need scikit-learn: install tracef
 BASELINES = ("trees", "ridge")
 
 
-class RequestScore(msgspec.Struct, frozen=True, kw_only=True):
-    """Relative errors of one model over single requests, ratios."""
-
-    model: str
-    ttft_median: float
-    ttft_p90: float
-    tpot_median: float
-    tpot_p90: float
-
-
 class RequestReport(msgspec.Struct, frozen=True, kw_only=True):
     """Every model on the requests of one capture; ``note`` says why one is missing."""
 
     learned: int
     judged: int
-    scores: list[RequestScore]
+    scores: list[Score]
     note: str = ""
 
 
@@ -199,10 +189,16 @@ def fitted(name: str, features: Floats, served: ServedRequests, learned: Mask) -
     return regressor().fit(features, served.ttft_us[learned]), regressor().fit(features, served.tpot_us[learned])
 
 
-def _request_score(model: str, times: Times, served: ServedRequests, judged: Mask) -> RequestScore:
-    ttft = np.quantile(np.abs(times.ttft_us / served.ttft_us[judged] - 1.0), (0.5, 0.9)).tolist()
-    tpot = np.quantile(np.abs(times.tpot_us / served.tpot_us[judged] - 1.0), (0.5, 0.9)).tolist()
-    return RequestScore(model=model, ttft_median=ttft[0], ttft_p90=ttft[1], tpot_median=tpot[0], tpot_p90=tpot[1])
+def _request_score(model: str, times: Times, served: ServedRequests, judged: Mask) -> Score:
+    """Relative errors."""
+    score: Score = {"model": model}
+    for name, predicted_us, observed_us in (
+        ("ttft", times.ttft_us, served.ttft_us[judged]),
+        ("tpot", times.tpot_us, served.tpot_us[judged]),
+    ):
+        error = np.abs(predicted_us / observed_us - 1.0)
+        score[f"{name}_median"], score[f"{name}_p90"] = np.quantile(error, (0.5, 0.9)).tolist()
+    return score
 
 
 # --- pages ------------------------------------------------------------------------------------------------------------
@@ -223,15 +219,6 @@ class TimedReading(NamedTuple):
     reading: EngineReading
 
 
-class LatencyScore(msgspec.Struct, frozen=True, kw_only=True):
-    """Relative errors of one model over the scored windows, or why it has none."""
-
-    model: str
-    mean: float | None = None
-    median: float | None = None
-    note: str = ""
-
-
 class PageReport(msgspec.Struct, frozen=True, kw_only=True):
     """One engine's recorded pages: how well its mean inter-token latency is foretold."""
 
@@ -239,7 +226,7 @@ class PageReport(msgspec.Struct, frozen=True, kw_only=True):
     pages: int
     learned_rows: int
     windows: int
-    scores: list[LatencyScore]
+    scores: list[Score]
 
 
 class _Window(NamedTuple):
@@ -292,7 +279,7 @@ def evaluate_pages(name: str, readings: Sequence[TimedReading], learn_until: flo
     return PageReport(name=name, pages=len(readings), learned_rows=learned_rows, windows=windows, scores=scores)
 
 
-def score_windows(readings: Sequence[TimedReading], learned: Fit | None, cut_ns: int) -> tuple[int, list[LatencyScore]]:
+def score_windows(readings: Sequence[TimedReading], learned: Fit | None, cut_ns: int) -> tuple[int, list[Score]]:
     """Scored windows, and each model's errors over them: ``learned`` as it is, the line from before the cut."""
     edges = np.arange(readings[0].unix_ns, readings[-1].unix_ns, int(WINDOW_S * 1e9))
     at_ns, whole = np.array([timed.unix_ns for timed in readings]), _scraped(readings)
@@ -303,7 +290,7 @@ def score_windows(readings: Sequence[TimedReading], learned: Fit | None, cut_ns:
     scored = [window for window in windows if window.end_ns > cut_ns]
     if not scored:
         return 0, []
-    ours = LatencyScore(model=TRACEFIT, note="too few rows to begin")
+    ours: Score = {"model": TRACEFIT, "note": "too few rows to begin"}
     if learned is not None:
         ours = _latency_score(TRACEFIT, [_predicted(learned, window.rows) for window in scored], scored)
     return len(scored), [ours, _line_score(windows[: len(windows) - len(scored)], scored)]
@@ -330,24 +317,20 @@ def _predicted(learned: Fit, rows: RowBlock) -> float:
     return float((predicted_us * decoding)[known].sum()) / weight if weight > 0.0 else float("nan")
 
 
-def _line_score(learned: Sequence[_Window], scored: Sequence[_Window]) -> LatencyScore:
-    """By its own rule, else by what there is, and then it is said."""
+def _line_score(learned: Sequence[_Window], scored: Sequence[_Window]) -> Score:
+    """By its own rule where it has so many points, else by what there is."""
     k, itl_us = (np.array([getattr(window, name) for window in learned]) for name in ("kv_usage", "itl_us"))
-    usable, least = np.isfinite(k), min(len(k), LINE_POINTS_MIN)
     inside = (k >= LINE_RANGE[0]) & (k <= LINE_RANGE[1])
-    usable = inside if np.count_nonzero(inside) >= least else usable
-    if len(k) < 2 or not np.ptp(k) > 0.0 or np.count_nonzero(usable) < least:  # noqa: PLR2004 -- a line
-        return LatencyScore(model=LINE, note="no line through the windows learned from")
+    usable = inside if np.count_nonzero(inside) >= LINE_POINTS_MIN else np.isfinite(k)
+    if not usable.any() or not np.ptp(k[usable]) > 0.0:
+        return {"model": LINE, "note": "no line through the windows learned from"}
     a, b = np.polyfit(k[usable], itl_us[usable], 1)
-    note = f"{len(k)} windows, its own rule wants {LINE_POINTS_MIN}" if len(k) < LINE_POINTS_MIN else ""
-    return _latency_score(LINE, [a * window.kv_usage + b for window in scored], scored, note)
+    return _latency_score(LINE, [a * window.kv_usage + b for window in scored], scored)
 
 
-def _latency_score(
-    model: str, predicted_us: Sequence[float], windows: Sequence[_Window], note: str = ""
-) -> LatencyScore:
+def _latency_score(model: str, predicted_us: Sequence[float], windows: Sequence[_Window]) -> Score:
     error = np.abs(np.array(predicted_us) / [window.itl_us for window in windows] - 1.0)
     error = error[np.isfinite(error)]
     if not len(error):
-        return LatencyScore(model=model, note=note)
-    return LatencyScore(model=model, mean=float(error.mean()), median=float(np.median(error)), note=note)
+        return {"model": model, "note": "nothing is predicted"}
+    return {"model": model, "mean": float(error.mean()), "median": float(np.median(error))}

@@ -11,10 +11,8 @@ from __future__ import annotations
 
 import contextlib
 import gzip
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 from pathlib import Path
 from typing import TypeVar
 
@@ -22,12 +20,13 @@ import msgspec
 import numpy as np
 
 from collector.config import Config
-from collector.decode import MISSING, ApiSpan, CoreSpan, Finish, MarkKind, RequestSpan, Telemetry
+from collector.decode import MISSING, Finish, MarkKind, Telemetry
 from collector.decode.fpm import ForwardPass
 from collector.decode.kv import KvBatch
+from collector.decode.pages import ScrapedPage
 from collector.identity import Fact, Knowledge, cannot_derive
 from collector.ingest import Export
-from collector.join import Event, Renamed, Rows
+from collector.join import Event, Joiner, Renamed, Rows
 from collector.join.inferred import Scheduling
 from collector.recordings import Recording, Timed, merged
 from collector.runtime import PrintLine
@@ -36,31 +35,29 @@ from collector.telemetry import Counts, table
 from online import ConfigSnapshot, Ints, RowBlock, Snapshot, Target
 
 
-def with_kv_beside(
-    sources: Sequence[list[Recording]], note: PrintLine
-) -> Iterator[tuple[list[Recording], list[KvBatch]]]:
-    """Sources of telemetry, each with the batches of KV events from its folder, in order of time.
+def with_kv_beside(sources: Sequence[list[Recording]], note: PrintLine) -> list[list[Recording]]:
+    """Sources of telemetry, each with the recordings of KV events from its folder.
 
     ``note`` is told of events that have no telemetry beside them.
     """
-    kept, kv = [], dict[Path, list[KvBatch]]()
+    kept, kv = [], dict[Path, list[Path]]()
     for recordings in sources:
         # Whoever reads the recording whole says what is wrong with it.
         with contextlib.closing(iter(Recording(recordings[0].path, lambda _: None))) as timed:
             first = next(timed, None)
         if first is not None and isinstance(first.said, KvBatch):
-            batches = (each.said for each in chain(*recordings) if isinstance(each.said, KvBatch))
-            kv.setdefault(recordings[0].path.parent, []).extend(batches)
+            kv.setdefault(recordings[0].path.parent, []).extend(recording.path for recording in recordings)
         else:
             kept.append(recordings)
     for folder in sorted(kv.keys() - {recordings[0].path.parent for recordings in kept}):
         note(f"{folder}: KV events without telemetry in the same folder are left out")
-    for recordings in kept:
-        yield recordings, sorted(kv.get(recordings[0].path.parent, ()), key=lambda batch: batch.ts_unix_ns)
+    return [
+        recordings + [Recording(path, note) for path in kv.get(recordings[0].path.parent, ())] for recordings in kept
+    ]
 
 
-Learn = Callable[[Sequence[Timed], Sequence[KvBatch]], Snapshot]
-"""What a sidecar publishes that was fed these exports or forward passes, and KV events, and nothing else."""
+Learn = Callable[[Sequence[Timed]], Snapshot]
+"""What a sidecar publishes that was fed this telemetry, and nothing else."""
 PASSES = 256
 """Forward passes that are joined at once: each is a row by itself."""
 
@@ -135,33 +132,29 @@ class Capture:
 
 @dataclass(slots=True)
 class _Stream:
-    """One pass over a recording: what its join gave, and when what was delivered."""
+    """One pass over a recording: what its join gave, and the telemetry with the time of its delivery."""
 
-    correlator: Correlator
-    delivered_ns: int = 0
-    """When the export that is read now was delivered."""
+    joiner: Joiner
+    told: list[tuple[Telemetry, int]] = field(default_factory=list)
     rows: dict[tuple[str, Target], list[RowBlock]] = field(default_factory=dict)
-    step_times: list[tuple[int, int, int]] = field(default_factory=list)
-    core: list[tuple[str, CoreSpan, int]] = field(default_factory=list)
-    api: dict[bytes, ApiSpan] = field(default_factory=dict)
-    spans: list[tuple[str, RequestSpan, int]] = field(default_factory=list)
 
-    def observe(self, telemetry: Telemetry) -> None:
-        """Record what was delivered, before it is joined."""
-        for unix_ns, step_id in zip(telemetry.steps["unix_ns"], telemetry.steps["step_id"], strict=True):
-            self.step_times.append((int(unix_ns), self.delivered_ns, int(step_id)))
-        self.core += [(telemetry.instance, span, self.delivered_ns) for span in telemetry.core]
-        self.api |= {span.span_id: span for span in telemetry.api}
-        self.spans += [(telemetry.instance, span, self.delivered_ns) for span in telemetry.requests]
-
-    def apply(self, event: Event) -> None:
+    def apply(self, events: Iterable[Event]) -> None:
         """Keep published rows by configuration; nothing is learned, so nobody has to be described or succeeded."""
-        match event:
-            case Renamed(old, new):
-                for config_id, target in [key for key in self.rows if key[0] == old]:
-                    self.rows.setdefault((new, target), [])[:0] = self.rows.pop((config_id, target))
-            case Rows(config_id, target, rows):
-                self.rows.setdefault((config_id, target), []).append(rows)
+        for event in events:
+            match event:
+                case Renamed(old, new):
+                    for config_id, target in [key for key in self.rows if key[0] == old]:
+                        self.rows.setdefault((new, target), [])[:0] = self.rows.pop((config_id, target))
+                case Rows(config_id, target, rows):
+                    self.rows.setdefault((config_id, target), []).append(rows)
+
+    def instances_of(self, config_id: str) -> set[str]:
+        """The emitters of a configuration."""
+        return {emitter.instance for emitter in self.joiner.emitters_of(config_id)}
+
+    def of(self, config_id: str) -> dict[Target, RowBlock]:
+        """The rows of a configuration."""
+        return {target: RowBlock.concatenate(blocks) for (key, target), blocks in self.rows.items() if key == config_id}
 
 
 def load(
@@ -170,34 +163,35 @@ def load(
     join: Config,
     learn_until: float,
     learn: Learn | None = None,
-    kv: Sequence[KvBatch] = (),
 ) -> list[Capture]:
     """The configurations of one source's recordings, cut at ``learn_until`` of its delivery time.
 
-    With ``learn`` each has what was published of it at the cut, and its requests as they were served. ``kv``: events of
-    the same servers, in order of time; they are taken to have been heard when they happened.
+    With ``learn`` each has what was published of it at the cut. KV events are taken to have been heard when they
+    happened.
     """
     path, label = recordings[0].path, recordings[0].label
-    told = [timed for timed in merged(recordings) if isinstance(timed.said, Export | ForwardPass)]
+    said = [timed for timed in merged(recordings) if not isinstance(timed.said, ScrapedPage)]
+    told, kv = ([each for each in said if isinstance(each.said, KvBatch) is is_kv] for is_kv in (False, True))
     if not told:
         return []
     times = [timed.unix_nano for timed in told]
     received = _beside(path.with_name(path.name.removesuffix(".pb.gz") + ".idx.jsonl.gz"), _Received)
-    if len(recordings) == 1 and len(received) == len(told):
+    if len(received) == len(told):
         times = [each.recv_unix_ns for each in received]
     cut_ns = min(times) + int(learn_until * (max(times) - min(times)))
-    delivered = list(zip(times, told, strict=True))
-    everything = before = _run(delivered, kv, knowledge, join)
+    delivered = [(each.unix_nano, each) for each in kv] + list(zip(times, told, strict=True))
+    delivered.sort(key=lambda item: item[0])
     early = [item for item in delivered if item[0] <= cut_ns]
-    early_kv = [batch for batch in kv if batch.ts_unix_ns <= cut_ns]
+    everything = before = _run(delivered, knowledge, join)
     if len(early) < len(delivered):
-        before = _run(early, early_kv, knowledge, join)
+        before = _run(early, knowledge, join)
+    published = learn([timed for _, timed in early]).configs if learn is not None else []
     captures = _captures(path, label, everything, before, cut_ns)
-    if learn is not None:
-        published = learn([timed for _, timed in early], early_kv)
-        for capture in captures:
-            _add_served(capture, everything, published)
-            capture.end_ns = max(times)
+    for capture in captures:
+        capture.end_ns = max(times)
+        instances = everything.instances_of(capture.config_id)
+        heard_of = [each for each in published if {engine.instance for engine in each.engines} & instances]
+        capture.published = heard_of[-1] if heard_of else None
     return captures
 
 
@@ -223,32 +217,35 @@ def _beside(path: Path, of: type[_Line]) -> list[_Line]:
         return []
 
 
-def _run(told: Sequence[tuple[int, Timed]], kv: Sequence[KvBatch], knowledge: Knowledge, join: Config) -> _Stream:
-    stream, counts, batches = _Stream(Correlator(join, knowledge)), Counts(), deque(kv)
-    joiner, passes = stream.correlator.joiner, 0
-    for delivered_ns, timed in told:
-        stream.delivered_ns = delivered_ns
-        while batches and batches[0].ts_unix_ns <= delivered_ns:
-            joiner.kv.add(batches.popleft())
-        events: Iterator[Event] = iter(())
-        if isinstance(timed.said, Export):
-            events = stream.correlator.process([timed.said], counts, stream.observe)
-        elif isinstance(timed.said, ForwardPass):
-            joiner.add_pass(timed.said)
-            passes += 1
-            if passes % PASSES == 0:
-                events = iter(joiner.drain())
-        for event in events:
-            stream.apply(event)
-    for event in joiner.drain(flush=True):
-        stream.apply(event)
+def _run(delivered: Sequence[tuple[int, Timed]], knowledge: Knowledge, join: Config) -> _Stream:
+    correlator, counts = Correlator(join, knowledge), Counts()
+    stream, passes = _Stream(correlator.joiner), 0
+    for at_ns, timed in delivered:
+        match timed.said:
+            case Export():
+                found = list[Telemetry]()
+                stream.apply(correlator.process([timed.said], counts, found.append))
+                stream.told += [(telemetry, at_ns) for telemetry in found]
+            case KvBatch():
+                stream.joiner.kv.add(timed.said)
+            case ForwardPass():
+                stream.joiner.add_pass(timed.said)
+                passes += 1
+                if passes % PASSES == 0:
+                    stream.apply(stream.joiner.drain())
+    stream.apply(stream.joiner.drain(flush=True))
     return stream
 
 
 def _captures(path: Path, label: str, everything: _Stream, before: _Stream, cut_ns: int) -> list[Capture]:
     name = path.parent.name if path.name.startswith("otlp.") else path.name.split(".")[0]
-    unix = np.array(sorted(everything.step_times), np.int64).reshape(-1, 3)
-    joiner = everything.correlator.joiner
+    summaries = [
+        (int(unix_ns), delivered_ns, int(step_id))
+        for telemetry, delivered_ns in everything.told
+        for unix_ns, step_id in zip(telemetry.steps["unix_ns"], telemetry.steps["step_id"], strict=True)
+    ]
+    unix = np.array(sorted(summaries), np.int64).reshape(-1, 3)
+    joiner = everything.joiner
     drops = joiner.take_counts().by_label(table.DROPPED_ROWS)
     captures = []
     config_ids = sorted({config_id for config_id, _ in everything.rows})
@@ -257,26 +254,19 @@ def _captures(path: Path, label: str, everything: _Stream, before: _Stream, cut_
         facts: dict[str, Fact] = {}
         for emitter in emitters:
             facts |= emitter.facts.known()
-        instances = {emitter.instance for emitter in emitters}
+        instances = everything.instances_of(config_id)
         behind = any(emitter.snapshot().scheduling == Scheduling.ASYNC for emitter in emitters)
-        learned_id = _same_config(before, instances, config_id)
+        requests = sorted(_journeys(everything, label, instances), key=lambda request: request.finished_ns)
         captures.append(
             Capture(
                 name=name if len(config_ids) == 1 else f"{name}/{config_id[:6]}",
                 config_id=config_id,
                 facts=facts,
                 telemetry=min(emitter.quality for emitter in emitters).label,
-                full={
-                    target: _deliver(RowBlock.concatenate(blocks), unix, behind=behind)
-                    for (key, target), blocks in everything.rows.items()
-                    if key == config_id
-                },
-                learned={
-                    target: RowBlock.concatenate(blocks)
-                    for (key, target), blocks in before.rows.items()
-                    if key == learned_id
-                },
-                requests=_requests(everything, label, instances),
+                full={target: _deliver(rows, unix, behind=behind) for target, rows in everything.of(config_id).items()},
+                learned=before.of(_same_config(before, instances, config_id)),
+                requests=requests,
+                served=requests or list(_answers(everything, instances)),
                 cut_ns=cut_ns,
                 cannot_derive=cannot_derive(facts),
                 truth_us=_truth(path.with_name("truth.jsonl.gz")),
@@ -295,11 +285,8 @@ def _truth(path: Path) -> dict[int, float]:
 
 def _same_config(before: _Stream, instances: set[str], config_id: str) -> str:
     """The configuration of the same emitters in the earlier part: facts learned later may have renamed it since."""
-    joiner = before.correlator.joiner
-    for earlier in joiner.config_ids():
-        if {emitter.instance for emitter in joiner.emitters_of(earlier)} & instances:
-            return earlier
-    return config_id
+    same = (each for each in before.joiner.config_ids() if before.instances_of(each) & instances)
+    return next(same, config_id)
 
 
 def _deliver(rows: RowBlock, unix: Ints, *, behind: bool) -> Delivered:
@@ -316,10 +303,12 @@ def _deliver(rows: RowBlock, unix: Ints, *, behind: bool) -> Delivered:
     return Delivered(rows, nearest[:, 1], nearest[:, 2] - behind)
 
 
-def _requests(stream: _Stream, label: str, instances: set[str]) -> list[Request]:
-    requests = []
-    for instance, span, delivered_ns in stream.core:
-        engine = stream.correlator.joiner.engine_of(instance, label)
+def _journeys(stream: _Stream, label: str, instances: set[str]) -> Iterator[Request]:
+    """The requests whose way through the engine was told from beginning to end."""
+    apis = {span.span_id: span for telemetry, _ in stream.told for span in telemetry.api}
+    spans = [(told.instance, span, delivered_ns) for told, delivered_ns in stream.told for span in told.core]
+    for instance, span, delivered_ns in spans:
+        engine = stream.joiner.engine_of(instance, label)
         if engine is None or engine.instance not in instances or span.finish not in (Finish.STOPPED, Finish.LENGTH):
             continue
         marks: dict[MarkKind, int] = {}
@@ -327,45 +316,32 @@ def _requests(stream: _Stream, label: str, instances: set[str]) -> list[Request]
             marks.setdefault(mark.kind, mark.ts_ns + span.unix_minus_mono_ns)
         if not {MarkKind.QUEUED, MarkKind.SCHEDULED, MarkKind.FIRST_TOKEN, MarkKind.FINISHED} <= set(marks):
             continue
-        api = stream.api.get(span.parent_span_id)
+        api = apis.get(span.parent_span_id)
         arrived_ns, departed_ns = (api.arrived_ns, api.departed_ns) if api and api.samples == 1 else (MISSING, MISSING)
-        requests.append(
-            Request(
-                engine=engine.number,
-                prompt_tokens=span.prompt_tokens,
-                output_tokens=span.marks[-1].output_tokens,
-                queued_ns=marks[MarkKind.QUEUED],
-                scheduled_ns=marks[MarkKind.SCHEDULED],
-                first_token_ns=marks[MarkKind.FIRST_TOKEN],
-                finished_ns=marks[MarkKind.FINISHED],
-                delivered_ns=delivered_ns,
-                arrived_ns=_stamp(arrived_ns, span),
-                departed_ns=_stamp(departed_ns, span),
-            )
-        )
-    return sorted(requests, key=lambda request: request.finished_ns)
-
-
-def _stamp(mono_ns: int, span: CoreSpan) -> int | None:
-    return None if mono_ns == MISSING else mono_ns + span.unix_minus_mono_ns
-
-
-def _add_served(capture: Capture, stream: _Stream, published: Snapshot) -> None:
-    """What was known of it at the cut, and its requests from arrival to last token."""
-    joiner = stream.correlator.joiner
-    instances = {emitter.instance for emitter in joiner.emitters_of(capture.config_id)}
-    for config in published.configs:
-        if {engine.instance for engine in config.engines} & instances:
-            capture.published = config
-    capture.served = capture.requests or [
-        Request(
+        yield Request(
+            engine=engine.number,
             prompt_tokens=span.prompt_tokens,
-            output_tokens=span.output_tokens,
-            arrived_ns=span.arrival_unix_ns,
-            first_token_ns=span.arrival_unix_ns + int(1e9 * span.first_token_s),
-            finished_ns=span.arrival_unix_ns + int(1e9 * (span.first_token_s + span.decode_s)),
+            output_tokens=span.marks[-1].output_tokens,
+            queued_ns=marks[MarkKind.QUEUED],
+            scheduled_ns=marks[MarkKind.SCHEDULED],
+            first_token_ns=marks[MarkKind.FIRST_TOKEN],
+            finished_ns=marks[MarkKind.FINISHED],
             delivered_ns=delivered_ns,
+            arrived_ns=None if arrived_ns == MISSING else arrived_ns + span.unix_minus_mono_ns,
+            departed_ns=None if departed_ns == MISSING else departed_ns + span.unix_minus_mono_ns,
         )
-        for instance, span, delivered_ns in stream.spans
-        if instance in instances and span.decode_s >= 0.0
-    ]
+
+
+def _answers(stream: _Stream, instances: set[str]) -> Iterator[Request]:
+    """Those of an engine that tells no more than when they arrived and ended."""
+    for telemetry, delivered_ns in stream.told:
+        for span in telemetry.requests if telemetry.instance in instances else ():
+            if span.decode_s >= 0.0:
+                yield Request(
+                    prompt_tokens=span.prompt_tokens,
+                    output_tokens=span.output_tokens,
+                    arrived_ns=span.arrival_unix_ns,
+                    first_token_ns=span.arrival_unix_ns + int(1e9 * span.first_token_s),
+                    finished_ns=span.arrival_unix_ns + int(1e9 * (span.first_token_s + span.decode_s)),
+                    delivered_ns=delivered_ns,
+                )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -13,7 +13,6 @@ from msgspec.structs import replace
 
 from collector import __version__
 from collector.config import Config, ConfigError
-from collector.decode.kv import KvBatch
 from collector.identity import Knowledge
 from collector.recordings import Timed, by_kind, by_source, open_recordings
 from collector.runtime import EXIT_FAILED, EXIT_OK, Clock, PrintLine, StartError, progress
@@ -22,33 +21,41 @@ from exporters.snapshot_file import write_atomically
 from online import Snapshot
 from online.features import registered
 
-from .baselines import WINDOW_S, PageReport, RequestScore, evaluate_pages, load_pages
+from .baselines import WINDOW_S, PageReport, evaluate_pages, load_pages
 from .captures import Capture, load, with_kv_beside
-from .online import KINDS, OnlineReport, predict_then_learn
+from .online import OnlineReport, predict_then_learn
 from .protocol import CaptureReport, Report, Tell, evaluate
-from .systems import NINE, SHAPE_SUFFIX, plain_name
+from .systems import NINE, SHAPE_SUFFIX, Score, plain_name
 from .transfer import FIRST_ROWS, Transfer, group
 
-COLUMNS: tuple[tuple[str, str], ...] = (
-    ("step_mape", "step %"),
-    ("step_median", "median"),
-    ("step_p90", "p90"),
-    ("pearson_r", "r"),
-    ("prequential_mape", "preq %"),
-    ("gpu_time_mape", "GPU time"),
-    ("e2e", "E2E"),
-    ("e2e_full", "E2E full"),
-    ("ttft", "TTFT"),
-    ("itl", "ITL"),
-    ("p99", "p99"),
-    ("coverage", "cover %"),
-    ("queue_wait_mdape", "wait %"),
-    ("api_queueing_mdape", "API %"),
-)
-"""Field of a score, and its heading; ratios are shown in per cent, except r."""
-
-
-SERVED_HEADINGS = ("TTFT median", "p90", "TPOT median", "p90")
+COLUMNS = {
+    "system": "system",
+    "columns": "columns",
+    "step_mape": "step %",
+    "step_median": "median",
+    "step_p90": "p90",
+    "pearson_r": "r",
+    "prequential_mape": "preq %",
+    "gpu_time_mape": "GPU time",
+    "e2e": "E2E",
+    "e2e_full": "E2E full",
+    "ttft": "TTFT",
+    "itl": "ITL",
+    "p99": "p99",
+    "coverage": "cover %",
+    "queue_wait_mdape": "wait %",
+    "api_queueing_mdape": "API %",
+}
+"""Figure of a score, and its heading; ratios are shown in per cent, except r."""
+REQUEST_COLUMNS = {
+    "model": "model",
+    "ttft_median": "TTFT median",
+    "ttft_p90": "p90",
+    "tpot_median": "TPOT median",
+    "tpot_p90": "p90",
+}
+PAGE_COLUMNS = {"model": "model", "mean": "mean", "median": "median", "note": ""}
+ONLINE_COLUMNS = {"model": "model", "mape": "MAPE", "p95": "p95", "missing": "missing", "last": "last 30 %"}
 
 
 def lines(report: Report) -> Iterator[str]:
@@ -56,12 +63,18 @@ def lines(report: Report) -> Iterator[str]:
     for capture in report.captures:
         yield from _capture(capture)
     for pages in report.pages:
-        yield from _pages(pages)
+        yield ""
+        yield (
+            f"{pages.name}  {pages.pages} pages, learned from {pages.learned_rows} rows, scored on {pages.windows} "
+            f"windows of {WINDOW_S:g} s: error of the mean inter-token latency in %"
+        )
+        yield from tabulate(pages.scores, PAGE_COLUMNS)
     if report.transfers:
         yield ""
         yield f"Leave one {report.left_out} out: mean step error in %, nothing of its own / after its first rows (cold)"
         for name, transfers in report.transfers.items():
-            yield from _transfers(name, transfers)
+            yield f"  {name}"
+            yield from tabulate([_transfer(each) for each in transfers])
 
 
 def _capture(capture: CaptureReport) -> Iterator[str]:
@@ -76,60 +89,29 @@ def _capture(capture: CaptureReport) -> Iterator[str]:
         yield "  not rows: " + ", ".join(f"{reason} {count}" for reason, count in capture.dropped_rows.items())
     if capture.cannot_derive:
         yield f"  systems that need a sheet are not here, missing: {', '.join(capture.cannot_derive)}"
-    if not capture.scores:
-        yield "  nothing to score"
-        return
-    rows = [
-        [
-            score.system,
-            f"{score.identifiable}/{score.columns}",
-            *(cell(getattr(score, field), field) for field, _ in COLUMNS),
-            "-" if score.rows_to_goal is None else str(score.rows_to_goal),
-        ]
-        for score in capture.scores
-    ]
-    yield from aligned([["system", "columns", *(heading for _, heading in COLUMNS), "rows to 10 %"], *rows])
-    if (served := capture.served) is not None:
+    of_columns = [{**each, "columns": f"{each['identifiable']}/{each['columns']}"} for each in capture.scores]
+    yield from tabulate(of_columns, COLUMNS)
+    if capture.scores and (served := capture.served) is not None:
         numbers = f"learned from {served.learned}, judged on the last {served.judged}"
         yield f"  single requests: {numbers}, relative error in %"
-        if served.scores:
-            yield from aligned(
-                [["model", *SERVED_HEADINGS], *([each.model, *served_cells(each)] for each in served.scores)]
-            )
+        yield from tabulate(served.scores, REQUEST_COLUMNS)
         if served.note:
             yield f"  {served.note}"
 
 
-def served_cells(score: RequestScore) -> list[str]:
-    """The columns of ``SERVED_HEADINGS``."""
-    return [cell(value) for value in (score.ttft_median, score.ttft_p90, score.tpot_median, score.tpot_p90)]
-
-
-def _pages(report: PageReport) -> Iterator[str]:
-    yield ""
-    yield (
-        f"{report.name}  {report.pages} pages, learned from {report.learned_rows} rows, scored on {report.windows} "
-        f"windows of {WINDOW_S:g} s: error of the mean inter-token latency in %"
-    )
-    if not report.scores:
-        yield "  nothing to score"
-        return
-    rows = [[score.model, cell(score.mean), cell(score.median), score.note] for score in report.scores]
-    yield from aligned([["model", "mean", "median", ""], *rows])
-
-
-def _transfers(name: str, transfers: Sequence[Transfer]) -> Iterator[str]:
-    yield f"  {name}"
-    counts = [str(rows) for rows in FIRST_ROWS]
-    table = [
-        ["system", "variant", "donors", "zero-shot", *(f"@{n}" for n in counts), *(f"cold @{n}" for n in counts)],
-        *(
-            [each.system, each.variant, str(each.donors), cell(each.zero_shot)]
-            + [cell(errors.get(n)) for errors in (each.after, each.cold) for n in counts]
-            for each in transfers
-        ),
-    ]
-    yield from aligned(table)
+def _transfer(each: Transfer) -> Score:
+    after = {
+        f"{cold}@{rows}": errors.get(rows)
+        for cold, errors in (("", each.after), ("cold ", each.cold))
+        for rows in map(str, FIRST_ROWS)
+    }
+    return {
+        "system": each.system,
+        "variant": each.variant,
+        "donors": str(each.donors),
+        "zero-shot": each.zero_shot,
+        **after,
+    }
 
 
 def online_lines(report: OnlineReport) -> Iterator[str]:
@@ -139,33 +121,29 @@ def online_lines(report: OnlineReport) -> Iterator[str]:
     for title, scores in parts:
         yield ""
         yield f"{title}: error in %, each step predicted before it is learned"
-        if scores:
-            table = [["model", "MAPE", "p95", "missing", "last 30 %", *KINDS]]
-            for score in scores:
-                kinds = (score.kinds.get(kind) for kind in KINDS)
-                values = (score.mape, score.p95, score.missing, score.last, *kinds)
-                table.append([score.model, *(cell(value) for value in values)])
-            yield from aligned(table)
+        yield from tabulate(scores, ONLINE_COLUMNS)
 
 
-def cell(value: float | None, field: str = "") -> str:
-    """A ratio in per cent; a correlation as it is; a dash for what cannot be said."""
-    if value is None:
-        return "-"
-    if field == "pearson_r":
-        return f"{value:.3f}"
-    return f"{100 * value:.1f}"
-
-
-def aligned(table: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Rows of a table, the first two columns to the left, numbers to the right."""
-    widths = [max(len(row[i]) for row in table) for i in range(len(table[0]))]
-    for row in table:
-        cells = [
-            text.ljust(width) if i < 1 else text.rjust(width)
-            for i, (text, width) in enumerate(zip(row, widths, strict=True))
-        ]
+def tabulate(scores: Sequence[Score], columns: Mapping[str, str] | None = None) -> Iterator[str]:
+    """A table of these columns, or of those of the first score; the first to the left, numbers to the right."""
+    if not scores:
+        yield "  nothing to score"
+        return
+    columns = columns or {name: name for name in scores[0]}
+    table = [[*columns.values()], *([_cell(name, score.get(name)) for name in columns] for score in scores)]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    for first, *rest in table:
+        cells = [first.ljust(widths[0]), *(text.rjust(width) for text, width in zip(rest, widths[1:], strict=True))]
         yield "  " + "  ".join(cells).rstrip()
+
+
+def _cell(name: str, value: float | str | None) -> str:
+    """A ratio in per cent; a correlation and a word as they are; a dash for what cannot be said."""
+    if isinstance(value, str):
+        return value
+    if value is None:
+        return "-" if name != "note" else ""
+    return f"{value:.3f}" if name == "pearson_r" else f"{100 * value:.1f}"
 
 
 PREDICT_THEN_LEARN = "predict-then-learn"
@@ -246,12 +224,12 @@ def _read(
     knowledge = Knowledge(config)
     captures: list[Capture] = []
     pages: list[PageReport] = []
-    sources = list(with_kv_beside(by_source(open_recordings(paths, note)), note))
+    sources = with_kv_beside(by_source(open_recordings(paths, note)), note)
     whole = options.protocol == PREDICT_THEN_LEARN
     learn_until, learn = (1.0, None) if whole else (options.learn_until, partial(published_of, config))
-    for recordings, kv in sources:
+    for recordings in sources:
         tell(f"reading {recordings[0].label}")
-        found = load(recordings, knowledge, config, learn_until, learn, kv)
+        found = load(recordings, knowledge, config, learn_until, learn)
         captures += found
         readings = {} if found or whole else load_pages([recording.path for recording in recordings])
         pages += [evaluate_pages(name, of_engine, learn_until) for name, of_engine in readings.items()]
@@ -263,10 +241,9 @@ def _read(
     return captures, pages, len(sources)
 
 
-def published_of(config: Config, told: Sequence[Timed], kv: Sequence[KvBatch] = ()) -> Snapshot:
-    """What the default learner publishes of these exports or forward passes, and KV events."""
+def published_of(config: Config, told: Sequence[Timed]) -> Snapshot:
+    """What the default learner publishes of this telemetry."""
     pipeline = make_pipeline(replace(config, learners=("rls",), feature_sets=("portable",)))
-    pipeline.process(kv=kv)
     pipeline.process(**by_kind(told))
     pipeline.flush()
     return pipeline.snapshot(0, 1)

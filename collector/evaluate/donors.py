@@ -21,7 +21,7 @@ from online.features.sheets import HardwareSheet, SheetError, architecture, mode
 from online.state import LineageLedger
 from online.transfer import Donor, pool
 
-from .command import aligned
+from .command import tabulate
 from .transfer import configuration_vector, coverage, measure_next
 
 STATE_BYTES_MAX = 256 * 2**20
@@ -132,26 +132,27 @@ def _report(
     donors: list[dict[str, Any]], pooled: dict[str, dict[str, Any]], farthest: list[dict[str, Any]]
 ) -> Iterator[str]:
     """The same for eyes."""
-    table = [["donor", *_SHOWN, "rows", "nearest other"]]
+    table = []
     for donor in donors:
         nearest, facts = donor["nearest_other"], donor["facts"]
         distance = "no sheet" if not donor["has_sheet"] else "-" if nearest is None else f"{nearest:.2f}"
-        described = (str(facts.get(name, "-")) for name in _SHOWN)
-        table.append([donor["config_id"], *described, f"{donor['rows']:.0f}", distance])
+        described = {name: str(facts.get(name, "-")) for name in _SHOWN}
+        table.append(
+            {"donor": donor["config_id"], **described, "rows": f"{donor['rows']:.0f}", "nearest other": distance}
+        )
     yield "Donors"
-    yield from aligned(table)
+    yield from tabulate(table)
     for name, together in pooled.items():
         yield ""
         yield f"{name}: {together['donors']} donors pooled"
-        coefficients = ([each, f"{value:.4g}"] for each, value in together["coefficients"].items())
-        yield from aligned([["coefficient", "value"], *coefficients])
+        coefficients = together["coefficients"].items()
+        yield from tabulate([{"coefficient": each, "value": f"{value:.4g}"} for each, value in coefficients])
     yield ""
     if not farthest:
         yield "What to measure next cannot be said: no donor has a model file and a known GPU"
         return
     yield "Measure next (farthest from everything measured)"
-    rows = ([each["configuration"], f"{each['coverage']:.2f}"] for each in farthest)
-    yield from aligned([["configuration", "coverage"], *rows])
+    yield from tabulate([{**each, "coverage": f"{each['coverage']:.2f}"} for each in farthest])
 
 
 def possible(seen: dict[str, Facts], sheets: dict[str, HardwareSheet]) -> Iterator[tuple[str, dict[str, Fact]]]:

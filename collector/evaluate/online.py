@@ -23,38 +23,24 @@ oldest of the fullest of 4 x 4 cells goes; cells are equal in log(1 + A) and log
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 import numpy as np
 
-from collector.config import Config
 from collector.identity import Fact
-from online import STEP_FEATURES, Floats, Level, Mask, RowBlock, Target
+from online import STEP_FEATURES, Floats, Level, RowBlock, Target
 from online.features import portable
 from online.rls import solve
-from online.target import TargetState
 
 from .captures import Capture
-from .systems import BLOCK_ROWS, blocks, design
+from .systems import Score, predict_ahead
 
-KINDS = ("decode", "prefill", "mixed")
 LAST_SHARE = 0.3
 TRACEFIT, COEFFICIENTS, GRID = "tracefit", "tracefit beta", "grid of 64"
 CAPACITY, BINS, ROWS_MIN = 64, 4, 5
 _FLAT = 1e-12
 _FLOOR_US = 1e-3
-
-
-class OnlineScore(msgspec.Struct, frozen=True, kw_only=True):
-    """One model over rows, ratios; None where it predicts none of them. ``kinds`` is the MAPE by kind of step."""
-
-    model: str
-    mape: float | None
-    p95: float | None
-    missing: float
-    last: float | None
-    kinds: dict[str, float]
 
 
 class OnlineCase(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,7 +49,7 @@ class OnlineCase(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     target: str
     rows: int
-    scores: list[OnlineScore]
+    scores: list[Score]
 
 
 class OnlineReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,8 +58,8 @@ class OnlineReport(msgspec.Struct, frozen=True, kw_only=True):
     schema: str
     tracefit_version: str
     cases: list[OnlineCase]
-    macro: list[OnlineScore]
-    micro: list[OnlineScore]
+    macro: list[Score]
+    micro: list[Score]
 
 
 def predict_then_learn(captures: Sequence[Capture], version: str, tell: Callable[[str], None]) -> OnlineReport:
@@ -86,9 +72,9 @@ def predict_then_learn(captures: Sequence[Capture], version: str, tell: Callable
             if not len(rows):
                 continue
             tell(f"{capture.name}: {target.value}")
-            kinds, found = _kinds(rows.raw), _predictions(rows, target, capture.facts)
+            found = _predictions(rows, target, capture.facts)
             of_case = {name: np.abs(each / rows.elapsed_us - 1.0) for name, each in found.items()}
-            scores = [_score(name, each, kinds) for name, each in of_case.items()]
+            scores = [{**_score(name, each), "last": _last(each)} for name, each in of_case.items()]
             cases.append(OnlineCase(name=capture.name, target=target.value, rows=len(rows), scores=scores))
             for name, each in of_case.items():
                 errors.setdefault(name, []).append(each)
@@ -97,9 +83,10 @@ def predict_then_learn(captures: Sequence[Capture], version: str, tell: Callable
         tracefit_version=version,
         cases=cases,
         macro=[
-            _macro(name, [score for case in cases for score in case.scores if score.model == name]) for name in errors
+            _macro(name, [score for case in cases for score in case.scores if score["model"] == name])
+            for name in errors
         ],
-        micro=[_score(name, np.concatenate(each), None) for name, each in errors.items()],
+        micro=[_score(name, np.concatenate(each)) for name, each in errors.items()],
     )
 
 
@@ -117,62 +104,36 @@ def _column(raw: Floats, name: str) -> Floats:
     return np.nan_to_num(raw[:, STEP_FEATURES.index(name)])
 
 
-def _kinds(raw: Floats) -> dict[str, Mask]:
-    prefill, decode = _column(raw, "prefill_tokens") > 0.0, _column(raw, "decode_requests") > 0.0
-    return dict(zip(KINDS, (~prefill, prefill & ~decode, prefill & decode), strict=True))
-
-
 def _mean(values: Iterable[float | None]) -> float | None:
     """Of what is known."""
     known = [value for value in values if value is not None and math.isfinite(value)]
     return float(np.mean(known)) if known else None
 
 
-def _by_kind(mean_of: Callable[[str], float | None]) -> dict[str, float]:
-    return {kind: value for kind in KINDS if (value := mean_of(kind)) is not None}
-
-
-def _score(model: str, errors: Floats, kinds: Mapping[str, Mask] | None) -> OnlineScore:
+def _score(model: str, errors: Floats) -> Score:
+    """One model over rows; None where it predicts none of them."""
     known = errors[np.isfinite(errors)]
-    return OnlineScore(
-        model=model,
-        mape=_mean(known),
-        p95=float(np.quantile(known, 0.95)) if len(known) else None,
-        missing=1.0 - len(known) / len(errors),
-        last=None if kinds is None else _mean(errors[int((1.0 - LAST_SHARE) * len(errors)) :]),
-        kinds={} if kinds is None else _by_kind(lambda kind: _mean(errors[kinds[kind]])),
-    )
+    p95 = float(np.quantile(known, 0.95)) if len(known) else None
+    return {"model": model, "mape": _mean(known), "p95": p95, "missing": 1.0 - len(known) / len(errors)}
 
 
-def _macro(model: str, scores: Sequence[OnlineScore]) -> OnlineScore:
-    return OnlineScore(
-        model=model,
-        mape=_mean(score.mape for score in scores),
-        p95=_mean(score.p95 for score in scores),
-        missing=float(np.mean([score.missing for score in scores])),
-        last=_mean(score.last for score in scores),
-        kinds=_by_kind(lambda kind: _mean(score.kinds.get(kind) for score in scores)),
-    )
+def _last(errors: Floats) -> float | None:
+    return _mean(errors[int((1.0 - LAST_SHARE) * len(errors)) :])
+
+
+def _macro(model: str, scores: Sequence[Score]) -> Score:
+    figures = ("mape", "p95", "missing", "last")
+    return {"model": model, **{name: _mean(score[name] for score in scores) for name in figures}}
 
 
 def _predictions(rows: RowBlock, target: Target, facts: dict[str, Fact]) -> dict[str, Floats]:
     """Microseconds per row by each model, (n,); NaN where it does not predict."""
     shaped, plain = np.full(len(rows), np.nan), np.full(len(rows), np.nan)
-    features = portable(target, facts)
-    state, level = TargetState(target, Config(learners=("rls",))), Level()
-    state.offer(features, lambda _features: None)
-    (learner,) = state.models.values()
-    known: Mask = np.asarray(np.isfinite(features.evaluate(rows)).all(axis=1))
-    for number, part in enumerate(blocks(rows)):
-        start = number * BLOCK_ROWS
-        at = start + np.flatnonzero(known[start : start + BLOCK_ROWS])
-        block = design(features, part)
-        if not learner.holding and len(block):
-            plain[at] = np.maximum(learner.predict(block), _FLOOR_US)
-            log_factors = learner.log_factors(block.cell)
-            log_ratio = np.log(block.elapsed_us / plain[at]) - log_factors
-            shaped[at] = plain[at] * np.exp(log_factors + level.learn(block, log_ratio))
-        state.learn(part)
+    features, level = portable(target, facts), Level()
+    for at, block, predicted_us, log_factor in predict_ahead(features, features, rows):
+        plain[at] = np.maximum(predicted_us, _FLOOR_US)
+        log_ratio = np.log(block.elapsed_us / plain[at]) - log_factor
+        shaped[at] = plain[at] * np.exp(log_factor + level.learn(block, log_ratio))
     return {TRACEFIT: shaped, COEFFICIENTS: plain, GRID: _by_grid(rows)}
 
 
@@ -184,7 +145,8 @@ def _by_grid(rows: RowBlock) -> Floats:
     attention = before + _column(raw, "decode_context_tokens") + pairs + tokens / 2.0
     x = np.stack((attention, tokens + _column(raw, "decode_requests")), axis=1)
     predicted = np.full(len(rows), np.nan)
-    for mask in _kinds(raw).values():
+    prefill, decode = tokens > 0.0, _column(raw, "decode_requests") > 0.0
+    for mask in (~prefill, prefill & ~decode, prefill & decode):
         plane = GridRegression()
         for number in np.flatnonzero(mask).tolist():
             predicted[number] = plane.predict(x[number])

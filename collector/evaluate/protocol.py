@@ -9,7 +9,7 @@ unknown hole is not, and is counted.
 
 Scores are ratios, not per cent:
 
-    step       mean, median and 90th percentile of |yhat - y| / y, Pearson r, bias = sum yhat / sum y - 1
+    step       mean, median and 90th percentile of |yhat - y| / y, Pearson r
     gpu_time   the same mean per request: predicted path against SCHEDULED -> FINISHED
     e2e        |mean predicted - mean observed| / mean observed of SCHEDULED -> FINISHED (stalls are not taken out)
     e2e_full   the same of ARRIVED -> DEPARTED, with the predicted alphas and the observed wait in the queue
@@ -36,7 +36,7 @@ from online.features import PORTABLE, build
 
 from .baselines import PageReport, RequestReport, judge_requests
 from .captures import Capture, Request
-from .systems import Fit, ape, fit, prequential, rows_to_goal
+from .systems import Fit, Score, ape, fit, prequential
 from .transfer import Transfer, leave_one_out
 
 COVER_MIN, COVER_MAX = 0.97, 1.03
@@ -94,33 +94,6 @@ def paths_of(rows: RowBlock, requests: Sequence[Request]) -> tuple[list[RequestP
     return paths, len(requests) - len(paths)
 
 
-class Score(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One system on one capture; None = cannot be said."""
-
-    system: str
-    columns: int
-    identifiable: int
-    learned_rows: int
-    scored_rows: int
-    step_mape: float | None = None
-    step_median: float | None = None
-    step_p90: float | None = None
-    pearson_r: float | None = None
-    bias: float | None = None
-    gpu_time_mape: float | None = None
-    e2e: float | None = None
-    e2e_full: float | None = None
-    ttft: float | None = None
-    itl: float | None = None
-    p99: float | None = None
-    coverage: float | None = None
-    rows_to_goal: int | None = None
-    prequential_mape: float | None = None
-    queue_wait_mdape: float | None = None
-    api_queueing_mdape: float | None = None
-    requests: int = 0
-
-
 def mean_error(predicted_us: Floats, observed_us: Floats) -> float | None:
     """|mean predicted - mean observed| / mean observed; None without anything."""
     known = np.isfinite(predicted_us)
@@ -147,7 +120,6 @@ def step_scores(fit: Fit, prediction_us: Floats, rows: RowBlock) -> dict[str, fl
         "step_median": float(np.median(errors)),
         "step_p90": float(np.quantile(errors, 0.9)),
         "pearson_r": float(np.corrcoef(y, f)[0, 1]) if varied else None,
-        "bias": float(f.sum() / y.sum() - 1),
         "coverage": coverage,
     }
 
@@ -198,7 +170,7 @@ def _published(config: ConfigSnapshot | None, target: Target, facts: dict[str, F
             values = {each.name: each.coefficient for each in model.features}
             beta = np.array([values.get(column, 0.0) for column in features.names])
             identified = sum(each.status == "identified" for each in model.features)
-            yield Fit(f"snapshot/{name}", features, beta, identified, model.rows)
+            yield Fit(f"snapshot/{name}", features, beta, identified)
 
 
 def _config_in(snapshot: Snapshot | None, capture: Capture) -> ConfigSnapshot | None:
@@ -276,13 +248,10 @@ def _capture(capture: Capture, systems: Sequence[str], snapshot: Snapshot | None
         tell(f"{capture.name}: {system}")
         if (made := fit(system, STEP, facts, learned)) is not None:
             found = _score(made, scored, rows, paths, alphas)
-            more = {
-                "rows_to_goal": rows_to_goal(system, facts, learned, scored),
-                "prequential_mape": prequential(system, facts, rows),
-                "queue_wait_mdape": _alpha_error(system, Target.QUEUE_WAIT, capture),
-                "api_queueing_mdape": _alpha_error(system, Target.API_QUEUEING, capture),
-            }
-            scores.append(msgspec.structs.replace(found, **more))
+            found["prequential_mape"] = prequential(system, facts, rows)
+            found["queue_wait_mdape"] = _alpha_error(system, Target.QUEUE_WAIT, capture)
+            found["api_queueing_mdape"] = _alpha_error(system, Target.API_QUEUEING, capture)
+            scores.append(found)
     config = _config_in(snapshot, capture)
     told = [each for target in ALPHAS for each in _published(config, target, facts)]
     told_alphas = _alphas(paths, [each for each in told if each.system == f"snapshot/{PORTABLE}"])
@@ -329,15 +298,8 @@ def _score(
         values["itl"] = mean_error(prediction, scored.elapsed_us)
     else:
         values |= request_scores(paths, made.predict(rows), alphas)
-    return Score(
-        system=made.system,
-        columns=made.columns,
-        identifiable=made.identifiable,
-        learned_rows=made.rows,
-        scored_rows=int(np.count_nonzero(np.isfinite(prediction))),
-        requests=len(paths),
-        **values,  # type: ignore[arg-type]
-    )
+    about = {"system": made.system, "columns": made.columns, "identifiable": made.identifiable}
+    return {**about, "scored_rows": int(np.count_nonzero(np.isfinite(prediction))), **values}
 
 
 def _alphas(paths: Sequence[RequestPath], fits: Sequence[Fit | None]) -> dict[Target, Floats]:

@@ -16,25 +16,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from collector.config import Config
 from collector.identity import Fact
-from online import Design, Floats, RowBlock, Target, strata_of, stratum_name
+from online import Design, Floats, Ints, Mask, RowBlock, Target, strata_of, stratum_name
 from online.features import PORTABLE, SYSTEMS, FeatureSet, build
 from online.rls import Prior, RlsLearner
 from online.target import TargetState
 
 BLOCK_ROWS = 32
 RANK_TOLERANCE = 1e-3
-LEARNING_CURVE = (20, 50, 100, 200, 500, 1000, 2000)
-GOAL = 0.10
-
 SHAPE_SUFFIX, TREE_SUFFIX = " × shape", " × tree"
 NINE = (PORTABLE, *SYSTEMS)
 """The systems of the sources, in the order of tables."""
 
+
+Score = dict[str, Any]
+"""What one model or system scores: its name, and ratios by figure; None = cannot be said."""
 
 LogFactor = Callable[[RowBlock], Floats]
 Bands = Callable[[RowBlock], tuple[Floats, Floats]]
@@ -42,7 +43,7 @@ Bands = Callable[[RowBlock], tuple[Floats, Floats]]
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """Coefficients (p,) of one system for one target, of so many rows that excite so many directions of its columns.
+    """Coefficients (p,) of one system for one target, of rows that excite so many directions of its columns.
 
     ``log_factor``: of rows, (n,), the log of what the prediction is multiplied by. ``bands``: 10th and 90th percentile
     of observed / predicted for each row, (n,) each.
@@ -52,7 +53,6 @@ class Fit:
     features: FeatureSet
     beta: Floats
     identifiable: int = 0
-    rows: int = 0
     log_factor: LogFactor | None = None
     bands: Bands | None = None
 
@@ -77,14 +77,12 @@ def design(features: FeatureSet, rows: RowBlock) -> Design:
     stratum, cell = strata_of(features.target, rows)
     steps = rows.steps.astype(np.float64)
     whole = Design(x, rows.phase, rows.elapsed_us, steps, rows.weight, stratum, cell, rows.end_ns)
-    known = np.isfinite(x).all(axis=1) & np.isfinite(rows.elapsed_us) & (rows.elapsed_us > 0.0)
+    known = _known(x, rows)
     return whole if known.all() else whole.take(known)
 
 
-def blocks(rows: RowBlock) -> Iterator[RowBlock]:
-    """Rows in blocks."""
-    for start in range(0, len(rows), BLOCK_ROWS):
-        yield rows.slice(start, min(start + BLOCK_ROWS, len(rows)))
+def _known(x: Floats, rows: RowBlock) -> Mask:
+    return np.asarray(np.isfinite(x).all(axis=1) & np.isfinite(rows.elapsed_us) & (rows.elapsed_us > 0.0))
 
 
 def learn(features: FeatureSet, rows: RowBlock, prior: Prior | None = None) -> RlsLearner | None:
@@ -162,7 +160,7 @@ def fit(system: str, target: Target, facts: dict[str, Fact], rows: RowBlock) -> 
     else:  # bands are of the coefficients alone
         bands = _published_bands(model, features)
     beta = model.fit.beta[: len(features)]
-    return Fit(system, features, beta, identifiable(features, rows), len(rows), log_factor, bands)
+    return Fit(system, features, beta, identifiable(features, rows), log_factor, bands)
 
 
 def identifiable(features: FeatureSet, rows: RowBlock) -> int:
@@ -182,34 +180,43 @@ def ape(prediction_us: Floats, elapsed_us: Floats) -> Floats:
     return np.asarray(np.abs(prediction_us[known] - elapsed_us[known]) / elapsed_us[known])
 
 
-def rows_to_goal(system: str, facts: dict[str, Fact], learned: RowBlock, scored: RowBlock) -> int | None:
-    """The fewest first rows from which on a cold start scores 10 % or less, on a fixed grid; None if never."""
-    reached: int | None = None
-    for count in [n for n in LEARNING_CURVE if n < len(learned)] + [len(learned)]:
-        made = fit(system, Target.STEP_TIME, facts, learned.slice(0, count))
-        errors = ape(made.predict(scored), scored.elapsed_us) if made is not None else ()
-        good = len(errors) > 0 and float(np.mean(errors)) <= GOAL
-        reached = (reached or count) if good else None
-    return reached
+class Ahead(NamedTuple):
+    """Rows of one block by number, and what a live target predicted of them before it learned the block, (n,) each."""
+
+    numbers: Ints
+    block: Design
+    predicted_us: Floats
+    log_factor: Floats
+    """Of the batch shape."""
+
+
+def predict_ahead(watching: FeatureSet, features: FeatureSet, rows: RowBlock) -> Iterator[Ahead]:
+    """Each block before it is learned; ``watching`` looks out for changes of speed, as ``portable`` does live."""
+    state = TargetState(features.target, Config(learners=("rls",)))
+    for each in (watching, features):
+        state.offer(each, lambda _features: None)
+    learner = {model.features.name: model for model in state.models.values()}[features.name]
+    known = _known(features.evaluate(rows), rows)
+    for start in range(0, len(rows), BLOCK_ROWS):
+        part = rows.slice(start, min(start + BLOCK_ROWS, len(rows)))
+        block = design(features, part)
+        if not learner.holding and len(block):
+            numbers = start + np.flatnonzero(known[start : start + BLOCK_ROWS])
+            yield Ahead(numbers, block, learner.predict(block), learner.log_factors(block.cell))
+        state.learn(part)
 
 
 def prequential(system: str, facts: dict[str, Fact], rows: RowBlock) -> float | None:
     """Mean error of all rows but the first 256, each predicted by what a live target has learned before its block.
 
-    ``portable`` watches for changes of speed. Nothing is said of trees: no target learns them.
+    Nothing is said of trees: no target learns them.
     """
     features, watching = (build_set(each, Target.STEP_TIME, facts) for each in (system, PORTABLE))
     if features is None or watching is None or system.endswith(TREE_SUFFIX):
         return None
-    state = TargetState(Target.STEP_TIME, Config(learners=("rls",)))
-    for each in (watching, features):
-        state.offer(each, lambda _features: None)
-    learner = {model.features.name: model for model in state.models.values()}[features.name]
-    errors: list[Floats] = []
-    for part in blocks(rows):
-        block = design(features, part)
-        if not learner.holding and len(block):
-            log_factor = learner.log_factors(block.cell) if system.endswith(SHAPE_SUFFIX) else 0.0
-            errors.append(np.abs(learner.predict(block) * np.exp(log_factor) / block.elapsed_us - 1.0))
-        state.learn(part)
+    is_shaped = float(system.endswith(SHAPE_SUFFIX))
+    errors = [
+        np.abs(each.predicted_us * np.exp(is_shaped * each.log_factor) / each.block.elapsed_us - 1.0)
+        for each in predict_ahead(watching, features, rows)
+    ]
     return float(np.concatenate(errors).mean()) if errors else None

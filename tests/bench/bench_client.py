@@ -160,14 +160,14 @@ def single_requests(outside):
     ratios = defaultdict(list)
     for table in found:
         report, costs_s = client_tables.side_by_side(table, converter)
-        scores = {score.model: score for score in report.scores}
+        scores = {score["model"]: score for score in report.scores}
         sys.stdout.write(f"   {table.name.removesuffix('.csv.gz')[16:]}\n")
         for name, score in scores.items():
-            errors = "  ".join(f"{field} {100 * getattr(score, field):6.2f}" for field in fields)
+            errors = "  ".join(f"{field} {100 * score[field]:6.2f}" for field in fields)
             cost = f"  {1e6 * costs_s[name]:6.0f} µs" if name in costs_s else ""
             sys.stdout.write(f"      {name:<20} {errors}{cost}\n")
         for name in client_tables.BASELINES:
-            worse = [f for f in fields if getattr(scores["request"], f) > getattr(scores[name], f) + 5e-4]
+            worse = [f for f in fields if scores["request"][f] > scores[name][f] + 5e-4]
             held.update((name, what) for what in (*worse, *(["any"] if worse else ())))
             ratios[name].append(costs_s["request"] / costs_s[name])
     for name in client_tables.BASELINES:

@@ -197,13 +197,13 @@ def itl_windows(case, path):
     """Mean inter-token latency of 15 s windows: learned every 1 s, features at 0.5 s; beside the neighbours' models."""
     learner = fit(page_rows(pages_every(case, 1.0, path), case.cut_ns))
     readings = [TimedReading(page.unix_ns, page.mono_ns, page.engines[0]) for page in pages_every(case, 0.5, path)]
-    windows, scores = score_windows(readings, Fit("portable", FEATURES, learner, 0, 0), case.cut_ns)
+    windows, scores = score_windows(readings, Fit("portable", FEATURES, learner), case.cut_ns)
     for score in scores:
-        target = "<= 10" if score.model == TRACEFIT else ""
-        good = score.mean <= 0.1 if target else None
-        what = "ITL of 15 s windows, mean error %" if target else f"  {score.model}"
-        value = "-" if score.mean is None else f"{100 * score.mean:.1f}"
-        note = score.note if score.mean is None else f"median {100 * score.median:.1f}, {windows} windows {score.note}"
+        target = "<= 10" if score["model"] == TRACEFIT else ""
+        good = score["mean"] <= 0.1 if target else None
+        what = "ITL of 15 s windows, mean error %" if target else f"  {score['model']}"
+        value = f"{100 * score['mean']:.1f}" if "mean" in score else "-"
+        note = score.get("note") or f"median {100 * score['median']:.1f}, {windows} windows"
         BOARD.line(f"{case.name} {what}", value, target, good, note)
 
 

@@ -210,10 +210,10 @@ def scorer(board: Board, outside: Outside) -> None:
                 tell=quietly,
                 snapshot=Snapshot.from_json(snapshot.read_bytes()),
             )
-        ours = next(s for s in report.captures[0].scores if s.system == "snapshot/portable")
+        ours = next(s for s in report.captures[0].scores if s["system"] == "snapshot/portable")
         for label, own, theirs in (
-            ("step MAPE", ours.step_mape, judged["step"]["mape"]),
-            ("mean E2E", ours.e2e, judged["request"]["e2e_mean_err"]),
+            ("step MAPE", ours["step_mape"], judged["step"]["mape"]),
+            ("mean E2E", ours["e2e"], judged["request"]["e2e_mean_err"]),
         ):
             note = f"evaluate {100 * own:.2f}, scorer {theirs:.2f}"
             board.at_most(f"{name} {label}, apart", abs(100 * own - theirs), 0.5, note=note)

@@ -116,12 +116,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         sentence, code = _refusal(error)
         _warn(sentence)
     except OSError as error:
-        if error.errno not in (errno.EPIPE, errno.ENOSPC):  # `tracefit replay … | head`; a full disk
-            raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left is not written at exit, either
         code = EXIT_FAILED
-        if error.errno == errno.ENOSPC:
-            _warn(f"error: cannot write: {error.strerror}")
+        if error.filename is not None:
+            _warn(f"error: {error.filename}: {error.strerror}")
+        elif error.errno in (errno.EPIPE, errno.ENOSPC):  # `tracefit replay … | head`; a full disk
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nor is what is left written at exit
+            if error.errno == errno.ENOSPC:
+                _warn(f"error: cannot write: {error.strerror}")
+        else:
+            raise
     return code
 
 
@@ -359,10 +362,13 @@ def fleet_pull(
     """
     if every is not None and in_json:
         raise ConfigError("--json", "not with --every, which serves its result at /snapshot")
-    from collector.fleet.pull import PullOptions, pull_once, token_reader  # noqa: PLC0415
+    from collector.commands.ask import read_token  # noqa: PLC0415
+    from collector.fleet.pull import PullOptions, pull_once  # noqa: PLC0415
     from collector.fleet.service import FleetService, serve_fleet  # noqa: PLC0415
 
-    clock, options = SystemClock(), PullOptions(sources, out, timeout, require, token_reader(token_file))
+    token = partial(read_token, token_file)  # before each round, so that a new one takes effect
+    token()
+    clock, options = SystemClock(), PullOptions(sources, out, timeout, require, token)
     if every is None:
         code = pull_once(options, config, clock, say=_teller(in_json=in_json), note=note_above_bar)
         return _concluded(code, out, in_json=in_json)

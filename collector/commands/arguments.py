@@ -218,8 +218,9 @@ def _path(text: str) -> Path:
 def _new_file(text: str) -> Path:
     """Refused before the work, and not after an hour of it."""
     path = _path(text)
-    why = "it is a directory" if path.is_dir() else ""
-    if not path.absolute().parent.is_dir():
+    parent = path.absolute().parent
+    why = "it is a directory" if path.is_dir() else "" if os.access(parent, os.W_OK) else "no permission"
+    if not parent.is_dir():
         why = "there is no such directory"
     if why:
         raise StartError(f"cannot write {path}: {why}")

@@ -70,17 +70,11 @@ def load_whole(source: str, token_file: Path | None = None) -> WholeSnapshot:
 
 
 def read_token(path: Path | None) -> str | None:
-    """The first line of a file, if one was named.
-
-    Raises:
-        StartError: it cannot be read.
-    """
+    """The first word of a file, if one was named; StartError if it is no text."""
     try:
-        return None if path is None else path.read_text(encoding="utf-8").partition("\n")[0].strip()
-    except OSError as error:
-        raise StartError(f"cannot read {path}: {error.strerror}") from None
+        return next(iter(path.read_text("ascii").split()), "") if path is not None else None
     except UnicodeDecodeError:
-        raise StartError(f"cannot read {path}: it is not UTF-8 text") from None
+        raise StartError(f"{path} is no token: it is not text") from None
 
 
 def with_error(value: float, stderr: float | None) -> str:

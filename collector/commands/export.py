@@ -42,20 +42,14 @@ def export_traffic(paths: Sequence[Path], out: Path, clock: Clock, *, say: Print
         clock: for the progress only.
         say: takes the options that make BLIS replay it.
         note: takes what could not be read, and how much was.
-
-    Raises:
-        StartError: a file cannot be read or written.
     """
     requests = requests_in(merged_with_progress(open_recordings(paths, note), clock, note))
     if not requests:
         note("error: no finished request in the recording; step telemetry alone does not tell of requests")
         return EXIT_FAILED
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        for name, data in render_trace(requests).items():
-            write_atomically(out / name, data)
-    except OSError as error:
-        raise StartError(f"cannot write to {out}: {error.strerror}") from None
+    out.mkdir(parents=True, exist_ok=True)
+    for name, data in render_trace(requests).items():
+        write_atomically(out / name, data)
     aborted = sum(request.is_aborted for request in requests)
     note(
         f"{len(requests)} requests, {aborted} of them given up by their clients; no prefix groups: prompts are unknown"
@@ -139,9 +133,6 @@ def export_snapshot(
         say: takes the export, or the name of its file.
         note: takes the sentence that says what is missing, and a warning of each coefficient that is not identified.
         options: of :func:`exporters.blis.export`.
-
-    Raises:
-        StartError: a file cannot be read or written.
     """
     facts = _read_model_config(model_config) if model_config is not None else None
     try:
@@ -157,24 +148,14 @@ def export_snapshot(
     if out is None:
         say(exported.content.decode().removesuffix("\n"))
     else:
-        write_result(out, exported.content)
+        write_atomically(out, exported.content)
         say(f"written: {out}")
     return EXIT_OK
-
-
-def write_result(path: Path, data: bytes) -> None:
-    """Write a file that was asked for; StartError if it cannot be written."""
-    try:
-        write_atomically(path, data)
-    except OSError as error:
-        raise StartError(f"cannot write {path}: {error.strerror}") from None
 
 
 def _read_model_config(path: Path) -> Mapping[str, Any]:
     try:
         tree = json.loads(path.read_bytes())
-    except OSError as error:
-        raise StartError(f"cannot read {path}: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
         raise StartError(f"--model-config: {path} is not JSON: {error}") from None
     if not isinstance(tree, dict):

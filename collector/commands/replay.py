@@ -25,9 +25,9 @@ from collector.recordings import (
 )
 from collector.runtime import EXIT_FAILED, EXIT_OK, Clock, PrintLine, StartError
 from collector.service import Pipeline, make_pipeline
+from exporters.snapshot_file import write_atomically
 
 from .ask import shown_lines
-from .export import write_result
 
 
 def replay(
@@ -66,9 +66,9 @@ def replay(
         note(f"error: nothing was learned from {held}; what is read: docs/telemetry.md")
         return EXIT_FAILED
     snapshot = pipeline.snapshot(newest_unix_nano, 1)
-    write_result(out, snapshot.to_json())
+    write_atomically(out, snapshot.to_json())
     if state is not None:
-        write_result(state, pipeline.state())
+        write_atomically(state, pipeline.state())
     written = tracefit.load(out)
     for config_learned in written.configs:
         for line in shown_lines(config_learned, written.created_unix_nano):

@@ -15,7 +15,7 @@ from collector import __version__
 from collector.config import Config, ConfigError
 from collector.identity import Knowledge
 from collector.recordings import Timed, by_kind, by_source, open_recordings
-from collector.runtime import EXIT_FAILED, EXIT_OK, Clock, PrintLine, StartError, progress
+from collector.runtime import EXIT_FAILED, EXIT_OK, Clock, PrintLine, progress
 from collector.service import make_pipeline
 from exporters.snapshot_file import write_atomically
 from online import Snapshot
@@ -260,8 +260,5 @@ def _publish(options: EvaluateOptions, data: bytes, say: PrintLine) -> None:
         options.document(data.decode())
     if options.out is None:
         return
-    try:
-        write_atomically(options.out, data)
-    except OSError as error:
-        raise StartError(f"cannot write {options.out}: {error.strerror}") from None
+    write_atomically(options.out, data)
     say(f"written: {options.out}")

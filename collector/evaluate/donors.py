@@ -13,7 +13,7 @@ from typing import Any
 
 from collector.config import Config
 from collector.identity import Fact, shipped_sheets
-from collector.runtime import EXIT_FAILED, EXIT_OK, PrintLine, StartError
+from collector.runtime import EXIT_FAILED, EXIT_OK, PrintLine
 from exporters.questions import as_json
 from online import Bank, StateError, Target
 from online.features import PORTABLE, SYSTEMS, Facts
@@ -84,10 +84,8 @@ def _files(paths: Sequence[Path]) -> Iterator[Path]:
     for path in paths:
         if path.is_dir():
             yield from sorted(p for p in path.rglob("*.bin") if p.is_file())
-        elif path.exists():
-            yield path
         else:
-            raise StartError(f"cannot read {path}: there is no such file or directory")
+            yield path
 
 
 def _donors(found: dict[str, tuple[Facts, list[Donor]]]) -> Iterator[dict[str, Any]]:

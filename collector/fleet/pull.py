@@ -25,7 +25,7 @@ import msgspec
 from collector import __version__
 from collector.config import Config
 from collector.identity import IDENTITY, Fact, config_id, unknown_experts
-from collector.runtime import EXIT_FAILED, EXIT_OK, Clock, PrintLine, StartError, progress
+from collector.runtime import EXIT_FAILED, EXIT_OK, Clock, PrintLine, progress
 from collector.service import Directory, check_learning
 from collector.telemetry import PullOutcome
 from exporters.questions import counted
@@ -36,7 +36,7 @@ from online import Bank, ConfigSnapshot, Snapshot, StateError, TargetSnapshot, m
 from online.state import Lineage, LineageLedger
 from online.transfer import HIDES_HITS
 
-from .sources import Fetched, StateFetcher, check_sources, look
+from .sources import StateFetcher, check_sources, look
 
 
 def merge_files(
@@ -62,14 +62,8 @@ def merge_files(
         snapshot: where the coefficients go, if anywhere.
     """
     check_learning(config)
-    parts = []
-    for path in paths:
-        try:
-            parts.append(path.read_bytes())
-        except OSError as error:
-            raise StartError(f"cannot read {path}: {error.strerror}") from None
     try:
-        merged = merge_states(parts, config, names=[str(path) for path in paths])
+        merged = merge_states([path.read_bytes() for path in paths], config, names=[str(path) for path in paths])
     except StateError as error:
         note(str(error))
         return EXIT_FAILED
@@ -81,10 +75,7 @@ def merge_files(
         return EXIT_FAILED
     for target, data in ((out, merged), (snapshot, whole.to_json())):
         if target is not None:
-            try:
-                write_atomically(target, data)
-            except OSError as error:
-                raise StartError(f"cannot write {target}: {error.strerror}") from None
+            write_atomically(target, data)
     for line in _held(whole):
         say(line)
     for line in _odd(whole):
@@ -211,7 +202,8 @@ NEVER_NS = 1 << 62
 class Examined(NamedTuple):
     """A state that can be read, and what decides whether and when it is added."""
 
-    fetched: Fetched
+    name: str
+    path: Path
     digest: bytes
     first_ns: int
     last_ns: int
@@ -225,51 +217,42 @@ class Examined(NamedTuple):
         return sorted({engine for lineage in self.lineages.values() for engine in lineage.engines})
 
 
-def examine(fetched: Fetched, path: Path, config: Config, now_unix_nano: int) -> Examined | Fetched:
-    """What is in a state; the fetched one with the reason if it cannot be used."""
+def examine(name: str, path: Path, config: Config, now_unix_nano: int) -> Examined | FleetSource:
+    """What is in a state; why it cannot be used."""
     bank = Bank(config)
     try:
         data = path.read_bytes()
         bank.restore(data)
     except OSError as error:
-        return fetched._replace(path=None, outcome=PullOutcome.UNREACHABLE, detail=error.strerror or str(error))
+        return FleetSource(name, PullOutcome.UNREACHABLE, error.strerror or str(error))
     except StateError as error:
-        return fetched._replace(path=None, outcome=PullOutcome.UNREADABLE, detail=str(error))
+        return FleetSource(name, PullOutcome.UNREADABLE, str(error))
     if not bank.learned_rows:
-        return fetched._replace(path=None, outcome=PullOutcome.NOTHING_YET, detail="nothing was learned in this state")
+        return FleetSource(name, PullOutcome.NOTHING_YET, "nothing was learned in this state")
     first_ns, last_ns = bank.event_span_ns()
     if last_ns - now_unix_nano > FUTURE_NS:
         hours = (last_ns - now_unix_nano) / FUTURE_NS
-        detail = f"its newest row is {hours:,.0f} h ahead of this clock"
-        return fetched._replace(path=None, outcome=PullOutcome.FUTURE, detail=detail)
-    return Examined(
-        fetched._replace(path=path),
-        hashlib.blake2b(data, digest_size=16).digest(),
-        first_ns,
-        last_ns,
-        bank.learned_rows,
-        bank.lineages,
-        {each: bank.facts(each) for each in bank.configs()},
-    )
+        return FleetSource(name, PullOutcome.FUTURE, f"its newest row is {hours:,.0f} h ahead of this clock")
+    digest, facts = hashlib.blake2b(data, digest_size=16).digest(), {each: bank.facts(each) for each in bank.configs()}
+    return Examined(name, path, digest, first_ns, last_ns, bank.learned_rows, bank.lineages, facts)
 
 
-def choose(examined: Sequence[Examined]) -> tuple[list[Examined], list[Fetched]]:
+def choose(examined: Sequence[Examined]) -> tuple[list[Examined], list[FleetSource]]:
     """Those that share no rows, in the order to add them; the others with the reason."""
     ledger = LineageLedger()
     taken: list[Examined] = []
-    refused: list[Fetched] = []
+    refused: list[FleetSource] = []
     digests: dict[bytes, str] = {}
-    for each in sorted(examined, key=lambda e: (-e.last_ns, -e.rows, e.digest, e.fetched.place.name)):
-        place = each.fetched.place
+    for each in sorted(examined, key=lambda e: (-e.last_ns, -e.rows, e.digest, e.name)):
         try:
             if each.digest in digests:
-                raise StateError(f"{place.name}: the same state as {digests[each.digest]}")
-            ledger.admit(place.name, each.lineages)
+                raise StateError(f"{each.name}: the same state as {digests[each.digest]}")
+            ledger.admit(each.name, each.lineages)
         except StateError as error:
-            detail = str(error).removeprefix(f"{place.name}: ")
-            refused.append(each.fetched._replace(path=None, outcome=PullOutcome.SAME_ENGINE, detail=detail))
+            detail = str(error).removeprefix(f"{each.name}: ")
+            refused.append(FleetSource(each.name, PullOutcome.SAME_ENGINE, detail))
             continue
-        digests[each.digest] = place.name
+        digests[each.digest] = each.name
         taken.append(each)
     return sorted(taken, key=lambda e: (e.first_ns, e.last_ns, e.digest)), refused
 
@@ -278,10 +261,9 @@ def add(chosen: Sequence[Examined], config: Config) -> Bank:
     """The sum of chosen states; StateError if two of one name have other columns."""
     merged = Bank(config)
     for each in chosen:
-        if each.fetched.path is not None:
-            part = Bank(config)
-            part.restore(each.fetched.path.read_bytes())
-            merged.merge(part)
+        part = Bank(config)
+        part.restore(each.path.read_bytes())
+        merged.merge(part)
     return merged
 
 
@@ -298,7 +280,7 @@ class PullOptions(NamedTuple):
     timeout_s: float = 10.0
     require: float = 0.5
     """Share of the sources that must be merged, or nothing is written."""
-    token: Callable[[], str] = str
+    token: Callable[[], str | None] = str
     of_any_time: bool = False
     """Rows of the future are no sign of a wrong clock: they are of recordings."""
 
@@ -331,12 +313,9 @@ class Puller:
         """Take the directory; StartError if another process has it."""
         out = self._options.out
         self._directory.take()
-        try:
-            for name in ("", ALL_NAME):
-                (out / name / STATES_NAME).mkdir(parents=True, exist_ok=True)
-            self._fetcher = StateFetcher(out / KEPT_NAME, self._options.timeout_s, self._options.token)
-        except OSError as error:
-            raise StartError(f"cannot write to OUT {out}: {error.strerror}") from None
+        for name in ("", ALL_NAME):
+            (out / name / STATES_NAME).mkdir(parents=True, exist_ok=True)
+        self._fetcher = StateFetcher(out / KEPT_NAME, self._options.timeout_s, self._options.token)
 
     def stop(self) -> bool:
         """Let another process in."""
@@ -353,14 +332,13 @@ class Puller:
             fetched = self._fetcher.fetch(places, bar.update)
         now_unix_nano = NEVER_NS if self._options.of_any_time else self._clock.unix_nano()
         read = [
-            each if each.path is None else examine(each, each.path, self._config, now_unix_nano) for each in fetched
+            examine(place.name, each, self._config, now_unix_nano) if isinstance(each, Path) else each
+            for place, each in zip(places, fetched, strict=True)
         ]
-        examined = [each for each in read if isinstance(each, Examined)]
-        chosen, refused = choose(examined)
-        refused += [each for each in read if isinstance(each, Fetched)]
-        sources = [_taken(each) for each in chosen] + [_left_out(each) for each in refused]
-        sources.sort(key=lambda source: source.name)
-        return self._publish(chosen, sources)
+        chosen, refused = choose([each for each in read if isinstance(each, Examined)])
+        refused += [each for each in read if isinstance(each, FleetSource)]
+        merged = [FleetSource(e.name, PullOutcome.MERGED, "", tuple(e.engines), e.rows, e.last_ns) for e in chosen]
+        return self._publish(chosen, sorted(merged + refused))
 
     def _publish(self, chosen: list[Examined], sources: list[FleetSource]) -> Pulled:
         # an older state of an engine that answered under another name is no source that is missing
@@ -422,21 +400,6 @@ def conclude(pulled: Pulled, options: PullOptions, *, say: PrintLine, note: Prin
     return EXIT_OK
 
 
-def token_reader(path: Path | None) -> Callable[[], str]:
-    """Reads the first token of a file before each use, so that a new one takes effect."""
-    if path is None:
-        return str
-
-    def read() -> str:
-        return next(iter(path.read_text("ascii").split()), "")
-
-    try:
-        read()
-    except (OSError, ValueError) as error:
-        raise StartError(f"cannot read the token in {path}: {error}") from None
-    return read
-
-
 def report(pulled: Pulled) -> list[str]:
     """The configurations, and how many sources they are from."""
     counts = {outcome: sum(s.outcome == outcome for s in pulled.sources) for outcome in PullOutcome}
@@ -483,12 +446,3 @@ def _write_bank(directory: Path, bank: Bank, snapshot: Snapshot) -> None:
     errors = write_snapshot(directory, snapshot).errors
     if errors:
         raise OSError(f"{errors[0][0]}: {errors[0][1]}")
-
-
-def _taken(each: Examined) -> FleetSource:
-    place = each.fetched.place
-    return FleetSource(place.name, PullOutcome.MERGED, "", tuple(each.engines), each.rows, each.last_ns)
-
-
-def _left_out(each: Fetched) -> FleetSource:
-    return FleetSource(each.place.name, each.outcome, each.detail)

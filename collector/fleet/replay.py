@@ -13,16 +13,11 @@ their parents.
 
 from __future__ import annotations
 
-import hashlib
-import io
-import os
 import shutil
-import urllib.parse
 import zlib
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, Final, NamedTuple, cast
+from typing import Any, Final, NamedTuple
 
 import msgspec
 import numpy as np
@@ -34,23 +29,13 @@ from collector.decode.fpm import ForwardPass
 from collector.decode.kv import KvBatch
 from collector.decode.pages import ScrapedPage
 from collector.ingest import TAKE_BYTES, Export, newest_end_unix_nano
-from collector.join import Event, Renamed, Rows
-from collector.recordings import (
-    FILE_TRANSPORT,
-    STDIN,
-    Recording,
-    Timed,
-    by_kind,
-    in_batches,
-    recording_files,
-    source_of,
-)
+from collector.recordings import FILE_TRANSPORT, Timed, by_kind, in_batches
 from collector.runtime import EXIT_FAILED, EXIT_INTERRUPTED, Clock, PrintLine, StartError, progress
 from collector.service import check_learning, make_pipeline
-from online import PHASES, Quality, Target
 
 from .pull import Puller, PullOptions, conclude
-from .sources import list_objects, open_store
+from .rows import EngineKey, RowTable
+from .sources import RecordedFile, StoreError, find_recordings, open_recording, open_store
 
 LOCAL: Final = "local"
 TRIES: Final = 3
@@ -75,21 +60,6 @@ class ReplayOptions(NamedTuple):
     out: Path
     ray: str = LOCAL
     rows: str = ""
-
-
-class RecordedFile(NamedTuple):
-    """A file or object, its size, and what it is a recording of."""
-
-    name: str
-    size_bytes: int
-    source: str
-
-
-class EngineKey(NamedTuple):
-    """The recording that an engine is in, and its name there."""
-
-    recording: str
-    instance: str
 
 
 class Piece(NamedTuple):
@@ -121,7 +91,7 @@ def replay_fleet(options: ReplayOptions, config: Config, clock: Clock, *, say: P
     ray, work = _import_ray(), options.out / WORK_NAME
     if "://" in options.rows:
         open_store(options.rows)
-    files = find_files(options.places)
+    files = find_recordings(options.places)
     pull = PullOptions((str(work),), options.out, require=0.0, of_any_time=True)
     puller = Puller(pull, config, clock, note)
     puller.start()
@@ -132,14 +102,12 @@ def replay_fleet(options: ReplayOptions, config: Config, clock: Clock, *, say: P
         engines = rows = 0
         for learned in learn_files(ray, files, config, note, options.rows):
             engines, rows = engines + 1, rows + learned.rows
-            (work / f"{_file_name(learned.key)}.bin").write_bytes(learned.state)
+            (work / f"{learned.key.file_name}.bin").write_bytes(learned.state)
         if not engines:
             note("error: nothing was learned")
             return EXIT_FAILED
         say(f"{len(files):,} files, {engines:,} engines, {rows:,} rows")
         return conclude(puller.pull(), pull, say=say, note=note)
-    except OSError as error:
-        raise StartError(f"cannot write to {work}: {error.strerror or error}") from None
     except KeyboardInterrupt:
         note("stopped: nothing was written")
         return EXIT_INTERRUPTED
@@ -149,75 +117,7 @@ def replay_fleet(options: ReplayOptions, config: Config, clock: Clock, *, say: P
         puller.stop()
 
 
-def _file_name(key: EngineKey) -> str:
-    """The engine's name, for whoever reads which file was left out, and a digest that makes it the only one."""
-    digest = hashlib.sha256("\0".join(key).encode("utf-8", "surrogateescape")).hexdigest()
-    return f"engine-{urllib.parse.quote(key.instance, safe='', errors='replace')[:80]}-{digest[:16]}"
-
-
-# --- what there is to read --------------------------------------------------------------------------------------------
-
-
-def find_files(places: Sequence[str]) -> list[RecordedFile]:
-    """Every file and object, by source and name; StartError for a place that cannot be looked at, or has none."""
-    files: dict[str, RecordedFile] = {}
-    for place in places:
-        for name, size_bytes in _objects(place) if "://" in place else _local_files(place):
-            files.setdefault(name, RecordedFile(name, size_bytes, source_of(name)))
-    return sorted(files.values(), key=lambda file: (file.source, file.name))
-
-
-def _local_files(place: str) -> Iterator[tuple[str, int]]:
-    for name in recording_files([place]):
-        if name == STDIN:
-            raise StartError("standard input is on this machine alone: `tracefit replay -` reads it")
-        try:
-            yield name, os.stat(name).st_size  # noqa: PTH116 -- there may be a million
-        except OSError as error:
-            raise StartError(f"cannot read {name}: {error.strerror}") from None
-
-
-def _objects(url: str) -> Iterator[tuple[str, int]]:
-    try:
-        found = list_objects(url)
-    except OSError as error:
-        raise StartError(f"cannot read {url}: {error}") from None
-    if not found:
-        raise StartError(f"cannot read {url}: there is no object in it")
-    yield from found
-
-
-class StoreError(Exception):
-    """An object could not be read to its end: half of it taken for the whole would be a wrong result."""
-
-
-class _Object(io.RawIOBase):
-    """An object as a stream whose errors are StoreError, so that nobody takes them for a file that is cut short."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._object: Any = None
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        try:
-            if self._object is None:
-                storage, path = open_store(self._name)
-                self._object = storage.open(path, "rb")
-            data = self._object.read(len(buffer))
-        except Exception as error:  # noqa: BLE001 -- every store has errors of its own
-            raise StoreError(f"cannot read {self._name}: {type(error).__name__}: {error}") from None
-        buffer[: len(data)] = data
-        return len(data)
-
-
-def _open(file: RecordedFile, warn: PrintLine) -> Recording:
-    """The file as a recording; a name may be any bytes, and is told in text."""
-    source = file.source.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
-    stream = cast("BinaryIO", io.BufferedReader(_Object(file.name), 4 << 20)) if "://" in file.name else None
-    return Recording(file.name, warn, source, stream)
+# --- files cut by engine ----------------------------------------------------------------------------------------------
 
 
 def _parts(files: Sequence[RecordedFile]) -> list[list[RecordedFile]]:
@@ -232,9 +132,6 @@ def _parts(files: Sequence[RecordedFile]) -> list[list[RecordedFile]]:
     return parts
 
 
-# --- files cut by engine ----------------------------------------------------------------------------------------------
-
-
 class _Entry(NamedTuple):
     unix_nano: int
     kind: int
@@ -247,26 +144,25 @@ _KINDS: Final[tuple[type[Any], ...]] = (Export, KvBatch, ScrapedPage, ForwardPas
 
 
 def cut(files: Sequence[RecordedFile]) -> Iterator[Any]:
-    """Pieces of one bucket at a time; at last bucket and size of each, and what was to be said.
+    """Pieces of one bucket at a time; at last the bucket of each, and what was to be said.
 
     Raises:
         StoreError: an object cannot be read to its end.
     """
-    about: list[tuple[int, int]] = []
+    buckets: list[int] = []
     warnings: list[str] = []
     gathered: dict[int, dict[EngineKey, list[_Entry]]] = {}
 
     def packed() -> Iterator[list[Piece]]:
         for bucket, engines in sorted(gathered.items()):
-            pieces = [_pack(key, entries) for key, entries in engines.items()]
-            about.append((bucket, sum(len(piece.payloads) for piece in pieces)))
-            yield pieces
+            buckets.append(bucket)
+            yield [_pack(key, entries) for key, entries in engines.items()]
         gathered.clear()
 
     size_bytes = 0
     for file in files:
         newest: dict[str, int] = {}
-        for timed in _open(file, warnings.append):
+        for timed in open_recording(file, warnings.append):
             for bucket, instance, entry in _entries_of(timed, newest):
                 gathered.setdefault(bucket, {}).setdefault(EngineKey(timed.label, instance), []).append(entry)
                 size_bytes += len(entry.payload)
@@ -274,7 +170,7 @@ def cut(files: Sequence[RecordedFile]) -> Iterator[Any]:
                 yield from packed()
                 size_bytes = 0
     yield from packed()
-    yield about, warnings
+    yield buckets, warnings
 
 
 def _entries_of(timed: Timed, newest: dict[str, int]) -> Iterator[tuple[int, str, _Entry]]:
@@ -374,32 +270,26 @@ def learn_files(
     learn_on_ray = ray.remote(max_retries=TRIES)(learn_references)
     parts = _parts(files)
     cutting = {(stream := cut_on_ray.remote(part)).completed(): (n, stream) for n, part in enumerate(parts)}
-    found: dict[int, tuple[list[tuple[int, int, Any]], list[str]]] = {}
+    found: dict[int, tuple[list[tuple[int, Any]], list[str]]] = {}
     with progress("cut", sum(file.size_bytes for file in files)) as bar:
         for done in _each_done(ray, list(cutting)):
             number, stream = cutting[done]
-            *refs, last = list(stream)
-            about, warnings = _value_of(ray, last)
-            found[number] = [(*each, ref) for each, ref in zip(about, refs, strict=True)], warnings
+            *refs, last = stream
+            buckets, warnings = _value_of(ray, last)
+            found[number] = list(zip(buckets, refs, strict=True)), warnings
             bar.update(sum(file.size_bytes for file in parts[number]))
     refs_of: dict[int, list[Any]] = {SHARED: []}
-    size_bytes: Counter[int] = Counter()
     for _, (pieces, warnings) in sorted(found.items()):
         for text in warnings:
             note(text)
-        for bucket, piece_bytes, ref in pieces:
+        for bucket, ref in pieces:
             refs_of.setdefault(bucket, []).append(ref)
-            size_bytes[bucket] += piece_bytes
     shared = refs_of.pop(SHARED)
-    del size_bytes[SHARED]
-    learning = {  # the largest first, so that none is left when the others are done
-        learn_on_ray.remote(config, refs_of[bucket], shared, rows_place): bucket
-        for bucket, _ in size_bytes.most_common()
-    }
-    with progress("learned", size_bytes.total()) as bar:
-        for done in _each_done(ray, list(learning)):
+    learning = [learn_on_ray.remote(config, own, shared, rows_place) for own in refs_of.values()]
+    with progress("learned", len(learning), "groups of engines") as bar:
+        for done in _each_done(ray, learning):
             yield from _value_of(ray, done)
-            bar.update(size_bytes[learning[done]])
+            bar.update()
 
 
 def learn_references(config: Config, own: Sequence[Any], shared: Sequence[Any], rows_place: str) -> list[Learned]:
@@ -439,66 +329,3 @@ def _import_ray() -> Any:
     except ImportError:
         raise StartError("`fleet replay` needs Ray: install tracefit's extra fleet") from None
     return ray
-
-
-# --- rows as Parquet --------------------------------------------------------------------------------------------------
-
-FEATURES: Final = tuple(
-    dict.fromkeys([*Target.STEP_TIME.vocabulary, *Target.API_QUEUEING.vocabulary, *Target.QUEUE_WAIT.vocabulary])
-)
-
-
-class RowTable:
-    """The rows of one engine, from its pipeline's events: ``PLACE/config=…/target=…/<engine>.parquet``.
-
-    All files have the same columns (docs/fleet.md). Raw features are summed over the steps of a row; one that the
-    telemetry did not tell, or that rows of this target have not, is null.
-    """
-
-    def __init__(self, key: EngineKey) -> None:
-        self._key = key
-        self._tables: dict[tuple[str, Target], list[Any]] = {}
-
-    def record(self, event: Event) -> None:
-        """Take what concerns rows."""
-        if isinstance(event, Renamed):
-            for config_id, target in [known for known in self._tables if known[0] == event.old]:
-                self._tables.setdefault((event.new, target), [])[:0] = self._tables.pop((config_id, target))
-        elif isinstance(event, Rows):
-            self._tables.setdefault((event.config_id, event.target), []).append(self._table(event))
-
-    def write(self, place: str) -> None:
-        """Write what there is below a directory or a URL."""
-        for (config_id, target), tables in sorted(self._tables.items()):
-            import pyarrow as pa  # noqa: PLC0415
-            from pyarrow import parquet  # noqa: PLC0415
-
-            storage, folder = open_store(f"{place.rstrip('/')}/config={config_id}/target={target.value}")
-            storage.makedirs(folder, exist_ok=True)
-            table = pa.concat_tables(tables)
-            parquet.write_table(
-                table, f"{folder}/{_file_name(self._key)}.parquet", filesystem=storage, compression="zstd"
-            )
-
-    def _table(self, event: Rows) -> Any:
-        import pyarrow as pa  # noqa: PLC0415
-
-        rows, known = event.rows, event.target.vocabulary
-        sums = np.add.reduceat(rows.raw, rows.offsets[:-1], axis=0)
-        absent = np.full(len(rows), np.nan)
-        numbers = {f"phase_{name}": rows.phase[:, column] for column, name in enumerate(PHASES)}
-        numbers |= {name: sums[:, known.index(name)] if name in known else absent for name in FEATURES}
-        return pa.table(
-            {
-                "engine": pa.array(
-                    [event.engines.get(number, "") for number in rows.engine.tolist()]
-                ).dictionary_encode(),
-                "recording": pa.array([self._key.recording] * len(rows)).dictionary_encode(),
-                "end_unix_nano": pa.array(rows.end_ns, pa.int64()),
-                "elapsed_us": pa.array(rows.elapsed_us, pa.float64()),
-                "steps": pa.array(np.diff(rows.offsets), pa.int64()),
-                "weight": pa.array(rows.weight, pa.float64()),
-                "quality": pa.array([Quality(each).label for each in rows.quality.tolist()]).dictionary_encode(),
-                **{name: pa.array(values, pa.float64(), from_pandas=True) for name, values in numbers.items()},
-            }
-        )

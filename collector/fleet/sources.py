@@ -1,4 +1,6 @@
-"""Where the states of a fleet are, and how each is brought here: bounded in bytes and time, asked for again by ETag.
+"""Where the states and the recordings of a fleet are, and how each is brought here or read.
+
+A state is bounded in bytes and time, and asked for again by its ETag:
 
     http://10.0.0.7:9464              a sidecar, whose /state is asked; another path is taken as it is
     dns+http://tracefit.llm.svc:9464  every address behind a name: the pods of a headless Service
@@ -18,20 +20,23 @@ import asyncio
 import hashlib
 import heapq
 import http
+import io
 import logging
 import os
 import shutil
 import urllib.parse
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, BinaryIO, Final, NamedTuple, cast
 
 import aiohttp
 
 from collector.config import is_endpoint
 from collector.ingest.scrape import addresses_of, read_targets
-from collector.runtime import StartError
+from collector.recordings import STDIN, Recording, recording_files, source_of
+from collector.runtime import PrintLine, StartError
 from collector.telemetry import PullOutcome
+from exporters.status_page import FleetSource
 
 _TALKATIVE: Final = ("aiobotocore", "azure", "gcsfs")
 """They tell of every request, with its headers."""
@@ -202,15 +207,6 @@ _OUTCOMES = {
 }
 
 
-class Fetched(NamedTuple):
-    """Where a state lies now, or why there is none."""
-
-    place: StatePlace
-    path: Path | None
-    outcome: PullOutcome = PullOutcome.MERGED
-    detail: str = ""
-
-
 class _Refusal(Exception):
     """A state that is not taken, and why."""
 
@@ -228,7 +224,7 @@ class StateFetcher:
         token: read before each round; empty sends none.
     """
 
-    def __init__(self, directory: Path, timeout_s: float, token: Callable[[], str]) -> None:
+    def __init__(self, directory: Path, timeout_s: float, token: Callable[[], str | None]) -> None:
         self._directory = directory
         self._timeout_s = timeout_s
         self._token = token
@@ -240,20 +236,22 @@ class StateFetcher:
         """Remove what is kept."""
         shutil.rmtree(self._directory, ignore_errors=True)
 
-    def fetch(self, places: Sequence[StatePlace], done: Callable[[int], None] = lambda _: None) -> list[Fetched]:
-        """Bring states here; what is kept of other places goes. ``done`` is told of each that came."""
+    def fetch(
+        self, places: Sequence[StatePlace], done: Callable[[int], None] = lambda _: None
+    ) -> list[Path | FleetSource]:
+        """Where each state lies now, or why there is none; what is kept of other places goes."""
         wanted = {place.name for place in places}
         for name in [name for name in self._tags if name not in wanted]:
             del self._tags[name]
             self._kept(name).unlink(missing_ok=True)
         return asyncio.run(self._fetch_all(places, done))
 
-    async def _fetch_all(self, places: Sequence[StatePlace], done: Callable[[int], None]) -> list[Fetched]:
+    async def _fetch_all(self, places: Sequence[StatePlace], done: Callable[[int], None]) -> list[Path | FleetSource]:
         free = asyncio.Semaphore(CONNECTIONS)
         timeout = aiohttp.ClientTimeout(total=self._timeout_s)
         async with aiohttp.ClientSession(timeout=timeout, auto_decompress=False) as session:
 
-            async def fetch(place: StatePlace) -> Fetched:
+            async def fetch(place: StatePlace) -> Path | FleetSource:
                 async with free:
                     fetched = await self._fetch(session, place)
                 done(1)
@@ -261,21 +259,19 @@ class StateFetcher:
 
             return await asyncio.gather(*map(fetch, places))
 
-    async def _fetch(self, session: aiohttp.ClientSession, place: StatePlace) -> Fetched:
-        if place.problem:
-            return Fetched(place, None, PullOutcome.UNREACHABLE, place.problem)
+    async def _fetch(self, session: aiohttp.ClientSession, place: StatePlace) -> Path | FleetSource:
         try:
+            if place.problem:
+                raise _Refusal(PullOutcome.UNREACHABLE, place.problem)
             if place.path is not None:
-                return Fetched(place, self._hold(place.name, place.path))
-            return Fetched(
-                place, await (self._ask(session, place) if place.url else asyncio.to_thread(self._copy, place))
-            )
+                return self._hold(place.name, place.path)
+            return await (self._ask(session, place) if place.url else asyncio.to_thread(self._copy, place))
         except _Refusal as refusal:
-            return Fetched(place, None, refusal.outcome, str(refusal))
+            return FleetSource(place.name, refusal.outcome, str(refusal))
         except TimeoutError:
-            return Fetched(place, None, PullOutcome.TIMEOUT, f"no answer within {self._timeout_s:g} s")
+            return FleetSource(place.name, PullOutcome.TIMEOUT, f"no answer within {self._timeout_s:g} s")
         except (OSError, ValueError, aiohttp.ClientError) as error:
-            return Fetched(place, None, PullOutcome.UNREACHABLE, _sentence(error))
+            return FleetSource(place.name, PullOutcome.UNREACHABLE, _sentence(error))
 
     def _hold(self, name: str, path: Path) -> Path:
         """A file as it is now, whatever its sidecar writes meanwhile."""
@@ -284,13 +280,7 @@ class StateFetcher:
             raise OSError("it is no file")
         if size_bytes > STATE_BYTES_MAX:
             raise _too_large()
-        kept = self._kept(name)
-        kept.unlink(missing_ok=True)
-        try:
-            kept.hardlink_to(path.resolve())
-        except OSError:  # another file system, or not our file
-            shutil.copyfile(path, kept)
-        return kept
+        return shutil.copyfile(path, self._kept(name))
 
     def _kept(self, name: str) -> Path:
         return self._directory / hashlib.sha256(name.encode()).hexdigest()[:32]
@@ -366,3 +356,73 @@ def _remedy(status: int, url: str) -> str:
 
 def _too_large() -> _Refusal:
     return _Refusal(PullOutcome.TOO_LARGE, f"larger than {STATE_BYTES_MAX >> 20} MiB")
+
+
+# --- recordings -------------------------------------------------------------------------------------------------------
+
+
+class RecordedFile(NamedTuple):
+    """A file or object, and its size."""
+
+    name: str
+    size_bytes: int
+
+
+def find_recordings(places: Sequence[str]) -> list[RecordedFile]:
+    """Every file and object, by source and name; StartError for a place that cannot be looked at, or has none."""
+    files: dict[str, RecordedFile] = {}
+    for place in places:
+        for file in _recorded_objects(place) if "://" in place else _local_recordings(place):
+            files.setdefault(file.name, file)
+    return sorted(files.values(), key=lambda file: (source_of(file.name), file.name))
+
+
+def _local_recordings(place: str) -> Iterator[RecordedFile]:
+    for name in recording_files([place]):
+        if name == STDIN:
+            raise StartError("standard input is on this machine alone: `tracefit replay -` reads it")
+        yield RecordedFile(name, os.stat(name).st_size)  # noqa: PTH116 -- there may be a million
+
+
+def _recorded_objects(url: str) -> Iterator[RecordedFile]:
+    try:
+        found = list_objects(url)
+    except OSError as error:
+        raise StartError(f"cannot read {url}: {error}") from None
+    if not found:
+        raise StartError(f"cannot read {url}: there is no object in it")
+    for name, size_bytes in found:
+        yield RecordedFile(name, size_bytes)
+
+
+class StoreError(Exception):
+    """An object could not be read to its end: half of it taken for the whole would be a wrong result."""
+
+
+class _Object(io.RawIOBase):
+    """An object as a stream whose errors are StoreError, so that nobody takes them for a file that is cut short."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._object: Any = None
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        try:
+            if self._object is None:
+                storage, path = open_store(self._name)
+                self._object = storage.open(path, "rb")
+            data = self._object.read(len(buffer))
+        except Exception as error:  # noqa: BLE001 -- every store has errors of its own
+            raise StoreError(f"cannot read {self._name}: {type(error).__name__}: {error}") from None
+        buffer[: len(data)] = data
+        return len(data)
+
+
+def open_recording(file: RecordedFile, warn: PrintLine) -> Recording:
+    """The file as a recording; a name may be any bytes, and is told in text."""
+    source = source_of(file.name).encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+    stream = cast("BinaryIO", io.BufferedReader(_Object(file.name), 4 << 20)) if "://" in file.name else None
+    return Recording(file.name, warn, source, stream)

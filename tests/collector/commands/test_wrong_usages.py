@@ -93,7 +93,7 @@ WRONG = [
     ("fleet pull missing --out {tmp}/fleet", FAILED, "missing"),
     ("fleet pull 127.0.0.1:9464 --out {tmp}/fleet", FAILED, "did you mean 'http://127.0.0.1:9464'?"),
     ("fleet pull missing --out {junk}", FAILED, "it is a file, and a directory is wanted"),
-    ("fleet pull x --out {tmp}/fleet --token-file {tmp}/none", FAILED, "cannot read the token in"),
+    ("fleet pull x --out {tmp}/fleet --token-file {tmp}/none", FAILED, "none: No such file"),
     ("fleet pull x --out {tmp} --every soon", USAGE, "'soon'"),
     ("fleet pull x --out {tmp} --require 2", USAGE, "'2' is no number from 0 to 1"),
     ("fleet replay x --out {tmp} --workers 2", USAGE, "--workers"),

@@ -83,7 +83,7 @@ def test_the_command_pools_covers_and_says_what_to_measure_next(states, tmp_path
 def test_nothing_usable_is_a_failure(tmp_path, capsys):
     assert main(["lab", "donors", str(tmp_path)]) == 1
     assert main(["lab", "donors", str(tmp_path / "none")]) == 1
-    assert "no such file" in capsys.readouterr().err
+    assert "No such file" in capsys.readouterr().err
 
 
 def test_a_state_and_its_own_past_are_one_donor_and_that_is_said(tmp_path):

@@ -9,8 +9,9 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from collector.cli import main
 from collector.commands.replay import replay
-from collector.fleet.replay import SHARED, StoreError, cut, find_files, learn_bucket
-from collector.recordings import Recording
+from collector.fleet.replay import SHARED, cut, learn_bucket
+from collector.fleet.sources import StoreError, find_recordings
+from collector.recordings import Recording, source_of
 from collector.runtime import StartError, SystemClock
 from tests.support.fleets import CONFIG, as_another_engine
 from tests.support.otlp_bytes import varint
@@ -41,9 +42,9 @@ def payloads():
 
 def learned(places):
     """The states of all engines, by name; everything in this process."""
-    *gathered, (about, _) = cut(find_files([str(place) for place in places]))
+    *gathered, (buckets, _) = cut(find_recordings([str(place) for place in places]))
     by_bucket = {}
-    for (bucket, _), pieces in zip(about, gathered, strict=True):
+    for bucket, pieces in zip(buckets, gathered, strict=True):
         by_bucket.setdefault(bucket, []).extend(pieces)
     shared = by_bucket.pop(SHARED, [])
     found = [each for own in by_bucket.values() for each in learn_bucket(CONFIG, own, shared)]
@@ -70,11 +71,13 @@ def test_an_engine_that_is_behind_the_others_of_its_files_keeps_its_order(payloa
     assert together["engine-0"] == alone["engine-0"]
 
 
-def test_what_cannot_be_read_is_said(tmp_path):
-    with pytest.raises(StartError, match="cannot read"):
-        find_files([str(tmp_path / "none.pb")])
+def test_what_cannot_be_read_is_said(tmp_path, capsys, monkeypatch):
+    for extra in ("ray", "pyarrow"):
+        monkeypatch.setitem(sys.modules, extra, sys)
+    assert main(["fleet", "replay", str(tmp_path / "none.pb"), "-o", str(tmp_path / "out")]) == 1
+    assert "none.pb: No such file" in capsys.readouterr().err
     with pytest.raises(StartError, match="standard input is on this machine alone"):
-        find_files(["-"])
+        find_recordings(["-"])
 
 
 def test_without_the_extra_the_command_says_what_to_install(tmp_path, capsys, monkeypatch):
@@ -99,13 +102,13 @@ def test_objects_of_a_store_are_files(payloads, memory_store, tmp_path):
             stream.write(file.read_bytes())
     with memory_store.open("/bucket/otlp/.hidden", "wb") as stream:
         stream.write(b"x")
-    files = find_files(["memory://bucket/otlp"])
+    files = find_recordings(["memory://bucket/otlp"])
     assert [file.name for file in files] == ["memory://bucket/otlp/traces.pb", "memory://bucket/otlp/traces.pb.1"]
-    assert [file.source for file in files] == ["memory://bucket/otlp/traces.pb"] * 2
-    assert len(find_files(["memory://bucket/otlp/*.1"])) == 1
+    assert [source_of(file.name) for file in files] == ["memory://bucket/otlp/traces.pb"] * 2
+    assert len(find_recordings(["memory://bucket/otlp/*.1"])) == 1
     assert list(learned(["memory://bucket/otlp"])) == ["engine-0"]
     with pytest.raises(StartError, match="there is no object in it"):
-        find_files(["memory://bucket/none"])
+        find_recordings(["memory://bucket/none"])
 
 
 class BrokenStore(MemoryFileSystem):

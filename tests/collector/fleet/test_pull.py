@@ -1,11 +1,14 @@
 """``tracefit fleet pull``: whose state is taken, what is written, and what is said of the others."""
 
+from functools import partial
+
 import pytest
 
 import tracefit
 from collector.cli import main
+from collector.commands.ask import read_token
 from collector.fleet import sources as state_places
-from collector.fleet.pull import Puller, PullOptions, pull_once, token_reader
+from collector.fleet.pull import Puller, PullOptions, pull_once
 from collector.fleet.sources import look
 from online import Bank, Snapshot, merge_states
 from online.state import VERSION
@@ -160,9 +163,8 @@ def test_a_state_is_asked_for_with_the_token_and_by_its_tag(states, tmp_path):
     (tmp_path / "token").write_text("0123456789abcdef\nanother\n")
     served = {"state": states["e0"]}
     with state_server(served) as server:
-        options = PullOptions(
-            (f"http://127.0.0.1:{server.port}",), tmp_path / "fleet", token=token_reader(tmp_path / "token")
-        )
+        source, token = f"http://127.0.0.1:{server.port}", partial(read_token, tmp_path / "token")
+        options = PullOptions((source,), tmp_path / "fleet", token=token)
         puller = Puller(options, CONFIG, FakeClock(unix_nano=NOW_NS), print)
         puller.start()
         first = puller.pull()
@@ -230,8 +232,7 @@ def test_a_live_state_that_is_replaced_while_it_is_read_counts_as_it_was(states,
     path.write_bytes(states["e0"])
     fetcher = state_places.StateFetcher(tmp_path / "kept", 1.0, str)
     (place,) = look([str(path)])
-    (fetched,) = fetcher.fetch([place])
-    kept = fetched.path
+    (kept,) = fetcher.fetch([place])
     (tmp_path / "new").write_bytes(states["later"])
     (tmp_path / "new").replace(path)
     assert kept.read_bytes() == states["e0"]

@@ -31,7 +31,8 @@ class Source:
 
 
 FRAMES = """<!doctype html><title>not loaded</title>
-<iframe src="/?config=" width="390" height="900"></iframe><iframe src="/?config=" width="900" height="900"></iframe><script>
+<iframe src="/?config=" width="390" height="900"></iframe>
+<iframe src="/?config=" width="900" height="900"></iframe><script>
 const sideways = (frame) => {
   const page = frame.contentDocument, width = Number(frame.width);
   page.querySelectorAll("details").forEach((box) => { box.open = true; });

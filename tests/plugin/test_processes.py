@@ -89,7 +89,7 @@ def test_both_ranks_of_a_server_are_learned_from_as_passes_on_the_ports_that_the
     port = free_port(following=1)
     go = tmp_path / "go"
     endpoints = f"tcp://127.0.0.1:{port},tcp://127.0.0.1:{port + 1}"
-    settings = {"FPM": endpoints, "MODEL": "m", "IDLE_TIMEOUT_S": "2", "ALLOWED_LATENESS_S": "1"}
+    settings = {"FPM": endpoints, "MODEL": "m", "IDLE_TIMEOUT_S": "1", "ALLOWED_LATENESS_S": "0.5"}
     with running_sidecar(tmp_path / "sidecar", **settings) as sidecar:
         told = {"OTEL_RESOURCE_ATTRIBUTES": "service.instance.id=pod-1", "GO": str(go)}
         engines = threading.Thread(target=run, args=(unpacked, f"tcp://127.0.0.1:{port}", "dp"), kwargs=told)

@@ -73,8 +73,8 @@ def test_what_a_sidecar_left_out_and_what_waits_stand_in_the_diagnosis(tmp_path,
 
 
 def test_request_spans_that_are_sampled_are_said_to_be_in_every_answer(tmp_path, capsys):
-    spans = as_told_by(DIALECTS["vLLM 0.33"], served_in("c10_long", copies=5))
-    with running_sidecar(tmp_path, IDLE_TIMEOUT_S="2") as sidecar:
+    spans = as_told_by(DIALECTS["vLLM 0.33"], served_in("c10_long", copies=3))
+    with running_sidecar(tmp_path, IDLE_TIMEOUT_S="1") as sidecar:
         for export in exports_of(kept(spans, 0.1), 50):
             call_export(sidecar.grpc_port, export.payload)
         url = f"http://127.0.0.1:{sidecar.http_port}"

@@ -132,7 +132,7 @@ def accepted(sidecar, first_step):
 
 
 def test_a_log_leaves_room_for_three_checkpoints_on_a_small_volume_and_says_so_at_the_start(tmp_path, caplog):
-    settings = {"CHECKPOINT_INTERVAL_S": "0.2", **SMALL}
+    settings = {"CHECKPOINT_INTERVAL_S": "0.1", **SMALL}
     with running_sidecar(tmp_path, SmallVolume(tmp_path, SMALL_BYTES), **settings) as sidecar:
         assert metric(sidecar.http_port, "tracefit_log_capacity_bytes") <= SMALL_BYTES / 4
         said = "the log has 1 MiB instead of 32 (log_capacity_mib)"

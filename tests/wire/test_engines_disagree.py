@@ -14,8 +14,8 @@ from tests.support.paced_engine import PacedEngine
 from tests.support.sidecars import call_export, get, running_sidecar
 
 SETTINGS = {
-    "ALLOWED_LATENESS_S": "1",
-    "IDLE_TIMEOUT_S": "2",
+    "ALLOWED_LATENESS_S": "0.5",
+    "IDLE_TIMEOUT_S": "1",
     "RULES": '[{"match": {}, "facts": {"model": "tiny", "gpu": "H100"}}]',
 }
 

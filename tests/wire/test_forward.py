@@ -85,6 +85,7 @@ def test_a_backend_that_comes_back_gets_what_was_held_and_nobody_waited(tmp_path
 def test_what_has_no_room_is_dropped_and_counted_and_the_oldest_is_kept(tmp_path, monkeypatch):
     room = 3 * (len(ONE) + forward.WAITING_BYTES)
     monkeypatch.setattr(forward, "QUEUE_BYTES", room)
+    monkeypatch.setattr(forward, "FLUSH_S", 0.0)
     with running_sidecar(tmp_path, FORWARD="grpc://127.0.0.1:1") as sidecar:
         for _ in range(10):
             call_export(sidecar.grpc_port, ONE)
@@ -132,7 +133,7 @@ def test_a_log_that_is_full_of_what_a_backend_does_not_take_makes_room_for_learn
     gone = Backend()
     gone.stop()
     settings = {"FORWARD": f"grpc://127.0.0.1:{gone.port}", "DURABILITY": "log", "LOG_CAPACITY_MIB": "1"}
-    exports = [numbered(number, 100) for number in range(60)]
+    exports = [numbered(number, 100) for number in range(32)]
     with running_sidecar(tmp_path, CHECKPOINT_INTERVAL_S="0.1", **settings) as sidecar:
         for payload in exports:
             call_export(sidecar.grpc_port, payload, timeout_s=10)

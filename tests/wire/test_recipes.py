@@ -22,7 +22,7 @@ from tests.support.sidecars import call_export, metric, running_sidecar
 
 SECTION = (ROOT / "docs" / "deploy.md").read_text().split("## Traces that go on")[1].split("\n## ")[0]
 FORWARD, COLLECTOR, BESIDE = (yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", SECTION, re.DOTALL))
-SOON = {"IDLE_TIMEOUT_S": "2", "ALLOWED_LATENESS_S": "1", "MODEL": "m"}
+SOON = {"IDLE_TIMEOUT_S": "1", "ALLOWED_LATENESS_S": "0.5", "MODEL": "m"}
 STEPS = step_payloads(8)
 
 

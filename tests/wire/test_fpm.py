@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import time
+from functools import cache
 
 import msgspec
 import pytest
@@ -19,16 +20,26 @@ from collector.runtime import SystemClock
 from collector.telemetry import Counts, FpmSkip, JoinEvent, Metrics, table
 from online import Target
 from tests.support.clocks import T0_NS, eventually
+from tests.support.gpu_kernels import fpm_record
 from tests.support.gpu_server import serve, step_exports
 from tests.support.pipelines import new_pipeline
 from tests.support.sidecars import metric, running_sidecar
+from tests.support.vllm_scheduler import Work
 from tests.support.vllm_senders import fpm_lines, span_exports, write, write_lines
 from tests.wall.published import replay
 
 MACHINE = "llama8b-h100"
-ENGINE = serve(MACHINE, 60.0, 11)
-RECORDS = [json.loads(line) for line in fpm_lines(ENGINE)]
-BUSY = next(record for record in RECORDS if record["scheduled_requests"]["num_decode_requests"])
+BUSY = fpm_record(Work(decodes=3, decode_context=900), 0.02)
+
+
+@cache
+def engine():
+    return serve(MACHINE, 60.0, 11)
+
+
+@cache
+def records():
+    return [json.loads(line) for line in fpm_lines(engine())]
 
 
 @pytest.fixture
@@ -59,8 +70,8 @@ def beta_of(snapshot):
 
 def test_a_file_of_records_teaches_what_the_plugins_steps_of_the_same_server_teach(tmp_path):
     files = {
-        "steps+": write(tmp_path / "otlp.pb.gz", step_exports(MACHINE, ENGINE)),
-        "fpm": write_lines(tmp_path / "fpm.jsonl.gz", fpm_lines(ENGINE)),
+        "steps+": write(tmp_path / "otlp.pb.gz", step_exports(MACHINE, engine())),
+        "fpm": write_lines(tmp_path / "fpm.jsonl.gz", fpm_lines(engine())),
     }
     learned = {}
     for name, path in files.items():
@@ -78,7 +89,7 @@ def in_envelope(record, unix_ms):
 
 def test_segments_of_a_trace_of_dynamo_are_one_source_and_teach_what_their_records_teach(tmp_path):
     now_ms, lines = T0_NS / 1e6, []
-    for record in RECORDS:
+    for record in records():
         now_ms += 1e3 * record["wall_time"]
         lines.append(json.dumps(in_envelope(record, round(now_ms))))
     half = len(lines) // 2
@@ -87,7 +98,7 @@ def test_segments_of_a_trace_of_dynamo_are_one_source_and_teach_what_their_recor
         for number, part in enumerate((lines[:half], lines[half:]))
     ]
     replay(tmp_path / "traced.json", *reversed(segments))
-    replay(tmp_path / "plain.json", write_lines(tmp_path / "fpm.jsonl.gz", map(json.dumps, RECORDS)))
+    replay(tmp_path / "plain.json", write_lines(tmp_path / "fpm.jsonl.gz", map(json.dumps, records())))
     learned, plain = (beta_of(tmp_path / name)[1] for name in ("traced.json", "plain.json"))
     for name, (coefficient, stderr) in plain.items():
         assert learned[name][0] == pytest.approx(coefficient, abs=0.1 * stderr), name
@@ -167,7 +178,7 @@ class House:
 
 def test_gaps_repetitions_and_starts_are_told_by_the_engines_own_count():
     house = House()
-    numbered = [{**record, "counter_id": number} for number, record in enumerate(RECORDS[:400])]
+    numbered = [{**record, "counter_id": number} for number, record in enumerate(records()[:400])]
     house.tell(*numbered[:200], *numbered[199:300], *numbered[310:], *numbered[:50])
     assert house.counts() == {
         JoinEvent.STEP_DUPLICATE: 1,
@@ -178,27 +189,27 @@ def test_gaps_repetitions_and_starts_are_told_by_the_engines_own_count():
 
 def test_what_the_gpu_was_busy_is_never_mixed_with_the_time_of_a_step():
     house = House()
-    house.tell(*RECORDS[:300])
-    house.tell(*RECORDS[300:600], times="gpu")
+    house.tell(*records()[:300])
+    house.tell(*records()[300:600], times="gpu")
     house.pipeline.flush()
     assert {name for _, name in house.rows()} == {"step_time", "gpu_time"}
 
 
 def test_what_is_found_out_of_an_engine_later_renames_its_configuration():
     house = House()
-    house.tell(*RECORDS[:300])
+    house.tell(*records()[:300])
     house.pipeline.joiner.knowledge.discovered("*", {"model": "m"})
-    house.tell(*RECORDS[300:400])
+    house.tell(*records()[300:400])
     (config,) = house.pipeline.snapshot(house.now, 1).configs
     assert config.config["model"] == "m"
 
 
 def test_request_spans_beside_passes_tell_of_requests_and_not_of_steps_once_more():
     house, alone = House(), House()
-    alone.tell(*RECORDS)
+    alone.tell(*records())
     house.now = T0_NS  # the spans' clock
-    house.tell(*RECORDS)
-    house.pipeline.process([Export(payload, "peer", "grpc", 1) for payload in span_exports(ENGINE, {})])
+    house.tell(*records())
+    house.pipeline.process([Export(payload, "peer", "grpc", 1) for payload in span_exports(engine(), {})])
     alone.pipeline.flush()
     house.pipeline.flush()
     rows = house.rows()
@@ -210,8 +221,8 @@ def test_request_spans_beside_passes_tell_of_requests_and_not_of_steps_once_more
 def test_two_publishers_under_one_name_are_two_engines():
     house = House()
     for start in range(0, 300, 50):
-        house.tell(*RECORDS[start : start + 50])
-        house.tell(*RECORDS[start : start + 50], source="tcp://b:1")
+        house.tell(*records()[start : start + 50])
+        house.tell(*records()[start : start + 50], source="tcp://b:1")
     assert JoinEvent.ENGINE_RESTART not in house.counts()
     assert {instance for instance, _ in house.rows()} == {"bench", "bench (tcp://b:1)"}
 
@@ -228,7 +239,7 @@ def test_a_sidecar_learns_from_what_an_engine_publishes_and_on_a_socket_of_the_f
     soon = {"IDLE_TIMEOUT_S": "1", "ALLOWED_LATENESS_S": "0.5"}
     with running_sidecar(tmp_path / "state", FPM=address, MODEL="m", **soon) as sidecar:
         assert publisher.poll(60_000)
-        for number, record in enumerate(RECORDS[:400]):
+        for number, record in enumerate(records()[:400]):
             publisher.send_multipart(frames(record, number))
         publisher.send_multipart([b"alone"])
         eventually(lambda: metric(sidecar.http_port, "tracefit_fpm_received_records_total") == 401)
@@ -244,7 +255,7 @@ def test_ten_thousand_records_a_second_are_received_without_loss(tmp_path, publi
     port = publisher.bind_to_random_port("tcp://127.0.0.1")
     with running_sidecar(tmp_path, FPM=f"tcp://127.0.0.1:{port}", MODEL="m") as sidecar:
         assert publisher.poll(60_000)
-        packed, begun_s = [frames(record)[2] for record in RECORDS[:1000]], time.monotonic()
+        packed, begun_s = [frames(record)[2] for record in records()[:1000]], time.monotonic()
         for number in range(10_000):
             publisher.send_multipart([b"", number.to_bytes(8, "big"), packed[number % 1000]])
             ahead_s = begun_s + number / 10_000 - time.monotonic()
@@ -270,7 +281,7 @@ def test_of_a_publisher_that_floods_the_newest_are_kept_and_one_that_vanishes_is
     subscriber.start()
     try:
         assert publisher.poll(60_000)
-        for number, record in enumerate(RECORDS[:500]):
+        for number, record in enumerate(records()[:500]):
             publisher.send_multipart(frames({**record, "counter_id": number}, number))
         eventually(lambda: metrics.value(table.FPM_RECEIVED) == 500)
         assert [passed.counter for passed in subscriber.take()] == [*range(450, 500)]
@@ -280,8 +291,8 @@ def test_of_a_publisher_that_floods_the_newest_are_kept_and_one_that_vanishes_is
             again.setsockopt(zmq.LINGER, 0)
             eventually(lambda: binds(again, port))
             assert again.poll(60_000)
-            again.send_multipart(frames(RECORDS[0]))
-            eventually(lambda: [passed.counter for passed in subscriber.take()] == [RECORDS[0]["counter_id"]])
+            again.send_multipart(frames(records()[0]))
+            eventually(lambda: [passed.counter for passed in subscriber.take()] == [records()[0]["counter_id"]])
     finally:
         subscriber.stop()
 

@@ -1,6 +1,7 @@
 """A page beside richer telemetry: the page gives facts and the yardstick, the telemetry gives the rows."""
 
 import math
+from functools import cache
 
 import pytest
 
@@ -18,8 +19,12 @@ from tests.support.clocks import T0_NS
 from tests.support.page_server import RECORDED, recorded_pages
 from tests.support.paths import DATA
 
-PAGES = [timed.said for timed in Recording(RECORDED, print) if isinstance(timed.said, ScrapedPage)]
 CONFIG = Config(learners=("rls",))
+
+
+@cache
+def pages():
+    return [timed.said for timed in Recording(RECORDED, print) if isinstance(timed.said, ScrapedPage)]
 
 
 def live(page, server="http://10.0.0.7:8000", shift_ns=0):
@@ -36,7 +41,7 @@ def learned(pipeline):
 
 def test_pages_alone_are_learned_from_and_say_so():
     pipeline = make_pipeline(CONFIG)
-    for page in PAGES:
+    for page in pages():
         pipeline.process(pages=[live(page)])
     pipeline.flush()
     (config,) = learned(pipeline).values()
@@ -66,10 +71,10 @@ def test_engines_of_a_data_parallel_server_share_the_cache_that_its_page_tells_e
 
 def test_how_pages_are_handed_over_changes_nothing():
     one, other = make_pipeline(CONFIG), make_pipeline(CONFIG)
-    for page in PAGES:
+    for page in pages():
         one.process(pages=[live(page)])
-    for start in range(0, len(PAGES), 37):
-        other.process(pages=[live(page) for page in PAGES[start : start + 37]])
+    for start in range(0, len(pages()), 37):
+        other.process(pages=[live(page) for page in pages()[start : start + 37]])
     one.flush()
     other.flush()
     assert one.snapshot(0, 1) == other.snapshot(0, 1)
@@ -82,7 +87,7 @@ def test_where_an_engine_sends_steps_its_page_gives_facts_and_no_rows():
         without.process([export])
         with_pages.process([export])
         if number >= len(stream) // 2:
-            with_pages.process(pages=[live(PAGES[number])])
+            with_pages.process(pages=[live(pages()[number])])
     with_pages.flush()
     without.flush()
     (plain,), (facts,) = learned(without).values(), learned(with_pages).values()
@@ -97,7 +102,7 @@ def test_rows_of_a_page_that_others_tell_of_are_counted():
     for export in exports()[:20]:
         pipeline.process([export])
     pipeline.take_counts()
-    for page in PAGES:
+    for page in pages():
         pipeline.process(pages=[live(page)])
     counts = pipeline.take_counts()
     assert counts[table.DROPPED_ROWS, RowDrop.TOLD_BY_STEPS] > 100
@@ -108,7 +113,7 @@ def test_of_several_servers_only_the_one_that_sends_is_left_to_its_telemetry():
     pipeline = make_pipeline(CONFIG)
     for export in exports()[:20]:
         pipeline.process([export])
-    for page in PAGES:
+    for page in pages():
         pipeline.process(pages=[live(page, "http://10.0.0.7:8000"), live(page, "http://10.0.0.8:8000")])
     pipeline.flush()
     assert {config.telemetry for config in learned(pipeline).values()} >= {"metrics"}
@@ -137,7 +142,7 @@ def test_a_page_under_the_very_name_of_the_engine_that_sends_gives_way_to_it():
         pipeline.process([export])
     (instance,) = {emitter.instance for emitter in pipeline.joiner.emitters.values()}
     for number, export in enumerate(stream[20:]):
-        pipeline.process(pages=[live(PAGES[number], server=instance)])
+        pipeline.process(pages=[live(pages()[number], server=instance)])
         pipeline.process([export])
     pipeline.flush()
     assert [config.telemetry != "metrics" for config in learned(pipeline).values()] == [True]

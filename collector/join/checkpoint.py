@@ -134,7 +134,7 @@ class Calibration(msgspec.Struct):
 class EmitterCheckpoint(msgspec.Struct):
     """One emitter.
 
-    ``calibration`` and ``double_of`` are an engine's, ``trace_rate`` and ``longest_ns`` an API process's,
+    ``calibration`` and ``double_of`` are an engine's, ``trace_rates`` and ``longest_ns`` an API process's,
     ``front_ends`` a page's; ``server`` is whom a page or a publisher of passes is of.
     """
 
@@ -148,7 +148,7 @@ class EmitterCheckpoint(msgspec.Struct):
     steps_heard: Natural = 0
     calibration: Calibration | None = None
     double_of: str = ""
-    trace_rate: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
+    trace_rates: list[Annotated[float, msgspec.Meta(gt=0, le=1)] | None] = []
     longest_ns: Natural = 0
     server: str = ""
     front_ends: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 1
@@ -165,7 +165,7 @@ class EmitterCheckpoint(msgspec.Struct):
                 kept.double_of = emitter.double_of.instance if emitter.double_of is not None else ""
             case ApiProcess():
                 kept = cls("api_process", *common, emitter.event_unix_ns)
-                kept.trace_rate, kept.longest_ns = emitter.sampling.rate, emitter.longest_ns
+                kept.trace_rates, kept.longest_ns = emitter.sampling.rates, emitter.longest_ns
             case PassEngine():
                 kept = cls("passes", *common, emitter.event_unix_ns)
                 kept.server, kept.steps_heard = emitter.source, emitter.heard_of
@@ -184,8 +184,8 @@ class EmitterCheckpoint(msgspec.Struct):
             emitter.steps_heard = self.steps_heard
         elif self.kind == "api_process":
             emitter = ApiProcess(self.instance, "", self.number, settings)
-            emitter.sampling.rate, emitter.longest_ns = self.trace_rate, self.longest_ns
-            emitter.newest_unix_ns = self.heard_unix_ns
+            emitter.sampling.restore(self.trace_rates)
+            emitter.newest_unix_ns, emitter.longest_ns = self.heard_unix_ns, self.longest_ns
         elif self.kind == "passes":
             emitter = PassEngine(self.instance, "", self.number, settings, self.server)
             emitter.resume(self.steps_heard)

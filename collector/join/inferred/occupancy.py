@@ -2,8 +2,8 @@
 
 Which share of its request spans an API process sends, told by their trace ids.
 
-Trace ids are random, and the head samplers of most SDKs keep a trace iff the low 64 bits of its id are below
-rate * 2^64. With u the low 64 bits / 2^64 of n traces that came,
+Trace ids are random, and a sampler keeps a trace iff a number in [0, 1) that it makes of the id is below its rate.
+Most SDKs take the low 64 bits / 2^64; ``_RULES`` has the others. With u that number of n traces that came,
 
     rate = max(u) (n + 1) / n           P(max(u) <= m) = m^n where every span is sent
 
@@ -14,10 +14,13 @@ Guards: a trace of several requests counts once. Ids may not be random (a counte
 u that lie evenly below their maximum (their mean within four standard deviations of max(u) / 2) and a rate that anybody
 would choose. After 539 spans without an answer the ids cannot tell. A sampler may be switched on or off: the latest 32,
 64, ... traces are looked at by themselves, and sampled spans are called whole at the second u >= 0.95. From then on, a
-rate from 0.95 to 0.97 shows in 1,024 traces. Samplers that decide otherwise (by a hash, by the upper half of the id) do
-not show in the ids; beside the page of a server, which counts its requests, they all do.
+rate from 0.95 to 0.97 shows in 1,024 traces. That spans are whole, the first rule says, so that nobody waits longer
+whose ids are random in part only; the others may say at any time that they are sampled. Samplers that decide otherwise
+(by chance, by how long a request took) do not show in the ids; beside the page of a server, which counts its requests,
+they all do.
 
-Reference: TraceIdRatioBased of the OpenTelemetry SDKs for Python, Go and Rust.
+References: TraceIdRatioBased of the OpenTelemetry SDKs for Python, Go and Rust, Java, .NET, JavaScript; TraceState,
+Probability Sampling (OpenTelemetry specification); tail_sampling, probabilistic, of the Collector.
 
 The decode batch at any time, out of the requests whose first and last token are known (see occupancy.py).
 
@@ -41,9 +44,9 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import numpy as np
 
@@ -75,8 +78,75 @@ _TOO_FEW_TRACES = "too few requests have ended to tell whether spans are sampled
 _SPANS_ENOUGH = math.ceil(math.log(_CHANCE) / math.log(WHOLE))
 
 
+def _of_java(trace_id: bytes) -> float:
+    return abs(int.from_bytes(trace_id[8:16], "big", signed=True)) / 2**63
+
+
+def _of_dotnet(trace_id: bytes) -> float:
+    return abs(int.from_bytes(trace_id[:8], "big", signed=True)) / 2**63
+
+
+def _of_javascript(trace_id: bytes) -> float:
+    a, b, c, d = (int.from_bytes(trace_id[at : at + 4], "big") for at in (0, 4, 8, 12))
+    return (a ^ b ^ c ^ d) / 2**32
+
+
+def _consistent(trace_id: bytes) -> float:
+    """Newer SDKs, and the Collector's ``probabilistic_sampler``: the highest of the low 56 bits are kept."""
+    return 1.0 - int.from_bytes(trace_id[9:16], "big") / 2**56
+
+
+def _fnv_1a(data: bytes, digest: int = 0xCBF29CE484222325) -> int:
+    for each in data:
+        digest = ((digest ^ each) * 0x100000001B3) & 0xFFFFFFFFFFFFFFFF
+    return digest
+
+
+_SALTED: Final = _fnv_1a(b"default-hash-seed")
+
+
+def _of_tail_sampling(trace_id: bytes) -> float:
+    """With the salt that it has where none is configured."""
+    return _fnv_1a(trace_id, _SALTED) / 2**64
+
+
+_RULES: Final = (
+    lambda trace_id: int.from_bytes(trace_id[8:16], "big") / 2**64,
+    *(_of_java, _of_dotnet, _of_javascript, _consistent, _of_tail_sampling),
+)
+
+
 class TraceSampling:
-    """Of one API process; bounded by ``_TRACES_MAX`` numbers."""
+    """Of one API process."""
+
+    def __init__(self) -> None:
+        self._rules = [(number, _SamplingByRule()) for number in _RULES]
+
+    @property
+    def rates(self) -> list[float | None]:
+        """By rule, what a restart keeps."""
+        return [rule.rate for _, rule in self._rules]
+
+    def restore(self, rates: Sequence[float | None]) -> None:
+        """Go on where an earlier process of ours was."""
+        for (_, rule), rate in zip(self._rules, rates, strict=False):
+            rule.rate = rate
+
+    @property
+    def share(self) -> float | None:
+        """The rate; where the ids cannot tell it, spans are believed to be whole. None while it is not known."""
+        whole = self._rules[0][1].share
+        lowest = min((rate for rate in self.rates if rate is not None), default=1.0)
+        return lowest if lowest < WHOLE or whole is not None else None
+
+    def add(self, trace_id: bytes) -> None:
+        """Take the trace id of one more request."""
+        for number, rule in self._rules:
+            rule.add(number(trace_id))
+
+
+class _SamplingByRule:
+    """By one number of the ids; bounded by ``_TRACES_MAX`` of them."""
 
     def __init__(self) -> None:
         self.rate: float | None = None
@@ -92,12 +162,11 @@ class TraceSampling:
 
     @property
     def share(self) -> float | None:
-        """The rate; where the ids cannot tell it, spans are believed to be whole. None while it is not known."""
+        """The rate; 1 where the ids do not tell it."""
         return 1.0 if self.rate is None and self._spans >= _SPANS_ENOUGH else self.rate
 
-    def add(self, trace_id: bytes) -> None:
-        """Take the trace id of one more request."""
-        share = int.from_bytes(trace_id[8:16], "big") / 2**64
+    def add(self, share: float) -> None:
+        """Take the number of one more request."""
         self._latest.append(share)
         if share >= WHOLE:
             self.rate = None if self.is_sampled else self.rate or 1.0
@@ -127,9 +196,12 @@ class TraceSampling:
 
 def _sampled_at(shares: list[float], below: float = WHOLE) -> float | None:
     """The rate at which these traces were kept; None where that is not sure."""
-    traces, largest = len(shares), max(shares)
+    traces = len(shares)
+    if traces < _TRACES_MIN:
+        return None
+    largest = max(shares)
     rate = largest * (traces + 1) / traces
-    if traces < _TRACES_MIN or not _RATE_MIN <= rate < below or largest**traces >= _CHANCE:
+    if not _RATE_MIN <= rate < below or largest**traces >= _CHANCE:
         return None
     uneven = abs(sum(shares) / traces / largest - 0.5) * math.sqrt(12.0 * traces)
     return rate if uneven < _UNEVEN else None

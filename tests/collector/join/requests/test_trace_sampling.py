@@ -19,7 +19,7 @@ from collector.telemetry import RowDrop, table
 from online.state import decode, encode
 from tests.support.page_server import RECORDED
 from tests.support.pipelines import new_pipeline, replayed
-from tests.support.stock_requests import DIALECTS, as_told_by, kept, served_in
+from tests.support.stock_requests import DIALECTS, SAMPLERS, as_told_by, kept, served_in
 from tests.support.toy_engine import UNIX_NS, many_jobs, run_engine
 from tests.support.toy_spans import STOCK_SCOPE, Piece, exports_of, pieces, stock_span
 
@@ -72,6 +72,20 @@ def test_sampled_request_spans_teach_nothing_and_their_rate_is_told(rate, tmp_pa
     assert not config.usable
     assert config.reasons[0] == doubt
     assert config.facts["trace_sampling"] == pytest.approx(rate, rel=0.05)
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.parametrize("rate", [0.1, 0.5])
+def test_whatever_a_known_sampler_makes_of_the_ids_its_rate_is_told_and_nothing_published(sampler, rate):
+    sent = kept(requests(4000), rate, sampler)
+    pipeline = replayed(exports_of(sent))
+    (doubt,) = published(pipeline).doubts
+    told = float(re.search(r"about (\S+) %", doubt)[1])
+    assert told == pytest.approx(100 * rate, rel=0.05)
+    assert published(pipeline).targets == {}
+    assert pipeline.learned_rows < 3 * 64
+    again = restarted(pipeline)
+    assert published(again).doubts == [doubt]
 
 
 def statuses(pipeline) -> set[tuple[str, str | None]]:

@@ -63,7 +63,10 @@ def replay(
     timed = merged_with_progress(open_recordings(paths, note, stdin), clock, note)
     newest_unix_nano, held = _learn(pipeline, in_batches(timed, TAKE_BYTES))
     if not pipeline.learned_rows:
-        note(f"error: nothing was learned from {held}; what is read: docs/telemetry.md")
+        configs = pipeline.snapshot(newest_unix_nano, 1).configs
+        doubts = sorted({doubt for each in configs for doubt in each.doubts})
+        why = "; ".join(doubts) or "what is read: docs/telemetry.md"
+        note(f"error: nothing was learned from {held}; {why}")
         return EXIT_FAILED
     snapshot = pipeline.snapshot(newest_unix_nano, 1)
     write_atomically(out, snapshot.to_json())

@@ -6,6 +6,7 @@ import gzip
 import json
 
 import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from collector.cli import main
 from collector.recordings import Recording
@@ -13,6 +14,7 @@ from tests.support.clocks import eventually
 from tests.support.page_server import PageServer
 from tests.support.paths import DATA
 from tests.support.sidecars import call_export, get, running_sidecar
+from tests.support.step_exports import delimited
 from tests.support.stock_requests import DIALECTS, as_told_by, kept, served_in
 from tests.support.toy_spans import exports_of
 
@@ -73,10 +75,16 @@ def test_what_a_sidecar_left_out_and_what_waits_stand_in_the_diagnosis(tmp_path,
 
 
 def test_request_spans_that_are_sampled_are_said_to_be_in_every_answer(tmp_path, capsys):
-    spans = as_told_by(DIALECTS["vLLM 0.33"], served_in("c10_long", copies=3))
+    spans = kept(as_told_by(DIALECTS["vLLM 0.33"], served_in("c10_long", copies=3)), 0.1)
+    payloads = [export.payload for export in exports_of(spans, 50)]
+    recording = tmp_path / "spans.pb"
+    recording.write_bytes(delimited(*map(ExportTraceServiceRequest.FromString, payloads)))
+    assert main(["replay", str(recording), "--snapshot", str(tmp_path / "snapshot.json")]) == 1
+    assert "nothing was learned from" in (said := capsys.readouterr().err)
+    assert "request spans are sampled at about" in said
     with running_sidecar(tmp_path, IDLE_TIMEOUT_S="1") as sidecar:
-        for export in exports_of(kept(spans, 0.1), 50):
-            call_export(sidecar.grpc_port, export.payload)
+        for payload in payloads:
+            call_export(sidecar.grpc_port, payload)
         url = f"http://127.0.0.1:{sidecar.http_port}"
         eventually(lambda: sidecar.snapshot() and sidecar.snapshot().configs[0].doubts)
         assert main(["doctor", url]) == 1

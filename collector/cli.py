@@ -61,15 +61,15 @@ from collector.runtime import (
     EXIT_INTERRUPTED,
     EXIT_OK,
     EXIT_USAGE,
-    PrintLine,
     StartError,
     Stop,
     SystemClock,
     check_packages,
     configure_logs,
-    note_above_bar,
+    note,
     package_files,
     print_in_any_encoding,
+    say,
     set_log_format,
     set_log_level,
 )
@@ -114,15 +114,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = ended.exit_code
     except (click.UsageError, questions.QuestionError, ConfigError, StartError, KeyboardInterrupt) as error:
         sentence, code = _refusal(error)
-        _warn(sentence)
+        note(sentence)
     except OSError as error:
         code = EXIT_FAILED
         if error.filename is not None:
-            _warn(f"error: {error.filename}: {error.strerror}")
+            note(f"error: {error.filename}: {error.strerror}")
         elif error.errno in (errno.EPIPE, errno.ENOSPC):  # `tracefit replay … | head`; a full disk
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nor is what is left written at exit
             if error.errno == errno.ENOSPC:
-                _warn(f"error: cannot write: {error.strerror}")
+                note(f"error: cannot write: {error.strerror}")
         else:
             raise
     return code
@@ -198,10 +198,10 @@ def demo(
     if to is not None and (speed or directory):
         raise ConfigError("--to", "not with --speed or --dir: that sidecar has its own files, and the time of day")
     with made.signals_as_ctrl_c():
-        tape = made.gpu_tape(SystemClock()) if gpu else made.read_tape(made.find_recording(recording), _warn)
+        tape = made.gpu_tape(SystemClock()) if gpu else made.read_tape(made.find_recording(recording))
         if to is not None:
-            return made.send_forever(tape, to, SystemClock(), _say, throttle)
-        return made.demo(tape, speed or made.SPEED, _say, directory, throttle, gpu=gpu)
+            return made.send_forever(tape, to, SystemClock(), throttle)
+        return made.demo(tape, speed or made.SPEED, directory, throttle, gpu=gpu)
 
 
 # --- questions --------------------------------------------------------------------------------------------------------
@@ -213,7 +213,7 @@ def show(**asked: Any) -> int:
     """What a snapshot says: coefficients, error bars, verdict."""
     from collector.commands.ask import show as answer  # noqa: PLC0415
 
-    return answer(**asked, say=_say, note=_warn)
+    return answer(**asked)
 
 
 @tracefit.command()
@@ -226,7 +226,7 @@ def predict(*, snapshot: Snapshot, which: str, in_json: bool, now: bool, **quest
     from collector.commands.ask import ask  # noqa: PLC0415
 
     asked = questions.read_prediction(question)
-    return ask(snapshot, asked, which=which, in_json=in_json, now=now, say=_say, note=_warn)
+    return ask(snapshot, asked, which=which, in_json=in_json, now=now)
 
 
 @tracefit.command()
@@ -238,7 +238,7 @@ def plan(*, snapshot: Snapshot, which: str, in_json: bool, **question: Any) -> i
     """How many requests fit the targets, and what limits them."""
     from collector.commands.ask import ask  # noqa: PLC0415
 
-    return ask(snapshot, questions.read_plan(question), which=which, in_json=in_json, say=_say, note=_warn)
+    return ask(snapshot, questions.read_plan(question), which=which, in_json=in_json)
 
 
 @tracefit.command()
@@ -251,7 +251,7 @@ def diff(*, before: str, after: str, token_file: Path | None, in_json: bool) -> 
     from collector.commands import ask  # noqa: PLC0415
 
     both = (ask.load_snapshot(source, token_file) for source in (before, after))
-    return ask.diff(*both, in_json=in_json, say=_say, note=_warn)
+    return ask.diff(*both, in_json=in_json)
 
 
 @tracefit.command()
@@ -263,7 +263,7 @@ def doctor(*, url: str, token_file: Path | None, in_json: bool) -> int:
     from collector.commands.ask import read_token  # noqa: PLC0415
     from collector.commands.doctor import doctor as examine  # noqa: PLC0415
 
-    return examine(url, read_token(token_file), in_json=in_json, say=_say)
+    return examine(url, read_token(token_file), in_json=in_json)
 
 
 @tracefit.command()
@@ -301,11 +301,11 @@ def export(
     if file_format == "blis-trace":
         if out is None:
             raise ConfigError("--out", "a trace is two files; say in which directory")
-        return export_traffic([Path(snapshot)], out, SystemClock(), say=_say, note=note_above_bar)
+        return export_traffic([Path(snapshot)], out, SystemClock())
     from collector.commands.ask import load_whole  # noqa: PLC0415
 
     loaded = load_whole(snapshot, token_file)
-    return export_snapshot(loaded, out, file_format=file_format, which=which, **options, say=_say, note=_warn)
+    return export_snapshot(loaded, out, file_format=file_format, which=which, **options)
 
 
 # --- recordings and fleets --------------------------------------------------------------------------------------------
@@ -324,8 +324,9 @@ def replay(*, files: tuple[Path, ...], out: Path, state: Path | None, config: Co
     from collector.commands import replay as made  # noqa: PLC0415
 
     _refuse_snapshots(files, "what it says: tracefit show {}")
-    say, stdin = _teller(in_json=in_json), getattr(sys.stdin, "buffer", None)  # closed by whoever started us
-    code = made.replay(files, out, config, SystemClock(), say=say, note=note_above_bar, state=state, stdin=stdin)
+    stdin = getattr(sys.stdin, "buffer", None)  # closed by whoever started us
+    with _aside(in_json=in_json):
+        code = made.replay(files, out, config, SystemClock(), state=state, stdin=stdin)
     return _concluded(code, out, in_json=in_json)
 
 
@@ -370,7 +371,8 @@ def fleet_pull(
     token()
     clock, options = SystemClock(), PullOptions(sources, out, timeout, require, token)
     if every is None:
-        code = pull_once(options, config, clock, say=_teller(in_json=in_json), note=note_above_bar)
+        with _aside(in_json=in_json):
+            code = pull_once(options, config, clock)
         return _concluded(code, out, in_json=in_json)
     set_log_level(config.log_level)
     set_log_format(config.log_format)
@@ -389,8 +391,9 @@ def fleet_replay(*, places: tuple[str, ...], out: Path, ray: str, rows: str, con
     from collector.fleet.replay import ReplayOptions, replay_fleet  # noqa: PLC0415
 
     rows = rows if "://" in rows or not rows else str(Path(rows).absolute())
-    options, say = ReplayOptions(places, out, ray, rows), _teller(in_json=in_json)
-    return _concluded(replay_fleet(options, config, SystemClock(), say=say, note=note_above_bar), out, in_json=in_json)
+    with _aside(in_json=in_json):
+        code = replay_fleet(ReplayOptions(places, out, ray, rows), config, SystemClock())
+    return _concluded(code, out, in_json=in_json)
 
 
 @tracefit.group(cls=Commands)
@@ -443,11 +446,13 @@ def lab_evaluate(
         systems=names,
         leave_out=leave_out or "",
         snapshot=load_whole(scored) if scored else None,
-        document=_say if in_json else None,
         **options,
     )
-    say = _teller(in_json=in_json)
-    return evaluate_recordings(list(files), config, asked, SystemClock(), say=say, note=note_above_bar)
+    with _aside(in_json=in_json):
+        code, document = evaluate_recordings(files, config, asked, SystemClock())
+    if in_json:
+        say(document.decode())
+    return code
 
 
 @lab.command("donors")
@@ -457,7 +462,7 @@ def lab_donors(*, paths: tuple[Path, ...], in_json: bool) -> int:
     """Pool saved states: what they know, what to measure next."""
     from collector.evaluate.donors import compare_donors  # noqa: PLC0415
 
-    return compare_donors(list(paths), as_document=in_json, say=_say, note=_warn)
+    return compare_donors(paths, as_document=in_json)
 
 
 @lab.command("merge")
@@ -472,8 +477,8 @@ def lab_merge(*, states: tuple[Path, ...], out: Path, snapshot: Path | None, con
         raise ConfigError("--json", "prints what --snapshot OUT writes, which is not asked for")
     from collector.fleet.pull import merge_files  # noqa: PLC0415
 
-    say = _teller(in_json=in_json)
-    code = merge_files(list(states), out, config, say=say, note=_warn, snapshot=snapshot)
+    with _aside(in_json=in_json):
+        code = merge_files(states, out, config, snapshot)
     return EXIT_OK if snapshot is None and code == EXIT_OK else _concluded(code, snapshot or out, in_json=in_json)
 
 
@@ -494,14 +499,14 @@ def config_check(*, config: Config, in_json: bool) -> int:
 
     check_config(config, SystemClock())
     for remark in remarks_on_config(config):
-        _warn(f"warning: {remark}")
+        note(f"warning: {remark}")
     tree, usual = config_tree(config), config_tree(load(None, {}, config.profile))
     if in_json:
-        _say(json.dumps(tree, indent=2))
+        say(json.dumps(tree, indent=2))
         return EXIT_OK
     for line in config_yaml(config).splitlines():
         key = line.partition(":")[0]
-        _say(f"{line}  # not the default" if key in tree and tree[key] != usual[key] else line)
+        say(f"{line}  # not the default" if key in tree and tree[key] != usual[key] else line)
     return EXIT_OK
 
 
@@ -509,14 +514,14 @@ def config_check(*, config: Config, in_json: bool) -> int:
 @click.argument("key", default="")
 def config_explain(key: str) -> int:
     """What a key means, takes, and is by default; without KEY, the meaning of every key."""
-    _say(explain_key(key) if key else explain_keys())
+    say(explain_key(key) if key else explain_keys())
     return EXIT_OK
 
 
 @configuration.command("schema")
 def config_schema() -> int:
     """Print the JSON Schema of the configuration, for editors."""
-    _say(json.dumps(json_schema(), indent=2))
+    say(json.dumps(json_schema(), indent=2))
     return EXIT_OK
 
 
@@ -535,9 +540,9 @@ def _refuse_snapshots(files: Sequence[Path], remedy: str) -> None:
 # --- how a command speaks ---------------------------------------------------------------------------------------------
 
 
-def _teller(*, in_json: bool) -> PrintLine:
-    """Where the report for eyes goes: beside a document on standard output, to standard error."""
-    return _warn if in_json else _say
+def _aside(*, in_json: bool) -> contextlib.AbstractContextManager[object]:
+    """The report for eyes goes to standard error, where a document is on standard output."""
+    return contextlib.redirect_stdout(sys.stderr) if in_json else contextlib.nullcontext()
 
 
 def _concluded(code: int, out: Path, *, in_json: bool) -> int:
@@ -545,13 +550,5 @@ def _concluded(code: int, out: Path, *, in_json: bool) -> int:
     if code == EXIT_OK and in_json:
         from exporters.snapshot_file import SNAPSHOT_NAME  # noqa: PLC0415
 
-        _say((out / SNAPSHOT_NAME if out.is_dir() else out).read_text(encoding="utf-8").rstrip("\n"))
+        say((out / SNAPSHOT_NAME if out.is_dir() else out).read_text(encoding="utf-8").rstrip("\n"))
     return code
-
-
-def _warn(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
-
-
-def _say(text: str) -> None:
-    print(text, flush=True)

@@ -14,7 +14,7 @@ import msgspec
 
 import tracefit
 from collector.config import is_endpoint
-from collector.runtime import EXIT_FAILED, EXIT_OK, PrintLine, StartError
+from collector.runtime import EXIT_FAILED, EXIT_OK, StartError, note, say
 from exporters.questions import Question, as_json, counted, duration, tree_of
 from exporters.questions import ask as ask_client
 from exporters.snapshot_file import SNAPSHOT_NAME
@@ -97,8 +97,6 @@ def ask(
     *,
     which: str,
     in_json: bool,
-    say: PrintLine,
-    note: PrintLine,
     now: bool = False,
 ) -> int:
     """Print the answer to ``predict`` or ``plan``.
@@ -152,7 +150,7 @@ def _point(at: RequestEstimate) -> str:
     )
 
 
-def diff(before: Snapshot, after: Snapshot, *, in_json: bool, say: PrintLine, note: PrintLine) -> int:
+def diff(before: Snapshot, after: Snapshot, *, in_json: bool) -> int:
     """Print what changed; failed if the two have no configuration, or no coefficient, in common."""
     changes = before.diff(after)
     if in_json:
@@ -214,7 +212,7 @@ _STEP_TIME = "step_time"
 _FACTORS_SHOWN = 8
 
 
-def show(snapshot: Snapshot, *, which: str, in_json: bool, say: PrintLine, note: PrintLine) -> int:
+def show(snapshot: Snapshot, *, which: str, in_json: bool) -> int:
     """Print every configuration, or one; failed if none has coefficients that may be used."""
     try:
         configs = (snapshot.config(which),) if which else snapshot.configs

@@ -14,6 +14,7 @@ import gzip
 import logging
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -28,7 +29,7 @@ from collector.app import Sidecar
 from collector.config import Config
 from collector.ingest.otlp_grpc import METHOD
 from collector.recordings import Recording
-from collector.runtime import EXIT_FAILED, EXIT_OK, Clock, PrintLine, StartError, SystemClock
+from collector.runtime import EXIT_FAILED, EXIT_OK, Clock, StartError, SystemClock, note, say
 from collector.service import STATE_FILES
 from exporters.questions import read_plan
 from exporters.snapshot_file import SNAPSHOT_NAME
@@ -142,8 +143,8 @@ Tape = Sequence[tuple[Received, bytes]]
 """Exports with the times of their receipt, in order."""
 
 
-def read_tape(recording: Path, note: PrintLine) -> Tape:
-    """A recording; ``note`` receives what is wrong with it."""
+def read_tape(recording: Path) -> Tape:
+    """A recording, with the times of its receipt."""
     exports = (export.payload for export in Recording(recording, note).exports())
     return list(zip(read_index(recording), exports, strict=False))
 
@@ -229,7 +230,7 @@ def _code_of(export: Callable[..., bytes], payload: bytes) -> grpc.StatusCode:
     return grpc.StatusCode.OK
 
 
-def send_forever(tape: Tape, target: str, clock: Clock, say: PrintLine, throttle: float = 1.0) -> int:
+def send_forever(tape: Tape, target: str, clock: Clock, throttle: float = 1.0) -> int:
     """Send a tape to a sidecar at the pace it was recorded, again and again, until Ctrl-C or SIGTERM.
 
     Faster would overlap with the round before: event time has to go on with the clock.
@@ -297,7 +298,6 @@ def running_sidecar(directory: Path, clock: Clock) -> Iterator[Sidecar]:
 def demo(
     tape: Tape,
     speed: float,
-    say: PrintLine,
     directory: Path | None = None,
     throttle: float = 1.0,
     *,
@@ -318,15 +318,15 @@ def demo(
             say(f"  OTLP/gRPC  {listen}")
             say("\n".join(f"  http://{pages}/{page}" for page in ("", "metrics", "snapshot", "healthz")))
             say("What one scheduler step costs, in µs (± 95 %), as the evidence comes in; Ctrl-C ends it.")
-            send(listen, schedule(tape, speed, clock, throttle), clock, watch_of(f"http://{pages}", clock, say))
+            send(listen, schedule(tape, speed, clock, throttle), clock, watch_of(f"http://{pages}", clock))
     except KeyboardInterrupt:
         interrupted = True
         say("stopping")
-    learned = conclude(directory / SNAPSHOT_NAME, say, question)
+    learned = conclude(directory / SNAPSHOT_NAME, question)
     return EXIT_OK if learned or interrupted else EXIT_FAILED
 
 
-def watch_of(address: str, clock: Clock, say: PrintLine) -> Callable[[float], None]:
+def watch_of(address: str, clock: Clock) -> Callable[[float], None]:
     """What prints a line of the step's coefficients where the sidecar has published new ones, every 1.5 s at most."""
     due_ns, shown_rows, header = 0, 0, ""
 
@@ -358,7 +358,7 @@ def _short(name: str) -> str:
     return name.replace("decode_context_tokens", "context").replace("_tokens", "")
 
 
-def conclude(path: Path, say: PrintLine, question: Mapping[str, float]) -> bool:
+def conclude(path: Path, question: Mapping[str, float]) -> bool:
     """The verdict on what was learned, and what one asks of it next; False if nothing was."""
     if not path.is_file():
         say("nothing was learned")
@@ -368,6 +368,7 @@ def conclude(path: Path, say: PrintLine, question: Mapping[str, float]) -> bool:
         for line in shown_lines(config, snapshot.created_unix_nano, only="step_time"):
             say(line)
     say("\nChats of {prompt} tokens in and {output} out, {itl:g}ms between tokens:".format(**question))
-    ask(snapshot, read_plan(question), which="", in_json=False, say=say, note=say)
+    with contextlib.redirect_stderr(sys.stdout):  # its caveats belong to the answer here
+        ask(snapshot, read_plan(question), which="", in_json=False)
     say(f"\nsnapshot: {path} (ask it: tracefit show, predict, plan)")
     return True

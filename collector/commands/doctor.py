@@ -21,7 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import tracefit
 from collector.decode.pages import PageParser
-from collector.runtime import EXIT_FAILED, EXIT_OK, PrintLine, StartError
+from collector.runtime import EXIT_FAILED, EXIT_OK, StartError, say
 from collector.telemetry import PullOutcome, ScrapeOutcome, Skip, table
 from exporters.questions import as_json
 from exporters.wording import NOTHING_YET, OTLP_PORT, QUALITY, UNKNOWN_MODEL, Advice, reason_text
@@ -79,7 +79,7 @@ class Page(NamedTuple):
     body: bytes
 
 
-def doctor(url: str, token: str | None, *, in_json: bool, say: PrintLine) -> int:
+def doctor(url: str, token: str | None, *, in_json: bool) -> int:
     """Print what was found, most urgent questions first; failed if anything is poor.
 
     Raises:

@@ -16,7 +16,7 @@ from google.protobuf.message import DecodeError
 from collector.decode import MISSING, ApiSpan, CoreSpan, Finish, MarkKind, RequestSpan, Telemetry, decode
 from collector.ingest import Export
 from collector.recordings import Timed, merged_with_progress, open_recordings
-from collector.runtime import EXIT_FAILED, EXIT_OK, Clock, PrintLine, StartError
+from collector.runtime import EXIT_FAILED, EXIT_OK, Clock, StartError, note, say
 from collector.telemetry import Counts
 from exporters.blis import (
     TRACE_HEADER,
@@ -33,15 +33,13 @@ from online import Snapshot
 ENDS = frozenset({Finish.STOPPED, Finish.LENGTH, Finish.ABORTED})
 
 
-def export_traffic(paths: Sequence[Path], out: Path, clock: Clock, *, say: PrintLine, note: PrintLine) -> int:
+def export_traffic(paths: Sequence[Path], out: Path, clock: Clock) -> int:
     """Write the requests of recordings as a trace into a directory.
 
     Args:
         paths: recordings, or directories of them.
         out: the directory; made if it is not there.
         clock: for the progress only.
-        say: takes the options that make BLIS replay it.
-        note: takes what could not be read, and how much was.
     """
     requests = requests_in(merged_with_progress(open_recordings(paths, note), clock, note))
     if not requests:
@@ -118,8 +116,6 @@ def export_snapshot(
     which: str,
     model_config: Path | None,
     require: str | None,
-    say: PrintLine,
-    note: PrintLine,
     **options: Any,
 ) -> int:
     """Print a snapshot's coefficients in the form of another program, or write them to a file.
@@ -130,8 +126,6 @@ def export_snapshot(
         which: words for the configuration; may be empty where there is one.
         model_config: the model's ``config.json``.
         require: ``identified`` refuses if a coefficient is anything less.
-        say: takes the export, or the name of its file.
-        note: takes the sentence that says what is missing, and a warning of each coefficient that is not identified.
         options: of :func:`exporters.blis.export`.
     """
     facts = _read_model_config(model_config) if model_config is not None else None

@@ -23,7 +23,7 @@ from collector.recordings import (
     open_recordings,
     recording_files,
 )
-from collector.runtime import EXIT_FAILED, EXIT_OK, Clock, PrintLine, StartError
+from collector.runtime import EXIT_FAILED, EXIT_OK, Clock, StartError, note, say
 from collector.service import Pipeline, make_pipeline
 from exporters.snapshot_file import write_atomically
 
@@ -36,8 +36,6 @@ def replay(
     config: Config,
     clock: Clock,
     *,
-    say: PrintLine,
-    note: PrintLine,
     state: Path | None = None,
     stdin: BinaryIO | None = None,
 ) -> int:
@@ -48,8 +46,6 @@ def replay(
         out: where the snapshot goes; not over a recording.
         config: the same as for ``run``.
         clock: for the progress only.
-        say: receives the result, line by line.
-        note: receives progress and warnings.
         state: where the learners' state goes, for donors and merges.
         stdin: what ``-`` stands for.
 

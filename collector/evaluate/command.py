@@ -15,7 +15,7 @@ from collector import __version__
 from collector.config import Config, ConfigError
 from collector.identity import Knowledge
 from collector.recordings import Timed, by_kind, by_source, open_recordings
-from collector.runtime import EXIT_FAILED, EXIT_OK, Clock, PrintLine, progress
+from collector.runtime import EXIT_FAILED, EXIT_OK, Clock, note, progress, say
 from collector.service import make_pipeline
 from exporters.snapshot_file import write_atomically
 from online import Snapshot
@@ -153,8 +153,6 @@ class EvaluateOptions(NamedTuple):
     """What the command line said."""
 
     out: Path | None = None
-    document: PrintLine | None = None
-    """Receives every number as JSON."""
     snapshot: Snapshot | None = None
     learn_until: float = 0.6
     systems: tuple[str, ...] = ()
@@ -163,8 +161,8 @@ class EvaluateOptions(NamedTuple):
 
 
 def evaluate_recordings(
-    paths: Sequence[Path], config: Config, options: EvaluateOptions, clock: Clock, *, say: PrintLine, note: PrintLine
-) -> int:
+    paths: Sequence[Path], config: Config, options: EvaluateOptions, clock: Clock
+) -> tuple[int, bytes]:
     """Evaluate all systems on the recordings.
 
     Args:
@@ -172,11 +170,9 @@ def evaluate_recordings(
         config: rules, model files and hardware; bounds of the join.
         options: see ``tracefit lab evaluate --help``.
         clock: for the progress only.
-        say: receives the report, line by line.
-        note: receives progress and warnings.
 
     Returns:
-        Exit code: failed if no recording had anything to score.
+        Exit code, failed if no recording had anything to score; and every number as JSON.
     """
     systems = options.systems or ("portable" + SHAPE_SUFFIX, *NINE)
     for system in systems:
@@ -189,7 +185,7 @@ def evaluate_recordings(
             bar.set_postfix_str(what, refresh=False)
             bar.update()
 
-        captures, pages, sources = _read(paths, config, options, tell, note)
+        captures, pages, sources = _read(paths, config, options, tell)
         report: Report | OnlineReport
         if options.protocol == PREDICT_THEN_LEARN:
             report = predict_then_learn(captures, __version__, tell)
@@ -211,14 +207,17 @@ def evaluate_recordings(
     note(f"evaluated {sources} {'source' if sources == 1 else 'sources'} in {elapsed_s:.1f} s")
     for line in text:
         say(line)
-    _publish(options, msgspec.json.encode(report), say)
+    data = msgspec.json.encode(report)
+    if options.out is not None:
+        write_atomically(options.out, data)
+        say(f"written: {options.out}")
     if not scored:
         note("error: there is nothing to score; give recordings of steps or requests (docs/telemetry.md)")
-    return EXIT_OK if scored else EXIT_FAILED
+    return EXIT_OK if scored else EXIT_FAILED, data
 
 
 def _read(
-    paths: Sequence[Path], config: Config, options: EvaluateOptions, tell: Tell, note: PrintLine
+    paths: Sequence[Path], config: Config, options: EvaluateOptions, tell: Tell
 ) -> tuple[list[Capture], list[PageReport], int]:
     """What the recordings hold, with names that differ, and of how many sources they are."""
     knowledge = Knowledge(config)
@@ -252,13 +251,3 @@ def published_of(config: Config, told: Sequence[Timed]) -> Snapshot:
 def _default_key(captures: Sequence[Capture]) -> str:
     """Models are left out where there are several, else workloads."""
     return "model" if len({group(capture, "model") for capture in captures}) > 1 else "workload"
-
-
-def _publish(options: EvaluateOptions, data: bytes, say: PrintLine) -> None:
-    """Print every number, or write them, where that was asked for."""
-    if options.document is not None:
-        options.document(data.decode())
-    if options.out is None:
-        return
-    write_atomically(options.out, data)
-    say(f"written: {options.out}")

@@ -13,7 +13,7 @@ from typing import Any
 
 from collector.config import Config
 from collector.identity import Fact, shipped_sheets
-from collector.runtime import EXIT_FAILED, EXIT_OK, PrintLine
+from collector.runtime import EXIT_FAILED, EXIT_OK, note, say
 from exporters.questions import as_json
 from online import Bank, StateError, Target
 from online.features import PORTABLE, SYSTEMS, Facts
@@ -33,20 +33,18 @@ WEIGHTS_SHARE = 0.8
 _SHOWN = ("model", "gpu", "tensor_parallel_size", "dtype", "max_num_seqs", "max_num_batched_tokens")
 
 
-def compare_donors(paths: Sequence[Path], *, as_document: bool, say: PrintLine, note: PrintLine) -> int:
+def compare_donors(paths: Sequence[Path], *, as_document: bool) -> int:
     """Pool the states under the paths and report.
 
     Args:
         paths: state files, or directories that hold some (``*.bin``).
         as_document: report one JSON document instead of tables.
-        say: receives the report, line by line.
-        note: receives what was left out and why.
 
     Returns:
         Exit code: failed if no state could be used.
     """
     bank = Bank(Config(feature_sets=(PORTABLE, *SYSTEMS), learners=("rls",)))
-    found = read_states(paths, bank, note)
+    found = read_states(paths, bank)
     if not found:
         note("no donor among them")
         return EXIT_FAILED
@@ -58,7 +56,7 @@ def compare_donors(paths: Sequence[Path], *, as_document: bool, say: PrintLine, 
     return EXIT_OK
 
 
-def read_states(paths: Sequence[Path], bank: Bank, note: PrintLine) -> dict[str, tuple[Facts, list[Donor]]]:
+def read_states(paths: Sequence[Path], bank: Bank) -> dict[str, tuple[Facts, list[Donor]]]:
     """Facts and statistics by configuration; states of one configuration are merged.
 
     Files that are unusable, or whose rows another one has already, are noted and left out.

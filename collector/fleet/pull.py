@@ -25,7 +25,7 @@ import msgspec
 from collector import __version__
 from collector.config import Config
 from collector.identity import IDENTITY, Fact, config_id, unknown_experts
-from collector.runtime import EXIT_FAILED, EXIT_OK, Clock, PrintLine, progress
+from collector.runtime import EXIT_FAILED, EXIT_OK, Clock, PrintLine, note, progress, say
 from collector.service import Directory, check_learning
 from collector.telemetry import PullOutcome
 from exporters.questions import counted
@@ -43,9 +43,6 @@ def merge_files(
     paths: Sequence[Path],
     out: Path,
     config: Config,
-    *,
-    say: PrintLine,
-    note: PrintLine,
     snapshot: Path | None = None,
 ) -> int:
     """Merge state files into ``out``.
@@ -57,8 +54,6 @@ def merge_files(
         paths: the states, in any order.
         out: where the merged state goes.
         config: which models to keep.
-        say: takes what was merged.
-        note: takes errors, and who differs from the others.
         snapshot: where the coefficients go, if anywhere.
     """
     check_learning(config)
@@ -376,7 +371,7 @@ class Puller:
         return snapshot
 
 
-def pull_once(options: PullOptions, config: Config, clock: Clock, *, say: PrintLine, note: PrintLine) -> int:
+def pull_once(options: PullOptions, config: Config, clock: Clock) -> int:
     """One round; failed if nothing was written."""
     puller = Puller(options, config, clock, note)
     puller.start()
@@ -384,10 +379,10 @@ def pull_once(options: PullOptions, config: Config, clock: Clock, *, say: PrintL
         pulled = puller.pull(is_shown=True)
     finally:
         puller.stop()
-    return conclude(pulled, options, say=say, note=note)
+    return conclude(pulled, options)
 
 
-def conclude(pulled: Pulled, options: PullOptions, *, say: PrintLine, note: PrintLine) -> int:
+def conclude(pulled: Pulled, options: PullOptions) -> int:
     """Say what became of a round; failed if nothing was written."""
     for line in report(pulled):
         say(line)

@@ -30,7 +30,7 @@ from collector.decode.kv import KvBatch
 from collector.decode.pages import ScrapedPage
 from collector.ingest import TAKE_BYTES, Export, newest_end_unix_nano
 from collector.recordings import FILE_TRANSPORT, Timed, by_kind, in_batches
-from collector.runtime import EXIT_FAILED, EXIT_INTERRUPTED, Clock, PrintLine, StartError, progress
+from collector.runtime import EXIT_FAILED, EXIT_INTERRUPTED, Clock, StartError, note, progress, say
 from collector.service import check_learning, make_pipeline
 
 from .pull import Puller, PullOptions, conclude
@@ -85,7 +85,7 @@ class Learned(NamedTuple):
     rows: int
 
 
-def replay_fleet(options: ReplayOptions, config: Config, clock: Clock, *, say: PrintLine, note: PrintLine) -> int:
+def replay_fleet(options: ReplayOptions, config: Config, clock: Clock) -> int:
     """Learn every engine of the recordings, and write the fleet's files; failed if nothing was learned."""
     check_learning(config)
     ray, work = _import_ray(), options.out / WORK_NAME
@@ -100,14 +100,14 @@ def replay_fleet(options: ReplayOptions, config: Config, clock: Clock, *, say: P
         shutil.rmtree(work, ignore_errors=True)
         work.mkdir()
         engines = rows = 0
-        for learned in learn_files(ray, files, config, note, options.rows):
+        for learned in learn_files(ray, files, config, options.rows):
             engines, rows = engines + 1, rows + learned.rows
             (work / f"{learned.key.file_name}.bin").write_bytes(learned.state)
         if not engines:
             note("error: nothing was learned")
             return EXIT_FAILED
         say(f"{len(files):,} files, {engines:,} engines, {rows:,} rows")
-        return conclude(puller.pull(), pull, say=say, note=note)
+        return conclude(puller.pull(), pull)
     except KeyboardInterrupt:
         note("stopped: nothing was written")
         return EXIT_INTERRUPTED
@@ -262,9 +262,7 @@ def _in_time_order(own: Sequence[Piece], shared: Sequence[Piece]) -> Iterator[Ti
 # --- on Ray -----------------------------------------------------------------------------------------------------------
 
 
-def learn_files(
-    ray: Any, files: Sequence[RecordedFile], config: Config, note: PrintLine, rows_place: str = ""
-) -> Iterator[Learned]:
+def learn_files(ray: Any, files: Sequence[RecordedFile], config: Config, rows_place: str = "") -> Iterator[Learned]:
     """Every engine of the files, in any order; StartError if Ray gives up."""
     cut_on_ray = ray.remote(num_returns="streaming", max_retries=TRIES, retry_exceptions=[StoreError])(cut)
     learn_on_ray = ray.remote(max_retries=TRIES)(learn_references)

@@ -114,7 +114,12 @@ def _spell(error: UnicodeError) -> tuple[str, int]:
     return "".join(_SPELLED.get(sign, "?") for sign in error.object[error.start : error.end]), error.end
 
 
-def note_above_bar(text: str) -> None:
+def say(text: str) -> None:
+    """Print one line of a result on standard output."""
+    print(text, flush=True)
+
+
+def note(text: str) -> None:
     """Print one line on standard error, above the bar if one is drawn there."""
     from tqdm import tqdm  # noqa: PLC0415 -- 20 ms of imports that only a long command pays
 

@@ -140,7 +140,7 @@ def _learn(exports):
     with tempfile.TemporaryDirectory() as directory:
         part, out = Path(directory) / "part.pb.gz", Path(directory) / "snapshot.json"
         write(part, iter(exports))
-        replay([part], out, Config(), SystemClock(), say=_quiet, note=_quiet)
+        replay([part], out, Config(), SystemClock())
         return tracefit.load(out).config()
 
 

@@ -37,7 +37,7 @@ def judge(table: Path, converter: Path):
         part, out = Path(directory) / "run.pb.gz", Path(directory) / "snapshot.json"
         name = table.name.removesuffix(".csv.gz")
         subprocess.run([sys.executable, converter, name, part, "--data", table.parent], check=True, capture_output=True)
-        replay([part], out, Config(learners=("rls",)), SystemClock(), say=_quiet, note=_quiet)
+        replay([part], out, Config(learners=("rls",)), SystemClock())
         config = tracefit.load(out).config()
     with gzip.open(table, "rt") as file:
         rows = [row for row in csv.DictReader(file) if row["has_error"] not in {"1", "True", "true"}]

@@ -15,6 +15,7 @@ from exporters.pages import AskPages, Route, dispatch, protect
 from exporters.questions import PLAN, PREDICT, read_plan, read_prediction
 from exporters.what_if import ClientView
 from online import Snapshot
+from tests.support.command_lines import spoken
 from tests.tracefit.example_snapshot import encoded, step_time_of, tree
 
 
@@ -38,9 +39,8 @@ def bent(edit):
 
 
 def commanded(question):
-    said = []
-    commands.ask(CLIENT, question, which="", in_json=True, say=said.append, note=said.append)
-    return f"{said[0]}\n".encode()
+    _, said, _ = spoken(commands.ask, CLIENT, question, which="", in_json=True)
+    return "".join(f"{line}\n" for line in said).encode()
 
 
 SAME = [

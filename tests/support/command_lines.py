@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import contextlib
+import io
+from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
+from typing import Any
 
 import click
 
@@ -31,3 +34,11 @@ def every_command(group: click.Group = tracefit, above: str = "") -> Iterator[tu
 def options_of(command: click.Command) -> list[click.Option]:
     """Its options."""
     return [each for each in command.params if isinstance(each, click.Option)]
+
+
+def spoken(command: Callable[..., Any], *args: Any, **options: Any) -> tuple[Any, list[str], list[str]]:
+    """What a command returned, and the lines that it said and noted."""
+    said, noted = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(noted):
+        returned = command(*args, **options)
+    return returned, said.getvalue().splitlines(), noted.getvalue().splitlines()

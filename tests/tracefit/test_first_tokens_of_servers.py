@@ -24,7 +24,7 @@ def learned(engine: Engine, machine: str, source: str, directory: Path) -> trace
     else:
         path = write_lines(directory / "pages.jsonl.gz", page_lines(engine, FACTS[machine][0]))
     out = directory / "snapshot.json"
-    replay([path], out, Config(learners=("rls",)), SystemClock(), say=lambda _: None, note=lambda _: None)
+    replay([path], out, Config(learners=("rls",)), SystemClock())
     config = tracefit.load(out).config()
     return config.assuming(max_num_seqs=LIMITS.max_num_seqs, max_num_batched_tokens=LIMITS.max_num_batched_tokens)
 

@@ -7,6 +7,7 @@ import pytest
 import tracefit
 from collector.commands.ask import ask, diff, show
 from exporters.questions import read_plan, read_prediction
+from tests.support.command_lines import spoken
 from tests.tracefit.example_snapshot import encoded, tree
 
 SNAPSHOT = tracefit.load(encoded())
@@ -29,8 +30,7 @@ class Printed:
     """What a command said, and what it noted beside."""
 
     def __init__(self, command, *args, **options):
-        self.said, self.noted = [], []
-        self.code = command(*args, **options, say=self.said.append, note=self.noted.append)
+        self.code, self.said, self.noted = spoken(command, *args, **options)
         self.text = "\n".join(self.said)
 
     @property

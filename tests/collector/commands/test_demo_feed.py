@@ -52,7 +52,7 @@ def test_the_end_of_the_recording_reads_as_the_end_of_the_demo(data_dir):
     clock = FakeClock(monotonic_ns=10**16)
     recording = data_dir / "c1_mixed" / "otlp.pb.gz"
     index = read_index(recording)
-    sendings = list(schedule(read_tape(recording, print), 20, clock))
+    sendings = list(schedule(read_tape(recording), 20, clock))
     assert len(sendings) == len(index)
     recorded_s = (index[-1].recv_unix_ns - index[0].recv_unix_ns) / 1e9
     assert sendings[-1].recorded_s == pytest.approx(recorded_s)

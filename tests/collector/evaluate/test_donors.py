@@ -12,6 +12,7 @@ from online.bank import Bank
 from online.features import build
 from online.features.systems import PHYSICS
 from online.rows import Target
+from tests.support.command_lines import spoken
 from tests.support.configurations import CONFIGS, rows_of
 
 STEP = Target.STEP_TIME
@@ -93,8 +94,7 @@ def test_a_state_and_its_own_past_are_one_donor_and_that_is_said(tmp_path):
     for number, part in enumerate((rows.slice(0, 600), rows.slice(600, 900))):
         learned.learn("7b", STEP, part, engines={int(rows.engine[0]): "pod-1"})
         (tmp_path / f"{number}.bin").write_bytes(learned.state())
-    noted = []
-    found = read_states([tmp_path], Bank(SETTINGS), noted.append)
+    found, _, noted = spoken(read_states, [tmp_path], Bank(SETTINGS))
     assert max(donor.rows for donor in found["7b"][1]) < 650
     assert len(noted) == 1
     assert f"1.bin: engine 'pod-1' of configuration 7b is in {tmp_path / '0.bin'} too" in noted[0]
@@ -115,7 +115,7 @@ def test_a_replay_saves_what_donors_read(data_dir, tmp_path, capsys):
     state = tmp_path / "c1.bin"
     assert main(["replay", recording, f"--snapshot={tmp_path / 's.json'}", f"--state={state}"]) == 0
     bank = Bank(SETTINGS)
-    found = read_states([state], bank, lambda _: None)
+    found = read_states([state], bank)
     (facts, known) = next(iter(found.values()))
     assert facts["recording"] == recording
     assert {donor.features.name for donor in known} == {"portable"}

@@ -58,7 +58,7 @@ def test_an_engine_is_learned_as_a_replay_of_its_telemetry_alone_learns_it(
     monkeypatch.setattr("collector.fleet.replay.PIECE_BYTES", piece_bytes)
     own, state = tmp_path / "recording", tmp_path / "state.bin"
     write_by_time(own, [payloads[1]])
-    assert replay([own], tmp_path / "one.json", CONFIG, SystemClock(), say=print, note=print, state=state) == 0
+    assert replay([own], tmp_path / "one.json", CONFIG, SystemClock(), state=state) == 0
     states = learned([write_by_time(own, payloads)])
     assert states["engine-1"] == state.read_bytes()
     assert len(set(states.values())) == ENGINES

@@ -9,15 +9,15 @@ from collector.recordings import Recording
 from collector.service.pipeline import make_pipeline
 from online.bank import Bank
 from online.snapshot import Snapshot
+from tests.support.command_lines import spoken
 from tests.support.fleets import CONFIG, state_of
 from tests.support.paths import DATA
 
 
 def merged(states, out):
     """Exit code and what was said."""
-    said = []
-    code = merge_files(states, out, CONFIG, say=said.append, note=said.append)
-    return code, said
+    code, said, noted = spoken(merge_files, states, out, CONFIG)
+    return code, said + noted
 
 
 @pytest.fixture(scope="module")
@@ -55,11 +55,11 @@ def test_what_a_merged_state_was_made_of_is_not_merged_into_it_again(kept, tmp_p
 def test_a_replica_that_is_slower_is_named_and_in_the_snapshot(tmp_path):
     for name, gain in (("fast", 1.0), ("slow", 1.6)):
         (tmp_path / f"{name}.bin").write_bytes(state_of(name, 3, gain=gain, config_id="0f3c"))
-    said, noted = [], []
     paths = [tmp_path / "fast.bin", tmp_path / "slow.bin"]
     snapshot = tmp_path / "fleet.json"
     out = tmp_path / "fleet.bin"
-    assert merge_files(paths, out, CONFIG, say=said.append, note=noted.append, snapshot=snapshot) == 0
+    code, _, noted = spoken(merge_files, paths, out, CONFIG, snapshot)
+    assert code == 0
     assert noted[0].startswith("warning: 0f3c step_time: engine 'slow' takes 1.6")
     assert noted[1].startswith("warning: 0f3c step_time: engine 'fast' takes 0.62")
     found = Snapshot.from_json(snapshot.read_bytes())

@@ -13,6 +13,7 @@ from collector.fleet.sources import look
 from online import Bank, Snapshot, merge_states
 from online.state import VERSION
 from tests.support.clocks import FakeClock
+from tests.support.command_lines import spoken
 from tests.support.fleets import CONFIG, FACTS, NOW_NS, state_of, state_server
 from tests.support.state_files import file_of
 
@@ -41,9 +42,8 @@ def directory(states, tmp_path_factory):
 
 def pulled(sources, out, **options):
     """Exit code, what was said, what was noted."""
-    said, noted = [], []
     options = PullOptions(tuple(map(str, sources)), out, **options)
-    return pull_once(options, CONFIG, FakeClock(unix_nano=NOW_NS), say=said.append, note=noted.append), said, noted
+    return spoken(pull_once, options, CONFIG, FakeClock(unix_nano=NOW_NS))
 
 
 def coefficients(snapshot, config_id="0f3c52aa9b1e"):

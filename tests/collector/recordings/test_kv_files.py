@@ -14,6 +14,7 @@ from collector.ingest import Export
 from collector.recordings import Recording, by_kind, merged
 from collector.runtime.tasks import SystemClock
 from collector.service.pipeline import Pipeline
+from tests.support.command_lines import spoken
 from tests.support.paths import DATA
 from tests.support.recordings import kv_lines
 
@@ -53,10 +54,10 @@ def test_damaged_lines_are_counted_and_the_rest_is_read(tmp_path):
 
 
 def replayed(paths, tmp_path, name):
-    said, out = [], tmp_path / name
-    config = load(None, {})
-    assert replay(paths, out, config, SystemClock(), say=said.append, note=said.append) == 0
-    return json.loads(out.read_text()), said
+    out = tmp_path / name
+    code, _, noted = spoken(replay, paths, out, load(None, {}), SystemClock())
+    assert code == 0
+    return json.loads(out.read_text()), noted
 
 
 def test_a_replay_takes_kv_lines_beside_exports_in_either_order(tmp_path):

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from collector.runtime import note_above_bar, progress
+from collector.runtime import note, progress
 
 
 class Terminal(io.StringIO):
@@ -25,9 +25,9 @@ def test_a_terminal_gets_a_bar_that_is_gone_when_it_is_done(total, unit, monkeyp
     with progress("read", total, unit) as bar:
         bar.update(total / 2 or 20e6)
         bar.refresh()
-        note_above_bar("a remark")
+        note("a remark")
         logging.getLogger().warning("a line of the log")
-    note_above_bar("afterwards")
+    note("afterwards")
     drawn = stream.getvalue()
     assert "read" in drawn
     assert not total or "50%" in drawn
@@ -43,7 +43,7 @@ def test_a_file_gets_the_remarks_alone(shown, monkeypatch):
     monkeypatch.setattr(sys, "stderr", stream)
     with progress("read", 40e6, shown=shown) as bar:
         bar.update(20e6)
-        note_above_bar("a remark")
+        note("a remark")
     assert stream.getvalue() == "a remark\n"
 
 
@@ -51,4 +51,4 @@ def test_a_command_without_standard_error_ends_as_any_other(monkeypatch):
     monkeypatch.setattr(sys, "stderr", None)
     with progress("read", 40e6) as bar:
         bar.update(20e6)
-        note_above_bar("nobody reads it")
+        note("nobody reads it")

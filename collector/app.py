@@ -134,7 +134,7 @@ class Sidecar:
         )
         self._kv = Subscriber(KV_FEED, config, metrics, self._io, health, self.queue.nudge)
         self._fpm = Subscriber(fpm_feed(clock), config, metrics, self._io, health, self.queue.nudge)
-        self._scraper = Scraper(config, clock, partial(metrics.add, table.SCRAPES, 1), self._io, health)
+        self._scraper = Scraper(config, clock, partial(metrics.add, table.SCRAPES, 1, "counters"), self._io, health)
         self._memory = self._make_memory_relief(clock)
         self._grpc, self._http = self._make_receivers(clock)
         self._pages = self._make_pages(clock)
@@ -217,7 +217,7 @@ class Sidecar:
         )
 
     def _make_discovery(self, clock: Clock) -> Discovery:
-        count = partial(self.metrics.add, table.DISCOVERY, 1)
+        count = partial(self.metrics.add, table.SCRAPES, 1, "discovery")
         return Discovery(
             self.config,
             self._knowledge,
@@ -247,7 +247,7 @@ class Sidecar:
 
     def _make_memory_relief(self, clock: Clock) -> MemoryRelief:
         limit = limit_bytes(self.config.memory_limit_mib, cgroup_limit_bytes())
-        self.metrics.set(table.MEMORY_LIMIT, limit or 0)
+        self.metrics.set(table.CAPACITY_BYTES, limit or 0, "memory")
         # gRPC holds a message twice for a moment, and what is on its way comes on top of what is in use
         room = 2 * (self.config.message_max_mib << 20)
         guard = MemoryGuard(limit and max(limit - room, limit // 2), resident_bytes)
@@ -301,18 +301,14 @@ class Sidecar:
 
     def _follow_gauges(self) -> None:
         config, queue = self.config, self.queue
-        for metric, value in (
-            (table.QUEUE_CAPACITY, config.queue_bytes),
-            (table.ENGINES_CAPACITY, config.engines_max),
-            (table.CONFIGS_CAPACITY, config.configs_max),
-            (table.CONFIG_DEGRADED, self._fallback is not None),
-            (table.SCRAPED_SERVERS_CAPACITY, SERVERS_MAX),
-        ):
-            self.metrics.set(metric, value)
-        self.metrics.follow(table.SCRAPED_SERVERS, lambda: self._scraper.servers)
-        self.metrics.follow(table.COMPLETENESS, lambda: self.pipeline.joiner.pages.completeness)
-        self.metrics.follow(table.QUEUE_BYTES, lambda: queue.queued_bytes)
-        self.metrics.follow(table.IN_FLIGHT_BYTES, lambda: queue.in_flight_bytes)
+        metrics = self.metrics
+        metrics.set(table.CONFIG_DEGRADED, self._fallback is not None)
+        metrics.set(table.CAPACITY_BYTES, config.queue_bytes, "queue")
+        for of, most in (("engines", config.engines_max), ("configs", config.configs_max), ("servers", SERVERS_MAX)):
+            metrics.set(table.CAPACITY, most, of)
+        metrics.follow(table.SIZE, lambda: self._scraper.servers, "servers")
+        metrics.follow(table.COMPLETENESS, lambda: self.pipeline.joiner.pages.completeness)
+        metrics.follow(table.SIZE_BYTES, lambda: queue.in_flight_bytes, "queue")
 
     def _pending(self) -> PendingTelemetry | None:
         pending = self._event_time.pending
@@ -342,10 +338,8 @@ class Sidecar:
         config = self.config
         problems = {
             "config_problem": str(self._fallback or ""),
-            "engines_problem": self._no_place(table.ENGINES_REFUSED, "engines have no place", config.engines_max),
-            "configs_problem": self._no_place(
-                table.CONFIGS_REFUSED, "configurations have no place", config.configs_max
-            ),
+            "engines_problem": self._no_place("engines", "engines", config.engines_max),
+            "configs_problem": self._no_place("configs", "configurations", config.configs_max),
             "memory_problem": self._memory.problem,
         }
         named: dict[str, object] = {name: problem for name, problem in problems.items() if problem}
@@ -362,9 +356,9 @@ class Sidecar:
             detail["scrape"] = list(config.scrape)
         return self.health.ready(), {**detail, **self._keeper.readiness_detail(), **named}
 
-    def _no_place(self, metric: table.Metric, what: str, held: int) -> str:
-        refused = int(self.metrics.value(metric))
-        return f"{refused} {what} beside {held} others: raise engines_max" if refused else ""
+    def _no_place(self, of: str, what: str, held: int) -> str:
+        refused = int(self.metrics.value(table.NO_PLACE, of))
+        return f"{refused} {what} have no place beside {held} others: raise engines_max" if refused else ""
 
 
 def check_config(config: Config, clock: Clock) -> None:

@@ -44,7 +44,7 @@ from collector.decode.kv import LINE_MARK, KvBatch, read_line
 from collector.decode.pages import PageParser, ScrapedPage, is_page_line, read_page_line
 from collector.ingest import Export, count_spans, newest_end_unix_nano
 from collector.runtime import Clock, PrintLine, StartError, progress
-from collector.telemetry import FpmSkip, KvSkip, Outcome, ScrapeOutcome
+from collector.telemetry import Asked, Outcome, Skip
 
 STDIN: Final = "-"
 FILE_TRANSPORT: Final = "file"
@@ -346,19 +346,19 @@ class Recording:
         """What a line holds; what is wrong with it is counted."""
         if is_page_line(line):
             page = read_page_line(line, parser, self.label)
-            if isinstance(page, ScrapeOutcome):
+            if isinstance(page, Asked):
                 self._bad_pages[parser.explain(page)] += 1
             else:
                 yield page
         elif LINE_MARK in line:
             batch = read_line(line, self.label)
-            if isinstance(batch, KvSkip):
+            if isinstance(batch, Skip):
                 self.undecodable += 1
             else:
                 yield batch
         elif fpm.LINE_MARK in line:
             passed = fpm.read_line(line, self.label)
-            if isinstance(passed, FpmSkip):
+            if isinstance(passed, Skip):
                 self._bad_passes[passed] += 1
             else:
                 yield passed

@@ -8,8 +8,8 @@ No external assets, no build step; the content-security policy allows exactly th
 by hash, so that a model name can never become code. The script asks for the page again and swaps the parts that
 changed. The what-if form asks the page itself, so that question and answer are one address.
 
-Our own metrics are not listed by hand: a counter whose name has one of ``LOSSES`` is a way of losing something; other
-counters are flow. How full each bound is, /metrics has.
+Our own metrics are not listed by hand: a counter whose name has one of ``LOSSES``, or whose outcome is none of
+``KEPT``, tells of a loss; the others are flow. How full each bound is, /metrics has.
 """
 
 from __future__ import annotations
@@ -68,6 +68,8 @@ from online import HistoryView, Snapshot
 from tracefit import TracefitError, Verdict, term_text, told_apart
 
 LOSSES = ("refused", "failed", "skipped", "dropped", "evicted", "errors", "late", "lost", "rejected", "withheld")
+KEPT = ("accepted", "learned", "taken", "done", "sent", "left_out")
+"""Outcomes that are no loss."""
 MAX_OVERVIEW = 200
 """Configurations that the page judges and lists; the others are in /snapshot."""
 MAX_DETAILS = 6
@@ -391,17 +393,23 @@ class _Flow(NamedTuple):
 
 def _accounting_view(own: Collector) -> View:
     """Our own counters as losses and other flows."""
-    flows = []
+    lost: list[_Flow] = []
+    flows: list[_Flow] = []
     for family in own.collect():
-        samples = [sample for sample in family.samples if sample.name.endswith("_total")]
-        is_ours = family.name.startswith(_PREFIX) and family.type == "counter"
-        if is_ours and any(sample.value for sample in samples):
-            labelled = [sample for sample in samples if sample.labels and sample.value][:MAX_PARTS]
-            parts = [(", ".join(map(reason_text, s.labels.values())), s.value) for s in labelled]
-            name = family.name.removeprefix(_PREFIX)
-            flows.append(_Flow(name, family.documentation, sum(sample.value for sample in samples), parts))
-    lost = [flow for flow in flows if any(word in LOSSES for word in flow.name.split("_"))]
-    return {"lost": lost, "flows": [flow for flow in flows if flow not in lost]}
+        name = family.name.removeprefix(_PREFIX)
+        if family.type == "counter" and name != family.name:
+            samples = [each for each in family.samples if each.name.endswith("_total") and each.value]
+            losses = [each for each in samples if _is_loss(name, each.labels)]
+            for into, these in ((lost, losses), (flows, [each for each in samples if each not in losses])):
+                parts = [(", ".join(map(reason_text, s.labels.values())), s.value) for s in these if s.labels]
+                if these:
+                    total = sum(each.value for each in these)
+                    into.append(_Flow(name, family.documentation, total, parts[:MAX_PARTS]))
+    return {"lost": lost, "flows": flows}
+
+
+def _is_loss(name: str, labels: Mapping[str, str]) -> bool:
+    return any(word in LOSSES for word in name.split("_")) or labels.get("outcome", KEPT[0]) not in KEPT
 
 
 def _fleet_view(sources: Sequence[FleetSource], snapshot: Snapshot | None) -> View | None:

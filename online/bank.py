@@ -42,13 +42,11 @@ class ConfigPlaces:
     event time; else its rows are refused, until it finds a place or is silent for as long itself.
 
     Attributes:
-        evictions: how many configurations lost their place.
         refused: who found no place lately, by the event time of the newest row; the one heard of longest ago first.
     """
 
     def __init__(self, places_max: int) -> None:
         self._places_max = places_max
-        self.evictions = 0
         self.refused: OrderedDict[str, int] = OrderedDict()
 
     def offer(self, newcomer: str, unix_ns: int, configs: Mapping[str, Mapping[Target, TargetState]]) -> str | None:
@@ -63,7 +61,6 @@ class ConfigPlaces:
             taken = min(silent, key=newest_ns.__getitem__, default=None)
         if taken is not None:
             self.refused.pop(newcomer, None)
-            self.evictions += taken != newcomer
             return taken
         self.refused[newcomer] = max(unix_ns, self.refused.pop(newcomer, 0))
         while len(self.refused) > ENGINES_MAX or next(iter(self.refused.values())) < unix_ns - SILENT_NS:

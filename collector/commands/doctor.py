@@ -22,7 +22,7 @@ from prometheus_client.parser import text_string_to_metric_families
 import tracefit
 from collector.decode.pages import PageParser
 from collector.runtime import EXIT_FAILED, EXIT_OK, StartError, say
-from collector.telemetry import PullOutcome, ScrapeOutcome, Skip, table
+from collector.telemetry import Asked, Skip, table
 from exporters.questions import as_json
 from exporters.wording import NOTHING_YET, OTLP_PORT, QUALITY, UNKNOWN_MODEL, Advice, reason_text
 from online import RowOutcome
@@ -33,12 +33,14 @@ GOOD, FAIR, POOR = "good", "fair", "poor"
 _REASONS_SHOWN = 3
 
 _LOSSES = (
-    (table.REFUSED_SPANS, "spans were refused"),
-    (table.SKIPPED_SPANS, "spans were left out"),
+    (table.SPANS, "spans were refused"),
+    (table.DECODED_SPANS, "spans were left out"),
     (table.DROPPED_ROWS, "intervals gave no row"),
     (table.ROWS, "rows were not learned from"),
     (table.PLUGIN_LOST, "items were lost by the plugin"),
 )
+_KEPT = {table.ACCEPTED, RowOutcome.LEARNED, Asked.TAKEN}
+"""Outcomes that are no loss."""
 
 
 class Samples:
@@ -133,9 +135,9 @@ def _examine_server(base: str, body: bytes) -> Finding:
     """Whether the page of an inference server can be learned from."""
     parser = PageParser()
     readings = parser.parse(body)
-    if readings is ScrapeOutcome.MISSING_FAMILIES:
+    if readings is Asked.MISSING_FAMILIES:
         return Finding(POOR, "server", f"an engine that is known, but its page lacks {', '.join(parser.missing)}")
-    if isinstance(readings, ScrapeOutcome):
+    if isinstance(readings, Asked):
         raise StartError(f"{base} is neither a sidecar nor a server that is known ({readings.value})")
     flavours = sorted({str(reading.flavour) for reading in readings})
     return Finding(
@@ -189,11 +191,11 @@ def _reception(samples: Samples, detail: Mapping[str, object], nothing_yet: Advi
     sources = {labels["outcome"]: value for labels, value in samples.of(table.FLEET_SOURCES.exposed_name)}
     if sources:
         said = ", ".join(f"{value:,.0f} {outcome}" for outcome, value in sources.items())
-        yield Finding(GOOD if sources.keys() == {PullOutcome.MERGED} else FAIR, "pulling", f"sources of states: {said}")
+        yield Finding(GOOD if sources.keys() == {Asked.MERGED} else FAIR, "pulling", f"sources of states: {said}")
         return
-    spans = samples.total(table.ACCEPTED_SPANS)
-    pages = samples.total(table.SCRAPES, outcome=ScrapeOutcome.TAKEN)
-    unanswered = samples.total(table.SCRAPES) - pages
+    spans = samples.total(table.SPANS, outcome=table.ACCEPTED)
+    pages = samples.total(table.SCRAPES, of="counters", outcome=Asked.TAKEN)
+    unanswered = _lost(samples, table.SCRAPES, of="counters")
     if spans or pages:
         yield Finding(GOOD, "receiving", f"{spans:,.0f} spans and {pages:,.0f} pages since its start")
     elif samples.of("tracefit_snapshot_configs"):
@@ -203,24 +205,29 @@ def _reception(samples: Samples, detail: Mapping[str, object], nothing_yet: Advi
     if unanswered:
         asked = detail.get("scrape")
         of = f" of {', '.join(map(str, asked))}" if isinstance(asked, list) else ""
-        why = f"{unanswered:,.0f} pages{of} could not be used: {_by_label(samples, table.SCRAPES)}"
+        why = f"{unanswered.total():,} pages{of} could not be used: {_reasons(unanswered)}"
         yield Finding(FAIR if spans or pages else POOR, "receiving", why)
     for metric, what in _LOSSES:
-        total = samples.total(metric) - samples.total(metric, outcome=RowOutcome.LEARNED)
+        lost = _lost(samples, metric)
         if spans:  # every vLLM traces its own start, too
-            total -= samples.total(metric, reason=Skip.FOREIGN_SCOPE)
-        if total:
-            yield Finding(FAIR, "left out", f"{total:,.0f} {what}: {_by_label(samples, metric)}")
+            del lost[Skip.FOREIGN]
+        if lost:
+            yield Finding(FAIR, "left out", f"{lost.total():,} {what}: {_reasons(lost)}")
 
 
-def _by_label(samples: Samples, metric: table.Metric) -> str:
-    counts: Counter[str] = Counter()
+def _lost(samples: Samples, metric: table.Metric, **only: str) -> Counter[str]:
+    """By reason, what is lost of the series that have these labels."""
+    lost: Counter[str] = Counter()
     for labels, value in samples.of(metric.exposed_name):
         reason = labels.get("reason") or labels["outcome"]
-        if reason not in (ScrapeOutcome.TAKEN, RowOutcome.LEARNED):
-            counts[reason] += int(value)
-    shown = [f"{count:,} {reason_text(reason)}" for reason, count in counts.most_common(_REASONS_SHOWN)]
-    return ", ".join([*shown, *(["…"] if len(counts) > _REASONS_SHOWN else [])])
+        if reason not in _KEPT and only.items() <= labels.items():
+            lost[reason] += int(value)
+    return lost
+
+
+def _reasons(lost: Counter[str]) -> str:
+    shown = [f"{count:,} {reason_text(reason)}" for reason, count in lost.most_common(_REASONS_SHOWN)]
+    return ", ".join([*shown, *(["…"] if len(lost) > _REASONS_SHOWN else [])])
 
 
 def _pending(samples: Samples) -> Iterator[Finding]:

@@ -16,7 +16,7 @@ from typing import Annotated, Final, NamedTuple, TypeVar
 
 import msgspec
 
-from collector.telemetry import FpmSkip
+from collector.telemetry import Skip
 from online import Target
 
 from .vocabulary import UNIX_MAX
@@ -118,7 +118,7 @@ T = TypeVar("T")
 
 def read_frames(
     frames: Sequence[bytes], unix_ns: int, times: str = "host", instance: str = "", source: str = ""
-) -> ForwardPass | FpmSkip:
+) -> ForwardPass | Skip:
     """One ZMQ message.
 
     Args:
@@ -129,39 +129,39 @@ def read_frames(
         source: the endpoint.
     """
     if len(frames) not in _FRAMES or len(frames[-2]) != _SEQUENCE_BYTES:
-        return FpmSkip.FRAMES
+        return Skip.UNDECODABLE
     record = _decoded(_MSGPACK, frames[-1])
-    return record if isinstance(record, FpmSkip) else _passed(record, times, unix_ns, instance, source)
+    return record if isinstance(record, Skip) else _passed(record, times, unix_ns, instance, source)
 
 
-def read_line(line: bytes, recording: str) -> ForwardPass | FpmSkip:
+def read_line(line: bytes, recording: str) -> ForwardPass | Skip:
     """One line of a file; where it does not say when it was observed, its reader gives it a place in event time."""
     if _TRACE_MARK not in line:
         record = _decoded(_JSON, line)
-        return record if isinstance(record, FpmSkip) else _passed(record, recording=recording)
+        return record if isinstance(record, Skip) else _passed(record, recording=recording)
     traced = _decoded(_TRACE_JSON, line)
-    if isinstance(traced, FpmSkip):
+    if isinstance(traced, Skip):
         return traced
     return _passed(traced.event.fpm, unix_ns=traced.event.observed_at_unix_ms * 10**6, recording=recording)
 
 
-def _decoded(decoder: msgspec.msgpack.Decoder[T] | msgspec.json.Decoder[T], data: bytes) -> T | FpmSkip:
+def _decoded(decoder: msgspec.msgpack.Decoder[T] | msgspec.json.Decoder[T], data: bytes) -> T | Skip:
     try:
         return decoder.decode(data)
     except msgspec.ValidationError:
-        return FpmSkip.INVALID
+        return Skip.INVALID
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return FpmSkip.UNDECODABLE
+        return Skip.UNDECODABLE
 
 
 def _passed(
     record: _Record, times: str = "host", unix_ns: int = 0, instance: str = "", source: str = "", recording: str = ""
-) -> ForwardPass | FpmSkip:
+) -> ForwardPass | Skip:
     target = _SCOPES.get(record.timing_scope or times)
     if record.version != VERSION:
-        return FpmSkip.VERSION
+        return Skip.FOREIGN
     if target is None:
-        return FpmSkip.TIMING_SCOPE
+        return Skip.FOREIGN
     if not instance:
         worker, rank = record.worker_id, record.dp_rank
         instance = (f"{worker}/dp{rank}" if rank else worker) or source

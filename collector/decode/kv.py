@@ -10,17 +10,19 @@ so are block hashes, which derive from them. Longer arrays and unknown keys are 
 
 from __future__ import annotations
 
+import enum
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
 
-from collector.telemetry import GPU, Counts, Direction, KvSkip, Phase, table
+from collector.telemetry import Counts, Skip, table
 
 from . import vocabulary as words
 from .records import MISSING, fingerprint
 
+GPU: Final = "GPU"
 _SEQ_BYTES: Final = 8
 _FRAMES: Final = range(2, 5)
 _BLOCK_SIZE_MAX: Final = 1 << 20
@@ -28,11 +30,19 @@ _RANK_MAX: Final = 1 << 16
 _FIXARRAY, _ARRAY_16, _ARRAY_32 = 0x90, 0xDC, 0xDD
 
 
+class Move(enum.StrEnum):
+    """What happened to blocks, seen from the GPU."""
+
+    OFFLOADED = "offloaded"
+    RESTORED = "restored"
+    EVICTED = "evicted"
+    """From a tier below the GPU."""
+
+
 class BlockMove(msgspec.Struct, frozen=True, gc=False):
     """Blocks moved or evicted; ``blocks`` counts the source's own blocks, ``step`` is MISSING where unnamed."""
 
-    direction: Direction
-    phase: Phase
+    move: Move
     blocks: int
     step: int = MISSING
     request: str = ""
@@ -64,24 +74,15 @@ class KvBatch(msgspec.Struct, frozen=True, gc=False):
         return msgspec.structs.replace(self, instance=instance)
 
 
-def count_batch(counts: Counts, batch: KvBatch, skip: KvSkip | None) -> None:
+def count_batch(counts: Counts, batch: KvBatch, skip: Skip | None) -> None:
     """Count a decoded batch and, unless it is skipped as a whole, what it holds.
 
-    received = accepted + Σ skipped, for messages and for events, always.
+    Each is counted once, by what became of it.
     """
-    counts[table.KV_MESSAGES] += 1
-    counts[table.KV_EVENTS] += batch.events
-    if skip is not None:
-        counts[table.KV_MESSAGES_SKIPPED, skip] += 1
-        counts[table.KV_EVENTS_SKIPPED, skip] += batch.events
-        return
-    counts[table.KV_MESSAGES_OK] += 1
-    counts[table.KV_EVENTS_OK] += batch.events - batch.foreign
-    if batch.foreign:
-        counts[table.KV_EVENTS_SKIPPED, KvSkip.FOREIGN_EVENT] += batch.foreign
-    for move in batch.moves:
-        counts[table.KV_TRANSFERS, move.direction, move.phase] += 1
-        counts[table.KV_BLOCKS, move.direction, move.phase] += move.blocks
+    counts[table.KV_BATCHES, skip or table.ACCEPTED] += 1
+    counts[table.KV_EVENTS, skip or table.ACCEPTED] += batch.events - (0 if skip else batch.foreign)
+    if batch.foreign and skip is None:
+        counts[table.KV_EVENTS, Skip.FOREIGN] += batch.foreign
 
 
 # --- what an event means, by its fields -------------------------------------------------------------------------------
@@ -110,11 +111,11 @@ class _Counted:
         except _Foreign:
             self.foreign += 1
 
-    def batch(self, source: str, seq: int, ts_unix_ns: int, rank: int) -> KvBatch | KvSkip:
+    def batch(self, source: str, seq: int, ts_unix_ns: int, rank: int) -> KvBatch | Skip:
         """The record; a bad time, sequence or rank makes the whole batch useless."""
         is_timely = words.UNIX_MIN <= ts_unix_ns <= words.UNIX_MAX
         if not is_timely or not 0 <= seq < words.TIME_MAX or not 0 <= rank < _RANK_MAX:
-            return KvSkip.OUT_OF_RANGE
+            return Skip.INVALID
         return KvBatch(
             source=source,
             rank=rank,
@@ -150,8 +151,8 @@ def _unknown(_counted: _Counted, _fields: Fields) -> None:
     raise _Foreign
 
 
-def _cleared(_counted: _Counted, _fields: Fields) -> None:
-    """The prefix cache was reset: nothing to count."""
+def _nothing(_counted: _Counted, _fields: Fields) -> None:
+    """Known, and of no use: the cache was reset, or a transfer that is counted when it begins is said again."""
 
 
 def _stored(counted: _Counted, fields: Fields) -> None:
@@ -179,39 +180,37 @@ def _removed(counted: _Counted, fields: Fields) -> None:
         counted.removed += blocks
 
 
-def _moved(direction: Direction | None, phase: Phase, count: str = "block_count") -> Callable[[_Counted, Fields], None]:
-    """A reader of moves between tiers: of a fixed direction, or of the one its media tell."""
+def _move(counted: _Counted, fields: Fields, move: Move, count: str) -> None:
+    blocks, step = _integer(fields, count), _integer(fields, "scheduler_step", MISSING)
+    request = fingerprint(_text(fields, "request_id"))
+    if not 0 <= blocks <= words.COUNT_MAX or not -1 <= step <= words.ID_MAX:
+        raise _Foreign
+    counted.moves.append(BlockMove(move, blocks, step, request))
 
-    def read(counted: _Counted, fields: Fields) -> None:
-        towards = direction
-        if towards is None:
-            towards = Direction.between(_text(fields, "source_medium"), _text(fields, "dest_medium"))
-        outcome = Phase.FAILED if phase is Phase.COMPLETED and fields.get("success", True) is False else phase
-        blocks, step = _integer(fields, count), _integer(fields, "scheduler_step", MISSING)
-        request = fingerprint(_text(fields, "request_id"))
-        if not 0 <= blocks <= words.COUNT_MAX or not -1 <= step <= words.ID_MAX:
-            raise _Foreign
-        counted.moves.append(BlockMove(towards, outcome, blocks, step, request))
 
-    return read
+def _transferred(counted: _Counted, fields: Fields) -> None:
+    """Blocks begin to move between tiers; between two of them below the GPU no step waits for that."""
+    from_gpu, to_gpu = (_text(fields, medium) == GPU for medium in ("source_medium", "dest_medium"))
+    if from_gpu != to_gpu:
+        _move(counted, fields, Move.OFFLOADED if from_gpu else Move.RESTORED, "block_count")
 
 
 def _evicted(counted: _Counted, fields: Fields) -> None:
-    direction = Direction.OTHER if _text(fields, "medium") == GPU else Direction.OFFLOAD
-    _moved(direction, Phase.EVICTED, "blocks_evicted")(counted, fields)
+    if _text(fields, "medium") != GPU:
+        _move(counted, fields, Move.EVICTED, "blocks_evicted")
 
 
 EVENTS: Final[dict[str, Callable[[_Counted, Fields], None]]] = {
     "BlockStored": _stored,
     "BlockRemoved": _removed,
-    "AllBlocksCleared": _cleared,
-    "TransferInitiated": _moved(None, Phase.INITIATED),
-    "TransferCompleted": _moved(None, Phase.COMPLETED),
-    "CacheLoadCommitted": _moved(Direction.RESTORE, Phase.COMMITTED),
-    "CacheStoreCommitted": _moved(Direction.OFFLOAD, Phase.COMMITTED),
+    "AllBlocksCleared": _nothing,
+    "TransferInitiated": _transferred,
+    "TransferCompleted": _nothing,
+    "CacheLoadCommitted": _nothing,
+    "CacheStoreCommitted": _nothing,
     "CacheEviction": _evicted,
-    "RemoteTransferInitiated": _moved(Direction.REMOTE, Phase.INITIATED),
-    "RemoteTransferCompleted": _moved(Direction.REMOTE, Phase.COMPLETED),
+    "RemoteTransferInitiated": _nothing,
+    "RemoteTransferCompleted": _nothing,
 }
 """What is done with the fields of an event, by its name. A commitment is stamped a step before its transfer (§7.4)."""
 
@@ -219,22 +218,14 @@ EVENTS: Final[dict[str, Callable[[_Counted, Fields], None]]] = {
 # --- msgpack ----------------------------------------------------------------------------------------------------------
 
 _BLOCKS: Final = ("block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id", "medium")
-_TRANSFER: Final = ("transfer_id", "request_id", "source_medium", "dest_medium", "block_count")
-_COMMIT: Final = ("request_id", "medium", "block_count", "scheduler_step")
-_REMOTE: Final = ("transfer_id", "request_id", "connector_type", "source_rank", "dest_rank", "block_count", "success")
 _LAYOUTS: Final[dict[object, tuple[str, ...]]] = {
     "BlockStored": _BLOCKS,
     "BlockRemoved": ("block_hashes", "medium"),
-    "TransferInitiated": (*_TRANSFER, "scheduler_step"),
-    "TransferCompleted": (*_TRANSFER, "success", "scheduler_step"),
-    "CacheLoadCommitted": _COMMIT,
-    "CacheStoreCommitted": _COMMIT,
+    "TransferInitiated": ("transfer_id", "request_id", "source_medium", "dest_medium", "block_count", "scheduler_step"),
     "CacheEviction": ("medium", "blocks_evicted", "eviction_reason", "scheduler_step"),
-    "RemoteTransferInitiated": _REMOTE[:-1],
-    "RemoteTransferCompleted": _REMOTE,
 }
 """Fields of each event in their order on the wire, where events are arrays; as maps they bear the same names."""
-_COUNTS: Final = {"block_size", "block_count", "blocks_evicted", "group_idx", "scheduler_step", "success"}
+_COUNTS: Final = {"block_size", "block_count", "blocks_evicted", "group_idx", "scheduler_step"}
 _SCALARS: Final = _COUNTS | {"medium", "source_medium", "dest_medium", "request_id"}
 """Fields that are decoded; msgspec steps over the others."""
 _BATCH: Final = ("ts", "events", "data_parallel_rank")
@@ -263,23 +254,23 @@ LINE_MARK: Final = b'"payload_b64"'
 """A recorded KV line holds this key; an OTLP/JSON line never does."""
 
 
-def read_line(line: bytes, source: str) -> KvBatch | KvSkip:
+def read_line(line: bytes, source: str) -> KvBatch | Skip:
     """One recorded message; what else the line holds (a decoded copy, say) is skipped over unread."""
     try:
         record = _LINE.decode(line)
     except _BAD:
-        return KvSkip.UNDECODABLE
+        return Skip.UNDECODABLE
     return read_payload(record.payload_b64, source, record.seq)
 
 
-def read_frames(frames: Sequence[bytes], source: str) -> KvBatch | KvSkip:
+def read_frames(frames: Sequence[bytes], source: str) -> KvBatch | Skip:
     """One ZMQ message: its last two frames are sequence and payload, whatever precedes them."""
     if len(frames) not in _FRAMES or len(frames[-2]) != _SEQ_BYTES:
-        return KvSkip.FRAMES
+        return Skip.UNDECODABLE
     return read_payload(frames[-1], source, int.from_bytes(frames[-2], "big"))
 
 
-def read_payload(payload: bytes, source: str, seq: int) -> KvBatch | KvSkip:
+def read_payload(payload: bytes, source: str, seq: int) -> KvBatch | Skip:
     """Decode one msgpack batch; ``seq`` is its publisher's count of batches."""
     try:
         batch = _NAMED.decode(payload)
@@ -287,7 +278,7 @@ def read_payload(payload: bytes, source: str, seq: int) -> KvBatch | KvSkip:
         ts_s, events = _SECONDS.decode(named["ts"]), _LIST.decode(named["events"])
         rank = _RANK.decode(named["data_parallel_rank"]) if "data_parallel_rank" in named else None
     except _BAD:
-        return KvSkip.UNDECODABLE
+        return Skip.UNDECODABLE
     counted = _Counted()
     for raw in events:
         try:

@@ -28,7 +28,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from collector.telemetry import ScrapeOutcome
+from collector.telemetry import Asked
 
 _LINE_MARKS = (b'"unix_ns"', b'"page"')
 _KEYS_BYTES = 1024
@@ -62,17 +62,17 @@ def is_page_line(line: bytes) -> bool:
     return all(mark in head for mark in _LINE_MARKS)
 
 
-def read_page_line(line: bytes, parser: PageParser, recording: str) -> ScrapedPage | ScrapeOutcome:
+def read_page_line(line: bytes, parser: PageParser, recording: str) -> ScrapedPage | Asked:
     """One line of a recording; recorded pages may lack the newline that a page ends with."""
     try:
         entry = _DECODER.decode(line)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
-        return ScrapeOutcome.NOT_A_PAGE
+        return Asked.UNEXPECTED
     if not 0 < entry.unix_ns < _UNIX_NS_MAX:
-        return ScrapeOutcome.NOT_A_NUMBER
+        return Asked.UNEXPECTED
     page = entry.page.encode("utf-8", "replace")
     readings = parser.parse(page if page.endswith(b"\n") else page + b"\n")
-    if isinstance(readings, ScrapeOutcome):
+    if isinstance(readings, Asked):
         return readings
     return ScrapedPage(entry.url or recording, entry.unix_ns, entry.sent_mono_ns or entry.unix_ns, readings, recording)
 
@@ -270,7 +270,6 @@ _LABELS_BYTES_MAX = 4096
 _TEXT_CHARS_MAX = 256
 _LABEL = re.compile(rb'\s*([a-zA-Z_]\w*)="((?:[^"\\]|\\.)*)"\s*,?')
 _ESCAPED = re.compile(rb"\\(.)")
-_HTML = re.compile(rb"\s*<(?:!doctype|html|\?xml|head|body)", re.IGNORECASE)
 _DIGITS_MAX = 18
 NAN = math.nan
 
@@ -306,29 +305,29 @@ class PageParser:
     def __init__(self) -> None:
         self.missing: tuple[str, ...] = ()
 
-    def parse(self, page: bytes) -> tuple[EngineReading, ...] | ScrapeOutcome:
+    def parse(self, page: bytes) -> tuple[EngineReading, ...] | Asked:
         """Readings per engine, or why there are none."""
         if len(page) > PAGE_BYTES_MAX:
-            return ScrapeOutcome.TOO_LARGE
+            return Asked.TOO_LARGE
         if not page.endswith(b"\n"):  # the last number may be the beginning of another one
-            return ScrapeOutcome.NOT_A_PAGE if _HTML.match(page) else ScrapeOutcome.TRUNCATED
+            return Asked.UNEXPECTED
         search = self._find_series(page)
-        if isinstance(search, ScrapeOutcome):
+        if isinstance(search, Asked):
             return search
         values = _numbers(search.chosen(), len(search.known))
         if values is None:
-            return ScrapeOutcome.NOT_A_NUMBER
+            return Asked.UNEXPECTED
         return tuple(
             EngineReading(name, model, flavour, tuple(numbers), facts)
             for (name, model, flavour, facts), numbers in zip(search.known, values, strict=True)
         )
 
-    def explain(self, outcome: ScrapeOutcome) -> str:
+    def explain(self, outcome: Asked) -> str:
         """Why the last page was refused: of families that it lacks, which."""
-        lacks = f": {', '.join(self.missing)}" if outcome is ScrapeOutcome.MISSING_FAMILIES else ""
+        lacks = f": {', '.join(self.missing)}" if outcome is Asked.MISSING_FAMILIES else ""
         return f"{outcome.value}{lacks}"
 
-    def _find_series(self, page: bytes) -> _Search | ScrapeOutcome:
+    def _find_series(self, page: bytes) -> _Search | Asked:
         search = _Search()
         for line in page.split(b"\n"):
             name, brace, _ = line.partition(b"{")
@@ -338,13 +337,13 @@ class PageParser:
             elif line.startswith(CACHE_INFO):
                 search.infos.append(_labels(line)[0])
             if search.series > SERIES_MAX:
-                return ScrapeOutcome.TOO_LARGE
+                return Asked.TOO_LARGE
         if not search.known:
-            return ScrapeOutcome.NOT_A_PAGE if _HTML.match(page) else ScrapeOutcome.UNKNOWN_ENGINE
+            return Asked.UNEXPECTED
         if len(search.known) > ENGINES_MAX:
-            return ScrapeOutcome.TOO_MANY_ENGINES
+            return Asked.TOO_LARGE
         self.missing = _missing(search.known[0][2], {meaning for index, meaning in search.best if index == 0})
-        return ScrapeOutcome.MISSING_FAMILIES if self.missing else search
+        return Asked.MISSING_FAMILIES if self.missing else search
 
 
 class _Search:

@@ -74,7 +74,7 @@ def core_span(span: Span, counts: Counts, may_be: Callable[[int], bool]) -> Core
         prompt_tokens = int(values["prompt_tokens"])
         finish = _finish_of(scalar(event.attributes, words.FINISH)) if kind is MarkKind.FINISHED else None
     if not marks:
-        raise Rejected(Skip.NOT_A_REQUEST)
+        raise Rejected(Skip.FOREIGN)
     _check_order(marks)
     unix_minus_mono_ns = median_low(offsets_ns)
     if not may_be(marks[-1].ts_ns + unix_minus_mono_ns):
@@ -95,9 +95,9 @@ def core_span(span: Span, counts: Counts, may_be: Callable[[int], bool]) -> Core
 
 
 def _count_events(events: int, understood: int, counts: Counts) -> None:
-    counts[table.DECODED_EVENTS_OK] += understood
+    counts[table.DECODED_EVENTS, table.ACCEPTED] += understood
     if events > understood:
-        counts[table.SKIPPED_EVENTS, Skip.FOREIGN_EVENT] += events - understood
+        counts[table.DECODED_EVENTS, Skip.FOREIGN] += events - understood
 
 
 def _finish_of(said: Value | None) -> Finish:
@@ -112,7 +112,7 @@ def _check_order(marks: Sequence[Mark]) -> None:
     """Emission order is time order; steps never go back; nothing follows FINISHED; tokens never shrink."""
     for before, after in itertools.pairwise(marks):
         if after.ts_ns < before.ts_ns:
-            raise Rejected(Skip.TIME_ORDER)
+            raise Rejected(Skip.INVALID)
         if (
             before.kind is MarkKind.FINISHED
             or after.kind is MarkKind.QUEUED
@@ -120,7 +120,7 @@ def _check_order(marks: Sequence[Mark]) -> None:
             or after.output_tokens < before.output_tokens
             or (after.kind is before.kind)
         ):
-            raise Rejected(Skip.INCONSISTENT)
+            raise Rejected(Skip.INVALID)
 
 
 _NO_MOMENTS: Final = dict.fromkeys(words.API_MOMENTS.values(), MISSING)
@@ -175,13 +175,13 @@ def request_span(span: Span, said: Mapping[str, Value]) -> RequestSpan:
     for key in words.TOKEN_FIELDS.keys() & said.keys():
         counted = read_count(said, key)
         if tokens.setdefault(words.TOKEN_FIELDS[key], counted) != counted:
-            raise Rejected(Skip.INCONSISTENT)  # the two spellings say two things
+            raise Rejected(Skip.INVALID)  # the two spellings say two things
     seconds = {name: read_seconds(said[key]) for key, name in words.LATENCY_FIELDS.items() if key in said}
     for name, lacks in _LACKS.items():
         if name not in tokens and name not in seconds:
             raise Rejected(lacks)
     if tokens.get("cached_tokens", 0) > tokens["prompt_tokens"]:
-        raise Rejected(Skip.INCONSISTENT)
+        raise Rejected(Skip.INVALID)
     seconds.setdefault("decode_s", seconds["e2e_s"] - seconds["first_token_s"])
     return RequestSpan(
         span_id=span.span_id,
@@ -285,7 +285,6 @@ class _Resource:
         self, spans: ResourceSpans, peer: str, admit_span: AdmitSpan, counts: Counts, arrived_unix_ns: int
     ) -> None:
         attributes = scalars(spans.resource.attributes[: words.ATTRIBUTES_MAX])
-        counts[table.IGNORED_ATTRIBUTES] += max(0, len(spans.resource.attributes) - words.ATTRIBUTES_MAX)
         self._out = Telemetry(
             instance=words.instance_of(attributes, peer),
             facts=facts(attributes),
@@ -313,8 +312,7 @@ class _Resource:
         columns = next(taken) if scope == words.STEP_SCOPE else None
         events = len(span.events) + (len(columns.at) if columns else 0)
         counts, lost = self._counts, None if columns is None else plugin_losses(span)
-        counts[table.DECODED_SPANS] += 1
-        counts[table.DECODED_EVENTS] += events
+        is_known = True
         if lost is None and (dropped := span.dropped_events_count):
             counts[table.SDK_DROPPED_EVENTS] += dropped
         try:
@@ -331,29 +329,30 @@ class _Resource:
             elif said := request_attributes(span):
                 self._check(span)
                 self._out.requests.append(request_span(span, said))
-                counts[table.SKIPPED_EVENTS, Skip.FOREIGN_EVENT] += events
+                counts[table.DECODED_EVENTS, Skip.FOREIGN] += events
             else:
-                raise Rejected(Skip.FOREIGN_SCOPE)
+                is_known = False
+                raise Rejected(Skip.FOREIGN)
         except Rejected as rejected:
-            counts[table.SKIPPED_SPANS, rejected.reason] += 1
-            counts[table.SKIPPED_EVENTS, rejected.reason] += events
-            return rejected.reason is not Skip.FOREIGN_SCOPE
-        counts[table.DECODED_SPANS_OK] += 1
-        return True
+            counts[table.DECODED_SPANS, rejected.reason] += 1
+            counts[table.DECODED_EVENTS, rejected.reason] += events
+        else:
+            counts[table.DECODED_SPANS, table.ACCEPTED] += 1
+        return is_known
 
     def _check(self, span: Span, is_expected: bool = True) -> None:
         """Raises Rejected with the reason that a span cannot be used, whatever it says; it is admitted once."""
         if not is_expected:
-            raise Rejected(Skip.FOREIGN_SPAN)
+            raise Rejected(Skip.FOREIGN)
         if len(span.attributes) > words.ATTRIBUTES_MAX:
-            raise Rejected(Skip.TOO_MANY_ATTRIBUTES)
+            raise Rejected(Skip.INVALID)
         span_id, end_unix_ns = span.span_id, span.end_time_unix_nano
         if end_unix_ns < words.UNIX_MIN or not self._may_be(end_unix_ns):
             raise Rejected(Skip.OUT_OF_RANGE)
         if len(span_id) != words.SPAN_ID_BYTES or len(span.parent_span_id) not in (0, words.SPAN_ID_BYTES):
             raise Rejected(Skip.OUT_OF_RANGE)  # ids are remembered: their length bounds the memory that takes
         if span.start_time_unix_nano > end_unix_ns:
-            raise Rejected(Skip.TIME_ORDER)
+            raise Rejected(Skip.INVALID)
         if reason := self._admit_span(self._out.instance, span_id, end_unix_ns):
             raise Rejected(reason)
 
@@ -370,8 +369,8 @@ class _Resource:
         unix_ns = rows[:, _UNIX_AT]
         if len(rows) and not self._may_be(int(unix_ns.max())):
             timely = rows[unix_ns <= self._latest_unix_ns]
-            self._counts[table.DECODED_EVENTS_OK] -= len(rows) - len(timely)
-            self._counts[table.SKIPPED_EVENTS, Skip.OUT_OF_RANGE] += len(rows) - len(timely)
+            self._counts[table.DECODED_EVENTS, table.ACCEPTED] -= len(rows) - len(timely)
+            self._counts[table.DECODED_EVENTS, Skip.OUT_OF_RANGE] += len(rows) - len(timely)
             rows = timely
         self._steps.append(rows)
 
@@ -422,12 +421,12 @@ def _read_steps(
                 fields = read_fields(event, words.SNAPSHOT_FIELDS)
                 snapshots.append(tuple([int(fields[name]) for name in SNAPSHOT_DTYPE.names or ()]))
             else:
-                raise Rejected(Skip.FOREIGN_EVENT)
+                raise Rejected(Skip.FOREIGN)
         except Rejected as rejected:
-            counts[table.SKIPPED_EVENTS, rejected.reason] += 1
+            counts[table.DECODED_EVENTS, rejected.reason] += 1
         else:
             accepted += 1
-    counts[table.DECODED_EVENTS_OK] += accepted + len(taken.at)
+    counts[table.DECODED_EVENTS, table.ACCEPTED] += accepted + len(taken.at)
     counts[table.DECODED_SUMMARIES, "plain"] += summaries_seen
     counts[table.DECODED_SUMMARIES, "columnar"] += len(taken.at)
     return _in_order(summaries, at, taken)
@@ -452,10 +451,10 @@ def summary(event: Span.Event) -> tuple[float, ...]:
     if not words.UNIX_MIN <= event.time_unix_nano <= words.UNIX_MAX:
         raise Rejected(Skip.OUT_OF_RANGE)
     if fields["ts_end_ns"] < fields["ts_start_ns"]:
-        raise Rejected(Skip.TIME_ORDER)
+        raise Rejected(Skip.INVALID)
     if (
         fields["prefill_tokens"] + fields["decode_tokens"] != fields["scheduled_tokens"]
         or fields["kv_blocks_free"] > fields["kv_blocks_total"]
     ):
-        raise Rejected(Skip.INCONSISTENT)
+        raise Rejected(Skip.INVALID)
     return tuple(fields.get(name, MISSING) for name in STEP_FIELDS)

@@ -165,7 +165,7 @@ def read_fields(event: Span.Event, table: Mapping[str, Field]) -> dict[str, floa
     """Fields of one event by its table; raises Rejected on a wrong type, a bad value or a missing attribute."""
     attributes = event.attributes
     if len(attributes) > ATTRIBUTES_MAX:
-        raise Rejected(Skip.TOO_MANY_ATTRIBUTES)
+        raise Rejected(Skip.INVALID)
     out: dict[str, float] = {}
     for attribute in attributes:
         field = table.get(attribute.key)
@@ -176,9 +176,9 @@ def read_fields(event: Span.Event, table: Mapping[str, Field]) -> dict[str, floa
         number = value.double_value if double else value.int_value
         # it reads 0 where the value is of another kind; to ask which costs as much as all else here
         if not number and value.WhichOneof("value") != ("double_value" if double else "int_value"):
-            raise Rejected(Skip.WRONG_TYPE)
+            raise Rejected(Skip.INVALID)
         if not 0 <= number <= limit:
-            raise Rejected(Skip.OUT_OF_RANGE if math.isfinite(number) else Skip.NOT_FINITE)
+            raise Rejected(Skip.OUT_OF_RANGE if math.isfinite(number) else Skip.INVALID)
         out[name] = number
     if len(out) < len(table) and any(field.required and field.name not in out for field in table.values()):
         raise Rejected(Skip.MISSING_ATTRIBUTE)
@@ -235,7 +235,7 @@ def read_count(attributes: Mapping[str, Value], key: str, default: int | None = 
             raise Rejected(Skip.MISSING_ATTRIBUTE)
         return default
     if isinstance(value, bool) or not isinstance(value, int):
-        raise Rejected(Skip.WRONG_TYPE)
+        raise Rejected(Skip.INVALID)
     if not 0 <= value <= COUNT_MAX:
         raise Rejected(Skip.OUT_OF_RANGE)
     return value
@@ -246,9 +246,9 @@ def read_seconds(value: Value | None) -> float:
     if value is None:
         return math.nan
     if isinstance(value, bool | str):
-        raise Rejected(Skip.WRONG_TYPE)
+        raise Rejected(Skip.INVALID)
     if not math.isfinite(value):
-        raise Rejected(Skip.NOT_FINITE)
+        raise Rejected(Skip.INVALID)
     if not 0 <= value < TIME_MAX / 1e9:
         raise Rejected(Skip.OUT_OF_RANGE)
     return float(value)

@@ -21,7 +21,7 @@ from collector.config import Config, parse_endpoint
 from collector.ingest import TokenFile
 from collector.runtime import Clock, Health, StartError, Stop, Task, serve
 from collector.runtime.http import HttpServer, page_handler
-from collector.telemetry import Metrics, PullOutcome, table
+from collector.telemetry import Metrics, table
 from exporters.metrics_page import MetricsPage
 from exporters.pages import SnapshotDocuments, dispatch, make_routes, protect
 from exporters.status_page import StatusPage
@@ -112,7 +112,8 @@ class FleetService:
         took_s = (self._clock.monotonic_ns() - start_ns) / 1e9
         metrics = self.metrics
         metrics.add(table.FLEET_PULLS)
-        for outcome in PullOutcome:
+        ((_, outcomes),) = table.FLEET_SOURCES.labels
+        for outcome in outcomes:
             number = sum(source.outcome == outcome for source in pulled.sources)
             metrics.set(table.FLEET_SOURCES, number, outcome)
         if pulled.problem:

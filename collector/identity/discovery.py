@@ -24,8 +24,8 @@ import msgspec
 
 from collector.config import Config, Owned, parse_owned
 from collector.runtime import Background, Clock, Health, IoLoop
-from collector.runtime.http import FetchError, FetchTimeout, FetchTooLarge, FetchUnreachable, HttpClient
-from collector.telemetry import DiscoveryOutcome
+from collector.runtime.http import FetchError, HttpClient
+from collector.telemetry import Asked
 
 from .knowledge import TEXT_CHARS_MAX, Fact, Knowledge
 
@@ -33,10 +33,9 @@ BODY_BYTES_MAX = 2 * 2**20
 RETRY_S = 30.0
 REFRESH_S = 600.0
 TIMEOUT_S = 2.0
+_ACCEPT = "application/json, text/plain"
 _LOOK_NS = 5_000_000_000
 """Scraped servers come and go; who they are is looked at again no later."""
-_OK = 200
-_REDIRECTS = range(300, 400)
 
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 _CACHE_LINE = re.compile(r"^vllm:cache_config_info\{(.*)\}", re.MULTILINE)
@@ -64,13 +63,6 @@ class ScrapedServers(Protocol):
         ...
 
 
-_FAILURES = {
-    FetchTimeout: DiscoveryOutcome.TIMEOUT,
-    FetchUnreachable: DiscoveryOutcome.UNREACHABLE,
-    FetchTooLarge: DiscoveryOutcome.TOO_LARGE,
-}
-
-
 class Discovery:
     """Asks the configured endpoints and tells :class:`Knowledge` what they say."""
 
@@ -79,7 +71,7 @@ class Discovery:
         config: Config,
         knowledge: Knowledge,
         clock: Clock,
-        count: Callable[[DiscoveryOutcome], None] = lambda _: None,
+        count: Callable[[Asked], None] = lambda _: None,
         scraped: ScrapedServers | None = None,
         *,
         timeout_s: float = TIMEOUT_S,
@@ -143,28 +135,19 @@ class Discovery:
         for path, read in QUESTIONS.items():
             if scraped and read is read_metrics:
                 continue
-            outcome, body = await fetch(client, endpoint.address, path, token)
-            if outcome is DiscoveryOutcome.ANSWERED:
-                facts = read(body)
-                outcome = outcome if facts else DiscoveryOutcome.UNEXPECTED
-                answers |= facts
-            self._count(outcome)
+            try:
+                body = await client.get(
+                    endpoint.address.rstrip("/") + path, BODY_BYTES_MAX, accept=_ACCEPT, token=token
+                )
+            except FetchError as error:
+                self._count(Asked(error.outcome))
+                continue
+            facts = read(body)
+            self._count(Asked.TAKEN if facts else Asked.UNEXPECTED)
+            answers |= facts
         if answers:
             self._knowledge.discovered(endpoint.instance, answers)
         return bool(answers)
-
-
-async def fetch(client: HttpClient, base: str, path: str, token: str = "") -> tuple[DiscoveryOutcome, bytes]:
-    """Send one GET whose answer is bounded in bytes and time."""
-    headers = {"Accept": "application/json, text/plain"} | ({"Authorization": f"Bearer {token}"} if token else {})
-    try:
-        answer = await client.get(base.rstrip("/") + path, BODY_BYTES_MAX, headers=headers)
-    except FetchError as error:
-        return _FAILURES.get(type(error), DiscoveryOutcome.UNEXPECTED), b""
-    if answer.status != _OK:
-        redirected = answer.status in _REDIRECTS
-        return (DiscoveryOutcome.REDIRECT if redirected else DiscoveryOutcome.REFUSED), b""
-    return DiscoveryOutcome.ANSWERED, answer.body
 
 
 def read_models(body: bytes) -> dict[str, Fact]:

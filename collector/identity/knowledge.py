@@ -3,7 +3,7 @@
 Engines of equal identity share coefficients. ``config_id`` is the first 12 hex digits of the SHA-256 of the identity's
 canonical JSON. Unknown facts stay unknown; without a model the emitting instance is part of the identity, so that two
 unknown servers are never mixed. When two sources contradict each other the stronger wins, and the other's claim is kept
-beside it and counted once, however often it is repeated.
+beside it.
 
 Rules, data sheets and config.json files are read at start, bounded and checked: a file that lies is a ConfigError that
 names the key. ``Knowledge.apply`` then only looks up, and does nothing when nothing has changed since the engine's last
@@ -84,7 +84,7 @@ HARDWARE: tuple[str, ...] = (
 
 TEXT_CHARS_MAX = 256
 CLAIMS_MAX = 64
-"""Contradicting claims kept per engine; one more is counted and not kept."""
+"""Contradicting claims kept per engine."""
 
 _NUMBER_END = 1 << 63
 """A state file holds 64 bits; no knob and no data sheet has a number like that."""
@@ -121,7 +121,6 @@ class EngineFacts:
     def __init__(self) -> None:
         self._facts: Held = {}
         self._claims: dict[tuple[str, FactSource], Fact] = {}
-        self.conflicts = 0
         self.version = 0
         """Grows with every change."""
 
@@ -162,9 +161,6 @@ class EngineFacts:
     def _contradict(self, name: str, known: tuple[FactSource, Fact], claim: tuple[FactSource, Fact]) -> None:
         weaker = max(known, claim, key=lambda fact: fact[0])
         key = (name, weaker[0])
-        if self._claims.get(key) == weaker[1]:
-            return
-        self.conflicts += 1
         if key in self._claims or len(self._claims) < CLAIMS_MAX:
             self._claims[key] = weaker[1]
 

@@ -7,10 +7,9 @@ here waits there, and what was not sent at the end is sent by the next process.
 
     sent            the backend has taken it
     left_out        nothing of it is outside of ``forward_drop_scopes``
-    queue_full      there was no room when it came, or no longer in the log: the oldest here are kept, in their order
     refused         the backend does not want it, now or ever
-    gave_up         it was GIVE_UP_S old and the backend had not taken it
-    shut_down       the process ended before, and it is in no log
+    dropped         there was no room when it came, or no longer in the log (the oldest here are kept, in their order);
+                    or the backend had not taken it when it was GIVE_UP_S old, or when the process ended, and in no log
 
 A call that may succeed later is repeated after 1 s, then after twice as long, up to 30 s; a backend that says when to
 come back (RetryInfo in either of its two places, Retry-After) is obeyed. Nothing here makes a receiver wait or fail.
@@ -159,8 +158,8 @@ class Forwarder:
         self._scopes = [scope.encode() for scope in config.forward_drop_scopes]
         self._failing = False
         self._headers = _headers(config)
-        metrics.set(table.FORWARD_CAPACITY, QUEUE_BYTES)
-        metrics.follow(table.FORWARD_QUEUE, lambda: self._queued_bytes)
+        metrics.set(table.CAPACITY_BYTES, QUEUE_BYTES, "forward")
+        metrics.follow(table.SIZE_BYTES, lambda: self._queued_bytes, "forward")
 
     def offer(self, signal: Signal, payload: bytes, spans: int = 0, seq: int = 0) -> None:
         """Take what a receiver acknowledges, with its number in the log; returns at once."""
@@ -168,7 +167,7 @@ class Forwarder:
         if seq and self._queued_bytes + waiting.size_bytes > QUEUE_BYTES // 2:  # the other half is for numbers alone
             waiting = waiting._replace(payload=b"")
         if self._queue and self._queued_bytes + waiting.size_bytes > QUEUE_BYTES:
-            self._count(waiting, ForwardOutcome.QUEUE_FULL)
+            self._count(waiting, ForwardOutcome.DROPPED)
             return
         self._queue.append(waiting)
         self._queued_bytes += waiting.size_bytes
@@ -187,7 +186,7 @@ class Forwarder:
         self._task.stop()
         lost = [waiting for waiting in self._queue if not waiting.seq]
         for waiting in lost:
-            self._count(waiting, ForwardOutcome.SHUT_DOWN)
+            self._count(waiting, ForwardOutcome.DROPPED)
         kept = len(self._queue) - len(lost)
         self._queue.clear()
         self._queued_bytes = 0
@@ -226,7 +225,7 @@ class Forwarder:
         if waiting.seq and not payload:
             payload = await asyncio.to_thread(self._logged_payload, waiting.seq)
         if payload is None:
-            return ForwardOutcome.QUEUE_FULL
+            return ForwardOutcome.DROPPED
         if waiting.signal is Signal.TRACES and any(scope in payload for scope in self._scopes):
             payload = await asyncio.to_thread(without_scopes, payload, frozenset(self._config.forward_drop_scopes))
         if not payload:
@@ -235,7 +234,7 @@ class Forwarder:
         while True:
             left_s = GIVE_UP_S - (self._clock.monotonic_ns() - waiting.since_ns) / 1e9
             if left_s < 0.0:
-                return ForwardOutcome.GAVE_UP
+                return ForwardOutcome.DROPPED
             failure = await backend.send(waiting.signal, payload)
             self._tell(failure)
             if failure is None:
@@ -265,7 +264,7 @@ class Forwarder:
         self._failing = failure is not None
 
     def _count(self, waiting: _Waiting, outcome: ForwardOutcome) -> None:
-        self._metrics.add(table.FORWARDED_EXPORTS, 1, waiting.signal, outcome)
+        self._metrics.add(table.FORWARDED, 1, waiting.signal, outcome)
         if waiting.spans:
             self._metrics.add(table.FORWARDED_SPANS, waiting.spans, outcome)
 

@@ -7,7 +7,7 @@ that do not decode are INVALID_ARGUMENT. A full parse costs 0.7 µs per step eve
 Before anything is allocated for an export of more than ``SMALL_BYTES``, its lengths are walked, because 8 MiB of empty
 spans are 4 million messages; from ``LARGE_BYTES`` on the fields of its spans are counted, too.
 
-**Accounting.** received = accepted + refused + failed, per transport, whatever happens in between.
+**Accounting.** Every call and every span is counted once, per transport, by what became of it.
 """
 
 from __future__ import annotations
@@ -243,17 +243,15 @@ def count_spans(payload: bytes) -> int | Outcome:
         walk = _Walk(payload)
         walk.run(0, len(payload), 0)
         SlimExport.FromString(payload)
-    except _TooMany as too_many:
-        return too_many.verdict
+    except _TooMany:
+        return Outcome.TOO_LARGE
     except (IndexError, ValueError, message.DecodeError):
         return Outcome.UNDECODABLE
     return walk.spans
 
 
 class _TooMany(Exception):
-    def __init__(self, verdict: Outcome) -> None:
-        super().__init__(verdict)
-        self.verdict = verdict
+    """More spans or fields than are looked at."""
 
 
 class _Walk:
@@ -274,7 +272,7 @@ class _Walk:
         while at < end:
             self._fields_left -= 1
             if self._fields_left < 0:
-                raise _TooMany(Outcome.TOO_MANY_FIELDS)
+                raise _TooMany
             tag, body_at, at = wire.read_field(data, at)
             if at > end or tag & 7 in wire.GROUP:
                 raise ValueError("a group, or a field that leaves its message")
@@ -289,7 +287,7 @@ class _Walk:
     def _enter(self, at: int, stop: int, depth: int) -> None:
         self._containers_left -= 1
         if self._containers_left < 0:
-            raise _TooMany(Outcome.TOO_MANY_SPANS)
+            raise _TooMany
         if depth == _DEPTH_SPANS:
             self.spans += 1
         elif depth > _DEPTH_SPANS:
@@ -298,7 +296,7 @@ class _Walk:
             self.run(at, stop, depth + 1)
 
 
-_NO_ROOM: Final = {Outcome.QUEUE_FULL, Outcome.LOG_FULL, Outcome.LOG_FAILED}
+_NO_ROOM: Final = {Outcome.QUEUE_FULL, Outcome.LOG}
 """Nothing is wrong with an export that is refused for these, and it is in memory already."""
 
 
@@ -346,27 +344,20 @@ class Intake:
         self, payload: bytes, peer: str, transport: Transport, wait_s: float | None = None
     ) -> Refused | None:
         """Take an export in (None), or say why not."""
-        metrics = self._metrics
-        spans = 0
+        spans, outcome = 0, Outcome.FAILED
         try:
             counted = await self._count(payload)
             if isinstance(counted, Outcome):
-                metrics.add(table.REQUESTS, 1, transport, counted)
+                outcome = counted
                 return Refused(counted, HINT_MAX_S if counted is Outcome.QUEUE_FULL else 0.0)
             spans = counted
-            metrics.add(table.RECEIVED_SPANS, spans, transport)
             export = Export(payload, peer, transport, spans, arrived_unix_ns=self._unix_nano())
             refused = await self._admit(export, wait_s) if spans else None
-        except BaseException:
-            metrics.add(table.FAILED_SPANS, spans, transport)
-            metrics.add(table.REQUESTS, 1, transport, Outcome.FAILURE)
-            raise
-        if refused is None:
-            metrics.add(table.ACCEPTED_SPANS, spans, transport)
-            metrics.add(table.REQUESTS, 1, transport, Outcome.SUCCESS if spans else Outcome.EMPTY)
-        else:
-            metrics.add(table.REFUSED_SPANS, spans, transport, refused.reason)
-            metrics.add(table.REQUESTS, 1, transport, refused.reason)
+            outcome = refused.reason if refused is not None else Outcome.ACCEPTED
+        finally:
+            self._metrics.add(table.REQUESTS, 1, transport, outcome)
+            if spans:
+                self._metrics.add(table.SPANS, spans, transport, outcome)
         if self._forward is not None and refused is not None and refused.reason in _NO_ROOM:
             self._forward.offer(Signal.TRACES, payload, spans)
             return None
@@ -379,7 +370,7 @@ class Intake:
 
     def pass_on(self, signal: Signal, payload: bytes, transport: Transport) -> None:
         """Take in what is not learned from."""
-        self._metrics.add(table.REQUESTS, 1, transport, Outcome.SUCCESS)
+        self._metrics.add(table.REQUESTS, 1, transport, Outcome.ACCEPTED)
         if self._forward is not None:
             self._forward.offer(signal, payload)
 

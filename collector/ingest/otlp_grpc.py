@@ -110,7 +110,7 @@ class _ExportHandler(grpc.GenericRpcHandler):
             refused = await self._intake.offer(payload, peer, Transport.GRPC, _patience_s(context))
         except Exception:  # noqa: BLE001 -- an exception's text would reach the client as status UNKNOWN
             _log.exception("export failed")
-            return answer(Outcome.FAILURE)
+            return answer(Outcome.FAILED)
         return answer(refused.reason, refused.retry_after_s) if refused is not None else None
 
     def _turn_away(self, outcome: Outcome, retry_after_s: float = 0.0, text: str = "") -> Answer:

@@ -55,7 +55,7 @@ _log = logging.getLogger(__name__)
 
 def _unsupported(status: HTTPStatus, text: str, *headers: tuple[str, str]) -> Answer:
     code = grpc.StatusCode.UNIMPLEMENTED if status in _NOT_HERE else grpc.StatusCode.INVALID_ARGUMENT
-    return Answer(Outcome.UNSUPPORTED, code, status, text, headers=headers)
+    return Answer(Outcome.UNDECODABLE, code, status, text, headers=headers)
 
 
 _NOT_HERE = (HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED)
@@ -72,7 +72,6 @@ TOO_LARGE, TOO_SLOW = answer(Outcome.TOO_LARGE), answer(Outcome.INCOMPLETE)
 NOT_GZIP = answer(Outcome.UNDECODABLE, text="not gzip")
 TOO_MANY_MEMBERS = answer(Outcome.UNDECODABLE, text=f"more than {MEMBERS_MAX} gzip members in one body")
 NOT_JSON = answer(Outcome.UNDECODABLE, text="not OTLP/JSON")
-TOO_MANY_OBJECTS = answer(Outcome.TOO_MANY_FIELDS, text="too many objects in one export")
 BUSY = answer(Outcome.QUEUE_FULL, HINT_MIN_S, "too much being received")
 
 
@@ -120,7 +119,7 @@ _UNREADABLE: Final[dict[type[Exception], Answer]] = {
     TooManyMembers: TOO_MANY_MEMBERS,
     TimeoutError: BUSY,
     ConnectionResetError: TOO_SLOW,
-    TooManyObjects: TOO_MANY_OBJECTS,
+    TooManyObjects: TOO_LARGE,
 }
 
 
@@ -200,7 +199,7 @@ class _ExportHandler:
             refused = await self._intake.offer(body, peer, Transport.HTTP)
         except Exception:  # noqa: BLE001 -- its text would reach the client
             _log.exception("export failed")
-            return _reply(request, answer(Outcome.FAILURE))
+            return _reply(request, answer(Outcome.FAILED))
         return _reply(request, None if refused is None else answer(refused.reason, refused.retry_after_s))
 
     def _reject(self, request: web.BaseRequest, rejected: Answer) -> web.Response:

@@ -117,11 +117,6 @@ class AdmissionQueue:
         self._taken_ns = clock.monotonic_ns()
 
     @property
-    def queued_bytes(self) -> int:
-        """Bytes that wait for the worker."""
-        return self._queued_bytes
-
-    @property
     def in_flight_bytes(self) -> int:
         """Bytes admitted and not yet learned from: queued plus in the worker's hands."""
         return self._in_flight_bytes

@@ -39,15 +39,8 @@ import yaml
 from collector.config import Config, ConfigError, is_page_url
 from collector.decode.pages import PAGE_BYTES_MAX, Meaning, PageParser, ScrapedPage
 from collector.runtime import Background, Clock, Health, IoLoop
-from collector.runtime.http import (
-    FetchError,
-    FetchTimeout,
-    FetchTooLarge,
-    FetchTruncated,
-    FetchUnreachable,
-    HttpClient,
-)
-from collector.telemetry import ScrapeOutcome
+from collector.runtime.http import FetchError, HttpClient
+from collector.telemetry import Asked
 
 STEPS_WANTED = 10.0
 COST_SHARE = 0.02
@@ -124,8 +117,8 @@ class OutcomeLog:
             return
         told, self._news = self._news, {}
         self._due_ns = now_ns + int(EVERY_S * 1e9)
-        read = [server for server, outcome in told.items() if outcome == ScrapeOutcome.TAKEN]
-        failed = [f"{server} ({outcome})" for server, outcome in told.items() if outcome != ScrapeOutcome.TAKEN]
+        read = [server for server, outcome in told.items() if outcome == Asked.TAKEN]
+        failed = [f"{server} ({outcome})" for server, outcome in told.items() if outcome != Asked.TAKEN]
         if read:
             _log.info("page read of %s", _listed(read))
         if failed:
@@ -137,10 +130,6 @@ def _listed(servers: list[str]) -> str:
     return ", ".join(servers[:SERVERS_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
-_OK = 200
-_REDIRECTS = range(300, 400)
-_UNAUTHENTICATED = (401, 403)
-_PLAIN = "identity"
 _ROOT_PATHS = ("", "/", "/metrics", "/metrics/")
 _ACCEPT = "application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4"
 
@@ -169,14 +158,6 @@ class ScrapeTarget(NamedTuple):
         parts = urllib.parse.urlsplit(self.url)
         known = parts.path in _ROOT_PATHS and not (self.address and parts.scheme == "https")
         return self.server if known else ""
-
-
-_FAILURES = {
-    FetchTimeout: ScrapeOutcome.TIMEOUT,
-    FetchUnreachable: ScrapeOutcome.UNREACHABLE,
-    FetchTooLarge: ScrapeOutcome.TOO_LARGE,
-    FetchTruncated: ScrapeOutcome.TRUNCATED,
-}
 
 
 FILE_BYTES_MAX = 2**20
@@ -266,7 +247,7 @@ def _checked(scheme: object, target: object, where: object) -> str:
     return url
 
 
-CountOutcome = Callable[[ScrapeOutcome], None]
+CountOutcome = Callable[[Asked], None]
 
 
 class ScrapedServer:
@@ -282,39 +263,33 @@ class ScrapedServer:
         self._parser = PageParser()
         self._steps = 0.0
         self._got_ns = 0
-        self._outcome: ScrapeOutcome | None = None
+        self._outcome: Asked | None = None
 
-    def news(self, outcome: ScrapeOutcome) -> str:
+    def news(self, outcome: Asked) -> str:
         """What came of asking it, if that is another thing than the last time."""
         known, self._outcome = self._outcome, outcome
         return self._parser.explain(outcome) if outcome is not known else ""
 
-    async def scrape(self, token: str) -> tuple[ScrapeOutcome, ScrapedPage | None]:
+    async def scrape(self, token: str) -> tuple[Asked, ScrapedPage | None]:
         """Ask for the page once."""
         unix_ns, sent_ns = self._clock.unix_nano(), self._clock.monotonic_ns()
         body = await self._fetch(token)
         got_ns = self._clock.monotonic_ns()
         # a page of a known layout takes 0.1 ms, another one some 10 ms
-        readings = body if isinstance(body, ScrapeOutcome) else await asyncio.to_thread(self._parser.parse, body)
-        if isinstance(readings, ScrapeOutcome):
+        readings = body if isinstance(body, Asked) else await asyncio.to_thread(self._parser.parse, body)
+        if isinstance(readings, Asked):
             self.cadence.failed()
             return readings, None
         page = ScrapedPage(self.target.server, unix_ns, sent_ns, readings)
         self._pace(page, sent_ns, got_ns)
-        return ScrapeOutcome.TAKEN, page
+        return Asked.TAKEN, page
 
-    async def _fetch(self, token: str) -> bytes | ScrapeOutcome:
-        headers = {"Accept": _ACCEPT} | ({"Authorization": f"Bearer {token}"} if token else {})
+    async def _fetch(self, token: str) -> bytes | Asked:
+        address = self.target.address
         try:
-            answer = await self._client.get(self._url, PAGE_BYTES_MAX, address=self.target.address, headers=headers)
+            return await self._client.get(self._url, PAGE_BYTES_MAX, accept=_ACCEPT, token=token, address=address)
         except FetchError as error:
-            return _FAILURES.get(type(error), ScrapeOutcome.UNEXPECTED)
-        if answer.status != _OK:
-            if answer.status in _UNAUTHENTICATED:
-                return ScrapeOutcome.UNAUTHENTICATED
-            return ScrapeOutcome.REDIRECT if answer.status in _REDIRECTS else ScrapeOutcome.REFUSED
-        packed = answer.headers.get("Content-Encoding", _PLAIN) != _PLAIN  # though nobody asked for it
-        return ScrapeOutcome.UNEXPECTED if packed else answer.body
+            return Asked(error.outcome)
 
     def _pace(self, page: ScrapedPage, sent_ns: int, got_ns: int) -> None:
         """Ranks of one server step together: the steps of the busiest one count."""
@@ -451,7 +426,7 @@ class Scraper:
                 if dropped:
                     self._pages.popleft()
             if dropped:
-                self._count(ScrapeOutcome.DROPPED)
+                self._count(Asked.DROPPED)
         self._outcomes.note(server.target.server, server.news(outcome), self._clock.monotonic_ns())
 
 

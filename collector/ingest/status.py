@@ -5,9 +5,9 @@
 | accepted, or empty | OK | 200 | |
 | queue or log full or broken, memory short | RESOURCE_EXHAUSTED + RetryInfo | 503 + Retry-After | after the hint |
 | shutting down | UNAVAILABLE | 503 | yes, on a new connection |
-| undecodable, too many spans or fields | INVALID_ARGUMENT | 400 | no |
+| undecodable | INVALID_ARGUMENT | 400 | no |
+| larger than allowed, in bytes, spans or fields | INVALID_ARGUMENT | 413 | no |
 | no token, or a wrong one | UNAUTHENTICATED | 401 | no |
-| larger than allowed | RESOURCE_EXHAUSTED | 413 | no |
 | the message never came | INVALID_ARGUMENT | 408 | no |
 | our own fault | INTERNAL, text constant | 500 | no |
 
@@ -36,16 +36,17 @@ _CODE = grpc.StatusCode
 _STATUS = {
     Outcome.QUEUE_FULL: (_CODE.RESOURCE_EXHAUSTED, HTTPStatus.SERVICE_UNAVAILABLE, "queue full"),
     Outcome.MEMORY: (_CODE.RESOURCE_EXHAUSTED, HTTPStatus.SERVICE_UNAVAILABLE, "memory limit"),
-    Outcome.LOG_FULL: (_CODE.RESOURCE_EXHAUSTED, HTTPStatus.SERVICE_UNAVAILABLE, "log full"),
-    Outcome.LOG_FAILED: (_CODE.RESOURCE_EXHAUSTED, HTTPStatus.SERVICE_UNAVAILABLE, "log cannot be written"),
+    Outcome.LOG: (_CODE.RESOURCE_EXHAUSTED, HTTPStatus.SERVICE_UNAVAILABLE, "log full, or not to be written"),
     Outcome.SHUTTING_DOWN: (_CODE.UNAVAILABLE, HTTPStatus.SERVICE_UNAVAILABLE, "shutting down"),
     Outcome.UNDECODABLE: (_CODE.INVALID_ARGUMENT, HTTPStatus.BAD_REQUEST, "not an ExportTraceServiceRequest"),
-    Outcome.TOO_MANY_SPANS: (_CODE.INVALID_ARGUMENT, HTTPStatus.BAD_REQUEST, "too many spans in one export"),
-    Outcome.TOO_MANY_FIELDS: (_CODE.INVALID_ARGUMENT, HTTPStatus.BAD_REQUEST, "too many fields in one export"),
-    Outcome.TOO_LARGE: (_CODE.RESOURCE_EXHAUSTED, HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "the message is too large"),
+    Outcome.TOO_LARGE: (
+        _CODE.INVALID_ARGUMENT,
+        HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+        "too many bytes, spans or fields in one export",
+    ),
     Outcome.INCOMPLETE: (_CODE.INVALID_ARGUMENT, HTTPStatus.REQUEST_TIMEOUT, "the message did not come"),
     Outcome.UNAUTHENTICATED: (_CODE.UNAUTHENTICATED, HTTPStatus.UNAUTHORIZED, "a bearer token is needed"),
-    Outcome.FAILURE: (_CODE.INTERNAL, HTTPStatus.INTERNAL_SERVER_ERROR, "internal error"),
+    Outcome.FAILED: (_CODE.INTERNAL, HTTPStatus.INTERNAL_SERVER_ERROR, "internal error"),
 }
 
 

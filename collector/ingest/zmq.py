@@ -9,7 +9,6 @@ optional dependency (extra ``kv``), imported when the first subscriber starts.
 from __future__ import annotations
 
 import asyncio
-import enum
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -21,8 +20,7 @@ from collector.decode import fpm, kv
 from collector.decode.fpm import ForwardPass
 from collector.decode.kv import KvBatch
 from collector.runtime import Clock, Health, IoLoop, SteadyClock, begin
-from collector.telemetry import Counts, Metrics, SequenceEvent, table
-from collector.telemetry.table import Metric
+from collector.telemetry import Counts, Metrics, Skip, table
 
 QUEUE_MESSAGES = 10_000
 """Messages of one kind that wait for the worker; beyond it the oldest go, counted."""
@@ -46,36 +44,22 @@ def check_zmq(config: Config) -> None:
 
 
 class Feed(NamedTuple, Generic[T]):
-    """One kind of message, by the key of its endpoints: how it is read, and by which rows it is counted.
+    """One kind of message, by the key of its endpoints, and how it is read.
 
     ``sequence_of`` tells of a message the stream that it belongs to and its number there, where gaps are counted here.
     """
 
     key: str
-    read: Callable[[Sequence[bytes], Owned], T | enum.StrEnum]
-    received: Metric
-    accepted: Metric
-    skipped: Metric
-    dropped: Metric
-    queue: Metric
+    read: Callable[[Sequence[bytes], Owned], T | Skip]
     sequence_of: Callable[[T], tuple[int, int]] | None = None
 
 
-def _read_kv(frames: Sequence[bytes], endpoint: Owned) -> KvBatch | enum.StrEnum:
+def _read_kv(frames: Sequence[bytes], endpoint: Owned) -> KvBatch | Skip:
     batch = kv.read_frames(frames, endpoint.address)
     return batch.of(endpoint.instance) if isinstance(batch, KvBatch) else batch
 
 
-KV_FEED = Feed[KvBatch](
-    "kv",
-    _read_kv,
-    table.KV_RECEIVED_MESSAGES,
-    table.KV_RECEIVED_OK,
-    table.KV_RECEIVED_SKIPPED,
-    table.KV_DROPPED_MESSAGES,
-    table.KV_QUEUE,
-    lambda batch: (batch.rank, batch.seq),
-)
+KV_FEED = Feed[KvBatch]("kv", _read_kv, lambda batch: (batch.rank, batch.seq))
 _GPU, _IPC = "gpu+", "ipc://"
 
 
@@ -86,12 +70,11 @@ def fpm_feed(clock: Clock) -> Feed[ForwardPass]:
     """
     steady = SteadyClock(clock)
 
-    def read(frames: Sequence[bytes], endpoint: Owned) -> ForwardPass | enum.StrEnum:
+    def read(frames: Sequence[bytes], endpoint: Owned) -> ForwardPass | Skip:
         times = "gpu" if endpoint.address.startswith((_GPU, _IPC)) else "host"
         return fpm.read_frames(frames, steady.unix_nano(), times, endpoint.instance, endpoint.address)
 
-    rows = table.FPM_RECEIVED, table.FPM_ACCEPTED, table.FPM_SKIPPED, table.FPM_DROPPED, table.FPM_QUEUE
-    return Feed[ForwardPass]("fpm", read, *rows)
+    return Feed[ForwardPass]("fpm", read)
 
 
 class _Subscription:
@@ -133,14 +116,9 @@ class _Subscription:
             yield frames
 
     def count_number(self, stream: int, number: int, counts: Counts) -> None:
-        """A message of this number came: gaps, and starts over, are counted."""
+        """A message of this number came: those before it that did not are missing; a smaller one is a new start."""
         expected = self._expected.get(stream, 0)
-        if number < expected:
-            counts[table.KV_SEQUENCE, SequenceEvent.RESTARTS] += 1
-            expected = 0
-        if number > expected:
-            counts[table.KV_SEQUENCE, SequenceEvent.GAPS] += 1
-            counts[table.KV_SEQUENCE, SequenceEvent.MISSING] += number - expected
+        counts[table.KV_MISSING] += number - expected if number >= expected else number
         self._expected[stream] = number + 1
 
 
@@ -150,7 +128,7 @@ class Subscriber(Generic[T]):
     Args:
         feed: what the endpoints publish.
         config: names them.
-        metrics: where it is counted: received = accepted + Σ skipped; dropped ones were accepted before.
+        metrics: where it is counted.
         io: the loop; None makes one of its own.
         health: what is told if a task dies.
         nudge: wakes the worker before the queue is full.
@@ -181,7 +159,8 @@ class Subscriber(Generic[T]):
         self._subscriptions: list[_Subscription] = []
         self._tasks: list[asyncio.Task[None]] = []
         self._context: Any = None
-        metrics.follow(feed.queue, lambda: len(self._queue))
+        metrics.follow(table.SIZE, lambda: len(self._queue), feed.key)
+        metrics.set(table.CAPACITY, queue_max, feed.key)
 
     def start(self) -> None:
         """Open the sockets and listen, whether or not anybody is there; ConfigError when that is impossible."""
@@ -240,18 +219,17 @@ class Subscriber(Generic[T]):
         """Queue what has come."""
         feed, counts, accepted = self._feed, Counts(), []
         for frames in subscription.waiting():
-            counts[feed.received] += 1
             read = feed.read(frames, subscription.endpoint)
-            if isinstance(read, enum.StrEnum):
-                counts[feed.skipped, read] += 1
+            if isinstance(read, Skip):
+                counts[table.MESSAGES, feed.key, read] += 1
                 continue
             if feed.sequence_of is not None:
                 subscription.count_number(*feed.sequence_of(read), counts)
             accepted.append(read)
-        counts[feed.accepted] += len(accepted)
+        counts[table.MESSAGES, feed.key, table.ACCEPTED] += len(accepted)
         with self._lock:
             self._queue.extend(accepted)
             for _ in range(len(self._queue) - self._queue_max):
                 self._queue.popleft()
-                counts[feed.dropped] += 1
+                counts[table.MESSAGES, feed.key, table.DROPPED] += 1
         return counts

@@ -91,7 +91,6 @@ class Joiner:
         if emitter is None:
             gone = self._places.find_room(held, key, telemetry)
             if gone is None:
-                self._counts[table.JOIN_EVENTS, JoinEvent.ENGINE_REFUSED] += 1
                 return None
             for each in gone:
                 self._evict(held[each], telemetry.arrived_unix_ns)
@@ -113,10 +112,7 @@ class Joiner:
         return self._emitter_count - 1
 
     def _teach_facts(self, emitter: Emitter, telemetry: Telemetry) -> bool:
-        before = emitter.facts.conflicts
-        changed = self.knowledge.apply(emitter.facts, telemetry.facts, emitter.instance, emitter.recording)
-        self._counts[table.JOIN_EVENTS, JoinEvent.FACT_CONFLICT] += emitter.facts.conflicts - before
-        return changed
+        return self.knowledge.apply(emitter.facts, telemetry.facts, emitter.instance, emitter.recording)
 
     def _add_steps(self, engine: Engine, telemetry: Telemetry) -> None:
         before = engine.facts.held()
@@ -359,8 +355,8 @@ class Joiner:
         for emitter in emitters:
             counts.merge(emitter.take_counts())
         counts.merge(self.kv.take_counts())
-        counts[table.ENGINES] = max(len(self.engines), len(self.api_processes))
-        counts[table.ENGINES_REFUSED] = self._places.refused
+        counts[table.SIZE, "engines"] = max(len(self.engines), len(self.api_processes))
+        counts[table.NO_PLACE, "engines"] = self._places.refused
         behind_ns = max((each.event_unix_ns - each.safe_unix_ns for each in emitters), default=0)
         counts[table.WATERMARK_AGE] = behind_ns / 1e9
         return counts

@@ -88,14 +88,14 @@ class PassEngine(Emitter):
         self.heard_unix_ns = 0 if passed.recording else passed.unix_ns
         self.is_idle = self.is_over = False
         if self._last >= 0 and 0 <= behind < _REPEATED:
-            self.counts[table.JOIN_EVENTS, JoinEvent.STEP_DUPLICATE] += 1
+            self.counts[table.JOIN_EVENTS, JoinEvent.DUPLICATE] += 1
             return
         if self._last >= 0 and behind > 0:
             self.counts[table.JOIN_EVENTS, JoinEvent.ENGINE_RESTART] += 1
             self.restarts_unix_ns.append(passed.unix_ns)
             self._warm_ups.clear()
         elif self._last >= 0:
-            self.counts[table.JOIN_EVENTS, JoinEvent.RECORD_MISSING] += -behind - 1
+            self.counts[table.JOIN_EVENTS, JoinEvent.MISSING] += -behind - 1
         self._last = passed.counter
         if not passed.is_empty:
             self._passes.setdefault(passed.target, []).append(passed)

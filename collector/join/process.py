@@ -130,7 +130,7 @@ class EngineProcess:
         late = behind + int(np.count_nonzero(new < self.emitted_to))
         counts[table.JOIN_EVENTS, JoinEvent.STEP_LATE] += late
         counts[table.JOIN_EVENTS, JoinEvent.ENGINE_CONFLICT] += other
-        counts[table.JOIN_EVENTS, JoinEvent.STEP_DUPLICATE] += len(steps) - behind - len(new) - other
+        counts[table.JOIN_EVENTS, JoinEvent.DUPLICATE] += len(steps) - behind - len(new) - other
         self.context.record_summaries(steps)
         if len(snapshots):
             self.window.add_snapshots(snapshots)
@@ -142,7 +142,7 @@ class EngineProcess:
         self.context.has_journeys = True
         self.context.record_times(end_unix_ns, end_unix_ns)
         if not runs:
-            counts[table.JOIN_EVENTS, JoinEvent.JOURNEY_UNSCHEDULED] += 1
+            counts[table.JOIN_EVENTS, JoinEvent.UNMATCHED] += 1
             return None
         start = next(mark for mark in span.marks if mark.kind is MarkKind.SCHEDULED)
         if self._lay(span, runs):
@@ -226,7 +226,7 @@ class EngineProcess:
         self._chunks = [chunk for chunk in self._chunks if chunk.first_step >= base]
         if 0 < self.emitted_to < base:
             counts = self._engine.counts
-            counts[table.JOIN_EVENTS, JoinEvent.STEP_MISSING] += max(base - (self.learned_to or base), 0)
+            counts[table.JOIN_EVENTS, JoinEvent.MISSING] += max(base - (self.learned_to or base), 0)
             counts[table.DROPPED_ROWS, RowDrop.RESTART] += 1
             self.emitted_to, self.learned_to = 0, base
 
@@ -342,9 +342,9 @@ class EngineProcess:
         context.habits.learn(view, idle=idle)
         if context.has_journeys and not context.has_exact_context:
             busy = view.seen & ~view.empty
-            matched = int(np.count_nonzero(busy & view.matched))
-            self._engine.counts[table.JOIN_EVENTS, JoinEvent.STEP_MATCHED] += matched
-            self._engine.counts[table.JOIN_EVENTS, JoinEvent.STEP_MISMATCHED] += int(np.count_nonzero(busy)) - matched
+            self._engine.counts[table.JOIN_EVENTS, JoinEvent.STEP_MISMATCHED] += int(
+                np.count_nonzero(busy & ~view.matched)
+            )
         if stop % block_steps == 0 or not context.habits.learned:
             context.habits.end_block()
 
@@ -359,10 +359,9 @@ class EngineProcess:
             return
         known = window.columns(max(first, self.context.first_summary_step), min(stop, window.newest_step + 1))
         steps, cells = known
-        counts[table.JOIN_EVENTS, JoinEvent.STEP_MISSING] += int(np.count_nonzero(~cells["seen"]))
+        counts[table.JOIN_EVENTS, JoinEvent.MISSING] += int(np.count_nonzero(~cells["seen"]))
         excess = int(np.count_nonzero(cells["seen"] & (steps["decode_tokens"] > steps["decode_requests"])))
         if excess and not window.steps["preempted"][: max(0, stop - window.base)].any():
-            counts[table.JOIN_EVENTS, JoinEvent.SPECULATIVE_STEP] += excess
             self._engine.facts.learn({"speculative_decoding": True}, FactSource.TELEMETRY)
 
     def _request_rows(self, *, flush: bool) -> list[TargetRows]:
@@ -382,7 +381,7 @@ class EngineProcess:
                 engine.counts[table.DROPPED_ROWS, RowDrop.WARM_UP] += 1
                 continue
             if request.api is None:
-                engine.counts[table.JOIN_EVENTS, JoinEvent.API_UNMATCHED] += 1
+                engine.counts[table.JOIN_EVENTS, JoinEvent.UNMATCHED] += 1
             else:
                 engine.api_queueing.add(request.span, request.api)
             remembered = request.end_unix_ns - request.queued_unix_ns < remembered_ns

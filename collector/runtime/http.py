@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from http import HTTPStatus
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -80,10 +80,10 @@ class _BoundedServer(web.Server):
             # at once, whatever it has not read; but its handler has to begin before it can end
             asyncio.get_running_loop().call_soon(cast("asyncio.Transport", one).abort)
 
-    async def shutdown(self, timeout: float | None = None) -> None:
+    async def close(self, grace_s: float) -> None:
         """Close every connection, also one whose client does not read what it asked for."""
         self.pre_shutdown()
-        await super().shutdown(timeout)
+        await self.shutdown(grace_s)
         for each in self._addresses:
             cast("asyncio.Transport", each).abort()
         await asyncio.sleep(0)  # their sockets close in the next turn of the loop
@@ -173,7 +173,7 @@ class HttpServer:
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         listener.close()
-        await server.shutdown(self._grace_s)
+        await server.close(self._grace_s)
 
 
 def page_handler(respond: Respond) -> Handle:
@@ -198,35 +198,20 @@ def page_handler(respond: Respond) -> Handle:
 
 
 class FetchError(Exception):
-    """No answer, or none that is taken; the text says why."""
+    """No answer that is taken.
+
+    Attributes:
+        outcome: why: ``unreachable`` (nobody there, not in time, no TLS that is trusted, broken off), ``refused`` or
+            ``unauthenticated`` (by its status), ``too_large``, or ``unexpected`` (no HTTP, or packed).
+    """
+
+    def __init__(self, outcome: str) -> None:
+        super().__init__(outcome)
+        self.outcome = outcome
 
 
-class FetchTimeout(FetchError):
-    """Not within the time, head and body of the answer together."""
-
-
-class FetchUnreachable(FetchError):
-    """Nobody there, no TLS that is trusted, or the connection broke before an answer came."""
-
-
-class FetchUnexpected(FetchError):
-    """What answers does not speak HTTP."""
-
-
-class FetchTooLarge(FetchError):
-    """More bytes than are taken."""
-
-
-class FetchTruncated(FetchError):
-    """The connection ended before the body did."""
-
-
-class Answer(NamedTuple):
-    """What a server answered."""
-
-    status: int
-    headers: Mapping[str, str]
-    body: bytes
+_UNAUTHENTICATED = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
+_PLAIN = "identity"
 
 
 class HttpClient:
@@ -242,38 +227,27 @@ class HttpClient:
         self._tls = tls
         self._session: aiohttp.ClientSession | None = None
 
-    async def get(
-        self,
-        url: str,
-        bytes_max: int,
-        *,
-        address: str = "",
-        headers: Mapping[str, str] | None = None,
-    ) -> Answer:
-        """Ask once.
+    async def get(self, url: str, bytes_max: int, *, accept: str, token: str = "", address: str = "") -> bytes:
+        """The body of what is there.
 
         Args:
             url: what to ask for.
             bytes_max: most bytes of a body.
+            accept: in which form.
+            token: sent as ``Authorization: Bearer``, if there is one.
             address: dialled in the host's stead; the host's name goes into ``Host`` and the TLS handshake.
-            headers: sent with the request.
 
         Raises:
-            FetchError: one of its kinds.
+            FetchError: anything but an answer of 200.
         """
+        headers = {"Accept": accept} | ({"Authorization": f"Bearer {token}"} if token else {})
         try:
             async with asyncio.timeout(self._timeout_s):
-                return await self._get(url, bytes_max, address, dict(headers or {}))
-        except TimeoutError:
-            raise FetchTimeout(f"no answer within {self._timeout_s:g} s") from None
-        except aiohttp.ClientPayloadError:
-            raise FetchTruncated("the answer broke off") from None
-        except aiohttp.ClientConnectionError as error:
-            raise FetchUnreachable(getattr(error, "strerror", None) or str(error) or type(error).__name__) from None
-        except (aiohttp.ClientError, ValueError) as error:
-            raise FetchUnexpected(str(error) or type(error).__name__) from None
-        except OSError as error:
-            raise FetchUnreachable(error.strerror or type(error).__name__) from None
+                return await self._get(url, bytes_max, address, headers)
+        except (TimeoutError, OSError, aiohttp.ClientConnectionError, aiohttp.ClientPayloadError):
+            raise FetchError("unreachable") from None
+        except (aiohttp.ClientError, ValueError):
+            raise FetchError("unexpected") from None
 
     async def close(self) -> None:
         """Close the connections."""
@@ -281,29 +255,27 @@ class HttpClient:
             await self._session.close()
             self._session = None
 
-    async def _get(
-        self,
-        url: str,
-        bytes_max: int,
-        address: str,
-        headers: dict[str, str],
-    ) -> Answer:
+    async def _get(self, url: str, bytes_max: int, address: str, headers: dict[str, str]) -> bytes:
         target, name = URL(url, encoded=True), None
         if address:
             headers["Host"] = urlsplit(url).netloc
             name = target.host if target.scheme == "https" else None
             target = target.with_host(address)
         async with self._open().get(target, headers=headers, server_hostname=name, allow_redirects=False) as response:
+            if response.status != HTTPStatus.OK:
+                raise FetchError("unauthenticated" if response.status in _UNAUTHENTICATED else "refused")
+            if response.headers.get("Content-Encoding", _PLAIN) != _PLAIN:  # though nobody asked for it
+                raise FetchError("unexpected")
             if (response.content_length or 0) > bytes_max:
-                raise FetchTooLarge(f"larger than {bytes_max >> 20} MiB")
+                raise FetchError("too_large")
             pieces: list[bytes] = []
             size = 0
             async for piece in response.content.iter_any():
                 size += len(piece)
                 if size > bytes_max:
-                    raise FetchTooLarge(f"larger than {bytes_max >> 20} MiB")
+                    raise FetchError("too_large")
                 pieces.append(piece)
-            return Answer(response.status, response.headers, b"".join(pieces))
+            return b"".join(pieces)
 
     def _open(self) -> aiohttp.ClientSession:
         if self._session is None:
@@ -312,6 +284,6 @@ class HttpClient:
                 cookie_jar=aiohttp.DummyCookieJar(),
                 auto_decompress=False,
                 timeout=aiohttp.ClientTimeout(total=None),
-                headers={"User-Agent": "tracefit", "Accept-Encoding": "identity"},
+                headers={"User-Agent": "tracefit", "Accept-Encoding": _PLAIN},
             )
         return self._session

@@ -106,8 +106,10 @@ class Durability:
         self._dirty = False
         self._accepted = 0
         """Spans."""
-        self._refusing: dict[Outcome, str] = {}
+        self._refusing = ""
         """Why exports are refused now."""
+        self._is_full = False
+        """It is for lack of room."""
         self._lost = self._cramped = self._unsaved = ""
         """What a start found lost; why the log has less room than configured; why the last checkpoint is in no file."""
         self._lock = threading.Lock()
@@ -117,8 +119,8 @@ class Durability:
         self._saved = (0, pipeline.learned_rows, 0)
         """Spans accepted and rows learned by this process that the newest checkpoint knows of; what waited then."""
         self._task = Task(WRITER, self._write_pending, health=health, turn_timeout_s=CHECK_IN_TIMEOUT_S)
-        metrics.follow(table.LOG_BYTES, lambda: self.log.size_bytes)
-        metrics.follow(table.LOG_CAPACITY, lambda: self.log.capacity_bytes if self.keeps_backlog else 0)
+        metrics.follow(table.SIZE_BYTES, lambda: self.log.size_bytes, "log")
+        metrics.follow(table.CAPACITY_BYTES, lambda: self.log.capacity_bytes if self.keeps_backlog else 0, "log")
 
     def start(self) -> None:
         """Take the directory, restore, find the log's rest, begin to write."""
@@ -155,14 +157,14 @@ class Durability:
         if self.log.newest:
             text += f"; the log is read from entry {position.read_from} to {self.log.newest}"
         loss, unsaved = self.log.loss, self._directory.unsaved
-        self._metrics.set(table.LOG_LOST, loss.entries)
+        self._metrics.set(table.LOST_AT_START, loss.entries, "entries")
         if loss.size_bytes:
             text += f"; {loss.size_bytes} bytes of it are damaged or cut"
         if loss.entries:
             self._lost = f"{loss.entries} entries of the log"
         elif killed and any(unsaved.values()):
             spans, rows, waiting = (max(unsaved.get(name, 0), 0) for name in ("spans", "rows", "waiting"))
-            self._metrics.set(table.LOST_SPANS, spans)
+            self._metrics.set(table.LOST_AT_START, spans, "spans")
             self._lost = (
                 f"{spans} spans that {killed}, acknowledged after its last checkpoint, {rows} rows that it had learned "
                 f"since then, and {waiting} steps, requests and rows that waited in the join then (durability: memory)"
@@ -195,7 +197,7 @@ class Durability:
             "state_problem": self._checkpoints.problem,
             "lost": self._lost,
             "log_problem": self._cramped,
-            "refused": "; ".join(tuple(self._refusing.values())),
+            "refused": self._refusing,
             "unsaved": self._unsaved,
         }
         return {name: text for name, text in details.items() if text}
@@ -210,21 +212,18 @@ class Durability:
         try:
             if self.keeps_backlog:
                 recorded = self.log.append(export)
-        except LogFull:
-            return self._refuse(Outcome.LOG_FULL, "the log is full")
         except OSError as error:
-            return self._refuse(Outcome.LOG_FAILED, f"the log cannot be written: {error.strerror}")
+            is_full = isinstance(error, LogFull)
+            problem = "the log is full" if is_full else f"the log cannot be written: {error.strerror}"
+            if problem != self._refusing:  # one line per change
+                _log.error("%s; exports are refused", problem)
+            self._refusing, self._is_full = problem, is_full
+            return Outcome.LOG
         if self._refusing:
-            self._refusing.clear()
+            self._refusing, self._is_full = "", False
             _log.info("exports are accepted again")
         self._accepted += export.spans
         return recorded
-
-    def _refuse(self, reason: Outcome, text: str) -> Outcome:
-        if reason not in self._refusing:  # one line per change
-            _log.error("%s; exports are refused", text)
-        self._refusing[reason] = text
-        return reason
 
     # --- the worker's -----------------------------------------------------------------------------------------------
 
@@ -258,12 +257,12 @@ class Durability:
             return False
         self._taken_ns = self._clock.monotonic_ns()
         try:
-            if Outcome.LOG_FULL in self._refusing:
+            if self._is_full:
                 self._pipeline.settle()  # nothing comes that could complete what waits
             tree, position = self._pipeline.to_checkpoint()
             tree[PROGRESS]["generation"] = self._publisher.generation
         except Exception:  # noqa: BLE001 -- a fault of ours must not end the receiving
-            self._metrics.add(table.STATE_WRITE_ERRORS)
+            self._metrics.add(table.WRITES, 1, "checkpoint", "failed")
             self._unsaved = "state could not be taken"
             _log.exception(self._unsaved)
             return False
@@ -320,7 +319,7 @@ class Durability:
         try:
             self._checkpoints.write(encode(tree), position)
         except OSError as error:
-            self._metrics.add(table.STATE_WRITE_ERRORS)
+            self._metrics.add(table.WRITES, 1, "checkpoint", "failed")
             problem = f"state not written: {error.strerror}"
             if problem != self._unsaved:  # one line per change
                 _log.warning("%s", problem)
@@ -328,9 +327,10 @@ class Durability:
                 self._make_room()
             return problem
         except Exception:  # noqa: BLE001 -- a fault of ours must not end the receiving
-            self._metrics.add(table.STATE_WRITE_ERRORS)
+            self._metrics.add(table.WRITES, 1, "checkpoint", "failed")
             _log.exception("state could not be encoded")
             return "state could not be encoded"
+        self._metrics.add(table.WRITES, 1, "checkpoint", "done")
         self._metrics.set(table.STATE_WRITTEN, self._clock.unix_nano() / 1e9)
         covered = self._checkpoints.covered()
         if covered is not None:

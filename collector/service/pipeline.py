@@ -97,8 +97,7 @@ class Correlator:
         decoded = self._decoder.decode(payloads, self.span_window.admit, counts, arrived)
         for export, resources in zip(exports, decoded, strict=True):
             if resources is None:  # admission has parsed the envelope only
-                counts[table.DECODED_SPANS] += export.spans
-                counts[table.SKIPPED_SPANS, Skip.INCONSISTENT] += export.spans
+                counts[table.DECODED_SPANS, Skip.UNDECODABLE] += export.spans
                 continue
             for telemetry in resources:
                 yield export.recording, telemetry
@@ -173,7 +172,6 @@ class Pipeline:
         """By configuration, why."""
         self._version = version
         self._counts = Counts()
-        self._evictions = 0
         self._senders = Senders()
         self._load = RecentLoad()
         self._unlearned = UnlearnedExports(config)
@@ -321,9 +319,7 @@ class Pipeline:
         counts, self._counts = self._counts, Counts()
         counts.merge(self.joiner.take_counts())
         counts[table.QUARANTINED] = len(self._put_aside)
-        counts[table.EVICTIONS] += self._bank.places.evictions - self._evictions
-        self._evictions = self._bank.places.evictions
-        counts[table.CONFIGS_REFUSED] = len(self._bank.places.refused)
+        counts[table.NO_PLACE, "configs"] = len(self._bank.places.refused)
         return counts
 
     def _learn(self, events: Iterable[Event]) -> None:

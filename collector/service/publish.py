@@ -108,10 +108,11 @@ class Publisher:
             self._current = self._pipeline.snapshot(self._clock.unix_nano(), self._generation + 1, exact=final or quiet)
             self._took_ns = self._clock.monotonic_ns() - now_ns
         except Exception:  # noqa: BLE001 -- a fault of the learner must not end the receiving
-            self._metrics.add(table.PUBLISH_ERRORS)
+            self._metrics.add(table.WRITES, 1, "generation", "failed")
             _log.exception("snapshot could not be made")
             return
         self._generation += 1
+        self._metrics.add(table.WRITES, 1, "generation", "done")
         self._news.tell(self._current)
         self._published_revision, self._tells_all = revision, final or quiet
 
@@ -236,9 +237,9 @@ class SnapshotWriter:
         if snapshot is None or snapshot.generation == self._written_generation:
             return True
         report = write_snapshot(self.path.parent, snapshot)
-        self._metrics.add(table.SNAPSHOT_WRITES, len(report.written))
+        self._metrics.add(table.WRITES, len(report.written), "snapshot", "done")
         if report.errors:  # all of them again at the next turn
-            self._metrics.add(table.SNAPSHOT_WRITE_ERRORS, len(report.errors))
+            self._metrics.add(table.WRITES, len(report.errors), "snapshot", "failed")
             name, reason = report.errors[0]
             _log.warning("%d snapshot files not written, the first: %s: %s", len(report.errors), name, reason)
             return False

@@ -114,7 +114,7 @@ class StallWatch:
         """A batch of spans has been processed: what was counted of it, and whether that ended by an error of ours."""
         now_ns = self._clock.monotonic_ns()
         learned = sum(counts[table.ROWS, target, RowOutcome.LEARNED] for target in Target)
-        new = (failed, counts[table.DECODED_SPANS_OK], counts.total(table.ROWS), learned)
+        new = (failed, counts[table.DECODED_SPANS, table.ACCEPTED], counts.total(table.ROWS), learned)
         self._now = _Progress(*map(add, self._now, new))
         quiet = now_ns - self._newest_ns > self._after_ns
         self._newest_ns = now_ns

@@ -2,7 +2,7 @@
 
 What a part of the pipeline counts until its counts are taken, by the rows of the table: a counter is named once.
 
-    counts[SKIPPED_SPANS, reason] += 1        counts[DECODED_SPANS] += len(spans)
+    counts[DECODED_SPANS, reason] += 1        counts[KV_HIT_TOKENS] += hits
 
 Not safe from several threads; whoever takes the counts adds them to the live metrics, which are.
 
@@ -101,9 +101,9 @@ class Metrics:
             gauge.labels(*labels).set(value)
         self._open[metric] = gauge, set(values)
 
-    def follow(self, metric: Metric, read: Callable[[], float]) -> None:
-        """Let a gauge without labels read its value at every scrape."""
-        self._gauges[metric].set_function(read)
+    def follow(self, metric: Metric, read: Callable[[], float], *labels: str) -> None:
+        """Let a gauge read its value at every scrape."""
+        self._gauges[_row(metric, labels)].set_function(read)
 
     def merge(self, counts: Counts) -> None:
         """Add what was counted elsewhere; of a gauge, take its state."""

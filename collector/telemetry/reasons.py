@@ -1,6 +1,7 @@
 """Every way to lose something, and every other closed set that is counted: one row of a counter per member.
 
-What became of a row (``RowOutcome``) and whose row it is (``Target``) are told by the rooms below.
+Two members are two things to do: what a user answers with the same sentence is one. What became of a row
+(``RowOutcome``) and whose row it is (``Target``) are told by the rooms below.
 """
 
 from __future__ import annotations
@@ -14,20 +15,18 @@ class RowDrop(enum.StrEnum):
 
     IDLE = "idle"
     INCOMPLETE = "incomplete"
+    """Some of its work was not told, or was done twice: a step without its batch, a preemption between two pages."""
     WARM_UP = "warm_up"
     TOO_LONG = "too_long"
     TIME_ORDER = "time_order"
     RESTART = "restart"
     LEARNED_BEFORE = "learned_before"
     """Made again of telemetry that was read again after a restart, and learned by the process before."""
-    PREEMPTION = "preemption"
-    """Between two scrapes a request was preempted: it computes its tokens again."""
     TOLD_BY_STEPS = "told_by_steps"
     """Made from request spans, where engines send their steps themselves."""
-    WHICH_CONFIG = "which_config"
-    """Made from request spans beside engines of several configurations."""
-    WHICH_SERVER = "which_server"
-    """Between pages of several servers behind one address: one's counters less another's."""
+    AMBIGUOUS = "ambiguous"
+    """Nobody can say whose it is: request spans beside engines of several configurations, several servers behind one
+    address."""
     SAMPLED_SPANS = "sampled_spans"
     """Of request spans of which a head sampler keeps a part: the batch that a request ran in cannot be rebuilt."""
 
@@ -35,61 +34,48 @@ class RowDrop(enum.StrEnum):
 class JoinEvent(enum.StrEnum):
     """What the join met besides rows."""
 
-    STEP_MATCHED = "step_matched"
-    STEP_MISMATCHED = "step_mismatched"
-    STEP_DUPLICATE = "step_duplicate"
+    DUPLICATE = "duplicate"
     STEP_LATE = "step_late"
-    STEP_MISSING = "step_missing"
-    """A step id whose summary never came: lost on the way, or left out by a sender that samples."""
-    RECORD_MISSING = "record_missing"
-    """A record of a forward pass that never came, by the engine's own count: it costs its row only."""
     JOURNEY_LATE = "journey_late"
-    JOURNEY_UNSCHEDULED = "journey_unscheduled"
-    API_UNMATCHED = "api_unmatched"
+    """It costs no row: the steps of the request were learned with what was known of them."""
+    MISSING = "missing"
+    """A step whose summary or record never came: lost on the way, or left out by a sender that samples."""
+    UNMATCHED = "unmatched"
+    """A request of which one half came: scheduled in no step that is known, or of the API process alone."""
+    STEP_MISMATCHED = "step_mismatched"
     ENGINE_RESTART = "engine_restart"
     ENGINE_CONFLICT = "engine_conflict"
     ENGINE_EVICTED = "engine_evicted"
-    ENGINE_REFUSED = "engine_refused"
-    """Telemetry of an engine for which there is no place; counted per export."""
     ID_SHARED = "id_shared"
     """Two processes at a time under one ``service.instance.id``: from here on, two engines."""
     DOUBLE_EMITTER = "double_emitter"
     OPEN_REQUESTS_EVICTED = "open_requests_evicted"
-    SPECULATIVE_STEP = "speculative_step"
-    FACT_CONFLICT = "fact_conflict"
 
 
-class DiscoveryOutcome(enum.StrEnum):
-    """How a question ended."""
-
-    ANSWERED = "answered"
-    UNREACHABLE = "unreachable"
-    TIMEOUT = "timeout"
-    REDIRECT = "redirect"
-    REFUSED = "refused"
-    TOO_LARGE = "too_large"
-    UNEXPECTED = "unexpected"
-
-
-class ScrapeOutcome(enum.StrEnum):
-    """How a question for a page of counters ended."""
+class Asked(enum.StrEnum):
+    """What came of asking a server for its page, for who it is, or for what it has learned."""
 
     TAKEN = "taken"
+    MERGED = "merged"
+    """A state that is in the coefficients of a fleet."""
     UNREACHABLE = "unreachable"
-    TIMEOUT = "timeout"
-    REDIRECT = "redirect"
+    """Nobody there, not in time, or it broke off."""
     REFUSED = "refused"
+    """Another status."""
     UNAUTHENTICATED = "unauthenticated"
     UNEXPECTED = "unexpected"
-    TOO_LARGE = "too_large"
-    TRUNCATED = "truncated"
-    NOT_A_PAGE = "not_a_page"
-    NOT_A_NUMBER = "not_a_number"
-    UNKNOWN_ENGINE = "unknown_engine"
+    """Something else than what was asked for: no page of an engine that is known, a state that is damaged."""
     MISSING_FAMILIES = "missing_families"
-    TOO_MANY_ENGINES = "too_many_engines"
+    """A page of an engine that is known, without some of the counters that are needed."""
+    TOO_LARGE = "too_large"
     DROPPED = "dropped"
     """Taken, and pushed out by newer pages before anybody learned from it."""
+    NOTHING_YET = "nothing_yet"
+    """It has not written a state yet."""
+    FUTURE = "future"
+    """It has rows of a time that has not come: a wrong clock."""
+    SAME_ENGINE = "same_engine"
+    """Rows of it are in a newer one, too."""
 
 
 class Transport(enum.StrEnum):
@@ -112,43 +98,31 @@ class ForwardOutcome(enum.StrEnum):
 
     SENT = "sent"
     LEFT_OUT = "left_out"
-    QUEUE_FULL = "queue_full"
     REFUSED = "refused"
-    GAVE_UP = "gave_up"
-    SHUT_DOWN = "shut_down"
+    DROPPED = "dropped"
+    """The backend was gone or slow for longer than the queue holds, or until this process ended."""
 
 
 class Outcome(enum.StrEnum):
     """How an export call ended."""
 
-    SUCCESS = "success"
-    EMPTY = "empty"
+    ACCEPTED = "accepted"
     QUEUE_FULL = "queue_full"
     SHUTTING_DOWN = "shutting_down"
-    UNDECODABLE = "undecodable"
-    TOO_MANY_SPANS = "too_many_spans"
-    TOO_MANY_FIELDS = "too_many_fields"
     MEMORY = "memory"
-    LOG_FULL = "log_full"
-    LOG_FAILED = "log_failed"
-    UNAUTHENTICATED = "unauthenticated"
+    LOG = "log"
+    """The log is full or cannot be written; readiness says which."""
+    UNDECODABLE = "undecodable"
+    """No OTLP of a kind that is taken."""
     TOO_LARGE = "too_large"
-    UNSUPPORTED = "unsupported"
+    """In bytes, spans or fields."""
+    UNAUTHENTICATED = "unauthenticated"
     INCOMPLETE = "incomplete"
-    FAILURE = "failure"
+    FAILED = "failed"
 
 
-REFUSALS: Final = (
-    Outcome.QUEUE_FULL,
-    Outcome.SHUTTING_DOWN,
-    Outcome.UNDECODABLE,
-    Outcome.TOO_MANY_SPANS,
-    Outcome.TOO_MANY_FIELDS,
-    Outcome.MEMORY,
-    Outcome.LOG_FULL,
-    Outcome.LOG_FAILED,
-)
-"""An export that came whole may not enter; its spans are counted by these."""
+REFUSALS: Final = (Outcome.QUEUE_FULL, Outcome.SHUTTING_DOWN, Outcome.MEMORY, Outcome.LOG)
+"""An export that is in order may not enter; its spans are counted by these."""
 
 
 class Stall(enum.StrEnum):
@@ -171,13 +145,10 @@ class Restored(enum.StrEnum):
 
 
 class Skip(enum.StrEnum):
-    """Why a span or an event was left out; each is a counter row."""
+    """Why a span, an event, a message or a record was left out."""
 
-    FOREIGN_SCOPE = "foreign_scope"
-    """Of no scope that is known, and without any attribute of a request."""
-    FOREIGN_SPAN = "foreign_span"
-    FOREIGN_EVENT = "foreign_event"
-    NOT_A_REQUEST = "not_a_request"
+    FOREIGN = "foreign"
+    """Of a scope, kind or version that tells nothing of steps or requests."""
     DUPLICATE = "duplicate"
     LATE = "late"
     MISSING_ATTRIBUTE = "missing_attribute"
@@ -186,12 +157,10 @@ class Skip(enum.StrEnum):
     LACKS_FIRST_TOKEN = "lacks_first_token"  # noqa: S105 -- a time
     LACKS_INPUT_TOKENS = "lacks_input_tokens"
     LACKS_OUTPUT_TOKENS = "lacks_output_tokens"
-    WRONG_TYPE = "wrong_type"
-    NOT_FINITE = "not_finite"
+    INVALID = "invalid"
+    """A value that cannot be: of another type, not finite, in contradiction to others."""
     OUT_OF_RANGE = "out_of_range"
-    TIME_ORDER = "time_order"
-    TOO_MANY_ATTRIBUTES = "too_many_attributes"
-    INCONSISTENT = "inconsistent"
+    UNDECODABLE = "undecodable"
 
 
 class PluginLoss(enum.StrEnum):
@@ -200,84 +169,3 @@ class PluginLoss(enum.StrEnum):
     QUEUE_FULL = "queue_full"
     EXPORT_FAILED = "export_failed"
     HOOK_ERROR = "hook_error"
-
-
-GPU: Final = "GPU"
-
-
-class KvSkip(enum.StrEnum):
-    """Why a message or an event was left out; each is a counter row."""
-
-    FRAMES = "frames"
-    UNDECODABLE = "undecodable"
-    OUT_OF_RANGE = "out_of_range"
-    FOREIGN_EVENT = "foreign_event"
-    DUPLICATE = "duplicate"
-    LATE = "late"
-
-
-class FpmSkip(enum.StrEnum):
-    """Why a record of a forward pass was left out; each is a counter row."""
-
-    FRAMES = "frames"
-    UNDECODABLE = "undecodable"
-    INVALID = "invalid"
-    """A key is missing, of another type, or out of its range."""
-    VERSION = "version"
-    TIMING_SCOPE = "timing_scope"
-    """Nobody knows what was timed."""
-
-
-class Direction(enum.StrEnum):
-    """Where KV blocks are moved to."""
-
-    OFFLOAD = "offload"
-    RESTORE = "restore"
-    REMOTE = "remote"
-    OTHER = "other"
-
-    @staticmethod
-    def between(source_medium: str, dest_medium: str) -> Direction:
-        """The direction of a transfer, seen from the GPU."""
-        from_gpu, to_gpu = source_medium == GPU, dest_medium == GPU
-        if from_gpu == to_gpu:
-            return Direction.OTHER
-        return Direction.OFFLOAD if from_gpu else Direction.RESTORE
-
-
-class Phase(enum.StrEnum):
-    """What is said of a transfer, or of blocks that left a tier below the GPU."""
-
-    COMMITTED = "committed"
-    INITIATED = "initiated"
-    COMPLETED = "completed"
-    FAILED = "failed"
-    EVICTED = "evicted"
-
-
-class SequenceEvent(enum.StrEnum):
-    """What a publisher's numbers show."""
-
-    GAPS = "gaps"
-    MISSING = "missing"
-    RESTARTS = "restarts"
-
-
-class PullOutcome(enum.StrEnum):
-    """What became of a source whose state a fleet's coefficients were to be merged from."""
-
-    MERGED = "merged"
-    UNREACHABLE = "unreachable"
-    TIMEOUT = "timeout"
-    UNAUTHENTICATED = "unauthenticated"
-    REFUSED = "refused"
-    """Another status, or an answer that is none."""
-    NOTHING_YET = "nothing_yet"
-    """It has not written a state yet."""
-    TOO_LARGE = "too_large"
-    UNREADABLE = "unreadable"
-    """Damaged, no state, or of a later version."""
-    FUTURE = "future"
-    """It has rows of a time that has not come: a wrong clock."""
-    SAME_ENGINE = "same_engine"
-    """Rows of it are in a newer one, too."""

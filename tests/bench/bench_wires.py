@@ -39,8 +39,8 @@ from tests.support.vllm_senders import fpm_lines
 CALLS = 2000
 SPANS, DEAD_S, PER_S = 100_000, 60, 10_000
 SENT = 'tracefit_forward_exports_total{outcome="sent",signal="traces"}'
-DROPPED = 'tracefit_forward_exports_total{outcome="queue_full",signal="traces"}'
-HELD = "tracefit_forward_queue_bytes"
+DROPPED = 'tracefit_forward_exports_total{outcome="dropped",signal="traces"}'
+HELD = 'tracefit_size_bytes{of="forward"}'
 LEARNED = 'tracefit_rows_total{outcome="learned",target="step_time"}'
 
 
@@ -151,8 +151,13 @@ def records(board: Board) -> None:
                     time.sleep(ahead_s)
             spent_s = time.clock_gettime(clock) - before_s
             learned = metric(running.http_port, LEARNED) - before
-            eventually(lambda: metric(running.http_port, "tracefit_fpm_accepted_records_total") == len(bodies), 60)
-            dropped = metric(running.http_port, "tracefit_fpm_dropped_records_total")
+            eventually(
+                lambda: (
+                    metric(running.http_port, 'tracefit_messages_total{feed="fpm",outcome="accepted"}') == len(bodies)
+                ),
+                60,
+            )
+            dropped = metric(running.http_port, 'tracefit_messages_total{feed="fpm",outcome="dropped"}')
     board.at_most("records lost or dropped", dropped, 0)
     board.at_most("share of the records that was not learned from meanwhile", 1 - learned / counted, 0.1)
     board.at_most("CPU of a record, learned from", 1e6 * spent_s / counted, 15, " us")

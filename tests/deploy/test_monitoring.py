@@ -159,8 +159,8 @@ def an_hour(growth=0):
     for table_of, job in ((table.TABLE, "tracefit"), (table.FLEET_TABLE, "fleet")):
         own = Metrics(CollectorRegistry(), table_of)
         if job == "tracefit":
-            own.set(table.QUEUE_CAPACITY, 16 * 2**20)
-            own.set(table.MEMORY_LIMIT, 2**28)
+            own.set(table.CAPACITY_BYTES, 16 * 2**20, "queue")
+            own.set(table.CAPACITY_BYTES, 2**28, "memory")
         else:
             own.set(table.FLEET_SOURCES, 3, "merged")
         advisory = Advisory(ClientView(lambda: serving), lambda _: MIX, (50.0,))

@@ -58,14 +58,13 @@ class Document(HTMLParser):
 
 def registry():
     own = CollectorRegistry()
-    received = Counter("tracefit_receiver_received_spans", "Spans received.", ["transport"], registry=own)
-    received.labels("grpc").inc(1200)
-    refused = Counter("tracefit_receiver_refused_spans", "Spans refused.", ["transport", "reason"], registry=own)
-    refused.labels("grpc", "queue_full").inc(7)
-    refused.labels("grpc", "shutting_down")
-    Counter("tracefit_receiver_failed_spans", "Spans lost.", registry=own)
-    Gauge("tracefit_queue_size_bytes", "Waiting.", registry=own).set(600)
-    Gauge("tracefit_queue_capacity_bytes", "Most.", registry=own).set(1000)
+    spans = Counter("tracefit_receiver_spans", "Spans.", ["transport", "outcome"], registry=own)
+    spans.labels("grpc", "accepted").inc(1200)
+    spans.labels("grpc", "queue_full").inc(7)
+    spans.labels("grpc", "shutting_down")
+    Counter("tracefit_worker_failed_spans", "Spans lost.", registry=own)
+    Gauge("tracefit_size_bytes", "Waiting.", ["of"], registry=own).labels("queue").set(600)
+    Gauge("tracefit_capacity_bytes", "Most.", ["of"], registry=own).labels("queue").set(1000)
     return own
 
 

@@ -100,7 +100,7 @@ def test_both_ranks_of_a_server_are_learned_from_as_passes_on_the_ports_that_the
         eventually(lambda: get(sidecar.http_port, "/").count(b"<li><code>pod-1") == 2)
         eventually(lambda: sidecar.snapshot().configs and sidecar.snapshot().configs[0].targets)
         page = get(sidecar.http_port, "/").decode()
-        assert metric(sidecar.http_port, "tracefit_fpm_accepted_records_total") > 1000
+        assert metric(sidecar.http_port, 'tracefit_messages_total{feed="fpm",outcome="accepted"}') > 1000
         (config,) = sidecar.snapshot().configs
     assert "<li><code>pod-1</code>" in page
     assert "<li><code>pod-1/dp1</code>" in page

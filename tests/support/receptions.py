@@ -12,12 +12,22 @@ from collector.telemetry.metrics import Metrics
 MIB = 1 << 20
 
 
+class Queue(AdmissionQueue):
+    """It counts who has asked for room, also while they wait for it."""
+
+    asked = 0
+
+    async def put(self, *item, **how):
+        self.asked += 1
+        return await super().put(*item, **how)
+
+
 class Reception:
     """The intake of a receiver of some transport; ``offer`` stands in for its own."""
 
     def __init__(self, offer=None, *, wait_s=0.1, capacity_bytes=MIB) -> None:
         self.metrics = Metrics(CollectorRegistry())
-        self.queue = AdmissionQueue(SystemClock(), capacity_bytes=capacity_bytes, wait_s=wait_s)
+        self.queue = Queue(SystemClock(), capacity_bytes=capacity_bytes, wait_s=wait_s)
         self.intake = Intake(self.queue, self.metrics)
         if offer is not None:
             self.intake.offer = offer

@@ -12,7 +12,7 @@ from collector.config import Config, Owned
 from collector.identity.discovery import BODY_BYTES_MAX, Discovery, read_metrics, read_models, read_version
 from collector.identity.knowledge import EngineFacts, Knowledge
 from collector.runtime.tasks import SystemClock
-from collector.telemetry.reasons import DiscoveryOutcome
+from collector.telemetry.reasons import Asked
 from tests.support.page_server import PageServer
 
 GOOD = {
@@ -73,7 +73,7 @@ def test_a_server_tells_its_model_version_and_cache(serve):
         "vllm_version": "0.15.1",
     }
     assert set(facts.sources().values()) == {"discovery"}
-    assert outcomes == {DiscoveryOutcome.ANSWERED: 3}
+    assert outcomes == {Asked.TAKEN: 3}
 
 
 def test_the_blocks_that_a_data_parallel_server_tells_are_shared_by_its_engines(serve):
@@ -87,13 +87,13 @@ def test_the_blocks_that_a_data_parallel_server_tells_are_shared_by_its_engines(
 @pytest.mark.parametrize(
     ("answer", "outcome"),
     [
-        ((302, b""), DiscoveryOutcome.REDIRECT),
-        ((200, b"<html>hello</html>"), DiscoveryOutcome.UNEXPECTED),
-        ((200, b"[" * 100_000), DiscoveryOutcome.UNEXPECTED),
-        ((200, b'{"data": 3, "version": 7}'), DiscoveryOutcome.UNEXPECTED),
-        ((200, b""), DiscoveryOutcome.UNEXPECTED),
-        ((500, b"{}"), DiscoveryOutcome.REFUSED),
-        ((200, b"x" * (BODY_BYTES_MAX + 10)), DiscoveryOutcome.TOO_LARGE),
+        ((302, b""), Asked.REFUSED),
+        ((200, b"<html>hello</html>"), Asked.UNEXPECTED),
+        ((200, b"[" * 100_000), Asked.UNEXPECTED),
+        ((200, b'{"data": 3, "version": 7}'), Asked.UNEXPECTED),
+        ((200, b""), Asked.UNEXPECTED),
+        ((500, b"{}"), Asked.REFUSED),
+        ((200, b"x" * (BODY_BYTES_MAX + 10)), Asked.TOO_LARGE),
     ],
 )
 def test_other_answers_are_counted_by_reason_and_teach_nothing(serve, answer, outcome):
@@ -107,14 +107,14 @@ def test_a_server_that_hangs_costs_its_timeout_and_no_more():
     with socket.create_server(("127.0.0.1", 0)) as listener:
         answered, _, outcomes = _ask(f"http://127.0.0.1:{listener.getsockname()[1]}", timeout_s=0.05)
     assert not answered
-    assert outcomes == {DiscoveryOutcome.TIMEOUT: 3}
+    assert outcomes == {Asked.UNREACHABLE: 3}
 
 
 def test_nobody_there_is_unreachable():
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     _, _, outcomes = _ask(f"http://127.0.0.1:{port}")
-    assert outcomes == {DiscoveryOutcome.UNREACHABLE: 3}
+    assert outcomes == {Asked.UNREACHABLE: 3}
 
 
 def test_what_is_not_http_is_unexpected():
@@ -132,7 +132,7 @@ def test_what_is_not_http_is_unexpected():
     _, _, outcomes = _ask(f"http://127.0.0.1:{listener.getsockname()[1]}")
     thread.join(60)
     listener.close()
-    assert outcomes == {DiscoveryOutcome.UNEXPECTED: 3}
+    assert outcomes == {Asked.UNEXPECTED: 3}
 
 
 class Scraped:

@@ -39,11 +39,15 @@ def learned(sidecar):
 
 
 def left_out(sidecar):
-    return metric(sidecar.http_port, 'tracefit_decode_skipped_spans_total{reason="out_of_range"}')
+    return metric(sidecar.http_port, 'tracefit_decode_spans_total{outcome="out_of_range"}')
 
 
 def joined(sidecar, event):
     return metric(sidecar.http_port, f'tracefit_join_events_total{{event="{event}"}}')
+
+
+def without_place(sidecar):
+    return metric(sidecar.http_port, 'tracefit_no_place{of="engines"}')
 
 
 def test_senders_of_the_year_2099_push_out_nobody_also_after_a_restart(tmp_path):
@@ -54,12 +58,12 @@ def test_senders_of_the_year_2099_push_out_nobody_also_after_a_restart(tmp_path)
             senders.say(sidecar, f"bad-{number}", ahead_s=YEAR_2099_S - time.time_ns() // 10**9, steps=2)
         senders.go_on(sidecar, 80)
         eventually(lambda: learned(sidecar) > 50 * STEPS)
-        assert joined(sidecar, "engine_evicted") == joined(sidecar, "engine_refused") == 0
+        assert joined(sidecar, "engine_evicted") == without_place(sidecar) == 0
         assert left_out(sidecar) == 64
     with running_sidecar(tmp_path) as sidecar:
         senders.go_on(sidecar, 60)
         eventually(lambda: learned(sidecar) > 30 * STEPS)
-        assert joined(sidecar, "engine_refused") == 0
+        assert without_place(sidecar) == 0
 
 
 def test_a_neighbour_that_takes_an_engines_name_a_day_ahead_does_not_stop_it(tmp_path):

@@ -89,8 +89,8 @@ def test_what_has_no_room_is_dropped_and_counted_and_the_oldest_is_kept(tmp_path
     with running_sidecar(tmp_path, FORWARD="grpc://127.0.0.1:1") as sidecar:
         for _ in range(10):
             call_export(sidecar.grpc_port, ONE)
-        assert forwarded(sidecar, "queue_full") == 7
-        assert metric(sidecar.http_port, "tracefit_forward_queue_bytes") == room
+        assert forwarded(sidecar, "dropped") == 7
+        assert metric(sidecar.http_port, 'tracefit_size_bytes{of="forward"}') == room
 
 
 def numbered(number, steps=10):
@@ -111,8 +111,8 @@ def test_the_log_is_the_queue_of_a_backend_that_is_gone_also_over_a_restart(tmp_
     with running_sidecar(tmp_path, **settings) as sidecar:
         for payload in exports[:20]:
             call_export(sidecar.grpc_port, payload, timeout_s=1)
-        assert metric(sidecar.http_port, "tracefit_forward_queue_bytes") <= 16 << 10
-    assert sidecar.metrics.value(table.FORWARDED_EXPORTS, Signal.TRACES, ForwardOutcome.SHUT_DOWN) == 0
+        assert metric(sidecar.http_port, 'tracefit_size_bytes{of="forward"}') <= 16 << 10
+    assert sidecar.metrics.value(table.FORWARDED, Signal.TRACES, ForwardOutcome.DROPPED) == 0
     with running_sidecar(tmp_path, **settings) as sidecar:
         for payload in exports[20:40]:
             call_export(sidecar.grpc_port, payload, timeout_s=1)
@@ -122,7 +122,7 @@ def test_the_log_is_the_queue_of_a_backend_that_is_gone_also_over_a_restart(tmp_
             call_export(sidecar.grpc_port, payload, timeout_s=1)
         eventually(lambda: forwarded(sidecar, "sent") == 60)
     with running_sidecar(tmp_path, **settings) as sidecar:
-        assert metric(sidecar.http_port, "tracefit_forward_queue_bytes") == 0
+        assert metric(sidecar.http_port, 'tracefit_size_bytes{of="forward"}') == 0
     back.stop()
     assert back.traces() == exports
 
@@ -138,11 +138,11 @@ def test_a_log_that_is_full_of_what_a_backend_does_not_take_makes_room_for_learn
         for payload in exports:
             call_export(sidecar.grpc_port, payload, timeout_s=10)
             eventually(lambda: sidecar.queue.in_flight_bytes < 32 << 10)
-        assert metric(sidecar.http_port, 'tracefit_receiver_accepted_spans_total{transport="grpc"}') == len(exports)
+        assert sidecar.metrics.value(table.SPANS, "grpc", table.ACCEPTED) == len(exports)
         back = Backend(port=gone.port)
-        eventually(lambda: metric(sidecar.http_port, "tracefit_forward_queue_bytes") == 0)
+        eventually(lambda: metric(sidecar.http_port, 'tracefit_size_bytes{of="forward"}') == 0)
         back.stop()
-        sent, lost = forwarded(sidecar, "sent"), forwarded(sidecar, "queue_full")
+        sent, lost = forwarded(sidecar, "sent"), forwarded(sidecar, "dropped")
         assert sent + lost == len(exports)
         assert lost > 0
         places = [exports.index(payload) for payload in back.traces()]
@@ -169,12 +169,12 @@ def encrypted(authority):
 @pytest.mark.parametrize(
     ("target", "outcome"),
     [
-        ("is not there", "gave_up"),
-        ("hangs", "gave_up"),
-        ("is always busy", "gave_up"),
+        ("is not there", "dropped"),
+        ("hangs", "dropped"),
+        ("is always busy", "dropped"),
         ("refuses", "refused"),
         ("wants less", "refused"),
-        ("has a certificate of a stranger", "gave_up"),
+        ("has a certificate of a stranger", "dropped"),
         ("has one of ours", "sent"),
     ],
 )
@@ -202,7 +202,7 @@ def test_whatever_a_target_does_nobody_waits_for_it_and_each_export_is_counted(
         for _ in range(5):
             call_export(sidecar.grpc_port, ONE, timeout_s=5)
         eventually(lambda: forwarded(sidecar, outcome) == 5)
-        assert metric(sidecar.http_port, "tracefit_forward_queue_bytes") == 0
+        assert metric(sidecar.http_port, 'tracefit_size_bytes{of="forward"}') == 0
     hang.set()
     backend.stop()
 
@@ -211,7 +211,7 @@ def test_what_is_left_at_the_end_is_counted(tmp_path, monkeypatch):
     monkeypatch.setattr(forward, "FLUSH_S", 0.0)
     with running_sidecar(tmp_path, FORWARD="grpc://127.0.0.1:1") as sidecar:
         call_export(sidecar.grpc_port, ONE)
-    assert sidecar.metrics.value(table.FORWARDED_EXPORTS, Signal.TRACES, ForwardOutcome.SHUT_DOWN) == 1
+    assert sidecar.metrics.value(table.FORWARDED, Signal.TRACES, ForwardOutcome.DROPPED) == 1
 
 
 def in_a_trailer(retry):
@@ -255,7 +255,7 @@ def test_a_backend_that_wants_to_be_left_alone_for_an_hour_holds_nothing_longer_
     backend = Backend(busy_once(among_the_details, seconds=3600))
     with running_sidecar(tmp_path, FORWARD=f"grpc://127.0.0.1:{backend.port}") as sidecar:
         call_export(sidecar.grpc_port, ONE)
-        eventually(lambda: forwarded(sidecar, "gave_up") == 1)
+        eventually(lambda: forwarded(sidecar, "dropped") == 1)
         call_export(sidecar.grpc_port, ONE)
         eventually(lambda: len(backend.traces()) == 1)
     backend.stop()

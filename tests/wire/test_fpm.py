@@ -17,7 +17,7 @@ from collector.decode.fpm import read_frames, read_line
 from collector.ingest.queue import Export
 from collector.ingest.zmq import Subscriber, fpm_feed
 from collector.runtime import SystemClock
-from collector.telemetry import Counts, FpmSkip, JoinEvent, Metrics, table
+from collector.telemetry import Counts, JoinEvent, Metrics, Skip, table
 from online import Target
 from tests.support.clocks import T0_NS, eventually
 from tests.support.gpu_kernels import fpm_record
@@ -102,38 +102,38 @@ def test_segments_of_a_trace_of_dynamo_are_one_source_and_teach_what_their_recor
     learned, plain = (beta_of(tmp_path / name)[1] for name in ("traced.json", "plain.json"))
     for name, (coefficient, stderr) in plain.items():
         assert learned[name][0] == pytest.approx(coefficient, abs=0.1 * stderr), name
-    assert read_line(json.dumps(in_envelope(None, 1)).encode(), "r") == FpmSkip.INVALID
-    assert read_line(json.dumps(in_envelope(BUSY, 2**63)).encode(), "r") == FpmSkip.INVALID
+    assert read_line(json.dumps(in_envelope(None, 1)).encode(), "r") == Skip.INVALID
+    assert read_line(json.dumps(in_envelope(BUSY, 2**63)).encode(), "r") == Skip.INVALID
 
 
 @pytest.mark.parametrize(
     ("record", "reason"),
     [
-        (changed(version=2), FpmSkip.VERSION),
-        (changed(wall_time=None), FpmSkip.INVALID),
-        (changed(wall_time=float("nan")), FpmSkip.INVALID),
-        (changed(wall_time=float("inf")), FpmSkip.INVALID),
-        (changed(wall_time=-1.0), FpmSkip.INVALID),
-        (changed(counter_id=2**63), FpmSkip.INVALID),
-        (changed(dp_rank=-1), FpmSkip.INVALID),
-        (scheduled(sum_prefill_tokens=2**63), FpmSkip.INVALID),
-        (scheduled(num_decode_requests=-1), FpmSkip.INVALID),
-        (scheduled(num_decode_requests="3"), FpmSkip.INVALID),
-        (changed(timing_scope="moon"), FpmSkip.TIMING_SCOPE),
-        ([1, 2], FpmSkip.INVALID),
-        ("text", FpmSkip.INVALID),
+        (changed(version=2), Skip.FOREIGN),
+        (changed(wall_time=None), Skip.INVALID),
+        (changed(wall_time=float("nan")), Skip.INVALID),
+        (changed(wall_time=float("inf")), Skip.INVALID),
+        (changed(wall_time=-1.0), Skip.INVALID),
+        (changed(counter_id=2**63), Skip.INVALID),
+        (changed(dp_rank=-1), Skip.INVALID),
+        (scheduled(sum_prefill_tokens=2**63), Skip.INVALID),
+        (scheduled(num_decode_requests=-1), Skip.INVALID),
+        (scheduled(num_decode_requests="3"), Skip.INVALID),
+        (changed(timing_scope="moon"), Skip.FOREIGN),
+        ([1, 2], Skip.INVALID),
+        ("text", Skip.INVALID),
     ],
 )
 def test_a_record_that_makes_no_sense_is_left_out_by_reason(record, reason):
     assert read_frames(frames(record), 1) == reason
-    if reason is not FpmSkip.INVALID:
+    if reason is not Skip.INVALID:
         assert read_line(json.dumps(record).encode(), "r") == reason
 
 
 def test_bytes_that_are_no_message_are_left_out_by_reason():
-    assert read_frames([b"", b"short", b""], 1) == FpmSkip.FRAMES
-    assert read_frames([b"", bytes(8), b"\xc1"], 1) == FpmSkip.UNDECODABLE
-    assert read_line(b"{", "r") == FpmSkip.UNDECODABLE
+    assert read_frames([b"", b"short", b""], 1) == Skip.UNDECODABLE
+    assert read_frames([b"", bytes(8), b"\xc1"], 1) == Skip.UNDECODABLE
+    assert read_line(b"{", "r") == Skip.UNDECODABLE
 
 
 def test_keys_of_a_later_version_are_passed_over_and_who_and_what_was_timed_is_told():
@@ -181,8 +181,8 @@ def test_gaps_repetitions_and_starts_are_told_by_the_engines_own_count():
     numbered = [{**record, "counter_id": number} for number, record in enumerate(records()[:400])]
     house.tell(*numbered[:200], *numbered[199:300], *numbered[310:], *numbered[:50])
     assert house.counts() == {
-        JoinEvent.STEP_DUPLICATE: 1,
-        JoinEvent.RECORD_MISSING: 10,
+        JoinEvent.DUPLICATE: 1,
+        JoinEvent.MISSING: 10,
         JoinEvent.ENGINE_RESTART: 1,
     }
 
@@ -242,12 +242,12 @@ def test_a_sidecar_learns_from_what_an_engine_publishes_and_on_a_socket_of_the_f
         for number, record in enumerate(records()[:400]):
             publisher.send_multipart(frames(record, number))
         publisher.send_multipart([b"alone"])
-        eventually(lambda: metric(sidecar.http_port, "tracefit_fpm_received_records_total") == 401)
+        eventually(lambda: metric(sidecar.http_port, 'tracefit_messages_total{feed="fpm",outcome="accepted"}') == 400)
         eventually(lambda: sidecar.snapshot() and sidecar.snapshot().configs)
         eventually(lambda: set(sidecar.snapshot().configs[0].targets) == {target})
         (config,) = sidecar.snapshot().configs
         assert (config.telemetry, config.config["model"]) == ("fpm", "m")
-        assert metric(sidecar.http_port, 'tracefit_fpm_skipped_records_total{reason="frames"}') == 1
+        assert metric(sidecar.http_port, 'tracefit_messages_total{feed="fpm",outcome="undecodable"}') == 1
 
 
 def test_ten_thousand_records_a_second_are_received_without_loss(tmp_path, publisher):
@@ -261,8 +261,10 @@ def test_ten_thousand_records_a_second_are_received_without_loss(tmp_path, publi
             ahead_s = begun_s + number / 10_000 - time.monotonic()
             if ahead_s > 0.002:
                 time.sleep(ahead_s)  # the pace
-        eventually(lambda: metric(sidecar.http_port, "tracefit_fpm_accepted_records_total") == 10_000)
-        assert metric(sidecar.http_port, "tracefit_fpm_dropped_records_total") == 0
+        eventually(
+            lambda: metric(sidecar.http_port, 'tracefit_messages_total{feed="fpm",outcome="accepted"}') == 10_000
+        )
+        assert metric(sidecar.http_port, 'tracefit_messages_total{feed="fpm",outcome="dropped"}') == 0
 
 
 def binds(publisher, port):
@@ -283,9 +285,9 @@ def test_of_a_publisher_that_floods_the_newest_are_kept_and_one_that_vanishes_is
         assert publisher.poll(60_000)
         for number, record in enumerate(records()[:500]):
             publisher.send_multipart(frames({**record, "counter_id": number}, number))
-        eventually(lambda: metrics.value(table.FPM_RECEIVED) == 500)
+        eventually(lambda: metrics.value(table.MESSAGES, "fpm", table.ACCEPTED) == 500)
         assert [passed.counter for passed in subscriber.take()] == [*range(450, 500)]
-        assert metrics.value(table.FPM_DROPPED) == 450
+        assert metrics.value(table.MESSAGES, "fpm", table.DROPPED) == 450
         publisher.close()
         with zmq.Context() as context, context.socket(zmq.XPUB) as again:
             again.setsockopt(zmq.LINGER, 0)
@@ -301,4 +303,4 @@ def test_an_endpoint_that_is_not_there_holds_nobody_up(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as nobody:
         address = f"gpu+tcp://127.0.0.1:{nobody.getsockname()[1]}"
         with running_sidecar(tmp_path, FPM=address) as sidecar:
-            assert metric(sidecar.http_port, "tracefit_fpm_received_records_total") == 0
+            assert metric(sidecar.http_port, 'tracefit_messages_total{feed="fpm",outcome="accepted"}') == 0

@@ -36,16 +36,12 @@ def test_what_publishers_say_garbage_included_is_on_the_page(tmp_path, publisher
         for seq in (0, 1, 4):
             pub.send_multipart([b"", seq.to_bytes(8, "big"), payload(stored(2), transfer)])
         page = sidecar.http_port
-        eventually(lambda: metric(page, "tracefit_kv_join_accepted_messages_total") == 3)
-        eventually(lambda: metric(page, "tracefit_kv_receiver_received_messages_total") == 4)
-        assert metric(page, "tracefit_kv_receiver_accepted_messages_total") == 3
-        assert metric(page, 'tracefit_kv_receiver_skipped_messages_total{reason="frames"}') == 1
-        assert metric(page, 'tracefit_kv_sequence_total{event="missing"}') == 2
-        assert metric(page, "tracefit_kv_join_missing_batches") == 2
-        assert metric(page, "tracefit_kv_join_unbound_publishers") == 1
-        assert metric(page, "tracefit_kv_join_accepted_events_total") == 6
-        assert metric(page, 'tracefit_kv_transfers_total{direction="offload",phase="initiated"}') == 3
-        assert metric(page, 'tracefit_kv_transfer_blocks_total{direction="offload",phase="initiated"}') == 24
+        eventually(lambda: metric(page, 'tracefit_kv_batches_total{outcome="accepted"}') == 3)
+        assert metric(page, 'tracefit_messages_total{feed="kv",outcome="accepted"}') == 3
+        eventually(lambda: metric(page, 'tracefit_messages_total{feed="kv",outcome="undecodable"}') == 1)
+        assert metric(page, "tracefit_kv_missing_messages_total") == 2
+        assert metric(page, "tracefit_kv_unbound_publishers") == 1
+        assert metric(page, 'tracefit_kv_events_total{outcome="accepted"}') == 6
 
 
 def test_steps_learned_beside_live_kv_events_carry_their_blocks(tmp_path, publisher):
@@ -57,12 +53,12 @@ def test_steps_learned_beside_live_kv_events_carry_their_blocks(tmp_path, publis
         assert pub.poll(10_000)
         for line in map(json.loads, kv_lines("c5_offload")):
             pub.send_multipart([b"", line["seq"].to_bytes(8, "big"), b64decode(line["payload_b64"])])
-        eventually(lambda: metric(page, "tracefit_kv_join_accepted_messages_total") == 520)
-        assert metric(page, "tracefit_kv_join_unbound_publishers") == 1
+        eventually(lambda: metric(page, 'tracefit_kv_batches_total{outcome="accepted"}') == 520)
+        assert metric(page, "tracefit_kv_unbound_publishers") == 1
         for export in exports("c5_offload"):
             call_export(sidecar.grpc_port, export)
-        eventually(lambda: metric(page, "tracefit_kv_join_unbound_publishers") == 0)
-        assert metric(page, 'tracefit_kv_sequence_total{event="gaps"}') == 0
+        eventually(lambda: metric(page, "tracefit_kv_unbound_publishers") == 0)
+        assert metric(page, "tracefit_kv_missing_messages_total") == 0
 
 
 def test_an_address_nobody_can_use_ends_the_start_with_the_key_named(tmp_path):

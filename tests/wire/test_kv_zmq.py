@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 from collector.config import Config, ConfigError
 from collector.ingest.zmq import KV_FEED, Subscriber, check_zmq
 from collector.telemetry import Metrics, table
-from collector.telemetry.reasons import KvSkip
+from collector.telemetry.reasons import Skip
 from tests.support.clocks import eventually
 from tests.support.kv_batches import payload, stored
 
@@ -125,8 +125,7 @@ def test_batches_of_every_topic_arrive_as_records_with_the_endpoint_as_their_sou
     eventually(lambda: len(taken.seqs()) == 3)
     assert [one.stored_blocks for one in taken.batches] == [1, 2, 3]
     assert {one.source for one in taken.batches} == {publisher.endpoint}
-    value = subscriber.metrics.value
-    assert value(table.KV_RECEIVED_MESSAGES) == value(table.KV_RECEIVED_OK) == 3
+    assert subscriber.metrics.value(table.MESSAGES, "kv", table.ACCEPTED) == 3
 
 
 def test_a_gap_is_counted_and_costs_nothing_but_what_was_lost(publisher, subscribe):
@@ -136,7 +135,7 @@ def test_a_gap_is_counted_and_costs_nothing_but_what_was_lost(publisher, subscri
         publisher.publish(stored(1), lose=number in (2, 3))
     taken = Taken(subscriber)
     eventually(lambda: taken.seqs() == [0, 1, 4, 5])
-    assert subscriber.by_label(table.KV_SEQUENCE) == {"gaps": 1, "missing": 2}
+    assert subscriber.metrics.value(table.KV_MISSING) == 2
     assert {one.instance for one in taken.batches} == {"engine-1"}
 
 
@@ -166,13 +165,11 @@ def test_garbage_is_counted_by_reason_and_the_next_message_is_read(publisher, su
     publisher.publish(stored(1))
     taken = Taken(subscriber)
     eventually(lambda: taken.seqs() == [3])
-    value = subscriber.metrics.value
-    skipped = subscriber.by_label(table.KV_RECEIVED_SKIPPED)
-    assert skipped == {KvSkip.FRAMES: 3, KvSkip.UNDECODABLE: 3, KvSkip.OUT_OF_RANGE: 1}
-    assert value(table.KV_RECEIVED_MESSAGES) == value(table.KV_RECEIVED_OK) + sum(skipped.values()) == 8
+    became = [subscriber.metrics.value(table.MESSAGES, "kv", each) for each in (Skip.UNDECODABLE, Skip.INVALID)]
+    assert became == [6, 1]
 
 
-def test_a_publisher_that_comes_back_is_heard_again_and_counts_as_restarted(context, subscribe):
+def test_a_publisher_that_comes_back_is_heard_again_and_nothing_is_missing(context, subscribe):
     first = Publisher(context)
     subscriber = subscribe(first.endpoint)
     first.wait_for_subscriber()
@@ -185,7 +182,7 @@ def test_a_publisher_that_comes_back_is_heard_again_and_counts_as_restarted(cont
     second.wait_for_subscriber()
     second.publish(stored(2))
     eventually(lambda: taken.seqs() == [0, 1, 2, 0])
-    assert subscriber.by_label(table.KV_SEQUENCE)["restarts"] == 1
+    assert subscriber.metrics.value(table.KV_MISSING) == 0
     second.close()
 
 
@@ -195,11 +192,12 @@ def test_a_full_queue_loses_the_oldest_and_says_so(publisher, subscribe):
     for sent in range(1, 101):
         publisher.publish(stored(1))
         eventually(
-            lambda sent=sent: subscriber.metrics.value(table.KV_RECEIVED_OK) == sent
+            lambda sent=sent: subscriber.metrics.value(table.MESSAGES, "kv", table.ACCEPTED) == sent
         )  # the socket's own queue is as short
-    assert [subscriber.metrics.value(each) for each in (table.KV_QUEUE, table.KV_DROPPED_MESSAGES)] == [10, 90]
+    value = subscriber.metrics.value
+    assert (value(table.SIZE, "kv"), value(table.MESSAGES, "kv", table.DROPPED)) == (10, 90)
     assert [one.seq for one in subscriber.take()] == list(range(90, 100))
-    assert subscriber.metrics.value(table.KV_QUEUE) == 0
+    assert subscriber.metrics.value(table.SIZE, "kv") == 0
 
 
 def test_a_connecting_publisher_is_heard_by_binding(context, subscribe):

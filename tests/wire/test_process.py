@@ -41,7 +41,7 @@ def test_terminated_under_load_no_acknowledged_export_is_lost(tmp_path):
         callers = [threading.Thread(target=load, args=(worker,), daemon=True) for worker in range(3)]
         for caller in callers:
             caller.start()
-        eventually(lambda: metric(http_port, 'tracefit_receiver_accepted_spans_total{transport="grpc"}') > 30)
+        eventually(lambda: metric(http_port, 'tracefit_receiver_spans_total{outcome="accepted",transport="grpc"}') > 30)
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0
         for caller in callers:
@@ -205,7 +205,7 @@ def test_a_recording_is_sent_to_a_sidecar_that_runs_already_until_a_signal(tmp_p
             env=environment(),
         )
         with process:
-            accepted = 'tracefit_receiver_accepted_spans_total{transport="grpc"}'
+            accepted = 'tracefit_receiver_spans_total{outcome="accepted",transport="grpc"}'
             eventually(lambda: metric(sidecar.http_port, accepted) > 0)
             process.send_signal(signal.SIGTERM)
             assert "round 1" in process.stdout.read()

@@ -45,8 +45,8 @@ def test_a_server_with_nothing_set_is_learned_from_by_its_page_alone(tmp_path, m
         assert config.config["model"] == "tiny"
         intercept = config.targets["step_time"].models["portable"].features[0]
         assert 12_000 < intercept.coefficient < 22_000
-        assert metric(sidecar.http_port, 'tracefit_scrape_pages_total{outcome="taken"}') > 40
-        assert metric(sidecar.http_port, "tracefit_scrape_servers") == 1
+        assert metric(sidecar.http_port, 'tracefit_scrape_pages_total{of="counters",outcome="taken"}') > 40
+        assert metric(sidecar.http_port, 'tracefit_size{of="servers"}') == 1
         eventually(lambda: sidecar.snapshot().configs[0].config.get("vllm_version") == "0.32.0")
         assert sidecar.snapshot().configs[0].config["max_model_len"] == 2048
         assert b"metrics" in get(sidecar.http_port, "/")

@@ -52,9 +52,12 @@ def test_a_real_sdk_exporter_moves_the_metrics_and_the_coefficients(tmp_path):
             span.end(end_time=T0_NS + (first + 100) * (STEP_US + 1000) * 1000)
         assert provider.force_flush(10_000)
         provider.shutdown()
-        assert metric(sidecar.http_port, 'tracefit_receiver_accepted_spans_total{transport="grpc"}') == STEPS / 100
-        eventually(lambda: metric(sidecar.http_port, "tracefit_decode_accepted_events_total") == STEPS)
-        assert metric(sidecar.http_port, "tracefit_queue_in_flight_bytes") == 0
+        assert (
+            metric(sidecar.http_port, 'tracefit_receiver_spans_total{outcome="accepted",transport="grpc"}')
+            == STEPS / 100
+        )
+        eventually(lambda: metric(sidecar.http_port, 'tracefit_decode_events_total{outcome="accepted"}') == STEPS)
+        assert metric(sidecar.http_port, 'tracefit_size_bytes{of="queue"}') == 0
     snapshot = as_json(tmp_path / "snapshot.json")
     (config,) = snapshot["configs"]
     model = config["targets"]["step_time"]["models"]["portable"]
@@ -70,7 +73,7 @@ def test_live_pages_show_what_was_learned_and_promtool_accepts_theirs(tmp_path, 
         eventually(lambda: sidecar.snapshot() is not None)
         page, status = get(sidecar.http_port, "/metrics"), get(sidecar.http_port, "/").decode()
         config_id = sidecar.snapshot().configs[0].config_id
-    for family in (b"receiver_accepted_spans_total", b"build_info", b"coefficient"):
+    for family in (b"receiver_spans_total", b"build_info", b"coefficient"):
         assert b"tracefit_" + family in page
     assert b"process_resident_memory_bytes" in page
     assert not re.search(rb"_created[ {]", page)
@@ -146,7 +149,7 @@ def test_a_fault_in_the_learner_loses_one_batch_and_not_the_process(tmp_path, mo
         call_export(sidecar.grpc_port, make_export(first_step=1).SerializeToString())
         eventually(lambda: metric(sidecar.http_port, "tracefit_worker_failed_spans_total") == 1)
         call_export(sidecar.grpc_port, make_export(first_step=11).SerializeToString())
-        eventually(lambda: metric(sidecar.http_port, "tracefit_decode_accepted_events_total") == 10)
+        eventually(lambda: metric(sidecar.http_port, 'tracefit_decode_events_total{outcome="accepted"}') == 10)
         assert sidecar.health.ready()
 
 

@@ -36,9 +36,9 @@ import numpy as np
 
 from collector.config import Config
 from collector.decode import MISSING, CoreSpan
-from collector.decode.kv import KvBatch, count_batch
+from collector.decode.kv import KvBatch, Move, count_batch
 from collector.join.window import StepWindow
-from collector.telemetry import Counts, Direction, KvSkip, Phase, table
+from collector.telemetry import Counts, Skip, table
 from online import Floats, Ints, Mask
 
 from .context import Habits
@@ -89,19 +89,14 @@ class KvTimeline:
         """GPU blocks per offload block; 1 while either size is unknown."""
         return self.offload_block_size / self.block_size if self.block_size and self.offload_block_size else 1.0
 
-    @property
-    def missing(self) -> int:
-        """Sequence numbers never seen between those held."""
-        return sum(max(after[1] - before[1] - 1, 0) for before, after in pairwise(self._batches))
-
-    def add(self, batch: KvBatch) -> KvSkip | None:
+    def add(self, batch: KvBatch) -> Skip | None:
         """Take a batch, whatever its place; None, or why it is left out."""
         ts_ns = batch.ts_unix_ns
         if ts_ns <= self._horizon_ns:
-            return KvSkip.LATE
+            return Skip.LATE
         at = bisect_left(self._batches, (ts_ns, batch.seq))
         if batch.seq != MISSING and at < len(self) and self._batches[at][:2] == (ts_ns, batch.seq):
-            return KvSkip.DUPLICATE
+            return Skip.DUPLICATE
         self._batches.insert(at, (ts_ns, batch.seq, batch.stored_blocks))
         self.since_unix_ns = min(self.since_unix_ns or ts_ns, ts_ns)
         self.block_size = self.block_size or batch.block_size
@@ -114,13 +109,13 @@ class KvTimeline:
     def _add_moves(self, batch: KvBatch) -> None:
         ts_ns, below, moves = batch.ts_unix_ns, batch.removed_below, []
         for move in batch.moves:
-            match move.phase, move.direction:
-                case Phase.EVICTED, Direction.OFFLOAD:
+            match move.move:
+                case Move.EVICTED:
                     moves.append((ts_ns, move.step, _EVICTED, move.blocks * self.offload_ratio))
                     below -= move.blocks  # the same blocks come as BlockRemoved of their medium, in the same batch
-                case Phase.INITIATED, Direction.OFFLOAD:
+                case Move.OFFLOADED:
                     moves.append((ts_ns, move.step, _OFFLOADED, move.blocks))
-                case Phase.INITIATED, Direction.RESTORE:
+                case Move.RESTORED:
                     moves.append((ts_ns, move.step, _RESTORED, move.blocks))
                     self._loads[move.request] = (ts_ns, move.blocks)
         if batch.removed_blocks or below > 0:
@@ -417,7 +412,6 @@ class KvSources:
     def take_counts(self) -> Counts:
         """Counts since the last call, and what is held now."""
         counts, self._counts = self._counts, Counts()
-        counts[table.KV_HELD] = sum(map(len, self._publishers.values()))
-        counts[table.KV_MISSING] = sum(timeline.missing for timeline in self._publishers.values())
+        counts[table.SIZE, "kv_batches"] = sum(map(len, self._publishers.values()))
         counts[table.KV_UNBOUND] = self.unbound
         return counts

@@ -346,7 +346,7 @@ class ApiProcess(Emitter):
         usable = []
         for target_rows in rows:
             if configs > 1:
-                self.counts[table.DROPPED_ROWS, RowDrop.WHICH_CONFIG] += len(target_rows.rows)
+                self.counts[table.DROPPED_ROWS, RowDrop.AMBIGUOUS] += len(target_rows.rows)
             elif target_rows.target is Target.STEP_TIME:
                 self.counts[table.DROPPED_ROWS, RowDrop.TOLD_BY_STEPS] += len(target_rows.rows)
             else:

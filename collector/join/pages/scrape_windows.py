@@ -442,7 +442,7 @@ class ScrapeWindows:
         self.quiet = max(self.quiet - 1, 0)
         if newest is not None and went_back(newest, scrape):
             self.in_turn = self.quiet > 0
-            self.drops[RowDrop.WHICH_SERVER if self.in_turn else RowDrop.RESTART] += 1
+            self.drops[RowDrop.AMBIGUOUS if self.in_turn else RowDrop.RESTART] += 1
             self.quiet = _QUIET_SCRAPES
             self.occupancy, self.start, self.scrapes = Occupancy(), None, 0
             scrape = self.occupancy.scrape(reading.flavour, unix_ns, mono_ns, reading.values, reading.facts)
@@ -474,7 +474,7 @@ class ScrapeWindows:
         if window.steps == 0:
             return None
         if end.value(Meaning.PREEMPTIONS) > start.value(Meaning.PREEMPTIONS):
-            self.drops[RowDrop.PREEMPTION] += 1
+            self.drops[RowDrop.INCOMPLETE] += 1
             return None
         if flavour is Flavour.VLLM and self._count_copies(window):
             self.drops[RowDrop.INCOMPLETE] += 1

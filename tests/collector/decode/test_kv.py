@@ -9,10 +9,10 @@ from base64 import b64encode
 import msgspec
 import pytest
 
-from collector.decode.kv import BlockMove, KvBatch, count_batch, read_frames, read_line, read_payload
+from collector.decode.kv import BlockMove, KvBatch, Move, count_batch, read_frames, read_line, read_payload
 from collector.decode.records import fingerprint
 from collector.telemetry import Counts, table
-from collector.telemetry.reasons import Direction, KvSkip, Phase
+from collector.telemetry.reasons import Skip
 from tests.support.kv_batches import FIELDS, TS_S, batch, named, payload, stored
 
 SEQ = (7).to_bytes(8, "big")
@@ -33,14 +33,9 @@ EVENTS = [
     ["RemoteTransferCompleted", 3, "req", "NIXL", 0, 1, 5, True],
 ]
 MOVES = (
-    BlockMove(Direction.OFFLOAD, Phase.INITIATED, 8, 7, fingerprint("req")),
-    BlockMove(Direction.OFFLOAD, Phase.FAILED, 8, 7, fingerprint("req")),
-    BlockMove(Direction.RESTORE, Phase.INITIATED, 4, 9, fingerprint("req")),
-    BlockMove(Direction.RESTORE, Phase.COMMITTED, 4, 8, fingerprint("req")),
-    BlockMove(Direction.OFFLOAD, Phase.COMMITTED, 4, 6, fingerprint("req")),
-    BlockMove(Direction.OFFLOAD, Phase.EVICTED, 1, 7),
-    BlockMove(Direction.REMOTE, Phase.INITIATED, 5, -1, fingerprint("req")),
-    BlockMove(Direction.REMOTE, Phase.COMPLETED, 5, -1, fingerprint("req")),
+    BlockMove(Move.OFFLOADED, 8, 7, fingerprint("req")),
+    BlockMove(Move.RESTORED, 4, 9, fingerprint("req")),
+    BlockMove(Move.EVICTED, 1, 7),
 )
 
 
@@ -114,16 +109,16 @@ def test_a_senseless_event_is_left_out_alone(event, why):
         ([b"topic", SEQ, payload(stored())], 7),
         ([b"", b"topic", SEQ, payload(stored())], 7),
         ([SEQ, payload(stored())], 7),
-        ([payload(stored())], KvSkip.FRAMES),
-        ([b"", b"7", payload(stored())], KvSkip.FRAMES),
-        ([b"", b"", b"", SEQ, b""], KvSkip.FRAMES),
-        ([b"", SEQ, b"garbage"], KvSkip.UNDECODABLE),
-        ([b"", SEQ, b""], KvSkip.UNDECODABLE),
-        ([b"", SEQ, payload(ts_s=0.0)], KvSkip.OUT_OF_RANGE),
-        ([b"", SEQ, payload(ts_s=float("nan"))], KvSkip.OUT_OF_RANGE),
-        ([b"", SEQ, payload(ts_s=float("inf"))], KvSkip.OUT_OF_RANGE),
-        ([b"", SEQ, payload(rank=-1)], KvSkip.OUT_OF_RANGE),
-        ([b"", b"\xfe" * 8, payload(stored())], KvSkip.OUT_OF_RANGE),
+        ([payload(stored())], Skip.UNDECODABLE),
+        ([b"", b"7", payload(stored())], Skip.UNDECODABLE),
+        ([b"", b"", b"", SEQ, b""], Skip.UNDECODABLE),
+        ([b"", SEQ, b"garbage"], Skip.UNDECODABLE),
+        ([b"", SEQ, b""], Skip.UNDECODABLE),
+        ([b"", SEQ, payload(ts_s=0.0)], Skip.INVALID),
+        ([b"", SEQ, payload(ts_s=float("nan"))], Skip.INVALID),
+        ([b"", SEQ, payload(ts_s=float("inf"))], Skip.INVALID),
+        ([b"", SEQ, payload(rank=-1)], Skip.INVALID),
+        ([b"", b"\xfe" * 8, payload(stored())], Skip.INVALID),
     ],
 )
 def test_the_last_two_frames_are_sequence_and_payload(frames, found):
@@ -151,13 +146,12 @@ def test_a_recorded_line_gives_what_its_message_gave_and_a_decoded_copy_is_not_r
     }
     assert read_line(json.dumps(line).encode(), "kv") == batch(stored(2), seq=5)
     for bad in (b"", b"{}", b"[1]", b'{"seq": 1, "payload_b64": "%%%"}', b'{"seq": "x", "payload_b64": ""}'):
-        assert read_line(bad, "kv") is KvSkip.UNDECODABLE
+        assert read_line(bad, "kv") is Skip.UNDECODABLE
 
 
 def test_the_counts_account_for_every_message_and_event():
     counts = Counts()
     count_batch(counts, batch(stored(), ["Painted"]), None)
-    count_batch(counts, batch(stored(), stored()), KvSkip.DUPLICATE)
-    assert counts[table.KV_MESSAGES] == counts[table.KV_MESSAGES_OK] + counts.total(table.KV_MESSAGES_SKIPPED) == 2
-    assert counts[table.KV_EVENTS] == counts[table.KV_EVENTS_OK] + counts.total(table.KV_EVENTS_SKIPPED) == 4
-    assert counts.by_label(table.KV_EVENTS_SKIPPED) == {KvSkip.FOREIGN_EVENT: 1, KvSkip.DUPLICATE: 2}
+    count_batch(counts, batch(stored(), stored()), Skip.DUPLICATE)
+    assert counts.by_label(table.KV_BATCHES) == {table.ACCEPTED: 1, Skip.DUPLICATE: 1}
+    assert counts.by_label(table.KV_EVENTS) == {table.ACCEPTED: 1, Skip.FOREIGN: 1, Skip.DUPLICATE: 2}

@@ -112,13 +112,13 @@ def test_moments_that_were_not_sent_are_missing_and_an_abort_is_told(run):
 @pytest.mark.parametrize(
     ("scope", "name", "reason"),
     [
-        ("fastapi", "POST /v1/chat/completions", Skip.FOREIGN_SCOPE),
-        ("vllm.engine_core", "EngineCoreProc init", Skip.FOREIGN_SCOPE),
-        (STEP_SCOPE, "llm_core", Skip.FOREIGN_SPAN),
-        (CORE_SCOPE, "scheduler_steps_1", Skip.FOREIGN_SPAN),
-        (API_SCOPE, "POST", Skip.FOREIGN_SPAN),
-        (STOCK_SCOPE, "llm_request", Skip.FOREIGN_SCOPE),
-        (CORE_SCOPE, "llm_core", Skip.NOT_A_REQUEST),
+        ("fastapi", "POST /v1/chat/completions", Skip.FOREIGN),
+        ("vllm.engine_core", "EngineCoreProc init", Skip.FOREIGN),
+        (STEP_SCOPE, "llm_core", Skip.FOREIGN),
+        (CORE_SCOPE, "scheduler_steps_1", Skip.FOREIGN),
+        (API_SCOPE, "POST", Skip.FOREIGN),
+        (STOCK_SCOPE, "llm_request", Skip.FOREIGN),
+        (CORE_SCOPE, "llm_core", Skip.FOREIGN),
     ],
 )
 def test_foreign_spans_are_counted_with_their_events(scope, name, reason):
@@ -126,9 +126,8 @@ def test_foreign_spans_are_counted_with_their_events(scope, name, reason):
     span.events.add(name="something")
     counts = Counts()
     decoded(Piece("e", scope, span), counts=counts)
-    assert counts.by_label(table.SKIPPED_SPANS) == {reason: 1}
-    assert counts.total(table.SKIPPED_EVENTS) == 1
-    assert_accounted(counts)
+    assert counts.by_label(table.DECODED_SPANS) == {reason: 1}
+    assert_accounted(counts, span)
 
 
 def test_an_emitter_without_an_instance_id_is_its_peer(run):
@@ -162,9 +161,8 @@ def test_a_span_that_is_not_admitted_is_counted_with_its_reason(run):
         lambda *_: Skip.DUPLICATE,
         counts,
     )
-    assert counts.by_label(table.SKIPPED_SPANS) == {Skip.DUPLICATE: 1}
-    assert counts.by_label(table.SKIPPED_EVENTS) == {Skip.DUPLICATE: 3}
-    assert_accounted(counts)
+    assert counts.by_label(table.DECODED_SPANS) == {Skip.DUPLICATE: 1}
+    assert counts.by_label(table.DECODED_EVENTS) == {Skip.DUPLICATE: 3}
 
 
 def test_undecodable_bytes_raise_what_admission_would_have_raised():
@@ -191,5 +189,5 @@ def test_foreign_events_and_attributes_beside_ours_change_nothing(run):
         odd = decoded(Piece("e", scope, strange), counts=counts)
         assert odd.steps.tolist() == plain.steps.tolist()
         assert (odd.core, odd.api) == (plain.core, plain.api)
-        assert counts[table.SKIPPED_EVENTS, Skip.FOREIGN_EVENT] == 1
-        assert_accounted(counts)
+        assert counts[table.DECODED_EVENTS, Skip.FOREIGN] == 1
+        assert_accounted(counts, strange)

@@ -128,13 +128,13 @@ def test_what_cannot_be_used_is_named_with_its_reason_and_the_others_are_merged(
         code, said, noted = pulled(sources, tmp_path / "fleet", require=0.1)
     assert code == 0
     assert said[0] == (
-        "17 sources: 2 merged, 3 unreachable, 1 unauthenticated, 3 refused, 2 nothing_yet, 2 too_large, 3 unreadable"
+        "17 sources: 2 merged, 3 unreachable, 3 refused, 1 unauthenticated, 3 unexpected, 2 too_large, 2 nothing_yet"
         ", 1 future"
     )
     text = "\n".join(noted)
     for name, words in {
-        "cut": "unreadable: corrupt state file",
-        "newer": f"unreadable: state version {VERSION + 1} is not {VERSION}",
+        "cut": "unexpected: corrupt state file",
+        "newer": f"unexpected: state version {VERSION + 1} is not {VERSION}",
         "future": "future: its newest row is 2 h ahead of this clock",
         "moved": "refused: status 301",
         "young": "nothing_yet: status 503",
@@ -244,7 +244,7 @@ def test_a_server_that_does_not_finish_its_answer_is_given_up(tmp_path):
 
     with PageServer(lambda _path, _elapsed_s: (200, {"Content-Length": "5000"}, b"x" * 1000)) as server:
         code, said, _ = pulled([f"http://127.0.0.1:{server.port}"], tmp_path / "fleet", timeout_s=0.3)
-    assert (code, said) == (1, ["1 source: 1 timeout"])
+    assert (code, said) == (1, ["1 source: 1 unreachable"])
 
 
 def fleet_of(gains, directory, facts=lambda _: FACTS):

@@ -29,19 +29,16 @@ def test_the_stronger_source_wins_whichever_came_first():
         assert facts.get("model") == "resource"
         assert facts.source("model") is FactSource.RESOURCE
         assert facts.sources() == {"model": "resource"}
-        assert facts.conflicts == 1
         assert facts.contradictions() == {"model": "discovery: discovery"}
 
 
-def test_a_contradiction_counts_once_however_often_it_is_repeated():
+def test_the_last_claim_that_lost_is_kept_beside_the_fact():
     facts = EngineFacts()
     facts.learn({"gpu": "H100"}, FactSource.RESOURCE)
     for _ in range(50):
         facts.learn({"gpu": "A100"}, FactSource.RULES)
         facts.learn({"gpu": "H100"}, FactSource.RESOURCE)
-    assert facts.conflicts == 1
     facts.learn({"gpu": "L4"}, FactSource.RULES)
-    assert facts.conflicts == 2
     assert facts.contradictions() == {"gpu": "rules: L4"}
 
 
@@ -51,7 +48,6 @@ def test_claims_are_bounded():
         facts.learn({f"f{i}": 1}, FactSource.RESOURCE)
         facts.learn({f"f{i}": 2}, FactSource.RULES)
     assert len(facts.contradictions()) == CLAIMS_MAX
-    assert facts.conflicts == 2 * CLAIMS_MAX
 
 
 @pytest.fixture

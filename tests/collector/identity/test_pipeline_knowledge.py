@@ -15,9 +15,7 @@ from collector.join.joiner import Joiner
 from collector.recordings import Recording
 from collector.service.pipeline import make_pipeline
 from collector.service.publish import Publisher
-from collector.telemetry import table
 from collector.telemetry.metrics import Metrics
-from collector.telemetry.reasons import JoinEvent
 from tests.support.clocks import FakeClock
 from tests.support.pipelines import fed, new_pipeline
 from tests.support.sheet_cases import GQA
@@ -79,17 +77,15 @@ def test_without_knowledge_the_snapshot_says_what_is_missing(data_dir):
     (config,) = made.snapshot(1, 1).configs
     assert "physics" not in config.targets["step_time"].models
     assert "num_hidden_layers" in config.cannot_derive
-    assert made.take_counts()[table.JOIN_EVENTS, JoinEvent.FACT_CONFLICT] == 0
 
 
-def test_a_rule_against_the_resource_is_a_conflict_that_is_counted_once():
+def test_a_rule_against_the_resource_is_told_beside_it():
     rules = (Rule(facts={"gpu": "A10G"}),)
     joiner = Joiner(Config(), Knowledge(Config(rules=rules)))
     for step in (1, 2, 3):
         steps = np.zeros(1, STEP_DTYPE)
         steps["step_id"], steps["unix_ns"], steps["ts_start_ns"] = step, 10**18 + step, step
         joiner.add(Telemetry(instance="e", facts={"hw.gpu.name": "NVIDIA L4"}, steps=steps))
-    assert joiner.take_counts()[table.JOIN_EVENTS, JoinEvent.FACT_CONFLICT] == 1
     engine = joiner.engine_of("e")
     assert engine.facts.get("gpu") == "NVIDIA L4"
     assert engine.facts.contradictions() == {"gpu": "rules: A10G"}

@@ -67,7 +67,7 @@ def test_rows_are_the_differences_of_done_stamps():
     steps = steps_of(1, 2000)
     rows, counts = rows_of([steps])
     assert rows == {0: plain_rows(steps)}
-    assert counts[table.JOIN_EVENTS, JoinEvent.STEP_MISSING] == 0
+    assert counts[table.JOIN_EVENTS, JoinEvent.MISSING] == 0
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -79,7 +79,7 @@ def test_neither_order_nor_pieces_nor_repeats_change_a_row(seed):
     repeated.sort(key=lambda piece: piece["step_id"][0] + draw.uniform(0, 8 * 40))
     rows, counts = rows_of(repeated)
     assert rows == {0: plain_rows(steps)}
-    assert counts[table.JOIN_EVENTS, JoinEvent.STEP_DUPLICATE] == 10 * 40
+    assert counts[table.JOIN_EVENTS, JoinEvent.DUPLICATE] == 10 * 40
 
 
 def test_a_missing_step_is_waited_for_and_then_costs_two_rows():
@@ -89,12 +89,12 @@ def test_a_missing_step_is_waited_for_and_then_costs_two_rows():
     assert waiting == {}, "nothing leaves before it is as old as a span may be late"
     rows, counts = rows_of([steps[~gap][:600], steps[gap], steps[~gap][600:]])
     assert rows == {0: plain_rows(steps)}
-    assert counts[table.JOIN_EVENTS, JoinEvent.STEP_MISSING] == 0
+    assert counts[table.JOIN_EVENTS, JoinEvent.MISSING] == 0
     rows, counts = rows_of([steps[~gap], steps[gap]])
     told = zip(plain_rows(steps), steps["step_id"][1:], strict=True)
     expected = [row for row, step in told if not 500 < step <= 511]
     assert rows == {0: expected}
-    assert counts[table.JOIN_EVENTS, JoinEvent.STEP_MISSING] == 10
+    assert counts[table.JOIN_EVENTS, JoinEvent.MISSING] == 10
     assert counts[table.JOIN_EVENTS, JoinEvent.STEP_LATE] == 10
     assert counts[table.DROPPED_ROWS, RowDrop.INCOMPLETE] == 1
 

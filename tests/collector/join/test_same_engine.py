@@ -48,7 +48,7 @@ def test_an_engine_with_two_emitters_is_learned_once(run, first, size):
     assert rows <= len(run.summaries)
     post_decode = [value for key, value in coefficients(pipeline).items() if key[1:] == ("post_decode", "intercept")]
     assert post_decode == [pytest.approx(900, rel=1e-3)]
-    assert counts[table.JOIN_EVENTS, JoinEvent.API_UNMATCHED] == 0
+    assert counts[table.JOIN_EVENTS, JoinEvent.UNMATCHED] == 0
 
 
 def test_two_engines_whose_steps_differ_are_two(run):

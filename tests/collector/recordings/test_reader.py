@@ -77,7 +77,7 @@ def test_pages_that_cannot_be_learned_from_are_said_with_what_they_lack(tmp_path
     assert read(file, warnings) == []
     lacks, html = warnings
     assert lacks.startswith(f"{file}: 2 pages cannot be learned from (missing_families: vllm:prompt_tokens_total, ")
-    assert html == f"{file}: 1 pages cannot be learned from (not_a_page)"
+    assert html == f"{file}: 1 pages cannot be learned from (unexpected)"
 
 
 @pytest.mark.parametrize("first_bytes", [*range(100, 140), 2570, 16383, 16384, 1 << 20, 1 << 24])

@@ -146,7 +146,7 @@ def test_summaries_that_come_after_their_rows_have_left_are_counted_as_late():
     house.turn(steps_of("a", 801, 50))
     house.silence()
     counts = house.pipeline.take_counts()
-    assert counts[table.JOIN_EVENTS, JoinEvent.STEP_MISSING] == 50
+    assert counts[table.JOIN_EVENTS, JoinEvent.MISSING] == 50
     assert counts[table.JOIN_EVENTS, JoinEvent.STEP_LATE] == 50
     assert house.rows()["step_time"] == before + 50
 

@@ -15,7 +15,7 @@ from online.rows import RowOutcome, Target
 from tests.support.clocks import FakeClock
 from tests.support.step_exports import make_export
 
-FAILED, UNDERSTOOD = Counts(), Counts({table.DECODED_SPANS_OK: 9})
+FAILED, UNDERSTOOD = Counts(), Counts({(table.DECODED_SPANS, table.ACCEPTED): 9})
 OFFERED = UNDERSTOOD | {(table.ROWS, Target.STEP_TIME, RowOutcome.NOT_POSITIVE): 9}
 LEARNED = UNDERSTOOD | {(table.ROWS, Target.STEP_TIME, RowOutcome.LEARNED): 9}
 

@@ -17,11 +17,9 @@ from collector.service.watches import StallWatch
 from collector.service.worker import Worker
 from collector.telemetry.metrics import Metrics
 from collector.telemetry.table import (
-    PUBLISH_ERRORS,
-    SNAPSHOT_WRITE_ERRORS,
-    SNAPSHOT_WRITES,
     WORKER_FAILED_SPANS,
     WORKER_LAG,
+    WRITES,
 )
 from tests.support import exporter_cases as cases
 from tests.support.clocks import FakeClock, eventually
@@ -175,7 +173,7 @@ def test_a_snapshot_that_cannot_be_made_is_counted_and_the_old_one_stays(house, 
     house.put()
     house.worker.step(0)
     assert house.publisher.current() is old
-    assert house.metrics.value(PUBLISH_ERRORS) == 1
+    assert house.metrics.value(WRITES, "generation", "failed") == 1
 
 
 SHEET = {"num_hidden_layers": 32, "hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 32}
@@ -193,7 +191,7 @@ def test_the_files_for_blis_stand_beside_the_snapshot_and_each_is_counted(house,
     house.worker.step(0)
     assert house.writer.stop()
     assert {path.name for path in tmp_path.iterdir()} == {"snapshot.json", "0f3c52aa9b1e.blis.yaml"}
-    assert house.metrics.value(SNAPSHOT_WRITES) == 2
+    assert house.metrics.value(WRITES, "snapshot", "done") == 2
 
 
 def test_a_file_that_cannot_be_replaced_keeps_no_other_from_being_written(house, tmp_path, monkeypatch):
@@ -202,7 +200,7 @@ def test_a_file_that_cannot_be_replaced_keeps_no_other_from_being_written(house,
     house.put()
     house.worker.step(0)
     assert not house.writer.stop()
-    assert house.metrics.value(SNAPSHOT_WRITE_ERRORS) == 1
+    assert house.metrics.value(WRITES, "snapshot", "failed") == 1
     assert as_json(tmp_path / "snapshot.json")["generation"] == 1
 
 
@@ -214,7 +212,7 @@ def test_a_generation_is_written_once_and_the_last_one_at_the_end(house, tmp_pat
     house.worker.step(0)
     assert house.writer.stop()
     assert house.writer.stop()
-    assert house.metrics.value(SNAPSHOT_WRITES) == 1
+    assert house.metrics.value(WRITES, "snapshot", "done") == 1
     assert json.loads((tmp_path / "snapshot.json").read_bytes())["generation"] == 1
 
 
@@ -227,6 +225,6 @@ def test_a_write_that_fails_is_counted_and_tried_again(tmp_path):
     house.worker.step(0)
     directory.rmdir()
     assert not house.writer.stop()
-    assert house.metrics.value(SNAPSHOT_WRITE_ERRORS) == 1
+    assert house.metrics.value(WRITES, "snapshot", "failed") == 1
     directory.mkdir()
     assert house.writer.stop()

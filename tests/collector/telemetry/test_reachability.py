@@ -17,36 +17,25 @@ import re
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
 
-from collector.config import Config, Owned
-from collector.decode.kv import count_batch, read_payload
+from collector.config import Config
 from collector.fleet import sources as state_fetch
 from collector.fleet.pull import Puller, PullOptions
 from collector.ingest.intake import Intake
 from collector.ingest.queue import AdmissionQueue, Export
-from collector.ingest.zmq import _Subscription
-from collector.join.inferred.kv import KvTimeline
 from collector.service.pipeline import Pipeline
 from collector.telemetry import Counts, Metrics, reasons, table
 from collector.telemetry.metrics import metric_of
 from collector.telemetry.reasons import (
-    Direction,
-    DiscoveryOutcome,
+    Asked,
     ForwardOutcome,
-    FpmSkip,
     JoinEvent,
-    KvSkip,
     Outcome,
-    Phase,
     PluginLoss,
-    PullOutcome,
     Restored,
     RowDrop,
-    ScrapeOutcome,
-    SequenceEvent,
     Signal,
     Skip,
     Stall,
@@ -56,16 +45,13 @@ from online.rows import RowOutcome, Target
 from tests.support.clocks import FakeClock
 from tests.support.fleets import CONFIG as FLEET_CONFIG
 from tests.support.fleets import NOW_NS, state_of, state_server
-from tests.support.kv_batches import stored
 from tests.support.page_server import PageServer
 from tests.support.paths import ROOT
 from tests.support.pipelines import replayed
 from tests.support.step_exports import make_export
 from tests.support.toy_engine import Job, many_jobs, run_engine
 from tests.support.toy_spans import (
-    CORE_SCOPE,
     Piece,
-    core_span,
     export_of,
     exports_of,
     pieces,
@@ -75,9 +61,8 @@ COLLECTOR = "tests/collector"
 TOLD_BY = {
     ForwardOutcome: ("../wire/test_forward.py",),
     Signal: ("../wire/test_forward.py",),
-    FpmSkip: ("../wire/test_fpm.py",),
     Target: ("../wire/test_fpm.py",),
-    Skip: ("decode/test_bad_input.py", "decode/test_request_spans.py", "decode/test_spans.py"),
+    Skip: ("decode/test_bad_input.py", "decode/test_request_spans.py", "decode/test_spans.py", "decode/test_kv.py"),
     RowDrop: (
         "decode/test_bad_input.py",
         "join/test_checkpoint.py",
@@ -90,27 +75,16 @@ TOLD_BY = {
     JoinEvent: (
         "../wire/test_fpm.py",
         "decode/test_bad_input.py",
-        "identity/test_pipeline_knowledge.py",
         "join/requests/test_requests.py",
         "join/steps/test_sequence.py",
         "join/test_same_engine.py",
         "join/test_shared_ids.py",
-        "service/test_event_time.py",
-        "service/test_memory_relief.py",
         "service/test_pipeline.py",
     ),
     PluginLoss: ("service/test_plugin_losses.py",),
-    ScrapeOutcome: (
-        "ingest/scrape/test_scraper.py",
-        "ingest/scrape/test_hostile_servers.py",
-        "decode/pages/test_page_text.py",
-    ),
+    Asked: ("ingest/scrape/test_scraper.py", "decode/pages/test_page_text.py"),
     Stall: ("service/test_supervision.py",),
     Restored: ("service/test_checkpoint.py",),
-    KvSkip: ("decode/test_kv.py", "join/kv/test_kv_join.py"),
-    Direction: ("decode/test_kv.py",),
-    Phase: ("decode/test_kv.py",),
-    DiscoveryOutcome: ("../wire/test_discovery.py",),
     Transport: ("../wire/test_otlp_grpc.py", "../wire/test_otlp_http.py"),
     Outcome: (
         "../wire/test_otlp_grpc.py",
@@ -141,29 +115,6 @@ def labels_of(counts: Counts) -> list[enum.StrEnum]:
 
 def process(pipeline, *group: Piece) -> None:
     pipeline.process([Export(export_of(group).SerializeToString(), "peer", "test", len(group))])
-
-
-def never_scheduled() -> Reached:
-    run = run_engine(many_jobs(60))
-    pipeline = replayed(exports_of(pieces(run)))
-    never = core_span(run, run.jobs[1])
-    never.span_id = b"no steps"
-    del never.events[1:]
-    process(pipeline, Piece("engine-0", CORE_SCOPE, never))
-    pipeline.flush()
-    return labels_of(pipeline.take_counts())
-
-
-def speculating() -> Reached:
-    """Three tokens a step for each request that decodes, and nobody was preempted."""
-    run = run_engine(many_jobs(40))
-    for summary in run.summaries:
-        more = 2 * summary["batch.num_decode_reqs"]
-        summary["batch.decode_tokens"] += more
-        summary["batch.scheduled_tokens"] += more
-    pipeline = replayed(exports_of(pieces(run)))
-    assert pipeline.snapshot(0, 1).configs[0].config["speculative_decoding"] is True
-    return labels_of(pipeline.take_counts())
 
 
 def rows_of_a_replay() -> Reached:
@@ -198,35 +149,11 @@ def rows_of_a_replay() -> Reached:
     return out + labels_of(full.take_counts())
 
 
-def kv_events() -> Reached:
-    def message(*events, seq):
-        return read_payload(msgspec.msgpack.encode([1.8e9 + seq, list(events), 0, 1]), "kv", seq)
-
-    publisher = KvTimeline(0)
-    refused = [publisher.add(message(stored(), seq=seq)) for seq in range(40)]
-    publisher.forget_before(message(seq=20).ts_unix_ns)
-    refused.append(publisher.add(message(stored(), seq=1)))
-    counts = Counts()
-    count_batch(counts, message(["TransferInitiated", 3, "r", "CPU", "DISK", 8, 7], seq=1), None)
-    return [*filter(None, refused), *labels_of(counts)]
-
-
-def publisher_numbers() -> Reached:
-    zmq = pytest.importorskip("zmq")
-    counts = Counts()
-    with zmq.Context() as context:
-        subscription = _Subscription(zmq, context, "kv", Owned("tcp://127.0.0.1:1"), 10)
-        for seq in (0, 5, 0):
-            subscription.count_number(0, seq, counts)
-        subscription.sub.close()
-    return labels_of(counts)
-
-
 def offers() -> Reached:
     """Exports that meet a disk that fails, and a fault of ours."""
     metrics, queue = (
         Metrics(CollectorRegistry()),
-        AdmissionQueue(FakeClock(), capacity_bytes=1 << 20, wait_s=0.0, record=lambda _: Outcome.LOG_FAILED),
+        AdmissionQueue(FakeClock(), capacity_bytes=1 << 20, wait_s=0.0, record=lambda _: Outcome.LOG),
     )
     sound = make_export().SerializeToString()
     asyncio.run(Intake(queue, metrics).offer(sound, "peer", Transport.HTTP))
@@ -259,19 +186,15 @@ def pulls(tmp_path, monkeypatch) -> Reached:
         ):
             puller = Puller(PullOptions(sources, tmp_path / "fleet", timeout_s=timeout_s), FLEET_CONFIG, clock, print)
             puller.start()
-            outcomes += [PullOutcome(source.outcome) for source in puller.pull().sources]
+            outcomes += [Asked(source.outcome) for source in puller.pull().sources]
             puller.stop()
     return outcomes
 
 
 CASES = (
-    Case(never_scheduled, (JoinEvent.JOURNEY_UNSCHEDULED,)),
-    Case(speculating, (JoinEvent.SPECULATIVE_STEP,)),
     Case(rows_of_a_replay, (*RowOutcome, *(target for target in Target if target is not Target.GPU_TIME))),
-    Case(kv_events, (KvSkip.LATE, Direction.OTHER)),
-    Case(publisher_numbers, tuple(SequenceEvent)),
-    Case(offers, (Outcome.LOG_FAILED, Outcome.FAILURE)),
-    Case(pulls, tuple(PullOutcome)),
+    Case(offers, (Outcome.LOG, Outcome.FAILED)),
+    Case(pulls, dict(table.FLEET_SOURCES.labels)["outcome"]),
 )  # fmt: skip
 
 

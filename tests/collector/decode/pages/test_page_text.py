@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from collector.decode.pages import Flavour, Meaning, PageParser, is_page_line, read_page_line
-from collector.telemetry import ScrapeOutcome
+from collector.telemetry import Asked
 from tests.support.page_server import RECORDED, recorded_pages
 
 PAGES = [page for _, page in recorded_pages()]
@@ -130,29 +130,29 @@ def test_engines_of_one_page_are_told_apart():
 
 def test_labels_with_braces_quotes_and_timestamps_do_not_confuse():
     odd = PAGES[5].replace(b'model_name="tiny"} 2', b'model_name="a} 9 \\"b"} 2').replace(b".0\n", b".0 1700000000\n")
-    assert not isinstance(PageParser().parse(odd), ScrapeOutcome)
+    assert not isinstance(PageParser().parse(odd), Asked)
     assert only(V0.replace(b'"m"', b'"a\\"b\\\\n\\nc"')).model == 'a"b\\n\nc'
 
 
 @pytest.mark.parametrize(
     ("page", "outcome"),
     [
-        (b"", ScrapeOutcome.TRUNCATED),
-        (b"<!DOCTYPE html><html>\n", ScrapeOutcome.NOT_A_PAGE),
-        (b"<html><body>no</body>", ScrapeOutcome.NOT_A_PAGE),
-        (PAGES[5][:-2], ScrapeOutcome.TRUNCATED),
-        (b"go_goroutines 12\n", ScrapeOutcome.UNKNOWN_ENGINE),
-        (b"x" * (9 * 2**20), ScrapeOutcome.TOO_LARGE),
-        (V0.replace(b"num_requests_running", b"requests_running_now"), ScrapeOutcome.MISSING_FAMILIES),
-        (V0.replace(b"} 100.0", b"} NaN"), ScrapeOutcome.NOT_A_NUMBER),
-        (V0.replace(b"} 100.0", b"} -1.0"), ScrapeOutcome.NOT_A_NUMBER),
-        (V0.replace(b"} 100.0", b"} +Inf"), ScrapeOutcome.NOT_A_NUMBER),
-        (V0.replace(b"} 100.0", b"} many"), ScrapeOutcome.NOT_A_NUMBER),
-        (V0.replace(b"} 100.0", b"} 1e17"), ScrapeOutcome.NOT_A_NUMBER),
-        (V0 + b"".join(b'vllm:request_success_total{r="%d"} 1\n' % n for n in range(17_000)), ScrapeOutcome.TOO_LARGE),
-        (V0 + b'vllm:cache_config_info{block_size="16"} 1\n' * 17_000, ScrapeOutcome.TOO_LARGE),
-        (SGLANG.replace(b"num_used_tokens", b"tokens_in_use"), ScrapeOutcome.MISSING_FAMILIES),
-        (b"".join(PAGES[5].replace(b'"0"', b'"%d"' % n) for n in range(70)), ScrapeOutcome.TOO_MANY_ENGINES),
+        (b"", Asked.UNEXPECTED),
+        (b"<!DOCTYPE html><html>\n", Asked.UNEXPECTED),
+        (b"<html><body>no</body>", Asked.UNEXPECTED),
+        (PAGES[5][:-2], Asked.UNEXPECTED),
+        (b"go_goroutines 12\n", Asked.UNEXPECTED),
+        (b"x" * (9 * 2**20), Asked.TOO_LARGE),
+        (V0.replace(b"num_requests_running", b"requests_running_now"), Asked.MISSING_FAMILIES),
+        (V0.replace(b"} 100.0", b"} NaN"), Asked.UNEXPECTED),
+        (V0.replace(b"} 100.0", b"} -1.0"), Asked.UNEXPECTED),
+        (V0.replace(b"} 100.0", b"} +Inf"), Asked.UNEXPECTED),
+        (V0.replace(b"} 100.0", b"} many"), Asked.UNEXPECTED),
+        (V0.replace(b"} 100.0", b"} 1e17"), Asked.UNEXPECTED),
+        (V0 + b"".join(b'vllm:request_success_total{r="%d"} 1\n' % n for n in range(17_000)), Asked.TOO_LARGE),
+        (V0 + b'vllm:cache_config_info{block_size="16"} 1\n' * 17_000, Asked.TOO_LARGE),
+        (SGLANG.replace(b"num_used_tokens", b"tokens_in_use"), Asked.MISSING_FAMILIES),
+        (b"".join(PAGES[5].replace(b'"0"', b'"%d"' % n) for n in range(70)), Asked.TOO_LARGE),
     ],
 )
 def test_what_is_no_page_is_refused_for_a_reason(page, outcome):
@@ -173,7 +173,7 @@ def test_no_bytes_make_it_raise(data):
         at = data.draw(st.integers(0, len(page) - 1))
         page[at] = data.draw(st.integers(0, 255))
     found = PageParser().parse(bytes(page) + b"\n")
-    if not isinstance(found, ScrapeOutcome):
+    if not isinstance(found, Asked):
         assert all(math.isnan(value) or value >= 0 for reading in found for value in reading.values)
 
 
@@ -185,5 +185,5 @@ def test_a_line_of_a_recording_is_a_page():
     assert (page.unix_ns, page.mono_ns, page.recording) == (entry["unix_ns"], entry["sent_mono_ns"], "file")
     far = json.dumps({"unix_ns": 1, "url": "http://" + "h" * 500, "page": entry["page"]}).encode()
     assert is_page_line(far)
-    assert read_page_line(b'{"unix_ns": 1, "page": 7}', PageParser(), "file") is ScrapeOutcome.NOT_A_PAGE
-    assert read_page_line(b'{"unix_ns": -1, "page": ""}', PageParser(), "file") is ScrapeOutcome.NOT_A_NUMBER
+    assert read_page_line(b'{"unix_ns": 1, "page": 7}', PageParser(), "file") is Asked.UNEXPECTED
+    assert read_page_line(b'{"unix_ns": -1, "page": ""}', PageParser(), "file") is Asked.UNEXPECTED

@@ -26,7 +26,7 @@ from collector.ingest.scrape import (
 )
 from collector.runtime import SystemClock
 from collector.runtime.http import HttpClient
-from collector.telemetry import ScrapeOutcome
+from collector.telemetry import Asked
 from tests.support.clocks import eventually
 from tests.support.page_server import PageServer, recorded_pages
 from tests.wire.certificates import Authority
@@ -91,7 +91,7 @@ def test_whatever_part_of_an_answer_a_server_drips_it_is_left_when_its_time_is_o
 
     with listening(drip) as port:
         url = f"http://127.0.0.1:{port}/metrics"
-        assert scraped(url, timeout_s=0.3) == [ScrapeOutcome.TIMEOUT]
+        assert scraped(url, timeout_s=0.3) == [Asked.UNREACHABLE]
 
 
 def test_a_server_that_closes_after_each_answer_is_dialled_again_in_the_same_way(tmp_path):
@@ -112,14 +112,14 @@ def test_a_server_that_closes_after_each_answer_is_dialled_again_in_the_same_way
     with listening(answer) as port:
         url = f"https://name.invalid:{port}/metrics"
         outcomes = scraped(url, times=3, address="127.0.0.1", token="secret", tls=tls)
-    assert outcomes == [ScrapeOutcome.TAKEN] * 3
+    assert outcomes == [Asked.TAKEN] * 3
     assert set(first_bytes) == {b"\x16"}  # a TLS handshake
 
 
 def test_a_page_that_was_packed_unasked_is_no_page():
     packed = gzip.compress(PAGE)
     with PageServer(lambda *_: (200, {"Content-Encoding": "gzip"}, packed)) as server:
-        assert scraped(server.url) == [ScrapeOutcome.UNEXPECTED]
+        assert scraped(server.url) == [Asked.UNEXPECTED]
 
 
 @pytest.mark.parametrize(

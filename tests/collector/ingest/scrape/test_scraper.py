@@ -13,7 +13,7 @@ import pytest
 from collector.config import Config, ConfigError, scraping
 from collector.ingest.scrape import Scraper, ScrapeTarget, TargetList, read_targets
 from collector.runtime import SystemClock
-from collector.telemetry import ScrapeOutcome
+from collector.telemetry import Asked
 from tests.support.clocks import eventually
 from tests.support.page_server import PageServer, recorded_pages
 from tests.wire.certificates import Authority
@@ -38,7 +38,7 @@ def outcomes(config, wanted, timeout_s=60.0):
 def test_a_page_is_taken_again_and_again_over_one_connection():
     with PageServer(lambda *_: (200, {}, PAGE)) as server:
         seen, pages = outcomes(config_of(server.url), 5)
-        assert set(seen) == {ScrapeOutcome.TAKEN}
+        assert set(seen) == {Asked.TAKEN}
         assert len(pages) >= 5
         assert pages[0].instance == f"http://127.0.0.1:{server.port}"
         assert pages[0].engines[0].model == "tiny"
@@ -48,18 +48,18 @@ def test_a_page_is_taken_again_and_again_over_one_connection():
 @pytest.mark.parametrize(
     ("answer", "outcome"),
     [
-        ((302, {"Location": "http://127.0.0.1:1/"}, b""), ScrapeOutcome.REDIRECT),
-        ((503, {}, b""), ScrapeOutcome.REFUSED),
-        ((401, {}, b""), ScrapeOutcome.UNAUTHENTICATED),
-        ((200, {}, b"<html>hello</html>\n"), ScrapeOutcome.NOT_A_PAGE),
-        ((200, {"Content-Length": str(500 * 2**20)}, b"x"), ScrapeOutcome.TOO_LARGE),
-        ((200, {}, PAGE.replace(b"num_requests_running", b"now_running")), ScrapeOutcome.MISSING_FAMILIES),
-        ((200, {}, PAGE[:-3]), ScrapeOutcome.TRUNCATED),
-        ((200, {}, None), ScrapeOutcome.TIMEOUT),
+        ((302, {"Location": "http://127.0.0.1:1/"}, b""), Asked.REFUSED),
+        ((503, {}, b""), Asked.REFUSED),
+        ((401, {}, b""), Asked.UNAUTHENTICATED),
+        ((200, {}, b"<html>hello</html>\n"), Asked.UNEXPECTED),
+        ((200, {"Content-Length": str(500 * 2**20)}, b"x"), Asked.TOO_LARGE),
+        ((200, {}, PAGE.replace(b"num_requests_running", b"now_running")), Asked.MISSING_FAMILIES),
+        ((200, {}, PAGE[:-3]), Asked.UNEXPECTED),
+        ((200, {}, None), Asked.UNREACHABLE),
     ],
 )
 def test_a_bad_server_is_counted_by_reason_and_gives_no_page(answer, outcome):
-    patience = {"timeout_s": 0.5} if outcome is ScrapeOutcome.TIMEOUT else {}
+    patience = {"timeout_s": 0.5} if outcome is Asked.UNREACHABLE else {}
     with PageServer(lambda *_: answer) as server:
         seen, pages = outcomes(config_of(server.url), 1, **patience)
         assert seen[0] is outcome
@@ -70,7 +70,7 @@ def test_nobody_there_and_no_http():
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         seen, _ = outcomes(config_of(f"http://127.0.0.1:{free.getsockname()[1]}/metrics"), 1)
-    assert seen[0] is ScrapeOutcome.UNREACHABLE
+    assert seen[0] is Asked.UNREACHABLE
 
 
 def test_a_page_without_an_end_is_left_at_its_bound():
@@ -91,14 +91,14 @@ def test_a_page_without_an_end_is_left_at_its_bound():
         thread.start()
         seen, pages = outcomes(config_of(f"http://127.0.0.1:{listener.getsockname()[1]}/metrics"), 1)
         thread.join(60)
-    assert (seen[0], pages) == (ScrapeOutcome.TOO_LARGE, [])
+    assert (seen[0], pages) == (Asked.TOO_LARGE, [])
     assert len(sent) < 32
 
 
 def test_a_server_that_hangs_does_not_keep_the_others_waiting():
     with PageServer(lambda *_: (200, {}, None)) as hanging, PageServer(lambda *_: (200, {}, PAGE)) as good:
         seen, pages = outcomes(config_of(hanging.url, good.url), 8)
-        assert set(seen) == {ScrapeOutcome.TAKEN}
+        assert set(seen) == {Asked.TAKEN}
         assert {page.instance for page in pages} == {f"http://127.0.0.1:{good.port}"}
 
 
@@ -112,9 +112,9 @@ def test_a_server_that_scales_to_zero_and_back_is_found_again():
         seen = []
         scraper = Scraper(config_of(server.url), SystemClock(), seen.append)
         scraper.start()
-        eventually(lambda: ScrapeOutcome.TAKEN in seen)
+        eventually(lambda: Asked.TAKEN in seen)
         down.append(1)
-        eventually(lambda: ScrapeOutcome.REFUSED in seen)
+        eventually(lambda: Asked.REFUSED in seen)
         scraper.take()
         down.clear()
         eventually(scraper.take)
@@ -138,8 +138,8 @@ def test_tls_needs_a_certificate_that_is_trusted(tmp_path):
     context.load_cert_chain(certificate, key)
     with PageServer(lambda *_: (200, {}, PAGE), context=context) as server:
         url = f"https://127.0.0.1:{server.port}/metrics"
-        assert outcomes(config_of(url), 1)[0][0] is ScrapeOutcome.UNREACHABLE
-        assert outcomes(config_of(url, ca_file=str(authority.ca)), 1)[0][0] is ScrapeOutcome.TAKEN
+        assert outcomes(config_of(url), 1)[0][0] is Asked.UNREACHABLE
+        assert outcomes(config_of(url, ca_file=str(authority.ca)), 1)[0][0] is Asked.TAKEN
 
 
 def test_authorities_are_read_only_where_somebody_is_asked(tmp_path):
@@ -225,6 +225,6 @@ def test_old_pages_go_when_nobody_takes_them(monkeypatch):
         seen = []
         scraper = Scraper(config_of(server.url), SystemClock(), seen.append)
         scraper.start()
-        eventually(lambda: ScrapeOutcome.DROPPED in seen)
+        eventually(lambda: Asked.DROPPED in seen)
         scraper.stop()
         assert len(scraper.take()) == 2

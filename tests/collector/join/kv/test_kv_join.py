@@ -13,7 +13,7 @@ from collector.join.inferred.kv import KvSources
 from collector.join.joiner import Joiner
 from collector.service.pipeline import Pipeline
 from collector.telemetry import table
-from collector.telemetry.reasons import KvSkip
+from collector.telemetry.reasons import Skip
 from online.rows import STEP_FEATURES, Target
 from tests.support.kv_batches import TS_S, batch, kv_batches, stored
 from tests.support.kv_joins import joined, rebuilt_over_true, rows_by_target, rows_of, sequences, telemetry
@@ -101,9 +101,9 @@ def test_offloads_restores_and_evictions_become_features_of_their_steps():
     raw = np.concatenate([block.raw for block in step_rows(rows)])[:, BLOCK_COLUMNS]
     known = np.isfinite(raw).all(axis=1)
     assert known.mean() > 0.5  # from grace_s after the first batch on
-    late = [m for one in kv_batches("c5_offload") for m in one.moves if m.phase == "initiated" and m.step > 1200]
-    offloads = sum(m.blocks for m in late if m.direction == "offload")
-    restores = sum(m.blocks for m in late if m.direction == "restore")
+    late = [m for one in kv_batches("c5_offload") for m in one.moves if m.move != "evicted" and m.step > 1200]
+    offloads = sum(m.blocks for m in late if m.move == "offloaded")
+    restores = sum(m.blocks for m in late if m.move == "restored")
     assert raw[known].sum(axis=0)[0] >= 0.8 * offloads > 0
     assert raw[known].sum(axis=0)[1] >= 0.8 * 2 * restores > 0
     assert raw[known].sum(axis=0)[2] > 100
@@ -200,22 +200,15 @@ def test_a_publisher_that_restarts_repeats_no_batch_and_misses_none_whatever_the
         for one in order:
             sources.add(one)
         counts = sources.take_counts()
-        assert (counts[table.KV_HELD], counts[table.KV_MISSING]) == (10, 0)
-        assert counts.total(table.KV_MESSAGES_SKIPPED) == 0
-
-
-def test_numbers_that_never_came_are_missing():
-    sources = KvSources(SETTINGS)
-    for seq in (0, 1, 4, 5, 9):
-        sources.add(batch(stored(), seq=seq, ts_s=TS_S + seq))
-    assert sources.take_counts()[table.KV_MISSING] == 5
+        assert counts[table.SIZE, "kv_batches"] == 10
+        assert counts.by_label(table.KV_BATCHES) == {table.ACCEPTED: 10}
 
 
 def test_publishers_are_bounded_as_engines_are():
     sources = KvSources(Config(engines_max=3))
     for number in range(50):
         sources.add(batch(stored(), source=f"tcp://host:{number}"))
-    assert sources.take_counts()[table.KV_HELD] == 3
+    assert sources.take_counts()[table.SIZE, "kv_batches"] == 3
     sources.assign({})
     assert sources.unbound == 3
 
@@ -265,7 +258,6 @@ def test_the_pipeline_takes_kv_batches_and_accounts_for_them():
     batches = kv_batches("c5_offload")
     pipeline.process(kv=[*batches, batches[0]])
     counts = pipeline.take_counts()
-    assert counts[table.KV_MESSAGES] == 521 == counts[table.KV_MESSAGES_OK] + counts.total(table.KV_MESSAGES_SKIPPED)
-    assert counts.by_label(table.KV_MESSAGES_SKIPPED) == {KvSkip.DUPLICATE: 1}
-    assert counts[table.KV_EVENTS] == counts[table.KV_EVENTS_OK] + counts.total(table.KV_EVENTS_SKIPPED)
-    assert pipeline.take_counts()[table.KV_MESSAGES] == 0
+    assert counts.by_label(table.KV_BATCHES) == {table.ACCEPTED: 520, Skip.DUPLICATE: 1}
+    assert counts.total(table.KV_EVENTS) == sum(one.events for one in [*batches, batches[0]])
+    assert pipeline.take_counts().total(table.KV_BATCHES) == 0

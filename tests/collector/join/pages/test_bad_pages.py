@@ -25,7 +25,7 @@ def test_several_servers_that_answer_at_one_address_in_turn_teach_nothing(patter
     servers[0].run(300.0, 5)  # one of them has been up for longer
     page = PageEngine("server", "", 0)
     turns(servers, lambda both, scrape: both["ab".index(pattern[scrape % len(pattern)])], page)
-    assert drops_of(page)[RowDrop.WHICH_SERVER] > 0
+    assert drops_of(page)[RowDrop.AMBIGUOUS] > 0
     assert (page.api_queueing.requests, page.api_queueing.pieces) == (0, [])
     learned = page.advance()
     assert sum(len(found.rows) for found in learned) <= len(pattern)  # before anybody could know

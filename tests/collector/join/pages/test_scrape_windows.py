@@ -185,7 +185,7 @@ def test_windows_with_a_preemption_give_no_rows():
     page = scraped(SimulatedEngine(preempt=0.01), seconds=30)
     rows = rows_of(page)
     drops = drops_of(page)
-    assert drops[RowDrop.PREEMPTION] > 0
+    assert drops[RowDrop.INCOMPLETE] > 0
     assert len(rows) > 0
     assert drops_of(page) == {}
 
@@ -253,7 +253,7 @@ def test_a_restart_begins_anew():
     rows = rows_of(page)
     drops = drops_of(page)
     assert drops[RowDrop.RESTART] == 1
-    assert RowDrop.WHICH_SERVER not in drops, "one server after the other"
+    assert RowDrop.AMBIGUOUS not in drops, "one server after the other"
     assert np.abs(FEATURES.evaluate(rows) @ TRUE / rows.elapsed_us - 1).mean() < 0.1
 
 

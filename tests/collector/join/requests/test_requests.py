@@ -152,7 +152,7 @@ def test_halves_meet_in_either_order_and_whoever_has_none_is_counted():
         900, rel=1e-3
     )
     alone = replayed(exports_of(pieces(run, apis=False)))
-    assert alone.take_counts()[table.JOIN_EVENTS, JoinEvent.API_UNMATCHED] == 60
+    assert alone.take_counts()[table.JOIN_EVENTS, JoinEvent.UNMATCHED] == 60
 
 
 def test_a_request_that_spans_the_compilation_is_left_out():

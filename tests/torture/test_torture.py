@@ -22,7 +22,7 @@ from tests.support.sidecars import call_export, running_sidecar
 from tests.support.step_exports import make_export
 from tests.torture import kills
 
-SECONDS = float(os.environ.get("STRESS_S", "1"))
+SECONDS = float(os.environ.get("STRESS_S", "0.5"))
 
 
 def test_kills_and_bad_disks_lose_nothing_and_repeat_nothing(tmp_path):

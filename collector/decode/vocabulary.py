@@ -207,10 +207,10 @@ _HERE: Final = re.compile(r"[^:]*:(127\.0\.0\.1|\[::1\]|%5B::1%5D):")
 def instance_of(attributes: Mapping[str, Value], peer: str) -> str:
     """What an emitter is called: its id; its pod behind a gateway, whose address is that of all pods; else its address.
 
-    Who sends from this machine has an address of its own, while the processes of a pod share its uid.
+    On this machine it may be the one or the other: processes of a pod, which share its uid, or a gateway for pods.
     """
-    pod = "" if _HERE.match(peer) else attributes.get(POD, "")
-    return str(attributes.get(INSTANCE) or pod or peer)
+    pod = attributes.get(POD, "")
+    return str(attributes.get(INSTANCE) or (f"{pod} {peer}" if pod and _HERE.match(peer) else pod or peer))
 
 
 def scalar(attributes: Sequence[KeyValue], key: str) -> Value | None:

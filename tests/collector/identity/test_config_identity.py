@@ -116,7 +116,8 @@ def test_an_adapter_asked_for_by_name_is_not_another_model():
     [
         ("ipv4:10.0.0.9:4001", {"k8s.pod.uid": "7f3c"}, "7f3c"),
         ("ipv4:10.0.0.9:4001", {"k8s.pod.uid": "7f3c", "service.instance.id": "engine-0"}, "engine-0"),
-        ("ipv4:127.0.0.1:4001", {"k8s.pod.uid": "7f3c"}, "ipv4:127.0.0.1:4001"),
+        ("ipv4:127.0.0.1:4001", {"k8s.pod.uid": "7f3c"}, "7f3c ipv4:127.0.0.1:4001"),
+        ("ipv4:127.0.0.1:4001", {"k8s.pod.uid": "8a4d"}, "8a4d ipv4:127.0.0.1:4001"),
         ("ipv4:10.0.0.9:4001", {}, "ipv4:10.0.0.9:4001"),
     ],
 )

@@ -20,7 +20,6 @@ from .load import (
     to_yaml,
 )
 from .schema import (
-    MOVED,
     PROFILES,
     Config,
     Endpoint,
@@ -35,7 +34,6 @@ from .schema import (
 __all__ = [
     "ENV_FILE",
     "ENV_PREFIX",
-    "MOVED",
     "PROFILES",
     "Config",
     "ConfigError",

@@ -23,7 +23,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 import yaml
 
-from .schema import MOVED, PROFILES, Config, Rule
+from .schema import PROFILES, Config, Rule
 
 ENV_PREFIX: Final = "TRACEFIT_"
 ENV_FILE: Final = "TRACEFIT_CONFIG"
@@ -39,8 +39,7 @@ _SERVICE_LINK: Final = re.compile(
 """What Kubernetes puts into every container for a Service named ``tracefit`` or ``tracefit-…``."""
 _SERVICE_LINK_VALUE: Final = re.compile(r"(?:(?:tcp|udp|sctp)://.*|[0-9a-fA-F.:]+|tcp|udp|sctp|None)", re.IGNORECASE)
 _CREDENTIAL: Final = re.compile(rb"(token|cert|key|ca|headers)_file", re.IGNORECASE)
-_ON_ERROR: Final = (f"{ENV_PREFIX}ON_ERROR", f"{ENV_PREFIX}CONFIG__ON_ERROR")
-"""The second is the name of the release before: manifests may be older than the image."""
+_ON_ERROR: Final = f"{ENV_PREFIX}ON_ERROR"
 _RECEIVING: Final = (
     *("listen", "listen_http", "token_file", "tls_cert_file", "tls_key_file", "tls_client_ca_file"),
     *("scrape", "scrape_token_file", "ca_file", "kv", "fpm", "forward", "forward_headers_file"),
@@ -195,9 +194,6 @@ def _variable_of(key: str) -> str:
 def _key_of(variable: str) -> str:
     """The key that a variable sets; a ConfigError if there is none."""
     key = variable.removeprefix(ENV_PREFIX).lower()
-    old = key.replace("__", ".")
-    if old in MOVED:
-        raise ConfigError(variable, f"is now {_variable_of(MOVED[old])}" if MOVED[old] else "is no key any more")
     if key not in _FIELDS:
         raise ConfigError(variable, "unknown key" + suggestion(variable, map(_variable_of, _FIELDS)))
     return key
@@ -234,31 +230,16 @@ def _convert(tree: dict[str, Any]) -> Config:
 
 
 def _check_keys(tree: Mapping[Any, Any], known: Iterable[str], where: str) -> None:
-    """A ConfigError for what is no key; it names every key of the release before with its successor."""
+    """A ConfigError for what is no key."""
     if any(not isinstance(key, str) for key in tree):
         raise ConfigError(where.rstrip(".") or _TOP, "keys are words")
-    old = [(key, MOVED[key]) for key in _paths(tree, known) if key in MOVED]
-    if old:
-        now = [f"is now {new}" if new else "is no key any more" for _, new in old]
-        others = [f"{key} {problem}" for (key, _), problem in zip(old[1:], now[1:], strict=True)]
-        raise ConfigError(old[0][0], "; ".join([now[0], *others]))
     unknown = next((key for key in tree if key not in known), None)
     if unknown is not None:
-        moved = "is now facts.model_config" if where and unknown == "model_config" else ""
-        raise ConfigError(f"{where}{unknown}", moved or "unknown key" + suggestion(unknown, known))
+        raise ConfigError(f"{where}{unknown}", "unknown key" + suggestion(unknown, known))
     rules = tree.get("rules")
     for number, rule in enumerate(rules if isinstance(rules, list) and not where else ()):
         if isinstance(rule, dict):
             _check_keys(rule, Rule.__struct_fields__, f"rules[{number}].")
-
-
-def _paths(tree: Mapping[Any, Any], known: Iterable[str] = (), where: str = "") -> Iterable[str]:
-    """Dotted paths of the sections that are no keys of today."""
-    for key, value in tree.items():
-        if key not in known:
-            yield f"{where}{key}"
-            if isinstance(value, dict):
-                yield from _paths(value, (), f"{where}{key}.")
 
 
 def _explain(text: str, tree: Mapping[str, Any]) -> ConfigError:
@@ -327,15 +308,13 @@ def load_or_degrade(
 
 def _must_run(path: Path | None, environ: Mapping[str, str]) -> bool:
     """Whether ``on_error`` is ``degrade``, as far as a wrong configuration can say so."""
-    said = [environ[variable] for variable in _ON_ERROR if variable in environ]
-    if said:
-        return said[0] == "degrade"
+    if _ON_ERROR in environ:
+        return environ[_ON_ERROR] == "degrade"
     try:
         tree = read_yaml(path) if path is not None else {}
     except ConfigError:
         return False
-    old = tree.get("config")
-    return tree.get("on_error", old.get("on_error") if isinstance(old, dict) else None) == "degrade"
+    return tree.get("on_error") == "degrade"
 
 
 def _usable_variables(environ: Mapping[str, str], check: Callable[[Config], None]) -> dict[str, str]:
@@ -401,18 +380,14 @@ def explain_keys() -> str:
 
 
 def explain_key(name: str) -> str:
-    """What a key means, as text; of a key of the release before, its successor.
+    """What a key means, as text.
 
     Raises:
         ConfigError: nothing has this name.
     """
     keys = {key.name: key for key in every_key()}
-    if MOVED.get(name):
-        return f"{name} is now {MOVED[name]}\n\n{explain_key(MOVED[name])}"
     if name not in keys:
-        gone = f"{name!r} is no key any more"
-        near = f"there is no key {name!r}" + suggestion(name, keys)
-        raise ConfigError("--key", gone if name in MOVED else near)
+        raise ConfigError("--key", f"there is no key {name!r}" + suggestion(name, keys))
     key = keys[name]
     lines = [key.name, textwrap.fill(key.meaning.replace("`", ""), 100), f"  takes     {key.values.replace('`', '')}"]
     lines.append(f"  default   {key.default}")

@@ -152,9 +152,6 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             " that the answer is about; without it, of all.",
         ),
     ] = ()
-    hardware_file: Annotated[
-        str, Meta(description="Path of your own data sheets of GPUs, beside those in tracefit.")
-    ] = ""
 
     listen: Annotated[HostPort, Meta(description="Where OTLP over gRPC is received.")] = "127.0.0.1:4317"
     listen_http: Annotated[
@@ -346,10 +343,6 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             " coefficients follow a change as slowly as the rarest kind of step is forgotten."
         ),
     ] = "cusum"
-    block_s: Annotated[
-        float,
-        Meta(ge=0.001, le=3_600, description="Event time that is learned at once: larger is cheaper and reacts later."),
-    ] = 1.0
     donors: Annotated[
         tuple[str, ...],
         Meta(
@@ -398,14 +391,17 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return 8 * self.engines_max
 
     @property
+    def block_s(self) -> float:
+        """Event time that is learned at once: larger is cheaper and reacts later."""
+        return 60.0 if self.profile == "bulk" else 1.0
+
+    @property
     def block_rows(self) -> int:
-        """Rows after which a block is learned although ``block_s`` has not passed: 512 for each second.
+        """Rows after which a block is learned although ``block_s`` has not passed.
 
-        After as many steps, what they taught of their engine holds.
-
-        The wall's accuracy was measured with 512, the default, and with 8,192, of the profile ``bulk``.
+        The wall's accuracy was measured with both numbers.
         """
-        return int(min(max(512.0 * self.block_s, 512.0), 8_192.0))
+        return 8_192 if self.profile == "bulk" else 512
 
     @property
     def queue_bytes(self) -> int:
@@ -419,57 +415,7 @@ PROFILES: Final[Mapping[str, Mapping[str, Any]]] = MappingProxyType(
         # bounds for many engines, and less often what grows with their number
         "gateway": {"queue_mib": 64.0, "engines_max": 500, "publish_interval_s": 15.0, "checkpoint_interval_s": 300.0},
         # one learner, one feature set, large blocks; changes of speed are looked for, as a history has them
-        "bulk": {"learners": ("rls",), "feature_sets": ("portable",), "block_s": 60.0},
+        "bulk": {"learners": ("rls",), "feature_sets": ("portable",)},
     }
 )
 """The defaults that a profile changes."""
-
-FIXED: Final = ""
-MOVED: Final[Mapping[str, str]] = MappingProxyType(
-    {
-        "config.on_error": "on_error",
-        "receivers.grpc.endpoint": "listen",
-        "receivers.grpc.max_recv_msg_size_mib": "message_max_mib",
-        "receivers.grpc.max_connections": FIXED,
-        "receivers.http.enabled": "listen_http",
-        "receivers.http.endpoint": "listen_http",
-        "receivers.http.max_request_body_size_mib": "message_max_mib",
-        "receivers.token_file": "token_file",
-        "receivers.tls.cert_file": "tls_cert_file",
-        "receivers.tls.key_file": "tls_key_file",
-        "receivers.tls.client_ca_file": "tls_client_ca_file",
-        "receivers.kv.endpoints": "kv",
-        "receivers.scrape.endpoints": "scrape",
-        "receivers.scrape.files": "scrape",
-        "receivers.scrape.interval_s": "scrape_interval_s",
-        "receivers.scrape.timeout_s": FIXED,
-        "receivers.scrape.token_file": "scrape_token_file",
-        "receivers.scrape.ca_file": "ca_file",
-        "receivers.scrape.insecure_skip_verify": "ca_file",
-        "exporters.http.endpoint": "pages",
-        "exporters.http.token_file": "pages_token_file",
-        "exporters.http.state": "pages_state",
-        "snapshot.directory": "directory",
-        "snapshot.publish_interval_s": "publish_interval_s",
-        "state.interval_s": "checkpoint_interval_s",
-        "log.capacity_mib": "log_capacity_mib",
-        "queue.capacity_bytes": "queue_mib",
-        "memory.limit_mib": "memory_limit_mib",
-        "slo.itl_ms": "itl_ms",
-        "join.window_s": "join_timeout_s",
-        "join.grace_s": "allowed_lateness_s",
-        "join.idle_timeout_s": "idle_timeout_s",
-        "join.engines_max": "engines_max",
-        "join.block_steps": "block_s",
-        "bank.block_rows": "block_s",
-        "bank.block_s": "block_s",
-        "bank.detector": "detector",
-        "bank.configs_max": "engines_max",
-        "configurations.rules": "rules",
-        "configurations.model_config": "model_config",
-        "configurations.hardware_file": "hardware_file",
-        "configurations.discovery.endpoints": "discover",
-        "shutdown.drain_s": FIXED,
-    }
-)
-"""Keys of the release before, and what each is now (``FIXED``: no key); they go with the next release."""

@@ -337,10 +337,6 @@ class Knowledge:
     def __init__(self, config: Config | None = None) -> None:
         config = config or Config()
         self._sheets = shipped_sheets()
-        if config.hardware_file:
-            self._sheets |= _configured(
-                "hardware_file", config.hardware_file, lambda path: hardware_sheets(read_json(path))
-            )
         top: dict[str, Fact] = {name: fact for name, fact in (("model", config.model), ("gpu", config.gpu)) if fact}
         self._rules = [Rule(RuleConfig(facts=top), "rules")] if top else []
         self._rules += [Rule(rule, f"rules[{i}]") for i, rule in enumerate(config.rules)]

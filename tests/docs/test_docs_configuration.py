@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import yaml
 
-from collector.config import MOVED, every_key, load
+from collector.config import every_key, load
 from tests.support.docs_tables import assert_table, make_table
 from tests.support.paths import DOCS
 
@@ -15,11 +15,6 @@ DOCUMENT = "configuration.md"
 def test_every_key_stands_in_the_table():
     rows = [(f"`{key.name}`", key.meaning, key.values, f"`{key.default}`") for key in every_key()]
     assert_table(DOCUMENT, "configuration", make_table(["key", "what it does", "values", "default"], rows))
-
-
-def test_every_key_of_the_release_before_stands_in_a_table():
-    rows = [(f"`{old}`", f"`{new}`" if new else "no key any more") for old, new in MOVED.items()]
-    assert_table(DOCUMENT, "moved", make_table(["before", "now"], rows))
 
 
 @pytest.mark.parametrize("number", [0, 1])

@@ -8,7 +8,7 @@ from enum import Enum
 import pytest
 
 from collector.cli import tracefit
-from collector.config import MOVED, every_key
+from collector.config import every_key
 from collector.telemetry import reasons
 from collector.telemetry.table import FLEET_TABLE, PREFIX, TABLE
 from exporters.metrics_page import FAMILIES, PAGE_FAMILIES
@@ -35,7 +35,6 @@ def test_each_key_command_and_reason_that_a_user_is_told_of_exists():
     text = (DOCS / "runbooks.md").read_text(encoding="utf-8").partition("## The page says")[2]
     assert text
     keys = {key.name for key in every_key()}
-    assert not set(re.findall(r"`([a-z_.]+)`", text)) & set(MOVED)
     commands = set(tracefit.commands)
     assert set(re.findall(r"`tracefit ([a-z-]+)", text)) <= commands
     enums = [

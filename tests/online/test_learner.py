@@ -214,7 +214,7 @@ def test_standard_errors_hold_when_noise_has_a_memory():
 
 
 def test_a_long_dull_stretch_costs_nothing():
-    state = TargetState(TARGET, Config(learners=("rls",), block_s=3_600.0))
+    state = TargetState(TARGET, Config(learners=("rls",), profile="bulk"))
     state.offer(portable(TARGET), lambda _features: None)
     rich, dull, back = steps(8192, 1), steps(1, 2, batch=(8, 8), prefill_share=0.0), steps(200, 3)
     model = state.models["portable"]

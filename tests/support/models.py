@@ -24,9 +24,9 @@ def knowledge_of_captures() -> Knowledge:
         "block_size": 32,
     }
     tree = {
-        "hardware_file": str(models / "hardware.json"),
         "rules": [
             {"facts": {**knobs, "model_config": str(models / "modelB.config.json")}},
+            {"match": {"gpu": "cpu-capture"}, "facts": {"peak_tflops": 0.1, "memory_bandwidth_gb_s": 30}},
             {"match": {"recording": "*c9_dp2*"}, "facts": {"model_config": str(models / "tinyA.config.json")}},
         ],
     }

@@ -16,13 +16,12 @@ def _no_configuration(monkeypatch):
 def test_a_bundled_recording_is_evaluated_with_its_model_file(data_dir, tmp_path, capsys):
     model = tmp_path / "config.json"
     model.write_text(json.dumps(DENSE | {"hidden_size": 512, "num_attention_heads": 8, "num_hidden_layers": 8}))
-    hardware = tmp_path / "hardware.json"
-    entry = {"tflops": {"fp32": 0.1}, "memory_bandwidth_gb_s": 30, "memory_gb": 24}
-    hardware.write_text(json.dumps({"box": entry}))
     config = tmp_path / "tracefit.yaml"
     config.write_text(
-        f"hardware_file: {hardware}\nmodel_config: {model}\n"
-        "rules: [{facts: {gpu: box, max_num_seqs: 32, max_num_batched_tokens: 2048, max_model_len: 2048}}]\n"
+        f"model_config: {model}\n"
+        "rules:\n"
+        "- facts: {gpu: box, max_num_seqs: 32, max_num_batched_tokens: 2048, max_model_len: 2048}\n"
+        "- {match: {gpu: box}, facts: {peak_tflops: 0.1, memory_bandwidth_gb_s: 30, memory_gb: 24}}\n"
     )
     out = tmp_path / "report.json"
     code = main(

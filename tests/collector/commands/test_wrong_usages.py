@@ -175,7 +175,6 @@ def test_a_wrong_variable_is_named_as_it_was_written(variable, near, monkeypatch
     [
         ("join_timeout_s", ["journeys", "180.0", "TRACEFIT_JOIN_TIMEOUT_S"]),
         ("log_level", ["info", "Least important"]),
-        ("join.grace_s", ["is now allowed_lateness_s", "arrive"]),
         ("rules[].match", ["pattern"]),
     ],
 )

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
 from collector.config import (
-    MOVED,
     PROFILES,
     Config,
     ConfigError,
     Endpoint,
     Owned,
     every_key,
-    explain_key,
     json_schema,
     load,
     parse_endpoint,
@@ -92,28 +89,6 @@ def test_a_variable_of_a_list_needs_no_brackets_and_one_of_a_text_no_quotes(vari
 )
 def test_an_address_may_name_its_engine(text, owned):
     assert parse_owned(text) == owned
-
-
-@pytest.mark.parametrize("old", MOVED)
-def test_every_key_of_the_release_before_is_answered_with_its_successor(tmp_path, old):
-    tree: object = 1
-    for part in reversed(old.split(".")):
-        tree = {part: tree}
-    answer = f"is now {MOVED[old]}" if MOVED[old] else "is no key any more"
-    with pytest.raises(ConfigError, match=f"^config error: {old}: {answer}$"):
-        from_text(tmp_path, json.dumps(tree))
-    variable = old.upper().replace(".", "__")
-    answer = f"is now TRACEFIT_{MOVED[old].upper()}" if MOVED[old] else answer
-    with pytest.raises(ConfigError, match=f"^config error: TRACEFIT_{variable}: {answer}$"):
-        load(None, {f"TRACEFIT_{variable}": "1"})
-    if MOVED[old]:
-        assert explain_key(old).startswith(f"{old} is now {MOVED[old]}\n")
-
-
-def test_all_old_keys_of_a_file_are_told_at_once(tmp_path):
-    with pytest.raises(ConfigError) as caught:
-        from_text(tmp_path, "snapshot: {directory: /x}\nslo: {itl_ms: [30]}\nlog_level: info")
-    assert str(caught.value) == "config error: snapshot.directory: is now directory; slo.itl_ms is now itl_ms"
 
 
 @pytest.mark.parametrize(

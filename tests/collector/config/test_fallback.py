@@ -58,12 +58,6 @@ def test_the_file_may_say_it_too_as_long_as_it_is_yaml(given):
     assert load_or_degrade(given, {}) == (load(None, {}), ("nonsense: unknown key", False))
 
 
-def test_a_manifest_of_the_release_before_does_not_end_its_pod():
-    before = {"TRACEFIT_CONFIG__ON_ERROR": "degrade", "TRACEFIT_SNAPSHOT__DIRECTORY": "/data"}
-    _, fallback = load_or_degrade(None, before)
-    assert "TRACEFIT_CONFIG__ON_ERROR: is now TRACEFIT_ON_ERROR" in fallback.problem
-
-
 def test_a_variable_that_cannot_be_used_is_left_out_and_the_others_hold(environ):
     config, fallback = load_or_degrade(
         None, environ | {"TRACEFIT_QUEUE__WAITS": "1", "TRACEFIT_JOIN_TIMEOUT_S": "77", "TRACEFIT_RULES": "5"}

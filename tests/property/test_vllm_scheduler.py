@@ -29,6 +29,11 @@ def served(limits: Limits, clients: int = 12, prompt: int = 400, output: int = 6
     return Engine(table_us, traffic, limits, host).run(int(SECONDS * 1e9))
 
 
+@pytest.fixture(autouse=True)
+def _coefficients_alone(monkeypatch):
+    monkeypatch.setenv("TRACEFIT_LEARNERS", "[rls]")
+
+
 @pytest.fixture(params=[False, True], ids=["sync", "async"])
 def limits(request) -> Limits:
     return Limits(max_num_seqs=16, max_num_batched_tokens=512, asynchronous=request.param)

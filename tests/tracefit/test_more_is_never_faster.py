@@ -149,7 +149,7 @@ def replayed(tmp_path_factory):
     def of(name):
         if name not in known:
             out = tmp_path_factory.mktemp("learned") / "snapshot.json"
-            replay([DATA / name], out, Config(), SystemClock())
+            replay([DATA / name], out, Config(learners=("rls",)), SystemClock())
             known[name] = tracefit.load(out).configs[0]
         return known[name]
 

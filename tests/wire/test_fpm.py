@@ -68,7 +68,8 @@ def beta_of(snapshot):
     return config["telemetry"], {each["name"]: (each["coefficient"], each["stderr"]) for each in features}
 
 
-def test_a_file_of_records_teaches_what_the_plugins_steps_of_the_same_server_teach(tmp_path):
+def test_a_file_of_records_teaches_what_the_plugins_steps_of_the_same_server_teach(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRACEFIT_LEARNERS", "[rls]")
     files = {
         "steps+": write(tmp_path / "otlp.pb.gz", step_exports(MACHINE, engine())),
         "fpm": write_lines(tmp_path / "fpm.jsonl.gz", fpm_lines(engine())),

@@ -42,8 +42,8 @@ def learned(*parts):
 def test_what_is_published_computes_what_the_sidecar_predicts_and_the_client_says_it_of_shapes_that_were_seen(tmp_path):
     snapshot, state = tmp_path / "snapshot.json", tmp_path / "state.bin"
     recording = DATA / "c1_mixed" / "otlp.pb.gz"
-    assert replay([recording], snapshot, Config(), SystemClock(), state=state) == 0
-    bank = Bank(Config())
+    assert replay([recording], snapshot, RLS, SystemClock(), state=state) == 0
+    bank = Bank(RLS)
     bank.restore(state.read_bytes())
     (config_id,) = bank.configs()
     config = tracefit.load(snapshot).config(config_id)

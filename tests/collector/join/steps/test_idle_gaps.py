@@ -73,7 +73,7 @@ def lone_requests(*, with_empty_steps, told_finished):
 def test_idle_time_between_requests_is_no_stall(tmp_path, with_empty_steps, told_finished):
     export = lone_requests(with_empty_steps=with_empty_steps, told_finished=told_finished)
     recording = write_recording(tmp_path / "otlp.pb.gz", export)
-    replay([recording], tmp_path / "out.json", Config(), SystemClock())
+    replay([recording], tmp_path / "out.json", Config(learners=("rls",)), SystemClock())
     config = tracefit.load(tmp_path / "out.json").config()
     assert config.telemetry == "steps+"
     assert config.targets["step_time"].mean_factor == pytest.approx(1.0, abs=0.02)

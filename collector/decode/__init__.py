@@ -11,13 +11,13 @@ from .records import (
     CoreSpan,
     Finish,
     Mark,
-    MarkKind,
     RequestSpan,
     SnapshotColumns,
     StepColumns,
     Telemetry,
 )
 from .spans import decode, latest_unix_ns
+from .vocabulary import MarkKind
 from .wire import SlimExport, TooManyObjects, json_to_protobuf, parts_by_emitter
 
 __all__ = [

@@ -8,10 +8,11 @@ An event is  ``09 time[8] 12 12 "step.BATCH_SUMMARY"``  and then per attribute, 
 
     1A L   0A K key[K]   12 V   18 varint[V-1]  |  21 double[8]        L = K + V + 4, every length below 128
 
-All events are walked together, an attribute at a time. Nearly all of them have the same key there: numpy compares them
-with the first one's, reads the values of those that are alike, and goes on with where each attribute ends. Then every
-check of spans.py is made on the columns. All other events, varints beyond 8 bytes and negative numbers among them, stay
-in their export and are read there, with the verdict that it does not decode at all: here nothing is ever rejected.
+All events are walked together, an attribute at a time: numpy compares them with the first one's, reads the values of
+those that have the same key there, and goes on with where each attribute ends. The others wait for another round, with
+the first of them. Then every check of spans.py is made on the columns. What is left after some rounds, varints beyond
+8 bytes and negative numbers among it, stays in its export and is read there, with the verdict that it does not decode
+at all: here nothing is ever rejected.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from collector.telemetry import Counts
 
 from . import vocabulary as words
 from .records import MISSING, STEP_FIELDS, Telemetry
-from .spans import AdmitSpan, SpanReader, Taken
+from .spans import AdmitSpan, Rows, SpanReader
 from .wire import SlimExport, is_too_dense
 
 U64 = NDArray[np.uint64]
@@ -39,8 +40,8 @@ Index = NDArray[np.intp]
 Mask = NDArray[np.bool_]
 
 ATTRIBUTES_MAX: Final = 40
-KEYS_MAX: Final = 8
-"""Different attributes that are read at one place of the walk: as many layouts of events may come together."""
+LAYOUTS_MAX: Final = 8
+"""Layouts of events that are read of those that come together."""
 EVENT_BYTES_MAX: Final = 4096
 _BEYOND: Final = 512
 """Bytes behind the last event: whoever looks at an attribute of any length may look beyond it."""
@@ -119,13 +120,6 @@ _HEAD_MASK: Final = _in_words(b"\xff" + bytes(_WORD) + b"\xff" * len(_NAME))
 """What a summary begins with, and which bits of it: the time is left out."""
 
 
-class Matched(NamedTuple):
-    """Which of the events were read, and their rows, a column per field of STEP_FIELDS (doubles as their bits)."""
-
-    at: Index
-    rows: NDArray[np.int64]
-
-
 class Events:
     """Some hundred events, one behind the other in one buffer, and what of them is read."""
 
@@ -135,7 +129,7 @@ class Events:
         self._data = b"".join((*events, bytes(_BEYOND)))
         self._bytes = np.frombuffer(self._data, np.uint8)
         self._starts: Index = self._ends - sizes
-        self._values: U64 = np.full((len(events), len(STEP_FIELDS)), _UNSET)
+        self._values: U64 = np.empty((len(events), len(STEP_FIELDS)), np.uint64)
 
     def _words(self, at: Index, size: int) -> U64:
         """So many bytes from each place, in whole words, a row per place."""
@@ -150,44 +144,36 @@ class Events:
         same = found == pattern
         return np.ones(len(at), np.bool_) if same.all() else same.all(axis=1)
 
-    def match(self) -> Matched:
+    def match(self) -> tuple[Index, Rows]:
         """The events that are summaries of the form above with good values."""
         sizes = self._ends - self._starts
         which = np.flatnonzero((sizes >= _BODY_AT) & (sizes <= EVENT_BYTES_MAX))
         which = which[self._alike(self._starts[which], _HEAD, _HEAD_MASK)]
-        starts = self._starts[which]
-        self._values[which, _UNIX] = self._words(starts + 1, _WORD)[:, 0]
-        at = starts + _BODY_AT
         whole = np.zeros(len(sizes), np.bool_)
-        for _ in range(ATTRIBUTES_MAX + 1):
-            ended = at == self._ends[which]
-            if ended.any():
-                whole[which[ended]] = True
-                which, at = which[~ended], at[~ended]
+        for _ in range(LAYOUTS_MAX):
             if not len(which):
                 break
-            which, at = self._read_attributes(which, at)
+            whole[self._read_like_first(which)] = True
+            which = which[1:][~whole[which[1:]]]
         return self._good(whole)
 
-    def _read_attributes(self, which: Index, at: Index) -> tuple[Index, Index]:
-        """Read the attribute at which each event has arrived: the events in which there is one, and where it ends."""
-        read: list[tuple[Index, Index]] = []
-        for _ in range(KEYS_MAX):
+    def _read_like_first(self, which: Index) -> Index:
+        """Read the events that have the same attributes as the first of these; which have been read to their end."""
+        starts = self._starts[which]
+        self._values[which] = _UNSET
+        self._values[which, _UNIX] = self._words(starts + 1, _WORD)[:, 0]
+        at = starts + _BODY_AT
+        for _ in range(ATTRIBUTES_MAX + 1):
+            if not len(which) or at[0] == self._ends[which[0]]:
+                break
             first = int(at[0])
             start = bytearray(self._data[first : first + self._data[first + 3] + _AROUND_KEY])
             start[1] = start[-2] = 0  # its own length, and its value's
             attribute = _attribute_of(bytes(start))
             alike = self._alike(at, attribute.pattern, attribute.mask)
-            if alike.all():
-                read.append(self._read_values(which, at, attribute))
-                break
-            read.append(self._read_values(which[alike], at[alike], attribute))
-            which, at = which[~alike], at[~alike]
-        if len(read) == 1:
-            return read[0]
-        which, at = (np.concatenate(each) for each in zip(*read, strict=True))
-        order = np.argsort(which)  # who comes first is read first, however many different ones follow
-        return which[order], at[order]
+            which, at = self._read_values(which[alike], at[alike], attribute)
+        whole: Index = which[at == self._ends[which]]
+        return whole
 
     def _read_values(self, which: Index, at: Index, attribute: _Attribute) -> tuple[Index, Index]:
         """Read the values behind this beginning of an attribute: of which events, and where they end."""
@@ -214,8 +200,8 @@ class Events:
             self._values[which, attribute.column] = values
         return which, stop
 
-    def _good(self, whole: Mask) -> Matched:
-        """Of the events that were read as a whole: those that spans.py would take."""
+    def _good(self, whole: Mask) -> tuple[Index, Rows]:
+        """Of the events that were read as a whole: those that spans.py would take, and their rows."""
         at = np.flatnonzero(whole)
         values = self._values[at]
         rows = values.view(np.int64)
@@ -226,7 +212,7 @@ class Events:
         good &= column["ts_end_ns"] >= column["ts_start_ns"]
         good &= column["prefill_tokens"] + column["decode_tokens"] == column["scheduled_tokens"]
         good &= column["kv_blocks_free"] <= column["kv_blocks_total"]
-        return Matched(at, rows) if good.all() else Matched(at[good], rows[good])
+        return (at, rows) if good.all() else (at[good], rows[good])
 
 
 def _joined(values: U64, widest: int) -> U64:
@@ -300,7 +286,7 @@ def _step_spans_of(export: Any) -> list[Any]:
     return steps
 
 
-def _take_summaries(spans: list[Any]) -> Iterator[Taken]:
+def _take_summaries(spans: list[Any]) -> Iterator[Rows]:
     """Take the summaries out of the spans that can be read by column; one result per span."""
     events = [event for span in spans for event in span.events]
     ends = list(itertools.accumulate(len(span.events) for span in spans))
@@ -309,14 +295,13 @@ def _take_summaries(spans: list[Any]) -> Iterator[Taken]:
     # pages that no row needs stay untouched
     at, rows, size = np.empty(len(events), np.intp), np.empty((len(events), len(STEP_FIELDS)), np.int64), 0
     for first in range(0, len(events), CHUNK):
-        matched = Events(events[first : first + CHUNK]).match()
-        size, begin = size + len(matched.at), size
-        at[begin:size], rows[begin:size] = matched.at + first, matched.rows
+        matched, read = Events(events[first : first + CHUNK]).match()
+        size, begin = size + len(read), size
+        at[begin:size], rows[begin:size] = matched + first, read
     first = start = 0
     for span, end, stop in zip(spans, ends, np.searchsorted(at[:size], ends).tolist(), strict=True):
-        taken = Taken(at[start:stop] - first, rows[start:stop])
-        if len(taken.at) < end - first:  # the others go back
-            left = np.delete(np.arange(first, end), taken.at)
+        if stop - start < end - first:  # the others go back
+            left = np.delete(np.arange(first, end), at[start:stop] - first)
             span.events.extend([events[place] for place in left])
-        yield taken
+        yield rows[start:stop]
         first, start = end, stop

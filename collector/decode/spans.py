@@ -19,7 +19,7 @@ import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from statistics import median_low
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,19 +38,18 @@ from .records import (
     CoreSpan,
     Finish,
     Mark,
-    MarkKind,
     RequestSpan,
     Telemetry,
     fingerprint,
 )
 from .vocabulary import (
+    MarkKind,
     Rejected,
     Value,
     nanoseconds,
     read_count,
     read_fields,
     read_seconds,
-    scalar,
     scalars,
 )
 
@@ -72,7 +71,7 @@ def core_span(span: Span, counts: Counts, may_be: Callable[[int], bool]) -> Core
         marks.append(Mark(kind, int(values["step_id"]), int(values["ts_ns"]), int(values["output_tokens"])))
         offsets_ns.append(event.time_unix_nano - marks[-1].ts_ns)
         prompt_tokens = int(values["prompt_tokens"])
-        finish = _finish_of(scalar(event.attributes, words.FINISH)) if kind is MarkKind.FINISHED else None
+        finish = _finish_of(event) if kind is MarkKind.FINISHED else None
     if not marks:
         raise Rejected(Skip.FOREIGN)
     _check_order(marks)
@@ -80,12 +79,11 @@ def core_span(span: Span, counts: Counts, may_be: Callable[[int], bool]) -> Core
     if not may_be(marks[-1].ts_ns + unix_minus_mono_ns):
         raise Rejected(Skip.OUT_OF_RANGE)
     _count_events(len(span.events), len(marks), counts)
-    request_id = scalar(span.attributes, words.REQUEST_ID)
+    request_id = scalars(span.attributes, {words.REQUEST_ID}).get(words.REQUEST_ID, "")
     return CoreSpan(
         span_id=span.span_id,
         parent_span_id=span.parent_span_id,
-        trace_id=span.trace_id,
-        request=fingerprint("" if request_id is None else str(request_id)),
+        request=fingerprint(str(request_id)),
         prompt_tokens=prompt_tokens,
         marks=tuple(marks),
         finish=finish,  # nothing follows FINISHED
@@ -100,10 +98,10 @@ def _count_events(events: int, understood: int, counts: Counts) -> None:
         counts[table.DECODED_EVENTS, Skip.FOREIGN] += events - understood
 
 
-def _finish_of(said: Value | None) -> Finish:
+def _finish_of(event: Span.Event) -> Finish:
     """How a request ended, by ``finish.status``."""
     try:
-        return Finish(str(said))
+        return Finish(str(scalars(event.attributes, {words.FINISH}).get(words.FINISH)))
     except ValueError:
         return Finish.ERROR
 
@@ -124,7 +122,7 @@ def _check_order(marks: Sequence[Mark]) -> None:
 
 
 _NO_MOMENTS: Final = dict.fromkeys(words.API_MOMENTS.values(), MISSING)
-_API_FACTS: Final = frozenset({words.PROMPT_TOKENS, words.SAMPLES, words.MODEL})
+_API_FACTS: Final = frozenset({words.SAMPLES, words.MODEL})
 
 
 def api_span(span: Span, counts: Counts) -> ApiSpan:
@@ -132,22 +130,20 @@ def api_span(span: Span, counts: Counts) -> ApiSpan:
     moments, understood = dict(_NO_MOMENTS), 0
     for event in span.events:
         if event.name in words.API_MOMENTS:
-            seconds = scalar(event.attributes, words.API_TIME)
-            if seconds is None:
+            said = scalars(event.attributes, {words.API_TIME})
+            if not said:
                 raise Rejected(Skip.MISSING_ATTRIBUTE)
-            moments[words.API_MOMENTS[event.name]] = nanoseconds(seconds)
+            moments[words.API_MOMENTS[event.name]] = nanoseconds(said[words.API_TIME])
             understood += 1
     attributes = scalars(span.attributes, _API_FACTS)
     out = ApiSpan(
         span_id=span.span_id,
-        trace_id=span.trace_id,
         arrived_ns=moments["arrived_ns"],
         handoff_ns=moments["handoff_ns"],
         first_response_ns=moments["first_response_ns"],
         departed_ns=moments["departed_ns"],
         aborted=moments["aborted_ns"] != MISSING,
-        prompt_tokens=read_count(attributes, words.PROMPT_TOKENS, MISSING),
-        samples=read_count(attributes, words.SAMPLES, 1),
+        samples=read_count(attributes.get(words.SAMPLES, 1)),
         model=str(attributes.get(words.MODEL, ""))[: words.FACT_LENGTH_MAX],
         end_unix_ns=span.end_time_unix_nano,
     )
@@ -165,7 +161,7 @@ _LACKS: Final = {
 
 def request_attributes(span: Span) -> dict[str, Value]:
     """What a span says of a finished request; empty where it tells nothing of one."""
-    said = scalars(span.attributes[: words.ATTRIBUTES_MAX], words.REQUEST_ATTRIBUTES)
+    said = scalars(span.attributes, words.REQUEST_ATTRIBUTES)
     return {} if said.keys() <= words.MODELS.keys() else said
 
 
@@ -173,7 +169,7 @@ def request_span(span: Span, said: Mapping[str, Value]) -> RequestSpan:
     """A finished request out of its attributes; raises Rejected with the reason it cannot be used."""
     tokens: dict[str, int] = {}
     for key in words.TOKEN_FIELDS.keys() & said.keys():
-        counted = read_count(said, key)
+        counted = read_count(said[key])
         if tokens.setdefault(words.TOKEN_FIELDS[key], counted) != counted:
             raise Rejected(Skip.INVALID)  # the two spellings say two things
     seconds = {name: read_seconds(said[key]) for key, name in words.LATENCY_FIELDS.items() if key in said}
@@ -186,7 +182,6 @@ def request_span(span: Span, said: Mapping[str, Value]) -> RequestSpan:
     return RequestSpan(
         span_id=span.span_id,
         trace_id=span.trace_id,
-        parent_span_id=span.parent_span_id,
         arrival_unix_ns=span.start_time_unix_nano,
         end_unix_ns=span.end_time_unix_nano,
         prompt_tokens=tokens["prompt_tokens"],
@@ -204,21 +199,12 @@ AdmitSpan = Callable[[str, bytes, int], Skip | None]
 """(instance, span id, end unix ns) -> a reason to leave the span out, or None; see collector.join.spans."""
 
 
-class Taken(NamedTuple):
-    """Summaries of a step span that another decoder took out of it: their places among its events, and their rows.
-
-    A row is STEP_DTYPE as 8-byte words: numpy joins those ten times faster than records.
-    """
-
-    at: NDArray[np.intp]
-    rows: NDArray[np.int64]
-
-
-_WORDS = len(STEP_FIELDS)
+Rows = NDArray[np.int64]
+"""Summaries, (n, len(STEP_FIELDS)): STEP_DTYPE as 8-byte words, which numpy joins ten times faster than records."""
 _UNIX_AT = STEP_FIELDS.index("unix_ns")
 _FOREIGN_SCOPES_MAX, _SCOPE_CHARS_MAX = 8, 100
 _log = logging.getLogger(__name__)
-_NOTHING_TAKEN: Final = itertools.repeat(Taken(np.empty(0, np.intp), np.empty((0, _WORDS), np.int64)))
+_NOTHING_TAKEN: Final = itertools.repeat(np.empty((0, len(STEP_FIELDS)), np.int64))
 
 
 def latest_unix_ns(arrived_unix_ns: int) -> int:
@@ -251,7 +237,7 @@ class SpanReader:
         peer: str,
         admit_span: AdmitSpan,
         counts: Counts,
-        taken: Iterator[Taken] = _NOTHING_TAKEN,
+        taken: Iterator[Rows] = _NOTHING_TAKEN,
         arrived_unix_ns: int = 0,
     ) -> list[Telemetry]:
         """One Telemetry per resource.
@@ -284,7 +270,7 @@ class _Resource:
     def __init__(
         self, spans: ResourceSpans, peer: str, admit_span: AdmitSpan, counts: Counts, arrived_unix_ns: int
     ) -> None:
-        attributes = scalars(spans.resource.attributes[: words.ATTRIBUTES_MAX])
+        attributes = scalars(spans.resource.attributes)
         self._out = Telemetry(
             instance=words.instance_of(attributes, peer),
             facts=facts(attributes),
@@ -295,7 +281,7 @@ class _Resource:
         )
         self._admit_span, self._counts = admit_span, counts
         self._latest_unix_ns = latest_unix_ns(arrived_unix_ns)
-        self._steps: list[NDArray[np.int64]] = []
+        self._steps: list[Rows] = []
         self._snapshots: list[tuple[int, ...]] = []
 
     def telemetry(self) -> Telemetry:
@@ -307,16 +293,16 @@ class _Resource:
             self._out.snapshots = np.array(self._snapshots, SNAPSHOT_DTYPE)
         return self._out
 
-    def add(self, scope: str, span: Span, taken: Iterator[Taken]) -> bool:
+    def add(self, scope: str, span: Span, taken: Iterator[Rows]) -> bool:
         """Add a span, and count it and its events; whether it tells anything, be it of no use."""
         columns = next(taken) if scope == words.STEP_SCOPE else None
-        events = len(span.events) + (len(columns.at) if columns else 0)
+        events = len(span.events) + (0 if columns is None else len(columns))
         counts, lost = self._counts, None if columns is None else plugin_losses(span)
         is_known = True
         if lost is None and (dropped := span.dropped_events_count):
             counts[table.SDK_DROPPED_EVENTS] += dropped
         try:
-            if columns:
+            if columns is not None:
                 self._check(span, span.name.startswith(words.STEP_SPAN_PREFIX))
                 self._out.plugin_losses += [] if lost is None else [(span.end_time_unix_nano, lost)]
                 self._add_steps(span, columns)
@@ -363,7 +349,7 @@ class _Resource:
         self._out.too_new_unix_ns = max(self._out.too_new_unix_ns, unix_ns)
         return False
 
-    def _add_steps(self, span: Span, taken: Taken) -> None:
+    def _add_steps(self, span: Span, taken: Rows) -> None:
         """Summaries and snapshots of a step span, but for those that lie ahead although their span does not."""
         rows = _read_steps(span.events, taken, self._snapshots, self._counts)
         unix_ns = rows[:, _UNIX_AT]
@@ -405,18 +391,15 @@ def facts(attributes: Mapping[str, Value]) -> dict[str, str]:
     }
 
 
-def _read_steps(
-    events: Iterable[Span.Event], taken: Taken, snapshots: list[tuple[int, ...]], counts: Counts
-) -> NDArray[np.int64]:
+def _read_steps(events: Iterable[Span.Event], taken: Rows, snapshots: list[tuple[int, ...]], counts: Counts) -> Rows:
+    """Summaries that were taken, and those that were left, by the time of the wall clock."""
     summaries: list[tuple[float, ...]] = []
-    at: list[int] = []
-    summaries_seen = accepted = 0
-    for place, event in enumerate(events):
+    seen = accepted = 0
+    for event in events:
         try:
             if event.name == words.SUMMARY_EVENT:
-                summaries_seen += 1
+                seen += 1
                 summaries.append(summary(event))
-                at.append(place)
             elif event.name == words.SNAPSHOT_EVENT:
                 fields = read_fields(event, words.SNAPSHOT_FIELDS)
                 snapshots.append(tuple([int(fields[name]) for name in SNAPSHOT_DTYPE.names or ()]))
@@ -426,22 +409,13 @@ def _read_steps(
             counts[table.DECODED_EVENTS, rejected.reason] += 1
         else:
             accepted += 1
-    counts[table.DECODED_EVENTS, table.ACCEPTED] += accepted + len(taken.at)
-    counts[table.DECODED_SUMMARIES, "plain"] += summaries_seen
-    counts[table.DECODED_SUMMARIES, "columnar"] += len(taken.at)
-    return _in_order(summaries, at, taken)
-
-
-def _in_order(summaries: list[tuple[float, ...]], at: list[int], taken: Taken) -> NDArray[np.int64]:
-    """Both kinds of rows as their events came; ``at`` counts the events that were left, ``taken.at`` all."""
+    counts[table.DECODED_EVENTS, table.ACCEPTED] += accepted + len(taken)
+    counts[table.DECODED_SUMMARIES, "plain"] += seen
+    counts[table.DECODED_SUMMARIES, "columnar"] += len(taken)
     if not summaries:
-        return taken.rows
-    rows = np.array(summaries, STEP_DTYPE).view(np.int64).reshape(-1, _WORDS)
-    if not len(taken.at):
-        return rows
-    left = np.setdiff1d(np.arange(len(taken.at) + at[-1] + 1), taken.at, assume_unique=True)[at]
-    order = np.argsort(np.concatenate((taken.at, left)))
-    return np.concatenate((taken.rows, rows))[order]
+        return taken
+    rows = np.concatenate((taken, np.array(summaries, STEP_DTYPE).view(np.int64).reshape(-1, len(STEP_FIELDS))))
+    return rows[rows[:, _UNIX_AT].argsort(kind="stable")]
 
 
 def summary(event: Span.Event) -> tuple[float, ...]:

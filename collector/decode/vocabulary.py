@@ -6,17 +6,16 @@ says double. A value outside [0, limit] is out of range, whatever its type could
 
 from __future__ import annotations
 
+import enum
 import math
 import re
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from opentelemetry.proto.common.v1.common_pb2 import KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from collector.telemetry import Skip
-
-from .records import STEP_DTYPE, MarkKind
 
 STEP_SCOPE: Final = "vllm.scheduler.step"
 CORE_SCOPE: Final = "vllm.scheduler"
@@ -71,13 +70,8 @@ SUMMARY_FIELDS: Final[dict[str, Field]] = {
     "kv.usage_gpu_ratio": Field("kv_usage_ratio", 1, double=True),
     "kv.blocks_total_gpu": Field("kv_blocks_total", COUNT_MAX),
     "kv.blocks_free_gpu": Field("kv_blocks_free", COUNT_MAX),
-    "step.ts_output_ns": Field("ts_output_ns", TIME_MAX, required=False),
     "step.ts_done_ns": Field("ts_done_ns", TIME_MAX, required=False),
-    "batch.context_tokens": Field("context_tokens", ID_MAX, required=False),
     "batch.context_tokens_single": Field("context_tokens_single", ID_MAX, required=False),
-    "batch.context_tokens_multi": Field("context_tokens_multi", ID_MAX, required=False),
-    "batch.num_multi_reqs": Field("multi_requests", COUNT_MAX, required=False),
-    "batch.multi_tokens": Field("multi_tokens", COUNT_MAX, required=False),
     "batch.attn_pairs": Field("attention_pairs", ID_MAX, required=False),
 }
 
@@ -94,6 +88,17 @@ JOURNEY_FIELDS: Final[dict[str, Field]] = {
     "decode.done_tokens": Field("output_tokens", COUNT_MAX),
     "prefill.total_tokens": Field("prompt_tokens", COUNT_MAX),
 }
+
+
+class MarkKind(enum.IntEnum):
+    """Kinds of ``journey.*`` events of an engine-core request."""
+
+    QUEUED = 0
+    SCHEDULED = 1
+    FIRST_TOKEN = 2
+    PREEMPTED = 3
+    FINISHED = 4
+
 
 MARK_KINDS: Final = {f"{JOURNEY_PREFIX}{kind.name}": kind for kind in MarkKind}
 
@@ -145,8 +150,6 @@ FACT_PREFIX: Final = "vllm."
 FACT_KEYS: Final = frozenset({"hw.gpu.name"})
 FACT_LENGTH_MAX: Final = 256
 
-assert {f.name for f in SUMMARY_FIELDS.values()} | {"unix_ns"} == set(STEP_DTYPE.names or ())  # noqa: S101 a table slip
-
 
 # --- attributes as numbers within their bounds ------------------------------------------------------------------------
 
@@ -185,13 +188,13 @@ def read_fields(event: Span.Event, table: Mapping[str, Field]) -> dict[str, floa
     return out
 
 
-def scalars(attributes: Iterable[KeyValue], keys: Container[str] | None = None) -> dict[str, Value]:
-    """Scalar attributes by key, of the keys given or all.
+def scalars(attributes: Sequence[KeyValue], keys: Container[str] | None = None) -> dict[str, Value]:
+    """Scalar attributes by key, of the keys given or all; so many are looked at, and the last of a key counts.
 
     Arrays, maps, bytes and empty values are left out (OTLP allows them since 1.9).
     """
     out: dict[str, Value] = {}
-    for attribute in attributes:
+    for attribute in attributes[:ATTRIBUTES_MAX]:
         key = attribute.key
         if keys is None or key in keys:
             value = attribute.value
@@ -213,27 +216,11 @@ def instance_of(attributes: Mapping[str, Value], peer: str) -> str:
     return str(attributes.get(INSTANCE) or (f"{pod} {peer}" if pod and _HERE.match(peer) else pod or peer))
 
 
-def scalar(attributes: Sequence[KeyValue], key: str) -> Value | None:
-    """One of the scalar attributes that are read, the last of that key; None where there is none."""
-    for place in range(min(len(attributes), ATTRIBUTES_MAX) - 1, -1, -1):  # each look at one makes an object
-        attribute = attributes[place]
-        if attribute.key == key:
-            found = scalars([attribute])
-            if found:
-                return found[key]
-    return None
-
-
 _SCALARS: Final = frozenset({"string_value", "int_value", "double_value", "bool_value"})
 
 
-def read_count(attributes: Mapping[str, Value], key: str, default: int | None = None) -> int:
-    """A count of requests or tokens; ``default`` where it was not sent, Rejected where there is none."""
-    value = attributes.get(key)
-    if value is None:
-        if default is None:
-            raise Rejected(Skip.MISSING_ATTRIBUTE)
-        return default
+def read_count(value: Value) -> int:
+    """A count of requests or tokens."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise Rejected(Skip.INVALID)
     if not 0 <= value <= COUNT_MAX:
@@ -241,10 +228,8 @@ def read_count(attributes: Mapping[str, Value], key: str, default: int | None = 
     return value
 
 
-def read_seconds(value: Value | None) -> float:
-    """A latency in seconds; NaN when it was not sent."""
-    if value is None:
-        return math.nan
+def read_seconds(value: Value) -> float:
+    """A latency in seconds."""
     if isinstance(value, bool | str):
         raise Rejected(Skip.INVALID)
     if not math.isfinite(value):

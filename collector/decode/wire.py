@@ -244,7 +244,7 @@ def _parts_of(resource: Any, peer: str) -> Iterator[Part]:
     scopes = [*resource.items]
     resource.ClearField("items")
     common = resource.SerializeToString()
-    attributes = words.scalars(ResourceSpans.FromString(common).resource.attributes[: words.ATTRIBUTES_MAX])
+    attributes = words.scalars(ResourceSpans.FromString(common).resource.attributes)
     instance = words.instance_of(attributes, peer)
     for is_api in (False, True):
         own = [each for each in scopes if (each.scope.name == words.API_SCOPE) == is_api]

@@ -91,7 +91,7 @@ def _of_journey(span: CoreSpan, api: ApiSpan | None) -> TracedRequest | None:
         prompt_tokens=span.prompt_tokens,
         output_tokens=span.marks[-1].output_tokens,
         first_token_unix_ns=None if first_ns is None else first_ns + span.unix_minus_mono_ns,
-        end_unix_ns=span.marks[-1].ts_ns + span.unix_minus_mono_ns,
+        end_unix_ns=span.end_unix_ns,
         is_aborted=span.finish is Finish.ABORTED,
     )
 

@@ -68,7 +68,10 @@ class Mark(msgspec.Struct, frozen=True, gc=False):
 
 
 class CoreSpan(msgspec.Struct, frozen=True, gc=False):
-    """One finished engine-core request (``llm_core``), marks in emission order; ``request`` is its id's fingerprint."""
+    """One finished engine-core request (``llm_core``), marks in emission order; ``request`` is its id's fingerprint.
+
+    ``end_unix_ns`` is when its last mark was set.
+    """
 
     span_id: bytes
     parent_span_id: bytes
@@ -91,7 +94,6 @@ class ApiSpan(msgspec.Struct, frozen=True, gc=False):
     aborted: bool
     samples: int
     model: str
-    end_unix_ns: int
 
 
 class RequestSpan(msgspec.Struct, frozen=True, gc=False):

@@ -76,7 +76,8 @@ def core_span(span: Span, counts: Counts, may_be: Callable[[int], bool]) -> Core
         raise Rejected(Skip.FOREIGN)
     _check_order(marks)
     unix_minus_mono_ns = median_low(offsets_ns)
-    if not may_be(marks[-1].ts_ns + unix_minus_mono_ns):
+    end_unix_ns = marks[-1].ts_ns + unix_minus_mono_ns
+    if not may_be(end_unix_ns):
         raise Rejected(Skip.OUT_OF_RANGE)
     _count_events(len(span.events), len(marks), counts)
     request_id = scalars(span.attributes, {words.REQUEST_ID}).get(words.REQUEST_ID, "")
@@ -88,7 +89,7 @@ def core_span(span: Span, counts: Counts, may_be: Callable[[int], bool]) -> Core
         marks=tuple(marks),
         finish=finish,  # nothing follows FINISHED
         unix_minus_mono_ns=unix_minus_mono_ns,
-        end_unix_ns=span.end_time_unix_nano,
+        end_unix_ns=end_unix_ns,
     )
 
 
@@ -145,7 +146,6 @@ def api_span(span: Span, counts: Counts) -> ApiSpan:
         aborted=moments["aborted_ns"] != MISSING,
         samples=read_count(attributes.get(words.SAMPLES, 1)),
         model=str(attributes.get(words.MODEL, ""))[: words.FACT_LENGTH_MAX],
-        end_unix_ns=span.end_time_unix_nano,
     )
     _count_events(len(span.events), understood, counts)
     return out

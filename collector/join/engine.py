@@ -3,9 +3,9 @@
 A restart starts a new process (step ids or the clock go back); the old one stays until event time has passed it, so
 that its late spans still find it. Rows of an older process leave before those of a newer one.
 
-Step ids that jump ahead by more than a window holds, or than the time since the last step allows, start a new process,
-too, beside the old one: another sender may have claimed this name. Until it has lasted for ``allowed_lateness_s`` of
-its own time, nothing is asked of it, and it is given up as soon as the old one goes on.
+Step ids that jump ahead by more than a window holds, or than the time since the last step allows, may be another
+sender's who claims this name. Their process is one of the engine's when it has lasted for ``allowed_lateness_s`` of its
+own time, or nothing more comes; it is given up as soon as the one before it goes on.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Engine(Emitter):
     """Everything known about one emitting engine.
 
     Attributes:
-        processes: those it has been, oldest first.
+        processes: those it has been, oldest first; it is the newest one now.
         habits: what its steps have taught.
         steps_heard: steps with tokens that it told of.
     """
@@ -39,6 +39,7 @@ class Engine(Emitter):
     def __init__(self, instance: str, recording: str, number: int, settings: Config) -> None:
         super().__init__(instance, recording, number)
         self.processes: list[EngineProcess] = []
+        self._claimed: EngineProcess | None = None
         self.habits = Habits(self.facts)
         self.steps_heard = 0
         self._steps_compared = 0
@@ -50,17 +51,17 @@ class Engine(Emitter):
     @property
     def event_unix_ns(self) -> int:
         """Newest event heard of."""
-        return max((process.event_unix_ns for process in self._proven), default=0)
+        return max((process.event_unix_ns for process in self.processes), default=0)
 
     @property
     def safe_unix_ns(self) -> int:
         """No row that will come ends before this wall clock time."""
-        return min((process.safe_unix_ns for process in self._proven), default=0)
+        return min((process.safe_unix_ns for process in self.processes), default=0)
 
     @property
     def quality(self) -> Quality:
         """Telemetry quality of the newest process."""
-        return self._proven[-1].context.quality if self.processes else Quality.JOURNEYS
+        return self.processes[-1].context.quality if self.processes else Quality.JOURNEYS
 
     @property
     def open_requests(self) -> int:
@@ -70,13 +71,13 @@ class Engine(Emitter):
     @property
     def newest_process(self) -> EngineProcess | None:
         """The process it is now; None before its first step."""
-        return self._proven[-1] if self.processes else None
+        return self.processes[-1] if self.processes else None
 
     @property
     def needed_unix_ns(self) -> int | None:
         """Event time from which on its telemetry is needed for the rows to come; None while there is none."""
-        needed = [process.needed_unix_ns for process in self.processes]
-        return min((unix_ns for unix_ns in needed if unix_ns), default=None)
+        processes = filter(None, (*self.processes, self._claimed))
+        return min(filter(None, (process.needed_unix_ns for process in processes)), default=None)
 
     @property
     def pending_steps(self) -> int:
@@ -123,32 +124,26 @@ class Engine(Emitter):
             if len(snapshots := telemetry.snapshots):
                 low, high = int(steps["step_id"].min()), int(steps["step_id"].max())
                 snapshots = snapshots[(snapshots["step_id"] >= low) & (snapshots["step_id"] <= high)]
-            beside = self._beside
             process.add_summaries(steps, snapshots)
-            if beside is process and self._beside is None:
-                self._count_restart(process.context.first_unix_ns)
-        requests = []
-        for span in telemetry.core:
-            last = span.marks[-1]
-            process = self._process_of(last.ts_ns + span.unix_minus_mono_ns, last.step_id)
-            request = process.add_request(span)
-            requests += [request] if request is not None else []
-        return requests
+        requests = [
+            self._process_of(span.end_unix_ns, span.marks[-1].step_id).add_request(span) for span in telemetry.core
+        ]
+        claimed = self._claimed
+        if claimed is not None and claimed.event_unix_ns - claimed.context.first_unix_ns > self._late_ns:
+            self._accept_claim(claimed)
+        return [request for request in requests if request is not None]
 
-    def begin_process(self, *, jumped: bool = False) -> EngineProcess:
+    def begin_process(self) -> EngineProcess:
         """A new process, the newest one."""
-        self.processes.append(EngineProcess(self._settings, self, self.habits, jumped=jumped))
+        self.processes.append(EngineProcess(self._settings, self, self.habits))
         return self.processes[-1]
 
     def restarts_with(self, telemetry: Telemetry) -> bool:
         """Whether these steps and requests are those of a process that is not known yet."""
-        newest, steps = self.newest_process, telemetry.steps
-        if newest is None:
-            return False
-        lasts = [(span.marks[-1], span.unix_minus_mono_ns) for span in telemetry.core]
-        heard = [(last.ts_ns + offset_ns, last.step_id) for last, offset_ns in lasts]
-        heard += [(int(steps["unix_ns"][-1]), int(steps["step_id"][-1]))] if len(steps) else []
-        return any(self._has_restarted(newest, *each) for each in heard)
+        newest, last = self.newest_process, telemetry.steps[-1:]
+        heard = [(span.end_unix_ns, span.marks[-1].step_id) for span in telemetry.core]
+        heard += zip(last["unix_ns"].tolist(), last["step_id"].tolist(), strict=True)
+        return newest is not None and any(self._has_restarted(newest, *each) for each in heard)
 
     def successor(self, number: int) -> Engine:
         """The engine that its server comes back as: of it the facts are known, and no step."""
@@ -161,14 +156,15 @@ class Engine(Emitter):
 
     def _process_of(self, unix_ns: int, step: int) -> EngineProcess:
         """The process in which step ids and wall clock grow together; a new one after a restart, or beside it."""
-        beside, proven = self._beside, self._proven
-        if beside is not None:
-            away = abs(step - beside.last_step)
-            if away <= self._settings.steps_max and away < abs(step - proven[-1].last_step):
-                return beside
-            self._give_up(beside)
-        if proven and self._is_jump(proven, unix_ns, step):
-            return self.begin_process(jumped=True)
+        claimed = self._claimed
+        if claimed is not None:
+            away = abs(step - claimed.last_step)
+            if away <= self._settings.steps_max and away < abs(step - self.processes[-1].last_step):
+                return claimed
+            self._give_up(claimed)
+        if self.processes and self._is_jump(unix_ns, step):
+            self._claimed = EngineProcess(self._settings, self, self.habits)
+            return self._claimed
         for process in reversed(self.processes):
             too_early = step >= process.last_step and unix_ns < process.context.first_unix_ns
             if too_early and process is not self.processes[0]:
@@ -187,37 +183,30 @@ class Engine(Emitter):
         self.counts[table.JOIN_EVENTS, JoinEvent.ENGINE_RESTART] += 1
         self.restarts_unix_ns.append(unix_ns)
 
-    @property
-    def _beside(self) -> EngineProcess | None:
-        """The newest process, if it began far ahead of the one before it and has not lasted yet."""
-        newest = self.processes[-1] if len(self.processes) > 1 else None
-        if newest is None or not newest.jumped or newest.event_unix_ns - newest.context.first_unix_ns > self._late_ns:
-            return None
-        return newest
-
-    @property
-    def _proven(self) -> list[EngineProcess]:
-        """All processes but that one."""
-        return self.processes if self._beside is None else self.processes[:-1]
-
-    def _is_jump(self, proven: list[EngineProcess], unix_ns: int, step: int) -> bool:
+    def _is_jump(self, unix_ns: int, step: int) -> bool:
         """Whether a step is further ahead than a window holds or the time allows; one of an older process is not.
 
         Requests alone may be sampled so thinly that any distance is usual.
         """
-        newest = proven[-1]
-        late = len(proven) > 1 and unix_ns < newest.context.first_unix_ns
+        newest = self.processes[-1]
+        late = len(self.processes) > 1 and unix_ns < newest.context.first_unix_ns
         ahead = step - newest.last_step
         too_fast = ahead * _SHORTEST_STEP_NS > max(unix_ns - newest.event_unix_ns, 0) + self._late_ns
         known = newest.window.size > 0 and newest.context.has_summaries
         return known and not late and (too_fast or ahead > self._settings.steps_max)
 
-    def _give_up(self, beside: EngineProcess) -> None:
+    def _accept_claim(self, claimed: EngineProcess) -> None:
+        """It is what the engine has become."""
+        self.processes.append(claimed)
+        self._claimed = None
+        self._count_restart(claimed.context.first_unix_ns)
+
+    def _give_up(self, claimed: EngineProcess) -> None:
         """The process before it goes on: what claimed to come after it was somebody else's."""
-        steps = int(np.count_nonzero(beside.window.rebuilt["seen"][: beside.window.size]))
+        steps = int(np.count_nonzero(claimed.window.rebuilt["seen"][: claimed.window.size]))
         self.counts[table.JOIN_EVENTS, JoinEvent.ENGINE_CONFLICT] += steps
-        self.counts[table.JOIN_EVENTS, JoinEvent.OPEN_REQUESTS_EVICTED] += len(beside.requests)
-        self.processes.pop()
+        self.counts[table.JOIN_EVENTS, JoinEvent.OPEN_REQUESTS_EVICTED] += len(claimed.requests)
+        self._claimed = None
 
     def _has_restarted(self, process: EngineProcess, unix_ns: int, step: int) -> bool:
         """A smaller step id at a later time. Two stamps of one step may swap; a whole process does not."""
@@ -228,6 +217,8 @@ class Engine(Emitter):
 
     def advance(self, *, idle: bool = False, flush: bool = False) -> list[TargetRows]:
         """Rows that are final now."""
+        if self._claimed is not None and (idle or flush):
+            self._accept_claim(self._claimed)
         out: list[TargetRows] = []
         newest_unix_ns = self.event_unix_ns
         while self.processes:

@@ -47,7 +47,6 @@ class PassEngine(Emitter):
         self.source = source
         self._warm_up_rows = settings.warm_up_rows
         self._last = -1
-        self._newest_unix_ns = 0
         self._passes: dict[Target, list[ForwardPass]] = {}
         self._warm_ups: dict[Target, WarmUp] = {}
 
@@ -62,16 +61,6 @@ class PassEngine(Emitter):
         self._warm_ups = {target: WarmUp(0, over=True) for target in (Target.STEP_TIME, Target.GPU_TIME)}
 
     @property
-    def event_unix_ns(self) -> int:
-        """When it was last heard of."""
-        return self._newest_unix_ns
-
-    @property
-    def safe_unix_ns(self) -> int:
-        """No row that will come ends before this wall clock time."""
-        return self._newest_unix_ns
-
-    @property
     def quality(self) -> Quality:
         """Each record is a row of the quality ``fpm``."""
         return Quality.FPM
@@ -84,7 +73,7 @@ class PassEngine(Emitter):
     def add(self, passed: ForwardPass) -> None:
         """Add one record; a heartbeat says only that the engine is there."""
         behind = self._last - passed.counter
-        self._newest_unix_ns = max(self._newest_unix_ns, passed.unix_ns)
+        self.newest_unix_ns = max(self.newest_unix_ns, passed.unix_ns)
         self.heard_unix_ns = 0 if passed.recording else passed.unix_ns
         self.is_idle = self.is_over = False
         if self._last >= 0 and 0 <= behind < _REPEATED:

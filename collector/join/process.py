@@ -65,7 +65,6 @@ class PendingRequest:
     last_step: int
     queued_unix_ns: int
     start_unix_ns: int
-    end_unix_ns: int
     api: ApiSpan | None = None
 
 
@@ -76,10 +75,9 @@ class EngineProcess:
         emitted_to: boundary at which the newest row ends, and the next one begins; 0 before the first stamped boundary.
         learned_to: one past the last step of the newest block that was passed.
         resumed_from: step at which an earlier process of ours left off; 0 where none did.
-        jumped: its step ids began far ahead of the process before it.
     """
 
-    def __init__(self, settings: Config, engine: Emitter, habits: Habits, *, jumped: bool = False) -> None:
+    def __init__(self, settings: Config, engine: Emitter, habits: Habits) -> None:
         self._settings, self._engine = settings, engine
         self.context = ProcessContext(settings, habits)
         self.window = StepWindow()
@@ -87,7 +85,6 @@ class EngineProcess:
         self.kv = KvSteps()
         self.requests: list[PendingRequest] = []
         self.emitted_to = self.learned_to = self.resumed_from = 0
-        self.jumped = jumped
         self._emitted_unix_ns = 0
         self._chunks: list[Chunks] = []
         self._rows: list[RowBlock] = []
@@ -137,18 +134,17 @@ class EngineProcess:
 
     def add_request(self, span: CoreSpan) -> PendingRequest | None:
         """Add one finished request of this process; it waits for its rows, if it ever ran."""
-        counts, last, offset_ns = self._engine.counts, span.marks[-1], span.unix_minus_mono_ns
-        runs, end_unix_ns = tuple(runs_of(span.marks)), last.ts_ns + offset_ns
+        counts, offset_ns, runs = self._engine.counts, span.unix_minus_mono_ns, tuple(runs_of(span.marks))
         self.context.has_journeys = True
-        self.context.record_times(end_unix_ns, end_unix_ns)
+        self.context.record_times(span.end_unix_ns, span.end_unix_ns)
         if not runs:
             counts[table.JOIN_EVENTS, JoinEvent.UNMATCHED] += 1
             return None
         start = next(mark for mark in span.marks if mark.kind is MarkKind.SCHEDULED)
         if self._lay(span, runs):
-            self.context.longest_run_ns = max(self.context.longest_run_ns, last.ts_ns - start.ts_ns)
+            self.context.longest_run_ns = max(self.context.longest_run_ns, span.marks[-1].ts_ns - start.ts_ns)
         queued_unix_ns, start_unix_ns = span.marks[0].ts_ns + offset_ns, start.ts_ns + offset_ns
-        request = PendingRequest(span, runs[-1].last_step, queued_unix_ns, start_unix_ns, end_unix_ns)
+        request = PendingRequest(span, runs[-1].last_step, queued_unix_ns, start_unix_ns)
         self.requests.append(request)
         if len(self.requests) > self._settings.requests_max:
             # a sixteenth at once: sorting for every request that comes would be quadratic
@@ -175,7 +171,7 @@ class EngineProcess:
 
     def _sort_requests(self) -> None:
         """In order of their end; equal ends by span id, so that arrival does not show."""
-        self.requests.sort(key=lambda request: (request.end_unix_ns, request.span.span_id))
+        self.requests.sort(key=lambda request: (request.span.end_unix_ns, request.span.span_id))
 
     # --- out --------------------------------------------------------------------------------------------------------
 
@@ -373,18 +369,18 @@ class EngineProcess:
         by_target: dict[Target, list[RequestRow]] = {}
         done = 0
         for request in self.requests:
-            passed = self.emitted_to > request.last_step
-            if not flush and not (passed and (request.api is not None or request.end_unix_ns <= grace_unix_ns)):
+            passed, end_unix_ns = self.emitted_to > request.last_step, request.span.end_unix_ns
+            if not flush and not (passed and (request.api is not None or end_unix_ns <= grace_unix_ns)):
                 break
             done += 1
-            if self.warm_up.spanned(request.start_unix_ns, request.end_unix_ns):
+            if self.warm_up.spanned(request.start_unix_ns, end_unix_ns):
                 engine.counts[table.DROPPED_ROWS, RowDrop.WARM_UP] += 1
                 continue
             if request.api is None:
                 engine.counts[table.JOIN_EVENTS, JoinEvent.UNMATCHED] += 1
             else:
                 engine.api_queueing.add(request.span, request.api)
-            remembered = request.end_unix_ns - request.queued_unix_ns < remembered_ns
+            remembered = end_unix_ns - request.queued_unix_ns < remembered_ns
             for row in rows_of(request.span, request.api, window if remembered else None):
                 by_target.setdefault(row.target, []).append(row)
         del self.requests[:done]

@@ -85,7 +85,7 @@ class UnlearnedExports:
         if not self._batches:
             return
         ends_ns = [int(telemetry.steps["unix_ns"].max())] if len(telemetry.steps) else []
-        ends_ns += [span.marks[-1].ts_ns + span.unix_minus_mono_ns for span in telemetry.core]
+        ends_ns += [span.end_unix_ns for span in telemetry.core]
         ends_ns += [request.end_unix_ns for request in telemetry.requests]
         if telemetry.api:
             ends_ns.append(telemetry.arrived_unix_ns)  # they complete what comes with other spans

@@ -243,13 +243,12 @@ def rows_of(span: CoreSpan, api: ApiSpan | None, window: StepWindow | None) -> I
     for mark in span.marks:
         marks.setdefault(mark.kind, mark)
     queued, scheduled = marks.get(MarkKind.QUEUED), marks.get(MarkKind.SCHEDULED)
-    end_unix_ns = span.marks[-1].ts_ns + span.unix_minus_mono_ns
     output_tokens = span.marks[-1].output_tokens
     state = (math.nan,) * 4 if queued is None or window is None else queue_state(window, queued.step_id, queued.ts_ns)
     raw = (float(span.prompt_tokens), float(output_tokens), *state)
 
     def row(target: Target, start_ns: int, stop_ns: int) -> RequestRow:
-        return RequestRow(target, raw, (stop_ns - start_ns) / 1e3, end_unix_ns)
+        return RequestRow(target, raw, (stop_ns - start_ns) / 1e3, span.end_unix_ns)
 
     if queued is not None and scheduled is not None:
         yield row(Target.QUEUE_WAIT, queued.ts_ns, scheduled.ts_ns)

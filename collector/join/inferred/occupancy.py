@@ -304,7 +304,6 @@ class ApiProcess(Emitter):
         self._held: list[HeldRequest] = []
         self._pending: list[tuple[int, bytes, HeldRequest]] = []
         self._emitted_until_unix_ns = 0
-        self.newest_unix_ns = 0
         self.longest_ns = 0
         self._rows: list[TargetRows] = []
         self.sampling = TraceSampling()
@@ -315,11 +314,6 @@ class ApiProcess(Emitter):
         """Whether there is such a page: what it counts decides, for not every sampler shows in the trace ids."""
         self.hit_ratio: float | None = None
         """Share of prompt tokens that the page says were cached."""
-
-    @property
-    def event_unix_ns(self) -> int:
-        """Newest event heard of."""
-        return self.newest_unix_ns
 
     @property
     def quality(self) -> Quality:

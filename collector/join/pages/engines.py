@@ -79,19 +79,7 @@ class PageEngine(Emitter):
         self.windows = ScrapeWindows()
         self.completeness, self.spans = Completeness(), Completeness()
         self._prompts_before: tuple[float, float] | None = None
-        self._reading_facts: tuple[str, dict[str, int | bool]] = ("", {})
         self._rows: list[PageRow] = []
-
-    @property
-    def event_unix_ns(self) -> int:
-        """When it was last scraped."""
-        newest = self.windows.newest
-        return newest.unix_ns if newest is not None else 0
-
-    @property
-    def safe_unix_ns(self) -> int:
-        """No row that will come ends before this wall clock time."""
-        return self.event_unix_ns
 
     @property
     def quality(self) -> Quality:
@@ -100,10 +88,8 @@ class PageEngine(Emitter):
 
     def inform(self, reading: EngineReading, knowledge: Knowledge) -> None:
         """Learn the facts that a page tells, and those that the configuration knows of it."""
-        if self._reading_facts != (reading.model, reading.facts):
-            self._reading_facts = (reading.model, dict(reading.facts))
-            facts = dict(reading.facts) | ({"model": reading.model} if reading.model else {})
-            self.facts.learn(facts, FactSource.DISCOVERY)
+        model = {"model": reading.model} if reading.model else {}
+        self.facts.learn({**reading.facts, **model}, FactSource.DISCOVERY)
         knowledge.apply(self.facts, {}, self.server, self.recording)
 
     def add(self, unix_ns: int, mono_ns: int, reading: EngineReading) -> None:
@@ -111,6 +97,7 @@ class PageEngine(Emitter):
         before = self.windows.newest
         row = self.windows.add(unix_ns, mono_ns, reading)
         newest = self.windows.newest
+        self.newest_unix_ns = newest.unix_ns if newest is not None else 0
         if self.windows.in_turn:  # what was counted until it was noticed is of several servers
             self.api_queueing = ApiQueueing()
         elif before is not None and newest is not None:

@@ -62,10 +62,10 @@ several servers that answer at one address in turn it falls again before.
 from __future__ import annotations
 
 import math
+import operator
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from statistics import median
+from statistics import fmean, median
 from typing import NamedTuple
 
 import numpy as np
@@ -75,15 +75,13 @@ from collector.join.api_queueing import ApiQueueing, BusyArrival
 from collector.telemetry import RowDrop
 from online import PHASES, STEP_FEATURES, Floats, Quality, RowBlock
 
-NAN = math.nan
-
 
 class Scrape(NamedTuple):
-    """One scrape with what follows from it; ``values`` by :class:`~collector.decode.pages.Meaning`."""
+    """One scrape with what follows from it."""
 
     unix_ns: int
     mono_ns: int
-    values: tuple[float, ...]
+    reading: EngineReading
     left: float
     decoding: float
     prefill: float
@@ -96,7 +94,11 @@ class Scrape(NamedTuple):
 
     def value(self, meaning: Meaning) -> float:
         """One number; NaN if the page has none."""
-        return self.values[meaning]
+        return self.reading.values[meaning]
+
+    def since(self, start: Scrape) -> tuple[float, ...]:
+        """By how much each number is larger than it was."""
+        return tuple(map(operator.sub, self.reading.values, start.reading.values))
 
 
 @dataclass(slots=True)
@@ -107,20 +109,14 @@ class Occupancy:
     ghost_left: float = 0.0
     ghost_tokens: float = 0.0
 
-    def scrape(
-        self,
-        flavour: Flavour,
-        unix_ns: int,
-        mono_ns: int,
-        values: tuple[float, ...],
-        facts: dict[str, int | bool],
-    ) -> Scrape:
+    def scrape(self, unix_ns: int, mono_ns: int, reading: EngineReading) -> Scrape:
         """Read one scrape, in order of time."""
+        values = reading.values
         running = values[Meaning.RUNNING]
         held = values[Meaning.FIRST_TOKENS] - values[Meaning.FINISHED]
         self.left = max(self.left, held - running, 0.0)
         decoding = max(held - self.left, 0.0)
-        if flavour is Flavour.SGLANG:  # prompts are counted when their request ends, aborted ones not at all
+        if reading.flavour is Flavour.SGLANG:  # prompts are counted when their request ends, aborted ones not at all
             context = values[Meaning.KV_USED_TOKENS]
         else:
             tokens = values[Meaning.PROMPT_TOKENS] + values[Meaning.GENERATED_TOKENS]
@@ -128,15 +124,16 @@ class Occupancy:
             if running == 0.0 and not math.isnan(tokens):
                 self.ghost_left, self.ghost_tokens = self.left, tokens
             exact = self.left == self.ghost_left and not math.isnan(tokens)
-            context = max(tokens - self.ghost_tokens, 0.0) if exact else _from_gauge(values, running, facts)
-        return Scrape(unix_ns, mono_ns, values, self.left, decoding, running - decoding, context)
+            context = max(tokens - self.ghost_tokens, 0.0) if exact else _from_gauge(reading)
+        return Scrape(unix_ns, mono_ns, reading, self.left, decoding, running - decoding, context)
 
 
-def _from_gauge(values: tuple[float, ...], running: float, facts: dict[str, int | bool]) -> float:
-    blocks, block_size = facts.get("num_gpu_blocks", 0), facts.get("block_size", 0)
+def _from_gauge(reading: EngineReading) -> float:
+    blocks, block_size = (reading.facts.get(name, 0) for name in ("num_gpu_blocks", "block_size"))
     if not blocks or not block_size:
-        return NAN
-    return max(values[Meaning.KV_USAGE_RATIO] * blocks * block_size - running * block_size / 2.0, 0.0)
+        return math.nan
+    usage, running = reading.values[Meaning.KV_USAGE_RATIO], reading.values[Meaning.RUNNING]
+    return max(usage * blocks * block_size - running * block_size / 2.0, 0.0)
 
 
 STEPS_MIN = 3
@@ -150,19 +147,14 @@ _COLUMN = {name: index for index, name in enumerate(STEP_FEATURES)}
 
 
 class WindowSums(NamedTuple):
-    """Differences of two scrapes; ``scrape_ns`` is how far apart the scrapes within it were.
-
-    ``counted`` are the steps by the page's own counter, which several front ends keep; NaN where it has none.
-    """
+    """Differences of two scrapes, ``change`` by meaning; ``scrape_ns`` is how far apart the scrapes within it were."""
 
     start: Scrape
     end: Scrape
+    change: tuple[float, ...]
     steps: float
-    counted: float
     decode_steps: float
-    prefill_tokens: float
     decoded: float
-    first_tokens: float
     scrape_ns: float
 
     @property
@@ -181,9 +173,9 @@ class PageRow(NamedTuple):
     sums: dict[str, float]
 
 
-def went_back(start: Scrape, end: Scrape) -> bool:
+def went_back(change: tuple[float, ...]) -> bool:
     """Whether a counter fell: the server was started again."""
-    return any(end.value(meaning) < start.value(meaning) for meaning in _COUNTERS)
+    return any(change[meaning] < 0.0 for meaning in _COUNTERS)
 
 
 _COUNTERS = (
@@ -199,58 +191,42 @@ _COUNTERS = (
 )
 
 
-def window_sums(flavour: Flavour, start: Scrape, end: Scrape, scrapes: int, copies: int) -> WindowSums:
+def window_sums(start: Scrape, end: Scrape, scrapes: int, copies: int) -> WindowSums:
     """What happened between two scrapes; ``copies``: front ends that each count a step in which they had a request.
 
     Of several, some have none in a small batch, so that their sum says no more than that there were no more steps.
     """
-
-    def delta(meaning: Meaning) -> float:
-        return end.value(meaning) - start.value(meaning)
-
-    decoded, first_tokens = delta(Meaning.ITL_COUNT), delta(Meaning.FIRST_TOKENS)
+    change = end.since(start)
+    decoded, steps, decode_steps = change[Meaning.ITL_COUNT], change[Meaning.STEPS], change[Meaning.DECODE_STEPS]
     if math.isnan(decoded):
-        decoded = max(delta(Meaning.GENERATED_TOKENS) - first_tokens, 0.0)
-    steps = counted = delta(Meaning.STEPS)
-    if math.isnan(counted) or copies > 1:
-        mean = (start.decoding + end.decoding) / 2.0 if flavour is Flavour.VLLM else _mean_running(start, end)
-        steps = min(decoded / mean, math.inf if math.isnan(counted) else counted) if mean >= 1.0 else 0.0
-    return WindowSums(
-        start,
-        end,
-        steps,
-        counted,
-        decode_steps=steps if math.isnan(decode_steps := delta(Meaning.DECODE_STEPS)) else decode_steps,
-        prefill_tokens=_prefill_tokens(end, delta),
-        decoded=decoded,
-        first_tokens=first_tokens,
-        scrape_ns=(end.mono_ns - start.mono_ns) / max(scrapes, 1),
-    )
+        decoded = max(change[Meaning.GENERATED_TOKENS] - change[Meaning.FIRST_TOKENS], 0.0)
+    if math.isnan(steps) or copies > 1:
+        is_vllm = end.reading.flavour is Flavour.VLLM
+        mean = fmean(each.decoding if is_vllm else each.value(Meaning.RUNNING) for each in (start, end))
+        steps = min(decoded / mean, math.inf if math.isnan(steps) else steps) if mean >= 1.0 else 0.0
+    decode_steps = steps if math.isnan(decode_steps) else decode_steps
+    return WindowSums(start, end, change, steps, decode_steps, decoded, (end.mono_ns - start.mono_ns) / max(scrapes, 1))
 
 
-def _mean_running(start: Scrape, end: Scrape) -> float:
-    return (start.value(Meaning.RUNNING) + end.value(Meaning.RUNNING)) / 2.0
-
-
-def _prefill_tokens(end: Scrape, delta: Callable[[Meaning], float]) -> float:
+def _prefill_tokens(window: WindowSums) -> float:
     """Prompt tokens computed. Which of three things the steps' counter has beside generated tokens, its sum tells.
 
     Up to some release prompts whole, then without their prefix hits; then what each step computed, which is a token
     less for each request: its first token is put out by a step and put into none.
     """
-    computed = delta(Meaning.PREFILL_TOKENS)
-    if not math.isnan(computed):
-        return computed
-    hit = Meaning.PREFIX_HIT_TOKENS
-    hits, hits_total = (0.0 if math.isnan(told) else told for told in (delta(hit), end.value(hit)))
-    prompts, credited = end.value(Meaning.PROMPT_TOKENS), delta(Meaning.STEP_TOKENS) - delta(Meaning.GENERATED_TOKENS)
+    change, total = window.change, window.end.reading.values
+    if not math.isnan(change[Meaning.PREFILL_TOKENS]):
+        return change[Meaning.PREFILL_TOKENS]
+    told = change[Meaning.PREFIX_HIT_TOKENS], total[Meaning.PREFIX_HIT_TOKENS]
+    hits, hits_total = (0.0 if math.isnan(each) else each for each in told)
+    credited, in_all = (told[Meaning.STEP_TOKENS] - told[Meaning.GENERATED_TOKENS] for told in (change, total))
     if math.isnan(credited):
-        return max(delta(Meaning.PROMPT_TOKENS) - hits, 0.0)
-    in_all = end.value(Meaning.STEP_TOKENS) - end.value(Meaning.GENERATED_TOKENS)
+        return max(change[Meaning.PROMPT_TOKENS] - hits, 0.0)
+    computed = total[Meaning.PROMPT_TOKENS] - hits_total
     ways = (
-        (prompts - hits_total, credited),
-        (prompts, credited - hits),
-        (prompts - hits_total - end.value(Meaning.FIRST_TOKENS), credited + delta(Meaning.FIRST_TOKENS)),
+        (computed, credited),
+        (computed + hits_total, credited - hits),
+        (computed - total[Meaning.FIRST_TOKENS], credited + change[Meaning.FIRST_TOKENS]),
     )
     return max(min(ways, key=lambda way: abs(way[0] - in_all))[1], 0.0)
 
@@ -259,12 +235,12 @@ def row_of(window: WindowSums) -> PageRow | RowDrop:
     """The window's equation, or why it has none."""
     if not STEPS_MIN <= window.steps <= STEPS_MAX:
         return RowDrop.TOO_LONG if window.steps > STEPS_MAX else RowDrop.INCOMPLETE
-    start, end = window.start, window.end
-    latency_s = end.value(Meaning.ITL_SECONDS) - start.value(Meaning.ITL_SECONDS)
+    start, end, change = window.start, window.end, window.change
+    latency_s = change[Meaning.ITL_SECONDS]
     if window.decoded >= DECODED_MIN and latency_s > 0.0:
         return _latency_row(window, latency_s)
     never_idle = (
-        start.value(Meaning.RUNNING) > end.value(Meaning.FINISHED) - start.value(Meaning.FINISHED)
+        start.value(Meaning.RUNNING) > change[Meaning.FINISHED]
         and end.value(Meaning.RUNNING) > 0.0
         and start.left == end.left
     )
@@ -281,7 +257,7 @@ def _latency_row(window: WindowSums, latency_s: float) -> PageRow:
     return _row(
         window,
         elapsed_us=latency_s / decoding * 1e6,
-        prefill_tokens=window.prefill_tokens * max(decoding - before_joining, 0.0) / floor,
+        prefill_share=max(decoding - before_joining, 0.0) / floor,
         context=n * (mean_context + grown * context_grown * _TWELFTH / floor),
         decoded=window.decoded + n * grown * grown * _TWELFTH / floor,
     )
@@ -293,15 +269,15 @@ def clock_row(window: WindowSums, elapsed_us: float) -> PageRow:
     return _row(
         window,
         elapsed_us=elapsed_us,
-        prefill_tokens=window.prefill_tokens,
+        prefill_share=1.0,
         context=window.decode_steps * (start.context_tokens + end.context_tokens) / 2.0,
         decoded=window.decoded,
     )
 
 
-def _row(window: WindowSums, *, elapsed_us: float, prefill_tokens: float, context: float, decoded: float) -> PageRow:
-    end, steps = window.end, max(round(window.steps), 1)
-    prompts = window.first_tokens
+def _row(window: WindowSums, *, elapsed_us: float, prefill_share: float, context: float, decoded: float) -> PageRow:
+    end, change, steps = window.end, window.change, max(round(window.steps), 1)
+    prompts, prefill_tokens = change[Meaning.FIRST_TOKENS], prefill_share * _prefill_tokens(window)
     return PageRow(
         end_ns=end.unix_ns,
         elapsed_us=elapsed_us * steps / window.steps,
@@ -316,8 +292,8 @@ def _row(window: WindowSums, *, elapsed_us: float, prefill_tokens: float, contex
             "running": steps * end.value(Meaning.RUNNING),
             "waiting": steps * end.value(Meaning.WAITING),
             "kv_usage_ratio": steps * end.value(Meaning.KV_USAGE_RATIO),
-            "estimated_tflop": (end.value(Meaning.FLOPS) - window.start.value(Meaning.FLOPS)) / 1e12,
-            "estimated_gb": (end.value(Meaning.MEMORY_BYTES) - window.start.value(Meaning.MEMORY_BYTES)) / 1e9,
+            "estimated_tflop": change[Meaning.FLOPS] / 1e12,
+            "estimated_gb": change[Meaning.MEMORY_BYTES] / 1e9,
         },
     )
 
@@ -355,48 +331,39 @@ BUSY_MAX = 8.0
 
 def add_waits(queueing: ApiQueueing, start: Scrape, end: Scrape, copies: int) -> None:
     """Count what happened between two neighbouring scrapes; ``copies``: front ends that count every step."""
-    if end.mono_ns <= start.mono_ns or went_back(start, end):
+    change, elapsed_s = end.since(start), (end.mono_ns - start.mono_ns) / 1e9
+    if elapsed_s <= 0.0 or went_back(change):
         return
-
-    def delta(meaning: Meaning) -> float:
-        return end.value(meaning) - start.value(meaning)
-
-    requests = delta(Meaning.E2E_COUNT)
-    wait_s = delta(Meaning.E2E_SECONDS) - delta(Meaning.QUEUE_SECONDS) - delta(Meaning.INFERENCE_SECONDS)
+    requests = change[Meaning.E2E_COUNT]
+    wait_s = change[Meaning.E2E_SECONDS] - change[Meaning.QUEUE_SECONDS] - change[Meaning.INFERENCE_SECONDS]
     if requests > 0.0 and wait_s >= 0.0:
         queueing.add_counted(requests, 1e6 * wait_s)
-        queueing.add_arrivals(_ended(start, end, requests, wait_s))
-    if end.mono_ns - start.mono_ns > CLOSE_SCRAPES_NS:
-        return
+        queueing.add_arrivals(_ended(change, requests, wait_s))
     squares, latency_s, decoded = (
-        delta(each) for each in (Meaning.ITL_SECONDS_SQUARED, Meaning.ITL_SECONDS, Meaning.ITL_COUNT)
+        change[each] for each in (Meaning.ITL_SECONDS_SQUARED, Meaning.ITL_SECONDS, Meaning.ITL_COUNT)
     )
-    if math.isnan(squares):
+    if math.isnan(squares) or 1e9 * elapsed_s > CLOSE_SCRAPES_NS:
         return
-    elapsed_s = (end.mono_ns - start.mono_ns) / 1e9
     if decoded <= 0.0 or latency_s <= 0.0:
         queueing.watch(elapsed_s, 0.0)
         return
-    busy = min(delta(Meaning.STEPS) / copies * latency_s / decoded / elapsed_s, BUSY_MAX)
+    busy = min(change[Meaning.STEPS] / copies * latency_s / decoded / elapsed_s, BUSY_MAX)
     if busy >= 0.0:  # a page that counts no steps has NaN
         queueing.watch(elapsed_s, 1e6 * squares / (2.0 * latency_s) * busy)
 
 
-def _ended(start: Scrape, end: Scrape, requests: float, wait_s: float) -> list[BusyArrival]:
+def _ended(change: tuple[float, ...], requests: float, wait_s: float) -> list[BusyArrival]:
     """The requests that ended between two scrapes, as one of their means, unless they waited for a slot."""
-
-    def mean(meaning: Meaning) -> float:
-        return (end.value(meaning) - start.value(meaning)) / requests
-
-    prefill_s, tokens = mean(Meaning.PREFILL_SECONDS), mean(Meaning.FINISHED_GENERATED_TOKENS)
+    mean = [each / requests for each in change]
+    prefill_s, tokens = mean[Meaning.PREFILL_SECONDS], mean[Meaning.FINISHED_GENERATED_TOKENS]
     if not (prefill_s > 0.0 and tokens > 1.0):
         return []
-    pace_s = (mean(Meaning.INFERENCE_SECONDS) - prefill_s) / (tokens - 1.0)
-    if not mean(Meaning.QUEUE_SECONDS) < pace_s:
+    pace_s = (mean[Meaning.INFERENCE_SECONDS] - prefill_s) / (tokens - 1.0)
+    if not mean[Meaning.QUEUE_SECONDS] < pace_s:
         return []
-    prompt = mean(Meaning.FINISHED_PROMPT_TOKENS)
-    times_us = 1e6 * wait_s / requests, 1e6 * pace_s, 1e6 * prefill_s
-    return [BusyArrival(*times_us[:2], prompt, prefill_us=times_us[2], requests=requests, is_told=True)]
+    wait_us, pace_us, prefill_us = 1e6 * wait_s / requests, 1e6 * pace_s, 1e6 * prefill_s
+    prompt = mean[Meaning.FINISHED_PROMPT_TOKENS]
+    return [BusyArrival(wait_us, pace_us, prompt, prefill_us=prefill_us, requests=requests, is_told=True)]
 
 
 UNCLEAN_MAX = 6
@@ -438,55 +405,46 @@ class ScrapeWindows:
             self.scrapes = 0
         if newest is not None:
             unix_ns = max(unix_ns, newest.unix_ns)  # the wall clock was set back: rows stay in order
-        scrape = self.occupancy.scrape(reading.flavour, unix_ns, mono_ns, reading.values, reading.facts)
+        scrape = self.occupancy.scrape(unix_ns, mono_ns, reading)
         self.quiet = max(self.quiet - 1, 0)
-        if newest is not None and went_back(newest, scrape):
+        if newest is not None and went_back(scrape.since(newest)):
             self.in_turn = self.quiet > 0
             self.drops[RowDrop.AMBIGUOUS if self.in_turn else RowDrop.RESTART] += 1
             self.quiet = _QUIET_SCRAPES
             self.occupancy, self.start, self.scrapes = Occupancy(), None, 0
-            scrape = self.occupancy.scrape(reading.flavour, unix_ns, mono_ns, reading.values, reading.facts)
+            scrape = self.occupancy.scrape(unix_ns, mono_ns, reading)
         self.newest = scrape
         if self.quiet:
             return None
-        if self.start is None:
-            self.scrapes += 1
-            if scrape.clean or self.scrapes > UNCLEAN_MAX:
-                self._open(scrape)
-            return None
         self.scrapes += 1
-        window = window_sums(reading.flavour, self.start, scrape, self.scrapes, self.copies)
+        if self.start is None:
+            if scrape.clean or self.scrapes > UNCLEAN_MAX:
+                self.start, self.scrapes = scrape, 0
+            return None
+        window = window_sums(self.start, scrape, self.scrapes, self.copies)
         wait = self.scrapes <= UNCLEAN_MAX and window.close
         if wait and not (scrape.clean and (window.steps >= STEPS_MIN or window.steps == 0)):
             return None
-        return self._close(window, reading.flavour)
+        self.start, self.scrapes = scrape, 0
+        row = self._row_of(window) if window.steps else None
+        if isinstance(row, RowDrop):
+            self.drops[row] += 1
+            return None
+        return row
 
     def take_front_ends_of(self, other: ScrapeWindows) -> None:
         """Begin with what another one found out of how many count each step."""
         self.copies, self._ratios = other.copies, list(other._ratios)
 
-    def _open(self, scrape: Scrape) -> None:
-        self.start, self.scrapes = scrape, 0
-
-    def _close(self, window: WindowSums, flavour: Flavour) -> PageRow | None:
-        start, end = window.start, window.end
-        self._open(end)
-        if window.steps == 0:
-            return None
-        if end.value(Meaning.PREEMPTIONS) > start.value(Meaning.PREEMPTIONS):
-            self.drops[RowDrop.INCOMPLETE] += 1
-            return None
-        if flavour is Flavour.VLLM and self._count_copies(window):
-            self.drops[RowDrop.INCOMPLETE] += 1
-            return None
-        gpu_us = 1e6 * (end.value(Meaning.GPU_SECONDS) - start.value(Meaning.GPU_SECONDS))
+    def _row_of(self, window: WindowSums) -> PageRow | RowDrop:
+        change = window.change
+        preempted = change[Meaning.PREEMPTIONS] > 0.0
+        if preempted or (window.end.reading.flavour is Flavour.VLLM and self._count_copies(window)):
+            return RowDrop.INCOMPLETE
+        gpu_us = 1e6 * change[Meaning.GPU_SECONDS]
         if gpu_us > 0.0 and STEPS_MIN <= window.steps <= STEPS_MAX:
             self.gpu_rows.append(clock_row(window, gpu_us))
-        row = row_of(window)
-        if isinstance(row, RowDrop):
-            self.drops[row] += 1
-            return None
-        return row
+        return row_of(window)
 
     def _count_copies(self, window: WindowSums) -> bool:
         """Whether more front ends may have counted the window's steps than are known of by now.
@@ -495,9 +453,10 @@ class ScrapeWindows:
         those held at both ends say too little of the time between to drop the row.
         """
         held = (window.start.decoding + window.end.decoding) / 2.0
-        if held < 1.0 or not window.decoded or math.isnan(window.counted):
+        counted = window.change[Meaning.STEPS]
+        if held < 1.0 or not window.decoded or math.isnan(counted):
             return False
-        self._ratios.append(held * window.counted / window.decoded)
+        self._ratios.append(held * counted / window.decoded)
         several = median(self._ratios)
         if len(self._ratios) < _COPIES_WINDOWS:
             return window.close and several > _COPIES_DOUBTFUL

@@ -26,8 +26,7 @@ from collector.decode.kv import KvBatch
 from collector.decode.pages import ScrapedPage
 from collector.identity import Fact, Knowledge, cannot_derive
 from collector.ingest import Export
-from collector.join import Event, Joiner, Renamed, Rows
-from collector.join.inferred import Scheduling
+from collector.join import Event, Joiner, Renamed, Rows, Scheduling
 from collector.recordings import Recording, Timed, merged
 from collector.runtime import PrintLine
 from collector.service import Correlator

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .api_queueing import with_stand_ins
 from .checkpoint import CheckpointError
-from .emitter import Emitter, Key, facts_of
+from .emitter import Emitter, Key, Scheduling, facts_of
 from .engine import Engine
 from .events import Described, Event, Pending, Renamed, Restarted, Rows, Succeeded
 from .joiner import Joiner
@@ -22,6 +22,7 @@ __all__ = [
     "Renamed",
     "Restarted",
     "Rows",
+    "Scheduling",
     "SpanWindow",
     "Succeeded",
     "facts_of",

@@ -24,7 +24,6 @@ from online import RowBlock, Target
 from .emitter import Emitter, Key, TargetRows
 from .engine import Engine
 from .passes import PassEngine
-from .registry import SharedId
 
 MARKS_MAX = 4096
 """Emitters whose marks are kept, also after they made room for others: their telemetry may still be in the log."""
@@ -142,7 +141,7 @@ class EmitterCheckpoint(msgspec.Struct):
     instance: str
     number: Natural
     config_id: str
-    facts: dict[str, tuple[int, Fact]]
+    facts: dict[str, tuple[FactSource, Fact]]
     queueing: ApiQueueing
     heard_unix_ns: Natural
     steps_heard: Natural = 0
@@ -156,8 +155,7 @@ class EmitterCheckpoint(msgspec.Struct):
     @classmethod
     def of(cls, emitter: Emitter) -> EmitterCheckpoint:
         """What is kept of an emitter."""
-        facts = {name: (int(emitter.facts.source(name) or 0), value) for name, value in emitter.facts.known().items()}
-        common = (emitter.instance, emitter.number, emitter.config_id, facts, emitter.api_queueing)
+        common = emitter.instance, emitter.number, emitter.config_id, emitter.facts.held(), emitter.api_queueing
         match emitter:
             case Engine():
                 kept = cls("engine", *common, emitter.event_unix_ns)
@@ -193,9 +191,8 @@ class EmitterCheckpoint(msgspec.Struct):
             emitter = PageEngine(self.instance, "", self.number, self.server)
             emitter.windows.copies = self.front_ends
         emitter.config_id, emitter.api_queueing = self.config_id, self.queueing
-        for source in FactSource:
-            known = {name: value for name, (number, value) in self.facts.items() if number == source}
-            emitter.facts.learn(known, source)
+        for name, (source, value) in self.facts.items():
+            emitter.facts.learn({name: value}, source)
         if isinstance(emitter, Engine) and self.calibration is not None:
             self.calibration.restore(emitter)
         return emitter
@@ -207,7 +204,6 @@ class JoinCheckpoint(msgspec.Struct):
     emitters: list[EmitterCheckpoint]
     emitter_count: Natural
     marks: list[tuple[str, Marks]]
-    shared_ids: dict[str, SharedId]
 
     def to_plain(self) -> dict[str, Any]:
         """Maps, lists, numbers and strings."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import abc
+import enum
 from collections.abc import Iterable
 from typing import NamedTuple
 
 from collector.decode import Telemetry
 from collector.identity import EngineFacts, Fact, config_id
 from collector.join.api_queueing import ApiQueueing
-from collector.telemetry import Counts
+from collector.telemetry import Counts, JoinEvent, table
 from online import EngineSnapshot, Quality, RowBlock, Target
 from online.transfer import HIDES_HITS
 
@@ -19,6 +20,14 @@ Key = tuple[str, str]
 _HERE = "here"
 _LOOPBACK = ("127.0.0.1:", "[::1]:", "%5B::1%5D:")
 """How addresses of senders on this machine begin, behind the kind of address."""
+
+
+class Scheduling(enum.StrEnum):
+    """How an engine's busy loop overlaps scheduling and execution."""
+
+    SYNC = "sync"
+    ASYNC = "async"
+    UNKNOWN = "unknown"
 
 
 class TargetRows(NamedTuple):
@@ -67,8 +76,17 @@ class Emitter(abc.ABC):
             _, _, address = telemetry.peer.partition(":")
             self.machine = telemetry.host or (_HERE if address.startswith(_LOOPBACK) else "")
             self.begun_unix_ns = newest_unix_ns(telemetry) if is_new else 0
-        self.heard_unix_ns = telemetry.arrived_unix_ns or self.heard_unix_ns
+        self.hear_at(telemetry.arrived_unix_ns)
+
+    def hear_at(self, arrived_unix_ns: int) -> None:
+        """Note when something of it came, by the clock here; 0: nobody knows."""
+        self.heard_unix_ns = arrived_unix_ns or self.heard_unix_ns
         self.is_idle, self.is_over, self.is_changed = False, False, True
+
+    def count_restart(self, unix_ns: int) -> None:
+        """It has started again; this was its first event."""
+        self.counts[table.JOIN_EVENTS, JoinEvent.ENGINE_RESTART] += 1
+        self.restarts_unix_ns.append(unix_ns)
 
     @property
     def event_unix_ns(self) -> int:
@@ -89,9 +107,19 @@ class Emitter(abc.ABC):
     def advance(self, *, idle: bool = False, flush: bool = False) -> list[TargetRows]:
         """Rows that are final now; ``idle``: what was told is used; ``flush``: nothing more will come."""
 
-    @abc.abstractmethod
     def snapshot(self) -> EngineSnapshot:
         """What is published of it."""
+        return EngineSnapshot(instance=self.instance, scheduling=self.scheduling.value, last_step=self.last_step)
+
+    @property
+    def scheduling(self) -> Scheduling:
+        """How it schedules, as far as its rows depend on that."""
+        return Scheduling.UNKNOWN
+
+    @property
+    def last_step(self) -> int:
+        """The newest step that it has counted; 0 where it counts none."""
+        return 0
 
     @property
     def needed_unix_ns(self) -> int | None:

@@ -15,10 +15,10 @@ import numpy as np
 from collector.config import Config
 from collector.decode import StepColumns, Telemetry
 from collector.telemetry import JoinEvent, RowDrop, table
-from online import EngineSnapshot, Quality, Target
+from online import Quality, Target
 
-from .emitter import Emitter, TargetRows
-from .inferred import Habits, Scheduling
+from .emitter import Emitter, Scheduling, TargetRows
+from .inferred import Habits
 from .process import EngineProcess, PendingRequest
 
 _CONFLICTS_MAX = 3
@@ -91,12 +91,15 @@ class Engine(Emitter):
         """Whether rows have left already: too late to find out that a second emitter reports the same steps."""
         return bool(self.processes) and self.processes[0].warm_up.over
 
-    def snapshot(self) -> EngineSnapshot:
-        """Scheduling mode and newest step id of the newest process."""
-        newest = self.newest_process
-        scheduling = newest.context.votes.decided if newest is not None else Scheduling.UNKNOWN
-        last_step = newest.last_step if newest is not None else 0
-        return EngineSnapshot(instance=self.instance, scheduling=scheduling.value, last_step=last_step)
+    @property
+    def scheduling(self) -> Scheduling:
+        """What its newest process does."""
+        return self.processes[-1].context.votes.decided if self.processes else Scheduling.UNKNOWN
+
+    @property
+    def last_step(self) -> int:
+        """Newest step id of its newest process."""
+        return self.processes[-1].last_step if self.processes else 0
 
     def is_due_to_compare(self) -> bool:
         """Whether to look for a double: each time it has told twice as much, until its first rows leave."""
@@ -173,15 +176,11 @@ class Engine(Emitter):
                 break
             return process
         if self.processes:
-            self._count_restart(unix_ns)
+            self.count_restart(unix_ns)
         if len(self.processes) > _CONFLICTS_MAX:
             self.counts[table.JOIN_EVENTS, JoinEvent.ENGINE_CONFLICT] += 1
             del self.processes[0]
         return self.begin_process()
-
-    def _count_restart(self, unix_ns: int) -> None:
-        self.counts[table.JOIN_EVENTS, JoinEvent.ENGINE_RESTART] += 1
-        self.restarts_unix_ns.append(unix_ns)
 
     def _is_jump(self, unix_ns: int, step: int) -> bool:
         """Whether a step is further ahead than a window holds or the time allows; one of an older process is not.
@@ -199,7 +198,7 @@ class Engine(Emitter):
         """It is what the engine has become."""
         self.processes.append(claimed)
         self._claimed = None
-        self._count_restart(claimed.context.first_unix_ns)
+        self.count_restart(claimed.context.first_unix_ns)
 
     def _give_up(self, claimed: EngineProcess) -> None:
         """The process before it goes on: what claimed to come after it was somebody else's."""

@@ -16,7 +16,7 @@ from collector.decode.fpm import ForwardPass
 from collector.decode.pages import ScrapedPage
 from collector.identity import FactSource, Knowledge
 from collector.join.inferred import ApiProcess, KvSources
-from collector.join.pages import PageEngine, PageEngines
+from collector.join.pages import PageEngine, PageEngines, keys_of
 from collector.telemetry import Counts, JoinEvent, RowDrop, table
 
 from .checkpoint import EmitterCheckpoint, JoinCheckpoint, RowMarks
@@ -41,7 +41,7 @@ class Joiner:
         self.engines: OrderedDict[Key, Engine] = OrderedDict()
         self.api_processes: OrderedDict[Key, ApiProcess] = OrderedDict()
         self.pass_engines: OrderedDict[Key, PassEngine] = OrderedDict()
-        self.pages = PageEngines(settings)
+        self.pages = PageEngines()
         self._kinds: dict[type[Emitter], MutableMapping[Key, Any]] = {
             Engine: self.engines,
             ApiProcess: self.api_processes,
@@ -75,7 +75,7 @@ class Joiner:
                 for span in telemetry.requests:
                     process.add(span)
         if len(telemetry.steps) or telemetry.core:
-            key = self._shared_ids.key_of(key, telemetry, self._counts)
+            key = self._shared_ids.key_of(key, telemetry, self.engines, self._counts)
             engine = self._emitter_for(Engine, key, telemetry)
             if engine is not None:
                 self._add_steps(engine, telemetry)
@@ -147,18 +147,28 @@ class Joiner:
             key = (passed.recording, f"{passed.instance} ({passed.source})")
             engine = self.pass_engines.get(key)
         if engine is None:
-            if len(self.pass_engines) >= self._settings.engines_max:
-                self._evict(min(self.pass_engines.values(), key=lambda one: one.event_unix_ns))
-                self._counts[table.JOIN_EVENTS, JoinEvent.ENGINE_EVICTED] += 1
+            self._make_room(self.pass_engines, self._settings.engines_max)
             engine = PassEngine(key[1], key[0], self._next_number(), self._settings, passed.source)
             self.pass_engines[key] = engine
         engine.add(passed)
 
     def add_page(self, page: ScrapedPage) -> None:
         """Add what a server's page counted."""
-        self._counts[table.JOIN_EVENTS, JoinEvent.ENGINE_EVICTED] += self.pages.add(
-            page, self._next_number, self.knowledge
-        )
+        held = self.pages.by_key
+        for key, reading in zip(keys_of(page), page.engines, strict=True):
+            if key not in held:
+                self._make_room(held, self._settings.page_engines_max)
+                held[key] = PageEngine(key[1], key[0], self._next_number(), page.instance)
+            engine = held[key]
+            engine.inform(reading, self.knowledge)
+            engine.add(page.unix_ns, page.mono_ns, reading)
+            engine.hear_at(0 if page.recording else page.unix_ns)
+
+    def _make_room(self, held: Mapping[Key, Emitter], places: int) -> None:
+        """For one more engine: the one not heard of for longest goes."""
+        if len(held) >= places:
+            self._evict(min(held.values(), key=lambda one: one.event_unix_ns))
+            self._counts[table.JOIN_EVENTS, JoinEvent.ENGINE_EVICTED] += 1
 
     # --- out ----------------------------------------------------------------------------------------------------------
 
@@ -369,7 +379,6 @@ class Joiner:
             emitters=[EmitterCheckpoint.of(emitter) for emitter in self._emitters() if not emitter.recording],
             emitter_count=self._emitter_count,
             marks=self._marks.to_checkpoint(),
-            shared_ids=self._shared_ids.to_checkpoint(),
         ).to_plain()
 
     @classmethod
@@ -389,7 +398,6 @@ class Joiner:
                 joiner.engines["", kept.instance].double_of = joiner.engines.get(("", kept.double_of))
         joiner._emitter_count = checkpoint.emitter_count
         joiner._marks = RowMarks({("", instance): marks for instance, marks in checkpoint.marks})
-        joiner._shared_ids.by_key.update({("", name): shared for name, shared in checkpoint.shared_ids.items()})
         return joiner
 
     @property

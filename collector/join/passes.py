@@ -20,11 +20,10 @@ import numpy as np
 
 from collector.config import Config
 from collector.decode.fpm import ForwardPass
-from collector.telemetry import JoinEvent, RowDrop, table
-from online import EngineSnapshot, Floats, Quality, RowBlock, Target
+from collector.telemetry import JoinEvent, table
+from online import Floats, Quality, RowBlock, Target
 
 from .emitter import Emitter, TargetRows
-from .inferred import Scheduling
 from .rows import WarmUp, raw_features
 
 _REPEATED = 64
@@ -41,6 +40,8 @@ class PassEngine(Emitter):
     Attributes:
         source: the endpoint of its publisher.
     """
+
+    quality = Quality.FPM
 
     def __init__(self, instance: str, recording: str, number: int, settings: Config, source: str = "") -> None:
         super().__init__(instance, recording, number)
@@ -61,9 +62,9 @@ class PassEngine(Emitter):
         self._warm_ups = {target: WarmUp(0, over=True) for target in (Target.STEP_TIME, Target.GPU_TIME)}
 
     @property
-    def quality(self) -> Quality:
-        """Each record is a row of the quality ``fpm``."""
-        return Quality.FPM
+    def last_step(self) -> int:
+        """Its count of records."""
+        return max(self._last, 0)
 
     @property
     def pending_steps(self) -> int:
@@ -74,14 +75,12 @@ class PassEngine(Emitter):
         """Add one record; a heartbeat says only that the engine is there."""
         behind = self._last - passed.counter
         self.newest_unix_ns = max(self.newest_unix_ns, passed.unix_ns)
-        self.heard_unix_ns = 0 if passed.recording else passed.unix_ns
-        self.is_idle = self.is_over = False
+        self.hear_at(0 if passed.recording else passed.unix_ns)
         if self._last >= 0 and 0 <= behind < _REPEATED:
             self.counts[table.JOIN_EVENTS, JoinEvent.DUPLICATE] += 1
             return
         if self._last >= 0 and behind > 0:
-            self.counts[table.JOIN_EVENTS, JoinEvent.ENGINE_RESTART] += 1
-            self.restarts_unix_ns.append(passed.unix_ns)
+            self.count_restart(passed.unix_ns)
             self._warm_ups.clear()
         elif self._last >= 0:
             self.counts[table.JOIN_EVENTS, JoinEvent.MISSING] += -behind - 1
@@ -96,16 +95,10 @@ class PassEngine(Emitter):
         for target in passes.keys() | self._warm_ups.keys():
             warm_up = self._warm_ups.setdefault(target, WarmUp(self._warm_up_rows))
             blocks = [pass_block(passes[target], self.number)] if target in passes else []
-            rows = warm_up.pass_through(blocks, flush=idle or flush)
-            self.counts[table.DROPPED_ROWS, RowDrop.WARM_UP] += warm_up.dropped
-            warm_up.dropped = 0
+            rows = warm_up.pass_through(blocks, self.counts, flush=idle or flush)
             if len(rows):
                 out.append(TargetRows(target, rows))
         return out
-
-    def snapshot(self) -> EngineSnapshot:
-        """Its count of records; how it schedules does not matter to them."""
-        return EngineSnapshot(instance=self.instance, scheduling=Scheduling.UNKNOWN.value, last_step=max(self._last, 0))
 
 
 def pass_block(passes: list[ForwardPass], engine: int) -> RowBlock:

@@ -25,7 +25,7 @@ from collector.telemetry import JoinEvent, RowDrop, table
 from online import Floats, Mask, RowBlock, Target
 
 from . import exact
-from .emitter import Emitter, TargetRows
+from .emitter import Emitter, Scheduling, TargetRows
 from .inferred import (
     QUEUE_STATE_AGE_NS,
     Chunks,
@@ -34,7 +34,6 @@ from .inferred import (
     ProcessContext,
     RequestRow,
     Run,
-    Scheduling,
     StepView,
     drops,
     finality,
@@ -184,13 +183,11 @@ class EngineProcess:
             flush: nothing more will come.
         """
         self._pass_steps(idle=idle, flush=flush)
-        rows = self.warm_up.pass_through(self._rows, flush=idle or flush)
+        rows = self.warm_up.pass_through(self._rows, self._engine.counts, flush=idle or flush)
         out = [TargetRows(Target.STEP_TIME, rows)] if len(rows) else []
         out += [TargetRows(Target.SCHEDULE_TIME, block) for block in self._schedule_rows if len(block)]
         self._rows, self._schedule_rows = [], []
         if self.warm_up.over:
-            self._engine.counts[table.DROPPED_ROWS, RowDrop.WARM_UP] += self.warm_up.dropped
-            self.warm_up.dropped = 0
             out += self._request_rows(flush=flush)
         self._forget_steps()
         return out

@@ -21,11 +21,10 @@ one sends again, both are alive.
 
 from __future__ import annotations
 
-import zlib
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
-import msgspec
 import numpy as np
 
 from collector.config import Config
@@ -96,56 +95,48 @@ _PROCESSES_MAX = 64
 _IDS_MAX = 4096
 
 
-class SharedId(msgspec.Struct):
-    """First and newest event of each process under an id, by its number, and which are engines of their own."""
+@dataclass(slots=True)
+class _Life:
+    """First and newest event of a process, and whether it is an engine of its own."""
 
-    lives: dict[int, tuple[int, int]] = {}
-    apart: list[int] = []
+    first_ns: int
+    newest_ns: int
+    is_apart: bool
 
 
 class SharedIds:
-    """The processes that used each id; ``by_key`` is replaced when it is restored."""
+    """The processes that used each id."""
 
     def __init__(self) -> None:
-        self.by_key: OrderedDict[Key, SharedId] = OrderedDict()
+        self._by_key: OrderedDict[Key, dict[str, _Life]] = OrderedDict()
 
-    def to_checkpoint(self) -> dict[str, SharedId]:
-        """Of live ids under which more than one engine was seen."""
-        return {key[1]: shared for key, shared in self.by_key.items() if not key[0] and shared.apart}
+    def key_of(self, key: Key, telemetry: Telemetry, held: Container[Key], counts: Counts) -> Key:
+        """The engine's key; another one than the id's for a process that runs beside the one known by it.
 
-    def key_of(self, key: Key, telemetry: Telemetry, counts: Counts) -> Key:
-        """The engine's key; another one than the id's for a process that runs beside the one known by it."""
-        process, unix_ns = _number_of(telemetry), newest_unix_ns(telemetry)
-        if not process or not unix_ns:
+        Who is ``held`` under a name of its own keeps it.
+        """
+        unix_ns = newest_unix_ns(telemetry)
+        if not telemetry.process or not unix_ns:
             return key
-        shared = self.by_key.setdefault(key, SharedId())
-        lives, apart = shared.lives, shared.apart
-        first_ns, newest_ns = lives.pop(process, (unix_ns, unix_ns))
-        first_ns, newest_ns = min(first_ns, unix_ns), max(newest_ns, unix_ns)
-        beside = [
-            other
-            for other, (begun_ns, ended_ns) in lives.items()
-            if min(ended_ns, newest_ns) - max(begun_ns, first_ns) > _OVERLAP_NS
-        ]
-        lives[process] = first_ns, newest_ns
-        for later in sorted((process, *beside), key=lambda each: (lives[each][0], each))[1:]:
-            if later not in apart:
-                apart.append(later)
-                counts[table.JOIN_EVENTS, JoinEvent.ID_SHARED] += 1
-        while len(lives) > _PROCESSES_MAX:
-            gone = next(iter(lives))
-            del lives[gone]
-            shared.apart = apart = [each for each in apart if each != gone]
-        if len(self.by_key) > _IDS_MAX:
-            self.by_key.popitem(last=False)
         on_host = f" on {telemetry.host}" if telemetry.host else ""
-        return (key[0], f"{key[1]} (pid {telemetry.process}{on_host})") if process in apart else key
-
-
-def _number_of(telemetry: Telemetry) -> int:
-    """One number of 63 bits for a pid and the host it counts on; 0 without a pid."""
-    host_bits = zlib.crc32(telemetry.host.encode("utf-8", "replace")) & 0x7FFFFFFF
-    return telemetry.process and (host_bits << 32 | telemetry.process & 0xFFFFFFFF)
+        name = f"{key[1]} (pid {telemetry.process}{on_host})"
+        lives = self._by_key.setdefault(key, {})
+        life = lives.pop(name, None) or _Life(unix_ns, unix_ns, (key[0], name) in held)
+        life.first_ns, life.newest_ns = min(life.first_ns, unix_ns), max(life.newest_ns, unix_ns)
+        beside = [
+            each
+            for each, other in lives.items()
+            if min(other.newest_ns, life.newest_ns) - max(other.first_ns, life.first_ns) > _OVERLAP_NS
+        ]
+        lives[name] = life
+        for later in sorted((name, *beside), key=lambda each: (lives[each].first_ns, each))[1:]:
+            counts[table.JOIN_EVENTS, JoinEvent.ID_SHARED] += not lives[later].is_apart
+            lives[later].is_apart = True
+        if len(lives) > _PROCESSES_MAX:
+            del lives[next(iter(lives))]
+        if len(self._by_key) > _IDS_MAX:
+            self._by_key.popitem(last=False)
+        return (key[0], name) if life.is_apart else key
 
 
 _STEPS_MIN = 20

@@ -143,12 +143,11 @@ class WarmUp:
 
     rows_min: int
     over: bool = False
-    dropped: int = 0
     spans_unix_ns: list[tuple[int, int]] = field(default_factory=list)
     _held: list[RowBlock] = field(default_factory=list)
 
-    def pass_through(self, rows: list[RowBlock], *, flush: bool) -> RowBlock:
-        """Rows free to be learned now; none while they are held."""
+    def pass_through(self, rows: list[RowBlock], counts: Counts, *, flush: bool) -> RowBlock:
+        """Rows free to be learned now; none while they are held. Those that are dropped are counted."""
         if not self.over:
             self._held += rows
             if sum(len(block) for block in self._held) < self.rows_min and not flush:
@@ -156,9 +155,9 @@ class WarmUp:
             else:
                 rows, self._held = self._held, []
         block = RowBlock.concatenate(rows) if rows else RowBlock.empty(STEP_FEATURES)
-        return block if self.over or not rows else self._judge(block)
+        return block if self.over or not rows else self._judge(block, counts)
 
-    def _judge(self, block: RowBlock) -> RowBlock:
+    def _judge(self, block: RowBlock, counts: Counts) -> RowBlock:
         self.over = True
         if len(block) == 0:
             return block
@@ -167,7 +166,7 @@ class WarmUp:
         compiling[_FIRST_ROWS:] = False
         for end_ns, elapsed_us in zip(block.end_ns[compiling], block.elapsed_us[compiling], strict=True):
             self.spans_unix_ns.append((int(end_ns - elapsed_us * 1e3), int(end_ns)))
-        self.dropped = int(np.count_nonzero(compiling))
+        counts[table.DROPPED_ROWS, RowDrop.WARM_UP] += len(self.spans_unix_ns)
         return block.take(~compiling)
 
     def spanned(self, start_unix_ns: int, end_unix_ns: int) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .context import Habits, ProcessContext, Scheduling, SchedulingVotes, Sums
+from .context import Habits, ProcessContext, SchedulingVotes, Sums
 from .journeys import (
     QUEUE_STATE_AGE_NS,
     Chunks,
@@ -31,7 +31,6 @@ __all__ = [
     "ProcessContext",
     "RequestRow",
     "Run",
-    "Scheduling",
     "SchedulingVotes",
     "StepView",
     "Sums",

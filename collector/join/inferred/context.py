@@ -13,7 +13,6 @@ depend on how much telemetry came in one piece.
 
 from __future__ import annotations
 
-import enum
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -23,6 +22,7 @@ import numpy as np
 from collector.config import Config
 from collector.decode import MISSING, StepColumns
 from collector.identity import EngineFacts
+from collector.join.emitter import Scheduling
 from collector.join.window import Cells
 from online import Floats, Quality
 
@@ -40,14 +40,6 @@ _COMPLETE_SHARE = 0.97
 _REQUESTS_MIN = 32.0
 _STEPS_SHARE = 0.7
 """Share of steps with a summary from which on the telemetry counts as ``steps`` rather than ``sampled``."""
-
-
-class Scheduling(enum.StrEnum):
-    """How the engine's busy loop overlaps scheduling and execution."""
-
-    SYNC = "sync"
-    ASYNC = "async"
-    UNKNOWN = "unknown"
 
 
 class SchedulingVotes(msgspec.Struct):

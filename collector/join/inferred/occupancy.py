@@ -54,13 +54,11 @@ from collector.config import Config
 from collector.decode import MISSING, RequestSpan
 from collector.identity import FactSource
 from collector.join.api_queueing import BusyArrival
-from collector.join.emitter import Emitter, TargetRows
+from collector.join.emitter import Emitter, Scheduling, TargetRows
 from collector.join.rows import raw_features
 from collector.telemetry import RowDrop, table
-from online import PHASES, EngineSnapshot, Floats, Ints, Mask, Quality, RowBlock, Target
+from online import PHASES, Floats, Ints, Mask, Quality, RowBlock, Target
 from online.transfer import HIDES_HITS
-
-from .context import Scheduling
 
 Array = TypeVar("Array", Floats, Ints)
 
@@ -297,6 +295,8 @@ class ApiProcess(Emitter):
     Its steps are never heard of: rows come from the occupancy that its request spans rebuild.
     """
 
+    quality = Quality.REQUESTS
+
     def __init__(self, instance: str, recording: str, number: int, settings: Config) -> None:
         super().__init__(instance, recording, number)
         self._settings = settings
@@ -316,11 +316,6 @@ class ApiProcess(Emitter):
         """Share of prompt tokens that the page says were cached."""
 
     @property
-    def quality(self) -> Quality:
-        """Request spans are all it sends."""
-        return Quality.REQUESTS
-
-    @property
     def span_share(self) -> float | None:
         """How many of its requests send a span, by its page or by their trace ids; None while that is not known."""
         return self.counted_share if self.is_counted else self.sampling.share
@@ -330,10 +325,10 @@ class ApiProcess(Emitter):
         """Whether enough of its requests send a span to rebuild the batch."""
         return self.span_share is not None and self.span_share >= WHOLE
 
-    def snapshot(self) -> EngineSnapshot:
-        """It knows no step; that they are scheduled ahead may show in how long first tokens take."""
-        scheduling = Scheduling.ASYNC if self.api_queueing.scheduled_ahead else Scheduling.UNKNOWN
-        return EngineSnapshot(instance=self.instance, scheduling=scheduling.value, last_step=0)
+    @property
+    def scheduling(self) -> Scheduling:
+        """That steps are scheduled ahead may show in how long first tokens take."""
+        return Scheduling.ASYNC if self.api_queueing.scheduled_ahead else Scheduling.UNKNOWN
 
     def beside_engines(self, rows: list[TargetRows], configs: int) -> list[TargetRows]:
         """What engines that send their steps leave to learn from requests; of several configurations, nothing."""

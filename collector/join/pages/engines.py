@@ -16,21 +16,20 @@ from __future__ import annotations
 import math
 import urllib.parse
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from collector.config import Config
 from collector.decode.pages import EngineReading, Meaning, ScrapedPage
 from collector.identity import FactSource, Knowledge
 from collector.join.api_queueing import ApiQueueing
 from collector.join.emitter import Emitter, Key, TargetRows
 from collector.join.engine import Engine
-from collector.join.inferred import ApiProcess, Scheduling
+from collector.join.inferred import ApiProcess
 from collector.join.passes import PassEngine
 from collector.telemetry import Counts, RowDrop, table
-from online import EngineSnapshot, Quality, Target
+from online import Quality, Target
 
 from .scrape_windows import PageRow, ScrapeWindows, add_waits, page_block
 
@@ -72,6 +71,8 @@ class Completeness:
 class PageEngine(Emitter):
     """What an :class:`~collector.join.engine.Engine` is for steps, for counters only; nobody keeps pages."""
 
+    quality = Quality.METRICS
+
     def __init__(self, instance: str, recording: str, number: int, server: str = "") -> None:
         super().__init__(instance, recording, number)
         self.server = server
@@ -82,9 +83,11 @@ class PageEngine(Emitter):
         self._rows: list[PageRow] = []
 
     @property
-    def quality(self) -> Quality:
-        """Pages give rows of the quality ``metrics``."""
-        return Quality.METRICS
+    def last_step(self) -> int:
+        """Its counter of steps."""
+        newest = self.windows.newest
+        steps = newest.value(Meaning.STEPS) if newest is not None else 0.0
+        return 0 if math.isnan(steps) else int(steps)
 
     def inform(self, reading: EngineReading, knowledge: Knowledge) -> None:
         """Learn the facts that a page tells, and those that the configuration knows of it."""
@@ -142,43 +145,15 @@ class PageEngine(Emitter):
         self.windows.drops.clear()
         return counts
 
-    def snapshot(self) -> EngineSnapshot:
-        """Its counter of steps; how it schedules does not matter to windows."""
-        newest = self.windows.newest
-        steps = newest.value(Meaning.STEPS) if newest is not None else 0.0
-        last_step = 0 if math.isnan(steps) else int(steps)
-        return EngineSnapshot(instance=self.instance, scheduling=Scheduling.UNKNOWN.value, last_step=last_step)
-
 
 Sender = Engine | ApiProcess | PassEngine
 
 
 class PageEngines:
-    """Bounded in engines: the one not scraped for longest makes room.
+    """All of them, by key."""
 
-    Attributes:
-        by_key: recording and instance -> engine.
-    """
-
-    def __init__(self, settings: Config) -> None:
-        self._settings = settings
+    def __init__(self) -> None:
         self.by_key: OrderedDict[Key, PageEngine] = OrderedDict()
-
-    def add(self, page: ScrapedPage, next_number: Callable[[], int], knowledge: Knowledge) -> int:
-        """Take a page; how many engines made room for new ones."""
-        evicted = 0
-        for key, reading in zip(keys_of(page), page.engines, strict=True):
-            if key not in self.by_key:
-                if len(self.by_key) >= self._settings.page_engines_max:
-                    del self.by_key[min(self.by_key, key=lambda each: self.by_key[each].event_unix_ns)]
-                    evicted += 1
-                self.by_key[key] = PageEngine(key[1], key[0], next_number(), page.instance)
-            engine = self.by_key[key]
-            engine.inform(reading, knowledge)
-            engine.add(page.unix_ns, page.mono_ns, reading)
-            engine.heard_unix_ns = 0 if page.recording else page.unix_ns
-            engine.is_idle, engine.is_changed = False, True
-        return evicted
 
     @property
     def completeness(self) -> float:

@@ -94,6 +94,7 @@ class ApiSpan(msgspec.Struct, frozen=True, gc=False):
     aborted: bool
     samples: int
     model: str
+    end_unix_ns: int
 
 
 class RequestSpan(msgspec.Struct, frozen=True, gc=False):

@@ -146,6 +146,7 @@ def api_span(span: Span, counts: Counts) -> ApiSpan:
         aborted=moments["aborted_ns"] != MISSING,
         samples=read_count(attributes.get(words.SAMPLES, 1)),
         model=str(attributes.get(words.MODEL, ""))[: words.FACT_LENGTH_MAX],
+        end_unix_ns=span.end_time_unix_nano,
     )
     _count_events(len(span.events), understood, counts)
     return out

@@ -75,8 +75,6 @@ LEVEL_MAX = 1024
 """Requests of each process that tell api; c, which hardly wanders but is hard to see, is told by twice as many."""
 _REQUESTS_MIN = 20
 _STEP_MET, _STEPS_WAITED = 0.5, 1.5
-_SANE_MAX = 1e12
-"""No request waits so long, has so many tokens or meets so many."""
 _WAITED_MORE = 2.0
 """In medians of T / s: who waited longer waited for something else."""
 _ALIKE = 32
@@ -132,10 +130,9 @@ class FirstTokens(NamedTuple):
     requests: int
 
 
-def first_tokens_of(processes: Iterable[Iterable[BusyArrival]], costs: StepCosts, *, told: bool) -> FirstTokens | None:
+def first_tokens_of(processes: Sequence[Sequence[BusyArrival]], costs: StepCosts, *, told: bool) -> FirstTokens | None:
     """The formula on the requests of some processes that tell their queue, or on those that do not; None of too few."""
-    of_kind = [[each for each in arrivals if each.is_told == told] for arrivals in processes]
-    recent, every = _sane([last[-LEVEL_MAX:] for last in of_kind]), _sane(of_kind)
+    recent, every = (_latest(processes, number, told=told) for number in (LEVEL_MAX, ARRIVALS_MAX))
     if told:
         waits_us = recent[recent[:, 5] == 1.0, 0]
         steps, costs_told = _STEP_MET, StepCosts(0.0, costs.us_per_request)
@@ -175,13 +172,11 @@ def prefills_wait_a_step(recent: Floats, costs: StepCosts) -> bool:
     return median_of((known[:, 4] - own_us) / known[:, 1]) > _STEPS_WAITED
 
 
-def _sane(processes: Iterable[Sequence[BusyArrival]]) -> Floats:
-    """Those whose numbers can be, (n, 6)."""
-    known = [msgspec.structs.astuple(each)[:6] for arrivals in processes for each in arrivals]
-    rows = np.array(known, float).reshape(-1, 6)
-    can_be = (np.abs(rows) < _SANE_MAX).all(axis=1) & (rows[:, 1:] >= 0.0).all(axis=1)
-    sane: Floats = rows[can_be]
-    return sane
+def _latest(processes: Sequence[Sequence[BusyArrival]], number: int, *, told: bool) -> Floats:
+    """So many of each process that tell their queue, or that do not, a row each: (n, fields of BusyArrival)."""
+    of_kind = [[each for each in arrivals if each.is_told == told][-number:] for arrivals in processes]
+    rows = [msgspec.structs.astuple(each) for arrivals in of_kind for each in arrivals]
+    return np.array(rows, float).reshape(-1, len(BusyArrival.__struct_fields__))
 
 
 def _timed(rows: Floats) -> Floats:
@@ -209,7 +204,7 @@ def _per_request(recent: Floats, every: Floats, steps: float, costs: StepCosts) 
     recent_us, _, recent_in_flight = _grown(recent, steps, costs)
     if len(rest_us) < _REQUESTS_MIN or not len(recent_us):
         return None
-    apart, left_us = _without_line(in_flight, prompt_tokens), _without_line(rest_us, prompt_tokens)
+    apart, left_us = _without_line(np.stack((in_flight, rest_us), axis=1), prompt_tokens).T
     square = float(apart @ apart)
     if square < _NO_SPREAD * len(left_us):
         return None
@@ -324,21 +319,16 @@ def with_stand_ins(
         target = msgspec.structs.replace(target, in_flight=msgspec.structs.replace(told.in_flight, requests=1.0))
     if target is None:
         return None
-    means_too = _sane([[each for each in of_one if each.is_told][-LEVEL_MAX:] for of_one in arrivals])
-    if target.step_ahead_us is None and prefills_wait_a_step(means_too, costs):
+    if target.step_ahead_us is None and prefills_wait_a_step(_latest(arrivals, LEVEL_MAX, told=True), costs):
         target = msgspec.structs.replace(target, step_ahead_us=0.0)
     return target if requests == 0 else msgspec.structs.replace(target, mean_us=mean_us)
 
 
 def _of_pages(queueings: Iterable[ApiQueueing], requests: int) -> TargetSnapshot | None:
     """What is remembered of pages, with its scatter from one piece to the next."""
-    rows = []
-    for queueing in queueings:
-        since_s = 0.0
-        for piece in reversed(queueing.pieces):
-            rows.append((2.0 ** -(since_s / _HALF_LIFE_S), *piece))
-            since_s += piece[2]
-    weight, counted, waited_us, watched_s, step_waits = np.array(rows, float).reshape(-1, 5).T
+    pieces = [np.array(queueing.pieces).reshape(-1, 4)[::-1] for queueing in queueings]
+    since_s = np.concatenate([each[:, 2].cumsum() - each[:, 2] for each in pieces])
+    weight, (counted, waited_us, watched_s, step_waits) = 2.0 ** -(since_s / _HALF_LIFE_S), np.concatenate(pieces).T
     shares, watched = weight * counted, float(weight @ watched_s)
     if not (shares.sum() > 0.0 and watched > 0.0):
         return None

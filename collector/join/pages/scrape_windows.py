@@ -356,13 +356,13 @@ def _ended(change: tuple[float, ...], requests: float, wait_s: float) -> list[Bu
     """The requests that ended between two scrapes, as one of their means, unless they waited for a slot."""
     mean = [each / requests for each in change]
     prefill_s, tokens = mean[Meaning.PREFILL_SECONDS], mean[Meaning.FINISHED_GENERATED_TOKENS]
-    if not (prefill_s > 0.0 and tokens > 1.0):
+    prompt = mean[Meaning.FINISHED_PROMPT_TOKENS]
+    if not (prefill_s > 0.0 and tokens > 1.0 and prompt >= 0.0):
         return []
     pace_s = (mean[Meaning.INFERENCE_SECONDS] - prefill_s) / (tokens - 1.0)
     if not mean[Meaning.QUEUE_SECONDS] < pace_s:
         return []
     wait_us, pace_us, prefill_us = 1e6 * wait_s / requests, 1e6 * pace_s, 1e6 * prefill_s
-    prompt = mean[Meaning.FINISHED_PROMPT_TOKENS]
     return [BusyArrival(wait_us, pace_us, prompt, prefill_us=prefill_us, requests=requests, is_told=True)]
 
 

@@ -15,8 +15,9 @@ engine not heard of before would have spoken, and never ahead of an engine that 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import NamedTuple
 
 from collector.config import Config
@@ -105,54 +106,57 @@ def watermark_of(emitters: Sequence[Emitter], settings: Config) -> int | None:
     return min(watermark, *safe) // _TURN_NS * _TURN_NS
 
 
-class OrderedMerge:
-    """Rows of one configuration that wait for those of its other emitters, each of whom gives them in order of end."""
+class HeldRows:
+    """Rows that wait for those of their configuration's other emitters, each of whom gives them in order of end."""
 
     def __init__(self) -> None:
-        self._held: dict[Target, list[tuple[str, RowBlock]]] = {}
+        self._by_config: dict[str, list[tuple[Target, str, RowBlock]]] = {}
 
-    def add(self, instance: str, rows: Iterable[TargetRows]) -> None:
+    def add(self, config_id: str, instance: str, rows: Iterable[TargetRows]) -> None:
         """Take rows of one emitter."""
-        for target, block in rows:
-            self._held.setdefault(target, []).append((instance, block))
+        self._by_config.setdefault(config_id, []).extend((target, instance, block) for target, block in rows)
 
-    def take_over(self, other: OrderedMerge) -> None:
-        """Take the rows of a configuration that was renamed to this one."""
-        for target, blocks in other._held.items():
-            self._held.setdefault(target, []).extend(blocks)
+    def rename(self, old: str, new: str) -> None:
+        """A configuration is known better, and is this one."""
+        self._by_config.setdefault(new, []).extend(self._by_config.pop(old, ()))
 
-    def rows_held(self, instance: str) -> int:
-        """Rows of one emitter that wait."""
-        return sum(len(block) for blocks in self._held.values() for own, block in blocks if own == instance)
+    def config_ids(self) -> list[str]:
+        """Of whom rows may be held."""
+        return sorted(self._by_config)
+
+    def rows_of(self, number: int) -> int:
+        """How many of the emitter of this number wait."""
+        return sum(len(block) for _, _, block in self._blocks() if block.engine[0] == number)
 
     @property
     def needed_unix_ns(self) -> int | None:
         """When the first of these rows began; None while there is none."""
-        blocks = [block for held in self._held.values() for _, block in held]
-        return min((int(block.end_ns[0] - 1e3 * block.elapsed_us[0]) for block in blocks), default=None)
+        begins = (int(block.end_ns[0] - 1e3 * block.elapsed_us[0]) for _, _, block in self._blocks())
+        return min(begins, default=None)
+
+    def _blocks(self) -> Iterator[tuple[Target, str, RowBlock]]:
+        return chain.from_iterable(self._by_config.values())
 
     def take(self, config_id: str, until_unix_ns: int | None) -> list[Rows]:
-        """Rows that end until then (None: all), in order."""
+        """Rows of a configuration that end until then (None: all), in order."""
+        due: dict[Target, list[tuple[str, RowBlock]]] = {}
+        later = []
+        for target, instance, block in self._by_config.pop(config_id, ()):
+            rows = len(block)
+            stop = rows if until_unix_ns is None else int(block.end_ns.searchsorted(until_unix_ns, side="right"))
+            if stop:
+                due.setdefault(target, []).append((instance, block.slice(0, stop)))
+            if stop < rows:
+                later.append((target, instance, block.slice(stop, rows)))
+        if later:
+            self._by_config[config_id] = later
         out = []
-        for target, held in sorted(self._held.items()):
-            due: list[tuple[str, RowBlock]] = []
-            later: list[tuple[str, RowBlock]] = []
-            for instance, block in held:
-                rows = len(block)
-                stop = rows if until_unix_ns is None else int(block.end_ns.searchsorted(until_unix_ns, side="right"))
-                for part, begin, end in ((due, 0, stop), (later, stop, rows)):
-                    if end - begin == rows:
-                        part.append((instance, block))
-                    elif end > begin:
-                        part.append((instance, block.slice(begin, end)))
-            self._held[target] = later
-            if due:
-                due.sort(key=lambda one: one[0])
-                engines = {int(block.engine[0]): instance for instance, block in due}
-                whole = RowBlock.concatenate([block for _, block in due])
-                if len(engines) > 1:
-                    # stable: equal ends stay in the order of the instances
-                    whole = whole.take(whole.end_ns.argsort(kind="stable"))
-                out.append(Rows(config_id, target, whole, engines))
-        self._held = {target: held for target, held in self._held.items() if held}
+        for target, blocks in sorted(due.items()):
+            blocks.sort(key=lambda one: one[0])
+            engines = {int(block.engine[0]): instance for instance, block in blocks}
+            whole = RowBlock.concatenate([block for _, block in blocks])
+            if len(engines) > 1:
+                # stable: equal ends stay in the order of the instances
+                whole = whole.take(whole.end_ns.argsort(kind="stable"))
+            out.append(Rows(config_id, target, whole, engines))
         return out

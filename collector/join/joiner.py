@@ -22,7 +22,7 @@ from collector.telemetry import Counts, JoinEvent, RowDrop, table
 from .checkpoint import EmitterCheckpoint, JoinCheckpoint, RowMarks
 from .emitter import Emitter, Key, TargetRows, config_id_of
 from .engine import Engine
-from .events import Event, OrderedMerge, Pending, Renamed, Restarted, Rows, Succeeded, watermark_of
+from .events import Event, HeldRows, Pending, Renamed, Restarted, Rows, Succeeded, watermark_of
 from .passes import PassEngine
 from .registry import Known, Places, SharedIds, describe, find_double, is_ahead, replaced_configs
 from .spans import ApiSpans
@@ -53,7 +53,7 @@ class Joiner:
         self._places = Places(settings)
         self._shared_ids = SharedIds()
         self._emitter_count = 0
-        self._merges: dict[str, OrderedMerge] = {}
+        self._held = HeldRows()
         self._described: dict[str, Known] = {}
         self._succeeded: list[Succeeded] = []
         self._marks = RowMarks()
@@ -234,8 +234,7 @@ class Joiner:
         emitter.config_id = now
         if not before or before == now or any(one.config_id == before for one in self._emitters()):
             return []
-        if before in self._merges:
-            self._merges.setdefault(now, OrderedMerge()).take_over(self._merges.pop(before))
+        self._held.rename(before, now)
         return [Renamed(before, now)]
 
     def _advance_api_process(self, process: ApiProcess, *, flush: bool) -> list[Renamed]:
@@ -277,17 +276,14 @@ class Joiner:
         rows, before = self._marks.without_emitted(emitter.key, rows)
         self._counts[table.DROPPED_ROWS, RowDrop.LEARNED_BEFORE] += before
         if rows and config_id:
-            self._merges.setdefault(config_id, OrderedMerge()).add(emitter.instance, rows)
+            self._held.add(config_id, emitter.instance, rows)
 
     def _ordered_rows(self, *, flush: bool) -> list[Rows]:
         """Rows up to the watermark, by configuration; those of one without emitters all leave."""
         out = []
-        for config_id, merge in sorted(self._merges.items()):
-            own = [emitter for emitter in self._emitters() if emitter.config_id == config_id]
-            awaited = [] if flush else [emitter for emitter in own if not emitter.is_idle]
-            out += merge.take(config_id, watermark_of(awaited, self._settings))
-            if not own:
-                del self._merges[config_id]
+        for config_id in self._held.config_ids():
+            own = [one for one in self._emitters() if one.config_id == config_id and not (flush or one.is_idle)]
+            out += self._held.take(config_id, watermark_of(own, self._settings))
         for rows in out:
             self._marks.record(rows.rows, rows.target, rows.engines)
         return out
@@ -340,13 +336,9 @@ class Joiner:
 
     def pending(self) -> list[Pending]:
         """What each emitter holds that has not become rows or has not been emitted, and until when at the latest."""
-        configs = {engine.config_id for engine in self.engines.values()}
-        beside = next(iter(configs)) if len(configs) == 1 else ""
         pending = []
         for emitter in self._emitters():
-            merge = self._merges.get(emitter.config_id or beside)
-            rows = merge.rows_held(emitter.instance) if merge is not None else 0
-            held = emitter.pending_steps, emitter.open_requests, rows
+            held = emitter.pending_steps, emitter.open_requests, self._held.rows_of(emitter.number)
             if any(held) and not emitter.is_over:
                 until_unix_ns = self._gives_up_ns(emitter) if emitter.heard_unix_ns else 0
                 pending.append(Pending(emitter.instance, *held, until_unix_ns))
@@ -406,11 +398,10 @@ class Joiner:
 
         What came before it, by its arrival, need not be read again.
         """
-        needed = [emitter.needed_unix_ns for emitter in self._emitters()]
-        return min((unix_ns for unix_ns in (*needed, self.held_rows_unix_ns) if unix_ns is not None), default=None)
+        needed = [self.held_rows_unix_ns, *(emitter.needed_unix_ns for emitter in self._emitters())]
+        return min((unix_ns for unix_ns in needed if unix_ns is not None), default=None)
 
     @property
     def held_rows_unix_ns(self) -> int | None:
         """When the first of the rows began that wait for those of other emitters; None while there is none."""
-        needed = [merge.needed_unix_ns for merge in self._merges.values()]
-        return min((unix_ns for unix_ns in needed if unix_ns is not None), default=None)
+        return self._held.needed_unix_ns

@@ -9,7 +9,7 @@ import pytest
 
 from collector.config.schema import Config
 from collector.join.emitter import TargetRows
-from collector.join.events import OrderedMerge, watermark_of
+from collector.join.events import HeldRows, watermark_of
 from online.rows import STEP_FEATURES, RowBlock, Target
 from tests.support.pipelines import coefficients, replayed
 from tests.support.toy_engine import many_jobs, run_engine
@@ -36,15 +36,18 @@ def test_the_slowest_engine_holds_the_others_until_it_is_silent_for_the_window(e
 
 
 def test_rows_leave_in_the_order_of_their_end_then_of_their_instances_and_the_rest_is_kept():
-    merge = OrderedMerge()
-    merge.add("b", [TargetRows(Target.STEP_TIME, rows(1, 3, 5, engine=0))])
-    merge.add("a", [TargetRows(Target.STEP_TIME, rows(2, 3, engine=1)), TargetRows(Target.QUEUE_WAIT, rows(9))])
-    (first,) = merge.take("c", 3)
+    held = HeldRows()
+    held.add("c", "b", [TargetRows(Target.STEP_TIME, rows(1, 3, 5, engine=0))])
+    held.add("c", "a", [TargetRows(Target.STEP_TIME, rows(2, 3, engine=1))])
+    held.add("c", "a", [TargetRows(Target.QUEUE_WAIT, rows(9, engine=1))])
+    held.add("another", "a", [TargetRows(Target.QUEUE_WAIT, rows(9, engine=2))])
+    (first,) = held.take("c", 3)
     assert (first.rows.end_ns.tolist(), first.rows.engine.tolist()) == ([1, 2, 3, 3], [0, 1, 1, 0])
     assert first.engines == {0: "b", 1: "a"}
-    assert (merge.rows_held("a"), merge.rows_held("b")) == (1, 1)
-    assert [one.rows.end_ns.tolist() for one in merge.take("c", None)] == [[9], [5]]
-    assert merge.needed_unix_ns is None
+    assert (held.rows_of(0), held.rows_of(1)) == (1, 1)
+    held.rename("c", "d")
+    assert [one.rows.end_ns.tolist() for one in held.take("d", None)] == [[9], [5]]
+    assert held.config_ids() == ["another"]
 
 
 @pytest.mark.parametrize("size", [3, 1000])

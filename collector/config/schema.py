@@ -404,6 +404,16 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return 8_192 if self.profile == "bulk" else 512
 
     @property
+    def lateness_ns(self) -> int:
+        """``allowed_lateness_s`` in nanoseconds."""
+        return int(self.allowed_lateness_s * 1e9)
+
+    @property
+    def timeout_ns(self) -> int:
+        """``join_timeout_s`` in nanoseconds."""
+        return int(self.join_timeout_s * 1e9)
+
+    @property
     def queue_bytes(self) -> int:
         """``queue_mib`` in bytes."""
         return int(self.queue_mib * 2**20)

@@ -44,7 +44,6 @@ class Engine(Emitter):
         self.steps_heard = 0
         self._steps_compared = 0
         self._settings = settings
-        self._late_ns = int(settings.allowed_lateness_s * 1e9)
 
     # --- what it is -------------------------------------------------------------------------------------------------
 
@@ -132,7 +131,7 @@ class Engine(Emitter):
             self._process_of(span.end_unix_ns, span.marks[-1].step_id).add_request(span) for span in telemetry.core
         ]
         claimed = self._claimed
-        if claimed is not None and claimed.event_unix_ns - claimed.context.first_unix_ns > self._late_ns:
+        if claimed is not None and claimed.event_unix_ns - claimed.context.first_unix_ns > self._settings.lateness_ns:
             self._accept_claim(claimed)
         return [request for request in requests if request is not None]
 
@@ -190,7 +189,7 @@ class Engine(Emitter):
         newest = self.processes[-1]
         late = len(self.processes) > 1 and unix_ns < newest.context.first_unix_ns
         ahead = step - newest.last_step
-        too_fast = ahead * _SHORTEST_STEP_NS > max(unix_ns - newest.event_unix_ns, 0) + self._late_ns
+        too_fast = ahead * _SHORTEST_STEP_NS > max(unix_ns - newest.event_unix_ns, 0) + self._settings.lateness_ns
         known = newest.window.size > 0 and newest.context.has_summaries
         return known and not late and (too_fast or ahead > self._settings.steps_max)
 
@@ -210,7 +209,7 @@ class Engine(Emitter):
     def _has_restarted(self, process: EngineProcess, unix_ns: int, step: int) -> bool:
         """A smaller step id at a later time. Two stamps of one step may swap; a whole process does not."""
         later_ns, behind = unix_ns - process.event_unix_ns, process.last_step - step
-        return later_ns >= 0 and behind > 0 and (behind > 1 or later_ns > self._late_ns)
+        return later_ns >= 0 and behind > 0 and (behind > 1 or later_ns > self._settings.lateness_ns)
 
     # --- out --------------------------------------------------------------------------------------------------------
 
@@ -226,7 +225,7 @@ class Engine(Emitter):
             # not by when the next one claims to have begun: a clock ahead would end what goes on
             next_unix_ns = self.processes[1].context.first_unix_ns if older else 0
             age_ns = newest_unix_ns - max(process.event_unix_ns, next_unix_ns)
-            close = flush or (older and (idle or age_ns > self._late_ns))
+            close = flush or (older and (idle or age_ns > self._settings.lateness_ns))
             out += process.advance(idle=idle, flush=close)
             if not close or not older:
                 break

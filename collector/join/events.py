@@ -98,10 +98,10 @@ def watermark_of(emitters: Sequence[Emitter], settings: Config) -> int | None:
         return None
     events = [emitter.event_unix_ns for emitter in emitters]
     newest = max(events)
-    watermark = newest - int(settings.allowed_lateness_s * 1e9)
+    watermark = newest - settings.lateness_ns
     if len(emitters) == 1:
         return watermark
-    oldest = newest - int(settings.join_timeout_s * 1e9)
+    oldest = newest - settings.timeout_ns
     safe = [emitter.safe_unix_ns for emitter, event in zip(emitters, events, strict=True) if event >= oldest]
     return min(watermark, *safe) // _TURN_NS * _TURN_NS
 

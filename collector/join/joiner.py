@@ -36,7 +36,7 @@ class Joiner:
     def __init__(self, settings: Config, knowledge: Knowledge | None = None) -> None:
         self._settings = settings
         self._idle_ns = int(settings.idle_timeout_s * 1e9)
-        self._over_ns = max(self._idle_ns, int(settings.join_timeout_s * 1e9))
+        self._over_ns = max(self._idle_ns, settings.timeout_ns)
         self.knowledge = knowledge or Knowledge()
         self.engines: OrderedDict[Key, Engine] = OrderedDict()
         self.api_processes: OrderedDict[Key, ApiProcess] = OrderedDict()
@@ -324,7 +324,7 @@ class Joiner:
 
     def replaced_configs(self) -> dict[str, str]:
         """By configuration whose server came back as another one: which one it sends now."""
-        return replaced_configs(self._by_config(), int(self._settings.allowed_lateness_s * 1e9))
+        return replaced_configs(self._by_config(), self._settings.lateness_ns)
 
     def _by_config(self) -> dict[str, list[Emitter]]:
         """Emitters of each configuration in order of appearance, but for doubles."""

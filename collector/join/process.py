@@ -200,7 +200,7 @@ class EngineProcess:
         first = self.emitted_to or window.base
         steps, cells = window.columns(first, window.newest_step + 1)
         if context.is_exact:
-            late_ns = max(int(self._settings.allowed_lateness_s * 1e9), self.kv.lateness_ns)
+            late_ns = max(self._settings.lateness_ns, self.kv.lateness_ns)
             final = len(steps) if ending else exact.final_steps(steps, cells, context.event_unix_ns - late_ns)
             self._pass_exact(first, first + final, ending=ending)
         elif context.decide_mode(steps, cells, flush=ending):
@@ -361,8 +361,8 @@ class EngineProcess:
         """Requests in order of their end; the first one that must wait holds the others back."""
         self._sort_requests()
         settings, engine, window = self._settings, self._engine, self.window
-        grace_unix_ns = self.event_unix_ns - int(settings.allowed_lateness_s * 1e9)
-        remembered_ns = int((settings.join_timeout_s - settings.allowed_lateness_s) * 1e9)
+        grace_unix_ns = self.event_unix_ns - settings.lateness_ns
+        remembered_ns = settings.timeout_ns - settings.lateness_ns
         by_target: dict[Target, list[RequestRow]] = {}
         done = 0
         for request in self.requests:
@@ -401,7 +401,7 @@ class EngineProcess:
         horizon_ns = self.event_unix_ns
         if self.context.has_journeys:
             queued_ns = min((request.queued_unix_ns for request in self.requests), default=horizon_ns)
-            timeout_ns = int(self._settings.join_timeout_s * 1e9)
+            timeout_ns = self._settings.timeout_ns
             horizon_ns = min(queued_ns - QUEUE_STATE_AGE_NS, horizon_ns - timeout_ns)
         self.window.forget_until(horizon_ns, self.emitted_to - _STEPS_BEFORE)
 

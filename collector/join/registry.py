@@ -50,8 +50,7 @@ class Places:
     """Bounded by ``engines_max``; doubles need none, of whom as many more are held."""
 
     def __init__(self, settings: Config) -> None:
-        self._places_max = settings.engines_max
-        self._window_ns = int(settings.join_timeout_s * 1e9)
+        self._settings = settings
         self._refused: OrderedDict[Key, int] = OrderedDict()
 
     @property
@@ -66,14 +65,14 @@ class Places:
         """
         gone: list[Key] = []
         single = {each: one for each, one in emitters.items() if not one.is_double}
-        if len(single) >= self._places_max or len(emitters) >= 2 * self._places_max:
+        if len(single) >= self._settings.engines_max or len(emitters) >= 2 * self._settings.engines_max:
             arrived_ns = telemetry.arrived_unix_ns
             heard = {each: one.heard_unix_ns or one.event_unix_ns for each, one in single.items()}
             oldest = min(heard, key=lambda each: heard[each])
             newest_ns = newest_unix_ns(telemetry)
             now_ns = arrived_ns or max(newest_ns, *heard.values())
             gone = [each for each, one in emitters.items() if is_ahead(one, arrived_ns)]
-            if not gone and heard[oldest] < now_ns - self._window_ns:
+            if not gone and heard[oldest] < now_ns - self._settings.timeout_ns:
                 gone = [oldest]
             if not gone:
                 self._refuse(key, arrived_ns or newest_ns)
@@ -84,7 +83,8 @@ class Places:
     def _refuse(self, key: Key, unix_ns: int) -> None:
         self._refused[key] = unix_ns
         self._refused.move_to_end(key)
-        while len(self._refused) > _REFUSED_MAX or next(iter(self._refused.values())) < unix_ns - self._window_ns:
+        long_ago_ns = unix_ns - self._settings.timeout_ns
+        while len(self._refused) > _REFUSED_MAX or next(iter(self._refused.values())) < long_ago_ns:
             self._refused.popitem(last=False)
 
 

@@ -174,8 +174,7 @@ class ProcessContext:
     """
 
     def __init__(self, settings: Config, habits: Habits) -> None:
-        self._lateness_ns = int(settings.allowed_lateness_s * 1e9)
-        self._timeout_ns = int(settings.join_timeout_s * 1e9)
+        self._settings = settings
         self.habits = habits
         self.votes = SchedulingVotes()
         self.event_unix_ns = self.first_unix_ns = self.first_summary_step = 0
@@ -220,7 +219,7 @@ class ProcessContext:
     @property
     def waited_ns(self) -> int:
         """How much longer than the lateness steps wait before they are final: without summaries, to the timeout."""
-        return 0 if self.has_summaries else self._timeout_ns - self._lateness_ns
+        return 0 if self.has_summaries else self._settings.timeout_ns - self._settings.lateness_ns
 
     @property
     def quality(self) -> Quality:
@@ -234,12 +233,12 @@ class ProcessContext:
     @property
     def knows_source(self) -> bool:
         """Whether it can be told where decode context comes from: whether journeys will come."""
-        finished = self._first_finish_unix_ns and self.event_unix_ns >= self._first_finish_unix_ns + self._lateness_ns
-        return bool(self.has_exact_context or self.has_journeys or finished or self._has_waited)
+        finished = 0 < self._first_finish_unix_ns <= self.event_unix_ns - self._settings.lateness_ns
+        return self.has_exact_context or self.has_journeys or finished or self._has_waited
 
     @property
     def _has_waited(self) -> bool:
-        return self.event_unix_ns >= self.first_unix_ns + self._timeout_ns
+        return self.event_unix_ns >= self.first_unix_ns + self._settings.timeout_ns
 
     def decide_mode(self, steps: Cells, cells: Cells, *, flush: bool) -> bool:
         """Decide the scheduling mode by these steps where it is not; False while end stamps may still tell it.

@@ -74,6 +74,8 @@ class KvTimeline:
         self.block_size = self.offload_block_size = 0
         self.since_unix_ns = 0
         """Its first batch."""
+        self.is_bound = False
+        """Whether it is known whose it is."""
 
     def __len__(self) -> int:
         """How many batches are held."""
@@ -371,19 +373,18 @@ class KvSources:
     def __init__(self, settings: Config) -> None:
         self._settings = settings
         self._publishers: OrderedDict[tuple[str, int, str], KvTimeline] = OrderedDict()
-        self._bound: set[tuple[str, int, str]] = set()
         self._counts = Counts()
 
     @property
     def unbound(self) -> int:
         """Publishers that belong to no engine, or to none yet."""
-        return len(self._publishers.keys() - self._bound)
+        return sum(not timeline.is_bound for timeline in self._publishers.values())
 
     def add(self, batch: KvBatch) -> None:
         """Add one batch; what is done with it is counted."""
         key = batch.source, batch.rank, batch.instance
         if key not in self._publishers:
-            self._publishers[key] = KvTimeline(int(self._settings.allowed_lateness_s * 1e9))
+            self._publishers[key] = KvTimeline(self._settings.lateness_ns)
             if len(self._publishers) > self._settings.engines_max:
                 self._publishers.popitem(last=False)
         count_batch(self._counts, batch, self._publishers[key].add(batch))
@@ -393,21 +394,17 @@ class KvSources:
 
         ``engines`` has, by instance, what each of its processes knows of KV events, and its newest event.
         """
-        if not self._publishers:
-            return
-        named: dict[str, KvTimeline] = {}
+        named = {instance: timeline for (_, _, instance), timeline in reversed(self._publishers.items()) if instance}
         unnamed = [timeline for (_, _, instance), timeline in self._publishers.items() if not instance]
-        for (_, _, instance), timeline in self._publishers.items():
-            if instance:
-                named.setdefault(instance, timeline)
         only = unnamed[0] if len(unnamed) == 1 and len(engines) == 1 else None
-        self._bound = {key for key in self._publishers if (key[2] in engines if key[2] else only is not None)}
+        for (_, _, instance), timeline in self._publishers.items():
+            timeline.is_bound = instance in engines if instance else only is not None
         for instance, processes in engines.items():
             found = named.get(instance, only)
             for steps, event_unix_ns in processes:
                 steps.timeline = found
                 if found is not None:
-                    found.forget_before(event_unix_ns - 2 * int(self._settings.join_timeout_s * 1e9))
+                    found.forget_before(event_unix_ns - 2 * self._settings.timeout_ns)
 
     def take_counts(self) -> Counts:
         """Counts since the last call, and what is held now."""

@@ -403,8 +403,8 @@ class ApiProcess(Emitter):
     @property
     def _horizon_unix_ns(self) -> int:
         """Until when every request that can overlap has been heard of."""
-        longest_ns = _LONGEST_RATIO * self.longest_ns + self._settings.allowed_lateness_s * 1e9
-        return self.newest_unix_ns - int(min(self._settings.join_timeout_s * 1e9, longest_ns))
+        longest_ns = int(_LONGEST_RATIO * self.longest_ns) + self._settings.lateness_ns
+        return self.newest_unix_ns - min(self._settings.timeout_ns, longest_ns)
 
     def _pass_until(self, horizon_unix_ns: int | None) -> None:
         """Make rows of the requests that ended by then (None: of all, nothing more will come).

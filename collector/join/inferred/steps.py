@@ -98,11 +98,11 @@ def finality(view: StepView, *, by_journeys: bool, now_unix_ns: int, settings: C
     final = view.matched if by_journeys else seen.copy()
     if not seen.all():
         before, after = neighbours(seen)
-        old = unix_ns[after] <= now_unix_ns - int(settings.allowed_lateness_s * 1e9)
+        old = unix_ns[after] <= now_unix_ns - settings.lateness_ns
         hole = np.where(before >= 0, final[before], True) & (after >= 0) & final[after] & old
         final = np.where(seen, final, hole)
         unix_ns = np.where(seen, unix_ns, np.maximum(cells["completed_unix_ns"], cells["scheduled_unix_ns"]))
-    passed = np.flatnonzero((unix_ns > 0) & (unix_ns <= now_unix_ns - int(settings.join_timeout_s * 1e9)))
+    passed = np.flatnonzero((unix_ns > 0) & (unix_ns <= now_unix_ns - settings.timeout_ns))
     if len(passed):
         final[: passed[-1] + 1] = True
     return final, unix_ns

@@ -12,7 +12,7 @@ from collector.decode import Telemetry
 from collector.identity import FactSource
 from collector.join import Engine
 from collector.join.rows import WarmUp
-from collector.telemetry import table
+from collector.telemetry import Counts, table
 from collector.telemetry.reasons import JoinEvent, RowDrop
 from online.rows import STEP_FEATURES, Quality, RowBlock, Target
 from tests.support.toy_engine import BETA_US, Job, Run, many_jobs, run_engine
@@ -221,10 +221,10 @@ def rows(*elapsed_us: float) -> RowBlock:
 
 
 def test_rows_are_held_until_the_pace_is_known_or_the_stream_ends_and_then_everything_passes():
-    warm_up = WarmUp(64)
-    assert len(warm_up.pass_through([rows(*[25e3] * 63)], flush=False)) == 0
+    counts, warm_up = Counts(), WarmUp(64)
+    assert len(warm_up.pass_through([rows(*[25e3] * 63)], counts, flush=False)) == 0
     assert not warm_up.over
-    assert len(warm_up.pass_through([rows(25e3)], flush=False)) == 64
+    assert len(warm_up.pass_through([rows(25e3)], counts, flush=False)) == 64
     assert warm_up.over
-    assert len(warm_up.pass_through([rows(12e6)], flush=False)) == 1
-    assert len(WarmUp(64).pass_through([rows(25e3, 30e3)], flush=True)) == 2
+    assert len(warm_up.pass_through([rows(12e6)], counts, flush=False)) == 1
+    assert len(WarmUp(64).pass_through([rows(25e3, 30e3)], counts, flush=True)) == 2

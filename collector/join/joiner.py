@@ -41,7 +41,7 @@ class Joiner:
         self.engines: OrderedDict[Key, Engine] = OrderedDict()
         self.api_processes: OrderedDict[Key, ApiProcess] = OrderedDict()
         self.pass_engines: OrderedDict[Key, PassEngine] = OrderedDict()
-        self.pages = PageEngines()
+        self.pages = PageEngines(settings)
         self._kinds: dict[type[Emitter], MutableMapping[Key, Any]] = {
             Engine: self.engines,
             ApiProcess: self.api_processes,

@@ -11,7 +11,7 @@ are dropped, and so is every request that spans one.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -112,14 +112,10 @@ def row_block(
         counts[table.DROPPED_ROWS, reason] += int(np.count_nonzero(mask & keep))
         keep &= ~mask
     whole = np.logical_and.reduceat(seen, offsets[:-1])
-    block = RowBlock(
-        raw=raw,
+    block = replace(
+        RowBlock.of_lines(raw, stamps.elapsed_ns / 1e3, end_ns=stamps.unix_ns[1:].astype(np.int64), engine=engine),
         offsets=offsets,
-        elapsed_us=stamps.elapsed_ns / 1e3,
         phase=_phase_columns(stamps.kind, has_start=quality is not Quality.JOURNEYS),
-        weight=np.ones(len(keep)),
-        end_ns=stamps.unix_ns[1:].astype(np.int64),
-        engine=np.full(len(keep), engine, np.int64),
         quality=np.where(whole, int(min(quality, Quality.STEPS)), int(max(quality, Quality.SAMPLED))),
     )
     return block if keep.all() else block.take(keep)

@@ -45,7 +45,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 
 import numpy as np
@@ -57,7 +57,7 @@ from collector.join.api_queueing import BusyArrival
 from collector.join.emitter import Emitter, Scheduling, TargetRows
 from collector.join.rows import raw_features
 from collector.telemetry import RowDrop, table
-from online import PHASES, Floats, Ints, Mask, Quality, RowBlock, Target
+from online import Floats, Ints, Mask, Quality, RowBlock, Target
 from online.transfer import HIDES_HITS
 
 Array = TypeVar("Array", Floats, Ints)
@@ -476,17 +476,12 @@ class ApiProcess(Emitter):
                 "running": running,
             }
         )
-        n = len(requests)
-        return RowBlock(
-            raw=raw,
-            offsets=offsets.astype(np.int64),
-            elapsed_us=pace_s * steps * 1e6,
-            phase=np.zeros((n, len(PHASES))),
-            weight=steps / np.maximum(np.add.reduceat(decoding, offsets[:-1]), steps),
-            end_ns=np.array([r.end_unix_ns for r in requests], np.int64),
-            engine=np.full(n, self.number, np.int64),
-            quality=np.full(n, int(Quality.REQUESTS), np.int64),
+        end_ns = np.array([r.end_unix_ns for r in requests], np.int64)
+        block = RowBlock.of_lines(
+            raw, pace_s * steps * 1e6, end_ns=end_ns, engine=self.number, quality=Quality.REQUESTS
         )
+        weight = steps / np.maximum(np.add.reduceat(decoding, offsets[:-1]), steps)
+        return replace(block, offsets=offsets.astype(np.int64), weight=weight)
 
     def _request_rows(self, requests: list[HeldRequest]) -> list[TargetRows]:
         """queue_wait of all; api_queueing of those that arrived while no other request was there."""

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from collector.config import Config
 from collector.decode.pages import EngineReading, Meaning, ScrapedPage
 from collector.identity import FactSource, Knowledge
 from collector.join.api_queueing import ApiQueueing
@@ -152,7 +153,8 @@ Sender = Engine | ApiProcess | PassEngine
 class PageEngines:
     """All of them, by key."""
 
-    def __init__(self) -> None:
+    def __init__(self, settings: Config) -> None:
+        self._settings = settings
         self.by_key: OrderedDict[Key, PageEngine] = OrderedDict()
 
     @property
@@ -181,7 +183,7 @@ class PageEngines:
         ]
         if not own or len(ranks) > 1:
             return
-        lately_ns = max(each.event_unix_ns for each in own) - int(self._settings.allowed_lateness_s * 1e9)
+        lately_ns = max(each.event_unix_ns for each in own) - self._settings.lateness_ns
         told_ns = min(each.event_unix_ns for each in own if each.event_unix_ns >= lately_ns)  # others are gone, or idle
         page.spans.hear(sum(each.requests_heard for each in own), told_ns)
         hit_ratio = page.hit_ratio

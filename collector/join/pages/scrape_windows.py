@@ -64,7 +64,7 @@ from __future__ import annotations
 import math
 import operator
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import fmean, median
 from typing import NamedTuple
 
@@ -72,8 +72,9 @@ import numpy as np
 
 from collector.decode.pages import EngineReading, Flavour, Meaning
 from collector.join.api_queueing import ApiQueueing, BusyArrival
+from collector.join.rows import raw_features
 from collector.telemetry import RowDrop
-from online import PHASES, STEP_FEATURES, Floats, Quality, RowBlock
+from online import Quality, RowBlock
 
 
 class Scrape(NamedTuple):
@@ -143,7 +144,6 @@ STEPS_MAX = 8192
 CLOSE_SCRAPES_NS = 2_500_000_000
 """Scrapes further apart say nothing of when within the window a prompt came."""
 _TWELFTH = 1.0 / 12.0
-_COLUMN = {name: index for index, name in enumerate(STEP_FEATURES)}
 
 
 class WindowSums(NamedTuple):
@@ -300,29 +300,25 @@ def _row(window: WindowSums, *, elapsed_us: float, prefill_share: float, context
 
 def page_block(rows: list[PageRow], engine: int) -> RowBlock:
     """Rows as a block."""
-    steps = np.array([row.steps for row in rows])
+    steps, prefill_steps = np.array([(row.steps, row.prefill_steps) for row in rows]).T
     offsets = np.concatenate(([0], np.cumsum(steps)))
-    n, lines = len(rows), int(offsets[-1])
-    raw: Floats = np.full((lines, len(STEP_FEATURES)), np.nan)
-    prefill = np.arange(lines) - np.repeat(offsets[:-1], steps) < np.repeat([row.prefill_steps for row in rows], steps)
+    prefill = np.arange(offsets[-1]) - np.repeat(offsets[:-1], steps) < np.repeat(prefill_steps, steps)
+    columns = {}
     for name in rows[0].sums:
         sums = np.array([row.sums[name] for row in rows])
         if name in ("prefill_tokens", "prefill_requests"):
-            each = np.repeat(sums / np.maximum([row.prefill_steps for row in rows], 1), steps)
-            raw[:, _COLUMN[name]] = np.where(prefill, each, 0.0)
+            columns[name] = np.where(prefill, np.repeat(sums / np.maximum(prefill_steps, 1), steps), 0.0)
         else:
-            raw[:, _COLUMN[name]] = np.repeat(sums / steps, steps)
-    raw[:, _COLUMN["requests"]] = raw[:, _COLUMN["decode_requests"]] + raw[:, _COLUMN["prefill_requests"]]
-    return RowBlock(
-        raw=raw,
-        offsets=offsets.astype(np.int64),
-        elapsed_us=np.array([row.elapsed_us for row in rows]),
-        phase=np.zeros((n, len(PHASES))),
-        weight=np.ones(n),
+            columns[name] = np.repeat(sums / steps, steps)
+    columns["requests"] = columns["decode_requests"] + columns["prefill_requests"]
+    block = RowBlock.of_lines(
+        raw_features(columns),
+        np.array([row.elapsed_us for row in rows]),
         end_ns=np.array([row.end_ns for row in rows], np.int64),
-        engine=np.full(n, engine, np.int64),
-        quality=np.full(n, int(Quality.METRICS), np.int64),
+        engine=engine,
+        quality=Quality.METRICS,
     )
+    return replace(block, offsets=offsets.astype(np.int64))
 
 
 BUSY_MAX = 8.0

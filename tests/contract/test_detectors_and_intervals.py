@@ -28,9 +28,8 @@ def test_a_change_of_speed_is_confirmed_with_its_gain(detector, gain):
     assert drift.gain == pytest.approx(gain, rel=0.05)
 
 
-@pytest.mark.parametrize("gain", [0.5, 1.1, 3.0])
-def test_without_a_detector_no_change_of_speed_is_told(gain):
-    drift = _run("none", drift_at=3000, gain=gain)
+def test_without_a_detector_no_change_of_speed_is_told():
+    drift = _run("none", drift_at=3000, gain=3.0)
     assert (drift.confirmed, drift.last_ns) == (0, 0)
 
 

@@ -66,6 +66,9 @@ NOT_OTLP = _unsupported(
     f"expected Content-Type {CONTENT_TYPE} or {JSON}, Content-Encoding gzip or none",
     ("Accept-Encoding", "gzip"),
 )
+JSON_OF_TRACES = _unsupported(
+    HTTPStatus.UNSUPPORTED_MEDIA_TYPE, f"JSON is read of traces only: expected Content-Type {CONTENT_TYPE}"
+)
 NO_LENGTH = _unsupported(HTTPStatus.LENGTH_REQUIRED, "expected a Content-Length")
 NO_TOKEN = answer(Outcome.UNAUTHENTICATED)._replace(headers=(("WWW-Authenticate", "Bearer"),))
 TOO_LARGE, TOO_SLOW = answer(Outcome.TOO_LARGE), answer(Outcome.INCOMPLETE)
@@ -165,9 +168,10 @@ class _ExportHandler:
             return NOT_POST
         if self._tokens is not None and not self._tokens.accepts(headers.get("Authorization")):
             return NO_TOKEN
-        spoken = (CONTENT_TYPE, JSON) if signal is Signal.TRACES else (CONTENT_TYPE,)
-        if request.content_type not in spoken or _encoding(request) not in ("", "identity", "gzip"):
+        if request.content_type not in (CONTENT_TYPE, JSON) or _encoding(request) not in ("", "identity", "gzip"):
             return NOT_OTLP
+        if signal is not Signal.TRACES and _speaks_json(request):
+            return JSON_OF_TRACES
         if "Transfer-Encoding" in headers or size_bytes is None:
             return NO_LENGTH
         if size_bytes > self._body_bytes_max:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import threading
+import urllib.error
+import urllib.request
 
 import grpc
 import pytest
@@ -270,6 +273,12 @@ def test_metrics_and_logs_are_passed_on_and_without_a_backend_unimplemented(tmp_
         for signal in (Signal.METRICS, Signal.LOGS):
             call(sidecar.grpc_port, signal)
         eventually(lambda: [signal for signal, _ in backend.got] == [Signal.METRICS, Signal.LOGS])
+        asked = urllib.request.Request(
+            f"http://127.0.0.1:{sidecar.otlp_http_port}/v1/logs", b"{}", {"Content-Type": "application/json"}
+        )
+        with pytest.raises(urllib.error.HTTPError) as unread:
+            urllib.request.urlopen(asked, timeout=10)
+        assert "JSON is read of traces only" in json.loads(unread.value.read())["message"]
     with running_sidecar(tmp_path / "off") as sidecar, pytest.raises(grpc.RpcError) as refused:
         call(sidecar.grpc_port, Signal.METRICS)
     assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import tracefit
 from collector.commands import ask as commands
-from exporters.pages import AskPages, Route, dispatch, protect
+from exporters.pages import AskPages, Route, dispatch
 from exporters.questions import PLAN, PREDICT, read_plan, read_prediction
 from exporters.what_if import ClientView
 from online import Snapshot
@@ -78,35 +78,26 @@ def test_http_and_the_command_line_say_the_same_to_the_byte(target, read, given)
 
 BAD = [
     ("/predict", "prompt"),
-    ("/predict?", "prompt"),
     ("/predict?prefill=3", "requests"),
     ("/predict?prompt=3", "output"),
     ("/predict?prompt=3&output=3&requests=2", "prompt"),
     ("/predict?requests=-1", "requests"),
     ("/predict?requests=nan", "requests"),
-    ("/predict?requests=inf", "requests"),
-    ("/predict?requests=1e400", "requests"),
     ("/predict?requests=twenty", "requests"),
     ("/predict?requests=1_000", "requests"),
     ("/predict?requests=%EF%BC%91%EF%BC%90", "requests"),
     ("/predict?requests=20&requests=30", "requests"),
     ("/predict?requests=20&prefix_hit=0.4", "prefix_hit"),
     ("/predict?requests=1&prefill=1000000000000", "prefill"),
-    ("/predict?requests=1&context=1e12", "context"),
-    ("/predict?prompt=1e12&output=1", "prompt"),
-    ("/predict?prompt=10&output=0", "output"),
     ("/predict?prompt=10&output=10&prefix_hit=1.1", "prefix_hit"),
-    ("/predict?prompt=10&output=10&concurrency=1e7", "concurrency"),
     ("/predict?promt=10&output=10", "promt"),
     ("/predict?requests=1&itl=30ms", "itl"),
     ("/plan", "prompt"),
-    ("/plan?prompt=10", "output"),
     ("/plan?prompt=10&output=10", "itl"),  # without a target anything fits
     ("/plan?prompt=10&output=", "output"),
     ("/plan?prompt=10&output=10&itl=30ms&itl=40ms", "itl"),
     ("/plan?prompt=10&output=10&itl=soon", "itl"),
     ("/plan?prompt=10&output=10&itl=0", "itl"),
-    ("/plan?prompt=10&output=10&itl=-3ms", "itl"),
     ("/plan?prompt=10&output=10&ttft=999999999999s", "ttft"),
     ("/plan?prompt=10&output=10&rate=0", "rate"),
     ("/plan?prompt=10&output=10&safe=maybe", "safe"),
@@ -162,22 +153,6 @@ def test_an_unknown_configuration_is_a_404_that_lists_those_there_are():
     assert b"0f3c5a9b77e1" in response.body
 
 
-def test_of_several_configurations_one_must_be_named():
-    def two(changed):
-        changed["configs"].append({**changed["configs"][0], "config_id": "0f3c5a9b77e2"})
-
-    routes = bent(two)
-    response = ask("/predict?requests=1", routes)
-    assert (response.status, response.body.startswith(b"config: several configurations fit")) == (400, True)
-    assert ask("/predict?requests=1&config=0f3c5a9b77e2", routes).status == 200
-
-
-def test_without_coefficients_it_is_a_422_that_says_why():
-    response = ask("/predict?requests=1", bent(lambda changed: changed["configs"][0]["targets"].pop("step_time")))
-    assert response.status == 422
-    assert response.body == b"configuration 0f3c5a9b77e1 has learned nothing about step_time yet\n"
-
-
 HUGE = (
     "/predict?requests=1e6&context=1e9",
     "/predict?prompt=9&output=9&concurrency=9",
@@ -211,12 +186,6 @@ def test_a_prefix_hit_is_refused_where_the_telemetry_hides_hits(target):
     assert ask(target, routes).status == 200
     refused = ask(f"{target}&prefix_hit=0.5", routes)
     assert (refused.status, refused.body.startswith(b"prefix_hit: the telemetry")) == (400, True)
-
-
-def test_where_pages_want_a_token_these_do():
-    routes = protect(ROUTES, lambda header: header == "Bearer right")
-    assert dispatch(routes, "GET", "/plan?prompt=10&output=10&itl=30", {}).status == 401
-    assert dispatch(routes, "GET", "/plan?prompt=10&output=10&itl=30", {"Authorization": "Bearer right"}).status == 200
 
 
 def test_an_answer_about_requests_says_which_times_are_not_in_it():

@@ -13,7 +13,7 @@ from exporters.pages import AskPages, Route, dispatch
 from exporters.status_page import StatusPage
 from exporters.what_if import ClientView
 from online import Snapshot
-from tests.tracefit.example_snapshot import encoded, step_time_of, tree
+from tests.tracefit.example_snapshot import encoded
 
 
 def page_of(snapshot, target="/"):
@@ -78,12 +78,3 @@ def test_a_bad_question_is_an_alert_and_the_page_stands(query, said):
     assert said in section_of(text)
     assert 'role="alert"' in section_of(text)
     assert 'id="config-0f3c5a9b77e1"' in text
-
-
-def test_why_coefficients_should_not_be_used_stands_on_the_page_unasked():
-    young = tree()
-    step_time_of(young)["models"]["portable"]["rows"] = 40
-    page = page_of(Snapshot.from_json(encoded(young)))
-    assert "not usable yet" in page
-    assert "learned from 40 rows, fewer than 256" in page
-    assert "not usable" not in page_of(ONE)

@@ -13,7 +13,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 import tracefit
 from online import ConfigSnapshot, Snapshot
-from tracefit import Config, Identity, TracefitError
+from tracefit import Config, Identity, RequestEstimate, TracefitError
 
 Key = TypeVar("Key", bound=Hashable)
 Made = TypeVar("Made")
@@ -197,25 +197,32 @@ def _request(mix: Mix) -> dict[str, float]:
     return {name: getattr(mix, name) for name in ("prompt_tokens", "output_tokens", "prefix_hit")}
 
 
-def _predicted(client: Config, mix: Mix) -> Predicted:
+def _predicted(client: Config, mix: Mix) -> Predicted | None:
     """What was observed is a mean of the last minutes, so no level of the last seconds is in it.
 
-    Where some wait, the engine ran no more: whatever said so, a limit, its memory or its owner.
+    Where some wait, the engine ran no more: whatever said so, a limit, its memory or its owner. None where rows of such
+    batches are not learned yet: a load is known before the journeys that its rows wait for.
     """
     itl_us = ttft_us = 0.0
     parts = mix.parts or (mix,)
     for each in parts:
-        running = client.request(concurrency=each.running, **_request(each))
-        itl_us += each.decoded_tokens * running.itl.us
+        seen = client.request(concurrency=each.running, **_request(each))
+        if not _within_reach(client, seen):
+            return None
+        itl_us += each.decoded_tokens * seen.itl.us
         if each.concurrency > each.running:
             limited = client.assuming(max_num_seqs=math.ceil(each.running))
-            running = limited.request(concurrency=each.concurrency, **_request(each))
-        ttft_us += each.first_tokens * running.ttft.us
+            seen = limited.request(concurrency=each.concurrency, **_request(each))
+        ttft_us += each.first_tokens * seen.ttft.us
     decoded, begun = (sum(getattr(each, of) for each in parts) for of in ("decoded_tokens", "first_tokens"))
     return Predicted(itl_us / (decoded or 1.0), ttft_us / (begun or 1.0))
 
 
 def _fitting(client: Config, mix: Mix, itl_ms: float, *, safe: bool) -> int | None:
     plan = client.plan(itl_ms=itl_ms, safe=safe, **_request(mix))
-    largest = client.verdict.seen.get("requests", (0.0, 0.0))[1]
-    return plan.concurrency if plan.at.usable and plan.concurrency <= BATCH_REACH * largest else None
+    return plan.concurrency if _within_reach(client, plan.at) else None
+
+
+def _within_reach(client: Config, seen: RequestEstimate) -> bool:
+    """Whether an answer may be published: it is usable, and its batch not far beyond the largest one seen."""
+    return seen.usable and seen.running <= BATCH_REACH * client.verdict.seen.get("requests", (0.0, 0.0))[1]

@@ -266,6 +266,9 @@ def test_no_concurrency_is_published_beyond_a_quarter_more_than_the_largest_batc
     concurrencies = {name: value for name, value in shown.items() if name[0].startswith("tracefit_slo_concurrency")}
     assert max(concurrencies.values(), default=0) <= 12.5
     assert not [name for name in concurrencies if name[1] in ("0.012", "0.04")]
+    busy = advice(night(machine), mix=NIGHT._replace(running=20.0, parts=(NIGHT, NIGHT._replace(running=20.0))))
+    assert busy["tracefit_observed_itl_seconds",] > 0
+    assert not [name for name in busy if "predicted" in name[0]]
 
 
 def test_a_concurrency_whose_own_point_is_not_usable_is_not_published():

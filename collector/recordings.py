@@ -36,7 +36,9 @@ import zlib
 from collections import Counter
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, Final, NamedTuple, cast
+from typing import Any, BinaryIO, Final, NamedTuple, TypeVar, cast
+
+import msgspec
 
 from collector.decode import fpm, json_to_protobuf
 from collector.decode.fpm import ForwardPass
@@ -475,3 +477,30 @@ def _files(path: str) -> Iterator[str]:
         raise StartError(f"cannot read {path}: there is no file in it")
     # by their folders first, as pathlib has it
     yield from sorted(names, key=lambda name: name.split("/"))
+
+
+# --- what lies beside a recording -------------------------------------------------------------------------------------
+
+
+Line = TypeVar("Line")
+
+
+class Received(msgspec.Struct):
+    """When an export of a recording arrived: a line of ``X.idx.jsonl.gz`` beside ``X.pb.gz``."""
+
+    recv_unix_ns: int
+    recv_mono_ns: int = 0
+
+
+def index_of(recording: Path) -> Path:
+    """Where the times of receipt are, if anywhere."""
+    return recording.with_name(f"{recording.name.removesuffix('.pb.gz')}.idx.jsonl.gz")
+
+
+def lines_of(path: Path, of: type[Line]) -> list[Line]:
+    """The lines of a file beside a recording; none where there is none or it is something else."""
+    try:
+        with gzip.open(path) as lines:
+            return [msgspec.json.decode(line, type=of) for line in lines]
+    except (OSError, EOFError, msgspec.DecodeError):
+        return []

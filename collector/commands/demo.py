@@ -10,7 +10,6 @@ from the middle on. A recording that is sent again has other ids: a request is k
 from __future__ import annotations
 
 import contextlib
-import gzip
 import logging
 import signal
 import socket
@@ -21,14 +20,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 import grpc
-import msgspec
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 import tracefit
 from collector.app import Sidecar
 from collector.config import Config
 from collector.ingest.otlp_grpc import METHOD
-from collector.recordings import Recording
+from collector.recordings import Received, Recording, index_of, lines_of
 from collector.runtime import EXIT_FAILED, EXIT_OK, Clock, StartError, SystemClock, note, say
 from collector.service import STATE_FILES
 from exporters.questions import read_plan
@@ -109,13 +107,6 @@ def _salted(known: bytes, salt: int) -> bytes:
     return (int.from_bytes(known[:2], "big") ^ salt).to_bytes(2, "big") + known[2:] if known else known
 
 
-class Received(msgspec.Struct):
-    """When an export of the recording arrived."""
-
-    recv_unix_ns: int
-    recv_mono_ns: int
-
-
 class Sending(NamedTuple):
     """One export, and when to send it, counted from the start."""
 
@@ -159,15 +150,10 @@ def gpu_tape(clock: Clock) -> Tape:
 
 
 def read_index(recording: Path) -> list[Received]:
-    """The receive times beside a recording."""
-    path = recording.with_name(recording.name.replace(".pb.gz", ".idx.jsonl.gz"))
-    try:
-        with gzip.open(path) as lines:
-            index = [msgspec.json.decode(line, type=Received) for line in lines]
-    except (OSError, EOFError, msgspec.DecodeError) as error:
-        raise StartError(f"cannot read the receive times in {path}: {error}") from None
+    """The receive times beside a recording; StartError without them."""
+    index = lines_of(index_of(recording), Received)
     if not index:
-        raise StartError(f"{path} is empty")
+        raise StartError(f"a demo needs the receive times of {recording}, and there are none in {index_of(recording)}")
     return index
 
 

@@ -11,12 +11,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from google.protobuf.message import DecodeError
-
-from collector.decode import MISSING, ApiSpan, CoreSpan, Finish, MarkKind, RequestSpan, Telemetry, decode
+from collector.config import Config
+from collector.decode import MISSING, ApiSpan, CoreSpan, Finish, MarkKind, RequestSpan
 from collector.ingest import Export
 from collector.recordings import Timed, merged_with_progress, open_recordings
 from collector.runtime import EXIT_FAILED, EXIT_OK, Clock, StartError, note, say
+from collector.service import Correlator
 from collector.telemetry import Counts
 from exporters.blis import (
     TRACE_HEADER,
@@ -61,24 +61,17 @@ def requests_in(telemetry: Iterable[Timed]) -> list[TracedRequest]:
     journeys: dict[bytes, CoreSpan] = {}
     arrivals: dict[bytes, ApiSpan] = {}
     answered: dict[bytes, RequestSpan] = {}
+    correlator, counts = Correlator(Config()), Counts()
     for timed in telemetry:
-        if isinstance(timed.said, Export):
-            for decoded in _decoded(timed.said):
-                journeys |= {span.span_id: span for span in decoded.core}
-                arrivals |= {span.span_id: span for span in decoded.api}
-                answered |= {span.span_id: span for span in decoded.requests}
+        for _, decoded in correlator.read([timed.said], counts) if isinstance(timed.said, Export) else ():
+            journeys |= {span.span_id: span for span in decoded.core}
+            arrivals |= {span.span_id: span for span in decoded.api}
+            answered |= {span.span_id: span for span in decoded.requests}
     if journeys:
         traced = [_of_journey(span, arrivals.get(span.parent_span_id)) for span in journeys.values()]
     else:
         traced = [_of_answer(span) for span in answered.values()]
     return [request for request in traced if request is not None]
-
-
-def _decoded(export: Export) -> list[Telemetry]:
-    try:
-        return decode(export.payload, export.peer, lambda *_: None, Counts())
-    except DecodeError:
-        return []  # a recording in which something else lies between exports
 
 
 def _of_journey(span: CoreSpan, api: ApiSpan | None) -> TracedRequest | None:

@@ -10,11 +10,9 @@ servers.
 from __future__ import annotations
 
 import contextlib
-import gzip
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
 
 import msgspec
 import numpy as np
@@ -27,7 +25,7 @@ from collector.decode.pages import ScrapedPage
 from collector.identity import Fact, Knowledge, cannot_derive
 from collector.ingest import Export
 from collector.join import Event, Joiner, Renamed, Rows, Scheduling
-from collector.recordings import Recording, Timed, merged
+from collector.recordings import Received, Recording, Timed, index_of, lines_of, merged
 from collector.runtime import PrintLine
 from collector.service import Correlator
 from collector.telemetry import Counts, table
@@ -174,7 +172,7 @@ def load(
     if not told:
         return []
     times = [timed.unix_nano for timed in told]
-    received = _beside(path.with_name(path.name.removesuffix(".pb.gz") + ".idx.jsonl.gz"), _Received)
+    received = lines_of(index_of(path), Received)
     if len(received) == len(told):
         times = [each.recv_unix_ns for each in received]
     cut_ns = min(times) + int(learn_until * (max(times) - min(times)))
@@ -194,26 +192,10 @@ def load(
     return captures
 
 
-class _Received(msgspec.Struct):
-    recv_unix_ns: int
-
-
 class _TrueStep(msgspec.Struct):
     step: int
     start_mono_ns: int
     end_mono_ns: int
-
-
-_Line = TypeVar("_Line", _Received, _TrueStep)
-
-
-def _beside(path: Path, of: type[_Line]) -> list[_Line]:
-    """The lines of a file beside a recording; none where there is none or it is something else."""
-    try:
-        with gzip.open(path, "rb") as file:
-            return [msgspec.json.decode(line, type=of) for line in file]
-    except (OSError, EOFError, msgspec.DecodeError):
-        return []
 
 
 def _run(delivered: Sequence[tuple[int, Timed]], knowledge: Knowledge, join: Config) -> _Stream:
@@ -277,7 +259,7 @@ def _captures(path: Path, label: str, everything: _Stream, before: _Stream, cut_
 
 def _truth(path: Path) -> dict[int, float]:
     """True step times, where who recorded knew them: start to start of consecutive steps, as the steps' time is."""
-    steps = {each.step: each for each in _beside(path, _TrueStep)}
+    steps = {each.step: each for each in lines_of(path, _TrueStep)}
     starts = {step - 1: each.start_mono_ns for step, each in steps.items()}
     return {step: (starts.get(step, each.end_mono_ns) - each.start_mono_ns) / 1e3 for step, each in steps.items()}
 

@@ -52,18 +52,6 @@ def test_a_new_model_starts_from_donors_of_other_models(states, model):
     assert _error(warm, "mixtral", model, test) < (0.08 if model == "physics" else 0.35)
 
 
-def test_what_a_prior_alone_says_is_published_as_such(states):
-    bank = Bank(SETTINGS)
-    for data in states.values():
-        bank.add_donors(data)
-    bank.describe("7b-a100", CONFIGS["7b-a100"])
-    rows, _ = rows_of(PHYSICS, "7b-a100", 12, seed=3)
-    rows.raw[:, STEP.vocabulary.index("prefill_tokens")] = 0.0
-    bank.learn("7b-a100", STEP, rows)
-    features = bank.targets("7b-a100")["step_time"].models["physics"].features
-    assert "prior_only" in {f.status for f in features}
-
-
 def test_the_command_pools_covers_and_says_what_to_measure_next(states, tmp_path, capsys):
     for name, data in states.items():
         (tmp_path / f"{name}.bin").write_bytes(data)

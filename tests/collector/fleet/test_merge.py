@@ -91,19 +91,14 @@ def test_states_of_different_configurations_stand_side_by_side(tmp_path):
         assert together[config_id] == pytest.approx(found, rel=1e-9)
 
 
-def test_a_corrupt_state_is_named_and_nothing_is_written(tmp_path):
-    bad = tmp_path / "bad.bin"
-    bad.write_bytes(b"tracefit?")
-    code, said = merged([bad], tmp_path / "fleet.bin")
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [(b"tracefit?", "state.bin: not a state file"), (make_pipeline(CONFIG).state(), "nothing to merge: no row")],
+    ids=["corrupt", "nothing learned"],
+)
+def test_a_state_that_cannot_be_used_is_said_and_nothing_is_written(tmp_path, content, sentence):
+    (tmp_path / "state.bin").write_bytes(content)
+    code, said = merged([tmp_path / "state.bin"], tmp_path / "fleet.bin")
     assert code == 1
-    assert "bad.bin" in said[0]
+    assert sentence in said[0]
     assert not (tmp_path / "fleet.bin").exists()
-
-
-def test_states_that_have_learned_nothing_are_no_state(tmp_path):
-    for name in ("one.bin", "two.bin"):
-        (tmp_path / name).write_bytes(make_pipeline(CONFIG).state())
-    code, said = merged([tmp_path / "one.bin", tmp_path / "two.bin"], tmp_path / "out.bin")
-    assert code == 1
-    assert said[0].startswith("nothing to merge: no row was learned")
-    assert not (tmp_path / "out.bin").exists()

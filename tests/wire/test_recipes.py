@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+from functools import cache
 
 import pytest
 import yaml
@@ -23,7 +24,11 @@ from tests.support.sidecars import call_export, metric, running_sidecar
 SECTION = (ROOT / "docs" / "deploy.md").read_text().split("## Traces that go on")[1].split("\n## ")[0]
 FORWARD, COLLECTOR, BESIDE = (yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", SECTION, re.DOTALL))
 SOON = {"IDLE_TIMEOUT_S": "1", "ALLOWED_LATENESS_S": "0.5", "MODEL": "m"}
-STEPS = step_payloads(8)
+
+
+@cache
+def steps():
+    return step_payloads(8)
 
 
 @pytest.fixture
@@ -62,7 +67,7 @@ def learned(sidecar):
 def test_spans_go_through_to_the_backend_while_steps_are_learned_and_stay(tmp_path, backend):
     assert FORWARD["forward"].startswith("grpc://")
     with running_sidecar(tmp_path, FORWARD=f"grpc://127.0.0.1:{backend.port}", **SOON) as sidecar:
-        for payload in STEPS:
+        for payload in steps():
             call_export(sidecar.grpc_port, payload)
         send_spans(sidecar.grpc_port, 1000)
         eventually(lambda: metric(sidecar.http_port, 'tracefit_forward_spans_total{outcome="sent"}') == 1000)
@@ -99,7 +104,7 @@ def test_beside_an_untouched_endpoint_plugin_and_page_are_learned_from(tmp_path,
         running_sidecar(tmp_path, SCRAPE=server.url, **SOON) as sidecar,
     ):
         send_spans(backend.port, 10)
-        for payload in STEPS:
+        for payload in steps():
             call_export(sidecar.grpc_port, payload)
         eventually(lambda: "steps+" in learned(sidecar))
         eventually(lambda: metric(sidecar.http_port, 'tracefit_scrape_pages_total{of="counters",outcome="taken"}') > 0)

@@ -346,6 +346,12 @@ class PageParser:
         return Asked.MISSING_FAMILIES if self.missing else search
 
 
+def facts_in(page: bytes) -> dict[str, int | bool]:
+    """Facts of the first engine in the labels of a page, whatever else is there."""
+    infos = [_labels(line)[0] for line in page.split(b"\n") if line.startswith(CACHE_INFO)]
+    return _cache_facts(infos[0], len({info.get(ENGINE_LABEL, "") for info in infos})) if infos else {}
+
+
 class _Search:
     """Needed series of a page."""
 

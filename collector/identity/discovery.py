@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import asyncio
 import glob
-import re
 import ssl
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
@@ -23,6 +22,7 @@ from typing import Any, Protocol
 import msgspec
 
 from collector.config import Config, Owned, parse_owned
+from collector.decode.pages import facts_in
 from collector.runtime import Background, Clock, Health, IoLoop
 from collector.runtime.http import FetchError, HttpClient
 from collector.telemetry import Asked
@@ -36,9 +36,6 @@ TIMEOUT_S = 2.0
 _ACCEPT = "application/json, text/plain"
 _LOOK_NS = 5_000_000_000
 """Scraped servers come and go; who they are is looked at again no later."""
-
-_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
-_CACHE_LINE = re.compile(r"^vllm:cache_config_info\{(.*)\}", re.MULTILINE)
 
 
 class ScrapedServers(Protocol):
@@ -133,7 +130,7 @@ class Discovery:
         if scraped and self._scraped is not None:
             client, token = self._scraped_client, self._scraped.token()
         for path, read in QUESTIONS.items():
-            if scraped and read is read_metrics:
+            if scraped and read is facts_in:
                 continue
             try:
                 body = await client.get(
@@ -174,23 +171,6 @@ def read_version(body: bytes) -> dict[str, Fact]:
     return {"vllm_version": version[:64]} if isinstance(version, str) and version else {}
 
 
-def read_metrics(body: bytes) -> dict[str, Fact]:
-    """The labels of ``vllm:cache_config_info`` that are facts of a configuration.
-
-    A data-parallel server has a line for each engine, and each says the blocks of all of them together.
-    """
-    lines = [dict(_LABEL.findall(line)) for line in _CACHE_LINE.findall(body.decode("utf-8", "replace"))]
-    labels, engines = lines[0] if lines else {}, len({line.get("engine", "") for line in lines})
-    out: dict[str, Fact] = {}
-    for name, shared_by in (("block_size", 1), ("num_gpu_blocks", engines)):
-        text = labels.get(name, "")
-        if text.isascii() and text.isdigit() and (own := int(text[:18]) // shared_by) > 0:
-            out[name] = own
-    if labels.get("enable_prefix_caching") in ("True", "False"):
-        out["enable_prefix_caching"] = labels["enable_prefix_caching"] == "True"
-    return out
-
-
 def _object(body: bytes) -> Mapping[str, Any]:
     """The JSON object of an answer; an empty one where it is something else."""
     try:
@@ -199,8 +179,8 @@ def _object(body: bytes) -> Mapping[str, Any]:
         return {}
 
 
-QUESTIONS: Mapping[str, Callable[[bytes], dict[str, Fact]]] = {
+QUESTIONS: Mapping[str, Callable[[bytes], Mapping[str, Fact]]] = {
     "/v1/models": read_models,
     "/version": read_version,
-    "/metrics": read_metrics,
+    "/metrics": facts_in,
 }

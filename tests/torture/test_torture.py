@@ -31,44 +31,41 @@ def test_kills_and_bad_disks_lose_nothing_and_repeat_nothing(tmp_path):
     assert report["rows"] > 2 * 2 * (1200 - 1) - 10
 
 
-class Crowd:
-    """What producers, scrapers and pullers do again and again, until the sidecar closes."""
-
-    def __init__(self):
-        self.closing, self.pulled, self.acknowledged = threading.Event(), threading.Event(), []
-
-    def go_on(self, act):
-        """Who is refused for lack of room comes again."""
-        for turn in itertools.count():
-            try:
-                act(turn)
-            except (OSError, http.client.HTTPException, grpc.RpcError) as error:
-                code = error.code() if isinstance(error, grpc.RpcError) else getattr(error, "code", None)
-                if code in (503, grpc.StatusCode.RESOURCE_EXHAUSTED):
-                    continue
-                if not self.closing.is_set():
-                    raise
-                return
-
-    def produce(self, send, number, turn):
-        send(make_export(2, first_step=1 + 20 * turn, instance=f"engine-{number}").SerializeToString())
-        self.acknowledged.append(number)
-
-    def scrape(self, url, _):
-        assert b"# TYPE tracefit_" in ask(f"{url}/metrics")[0], "half a page"
-
-    def pull(self, url, seen, _):
-        body, headers = ask(f"{url}/snapshot")
-        assert hashlib.sha256(body).hexdigest().startswith(headers["ETag"].strip('"')), "torn snapshot"
-        seen.append(json.loads(body)["generation"])
-        assert seen == sorted(seen)
-        self.pulled.set()
-
-
 def ask(url, body=None):
     request = urllib.request.Request(url, body, {"Content-Type": "application/x-protobuf"} if body else {})
     with urllib.request.urlopen(request, timeout=20) as answer:
         return answer.read(), answer.headers
+
+
+def again_and_again(act, closing):
+    """Until the sidecar closes; who is refused for lack of room comes again."""
+    for turn in itertools.count():
+        try:
+            act(turn)
+        except (OSError, http.client.HTTPException, grpc.RpcError) as error:
+            code = error.code() if isinstance(error, grpc.RpcError) else getattr(error, "code", None)
+            if code in (503, grpc.StatusCode.RESOURCE_EXHAUSTED):
+                continue
+            if not closing.is_set():
+                raise
+            return
+
+
+def produce(send, acknowledged, number, turn):
+    send(make_export(2, first_step=1 + 20 * turn, instance=f"engine-{number}").SerializeToString())
+    acknowledged.append(number)
+
+
+def scrape(url, _):
+    assert b"# TYPE tracefit_" in ask(f"{url}/metrics")[0], "half a page"
+
+
+def pull(url, pulled, seen, _):
+    body, headers = ask(f"{url}/snapshot")
+    assert hashlib.sha256(body).hexdigest().startswith(headers["ETag"].strip('"')), "torn snapshot"
+    seen.append(json.loads(body)["generation"])
+    assert seen == sorted(seen)
+    pulled.set()
 
 
 @pytest.fixture
@@ -85,19 +82,19 @@ def test_everybody_at_once_neither_deadlocks_nor_tears_a_snapshot(tmp_path):
     """Also not when it is shut down in the middle; every acknowledged span was learned from."""
     settings = {"DURABILITY": "log", "CHECKPOINT_INTERVAL_S": "0.3", "QUEUE_MIB": "0.2"}
     with running_sidecar(tmp_path, **settings) as sidecar, ThreadPoolExecutor(16) as pool:
-        crowd, pages = Crowd(), f"http://127.0.0.1:{sidecar.http_port}"
+        closing, pulled, acknowledged = threading.Event(), threading.Event(), []
+        pages = f"http://127.0.0.1:{sidecar.http_port}"
         over_http = partial(ask, f"http://127.0.0.1:{sidecar.otlp_http_port}/v1/traces")
         over_grpc = partial(call_export, sidecar.grpc_port, timeout_s=20, wait=False)
-        acts = [partial(crowd.produce, over_http if n > 4 else over_grpc, n) for n in range(8)]
-        acts += [partial(crowd.scrape, pages)] * 2 + [partial(crowd.pull, pages, []) for _ in range(3)]
-        busy = [pool.submit(crowd.go_on, act) for act in acts]
-        crowd.closing.wait(SECONDS)
-        crowd.pulled.wait(60)
-        crowd.closing.set()
+        acts = [partial(produce, over_http if n > 4 else over_grpc, acknowledged, n) for n in range(8)]
+        acts += [partial(scrape, pages)] * 2 + [partial(pull, pages, pulled, []) for _ in range(3)]
+        busy = [pool.submit(again_and_again, act, closing) for act in acts]
+        closing.wait(SECONDS)
+        assert pulled.wait(60), "a busy machine learns its first rows later, but it does"
+        closing.set()
         assert sidecar.stop(), "nothing acknowledged may be lost"
         for each in busy:
             each.result(100)
-        assert crowd.pulled.is_set(), "a busy machine learns its first rows later, but it does"
         value = sidecar.metrics.value
         accepted = value(SPANS, "grpc", ACCEPTED) + value(SPANS, "http", ACCEPTED)
-        assert value(DECODED_SPANS, ACCEPTED) == accepted >= 2 * len(crowd.acknowledged) > 0
+        assert value(DECODED_SPANS, ACCEPTED) == accepted >= 2 * len(acknowledged) > 0

@@ -9,7 +9,8 @@ from collections import Counter
 import pytest
 
 from collector.config import Config, Owned
-from collector.identity.discovery import BODY_BYTES_MAX, Discovery, read_metrics, read_models, read_version
+from collector.decode.pages import facts_in
+from collector.identity.discovery import BODY_BYTES_MAX, Discovery, read_models, read_version
 from collector.identity.knowledge import EngineFacts, Knowledge
 from collector.runtime.tasks import SystemClock
 from collector.telemetry.reasons import Asked
@@ -185,5 +186,5 @@ def test_facts_of_impossible_value_are_left_out():
     assert read_models(b'{"data": [{"id": "", "max_model_len": -1}]}') == {}
     assert read_models(b'{"data": [{"id": "m", "max_model_len": true}]}') == {"model": "m"}
     assert read_version(b'{"version": null}') == {}
-    assert read_metrics(b'vllm:cache_config_info{block_size="0",num_gpu_blocks="None"} 1') == {}
-    assert read_metrics(b"\xff\xfe") == {}
+    assert facts_in(b'vllm:cache_config_info{block_size="0",num_gpu_blocks="None"} 1') == {}
+    assert facts_in(b"\xff\xfe") == {}

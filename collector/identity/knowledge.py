@@ -15,9 +15,9 @@ from __future__ import annotations
 import enum
 import fnmatch
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
@@ -38,7 +38,6 @@ from online.features.sheets import (
 from .experts import experts_by_name
 
 Fact = str | int | float | bool
-_R = TypeVar("_R")
 
 IDENTITY: tuple[str, ...] = (
     "model",
@@ -248,10 +247,8 @@ class Rule:
                 raise ConfigError(f"{where}.facts.{name}", "is no fact of a configuration" + suggestion(name, facts))
         self.patterns = config.match
         self.facts = {name: fact for name, fact in config.facts.items() if name != _MODEL_CONFIG}
-        path = config.facts.get(_MODEL_CONFIG)
-        self.architecture = (
-            _configured(f"{where}.facts.{_MODEL_CONFIG}", str(path), read_architecture) if path else None
-        )
+        path = str(config.facts.get(_MODEL_CONFIG) or "")
+        self.architecture = _architecture_in(path, f"{where}.facts.{_MODEL_CONFIG}")
 
     def matches(self, known: Mapping[str, Fact]) -> bool:
         """Whether every pattern holds; an unknown fact matches nothing."""
@@ -260,10 +257,12 @@ class Rule:
         )
 
 
-def _configured(key: str, path: str, read: Callable[[Path], _R]) -> _R:
-    """What is in the file that a key names; ConfigError with the key if it is not what it should be."""
+def _architecture_in(path: str, key: str) -> dict[str, Fact] | None:
+    """What is in the file that a key names, if it does; ConfigError with the key if that is not what it should be."""
+    if not path:
+        return None
     try:
-        return read(Path(path))
+        return read_architecture(Path(path))
     except (SheetError, FileRefused) as error:
         raise ConfigError(key, f"{path}: {error}") from None
 
@@ -340,9 +339,7 @@ class Knowledge:
         top: dict[str, Fact] = {name: fact for name, fact in (("model", config.model), ("gpu", config.gpu)) if fact}
         self._rules = [Rule(RuleConfig(facts=top), "rules")] if top else []
         self._rules += [Rule(rule, f"rules[{i}]") for i, rule in enumerate(config.rules)]
-        self._model = (
-            _configured("model_config", config.model_config, read_architecture) if config.model_config else None
-        )
+        self._model = _architecture_in(config.model_config, "model_config")
         self._discovered: tuple[tuple[str, Mapping[str, Fact]], ...] = ()
         self._applied: dict[tuple[str, str], tuple[object, ...]] = {}
 

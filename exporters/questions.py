@@ -237,7 +237,8 @@ class Answer(NamedTuple):
             fits = f"{counted(self.said.concurrency, 'request')} in flight"
             side = " on the safe side" if self.question.asked["safe"] else ""
             yield "fits", f"{fits}{side}" if self.said.concurrency else "not even one request; alone it sees"
-            yield "because", LIMIT_WORDS[self.said.limit]
+            because = LIMIT_WORDS[self.said.limit]
+            yield "because", because if self.said.concurrency else because.replace("one more request", "one request")
             yield from _load_lines(self.said.at)
             if self.question.asked["rate"] is not None:
                 yield "engines", _engines(self.said, self.question.asked["rate"])

@@ -46,6 +46,12 @@ def test_a_plan_is_answered_on_the_page():
     assert answer["ITL"].split()[:4] == ["29.5", "ms", "(8", "of"]
 
 
+def test_where_not_one_request_fits_it_is_one_that_breaks_the_target():
+    answer = answer_of(page_of(ONE, "/?prompt=2000&output=300&itl=1ms&ask=plan"))
+    assert answer["fits"].startswith("not even one request")
+    assert answer["because"] == "compute: one request breaks the ITL target"
+
+
 def test_a_load_and_a_step_are_answered_too():
     assert answer_of(page_of(ONE, "/?prompt=2000&output=300&concurrency=20&ask=load"))["TTFT"].startswith("130 ms")
     answer = answer_of(page_of(ONE, "/?requests=64&prefill=&context=57600&ask=step"))

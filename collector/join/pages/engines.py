@@ -184,11 +184,14 @@ class PageEngines:
         if not own or len(ranks) > 1:
             return
         lately_ns = max(each.event_unix_ns for each in own) - self._settings.lateness_ns
-        told_ns = min(each.event_unix_ns for each in own if each.event_unix_ns >= lately_ns)  # others are gone, or idle
-        page.spans.hear(sum(each.requests_heard for each in own), told_ns)
-        hit_ratio = page.hit_ratio
+        lively = [each for each in own if each.event_unix_ns >= lately_ns]  # others are gone, or idle
+        page.spans.hear(sum(each.requests_heard for each in own), min(each.event_unix_ns for each in lively))
+        hit_ratio, ratio = page.hit_ratio, page.spans.ratio
         for process in own:
-            process.is_counted, process.counted_share, process.hit_ratio = True, page.spans.ratio, hit_ratio
+            # of several that tell, one may not be of this server: its trace ids may say that it is sampled
+            told = process.sampling.share if len(lively) > 1 else 1.0
+            process.is_counted, process.hit_ratio = True, hit_ratio
+            process.counted_share = None if ratio is None or told is None else min(ratio, told)
 
     def has_page_of(self, sender: Sender) -> bool:
         """Whether there is a page of the server that this emitter belongs to."""

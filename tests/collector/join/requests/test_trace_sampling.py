@@ -176,6 +176,14 @@ def test_when_a_server_comes_back_its_page_says_anew_how_many_requests_send_a_sp
     assert pipeline.learned_rows == pytest.approx(learned, abs=200)
 
 
+def test_the_page_of_one_server_does_not_speak_for_the_sampled_spans_of_another():
+    sent = requests(1500)
+    own, others = of_process("api-0", sent), of_process("api-1", kept(sent, 0.1))
+    both = sorted([*own, *others], key=lambda piece: piece.span.end_time_unix_nano)
+    alone = beside_its_page(own, own).learned_rows
+    assert beside_pages(counted(own, 0.0), both).learned_rows == pytest.approx(alone, abs=100)
+
+
 def test_a_page_that_nobody_asks_for_any_more_decides_nothing():
     sent = requests(3000)
     pipeline = restarted(beside_its_page(sent[:1000], sent[:1000]))

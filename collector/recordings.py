@@ -336,7 +336,7 @@ class Recording:
 
     def _lines(self, stream: io.BufferedReader) -> Iterator[bytes | Said]:
         parser = PageParser()
-        for line in stream:
+        for line in iter(lambda: stream.readline(EXPORT_BYTES_MAX), b""):  # some MB of gzip can be a line of GB
             if line.strip() == b"{":
                 raise NotReadError("JSON over several lines is not read, only one object a line (jq -c .)")
             if line.startswith(_OTHER_SIGNALS):

@@ -69,6 +69,15 @@ def test_bad_lines_are_counted_and_the_good_ones_kept(tmp_path):
     assert warnings == [f"{file}: 1 entries are no OTLP traces"]
 
 
+def test_a_line_without_end_is_read_in_pieces_that_are_no_exports(tmp_path, monkeypatch):
+    monkeypatch.setattr("collector.recordings.EXPORT_BYTES_MAX", 1 << 20)
+    endless = otlp_json(EXPORTS[0]) + b'{"x": "' + b"0" * (1 << 22) + b"\n" + otlp_json(EXPORTS[1])
+    (tmp_path / "x").write_bytes(gzip.compress(endless))
+    warnings = []
+    assert read(tmp_path / "x", warnings) == EXPORTS[:2]
+    assert warnings == [f"{tmp_path / 'x'}: 5 entries are no OTLP traces"]
+
+
 def test_pages_that_cannot_be_learned_from_are_said_with_what_they_lack(tmp_path):
     file = tmp_path / "pages.jsonl"
     lacking = b'{"unix_ns": 5, "page": "vllm:generation_tokens_total 1"}\n'

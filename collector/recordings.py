@@ -464,13 +464,22 @@ def source_of(name: str) -> str:
     return f"{folder}{slash}{rotated['stem']}{rotated['suffix'] or ''}" if rotated else name
 
 
+def walk(path: str) -> Iterator[tuple[str, list[str], list[str]]]:
+    """As ``os.walk``, but a directory that may not be read is an OSError, and not one without files."""
+
+    def fail(error: OSError) -> None:
+        raise error
+
+    return os.walk(path, onerror=fail)
+
+
 def _files(path: str) -> Iterator[str]:
     path = os.path.normpath(path) if path != STDIN else path
     if not os.path.isdir(path):  # noqa: PTH112 -- a million files as Path objects are half a gigabyte
         yield path
         return
     names: list[str] = []
-    for folder, folders, files in os.walk(path):
+    for folder, folders, files in walk(path):
         folders[:] = [name for name in folders if not name.startswith(".")]
         names += [f"{folder}/{name}" for name in files if not name.startswith(".")]
     if not names:

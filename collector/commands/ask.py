@@ -53,7 +53,7 @@ def load_snapshot(source: str, token_file: Path | None) -> Snapshot:
 
 def _meant(path: Path) -> str:
     """What to type in the place of what is no snapshot; empty where nobody knows."""
-    if (path / SNAPSHOT_NAME).is_file():
+    if path.is_dir() and (path / SNAPSHOT_NAME).is_file():
         return f"; did you mean '{path / SNAPSHOT_NAME}'?"
     if path.is_file() and path.suffix != ".json":
         return f"; a recording becomes one: tracefit replay {path} -o snapshot.json"

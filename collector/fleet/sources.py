@@ -33,7 +33,7 @@ import aiohttp
 
 from collector.config import is_endpoint
 from collector.ingest.scrape import addresses_of, read_targets
-from collector.recordings import STDIN, Recording, recording_files, source_of
+from collector.recordings import STDIN, Recording, recording_files, source_of, walk
 from collector.runtime import PrintLine, StartError
 from collector.telemetry import Asked
 from exporters.status_page import FleetSource
@@ -133,7 +133,7 @@ def _files(path: Path) -> Iterator[StatePlace]:
     if not path.is_dir():
         yield StatePlace(str(path), path=path)
         return
-    names = (os.path.join(folder, name) for folder, _, names in os.walk(path) for name in names)  # noqa: PTH118
+    names = (os.path.join(folder, name) for folder, _, names in walk(str(path)) for name in names)  # noqa: PTH118
     yield from _first(str(path), (name for name in names if _is_state(name)), lambda name: {"path": Path(name)})
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import io
 
 import pytest
 import zstandard
 
+from collector.fleet.sources import look
 from collector.recordings import STDIN, by_source, merged, open_recordings, source_of
 from collector.runtime.filesystem import StartError
 from tests.support.pipelines import coefficients, new_pipeline
@@ -91,6 +93,17 @@ def test_a_directory_is_every_file_in_it_once_but_for_hidden_ones(tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(StartError, match="there is no file in it"):
         open_recordings([tmp_path / "empty"], print)
+
+
+def test_a_directory_that_may_not_be_read_is_not_one_without_files(tmp_path, monkeypatch):
+    def refused(path):
+        raise PermissionError(errno.EACCES, "Permission denied", path)
+
+    monkeypatch.setattr("os.scandir", refused)
+    with pytest.raises(PermissionError):
+        open_recordings([tmp_path], print)
+    (place,) = look([str(tmp_path)])
+    assert place.problem == "Permission denied"
 
 
 class Pipe(io.RawIOBase):

@@ -9,14 +9,12 @@ from .columns import (
     Facts,
     FeatureSet,
     Raw,
-    build,
     custom,
     experts_in,
     portable,
-    registered,
     share_touched,
 )
-from .systems import SYSTEMS, System
+from .systems import SYSTEMS, System, build, registered
 
 __all__ = [
     "ACTIVE_EXPERTS",

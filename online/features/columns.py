@@ -5,19 +5,15 @@ A column is a formula over the raw vocabulary of a target, evaluated per step an
     X[i, j] = sum over the steps k of row i of formula_j(raw[k])          X: (n, p)
 
 so a hinge, an indicator or a square is right for a row of one step and for a row of fifty. A formula is the name of a
-raw column, the word ``intercept`` (1 per step: an intercept of an interval of l steps is l), or a function of
-:class:`Raw`. A raw value that is not known is NaN and makes x NaN: such rows are skipped by this set and counted.
-
-**Which sets there are.** A factory makes a set from the target and the facts of a configuration (model, gpu,
-tensor_parallel_size, ...). It returns None where the set does not apply: a set that needs the model's sheet has nothing
-to say about a model it does not know, and that is not an error. A name that nobody registered is one, and is raised
-when the bank is built.
+raw column, the word ``intercept`` (1 per step: an intercept of an interval of l steps is l), or a function of the raw
+columns by name. A raw value that is not known is NaN and makes x NaN: such rows are skipped by this set and counted.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Self
 
 import numpy as np
@@ -55,24 +51,8 @@ UNITS: dict[str, str] = {
 """Unit of the coefficient of each raw column."""
 
 
-class Raw:
-    """The raw lines of a block by column name: ``raw["requests"]`` is a float64 array of shape (m,)."""
-
-    __slots__ = ("_index", "_lines")
-
-    def __init__(self, lines: Floats, vocabulary: Sequence[str]) -> None:
-        self._lines = lines
-        self._index = {name: column for column, name in enumerate(vocabulary)}
-
-    def __getitem__(self, name: str) -> Floats:
-        """One raw column; KeyError for a name outside the vocabulary."""
-        return self._lines[:, self._index[name]]
-
-    def __len__(self) -> int:
-        """Number of lines m."""
-        return len(self._lines)
-
-
+Raw = Mapping[str, Floats]
+"""The raw columns of a block by name, (m,) each."""
 Formula = str | Callable[[Raw], Floats]
 
 
@@ -83,7 +63,7 @@ class Column:
     Attributes:
         name: as published.
         unit: of its coefficient.
-        formula: raw column name, ``intercept``, or a function of :class:`Raw`.
+        formula: raw column name, ``intercept``, or a function of the raw columns.
         definition: the formula in words, for the documentation.
         constant: its value where that is the same in every step of one configuration: no single configuration can tell
             the coefficient from the intercept, so it serves transfer between configurations and is in no live set.
@@ -101,7 +81,7 @@ def raw_column(name: str) -> Column:
     return Column(name, UNITS[name], name, name)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class FeatureSet:
     """A named list of columns for one target; a copy of what holds it copies the reference.
 
@@ -112,18 +92,13 @@ class FeatureSet:
     name: str
     target: Target
     columns: tuple[Column, ...]
-    names: tuple[str, ...] = field(init=False, repr=False, compare=False)
-    """Column names, in the order of the coefficients."""
-    _places: NDArray[np.intp] | None = field(init=False, repr=False, compare=False)
-    """Of each column in the raw lines, where all are raw columns or the intercept, whose place is any."""
 
     def __deepcopy__(self, _memo: object) -> Self:
         return self
 
     def __post_init__(self) -> None:
         """Refuse at construction what could only fail later."""
-        names = tuple(column.name for column in self.columns)
-        object.__setattr__(self, "names", names)
+        names = self.names
         if len(set(names)) != len(names) or not names:
             raise ValueError(f"feature set {self.name!r} for {self.target}: column names must be unique, got {names}")
         for column in self.columns:
@@ -132,9 +107,11 @@ class FeatureSet:
                 raise ValueError(
                     f"feature set {self.name!r} for {self.target}: {column.formula!r} is not one of {', '.join(known)}"
                 )
-        vocabulary, formulas = self.target.vocabulary, [column.formula for column in self.columns]
-        places = [vocabulary.index(each) if each != INTERCEPT else 0 for each in formulas if isinstance(each, str)]
-        object.__setattr__(self, "_places", np.array(places, np.intp) if len(places) == len(formulas) else None)
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """Column names, in the order of the coefficients."""
+        return tuple(column.name for column in self.columns)
 
     def __len__(self) -> int:
         """Number of columns p."""
@@ -142,21 +119,13 @@ class FeatureSet:
 
     def evaluate(self, block: RowBlock) -> Floats:
         """X of shape (n, p): per step, then summed over the steps of each row. NaN where a raw value is not known."""
-        if self._places is not None:
-            lines = block.raw.take(self._places, axis=1)
-            for j, column in enumerate(self.columns):
-                if column.formula == INTERCEPT:
-                    lines[:, j] = 1.0
-            return sum_steps(lines, block.offsets)
-        raw = Raw(block.raw, self.target.vocabulary)
-        lines = np.empty((len(raw), len(self.columns)))
+        raw = dict(zip(self.target.vocabulary, block.raw.T, strict=True))
+        lines = np.empty((len(block.raw), len(self.columns)))
         for j, column in enumerate(self.columns):
             if column.formula == INTERCEPT:
                 lines[:, j] = 1.0
-            elif isinstance(column.formula, str):
-                lines[:, j] = raw[column.formula]
             else:
-                lines[:, j] = column.formula(raw)
+                lines[:, j] = raw[column.formula] if isinstance(column.formula, str) else column.formula(raw)
         return sum_steps(lines, block.offsets)
 
 
@@ -171,9 +140,6 @@ def sum_steps(lines: Floats, offsets: NDArray[np.int64]) -> Floats:
 
 Fact = str | int | float | bool
 Facts = Mapping[str, Fact]
-Factory = Callable[[Target, Facts], FeatureSet | None]
-
-_FACTORIES: dict[str, Factory] = {}
 
 _PORTABLE: dict[Target, tuple[str, ...]] = {
     Target.STEP_TIME: (INTERCEPT, "prefill_tokens", "decode_context_tokens", "requests"),
@@ -190,27 +156,6 @@ PORTABLE = "portable"
 """The set that every consumer understands."""
 ACTIVE_EXPERTS = "active_experts"
 """Share of the experts of a layer that a step's tokens touch; its coefficient is the time that all of them take."""
-
-
-def register(name: str, factory: Factory) -> None:
-    """Make a feature set available under a name; a later registration of the same name replaces the earlier."""
-    _FACTORIES[name] = factory
-
-
-def registered() -> tuple[str, ...]:
-    """Names a configuration may use, beside ``custom``."""
-    return tuple(sorted(_FACTORIES))
-
-
-def build(name: str, target: Target, facts: Facts) -> FeatureSet | None:
-    """The set for one target of one configuration, or None where it does not apply.
-
-    Raises:
-        ValueError: if no set of that name is registered.
-    """
-    if name not in _FACTORIES:
-        raise ValueError(f"feature set {name!r} is not one of {', '.join(registered())}")
-    return _FACTORIES[name](target, facts)
 
 
 def portable(target: Target, facts: Facts | None = None) -> FeatureSet:
@@ -258,6 +203,3 @@ def custom(target: Target, names: Sequence[str]) -> FeatureSet:
         if name not in known:
             raise ValueError(f"custom feature {name!r} of {target} is not one of {', '.join(known)}")
     return FeatureSet("custom", target, tuple(raw_column(name) for name in names))
-
-
-register(PORTABLE, portable)

@@ -49,7 +49,7 @@ import numpy as np
 from online.constants import GEMM_EFFICIENCY
 from online.rows import Floats, Target
 
-from .columns import INTERCEPT, UNITS, Column, Facts, FeatureSet, Raw, register
+from .columns import INTERCEPT, PORTABLE, UNITS, Column, Facts, FeatureSet, Raw, portable
 from .sheets import Sheet, sheet_of
 
 # Guess: the usual share of the sheet's bandwidth; it decides only which phase is bound by what.
@@ -277,7 +277,7 @@ def _column(line: str, target: Target, sheet: Sheet | None) -> tuple[Column, flo
 
 def _product(number: float, factors: list[OfStep], raw: Raw) -> Floats:
     values = [factor(raw) for factor in factors]
-    product: Floats = math.prod(values, start=np.full(len(raw), number))
+    product: Floats = math.prod(values, start=number)
     return np.where(np.isnan(product) & np.any([value == 0.0 for value in values], axis=0), 0.0, product)
 
 
@@ -523,5 +523,18 @@ BSR_ARD = _system(
 SYSTEMS = {each.name: each for each in (PHYSICS, BLACKBOX, ROOFLINE, PICF, MOLE_RD, HFD_TL, BSR_ARD, RECE)}
 """By name, beside ``portable``."""
 
-for _name, _each in SYSTEMS.items():
-    register(_name, _each.live)
+
+def registered() -> tuple[str, ...]:
+    """Names a configuration may use, beside ``custom``."""
+    return tuple(sorted((PORTABLE, *SYSTEMS)))
+
+
+def build(name: str, target: Target, facts: Facts) -> FeatureSet | None:
+    """The set for one target of one configuration; None where it does not apply: it needs a sheet, and there is none.
+
+    Raises:
+        ValueError: if there is no set of that name.
+    """
+    if name not in registered():
+        raise ValueError(f"feature set {name!r} is not one of {', '.join(registered())}")
+    return portable(target, facts) if name == PORTABLE else SYSTEMS[name].live(target, facts)

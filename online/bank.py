@@ -23,7 +23,7 @@ from weakref import WeakKeyDictionary
 import msgspec
 
 from online.constants import ENGINES_MAX
-from online.features import Fact, Facts, FeatureSet
+from online.features import Fact, Facts
 from online.rls import Prior
 from online.target import RLS, BankSettings, ChangeKind, StepHistory, TargetState, check_settings, feature_set
 from online.transfer import Donor, DonorPool, Priors, SheetPrior, donors_of, priors_of
@@ -129,19 +129,14 @@ class Bank:
         return targets[target]
 
     def _offer(self, config_id: str, state: TargetState) -> None:
-        facts = self._facts.get(config_id, {})
-        priors = self._priors.get(config_id, {})
-
-        def prior_for(features: FeatureSet) -> Prior | None:
-            told = priors.get((state.target.value, features.name, features.names))
-            return told or self.pool.prior(features.name, state.target, facts)
-
+        facts, priors = self._facts.get(config_id, {}), self._priors.get(config_id, {})
         if state.target is Target.STEP_TIME:
             state.sheet_prior = self._sheet_prior(config_id)
         for name in self.settings.feature_sets:
             features = feature_set(name, state.target, facts, self.settings)
             if features is not None:
-                state.offer(features, prior_for)
+                told = priors.get((state.target.value, name, features.names))
+                state.offer(features, told or self.pool.prior(name, state.target, facts))
 
     # ---------------------------------------------------------------- configurations
 

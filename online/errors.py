@@ -49,22 +49,21 @@ def _values(places: Floats) -> Floats:
 
 
 class PrequentialError(Stateful):
-    """Relative error of one prediction, |yhat - y| / y, at most 10, forgotten with a half-life of rows.
+    """Relative error of one prediction, |yhat - y| / y, at most 10, forgotten with a half-life of 1000 rows.
 
     The mean is a decayed mean; median and 90th percentile come from a decayed histogram, interpolated.
     """
 
     SAVED = ("histogram", "sum_ape", "total")
 
-    def __init__(self, half_life_rows: float = ERROR_ROWS) -> None:
-        self._half_life_rows = half_life_rows
+    def __init__(self) -> None:
         self.histogram = np.zeros(_BINS)
         self.sum_ape = self.total = 0.0
 
     def learn(self, ape: Floats) -> None:
         """Errors (n,) of one block; they must be finite."""
         clipped = np.minimum(ape, RATIO_MAX)
-        kept = 0.5 ** (len(ape) / self._half_life_rows)
+        kept = 0.5 ** (len(ape) / ERROR_ROWS)
         self.histogram *= kept
         np.add.at(self.histogram, _bins(clipped), 1.0)
         self.sum_ape = self.sum_ape * kept + float(clipped.sum())

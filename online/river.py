@@ -254,11 +254,6 @@ class RiverLearner:
             self._ask(lambda model, row=row, y=y: model.learn_one(row, _bounded(y / self.median_us - 1.0)))
             self.rows += 1
 
-    def predict(self, block: Design) -> Floats:
-        """Predict a block, (n,) us."""
-        relative = [self._predict_one(self._row(x)) for x in block.x / block.steps[:, None]]
-        return self.median_us * block.steps * (1.0 + np.array(relative))
-
     def _row(self, x: Floats) -> dict[str, float]:
         """A row (p,) as River likes it; the intercept is the model's own."""
         pairs = zip(self.features.names, x.tolist(), strict=True)

@@ -113,7 +113,7 @@ class ShapeFactors(Stateful):
 
         over the first k columns, what is below 0 counting as 0. c_j is beta_j, but at least what makes column j a
         twentieth of the mean step: where work hardly varied, nobody knows what it costs. With prefill it is
-        0.35 max_j d_j: what prompts pay for attention to contexts, no column says. A tenth of a column's mean, added on
+        max_j d_j: what prompts pay for attention to contexts, no column says. A tenth of a column's mean, added on
         both sides of the logarithm, costs next to nothing.
         """
         usual, rows = np.maximum(self.x[:, : x.shape[1]], 0.0), max(float(self.rows.sum()), 1.0)
@@ -123,7 +123,7 @@ class ShapeFactors(Stateful):
         least, usual = _LEAST_WORK * mean, usual.take(cell, axis=0)
         far = np.maximum(np.abs(np.log((x + least) / (usual + least))) - _FREE_WORK, 0.0)
         by_form = ((far * np.abs(x - usual)) @ cost) / (x @ cost)
-        reached: Floats = np.where(cell >= PREFILL_CELL, _FREE_WORK * far.max(axis=1), by_form)
+        reached: Floats = np.where(cell >= PREFILL_CELL, far.max(axis=1), by_form)
         return reached
 
     # ---------------------------------------------------------------- learning

@@ -119,7 +119,7 @@ class FeatureSet:
 
     def evaluate(self, block: RowBlock) -> Floats:
         """X of shape (n, p): per step, then summed over the steps of each row. NaN where a raw value is not known."""
-        raw = dict(zip(self.target.vocabulary, block.raw.T, strict=True))
+        raw = dict(zip(self.target.vocabulary, block.raw.T, strict=False))
         lines = np.empty((len(block.raw), len(self.columns)))
         for j, column in enumerate(self.columns):
             if column.formula == INTERCEPT:

@@ -277,7 +277,7 @@ def _column(line: str, target: Target, sheet: Sheet | None) -> tuple[Column, flo
 
 def _product(number: float, factors: list[OfStep], raw: Raw) -> Floats:
     values = [factor(raw) for factor in factors]
-    product: Floats = math.prod(values, start=number)
+    product = np.asarray(number * math.prod(values))
     return np.where(np.isnan(product) & np.any([value == 0.0 for value in values], axis=0), 0.0, product)
 
 

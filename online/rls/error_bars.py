@@ -13,9 +13,9 @@ Noise of the clock or of a neighbour lasts for tens of steps; a mix of shapes, a
 hundreds: hence lags that grow with B. A share 1 - (L + 1) / B of the variance is what L lags leave in the mean. Each
 stratum forgets by its own rows, as A does; kept is squared because V of a weighted fit has squared weights.
 
-Form error (:class:`Shapes`): no line follows a machine on which batch 3 costs more than 4, and which line comes nearest
-depends on the mix of shapes. Clustered by batch shape c, of mean work X_c (p,), n_c rows and usual log ratio U_c of
-observed to X_c beta, of which log F_c is believed:
+Form error (:func:`form_covariance`): no line follows a machine on which batch 3 costs more than 4, and which line comes
+nearest depends on the mix of shapes. Clustered by batch shape c, of mean work X_c (p,), n_c rows and usual log ratio
+U_c of observed to X_c beta, of which log F_c is believed:
 
     z_c   = X_c / X_c beta                  n_c: scaled to the effective rows of A
     d_c   = C z_c n_c m_c                   what beta owes to shape c
@@ -96,7 +96,7 @@ from online.blocks import STRATA, Design, Groups, median_of
 from online.constants import ERROR_MAX, MEMORY_ROWS, MISFIT, NOISE_ROWS, START_ROWS, TINY, TINY_US
 from online.features import Column
 from online.rows import Floats, Ints, Mask
-from online.shapes import believed
+from online.shapes import ShapeFactors, believed
 from online.snapshot import FeatureSnapshot, ModelSnapshot, Reason
 from online.state import Stateful
 
@@ -222,33 +222,26 @@ def not_below(covariance: Floats, least: Floats) -> Floats:
     return raised
 
 
-@dataclass(frozen=True, slots=True)
-class Shapes:
-    """G batch shapes: x (G, p), log F (G,), spread (G,), rows seen and rows behind A (G,)."""
-
-    x: Floats
-    log_factor: Floats
-    spread: Floats
-    seen_rows: Floats
-    rows: Floats
-
-    def covariance(self, beta: Floats, c: Floats, on: Ints, inflation: float) -> Floats:
-        """W of the columns ``on``, (q, q); c (q, q): their part of (A + H)^-1, ``inflation``: k above."""
-        z = self.x[:, on] / np.maximum(self.x @ beta, TINY_US)[:, None]
-        explained = np.minimum(inflation / np.minimum(self.seen_rows, MEMORY_ROWS), 1.0)
-        squared = np.minimum(self.log_factor**2, ERROR_MAX**2)
-        moved = z @ c
-        leverage = np.minimum(self.rows * np.einsum("ij,ij->i", moved, z), _LEVERAGE_MAX)
-        own = (squared - self.spread**2 * explained) / (1.0 - leverage)
-        # The noise of shapes with few rows counts as far as they are believed, as their misfit does: whole, it would
-        # hide what all of them show together.
-        share, noise = believed(self.seen_rows), float(self.rows @ self.spread**2) / max(float(self.rows.sum()), TINY)
-        student = (1.0 + _STUDENT / max(float(share @ (1.0 - leverage)), 1.0)) ** 2
-        beyond = max(float(share @ squared - noise * (share**3 @ explained)), 0.0)
-        typical = min(beyond / max(float(share**3 @ (1.0 - leverage)), TINY_US) * student, ERROR_MAX**2)
-        weight = self.rows**2 * np.maximum(own, typical) * student
-        covariance: Floats = (moved * weight[:, None]).T @ moved
-        return covariance
+def form_covariance(shapes: ShapeFactors, fit: Fit, c: Floats, on: Ints, inflation: float) -> Floats:
+    """W of the columns ``on``, (q, q); c (q, q): their part of (A + H)^-1, ``inflation``: k above."""
+    visited = shapes.rows.nonzero()[0]
+    x, spread, seen_rows = shapes.x[visited], shapes.spread[visited], shapes.rows[visited]
+    rows = seen_rows * (fit.strata.effective_rows() / float(seen_rows.sum()))
+    z = x[:, on] / np.maximum(x @ fit.beta, TINY_US)[:, None]
+    explained = np.minimum(inflation / np.minimum(seen_rows, MEMORY_ROWS), 1.0)
+    squared = np.minimum(shapes.log_factors(visited, fit.beta) ** 2, ERROR_MAX**2)
+    moved = z @ c
+    leverage = np.minimum(rows * np.einsum("ij,ij->i", moved, z), _LEVERAGE_MAX)
+    own = (squared - spread**2 * explained) / (1.0 - leverage)
+    # The noise of shapes with few rows counts as far as they are believed, as their misfit does: whole, it would
+    # hide what all of them show together.
+    share, noise = believed(seen_rows), float(rows @ spread**2) / max(float(rows.sum()), TINY)
+    student = (1.0 + _STUDENT / max(float(share @ (1.0 - leverage)), 1.0)) ** 2
+    beyond = max(float(share @ squared - noise * (share**3 @ explained)), 0.0)
+    typical = min(beyond / max(float(share**3 @ (1.0 - leverage)), TINY_US) * student, ERROR_MAX**2)
+    weight = rows**2 * np.maximum(own, typical) * student
+    covariance: Floats = (moved * weight[:, None]).T @ moved
+    return covariance
 
 
 def jackknife(rows: Design, beta: Floats, scale: float, intercept: Mask) -> Floats | None:
@@ -304,10 +297,11 @@ class Diagnosis:
         return np.sqrt(self.covariance.diagonal())
 
 
-def diagnose(fit: Fit, g: Floats, scale: float, variance: float, shapes: Shapes | None) -> Diagnosis:
+def diagnose(fit: Fit, g: Floats, scale: float, variance: float, shapes: ShapeFactors | None) -> Diagnosis:
     """Error bars, shares and status of the solution of statistics g (q, q); see the module's equations.
 
-    ``scale``: s; ``variance``: of the residuals, in weighted units; ``shapes``: what the form misses, where known.
+    ``scale``: s; ``variance``: of the residuals, in weighted units; ``shapes``: what the form misses. Where they have
+    less than half of the rows, they are not kept up and say nothing.
     """
     p, on = fit.p, fit.live.nonzero()[0]
     among = (on[:, None], on)
@@ -323,12 +317,13 @@ def diagnose(fit: Fit, g: Floats, scale: float, variance: float, shapes: Shapes 
     c[on] = inverse.diagonal() * unit**2
     variance *= fit.strata.squared_share()
     sampling = _sampling(fit, g[among], inverse, outer, scale, variance, on)
-    if shapes is not None and len(on):
+    rows = float(fit.strata.n1.sum())
+    if shapes is not None and len(on) and float(shapes.rows.sum()) >= max(0.5 * rows, TINY):
         inflation = float((sampling.diagonal() / (variance * inverse.diagonal())).mean())
-        form = shapes.covariance(fit.beta, inverse * outer, on, inflation)
+        form = form_covariance(shapes, fit, inverse * outer, on, inflation)
         form_error[on] = np.sqrt(form.diagonal())
         first, last = START_ROWS, _FADED_WINDOWS * NOISE_ROWS
-        fade = (last - float(fit.strata.n1.sum())) / (last - first)
+        fade = (last - rows) / (last - first)
         sampling += min(max(fade, 0.0), 1.0) * form / outer
     covariance[among] = sampling * outer
     with np.errstate(divide="ignore", invalid="ignore"):

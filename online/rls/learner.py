@@ -43,7 +43,7 @@ from online.shapes import ShapeFactors
 from online.snapshot import ModelSnapshot
 from online.state import StateError, Stateful, Tree
 
-from .error_bars import Diagnosis, Meat, Shapes, diagnose, jackknife, model_snapshot, of_windows
+from .error_bars import Diagnosis, Meat, diagnose, jackknife, model_snapshot, of_windows
 from .solve import (
     Prior,
     contradicted,
@@ -261,19 +261,17 @@ class RlsLearner(Stateful):
 
     # ---------------------------------------------------------------- learning
 
-    def learn(self, block: Design) -> Floats | None:
+    def learn(self, block: Design, change: Change | None = None, *, watches: bool = True) -> Floats | None:
         """Predict, score, look for a change of speed, learn, solve; block.x has this set's columns only and is finite.
+
+        Args:
+            block: the rows.
+            change: what another learner of the target, which watches, found in them.
+            watches: whether it looks for changes by itself.
 
         Returns:
             log(y / prediction) by the published coefficients as they were before, (n,); None before the first fit.
         """
-        return self._learn(block, None, watches=True)
-
-    def follow(self, block: Design, change: Change | None) -> Floats | None:
-        """The same with what another learner of the target, which watches, found in these rows."""
-        return self._learn(block, change, watches=False)
-
-    def _learn(self, block: Design, change: Change | None, *, watches: bool) -> Floats | None:
         if not self.phases and block.phase.any():
             self.open_phases()
         z, self.change = self._augment(block), change
@@ -367,10 +365,6 @@ class RlsLearner(Stateful):
             self.fit.solve_strata(self.scale)
             self.held = None
 
-    def release(self) -> None:
-        """Let held rows become statistics, if they are enough for a fit of all of them."""
-        self.refit(release=True)
-
     # ---------------------------------------------------------------- reading
 
     def predict(self, block: Design) -> Floats:
@@ -393,18 +387,8 @@ class RlsLearner(Stateful):
         if not self._robust:
             # The scale is a median's, which does not see the tail that a mean fit lives on.
             variance = max(variance, residual_squares(g, fit.beta) / max(self.effective_rows(), 1.0))
-        return diagnose(fit, g, self.scale, variance, self._misfit_of_shapes())
-
-    def _misfit_of_shapes(self) -> Shapes | None:
-        """What the form misses by batch shape; None where this model's own references are not kept up."""
-        visited = self.shapes.rows.nonzero()[0]
-        seen_rows = self.shapes.rows[visited]
-        total = float(seen_rows.sum())
-        if self.features.target.vector != "beta" or not total or total < 0.5 * float(self.fit.strata.n1.sum()):
-            return None
-        log_factor = self.shapes.log_factors(visited, self.fit.beta)
-        rows = seen_rows * (self.effective_rows() / total)
-        return Shapes(self.shapes.x[visited], log_factor, self.shapes.spread[visited], seen_rows, rows)
+        shapes = self.shapes if self.features.target.vector == "beta" else None
+        return diagnose(fit, g, self.scale, variance, shapes)
 
     def context_us_per_token(self) -> float | None:
         """What a token of decode context costs among steps of about one size; None where that is not sure."""

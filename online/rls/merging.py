@@ -55,7 +55,7 @@ def merge(into: RlsLearner, other: RlsLearner, *, other_is_later: bool, side_by_
         if into.phases or other.phases:
             learner.open_phases()
         if not (into.holding and other.holding):
-            learner.release()
+            learner.refit(release=True)
     if other.holding and not into.holding:
         return  # too few rows for a fit of their own
     if into.holding and not other.holding:

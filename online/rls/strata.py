@@ -212,11 +212,6 @@ class OperatingPoints(Stateful):
         self.g[at] = self.g[at] * kept[:, None, None] + _products(groups, timed, weight, decay)
         self.rows[at] = self.rows[at] * kept + np.add.reduceat(counted.take(groups.order) * decay, groups.starts)
 
-    def visited(self) -> tuple[Ints, Floats, Floats]:
-        """Points with rows, (k,), their statistics (k, q, q) and rows (k,)."""
-        ids = self.rows.nonzero()[0]
-        return ids, self.g[ids], self.rows[ids]
-
     def add(self, other: OperatingPoints) -> None:
         """Statistics of both."""
         self.origin_ns = self.origin_ns or other.origin_ns

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -34,7 +34,7 @@ from online.transfer import SheetEstimate, SheetPrior
 from .design_matrix import DesignMatrix
 from .history import ChangeKind, StepHistory
 from .published_prediction import SHAPED, PublishedPrediction
-from .settings import RESIDUAL, RLS, BankSettings, make_learner
+from .settings import RESIDUAL, BankSettings, make_learner
 
 if TYPE_CHECKING:
     from online.river import RiverLearner
@@ -45,8 +45,6 @@ YOUNG_ROWS = 1024
 _LONGEST = 16
 _PROMPT = (Target.STEP_TIME, Target.GPU_TIME)
 """Whose changes somebody waits for: their blocks end after a second. Others change with them, and nobody asks when."""
-
-PriorFor = Callable[[FeatureSet], Prior | None]
 
 
 class TargetState(Stateful):
@@ -91,13 +89,13 @@ class TargetState(Stateful):
         self.changes = 0
         self._size_blocks()
 
-    def offer(self, features: FeatureSet, prior_for: PriorFor) -> None:
-        """Start models on a feature set that has become available."""
+    def offer(self, features: FeatureSet, prior: Prior | None = None) -> None:
+        """Start models on a feature set that has become available; ``prior``: of its coefficients."""
         if features.name in self.matrix.sets:
             return
         self.matrix.add(features)
         for name in [each for each in self.settings.learners if each != RESIDUAL]:
-            learner = make_learner(name, features, self.settings, prior_for(features) if name == RLS else None)
+            learner = make_learner(name, features, self.settings, prior)
             if isinstance(learner, RlsLearner):
                 self.models[features.name] = learner
             else:
@@ -163,7 +161,7 @@ class TargetState(Stateful):
             self.history.learn(view, shaped, change)
         for model in self.models.values():
             if model is not watcher and len(view := self.matrix.view(block, model.features.name)):
-                self._count(model, model.follow(view, change))
+                self._count(model, model.learn(view, change, watches=False))
         for other in self.river.values():
             if len(view := self.matrix.view(block, other.features.name)):
                 other.learn(view)

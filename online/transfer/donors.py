@@ -65,7 +65,7 @@ class Donor:
     evidence: Evidence | None = None
 
 
-def donor_of(config_id: str, facts: Facts, learner: RlsLearner, prior: Prior | None = None) -> Donor | None:
+def donor_of(config_id: str, facts: Facts, learner: RlsLearner) -> Donor | None:
     """A learner's statistics as a donor; None before it has any."""
     p, y, beta = len(learner.features), learner.fit.p, learner.fit.beta
     g = learner.fit.strata.total()
@@ -74,19 +74,24 @@ def donor_of(config_id: str, facts: Facts, learner: RlsLearner, prior: Prior | N
     b = g[:p, y] - g[:p, p:y] @ beta[p:y]  # phases belong to the stamps of that server, not to its work
     evidence = evidence_of(learner, hidden=facts.get(HIDES_HITS) is True)
     return Donor(
-        config_id, dict(facts), learner.features, g[:p, :p], b, beta[:p], learner.effective_rows(), prior, evidence
+        config_id,
+        dict(facts),
+        learner.features,
+        g[:p, :p],
+        b,
+        beta[:p],
+        learner.effective_rows(),
+        learner.donation(),
+        evidence,
     )
 
 
 def donors_of(config_id: str, facts: Facts, learners: Iterable[RlsLearner]) -> list[Donor]:
-    """Donors of one configuration, one per learner; rows that they hold become statistics."""
-    donors = []
+    """Donors of one configuration, one per learner that has begun; rows that they hold become statistics."""
+    learners = [learner for learner in learners if learner.started]
     for learner in learners:
-        prior = learner.donation()
-        if learner.started:
-            learner.refit(release=True)
-        donors.append(donor_of(config_id, facts, learner, prior))
-    return [donor for donor in donors if donor is not None]
+        learner.refit(release=True)
+    return [donor for learner in learners if (donor := donor_of(config_id, facts, learner)) is not None]
 
 
 def matrix(system: System, target: Target, facts: Facts, names: Sequence[str]) -> tuple[tuple[str, ...], Floats] | None:

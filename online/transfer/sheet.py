@@ -223,12 +223,12 @@ def evidence_of(learner: RlsLearner, *, hidden: bool = False) -> Evidence | None
     kept = learner.fit.strata.points
     if kept is None or not kept.rows.any():
         return None
-    _, g, rows = kept.visited()
+    visited = kept.rows > 0.0
     p, y = len(learner.features), learner.fit.p
     change = np.zeros((p + 2, y + 2))
     change[:p, :p], change[p:, y:] = np.eye(p), np.eye(2)
     change[p, p:y] = -learner.fit.beta[p:y]
-    return capped(change @ g @ change.T, rows, hidden=hidden)
+    return capped(change @ kept.g[visited] @ change.T, kept.rows[visited], hidden=hidden)
 
 
 def evidence_of_held(held: Design, expected: Floats, variance: Floats, *, hidden: bool = False) -> Evidence:

@@ -165,7 +165,7 @@ def _recording(path):
 def _frozen(rows: RowBlock, cut: int, end: int):
     """Of rows cut..end-1, by a snapshot of those before: error without and with factors, and inside the band, %."""
     state = TargetState(STEP, RLS)
-    state.offer(portable(STEP), lambda _features: None)
+    state.offer(portable(STEP))
     state.learn(rows.slice(0, cut))
     state.flush()
     rest = state.matrix.evaluate(rows.slice(cut, end)).design

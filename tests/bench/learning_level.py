@@ -80,5 +80,5 @@ class _Kept(PrequentialError):
 
 def _target(settings):
     state = TargetState(Target.STEP_TIME, settings)
-    state.offer(portable(Target.STEP_TIME), lambda _features: None)
+    state.offer(portable(Target.STEP_TIME))
     return state

@@ -58,7 +58,7 @@ def _covered(noise, n=12_000):
 
 def prequential_design(n):
     state = TargetState(Target.STEP_TIME, Config(learners=("rls",)))
-    state.offer(portable(Target.STEP_TIME), lambda _features: None)
+    state.offer(portable(Target.STEP_TIME))
     return state.matrix.evaluate(steps(n, 3).rows)[0]
 
 

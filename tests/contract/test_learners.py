@@ -140,7 +140,7 @@ def test_a_copied_feature_shares_the_coefficient_and_harms_no_prediction(learner
         assert model.error.mape < 0.02
 
 
-def test_a_learner_predicts_blocks_and_says_what_it_is_and_needs(learner):
+def test_a_learner_says_what_it_is_and_needs_and_is_saved_where_it_publishes_coefficients(learner):
     features = portable(TARGET)
     design = design_of(steps(600, 12).rows, features)
     model = make_learner(learner, features, Config())
@@ -149,11 +149,11 @@ def test_a_learner_predicts_blocks_and_says_what_it_is_and_needs(learner):
     assert model.snapshot() is None
     model.learn(design)
     assert model.started
-    predicted = model.predict(design)
-    assert predicted.shape == (600,)
-    assert np.isfinite(predicted).all()
     assert isinstance(model, RlsLearner) == (learner in SAVED)
     if isinstance(model, RlsLearner):
+        predicted = model.predict(design)
+        assert predicted.shape == (600,)
+        assert np.isfinite(predicted).all()
         again = through_bytes(model, make_learner(learner, features, Config()))
         assert np.array_equal(again.predict(design), predicted)
         assert again.snapshot() == model.snapshot()

@@ -11,6 +11,7 @@ from online.errors import PrequentialError
 from online.features import portable
 from online.rows import PHASES, RowBlock, Target
 from online.target import TargetState
+from tests.support.configurations import CONFIGS
 from tests.support.designs import design_of
 from tests.support.linear_steps import BETA, NAMES, steps
 from tests.support.watched import Watched
@@ -151,7 +152,7 @@ def test_a_change_of_mix_is_not_a_change_of_speed():
 def test_errors_have_the_quantiles_of_the_rows():
     rng = np.random.default_rng(15)
     ape = np.abs(rng.normal(0, 0.05, 4000))
-    error = PrequentialError(half_life_rows=1e9)
+    error = PrequentialError()
     for start in range(0, 4000, 40):
         error.learn(ape[start : start + 40])
     found = error.snapshot()
@@ -161,10 +162,10 @@ def test_errors_have_the_quantiles_of_the_rows():
 
 
 def test_errors_forget():
-    error = PrequentialError(half_life_rows=100)
-    error.learn(np.full(100, 0.5))
+    error = PrequentialError()
+    error.learn(np.full(1000, 0.5))
     for _ in range(20):
-        error.learn(np.full(100, 0.01))
+        error.learn(np.full(1000, 0.01))
     assert error.snapshot().mape < 0.011
 
 
@@ -192,16 +193,12 @@ def test_a_change_of_speed_in_a_history_is_learned_as_such_in_the_bulk_profile()
 
 
 def test_a_set_that_becomes_available_later_starts_then():
-    from online.features.columns import FeatureSet, raw_column, register
-
-    columns = tuple(raw_column(name) for name in NAMES)
-    register("late", lambda target, facts: FeatureSet("late", target, columns) if "gpu" in facts else None)
-    bank = Bank(Config(learners=("rls",), feature_sets=("portable", "late")))
+    bank = Bank(Config(learners=("rls",), feature_sets=("portable", "physics")))
     bank.learn("c", TARGET, steps(110, 17).rows)
-    assert "late" not in bank.targets("c")["step_time"].models
-    bank.describe("c", {"gpu": "H100"})
+    assert "physics" not in bank.targets("c")["step_time"].models
+    bank.describe("c", CONFIGS["7b"])
     bank.learn("c", TARGET, steps(500, 18).rows)
-    assert 400 < _model(bank, "late").rows <= 500
+    assert 400 < _model(bank, "physics").rows <= 500
 
 
 def test_standard_errors_hold_when_noise_has_a_memory():
@@ -215,7 +212,7 @@ def test_standard_errors_hold_when_noise_has_a_memory():
 
 def test_a_long_dull_stretch_costs_nothing():
     state = TargetState(TARGET, Config(learners=("rls",), profile="bulk"))
-    state.offer(portable(TARGET), lambda _features: None)
+    state.offer(portable(TARGET))
     rich, dull, back = steps(8192, 1), steps(1, 2, batch=(8, 8), prefill_share=0.0), steps(200, 3)
     model = state.models["portable"]
     state.learn(rich.rows)

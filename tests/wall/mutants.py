@@ -76,7 +76,7 @@ MUTANTS = (
     Mutant(
         "young error bars without the misfit of shapes",
         "online/rls/error_bars.py",
-        "weight = self.rows**2 * np.maximum(own",
+        "weight = rows**2 * np.maximum(own",
         "weight = 0.0 * np.maximum(own",
     ),
     Mutant(

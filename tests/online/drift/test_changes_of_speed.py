@@ -15,7 +15,7 @@ N, ONSET = 14_000, 8000
 
 def state_of():
     state = TargetState(Target.STEP_TIME, Config(learners=("rls",)))
-    state.offer(portable(Target.STEP_TIME), lambda _features: None)
+    state.offer(portable(Target.STEP_TIME))
     return state
 
 

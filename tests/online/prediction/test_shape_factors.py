@@ -117,7 +117,7 @@ def test_a_change_of_speed_moves_the_coefficients_and_not_the_factors():
 
 def test_a_shape_with_few_rows_is_hardly_moved_by_them():
     state = TargetState(TARGET, RLS)
-    state.offer(portable(TARGET), lambda _features: None)
+    state.offer(portable(TARGET))
     rows = steps(2000, 5, batch=(1, 4), prefill_share=0.0).rows
     state.learn(rows)
     strange = steps(2, 6, batch=(12, 12), prefill_share=0.0).rows
@@ -144,7 +144,7 @@ def test_every_model_of_a_target_hears_of_a_change_from_the_one_that_watches():
         TARGET, Config(learners=("rls",), feature_sets=("portable", "custom"), custom={"step_time": columns})
     )
     for features in (portable(TARGET), custom(TARGET, columns)):
-        state.offer(features, lambda _features: None)
+        state.offer(features)
     state.learn(steps(4000, 7, batch=(1, 8), prefill_share=0.0).rows)
     was = {name: model.fit.beta.copy() for name, model in state.models.items()}
     slow = steps(2000, 8, batch=(1, 8), prefill_share=0.0).rows

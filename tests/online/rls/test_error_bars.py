@@ -181,7 +181,7 @@ def test_error_bars_of_skewed_times_cover_whenever_identified():
 def test_rows_that_are_held_have_the_error_bars_that_they_will_have_as_statistics(target, n_rows):
     rows = steps(n_rows, 7).rows if target is STEP else skewed_times(n_rows, 9, tokens="output_tokens")
     state = TargetState(target, RLS)
-    state.offer(portable(target), lambda _features: None)
+    state.offer(portable(target))
     state.learn(rows)
     state.flush()
     model = state.models["portable"]

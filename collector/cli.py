@@ -272,7 +272,7 @@ def doctor(*, url: str, token_file: Path | None, in_json: bool) -> int:
     "--format",
     "file_format",
     required=True,
-    type=Word(["blis-yaml", "blis-flags", "blis-trace"], {"blis": "blis-yaml"}),
+    type=Word(["blis-yaml", "blis-flags", "blis-trace"]),
     help="See docs/blis.md; of blis-trace, SNAPSHOT is a recording.",
 )
 @for_blis("--model-config", type=FILE, metavar="FILE", help="The model's config.json.")

@@ -10,7 +10,7 @@ import functools
 import math
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -150,15 +150,10 @@ def _options(error: click.UsageError) -> set[str]:
 
 
 class Word(click.Choice[str]):
-    """One of a few words; ``meant`` are others that mean one of them."""
-
-    def __init__(self, choices: Iterable[str], meant: Mapping[str, str] | None = None) -> None:
-        super().__init__(list(choices))
-        self._words = dict(meant or {})
+    """One of a few words."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """The word, or the sentence that names the nearest one."""
-        value = self._words.get(value, value)
         if value not in self.choices:
             self.fail(f"{value!r} is not one of {', '.join(self.choices)}{suggestion(value, self.choices)}", param, ctx)
         return str(value)

@@ -187,6 +187,8 @@ class PageEngines:
         lively = [each for each in own if each.event_unix_ns >= lately_ns]  # others are gone, or idle
         page.spans.hear(sum(each.requests_heard for each in own), min(each.event_unix_ns for each in lively))
         hit_ratio, ratio = page.hit_ratio, page.spans.ratio
+        if ratio is not None:
+            ratio /= page.windows.copies  # each of several API servers knows a part of every batch
         for process in own:
             # of several that tell, one may not be of this server: its trace ids may say that it is sampled
             told = process.sampling.share if len(lively) > 1 else 1.0

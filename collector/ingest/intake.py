@@ -24,7 +24,8 @@ from collector.runtime import MemoryGuard
 from collector.telemetry import Metrics, Outcome, Signal, Transport, table
 
 from .forward import Forwarder
-from .queue import BATCH_BYTES, HINT_MAX_S, AdmissionQueue, Export, Refused
+from .queue import BATCH_BYTES, HINT_MAX_S, AdmissionQueue, Export
+from .status import Answer, answer
 
 T = TypeVar("T")
 
@@ -329,12 +330,12 @@ class Intake:
         self._walks = 0
         """Exports that are walked or wait for it."""
 
-    def refuses(self) -> Refused | None:
+    def refuses(self) -> Answer | None:
         """Why nothing is taken at this moment, whatever it is: asked before a message is read."""
         if self._memory is None or not self._memory.is_short():
             return None
         self._queue.nudge()
-        return Refused(Outcome.MEMORY, HINT_MAX_S)
+        return answer(Outcome.MEMORY, HINT_MAX_S)
 
     def turn_away(self, transport: Transport, outcome: Outcome) -> None:
         """A call that never got as far as an export."""
@@ -342,23 +343,23 @@ class Intake:
 
     async def offer(
         self, payload: bytes, peer: str, transport: Transport, wait_s: float | None = None
-    ) -> Refused | None:
+    ) -> Answer | None:
         """Take an export in (None), or say why not."""
         spans, outcome = 0, Outcome.FAILED
         try:
             counted = await self._count(payload)
             if isinstance(counted, Outcome):
                 outcome = counted
-                return Refused(counted, HINT_MAX_S if counted is Outcome.QUEUE_FULL else 0.0)
+                return answer(counted, HINT_MAX_S if counted is Outcome.QUEUE_FULL else 0.0)
             spans = counted
             export = Export(payload, peer, transport, spans, arrived_unix_ns=self._unix_nano())
             refused = await self._admit(export, wait_s) if spans else None
-            outcome = refused.reason if refused is not None else Outcome.ACCEPTED
+            outcome = refused.outcome if refused is not None else Outcome.ACCEPTED
         finally:
             self._metrics.add(table.REQUESTS, 1, transport, outcome)
             if spans:
                 self._metrics.add(table.SPANS, spans, transport, outcome)
-        if self._forward is not None and refused is not None and refused.reason in _NO_ROOM:
+        if self._forward is not None and refused is not None and refused.outcome in _NO_ROOM:
             self._forward.offer(Signal.TRACES, payload, spans)
             return None
         return refused
@@ -391,7 +392,7 @@ class Intake:
         finally:
             self._walks -= 1
 
-    async def _admit(self, export: Export, wait_s: float | None) -> Refused | None:
+    async def _admit(self, export: Export, wait_s: float | None) -> Answer | None:
         refused = self.refuses()
         if refused is not None:
             return refused

@@ -85,37 +85,36 @@ class _ExportHandler(grpc.GenericRpcHandler):
     async def _receive(self, signal: Signal, context: _Context) -> Answer | None:
         """Take the message in (None), or say why not."""
         if self._tokens is not None and not self._tokens.accepts(_authorization(context)):
-            return self._turn_away(Outcome.UNAUTHENTICATED)
+            return self._turn_away(answer(Outcome.UNAUTHENTICATED))
         peer = context.peer()
         try:
             async with self._budget.receiving(peer, self._message_bytes_max) as receiving:
                 refused = self._intake.refuses()
                 if refused is not None:
-                    return self._turn_away(refused.reason, refused.retry_after_s)
+                    return self._turn_away(refused)
                 payload = await receiving.read(context.read())
                 if isinstance(payload, bytes):  # else the call has ended without one
                     receiving.shrink(len(payload))
                     return await self._offer(signal, payload, peer, context)
         except BudgetFull:
-            return self._turn_away(Outcome.QUEUE_FULL, HINT_MIN_S, "too many calls wait for their message")
+            return self._turn_away(answer(Outcome.QUEUE_FULL, HINT_MIN_S, "too many calls wait for their message"))
         except TimeoutError:
             pass
-        return self._turn_away(Outcome.INCOMPLETE)
+        return self._turn_away(answer(Outcome.INCOMPLETE))
 
     async def _offer(self, signal: Signal, payload: bytes, peer: str, context: _Context) -> Answer | None:
         if signal is not Signal.TRACES:
             self._intake.pass_on(signal, payload, Transport.GRPC)
             return None
         try:
-            refused = await self._intake.offer(payload, peer, Transport.GRPC, _patience_s(context))
+            return await self._intake.offer(payload, peer, Transport.GRPC, _patience_s(context))
         except Exception:  # noqa: BLE001 -- an exception's text would reach the client as status UNKNOWN
             _log.exception("export failed")
             return answer(Outcome.FAILED)
-        return answer(refused.reason, refused.retry_after_s) if refused is not None else None
 
-    def _turn_away(self, outcome: Outcome, retry_after_s: float = 0.0, text: str = "") -> Answer:
-        self._intake.turn_away(Transport.GRPC, outcome)
-        return answer(outcome, retry_after_s, text)
+    def _turn_away(self, refused: Answer) -> Answer:
+        self._intake.turn_away(Transport.GRPC, refused.outcome)
+        return refused
 
 
 def _authorization(context: _Context) -> str | None:

@@ -176,8 +176,7 @@ class _ExportHandler:
             return NO_LENGTH
         if size_bytes > self._body_bytes_max:
             return TOO_LARGE
-        refused = self._intake.refuses()
-        return None if refused is None else answer(refused.reason, refused.retry_after_s)
+        return self._intake.refuses()
 
     async def _export(
         self, request: web.BaseRequest, body: bytes, peer: str, shrink: Callable[[int], None]
@@ -200,11 +199,10 @@ class _ExportHandler:
             self._intake.pass_on(signal, body, Transport.HTTP)
             return _reply(request)
         try:
-            refused = await self._intake.offer(body, peer, Transport.HTTP)
+            return _reply(request, await self._intake.offer(body, peer, Transport.HTTP))
         except Exception:  # noqa: BLE001 -- its text would reach the client
             _log.exception("export failed")
             return _reply(request, answer(Outcome.FAILED))
-        return _reply(request, None if refused is None else answer(refused.reason, refused.retry_after_s))
 
     def _reject(self, request: web.BaseRequest, rejected: Answer) -> web.Response:
         self._intake.turn_away(Transport.HTTP, rejected.outcome)

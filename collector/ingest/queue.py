@@ -17,6 +17,8 @@ from typing import Final, NamedTuple
 from collector.runtime import Clock
 from collector.telemetry import Outcome
 
+from .status import Answer, answer
+
 
 class Export(NamedTuple):
     """One admitted ExportTraceServiceRequest; ``recording`` names the file in a replay."""
@@ -50,13 +52,6 @@ HINT_MAX_S: Final = 1.9
 uses its six attempts up before the queue has moved."""
 
 _RATE_SMOOTHING: Final = 0.2
-
-
-class Refused(NamedTuple):
-    """An export stays outside; ``retry_after_s`` is when there should be room again."""
-
-    reason: Outcome
-    retry_after_s: float = 0.0
 
 
 class QueueBatch(NamedTuple):
@@ -123,17 +118,17 @@ class AdmissionQueue:
 
     # --- the receivers' side ----------------------------------------------------------------------------------------
 
-    async def put(self, item: Export, size_bytes: int, wait_s: float | None = None, peer: str = "") -> Refused | None:
+    async def put(self, item: Export, size_bytes: int, wait_s: float | None = None, peer: str = "") -> Answer | None:
         """Admit an export (None), waiting for room for a while, or say why not."""
         refused = self.put_nowait(item, size_bytes, peer)
-        if refused is None or refused.reason is not Outcome.QUEUE_FULL:
+        if refused is None or refused.outcome is not Outcome.QUEUE_FULL:
             return refused
         place = (asyncio.get_running_loop(), asyncio.Event())
         with self._work:
             self._waiting.add(place)
         try:
             async with asyncio.timeout(self._wait_s if wait_s is None else min(wait_s, self._wait_s)):
-                while refused is not None and refused.reason is Outcome.QUEUE_FULL:
+                while refused is not None and refused.outcome is Outcome.QUEUE_FULL:
                     await place[1].wait()
                     place[1].clear()
                     refused = self.put_nowait(item, size_bytes, peer)
@@ -144,18 +139,18 @@ class AdmissionQueue:
                 self._waiting.discard(place)
         return refused
 
-    def put_nowait(self, item: Export, size_bytes: int, peer: str = "") -> Refused | None:
+    def put_nowait(self, item: Export, size_bytes: int, peer: str = "") -> Answer | None:
         """Admit an export (None) if there is room at this moment, or say why not."""
         with self._work:
             if self._closed:
-                return Refused(Outcome.SHUTTING_DOWN)
+                return answer(Outcome.SHUTTING_DOWN)
             if not self._fits(size_bytes, peer):
                 self._lacks_room = True
                 self._work.notify()  # nobody waits for others while somebody waits for room
-                return Refused(Outcome.QUEUE_FULL, self._hint_s())
+                return answer(Outcome.QUEUE_FULL, self._hint_s())
             recorded = self._record(item)
             if isinstance(recorded, Outcome):
-                return Refused(recorded, HINT_MAX_S)
+                return answer(recorded, HINT_MAX_S)
             self._items.append(_Queued(recorded, size_bytes, self._clock.monotonic_ns(), peer))
             self._queued_bytes += size_bytes
             self._in_flight_bytes += size_bytes

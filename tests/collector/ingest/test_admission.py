@@ -8,7 +8,8 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from collector.ingest.intake import BudgetFull, Intake, ReceiveBudget
-from collector.ingest.queue import HINT_MAX_S, HINT_MIN_S, AdmissionQueue, Refused
+from collector.ingest.queue import HINT_MAX_S, HINT_MIN_S, AdmissionQueue
+from collector.ingest.status import Answer, answer
 from collector.telemetry import Metrics, Signal, Transport, table
 from collector.telemetry.reasons import Outcome
 from tests.support.clocks import FakeClock
@@ -38,7 +39,7 @@ def test_where_there_is_no_room_to_learn_telemetry_is_passed_on_all_the_same(for
     refused = asyncio.run(Intake(queue, metrics, forward=forward).offer(payload, "peer:1", Transport.GRPC))
     assert metrics.value(table.SPANS, Transport.GRPC, Outcome.QUEUE_FULL) == 1
     if forward is None:
-        assert refused.reason is Outcome.QUEUE_FULL
+        assert refused.outcome is Outcome.QUEUE_FULL
     else:
         assert (refused, forward.got) == (None, [(Signal.TRACES, payload, 1)])
 
@@ -65,7 +66,7 @@ def test_bytes_count_until_the_worker_is_done_with_them():
     queue.put_nowait("a", CAPACITY)
     batch = queue.take(CAPACITY, 0)
     assert queue.in_flight_bytes == CAPACITY
-    assert queue.put_nowait("b", 1).reason is Outcome.QUEUE_FULL
+    assert queue.put_nowait("b", 1).outcome is Outcome.QUEUE_FULL
     queue.done(batch)
     assert queue.put_nowait("b", 1) is None
     assert queue.in_flight_bytes == 1
@@ -74,7 +75,7 @@ def test_bytes_count_until_the_worker_is_done_with_them():
 def test_an_export_larger_than_the_capacity_enters_an_empty_house_only():
     queue = make_queue()
     queue.put_nowait("small", 1)
-    assert queue.put_nowait("huge", 10 * CAPACITY).reason is Outcome.QUEUE_FULL
+    assert queue.put_nowait("huge", 10 * CAPACITY).outcome is Outcome.QUEUE_FULL
     queue.done(queue.take(1, 0))
     assert queue.put_nowait("huge", 10 * CAPACITY) is None
 
@@ -98,7 +99,7 @@ def test_who_waits_in_vain_is_refused_with_a_hint():
         queue.put_nowait("full", CAPACITY)
         return await queue.put("x", 1, 0.01)
 
-    assert asyncio.run(scenario()) == Refused(Outcome.QUEUE_FULL, HINT_MAX_S)
+    assert asyncio.run(scenario()) == answer(Outcome.QUEUE_FULL, HINT_MAX_S)
 
 
 def test_closing_tells_those_who_wait_and_lets_the_rest_be_taken():
@@ -111,8 +112,8 @@ def test_closing_tells_those_who_wait_and_lets_the_rest_be_taken():
         await asyncio.to_thread(queue.close)
         return await waiting
 
-    assert asyncio.run(scenario()) == Refused(Outcome.SHUTTING_DOWN)
-    assert queue.put_nowait("later", 1) == Refused(Outcome.SHUTTING_DOWN)
+    assert asyncio.run(scenario()) == answer(Outcome.SHUTTING_DOWN)
+    assert queue.put_nowait("later", 1) == answer(Outcome.SHUTTING_DOWN)
     assert not queue.exhausted
     assert queue.take(CAPACITY, 0).items == ["inside"]
     assert queue.exhausted
@@ -121,9 +122,9 @@ def test_closing_tells_those_who_wait_and_lets_the_rest_be_taken():
 def test_the_large_exports_of_one_address_hold_half_of_the_capacity_and_its_small_ones_three_quarters():
     queue = make_queue()
     assert queue.put_nowait("large", CAPACITY // 2, "loud") is None
-    assert queue.put_nowait("large", CAPACITY // 2, "loud").reason is Outcome.QUEUE_FULL
+    assert queue.put_nowait("large", CAPACITY // 2, "loud").outcome is Outcome.QUEUE_FULL
     assert queue.put_nowait("small", CAPACITY // 4, "loud") is None
-    assert queue.put_nowait("small", 1, "loud").reason is Outcome.QUEUE_FULL
+    assert queue.put_nowait("small", 1, "loud").outcome is Outcome.QUEUE_FULL
     assert queue.put_nowait("small", CAPACITY // 4, "quiet") is None
     queue.done(queue.take(CAPACITY // 2, 0))
     assert queue.put_nowait("large", CAPACITY // 4, "loud") is None
@@ -132,7 +133,7 @@ def test_the_large_exports_of_one_address_hold_half_of_the_capacity_and_its_smal
 def test_large_exports_of_all_addresses_leave_room_for_small_ones():
     queue = make_queue()
     assert queue.put_nowait("large", CAPACITY // 2, "one") is None
-    assert queue.put_nowait("large", CAPACITY // 2, "another").reason is Outcome.QUEUE_FULL
+    assert queue.put_nowait("large", CAPACITY // 2, "another").outcome is Outcome.QUEUE_FULL
     assert queue.put_nowait("small", CAPACITY // 4, "a third") is None
 
 
@@ -167,7 +168,7 @@ def test_the_hint_is_the_time_to_drain_half_the_queue_within_its_bounds(busy_s, 
 def test_nobody_waits_for_others_while_somebody_found_no_room():
     queue = make_queue(batch_s=2.0)
     queue.put_nowait("small", CAPACITY // 5)
-    assert isinstance(queue.put_nowait("large", CAPACITY), Refused)
+    assert isinstance(queue.put_nowait("large", CAPACITY), Answer)
     batch = queue.take(CAPACITY, 0)
     assert batch.items == ["small"]
     queue.done(batch)

@@ -113,7 +113,7 @@ class Calibration(msgspec.Struct):
             carried=Carried(*(getattr(context, name) for name in Carried.__struct_fields__)),
             warmed_up=warm_up.over,
             warm_up_spans=list(warm_up.spans_unix_ns),
-            emitted_to=process.emitted_to or process.resumed_from,
+            emitted_to=process.emitted_to or process.window.base - 1,
             unix_ns=process.safe_unix_ns,
             kv_block_tokens=habits.kv_block_tokens,
         )
@@ -122,7 +122,7 @@ class Calibration(msgspec.Struct):
         """Begin the engine's process where an earlier one of ours left it."""
         process = engine.begin_process()
         warm_up, context, habits = process.warm_up, process.context, engine.habits
-        context.votes, process.resumed_from = self.votes, self.emitted_to
+        context.votes, process.window.base = self.votes, self.emitted_to + 1
         habits.sums, habits.learned, habits.kv_block_tokens = self.sums, self.learned, self.kv_block_tokens
         for name, value in msgspec.structs.asdict(self.carried).items():
             setattr(context, name, value)

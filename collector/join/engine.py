@@ -98,7 +98,7 @@ class Engine(Emitter):
     @property
     def last_step(self) -> int:
         """Newest step id of its newest process."""
-        return self.processes[-1].last_step if self.processes else 0
+        return self.processes[-1].window.newest_step if self.processes else 0
 
     def is_due_to_compare(self) -> bool:
         """Whether to look for a double: each time it has told twice as much, until its first rows leave."""
@@ -160,15 +160,15 @@ class Engine(Emitter):
         """The process in which step ids and wall clock grow together; a new one after a restart, or beside it."""
         claimed = self._claimed
         if claimed is not None:
-            away = abs(step - claimed.last_step)
-            if away <= self._settings.steps_max and away < abs(step - self.processes[-1].last_step):
+            away = abs(step - claimed.window.newest_step)
+            if away <= self._settings.steps_max and away < abs(step - self.processes[-1].window.newest_step):
                 return claimed
             self._give_up(claimed)
         if self.processes and self._is_jump(unix_ns, step):
             self._claimed = EngineProcess(self._settings, self, self.habits)
             return self._claimed
         for process in reversed(self.processes):
-            too_early = step >= process.last_step and unix_ns < process.context.first_unix_ns
+            too_early = step >= process.window.newest_step and unix_ns < process.context.first_unix_ns
             if too_early and process is not self.processes[0]:
                 continue
             if self._has_restarted(process, unix_ns, step):
@@ -188,7 +188,7 @@ class Engine(Emitter):
         """
         newest = self.processes[-1]
         late = len(self.processes) > 1 and unix_ns < newest.context.first_unix_ns
-        ahead = step - newest.last_step
+        ahead = step - newest.window.newest_step
         too_fast = ahead * _SHORTEST_STEP_NS > max(unix_ns - newest.event_unix_ns, 0) + self._settings.lateness_ns
         known = newest.window.size > 0 and newest.context.has_summaries
         return known and not late and (too_fast or ahead > self._settings.steps_max)
@@ -208,7 +208,7 @@ class Engine(Emitter):
 
     def _has_restarted(self, process: EngineProcess, unix_ns: int, step: int) -> bool:
         """A smaller step id at a later time. Two stamps of one step may swap; a whole process does not."""
-        later_ns, behind = unix_ns - process.event_unix_ns, process.last_step - step
+        later_ns, behind = unix_ns - process.event_unix_ns, process.window.newest_step - step
         return later_ns >= 0 and behind > 0 and (behind > 1 or later_ns > self._settings.lateness_ns)
 
     # --- out --------------------------------------------------------------------------------------------------------

@@ -73,7 +73,6 @@ class EngineProcess:
     Attributes:
         emitted_to: boundary at which the newest row ends, and the next one begins; 0 before the first stamped boundary.
         learned_to: one past the last step of the newest block that was passed.
-        resumed_from: step at which an earlier process of ours left off; 0 where none did.
     """
 
     def __init__(self, settings: Config, engine: Emitter, habits: Habits) -> None:
@@ -83,16 +82,11 @@ class EngineProcess:
         self.warm_up = WarmUp(settings.warm_up_rows)
         self.kv = KvSteps()
         self.requests: list[PendingRequest] = []
-        self.emitted_to = self.learned_to = self.resumed_from = 0
+        self.emitted_to = self.learned_to = 0
         self._emitted_unix_ns = 0
         self._chunks: list[Chunks] = []
         self._rows: list[RowBlock] = []
         self._schedule_rows: list[RowBlock] = []
-
-    @property
-    def last_step(self) -> int:
-        """Newest step id heard of."""
-        return max(self.window.newest_step, self.resumed_from)
 
     @property
     def event_unix_ns(self) -> int:

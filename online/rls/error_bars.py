@@ -1,7 +1,7 @@
 """How far a coefficient may be off: under the load that it was learned from, and how far it moves with the load.
 
 Sampling error, for rows of single steps (:class:`Meat`): Newey and West on sums of 32 rows' scores, B of which are
-remembered, with L = B / 6 lags, 1 to 32.
+remembered, with L = B / 6 lags, 1 to 64.
 
     score_i = w_i r_i x_i                                        w: weight, r = y - x beta, predicted before learned
     g_t     = sum of the scores of window t, g_ts those of stratum s; rows of weight 1/k fill a k-th of a row
@@ -105,8 +105,8 @@ from .solve import RELATIVE_RIDGE, huber, relative, solve
 if TYPE_CHECKING:
     from .learner import Fit
 
-# Chosen: of 6 and 10 windows per lag, for coverage, on other seeds than the bench's. Guess: 32 lags.
-_LAGS_MAX, _WINDOWS_PER_LAG = 32, 6.0
+# Chosen: of 32 and 64 lags, and of 6 and 10 windows per lag, for coverage, on other seeds than the bench's.
+_LAGS_MAX, _WINDOWS_PER_LAG = 64, 6.0
 # Guess: windows beyond the number of columns from which on they say something of the noise.
 _FREE_MIN = 1.5
 # Derived: 1.96 (1 + 1.21 / f) is Student's 97.5 % quantile at f degrees of freedom, within 4 % from f = 2 on.
@@ -120,7 +120,7 @@ _OTHERS_FLOOR = 0.10
 
 
 class Meat(Stateful):
-    """M of p columns by stratum, (32, p, p), the sums of the last 32 windows, (32, p), and the open one, (32, p)."""
+    """M of p columns by stratum, (32, p, p), the sums of the last 64 windows, (64, p), and the open one, (32, p)."""
 
     SAVED = ("m", "windows", "window", "last", "rows")
 
@@ -155,7 +155,7 @@ class Meat(Stateful):
         bandwidth = _lags(remembered) + 1.0
         bartlett = 2.0 * np.maximum(1.0 - np.arange(_LAGS_MAX, -1.0, -1.0) / bandwidth[:, None], 0.0)
         bartlett[:, -1] = 1.0
-        # Windows number t - 32 to t of each window t, and what each of them counts.
+        # Windows number t - 64 to t of each window t, and what each of them counts.
         h = np.array([counts @ run[t : t + _LAGS_MAX + 1] for t, counts in enumerate(bartlett)])
         products = (sums.reshape(count, -1).T @ h).reshape(self.m.shape)
         self.m += 0.5 * (products + products.transpose(0, 2, 1))

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from exporters.blis import BlisError, blis_coefficients
 from exporters.charts import courses, scatter, step_shares
 from exporters.what_if import LoadView
-from exporters.wording import REPLICAS_SHOWN, TARGET_MEANINGS, TARGET_NAMES, Z_95, Advice, advice_for
+from exporters.wording import REPLICAS_SHOWN, TARGETS, Z_95, Advice, advice_for
 from online import ConfigSnapshot, HistoryView, ModelSnapshot, ReplicaSnapshot, Snapshot, TargetSnapshot
 from tracefit import Verdict
 
@@ -86,7 +86,7 @@ def config_view(judged: Judged, page: PageView, given: set[Advice]) -> View:
     """One configuration in detail; of the advice, what was not ``given`` above."""
     config, history = judged.config, page.history_of(judged.config.config_id)
     model = None if judged.step is None else _shown_model(judged.step)
-    order = [name for name in TARGET_NAMES if name in config.targets]
+    order = [name for name in TARGETS if name in config.targets]
     others = [name for name in (*order, *sorted(config.targets.keys() - order)) if name != STEP_TIME]
     views = (_target_view(name, config.targets[name], config) for name in others)
     advice = [each.for_port(page.otlp_port) for each in advice_for(config)]
@@ -126,13 +126,14 @@ def _target_view(name: str, target: TargetSnapshot, config: ConfigSnapshot) -> V
     model = _shown_model(target)
     if model is None:
         return None
+    title, meaning = TARGETS.get(name, (name, ""))
     return {
         "key": f"target-{config.config_id}-{name}",
-        "name": TARGET_NAMES.get(name, name),
-        "meaning": TARGET_MEANINGS.get(name, ""),
+        "name": title,
+        "meaning": meaning,
         "target": target,
         "model": model,
-        "caption": f"Coefficients of {TARGET_NAMES.get(name, name)}, portable set, {config.config_id}",
+        "caption": f"Coefficients of {title}, portable set, {config.config_id}",
         "replicas": target.replicas[:REPLICAS_SHOWN],
         "differing": sum(each.differs for each in target.replicas),
         "told_apart_by": config.told_apart_by,

@@ -88,27 +88,17 @@ def _tidy(text: str) -> str:
 
 _RATIOS = {"us/us", "1", "ratio", ""}
 
-TARGET_NAMES = {
-    "step_time": "Step time",
-    "schedule_time": "Scheduler time",
-    "gpu_time": "GPU time",
-    "api_queueing": "API to queue",
-    "queue_wait": "Wait in the queue",
-    "post_decode": "After the last token",
-    "first_response": "First token to response",
-    "preemption_gap": "Preemption to resume",
+TARGETS = {
+    "step_time": ("Step time", "one turn of vLLM's busy loop"),
+    "schedule_time": ("Scheduler time", "inside of schedule(), a part of the step"),
+    "gpu_time": ("GPU time", "what the GPU needs of a step, without the host's gaps"),
+    "api_queueing": ("API to queue", "in the API server before the engine has the request"),
+    "queue_wait": ("Wait in the queue", "queued in the engine until first scheduled"),
+    "post_decode": ("After the last token", "from the last token to the end of the request in the API server"),
+    "first_response": ("First token to response", "from the first token to the first chunk of a streamed answer"),
+    "preemption_gap": ("Preemption to resume", "from preemption until it runs again"),
 }
-
-TARGET_MEANINGS = {
-    "step_time": "one turn of vLLM's busy loop",
-    "schedule_time": "inside of schedule(), a part of the step",
-    "gpu_time": "what the GPU needs of a step, without the host's gaps",
-    "api_queueing": "in the API server before the engine has the request",
-    "queue_wait": "queued in the engine until first scheduled",
-    "post_decode": "from the last token to the end of the request in the API server",
-    "first_response": "from the first token to the first chunk of a streamed answer",
-    "preemption_gap": "from preemption until it runs again",
-}
+"""What people call a target, and what it is."""
 
 FEATURE_NAMES = {
     "intercept": "every step",

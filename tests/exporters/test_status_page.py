@@ -107,34 +107,25 @@ def test_of_a_merged_state_the_engines_that_differ_stand_first_with_their_ratio(
     assert "against the others" not in words(cases.full_snapshot(1))
 
 
-def test_every_status_and_quality_has_its_words():
-    assert set(QUALITY) == {quality.label for quality in Quality} | {"merged"}
-    for status, meaning in STATUS.items():
-        target = msgspec.structs.replace(
-            cases.target("step_time"), models={"portable": cases.model(cases.PORTABLE["step_time"], status=status)}
-        )
-        text = words(cases.snapshot(cases.config(targets={"step_time": target})))
-        assert status.replace("_", " ") in text
-        assert status == "identified" or meaning in text
-
-
-def test_a_weak_coefficient_says_what_is_the_matter():
-    def page(**diagnosis):
-        portable = cases.model(cases.PORTABLE["step_time"], status="weak")
-        features = [msgspec.structs.replace(feature, **diagnosis) for feature in portable.features]
-        model = msgspec.structs.replace(portable, features=features)
-        target = msgspec.structs.replace(cases.target("step_time"), models={"portable": model})
-        return words(cases.snapshot(cases.config(targets={"step_time": target})))
-
-    for reason in Reason:
-        assert REASONS[reason] in page(reason=reason)
-    assert STATUS["weak"] in page(reason=None)
+@pytest.mark.parametrize(
+    ("diagnosis", "said"),
+    [({"status": status}, meaning) for status, meaning in STATUS.items() if status != "identified"]
+    + [({"status": "weak", "reason": reason}, REASONS[reason]) for reason in Reason],
+)
+def test_a_coefficient_that_is_not_sure_says_what_is_the_matter(diagnosis, said):
+    model = cases.model(cases.PORTABLE["step_time"])
+    features = [msgspec.structs.replace(feature, **diagnosis) for feature in model.features]
+    models = {"portable": msgspec.structs.replace(model, features=features)}
+    target = msgspec.structs.replace(cases.target("step_time"), models=models)
+    text = words(cases.snapshot(cases.config(targets={"step_time": target})))
+    assert f"{diagnosis['status'].replace('_', ' ')} {said}" in text
 
 
 def test_advice_is_never_empty_and_knows_what_is_missing():
     bare = msgspec.structs.replace(
         cases.config(targets={"step_time": cases.target("step_time")}, telemetry="?"), config={}
     )
+    assert set(QUALITY) == {quality.label for quality in Quality} | {"merged"}
     found = advice_for(bare)
     assert [advice.level for advice in found] == ["poor", "fair", "fair"]
     assert len(advice_for(cases.config())) == 1

@@ -11,13 +11,13 @@ Many steps at once, as columns; a plain number stands for a whole column:
 
     >>> steps = config.step_time(requests=[1, 8, 64], decode_context_tokens=[900, 7_200, 57_600])
     >>> [round(us) for us in steps.us], steps[2].extrapolated
-    ([7843, 9558, 20523], ('requests', 'shape'))
+    ([7843, 9558, 20486], ('requests', 'shape'))
 
 What 20 chats of 2,000 prompt and 300 output tokens see, and how many fit 30 ms between tokens:
 
     >>> seen = config.request(prompt_tokens=2000, output_tokens=300, concurrency=20)
     >>> f"TTFT {seen.ttft.ms:.0f} ms, ITL {seen.itl.ms:.1f} ms, {seen.output_tokens_per_s:.0f} tokens/s"
-    'TTFT 130 ms, ITL 20.6 ms, 955 tokens/s'
+    'TTFT 130 ms, ITL 20.6 ms, 956 tokens/s'
     >>> plan = config.plan(prompt_tokens=2000, output_tokens=300, itl_ms=30, ttft_ms=1000)
     >>> plan.concurrency, plan.limit
     (34, 'itl')
@@ -44,6 +44,7 @@ from .document import (
     Model,
     Problem,
     Seen,
+    Shape,
     Target,
     UsualWork,
     Verdict,
@@ -78,6 +79,7 @@ __all__ = [
     "Problem",
     "RequestEstimate",
     "Seen",
+    "Shape",
     "Snapshot",
     "SpeedChange",
     "Target",

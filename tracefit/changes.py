@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from operator import mul
 from typing import NamedTuple
 
-from .document import STEP_TIME, Coefficient, ConfigDocument, Document, Model
+from .document import STEP_TIME, Coefficient, ConfigDocument, Document
 from .faults import NoCoefficientsError
 from .step_model import FEATURES, Limits, StepModel, computable_model
 
@@ -30,7 +30,7 @@ NOTABLE = 3.0
 _LEFT = 0.01
 """As online/change.py has it for a change in time."""
 _SINGULAR = 1e-9
-"""Guard: of a correlation matrix; below it two coefficients are one."""
+"""Guard: the share of a variance that the other coefficients leave; below it two of them are one."""
 
 
 class Move(NamedTuple):
@@ -169,12 +169,14 @@ def _typical_step(before: ConfigDocument, after: ConfigDocument) -> TypicalStep 
 
 def _moved_term(before: ConfigDocument, after: ConfigDocument) -> tuple[str, float | None]:
     """The term that explains best how the coefficients of the step time differ, and by how much it does."""
-    models = [config.targets[STEP_TIME].models["portable"] for config in (before, after)]
-    (names, b, covariance), (names_after, b_after, covariance_after) = map(_estimate, models)
-    if names != names_after or not covariance or not covariance_after:
+    one, other = (config.targets[STEP_TIME].models["portable"] for config in (before, after))
+    names = [each.name for each in one.coefficients]
+    if names != [each.name for each in other.coefficients]:
         return "", None
-    summed = [[x + y for x, y in zip(*rows, strict=True)] for rows in zip(covariance, covariance_after, strict=True)]
-    moved = [y - x for x, y in zip(b, b_after, strict=True)]
+    b = [each.value for each in one.coefficients]
+    both = zip(one.error_covariance, other.error_covariance, strict=True)
+    summed = [[x + y for x, y in zip(*rows, strict=True)] for rows in both]
+    moved = [each.value - value for each, value in zip(other.coefficients, b, strict=True)]
     decode = [0.0 if name.startswith("prefill") else value for name, value in zip(names, b, strict=True)]
     hypotheses = {"all": b, "decode": decode}
     hypotheses |= {name: [float(name == other) for other in names] for name in names}
@@ -191,29 +193,14 @@ def _moved_term(before: ConfigDocument, after: ConfigDocument) -> tuple[str, flo
     return next(((name, by) for name, (left, by) in found.items() if left <= enough), ("", None))
 
 
-def _estimate(model: Model) -> tuple[list[str], list[float], list[list[float]]]:
-    """Names, coefficients and their covariance; that is empty where errors are not known."""
-    each = model.coefficients
-    covariance = [list(row) for row in model.covariance]
-    if not covariance and all(one.stderr for one in each):
-        covariance = [[(one.stderr or 0.0) ** 2 * (one is other) for other in each] for one in each]
-    return [one.name for one in each], [one.value for one in each], covariance
-
-
 def _solved(matrix: list[list[float]], right: list[float]) -> list[float] | None:
     """The x of matrix x = right, by elimination; None where the matrix is singular. It is one of covariances."""
-    scale = [math.sqrt(row[i]) if row[i] > 0.0 else 0.0 for i, row in enumerate(matrix)]
-    if not all(scale):
-        return None
-    rows = [
-        [*(value / (scale[i] * scale[j]) for j, value in enumerate(row)), right[i] / scale[i]]
-        for i, row in enumerate(matrix)
-    ]
+    rows = [[*row, value] for row, value in zip(matrix, right, strict=True)]
     for i in range(len(rows)):
-        if rows[i][i] < _SINGULAR:
+        if not rows[i][i] > _SINGULAR * matrix[i][i]:
             return None
         for k in range(len(rows)):
             if k != i:
                 factor = rows[k][i] / rows[i][i]
                 rows[k] = [x - factor * y for x, y in zip(rows[k], rows[i], strict=True)]
-    return [rows[i][-1] / rows[i][i] / scale[i] for i in range(len(rows))]
+    return [row[-1] / row[i] for i, row in enumerate(rows)]

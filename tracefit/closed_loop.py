@@ -8,9 +8,13 @@ prefix cache, O output tokens, N requests in flight, at most S running and at mo
     c  = P + O / 2                             mean context of a request that decodes
 
 **Who prefills.** A step computes at most T > n tokens, of which every decode takes one, so that a prompt takes
-q = max(1, ceil(p / (T - n + 1))) chunks. Each that decodes ends after a step with probability 1 / (O - 1), and a new
-one takes its place and prefills. Of j that prefill, as many end in a step as their chunks and the tokens left by
-decodes allow. Both flows balance, between i - 1 and i of the n - 1 others, whom one request meets (arrival theorem):
+
+    q = max(1, p / (T - n + 1) + 1/2)
+
+chunks: on the mean over prompts whose sizes spread, the last chunk is half full. Each that decodes ends after a step
+with probability 1 / (O - 1), and a new one takes its place and prefills. Of j that prefill, as many end in a step as
+their chunks and the tokens left by decodes allow. Both flows balance, between i - 1 and i of the n - 1 others, whom one
+request meets (arrival theorem):
 
     mu_j = min(j / q, (T - n + j) / p)
     pi_i = pi_(i-1) (n - i) / ((O - 1) mu_i)            i = 1 ... n - 1; sum pi_i = 1
@@ -21,43 +25,41 @@ many requests are left to decode as the tokens can feed. Steps stand for time.
 **Mean steps.** step() is the rising surface of shapes.py, times ``mean_factor`` (mean ÷ robust fit) unless rows cover
 many steps each, whose stalls are in them:
 
-    s_j  = step(p mu_j, n - j + ceil(q mu_j), (n - j) c)
+    s_j  = step(p mu_j, n, (n - j) c)
     ITL  = sum pi_i s_i                        a step that a request that decodes waits for
     k    = sum pi_i k_(i+1),  k_j = j / mu_j   steps of a prefill: its chunks, and more where prefills fill every step
     k V  = sum pi_i k_(i+1) s_(i+1)
-    any  = E s² / 2 E s                        what is left of a step at any moment of it, s_i with pi_i
+    any  = sum pi_i s_i² / 2 ITL               what is left of a step at any moment of it
     rest = u² any + (1 - u²) (ITL - t)         what is left of the step that an arrival meets; u = t / ITL < 1; n > 1
 
 A client that has its answer sends again at once and so meets the beginning of the next step: t later, the time that
 passes before a request is queued, at least TURNAROUND_US. Where t is longer than a step, or arrivals do not follow
 ends (a given rate), they meet any moment: rest = any.
 
-All but the last of q > 1 chunks are full: k V and the rest are at least those of a prompt of q - 1 full chunks. Where
-prefills fill every step, k V has the wait for its turn in it: of the rest and of a step scheduled ahead only as much is
-added as keeps TTFT from falling below that of the prompt which just fills them.
-
 **Times.**
 
     R    = k V + (O - 1) ITL                   time in the batch
-    wait = the longer of
+    wait = the longest of
            (N - n) R / n                       for a slot: n slots, each free every R, at the end of a step
-           rest + E s                          for the end of the running step, which nobody interrupts; E s for the
-                                               step handed over before, where the engine schedules one ahead
+           rest + ahead - (k - q) V            for the end of the running step, which nobody interrupts, and of the one
+                                               handed over before, where the engine schedules one ahead (ITL); beyond
+                                               the wait for its turn, which is in k already
+           0
     TTFT = api_queueing(n) + wait + k V + first_response     at n in the batch: the API hands out everybody's tokens
     E2E  = TTFT + (O - 1) ITL + post_decode
     rate = N / E2E                             requests per second (Little's law)
 
-TTFT is at least the longest step, as step_time says it, of one request with as many tokens or fewer (at most T). It
-never falls with P, and ITL never with N, but for a small share where one prefill takes the place of many decodes, and
-where kernels of some batches were surely faster (shapes.py).
+Where shapes say no more than the coefficients do, TTFT never falls with P, nor ITL with N.
 
 N need not be whole: between two whole numbers the answer is interpolated. It is the number a request *meets*, itself
 included; under random arrivals that is one more than the mean number in flight. Microseconds.
 
 The band of each is the same sum over the lower and the upper ends: of one step in ten below and above. Means over many
-steps scatter less than steps do; what remains is the misfit of the form, which does not average out. Outside of what
-was seen, and where rows were means, so that the answer rests on the coefficients, their errors are added
-(step_model.py): of a step of the prompt to TTFT, of a mean step to ITL; those of the form only where rows were means.
+steps scatter less than steps do; what remains is the misfit of the form, which does not average out. The rest lies
+between that of any moment and a whole step. Rows that are means hardly tell the steps of one prompt: these are moved
+apart by ONE_STEP. Outside of what was seen, and where rows were means, so that the answer rests on the coefficients,
+their errors are added (step_model.py): of a step of the prompt to TTFT, of a mean step to ITL; those of the form only
+where rows were means.
 
 A budget T that nobody told is taken to be 2,048, or enough for 2 n; an answer of longer prompts names it as unknown.
 
@@ -82,8 +84,9 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
+from operator import mul
 from typing import NamedTuple
 
 from .document import Target
@@ -98,6 +101,9 @@ _RATE_PARTS = 1 << 20
 _OUTLIER = 2.0
 _TAIL = 1e-6
 _DECODES_MIN = 1e-9
+ONE_STEP = 0.15
+"""How far off the steps of one prompt are by coefficients that were learned from means of many: four of five loops of
+ten simulated servers are nearer."""
 TURNAROUND_US = 2_000.0
 """From a client's last token to its next request in the queue, where the API server's part is not known: assumed, a
 millisecond each way."""
@@ -132,110 +138,51 @@ class Workload(NamedTuple):
 
 
 class Prefills:
-    """mu and pi of n requests; ``bound``: more prefills wait than there are tokens for. ``shares`` wants a whole n."""
+    """mu and pi of n requests, n a whole number; ``bound``: more prefills wait than there are tokens for."""
 
-    __slots__ = ("_decodes", "bound", "budget", "chunks", "requests", "room", "tokens", "tokens_bound")
+    __slots__ = ("_decodes", "_left", "chunks", "requests", "tokens")
 
     def __init__(self, requests: float, output: float, tokens: float, budget: float) -> None:
         self.requests = requests
         self.tokens = tokens
-        self.room = budget - (requests - 1.0)
-        self.chunks = math.ceil(tokens / self.room) if tokens > self.room else 1
+        self._left = budget - requests
+        self.chunks = max(1.0, tokens / (self._left + 1.0) + 0.5)
         self._decodes = max(output - 1.0, _DECODES_MIN)
-        self.budget = budget
-        self.tokens_bound = (budget - requests) * (self.chunks + output - 1.0) / requests
-        self.bound = tokens > self.tokens_bound
+
+    @property
+    def bound(self) -> bool:
+        """See the class."""
+        return self.requests * self.tokens > self._left * (self.chunks + self._decodes)
 
     def ended(self, j: float) -> float:
         """mu_j."""
-        free, full = j / self.chunks, (self.budget - self.requests + j) / self.tokens
-        return full if full < free else free
+        return min(j / self.chunks, (self._left + j) / self.tokens)
 
     def mean(self) -> float:
         """Mean of i, where both flows balance."""
         others, decodes = self.requests - 1.0, self._decodes
         free = others * self.chunks / (self.chunks + decodes)
-        full = (others * self.tokens - (self.budget - self.requests) * decodes) / (self.tokens + decodes)
+        full = (others * self.tokens - self._left * decodes) / (self.tokens + decodes)
         return min(max(full, free), others)
 
-    def shares(self) -> list[tuple[float, float]]:
-        """Values of i with pi_i."""
-        last, start = int(self.requests) - 1, round(self.mean())
-        below, above = [], [(float(start), 1.0)]
-        weight = 1.0
-        for i in range(start + 1, last + 1):
-            weight *= self._ratio(i)
+    def shares(self) -> tuple[int, list[float]]:
+        """The first i, and pi of it and of all that follow."""
+        peak = round(self.mean())
+        below, above = list(self._weights(peak, -1)), list(self._weights(peak, 1))
+        terms = [*reversed(below), 1.0, *above]
+        total = sum(terms)
+        return peak - len(below), [weight / total for weight in terms]
+
+    def _weights(self, peak: int, way: int) -> Iterator[float]:
+        """Shares of one i after the other, in parts of the peak's: pi_i / pi_(i-1) falls, so there is one peak."""
+        i, weight = peak, 1.0
+        while 0 <= i + way < self.requests:
+            more = max(i, i + way)
+            weight *= ((self.requests - more) / (self._decodes * self.ended(more))) ** way
             if weight < _TAIL:
-                break
-            above.append((float(i), weight))
-        weight = 1.0
-        for i in range(start, 0, -1):
-            weight /= self._ratio(i)
-            if weight < _TAIL:
-                break
-            below.append((i - 1.0, weight))
-        terms = below[::-1] + above
-        total = sum(weight for _, weight in terms)
-        return [(i, weight / total) for i, weight in terms]
-
-    def _ratio(self, i: int) -> float:
-        """Of pi_i to the one before it; it falls with i, so that pi has one peak, where both flows balance."""
-        return (self.requests - i) / (self._decodes * self.ended(i))
-
-
-class _Steps(NamedTuple):
-    """Mean steps: ``itl`` is one that decodes wait for, ``prefill`` all of the ``k`` steps that a prefill takes.
-
-    ``rest_us`` is what is left of the step that an arrival meets.
-    """
-
-    itl: Band
-    prefill: Band
-    k: float
-    rest_us: float
-
-
-def _sums(steps: StepModel, prefills: Prefills, context: float) -> _Steps:
-    """Mean steps of n requests, met at any moment."""
-    n, table, factor = prefills.requests, steps.surface.rising, steps.mean_factor
-
-    def step(j: float) -> Band:
-        ended = prefills.ended(j)
-        started = min(j, math.ceil(prefills.chunks * ended))
-        us, low, high = steps.band(table, prefills.tokens * ended, n - j + started, (n - j) * context)
-        return us * factor, low * factor, high * factor
-
-    itl = itl_low = itl_high = prefill = prefill_low = prefill_high = k = square = 0.0
-    last, at_last = -1.0, (0.0, 0.0, 0.0)
-    for j, share in prefills.shares():
-        us, low, high = at_last if j == last else step(j)
-        itl += share * us
-        itl_low += share * low
-        itl_high += share * high
-        square += share * us * us
-        last, at_last = j + 1.0, step(j + 1.0)
-        us, low, high = at_last
-        turns = share * last / prefills.ended(last)
-        k += turns
-        prefill += turns * us
-        prefill_low += turns * low
-        prefill_high += turns * high
-    rest_us = square / (2.0 * itl) if itl > 0.0 and n > 1.0 else 0.0
-    return _Steps((itl, itl_low, itl_high), (prefill, prefill_low, prefill_high), k, rest_us)
-
-
-def _mean_steps(steps: StepModel, work: Workload, prefills: Prefills, turnaround_us: float) -> _Steps:
-    """The same for prefills in chunks, and for an arrival that follows the end of a step by so much."""
-    found = _sums(steps, prefills, work.context)
-    prefill, rest_us, itl_us = found.prefill, found.rest_us, found.itl[0]
-    if prefills.chunks > 1:
-        full = prefills.room * (prefills.chunks - 1)
-        least = _sums(steps, Prefills(prefills.requests, work.output, full, prefills.budget), work.context)
-        prefill, rest_us = max(prefill, least.prefill), max(rest_us, least.rest_us)
-    if prefills.requests > 1 and turnaround_us < itl_us and rest_us < math.inf:
-        late = (turnaround_us / itl_us) ** 2
-        rest_us = late * rest_us + (1.0 - late) * (itl_us - turnaround_us)
-    return found._replace(prefill=prefill, rest_us=rest_us)
+                return
+            yield weight
+            i += way
 
 
 class _Times(NamedTuple):
@@ -260,6 +207,20 @@ def _ends(of: Callable[..., float], *bands: Band) -> Band:
     """The same of the middles, of the lower and of the upper ends."""
     us, low, high = map(of, *bands)
     return us, low, high
+
+
+def _weighted(weights: Sequence[float], bands: Sequence[Band]) -> Band:
+    """The sum of the middles, of the lower and of the upper ends."""
+    us, low, high = (sum(map(mul, weights, end)) for end in zip(*bands, strict=True))
+    return us, low, high
+
+
+def _rest(shares: Sequence[float], steps_us: Sequence[float], itl_us: float, turnaround_us: float) -> Band:
+    """What is left of a step for an arrival that follows the end of one by so much."""
+    any_us = sum([share * us * us for share, us in zip(shares, steps_us, strict=False)]) / (2.0 * itl_us or 1.0)
+    late = min(turnaround_us / (itl_us or turnaround_us), 1.0) ** 2
+    rest_us = late * any_us + (1.0 - late) * max(itl_us - turnaround_us, 0.0)
+    return rest_us, min(any_us, rest_us), max(itl_us, rest_us)
 
 
 class Estimate(NamedTuple):
@@ -309,7 +270,7 @@ class ClosedLoop:
     __slots__ = ("_after", "_ahead", "_before", "_steps", "limits")
 
     def __init__(self, steps: StepModel, targets: Mapping[str, Target], *, ahead: bool = False) -> None:
-        self._steps = steps
+        self._steps = steps.with_stalls()
         queueing = targets.get("api_queueing")
         self._ahead = ahead or (queueing is not None and queueing.step_ahead_us is not None)
         self.limits: Limits = steps.limits
@@ -376,27 +337,34 @@ class ClosedLoop:
     def _times(self, work: Workload, n: int, queued: float, turnaround_us: float) -> _Times:
         """Of n requests in the batch; ``queued``: those that wait for a slot, in parts of those that run.
 
-        Low of the wait is where the arrival meets the end of a step; high, where it meets the beginning. Who waits
-        for a slot waits for the end of a step, too, so a queue that begins makes nothing faster.
+        Who waits for a slot waits for the end of a step, too, so a queue that begins makes nothing faster.
         """
-        steps, budget, ahead = self._steps, self._steps.budget_of(n), self._ahead and n > 1
-        prefills = Prefills(n, work.output, work.uncached, budget)
-        itl, prefill, k, rest_us = _mean_steps(steps, work, prefills, turnaround_us)
-        ahead_us = itl[0] if ahead else 0.0
-        if prefills.bound:
-            just = Prefills(n, work.output, prefills.tokens_bound, budget)
-            filled = _mean_steps(steps, work, just, turnaround_us)
-            filled_us = filled.prefill[0] + filled.rest_us + (filled.itl[0] if ahead else 0.0)
-            spare_us = max(filled_us - prefill[0], 0.0)
-            rest_us = min(filled.rest_us, spare_us)
-            ahead_us = spare_us - rest_us
+        steps = self._steps
+        prefills = Prefills(n, work.output, work.uncached, steps.budget_of(n))
 
-        def first_token(own: float, step: float, rests: float, *api: float) -> float:
-            return max(queued * (own + (work.output - 1.0) * step), rests * rest_us + ahead_us) + own + sum(api)
+        def step(j: int) -> Band:
+            return steps.band(steps.surface.rising, prefills.tokens * prefills.ended(j), n, (n - j) * work.context)
 
-        us, low, high = _ends(first_token, prefill, itl, (1.0, 0.0, 2.0), *[time(work, n) for time in self._before])
-        least_us = steps.surface.least_us(min(work.uncached, steps.budget_of(1.0)))
-        return _Times(itl, (max(us, least_us), low, max(high, least_us)), k, prefills.bound)
+        first, shares = prefills.shares()
+        bands = [step(first + place) for place in range(len(shares) + 1)]
+        ks = [j / prefills.ended(j) for j in range(first + 1, first + len(bands))]
+        turns = list(map(mul, shares, ks))
+        itl, prefill = _weighted(shares, bands[:-1]), _weighted(turns, bands[1:])
+        k: float = sum(turns)
+        unsure_us = ONE_STEP * prefill[0] if steps.of_means else 0.0
+        prefill = prefill[0], max(prefill[1] - unsure_us, 0.0), prefill[2] + unsure_us
+        ahead_us, rest = 0.0, (0.0, 0.0, 0.0)
+        if n > 1:
+            ahead_us = itl[0] if self._ahead else 0.0
+            rest = _rest(shares, [us for us, *_ in bands], itl[0], turnaround_us)
+
+        def first_token(own: float, step: float, rest_us: float, *api: float) -> float:
+            turn_us = (1.0 - prefills.chunks / k) * own
+            wait_us = max(queued * (own + (work.output - 1.0) * step), rest_us + ahead_us - turn_us, 0.0)
+            return wait_us + own + sum(api)
+
+        us, low, high = _ends(first_token, prefill, itl, rest, *[time(work, n) for time in self._before])
+        return _Times(itl, (us, low, high), k, prefills.bound)
 
 
 def _request_time(target: Target | None, feature: str) -> Callable[[Workload, float | None], Band]:

@@ -99,9 +99,9 @@ class Config:
         That of the batch if it was seen, else what a request usually has.
         """
         step = self.targets.get(STEP_TIME)
-        work = None if step is None else step.usual_work.get(f"decode:{requests:.0f}")
-        if work is not None and work.requests > 0.0:
-            return requests * work.decode_context_tokens / work.requests
+        shape = None if step is None else step.shapes.get(f"decode:{requests:.0f}")
+        if shape is not None and shape.usual is not None and shape.usual.requests > 0.0:
+            return requests * shape.usual.decode_context_tokens / shape.usual.requests
         try:
             means = {each.name: each.mean or 0.0 for each in self.coefficients()}
         except NoCoefficientsError:

@@ -21,7 +21,6 @@ SCHEMA = "tracefit.snapshot/1"
 STEP_TIME = "step_time"
 Ratios = tuple[float, float]
 Object = Mapping[str, Any]
-_NO_ROWS: Mapping[str, float] = {}
 
 
 class Coefficient(NamedTuple):
@@ -56,6 +55,14 @@ class Model(NamedTuple):
     covariance: tuple[tuple[float, ...], ...] = ()
     plain_median_ape: float | None = None
 
+    @property
+    def error_covariance(self) -> tuple[tuple[float, ...], ...]:
+        """The same; of independent errors where nobody said, 0 where an error is not known."""
+        return self.covariance or tuple(
+            tuple((each.stderr or 0.0) ** 2 * (each is other) for other in self.coefficients)
+            for each in self.coefficients
+        )
+
 
 class Interval(NamedTuple):
     """P10 and P90 of observed ÷ predicted: over all, and by stratum."""
@@ -80,6 +87,14 @@ class UsualWork(NamedTuple):
     us: float
 
 
+class Shape(NamedTuple):
+    """A cell of steps of about one shape: observed ÷ predicted, its rows, and what they usually are, where told."""
+
+    factor: float
+    rows: float
+    usual: UsualWork | None
+
+
 class InFlight(NamedTuple):
     """What each request in flight adds to a time, on top of its value at ``requests`` of them."""
 
@@ -94,15 +109,14 @@ class Level(NamedTuple):
     last_row_unix_nano: int
 
 
-_NO_WORK: Mapping[str, UsualWork] = {}
 _NO_LEVEL: Mapping[str, Level] = {}
 
 
 class Target(NamedTuple):
     """Everything known about one kind of time.
 
-    ``factors`` are the shape factors by cell name, all 1 while they are not ``factors_applied``; ``factor_rows`` and
-    ``usual_work`` the rows behind each and their mean work, where told; ``mean_factor`` is mean ÷ robust fit;
+    ``shapes`` are by the name of their cell, and say nothing while they are not ``factors_applied``; ``mean_factor`` is
+    mean ÷ robust fit;
     ``step_ahead_us``, the part of the intercept that is a step scheduled ahead, None where none is known to be;
     ``context_us_per_token``, what a token
     of decode context costs among steps of about one size, None where nobody said; ``in_flight``, what the time
@@ -114,13 +128,11 @@ class Target(NamedTuple):
     champion: str
     models: Mapping[str, Model]
     interval: Interval | None
-    factors: Mapping[str, float]
+    shapes: Mapping[str, Shape]
     seen: Seen | None
     mean_us: float | None
     mean_factor: float
     step_ahead_us: float | None = None
-    factor_rows: Mapping[str, float] = _NO_ROWS
-    usual_work: Mapping[str, UsualWork] = _NO_WORK
     context_us_per_token: float | None = None
     in_flight: InFlight | None = None
     factors_applied: bool = True
@@ -303,12 +315,13 @@ def parse(data: bytes, where: str) -> Document:
         raise LoadError(f"{where} is JSON, but not a snapshot of tracefit")
     if schema != SCHEMA and not schema.startswith(SCHEMA + "."):
         raise LoadError(f"{where} has schema {schema[:64]!r}; this client reads {SCHEMA} and its minors")
+    root = _Place(tree, "")
     try:
         return Document(
-            _whole(tree, "generation"),
-            _whole(tree, "created_unix_nano"),
-            _text(tree, "tracefit_version"),
-            tuple(_config(each) for each in _list(tree["configs"], "configs")),
+            root["generation"].whole(),
+            root["created_unix_nano"].whole(),
+            root["tracefit_version"].text(),
+            tuple(map(_config, root["configs"].places())),
         )
     except _Wrong as error:
         raise LoadError(f"{where} is not a snapshot: {error}") from None
@@ -318,216 +331,186 @@ class _Wrong(Exception):
     """Where the document is not what it should be."""
 
 
-def _config(tree: Any) -> ConfigDocument:
-    tree = _object(tree, "configs")
-    config_id = _text(tree, "config_id")
-    facts = _object(tree.get("config", {}), f"{config_id}.config")
-    engines = _list(tree.get("engines", []), f"{config_id}.engines")
+class _Place:
+    """A value of the document, and where it stands, which every check names; what is not there is None."""
+
+    __slots__ = ("value", "where")
+
+    def __init__(self, value: Any, where: str) -> None:
+        self.value = value
+        self.where = where
+
+    def wrong(self, expected: str) -> _Wrong:
+        return _Wrong(f"{self.where.removeprefix('.')}: expected {expected}")
+
+    def object(self) -> Object:
+        """Of an object; empty where there is no value."""
+        if not isinstance(self.value, dict) and self.value is not None:
+            raise self.wrong("an object")
+        return self.value or {}
+
+    def __getitem__(self, key: str) -> _Place:
+        return _Place(self.object().get(key), f"{self.where}.{key}")
+
+    def named(self) -> list[tuple[str, _Place]]:
+        """Everything in an object, with its key."""
+        return [(key, _Place(value, f"{self.where}.{key}")) for key, value in self.object().items()]
+
+    def places(self) -> list[_Place]:
+        """Of a list; none where there is no value."""
+        if not isinstance(self.value, list) and self.value is not None:
+            raise self.wrong("a list")
+        return [_Place(value, self.where) for value in self.value or []]
+
+    def text(self) -> str:
+        return "" if self.value is None else printable(str(self.value))
+
+    def number(self) -> float:
+        value = self.value
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) < FINITE_MAX:
+            raise self.wrong("a finite number")
+        return float(value)
+
+    def numbers(self, length: int) -> list[float]:
+        values = [each.number() for each in self.places()]
+        if len(values) != length:
+            raise self.wrong(f"{length} numbers")
+        return values
+
+    def positive(self) -> float:
+        value = self.number()
+        if value <= 0.0:
+            raise self.wrong("a positive number")
+        return value
+
+    def maybe(self) -> float | None:
+        return None if self.value is None else self.number()
+
+    def whole(self) -> int:
+        if self.value is not None and type(self.value) is not int:
+            raise self.wrong("a whole number")
+        return self.value or 0
+
+
+def _config(tree: _Place) -> ConfigDocument:
+    config_id = tree["config_id"].text()
+    tree = _Place(tree.value, config_id)
+    engines = tree["engines"].places()
     return ConfigDocument(
         config_id,
         {
             key: printable(value) if isinstance(value, str) else value
-            for key, value in facts.items()
+            for key, value in tree["config"].object().items()
             if isinstance(value, (str, int, float, bool))
         },
-        _text(tree, "telemetry"),
+        tree["telemetry"].text(),
         len(engines),
-        _text(tree, "quarantined"),
-        {
-            name: _target(name, each, f"{config_id}.{name}")
-            for name, each in _object(tree.get("targets", {}), f"{config_id}.targets").items()
-        },
-        any(isinstance(engine, dict) and engine.get("scheduling") == "async" for engine in engines),
-        tuple(printable(str(each)) for each in _list(tree.get("doubts") or [], f"{config_id}.doubts")),
-        _whole(tree, "last_heard_unix_nano"),
-        bool(_text(tree, "replaced_by")),
-        tree.get("prefix_hits_hidden") is True,
+        tree["quarantined"].text(),
+        {name: _target(name, _Place(each.value, f"{config_id}.{name}")) for name, each in tree["targets"].named()},
+        any(isinstance(each.value, dict) and each["scheduling"].value == "async" for each in engines),
+        tuple(each.text() for each in tree["doubts"].places()),
+        tree["last_heard_unix_nano"].whole(),
+        bool(tree["replaced_by"].text()),
+        tree["prefix_hits_hidden"].value is True,
     )
 
 
-def _target(name: str, tree: Any, where: str) -> Target:
-    tree = _object(tree, where)
-    models = _object(tree.get("models", {}), f"{where}.models")
-    factor = _maybe(tree, "mean_factor", where)
-    shapes = {
-        cell: _object(each, f"{where}.shape_factors.{cell}")
-        for cell, each in _object(tree.get("shape_factors") or {}, f"{where}.shape_factors").items()
-    }
+def _target(name: str, tree: _Place) -> Target:
+    context, in_flight = tree["context_us_per_token"], tree["in_flight"]
+    factor = tree["mean_factor"].maybe()
     return Target(
         name,
-        _text(tree, "champion"),
-        {key: _model(key, each, f"{where}.{key}") for key, each in models.items()},
-        _interval(tree, f"{where}.interval"),
-        {cell: _positive(each, "factor", f"{where}.shape_factors.{cell}") for cell, each in shapes.items()},
-        _seen(tree, f"{where}.seen"),
-        _maybe(tree, "mean_us", where),
+        tree["champion"].text(),
+        {key: _model(key, _Place(each.value, f"{tree.where}.{key}")) for key, each in tree["models"].named()},
+        _interval(tree["interval"]),
+        {cell: _shape(each) for cell, each in tree["shape_factors"].named()},
+        _seen(tree["seen"]),
+        tree["mean_us"].maybe(),
         1.0 if factor is None else factor,
-        _maybe(tree, "step_ahead_us", where),
+        tree["step_ahead_us"].maybe(),
+        None if context.value is None else context.positive(),
+        InFlight(in_flight["requests"].positive(), in_flight["us_per_request"].positive()) if in_flight.value else None,
+        tree["shape_factors_applied"].value is not False,
         {
-            cell: rows
-            for cell, each in shapes.items()
-            if (rows := _maybe(each, "rows", f"{where}.shape_factors.{cell}")) is not None
+            phase: Level(level["factor"].positive(), level["last_row_unix_nano"].whole())
+            for phase, level in tree["level"].named()
         },
-        {
-            cell: UsualWork(*_numbers(each["usual"], 4, f"{where}.shape_factors.{cell}.usual"))
-            for cell, each in shapes.items()
-            if each.get("usual") is not None
-        },
-        None if tree.get("context_us_per_token") is None else _positive(tree, "context_us_per_token", where),
-        _in_flight(tree, f"{where}.in_flight"),
-        tree.get("shape_factors_applied") is not False,
-        _levels(tree.get("level") or {}, f"{where}.level"),
-        _change(tree, f"{where}.drift"),
-        _odd(tree.get("replicas") or [], f"{where}.replicas"),
+        _change(tree["drift"]),
+        _odd(tree["replicas"].places()),
     )
 
 
-def _model(name: str, tree: Any, where: str) -> Model:
-    tree = _object(tree, where)
+def _shape(tree: _Place) -> Shape:
+    usual = tree["usual"]
+    work = None if usual.value is None else UsualWork(*usual.numbers(4))
+    return Shape(tree["factor"].positive(), tree["rows"].maybe() or 0.0, work)
+
+
+def _model(name: str, tree: _Place) -> Model:
     # ``prediction_error`` may be of more than can be computed here: of a correction that is in no other key.
-    errors = (tree.get(key) for key in ("shaped_error", "prediction_error", "error"))
-    error = _object(next(filter(None, errors), {}), f"{where}.error")
-    coefficients = tuple(_coefficient(each, where) for each in _list(tree.get("features", []), f"{where}.features"))
-    covariance = _list(tree.get("covariance") or [], f"{where}.covariance")
-    if len(covariance) not in {0, len(coefficients)}:
-        raise _Wrong(f"{where}.covariance: expected {len(coefficients)} rows")
+    error = next((tree[key] for key in ("shaped_error", "prediction_error") if tree[key].value), tree["error"])
+    coefficients = tuple(_coefficient(each, tree.where) for each in tree["features"].places())
+    covariance = tree["covariance"]
+    if len(rows := covariance.places()) not in {0, len(coefficients)}:
+        raise covariance.wrong(f"{len(coefficients)} rows")
     return Model(
         name,
         coefficients,
-        _whole(tree, "rows"),
-        _maybe(error, "mape", where),
-        _maybe(error, "median_ape", where),
-        tuple(tuple(_numbers(row, len(coefficients), f"{where}.covariance")) for row in covariance),
-        _maybe(_object(tree.get("error") or {}, f"{where}.error"), "median_ape", where),
+        tree["rows"].whole(),
+        error["mape"].maybe(),
+        error["median_ape"].maybe(),
+        tuple(tuple(row.numbers(len(coefficients))) for row in rows),
+        tree["error"]["median_ape"].maybe(),
     )
 
 
-def _coefficient(tree: Any, where: str) -> Coefficient:
-    tree = _object(tree, f"{where}.features")
-    name = _text(tree, "name")
+def _coefficient(tree: _Place, where: str) -> Coefficient:
+    name = tree["name"].text()
     return Coefficient(
         name,
-        _text(tree, "unit"),
-        _number(tree.get("coefficient"), f"{where}.{name}"),
-        _maybe(tree, "stderr", f"{where}.{name}"),
-        _text(tree, "status"),
-        _maybe(tree, "mean", f"{where}.{name}"),
-        printable(str(tree.get("reason") or "")),
-        _maybe(tree, "form_error", f"{where}.{name}"),
+        tree["unit"].text(),
+        _Place(tree["coefficient"].value, f"{where}.{name}").number(),
+        tree["stderr"].maybe(),
+        tree["status"].text(),
+        tree["mean"].maybe(),
+        tree["reason"].text(),
+        tree["form_error"].maybe(),
     )
 
 
-def _interval(target: Object, where: str) -> Interval | None:
-    if (tree := _inner(target, "interval", where)) is None:
+def _interval(tree: _Place) -> Interval | None:
+    if tree.value is None:
         return None
-    strata = {}
-    for name, ratios in _object(tree.get("strata") or {}, where).items():
-        p10, _, p90 = _numbers(ratios, 3, f"{where}.{name}")
-        strata[name] = (p10, p90)
-    return Interval((_number(tree.get("p10"), where), _number(tree.get("p90"), where)), strata)
+    strata = {name: each.numbers(3) for name, each in tree["strata"].named()}
+    pooled = tree["p10"].number(), tree["p90"].number()
+    return Interval(pooled, {name: (p10, p90) for name, (p10, _, p90) in strata.items()})
 
 
-def _in_flight(target: Object, where: str) -> InFlight | None:
-    if (tree := _inner(target, "in_flight", where)) is None:
+def _change(tree: _Place) -> SpeedChange | None:
+    if tree["gain"].value is None or tree["last_unix_nano"].value is None:
         return None
-    return InFlight(_positive(tree, "requests", where), _positive(tree, "us_per_request", where))
+    added, within_s = tree["added"].maybe(), tree["last_within_s"].maybe()
+    return SpeedChange(tree["gain"].positive(), tree["last_unix_nano"].whole(), tree["term"].text(), added, within_s)
 
 
-def _levels(tree: Any, where: str) -> dict[str, Level]:
-    each = {name: _object(level, f"{where}.{name}") for name, level in _object(tree, where).items()}
-    return {
-        name: Level(_positive(level, "factor", f"{where}.{name}"), _whole(level, "last_row_unix_nano"))
-        for name, level in each.items()
-    }
-
-
-def _change(target: Object, where: str) -> SpeedChange | None:
-    if (tree := _inner(target, "drift", where)) is None:
-        return None
-    if tree.get("gain") is None or tree.get("last_unix_nano") is None:
-        return None
-    added, within_s = _maybe(tree, "added", where), _maybe(tree, "last_within_s", where)
-    since = _whole(tree, "last_unix_nano")
-    return SpeedChange(_positive(tree, "gain", where), since, _text(tree, "term"), added, within_s)
-
-
-def _odd(tree: Any, where: str) -> tuple[OddReplica, ...]:
-    replicas = [_object(each, where) for each in _list(tree, where)]
+def _odd(replicas: list[_Place]) -> tuple[OddReplica, ...]:
     return tuple(
         OddReplica(
-            _text(each, "engine"),
-            _positive(each, "ratio", where),
-            _maybe(each, "stderr", where),
-            _text(each, "term"),
-            _maybe(each, "added", where),
+            each["engine"].text(),
+            each["ratio"].positive(),
+            each["stderr"].maybe(),
+            each["term"].text(),
+            each["added"].maybe(),
             len(replicas) - 1,
         )
         for each in replicas
-        if each.get("differs") and each.get("ratio") is not None
+        if each["differs"].value and each["ratio"].value is not None
     )
 
 
-def _seen(target: Object, where: str) -> Seen | None:
-    if (tree := _inner(target, "seen", where)) is None:
+def _seen(tree: _Place) -> Seen | None:
+    if tree.value is None:
         return None
-    features = {}
-    for name, bounds in _object(tree.get("features") or {}, where).items():
-        lowest, highest = _numbers(bounds, 2, f"{where}.{name}")
-        features[name] = (lowest, highest)
-    return Seen(features, frozenset(str(each) for each in _list(tree.get("cells") or [], where)))
-
-
-# ------------------------------------------------------------------- the checks
-
-
-def _object(tree: Any, where: str) -> Object:
-    if not isinstance(tree, dict):
-        raise _Wrong(f"{where}: expected an object")
-    return tree
-
-
-def _inner(tree: Object, key: str, where: str) -> Object | None:
-    value = tree.get(key)
-    return None if value is None else _object(value, where)
-
-
-def _text(tree: Object, key: str) -> str:
-    return printable(str(tree.get(key, "")))
-
-
-def _list(tree: Any, where: str) -> list[Any]:
-    if not isinstance(tree, list):
-        raise _Wrong(f"{where}: expected a list")
-    return tree
-
-
-def _number(value: Any, where: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) < FINITE_MAX:
-        raise _Wrong(f"{where}: expected a finite number")
-    return float(value)
-
-
-def _numbers(tree: Any, length: int, where: str) -> list[float]:
-    values = [_number(each, where) for each in _list(tree, where)]
-    if len(values) != length:
-        raise _Wrong(f"{where}: expected {length} numbers")
-    return values
-
-
-def _positive(tree: Object, key: str, where: str) -> float:
-    value = _number(tree.get(key), f"{where}.{key}")
-    if value <= 0.0:
-        raise _Wrong(f"{where}.{key}: expected a positive number")
-    return value
-
-
-def _maybe(tree: Object, key: str, where: str) -> float | None:
-    value = tree.get(key)
-    return None if value is None else _number(value, f"{where}.{key}")
-
-
-def _whole(tree: Object, key: str) -> int:
-    value = tree.get(key, 0)
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise _Wrong(f"{key}: expected a whole number")
-    return value
+    bounds = {name: each.numbers(2) for name, each in tree["features"].named()}
+    cells = frozenset(str(each.value) for each in tree["cells"].places())
+    return Seen({name: (lowest, highest) for name, (lowest, highest) in bounds.items()}, cells)

@@ -9,7 +9,7 @@ Redirects are not followed, so that a token reaches no other host than the one i
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from .changes import Diff, compared
 from .configured import Config
@@ -98,21 +98,18 @@ class _Source:
         self._tag = ""
 
     def load(self, current: Snapshot | None) -> Snapshot:
-        tag = self._tag if current is not None else ""
-        source = self._source
+        source, tag, data = self._source, "", None
         if isinstance(source, bytes):
-            if current is not None:
-                return current
-            return Snapshot(parse(source, "this"), source, self)
-        if is_url(source):
-            fetched = fetch(source, token=self._token, tag=tag, timeout_s=self._timeout_s)
+            data, where = source, "this"
+        elif is_url(where := source):
+            known = self._tag if current is not None else ""
+            data, tag = fetch(source, token=self._token, tag=known, timeout_s=self._timeout_s)
         else:
-            fetched = read_file(source, tag)
-        if fetched.data is None:
-            assert current is not None  # noqa: S101 - only a tag makes it None
+            data = read_file(source)
+        if current is not None and data in (None, current.data):
             return current
-        snapshot = Snapshot(parse(fetched.data, source), fetched.data, self)
-        self._tag = fetched.tag
+        snapshot = Snapshot(parse(data or b"", where), data or b"", self)
+        self._tag = tag
         return snapshot
 
 
@@ -143,27 +140,16 @@ def load(source: str | bytes | os.PathLike[str], *, token: str | None = None, ti
 # ------------------------------------------------------------------- bytes from a path or a URL
 
 
-class Fetched(NamedTuple):
-    """Bytes with what tells later whether they changed; ``data`` is None when they have not."""
-
-    data: bytes | None
-    tag: str
-
-
 def is_url(source: str) -> bool:
     """Whether a string names something to ask, be it of a kind that cannot be asked."""
     scheme, colon, _ = source.partition("://")
     return bool(colon) and scheme.isalnum()
 
 
-def read_file(path: str, tag: str = "") -> Fetched:
-    """A snapshot file; ``tag`` of an earlier read gives no data if the file is still the same."""
+def read_file(path: str) -> bytes:
+    """A snapshot file."""
     try:
         with open(path, "rb") as file:  # noqa: PTH123 - pathlib costs a third of the import budget
-            status = os.fstat(file.fileno())
-            now = f"{status.st_dev}:{status.st_ino}:{status.st_mtime_ns}:{status.st_size}"
-            if now == tag:
-                return Fetched(None, tag)
             data = file.read(BYTES_MAX + 1)
     except OSError as error:
         raise LoadError(f"cannot read {path}: {error.strerror}") from None
@@ -171,11 +157,11 @@ def read_file(path: str, tag: str = "") -> Fetched:
         raise LoadError(f"cannot read {path!r}: {error}") from None
     if len(data) > BYTES_MAX:
         raise LoadError(f"{path} is larger than {BYTES_MAX >> 20} MiB, which no snapshot is")
-    return Fetched(data, now)
+    return data
 
 
-def fetch(url: str, *, token: str | None = None, tag: str = "", timeout_s: float = 10.0) -> Fetched:
-    """A snapshot over HTTP; ``tag`` is the ETag of what is already there.
+def fetch(url: str, *, token: str | None, tag: str, timeout_s: float) -> tuple[bytes | None, str]:
+    """A snapshot over HTTP and its ETag; ``tag`` is that of what is already there: None, if it is the same.
 
     Raises:
         LoadError: with one sentence that names the URL and what it did.
@@ -255,11 +241,11 @@ class _Watch:
             self._socket.close()
 
 
-def _read_answer(url: str, response: HTTPResponse, tag: str) -> Fetched:
+def _read_answer(url: str, response: HTTPResponse, tag: str) -> tuple[bytes | None, str]:
     from http import HTTPStatus  # noqa: PLC0415
 
     if response.status == HTTPStatus.NOT_MODIFIED and tag:
-        return Fetched(None, tag)
+        return None, tag
     if location := response.getheader("Location"):
         raise LoadError(f"{url} redirects to {location}, which is not followed: ask there")
     if response.status != HTTPStatus.OK:
@@ -278,7 +264,7 @@ def _read_answer(url: str, response: HTTPResponse, tag: str) -> Fetched:
             raise LoadError(too_big)
     if length.isdigit() and len(data) < int(length):
         raise ConnectionError("the answer broke off")
-    return Fetched(bytes(data), response.getheader("ETag") or "")
+    return bytes(data), response.getheader("ETag") or ""
 
 
 def _sentence(error: Exception) -> str:

@@ -25,46 +25,44 @@ of each kind has no end and is named LOW+.
 what a token of context costs among steps of about one size, b_C where nobody said. Cells with prefill and cells without
 it are two kinds. At the middle (P, n) of every cell of a kind, seen or not:
 
-    x    = b0 + bP P + bn n + be (1 - (1 - k/E)^(P + n))    x_c the same of P_c, n_c        y_c = t_c - s C_c
-    v_c  = 8^-d_c r_c / (r_c + 8) / x_c²                    d_c = |log2 n_c / n| + |log2 P_c / P|
-    y    = a + b x, least squares with weights v_c, b drawn to Y = mean y / mean x by 0.001 (mean x)²
-    T    = (a + b x) (y_c / (a + b x_c))^(r_c / (r_c + 8))  what the cell itself knows; the power is 1 without rows
+    x    = b0 + bP P + bn n + be (1 - (1 - k/E)^(P + n))    x_c the same of P_c, n_c
+    l_c  = log (t_c - s C_c) / x_c
+    v_c  = 8^-d_c w_c,  w_c = r_c / (r_c + 8)               d_c = |log2 n_c / n| + |log2 P_c / P|
+    l    = sum v_c l_c / sum v_c                            what the cells beside say
+    T    = x exp(l + w_c (l_c - l))                         what the cell itself knows; w_c is 0 without rows
 
     step = T(P, n) + s C                                    T between the middles around: straight in P and in n
 
-and at least what the same requests take without prefill. Where nobody said what the cells usually had, T = x F with the
-published factor. Where a row is the mean of many steps, only one without prefill has the shape of the steps in it, and
-with prefill T = x. Where no cell has 64 rows, or of means all cells have fewer, the coefficients are all there is:
-T = x, s = b_C.
+and at least what the same requests take without prefill. Where nobody said what a cell usually had, l_c is the
+logarithm of its published factor, in its middle. Where a row is the mean of many steps, only one without prefill has
+the shape of the steps in it, and with prefill T = x. Where no cell has 64 rows, or of means all cells have fewer, the
+coefficients are all there is: T = x, s = b_C.
 
-**Rising.** Requests are asked about by a surface that does not fall with P or n, though measured steps may: its T at
-the middles are fitted to those above by isotonic regression, along P and then along n (which keeps the order along P,
-because the regression of larger values is larger). A band holds what was measured of its number of requests, too.
-
-Some kernels are faster for more requests, as for multiples of four. So without prefill a fall stays, where at least 64
-rows of that cell tell it and it is above (p90 / p10)² of its stratum, twice what steps scatter, and above 5 %.
+**Rising.** Requests are asked about by a surface that does not fall with P or n, though measured steps may, and kernels
+of some batches are faster, as for multiples of four: without prefill T is fitted by isotonic regression; a prefill
+takes at least what smaller ones took. A band holds what was measured of its number of requests, too.
 
 be is of a mixture of E experts, k of which each token goes through; 0 where nobody said.
 
-Microseconds. Guards: r_c >= 1; b >= 0; a + b x and y_c within a fifth of x and five times x: a cell outside, such as
-the one step that compiled, says nothing; beyond the last middles no T falls.
+Microseconds. Guards: r_c >= 1; a cell whose ratio is not within a fifth and five, such as the one step that compiled,
+says nothing; beyond the last middles no T falls.
 
 References: Frisch and Waugh, Partial time regressions as compared with individual trends (Econometrica 1933), for s;
-Cleveland, Robust locally weighted regression (JASA 1979), without the robust weights, for a and b; Robertson, Wright
-and Dykstra, Order Restricted Statistical Inference (1988), for isotonic regression.
+Nadaraya, On estimating regression (Theory of Probability 1964), for l; Robertson, Wright and Dykstra, Order Restricted
+Statistical Inference (1988), for isotonic regression.
 """
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
-from functools import cached_property
-from itertools import islice, repeat
+from collections.abc import Collection, Mapping, Sequence
+from functools import cache, cached_property
+from itertools import accumulate, chain
 from operator import mul
 from typing import NamedTuple
 
-from .document import Interval, Target
+from .document import Interval, Shape, Target
 
 STRIDE = 64
 """More than there are pieces of prefill tokens."""
@@ -74,11 +72,7 @@ _STRATUM_OCTAVE_MAX = 15
 _HALF_ROWS = 8.0
 _ROWS_MIN = 64.0
 _RATIO_MAX = 5.0
-_DRAWN = 0.001
-_FALL_MIN = 1.05
-"""Less may be of contexts, whose price is nearly known."""
 _PER_OCTAVE = -math.log(8.0)
-_CELLS_MAX = 512  # there are no more
 _ENTRIES_MAX = 65536
 
 _DECODE_FIRST = (*range(1, 17), *range(17, 512, 8), *(math.ceil(512 * 2 ** (k / 8)) for k in range(1, 50)))
@@ -132,15 +126,30 @@ def stratum_of_cell(cell: str) -> str:
     return stratum_name(float(kind != "decode"), float(low) if low.isdigit() else 1.0)
 
 
-def _cell_names() -> tuple[list[str], list[list[str]]]:
-    """Of the cells without prefill, and of those with it by octaves of requests and half octaves of tokens."""
+class _Cell(NamedTuple):
+    """A cell by name, and its middle."""
+
+    name: str
+    requests: float
+    tokens: float = 0.0
+
+
+@cache
+def _cells() -> tuple[list[_Cell], list[list[_Cell]]]:
+    """Those without prefill, and those with it by octaves of requests and half octaves of tokens."""
     tokens = [_range(math.ceil(2 ** (half / 2)), math.ceil(2 ** ((half + 1) / 2)) - 1) for half in _HALVES]
     tokens[1], tokens[-1] = "1.5", f"{tokens[-1].partition('-')[0]}+"
     sizes = [_range(2**octave, 2 ** (octave + 1) - 1) for octave in _OCTAVES]
     sizes[-1] = f"{sizes[-1].partition('-')[0]}+"
-    decodes = [f"decode:{_range(*ends)}" for ends in zip(_DECODE_FIRST, (n - 1 for n in _DECODE_ENDS), strict=True)]
-    decodes[-1] = f"decode:{_DECODE_FIRST[-1]}+"
-    return decodes, [[f"prefill:{size}:{each}" for each in tokens] for size in sizes]
+    decodes = [_range(*ends) for ends in zip(_DECODE_FIRST, (n - 1 for n in _DECODE_ENDS), strict=True)]
+    decodes[-1] = f"{_DECODE_FIRST[-1]}+"
+    return (
+        [_Cell(f"decode:{name}", size) for name, size in zip(decodes, _DECODE_SIZES, strict=True)],
+        [
+            [_Cell(f"prefill:{name}:{each}", size, at) for each, at in zip(tokens, _TOKENS, strict=True)]
+            for name, size in zip(sizes, _SIZES, strict=True)
+        ],
+    )
 
 
 def _range(low: int, high: int) -> str:
@@ -158,11 +167,10 @@ class Nodes(NamedTuple):
     decodes: list[float]
     prefills: list[list[float]]
 
-    def rising(self, falls: Sequence[float]) -> Nodes:
-        """The nearest that do not fall, but by more than ``falls`` from one number of decodes to the next."""
-        along_tokens = list(map(_isotonic, self.prefills))
-        along_requests = map(_isotonic, zip(*along_tokens, strict=True))
-        return Nodes(_isotonic(self.decodes, falls), [list(row) for row in zip(*along_requests, strict=True)])
+    def rising(self) -> Nodes:
+        """The same where nothing falls: decodes are fitted, and a prefill takes what a smaller one took."""
+        along_tokens = [list(accumulate(row, max)) for row in self.prefills]
+        return Nodes(_isotonic(self.decodes), list(accumulate(along_tokens, lambda *rows: list(map(max, *rows)))))
 
 
 class StepTable(dict[int, Piece]):
@@ -194,14 +202,14 @@ class StepTable(dict[int, Piece]):
         low, high = max(min(p10, 1.0) - self._wider, 0.0), max(p90, 1.0) + self._wider
         line = self._line(requests, piece)
         if self._measured is not self._nodes:
-            off = _decode(self._measured, requests) / line[0]
+            off = _decode(self._measured.decodes, requests) / line[0]
             low, high = low * min(off, 1.0), high * max(off, 1.0)
         self[key] = made = (*line, low, high)
         return made
 
     def _line(self, requests: int, piece: int) -> tuple[float, float, float]:
         """least, base and per_token."""
-        least, prefills = _decode(self._nodes, requests), self._nodes.prefills
+        least, prefills = _decode(self._nodes.decodes, requests), self._nodes.prefills
         if not piece:
             return least, least, 0.0
         size = max(requests, 1.0)
@@ -211,11 +219,11 @@ class StepTable(dict[int, Piece]):
         return least, low - per_token * _TOKENS[piece - 1], per_token
 
 
-def _decode(nodes: Nodes, requests: int) -> float:
+def _decode(decodes: Sequence[float], requests: float) -> float:
     """T of so many requests without prefill."""
     size = max(requests, 1.0)
-    after = bisect_right(_DECODE_SIZES, size, 1, len(nodes.decodes) - 1)
-    return _between(_DECODE_SIZES, nodes.decodes, after, size)
+    after = bisect_right(_DECODE_SIZES, size, 1, len(decodes) - 1)
+    return _between(_DECODE_SIZES, decodes, after, size)
 
 
 def _between(places: Sequence[float], values: Sequence[float], after: int, at: float) -> float:
@@ -224,12 +232,12 @@ def _between(places: Sequence[float], values: Sequence[float], after: int, at: f
     return values[after - 1] + share * (values[after] - values[after - 1])
 
 
-def _isotonic(values: Sequence[float], falls: Iterable[float] = repeat(math.inf)) -> list[float]:
-    """The nearest in least squares whose neighbours do not fall: they are pooled, unless by more than the factor."""
+def _isotonic(values: Sequence[float]) -> list[float]:
+    """The nearest in least squares that do not fall: neighbours that do are pooled."""
     pools: list[tuple[float, int]] = []
-    for value, fall in zip(values, falls, strict=False):
+    for value in values:
         mean, count = value, 1
-        while pools and mean < pools[-1][0] <= mean * fall:
+        while pools and mean < pools[-1][0]:
             before, many = pools.pop()
             mean, count = (before * many + mean * count) / (many + count), many + count
         pools.append((mean, count))
@@ -237,40 +245,12 @@ def _isotonic(values: Sequence[float], falls: Iterable[float] = repeat(math.inf)
 
 
 class _Seen(NamedTuple):
-    """A cell with rows: log2 of n_c and P_c, x_c, y_c, and r / (r + 8)."""
+    """A cell with rows: log2 of n_c and of P_c, -1 without; l_c; r / (r + 8)."""
 
     requests: float
     tokens: float
-    x: float
-    y: float
+    log_ratio: float
     share: float
-
-
-class _Kind:
-    """Cells of one kind by column: where they are, and what each adds to the sums of a line."""
-
-    __slots__ = ("_columns", "_places")
-
-    def __init__(self, cells: list[_Seen]) -> None:
-        weights = [each.share / (each.x * each.x) for each in cells]
-        x, y = [each.x for each in cells], [each.y for each in cells]
-        to_x = list(map(mul, weights, x))
-        self._columns = (weights, to_x, list(map(mul, weights, y)), list(map(mul, to_x, x)), list(map(mul, to_x, y)))
-        self._places = ([each.requests for each in cells], [each.tokens for each in cells])
-
-    def nearness(self, axis: int, at: float) -> list[float]:
-        """8 to the minus octaves of n or P, of each cell."""
-        return [math.exp(_PER_OCTAVE * abs(place - at)) for place in self._places[axis]]
-
-    def line(self, near: list[float]) -> tuple[float, float]:
-        """Its a and b around a place that is so near to each cell."""
-        total, to_x, to_y, to_xx, to_xy = [sum(map(mul, near, column)) for column in self._columns]
-        if not to_x > 0.0:
-            return 0.0, 1.0
-        drawn = _DRAWN * to_x * to_x / total
-        slope = (to_xy - to_x * to_y / total + drawn * to_y / to_x) / (to_xx - to_x * to_x / total + drawn)
-        slope = max(slope, 0.0)
-        return (to_y - slope * to_x) / total, slope
 
 
 class StepSurface:
@@ -280,89 +260,87 @@ class StepSurface:
         context_us: s.
         steps: T and bands as they were measured.
         rising: the same where no T falls with P or n.
+        misfit: standard deviation of l_c from what the cells beside say.
     """
 
-    def __init__(self, target: Target, coefficients: Coefficients, *, of_means: bool, mean_error: float) -> None:
-        rows = target.factor_rows.values()
+    def __init__(self, target: Target, coefficients: Coefficients, *, of_means: bool, wider: float) -> None:
+        rows = [shape.rows for shape in target.shapes.values()]
         told = target.factors_applied and (sum(rows) if of_means else max(rows, default=0.0)) >= _ROWS_MIN
-        self._coefficients, self._target = coefficients, target
-        self._wider = mean_error if of_means else 0.0
-        seen = _seen_of(target, coefficients) if told else {}
-        self._seen = {cell: each for cell, each in seen.items() if each.tokens < 0.0} if of_means else seen
-        self._factors = target.factors if told and not of_means else {}
-        context_us = target.context_us_per_token if self._seen else None
+        self._coefficients, self._interval, self._wider = coefficients, target.interval, wider
+        context_us = target.context_us_per_token if told else None
         self.context_us = coefficients.context_token if context_us is None else context_us
+        decodes, prefills = _cells()
+        prefill_cells = [] if of_means else list(chain.from_iterable(prefills))
+        shapes = target.shapes if told else {}
+        self._decodes, self._prefills = (
+            {cell.name: seen for cell in cells if cell.name in shapes and (seen := self._seen(cell, shapes[cell.name]))}
+            for cells in (decodes, prefill_cells)
+        )
+
+    def _seen(self, cell: _Cell, shape: Shape) -> _Seen | None:
+        """What the rows of a cell say; None where that cannot be."""
+        tokens, requests, b_context = cell.tokens, cell.requests, self._coefficients.context_token
+        ratio = shape.factor
+        if shape.usual is not None:
+            tokens, requests, context, us = shape.usual
+            x = self._coefficients.us(tokens, requests)
+            ratio = (us - self.context_us * context) / x if x > 0.0 < x + b_context * context else 0.0
+        if not 1.0 / _RATIO_MAX < ratio < _RATIO_MAX:
+            return None
+        rows = max(shape.rows, 1.0)
+        return _Seen(_log2(requests), _log2(tokens), math.log(ratio), rows / (rows + _HALF_ROWS))
 
     @cached_property
     def steps(self) -> StepTable:
         """See the class."""
-        return StepTable(self._nodes, self._nodes, self._target.interval, self._wider)
+        return StepTable(self._nodes, self._nodes, self._interval, self._wider)
 
     @cached_property
     def rising(self) -> StepTable:
         """See the class."""
-        falls = list(map(self._fall, _cell_names()[0], _DECODE_SIZES))
-        return StepTable(self._nodes.rising(falls), self._nodes, self._target.interval, self._wider)
+        return StepTable(self._nodes.rising(), self._nodes, self._interval, self._wider)
 
-    def _fall(self, cell: str, size: float) -> float:
-        """The factor beyond which steps of this cell are faster than those of fewer requests."""
-        interval = self._target.interval
-        if cell not in self._seen or interval is None or self._target.factor_rows[cell] < _ROWS_MIN:
-            return math.inf
-        p10, p90 = interval.strata.get(stratum_name(0.0, size), interval.pooled)
-        return max((p90 / max(p10, _FALL_MIN - 1.0)) ** 2, _FALL_MIN)
-
-    def least_us(self, prefill_tokens: float) -> float:
-        """The longest measured step of one request with as many tokens to prefill or fewer."""
-        least, base, per_token, *_ = self.steps[STRIDE + (piece := piece_of(prefill_tokens))]
-        return max(least, base + per_token * prefill_tokens, *self._nodes.prefills[0][:piece])
+    @cached_property
+    def misfit(self) -> float:
+        """See the class."""
+        apart = [
+            each.share * (each.log_ratio - _beside(kind.values(), each.requests, each.tokens)) ** 2
+            for kind in (self._decodes, self._prefills)
+            for each in kind.values()
+        ]
+        return math.sqrt(sum(apart) / len(apart)) if apart else 0.0
 
     @cached_property
     def _nodes(self) -> Nodes:
         """T at the middle of each cell."""
-        without = _Kind([each for each in self._seen.values() if each.tokens < 0.0])
-        decode_cells, prefill_cells = _cell_names()
-        decodes = [
-            self._at(cell, without.line(without.nearness(0, math.log2(size))), size, 0.0)
-            for cell, size in zip(decode_cells, _DECODE_SIZES, strict=True)
+        decode_cells, prefill_cells = _cells()
+        decodes = [self._at(cell, self._decodes) for cell in decode_cells]
+        least = [_decode(decodes, row[0].requests) for row in prefill_cells]
+        prefills = [
+            [max(self._at(cell, self._prefills), us) for cell in row]
+            for row, us in zip(prefill_cells, least, strict=True)
         ]
-        kind = _Kind([each for each in self._seen.values() if each.tokens >= 0.0])
-        of_tokens = [kind.nearness(1, math.log2(tokens)) for tokens in _TOKENS]
-        prefills = []
-        for cells, size in zip(prefill_cells, _SIZES, strict=True):
-            of_requests = kind.nearness(0, math.log2(size))
-            lines = [kind.line(list(map(mul, of_requests, near))) for near in of_tokens]
-            prefills.append(list(map(self._at, cells, lines, repeat(size), _TOKENS)))
         prefills[-1] = list(map(max, *prefills[-2:]))
         for row in (decodes, *prefills):
             row[-1] = max(row[-2:])
         return Nodes(decodes, prefills)
 
-    def _at(self, cell: str, line: tuple[float, float], requests: float, tokens: float) -> float:
-        """T at the middle of a cell, by the line through those around."""
-        x = self._coefficients.us(tokens, requests)
-        if not self._seen:
-            return x * self._factors.get(cell, 1.0)
-        seen, beside_us = self._seen.get(cell), _on(line, x)
-        return beside_us if seen is None else beside_us * (seen.y / _on(line, seen.x)) ** seen.share
+    def _at(self, cell: _Cell, kind: Mapping[str, _Seen]) -> float:
+        """T at the middle of a cell."""
+        log_ratio = _beside(kind.values(), math.log2(cell.requests), _log2(cell.tokens))
+        if (seen := kind.get(cell.name)) is not None:
+            log_ratio += seen.share * (seen.log_ratio - log_ratio)
+        return self._coefficients.us(cell.tokens, cell.requests) * math.exp(log_ratio)
 
 
-def _on(line: tuple[float, float], x: float) -> float:
-    """The line at x, within its guards."""
-    return min(max(line[0] + line[1] * x, x / _RATIO_MAX), x * _RATIO_MAX)
-
-
-def _seen_of(target: Target, coefficients: Coefficients) -> dict[str, _Seen]:
-    """Cells by name; those that say nothing are left out."""
-    b_context = coefficients.context_token
-    context_us, seen = target.context_us_per_token, {}
-    for cell, (tokens, requests, context, us) in islice(target.usual_work.items(), _CELLS_MAX):
-        x = coefficients.us(tokens, requests)
-        y = us - (b_context if context_us is None else context_us) * context
-        if x > 0.0 and x + b_context * context > 0.0 and x < y * _RATIO_MAX < x * _RATIO_MAX * _RATIO_MAX:
-            rows = max(target.factor_rows.get(cell, 0.0), 1.0)
-            seen[cell] = _Seen(_log2(requests), _log2(tokens), x, y, rows / (rows + _HALF_ROWS))
-    return seen
+def _beside(kind: Collection[_Seen], requests: float, tokens: float) -> float:
+    """Mean l of cells, by how near they are to a place."""
+    total = weighted = 0.0
+    for each in kind:
+        near = each.share * math.exp(_PER_OCTAVE * (abs(each.requests - requests) + abs(each.tokens - tokens)))
+        total += near
+        weighted += near * each.log_ratio
+    return weighted / total if total > 0.0 else 0.0
 
 
 def _log2(number: float) -> float:

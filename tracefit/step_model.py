@@ -2,15 +2,15 @@
 
     us   = (T(P, n) + s C) · level                     shapes.py: what steps of such a shape took, or the coefficients
     low  = us · p10(stratum) - 1.28 w us               high = us · p90(stratum) + 1.28 w us
-    w    = sqrt(x' C x + sum_j (x_j form_j)^2) / x beta      outside of what was seen, 0 inside
+    w    = sqrt((x' C x + sum_j (x_j form_j)^2) / (x beta)^2 + misfit^2)      outside of what was seen, 0 inside
 
 Microseconds; P prefill tokens, C tokens of decode context, n requests. p10 and p90 are measured: eighty per cent of the
 steps of that stratum fell between them, so inside of what was seen nothing has to be added. Outside, the errors of the
 coefficients count as well: those of sampling by their covariance C (independent where a file has none), and how far the
-form of the line lets each of them move under another load.
+form of the line lets each of them move under another load; and by how much shapes differ from those beside them.
 
-p10 and p90 of rows that are means are of many kinds of steps together. A step of one kind may be off by more: they are
-moved apart by the mean error of the rows' predictions, each way.
+Rows that are means of a whole request are of hundreds of steps of all kinds, which scatter less than a step of one kind
+is off: p10 and p90 are moved apart by the mean error of the rows' predictions, each way.
 
 ``level`` is 1, or for a step of now what the last steps of its phase took beside the rest. ``portable`` is used, the
 set that every consumer can compute. A stratum without an interval has the pooled one. Guards: ``low <= us <= high``,
@@ -32,7 +32,7 @@ from .faults import REQUESTS_MAX, TOKENS_MAX, BadInputError, NoCoefficientsError
 from .shapes import STRIDE, Coefficients, StepSurface, StepTable, piece_of, stratum_name, stratum_of_cell
 
 FEATURES = ("intercept", "prefill_tokens", "decode_context_tokens", "requests")
-_MEANS_OF_STEPS = ("journeys", "requests", "metrics")
+_MEANS_OF_REQUESTS = ("journeys", "requests")
 _ROWS_MIN, _WINDOWS_MIN = 256, 64
 """Rows of single steps or requests, and of windows between two pages, each of which holds many steps."""
 _MEDIAN_APE_MAX = 0.25
@@ -129,9 +129,6 @@ class StepModel:
         self.coefficients = Coefficients(*values)._replace(missed=config.missed_experts or 0.0)
         coefficients = self.model.coefficients
         self._columns = [names.index(c.name) for c in coefficients]
-        self._covariance = self.model.covariance or tuple(
-            tuple((c.stderr or 0.0) ** 2 if other is c else 0.0 for other in coefficients) for c in coefficients
-        )
         self._form_errors = [c.form_error or 0.0 for c in coefficients]
         self._carries = [
             c.status == "identified" and (c.form_error or 0.0) < _FORM_ERROR_MAX * c.value for c in coefficients
@@ -143,7 +140,8 @@ class StepModel:
         seen = {} if target.seen is None else target.seen.features
         self._bounds = [seen.get(name, (-math.inf, math.inf)) for name in FEATURES[1:]]
         self.reasons = (*config.doubts, *doubts_of(self.model, config.telemetry))
-        self.surface = StepSurface(target, self.coefficients, of_means=self.of_means, mean_error=self.model.mape or 0.0)
+        wider = self.model.mape or 0.0 if config.telemetry in _MEANS_OF_REQUESTS else 0.0
+        self.surface = StepSurface(target, self.coefficients, of_means=self.of_means, wider=wider)
         self.level: tuple[float, float] = (1.0, 1.0)
         self.level_age_s: float | None = None
 
@@ -155,6 +153,13 @@ class StepModel:
         if model.level_age_s is not None and model.level_age_s <= LEVEL_AGE_MAX_S:
             decode, prefill = (self._level(phase, at_unix_nano) for phase in ("decode", "prefill"))
             model.level = (decode, prefill)
+        return model
+
+    def with_stalls(self) -> StepModel:
+        """The same for the mean of many steps."""
+        model = copy(self)
+        decode, prefill = self.level
+        model.level = (decode * self.mean_factor, prefill * self.mean_factor)
         return model
 
     def _level(self, phase: str, at_unix_nano: int) -> float:
@@ -218,11 +223,12 @@ class StepModel:
         """Share w of the module, with ``form`` errors or not."""
         work = self.coefficients.work(prefill, requests, context)
         x = [work[column] for column in self._columns]
-        variance = sum([a * sum(map(mul, row, x)) for a, row in zip(x, self._covariance, strict=True)])
+        variance = sum([a * sum(map(mul, row, x)) for a, row in zip(x, self.model.error_covariance, strict=True)])
         if form:
             variance += sum([(a * error) ** 2 for a, error in zip(x, self._form_errors, strict=True)])
         by_coefficients_us: float = sum(map(mul, self.coefficients, work))
-        return _NORMAL_P90 * math.sqrt(max(variance, 0.0)) / max(by_coefficients_us, 1e-9)
+        share = math.sqrt(max(variance, 0.0)) / max(by_coefficients_us, 1e-9)
+        return _NORMAL_P90 * math.hypot(share, self.surface.misfit)
 
     def usable(self, outside: Collection[str], prefill: float, requests: float, context: float) -> bool:
         """Inside of what was seen the sum carries; outside every term that makes up a tenth must be identified.
@@ -309,7 +315,7 @@ def _checked_column(name: str, column: Sequence[float], highest: float) -> Seque
 
 def of_means(telemetry: str) -> bool:
     """Whether rows of this quality cover many steps each: what was learned is of mean steps, stalls included."""
-    return telemetry in _MEANS_OF_STEPS
+    return telemetry in (*_MEANS_OF_REQUESTS, "metrics")
 
 
 def visited_strata(target: Target, telemetry: str) -> frozenset[str]:

@@ -260,7 +260,7 @@ def test_the_verdict_stands_first_with_what_was_predicted_and_observed_and_what_
     for said in (
         "usable",
         "steps 20.0 ms",
-        "ITL 40.6 ms predicted, 41.0 ms observed",
+        "ITL 40.3 ms predicted, 41.0 ms observed",
         "16 fit ITL 50 ms",
         "last row 5 s",
     ):

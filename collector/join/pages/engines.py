@@ -175,13 +175,8 @@ class PageEngines:
 
     def compare(self, page: PageEngine, processes: Iterable[ApiProcess]) -> None:
         """Tell API processes how many of their requests the page counted; ranks that share a page count apart."""
-        if not self._decides(page):
-            return
         own = [each for each in self.richer_than(page, [*processes]) if isinstance(each, ApiProcess)]
-        ranks = [
-            each for each in self.by_key.values() if (each.recording, each.server) == (page.recording, page.server)
-        ]
-        if not own or len(ranks) > 1:
+        if not own or not self._counts_requests(page):
             return
         lately_ns = max(each.event_unix_ns for each in own) - self._settings.lateness_ns
         lively = [each for each in own if each.event_unix_ns >= lately_ns]  # others are gone, or idle
@@ -197,10 +192,19 @@ class PageEngines:
 
     def has_page_of(self, sender: Sender) -> bool:
         """Whether there is a page of the server that this emitter belongs to."""
-        return any(self.richer_than(page, [sender]) for page in self.by_key.values() if self._decides(page))
+        return any(self.richer_than(page, [sender]) for page in self.by_key.values() if self._is_asked(page))
 
-    def _decides(self, page: PageEngine) -> bool:
-        """Whether a page may say how whole the spans are: not one of an earlier process that nobody asks for now."""
+    def counts_requests_of(self, sender: Sender) -> bool:
+        """Whether a page says how many of a sender's requests there are."""
+        return any(self.richer_than(page, [sender]) for page in self.by_key.values() if self._counts_requests(page))
+
+    def _counts_requests(self, page: PageEngine) -> bool:
+        """Of ranks that share a page each counts its own, and nobody knows whose a span is."""
+        key = page.recording, page.server
+        return self._is_asked(page) and sum((one.recording, one.server) == key for one in self.by_key.values()) == 1
+
+    def _is_asked(self, page: PageEngine) -> bool:
+        """Whether it is still asked for; one of an earlier process may not be, and must not decide for ever."""
         return page.windows.newest is not None or bool(self._settings.scrape)
 
 

@@ -133,8 +133,8 @@ def beside_its_page(all_sent: list[Piece], sent: list[Piece], hit_ratio: float =
 def beside_pages(pages: list[ScrapedPage], sent: list[Piece], front_ends: int = 1):
     pipeline = new_pipeline(**SCRAPING)
     pipeline.process(pages=[pages.pop(0)])
-    (page,) = pipeline.joiner.pages.by_key.values()
-    page.windows.copies = front_ends
+    for page in pipeline.joiner.pages.by_key.values():
+        page.windows.copies = front_ends
     for export in exports_of(sent, 10):
         spans = ExportTraceServiceRequest.FromString(export.payload).resource_spans[-1].scope_spans[-1].spans
         while pages and pages[0].unix_ns <= spans[-1].end_time_unix_nano + 10**9:
@@ -185,6 +185,16 @@ def test_the_page_of_one_server_does_not_speak_for_the_sampled_spans_of_another(
     both = sorted([*own, *others], key=lambda piece: piece.span.end_time_unix_nano)
     alone = beside_its_page(own, own).learned_rows
     assert beside_pages(counted(own, 0.0), both).learned_rows == pytest.approx(alone, abs=100)
+
+
+def test_a_page_of_several_ranks_leaves_it_to_the_trace_ids():
+    sent = requests(1500)
+    pages = []
+    for page in counted(sent, 0.0):
+        (first,) = page.engines
+        second = EngineReading("1", first.model, first.flavour, first.values, {})
+        pages.append(ScrapedPage(page.instance, page.unix_ns, page.mono_ns, (first, second)))
+    assert beside_pages(pages, sent).learned_rows > 1000
 
 
 def test_of_several_api_servers_of_one_engine_each_knows_a_part_of_every_batch():

@@ -11,7 +11,7 @@ import typing
 
 import msgspec
 import yaml
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families as parse_text
@@ -95,6 +95,7 @@ def exportable(draw):
 LLAMA = {"num_hidden_layers": 32, "hidden_size": 4096, "num_attention_heads": 32}
 
 
+@settings(max_examples=60)
 @given(snapshots)
 def test_any_snapshot_gives_pages_that_parse_and_values_that_are_finite(snapshot):
     page = MetricsPage(CollectorRegistry(), lambda: snapshot).render().decode()
@@ -104,6 +105,7 @@ def test_any_snapshot_gives_pages_that_parse_and_values_that_are_finite(snapshot
     assert len(keys) == len(set(keys))
 
 
+@settings(max_examples=60)
 @given(snapshots)
 def test_any_snapshot_gives_a_status_page_and_documents(snapshot):
     page = StatusPage(lambda: snapshot, CollectorRegistry(), ready=lambda: (True, {}), unix_nano=lambda: 0)
@@ -118,6 +120,7 @@ def test_any_snapshot_gives_a_status_page_and_documents(snapshot):
         assert documents.answer_blis(request).status in {200, 422}
 
 
+@settings(max_examples=80)
 @given(snapshots, exportable())
 def test_any_configuration_is_exported_whole_or_refused(snapshot, odd_one):
     for config in (*snapshot.configs, odd_one):

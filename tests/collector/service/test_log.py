@@ -112,7 +112,7 @@ def touched(data, whole):
     return whole not in data
 
 
-def test_300_damages_cost_the_entries_they_lie_in_and_are_counted(tmp_path):
+def test_800_damages_cost_the_entries_they_lie_in_and_are_counted(tmp_path):
     life = tmp_path / "life"
     life.mkdir()
     written = filled(life, count=60)
@@ -124,7 +124,7 @@ def test_300_damages_cost_the_entries_they_lie_in_and_are_counted(tmp_path):
             wholes[int.from_bytes(data[at + 8 : at + 16], "little")] = data[at:end]
             at = end
     assert sorted(wholes) == list(range(1, 61))
-    for seed in range(300):
+    for seed in range(800):
         rng = random.Random(seed)
         directory = tmp_path / "hurt"
         shutil.copytree(life, directory)

@@ -107,18 +107,24 @@ class Bank:
         """
         if not len(rows):
             return Counter()
-        if config_id not in self._configs:
-            gone = self.places.offer(config_id, int(rows.end_ns.max()), self._configs)
-            if gone is None:
-                return Counter({RowOutcome.NO_PLACE: len(rows)})
-            if gone != config_id:
-                self.drop(gone)
+        if not self._has_place(config_id, int(rows.end_ns.max())):
+            return Counter({RowOutcome.NO_PLACE: len(rows)})
         outcome = self._target(config_id, target).learn(rows)
         self.learned_rows += outcome[RowOutcome.LEARNED]
         if engines:
             self._configs[config_id][target].name_engines(engines)
             self.lineages.setdefault(config_id, Lineage()).record_rows(engines, rows.engine, rows.end_ns)
         return outcome
+
+    def _has_place(self, config_id: str, unix_ns: int) -> bool:
+        """Whether it is learned, or may be from now on; who makes room for it is gone then."""
+        if config_id not in self._configs:
+            gone = self.places.offer(config_id, unix_ns, self._configs)
+            if gone is None:
+                return False
+            if gone != config_id:
+                self.drop(gone)
+        return True
 
     def _target(self, config_id: str, target: Target) -> TargetState:
         targets = self._configs.setdefault(config_id, {})
@@ -199,7 +205,8 @@ class Bank:
 
     def mark_restart(self, config_id: str, at_ns: int) -> None:
         """An engine of it was restarted at this event time; no row of it may have come yet."""
-        self._target(config_id, Target.STEP_TIME).history.course.mark(ChangeKind.RESTART, at_ns)
+        if self._has_place(config_id, at_ns):
+            self._target(config_id, Target.STEP_TIME).history.course.mark(ChangeKind.RESTART, at_ns)
 
     def _set_priors(self, config_id: str, priors: Priors) -> None:
         self._priors[config_id] = priors

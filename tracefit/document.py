@@ -116,12 +116,11 @@ class Target(NamedTuple):
     """Everything known about one kind of time.
 
     ``shapes`` are by the name of their cell, and say nothing while they are not ``factors_applied``; ``mean_factor`` is
-    mean ÷ robust fit;
-    ``step_ahead_us``, the part of the intercept that is a step scheduled ahead, None where none is known to be;
-    ``context_us_per_token``, what a token
-    of decode context costs among steps of about one size, None where nobody said; ``in_flight``, what the time
-    grows by with the requests in flight, None where it does not; ``level``, of ``decode`` and ``prefill`` steps;
-    ``change``, the newest confirmed change of speed; ``odd``, the engines of another speed than the others.
+    mean ÷ robust fit; ``step_ahead_us``, the part of the intercept that is a step scheduled ahead, None where none is
+    known to be; ``context_us_per_token``, what a token of decode context costs among steps of about one size, None
+    where nobody said; ``in_flight``, what the time grows by with the requests in flight, None where it does not;
+    ``level``, of ``decode`` and ``prefill`` steps; ``change``, the newest confirmed change of speed; ``odd``, the
+    engines of another speed than the others.
     """
 
     name: str

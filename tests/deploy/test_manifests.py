@@ -561,4 +561,4 @@ def test_the_numbers_of_the_guide_are_those_of_the_manifests(containers):
     requests, limits = (containers[0]["resources"][name] for name in ("requests", "limits"))
     assert f"asks for {requests['cpu']} CPU and {requests['memory']}" in guide
     assert f"may use {limits['memory']}" in guide
-    assert f"needs {GRACE_S + Config.drain_s:.0f} s to drain" in guide
+    assert f"stopped last and needs {GRACE_S + Config.drain_s:.0f} s" in guide

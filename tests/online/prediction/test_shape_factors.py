@@ -50,9 +50,9 @@ def test_what_is_published_computes_what_the_sidecar_predicts_and_the_client_say
     published = config.targets["step_time"]
     target = bank._configs[config_id][TARGET]
     target.flush()
-    often = [cell for cell, rows in published.factor_rows.items() if rows >= 64]
-    assert len({round(published.factors[cell], 6) for cell in often}) > 3
-    work = [published.usual_work[cell][:3] for cell in often]
+    often = [shape for shape in published.shapes.values() if shape.rows >= 64]
+    assert len({round(shape.factor, 6) for shape in often}) > 3
+    work = [shape.usual[:3] for shape in often]
     names = ("prefill_tokens", "requests", "decode_context_tokens")
     raw = np.zeros((len(work), len(STEP_FEATURES)))
     for name, column in zip(names, zip(*work, strict=True), strict=True):
@@ -63,8 +63,8 @@ def test_what_is_published_computes_what_the_sidecar_predicts_and_the_client_say
     own = x @ model.fit.beta[:4] * np.exp(model.log_factors(design.cell))
     b0, b_prefill, b_context, b_requests = (each.value for each in config.coefficients())
     product = [
-        (b0 + b_prefill * p + b_context * c + b_requests * n) * published.factors[cell]
-        for cell, (p, n, c) in zip(often, work, strict=True)
+        (b0 + b_prefill * p + b_context * c + b_requests * n) * shape.factor
+        for shape, (p, n, c) in zip(often, work, strict=True)
     ]
     assert product == pytest.approx(own.tolist(), rel=1e-9)
     asked = [config.step_time(prefill_tokens=p, requests=n, decode_context_tokens=c).us for p, n, c in work]

@@ -264,6 +264,12 @@ def _port(wanted: int) -> int:
     return wanted
 
 
+class _Patient(Config, frozen=True, kw_only=True):
+    """Nobody waits for a demo's end, however slow the machine: what was sent is learned."""
+
+    drain_s = 60.0
+
+
 @contextlib.contextmanager
 def running_sidecar(directory: Path, clock: Clock) -> Iterator[Sidecar]:
     """A sidecar on loopback that publishes every half second, logs to a file, and is drained at the end."""
@@ -271,7 +277,7 @@ def running_sidecar(directory: Path, clock: Clock) -> Iterator[Sidecar]:
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     before, logger.handlers = logger.handlers, [handler]
     listen, pages = f"127.0.0.1:{_port(PORT_GRPC)}", f"127.0.0.1:{_port(PORT_PAGES)}"
-    config = Config(listen=listen, listen_http="", pages=pages, directory=str(directory), publish_interval_s=0.5)
+    config = _Patient(listen=listen, listen_http="", pages=pages, directory=str(directory), publish_interval_s=0.5)
     sidecar = Sidecar(config, clock)
     try:
         sidecar.start()

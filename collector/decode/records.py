@@ -101,7 +101,8 @@ class RequestSpan(msgspec.Struct, frozen=True, gc=False):
     """One finished request, as its engine's API server tells it (gen_ai.latency.*).
 
     ``cached_tokens`` of the prompt were in the prefix cache, MISSING where that is not told. ``decode_s`` is from first
-    to last token, else to the end. Other latencies that were not sent are NaN.
+    to last token, else to the end. Other latencies that were not sent are NaN. ``has_caller``: it goes on with a trace
+    of whoever sent the request, which decides whether there is a span.
     """
 
     span_id: bytes
@@ -116,6 +117,7 @@ class RequestSpan(msgspec.Struct, frozen=True, gc=False):
     queue_s: float
     prefill_s: float
     model: str
+    has_caller: bool = False
 
 
 _NO_STEPS: StepColumns = np.empty(0, STEP_DTYPE)

@@ -193,6 +193,7 @@ def request_span(span: Span, said: Mapping[str, Value]) -> RequestSpan:
         queue_s=seconds.get("queue_s", math.nan),
         prefill_s=seconds.get("prefill_s", math.nan),
         model=next((str(said[key]) for key in words.MODELS if key in said), "")[: words.FACT_LENGTH_MAX],
+        has_caller=bool(span.parent_span_id),
     )
 
 

@@ -133,8 +133,8 @@ class Calibration(msgspec.Struct):
 class EmitterCheckpoint(msgspec.Struct):
     """One emitter.
 
-    ``calibration`` and ``double_of`` are an engine's, ``trace_rates`` and ``longest_ns`` an API process's,
-    ``front_ends`` a page's; ``server`` is whom a page or a publisher of passes is of.
+    ``calibration`` and ``double_of`` are an engine's, ``trace_rates``, ``longest_ns`` and ``since_caller`` an API
+    process's, ``front_ends`` a page's; ``server`` is whom a page or a publisher of passes is of.
     """
 
     kind: Literal["engine", "api_process", "passes", "page"]
@@ -149,6 +149,7 @@ class EmitterCheckpoint(msgspec.Struct):
     double_of: str = ""
     trace_rates: list[Annotated[float, msgspec.Meta(gt=0, le=1)] | None] = []
     longest_ns: Natural = 0
+    since_caller: Natural | None = None
     server: str = ""
     front_ends: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 1
 
@@ -164,6 +165,7 @@ class EmitterCheckpoint(msgspec.Struct):
             case ApiProcess():
                 kept = cls("api_process", *common, emitter.event_unix_ns)
                 kept.trace_rates, kept.longest_ns = emitter.sampling.rates, emitter.longest_ns
+                kept.since_caller = emitter.since_caller
             case PassEngine():
                 kept = cls("passes", *common, emitter.event_unix_ns)
                 kept.server, kept.steps_heard = emitter.source, emitter.heard_of
@@ -183,6 +185,8 @@ class EmitterCheckpoint(msgspec.Struct):
         elif self.kind == "api_process":
             emitter = ApiProcess(self.instance, "", self.number, settings)
             emitter.sampling.restore(self.trace_rates)
+            if self.since_caller is not None:
+                emitter.since_caller = self.since_caller
             emitter.newest_unix_ns, emitter.longest_ns = self.heard_unix_ns, self.longest_ns
         elif self.kind == "passes":
             emitter = PassEngine(self.instance, "", self.number, settings, self.server)

@@ -142,6 +142,11 @@ class Emitter(abc.ABC):
         return 1.0
 
     @property
+    def is_left_to_callers(self) -> bool:
+        """Whether others decide which share that is, and nobody counts it."""
+        return False
+
+    @property
     def is_double(self) -> bool:
         """Whether another emitter tells more of the same engine."""
         return self.double_of is not None

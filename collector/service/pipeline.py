@@ -397,7 +397,8 @@ class Pipeline:
             contradictions |= emitter.facts.contradictions()
         quality = min((emitter.quality for emitter in emitters), default=Quality.REQUESTS)
         hidden = _hides_hits(quality, facts)
-        shares = _span_shares(emitters, silent_s=self._settings.join_timeout_s)
+        heard = _heard_lately(emitters, silent_s=self._settings.join_timeout_s)
+        shares = [emitter.span_share for emitter in heard]
         targets = self._targets(config_id, emitters, hits_hidden=hidden, exact=exact)
         known = [each for each in shares if each is not None]
         share = min(known, default=1.0)
@@ -418,7 +419,7 @@ class Pipeline:
             quarantined=self._put_aside.get(config_id, ""),
             doubts=[
                 *filter(None, [unknown_experts(facts)]),
-                *doubts_of(shares),
+                *doubts_of(shares, left_to_callers=any(emitter.is_left_to_callers for emitter in heard)),
                 *(targets[Target.STEP_TIME.value].doubts if Target.STEP_TIME.value in targets else ()),
             ],
             prefix_hits_hidden=hidden,
@@ -449,14 +450,14 @@ class Pipeline:
         return dict(sorted(targets.items()))
 
 
-def _span_shares(emitters: Sequence[Emitter], *, silent_s: float) -> list[float | None]:
-    """Which share of what it could tell each emitter sends.
+def _heard_lately(emitters: Sequence[Emitter], *, silent_s: float) -> list[Emitter]:
+    """Those that say how much of what they could tell they send.
 
     Of a process that has been silent for so long while others went on, nothing more will come, and its doubts would
     stay for good.
     """
     heard_unix_ns = max((emitter.event_unix_ns for emitter in emitters), default=0) - int(silent_s * 1e9)
-    return [emitter.span_share for emitter in emitters if emitter.event_unix_ns >= heard_unix_ns]
+    return [emitter for emitter in emitters if emitter.event_unix_ns >= heard_unix_ns]
 
 
 @functools.lru_cache(maxsize=64)

@@ -73,6 +73,10 @@ _LATEST = (32, 64, 128, 256, 512)
 _RATE_MIN = 1e-6
 _UNEVEN = 4.0
 _TOO_FEW_TRACES = "too few requests have ended to tell whether spans are sampled"
+_LEFT_TO_CALLERS = (
+    "those who send the requests decide which of them have spans, by a rule that need not show; "
+    "let tracefit scrape the page, which counts them"
+)
 _SPANS_ENOUGH = math.ceil(math.log(_CHANCE) / math.log(WHOLE))
 
 
@@ -205,10 +209,11 @@ def _sampled_at(shares: list[float], below: float = WHOLE) -> float | None:
     return rate if uneven < _UNEVEN else None
 
 
-def doubts_of(shares: Collection[float | None]) -> list[str]:
+def doubts_of(shares: Collection[float | None], *, left_to_callers: bool) -> list[str]:
     """Why nothing that was learned from emitters which send such shares of their spans should be used.
 
-    The first requests of one more process say nothing against what others tell.
+    What callers decide, perhaps by chance, shows in no trace id: spans that seem whole may be one in a hundred. The
+    first requests of one more process say nothing against what others tell.
     """
     known = [share for share in shares if share is not None]
     doubts = []
@@ -219,7 +224,7 @@ def doubts_of(shares: Collection[float | None]) -> list[str]:
         doubts.append(f"{sampled}; send all spans or let tracefit scrape the page")
     if len(known) < len(shares) and len(known) == len(rates):
         doubts.append(_TOO_FEW_TRACES)
-    return doubts
+    return doubts or [_LEFT_TO_CALLERS] * left_to_callers
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,6 +313,8 @@ class ApiProcess(Emitter):
         self._rows: list[TargetRows] = []
         self.sampling = TraceSampling()
         self.requests_heard = 0
+        self.since_caller = _TRACES_MAX
+        """Requests since the last one that goes on with its caller's trace, as far as that matters."""
         self.counted_share: float | None = None
         """Of the requests that its server's page counted, those that sent a span; None while that is not known."""
         self.is_counted = False
@@ -319,6 +326,11 @@ class ApiProcess(Emitter):
     def span_share(self) -> float | None:
         """How many of its requests send a span, by its page or by their trace ids; None while that is not known."""
         return self.counted_share if self.is_counted else self.sampling.share
+
+    @property
+    def is_left_to_callers(self) -> bool:
+        """Whether a span was missing, if its caller said so, and no page counts requests."""
+        return self.since_caller < _TRACES_MAX and not self.is_counted
 
     @property
     def is_whole(self) -> bool:
@@ -361,6 +373,7 @@ class ApiProcess(Emitter):
         """Add one finished request."""
         self.sampling.add(span.trace_id)
         self.requests_heard += 1
+        self.since_caller = 0 if span.has_caller else min(self.since_caller + 1, _TRACES_MAX)
         if span.output_tokens < 1:
             self.counts[table.DROPPED_ROWS, RowDrop.INCOMPLETE] += 1
             return

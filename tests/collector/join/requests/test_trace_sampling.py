@@ -163,6 +163,30 @@ def test_a_sampler_that_does_not_show_in_the_trace_ids_shows_beside_the_page():
     assert ("weak", "sampled") in statuses(beside_its_page(sent, [each for n, each in enumerate(sent) if n % 30]))
 
 
+def with_callers(sent: list[Piece]) -> list[Piece]:
+    """The same requests, sent by somebody whose traces go on in them."""
+    out = [Piece(each.instance, each.scope, type(each.span)()) for each in sent]
+    for copy, each in zip(out, sent, strict=True):
+        copy.span.CopyFrom(each.span)
+        copy.span.parent_span_id = each.span.trace_id[8:]
+    return out
+
+
+def test_spans_that_callers_decide_on_are_usable_only_where_a_page_counts_the_requests():
+    """A mesh that keeps one request of three by chance shows in no trace id, and may as well keep all."""
+    sent = with_callers(requests(900))
+    for kept_by_chance in (sent, sent[::3]):
+        pipeline = replayed(exports_of(kept_by_chance))
+        (doubt,) = published(pipeline).doubts
+        assert "let tracefit scrape the page, which counts them" in doubt
+        assert not tracefit.load(pipeline.snapshot(0, 1).to_json()).config().usable
+        assert published(restarted(pipeline)).doubts == [doubt]
+    assert published(beside_its_page(sent, sent)).doubts == []
+    assert beside_its_page(sent, sent[::3]).learned_rows == 0
+    once = [*with_callers(requests(1500)[:100]), *requests(1500)[100:]]
+    assert published(replayed(exports_of(once))).doubts == []
+
+
 def test_after_a_restart_the_page_decides_before_the_first_row():
     """Of what the log has kept; by its trace ids all would be well."""
     sent = requests(1500)

@@ -87,7 +87,7 @@ def doctor(url: str, token: str | None, *, in_json: bool) -> int:
     Raises:
         StartError: nothing answers there, or what answers is neither a sidecar nor a server that is known.
     """
-    if url and "://" not in url and Path(url).exists():
+    if url and "://" not in url and (Path(url).exists() or Path(url).suffix == ".json"):
         raise StartError(f"{url} is a path, and doctor asks an address; its verdict: tracefit show {url}")
     base = (url if "://" in url else f"http://{url}").rstrip("/").removesuffix("/metrics")
     page = fetch(f"{base}/metrics", token)

@@ -39,6 +39,7 @@ WRONG = [
     ("config show", USAGE, "there are check, explain, schema"),
     ("doctor 127.0.0.1:99999", FAILED, "Port out of range"),
     ("doctor {tmp}", FAILED, "is a path, and doctor asks an address"),
+    ("doctor gone.json", FAILED, "is a path, and doctor asks an address"),
     ("doctor 127.0.0.1:1", FAILED, "/metrics: Connection refused"),
     ("replay", USAGE, "FILE"),
     ("replay a", USAGE, "--out"),

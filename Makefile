@@ -69,9 +69,8 @@ demo-vllm: $(STAMP)
 demo-vllm-clean: $(STAMP)
 	@$(BIN)/python deploy/vllm-plugin/demo/demo.py --remove
 
-# Bytecode is kept, whatever the environment says: else each of the processes that tests start compiles us anew.
 test: $(STAMP)
-	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n auto --dist worksteal $(TESTS)
+	$(BIN)/python -m pytest -n auto --dist worksteal $(TESTS)
 
 test-fleet: $(FLEET_STAMP)
 	FLEET_TEST=1 $(FLEET_VENV)/bin/python -m pytest tests/collector/fleet/test_fleet_extra.py

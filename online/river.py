@@ -1,15 +1,14 @@
 """River's models: what corrects the published prediction, regressors that learn beside ``rls``, detectors of change.
 
-Importing this module imports River's regressions, which takes 60 MB and 0.7 s of CPU: only who configures a model of
-River's imports it, with the first row (online/target/settings.py). River's scaler and detectors take 16 MB and 0.2 s
-more, for scikit-learn: they are imported where they are asked for.
+Importing this module imports River, which takes 75 MB and a second of CPU: only who configures a model of River's
+imports it, with the first row (online/target/settings.py).
 
 ``river:residual``: River's linear regression on what the level leaves, from columns that no coefficient is about.
 
     e_i = log(y_i / (x_i beta F exp(c_i)))       c: the level (online/level.py)
     d_i = clip(w . scaled(u_i) + w0, -0.15, 0.15)                 published: x beta F exp(c + d) while it wins
-    scaled(u) = (u - mean) / sd                  by all rows so far, this one included
-    w, w0     LinearRegression(SGD(0.01), Huber(0.05)), River's own: ``predict_one``, then ``learn_one``
+    scaled, w, w0: StandardScaler, then LinearRegression(SGD(0.01), Huber(0.05)), River's own, ``predict_one`` then
+    ``learn_one``
 
 u: per step, how many requests wait, are preempted, finish, run without being scheduled; the KV usage; blocks offloaded,
 restored, evicted; 0 where it is not known. It wins while the discounted error of all rows with d is below the one
@@ -40,7 +39,7 @@ import math
 from typing import Any
 
 import numpy as np
-from river import base, linear_model, optim
+from river import base, drift, linear_model, optim, preprocessing
 
 from .blocks import Design, median_of
 from .constants import MEMORY_ROWS, NOISE_ROWS, VALUE_MAX
@@ -48,7 +47,7 @@ from .errors import RATIO_MAX, Contest, PrequentialError
 from .features import INTERCEPT, Column, FeatureSet, Raw
 from .rows import CorrectionOutcome, Floats, Ints, Target
 from .snapshot import CorrectionSnapshot, ModelSnapshot
-from .state import Stateful
+from .state import Stateful, Tree
 
 # Chosen: on the recordings c0, c1, c3, c5, c9 and p1.
 RESIDUAL_MAX, _THRESHOLD = 0.15, 0.05
@@ -104,54 +103,51 @@ class Thinning(Stateful):
 
 
 class Regression(Stateful):
-    """River's linear regression on the scaled columns u.
+    """River's scaler and linear regression on the columns u.
 
-    Attributes:
-        rows: that it has seen.
-        mean, variance: of u, (8,) each.
+    What is saved: rows, means and variances that the scaler knows, weights and intercept of the regression, (8,) each.
     """
 
-    SAVED = ("rows", "mean", "variance", "weights", "intercept")
+    SAVED = ("rows", "means", "variances", "weights", "intercept")
 
     def __init__(self) -> None:
-        self.rows, self.mean, self.variance = 0, np.zeros(len(CONTEXT)), np.zeros(len(CONTEXT))
+        self.scaler = preprocessing.StandardScaler()
         self.linear = linear_model.LinearRegression(loss=optim.losses.Huber(_THRESHOLD))
 
     def learn(self, row: Floats, e: float) -> float:
         """D of a row u, before it is learned with e; NaN once it diverged."""
-        self.rows += 1  # a row's context is known before its time
-        off = row - self.mean
-        self.mean += off / self.rows
-        left = row - self.mean
-        self.variance += (off * left - self.variance) / self.rows
-        scaled = np.divide(left, np.sqrt(self.variance), out=np.zeros_like(row), where=self.variance > 0.0)
-        named = dict(zip(CONTEXT.names, scaled.tolist(), strict=True))
-        d = float(self.linear.predict_one(named))
-        self.linear.learn_one(named, min(max(e, -1.0), 1.0))
+        named = dict(zip(CONTEXT.names, row.tolist(), strict=True))
+        self.scaler.learn_one(named)  # a row's context is known before its time
+        scaled = self.scaler.transform_one(named)
+        d = float(self.linear.predict_one(scaled))
+        self.linear.learn_one(scaled, min(max(e, -1.0), 1.0))
         return d
 
-    @property
-    def weights(self) -> Floats:
-        """W, (8,)."""
-        return np.array([float(self.linear.weights.get(name, 0.0)) for name in CONTEXT.names])
+    def to_state(self) -> Tree:
+        """See Stateful."""
+        columns = (self.scaler.counts, self.scaler.means, self.scaler.vars, self.linear.weights)
+        arrays = (np.array([float(each.get(name, 0.0)) for name in CONTEXT.names]) for each in columns)
+        return dict(zip(self.SAVED, (*arrays, float(self.linear.intercept)), strict=True))
 
-    @weights.setter
-    def weights(self, values: Floats) -> None:
-        # River's weights cannot be set: they are 0 less one step of rate 1 along the gradient -1 times the row.
+    def from_state(self, state: Tree) -> None:
+        """See Stateful.
+
+        River's weights cannot be set: they are 0 less one step of rate 1 along the gradient -1 times the row.
+        """
+        self.rows = self.means = self.variances = self.weights = np.zeros(len(CONTEXT))
+        self.intercept = 0.0
+        super().from_state(state)
+        known = (dict(zip(CONTEXT.names, getattr(self, name).tolist(), strict=True)) for name in self.SAVED[:4])
+        rows, means, variances, weights = known
+        for into, values in ((self.scaler.counts, rows), (self.scaler.means, means), (self.scaler.vars, variances)):
+            into.update(values)
         fresh = self.linear
-        self.linear = linear_model.LinearRegression(optim.SGD(1.0), optim.losses.Absolute(), intercept_lr=0.0)
-        self.linear.learn_one(dict(zip(CONTEXT.names, values.tolist(), strict=True)), math.inf)
+        self.linear = linear_model.LinearRegression(
+            optim.SGD(1.0), optim.losses.Absolute(), intercept_init=self.intercept, intercept_lr=0.0
+        )
+        self.linear.learn_one(weights, math.inf)
         self.linear.optimizer, self.linear.loss = fresh.optimizer, fresh.loss
         self.linear.intercept_lr = fresh.intercept_lr
-
-    @property
-    def intercept(self) -> float:
-        """w0."""
-        return float(self.linear.intercept)
-
-    @intercept.setter
-    def intercept(self, value: float) -> None:
-        self.linear.intercept = value
 
 
 class ResidualModel(Stateful):
@@ -215,8 +211,6 @@ def make_regressor(dotted: str) -> Any:
     Raises:
         ValueError: if there is no such class in River, it is not a regressor or needs arguments.
     """
-    from river import preprocessing  # noqa: PLC0415  see the module's head
-
     module, _, class_name = dotted.rpartition(".")
     try:
         model = getattr(importlib.import_module(f"river.{module}"), class_name)()
@@ -286,8 +280,6 @@ def _bounded(relative: float) -> float:
 
 def make_detector(name: str) -> Any:
     """``adwin`` (asked with each value) or ``page_hinkley`` (both sides), for values of about unit scale."""
-    from river import drift  # noqa: PLC0415  see the module's head
-
     if name == "adwin":
         return drift.ADWIN(delta=1e-3, clock=1)
     return drift.PageHinkley(delta=0.5, threshold=20.0, mode="both")

@@ -158,9 +158,7 @@ def _passed(
     record: _Record, times: str = "host", unix_ns: int = 0, instance: str = "", source: str = "", recording: str = ""
 ) -> ForwardPass | Skip:
     target = _SCOPES.get(record.timing_scope or times)
-    if record.version != VERSION:
-        return Skip.FOREIGN
-    if target is None:
+    if record.version != VERSION or target is None:
         return Skip.FOREIGN
     if not instance:
         worker, rank = record.worker_id, record.dp_rank

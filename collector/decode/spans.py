@@ -394,7 +394,7 @@ def facts(attributes: Mapping[str, Value]) -> dict[str, str]:
 
 
 def _read_steps(events: Iterable[Span.Event], taken: Rows, snapshots: list[tuple[int, ...]], counts: Counts) -> Rows:
-    """Summaries that were taken, and those that were left, by the time of the wall clock."""
+    """Summaries that were taken, and those that were left; of both kinds together, by the time of the wall clock."""
     summaries: list[tuple[float, ...]] = []
     seen = accepted = 0
     for event in events:

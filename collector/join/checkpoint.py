@@ -149,7 +149,7 @@ class EmitterCheckpoint(msgspec.Struct):
     double_of: str = ""
     trace_rates: list[Annotated[float, msgspec.Meta(gt=0, le=1)] | None] = []
     longest_ns: Natural = 0
-    since_caller: Natural | None = None
+    since_caller: Natural = 0
     server: str = ""
     front_ends: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 1
 
@@ -185,8 +185,7 @@ class EmitterCheckpoint(msgspec.Struct):
         elif self.kind == "api_process":
             emitter = ApiProcess(self.instance, "", self.number, settings)
             emitter.sampling.restore(self.trace_rates)
-            if self.since_caller is not None:
-                emitter.since_caller = self.since_caller
+            emitter.since_caller = self.since_caller
             emitter.newest_unix_ns, emitter.longest_ns = self.heard_unix_ns, self.longest_ns
         elif self.kind == "passes":
             emitter = PassEngine(self.instance, "", self.number, settings, self.server)

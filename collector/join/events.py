@@ -15,6 +15,7 @@ engine not heard of before would have spoken, and never ahead of an engine that 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
@@ -124,9 +125,12 @@ class HeldRows:
         """Of whom rows may be held."""
         return sorted(self._by_config)
 
-    def rows_of(self, number: int) -> int:
-        """How many of the emitter of this number wait."""
-        return sum(len(block) for _, _, block in self._blocks() if block.engine[0] == number)
+    def by_emitter(self) -> Counter[int]:
+        """How many of each emitter wait, by its number."""
+        held: Counter[int] = Counter()
+        for _, _, block in self._blocks():
+            held[int(block.engine[0])] += len(block)
+        return held
 
     @property
     def needed_unix_ns(self) -> int | None:

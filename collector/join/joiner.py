@@ -336,9 +336,9 @@ class Joiner:
 
     def pending(self) -> list[Pending]:
         """What each emitter holds that has not become rows or has not been emitted, and until when at the latest."""
-        pending = []
+        pending, rows = [], self._held.by_emitter()
         for emitter in self._emitters():
-            held = emitter.pending_steps, emitter.open_requests, self._held.rows_of(emitter.number)
+            held = emitter.pending_steps, emitter.open_requests, rows[emitter.number]
             if any(held) and not emitter.is_over:
                 until_unix_ns = self._gives_up_ns(emitter) if emitter.heard_unix_ns else 0
                 pending.append(Pending(emitter.instance, *held, until_unix_ns))

@@ -69,8 +69,6 @@ NEARLY_WHOLE = 0.98
 _CHANCE = 1e-12
 """Of calling whole spans sampled, with every span that comes."""
 _TRACES_MIN, _TRACES_MAX = 32, 1024
-_LOOK_AFTER = 8
-"""Requests between two looks; a look after each took 60 us of every request."""
 _LATEST = (32, 64, 128, 256, 512)
 _RATE_MIN = 1e-6
 _UNEVEN = 4.0
@@ -188,8 +186,6 @@ class _SamplingByRule:
             return
         self._shares.append(share)
         known = len(self._shares)
-        if known % _LOOK_AFTER:
-            return
         full = known == _TRACES_MAX
         for traces in (known, *(() if self.is_sampled and not full else _LATEST)):
             rate = _sampled_at(self._shares[-traces:]) if traces <= known else None

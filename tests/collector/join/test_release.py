@@ -44,7 +44,7 @@ def test_rows_leave_in_the_order_of_their_end_then_of_their_instances_and_the_re
     (first,) = held.take("c", 3)
     assert (first.rows.end_ns.tolist(), first.rows.engine.tolist()) == ([1, 2, 3, 3], [0, 1, 1, 0])
     assert first.engines == {0: "b", 1: "a"}
-    assert (held.rows_of(0), held.rows_of(1)) == (1, 1)
+    assert held.by_emitter() == {0: 1, 1: 1, 2: 1}
     held.rename("c", "d")
     assert [one.rows.end_ns.tolist() for one in held.take("d", None)] == [[9], [5]]
     assert held.config_ids() == ["another"]

@@ -354,6 +354,8 @@ class Sidecar:
         detail: dict[str, object] = {"late": list(self.health.late()), "otlp_grpc_port": self._otlp_port()}
         if config.scrape:
             detail["scrape"] = list(config.scrape)
+        if pending := self._pending():
+            detail["pending"] = pending.text
         return self.health.ready(), {**detail, **self._keeper.readiness_detail(), **named}
 
     def _no_place(self, of: str, what: str, held: int) -> str:

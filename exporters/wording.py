@@ -349,7 +349,8 @@ def _alpha_advice(config: ConfigSnapshot) -> Advice | None:
         return Advice("fair", ALPHA_INCOMPLETE, "Trace journeys:", ("--enable-journey-tracing",))
     if "api_queueing" in config.targets:
         return None
-    return Advice("fair", ALPHA_INCOMPLETE, "Let the API server send its spans, too:", NOTHING_YET.flags)
+    remedy = "The API server's spans of 20 requests tell it; where none come, let it send them:"
+    return Advice("fair", ALPHA_INCOMPLETE, remedy, NOTHING_YET.flags)
 
 
 PLUGIN_REMEDIES: dict[str, Advice] = {

@@ -155,7 +155,8 @@ def _examine_sidecar(base: str, body: bytes, token: str | None) -> Iterator[Find
     nothing_yet = NOTHING_YET.for_port(_otlp_port(detail))
     yield _readiness(page, detail, samples)
     yield from _reception(samples, detail, nothing_yet)
-    yield from _pending(samples)
+    if pending := detail.get("pending"):
+        yield Finding(FAIR, "pending", str(pending))
     try:
         snapshot = tracefit.load(base, token=token)
     except tracefit.LoadError as error:
@@ -228,19 +229,6 @@ def _lost(samples: Samples, metric: table.Metric, **only: str) -> Counter[str]:
 def _reasons(lost: Counter[str]) -> str:
     shown = [f"{count:,} {reason_text(reason)}" for reason, count in lost.most_common(_REASONS_SHOWN)]
     return ", ".join([*shown, *(["…"] if len(lost) > _REASONS_SHOWN else [])])
-
-
-def _pending(samples: Samples) -> Iterator[Finding]:
-    """One sentence on what is not learned yet."""
-    held: Counter[str] = Counter()
-    engines = set()
-    for labels, value in samples.of(table.PENDING.exposed_name):
-        held[labels["what"]] += int(value)
-        engines.add(labels["engine"])
-    if engines:
-        what = ", ".join(f"{number:,} {name if number != 1 else name[:-1]}" for name, number in held.items())
-        of = next(iter(engines)) if len(engines) == 1 else f"{len(engines)} engines"
-        yield Finding(FAIR, "pending", f"{what} of {of} wait for their other half, join_timeout_s at most")
 
 
 def _configurations(snapshot: tracefit.Snapshot, samples: Samples, nothing_yet: Advice) -> Iterator[Finding]:

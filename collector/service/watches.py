@@ -24,6 +24,8 @@ LABEL_CHARS_MAX = 120
 
 STALLED_AFTER_S = 600.0
 """Longer than a row may wait in the join (``join_timeout_s``, three minutes) for what completes it."""
+PAUSE_S = 60.0
+"""What a pause between two exports counts as at most: senders export every few seconds while they serve."""
 
 MEMORY = "memory"
 """In health."""
@@ -97,16 +99,17 @@ class _Progress(NamedTuple):
 class StallWatch:
     """Is anything being learned? A process that receives, answers *ready* and learns nothing has to say so.
 
-    The clock is the process's own: spans accepted without a row learned for ten minutes. The reason is the first stage
-    that lets nothing through, asked in the order in which telemetry passes them. A quiet server is no stall.
+    The clock is the process's own: spans accepted without a row learned for ten minutes, in which a pause counts as
+    ``PAUSE_S`` at most. The reason is the first stage that lets nothing through, asked in the order in which telemetry
+    passes them. A quiet server is no stall.
     """
 
     def __init__(self, metrics: Metrics, clock: Clock) -> None:
         self._metrics = metrics
         self._clock = clock
         self._after_ns = int(STALLED_AFTER_S * 1e9)
-        self._since_ns: int | None = None
-        self._newest_ns = 0
+        self._in_vain_ns = 0
+        self._newest_ns: int | None = None
         self._at = self._now = _Progress()
         self._said: Stall | None = None
 
@@ -116,10 +119,12 @@ class StallWatch:
         learned = sum(counts[table.ROWS, target, RowOutcome.LEARNED] for target in Target)
         new = (failed, counts[table.DECODED_SPANS, table.ACCEPTED], counts.total(table.ROWS), learned)
         self._now = _Progress(*map(add, self._now, new))
-        quiet = now_ns - self._newest_ns > self._after_ns
+        pause_ns = self._after_ns + 1 if self._newest_ns is None else now_ns - self._newest_ns
         self._newest_ns = now_ns
-        if self._since_ns is None or quiet or learned:
-            self._since_ns, self._at = now_ns, self._now
+        if pause_ns > self._after_ns or learned:
+            self._in_vain_ns, self._at = 0, self._now
+        else:
+            self._in_vain_ns += min(pause_ns, int(PAUSE_S * 1e9))
 
     def tick(self) -> None:
         """Say it if that has changed."""
@@ -136,8 +141,8 @@ class StallWatch:
 
     def stalled(self) -> Stall | None:
         """Why nothing is learned, once that has lasted; None while all is well or nothing comes."""
-        lasted = self._since_ns is not None and self._newest_ns - self._since_ns >= self._after_ns
-        if not lasted or self._clock.monotonic_ns() - self._newest_ns > self._after_ns:
+        newest_ns = self._newest_ns or 0
+        if self._in_vain_ns < self._after_ns or self._clock.monotonic_ns() - newest_ns > self._after_ns:
             return None
         now, at = self._now, self._at
         if now.spans_understood == at.spans_understood:

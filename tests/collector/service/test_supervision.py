@@ -51,6 +51,20 @@ def test_a_stall_ends_with_the_first_row_and_silence_is_none():
     assert watch.stalled() is None, "the first span after a quiet night begins anew"
 
 
+def test_a_server_that_is_asked_every_nine_minutes_is_not_stalled_by_its_pauses():
+    clock, watch = watched(LEARNED, minutes=1)
+    for _ in range(2):
+        clock.advance(570)
+        watch.record(UNDERSTOOD)
+        clock.advance(35)
+        watch.record(UNDERSTOOD)
+        assert watch.stalled() is None
+    for _ in range(8):
+        clock.advance(570)
+        watch.record(UNDERSTOOD)
+    assert watch.stalled() is Stall.JOIN, "after ten of them none of which gave a row"
+
+
 def two_engines(pipeline, first_step):
     for engine, other_steps in (("good", 0), ("bad", 5000)):
         payload = make_export(60, first_step=first_step + other_steps, instance=engine).SerializeToString()

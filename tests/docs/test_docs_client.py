@@ -6,7 +6,6 @@ import doctest
 
 import pytest
 
-import tracefit
 from tests.support.paths import DOCS
 from tests.tracefit.example_snapshot import encoded
 from tests.tracefit.test_load import serving
@@ -27,10 +26,3 @@ def test_the_examples_run(sidecar):
     said = []
     found = doctest.DocTestRunner(verbose=False).run(test, out=said.append)
     assert not found.failed, "".join(said)
-
-
-def test_every_limit_is_told():
-    config = tracefit.load(encoded()).config()
-    assert f"`{config.plan(prompt_tokens=100, output_tokens=10).limit}`" in TEXT
-    for limit in ("itl", "ttft", "token_budget", "max_num_seqs", "kv_capacity", "none"):
-        assert f"`{limit}`" in TEXT

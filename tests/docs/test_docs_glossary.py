@@ -9,10 +9,14 @@ import pytest
 
 from collector.cli import tracefit
 from collector.config import every_key
+from collector.decode.kv import EVENTS
+from collector.ingest.zmq import QUEUE_MESSAGES
+from collector.join.inferred.kv import BATCHES_MAX
 from collector.telemetry import reasons
 from collector.telemetry.table import FLEET_TABLE, PREFIX, TABLE
 from exporters.metrics_page import FAMILIES, PAGE_FAMILIES
 from online.rows import RowOutcome
+from tests.support.kv_batches import FIELDS
 from tests.support.paths import DOCS, ROOT
 
 DOCUMENTS = [*sorted(DOCS.glob("*.md")), ROOT / "README.md"]
@@ -21,7 +25,6 @@ METRICS = {metric.exposed_name for metric in (*TABLE, *FLEET_TABLE)} | {
 }
 OWN_WORDS = {"tracefit_vllm", "tracefit_version"}
 """Names that begin like metrics: the plugin's package, a key of the snapshot."""
-SECTIONS = "receivers|join|snapshot|exporters|configurations|bank|slo"
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
@@ -47,3 +50,10 @@ def test_each_key_command_and_reason_that_a_user_is_told_of_exists():
         - {"decode_context_tokens", "api_queueing", "tracefit_usable"}
     )
     assert words <= known
+
+
+def test_every_bound_and_event_of_the_kv_cache_is_told():
+    text = (DOCS / "telemetry.md").read_text(encoding="utf-8")
+    assert set(FIELDS) == set(EVENTS)
+    for told in (*(f"`{event}`" for event in EVENTS), f"{QUEUE_MESSAGES:,}", f"{BATCHES_MAX:,}"):
+        assert told in text.replace("\n", " ")

@@ -5,6 +5,7 @@ import re
 import pytest
 
 from collector.config.schema import Config
+from exporters.wording import STATUS
 from online import change
 from online.change import DETECTORS
 from online.constants import ALARM_KEEP, FEW_ROWS, HALF_LIFE_STEPS, NOISE_ROWS
@@ -44,17 +45,8 @@ def test_a_number_in_the_document_is_the_one_in_the_code(said, value):
     assert float(found.group(1)) == pytest.approx(value)
 
 
-def test_every_status_has_a_line():
-    for status in ("identified", "weak", "at_bound", "constant", "prior_only", "unidentified"):
-        assert f"| `{status}` |" in TEXT
-
-
-def test_every_reason_of_a_weak_coefficient_has_a_line():
-    assert re.findall(r"^\| `(\w+)` \|", TEXT.split("<!-- reasons -->")[1].split("<!-- end -->")[0], re.MULTILINE) == [
-        *Reason
-    ]
-
-
-def test_every_detector_and_the_residual_model_is_named():
-    for name in (*DETECTORS, RESIDUAL):
+def test_every_status_reason_detector_and_the_residual_model_is_named():
+    for name in (*STATUS, *DETECTORS, RESIDUAL):
         assert f"`{name}`" in TEXT
+    reasons = TEXT.split("<!-- reasons -->")[1].split("<!-- end -->")[0]
+    assert re.findall(r"^\| `(\w+)` \|", reasons, re.MULTILINE) == [*Reason]

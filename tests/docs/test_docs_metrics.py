@@ -12,7 +12,6 @@ from prometheus_client import CollectorRegistry
 
 from collector.telemetry.metrics import Metrics
 from collector.telemetry.table import FLEET_TABLE, TABLE
-from exporters.blis import ALPHAS, BANDWIDTH_TB_S
 from exporters.metrics_page import DEFAULT_MAX_SERIES, FAMILIES, PAGE_FAMILIES, snapshot_families
 from exporters.wording import STATUS
 from online import snapshot as schema
@@ -22,30 +21,17 @@ from tests.support import exporter_cases as cases
 from tests.support.docs_tables import assert_table, make_table
 from tests.support.paths import DOCS
 
+METRICS = (DOCS / "metrics.md").read_text(encoding="utf-8")
 STRUCTS = (
-    schema.Snapshot,
-    schema.ConfigSnapshot,
-    schema.EngineSnapshot,
-    schema.TargetSnapshot,
-    schema.ModelSnapshot,
-    schema.FeatureSnapshot,
-    schema.ErrorSnapshot,
-    schema.IntervalSnapshot,
-    schema.ShapeFactorSnapshot,
-    schema.CorrectionSnapshot,
-    schema.SeenSnapshot,
-    schema.ReplicaSnapshot,
-    schema.ResidualSnapshot,
+    *(schema.Snapshot, schema.ConfigSnapshot, schema.EngineSnapshot, schema.TargetSnapshot, schema.ModelSnapshot),
+    *(schema.FeatureSnapshot, schema.ErrorSnapshot, schema.IntervalSnapshot, schema.ShapeFactorSnapshot),
+    *(schema.CorrectionSnapshot, schema.SeenSnapshot, schema.ReplicaSnapshot, schema.ResidualSnapshot),
     schema.DriftSnapshot,
 )
 
 
 def code(text):
     return f"`{text}`"
-
-
-def text_of(name):
-    return (DOCS / name).read_text(encoding="utf-8")
 
 
 def test_metrics_md_lists_every_family_of_the_snapshot():
@@ -75,34 +61,26 @@ def test_metrics_md_lists_every_metric_of_the_page_and_of_the_process(name, metr
     assert_table("metrics.md", name, make_table(("`tracefit_` …", "… and after the next `_`"), rows))
 
 
-def test_process_and_snapshot_share_no_name():
-    theirs = {metric.exposed_name for metric in (*TABLE, *FLEET_TABLE)}
-    assert theirs & {family.name for family in (*FAMILIES, *PAGE_FAMILIES)} == set()
-
-
-def test_a_whole_scrape_of_fifty_configurations_has_at_most_8100_series():
-    registry = CollectorRegistry()
+def test_metrics_md_states_the_bound_that_fifty_configurations_fit_and_the_targets():
+    registry, text = CollectorRegistry(), " ".join(METRICS.split())
     Metrics(registry)
     own = sum(1 for family in registry.collect() for s in family.samples if not s.name.endswith("_created"))
-    shown = sum(len(family.samples) for family in snapshot_families(cases.full_snapshot(50)))
-    assert own + shown <= 8100
-    assert shown <= DEFAULT_MAX_SERIES + len(PAGE_FAMILIES)
-
-
-def test_metrics_md_states_the_bound_and_the_targets():
-    text = text_of("metrics.md")
+    shown = [(family.name, len(family.samples)) for family in snapshot_families(cases.full_snapshot(50))]
+    assert len(dict(shown)) == len(shown)
+    series = sum(number for _, number in shown)
+    assert own + series <= 8100
+    assert series <= DEFAULT_MAX_SERIES + len(PAGE_FAMILIES)
     assert f"at most {DEFAULT_MAX_SERIES:,} series" in text
-    needed = sum(len(family.samples) for family in snapshot_families(cases.full_snapshot(50))) - len(PAGE_FAMILIES)
-    assert f"need {needed:,}, {needed // 50} each" in " ".join(text.split())
-    row = next(line for line in text.splitlines() if line.startswith("| `target` |"))
+    needed = series - len(PAGE_FAMILIES)
+    assert f"need {needed:,}, {needed // 50} each" in text
+    row = next(line for line in METRICS.splitlines() if line.startswith("| `target` |"))
     assert re.findall(r"`(\w+)`", row)[1:] == [target.value for target in Target]
 
 
 def test_the_first_table_of_metrics_md_has_the_five_numbers_that_exist():
-    first = text_of("metrics.md").split("\n\n")[2]
-    named = set(re.findall(r"`(tracefit_\w+)", first))
+    first = METRICS.split("\n\n")[2]
     assert first.count("\n|") == 6
-    assert named <= {family.name for family in FAMILIES}
+    assert set(re.findall(r"`(tracefit_\w+)", first)) <= {family.name for family in FAMILIES}
 
 
 def json_schema():
@@ -138,15 +116,3 @@ def test_snapshot_md_lists_every_key():
 def test_snapshot_md_lists_every_status():
     rows = [(code(status), meaning) for status, meaning in STATUS.items()]
     assert_table("snapshot.md", "status", make_table(("status", "meaning"), rows))
-
-
-def test_documents_name_every_page():
-    text = text_of("snapshot.md")
-    for path in ("/snapshot", "/snapshot/{config_id}", "/snapshot/{config_id}/blis.yaml"):
-        assert f"`GET {path}`" in text
-
-
-def test_blis_md_names_the_options_that_exist():
-    text = text_of("blis.md")
-    assert all(f"--alpha {alpha}" in text for alpha in ALPHAS)
-    assert any(name in text for name in BANDWIDTH_TB_S)

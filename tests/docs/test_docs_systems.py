@@ -1,4 +1,4 @@
-"""docs/systems.md say what the code does."""
+"""docs/systems.md says what the code does."""
 
 import json
 import re
@@ -16,6 +16,7 @@ from tests.support.command_lines import every_command, options_of
 from tests.support.paths import DOCS, ROOT
 from tests.support.sheet_cases import MOE, facts_of
 
+TEXT = (DOCS / "systems.md").read_text()
 FACTS = facts_of(MOE, tensor_parallel_size=2, cpu_offload=True)
 
 
@@ -23,7 +24,7 @@ def test_the_site_fills_in_every_table_that_systems_md_names():
     command = [sys.executable, "deploy/site/system_tables.py"]
     made = subprocess.run(command, cwd=ROOT, env={"PYTHONPATH": str(ROOT)}, capture_output=True, check=True)
     tables = json.loads(made.stdout)
-    named = re.findall(r"<!-- table: (\w+) -->", (DOCS / "systems.md").read_text())
+    named = re.findall(r"<!-- table: (\w+) -->", TEXT)
     assert set(named) == set(tables) == {*NINE, "absent"}
     for name in NINE:
         assert all(f"| `{column}` |" in tables[name] for column in build(name, Target.STEP_TIME, FACTS).names)
@@ -34,20 +35,14 @@ def test_the_site_fills_in_every_table_that_systems_md_names():
     )
 
 
-def test_all_nine_are_described():
-    text = (DOCS / "systems.md").read_text()
-    assert re.findall(r"^### (\w+)$", text, re.MULTILINE) == list(NINE)
-
-
-def test_it_lists_every_column_of_its_table():
-    text = (DOCS / "systems.md").read_text()
+def test_all_nine_and_every_column_of_its_table_are_described():
+    assert re.findall(r"^### (\w+)$", TEXT, re.MULTILINE) == list(NINE)
     for heading in [*COLUMNS.values()][1:]:
-        assert f"| `{heading}` |" in text
-    assert f"{100 * COVER_MIN:.0f} to {100 * COVER_MAX:.0f} %" in text
+        assert f"| `{heading}` |" in TEXT
+    assert f"{100 * COVER_MIN:.0f} to {100 * COVER_MAX:.0f} %" in TEXT
 
 
 @pytest.mark.parametrize("command", ["lab evaluate", "lab donors"])
 def test_every_option_is_documented(command):
-    text = (DOCS / "systems.md").read_text()
     for option in options_of(dict(every_command())[command]):
-        assert option.opts[-1] in text, option.opts
+        assert option.opts[-1] in TEXT, option.opts

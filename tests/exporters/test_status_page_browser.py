@@ -64,7 +64,7 @@ onload = () => {
 
 
 @contextmanager
-def serving(source, change=lambda route: route):
+def serving(source):
     own = CollectorRegistry()
     history = cases.learned_history()
     page = StatusPage(
@@ -80,7 +80,7 @@ def serving(source, change=lambda route: route):
     routes = make_routes(MetricsPage(own, source), documents, alive=healthy, ready=healthy, status_page=page.answer)
     frames = Route("/frames", lambda _: Response(HTTPStatus.OK, "text/html", FRAMES.encode()))
     asking = Route("/asking", lambda _: Response(HTTPStatus.OK, "text/html", ASKING.encode()))
-    server = page_server((*map(change, routes), frames, asking))
+    server = page_server((*routes, frames, asking))
     server.start()
     try:
         yield f"http://127.0.0.1:{server.port}/"
@@ -108,13 +108,6 @@ def browse(tmp_path, url, *options):
 
 def generation_shown(dom):
     return int(re.search(r"generation (\d+)", dom).group(1))
-
-
-def screenshot(directory, change):
-    with serving(cases.snapshot, change) as url:
-        shot = directory / "page.png"
-        browse(directory, url, f"--screenshot={shot}", "--window-size=1200,1400")
-        return shot.read_bytes()
 
 
 def test_with_javascript_it_follows_the_generations_and_breaks_no_rule_of_its_policy(tmp_path):

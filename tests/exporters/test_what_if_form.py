@@ -38,25 +38,20 @@ def answer_of(text):
 ONE = Snapshot.from_json(encoded())
 
 
-def test_a_plan_is_answered_on_the_page():
-    answer = answer_of(page_of(ONE, "/?prompt=2000&output=300&itl=30ms&ttft=&rate=12&ask=plan"))
-    assert answer["fits"] == "34 requests in flight"
-    assert answer["because"].startswith("compute")
-    assert answer["engines"].startswith("4 engines are needed for 12 requests/s")
-    assert answer["ITL"].split()[:4] == ["29.4", "ms", "(8", "of"]
-
-
-def test_where_not_one_request_fits_it_is_one_that_breaks_the_target():
-    answer = answer_of(page_of(ONE, "/?prompt=2000&output=300&itl=1ms&ask=plan"))
-    assert answer["fits"].startswith("not even one request")
-    assert answer["because"] == "compute: one request breaks the ITL target"
-
-
-def test_a_load_and_a_step_are_answered_too():
-    assert answer_of(page_of(ONE, "/?prompt=2000&output=300&concurrency=20&ask=load"))["TTFT"].startswith("130 ms")
-    answer = answer_of(page_of(ONE, "/?requests=64&prefill=&context=57600&ask=step"))
-    assert answer["takes"].startswith("20.5 ms")
-    assert answer["outside of what was learned from"] == "requests (1 to 60 seen), shape"
+@pytest.mark.parametrize(
+    ("query", "name", "said"),
+    [
+        ("prompt=2000&output=300&itl=30ms&ttft=&rate=12&ask=plan", "fits", "34 requests in flight"),
+        ("prompt=2000&output=300&itl=30ms&rate=12&ask=plan", "engines", "4 engines are needed for 12 requests/s"),
+        ("prompt=2000&output=300&itl=1ms&ask=plan", "fits", "not even one request"),
+        ("prompt=2000&output=300&itl=1ms&ask=plan", "because", "compute: one request breaks the ITL target"),
+        ("prompt=2000&output=300&concurrency=20&ask=load", "TTFT", "130 ms"),
+        ("requests=64&prefill=&context=57600&ask=step", "takes", "20.5 ms"),
+        ("requests=64&context=57600&ask=step", "outside of what was learned from", "requests (1 to 60 seen), shape"),
+    ],
+)
+def test_a_question_is_answered_on_the_page(query, name, said):
+    assert answer_of(page_of(ONE, f"/?{query}"))[name].startswith(said)
 
 
 def test_what_was_asked_stays_in_the_form_and_leads_to_the_same_as_json():
@@ -72,8 +67,6 @@ def test_what_was_asked_stays_in_the_form_and_leads_to_the_same_as_json():
     [
         ("ask=plan", "prompt: missing"),
         ("prompt=-1&output=10&itl=30&ask=plan", "prompt: expected 1 to 1e+09"),
-        ("prompt=1e12&output=10&ask=load", "prompt: expected"),
-        ("requests=NaN&ask=step", "requests: expected"),
         ('requests="><script>&ask=step', "&#34;&gt;&lt;script&gt;"),
         ("config=zzz&requests=1&ask=step", "no configuration fits &#39;zzz&#39;"),
         ("requests=1&ask=plan", "no such parameter"),

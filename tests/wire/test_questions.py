@@ -1,6 +1,4 @@
-"""`tracefit predict | plan | show | diff` as a user calls them: on a file, and on a server that wants a token."""
-
-import json
+"""`tracefit predict | plan | show | export` as a user calls them: on a file, and on a server that wants a token."""
 
 import pytest
 
@@ -34,42 +32,18 @@ def address():
         yield f"http://127.0.0.1:{server.port}"
 
 
-def test_a_step_and_a_load_are_predicted_from_a_file(snapshot, capsys):
-    assert main(["predict", snapshot, "--requests", "20", "--prefill", "512", "--context", "30000", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["us"] == pytest.approx(35_679, abs=1)
-    assert main(["predict", snapshot, "--prompt", "2000", "--output", "300", "--concurrency", "20"]) == 0
-    assert "ITL       20.6 ms" in capsys.readouterr().out
-
-
-def test_a_plan_reads_times_with_their_units(snapshot, capsys):
-    assert main(["plan", snapshot, "--prompt", "2000", "--output", "300", "--itl", "30ms", "--ttft", "1s"]) == 0
-    assert "fits      34 requests in flight" in capsys.readouterr().out
-
-
-def test_a_snapshot_is_shown_and_compared_with_itself(snapshot, capsys):
-    assert main(["show", snapshot]) == 0
-    assert main(["diff", snapshot, snapshot]) == 0
-    assert "MOVED" not in capsys.readouterr().out
-
-
-def test_a_running_sidecar_is_asked_by_its_address_and_with_its_token(address, tmp_path, capsys):
-    token = tmp_path / "token"
-    token.write_text("secret\n")
-    assert main(["show", address, "--token-file", str(token)]) == 0
-    assert main(["show", address]) == 1
-    assert "token" in capsys.readouterr().err
-
-
-def test_an_export_of_a_running_sidecar_is_that_of_its_file(address, snapshot, for_blis, tmp_path, capsys):
+def test_a_running_sidecar_is_asked_by_its_address_and_with_its_token(address, snapshot, for_blis, tmp_path, capsys):
     token = tmp_path / "token"
     token.write_text("secret\n")
     said = []
     for source in ([snapshot], [address, "--token-file", str(token)]):
+        assert main(["show", *source]) == 0
         assert main(["export", *source, *for_blis, "--which", "LLAMA · H100"]) == 0
         said.append(capsys.readouterr().out)
     assert said[0] == said[1]
-    assert main(["export", address, *for_blis]) == 1
-    assert "wants a token" in capsys.readouterr().err
+    for command in (["show", address], ["export", address, *for_blis]):
+        assert main(command) == 1
+        assert "wants a token" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("which", ["0f3c", "llama h100", "Llama-3-8B"])
@@ -81,26 +55,3 @@ def test_a_configuration_is_meant_in_one_way_by_every_command(snapshot, for_blis
     capsys.readouterr()
     assert main([command, snapshot, *options, "--which", f"{which} a100"]) == 1
     assert "--which: no configuration fits" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code", "said"),
-    [
-        (["predict", "SNAPSHOT"], 2, "--prompt: missing: give a load"),
-        (["predict", "SNAPSHOT", "--prefill", "3"], 2, "--requests"),
-        (["predict", "SNAPSHOT", "--requests", "3", "--output", "3"], 2, "--output: a load"),
-        (["predict", "SNAPSHOT", "--output", "3"], 2, "--prompt"),
-        (["predict", "SNAPSHOT", "--requests", "nan"], 2, "requests"),
-        (["predict", "SNAPSHOT", "--requests", "1e12"], 2, "requests"),
-        (["plan", "SNAPSHOT", "--prompt", "3", "--output", "3", "--itl", "3 weeks"], 2, "--itl"),
-        (["plan", "SNAPSHOT", "--prompt", "-3", "--output", "3", "--itl", "30ms"], 2, "--prompt: expected 1"),
-        (["show", "SNAPSHOT", "--which", "zzz"], 1, "zzz"),
-        (["show", "/nowhere/snapshot.json"], 1, "/nowhere/snapshot.json"),
-        (["show", "SNAPSHOT", "--token-file", "/nowhere/token"], 1, "/nowhere/token"),
-    ],
-)
-def test_a_question_that_makes_no_sense_is_one_sentence(snapshot, capsys, arguments, code, said):
-    assert main([snapshot if word == "SNAPSHOT" else word for word in arguments]) == code
-    message = capsys.readouterr().err
-    assert said in message
-    assert message.count("\n") == 1

@@ -11,7 +11,6 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from collector.commands.demo import (
     MONOTONIC_NS_KEYS,
     Stamps,
-    find_recording,
     forget_last_run,
     gpu_tape,
     read_index,
@@ -28,24 +27,14 @@ from tests.support.pipelines import replayed
 from tracefit import load
 
 
-def stamps(payload):
-    """All stamps by kind, in order."""
-    found = {"unix": [], "mono": []}
-    rest = []
-    for resource in ExportTraceServiceRequest.FromString(payload).resource_spans:
-        for scope in resource.scope_spans:
-            for span in scope.spans:
-                found["unix"] += [span.start_time_unix_nano, span.end_time_unix_nano]
-                for event in span.events:
-                    found["unix"].append(event.time_unix_nano)
-                    for one in event.attributes:
-                        if one.key in MONOTONIC_NS_KEYS:
-                            found["mono"].append(one.value.int_value)
-                        elif one.key in {"ts.monotonic", "event.ts.monotonic"}:
-                            found["mono"].append(round(one.value.double_value * 1e9))
-                        else:
-                            rest.append(one.SerializeToString())
-    return found["unix"], found["mono"], rest
+def newest_stamps(payload):
+    """The newest stamp of either clock, in ns."""
+    request = ExportTraceServiceRequest.FromString(payload)
+    spans = [span for resource in request.resource_spans for scope in resource.scope_spans for span in scope.spans]
+    told = [one for span in spans for event in span.events for one in event.attributes]
+    mono = [one.value.int_value for one in told if one.key in MONOTONIC_NS_KEYS]
+    mono += [one.value.double_value * 1e9 for one in told if one.key in {"ts.monotonic", "event.ts.monotonic"}]
+    return max(span.end_time_unix_nano for span in spans), max(mono, default=0)
 
 
 def test_the_end_of_the_recording_reads_as_the_end_of_the_demo(data_dir):
@@ -57,10 +46,9 @@ def test_the_end_of_the_recording_reads_as_the_end_of_the_demo(data_dir):
     recorded_s = (index[-1].recv_unix_ns - index[0].recv_unix_ns) / 1e9
     assert sendings[-1].recorded_s == pytest.approx(recorded_s)
     assert sendings[-1].after_s == pytest.approx(recorded_s / 20)
-    newest = max(max(stamps(sending.payload)[0]) for sending in sendings)
+    newest, newest_mono = map(max, zip(*(newest_stamps(sending.payload) for sending in sendings), strict=True))
     end_unix_ns = clock.unix_nano() + sendings[-1].after_s * 1e9
     assert end_unix_ns - 10e9 < newest <= end_unix_ns
-    newest_mono = max(max(stamps(sending.payload)[1], default=0) for sending in sendings)
     assert abs((clock.monotonic_ns() + sendings[-1].after_s * 1e9) - newest_mono) < 10e9
 
 
@@ -87,11 +75,6 @@ def test_the_gpu_of_the_demo_is_learned_as_its_table_has_it(data_dir):
     for prompt, requests, context in [(0, 8, 300), (0, 64, 500), (0, 128, 400), (300, 128, 400), (900, 4, 900)]:
         step = config.step_time(prefill_tokens=prompt, requests=requests, decode_context_tokens=requests * context)
         assert step.us == pytest.approx(times.us(prompt, requests, context), rel=0.08)
-
-
-def test_a_recording_without_receive_times_is_one_clear_sentence(tmp_path):
-    with pytest.raises(StartError, match="receive times"):
-        read_index(tmp_path / "otlp.pb.gz")
 
 
 def test_a_second_demo_begins_with_nothing_learned(tmp_path):
@@ -124,6 +107,6 @@ def test_a_demo_under_nohup_outlives_its_terminal(ending_signal):
     assert signal.getsignal(ending_signal) == signal.SIG_IGN
 
 
-def test_a_recording_that_is_not_there_is_named(tmp_path):
-    with pytest.raises(StartError, match="absent"):
-        find_recording(tmp_path / "absent")
+def test_a_recording_without_receive_times_is_one_clear_sentence(tmp_path):
+    with pytest.raises(StartError, match="receive times"):
+        read_index(tmp_path / "otlp.pb.gz")

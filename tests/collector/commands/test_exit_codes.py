@@ -8,8 +8,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 import collector.commands.replay
 from collector.cli import EPILOG, main
 from collector.runtime import filesystem as exits
@@ -45,12 +43,6 @@ def test_a_standard_input_that_is_closed_is_needed_by_nobody(tmp_path):
     command = f"{sys.executable} -m collector replay {DATA / 'c8_stock_0.32.0' / 'otlp.pb.gz'} -o {tmp_path}/s.json <&-"
     ended = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr
-
-
-@pytest.mark.parametrize("option", ["--hel", "--snap", "--work"])
-def test_an_abbreviated_option_is_refused(option, capsys):
-    assert main(["replay", "x", "--snapshot", "y", option, "1"]) == exits.EXIT_USAGE
-    assert option in capsys.readouterr().err
 
 
 def test_a_terminal_without_the_signs_gets_the_numbers():

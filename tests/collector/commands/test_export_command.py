@@ -1,106 +1,114 @@
-"""``tracefit export``: what BLIS loads out of a snapshot file, or one sentence."""
+"""``tracefit export``: what BLIS loads out of a snapshot or a recording, or one sentence."""
 
 from __future__ import annotations
 
+import csv
 import json
 
 import msgspec
 import pytest
+import yaml
 
 from collector.cli import main
+from exporters.blis import TracedRequest, render_trace
 from tests.support import exporter_cases as cases
+from tests.support.paths import DATA
 
 MODEL = {"num_hidden_layers": 32, "hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 32}
 
 
 @pytest.fixture
-def files(tmp_path):
-    """A snapshot of two configurations and the model's config.json."""
-    snapshot = cases.snapshot(cases.config(), cases.config("aaaaaaaaaaaa"))
-    (tmp_path / "snapshot.json").write_bytes(snapshot.to_json())
-    (tmp_path / "config.json").write_text(json.dumps(MODEL))
-    return tmp_path
+def export(tmp_path, capsys):
+    """Export one of the snapshots of two configurations, of doubtful coefficients and of request spans."""
+    both = cases.snapshot(cases.config(), cases.config("aaaaaaaaaaaa"))
+    doubtful = json.loads(cases.snapshot().to_json())
+    targets = doubtful["configs"][0]["targets"]
+    for name, place, status in (
+        ("step_time", 3, "weak"),
+        ("post_decode", 1, "constant\x1b[31m\n"),
+        ("first_response", 0, "prior_only"),
+    ):
+        targets[name]["models"]["portable"]["features"][place]["status"] = status
+    spans = msgspec.structs.replace(cases.config(telemetry="requests"), prefix_hits_hidden=True)
+    contents = {"both": both.to_json(), "doubtful": json.dumps(doubtful).encode()}
+    contents |= {"spans": cases.snapshot(spans).to_json(), "model": json.dumps(MODEL).encode()}
+    contents |= {"no_json": b"{", "no_object": b"[]", "deep": b"[" * 100_000}
+    files = {name: str(tmp_path / f"{name}.json") for name in contents}
+    for name, content in contents.items():
+        (tmp_path / f"{name}.json").write_bytes(content)
 
+    def run(snapshot, options="", form="blis-flags"):
+        words = ["export", files[snapshot], "--format", form, "--model-config", files["model"]]
+        return (main([*words, *options.format(**files).split()]), *capsys.readouterr())
 
-def export(files, *options, form="blis-yaml", snapshot="snapshot.json"):
-    return main(["export", str(files / snapshot), "--format", form, *options])
-
-
-def test_the_flags_are_one_line_and_effective_alphas_are_larger(files, capsys):
-    model = ["--which", "0f3c", "--model-config", str(files / "config.json"), "--hardware", "H100"]
-    assert export(files, *model, form="blis-flags") == 0
-    server = capsys.readouterr().out
-    assert export(files, *model, "--alpha", "effective", form="blis-flags") == 0
-    effective = capsys.readouterr().out
-    assert server.count("\n") == effective.count("\n") == 1
-    first_alpha = [int(text.split()[1].split(",")[0]) for text in (server, effective)]
-    assert first_alpha[0] < first_alpha[1]
+    return run
 
 
 @pytest.mark.parametrize(
-    ("options", "sentence"),
+    ("snapshot", "options", "said"),
     [
-        ([], "--which: several configurations fit"),
-        (["--which", "ffff"], "--which: no configuration fits 'ffff'"),
-        (["--which", "0f3c", "--hardware", "abacus"], "--hardware: memory bandwidth of 'abacus' is not known"),
+        ("both", "", "error: --which: several configurations fit"),
+        ("both", "--which ffff", "error: --which: no configuration fits 'ffff'"),
+        ("both", "--which 0f3c --hardware abacus", "error: --hardware: memory bandwidth of 'abacus' is not known"),
+        *(("both", f"--which 0f3c --model-config {{{name}}}", "--model-config") for name in ("no_json", "no_object")),
+        ("both", "--which 0f3c --model-config {deep}", "--model-config"),
+        ("doubtful", "--require identified", "error: --require identified: 2 not: step_time requests"),
+        ("doubtful", "--require identified --alpha effective", "3 not"),
     ],
 )
-def test_what_is_missing_is_one_sentence_that_names_the_option(files, capsys, options, sentence):
-    assert export(files, *options, "--model-config", str(files / "config.json")) == 1
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert sentence in captured.err
-    assert captured.err.count("\n") == 1
+def test_what_is_missing_or_not_good_enough_is_one_sentence_and_no_file(export, snapshot, options, said):
+    code, out, noted = export(snapshot, options)
+    assert (code, out, noted.count("\n")) == (1, "", 1)
+    assert said in noted
 
 
-@pytest.fixture
-def doubtful(files):
-    """A snapshot of which two coefficients are not identified."""
-    tree = json.loads((files / "snapshot.json").read_bytes())
-    tree["configs"] = tree["configs"][:1]
-    targets = tree["configs"][0]["targets"]
-    targets["step_time"]["models"]["portable"]["features"][3]["status"] = "weak"
-    targets["post_decode"]["models"]["portable"]["features"][1]["status"] = "constant\x1b[31m\n"
-    targets["first_response"]["models"]["portable"]["features"][0]["status"] = "prior_only"
-    (files / "doubtful.json").write_text(json.dumps(tree))
-    return ["--model-config", str(files / "config.json"), "--hardware", "H100"]
+def test_the_flags_are_one_line_without_a_warning_where_all_is_identified(export):
+    first_alphas = []
+    for alpha in ("server", "effective"):
+        code, out, noted = export("both", f"--which 0f3c --require identified --alpha {alpha}")
+        assert (code, out.count("\n"), noted) == (0, 1, "")
+        first_alphas.append(int(out.split()[1].split(",")[0]))
+    assert first_alphas[0] < first_alphas[1]
 
 
 @pytest.mark.parametrize("form", ["blis-yaml", "blis-flags"])
-def test_each_coefficient_that_is_not_identified_is_warned_of_by_name(files, doubtful, capsys, form):
-    assert export(files, *doubtful, snapshot="doubtful.json", form=form) == 0
-    captured = capsys.readouterr()
-    warnings = captured.err.splitlines()
-    assert [line.startswith("warning: not identified: ") for line in warnings] == [True, True]
-    assert "step_time requests: weak, 1300 ± 40 µs/request" in warnings[0]
-    assert "post_decode output_tokens: constant" in warnings[1]
-    assert "\x1b" not in captured.err
-    assert ("step_time requests: weak" in captured.out) == (form == "blis-yaml")
+def test_what_should_be_known_of_the_file_is_warned_of(export, form):
+    code, out, noted = export("doubtful", form=form)
+    weak, constant = noted.splitlines()
+    assert weak == "warning: not identified: step_time requests: weak, 1300 ± 40 µs/request"
+    assert constant.startswith("warning: not identified: post_decode output_tokens: constant")
+    assert "\x1b" not in constant
+    assert (code, "# step_time requests: weak, 1300 ± 40 µs/request" in out) == (0, form == "blis-yaml")
+    assert "warning: request spans hide prefix-cache hits: 580 µs per prompt token" in export("spans", form=form)[2]
 
 
-def test_identified_can_be_required(files, doubtful, capsys):
-    required = (*doubtful, "--require", "identified")
-    assert export(files, *required, snapshot="doubtful.json") == 1
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err.count("\n") == 1
-    assert captured.err.startswith("error: --require identified: 2 not: step_time requests")
-    assert export(files, "--which", "0f3c", *required) == 0
-    assert capsys.readouterr().err == ""
-    assert export(files, *required, "--alpha", "effective", snapshot="doubtful.json") == 1
-    assert "3 not" in capsys.readouterr().err, "one more is exported"
+def table(data):
+    return list(csv.DictReader(data.decode().splitlines()))
 
 
-@pytest.mark.parametrize("content", ["{", "[]", "[" * 100_000])
-def test_a_model_config_that_is_none_is_one_sentence(files, capsys, content):
-    (files / "broken.json").write_text(content)
-    assert export(files, "--which", "0f3c", "--model-config", str(files / "broken.json")) == 1
-    assert "--model-config" in capsys.readouterr().err
+def test_every_request_of_a_recording_is_in_the_trace_once(tmp_path, capsys):
+    header, data = tmp_path / "trace" / "trace.yaml", tmp_path / "trace" / "trace.csv"
+    recording = str(DATA / "c1_mixed" / "otlp.pb.gz")
+    assert main(["export", recording, "--format", "blis-trace", "--out", str(tmp_path / "trace")]) == 0
+    shown = capsys.readouterr()
+    assert shown.out == f"--trace-header {header} --trace-data {data}\n"
+    rows = table(data.read_bytes())
+    assert len(rows) == 156
+    assert "156 requests" in shown.err
+    arrivals = [int(row["arrival_time_us"]) for row in rows]
+    assert arrivals == sorted(arrivals)
+    assert arrivals[0] == 0
+    for row in rows:
+        assert int(row["output_tokens"]) > 0
+        assert int(row["arrival_time_us"]) < int(row["first_chunk_time_us"]) <= int(row["last_chunk_time_us"])
+    assert yaml.safe_load(header.read_bytes())["trace_version"] == 2
 
 
-def test_a_file_of_request_spans_warns_of_hits_that_they_hide(files, capsys):
-    config = msgspec.structs.replace(cases.config(telemetry="requests"), prefix_hits_hidden=True)
-    (files / "spans.json").write_bytes(cases.snapshot(config).to_json())
-    for form in ("blis-yaml", "blis-flags"):
-        assert export(files, "--model-config", str(files / "config.json"), form=form, snapshot="spans.json") == 0
-        assert "warning: request spans hide prefix-cache hits: 580 µs per prompt token" in capsys.readouterr().err
+def test_a_request_given_up_has_a_deadline_and_the_others_none():
+    second_ns = 10**9
+    whole = TracedRequest(5 * second_ns, 100, 20, 6 * second_ns, 8 * second_ns, False)
+    given_up = TracedRequest(4 * second_ns, 50, 0, None, 7 * second_ns, True)
+    first, second = table(render_trace([whole, given_up])["trace.csv"])
+    assert (first["deadline_us"], first["status"], first["first_chunk_time_us"]) == ("3000000", "timeout", "0")
+    assert (second["deadline_us"], second["status"], second["arrival_time_us"]) == ("0", "ok", "1000000")
+    assert len(first) == 27

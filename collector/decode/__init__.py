@@ -16,7 +16,7 @@ from .records import (
     StepColumns,
     Telemetry,
 )
-from .spans import decode, latest_unix_ns
+from .spans import latest_unix_ns
 from .vocabulary import MarkKind
 from .wire import SlimExport, TooManyObjects, json_to_protobuf, parts_by_emitter
 
@@ -35,7 +35,6 @@ __all__ = [
     "StepColumns",
     "Telemetry",
     "TooManyObjects",
-    "decode",
     "json_to_protobuf",
     "latest_unix_ns",
     "parts_by_emitter",

@@ -214,15 +214,6 @@ def latest_unix_ns(arrived_unix_ns: int) -> int:
     return min(arrived_unix_ns + words.AHEAD_MAX_NS, words.UNIX_MAX) if arrived_unix_ns else words.UNIX_MAX
 
 
-def decode(payload: bytes, peer: str, admit_span: AdmitSpan, counts: Counts) -> list[Telemetry]:
-    """Decode one ExportTraceServiceRequest into one Telemetry per resource.
-
-    ``peer`` names the emitter where the resource has no ``service.instance.id`` (SDK 1.26 sends none).
-    Raises ``google.protobuf.message.DecodeError`` on undecodable bytes: admission has parsed them once already.
-    """
-    return SpanReader().read(ExportTraceServiceRequest.FromString(payload), peer, admit_span, counts)
-
-
 class SpanReader:
     """Reads parsed exports.
 

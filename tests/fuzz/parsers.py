@@ -6,10 +6,8 @@ not finite, no order broken), and lets every exception through that the parser d
 
 from __future__ import annotations
 
-import abc
 import gzip
 import io
-import json
 import math
 from pathlib import Path
 
@@ -26,49 +24,58 @@ from collector.join.pages import ScrapeWindows
 from collector.recordings import Recording
 from collector.runtime.filesystem import StartError
 from collector.telemetry import table
-from tests.fuzz.mutations import damage, edited, step_event
+from tests.fuzz.mutations import damaged, step_event
 from tests.support import otlp_bytes as otlp
 from tests.support.decode_oracle import assert_same
 from tests.support.gpu_kernels import fpm_record
 from tests.support.kv_batches import payload, stored
 from tests.support.page_server import RECORDED
 from tests.support.recordings import kv_lines
-from tests.support.step_exports import delimited, make_export, otlp_json
+from tests.support.step_exports import delimited, every_kind_of_value, make_export, otlp_json
 from tests.support.vllm_scheduler import Work
 
 CORPUS = Path(__file__).parent / "corpus"
+BINARY = (
+    *(
+        b"\x00",
+        b"\xff\xfe",
+        b"\x80" * 10,
+        b"\xff\xff\xff\xff\x0f",
+        b"\xc0",
+        b"\x90",
+        b"\x80",
+        b"\x91",
+        b"\xc1",
+        b"\xa0",
+    ),
+    *(b"\xcb\x7f\xf8" + b"\0" * 6, b"\xcf" + b"\xff" * 8, b"\xd3\x80" + b"\0" * 7, b"\xca\x7f\xc0\0\0", b"\xc4\x00"),
+    *(b"\xdd\xff\xff\xff\xff", b"\xdc\xff\xff"),
+)
+"""What is odd in protobuf and MessagePack."""
+TEXT = (
+    *(b"null", b"-1", b"1e999", b'""', b"[]", b"{}", b"[[[[", b"\xff\xfe", b"9" * 30, b"\x00", b"NaN", b"1.5", b"true"),
+    *(b"{", b"}", b'"', b"\\", b"\n", b" "),
+)
+"""What is odd in any text."""
 
 
-class Parser(abc.ABC):
-    """One parser; ``directory`` is for what has to be on a disk."""
+class Parser:
+    """One parser; ``directory`` is for what has to be on a disk. ``seeds`` are good inputs."""
 
-    tokens = (b"\x00", b"\xff\xfe", b"\x80" * 10, b"\xff\xff\xff\xff\x0f")
+    tokens = BINARY
     bred_bytes_max: int | None = None
     """What is damaged further is no longer than this; by default twice the longest seed."""
 
     def __init__(self, directory) -> None:
         self._directory = directory
 
-    @abc.abstractmethod
-    def seeds(self):
-        """Good inputs, to be damaged."""
-
-    @abc.abstractmethod
-    def parse(self, data):
-        """Read it; whether it was taken. An exception that is not promised is a crash."""
-
     def edited(self, rng, data):
-        return edited(rng, data, self.tokens)
+        return damaged(rng, data, self.tokens)
 
     def corpus(self):
         """Seeds made here and kept ones."""
         kept = CORPUS / type(self).__name__.lower()
         return [*self.seeds(), *(path.read_bytes() for path in sorted(kept.glob("*")))]
-
-
-TEXT_TOKENS = (b"null", b"-1", b"1e999", b'""', b"[]", b"{}", b"[[[[", b"\xff\xfe", b"9" * 30, b"\x00")
-"""What is odd in any text."""
-_SCOPE = otlp.field(2, otlp.field(2, b"\x39" + bytes(8)) * 3)
 
 
 class Envelope(Parser):
@@ -79,14 +86,8 @@ class Envelope(Parser):
 
     def seeds(self):
         two = otlp.export(("vllm.scheduler.step", [otlp.step_span([]), otlp.step_span([b""])]), ("x", [b""]))
-        return [
-            make_export(2, steps_per_span=1).SerializeToString(),
-            otlp.steps_export([otlp.event([])]),
-            two,
-            two * 2,
-            *(otlp.field(1, scopes) for scopes in (_SCOPE, _SCOPE * 2)),
-            otlp.export(("x", [])),
-        ]
+        timed = otlp.field(2, otlp.field(2, b"\x39" + bytes(8)) * 3)
+        return [make_export(2, steps_per_span=1).SerializeToString(), two * 2, otlp.field(1, timed * 2)]
 
     def parse(self, data):
         count = envelope.count_spans(data)
@@ -121,9 +122,9 @@ class Decode(Parser):
         if rng.random() < 0.3:
             return super().edited(rng, data)
         events = [step_event(rng) for _ in range(rng.randrange(1, 9))]
-        some = [damage(rng, event) if rng.random() < 0.2 else event for event in events]
+        some = [damaged(rng, event) if rng.random() < 0.2 else event for event in events]
         whole = otlp.steps_export([*self.guides, *some, otlp.snapshot(3)])
-        return damage(rng, whole) if rng.random() < 0.2 else whole
+        return damaged(rng, whole) if rng.random() < 0.2 else whole
 
     def parse(self, data):
         counts = assert_same([(data, "peer"), (self.good, "peer")], self._decoder)
@@ -134,26 +135,13 @@ class Json(Parser):
     """A line of OTLP/JSON; what is taken is OTLP protobuf."""
 
     tokens = (
-        *(*TEXT_TOKENS, b"NaN", b"\\ud800"),
-        *(
-            b'"9e9"',
-            b'"\xc2\xb9"',
-            b'"-0"',
-            b"1.5",
-            b"true",
-            b'{"intValue":"',
-            b'{"arrayValue":{"values":[',
-            b',"kind":9',
-        ),
+        *(*TEXT, b"\\ud800", b'"9e9"', b'"\xc2\xb9"', b'"-0"'),
+        *(b'{"intValue":"', b'{"arrayValue":{"values":[', b',"kind":9'),
     )
 
     def seeds(self):
-        return [
-            otlp_json(make_export(1, steps_per_span=1)),
-            otlp_json(make_export(1, steps_per_span=1), ints=int)[:900],
-            *(json.dumps(_one_span(value)).encode() for value in _JSON_VALUES),
-            *(json.dumps(_one_span(_JSON_VALUES[1], **more), separators=(",", ":")).encode() for more in _JSON_SPANS),
-        ]
+        small = make_export(1, steps_per_span=1)
+        return [otlp_json(each, ints=ints) for each in (small, every_kind_of_value()) for ints in (str, int)]
 
     def parse(self, data):
         try:
@@ -164,45 +152,16 @@ class Json(Parser):
         return True
 
 
-_JSON_VALUES = (
-    {"stringValue": "a"},
-    {"intValue": "12"},
-    {"doubleValue": 0.5},
-    {"doubleValue": "NaN"},
-    {"boolValue": True},
-    {"bytesValue": "AAEC"},
-    {"arrayValue": {"values": [{"intValue": 1}, {"boolValue": False}]}},
-    {"kvlistValue": {"values": [{"key": "k", "value": {"arrayValue": {}}}]}},
-)
-_JSON_SPANS = (
-    {"traceId": "0102030405060708090a0b0c0d0e0f10", "spanId": "0102030405060708", "kind": 3},
-    {"startTimeUnixNano": "1795000000020000000", "endTimeUnixNano": 1795000000030000000, "flags": 257},
-    {"status": {"code": 2, "message": "no"}, "droppedEventsCount": 3},
-    {"events": [{"name": "step.BATCH_SUMMARY", "timeUnixNano": "1", "attributes": []}]},
-)
-
-
-def _one_span(value, **more):
-    span = {"name": "s", "attributes": [{"key": "k", "value": value}], **more}
-    scopes = [{"scope": {"name": "n", "version": "1"}, "spans": [span]}]
-    return {"resourceSpans": [{"resource": {"attributes": []}, "scopeSpans": scopes}]}
-
-
 class Kv(Parser):
     """KV messages as MessagePack, and recorded lines."""
 
-    tokens = (
-        *(b"\xc0", b"\x90", b"\x80", b"\xcb\x7f\xf8" + b"\0" * 6, b"\xcf" + b"\xff" * 8, b"\xd3\x80" + b"\0" * 7),
-        *(b"\xdd\xff\xff\xff\xff", b"\xdc\xff\xff", b"\xc1", b"\xa0", b"null", b"-1", b"1e999", b'""', b"[", b"9" * 30),
-    )
+    tokens = (*BINARY, *TEXT)
 
     def seeds(self):
         lines = sorted(kv_lines("c5_offload"), key=len)
-        odd = ([1.5, [["BlockStored", [1, 2], None, [3], 16, None]], 0], [1.0, []], [2.0, [{"type": "X"}], None, 3])
+        odd = ([1.5, [["BlockStored", [1, 2], None, [3], 16, None]], 0], [2.0, [{"type": "X"}], None, 3])
         return [
-            *lines[:6],
-            lines[len(lines) // 2],
-            payload(stored()),
+            *(*lines[:6], lines[len(lines) // 2]),
             payload(stored(medium="CPU"), stored(300)),
             payload(["AllBlocksCleared"], ["Unknown", 1], rank=3),
             *map(msgspec.msgpack.encode, odd),
@@ -243,8 +202,8 @@ class Pages(Parser):
     """Pages of counters: by a parser that has seen a good one, by a fresh one, and as recorded lines."""
 
     tokens = (
-        *(*TEXT_TOKENS, b"NaN", b"+Inf", b"{", b"}", b'"', b"\\", b"\n", b" ", b"<html>"),
-        *(b'engine="1"', b'le="+Inf"', b'le="x"', b'tp_rank="1"', b"vllm:", b"sglang:", b"_bucket", b"# EOF\n", b" 17"),
+        *(*TEXT, b"+Inf", b"<html>", b'engine="1"', b'le="+Inf"', b'le="x"', b'tp_rank="1"'),
+        *(b"vllm:", b"sglang:", b"_bucket", b"# EOF\n", b" 17"),
     )
 
     def seeds(self):
@@ -279,14 +238,14 @@ class Files(Parser):
     """Recordings of every kind; their order never goes back."""
 
     tokens = (
-        *(*Parser.tokens, b"\n", b"\r\n", b"{", b"null", b'"payload_b64"', b"\x1f\x8b", b"\x1f\x8b\x08\x00"),
-        *(b"\x28\xb5\x2f\xfd", b"\x00\x00\x00", b'{"resourceMetrics"', b"\x0a"),
+        *(*BINARY, *TEXT, b"\r\n", b'"payload_b64"', b"\x1f\x8b", b"\x1f\x8b\x08\x00"),
+        *(b"\x28\xb5\x2f\xfd", b"\x00\x00\x00", b'{"resourceMetrics"'),
     )
 
     def seeds(self):
         bare = otlp.steps_export([])
         whole = otlp.varint(len(bare)) + bare + otlp.varint(len(bare)) + bare
-        line = json.dumps(_one_span({"intValue": "1"}, endTimeUnixNano=5)).encode() + b"\n"
+        line = otlp_json(make_export(1, steps_per_span=1))
         kv = b"".join(sorted(kv_lines("c5_offload"), key=len)[:2])
         long = delimited(make_export(1, steps_per_span=1), make_export(1, steps_per_span=1))
         packed = zstandard.compress(bare)

@@ -16,28 +16,26 @@ from online.state import decode, encode
 from tests.fuzz.fuzz_parsers import PARSERS, fuzz
 from tests.fuzz.parsers import CORPUS
 from tests.support import otlp_bytes as otlp
-from tests.support.step_exports import attribute, make_export
+from tests.support.step_exports import make_export, put
 
 
 @pytest.mark.parametrize("name", PARSERS)
 def test_every_seed_and_every_crash_found_is_read(name, tmp_path):
     parser = PARSERS[name](tmp_path)
-    corpus = parser.corpus()
-    assert corpus
-    for data in corpus:
+    for data in parser.corpus():
         parser.parse(data)
 
 
 def test_every_kept_crash_belongs_to_a_parser():
-    assert {path.name for path in CORPUS.iterdir()} <= {parser.__name__.lower() for parser in PARSERS.values()}
+    assert {path.name for path in CORPUS.iterdir()} <= PARSERS.keys()
 
 
 @pytest.mark.parametrize("name", PARSERS)
 def test_a_few_hundred_damaged_inputs_do_not_crash_it(name, tmp_path, caplog):
     caplog.set_level(logging.CRITICAL)
-    tried = fuzz(name, tmp_path, seed=99, seconds=60, executions=200)
-    assert tried.executions == 200
-    assert 0 < tried.taken < 200
+    tried, taken, _ = fuzz(name, tmp_path, seed=99, seconds=60, executions=200)
+    assert tried == 200
+    assert 0 < taken < 200
 
 
 def test_a_large_export_with_a_field_without_a_number_is_no_otlp():
@@ -57,17 +55,14 @@ def test_a_variable_whose_tag_lies_is_a_config_error():
         load(None, {"TRACEFIT_IDLE_TIMEOUT_S": "!!bool 2"})
 
 
-@pytest.mark.parametrize("text", ["9" * 30, "-" + "9" * 19, "1" * 128])
-def test_a_fact_beyond_64_bits_in_an_export_does_not_stop_the_saving_of_the_state(text):
+def test_a_fact_beyond_64_bits_in_an_export_does_not_stop_the_saving_of_the_state():
     export = make_export(40, steps_per_span=12)
-    export.resource_spans[0].resource.attributes.append(attribute("vllm.max_num_seqs", text))
-    pipeline = make_pipeline(Config(learners=("rls",)))
+    put(export.resource_spans[0].resource, {"vllm.max_num_seqs": "9" * 30, "vllm.block_size": "-" + "9" * 19})
+    pipeline, again = (make_pipeline(Config(learners=("rls",))) for _ in range(2))
     pipeline.process([Export(export.SerializeToString(), "peer", "grpc", 40)])
     pipeline.flush()
-    assert pipeline.learned_rows > 0
-    again = make_pipeline(Config(learners=("rls",)))
     again.from_checkpoint(decode(encode(pipeline.to_checkpoint()[0])))
-    assert again.learned_rows == pipeline.learned_rows
+    assert again.learned_rows == pipeline.learned_rows > 0
 
 
 @pytest.mark.parametrize("value", [1 << 63, -(1 << 70), float("nan"), float("inf"), 1e300])

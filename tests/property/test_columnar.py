@@ -15,12 +15,6 @@ from tests.support.decode_oracle import assert_same
 shared = Decoder()
 
 
-@given(st.binary(max_size=300))
-def test_arbitrary_bytes_decode_alike(data):
-    assert_same([(data, "peer"), (otlp.field(1, otlp.field(2, data)), "peer")], shared)
-    assert_same([(otlp.steps_export([data, otlp.summary(1), data]), "peer")], shared)
-
-
 @given(st.lists(st.integers(0, (1 << 56) - 1), min_size=1, max_size=30))
 def test_varints_of_every_width_come_out_whole(times):
     made = [

@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 
 from google.protobuf.message import DecodeError
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from collector.decode import spans as plain
 from collector.decode.columnar import Decoder
+from collector.decode.spans import SpanReader
 from collector.join.spans import SpanWindow
 from collector.telemetry import Counts, table
 from collector.telemetry.metrics import metric_of
@@ -20,9 +21,11 @@ def decode_plainly(payloads):
     out = []
     for payload, peer in payloads:
         try:
-            out.append(plain.decode(payload, peer, window.admit, counts))
+            request = ExportTraceServiceRequest.FromString(payload)
         except DecodeError:
             out.append(None)
+        else:
+            out.append(SpanReader().read(request, peer, window.admit, counts))
     return out, counts, len(window)
 
 

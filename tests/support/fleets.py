@@ -22,17 +22,21 @@ NOW_NS = 1_800_000_000_000_000_000
 """After every state that is kept in tests/data."""
 
 
-def replica_rows(seed, *, gain=1.0, rows=600, begin_ns=NOW_NS - 3_600_000_000_000, noise=0.03):
-    return steps(rows, seed, noise=noise, beta=gain * BETA, start_ns=begin_ns).rows
-
-
-def state_of(engine, seed, *, config_id="0f3c52aa9b1e", facts=FACTS, **kwargs):
+def state_of(engine, seed, *, config_id="0f3c52aa9b1e", facts=FACTS, gain=1.0, rows=600, begin_ns=NOW_NS - 36 * 10**11):
     """The state of a sidecar whose one engine took these steps."""
     bank = Bank(CONFIG)
     bank.describe(config_id, facts)
-    rows = replica_rows(seed, **kwargs)
-    bank.learn(config_id, Target.STEP_TIME, rows, engines={int(rows.engine[0]): engine})
+    made = steps(rows, seed, noise=0.03, beta=gain * BETA, start_ns=begin_ns).rows
+    bank.learn(config_id, Target.STEP_TIME, made, engines={int(made.engine[0]): engine})
     return bank.state()
+
+
+def step_coefficients(state):
+    """By configuration, of the portable model."""
+    bank = Bank(CONFIG)
+    bank.restore(state)
+    models = {each: bank.targets(each)["step_time"].models["portable"] for each in bank.configs()}
+    return {each: {f.name: f.coefficient for f in model.features} for each, model in models.items()}
 
 
 def state_server(states):

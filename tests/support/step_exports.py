@@ -96,6 +96,21 @@ def make_export(
     return request
 
 
+def every_kind_of_value() -> ExportTraceServiceRequest:
+    """An export with all that OTLP's JSON has a rule for."""
+    request = make_export(steps_per_span=1)
+    span = request.resource_spans[0].scope_spans[0].spans[0]
+    span.parent_span_id, span.kind, span.dropped_events_count, span.flags = b"12345678", 2, 7, 0x300
+    span.status.code, span.status.message = 2, "why"
+    for value in (True, False, 0, -1, 2**63 - 1, 1.5, float("inf"), "", "ü", b"\x00\xff"):
+        span.attributes.append(attribute("key", value))
+    nested = span.attributes.add(key="nested").value
+    nested.kvlist_value.values.append(attribute("inner", 3))
+    nested.kvlist_value.values.add(key="list").value.array_value.values.append(attribute("", 4).value)
+    span.attributes.add(key="empty")
+    return request
+
+
 def delimited(*requests: ExportTraceServiceRequest) -> bytes:
     payloads = [request.SerializeToString() for request in requests]
     return b"".join(_VarintBytes(len(payload)) + payload for payload in payloads)

@@ -10,7 +10,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from collector.decode.records import ApiSpan, CoreSpan, RequestSpan, StepColumns, Telemetry
-from collector.decode.spans import decode
+from collector.decode.spans import SpanReader
 from collector.ingest.queue import Export
 from collector.telemetry import Counts
 from tests.support.step_exports import put, scope_in
@@ -175,9 +175,10 @@ def exports_of(all_pieces: Sequence[Piece], size: int = 20) -> list[Export]:
     return out
 
 
-def telemetry_in(payload: bytes, counts: Counts | None = None) -> list[Telemetry]:
-    """What decoding one export gives, of which no span was there before."""
-    return decode(payload, "peer", lambda *_: None, Counts() if counts is None else counts)
+def telemetry_in(payload: bytes, counts: Counts | None = None, peer: str = "peer") -> list[Telemetry]:
+    """What the plain decoder makes of one export, of which no span was there before."""
+    request = ExportTraceServiceRequest.FromString(payload)
+    return SpanReader().read(request, peer, lambda *_: None, Counts() if counts is None else counts)
 
 
 def decoded(*group: Piece, counts: Counts | None = None) -> Telemetry:

@@ -6,20 +6,11 @@ import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from collector.decode.wire import TooManyObjects, json_to_protobuf
-from tests.support.step_exports import attribute, make_export, otlp_json
+from tests.support.step_exports import every_kind_of_value, otlp_json
 
 
 def test_every_kind_of_value_survives_the_json():
-    request = make_export(steps_per_span=1)
-    span = request.resource_spans[0].scope_spans[0].spans[0]
-    span.parent_span_id, span.kind, span.dropped_events_count, span.flags = b"12345678", 2, 7, 0x300
-    span.status.code, span.status.message = 2, "why"
-    for value in (True, False, 0, -1, 2**63 - 1, 1.5, float("inf"), "", "ü", b"\x00\xff"):
-        span.attributes.append(attribute("key", value))
-    nested = span.attributes.add(key="nested").value
-    nested.kvlist_value.values.append(attribute("inner", 3))
-    nested.kvlist_value.values.add(key="list").value.array_value.values.append(attribute("", 4).value)
-    span.attributes.add(key="empty")
+    request = every_kind_of_value()
     for ints in (str, int):
         line = otlp_json(request, ints=ints)
         assert ExportTraceServiceRequest.FromString(json_to_protobuf(line)) == request
@@ -45,15 +36,9 @@ def test_a_line_that_is_no_otlp_json_is_a_value_error(line):
         json_to_protobuf(line)
 
 
-def test_keys_of_a_newer_protocol_are_ignored():
-    line = b'{"resourceSpans": [{"new": 1, "scopeSpans": [{"spans": [{"name": "x", "newer": {}}]}]}], "newest": []}'
-    (resource,) = ExportTraceServiceRequest.FromString(json_to_protobuf(line)).resource_spans
-    assert resource.scope_spans[0].spans[0].name == "x"
-
-
-def test_enums_may_be_names():
-    named = b'{"kind": "SPAN_KIND_SERVER", "status": {"code": "STATUS_CODE_OK"}}'
-    line = b'{"resourceSpans": [{"scopeSpans": [{"spans": [' + named + b"]}]}]}"
+def test_keys_of_a_newer_protocol_are_ignored_and_enums_may_be_names():
+    named = b'{"newer": {}, "kind": "SPAN_KIND_SERVER", "status": {"code": "STATUS_CODE_OK"}}'
+    line = b'{"resourceSpans": [{"new": 1, "scopeSpans": [{"spans": [' + named + b']}]}], "newest": []}'
     (resource,) = ExportTraceServiceRequest.FromString(json_to_protobuf(line)).resource_spans
     (span,) = resource.scope_spans[0].spans
     assert (span.kind, span.status.code) == (2, 1)

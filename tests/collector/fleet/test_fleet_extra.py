@@ -26,11 +26,12 @@ pytestmark = [
 KEYS = {"AWS_ACCESS_KEY_ID": "moto", "AWS_SECRET_ACCESS_KEY": "moto", "AWS_DEFAULT_REGION": "us-east-1"}
 
 
-def run(*arguments, environment, module="collector"):
-    command = [sys.executable, "-m", module, *map(str, arguments)]
+def replay(*arguments, environment, code=0):
+    """What is said and what is noted."""
+    command = [sys.executable, "-m", "collector", "fleet", "replay", *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, cwd=ROOT)
-    assert done.returncode == 0, f"{done.stdout[-3000:]}\n{done.stderr[-6000:]}"
-    return done.stdout
+    assert done.returncode == code, f"{done.stdout[-3000:]}\n{done.stderr[-6000:]}"
+    return done.stdout, done.stderr
 
 
 @pytest.fixture(scope="module")
@@ -50,19 +51,20 @@ def environment(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def s3(recording, environment):
-    """What to set for the store."""
-    command = [sys.executable, "-m", "tests.support.s3_server", str(recording)]
-    server = subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=environment
-    )
+    """What to set for the store, in which the recording is; and the store itself."""
+    import s3fs
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
     try:
-        url = server.stdout.readline().strip()
-        assert url.startswith("http://127.0.0.1:")
-        yield {**environment, "AWS_ENDPOINT_URL": url}
+        url = "http://{}:{}".format(*server.get_host_and_port())
+        storage = s3fs.S3FileSystem(endpoint_url=url, key="moto", secret="moto")
+        storage.mkdir("bucket")
+        storage.put(f"{recording}/", "bucket/otlp/", recursive=True)
+        yield {**environment, "AWS_ENDPOINT_URL": url}, storage
     finally:
-        server.stdin.close()
-        server.wait(60)
-        server.stdout.close()
+        server.stop()
 
 
 def files_below(directory):
@@ -76,16 +78,18 @@ def files_below(directory):
 def test_recordings_in_a_store_become_the_fleets_files_and_rows(s3, tmp_path):
     from pyarrow import dataset
 
+    settings, storage = s3
     outs = []
-    for name in ("once", "again"):
-        rows = tmp_path / f"rows-{name}"
-        said = run("fleet", "replay", "s3://bucket/otlp", "-o", tmp_path / name, "--rows", rows, environment=s3)
+    for name, place in (("once", tmp_path / "rows"), ("again", "s3://bucket/rows")):
+        said, _ = replay("s3://bucket/otlp", "-o", tmp_path / name, "--rows", place, environment=settings)
         assert said.startswith("2 files, 2 engines, ")
-        outs.append((files_below(tmp_path / name), files_below(rows)))
+        outs.append(files_below(tmp_path / name))
+    storage.get("bucket/rows", str(tmp_path / "copied"), recursive=True)
     assert outs[0] == outs[1]
-    assert "snapshot.json" in outs[0][0]
-    assert sum(name.startswith("states/") for name in outs[0][0]) == 1
-    table = dataset.dataset(tmp_path / "rows-once", partitioning="hive").to_table()
+    assert files_below(tmp_path / "rows") == files_below(tmp_path / "copied")
+    assert "snapshot.json" in outs[0]
+    assert sum(name.startswith("states/") for name in outs[0]) == 1
+    table = dataset.dataset(tmp_path / "rows", partitioning="hive").to_table()
     assert set(table["target"].to_pylist()) >= {"step_time", "schedule_time", "queue_wait"}
     steps = table.filter(dataset.field("target") == "step_time")
     assert len(set(steps["engine"].to_pylist())) == 2
@@ -93,14 +97,6 @@ def test_recordings_in_a_store_become_the_fleets_files_and_rows(s3, tmp_path):
     assert all(each > 0 for each in steps["elapsed_us"].to_pylist())
     assert steps["requests"].null_count < steps.num_rows
     assert steps["prompt_tokens"].null_count == steps.num_rows
-
-
-def test_rows_go_to_a_store_too(s3, tmp_path):
-    run("fleet", "replay", "s3://bucket/otlp", "-o", tmp_path, "--rows", "s3://bucket/rows", environment=s3)
-    listed = "import s3fs; print(*s3fs.S3FileSystem().find('bucket/rows'))"
-    command = [sys.executable, "-c", listed]
-    names = subprocess.run(command, capture_output=True, text=True, check=True, env=s3).stdout.split()
-    assert sum("/target=step_time/" in name for name in names) == 2
 
 
 def kill_workers(stop, killed):
@@ -117,12 +113,12 @@ def kill_workers(stop, killed):
 
 
 def test_workers_that_are_killed_change_nothing(recording, environment, tmp_path):
-    run("fleet", "replay", recording, "-o", tmp_path / "calm", environment=environment)
+    replay(recording, "-o", tmp_path / "calm", environment=environment)
     stop, killed = threading.Event(), set()
     killer = threading.Thread(target=kill_workers, args=(stop, killed))
     killer.start()
     try:
-        run("fleet", "replay", recording, "-o", tmp_path / "killed", environment=environment)
+        replay(recording, "-o", tmp_path / "killed", environment=environment)
     finally:
         stop.set()
         killer.join()
@@ -131,9 +127,6 @@ def test_workers_that_are_killed_change_nothing(recording, environment, tmp_path
 
 
 def test_a_cluster_that_is_not_there_is_said(recording, environment, tmp_path):
-    command = [sys.executable, "-m", "collector", "fleet", "replay", str(recording), "-o", str(tmp_path)]
-    command += ["--ray", "nonsense"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, cwd=ROOT)
-    assert done.returncode == 1
-    assert "error: no Ray at nonsense" in done.stderr
-    assert "Traceback" not in done.stderr
+    _, noted = replay(recording, "-o", tmp_path, "--ray", "nonsense", environment=environment, code=1)
+    assert "error: no Ray at nonsense" in noted
+    assert "Traceback" not in noted

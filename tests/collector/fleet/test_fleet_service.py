@@ -81,12 +81,11 @@ def test_a_round_that_writes_nothing_leaves_the_last_good_one_and_readiness_says
     assert as_json(tmp_path / "fleet" / "snapshot.json")["generation"] == 1, "the same states: nothing to write"
 
 
-def test_a_second_fleet_on_the_same_directory_does_not_start(states, tmp_path):
-    with state_server(dict(states)) as server:
-        first, second = (service_of([f"http://127.0.0.1:{server.port}/e0"], tmp_path) for _ in range(2))
-        first.start()
-        try:
-            with pytest.raises(StartError, match="another process uses OUT"):
-                second.start()
-        finally:
-            first.stop()
+def test_a_second_fleet_on_the_same_directory_does_not_start(tmp_path):
+    first, second = (service_of(["http://127.0.0.1:9"], tmp_path) for _ in range(2))
+    first.start()
+    try:
+        with pytest.raises(StartError, match="another process uses OUT"):
+            second.start()
+    finally:
+        first.stop()

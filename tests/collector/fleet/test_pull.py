@@ -2,6 +2,7 @@
 
 from functools import partial
 
+import fsspec
 import pytest
 
 import tracefit
@@ -14,7 +15,8 @@ from online import Bank, Snapshot, merge_states
 from online.state import VERSION
 from tests.support.clocks import FakeClock
 from tests.support.command_lines import spoken
-from tests.support.fleets import CONFIG, FACTS, NOW_NS, state_of, state_server
+from tests.support.fleets import CONFIG, FACTS, NOW_NS, state_of, state_server, step_coefficients
+from tests.support.page_server import PageServer
 from tests.support.state_files import file_of
 
 TWO = {**FACTS, "tensor_parallel_size": 2}
@@ -46,11 +48,6 @@ def pulled(sources, out, **options):
     return spoken(pull_once, options, CONFIG, FakeClock(unix_nano=NOW_NS))
 
 
-def coefficients(snapshot, config_id="0f3c52aa9b1e"):
-    (config,) = [each for each in snapshot.configs if each.config_id == config_id]
-    return {f.name: f.coefficient for f in config.targets["step_time"].models["portable"].features}
-
-
 def test_a_directory_of_states_becomes_one_file_per_configuration_and_one_for_the_model_and_gpu(
     directory, states, tmp_path
 ):
@@ -58,20 +55,20 @@ def test_a_directory_of_states_becomes_one_file_per_configuration_and_one_for_th
     assert code == 0
     assert said[0] == "6 sources: 6 merged"
     assert said[1].startswith("0f3c52aa9b1e  llama: 3,000 step rows, 5 engines")
-    assert len(noted) == 1
-    assert noted[0].startswith("warning: 0f3c52aa9b1e step_time: engine 'engine-slow' takes 1.299 ± 0.0")
+    (warning,) = noted
+    assert warning.startswith("warning: 0f3c52aa9b1e step_time: engine 'engine-slow' takes 1.299 ± 0.0")
     whole = Snapshot.from_json((tmp_path / "fleet" / "snapshot.json").read_bytes())
     assert [each.config_id for each in whole.configs] == ["0f3c52aa9b1e", "aaaaaaaaaaaa"]
-    bank = Bank(CONFIG)
-    bank.restore(merge_states([states[name] for name in ("e3", "slow", "e1", "e0", "e2")], CONFIG))
-    expected = {f.name: f.coefficient for f in bank.targets("0f3c52aa9b1e")["step_time"].models["portable"].features}
-    assert coefficients(whole) == pytest.approx(expected, rel=1e-9)
-    everything = Snapshot.from_json((tmp_path / "fleet" / "all" / "snapshot.json").read_bytes())
-    (both,) = everything.configs
+    expected = step_coefficients(merge_states([states[name] for name in ("e3", "slow", "e1", "e0", "e2")], CONFIG))
+    state = (tmp_path / "fleet" / "states" / "0f3c52aa9b1e.bin").read_bytes()
+    assert step_coefficients(state)["0f3c52aa9b1e"] == pytest.approx(expected["0f3c52aa9b1e"], rel=1e-9)
+    features = whole.configs[0].targets["step_time"].models["portable"].features
+    assert {f.name: f.coefficient for f in features} == step_coefficients(state)["0f3c52aa9b1e"]
+    (both,) = Snapshot.from_json((tmp_path / "fleet" / "all" / "snapshot.json").read_bytes()).configs
     assert both.config == {"model": "llama", "gpu": "H100"}
     assert both.targets["step_time"].models["portable"].rows == 3600
     again = Bank(CONFIG)
-    again.restore((tmp_path / "fleet" / "states" / "0f3c52aa9b1e.bin").read_bytes())
+    again.restore(state)
     assert sorted(again.lineages["0f3c52aa9b1e"].engines) == [*(f"engine-{n}" for n in range(4)), "engine-slow"]
     assert not (tmp_path / "fleet" / ".pull").exists()
 
@@ -100,10 +97,6 @@ def test_of_one_engine_twice_the_newest_is_taken_and_the_other_named(states, tmp
     assert whole.configs[0].targets["step_time"].models["portable"].rows == 1500
 
 
-def newer_version():
-    return file_of({"version": VERSION + 1, "parts": {}})
-
-
 def test_what_cannot_be_used_is_named_with_its_reason_and_the_others_are_merged(states, tmp_path, monkeypatch):
     monkeypatch.setattr(state_places, "STATE_BYTES_MAX", 200_000)
     served = {
@@ -111,7 +104,7 @@ def test_what_cannot_be_used_is_named_with_its_reason_and_the_others_are_merged(
         "also": states["e1"],
         "cut": states["e2"][:-1],
         "page": b"<html>",
-        "newer": newer_version(),
+        "newer": file_of({"version": VERSION + 1, "parts": {}}),
         "future": states["future"],
         "large": b"x" * 200_001,
         "lies": (200, {"Content-Length": "9" * 12}, b""),
@@ -187,25 +180,19 @@ def test_a_state_is_asked_for_with_the_token_and_by_its_tag(states, tmp_path):
 
 def test_a_name_stands_for_every_address_behind_it_and_a_file_of_targets_is_read_again(tmp_path):
     targets = tmp_path / "targets.yaml"
-    targets.write_text('[{"targets": ["10.0.0.7:9464"]}]')
     behind = {"pods.llm.svc": ["10.0.0.1", "10.0.0.2", "fd00::1"]}
-    sources = ["dns+http://pods.llm.svc:9464", f"@{targets}", "http://10.0.0.1:9464"]
 
-    def resolve(host, _port):
-        return behind[host]
+    def found(text):
+        targets.write_text(text)
+        sources = ["dns+http://pods.llm.svc:9464", f"@{targets}", "http://10.0.0.1:9464"]
+        return look(sources, lambda host, _port: behind[host])
 
-    places = look(sources, resolve)
-    assert [place.name for place in places] == [
-        "http://10.0.0.1:9464/state",
-        "http://10.0.0.2:9464/state",
-        "http://[fd00::1]:9464/state",
-        "http://10.0.0.7:9464/state",
-    ]
+    places = found('[{"targets": ["10.0.0.7:9464"]}]')
+    names = ["10.0.0.1", "10.0.0.2", "[fd00::1]", "10.0.0.7"]
+    assert [place.name for place in places] == [f"http://{name}:9464/state" for name in names]
     assert places[0].url == "http://pods.llm.svc:9464/state"
-    targets.write_text('[{"targets": ["10.0.0.7:9464", "10.0.0.8:9464"]}]')
-    assert len(look(sources, resolve)) == 5
-    targets.write_text("- nonsense")
-    assert [place.problem for place in look(sources, resolve)][-1] == "expected a list of groups with targets"
+    assert len(found('[{"targets": ["10.0.0.7:9464", "10.0.0.8:9464"]}]')) == 5
+    assert found("- nonsense")[-1].problem == "expected a list of groups with targets"
 
 
 def test_of_a_directory_with_too_many_states_the_first_are_taken_and_the_rest_is_said(tmp_path, monkeypatch):
@@ -220,7 +207,6 @@ def test_of_a_directory_with_too_many_states_the_first_are_taken_and_the_rest_is
 
 
 def test_objects_below_a_prefix_are_states_like_files(states, tmp_path):
-    fsspec = pytest.importorskip("fsspec", reason="install tracefit's extra fleet to read states from object storage")
     storage = fsspec.filesystem("memory")
     for name in ("e0", "e1"):
         storage.pipe(f"/fleet/{name}/state.bin", states[name])
@@ -240,8 +226,6 @@ def test_a_live_state_that_is_replaced_while_it_is_read_counts_as_it_was(states,
 
 
 def test_a_server_that_does_not_finish_its_answer_is_given_up(tmp_path):
-    from tests.support.page_server import PageServer
-
     with PageServer(lambda _path, _elapsed_s: (200, {"Content-Length": "5000"}, b"x" * 1000)) as server:
         code, said, _ = pulled([f"http://127.0.0.1:{server.port}"], tmp_path / "fleet", timeout_s=0.3)
     assert (code, said) == (1, ["1 source: 1 unreachable"])
@@ -277,8 +261,3 @@ def test_whoever_asks_a_merged_snapshot_hears_of_the_engine_that_is_slower(tmp_p
     assert noted.endswith(problem.text)
     assert main(["show", str(tmp_path / "fleet" / "snapshot.json")]) == 0
     assert problem.text in capsys.readouterr().out
-
-
-def test_of_two_engines_nobody_says_which_is_the_odd_one(tmp_path):
-    _, noted = fleet_of((1.0, 1.43), tmp_path)
-    assert "of two either may be the odd one" in noted

@@ -5,8 +5,6 @@ import json
 import math
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from collector.decode.pages import Flavour, Meaning, PageParser, is_page_line, read_page_line
 from collector.telemetry import Asked
@@ -65,15 +63,12 @@ def test_the_numbers_of_a_real_page_are_read():
     assert math.isnan(reading.values[Meaning.KV_USED_TOKENS])
 
 
-def test_old_names_of_vllm_mean_the_same():
+def test_old_names_of_vllm_mean_the_same_and_a_family_under_both_names_counts_once():
     reading = only(V0)
     assert reading.values[Meaning.ITL_COUNT] == 45
     assert reading.values[Meaning.KV_USAGE_RATIO] == 0.5
     assert reading.values[Meaning.FINISHED] == 3
     assert reading.facts == {"block_size": 16, "num_gpu_blocks": 100, "enable_prefix_caching": False}
-
-
-def test_a_family_under_both_names_counts_once():
     both = V0 + b'vllm:inter_token_latency_seconds_count{model_name="m"} 46.0\n'
     assert only(both).values[Meaning.ITL_COUNT] == 46
 
@@ -90,25 +85,21 @@ def test_buckets_of_latencies_give_the_sum_of_their_squares():
     assert math.isnan(only(V0 + histogram.replace(b'le="', b'le="x')).values[Meaning.ITL_SECONDS_SQUARED])
 
 
-@pytest.mark.parametrize("bound", ["1e200", "1e308", "nan", "-1", "-inf", "many"])
-def test_a_bucket_without_a_sensible_bound_is_left_out(bound):
-    good = b'vllm:inter_token_latency_seconds_bucket{le="0.1",model_name="m"} 3.0\n'
-    page = V0 + good + good.replace(b"0.1", bound.encode())
-    assert only(page).values[Meaning.ITL_SECONDS_SQUARED] == pytest.approx(3 * 0.05**2)
-
-
-def test_two_buckets_without_an_end_are_one():
+@pytest.mark.parametrize("bound", ["1e200", "1e308", "nan", "-1", "-inf", "many", "1e999"])
+def test_a_bucket_without_a_sensible_bound_is_left_out_and_of_two_without_an_end_one(bound):
     bucket = 'vllm:inter_token_latency_seconds_bucket{le="%s",model_name="m"} 3.0\n'
-    page = V0 + "".join(bucket % bound for bound in ("0.1", "1e999", "+Inf")).encode()
+    page = V0 + "".join(bucket % each for each in ("0.1", bound, "+Inf")).encode()
     assert only(page).values[Meaning.ITL_SECONDS_SQUARED] == pytest.approx(3 * 0.05**2)
+
+
+def counters(reading):
+    return reading.values[: Meaning.KV_USED_TOKENS]
 
 
 def test_a_series_that_stands_there_twice_counts_once():
     turned = PAGES[5].replace(b'engine="0",model_name="tiny"', b'model_name="tiny",engine="0"')
     for again in (PAGES[5], turned):
-        assert (
-            only(PAGES[5] + again).values[: Meaning.KV_USED_TOKENS] == only(PAGES[5]).values[: Meaning.KV_USED_TOKENS]
-        )
+        assert counters(only(PAGES[5] + again)) == counters(only(PAGES[5]))
 
 
 def test_sglang_is_read_and_its_ranks_are_not_added_up():
@@ -125,7 +116,7 @@ def test_engines_of_one_page_are_told_apart():
     second = PAGES[5].replace(b'engine="0"', b'engine="1"')
     readings = PageParser().parse(PAGES[5] + second)
     assert [reading.engine for reading in readings] == ["0", "1"]
-    assert readings[0].values[: Meaning.KV_USED_TOKENS] == readings[1].values[: Meaning.KV_USED_TOKENS]
+    assert counters(readings[0]) == counters(readings[1])
 
 
 def test_labels_with_braces_quotes_and_timestamps_do_not_confuse():
@@ -139,14 +130,12 @@ def test_labels_with_braces_quotes_and_timestamps_do_not_confuse():
     [
         (b"", Asked.UNEXPECTED),
         (b"<!DOCTYPE html><html>\n", Asked.UNEXPECTED),
-        (b"<html><body>no</body>", Asked.UNEXPECTED),
         (PAGES[5][:-2], Asked.UNEXPECTED),
         (b"go_goroutines 12\n", Asked.UNEXPECTED),
         (b"x" * (9 * 2**20), Asked.TOO_LARGE),
         (V0.replace(b"num_requests_running", b"requests_running_now"), Asked.MISSING_FAMILIES),
         (V0.replace(b"} 100.0", b"} NaN"), Asked.UNEXPECTED),
         (V0.replace(b"} 100.0", b"} -1.0"), Asked.UNEXPECTED),
-        (V0.replace(b"} 100.0", b"} +Inf"), Asked.UNEXPECTED),
         (V0.replace(b"} 100.0", b"} many"), Asked.UNEXPECTED),
         (V0.replace(b"} 100.0", b"} 1e17"), Asked.UNEXPECTED),
         (V0 + b"".join(b'vllm:request_success_total{r="%d"} 1\n' % n for n in range(17_000)), Asked.TOO_LARGE),
@@ -165,25 +154,12 @@ def test_a_family_that_went_missing_is_named():
     assert parser.missing == ("vllm:iteration_tokens_total_count",)
 
 
-@given(st.data())
-@settings(max_examples=200, deadline=None)
-def test_no_bytes_make_it_raise(data):
-    page = bytearray(V0)
-    for _ in range(data.draw(st.integers(1, 8))):
-        at = data.draw(st.integers(0, len(page) - 1))
-        page[at] = data.draw(st.integers(0, 255))
-    found = PageParser().parse(bytes(page) + b"\n")
-    if not isinstance(found, Asked):
-        assert all(math.isnan(value) or value >= 0 for reading in found for value in reading.values)
-
-
 def test_a_line_of_a_recording_is_a_page():
     line = gzip.decompress(RECORDED.read_bytes()).splitlines()[3]
-    assert is_page_line(line)
-    page = read_page_line(line, PageParser(), "file")
-    entry = json.loads(line)
+    page, entry = read_page_line(line, PageParser(), "file"), json.loads(line)
     assert (page.unix_ns, page.mono_ns, page.recording) == (entry["unix_ns"], entry["sent_mono_ns"], "file")
     far = json.dumps({"unix_ns": 1, "url": "http://" + "h" * 500, "page": entry["page"]}).encode()
+    assert is_page_line(line)
     assert is_page_line(far)
     assert read_page_line(b'{"unix_ns": 1, "page": 7}', PageParser(), "file") is Asked.UNEXPECTED
     assert read_page_line(b'{"unix_ns": -1, "page": ""}', PageParser(), "file") is Asked.UNEXPECTED

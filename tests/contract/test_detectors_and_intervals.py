@@ -3,12 +3,10 @@
 import numpy as np
 import pytest
 
-from collector.config import Config
 from online.change import DETECTORS
 from online.errors import WIDER, Intervals
 from online.features import portable
-from online.rows import Target
-from online.target import TargetState
+from tests.support.banks import STEP
 from tests.support.designs import design_of
 from tests.support.linear_steps import steps
 from tests.support.watched import Watched
@@ -44,8 +42,7 @@ def test_calm_streams_raise_no_confirmed_alarm_nor_do_stalls(detector, stalls):
 
 def _covered(noise, n=12_000):
     rng = np.random.default_rng(5)
-    design = prequential_design(n)
-    ratio = noise(rng, n)
+    design, ratio = design_of(steps(n, 3).rows, portable(STEP)), noise(rng, n)
     intervals, inside = Intervals(), np.zeros(n, bool)
     for start in range(0, n, 32):
         block = design.slice(start, min(start + 32, n))
@@ -54,12 +51,6 @@ def _covered(noise, n=12_000):
             inside[start : start + 32] = (r >= np.log(known.p10)) & (r <= np.log(known.p90))
         intervals.learn(block, r)
     return inside, intervals
-
-
-def prequential_design(n):
-    state = TargetState(Target.STEP_TIME, Config(learners=("rls",)))
-    state.offer(portable(Target.STEP_TIME))
-    return state.matrix.evaluate(steps(n, 3).rows)[0]
 
 
 NOISES = {
@@ -83,8 +74,7 @@ def test_the_band_is_that_of_the_ratios_and_wider_by_what_levels_will_wander(noi
 
 
 def test_histograms_merge_by_addition():
-    _, a = _covered(NOISES["normal"], n=3000)
-    _, b = _covered(NOISES["wide"], n=3000)
+    (_, a), (_, b) = (_covered(NOISES[noise], n=3000) for noise in ("normal", "wide"))
     total = a.histogram + b.histogram
     a.add(b)
     assert np.array_equal(a.histogram, total)
@@ -92,7 +82,7 @@ def test_histograms_merge_by_addition():
 
 def test_the_first_bad_predictions_do_not_widen_the_band_for_long():
     rng, intervals = np.random.default_rng(7), Intervals()
-    block = design_of(steps(32, 3, batch=(4, 4), prefill_share=0.0).rows, portable(Target.STEP_TIME))
+    block = design_of(steps(32, 3, batch=(4, 4), prefill_share=0.0).rows, portable(STEP))
     for number in range(40):
         intervals.learn(block, (0.5 if number < 8 else 0.05) * rng.standard_normal(32))
     snapshot = intervals.snapshot()
@@ -102,9 +92,8 @@ def test_the_first_bad_predictions_do_not_widen_the_band_for_long():
 def test_after_a_change_of_speed_the_band_is_learned_anew():
     _, intervals = _covered(NOISES["wide"], n=3000)
     intervals.forget(0.02)
-    block = prequential_design(320)
-    for start in range(0, 320, 32):
-        piece = block.slice(start, start + 32)
-        intervals.learn(piece, 0.01 * np.random.default_rng(start).standard_normal(32))
+    block, rng = design_of(steps(32, 3).rows, portable(STEP)), np.random.default_rng(0)
+    for _ in range(10):
+        intervals.learn(block, 0.01 * rng.standard_normal(32))
     snapshot = intervals.snapshot()
     assert np.log(snapshot.p90 / snapshot.p10) < 0.06

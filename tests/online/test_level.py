@@ -3,15 +3,12 @@
 import numpy as np
 import pytest
 
-from collector.config.schema import Config
-from online.bank import Bank, merge_states
 from online.level import HALF_LIVES_ROWS, LEVEL_MAX, PhaseLevel
-from online.rows import STEP_FEATURES, RowBlock, Target
+from online.rows import STEP_FEATURES, RowBlock
 from online.state import StateError
+from tests.support.banks import learned, merged, told
 from tests.support.linear_steps import steps
 
-RLS = Config(feature_sets=("portable",), learners=("rls",))
-TARGET = Target.STEP_TIME
 PREFILL = STEP_FEATURES.index("prefill_tokens")
 
 
@@ -26,14 +23,8 @@ def _waves(n, height=0.05):
     return height * np.sign(np.sin(np.arange(n) / 250.0))
 
 
-def _target(rows, settings=RLS):
-    bank = Bank(settings)
-    bank.learn("c", TARGET, rows)
-    return bank, bank.targets("c")["step_time"]
-
-
 def test_a_speed_that_wanders_is_followed_within_rows():
-    _, target = _target(_moving(4300, 1, _waves(4300)))
+    target = told(learned(_moving(4300, 1, _waves(4300))))
     model = target.models["portable"]
     assert model.prediction_error.mape < 0.6 * model.shaped_error.mape
     assert target.prediction_error == model.prediction_error
@@ -43,7 +34,7 @@ def test_a_speed_that_wanders_is_followed_within_rows():
 
 
 def test_a_calm_machine_loses_nothing_by_its_level():
-    _, target = _target(_moving(4000, 2, np.zeros(4000)))
+    target = told(learned(_moving(4000, 2, np.zeros(4000))))
     model = target.models["portable"]
     assert model.prediction_error.mape <= 1.02 * model.shaped_error.mape
     assert all(level.factor == pytest.approx(1.0, abs=0.02) for level in target.level.values())
@@ -52,15 +43,15 @@ def test_a_calm_machine_loses_nothing_by_its_level():
 @pytest.mark.parametrize(("phase", "moved", "calm"), [(True, "prefill", "decode"), (False, "decode", "prefill")])
 def test_each_phase_has_a_level_of_its_own(phase, moved, calm):
     ramp = np.linspace(0.0, 0.15, 3000)
-    _, target = _target(_moving(3000, 3, ramp, phase=phase))
-    assert target.level[moved].factor > target.level[calm].factor + 0.01
+    level = told(learned(_moving(3000, 3, ramp, phase=phase))).level
+    assert level[moved].factor > level[calm].factor + 0.01
 
 
 def test_rows_and_the_end_of_the_newest_are_told_by_phase():
     rows = _moving(3000, 4, _waves(3000))
-    bank, target = _target(rows)
-    waiting = len(bank._configs["c"][TARGET].cutter)
-    assert sum(level.rows for level in target.level.values()) == sum(target.residuals.rows) + waiting
+    target = told(learned(rows))
+    predicted = len(rows) - 32  # of the first block nobody could predict a row
+    assert sum(level.rows for level in target.level.values()) == predicted
     assert max(level.last_row_unix_nano for level in target.level.values()) == int(rows.end_ns.max())
 
 
@@ -68,16 +59,6 @@ def test_every_row_is_predicted_by_the_rows_before_it():
     level, ratios = PhaseLevel(), np.array([0.1, 0.1, 0.1, -0.1])
     found = level.learn(ratios, np.arange(1, 5))
     assert found.tolist() == pytest.approx([0.0, 0.0, 0.1, 0.1])
-
-
-@pytest.mark.parametrize("sizes", [[1] * 3000, [3000], [17] * 176 + [8]])
-def test_the_cut_of_the_rows_decides_nothing(sizes):
-    ratios, ends = np.random.default_rng(5).normal(0.02, 0.05, 3000), np.arange(1, 3001)
-    whole, parts, at, found = PhaseLevel(), PhaseLevel(), 0, []
-    for size in sizes:
-        found.append(parts.learn(ratios[at : at + size], ends[at : at + size]))
-        at += size
-    assert np.allclose(np.concatenate(found), whole.learn(ratios, ends), rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("ratio", [-700.0, -1.0, 5.0, 600.0])
@@ -89,38 +70,21 @@ def test_it_stays_within_its_bounds_whatever_it_learns(ratio):
         assert np.isfinite(level.now.errors).all()
 
 
-def test_stop_and_restart_is_no_restart():
-    rows = _moving(2600, 6, _waves(2600))
-    through, stopped, again = (Bank(RLS) for _ in range(3))
-    through.learn("c", TARGET, rows)
-    stopped.learn("c", TARGET, rows.slice(0, 1301))
-    again.restore(stopped.state())
-    again.learn("c", TARGET, rows.slice(1301, 2600))
-    assert again.state() == through.state()
-    assert again.targets("c") == through.targets("c")
-
-
 def test_a_confirmed_change_of_speed_ends_the_level_because_beta_has_it():
     drifted = steps(2600, 10, noise=0.02, drift_at=2000, gain=1.4).rows
-    _, target = _target(drifted)
+    target = told(learned(drifted))
     assert target.drift.count == 1
     assert all(abs(np.log(level.factor)) < 0.05 for level in target.level.values())
 
 
 def test_a_merged_level_starts_over_and_counts_the_rows_of_both():
-    one, other = (_target(_moving(1500, seed, _waves(1500)))[0] for seed in (7, 8))
-    rows = [bank.targets("c")["step_time"].level["decode"].rows for bank in (one, other)]
-    merged = Bank(RLS)
-    merged.restore(merge_states([one.state(), other.state()], RLS))
-    decode = merged.targets("c")["step_time"].level["decode"]
-    assert (decode.factor, decode.half_life_rows, decode.rows) == (1.0, None, sum(rows))
+    banks = [learned(_moving(1500, seed, _waves(1500))) for seed in (7, 8)]
+    rows = sum(told(bank).level["decode"].rows for bank in banks)
+    decode = told(merged(*banks)).level["decode"]
+    assert (decode.factor, decode.half_life_rows, decode.rows) == (1.0, None, rows)
 
 
 @pytest.mark.parametrize("means", [[0.1], [0.1, 0.2, 0.3], [0.0] * 4])
 def test_means_that_cannot_be_are_refused(means):
     with pytest.raises(StateError):
         PhaseLevel().means = means
-
-
-def test_requests_have_no_level():
-    assert "level" not in str(Bank(RLS).targets("c"))

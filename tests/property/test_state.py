@@ -1,36 +1,55 @@
 """Stop and restart is no restart; a damaged state is never half believed; merging adds."""
 
+import dataclasses
+
 import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collector.config.schema import Config
+from collector.config import Config
+from online import Bank, Quality, merge_states
 from online import state as codec
-from online.bank import Bank, merge_states
 from online.features import portable
-from online.rows import Target
 from online.state import VERSION, Refusal, StateError, decode
-from tests.support.linear_steps import steps
+from tests.support.banks import RLS, STEP, coefficients, learned, merged, restarted, told
+from tests.support.configurations import CONFIGS
+from tests.support.linear_steps import repeated, steps
 from tests.support.state_files import file_of, with_value
-
-RLS = Config(learners=("rls",))
 
 
 def _published(bank, config="c"):
     return msgspec.json.encode(bank.targets(config))
 
 
-def _learn(bank, rows, config="c"):
-    bank.learn(config, Target.STEP_TIME, rows)
-
-
 @pytest.fixture(scope="module")
 def saved():
-    bank = Bank(RLS)
-    _learn(bank, steps(700, 1).rows)
-    return bank.state()
+    return learned(steps(700, 1).rows).state()
+
+
+EVERY_SET = Config(feature_sets=("portable", "physics", "bsr_ard"))
+ROWS = {
+    "a change of speed that is half seen": steps(2600, 3, stalls=0.01, drift_at=1250, gain=1.4).rows,
+    "stamps of other kinds": dataclasses.replace(steps(2600, 2).rows, phase=np.ones((2600, 2))),
+    "windows of several steps": dataclasses.replace(
+        repeated(steps(2600, 4).rows, 7), quality=np.full(2600, int(Quality.METRICS))
+    ),
+}
+
+
+@pytest.mark.parametrize("cut", [40, 250, 1301])
+@pytest.mark.parametrize("rows", ROWS)
+def test_stop_and_restart_is_no_restart(rows, cut):
+    """Also while the first rows are held, with a data sheet, relevance and River's regression."""
+    rows, through, stopped = ROWS[rows], Bank(EVERY_SET), Bank(EVERY_SET)
+    for bank, seen in ((through, rows), (stopped, rows.slice(0, cut))):
+        bank.describe("c", CONFIGS["7b"])
+        bank.learn("c", STEP, seen)
+    again = restarted(stopped)
+    assert again.targets("c") == stopped.targets("c")
+    again.learn("c", STEP, rows.slice(cut, 2600))
+    assert again.state() == through.state()
 
 
 @given(data=st.data())
@@ -70,6 +89,7 @@ def test_a_state_of_another_version_is_refused_by_number(version):
         ("residuals", "rows", np.full(10, -1), "Residuals.rows: negative|negative"),
         ("course", "points", [[1, [np.inf] * 4, [1.0] * 4]], "a number of the course is not finite"),
         ("targets", "step_time", [], "TargetState: expected its attributes"),
+        ("c", "facts", {"kv_usage_ratio": np.inf}, "a fact is not finite"),
         ("targets", "tea_time", {}, "tea_time"),
         ("learners", "learned_rows", -1, "state does not fit"),
         ("learners", "configs", None, "state does not fit"),
@@ -111,34 +131,21 @@ def test_a_file_that_expands_beyond_its_bound_is_refused(saved, monkeypatch):
 
 
 def test_models_no_longer_configured_are_named_and_left_out():
-    bank = Bank(Config(feature_sets=("portable", "custom"), custom={"step_time": ("intercept", "requests")}))
-    _learn(bank, steps(300, 1).rows)
-    fewer = Bank(RLS)
-    left_out = fewer.restore(bank.state())
-    assert left_out == ["c/step_time/custom"]
-    mine, theirs = (each.targets("c")["step_time"].models["portable"] for each in (fewer, bank))
+    both = Config(feature_sets=("portable", "custom"), custom={"step_time": ("intercept", "requests")})
+    bank, fewer = learned(steps(300, 1).rows, settings=both), Bank(RLS)
+    assert fewer.restore(bank.state()) == ["c/step_time/custom"]
+    mine, theirs = (told(each).models["portable"] for each in (fewer, bank))
     assert (mine.features, mine.error) == (theirs.features, theirs.error)
 
 
 # -------------------------------------------------------------------- merging
 
 
-def _coefficients(state):
-    bank = Bank(RLS)
-    bank.restore(state)
-    return np.array([f.coefficient for f in bank.targets("c")["step_time"].models["portable"].features])
-
-
-def _replica(seed, n=3000, **kind):
-    bank = Bank(RLS)
-    _learn(bank, steps(n, seed, **kind).rows)
-    return bank.state()
-
-
 @pytest.mark.parametrize("few", [2, 40, 200])
 def test_a_replica_with_few_rows_joins_without_harm(few):
-    merged = _coefficients(merge_states([_replica(1), _replica(2, n=few)], RLS))
-    assert np.allclose(merged, _coefficients(_replica(1)), rtol=0.05)
+    usual = learned(steps(3000, 1).rows)
+    both = merged(usual, learned(steps(few, 2).rows))
+    assert coefficients(both) == pytest.approx(coefficients(usual), rel=0.05)
 
 
 def test_merge_says_which_state_is_corrupt(saved):
@@ -150,21 +157,20 @@ def test_merge_says_which_state_is_corrupt(saved):
 
 
 def test_a_change_of_configuration_starts_from_the_old_coefficients_also_after_a_restart():
-    bank, cold, again = Bank(RLS), Bank(RLS), Bank(RLS)
-    _learn(bank, steps(3000, 1).rows, "old")
-    bank.inherit("new", "old")
+    bank, cold = learned(steps(3000, 1).rows), Bank(RLS)
+    bank.inherit("new", "c")
     for each in (bank, cold):
-        _learn(each, steps(8, 9, batch=(4, 6), prefill_share=0.0).rows, "new")
-    again.restore(bank.state())
-    test, features = steps(500, 77), portable(Target.STEP_TIME)
+        each.learn("new", STEP, steps(8, 9, batch=(4, 6), prefill_share=0.0).rows)
+    again = restarted(bank)
+    test, features = steps(500, 77), portable(STEP)
 
     def error(which):
-        found = {f.name: f.coefficient for f in which.targets("new")["step_time"].models["portable"].features}
+        found = {f.name: f.coefficient for f in told(which, config_id="new").models["portable"].features}
         beta = np.array([found.get(name, 0.0) for name in features.names])
         return np.mean(np.abs(features.evaluate(test.rows) @ beta / test.truth_us - 1))
 
     assert error(bank) < 0.03
     assert error(cold) > 0.1
     for each in (bank, again):
-        _learn(each, test.rows, "new")
+        each.learn("new", STEP, test.rows)
     assert _published(again, "new") == _published(bank, "new")

@@ -13,11 +13,23 @@ from collector.cli import main
 
 SHAPES_SHOWN = 12
 """Shape factors that are compared of each target: those with the most rows."""
-BETA_SIGMAS, STDERR_SHARE, ERROR_POINTS = 0.3, 0.10, 0.003
-"""How far a coefficient may move, in its standard errors; a standard error, as a share; an error, as a ratio."""
-ROWS_SHARE, EFFECTIVE_SHARE, FACTOR_SHARE, RATIO = 0.005, 0.05, 0.03, 0.02
+BETA_SIGMAS, STDERR_SHARE = 0.3, 0.10
+"""How far a coefficient may move, in its standard errors; a standard error, as a share of itself."""
 FLOOR = 1e-3
 """No coefficient is held to less than a thousandth of itself, whatever its standard error."""
+TOLERANCES = {
+    "rows": (0.005, 0.0),
+    "effective_rows": (0.05, 0.0),
+    "mean_stderr": (STDERR_SHARE, 0.0),
+    "error": (0.01, 0.003),
+    "prediction_error": (0.01, 0.003),
+    "interval": (0.02, 0.02),
+    "factors": (0.03, 0.0),
+    "gain": (0.03, 0.0),
+    "mean_us": (1e-3, 0.0),
+    "mean_factor": (0.003, 0.0),
+}
+"""How far any other number may move: as a share of it, or by so much, whichever is more."""
 
 
 def replay(out: Path, *files: Path, options: tuple[str, ...] = ()) -> dict[str, Any]:
@@ -92,68 +104,38 @@ def _mean_stderr(model: dict[str, Any]) -> float | None:
 
 def differences(now: dict[str, Any], golden: dict[str, Any]) -> list[str]:
     """Where what is published now differs by more than the tolerances; empty where a user would see the same."""
-    return list(_differ(now, golden))
+    return list(_differ((), now, golden))
 
 
-def _differ(now: dict[str, Any], golden: dict[str, Any]) -> Iterator[str]:
-    if now.keys() != golden.keys():
-        yield f"configurations: {sorted(now)} for {sorted(golden)}"
-    for config in now.keys() & golden.keys():
-        new, old = now[config], golden[config]
-        for key in ("engines", "doubts"):
-            if new[key] != old[key]:
-                yield f"{config} {key}: {new[key]} for {old[key]}"
-        if new["targets"].keys() != old["targets"].keys():
-            yield f"{config} targets: {sorted(new['targets'])} for {sorted(old['targets'])}"
-        for name in new["targets"].keys() & old["targets"].keys():
-            for place in _target_differs(new["targets"][name], old["targets"][name]):
-                yield f"{config} {name} {place}"
+def _differ(place: tuple[str, ...], new: Any, old: Any) -> Iterator[str]:
+    """Of trees: same names at each branch, numbers as near as their name asks for, all else equal."""
+    where = " ".join(place)
+    if isinstance(new, dict) and isinstance(old, dict):
+        if new.keys() != old.keys():
+            yield f"{where}: {sorted(new)} for {sorted(old)}"
+        for name in new.keys() & old.keys():
+            yield from _differ((*place, name), new[name], old[name])
+    elif "features" in place[-2:-1] and isinstance(new, list):
+        yield from _feature_differs(where, new, old)
+    elif type(new) is list and len(new) == len(old):
+        for each in zip(new, old, strict=True):
+            yield from _differ(place, *each)
+    elif (type(new) is float and type(old) is float) or place[-1] == "rows":
+        share, least = TOLERANCES.get(place[-1], TOLERANCES.get(place[-2], (0.0, 0.0)))
+        yield from _far(where, new, old, share, least)
+    elif new != old:
+        yield f"{where}: {new} for {old}"
 
 
-def _target_differs(new: dict[str, Any], old: dict[str, Any]) -> Iterator[str]:
-    if new["models"].keys() != old["models"].keys():
-        yield f"models: {sorted(new['models'])} for {sorted(old['models'])}"
-    for name in new["models"].keys() & old["models"].keys():
-        for place in _model_differs(new["models"][name], old["models"][name]):
-            yield f"{name} {place}"
-    for key in ("changes", "factors_applied"):
-        if new[key] != old[key]:
-            yield f"{key}: {new[key]} for {old[key]}"
-    yield from _far("gain", new["gain"], old["gain"], FACTOR_SHARE)
-    yield from _far("mean_us", new["mean_us"], old["mean_us"], 1e-3)
-    yield from _far("mean_factor", new["mean_factor"], old["mean_factor"], ERROR_POINTS)
-    if (new["interval"] is None) != (old["interval"] is None):
-        yield f"interval: {new['interval']} for {old['interval']}"
-    for p_new, p_old in zip(new["interval"] or (), old["interval"] or (), strict=True):
-        if abs(p_new - p_old) > RATIO * max(1.0, p_old):
-            yield f"interval: {p_new:.3f} for {p_old:.3f}"
-    for cell in old["factors"]:
-        yield from _far(f"factor {cell}", new["factors"].get(cell), old["factors"][cell], FACTOR_SHARE)
+def _feature_differs(where: str, new: list[Any], old: list[Any]) -> Iterator[str]:
+    (value, stderr, status), (was, sigma, expected) = new, old
+    yield from _far(where, value, was, FLOOR, BETA_SIGMAS * (sigma or 0.0))
+    if (stderr is None) != (sigma is None) or status != expected:
+        yield f"{where}: {stderr} {status} for {sigma} {expected}"
+    elif sigma is not None:
+        yield from _far(f"{where} stderr", stderr, sigma, STDERR_SHARE)
 
 
-def _model_differs(new: dict[str, Any], old: dict[str, Any]) -> Iterator[str]:
-    yield from _far("rows", new["rows"], old["rows"], ROWS_SHARE)
-    yield from _far("effective_rows", new["effective_rows"], old["effective_rows"], EFFECTIVE_SHARE)
-    for key in ("error", "prediction_error"):
-        if (new[key] is None) != (old[key] is None):
-            yield f"{key}: {new[key]} for {old[key]}"
-        elif new[key] is not None and abs(new[key] - old[key]) > ERROR_POINTS * max(1.0, old[key] / 0.3):
-            yield f"{key}: {new[key]:.4f} for {old[key]:.4f}"
-    yield from _far("stderr of the mean", new["mean_stderr"], old["mean_stderr"], STDERR_SHARE)
-    if new["features"].keys() != old["features"].keys():
-        yield f"features: {sorted(new['features'])} for {sorted(old['features'])}"
-    for name in new["features"].keys() & old["features"].keys():
-        value, stderr, status = new["features"][name]
-        was, sigma, expected = old["features"][name]
-        if abs(value - was) > max(BETA_SIGMAS * (sigma or 0.0), FLOOR * abs(was)):
-            yield f"{name}: {value:.6g} for {was:.6g} ± {sigma}"
-        yield from _far(f"{name} stderr", stderr, sigma, STDERR_SHARE)
-        if status != expected:
-            yield f"{name} status: {status} for {expected}"
-
-
-def _far(what: str, new: float | None, old: float | None, share: float) -> Iterator[str]:
-    if (new is None) != (old is None):
-        yield f"{what}: {new} for {old}"
-    elif new is not None and old is not None and abs(new - old) > share * abs(old) + 1e-12:
-        yield f"{what}: {new:.6g} for {old:.6g}"
+def _far(where: str, new: float, old: float, share: float, least: float = 0.0) -> Iterator[str]:
+    if abs(new - old) > max(share * abs(old), least) + 1e-12:
+        yield f"{where}: {new:.6g} for {old:.6g}"

@@ -2,51 +2,47 @@
 
 from __future__ import annotations
 
+import json
+
+import msgspec
 import numpy as np
 import pytest
 
 from collector.config import Config
-from online import STEP_FEATURES, Bank, RowBlock, Target
+from online import STEP_FEATURES, RowBlock
+from tests.support import banks
+from tests.support.banks import coefficients, features_of, restarted, told
 from tests.support.linear_steps import BETA, NAMES, steps
 from tests.support.uneven_steps import of_columns
 
 from .published import differences, essence
 
-STEP = Target.STEP_TIME
 CONFIG = Config(learners=("rls",), feature_sets=("portable",))
 HALF_LIFE_STEPS = 4000
 
 
-def learned(*blocks: RowBlock) -> Bank:
-    bank = Bank(CONFIG)
-    for rows in blocks:
-        bank.learn("c", STEP, rows)
-    return bank
+def learned(*blocks):
+    return banks.learned(*blocks, settings=CONFIG)
 
 
-def published(bank: Bank) -> dict:
-    """As the snapshot's JSON has it."""
-    import json
-
-    import msgspec
-
-    return json.loads(msgspec.json.encode(bank.targets("c")))
-
-
-def seen(bank: Bank) -> dict:
+def seen(bank):
     """What a user compares, see :mod:`tests.wall.published`."""
-    config = {"telemetry": "steps", "config_id": "c", "engines": [], "targets": published(bank)}
-    return essence({"configs": [config]})
+    targets = json.loads(msgspec.json.encode(bank.targets("c")))
+    return essence({"configs": [{"telemetry": "steps", "config_id": "c", "engines": [], "targets": targets}]})
 
 
-def model(bank: Bank) -> dict:
-    return published(bank)["step_time"]["models"]["portable"]
+def model(bank):
+    return told(bank).models["portable"]
 
 
-def estimates(bank: Bank) -> tuple[np.ndarray, np.ndarray]:
-    """Coefficients and their standard errors, in the order of NAMES."""
-    features = {each["name"]: each for each in model(bank)["features"]}
-    return tuple(np.array([features[name].get(key, np.nan) for name in NAMES]) for key in ("coefficient", "stderr"))
+def errors(bank):
+    """Standard errors of all columns, (4,)."""
+    return np.array([feature.stderr for feature in features_of(bank).values()])
+
+
+def changes(rows):
+    """How many changes of speed are reported of them."""
+    return told(learned(rows)).drift.count
 
 
 def steady(n: int, seed: int, requests: float) -> RowBlock:
@@ -61,9 +57,8 @@ def steady(n: int, seed: int, requests: float) -> RowBlock:
 def test_a_restart_between_two_stretches_changes_nothing():
     rows = steps(3000, 1, stalls=0.01).rows
     whole, first = learned(rows), learned(rows.slice(0, 1400))
-    again = Bank(CONFIG)
-    again.restore(first.state())
-    again.learn("c", STEP, rows.slice(1400, 3000))
+    again = restarted(first)
+    again.learn("c", banks.STEP, rows.slice(1400, 3000))
     assert differences(seen(again), seen(whole)) == []
 
 
@@ -71,12 +66,10 @@ def test_streams_that_follow_each_other_merge_to_what_one_learner_knows():
     rows = steps(6000, 2).rows
     joint, early, late = learned(rows), learned(rows.slice(0, 3000)), learned(rows.slice(3000, 6000))
     early.merge(late)
-    merged, errors = estimates(early)
-    together, expected = estimates(joint)
-    assert np.all(np.abs(merged - together) < 0.5 * expected)
-    assert errors == pytest.approx(expected, rel=0.3)
-    assert model(early)["rows"] == model(joint)["rows"]
-    assert model(early)["effective_rows"] == pytest.approx(model(joint)["effective_rows"], rel=0.1)
+    assert np.all(np.abs(coefficients(early) - coefficients(joint)) < 0.5 * errors(joint))
+    assert errors(early) == pytest.approx(errors(joint), rel=0.3)
+    assert model(early).rows == model(joint).rows
+    assert model(early).effective_rows == pytest.approx(model(joint).effective_rows, rel=0.1)
 
 
 def test_a_merge_forgets_what_the_later_stream_would_have_made_the_earlier_one_forget():
@@ -84,7 +77,7 @@ def test_a_merge_forgets_what_the_later_stream_would_have_made_the_earlier_one_f
     rows = steady(16_000, 16, 4.0)
     joint, merged = learned(rows), learned(rows.slice(0, 8000))
     merged.merge(learned(rows.slice(8000, 16_000)))
-    assert model(merged)["effective_rows"] == pytest.approx(model(joint)["effective_rows"], rel=0.03)
+    assert model(merged).effective_rows == pytest.approx(model(joint).effective_rows, rel=0.03)
 
 
 def test_it_does_not_matter_who_is_merged_into_whom():
@@ -92,8 +85,8 @@ def test_it_does_not_matter_who_is_merged_into_whom():
     forth, back = learned(one), learned(other)
     forth.merge(learned(other))
     back.merge(learned(one))
-    assert estimates(forth)[0] == pytest.approx(estimates(back)[0], rel=1e-6)
-    assert model(forth)["effective_rows"] == pytest.approx(model(back)["effective_rows"], rel=1e-6)
+    assert coefficients(forth) == pytest.approx(coefficients(back), rel=1e-6)
+    assert model(forth).effective_rows == pytest.approx(model(back).effective_rows, rel=1e-6)
 
 
 @pytest.mark.parametrize("n", [1000, 4000, 16_000])
@@ -101,29 +94,26 @@ def test_effective_rows_are_those_of_exponentially_decayed_weights(n):
     """Kish: (sum w)^2 / sum w^2 of w = 2^(-age / half-life); single steps of one operating point."""
     weights = 2.0 ** (-np.arange(n) / HALF_LIFE_STEPS)
     kish = weights.sum() ** 2 / (weights**2).sum()
-    assert model(learned(steady(n, 5, 4.0)))["effective_rows"] == pytest.approx(kish, rel=0.08)
+    assert model(learned(steady(n, 5, 4.0))).effective_rows == pytest.approx(kish, rel=0.08)
 
 
 def test_what_an_operating_point_knows_is_not_forgotten_while_others_are_served():
     """A batch of 64 was seen once; 20,000 steps of small batches later it is still predicted."""
     wide = steps(2000, 6, batch=(40, 64))
     dull = steps(20_000, 7, batch=(1, 2), start_ns=1_700_000_900_000_000_000).rows
-    value, _ = estimates(learned(wide.rows, dull))
     x = np.array([1.0, 0.0, 60 * 700.0, 60.0])
-    assert x @ value == pytest.approx(x @ BETA, rel=0.05)
+    assert x @ coefficients(learned(wide.rows, dull)) == pytest.approx(x @ BETA, rel=0.05)
 
 
 def test_standard_errors_hold_the_truth_as_often_as_they_say():
-    inside = [
-        np.abs(value - BETA) < 1.96 * error
-        for value, error in (estimates(learned(steps(1500, seed, noise=0.05).rows)) for seed in range(24))
-    ]
+    several = [learned(steps(1500, seed, noise=0.05).rows) for seed in range(24)]
+    inside = [np.abs(coefficients(bank) - BETA) < 1.96 * errors(bank) for bank in several]
     assert 0.88 <= np.mean(inside) <= 1.0
 
 
 def test_four_times_the_rows_halve_the_standard_errors():
     few, many = (
-        np.mean([estimates(learned(steps(n, s, noise=0.05).rows))[1] for s in range(6)], axis=0) for n in (600, 2400)
+        np.mean([errors(learned(steps(n, s, noise=0.05).rows)) for s in range(6)], axis=0) for n in (600, 2400)
     )
     assert np.all(few / many > 1.35)
     assert np.all(few / many < 2.8)
@@ -133,17 +123,14 @@ def test_stalls_in_the_first_rows_do_not_move_the_coefficients():
     """Every twentieth step takes several times as long, from the first row on."""
     calm, stalled = steps(400, 8, noise=0.02).rows, steps(400, 8, noise=0.02, stalls=0.05).rows
     x = np.array([1.0, 50.0, 16 * 700.0, 16.0])
-    assert x @ estimates(learned(stalled))[0] == pytest.approx(x @ estimates(learned(calm))[0], rel=0.02)
+    assert x @ coefficients(learned(stalled)) == pytest.approx(x @ coefficients(learned(calm)), rel=0.02)
 
 
 def test_four_of_five_rows_fall_into_the_published_band():
     bank, fresh = learned(steps(4000, 9, noise=0.05).rows), steps(4000, 10, noise=0.05)
-    target = published(bank)["step_time"]
-    value, _ = estimates(bank)
     x = np.stack([np.ones(4000), *(fresh.rows.raw[:, STEP_FEATURES.index(name)] for name in NAMES[1:])], axis=1)
-    ratio = fresh.rows.elapsed_us / (x @ value)
-    low, high = target["interval"]["p10"], target["interval"]["p90"]
-    assert 0.76 <= np.mean((ratio >= low) & (ratio <= high)) <= 0.86
+    ratio, band = fresh.rows.elapsed_us / (x @ coefficients(bank)), told(bank).interval
+    assert 0.76 <= np.mean((ratio >= band.p10) & (ratio <= band.p90)) <= 0.86
 
 
 # ------------------------------------------------------------------- changes of speed
@@ -151,27 +138,25 @@ def test_four_of_five_rows_fall_into_the_published_band():
 
 @pytest.mark.parametrize("gain", [1.4, 0.7])
 def test_a_change_of_speed_is_reported_once_and_followed(gain):
-    n = 3000
-    bank = learned(steps(n, 11, noise=0.03, drift_at=2000, gain=gain).rows)
-    drift = published(bank)["step_time"]["drift"]
-    assert drift["count"] == 1
-    assert drift["gain"] == pytest.approx(gain, rel=0.03)
+    bank = learned(steps(3000, 11, noise=0.03, drift_at=2000, gain=gain).rows)
+    drift = told(bank).drift
+    assert drift.count == 1
+    assert drift.gain == pytest.approx(gain, rel=0.03)
     x = np.array([1.0, 0.0, 16 * 700.0, 16.0])
-    value, error = estimates(bank)
-    assert x @ value == pytest.approx(gain * (x @ BETA), rel=0.03)
-    assert np.all(error > 0)
+    assert x @ coefficients(bank) == pytest.approx(gain * (x @ BETA), rel=0.03)
+    assert np.all(errors(bank) > 0)
 
 
 def test_after_a_change_the_old_speed_counts_for_little():
     before, after = (learned(steps(n, 12, noise=0.03, drift_at=4000, gain=1.4).rows) for n in (3990, 4600))
-    assert model(after)["effective_rows"] < 0.5 * model(before)["effective_rows"]
+    assert model(after).effective_rows < 0.5 * model(before).effective_rows
 
 
 @pytest.mark.parametrize("lasting", [40, 80])
 def test_a_short_burst_is_no_change_of_speed(lasting):
     rows = steps(4000, 13, noise=0.03).rows
     rows.elapsed_us[2000 : 2000 + lasting] *= 1.4
-    assert published(learned(rows))["step_time"]["drift"]["count"] == 0
+    assert changes(rows) == 0
 
 
 def test_a_short_burst_of_slow_prefills_is_no_change_of_speed():
@@ -179,18 +164,14 @@ def test_a_short_burst_of_slow_prefills_is_no_change_of_speed():
     with_prefill = np.flatnonzero(rows.raw[:, STEP_FEATURES.index("prefill_tokens")] > 0)
     burst = with_prefill[with_prefill > 2000][:72]
     rows.elapsed_us[burst] *= 1.6
-    assert published(learned(rows))["step_time"]["drift"]["count"] == 0
+    assert changes(rows) == 0
 
 
 def test_another_mix_is_no_change_of_speed():
     small = steps(3000, 14, batch=(1, 8)).rows
     large = steps(3000, 15, batch=(30, 60), start_ns=1_700_000_900_000_000_000).rows
-    assert published(learned(small, large))["step_time"]["drift"]["count"] == 0
+    assert changes(RowBlock.concatenate([small, large])) == 0
 
 
 def test_calm_streams_report_nothing():
-    counts = [
-        published(learned(steps(6000, seed, noise=0.05, stalls=0.01).rows))["step_time"]["drift"]["count"]
-        for seed in range(20, 26)
-    ]
-    assert counts == [0] * 6
+    assert [changes(steps(6000, seed, noise=0.05, stalls=0.01).rows) for seed in range(20, 26)] == [0] * 6

@@ -27,7 +27,7 @@ from tests.support.slower import (
 )
 from tracefit import load
 
-ONSET, TEN_MINUTES_NS = 7_900, 600 * 10**9
+STEP, ONSET, TEN_MINUTES_NS = "step_time", 7_900, 600 * 10**9
 
 
 @pytest.mark.parametrize(
@@ -46,10 +46,6 @@ def test_a_change_names_its_term_within_ten_minutes_of_traffic(slower, term, add
     assert after.count >= 1
     assert after.term == term
     assert after.added == pytest.approx(added, rel=0.2)
-
-
-def test_before_there_is_no_change_to_name():
-    assert learned(bank_of(step_rows().slice(0, ONSET))).drift.count == 0
 
 
 def sibling(number):
@@ -106,64 +102,30 @@ def test_a_replica_that_is_slower_from_its_start_is_named_with_its_term(slower, 
     assert odd.added == pytest.approx(added, rel=0.15)
 
 
-@pytest.mark.parametrize("siblings", [2, 3, 7])
 @pytest.mark.parametrize(
-    ("beta", "term", "added"),
+    ("siblings", "slower", "term", "added"),
     [
-        (BETA + np.array([9_000.0, 0.0, 0.0, 0.0]), "intercept", 9_000.0),
-        (BETA * [1.0, 2.0, 1.0, 1.0], "prefill_tokens", 40.0),
-        (BETA * [2.0, 1.0, 2.0, 2.0], "decode", 1.0),
-        (BETA * 1.3, "all", 0.3),
+        (2, [2.0, 1.0, 1.0, 1.0], "intercept", 9_000.0),
+        (2, [1.0, 2.0, 1.0, 1.0], "prefill_tokens", 40.0),
+        (3, [2.0, 1.0, 2.0, 2.0], "decode", 1.0),
+        (7, [1.3] * 4, "all", 0.3),
     ],
-    ids=["9 ms more on every step", "prefill twice", "decode twice", "all 1.3 times"],
 )
-def test_one_slow_replica_makes_no_other_look_fast(siblings, beta, term, added):
+def test_one_slow_replica_makes_no_other_look_fast(siblings, slower, term, added):
     states = [bank_of(steps(600, seed).rows, f"engine-{seed}").state() for seed in range(siblings)]
-    states.append(bank_of(steps(600, 99, beta=beta).rows, "slow").state())
+    states.append(bank_of(steps(600, 99, beta=BETA * slower).rows, "slow").state())
     (odd,) = [replica for replica in joined(states).replicas if replica.differs]
     assert (odd.engine, odd.term) == ("slow", term)
     assert odd.added == pytest.approx(added, rel=0.1)
 
 
-def test_equal_replicas_name_none():
-    replicas = joined([usual_state(number) for number in range(4)]).replicas
-    assert [(replica.differs, replica.term) for replica in replicas] == [(False, "")] * 4
-
-
-@pytest.fixture(scope="module")
-def as_usual():
-    """What is learned of the recorded server as it was."""
-    return learned(bank_of(step_rows()))
-
-
-@pytest.mark.parametrize(
-    ("slower", "term", "added"),
-    [
-        (decode_longer(3.3), "decode", 2.3),
-        (prefill_longer(2.0), "prefill_tokens", 682.0),
-        (every_step_longer(30_800.0), "intercept", 30_800.0),
-        (everything_longer(1.42), "all", 0.42),
-    ],
-    ids=["decode", "prefill", "every step", "all"],
-)
-def test_two_versions_of_a_server_differ_in_a_term(slower, term, added, as_usual):
-    snapshots = []
-    slow = learned(bank_of(slowed(noisy(step_rows(), 1), slower)))
-    for version, target in (("0.31.0", as_usual), ("0.32.0", slow)):
-        config = ConfigSnapshot(
-            config_id=f"id-{version}",
-            config={"model": "llama", "gpu": "H100", "vllm_version": version},
-            engines=[],
-            telemetry="steps",
-            targets={"step_time": target},
-        )
-        made = Snapshot(generation=1, created_unix_nano=1, tracefit_version="0", configs=[config])
-        snapshots.append(load(made.to_json()))
-    (diff,) = snapshots[0].diff(snapshots[1]).configs
-    assert diff.term == term
-    assert diff.added == pytest.approx(added, rel=0.2)
-    (same,) = snapshots[0].diff(snapshots[0]).configs
-    assert (same.term, same.added) == ("", None)
+def published(target):
+    """The snapshot of one server, as a client reads it."""
+    config = ConfigSnapshot(
+        config_id="id", config={"model": "m"}, engines=[], telemetry="steps", targets={STEP: target}
+    )
+    made = Snapshot(generation=1, created_unix_nano=1, tracefit_version="0", configs=[config])
+    return load(made.to_json())
 
 
 def learned_from_pages(slower):
@@ -174,17 +136,25 @@ def learned_from_pages(slower):
     return load(pipeline.snapshot(1, 1).to_json())
 
 
-def test_two_versions_that_are_asked_for_pages_every_15_s_differ_in_a_term_but_for_prefill():
-    usual = learned_from_pages(everything_longer(1.0))
+def learned_from_steps(slower):
+    return published(learned(bank_of(slowed(noisy(step_rows(), 1), slower))))
+
+
+@pytest.mark.parametrize(
+    ("learned_from", "prefill"), [(learned_from_steps, ("prefill_tokens", 341.0)), (learned_from_pages, ("", None))]
+)
+def test_two_versions_of_a_server_differ_in_a_term_which_pages_do_not_tell_of_prefill(learned_from, prefill):
+    usual = learned_from(everything_longer(1.0))
     for slower, term, added in (
         (every_step_longer(30_800.0), "intercept", 30_800.0),
         (decode_longer(3.3), "decode", 2.3),
         (everything_longer(1.42), "all", 0.42),
-        (prefill_longer(1.5), "", None),
+        (prefill_longer(1.5), *prefill),
+        (everything_longer(1.0), "", None),
     ):
-        (diff,) = usual.diff(learned_from_pages(slower)).configs
+        (diff,) = usual.diff(learned_from(slower)).configs
         assert diff.term == term
-        assert diff.added == (None if added is None else pytest.approx(added, rel=0.1))
+        assert diff.added == (None if added is None else pytest.approx(added, rel=0.2))
 
 
 def test_a_load_that_cannot_tell_terms_apart_names_all_of_them():

@@ -3,13 +3,12 @@
 import numpy as np
 import pytest
 
-from collector.config.schema import Config
-from online.bank import Bank
+from collector.config import Config
+from online import Bank, Target
 from online.features import portable
-from online.rows import Target
+from tests.support.banks import STEP, features_of, restarted, told
 from tests.support.uneven_steps import of_columns
 
-STEP = Target.STEP_TIME
 EXPERTS = {"num_experts": 128, "num_experts_per_tok": 8}
 SETTINGS = Config(learners=("rls",), feature_sets=("portable",))
 TRUTH = {"intercept": 4000.0, "prefill_tokens": 12.0, "requests": 40.0, "active_experts": 9000.0}
@@ -29,8 +28,7 @@ def steps(n, seed, largest=64):
 
 
 def learned(bank, config_id="c"):
-    model = bank.targets(config_id)["step_time"].models["portable"]
-    return {feature.name: feature for feature in model.features}, model.rows
+    return features_of(bank, config_id=config_id), told(bank, config_id=config_id).models["portable"].rows
 
 
 @pytest.mark.parametrize(
@@ -63,13 +61,11 @@ def test_costs_of_a_mixture_are_found():
 
 @pytest.mark.parametrize("restarts", [False, True])
 def test_a_configuration_whose_experts_are_told_late_learns_its_steps_anew(restarts):
-    before = after = Bank(SETTINGS)
+    before = Bank(SETTINGS)
     before.describe("c", {"model": "m"})
     before.learn("c", STEP, steps(600, 1))
     assert "active_experts" not in learned(before)[0]
-    if restarts:
-        after = Bank(SETTINGS)
-        after.restore(before.state())
+    after = restarted(before) if restarts else before
     after.describe("c", EXPERTS)
     after.learn("c", STEP, steps(900, 2))
     features, rows = learned(after)

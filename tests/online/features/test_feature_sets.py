@@ -7,7 +7,7 @@ import pytest
 
 from online.blocks import CELLS, STRATA, Cutter, Design, strata_of
 from online.features import build, custom, portable
-from online.features.columns import UNITS, Column, FeatureSet
+from online.features.columns import Column, FeatureSet
 from online.rows import STEP_FEATURES, RowBlock, Target
 
 
@@ -42,20 +42,12 @@ def test_what_is_not_known_of_one_step_is_not_known_of_its_row():
     assert x[1, 0] == 1.0
 
 
-def test_no_rows_give_no_rows():
-    assert portable(Target.STEP_TIME).evaluate(RowBlock.empty(STEP_FEATURES)).shape == (0, 4)
-
-
 @pytest.mark.parametrize("target", list(Target))
-def test_portable_exists_for_every_target_with_units(target):
-    features = portable(target)
-    assert all(column.unit == UNITS[column.name] for column in features.columns)
-    assert build("portable", target, {}) == features
-
-
-def test_every_raw_name_has_a_unit():
-    for target in Target:
-        assert set(target.vocabulary) <= set(UNITS)
+def test_each_target_has_the_portable_set_and_every_raw_name_as_a_column_without_rows_as_well(target):
+    assert build("portable", target, {}) == portable(target)
+    every = custom(target, target.vocabulary)
+    assert all(column.unit.startswith("us") for column in every.columns)
+    assert every.evaluate(RowBlock.empty(target.vocabulary)).shape == (0, len(target.vocabulary))
 
 
 @pytest.mark.parametrize("columns", [(), (Column("a", "us", "intercept"),) * 2, (Column("a", "us", "tokens"),)])

@@ -7,6 +7,7 @@ from online.features.sheets.model import SheetError
 from tests.support.sheet_cases import shipped_sheets
 
 SHEETS = shipped_sheets()
+GOOD = {"tflops": {"bf16": 1}, "memory_bandwidth_gb_s": 1, "memory_gb": 1}
 
 
 @pytest.mark.parametrize("sheet", SHEETS.values(), ids=lambda sheet: sheet.name)
@@ -26,30 +27,21 @@ def test_every_sheet_names_its_source_and_has_the_numbers_that_features_need(she
         ("NVIDIA H100 NVL", "H100-NVL"),
         ("h100", "H100-SXM"),
         ("NVIDIA A100-SXM4-40GB", "A100-40"),
-        ("NVIDIA A100-SXM4-80GB", "A100-80"),
         ("NVIDIA A100 80GB PCIe", "A100-80-PCIe"),
         ("NVIDIA L4", "L4"),
         ("NVIDIA L40S", "L40S"),
         ("AMD Instinct MI300X", "MI300X"),
-        ("NVIDIA B200", "B200"),
         ("NVIDIA GB200", "GB200"),
         ("NVIDIA B300 SXM6 AC", "B300"),
-        ("NVIDIA GB300", "GB300"),
         ("NVIDIA H20", "H20"),
-        ("NVIDIA H200", "H200"),
-        ("AMD Instinct MI325X", "MI325X"),
-        ("AMD Instinct MI355X", "MI355X"),
         ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "RTX-PRO-6000"),
-        ("NVIDIA GeForce RTX 4090", "RTX-4090"),
-        ("NVIDIA A40", "A40"),
-        ("NVIDIA A10G", "A10G"),
         ("NVIDIA RTX A6000", "RTX-A6000"),
-        ("Tesla T4", "T4"),
         ("Tesla V100-SXM2-32GB", "V100-SXM2"),
     ],
 )
 def test_the_names_drivers_use_find_their_sheet(gpu, name):
     assert find(SHEETS, gpu).name == name
+    assert all(find(SHEETS, each).name == each for each in SHEETS)
 
 
 @pytest.mark.parametrize(
@@ -76,10 +68,10 @@ def test_a_machine_of_ones_own_has_a_short_form():
         ([], "object"),
         ({"x": 3}, "x"),
         ({"x": {}}, r"x"),
-        ({"x": {"tflops": {}, "memory_bandwidth_gb_s": 1, "memory_gb": 1}}, "tflops"),
-        ({"x": {"tflops": {"bf16": -1}, "memory_bandwidth_gb_s": 1, "memory_gb": 1}}, "tflops"),
-        ({"x": {"tflops": {"bf16": 1}, "memory_bandwidth_gb_s": float("nan"), "memory_gb": 1}}, "memory_bandwidth"),
-        ({"x": {"tflops": {"bf16": 1}, "memory_bandwidth_gb_s": 1, "memory_gb": 1, "colour": 1}}, "colour"),
+        ({"x": GOOD | {"tflops": {}}}, "tflops"),
+        ({"x": GOOD | {"tflops": {"bf16": -1}}}, "tflops"),
+        ({"x": GOOD | {"memory_bandwidth_gb_s": float("nan")}}, "memory_bandwidth"),
+        ({"x": GOOD | {"colour": 1}}, "colour"),
     ],
 )
 def test_a_bad_table_is_refused_by_entry_and_key(table, key):

@@ -4,19 +4,16 @@ import msgspec
 
 from collector.config.schema import Config
 from exporters.metrics_page import snapshot_families
-from online.bank import Bank
 from online.constants import PREFERENCE
-from online.rows import Target
 from online.snapshot import ErrorSnapshot
 from tests.support import exporter_cases as cases
+from tests.support.banks import STEP, learned, restarted, told
 from tests.support.linear_steps import steps
-
-TARGET = Target.STEP_TIME
 
 
 def _with_errors(bank, **errors):
     """A target whose models have had these errors."""
-    state = bank._configs["c"][TARGET]
+    state = bank._configs["c"][STEP]
     for name, error in errors.items():
         known = state.models[name].error
         known.sum_ape = error * known.total
@@ -25,8 +22,8 @@ def _with_errors(bank, **errors):
 
 def test_another_model_takes_the_place_of_the_champion_only_where_it_is_better_by_5_percent():
     names = {"step_time": ("intercept", "prefill_tokens", "decode_context_tokens", "requests")}
-    bank = Bank(Config(learners=("rls",), feature_sets=("portable", "custom"), custom=names))
-    bank.learn("c", TARGET, steps(640, 1).rows)
+    settings = Config(learners=("rls",), feature_sets=("portable", "custom"), custom=names)
+    bank = learned(steps(640, 1).rows, settings=settings)
     before = "portable"
     for portable, custom, champion in (
         (0.10, 0.20, "portable"),
@@ -38,29 +35,21 @@ def test_another_model_takes_the_place_of_the_champion_only_where_it_is_better_b
     ):
         _with_errors(bank, portable=portable, custom=custom).champion = before
         before = champion
-        again = Bank(bank.settings)
-        again.restore(bank.state())
-        assert again.targets("c")["step_time"].champion == champion, "after a restart as before"
+        assert told(restarted(bank)).champion == champion, "after a restart as before"
 
 
 def test_what_only_predicts_is_no_champion():
-    bank = Bank(Config(learners=("rls", "river:linear_model.PARegressor"), feature_sets=("portable",)))
-    bank.learn("c", TARGET, steps(1500, 2, noise=0.3).rows)
-    bank._configs["c"][TARGET].river["river:linear_model.PARegressor/portable"].error.sum_ape = 0.0
-    target = bank.targets("c")["step_time"]
-    assert target.champion == "portable"
-
-
-def _step_time(**models):
-    target = cases.target("step_time")
-    return msgspec.structs.replace(target, models={**target.models, **models})
+    settings = Config(learners=("rls", "river:linear_model.PARegressor"), feature_sets=("portable",))
+    bank = learned(steps(1500, 2, noise=0.3).rows, settings=settings)
+    bank._configs["c"][STEP].river["river:linear_model.PARegressor/portable"].error.sum_ape = 0.0
+    assert told(bank).champion == "portable"
 
 
 def test_the_metrics_do_not_put_what_only_predicts_beside_coefficients():
     best = msgspec.structs.replace(cases.model(()), error=ErrorSnapshot(mape=1e-3, median_ape=1e-3, p90_ape=1e-3))
-    target = _step_time(
-        **{"river:linear_model.PARegressor/portable": best, "physics": cases.model(cases.PHYSICS[TARGET])}
-    )
+    target = cases.target("step_time")
+    models = {"river:linear_model.PARegressor/portable": best, "physics": cases.model(cases.PHYSICS[STEP])}
+    target = msgspec.structs.replace(target, models=target.models | models)
     families = {f.name: f for f in snapshot_families(cases.snapshot(cases.config(targets={"step_time": target})))}
     errors = {sample.labels["model"] for sample in families["tracefit_error_median_ratio"].samples}
     assert errors == {"portable", "physics"}

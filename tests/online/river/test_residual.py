@@ -1,5 +1,6 @@
 """River's regression learns what the level leaves, is part of the published prediction while it wins, and says so."""
 
+import dataclasses
 import subprocess
 import sys
 
@@ -8,15 +9,14 @@ import numpy as np
 import pytest
 
 from collector.config import Config
-from online.bank import Bank, merge_states
-from online.constants import MEMORY_ROWS as START_ROWS
+from online import STEP_FEATURES, RowBlock
 from online.river import CONTEXT, RESIDUAL_MAX, ResidualModel, Thinning
-from online.rows import STEP_FEATURES, CorrectionOutcome, RowBlock, Target
+from online.rows import CorrectionOutcome
 from online.state import StateError
+from tests.support.banks import STEP, learned, merged, restarted, told
 from tests.support.linear_steps import steps
 
 DEFAULT, RLS = Config(feature_sets=("portable",)), Config(feature_sets=("portable",), learners=("rls",))
-TARGET = Target.STEP_TIME
 SECOND_NS = 10**9
 
 
@@ -31,68 +31,48 @@ def _queued(n, seed, *, slower=0.08, per_s=20.0, noise=0.01):
     return RowBlock.of_lines(raw, rows.elapsed_us * np.exp(slower * (waiting > 0)), end_ns=end_ns)
 
 
-def _learned(rows, settings=DEFAULT):
-    bank = Bank(settings)
-    bank.learn("c", TARGET, rows)
-    return bank
-
-
 @pytest.fixture(scope="module")
 def queued():
-    return _learned(_queued(3000, 1))
+    return learned(_queued(3000, 1), settings=DEFAULT)
+
+
+def _told(rows, settings=DEFAULT):
+    """What is published after these rows, and the model that it stands on."""
+    target = told(learned(rows, settings=settings))
+    return target, target.models["portable"]
 
 
 def test_what_the_queue_costs_is_learned_and_is_part_of_what_is_published(queued):
-    target = queued.targets("c")["step_time"]
+    target = told(queued)
     model = target.models["portable"]
     assert target.correction.active
+    assert set(target.correction.rows) == set(CorrectionOutcome)
+    assert sum(target.correction.rows.values()) == 3000 - 20, "all but the first block, of a second"
     assert model.prediction_error.mape < 0.6 * model.shaped_error.mape
     assert target.prediction_error == model.prediction_error
-    without = _learned(_queued(3000, 1), RLS).targets("c")["step_time"]
+    without, plain = _told(_queued(3000, 1), RLS)
     assert without.correction is None
-    assert without.models["portable"].shaped_error == model.shaped_error
-    assert without.models["portable"].features == model.features, "coefficients are of the statistics alone"
+    assert plain.shaped_error == model.shaped_error
+    assert plain.features == model.features, "coefficients are of the statistics alone"
     assert without.interval == target.interval, "of what a reader of a file computes"
-
-
-def test_every_row_is_accounted_for(queued):
-    target = queued.targets("c")["step_time"]
-    rows = target.correction.rows
-    assert set(rows) == set(CorrectionOutcome)
-    waiting = len(queued._configs["c"][Target.STEP_TIME].cutter)
-    assert sum(rows.values()) == sum(target.residuals.rows) + waiting, "of those that were predicted"
 
 
 def test_steps_that_leave_nothing_over_are_not_corrected():
     for seed in (2, 3):
-        target = _learned(_queued(3000, seed, slower=0.0, noise=0.02)).targets("c")["step_time"]
-        model = target.models["portable"]
+        target, model = _told(_queued(3000, seed, slower=0.0, noise=0.02))
         assert model.prediction_error.mape <= model.shaped_error.mape * 1.02
         assert target.correction.factor == pytest.approx(1.0, abs=0.02)
 
 
 def test_a_correction_that_stops_helping_goes_off():
-    bank = _learned(_queued(2000, 4))
-    assert bank.targets("c")["step_time"].correction.active
+    bank = learned(_queued(2000, 4), settings=DEFAULT)
+    assert told(bank).correction.active
     after = _queued(1500, 5, slower=0.0)
     flips = 0.08 * (-1.0) ** (np.arange(1500) // 25) * (np.arange(1500) // 2 % 2)  # what was learned is soon wrong
     later = after.end_ns + 2000 * 50_000_000
-    bank.learn("c", TARGET, RowBlock.of_lines(after.raw, after.elapsed_us * np.exp(flips), end_ns=later))
-    found = bank.targets("c")["step_time"].correction
+    bank.learn("c", STEP, RowBlock.of_lines(after.raw, after.elapsed_us * np.exp(flips), end_ns=later))
+    found = told(bank).correction
     assert (found.active, found.factor) == (False, 1.0)
-
-
-@pytest.mark.parametrize("cut", [40, 1301])
-def test_stop_and_restart_is_no_restart(cut):
-    rows = _queued(2600, 6)
-    through, stopped, again = (Bank(DEFAULT) for _ in range(3))
-    through.learn("c", TARGET, rows)
-    stopped.learn("c", TARGET, rows.slice(0, cut))
-    again.restore(stopped.state())
-    assert again.targets("c") == stopped.targets("c")
-    again.learn("c", TARGET, rows.slice(cut, 2600))
-    assert through.targets("c")["step_time"].correction.active
-    assert again.state() == through.state()
 
 
 def test_a_model_of_other_columns_is_refused():
@@ -102,78 +82,45 @@ def test_a_model_of_other_columns_is_refused():
         ResidualModel(1.0).from_state(state)
 
 
-def test_reading_changes_nothing():
-    rows = _queued(1500, 7)
-    read, left = Bank(DEFAULT), Bank(DEFAULT)
-    for at in range(0, 1500, 70):
-        part = rows.slice(at, min(1500, at + 70))
-        for bank in (read, left):
-            bank.learn("c", TARGET, part)
-        read.targets("c")
-    assert read.targets("c") == left.targets("c")
-    assert read.state() == left.state()
-
-
 def test_a_merged_state_starts_over_and_counts_the_rows_of_both(queued):
-    other = _learned(_queued(2000, 8))
-    counts = [bank.targets("c")["step_time"].correction.rows for bank in (queued, other)]
-    merged = []
-    for parts in ((queued, other), (other, queued)):
-        bank = Bank(DEFAULT)
-        bank.restore(merge_states([each.state() for each in parts], DEFAULT))
-        merged.append(bank.targets("c")["step_time"].correction)
-    assert merged[0] == merged[1]
-    assert not merged[0].active
-    assert merged[0].rows == {name: counts[0][name] + counts[1][name] for name in counts[0]}
+    other = learned(_queued(2000, 8), settings=DEFAULT)
+    mine, theirs = (told(bank).correction.rows for bank in (queued, other))
+    both = told(merged(queued, other)).correction
+    assert both == told(merged(other, queued)).correction
+    assert not both.active
+    assert both.rows == {name: mine[name] + theirs[name] for name in mine}
 
 
 def test_a_state_of_another_configuration_of_learners_goes_on(queued):
-    without, with_it = Bank(RLS), Bank(DEFAULT)
-    without.restore(queued.state())
-    assert without.targets("c")["step_time"].correction is None
-    with_it.restore(without.state())
-    with_it.learn("c", TARGET, _queued(500, 9))
-    assert with_it.targets("c")["step_time"].correction.rows["learned"] > 0
+    without = restarted(queued, RLS)
+    assert told(without).correction is None
+    with_it = restarted(without, DEFAULT)
+    with_it.learn("c", STEP, _queued(500, 9))
+    assert told(with_it).correction.rows["learned"] > 0
 
 
 @pytest.mark.parametrize("per_s", [100.0, 1000.0])
 def test_at_any_load_as_many_rows_are_seen_and_the_others_go_by_the_last_that_was(per_s):
-    target = _learned(_queued(int(12 * per_s), 12, per_s=per_s)).targets("c")["step_time"]
+    target, model = _told(_queued(int(12 * per_s), 12, per_s=per_s))
     assert target.correction.rows["learned"] <= 32 * 13
     assert target.correction.rows["thinned"] > 600
-    model = target.models["portable"]
     assert model.prediction_error.mape <= model.shaped_error.mape * 1.05
-
-
-def test_how_rows_come_decides_nothing():
-    rows = _queued(2400, 13, per_s=300.0)
-    late = rows.end_ns.copy()
-    late[::7] -= 200_000_000  # of another engine, whose exports come later
-    rows = RowBlock.of_lines(rows.raw, rows.elapsed_us, end_ns=late)
-    whole, parts, at = _learned(rows), Bank(DEFAULT), 0
-    for size in np.random.default_rng(3).integers(1, 90, 400):
-        if at < len(rows):
-            parts.learn("c", TARGET, rows.slice(at, min(at + int(size), len(rows))))
-        at += int(size)
-    assert msgspec.json.encode(whole.targets("c")) == msgspec.json.encode(parts.targets("c"))
 
 
 def test_rows_that_are_no_measurement_do_not_shift_the_context_of_others():
     rows = _queued(2600, 14)
     bad = np.arange(2600) % 5 == 2
-    elapsed = np.where(bad, -1.0, rows.elapsed_us)
-    mixed = _learned(RowBlock.of_lines(rows.raw, elapsed, end_ns=rows.end_ns)).targets("c")["step_time"]
-    alone = _learned(rows.take(~bad)).targets("c")["step_time"]
-    assert mixed.correction == alone.correction
-    assert mixed.models["portable"].prediction_error == alone.models["portable"].prediction_error
+    mixed = dataclasses.replace(rows, elapsed_us=np.where(bad, -1.0, rows.elapsed_us))
+    (beside, beside_model), (alone, alone_model) = _told(mixed), _told(rows.take(~bad))
+    assert beside.correction == alone.correction
+    assert beside_model.prediction_error == alone_model.prediction_error
 
 
 def test_a_row_that_no_coefficient_knows_is_not_learned_because_its_context_is_known():
     rows = _queued(600, 15)
     raw = rows.raw.copy()
     raw[::3, STEP_FEATURES.index("decode_context_tokens")] = np.nan
-    bank = Bank(DEFAULT)
-    outcome = bank.learn("c", TARGET, RowBlock.of_lines(raw, rows.elapsed_us, end_ns=rows.end_ns))
+    outcome = learned(settings=DEFAULT).learn("c", STEP, RowBlock.of_lines(raw, rows.elapsed_us, end_ns=rows.end_ns))
     assert (outcome["learned"], outcome["unknown_feature"]) == (400, 200)
 
 
@@ -198,15 +145,6 @@ def test_it_stays_finite_and_within_its_bounds_whatever_it_learns(size, ratio):
         found = model.learn(context, np.full(16, ratio) * (-1) ** k, np.full(16, SECOND_NS * (k + 1)))
         assert np.isfinite(found).all()
         assert np.abs(found).max() <= RESIDUAL_MAX
-
-
-def test_it_learns_before_it_adds_anything():
-    model, first = ResidualModel(1e6), None
-    for k in range(30):
-        found = model.learn(np.ones((16, len(CONTEXT))), np.full(16, 0.1), np.full(16, SECOND_NS * (k + 1)))
-        if found.any() and first is None:
-            first = model.learned
-    assert START_ROWS <= first < START_ROWS + 32
 
 
 @pytest.mark.parametrize("per_s", [3, 20, 100, 1000, 50_000])
@@ -256,8 +194,7 @@ def test_a_model_of_rivers_sees_a_bounded_number_of_rows(monkeypatch):
     monkeypatch.setattr(Config, "river_rows_per_s", 8)
     learners = ("rls", "river:linear_model.PARegressor")
     settings = Config(learners=learners, feature_sets=("portable",))
-    bank = _learned(_queued(3000, 11, per_s=500.0), settings)
-    target = bank.targets("c")["step_time"]
-    assert target.models["portable"].rows == 3000
+    target, model = _told(_queued(3000, 11, per_s=500.0), settings)
+    assert model.rows == 3000
     assert 30 <= target.models["river:linear_model.PARegressor/portable"].rows <= 8 * 6 + 8
     assert msgspec.json.encode(target)

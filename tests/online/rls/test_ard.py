@@ -3,14 +3,11 @@
 import numpy as np
 import pytest
 
-from collector.config.schema import Config
 from online.features import Column, FeatureSet
 from online.rls import Prior, RlsLearner
 from online.rows import STEP_FEATURES, Target
-from online.target import make_learner
 from tests.support.designs import design_of
 from tests.support.linear_steps import BETA, NAMES, steps
-from tests.support.state_files import through_bytes
 
 NOISE_COLUMNS = ("waiting", "kv_usage_ratio", "finished", "preempted")
 SET = FeatureSet(
@@ -41,15 +38,15 @@ def _learn(learner, design):
 
 
 def test_columns_that_say_nothing_are_pruned_and_the_others_are_found():
-    learner = make_learner("rls", SET, Config())
+    learner = RlsLearner(SET)
     _learn(learner, _design(3000, 1))
     assert set(NAMES) <= set(used(learner))
     assert len(set(used(learner)) & set(NOISE_COLUMNS)) <= 1
     found = learner.fit.beta[:4]
     assert np.allclose(found, BETA, rtol=0.03)
-    pruned = [j for j, name in enumerate(SET.names) if name not in used(learner)]
-    typical = 10.0 / np.median(_design(100, 2).elapsed_us)
-    assert np.abs(learner.fit.beta[pruned] * typical).max() < 1e-6
+    pruned = [f for f in learner.snapshot().features if f.name not in used(learner)]
+    assert len(pruned) >= 3
+    assert {(f.coefficient, f.status) for f in pruned} == {(0.0, "at_bound")}, "nobody's prior"
 
 
 def test_a_pruned_column_comes_back_when_it_begins_to_matter():
@@ -83,58 +80,3 @@ def test_before_there_are_rows_to_speak_of_a_donor_is_believed():
     learner = RlsLearner(SET, _donor_of(waiting=0.0, sd=1.0))
     _learn(learner, _design(8, 7))
     assert np.allclose(learner.fit.beta[:4], BETA, rtol=0.25)
-
-
-def test_a_pruned_column_is_published_as_0_and_not_as_somebodys_prior():
-    learner = RlsLearner(SET)
-    _learn(learner, _design(3000, 1))
-    pruned = [f for f in learner.snapshot().features if f.name not in used(learner)]
-    assert len(pruned) >= 3
-    assert {(f.coefficient, f.status) for f in pruned} == {(0.0, "at_bound")}
-
-
-def test_a_restored_learner_goes_on_bit_by_bit():
-    whole = RlsLearner(SET)
-    design = _design(2000, 9)
-    _learn(whole, design.slice(0, 1600))
-    half = through_bytes(whole, RlsLearner(SET))
-    assert half.snapshot() == whole.snapshot()
-    for learner in (half, whole):
-        _learn(learner, design.slice(1600, 2000))
-    assert np.array_equal(half.fit.beta, whole.fit.beta)
-    assert used(half) == used(whole)
-
-
-ODD = {
-    "times of 0.001": lambda x, y: (x, np.full_like(y, 1e-3)),
-    "a constant time": lambda x, y: (x, np.full_like(y, 1e4)),
-    "columns of 0": lambda x, y: (x * [1, 0, 0, 0, 0, 0, 0, 0], y),
-    "columns of 1e-150": lambda x, y: (x * 1e-150, y),
-    "columns of 1e11": lambda x, y: (x * 1e9, y),
-    "negative columns": lambda x, y: (-x, y),
-    "equal columns": lambda x, y: (np.repeat(x[:, :1], 8, axis=1), y),
-    "a time that jumps": lambda x, y: (x, np.where(np.arange(len(y)) < 500, y, y * 1e6)),
-}
-
-
-@pytest.mark.parametrize("odd", ODD)
-def test_odd_rows_leave_relevance_and_coefficients_finite(odd):
-    design = _design(1000, 11)
-    design.x, design.elapsed_us = ODD[odd](design.x, design.elapsed_us)
-    learner = RlsLearner(SET)
-    _learn(learner, design)
-    assert np.isfinite(learner.fit.beta).all()
-    assert np.isfinite(learner.fit.h).all()
-    assert (learner.fit.beta[: len(SET)] >= 0).all()
-    through_bytes(learner, RlsLearner(SET))
-
-
-def test_rows_between_other_stamps_open_the_phases_which_are_always_in_use():
-    learner = RlsLearner(SET)
-    design = _design(1200, 4)
-    design.phase[600:, 0] = 1.0
-    _learn(learner, design)
-    assert learner.phases == 2
-    assert np.isfinite(learner.fit.beta).all()
-    again = through_bytes(learner, RlsLearner(SET))
-    assert np.array_equal(again.fit.h, learner.fit.h)

@@ -1,35 +1,21 @@
 """Error bars hold from the first minute, and what they cannot hold is not called identified."""
 
-import copy
 import dataclasses
 
 import numpy as np
 import pytest
 
-from collector.config.schema import Config
-from online.bank import Bank
+from collector.config import Config
+from online import STEP_FEATURES, RowBlock, Target
 from online.features import portable
 from online.rls import Prior, RlsLearner
 from online.rls.learner import MEAN_TARGETS
-from online.rows import STEP_FEATURES, RowBlock, Target
-from online.target import TargetState
+from tests.support.banks import STEP, features_of, learned, told
 from tests.support.designs import design_of
 from tests.support.linear_steps import BETA, NAMES, steps
 from tests.support.request_times import skewed_times
 
-RLS = Config(learners=("rls",))
-STEP = Target.STEP_TIME
 TRUTH = dict(zip(NAMES, BETA, strict=True))
-
-
-def _features(bank, target=STEP, name="portable"):
-    return {f.name: f for f in bank.targets("c")[target.value].models[name].features}
-
-
-def _learned(rows, target=STEP, settings=RLS):
-    bank = Bank(settings)
-    bank.learn("c", target, rows)
-    return bank
 
 
 def _covered(features, truth):
@@ -41,10 +27,10 @@ def test_intervals_cover_from_320_rows_on_when_neighbours_err_together(autocorre
     ends = 320, 640, 1280
     hits = np.empty((12, len(ends), 4))
     for seed in range(len(hits)):
-        rows, bank, start = steps(1280, 8100 + seed, noise=0.03, autocorrelation=autocorrelation).rows, Bank(RLS), 0
+        rows, bank, start = steps(1280, 8100 + seed, noise=0.03, autocorrelation=autocorrelation).rows, learned(), 0
         for k, end in enumerate(ends):
             bank.learn("c", STEP, rows.slice(start, end))
-            hits[seed, k], start = _covered(_features(bank), TRUTH), end
+            hits[seed, k], start = _covered(features_of(bank), TRUTH), end
     assert (hits.mean(axis=(0, 2)) >= least).all()
 
 
@@ -56,16 +42,16 @@ def test_the_first_rows_err_together_and_misfit_as_later_ones_do(autocorrelation
         rows = steps(250, 8300 + seed, noise=0.03, autocorrelation=autocorrelation, batch=(1, 16)).rows
         off = np.exp(spread * np.random.default_rng(seed).standard_normal(17))
         slow = off[rows.raw[:, STEP_FEATURES.index("requests")].astype(int)]
-        bank = _learned(RowBlock.of_lines(rows.raw, rows.elapsed_us * slow, end_ns=rows.end_ns))
-        hits[seed] = _covered(_features(bank), TRUTH)
+        bank = learned(RowBlock.of_lines(rows.raw, rows.elapsed_us * slow, end_ns=rows.end_ns))
+        hits[seed] = _covered(features_of(bank), TRUTH)
     assert hits.mean() >= 0.8
 
 
 def test_nothing_is_identified_before_the_windows_carry_it():
-    bank = _learned(steps(288, 1).rows)
-    assert {f.status for f in _features(bank).values()} == {"weak"}
+    bank = learned(steps(288, 1).rows)
+    assert {f.status for f in features_of(bank).values()} == {"weak"}
     bank.learn("c", STEP, steps(64, 2).rows)
-    assert {f.status for f in _features(bank).values()} == {"identified"}
+    assert {f.status for f in features_of(bank).values()} == {"identified"}
 
 
 def test_a_prior_without_data_keeps_its_standard_error():
@@ -79,18 +65,14 @@ def test_a_prior_without_data_keeps_its_standard_error():
     assert prefill.stderr == pytest.approx(0.15 * BETA[1], rel=0.02)
 
 
-def test_a_prior_that_is_resized_keeps_its_misfit():
-    assert Prior(np.ones(2), np.ones(2), misfit=0.07).sized(3).misfit == 0.07
-
-
 def test_chunks_of_one_size_do_not_say_what_a_token_costs():
     """Each has a cost of its own beside that of its tokens."""
     rows, noise = steps(2500, 4).rows, np.random.default_rng(4).standard_normal(2500)
     prefill = rows.raw[:, STEP_FEATURES.index("prefill_tokens")]
     prefill[:] = np.where(prefill > 0.0, 512.0, 0.0)
     exact = portable(STEP).evaluate(rows) @ (BETA - [0.0, 15.0, 0.0, 0.0]) + 5000.0 * (prefill > 0.0)
-    bank = _learned(RowBlock.of_lines(rows.raw, exact * np.exp(0.01 * noise), end_ns=rows.end_ns))
-    found = _features(bank)
+    bank = learned(RowBlock.of_lines(rows.raw, exact * np.exp(0.01 * noise), end_ns=rows.end_ns))
+    found = features_of(bank)
     assert found["prefill_tokens"].status == "weak"
     assert found["intercept"].status == "identified"
 
@@ -99,19 +81,19 @@ def test_rows_that_overlap_count_by_their_weight():
     rows = steps(100, 5).rows
     copies = RowBlock.concatenate([rows.slice(k, k + 1) for k in np.repeat(np.arange(100), 32)])
     light = dataclasses.replace(copies, weight=np.full(3200, 1 / 32))
-    assert _learned(light).targets("c")["step_time"].models["portable"].effective_rows == pytest.approx(100, rel=0.1)
+    assert told(learned(light)).models["portable"].effective_rows == pytest.approx(100, rel=0.1)
 
 
 def test_the_intercept_is_known_by_its_name():
     custom = {"step_time": ("requests", "intercept")}
-    bank = _learned(
+    bank = learned(
         steps(1500, 6, batch=(4, 4), prefill_share=0.0).rows,
         settings=Config(learners=("rls",), feature_sets=("custom",), custom=custom),
     )
-    assert _features(bank, name="custom")["requests"].status == "constant"
+    assert features_of(bank, name="custom")["requests"].status == "constant"
     without = Config(learners=("rls",), feature_sets=("custom",), custom={"step_time": ("prefill_tokens", "requests")})
-    bank = _learned(steps(1500, 6, batch=(4, 4), prefill_share=0.3).rows, settings=without)
-    assert _features(bank, name="custom")["requests"].status != "constant"
+    bank = learned(steps(1500, 6, batch=(4, 4), prefill_share=0.3).rows, settings=without)
+    assert features_of(bank, name="custom")["requests"].status != "constant"
 
 
 def test_a_form_that_misfits_is_less_sure_than_its_noise():
@@ -121,10 +103,10 @@ def test_a_form_that_misfits_is_less_sure_than_its_noise():
     for part in parts:
         dear = part.raw[:, STEP_FEATURES.index("requests")] % 4 == 3
         bent.append(RowBlock.of_lines(part.raw, part.elapsed_us * np.where(dear, 1.4, 1.0), end_ns=part.end_ns))
-    bank = _learned(bent[0])
-    early = _features(bank)
+    bank = learned(bent[0])
+    early = features_of(bank)
     bank.learn("c", STEP, bent[1])
-    final = {name: f.coefficient for name, f in _features(bank).items()}
+    final = {name: f.coefficient for name, f in features_of(bank).items()}
     assert all(_covered(early, final))
 
 
@@ -143,8 +125,8 @@ def test_a_shape_that_nearly_all_steps_have_makes_no_line_sure(spread, noise):
         rows = RowBlock.concatenate(parts).take(rng.permutation(720))
         batch, prefill = (rows.raw[:, STEP_FEATURES.index(name)].astype(int) for name in ("requests", "prefill_tokens"))
         off = np.exp(spread * rng.standard_normal((64, 16)))[batch, np.ceil(np.log2(prefill + 1)).astype(int)]
-        bank = _learned(RowBlock.of_lines(rows.raw, rows.elapsed_us * off, end_ns=np.sort(rows.end_ns)))
-        hits[seed] = _covered(_features(bank), TRUTH)
+        bank = learned(RowBlock.of_lines(rows.raw, rows.elapsed_us * off, end_ns=np.sort(rows.end_ns)))
+        hits[seed] = _covered(features_of(bank), TRUTH)
     assert (hits.mean(axis=0) >= 0.85).all()
 
 
@@ -154,8 +136,7 @@ def test_a_shape_that_nearly_all_steps_have_makes_no_line_sure(spread, noise):
 @pytest.mark.parametrize("target", sorted(MEAN_TARGETS))
 def test_what_adds_up_to_a_request_is_fitted_to_the_mean(target):
     rows = skewed_times(4000, 9, tokens="output_tokens" if target is Target.POST_DECODE else "prompt_tokens")
-    bank = _learned(rows, target)
-    features = _features(bank, target)
+    features = features_of(learned(rows, target=target), target)
     predicted = sum(f.coefficient * f.mean for f in features.values())
     assert predicted == pytest.approx(float(rows.elapsed_us.mean()), rel=0.05)
 
@@ -163,32 +144,14 @@ def test_what_adds_up_to_a_request_is_fitted_to_the_mean(target):
 def test_error_bars_of_skewed_times_cover_whenever_identified():
     hits = []
     for seed in range(30):
-        bank, at = Bank(RLS), 0
+        bank, at = learned(), 0
         rows = skewed_times(1100, 500 + seed, sigma=1.2, fixed_us=2000.0)
         for end in (300, 700, 1100):
             bank.learn("c", Target.POST_DECODE, rows.slice(at, end))
-            features, at = _features(bank, Target.POST_DECODE), end
+            features, at = features_of(bank, Target.POST_DECODE), end
             truth = {"intercept": 2000.0, "output_tokens": 1.0}
             for hit, name in zip(_covered(features, truth), truth, strict=True):
                 if features[name].status == "identified":
                     hits.append(hit)
     assert len(hits) > 20
     assert np.mean(hits) >= 0.85
-
-
-@pytest.mark.parametrize("target", [Target.STEP_TIME, Target.POST_DECODE])
-@pytest.mark.parametrize("n_rows", [4, 60, 95, 111, 112, 113, 143, 144, 175, 176, 177, 208, 250])
-def test_rows_that_are_held_have_the_error_bars_that_they_will_have_as_statistics(target, n_rows):
-    rows = steps(n_rows, 7).rows if target is STEP else skewed_times(n_rows, 9, tokens="output_tokens")
-    state = TargetState(target, RLS)
-    state.offer(portable(target))
-    state.learn(rows)
-    state.flush()
-    model = state.models["portable"]
-    assert len(model.held) == n_rows
-    later = copy.deepcopy(model)
-    later.refit(release=True)
-    known, told = later.diagnosis(), model.diagnosis()
-    assert told.status == known.status
-    for name in ("stderr", "share", "excitation", "vif", "condition"):
-        np.testing.assert_allclose(getattr(told, name), getattr(known, name), rtol=0.1, atol=1e-6)

@@ -5,36 +5,33 @@ import itertools
 import numpy as np
 import pytest
 
-from collector.config.schema import Config
 from online.bank import Bank, merge_states
-from online.rows import RowBlock, Target
+from online.rows import RowBlock
 from online.state import StateError
+from tests.support.banks import RLS, STEP, learned, told
 from tests.support.linear_steps import BETA, steps
 from tests.support.state_files import with_value
 
-STEP = Target.STEP_TIME
-RLS = Config(learners=("rls",))
+DAY_NS = int(864e11)
 
 
-def state(rows, engine="", config=RLS):
-    bank = Bank(config)
-    bank.learn("c", STEP, rows, engines={0: engine} if engine else None)
-    return bank.state()
+def state(rows, engine=""):
+    return learned(rows, engine=engine).state()
 
 
-def merged(parts, config=RLS):
-    bank = Bank(config)
-    bank.restore(merge_states(parts, config))
+def merged(parts):
+    bank = Bank(RLS)
+    bank.restore(merge_states(parts, RLS))
     return bank
 
 
-def replica(seed, gain=1.0, n=3000):
-    return steps(n, seed, noise=0.04, autocorrelation=0.9, beta=gain * BETA).rows
+def replica(seed, gain=1.0, n=3000, **kind):
+    return steps(n, seed, noise=0.04, autocorrelation=0.9, beta=gain * BETA, **kind).rows
 
 
 def step_time(parts):
     """What is published of the merge."""
-    return merged(parts).targets("c")["step_time"]
+    return told(merged(parts))
 
 
 def differing(parts):
@@ -51,23 +48,22 @@ def states(streams):
     return {name: state(rows, name) for name, rows in streams.items()}
 
 
-@pytest.mark.parametrize("order", list(itertools.permutations(("equal", "fast", "slow"), 2)))
-def test_merged_coefficients_have_the_scale_of_both_and_no_error_before_they_predict_a_row(streams, states, order):
+@pytest.mark.parametrize(
+    ("order", "scale", "surest", "least_sure"),
+    [(("fast", "equal"), 0.04, 0.0, 0.03), (("fast", "slow"), 0.23, 0.05, 0.5), (("slow", "equal"), 0.23, 0.05, 0.5)],
+)
+def test_merged_coefficients_have_the_scale_and_difference_of_both_and_no_error_before_they_predict_a_row(
+    streams, states, order, scale, surest, least_sure
+):
     bank = merged([states[name] for name in order])
-    model = bank.targets("c")["step_time"].models["portable"]
+    model = told(bank).models["portable"]
     assert (model.error, model.prediction_error, model.shaped_error) == (None, None, None)
-    assert model.scale == pytest.approx(0.23 if "slow" in order else 0.04, rel=0.15)
+    assert model.scale == pytest.approx(scale, rel=0.15)
+    assert surest < np.median([feature.stderr / feature.coefficient for feature in model.features]) < least_sure
     more = streams[order[0]]
-    bank.learn("c", STEP, RowBlock.of_lines(more.raw, more.elapsed_us, end_ns=more.end_ns + int(864e11)))
-    model = bank.targets("c")["step_time"].models["portable"]
+    bank.learn("c", STEP, RowBlock.of_lines(more.raw, more.elapsed_us, end_ns=more.end_ns + DAY_NS))
+    model = told(bank).models["portable"]
     assert (model.error.mape, model.shaped_error.mape) > (0.0, 0.0)
-
-
-def test_coefficients_of_replicas_that_differ_are_no_surer_than_their_difference(states):
-    for names, low, high in ((("equal", "fast"), 0.0, 0.03), (("fast", "slow"), 0.05, 0.5)):
-        features = step_time([states[name] for name in names]).models["portable"].features
-        relative = [feature.stderr / feature.coefficient for feature in features]
-        assert low < np.median(relative) < high
 
 
 def test_replicas_that_differ_are_flagged_with_the_ratio_of_each_to_the_rest(states):
@@ -79,9 +75,10 @@ def test_replicas_that_differ_are_flagged_with_the_ratio_of_each_to_the_rest(sta
     assert all(0.0 < error < 0.02 for _, error in ratios.values())
 
 
-def test_equal_replicas_are_not_flagged_nor_one_that_stands_alone(states):
+def test_neither_equal_replicas_are_flagged_nor_one_alone_nor_one_that_learned_hardly_anything(states):
     assert differing([states["fast"], states["equal"]]) == {"fast": False, "equal": False}
     assert differing([states["fast"]]) == {}
+    assert differing([states["fast"], state(replica(5, n=40), "little")]) == {"fast": False, "little": False}
 
 
 def test_one_of_three_that_is_faster_is_named_alone(states):
@@ -89,15 +86,6 @@ def test_one_of_three_that_is_faster_is_named_alone(states):
     assert differing(parts) == {"equal": False, "fast": False, "quick": True}
     ratios = {each.engine: each.ratio for each in step_time(parts).replicas}
     assert ratios == pytest.approx({"equal": 1.0, "fast": 1.0, "quick": 0.8}, abs=0.02)
-
-
-def test_a_replica_that_has_learned_hardly_anything_accuses_nobody():
-    assert differing([state(replica(4), "much"), state(replica(5, n=40), "little")]) == {"much": False, "little": False}
-
-
-def test_a_difference_in_one_coefficient_is_a_difference():
-    slower_prefill = steps(3000, 6, noise=0.04, beta=BETA * [1, 2, 1, 1]).rows
-    assert differing([state(replica(4), "a"), state(slower_prefill, "b")]) == {"a": True, "b": True}
 
 
 def test_stages_of_a_merge_name_the_same_replicas_as_one_merge_of_all(states):
@@ -111,20 +99,18 @@ def test_stages_of_a_merge_name_the_same_replicas_as_one_merge_of_all(states):
 
 
 def test_days_of_one_engine_are_one_replica(states):
-    tomorrow = replica(7)
-    tomorrow.end_ns[:] += int(864e11)
+    tomorrow = replica(7, start_ns=1_700_100_000_000_000_000)
     found = step_time([states["fast"], state(tomorrow, "fast"), states["slow"]]).replicas
     assert [(each.engine, each.rows) for each in found] == [("slow", 3000), ("fast", 6000)]
 
 
 def test_once_most_rows_came_after_the_merge_nothing_is_said_of_it_any_more(states):
     bank = merged([states["fast"], states["slow"]])
-    later = replica(8, n=6100)
-    later.end_ns[:] += int(1e12)
+    later = replica(8, n=6100, start_ns=1_700_001_000_000_000_000)
     bank.learn("c", STEP, later.slice(0, 5900))
-    assert len(bank.targets("c")["step_time"].replicas) == 2
+    assert len(told(bank).replicas) == 2
     bank.learn("c", STEP, later.slice(5900, 6100))
-    assert bank.targets("c")["step_time"].replicas == []
+    assert told(bank).replicas == []
 
 
 @pytest.mark.parametrize(("name", "value"), [("rows", -1), ("b", np.zeros(3)), ("engine", 7)])

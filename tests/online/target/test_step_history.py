@@ -3,66 +3,36 @@
 from __future__ import annotations
 
 import copy
-import itertools
 
 import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from collector.config.schema import Config
-from online.bank import Bank
-from online.rows import Target
+from collector.config import Config
+from online import Bank
 from online.state import StateError
 from online.target.history import CHANGES_MAX, DAY_NS, POINTS_MAX, ROWS_MAX, SPACING_NS, ChangeKind, Course
+from tests.support.banks import RLS, STEP, learned, restarted
 from tests.support.linear_steps import repeated, steps
 from tests.support.state_files import through_bytes, with_value
 
-RLS = Config(learners=("rls",))
-STEP = Target.STEP_TIME
 S = 1_000_000_000
 
 
-def learned(*parts, settings=RLS):
-    bank = Bank(settings)
-    for rows in parts:
-        bank.learn("c", STEP, rows)
-    return bank
-
-
-def test_the_last_rows_stand_beside_what_was_predicted_of_them():
-    simulated = steps(1500, 1)
-    bank = learned(simulated.rows)
-    rows = bank.history("c").view()
-    assert len(rows.observed_us) == len(rows.predicted_us) == ROWS_MAX
-    learned_until = 1500 - len(bank._configs["c"][STEP].cutter)
-    last = slice(learned_until - ROWS_MAX, learned_until)
-    assert rows.observed_us == pytest.approx(simulated.rows.elapsed_us[last], rel=1e-6)
-    assert rows.predicted_us == pytest.approx(simulated.truth_us[last], rel=0.05)
-
-
-def test_rows_of_several_steps_are_shown_per_step():
-    single = steps(500, 1).rows
-    shown, expected = (learned(rows).history("c").view().observed_us for rows in (repeated(single, 4), single))
-    assert np.median(shown) == pytest.approx(np.median(expected), rel=0.1)
-
-
-@settings(max_examples=10, deadline=None)
-@given(cuts=st.lists(st.integers(1, 899), max_size=6))
-def test_history_is_a_function_of_the_rows_not_of_the_calls(cuts):
-    rows = steps(900, 3).rows
-    edges = [0, *sorted(cuts), 900]
-    whole = learned(rows).history("c").view()
-    pieces = learned(*(rows.slice(a, b) for a, b in itertools.pairwise(edges))).history("c").view()
-    assert pieces == whole
+@pytest.mark.parametrize("steps_of_a_row", [1, 4])
+def test_the_last_rows_stand_per_step_beside_what_was_predicted_of_them(steps_of_a_row):
+    simulated = steps(1024, 1)
+    rows = learned(repeated(simulated.rows, steps_of_a_row)).history("c").view()
+    assert rows.observed_us == pytest.approx(simulated.rows.elapsed_us[-ROWS_MAX:], rel=1e-6)
+    assert rows.predicted_us == pytest.approx(simulated.truth_us[-ROWS_MAX:], rel=0.05)
 
 
 def test_a_view_stays_as_it_was_while_learning_goes_on():
-    rows = steps(1500, 2).rows
-    bank = learned(rows.slice(0, 1000))
+    bank = learned(steps(1000, 2).rows)
     view = bank.history("c").view()
     before = copy.deepcopy(view)
-    bank.learn("c", STEP, rows.slice(1000, 1500))
+    bank.learn("c", STEP, steps(500, 3).rows)
     bank.mark_restart("c", 7)
     assert view == before
     assert bank.history("c").view().observed_us != before.observed_us
@@ -71,9 +41,7 @@ def test_a_view_stays_as_it_was_while_learning_goes_on():
 def test_the_course_and_what_happened_survive_a_restart():
     bank = learned(steps(1500, 2, drift_at=900, gain=1.5).rows)
     bank.mark_restart("c", 5)
-    again = Bank(RLS)
-    again.restore(bank.state())
-    before, after = bank.history("c").view(), again.history("c").view()
+    before, after = (each.history("c").view() for each in (bank, restarted(bank)))
     assert after.course == before.course
     assert after.features == before.features == ("intercept", "prefill_tokens", "decode_context_tokens", "requests")
     assert [change.kind for change in after.changes] == [ChangeKind.RESTART, ChangeKind.SPEED]
@@ -86,9 +54,8 @@ def test_the_course_and_what_happened_survive_a_restart():
 
 def test_after_a_restart_with_other_feature_sets_the_history_is_of_the_new_ones():
     bank = learned(steps(1500, 2).rows)
-    other = Config(learners=("rls",), feature_sets=("custom",), custom={"step_time": ("prefill_tokens", "requests")})
-    again = Bank(other)
-    assert again.restore(bank.state())
+    columns = {"step_time": ("prefill_tokens", "requests")}
+    again = restarted(bank, Config(learners=("rls",), feature_sets=("custom",), custom=columns))
     course = bank.history("c").view().course
     again.learn("c", STEP, steps(600, 3, start_ns=course[-1].at_ns + 1).rows)
     again.learn("c", STEP, steps(3000, 3, start_ns=course[-1].at_ns + 60 * S).rows)
@@ -153,12 +120,11 @@ def test_a_point_of_a_wrong_year_and_other_columns_begin_anew_and_clocks_that_di
 
 
 def test_the_newest_point_is_never_older_than_the_newest_change():
-    course, now = Course(), 1_763_625_600 * S
-    course.record(now, ("intercept",), lambda: (np.zeros(1), np.zeros(1)))
-    course.mark(ChangeKind.PREFILL_SPEED, now + S, 1.5)
-    for at_ns in (now + S, now + 2 * S):
-        course.record(at_ns, ("intercept",), lambda: (np.zeros(1), np.zeros(1)))
-    assert times_of(course) == [now, now + S]
+    course = filled([DAY_NS])
+    course.mark(ChangeKind.PREFILL_SPEED, DAY_NS + S, 1.5)
+    for at_ns in (DAY_NS + S, DAY_NS + 2 * S):
+        course.record(at_ns, course.names, lambda: (np.zeros(2), np.zeros(2)))
+    assert times_of(course) == [DAY_NS, DAY_NS + S]
 
 
 def test_what_happened_is_bounded_and_told_once():
@@ -169,14 +135,11 @@ def test_what_happened_is_bounded_and_told_once():
 
 
 def test_courses_side_by_side_merge_in_either_order_to_the_longer():
-    def pair():
-        return filled([100 * S, 200 * S, 300 * S]), filled([150 * S, 250 * S])
-
-    one, other = pair()
-    one.add(other)
-    again, first = pair()
-    first.add(again)
-    assert times_of(one) == times_of(first) == [100 * S, 200 * S, 300 * S]
+    sides = [100 * S, 200 * S, 300 * S], [150 * S, 250 * S]
+    for order in (sides, sides[::-1]):
+        one, other = map(filled, order)
+        one.add(other)
+        assert times_of(one) == sides[0]
 
 
 @pytest.mark.parametrize(

@@ -3,16 +3,14 @@
 import numpy as np
 import pytest
 
-from collector.config.schema import Config
-from online.bank import Bank
-from online.rls import points_of
-from online.rows import STEP_FEATURES, Target
+from collector.config import Config
+from online import STEP_FEATURES, Bank
 from online.transfer import SheetEstimate
 from online.transfer.sheet import HIDES_HITS, capped, terms_of
+from tests.support.banks import STEP, coefficients, features_of, told
 from tests.support.configurations import CONFIGS
 from tests.support.uneven_steps import of_columns
 
-STEP = Target.STEP_TIME
 SETTINGS = Config(learners=("rls",), feature_sets=("portable",))
 THETA = np.array([60.0, 12.0, 35.0, 9.0, 20.0, 1.0, 1.25])
 MODELS = ("7b", "70b", "mixtral")
@@ -25,10 +23,6 @@ def beta_of(name, theta=THETA):
 def step_of(beta, prefill, context, requests):
     """Columns of a step for these coefficients; five of them are of Mixtral, whose tokens pick two of eight experts."""
     return np.array([1.0, prefill, context, requests, 1.0 - 0.75 ** (prefill + requests)])[: len(beta)]
-
-
-def coefficients(features):
-    return np.array([feature.coefficient for feature in features.values()])
 
 
 def rows_of(beta, n=600, seed=0, spread=0.02, noise=0.01, prefill=0.0):
@@ -50,11 +44,6 @@ def described(name, donors=(), **facts):
         bank.add_donors(state)
     bank.describe("c", CONFIGS[name] | {"model": name} | facts)
     return bank
-
-
-def published(bank, config_id="c"):
-    target = bank.targets(config_id)["step_time"]
-    return target, {feature.name: feature for feature in target.models["portable"].features}
 
 
 def lent(names, theta=THETA):
@@ -79,10 +68,11 @@ def others(donors, name):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_configuration_is_told_before_its_first_row(name):
-    target, features = published(described(name))
+    bank = described(name)
+    target, features = told(bank), features_of(bank)
     assert {feature.status for feature in features.values()} == {"prior_only"}
     errors = np.array([feature.stderr for feature in features.values()])
-    assert (np.abs(coefficients(features) - beta_of(name)) <= 2.0 * errors).all()
+    assert (np.abs(coefficients(bank) - beta_of(name)) <= 2.0 * errors).all()
     assert target.champion == "portable"
     assert target.models["portable"].rows == 0
     assert target.interval.p10 < 0.95
@@ -100,14 +90,12 @@ def test_without_a_sheet_or_without_portable_nothing_is_told(feature_set, facts)
 
 @pytest.mark.parametrize("name", MODELS)
 def test_donors_of_other_models_narrow_what_is_told(donors, name):
-    cold, warm = (published(described(name, states))[1] for states in ((), others(donors, name)))
+    banks = [described(name, states) for states in ((), others(donors, name))]
     typical = step_of(beta_of(name), 0.0, 32_000.0, 32.0)
-
-    def error(features):
-        return abs(typical @ coefficients(features) / (typical @ beta_of(name)) - 1.0)
-
-    assert error(warm) < 0.06
-    assert error(warm) < error(cold)
+    cold, warm = (abs(typical @ coefficients(bank) / (typical @ beta_of(name)) - 1.0) for bank in banks)
+    assert warm < 0.06
+    assert warm < cold
+    cold, warm = map(features_of, banks)
     assert all(warm[key].stderr <= cold[key].stderr for key in warm)
 
 
@@ -119,13 +107,12 @@ def test_many_rows_of_one_workload_do_not_split_what_they_never_parted(donors, n
     rows.elapsed_us[:] *= 1.0 + 0.02 * np.sin(requests / 9.0)
     bank = described(name, others(donors, name))
     bank.learn("c", STEP, rows)
-    _, features = published(bank)
-    context = features["decode_context_tokens"]
+    context = features_of(bank)["decode_context_tokens"]
     assert context.vif > 10
     assert context.status != "identified"
     assert abs(context.coefficient - beta_of(name)[2]) < 2.0 * context.stderr
     unseen = step_of(beta_of(name), 0.0, 128 * 1800.0, 128.0)
-    assert unseen @ coefficients(features) == pytest.approx(unseen @ beta_of(name), rel=0.1)
+    assert unseen @ coefficients(bank) == pytest.approx(unseen @ beta_of(name), rel=0.1)
 
 
 @pytest.mark.parametrize(
@@ -138,7 +125,7 @@ def test_the_fit_of_own_rows_stands(speed, rows):
     alone.describe("c", {"model": "m"})
     for each in (bank, alone):
         each.learn("c", STEP, rows_of(speed * beta_of("7b"), 900, **rows))
-    assert published(bank)[1] == published(alone)[1]
+    assert features_of(bank) == features_of(alone)
 
 
 def test_no_row_takes_context_below_its_bandwidth():
@@ -146,15 +133,16 @@ def test_no_row_takes_context_below_its_bandwidth():
     beta[2] = 0.95 * terms_of(CONFIGS["7b"]).base[2]
     bank = described("7b")
     bank.learn("c", STEP, rows_of(beta, 900))
-    assert published(bank)[1]["decode_context_tokens"].coefficient >= terms_of(CONFIGS["7b"]).base[2]
+    assert features_of(bank)["decode_context_tokens"].coefficient >= terms_of(CONFIGS["7b"]).base[2]
 
 
 def test_an_odd_donor_does_not_vote():
     """Reading context costs it nine times what it costs the others."""
     usual = lent(("7b", "7b-a100", "70b", "70b-tp8"))
     odd = lent(["mixtral"], THETA * np.array([1.0, 1.0, 9.0, 1.0, 1.0, 1.0, 1.0]))
-    without, beside = (published(described("70b", each.values()))[1] for each in (usual, usual | odd))
-    assert coefficients(beside) == pytest.approx(coefficients(without), rel=0.1)
+    banks = [described("70b", each.values()) for each in (usual, usual | odd)]
+    assert coefficients(banks[1]) == pytest.approx(coefficients(banks[0]), rel=0.1)
+    without, beside = map(features_of, banks)
     assert all(beside[name].stderr < 1.5 * without[name].stderr for name in without)
 
 
@@ -163,7 +151,7 @@ def test_hidden_prefix_hits_leave_prefill_to_the_sheet():
     rows.raw[:, STEP_FEATURES.index("prefill_tokens")] = 30.0 * rows.raw[:, STEP_FEATURES.index("requests")]
     bank = described("7b", **{HIDES_HITS: True})
     bank.learn("c", STEP, rows)
-    prefill = published(bank)[1]["prefill_tokens"]
+    prefill = features_of(bank)["prefill_tokens"]
     assert prefill.coefficient == pytest.approx(beta_of("7b")[1])
     assert prefill.status == "prior_only"
 
@@ -173,15 +161,16 @@ def test_few_rows_that_tell_all_columns_apart_price_a_prefill_token_though_hits_
     beta = beta_of("7b", THETA * np.array([1.0, 1.0, 1.0, 1.0, 1.0, 0.75, 1.0]))
     bank = described("7b", **{HIDES_HITS: True})
     bank.learn("c", STEP, rows_of(beta, 44, spread=0.9, prefill=0.6))
-    assert published(bank)[1]["prefill_tokens"].coefficient == pytest.approx(beta[1], rel=0.1)
+    assert features_of(bank)["prefill_tokens"].coefficient == pytest.approx(beta[1], rel=0.1)
 
 
 def test_a_state_of_the_same_configuration_is_what_it_starts_from(donors):
     bank = Bank(SETTINGS)
     bank.add_donors(donors["70b"])
     bank.describe("70b", CONFIGS["70b"] | {"model": "70b"})
-    told = published(bank, "70b")[1]
-    assert told["decode_context_tokens"].coefficient == pytest.approx(beta_of("70b")[2], rel=0.1)
+    assert features_of(bank, config_id="70b")["decode_context_tokens"].coefficient == pytest.approx(
+        beta_of("70b")[2], rel=0.1
+    )
 
 
 def test_the_first_rows_of_a_cold_server_do_not_drown_the_sheet():
@@ -190,7 +179,7 @@ def test_the_first_rows_of_a_cold_server_do_not_drown_the_sheet():
     bank = described("7b")
     bank.learn("c", STEP, rows)
     typical = np.array([1.0, 0.0, 32_000.0, 32.0])
-    assert typical @ coefficients(published(bank)[1]) == pytest.approx(typical @ beta_of("7b"), rel=0.15)
+    assert typical @ coefficients(bank) == pytest.approx(typical @ beta_of("7b"), rel=0.15)
 
 
 def test_first_rows_say_the_same_when_they_become_statistics():
@@ -198,25 +187,13 @@ def test_first_rows_say_the_same_when_they_become_statistics():
     beta = beta_of("7b")
     rows = rows_of(beta, 300, prefill=0.6)
     rows.elapsed_us[100:] -= beta[1] * rows.raw[100:, STEP_FEATURES.index("prefill_tokens")]
-    typical, told = np.array([1.0, 0.0, 32_000.0, 32.0]), []
+    typical, found = np.array([1.0, 0.0, 32_000.0, 32.0]), []
     for count in (250, 300):
         bank = described("7b", **{HIDES_HITS: True})
         bank.learn("c", STEP, rows.slice(0, count))
-        told.append(typical @ coefficients(published(bank)[1]))
-    assert told[0] == pytest.approx(told[1], rel=0.01)
-    assert told[1] == pytest.approx(typical @ beta, rel=0.04)
-
-
-def test_a_restart_while_first_rows_are_held_changes_nothing():
-    beta = beta_of("7b")
-    rows = rows_of(beta, 600, prefill=0.6)
-    rows.elapsed_us[100:] -= beta[1] * rows.raw[100:, STEP_FEATURES.index("prefill_tokens")]
-    whole, before, after = (described("7b", **{HIDES_HITS: True}) for _ in range(3))
-    whole.learn("c", STEP, rows)
-    before.learn("c", STEP, rows.slice(0, 150))
-    after.restore(before.state())
-    after.learn("c", STEP, rows.slice(150, 600))
-    assert published(after)[1] == published(whole)[1]
+        found.append(typical @ coefficients(bank))
+    assert found[0] == pytest.approx(found[1], rel=0.01)
+    assert found[1] == pytest.approx(typical @ beta, rel=0.04)
 
 
 def test_donors_that_agree_on_something_else_are_believed():
@@ -224,18 +201,17 @@ def test_donors_that_agree_on_something_else_are_believed():
     slow = THETA * np.array([100.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0])
     borrower = described("70b", lent(("7b", "7b-a100", "70b-tp8"), slow).values())
     borrower.learn("c", STEP, rows_of(beta_of("70b", slow), 40))
-    _, features = published(borrower)
-    assert features["intercept"].coefficient == pytest.approx(beta_of("70b", slow)[0], rel=0.1)
+    assert features_of(borrower)["intercept"].coefficient == pytest.approx(beta_of("70b", slow)[0], rel=0.1)
 
 
 def test_one_donor_that_is_nothing_like_its_sheet_makes_nobody_unsure():
     """A thousand times slower: alone it is the odd one, and an interval never says more than a factor of ten."""
     lender = described("7b")
     lender.learn("c", STEP, rows_of(1e3 * beta_of("7b"), 600, spread=0.5, noise=0.3))
-    alone, borrower = (published(described("70b", states)) for states in ([], [lender.state()]))
-    assert borrower[0].interval.p90 < 1.2 * alone[0].interval.p90
-    for name, feature in borrower[1].items():
-        assert feature.stderr < 2.0 * alone[1][name].stderr
+    alone, borrower = (described("70b", states) for states in ([], [lender.state()]))
+    assert told(borrower).interval.p90 < 1.2 * told(alone).interval.p90
+    for name, feature in features_of(borrower).items():
+        assert feature.stderr < 2.0 * features_of(alone)[name].stderr
     columns = terms_of(CONFIGS["7b"]).columns
     unsure = SheetEstimate(columns, np.ones(4), np.eye(4), ("prior_only",) * 4, (None,) * 4, spread=1e6).interval()
     assert (unsure.p10, unsure.p90) == pytest.approx((0.1, 10.0), rel=0.01)
@@ -283,14 +259,9 @@ def test_banks_of_two_hours_merge_to_what_one_would_say_of_both():
     for bank, part in ((whole, rows), (early, rows.slice(0, 500)), (late, rows.slice(500, 1200))):
         bank.learn("c", STEP, part)
     early.merge(late)
-    merged, expected = published(early)[1], published(whole)[1]
-    assert coefficients(merged) == pytest.approx(coefficients(expected), rel=0.01)
+    assert coefficients(early) == pytest.approx(coefficients(whole), rel=0.01)
+    merged, expected = features_of(early), features_of(whole)
     assert [merged[name].stderr for name in expected] == pytest.approx([f.stderr for f in expected.values()], rel=0.05)
-
-
-def test_points_are_octaves_within_bounds():
-    z = np.array([[1.0, 0, 0.0, 1.0, 1e3, 1.0], [1.0, 0, 1e12, 1e6, 1e3, 1.0], [2.0, 0, 96e3, 64.0, 1e3, 2.0]])
-    assert points_of(z).tolist() == [0, 15 * 9 + 8, 5 * 9 + 1]
 
 
 @pytest.mark.parametrize("rows", [0.0, 5e-324, 1e-300, 1e-13])

@@ -4,25 +4,19 @@ import numpy as np
 import pytest
 
 from collector.cli import main
-from collector.config.schema import Config
-from online.bank import Bank
+from collector.config import Config
+from online import STEP_FEATURES, Bank, Snapshot
 from online.rls import Prior
-from online.rows import STEP_FEATURES, Target
-from online.snapshot import Snapshot
+from tests.support.banks import STEP, features_of
 from tests.support.linear_steps import BETA, steps
 from tests.support.paths import DATA
 
-STEP = Target.STEP_TIME
 SETTINGS = Config(learners=("rls",), feature_sets=("portable",))
 RULES = "learners: [rls]\nrules: [{match: {recording: '*'}, facts: {model: m}}]\n"
 
 
-def _by_name(model):
-    return {feature.name: feature for feature in model.features}
-
-
 def _new_of(bank):
-    return _by_name(bank.targets("new")["step_time"].models["portable"])
+    return features_of(bank, config_id="new")
 
 
 def _replayed(name, directory, more=""):
@@ -41,7 +35,7 @@ def test_a_wrong_donor_neither_holds_what_the_rows_tell_nor_spoils_predictions(t
     _, donor = _replayed("c7_async_sim", tmp_path)
     started, _ = _replayed("c1_mixed", tmp_path, f"donors: [{donor}]")
     assert started.error.mape < 1.2 * alone.error.mape
-    cold, prefill = (_by_name(model)["prefill_tokens"] for model in (alone, started))
+    cold, prefill = (model.features[1] for model in (alone, started))
     assert cold.status == prefill.status == "identified"
     assert prefill.coefficient == pytest.approx(cold.coefficient, rel=0.05)
 

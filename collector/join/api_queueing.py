@@ -11,10 +11,12 @@ uniform on (0, s): the API's own time is the lower end of a uniform distribution
     api = w10 - 0.1 s, s = (w50 - w10) / 0.4          se = 0.354 s / sqrt(n)
 
 (variances of sample quantiles: Kendall and Stuart, The Advanced Theory of Statistics 1, 10.10). Prefill then tells the
-steps that were handed over before it came: with e what the experts cost that only a step with a prompt touches, half of
-the requests have (prefill - b P - e) / s above 1.5 where one is scheduled ahead, and around 1 where none is. Of a page,
-a window in which requests ended says the same of their means, and w where it was one. Where spans tell neither, a
-request gets its first token after
+steps that were handed over before it came. With d what a step of the batch that it met takes by ``step_time``, and e
+what the experts cost that only a step with a prompt touches, half of the requests have (prefill - b P - e) / d above
+1.5 where one is scheduled ahead, and around 1 where none is. Their own pace is no d: it has the prompts of others, too.
+Prompts that take several steps are left out. Of a page, a window in which requests ended says the same of their means,
+by their pace, for it tells of no batch, and w where it was one. Where spans tell neither, a request gets its first
+token after
 
     T = api + (1/2 + a + 1) s + b P        s: time of a step, its own pace   P: prompt tokens   b: of ``step_time``
 
@@ -83,6 +85,8 @@ _NO_SPREAD = 0.01
 _MAD_TO_SD, _OUTLIER = 1.4826, 3.0
 _LEAST_US = 1e-3
 """Less per request is none."""
+TOKEN_BUDGET = 2048.0
+"""Of a step where nobody told ``max_num_batched_tokens``: longer prompts may take several."""
 HANDOFFS_MAX = 512
 PIECES_MAX = 256
 """More than six half-lives."""
@@ -99,7 +103,8 @@ class BusyArrival(msgspec.Struct, frozen=True, array_like=True):
 
     ``wait_us``: its time to the first token, less queue and prefill where those are told; ``pace_us``: of its own
     tokens; ``in_flight``: those it met and itself, per engine; 0 where they were not counted. ``prefill_us``: from when
-    it was scheduled to its first token; 0 where nobody told.
+    it was scheduled to its first token; 0 where nobody told, or its prompt may have taken several steps.
+    ``context_tokens``: of those that it met, together.
     """
 
     wait_us: Annotated[float, msgspec.Meta(ge=-1e18, le=1e18)]
@@ -110,14 +115,22 @@ class BusyArrival(msgspec.Struct, frozen=True, array_like=True):
     requests: Amount = 1.0
     is_told: bool = False
     """Queue and prefill are."""
+    context_tokens: Amount = 0.0
 
 
 class StepCosts(NamedTuple):
-    """What ``step_time`` says that a prompt token, one more request with its context and a prompt's experts cost."""
+    """What ``step_time`` says that a prompt token, one more request with its context and a prompt's experts cost.
+
+    And a step without prompts: ``step_us``, ``bare_request_us`` for each request, ``context_us`` for each token of
+    their contexts.
+    """
 
     prefill_us_per_token: float = 0.0
     us_per_request: float = 0.0
     experts_us: float = 0.0
+    step_us: float = 0.0
+    bare_request_us: float = 0.0
+    context_us: float = 0.0
 
 
 class FirstTokens(NamedTuple):
@@ -168,8 +181,11 @@ def prefills_wait_a_step(recent: Floats, costs: StepCosts) -> bool:
     known = _timed(recent[recent[:, 4] > 0.0])
     if len(known) < _REQUESTS_MIN:
         return False
-    own_us = costs.prefill_us_per_token * known[:, 2] + costs.experts_us
-    return median_of((known[:, 4] - own_us) / known[:, 1]) > _STEPS_WAITED
+    _, pace_us, prompt_tokens, in_flight, prefill_us, _, _, context = known.T
+    batch_us = costs.step_us + costs.bare_request_us * in_flight + costs.context_us * context
+    step_us = np.where((in_flight > 0.0) & (batch_us >= 1.0), batch_us, pace_us)
+    own_us = costs.prefill_us_per_token * prompt_tokens + costs.experts_us
+    return median_of((prefill_us - own_us) / step_us) > _STEPS_WAITED
 
 
 def _latest(processes: Sequence[Sequence[BusyArrival]], number: int, *, told: bool) -> Floats:
@@ -260,7 +276,9 @@ class ApiQueueing(msgspec.Struct):
     def give_arrivals(self, other: ApiQueueing, engines: float) -> None:
         """Hand them to an engine; of those in flight, so many have their part, fewer than one with more processes."""
         given, self.arrivals = self.arrivals, []
-        other.add_arrivals(msgspec.structs.replace(each, in_flight=each.in_flight / engines) for each in given)
+        for each in given:
+            own = {"in_flight": each.in_flight / engines, "context_tokens": each.context_tokens / engines}
+            other.add_arrivals([msgspec.structs.replace(each, **own)])
 
     def add_counted(self, requests: float, wait_us: float) -> None:
         """Count requests whose wait is known as a sum."""
@@ -363,14 +381,21 @@ def _costs_of(step: TargetSnapshot | None, *, hits_hidden: bool) -> StepCosts:
     """
     model = step.models.get("portable") if step is not None else None
     features = {feature.name: feature for feature in model.features} if model is not None else {}
-    prefill, request, context = (features.get(name) for name in ("prefill_tokens", "requests", "decode_context_tokens"))
-    us_per_request = request.coefficient if request is not None else 0.0
-    if request is not None and context is not None:
-        us_per_request += context.coefficient * (context.mean or 0.0) / max(request.mean or 0.0, 1.0)
-    of_prompts = prefill is not None and not (hits_hidden and prefill.status == "prior_only")
-    experts = features.get("active_experts")
-    untouched_us = 0.0 if experts is None else experts.coefficient * (1.0 - (experts.mean or 0.0))
-    return StepCosts(prefill.coefficient if prefill is not None and of_prompts else 0.0, us_per_request, untouched_us)
+    names = ("intercept", "prefill_tokens", "requests", "decode_context_tokens", "active_experts")
+    step_us, prefill_us, request_us, context_us, experts_us = (
+        features[name].coefficient if name in features else 0.0 for name in names
+    )
+    requests, context, touched = (features[name].mean or 0.0 if name in features else 0.0 for name in names[2:])
+    if hits_hidden and prefill_us and features["prefill_tokens"].status == "prior_only":
+        prefill_us = 0.0
+    return StepCosts(
+        prefill_us,
+        request_us + (context_us * context / max(requests, 1.0) if "requests" in features else 0.0),
+        experts_us * (1.0 - touched),
+        step_us + experts_us * touched,
+        request_us,
+        context_us,
+    )
 
 
 def _only_intercept(

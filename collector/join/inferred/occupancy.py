@@ -53,7 +53,7 @@ import numpy as np
 from collector.config import Config
 from collector.decode import MISSING, RequestSpan
 from collector.identity import FactSource
-from collector.join.api_queueing import BusyArrival
+from collector.join.api_queueing import TOKEN_BUDGET, BusyArrival
 from collector.join.emitter import Emitter, Scheduling, TargetRows
 from collector.join.rows import raw_features
 from collector.telemetry import RowDrop, table
@@ -445,8 +445,9 @@ class ApiProcess(Emitter):
         hidden = self.hit_ratio is None and any(r.span.cached_tokens == MISSING for r in self._held)
         if hidden or self.facts.get(HIDES_HITS) is None:
             self.facts.learn({HIDES_HITS: hidden}, FactSource.DISCOVERY)
-        self._rows += [TargetRows(Target.STEP_TIME, rows) for rows in self._step_rows(decoded)]
-        self._rows += self._request_rows(requests)
+        batch = DecodeBatch(self._held, self.hit_ratio)
+        self._rows += [TargetRows(Target.STEP_TIME, rows) for rows in self._step_rows(decoded, batch)]
+        self._rows += self._request_rows(requests, batch)
 
     def _finished(self, ready: list[HeldRequest]) -> list[HeldRequest]:
         """At the end of the stream: those that no request still running can overlap."""
@@ -457,9 +458,9 @@ class ApiProcess(Emitter):
         self.counts[table.DROPPED_ROWS, RowDrop.INCOMPLETE] += unfinished
         return usable
 
-    def _step_rows(self, requests: list[HeldRequest]) -> Iterator[RowBlock]:
+    def _step_rows(self, requests: list[HeldRequest], batch: DecodeBatch) -> Iterator[RowBlock]:
         """A block for so many requests together as have not too many steps."""
-        batch, steps = DecodeBatch(self._held, self.hit_ratio), 0
+        steps = 0
         groups: dict[int, list[HeldRequest]] = {}
         for request in requests:
             if request.output_tokens > 1 and request.last_s > request.first_s:
@@ -496,14 +497,15 @@ class ApiProcess(Emitter):
         weight = steps / np.maximum(np.add.reduceat(decoding, offsets[:-1]), steps)
         return replace(block, offsets=offsets.astype(np.int64), weight=weight)
 
-    def _request_rows(self, requests: list[HeldRequest]) -> list[TargetRows]:
+    def _request_rows(self, requests: list[HeldRequest], batch: DecodeBatch) -> list[TargetRows]:
         """queue_wait of all; api_queueing of those that arrived while no other request was there."""
         idle, running, queue = _met(requests, self._held)
         told = np.array([(r.prompt_tokens, r.output_tokens, r.span.queue_s, r.span.prefill_s) for r in requests])
         own_s = np.array([request.span.first_token_s for request in requests]) - told[:, 2] - told[:, 3]
-        for request, met in zip(requests, running.tolist(), strict=True):
+        _, contexts = batch.decoding(np.array([request.first_s - request.span.first_token_s for request in requests]))
+        for request, met, context in zip(requests, running.tolist(), contexts.tolist(), strict=True):
             if met:
-                self._add_first_token(request, met)
+                self._add_first_token(request, met, context)
         raw, ends_ns = np.column_stack((told[:, :2], queue)), np.array([r.end_unix_ns for r in requests], np.int64)
         out = []
         for target, wait_s, meant in ((Target.API_QUEUEING, own_s, idle), (Target.QUEUE_WAIT, told[:, 2], True)):
@@ -514,17 +516,25 @@ class ApiProcess(Emitter):
                 out.append(TargetRows(target, block))
         return out
 
-    def _add_first_token(self, request: HeldRequest, met: int) -> None:
+    def _add_first_token(self, request: HeldRequest, met: int, context_tokens: float) -> None:
         span = request.span
         pace_s = (request.last_s - request.first_s) / max(request.output_tokens - 1, 1)
         told_s = span.queue_s + span.prefill_s
         is_told = not math.isnan(told_s)
-        if is_told or pace_s > 0.0:
-            wait_us, prefill_us = 1e6 * (span.first_token_s - told_s), max(span.prefill_s, 0.0) * 1e6
-            wait_us, prefill_us = (wait_us, prefill_us) if is_told else (1e6 * span.first_token_s, 0.0)
-            prompt_tokens = computed_tokens(span, self.hit_ratio)
-            arrival = BusyArrival(wait_us, pace_s * 1e6, prompt_tokens, met + 1.0, prefill_us, is_told=is_told)
-            self.api_queueing.add_arrivals([arrival])
+        if not (is_told or pace_s > 0.0):
+            return
+        prompt_tokens = computed_tokens(span, self.hit_ratio)
+        in_one_step = prompt_tokens + met < (self.facts.number("max_num_batched_tokens") or TOKEN_BUDGET)
+        arrival = BusyArrival(
+            1e6 * (span.first_token_s - (told_s if is_told else 0.0)),
+            pace_s * 1e6,
+            prompt_tokens,
+            met + 1.0,
+            1e6 * max(span.prefill_s, 0.0) if is_told and in_one_step else 0.0,
+            is_told=is_told,
+            context_tokens=max(context_tokens, 0.0),
+        )
+        self.api_queueing.add_arrivals([arrival])
 
 
 def _met(requests: list[HeldRequest], held: list[HeldRequest]) -> tuple[Mask, Ints, Floats]:

@@ -24,7 +24,7 @@ import numpy as np
 from collector.config import Config
 from collector.decode.pages import EngineReading, Meaning, ScrapedPage
 from collector.identity import FactSource, Knowledge
-from collector.join.api_queueing import ApiQueueing
+from collector.join.api_queueing import TOKEN_BUDGET, ApiQueueing
 from collector.join.emitter import Emitter, Key, TargetRows
 from collector.join.engine import Engine
 from collector.join.inferred import ApiProcess
@@ -105,7 +105,8 @@ class PageEngine(Emitter):
         if self.windows.in_turn:  # what was counted until it was noticed is of several servers
             self.api_queueing = ApiQueueing()
         elif before is not None and newest is not None:
-            add_waits(self.api_queueing, before, newest, self.windows.copies)
+            budget = self.facts.number("max_num_batched_tokens") or TOKEN_BUDGET
+            add_waits(self.api_queueing, before, newest, self.windows.copies, budget)
         self.completeness.count(unix_ns, reading.values[Meaning.STEPS] / self.windows.copies)
         self.spans.count(unix_ns, reading.values[Meaning.FINISHED])
         if row is not None:

@@ -325,7 +325,7 @@ BUSY_MAX = 8.0
 """A step lasts no longer than that many windows."""
 
 
-def add_waits(queueing: ApiQueueing, start: Scrape, end: Scrape, copies: int) -> None:
+def add_waits(queueing: ApiQueueing, start: Scrape, end: Scrape, copies: int, budget_tokens: float) -> None:
     """Count what happened between two neighbouring scrapes; ``copies``: front ends that count every step."""
     change, elapsed_s = end.since(start), (end.mono_ns - start.mono_ns) / 1e9
     if elapsed_s <= 0.0 or went_back(change):
@@ -334,7 +334,7 @@ def add_waits(queueing: ApiQueueing, start: Scrape, end: Scrape, copies: int) ->
     wait_s = change[Meaning.E2E_SECONDS] - change[Meaning.QUEUE_SECONDS] - change[Meaning.INFERENCE_SECONDS]
     if requests > 0.0 and wait_s >= 0.0:
         queueing.add_counted(requests, 1e6 * wait_s)
-        queueing.add_arrivals(_ended(change, requests, wait_s))
+        queueing.add_arrivals(_ended(change, requests, wait_s, budget_tokens))
     squares, latency_s, decoded = (
         change[each] for each in (Meaning.ITL_SECONDS_SQUARED, Meaning.ITL_SECONDS, Meaning.ITL_COUNT)
     )
@@ -348,7 +348,7 @@ def add_waits(queueing: ApiQueueing, start: Scrape, end: Scrape, copies: int) ->
         queueing.watch(elapsed_s, 1e6 * squares / (2.0 * latency_s) * busy)
 
 
-def _ended(change: tuple[float, ...], requests: float, wait_s: float) -> list[BusyArrival]:
+def _ended(change: tuple[float, ...], requests: float, wait_s: float, budget_tokens: float) -> list[BusyArrival]:
     """The requests that ended between two scrapes, as one of their means, unless they waited for a slot."""
     mean = [each / requests for each in change]
     prefill_s, tokens = mean[Meaning.PREFILL_SECONDS], mean[Meaning.FINISHED_GENERATED_TOKENS]
@@ -358,7 +358,8 @@ def _ended(change: tuple[float, ...], requests: float, wait_s: float) -> list[Bu
     pace_s = (mean[Meaning.INFERENCE_SECONDS] - prefill_s) / (tokens - 1.0)
     if not mean[Meaning.QUEUE_SECONDS] < pace_s:
         return []
-    wait_us, pace_us, prefill_us = 1e6 * wait_s / requests, 1e6 * pace_s, 1e6 * prefill_s
+    prefill_us = 1e6 * prefill_s if prompt < budget_tokens else 0.0
+    wait_us, pace_us = 1e6 * wait_s / requests, 1e6 * pace_s
     return [BusyArrival(wait_us, pace_us, prompt, prefill_us=prefill_us, requests=requests, is_told=True)]
 
 

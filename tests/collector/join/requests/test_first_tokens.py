@@ -8,10 +8,13 @@ import msgspec
 import numpy as np
 import pytest
 
+from collector.ingest.queue import Export
 from collector.join.api_queueing import ApiQueueing, BusyArrival, StepCosts, first_tokens_of, with_stand_ins
 from online import FeatureSnapshot, ModelSnapshot, TargetSnapshot
+from tests.support.gpu_server import request_exports, serve
 from tests.support.pipelines import replayed
 from tests.support.toy_spans import STOCK_SCOPE, Piece, exports_of, stock_span
+from tests.support.vllm_scheduler import Traffic
 
 
 def waits(ahead, requests=400, api_us=8000.0, prefill_us=0.0, seed=1, per_request_us=0.0):
@@ -34,6 +37,17 @@ def test_the_api_is_told_from_the_steps_and_those_scheduled_ahead(ahead, prefill
     found = found_of(waits(ahead, prefill_us=prefill_us), StepCosts(prefill_us))
     assert (found.step_ahead_us is not None) == bool(ahead)
     assert found.api_us == pytest.approx(8000, abs=600)
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_steps_scheduled_ahead_are_seen_where_prompts_make_the_pace_of_requests(ahead):
+    """Half of what a request takes are prompts of others."""
+    traffic = Traffic(7)
+    traffic.poisson(0, int(60e9), 6.0, 1200, 100)
+    engine = serve("qwen32b-h200", 60.0, 7, asynchronous=ahead, traffic=traffic)
+    exports = [Export(payload, "peer", "test", 1) for payload in request_exports("qwen32b-h200", engine)]
+    (config,) = replayed(exports).snapshot(0, 1).configs
+    assert (config.targets["api_queueing"].step_ahead_us is not None) == ahead
 
 
 def test_few_requests_tell_nothing():

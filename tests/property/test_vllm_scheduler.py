@@ -7,11 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import tracefit
 from tests.support.gpu_server import work_us
 from tests.support.vllm_scheduler import BLOCK_SIZE, Engine, Host, Limits, Traffic, Work
-from tests.support.vllm_senders import page_lines, step_exports, write, write_lines
-from tests.wall.published import replay
 
 SECONDS = 12.0
 QUIET = Host(noise=0.0, stall_share=0.0)
@@ -82,27 +79,3 @@ def test_an_arrival_waits_for_the_running_step_and_asynchronously_for_the_next_o
         steps = [np.searchsorted(ended, r.first) - np.searchsorted(ended, r.received) for r in engine.requests[20:]]
         waits.append(float(np.mean(steps)))
     assert waits[1] == pytest.approx(waits[0] + 1.0, abs=0.3)
-
-
-def test_what_is_learned_from_its_steps_is_the_truth(limits, tmp_path):
-    engine = served(limits, host=Host())
-    facts = {"service.instance.id": "one", "vllm.max_num_batched_tokens": 512, "vllm.max_num_seqs": 16}
-    replay(tmp_path / "snapshot.json", write(tmp_path / "otlp.pb.gz", step_exports(engine, facts)))
-    config = tracefit.load(tmp_path / "snapshot.json").config()
-    busy = [step for step in engine.steps if step.done and step.mean_us][200:]
-    errors = []
-    for step in busy:
-        work = step.work
-        said = config.step_time(
-            prefill_tokens=work.prefill_tokens,
-            requests=work.prefill_requests + work.decodes,
-            decode_context_tokens=work.decode_context + work.decodes,
-        )
-        errors.append(abs(said.us / step.mean_us - 1.0))
-    assert np.mean(errors) < 0.05
-
-
-def test_its_pages_are_learned_from(limits, tmp_path):
-    path = write_lines(tmp_path / "pages.jsonl.gz", page_lines(served(limits, host=Host()), "m"))
-    (config,) = replay(tmp_path / "snapshot.json", path)["configs"]
-    assert config["targets"]["step_time"]["models"]["portable"]["rows"] > 10

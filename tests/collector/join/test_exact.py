@@ -115,6 +115,21 @@ def test_data_parallel_ranks_with_the_same_step_ids_are_told_apart():
     assert rows == {0: plain_rows(first), 1: plain_rows(second)}
 
 
+def test_rows_of_a_configuration_leave_by_their_end_and_a_silent_engine_holds_the_others_for_the_timeout():
+    joiner, ends_ns, left_ns = Joiner(Config()), [], 0
+    for number in range(120):
+        for name in "ab" if number < 30 else "a":  # two seconds of steps
+            steps = steps_of(1 + 100 * number, 101 + 100 * number, begin_ns=10**12 + 7_000_000 * (name == "b"))
+            joiner.add(Telemetry(name, {"model": "m"}, steps=steps))
+            left_ns = int(steps["unix_ns"][-1]) if name == "b" else left_ns
+        blocks = [one.rows for one in joiner.drain() if isinstance(one, Rows) and one.target is Target.STEP_TIME]
+        ends_ns += [block.end_ns for block in blocks]
+        if blocks and number >= 30 and steps["unix_ns"][-1] < left_ns + 179 * 10**9:
+            assert blocks[-1].end_ns[-1] <= left_ns
+    assert (np.diff(np.concatenate(ends_ns)) >= 0).all()
+    assert ends_ns[-1][-1] > left_ns + 180 * 10**9
+
+
 def test_an_empty_step_is_idle_time():
     steps = steps_of(1, 300)
     empty = steps["step_id"] == 200
@@ -127,3 +142,22 @@ def test_an_empty_step_is_idle_time():
     ((elapsed_us,),) = ([row[1] for row in rows[0] if row[2] == 400 + 201],)
     after = steps[steps["step_id"] == 201][0]
     assert elapsed_us == (after["ts_done_ns"] - after["ts_start_ns"]) / 1e3
+
+
+@pytest.mark.parametrize("told_finished", [True, False])
+def test_idle_time_whose_empty_step_was_not_sent_is_no_stall(told_finished):
+    """Nobody is left of step 200: two have ended, or the prompt of the next step begins with it."""
+    steps = steps_of(1, 300)
+    later = steps["step_id"] > 200
+    for stamp in ("ts_start_ns", "ts_end_ns", "ts_done_ns", "unix_ns"):
+        steps[stamp][later] += 900_000_000
+    first = steps["step_id"] == 201
+    steps["finished"][first] = 2 if told_finished else 0
+    for name, value in {"decode_requests": 0, "decode_tokens": 0, "prefill_requests": 1, "prefill_tokens": 2}.items():
+        steps[name][first] = value
+    steps["attention_pairs"][first] = 2000 if told_finished else 3
+    rows, _ = rows_of([steps])
+    ((elapsed_us,),) = ([row[1] for row in rows[0] if row[2] == 400 + 201],)
+    (prompt,) = steps[first]
+    assert elapsed_us == (prompt["ts_done_ns"] - prompt["ts_start_ns"]) / 1e3
+    assert max(row[1] for row in rows[0]) < 30_000

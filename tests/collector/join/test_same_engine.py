@@ -51,14 +51,6 @@ def test_an_engine_with_two_emitters_is_learned_once(run, first, size):
     assert counts[table.JOIN_EVENTS, JoinEvent.UNMATCHED] == 0
 
 
-def test_two_engines_whose_steps_differ_are_two(run):
-    other = run_engine(many_jobs(80, seed=8), start_ns=10**12 + 60_000)
-    both = pieces(run, instance="a") + pieces(other, instance="b", api="api-1")
-    pipeline = replayed(exports_of(both))
-    assert pipeline.take_counts()[table.JOIN_EVENTS, JoinEvent.DOUBLE_EMITTER] == 0
-    assert len(pipeline.joiner.engines) == 2
-
-
 def test_two_engines_that_begin_in_the_same_moment_are_two(run):
     other = plugin_of(run)
     for late, summary in enumerate(other.summaries[30:]):

@@ -7,7 +7,7 @@ from collector.decode.pages import EngineReading, ScrapedPage
 from collector.join.pages import PageEngine
 from collector.service import make_pipeline
 from collector.telemetry import RowDrop
-from tests.collector.join.pages.test_scrape_windows import SimulatedEngine, drops_of, fitted, rows_of
+from tests.collector.join.pages.test_scrape_windows import SimulatedEngine, drops_of, rows_of
 
 
 def turns(servers, number, page, seconds=40, begin_ns=0):
@@ -56,14 +56,3 @@ def test_two_servers_of_one_model_share_a_configuration_and_neither_spoils_the_o
     intercept, prefill, *_ = config.targets["step_time"].models["portable"].features
     assert intercept.coefficient == pytest.approx(10_000, rel=0.15)
     assert prefill.coefficient == pytest.approx(200, rel=0.15)
-
-
-def test_families_that_vanish_and_come_back_leave_a_longer_window():
-    """Pages without what is needed are refused before; the counters of those around them are still one server's."""
-    engine, page = SimulatedEngine(), PageEngine("server", "", 0)
-    for number in range(120):
-        engine.run(0.5, 5)
-        at_ns = int(engine.now_us * 1e3)
-        if number % 20 < 15:
-            page.add(10**18 + at_ns, at_ns, engine.reading())
-    assert fitted(rows_of(page))[0] == pytest.approx(10_000, rel=0.15)

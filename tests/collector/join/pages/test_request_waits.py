@@ -12,8 +12,11 @@ STEP_S, LONG_S, FRONT_END_S = 0.02, 0.2, 0.005
 WAIT_S = FRONT_END_S + (9 * STEP_S**2 + LONG_S**2) / (2 * (9 * STEP_S + LONG_S))
 
 
-def second(number, *, without=(), busy=1.0, frontends=1, seconds=0.38):
-    """Counters after ``number`` rounds: nine short steps and a long one, two requests end in each."""
+def second(number, *, without=(), busy=1.0, frontends=1, seconds=0.38, own_s=0.0):
+    """Counters after ``number`` rounds: nine short steps and a long one, two requests end in each.
+
+    ``own_s``: what the front end took of all of them together, where not the same of each.
+    """
     steps, decoding = 10 * number, 4
     squares = decoding * number * (9 * STEP_S**2 + LONG_S**2)
     values = [0.0] * len(Meaning)
@@ -23,7 +26,7 @@ def second(number, *, without=(), busy=1.0, frontends=1, seconds=0.38):
         Meaning.ITL_SECONDS: decoding * number * (9 * STEP_S + LONG_S),
         Meaning.ITL_SECONDS_SQUARED: squares,
         Meaning.E2E_COUNT: 2 * number,
-        Meaning.E2E_SECONDS: 2 * number * (1.5 + FRONT_END_S + busy * (WAIT_S - FRONT_END_S)),
+        Meaning.E2E_SECONDS: 2 * number * (1.5 + busy * (WAIT_S - FRONT_END_S)) + (own_s or 2 * number * FRONT_END_S),
         Meaning.QUEUE_SECONDS: 2 * number * 0.5,
         Meaning.INFERENCE_SECONDS: 2 * number * 1.0,
         Meaning.FIRST_TOKENS: 2 * number + decoding,
@@ -84,3 +87,18 @@ def test_a_restart_counts_no_request_twice():
         later = 0 if number in (1, 40) else 10**11
         page.add(unix_ns + later, mono_ns + later, reading)
     assert page.api_queueing.requests == 2 * 39 + 2
+
+
+def test_what_was_long_ago_hardly_counts_and_what_scatters_is_a_band():
+    """A front end of 140 ms that takes 40 ms since; its answers take now more and now less."""
+    page, own_s = PageEngine("server", "", 0), 0.0
+    for number in range(1, 4500):
+        own_s += 2 * (0.14 if number < 1500 else 0.04) * (0.6, 1.3, 0.9, 1.2, 1.0)[number // 50 % 5]
+        page.add(*second(number, own_s=own_s))
+    target = with_stand_ins(None, [page.api_queueing])
+    (intercept,) = target.models["portable"].features
+    assert intercept.coefficient < 0.8 * 1e6 * own_s / (2 * number)
+    assert intercept.coefficient == pytest.approx(40_000, rel=0.5)
+    assert intercept.stderr > 0.0
+    assert target.interval.p10 < 0.9
+    assert target.interval.p90 > 1.2

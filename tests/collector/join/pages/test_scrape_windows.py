@@ -137,34 +137,28 @@ def fitted(rows):
 )
 def test_known_coefficients_are_found_from_counters_alone(cached, counting):
     """What a release counts as tokens of a step, its page tells: prompts whole, without their hits, or step by step."""
-    rows = rows_of(scraped(SimulatedEngine(cached=cached, counting=counting)))
+    engine = SimulatedEngine(cached=cached, counting=counting)
+    rows = rows_of(scraped(engine))
     beta = fitted(rows)
     assert len(rows) > 100
+    assert set(rows.quality.tolist()) == {Quality.METRICS}
+    assert (np.diff(rows.end_ns) >= 0).all()
+    assert 0.9 * engine.values[Meaning.STEPS] <= rows.steps.sum() <= engine.values[Meaning.STEPS]
     assert np.abs(FEATURES.evaluate(rows) @ TRUE / rows.elapsed_us - 1).mean() < 0.05
     assert beta[0] == pytest.approx(TRUE[0], rel=0.15)
     assert beta[1] == pytest.approx(TRUE[1], rel=0.15)
     assert beta[2] == pytest.approx(TRUE[2], rel=0.25)
 
 
-def test_rows_are_of_quality_metrics_in_event_time_order_and_cover_the_counted_steps():
-    engine = SimulatedEngine()
-    rows = rows_of(scraped(engine))
-    assert set(rows.quality.tolist()) == {Quality.METRICS}
-    assert (np.diff(rows.end_ns) >= 0).all()
-    assert 0.9 * engine.values[Meaning.STEPS] <= rows.steps.sum() <= engine.values[Meaning.STEPS]
-
-
-def test_windows_end_at_clean_scrapes_or_after_six_that_are_not():
-    page, engine, unclean, in_a_row = PageEngine("server", "", 0), SimulatedEngine(budget=64), 0, 0
-    for _ in range(200):
-        engine.run(0.1, 1)
-        page.add(10**18 + int(engine.now_us * 1e3), int(engine.now_us * 1e3), engine.reading())
-        ended = page.windows.scrapes == 0
-        clean = page.windows.newest.clean
-        in_a_row = 0 if clean else in_a_row + 1
-        unclean += not clean
-        assert clean or not ended or in_a_row >= 6
-    assert unclean > 20
+@pytest.mark.parametrize(
+    ("without", "rates", "of_prompts"),
+    [(("itl_count", "itl_seconds"), (8,), 0.3), (("steps", "step_tokens"), (3, 8, 1, 5), 0.5)],
+)
+def test_a_page_without_latencies_or_without_a_counter_of_steps_gives_rows_too(without, rates, of_prompts):
+    """By the clock of busy windows, and by the mean batch."""
+    beta = fitted(rows_of(scraped(SimulatedEngine(), rates=rates, without=without)))
+    assert beta[0] == pytest.approx(TRUE[0], rel=0.35)
+    assert beta[1] == pytest.approx(TRUE[1], rel=of_prompts)
 
 
 def test_aborted_requests_are_left_out_and_the_context_is_exact_again_after_idle_time():
@@ -206,7 +200,7 @@ class FrontEnds(SimulatedEngine):
         self.values[Meaning.STEPS] = steps + len(counting)
 
 
-@pytest.mark.parametrize("front_ends", [2, 4, 8])
+@pytest.mark.parametrize("front_ends", [2, 8])
 def test_several_front_ends_count_a_step_several_times_and_are_found_out(front_ends):
     page = scraped(FrontEnds(front_ends), seconds=150)
     assert page.windows.copies > 1
@@ -226,19 +220,6 @@ def test_a_server_of_bursts_that_is_asked_every_15_seconds_gives_a_row_each_time
         page.add(each.unix_ns, each.mono_ns, each.engines[0])
     assert len(rows_of(page)) >= len(lines) - 3
     assert RowDrop.INCOMPLETE not in drops_of(page)
-
-
-def test_without_latencies_the_clock_gives_rows_of_busy_windows():
-    page = scraped(SimulatedEngine(), every_s=0.5, rates=(8,), without=("itl_count", "itl_seconds"))
-    beta = fitted(rows_of(page))
-    assert beta[0] == pytest.approx(TRUE[0], rel=0.3)
-    assert beta[1] == pytest.approx(TRUE[1], rel=0.3)
-
-
-def test_without_a_counter_of_steps_the_mean_batch_tells_how_many_there_were():
-    page = scraped(SimulatedEngine(), without=("steps", "step_tokens"))
-    beta = fitted(rows_of(page))
-    assert beta[0] == pytest.approx(TRUE[0], rel=0.35)
 
 
 def test_a_restart_begins_anew():

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 
-import msgspec
+import numpy as np
 import pytest
 
-from collector.decode.records import Finish
-from collector.join.inferred import lay_journey, runs_of
-from collector.join.inferred.journeys import idle_at, queue_state, rows_of
-from collector.join.window import StepWindow
+from collector.config.schema import Config
+from collector.decode import Telemetry
+from collector.join import Joiner, Rows
 from collector.telemetry import table
 from collector.telemetry.reasons import JoinEvent, RowDrop
 from online.rows import REQUEST_FEATURES, Target
@@ -19,126 +17,99 @@ from tests.support.pipelines import coefficients, replayed, step_coefficients
 from tests.support.toy_engine import Job, many_jobs, run_engine
 from tests.support.toy_spans import api_of, columns_of, core_of, exports_of, pieces
 
+REQUEST_TARGETS = {Target.QUEUE_WAIT, Target.API_QUEUEING, Target.FIRST_RESPONSE, Target.POST_DECODE}
+JOBS = {
+    "first": Job("first", 100, 20, 1),
+    "meets a step": Job("meets a step", 50, 20, 5),
+    "preempted": Job("preempted", 60, 20, 6, preempted_step=12, resumed_step=15),
+    "aborted": Job("aborted", 40, 99, 7, aborted_step=18),
+    "idle": Job("idle", 31, 10, 90),
+    "one token": Job("one token", 30, 1, 200),
+}
+
 
 @pytest.fixture(scope="module")
 def run():
-    jobs = [
-        Job("first", 100, 20, 1),
-        Job("meets a step", 50, 20, 5),
-        Job("preempted", 60, 20, 6, preempted_step=12, resumed_step=15),
-        Job("aborted", 40, 99, 7, aborted_step=18),
-        Job("idle", 30, 10, 90),
-        Job("one token", 30, 1, 200),
-    ]
-    return run_engine(jobs, idle_us=3e6)
+    return run_engine([*JOBS.values()], idle_us=3e6)
 
 
-@pytest.fixture(scope="module")
-def window(run):
-    out = StepWindow()
-    out.reach(1, len(run.summaries))
-    out.add_summaries(columns_of(run))
+def rows_of(run, name, *, steps=True, api=True, finish=None, **changes):
+    """By target, what a request gives that differs from the run's in these: (features by name, us)."""
+    joiner, told = Joiner(Config()), []
     for job in run.jobs:
-        lay(core_of(run, job), out)
-    return out
-
-
-def lay(span, window):
-    lay_journey(span, window, [*runs_of(span.marks)])
-
-
-def rows(run, window, name, **changes):
-    job = next(j for j in run.jobs if j.name == name)
-    shown = dataclasses.replace(job, **changes)
+        shown = dataclasses.replace(job, **(changes if job.name == name else {}))
+        core = [core_of(run, dataclasses.replace(shown, status=finish or job.status))]
+        told.append(Telemetry("e", {}, core=core, api=[api_of(run, shown)] if api else []))
+    for one in [Telemetry("e", {}, steps=columns_of(run)), *told][not steps :]:
+        joiner.add(one)
     found = {}
-    for row in rows_of(core_of(run, job), api_of(run, shown), window):
-        assert row.target not in found or row.target is Target.PREEMPTION_GAP
-        found[row.target] = row
+    for event in joiner.drain(flush=True):
+        if isinstance(event, Rows) and event.target in {*REQUEST_TARGETS, Target.PREEMPTION_GAP}:
+            of_request = event.rows.raw[:, 0] == JOBS[name].prompt
+            for raw, elapsed_us in zip(event.rows.raw[of_request], event.rows.elapsed_us[of_request], strict=True):
+                found[event.target] = dict(zip(REQUEST_FEATURES, raw, strict=True)), elapsed_us
     return found
 
 
-def test_a_request_on_a_fresh_engine_gives_all_rows_but_a_preemption(run, window):
-    found = rows(run, window, "first")
-    assert set(found) == REQUEST_TARGETS
-    assert found[Target.QUEUE_WAIT].elapsed_us == 150.0
-    assert found[Target.API_QUEUEING].elapsed_us == pytest.approx(1500, abs=1)
-    assert found[Target.FIRST_RESPONSE].elapsed_us == pytest.approx(2500, abs=1)
-    assert found[Target.POST_DECODE].elapsed_us == pytest.approx(900, abs=1)
+def test_a_request_on_a_fresh_engine_gives_all_rows_but_a_preemption(run):
+    expected_us = {
+        Target.QUEUE_WAIT: 150.0,
+        Target.API_QUEUEING: 1500.0,
+        Target.FIRST_RESPONSE: 2500.0,
+        Target.POST_DECODE: 900.0,
+    }
+    found_us = {target: elapsed_us for target, (_, elapsed_us) in rows_of(run, "first").items()}
+    assert found_us == pytest.approx(expected_us, abs=1)
 
 
-def test_a_request_that_arrives_while_the_engine_idles_gives_api_queueing(run, window):
-    assert rows(run, window, "idle")[Target.API_QUEUEING].elapsed_us == pytest.approx(1500, abs=1)
-
-
-def test_idle_is_told_by_the_empty_step_or_by_the_last_end_stamp(run):
-    idle = next(job for job in run.jobs if job.name == "idle")
-    queued_step, queued_ns = idle.marks[0][1], idle.marks[0][2]
-    bare = StepWindow()
-    bare.reach(1, len(run.summaries))
-    for job in run.jobs:
-        lay(core_of(run, job), bare)
-    assert idle_at(bare, queued_ns - 10**6, queued_step)
-    assert not idle_at(bare, queued_ns - 4 * 10**9, queued_step)
-    assert not idle_at(bare, queued_ns, len(run.summaries) + 5)
-    assert not idle_at(bare, queued_ns, 8)
-
-
-REQUEST_TARGETS = {Target.QUEUE_WAIT, Target.API_QUEUEING, Target.FIRST_RESPONSE, Target.POST_DECODE}
+ONLY_THE_QUEUE = REQUEST_TARGETS - {Target.QUEUE_WAIT}
 
 
 @pytest.mark.parametrize(
-    ("name", "api", "untold"),
+    ("name", "differs", "untold"),
     [
         ("meets a step", {}, {Target.API_QUEUEING}),
+        ("idle", {}, set()),
         ("idle", {"arrived_before_us": 3.5e6}, {Target.API_QUEUEING}),  # before the engine went idle
+        ("idle", {"steps": False}, set()),  # the stamp of the last end tells it
+        ("idle", {"steps": False, "arrived_before_us": 3.5e6}, {Target.API_QUEUEING}),
+        ("meets a step", {"steps": False}, {Target.API_QUEUEING}),
         ("first", {"streams": False}, {Target.FIRST_RESPONSE}),
         ("one token", {}, {Target.FIRST_RESPONSE}),
-        ("aborted", {}, REQUEST_TARGETS - {Target.QUEUE_WAIT}),
-        ("first", {"samples": 2}, REQUEST_TARGETS - {Target.QUEUE_WAIT}),
-        ("first", {"samples": 16}, REQUEST_TARGETS - {Target.QUEUE_WAIT}),
+        ("aborted", {}, ONLY_THE_QUEUE),
+        ("first", {"samples": 2}, ONLY_THE_QUEUE),
+        ("first", {"api": False}, ONLY_THE_QUEUE),
+        *(
+            ("first", {"finish": finish}, {Target.FIRST_RESPONSE, Target.POST_DECODE})
+            for finish in ("ignored", "error")
+        ),
     ],
 )
-def test_a_request_gives_no_row_of_what_it_cannot_tell(run, window, name, api, untold):
-    assert set(rows(run, window, name, **api)) == REQUEST_TARGETS - untold
+def test_a_request_gives_no_row_of_what_it_cannot_tell(run, name, differs, untold):
+    assert set(rows_of(run, name, **differs)) == REQUEST_TARGETS - untold
 
 
-def test_a_preemption_gives_its_gap(run, window):
-    job = next(j for j in run.jobs if j.name == "preempted")
+def test_a_preemption_gives_its_gap(run):
+    job = next(job for job in run.jobs if job.name == "preempted")
     gap_ns = [ns for kind, _, ns, _ in job.marks if kind == "SCHEDULED"][1] - job.ns_of("PREEMPTED")
-    found = rows(run, window, "preempted")
-    assert found[Target.PREEMPTION_GAP].elapsed_us == gap_ns / 1e3
-    assert found[Target.QUEUE_WAIT].elapsed_us == 150.0
+    found = rows_of(run, "preempted")
+    assert found[Target.PREEMPTION_GAP][1] == gap_ns / 1e3
+    assert found[Target.QUEUE_WAIT][1] == 150.0
 
 
-def test_a_request_without_an_api_half_gives_the_engines_own_targets(run, window):
-    found = [row.target for row in rows_of(core_of(run, run.jobs[2]), None, window)]
-    assert sorted(found) == [Target.PREEMPTION_GAP, Target.QUEUE_WAIT]
-
-
-@pytest.mark.parametrize("finish", [Finish.ABORTED, Finish.IGNORED, Finish.ERROR, None])
-def test_only_natural_ends_say_how_long_a_departure_takes(run, window, finish):
-    core = msgspec.structs.replace(core_of(run, run.jobs[0]), finish=finish)
-    found = [row.target for row in rows_of(core, api_of(run, run.jobs[0]), window)]
-    assert Target.POST_DECODE not in found
-
-
-def test_raw_features_are_the_request_and_the_queue_it_met(run, window):
-    row = rows(run, window, "meets a step")[Target.QUEUE_WAIT]
-    values = dict(zip(REQUEST_FEATURES, row.raw, strict=True))
-    met = run.summaries[3]
-    assert (values["prompt_tokens"], values["output_tokens"]) == (50, 20)
-    assert values["waiting"] == met["queue.waiting_depth"]
-    assert values["running"] == met["queue.running_depth"]
-    assert values["kv_usage_ratio"] == met["kv.usage_gpu_ratio"]
-
-
-def test_a_summary_older_than_a_second_says_nothing_about_the_queue(window, run):
-    last_ns = run.summaries[-1]["step.ts_start_ns"]
-    last = run.summaries[-1]["step.id"]
-    assert queue_state(window, last, last_ns + 10**9) == queue_state(window, last, last_ns)
-    assert math.isnan(queue_state(window, last, last_ns + 10**9 + 1)[2]), "the KV usage is in summaries only"
-    assert all(math.isnan(value) for value in queue_state(window, 0, run.summaries[0]["step.ts_start_ns"] - 1))
-    assert all(math.isnan(value) for value in queue_state(StepWindow(), last, last_ns))
+def test_raw_features_are_the_request_and_the_queue_it_met(run):
+    """What a summary says of a queue holds for a second; how full the cache is, only summaries tell."""
+    met, old = (rows_of(run, name)[Target.QUEUE_WAIT][0] for name in ("meets a step", "idle"))
+    summary = run.summaries[3]
+    assert met == {
+        "prompt_tokens": 50,
+        "output_tokens": 20,
+        "queued_tokens": 0,
+        "waiting": summary["queue.waiting_depth"],
+        "running": summary["queue.running_depth"],
+        "kv_usage_ratio": summary["kv.usage_gpu_ratio"],
+    }
+    assert np.isnan(old["kv_usage_ratio"])
 
 
 def test_halves_meet_in_either_order_and_whoever_has_none_is_counted():
@@ -148,9 +119,8 @@ def test_halves_meet_in_either_order_and_whoever_has_none_is_counted():
     expected = coefficients(replayed(exports_of(everything, 10**6)))
     assert coefficients(replayed(exports_of(last, 10**6))) == expected
     assert coefficients(replayed(exports_of(last[::-1], 10**6))) == expected
-    assert expected[next(key for key in expected if key[1:] == ("post_decode", "intercept"))] == pytest.approx(
-        900, rel=1e-3
-    )
+    (post_decode,) = (value for key, value in expected.items() if key[1:] == ("post_decode", "intercept"))
+    assert post_decode == pytest.approx(900, rel=1e-3)
     alone = replayed(exports_of(pieces(run, apis=False)))
     assert alone.take_counts()[table.JOIN_EVENTS, JoinEvent.UNMATCHED] == 60
 

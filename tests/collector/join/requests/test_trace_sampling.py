@@ -20,8 +20,8 @@ from online.state import decode, encode
 from tests.support.page_server import RECORDED
 from tests.support.pipelines import new_pipeline, replayed
 from tests.support.stock_requests import DIALECTS, SAMPLERS, as_told_by, kept, served_in
-from tests.support.toy_engine import UNIX_NS, many_jobs, run_engine
-from tests.support.toy_spans import STOCK_SCOPE, Piece, exports_of, pieces, stock_span
+from tests.support.toy_engine import UNIX_NS
+from tests.support.toy_spans import STOCK_SCOPE, Piece, exports_of, stock_span
 
 NOT_KNOWN = ["too few requests have ended to tell whether spans are sampled"]
 
@@ -75,13 +75,11 @@ def test_sampled_request_spans_teach_nothing_and_their_rate_is_told(rate, tmp_pa
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
-@pytest.mark.parametrize("rate", [0.1, 0.5])
-def test_whatever_a_known_sampler_makes_of_the_ids_its_rate_is_told_and_nothing_published(sampler, rate):
-    sent = kept(requests(4000), rate, sampler)
+def test_whatever_a_known_sampler_makes_of_the_ids_its_rate_is_told_and_nothing_published(sampler):
+    sent = kept(requests(4000), 0.1, sampler)
     pipeline = replayed(exports_of(sent))
     (doubt,) = published(pipeline).doubts
-    told = float(re.search(r"about (\S+) %", doubt)[1])
-    assert told == pytest.approx(100 * rate, rel=0.05)
+    assert float(re.search(r"about (\S+) %", doubt)[1]) == pytest.approx(10, rel=0.05)
     assert published(pipeline).targets == {}
     assert pipeline.learned_rows < 3 * 64
     again = restarted(pipeline)
@@ -195,14 +193,6 @@ def test_after_a_restart_the_page_decides_before_the_first_row():
     assert pipeline.learned_rows == 0
 
 
-@pytest.mark.parametrize(("every", "learned"), [(1, 8900), (3, 4300)])
-def test_when_a_server_comes_back_its_page_says_anew_how_many_requests_send_a_span(every, learned):
-    sent = requests(3000)
-    pages = [*counted(sent[:1500], 0.0), *counted(sent[1500:], 0.0)]
-    pipeline = beside_pages(pages, [*of_process("api-0", sent[:1500]), *of_process("api-1", sent[1500::every])])
-    assert pipeline.learned_rows == pytest.approx(learned, abs=200)
-
-
 def test_the_page_of_one_server_does_not_speak_for_the_sampled_spans_of_another():
     sent = requests(1500)
     own, others = of_process("api-0", sent), of_process("api-1", kept(sent, 0.1))
@@ -238,13 +228,6 @@ def test_a_page_that_nobody_asks_for_any_more_decides_nothing():
     assert pipeline.learned_rows > learned + 1000
 
 
-def test_the_page_decides_where_ids_are_all_below_what_a_sampler_would_keep():
-    """A gateway that makes its ids of numbers below a half, and sends every span."""
-    sent = requests(600, lambda n: random_id(n)[:8] + bytes([random_id(n)[8] >> 1]) + random_id(n)[9:])
-    assert published(replayed(exports_of(sent))).doubts != []
-    assert published(beside_its_page(sent, sent)).doubts == []
-
-
 def test_the_page_tells_how_many_tokens_of_a_prompt_were_computed():
     sent = as_told_by(DIALECTS["vLLM 0.33"], served_in("c10_long"))
     told, hidden = beside_its_page(sent, sent, hit_ratio=0.75), replayed(exports_of(sent))
@@ -259,7 +242,8 @@ def test_the_page_tells_how_many_tokens_of_a_prompt_were_computed():
 
 
 def test_whole_request_spans_are_believed_after_a_few_dozen(whole):
-    assert published(replayed(exports_of(requests(4)))).doubts == NOT_KNOWN
+    of_several = [piece for instance in ("api-0", "api-1") for piece in of_process(instance, requests(4))]
+    assert published(replayed(exports_of(of_several))).doubts == NOT_KNOWN, "said once"
     assert published(replayed(exports_of(requests(100)))).doubts == []
     assert published(whole).doubts == []
     assert whole.take_counts()[table.DROPPED_ROWS, RowDrop.SAMPLED_SPANS] == 0
@@ -279,11 +263,6 @@ def test_the_first_requests_of_one_more_replica_say_nothing_against_the_others()
     config = published(pipeline)
     assert len(config.engines) == 2
     assert config.doubts == []
-
-
-def test_several_processes_that_do_not_know_yet_say_so_once():
-    sent = [piece for instance in ("api-0", "api-1") for piece in of_process(instance, requests(4))]
-    assert published(replayed(exports_of(sent))).doubts == NOT_KNOWN
 
 
 def test_replicas_that_are_sampled_at_different_rates_are_one_sentence_and_the_only_reason():
@@ -348,32 +327,6 @@ def test_a_sampler_that_is_switched_on_or_off_is_noticed():
             pipeline.process([export])
         told.append([doubt.split(" at ")[0] for doubt in published(pipeline).doubts])
     assert told == [[], ["request spans are sampled"], []]
-
-
-def test_a_restart_remembers_the_share_of_traces_that_came():
-    sent = exports_of(kept(requests(4000), 0.1))
-    through, stopped = new_pipeline(), new_pipeline()
-    for export in sent:
-        through.process([export])
-        stopped.process([export])
-    again = new_pipeline()
-    again.from_checkpoint(decode(encode(stopped.to_checkpoint()[0])))
-    assert published(again).doubts == published(through).doubts != NOT_KNOWN
-
-
-def test_how_many_come_together_does_not_matter():
-    sent = kept(requests(3000), 0.9)
-    one, other = replayed(exports_of(sent, 1)), replayed(exports_of(sent, 500), batch=3)
-    assert published(one) == published(other)
-
-
-def test_an_engine_that_sends_its_steps_is_learned_whatever_is_kept_of_the_request_spans():
-    steps = pieces(run_engine(many_jobs(200)), instance="engine-0", apis=False)
-    pipeline = replayed(exports_of([*steps, *kept(requests(2000), 0.1)]))
-    config = published(pipeline)
-    assert config.doubts == []
-    assert config.telemetry != "requests"
-    assert pipeline.take_counts()[table.DROPPED_ROWS, RowDrop.SAMPLED_SPANS] > 100
 
 
 def test_the_page_of_a_server_whose_request_spans_are_sampled_is_learned_from():

@@ -7,18 +7,6 @@ import pytest
 from tests.support.paths import DATA
 from tests.support.pipelines import replayed
 from tests.support.recordings import recording
-from tests.support.toy_engine import many_jobs, run_engine
-from tests.support.toy_spans import exports_of as exports
-from tests.support.toy_spans import pieces
-
-
-@pytest.mark.parametrize("asynchronous", [False, True])
-@pytest.mark.parametrize("steps", [False, True])
-def test_the_mode_of_an_engine_is_found_and_published(asynchronous, steps):
-    run = run_engine(many_jobs(200), asynchronous=asynchronous)
-    pipeline = replayed(exports(pieces(run, steps=steps)))
-    (engine,) = pipeline.snapshot(0, 1).configs[0].engines
-    assert engine.scheduling == ("async" if asynchronous else "sync")
 
 
 @pytest.mark.parametrize(("name", "mode"), [("c3_preempt", "sync"), ("c7_async_sim", "async")])

@@ -6,13 +6,14 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from collector.config.schema import Config
 from collector.decode import Telemetry
 from collector.identity import FactSource
 from collector.join import Engine
-from collector.join.rows import WarmUp
-from collector.telemetry import Counts, table
+from collector.telemetry import table
 from collector.telemetry.reasons import JoinEvent, RowDrop
 from online.rows import STEP_FEATURES, Quality, RowBlock, Target
 from tests.support.toy_engine import BETA_US, Job, Run, many_jobs, run_engine
@@ -93,6 +94,47 @@ def test_every_step_gives_one_exact_row_when_everything_is_sent(asynchronous):
     assert np.median(np.abs(feed.predicted_us() - feed.block.elapsed_us)) < 1.0
 
 
+def assert_rebuilt_exactly(run, order, *, budget=512, asynchronous=False):
+    """From journeys alone, told in these pieces."""
+    feed = Feed(run, {"max_num_batched_tokens": budget, "async_scheduling": asynchronous})
+    for part in order:
+        feed.journeys([run.jobs[number] for number in part]).advance()
+    block = feed.advance(flush=True).block
+    begin_ns = np.array([run.unix(summary["step.ts_start_ns"]) for summary in run.summaries])
+    stops = np.searchsorted(begin_ns, block.end_ns - 200_000) - asynchronous
+    steps = np.concatenate([np.arange(stop - n, stop) for stop, n in zip(stops, block.steps, strict=True)])
+    work = np.add(run.prefill_tokens, run.recomputed_tokens)
+    assert len(steps) > 20
+    assert set(block.quality.tolist()) == {int(Quality.JOURNEYS)}
+    np.testing.assert_array_equal(block.raw[:, COLUMN["prefill_tokens"]], work[steps])
+    np.testing.assert_array_equal(block.raw[:, COLUMN["decode_context_tokens"]], np.array(run.context_tokens)[steps])
+
+
+@settings(deadline=None, max_examples=25)
+@given(
+    seed=st.integers(0, 10_000),
+    asynchronous=st.booleans(),
+    pieces=st.integers(1, 9),
+    budget=st.sampled_from([64, 333, 2048]),
+)
+def test_any_load_is_rebuilt_exactly_from_journeys_in_any_order_and_any_pieces(seed, asynchronous, pieces, budget):
+    run = run_engine(many_jobs(25, seed=seed, spacing=4), asynchronous=asynchronous, budget=budget)
+    order = np.array_split(np.random.default_rng(seed).permutation(len(run.jobs)), pieces)
+    assert_rebuilt_exactly(run, order, budget=budget, asynchronous=asynchronous)
+
+
+def test_requests_that_were_preempted_or_aborted_are_rebuilt_exactly():
+    odd = [Job("a", 80, 30, 2, preempted_step=10, resumed_step=14), Job("b", 40, 50, 3, aborted_step=9)]
+    usual = [Job(f"c{n}", 100, 30, 1 + 8 * n) for n in range(20)]
+    assert_rebuilt_exactly(run_engine([*odd, *usual]), [range(22)])
+
+
+def test_the_pieces_of_a_long_prompt_attend_to_those_before():
+    run = run_engine([Job("a", 1300, 3, 1)])
+    attention = Feed(run).journeys().summaries(ids(run)).advance(flush=True).block.raw[:, COLUMN["prefill_attention"]]
+    assert attention[:3].tolist() == [512 * 256, 512 * (512 + 256), 276 * (1024 + 138)]
+
+
 def test_rows_over_holes_sum_the_rebuilt_steps_and_interpolate_nothing(run):
     feed = Feed(run).journeys().summaries(ids(run, 7)).advance(flush=True)
     block = feed.block
@@ -100,13 +142,6 @@ def test_rows_over_holes_sum_the_rebuilt_steps_and_interpolate_nothing(run):
     assert feed.drops[RowDrop.INCOMPLETE] <= 10
     np.testing.assert_allclose(feed.predicted_us(), block.elapsed_us, rtol=2e-3, atol=450)
     assert set(block.quality[block.steps > 1].tolist()) == {int(Quality.SAMPLED)}
-
-
-def test_journeys_alone_give_rows_between_their_stamps(run):
-    feed = Feed(run).journeys().advance(flush=True)
-    np.testing.assert_allclose(feed.predicted_us(), feed.block.elapsed_us, rtol=2e-2, atol=450)
-    assert set(feed.block.quality.tolist()) == {int(Quality.JOURNEYS)}
-    assert len(feed.block) > 100
 
 
 def test_holes_without_journeys_give_no_row(run):
@@ -178,16 +213,6 @@ def test_an_interval_longer_than_allowed_gives_no_row(monkeypatch):
     assert not len(feed.block) or feed.block.steps.max() <= 64
 
 
-def test_recomputed_tokens_are_prefill_work(run):
-    jobs = [Job("a", 300, 60, 1), Job("b", 200, 60, 2, preempted_step=20, resumed_step=30)]
-    for every in (1, 9):
-        run = run_engine(jobs)
-        feed = Feed(run).journeys().summaries(ids(run, every)).advance(flush=True)
-        np.testing.assert_allclose(feed.predicted_us(), feed.block.elapsed_us, rtol=5e-3, atol=450)
-        prefilled = feed.block.raw[:, COLUMN["prefill_tokens"]].sum()
-        assert prefilled == pytest.approx(sum(run.prefill_tokens) + sum(run.recomputed_tokens), abs=350)
-
-
 def test_mode_is_told_by_stamps_else_by_the_fact_else_synchronous(run):
     assert Feed(run).summaries(ids(run)).advance(flush=True).scheduling != "async"
     late = run_engine(many_jobs(80), asynchronous=True)
@@ -211,20 +236,8 @@ def test_what_is_behind_the_window_is_forgotten_and_counted_late():
     assert feed.engine.newest_process.window.size < 5000
 
 
-# --- warm-up ------------------------------------------------------------------------------------------------------
-
-
-def rows(*elapsed_us: float) -> RowBlock:
-    raw = np.ones((len(elapsed_us), len(STEP_FEATURES)))
-    ends = 10**18 + np.cumsum(np.array(elapsed_us) * 1000).astype(np.int64)
-    return RowBlock.of_lines(raw, np.array(elapsed_us), end_ns=ends)
-
-
-def test_rows_are_held_until_the_pace_is_known_or_the_stream_ends_and_then_everything_passes():
-    counts, warm_up = Counts(), WarmUp(64)
-    assert len(warm_up.pass_through([rows(*[25e3] * 63)], counts, flush=False)) == 0
-    assert not warm_up.over
-    assert len(warm_up.pass_through([rows(25e3)], counts, flush=False)) == 64
-    assert warm_up.over
-    assert len(warm_up.pass_through([rows(12e6)], counts, flush=False)) == 1
-    assert len(WarmUp(64).pass_through([rows(25e3, 30e3)], counts, flush=True)) == 2
+def test_rows_are_held_until_the_pace_is_known_or_the_stream_ends(run):
+    feed = Feed(run).journeys().summaries(range(1, 50)).advance()
+    assert len(feed.block) == 0
+    assert len(feed.advance(flush=True).block) > 20
+    assert len(Feed(run).journeys().summaries(ids(run)).advance().block) > 64

@@ -3,6 +3,7 @@
 import gzip
 import math
 import random
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -25,65 +26,44 @@ class SimulatedEngine:
     """Runs steps by known coefficients and keeps vLLM's counters."""
 
     flavour, facts = Flavour.VLLM, FACTS
+    absent = (Meaning.KV_USED_TOKENS, Meaning.PREFILL_TOKENS, *OF_SGLANG, *ESTIMATES)
 
-    def __init__(self, seed=0, budget=512, frontends=1, abort=0.0, preempt=0.0, cached=0.0, counting="computed"):
+    def __init__(self, seed=0, budget=512, abort=0.0, preempt=0.0, cached=0.0, counting="computed"):
         self.chance = random.Random(seed)
-        self.budget, self.frontends, self.abort, self.preempt = budget, frontends, abort, preempt
-        self.cached, self.counting = cached, counting
-        self.now_us, self.values = 0.0, [0.0] * len(Meaning)
-        for absent in (Meaning.KV_USED_TOKENS, Meaning.PREFILL_TOKENS, *OF_SGLANG, *ESTIMATES):
-            self.values[absent] = math.nan
-        self.running = []  # [prompt, computed, output so far, output wanted]
+        self.budget, self.abort, self.preempt, self.cached, self.counting = budget, abort, preempt, cached, counting
+        self.now_us, self.running = 0.0, []
+        self.values = dict.fromkeys(Meaning, 0.0) | dict.fromkeys(self.absent, math.nan)
 
-    def count(self, meaning, amount=1.0):
-        self.values[meaning] += amount
+    def count(self, **amounts):
+        for name, amount in amounts.items():
+            self.values[Meaning[name.upper()]] += amount
 
     def step(self):
-        left, prefill, context, decoding = self.budget, 0, 0, 0
-        first, done = [], []
+        decoding, left, first = [r for r in self.running if r.output], self.budget, []
         for request in self.running:
-            if request[1] < request[0]:
-                chunk = min(left, request[0] - request[1])
-                left -= chunk
-                prefill += chunk
-                self.count(Meaning.STEP_TOKENS, chunk * (self.counting == "each step"))
-                request[1] += chunk
-                if chunk and request[1] == request[0]:
-                    first.append(request)
-            else:
-                decoding += 1
-                context += request[0] + request[2]
-                request[2] += 1
-        requests = decoding + sum(1 for r in self.running if r[2] == 0)
-        took_us = float(TRUE @ [1, prefill, context, requests])
+            chunk = 0 if request.output else min(left, request.prompt - request.computed)
+            left -= chunk
+            request.computed += chunk
+            first += [request] * (chunk > 0 and request.computed == request.prompt)
+        prefill, context = self.budget - left, sum(r.prompt + r.output for r in decoding)
+        took_us = float(TRUE @ [1, prefill, context, len(self.running)])
         self.now_us += took_us
-        for request in first:
-            request[2] = 1
-            self.count(Meaning.FIRST_TOKENS)
-            hits = int(self.cached * request[0])
-            self.count(Meaning.PROMPT_TOKENS, request[0])
-            self.count(Meaning.PREFIX_HIT_TOKENS, hits)
-            credited = {"whole": request[0] + 1, "computed": request[0] - hits + 1, "each step": 0}
-            self.count(Meaning.STEP_TOKENS, credited[self.counting])
+        prompts, hits = (sum(int(share * r.prompt) for r in first) for share in (1, self.cached))
+        whole, output = prompts + len(first), len(decoding) + len(first)
+        credited = {"whole": whole, "computed": whole - hits, "each step": prefill}[self.counting]
+        self.count(first_tokens=len(first), prompt_tokens=prompts, prefix_hit_tokens=hits, generated_tokens=output)
+        self.count(itl_count=len(decoding), itl_seconds=len(decoding) * took_us / 1e6, steps=output > 0)
+        self.count(step_tokens=credited + len(decoding), preemptions=self.chance.random() < self.preempt)
+        for request in (*decoding, *first):
+            request.output += 1
         for request in list(self.running):
-            if request[2] >= request[3]:
+            if request.output >= request.wanted:
                 self.running.remove(request)
-                done.append(request)
-                self.count(Meaning.FINISHED)
-                self.count(Meaning.FINISHED_PROMPT_TOKENS, request[0])
-                self.count(Meaning.FINISHED_GENERATED_TOKENS, request[2])
-            elif request[2] and self.chance.random() < self.abort:
+                self.count(finished=1, finished_prompt_tokens=request.prompt, finished_generated_tokens=request.output)
+            elif request.output and self.chance.random() < self.abort:
                 self.running.remove(request)
-        output = decoding + len(first)
-        self.count(Meaning.GENERATED_TOKENS, output)
-        self.count(Meaning.STEP_TOKENS, decoding)
-        self.count(Meaning.ITL_COUNT, decoding)
-        self.count(Meaning.ITL_SECONDS, decoding * took_us / 1e6)
-        self.count(Meaning.STEPS, min(self.frontends, output))
-        if self.chance.random() < self.preempt:
-            self.count(Meaning.PREEMPTIONS)
         self.values[Meaning.RUNNING] = float(len(self.running))
-        used = sum(r[1] + r[2] for r in self.running)
+        used = sum(r.computed + r.output for r in self.running)
         self.values[Meaning.KV_USAGE_RATIO] = used / (FACTS["block_size"] * FACTS["num_gpu_blocks"])
 
     def run(self, seconds, rate):
@@ -95,14 +75,13 @@ class SimulatedEngine:
                 continue
             while len(self.running) < 24 and self.chance.random() < rate * 0.02 + (not self.running):
                 prompt = self.chance.randint(8, 900)
-                self.running.append([prompt, int(self.cached * prompt), 0, self.chance.randint(2, 120)])
+                computed, wanted = int(self.cached * prompt), self.chance.randint(2, 120)
+                self.running.append(SimpleNamespace(prompt=prompt, computed=computed, output=0, wanted=wanted))
             self.step()
 
     def reading(self, **other):
-        values = list(self.values)
-        for name, value in other.items():
-            values[Meaning[name.upper()]] = value
-        return EngineReading("0", "m", self.flavour, tuple(values), self.facts)
+        values = self.values | {Meaning[name.upper()]: value for name, value in other.items()}
+        return EngineReading("0", "m", self.flavour, tuple(values[meaning] for meaning in Meaning), self.facts)
 
 
 def scraped(engine, every_s=0.5, seconds=120, rates=(3, 8, 1, 5), without=()):
@@ -187,16 +166,14 @@ def test_windows_with_a_preemption_give_no_rows():
 class FrontEnds(SimulatedEngine):
     """Every request is at one of several front ends, which counts the steps in which one of its requests had output."""
 
-    def __init__(self, front_ends, seed=0):
-        super().__init__(seed)
-        self.front_ends, self.choice = front_ends, random.Random(seed)
+    def __init__(self, front_ends):
+        super().__init__()
+        self.front_ends = front_ends
 
     def step(self):
-        for request in self.running:
-            request.extend([self.choice.randrange(self.front_ends)] if len(request) == 4 else [])
-        before, steps = [(request, request[2]) for request in self.running], self.values[Meaning.STEPS]
+        before, steps = [(request, request.output) for request in self.running], self.values[Meaning.STEPS]
         super().step()
-        counting = {request[4] for request, output in before if request[2] > output}
+        counting = {request.wanted % self.front_ends for request, output in before if request.output > output}
         self.values[Meaning.STEPS] = steps + len(counting)
 
 
@@ -267,44 +244,29 @@ class Sglang(SimulatedEngine):
     """A pass computes prompts or decodes, never both; the GPU is busy for four fifths of it."""
 
     flavour, facts = Flavour.SGLANG, {}
-
-    def __init__(self, seed=0):
-        super().__init__(seed)
-        self.values = [math.nan] * len(Meaning)
-        for meaning in (
-            *(Meaning.STEPS, Meaning.DECODE_STEPS, Meaning.GPU_SECONDS, Meaning.FLOPS, Meaning.MEMORY_BYTES),
-            *(Meaning.PREFILL_TOKENS, Meaning.PROMPT_TOKENS, Meaning.GENERATED_TOKENS, Meaning.FIRST_TOKENS),
-            *(Meaning.FINISHED, Meaning.ITL_COUNT, Meaning.ITL_SECONDS, Meaning.RUNNING, Meaning.KV_USED_TOKENS),
-        ):
-            self.values[meaning] = 0.0
+    absent = {*Meaning} - {
+        *(Meaning.STEPS, *OF_SGLANG, Meaning.FLOPS, Meaning.MEMORY_BYTES, Meaning.PREFILL_TOKENS),
+        *(Meaning.PROMPT_TOKENS, Meaning.GENERATED_TOKENS, Meaning.FIRST_TOKENS, Meaning.FINISHED),
+        *(Meaning.ITL_COUNT, Meaning.ITL_SECONDS, Meaning.RUNNING, Meaning.KV_USED_TOKENS),
+    }
 
     def step(self):
-        prompts = [request for request in self.running if not request[2]]
-        decoding = [request for request in self.running if request[2]]
-        computed = sum(request[0] for request in prompts)
-        context = 0 if prompts else sum(request[0] + request[2] for request in decoding)
-        requests = len(prompts) or len(decoding)
-        took_us = float(TRUE @ [1, computed, context, requests])
+        prompts, decoding = ([r for r in self.running if bool(r.output) == begun] for begun in (False, True))
+        batch, computed = prompts or decoding, sum(request.prompt for request in prompts)
+        context = 0 if prompts else sum(request.prompt + request.output for request in decoding)
+        took_us = float(TRUE @ [1, computed, context, len(batch)])
         self.now_us += took_us
-        self.count(Meaning.STEPS)
-        self.count(Meaning.GPU_SECONDS, 0.8 * took_us / 1e6)
-        self.count(Meaning.FLOPS, 1e12 * (computed or len(decoding)))
-        self.count(Meaning.MEMORY_BYTES, 3e9)
-        self.count(Meaning.ITL_SECONDS, len(decoding) * took_us / 1e6)
-        self.count(Meaning.PREFILL_TOKENS, computed)
-        self.count(Meaning.FIRST_TOKENS, len(prompts))
-        self.count(Meaning.GENERATED_TOKENS, requests)
-        if not prompts:
-            self.count(Meaning.DECODE_STEPS)
-            self.count(Meaning.ITL_COUNT, len(decoding))
-        for request in prompts or decoding:
-            request[2] += 1
-            if request[2] >= request[3]:
+        self.count(steps=1, decode_steps=not prompts, gpu_seconds=0.8 * took_us / 1e6, memory_bytes=3e9)
+        self.count(flops=1e12 * (computed or len(decoding)), itl_seconds=len(decoding) * took_us / 1e6)
+        self.count(prefill_tokens=computed, first_tokens=len(prompts), generated_tokens=len(batch))
+        self.count(itl_count=0 if prompts else len(decoding))
+        for request in batch:
+            request.output += 1
+            if request.output >= request.wanted:
                 self.running.remove(request)
-                self.count(Meaning.FINISHED)
-                self.count(Meaning.PROMPT_TOKENS, request[0])
+                self.count(finished=1, prompt_tokens=request.prompt)
         self.values[Meaning.RUNNING] = float(len(self.running))
-        self.values[Meaning.KV_USED_TOKENS] = float(sum(request[0] + request[2] for request in self.running))
+        self.values[Meaning.KV_USED_TOKENS] = float(sum(r.prompt + r.output for r in self.running))
 
 
 def test_passes_of_prompts_and_of_answers_apart_and_the_gpus_share_are_told_by_sglangs_page():

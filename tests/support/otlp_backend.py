@@ -46,6 +46,12 @@ class Backend:
     def stop(self):
         self._server.stop(0).wait()
 
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.stop()
+
 
 class Tee(Backend):
     """Hands on what it gets, one export after the other, to the receiver on a port."""

@@ -7,10 +7,13 @@ import errno
 import json
 import math
 import threading
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from email.message import Message
 from http.client import HTTPResponse
 from pathlib import Path
+from unittest import mock
 
 from collector.app import Sidecar
 from collector.config.load import load
@@ -18,6 +21,7 @@ from collector.config.schema import Config
 from collector.ingest.otlp_grpc import METHOD
 from collector.runtime.filesystem import SystemFiles, Volume
 from collector.runtime.tasks import SystemClock
+from collector.service import worker
 from collector.telemetry import Counts
 from online.snapshot import Snapshot
 from tests.support.processes import on_free_ports
@@ -103,12 +107,14 @@ class SmallVolume(SystemFiles):
 
 @contextlib.contextmanager
 def running_sidecar(directory: Path, files: SystemFiles | None = None, **overrides: str) -> Iterator[Sidecar]:
+    """Between the times that are configured it looks at its work again and again: a test does not wait for that."""
     sidecar = Sidecar(make_config(directory, **overrides), SystemClock(), files=files)
-    sidecar.start()
-    try:
-        yield sidecar
-    finally:
-        sidecar.stop()
+    with mock.patch.object(worker, "IDLE_WAIT_S", 0.05):
+        sidecar.start()
+        try:
+            yield sidecar
+        finally:
+            sidecar.stop()
 
 
 def call_export(port: int, payload: bytes, *, timeout_s: float = 100, compression=None, wait=True) -> bytes:
@@ -121,6 +127,16 @@ def get(port: int, path: str) -> bytes:
     response: HTTPResponse
     with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=60) as response:
         return response.read()
+
+
+def ask(port: int, path: str, **headers: str) -> tuple[int, Message, bytes]:
+    """Status, headers and body."""
+    request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", headers=headers)
+    try:
+        with urllib.request.urlopen(request, timeout=100) as response:
+            return response.status, response.headers, response.read()
+    except urllib.error.HTTPError as error:
+        return error.code, error.headers, error.read()
 
 
 def metric(port: int, series: str) -> float:

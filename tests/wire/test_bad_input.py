@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import gc
 import http.client
+import itertools
 import resource
 import socket
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 import pytest
@@ -18,13 +20,8 @@ from collector.ingest.otlp_grpc import METHOD
 from collector.ingest.otlp_http import CONTENT_TYPE
 from collector.runtime.filesystem import resident_bytes
 from collector.runtime.http import CONNECTIONS_MAX
-from collector.telemetry.table import (
-    ACCEPTED,
-    DECODED_SPANS,
-    REQUESTS,
-    SPANS,
-    WORKER_FAILED_SPANS,
-)
+from collector.telemetry.reasons import Outcome, Skip
+from collector.telemetry.table import ACCEPTED, DECODED_SPANS, REQUESTS, SPANS, WORKER_FAILED_SPANS
 from tests.support import otlp_bytes as otlp
 from tests.support.clocks import eventually
 from tests.support.sidecars import call_export, running_sidecar
@@ -35,6 +32,8 @@ CODE = grpc.StatusCode
 MIB = 1 << 20
 ONE = make_export().SerializeToString()
 FULL = 8 * MIB - 100
+STEPS = itertools.count(1_000, 10)
+"""Every call sends new spans."""
 
 
 @pytest.fixture
@@ -59,9 +58,9 @@ def post(port):
         return connection.getresponse().status
 
 
-def assert_well(sidecar, step=[1_000]):  # noqa: B006 -- every call sends new spans
-    step[0] += 10
-    new = make_export(first_step=step[0]).SerializeToString()
+def assert_well(sidecar):
+    """Both receivers serve, nothing failed, and each span that was taken is looked at, whatever becomes of it."""
+    new = make_export(first_step=next(STEPS)).SerializeToString()
     eventually(lambda: code_of(sidecar.grpc_port, new) is CODE.OK)  # a bomb may fill the queue while it is looked at
     assert post(sidecar.otlp_http_port) == 200
     eventually(lambda: sidecar.queue.in_flight_bytes == 0)
@@ -70,32 +69,45 @@ def assert_well(sidecar, step=[1_000]):  # noqa: B006 -- every call sends new sp
     assert value(WORKER_FAILED_SPANS) == 0
     assert value(SPANS, "grpc", "failed") == value(SPANS, "http", "failed") == 0
     accepted = value(SPANS, "grpc", ACCEPTED) + value(SPANS, "http", ACCEPTED)
-    eventually(lambda: decoded(sidecar) == accepted)
-
-
-def decoded(sidecar):
-    """Spans that were looked at, whatever became of them."""
     ((_, outcomes),) = DECODED_SPANS.labels
-    return sum(sidecar.metrics.value(DECODED_SPANS, outcome) for outcome in outcomes)
+    eventually(lambda: sum(value(DECODED_SPANS, outcome) for outcome in outcomes) == accepted)
 
 
-def export_over(channel, step):
-    new = make_export(first_step=step).SerializeToString()
+@contextlib.contextmanager
+def growing_by_less_than(limit_bytes):
+    """The memory of this process, looked at again and again in the block."""
+    before_bytes, seen_bytes, done = resident_bytes(), [], threading.Event()
+
+    def watch():
+        while not done.wait(0.02):
+            seen_bytes.append(resident_bytes())
+
+    with ThreadPoolExecutor(1) as watcher:
+        watcher.submit(watch)
+        try:
+            yield
+        finally:
+            done.set()
+    assert max(seen_bytes, default=0) - before_bytes < limit_bytes
+
+
+def assert_served_at_once(channel):
+    start_s = time.monotonic()
+    new = make_export(first_step=next(STEPS)).SerializeToString()
     channel.unary_unary(METHOD)(new, timeout=10)  # as long as an exporter waits
+    assert time.monotonic() - start_s < 2.0
 
 
 def test_120_calls_without_a_message_on_one_connection_keep_nobody_waiting(sidecar):
     with contextlib.ExitStack() as stack:
         honest, hostile = (stack.enter_context(own_channel(sidecar.grpc_port)) for _ in range(2))
-        export_over(honest, 1)
+        assert_served_at_once(honest)
         silent = stack.enter_context(silent_calls(hostile, 120))
-        for number in range(1, 6):
+        for _ in range(5):
             assert not all(call.done() for call in silent)
-            start_s = time.monotonic()
-            export_over(honest, 20 * number)
+            assert_served_at_once(honest)
             with own_channel(sidecar.grpc_port) as fresh:
-                export_over(fresh, 20 * number + 10)
-            assert time.monotonic() - start_s < 2.0
+                assert_served_at_once(fresh)
         ended = ("incomplete", "queue_full")  # its time was over, or its turn did not come
         eventually(lambda: sum(sidecar.metrics.value(REQUESTS, "grpc", outcome) for outcome in ended) >= 8)
     assert_well(sidecar)
@@ -105,34 +117,26 @@ def test_silent_calls_on_a_hundred_connections_keep_no_newcomer_waiting(tmp_path
     with running_sidecar(tmp_path) as sidecar, contextlib.ExitStack() as stack:
         for _ in range(100):
             stack.enter_context(silent_calls(stack.enter_context(own_channel(sidecar.grpc_port)), 8))
-        for number in range(1, 4):
-            start_s = time.monotonic()
+        for _ in range(3):
             with own_channel(sidecar.grpc_port) as fresh:
-                export_over(fresh, 20 * number)
-            assert time.monotonic() - start_s < 2.0
+                assert_served_at_once(fresh)
         assert_well(sidecar)
 
 
 def test_messages_that_are_refused_are_let_go_of_at_once(sidecar):
-    refused = b"\xff" * FULL
     gc.collect()
     gc.disable()  # what is part of a cycle would stay
     try:
-        before_bytes = resident_bytes()
-        for _ in range(20):
-            assert code_of(sidecar.grpc_port, refused) is CODE.INVALID_ARGUMENT
-        assert resident_bytes() - before_bytes < 80 * MIB
+        with growing_by_less_than(80 * MIB):
+            for _ in range(20):
+                assert code_of(sidecar.grpc_port, b"\xff" * FULL) is CODE.INVALID_ARGUMENT
     finally:
         gc.enable()
 
 
 def test_a_probe_is_answered_while_another_address_holds_all_places_of_the_pages(sidecar):
-    with contextlib.ExitStack() as stack:
-        probe = stack.enter_context(
-            contextlib.closing(
-                http.client.HTTPConnection("127.0.0.1", sidecar.http_port, source_address=("127.0.0.2", 0))
-            )
-        )
+    probe = http.client.HTTPConnection("127.0.0.1", sidecar.http_port, source_address=("127.0.0.2", 0))
+    with contextlib.ExitStack() as stack, contextlib.closing(probe):
         probe.connect()
         for _ in range(CONNECTIONS_MAX + 8):
             stack.enter_context(socket.create_connection(("127.0.0.1", sidecar.http_port)))
@@ -140,72 +144,64 @@ def test_a_probe_is_answered_while_another_address_holds_all_places_of_the_pages
         assert probe.getresponse().status == 200
 
 
-BOMBS = {
-    "resources": b"\x0a\x00" * (FULL // 2),
-    "scopes": otlp.field(1, b"\x12\x00" * (FULL // 2)),
-    "spans": otlp.field(1, otlp.field(2, b"\x12\x00" * (FULL // 2))),
-    "events": otlp.in_step_span(b"\x5a\x00" * (FULL // 2)),
-    "events of a byte": otlp.in_step_span(b"\x5a\x01\x00" * (FULL // 3)),
-    "events below the size where they are counted": otlp.in_step_span(b"\x5a\x00" * (MIB // 2 - 100)),
-    "links": otlp.in_step_span(b"\x6a\x00" * (FULL // 2)),
-    "attributes of a span": otlp.in_step_span(b"\x4a\x00" * (FULL // 2)),
-    "attributes of one event": otlp.in_step_span(otlp.field(11, b"\x1a\x00" * (FULL // 2))),
-    "attributes of a resource": otlp.field(1, otlp.field(1, b"\x0a\x00" * (FULL // 2))),
-    "values in a value": otlp.field(
-        1, otlp.field(1, otlp.field(1, otlp.field(2, otlp.field(5, b"\x0a\x00" * (FULL // 2)))))
-    ),
-    "numbers at the top": b"\x10\x00" * (FULL // 2),
-}
+def in_fields(body, *numbers):
+    """The body in a field in a field…, the last one outermost."""
+    for number in numbers:
+        body = otlp.field(number, body)
+    return body
 
 
-@pytest.mark.parametrize("name", BOMBS)
-def test_millions_of_empty_messages_do_not_become_a_gigabyte(sidecar, name):
-    before_bytes = resident_bytes()
-    peak_bytes = [0]
-    done = threading.Event()
-
-    def watch():
-        while not done.wait(0.02):
-            peak_bytes[0] = max(peak_bytes[0], resident_bytes())
-
-    watcher = threading.Thread(target=watch, daemon=True)
-    watcher.start()
-    try:
-        assert code_of(sidecar.grpc_port, BOMBS[name], timeout_s=30) in (CODE.OK, CODE.INVALID_ARGUMENT)
-        assert_well(sidecar)
-    finally:
-        done.set()
-    assert peak_bytes[0] - before_bytes < 250 * MIB
-
-
-def test_messages_nested_deeper_than_any_parser_goes_are_refused_or_skipped(sidecar):
-    value = b"\x10\x01"
-    for _ in range(5000):
-        value = otlp.field(5, otlp.field(1, value))
-    deep = otlp.summary(5) + otlp.field(3, otlp.field(1, b"deep") + otlp.field(2, value))
-    assert code_of(sidecar.grpc_port, otlp.steps_export([deep])) is CODE.OK
-    nested = b""
-    for _ in range(5000):
-        nested = otlp.field(1, nested)
-    assert code_of(sidecar.grpc_port, nested) in (CODE.OK, CODE.INVALID_ARGUMENT)
-    assert_well(sidecar)
-
-
-@pytest.mark.parametrize("place", ["scope", "span", "event", "key", "value", "resource"])
-def test_text_that_is_not_utf8_is_skipped_or_refused(sidecar, place):
-    text = {
-        name: b"\xff\xfe" if name == place else b"vllm.scheduler.step"
-        for name in ("scope", "span", "event", "key", "value")
-    }
-    attribute = otlp.field(1, text["key"]) + otlp.field(2, otlp.field(1, text["value"]))
+def without_utf8(place):
+    """An export with bytes that are no text in one place."""
+    text = {each: b"\xff\xfe" if each == place else b"vllm.scheduler.step" for each in ("scope", *PLACES)}
+    attribute = otlp.field(1, text["key"]) + in_fields(text["value"], 1, 2)
     span = otlp.step_span([otlp.summary(1), otlp.field(2, text["event"])], tail=otlp.field(9, attribute))
-    scope = otlp.field(1, otlp.field(1, text["scope"])) + otlp.field(2, span + otlp.field(5, text["span"]))
-    resource_name = otlp.field(1, otlp.field(1, otlp.field(1, b"\xff" if place == "resource" else b"x")))
-    assert code_of(sidecar.grpc_port, otlp.field(1, resource_name + otlp.field(2, scope))) in (
-        CODE.OK,
-        CODE.INVALID_ARGUMENT,
-    )
-    assert_well(sidecar)
+    scope = in_fields(text["scope"], 1, 1) + otlp.field(2, span + otlp.field(5, text["span"]))
+    return otlp.field(1, in_fields(text["resource"], 1, 1, 1) + otlp.field(2, scope))
+
+
+PLACES = ("span", "event", "key", "value", "resource")
+DEEP = in_fields(b"\x10\x01", *(1, 5) * 5000)
+EMPTY = FULL // 2
+HOSTILE = {
+    ("refused", Outcome.TOO_LARGE): {
+        "resources": b"\x0a\x00" * EMPTY,
+        "scopes": otlp.field(1, b"\x12\x00" * EMPTY),
+        "spans": in_fields(b"\x12\x00" * EMPTY, 2, 1),
+        "events": otlp.in_step_span(b"\x5a\x00" * EMPTY),
+        "events of a byte": otlp.in_step_span(b"\x5a\x01\x00" * (FULL // 3)),
+        "links": otlp.in_step_span(b"\x6a\x00" * EMPTY),
+        "attributes of a span": otlp.in_step_span(b"\x4a\x00" * EMPTY),
+        "numbers at the top": b"\x10\x00" * EMPTY,
+    },
+    ("taken", Outcome.ACCEPTED): {
+        "attributes of a resource": in_fields(b"\x0a\x00" * EMPTY, 1, 1),
+        "values in a value": in_fields(b"\x0a\x00" * EMPTY, 5, 2, 1, 1, 1),
+        "messages nested deeper than any parser goes": in_fields(b"", *(1,) * 5000),
+    },
+    ("skipped", Skip.FOREIGN): {
+        "events below the size where they are counted": otlp.in_step_span(b"\x5a\x00" * (MIB // 2 - 100)),
+    },
+    ("skipped", Skip.UNDECODABLE): {
+        "attributes of one event": otlp.in_step_span(otlp.field(11, b"\x1a\x00" * EMPTY)),
+        "values nested deeper than any parser goes": otlp.steps_export(
+            [otlp.summary(5) + otlp.field(3, otlp.field(1, b"deep") + otlp.field(2, DEEP))]
+        ),
+        **{f"no text as {place}": without_utf8(place) for place in PLACES},
+    },
+    ("refused", Outcome.UNDECODABLE): {"no text as scope": without_utf8("scope")},
+}
+"""Exports by what becomes of them: refused, taken, or taken while their one span is skipped, and for what reason."""
+
+
+@pytest.mark.parametrize(("became", "name"), [(became, name) for became, named in HOSTILE.items() for name in named])
+def test_whatever_an_export_is_made_of_it_has_its_reason_and_does_not_become_a_gigabyte(sidecar, became, name):
+    (fate, reason), value = became, sidecar.metrics.value
+    with growing_by_less_than(250 * MIB):
+        code = code_of(sidecar.grpc_port, HOSTILE[became][name], timeout_s=30)
+        assert code is (CODE.INVALID_ARGUMENT if fate == "refused" else CODE.OK)
+        assert_well(sidecar)
+    assert (value(DECODED_SPANS, reason) if fate == "skipped" else value(REQUESTS, "grpc", reason)) >= 1
 
 
 @pytest.mark.parametrize(
@@ -221,13 +217,12 @@ def test_bytes_that_are_no_protocol_and_clients_that_stop_in_the_middle(sidecar,
         assert_well(sidecar)
 
 
-def connected(port, count):
-    """So many attempts to connect, none of which waits for its answer."""
-    for _ in range(count):
-        client = socket.socket()
-        client.setblocking(False)
-        client.connect_ex(("127.0.0.1", port))
-        yield client
+def is_served(sidecar, receiver):
+    if receiver == "grpc_port":  # a call waits with gRPC's own patience, hence not one call
+        return code_of(sidecar.grpc_port, ONE, timeout_s=5, wait=False) is CODE.OK
+    with contextlib.suppress(OSError, http.client.HTTPException):
+        return post(sidecar.otlp_http_port) == 200
+    return False
 
 
 @pytest.mark.parametrize("receiver", ["grpc_port", "otlp_http_port"])
@@ -235,25 +230,17 @@ def test_a_thousand_connections_find_a_bounded_number_of_places(sidecar, receive
     """Whoever calls finds one, as soon as those who say nothing have given way."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    before_bytes = resident_bytes()
     try:
-        with contextlib.ExitStack() as stack:
-            for client in connected(getattr(sidecar, receiver), min(1000, hard // 4)):
-                stack.enter_context(client)
+        with growing_by_less_than(100 * MIB), contextlib.ExitStack() as stack:
+            for _ in range(min(1000, hard // 4)):
+                client = stack.enter_context(socket.socket())
+                client.setblocking(False)
+                client.connect_ex(("127.0.0.1", getattr(sidecar, receiver)))  # without waiting for an answer
             eventually(lambda: is_served(sidecar, receiver))
-            assert resident_bytes() - before_bytes < 100 * MIB
         eventually(lambda: is_served(sidecar, receiver))
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert_well(sidecar)
-
-
-def is_served(sidecar, receiver):
-    if receiver == "grpc_port":  # a call waits with gRPC's own patience, hence not one call
-        return code_of(sidecar.grpc_port, ONE, timeout_s=5, wait=False) is CODE.OK
-    with contextlib.suppress(OSError, http.client.HTTPException):
-        return post(sidecar.otlp_http_port) == 200
-    return False
 
 
 def test_connections_without_a_call_are_closed_when_they_have_been_idle_for_too_long(tmp_path, monkeypatch):
@@ -265,7 +252,7 @@ def test_connections_without_a_call_are_closed_when_they_have_been_idle_for_too_
             with contextlib.suppress(OSError):
                 client.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\x04" + bytes(5))
                 client.sendall(bytes(3) + b"\x04\x01" + bytes(4))  # settings, and that the server's are taken
-        eventually(lambda: code_of(sidecar.grpc_port, ONE, timeout_s=5, wait=False) is CODE.OK)
+        eventually(lambda: is_served(sidecar, "grpc_port"))
 
 
 def test_the_densest_exports_of_the_default_size_stay_below_the_memory_limit_of_a_sidecar(sidecar):
@@ -273,17 +260,7 @@ def test_the_densest_exports_of_the_default_size_stay_below_the_memory_limit_of_
     attribute = otlp.field(3, otlp.field(1, b"step.some.key") + otlp.field(2, b"\x18\x07"))
     event = otlp.field(11, otlp.field(2, b"step.BATCH_SUMMARY") + attribute * 100)
     dense = otlp.in_step_span(event * ((8 * MIB - 1000) // len(event)))
-    before_bytes = resident_bytes()
-    peak_bytes = []
-
-    def send():
-        code_of(sidecar.grpc_port, dense, timeout_s=60)
-        peak_bytes.append(resident_bytes())
-
-    senders = [threading.Thread(target=send) for _ in range(16)]
-    for sender in senders:
-        sender.start()
-    for sender in senders:
-        sender.join()
-    assert max(peak_bytes) - before_bytes < 340 * MIB
+    with growing_by_less_than(340 * MIB), ThreadPoolExecutor(16) as senders:
+        for _ in range(16):
+            senders.submit(code_of, sidecar.grpc_port, dense, timeout_s=60)
     assert_well(sidecar)

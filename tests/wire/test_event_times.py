@@ -9,7 +9,7 @@ from tests.support.sidecars import call_export, metric, running_sidecar
 from tests.support.step_exports import make_export
 
 STEPS = 50
-HOUR_S, DAY_S, YEAR_2099_S = 3_600, 86_400, 2_305_000_000
+HOUR_S, YEAR_2099_S = 3_600, 2_305_000_000
 
 
 class Senders:
@@ -19,13 +19,12 @@ class Senders:
         self._begin_ns = time.time_ns() - 250 * 10**9
         self._second = 0
 
-    def say(self, sidecar, instance="honest", *, ahead_s=0, steps=STEPS, later_ids=0):
+    def say(self, sidecar, instance="honest", *, ahead_s=0, steps=STEPS):
         first = 1 + self._second * STEPS
         begin_ns = self._begin_ns + ahead_s * 10**9
-        times = {"begin_ns": begin_ns, "later_ids": later_ids}
-        request = make_export(1, steps_per_span=steps, first_step=first, instance=instance, **times)
+        request = make_export(1, steps_per_span=steps, first_step=first, instance=instance, begin_ns=begin_ns)
         (span,) = request.resource_spans[0].scope_spans[0].spans
-        span.span_id = (first + later_ids).to_bytes(4, "big") + sum(instance.encode()).to_bytes(4, "big")
+        span.span_id = first.to_bytes(4, "big") + sum(instance.encode()).to_bytes(4, "big")
         call_export(sidecar.grpc_port, request.SerializeToString())
 
     def go_on(self, sidecar, seconds):
@@ -34,20 +33,13 @@ class Senders:
             self._second += 1
 
 
-def learned(sidecar):
-    return metric(sidecar.http_port, 'tracefit_rows_total{outcome="learned",target="step_time"}')
+def count(sidecar, series):
+    return metric(sidecar.http_port, f"tracefit_{series}")
 
 
-def left_out(sidecar):
-    return metric(sidecar.http_port, 'tracefit_decode_spans_total{outcome="out_of_range"}')
-
-
-def joined(sidecar, event):
-    return metric(sidecar.http_port, f'tracefit_join_events_total{{event="{event}"}}')
-
-
-def without_place(sidecar):
-    return metric(sidecar.http_port, 'tracefit_no_place{of="engines"}')
+LEARNED = 'rows_total{outcome="learned",target="step_time"}'
+LEFT_OUT = 'decode_spans_total{outcome="out_of_range"}'
+WITHOUT_PLACE = 'no_place{of="engines"}'
 
 
 def test_senders_of_the_year_2099_push_out_nobody_also_after_a_restart(tmp_path):
@@ -57,24 +49,13 @@ def test_senders_of_the_year_2099_push_out_nobody_also_after_a_restart(tmp_path)
         for number in range(64):
             senders.say(sidecar, f"bad-{number}", ahead_s=YEAR_2099_S - time.time_ns() // 10**9, steps=2)
         senders.go_on(sidecar, 80)
-        eventually(lambda: learned(sidecar) > 50 * STEPS)
-        assert joined(sidecar, "engine_evicted") == without_place(sidecar) == 0
-        assert left_out(sidecar) == 64
+        eventually(lambda: count(sidecar, LEARNED) > 50 * STEPS)
+        assert count(sidecar, 'join_events_total{event="engine_evicted"}') == count(sidecar, WITHOUT_PLACE) == 0
+        assert count(sidecar, LEFT_OUT) == 64
     with running_sidecar(tmp_path) as sidecar:
         senders.go_on(sidecar, 60)
-        eventually(lambda: learned(sidecar) > 30 * STEPS)
-        assert without_place(sidecar) == 0
-
-
-def test_a_neighbour_that_takes_an_engines_name_a_day_ahead_does_not_stop_it(tmp_path):
-    senders = Senders()
-    with running_sidecar(tmp_path) as sidecar:
-        senders.go_on(sidecar, 10)
-        senders.say(sidecar, ahead_s=DAY_S, steps=2, later_ids=100_000)
-        senders.say(sidecar, ahead_s=200, steps=2, later_ids=200_000)
-        senders.go_on(sidecar, 80)
-        eventually(lambda: learned(sidecar) > 50 * STEPS)
-        assert joined(sidecar, "step_late") == 0
+        eventually(lambda: count(sidecar, LEARNED) > 30 * STEPS)
+        assert count(sidecar, WITHOUT_PLACE) == 0
 
 
 def test_when_an_export_came_in_is_kept_with_it_in_the_log(tmp_path):
@@ -85,5 +66,5 @@ def test_when_an_export_came_in_is_kept_with_it_in_the_log(tmp_path):
         senders.go_on(sidecar, 80)
         senders.say(sidecar, "ahead", ahead_s=HOUR_S)
     with running_sidecar(tmp_path, DURABILITY="log") as sidecar:
-        eventually(lambda: learned(sidecar) > 40 * STEPS)
-        eventually(lambda: left_out(sidecar) == 1)
+        eventually(lambda: count(sidecar, LEARNED) > 40 * STEPS)
+        eventually(lambda: count(sidecar, LEFT_OUT) == 1)

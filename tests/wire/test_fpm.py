@@ -1,35 +1,32 @@
-"""Records of forward passes: over ZMQ into a sidecar, out of files into a replay, and whatever else may come."""
+"""Records of forward passes: as messages and out of files into a replay, and whatever else may come."""
 
 from __future__ import annotations
 
 import json
-import socket
-import time
 from functools import cache
 
 import msgspec
 import pytest
-import zmq
-from prometheus_client import CollectorRegistry
 
-from collector.config import Config
 from collector.decode.fpm import read_frames, read_line
 from collector.ingest.queue import Export
-from collector.ingest.zmq import Subscriber, fpm_feed
-from collector.runtime import SystemClock
-from collector.telemetry import Counts, JoinEvent, Metrics, Skip, table
+from collector.telemetry import Counts, JoinEvent, Skip, table
 from online import Target
-from tests.support.clocks import T0_NS, eventually
+from tests.support.clocks import T0_NS
 from tests.support.gpu_kernels import fpm_record
 from tests.support.gpu_server import serve, step_exports
 from tests.support.pipelines import new_pipeline
-from tests.support.sidecars import metric, running_sidecar
 from tests.support.vllm_scheduler import Work
 from tests.support.vllm_senders import fpm_lines, span_exports, write, write_lines
 from tests.wall.published import replay
 
 MACHINE = "llama8b-h100"
 BUSY = fpm_record(Work(decodes=3, decode_context=900), 0.02)
+
+
+@pytest.fixture(autouse=True)
+def _one_learner(monkeypatch):
+    monkeypatch.setenv("TRACEFIT_LEARNERS", "[rls]")
 
 
 @cache
@@ -40,14 +37,6 @@ def engine():
 @cache
 def records():
     return [json.loads(line) for line in fpm_lines(engine())]
-
-
-@pytest.fixture
-def publisher():
-    with zmq.Context() as context, context.socket(zmq.XPUB) as socket:
-        socket.setsockopt(zmq.LINGER, 0)
-        socket.setsockopt(zmq.SNDHWM, 0)  # it sends a minute at once
-        yield socket
 
 
 def frames(record, seq=0):
@@ -68,8 +57,7 @@ def beta_of(snapshot):
     return config["telemetry"], {each["name"]: (each["coefficient"], each["stderr"]) for each in features}
 
 
-def test_a_file_of_records_teaches_what_the_plugins_steps_of_the_same_server_teach(tmp_path, monkeypatch):
-    monkeypatch.setenv("TRACEFIT_LEARNERS", "[rls]")
+def test_a_file_of_records_teaches_what_the_plugins_steps_of_the_same_server_teach(tmp_path):
     files = {
         "steps+": write(tmp_path / "otlp.pb.gz", step_exports(MACHINE, engine())),
         "fpm": write_lines(tmp_path / "fpm.jsonl.gz", fpm_lines(engine())),
@@ -196,15 +184,6 @@ def test_what_the_gpu_was_busy_is_never_mixed_with_the_time_of_a_step():
     assert {name for _, name in house.rows()} == {"step_time", "gpu_time"}
 
 
-def test_what_is_found_out_of_an_engine_later_renames_its_configuration():
-    house = House()
-    house.tell(*records()[:300])
-    house.pipeline.joiner.knowledge.discovered("*", {"model": "m"})
-    house.tell(*records()[300:400])
-    (config,) = house.pipeline.snapshot(house.now, 1).configs
-    assert config.config["model"] == "m"
-
-
 def test_request_spans_beside_passes_tell_of_requests_and_not_of_steps_once_more():
     house, alone = House(), House()
     alone.tell(*records())
@@ -226,82 +205,3 @@ def test_two_publishers_under_one_name_are_two_engines():
         house.tell(*records()[start : start + 50], source="tcp://b:1")
     assert JoinEvent.ENGINE_RESTART not in house.counts()
     assert {instance for instance, _ in house.rows()} == {"bench", "bench (tcp://b:1)"}
-
-
-@pytest.mark.parametrize(("before", "target"), [("", "gpu_time"), ("tcp", "step_time"), ("gpu+tcp", "gpu_time")])
-def test_a_sidecar_learns_from_what_an_engine_publishes_and_on_a_socket_of_the_file_system_of_the_gpu(
-    tmp_path, publisher, before, target
-):
-    address = f"ipc://{tmp_path}/fpm.0"
-    if before:
-        address = f"{before}://127.0.0.1:{publisher.bind_to_random_port('tcp://127.0.0.1')}"
-    else:
-        publisher.bind(address)
-    soon = {"IDLE_TIMEOUT_S": "1", "ALLOWED_LATENESS_S": "0.5"}
-    with running_sidecar(tmp_path / "state", FPM=address, MODEL="m", **soon) as sidecar:
-        assert publisher.poll(60_000)
-        for number, record in enumerate(records()[:400]):
-            publisher.send_multipart(frames(record, number))
-        publisher.send_multipart([b"alone"])
-        eventually(lambda: metric(sidecar.http_port, 'tracefit_messages_total{feed="fpm",outcome="accepted"}') == 400)
-        eventually(lambda: sidecar.snapshot() and sidecar.snapshot().configs)
-        eventually(lambda: set(sidecar.snapshot().configs[0].targets) == {target})
-        (config,) = sidecar.snapshot().configs
-        assert (config.telemetry, config.config["model"]) == ("fpm", "m")
-        assert metric(sidecar.http_port, 'tracefit_messages_total{feed="fpm",outcome="undecodable"}') == 1
-
-
-def test_ten_thousand_records_a_second_are_received_without_loss(tmp_path, publisher):
-    """The pace is the publisher's; what counts is that nothing is lost on the way, and what it costs."""
-    port = publisher.bind_to_random_port("tcp://127.0.0.1")
-    with running_sidecar(tmp_path, FPM=f"tcp://127.0.0.1:{port}", MODEL="m") as sidecar:
-        assert publisher.poll(60_000)
-        packed, begun_s = [frames(record)[2] for record in records()[:1000]], time.monotonic()
-        for number in range(10_000):
-            publisher.send_multipart([b"", number.to_bytes(8, "big"), packed[number % 1000]])
-            ahead_s = begun_s + number / 10_000 - time.monotonic()
-            if ahead_s > 0.002:
-                time.sleep(ahead_s)  # the pace
-        eventually(
-            lambda: metric(sidecar.http_port, 'tracefit_messages_total{feed="fpm",outcome="accepted"}') == 10_000
-        )
-        assert metric(sidecar.http_port, 'tracefit_messages_total{feed="fpm",outcome="dropped"}') == 0
-
-
-def binds(publisher, port):
-    """Whether the port could be taken: libzmq gives that of a closed socket back in a thread of its own."""
-    try:
-        publisher.bind(f"tcp://127.0.0.1:{port}")
-    except zmq.ZMQError:
-        return False
-    return True
-
-
-def test_of_a_publisher_that_floods_the_newest_are_kept_and_one_that_vanishes_is_heard_when_it_is_back(publisher):
-    port = publisher.bind_to_random_port("tcp://127.0.0.1")
-    metrics, config = Metrics(CollectorRegistry()), Config(fpm=(f"tcp://127.0.0.1:{port}",))
-    subscriber = Subscriber(fpm_feed(SystemClock()), config, metrics, queue_max=50)
-    subscriber.start()
-    try:
-        assert publisher.poll(60_000)
-        for number, record in enumerate(records()[:500]):
-            publisher.send_multipart(frames({**record, "counter_id": number}, number))
-        eventually(lambda: metrics.value(table.MESSAGES, "fpm", table.ACCEPTED) == 500)
-        assert [passed.counter for passed in subscriber.take()] == [*range(450, 500)]
-        assert metrics.value(table.MESSAGES, "fpm", table.DROPPED) == 450
-        publisher.close()
-        with zmq.Context() as context, context.socket(zmq.XPUB) as again:
-            again.setsockopt(zmq.LINGER, 0)
-            eventually(lambda: binds(again, port))
-            assert again.poll(60_000)
-            again.send_multipart(frames(records()[0]))
-            eventually(lambda: [passed.counter for passed in subscriber.take()] == [records()[0]["counter_id"]])
-    finally:
-        subscriber.stop()
-
-
-def test_an_endpoint_that_is_not_there_holds_nobody_up(tmp_path):
-    with socket.create_server(("127.0.0.1", 0)) as nobody:
-        address = f"gpu+tcp://127.0.0.1:{nobody.getsockname()[1]}"
-        with running_sidecar(tmp_path, FPM=address) as sidecar:
-            assert metric(sidecar.http_port, 'tracefit_messages_total{feed="fpm",outcome="accepted"}') == 0

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from functools import cache
 
-import pytest
 import yaml
 from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-from tests.conftest import find_tool
 from tests.support.clocks import eventually
 from tests.support.gpu_server import step_payloads
 from tests.support.otlp_backend import Backend
@@ -29,13 +26,6 @@ SOON = {"IDLE_TIMEOUT_S": "1", "ALLOWED_LATENESS_S": "0.5", "MODEL": "m"}
 @cache
 def steps():
     return step_payloads(8)
-
-
-@pytest.fixture
-def backend():
-    made = Backend()
-    yield made
-    made.stop()
 
 
 def send_spans(port, count):
@@ -64,9 +54,9 @@ def learned(sidecar):
     return [config.telemetry for config in snapshot.configs if "step_time" in config.targets] if snapshot else []
 
 
-def test_spans_go_through_to_the_backend_while_steps_are_learned_and_stay(tmp_path, backend):
+def test_spans_go_through_to_the_backend_while_steps_are_learned_and_stay(tmp_path):
     assert FORWARD["forward"].startswith("grpc://")
-    with running_sidecar(tmp_path, FORWARD=f"grpc://127.0.0.1:{backend.port}", **SOON) as sidecar:
+    with Backend() as backend, running_sidecar(tmp_path, FORWARD=f"grpc://127.0.0.1:{backend.port}", **SOON) as sidecar:
         for payload in steps():
             call_export(sidecar.grpc_port, payload)
         send_spans(sidecar.grpc_port, 1000)
@@ -89,17 +79,10 @@ def test_a_collector_sends_everything_to_tracefit_and_what_it_keeps_to_the_backe
         assert used == set(COLLECTOR[kind]), "what is defined is used, and the other way round"
 
 
-def test_a_collector_takes_this_configuration(tmp_path, monkeypatch):
-    monkeypatch.setenv("TOOLS_REQUIRED", "")  # no package manager has one
-    collector = find_tool("otelcol-contrib")
-    path = tmp_path / "collector.yaml"
-    path.write_text(yaml.safe_dump(COLLECTOR))
-    subprocess.run([collector, "validate", "--config", path], check=True)
-
-
-def test_beside_an_untouched_endpoint_plugin_and_page_are_learned_from(tmp_path, backend):
+def test_beside_an_untouched_endpoint_plugin_and_page_are_learned_from(tmp_path):
     assert {"listen", "scrape"} == set(BESIDE)
     with (
+        Backend() as backend,
         PageServer(lambda _path, _elapsed_s: (200, {}, recorded_pages()[-1][1])) as server,
         running_sidecar(tmp_path, SCRAPE=server.url, **SOON) as sidecar,
     ):

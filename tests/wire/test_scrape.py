@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 
+from collector.identity import discovery
 from collector.ingest import scrape
 from tests.support.clocks import eventually
 from tests.support.page_server import PageServer, recorded_pages
@@ -32,6 +33,7 @@ def scraped_server():
 
 def test_a_server_with_nothing_set_is_learned_from_by_its_page_alone(tmp_path, monkeypatch):
     monkeypatch.setattr(scrape, "COST_SHARE", 1.0)  # this server may be asked as often as it answers
+    monkeypatch.setattr(discovery, "LOOK_NS", 50_000_000)
     with scraped_server() as settings, running_sidecar(tmp_path, **settings) as sidecar:
 
         def learned():

@@ -6,21 +6,17 @@ import contextlib
 import http.client
 import shutil
 import ssl
-import urllib.error
-import urllib.request
 
 import grpc
 import pytest
 
-from collector.app import Sidecar
-from collector.config import Config, ConfigError
+from collector.config import ConfigError
 from collector.ingest.otlp_grpc import METHOD
 from collector.ingest.otlp_http import CONTENT_TYPE
-from collector.runtime.tasks import SystemClock
 from collector.telemetry.table import ACCEPTED, REQUESTS, SPANS
 from tests.conftest import find_tool
 from tests.support.clocks import eventually
-from tests.support.sidecars import make_config, running_sidecar
+from tests.support.sidecars import ask, get, running_sidecar
 from tests.support.step_exports import make_export, put
 from tests.wire.certificates import Authority
 
@@ -55,41 +51,30 @@ def http_status(port, *, headers=(), context=None):
         return reply.status
 
 
-def page_status(port, path, headers=()):
-    request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", headers=dict(headers))
-    try:
-        with urllib.request.urlopen(request, timeout=100) as reply:
-            return reply.status
-    except urllib.error.HTTPError as error:
-        return error.code
-
-
 def test_with_a_token_file_both_receivers_ask_for_the_token_and_read_nothing_before(tmp_path):
     (tmp_path / "token").write_text(TOKEN)
     with running_sidecar(tmp_path, TOKEN_FILE=str(tmp_path / "token")) as sidecar:
-        good, bad = f"Bearer {TOKEN}", f"Bearer {OTHER}"
-        assert grpc_code(sidecar.grpc_port) is CODE.UNAUTHENTICATED
-        assert grpc_code(sidecar.grpc_port, metadata=[("authorization", bad)]) is CODE.UNAUTHENTICATED
-        twice = [("authorization", bad), ("authorization", good)]
-        assert grpc_code(sidecar.grpc_port, metadata=twice) is CODE.UNAUTHENTICATED
-        assert http_status(sidecar.otlp_http_port) == 401
-        assert http_status(sidecar.otlp_http_port, headers={"Authorization": bad}.items()) == 401
+        good, bad = ((("authorization", f"Bearer {token}"),) for token in (TOKEN, OTHER))
+        for metadata in ((), bad, bad + good):
+            assert grpc_code(sidecar.grpc_port, metadata=metadata) is CODE.UNAUTHENTICATED
+        for headers in ((), bad):
+            assert http_status(sidecar.otlp_http_port, headers=headers) == 401
         assert not any(sidecar.metrics.value(SPANS, each, ACCEPTED) for each in ("grpc", "http"))
         assert sidecar.metrics.value(REQUESTS, "grpc", "unauthenticated") == 3
-        assert grpc_code(sidecar.grpc_port, metadata=[("authorization", good)]) is CODE.OK
-        assert http_status(sidecar.otlp_http_port, headers={"Authorization": good}.items()) == 200
+        assert grpc_code(sidecar.grpc_port, metadata=good) is CODE.OK
+        assert http_status(sidecar.otlp_http_port, headers=good) == 200
 
 
 def test_pages_ask_for_their_own_token_except_metrics_and_health(tmp_path):
     (tmp_path / "reader").write_text(OTHER)
     with running_sidecar(tmp_path, PAGES_TOKEN_FILE=str(tmp_path / "reader")) as sidecar:
         assert grpc_code(sidecar.grpc_port) is CODE.OK
-        assert [page_status(sidecar.http_port, path) for path in ("/metrics", "/healthz", "/readyz")] == [200] * 3
-        assert [page_status(sidecar.http_port, path) for path in ("/snapshot", "/")] == [401] * 2
-        assert page_status(sidecar.http_port, "/snapshot", {"Authorization": f"Bearer {TOKEN}"}.items()) == 401
-        reader = {"Authorization": f"Bearer {OTHER}"}.items()
-        assert page_status(sidecar.http_port, "/", reader) == 200
-        eventually(lambda: page_status(sidecar.http_port, "/snapshot", reader) in (200, 503))
+        assert [ask(sidecar.http_port, path)[0] for path in ("/metrics", "/healthz", "/readyz")] == [200] * 3
+        assert [ask(sidecar.http_port, path)[0] for path in ("/snapshot", "/")] == [401] * 2
+        assert ask(sidecar.http_port, "/snapshot", Authorization=f"Bearer {TOKEN}")[0] == 401
+        reader = {"Authorization": f"Bearer {OTHER}"}
+        assert ask(sidecar.http_port, "/", **reader)[0] == 200
+        eventually(lambda: ask(sidecar.http_port, "/snapshot", **reader)[0] in (200, 503))
 
 
 def put_pair(directory, pair):
@@ -100,11 +85,7 @@ def put_pair(directory, pair):
 
 
 def tls_settings(directory, **more):
-    return {
-        "TLS_CERT_FILE": str(directory / "tls.crt"),
-        "TLS_KEY_FILE": str(directory / "tls.key"),
-        **more,
-    }
+    return {"TLS_CERT_FILE": str(directory / "tls.crt"), "TLS_KEY_FILE": str(directory / "tls.key"), **more}
 
 
 def client_context(authority, pair=None):
@@ -148,7 +129,10 @@ def test_an_expired_certificate_is_replaced_while_running_and_a_broken_one_is_no
     tmp_path, authority, monkeypatch
 ):
     monkeypatch.setattr("collector.ingest.access.CHECK_EVERY_NS", 100_000_000)
-    tls = tmp_path / "tls"
+    tls, mismatched = tmp_path / "tls", (authority.pair("a")[0], authority.pair("b")[1])
+    put_pair(tls, mismatched)
+    with pytest.raises(ConfigError, match="tls_cert_file"), running_sidecar(tmp_path, **tls_settings(tls)):
+        pass
     put_pair(tls, authority.pair("expired", days=-1))
     with running_sidecar(tmp_path, **tls_settings(tls)) as sidecar:
 
@@ -162,18 +146,10 @@ def test_an_expired_certificate_is_replaced_while_running_and_a_broken_one_is_no
         assert codes() == (CODE.UNAVAILABLE, "certificate has expired")
         put_pair(tls, authority.pair("fresh"))
         eventually(lambda: codes() == (CODE.OK, 200))
-        put_pair(tls, (authority.pair("a")[0], authority.pair("b")[1]))
+        put_pair(tls, mismatched)
         eventually(lambda: codes() == (CODE.OK, 200))
         (tls / "tls.crt").write_text("not a certificate")
         assert codes() == (CODE.OK, 200)
-
-
-def test_files_that_do_not_load_are_a_configuration_error_at_the_start(tmp_path, authority):
-    put_pair(tmp_path / "tls", (authority.pair("a")[0], authority.pair("b")[1]))
-    with pytest.raises(ConfigError, match="tls_cert_file"):
-        Sidecar(make_config(tmp_path, **tls_settings(tmp_path / "tls")), SystemClock())
-    with pytest.raises(ConfigError, match="token_file"):
-        Sidecar(make_config(tmp_path, TOKEN_FILE=str(tmp_path / "absent")), SystemClock())
 
 
 def test_what_requests_say_is_nowhere_but_in_the_join_window(tmp_path, caplog):
@@ -193,16 +169,10 @@ def test_what_requests_say_is_nowhere_but_in_the_join_window(tmp_path, caplog):
     with caplog.at_level("DEBUG"), running_sidecar(tmp_path) as sidecar:
         assert grpc_code(sidecar.grpc_port, payload=export.SerializeToString()) is CODE.OK
         eventually(lambda: sidecar.queue.in_flight_bytes == 0)
-        metrics = urllib.request.urlopen(f"http://127.0.0.1:{sidecar.http_port}/metrics", timeout=100).read().decode()
+        metrics = get(sidecar.http_port, "/metrics")
         sidecar.stop()
         files = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
-        told = [metrics.encode(), caplog.text.encode(), *files]
+        told = [metrics, caplog.text.encode(), *files]
     assert sidecar.metrics.value(SPANS, "grpc", ACCEPTED) == 2
     assert len(told) >= 3
     assert not any(marker.encode() in text for text in told)
-
-
-def test_by_default_telemetry_is_taken_from_this_machine_only():
-    config = Config()
-    assert config.listen.startswith("127.0.0.1:")
-    assert config.listen_http.startswith("127.0.0.1:")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 import subprocess
-import urllib.error
-import urllib.request
 
 import pytest
 from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
@@ -17,10 +15,10 @@ from collector.runtime.filesystem import StartError
 from online import Bank
 from online.state import LEARNERS, decode, encode
 from tests.support.clocks import T0_NS, eventually
-from tests.support.sidecars import as_json, call_export, get, metric, running_sidecar
+from tests.support.sidecars import as_json, ask, call_export, get, metric, running_sidecar
 from tests.support.step_exports import STEP_US, make_export, step_attributes
 
-STEPS = 400
+STEPS, PROBES = 400, ("/healthz", "/readyz")
 SOON = {"JOIN_TIMEOUT_S": "1", "ALLOWED_LATENESS_S": "0"}
 PREFILL = {
     "batch.num_prefill_reqs": 1,
@@ -66,13 +64,16 @@ def test_a_real_sdk_exporter_moves_the_metrics_and_the_coefficients(tmp_path):
     assert coefficients["prefill_tokens"] == pytest.approx(200, rel=0.02)
 
 
-def test_live_pages_show_what_was_learned_and_promtool_accepts_theirs(tmp_path, promtool):
+def test_live_pages_show_what_was_learned_promtool_accepts_theirs_and_probes_tell_of_the_end(tmp_path, promtool):
     with running_sidecar(tmp_path, **SOON) as sidecar:
         assert b"Waiting for telemetry" in get(sidecar.http_port, "/")
         send_steps(sidecar)
         eventually(lambda: sidecar.snapshot() is not None)
         page, status = get(sidecar.http_port, "/metrics"), get(sidecar.http_port, "/").decode()
         config_id = sidecar.snapshot().configs[0].config_id
+        assert [ask(sidecar.http_port, path)[0] for path in PROBES] == [200, 200]
+        sidecar.health.set_serving(False)
+        assert [ask(sidecar.http_port, path)[0] for path in PROBES] == [200, 503], "a draining process is alive"
     for family in (b"receiver_spans_total", b"build_info", b"coefficient"):
         assert b"tracefit_" + family in page
     assert b"process_resident_memory_bytes" in page
@@ -87,16 +88,6 @@ def send_steps(sidecar):
     """400 steps."""
     for first in range(1, 400, 100):
         call_export(sidecar.grpc_port, make_export(steps_per_span=100, first_step=first).SerializeToString())
-
-
-def ask(port, path, **headers):
-    """Status, headers and body."""
-    request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", headers=headers)
-    try:
-        with urllib.request.urlopen(request, timeout=100) as response:
-            return response.status, response.headers, response.read()
-    except urllib.error.HTTPError as error:
-        return error.code, error.headers, error.read()
 
 
 def test_what_was_learned_can_be_fetched_as_a_state_where_that_is_switched_on(tmp_path):
@@ -125,41 +116,6 @@ def test_what_was_learned_can_be_fetched_as_a_state_where_that_is_switched_on(tm
     bank = Bank(sidecar.config)
     bank.restore(body)
     assert bank.lineages[bank.configs()[0]].engines
-
-
-def test_health_and_readiness_follow_the_life_of_the_process(tmp_path):
-    with running_sidecar(tmp_path) as sidecar:
-        assert get(sidecar.http_port, "/healthz")
-        assert get(sidecar.http_port, "/readyz")
-        sidecar.health.set_serving(False)
-        assert get(sidecar.http_port, "/healthz"), "a draining process is alive"
-        with pytest.raises(urllib.error.HTTPError, match="503"):
-            get(sidecar.http_port, "/readyz")
-
-
-def test_a_fault_in_the_learner_loses_one_batch_and_not_the_process(tmp_path, monkeypatch):
-    with running_sidecar(tmp_path) as sidecar:
-        learn = sidecar.pipeline.process
-
-        def fail_once(*_, **__):
-            monkeypatch.setattr(sidecar.pipeline, "process", learn)
-            raise RuntimeError("boom")
-
-        monkeypatch.setattr(sidecar.pipeline, "process", fail_once)
-        call_export(sidecar.grpc_port, make_export(first_step=1).SerializeToString())
-        eventually(lambda: metric(sidecar.http_port, "tracefit_worker_failed_spans_total") == 1)
-        call_export(sidecar.grpc_port, make_export(first_step=11).SerializeToString())
-        eventually(lambda: metric(sidecar.http_port, 'tracefit_decode_events_total{outcome="accepted"}') == 10)
-        assert sidecar.health.ready()
-
-
-def test_a_directory_that_takes_no_files_is_one_clear_sentence(tmp_path):
-    (tmp_path / "file").write_text("")
-    with (
-        pytest.raises(StartError, match=r"cannot write to directory"),
-        running_sidecar(tmp_path / "file" / "x"),
-    ):
-        pass
 
 
 def test_a_taken_page_port_is_one_clear_sentence_and_leaves_no_server_behind(tmp_path):

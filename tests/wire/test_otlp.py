@@ -1,0 +1,390 @@
+"""What a client sees over gRPC and over HTTP: the status table of OTLP, against real receivers on real ports."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import http.client
+import json
+import socket
+import struct
+import threading
+import zlib
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
+import pytest
+from google.rpc import error_details_pb2, status_pb2
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
+    ExportTraceServiceRequest,
+    ExportTraceServiceResponse,
+)
+from opentelemetry.proto.trace.v1.trace_pb2 import ScopeSpans
+from prometheus_client import CollectorRegistry
+
+from collector.config import Config
+from collector.ingest import intake as intake_module
+from collector.ingest import otlp_grpc, otlp_http
+from collector.ingest.intake import FIELDS_MAX, Intake, ReceiveBudget
+from collector.ingest.otlp_grpc import SERVICE, OtlpGrpcReceiver
+from collector.ingest.otlp_http import CONTENT_TYPE, make_http_receiver
+from collector.ingest.queue import AdmissionQueue
+from collector.runtime import IoLoop
+from collector.runtime.tasks import SystemClock
+from collector.telemetry import Metrics
+from collector.telemetry.reasons import Outcome
+from collector.telemetry.table import ACCEPTED, REQUESTS, SPANS
+from tests.support import otlp_bytes as otlp
+from tests.support.clocks import eventually
+from tests.support.sidecars import call_export
+from tests.support.step_exports import make_export, otlp_json
+
+CODE = grpc.StatusCode
+MIB = 1 << 20
+ONE = make_export().SerializeToString()
+ONE_JSON = otlp_json(make_export())
+PROTOBUF, JSON = ({"Content-Type": kind} for kind in (CONTENT_TYPE, "application/json"))
+GZIP = {"Content-Encoding": "gzip"}
+ANY_PORT = "127.0.0.1:0"
+
+
+class Queue(AdmissionQueue):
+    """It counts who has asked for room, also while they wait for it."""
+
+    asked = 0
+
+    async def put(self, *item, **how):
+        self.asked += 1
+        return await super().put(*item, **how)
+
+
+class Receivers:
+    """Both of them, before a queue without a worker: a test decides when there is room."""
+
+    def __init__(self, wait_s, message_max_mib):
+        self.metrics = Metrics(CollectorRegistry())
+        self.queue = Queue(SystemClock(), capacity_bytes=MIB, wait_s=wait_s)
+        self.intake = Intake(self.queue, self.metrics)
+        self.io = IoLoop()
+        config = Config(listen=ANY_PORT, listen_http=ANY_PORT, message_max_mib=message_max_mib)
+        taken = (config, self.intake, ReceiveBudget(message_max_mib * MIB))
+        self.grpc = OtlpGrpcReceiver(*taken, io=self.io, grace_s=0.5)
+        self.http = make_http_receiver(*taken, io=self.io, grace_s=0)
+
+    def fill(self):
+        """There is no room."""
+        self.queue.put_nowait(None, self.queue.capacity_bytes)
+
+    def drain(self):
+        """There is room again."""
+        self.queue.done(self.queue.take(MIB, 0.0))
+
+    def call(self, payload, **how):
+        """Status over gRPC, and what came with it."""
+        try:
+            return CODE.OK, call_export(self.grpc.port, payload, **how)
+        except grpc.RpcError as error:
+            return error.code(), error
+
+    def post(self, body, headers=PROTOBUF, path="/v1/traces", method="POST"):
+        """Status over HTTP, body and headers."""
+        with contextlib.closing(http.client.HTTPConnection("127.0.0.1", self.http.port, timeout=100)) as connection:
+            connection.request(method, path, body, dict(headers))
+            reply = connection.getresponse()
+            return reply.status, reply.read(), reply.headers
+
+    def connect(self, sent=b""):
+        """A connection to the receiver over HTTP on which this was sent."""
+        client = socket.create_connection(("127.0.0.1", self.http.port), 60)
+        client.sendall(sent)
+        return client
+
+    def requests(self, outcome, transport="http"):
+        return self.metrics.value(REQUESTS, transport, outcome)
+
+
+@contextlib.contextmanager
+def running(wait_s=0.1, message_max_mib=8):
+    made = Receivers(wait_s, message_max_mib)
+    started = []
+    try:
+        for each in (made.grpc, made.http):
+            each.start()
+            started.append(each)
+        yield made
+    finally:
+        for each in started:
+            each.stop()
+        made.io.close()
+
+
+@pytest.fixture
+def receivers():
+    with running() as made:
+        yield made
+
+
+EMPTY_ENVELOPES = ExportTraceServiceRequest(resource_spans=[{"scope_spans": [{}]}]).SerializeToString()
+MANY_SPANS = ExportTraceServiceRequest(resource_spans=[{"scope_spans": [ScopeSpans(spans=[{}] * 70_000)]}])
+OF_OTHERS = otlp.export(("fastapi", [otlp.step_span([b""])] * 300))
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["plain", "gzip"])
+@pytest.mark.parametrize(
+    ("payload", "code", "status", "outcome", "spans"),
+    [
+        pytest.param(ONE, CODE.OK, 200, Outcome.ACCEPTED, 1, id="spans"),
+        pytest.param(OF_OTHERS, CODE.OK, 200, Outcome.ACCEPTED, 300, id="spans of others"),
+        pytest.param(b"", CODE.OK, 200, Outcome.ACCEPTED, 0, id="empty request"),
+        pytest.param(EMPTY_ENVELOPES, CODE.OK, 200, Outcome.ACCEPTED, 0, id="empty envelopes"),
+        pytest.param(ONE + b"\xba\x3e\x03abc", CODE.OK, 200, Outcome.ACCEPTED, 1, id="a field of a newer protocol"),
+        pytest.param(b"\xff" * 4, CODE.INVALID_ARGUMENT, 400, Outcome.UNDECODABLE, 0, id="no protobuf"),
+        pytest.param(ONE[:-1], CODE.INVALID_ARGUMENT, 400, Outcome.UNDECODABLE, 0, id="cut short"),
+        pytest.param(
+            b"GET / HTTP/1.1\r\n\r\n", CODE.INVALID_ARGUMENT, 400, Outcome.UNDECODABLE, 0, id="another protocol"
+        ),
+        pytest.param(
+            MANY_SPANS.SerializeToString(), CODE.INVALID_ARGUMENT, 413, Outcome.TOO_LARGE, 0, id="too many spans"
+        ),
+    ],
+)
+def test_every_export_has_the_status_that_the_specification_gives_it(
+    receivers, payload, code, status, outcome, spans, packed
+):
+    got, reply = receivers.call(payload, compression=grpc.Compression.Gzip if packed else None)
+    body, headers = (gzip.compress(payload), PROTOBUF | GZIP) if packed else (payload, PROTOBUF)
+    assert (got, receivers.post(body, headers)[0]) == (code, status)
+    if code is CODE.OK:
+        assert not ExportTraceServiceResponse.FromString(reply).HasField("partial_success")
+    taken = receivers.queue.take(MIB, 0.0).items if spans else ()
+    assert [(export.spans, export.payload) for export in taken] == [(spans, payload)] * len(taken)
+    for transport in ("grpc", "http"):
+        assert receivers.requests(outcome, transport) == 1
+        assert receivers.metrics.value(SPANS, transport, ACCEPTED) == spans
+
+
+TRACES = ("/v1/traces", "POST")
+
+
+@pytest.mark.parametrize(
+    ("body", "headers", "to", "status", "outcome"),
+    [
+        pytest.param(gzip.compress(ONE[:50]) + gzip.compress(ONE[50:]), PROTOBUF | GZIP, TRACES, 200, "accepted",
+                     id="gzip in two members"),
+        pytest.param(ONE, {"Content-Type": f"{CONTENT_TYPE}; charset=utf-8"}, ("/v1/traces?x=1", "POST"), 200,
+                     "accepted", id="a parameter and a query"),
+        pytest.param(gzip.compress(ONE_JSON), JSON | GZIP, TRACES, 200, "accepted", id="JSON, gzip"),
+        pytest.param(b"{}", JSON, TRACES, 200, "accepted", id="empty JSON"),
+        pytest.param(ONE_JSON[:-5], JSON, TRACES, 400, "undecodable", id="JSON cut short"),
+        pytest.param(ONE, JSON, TRACES, 400, "undecodable", id="protobuf that says it is JSON"),
+        pytest.param(b"{}" * (FIELDS_MAX + 1), JSON, TRACES, 413, "too_large", id="many objects"),
+        pytest.param(ONE, {"Content-Type": "text/plain"}, TRACES, 415, "undecodable", id="text"),
+        pytest.param(ONE, {}, TRACES, 415, "undecodable", id="no content type"),
+        pytest.param(ONE, PROTOBUF | {"Content-Encoding": "zstd"}, TRACES, 415, "undecodable", id="zstd"),
+        pytest.param(ONE, PROTOBUF | GZIP, TRACES, 400, "undecodable", id="not gzip"),
+        pytest.param(gzip.compress(ONE)[:-9], PROTOBUF | GZIP, TRACES, 400, "undecodable", id="gzip cut short"),
+        pytest.param(ONE, PROTOBUF, ("/v1/metrics", "POST"), 404, "undecodable", id="metrics"),
+        pytest.param(ONE, PROTOBUF, ("/v1/logs", "POST"), 404, "undecodable", id="logs"),
+        pytest.param(b"", PROTOBUF, ("/v1/traces", "GET"), 405, "undecodable", id="GET"),
+        pytest.param(ONE, PROTOBUF, ("/v1/traces", "PUT"), 405, "undecodable", id="PUT"),
+    ],
+)  # fmt: skip
+def test_http_answers_as_its_client_speaks(receivers, body, headers, to, status, outcome):
+    got, reply, answered = receivers.post(body, headers, *to)
+    is_json = headers.get("Content-Type") == JSON["Content-Type"]
+    assert (got, answered["Content-Type"]) == (status, JSON["Content-Type"] if is_json else CONTENT_TYPE)
+    if status == 200:
+        assert reply == (b"{}" if is_json else b"")
+    else:
+        assert json.loads(reply)["message"] if is_json else status_pb2.Status.FromString(reply).message
+    assert receivers.requests(outcome) == 1
+
+
+def test_json_and_protobuf_are_one_export_to_whom_takes_it(receivers):
+    for body, headers in ((ONE, PROTOBUF), (ONE_JSON, JSON)):
+        assert receivers.post(body, headers)[0] == 200
+    first, second = receivers.queue.take(MIB, 0.0).items
+    assert ExportTraceServiceRequest.FromString(second.payload) == ExportTraceServiceRequest.FromString(first.payload)
+    assert first.spans == second.spans
+
+
+def test_where_there_is_no_room_everybody_is_told_when_to_come_again_in_the_words_of_its_protocol(receivers):
+    receivers.fill()
+    code, error = receivers.call(ONE)
+    trailers = dict(error.trailing_metadata())
+    hint, standard = (error_details_pb2.RetryInfo() for _ in range(2))
+    hint.ParseFromString(trailers["google.rpc.retryinfo-bin"])
+    told = status_pb2.Status.FromString(trailers["grpc-status-details-bin"])
+    assert told.details[0].Unpack(standard)
+    assert (code, told.code, hint) == (CODE.RESOURCE_EXHAUSTED, code.value[0], standard)
+    assert 0.5 <= hint.retry_delay.ToTimedelta().total_seconds() <= 1.9
+    status, body, headers = receivers.post(ONE)
+    assert (status, status_pb2.Status.FromString(body).code) == (503, 8)
+    assert 1 <= int(headers["Retry-After"]) <= 2
+    assert json.loads(receivers.post(ONE_JSON, JSON)[1]) == {"code": 8, "message": "queue full"}
+    assert receivers.post(b"{", JSON)[0] == 400, "what is no export is not asked to come again"
+    count = receivers.metrics.value
+    assert [count(SPANS, each, "queue_full") for each in ("grpc", "http")] == [1, 2]
+    assert [count(SPANS, each, ACCEPTED) for each in ("grpc", "http")] == [0, 0]
+
+
+def test_a_waiting_export_hears_the_reason_before_its_own_deadline(monkeypatch):
+    monkeypatch.setattr(otlp_grpc, "DEADLINE_MARGIN_S", 59.9)  # half a second is short on a busy machine
+    with running(wait_s=100) as receivers:
+        receivers.fill()
+        assert receivers.call(ONE, timeout_s=60)[0] is CODE.RESOURCE_EXHAUSTED
+
+
+def test_exports_that_wait_for_room_hold_up_nobody_enter_as_it_comes_and_hear_of_the_stop():
+    with running(wait_s=100) as receivers, ThreadPoolExecutor(6) as callers:
+        receivers.fill()
+        first = callers.submit(receivers.call, ONE)
+        eventually(lambda: receivers.queue.asked == 1)
+        assert not first.done()
+        receivers.drain()
+        assert first.result(60)[0] is CODE.OK
+        receivers.drain()
+        receivers.fill()
+        waiting = [callers.submit(receivers.call, ONE) for _ in range(6)]
+        eventually(lambda: receivers.queue.asked == 7)
+        assert receivers.call(b"")[0] is CODE.OK
+        receivers.queue.close()
+        assert {each.result(60)[0] for each in waiting} == {CODE.UNAVAILABLE}
+        assert receivers.metrics.value(SPANS, "grpc", "shutting_down") == 6
+
+
+def test_our_own_fault_is_said_and_tells_nothing_of_its_inside(receivers, monkeypatch):
+    async def offer(*_):
+        raise RuntimeError("secret detail")
+
+    monkeypatch.setattr(receivers.intake, "offer", offer)
+    code, error = receivers.call(ONE)
+    assert (code, error.details()) == (CODE.INTERNAL, "internal error")
+    status, body, _ = receivers.post(ONE)
+    assert status == 500
+    assert b"secret" not in body
+
+
+@pytest.mark.parametrize("members", [1, 3])
+def test_the_size_limit_holds_for_what_comes_out_of_gzip_too(members):
+    with running(message_max_mib=1) as receivers:
+        large = bytes(16 * MIB // members)
+        bomb = gzip.compress(large) * members
+        assert len(bomb) < MIB
+        assert receivers.post(bomb, PROTOBUF | GZIP)[0] == 413
+        for compression in (grpc.Compression.NoCompression, grpc.Compression.Gzip):
+            assert receivers.call(large[: 2 * MIB], compression=compression)[0] is CODE.RESOURCE_EXHAUSTED
+        assert (receivers.call(ONE)[0], receivers.post(ONE)[0]) == (CODE.OK, 200)
+
+
+def test_an_export_beyond_the_four_mebibytes_of_grpc_is_accepted(receivers):
+    assert receivers.call(ONE * (4 * MIB // len(ONE) + 1))[0] is CODE.OK
+
+
+def test_health_serves_until_the_stop_begins(receivers):
+    with grpc.insecure_channel(f"127.0.0.1:{receivers.grpc.port}") as channel:
+        health = health_pb2_grpc.HealthStub(channel)
+        for service in ("", SERVICE):
+            reply = health.Check(health_pb2.HealthCheckRequest(service=service), timeout=100)
+            assert reply.status == health_pb2.HealthCheckResponse.SERVING
+        with pytest.raises(grpc.RpcError) as caught:
+            health.Check(health_pb2.HealthCheckRequest(service="nobody"), timeout=100)
+        assert caught.value.code() is CODE.NOT_FOUND
+        watch = health.Watch(health_pb2.HealthCheckRequest(service=""), timeout=100)
+        assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
+        receivers.grpc.stop()
+        assert next(watch).status == health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+HEAD = b"POST /v1/traces HTTP/1.1\r\nHost: x\r\nContent-Type: application/x-protobuf\r\n"
+LENGTH = HEAD + b"Content-Length: %d\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("rest", "status", "outcome"),
+    [
+        (b"Content-Length: 99999999999\r\n\r\n", b"413", "too_large"),
+        (b"Transfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n", b"411", "undecodable"),
+    ],
+)
+def test_a_body_beyond_the_limit_or_without_a_length_is_refused_before_it_is_read(receivers, rest, status, outcome):
+    with receivers.connect(HEAD + rest) as client:
+        assert client.recv(100).startswith(b"HTTP/1.1 " + status)
+    assert receivers.requests(outcome) == 1
+    assert receivers.post(ONE)[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("members", "status"), [(64, 200), pytest.param(65, 400, id="65"), pytest.param(1_000_000, 400, id="a million")]
+)
+def test_a_body_of_many_gzip_members_is_refused_before_its_65th_and_others_are_served(members, status, monkeypatch):
+    made = []
+    make = zlib.decompressobj
+    monkeypatch.setattr(zlib, "decompressobj", lambda **kwargs: made.append(1) or make(**kwargs))
+    with running(message_max_mib=32) as receivers, ThreadPoolExecutor(1) as other:
+        hostile = other.submit(receivers.post, gzip.compress(b"") * members, PROTOBUF | GZIP)
+        assert [receivers.post(gzip.compress(ONE), PROTOBUF | GZIP)[0] for _ in range(3)] == [200] * 3
+        assert hostile.result(100)[0] == status
+        assert len(made) == 3 + min(members, 64)
+
+
+def test_a_body_that_takes_too_long_to_inflate_is_503_and_gives_its_share_back(receivers, monkeypatch):
+    with monkeypatch.context() as patched:
+        patched.setattr(otlp_http, "INFLATE_S", -1.0)
+        status, _, headers = receivers.post(gzip.compress(ONE), PROTOBUF | GZIP)
+        assert (status, headers["Retry-After"]) == (503, "1")
+    assert receivers.requests("queue_full") == 1
+    assert [receivers.post(gzip.compress(ONE), PROTOBUF | GZIP)[0] for _ in range(20)] == [200] * 20
+
+
+def test_of_a_client_that_resets_its_connection_nothing_more_is_inflated(receivers, monkeypatch):
+    begun, goes_on, inflate = threading.Event(), threading.Event(), otlp_http.inflate
+
+    def slowly(*arguments):
+        begun.set()
+        assert goes_on.wait(100)
+        return inflate(*arguments)
+
+    monkeypatch.setattr(otlp_http, "inflate", slowly)
+    body = gzip.compress(ONE)
+    with receivers.connect(
+        LENGTH.replace(b"\r\n\r\n", b"\r\nContent-Encoding: gzip\r\n\r\n") % len(body) + body
+    ) as client:
+        assert begun.wait(100)
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    assert receivers.post(ONE)[0] == 200  # the loop has seen the reset, too
+    goes_on.set()
+    eventually(lambda: receivers.requests("incomplete") == 1)
+
+
+def test_a_body_that_trickles_ends_with_408_however_often_a_byte_comes(receivers, monkeypatch):
+    monkeypatch.setattr(intake_module, "RECEIVE_TIMEOUT_S", 0.3)
+    with receivers.connect(LENGTH % 1000) as client:
+        client.settimeout(0.05)
+
+        def answer():
+            with contextlib.suppress(TimeoutError, BrokenPipeError):
+                client.sendall(b"\x0a")
+                return client.recv(100)
+
+        assert eventually(answer).startswith(b"HTTP/1.1 408 ")
+    assert receivers.requests("incomplete") == 1
+
+
+def test_connections_that_dawdle_or_go_away_in_the_middle_of_a_body_give_way_to_one_that_sends(receivers):
+    receivers.connect(LENGTH % 1000 + b"abc").close()
+    eventually(lambda: receivers.requests("incomplete") == 1)
+    with contextlib.ExitStack() as stack:
+        for sent in (b"", b"POST /v1", LENGTH % 1000, LENGTH % 1000 + b"abc") * 25:
+            stack.enter_context(receivers.connect(sent))
+        assert [receivers.post(ONE)[0] for _ in range(5)] == [200] * 5
+
+
+def test_senders_of_large_bodies_that_never_end_keep_nobody_out():
+    with running(message_max_mib=1) as receivers, ThreadPoolExecutor(12) as senders, contextlib.ExitStack() as stack:
+        for _ in range(12):
+            client = stack.enter_context(receivers.connect(LENGTH % (MIB - 1)))
+            senders.submit(client.sendall, bytes(MIB - 2))
+        for _ in range(3):  # who finds no room in two seconds hears 503, and an exporter comes again
+            eventually(lambda: receivers.post(ONE)[0] == 200)

@@ -1,0 +1,253 @@
+"""KV events and records of forward passes over real ZMQ sockets: gaps, garbage, floods, silence, return."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import sys
+import time
+from base64 import b64decode
+from functools import cache
+
+import msgspec
+import pytest
+import zmq
+from prometheus_client import CollectorRegistry
+
+from collector.config import Config, ConfigError
+from collector.ingest.zmq import KV_FEED, Subscriber, check_zmq, fpm_feed
+from collector.runtime import SystemClock
+from collector.telemetry import Metrics, table
+from tests.support.clocks import eventually
+from tests.support.gpu_server import serve
+from tests.support.kv_batches import payload, stored
+from tests.support.recordings import kv_lines
+from tests.support.recordings import payloads as exports
+from tests.support.sidecars import call_export, metric, running_sidecar
+from tests.support.vllm_senders import fpm_lines
+
+NOBODY = "tcp://127.0.0.1:1"
+
+
+class Publisher:
+    """PUB with numbered messages, as vLLM's own."""
+
+    def __init__(self, pub, address=""):
+        self.seq, self.pub = 0, pub  # XPUB tells when somebody has subscribed; on the wire it is PUB
+        self.pub.setsockopt(zmq.LINGER, 0)
+        self.pub.setsockopt(zmq.SNDHWM, 0)  # it sends a minute at once
+        if address:
+            eventually(lambda: self._takes(address))
+        else:
+            address = f"tcp://127.0.0.1:{self.pub.bind_to_random_port('tcp://127.0.0.1')}"
+        self.address = address
+
+    def _takes(self, address):
+        """libzmq gives the port of a closed socket back in a thread of its own."""
+        with contextlib.suppress(zmq.ZMQError):
+            self.pub.bind(address)
+            return True
+
+    def wait_for_subscriber(self):
+        assert self.pub.poll(100_000), "nobody subscribed"
+        self.pub.recv()
+
+    def publish(self, body, topic=b"", lose=False):
+        if not lose:
+            self.pub.send_multipart([topic, self.seq.to_bytes(8, "big"), body])
+        self.seq += 1
+
+
+@pytest.fixture
+def publishers():
+    """Makes them, on an address or on any port."""
+    with zmq.Context() as context, contextlib.ExitStack() as stack:
+        yield lambda address="": Publisher(stack.enter_context(context.socket(zmq.XPUB)), address)
+
+
+@pytest.fixture
+def publisher(publishers):
+    return publishers()
+
+
+class Listening(Subscriber):
+    """A receiver with what it counts, and the numbers of all that it handed out."""
+
+    def __init__(self, feed, config, **settings):
+        metrics = Metrics(CollectorRegistry())
+        super().__init__(feed, config, metrics, **settings)
+        self.count, self.taken = metrics.value, []
+
+    def seqs(self):
+        self.taken += self.take()
+        return [one.seq for one in self.taken]
+
+
+@contextlib.contextmanager
+def listening(feed=KV_FEED, queue_max=100, **addresses):
+    one = Listening(feed, Config(**addresses), queue_max=queue_max)
+    one.start()
+    try:
+        yield one
+    finally:
+        one.stop()
+
+
+def blocks(*counts):
+    return [payload(stored(count), ts_s=time.time()) for count in counts]
+
+
+def test_batches_of_every_topic_arrive_as_records_of_their_endpoint_also_when_another_is_not_there(publisher):
+    with listening(kv=(NOBODY, f"engine-1={publisher.address}")) as subscriber:
+        publisher.wait_for_subscriber()
+        for number, body in enumerate(blocks(1, 2, 3)):
+            publisher.publish(body, b"kv-events" * number)
+        eventually(lambda: subscriber.seqs() == [0, 1, 2])
+        assert [one.stored_blocks for one in subscriber.taken] == [1, 2, 3]
+        assert {(one.source, one.instance) for one in subscriber.taken} == {(publisher.address, "engine-1")}
+
+
+def test_a_publisher_that_comes_back_is_heard_again_and_nothing_is_missing(publishers, publisher):
+    with listening(kv=(publisher.address,)) as subscriber:
+        publisher.wait_for_subscriber()
+        for body in blocks(1, 1, 1):
+            publisher.publish(body)
+        eventually(lambda: subscriber.seqs() == [0, 1, 2])
+        publisher.pub.close()
+        again = publishers(publisher.address)
+        again.wait_for_subscriber()
+        again.publish(*blocks(2))
+        eventually(lambda: subscriber.seqs() == [0, 1, 2, 0])
+        assert subscriber.count(table.KV_MISSING) == 0
+
+
+def test_a_connecting_publisher_is_heard_by_binding():
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    with listening(kv=(f"tcp://*:{port}",)) as subscriber, zmq.Context() as context, context.socket(zmq.PUB) as pub:
+        pub.connect(f"tcp://127.0.0.1:{port}")
+        (body,) = blocks(1)
+
+        def heard():
+            pub.send_multipart([b"", bytes(8), body])
+            return subscriber.seqs()
+
+        assert eventually(heard)[0] == 0
+
+
+@pytest.mark.parametrize("config", [Config(), Config(kv=(NOBODY,))], ids=["off", "on"])
+def test_without_pyzmq_the_start_and_config_check_say_what_to_install_where_it_is_needed(monkeypatch, config):
+    monkeypatch.setitem(sys.modules, "zmq", None)
+    for ask in (lambda: check_zmq(config), Subscriber(KV_FEED, config, Metrics(CollectorRegistry())).start):
+        with pytest.raises(ConfigError, match=r"kv: .*tracefit's extra kv") if config.kv else contextlib.nullcontext():
+            ask()
+
+
+def test_an_address_nobody_can_use_ends_the_start_with_the_key_named(tmp_path):
+    with pytest.raises(ConfigError, match=r"kv: tcp://no-port"), running_sidecar(tmp_path, KV="tcp://no-port"):
+        pass
+
+
+def messages(sidecar, feed, outcome):
+    return metric(sidecar.http_port, f'tracefit_messages_total{{feed="{feed}",outcome="{outcome}"}}')
+
+
+GARBAGE = {
+    "undecodable": (
+        [b"alone"],
+        [b"", b"short", payload(stored())],
+        [b"", bytes(8), b"\xc1garbage"],
+        [b"", bytes(8), msgspec.msgpack.encode({"ts": "soon"})],
+        [b"", b"\xff" * 8, b""],
+        [b"1", b"2", b"3", b"4", b"5", b"6"],
+    ),
+    "invalid": ([b"", bytes(8), payload(stored(), ts_s=-5.0)],),
+}
+
+
+def test_what_publishers_say_garbage_and_gaps_included_is_on_the_page(tmp_path, publisher):
+    with running_sidecar(tmp_path, KV=f"{publisher.address},{NOBODY}") as sidecar:
+        publisher.wait_for_subscriber()
+        for frames in (frames for several in GARBAGE.values() for frames in several):
+            publisher.pub.send_multipart(frames)
+        body = payload(stored(2), ["TransferInitiated", 1, "r", "GPU", "CPU", 8, 7])
+        for number in range(5):
+            publisher.publish(body, lose=number in (2, 3))
+        page = sidecar.http_port
+        eventually(lambda: metric(page, 'tracefit_kv_batches_total{outcome="accepted"}') == 3)
+        assert messages(sidecar, "kv", "accepted") == 3
+        assert {reason: messages(sidecar, "kv", reason) for reason in GARBAGE} == {"undecodable": 6, "invalid": 1}
+        assert metric(page, "tracefit_kv_missing_messages_total") == 2
+        assert metric(page, "tracefit_kv_unbound_publishers") == 1
+        assert metric(page, 'tracefit_kv_events_total{outcome="accepted"}') == 6
+
+
+def test_steps_learned_beside_live_kv_events_carry_their_blocks(tmp_path, publisher):
+    """c5 again, live: its KV messages by ZMQ, its spans by gRPC; the publisher is the only engine's."""
+    with running_sidecar(tmp_path, KV=publisher.address) as sidecar:
+        page = sidecar.http_port
+        publisher.wait_for_subscriber()
+        for line in map(json.loads, kv_lines("c5_offload")):
+            publisher.pub.send_multipart([b"", line["seq"].to_bytes(8, "big"), b64decode(line["payload_b64"])])
+        eventually(lambda: metric(page, 'tracefit_kv_batches_total{outcome="accepted"}') == 520)
+        assert metric(page, "tracefit_kv_unbound_publishers") == 1
+        for export in exports("c5_offload"):
+            call_export(sidecar.grpc_port, export)
+        eventually(lambda: metric(page, "tracefit_kv_unbound_publishers") == 0)
+        assert metric(page, "tracefit_kv_missing_messages_total") == 0
+
+
+@cache
+def packed():
+    """A thousand records of forward passes."""
+    lines = list(fpm_lines(serve("llama8b-h100", 60.0, 11)))[:1000]
+    return [msgspec.msgpack.encode(json.loads(line)) for line in lines]
+
+
+@pytest.mark.parametrize(("before", "target"), [("", "gpu_time"), ("tcp", "step_time"), ("gpu+tcp", "gpu_time")])
+def test_a_sidecar_learns_from_what_an_engine_publishes_and_on_a_socket_of_the_file_system_of_the_gpu(
+    tmp_path, publishers, publisher, before, target
+):
+    if before:
+        address = publisher.address.replace("tcp", before)
+    else:
+        address = f"ipc://{tmp_path}/fpm.0"
+        publisher = publishers(address)
+    soon = {"IDLE_TIMEOUT_S": "1", "ALLOWED_LATENESS_S": "0.5"}
+    with running_sidecar(tmp_path / "state", FPM=address, MODEL="m", **soon) as sidecar:
+        publisher.wait_for_subscriber()
+        for body in packed()[:400]:
+            publisher.publish(body)
+        publisher.pub.send_multipart([b"alone"])
+        eventually(lambda: sidecar.snapshot() and sidecar.snapshot().configs)
+        eventually(lambda: set(sidecar.snapshot().configs[0].targets) == {target})
+        (config,) = sidecar.snapshot().configs
+        assert (config.telemetry, config.config["model"]) == ("fpm", "m")
+        assert [messages(sidecar, "fpm", outcome) for outcome in ("accepted", "undecodable")] == [400, 1]
+
+
+def test_ten_thousand_records_a_second_are_received_without_loss(tmp_path, publisher):
+    """The pace is the publisher's; what counts is that nothing is lost on the way, and what it costs."""
+    with running_sidecar(tmp_path, FPM=publisher.address, MODEL="m") as sidecar:
+        publisher.wait_for_subscriber()
+        bodies, begun_s = packed(), time.monotonic()
+        for number in range(10_000):
+            publisher.publish(bodies[number % 1000])
+            ahead_s = begun_s + number / 10_000 - time.monotonic()
+            if ahead_s > 0.002:
+                time.sleep(ahead_s)  # the pace
+        eventually(lambda: messages(sidecar, "fpm", "accepted") == 10_000)
+        assert messages(sidecar, "fpm", "dropped") == 0
+
+
+def test_of_a_publisher_that_floods_the_newest_are_kept(publisher):
+    with listening(fpm_feed(SystemClock()), queue_max=50, fpm=(publisher.address,)) as subscriber:
+        publisher.wait_for_subscriber()
+        for body in packed()[:500]:
+            publisher.publish(body)
+        eventually(lambda: subscriber.count(table.MESSAGES, "fpm", table.ACCEPTED) == 500)
+        assert subscriber.count(table.SIZE, "fpm") == 50
+        assert subscriber.count(table.MESSAGES, "fpm", table.DROPPED) == 450
+        newest = [msgspec.msgpack.decode(body)["counter_id"] for body in packed()[450:500]]
+        assert [passed.counter for passed in subscriber.take()] == newest

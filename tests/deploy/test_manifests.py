@@ -8,6 +8,7 @@ import re
 import shutil
 import tomllib
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import yaml
@@ -70,30 +71,34 @@ spec:
 """
 
 
-def overlay(tmp_path, kind, *components):
-    """Render an ordinary workload with some components."""
-    extra = "serviceName: engine" if kind == "StatefulSet" else "replicas: 1"
-    (tmp_path / "workload.yaml").write_text(WORKLOAD.format(kind=kind, extra=extra))
-    paths = [os.path.relpath(KUSTOMIZE / "components" / name, tmp_path.resolve()) for name in components]
-    (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump({"resources": ["workload.yaml"], "components": paths}))
-    return kustomize(tmp_path)
+WAYS = [(kind, way) for kind in ("Deployment", "StatefulSet") for way in ("sidecar", "plain")]
 
 
 @pytest.fixture(scope="module")
-def renderings(tmp_path_factory):
+def overlays(tmp_path_factory):
+    """An ordinary workload with either component and a claim, by its kind and the way."""
+    rendered = {}
+    for kind, way in WAYS:
+        directory = tmp_path_factory.mktemp(way).resolve()
+        extra = "serviceName: engine" if kind == "StatefulSet" else "replicas: 1"
+        (directory / "workload.yaml").write_text(WORKLOAD.format(kind=kind, extra=extra))
+        paths = [os.path.relpath(KUSTOMIZE / "components" / name, directory) for name in (way, "snapshot-pvc")]
+        layers = {"resources": ["workload.yaml"], "components": paths}
+        (directory / "kustomization.yaml").write_text(yaml.safe_dump(layers))
+        rendered[kind, way] = kustomize(directory)
+    return rendered
+
+
+@pytest.fixture(scope="module")
+def renderings(overlays):
     """Everything that can be rendered, once."""
-    combined = [
-        overlay(tmp_path_factory.mktemp(kind), kind, way, "snapshot-pvc")
-        for kind in ("Deployment", "StatefulSet")
-        for way in ("sidecar", "plain")
-    ]
     whole = [
         *("kustomize/overlays/example", "kustomize/overlays/stock-vllm", "otel-gateway", "otel-gateway-tls"),
         *("scrape-gateway", "fleet/service", "fleet/cron"),
     ]
     return [
         *(kustomize(DEPLOY / name) for name in whole),
-        *combined,
+        *overlays.values(),
         *(rendered(CHART, values) for values in CHART_VALUES),
     ]
 
@@ -119,37 +124,31 @@ def test_everything_that_renders_is_valid_kubernetes(renderings, version):
     }
 
 
-@pytest.mark.parametrize("kind", ["Deployment", "StatefulSet"])
-def test_the_sidecar_is_native_and_leaves_what_was_there(tmp_path, kind):
-    workload = the(overlay(tmp_path, kind, "sidecar"), kind)
+@pytest.mark.parametrize(("kind", "way"), WAYS)
+def test_either_way_leaves_what_was_there_and_keeps_its_snapshot_in_the_claim(overlays, kind, way):
+    """Native where Kubernetes has that, else an ordinary container that waits."""
+    documents = overlays[kind, way]
+    workload = the(documents, kind)
     labels, spec = pod_of(workload)
-    assert {c["name"] for c in spec["initContainers"]} == {"download", "tracefit"}
-    assert [c["name"] for c in spec["containers"]] == ["engine"]
-    assert containers_of(workload)["tracefit"]["restartPolicy"] == "Always"
-    assert {"model", "tracefit-config", "tracefit-snapshot", "tracefit-tmp"} == {v["name"] for v in spec["volumes"]}
+    first, ordinary = ([each["name"] for each in spec[part]] for part in ("initContainers", "containers"))
+    tracefit = containers_of(workload)["tracefit"]
+    if way == "sidecar":
+        assert ({*first}, ordinary) == ({"download", "tracefit"}, ["engine"])
+        assert tracefit["restartPolicy"] == "Always"
+    else:
+        assert kind in validate(documents, OLDEST_PLAIN)
+        assert (first, {*ordinary}) == (["download"], {"engine", "tracefit"})
+        assert "restartPolicy" not in tracefit
+        assert tracefit["lifecycle"]["preStop"]["exec"]["command"] == ["sleep", "5"]
     assert labels["tracefit"] == "enabled"
-
-
-@pytest.mark.parametrize("kind", ["Deployment", "StatefulSet"])
-def test_the_plain_variant_is_an_ordinary_container_that_waits_and_is_valid_where_it_is_for(tmp_path, kind):
-    documents = overlay(tmp_path, kind, "plain")
-    assert kind in validate(documents, OLDEST_PLAIN)
-    _, spec = pod_of(the(documents, kind))
-    containers = {c["name"]: c for c in spec["containers"]}
-    assert containers.keys() == {"engine", "tracefit"}
-    assert "restartPolicy" not in containers["tracefit"]
-    assert containers["tracefit"]["lifecycle"]["preStop"]["exec"]["command"] == ["sleep", "5"]
-
-
-def test_the_claim_takes_the_place_of_the_empty_directory(tmp_path):
-    documents = overlay(tmp_path, "StatefulSet", "sidecar", "snapshot-pvc")
+    volumes = {volume["name"]: volume for volume in spec["volumes"]}
+    assert volumes.keys() == {"model", "tracefit-config", "tracefit-snapshot", "tracefit-tmp"}
     (claim,) = specs(documents, "PersistentVolumeClaim")
-    workload = the(documents, "StatefulSet")
-    _, spec = pod_of(workload)
-    (volume,) = [v for v in spec["volumes"] if v["name"] == "tracefit-snapshot"]
-    assert volume == {"name": "tracefit-snapshot", "persistentVolumeClaim": {"claimName": claim}}
-    user = containers_of(workload)["tracefit"]["securityContext"]["runAsUser"]
-    assert spec["securityContext"]["fsGroup"] == user
+    assert volumes["tracefit-snapshot"] == {
+        "name": "tracefit-snapshot",
+        "persistentVolumeClaim": {"claimName": claim},
+    }
+    assert spec["securityContext"]["fsGroup"] == tracefit["securityContext"]["runAsUser"]
 
 
 @pytest.fixture(scope="module")
@@ -183,17 +182,18 @@ RESTRICTED = {
 }
 
 
-def test_every_tracefit_container_meets_the_restricted_profile_and_more(containers):
+def test_every_tracefit_container_meets_the_restricted_profile_and_more(containers, pods):
     assert len(containers) == 13
     for container in containers:
         assert container["securityContext"] == RESTRICTED
         assert "cpu" not in container["resources"]["limits"]
         assert set(container["resources"]["requests"]) == {"cpu", "memory", "ephemeral-storage"}
+    assert all(spec["enableServiceLinks"] is False for spec in pods), "a service called tracefit sets variables"
 
 
 def test_probes_ask_pages_that_exist(containers):
     nothing = lambda: (True, {})  # noqa: E731 - a probe
-    routes = {route.pattern for route in make_routes(None, _Documents(), alive=nothing, ready=nothing)}
+    routes = {route.pattern for route in make_routes(None, Mock(), alive=nothing, ready=nothing)}
     for container in containers:
         ports = {port["name"]: port["containerPort"] for port in container["ports"]}
         assert ports["http-metrics"] == int(Config().pages.rpartition(":")[2])
@@ -236,14 +236,6 @@ def test_every_claim_holds_a_whole_log_and_three_checkpoints_of_all_configuratio
     for size in sizes.values():
         usable_mib = 0.9 * 1024 * int(size.removesuffix("Gi"))
         assert usable_mib >= written_mib(Config().engines_max), "a file system takes some of it for itself"
-
-
-def test_no_service_called_tracefit_reaches_the_environment(pods):
-    assert all(spec["enableServiceLinks"] is False for spec in pods)
-
-
-class _Documents:
-    answer_snapshot = answer_config = answer_blis = None
 
 
 def test_what_the_manifests_configure_is_accepted_and_a_missing_file_keeps_no_pod_from_starting(
@@ -333,22 +325,6 @@ def test_one_line_of_an_overlay_says_where_every_alert_leads(tmp_path, name):
     assert len(alerts) == len(theirs)
     assert {a["annotations"]["runbook_url"] for a in alerts} == {f"{wiki}#{a['alert'].lower()}" for a in alerts}
     assert not [c for c in of_kind(documents, "ConfigMap") if "runbooks" in c["metadata"]["name"]]
-
-
-OPERATOR_FIELDS = {
-    "PodMonitor": ({"selector", "podMetricsEndpoints"}, {"port", "path", "interval", "scrapeTimeout"}),
-    "PrometheusRule": ({"groups"}, {"name", "rules"}),
-}
-
-
-def test_custom_resources_use_known_fields_only():
-    documents = kustomize(DEPLOY / "monitoring")
-    for kind, (top, inner) in OPERATOR_FIELDS.items():
-        resource = the(documents, kind)
-        assert resource["apiVersion"] == "monitoring.coreos.com/v1"
-        assert set(resource["spec"]) == top
-        for item in resource["spec"].get("podMetricsEndpoints", resource["spec"].get("groups")):
-            assert set(item) <= inner
 
 
 def test_the_network_policy_opens_the_pages_and_never_the_receiver(example):

@@ -110,15 +110,6 @@ def test_no_alert_fires_for_ever_on_a_stock_vllm_whose_prefill_is_weak_by_design
     assert not [name for name, alert in alerts().items() if stock & series_in(alert["expr"])]
 
 
-def test_every_expression_of_the_dashboard_parses(tmp_path, promtool):
-    substituted = [
-        {"record": f"panel:{n}", "expr": expr.replace("$__rate_interval", "5m").replace("$__range", "6h")}
-        for n, (_, expr) in enumerate(expressions())
-    ]
-    (tmp_path / "panels.yaml").write_text(yaml.safe_dump({"groups": [{"name": "panels", "rules": substituted}]}))
-    assert f"{len(substituted)} rules found" in output_of(promtool, "check", "rules", tmp_path / "panels.yaml")
-
-
 def links(part):
     """Every link of a panel or of the board, wherever Grafana keeps it."""
     if isinstance(part, dict):

@@ -24,7 +24,7 @@ def prometheus(directory, target):
     """The address of one that scrapes a port every second, with the shipped rules."""
     base = f"127.0.0.1:{free_port()}"
     config = {
-        "global": {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"},
+        "global": {"scrape_interval": "200ms", "scrape_timeout": "200ms", "evaluation_interval": "200ms"},
         "rule_files": [str(ROOT / "deploy" / "monitoring" / "rules.yaml")],
         "scrape_configs": [{"job_name": "tracefit", "static_configs": [{"targets": [f"127.0.0.1:{target}"]}]}],
     }

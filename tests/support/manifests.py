@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
+from functools import cache
 
 import pytest
 import yaml
@@ -15,8 +16,13 @@ from tests.support.processes import output_of
 OPERATOR_KINDS = {"PodMonitor", "PrometheusRule"}
 
 
+@cache
+def _rendered(directory):
+    return output_of(find_tool("kubectl"), "kustomize", directory)
+
+
 def kustomize(directory):
-    return list(yaml.safe_load_all(output_of(find_tool("kubectl"), "kustomize", directory)))
+    return list(yaml.safe_load_all(_rendered(directory)))
 
 
 def find_validator():

@@ -21,7 +21,7 @@ help:
 	@echo "make check-vllm-releases  whether what the plugin overrides exists in the releases of vLLM"
 	@echo "make bench WHAT=x  measure what the documents state, every number beside its target; x is one of"
 	@echo "            $(BENCHES)"
-	@echo "            (ARGS='names of sections'; h100 needs TABLES=DIR and TOOLS=DIR, other sections take TOOLS=DIR)"
+	@echo "            (ARGS='names of sections'; some of them need TOOLS=DIR, TABLES=DIR or CAPTURES=DIR, and say so)"
 	@echo "make torture  kill the real process 100 times, also in stages of start, checkpoint and stop, with bad disks and clocks,"
 	@echo "            and compare with one never killed; damage the log; hostile neighbours beside an honest exporter"
 	@echo "make stress   producers, scrapers, pullers and a shutdown at once"
@@ -116,30 +116,23 @@ check-vllm-releases: $(STAMP)
 run: $(STAMP)
 	@$(BIN)/tracefit run $(if $(CONFIG),--config $(CONFIG))
 
-BENCHES := client cost demo gpus h100 ingest learning pages plugin rows silicon systems wires
+BENCHES := client cost demo gpus ingest learning pages plugin rows silicon systems wires
 WHAT ?=
 ARGS ?=
-JUDGES = $(if $(TOOLS),--tools $(TOOLS)) $(if $(TABLES),--tables $(TABLES))
-define bench_plugin
-$(BIN)/python deploy/vllm-plugin/bench/hook_cost.py $(ARGS)
-$(BIN)/python -m pytest -s tests/bench/test_plugin_hooks.py
-endef
-bench_client = $(GPUS_VENV)/bin/python -m tests.bench.bench_client $(if $(CAPTURES),--captures $(CAPTURES)) $(JUDGES) $(ARGS)
+GIVEN = $(if $(TOOLS),--tools $(TOOLS)) $(if $(TABLES),--tables $(TABLES)) $(if $(CAPTURES),--captures $(CAPTURES)) $(ARGS)
+bench_client = $(GPUS_VENV)/bin/python -m tests.bench.bench_client $(GIVEN)
 bench_cost = $(BIN)/python -m tests.bench.bench_cost $(ARGS)
 bench_demo = $(BIN)/python -m tests.bench.bench_demo $(ARGS)
 bench_gpus = $(GPUS_VENV)/bin/python -m tests.bench.bench_gpus $(ARGS)
 bench_ingest = $(BIN)/python -m tests.bench.bench_cost latency $(ARGS)
-bench_learning = $(BIN)/python -m tests.bench.bench_learning $(if $(CAPTURES),--captures $(CAPTURES)) $(ARGS)
-bench_pages = $(BIN)/python -m tests.bench.bench_pages $(ARGS)
-bench_rows = $(BIN)/python -m tests.bench.bench_rows $(JUDGES) $(ARGS)
+bench_learning = $(BIN)/python -m tests.bench.bench_learning $(GIVEN)
+bench_pages = $(BIN)/python -m tests.bench.bench_pages $(GIVEN)
+bench_plugin = $(BIN)/python deploy/vllm-plugin/bench/hook_cost.py $(ARGS)
+bench_rows = $(BIN)/python -m tests.bench.bench_rows $(GIVEN)
 bench_silicon = $(GPUS_VENV)/bin/python -m tests.bench.bench_silicon $(ARGS)
-bench_systems = $(GPUS_VENV)/bin/python -m tests.bench.bench_systems $(JUDGES) $(ARGS)
+bench_systems = $(GPUS_VENV)/bin/python -m tests.bench.bench_systems $(GIVEN)
 bench_wires = $(BIN)/python -m tests.bench.bench_wires $(ARGS)
-define bench_h100
-$(BIN)/python -m tests.bench.bench_rows $(JUDGES) h100
-$(GPUS_VENV)/bin/python -m tests.bench.bench_systems $(JUDGES) h100
-endef
-bench: $(STAMP) $(if $(filter client gpus h100 silicon systems,$(WHAT)),$(GPUS_STAMP))
+bench: $(STAMP) $(if $(filter client gpus silicon systems,$(WHAT)),$(GPUS_STAMP))
 	$(if $(filter $(WHAT),$(BENCHES)),,$(error make bench WHAT=x, x one of: $(BENCHES)))
 	$(bench_$(WHAT))
 

@@ -438,18 +438,15 @@ def lab_evaluate(
 ) -> int:
     """Compare every modelling system on recordings."""
     from collector.commands.ask import load_whole  # noqa: PLC0415
-    from collector.evaluate.command import EvaluateOptions, evaluate_recordings  # noqa: PLC0415
+    from collector.evaluate.command import evaluate_recordings  # noqa: PLC0415
 
     _refuse_snapshots(files, "score it on one: tracefit lab evaluate RECORDING --snapshot {}")
     names = tuple(name.strip() for name in systems.split(",") if name.strip())
-    asked = EvaluateOptions(
-        systems=names,
-        leave_out=leave_out or "",
-        snapshot=load_whole(scored) if scored else None,
-        **options,
-    )
+    snapshot = load_whole(scored) if scored else None
     with _aside(in_json=in_json):
-        code, document = evaluate_recordings(files, config, asked, SystemClock())
+        code, document = evaluate_recordings(
+            files, config, SystemClock(), systems=names, leave_out=leave_out or "", snapshot=snapshot, **options
+        )
     if in_json:
         say(document.decode())
     return code

@@ -32,48 +32,43 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 import tracefit
 from collector.decode.pages import EngineReading, Meaning, ScrapedPage
 from collector.join.pages import PageEngine
-from collector.recordings import merged, open_recordings
-from online import STEP_FEATURES, Floats, Ints, Mask, RowBlock, Target
+from collector.recordings import Timed
+from online import STEP_FEATURES, Floats, Mask, RowBlock, Target
 
-from .captures import Request
-from .systems import Fit, Score, fit
+from .captures import name_of
+from .systems import Fit, Score, ape, fit
 
 # --- requests ---------------------------------------------------------------------------------------------------------
 
 ROUTER_FEATURES = ("prompt tokens", "running", "waiting", "KV usage", "tokens so far")
 
 
-@dataclass(frozen=True, slots=True)
 class ServedRequests:
-    """Many of them by column, in order of arrival; times in seconds."""
+    """Many of them by column, in order of arrival; times in seconds since the first, TTFT and TPOT in microseconds."""
 
-    arrived_s: Floats
-    first_s: Floats
-    last_s: Floats
-    delivered_ns: Ints
-    prompt_tokens: Floats
-    output_tokens: Floats
-    engine: Ints
-
-    @property
-    def ttft_us(self) -> Floats:
-        """From arrival to first token."""
-        return 1e6 * (self.first_s - self.arrived_s)
-
-    @property
-    def tpot_us(self) -> Floats:
-        """Between tokens; of answers of a single token 0."""
-        return 1e6 * (self.last_s - self.first_s) / np.maximum(self.output_tokens - 1.0, 1.0)
+    def __init__(self, requests: NDArray[Any]) -> None:
+        arrived_ns = requests["first_token_ns"]
+        for name in ("queued_ns", "arrived_ns"):  # as far as that was seen
+            arrived_ns = np.where(requests[name] > 0, requests[name], arrived_ns)
+        order = np.lexsort((requests["delivered_ns"], arrived_ns))
+        stamps = np.array([arrived_ns, requests["first_token_ns"], requests["finished_ns"]])[:, order]
+        usable = (stamps[0] < stamps[1]) & (stamps[1] <= stamps[2])
+        stamps, told = stamps[:, usable], requests[order][usable]
+        self.arrived_s, self.first_s, self.last_s = (stamps - stamps.min(initial=stamps.max(initial=0))) / 1e9
+        self.prompt_tokens, self.output_tokens = (told[f"{of}_tokens"].astype(float) for of in ("prompt", "output"))
+        self.delivered_ns, self.engine = told["delivered_ns"], told["engine"]
+        self.ttft_us = 1e6 * (self.first_s - self.arrived_s)
+        self.tpot_us = 1e6 * (self.last_s - self.first_s) / np.maximum(self.output_tokens - 1.0, 1.0)
 
     def met_at_arrival(self, kv_tokens: float) -> Floats:
         """``ROUTER_FEATURES`` of each; what share of a prompt was in the prefix cache is in no span."""
@@ -97,19 +92,6 @@ class ServedRequests:
         return np.maximum(met, 1.0)
 
 
-def by_column(requests: Sequence[Request]) -> ServedRequests:
-    """Their columns, on a clock that begins with the first arrival."""
-    usable = [each for each in requests if each.begun_ns < each.first_token_ns <= each.finished_ns]
-    usable.sort(key=lambda each: (each.begun_ns, each.delivered_ns))
-    epoch_ns = usable[0].begun_ns if usable else 0
-    stamps = [(each.begun_ns, each.first_token_ns, each.finished_ns) for each in usable]
-    arrived_s, first_s, last_s = (np.array(stamps, np.int64).reshape(-1, 3) - epoch_ns).T / 1e9
-    told = [(each.delivered_ns, each.engine, each.prompt_tokens, each.output_tokens) for each in usable]
-    delivered_ns, engine, prompt, output = np.array(told, np.int64).reshape(-1, 4).T
-    lengths = prompt.astype(float), output.astype(float)
-    return ServedRequests(arrived_s, first_s, last_s, delivered_ns, *lengths, engine)
-
-
 LEARNED_MIN = 100
 JUDGED_MIN = 20
 NOT_INSTALLED = "the baselines trees and ridge need scikit-learn: install tracefit's extra evaluate"
@@ -125,45 +107,35 @@ class RequestReport(msgspec.Struct, frozen=True, kw_only=True):
     note: str = ""
 
 
-class Times(NamedTuple):
-    """Predicted times of each request, us."""
-
-    ttft_us: Floats
-    tpot_us: Floats
+Times = tuple[Floats, Floats]
+"""TTFT and TPOT of each request, us."""
 
 
 def judge_requests(
-    requests: Sequence[Request], config: tracefit.Config | None, cut_ns: int, end_ns: int
+    requests: NDArray[Any], config: tracefit.Config | None, cut_ns: int, end_ns: int
 ) -> RequestReport | None:
     """Every model side by side; None where there are too few requests, or nothing was learned of steps."""
-    served = by_column(requests)
-    learned = served.delivered_ns <= cut_ns
-    judged = served.delivered_ns > cut_ns + (end_ns - cut_ns) // 2
+    served = ServedRequests(requests)
     several = served.output_tokens > 1
-    learned, judged = learned & several, judged & several
+    learned = several & (served.delivered_ns <= cut_ns)
+    judged = several & (served.delivered_ns > cut_ns + (end_ns - cut_ns) // 2)
     if config is None or learned.sum() < LEARNED_MIN or judged.sum() < JUDGED_MIN:
         return None
     met = served.met_at_arrival(float(config.limits.kv_tokens or 0))
-    output = float(served.output_tokens[learned].mean())
+    output, prompts = float(served.output_tokens[learned].mean()), served.prompt_tokens[judged]
+    note, scores = "", []
     try:
-        at_arrival = asked(config, served.prompt_tokens[judged], output, 1.0 + met[judged, 1] + met[judged, 2])
-        decoding = asked(config, served.prompt_tokens[judged], output, served.met_while_decoding()[judged])
+        at_arrival = asked(config, prompts, output, 1.0 + met[judged, 1] + met[judged, 2])
+        decoding = asked(config, prompts, output, served.met_while_decoding()[judged])
     except tracefit.TracefitError as error:
-        return RequestReport(learned=int(learned.sum()), judged=int(judged.sum()), scores=[], note=str(error))
-    times = {
-        "request": Times(at_arrival.ttft_us, decoding.tpot_us),
-        "request at arrival": at_arrival,
-    }
-    note = NOT_INSTALLED
-    if importlib.util.find_spec("sklearn") is not None:
-        from threadpoolctl import threadpool_limits  # noqa: PLC0415 - comes with scikit-learn
-
-        note = ""
-        with threadpool_limits(1):  # threads that wait for a core cost more than they bring
-            for name in BASELINES:
-                model = fitted(name, met[learned], served, learned)
-                times[name] = Times(*(one.predict(met[judged]) for one in model))
-    scores = [_request_score(name, each, served, judged) for name, each in times.items()]
+        note = str(error)
+    else:
+        times = {"request": (at_arrival[0], decoding[1]), "request at arrival": at_arrival}
+        if importlib.util.find_spec("sklearn") is None:
+            note = NOT_INSTALLED
+        else:
+            times |= {name: predicted(fitted(name, met, served, learned), met[judged]) for name in BASELINES}
+        scores = [_request_score(name, each, served, judged) for name, each in times.items()]
     return RequestReport(learned=int(learned.sum()), judged=int(judged.sum()), scores=scores, note=note)
 
 
@@ -173,30 +145,36 @@ def asked(config: tracefit.Config, prompt_tokens: Floats, output: float, concurr
         config.request(prompt_tokens=prompt, output_tokens=output, concurrency=met)
         for prompt, met in zip(prompt_tokens.tolist(), concurrency.tolist(), strict=True)
     ]
-    return Times(np.array([each.ttft.us for each in said]), np.array([each.itl.us for each in said]))
+    return np.array([each.ttft.us for each in said]), np.array([each.itl.us for each in said])
 
 
-def fitted(name: str, features: Floats, served: ServedRequests, learned: Mask) -> tuple[Any, Any]:
+def fitted(name: str, met: Floats, served: ServedRequests, learned: Mask) -> tuple[Any, Any]:
     """A baseline for TTFT and one for TPOT."""
     # an extra, and a second to import
     from sklearn import ensemble, linear_model, pipeline, preprocessing  # noqa: PLC0415
+    from threadpoolctl import threadpool_limits  # noqa: PLC0415 - comes with scikit-learn
 
     def regressor() -> Any:
         if name == "trees":
             return ensemble.HistGradientBoostingRegressor(random_state=0)
         return pipeline.make_pipeline(preprocessing.StandardScaler(), linear_model.BayesianRidge())
 
-    return regressor().fit(features, served.ttft_us[learned]), regressor().fit(features, served.tpot_us[learned])
+    with threadpool_limits(1):  # threads that wait for a core cost more than they bring
+        ttft, tpot = (regressor().fit(met[learned], us[learned]) for us in (served.ttft_us, served.tpot_us))
+    return ttft, tpot
+
+
+def predicted(models: tuple[Any, Any], met: Floats) -> Times:
+    """What a baseline says of each."""
+    ttft, tpot = (model.predict(met) for model in models)
+    return ttft, tpot
 
 
 def _request_score(model: str, times: Times, served: ServedRequests, judged: Mask) -> Score:
     """Relative errors."""
     score: Score = {"model": model}
-    for name, predicted_us, observed_us in (
-        ("ttft", times.ttft_us, served.ttft_us[judged]),
-        ("tpot", times.tpot_us, served.tpot_us[judged]),
-    ):
-        error = np.abs(predicted_us / observed_us - 1.0)
+    for name, predicted_us, observed_us in zip(("ttft", "tpot"), times, (served.ttft_us, served.tpot_us), strict=True):
+        error = ape(predicted_us, observed_us[judged])
         score[f"{name}_median"], score[f"{name}_p90"] = np.quantile(error, (0.5, 0.9)).tolist()
     return score
 
@@ -238,18 +216,15 @@ class _Window(NamedTuple):
     end_ns: int
 
 
-def load_pages(paths: Sequence[Path]) -> dict[str, list[TimedReading]]:
-    """Readings of each engine of one source's recordings, by name; empty if they are of something else."""
+def load_pages(path: Path, said: Sequence[Timed]) -> dict[str, list[TimedReading]]:
+    """Readings of each engine of one source, by name; empty if it holds something else."""
     readings: dict[str, list[TimedReading]] = {}
-    path = paths[0]
-    name = path.parent.name if path.name.startswith("pages.") else path.name.split(".")[0]
-    for timed in merged(open_recordings(paths, lambda _: None)):  # what is wrong with them was said before
-        if isinstance(timed.said, ScrapedPage):
-            page = timed.said
-            server = name if page.instance == page.recording else f"{name} {page.instance}"
-            for reading in page.engines:
-                key = server if reading.engine == "0" else f"{server}#{reading.engine}"
-                readings.setdefault(key, []).append(TimedReading(page.unix_ns, page.mono_ns, reading))
+    pages = [timed.said for timed in said if isinstance(timed.said, ScrapedPage)]
+    for page in pages:
+        server = name_of(path) if page.instance == page.recording else f"{name_of(path)} {page.instance}"
+        for reading in page.engines:
+            key = server if reading.engine == "0" else f"{server}#{reading.engine}"
+            readings.setdefault(key, []).append(TimedReading(page.unix_ns, page.mono_ns, reading))
     return readings
 
 
@@ -269,47 +244,43 @@ def _rows_of(engine: PageEngine) -> RowBlock | None:
 
 
 def evaluate_pages(name: str, readings: Sequence[TimedReading], learn_until: float) -> PageReport:
-    """One engine's report."""
+    """One engine's report: learned from its first part, and scored as it is then on the rest."""
     begin_ns, end_ns = readings[0].unix_ns, readings[-1].unix_ns
     cut_ns = begin_ns + int(learn_until * (end_ns - begin_ns))
     rows = _rows_of(_scraped([timed for timed in readings if timed.unix_ns <= cut_ns]))
-    learned = fit("portable", Target.STEP_TIME, {}, rows) if rows is not None else None
-    windows, scores = score_windows(readings, learned, cut_ns)
+    windows = _windows(readings)
+    scored = [window for window in windows if window.end_ns > cut_ns]
+    scores: list[Score] = []
+    if scored:
+        ours: Score = {"model": TRACEFIT, "note": "too few rows to begin"}
+        if (learned := fit("portable", Target.STEP_TIME, {}, rows)) is not None:
+            ours = _latency_score(TRACEFIT, [_itl_us(learned, window.rows) for window in scored], scored)
+        scores = [ours, _line_score(windows[: len(windows) - len(scored)], scored)]
     learned_rows = 0 if rows is None else len(rows)
-    return PageReport(name=name, pages=len(readings), learned_rows=learned_rows, windows=windows, scores=scores)
+    return PageReport(name=name, pages=len(readings), learned_rows=learned_rows, windows=len(scored), scores=scores)
 
 
-def score_windows(readings: Sequence[TimedReading], learned: Fit | None, cut_ns: int) -> tuple[int, list[Score]]:
-    """Scored windows, and each model's errors over them: ``learned`` as it is, the line from before the cut."""
+def _windows(readings: Sequence[TimedReading]) -> list[_Window]:
+    """Those of 15 s in which enough tokens followed another."""
     edges = np.arange(readings[0].unix_ns, readings[-1].unix_ns, int(WINDOW_S * 1e9))
     at_ns, whole = np.array([timed.unix_ns for timed in readings]), _scraped(readings)
     first, last = np.searchsorted(at_ns, edges[:-1]), np.searchsorted(at_ns, edges[1:], side="right")
-    inside = (readings[begin:end] for begin, end in zip(first.tolist(), last.tolist(), strict=True))
-    found = [_window(each, whole, int(end_ns)) for each, end_ns in zip(inside, edges[1:], strict=True)]
-    windows = [window for window in found if window is not None]
-    scored = [window for window in windows if window.end_ns > cut_ns]
-    if not scored:
-        return 0, []
-    ours: Score = {"model": TRACEFIT, "note": "too few rows to begin"}
-    if learned is not None:
-        ours = _latency_score(TRACEFIT, [_predicted(learned, window.rows) for window in scored], scored)
-    return len(scored), [ours, _line_score(windows[: len(windows) - len(scored)], scored)]
+    found = []
+    for begin, end, end_ns in zip(first.tolist(), last.tolist(), edges[1:].tolist(), strict=True):
+        inside = readings[begin:end]
+        rows = _rows_of(_scraped(inside, whole)) if len(inside) > 1 else None
+        if rows is None:
+            continue
+        before, after = inside[0].reading.values, inside[-1].reading.values
+        decoded = after[Meaning.ITL_COUNT] - before[Meaning.ITL_COUNT]
+        if decoded >= _DECODED_MIN:  # a page without latencies has NaN
+            itl_us = 1e6 * (after[Meaning.ITL_SECONDS] - before[Meaning.ITL_SECONDS]) / decoded
+            kv_usage = float(np.mean([timed.reading.values[Meaning.KV_USAGE_RATIO] for timed in inside]))
+            found.append(_Window(rows, itl_us, kv_usage, end_ns))
+    return found
 
 
-def _window(inside: Sequence[TimedReading], whole: PageEngine, end_ns: int) -> _Window | None:
-    rows = _rows_of(_scraped(inside, whole)) if len(inside) > 1 else None
-    if rows is None:
-        return None
-    first, last = inside[0].reading.values, inside[-1].reading.values
-    decoded = last[Meaning.ITL_COUNT] - first[Meaning.ITL_COUNT]
-    if not decoded >= _DECODED_MIN:  # a page without latencies has NaN
-        return None
-    itl_us = 1e6 * (last[Meaning.ITL_SECONDS] - first[Meaning.ITL_SECONDS]) / decoded
-    kv_usage = float(np.mean([timed.reading.values[Meaning.KV_USAGE_RATIO] for timed in inside]))
-    return _Window(rows, itl_us, kv_usage, end_ns)
-
-
-def _predicted(learned: Fit, rows: RowBlock) -> float:
+def _itl_us(learned: Fit, rows: RowBlock) -> float:
     decoding = np.add.reduceat(rows.raw[:, _DECODING], rows.offsets[:-1]) / rows.steps
     predicted_us = learned.predict(rows)
     known = np.isfinite(predicted_us)
@@ -329,8 +300,7 @@ def _line_score(learned: Sequence[_Window], scored: Sequence[_Window]) -> Score:
 
 
 def _latency_score(model: str, predicted_us: Sequence[float], windows: Sequence[_Window]) -> Score:
-    error = np.abs(np.array(predicted_us) / [window.itl_us for window in windows] - 1.0)
-    error = error[np.isfinite(error)]
+    error = ape(np.array(predicted_us), np.array([window.itl_us for window in windows]))
     if not len(error):
         return {"model": model, "note": "nothing is predicted"}
     return {"model": model, "mean": float(error.mean()), "median": float(np.median(error))}

@@ -2,92 +2,56 @@
 
 What a sidecar could have known at a time is what had been delivered by then, so the cut between learning and scoring is
 made in delivery time: the receive time of an export where an index lies beside the recording (``X.idx.jsonl.gz`` beside
-``X.pb.gz``, one ``recv_unix_ns`` a line), else the newest span end so far. Learning rows come from a join that was fed
-nothing later; scored rows from one that was fed everything. KV events in the folder of a recording are of the same
+``X.pb.gz``, one ``recv_unix_ns`` a line), else the newest span end so far. Learning rows come from a pipeline that was
+fed nothing later; scored rows from one that was fed everything. KV events in the folder of a recording are of the same
 servers.
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from operator import itemgetter
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
+import tracefit
 from collector.config import Config
 from collector.decode import MISSING, Finish, MarkKind, Telemetry
 from collector.decode.fpm import ForwardPass
 from collector.decode.kv import KvBatch
-from collector.decode.pages import ScrapedPage
-from collector.identity import Fact, Knowledge, cannot_derive
-from collector.ingest import Export
+from collector.identity import Fact
+from collector.ingest import TAKE_BYTES, Export
 from collector.join import Event, Joiner, Renamed, Rows, Scheduling
-from collector.recordings import Received, Recording, Timed, index_of, lines_of, merged
-from collector.runtime import PrintLine
-from collector.service import Correlator
+from collector.recordings import Received, Timed, by_kind, in_batches, index_of, lines_of
+from collector.service import Correlator, make_pipeline
 from collector.telemetry import Counts, table
-from online import ConfigSnapshot, Ints, RowBlock, Snapshot, Target
+from online import Floats, Ints, RowBlock, Target
+from online.features import PORTABLE
 
-
-def with_kv_beside(sources: Sequence[list[Recording]], note: PrintLine) -> list[list[Recording]]:
-    """Sources of telemetry, each with the recordings of KV events from its folder.
-
-    ``note`` is told of events that have no telemetry beside them.
-    """
-    kept, kv = [], dict[Path, list[Path]]()
-    for recordings in sources:
-        # Whoever reads the recording whole says what is wrong with it.
-        with contextlib.closing(iter(Recording(recordings[0].path, lambda _: None))) as timed:
-            first = next(timed, None)
-        if first is not None and isinstance(first.said, KvBatch):
-            kv.setdefault(recordings[0].path.parent, []).extend(recording.path for recording in recordings)
-        else:
-            kept.append(recordings)
-    for folder in sorted(kv.keys() - {recordings[0].path.parent for recordings in kept}):
-        note(f"{folder}: KV events without telemetry in the same folder are left out")
-    return [
-        recordings + [Recording(path, note) for path in kv.get(recordings[0].path.parent, ())] for recordings in kept
-    ]
-
-
-Learn = Callable[[Sequence[Timed]], Snapshot]
-"""What a sidecar publishes that was fed this telemetry, and nothing else."""
-PASSES = 256
-"""Forward passes that are joined at once: each is a row by itself."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
-    """One request that ended by itself; times in wall clock ns, ``delivered`` of its span, None where nobody saw it."""
-
-    prompt_tokens: int
-    output_tokens: int
-    first_token_ns: int
-    finished_ns: int
-    delivered_ns: int
-    engine: int = 0
-    arrived_ns: int | None = None
-    queued_ns: int | None = None
-    scheduled_ns: int | None = None
-    departed_ns: int | None = None
-
-    @property
-    def begun_ns(self) -> int:
-        """When it arrived, as far as that was seen."""
-        return next(each for each in (self.arrived_ns, self.queued_ns, self.first_token_ns) if each is not None)
+_TOLD = ("engine", "prompt_tokens", "output_tokens", "arrived_ns", "departed_ns", "delivered_ns")
+_STAMPS = {
+    MarkKind.QUEUED: "queued_ns",
+    MarkKind.SCHEDULED: "scheduled_ns",
+    MarkKind.FIRST_TOKEN: "first_token_ns",
+    MarkKind.FINISHED: "finished_ns",
+}
+REQUEST = np.dtype([(name, np.int64) for name in (*_TOLD, *_STAMPS.values())])
+"""One request that ended by itself; times in wall clock ns, ``delivered`` of its span, 0 where nobody saw it."""
 
 
 @dataclass(slots=True)
 class Delivered:
-    """Rows of one target of one configuration, and when each row's own step was delivered."""
+    """Rows of one target of one configuration, when each row's own step was delivered, and its true time, (n,) each."""
 
     rows: RowBlock
     delivered_ns: Ints
-    step_id: Ints
-    """Of the row's own (first) step; 0 where there are no summaries."""
+    true_us: Floats
+    """Where it lies beside the recording, else as the row has it."""
 
 
 @dataclass(slots=True)
@@ -100,17 +64,15 @@ class Capture:
     telemetry: str
     full: dict[Target, Delivered]
     learned: dict[Target, RowBlock]
-    requests: list[Request]
+    requests: NDArray[Any]
+    """Of ``REQUEST``, (k,); of an engine that tells no more of them, their arrival, first token and end alone."""
     cut_ns: int
-    cannot_derive: tuple[str, ...] = ()
-    dropped_rows: dict[str, int] = field(default_factory=dict)
-    truth_us: dict[int, float] = field(default_factory=dict)
-    served: list[Request] = field(default_factory=list)
-    """``requests``, or those of an engine that tells no more than when they arrived and ended."""
     end_ns: int = 0
     """When the last export was delivered."""
-    published: ConfigSnapshot | None = None
-    """What was known at the cut."""
+    client: tracefit.Config | None = None
+    """What was published at the cut."""
+    cannot_derive: Sequence[str] = ()
+    dropped_rows: dict[str, int] = field(default_factory=dict)
 
     def scored(self, target: Target) -> RowBlock:
         """Rows delivered after the cut; a step whose true time lies beside the recording has that time."""
@@ -118,78 +80,99 @@ class Capture:
         if full is None:
             return RowBlock.empty(target.vocabulary)
         after = np.flatnonzero(full.delivered_ns > self.cut_ns)
-        rows = full.rows.take(after)
-        if target is Target.STEP_TIME and self.truth_us:
-            rows.elapsed_us[:] = [
-                self.truth_us.get(int(step), wire)
-                for step, wire in zip(full.step_id[after], rows.elapsed_us, strict=True)
-            ]
-        return rows
+        return replace(full.rows.take(after), elapsed_us=full.true_us[after])
 
 
-@dataclass(slots=True)
-class _Stream:
-    """One pass over a recording: what its join gave, and the telemetry with the time of its delivery."""
+class _Heard:
+    """A pipeline that was told so much, and the rows that it got, by configuration and target."""
 
-    joiner: Joiner
-    told: list[tuple[Telemetry, int]] = field(default_factory=list)
-    rows: dict[tuple[str, Target], list[RowBlock]] = field(default_factory=dict)
+    def __init__(self, config: Config, delivered: Sequence[tuple[int, Timed]], feature_sets: tuple[str, ...]) -> None:
+        self.rows: dict[tuple[str, Target], list[RowBlock]] = {}
+        self.pipeline = make_pipeline(msgspec.structs.replace(config, learners=("rls",), feature_sets=feature_sets))
+        self.pipeline.on_event = self._keep
+        for batch in in_batches((timed for _, timed in delivered), TAKE_BYTES):
+            self.pipeline.process(**by_kind(batch))
+        self.pipeline.flush()
 
-    def apply(self, events: Iterable[Event]) -> None:
-        """Keep published rows by configuration; nothing is learned, so nobody has to be described or succeeded."""
-        for event in events:
-            match event:
-                case Renamed(old, new):
-                    for config_id, target in [key for key in self.rows if key[0] == old]:
-                        self.rows.setdefault((new, target), [])[:0] = self.rows.pop((config_id, target))
-                case Rows(config_id, target, rows):
-                    self.rows.setdefault((config_id, target), []).append(rows)
-
-    def instances_of(self, config_id: str) -> set[str]:
-        """The emitters of a configuration."""
-        return {emitter.instance for emitter in self.joiner.emitters_of(config_id)}
+    def _keep(self, event: Event) -> None:
+        match event:
+            case Renamed(old, new):
+                for config_id, target in [key for key in self.rows if key[0] == old]:
+                    self.rows.setdefault((new, target), [])[:0] = self.rows.pop((config_id, target))
+            case Rows(config_id, target, rows):
+                self.rows.setdefault((config_id, target), []).append(rows)
 
     def of(self, config_id: str) -> dict[Target, RowBlock]:
         """The rows of a configuration."""
         return {target: RowBlock.concatenate(blocks) for (key, target), blocks in self.rows.items() if key == config_id}
 
 
-def load(
-    recordings: Sequence[Recording],
-    knowledge: Knowledge,
-    join: Config,
-    learn_until: float,
-    learn: Learn | None = None,
-) -> list[Capture]:
-    """The configurations of one source's recordings, cut at ``learn_until`` of its delivery time.
+def load(path: Path, said: Sequence[Timed], config: Config, learn_until: float) -> list[Capture]:
+    """The configurations of one source, cut at ``learn_until`` of its delivery time; empty if it holds pages.
 
-    With ``learn`` each has what was published of it at the cut. KV events are taken to have been heard when they
-    happened.
+    KV events are taken to have been heard when they happened.
+
+    Args:
+        path: of its first recording.
+        said: all that it holds, in order.
+        config: rules, model files and hardware; bounds of the join.
+        learn_until: share of the time; of all of it nothing is published.
     """
-    path, label = recordings[0].path, recordings[0].label
-    said = [timed for timed in merged(recordings) if not isinstance(timed.said, ScrapedPage)]
-    told, kv = ([each for each in said if isinstance(each.said, KvBatch) is is_kv] for is_kv in (False, True))
-    if not told:
+    delivered = _in_order_of_delivery(path, said)
+    times = [at_ns for at_ns, timed in delivered if not isinstance(timed.said, KvBatch)]
+    if not times:
         return []
-    times = [timed.unix_nano for timed in told]
-    received = lines_of(index_of(path), Received)
-    if len(received) == len(told):
-        times = [each.recv_unix_ns for each in received]
-    cut_ns = min(times) + int(learn_until * (max(times) - min(times)))
-    delivered = [(each.unix_nano, each) for each in kv] + list(zip(times, told, strict=True))
-    delivered.sort(key=lambda item: item[0])
+    cut_ns = times[0] + int(learn_until * (times[-1] - times[0]))
+    everything = before = _Heard(config, delivered, ())
     early = [item for item in delivered if item[0] <= cut_ns]
-    everything = before = _run(delivered, knowledge, join)
     if len(early) < len(delivered):
-        before = _run(early, knowledge, join)
-    published = learn([timed for _, timed in early]).configs if learn is not None else []
-    captures = _captures(path, label, everything, before, cut_ns)
-    for capture in captures:
-        capture.end_ns = max(times)
-        instances = everything.instances_of(capture.config_id)
-        heard_of = [each for each in published if {engine.instance for engine in each.engines} & instances]
-        capture.published = heard_of[-1] if heard_of else None
+        before = _Heard(config, early, (PORTABLE,))
+    published = before.pipeline.snapshot(cut_ns, 1)
+    client = tracefit.load(published.to_json()) if before is not everything else None
+    told = _Told(path, delivered, config)
+    drops = everything.pipeline.joiner.take_counts().by_label(table.DROPPED_ROWS)
+    captures = []
+    for known in everything.pipeline.snapshot(0, 1).configs:
+        full, instances = everything.of(known.config_id), {engine.instance for engine in known.engines}
+        if not full:
+            continue
+        # Facts that were learned later may have renamed it since.
+        earlier = next((each for each in published.configs if instances & {e.instance for e in each.engines}), None)
+        behind = any(engine.scheduling == Scheduling.ASYNC for engine in known.engines)
+        captures.append(
+            Capture(
+                name=name_of(path),
+                config_id=known.config_id,
+                facts=known.config,
+                telemetry=known.telemetry,
+                full={target: told.delivered(target, rows, behind=behind) for target, rows in full.items()},
+                learned={} if earlier is None else before.of(earlier.config_id),
+                requests=told.requests_of(instances, everything.pipeline.joiner),
+                cut_ns=cut_ns,
+                end_ns=times[-1],
+                client=None if earlier is None or client is None else client.config(earlier.config_id),
+                cannot_derive=known.cannot_derive,
+                dropped_rows={reason: int(rows) for reason, rows in sorted(drops.items())},
+            )
+        )
+    for capture in captures if len(captures) > 1 else ():
+        capture.name += f"/{capture.config_id[:6]}"
     return captures
+
+
+def name_of(path: Path) -> str:
+    """What a recording is called: its folder, where its file has the name of any."""
+    return path.parent.name if path.name.startswith(("otlp.", "pages.")) else path.name.split(".")[0]
+
+
+def _in_order_of_delivery(path: Path, said: Sequence[Timed]) -> list[tuple[int, Timed]]:
+    """With the time of each."""
+    told = [timed for timed in said if isinstance(timed.said, Export | ForwardPass)]
+    times = [each.recv_unix_ns for each in lines_of(index_of(path), Received)]
+    if len(times) != len(told):
+        times = [timed.unix_nano for timed in told]
+    kv = ((timed.unix_nano, timed) for timed in said if isinstance(timed.said, KvBatch))
+    return sorted([*kv, *zip(times, told, strict=True)], key=itemgetter(0))
 
 
 class _TrueStep(msgspec.Struct):
@@ -198,131 +181,77 @@ class _TrueStep(msgspec.Struct):
     end_mono_ns: int
 
 
-def _run(delivered: Sequence[tuple[int, Timed]], knowledge: Knowledge, join: Config) -> _Stream:
-    correlator, counts = Correlator(join, knowledge), Counts()
-    stream, passes = _Stream(correlator.joiner), 0
-    for at_ns, timed in delivered:
-        match timed.said:
-            case Export():
-                found = list[Telemetry]()
-                stream.apply(correlator.process([timed.said], counts, found.append))
-                stream.told += [(telemetry, at_ns) for telemetry in found]
-            case KvBatch():
-                stream.joiner.kv.add(timed.said)
-            case ForwardPass():
-                stream.joiner.add_pass(timed.said)
-                passes += 1
-                if passes % PASSES == 0:
-                    stream.apply(stream.joiner.drain())
-    stream.apply(stream.joiner.drain(flush=True))
-    return stream
+class _Told:
+    """The telemetry itself, with the time of its delivery, and the true times of steps beside it."""
 
+    def __init__(self, path: Path, delivered: Sequence[tuple[int, Timed]], config: Config) -> None:
+        decoder = Correlator(config)
+        self._parts: list[tuple[str, Telemetry, int]] = [
+            (recording, telemetry, at_ns)
+            for at_ns, timed in delivered
+            if isinstance(timed.said, Export)
+            for recording, telemetry in decoder.read([timed.said], Counts())
+        ]
+        summaries = [
+            (int(unix_ns), at_ns, int(step_id))
+            for _, telemetry, at_ns in self._parts
+            for unix_ns, step_id in zip(telemetry.steps["unix_ns"], telemetry.steps["step_id"], strict=True)
+        ]
+        self._summaries: Ints = np.array(sorted(summaries), np.int64).reshape(-1, 3)
+        # Where who recorded knew them: start to start of consecutive steps, as the steps' time is.
+        steps = {each.step: each for each in lines_of(path.with_name("truth.jsonl.gz"), _TrueStep)}
+        ends = {n: steps[n + 1].start_mono_ns if n + 1 in steps else each.end_mono_ns for n, each in steps.items()}
+        self._true_us = {n: (ends[n] - each.start_mono_ns) / 1e3 for n, each in steps.items()}
 
-def _captures(path: Path, label: str, everything: _Stream, before: _Stream, cut_ns: int) -> list[Capture]:
-    name = path.parent.name if path.name.startswith("otlp.") else path.name.split(".")[0]
-    summaries = [
-        (int(unix_ns), delivered_ns, int(step_id))
-        for telemetry, delivered_ns in everything.told
-        for unix_ns, step_id in zip(telemetry.steps["unix_ns"], telemetry.steps["step_id"], strict=True)
-    ]
-    unix = np.array(sorted(summaries), np.int64).reshape(-1, 3)
-    joiner = everything.joiner
-    drops = joiner.take_counts().by_label(table.DROPPED_ROWS)
-    captures = []
-    config_ids = sorted({config_id for config_id, _ in everything.rows})
-    for config_id in config_ids:
-        emitters = joiner.emitters_of(config_id)
-        facts: dict[str, Fact] = {}
-        for emitter in emitters:
-            facts |= emitter.facts.known()
-        instances = everything.instances_of(config_id)
-        behind = any(emitter.snapshot().scheduling == Scheduling.ASYNC for emitter in emitters)
-        requests = sorted(_journeys(everything, label, instances), key=lambda request: request.finished_ns)
-        captures.append(
-            Capture(
-                name=name if len(config_ids) == 1 else f"{name}/{config_id[:6]}",
-                config_id=config_id,
-                facts=facts,
-                telemetry=min(emitter.quality for emitter in emitters).label,
-                full={target: _deliver(rows, unix, behind=behind) for target, rows in everything.of(config_id).items()},
-                learned=before.of(_same_config(before, instances, config_id)),
-                requests=requests,
-                served=requests or list(_answers(everything, instances)),
-                cut_ns=cut_ns,
-                cannot_derive=cannot_derive(facts),
-                truth_us=_truth(path.with_name("truth.jsonl.gz")),
-                dropped_rows={reason: int(rows) for reason, rows in sorted(drops.items())},
-            )
-        )
-    return captures
+    def delivered(self, target: Target, rows: RowBlock, *, behind: bool) -> Delivered:
+        """When the summary of each row's own step was delivered; without summaries, when the row was over.
 
+        ``behind``: asynchronous, the row of step n begins with the summary of n + 1.
+        """
+        start_ns, unix = rows.end_ns - (rows.elapsed_us * 1e3).astype(np.int64), self._summaries
+        if len(unix) == 0:
+            return Delivered(rows, rows.end_ns, rows.elapsed_us)
+        at = np.clip(np.searchsorted(unix[:, 0], start_ns), 1, max(len(unix) - 1, 1))
+        nearer = np.where(start_ns - unix[at - 1, 0] < unix[np.minimum(at, len(unix) - 1), 0] - start_ns, at - 1, at)
+        _, delivered_ns, step_id = unix[np.minimum(nearer, len(unix) - 1)].T
+        known = self._true_us if target is Target.STEP_TIME else {}
+        own = zip((step_id - behind).tolist(), rows.elapsed_us.tolist(), strict=True)
+        return Delivered(rows, delivered_ns, np.array([known.get(step, wire_us) for step, wire_us in own]))
 
-def _truth(path: Path) -> dict[int, float]:
-    """True step times, where who recorded knew them: start to start of consecutive steps, as the steps' time is."""
-    steps = {each.step: each for each in lines_of(path, _TrueStep)}
-    starts = {step - 1: each.start_mono_ns for step, each in steps.items()}
-    return {step: (starts.get(step, each.end_mono_ns) - each.start_mono_ns) / 1e3 for step, each in steps.items()}
+    def requests_of(self, instances: set[str], joiner: Joiner) -> NDArray[Any]:
+        """Those whose way through the engine was told from beginning to end; else what spans of whole requests tell."""
+        found = list(self._journeys(instances, joiner)) or list(self._answers(instances))
+        return np.array([tuple(each.get(name, 0) for name in REQUEST.fields or ()) for each in found], REQUEST)
 
+    def _journeys(self, instances: set[str], joiner: Joiner) -> Iterator[dict[str, int]]:
+        apis = {span.span_id: span for _, telemetry, _ in self._parts for span in telemetry.api}
+        for recording, telemetry, at_ns in self._parts:
+            engine = joiner.engine_of(telemetry.instance, recording)
+            if engine is None or engine.instance not in instances:
+                continue
+            for span in telemetry.core:
+                stamps: dict[MarkKind, int] = {}
+                for mark in span.marks:
+                    stamps.setdefault(mark.kind, mark.ts_ns + span.unix_minus_mono_ns)
+                if span.finish not in (Finish.STOPPED, Finish.LENGTH) or not stamps.keys() >= _STAMPS.keys():
+                    continue
+                told = {name: stamps[kind] for kind, name in _STAMPS.items()}
+                api = apis.get(span.parent_span_id)
+                if api is not None and api.samples == 1:
+                    seen = {"arrived_ns": api.arrived_ns, "departed_ns": api.departed_ns}
+                    told |= {name: ns + span.unix_minus_mono_ns for name, ns in seen.items() if ns != MISSING}
+                tokens = {"prompt_tokens": span.prompt_tokens, "output_tokens": span.marks[-1].output_tokens}
+                yield told | tokens | {"engine": engine.number, "delivered_ns": at_ns}
 
-def _same_config(before: _Stream, instances: set[str], config_id: str) -> str:
-    """The configuration of the same emitters in the earlier part: facts learned later may have renamed it since."""
-    same = (each for each in before.joiner.config_ids() if before.instances_of(each) & instances)
-    return next(same, config_id)
-
-
-def _deliver(rows: RowBlock, unix: Ints, *, behind: bool) -> Delivered:
-    """When the summary of each row's own step was delivered; without summaries, when the row was over.
-
-    ``behind``: asynchronous, the row of step n begins with the summary of n + 1.
-    """
-    start_ns = rows.end_ns - (rows.elapsed_us * 1e3).astype(np.int64)
-    if len(unix) == 0:
-        return Delivered(rows, rows.end_ns, np.zeros(len(rows), np.int64))
-    at = np.clip(np.searchsorted(unix[:, 0], start_ns), 1, max(len(unix) - 1, 1))
-    nearer = np.where(start_ns - unix[at - 1, 0] < unix[np.minimum(at, len(unix) - 1), 0] - start_ns, at - 1, at)
-    nearest = unix[np.minimum(nearer, len(unix) - 1)]
-    return Delivered(rows, nearest[:, 1], nearest[:, 2] - behind)
-
-
-def _journeys(stream: _Stream, label: str, instances: set[str]) -> Iterator[Request]:
-    """The requests whose way through the engine was told from beginning to end."""
-    apis = {span.span_id: span for telemetry, _ in stream.told for span in telemetry.api}
-    spans = [(told.instance, span, delivered_ns) for told, delivered_ns in stream.told for span in told.core]
-    for instance, span, delivered_ns in spans:
-        engine = stream.joiner.engine_of(instance, label)
-        if engine is None or engine.instance not in instances or span.finish not in (Finish.STOPPED, Finish.LENGTH):
-            continue
-        marks: dict[MarkKind, int] = {}
-        for mark in span.marks:
-            marks.setdefault(mark.kind, mark.ts_ns + span.unix_minus_mono_ns)
-        if not {MarkKind.QUEUED, MarkKind.SCHEDULED, MarkKind.FIRST_TOKEN, MarkKind.FINISHED} <= set(marks):
-            continue
-        api = apis.get(span.parent_span_id)
-        arrived_ns, departed_ns = (api.arrived_ns, api.departed_ns) if api and api.samples == 1 else (MISSING, MISSING)
-        yield Request(
-            engine=engine.number,
-            prompt_tokens=span.prompt_tokens,
-            output_tokens=span.marks[-1].output_tokens,
-            queued_ns=marks[MarkKind.QUEUED],
-            scheduled_ns=marks[MarkKind.SCHEDULED],
-            first_token_ns=marks[MarkKind.FIRST_TOKEN],
-            finished_ns=marks[MarkKind.FINISHED],
-            delivered_ns=delivered_ns,
-            arrived_ns=None if arrived_ns == MISSING else arrived_ns + span.unix_minus_mono_ns,
-            departed_ns=None if departed_ns == MISSING else departed_ns + span.unix_minus_mono_ns,
-        )
-
-
-def _answers(stream: _Stream, instances: set[str]) -> Iterator[Request]:
-    """Those of an engine that tells no more than when they arrived and ended."""
-    for telemetry, delivered_ns in stream.told:
-        for span in telemetry.requests if telemetry.instance in instances else ():
-            if span.decode_s >= 0.0:
-                yield Request(
-                    prompt_tokens=span.prompt_tokens,
-                    output_tokens=span.output_tokens,
-                    arrived_ns=span.arrival_unix_ns,
-                    first_token_ns=span.arrival_unix_ns + int(1e9 * span.first_token_s),
-                    finished_ns=span.arrival_unix_ns + int(1e9 * (span.first_token_s + span.decode_s)),
-                    delivered_ns=delivered_ns,
-                )
+    def _answers(self, instances: set[str]) -> Iterator[dict[str, int]]:
+        for _, telemetry, at_ns in self._parts:
+            for span in telemetry.requests if telemetry.instance in instances else ():
+                if span.decode_s >= 0.0:
+                    yield {
+                        "prompt_tokens": span.prompt_tokens,
+                        "output_tokens": span.output_tokens,
+                        "arrived_ns": span.arrival_unix_ns,
+                        "first_token_ns": span.arrival_unix_ns + int(1e9 * span.first_token_s),
+                        "finished_ns": span.arrival_unix_ns + int(1e9 * (span.first_token_s + span.decode_s)),
+                        "delivered_ns": at_ns,
+                    }

@@ -4,29 +4,25 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
+from itertools import chain, islice
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
-from msgspec.structs import replace
 
-from collector import __version__
 from collector.config import Config, ConfigError
-from collector.identity import Knowledge
-from collector.recordings import Timed, by_kind, by_source, open_recordings
-from collector.runtime import EXIT_FAILED, EXIT_OK, Clock, note, progress, say
-from collector.service import make_pipeline
+from collector.decode.kv import KvBatch
+from collector.recordings import Timed, by_source, merged, open_recordings
+from collector.runtime import EXIT_FAILED, EXIT_OK, Clock, PrintLine, note, progress, say
 from exporters.snapshot_file import write_atomically
 from online import Snapshot
 from online.features import registered
 
 from .baselines import WINDOW_S, PageReport, evaluate_pages, load_pages
-from .captures import Capture, load, with_kv_beside
+from .captures import Capture, load
 from .online import OnlineReport, predict_then_learn
-from .protocol import CaptureReport, Report, Tell, evaluate
+from .protocol import CaptureReport, Report, evaluate
 from .systems import NINE, SHAPE_SUFFIX, Score, plain_name
-from .transfer import FIRST_ROWS, Transfer, group
+from .transfer import FIRST_ROWS, Transfer
 
 COLUMNS = {
     "system": "system",
@@ -101,17 +97,12 @@ def _capture(capture: CaptureReport) -> Iterator[str]:
 
 def _transfer(each: Transfer) -> Score:
     after = {
-        f"{cold}@{rows}": errors.get(rows)
+        f"{cold}@{rows}": errors.get(str(rows))
         for cold, errors in (("", each.after), ("cold ", each.cold))
-        for rows in map(str, FIRST_ROWS)
+        for rows in FIRST_ROWS
     }
-    return {
-        "system": each.system,
-        "variant": each.variant,
-        "donors": str(each.donors),
-        "zero-shot": each.zero_shot,
-        **after,
-    }
+    about = {"system": each.system, "variant": each.variant, "donors": str(each.donors), "zero-shot": each.zero_shot}
+    return about | after
 
 
 def online_lines(report: OnlineReport) -> Iterator[str]:
@@ -149,90 +140,71 @@ def _cell(name: str, value: float | str | None) -> str:
 PREDICT_THEN_LEARN = "predict-then-learn"
 
 
-class EvaluateOptions(NamedTuple):
-    """What the command line said."""
-
-    out: Path | None = None
-    snapshot: Snapshot | None = None
-    learn_until: float = 0.6
-    systems: tuple[str, ...] = ()
-    leave_out: str = ""
-    protocol: str = "hold-out"
-
-
 def evaluate_recordings(
-    paths: Sequence[Path], config: Config, options: EvaluateOptions, clock: Clock
+    paths: Sequence[Path],
+    config: Config,
+    clock: Clock,
+    *,
+    out: Path | None = None,
+    snapshot: Snapshot | None = None,
+    learn_until: float = 0.6,
+    systems: Sequence[str] = (),
+    leave_out: str = "",
+    protocol: str = "hold-out",
 ) -> tuple[int, bytes]:
-    """Evaluate all systems on the recordings.
+    """Evaluate all systems on the recordings, each of which is a source of its own, or one of a rotation.
 
-    Args:
-        paths: recordings, or directories of them; each is a source of its own, or one of a rotation.
-        config: rules, model files and hardware; bounds of the join.
-        options: see ``tracefit lab evaluate --help``.
-        clock: for the progress only.
+    The keywords are the options of ``tracefit lab evaluate``; ``clock`` is for the progress only.
 
     Returns:
         Exit code, failed if no recording had anything to score; and every number as JSON.
     """
-    systems = options.systems or ("portable" + SHAPE_SUFFIX, *NINE)
+    systems = systems or ("portable" + SHAPE_SUFFIX, *NINE)
     for system in systems:
         if plain_name(system) not in registered():
             raise ConfigError("--systems", f"{system!r} is not one of {', '.join(registered())}")
-    started_ns = clock.monotonic_ns()
+    started_ns, whole = clock.monotonic_ns(), protocol == PREDICT_THEN_LEARN
+    report: Report | OnlineReport
     with progress("evaluated", 0, "parts") as bar:
 
         def tell(what: str) -> None:
             bar.set_postfix_str(what, refresh=False)
             bar.update()
 
-        captures, pages, sources = _read(paths, config, options, tell)
-        report: Report | OnlineReport
-        if options.protocol == PREDICT_THEN_LEARN:
-            report = predict_then_learn(captures, __version__, tell)
+        captures, pages, sources = _read(paths, config, 1.0 if whole else learn_until, tell)
+        if whole:
+            report = predict_then_learn(captures, tell)
             text, scored = online_lines(report), bool(report.cases)
         else:
-            report = evaluate(
-                captures,
-                systems,
-                learn_until=options.learn_until,
-                left_out=options.leave_out or _default_key(captures),
-                version=__version__,
-                tell=tell,
-                snapshot=options.snapshot,
-                pages=pages,
-            )
+            report = evaluate(captures, systems, tell, learn_until, leave_out, snapshot, pages)
             text = lines(report)
-            scored = any(capture.scores for capture in report.captures) or any(each.scores for each in report.pages)
+            scored = any(capture.scores for capture in report.captures) or any(each.scores for each in pages)
     elapsed_s = (clock.monotonic_ns() - started_ns) / 1e9
     note(f"evaluated {sources} {'source' if sources == 1 else 'sources'} in {elapsed_s:.1f} s")
     for line in text:
         say(line)
     data = msgspec.json.encode(report)
-    if options.out is not None:
-        write_atomically(options.out, data)
-        say(f"written: {options.out}")
+    if out is not None:
+        write_atomically(out, data)
+        say(f"written: {out}")
     if not scored:
         note("error: there is nothing to score; give recordings of steps or requests (docs/telemetry.md)")
     return EXIT_OK if scored else EXIT_FAILED, data
 
 
 def _read(
-    paths: Sequence[Path], config: Config, options: EvaluateOptions, tell: Tell
+    paths: Sequence[Path], config: Config, learn_until: float, tell: PrintLine
 ) -> tuple[list[Capture], list[PageReport], int]:
     """What the recordings hold, with names that differ, and of how many sources they are."""
-    knowledge = Knowledge(config)
-    captures: list[Capture] = []
-    pages: list[PageReport] = []
-    sources = with_kv_beside(by_source(open_recordings(paths, note)), note)
-    whole = options.protocol == PREDICT_THEN_LEARN
-    learn_until, learn = (1.0, None) if whole else (options.learn_until, partial(published_of, config))
-    for recordings in sources:
-        tell(f"reading {recordings[0].label}")
-        found = load(recordings, knowledge, config, learn_until, learn)
+    captures, pages, names = list[Capture](), list[PageReport](), Counter[str]()
+    sources = list(_sources(paths))
+    for path, said in sources:
+        tell(f"reading {path}")
+        told = list(said)
+        found = load(path, told, config, learn_until)
+        if not found and learn_until < 1.0:
+            pages += [evaluate_pages(name, each, learn_until) for name, each in load_pages(path, told).items()]
         captures += found
-        readings = {} if found or whole else load_pages([recording.path for recording in recordings])
-        pages += [evaluate_pages(name, of_engine, learn_until) for name, of_engine in readings.items()]
-    names = Counter[str]()
     for capture in captures:
         names[capture.name] += 1
         if names[capture.name] > 1:
@@ -240,14 +212,17 @@ def _read(
     return captures, pages, len(sources)
 
 
-def published_of(config: Config, told: Sequence[Timed]) -> Snapshot:
-    """What the default learner publishes of this telemetry."""
-    pipeline = make_pipeline(replace(config, learners=("rls",), feature_sets=("portable",)))
-    pipeline.process(**by_kind(told))
-    pipeline.flush()
-    return pipeline.snapshot(0, 1)
-
-
-def _default_key(captures: Sequence[Capture]) -> str:
-    """Models are left out where there are several, else workloads."""
-    return "model" if len({group(capture, "model") for capture in captures}) > 1 else "workload"
+def _sources(paths: Sequence[Path]) -> Iterator[tuple[Path, Iterator[Timed]]]:
+    """First file and entries of each source of telemetry, and after them the KV events of its folder."""
+    telemetry, kv = list[tuple[Path, Iterator[Timed]]](), dict[Path, list[Timed]]()
+    for recordings in by_source(open_recordings(paths, note)):
+        path, timed = recordings[0].path, merged(recordings)
+        first = list(islice(timed, 1))
+        if first and isinstance(first[0].said, KvBatch):
+            kv.setdefault(path.parent, []).extend([*first, *timed])
+        else:
+            telemetry.append((path, chain(first, timed)))
+    for folder in sorted(kv.keys() - {path.parent for path, _ in telemetry}):
+        note(f"{folder}: KV events without telemetry in the same folder are left out")
+    for path, said in telemetry:
+        yield path, chain(said, kv.get(path.parent, ()))

@@ -7,17 +7,18 @@ on as many of them as hold the weights, farthest first.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 from collector.config import Config
-from collector.identity import Fact, shipped_sheets
+from collector.identity import shipped_sheets
 from collector.runtime import EXIT_FAILED, EXIT_OK, note, say
 from exporters.questions import as_json
-from online import Bank, StateError, Target
+from online import Bank, Floats, StateError, Target
 from online.features import PORTABLE, SYSTEMS, Facts
-from online.features.sheets import HardwareSheet, SheetError, architecture, model_sheet
+from online.features.sheets import SheetError, architecture, model_sheet
 from online.state import LineageLedger
 from online.transfer import Donor, pool
 
@@ -43,15 +44,20 @@ def compare_donors(paths: Sequence[Path], *, as_document: bool) -> int:
     Returns:
         Exit code: failed if no state could be used.
     """
-    bank = Bank(Config(feature_sets=(PORTABLE, *SYSTEMS), learners=("rls",)))
-    found = read_states(paths, bank)
+    found = read_states(paths, Bank(Config(feature_sets=(PORTABLE, *SYSTEMS), learners=("rls",))))
     if not found:
         note("no donor among them")
         return EXIT_FAILED
-    donors, pooled = list(_donors(found)), dict(_pooled(found))
-    farthest = _measure_next({config_id: facts for config_id, (facts, _) in found.items()})
-    document = as_json({"donors": donors, "pooled": pooled, "measure_next": farthest})
-    for line in [document] if as_document else _report(donors, pooled, farthest):
+    facts = {config_id: known for config_id, (known, _) in found.items()}
+    donors = {
+        config_id: [d for d in each if d.features.target is Target.STEP_TIME] for config_id, (_, each) in found.items()
+    }
+    document: dict[str, Any] = {
+        "donors": _donors(facts, donors),
+        "pooled": dict(_pooled(donors)),
+        "measure_next": _farthest(facts),
+    }
+    for line in [as_json(document)] if as_document else _report(**document):
         say(line)
     return EXIT_OK
 
@@ -86,53 +92,71 @@ def _files(paths: Sequence[Path]) -> Iterator[Path]:
             yield path
 
 
-def _donors(found: dict[str, tuple[Facts, list[Donor]]]) -> Iterator[dict[str, Any]]:
+def _donors(facts: Mapping[str, Facts], donors: Mapping[str, Sequence[Donor]]) -> list[dict[str, Any]]:
     """Each configuration, its rows, and how far the nearest other one is; None without a sheet, or without another."""
-    vectors = {config_id: configuration_vector(facts) for config_id, (facts, _) in found.items()}
-    for config_id, (facts, donors) in found.items():
-        mine = vectors[config_id]
-        others = [v for other, v in vectors.items() if other != config_id and v is not None]
-        yield {
-            "config_id": config_id,
-            "facts": {name: facts[name] for name in _SHOWN if name in facts},
-            "rows": max((d.rows for d in donors if d.features.target is Target.STEP_TIME), default=0.0),
-            "has_sheet": mine is not None,
-            "nearest_other": coverage(mine, others) if mine is not None and others else None,
-        }
-
-
-def _pooled(found: dict[str, tuple[Facts, list[Donor]]]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """By system: how many donors it has, and the coefficients that they say together."""
-    donors = [d for _, many in found.values() for d in many if d.features.target is Target.STEP_TIME]
-    for name, system in SYSTEMS.items():
-        pooled = pool(system, Target.STEP_TIME, [d for d in donors if d.features.name == name])
-        if pooled is None:
-            continue
-        known = {each: float(value) for each, value in zip(pooled.names, pooled.gamma, strict=True) if value > 0.0}
-        yield name, {"donors": len(pooled.donors), "coefficients": known}
-
-
-def _measure_next(seen: dict[str, Facts]) -> list[dict[str, Any]]:
-    """Configurations farthest from everything measured; empty if that cannot be said."""
-    known = [v for facts in seen.values() if (v := configuration_vector(facts)) is not None]
-    candidates = {
-        name: v for name, facts in possible(seen, shipped_sheets()) if (v := configuration_vector(facts)) is not None
+    points = {
+        config_id: point for config_id, known in facts.items() if (point := configuration_vector(known)) is not None
     }
-    if not known or not candidates:
-        return []
-    found = measure_next(candidates, known, NEXT)
-    return [{"configuration": name, "coverage": float(distance)} for name, distance in found]
+    told = []
+    for config_id, known in facts.items():
+        others = [point for other, point in points.items() if other != config_id]
+        told.append(
+            {
+                "config_id": config_id,
+                "facts": {name: known[name] for name in _SHOWN if name in known},
+                "rows": max((donor.rows for donor in donors[config_id]), default=0.0),
+                "has_sheet": config_id in points,
+                "nearest_other": coverage(points[config_id], others) if config_id in points and others else None,
+            }
+        )
+    return told
+
+
+def _pooled(donors: Mapping[str, Sequence[Donor]]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """By system: how many donors it has, and the coefficients that they say together."""
+    for name, system in SYSTEMS.items():
+        pooled = pool(
+            system, Target.STEP_TIME, [d for each in donors.values() for d in each if d.features.name == name]
+        )
+        if pooled is not None:
+            known = {each: float(value) for each, value in zip(pooled.names, pooled.gamma, strict=True) if value > 0.0}
+            yield name, {"donors": len(pooled.donors), "coefficients": known}
+
+
+def _farthest(seen: Mapping[str, Facts]) -> list[dict[str, Any]]:
+    """Configurations farthest from everything measured; empty if that cannot be said."""
+    known = [point for facts in seen.values() if (point := configuration_vector(facts)) is not None]
+    candidates = dict(_possible(seen)) if known else {}
+    return [{"configuration": name, "coverage": far} for name, far in measure_next(candidates, known, NEXT)]
+
+
+def _possible(seen: Mapping[str, Facts]) -> Iterator[tuple[str, Floats]]:
+    """Configurations one could measure: the models seen, on every GPU whose memory holds the weights."""
+    for config_id, facts in seen.items():
+        try:
+            model, _ = model_sheet(architecture(facts))
+        except SheetError:
+            continue
+        if model is None:
+            continue
+        for sheet, gpus in product(shipped_sheets().values(), GPUS):
+            fits = model.weight_bytes <= gpus * sheet.memory_gb * 1e9 * WEIGHTS_SHARE
+            changed = {**facts, **sheet.facts("auto"), "gpu": sheet.name, "tensor_parallel_size": gpus}
+            if fits and model.kv_heads % min(gpus, model.kv_heads) == 0:
+                point = configuration_vector(changed)
+                if point is not None:
+                    yield f"{facts.get('model', config_id)} on {gpus} x {sheet.name}", point
 
 
 def _report(
-    donors: list[dict[str, Any]], pooled: dict[str, dict[str, Any]], farthest: list[dict[str, Any]]
+    donors: list[dict[str, Any]], pooled: dict[str, dict[str, Any]], measure_next: list[dict[str, Any]]
 ) -> Iterator[str]:
     """The same for eyes."""
     table = []
     for donor in donors:
-        nearest, facts = donor["nearest_other"], donor["facts"]
-        distance = "no sheet" if not donor["has_sheet"] else "-" if nearest is None else f"{nearest:.2f}"
-        described = {name: str(facts.get(name, "-")) for name in _SHOWN}
+        near = donor["nearest_other"]
+        described = {name: str(donor["facts"].get(name, "-")) for name in _SHOWN}
+        distance = "no sheet" if not donor["has_sheet"] else "-" if near is None else f"{near:.2f}"
         table.append(
             {"donor": donor["config_id"], **described, "rows": f"{donor['rows']:.0f}", "nearest other": distance}
         )
@@ -144,27 +168,8 @@ def _report(
         coefficients = together["coefficients"].items()
         yield from tabulate([{"coefficient": each, "value": f"{value:.4g}"} for each, value in coefficients])
     yield ""
-    if not farthest:
+    if not measure_next:
         yield "What to measure next cannot be said: no donor has a model file and a known GPU"
         return
     yield "Measure next (farthest from everything measured)"
-    yield from tabulate([{**each, "coverage": f"{each['coverage']:.2f}"} for each in farthest])
-
-
-def possible(seen: dict[str, Facts], sheets: dict[str, HardwareSheet]) -> Iterator[tuple[str, dict[str, Fact]]]:
-    """Configurations one could measure: the models seen, on every GPU whose memory holds the weights."""
-    for config_id, facts in seen.items():
-        try:
-            model, _ = model_sheet(architecture(facts))
-        except SheetError:
-            continue
-        if model is None:
-            continue
-        name = str(facts.get("model", config_id))
-        for sheet in sheets.values():
-            for gpus in GPUS:
-                fits = model.weight_bytes <= gpus * sheet.memory_gb * 1e9 * WEIGHTS_SHARE
-                if fits and model.kv_heads % min(gpus, model.kv_heads) == 0:
-                    numbers = sheet.facts("auto")
-                    changed = {**facts, **numbers, "gpu": sheet.name, "tensor_parallel_size": gpus}
-                    yield f"{name} on {gpus} x {sheet.name}", changed
+    yield from tabulate([{**each, "coverage": f"{each['coverage']:.2f}"} for each in measure_next])

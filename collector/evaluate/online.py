@@ -23,12 +23,14 @@ oldest of the fullest of 4 x 4 cells goes; cells are equal in log(1 + A) and log
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 import numpy as np
 
+from collector import __version__
 from collector.identity import Fact
+from collector.runtime import PrintLine
 from online import STEP_FEATURES, Floats, Level, RowBlock, Target
 from online.features import portable
 from online.rls import solve
@@ -62,7 +64,7 @@ class OnlineReport(msgspec.Struct, frozen=True, kw_only=True):
     micro: list[Score]
 
 
-def predict_then_learn(captures: Sequence[Capture], version: str, tell: Callable[[str], None]) -> OnlineReport:
+def predict_then_learn(captures: Sequence[Capture], tell: PrintLine) -> OnlineReport:
     """Run the protocol; deterministic. Configurations without rows of one step are not there."""
     cases: list[OnlineCase] = []
     errors: dict[str, list[Floats]] = {}
@@ -80,7 +82,7 @@ def predict_then_learn(captures: Sequence[Capture], version: str, tell: Callable
                 errors.setdefault(name, []).append(each)
     return OnlineReport(
         schema="tracefit.predict-then-learn/1",
-        tracefit_version=version,
+        tracefit_version=__version__,
         cases=cases,
         macro=[
             _macro(name, [score for case in cases for score in case.scores if score["model"] == name])

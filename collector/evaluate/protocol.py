@@ -23,75 +23,57 @@ The coefficients of a published snapshot are scored as they are, nothing learned
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
-import tracefit
+from collector import __version__
 from collector.identity import Fact
+from collector.runtime import PrintLine
 from online import REQUEST_FEATURES, ConfigSnapshot, Floats, Ints, Quality, RowBlock, Snapshot, Target
 from online.features import PORTABLE, build
 
 from .baselines import PageReport, RequestReport, judge_requests
-from .captures import Capture, Request
-from .systems import Fit, Score, ape, fit, prequential
-from .transfer import Transfer, leave_one_out
+from .captures import Capture
+from .systems import Fit, Score, ape, fit, mean, prequential
+from .transfer import Transfer, group, leave_one_out
 
 COVER_MIN, COVER_MAX = 0.97, 1.03
 STEP = Target.STEP_TIME
 ALPHAS = (Target.API_QUEUEING, Target.POST_DECODE)
 
-
-@dataclass(frozen=True, slots=True)
-class RequestPath:
-    """One request with the rows of its path, (k,) indices and shares, and how many of them precede the first token."""
-
-    request: Request
-    rows: Ints
-    share: Floats
-    prefill: Floats
+Part = tuple[Ints, Floats]
+"""Row numbers, and the share of each that counts."""
+Path = tuple[Part, Part]
+"""The rows of a request, and those of them before its first token."""
 
 
-class Timeline:
-    """Rows of one engine in time order."""
-
-    def __init__(self, rows: RowBlock, engine: int) -> None:
-        of_engine = np.flatnonzero(rows.engine == engine)
-        self.index = of_engine[np.argsort(rows.end_ns[of_engine], kind="stable")]
-        self.end = rows.end_ns[self.index].astype(np.float64)
-        self.elapsed = rows.elapsed_us[self.index] * 1e3
-        self.start = self.end - self.elapsed
-        self.single = rows.steps[self.index] == 1
-
-    def between(self, start_ns: int, end_ns: int) -> tuple[Ints, Floats]:
-        """Row numbers and the share of each inside the interval."""
-        here = slice(max(0, int(np.searchsorted(self.end, start_ns)) - 1), int(np.searchsorted(self.start, end_ns)) + 1)
-        start, end = self.start[here], self.end[here]
-        inside = ((start + end) / 2 > start_ns) & ((start + end) / 2 <= end_ns)
-        overlap = (np.minimum(end, end_ns) - np.maximum(start, start_ns)) / self.elapsed[here]
-        share = np.where(self.single[here], inside, np.clip(overlap, 0.0, 1.0))
-        used = np.flatnonzero(share > 0.0)
-        return self.index[here][used], share[used]
+def _between(rows: RowBlock, engine: int, start_ns: int, end_ns: int) -> Part:
+    """The rows of one engine inside the interval."""
+    end, elapsed = rows.end_ns.astype(np.float64), rows.elapsed_us * 1e3
+    start = end - elapsed
+    inside = ((start + end) / 2 > start_ns) & ((start + end) / 2 <= end_ns)
+    overlap = (np.minimum(end, end_ns) - np.maximum(start, start_ns)) / elapsed
+    share = np.where(rows.steps == 1, inside, np.clip(overlap, 0.0, 1.0)) * (rows.engine == engine)
+    used = np.flatnonzero(share > 0.0)
+    return used, share[used]
 
 
-def paths_of(rows: RowBlock, requests: Sequence[Request]) -> tuple[list[RequestPath], int]:
-    """The path of every request that its rows cover, and how many they do not cover."""
-    lines: dict[int, Timeline] = {}
-    paths = []
-    for request in requests:
-        if request.scheduled_ns is None:
-            continue
-        line = lines.setdefault(request.engine, Timeline(rows, request.engine))
-        index, share = line.between(request.scheduled_ns, request.finished_ns)
-        covered = float((rows.elapsed_us[index] * share).sum()) * 1e3 / (request.finished_ns - request.scheduled_ns)
+def paths_of(rows: RowBlock, requests: NDArray[Any]) -> tuple[NDArray[Any], list[Path]]:
+    """The requests that their rows cover, and the path of each."""
+    paths: dict[int, Path] = {}
+    for number, request in enumerate(requests):
+        begun_ns = int(request["scheduled_ns"])
+        whole, prefill = (
+            _between(rows, request["engine"], begun_ns, int(request[end])) for end in ("finished_ns", "first_token_ns")
+        )
+        covered = float((rows.elapsed_us[whole[0]] * whole[1]).sum()) * 1e3 / (int(request["finished_ns"]) - begun_ns)
         if COVER_MIN <= covered <= COVER_MAX:
-            first, part = line.between(request.scheduled_ns, request.first_token_ns)
-            prefill = np.zeros(len(index))
-            prefill[np.searchsorted(index, first)] = part
-            paths.append(RequestPath(request, index, share, prefill))
-    return paths, len(requests) - len(paths)
+            paths[number] = whole, prefill
+    return requests[list(paths)], list(paths.values())
 
 
 def mean_error(predicted_us: Floats, observed_us: Floats) -> float | None:
@@ -103,49 +85,43 @@ def mean_error(predicted_us: Floats, observed_us: Floats) -> float | None:
     return abs(float(predicted_us[known].mean()) - observed) / observed
 
 
-def step_scores(fit: Fit, prediction_us: Floats, rows: RowBlock) -> dict[str, float | None]:
+def step_scores(made: Fit, prediction_us: Floats, rows: RowBlock) -> dict[str, float | None]:
     """Score the predicted step times, step by step: a diagnostic beside the scores per request."""
     known = np.isfinite(prediction_us)
     y, f = rows.elapsed_us[known], prediction_us[known]
     if len(y) == 0:
         return {}
-    errors = ape(f, y)
+    errors, bands = ape(f, y), made.bands(rows.take(known))
     varied = len(y) > 2 and f.std() > 0 and y.std() > 0  # noqa: PLR2004  a correlation of two points is 1
-    coverage = None
-    if fit.bands is not None:
-        low, high = (bound[known] for bound in fit.bands(rows))
-        coverage = float(np.mean((y >= low * f) & (y <= high * f)))
     return {
-        "step_mape": float(errors.mean()),
+        "step_mape": mean(errors),
         "step_median": float(np.median(errors)),
         "step_p90": float(np.quantile(errors, 0.9)),
         "pearson_r": float(np.corrcoef(y, f)[0, 1]) if varied else None,
-        "coverage": coverage,
+        "coverage": None if bands is None else float(np.mean((y >= bands[0] * f) & (y <= bands[1] * f))),
     }
 
 
 def request_scores(
-    paths: Sequence[RequestPath], prediction_us: Floats, alphas: Mapping[Target, Floats]
+    requests: NDArray[Any], paths: Sequence[Path], prediction_us: Floats, alphas: Mapping[Target, Floats]
 ) -> dict[str, float | None]:
-    """Scores per request; ``alphas``: predicted for each path's request, (n,) us; NaN prediction where not known."""
+    """Scores per request; ``alphas``: predicted for each of them, (n,) us; NaN prediction where not known."""
     if not paths:
         return {}
-    whole = np.array([float(prediction_us[path.rows] @ path.share) for path in paths])
-    prefill = np.array([float(prediction_us[path.rows] @ path.prefill) for path in paths])
 
     def stamps(name: str) -> Floats:
-        return np.array([getattr(path.request, name) for path in paths], float) / 1e3  # None is NaN
+        return np.where(requests[name] > 0, requests[name] / 1e3, np.nan)
 
+    whole, prefill = np.array([[float(prediction_us[rows] @ share) for rows, share in path] for path in paths]).T
     scheduled, first, finished = stamps("scheduled_ns"), stamps("first_token_ns"), stamps("finished_ns")
     ran, to_first = finished - scheduled, first - scheduled
-    tokens = np.array([max(path.request.output_tokens - 1, 0) for path in paths], float)
-    several, errors = tokens > 0, ape(whole, ran)
+    tokens = np.maximum(requests["output_tokens"] - 1.0, 0.0)
+    several, known = tokens > 0, np.isfinite(whole)
     out: dict[str, float | None] = {
-        "gpu_time_mape": float(errors.mean()) if len(errors) else None,
+        "gpu_time_mape": mean(ape(whole, ran)),
         "e2e": mean_error(whole, ran),
         "ttft": mean_error(prefill, to_first),
     }
-    known = np.isfinite(whole)
     if known.any():
         out["p99"] = float(np.quantile(whole[known], 0.99) / np.quantile(ran[known], 0.99) - 1)
     if several.any():
@@ -177,10 +153,6 @@ def _config_in(snapshot: Snapshot | None, capture: Capture) -> ConfigSnapshot | 
     configs = [] if snapshot is None else snapshot.configs
     same = [config for config in configs if config.config_id == capture.config_id]
     return same[0] if same else configs[0] if len(configs) == 1 else None
-
-
-Tell = Callable[[str], None]
-"""Receives what is being done."""
 
 
 class CaptureReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -216,47 +188,68 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 def evaluate(
     captures: Sequence[Capture],
     systems: Sequence[str],
-    *,
-    learn_until: float,
-    left_out: str,
-    version: str,
-    tell: Tell,
+    tell: PrintLine,
+    learn_until: float = 0.6,
+    left_out: str = "",
     snapshot: Snapshot | None = None,
     pages: Sequence[PageReport] = (),
 ) -> Report:
-    """Run the whole protocol; deterministic."""
+    """Run the whole protocol; deterministic.
+
+    Args:
+        captures: the configurations of the recordings.
+        systems: names, perhaps with what their predictions are multiplied by.
+        tell: receives what is being done.
+        learn_until: the part that was learned from.
+        left_out: models where there are several, else workloads, by default.
+        snapshot: its coefficients are scored as well.
+        pages: reports of recorded pages.
+    """
+    several = len({group(capture, "model") for capture in captures}) > 1
+    left_out = left_out or ("model" if several else "workload")
     return Report(
         schema="tracefit.evaluation/1",
-        tracefit_version=version,
+        tracefit_version=__version__,
         learn_until=learn_until,
-        captures=[_capture(capture, systems, snapshot, tell) for capture in captures],
+        captures=[_report(capture, systems, _config_in(snapshot, capture), tell) for capture in captures],
         pages=list(pages),
         left_out=left_out,
         transfers=leave_one_out(captures, left_out, tell) if len(captures) > 1 else {},
     )
 
 
-def _capture(capture: Capture, systems: Sequence[str], snapshot: Snapshot | None, tell: Tell) -> CaptureReport:
+def _report(
+    capture: Capture, systems: Sequence[str], published: ConfigSnapshot | None, tell: PrintLine
+) -> CaptureReport:
     full, nothing, facts = capture.full.get(STEP), RowBlock.empty(STEP.vocabulary), capture.facts
     learned, rows = capture.learned.get(STEP, nothing), full.rows if full is not None else nothing
     scored, interval_rows = _single_steps(capture.scored(STEP))
-    requests = [request for request in capture.requests if request.delivered_ns > capture.cut_ns]
-    paths, uncovered = paths_of(rows, requests)
-    alphas = _alphas(paths, [_learned_alpha(PORTABLE, target, capture) for target in ALPHAS])
+    late = (capture.requests["delivered_ns"] > capture.cut_ns) & (capture.requests["scheduled_ns"] > 0)
+    requests, paths = paths_of(rows, capture.requests[late])
+    alphas = _alphas(requests, [_learned_alpha(PORTABLE, target, capture) for target in ALPHAS])
+
+    def scored_by(made: Fit, alphas: Mapping[Target, Floats]) -> Score:
+        prediction = made.predict(scored)
+        values = step_scores(made, prediction, scored)
+        if (scored.quality == Quality.REQUESTS).all():
+            values["itl"] = mean_error(prediction, scored.elapsed_us)
+        else:
+            values |= request_scores(requests, paths, made.predict(rows), alphas)
+        about = {"system": made.system, "columns": len(made.features), "identifiable": made.identifiable}
+        return {**about, "scored_rows": int(np.count_nonzero(np.isfinite(prediction))), **values}
+
     scores: list[Score] = []
     for system in systems if len(scored) else ():
         tell(f"{capture.name}: {system}")
         if (made := fit(system, STEP, facts, learned)) is not None:
-            found = _score(made, scored, rows, paths, alphas)
+            found = scored_by(made, alphas)
             found["prequential_mape"] = prequential(system, facts, rows)
             found["queue_wait_mdape"] = _alpha_error(system, Target.QUEUE_WAIT, capture)
             found["api_queueing_mdape"] = _alpha_error(system, Target.API_QUEUEING, capture)
             scores.append(found)
-    config = _config_in(snapshot, capture)
-    told = [each for target in ALPHAS for each in _published(config, target, facts)]
-    told_alphas = _alphas(paths, [each for each in told if each.system == f"snapshot/{PORTABLE}"])
-    if len(scored):
-        scores += [_score(made, scored, rows, paths, told_alphas) for made in _published(config, STEP, facts)]
+    told = [each for target in ALPHAS for each in _published(published, target, facts)]
+    alphas = _alphas(requests, [each for each in told if each.system == f"snapshot/{PORTABLE}"])
+    scores += [scored_by(made, alphas) for made in _published(published, STEP, facts) if len(scored)]
     return CaptureReport(
         name=capture.name,
         config_id=capture.config_id,
@@ -267,19 +260,11 @@ def _capture(capture: Capture, systems: Sequence[str], snapshot: Snapshot | None
         scored_rows=len(scored),
         interval_rows=interval_rows,
         scored_requests=len(paths),
-        uncovered_requests=uncovered,
+        uncovered_requests=int(late.sum()) - len(paths),
         dropped_rows=capture.dropped_rows,
         scores=scores,
-        served=judge_requests(capture.served, client_view(capture), capture.cut_ns, capture.end_ns),
+        served=judge_requests(capture.requests, capture.client, capture.cut_ns, capture.end_ns),
     )
-
-
-def client_view(capture: Capture) -> tracefit.Config | None:
-    """What was published at the cut, as a client reads it."""
-    if capture.published is None:
-        return None
-    alone = Snapshot(generation=1, created_unix_nano=capture.cut_ns, tracefit_version="", configs=[capture.published])
-    return tracefit.load(alone.to_json()).config()
 
 
 def _single_steps(rows: RowBlock) -> tuple[RowBlock, bool]:
@@ -289,32 +274,17 @@ def _single_steps(rows: RowBlock) -> tuple[RowBlock, bool]:
     return (rows.take(single), False) if enough else (rows, True)
 
 
-def _score(
-    made: Fit, scored: RowBlock, rows: RowBlock, paths: Sequence[RequestPath], alphas: Mapping[Target, Floats]
-) -> Score:
-    prediction = made.predict(scored)
-    values = step_scores(made, prediction, scored)
-    if (scored.quality == Quality.REQUESTS).all():
-        values["itl"] = mean_error(prediction, scored.elapsed_us)
-    else:
-        values |= request_scores(paths, made.predict(rows), alphas)
-    about = {"system": made.system, "columns": made.columns, "identifiable": made.identifiable}
-    return {**about, "scored_rows": int(np.count_nonzero(np.isfinite(prediction))), **values}
-
-
-def _alphas(paths: Sequence[RequestPath], fits: Sequence[Fit | None]) -> dict[Target, Floats]:
+def _alphas(requests: NDArray[Any], fits: Sequence[Fit | None]) -> dict[Target, Floats]:
     """What ``portable`` says of each request outside the steps; the same for all systems, which differ in the steps."""
-    raw = np.full((len(paths), len(REQUEST_FEATURES)), np.nan)
-    for i, path in enumerate(paths):
-        raw[i, REQUEST_FEATURES.index("prompt_tokens")] = path.request.prompt_tokens
-        raw[i, REQUEST_FEATURES.index("output_tokens")] = path.request.output_tokens
-    rows = RowBlock.of_lines(raw, np.ones(len(paths)))
-    return {made.features.target: made.predict(rows) for made in fits if made is not None and len(paths)}
+    raw = np.full((len(requests), len(REQUEST_FEATURES)), np.nan)
+    for name in ("prompt_tokens", "output_tokens"):
+        raw[:, REQUEST_FEATURES.index(name)] = requests[name]
+    rows = RowBlock.of_lines(raw, np.ones(len(requests)))
+    return {made.features.target: made.predict(rows) for made in fits if made is not None and len(requests)}
 
 
 def _learned_alpha(system: str, target: Target, capture: Capture) -> Fit | None:
-    learned = capture.learned.get(target)
-    return None if learned is None else fit(system, target, capture.facts, learned)
+    return fit(system, target, capture.facts, capture.learned.get(target))
 
 
 def _alpha_error(system: str, target: Target, capture: Capture) -> float | None:

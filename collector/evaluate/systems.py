@@ -15,14 +15,14 @@ Reference: Domingos and Hulten, Mining high-speed data streams (KDD 2000).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from collector.config import Config
 from collector.identity import Fact
-from online import Design, Floats, Ints, Mask, RowBlock, Target, strata_of, stratum_name
+from online import Design, Floats, Ints, RowBlock, Target, strata_of, stratum_name
 from online.features import PORTABLE, SYSTEMS, FeatureSet, build
 from online.rls import Prior, RlsLearner
 from online.target import TargetState
@@ -38,28 +38,38 @@ Score = dict[str, Any]
 """What one model or system scores: its name, and ratios by figure; None = cannot be said."""
 
 LogFactor = Callable[[RowBlock], Floats]
-Bands = Callable[[RowBlock], tuple[Floats, Floats]]
+
+
+def ape(prediction_us: Floats, elapsed_us: Floats) -> Floats:
+    """Absolute relative errors of what was predicted at all."""
+    known = np.isfinite(prediction_us)
+    return np.asarray(np.abs(prediction_us[known] - elapsed_us[known]) / elapsed_us[known])
+
+
+def mean(errors: Floats) -> float | None:
+    """None of none."""
+    return float(np.mean(errors)) if len(errors) else None
 
 
 @dataclass(frozen=True, slots=True)
 class Fit:
     """Coefficients (p,) of one system for one target, of rows that excite so many directions of its columns.
 
-    ``log_factor``: of rows, (n,), the log of what the prediction is multiplied by. ``bands``: 10th and 90th percentile
-    of observed / predicted for each row, (n,) each.
+    ``learner``: who publishes them with bands. ``log_factor``: of rows, (n,), the log of what the prediction is
+    multiplied by.
     """
 
     system: str
     features: FeatureSet
     beta: Floats
     identifiable: int = 0
+    learner: RlsLearner | None = None
     log_factor: LogFactor | None = None
-    bands: Bands | None = None
 
-    @property
-    def columns(self) -> int:
-        """Columns of the live set."""
-        return len(self.features)
+    @staticmethod
+    def of(learner: RlsLearner, system: str = "", identifiable: int = 0) -> Fit:
+        """What a learner publishes."""
+        return Fit(system, learner.features, learner.fit.beta[: len(learner.features)], identifiable, learner)
 
     def predict(self, rows: RowBlock) -> Floats:
         """Microseconds per row, (n,); NaN where a column is not known."""
@@ -70,69 +80,48 @@ class Fit:
             prediction[known] = x[known] @ self.beta
         return prediction if self.log_factor is None else prediction * np.exp(self.log_factor(rows))
 
+    def bands(self, rows: RowBlock) -> tuple[Floats, Floats] | None:
+        """10th and 90th percentile of observed / x beta in each row's stratum, (n,) each; None where none is known."""
+        found = None if self.learner is None else self.learner.intervals.snapshot()
+        if found is None:
+            return None
+        pooled = (found.p10, found.p50, found.p90)
+        names = [stratum_name(int(stratum)) for stratum in strata_of(self.features.target, rows)[0]]
+        low, _, high = np.array([found.strata.get(name, pooled) for name in names]).reshape(-1, 3).T
+        return low, high
 
-def design(features: FeatureSet, rows: RowBlock) -> Design:
-    """Rows as the learner takes them; those with an unknown column left out."""
+
+def design(features: FeatureSet, rows: RowBlock) -> tuple[Design, Ints]:
+    """Rows as the learner takes them, and their numbers; those with an unknown column are left out."""
     x = features.evaluate(rows)
     stratum, cell = strata_of(features.target, rows)
     steps = rows.steps.astype(np.float64)
     whole = Design(x, rows.phase, rows.elapsed_us, steps, rows.weight, stratum, cell, rows.end_ns)
-    known = _known(x, rows)
-    return whole if known.all() else whole.take(known)
-
-
-def _known(x: Floats, rows: RowBlock) -> Mask:
-    return np.asarray(np.isfinite(x).all(axis=1) & np.isfinite(rows.elapsed_us) & (rows.elapsed_us > 0.0))
+    known = np.isfinite(x).all(axis=1) & np.isfinite(rows.elapsed_us) & (rows.elapsed_us > 0.0)
+    return whole.take(known), np.flatnonzero(known)
 
 
 def learn(features: FeatureSet, rows: RowBlock, prior: Prior | None = None) -> RlsLearner | None:
     """A learner fed with all rows; None when they were too few to begin."""
-    learner, known = RlsLearner(features, prior), design(features, rows)
+    learner, (known, _) = RlsLearner(features, prior), design(features, rows)
     for start in range(0, len(known), BLOCK_ROWS):
         learner.learn(known.slice(start, min(start + BLOCK_ROWS, len(known))))
     return learner if learner.started else None
 
 
-def predict(learner: RlsLearner, features: FeatureSet, rows: RowBlock, *, shaped: bool = False) -> Floats:
-    """By the published coefficients; ``shaped``: times the factor of the row's batch shape."""
-    log_factor = _shape_factors(learner, features) if shaped else None
-    return Fit("", features, learner.fit.beta[: len(features)], log_factor=log_factor).predict(rows)
+def identifiable(features: FeatureSet, rows: RowBlock) -> int:
+    """How many directions of the columns the rows excite: rank of the scaled columns, in relative units."""
+    x = design(features, rows)[0].x
+    scale = np.sqrt((x * x).sum(axis=0))
+    if not scale.any():
+        return 0
+    values = np.linalg.svd(x[:, scale > 0.0] / scale[scale > 0.0], compute_uv=False)
+    return int(np.count_nonzero(values > RANK_TOLERANCE * values[0]))
 
 
-def _shape_factors(learner: RlsLearner, features: FeatureSet) -> LogFactor:
-    return lambda rows: learner.log_factors(strata_of(features.target, rows)[1])
-
-
-def _published_bands(learner: RlsLearner, features: FeatureSet) -> Bands | None:
-    """Those of each row's stratum."""
-    published = learner.intervals.snapshot()
-    if published is None:
-        return None
-    pooled = (published.p10, published.p50, published.p90)
-
-    def bands(rows: RowBlock) -> tuple[Floats, Floats]:
-        names = [stratum_name(int(stratum)) for stratum in strata_of(features.target, rows)[0]]
-        found = np.array([published.strata.get(name, pooled) for name in names]).reshape(-1, 3)
-        return found[:, 0], found[:, 2]
-
-    return bands
-
-
-def _residual_tree(learner: RlsLearner, features: FeatureSet, rows: RowBlock) -> LogFactor:
-    """River's tree on what the coefficients leave of rows; its log factor, (n,), of others."""
-    from river import preprocessing, tree  # noqa: PLC0415 - a second to import
-
-    def told(rows: RowBlock) -> list[dict[str, float]]:
-        per_step = np.nan_to_num(features.evaluate(rows) / rows.steps[:, None])
-        return [dict(zip(features.names, each, strict=True)) for each in per_step.tolist()]
-
-    model = preprocessing.StandardScaler() | tree.HoeffdingTreeRegressor()
-    left = np.log(rows.elapsed_us / np.maximum(predict(learner, features, rows), 1e-3 * rows.elapsed_us))
-    for each, target in zip(told(rows), left.tolist(), strict=True):
-        if np.isfinite(target):
-            model.learn_one(each, target)
-    bound = float(np.nanmax(np.abs(left)))
-    return lambda rows: np.clip([model.predict_one(each) for each in told(rows)], -bound, bound)
+def plain_name(system: str) -> str:
+    """Without what its prediction is multiplied by."""
+    return system.removesuffix(SHAPE_SUFFIX).removesuffix(TREE_SUFFIX)
 
 
 def build_set(system: str, target: Target, facts: dict[str, Fact]) -> FeatureSet | None:
@@ -141,43 +130,35 @@ def build_set(system: str, target: Target, facts: dict[str, Fact]) -> FeatureSet
     return build(plain, target, facts) if plain == system or target.vector == "beta" else None
 
 
-def plain_name(system: str) -> str:
-    """Without what its prediction is multiplied by."""
-    return system.removesuffix(SHAPE_SUFFIX).removesuffix(TREE_SUFFIX)
-
-
-def fit(system: str, target: Target, facts: dict[str, Fact], rows: RowBlock) -> Fit | None:
+def fit(system: str, target: Target, facts: dict[str, Fact], rows: RowBlock | None) -> Fit | None:
     """A system learned on rows; None where it does not apply or could not begin."""
     features = build_set(system, target, facts)
-    model = None if features is None or len(rows) == 0 else learn(features, rows)
-    if features is None or model is None:
+    learner = None if features is None or not rows else learn(features, rows)
+    if features is None or learner is None or rows is None:
         return None
-    log_factor, bands = None, None
+    made = Fit.of(learner, system, identifiable(features, rows))
+    if system.endswith(TREE_SUFFIX):
+        return replace(made, log_factor=_residual_tree(made, rows), learner=None)
     if system.endswith(SHAPE_SUFFIX):
-        log_factor = _shape_factors(model, features)
-    elif system.endswith(TREE_SUFFIX):
-        log_factor = _residual_tree(model, features, rows)
-    else:  # bands are of the coefficients alone
-        bands = _published_bands(model, features)
-    beta = model.fit.beta[: len(features)]
-    return Fit(system, features, beta, identifiable(features, rows), log_factor, bands)
+        return replace(made, log_factor=lambda of: learner.log_factors(strata_of(target, of)[1]), learner=None)
+    return made
 
 
-def identifiable(features: FeatureSet, rows: RowBlock) -> int:
-    """How many directions of the columns the rows excite: rank of the scaled columns, in relative units."""
-    x = features.evaluate(rows)
-    x = x[np.isfinite(x).all(axis=1)]
-    scale = np.sqrt((x * x).sum(axis=0))
-    if not scale.any():
-        return 0
-    values = np.linalg.svd(x[:, scale > 0.0] / scale[scale > 0.0], compute_uv=False)
-    return int(np.count_nonzero(values > RANK_TOLERANCE * values[0]))
+def _residual_tree(made: Fit, rows: RowBlock) -> LogFactor:
+    """River's tree on what the coefficients leave of rows; its log factor, (n,), of others."""
+    from river import preprocessing, tree  # noqa: PLC0415 - a second to import
 
+    def told(rows: RowBlock) -> list[dict[str, float]]:
+        per_step = np.nan_to_num(made.features.evaluate(rows) / rows.steps[:, None])
+        return [dict(zip(made.features.names, each, strict=True)) for each in per_step.tolist()]
 
-def ape(prediction_us: Floats, elapsed_us: Floats) -> Floats:
-    """Absolute relative errors of what was predicted at all."""
-    known = np.isfinite(prediction_us)
-    return np.asarray(np.abs(prediction_us[known] - elapsed_us[known]) / elapsed_us[known])
+    model = preprocessing.StandardScaler() | tree.HoeffdingTreeRegressor()
+    left = np.log(rows.elapsed_us / np.maximum(made.predict(rows), 1e-3 * rows.elapsed_us))
+    for each, target in zip(told(rows), left.tolist(), strict=True):
+        if np.isfinite(target):
+            model.learn_one(each, target)
+    bound = float(np.nanmax(np.abs(left)))
+    return lambda rows: np.clip([model.predict_one(each) for each in told(rows)], -bound, bound)
 
 
 class Ahead(NamedTuple):
@@ -196,13 +177,11 @@ def predict_ahead(watching: FeatureSet, features: FeatureSet, rows: RowBlock) ->
     for each in (watching, features):
         state.offer(each)
     learner = {model.features.name: model for model in state.models.values()}[features.name]
-    known = _known(features.evaluate(rows), rows)
     for start in range(0, len(rows), BLOCK_ROWS):
         part = rows.slice(start, min(start + BLOCK_ROWS, len(rows)))
-        block = design(features, part)
+        block, numbers = design(features, part)
         if not learner.holding and len(block):
-            numbers = start + np.flatnonzero(known[start : start + BLOCK_ROWS])
-            yield Ahead(numbers, block, learner.predict(block), learner.log_factors(block.cell))
+            yield Ahead(start + numbers, block, learner.predict(block), learner.log_factors(block.cell))
         state.learn(part)
 
 
@@ -216,7 +195,7 @@ def prequential(system: str, facts: dict[str, Fact], rows: RowBlock) -> float | 
         return None
     is_shaped = float(system.endswith(SHAPE_SUFFIX))
     errors = [
-        np.abs(each.predicted_us * np.exp(is_shaped * each.log_factor) / each.block.elapsed_us - 1.0)
+        ape(each.predicted_us * np.exp(is_shaped * each.log_factor), each.block.elapsed_us)
         for each in predict_ahead(watching, features, rows)
     ]
-    return float(np.concatenate(errors).mean()) if errors else None
+    return mean(np.concatenate(errors)) if errors else None

@@ -28,6 +28,7 @@ import msgspec
 import numpy as np
 
 from collector.identity import IDENTITY, Fact
+from collector.runtime import PrintLine
 from online import Floats, Quality, RowBlock, Target
 from online.features import INTERCEPT, PORTABLE, SYSTEMS, Facts, FeatureSet, System, build
 from online.features.sheets import sheet_of
@@ -35,7 +36,7 @@ from online.rls import Prior, solve
 from online.transfer import HIDES_HITS, Donor, DonorPool, Pooled, donor_of, pool
 
 from .captures import Capture
-from .systems import ape, learn
+from .systems import ape, learn, mean
 
 STEP = Target.STEP_TIME
 FIRST_ROWS = (20, 100, 300)
@@ -49,7 +50,7 @@ FROZEN_SD = 1e-6
 # Guess: of the softmax; few specialists are like any one configuration; configurations that share one lie so near.
 TEMPERATURE, HEAVIEST, CLUSTER_RADIUS = 0.5, 3, 0.2
 
-Variant = Callable[[RowBlock | None], Floats | None]
+Variant = Callable[[RowBlock], Floats | None]
 """From the first rows of a capture, or none, to coefficients (p,); None where they cannot be said."""
 
 
@@ -75,7 +76,7 @@ def group(capture: Capture, key: str) -> str:
     return str(sorted(known.items())) if known else capture.name
 
 
-def leave_one_out(captures: Sequence[Capture], key: str, tell: Callable[[str], None]) -> dict[str, list[Transfer]]:
+def leave_one_out(captures: Sequence[Capture], key: str, tell: PrintLine) -> dict[str, list[Transfer]]:
     """By left-out capture; captures without step rows, or without any donor, are not there."""
     usable = [capture for capture in captures if STEP in capture.full and STEP in capture.learned]
     out: dict[str, list[Transfer]] = {}
@@ -93,8 +94,8 @@ def leave_one_out(captures: Sequence[Capture], key: str, tell: Callable[[str], N
 
 def _donor(system: str, capture: Capture) -> Donor | None:
     features = build(system, STEP, capture.facts)
-    model = None if features is None else learn(features, capture.full[STEP].rows)
-    return None if model is None else donor_of(capture.name, _facts_of(capture), model)
+    learner = None if features is None else learn(features, capture.full[STEP].rows)
+    return None if learner is None else donor_of(capture.name, _facts_of(capture), learner)
 
 
 def _facts_of(capture: Capture) -> dict[str, Fact]:
@@ -108,27 +109,25 @@ def _transfers(capture: Capture, features: FeatureSet, donors: Sequence[Donor]) 
     rows, learned = capture.scored(STEP), capture.learned[STEP]
     x = features.evaluate(rows)
 
-    def error(beta: Floats | None) -> float | None:
-        errors = ape(x @ beta, rows.elapsed_us) if beta is not None else ()
-        return float(np.mean(errors)) if len(errors) else None
+    def errors(variant: Variant) -> dict[str, float]:
+        betas = {str(n): variant(learned.slice(0, min(n, len(learned)))) for n in (0, *FIRST_ROWS)}
+        found = {n: mean(ape(x @ beta, rows.elapsed_us)) for n, beta in betas.items() if beta is not None}
+        return {n: error for n, error in found.items() if error is not None}
 
-    def after(variant: Variant) -> dict[str, float]:
-        errors = {str(n): error(variant(learned.slice(0, min(n, len(learned))))) for n in FIRST_ROWS}
-        return {rows: each for rows, each in errors.items() if each is not None}
-
-    variants, cold = _variants(capture, features, donors), after(_started(features, None)) if len(rows) else {}
-    return [
-        Transfer(
-            system=features.name,
-            variant=name,
-            donors=len(donors),
-            zero_shot=error(variant(None)),
-            after=after(variant),
-            cold=cold,
+    out, cold = [], errors(_started(features, None))
+    for name, variant in (_variants(capture, features, donors) if len(rows) else {}).items():
+        after = errors(variant)
+        out.append(
+            Transfer(
+                system=features.name,
+                variant=name,
+                donors=len(donors),
+                zero_shot=after.pop("0", None),
+                after=after,
+                cold=cold,
+            )
         )
-        for name, variant in variants.items()
-        if len(rows)
-    ]
+    return out
 
 
 def _variants(capture: Capture, features: FeatureSet, donors: Sequence[Donor]) -> dict[str, Variant]:
@@ -144,7 +143,7 @@ def _variants(capture: Capture, features: FeatureSet, donors: Sequence[Donor]) -
     if system.name == "hfd_tl":
         variants["frozen"] = _started(features, frozen(prior, features))
     if system.name == "bsr_ard":
-        variants["bias and scale"] = lambda head: None if head is None else _corrected(features, prior, head)
+        variants["bias and scale"] = lambda head: _corrected(features, prior, head)
     if system.name == "rece":
         clusters = specialists(system, STEP, donors)
         together = ensemble(facts, clusters)
@@ -156,11 +155,11 @@ def _variants(capture: Capture, features: FeatureSet, donors: Sequence[Donor]) -
 def _started(features: FeatureSet, prior: Prior | None) -> Variant:
     """What the rows and a prior say."""
 
-    def coefficients(head: RowBlock | None) -> Floats | None:
-        if head is None:
+    def coefficients(head: RowBlock) -> Floats | None:
+        if not head:
             return None if prior is None else prior.mean[: len(features)]
-        model = learn(features, head, prior=prior)
-        return None if model is None else model.fit.beta[: len(features)]
+        learner = learn(features, head, prior)
+        return None if learner is None else learner.fit.beta[: len(features)]
 
     return coefficients
 
@@ -171,10 +170,12 @@ def _by_sheet(capture: Capture, features: FeatureSet, donors: Sequence[Donor]) -
     if sheet is None:
         return {}
 
-    def coefficients(head: RowBlock | None) -> Floats | None:
-        model = None if head is None else learn(features, head)
-        found = sheet.before() if head is None else None if model is None else sheet.after(model)
-        return found.beta if found is not None else None if model is None else model.fit.beta[: len(features)]
+    def coefficients(head: RowBlock) -> Floats | None:
+        if not head:
+            return sheet.before().beta
+        learner = learn(features, head)
+        found = None if learner is None else sheet.after(learner)
+        return found.beta if found is not None else None if learner is None else learner.fit.beta[: len(features)]
 
     return {"sheet": coefficients}
 
@@ -190,15 +191,15 @@ def frozen(prior: Prior, features: FeatureSet) -> Prior:
 
 def _corrected(features: FeatureSet, prior: Prior, head: RowBlock) -> Floats | None:
     """A prior, with the bias and the scale of the first rows."""
-    mean = prior.mean[: len(features)].copy()
-    base = features.evaluate(head) @ mean
+    beta = prior.mean[: len(features)].copy()
+    base = features.evaluate(head) @ beta
     known = np.isfinite(base)
     if not known.any():
         return None
     bias, scale = bias_and_scale(base[known], head.elapsed_us[known])
-    mean *= scale
-    mean[features.names.index(INTERCEPT)] += bias
-    return mean
+    beta *= scale
+    beta[features.names.index(INTERCEPT)] += bias
+    return beta
 
 
 def bias_and_scale(prediction_us: Floats, elapsed_us: Floats) -> tuple[float, float]:

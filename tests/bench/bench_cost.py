@@ -5,13 +5,11 @@ memory      resident memory, idle and while four engines send, and the CPU of a 
 latency     how long a sender waits for its acknowledgement, at 20,000 steps a second from four engines
 
 The sidecar runs on CPU 0 and this process, which sends, on CPU 1. Steps are those of the simulated GPU server
-(``tests/support/gpu_server.py``). The exit status is 1 if a number misses its target; ``--record`` writes the numbers
-to docs/figures.json, from which the tables of README.md and docs/accuracy.md are made.
+(``tests/support/gpu_server.py``). The tables of README.md and docs/accuracy.md are made of what ``--record`` writes.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import gzip
 import os
@@ -31,8 +29,7 @@ from google.protobuf.internal.encoder import _VarintBytes as varint_bytes
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans
 
-from tests.bench.board import Board
-from tests.bench.figures import record
+from tests.bench.board import Board, run
 from tests.support.gpu_server import step_payloads
 from tests.support.processes import Running, running_process
 from tests.support.recordings import otlp_file
@@ -141,23 +138,6 @@ def latency(board: Board) -> None:
 
 SECTIONS = {section.__name__: section for section in (recordings, memory, latency)}
 
-
-def main() -> int:
-    """Run the sections that the command line names."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("sections", nargs="*", choices=[[], *SECTIONS], help="default: all")
-    parser.add_argument("--record", action="store_true", help="write the figures to docs/figures.json")
-    args = parser.parse_args()
-    os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
-    missed = 0
-    for name in args.sections or SECTIONS:
-        board = Board()
-        SECTIONS[name](board)
-        missed += board.end()
-        if args.record:
-            record(f"cost {name}", board.figures)
-    return min(missed, 1)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+    sys.exit(run(__doc__, SECTIONS, recorded_as="cost "))

@@ -33,7 +33,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -243,7 +243,7 @@ class Row:
         return max(self.errors[what], key=abs) if self.errors[what] else math.nan
 
 
-def examined(case: Case, engine: Engine, source: str, path: Path, truths: list[Truth], verbose: bool) -> Row:
+def examined(case: Case, engine: Engine, source: str, path: Path, truths: list[Truth]) -> Row:
     """Ask the client what it has learned from this file."""
     row = Row(case, source)
     snapshot = learned(path)
@@ -264,13 +264,6 @@ def examined(case: Case, engine: Engine, source: str, path: Path, truths: list[T
                 row.errors[what].append(100.0 * (estimate.us / true - 1.0))
                 if said.usable:
                     row.inside.append(estimate.low <= true <= estimate.high)
-                if verbose:
-                    band = 50.0 * (estimate.high - estimate.low) / max(estimate.us, 1e-9)
-                    loop = f"{truth.clients:3} x {truth.prompt:.0f}/{truth.output:.0f}"
-                    print(
-                        f"    {loop:15} {what:5} {estimate.ms:9.2f} ms, true {true / 1e3:9.2f}: "
-                        f"{row.errors[what][-1]:+6.1f} % ± {band:3.0f} %{'' if said.usable else '  not usable'}"
-                    )
     except tracefit.TracefitError as error:
         row.note = f"{type(error).__name__}: {error}"
     return row
@@ -337,27 +330,14 @@ def straight_line(case: Case, engine: Engine, truths: list[Truth]) -> Row:
 # ------------------------------------------------------------------- the run
 
 
-class Asked(NamedTuple):
-    """What the command line asked for."""
-
-    minutes: float
-    exam_seconds: float
-    sources: tuple[str, ...]
-    verbose: bool
-
-
-def run(case: Case, asked: Asked) -> list[Row]:
+def examine(case: Case, minutes: float, exam_seconds: float, sources: Sequence[str]) -> list[Row]:
     """One case: serve, learn from each source, ask."""
     times = step_times(case.machine, case.gpu)
-    engine = served(case, times, learned_traffic(times, asked.minutes), asked.minutes * 60.0, LEARN_SEED)
-    truths = [exam_truth(case, times, loop, asked.exam_seconds * slower(times)) for loop in LOOPS]
-    rows = []
+    engine = served(case, times, learned_traffic(times, minutes), minutes * 60.0, LEARN_SEED)
+    truths = [exam_truth(case, times, loop, exam_seconds * slower(times)) for loop in LOOPS]
     with tempfile.TemporaryDirectory() as directory:
-        for source in asked.sources:
-            if asked.verbose:
-                print(f"  {case.name} {source}", flush=True)
-            path = sent(case, engine, source, Path(directory))
-            rows.append(examined(case, engine, source, path, truths, asked.verbose))
+        files = ((source, sent(case, engine, source, Path(directory))) for source in sources)
+        rows = [examined(case, engine, source, path, truths) for source, path in files]
     return [*rows, nvidia(case, engine, truths), straight_line(case, engine, truths)]
 
 
@@ -434,15 +414,13 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=4.0, help="of traffic to learn from")
     parser.add_argument("--exam-seconds", type=float, default=30.0, help="of each closed loop, on a fast machine")
     parser.add_argument("--sources", default=",".join(SOURCES))
-    parser.add_argument("--verbose", action="store_true", help="every answer beside its truth")
     parser.add_argument(
         "--record", action="store_true", help="write docs/figures.json, which docs/accuracy.md is made from"
     )
     options = parser.parse_args()
-    asked = Asked(options.minutes, options.exam_seconds, tuple(options.sources.split(",")), options.verbose)
     cases, rows, began = chosen_cases(options.cases), [], time.perf_counter()
     for case in cases:
-        found = run(case, asked)
+        found = examine(case, options.minutes, options.exam_seconds, options.sources.split(","))
         for row in found:
             print_row(row)
         rows.extend(found)

@@ -1,7 +1,8 @@
 """Every number of the systems, beside its target: ``make bench WHAT=systems``.
 
-Names of sections run only those: gpus, and with arguments (tests/bench/outside.py) scorer (``--tools``) and
-h100 (``--tools``, ``--tables``), which are skipped, loudly, without. ``gpus`` writes its figures to docs/figures.json.
+gpus    each system on the simulated GPU servers of docs/accuracy.md, which has its figures
+scorer  the same snapshot by an independent scorer and by evaluate (``--tools``)
+h100    request tables of measured servers, one workload and one model left out (``--tools``, ``--tables``)
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import tempfile
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -23,25 +25,23 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 import numpy as np
 
 from collector.config.schema import Config
-from collector.evaluate.captures import load as load_capture
+from collector.evaluate.captures import load
 from collector.evaluate.protocol import evaluate
-from collector.evaluate.systems import NINE, ape, identifiable, learn, predict
+from collector.evaluate.systems import NINE, Fit, ape, learn
 from collector.evaluate.transfer import ensemble, frozen, specialists
 from collector.identity import Fact
-from collector.identity.knowledge import Knowledge
 from collector.recordings import Recording
 from collector.service.pipeline import make_pipeline
 from online.bank import Bank
-from online.features import SYSTEMS, FeatureSet, build
+from online.features import SYSTEMS, build
 from online.rls import RlsLearner
 from online.rows import RowBlock, Target
 from online.snapshot import Snapshot
 from online.transfer import donor_of, pool
 from tests.bench import bench_gpus, figures
-from tests.bench.board import Board
-from tests.bench.outside import Outside, run_sections
+from tests.bench.board import Board, module_at, run
 from tests.support.gpu_kernels import model_file, step_times
-from tests.support.models import configured, knowledge_of_captures
+from tests.support.models import configuration_of_captures, configured
 from tests.support.pipelines import fed, step_rows
 from tests.support.vllm_scheduler import Traffic
 
@@ -56,12 +56,7 @@ SEEN = ((350, 180, 8), (500, 260, 40), (1000, 70, 3), (120, 450, 60), (350, 180,
 UNSEEN = ((2500, 60, 12), (120, 800, 30))
 """Mean prompt and output tokens, and clients, of each phase: the unseen have longer prompts, and longer outputs."""
 PHASE_S = 30.0
-NOT_OFFERED = "-"
 CUT = 0.6
-
-
-def quietly(*_: object) -> None:
-    """Nobody listens."""
 
 
 @dataclass(frozen=True)
@@ -74,13 +69,13 @@ class Server:
     unseen: RowBlock
 
 
-def gpus(board: Board, _outside: Outside) -> None:
-    """Each system on steps of the ten servers of docs/accuracy.md."""
+def gpus(board: Board) -> None:
+    """Each system on steps of the ten servers."""
     with tempfile.TemporaryDirectory() as directory:
         servers = {name: server_of(name, Path(directory)) for name in TEN}
     figures.record("systems", unseen_workloads(board, servers))
     leave_one_server_out(board, servers)
-    before_the_first_row(servers)
+    before_the_first_row(board, servers)
 
 
 def server_of(name: str, directory: Path) -> Server:
@@ -95,36 +90,27 @@ def server_of(name: str, directory: Path) -> Server:
             traffic.closed(start, start + int(PHASE_S * 1e9), clients, prompt, output, 0.4, 0.5)
         engine = bench_gpus.served(case, times, traffic, PHASE_S * len(mixes), seed)
         path = bench_gpus.sent(case, engine, "steps", directory)
-        knowledge = Knowledge(configured({"rules": [{"facts": {"model_config": str(model_file(case.machine.model))}}]}))
-        (capture,) = load_capture([Recording(path, quietly)], knowledge, Config(), 1.0)
+        config = configured({"rules": [{"facts": {"model_config": str(model_file(case.machine.model))}}]})
+        (capture,) = load(path, list(Recording(path, print)), config, 1.0)
         rows[part] = capture.full[STEP].rows
     return Server(case.kind, capture.facts, **rows)
 
 
-def step_error(model: RlsLearner | None, features: FeatureSet, rows: RowBlock) -> float:
+def step_error(learner: RlsLearner | None, rows: RowBlock) -> float:
     """Mean error of the steps' times in per cent; NaN where it has not begun."""
-    return math.nan if model is None else 100 * float(ape(predict(model, features, rows), rows.elapsed_us).mean())
+    return math.nan if learner is None else 100 * float(ape(Fit.of(learner).predict(rows), rows.elapsed_us).mean())
 
 
 def unseen_workloads(board: Board, servers: Mapping[str, Server]) -> dict[str, list[float]]:
     """Learned from some workloads, scored on others that never occurred: mean and worst error, and servers."""
-    print(f"\nUnseen workloads, step MAPE %, identifiable/columns; {NOT_OFFERED}: not offered")
-    found: dict[tuple[str, str], list[float]] = defaultdict(list)
-    for name, server in servers.items():
-        cells = []
-        for system in NINE:
-            features = build(system, STEP, server.facts)
-            if features is None:
-                cells.append(f"{system} {NOT_OFFERED}")
-                continue
-            error = step_error(learn(features, server.seen), features, server.unseen)
-            found[system, server.kind].append(error)
-            cells.append(f"{system} {error:.1f} ({identifiable(features, server.seen)}/{len(features)})")
-        print(f"  {name:<20} " + "  ".join(cells))
-    told = {}
-    for (system, kind), errors in found.items():
+    told: dict[str, list[float]] = {}
+    for system, kind in product(NINE, KINDS):
+        of_kind = [server for server in servers.values() if server.kind == kind]
+        sets = [(server, features) for server in of_kind if (features := build(system, STEP, server.facts))]
+        errors = [step_error(learn(features, server.seen), server.unseen) for server, features in sets]
         told[f"{system}, {kind}"] = [float(np.mean(errors)), max(errors), len(errors)]
-        print(f"  {system:<10} {kind:<9} mean {np.mean(errors):.1f}, worst {max(errors):.1f} of {len(errors)}")
+        each = ", ".join(f"{error:.1f}" for error in errors)
+        board.line(f"unseen workloads, {system}, {kind}: mean error %", f"{np.mean(errors):.1f}", note=each)
     board.at_most("physics, worst server, %", max(told[f"physics, {kind}"][1] for kind in KINDS), 7.0)
     return told
 
@@ -141,56 +127,47 @@ ROWS_OF_A_NEW_SERVER = (20, 100, 500)
 
 def leave_one_server_out(board: Board, servers: Mapping[str, Server]) -> None:
     """Donors are the other servers; the first rows, scored on workloads that never occurred."""
-    print(f"\nLeave one server out, step MAPE % after {ROWS_OF_A_NEW_SERVER} rows (cold), mean of the servers")
-    for name in ("physics", "hfd_tl", "rece", "bsr_ard"):
-        system, sets = SYSTEMS[name], {each: build(name, STEP, server.facts) for each, server in servers.items()}
-        donors = {
-            each: donor_of(each, servers[each].facts, learn(features, servers[each].seen))
-            for each, features in sets.items()
-            if features is not None
-        }
-        errors = defaultdict(list)
+    for name in ("physics", "hfd_tl", "rece"):
+        system, donors, errors = SYSTEMS[name], {}, defaultdict(list)
         for each, server in servers.items():
-            if each not in donors:
-                continue
-            others = [donor for other, donor in donors.items() if other != each]
-            pooled = pool(system, STEP, others).prior(server.facts)
+            if (features := build(name, STEP, server.facts)) is not None:
+                donors[each] = donor_of(each, server.facts, learn(features, server.seen))
+        for each, own in donors.items():
+            server, others = servers[each], [donor for donor in donors.values() if donor is not own]
+            features, pooled = own.features, pool(system, STEP, others).prior(server.facts)
             starts = {"prior": pooled, "cold": None}
             if name == "hfd_tl":
-                starts["frozen"] = frozen(pooled, sets[each])
+                starts["frozen"] = frozen(pooled, features)
             if name == "rece":
                 starts["specialists"] = ensemble(server.facts, specialists(system, STEP, others))
             for kind, start in starts.items():
-                models = (learn(sets[each], server.seen.slice(0, rows), start) for rows in ROWS_OF_A_NEW_SERVER)
-                errors[kind].append([step_error(model, sets[each], server.unseen) for model in models])
+                models = (learn(features, server.seen.slice(0, rows), start) for rows in ROWS_OF_A_NEW_SERVER)
+                errors[kind].append([step_error(model, server.unseen) for model in models])
         for kind, found in errors.items():
-            print(f"  {name:<9} {kind:<12} " + "  ".join(f"{error:6.1f}" for error in np.nanmean(found, axis=0)))
+            told = " ".join(f"{error:.1f}" for error in np.nanmean(found, axis=0))
+            board.line(f"left out, {name}, {kind}: mean error % after {ROWS_OF_A_NEW_SERVER} rows", told)
         if name == "physics":
             worst = np.max(errors["prior"], axis=0)
             board.at_most("worst server after 20 rows, %", worst[0], 10.0)
             board.at_most("worst server after 100 rows, %", worst[1], 8.0)
 
 
-def before_the_first_row(servers: Mapping[str, Server]) -> None:
+def before_the_first_row(board: Board, servers: Mapping[str, Server]) -> None:
     """Told by the data sheet alone."""
-    print("\nBefore the first row, by the sheet alone, step MAPE %")
     for name, server in servers.items():
         bank = Bank(Config(learners=("rls",), feature_sets=("portable",)))
         bank.describe(name, server.facts)
-        target = bank.targets(name).get("step_time")
-        if target is None:
-            print(f"  {name:<20} nothing is told")
-            continue
-        features = build("portable", STEP, server.facts)
-        beta = np.array([feature.coefficient for feature in target.models["portable"].features])
-        found = features.evaluate(server.unseen) @ beta
-        print(f"  {name:<20} {100 * float(ape(found, server.unseen.elapsed_us).mean()):.1f}")
+        target, error = bank.targets(name).get("step_time"), math.nan
+        if target is not None:
+            beta = np.array([feature.coefficient for feature in target.models["portable"].features])
+            made = Fit("portable", build("portable", STEP, server.facts), beta)
+            error = 100 * float(ape(made.predict(server.unseen), server.unseen.elapsed_us).mean())
+        board.line(f"{name}, by the sheet alone: mean error %", f"{error:.1f}")
 
 
-def scorer(board: Board, outside: Outside) -> None:
-    """The same snapshot, scored by the independent scorer and by evaluate."""
-    print("\nThe same snapshot by the scorer and by evaluate, percentage points apart")
-    judge = outside.tools / "score"
+def scorer(board: Board) -> None:
+    """Percentage points apart."""
+    judge = board.tools / "score"
     for name in ("c5_offload", "c6_saturated", "c7_async_sim"):
         with tempfile.TemporaryDirectory() as directory:
             part, snapshot = Path(directory) / "part", Path(directory) / "s.json"
@@ -199,17 +176,10 @@ def scorer(board: Board, outside: Outside) -> None:
             snapshot.write_bytes(pipeline.snapshot(1, 1).to_json())
             command = [sys.executable, str(judge / "score.py"), "--snapshot", str(snapshot), "--json"]
             judged = json.loads(call([*command, "--capture", name.split("_")[0]], judge))
-            path = Path(outside.score("capture").path_of(name)) / "otlp.pb.gz"  # with its truth, where it has one
-            captures = load_capture([Recording(path, quietly)], knowledge_of_captures(), Config(), CUT)
-            report = evaluate(
-                captures,
-                ("portable",),
-                learn_until=CUT,
-                left_out="workload",
-                version="bench",
-                tell=quietly,
-                snapshot=Snapshot.from_json(snapshot.read_bytes()),
-            )
+            published = Snapshot.from_json(snapshot.read_bytes())
+        path = Path(board.score("capture").path_of(name)) / "otlp.pb.gz"  # with its truth, where it has one
+        captures = load(path, list(Recording(path, print)), configuration_of_captures(), CUT)
+        report = evaluate(captures, ("portable",), str, learn_until=CUT, snapshot=published)
         ours = next(s for s in report.captures[0].scores if s["system"] == "snapshot/portable")
         for label, own, theirs in (
             ("step MAPE", ours["step_mape"], judged["step"]["mape"]),
@@ -225,17 +195,21 @@ def call(command: list[str], cwd: Path) -> str:
 
 
 ROWS_OF_A_NEW_ONE = (0, 100, 300, 1000)
+LEFT_OUT = ("workload, donors", "workload, sheet only", *(f"model, {rows} rows" for rows in ROWS_OF_A_NEW_ONE))
+LIMITS = {"workload, donors": 2.0, "model, 0 rows": 6.0, "model, 100 rows": 5.0, "model, 1000 rows": 3.0}
 
 
-def h100_request_tables(board: Board, outside: Outside) -> None:
-    """Leave one workload out, then one model: learned by the product from request spans, then replayed."""
-    configs, replay = outside.experiments(), outside.replay()
+def h100(board: Board) -> None:
+    """Leave one workload out, then one model: learned by the product from request spans, replayed with alpha 0."""
+    configs = board.experiments()
+    os.environ["GROUND_TRUTH"] = str(board.tables)
+    replay = module_at(board.tools / "replay.py")
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
         tree = {"learners": ["rls"], "feature_sets": ["portable"]}
         config = configured({**tree, "rules": model_rules(configs, directory)})
         tables = {
-            experiment: request_table(outside.as_otlp(experiment, directory / f"{experiment}.pb.gz"), config)
+            experiment: request_table(board.as_otlp(experiment, directory / f"{experiment}.pb.gz"), config)
             for experiment in configs
         }
     models = {experiment: shape["model_short"] for experiment, shape in configs.items()}
@@ -256,49 +230,26 @@ def h100_request_tables(board: Board, outside: Outside) -> None:
         form = replayed_form(**beta)
         with contextlib.redirect_stdout(None):
             found = replay.evaluate({"configs": {experiment: form}}, only=experiment)
-        return 100 * found[experiment]["e2e"]
+        return abs(100 * found[experiment]["e2e"])
 
     states = {m: learned_from([e for e, own in models.items() if own == m]).state() for m in set(models.values())}
-    print("\nH100 request tables, replayed with alpha 0, E2E error %: workload left out, with donors and without;")
-    print(f"model left out, after {ROWS_OF_A_NEW_ONE} rows of its own")
-    left_out, new = {}, []
+    found = []
     for experiment, model in models.items():
         donors = [states[other] for other in sorted(states) if other != model]
         others = [e for e, own in models.items() if own == model and e != experiment]
         cells = [error(experiment, learned_from(others, lent)) for lent in (donors, ())]
         cells += [error(experiment, learned_from([experiment], donors, count)) for count in ROWS_OF_A_NEW_ONE]
-        print(f"  {experiment[16:]:<34}" + " ".join(f"{cell:7.1f}" for cell in cells), flush=True)
-        left_out[experiment] = abs(cells[0])
-        new.append(np.abs(cells[2:]))
-    judge_left_out(board, left_out, np.array(new))
-    unseen_workloads_of_mixtures(board, tables, models)
-
-
-def unseen_workloads_of_mixtures(
-    board: Board, tables: dict[str, tuple[dict, RowBlock]], models: dict[str, str]
-) -> None:
-    """``physics`` learned from one workload, its step errors on the others of the same mixture."""
-    for experiment, (facts, rows) in tables.items():
-        if "mixtral" not in experiment:
-            continue
-        features = build("physics", STEP, facts)
-        model = learn(features, rows)
-        for other, (_, scored) in tables.items():
-            if models[other] == models[experiment] and other != experiment:
-                error = 100 * float(ape(predict(model, features, scored), scored.elapsed_us).mean())
-                board.at_most(f"{other[16:]}, steps, never seen, %", error, 3.0)
-
-
-def judge_left_out(board: Board, left_out: dict[str, float], new: np.ndarray) -> None:
-    """Errors of tables whose workload was left out, and (tables, rows) of those whose model was."""
-    reasoning = [value for experiment, value in left_out.items() if "reasoning" in experiment]
-    usual = [value for experiment, value in left_out.items() if "reasoning" not in experiment]
-    board.at_most("workload left out, ordinary, mean %", float(np.mean(usual)), 2.0)
-    board.at_most("workload left out, reasoning, mean %", float(np.mean(reasoning)), 8.0)
-    board.at_most("model left out, zero rows, median %", float(np.median(new[:, 0])), 6.0)
-    for column, (rows, limit) in enumerate(((100, 5.0), (300, 5.0), (1000, 3.0)), 1):
-        board.at_most(f"model left out, {rows} rows, mean %", float(new[:, column].mean()), limit)
-    board.at_most("100 or 300 rows worse than none, worst, points", float((new[:, 1:3] - new[:, :1]).max()), 5.0)
+        board.line(
+            f"{experiment[16:]}: E2E error %, left out: {'; '.join(LEFT_OUT)}", " ".join(f"{c:.1f}" for c in cells)
+        )
+        found.append(cells)
+    is_reasoning = np.array(["reasoning" in experiment for experiment in models])
+    for what, errors in zip(LEFT_OUT, np.array(found).T, strict=True):
+        told = f"{errors[is_reasoning].mean():.1f}, all {errors.mean():.1f}, median of all {np.median(errors):.1f}"
+        usual = float(errors[~is_reasoning].mean())
+        board.at_most(
+            f"left out: {what}: ordinary, mean %", usual, LIMITS.get(what, math.inf), note=f"reasoning {told}"
+        )
 
 
 def replayed_form(
@@ -348,8 +299,8 @@ def model_rules(configs: dict, directory: Path) -> list[dict]:
     return list(rules.values())
 
 
-SECTIONS = {"gpus": gpus, "scorer": scorer, "h100": h100_request_tables}
+SECTIONS = {"gpus": gpus, "scorer": scorer, "h100": h100}
 NEEDS = {"scorer": ("tools",), "h100": ("tools", "tables")}
 
 if __name__ == "__main__":
-    sys.exit(run_sections(__doc__, SECTIONS, NEEDS))
+    sys.exit(run(__doc__, SECTIONS, NEEDS))

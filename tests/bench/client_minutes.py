@@ -1,37 +1,29 @@
 """Recordings with the client's own clock: learned on the first part, asked for each later minute's mean mix.
 
-Truth is the client's: time between first and last chunk by tokens. Of a minute's mix there are two consistent means:
-
-    by decodes   what a request that decodes meets, on the mean over the minute's decodes: how many requests, their mean
-                 prompt and output
-    by requests  mean prompt and output of its requests, each by the share of its time in the minute, at the mean number
-                 in flight and this one more
-
-and, of both, the share of prompt tokens that were never computed. The mixed one, sizes by requests at the number that
-decodes meet, has the prompts of a quiet part with the batch of the burst that ends it.
+Truth is the client's: time between first and last chunk by tokens. The mix is what a request that decodes meets, on the
+mean over the minute's decodes: how many requests, their mean prompt and output, and the share of prompt tokens that
+were never computed.
 """
 
 from __future__ import annotations
 
 import gzip
 import json
-import tempfile
 from bisect import bisect_left
-from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
+from typing import NamedTuple
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 import tracefit
-from collector.commands.replay import replay
 from collector.config.schema import Config
-from collector.runtime.tasks import SystemClock
-from tests.support.recordings import messages, received
-from tests.support.vllm_senders import write
+from collector.evaluate.captures import load
+from collector.recordings import Recording
+from tests.support.recordings import messages
 
 LEARN_UNTIL = 0.6
 MINUTE_NS = 60e9
-WEIGHTS = ("by decodes", "by requests", "mixed")
 HITS_FROM_PROMPTS = ("c10_long",)  # every step summary arrived, and it has prefix hits
 LIMITS = {
     "c1_mixed": {"max_num_seqs": 32},
@@ -42,8 +34,7 @@ LIMITS = {
 """What the server of each recording was started with."""
 
 
-@dataclass
-class Sent:
+class Sent(NamedTuple):
     """One request as its client saw it, on the clock of the telemetry."""
 
     sent_ns: int
@@ -54,43 +45,38 @@ class Sent:
     output: int
 
 
-@dataclass
-class Minute:
-    """One minute's mix by decodes, its true ITL, and what was predicted by each of ``WEIGHTS``."""
+class Minute(NamedTuple):
+    """One minute's mix, its true ITL, and what was predicted."""
 
     prompt: float
     output: float
     met: float
     prefix_hit: float
     true_us: float
-    said: dict[str, tracefit.RequestEstimate]
+    said: tracefit.Estimate
 
-    def error(self, weights):
+    @property
+    def error(self) -> float:
         """Relative, signed."""
-        return self.said[weights].itl.us / self.true_us - 1.0
+        return self.said.us / self.true_us - 1.0
 
-    def inside(self, weights):
+    @property
+    def inside(self) -> bool:
         """Whether the truth lies in the published band."""
-        return self.said[weights].itl.low <= self.true_us <= self.said[weights].itl.high
+        return self.said.low <= self.true_us <= self.said.high
 
 
-def judge(capture: Path) -> list[Minute]:
+def judge(directory: Path) -> list[Minute]:
     """Every later minute of one recording."""
-    path = capture / "otlp.pb.gz"
-    exports, arrived_ns = list(messages(path)), [line["recv_unix_ns"] for line in received(path)]
-    cut_unix_ns = min(arrived_ns) + LEARN_UNTIL * (max(arrived_ns) - min(arrived_ns))
-    config = _learn([data for data, at in zip(exports, arrived_ns, strict=True) if at <= cut_unix_ns])
-    config = config.assuming(**LIMITS[capture.name])
-    requests, offset_ns = _requests(capture)
-    steps = _steps(exports)
-    start, end = cut_unix_ns - offset_ns, max(each.end_ns for each in requests)
+    path = directory / "otlp.pb.gz"
+    (capture,) = load(path, list(Recording(path, print)), Config(), LEARN_UNTIL)
+    config = capture.client.assuming(**LIMITS[directory.name])
+    requests, offset_ns = _requests(directory)
+    steps = _steps(messages(path))
+    start, end = capture.cut_ns - offset_ns, max(each.end_ns for each in requests)
     minutes = max(1, round((end - start) / MINUTE_NS))
-    width = (end - start) / minutes
-    found = []
-    for index in range(minutes):
-        window = (start + index * width, start + (index + 1) * width)
-        found.append(_minute(config, capture.name, window, requests, steps))
-    return found
+    edges = [start + index * (end - start) / minutes for index in range(minutes + 1)]
+    return [_minute(config, directory.name, window, requests, steps) for window in pairwise(edges)]
 
 
 def _minute(config, name, window, requests, steps):
@@ -109,16 +95,10 @@ def _minute(config, name, window, requests, steps):
         hit = min(1.0, max(0.0, 1.0 - sum(prefill for _, prefill, _, _ in inside) / max(1, sent)))
     alive = [(each, share(each.sent_ns, each.end_ns)) for each in requests]
     beside = [(each, part * _mean_decodes(inside, each)) for each, part in alive if part > 0.0]
-    (prompt, output), counted = _mean_sizes(beside), _mean_sizes(alive)
-
-    alive_ns = sum(max(0.0, min(window[1], each.end_ns) - max(window[0], each.sent_ns)) for each in requests)
-    mean = 1.0 + alive_ns / (window[1] - window[0])
-
-    def asked(sizes, concurrency):
-        return config.request(prompt_tokens=sizes[0], output_tokens=sizes[1], concurrency=concurrency, prefix_hit=hit)
-
-    said = (asked((prompt, output), met), asked(counted, mean), asked(counted, met))
-    return Minute(prompt, output, met, hit, true_us, dict(zip(WEIGHTS, said, strict=True)))
+    weight = sum(part for _, part in beside)
+    prompt, output = (sum(getattr(each, of) * part for each, part in beside) / weight for of in ("prompt", "output"))
+    said = config.request(prompt_tokens=prompt, output_tokens=output, concurrency=met, prefix_hit=hit)
+    return Minute(prompt, output, met, hit, true_us, said.itl)
 
 
 def _mean_decodes(steps, request):
@@ -129,23 +109,6 @@ def _mean_decodes(steps, request):
 
 def _start_ns(step):
     return step[0]
-
-
-def _mean_sizes(weighted):
-    weight = sum(part for _, part in weighted)
-    return tuple(sum(getattr(each, size) * part for each, part in weighted) / weight for size in ("prompt", "output"))
-
-
-def _learn(exports):
-    with tempfile.TemporaryDirectory() as directory:
-        part, out = Path(directory) / "part.pb.gz", Path(directory) / "snapshot.json"
-        write(part, iter(exports))
-        replay([part], out, Config(), SystemClock())
-        return tracefit.load(out).config()
-
-
-def _quiet(_text):
-    pass
 
 
 def _requests(capture):

@@ -1,11 +1,12 @@
-"""What the level and River's residual model bring, on recordings.
+"""What the level and River's residual model bring, on recordings. Called by tests/bench/bench_learning.py.
 
-Recordings come from ``--captures DIR`` (``DIR/<name>/otlp.pb.gz``), else the bundled ones are read and the others are
-printed as skipped. The constants of both were chosen on ``CHOSEN_ON``; the means over the others are the figures to
-quote. Errors are of every row, by what was known before it, and count 100 % at most.
+The constants of both were chosen on ``CHOSEN_ON``; the means over the others are the figures to quote. Errors are of
+every row, by what was known before it, and count 100 % at most. Recordings that are not there are left out, loudly.
 """
 
 from __future__ import annotations
+
+from concurrent.futures import ProcessPoolExecutor
 
 import numpy as np
 
@@ -14,7 +15,6 @@ from online.errors import PrequentialError
 from online.features import portable
 from online.rows import Target
 from online.target import TargetState
-from tests.support.paths import DATA
 from tests.support.pipelines import new_pipeline, step_rows
 
 CHOSEN_ON = ("c0_smoke", "c1_mixed", "c3_preempt", "c5_offload", "c9_dp2", "p1_engine_stats")
@@ -23,23 +23,21 @@ LEVEL, WITHOUT_RIVER = Config(feature_sets=("portable",)), Config(feature_sets=(
 PUBLISHED_MAX = (6.4, 10.3)
 
 
-def measure(board, pool, captures):
+def measure(board):
     """Error without level, with it, and with River's model."""
-    paths = {name: (DATA if captures is None else captures) / name / "otlp.pb.gz" for name in (*CHOSEN_ON, *OTHERS)}
+    paths = {name: board.captures / name / "otlp.pb.gz" for name in (*CHOSEN_ON, *OTHERS)}
     there = [name for name, path in paths.items() if path.exists()]
-    for name in paths.keys() - set(there):
-        board.skip(f"level, {name}", "--captures")
-    found = dict(zip(there, pool.map(errors_of, [paths[name] for name in there]), strict=True))
-    for name, each in found.items():
-        board.line(f"median / mean error, {name}: x beta F, level, level and River", _three(each))
+    with ProcessPoolExecutor() as pool:
+        found = dict(zip(there, pool.map(errors_of, [paths[name] for name in there]), strict=True))
+    for name in paths:
+        value = _three(found[name]) if name in found else "SKIPPED, needs --captures"
+        board.line(f"median / mean error, {name}: x beta F, level, level and River", value)
     for title, names in (("all", there), ("chosen on", CHOSEN_ON), ("others", OTHERS)):
         if not (known := [found[name] for name in names if name in found]):
             continue
         mean = np.mean(known, axis=0)
-        wanted, good = "", None
-        if title == "all":
-            wanted, good = f"<= {PUBLISHED_MAX}", bool((mean[2] <= PUBLISHED_MAX).all())
-        board.line(f"  mean over {len(known)} recordings, {title}", _three(mean), wanted, good)
+        target = (f"<= {PUBLISHED_MAX}", bool((mean[2] <= PUBLISHED_MAX).all())) if title == "all" else ()
+        board.line(f"  mean over {len(known)} recordings, {title}", _three(mean), *target)
 
 
 def _three(errors):
@@ -56,9 +54,9 @@ def errors_of(path):
 
 def _learned(rows, settings):
     """Relative error of x beta F and of what is published, of every row that was predicted, (n,) each."""
-    state = _target(settings)
-    kept = [_Kept(), _Kept()]
-    state.published.shaped_error, state.published.error = kept
+    state = TargetState(Target.STEP_TIME, settings)
+    state.offer(portable(Target.STEP_TIME))
+    kept = state.published.shaped_error, state.published.error = _Kept(), _Kept()
     state.learn(rows)
     state.flush()
     return [np.concatenate(each.ape) for each in kept]
@@ -76,9 +74,3 @@ class _Kept(PrequentialError):
     def learn(self, ape):
         super().learn(ape)
         self.ape.append(ape)
-
-
-def _target(settings):
-    state = TargetState(Target.STEP_TIME, settings)
-    state.offer(portable(Target.STEP_TIME))
-    return state

@@ -2,39 +2,22 @@
 
 import json
 
-import pytest
-
 from collector.cli import main
+from tests.support.recordings import otlp_file
 from tests.support.sheet_cases import DENSE
 
 
-@pytest.fixture(autouse=True)
-def _no_configuration(monkeypatch):
-    monkeypatch.delenv("TRACEFIT_CONFIG", raising=False)
-
-
-def test_a_bundled_recording_is_evaluated_with_its_model_file(data_dir, tmp_path, capsys):
-    model = tmp_path / "config.json"
+def test_a_bundled_recording_is_evaluated_with_its_model_file(tmp_path, capsys):
+    model, config, out = (tmp_path / name for name in ("config.json", "tracefit.yaml", "report.json"))
     model.write_text(json.dumps(DENSE | {"hidden_size": 512, "num_attention_heads": 8, "num_hidden_layers": 8}))
-    config = tmp_path / "tracefit.yaml"
     config.write_text(
         f"model_config: {model}\n"
         "rules:\n"
         "- facts: {gpu: box, max_num_seqs: 32, max_num_batched_tokens: 2048, max_model_len: 2048}\n"
         "- {match: {gpu: box}, facts: {peak_tflops: 0.1, memory_bandwidth_gb_s: 30, memory_gb: 24}}\n"
     )
-    out = tmp_path / "report.json"
-    code = main(
-        [
-            "lab",
-            "evaluate",
-            str(data_dir / "c1_mixed" / "otlp.pb.gz"),
-            f"--config={config}",
-            f"--out={out}",
-            "--systems=portable,physics,blackbox",
-        ]
-    )
-    assert code == 0
+    options = [f"--config={config}", f"--out={out}", "--systems=portable,physics,blackbox"]
+    assert main(["lab", "evaluate", str(otlp_file("c1_mixed")), *options]) == 0
     printed = capsys.readouterr()
     assert "physics" in printed.out
     assert "evaluated 1 source in " in printed.err
@@ -44,10 +27,3 @@ def test_a_bundled_recording_is_evaluated_with_its_model_file(data_dir, tmp_path
     assert found["portable"]["step_mape"] < 0.08
     assert found["portable"]["e2e"] < 0.06
     assert capture["scored_requests"] > 50
-
-
-def test_a_snapshot_that_is_none_is_named(data_dir, tmp_path, capsys):
-    path = tmp_path / "s.json"
-    path.write_text("{}")
-    assert main(["lab", "evaluate", str(data_dir / "c1_mixed" / "otlp.pb.gz"), "--snapshot", str(path)]) == 1
-    assert "not a snapshot" in capsys.readouterr().err

@@ -2,12 +2,11 @@
 
 import pytest
 
-from collector.config.schema import Config
 from collector.evaluate.systems import NINE, design
-from collector.service.pipeline import Pipeline
+from collector.service.pipeline import make_pipeline
 from online.features import build
 from online.rows import STEP_FEATURES, Target
-from tests.support.models import knowledge_of_captures
+from tests.support.models import configuration_of_captures
 from tests.support.pipelines import step_rows
 from tests.support.recordings import otlp_file
 
@@ -18,9 +17,8 @@ def column(rows, name):
 
 @pytest.mark.parametrize("percent", [10, 0])
 def test_every_system_learns_the_rows_that_portable_learns(percent):
-    pipeline = Pipeline(Config(), "test", knowledge_of_captures())
-    facts, rows = step_rows(pipeline, [otlp_file("c1_mixed")], percent)
-    learned = {name: len(design(build(name, Target.STEP_TIME, facts), rows)) for name in NINE}
+    facts, rows = step_rows(make_pipeline(configuration_of_captures()), [otlp_file("c1_mixed")], percent)
+    learned = {name: len(design(build(name, Target.STEP_TIME, facts), rows)[0]) for name in NINE}
     assert set(learned.values()) == {learned["portable"]}
     assert learned["portable"] > 200
     assert (column(rows, "running") == column(rows, "requests")).mean() > 0.9

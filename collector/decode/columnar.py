@@ -63,12 +63,11 @@ _FIELDS: Final = {field.name: field for field in words.SUMMARY_FIELDS.values()}
 _UNSET: Final = np.array(MISSING, np.int64).view(np.uint64)
 _OPTIONAL: Final = np.array([name in _FIELDS and not _FIELDS[name].required for name in STEP_FIELDS], np.uint64)
 _CONTINUED, _BITS_OF_VALUE = (
-    np.array(
-        [int.from_bytes(bytes([bits]) * width, "little") for width in (0, *range(_WORD + 1))] + [0] * 246, np.uint64
-    )
+    np.array([int.from_bytes(bytes([bits]) * width, "little") for width in (0, *range(_WORD + 1))], np.uint64)
     for bits in (0x80, 0x7F)
 )
 """By V, of each byte of a varint: the bit that says whether one follows, which all but the last have; the rest."""
+_BYTE: Final = np.uint64(8)
 _SQUEEZES: Final = tuple(
     (np.uint64(low), np.uint64(low << high), np.uint64(bits), bits)
     for bits, low, high in ((1, 0x007F007F007F007F, 8), (2, 0x00003FFF00003FFF, 16), (4, 0x0FFFFFFF, 32))
@@ -190,7 +189,7 @@ class Events:
             good &= length == 1 + _WORD
         else:
             length *= good
-            good &= values & _CONTINUED[length] == _CONTINUED[length - 1]
+            good &= values & (continued := _CONTINUED[length]) == continued >> _BYTE
             values = _joined(values & _BITS_OF_VALUE[length], int(length.max()) - 1)
         if attribute.column is not None:
             good &= self._values[which, attribute.column] == _UNSET
@@ -246,33 +245,23 @@ class Decoder:
         ``arrived_unix_ns``: when each came in, 0 if nobody knows; empty: nobody knows of any.
         None where an export does not decode, and where what is left of it would take too much memory to parse.
         """
-        exports = [_parse(payload) for payload, _ in payloads]
+        exports = [_parsed(SlimExport, payload) for payload, _ in payloads]
         spans = [_step_spans_of(export) for export in exports]
         columns = _take_summaries([span for own in spans for span in own])
         out: list[list[Telemetry] | None] = []
         arrived = arrived_unix_ns or [0] * len(payloads)
         for export, (_, peer), own, at in zip(exports, payloads, spans, arrived, strict=True):
             taken = iter(list(itertools.islice(columns, len(own))))
-            remainder = _parse_remainder(export)
+            left = None if export is None else export.SerializeToString()
+            remainder = None if left is None or is_too_dense(left) else _parsed(ExportTraceServiceRequest, left)
             out.append(None if remainder is None else self._spans.read(remainder, peer, admit_span, counts, taken, at))
         return out
 
 
-def _parse(payload: bytes) -> Any:
+def _parsed(message: Any, data: bytes) -> Any:
+    """None of bytes that do not decode."""
     try:
-        return SlimExport.FromString(payload)
-    except DecodeError:
-        return None
-
-
-def _parse_remainder(export: Any) -> ExportTraceServiceRequest | None:
-    if export is None:
-        return None
-    data = export.SerializeToString()
-    if is_too_dense(data):
-        return None
-    try:
-        return ExportTraceServiceRequest.FromString(data)
+        return message.FromString(data)
     except DecodeError:
         return None
 

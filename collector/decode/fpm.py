@@ -131,14 +131,14 @@ def read_frames(
     if len(frames) not in _FRAMES or len(frames[-2]) != _SEQUENCE_BYTES:
         return Skip.UNDECODABLE
     record = _decoded(_MSGPACK, frames[-1])
-    return record if isinstance(record, Skip) else _passed(record, times, unix_ns, instance, source)
+    return _passed(record, times, unix_ns, instance, source)
 
 
 def read_line(line: bytes, recording: str) -> ForwardPass | Skip:
     """One line of a file; where it does not say when it was observed, its reader gives it a place in event time."""
     if _TRACE_MARK not in line:
         record = _decoded(_JSON, line)
-        return record if isinstance(record, Skip) else _passed(record, recording=recording)
+        return _passed(record, recording=recording)
     traced = _decoded(_TRACE_JSON, line)
     if isinstance(traced, Skip):
         return traced
@@ -155,8 +155,15 @@ def _decoded(decoder: msgspec.msgpack.Decoder[T] | msgspec.json.Decoder[T], data
 
 
 def _passed(
-    record: _Record, times: str = "host", unix_ns: int = 0, instance: str = "", source: str = "", recording: str = ""
+    record: _Record | Skip,
+    times: str = "host",
+    unix_ns: int = 0,
+    instance: str = "",
+    source: str = "",
+    recording: str = "",
 ) -> ForwardPass | Skip:
+    if isinstance(record, Skip):
+        return record
     target = _SCOPES.get(record.timing_scope or times)
     if record.version != VERSION or target is None:
         return Skip.FOREIGN

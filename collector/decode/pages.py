@@ -24,6 +24,7 @@ from __future__ import annotations
 import enum
 import math
 import re
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import msgspec
@@ -151,48 +152,50 @@ class Series(NamedTuple):
     only: tuple[str, str] = ("", "")
 
 
-_VLLM: dict[Meaning, tuple[str, ...]] = {
-    Meaning.STEPS: ("iteration_tokens_total_count",),
-    Meaning.STEP_TOKENS: ("iteration_tokens_total_sum",),
-    Meaning.GENERATED_TOKENS: ("generation_tokens_total",),
-    Meaning.PROMPT_TOKENS: ("prompt_tokens_total",),
-    Meaning.FIRST_TOKENS: ("time_to_first_token_seconds_count",),
-    Meaning.FINISHED: ("request_success_total",),
-    Meaning.ITL_COUNT: ("inter_token_latency_seconds_count", "time_per_output_token_seconds_count"),
-    Meaning.ITL_SECONDS: ("inter_token_latency_seconds_sum", "time_per_output_token_seconds_sum"),
-    Meaning.RUNNING: ("num_requests_running",),
-    Meaning.WAITING: ("num_requests_waiting",),
-    Meaning.KV_USAGE_RATIO: ("kv_cache_usage_perc", "gpu_cache_usage_perc"),
-    Meaning.PREEMPTIONS: ("num_preemptions_total",),
-    Meaning.FINISHED_PROMPT_TOKENS: ("request_prompt_tokens_sum",),
-    Meaning.FINISHED_GENERATED_TOKENS: ("request_generation_tokens_sum",),
-    Meaning.E2E_COUNT: ("e2e_request_latency_seconds_count",),
-    Meaning.E2E_SECONDS: ("e2e_request_latency_seconds_sum",),
-    Meaning.QUEUE_SECONDS: ("request_queue_time_seconds_sum",),
-    Meaning.INFERENCE_SECONDS: ("request_inference_time_seconds_sum",),
-    Meaning.FIRST_TOKEN_SECONDS: ("time_to_first_token_seconds_sum",),
-    Meaning.PREFILL_SECONDS: ("request_prefill_time_seconds_sum",),
-    Meaning.ITL_SECONDS_SQUARED: ("inter_token_latency_seconds_bucket", "time_per_output_token_seconds_bucket"),
-    Meaning.FLOPS: ("estimated_flops_per_gpu_total",),
+_VLLM = {
+    Meaning.STEPS: "iteration_tokens_total_count",
+    Meaning.STEP_TOKENS: "iteration_tokens_total_sum",
+    Meaning.GENERATED_TOKENS: "generation_tokens_total",
+    Meaning.PROMPT_TOKENS: "prompt_tokens_total",
+    Meaning.FIRST_TOKENS: "time_to_first_token_seconds_count",
+    Meaning.FINISHED: "request_success_total",
+    Meaning.ITL_COUNT: "inter_token_latency_seconds_count time_per_output_token_seconds_count",
+    Meaning.ITL_SECONDS: "inter_token_latency_seconds_sum time_per_output_token_seconds_sum",
+    Meaning.RUNNING: "num_requests_running",
+    Meaning.WAITING: "num_requests_waiting",
+    Meaning.KV_USAGE_RATIO: "kv_cache_usage_perc gpu_cache_usage_perc",
+    Meaning.PREEMPTIONS: "num_preemptions_total",
+    Meaning.FINISHED_PROMPT_TOKENS: "request_prompt_tokens_sum",
+    Meaning.FINISHED_GENERATED_TOKENS: "request_generation_tokens_sum",
+    Meaning.E2E_COUNT: "e2e_request_latency_seconds_count",
+    Meaning.E2E_SECONDS: "e2e_request_latency_seconds_sum",
+    Meaning.QUEUE_SECONDS: "request_queue_time_seconds_sum",
+    Meaning.INFERENCE_SECONDS: "request_inference_time_seconds_sum",
+    Meaning.FIRST_TOKEN_SECONDS: "time_to_first_token_seconds_sum",
+    Meaning.PREFILL_SECONDS: "request_prefill_time_seconds_sum",
+    Meaning.ITL_SECONDS_SQUARED: "inter_token_latency_seconds_bucket time_per_output_token_seconds_bucket",
+    Meaning.FLOPS: "estimated_flops_per_gpu_total",
 }
 
-_SGLANG: dict[Meaning, tuple[str, ...]] = {
-    Meaning.GENERATED_TOKENS: ("generation_tokens_total",),
-    Meaning.PROMPT_TOKENS: ("prompt_tokens_total",),
-    Meaning.PREFIX_HIT_TOKENS: ("cached_tokens_total",),
-    Meaning.FIRST_TOKENS: ("time_to_first_token_seconds_count",),
-    Meaning.FINISHED: ("num_requests_total",),
-    Meaning.ITL_COUNT: ("inter_token_latency_seconds_count",),
-    Meaning.ITL_SECONDS: ("inter_token_latency_seconds_sum",),
-    Meaning.RUNNING: ("num_running_reqs",),
-    Meaning.WAITING: ("num_queue_reqs",),
-    Meaning.KV_USAGE_RATIO: ("token_usage",),
-    Meaning.KV_USED_TOKENS: ("num_used_tokens",),
-    Meaning.PREEMPTIONS: ("num_retracted_requests_total",),
-    Meaning.STEPS: ("cuda_graph_passes_total",),
-    Meaning.GPU_SECONDS: ("forward_execution_seconds_total",),
-    Meaning.FLOPS: ("estimated_flops_per_gpu_total",),
+_SGLANG = {
+    Meaning.GENERATED_TOKENS: "generation_tokens_total",
+    Meaning.PROMPT_TOKENS: "prompt_tokens_total",
+    Meaning.PREFIX_HIT_TOKENS: "cached_tokens_total",
+    Meaning.FIRST_TOKENS: "time_to_first_token_seconds_count",
+    Meaning.FINISHED: "num_requests_total",
+    Meaning.ITL_COUNT: "inter_token_latency_seconds_count",
+    Meaning.ITL_SECONDS: "inter_token_latency_seconds_sum",
+    Meaning.RUNNING: "num_running_reqs",
+    Meaning.WAITING: "num_queue_reqs",
+    Meaning.KV_USAGE_RATIO: "token_usage",
+    Meaning.KV_USED_TOKENS: "num_used_tokens",
+    Meaning.PREEMPTIONS: "num_retracted_requests_total",
+    Meaning.STEPS: "cuda_graph_passes_total",
+    Meaning.GPU_SECONDS: "forward_execution_seconds_total",
+    Meaning.FLOPS: "estimated_flops_per_gpu_total",
 }
+FAMILIES = {Flavour.VLLM: _VLLM, Flavour.SGLANG: _SGLANG}
+"""Names of the families that mean it, the better one first."""
 
 
 def _table() -> dict[bytes, tuple[Series, ...]]:
@@ -202,9 +205,9 @@ def _table() -> dict[bytes, tuple[Series, ...]]:
         key = f"{series.flavour.value}:{name}".encode()
         found[key] = (*found.get(key, ()), series)
 
-    for flavour, meanings in ((Flavour.VLLM, _VLLM), (Flavour.SGLANG, _SGLANG)):
+    for flavour, meanings in FAMILIES.items():
         for meaning, names in meanings.items():
-            for rank, name in enumerate(names):
+            for rank, name in enumerate(names.split()):
                 add(name, Series(flavour, meaning, rank))
         for name in ("estimated_read_bytes_per_gpu_total", "estimated_write_bytes_per_gpu_total"):
             add(name, Series(flavour, Meaning.MEMORY_BYTES))
@@ -216,7 +219,7 @@ def _table() -> dict[bytes, tuple[Series, ...]]:
     return found
 
 
-SERIES: dict[bytes, tuple[Series, ...]] = _table()
+SERIES = _table()
 """Name on the page -> what it means."""
 
 CACHE_INFO = b"vllm:cache_config_info"
@@ -231,31 +234,16 @@ ENGINE_LABEL = "engine"
 COPY_LABEL = "tp_rank"
 """Ranks of one engine that all tell the same: the first one is heard."""
 
-NEEDED: dict[Flavour, frozenset[Meaning]] = {
-    Flavour.VLLM: frozenset(
-        {Meaning.GENERATED_TOKENS, Meaning.PROMPT_TOKENS, Meaning.FIRST_TOKENS, Meaning.FINISHED, Meaning.RUNNING}
-    ),
-    Flavour.SGLANG: frozenset(
-        {
-            Meaning.PROMPT_TOKENS,
-            Meaning.FIRST_TOKENS,
-            Meaning.ITL_COUNT,
-            Meaning.ITL_SECONDS,
-            Meaning.RUNNING,
-            Meaning.KV_USED_TOKENS,
-        }
-    ),
+_NEEDED = {
+    Flavour.VLLM: {
+        *(Meaning.GENERATED_TOKENS, Meaning.PROMPT_TOKENS, Meaning.FIRST_TOKENS, Meaning.FINISHED, Meaning.RUNNING),
+    },
+    Flavour.SGLANG: {
+        *(Meaning.PROMPT_TOKENS, Meaning.FIRST_TOKENS, Meaning.ITL_COUNT, Meaning.ITL_SECONDS, Meaning.RUNNING),
+        Meaning.KV_USED_TOKENS,
+    },
 }
 """Without these there are no rows; a page of the engine that lacks one says so by name."""
-
-
-def family(flavour: Flavour, meaning: Meaning) -> str:
-    """The name under which a page of this engine is expected to have it."""
-    return next(
-        name.decode()
-        for name, every in SERIES.items()
-        if any((series.flavour, series.meaning) == (flavour, meaning) for series in every)
-    )
 
 
 PAGE_BYTES_MAX = 8 * 2**20
@@ -273,7 +261,7 @@ _ESCAPED = re.compile(rb"\\(.)")
 _DIGITS_MAX = 18
 NAN = math.nan
 
-InfoLabels = dict[str, str]
+Labels = dict[str, str]
 
 
 class EngineReading(msgspec.Struct, frozen=True, gc=False):
@@ -284,15 +272,6 @@ class EngineReading(msgspec.Struct, frozen=True, gc=False):
     flavour: Flavour
     values: tuple[float, ...]
     facts: dict[str, int | bool]
-
-
-class _Place(NamedTuple):
-    """A needed number: what stands behind the labels, where it is added, and how often."""
-
-    text: bytes
-    engine: int
-    meaning: Meaning
-    factor: float = 1.0
 
 
 class PageParser:
@@ -311,39 +290,19 @@ class PageParser:
             return Asked.TOO_LARGE
         if not page.endswith(b"\n"):  # the last number may be the beginning of another one
             return Asked.UNEXPECTED
-        search = self._find_series(page)
-        if isinstance(search, Asked):
-            return search
-        values = _numbers(search.chosen(), len(search.known))
-        if values is None:
-            return Asked.UNEXPECTED
-        return tuple(
-            EngineReading(name, model, flavour, tuple(numbers), facts)
-            for (name, model, flavour, facts), numbers in zip(search.known, values, strict=True)
-        )
+        engines = _engines_on(page)
+        if isinstance(engines, Asked):
+            return engines
+        self.missing = engines[0].missing()
+        if self.missing:
+            return Asked.MISSING_FAMILIES
+        readings = [engine.reading() for engine in engines]
+        return Asked.UNEXPECTED if None in readings else tuple(filter(None, readings))
 
     def explain(self, outcome: Asked) -> str:
         """Why the last page was refused: of families that it lacks, which."""
         lacks = f": {', '.join(self.missing)}" if outcome is Asked.MISSING_FAMILIES else ""
         return f"{outcome.value}{lacks}"
-
-    def _find_series(self, page: bytes) -> _Search | Asked:
-        search = _Search()
-        for line in page.split(b"\n"):
-            name, brace, _ = line.partition(b"{")
-            every = SERIES.get(name if brace else name.partition(b" ")[0])
-            if every is not None:
-                search.add(line, every)
-            elif line.startswith(CACHE_INFO):
-                search.infos.append(_labels(line)[0])
-            if search.series > SERIES_MAX:
-                return Asked.TOO_LARGE
-        if not search.known:
-            return Asked.UNEXPECTED
-        if len(search.known) > ENGINES_MAX:
-            return Asked.TOO_LARGE
-        self.missing = _missing(search.known[0][2], {meaning for index, meaning in search.best if index == 0})
-        return Asked.MISSING_FAMILIES if self.missing else search
 
 
 def facts_in(page: bytes) -> dict[str, int | bool]:
@@ -352,105 +311,95 @@ def facts_in(page: bytes) -> dict[str, int | bool]:
     return _cache_facts(infos[0], len({info.get(ENGINE_LABEL, "") for info in infos})) if infos else {}
 
 
-class _Search:
-    """Needed series of a page."""
-
-    def __init__(self) -> None:
-        self.known: list[tuple[str, str, Flavour, dict[str, int | bool]]] = []
-        self.best: dict[tuple[int, Meaning], int] = {}
-        self.infos: list[InfoLabels] = []
-        self._engines: dict[str, int] = {}
-        self._places: list[tuple[int, _Place]] = []
-        self._seen: set[tuple[bytes, tuple[tuple[str, str], ...]]] = set()
-        self._histograms: dict[tuple[Series, tuple[tuple[str, str], ...]], list[tuple[float, _Place]]] = {}
-
-    def add(self, line: bytes, every: tuple[Series, ...]) -> None:
-        """Note a line of a family for all that it means."""
+def _engines_on(page: bytes) -> list[_Engine] | Asked:
+    engines: dict[str, _Engine] = {}
+    infos: list[Labels] = []
+    seen: set[tuple[bytes, frozenset[tuple[str, str]]]] = set()
+    for line in page.split(b"\n"):
+        name = line[: _name_end(line)]
+        every = SERIES.get(name)
+        if every is None and name != CACHE_INFO:
+            continue
         labels, end = _labels(line)
-        every = tuple(series for series in every if labels.get(series.only[0], "").startswith(series.only[1]))
-        if end < 0 or not every:
-            return
         labels.pop(COPY_LABEL, None)
-        identity = (line[: _name_end(line)], tuple(sorted(labels.items())))
-        if identity in self._seen:  # of another rank, or simply there twice
-            return
-        self._seen.add(identity)
-        name = labels.get(ENGINE_LABEL, "0")
-        index = self._engines.setdefault(name, len(self.known))
-        if index == len(self.known):
-            if index > ENGINES_MAX:
-                return
-            self.known.append((name, labels.get("model_name", ""), every[0].flavour, {}))
+        identity = name, frozenset(labels.items())
+        if every is None:
+            infos.append(labels)
+        elif end >= 0 and identity not in seen:  # else of another rank, or simply there twice
+            seen.add(identity)
+            engine = labels.get(ENGINE_LABEL, "0")
+            if engine not in engines:
+                engines[engine] = _Engine(engine, labels.get("model_name", ""), every[0].flavour)
+            engines[engine].add(labels, every, _first_number(line[end:]))
+        if len(seen) + len(infos) > SERIES_MAX or len(engines) > ENGINES_MAX:
+            return Asked.TOO_LARGE
+    for own, told in engines.items():
+        for info in infos:
+            if info.get(ENGINE_LABEL, own) == own:
+                told.facts |= _cache_facts(info, len(engines))
+    return [*engines.values()] or Asked.UNEXPECTED
+
+
+class _Engine:
+    """What is read of one engine so far."""
+
+    def __init__(self, name: str, model: str, flavour: Flavour) -> None:
+        self._name, self._model, self._flavour = name, model, flavour
+        self.facts: dict[str, int | bool] = {}
+        self._best: dict[Meaning, tuple[int, float]] = {}
+        self._histograms: dict[tuple[Series, frozenset[tuple[str, str]]], dict[float, float]] = {}
+
+    def add(self, labels: Labels, every: tuple[Series, ...], value: float) -> None:
+        """Take a number of a family for all that it means; the last thing that is done with its labels."""
+        bound = labels.pop(BOUND_LABEL, None)
         for series in every:
-            place = _Place(line[end:], index, series.meaning)
-            if BOUND_LABEL in labels:
-                self._add_bucket(labels, series, place)
-            else:
-                self._places.append((series.rank, place))
-            key = (index, series.meaning)
-            self.best[key] = min(self.best.get(key, series.rank), series.rank)
+            label, start = series.only
+            if not labels.get(label, "").startswith(start):
+                continue
+            good = 0.0 <= value <= (_ESTIMATE_MAX if series.meaning in ESTIMATES else VALUE_MAX)
+            if bound is None:
+                self._add(series, value if good else NAN)
+            elif 0.0 <= (upper := _first_number(bound.encode())) <= VALUE_MAX or upper == math.inf:
+                buckets = self._histograms.setdefault((series, frozenset(labels.items())), {})
+                buckets.setdefault(upper, value if good else NAN)  # 1e999 and +Inf are one bound
 
-    def _add_bucket(self, labels: InfoLabels, series: Series, place: _Place) -> None:
-        try:
-            bound = float(labels.pop(BOUND_LABEL))
-        except ValueError:
-            return
-        if not 0.0 <= bound <= VALUE_MAX and bound != math.inf:
-            return
-        self._histograms.setdefault((series, tuple(sorted(labels.items()))), []).append((bound, place))
+    def _add(self, series: Series, value: float) -> None:
+        """Of several families that mean the same the best one counts, of its series all."""
+        rank, known = self._best.get(series.meaning, (series.rank, 0.0))
+        if series.rank <= rank:
+            self._best[series.meaning] = series.rank, value + (known if series.rank == rank else 0.0)
 
-    @property
-    def series(self) -> int:
-        """How many were noted."""
-        return len(self._seen) + len(self.infos)
+    def missing(self) -> tuple[str, ...]:
+        """Names of families without which there are no rows."""
+        lacking = [meaning for meaning in sorted(_NEEDED[self._flavour]) if meaning not in self._best]
+        # How long steps take comes from the latencies or from the clock; how many there were, from the steps' counter
+        # or from the latencies' one.
+        if not self._best.keys() & {Meaning.STEPS, Meaning.ITL_COUNT}:
+            lacking.append(Meaning.STEPS if self._flavour is Flavour.VLLM else Meaning.ITL_COUNT)
+        names = FAMILIES[self._flavour]
+        return tuple(dict.fromkeys(f"{self._flavour.value}:{names[meaning].split()[0]}" for meaning in lacking))
 
-    def chosen(self) -> list[_Place]:
-        """The numbers of the best series of each meaning; engines get the facts in labels."""
+    def reading(self) -> EngineReading | None:
+        """All of it; None where a number is none."""
         for (series, _), buckets in self._histograms.items():
-            self._places += [(series.rank, place) for place in _squares(buckets)]
-        for info in self.infos:
-            for name, index in self._engines.items():
-                if info.get(ENGINE_LABEL, name) == name:
-                    self.known[index][3].update(_cache_facts(info, len(self._engines)))
-        return [place for rank, place in self._places if rank == self.best[place.engine, place.meaning]]
-
-
-def _squares(buckets: list[tuple[float, _Place]]) -> list[_Place]:
-    """Places whose sum is that of the squares: every bucket also counts what is in those below it.
-
-    Of buckets with one bound the first counts, as ``1e999`` and ``+Inf`` are one.
-    """
-    by_bound = dict(reversed(buckets))
-    bounds = sorted(by_bound)
-    middles = [
-        (low + high) / 2.0 if high < math.inf else low for low, high in zip([0.0, *bounds], bounds, strict=False)
-    ]
-    above = [*(middle**2 for middle in middles[1:]), 0.0]
-    return [
-        place._replace(factor=middle**2 - next_square)
-        for place, middle, next_square in zip((by_bound[bound] for bound in bounds), middles, above, strict=True)
-    ]
-
-
-def _missing(flavour: Flavour, found: set[Meaning]) -> tuple[str, ...]:
-    lacking = sorted(NEEDED[flavour] - found)
-    # How long steps take comes from the latencies or from the clock; how many there were, from the steps' counter or
-    # from the latencies' one.
-    if Meaning.STEPS not in found and Meaning.ITL_COUNT not in found:
-        lacking.append(Meaning.STEPS if flavour is Flavour.VLLM else Meaning.ITL_COUNT)
-    return tuple(dict.fromkeys(family(flavour, meaning) for meaning in lacking))
-
-
-def _numbers(places: list[_Place], engines: int) -> list[list[float]] | None:
-    """Values per engine; None where a number is none."""
-    values = [[NAN] * len(Meaning) for _ in range(engines)]
-    for text, engine, meaning, factor in places:
-        value = _first_number(text)
-        if not 0.0 <= value <= (_ESTIMATE_MAX if meaning in ESTIMATES else VALUE_MAX):
+            self._add(series, _squares(buckets))
+        if any(math.isnan(value) for _, value in self._best.values()):
             return None
-        row, value = values[engine], value * factor
-        row[meaning] = value if math.isnan(row[meaning]) else row[meaning] + value
-    return values
+        values = tuple([self._best.get(meaning, (0, NAN))[1] for meaning in Meaning])
+        return EngineReading(self._name, self._model, self._flavour, values, self.facts)
+
+
+def _squares(buckets: Mapping[float, float]) -> float:
+    """Sum of the squares of what was counted by upper bound, each at the middle of its bucket.
+
+    Every bucket also counts what is in those below it.
+    """
+    total = low = below = 0.0
+    for bound, counted in sorted(buckets.items()):
+        middle = (low + bound) / 2.0 if bound < math.inf else low
+        total += (counted - below) * middle**2
+        low, below = bound, counted
+    return total
 
 
 def _first_number(text: bytes) -> float:
@@ -467,14 +416,14 @@ def _name_end(line: bytes) -> int:
     return end if end >= 0 else line.find(b" ")
 
 
-def _labels(line: bytes) -> tuple[InfoLabels, int]:
+def _labels(line: bytes) -> tuple[Labels, int]:
     """Labels, and where the number begins; -1 for a line that is none."""
     at = _name_end(line)
     if at < 0:
         return {}, -1
     if line[at : at + 1] == b" ":
         return {}, at + 1
-    labels: InfoLabels = {}
+    labels: Labels = {}
     at += 1
     limit = at + _LABELS_BYTES_MAX
     while match := _LABEL.match(line, at, limit):
@@ -488,7 +437,7 @@ def _unescaped(match: re.Match[bytes]) -> bytes:
     return b"\n" if match[1] == b"n" else match[1]
 
 
-def _cache_facts(labels: InfoLabels, engines: int) -> dict[str, int | bool]:
+def _cache_facts(labels: Labels, engines: int) -> dict[str, int | bool]:
     """Facts of one engine: vLLM tells each of them the blocks of all ``engines`` of the page together."""
     out: dict[str, int | bool] = {}
     for name, shared_by in (("block_size", 1), ("num_gpu_blocks", engines)):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 import hashlib
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -56,6 +57,11 @@ class Finish(enum.StrEnum):
     ABORTED = "aborted"
     IGNORED = "ignored"
     ERROR = "error"
+
+    @classmethod
+    def _missing_(cls, value: object) -> Finish:  # noqa: ARG003
+        """What nobody knows is no natural end."""
+        return cls.ERROR
 
 
 class Mark(msgspec.Struct, frozen=True, gc=False):
@@ -111,12 +117,12 @@ class RequestSpan(msgspec.Struct, frozen=True, gc=False):
     end_unix_ns: int
     prompt_tokens: int
     output_tokens: int
-    cached_tokens: int
     first_token_s: float
     decode_s: float
-    queue_s: float
-    prefill_s: float
     model: str
+    cached_tokens: int = MISSING
+    queue_s: float = math.nan
+    prefill_s: float = math.nan
     has_caller: bool = False
 
 

@@ -16,10 +16,9 @@ from __future__ import annotations
 
 import itertools
 import logging
-import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import median_low
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -71,7 +70,8 @@ def core_span(span: Span, counts: Counts, may_be: Callable[[int], bool]) -> Core
         marks.append(Mark(kind, int(values["step_id"]), int(values["ts_ns"]), int(values["output_tokens"])))
         offsets_ns.append(event.time_unix_nano - marks[-1].ts_ns)
         prompt_tokens = int(values["prompt_tokens"])
-        finish = _finish_of(event) if kind is MarkKind.FINISHED else None
+        said = scalars(event.attributes, {words.FINISH})
+        finish = Finish(str(said.get(words.FINISH))) if kind is MarkKind.FINISHED else None
     if not marks:
         raise Rejected(Skip.FOREIGN)
     _check_order(marks)
@@ -99,25 +99,16 @@ def _count_events(events: int, understood: int, counts: Counts) -> None:
         counts[table.DECODED_EVENTS, Skip.FOREIGN] += events - understood
 
 
-def _finish_of(event: Span.Event) -> Finish:
-    """How a request ended, by ``finish.status``."""
-    try:
-        return Finish(str(scalars(event.attributes, {words.FINISH}).get(words.FINISH)))
-    except ValueError:
-        return Finish.ERROR
-
-
 def _check_order(marks: Sequence[Mark]) -> None:
     """Emission order is time order; steps never go back; nothing follows FINISHED; tokens never shrink."""
     for before, after in itertools.pairwise(marks):
-        if after.ts_ns < before.ts_ns:
-            raise Rejected(Skip.INVALID)
         if (
-            before.kind is MarkKind.FINISHED
+            after.ts_ns < before.ts_ns
+            or before.kind is MarkKind.FINISHED
             or after.kind is MarkKind.QUEUED
             or after.step_id < before.step_id
             or after.output_tokens < before.output_tokens
-            or (after.kind is before.kind)
+            or after.kind is before.kind
         ):
             raise Rejected(Skip.INVALID)
 
@@ -139,11 +130,8 @@ def api_span(span: Span, counts: Counts) -> ApiSpan:
     attributes = scalars(span.attributes, _API_FACTS)
     out = ApiSpan(
         span_id=span.span_id,
-        arrived_ns=moments["arrived_ns"],
-        handoff_ns=moments["handoff_ns"],
-        first_response_ns=moments["first_response_ns"],
-        departed_ns=moments["departed_ns"],
-        aborted=moments["aborted_ns"] != MISSING,
+        aborted=moments.pop("aborted_ns") != MISSING,
+        **moments,
         samples=read_count(attributes.get(words.SAMPLES, 1)),
         model=str(attributes.get(words.MODEL, ""))[: words.FACT_LENGTH_MAX],
         end_unix_ns=span.end_time_unix_nano,
@@ -168,32 +156,27 @@ def request_attributes(span: Span) -> dict[str, Value]:
 
 def request_span(span: Span, said: Mapping[str, Value]) -> RequestSpan:
     """A finished request out of its attributes; raises Rejected with the reason it cannot be used."""
-    tokens: dict[str, int] = {}
+    told: dict[str, Any] = {}
     for key in words.TOKEN_FIELDS.keys() & said.keys():
         counted = read_count(said[key])
-        if tokens.setdefault(words.TOKEN_FIELDS[key], counted) != counted:
+        if told.setdefault(words.TOKEN_FIELDS[key], counted) != counted:
             raise Rejected(Skip.INVALID)  # the two spellings say two things
-    seconds = {name: read_seconds(said[key]) for key, name in words.LATENCY_FIELDS.items() if key in said}
+    told |= {name: read_seconds(said[key]) for key, name in words.LATENCY_FIELDS.items() if key in said}
     for name, lacks in _LACKS.items():
-        if name not in tokens and name not in seconds:
+        if name not in told:
             raise Rejected(lacks)
-    if tokens.get("cached_tokens", 0) > tokens["prompt_tokens"]:
+    if told.get("cached_tokens", 0) > told["prompt_tokens"]:
         raise Rejected(Skip.INVALID)
-    seconds.setdefault("decode_s", seconds["e2e_s"] - seconds["first_token_s"])
+    told.setdefault("decode_s", told["e2e_s"] - told["first_token_s"])
+    del told["e2e_s"]
     return RequestSpan(
         span_id=span.span_id,
         trace_id=span.trace_id,
         arrival_unix_ns=span.start_time_unix_nano,
         end_unix_ns=span.end_time_unix_nano,
-        prompt_tokens=tokens["prompt_tokens"],
-        cached_tokens=tokens.get("cached_tokens", MISSING),
-        output_tokens=tokens["output_tokens"],
-        first_token_s=seconds["first_token_s"],
-        decode_s=seconds["decode_s"],
-        queue_s=seconds.get("queue_s", math.nan),
-        prefill_s=seconds.get("prefill_s", math.nan),
         model=next((str(said[key]) for key in words.MODELS if key in said), "")[: words.FACT_LENGTH_MAX],
         has_caller=bool(span.parent_span_id),
+        **told,
     )
 
 
@@ -343,26 +326,45 @@ class _Resource:
         return False
 
     def _add_steps(self, span: Span, taken: Rows) -> None:
-        """Summaries and snapshots of a step span, but for those that lie ahead although their span does not."""
-        rows = _read_steps(span.events, taken, self._snapshots, self._counts)
-        unix_ns = rows[:, _UNIX_AT]
-        if len(rows) and not self._may_be(int(unix_ns.max())):
-            timely = rows[unix_ns <= self._latest_unix_ns]
-            self._counts[table.DECODED_EVENTS, table.ACCEPTED] -= len(rows) - len(timely)
-            self._counts[table.DECODED_EVENTS, Skip.OUT_OF_RANGE] += len(rows) - len(timely)
-            rows = timely
+        """Summaries that were taken and those that were left, by the time of the wall clock; and snapshots.
+
+        Summaries that lie ahead although their span does not are left out.
+        """
+        left: list[tuple[float, ...]] = []
+        counts, accepted, rows = self._counts, len(taken), taken
+        for event in span.events:
+            try:
+                if event.name == words.SUMMARY_EVENT:
+                    left.append(summary(event))
+                elif event.name == words.SNAPSHOT_EVENT:
+                    fields = read_fields(event, words.SNAPSHOT_FIELDS)
+                    self._snapshots.append(tuple([int(fields[name]) for name in SNAPSHOT_DTYPE.names or ()]))
+                else:
+                    raise Rejected(Skip.FOREIGN)
+            except Rejected as rejected:
+                counts[table.DECODED_EVENTS, rejected.reason] += 1
+            else:
+                accepted += 1
+        if left:
+            own = np.array(left, STEP_DTYPE).view(np.int64).reshape(-1, len(STEP_FIELDS))
+            rows = np.concatenate((taken, own))
+            rows = rows[rows[:, _UNIX_AT].argsort(kind="stable")]
+        if len(rows) and not self._may_be(int(rows[:, _UNIX_AT].max())):
+            timely = rows[rows[:, _UNIX_AT] <= self._latest_unix_ns]
+            ahead, rows = len(rows) - len(timely), timely
+            counts[table.DECODED_EVENTS, Skip.OUT_OF_RANGE] += ahead
+            accepted -= ahead
+        counts[table.DECODED_EVENTS, table.ACCEPTED] += accepted
+        counts[table.DECODED_SUMMARIES, "plain"] += len(left)
+        counts[table.DECODED_SUMMARIES, "columnar"] += len(taken)
         self._steps.append(rows)
 
 
 def plugin_losses(span: Span) -> dict[PluginLoss, int] | None:
     """What the producer plugin had lost when it made this step span; None: it is not the plugin's."""
-    prefix, said = words.PLUGIN_PREFIX, {}
-    for attribute in itertools.islice(span.attributes, words.ATTRIBUTES_MAX):
-        if (key := attribute.key).startswith(prefix):
-            said[key[len(prefix) :]] = attribute.value.int_value
-    if not said:
-        return None
-    return {loss: min(max(said.get(loss, 0), 0), words.COUNT_MAX) for loss in PluginLoss}
+    prefix, attributes = words.PLUGIN_PREFIX, span.attributes[: words.ATTRIBUTES_MAX]
+    said = {each.key: each.value.int_value for each in attributes if each.key.startswith(prefix)}
+    return {loss: min(max(said.get(prefix + loss, 0), 0), words.COUNT_MAX) for loss in PluginLoss} if said else None
 
 
 def _pid_of(attributes: Mapping[str, Value]) -> int:
@@ -384,43 +386,15 @@ def facts(attributes: Mapping[str, Value]) -> dict[str, str]:
     }
 
 
-def _read_steps(events: Iterable[Span.Event], taken: Rows, snapshots: list[tuple[int, ...]], counts: Counts) -> Rows:
-    """Summaries that were taken, and those that were left; of both kinds together, by the time of the wall clock."""
-    summaries: list[tuple[float, ...]] = []
-    seen = accepted = 0
-    for event in events:
-        try:
-            if event.name == words.SUMMARY_EVENT:
-                seen += 1
-                summaries.append(summary(event))
-            elif event.name == words.SNAPSHOT_EVENT:
-                fields = read_fields(event, words.SNAPSHOT_FIELDS)
-                snapshots.append(tuple([int(fields[name]) for name in SNAPSHOT_DTYPE.names or ()]))
-            else:
-                raise Rejected(Skip.FOREIGN)
-        except Rejected as rejected:
-            counts[table.DECODED_EVENTS, rejected.reason] += 1
-        else:
-            accepted += 1
-    counts[table.DECODED_EVENTS, table.ACCEPTED] += accepted + len(taken)
-    counts[table.DECODED_SUMMARIES, "plain"] += seen
-    counts[table.DECODED_SUMMARIES, "columnar"] += len(taken)
-    if not summaries:
-        return taken
-    rows = np.concatenate((taken, np.array(summaries, STEP_DTYPE).view(np.int64).reshape(-1, len(STEP_FIELDS))))
-    return rows[rows[:, _UNIX_AT].argsort(kind="stable")]
-
-
 def summary(event: Span.Event) -> tuple[float, ...]:
     """One ``step.BATCH_SUMMARY`` as a row of STEP_DTYPE; raises Rejected with the reason it cannot be used."""
     fields = read_fields(event, words.SUMMARY_FIELDS)
     fields["unix_ns"] = event.time_unix_nano
     if not words.UNIX_MIN <= event.time_unix_nano <= words.UNIX_MAX:
         raise Rejected(Skip.OUT_OF_RANGE)
-    if fields["ts_end_ns"] < fields["ts_start_ns"]:
-        raise Rejected(Skip.INVALID)
     if (
-        fields["prefill_tokens"] + fields["decode_tokens"] != fields["scheduled_tokens"]
+        fields["ts_end_ns"] < fields["ts_start_ns"]
+        or fields["prefill_tokens"] + fields["decode_tokens"] != fields["scheduled_tokens"]
         or fields["kv_blocks_free"] > fields["kv_blocks_total"]
     ):
         raise Rejected(Skip.INVALID)

@@ -230,9 +230,7 @@ def read_count(value: Value) -> int:
 
 def read_seconds(value: Value) -> float:
     """A latency in seconds."""
-    if isinstance(value, bool | str):
-        raise Rejected(Skip.INVALID)
-    if not math.isfinite(value):
+    if isinstance(value, bool | str) or not math.isfinite(value):
         raise Rejected(Skip.INVALID)
     if not 0 <= value < TIME_MAX / 1e9:
         raise Rejected(Skip.OUT_OF_RANGE)

@@ -137,32 +137,35 @@ def _exceeds(data: bytes, messages_left: int, fields_left: int) -> bool:
 
 
 _FIELD = descriptor_pb2.FieldDescriptorProto
+_SLIM: Final[dict[str, tuple[tuple[str, int, Any], ...]]] = {
+    "Export": (("items", 1, "ResourceSpans"),),
+    "ResourceSpans": (("items", 2, "ScopeSpans"),),
+    "ScopeSpans": (("scope", 1, "Scope"), ("items", 2, "Span")),
+    "Scope": (("name", 1, _FIELD.TYPE_STRING),),
+    "Span": (
+        ("span_id", 2, _FIELD.TYPE_BYTES),
+        ("parent_span_id", 4, _FIELD.TYPE_BYTES),
+        ("end_unix_nano", 8, _FIELD.TYPE_FIXED64),
+        ("events", 11, _FIELD.TYPE_BYTES),
+    ),
+}
+"""Messages and their fields: name, number, and which type or message; plurals are repeated."""
 
 
 def _export_class() -> Any:
     file = descriptor_pb2.FileDescriptorProto(name="tracefit/slim.proto", package="tracefit.slim", syntax="proto3")
-    export, resource, scope_spans, scope, span = (
-        file.message_type.add(name=name) for name in ("Export", "ResourceSpans", "ScopeSpans", "Scope", "Span")
-    )
-    _add_field(export, "items", 1, _FIELD.TYPE_MESSAGE, repeated=True, of="ResourceSpans")
-    _add_field(resource, "items", 2, _FIELD.TYPE_MESSAGE, repeated=True, of="ScopeSpans")
-    _add_field(scope_spans, "scope", 1, _FIELD.TYPE_MESSAGE, of="Scope")
-    _add_field(scope_spans, "items", 2, _FIELD.TYPE_MESSAGE, repeated=True, of="Span")
-    _add_field(scope, "name", 1, _FIELD.TYPE_STRING)
-    _add_field(span, "span_id", 2, _FIELD.TYPE_BYTES)
-    _add_field(span, "parent_span_id", 4, _FIELD.TYPE_BYTES)
-    _add_field(span, "end_unix_nano", 8, _FIELD.TYPE_FIXED64)
-    _add_field(span, "events", 11, _FIELD.TYPE_BYTES, repeated=True)
+    for message, fields in _SLIM.items():
+        descriptor = file.message_type.add(name=message)
+        for name, number, kind in fields:
+            label = _FIELD.LABEL_REPEATED if name.endswith("s") else _FIELD.LABEL_OPTIONAL
+            if isinstance(kind, str):
+                of = {"type": _FIELD.TYPE_MESSAGE, "type_name": f".tracefit.slim.{kind}"}
+            else:
+                of = {"type": kind}
+            descriptor.field.add(name=name, number=number, label=label, **of)
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
     return message_factory.GetMessageClass(pool.FindMessageTypeByName("tracefit.slim.Export"))
-
-
-def _add_field(descriptor: Any, name: str, number: int, kind: Any, *, repeated: bool = False, of: str = "") -> None:
-    label = _FIELD.LABEL_REPEATED if repeated else _FIELD.LABEL_OPTIONAL
-    field = descriptor.field.add(name=name, number=number, label=label, type=kind)
-    if of:
-        field.type_name = f".tracefit.slim.{of}"
 
 
 SlimExport: Final = _export_class()

@@ -68,13 +68,15 @@ Resolve = Callable[[str, int], list[str]]
 
 
 class StatePlace(NamedTuple):
-    """One state: over HTTP, a file, or an object; ``problem``: why a source could not be looked at."""
+    """One state, called by where it is: over HTTP, an object, or a file.
+
+    ``url`` is what is asked for over HTTP, at one ``address`` of several behind its name; ``problem``: why a source
+    could not be looked at.
+    """
 
     name: str
     url: str = ""
     address: str = ""
-    path: Path | None = None
-    object: str = ""
     problem: str = ""
 
 
@@ -131,14 +133,20 @@ def _behind(url: str, resolve: Resolve) -> Iterator[StatePlace]:
 
 def _files(path: Path) -> Iterator[StatePlace]:
     if not path.is_dir():
-        yield StatePlace(str(path), path=path)
-        return
+        return iter([StatePlace(str(path))])
     names = (os.path.join(folder, name) for folder, _, names in walk(str(path)) for name in names)  # noqa: PTH118
-    yield from _first(str(path), (name for name in names if _is_state(name)), lambda name: {"path": Path(name)})
+    return _first(str(path), filter(_is_state, names))
 
 
-def list_objects(url: str) -> list[tuple[str, int]]:
-    """URL and size of an object, of all below a prefix but for hidden ones, or of those that match a pattern.
+class RecordedFile(NamedTuple):
+    """A file or object, and its size."""
+
+    name: str
+    size_bytes: int
+
+
+def list_objects(url: str) -> list[RecordedFile]:
+    """An object, all below a prefix but for hidden ones, or those that match a pattern.
 
     Raises:
         StartError: a package is missing.
@@ -151,23 +159,22 @@ def list_objects(url: str) -> list[tuple[str, int]]:
         raise OSError(f"{type(error).__name__}: {error}") from None
     above, scheme = path.rstrip("/") + "/", url.partition("://")[0]
     return [
-        (f"{scheme}://{name.lstrip('/')}", int(about.get("size") or 0))
+        RecordedFile(f"{scheme}://{name.lstrip('/')}", int(about.get("size") or 0))
         for name, about in found.items()
         if about.get("type") != "directory" and "/." not in "/" + name.removeprefix(above)
     ]
 
 
 def _objects(url: str) -> Iterator[StatePlace]:
-    names = [name for name, _ in list_objects(url)]
-    whole = names if len(names) == 1 and names[0].endswith(url.rpartition("/")[2]) else filter(_is_state, names)
-    yield from _first(url, whole, lambda name: {"object": name})
+    names = [file.name for file in list_objects(url)]
+    whole = len(names) == 1 and names[0].endswith(url.rpartition("/")[2])
+    return _first(url, names if whole else filter(_is_state, names))
 
 
-def _first(source: str, names: Iterable[str], where: Callable[[str], dict[str, Any]]) -> Iterator[StatePlace]:
+def _first(source: str, names: Iterable[str]) -> Iterator[StatePlace]:
     """The first so many by name; holds no more, however many there are."""
     kept = heapq.nsmallest(PLACES_MAX + 1, names)
-    for name in kept[:PLACES_MAX]:
-        yield StatePlace(name, **where(name))
+    yield from map(StatePlace, kept[:PLACES_MAX])
     if not kept:
         yield StatePlace(source, problem=f"there is no *{STATE_SUFFIX} in it")
     if len(kept) > PLACES_MAX:
@@ -263,9 +270,9 @@ class StateFetcher:
         try:
             if place.problem:
                 raise _Refusal(Asked.UNREACHABLE, place.problem)
-            if place.path is not None:
-                return self._hold(place.name, place.path)
-            return await (self._ask(session, place) if place.url else asyncio.to_thread(self._copy, place))
+            if place.url:
+                return await self._ask(session, place)
+            return await asyncio.to_thread(self._copy, place) if "://" in place.name else self._hold(place.name)
         except _Refusal as refusal:
             return FleetSource(place.name, refusal.outcome, str(refusal))
         except TimeoutError:
@@ -273,8 +280,9 @@ class StateFetcher:
         except (OSError, ValueError, aiohttp.ClientError) as error:
             return FleetSource(place.name, Asked.UNREACHABLE, _sentence(error))
 
-    def _hold(self, name: str, path: Path) -> Path:
+    def _hold(self, name: str) -> Path:
         """A file as it is now, whatever its sidecar writes meanwhile."""
+        path = Path(name)
         size_bytes = path.stat().st_size
         if not path.is_file():
             raise OSError("it is no file")
@@ -328,7 +336,7 @@ class StateFetcher:
 
     def _copy(self, place: StatePlace) -> Path:
         """An object of a store."""
-        storage, name = open_store(place.object)
+        storage, name = open_store(place.name)
         kept = self._kept(place.name)
         try:
             info = storage.info(name)
@@ -361,13 +369,6 @@ def _too_large() -> _Refusal:
 # --- recordings -------------------------------------------------------------------------------------------------------
 
 
-class RecordedFile(NamedTuple):
-    """A file or object, and its size."""
-
-    name: str
-    size_bytes: int
-
-
 def find_recordings(places: Sequence[str]) -> list[RecordedFile]:
     """Every file and object, by source and name; StartError for a place that cannot be looked at, or has none."""
     files: dict[str, RecordedFile] = {}
@@ -384,15 +385,14 @@ def _local_recordings(place: str) -> Iterator[RecordedFile]:
         yield RecordedFile(name, os.stat(name).st_size)  # noqa: PTH116 -- there may be a million
 
 
-def _recorded_objects(url: str) -> Iterator[RecordedFile]:
+def _recorded_objects(url: str) -> list[RecordedFile]:
     try:
         found = list_objects(url)
     except OSError as error:
         raise StartError(f"cannot read {url}: {error}") from None
     if not found:
         raise StartError(f"cannot read {url}: there is no object in it")
-    for name, size_bytes in found:
-        yield RecordedFile(name, size_bytes)
+    return found
 
 
 class StoreError(Exception):

@@ -122,6 +122,8 @@ class EngineFacts:
         self._claims: dict[tuple[str, FactSource], Fact] = {}
         self.version = 0
         """Grows with every change."""
+        self.taught: tuple[object, ...] = ()
+        """What :class:`Knowledge` taught last, which it need not do again."""
 
     def learn(self, facts: Mapping[str, Fact], source: FactSource) -> bool:
         """Take what is new, newer or from a stronger source; returns whether anything changed."""
@@ -133,7 +135,9 @@ class EngineFacts:
                 continue
             known = self._facts.get(name)
             if known is not None and known[0] != source and known[1] != value:
-                self._contradict(name, known, (source, value))
+                weaker, claim = max(known, (source, value), key=lambda fact: fact[0])
+                if (name, weaker) in self._claims or len(self._claims) < CLAIMS_MAX:
+                    self._claims[name, weaker] = claim
             if known is None or source < known[0] or (newer and source == known[0] and known[1] != value):
                 self._facts[name] = (source, value)
                 changed = changed or known is None or known[1] != value
@@ -157,16 +161,9 @@ class EngineFacts:
             if name in IDENTITY
         )
 
-    def _contradict(self, name: str, known: tuple[FactSource, Fact], claim: tuple[FactSource, Fact]) -> None:
-        weaker = max(known, claim, key=lambda fact: fact[0])
-        key = (name, weaker[0])
-        if key in self._claims or len(self._claims) < CLAIMS_MAX:
-            self._claims[key] = weaker[1]
-
     def get(self, name: str) -> Fact | None:
         """The fact's value; None while it is unknown."""
-        known = self._facts.get(name)
-        return None if known is None else known[1]
+        return self._facts[name][1] if name in self._facts else None
 
     def number(self, name: str) -> float | None:
         """A numeric fact; None while it is unknown or not a positive number."""
@@ -175,8 +172,7 @@ class EngineFacts:
 
     def source(self, name: str) -> FactSource | None:
         """Where the fact comes from."""
-        known = self._facts.get(name)
-        return None if known is None else known[0]
+        return self._facts[name][0] if name in self._facts else None
 
     def sources(self) -> dict[str, str]:
         """Where each fact comes from, by name."""
@@ -184,11 +180,11 @@ class EngineFacts:
 
     def contradictions(self) -> dict[str, str]:
         """Claims that lost against a stronger source: by name, who claimed what."""
-        told: dict[str, str] = {}
+        told: dict[str, list[str]] = {}
         for (name, source), value in sorted(self._claims.items()):
             if self._facts[name][1] != value:
-                told[name] = "; ".join([*filter(None, [told.get(name)]), f"{source.label}: {value}"])
-        return told
+                told.setdefault(name, []).append(f"{source.label}: {value}")
+        return {name: "; ".join(claims) for name, claims in told.items()}
 
     def known(self) -> dict[str, Fact]:
         """All facts by name."""
@@ -263,7 +259,7 @@ def _architecture_in(path: str, key: str) -> dict[str, Fact] | None:
         return None
     try:
         return read_architecture(Path(path))
-    except (SheetError, FileRefused) as error:
+    except ValueError as error:
         raise ConfigError(key, f"{path}: {error}") from None
 
 
@@ -278,53 +274,42 @@ def shipped_sheets() -> dict[str, HardwareSheet]:
     return hardware_sheets(msgspec.json.decode(text))
 
 
-class FileRefused(ValueError):
-    """A file that cannot be what it should be; the text says why."""
-
-
 def read_architecture(path: Path) -> dict[str, Fact]:
     """The architecture in a config.json, or in a directory that has one.
 
     A file hf_quant_config.json beside it says how the weights are quantized where config.json does not.
 
     Raises:
-        FileRefused: a file cannot be read, is too large, or is not JSON.
-        SheetError: it contradicts itself.
+        ValueError: a file cannot be read, is too large, is not JSON, or contradicts itself.
     """
     config = read_json(path / "config.json" if path.is_dir() else path)
     beside = (path if path.is_dir() else path.parent) / _QUANTIZATION_FILE
     if isinstance(config, dict) and beside.is_file():
-        try:
-            config = {**config, "hf_quant_config": read_json(beside)}
-        except FileRefused as error:
-            raise FileRefused(f"{_QUANTIZATION_FILE} beside it: {error}") from None
+        config = {**config, "hf_quant_config": read_json(beside, f"{_QUANTIZATION_FILE} beside it: ")}
     arch = architecture(config)
     return {name: value[:TEXT_CHARS_MAX] if isinstance(value, str) else value for name, value in arch.items()}
 
 
-def read_json(path: Path) -> Any:
+def read_json(path: Path, called: str = "") -> Any:
     """A small JSON file.
 
     Raises:
-        FileRefused: it cannot be read, is too large, or is not JSON.
+        ValueError: it cannot be read, is too large, or is not JSON.
     """
     try:
         with path.open("rb") as file:
             data = file.read(MODEL_FILE_BYTES_MAX + 1)
-    except OSError as error:
-        raise FileRefused(f"cannot be read: {error.strerror}") from None
-    if len(data) > MODEL_FILE_BYTES_MAX:
-        raise FileRefused(f"larger than {MODEL_FILE_BYTES_MAX >> 20} MiB")
-    try:
+        if len(data) > MODEL_FILE_BYTES_MAX:
+            raise ValueError(f"{called}larger than {MODEL_FILE_BYTES_MAX >> 20} MiB")
         return msgspec.json.decode(data)
+    except OSError as error:
+        raise ValueError(f"{called}cannot be read: {error.strerror}") from None
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise FileRefused(f"not JSON: {str(error) or type(error).__name__}") from None
+        raise ValueError(f"{called}not JSON: {str(error) or type(error).__name__}") from None
 
 
 _DISCOVERED_MAX = 1024
 """Answers that are kept; the oldest server's goes first."""
-_APPLIED_MAX = 4096
-"""Emitters of which is remembered what they have been told; beyond, they are told again."""
 
 _FP8 = frozenset({"fp8", "fbgemm_fp8", "fp8_e4m3"})
 _NOT_QUANTIZED = frozenset({"", "none", "auto"})
@@ -341,11 +326,6 @@ class Knowledge:
         self._rules += [Rule(rule, f"rules[{i}]") for i, rule in enumerate(config.rules)]
         self._model = _architecture_in(config.model_config, "model_config")
         self._discovered: tuple[tuple[str, Mapping[str, Fact]], ...] = ()
-        self._applied: dict[tuple[str, str], tuple[object, ...]] = {}
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Knowledge:
-        """Copies of a pipeline share it: it holds no telemetry."""
-        return self
 
     def discovered(self, pattern: str, facts: Mapping[str, Fact]) -> None:
         """What a server said about the engines whose instance matches; from the discovery's thread."""
@@ -354,8 +334,7 @@ class Knowledge:
 
     def apply(self, facts: EngineFacts, attributes: Mapping[str, str], instance: str, recording: str) -> bool:
         """Teach an engine's facts all that is known of it; returns whether anything changed."""
-        applied = (attributes, self._discovered, facts.version)
-        if self._applied.get((recording, instance)) == applied:
+        if facts.taught == (attributes, self._discovered, facts.version):
             return False
         before = facts.version
         facts.learn(resource_facts(attributes), FactSource.RESOURCE)
@@ -364,11 +343,10 @@ class Knowledge:
                 if fnmatch.fnmatchcase(instance, pattern):
                     facts.learn(answers, FactSource.DISCOVERY)
         self._apply_rules(facts, instance, recording)
-        self._apply_sheets(facts)
+        if isinstance(gpu := facts.get("gpu"), str) and (sheet := find(self._sheets, gpu)):
+            facts.learn(sheet.facts(compute_dtype(facts)), FactSource.SHEET)
         _apply_name(facts)
-        if len(self._applied) > _APPLIED_MAX:
-            self._applied.clear()
-        self._applied[recording, instance] = (dict(attributes), self._discovered, facts.version)
+        facts.taught = dict(attributes), self._discovered, facts.version
         return facts.version != before
 
     def _apply_rules(self, facts: EngineFacts, instance: str, recording: str) -> None:
@@ -379,12 +357,6 @@ class Knowledge:
                 arch = rule.architecture or arch
         if arch is not None:
             facts.learn(_with_dtype(arch, facts), FactSource.MODEL_FILE)
-
-    def _apply_sheets(self, facts: EngineFacts) -> None:
-        gpu = facts.get("gpu")
-        sheet = find(self._sheets, gpu) if isinstance(gpu, str) else None
-        if sheet is not None:
-            facts.learn(sheet.facts(compute_dtype(facts)), FactSource.SHEET)
 
 
 def _apply_name(facts: EngineFacts) -> None:

@@ -1,6 +1,7 @@
 """``tracefit fleet pull``: whose state is taken, what is written, and what is said of the others."""
 
 from functools import partial
+from pathlib import Path
 
 import fsspec
 import pytest
@@ -202,7 +203,7 @@ def test_of_a_directory_with_too_many_states_the_first_are_taken_and_the_rest_is
         (tmp_path / f"{number}.json").write_bytes(b"")
     (tmp_path / ".hidden.bin").write_bytes(b"")
     *taken, rest = look([str(tmp_path)])
-    assert [place.path.name for place in taken] == ["0.bin", "1.bin", "2.bin"]
+    assert [Path(place.name).name for place in taken] == ["0.bin", "1.bin", "2.bin"]
     assert rest.problem == "more than 3 states are in it; the first by name were taken"
 
 

@@ -8,7 +8,6 @@ from types import FunctionType, MethodType, ModuleType
 import pytest
 
 from collector.config.schema import Config
-from collector.identity import knowledge
 from collector.ingest.queue import Export
 from collector.service.pipeline import Pipeline
 from collector.telemetry import Counts, table
@@ -46,7 +45,6 @@ def generation(pipeline, number, *, doubles):
 
 @pytest.mark.parametrize("doubles", [False, True])
 def test_what_is_held_does_not_grow_with_the_processes_ever_seen(doubles, monkeypatch):
-    monkeypatch.setattr(knowledge, "_APPLIED_MAX", 8)
     monkeypatch.setattr("online.bank.ENGINES_MAX", 4)
     monkeypatch.setattr("collector.service.load.PROCESSES_MAX", 4)
     monkeypatch.setattr("collector.service.pipeline.SENDERS_RATIO", 1)

@@ -74,7 +74,7 @@ from collector.service import (
 from collector.telemetry import JoinEvent, Metrics, Outcome, PluginLoss, Signal, table
 from exporters.metrics_page import MetricsPage
 from exporters.pages import AskPages, SnapshotDocuments, dispatch, make_routes, protect
-from exporters.status_page import PendingTelemetry, Remarks, StatusPage
+from exporters.status_page import PendingTelemetry, SenderHints, StatusPage
 from exporters.what_if import Advisory, ClientView
 from exporters.wording import name_of, news_of
 from online import Snapshot
@@ -210,7 +210,7 @@ class Sidecar:
             unix_nano=clock.unix_nano,
             advisory=self._advisory,
             pending=self._pending,
-            remarks=self._remarks,
+            hints=self._hints,
             history_of=self.pipeline.history_of,
             version=__version__,
             otlp_port=self._otlp_port,
@@ -318,11 +318,11 @@ class Sidecar:
         steps, requests, rows = (sum(column) for column in list(zip(*pending, strict=True))[1:4])
         return PendingTelemetry(len(pending), steps, requests, rows, until_unix_ns)
 
-    def _remarks(self) -> Remarks:
+    def _hints(self) -> SenderHints:
         value = self.metrics.value
         lost = {str(loss): value(table.PLUGIN_LOST, loss) for loss in PluginLoss}
         conflicts = int(value(table.JOIN_EVENTS, JoinEvent.ENGINE_CONFLICT))
-        return Remarks(self.pipeline.foreign_scopes, lost, int(value(table.KV_UNBOUND)), conflicts)
+        return SenderHints(self.pipeline.foreign_scopes, lost, int(value(table.KV_UNBOUND)), conflicts)
 
     def _otlp_port(self) -> int:
         """Where vLLM should send to, also while the sidecar is not there yet."""

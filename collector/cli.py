@@ -12,7 +12,7 @@ import errno
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -325,9 +325,8 @@ def replay(*, files: tuple[Path, ...], out: Path, state: Path | None, config: Co
 
     _refuse_snapshots(files, "what it says: tracefit show {}")
     stdin = getattr(sys.stdin, "buffer", None)  # closed by whoever started us
-    with _aside(in_json=in_json):
-        code = made.replay(files, out, config, SystemClock(), state=state, stdin=stdin)
-    return _concluded(code, out, in_json=in_json)
+    work = partial(made.replay, files, out, config, SystemClock(), state=state, stdin=stdin)
+    return _written(work, out, in_json=in_json)
 
 
 @tracefit.group(cls=Commands)
@@ -371,9 +370,7 @@ def fleet_pull(
     token()
     clock, options = SystemClock(), PullOptions(sources, out, timeout, require, token)
     if every is None:
-        with _aside(in_json=in_json):
-            code = pull_once(options, config, clock)
-        return _concluded(code, out, in_json=in_json)
+        return _written(partial(pull_once, options, config, clock), out, in_json=in_json)
     set_log_level(config.log_level)
     set_log_format(config.log_format)
     return EXIT_OK if serve_fleet(FleetService(options, config, clock, interval_s=every), Stop()) else EXIT_FAILED
@@ -391,9 +388,8 @@ def fleet_replay(*, places: tuple[str, ...], out: Path, ray: str, rows: str, con
     from collector.fleet.replay import ReplayOptions, replay_fleet  # noqa: PLC0415
 
     rows = rows if "://" in rows or not rows else str(Path(rows).absolute())
-    with _aside(in_json=in_json):
-        code = replay_fleet(ReplayOptions(places, out, ray, rows), config, SystemClock())
-    return _concluded(code, out, in_json=in_json)
+    options = ReplayOptions(places, out, ray, rows)
+    return _written(partial(replay_fleet, options, config, SystemClock()), out, in_json=in_json)
 
 
 @tracefit.group(cls=Commands)
@@ -474,9 +470,7 @@ def lab_merge(*, states: tuple[Path, ...], out: Path, snapshot: Path | None, con
         raise ConfigError("--json", "prints what --snapshot OUT writes, which is not asked for")
     from collector.fleet.pull import merge_files  # noqa: PLC0415
 
-    with _aside(in_json=in_json):
-        code = merge_files(states, out, config, snapshot)
-    return EXIT_OK if snapshot is None and code == EXIT_OK else _concluded(code, snapshot or out, in_json=in_json)
+    return _written(partial(merge_files, states, out, config, snapshot), snapshot or out, in_json=in_json)
 
 
 # --- the configuration ---------------------------------------------------------------------------
@@ -542,8 +536,10 @@ def _aside(*, in_json: bool) -> contextlib.AbstractContextManager[object]:
     return contextlib.redirect_stdout(sys.stderr) if in_json else contextlib.nullcontext()
 
 
-def _concluded(code: int, out: Path, *, in_json: bool) -> int:
-    """The exit code, after the snapshot that was written, to a file or into a directory, if it is asked for."""
+def _written(work: Callable[[], int], out: Path, *, in_json: bool) -> int:
+    """The exit code of what writes a snapshot, to a file or into a directory; with ``--json`` the snapshot, too."""
+    with _aside(in_json=in_json):
+        code = work()
     if code == EXIT_OK and in_json:
         from exporters.snapshot_file import SNAPSHOT_NAME  # noqa: PLC0415
 

@@ -31,7 +31,7 @@ import io
 import math
 import re
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import numpy as np
 
@@ -57,11 +57,15 @@ def kv_elements_per_token(model_config: Mapping[str, Any]) -> float | None:
 
     def number(*names: str) -> int:
         given = (values.get(name) for name in names)
-        return next((int(v) for v in given if isinstance(v, int | float) and not isinstance(v, bool) and v >= 1), 0)
+        return next((int(v) for v in given if _is_number(v) and v >= 1), 0)
 
     layers, hidden, heads = number("num_hidden_layers"), number("hidden_size"), number("num_attention_heads")
     kv_heads = number("num_key_value_heads", "num_kv_heads", "multi_query_group_num") or heads
     return layers * 2 * kv_heads * (hidden // heads) if heads and layers and hidden // heads else None
+
+
+def _is_number(value: object) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def bandwidth_of(hardware: str) -> float | None:
@@ -154,7 +158,7 @@ def blis_coefficients(
     """
     notes: list[str] = []
     step = _features(config, "step_time")
-    if step is None:
+    if not step:
         raise BlisError("step_time: nothing learned yet, so its coefficients are absent")
     kv_us = _kv_us_per_token(config, model_config, hardware)
     factor = _mean_factor(config.targets["step_time"], mean, notes)
@@ -175,7 +179,7 @@ def blis_coefficients(
     if ranks != 1:
         notes.append(f"data_parallel_size {ranks}: learned per rank; simulate one instance per rank")
     used = ("step_time", "api_queueing", "post_decode", *(("first_response",) if alpha == "effective" else ()))
-    absent = tuple(f"{target}: nothing learned yet, taken as 0" for target in used if _features(config, target) is None)
+    absent = tuple(f"{target}: nothing learned yet, taken as 0" for target in used if not _features(config, target))
     return Coefficients(
         alpha=(queueing, fixed, per_token),
         beta=tuple(beta),
@@ -191,7 +195,7 @@ def _doubtful_coefficients(config: ConfigSnapshot, targets: Collection[str]) -> 
     """Each coefficient of ``portable`` whose status is not ``identified``, with that and its 95 % interval."""
     doubtful = []
     for target in targets:
-        for feature in (_features(config, target) or {}).values():
+        for feature in _features(config, target).values():
             if feature.status != "identified":
                 error = "" if feature.stderr is None else f" ± {Z_95 * feature.stderr:.2g}"
                 value = f"{feature.coefficient:.4g}{error} {unit_text(feature.unit)}"
@@ -268,7 +272,7 @@ def _fold_prompts(config: ConfigSnapshot, step: Mapping[str, FeatureSnapshot], p
 
 def _mean_prompt(config: ConfigSnapshot, target: str) -> float | None:
     """Mean prompt length of the rows of a target."""
-    feature = (_features(config, target) or {}).get("prompt_tokens")
+    feature = _features(config, target).get("prompt_tokens")
     return None if feature is None else _mean_of(feature)
 
 
@@ -287,12 +291,9 @@ def _limits(config: ConfigSnapshot, hardware: str | None) -> tuple[tuple[str, st
     """What BLIS has to be told of the engine, by the names of its flags."""
     facts = config.config
     name = blis_name_of(str(facts.get("gpu", "")) if hardware is None else hardware)
-    known = [] if name is None else [("hardware", name)]
-    for flag, fact in LIMIT_FLAGS.items():
-        value = facts.get(fact)
-        if isinstance(value, int) and not isinstance(value, bool) and value >= 1:
-            known.append((flag, str(value)))
-    return tuple(known)
+    told = [(flag, facts.get(fact)) for flag, fact in LIMIT_FLAGS.items()]
+    limits = [(flag, str(value)) for flag, value in told if type(value) is int and value >= 1]
+    return (*([("hardware", name)] if name else []), *limits)
 
 
 def _kv_us_per_token(config: ConfigSnapshot, model_config: Mapping[str, Any] | None, hardware: str | None) -> float:
@@ -306,7 +307,7 @@ def _kv_us_per_token(config: ConfigSnapshot, model_config: Mapping[str, Any] | N
     if hardware is None:
         hardware = str(config.config.get("gpu", ""))
         fact = config.config.get("memory_bandwidth_gb_s")
-        if bandwidth_of(hardware) is None and isinstance(fact, int | float) and not isinstance(fact, bool):
+        if bandwidth_of(hardware) is None and _is_number(fact):
             hardware = str(float(fact) / 1e3)  # BLIS does not know the GPU: its user has to give it this figure
     bandwidth_tb_s = bandwidth_of(hardware)
     if bandwidth_tb_s is None:
@@ -316,16 +317,16 @@ def _kv_us_per_token(config: ConfigSnapshot, model_config: Mapping[str, Any] | N
             " (to a sidecar as a fact, gpu or memory_bandwidth_gb_s)"
         )
     ranks = config.config.get("tensor_parallel_size", 1)
-    if not isinstance(ranks, int) or isinstance(ranks, bool) or ranks < 1:
+    if type(ranks) is not int or ranks < 1:
         raise BlisError(f"tensor_parallel_size: expected an integer >= 1, got {printable(str(ranks))!r}")
     return elements / ranks * BYTES_PER_KV_ELEMENT / (bandwidth_tb_s * 1e6)
 
 
-def _features(config: ConfigSnapshot, target: str) -> dict[str, FeatureSnapshot] | None:
-    """The target's portable coefficients by name; None if nothing is learned."""
+def _features(config: ConfigSnapshot, target: str) -> dict[str, FeatureSnapshot]:
+    """The target's portable coefficients by name; empty if nothing is learned."""
     known = config.targets.get(target)
-    model = known.models.get("portable") if known is not None else None
-    return None if model is None else {feature.name: feature for feature in model.features}
+    model = None if known is None else known.models.get("portable")
+    return {} if model is None else {feature.name: feature for feature in model.features}
 
 
 def _value(features: Mapping[str, FeatureSnapshot], target: str, name: str) -> float:
@@ -343,13 +344,13 @@ def _queueing_us(config: ConfigSnapshot, alpha: str, prompt_us: float, notes: li
     ``prompt_us``: what computing a prompt takes in the mean, where no beta charges it.
     """
     features = _features(config, "api_queueing")
-    queueing_us = prompt_us + (0.0 if features is None else _value(features, "api_queueing", "intercept"))
-    if features is not None and "prompt_tokens" in features:
+    queueing_us = prompt_us + (_value(features, "api_queueing", "intercept") if features else 0.0)
+    if "prompt_tokens" in features:
         slope = _value(features, "api_queueing", "prompt_tokens")
         tokens = _mean_of(features["prompt_tokens"])
         if slope > 0 and tokens is None:
             notes.append(f"api_queueing prompt_tokens: {slope!r} µs/token left out; the mean prompt length is unknown")
-        elif slope > 0 and tokens is not None:
+        elif tokens is not None and slope > 0:
             queueing_us += slope * tokens
             notes.append(f"api_queueing prompt_tokens: {slope!r} µs/token is in alpha[0] at the mean of {tokens:.1f}")
     known = config.targets.get("api_queueing")
@@ -358,8 +359,8 @@ def _queueing_us(config: ConfigSnapshot, alpha: str, prompt_us: float, notes: li
             f"api_queueing: {known.in_flight.us_per_request:.4g} µs more with each request in flight, left out;"
             f" alpha[0] is its value at {known.in_flight.requests:.1f}"
         )
-    responses = _features(config, "first_response") if alpha == "effective" else None
-    if responses is not None:
+    responses = _features(config, "first_response") if alpha == "effective" else {}
+    if responses:
         mean_us = config.targets["first_response"].mean_us
         typical_us = _value(responses, "first_response", "intercept")
         queueing_us += typical_us if mean_us is None or not math.isfinite(mean_us) else mean_us
@@ -385,7 +386,7 @@ def _post_decode_us(config: ConfigSnapshot, notes: list[str]) -> tuple[int, int]
     at the mean of N, so a2 is the nearest whole number, or the one below where a1 would be negative.
     """
     features = _features(config, "post_decode")
-    if features is None:
+    if not features:
         return 0, 0
     fixed_us = _value(features, "post_decode", "intercept")
     per_token_us = _value(features, "post_decode", "output_tokens")
@@ -456,15 +457,9 @@ def _number(value: float) -> str:
     return "0" if text == "0.0" else text
 
 
-class Exported(NamedTuple):
-    """A file or flags, each coefficient in it that is not identified or absent, and what it must not be used for."""
-
-    content: bytes
-    doubtful: tuple[str, ...]
-    warnings: tuple[str, ...] = ()
-
-
-def export(snapshot: Snapshot, config: ConfigSnapshot, file_format: str = "blis-yaml", **options: Any) -> Exported:
+def export(
+    snapshot: Snapshot, config: ConfigSnapshot, file_format: str = "blis-yaml", **options: Any
+) -> tuple[bytes, Coefficients]:
     """What BLIS loads of one configuration of a snapshot, and what is to be said of it.
 
     Args:
@@ -477,9 +472,9 @@ def export(snapshot: Snapshot, config: ConfigSnapshot, file_format: str = "blis-
         BlisError: with one clear sentence.
     """
     coefficients = blis_coefficients(config, **options)
-    in_yaml = file_format == "blis-yaml"
-    content = render_yaml(snapshot, config, coefficients) if in_yaml else render_flags(coefficients)
-    return Exported(content, coefficients.doubtful, coefficients.warnings)
+    if file_format == "blis-flags":
+        return render_flags(coefficients), coefficients
+    return render_yaml(snapshot, config, coefficients), coefficients
 
 
 TRACE_HEADER, TRACE_TABLE = "trace.yaml", "trace.csv"

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from exporters.questions import significant
 from exporters.wording import FEATURE_NAMES, FEATURE_PLURALS, Z_95, age, coefficient
-from online import ChangeKind, HistoryView, ModelSnapshot, TargetSnapshot
+from online import ChangeKind, FeatureSnapshot, HistoryView, ModelSnapshot, TargetSnapshot
 
 WIDTH = 360.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52.0, 12.0, 22.0, 38.0
@@ -180,10 +180,8 @@ def _of_mean(name: str, mean: float) -> str:
 
 def scatter(history: HistoryView | None) -> Figure | None:
     """Predicted against observed times of the last rows, logarithmic; on the diagonal is right. None without rows."""
-    if history is None:
-        return None
-    rows = history
-    pairs = [(o, p) for o, p in zip(rows.observed_us, rows.predicted_us, strict=True) if o > 0 and p > 0]
+    rows = () if history is None else zip(history.observed_us, history.predicted_us, strict=True)
+    pairs = [(o, p) for o, p in rows if o > 0 and p > 0]
     if not pairs:
         return None
     values = [value for pair in pairs for value in pair]
@@ -213,32 +211,28 @@ class _Value(NamedTuple):
 
 def courses(model: ModelSnapshot, history: HistoryView | None, started_unix_nano: int) -> list[Figure]:
     """Each coefficient over the last day; what happened is marked. Empty before there are two points."""
-    course = [] if history is None else history.course
-    if history is None or len(course) < 2:  # noqa: PLR2004 - a line has two ends
+    if history is None:
         return []
     marks = [(started_unix_nano / 1e9, "sidecar started")]
     for change in history.changes:
         gain = "" if change.gain is None else f"×{change.gain:.2f}"
         marks.append((change.at_ns / 1e9, f"{_CHANGES.get(change.kind, '')} {gain}".strip()))
-    marks.sort()
-    figures = []
-    for feature in model.features:
-        if feature.name in history.features:
-            place = history.features.index(feature.name)
-            points = [
-                _Value(each.at_ns / 1e9, value, each.stderr[place])
-                for each in course
-                if (value := each.coefficient[place]) is not None
-            ]
-            if len(points) > 1:
-                now = coefficient(feature.coefficient, feature.unit)
-                figures.append(_course(FEATURE_NAMES.get(feature.name, feature.name), feature.unit, now, points, marks))
-    return figures
+    of_features = [(feature, _values(history, feature.name)) for feature in model.features]
+    return [_course(feature, values, sorted(marks)) for feature, values in of_features if len(values) > 1]
 
 
-def _course(name: str, unit: str, now: str, points: Sequence[_Value], marks: Sequence[tuple[float, str]]) -> Figure:
+def _values(history: HistoryView, name: str) -> list[_Value]:
+    place = history.features.index(name) if name in history.features else None
+    return [
+        _Value(each.at_ns / 1e9, value, each.stderr[place])
+        for each in history.course
+        if place is not None and (value := each.coefficient[place]) is not None
+    ]
+
+
+def _course(feature: FeatureSnapshot, points: Sequence[_Value], marks: Sequence[tuple[float, str]]) -> Figure:
     """The axis holds the values but the rarest, and half of the intervals; what is beyond is drawn at the edge."""
-    values = [point.value for point in points]
+    name, unit, values = FEATURE_NAMES.get(feature.name, feature.name), feature.unit, [each.value for each in points]
     usual = sorted(values)[len(values) // _RARE : -(len(values) // _RARE) or None]
     reaches = sorted(Z_95 * point.stderr for point in points if point.stderr is not None)
     reach = reaches[len(reaches) // 2] if reaches else 0.0
@@ -255,7 +249,7 @@ def _course(name: str, unit: str, now: str, points: Sequence[_Value], marks: Seq
     first, last = (coefficient(value, unit) for value in (values[0], values[-1]))
     return Figure(
         name,
-        f"now {now}",
+        f"now {coefficient(feature.coefficient, unit)}",
         f"{name} over the last {span}: from {first} to {last}; {happened}",
         _FLAT,
         plane.x_ticks([(plane.x[0], f"{span} ago"), (plane.x[1], "now")]),

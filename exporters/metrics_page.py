@@ -22,8 +22,8 @@ import contextlib
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import accumulate
-from typing import NamedTuple
+from itertools import accumulate, chain
+from typing import Any, NamedTuple
 
 from prometheus_client.exposition import generate_latest
 from prometheus_client.metrics_core import Metric
@@ -32,7 +32,7 @@ from prometheus_client.utils import floatToGoString
 
 from exporters.what_if import Advisory, LoadView, PerGeneration
 from exporters.wording import REPLICAS_SHOWN, US_PER_S, base_unit, printable
-from online import ConfigSnapshot, ModelSnapshot, ResidualSnapshot, Snapshot, TargetSnapshot
+from online import ConfigSnapshot, ResidualSnapshot, Snapshot, TargetSnapshot
 from tracefit import TracefitError
 
 NS_PER_S = 1e9
@@ -267,23 +267,18 @@ def snapshot_families(
     """
     series = _Series()
     for config, legend in zip(snapshot.configs, _legends(snapshot.configs), strict=True):
-        _add_config(series, config, legend)
+        values = [_config_values(config, legend)]
         if advisory is not None and not config.replaced_by:
             with contextlib.suppress(TracefitError):
-                _add_load(series, config, advisory.of(snapshot, config))
+                values.append(_load_values(config, advisory.of(snapshot, config)))
+        for each in chain(*values):
+            series.add(*each)
     total = series.count
     series.shorten(max_series)
-    page = {
-        "tracefit_snapshot_generation": snapshot.generation,
-        "tracefit_snapshot_created_timestamp_seconds": snapshot.created_unix_nano / NS_PER_S,
-        "tracefit_snapshot_configs": len(snapshot.configs),
-        "tracefit_exposition_series": series.count,
-        "tracefit_exposition_series_capacity": max_series,
-        "tracefit_exposition_series_withheld": total - series.count,
-        "tracefit_exposition_values_withheld": series.withheld,
-    }
-    for family in PAGE_FAMILIES:
-        yield _metric(family, {("", ()): page[family.name]})
+    made = (snapshot.generation, snapshot.created_unix_nano / NS_PER_S, len(snapshot.configs))
+    page = (*made, series.count, max_series, total - series.count, series.withheld)
+    for family, value in zip(PAGE_FAMILIES, page, strict=True):
+        yield _metric(family, {("", ()): value})
     for family in FAMILIES:
         if series.by_family[family.name]:
             yield _metric(family, series.by_family[family.name])
@@ -299,122 +294,106 @@ def _metric(family: Family, series: Mapping[tuple[str, tuple[str, ...]], float])
 
 def _legends(configs: Sequence[ConfigSnapshot]) -> list[str]:
     """What people call configurations: model · GPU · TP as far as known, the hash behind it where two have the same."""
-    names = []
-    for config in configs:
-        model, gpu, degree = (config.config.get(key, "") for key in ("model", "gpu", "tensor_parallel_size"))
-        facts = (str(model), str(gpu), f"TP {degree}" if degree else "")
-        names.append(" · ".join(filter(None, facts)))
-    often = Counter(names)
+    words = {"model": "{}", "gpu": "{}", "tensor_parallel_size": "TP {}"}
+    names = [[form.format(each.config[key]) for key, form in words.items() if each.config.get(key)] for each in configs]
+    often = Counter(map(tuple, names))
     return [
-        name if name and often[name] == 1 else " · ".join(filter(None, (name, config.config_id)))
+        " · ".join(name if name and often[tuple(name)] == 1 else [*name, config.config_id])
         for name, config in zip(names, configs, strict=True)
     ]
 
 
-def _add_config(series: _Series, config: ConfigSnapshot, legend: str) -> None:
-    config_id = config.config_id
+Values = Iterator[tuple[Any, ...]]
+"""Arguments of ``_Series.add``; of a target, without the labels that all of it have."""
+
+
+def _config_values(config: ConfigSnapshot, legend: str) -> Values:
+    of_config = (config.config_id,)
     identity = (config.config.get(key, "") for key, _ in IDENTITY_LABELS)
     plain = (str(value).lower() if isinstance(value, bool) else str(value) for value in identity)
-    series.add("tracefit_config_info", (config_id, legend, *plain), 1)
-    series.add("tracefit_telemetry_quality", (config_id, config.telemetry), 1)
-    if config.last_heard_unix_nano:
-        series.add("tracefit_last_heard_timestamp_seconds", (config_id,), config.last_heard_unix_nano / NS_PER_S)
+    yield "tracefit_config_info", (*of_config, legend, *plain), 1
+    yield "tracefit_telemetry_quality", (*of_config, config.telemetry), 1
+    yield "tracefit_last_heard_timestamp_seconds", of_config, config.last_heard_unix_nano / NS_PER_S or None
     for mode, engines in Counter(engine.scheduling for engine in config.engines).items():
-        series.add("tracefit_engines", (config_id, mode), engines)
+        yield "tracefit_engines", (*of_config, mode), engines
     for name, target in config.targets.items():
-        labels = (config_id, target.vector, name)
-        _add_target(series, labels, target)
-        if name == STEP_TIME:
-            _add_step(series, labels, target)
+        for part in (_target_values, _step_values) if name == STEP_TIME else (_target_values,):
+            for family, more, *value in part(target):
+                yield family, (*of_config, target.vector, name, *more), *value
+        yield from _residual_values((*of_config, target.vector, name), target.residuals)
 
 
-def _add_target(series: _Series, labels: tuple[str, ...], target: TargetSnapshot) -> None:
+def _target_values(target: TargetSnapshot) -> Values:
     """What is shown of every target."""
-    if target.mean_us is not None:
-        series.add("tracefit_target_mean_seconds", labels, target.mean_us / US_PER_S)
-    if target.residuals is not None:
-        _add_residuals(series, labels, target.residuals)
+    yield "tracefit_target_mean_seconds", (), _seconds(target.mean_us)
+    yield "tracefit_drift_detections_total", (), target.drift and target.drift.count
     for name, model in target.models.items():
-        _add_model(series, (*labels, name), model)
-    if target.drift is not None:
-        series.add("tracefit_drift_detections_total", labels, target.drift.count)
+        if model.error is not None and model.features:
+            yield "tracefit_error_median_ratio", (name,), model.error.median_ape
+        for feature in model.features:
+            unit, divisor = base_unit(feature.unit)
+            labels = (name, feature.name, unit)
+            yield "tracefit_coefficient", labels, feature.coefficient / divisor
+            yield "tracefit_coefficient_stderr", labels, feature.stderr and feature.stderr / divisor
+            if name == "portable":
+                yield "tracefit_coefficient_status", (*labels, feature.status), 1
 
 
-def _add_step(series: _Series, labels: tuple[str, ...], target: TargetSnapshot) -> None:
-    """What is shown of step_time alone."""
+def _step_values(target: TargetSnapshot) -> Values:
+    """What is shown of step_time alone: errors, when its speed changed, and which engines differ from the others."""
     if target.interval is not None:
-        series.add("tracefit_interval_ratio", (*labels, "lower"), target.interval.p10)
-        series.add("tracefit_interval_ratio", (*labels, "upper"), target.interval.p90)
+        yield "tracefit_interval_ratio", ("lower",), target.interval.p10
+        yield "tracefit_interval_ratio", ("upper",), target.interval.p90
     champion = target.models.get(target.champion)
-    if champion is not None and champion.error is not None:
-        series.add("tracefit_error_p90_ratio", labels, champion.error.p90_ape)
-    if target.prediction_error is not None:
-        series.add("tracefit_live_error_median_ratio", labels, target.prediction_error.median_ape)
-    _add_changes(series, labels, target)
-
-
-def _add_changes(series: _Series, labels: tuple[str, ...], target: TargetSnapshot) -> None:
-    """When the speed of steps changed, and which engines differ from the others."""
+    yield "tracefit_error_p90_ratio", (), champion and champion.error and champion.error.p90_ape
+    yield "tracefit_live_error_median_ratio", (), target.prediction_error and target.prediction_error.median_ape
     if (drift := target.drift) is not None:
-        last_s = None if drift.last_unix_nano is None else drift.last_unix_nano / NS_PER_S
-        series.add("tracefit_drift_last_timestamp_seconds", labels, last_s)
-        series.add("tracefit_drift_gain_ratio", (*labels, drift.term), drift.gain)
+        yield "tracefit_drift_last_timestamp_seconds", (), drift.last_unix_nano and drift.last_unix_nano / NS_PER_S
+        yield "tracefit_drift_gain_ratio", (drift.term,), drift.gain
     for replica in target.replicas[:REPLICAS_SHOWN]:
-        series.add("tracefit_replica_speed_ratio", (*labels, replica.engine), replica.ratio)
+        yield "tracefit_replica_speed_ratio", (replica.engine,), replica.ratio
         if replica.differs and replica.ratio is not None:
-            series.add("tracefit_replica_differs", (*labels, replica.engine, replica.term), 1)
+            yield "tracefit_replica_differs", (replica.engine, replica.term), 1
 
 
-def _add_residuals(series: _Series, labels: tuple[str, ...], residuals: ResidualSnapshot) -> None:
+def _residual_values(labels: tuple[str, ...], residuals: ResidualSnapshot | None) -> Values:
     is_step = labels[-1] == STEP_TIME
     family = "tracefit_step_residual_ratio" if is_step else "tracefit_target_residual_ratio"
+    if residuals is None:
+        return
     if not 0.0 <= residuals.ratio_sum < math.inf:  # one value to withhold: half a histogram is none
-        series.add(family, labels, math.nan, SUM)
+        yield family, labels, math.nan, SUM
         return
     if is_step:
         bounds = (*map(floatToGoString, residuals.ratio_bounds), "+Inf")
         for bound, below in zip(bounds, accumulate(residuals.rows), strict=False):
-            series.add(family, (*labels, bound), below, BUCKET)
-    series.add(family, labels, sum(residuals.rows), COUNT)
-    series.add(family, labels, residuals.ratio_sum, SUM)
+            yield family, (*labels, bound), below, BUCKET
+    yield family, labels, sum(residuals.rows), COUNT
+    yield family, labels, residuals.ratio_sum, SUM
 
 
-def _add_model(series: _Series, labels: tuple[str, ...], model: ModelSnapshot) -> None:
-    if model.error is not None and model.features:
-        series.add("tracefit_error_median_ratio", labels, model.error.median_ape)
-    for feature in model.features:
-        unit, divisor = base_unit(feature.unit)
-        full = (*labels, feature.name, unit)
-        series.add("tracefit_coefficient", full, feature.coefficient / divisor)
-        stderr = None if feature.stderr is None else feature.stderr / divisor
-        series.add("tracefit_coefficient_stderr", full, stderr)
-        if labels[-1] == "portable":
-            series.add("tracefit_coefficient_status", (*full, feature.status), 1)
-
-
-def _add_load(series: _Series, config: ConfigSnapshot, view: LoadView) -> None:
+def _load_values(config: ConfigSnapshot, view: LoadView) -> Values:
     """What the coefficients say of the load of the last minutes, beside what was observed of it."""
-    of_config = (config.config_id,)
-    series.add("tracefit_usable", of_config, float(view.config.verdict.usable))
-    if (mix := view.mix) is not None:
-        series.add("tracefit_observed_itl_seconds", of_config, None if mix.itl_us is None else mix.itl_us / US_PER_S)
-        if mix.ttft_us is not None:
-            targets = (config.targets.get(name) for name in _API_TARGETS)
-            api_us = sum(target.mean_us or 0.0 for target in targets if target is not None)
-            series.add("tracefit_observed_ttft_seconds", of_config, (mix.ttft_us + api_us) / US_PER_S)
-        values = (mix.concurrency, mix.prompt_tokens, mix.output_tokens, mix.prefix_hit)
-        for of, value in zip(
-            ("concurrency", "prompt_tokens", "output_tokens", "prefix_hit_ratio"), values, strict=True
-        ):
-            series.add("tracefit_load", (*of_config, of), value)
-        if view.predicted is not None:
-            if mix.itl_us is not None:
-                series.add("tracefit_predicted_itl_seconds", of_config, view.predicted.itl_us / US_PER_S)
-            series.add("tracefit_predicted_ttft_seconds", of_config, view.predicted.ttft_us / US_PER_S)
+    of_config, mix, predicted = (config.config_id,), view.mix, view.predicted
+    yield "tracefit_usable", of_config, float(view.config.verdict.usable)
+    if mix is not None:
+        api = (config.targets.get(name) for name in _API_TARGETS)
+        api_us = sum(target.mean_us or 0.0 for target in api if target is not None)
+        yield "tracefit_observed_itl_seconds", of_config, _seconds(mix.itl_us)
+        yield "tracefit_observed_ttft_seconds", of_config, _seconds(mix.ttft_us and mix.ttft_us + api_us)
+        for of in ("concurrency", "prompt_tokens", "output_tokens"):
+            yield "tracefit_load", (*of_config, of), getattr(mix, of)
+        yield "tracefit_load", (*of_config, "prefix_hit_ratio"), mix.prefix_hit
+        yield "tracefit_predicted_itl_seconds", of_config, _seconds(predicted and mix.itl_us and predicted.itl_us)
+        yield "tracefit_predicted_ttft_seconds", of_config, _seconds(predicted and predicted.ttft_us)
     for fit in view.fits:
         labels = (*of_config, f"{fit.itl_ms / 1e3:.6g}")
-        series.add("tracefit_slo_concurrency", labels, fit.concurrency)
-        series.add("tracefit_slo_concurrency_safe", labels, fit.safe)
+        yield "tracefit_slo_concurrency", labels, fit.concurrency
+        yield "tracefit_slo_concurrency_safe", labels, fit.safe
+
+
+def _seconds(us: float | None) -> float | None:
+    return None if us is None else us / US_PER_S
 
 
 class _Families(Collector):

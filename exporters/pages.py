@@ -13,7 +13,7 @@ import gzip
 import hashlib
 import re
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from email.utils import formatdate
 from http import HTTPStatus
 from typing import Any, NamedTuple
@@ -78,17 +78,9 @@ class Response(NamedTuple):
     headers: tuple[tuple[str, str], ...] = ()
 
 
-class Route(NamedTuple):
-    """A row of the route table.
-
-    ``pattern`` is a path whose ``*`` segments match one non-empty segment each and are handed over as captures.
-    """
-
-    pattern: str
-    handler: Callable[[Request], Response]
-
-
-Routes = tuple[Route, ...]
+Handler = Callable[[Request], Response]
+Routes = Mapping[str, Handler]
+"""Handlers by path; a ``*`` matches one non-empty segment, which is handed over as a capture."""
 
 
 def plain(status: HTTPStatus, text: str = "", headers: tuple[tuple[str, str], ...] = ()) -> Response:
@@ -109,32 +101,27 @@ def dispatch(routes: Routes, method: str, target: str, headers: Mapping[str, str
     names = [name for name, value in pairs if value]
     repeated = next((name for index, name in enumerate(names) if name in names[:index]), "")
     empty = next((name for name, value in pairs if not value), "")
-    for route in routes:
-        pattern = re.escape(route.pattern).replace(r"\*", "([^/]+)")
-        if (found := re.fullmatch(pattern, parts.path)) is None:
+    for pattern, handler in routes.items():
+        found = re.fullmatch(re.escape(pattern).replace(r"\*", "([^/]+)"), parts.path)
+        if found is None:
             continue
         if method not in {"GET", "HEAD"}:
             return plain(HTTPStatus.METHOD_NOT_ALLOWED, headers=(("Allow", _ALLOWED),))
         query = {name: value for name, value in pairs if value}
         captures = tuple(map(unquote, found.groups()))
-        return route.handler(Request(parts.path, captures, query, headers, repeated, empty))
+        return handler(Request(parts.path, captures, query, headers, repeated, empty))
     return plain(HTTPStatus.NOT_FOUND)
 
 
-class SnapshotDocument(NamedTuple):
-    """Bytes with their validators; ``last_modified`` is empty where nobody knows it."""
-
-    body: bytes
-    content_type: str
-    etag: str
-    last_modified: str
-
-
-def make_document(body: bytes, content_type: str, modified_unix_nano: int = 0) -> SnapshotDocument:
-    """Attach a strong entity tag (over the exact bytes), and a date if one is given."""
-    etag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
-    date = formatdate(modified_unix_nano / 1e9, usegmt=True) if modified_unix_nano else ""
-    return SnapshotDocument(body, content_type, etag, date)
+def make_document(body: bytes, content_type: str, modified_unix_nano: int = 0) -> Response:
+    """A document with a strong entity tag (over the exact bytes), and with a date if one is given."""
+    date = formatdate(modified_unix_nano / 1e9, usegmt=True)
+    headers = (
+        ("ETag", f'"{hashlib.sha256(body).hexdigest()[:32]}"'),
+        ("Cache-Control", "no-cache"),  # store it, but ask before every use
+        *((("Last-Modified", date),) if modified_unix_nano else ()),
+    )
+    return Response(HTTPStatus.OK, content_type, body, headers)
 
 
 class SnapshotDocuments:
@@ -142,7 +129,7 @@ class SnapshotDocuments:
 
     def __init__(self, source: Callable[[], Snapshot | None]) -> None:
         self._source = source
-        self._documents = PerGeneration[tuple[str, ...], SnapshotDocument | None]()
+        self._documents = PerGeneration[tuple[str, ...], Response | None]()
 
     def answer_snapshot(self, request: Request) -> Response:
         """Answer ``/snapshot``, whole or one configuration."""
@@ -165,7 +152,7 @@ class SnapshotDocuments:
 
         def render(snapshot: Snapshot) -> bytes:
             config = _find(snapshot, request.captures[0])
-            return export(snapshot, config, f"blis-{file_format}", alpha=alpha).content
+            return export(snapshot, config, f"blis-{file_format}", alpha=alpha)[0]
 
         content_type = YAML if file_format == "yaml" else TEXT
         return self._answer(request, (*request.captures, file_format, alpha), content_type, render)
@@ -173,28 +160,22 @@ class SnapshotDocuments:
     def _answer(
         self, request: Request, key: tuple[str, ...], content_type: str, render: Callable[[Snapshot], bytes]
     ) -> Response:
-        def make(snapshot: Snapshot | None) -> SnapshotDocument | None:
+        def make(snapshot: Snapshot | None) -> Response | None:
             if snapshot is None:
                 return None
             return make_document(render(snapshot), content_type, snapshot.created_unix_nano)
 
         try:
             return answer_document(self._documents.get(self._source, key, make), request)
-        except _UnknownConfigError:
+        except LookupError:
             return plain(HTTPStatus.NOT_FOUND, "no such configuration in the newest snapshot")
         except BlisError as error:
             return plain(HTTPStatus.UNPROCESSABLE_ENTITY, str(error))
 
 
-class _UnknownConfigError(LookupError):
-    """The newest snapshot has no such configuration."""
-
-
 def _find(snapshot: Snapshot, config_id: str) -> ConfigSnapshot:
-    for config in snapshot.configs:
-        if config.config_id == config_id:
-            return config
-    raise _UnknownConfigError(config_id)
+    """The configuration with this id; LookupError without one."""
+    return {config.config_id: config for config in snapshot.configs}[config_id]
 
 
 def nothing_yet() -> Response:
@@ -203,25 +184,18 @@ def nothing_yet() -> Response:
     return plain(HTTPStatus.SERVICE_UNAVAILABLE, "nothing learned yet", retry)
 
 
-def answer_document(document: SnapshotDocument | None, request: Request) -> Response:
+def answer_document(document: Response | None, request: Request) -> Response:
     """Serve a document: 503 if there is none yet, 304 if the client has it.
 
     ``If-Modified-Since`` is not looked at: two generations can share a second.
     """
     if document is None:
         return nothing_yet()
-    modified = (("Last-Modified", document.last_modified),) if document.last_modified else ()
-    # store it, but ask before every use
-    validators = (("ETag", document.etag), *modified, ("Cache-Control", "no-cache"))
-    if _has(request.header("If-None-Match"), document.etag):
-        return Response(HTTPStatus.NOT_MODIFIED, document.content_type, b"", validators)
-    return Response(HTTPStatus.OK, document.content_type, document.body, validators)
-
-
-def _has(if_none_match: str, etag: str) -> bool:
-    """Weak comparison, as RFC 9110 §13.1.2 demands for If-None-Match."""
-    tags = [tag.strip().removeprefix("W/") for tag in if_none_match.split(",")]
-    return etag in tags or tags == ["*"]
+    # weak comparison, as RFC 9110 §13.1.2 demands
+    tags = [tag.strip().removeprefix("W/") for tag in request.header("If-None-Match").split(",")]
+    if tags == ["*"] or dict(document.headers)["ETag"] in tags:
+        return document._replace(status=HTTPStatus.NOT_MODIFIED, body=b"")
+    return document
 
 
 class AskPages:
@@ -288,7 +262,7 @@ def make_routes(
     *,
     alive: Probe,
     ready: Probe,
-    status_page: Callable[[Request], Response] | None = None,
+    status_page: Handler | None = None,
     questions: AskPages | None = None,
     state: Callable[[], bytes | None] | None = None,
 ) -> Routes:
@@ -303,40 +277,40 @@ def make_routes(
         questions: what /predict and /plan ask.
         state: what /state shows, None before the first.
     """
-    routes = [
-        Route("/metrics", lambda request: answer_metrics(metrics, request)),
-        Route("/healthz", lambda _: answer_probe(alive)),
-        Route("/readyz", lambda _: answer_probe(ready)),
-        Route("/snapshot", documents.answer_snapshot),
-        Route("/snapshot/*", documents.answer_config),
-        Route("/snapshot/*/blis.yaml", documents.answer_blis),
-    ]
+    routes: dict[str, Handler] = {
+        "/metrics": lambda request: answer_metrics(metrics, request),
+        "/healthz": lambda _: answer_probe(alive),
+        "/readyz": lambda _: answer_probe(ready),
+        "/snapshot": documents.answer_snapshot,
+        "/snapshot/*": documents.answer_config,
+        "/snapshot/*/blis.yaml": documents.answer_blis,
+    }
     if status_page is not None:
-        routes.append(Route("/", status_page))
+        routes["/"] = status_page
     if questions is not None:
-        routes += [Route("/predict", questions.answer_predict), Route("/plan", questions.answer_plan)]
+        routes |= {"/predict": questions.answer_predict, "/plan": questions.answer_plan}
     if state is not None:
 
         def answer_state(request: Request) -> Response:
             learned = state()  # nothing of it is kept
             return answer_document(None if learned is None else make_document(learned, STATE), request)
 
-        routes.append(Route("/state", answer_state))
-    return tuple(routes)
+        routes["/state"] = answer_state
+    return routes
 
 
 OPEN_PAGES = frozenset({"/metrics", "/healthz", "/readyz"})
 
 
-def protect(routes: Routes, accepts: Callable[[str | None], bool], open_pages: Collection[str] = OPEN_PAGES) -> Routes:
-    """The same routes, but outside of ``open_pages`` a request without an accepted Authorization header is a 401."""
-    return tuple(route if route.pattern in open_pages else _guarded(route, accepts) for route in routes)
+def protect(routes: Routes, accepts: Callable[[str | None], bool]) -> Routes:
+    """The same routes, but outside of ``OPEN_PAGES`` a request without an accepted Authorization header is a 401."""
 
-
-def _guarded(route: Route, accepts: Callable[[str | None], bool]) -> Route:
-    def handler(request: Request) -> Response:
-        if not accepts(request.headers.get("Authorization")):
+    def guarded(handler: Handler) -> Handler:
+        def answer(request: Request) -> Response:
+            if accepts(request.headers.get("Authorization")):
+                return handler(request)
             return plain(HTTPStatus.UNAUTHORIZED, headers=(("WWW-Authenticate", "Bearer"),))
-        return route.handler(request)
 
-    return Route(route.pattern, handler)
+        return answer
+
+    return {pattern: each if pattern in OPEN_PAGES else guarded(each) for pattern, each in routes.items()}

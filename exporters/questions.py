@@ -149,21 +149,21 @@ def read_query(query: Mapping[str, str], parameters: tuple[Parameter, ...]) -> d
 
 
 class Question(NamedTuple):
-    """What is asked: a ``step`` and a ``load`` to predict, or a ``plan`` to make.
+    """What is asked: a method of the client's configuration, and what it is called with.
 
-    ``asked`` are arguments of the client, a context of None the usual one of such a batch; ``assumed`` are limits of
-    the engine that its telemetry did not tell.
+    ``asked`` are its arguments, a context of None the usual one of such a batch; ``assumed`` are limits of the engine
+    that its telemetry did not tell.
     """
 
-    kind: str
+    method: str
     asked: Mapping[str, Any]
     assumed: Mapping[str, int] = {}
 
 
-def _question(kind: str, parameters: tuple[Parameter, ...], given: Mapping[str, Any]) -> Question:
+def _question(method: str, parameters: tuple[Parameter, ...], given: Mapping[str, Any]) -> Question:
     values = {each.field: each.default if (v := given.get(each.name)) is None else v for each in parameters}
     assumed = {each.name: given[each.name] for each in LIMITS if given.get(each.name) is not None}
-    return Question(kind, values, assumed)
+    return Question(method, values, assumed)
 
 
 def read_prediction(given: Mapping[str, Any]) -> Question:
@@ -182,11 +182,11 @@ def read_prediction(given: Mapping[str, Any]) -> Question:
         if given.get("requests") is None:
             raise QuestionError("requests", "missing: a step has so many")
         is_prefill = given.get("prefill") and given.get("context") is None
-        return _question("step", STEP, {**given, "context": 0.0} if is_prefill else given)
+        return _question("step_time", STEP, {**given, "context": 0.0} if is_prefill else given)
     for name in load[:2]:
         if given.get(name) is None:
             raise QuestionError(name, f"missing: give a load ({', '.join(load)}) or a step ({', '.join(step)})")
-    return _question("load", LOAD, given)
+    return _question("request", LOAD, given)
 
 
 def read_plan(given: Mapping[str, Any]) -> Question:
@@ -305,12 +305,11 @@ def ask(config: Config, question: Question) -> Answer:
         NoCoefficientsError: there is nothing to predict with, or what there is leads to no finite number.
     """
     asked = dict(question.asked)
-    if question.kind == "step" and asked["decode_context_tokens"] is None:
+    if asked.get("decode_context_tokens", 0.0) is None:
         asked["decode_context_tokens"] = config.usual_context(asked["requests"])
-    method = {"step": "step_time", "load": "request", "plan": "plan"}[question.kind]
     try:
         limited = config.assuming(**question.assumed) if question.assumed else config
-        said = getattr(limited, method)(**asked)
+        said = getattr(limited, question.method)(**asked)
         if isinstance(said, Plan) and said.limit == "none" and (largest := _largest_batch(config)):
             said = limited.assuming(max_num_seqs=largest).plan(**asked)._replace(limit="seen")
     except BadInputError as error:

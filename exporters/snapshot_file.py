@@ -109,7 +109,7 @@ def write_snapshot(directory: Path, snapshot: Snapshot) -> WriteReport:
     for config in snapshot.configs[:MAX_BLIS_FILES]:
         if _CONFIG_ID.fullmatch(config.config_id):
             with contextlib.suppress(BlisError):
-                files[f"{config.config_id}{BLIS_SUFFIX}"] = export(snapshot, config).content
+                files[f"{config.config_id}{BLIS_SUFFIX}"] = export(snapshot, config)[0]
     written, removed, errors = [], [], []
     for name, data in files.items():
         try:

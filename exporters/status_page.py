@@ -27,7 +27,8 @@ from urllib.parse import urlencode
 import jinja2
 from prometheus_client.registry import Collector
 
-from exporters.config_view import STEP_TIME, Judged, PageView, View, config_view, overview_view, replica_ratio
+from exporters import wording
+from exporters.config_view import STEP_TIME, ConfigVerdict, View, config_view
 from exporters.pages import Request, Response
 from exporters.questions import (
     LOAD,
@@ -37,7 +38,6 @@ from exporters.questions import (
     SIZED,
     STEP,
     TARGETS,
-    Parameter,
     QuestionError,
     ask,
     duration,
@@ -47,25 +47,18 @@ from exporters.questions import (
 )
 from exporters.what_if import Advisory, ClientView, identities_of
 from exporters.wording import (
-    FEATURE_NAMES,
     NOTHING_YET,
     OTLP_PORT,
     PLUGIN_REMEDIES,
-    REASONS,
     SHARED_ID,
-    STATUS,
-    Z_95,
     Advice,
     age,
-    coefficient,
     count,
-    factor,
     name_of,
-    percent,
     reason_text,
 )
-from online import HistoryView, Snapshot
-from tracefit import TracefitError, Verdict, term_text, told_apart
+from online import HistoryView, ReplicaSnapshot, Snapshot
+from tracefit import Problem, TracefitError, Verdict, term_text, told_apart
 
 LOSSES = ("refused", "failed", "skipped", "dropped", "evicted", "errors", "late", "lost", "rejected", "withheld")
 KEPT = ("accepted", "learned", "taken", "done", "sent", "left_out")
@@ -74,15 +67,10 @@ MAX_OVERVIEW = 200
 """Configurations that the page judges and lists; the others are in /snapshot."""
 MAX_DETAILS = 6
 """More configurations than this are in the table only; their links open them one by one."""
-MAX_NEWS = 6
-MAX_SOURCES = 200
-MAX_PARTS = 24
-"""Reasons of a loss."""
 CONFLICTS_MIN = 10
 """A process that is restarted again and again makes a few."""
 _PREFIX = "tracefit_"
 _PROBLEM = "_problem"
-_MERGED = "merged"
 _STEPLESS = ("requests", "metrics")
 
 # ----------------------------------------------------------------- what the page is told
@@ -110,7 +98,7 @@ class PendingTelemetry(NamedTuple):
         )
 
 
-class Remarks(NamedTuple):
+class SenderHints(NamedTuple):
     """What the receiving side saw.
 
     ``conflicting_steps`` fit no process of their engine: several send as one, and nothing tells them apart.
@@ -142,20 +130,9 @@ _ENVIRONMENT = jinja2.Environment(
     loader=jinja2.FileSystemLoader(_TEMPLATES), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True
 )
 _ENVIRONMENT.filters |= {
-    "coefficient": coefficient,
-    "count": count,
-    "duration": duration,
-    "factor": factor,
-    "percent": percent,
-    "ratio": replica_ratio,
+    each.__name__: each for each in (wording.coefficient, count, duration, wording.factor, wording.percent)
 }
-_ENVIRONMENT.globals |= {
-    "FEATURE_NAMES": FEATURE_NAMES,
-    "REASONS": REASONS,
-    "STATUS": STATUS,
-    "Z_95": Z_95,
-    "term_text": term_text,
-}
+_ENVIRONMENT.globals |= {"wording": wording, "term_text": term_text}
 
 
 def _csp_hash(text: str) -> str:
@@ -187,7 +164,7 @@ class StatusPage:
         unix_nano: the clock, for ages only.
         advisory: verdicts, and what the coefficients say of the load of the last minutes.
         pending: what engines have sent that is not learned yet.
-        remarks: what senders lose or send in vain.
+        hints: what senders lose or send in vain.
         fleet: where the states were pulled from, if this is a fleet's page.
         history_of: last rows and coefficients of the last day of a configuration, as of the newest snapshot.
         version: shown in the header.
@@ -201,7 +178,7 @@ class StatusPage:
     unix_nano: Callable[[], int]
     advisory: Advisory | None = None
     pending: Callable[[], PendingTelemetry | None] = lambda: None
-    remarks: Callable[[], Remarks] = Remarks
+    hints: Callable[[], SenderHints] = SenderHints
     fleet: Callable[[], Sequence[FleetSource]] = tuple
     history_of: Callable[[str], HistoryView | None] = lambda _: None
     version: str = ""
@@ -219,112 +196,86 @@ class StatusPage:
         return Response(HTTPStatus.OK, "text/html; charset=utf-8", body, _HEADERS)
 
     def _view(self, snapshot: Snapshot | None, query: Mapping[str, str]) -> View:
-        now, ready = self.unix_nano(), self.ready()
+        now, (ready, detail) = self.unix_nano(), self.ready()
         judged = [] if snapshot is None else self._judged(snapshot)
         chosen = [each for each in judged if each.config.config_id == query.get("config")]
         opened = chosen or judged[:MAX_DETAILS]
         given: set[Advice] = set()
-        page = PageView(self._started_unix_nano, self.otlp_port(), self.history_of)
+        otlp_port = self.otlp_port()
         return {
             "style": _STYLE,
             "script": _SCRIPT,
             "version": self.version,
             "now": now,
             "since": lambda unix_nano: age((now - unix_nano) / 1e9),
-            **_header_view(snapshot, judged, ready, now),
+            "ready": ready,
+            "noted": _noted(detail),
+            "news": [] if snapshot is None else _news(judged, snapshot.created_unix_nano),
             "fleet": _fleet_view(self.fleet(), snapshot),
-            "overview": overview_view(snapshot, judged, chosen) if snapshot is not None else None,
-            "opened": [config_view(each, page, given) for each in opened],
-            "what_if": _what_if_view(snapshot, self._advisory.view, judged, opened, query) if judged else None,
-            "empty": None if judged else NOTHING_YET.for_port(self.otlp_port()),
-            "asked": ready[1].get("scrape", ()),
+            "snapshot": snapshot,
+            "judged": judged,
+            "chosen": chosen,
+            "opened": [
+                config_view(each, given, otlp_port, self.history_of(each.config.config_id), self._started_unix_nano)
+                for each in opened
+            ],
+            "what_if": None if snapshot is None else _what_if_view(snapshot, self._advisory.view, opened, query),
+            "nothing_yet": NOTHING_YET.for_port(otlp_port),
+            "asked": detail.get("scrape", ()),
             "pending": self.pending(),
-            "remarks": list(remarks_of(self.remarks(), snapshot, self.otlp_port())),
+            "hints": list(sender_advice(self.hints(), snapshot, otlp_port)),
             "accounting": _accounting_view(self.own),
         }
 
-    def _judged(self, snapshot: Snapshot) -> list[Judged]:
+    def _judged(self, snapshot: Snapshot) -> list[ConfigVerdict]:
         judged, apart = [], told_apart(identities_of(snapshot.configs))
         for config, words in zip(snapshot.configs[:MAX_OVERVIEW], apart, strict=False):
             try:
                 load = self._advisory.of(snapshot, config)
-                judged.append(Judged(config, load, load.config.verdict, words))
+                judged.append(ConfigVerdict(config, load, load.config.verdict, words))
             except TracefitError as error:
-                judged.append(Judged(config, None, Verdict(usable=False, reasons=(str(error),)), words))
+                judged.append(ConfigVerdict(config, None, Verdict(usable=False, reasons=(str(error),)), words))
         return sorted(judged, key=lambda each: each.rank(snapshot.created_unix_nano))
 
 
-def _header_view(
-    snapshot: Snapshot | None, judged: Sequence[Judged], ready: tuple[bool, Mapping[str, object]], now: int
-) -> View:
-    """The state beside the dot, what the process is troubled with, and what a person should hear first."""
-    is_ready, detail = ready
-    news = [
-        (each.config.config_id, name_of(each.config), problem)
-        for each in judged
-        for problem in each.verdict.problems(now if snapshot is None else snapshot.created_unix_nano)
-    ]
-    news.sort(key=lambda item: not item[2].is_defect)
-    noted = [(name.removesuffix(_PROBLEM), str(text)) for name, text in detail.items() if name.endswith(_PROBLEM)]
-    problems = len(news) + len(noted)
-    return {
-        "ready": is_ready,
-        "problems": problems,
-        "noted": [("Configuration" if name == "config" else name.capitalize(), text) for name, text in noted],
-        "news": news[:MAX_NEWS],
-        "news_hidden": max(len(news) - MAX_NEWS, 0),
-        "generation": None if snapshot is None else snapshot.generation,
-        "created_unix_nano": 0 if snapshot is None else snapshot.created_unix_nano,
-        "configs": 0 if snapshot is None else len(snapshot.configs),
-    }
+def _noted(detail: Mapping[str, object]) -> dict[str, str]:
+    """What the process itself is troubled with, by what it is of."""
+    noted = {name.removesuffix(_PROBLEM): str(text) for name, text in detail.items() if name.endswith(_PROBLEM)}
+    return {"Configuration" if name == "config" else name.capitalize(): text for name, text in noted.items()}
+
+
+def _news(judged: Sequence[ConfigVerdict], now: int) -> list[tuple[str, str, Problem]]:
+    """What a person should hear first: id and name of a configuration, and its problem; defects before the others."""
+    news = [(each.config.config_id, name_of(each.config), p) for each in judged for p in each.verdict.problems(now)]
+    return sorted(news, key=lambda item: not item[2].is_defect)
 
 
 # ----------------------------------------------------------------- what if
 
 
-class _Form(NamedTuple):
-    """One question: its path, title and button, the parameters that are its inputs, and its switches."""
-
-    path: str
-    title: str
-    button: str
-    inputs: tuple[Parameter, ...]
-    switches: tuple[Parameter, ...] = ()
-
-
 _ASK = "ask"
-_FORMS = {
-    "plan": _Form("/plan", "How many requests fit?", "Plan", (*SIZED, *TARGETS[:2], RATE), TARGETS[2:]),
-    "load": _Form("/predict", "What do requests see?", "Predict requests", LOAD),
-    "step": _Form("/predict", "What does a step cost?", "Predict step", STEP),
-}
+_FORMS = {"plan": (*SIZED, *TARGETS[:2], RATE, TARGETS[2]), "load": LOAD, "step": STEP}
+"""Each question with the parameters that it has fields for."""
 
 
 def _what_if_view(
-    snapshot: Snapshot | None,
-    view: ClientView,
-    judged: Sequence[Judged],
-    opened: Sequence[Judged],
-    query: Mapping[str, str],
+    snapshot: Snapshot, view: ClientView, opened: Sequence[ConfigVerdict], query: Mapping[str, str]
 ) -> View:
     """The forms, filled with the question that was asked, else with today's load; and the answer."""
-    asked = _FORMS.get(query.get(_ASK, ""))
+    if not opened:
+        return {}
+    asked = query.get(_ASK, "")
     first = next((each for each in opened if each.verdict.usable), opened[0])
-    usual = _usual_load(first) if asked is None else {}
-    chosen = query.get("config", "") or first.config.config_id
-    choices = [
-        (each.config.config_id, f"{each.title} ({each.config.config_id})", each.config.config_id == chosen)
-        for each in judged
-    ]
+    usual = {} if asked in _FORMS else _usual_load(first)
     return {
-        "forms": [(name, form, query if form is asked else usual) for name, form in _FORMS.items()],
-        "choices": choices if len(choices) > 1 else [],
-        "answer": None if asked is None or snapshot is None else _answer(asked, snapshot, view, query),
+        "forms": [(name, form, query if name == asked else usual) for name, form in _FORMS.items()],
+        "chosen": query.get("config", "") or first.config.config_id,
+        "answer": _answer(snapshot, view, query) if asked in _FORMS else None,
         "is_usual": bool(usual),
     }
 
 
-def _usual_load(judged: Judged) -> dict[str, str]:
+def _usual_load(judged: ConfigVerdict) -> dict[str, str]:
     """Today's load by the names of parameters, as far as it is known."""
     load, step = judged.load, judged.step
     usual: dict[str, float | None] = {}
@@ -343,83 +294,72 @@ def _usual_load(judged: Judged) -> dict[str, str]:
     return {**texts, "itl": f"{load.fits[0].itl_ms:g}ms"} if load.fits else texts
 
 
-def _answer(form: _Form, snapshot: Snapshot, view: ClientView, query: Mapping[str, str]) -> View:
+def _answer(snapshot: Snapshot, view: ClientView, query: Mapping[str, str]) -> View:
     wanted = {name: value for name, value in query.items() if name != _ASK}
-    is_plan = form.path == "/plan"
+    is_plan = query[_ASK] == "plan"
     try:
         given = read_query(wanted, PLAN if is_plan else PREDICT)
         config = view.config(snapshot, given.get("config", ""))
         answer = ask(config, read_plan(given) if is_plan else read_prediction(given))
     except (QuestionError, TracefitError) as error:
         return {"error": str(error)}
-    return {"error": "", "lines": [*answer.lines(), *answer.caveats()], "link": f"{form.path}?{urlencode(wanted)}"}
+    link = f"/{'plan' if is_plan else 'predict'}?{urlencode(wanted)}"
+    return {"error": "", "lines": [*answer.lines(), *answer.caveats()], "link": link}
 
 
 # ----------------------------------------------------------------- what comes in, and what is lost
 
 
-def remarks_of(remarks: Remarks, snapshot: Snapshot | None, otlp_port: int = OTLP_PORT) -> Iterator[Advice]:
+def sender_advice(hints: SenderHints, snapshot: Snapshot | None, otlp_port: int) -> Iterator[Advice]:
     """What senders lose or send in vain, and what would help."""
-    for reason, lost in remarks.plugin_losses.items():
+    for reason, lost in hints.plugin_losses.items():
         if lost:
             remedy = PLUGIN_REMEDIES[reason].for_port(otlp_port)
             yield remedy._replace(meaning=f"{count(lost)} {remedy.meaning}.")
-    if remarks.foreign_scopes:
-        names = ", ".join(remarks.foreign_scopes)
+    if hints.foreign_scopes:
+        names = ", ".join(hints.foreign_scopes)
         yield Advice("fair", f"Spans of these scopes tell nothing of steps or requests and are left out: {names}.")
     stepless = [] if snapshot is None else [each for each in snapshot.configs if each.telemetry in _STEPLESS]
-    if remarks.unbound_publishers and stepless:
+    if hints.unbound_publishers and stepless:
         yield Advice(
             "fair",
-            f"{count(remarks.unbound_publishers)} KV publishers belong to no engine that is known: their events say "
+            f"{count(hints.unbound_publishers)} KV publishers belong to no engine that is known: their events say "
             "something of steps, and this vLLM sends none. They are not used.",
             "Let the tracefit producer plugin (deploy/vllm-plugin) send steps over OTLP.",
         )
-    if remarks.conflicting_steps >= CONFLICTS_MIN:
+    if hints.conflicting_steps >= CONFLICTS_MIN:
         yield SHARED_ID._replace(
-            meaning=f"{count(remarks.conflicting_steps)} steps contradict others of the same service.instance.id: "
+            meaning=f"{count(hints.conflicting_steps)} steps contradict others of the same service.instance.id: "
             "several processes seem to send under one, and neither process.pid nor host.name tells them apart."
         )
 
 
-class _Flow(NamedTuple):
-    """A counter: its total, and the parts that are not zero."""
-
-    name: str
-    help: str
-    total: float
-    parts: list[tuple[str, float]]
-
-
 def _accounting_view(own: Collector) -> View:
-    """Our own counters as losses and other flows."""
-    lost: list[_Flow] = []
-    flows: list[_Flow] = []
+    """Our own counters as losses and other flows: name, help, and the parts that are not zero."""
+    view: dict[str, list[tuple[str, str, list[tuple[str, float]]]]] = {"lost": [], "flows": []}
     for family in own.collect():
         name = family.name.removeprefix(_PREFIX)
         if family.type == "counter" and name != family.name:
-            samples = [each for each in family.samples if each.name.endswith("_total") and each.value]
-            losses = [each for each in samples if _is_loss(name, each.labels)]
-            for into, these in ((lost, losses), (flows, [each for each in samples if each not in losses])):
-                parts = [(", ".join(map(reason_text, s.labels.values())), s.value) for s in these if s.labels]
+            counted = [each for each in family.samples if each.name.endswith("_total") and each.value]
+            for kind, is_lost in (("lost", True), ("flows", False)):
+                these = [each for each in counted if _is_loss(name, each.labels) == is_lost]
                 if these:
-                    total = sum(each.value for each in these)
-                    into.append(_Flow(name, family.documentation, total, parts[:MAX_PARTS]))
-    return {"lost": lost, "flows": flows}
+                    parts = [(", ".join(map(reason_text, each.labels.values())), each.value) for each in these]
+                    view[kind].append((name, family.documentation, parts))
+    return view
 
 
 def _is_loss(name: str, labels: Mapping[str, str]) -> bool:
     return any(word in LOSSES for word in name.split("_")) or labels.get("outcome", KEPT[0]) not in KEPT
 
 
-def _fleet_view(sources: Sequence[FleetSource], snapshot: Snapshot | None) -> View | None:
-    """Sources of states, those first that are not in the coefficients, then those that differ; None without any."""
-    if not sources:
-        return None
+def _fleet_view(
+    sources: Sequence[FleetSource], snapshot: Snapshot | None
+) -> list[tuple[FleetSource, list[ReplicaSnapshot]]]:
+    """Sources of states with their engines: those first that are not in the coefficients, then those that differ."""
     steps = [config.targets.get(STEP_TIME) for config in (snapshot.configs if snapshot is not None else ())]
     replicas = {each.engine: each for step in steps if step is not None for each in step.replicas}
     rows = [(source, [replicas[each] for each in source.engines if each in replicas]) for source in sources]
-    rows.sort(key=lambda row: (row[0].outcome == _MERGED, not any(each.differs for each in row[1]), row[0].name))
-    missing = sum(source.outcome != _MERGED for source in sources)
-    hidden = max(len(sources) - MAX_SOURCES, 0)
-    return {"rows": rows[:MAX_SOURCES], "all": len(sources), "missing": missing, "hidden": hidden}
+    return sorted(
+        rows, key=lambda row: (row[0].outcome == "merged", not any(each.differs for each in row[1]), row[0].name)
+    )

@@ -72,7 +72,7 @@ def base_unit(unit: str) -> tuple[str, float]:
         microseconds keeps its value and its (tidied) name.
     """
     numerator, _, denominator = unit.partition("/")
-    if unit in {"", "1", "ratio", "us/us"}:
+    if unit in _RATIOS:
         return "ratio", 1.0
     divisor = US_PER_S if numerator == "us" else 1.0
     words = "seconds" if numerator == "us" else _tidy(numerator)
@@ -121,10 +121,8 @@ FEATURE_PLURALS = {
 def coefficient(value: float, unit: str, *, like: float | None = None, digits: int = 3) -> str:
     """A coefficient with its unit: ``580 µs/token``, ``1.90 ×`` for a ratio; ``like`` as in :func:`duration`."""
     numerator, slash, denominator = unit.partition("/")
-    if unit in _RATIOS:
-        return f"{significant(value, digits)} ×"
-    if numerator != "us":
-        return f"{significant(value, digits)} {unit}"
+    if unit in _RATIOS or numerator != "us":
+        return f"{significant(value, digits)} {unit_text(unit)}"
     return f"{duration(value, like=like, digits=digits)}{slash}{denominator}"
 
 

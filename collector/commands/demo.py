@@ -74,11 +74,14 @@ class Stamps(NamedTuple):
 
     def unix_of(self, unix_ns: int) -> int:
         """A stamp of the wall clock."""
-        return unix_ns + self.unix_ns + round(max(unix_ns - self.slow_unix_ns, 0) * (self.factor - 1.0))
+        return unix_ns + self.unix_ns + self._longer_ns(unix_ns - self.slow_unix_ns)
 
     def mono_of(self, mono_ns: int) -> int:
         """A stamp of the monotonic clock."""
-        return mono_ns + self.mono_ns + round(max(mono_ns - self.slow_mono_ns, 0) * (self.factor - 1.0))
+        return mono_ns + self.mono_ns + self._longer_ns(mono_ns - self.slow_mono_ns)
+
+    def _longer_ns(self, since_ns: int) -> int:
+        return round(max(since_ns, 0) * (self.factor - 1.0))
 
 
 def restamped(payload: bytes, stamps: Stamps, salt: int = 0) -> bytes:

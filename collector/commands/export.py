@@ -123,19 +123,19 @@ def export_snapshot(
     """
     facts = _read_model_config(model_config) if model_config is not None else None
     try:
-        exported = export(snapshot, choose_config(snapshot, which), model_config=facts, **options)
+        content, told = export(snapshot, choose_config(snapshot, which), model_config=facts, **options)
     except BlisError as error:
         note(f"error: {error}")
         return EXIT_FAILED
-    if require is not None and exported.doubtful:
-        note(f"error: --require {require}: {len(exported.doubtful)} not: {'; '.join(exported.doubtful)}")
+    if require is not None and told.doubtful:
+        note(f"error: --require {require}: {len(told.doubtful)} not: {'; '.join(told.doubtful)}")
         return EXIT_FAILED
-    for warning in (*(f"not identified: {coefficient}" for coefficient in exported.doubtful), *exported.warnings):
+    for warning in (*(f"not identified: {coefficient}" for coefficient in told.doubtful), *told.warnings):
         note(f"warning: {warning}")
     if out is None:
-        say(exported.content.decode().removesuffix("\n"))
+        say(content.decode().removesuffix("\n"))
     else:
-        write_atomically(out, exported.content)
+        write_atomically(out, content)
         say(f"written: {out}")
     return EXIT_OK
 

@@ -193,7 +193,7 @@ def test_every_tracefit_container_meets_the_restricted_profile_and_more(containe
 
 def test_probes_ask_pages_that_exist(containers):
     nothing = lambda: (True, {})  # noqa: E731 - a probe
-    routes = {route.pattern for route in make_routes(None, Mock(), alive=nothing, ready=nothing)}
+    routes = set(make_routes(None, Mock(), alive=nothing, ready=nothing))
     for container in containers:
         ports = {port["name"]: port["containerPort"] for port in container["ports"]}
         assert ports["http-metrics"] == int(Config().pages.rpartition(":")[2])

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from collector.cli import main
-from exporters.pages import AskPages, Route, dispatch
+from exporters.pages import AskPages, dispatch
 from exporters.questions import PLAN, PREDICT
 from exporters.what_if import ClientView
 from online import Snapshot
@@ -20,7 +20,7 @@ from tests.tracefit.example_snapshot import encoded, step_time_of, tree
 
 def pages(snapshot):
     asked = AskPages(ClientView(lambda: snapshot))
-    return (Route("/predict", asked.answer_predict), Route("/plan", asked.answer_plan))
+    return {"/predict": asked.answer_predict, "/plan": asked.answer_plan}
 
 
 ROUTES = pages(Snapshot.from_json(encoded()))

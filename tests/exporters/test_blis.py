@@ -47,24 +47,19 @@ def our_step_us(coefficients, batch):
     )
 
 
-def target_of(vector, values):
-    """A target with these coefficients, by name."""
+def target_of(vector, values, means=None, statuses=None):
+    """A target with these coefficients, by name; with means of their features, and a status that is not identified."""
     features = [
-        FeatureSnapshot(name=name, unit="us", coefficient=value, status="identified") for name, value in values.items()
+        FeatureSnapshot(name=name, unit="us", coefficient=value, status="identified", mean=(means or {}).get(name))
+        for name, value in values.items()
     ]
+    features = [msgspec.structs.replace(each, status=(statuses or {}).get(each.name, each.status)) for each in features]
     model = ModelSnapshot(features=features, rows=10, effective_rows=10.0)
     return TargetSnapshot(vector=vector, unit="us", champion="portable", models={"portable": model})
 
 
-def line_target(intercept, slope, name="output_tokens"):
-    return target_of("alpha", {"intercept": intercept, name: slope})
-
-
-def with_mean(target, name, mean):
-    """The target with the mean of one of its features."""
-    (model,) = target.models.values()
-    features = [msgspec.structs.replace(f, mean=mean) if f.name == name else f for f in model.features]
-    return msgspec.structs.replace(target, models={"portable": msgspec.structs.replace(model, features=features)})
+def line_target(intercept, slope, name, mean):
+    return target_of("alpha", {"intercept": intercept, name: slope}, {name: mean})
 
 
 def config_with(**targets):
@@ -77,7 +72,7 @@ def exported(config, **kwargs):
 
 
 def file_of(config):
-    return export(cases.snapshot(config), config, model_config=LLAMA_70B).content.decode()
+    return export(cases.snapshot(config), config, model_config=LLAMA_70B)[0].decode()
 
 
 COLUMNS = ("intercept", "prefill_tokens", "decode_context_tokens", "requests")
@@ -101,7 +96,7 @@ def test_blis_predicts_our_step_time(values, batch):
 @pytest.mark.parametrize("batch", [1.0, 12.0, 200.0])
 def test_experts_of_a_mixture_are_told_by_a_line_through_the_batches_that_were_seen(batch):
     values = {"intercept": 4000.0, "prefill_tokens": 12.0, "decode_context_tokens": 0.02, "requests": 40.0}
-    target = with_mean(target_of("beta", values | {"active_experts": 9000.0}), "requests", batch)
+    target = target_of("beta", values | {"active_experts": 9000.0}, {"requests": batch})
     facts = {"num_experts": 128, "num_experts_per_tok": 8}
     config = config_with(step_time=target)
     config = msgspec.structs.replace(config, config=dict(config.config) | facts)
@@ -130,8 +125,7 @@ def test_experts_of_a_mixture_are_told_by_a_line_through_the_batches_that_were_s
 @settings(deadline=None)
 @given(intercept=st.floats(0, 1e5), slope=st.floats(0, 100), tokens=st.floats(1, 5000))
 def test_alphas_are_whole_not_negative_and_true_to_the_mean(intercept, slope, tokens):
-    target = with_mean(line_target(intercept, slope), "output_tokens", tokens)
-    alpha = exported(config_with(post_decode=target)).alpha
+    alpha = exported(config_with(post_decode=line_target(intercept, slope, "output_tokens", tokens))).alpha
     assert all(isinstance(value, int) and value >= 0 for value in alpha)
     assert alpha[1] + alpha[2] * tokens == pytest.approx(intercept + slope * tokens, abs=0.51, rel=1e-6)
 
@@ -140,8 +134,7 @@ def test_alphas_are_whole_not_negative_and_true_to_the_mean(intercept, slope, to
 @given(intercept=st.floats(0, 1e5), slope=st.floats(0, 50), prompts=st.lists(st.integers(1, 8000), min_size=1))
 def test_the_queueing_time_is_right_in_the_mean_although_blis_has_none_per_prompt_token(intercept, slope, prompts):
     mean = sum(prompts) / len(prompts)
-    target = with_mean(line_target(intercept, slope, "prompt_tokens"), "prompt_tokens", mean)
-    found = exported(config_with(api_queueing=target))
+    found = exported(config_with(api_queueing=line_target(intercept, slope, "prompt_tokens", mean)))
     ours_us = sum(intercept + slope * tokens for tokens in prompts)
     assert found.alpha[0] * len(prompts) == pytest.approx(ours_us, abs=0.51 * len(prompts), rel=1e-9)
     assert any("is in alpha[0]" in note for note in found.notes) == (slope > 0)
@@ -229,20 +222,11 @@ def test_facts_of_the_configuration_stand_in_for_the_options():
 
 def hidden_hits(status="weak", *, means=(200.0, 80.0), prompt_tokens=400.0):
     """Of request spans: 3 us a prompt token, 200 prompt tokens and 80 requests in the mean step."""
-    step = target_of(
-        "beta", {"intercept": 16_000.0, "prefill_tokens": 3.0, "decode_context_tokens": 0.05, "requests": 15.0}
-    )
+    values = {"intercept": 16_000.0, "prefill_tokens": 3.0, "decode_context_tokens": 0.05, "requests": 15.0}
     known = dict(zip(("prefill_tokens", "requests"), means, strict=True))
-    features = [
-        msgspec.structs.replace(
-            each, mean=known.get(each.name), status=status if each.name == "prefill_tokens" else "weak"
-        )
-        for each in step.models["portable"].features
-    ]
-    model = msgspec.structs.replace(step.models["portable"], features=features)
     config = config_with(
-        step_time=msgspec.structs.replace(step, models={"portable": model}),
-        api_queueing=with_mean(line_target(9000.0, 0.0, "prompt_tokens"), "prompt_tokens", prompt_tokens),
+        step_time=target_of("beta", values, known, {"prefill_tokens": status}),
+        api_queueing=line_target(9000.0, 0.0, "prompt_tokens", prompt_tokens),
     )
     return msgspec.structs.replace(config, telemetry="requests", prefix_hits_hidden=True)
 

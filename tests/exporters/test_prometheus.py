@@ -18,7 +18,6 @@ from exporters.what_if import Advisory, ClientView, Mix
 from exporters.wording import MAX_LABEL_CHARS, base_unit, printable
 from online.bank import Bank
 from online.rows import Target
-from online.snapshot import FeatureSnapshot, ModelSnapshot, TargetSnapshot
 from tests.conftest import find_tool
 from tests.support import exporter_cases as cases
 from tests.support.uneven_steps import noise, of_columns
@@ -48,12 +47,6 @@ def named(shown, name):
     return {labels: value for (family, labels), value in shown.items() if family == name}
 
 
-def one_feature_target(**feature):
-    features = [FeatureSnapshot(**{"name": "intercept", "unit": "us", "status": "identified", **feature})]
-    model = ModelSnapshot(features=features, rows=1, effective_rows=1.0)
-    return TargetSnapshot(vector="beta", unit="us", champion="portable", models={"portable": model})
-
-
 def test_the_page_is_the_golden_page():
     cases.assert_golden("golden_metrics.txt", page_of(cases.snapshot()))
 
@@ -67,9 +60,11 @@ def test_promtool_finds_nothing_to_say_about_the_page():
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_a_value_that_is_not_finite_is_withheld_and_counted(value):
-    shown = series(cases.snapshot(cases.config(targets={"step_time": one_feature_target(coefficient=value)})))
+    model = cases.model([("intercept", "us", value)])
+    step = msgspec.structs.replace(cases.target("post_decode"), models={"portable": model}, residuals=None)
+    shown = series(cases.snapshot(cases.config(targets={"post_decode": step})))
     assert named(shown, "tracefit_coefficient") == {}
-    assert named(shown, "tracefit_exposition_values_withheld") == {frozenset(): 1}
+    assert named(shown, "tracefit_exposition_values_withheld") == {frozenset(): 2}, "its error, too"
 
 
 def test_a_configuration_that_vanishes_takes_its_series_along():

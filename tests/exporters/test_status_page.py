@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry, Counter
 
 from collector.telemetry import PluginLoss
 from exporters.pages import Request
-from exporters.status_page import PendingTelemetry, Remarks, StatusPage
+from exporters.status_page import PendingTelemetry, SenderHints, StatusPage
 from exporters.what_if import Advisory, ClientView, Mix
 from exporters.wording import PLUGIN_REMEDIES, QUALITY, REASONS, STATUS, advice_for
 from online import Reason
@@ -228,12 +228,12 @@ def test_the_page_of_two_thousand_configurations_is_bounded(history):
 
 def test_what_a_plugin_loses_is_said_by_its_reason_with_its_own_remedy():
     assert {*PLUGIN_REMEDIES} == {*PluginLoss}
-    remarks = Remarks(plugin_losses={"queue_full": 1200.0, "hook_error": 0.0})
-    text = words(None, remarks=lambda: remarks)
+    hints = SenderHints(plugin_losses={"queue_full": 1200.0, "hook_error": 0.0})
+    text = words(None, hints=lambda: hints)
     for said in ("1,200 items were pushed out", "plugin.queue_full", "TRACEFITVLLM_ENDPOINT"):
         assert said in text
     assert "hook_error" not in text
-    assert "Of the senders" not in words(cases.snapshot())
+    assert "What senders lose" not in words(cases.snapshot())
 
 
 @pytest.mark.parametrize("snapshot", [None, cases.snapshot()])

@@ -12,7 +12,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from exporters.metrics_page import MetricsPage
-from exporters.pages import Response, Route, SnapshotDocuments, make_routes
+from exporters.pages import Response, SnapshotDocuments, make_routes
 from exporters.status_page import StatusPage
 from tests.conftest import find_tool
 from tests.support import exporter_cases as cases
@@ -78,9 +78,11 @@ def serving(source):
     healthy = lambda: (True, {})  # noqa: E731 - a probe
     documents = SnapshotDocuments(source)
     routes = make_routes(MetricsPage(own, source), documents, alive=healthy, ready=healthy, status_page=page.answer)
-    frames = Route("/frames", lambda _: Response(HTTPStatus.OK, "text/html", FRAMES.encode()))
-    asking = Route("/asking", lambda _: Response(HTTPStatus.OK, "text/html", ASKING.encode()))
-    server = page_server((*routes, frames, asking))
+    scripted = {
+        "/frames": lambda _: Response(HTTPStatus.OK, "text/html", FRAMES.encode()),
+        "/asking": lambda _: Response(HTTPStatus.OK, "text/html", ASKING.encode()),
+    }
+    server = page_server(routes | scripted)
     server.start()
     try:
         yield f"http://127.0.0.1:{server.port}/"

@@ -9,7 +9,7 @@ import re
 import pytest
 from prometheus_client import CollectorRegistry
 
-from exporters.pages import AskPages, Route, dispatch
+from exporters.pages import AskPages, dispatch
 from exporters.status_page import StatusPage
 from exporters.what_if import ClientView
 from online import Snapshot
@@ -21,7 +21,7 @@ def page_of(snapshot, target="/"):
         return snapshot
 
     page = StatusPage(source, CollectorRegistry(), ready=lambda: (True, {}), unix_nano=lambda: 0)
-    response = dispatch((Route("/", page.answer),), "GET", target, {})
+    response = dispatch({"/": page.answer}, "GET", target, {})
     assert response.status == 200
     return response.body.decode()
 
@@ -59,7 +59,7 @@ def test_what_was_asked_stays_in_the_form_and_leads_to_the_same_as_json():
     assert section_of(text).count('value="2000"') == 1, "only in the form that asked"
     link = html.unescape(re.search(r'href="(/plan[^"]*)"', text)[1])
     asked = AskPages(ClientView(lambda: ONE))
-    assert json.loads(dispatch((Route("/plan", asked.answer_plan),), "GET", link, {}).body)["concurrency"] == 34
+    assert json.loads(dispatch({"/plan": asked.answer_plan}, "GET", link, {}).body)["concurrency"] == 34
 
 
 @pytest.mark.parametrize(

@@ -126,7 +126,7 @@ def test_any_configuration_is_exported_whole_or_refused(snapshot, odd_one):
     for config in (*snapshot.configs, odd_one):
         alone = msgspec.structs.replace(snapshot, configs=[config])
         with contextlib.suppress(BlisError):
-            values = yaml.safe_load(export(alone, alone.configs[0], model_config=LLAMA, hardware="H100").content)[
+            values = yaml.safe_load(export(alone, alone.configs[0], model_config=LLAMA, hardware="H100")[0])[
                 "trained_physics_coefficients"
             ]
             assert [len(values["alpha_coeffs"]), len(values["beta_coeffs"])] == [3, 11]

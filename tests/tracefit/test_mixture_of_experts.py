@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry
 
 import tracefit
 from collector.cli import main
-from exporters.pages import Route, dispatch
+from exporters.pages import dispatch
 from exporters.status_page import StatusPage
 from online.snapshot import Snapshot
 from tests.support.paths import DATA
@@ -123,5 +123,5 @@ def test_the_status_page_says_it(dense, mixture):
     for path, said in ((dense, False), (mixture, True)):
         snapshot = Snapshot.from_json(path.read_bytes())
         page = StatusPage(lambda shown=snapshot: shown, CollectorRegistry(), ready=lambda: (True, {}), unix_nano=int)
-        response = dispatch((Route("/", page.answer),), "GET", "/?requests=5&context=500&ask=step", {})
+        response = dispatch({"/": page.answer}, "GET", "/?requests=5&context=500&ask=step", {})
         assert (CLAUSE in html.unescape(response.body.decode())) is said

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from contextlib import nullcontext
 from itertools import pairwise
 
 import pytest
@@ -85,26 +86,18 @@ def test_a_second_demo_begins_with_nothing_learned(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
 
 
-@pytest.fixture(params=[signal.SIGTERM, signal.SIGHUP])
-def ending_signal(request):
-    """One that ends this process, also where the tests run under nohup."""
-    before = signal.signal(request.param, signal.SIG_DFL)
-    yield request.param
-    signal.signal(request.param, before)
-
-
-def test_a_signal_ends_a_demo_as_ctrl_c_does(ending_signal):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_a_demo_as_ctrl_c_does_but_not_under_nohup(number):
     """Its sidecar, in a session of its own, went on otherwise, and kept the ports."""
-    with pytest.raises(KeyboardInterrupt), signals_as_ctrl_c():
-        signal.raise_signal(ending_signal)
-    assert signal.getsignal(ending_signal) == signal.SIG_DFL
-
-
-def test_a_demo_under_nohup_outlives_its_terminal(ending_signal):
-    signal.signal(ending_signal, signal.SIG_IGN)
-    with signals_as_ctrl_c():
-        signal.raise_signal(ending_signal)
-    assert signal.getsignal(ending_signal) == signal.SIG_IGN
+    before = signal.getsignal(number)
+    try:
+        for disposition, ends in ((signal.SIG_DFL, pytest.raises(KeyboardInterrupt)), (signal.SIG_IGN, nullcontext())):
+            signal.signal(number, disposition)
+            with ends, signals_as_ctrl_c():
+                signal.raise_signal(number)
+            assert signal.getsignal(number) == disposition
+    finally:
+        signal.signal(number, before)
 
 
 def test_a_recording_without_receive_times_is_one_clear_sentence(tmp_path):

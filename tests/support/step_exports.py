@@ -76,9 +76,8 @@ def make_export(
     first_step: int = 1,
     instance: str = "engine-0",
     begin_ns: int = T0_NS,
-    later_ids: int = 0,
 ) -> ExportTraceServiceRequest:
-    """Step spans with consecutive steps, span ids unique per first step; ids of steps may be later than their times."""
+    """Step spans with consecutive steps, span ids unique per first step."""
     request = ExportTraceServiceRequest()
     scope = scope_in(request, {"service.instance.id": instance})
     for index in range(spans):
@@ -92,7 +91,7 @@ def make_export(
         )
         for number in range(step, step + steps_per_span):
             event = span.events.add(name="step.BATCH_SUMMARY", time_unix_nano=begin_ns + number * STEP_US * 1000)
-            put(event, step_attributes(number, **{"step.id": number + later_ids}))
+            put(event, step_attributes(number))
     return request
 
 

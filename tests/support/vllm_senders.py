@@ -35,8 +35,6 @@ Facts = Mapping[str, object]
 EXPORT_NS = 1_000_000_000
 SPANS_EXPORT_NS = 5_000_000_000
 SCRAPE_NS = 500_000_000
-IDLE_NS = 50_000_000
-"""Longer than that without a step, and the engine was idle."""
 
 
 def write(path: Path, exports: Iterator[bytes]) -> Path:

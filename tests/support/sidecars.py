@@ -11,14 +11,18 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from email.message import Message
-from http.client import HTTPResponse
+from http.client import HTTPConnection, HTTPResponse, HTTPSConnection
 from pathlib import Path
+from types import MappingProxyType
 from unittest import mock
+
+import grpc
 
 from collector.app import Sidecar
 from collector.config.load import load
 from collector.config.schema import Config
 from collector.ingest.otlp_grpc import METHOD
+from collector.ingest.otlp_http import CONTENT_TYPE
 from collector.runtime.filesystem import SystemFiles, Volume
 from collector.runtime.tasks import SystemClock
 from collector.service import worker
@@ -117,10 +121,37 @@ def running_sidecar(directory: Path, files: SystemFiles | None = None, **overrid
             sidecar.stop()
 
 
-def call_export(port: int, payload: bytes, *, timeout_s: float = 100, compression=None, wait=True) -> bytes:
+def call_export(port: int, payload: bytes, *, timeout_s=100.0, wait=True, credentials=None, **how) -> bytes:
     """One raw call on a connection of its own; grpc.RpcError tells the status."""
-    with own_channel(port) as channel:
-        return channel.unary_unary(METHOD)(payload, timeout=timeout_s, compression=compression, wait_for_ready=wait)
+    with own_channel(port, credentials) as channel:
+        return channel.unary_unary(METHOD)(payload, timeout=timeout_s, wait_for_ready=wait, **how)
+
+
+def code_of(port: int, payload: bytes, **how) -> grpc.StatusCode:
+    """The status of such a call."""
+    try:
+        call_export(port, payload, **how)
+    except grpc.RpcError as error:
+        return error.code()
+    return grpc.StatusCode.OK
+
+
+def post(
+    port: int,
+    body: bytes,
+    headers=MappingProxyType({"Content-Type": CONTENT_TYPE}),
+    to=("/v1/traces", "POST"),
+    tls=None,
+) -> tuple[int, bytes, Message]:
+    """Status, body and headers of an answer over HTTP, or HTTPS where ``tls`` says whom to trust."""
+    connection = (
+        HTTPSConnection("127.0.0.1", port, timeout=100, context=tls) if tls else HTTPConnection("127.0.0.1", port)
+    )
+    path, method = to
+    with contextlib.closing(connection):
+        connection.request(method, path, body, dict(headers))
+        reply = connection.getresponse()
+        return reply.status, reply.read(), reply.headers
 
 
 def get(port: int, path: str) -> bytes:

@@ -12,9 +12,12 @@ from collector.ingest.otlp_grpc import METHOD
 
 
 @contextlib.contextmanager
-def own_channel(port: int) -> Iterator[grpc.Channel]:
+def own_channel(port: int, credentials: grpc.ChannelCredentials | None = None) -> Iterator[grpc.Channel]:
     """A connection that no other channel of this process shares."""
-    with grpc.insecure_channel(f"127.0.0.1:{port}", [("grpc.use_local_subchannel_pool", 1)]) as channel:
+    target, options = f"127.0.0.1:{port}", [("grpc.use_local_subchannel_pool", 1)]
+    with (
+        grpc.secure_channel(target, credentials, options) if credentials else grpc.insecure_channel(target, options)
+    ) as channel:
         yield channel
 
 

@@ -17,14 +17,13 @@ import pytest
 
 from collector.config import Config
 from collector.ingest.otlp_grpc import METHOD
-from collector.ingest.otlp_http import CONTENT_TYPE
 from collector.runtime.filesystem import resident_bytes
 from collector.runtime.http import CONNECTIONS_MAX
 from collector.telemetry.reasons import Outcome, Skip
 from collector.telemetry.table import ACCEPTED, DECODED_SPANS, REQUESTS, SPANS, WORKER_FAILED_SPANS
 from tests.support import otlp_bytes as otlp
 from tests.support.clocks import eventually
-from tests.support.sidecars import call_export, running_sidecar
+from tests.support.sidecars import code_of, post, running_sidecar
 from tests.support.silent_calls import own_channel, silent_calls
 from tests.support.step_exports import make_export
 
@@ -44,25 +43,11 @@ def sidecar(tmp_path, monkeypatch):
         yield made
 
 
-def code_of(port, payload, **kwargs):
-    try:
-        call_export(port, payload, **kwargs)
-    except grpc.RpcError as error:
-        return error.code()
-    return CODE.OK
-
-
-def post(port):
-    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=60)) as connection:
-        connection.request("POST", "/v1/traces", ONE, {"Content-Type": CONTENT_TYPE})
-        return connection.getresponse().status
-
-
 def assert_well(sidecar):
     """Both receivers serve, nothing failed, and each span that was taken is looked at, whatever becomes of it."""
     new = make_export(first_step=next(STEPS)).SerializeToString()
     eventually(lambda: code_of(sidecar.grpc_port, new) is CODE.OK)  # a bomb may fill the queue while it is looked at
-    assert post(sidecar.otlp_http_port) == 200
+    assert post(sidecar.otlp_http_port, ONE)[0] == 200
     eventually(lambda: sidecar.queue.in_flight_bytes == 0)
     assert sidecar.health.alive()
     value = sidecar.metrics.value
@@ -221,7 +206,7 @@ def is_served(sidecar, receiver):
     if receiver == "grpc_port":  # a call waits with gRPC's own patience, hence not one call
         return code_of(sidecar.grpc_port, ONE, timeout_s=5, wait=False) is CODE.OK
     with contextlib.suppress(OSError, http.client.HTTPException):
-        return post(sidecar.otlp_http_port) == 200
+        return post(sidecar.otlp_http_port, ONE)[0] == 200
     return False
 
 

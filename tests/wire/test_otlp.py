@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import gzip
-import http.client
 import json
 import socket
 import struct
@@ -37,7 +36,7 @@ from collector.telemetry.reasons import Outcome
 from collector.telemetry.table import ACCEPTED, REQUESTS, SPANS
 from tests.support import otlp_bytes as otlp
 from tests.support.clocks import eventually
-from tests.support.sidecars import call_export
+from tests.support.sidecars import call_export, post
 from tests.support.step_exports import make_export, otlp_json
 
 CODE = grpc.StatusCode
@@ -87,12 +86,9 @@ class Receivers:
         except grpc.RpcError as error:
             return error.code(), error
 
-    def post(self, body, headers=PROTOBUF, path="/v1/traces", method="POST"):
+    def post(self, *asked):
         """Status over HTTP, body and headers."""
-        with contextlib.closing(http.client.HTTPConnection("127.0.0.1", self.http.port, timeout=100)) as connection:
-            connection.request(method, path, body, dict(headers))
-            reply = connection.getresponse()
-            return reply.status, reply.read(), reply.headers
+        return post(self.http.port, *asked)
 
     def connect(self, sent=b""):
         """A connection to the receiver over HTTP on which this was sent."""
@@ -191,7 +187,7 @@ TRACES = ("/v1/traces", "POST")
     ],
 )  # fmt: skip
 def test_http_answers_as_its_client_speaks(receivers, body, headers, to, status, outcome):
-    got, reply, answered = receivers.post(body, headers, *to)
+    got, reply, answered = receivers.post(body, headers, to)
     is_json = headers.get("Content-Type") == JSON["Content-Type"]
     assert (got, answered["Content-Type"]) == (status, JSON["Content-Type"] if is_json else CONTENT_TYPE)
     if status == 200:

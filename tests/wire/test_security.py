@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import http.client
 import shutil
 import ssl
@@ -11,12 +10,11 @@ import grpc
 import pytest
 
 from collector.config import ConfigError
-from collector.ingest.otlp_grpc import METHOD
 from collector.ingest.otlp_http import CONTENT_TYPE
 from collector.telemetry.table import ACCEPTED, REQUESTS, SPANS
 from tests.conftest import find_tool
 from tests.support.clocks import eventually
-from tests.support.sidecars import ask, get, running_sidecar
+from tests.support.sidecars import ask, code_of, get, post, running_sidecar
 from tests.support.step_exports import make_export, put
 from tests.wire.certificates import Authority
 
@@ -30,25 +28,14 @@ def authority(tmp_path_factory):
     return Authority(tmp_path_factory.mktemp("ca"), find_tool("openssl"))
 
 
-def grpc_code(port, *, metadata=(), credentials=None, payload=ONE):
-    target = f"127.0.0.1:{port}"
-    channel = grpc.secure_channel(target, credentials) if credentials else grpc.insecure_channel(target)
-    with channel:
-        try:
-            channel.unary_unary(METHOD)(payload, timeout=100, metadata=metadata)
-        except grpc.RpcError as error:
-            return error.code()
-    return CODE.OK
+def grpc_code(port, **how):
+    return code_of(port, ONE, wait=False, **how)
 
 
-def http_status(port, *, headers=(), context=None):
-    kind = http.client.HTTPSConnection if context else http.client.HTTPConnection
-    connection = kind("127.0.0.1", port, timeout=100, **({"context": context} if context else {}))
-    with contextlib.closing(connection):
-        connection.request("POST", "/v1/traces", ONE, {"Content-Type": CONTENT_TYPE, **dict(headers)})
-        reply = connection.getresponse()
-        assert (reply.getheader("WWW-Authenticate") == "Bearer") == (reply.status == 401)
-        return reply.status
+def http_status(port, *more, tls=None):
+    status, _, answered = post(port, ONE, {"Content-Type": CONTENT_TYPE, **dict(more)}, tls=tls)
+    assert (answered["WWW-Authenticate"] == "Bearer") == (status == 401)
+    return status
 
 
 def test_with_a_token_file_both_receivers_ask_for_the_token_and_read_nothing_before(tmp_path):
@@ -58,11 +45,11 @@ def test_with_a_token_file_both_receivers_ask_for_the_token_and_read_nothing_bef
         for metadata in ((), bad, bad + good):
             assert grpc_code(sidecar.grpc_port, metadata=metadata) is CODE.UNAUTHENTICATED
         for headers in ((), bad):
-            assert http_status(sidecar.otlp_http_port, headers=headers) == 401
+            assert http_status(sidecar.otlp_http_port, *headers) == 401
         assert not any(sidecar.metrics.value(SPANS, each, ACCEPTED) for each in ("grpc", "http"))
         assert sidecar.metrics.value(REQUESTS, "grpc", "unauthenticated") == 3
         assert grpc_code(sidecar.grpc_port, metadata=good) is CODE.OK
-        assert http_status(sidecar.otlp_http_port, headers=good) == 200
+        assert http_status(sidecar.otlp_http_port, *good) == 200
 
 
 def test_pages_ask_for_their_own_token_except_metrics_and_health(tmp_path):
@@ -104,7 +91,7 @@ def test_tls_serves_those_who_speak_it_and_nobody_else(tmp_path, authority):
     put_pair(tmp_path / "tls", authority.pair("server"))
     with running_sidecar(tmp_path, **tls_settings(tmp_path / "tls")) as sidecar:
         assert grpc_code(sidecar.grpc_port, credentials=client_credentials(authority)) is CODE.OK
-        assert http_status(sidecar.otlp_http_port, context=client_context(authority)) == 200
+        assert http_status(sidecar.otlp_http_port, tls=client_context(authority)) == 200
         assert grpc_code(sidecar.grpc_port) is CODE.UNAVAILABLE
         with pytest.raises((http.client.HTTPException, OSError)):
             http_status(sidecar.otlp_http_port)
@@ -118,11 +105,11 @@ def test_mutual_tls_turns_away_a_client_without_a_certificate_of_the_right_autho
     with running_sidecar(tmp_path, **settings) as sidecar:
         client = authority.pair("client")
         assert grpc_code(sidecar.grpc_port, credentials=client_credentials(authority, client)) is CODE.OK
-        assert http_status(sidecar.otlp_http_port, context=client_context(authority, client)) == 200
+        assert http_status(sidecar.otlp_http_port, tls=client_context(authority, client)) == 200
         for pair in (None, stranger):
             assert grpc_code(sidecar.grpc_port, credentials=client_credentials(authority, pair)) is CODE.UNAVAILABLE
             with pytest.raises((http.client.HTTPException, OSError)):
-                http_status(sidecar.otlp_http_port, context=client_context(authority, pair))
+                http_status(sidecar.otlp_http_port, tls=client_context(authority, pair))
 
 
 def test_an_expired_certificate_is_replaced_while_running_and_a_broken_one_is_not_taken(
@@ -139,7 +126,7 @@ def test_an_expired_certificate_is_replaced_while_running_and_a_broken_one_is_no
         def codes():
             code = grpc_code(sidecar.grpc_port, credentials=client_credentials(authority))
             try:
-                return code, http_status(sidecar.otlp_http_port, context=client_context(authority))
+                return code, http_status(sidecar.otlp_http_port, tls=client_context(authority))
             except ssl.SSLCertVerificationError as error:
                 return code, error.verify_message
 
@@ -167,7 +154,7 @@ def test_what_requests_say_is_nowhere_but_in_the_join_window(tmp_path, caplog):
     values = {"ts.monotonic_ns": 10**12, "scheduler.step": 1, "decode.done_tokens": 0, "prefill.total_tokens": 7}
     put(event, values | {"note": marker, marker: marker})
     with caplog.at_level("DEBUG"), running_sidecar(tmp_path) as sidecar:
-        assert grpc_code(sidecar.grpc_port, payload=export.SerializeToString()) is CODE.OK
+        assert code_of(sidecar.grpc_port, export.SerializeToString()) is CODE.OK
         eventually(lambda: sidecar.queue.in_flight_bytes == 0)
         metrics = get(sidecar.http_port, "/metrics")
         sidecar.stop()

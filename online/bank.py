@@ -165,12 +165,9 @@ class Bank:
             del targets[target]
 
     def _outgrown(self, config_id: str, state: TargetState) -> bool:
-        made = (
-            feature_set(name, state.target, self._facts.get(config_id, {}), self.settings)
-            for name in self.settings.feature_sets
-            if name in state.matrix.sets
-        )
-        return any(each is not None and each.names != state.matrix.sets[each.name][0].names for each in made)
+        facts = self._facts.get(config_id, {})
+        made = (feature_set(name, state.target, facts, self.settings) for name in state.sets)
+        return any(each is not None and each.names != state.sets[each.name].names for each in made)
 
     def _forget_unlearned(self) -> None:
         """Facts of configurations that never sent a row are kept for as many as there may be configurations."""

@@ -5,11 +5,7 @@ block's first row. Neither depends on how many rows a call brings or on when it 
 speed and a replay in one piece cut the same blocks and learn the same coefficients
 (tests/property/test_bank.py::test_call_sizes_do_not_matter).
 
-A :class:`Design` is a row block after evaluation: the columns of all feature sets side by side and what the learners
-need to know of a row beside them.
-
-    x (n, P)   phase (n, k)   elapsed_us (n,)   steps (n,)   weight (n,)   stratum (n,)   cell (n,)   end_ns (n,)
-    engine (n,): numbers of the engines that sent them
+Rows that are no measurement are left out and counted before. A :class:`Design` is a block as one feature set sees it.
 
 Stratum (statistics, intervals): has_prefill x floor(log2 mean requests), 2 x 16. Cell (drift): the batch shape at a
 finer grain, so that a change of speed is told from a change of mix by comparing like with like.
@@ -19,14 +15,18 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections import Counter
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .rows import PHASES, Floats, Ints, Mask, RowBlock, Target
-from .state import StateError, Stateful, Tree
+from .constants import VALUE_MAX
+from .rows import Floats, Ints, Mask, RowBlock, RowOutcome, Target
+
+if TYPE_CHECKING:
+    from .features import FeatureSet
 
 # Guard: batches of 2^15 requests and more are one stratum.
 _OCTAVES = 16
@@ -41,6 +41,8 @@ PREFILL_CELL = 128
 _CELL_HALF_OCTAVES, _CELL_OCTAVES = 32, 12
 CELLS = PREFILL_CELL + _CELL_OCTAVES * _CELL_HALF_OCTAVES
 _LAST_OCTAVE = 2.0 ** (_OCTAVES - 1)
+# Derived: a nanosecond, the grain of every clock; a shorter time is no measurement.
+ELAPSED_US_MIN = 1e-3
 
 
 def median_of(values: Floats | list[float]) -> float:
@@ -76,83 +78,26 @@ class Groups:
         return Groups(order, starts, ordered.take(starts), sizes)
 
 
-@dataclass(slots=True)
-class Design(Stateful):
-    """Evaluated rows; see the module's docstring for shapes. A set that does not know a row has NaN in x."""
-
-    SAVED = ("x", "phase", "elapsed_us", "steps", "weight", "stratum", "cell", "end_ns", "engine")
-    UNKNOWN = frozenset({"x"})
+@dataclass(frozen=True, slots=True)
+class Design(RowBlock):
+    """The rows of a block that one feature set knows, with its columns x (n, p), stratum and cell (n,)."""
 
     x: Floats
-    phase: Floats
-    elapsed_us: Floats
-    steps: Floats
-    weight: Floats
     stratum: Ints
     cell: Ints
-    end_ns: Ints
-    groups: Groups | None = None
-    engine: Ints = field(default_factory=lambda: np.empty(0, np.int64))
-    """Of nobody said: all of number 0."""
-
-    def __post_init__(self) -> None:
-        """Rows have an engine."""
-        if len(self.engine) != len(self.elapsed_us):
-            self.engine = np.zeros(len(self.elapsed_us), np.int64)
-
-    def __len__(self) -> int:
-        """Number of rows n."""
-        return len(self.elapsed_us)
-
-    def grouped(self) -> Groups:
-        """Rows grouped by stratum; made once per block."""
-        if self.groups is None:
-            self.groups = Groups.of(self.stratum)
-        return self.groups
-
-    def take(self, rows: Mask | slice) -> Design:
-        """The chosen rows only; of a slice, as views."""
-        chosen: dict[str, Any] = {name: getattr(self, name)[rows] for name in Design.SAVED}
-        return Design(**chosen)
-
-    def slice(self, start: int, stop: int) -> Design:
-        """Rows start..stop-1, as views."""
-        return self.take(slice(start, stop))
-
-    def widened(self, columns: int) -> Design:
-        """The same rows with so many columns; the new ones are not known: NaN."""
-        unknown = np.full((len(self), columns - self.x.shape[1]), np.nan)
-        return replace(self, x=np.concatenate([self.x, unknown], axis=1))
-
-    def restored(self) -> None:
-        """Columns are of one length."""
-        if not len(self) or any(len(getattr(self, name)) != len(self) for name in self.SAVED):
-            raise StateError("columns of different lengths, or no rows")
-        if ((self.stratum < 0) | (self.stratum >= STRATA) | (self.cell < 0) | (self.cell >= CELLS)).any():
-            raise StateError("stratum or cell out of range")
+    groups: Groups
+    """Of the strata."""
 
     @staticmethod
-    def of_state(state: Tree) -> Design:
-        """Rows from the state file, of any number of columns; StateError if they do not fit."""
-        rows = Design.empty(state["x"].shape[1])
-        rows.from_state(state)
-        return rows
-
-    @staticmethod
-    def empty(columns: int) -> Design:
-        """A design without rows, of the same columns."""
-        x, phase, none, nothing = np.empty((0, columns)), np.empty((0, len(PHASES))), np.empty(0), np.empty(0, np.int64)
-        return Design(x, phase, none, none, none, nothing, nothing, nothing)
-
-    @staticmethod
-    def concatenate(parts: list[Design]) -> Design:
-        """All rows of designs of one width, in order; needs at least one."""
-        if len(parts) == 1:
-            return parts[0]
-        joined: dict[str, Any] = {
-            name: np.concatenate([getattr(part, name) for part in parts]) for name in Design.SAVED
-        }
-        return Design(**joined)
+    def of(features: FeatureSet, rows: RowBlock) -> Design:
+        """Rows of the set's target as it sees them; those with an unknown column are left out."""
+        with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
+            x = features.evaluate(rows)
+        known: Mask = np.asarray((np.abs(x) <= VALUE_MAX).all(axis=1))
+        if not known.all():
+            rows, x = rows.take(known), x[known]
+        stratum, cell = strata_of(features.target, rows)
+        return Design(**rows.to_state(), x=x, stratum=stratum, cell=cell, groups=Groups.of(stratum))
 
 
 class Cutter:
@@ -162,7 +107,7 @@ class Cutter:
 
     def __init__(self, block_rows: int, block_ns: int) -> None:
         self.block_rows, self.block_ns = block_rows, block_ns
-        self._parts: list[Design] = []
+        self._parts: list[RowBlock] = []
         self._rows = 0
         self._first_ns = 0
 
@@ -170,44 +115,65 @@ class Cutter:
         """Rows waiting in the partial block."""
         return self._rows
 
-    def push(self, design: Design) -> Iterator[Design]:
+    def push(self, rows: RowBlock) -> Iterator[RowBlock]:
         """Add rows; yields every block that is complete.
 
         Sizes that are set while a block is learned hold for the next one.
         """
-        start, n = 0, len(design)
+        start, n = 0, len(rows)
         while start < n:
             if self._rows == 0:
-                self._first_ns = int(design.end_ns[start])
+                self._first_ns = int(rows.end_ns[start])
             until = min(n, start + self.block_rows - self._rows)
-            late = (design.end_ns[start:until] >= self._first_ns + self.block_ns).nonzero()[0]
+            late = (rows.end_ns[start:until] >= self._first_ns + self.block_ns).nonzero()[0]
             stop = start + int(late[0]) if len(late) else until
             self._rows += stop - start
             if stop > start:
-                self._parts.append(design.slice(start, stop))
+                self._parts.append(rows.slice(start, stop))
             start = stop
             if len(late) or self._rows >= self.block_rows:
                 yield self.flush()
 
-    def flush(self) -> Design:
+    def flush(self) -> RowBlock:
         """The partial block as it stands, which becomes empty; needs at least one row in it."""
-        block = Design.concatenate(self._parts)
+        block = RowBlock.concatenate(self._parts)
         self._parts, self._rows = [], 0
         return block
 
-    def pending(self) -> Design | None:
+    def pending(self) -> RowBlock | None:
         """The partial block, left as it is; None when there is none."""
         if self._parts:
-            self._parts = [Design.concatenate(self._parts)]
+            self._parts = [RowBlock.concatenate(self._parts)]
         return self._parts[0] if self._parts else None
 
-    def restore(self, waiting: Design) -> None:
+    def restore(self, waiting: RowBlock) -> None:
         """Take a saved partial block."""
         self._parts, self._rows, self._first_ns = [waiting], len(waiting), int(waiting.end_ns[0])
 
-    def widen(self, columns: int) -> None:
-        """Give the waiting rows more columns, which they do not know: NaN."""
-        self._parts = [part.widened(columns) for part in self._parts]
+
+def measurements(rows: RowBlock, sets: Collection[FeatureSet]) -> tuple[RowBlock, Counter[RowOutcome]]:
+    """The rows that can be learned, and what became of all; a row that no set knows is none of them."""
+    y, weight, n = rows.elapsed_us, rows.weight, len(rows)
+    finite = np.isfinite(y) & np.isfinite(weight) & np.isfinite(rows.phase).all(axis=1)
+    bounded = (y >= ELAPSED_US_MIN) & (y <= VALUE_MAX) & (weight <= VALUE_MAX) & (weight >= 1.0 / VALUE_MAX)
+    bounded &= (np.abs(rows.phase) <= 1.0).all(axis=1)
+    known, left, outcome = np.zeros(n, np.bool_), np.ones(n, np.bool_), Counter[RowOutcome]()
+    for each in sets:
+        with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
+            x = each.evaluate(rows)
+        here = np.isfinite(x).all(axis=1)
+        known |= here
+        bounded &= (np.abs(x) <= VALUE_MAX).all(axis=1) | ~here
+    for reason, passes in (
+        (RowOutcome.NOT_FINITE, finite),
+        (RowOutcome.NOT_POSITIVE, (y > 0.0) & (weight > 0.0)),
+        (RowOutcome.OUT_OF_RANGE, bounded),
+        (RowOutcome.UNKNOWN_FEATURE, known),
+    ):
+        outcome[reason] = int(np.count_nonzero(left & ~passes))
+        left &= passes
+    outcome[RowOutcome.LEARNED] = int(np.count_nonzero(left))
+    return rows if left.all() else rows.take(left), +outcome
 
 
 def strata_of(target: Target, rows: RowBlock) -> tuple[Ints, Ints]:

@@ -138,7 +138,7 @@ class Intervals(Stateful):
         half_life_rows = min(ERROR_ROWS, max(2.0 * NOISE_ROWS, _MEMORY_SHARE * self.rows))
         bins = _bins(log_ratio) + _BINS // 2
         flat = block.stratum * _BINS + np.minimum(np.maximum(bins, 0), _BINS - 1)
-        groups = block.grouped()
+        groups = block.groups
         self.histogram[groups.ids] *= np.exp2(-groups.sizes / half_life_rows)[:, None]
         np.add.at(self.histogram.reshape(-1), flat, 1.0)
         self.rows += len(log_ratio)

@@ -45,7 +45,7 @@ from .blocks import Design, median_of
 from .constants import MEMORY_ROWS, NOISE_ROWS, VALUE_MAX
 from .errors import RATIO_MAX, Contest, PrequentialError
 from .features import INTERCEPT, Column, FeatureSet, Raw
-from .rows import CorrectionOutcome, Floats, Ints, Target
+from .rows import CorrectionOutcome, Floats, Ints, RowBlock, Target
 from .snapshot import CorrectionSnapshot, ModelSnapshot
 from .state import Stateful, Tree
 
@@ -162,7 +162,6 @@ class ResidualModel(Stateful):
     """
 
     SAVED = ("learned", "passed", "thinning", "active", "seen_rows", "standing", "contest", "model")
-    columns = CONTEXT
 
     def __init__(self, rows_per_s: float) -> None:
         self.learned = self.passed = 0
@@ -173,10 +172,11 @@ class ResidualModel(Stateful):
         self.active, self.seen_rows, self.standing = False, 0, 0.0
         self.model, self.contest = Regression(), Contest(2)
 
-    def learn(self, context: Floats, left: Floats, end_ns: Ints) -> Floats:
-        """Rows u (n, 8), e (n,) and their ends; d of each by what was known before it, (n,)."""
-        seen, standing = self.thinning.pick(end_ns), [self.standing]
-        for row, e in zip(context[seen], left[seen].tolist(), strict=True):
+    def learn(self, rows: RowBlock, left: Floats) -> Floats:
+        """Rows and their e, (n,); d of each by what was known before it, (n,)."""
+        seen, standing = self.thinning.pick(rows.end_ns), [self.standing]
+        shown = rows.take(seen)
+        for row, e in zip(CONTEXT.evaluate(shown) / shown.steps[:, None], left[seen].tolist(), strict=True):
             d = self.model.learn(row, e)
             if not math.isfinite(d):
                 self._start_over()

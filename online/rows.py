@@ -80,18 +80,7 @@ class Quality(enum.IntEnum):
     @property
     def label(self) -> str:
         """Name used in metrics and snapshots, e.g. ``steps+``."""
-        return _QUALITY_LABELS[self]
-
-
-_QUALITY_LABELS = {
-    Quality.FPM: "fpm",
-    Quality.STEPS_PLUS: "steps+",
-    Quality.STEPS: "steps",
-    Quality.SAMPLED: "sampled",
-    Quality.JOURNEYS: "journeys",
-    Quality.REQUESTS: "requests",
-    Quality.METRICS: "metrics",
-}
+        return self.name.lower().replace("_plus", "+")
 
 
 class Target(enum.StrEnum):
@@ -167,27 +156,22 @@ class RowBlock:
         """A value: a copy of what holds it copies the reference."""
         return self
 
-    def restored(self) -> None:
-        """Columns are of one length, and the rows cover the lines."""
-        n = len(self)
-        lengths = {len(column) for column in (self.phase, self.weight, self.end_ns, self.engine, self.quality)}
-        if lengths != {n} or len(self.offsets) != n + 1 or self.offsets[0] != 0:
-            raise StateError("columns of different lengths")
-        if (np.diff(self.offsets) < 1).any() or self.offsets[-1] != len(self.raw):
-            raise StateError("offsets do not cover the lines")
-        if not np.isin(self.quality, [int(quality) for quality in Quality]).all():
-            raise StateError("a quality nobody knows")
-
     def to_state(self) -> Tree:
         """Its columns, for the state file."""
-        return {name: getattr(self, name) for name in self.__slots__}
+        return {name: getattr(self, name) for name in RowBlock.__slots__}
 
     @staticmethod
     def of_state(state: Tree, vocabulary: Sequence[str]) -> RowBlock:
         """A block of these raw features from the state file; StateError if it does not fit."""
         fresh, unknown = RowBlock.empty(vocabulary).to_state() | {"offsets": np.empty(0, np.int64)}, ("raw", "phase")
         block = RowBlock(**{name: fitted_array(state[name], each, nan=name in unknown) for name, each in fresh.items()})
-        block.restored()
+        offsets, n = block.offsets, len(block)
+        if any(len(column) != n for column in block.per_row()) or len(offsets) != n + 1 or offsets[0] != 0:
+            raise StateError("columns of different lengths")
+        if (np.diff(offsets) < 1).any() or offsets[-1] != len(block.raw):
+            raise StateError("offsets do not cover the lines")
+        if not np.isin(block.quality, [*Quality]).all():
+            raise StateError("a quality nobody knows")
         return block
 
     @property

@@ -93,19 +93,15 @@ class Fit:
 
 def design(features: FeatureSet, rows: RowBlock) -> tuple[Design, Ints]:
     """Rows as the learner takes them, and their numbers; those with an unknown column are left out."""
-    x = features.evaluate(rows)
-    stratum, cell = strata_of(features.target, rows)
-    steps = rows.steps.astype(np.float64)
-    whole = Design(x, rows.phase, rows.elapsed_us, steps, rows.weight, stratum, cell, rows.end_ns)
-    known = np.isfinite(x).all(axis=1) & np.isfinite(rows.elapsed_us) & (rows.elapsed_us > 0.0)
-    return whole.take(known), np.flatnonzero(known)
+    known = np.isfinite(features.evaluate(rows)).all(axis=1) & np.isfinite(rows.elapsed_us) & (rows.elapsed_us > 0.0)
+    return Design.of(features, rows.take(known)), np.flatnonzero(known)
 
 
 def learn(features: FeatureSet, rows: RowBlock, prior: Prior | None = None) -> RlsLearner | None:
     """A learner fed with all rows; None when they were too few to begin."""
     learner, (known, _) = RlsLearner(features, prior), design(features, rows)
     for start in range(0, len(known), BLOCK_ROWS):
-        learner.learn(known.slice(start, min(start + BLOCK_ROWS, len(known))))
+        learner.learn(Design.of(features, known.slice(start, min(start + BLOCK_ROWS, len(known)))))
     return learner if learner.started else None
 
 

@@ -130,7 +130,7 @@ class Meat(Stateful):
 
     def learn(self, block: Design, kept: Floats, scores: Floats) -> None:
         """Scores (n, p) of a block, forgotten as its later rows make them; kept (g,): by its strata of their past."""
-        ids = block.grouped().ids
+        ids = block.groups.ids
         self.window[ids] *= kept[:, None]
         self.m[ids] *= (kept * kept)[:, None, None]
         self.windows[ids] *= kept * kept

@@ -38,7 +38,7 @@ from online.change import Change, ChangeMonitor
 from online.constants import ALARM_KEEP, HALF_LIFE_STEPS, MISFIT, START_ROWS, TINY, TINY_US
 from online.errors import Intervals, PrequentialError
 from online.features import INTERCEPT, FeatureSet
-from online.rows import PHASES, Floats, Ints, Mask, Target
+from online.rows import PHASES, Floats, Ints, Mask, RowBlock, Target
 from online.shapes import ShapeFactors
 from online.snapshot import ModelSnapshot
 from online.state import StateError, Stateful, Tree
@@ -228,7 +228,7 @@ class RlsLearner(Stateful):
         self.features, self._start_rows = features, start_rows
         self._robust = features.target not in MEAN_TARGETS
         self.phases = self.rows = 0
-        self.held: Design | None = None
+        self.held: RowBlock | None = None
         self.holding, self.started = True, False
         self.scale, self.median_us = MISFIT, 0.0
         self.fit = Fit(features, half_life_steps, prior)
@@ -244,15 +244,14 @@ class RlsLearner(Stateful):
         return super().to_state() | {"has_phases": self.phases > 0, "held": held}
 
     def from_state(self, state: Tree) -> None:
-        """See Stateful; phase columns make room for theirs first, and rows that are held have this one's columns."""
+        """See Stateful; phase columns make room for theirs first."""
         if state["has_phases"] is True:
             self.open_phases()
         if state["holding"] is True and state["started"] is True:
             self.fit.forget(by_point=False)
         super().from_state(state)
-        self.held = None if state["held"] is None else Design.of_state(state["held"])
-        if self.held is not None and self.held.x.shape[1] != len(self.features):
-            raise StateError(f"held rows of {self.held.x.shape[1]} columns, expected {len(self.features)}")
+        if state["held"] is not None:
+            self.held = RowBlock.of_state(state["held"], self.features.target.vocabulary)
 
     def offer_prior(self, prior: Prior) -> None:
         """Take a prior, unless there is one or learning has begun."""
@@ -262,7 +261,7 @@ class RlsLearner(Stateful):
     # ---------------------------------------------------------------- learning
 
     def learn(self, block: Design, change: Change | None = None, *, watches: bool = True) -> Floats | None:
-        """Predict, score, look for a change of speed, learn, solve; block.x has this set's columns only and is finite.
+        """Predict, score, look for a change of speed, learn, solve; of rows that this set knows.
 
         Args:
             block: the rows.
@@ -280,7 +279,7 @@ class RlsLearner(Stateful):
         prediction = z[:, : self.fit.p] @ self.fit.beta
         log_ratio = self._score(block, prediction) if self.started else None
         if self.holding or log_ratio is None:
-            self.held = block if self.held is None else Design.concatenate([self.held, block])
+            self.held = RowBlock.concatenate([block] if self.held is None else [self.held, block])
             self.refit()
             return log_ratio
         if not self._robust:
@@ -348,9 +347,9 @@ class RlsLearner(Stateful):
 
     def refit(self, *, release: bool = False) -> None:
         """Statistics of all held rows, if they are enough; complete, or with ``release``, they are held no more."""
-        held = self.held
-        if held is None or len(held) < _MIN_START_ROWS:
+        if self.held is None or len(self.held) < _MIN_START_ROWS:
             return
+        held = Design.of(self.features, self.held)
         z = self._augment(held)
         weight, share, self.scale, self.median_us = first_weights(z, held.weight, self.fit.solve, robust=self._robust)
         self.started, self.holding = True, not (release or len(held) >= self._start_rows)

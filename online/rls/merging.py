@@ -37,11 +37,11 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from online.blocks import Design, median_of
+from online.blocks import median_of
 from online.change import APART, MovedTerm, is_of_prefill, moved_term
 from online.constants import ENGINES_MAX, MAD_TO_SD, NOISE_ROWS, SURE_SD, WORTH
 from online.errors import PrequentialError
-from online.rows import Floats, Mask
+from online.rows import Floats, Mask, RowBlock
 from online.snapshot import ReplicaSnapshot
 from online.state import Stateful, Tree
 
@@ -69,7 +69,7 @@ def merge(into: RlsLearner, other: RlsLearner, *, other_is_later: bool, side_by_
         if into.holding:
             parts = [into.held, other.held] if other_is_later else [other.held, into.held]
             if held := [part for part in parts if part is not None]:
-                into.held = Design.concatenate(held)
+                into.held = RowBlock.concatenate(held)
                 into.refit()
         else:
             if not side_by_side:

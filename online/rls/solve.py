@@ -67,7 +67,7 @@ import numpy as np
 
 from online.blocks import median_of
 from online.constants import BISQUARE, DONOR_SHARE, MAD_TO_SD, MISFIT, NOISE_ROWS, QUIETEST, START_ROWS, TINY, WORTH
-from online.rows import Floats, Mask
+from online.rows import Floats, Ints, Mask
 from online.state import StateError, Tree, fitted_array
 
 # Guard: bounds the condition number by p * 1e6.
@@ -217,7 +217,7 @@ _SCALE_RATE = 0.15
 _HUBER_PASSES, _PASSES = 6, 9
 
 
-def relative(y: Floats, steps: Floats, weight: Floats, prediction: Floats, m: float) -> tuple[Floats, Floats]:
+def relative(y: Floats, steps: Floats | Ints, weight: Floats, prediction: Floats, m: float) -> tuple[Floats, Floats]:
     """U and sqrt(weight l) / f of rows of so many steps and weights against their predictions, (n,) each."""
     f = np.maximum(np.minimum(np.maximum(prediction, 0.5 * y), 2.0 * y), _FLOOR * m * steps)
     root = np.sqrt(steps * weight) / f

@@ -71,7 +71,7 @@ class Strata(Stateful):
 
         Returns what each group kept of its past, (g,), and what later rows of the block left of each row, (n,).
         """
-        groups, e = block.grouped(), block.steps * block.weight / self.half_life_steps
+        groups, e = block.groups, block.steps * block.weight / self.half_life_steps
         ids, decay, kept, spent = groups.ids, *_decays(groups, e)
         self.g[ids] = self.g[ids] * kept[:, None, None] + _products(groups, z, weight, decay)
         h = share.take(groups.order) * decay

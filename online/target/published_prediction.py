@@ -69,19 +69,16 @@ class PublishedPrediction(Stateful):
         if self.residual is not None and state["residual"] is not None:
             self.residual.from_state(state["residual"])
 
-    def learn(self, view: Design, context: Floats | None, log_ratio: Floats | None, change: Change | None) -> None:
-        """Rows of a block, columns (n, 8) of the residual model, log(y / (x beta F)), (n,), and a change in them.
-
-        ``log_ratio`` is None while nothing was predicted.
-        """
+    def learn(self, view: Design, log_ratio: Floats | None, change: Change | None) -> None:
+        """Rows of a block, log(y / (x beta F)), (n,), None while nothing was predicted, and a change in them."""
         per_step = np.divide(view.x.T, view.steps, order="C")  # (p, n): by columns of n, numpy takes a tenth as long
         self._see(per_step.min(axis=1), per_step.max(axis=1))
         self.cells[view.cell] = True
         if log_ratio is None:
             return
         added = self.level.learn(view, log_ratio)
-        if self.residual is not None and context is not None:
-            added += self.residual.learn(context, log_ratio - added, view.end_ns)
+        if self.residual is not None:
+            added += self.residual.learn(view, log_ratio - added)
         inverse = np.exp(-log_ratio)
         self.intervals.learn(view, log_ratio)
         self.shaped_error.learn(np.abs(inverse - 1.0))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from online.blocks import Cutter, Design
+from online.blocks import Cutter, Design, measurements
 from online.constants import ENGINES_MAX, HALF_LIFE_STEPS, NOISE_ROWS, PREFERENCE, START_ROWS, TENTH, WORTH
 from online.errors import Residuals
 from online.features import FeatureSet
@@ -31,7 +31,6 @@ from online.snapshot import IntervalSnapshot, ModelSnapshot, Reason, TargetSnaps
 from online.state import StateError, Stateful, Tree
 from online.transfer import SheetEstimate, SheetPrior
 
-from .design_matrix import DesignMatrix
 from .history import ChangeKind, StepHistory
 from .published_prediction import SHAPED, PublishedPrediction
 from .settings import RESIDUAL, BankSettings, make_learner
@@ -51,7 +50,7 @@ class TargetState(Stateful):
     """See the module's docstring.
 
     Attributes:
-        matrix: feature sets and their columns.
+        sets: feature sets by name.
         models: ``rls`` learners by feature set; their coefficients are published.
         river: River's learners, which predict beside them, by published name.
         published: what a target of steps publishes to predict with, where there is ``portable``.
@@ -73,13 +72,13 @@ class TargetState(Stateful):
     def __init__(self, target: Target, settings: BankSettings) -> None:
         self.target, self.settings = target, settings
         self.cutter = Cutter(NOISE_ROWS, 0)
-        self.matrix = DesignMatrix(target)
+        self.sets: dict[str, FeatureSet] = {}
         self.models: dict[str, RlsLearner] = {}
         self.river: dict[str, RiverLearner] = {}
         self.published: PublishedPrediction | None = None
         self.residuals, self.champion = Residuals(), ""
         self.first_ns = self.last_ns = 0
-        self.windows: Design | None = None
+        self.windows: RowBlock | None = None
         self.finer, self.timed = False, np.zeros(2)
         self.replicas: list[Replica] = []
         self.history = StepHistory(kept=target is Target.STEP_TIME)
@@ -91,9 +90,9 @@ class TargetState(Stateful):
 
     def offer(self, features: FeatureSet, prior: Prior | None = None) -> None:
         """Start models on a feature set that has become available; ``prior``: of its coefficients."""
-        if features.name in self.matrix.sets:
+        if features.name in self.sets:
             return
-        self.matrix.add(features)
+        self.sets[features.name] = features
         for name in [each for each in self.settings.learners if each != RESIDUAL]:
             learner = make_learner(name, features, self.settings, prior)
             if isinstance(learner, RlsLearner):
@@ -102,12 +101,8 @@ class TargetState(Stateful):
                 self.river[f"{name}/{features.name}"] = learner
         if self.published is None and SHAPED in self.models and self.target.vector == "beta":
             self.published = PublishedPrediction(features, self.settings)
-            if self.published.residual is not None:
-                self.matrix.add(self.published.residual.columns, fitted=False)
         for model in self.models.values():
             model.learns_intervals = self.published is None
-        self.cutter.widen(self.matrix.width)
-        self.windows = None if self.windows is None else self.windows.widened(self.matrix.width)
 
     def watcher(self) -> RlsLearner | None:
         """``portable``, which every consumer computes and shape factors belong to; else the first model."""
@@ -117,26 +112,26 @@ class TargetState(Stateful):
 
     def learn(self, rows: RowBlock) -> Counter[RowOutcome]:
         """Cut rows into blocks and learn every block that is complete; what became of the rows."""
-        design, outcome = self.matrix.evaluate(rows)
+        good, outcome = measurements(rows, self.sets.values())
         left = np.exp2(np.arange(1 - len(rows), 1) / HALF_LIFE_STEPS)
         timed = np.array([left.sum(), left @ (rows.elapsed_us == 0.0)])
         self.timed = self.timed * 2.0 ** (-len(rows) / HALF_LIFE_STEPS) + timed
-        if not len(design):
+        if not len(good):
             return outcome
-        self._keep_windows(design, finer=int(rows.quality.min()) != Quality.METRICS)  # the poorest, of all rows
-        first_ns = int(design.end_ns.min())
+        self._keep_windows(good, finer=int(rows.quality.min()) != Quality.METRICS)  # the poorest, of all rows
+        first_ns = int(good.end_ns.min())
         self.first_ns = min(self.first_ns, first_ns) if self.first_ns else first_ns
-        self.last_ns = max(self.last_ns, int(design.end_ns.max()))
+        self.last_ns = max(self.last_ns, int(good.end_ns.max()))
         self._size_blocks()
-        for block in self.cutter.push(design):
+        for block in self.cutter.push(good):
             self._learn_block(block)
             self._size_blocks()
         return outcome
 
-    def _keep_windows(self, design: Design, *, finer: bool) -> None:
+    def _keep_windows(self, more: RowBlock, *, finer: bool) -> None:
         self.changes += not finer or self.windows is not None
         self.finer |= finer
-        rows = design if self.windows is None else Design.concatenate([self.windows, design])
+        rows = more if self.windows is None else RowBlock.concatenate([self.windows, more])
         self.windows = None if self.finer else rows.slice(max(0, len(rows) - JACKKNIFE_ROWS), len(rows))
 
     def _size_blocks(self) -> None:
@@ -146,38 +141,32 @@ class TargetState(Stateful):
         self.cutter.block_rows = min(NOISE_ROWS, rows) if young else rows
         self.cutter.block_ns = int((1 if self.target in _PROMPT else _LONGEST) * seconds * 1e9)
 
-    def _learn_block(self, block: Design) -> None:
+    def _learn_block(self, rows: RowBlock) -> None:
         """All models learn these rows, the one that watches for changes of speed first."""
         self.changes += 1
-        block.grouped()  # once, for all views
         self.champion, watcher, change = self._best(), self.watcher(), None
-        if watcher is not None and len(view := self.matrix.view(block, watcher.features.name)):
-            log_factors = watcher.log_factors(view.cell)
-            log_ratio, change = watcher.learn(view), watcher.change
+        blocks = {name: Design.of(features, rows) for name, features in self.sets.items()}
+        blocks = {name: block for name, block in blocks.items() if len(block)}
+        if watcher is not None and watcher.features.name in blocks:
+            block = blocks[watcher.features.name]
+            log_factors = watcher.log_factors(block.cell)
+            log_ratio, change = watcher.learn(block), watcher.change
             self._count(watcher, log_ratio)
             shaped = None if log_ratio is None else log_ratio - log_factors
             if self.published is not None:
-                self.published.learn(view, self._context_of(block), shaped, change)
-            self.history.learn(view, shaped, change)
-        for model in self.models.values():
-            if model is not watcher and len(view := self.matrix.view(block, model.features.name)):
-                self._count(model, model.learn(view, change, watches=False))
+                self.published.learn(block, shaped, change)
+            self.history.learn(block, shaped, change)
+        for name, model in self.models.items():
+            if model is not watcher and name in blocks:
+                self._count(model, model.learn(blocks[name], change, watches=False))
         for other in self.river.values():
-            if len(view := self.matrix.view(block, other.features.name)):
-                other.learn(view)
-        self.history.record(int(block.end_ns[-1]), watcher)
+            if other.features.name in blocks:
+                other.learn(blocks[other.features.name])
+        self.history.record(int(rows.end_ns[-1]), watcher)
 
     def _count(self, model: RlsLearner, log_ratio: Floats | None) -> None:
         if model.features.name == self.champion and log_ratio is not None:
             self.residuals.learn(log_ratio)
-
-    def _context_of(self, block: Design) -> Floats | None:
-        """Columns of the residual model for the rows that ``portable`` knows, per step; None without a model."""
-        if self.published is None or self.published.residual is None:
-            return None
-        _, where = self.matrix.sets[self.published.residual.columns.name]
-        context = (block.x[:, where] / block.steps[:, None])[self.matrix.known(block, SHAPED)]
-        return np.fmax(context, 0.0)  # rows that waited before a model was configured have NaN
 
     def _best(self) -> str:
         """The champion as of now; empty before the first fit."""
@@ -240,7 +229,7 @@ class TargetState(Stateful):
     def _models_as_published(self) -> dict[str, ModelSnapshot]:
         models = {name: model.snapshot() for name, model in self.river.items()}
         for name, learner in self.models.items():
-            windows = None if self.windows is None else self.matrix.view(self.windows, name)
+            windows = None if self.windows is None else Design.of(learner.features, self.windows)
             models[name] = model = learner.snapshot(windows)
             if model is not None and name == SHAPED and self.published is not None:
                 models[name] = self.published.with_errors(model)
@@ -288,11 +277,11 @@ class TargetState(Stateful):
 
     def to_state(self) -> Tree:
         """For the state file; the partial block is saved, not flushed."""
+        pending = self.cutter.pending()
         return super().to_state() | {
-            "sets": [[*each] for each in self.matrix.columns().items()],
-            "pending": self.matrix.rows_to_state(self.cutter.pending()),
-            "windows": self.matrix.rows_to_state(self.windows),
-            "models": {name: model.to_state() for name, model in self.models.items()},
+            "pending": None if pending is None else pending.to_state(),
+            "windows": None if self.windows is None else self.windows.to_state(),
+            "models": {name: [list(model.features.names), model.to_state()] for name, model in self.models.items()},
             "published": None if self.published is None else self.published.to_state(),
             "replicas": [each.to_state() for each in self.replicas],
             "course": self.history.course.to_state(),
@@ -302,17 +291,18 @@ class TargetState(Stateful):
     def from_state(self, state: Tree) -> None:
         """Fill this fresh target; models that are not configured with the same columns are left out."""
         super().from_state(state)
-        saved = dict(state["sets"])
-        same = {name for name, columns in self.matrix.columns().items() if saved.get(name) == columns}
-        for name, kept in state["models"].items():
-            if name in self.models and name in same:
-                self.models[name].from_state(kept)
+        same = set()
+        for name, (columns, kept) in state["models"].items():
+            model = self.models.get(name)
+            if model is not None and columns == [*model.features.names]:
+                model.from_state(kept)
+                same.add(name)
             else:
                 self.left_out.append(name)
-        pending = self.matrix.rows_of_state(state["pending"], same)
-        if pending is not None:
-            self.cutter.restore(pending)
-        self.windows = self.matrix.rows_of_state(state["windows"], same)
+        if state["pending"] is not None:
+            self.cutter.restore(RowBlock.of_state(state["pending"], self.target.vocabulary))
+        if state["windows"] is not None:
+            self.windows = RowBlock.of_state(state["windows"], self.target.vocabulary)
         if self.published is not None and SHAPED in same and state["published"] is not None:
             self.published.from_state(state["published"])
         watcher = self.watcher()

@@ -376,7 +376,8 @@ class SheetPrior:
             return None  # the sheet came after the first rows, and with it the experts
         if not learner.started:
             return self.before()
-        p, held = len(self.terms.base), learner.held
+        p = len(self.terms.base)
+        held = None if learner.held is None else Design.of(learner.features, learner.held)
         vif = np.nan_to_num(learner.diagnosis().vif[:p], nan=np.inf)
         asked = vif[np.arange(p) != PREFILL] if self.terms.hides_hits else vif
         if asked.max() <= VIF_MAX and (held is None or len(held) >= _ENOUGH_ROWS):

@@ -13,7 +13,7 @@ import numpy as np
 
 from collector.config.schema import Config
 from online.bank import Bank
-from online.blocks import stratum_name
+from online.blocks import Design, stratum_name
 from online.features import portable
 from online.rows import STEP_FEATURES, RowBlock, Target
 from online.target import TargetState
@@ -148,7 +148,7 @@ def _frozen(rows: RowBlock, cut: int, end: int):
     state.offer(portable(STEP))
     state.learn(rows.slice(0, cut))
     state.flush()
-    rest, model = state.matrix.evaluate(rows.slice(cut, end)).design, state.models["portable"]
+    rest, model = Design.of(portable(STEP), rows.slice(cut, end)), state.models["portable"]
     shaped = rest.x @ model.fit.beta[: len(model.features)] * np.exp(model.log_factors(rest.cell))
     band = state.snapshot().interval
     pooled = (band.p10, band.p50, band.p90)

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
+from online.blocks import Design
 from online.change import DETECTORS
 from online.errors import WIDER, Intervals
 from online.features import portable
 from tests.support.banks import STEP
-from tests.support.designs import design_of
 from tests.support.linear_steps import steps
 from tests.support.watched import Watched
 
@@ -42,10 +42,10 @@ def test_calm_streams_raise_no_confirmed_alarm_nor_do_stalls(detector, stalls):
 
 def _covered(noise, n=12_000):
     rng = np.random.default_rng(5)
-    design, ratio = design_of(steps(n, 3).rows, portable(STEP)), noise(rng, n)
+    rows, ratio = steps(n, 3).rows, noise(rng, n)
     intervals, inside = Intervals(), np.zeros(n, bool)
     for start in range(0, n, 32):
-        block = design.slice(start, min(start + 32, n))
+        block = Design.of(portable(STEP), rows.slice(start, min(start + 32, n)))
         r = ratio[start : start + 32]
         if (known := intervals.snapshot(by_stratum=False)) is not None:
             inside[start : start + 32] = (r >= np.log(known.p10)) & (r <= np.log(known.p90))
@@ -82,7 +82,7 @@ def test_histograms_merge_by_addition():
 
 def test_the_first_bad_predictions_do_not_widen_the_band_for_long():
     rng, intervals = np.random.default_rng(7), Intervals()
-    block = design_of(steps(32, 3, batch=(4, 4), prefill_share=0.0).rows, portable(STEP))
+    block = Design.of(portable(STEP), steps(32, 3, batch=(4, 4), prefill_share=0.0).rows)
     for number in range(40):
         intervals.learn(block, (0.5 if number < 8 else 0.05) * rng.standard_normal(32))
     snapshot = intervals.snapshot()
@@ -92,7 +92,7 @@ def test_the_first_bad_predictions_do_not_widen_the_band_for_long():
 def test_after_a_change_of_speed_the_band_is_learned_anew():
     _, intervals = _covered(NOISES["wide"], n=3000)
     intervals.forget(0.02)
-    block, rng = design_of(steps(32, 3).rows, portable(STEP)), np.random.default_rng(0)
+    block, rng = Design.of(portable(STEP), steps(32, 3).rows), np.random.default_rng(0)
     for _ in range(10):
         intervals.learn(block, 0.01 * rng.standard_normal(32))
     snapshot = intervals.snapshot()

@@ -11,12 +11,12 @@ import pytest
 
 from collector.config import Config
 from online import STEP_FEATURES, RowOutcome
+from online.blocks import Design
 from online.features import portable
 from online.rls import RlsLearner
 from online.target import make_learner
 from tests.support.banks import STEP, coefficients, learned, told
 from tests.support.configurations import CONFIGS
-from tests.support.designs import design_of
 from tests.support.linear_steps import BETA, NAMES, steps
 from tests.support.state_files import through_bytes
 
@@ -136,7 +136,7 @@ def test_a_copied_feature_shares_the_coefficient_and_harms_no_prediction(learner
 
 def test_a_learner_says_what_it_reads_and_is_saved_where_it_publishes_coefficients(learner):
     features = portable(STEP)
-    design = design_of(steps(600, 12).rows, features)
+    design = Design.of(features, steps(600, 12).rows)
     model = make_learner(learner, features, Config())
     assert model.features is features
     assert not model.started

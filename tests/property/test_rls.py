@@ -5,7 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from online import RowBlock, Target
 from online.blocks import Design
+from online.features import portable
 from online.rls.solve import RELATIVE_RIDGE, solve
 from online.rls.strata import Strata
 from tests.support.covariance_rls import CovarianceRLS
@@ -29,7 +31,8 @@ def test_statistics_and_solve_equal_the_recursion_row_by_row(seed, p, n, forgets
     for start, end in ((0, min(cut, n)), (min(cut, n), n)):
         if end > start:
             rows, one = slice(start, end), np.ones(end - start)
-            strata.learn(_design(x[rows], y[rows]), z[rows], one, one)
+            block = RowBlock.of_lines(np.ones((len(one), 18)), one)
+            strata.learn(Design.of(portable(Target.STEP_TIME), block), z[rows], one, one)
     g, free = strata.total(), np.ones(p, np.bool_)
     found = solve(g[:p, :p], g[:p, p], free, free, prior_precision=prior).beta
 
@@ -40,9 +43,3 @@ def test_statistics_and_solve_equal_the_recursion_row_by_row(seed, p, n, forgets
     for row, value in zip(x, y, strict=True):
         textbook.learn(row, float(value))
     assert found == pytest.approx(textbook.theta, rel=1e-9, abs=1e-9)
-
-
-def _design(x, y):
-    n = len(y)
-    zeros = np.zeros(n, np.int64)
-    return Design(x, np.zeros((n, 3)), y, np.ones(n), np.ones(n), zeros, zeros, zeros)

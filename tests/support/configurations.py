@@ -14,7 +14,7 @@ from online.rls import RlsLearner
 from online.rows import STEP_FEATURES, Target
 from online.transfer import donor_of
 from online.transfer.donors import matrix
-from tests.support.designs import design_of
+from tests.support.designs import learn
 from tests.support.linear_steps import steps
 from tests.support.sheet_cases import shipped_sheets
 
@@ -91,10 +91,7 @@ def rows_of(system, name, n=1500, seed=0, noise=0.01):
 def learner_of(system, name, n=1500, seed=0, prior=None):
     """A learner of a system's columns, fed with n steps of a configuration."""
     features = build(system.name, Target.STEP_TIME, CONFIGS[name])
-    learner, design = RlsLearner(features, prior), design_of(rows_of(PHYSICS, name, n, seed)[0], features)
-    for start in range(0, n, 32):
-        learner.learn(design.slice(start, min(start + 32, n)))
-    return learner
+    return learn(RlsLearner(features, prior), rows_of(PHYSICS, name, n, seed)[0])
 
 
 def donors_among(system, names):

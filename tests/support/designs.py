@@ -1,22 +1,12 @@
-"""Rows of one feature set as a learner takes them."""
+"""Rows of one feature set in blocks, as a learner takes them."""
 
 from __future__ import annotations
 
-import numpy as np
-
-from online.blocks import Design, strata_of
+from online.blocks import Design
 
 
-def design_of(rows, features):
-    """The evaluated rows of one set."""
-    stratum, cell = strata_of(features.target, rows)
-    return Design(
-        features.evaluate(rows),
-        rows.phase,
-        rows.elapsed_us,
-        rows.steps.astype(np.float64),
-        rows.weight,
-        stratum,
-        cell,
-        rows.end_ns,
-    )
+def learn(learner, rows):
+    """A learner's own set, in blocks of 32 rows."""
+    for start in range(0, len(rows), 32):
+        learner.learn(Design.of(learner.features, rows.slice(start, min(start + 32, len(rows)))))
+    return learner

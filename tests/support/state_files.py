@@ -26,7 +26,8 @@ def with_value(data, part, name, value):
 def _first(tree, part):
     for key, value in tree.items():
         if key == part:
-            return value[0] if key == "replicas" else value
+            return value[0] if key == "replicas" else value[1] if isinstance(value, list) else value
+        value = value[1] if isinstance(value, list) and len(value) > 1 else value  # a model beside its columns
         if isinstance(value, dict) and (found := _first(value, part)) is not None:
             return found
     return None

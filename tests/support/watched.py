@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from collector.config import Config
+from online.blocks import Design
 from online.change import DETECTORS
 from online.features import portable
 from online.rows import RowBlock, Target
@@ -34,13 +35,14 @@ class Watched:
         state.learn(rows)
         state.flush()
 
-    def _learn_watched(self, block):
-        model, here = self.model, slice(self._at, self._at + len(block))
+    def _learn_watched(self, rows):
+        model, block = self.model, Design.of(self.model.features, rows)
+        here = slice(self._at, self._at + len(block))
         if model.started:
             predicted = block.x @ model.fit.beta[: block.x.shape[1]]
             self.slow[here] = np.abs(predicted / block.elapsed_us - 1)
             self.shaped[here] = np.abs(predicted * np.exp(model.log_factors(block.cell)) / block.elapsed_us - 1)
-        self._learn(block)
+        self._learn(rows)
         self._at += len(block)
         self.reports += [self._at] * (model.drift.confirmed - len(self.reports))
 

@@ -35,8 +35,8 @@ MUTANTS = (
     Mutant(
         "a block forgets into the future",
         "online/rls/strata.py",
-        "block.grouped(), block.steps * block.weight / self",
-        "block.grouped(), -block.steps * block.weight / self",
+        "block.groups, block.steps * block.weight / self",
+        "block.groups, -block.steps * block.weight / self",
     ),
     Mutant(
         "new speed scales evidence by another power",

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from online.blocks import CELLS, STRATA, Cutter, Design, strata_of
+from online.blocks import CELLS, STRATA, Cutter, strata_of
 from online.features import build, custom, portable
 from online.features.columns import Column, FeatureSet
 from online.rows import STEP_FEATURES, RowBlock, Target
@@ -59,13 +59,6 @@ def test_a_set_that_could_only_fail_later_is_refused(columns):
 # -------------------------------------------------------------------- blocks
 
 
-def _design(end_ns):
-    n = len(end_ns)
-    one = np.ones(n)
-    zero = np.zeros(n, np.int64)
-    return Design(one[:, None], np.zeros((n, 2)), one, one, one, zero, zero, np.asarray(end_ns))
-
-
 @pytest.mark.parametrize(
     ("rows_max", "end_ns", "blocks", "left"),
     [(4, [0] * 11, [[0] * 4, [0] * 4], 3), (100, [0, 3, 9, 10, 12, 25], [[0, 3, 9], [10, 12]], 1)],
@@ -73,7 +66,8 @@ def _design(end_ns):
 )
 def test_a_block_ends(rows_max, end_ns, blocks, left):
     cutter = Cutter(rows_max, 10)
-    assert [block.end_ns.tolist() for block in cutter.push(_design(end_ns))] == blocks
+    rows = RowBlock.of_lines(np.ones((len(end_ns), 1)), np.ones(len(end_ns)), end_ns=np.array(end_ns))
+    assert [block.end_ns.tolist() for block in cutter.push(rows)] == blocks
     assert len(cutter) == left
 
 

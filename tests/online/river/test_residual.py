@@ -141,8 +141,9 @@ def test_what_is_not_known_of_a_step_is_zero_and_nothing_is_out_of_range():
 def test_it_stays_finite_and_within_its_bounds_whatever_it_learns(size, ratio):
     model = ResidualModel(1e6)
     for k in range(40):
-        context = np.full((16, len(CONTEXT)), size * (k % 3))
-        found = model.learn(context, np.full(16, ratio) * (-1) ** k, np.full(16, SECOND_NS * (k + 1)))
+        raw = np.full((16, len(STEP_FEATURES)), size * (k % 3))
+        rows = RowBlock.of_lines(raw, np.ones(16), end_ns=np.full(16, SECOND_NS * (k + 1)))
+        found = model.learn(rows, np.full(16, ratio) * (-1) ** k)
         assert np.isfinite(found).all()
         assert np.abs(found).max() <= RESIDUAL_MAX
 

@@ -6,7 +6,7 @@ import pytest
 from online.features import Column, FeatureSet
 from online.rls import Prior, RlsLearner
 from online.rows import STEP_FEATURES, Target
-from tests.support.designs import design_of
+from tests.support.designs import learn
 from tests.support.linear_steps import BETA, NAMES, steps
 
 NOISE_COLUMNS = ("waiting", "kv_usage_ratio", "finished", "preempted")
@@ -17,14 +17,14 @@ SET = FeatureSet(
 )
 
 
-def _design(n, seed, used=None):
+def _rows(n, seed, used=None):
     rows = steps(n, seed, noise=0.02).rows
     rng = np.random.default_rng(seed)
     for name in NOISE_COLUMNS:
         rows.raw[:, STEP_FEATURES.index(name)] = rng.uniform(0, 10, n)
     if used is not None:
         rows.elapsed_us[:] += used * rows.raw[:, STEP_FEATURES.index("waiting")]
-    return design_of(rows, SET)
+    return rows
 
 
 def used(learner):
@@ -32,14 +32,9 @@ def used(learner):
     return [name for name, on in zip(SET.names, learner.fit.passive, strict=False) if on]
 
 
-def _learn(learner, design):
-    for start in range(0, len(design), 32):
-        learner.learn(design.slice(start, min(start + 32, len(design))))
-
-
 def test_columns_that_say_nothing_are_pruned_and_the_others_are_found():
     learner = RlsLearner(SET)
-    _learn(learner, _design(3000, 1))
+    learn(learner, _rows(3000, 1))
     assert set(NAMES) <= set(used(learner))
     assert len(set(used(learner)) & set(NOISE_COLUMNS)) <= 1
     found = learner.fit.beta[:4]
@@ -51,9 +46,9 @@ def test_columns_that_say_nothing_are_pruned_and_the_others_are_found():
 
 def test_a_pruned_column_comes_back_when_it_begins_to_matter():
     learner = RlsLearner(SET, half_life_steps=60.0)
-    _learn(learner, _design(2000, 3))
+    learn(learner, _rows(2000, 3))
     assert "waiting" not in used(learner)
-    _learn(learner, _design(3000, 4, used=2000.0))
+    learn(learner, _rows(3000, 4, used=2000.0))
     assert "waiting" in used(learner)
     coefficient = learner.fit.beta[SET.names.index("waiting")]
     assert abs(coefficient / 2000.0 - 1) < 0.3  # Huber holds the first such rows back
@@ -66,10 +61,10 @@ def _donor_of(waiting, sd):
 
 
 @pytest.mark.parametrize("features", [SET, FeatureSet("portable", Target.STEP_TIME, SET.columns)])
-def test_a_donor_that_is_wrong_about_a_column_is_overruled_by_the_design(features):
+def test_a_donor_that_is_wrong_about_a_column_is_overruled_by_the_rows(features):
     """Relevance pulls to 0: pulled to the donor's mean, a pruned column would stay there for ever."""
     learner = RlsLearner(features, _donor_of(waiting=2000.0, sd=1000.0))
-    _learn(learner, _design(4000, 7))
+    learn(learner, _rows(4000, 7))
     beta = learner.fit.beta
     assert abs(beta[SET.names.index("waiting")]) < 20.0
     assert np.allclose(beta[:4], BETA, rtol=0.03)
@@ -78,5 +73,5 @@ def test_a_donor_that_is_wrong_about_a_column_is_overruled_by_the_design(feature
 
 def test_before_there_are_rows_to_speak_of_a_donor_is_believed():
     learner = RlsLearner(SET, _donor_of(waiting=0.0, sd=1.0))
-    _learn(learner, _design(8, 7))
+    learn(learner, _rows(8, 7))
     assert np.allclose(learner.fit.beta[:4], BETA, rtol=0.25)

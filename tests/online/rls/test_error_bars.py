@@ -11,7 +11,7 @@ from online.features import portable
 from online.rls import Prior, RlsLearner
 from online.rls.learner import MEAN_TARGETS
 from tests.support.banks import STEP, features_of, learned, told
-from tests.support.designs import design_of
+from tests.support.designs import learn
 from tests.support.linear_steps import BETA, NAMES, steps
 from tests.support.request_times import skewed_times
 
@@ -56,10 +56,7 @@ def test_nothing_is_identified_before_the_windows_carry_it():
 
 def test_a_prior_without_data_keeps_its_standard_error():
     learner = RlsLearner(portable(STEP), Prior(np.array([9e3, 50.0, 0.12, 160.0]), 0.15 * BETA))
-    rows = steps(3000, 3, prefill_share=0.0).rows
-    design = design_of(rows, portable(STEP))
-    for start in range(0, 3000, 32):
-        learner.learn(design.slice(start, start + 32))
+    learn(learner, steps(3000, 3, prefill_share=0.0).rows)
     prefill = {f.name: f for f in learner.snapshot().features}["prefill_tokens"]
     assert prefill.status == "prior_only"
     assert prefill.stderr == pytest.approx(0.15 * BETA[1], rel=0.02)

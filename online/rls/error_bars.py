@@ -93,7 +93,7 @@ import msgspec
 import numpy as np
 
 from online.blocks import STRATA, Design, Groups, median_of
-from online.constants import ERROR_MAX, MEMORY_ROWS, MISFIT, NOISE_ROWS, START_ROWS, TINY, TINY_US
+from online.constants import ERROR_MAX, MEMORY_ROWS, MISFIT, NOISE_ROWS, TINY, TINY_US
 from online.features import Column
 from online.rows import Floats, Ints, Mask
 from online.shapes import ShapeFactors, believed
@@ -113,8 +113,9 @@ _FREE_MIN = 1.5
 _STUDENT = 1.21
 # Guard: one wild shape does not decide all.
 _LEVERAGE_MAX = 0.9
-# Guard: memory and cost. Guess: groups that are long beside the noise, of as many rows at least.
-JACKKNIFE_ROWS, _GROUPS = 512, 16
+# Guard: memory and cost. Guess: as many groups, of rows enough to be long beside the noise.
+_GROUPS = 16
+JACKKNIFE_ROWS = _GROUPS * NOISE_ROWS
 # Measured: on recordings with complete telemetry beside the pages; see the module's head.
 _OTHERS_FLOOR = 0.10
 
@@ -273,7 +274,7 @@ _MEDIAN_ERROR_MAX = 0.15
 _FADED_WINDOWS = 40
 # Of rows between two scrapes of a page: with coefficients per standard error below 8 they were off by 6 to 25 % in the
 # median, one in ten by 40 to 70 %. The floor of 10 % leaves 10 at most. Measured: on recordings with both.
-_SURE_T, _WEAK_T = 8.0, 4.0
+_SURE_T = 8.0
 _ABSENT = "absent"
 """Status of a column without evidence and without a prior; it is not published."""
 
@@ -322,7 +323,7 @@ def diagnose(fit: Fit, g: Floats, scale: float, variance: float, shapes: ShapeFa
         inflation = float((sampling.diagonal() / (variance * inverse.diagonal())).mean())
         form = form_covariance(shapes, fit, inverse * outer, on, inflation)
         form_error[on] = np.sqrt(form.diagonal())
-        first, last = START_ROWS, _FADED_WINDOWS * NOISE_ROWS
+        first, last = MEMORY_ROWS, _FADED_WINDOWS * NOISE_ROWS
         fade = (last - rows) / (last - first)
         sampling += min(max(fade, 0.0), 1.0) * form / outer
     covariance[among] = sampling * outer
@@ -430,7 +431,7 @@ def of_windows(model: ModelSnapshot, covariance: Floats | None) -> ModelSnapshot
         elif bar is not None and size > 0.0 and size >= _SURE_T * bar:
             status, reason = "identified", None
         elif bar is not None:
-            status, reason = "weak" if size > 0.0 and size >= _WEAK_T * bar else status, Reason.WIDE
+            status, reason = "weak" if size > 0.0 and size >= 0.5 * _SURE_T * bar else status, Reason.WIDE
         told = {"stderr": stderr, "form_error": None, "status": status, "reason": reason}
         features.append(msgspec.structs.replace(feature, **told))
     listed = [] if covariance is None else covariance.tolist()

@@ -35,7 +35,7 @@ import numpy as np
 
 from online.blocks import STRATA, Design
 from online.change import Change, ChangeMonitor
-from online.constants import ALARM_KEEP, HALF_LIFE_STEPS, MISFIT, START_ROWS, TINY, TINY_US
+from online.constants import ALARM_KEEP, MEMORY_ROWS, MISFIT, TINY, TINY_US
 from online.errors import Intervals, PrequentialError
 from online.features import INTERCEPT, FeatureSet
 from online.rows import PHASES, Floats, Ints, Mask, RowBlock, Target
@@ -86,7 +86,7 @@ class Fit(Stateful):
 
     SAVED = ("beta", "passive", "live", "h", "strata", "meat")
 
-    def __init__(self, features: FeatureSet, half_life_steps: float, prior: Prior | None = None) -> None:
+    def __init__(self, features: FeatureSet, prior: Prior | None = None) -> None:
         self.p = p = len(features)
         self.prior = None if prior is None else prior.sized(p)
         self.intercept: Mask = np.array([name == INTERCEPT for name in features.names], np.bool_)
@@ -95,12 +95,11 @@ class Fit(Stateful):
         self._by_point = (features.name, features.target) == _BY_POINT
         self.beta, self.h = np.zeros(p), np.zeros(p)
         self.free, self.passive, self.live = (np.zeros(p, np.bool_) for _ in range(3))
-        self._half_life_steps = half_life_steps
         self.forget(by_point=self._by_point)
 
     def forget(self, *, by_point: bool) -> None:
         """Begin with no rows; without ``by_point`` no operating points are kept."""
-        self.strata = Strata(self.p + 2, self._half_life_steps, by_point=by_point and self._by_point)
+        self.strata = Strata(self.p + 2, by_point=by_point and self._by_point)
         self.meat = Meat(self.p)
 
     def to_state(self) -> Tree:
@@ -135,16 +134,6 @@ class Fit(Stateful):
         self.strata.discount(keep, gain, slice(STRATA // 2, None) if prefill else slice(None))
         if not prefill:
             self.meat.discount(keep)
-
-    def decay(self, spent: Floats) -> None:
-        """Forget as if rows worth ``spent`` (32,) half-lives had been learned in each stratum."""
-        self.strata.decay(spent)
-        self.meat.decay(spent)
-
-    def add(self, other: Fit) -> None:
-        """Statistics of both; see Strata.add."""
-        self.strata.add(other.strata)
-        self.meat.add(other.meat)
 
     # ---------------------------------------------------------------- solving
 
@@ -193,7 +182,6 @@ class RlsLearner(Stateful):
         features: columns it reads.
         prior: what is known of the coefficients before the first row.
         detector: of changes of speed (online/change.py).
-        half_life_steps: steps after which a row counts half.
         start_rows: rows of the first fit.
 
     Attributes:
@@ -222,8 +210,7 @@ class RlsLearner(Stateful):
         prior: Prior | None = None,
         *,
         detector: str = "cusum",
-        half_life_steps: float = HALF_LIFE_STEPS,
-        start_rows: int = START_ROWS,
+        start_rows: int = MEMORY_ROWS,
     ) -> None:
         self.features, self._start_rows = features, start_rows
         self._robust = features.target not in MEAN_TARGETS
@@ -231,12 +218,12 @@ class RlsLearner(Stateful):
         self.held: RowBlock | None = None
         self.holding, self.started = True, False
         self.scale, self.median_us = MISFIT, 0.0
-        self.fit = Fit(features, half_life_steps, prior)
+        self.fit = Fit(features, prior)
         self.error, self.intervals, self.learns_intervals = PrequentialError(), Intervals(), True
         self.shapes = ShapeFactors(len(features))
         self.drift = ChangeMonitor(detector, features.names)
         self.change: Change | None = None
-        self.means = Means(len(features) + 2, half_life_steps)
+        self.means = Means(len(features) + 2)
 
     def to_state(self) -> Tree:
         """See Stateful."""

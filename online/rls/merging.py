@@ -74,7 +74,8 @@ def merge(into: RlsLearner, other: RlsLearner, *, other_is_later: bool, side_by_
         else:
             if not side_by_side:
                 earlier, later = (into, other) if other_is_later else (other, into)
-                earlier.fit.decay(later.fit.strata.clock)
+                earlier.fit.strata.decay(later.fit.strata.clock)
+                earlier.fit.meat.decay(later.fit.strata.clock)
             _add_statistics(into, other)
     into.drift = into.drift.restarted()
 
@@ -87,7 +88,8 @@ def _add_statistics(into: RlsLearner, other: RlsLearner) -> None:
     squares = sum(n * side.scale**2 - residual_squares(side.fit.strata.total(), side.fit.beta) for side, n in sides)
     within = sum(n * side.scale**2 for side, n in sides)
     into.median_us += sides[1][1] / rows * (other.median_us - into.median_us)
-    into.fit.add(other.fit)
+    into.fit.strata.add(other.fit.strata)
+    into.fit.meat.add(other.fit.meat)
     into.shapes.add(other.shapes)
     into.fit.solve_strata(into.scale)
     squares += residual_squares(into.fit.strata.total(), into.fit.beta)

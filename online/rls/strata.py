@@ -31,7 +31,7 @@ import math
 import numpy as np
 
 from online.blocks import STRATA, Design, Groups
-from online.constants import TINY
+from online.constants import HALF_LIFE_STEPS, TINY
 from online.features import portable
 from online.rows import Floats, Ints, Target
 from online.state import Stateful
@@ -51,7 +51,6 @@ class Strata(Stateful):
 
     Args:
         q: p features and phases, the target, the steps.
-        half_life_steps: steps after which a row counts half.
         by_point: whether the same is kept by operating point, beside.
 
     Attributes:
@@ -60,8 +59,8 @@ class Strata(Stateful):
 
     SAVED = ("g", "n1", "n2", "clock", "points")
 
-    def __init__(self, q: int, half_life_steps: float, *, by_point: bool = False) -> None:
-        self.q, self.half_life_steps = q, half_life_steps
+    def __init__(self, q: int, *, by_point: bool = False) -> None:
+        self.q = q
         self.points = OperatingPoints(q) if by_point else None
         self.g = np.zeros((STRATA, q, q))
         self.n1, self.n2, self.clock = np.zeros(STRATA), np.zeros(STRATA), np.zeros(STRATA)
@@ -71,7 +70,7 @@ class Strata(Stateful):
 
         Returns what each group kept of its past, (g,), and what later rows of the block left of each row, (n,).
         """
-        groups, e = block.groups, block.steps * block.weight / self.half_life_steps
+        groups, e = block.groups, block.steps * block.weight / HALF_LIFE_STEPS
         ids, decay, kept, spent = groups.ids, *_decays(groups, e)
         self.g[ids] = self.g[ids] * kept[:, None, None] + _products(groups, z, weight, decay)
         h = share.take(groups.order) * decay
@@ -230,13 +229,12 @@ class Means(Stateful):
 
     SAVED = ("sums",)
 
-    def __init__(self, q: int, half_life_steps: float) -> None:
-        self._half_life_steps = half_life_steps
+    def __init__(self, q: int) -> None:
         self.sums = np.zeros(q)
 
     def learn(self, z: Floats, weighted_steps: float) -> None:
         """Add rows z (n, q) that tell of so many steps."""
-        self.sums = self.sums * 2.0 ** -(weighted_steps / self._half_life_steps) + z.sum(axis=0)
+        self.sums = self.sums * 2.0 ** -(weighted_steps / HALF_LIFE_STEPS) + z.sum(axis=0)
 
     def discount(self, keep: float, gain: float) -> None:
         """Keep this share of all sums, and say that the same work takes ``gain`` times as long."""

@@ -11,7 +11,7 @@ import copy
 import enum
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import msgspec
 import numpy as np
@@ -55,42 +55,29 @@ class CoursePoint(NamedTuple):
     stderr: tuple[float | None, ...]
 
 
-class Course:
-    """Of one target.
+class Course(msgspec.Struct):
+    """Of one target: names of its coefficients, points and changes in order of their time."""
 
-    Attributes:
-        names: of the coefficients.
-        points: in order of their time.
-        changes: in order of their time.
-    """
+    names: tuple[str, ...] = ()
+    points: list[CoursePoint] = []
+    changes: list[Change] = []
+    spacing_ns: Annotated[int, msgspec.Meta(ge=1)] = _FIRST_SPACING_NS
 
-    def __init__(self) -> None:
-        self.names: tuple[str, ...] = ()
-        self.points: list[CoursePoint] = []
-        self.changes: list[Change] = []
-        self.spacing_ns = _FIRST_SPACING_NS
-
-    def to_state(self) -> Tree:
-        """For the state file."""
-        kept = {"names": self.names, "points": self.points, "changes": self.changes, "spacing_ns": self.spacing_ns}
-        return {name: msgspec.to_builtins(value) for name, value in kept.items()}
-
-    def from_state(self, state: Tree) -> None:
-        """Fill this fresh course; StateError if it does not fit."""
-        self.names = msgspec.convert(state["names"], tuple[str, ...], strict=False)
-        self.points = msgspec.convert(state["points"], list[CoursePoint])
-        self.changes = msgspec.convert(state["changes"], list[Change])
-        self.spacing_ns = msgspec.convert(state["spacing_ns"], int)
-        numbers = [change.gain for change in self.changes]
-        for point in self.points:
+    @staticmethod
+    def of_state(state: Tree) -> Course:
+        """From the state file; StateError if it does not fit."""
+        course = msgspec.convert(state, Course)
+        numbers = [change.gain for change in course.changes]
+        for point in course.points:
             numbers += [*point.coefficient, *point.stderr]
-            if not len(point.coefficient) == len(point.stderr) == len(self.names):
+            if not len(point.coefficient) == len(point.stderr) == len(course.names):
                 raise StateError("a point of other coefficients")
         if not all(math.isfinite(number or 0.0) for number in numbers):
             raise StateError("a number of the course is not finite")
-        times = [point.at_ns for point in self.points]
-        if times != sorted(set(times)) or self.spacing_ns < 1:
+        times = [point.at_ns for point in course.points]
+        if times != sorted(set(times)):
             raise StateError("times of the course do not grow")
+        return course
 
     def record(self, at_ns: int, names: Sequence[str], values: Callable[[], tuple[Floats, Floats | None]]) -> None:
         """Take a point of coefficients and standard errors, (p,) each, if the newest is old or something changed."""

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from online.blocks import Cutter, Design, measurements
-from online.constants import ENGINES_MAX, HALF_LIFE_STEPS, NOISE_ROWS, PREFERENCE, START_ROWS, TENTH, WORTH
+from online.constants import ENGINES_MAX, HALF_LIFE_STEPS, MEMORY_ROWS, NOISE_ROWS, PREFERENCE, TENTH, WORTH
 from online.errors import Residuals
 from online.features import FeatureSet
 from online.rls import (
@@ -31,7 +31,7 @@ from online.snapshot import IntervalSnapshot, ModelSnapshot, Reason, TargetSnaps
 from online.state import StateError, Stateful, Tree
 from online.transfer import SheetEstimate, SheetPrior
 
-from .history import ChangeKind, StepHistory
+from .history import ChangeKind, Course, StepHistory
 from .published_prediction import SHAPED, PublishedPrediction
 from .settings import RESIDUAL, BankSettings, make_learner
 
@@ -258,7 +258,7 @@ class TargetState(Stateful):
         doubts, (rows, timeless) = {}, self.timed.tolist()
         # A clock that counts in units longer than a step says that many steps take no time; those cannot be learned,
         # and what is learned of the others alone is biased, however surely.
-        if rows >= START_ROWS and timeless > WORTH * rows:
+        if rows >= MEMORY_ROWS and timeless > WORTH * rows:
             share = f"{timeless / rows:.0%} of its steps seem to take no time"
             doubts[Reason.CLOCK_GRAIN] = f"the clock of its telemetry is too coarse: {share}"
         odd = watcher.drift.odd_engine(watcher.shapes)
@@ -284,7 +284,7 @@ class TargetState(Stateful):
             "models": {name: [list(model.features.names), model.to_state()] for name, model in self.models.items()},
             "published": None if self.published is None else self.published.to_state(),
             "replicas": [each.to_state() for each in self.replicas],
-            "course": self.history.course.to_state(),
+            "course": msgspec.to_builtins(self.history.course),
             "engine_names": {str(number): name for number, name in self.engine_names.items()},
         }
 
@@ -308,7 +308,7 @@ class TargetState(Stateful):
         watcher = self.watcher()
         if watcher is not None and watcher.features.name in same:
             self.replicas = [Replica.of_state(each, len(watcher.features)) for each in state["replicas"]]
-        self.history.course.from_state(state["course"])
+        self.history.course = Course.of_state(state["course"])
         self.engine_names = {int(number): str(name) for number, name in state["engine_names"].items()}
 
     def add(self, other: TargetState, engines: tuple[str, str] = ("", "")) -> None:

@@ -25,10 +25,10 @@ def with_value(data, part, name, value):
 
 def _first(tree, part):
     for key, value in tree.items():
+        own = value[-1] if isinstance(value, list) and value else value  # of replicas, or of a model and its columns
         if key == part:
-            return value[0] if key == "replicas" else value[1] if isinstance(value, list) else value
-        value = value[1] if isinstance(value, list) and len(value) > 1 else value  # a model beside its columns
-        if isinstance(value, dict) and (found := _first(value, part)) is not None:
+            return own
+        if isinstance(own, dict) and (found := _first(own, part)) is not None:
             return found
     return None
 

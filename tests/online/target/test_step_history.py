@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import example, given, settings
@@ -11,11 +12,11 @@ from hypothesis import strategies as st
 
 from collector.config import Config
 from online import Bank
-from online.state import StateError
+from online.state import StateError, decode, encode
 from online.target.history import CHANGES_MAX, DAY_NS, POINTS_MAX, ROWS_MAX, SPACING_NS, ChangeKind, Course
 from tests.support.banks import RLS, STEP, learned, restarted
 from tests.support.linear_steps import repeated, steps
-from tests.support.state_files import through_bytes, with_value
+from tests.support.state_files import with_value
 
 S = 1_000_000_000
 
@@ -155,4 +156,5 @@ def test_what_no_point_can_hold_is_unknown_and_the_state_reads_back():
     course = Course()
     course.record(S, ["a", "b"], lambda: (np.array([1.0, np.inf]), np.array([1e300, np.nan])))
     assert course.points == [(S, (1.0, None), (1e300, None))]
-    assert through_bytes(course, Course()).points == course.points
+    state = decode(encode({"course": msgspec.to_builtins(course)}))["course"]
+    assert Course.of_state(state) == course

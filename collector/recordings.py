@@ -222,6 +222,9 @@ _KINDS: Final[dict[str, type[Said]]] = {
 }
 
 
+_NO_TRACES: Final = "entries are no OTLP traces"
+
+
 class Timed(NamedTuple):
     """An entry, its place in event time, and the recording it is from.
 
@@ -240,27 +243,19 @@ class Recording:
         path: the file, or what to call ``stream`` in messages.
         warn: told what could not be read.
         source: what it is a recording of: one name for all files of a rotation, else its path.
-        stream: read instead of the file.
-        size_bytes: of the stream, 0 where nobody knows.
+        stream: read instead of the file; nobody knows its size.
     """
 
-    def __init__(
-        self, path: Path | str, warn: PrintLine, source: str = "", stream: BinaryIO | None = None, size_bytes: int = 0
-    ) -> None:
+    def __init__(self, path: Path | str, warn: PrintLine, source: str = "", stream: BinaryIO | None = None) -> None:
+        self.path, self.name = Path(path), str(path)
+        self.label = source or self.name
         try:
-            file = Path(path)
-            self._raw: BinaryIO = stream or file.open("rb")
-            self.size_bytes = size_bytes if stream else file.stat().st_size
+            self._raw: BinaryIO = stream or self.path.open("rb")
+            self.size_bytes = 0 if stream else self.path.stat().st_size
         except OSError as error:
             raise StartError(f"cannot read {path}: {error.strerror}") from None
-        self.path = file
-        self.name = str(path)
-        self.label = source or self.name
-        self.undecodable = 0
         self._entries = 0
-        self._other_signals = 0
-        self._bad_pages: Counter[str] = Counter()
-        self._bad_passes: Counter[str] = Counter()
+        self._unread: Counter[str] = Counter()
         self._passed_ns: Counter[str] = Counter()
         self._said = False
         self._warn = warn
@@ -273,33 +268,27 @@ class Recording:
     def __iter__(self) -> Generator[Timed, None, None]:
         newest_unix_nano = 0
         for said in self._said_in_it():
-            timed = self._timed(said, newest_unix_nano)
-            if timed is None:
-                self.undecodable += 1
+            timed = said if isinstance(said, str) else self._timed(said, newest_unix_nano)
+            if isinstance(timed, str):
+                self._unread[timed] += 1
                 continue
             newest_unix_nano = timed.unix_nano
             self._entries += 1
             yield timed
-        for why, pages in self._bad_pages.items():
-            self._say(f"{pages} pages cannot be learned from ({why})")
-        for why, records in self._bad_passes.items():
-            self._say(f"{records} records of forward passes cannot be learned from ({why})")
-        if self._other_signals:
-            self._warn(f"{self.name}: {self._other_signals} entries are metrics or logs, which are not read")
-        if self.undecodable and self._entries:
-            self._warn(f"{self.name}: {self.undecodable} entries are no OTLP traces")
-        elif not (self._entries or self._other_signals or self._said):
-            self._warn(
-                f"{self.name}: neither length-delimited OTLP traces nor lines of OTLP/JSON, KV events, pages or passes"
-            )
+        if not self._entries:
+            del self._unread[_NO_TRACES]
+        for what, count in self._unread.items():
+            self._say(f"{count} {what}")
+        if not (self._entries or self._said):
+            self._say("neither length-delimited OTLP traces nor lines of OTLP/JSON, KV events, pages or passes")
 
-    def _timed(self, said: bytes | Said, newest_unix_nano: int) -> Timed | None:
-        """An entry in its place, which is not before the newest so far; None for what is no telemetry."""
+    def _timed(self, said: bytes | Said, newest_unix_nano: int) -> Timed | str:
+        """An entry in its place, which is not before the newest so far, or why it is not read."""
         match said:
             case bytes():
                 spans = count_spans(said)
                 if isinstance(spans, Outcome):
-                    return None
+                    return _NO_TRACES
                 unix_nano = newest_end_unix_nano(said)
                 said = Export(said, self.label, FILE_TRANSPORT, spans, self.label)
             case KvBatch():
@@ -318,11 +307,15 @@ class Recording:
         """The exports of a recording without their times."""
         return (timed.said for timed in self if isinstance(timed.said, Export))
 
-    def _said_in_it(self) -> Iterator[bytes | Said]:
+    def _said_in_it(self) -> Iterator[bytes | Said | str]:
+        """Entries, and of those that are not read why, in words."""
         try:
             with self._raw:
                 head, stream = _sniff(_decompressed(self._raw))
-                yield from self._lines(stream) if _is_json(head) else self._exports(head, stream)
+                if _is_json(head):
+                    yield from self._lines(stream)
+                else:
+                    yield from (_converted(e) if e.startswith(b"{") else e for e in _entries(head, stream))
         except NotReadError as error:
             self._say(str(error))
         except _damages() as error:
@@ -334,51 +327,37 @@ class Recording:
         self._said = True
         self._warn(f"{self.name}: {text}")
 
-    def _lines(self, stream: io.BufferedReader) -> Iterator[bytes | Said]:
+    def _lines(self, stream: io.BufferedReader) -> Iterator[bytes | Said | str]:
         parser = PageParser()
         for line in iter(lambda: stream.readline(EXPORT_BYTES_MAX), b""):  # some MB of gzip can be a line of GB
             if line.strip() == b"{":
                 raise NotReadError("JSON over several lines is not read, only one object a line (jq -c .)")
-            if line.startswith(_OTHER_SIGNALS):
-                self._other_signals += 1
-            elif not line.isspace():
-                yield from self._line(line, parser)
+            if not line.isspace():
+                yield self._line(line, parser)
 
-    def _line(self, line: bytes, parser: PageParser) -> Iterator[bytes | Said]:
-        """What a line holds; what is wrong with it is counted."""
+    def _line(self, line: bytes, parser: PageParser) -> bytes | Said | str:
+        if line.startswith(_OTHER_SIGNALS):
+            return "entries are metrics or logs, which are not read"
         if is_page_line(line):
             page = read_page_line(line, parser, self.label)
-            if isinstance(page, Asked):
-                self._bad_pages[parser.explain(page)] += 1
-            else:
-                yield page
-        elif LINE_MARK in line:
+            return f"pages cannot be learned from ({parser.explain(page)})" if isinstance(page, Asked) else page
+        if LINE_MARK in line:
             batch = read_line(line, self.label)
-            if isinstance(batch, Skip):
-                self.undecodable += 1
-            else:
-                yield batch
-        elif fpm.LINE_MARK in line:
+            return _NO_TRACES if isinstance(batch, Skip) else batch
+        if fpm.LINE_MARK in line:
             passed = fpm.read_line(line, self.label)
-            if isinstance(passed, Skip):
-                self._bad_passes[passed] += 1
-            else:
-                yield passed
-        else:
-            yield from self._converted(line)
+            return (
+                f"records of forward passes cannot be learned from ({passed})" if isinstance(passed, Skip) else passed
+            )
+        return _converted(line)
 
-    def _exports(self, head: bytes, stream: io.BufferedReader) -> Iterator[bytes]:
-        for entry in _entries(head, stream):
-            if entry.startswith(b"{"):
-                yield from self._converted(entry)
-            else:
-                yield entry
 
-    def _converted(self, text: bytes) -> Iterator[bytes]:
-        try:
-            yield json_to_protobuf(text)
-        except ValueError:
-            self.undecodable += 1
+def _converted(text: bytes) -> bytes | str:
+    """An export in protobuf, or that it is none."""
+    try:
+        return json_to_protobuf(text)
+    except ValueError:
+        return _NO_TRACES
 
 
 def by_kind(batch: Sequence[Timed]) -> dict[str, list[Any]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bz2
 import gzip
+import itertools
 import lzma
 import random
 import sys
@@ -19,9 +20,17 @@ from tests.support.step_exports import delimited, make_export, otlp_json, write_
 EXPORTS = [make_export(first_step=first) for first in (1, 11, 21)]
 
 
-def read(path, warnings=None):
-    said = [] if warnings is None else warnings
-    return [ExportTraceServiceRequest.FromString(export.payload) for export in Recording(path, said.append).exports()]
+@pytest.fixture
+def read(tmp_path):
+    """Exports of a file with this content, and what is said of it."""
+
+    def reading(content):
+        said, path = [], tmp_path / "whatever.txt"
+        path.write_bytes(content)
+        exports = [each.payload for each in Recording(path, said.append).exports()]
+        return [*map(ExportTraceServiceRequest.FromString, exports)], [text.removeprefix(f"{path}: ") for text in said]
+
+    return reading
 
 
 def prefixed(entries):
@@ -33,75 +42,54 @@ RAW = [export.SerializeToString() for export in EXPORTS]
 LINES = [otlp_json(export) for export in EXPORTS]
 
 
-@pytest.mark.parametrize("pack", [bytes, gzip.compress, zstandard.compress], ids=["plain", "gzip", "zstd"])
-@pytest.mark.parametrize(
-    "content",
-    [
-        delimited(*EXPORTS),
-        b"".join(LINES),
-        b"\n" + b"\n\n".join(LINES),
-        prefixed(RAW),
-        prefixed(map(zstandard.compress, RAW)),
-        prefixed(map(zstandard.compress, LINES)),
-        prefixed(LINES),
-    ],
-    ids=[
-        "delimited",
-        "json lines",
-        "json lines with empty ones",
-        "proto",
-        "proto, zstd",
-        "json, zstd",
-        "json, prefixed",
-    ],
-)
-def test_either_kind_gives_the_same_exports_whatever_its_name(tmp_path, content, pack):
-    file = tmp_path / "whatever.txt"
-    file.write_bytes(pack(content))
-    assert read(file) == EXPORTS
+CONTENTS = {
+    "delimited": delimited(*EXPORTS),
+    "json lines": b"".join(LINES),
+    "json lines with empty ones": b"\n" + b"\n\n".join(LINES),
+    "proto": prefixed(RAW),
+    "proto, zstd": prefixed(map(zstandard.compress, RAW)),
+    "json, zstd": prefixed(map(zstandard.compress, LINES)),
+    "json, prefixed": prefixed(LINES),
+}
 
 
-def test_bad_lines_are_counted_and_the_good_ones_kept(tmp_path):
-    file = tmp_path / "x.jsonl"
-    file.write_bytes(otlp_json(EXPORTS[0]) + b"{nonsense\n" + otlp_json(EXPORTS[1]))
-    warnings = []
-    assert read(file, warnings) == EXPORTS[:2]
-    assert warnings == [f"{file}: 1 entries are no OTLP traces"]
+def frames(content):
+    """A frame of zstd after the other."""
+    return b"".join(zstandard.compress(content[at : at + 999]) for at in range(0, len(content), 999))
 
 
-def test_a_line_without_end_is_read_in_pieces_that_are_no_exports(tmp_path, monkeypatch):
+@pytest.mark.parametrize("pack", [bytes, gzip.compress, zstandard.compress, frames])
+@pytest.mark.parametrize("content", CONTENTS.values(), ids=CONTENTS)
+def test_either_kind_gives_the_same_exports_whatever_its_name(read, content, pack):
+    assert read(pack(content)) == (EXPORTS, [])
+
+
+def test_bad_lines_are_counted_and_the_good_ones_kept(read):
+    bad = [b"{nonsense\n", b'{"payload_b64": 5}\n', b'{"payload_b64":"AAAA","seq":0}\n', b"[]\n"]
+    content = LINES[0] + b"".join(bad) + LINES[1]
+    assert read(content) == (EXPORTS[:2], ["4 entries are no OTLP traces"])
+
+
+def test_a_line_without_end_is_read_in_pieces_that_are_no_exports(read, monkeypatch):
     monkeypatch.setattr("collector.recordings.EXPORT_BYTES_MAX", 1 << 20)
-    endless = otlp_json(EXPORTS[0]) + b'{"x": "' + b"0" * (1 << 22) + b"\n" + otlp_json(EXPORTS[1])
-    (tmp_path / "x").write_bytes(gzip.compress(endless))
-    warnings = []
-    assert read(tmp_path / "x", warnings) == EXPORTS[:2]
-    assert warnings == [f"{tmp_path / 'x'}: 5 entries are no OTLP traces"]
+    endless = LINES[0] + b'{"x": "' + b"0" * (1 << 22) + b"\n" + LINES[1]
+    assert read(gzip.compress(endless)) == (EXPORTS[:2], ["5 entries are no OTLP traces"])
 
 
-def test_pages_that_cannot_be_learned_from_are_said_with_what_they_lack(tmp_path):
-    file = tmp_path / "pages.jsonl"
+def test_pages_that_cannot_be_learned_from_are_said_with_what_they_lack(read):
     lacking = b'{"unix_ns": 5, "page": "vllm:generation_tokens_total 1"}\n'
-    file.write_bytes(lacking + lacking + b'{"unix_ns": 6, "page": "<html>"}\n')
-    warnings = []
-    assert read(file, warnings) == []
-    lacks, html = warnings
-    assert lacks.startswith(f"{file}: 2 pages cannot be learned from (missing_families: vllm:prompt_tokens_total, ")
-    assert html == f"{file}: 1 pages cannot be learned from (unexpected)"
+    exports, (lacks, html) = read(lacking + lacking + b'{"unix_ns": 6, "page": "<html>"}\n')
+    assert exports == []
+    assert lacks.startswith("2 pages cannot be learned from (missing_families: vllm:prompt_tokens_total, ")
+    assert html == "1 pages cannot be learned from (unexpected)"
 
 
 @pytest.mark.parametrize("first_bytes", [*range(100, 140), 2570, 16383, 16384, 1 << 20, 1 << 24])
-def test_the_two_kinds_of_lengths_are_told_apart_whatever_they_are(tmp_path, first_bytes):
-    body = first_bytes - 20
+def test_the_two_kinds_of_lengths_are_told_apart_whatever_they_are(read, first_bytes):
     first = make_export()
-    first.resource_spans[0].schema_url = "u" * max(0, body - first.ByteSize())
+    first.resource_spans[0].schema_url = "u" * max(0, first_bytes - 20 - first.ByteSize())
     for content in (delimited(first, EXPORTS[1]), prefixed([first.SerializeToString(), RAW[1]])):
-        (tmp_path / "x").write_bytes(content)
-        assert read(tmp_path / "x") == [first, EXPORTS[1]]
-
-
-def test_frames_of_zstd_one_after_the_other_are_one_file(tmp_path):
-    (tmp_path / "x").write_bytes(b"".join(map(zstandard.compress, LINES)))
-    assert read(tmp_path / "x") == EXPORTS
+        assert read(content) == ([first, EXPORTS[1]], [])
 
 
 @pytest.mark.parametrize(
@@ -117,60 +105,44 @@ def test_frames_of_zstd_one_after_the_other_are_one_file(tmp_path):
         (prefixed([b"\x28\xb5\x2f\xfd" + bytes(20)]), "damaged after"),
     ],
 )
-def test_what_is_not_read_is_said_in_one_sentence(tmp_path, content, said):
-    (tmp_path / "x").write_bytes(content)
-    warnings = []
-    assert read(tmp_path / "x", warnings) == []
-    assert len(warnings) == 1
-    assert said is None or said in warnings[0]
+def test_what_is_not_read_is_said_in_one_sentence(read, content, said):
+    exports, (warning,) = read(content)
+    assert exports == []
+    assert said is None or said in warning
 
 
-def test_without_its_package_zstd_is_said_to_need_it(tmp_path, monkeypatch):
+def test_without_its_package_zstd_is_said_to_need_it(read, monkeypatch):
     monkeypatch.setitem(sys.modules, "zstandard", None)
-    (tmp_path / "x").write_bytes(zstandard.compress(LINES[0]))
-    warnings = []
-    assert read(tmp_path / "x", warnings) == []
-    assert warnings == [f"{tmp_path / 'x'}: zstd needs a package that is not installed: install tracefit's extra zstd"]
+    needs = "zstd needs a package that is not installed: install tracefit's extra zstd"
+    assert read(zstandard.compress(LINES[0])) == ([], [needs])
 
 
 @pytest.mark.parametrize("cut_bytes", [1, 10, 700])
 @pytest.mark.parametrize("pack", [bytes, gzip.compress], ids=["plain", "gzip"])
-def test_a_file_cut_short_gives_what_precedes_the_cut(tmp_path, cut_bytes, pack):
-    file = tmp_path / "x"
+def test_a_file_cut_short_gives_what_precedes_the_cut(read, cut_bytes, pack):
     noisy = [make_export(first_step=first, instance=random.Random(first).randbytes(400).hex()) for first in (1, 11, 21)]
-    file.write_bytes(pack(delimited(*noisy))[:-cut_bytes])
-    warnings = []
-    exports = read(file, warnings)
+    exports, (warning,) = read(pack(delimited(*noisy))[:-cut_bytes])
     assert exports == noisy[: len(exports)]
-    assert len(warnings) == 1
-    assert "damaged" in warnings[0] or len(exports) == 3
+    assert "damaged" in warning or len(exports) == 3
 
 
 def test_the_order_on_the_command_line_does_not_matter(tmp_path):
+    firsts = {"a": (1, 41), "b": (21, 31), "c": (21,)}
     paths = [
-        write_recording(tmp_path / "a", make_export(first_step=1), make_export(first_step=41)),
-        write_recording(tmp_path / "b", make_export(first_step=21), make_export(first_step=31)),
-        write_recording(tmp_path / "c", make_export(first_step=21, instance="other")),
+        write_recording(tmp_path / name, *(make_export(first_step=first, instance=name) for first in steps))
+        for name, steps in firsts.items()
     ]
-
-    def order(of):
-        return [(timed.said.recording, timed.unix_nano) for timed in merged(Recording(path, print) for path in of)]
-
-    forward = order(paths)
-    assert [time for _, time in forward] == sorted(time for _, time in forward)
-    assert forward == order(paths[::-1]) == order([paths[1], paths[2], paths[0]])
-
-
-def test_the_order_within_a_file_stays_as_recorded(tmp_path):
-    late = [make_export(first_step=101), make_export(first_step=1), make_export(first_step=51)]
-    assert read(write_recording(tmp_path / "x", *late)) == late
+    orders = [
+        [(timed.unix_nano, timed.said.recording) for timed in merged(Recording(path, print) for path in order)]
+        for order in itertools.permutations(paths)
+    ]
+    assert orders[0] == sorted(orders[0])
+    assert all(order == orders[0] for order in orders)
 
 
-def test_each_file_is_a_source_of_its_own(tmp_path):
-    paths = [write_recording(tmp_path / name, EXPORTS[0]) for name in ("a", "b")]
-    exports = [timed.said for timed in merged(Recording(path, print) for path in paths)]
-    assert {export.recording for export in exports} == {str(path) for path in paths}
-    assert {export.transport for export in exports} == {"file"}
+def test_the_order_within_a_file_stays_as_recorded(read):
+    late = [make_export(first_step=first) for first in (101, 1, 51)]
+    assert read(delimited(*late)) == (late, [])
 
 
 def test_an_absent_file_is_one_clear_sentence(tmp_path):

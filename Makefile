@@ -148,7 +148,7 @@ torture: $(STAMP)
 	$(BIN)/python -m pytest -q tests/collector/service/test_log.py tests/wire/test_event_times.py tests/wire/test_bad_input.py
 
 stress: $(STAMP)
-	STRESS_S=30 $(BIN)/python -X dev -m pytest -q tests/torture -k everybody
+	STRESS_S=30 $(BIN)/python -X dev -m pytest -q tests/wire/test_stress.py
 
 FILE ?= mine.yaml
 validate: $(STAMP)

@@ -122,9 +122,7 @@ class Sidecar:
             health=health,
             clock=clock,
         )
-        self._keeper = Durability(
-            config, self.pipeline, self._publisher, metrics=metrics, health=health, clock=clock, files=files
-        )
+        self._keeper = Durability(config, self.pipeline, metrics=metrics, health=health, clock=clock, files=files)
         self._forward = make_forwarder(config, clock, metrics, self._io, self._keeper.log, health)
         self.queue = AdmissionQueue(
             clock,
@@ -297,7 +295,9 @@ class Sidecar:
         elif self._fallback is not None and self._fallback.closed:
             routes = protect(routes, lambda _: False)
         handler = page_handler(partial(dispatch, routes))
-        return HttpServer(parse_endpoint(config.pages), handler, "the pages", timeout_s=PAGE_TIMEOUT_S, io=self._io)
+        return HttpServer(
+            parse_endpoint(config.pages), handler, ("the pages", "pages"), timeout_s=PAGE_TIMEOUT_S, io=self._io
+        )
 
     def _follow_gauges(self) -> None:
         config, queue = self.config, self.queue

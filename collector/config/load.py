@@ -46,7 +46,8 @@ _RECEIVING: Final = (
 )
 """Keys that hold their defaults where a broken configuration wanted the receivers closed."""
 _FIELDS: Final = {field.name: field for field in msgspec.structs.fields(Config)}
-_TOP: Final = "(top level)"
+_WORDS: Final = ("tag:yaml.org,2002:str", "tag:yaml.org,2002:merge")
+_UNKNOWN: Final = re.compile(r"unknown field `(.*)`$")
 _NOT_ONE_OF: Final = re.compile(r"'(?P<word>[^']+)'.* is not one of (?P<known>[^;]+)$")
 _AT: Final = re.compile(r"^(?P<problem>.*?)(?: - at `\$\.?(?P<path>.*)`)?$", re.DOTALL)
 _KINDS: Final = {"object": "mapping", "null": "nothing", "boolean": "`true`, `false`", "string": "text"}
@@ -100,7 +101,6 @@ def load(path: Path | None, environ: Mapping[str, str], profile: str | None = No
     named = tree.get("profile", "sidecar")
     defaults = PROFILES.get(named, {}) if isinstance(named, str) else {}
     try:
-        _check_keys(tree, _FIELDS, "")
         return _convert({**defaults, **tree})
     except ConfigError as error:
         key = re.split(r"[.\[]", error.key)[0]
@@ -140,12 +140,12 @@ def scraping(config: Config, urls: Sequence[str]) -> Config:
 
 
 class _UniqueKeys(yaml.SafeLoader):
-    """YAML says that a key given twice is an error; PyYAML keeps the last one silently."""
+    """YAML says that a key given twice is an error; PyYAML keeps the last one silently. Ours are words."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         keys: set[str] = set()
         for key_node, _ in node.value:
-            if not isinstance(key_node, yaml.ScalarNode):
+            if key_node.tag not in _WORDS:
                 raise yaml.constructor.ConstructorError(None, None, "a key is not a word", key_node.start_mark)
             if key_node.value in keys:
                 problem = f"key {key_node.value!r} given twice"
@@ -229,23 +229,15 @@ def _convert(tree: dict[str, Any]) -> Config:
     return config
 
 
-def _check_keys(tree: Mapping[Any, Any], known: Iterable[str], where: str) -> None:
-    """A ConfigError for what is no key."""
-    if any(not isinstance(key, str) for key in tree):
-        raise ConfigError(where.rstrip(".") or _TOP, "keys are words")
-    unknown = next((key for key in tree if key not in known), None)
-    if unknown is not None:
-        raise ConfigError(f"{where}{unknown}", "unknown key" + suggestion(unknown, known))
-    rules = tree.get("rules")
-    for number, rule in enumerate(rules if isinstance(rules, list) and not where else ()):
-        if isinstance(rule, dict):
-            _check_keys(rule, Rule.__struct_fields__, f"rules[{number}].")
-
-
 def _explain(text: str, tree: Mapping[str, Any]) -> ConfigError:
     """The key and the problem out of msgspec's sentence (``Expected `int` >= 1 - at `$.engines_max```)."""
     match = _AT.match(text)
     problem, path = (match["problem"], match["path"] or "") if match is not None else (text, "")
+    unknown = _UNKNOWN.search(problem)
+    if unknown is not None:
+        known = Rule.__struct_fields__ if path else _FIELDS
+        where = ".".join(filter(None, (path, unknown[1])))
+        return ConfigError(where, "unknown key" + suggestion(unknown[1], known))
     key = re.split(r"[.\[]", path)[0]
     schema = json_schema()["$defs"]["Config"]["properties"].get(key, {})
     if "matching regex" in problem:
@@ -254,7 +246,7 @@ def _explain(text: str, tree: Mapping[str, Any]) -> ConfigError:
     if "enum" in schema and isinstance(tree.get(key), str):
         return ConfigError(path, f"{tree[key]!r} is not one of {', '.join(schema['enum'])}")
     plain = problem[:1].lower() + problem[1:].replace("`", "")
-    return ConfigError(path or _TOP, plain.replace("array", "list").replace("object", "mapping"))
+    return ConfigError(path, plain.replace("array", "list").replace("object", "mapping"))
 
 
 # --- a start that must not fail ---------------------------------------------------------------------------------------

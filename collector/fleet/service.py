@@ -73,7 +73,9 @@ class FleetService:
         if config.pages_token_file:
             routes = protect(routes, TokenFile(config.pages_token_file, "pages_token_file", clock).accepts)
         handler = page_handler(partial(dispatch, routes))
-        self._pages = HttpServer(parse_endpoint(config.pages), handler, "the pages", timeout_s=PAGE_TIMEOUT_S)
+        self._pages = HttpServer(
+            parse_endpoint(config.pages), handler, ("the pages", "pages"), timeout_s=PAGE_TIMEOUT_S
+        )
         self._task = Task("fleet-pull", self.turn, health=self.health, turn_timeout_s=ROUND_TIMEOUT_S)
 
     @property

@@ -29,6 +29,7 @@ from collections.abc import Iterator, Mapping
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
+from urllib.parse import urlsplit
 
 import aiohttp
 import grpc
@@ -343,11 +344,8 @@ def _is_here(address: str) -> bool:
 
 
 def _address(config: Config) -> tuple[str, int]:
-    usual = 4317 if config.forward.startswith("grpc") else 4318
-    host, colon, port = config.forward.partition("://")[2].partition("/")[0].rpartition(":")
-    if not colon or not port.isdigit():
-        return port.strip("[]"), usual
-    return host.strip("[]"), int(port)
+    parts = urlsplit(config.forward)
+    return parts.hostname or "", parts.port or (4317 if parts.scheme.startswith("grpc") else 4318)
 
 
 def _headers(config: Config) -> dict[str, str]:

@@ -13,9 +13,11 @@ spans are 4 million messages; from ``LARGE_BYTES`` on the fields of its spans ar
 from __future__ import annotations
 
 import asyncio
-from collections import Counter, deque
-from collections.abc import Awaitable, Callable
-from typing import Final, Self, TypeVar
+import logging
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Final, TypeVar
 
 from google.protobuf import message
 
@@ -28,6 +30,8 @@ from .queue import BATCH_BYTES, HINT_MAX_S, AdmissionQueue, Export
 from .status import Answer, answer
 
 T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
 
 RECEIVED_AT_ONCE: Final = 4
 """Exports of the largest size that may be received at the same time, over all transports."""
@@ -71,36 +75,30 @@ class ReceiveBudget:
         self._held: Counter[str] = Counter()
         self._used: Counter[str] = Counter()
         self._halved_s = 0.0
+        self._waiting: dict[_Receiving, None] = {}
         self._receiving: dict[_Receiving, None] = {}  # their bytes are not here yet
-        self._waiting: dict[str, deque[_Receiving]] = {}
 
-    def receiving(self, connection: str, size_bytes: int) -> _Receiving:
-        """A context in which room for a message of at most so many bytes is reserved for a connection."""
-        return _Receiving(self, connection, min(COPIES * size_bytes, self._room))
-
-    async def enter(self, one: _Receiving) -> None:
-        """Reserve, waiting for a while."""
-        self._waiting.setdefault(one.connection, deque()).append(one)
-        self._admit()
-        if not one.admitted.done():
-            self._hurry()
+    @asynccontextmanager
+    async def receiving(self, connection: str, size_bytes: int) -> AsyncIterator[_Receiving]:
+        """Room for a message of at most so many bytes, reserved for a connection."""
+        one = _Receiving(self, connection, min(COPIES * size_bytes, self._room))
+        self._waiting[one] = None
         try:
-            async with asyncio.timeout(RECEIVE_WAIT_S):
-                await one.admitted
-        except BaseException as error:
-            if one.admitted.done() and not one.admitted.cancelled():
-                self.leave(one)
-            else:
-                self._forget(one)
-                self._admit()
-            if isinstance(error, TimeoutError):
+            self._admit()
+            if not one.admitted.done():
+                for each in self._receiving:
+                    each.end_by(each.since_s + self.patience_s())
+            try:
+                async with asyncio.timeout(RECEIVE_WAIT_S):
+                    await one.admitted
+            except TimeoutError:
                 raise BudgetFull from None
-            raise
-
-    def leave(self, one: _Receiving) -> None:
-        """Release what is reserved."""
-        self.received(one)
-        self._release(one.connection, one.size_bytes)
+            yield one
+        finally:
+            self._waiting.pop(one, None)
+            self.received(one)
+            if one.since_s:
+                self._release(one.connection, one.size_bytes)
 
     def received(self, one: _Receiving) -> None:
         """Its bytes are here, or will not come."""
@@ -114,40 +112,33 @@ class ReceiveBudget:
         self._release(one.connection, spared)
 
     def patience_s(self) -> float:
-        """How long a message may take to come; the more wait, the shorter."""
+        """How long a message may take to come; the more connections wait, the shorter."""
         if not self._waiting:
             return RECEIVE_TIMEOUT_S
-        return max(STALLED_S / max(1.0, len(self._waiting) / RECEIVED_AT_ONCE), STALLED_MIN_S)
+        connections = len({each.connection for each in self._waiting})
+        return max(STALLED_S / max(1.0, connections / RECEIVED_AT_ONCE), STALLED_MIN_S)
 
     def _admit(self) -> None:
         """Let in those who wait as far as there is room, the connections that have used least first."""
-        self._halve_used()
-        while self._waiting:
-            fitting = [connection for connection, (first, *_) in self._waiting.items() if self._fits(first)]
-            if not fitting:
-                return
-            self._take(self._waiting[min(fitting, key=self._used.__getitem__)][0])
+        now_s = asyncio.get_running_loop().time()
+        if now_s - self._halved_s >= USED_HALF_LIFE_S:
+            self._halved_s = now_s
+            self._used = Counter({name: used // 2 for name, used in self._used.items() if used >= USED_BYTES_MIN})
+        while fitting := [each for each in self._waiting if self._fits(each)]:
+            one = min(fitting, key=lambda each: self._used[each.connection])
+            del self._waiting[one]
+            self._left -= one.size_bytes
+            self._held[one.connection] += one.size_bytes
+            self._used[one.connection] += one.size_bytes
+            self._receiving[one] = None
+            one.since_s = now_s
+            one.admitted.set_result(None)
 
     def _fits(self, one: _Receiving) -> bool:
         if one.admitted.done():  # its time was up, and it has not left yet
             return False
         held = self._held[one.connection]
         return one.size_bytes <= self._left and (not held or held + one.size_bytes <= self._share)
-
-    def _take(self, one: _Receiving) -> None:
-        self._forget(one)
-        self._left -= one.size_bytes
-        self._held[one.connection] += one.size_bytes
-        self._used[one.connection] += one.size_bytes
-        self._receiving[one] = None
-        one.since_s = asyncio.get_running_loop().time()
-        one.admitted.set_result(None)
-
-    def _forget(self, one: _Receiving) -> None:
-        line = self._waiting[one.connection]
-        line.remove(one)
-        if not line:
-            del self._waiting[one.connection]
 
     def _release(self, connection: str, size_bytes: int) -> None:
         self._left += size_bytes
@@ -156,19 +147,10 @@ class ReceiveBudget:
             del self._held[connection]
         self._admit()
 
-    def _halve_used(self) -> None:
-        now_s = asyncio.get_running_loop().time()
-        if now_s - self._halved_s >= USED_HALF_LIFE_S:
-            self._halved_s = now_s
-            self._used = Counter({name: used // 2 for name, used in self._used.items() if used >= USED_BYTES_MIN})
-
-    def _hurry(self) -> None:
-        patience_s = self.patience_s()
-        for each in self._receiving:
-            each.end_by(each.since_s + patience_s)
-
 
 class _Receiving:
+    """One message; ``since_s`` is when it was let in, 0 before."""
+
     def __init__(self, budget: ReceiveBudget, connection: str, size_bytes: int) -> None:
         self.connection = connection
         self.size_bytes = size_bytes
@@ -176,15 +158,6 @@ class _Receiving:
         self.admitted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._budget = budget
         self._timeout: asyncio.Timeout | None = None
-
-    async def __aenter__(self) -> Self:
-        """Wait for room."""
-        await self._budget.enter(self)
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        """Give the room back."""
-        self._budget.leave(self)
 
     async def read(self, coming: Awaitable[T]) -> T:
         """Wait for the bytes; BudgetFull or TimeoutError if they take too long."""
@@ -369,11 +342,23 @@ class Intake:
         """Whether telemetry of a kind that is not learned from has somewhere to go."""
         return self._forward is not None
 
-    def pass_on(self, signal: Signal, payload: bytes, transport: Transport) -> None:
-        """Take in what is not learned from."""
-        self._metrics.add(table.REQUESTS, 1, transport, Outcome.ACCEPTED)
-        if self._forward is not None:
-            self._forward.offer(signal, payload)
+    async def take(
+        self, signal: Signal, payload: bytes, peer: str, transport: Transport, wait_s: float | None = None
+    ) -> Answer | None:
+        """Take in what a receiver has read (None), or say why not, a fault of ours included.
+
+        What is no trace is not learned from, and passed on.
+        """
+        if signal is not Signal.TRACES:
+            self._metrics.add(table.REQUESTS, 1, transport, Outcome.ACCEPTED)
+            if self._forward is not None:
+                self._forward.offer(signal, payload)
+            return None
+        try:
+            return await self.offer(payload, peer, transport, wait_s)
+        except Exception:  # noqa: BLE001 -- its text would reach the client
+            _log.exception("export failed")
+            return answer(Outcome.FAILED)
 
     async def _count(self, payload: bytes) -> int | Outcome:
         """The spans of an export, or why it stays outside.

@@ -12,7 +12,6 @@ of the budget. A call that waits costs a coroutine, and no thread.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import AsyncIterator
 from functools import partial
 
@@ -21,7 +20,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as grpc_health
 
 from collector.config import Config, parse_endpoint
-from collector.runtime import IoLoop, StartError
+from collector.runtime import IoLoop, cannot_listen
 from collector.telemetry import Outcome, Signal, Transport
 
 from .access import TokenFile
@@ -51,8 +50,6 @@ METADATA_BYTES_MAX = 16 << 10
 WINDOW_BYTES = 256 << 10
 """What a caller may send of a call before it hears from us: most exports whole, 5 MB/s over 50 ms of distance. To find
 a window for itself, gRPC would send a ping with each export, and set timers that wake its threads."""
-
-_log = logging.getLogger(__name__)
 
 _Context = grpc.aio.ServicerContext[bytes, bytes]
 
@@ -95,22 +92,12 @@ class _ExportHandler(grpc.GenericRpcHandler):
                 payload = await receiving.read(context.read())
                 if isinstance(payload, bytes):  # else the call has ended without one
                     receiving.shrink(len(payload))
-                    return await self._offer(signal, payload, peer, context)
+                    return await self._intake.take(signal, payload, peer, Transport.GRPC, _patience_s(context))
         except BudgetFull:
             return self._turn_away(answer(Outcome.QUEUE_FULL, HINT_MIN_S, "too many calls wait for their message"))
         except TimeoutError:
             pass
         return self._turn_away(answer(Outcome.INCOMPLETE))
-
-    async def _offer(self, signal: Signal, payload: bytes, peer: str, context: _Context) -> Answer | None:
-        if signal is not Signal.TRACES:
-            self._intake.pass_on(signal, payload, Transport.GRPC)
-            return None
-        try:
-            return await self._intake.offer(payload, peer, Transport.GRPC, _patience_s(context))
-        except Exception:  # noqa: BLE001 -- an exception's text would reach the client as status UNKNOWN
-            _log.exception("export failed")
-            return answer(Outcome.FAILED)
 
     def _turn_away(self, refused: Answer) -> Answer:
         self._intake.turn_away(Transport.GRPC, refused.outcome)
@@ -186,9 +173,8 @@ class OtlpGrpcReceiver:
             else:
                 self.port = server.add_secure_port(str(endpoint), self._credentials)
         except RuntimeError:
-            raise StartError(
-                f"cannot listen on {endpoint} for OTLP/gRPC: the port is in use or the address is not ours"
-            ) from None
+            why = "the port is in use or the address is not ours"
+            raise cannot_listen(endpoint, "OTLP/gRPC", "listen", why) from None
         await server.start()
         for name in ("", SERVICE):
             await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)

@@ -13,7 +13,6 @@ What takes longer than some milliseconds (inflating, JSON) happens in a thread: 
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 import ssl
 import time
@@ -22,7 +21,6 @@ from collections.abc import Callable
 from http import HTTPStatus
 from typing import Final
 
-import grpc
 from aiohttp import web
 from multidict import CIMultiDict
 
@@ -50,15 +48,11 @@ INFLATE_S: Final = 10.0
 MEMBERS_MAX: Final = 64
 """Exporters make one member; who joins gzip files makes a few. An empty member has 20 bytes."""
 
-_log = logging.getLogger(__name__)
-
 
 def _unsupported(status: HTTPStatus, text: str, *headers: tuple[str, str]) -> Answer:
-    code = grpc.StatusCode.UNIMPLEMENTED if status in _NOT_HERE else grpc.StatusCode.INVALID_ARGUMENT
-    return Answer(Outcome.UNDECODABLE, code, status, text, headers=headers)
+    return answer(Outcome.UNDECODABLE, text=text)._replace(status=status, headers=headers)
 
 
-_NOT_HERE = (HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED)
 NOT_FOUND = _unsupported(HTTPStatus.NOT_FOUND, f"only {PATH} is served")
 NOT_POST = _unsupported(HTTPStatus.METHOD_NOT_ALLOWED, "POST only", ("Allow", "POST"))
 NOT_OTLP = _unsupported(
@@ -194,15 +188,7 @@ class _ExportHandler:
         except ValueError:
             return self._reject(request, NOT_JSON)
         shrink(len(body))
-        signal = _SIGNALS[_path(request)]
-        if signal is not Signal.TRACES:
-            self._intake.pass_on(signal, body, Transport.HTTP)
-            return _reply(request)
-        try:
-            return _reply(request, await self._intake.offer(body, peer, Transport.HTTP))
-        except Exception:  # noqa: BLE001 -- its text would reach the client
-            _log.exception("export failed")
-            return _reply(request, answer(Outcome.FAILED))
+        return _reply(request, await self._intake.take(_SIGNALS[_path(request)], body, peer, Transport.HTTP))
 
     def _reject(self, request: web.BaseRequest, rejected: Answer) -> web.Response:
         self._intake.turn_away(Transport.HTTP, rejected.outcome)
@@ -225,7 +211,7 @@ def _check_of(request: web.BaseRequest) -> Callable[[], None]:
     return check
 
 
-def _reply(request: web.BaseRequest, answer: Answer | None = None) -> web.Response:
+def _reply(request: web.BaseRequest, answer: Answer | None) -> web.Response:
     as_json = _speaks_json(request)
     headers = CIMultiDict([("Content-Type", JSON if as_json else CONTENT_TYPE)])
     if answer is None:
@@ -268,7 +254,7 @@ def make_http_receiver(
     return HttpServer(
         parse_endpoint(config.listen_http),
         handler.handle,
-        "OTLP/HTTP",
+        ("OTLP/HTTP", "listen_http"),
         timeout_s=RECEIVE_TIMEOUT_S,
         connections_max=CONNECTIONS_MAX,
         grace_s=grace_s,

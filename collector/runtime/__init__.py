@@ -11,6 +11,7 @@ from .filesystem import (
     MemoryGuard,
     StartError,
     SystemFiles,
+    cannot_listen,
     cgroup_limit_bytes,
     check_packages,
     limit_bytes,
@@ -19,7 +20,7 @@ from .filesystem import (
     sync_directory,
 )
 from .loop import Background, IoLoop, begin
-from .tasks import Clock, Health, Part, SteadyClock, Stop, SystemClock, Task, in_thread, serve
+from .tasks import Clock, Health, Part, SteadyClock, Stop, SystemClock, Task, serve
 from .terminal import (
     TOLD_ONCE,
     PrintLine,
@@ -53,10 +54,10 @@ __all__ = [
     "SystemFiles",
     "Task",
     "begin",
+    "cannot_listen",
     "cgroup_limit_bytes",
     "check_packages",
     "configure_logs",
-    "in_thread",
     "limit_bytes",
     "note",
     "package_files",

@@ -23,7 +23,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
-from collector.config import ConfigError
+from collector.config import ConfigError, Endpoint
 
 EXIT_OK = 0
 EXIT_FAILED = 1
@@ -36,6 +36,11 @@ EXIT_INTERRUPTED = 130
 
 class StartError(Exception):
     """The configuration is fine, the environment is not; the text is one clear sentence."""
+
+
+def cannot_listen(endpoint: Endpoint, purpose: str, key: str, reason: str) -> StartError:
+    """For a server that does not get its port, which a key of the configuration gives."""
+    return StartError(f"cannot listen on {endpoint} for {purpose}: {reason}; the key {key} gives the port")
 
 
 class Volume(NamedTuple):

@@ -25,7 +25,7 @@ from yarl import URL
 
 from collector.config import Endpoint
 
-from .filesystem import StartError
+from .filesystem import cannot_listen
 from .loop import IoLoop
 
 CONNECTIONS_MAX = 32
@@ -112,7 +112,7 @@ class HttpServer:
     Args:
         endpoint: where to listen; a colon in the address means IPv6, port 0 lets the kernel choose, see ``port``.
         handle: answers a request.
-        purpose: what it serves, for the sentence that says that it cannot.
+        purpose: what it serves, and the key of the endpoint, for the sentence that says that it cannot.
         timeout_s: how long a connection may take to send a request.
         connections_max: most connections at once.
         grace_s: how long a response may still take when the server stops.
@@ -124,7 +124,7 @@ class HttpServer:
         self,
         endpoint: Endpoint,
         handle: Handle,
-        purpose: str,
+        purpose: tuple[str, str],
         *,
         timeout_s: float,
         connections_max: int = CONNECTIONS_MAX,
@@ -162,7 +162,7 @@ class HttpServer:
             listener = await listen(server, address, port, ssl=self._tls, backlog=BACKLOG)
         except OSError as error:
             reason = (error.strerror or str(error)).rpartition(": ")[2]
-            raise StartError(f"cannot listen on {self._endpoint} for {self._purpose}: {reason}") from None
+            raise cannot_listen(self._endpoint, *self._purpose, reason) from None
         self.port = int(listener.sockets[0].getsockname()[1])
         self._serving = server, listener
 
@@ -268,14 +268,11 @@ class HttpClient:
                 raise FetchError("unexpected")
             if (response.content_length or 0) > bytes_max:
                 raise FetchError("too_large")
-            pieces: list[bytes] = []
-            size = 0
-            async for piece in response.content.iter_any():
-                size += len(piece)
-                if size > bytes_max:
-                    raise FetchError("too_large")
-                pieces.append(piece)
-            return b"".join(pieces)
+            try:
+                await response.content.readexactly(bytes_max + 1)
+            except asyncio.IncompleteReadError as whole:
+                return whole.partial
+            raise FetchError("too_large")
 
     def _open(self) -> aiohttp.ClientSession:
         if self._session is None:

@@ -24,9 +24,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from typing import Protocol, TypeVar
-
-T = TypeVar("T")
+from typing import Protocol
 
 
 class Clock(Protocol):
@@ -244,12 +242,6 @@ class Stop:
             os._exit(128 + number)
         self._signalled = True
         self.ask()
-
-
-async def in_thread(work: Callable[[Stop], T], asked: Stop) -> T:
-    """Run a command that blocks, and looks now and then whether it was asked to stop."""
-    asked.listen()
-    return await asyncio.to_thread(work, asked)
 
 
 async def serve(start: Callable[[], None], stop: Callable[[], bool], asked: Stop) -> bool:

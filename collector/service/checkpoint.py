@@ -27,7 +27,7 @@ from typing import Annotated, Final, NamedTuple
 
 import msgspec
 
-from collector.config import Config
+from collector.config import Config, ConfigError
 from collector.decode import Telemetry
 from collector.join import Joiner
 from collector.runtime import Clock, StartError, SystemFiles, sync_directory
@@ -43,7 +43,7 @@ STATE_BYTES_MAX: Final = 1 << 31
 _LOCK_BYTES_MAX: Final = 1024
 _PAUSE_MAX_NS: Final = 10_000_000_000
 """Twice the pause of an SDK's exporter."""
-_HALF_WRITTEN = re.compile(r"\.+(snapshot\.json(\.probe)?|[0-9a-f]{12}\.blis\.yaml|state\.bin)\.tmp(\.\d+)?")
+_HALF_WRITTEN = re.compile(r"\.(snapshot\.json|[0-9a-f]{12}\.blis\.yaml|state\.bin)\.tmp(\.\d+)?")
 """Temporary names of exporters/snapshot_file.py and of this module alone: the directory may be shared."""
 
 _log = logging.getLogger(__name__)
@@ -131,8 +131,11 @@ class Directory:
         """Make the directory if need be and lock it.
 
         Raises:
+            ConfigError: it is a file.
             StartError: another process uses it, or it cannot be written to.
         """
+        if self.path.is_file():
+            raise ConfigError(self._named, f"{self.path} is a file, and a directory is wanted")
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self._descriptor = os.open(self.path / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -213,8 +216,8 @@ class CheckpointFiles:
         """What both files know of the log; None while there is one alone."""
         return self._positions[0] if len(self._positions) > 1 else None
 
-    def load(self, restore: Callable[[Tree], tuple[Position, list[str]]]) -> tuple[Position, int]:
-        """Hand the newest usable checkpoint to ``restore``; its position, and the generation of its snapshot.
+    def load(self, restore: Callable[[Tree], tuple[Position, list[str]]]) -> Position:
+        """Hand the newest usable checkpoint to ``restore``; its position.
 
         Files that cannot be used are put aside and logged as errors.
         """
@@ -230,11 +233,7 @@ class CheckpointFiles:
                 continue
             tried = True
             try:
-                tree = decode(data)
-                generation = part_of_tree(tree, PROGRESS).get("generation", 0)
-                position, left_out = restore(tree)
-                if not isinstance(generation, int) or generation < 0:
-                    raise StateError("generation: expected a whole number >= 0")
+                position, left_out = restore(decode(data))
             except StateError as error:
                 self._report(path, str(error))
                 with contextlib.suppress(OSError):
@@ -245,11 +244,11 @@ class CheckpointFiles:
             self._positions = [position]
             self._newest_is_whole = outcome is Restored.NEWEST
             self.restored, self.restored_name, self.restored_unix_s = outcome, path.name, written_unix_s
-            return position, generation
+            return position
         if tried:
             _log.error("cold start, everything is learned anew; no state file could be used: %s", self.problem)
             self.restored = Restored.COLD
-        return Position(), 0
+        return Position()
 
     def write(self, data: bytes, position: Position) -> None:
         """Write the next checkpoint. OSError if it could not be written; the older ones are as they were."""

@@ -28,7 +28,6 @@ from .log import NO_ROOM, Log, LogFull, is_segment
 
 if TYPE_CHECKING:
     from .pipeline import Pipeline
-    from .publish import Publisher
 
 WRITER: Final = "checkpoint-writer"
 CONFIG_STATE_BYTES: Final = 1 << 20
@@ -81,7 +80,6 @@ class Durability:
         self,
         config: Config,
         pipeline: Pipeline,
-        publisher: Publisher,
         *,
         metrics: Metrics,
         health: Health,
@@ -97,7 +95,6 @@ class Durability:
         self.keeps_backlog = config.durability == "log"
         """Whether what is acknowledged and not learned is there for the next process."""
         self._pipeline = pipeline
-        self._publisher = publisher
         self._metrics = metrics
         self._clock = clock
         self._interval_ns = int(config.checkpoint_interval_s * 1e9)
@@ -125,11 +122,10 @@ class Durability:
     def start(self) -> None:
         """Take the directory, restore, find the log's rest, begin to write."""
         self._directory.take()
-        position, generation = self._checkpoints.load(self._pipeline.from_checkpoint)
+        position = self._checkpoints.load(self._pipeline.from_checkpoint)
         self._saved = (0, self._pipeline.learned_rows, 0)
         self._metrics.set(table.STATE_RESTORED, 1, self._checkpoints.restored)
         self._metrics.set(table.STATE_WRITTEN, self._checkpoints.restored_unix_s)
-        self._publisher.resume(generation)
         self._fit_log()
         if self._cramped:
             _log.warning("%s", self._cramped)
@@ -260,7 +256,6 @@ class Durability:
             if self._is_full:
                 self._pipeline.settle()  # nothing comes that could complete what waits
             tree, position = self._pipeline.to_checkpoint()
-            tree[PROGRESS]["generation"] = self._publisher.generation
         except Exception:  # noqa: BLE001 -- a fault of ours must not end the receiving
             self._metrics.add(table.WRITES, 1, "checkpoint", "failed")
             self._unsaved = "state could not be taken"

@@ -76,14 +76,8 @@ class _Segment(NamedTuple):
     size_bytes: int
 
 
-class _Meta(msgspec.Struct, frozen=True, array_like=True):
-    peer: str
-    transport: str
-    spans: int
-    arrived_unix_ns: int
-
-
-_meta_decoder = msgspec.msgpack.Decoder(_Meta)
+_meta_decoder = msgspec.msgpack.Decoder(tuple[str, str, int, int])
+"""Peer, transport, spans, and when it arrived."""
 
 
 def is_segment(path: Path) -> bool:
@@ -265,7 +259,7 @@ class Log:
 
 def _entry_parts(export: Export, number: int) -> list[bytes]:
     """An entry in two buffers, so that the payload is not copied."""
-    meta = msgspec.msgpack.encode(_Meta(export.peer, export.transport, export.spans, export.arrived_unix_ns))
+    meta = msgspec.msgpack.encode((export.peer, export.transport, export.spans, export.arrived_unix_ns))
     inner = struct.pack("<QH", number, len(meta)) + meta
     checksum = zlib.crc32(export.payload, zlib.crc32(inner))
     return [_PREFIX.pack(len(inner) + len(export.payload), checksum) + inner, export.payload]
@@ -313,11 +307,10 @@ class _Reader:
             self._left_bytes -= rest_bytes
             return None
         try:
-            meta = _meta_decoder.decode(rest[:meta_bytes])
+            peer, transport, spans, arrived_unix_ns = _meta_decoder.decode(rest[:meta_bytes])
         except (msgspec.DecodeError, UnicodeDecodeError):  # the checksum may fit by chance
             return None
-        payload = rest[meta_bytes:]
-        export = Export(payload, meta.peer, meta.transport, meta.spans, "", number, meta.arrived_unix_ns)
+        export = Export(rest[meta_bytes:], peer, transport, spans, "", number, arrived_unix_ns)
         return export, end, end - at
 
     def find_after(self, at: int, expected: int) -> tuple[Export, int, int] | None:

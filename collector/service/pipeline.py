@@ -117,7 +117,7 @@ class Senders:
 
     def __init__(self) -> None:
         self._lost: OrderedDict[str, tuple[int, dict[PluginLoss, int]]] = OrderedDict()
-        self._skewed: OrderedDict[str, int] = OrderedDict()
+        self._skewed: dict[str, int] = {}
 
     def record(self, telemetry: Telemetry, counts: Counts) -> None:
         """Look at what one resource of an export said."""
@@ -144,8 +144,7 @@ class Senders:
 
     def _warn_of_skew(self, telemetry: Telemetry) -> None:
         now_unix_ns = telemetry.arrived_unix_ns
-        while self._skewed and next(iter(self._skewed.values())) <= now_unix_ns - SKEW_AGAIN_NS:
-            self._skewed.popitem(last=False)
+        self._skewed = {name: at for name, at in self._skewed.items() if at > now_unix_ns - SKEW_AGAIN_NS}
         if telemetry.instance in self._skewed or len(self._skewed) >= SKEWED_MAX:
             return
         self._skewed[telemetry.instance] = now_unix_ns

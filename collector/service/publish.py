@@ -14,13 +14,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
-from collector.runtime import TOLD_ONCE, Clock, Health, StartError, Task
+from collector.runtime import TOLD_ONCE, Clock, Health, Task
 from collector.telemetry import Metrics, table
 from exporters.snapshot_file import (
     SNAPSHOT_NAME,
     published_generation,
     published_snapshot,
-    write_atomically,
     write_snapshot,
 )
 from exporters.wording import name_of, newest_change, odd_replicas
@@ -69,11 +68,6 @@ class Publisher:
     def current(self) -> Snapshot | None:
         """The newest generation; None until something was learned."""
         return self._current
-
-    @property
-    def generation(self) -> int:
-        """Number of the newest generation."""
-        return self._generation
 
     def resume(self, generation: int) -> None:
         """Generations go on where an earlier process ended: readers' must not go back."""
@@ -210,13 +204,7 @@ class SnapshotWriter:
         self._task = Task(WRITER, self._write_on_time, health=health, turn_timeout_s=WRITE_TIMEOUT_S)
 
     def start(self) -> None:
-        """Prove that the directory takes files, find what readers have seen, begin."""
-        try:
-            probe = self.path.parent / f".{SNAPSHOT_NAME}.probe"
-            write_atomically(probe, b"")
-            probe.unlink()
-        except OSError as error:
-            raise StartError(f"cannot write to {self.path.parent}: {error.strerror}") from None
+        """Find what readers have seen, and begin."""
         self._publisher.resume(published_generation(self.path))
         published = published_snapshot(self.path)
         if published is not None:

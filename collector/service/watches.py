@@ -69,22 +69,18 @@ class EventTime:
         idle_in_ns = self._pipeline.emit_idle(self._clock.unix_nano() - self._unread_ns())
         self._due_ns = math.inf if idle_in_ns is None else now_ns + idle_in_ns
         self.pending = tuple(self._pipeline.pending())
-        self._metrics.replace(table.PENDING, series_of(self.pending))
+        most = sorted(self.pending, key=lambda one: -(one.steps + one.requests + one.rows))[:SERIES_ENGINES_MAX]
+        series: dict[tuple[str, ...], float] = {
+            (one.instance[:LABEL_CHARS_MAX], what): float(number)
+            for one in most
+            for what, number in (("steps", one.steps), ("requests", one.requests), ("rows", one.rows))
+            if number
+        }
+        self._metrics.replace(table.PENDING, series)
 
     def due_in_s(self) -> float:
         """Until the next source is idle, if nothing comes of it; inf without any."""
         return max(self._due_ns - self._clock.monotonic_ns(), LOOK_EVERY_NS) / 1e9
-
-
-def series_of(pending: tuple[Pending, ...]) -> dict[tuple[str, ...], float]:
-    """What is pending of the engines that hold most, as series of the metric."""
-    most = sorted(pending, key=lambda one: -(one.steps + one.requests + one.rows))[:SERIES_ENGINES_MAX]
-    return {
-        (one.instance[:LABEL_CHARS_MAX], what): float(number)
-        for one in most
-        for what, number in (("steps", one.steps), ("requests", one.requests), ("rows", one.rows))
-        if number
-    }
 
 
 class _Progress(NamedTuple):

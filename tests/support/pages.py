@@ -12,4 +12,4 @@ from exporters.pages import dispatch
 def page_server(routes, *, address="127.0.0.1", port=0, timeout_s=10.0, **kwargs) -> HttpServer:
     """Not started yet."""
     handler = page_handler(partial(dispatch, routes))
-    return HttpServer(Endpoint(address, port), handler, "the pages", timeout_s=timeout_s, **kwargs)
+    return HttpServer(Endpoint(address, port), handler, ("the pages", "pages"), timeout_s=timeout_s, **kwargs)

@@ -23,6 +23,8 @@ import sys
 import tempfile
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor, wait
+from functools import partial
 from itertools import chain, cycle, repeat
 from pathlib import Path
 
@@ -46,22 +48,19 @@ from tests.support.sidecars import call_export
 from tests.support.step_exports import make_export
 
 ENGINES = 2
-STAGES = {
-    f"{owner.__name__}.{name}": (owner, name)
-    for owner, names in {
-        Directory: ("take", "release"),
-        CheckpointFiles: ("load", "write"),
-        Log: ("open", "_begin_segment", "_end_segment", "free"),
-        Durability: ("backlog",),
-        Sidecar: ("start",),
-        Pipeline: ("to_checkpoint", "flush"),
-        SystemFiles: ("sync", "replace"),
-        SnapshotWriter: ("stop",),
-    }.items()
-    for name in names
-}
+STAGES = dict.fromkeys(("take", "release"), Directory) | dict.fromkeys(("load", "write"), CheckpointFiles)
+STAGES |= dict.fromkeys(("open", "_begin_segment", "_end_segment", "free"), Log)
+STAGES |= {"backlog": Durability, "start": Sidecar, "to_checkpoint": Pipeline, "flush": Pipeline}
+STAGES |= {"sync": SystemFiles, "replace": SystemFiles, "stop": SnapshotWriter}
 """Where the process ends itself: right after a call of this."""
-TROUBLES = ("none", "full", "read-only", "slow", "clock")
+TROUBLES = {
+    "none": {},
+    "full": {"write": errno.ENOSPC, "truncate": errno.EIO},
+    "read-only": {"open": errno.EROFS, "replace": errno.EROFS},
+    "slow": {"write": 0},
+    "clock": {},
+}
+"""Which calls of the file system fail at times, and how; 0: they wait."""
 SETTINGS = {"LISTEN": "127.0.0.1:0", "LISTEN_HTTP": "", "PAGES": "127.0.0.1:0", "PUBLISH_INTERVAL_S": "0.2"}
 SETTINGS |= {"CHECKPOINT_INTERVAL_S": "0.3", "DURABILITY": "log", "LOG_CAPACITY_MIB": "16", "LEARNERS": "[rls]"}
 SETTINGS = {f"TRACEFIT_{key}": value for key, value in SETTINGS.items()}
@@ -71,38 +70,21 @@ SETTINGS = {f"TRACEFIT_{key}": value for key, value in SETTINGS.items()}
 
 
 class BadDisk(SystemFiles):
-    """The real file system with spells of trouble: no room (half an entry gets in), read-only, slow."""
+    """The real file system, of which some calls fail or wait at times; of a write that fails a part gets in."""
 
-    def __init__(self, kind, rng):
-        self._kind, self._rng = kind, rng
+    def __init__(self, troubles, rng):
+        for name, number in troubles.items():
+            setattr(self, name, partial(self._at_times, rng, getattr(self, name), number))
 
-    def _trouble(self, kind, number=0):
-        if self._kind == kind and self._rng.random() < 0.3:
+    def _at_times(self, rng, call, number, *args):
+        if rng.random() < 0.3:
+            if number == errno.ENOSPC:
+                whole = b"".join(args[1])
+                call(args[0], [whole[: rng.choice((0, rng.randrange(len(whole))))]])
             if number:
                 raise OSError(number, os.strerror(number))
             time.sleep(0.02)
-
-    def open(self, path):
-        self._trouble("read-only", errno.EROFS)
-        return super().open(path)
-
-    def write(self, descriptor, parts):
-        self._trouble("slow")
-        try:
-            self._trouble("full", errno.ENOSPC)
-        except OSError:
-            whole = b"".join(parts)
-            super().write(descriptor, [whole[: self._rng.choice((0, self._rng.randrange(len(whole))))]])
-            raise
-        return super().write(descriptor, parts)
-
-    def truncate(self, descriptor, size_bytes):
-        self._trouble("full", errno.EIO)
-        super().truncate(descriptor, size_bytes)
-
-    def replace(self, source, target):
-        self._trouble("read-only", errno.EROFS)
-        super().replace(source, target)
+        return call(*args)
 
 
 class JumpingClock(SystemClock):
@@ -121,8 +103,7 @@ def be_a_victim(trouble, seed, stage):
     """Run a sidecar in this process until SIGTERM, or until so many calls in a stage; say the port on stdout."""
     rng = random.Random(int(seed))
     if stage:
-        owner, name = STAGES[stage]
-        original, calls = getattr(owner, name), iter(range(1, rng.choice((1, 1, 2, 5))))
+        original, calls = getattr(STAGES[stage], stage), iter(range(rng.choice((0, 0, 1, 4))))
 
         def deadly(*args, **kwargs):
             result = original(*args, **kwargs)
@@ -130,9 +111,9 @@ def be_a_victim(trouble, seed, stage):
                 os.kill(os.getpid(), signal.SIGKILL)
             return result
 
-        setattr(owner, name, deadly)
+        setattr(STAGES[stage], stage, deadly)
     stop, clock = Stop(), JumpingClock(rng) if trouble == "clock" else SystemClock()
-    sidecar = Sidecar(load(None, os.environ), clock, on_death=stop.ask, files=BadDisk(trouble, rng))
+    sidecar = Sidecar(load(None, os.environ), clock, on_death=stop.ask, files=BadDisk(TROUBLES[trouble], rng))
 
     def begin():
         sidecar.start()
@@ -153,25 +134,17 @@ def payload_of(engine, number):
     return request.SerializeToString()
 
 
-class Load:
-    """Exporters in threads; ``port`` is where the process of the moment listens, 0 for nowhere."""
-
-    def __init__(self, exports, pause_s):
-        self.port = self.repeats = 0
-        self.over = threading.Event()
-        self.threads = [threading.Thread(target=self._send, args=(n, exports, pause_s)) for n in range(ENGINES)]
-        for thread in self.threads:
-            thread.start()
-
-    def _send(self, engine, exports, pause_s):
-        for number in range(exports):
-            while not self.over.wait(pause_s):
-                try:
-                    call_export(self.port, payload_of(engine, number), timeout_s=10, wait=False)
-                    break
-                except (grpc.RpcError, ValueError):
-                    self.repeats += 1
-                    self.over.wait(0.05)
+def send_all(engine, exports, pause_s, process, over):
+    """Send the exports of an engine, each until it is acknowledged by the process of the moment; how many repeats."""
+    repeats = number = 0
+    while number < exports and not over.wait(pause_s):
+        try:
+            call_export(process["port"], payload_of(engine, number), timeout_s=10, wait=False)
+            number += 1
+        except (grpc.RpcError, ValueError):  # nobody is there
+            repeats += 1
+            over.wait(0.05)
+    return repeats
 
 
 def started(directory, trouble, seed, stage):
@@ -207,34 +180,35 @@ def expected(exports):
 
 def run(directory, *, kills, seed, exports, pause_s=0.0):
     """Kill so often while the load goes on, then let it end; AssertionError if anything was lost or learned twice."""
-    rng, load_ = random.Random(seed), Load(exports, pause_s)
-    done = staged = 0
+    rng, now, over = random.Random(seed), {"port": 0}, threading.Event()
     stages = chain.from_iterable(zip(cycle(rng.sample(list(STAGES), len(STAGES))), repeat(""), strict=False))
-    try:
-        for life, trouble, stage in zip(range(2 * kills + 5), cycle(TROUBLES), stages, strict=False):
-            process, load_.port = started(directory, trouble, seed + life, stage)
-            if load_.port:
-                time.sleep(rng.uniform(0.05, 2.0 if stage else 1.0))
-            process.send_signal(signal.SIGTERM if stage else signal.SIGKILL)  # it may end itself in a stage of the stop
+    done = staged = 0
+    with ThreadPoolExecutor(ENGINES) as pool:
+        load_ = [pool.submit(send_all, engine, exports, pause_s, now, over) for engine in range(ENGINES)]
+        try:
+            for life, trouble, stage in zip(range(2 * kills + 5), cycle(TROUBLES), stages, strict=False):
+                process, now["port"] = started(directory, trouble, seed + life, stage)
+                if now["port"]:
+                    time.sleep(rng.uniform(0.05, 2.0 if stage else 1.0))
+                process.send_signal(signal.SIGTERM if stage else signal.SIGKILL)  # it may end itself in a stage of it
+                process.communicate(timeout=60)
+                killed = process.returncode == -signal.SIGKILL
+                now["port"], done, staged = 0, done + killed, staged + bool(stage and killed)
+                print(f"{done:4} {trouble:10} {stage or 'whenever':24} exit {process.returncode}", flush=True)
+                if done == kills:
+                    break
+            assert done == kills, "starts fail; a disk in trouble may end one in order, but not each of them"
+            process, now["port"] = started(directory, "none", 0, "")
+            wait(load_, timeout=600)
+            process.terminate()
             process.communicate(timeout=60)
-            killed = process.returncode == -signal.SIGKILL
-            load_.port, done, staged = 0, done + killed, staged + bool(stage and killed)
-            print(f"{done:4} {trouble:10} {stage or 'whenever':24} exit {process.returncode}", flush=True)
-            if done == kills:
-                break
-        assert done == kills, "starts fail; a disk in trouble may end one in order, but not each of them"
-        process, load_.port = started(directory, "none", 0, "")
-        while any(thread.is_alive() for thread in load_.threads) and process.poll() is None:
-            time.sleep(0.1)
-        process.terminate()
-        process.communicate(timeout=60)
-        assert process.returncode == 0, (directory.parent / "stderr").read_text()[-3000:]
-    finally:
-        load_.over.set()
+            assert process.returncode == 0, (directory.parent / "stderr").read_text()[-3000:]
+        finally:
+            over.set()
     found, wanted = learned(json.loads((directory / "snapshot.json").read_bytes())), expected(exports)
     assert found == {name: (rows, pytest.approx(beta, rel=1e-9)) for name, (rows, beta) in wanted.items()}
-    rows = sum(rows for rows, _ in found.values())
-    return {"kills": done, "in_stages": staged, "exports": ENGINES * exports, "repeats": load_.repeats, "rows": rows}
+    rows, repeats = sum(rows for rows, _ in found.values()), sum(each.result() for each in load_)
+    return {"kills": done, "in_stages": staged, "exports": ENGINES * exports, "repeats": repeats, "rows": rows}
 
 
 def main():

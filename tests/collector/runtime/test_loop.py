@@ -11,35 +11,21 @@ from collector.runtime import Background, Health, IoLoop
 from tests.support.clocks import FakeClock, eventually
 
 
-@pytest.fixture
-def io():
-    loop = IoLoop()
-    yield loop
-    loop.close()
+async def fail():
+    raise ValueError("a fault of ours")
 
 
-def test_a_coroutine_that_raises_makes_the_process_not_alive_and_is_in_the_log(io, caplog):
+@pytest.mark.parametrize("faulty", [False, True])
+def test_a_coroutine_that_raises_makes_the_process_not_alive_and_is_in_the_log_and_one_that_is_stopped_does_not(
+    faulty, caplog
+):
     health = Health(FakeClock())
-
-    async def fail():
-        raise ValueError("a fault of ours")
-
-    background = Background("scraper", health, io)
-    background.start(fail())
-    eventually(lambda: health.late() == ("scraper",))
-    assert "scraper died" in caplog.text
-    assert "a fault of ours" in caplog.text
+    background = Background("scraper", health)
+    background.start(fail() if faulty else asyncio.sleep(3600))
+    eventually(lambda: health.late() == (("scraper",) if faulty else ()))
     background.stop()
-    assert not health.alive()
-
-
-def test_a_coroutine_that_is_stopped_is_no_fault(io, caplog):
-    health = Health(FakeClock())
-    background = Background("scraper", health, io)
-    background.start(asyncio.sleep(3600))
-    background.stop()
-    assert health.alive()
-    assert not caplog.text
+    assert health.alive() is not faulty
+    assert ("scraper died" in caplog.text) == ("a fault of ours" in caplog.text) == faulty
 
 
 def test_what_still_runs_when_an_own_loop_is_closed_is_ended(caplog):

@@ -32,19 +32,16 @@ def test_over_the_limit_exports_are_refused_with_a_hint_until_memory_is_back():
     assert metrics.value(SPANS, "grpc", "memory") == metrics.value(SPANS, "grpc", ACCEPTED) == 1
 
 
-def test_without_a_limit_nobody_looks():
-    def fail():
-        raise AssertionError
-
-    assert not MemoryGuard(None, fail).is_short()
-
-
 @pytest.mark.parametrize(
     ("configured_mib", "cgroup_bytes", "expected"),
-    [(0, None, None), (256, None, 256 * MIB), (256, 100 * MIB, 256 * MIB), (0, 100 * MIB, 80 * MIB)],
+    [(0, None, None), (256, 100 * MIB, 256 * MIB), (0, 100 * MIB, 80 * MIB)],
 )
-def test_the_configured_limit_goes_before_a_share_of_the_cgroups(configured_mib, cgroup_bytes, expected):
-    assert limit_bytes(configured_mib, cgroup_bytes) == expected
+def test_the_configured_limit_goes_before_a_share_of_the_cgroups_and_without_one_memory_is_never_short(
+    configured_mib, cgroup_bytes, expected
+):
+    limit = limit_bytes(configured_mib, cgroup_bytes)
+    assert limit == expected
+    assert MemoryGuard(limit, lambda: 1000 * MIB).is_short() is (expected is not None)
 
 
 @pytest.mark.parametrize(

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
+from functools import partial
 
 import pytest
 from prometheus_client import CollectorRegistry
 
 from collector.config.schema import Config
-from collector.decode.pages import ScrapedPage
 from collector.ingest.queue import Export
 from collector.recordings import Recording
 from collector.service.pipeline import Pipeline
@@ -19,9 +19,8 @@ from collector.telemetry import JoinEvent, Metrics, table
 from tests.support.clocks import T0_NS, FakeClock
 from tests.support.gpu_server import step_payloads
 from tests.support.page_server import RECORDED
-from tests.support.paths import DATA
-from tests.support.pipelines import new_pipeline
-from tests.support.recordings import recording
+from tests.support.pipelines import replayed
+from tests.support.recordings import otlp_file, recording
 from tests.support.step_exports import make_export
 from tests.support.toy_spans import STOCK_SCOPE, Piece, export_of, stock_span
 
@@ -62,23 +61,15 @@ class House:
         shown = self.publisher.current()
         return rows_in(shown.configs if shown is not None else ())
 
-    def coefficients(self):
-        return [config.targets["step_time"].models["portable"].features for config in self.publisher.current().configs]
-
-
-def recorded_pages_of(server):
-    for timed in Recording(RECORDED, print):
-        yield ScrapedPage(server, timed.said.unix_ns, timed.said.mono_ns, timed.said.engines)
-
 
 def steps_of(instance, first_step, steps):
+    """Of two engines that are never at the same moment in the same step, which would be one engine's."""
     request = make_export(1, steps_per_span=steps, first_step=first_step, instance=instance)
     for event in request.resource_spans[0].scope_spans[0].spans[0].events:
         for each in event.attributes:
             if each.key in ("step.ts_start_ns", "step.ts_end_ns"):
-                each.value.int_value += 10**6 * ord(instance[0])  # else the two would be one engine's
-    resource = request.resource_spans[0].resource
-    resource.attributes.add(key="vllm.model").value.string_value = "m"
+                each.value.int_value += 10**6 * ord(instance)
+    request.resource_spans[0].resource.attributes.add(key="vllm.model").value.string_value = "m"
     return Export(request.SerializeToString(), instance, "grpc", 1)
 
 
@@ -91,39 +82,31 @@ def rows_in(configs):
 
 def replayed_rows(exports):
     """Rows of each target when nothing comes after the last export."""
-    pipeline = new_pipeline()
-    pipeline.process(exports)
-    pipeline.flush()
-    return rows_in(pipeline.snapshot(0, 1).configs)
+    return rows_in(replayed(exports).snapshot(0, 1).configs)
 
 
-def test_the_last_few_steps_are_published_although_no_next_ones_come():
-    house = House()
-    exports = [Export(payload, "p", "grpc", 1) for payload in step_payloads(35)]
-    house.feed(exports, pace_s=0.6)
-    house.silence()
-    assert house.rows()["step_time"] == replayed_rows(exports)["step_time"] > 3300
-    assert house.event_time.pending == ()
+def live(name):
+    """A recording as a sender's exports."""
+    return [export._replace(recording="") for export in recording(otlp_file(name))]
 
 
-def test_a_benchmark_of_a_minute_is_published_although_nothing_comes_after_it():
-    """The capture lasts 73 s and ends while requests are open; its first row would leave after 180."""
-    house = House()
-    exports = recording(DATA / "c6_saturated" / "otlp.pb.gz")
-    live = [export._replace(recording="") for export in exports]
-    house.feed(live)
-    assert house.publisher.current() is None
+@pytest.mark.parametrize("name", ["c6_saturated", "steps of a plugin"])
+def test_what_ends_while_much_is_open_is_published_although_nothing_comes_after_it(name):
+    """The recording lasts 73 s; its first row would leave after 180."""
+    recorded = name == "c6_saturated"
+    house, exports = House(), live(name) if recorded else [Export(one, "p", "grpc", 1) for one in step_payloads(35)]
+    house.feed(exports, pace_s=0.0 if recorded else 0.6)
+    assert not recorded or house.publisher.current() is None
     house.silence()
     assert house.rows() == replayed_rows(exports)
     assert house.rows()["step_time"] > 1800
+    assert house.event_time.pending == ()
 
 
-@pytest.mark.parametrize("pauses", [5, 9])
-@pytest.mark.parametrize("name", ["c1_mixed", "c6_saturated", "c7_async_sim", "c9_dp2"])
+@pytest.mark.parametrize(("name", "pauses"), [("c1_mixed", 5), ("c6_saturated", 9), ("c7_async_sim", 9), ("c9_dp2", 5)])
 def test_pauses_amid_requests_cost_no_row(name, pauses):
     """Summaries trail the requests, and the requests that run are told of when they end: after the pause."""
-    exports = [export._replace(recording="") for export in recording(DATA / name / "otlp.pb.gz")]
-    house, rows = House(), []
+    exports, house, rows = live(name), House(), []
     for start in range(0, len(exports), -(-len(exports) // pauses)):
         house.feed(exports[start : start + -(-len(exports) // pauses)])
         house.silence()
@@ -131,24 +114,8 @@ def test_pauses_amid_requests_cost_no_row(name, pauses):
     assert rows == sorted(rows), "what is published never goes back"
     assert rows[pauses // 2] > 0, "a pause does not withhold what is known"
     house.silence(int(Config().join_timeout_s))
-    counts = house.pipeline.take_counts()
-    assert counts[table.JOIN_EVENTS, JoinEvent.STEP_LATE] == 0
+    assert house.pipeline.take_counts()[table.JOIN_EVENTS, JoinEvent.STEP_LATE] == 0
     assert house.rows()["step_time"] == replayed_rows(exports)["step_time"]
-
-
-def test_summaries_that_come_after_their_rows_have_left_are_counted_as_late():
-    house = House()
-    house.turn(steps_of("a", 1, 700))
-    house.turn(steps_of("a", 751, 50))
-    house.silence()
-    before = house.rows()["step_time"]
-    house.turn(steps_of("a", 701, 50))
-    house.turn(steps_of("a", 801, 50))
-    house.silence()
-    counts = house.pipeline.take_counts()
-    assert counts[table.JOIN_EVENTS, JoinEvent.MISSING] == 50
-    assert counts[table.JOIN_EVENTS, JoinEvent.STEP_LATE] == 50
-    assert house.rows()["step_time"] == before + 50
 
 
 def test_one_engine_that_is_idle_holds_nobody_up():
@@ -179,11 +146,9 @@ def test_an_engine_whose_export_waits_to_be_read_is_not_idle():
 
 def test_arrival_tells_who_is_idle_whatever_times_a_sender_claims():
     house = House()
-    claims_ahead = steps_of("a", 1, 50)
-    house.turn(claims_ahead)
-    house.silence(15)
-    house.turn(steps_of("a", 51, 50))
-    house.silence(15)
+    for first_step in (1, 51):  # of a week ago, by the clock here
+        house.turn(steps_of("a", first_step, 50))
+        house.silence(15)
     assert [one.instance for one in house.event_time.pending] == ["a"]
     house.silence(10)
     assert house.event_time.pending == ()
@@ -191,8 +156,8 @@ def test_arrival_tells_who_is_idle_whatever_times_a_sender_claims():
 
 def test_pages_give_their_last_rows_when_scraping_ends():
     house = House()
-    for _, page in zip(range(160), recorded_pages_of("http://h:8000"), strict=False):
-        house.pipeline.process(pages=[page])
+    for timed in itertools.islice(Recording(RECORDED, print), 160):
+        house.pipeline.process(pages=[timed.said])
         house.turn()
         house.clock.advance(0.5)
     house.silence()
@@ -205,30 +170,31 @@ def test_request_spans_give_coefficients_a_minute_after_thirty_answers():
     spans = []
     for number in range(120):
         outputs = 40 + (number * 37) % 60
-        decode_s, ttft_s = outputs * 0.04, 0.3 + (number % 7) / 20
-        spans.append(stock_span(f"r{number}", number / 1.3, prompt=50 + number % 90, outputs=outputs, ttft_s=ttft_s,
-                                decode_s=decode_s))  # fmt: skip
+        spans.append(stock_span(f"r{number}", number / 1.3, prompt=50 + number % 90, outputs=outputs,
+                                ttft_s=0.3 + (number % 7) / 20, decode_s=outputs * 0.04))  # fmt: skip
     spans.sort(key=lambda span: span.end_time_unix_nano)
-    answered_ns = spans[29].end_time_unix_nano
-    for span, after in itertools.pairwise(spans):
-        piece = Piece("api", STOCK_SCOPE, span)
-        house.turn(Export(export_of([piece]).SerializeToString(), "api", "grpc", 1))
-        if house.rows().get("step_time", 0) and house.coefficients()[0]:
-            assert span.end_time_unix_nano - answered_ns <= 60e9
-            return
+    for span, after in itertools.pairwise(spans[:1] + spans):
         house.clock.advance((after.end_time_unix_nano - span.end_time_unix_nano) / 1e9)
-    raise AssertionError("no coefficients")
+        house.turn(Export(export_of([Piece("api", STOCK_SCOPE, after)]).SerializeToString(), "api", "grpc", 1))
+        if house.rows().get("step_time"):
+            break
+    (config,) = house.publisher.current().configs
+    assert config.targets["step_time"].models["portable"].features
+    assert after.end_time_unix_nano - spans[29].end_time_unix_nano <= 60e9
 
 
 def test_what_is_pending_is_said_by_engine_and_until_when():
     house = House()
-    house.feed([each._replace(recording="") for each in recording(DATA / "c6_saturated" / "otlp.pb.gz")])
+    house.feed(live("c6_saturated"))
     house.silence(1)
     (pending,) = house.event_time.pending
     assert (pending.requests, pending.until_unix_ns) == (208, BEGIN_NS + 20 * 10**9)
     assert pending.steps > 1800
-    series = {"engine": pending.instance, "what": "requests"}
-    assert house.metrics.registry.get_sample_value("tracefit_join_pending", series) == 208
+    shown = partial(
+        house.metrics.registry.get_sample_value,
+        "tracefit_join_pending",
+        {"engine": pending.instance, "what": "requests"},
+    )
+    assert shown() == 208
     house.silence()
-    assert house.event_time.pending == ()
-    assert house.metrics.registry.get_sample_value("tracefit_join_pending", series) is None
+    assert (house.event_time.pending, shown()) == ((), None)

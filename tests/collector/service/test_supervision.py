@@ -71,43 +71,42 @@ def two_engines(pipeline, first_step):
         pipeline.process([Export(payload, "peer", "grpc", 60)])
 
 
-def test_a_config_whose_learner_raises_is_put_aside_and_the_others_go_on(monkeypatch, caplog):
+@pytest.fixture
+def two():
+    """A pipeline that has learned of two engines, and the id of the second's configuration."""
     pipeline = make_pipeline(Config(learners=("rls",)))
     two_engines(pipeline, 1)
     two_engines(pipeline, 601)
-    bank = pipeline._bank
-    configs = {pipeline.joiner.emitters_of(c)[0].instance: c for c in pipeline.joiner.config_ids()}
-    learn = bank.learn
-
-    def raising(config_id, *rest):
-        if config_id == configs["bad"]:
-            raise FloatingPointError("boom")
-        return learn(config_id, *rest)
-
-    monkeypatch.setattr(bank, "learn", raising)
     pipeline.take_counts()
-    two_engines(pipeline, 1201)
-    counts = pipeline.take_counts()
-    assert counts[table.ROWS, Target.STEP_TIME, RowOutcome.LEARNED] == 600
-    assert counts[table.ROWS, Target.STEP_TIME, RowOutcome.QUARANTINED] == 600
-    assert counts[table.QUARANTINED] == 1
-    shown = {c.engines[0].instance: c for c in pipeline.snapshot(1, 1).configs}
-    assert shown["good"].targets
-    assert not shown["good"].quarantined
-    assert shown["bad"].targets == {}
-    assert shown["bad"].quarantined.endswith("FloatingPointError")
+    return pipeline, next(
+        c for c in pipeline.joiner.config_ids() if pipeline.joiner.emitters_of(c)[0].instance == "bad"
+    )
+
+
+def failing_for(bad, work):
+    """The same, but for one configuration."""
+    return lambda config_id, *rest, **named: 1 / 0 if config_id == bad else work(config_id, *rest, **named)
+
+
+def test_a_config_whose_learner_raises_is_put_aside_and_the_others_go_on(two, monkeypatch, caplog):
+    pipeline, bad = two
+    monkeypatch.setattr(pipeline._bank, "learn", failing_for(bad, pipeline._bank.learn))
+    for first_step in (1201, 1801):
+        two_engines(pipeline, first_step)
+        counts = pipeline.take_counts()
+        assert counts[table.ROWS, Target.STEP_TIME, RowOutcome.LEARNED] == 600
+        assert counts[table.ROWS, Target.STEP_TIME, RowOutcome.QUARANTINED] == 600
+        assert counts[table.QUARANTINED] == 1
+    shown = {c.config_id: c for c in pipeline.snapshot(1, 1).configs}
+    put_aside = shown.pop(bad)
+    assert (put_aside.targets, put_aside.quarantined) == ({}, "schedule_time: ZeroDivisionError")
+    assert all(config.targets and not config.quarantined for config in shown.values())
     assert caplog.text.count("is put aside") == 1, "said once"
-    two_engines(pipeline, 1801)
-    assert pipeline.take_counts()[table.QUARANTINED] == 1
 
 
-def test_a_config_that_cannot_be_shown_is_put_aside_too(monkeypatch):
-    pipeline = make_pipeline(Config(learners=("rls",)))
-    two_engines(pipeline, 1)
-    two_engines(pipeline, 601)
-    bad = pipeline.joiner.config_ids()[0]
-    targets = pipeline._bank.targets
-    monkeypatch.setattr(pipeline._bank, "targets", lambda c, *, exact: 1 / 0 if c == bad else targets(c, exact=exact))
+def test_a_config_that_cannot_be_shown_is_put_aside_too(two, monkeypatch):
+    pipeline, bad = two
+    monkeypatch.setattr(pipeline._bank, "targets", failing_for(bad, pipeline._bank.targets))
     shown = {c.config_id: c for c in pipeline.snapshot(1, 1).configs}
     assert shown.pop(bad).quarantined == "snapshot: ZeroDivisionError"
     assert all(config.targets for config in shown.values())

@@ -16,14 +16,10 @@ MS = 1_000_000
 
 
 def published(payloads):
-    """The configuration that was learned from these exports, as a client reads it."""
+    """The configuration that was learned from these exports, as a client reads it, and how sure its step time is."""
     pipeline = replayed(Export(payload, "peer", "grpc", 1) for payload in payloads)
-    return tracefit.load(pipeline.snapshot(T0_NS, 1).to_json()).config()
-
-
-def statuses(config, target="step_time"):
-    """Of all coefficients."""
-    return {coefficient.status for coefficient in config.coefficients(target)}
+    config = tracefit.load(pipeline.snapshot(T0_NS, 1).to_json()).config()
+    return config, {coefficient.status for coefficient in config.coefficients("step_time")}
 
 
 def engine(name="engine-0", seed=1):
@@ -36,14 +32,13 @@ TOO_COARSE = r"the clock of its telemetry is too coarse: .*% of its steps seem t
 
 @pytest.mark.parametrize(("pace", "unit_ns", "doubt"), [((0.05,), 1, None), ((), MS, None), ((0.05,), MS, TOO_COARSE)])
 def test_a_clock_of_milliseconds_will_do_for_steps_of_many_and_else_nothing_may_be_used(pace, unit_ns, doubt):
-    config = published(engine().exports(2400, *pace, unit_ns=unit_ns))
-    assert config.usable is (doubt is None)
-    assert ("identified" in statuses(config)) is config.usable
+    config, statuses = published(engine().exports(2400, *pace, unit_ns=unit_ns))
+    assert config.usable is (doubt is None) is ("identified" in statuses)
     assert doubt is None or re.fullmatch(doubt, config.reasons[0])
 
 
 def test_of_two_machines_under_one_name_no_coefficient_is_identified():
     fast, slow = engine("a", 1).exports(1600), engine("b", 2).exports(1600, 2.0)
-    config = published(in_turns(fast, slow))
+    config, statuses = published(in_turns(fast, slow))
     assert not config.usable
-    assert "identified" not in statuses(config)
+    assert "identified" not in statuses

@@ -1,0 +1,360 @@
+"""Scraping real sockets: good servers, every kind of bad one, who is asked, and what is said of them in the log."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gzip
+import itertools
+import json
+import logging
+import shutil
+import socket
+import ssl
+import threading
+
+import pytest
+
+from collector.config import Config, ConfigError, scraping
+from collector.ingest.scrape import (
+    EVERY_S,
+    SERVERS_SHOWN,
+    Cadence,
+    OutcomeLog,
+    ScrapedServer,
+    Scraper,
+    ScrapeTarget,
+    TargetList,
+    read_targets,
+)
+from collector.runtime import SystemClock
+from collector.runtime.http import HttpClient
+from collector.telemetry import Asked
+from tests.support.clocks import eventually
+from tests.support.page_server import PageServer, recorded_pages
+from tests.support.processes import free_port
+from tests.wire.certificates import Authority
+
+PAGE = recorded_pages()[-1][1]
+HEAD = b"HTTP/1.1 200 OK\r\n"
+
+
+def config_of(*urls, **other):
+    return Config(scrape=urls, **{"scrape_interval_s": 0.1, **other})
+
+
+def outcomes(config, wanted):
+    """Scrape until ``wanted`` outcomes have come; the outcomes and the pages."""
+    seen, pages = [], []
+    scraper = Scraper(config, SystemClock(), seen.append, timeout_s=60.0)
+    scraper.start()
+    eventually(lambda: pages.extend(scraper.take()) or len(seen) >= wanted)
+    scraper.stop()
+    return list(seen), pages + scraper.take()
+
+
+def scraped(url, *, times=1, timeout_s=60.0, address="", token="", tls=None):
+    """What comes of asking one server so often, over one client."""
+
+    async def ask():
+        client = HttpClient(timeout_s, tls)
+        server = ScrapedServer(ScrapeTarget(url, address), client, Cadence(1.0, 1.0), SystemClock())
+        found = [await server.scrape(token) for _ in range(times)]
+        await client.close()
+        assert all((page is None) == (outcome is not Asked.TAKEN) for outcome, page in found)
+        return [outcome for outcome, _ in found]
+
+    return asyncio.run(ask())
+
+
+@contextlib.contextmanager
+def listening(answer):
+    """``answer(connection)`` for whoever connects, one after the other; the address of the page."""
+
+    def serve():
+        with contextlib.suppress(OSError):
+            while True:
+                connection, _ = listener.accept()
+                with connection, contextlib.suppress(OSError):
+                    answer(connection)
+
+    listener = socket.create_server(("127.0.0.1", 0))
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}/metrics"
+    finally:
+        listener.shutdown(socket.SHUT_RDWR)
+        listener.close()
+        thread.join(60)
+
+
+def test_a_page_is_taken_again_and_again_over_one_connection():
+    with PageServer(lambda *_: (200, {}, PAGE)) as server:
+        seen, pages = outcomes(config_of(server.url), 5)
+        assert set(seen) == {Asked.TAKEN}
+        assert len(pages) >= 5
+        assert pages[0].instance == f"http://127.0.0.1:{server.port}"
+        assert pages[0].engines[0].model == "tiny"
+        assert all(before.mono_ns < after.mono_ns for before, after in itertools.pairwise(pages))
+
+
+@pytest.mark.parametrize(
+    ("answer", "outcome"),
+    [
+        ((302, {"Location": "http://127.0.0.1:1/"}, b""), Asked.REFUSED),
+        ((503, {}, b""), Asked.REFUSED),
+        ((401, {}, b""), Asked.UNAUTHENTICATED),
+        ((200, {}, b"<html>hello</html>\n"), Asked.UNEXPECTED),
+        ((200, {"Content-Encoding": "gzip"}, gzip.compress(PAGE)), Asked.UNEXPECTED),  # packed unasked
+        ((200, {"Content-Length": str(500 * 2**20)}, b"x"), Asked.TOO_LARGE),
+        ((200, {}, PAGE.replace(b"num_requests_running", b"now_running")), Asked.MISSING_FAMILIES),
+        ((200, {}, PAGE[:-3]), Asked.UNEXPECTED),
+    ],
+)
+def test_a_bad_server_is_counted_by_reason_and_gives_no_page(answer, outcome):
+    with PageServer(lambda *_: answer) as server:
+        assert scraped(server.url) == [outcome]
+
+
+def test_nobody_there():
+    assert scraped(f"http://127.0.0.1:{free_port()}/metrics") == [Asked.UNREACHABLE]
+
+
+@pytest.mark.parametrize(
+    ("head", "piece"),
+    [
+        (b"", b""),
+        (HEAD + b"X-Long: ", b"x"),
+        (HEAD + b"Transfer-Encoding: chunked\r\n\r\n", b"1\r\nx\r\n"),
+        (HEAD + b"\r\n", b"x"),
+        (b"", b"HTTP/1.1 100 Continue\r\n\r\n"),
+    ],
+)
+def test_whatever_part_of_an_answer_a_server_drips_it_is_left_when_its_time_is_over(head, piece):
+    def drip(connection):
+        connection.recv(4096)
+        connection.sendall(head)
+        while piece or connection.recv(1):  # one that says no more stays until the client has left
+            connection.sendall(piece)
+            threading.Event().wait(0.01)
+
+    with listening(drip) as url:
+        assert scraped(url, timeout_s=0.3) == [Asked.UNREACHABLE]
+
+
+def test_a_page_without_an_end_is_left_at_its_bound():
+    """Nothing is announced: what comes is counted."""
+    sent = []
+
+    def send(connection):
+        connection.recv(1000)
+        connection.sendall(HEAD + b"\r\n")
+        while len(sent) < 500:
+            connection.sendall(b"x" * 2**20)
+            sent.append(1)
+
+    with listening(send) as url:
+        assert scraped(url) == [Asked.TOO_LARGE]
+    assert len(sent) < 32
+
+
+def test_a_server_that_closes_after_each_answer_is_dialled_again_in_the_same_way(tmp_path):
+    """The address behind the name, and never in the clear: a token goes with every question."""
+    authority = Authority(tmp_path, shutil.which("openssl"))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*authority.pair("server"))
+    first_bytes = []
+
+    def answer(connection):
+        first_bytes.append(connection.recv(1, socket.MSG_PEEK))
+        with context.wrap_socket(connection, server_side=True) as secured:
+            secured.recv(4096)
+            secured.sendall(HEAD + b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(PAGE) + PAGE)
+
+    tls = ssl.create_default_context(cafile=str(authority.ca))
+    tls.check_hostname = False  # the certificate is of an address
+    with listening(answer) as url:
+        named = url.replace("http://127.0.0.1", "https://name.invalid")
+        assert scraped(named, times=3, address="127.0.0.1", token="secret", tls=tls) == [Asked.TAKEN] * 3
+    assert set(first_bytes) == {b"\x16"}  # a TLS handshake
+
+
+def test_a_server_that_hangs_does_not_keep_the_others_waiting():
+    with PageServer(lambda *_: (200, {}, None)) as hanging, PageServer(lambda *_: (200, {}, PAGE)) as good:
+        seen, pages = outcomes(config_of(hanging.url, good.url), 8)
+        assert set(seen) == {Asked.TAKEN}
+        assert {page.instance for page in pages} == {f"http://127.0.0.1:{good.port}"}
+
+
+def test_a_server_that_scales_to_zero_and_back_is_found_again():
+    seen = []
+
+    def answer(*_):
+        return (503, {}, b"") if Asked.TAKEN in seen and Asked.REFUSED not in seen else (200, {}, PAGE)
+
+    with PageServer(answer) as server:
+        scraper = Scraper(config_of(server.url), SystemClock(), seen.append)
+        scraper.start()
+        eventually(lambda: Asked.REFUSED in seen and seen[-1] is Asked.TAKEN)
+        scraper.stop()
+
+
+def test_a_token_is_sent_with_every_question(tmp_path):
+    token = tmp_path / "token"
+    token.write_text("first\n")
+    with PageServer(lambda *_: (200, {}, PAGE)) as server:
+        outcomes(config_of(server.url, scrape_token_file=str(token)), 1)
+        assert server.asked[0][1]["Authorization"] == "Bearer first"
+    with pytest.raises(ConfigError, match="token_file"):
+        Scraper(config_of("http://h/metrics", scrape_token_file=str(tmp_path / "none")), SystemClock())
+
+
+def test_tls_needs_a_certificate_that_is_trusted_and_authorities_are_read_only_where_somebody_is_asked(tmp_path):
+    """Those of the system are 2 MB, resident."""
+    authority = Authority(tmp_path, shutil.which("openssl"))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*authority.pair("server"))
+    with PageServer(lambda *_: (200, {}, PAGE), context=context) as server:
+        url = f"https://127.0.0.1:{server.port}/metrics"
+        assert outcomes(config_of(url), 1)[0][0] is Asked.UNREACHABLE
+        assert outcomes(config_of(url, ca_file=str(authority.ca)), 1)[0][0] is Asked.TAKEN
+    assert Scraper(Config(), SystemClock()).tls is None
+    with pytest.raises(ConfigError, match="ca_file"):
+        Scraper(Config(ca_file=str(tmp_path / "none")), SystemClock())
+
+
+def test_old_pages_go_when_nobody_takes_them(monkeypatch):
+    monkeypatch.setattr("collector.ingest.scrape.QUEUE_PAGES", 2)
+    with PageServer(lambda *_: (200, {}, PAGE)) as server:
+        seen = []
+        scraper = Scraper(config_of(server.url), SystemClock(), seen.append)
+        scraper.start()
+        eventually(lambda: Asked.DROPPED in seen)
+        scraper.stop()
+        assert len(scraper.take()) == 2
+
+
+# --- who is asked -----------------------------------------------------------------------------------------------------
+
+
+def test_every_address_behind_a_name_is_a_server_of_its_own():
+    config = Config(scrape=("dns+http://vllm.ns.svc:8000/metrics",))
+    answers = iter([["10.0.0.1", "10.0.0.2"], OSError("no such name"), ["10.0.0.2"]])
+
+    def resolve(_host, _port):
+        answer = next(answers)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    targets = TargetList(config, resolve)
+    both = ["http://10.0.0.1:8000", "http://10.0.0.2:8000"]
+    for expected in (both, both, both[1:]):  # what it gave before stays
+        assert [target.server for target in targets.look()] == expected
+    assert not targets.static
+
+
+def test_a_file_of_targets_is_read_as_prometheus_reads_it(tmp_path):
+    path = tmp_path / "targets.json"
+    labels = {"__scheme__": "https", "__metrics_path__": "/m"}
+    path.write_text(json.dumps([{"targets": ["a:1", "b:2"]}, {"targets": ["c:3"], "labels": labels}]))
+    assert [t.url for t in read_targets(path)] == ["http://a:1/metrics", "http://b:2/metrics", "https://c:3/m"]
+    path.write_text("- targets: ['a:1']\n")
+    assert [t.server for t in read_targets(path)] == ["http://a:1"]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "{",
+        "7",
+        "[{}]",
+        '[{"targets": ["ftp://x"]}]',
+        '[{"targets": ["h:99999"]}]',
+        '[{"targets": ["h:1"], "labels": ["x"]}]',
+        '[{"targets": [["h:1"]]}]',
+        '[{"targets": ["h:1"], "labels": {"__metrics_path__": null}}]',
+        '[{"targets": ["user:hunter2@h:1"]}]',
+    ],
+)
+def test_a_bad_file_of_targets_takes_none_of_the_other_servers_away(tmp_path, caplog, content):
+    bad = tmp_path / "bad.json"
+    bad.write_text(content)
+    assert [target.url for target in TargetList(config_of("http://a:1", str(bad))).look()] == ["http://a:1"]
+    assert str(bad) in caplog.text
+    assert "hunter2" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("url", "address", "base"),
+    [
+        ("http://h:8000/metrics", "", "http://h:8000"),
+        ("https://h", "", "https://h"),
+        ("http://vllm.svc:8000", "fd00::1", "http://[fd00::1]:8000"),
+        ("https://vllm.svc:8000/metrics", "10.0.0.1", ""),
+        ("http://proxy/pods/3/metrics", "", ""),
+    ],
+)
+def test_a_server_is_asked_who_it_is_where_its_page_stands(url, address, base):
+    assert ScrapeTarget(url, address).base_url == base
+
+
+def test_the_number_of_servers_is_bounded(monkeypatch):
+    monkeypatch.setattr("collector.ingest.scrape.SERVERS_MAX", 7)
+    assert len(TargetList(Config(scrape=tuple(f"http://h{n}/metrics" for n in range(20)))).look()) == 7
+
+
+def test_the_command_line_adds_to_the_file_what_is_not_in_it():
+    config = scraping(Config(), ["http://h:8000/metrics", "other:9000"])
+    assert [target.url for target in TargetList(config).look()] == ["http://h:8000/metrics", "http://other:9000"]
+    assert scraping(config, ["other:9000", "http://b/metrics"]).scrape == (*config.scrape, "http://b/metrics")
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://h:99999/metrics",
+        "h:port",
+        "http://[::1",
+        "http://[:::::1]",
+        ":8000",
+        "",
+        "ftp://h",
+        "http://u:hunter2@h",
+    ],
+)
+def test_what_is_no_address_is_said_at_the_start_and_never_with_its_password(url):
+    with pytest.raises(ConfigError, match="--scrape") as raised:
+        scraping(Config(), [url])
+    assert "hunter2" not in str(raised.value)
+
+
+# --- what is said -----------------------------------------------------------------------------------------------------
+
+
+def test_all_sources_that_give_nothing_are_named_in_one_line_without_what_they_are_asked_with(tmp_path, caplog):
+    def resolve(*_):
+        raise OSError("no such name")
+
+    files = tuple(str(tmp_path / name) for name in ("a.json", "b.json"))
+    assert TargetList(Config(scrape=("dns+http://pods:8000/m?token=hunter2", *files)), resolve).look() == []
+    (line,) = caplog.messages
+    assert all(name in line for name in ("http://pods:8000/m: no such name", *files))
+    assert "hunter2" not in line
+
+
+def test_every_server_whose_page_is_not_read_is_named_with_what_it_lacks(caplog):
+    caplog.set_level(logging.INFO)
+    log, later_ns = OutcomeLog(), int(EVERY_S * 1e9)
+    log.note("http://a", "taken", 0)
+    log.note("http://b", "missing_families: vllm:num_requests_running", 0)
+    log.note("http://c", "timeout", 0)
+    assert caplog.messages == ["page read of http://a"]
+    log.note("http://a", "", later_ns)
+    lacking = "http://b (missing_families: vllm:num_requests_running)"
+    assert caplog.messages[1:] == [f"no page of {lacking}, http://c (timeout)"]
+    for server in range(SERVERS_SHOWN + 3):
+        log.note(f"http://{server}", "timeout", 2 * later_ns - 1)
+    log.note("http://a", "", 2 * later_ns)
+    assert caplog.messages[2].endswith("http://9 (timeout) and 3 more")

@@ -193,16 +193,15 @@ def blis_coefficients(
 
 def _doubtful_coefficients(config: ConfigSnapshot, targets: Collection[str]) -> tuple[str, ...]:
     """Each coefficient of ``portable`` whose status is not ``identified``, with that and its 95 % interval."""
-    doubtful = []
-    for target in targets:
-        for feature in _features(config, target).values():
-            if feature.status != "identified":
-                error = "" if feature.stderr is None else f" ± {Z_95 * feature.stderr:.2g}"
-                value = f"{feature.coefficient:.4g}{error} {unit_text(feature.unit)}"
-                reason = "" if feature.reason is None else f", {REASONS[feature.reason]}"
-                said = f"{target} {feature.name}: {feature.status}, {value}{reason}"
-                doubtful.append(printable(said, MAX_COMMENT_CHARS))
-    return tuple(doubtful)
+    features = [(target, each) for target in targets for each in _features(config, target).values()]
+    return tuple(_doubt(target, each) for target, each in features if each.status != "identified")
+
+
+def _doubt(target: str, feature: FeatureSnapshot) -> str:
+    error = "" if feature.stderr is None else f" ± {Z_95 * feature.stderr:.2g}"
+    value = f"{feature.coefficient:.4g}{error} {unit_text(feature.unit)}"
+    reason = "" if feature.reason is None else f", {REASONS[feature.reason]}"
+    return printable(f"{target} {feature.name}: {feature.status}, {value}{reason}", MAX_COMMENT_CHARS)
 
 
 class _Folded(NamedTuple):

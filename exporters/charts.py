@@ -18,8 +18,8 @@ WIDTH = 360.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52.0, 12.0, 22.0, 38.0
 """Margins of a figure, for the ticks of the axes and the words above the marks."""
 _SQUARE, _FLAT = 230.0, 170.0
-_EDGE, _DIGIT = 20.0, 3.7
-"""So near to the edge a tick's text ends there; half of the width of a letter of a mark."""
+_DIGIT = 3.7
+"""Half of the width of a letter of a mark."""
 
 NEAR = 0.1
 """The 10 % that people ask for."""
@@ -41,20 +41,20 @@ Points = Sequence[tuple[float, float]]
 
 
 class Figure(NamedTuple):
-    """A plane with ticks, and what is drawn on it, in units of the picture."""
+    """A plane with ticks at values of its axes, and what is drawn on it, in units of the picture."""
 
     caption: str
     note: str
     label: str
-    height: float
-    x_ticks: list[tuple[float, str, str]]
-    y_ticks: list[tuple[float, str]]
+    plane: Plane
+    x_ticks: Sequence[tuple[float, str]]
+    y_ticks: Sequence[tuple[float, str]]
     x_name: str = ""
-    band: str = ""
-    line: str = ""
-    diagonal: str = ""
+    band: Points = ()
+    line: Points = ()
+    diagonal: Points = ()
     dots: str = ""
-    marks: Sequence[tuple[float, float, str]] = ()
+    marks: Sequence[tuple[float, str]] = ()
 
 
 class Plane(NamedTuple):
@@ -77,29 +77,16 @@ class Plane(NamedTuple):
         """Corners of a line."""
         return " ".join(f"{self.at_x(x):.1f},{self.at_y(y):.1f}" for x, y in points)
 
-    def x_ticks(self, ticks: Sequence[tuple[float, str]]) -> list[tuple[float, str, str]]:
-        """Place, anchor and text of each."""
-        placed = []
-        for value, text in ticks:
-            x = self.at_x(value)
-            anchor = "end" if x > WIDTH - _RIGHT - _EDGE else "start" if x < _LEFT + _EDGE / 4 else "middle"
-            placed.append((round(x, 1), anchor, text))
-        return placed
-
-    def y_ticks(self, ticks: Sequence[tuple[float, str]]) -> list[tuple[float, str]]:
-        """Place and text of each."""
-        return [(round(self.at_y(value), 1), text) for value, text in ticks]
-
-    def marks(self, marks: Points | Sequence[tuple[float, str]]) -> list[tuple[float, float, str]]:
+    def marks(self, marks: Sequence[tuple[float, str]]) -> list[tuple[float, float, str]]:
         """Place, place of the word, and word of each inside; a word only where there is room."""
         placed, free_from = [], 0.0
         for value, text in marks:
             if self.x[0] <= value <= self.x[1]:
-                half, at = _DIGIT * len(str(text)), self.at_x(value)
+                half, at = _DIGIT * len(text), self.at_x(value)
                 middle = min(max(at, _LEFT + half), WIDTH - _RIGHT - half)
                 has_room = middle - half > free_from
                 free_from = middle + half if has_room else free_from
-                placed.append((round(at, 1), round(middle, 1), str(text) if has_room else ""))
+                placed.append((round(at, 1), round(middle, 1), text if has_room else ""))
         return placed
 
     def _share(self, value: float, limits: tuple[float, float]) -> float:
@@ -134,13 +121,11 @@ def _decade_values(low: float, high: float) -> list[float]:
 
 def _in_one_unit(values: Sequence[float], unit: str = "us") -> list[tuple[float, str]]:
     """Ticks of an axis, all in the unit of the largest; round values without trailing zeros."""
-    largest = max(map(abs, values), default=0.0)
-    texts = [coefficient(value, unit, like=largest).partition("/")[0] for value in values]
-    parts = [text.partition(" ") for text in texts]
-    return [
-        (value, f"{number.rstrip('0').rstrip('.') if '.' in number else number} {name}")
-        for value, (number, _, name) in zip(values, parts, strict=True)
-    ]
+    largest, ticks = max(map(abs, values), default=0.0), []
+    for value in values:
+        number, _, name = coefficient(value, unit, like=largest).partition("/")[0].partition(" ")
+        ticks.append((value, f"{number.rstrip('0').rstrip('.') if '.' in number else number} {name}"))
+    return ticks
 
 
 class Part(NamedTuple):
@@ -194,11 +179,11 @@ def scatter(history: HistoryView | None) -> Figure | None:
         "Predicted against observed",
         f"last {len(pairs)} rows, before learning; predicted upwards",
         f"Predicted against observed time of {len(pairs)} steps: {near:.0%} within 10 %",
-        _SQUARE,
-        plane.x_ticks(ticks),
-        plane.y_ticks(ticks),
+        plane,
+        ticks,
+        ticks,
         f"observed: {near:.0%} within 10 %",
-        diagonal=plane.path([(limit, limit) for limit in limits]),
+        diagonal=[(limit, limit) for limit in limits],
         dots="".join(f"M{x} {y}h0" for x, y in places),
     )
 
@@ -251,10 +236,10 @@ def _course(feature: FeatureSnapshot, points: Sequence[_Value], marks: Sequence[
         name,
         f"now {coefficient(feature.coefficient, unit)}",
         f"{name} over the last {span}: from {first} to {last}; {happened}",
-        _FLAT,
-        plane.x_ticks([(plane.x[0], f"{span} ago"), (plane.x[1], "now")]),
-        plane.y_ticks(_in_one_unit(_round_values(*plane.y), unit)),
-        band=plane.path([*upper, *lower]),
-        line=plane.path([(p.at_s, p.value) for p in points]),
-        marks=plane.marks(marks),
+        plane,
+        [(plane.x[0], f"{span} ago"), (plane.x[1], "now")],
+        _in_one_unit(_round_values(*plane.y), unit),
+        band=[*upper, *lower],
+        line=[(p.at_s, p.value) for p in points],
+        marks=marks,
     )

@@ -278,7 +278,7 @@ class Answer(NamedTuple):
         if self.at.extrapolated:
             limits = {**self.config.limits._asdict(), **self.question.assumed}
             ranges = {name: f"{low:,.0f} to {high:,.0f} seen" for name, (low, high) in self.config.verdict.seen.items()}
-            ranges |= {name: "nobody told it" for name, limit in limits.items() if limit is None}
+            ranges |= {name: "unknown" for name, limit in limits.items() if limit is None}
             names = (f"{name} ({ranges[name]})" if name in ranges else name for name in self.at.extrapolated)
             yield "outside of what was learned from", ", ".join(names)
         if isinstance(self.at, RequestEstimate) and self.config.missing:

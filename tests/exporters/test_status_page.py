@@ -216,6 +216,9 @@ def test_the_last_rows_and_the_last_day_are_drawn(history):
     ):
         assert title in text
     assert "Predicted against observed" not in words(cases.snapshot())
+    lines = read(cases.snapshot(), history_of=lambda _: history).all("polyline")
+    assert lines[0] == {"class": "zero", "points": "52.0,192.0 348.0,22.0"}, "from corner to corner: there it is right"
+    assert {line["points"].rpartition(" ")[2].partition(",")[0] for line in lines[1:]} == {"348.0"}, "up to now"
 
 
 def test_the_page_of_two_thousand_configurations_is_bounded(history):

@@ -112,8 +112,8 @@ FAMILIES: tuple[Family, ...] = (
     Family(
         "tracefit_usable",
         ("config",),
-        "1 if predictions of steps may be used where something was seen, else 0; the status page says why not. Absent "
-        "of a configuration whose server came back as another one.",
+        "1 if predictions of steps may be used where something was seen, else 0. Absent of a configuration whose "
+        "server came back as another one.",
     ),
     Family(
         "tracefit_last_heard_timestamp_seconds",
@@ -124,8 +124,8 @@ FAMILIES: tuple[Family, ...] = (
     Family(
         "tracefit_slo_concurrency",
         ("config", "itl"),
-        "Most requests in flight whose mean ITL keeps a target of itl_ms (itl, in seconds), for the load of the "
-        "last five minutes; absent where that is not usable or beyond 1.25 times the largest batch seen.",
+        "Most requests in flight whose mean ITL keeps a target of itl_ms (in seconds), for the load of the last five "
+        "minutes; absent where that is not usable or beyond 1.25 times the largest batch seen.",
     ),
     Family(
         "tracefit_slo_concurrency_safe",
@@ -177,7 +177,7 @@ FAMILIES: tuple[Family, ...] = (
         "tracefit_drift_gain_ratio",
         (*_TARGET, "term"),
         "New time divided by old time at the last change of speed, and the term that moved: all, decode, a "
-        "coefficient, or empty while that is not known; step_time only.",
+        "coefficient, or empty while unknown; step_time only.",
     ),
     Family(
         "tracefit_replica_speed_ratio",

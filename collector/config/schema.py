@@ -288,7 +288,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         Meta(
             ge=0.0625,
             le=16_384,
-            description="Exports that may wait for the worker; beyond it senders are told to try again.",
+            description="Exports that may wait for the worker; beyond it senders have to try again.",
         ),
     ] = 16.0
     engines_max: Annotated[
@@ -305,7 +305,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     ] = 20.0
     idle_timeout_s: Annotated[
         float,
-        Meta(ge=1, le=86_400, description="After so long without telemetry, what an engine told is used as it is."),
+        Meta(ge=1, le=86_400, description="After so long without telemetry, what an engine sent is used as it is."),
     ] = 20.0
     join_timeout_s: Annotated[
         float,

@@ -61,8 +61,11 @@ def test_each_recording_counts_once_in_macro_and_each_step_in_micro():
 def test_a_file_of_forward_passes_is_scored_from_its_first_pass_on(tmp_path, capsys, monkeypatch):
     monkeypatch.delenv("TRACEFIT_CONFIG", raising=False)
     path = write_lines(tmp_path / "passes.jsonl.gz", fpm_lines(serve("llama8b-h100", 20.0, 11)))
-    assert main(["lab", "evaluate", str(path), "--protocol", "predict-then-learn", "--json"]) == 0
-    (case,) = json.loads(capsys.readouterr().out)["cases"]
+    out = tmp_path / "report.json"
+    assert main(["lab", "evaluate", str(path), "--protocol", "predict-then-learn", "--out", str(out)]) == 0
+    printed = capsys.readouterr().out
+    assert printed.count(f"\n  {GRID} ") == 3
+    (case,) = json.loads(out.read_text())["cases"]
     found = {score["model"]: score for score in case["scores"]}
     assert found["tracefit"]["mape"] < found[GRID]["mape"] < 0.5
     assert found[GRID]["missing"] < 0.05

@@ -5,17 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from collector.cli import main
+from collector.config import Config
 from collector.evaluate import baselines
 from collector.evaluate.baselines import BASELINES, NOT_INSTALLED, judge_requests
-from collector.evaluate.captures import REQUEST
-from tests.support.toy_spans import STOCK_SCOPE, Piece, export_of, stock_span
-from tests.support.vllm_senders import write
+from collector.evaluate.captures import REQUEST, load
+from collector.recordings import Recording
+from tests.support.recordings import otlp_file
 from tests.tracefit.example_snapshot import config_of
 
 CLIENT = config_of()
 S = 1_000_000_000
-STAMPS = ["arrived_ns", "first_token_ns", "finished_ns"]
+STAMPS = ("arrived_ns", "first_token_ns", "finished_ns", "delivered_ns")
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +29,7 @@ def requests():
         said = CLIENT.request(prompt_tokens=600, output_tokens=100, concurrency=running)
         first_s = at_s + said.ttft.us / 1e6 * chance.uniform(0.95, 1.05)
         last_s = first_s + 99 * said.itl.us / 1e6 * chance.uniform(0.99, 1.01)
-        for name, seconds in zip((*STAMPS, "delivered_ns"), (at_s, first_s, last_s, last_s), strict=True):
+        for name, seconds in zip(STAMPS, (at_s, first_s, last_s, last_s), strict=True):
             request[name] = int(seconds * S)
     table["prompt_tokens"], table["output_tokens"] = 600, 100
     return np.sort(table, order="delivered_ns")
@@ -69,15 +69,12 @@ def test_coefficients_that_cannot_answer_say_so(requests):
     assert "fits" in report.note
 
 
-def test_the_command_prints_and_draws_the_comparison(requests, tmp_path, capsys):
-    pieces = []
-    for number, (arrived, first, last) in enumerate(requests[STAMPS].tolist()):
-        times = {"ttft_s": (first - arrived) / S, "decode_s": (last - first) / S}
-        span = stock_span(str(number), arrived / S, prompt=600, outputs=100, **times)
-        pieces.append(Piece("api-0", STOCK_SCOPE, span))
-    exports = (export_of(pieces[at : at + 20]).SerializeToString() for at in range(0, len(pieces), 20))
-    path = write(tmp_path / "stock.pb.gz", exports)
-    assert main(["lab", "evaluate", str(path), "--systems", "portable"]) == 0
-    printed = capsys.readouterr().out
-    assert "single requests: learned from" in printed
-    assert "request at arrival" in printed
+def test_request_spans_of_an_un_forked_server_are_its_requests():
+    path = otlp_file("c8_stock_0.32.0")
+    (capture,) = load(path, list(Recording(path, print)), Config(), 0.6)
+    requests = capture.requests
+    assert len(requests) > 60
+    assert (requests["arrived_ns"] < requests["first_token_ns"]).all()
+    assert (requests["first_token_ns"] <= requests["finished_ns"]).all()
+    assert not requests["scheduled_ns"].any()
+    assert capture.client.request(prompt_tokens=100, output_tokens=50, concurrency=4).itl.us > 0

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -52,53 +53,43 @@ def template_text(template: str, context: dict[str, Any]) -> str:
             out += text
         words = _WORD.findall(action[1])
         if words[0] == "if":
-            shown.append(bool(_value(words[1:], context)) if all(shown) else False)
+            shown.append(all(shown) and bool(_value(_stages(iter(words[1:])), context)))
         elif words == ["else"]:
             shown[-1] = not shown[-1]
         elif words == ["end"]:
             shown.pop()
         elif all(shown):
-            out += str(_value(words, context))
+            out += str(_value(_stages(iter(words)), context))
     return out + template[position:]
 
 
-def _value(words: list[str], context: dict[str, Any]) -> Any:
-    """A pipeline: each function takes what the one before gave as its last argument."""
-    value: list[Any] = []
-    while words:
-        stage, words = _until_pipe(words)
-        if stage[0] in _FUNCTIONS:
-            value = [_FUNCTIONS[stage[0]](*_operands(stage[1:], context), *value)]
+def _stages(words: Iterator[str]) -> list[list[Any]]:
+    """A pipeline: words of each stage, a pipeline in parentheses in the place of a word."""
+    stages: list[list[Any]] = [[]]
+    for word in words:
+        if word == ")":
+            break
+        if word == "|":
+            stages.append([])
         else:
-            value = _operands(stage, context)
-    (result,) = value
+            stages[-1].append(_stages(words) if word == "(" else word)
+    return stages
+
+
+def _value(stages: list[list[Any]], context: dict[str, Any]) -> Any:
+    """What a pipeline gives: each function takes what the one before gave as its last argument."""
+    given: list[Any] = []
+    for stage in stages:
+        function = _FUNCTIONS.get(str(stage[0]))
+        operands = [_operand(word, context) for word in stage[bool(function) :]]
+        given = [function(*operands, *given)] if function else operands
+    (result,) = given
     return result
 
 
-def _until_pipe(words: list[str]) -> tuple[list[str], list[str]]:
-    depth = 0
-    for index, word in enumerate(words):
-        depth += {"(": 1, ")": -1}.get(word, 0)
-        if word == "|" and not depth:
-            return words[:index], words[index + 1 :]
-    return words, []
-
-
-def _operands(words: list[str], context: dict[str, Any]) -> list[Any]:
-    values = []
-    while words:
-        end = 1
-        if words[0] == "(":
-            while words[:end].count("(") > words[:end].count(")"):
-                end += 1
-            values.append(_value(words[1 : end - 1], context))
-        else:
-            values.append(_operand(words[0], context))
-        words = words[end:]
-    return values
-
-
-def _operand(word: str, context: dict[str, Any]) -> Any:
+def _operand(word: Any, context: dict[str, Any]) -> Any:
+    if isinstance(word, list):
+        return _value(word, context)
     if word.startswith("."):
         found: Any = context
         for key in word[1:].split("."):

@@ -60,7 +60,7 @@ def test_promtool_finds_nothing_to_say_about_the_page():
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_a_value_that_is_not_finite_is_withheld_and_counted(value):
-    model = cases.model([("intercept", "us", value)])
+    model = cases.model({"intercept": value})
     step = msgspec.structs.replace(cases.target("post_decode"), models={"portable": model}, residuals=None)
     shown = series(cases.snapshot(cases.config(targets={"post_decode": step})))
     assert named(shown, "tracefit_coefficient") == {}

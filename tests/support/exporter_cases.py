@@ -35,26 +35,18 @@ NS_PER_S = 1_000_000_000
 CREATED_UNIX_NANO = 1_763_625_600_123_456_789
 
 PORTABLE = {
-    Target.STEP_TIME: (
-        ("intercept", "us", 16800.0),
-        ("prefill_tokens", "us/token", 580.0),
-        ("decode_context_tokens", "us/token", 0.07),
-        ("requests", "us/request", 1300.0),
-    ),
-    Target.SCHEDULE_TIME: (
-        ("intercept", "us", 51.5),
-        ("requests", "us/request", 1.25),
-        ("prefill_requests", "us/request", 9.0),
-    ),
-    Target.API_QUEUEING: (("intercept", "us", 9315.34), ("prompt_tokens", "us/token", 1.5)),
-    Target.QUEUE_WAIT: (
-        ("intercept", "us", 900.0),
-        ("waiting", "us/request", 21000.0),
-        ("prompt_tokens", "us/token", 0.5),
-    ),
-    Target.POST_DECODE: (("intercept", "us", 1849.59), ("output_tokens", "us/token", 1.7079)),
-    Target.FIRST_RESPONSE: (("intercept", "us", 7400.0),),
-    Target.PREEMPTION_GAP: (("intercept", "us", 250_000.0),),
+    Target.STEP_TIME: {
+        "intercept": 16800.0,
+        "prefill_tokens": 580.0,
+        "decode_context_tokens": 0.07,
+        "requests": 1300.0,
+    },
+    Target.SCHEDULE_TIME: {"intercept": 51.5, "requests": 1.25, "prefill_requests": 9.0},
+    Target.API_QUEUEING: {"intercept": 9315.34, "prompt_tokens": 1.5},
+    Target.QUEUE_WAIT: {"intercept": 900.0, "waiting": 21000.0, "prompt_tokens": 0.5},
+    Target.POST_DECODE: {"intercept": 1849.59, "output_tokens": 1.7079},
+    Target.FIRST_RESPONSE: {"intercept": 7400.0},
+    Target.PREEMPTION_GAP: {"intercept": 250_000.0},
 }
 MEAN_TOKENS = {"prompt_tokens": 400.0, "output_tokens": 247.0}
 MEANS_US = {
@@ -67,28 +59,28 @@ MEANS_US = {
     Target.PREEMPTION_GAP: 250_000.0,
 }
 PHYSICS = {
-    Target.STEP_TIME: (
-        ("intercept", "us", 9000.0),
-        ("has_prefill", "us", 350.0),
-        ("t_tok", "us/us", 1.9),
-        ("hinge", "us/us", 0.4),
-        ("t_kv", "us/us", 1.1),
-        ("t_pfattn", "us/us", 2.2),
-        ("requests", "us/request", 31.0),
-        ("t_experts", "us/us", 0.3),
-    ),
-    Target.API_QUEUEING: (
-        ("intercept", "us", 9300.0),
-        ("prompt_tokens", "us/token", 1.4),
-        ("running", "us/request", 8.0),
-    ),
-    Target.QUEUE_WAIT: (
-        ("intercept", "us", 910.0),
-        ("waiting", "us/request", 20000.0),
-        ("t_prompt", "us/us", 1.6),
-        ("saturated", "us/request", 25000.0),
-    ),
+    Target.STEP_TIME: {
+        "intercept": 9000.0,
+        "has_prefill": 350.0,
+        "t_tok": 1.9,
+        "hinge": 0.4,
+        "t_kv": 1.1,
+        "t_pfattn": 2.2,
+        "requests": 31.0,
+        "t_experts": 0.3,
+    },
+    Target.API_QUEUEING: {"intercept": 9300.0, "prompt_tokens": 1.4, "running": 8.0},
+    Target.QUEUE_WAIT: {"intercept": 910.0, "waiting": 20000.0, "t_prompt": 1.6, "saturated": 25000.0},
 }
+
+
+def _unit(column):
+    """Of its coefficient."""
+    if column in {"intercept", "has_prefill"}:
+        return "us"
+    if column.startswith("t_") or column == "hinge":
+        return "us/us"
+    return "us/token" if column.endswith("_tokens") else "us/request"
 
 
 REPLICAS = [
@@ -98,23 +90,23 @@ REPLICAS = [
 ]
 
 
-def model(features, *, status="identified"):
-    """A model with the given (name, unit, coefficient) triples."""
+def model(coefficients, *, status="identified"):
+    """A model with these coefficients by column."""
     return ModelSnapshot(
         features=[
             FeatureSnapshot(
                 name=name,
-                unit=unit,
+                unit=_unit(name),
                 coefficient=value,
                 status=status,
                 stderr=value / 64,
                 mean=MEAN_TOKENS.get(name),
             )
-            for name, unit, value in features
+            for name, value in coefficients.items()
         ],
         rows=1154,
         effective_rows=1010.25,
-        condition_number=61.0 if features else None,
+        condition_number=61.0 if coefficients else None,
         error=ErrorSnapshot(mape=0.021, median_ape=0.013, p90_ape=0.045),
     )
 
@@ -122,7 +114,7 @@ def model(features, *, status="identified"):
 def target(name, *, physics=False, drifted=False, merged=False):
     """A target with its portable model, and the physics model on request."""
     name = Target(name)
-    models = {"portable": model(PORTABLE[name]), "river:linear_model.PARegressor/portable": model(())}
+    models = {"portable": model(PORTABLE[name]), "river:linear_model.PARegressor/portable": model({})}
     shapes: dict = {}
     if name is Target.STEP_TIME:
         better = ErrorSnapshot(mape=0.014, median_ape=0.009, p90_ape=0.03)
@@ -149,7 +141,7 @@ def target(name, *, physics=False, drifted=False, merged=False):
             ),
         }
     if physics:
-        models |= {"physics": model(PHYSICS[name]), "river:linear_model.PARegressor/physics": model(())}
+        models |= {"physics": model(PHYSICS[name]), "river:linear_model.PARegressor/physics": model({})}
     return TargetSnapshot(
         vector=name.vector,
         unit="us",

@@ -46,7 +46,7 @@ def test_what_only_predicts_is_no_champion():
 
 
 def test_the_metrics_do_not_put_what_only_predicts_beside_coefficients():
-    best = msgspec.structs.replace(cases.model(()), error=ErrorSnapshot(mape=1e-3, median_ape=1e-3, p90_ape=1e-3))
+    best = msgspec.structs.replace(cases.model({}), error=ErrorSnapshot(mape=1e-3, median_ape=1e-3, p90_ape=1e-3))
     target = cases.target("step_time")
     models = {"river:linear_model.PARegressor/portable": best, "physics": cases.model(cases.PHYSICS[STEP])}
     target = msgspec.structs.replace(target, models=target.models | models)

@@ -1,11 +1,10 @@
-"""A server of recorded pages: what a scraper meets, and what it should never meet."""
+"""Recorded pages of a server, and a server that answers as a test says: what a scraper meets, and what it never should."""
 
 from __future__ import annotations
 
 import gzip
 import json
 import socket
-import sys
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -22,25 +21,17 @@ def recorded_pages() -> list[tuple[float, bytes]]:
     return [((e["sent_mono_ns"] - begin_ns) / 1e9, e["page"].encode() + b"\n") for e in entries]
 
 
-def padded(page: bytes, lines: int) -> bytes:
-    """The page with lines of families that nobody asks for, as a whole page has."""
-    missing = lines - page.count(b"\n")
-    return page + b"".join(
-        b'other:seconds_bucket{engine="0",le="%d.0",model_name="tiny"} 12.0\n' % number for number in range(missing)
-    )
-
-
 class PageServer:
-    """Serves a recording in real time, or whatever ``answer`` gives.
+    """Serves whatever ``answer`` gives.
 
     ``answer(path, elapsed_s)`` -> (status, headers, body); body None: never answers. ``asked`` has paths and headers,
     ``bodies`` what was posted.
     """
 
-    def __init__(self, answer=None, *, pages=None, context=None):
+    def __init__(self, answer, *, context=None):
         self.begin_s = time.monotonic()
         self.asked, self.bodies = [], []
-        self._answer, self._pages = answer or self.recorded, pages
+        self._answer = answer
         server = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -93,11 +84,6 @@ class PageServer:
     def url(self):
         return f"http://127.0.0.1:{self.port}/metrics"
 
-    def recorded(self, _path, elapsed_s):
-        pages = self._pages
-        page = next((page for when, page in reversed(pages) if when <= elapsed_s), pages[0][1])
-        return 200, {"Content-Type": "text/plain"}, page
-
     def close(self):
         self._server.shutdown()
         self._server.server_close()
@@ -107,15 +93,3 @@ class PageServer:
 
     def __exit__(self, *_):
         self.close()
-
-
-def main():
-    """``python -m tests.support.page_server LINES``: prints its port; every path is a server of the same recording."""
-    pages = [(at, padded(page, int(sys.argv[1]))) for at, page in recorded_pages()]
-    server = PageServer(pages=pages)
-    print(server.port, flush=True)
-    sys.stdin.read()
-
-
-if __name__ == "__main__":
-    main()

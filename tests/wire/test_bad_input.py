@@ -68,12 +68,13 @@ def growing_by_less_than(limit_bytes):
             seen_bytes.append(resident_bytes())
 
     with ThreadPoolExecutor(1) as watcher:
-        watcher.submit(watch)
+        watched = watcher.submit(watch)
         try:
             yield
         finally:
             done.set()
-    assert max(seen_bytes, default=0) - before_bytes < limit_bytes
+        watched.result()
+    assert max([*seen_bytes, resident_bytes()]) - before_bytes < limit_bytes
 
 
 def assert_served_at_once(channel):

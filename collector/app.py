@@ -68,6 +68,7 @@ from collector.service import (
     SnapshotWriter,
     StallWatch,
     Worker,
+    check_directory,
     fitted_capacity,
     make_pipeline,
 )
@@ -366,6 +367,7 @@ class Sidecar:
 def check_config(config: Config, clock: Clock) -> None:
     """Raise ConfigError for the first thing that would keep the process from running with this configuration."""
     _check_ports(config)
+    check_directory(Path(config.directory))
     make_pipeline(config)
     read_credentials(config, clock)
     check_zmq(config)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .checkpoint import STATE_FILES, Directory
+from .checkpoint import STATE_FILES, Directory, check_directory
 from .durability import Durability, fitted_capacity
 from .pipeline import Correlator, Pipeline, check_learning, make_pipeline
 from .publish import Publisher, SnapshotWriter
@@ -21,6 +21,7 @@ __all__ = [
     "SnapshotWriter",
     "StallWatch",
     "Worker",
+    "check_directory",
     "check_learning",
     "fitted_capacity",
     "make_pipeline",

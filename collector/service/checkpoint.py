@@ -113,6 +113,12 @@ class UnlearnedExports:
 # --- the directory --------------------------------------------------------------------------------------------------
 
 
+def check_directory(path: Path, named: str = "directory") -> None:
+    """Raise ConfigError, which names it so, if it is a file."""
+    if path.is_file():
+        raise ConfigError(named, f"{path} is a file, and a directory is wanted")
+
+
 class Directory:
     """``take`` at the start, before anything in it is read or written; ``release`` at the end, after all is written."""
 
@@ -134,8 +140,7 @@ class Directory:
             ConfigError: it is a file.
             StartError: another process uses it, or it cannot be written to.
         """
-        if self.path.is_file():
-            raise ConfigError(self._named, f"{self.path} is a file, and a directory is wanted")
+        check_directory(self.path, self._named)
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self._descriptor = os.open(self.path / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

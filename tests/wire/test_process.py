@@ -72,7 +72,9 @@ def test_a_port_in_use_is_exit_1_and_one_sentence(tmp_path, capsys):
     with running_sidecar(tmp_path / "a") as sidecar:
         taken = f"127.0.0.1:{sidecar.grpc_port}"
         assert main(["run", "--listen", taken, "--pages", "127.0.0.1:0", "--dir", str(tmp_path / "b")]) == 1
-    assert capsys.readouterr().err.splitlines()[-1].startswith(f"error: cannot listen on {taken} for OTLP/gRPC")
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said.startswith(f"error: cannot listen on {taken} for OTLP/gRPC")
+    assert said.endswith("the key listen gives the port")
 
 
 def test_a_process_ends_with_the_exit_code_of_its_command():
@@ -96,6 +98,7 @@ CHECK, RUN, REPLAY = ("config", "check"), ("run",), ("replay", "x", "--snapshot"
         (CHECK, "scrape_token_file: /nope", "scrape_token_file: "),
         (CHECK, "ca_file: /nope", "ca_file: "),
         (CHECK, "listen: 0.0.0.0:4318", "listen_http: "),
+        (CHECK, "directory: /proc/stat", "directory: /proc/stat is a file"),
     ],
 )
 def test_bad_configuration_is_exit_78_and_one_sentence_naming_the_key(tmp_path, command, text, sentence, capsys):

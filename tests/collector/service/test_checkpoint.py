@@ -125,11 +125,11 @@ def test_what_a_killed_process_left_half_written_goes_and_nothing_else(tmp_path)
 @pytest.mark.parametrize(
     ("path", "error", "sentence"),
     [
-        ("file", ConfigError, "directory: .*/file is a file, and a directory is wanted"),
-        ("file/below", StartError, "cannot write to directory .*/file/below: Not a directory"),
+        ("file", ConfigError, "OUT: .*/file is a file, and a directory is wanted"),
+        ("file/below", StartError, "cannot write to OUT .*/file/below: Not a directory"),
     ],
 )
 def test_a_directory_that_cannot_be_written_to_is_one_sentence(tmp_path, path, error, sentence):
     (tmp_path / "file").write_text("")
     with pytest.raises(error, match=sentence):
-        Directory(tmp_path / path, FakeClock()).take()
+        Directory(tmp_path / path, FakeClock(), "OUT").take()

@@ -1,4 +1,4 @@
-"""Recorded pages of a server, and a server that answers as a test says: what a scraper meets, and what it never should."""
+"""Recorded pages of a server, and a server that answers as a test says."""
 
 from __future__ import annotations
 

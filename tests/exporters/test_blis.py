@@ -96,30 +96,25 @@ def test_blis_predicts_our_step_time(values, batch):
 @pytest.mark.parametrize("batch", [1.0, 12.0, 200.0])
 def test_experts_of_a_mixture_are_told_by_a_line_through_the_batches_that_were_seen(batch):
     values = {"intercept": 4000.0, "prefill_tokens": 12.0, "decode_context_tokens": 0.02, "requests": 40.0}
-    target = target_of("beta", values | {"active_experts": 9000.0}, {"requests": batch})
-    facts = {"num_experts": 128, "num_experts_per_tok": 8}
-    config = config_with(step_time=target)
-    config = msgspec.structs.replace(config, config=dict(config.config) | facts)
-    found = exported(config)
 
     def ours(decodes):
         return our_step_us(values, (0, 0, decodes, 0)) + 9000.0 * (1.0 - (1.0 - 8 / 128) ** decodes)
 
-    def theirs(decodes):
-        return blis_step_us(found.beta, LLAMA_70B, 2, 3.35, (0, 0, decodes, 0))
+    def found(shapes, **facts):
+        target = target_of("beta", values | {"active_experts": 9000.0}, {"requests": batch})
+        config = config_with(step_time=msgspec.structs.replace(target, shape_factors=shapes))
+        facts = config.config | {"num_experts": 128, "num_experts_per_tok": 8} | facts
+        return exported(msgspec.structs.replace(config, config=facts))
 
-    assert theirs(batch) == pytest.approx(ours(batch), rel=1e-9)
-    assert theirs(batch + 0.01) == pytest.approx(ours(batch + 0.01), rel=1e-5)
-    (warning,) = found.warnings
     usual = {n: (0.0, n, 0.0, ours(n)) for n in (batch, 4.0 * batch)}
     shapes = {f"decode:{n}": ShapeFactorSnapshot(factor=1.0, rows=64.0, usual=work) for n, work in usual.items()}
-    of_shapes = config_with(step_time=msgspec.structs.replace(target, shape_factors=shapes))
-    found = exported(msgspec.structs.replace(of_shapes, config=dict(of_shapes.config) | facts))
-    assert [theirs(n) for n in usual] == pytest.approx([ours(n) for n in usual], rel=1e-9)
-    assert "no term for experts touched" in warning
-    unknown = msgspec.structs.replace(config, config=dict(config.config) | {"num_experts_per_tok": "8"})
+    for known, batches in ((shapes, usual), ({}, (batch,))):
+        told = found(known)
+        theirs = [blis_step_us(told.beta, LLAMA_70B, 2, 3.35, (0, 0, n, 0)) for n in batches]
+        assert theirs == pytest.approx([ours(n) for n in batches], rel=1e-9)
+        assert "no term for experts touched" in told.warnings[0]
     with pytest.raises(BlisError, match="num_experts_per_tok"):
-        exported(unknown)
+        found({}, num_experts_per_tok="8")
 
 
 @settings(deadline=None)

@@ -6,21 +6,19 @@ import math
 import subprocess
 
 import msgspec
-import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry, Gauge
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 import tracefit
-from collector.config import Config
 from exporters.metrics_page import PAGE_FAMILIES, MetricsPage, snapshot_families
 from exporters.what_if import Advisory, ClientView, Mix
 from exporters.wording import MAX_LABEL_CHARS, base_unit, printable
-from online.bank import Bank
+from online import Snapshot
 from online.rows import Target
 from tests.conftest import find_tool
 from tests.support import exporter_cases as cases
-from tests.support.uneven_steps import noise, of_columns
+from tests.tracefit.example_snapshot import encoded
 
 MIX = Mix(400.0, 247.0, prefix_hit=0.25, concurrency=12.0, running=12.0, itl_us=41_000.0, ttft_us=310_000.0)
 
@@ -194,51 +192,34 @@ def test_each_minute_is_predicted_at_its_load_and_counts_by_its_tokens():
     assert queued.ttft.us > full.ttft.us
 
 
-NIGHT = MIX._replace(prompt_tokens=400.0, output_tokens=250.0, prefix_hit=0.0, concurrency=6.0, running=6.0)
+SEEN = Snapshot.from_json(encoded())
+"""Batches of 1 to 60 requests were seen."""
 
 
-def night(batch_max=10, n=4000):
-    """A snapshot of a linear machine learned at night, when no batch had more than ``batch_max`` requests."""
-    rng = np.random.default_rng(36)
-    requests = rng.integers(1, batch_max + 1, n).astype(float)
-    prefill = (rng.random(n) < 0.2) * rng.integers(16, 1024, n).astype(float)
-    context = requests * 600.0 * np.exp(rng.normal(0, 0.25, n))
-    columns = {"prefill_tokens": prefill, "decode_context_tokens": context, "requests": requests}
-    us = (5000 + 25.0 * prefill + 0.05 * context + 60 * requests) * np.exp(noise(rng, n, 0.0))
-    bank = Bank(Config(learners=("rls",)))
-    bank.learn("c", Target.STEP_TIME, of_columns(columns, us))
-    return cases.snapshot(msgspec.structs.replace(cases.config("c"), targets=bank.targets("c")))
+def published(snapshot, *concurrencies):
+    """What is published for the ITL that each of these has, by the snapshot with all coefficients."""
+    config, asked = tracefit.load(encoded()).config(), {"prompt_tokens": 400, "output_tokens": 247, "prefix_hit": 0.25}
+    itl_ms = [config.request(concurrency=each, **asked).itl.us / 1e3 + 1e-6 for each in concurrencies]
+    shown = advice(snapshot, itl_ms=itl_ms)
+    assert shown["tracefit_usable",] == 1
+    return [shown.get(("tracefit_slo_concurrency", f"{each / 1e3:.6g}")) for each in itl_ms]
 
 
 def test_no_concurrency_is_published_beyond_a_quarter_more_than_the_largest_batch_seen():
-    snapshot = night()
-    shown = advice(snapshot, mix=NIGHT, itl_ms=(6.5, 12.0, 40.0))
-    concurrencies = {name: value for name, value in shown.items() if "slo" in name[0]}
-    assert {label for _, label in concurrencies} == {"0.0065"}
-    assert 0 < max(concurrencies.values()) <= 12.5
-    busy = advice(snapshot, mix=NIGHT._replace(running=20.0, parts=(NIGHT, NIGHT._replace(running=20.0))))
+    assert published(SEEN, 34, 61, 75, 76, 120) == [34, 61, 75, None, None]
+    busy = advice(SEEN, mix=MIX._replace(running=80.0, parts=(MIX, MIX._replace(running=80.0))))
     assert busy["tracefit_observed_itl_seconds",] > 0
     assert not [name for name in busy if "predicted" in name[0]]
 
 
 def test_a_concurrency_whose_own_point_is_not_usable_is_not_published():
     """One more than was seen is within reach; whether it is published depends on what carries it."""
-    snapshot = night(batch_max=8)
-    config = tracefit.load(snapshot.to_json()).config()
-    asked = {"prompt_tokens": 400, "output_tokens": 250}
-    itl_ms = config.request(concurrency=9, **asked).itl.us / 1e3 + 1e-6
-    label = f"{itl_ms / 1e3:.6g}"
-    assert advice(snapshot, mix=NIGHT, itl_ms=(itl_ms,))["tracefit_slo_concurrency", label] == 9
-    step = snapshot.configs[0].targets["step_time"]
-    portable = step.models["portable"]
-    weak = [msgspec.structs.replace(each, status="weak") for each in portable.features]
-    models = step.models | {"portable": msgspec.structs.replace(portable, features=weak)}
+    config, step = SEEN.configs[0], SEEN.configs[0].targets["step_time"]
+    weak = [msgspec.structs.replace(each, status="weak") for each in step.models["portable"].features]
+    models = step.models | {"portable": msgspec.structs.replace(step.models["portable"], features=weak)}
     for changed in ({"models": models}, {"seen": None}):
-        targets = {"step_time": msgspec.structs.replace(step, **changed)}
-        doubtful = cases.snapshot(msgspec.structs.replace(snapshot.configs[0], targets=targets))
-        shown = advice(doubtful, mix=NIGHT, itl_ms=(itl_ms,))
-        assert shown["tracefit_usable",] == 1
-        assert ("tracefit_slo_concurrency", label) not in shown
+        targets = config.targets | {"step_time": msgspec.structs.replace(step, **changed)}
+        assert published(cases.snapshot(msgspec.structs.replace(config, targets=targets)), 61) == [None]
 
 
 def test_without_a_load_there_is_a_verdict_and_no_advice():

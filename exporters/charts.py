@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from statistics import median_high
 from typing import NamedTuple
 
 from exporters.questions import significant
@@ -140,10 +141,11 @@ class Part(NamedTuple):
 
 def step_shares(target: TargetSnapshot, model: ModelSnapshot) -> list[Part]:
     """Where the time of a typical step goes: coefficients times the mean of their features; empty if not known."""
-    means = {feature.name: 1.0 if feature.name == "intercept" else feature.mean for feature in model.features}
-    if any(mean is None for mean in means.values()) or len(means) < 2:  # noqa: PLR2004 - parts of a whole
+    means = [1.0 if feature.name == "intercept" else feature.mean for feature in model.features]
+    if None in means or len(means) < 2:  # noqa: PLR2004 - parts of a whole
         return []
-    sizes = [(_of_mean(f.name, means[f.name] or 0.0), f.coefficient * (means[f.name] or 0.0)) for f in model.features]
+    work = [(feature, mean) for feature, mean in zip(model.features, means, strict=True) if mean is not None]
+    sizes = [(_of_mean(feature.name, mean), feature.coefficient * mean) for feature, mean in work]
     shown = sorted(sizes[:_PARTS_MAX], key=lambda part: -part[1])
     whole_us = sum(us for _, us in shown)
     if target.mean_us is not None and target.mean_us > whole_us:
@@ -188,10 +190,8 @@ def scatter(history: HistoryView | None) -> Figure | None:
     )
 
 
-class _Value(NamedTuple):
-    at_s: float
-    value: float
-    stderr: float | None
+_Point = tuple[float, float, float | None]
+"""When, in seconds, the coefficient then, and its standard error."""
 
 
 def courses(model: ModelSnapshot, history: HistoryView | None, started_unix_nano: int) -> list[Figure]:
@@ -206,32 +206,30 @@ def courses(model: ModelSnapshot, history: HistoryView | None, started_unix_nano
     return [_course(feature, values, sorted(marks)) for feature, values in of_features if len(values) > 1]
 
 
-def _values(history: HistoryView, name: str) -> list[_Value]:
+def _values(history: HistoryView, name: str) -> list[_Point]:
     place = history.features.index(name) if name in history.features else None
     return [
-        _Value(each.at_ns / 1e9, value, each.stderr[place])
+        (each.at_ns / 1e9, value, each.stderr[place])
         for each in history.course
         if place is not None and (value := each.coefficient[place]) is not None
     ]
 
 
-def _course(feature: FeatureSnapshot, points: Sequence[_Value], marks: Sequence[tuple[float, str]]) -> Figure:
+def _course(feature: FeatureSnapshot, points: Sequence[_Point], marks: Sequence[tuple[float, str]]) -> Figure:
     """The axis holds the values but the rarest, and half of the intervals; what is beyond is drawn at the edge."""
-    name, unit, values = FEATURE_NAMES.get(feature.name, feature.name), feature.unit, [each.value for each in points]
+    name, unit, values = FEATURE_NAMES.get(feature.name, feature.name), feature.unit, [value for _, value, _ in points]
+    known = [(at_s, value, Z_95 * stderr) for at_s, value, stderr in points if stderr is not None]
     usual = sorted(values)[len(values) // _RARE : -(len(values) // _RARE) or None]
-    reaches = sorted(Z_95 * point.stderr for point in points if point.stderr is not None)
-    reach = reaches[len(reaches) // 2] if reaches else 0.0
+    reach = median_high([half for _, _, half in known] or [0.0])
     low, high = min(*usual, values[-1]) - reach, max(*usual, values[-1]) + reach
     slack = max(_SLACK * (high - low), _READABLE * max(abs(high), abs(low)), _TINY)
     bottom = max(low - slack, 0.0) if usual[0] >= 0.0 else low - slack
-    plane = Plane((points[0].at_s, points[-1].at_s), (bottom, high + slack), _FLAT)
+    plane = Plane((points[0][0], points[-1][0]), (bottom, high + slack), _FLAT)
     span = age(plane.x[1] - plane.x[0])
-    known = [point for point in points if point.stderr is not None]
-    upper = [(p.at_s, p.value + Z_95 * (p.stderr or 0.0)) for p in known]
-    lower = [(p.at_s, p.value - Z_95 * (p.stderr or 0.0)) for p in reversed(known)]
     inside = [text for at_s, text in marks if plane.x[0] <= at_s <= plane.x[1] and text]
     happened = ", ".join(inside[-4:]) or "nothing happened meanwhile"
     first, last = (coefficient(value, unit) for value in (values[0], values[-1]))
+    upper = [(at_s, value + half) for at_s, value, half in known]
     return Figure(
         name,
         f"now {coefficient(feature.coefficient, unit)}",
@@ -239,7 +237,7 @@ def _course(feature: FeatureSnapshot, points: Sequence[_Value], marks: Sequence[
         plane,
         [(plane.x[0], f"{span} ago"), (plane.x[1], "now")],
         _in_one_unit(_round_values(*plane.y), unit),
-        band=[*upper, *lower],
-        line=[(p.at_s, p.value) for p in points],
+        band=[*upper, *((at_s, value - half) for at_s, value, half in reversed(known))],
+        line=[(at_s, value) for at_s, value, _ in points],
         marks=marks,
     )

@@ -77,8 +77,9 @@ def config_view(
     """One configuration in detail; of the advice, what was not ``given`` above."""
     config = judged.config
     names = [*TARGETS, *sorted(config.targets.keys() - TARGETS.keys())]
-    views = [_target_view(name, config.targets[name]) for name in names if name in config.targets]
-    step = next((view for view in views if view is not None and view.name == STEP_TIME), None)
+    found = [_target_view(name, config.targets[name]) for name in names if name in config.targets]
+    views = [view for view in found if view is not None]
+    step = next((view for view in views if view.name == STEP_TIME), None)
     advice = [each.for_port(otlp_port) for each in advice_for(config)]
     new = [each for each in advice if each not in given and each.level != "good"]
     given.update(advice)
@@ -86,7 +87,7 @@ def config_view(
         "judged": judged,
         "advice": [] if config.quarantined else new,
         "step": step,
-        "others": [view for view in views if view is not None and view is not step],
+        "others": [view for view in views if view is not step],
         "shares": [] if step is None else step_shares(step.target, step.model),
         "scatter": scatter(history),
         "courses": [] if step is None else courses(step.model, history, started_unix_nano),

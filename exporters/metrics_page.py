@@ -404,16 +404,11 @@ class _Families(Collector):
         return self._families
 
 
-class _Known(Collector):
+def _known(own: Collector) -> Iterator[Metric]:
     """What somebody's metrics say now: a gauge that has nothing to compare has no series, rather than NaN."""
-
-    def __init__(self, own: Collector) -> None:
-        self._own = own
-
-    def collect(self) -> Iterable[Metric]:
-        for family in self._own.collect():
-            family.samples = [sample for sample in family.samples if not math.isnan(sample.value)]
-            yield family
+    for family in own.collect():
+        family.samples = [sample for sample in family.samples if not math.isnan(sample.value)]
+        yield family
 
 
 class MetricsPage:
@@ -434,7 +429,7 @@ class MetricsPage:
         max_series: int = DEFAULT_MAX_SERIES,
         advisory: Advisory | None = None,
     ) -> None:
-        self._own = _Known(own)
+        self._own = own
         self._source = source
         self._max_series = max_series
         self._advisory = advisory
@@ -442,7 +437,7 @@ class MetricsPage:
 
     def render(self) -> bytes:
         """The page for one scrape."""
-        return self._kept.get(self._source, "", self._render_kept) + generate_latest(self._own)
+        return self._kept.get(self._source, "", self._render_kept) + generate_latest(_Families(_known(self._own)))
 
     def _render_kept(self, snapshot: Snapshot | None) -> bytes:
         """The part of the page that stays the same for a generation."""

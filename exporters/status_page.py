@@ -278,20 +278,14 @@ def _what_if_view(
 def _usual_load(judged: ConfigVerdict) -> dict[str, str]:
     """Today's load by the names of parameters, as far as it is known."""
     load, step = judged.load, judged.step
-    usual: dict[str, float | None] = {}
     portable = None if step is None else step.models.get("portable")
-    if portable is not None:
-        means = {each.name: each.mean for each in portable.features}
-        usual = {each.name: means.get(each.field) for each in STEP}
+    means = {} if portable is None else {each.name: each.mean for each in portable.features}
+    usual = {each.name: means.get(each.field) for each in STEP}
+    if load is not None and (mix := load.mix) is not None:
+        usual |= {"prompt": mix.prompt_tokens, "output": mix.output_tokens, "concurrency": max(mix.concurrency, 1.0)}
+        usual["prefix_hit"] = None if load.config.prefix_hits_hidden else mix.prefix_hit or None
     texts = {name: f"{value:.4g}" for name, value in usual.items() if value is not None}
-    if load is None or load.mix is None:
-        return texts
-    mix = load.mix
-    of_mix = {"prompt": mix.prompt_tokens, "output": mix.output_tokens, "concurrency": max(mix.concurrency, 1.0)}
-    if mix.prefix_hit and not load.config.prefix_hits_hidden:
-        of_mix["prefix_hit"] = mix.prefix_hit
-    texts |= {name: f"{value:.4g}" for name, value in of_mix.items()}
-    return {**texts, "itl": f"{load.fits[0].itl_ms:g}ms"} if load.fits else texts
+    return {**texts, "itl": f"{load.fits[0].itl_ms:g}ms"} if load is not None and load.fits else texts
 
 
 def _answer(snapshot: Snapshot, view: ClientView, query: Mapping[str, str]) -> View:

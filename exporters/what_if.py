@@ -41,19 +41,6 @@ class PerGeneration(Generic[Key, Made]):
             return made
 
 
-def client_config(config: ConfigSnapshot) -> tracefit.Config:
-    """One configuration, by way of the document that the client reads.
-
-    Raises:
-        LoadError: the document is not what the client expects.
-    """
-    document = Snapshot(generation=0, created_unix_nano=0, tracefit_version="", configs=[config])
-    try:
-        return tracefit.load(document.to_json()).configs[0]
-    except UnicodeEncodeError:
-        raise tracefit.LoadError(f"a name in configuration {config.config_id} is no text") from None
-
-
 def identities_of(configs: Sequence[ConfigSnapshot]) -> list[Identity]:
     """What the client chooses and names each by."""
     return [
@@ -83,7 +70,16 @@ class ClientView:
         meant = next((each for each in configs if each.config_id == which), None)
         if meant is None:
             meant = configs[tracefit.find_config(identities_of(configs), which)]
-        return self._configs.get(lambda: snapshot, meant.config_id, lambda _: client_config(meant))
+        return self._configs.get(lambda: snapshot, meant.config_id, lambda _: self._loaded(meant))
+
+    @staticmethod
+    def _loaded(config: ConfigSnapshot) -> tracefit.Config:
+        """One configuration, by way of the document that the client reads."""
+        document = Snapshot(generation=0, created_unix_nano=0, tracefit_version="", configs=[config])
+        try:
+            return tracefit.load(document.to_json()).configs[0]
+        except UnicodeEncodeError:
+            raise tracefit.LoadError(f"a name in configuration {config.config_id} is no text") from None
 
 
 class Mix(NamedTuple):

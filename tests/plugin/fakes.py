@@ -1,4 +1,4 @@
-"""A scheduler with the attribute shapes of vLLM 0.12 to 0.33, small enough to know the truth of each step.
+"""A scheduler with what the plugin reads of vLLM 0.12 to 0.33, small enough to know the truth of each step.
 
 It keeps vLLM's order: running requests first, preemption from the tail when blocks run out, then the waiting ones;
 ``num_computed_tokens`` advances inside ``schedule()``; ``finished_req_ids`` collects until the next ``schedule()``.
@@ -12,15 +12,6 @@ from collections import deque
 from types import SimpleNamespace
 
 BLOCK = 16
-
-
-class Shape(enum.StrEnum):
-    """What differs between versions, as far as the plugin reads it."""
-
-    V0_12 = "0.12"  # one waiting queue
-    V0_20 = "0.20"  # waiting + skipped_waiting
-    V0_32 = "0.32"  # waiting + kv_holding_waiting
-    V0_32_V2 = "0.32 with the second model runner"  # resumed requests are listed among the new ones
 
 
 class Status(enum.IntEnum):
@@ -39,7 +30,6 @@ class Request:
         self.cached = min(cached, prompt - 1)
         self.num_computed_tokens = 0
         self.num_output_placeholders = 0
-        self.num_preemptions = 0
         self.outputs = []
         self.status = Status.WAITING
         self.blocks = 0
@@ -96,9 +86,7 @@ def parallel_config(rank, ranks, moe):
         pipeline_parallel_size=1,
         enable_expert_parallel=moe,
         data_parallel_size=ranks if together else 1,
-        data_parallel_size_local=ranks if together else 1,
         data_parallel_rank=rank if together else 0,
-        data_parallel_rank_local=rank,
         data_parallel_index=rank,
         # five are drawn where the user asked for ranks, and one is taken
         _data_parallel_master_port_list=[20001, 20002, 20003, 20004] if ranks > 1 else [],
@@ -108,8 +96,8 @@ def parallel_config(rank, ranks, moe):
 class Plan:
     """A batch being made."""
 
-    def __init__(self, budget):
-        self.budget = budget
+    def __init__(self):
+        self.budget = 64
         self.scheduled = {}
         self.before = {}
         self.new, self.resumed, self.continued, self.preempted = [], [], [], []
@@ -124,29 +112,22 @@ class Plan:
 class Scheduler:
     """The fake. Blocks are counted, not numbered; one block is vLLM's null block."""
 
-    def __init__(self, shape=Shape.V0_32, *, blocks=64, budget=64, max_seqs=8, asynchronous=False, config=None):
-        self.shape = shape
+    def __init__(self, *, resumed_are_new=False, blocks=64, asynchronous=False, config=None):
+        self.resumed_are_new = resumed_are_new  # vLLM 0.32 with the second model runner
         self.asynchronous = asynchronous
         self.vllm_config = config or vllm_config(asynchronous=asynchronous)
         self.requests: dict[str, Request] = {}
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
-        if shape is Shape.V0_20:
-            self.skipped_waiting: deque[Request] = deque()
-        if shape in (Shape.V0_32, Shape.V0_32_V2):
-            self.kv_holding_waiting: deque[Request] = deque()
         self.finished_req_ids: set[str] = set()
         self.kv_cache_manager = SimpleNamespace(block_pool=Pool(blocks))
-        self.budget = budget
-        self.max_seqs = max_seqs
         self.truth: list[dict[str, float]] = []
         self.passes: list[tuple[int, ...]] = []
         self.finished: list[Request] = []
         self.shut_down = False
 
     def get_request_counts(self):
-        extra = len(getattr(self, "skipped_waiting", ())) + len(getattr(self, "kv_holding_waiting", ()))
-        return len(self.running), len(self.waiting) + extra
+        return len(self.running), len(self.waiting)
 
     def add_request(self, request):
         self.waiting.append(request)
@@ -166,7 +147,7 @@ class Scheduler:
         self.shut_down = True
 
     def schedule(self, throttle_prefills=False):  # noqa: ARG002 vLLM's signature since 0.25
-        plan = Plan(self.budget)
+        plan = Plan()
         self._continue_running(plan)
         self._admit_waiting(plan)
         output = self._output(plan)
@@ -199,7 +180,7 @@ class Scheduler:
                 plan.take(plan.continued, request, tokens)
 
     def _admit_waiting(self, plan):
-        while self.waiting and plan.budget and not plan.preempted and len(self.running) < self.max_seqs:
+        while self.waiting and plan.budget and not plan.preempted and len(self.running) < 8:
             request = self.waiting[0]
             fresh = request.status is Status.WAITING
             request.num_computed_tokens = request.cached // BLOCK * BLOCK
@@ -214,7 +195,7 @@ class Scheduler:
 
     def _output(self, plan):
         new, resumed, before = plan.new, plan.resumed, plan.before
-        if self.shape is Shape.V0_32_V2:
+        if self.resumed_are_new:
             new, resumed = new + resumed, []
         cached = plan.continued + resumed
         return SimpleNamespace(
@@ -222,10 +203,8 @@ class Scheduler:
                 SimpleNamespace(req_id=r.request_id, num_computed_tokens=before[r.request_id]) for r in new
             ],
             scheduled_cached_reqs=SimpleNamespace(
-                req_ids=[r.request_id for r in cached],
                 resumed_req_ids={r.request_id for r in resumed},
                 num_computed_tokens=[before[r.request_id] for r in cached],
-                num_output_tokens=[r.num_output_tokens + r.num_output_placeholders for r in cached],
             ),
             num_scheduled_tokens=plan.scheduled,
             total_num_scheduled_tokens=sum(plan.scheduled.values()),
@@ -236,10 +215,9 @@ class Scheduler:
 
     def _record_truth(self, output, before, pool):
         requests = [(self.requests[i], n, before[i]) for i, n in output.num_scheduled_tokens.items()]
-        prefills = [(r, n, c) for r, n, c in requests if r.num_output_tokens == 0]
-        single = [(r, n, c) for r, n, c in requests if n == 1]
-        multi = [(r, n, c) for r, n, c in requests if n != 1]
-        pairs = sum(sum(c + k for k in range(1, n + 1)) for _, n, c in requests)  # one query token at a time
+        prefills = [each for each in requests if not each[0].num_output_tokens]
+        decodes = [each for each in requests if each[0].num_output_tokens]
+        single, multi = ([each for each in requests if (each[1] == 1) is alone] for alone in (True, False))
         running, waiting = self.get_request_counts()
         if requests:
             self.passes.append(pass_of(requests, waiting))
@@ -249,18 +227,19 @@ class Scheduler:
                 "queue.running_depth": running,
                 "queue.waiting_depth": waiting,
                 "batch.num_prefill_reqs": len(prefills),
-                "batch.num_decode_reqs": len(requests) - len(prefills),
-                "batch.scheduled_tokens": sum(n for _, n, _ in requests),
-                "batch.prefill_tokens": sum(n for _, n, _ in prefills),
-                "batch.decode_tokens": sum(n for r, n, _ in requests if r.num_output_tokens),
+                "batch.num_decode_reqs": len(decodes),
+                "batch.scheduled_tokens": tokens_of(requests),
+                "batch.prefill_tokens": tokens_of(prefills),
+                "batch.decode_tokens": tokens_of(decodes),
                 "batch.num_finished": len(output.finished_req_ids),
                 "batch.num_preempted": len(output.preempted_req_ids),
-                "batch.context_tokens": sum(c + n for _, n, c in requests),
-                "batch.context_tokens_single": sum(c + n for _, n, c in single),
-                "batch.context_tokens_multi": sum(c + n for _, n, c in multi),
+                "batch.context_tokens": context_of(requests),
+                "batch.context_tokens_single": context_of(single),
+                "batch.context_tokens_multi": context_of(multi),
                 "batch.num_multi_reqs": len(multi),
-                "batch.multi_tokens": sum(n for _, n, _ in multi),
-                "batch.attn_pairs": pairs,
+                "batch.multi_tokens": tokens_of(multi),
+                # one query token at a time
+                "batch.attn_pairs": sum(sum(c + k for k in range(1, n + 1)) for _, n, c in requests),
                 "kv.blocks_total_gpu": pool.num_gpu_blocks - 1,
                 "kv.blocks_free_gpu": pool.free,
                 "kv.usage_gpu_ratio": 1.0 - pool.free / (pool.num_gpu_blocks - 1),
@@ -295,7 +274,6 @@ class Scheduler:
         self._release(request)
         request.status = Status.PREEMPTED
         request.num_computed_tokens = 0
-        request.num_preemptions += 1
         request.lost_outputs = request.num_output_placeholders
         request.num_output_placeholders = 0
         self.waiting.appendleft(request)
@@ -312,18 +290,21 @@ class Scheduler:
         del self.requests[request.request_id]
 
 
+def tokens_of(requests):
+    return sum(n for _, n, _ in requests)
+
+
+def context_of(requests):
+    return sum(c + n for _, n, c in requests)
+
+
 def pass_of(requests, waiting):
     """A forward pass as its record tells it: who computes what was known before prefills, the others decode."""
-    prefills = [(n, c) for r, n, c in requests if c < r.num_prompt_tokens or c < r.num_tokens - 1]
-    decodes = [c for r, _, c in requests if c >= r.num_prompt_tokens and c >= r.num_tokens - 1]
-    return (
-        len(prefills),
-        sum(n for n, _ in prefills),
-        sum(c for _, c in prefills),
-        len(decodes),
-        sum(decodes),
-        waiting,
-    )
+    known = [max(r.num_prompt_tokens, r.num_tokens - 1) for r, _, _ in requests]
+    prefills = [each for each, end in zip(requests, known, strict=True) if each[2] < end]
+    decodes = [each for each, end in zip(requests, known, strict=True) if each[2] >= end]
+    before = [sum(c for _, _, c in each) for each in (prefills, decodes)]
+    return len(prefills), tokens_of(prefills), before[0], len(decodes), before[1], waiting
 
 
 class AsyncScheduler(Scheduler):

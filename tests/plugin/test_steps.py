@@ -12,7 +12,7 @@ from tracefit_vllm.otlp import step_event
 from tracefit_vllm.publisher import Step
 
 from tests.plugin.conftest import kept_scheduler
-from tests.plugin.fakes import AsyncScheduler, Request, Scheduler, Shape, Status, drive, vllm_config
+from tests.plugin.fakes import AsyncScheduler, Request, Scheduler, Status, drive, vllm_config
 
 REQUESTS = st.lists(
     st.tuples(st.integers(1, 200), st.integers(1, 12), st.integers(0, 100)),  # prompt, outputs, cached
@@ -33,13 +33,13 @@ def kinds(events):
     return [event.name.removeprefix("journey.") for event in events]
 
 
-@pytest.mark.parametrize("shape", list(Shape))
+@pytest.mark.parametrize("resumed_are_new", [False, True])
 @pytest.mark.parametrize("kind", [Scheduler, AsyncScheduler])
 @settings(max_examples=10)
 @given(requests=REQUESTS, aborts=st.sets(st.integers(0, 11)), blocks=st.integers(20, 40))
-def test_every_step_is_told_as_it_was_on_both_wires(shape, kind, requests, aborts, blocks):
+def test_every_step_is_told_as_it_was_on_both_wires(resumed_are_new, kind, requests, aborts, blocks):
     for wire in ("fpm", "otlp"):
-        scheduler, kept = kept_scheduler(wire, kind, shape=shape, blocks=blocks)
+        scheduler, kept = kept_scheduler(wire, kind, resumed_are_new=resumed_are_new, blocks=blocks)
         for number, (prompt, outputs, cached) in enumerate(requests):
             scheduler.add_request(Request(f"r{number}", prompt, outputs, cached))
             drive(scheduler, 2)
@@ -135,9 +135,9 @@ def test_a_request_is_queued_scheduled_given_its_first_token_and_finished():
     assert times[2:] == [done[5], done[7]]
 
 
-@pytest.mark.parametrize("shape", list(Shape))
-def test_preempted_requests_resume_and_all_of_them_end(shape):
-    scheduler, kept = kept_scheduler("otlp", shape=shape, blocks=20)
+@pytest.mark.parametrize("resumed_are_new", [False, True])
+def test_preempted_requests_resume_and_all_of_them_end(resumed_are_new):
+    scheduler, kept = kept_scheduler("otlp", resumed_are_new=resumed_are_new, blocks=20)
     for number in range(4):
         scheduler.add_request(Request(f"r{number}", 60, 40))
     drive(scheduler, 250)

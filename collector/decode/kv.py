@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -90,65 +90,58 @@ Fields = Mapping[str, Any]
 """Scalars of an event by vLLM's names, and ``block_count`` for its hashes; one that is None is absent."""
 
 
-def _nothing(_batch: KvBatch, _fields: Fields) -> None:
-    """Known, and of no use: the cache was reset, or a transfer that is counted when it begins is said again."""
+OF_NO_USE: Final = frozenset(
+    {
+        *("AllBlocksCleared", "TransferCompleted", "CacheLoadCommitted", "CacheStoreCommitted"),
+        *("RemoteTransferInitiated", "RemoteTransferCompleted"),
+    }
+)
+"""Known: the cache was reset, or a transfer that is counted when it begins is said again.
+
+A commitment is stamped a step before its transfer (§7.4).
+"""
 
 
-def _stored(batch: KvBatch, fields: Fields) -> None:
-    """Blocks entered a tier; of a hybrid cache's groups the first stands for all. Old vLLM names no medium."""
-    blocks, size = fields["block_count"], fields["block_size"]
-    if (fields.get("medium") or GPU) != GPU:
+def _count_event(batch: KvBatch, name: str, fields: Fields) -> None:
+    """Add what an event says; LookupError of one that is unknown, or lacks a field."""
+    if name in ("BlockStored", "BlockRemoved"):
+        _count_blocks(batch, fields, is_stored=name == "BlockStored")
+    elif name == "TransferInitiated":
+        # between two tiers below the GPU: no step waits for that
+        from_gpu, to_gpu = (fields.get(medium) == GPU for medium in ("source_medium", "dest_medium"))
+        if from_gpu != to_gpu:
+            _add_move(batch, fields, Move.OFFLOADED if from_gpu else Move.RESTORED, fields["block_count"])
+    elif name == "CacheEviction":
+        if fields.get("medium") != GPU:
+            _add_move(batch, fields, Move.EVICTED, fields["blocks_evicted"])
+    elif name not in OF_NO_USE:
+        raise LookupError(name)
+
+
+def _count_blocks(batch: KvBatch, fields: Fields, *, is_stored: bool) -> None:
+    """Blocks entered or left a tier; of a hybrid cache's groups the first stands for all. Old vLLM names no medium."""
+    blocks, size = fields["block_count"], fields["block_size"] if is_stored else 0
+    is_below, is_first = (fields.get("medium") or GPU) != GPU, not fields.get("group_idx")
+    if is_below and is_stored:
         batch.offload_block_size = size
-    elif not fields.get("group_idx"):
+    elif is_below:
+        batch.removed_below += blocks
+    elif is_first and is_stored:
         batch.stored_blocks += blocks
         batch.block_size = size
+    elif is_first:
+        batch.removed_blocks += blocks
 
 
-def _removed(batch: KvBatch, fields: Fields) -> None:
-    """Blocks left a tier."""
-    if (fields.get("medium") or GPU) != GPU:
-        batch.removed_below += fields["block_count"]
-    elif not fields.get("group_idx"):
-        batch.removed_blocks += fields["block_count"]
-
-
-def _move(batch: KvBatch, fields: Fields, move: Move, blocks: int) -> None:
+def _add_move(batch: KvBatch, fields: Fields, move: Move, blocks: int) -> None:
     step, request = fields.get("scheduler_step", MISSING), fingerprint(fields.get("request_id", ""))
     batch.moves += (BlockMove(move, blocks, step, request),)
 
 
-def _transferred(batch: KvBatch, fields: Fields) -> None:
-    """Blocks begin to move between tiers; between two of them below the GPU no step waits for that."""
-    from_gpu, to_gpu = (fields.get(medium) == GPU for medium in ("source_medium", "dest_medium"))
-    if from_gpu != to_gpu:
-        _move(batch, fields, Move.OFFLOADED if from_gpu else Move.RESTORED, fields["block_count"])
-
-
-def _evicted(batch: KvBatch, fields: Fields) -> None:
-    if fields.get("medium") != GPU:
-        _move(batch, fields, Move.EVICTED, fields["blocks_evicted"])
-
-
-EVENTS: Final[dict[str, Callable[[KvBatch, Fields], None]]] = {
-    "BlockStored": _stored,
-    "BlockRemoved": _removed,
-    "AllBlocksCleared": _nothing,
-    "TransferInitiated": _transferred,
-    "TransferCompleted": _nothing,
-    "CacheLoadCommitted": _nothing,
-    "CacheStoreCommitted": _nothing,
-    "CacheEviction": _evicted,
-    "RemoteTransferInitiated": _nothing,
-    "RemoteTransferCompleted": _nothing,
-}
-"""What is done with the fields of an event, by its name. A commitment is stamped a step before its transfer (§7.4)."""
-
-
 # --- msgpack ----------------------------------------------------------------------------------------------------------
 
-_BLOCKS: Final = ("block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id", "medium")
 _LAYOUTS: Final[dict[str, tuple[str, ...]]] = {
-    "BlockStored": _BLOCKS,
+    "BlockStored": ("block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id", "medium"),
     "BlockRemoved": ("block_hashes", "medium"),
     "TransferInitiated": ("transfer_id", "request_id", "source_medium", "dest_medium", "block_count", "scheduler_step"),
     "CacheEviction": ("medium", "blocks_evicted", "eviction_reason", "scheduler_step"),
@@ -221,8 +214,7 @@ def read_payload(payload: bytes, source: str, seq: int) -> KvBatch | Skip:
     for raw in events:
         counted.events += 1
         try:
-            name, fields = _event(raw)
-            EVENTS[name](counted, fields)
+            _count_event(counted, *_event(raw))
         except _BAD:
             counted.foreign += 1
     return counted

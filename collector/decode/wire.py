@@ -71,11 +71,7 @@ def read_field(data: bytes | memoryview, at: int) -> tuple[int, int, int]:
     if kind == BYTES:
         length, at = data[at], at + 1
         if length >= _LAST:
-            low, length = length & 0x7F, data[at]
-            if length < _LAST:  # two bytes, as most spans have
-                length, at = low | length << 7, at + 1
-            else:
-                length, at = read_varint(data, at - 1)
+            length, at = read_varint(data, at - 1)
         return tag, at, at + length
     if kind == VARINT:
         return tag, at, read_varint(data, at)[1]

@@ -16,7 +16,7 @@ snapshot; its state stays. One process writes to a directory at a time.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -36,7 +36,7 @@ from online import Bank, ConfigSnapshot, Snapshot, StateError, TargetSnapshot, m
 from online.state import Lineage, LineageLedger
 from online.transfer import HIDES_HITS
 
-from .sources import StateFetcher, check_sources, look
+from .sources import StateFetcher, check_sources, look, sentence
 
 
 def merge_files(
@@ -77,14 +77,6 @@ def merge_files(
         note(line)
     say(f"state: {out}")
     return EXIT_OK
-
-
-def differing(target: TargetSnapshot) -> Iterator[str]:
-    """Sentences on the replicas of a target that differ from the others."""
-    odd = odd_replicas(target)
-    yield from (each.text for each in odd)
-    if more := sum(each.differs for each in target.replicas) - len(odd):
-        yield f"{more} more engines differ from the others"
 
 
 FactsByEngine = Mapping[tuple[str, str], Mapping[str, Fact]]
@@ -219,7 +211,7 @@ def examine(name: str, path: Path, config: Config, now_unix_nano: int) -> Examin
         data = path.read_bytes()
         bank.restore(data)
     except OSError as error:
-        return FleetSource(name, Asked.UNREACHABLE, error.strerror or str(error))
+        return FleetSource(name, Asked.UNREACHABLE, sentence(error))
     except StateError as error:
         return FleetSource(name, Asked.UNEXPECTED, str(error))
     if not bank.learned_rows:
@@ -241,14 +233,13 @@ def choose(examined: Sequence[Examined]) -> tuple[list[Examined], list[FleetSour
     for each in sorted(examined, key=lambda e: (-e.last_ns, -e.rows, e.digest, e.name)):
         try:
             if each.digest in digests:
-                raise StateError(f"{each.name}: the same state as {digests[each.digest]}")
+                raise StateError(f"the same state as {digests[each.digest]}")
             ledger.admit(each.name, each.lineages)
         except StateError as error:
-            detail = str(error).removeprefix(f"{each.name}: ")
-            refused.append(FleetSource(each.name, Asked.SAME_ENGINE, detail))
-            continue
-        digests[each.digest] = each.name
-        taken.append(each)
+            refused.append(FleetSource(each.name, Asked.SAME_ENGINE, str(error).removeprefix(f"{each.name}: ")))
+        else:
+            digests[each.digest] = each.name
+            taken.append(each)
     return sorted(taken, key=lambda e: (e.first_ns, e.last_ns, e.digest)), refused
 
 
@@ -350,8 +341,7 @@ class Puller:
             bank = add(chosen, self._config)
             snapshot = self._write(bank, chosen)
         except (OSError, StateError) as error:
-            text = (error.strerror if isinstance(error, OSError) else None) or str(error)
-            return Pulled(sources, self._snapshot, f"nothing written: {text}")
+            return Pulled(sources, self._snapshot, f"nothing written: {sentence(error)}")
         self._written, self._snapshot = digests, snapshot
         return Pulled(sources, snapshot)
 
@@ -428,7 +418,11 @@ def _odd(snapshot: Snapshot) -> list[str]:
     lines = []
     for each in snapshot.configs:
         for name, learned in each.targets.items():
-            lines += [f"warning: {each.config_id} {name}: {line}" for line in differing(learned)]
+            odd = odd_replicas(learned)
+            said = [one.text for one in odd]
+            if more := sum(one.differs for one in learned.replicas) - len(odd):
+                said.append(f"{more} more engines differ from the others")
+            lines += [f"warning: {each.config_id} {name}: {text}" for text in said]
         if each.told_apart_by:
             lines.append(f"warning: {each.config_id}: would be told apart by {', '.join(each.told_apart_by)}")
     return lines

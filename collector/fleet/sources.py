@@ -24,12 +24,12 @@ import io
 import logging
 import os
 import shutil
-import urllib.parse
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, Final, NamedTuple, cast
 
 import aiohttp
+from yarl import URL
 
 from collector.config import is_endpoint
 from collector.ingest.scrape import addresses_of, read_targets
@@ -101,7 +101,7 @@ def look(sources: Sequence[str], resolve: Resolve = addresses_of) -> list[StateP
         try:
             found = list(_look_at(source, resolve))
         except (OSError, ValueError) as error:
-            found = [StatePlace(source, problem=_sentence(error))]
+            found = [StatePlace(source, problem=sentence(error))]
         for place in found:
             places.setdefault(place.name, place)
     return list(places.values())
@@ -114,7 +114,7 @@ def _look_at(source: str, resolve: Resolve) -> Iterator[StatePlace]:
     elif source.startswith(_DNS):
         yield from _behind(source.removeprefix(_DNS), resolve)
     elif source.partition("://")[0] in _HTTP and "://" in source:
-        url = _with_path(source)
+        url = str(_state_url(source))
         yield StatePlace(url, url=url)
     elif "://" in source:
         yield from _objects(source)
@@ -123,12 +123,9 @@ def _look_at(source: str, resolve: Resolve) -> Iterator[StatePlace]:
 
 
 def _behind(url: str, resolve: Resolve) -> Iterator[StatePlace]:
-    parts = urllib.parse.urlsplit(url)
-    port = parts.port or (443 if parts.scheme == "https" else 80)
-    url = _with_path(url)
-    for address in resolve(parts.hostname or "", port):
-        shown = f"[{address}]" if ":" in address else address
-        yield StatePlace(f"{parts.scheme}://{shown}:{port}{urllib.parse.urlsplit(url).path}", url=url, address=address)
+    asked = _state_url(url)
+    for address in resolve(asked.host or "", asked.port or 0):
+        yield StatePlace(str(asked.with_host(address)), str(asked), address)
 
 
 def _files(path: Path) -> Iterator[StatePlace]:
@@ -185,22 +182,23 @@ def _is_state(name: str) -> bool:
     return name.endswith(STATE_SUFFIX) and not Path(name).name.startswith(".")
 
 
-def _with_path(url: str) -> str:
-    parts = urllib.parse.urlsplit(url)
-    return urllib.parse.urlunsplit(parts._replace(path=STATE_PATH)) if parts.path in ("", "/") else url
+def _state_url(url: str) -> URL:
+    asked = URL(url)
+    return asked.with_path(STATE_PATH) if asked.path in ("", "/") else asked
 
 
 def _check_url(url: str) -> None:
     try:
-        parts = urllib.parse.urlsplit(url)
-        valid = bool(parts.hostname) and parts.port != 0 and "@" not in parts.netloc and url.isascii()
+        parts = URL(url)
+        valid = bool(parts.host) and parts.port != 0 and "@" not in parts.authority and url.isascii()
     except ValueError:
         valid = False
     if not valid or any(character <= " " for character in url):
         raise StartError(f"{url!r} is no URL of a sidecar")
 
 
-def _sentence(error: Exception) -> str:
+def sentence(error: Exception) -> str:
+    """What went wrong, in the words of the system where it has any."""
     return (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
 
 
@@ -278,7 +276,7 @@ class StateFetcher:
         except TimeoutError:
             return FleetSource(place.name, Asked.UNREACHABLE, f"no answer within {self._timeout_s:g} s")
         except (OSError, ValueError, aiohttp.ClientError) as error:
-            return FleetSource(place.name, Asked.UNREACHABLE, _sentence(error))
+            return FleetSource(place.name, Asked.UNREACHABLE, sentence(error))
 
     def _hold(self, name: str) -> Path:
         """A file as it is now, whatever its sidecar writes meanwhile."""
@@ -294,7 +292,6 @@ class StateFetcher:
         return self._directory / hashlib.sha256(name.encode()).hexdigest()[:32]
 
     async def _ask(self, session: aiohttp.ClientSession, place: StatePlace) -> Path:
-        parts = urllib.parse.urlsplit(place.url)
         headers = {"Accept-Encoding": "identity"}
         if token := self._token():
             headers["Authorization"] = f"Bearer {token}"
@@ -303,8 +300,8 @@ class StateFetcher:
             headers["If-None-Match"] = tag
         url, host = place.url, None
         if place.address:  # of the many behind the name, which stays what is asked for
-            url, host = place.name, parts.hostname
-            headers["Host"] = parts.netloc
+            asked = URL(place.url)
+            url, host, headers["Host"] = place.name, asked.host, asked.authority
         async with session.get(url, headers=headers, allow_redirects=False, server_hostname=host) as response:
             if response.status == http.HTTPStatus.NOT_MODIFIED and "If-None-Match" in headers:
                 return kept
@@ -358,7 +355,7 @@ class StateFetcher:
 
 def _remedy(status: int, url: str) -> str:
     """What would help; empty where nobody knows."""
-    is_off = status == http.HTTPStatus.NOT_FOUND and urllib.parse.urlsplit(url).path == STATE_PATH
+    is_off = status == http.HTTPStatus.NOT_FOUND and URL(url).path == STATE_PATH
     return "; set TRACEFIT_PAGES_STATE=true in that sidecar" if is_off else ""
 
 

@@ -255,13 +255,16 @@ def test_request_spans_held_are_bounded(monkeypatch):
     assert sum(pending.requests for pending in pipeline.joiner.pending()) <= 1000
 
 
-def test_newcomers_are_refused_while_the_engines_that_have_all_places_are_alive():
+@pytest.mark.parametrize(("apart_s", "refused", "evicted"), [(0.001, 36, 0), (2.0, 0, 36)])
+def test_engines_beyond_the_cap_take_the_place_of_those_that_are_gone(apart_s, refused, evicted):
+    """While all are alive, newcomers are refused."""
     pipeline = new_pipeline(engines_max=4, join_timeout_s=5, allowed_lateness_s=1)
     for number in range(40):
-        run = run_engine(many_jobs(8), start_ns=MONO_NS + number * 10**6)
+        run = run_engine(many_jobs(8), start_ns=MONO_NS + int(number * apart_s * 1e9))
         pipeline.process([export(Piece(f"engine-{number}", STEP_SCOPE, step_span(run, 1, 100)))])
     counts = pipeline.take_counts()
-    assert (counts[table.SIZE, "engines"], counts[table.NO_PLACE, "engines"]) == (4, 36)
+    assert (counts[table.SIZE, "engines"], counts[table.NO_PLACE, "engines"]) == (4, refused)
+    assert counts[table.JOIN_EVENTS, JoinEvent.ENGINE_EVICTED] == evicted
 
 
 # --- the life of an engine ----------------------------------------------------------------------------------------

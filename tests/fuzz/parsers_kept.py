@@ -92,13 +92,13 @@ def _seal(body):
 
 
 def _finite(value, name=""):
-    """No number that is not finite; NaN is what is not known of waiting rows (``x``) and of courses (``values``)."""
+    """No number that is not finite; NaN is what is not known of waiting rows (``raw``) and of courses (``values``)."""
     if isinstance(value, dict):
         return all(_finite(each, key) for key, each in value.items())
     if isinstance(value, list | tuple):
         return all(_finite(each, name) for each in value)
     if isinstance(value, np.ndarray) and value.dtype.kind == "f":
-        return not (np.isinf(value).any() or (np.isnan(value).any() and name not in {"x", "values"}))
+        return not (np.isinf(value).any() or (np.isnan(value).any() and name not in {"raw", "values"}))
     return not isinstance(value, float) or math.isfinite(value)
 
 

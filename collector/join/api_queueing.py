@@ -297,12 +297,6 @@ class ApiQueueing(msgspec.Struct):
         counted, waited_us, watched_s, step_waits = (a + b for a, b in zip(self.pieces[-1], more, strict=True))
         self.pieces[-1] = counted, waited_us, watched_s, step_waits
 
-    @property
-    def scheduled_ahead(self) -> bool:
-        """Whether the first tokens of requests that tell no queue came a step later than their prefill explains."""
-        found = first_tokens_of([self.arrivals], StepCosts(), told=False)
-        return found is not None and found.step_ahead_us is not None
-
 
 def with_stand_ins(
     target: TargetSnapshot | None,

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping
+from functools import reduce
+from operator import attrgetter
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -74,7 +76,7 @@ class RowMarks:
 
 
 class Carried(msgspec.Struct):
-    """What the telemetry of an engine process carries: fields of its context, by their names there."""
+    """What the telemetry of an engine process carries: by the names of its attributes."""
 
     has_summaries: bool
     has_journeys: bool
@@ -105,12 +107,12 @@ class Calibration(msgspec.Struct):
         process = engine.newest_process
         if process is None:
             return None
-        warm_up, context, habits = process.warm_up, process.context, engine.habits
+        warm_up, habits = process.warm_up, engine.habits
         return cls(
-            votes=context.votes,
+            votes=process.votes,
             learned=habits.learned,
             sums=habits.sums,
-            carried=Carried(*(getattr(context, name) for name in Carried.__struct_fields__)),
+            carried=Carried(*(getattr(process, name) for name in Carried.__struct_fields__)),
             warmed_up=warm_up.over,
             warm_up_spans=list(warm_up.spans_unix_ns),
             emitted_to=process.emitted_to or process.window.base - 1,
@@ -121,20 +123,20 @@ class Calibration(msgspec.Struct):
     def restore(self, engine: Engine) -> None:
         """Begin the engine's process where an earlier one of ours left it."""
         process = engine.begin_process()
-        warm_up, context, habits = process.warm_up, process.context, engine.habits
-        context.votes, process.window.base = self.votes, self.emitted_to + 1
+        warm_up, habits = process.warm_up, engine.habits
+        process.votes, process.window.base = self.votes, self.emitted_to + 1
         habits.sums, habits.learned, habits.kv_block_tokens = self.sums, self.learned, self.kv_block_tokens
         for name, value in msgspec.structs.asdict(self.carried).items():
-            setattr(context, name, value)
-        context.event_unix_ns = context.first_unix_ns = self.unix_ns
+            setattr(process, name, value)
+        process.event_unix_ns = process.first_unix_ns = self.unix_ns
         warm_up.over, warm_up.spans_unix_ns = self.warmed_up, list(self.warm_up_spans)
 
 
 class EmitterCheckpoint(msgspec.Struct):
     """One emitter.
 
-    ``calibration`` and ``double_of`` are an engine's, ``trace_rates``, ``longest_ns`` and ``since_caller`` an API
-    process's, ``front_ends`` a page's; ``server`` is whom a page or a publisher of passes is of.
+    ``calibration`` and ``double_of`` are an engine's, ``trace_rates``, ``longest_ns``, ``since_caller`` and
+    ``newest_unix_ns`` an API process's, ``front_ends`` a page's; ``server`` is whom a page or passes are of.
     """
 
     kind: Literal["engine", "api_process", "passes", "page"]
@@ -143,12 +145,12 @@ class EmitterCheckpoint(msgspec.Struct):
     config_id: str
     facts: dict[str, tuple[FactSource, Fact]]
     queueing: ApiQueueing
-    heard_unix_ns: Natural
     steps_heard: Natural = 0
     calibration: Calibration | None = None
     double_of: str = ""
     trace_rates: list[Annotated[float, msgspec.Meta(gt=0, le=1)] | None] = []
     longest_ns: Natural = 0
+    newest_unix_ns: Natural = 0
     since_caller: Natural = 0
     server: str = ""
     front_ends: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 1
@@ -156,49 +158,48 @@ class EmitterCheckpoint(msgspec.Struct):
     @classmethod
     def of(cls, emitter: Emitter) -> EmitterCheckpoint:
         """What is kept of an emitter."""
-        common = emitter.instance, emitter.number, emitter.config_id, emitter.facts.held(), emitter.api_queueing
-        match emitter:
-            case Engine():
-                kept = cls("engine", *common, emitter.event_unix_ns)
-                kept.steps_heard, kept.calibration = emitter.steps_heard, Calibration.of(emitter)
-                kept.double_of = emitter.double_of.instance if emitter.double_of is not None else ""
-            case ApiProcess():
-                kept = cls("api_process", *common, emitter.event_unix_ns)
-                kept.trace_rates, kept.longest_ns = emitter.sampling.rates, emitter.longest_ns
-                kept.since_caller = emitter.since_caller
-            case PassEngine():
-                kept = cls("passes", *common, emitter.event_unix_ns)
-                kept.server, kept.steps_heard = emitter.source, emitter.heard_of
-            case PageEngine():
-                kept = cls("page", *common, emitter.event_unix_ns)
-                kept.server, kept.front_ends = emitter.server, emitter.windows.copies
-            case _:
-                raise TypeError(type(emitter))
+        (kind,) = (name for name, (each, _) in _KINDS.items() if each is type(emitter))
+        kept = cls(
+            kind,
+            *(emitter.instance, emitter.number, emitter.config_id, emitter.facts.held()),
+            queueing=emitter.api_queueing,
+            double_of=emitter.double_of.instance if emitter.double_of is not None else "",
+            calibration=Calibration.of(emitter) if isinstance(emitter, Engine) else None,
+        )
+        for name, path in _KINDS[kind][1].items():
+            setattr(kept, name, attrgetter(path)(emitter))
         return kept
 
-    def restore(self, settings: Config) -> Engine | ApiProcess | PassEngine | PageEngine:
+    def restore(self, settings: Config) -> Emitter:
         """The emitter as it was, without telemetry; whose double it is is told by its name."""
-        emitter: Engine | ApiProcess | PassEngine | PageEngine
-        if self.kind == "engine":
-            emitter = Engine(self.instance, "", self.number, settings)
-            emitter.steps_heard = self.steps_heard
-        elif self.kind == "api_process":
-            emitter = ApiProcess(self.instance, "", self.number, settings)
-            emitter.sampling.restore(self.trace_rates)
-            emitter.since_caller = self.since_caller
-            emitter.newest_unix_ns, emitter.longest_ns = self.heard_unix_ns, self.longest_ns
-        elif self.kind == "passes":
-            emitter = PassEngine(self.instance, "", self.number, settings, self.server)
-            emitter.resume(self.steps_heard)
-        else:
-            emitter = PageEngine(self.instance, "", self.number, self.server)
-            emitter.windows.copies = self.front_ends
+        kind, paths = _KINDS[self.kind]
+        emitter: Emitter = kind(self.instance, "", self.number, *(() if kind is PageEngine else (settings,)))
+        for name, path in paths.items():
+            *parents, attribute = path.split(".")
+            setattr(reduce(getattr, parents, emitter), attribute, getattr(self, name))
         emitter.config_id, emitter.api_queueing = self.config_id, self.queueing
-        for name, (source, value) in self.facts.items():
-            emitter.facts.learn({name: value}, source)
+        for fact, (source, value) in self.facts.items():
+            emitter.facts.learn({fact: value}, source)
         if isinstance(emitter, Engine) and self.calibration is not None:
             self.calibration.restore(emitter)
         return emitter
+
+
+_KINDS: dict[Any, tuple[Any, dict[str, str]]] = {
+    "engine": (Engine, {"steps_heard": "steps_heard"}),
+    "api_process": (
+        ApiProcess,
+        {
+            "trace_rates": "sampling.rates",
+            "longest_ns": "longest_ns",
+            "since_caller": "since_caller",
+            "newest_unix_ns": "newest_unix_ns",
+        },
+    ),
+    "passes": (PassEngine, {"server": "server", "steps_heard": "steps_heard"}),
+    "page": (PageEngine, {"server": "server", "front_ends": "windows.copies"}),
+}
+"""What a restart keeps of each kind beside what it keeps of all: where the emitter has it."""
 
 
 class JoinCheckpoint(msgspec.Struct):

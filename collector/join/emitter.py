@@ -10,7 +10,7 @@ from typing import NamedTuple
 from collector.decode import Telemetry
 from collector.identity import EngineFacts, Fact, config_id
 from collector.join.api_queueing import ApiQueueing
-from collector.telemetry import Counts, JoinEvent, table
+from collector.telemetry import Counts, JoinEvent, RowDrop, table
 from online import EngineSnapshot, Quality, RowBlock, Target
 from online.transfer import HIDES_HITS
 
@@ -83,9 +83,14 @@ class Emitter(abc.ABC):
         self.heard_unix_ns = arrived_unix_ns or self.heard_unix_ns
         self.is_idle, self.is_over, self.is_changed = False, False, True
 
+    def count(self, reason: RowDrop | JoinEvent, number: int = 1) -> None:
+        """So many rows were dropped, or so often something happened."""
+        family = table.DROPPED_ROWS if isinstance(reason, RowDrop) else table.JOIN_EVENTS
+        self.counts[family, reason] += number
+
     def count_restart(self, unix_ns: int) -> None:
         """It has started again; this was its first event."""
-        self.counts[table.JOIN_EVENTS, JoinEvent.ENGINE_RESTART] += 1
+        self.count(JoinEvent.ENGINE_RESTART)
         self.restarts_unix_ns.append(unix_ns)
 
     @property

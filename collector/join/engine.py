@@ -14,7 +14,7 @@ import numpy as np
 
 from collector.config import Config
 from collector.decode import StepColumns, Telemetry
-from collector.telemetry import JoinEvent, RowDrop, table
+from collector.telemetry import JoinEvent, RowDrop
 from online import Quality, Target
 
 from .emitter import Emitter, Scheduling, TargetRows
@@ -60,7 +60,7 @@ class Engine(Emitter):
     @property
     def quality(self) -> Quality:
         """Telemetry quality of the newest process."""
-        return self.processes[-1].context.quality if self.processes else Quality.JOURNEYS
+        return self.processes[-1].quality if self.processes else Quality.JOURNEYS
 
     @property
     def open_requests(self) -> int:
@@ -93,7 +93,7 @@ class Engine(Emitter):
     @property
     def scheduling(self) -> Scheduling:
         """What its newest process does."""
-        return self.processes[-1].context.votes.decided if self.processes else Scheduling.UNKNOWN
+        return self.processes[-1].votes.decided if self.processes else Scheduling.UNKNOWN
 
     @property
     def last_step(self) -> int:
@@ -119,7 +119,7 @@ class Engine(Emitter):
         self.steps_heard += int(np.count_nonzero(telemetry.steps["scheduled_tokens"]))
         parts = _split_restarts(telemetry.steps)
         if len(parts) > _CONFLICTS_MAX + 1:
-            self.counts[table.JOIN_EVENTS, JoinEvent.ENGINE_CONFLICT] += len(telemetry.steps)
+            self.count(JoinEvent.ENGINE_CONFLICT, len(telemetry.steps))
             parts = []
         for steps in parts:
             process = self._process_of(int(steps["unix_ns"][-1]), int(steps["step_id"][-1]))
@@ -131,7 +131,7 @@ class Engine(Emitter):
             self._process_of(span.end_unix_ns, span.marks[-1].step_id).add_request(span) for span in telemetry.core
         ]
         claimed = self._claimed
-        if claimed is not None and claimed.event_unix_ns - claimed.context.first_unix_ns > self._settings.lateness_ns:
+        if claimed is not None and claimed.event_unix_ns - claimed.first_unix_ns > self._settings.lateness_ns:
             self._accept_claim(claimed)
         return [request for request in requests if request is not None]
 
@@ -153,7 +153,7 @@ class Engine(Emitter):
         heir.facts = heir.habits.facts = self.facts
         heir.counts = self.counts
         heir.machine, heir.begun_unix_ns, heir.heard_unix_ns = self.machine, self.begun_unix_ns, self.heard_unix_ns
-        heir.counts[table.JOIN_EVENTS, JoinEvent.ENGINE_RESTART] += 1
+        heir.count(JoinEvent.ENGINE_RESTART)
         return heir
 
     def _process_of(self, unix_ns: int, step: int) -> EngineProcess:
@@ -168,7 +168,7 @@ class Engine(Emitter):
             self._claimed = EngineProcess(self._settings, self, self.habits)
             return self._claimed
         for process in reversed(self.processes):
-            too_early = step >= process.window.newest_step and unix_ns < process.context.first_unix_ns
+            too_early = step >= process.window.newest_step and unix_ns < process.first_unix_ns
             if too_early and process is not self.processes[0]:
                 continue
             if self._has_restarted(process, unix_ns, step):
@@ -177,7 +177,7 @@ class Engine(Emitter):
         if self.processes:
             self.count_restart(unix_ns)
         if len(self.processes) > _CONFLICTS_MAX:
-            self.counts[table.JOIN_EVENTS, JoinEvent.ENGINE_CONFLICT] += 1
+            self.count(JoinEvent.ENGINE_CONFLICT)
             del self.processes[0]
         return self.begin_process()
 
@@ -187,23 +187,23 @@ class Engine(Emitter):
         Requests alone may be sampled so thinly that any distance is usual.
         """
         newest = self.processes[-1]
-        late = len(self.processes) > 1 and unix_ns < newest.context.first_unix_ns
+        late = len(self.processes) > 1 and unix_ns < newest.first_unix_ns
         ahead = step - newest.window.newest_step
         too_fast = ahead * _SHORTEST_STEP_NS > max(unix_ns - newest.event_unix_ns, 0) + self._settings.lateness_ns
-        known = newest.window.size > 0 and newest.context.has_summaries
+        known = newest.window.size > 0 and newest.has_summaries
         return known and not late and (too_fast or ahead > self._settings.steps_max)
 
     def _accept_claim(self, claimed: EngineProcess) -> None:
         """It is what the engine has become."""
         self.processes.append(claimed)
         self._claimed = None
-        self.count_restart(claimed.context.first_unix_ns)
+        self.count_restart(claimed.first_unix_ns)
 
     def _give_up(self, claimed: EngineProcess) -> None:
         """The process before it goes on: what claimed to come after it was somebody else's."""
         steps = int(np.count_nonzero(claimed.window.rebuilt["seen"][: claimed.window.size]))
-        self.counts[table.JOIN_EVENTS, JoinEvent.ENGINE_CONFLICT] += steps
-        self.counts[table.JOIN_EVENTS, JoinEvent.OPEN_REQUESTS_EVICTED] += len(claimed.requests)
+        self.count(JoinEvent.ENGINE_CONFLICT, steps)
+        self.count(JoinEvent.OPEN_REQUESTS_EVICTED, len(claimed.requests))
         self._claimed = None
 
     def _has_restarted(self, process: EngineProcess, unix_ns: int, step: int) -> bool:
@@ -223,7 +223,7 @@ class Engine(Emitter):
             process = self.processes[0]
             older = len(self.processes) > 1
             # not by when the next one claims to have begun: a clock ahead would end what goes on
-            next_unix_ns = self.processes[1].context.first_unix_ns if older else 0
+            next_unix_ns = self.processes[1].first_unix_ns if older else 0
             age_ns = newest_unix_ns - max(process.event_unix_ns, next_unix_ns)
             close = flush or (older and (idle or age_ns > self._settings.lateness_ns))
             out += process.advance(idle=idle, flush=close)
@@ -232,9 +232,7 @@ class Engine(Emitter):
             del self.processes[0]
         if self.double_of is None:
             return out
-        self.counts[table.DROPPED_ROWS, RowDrop.TOLD_BY_STEPS] += sum(
-            len(rows) for target, rows in out if target is Target.STEP_TIME
-        )
+        self.count(RowDrop.TOLD_BY_STEPS, sum(len(rows) for target, rows in out if target is Target.STEP_TIME))
         return [each for each in out if each.target not in (Target.STEP_TIME, Target.SCHEDULE_TIME)]
 
 

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import chain
 from typing import NamedTuple
 
@@ -31,16 +30,14 @@ _TURN_NS = 1_000_000_000
 """Rows of several engines leave by the second: every piece of an engine's rows has its cost."""
 
 
-@dataclass(frozen=True, slots=True)
-class Renamed:
+class Renamed(NamedTuple):
     """The same engines, better known: what was learned as ``old`` goes on as ``new``."""
 
     old: str
     new: str
 
 
-@dataclass(frozen=True, slots=True)
-class Described:
+class Described(NamedTuple):
     """A configuration is new, or its emitters, their facts, or the quality of their telemetry have changed."""
 
     config_id: str
@@ -48,26 +45,23 @@ class Described:
     quality: Quality
 
 
-@dataclass(frozen=True, slots=True)
-class Restarted:
+class Restarted(NamedTuple):
     """An engine of a configuration restarted; ``unix_ns`` is its first event."""
 
     config_id: str
     unix_ns: int
 
 
-@dataclass(frozen=True, slots=True)
-class Rows:
+class Rows(NamedTuple):
     """Rows for one target of a configuration, in event-time order; ``engines`` names the emitters by their numbers."""
 
     config_id: str
     target: Target
     rows: RowBlock
-    engines: Mapping[int, str] = field(default_factory=dict)
+    engines: Mapping[int, str] = {}
 
 
-@dataclass(frozen=True, slots=True)
-class Succeeded:
+class Succeeded(NamedTuple):
     """The server came back as another configuration: ``new`` starts from what ``old`` has learned."""
 
     old: str

@@ -143,13 +143,13 @@ class Joiner:
         """Add what an engine told of one forward pass."""
         key = (passed.recording, passed.instance)
         engine = self.pass_engines.get(key)
-        if engine is not None and engine.source != passed.source:  # two publishers under one name are two engines
+        if engine is not None and engine.server != passed.source:  # two publishers under one name are two engines
             key = (passed.recording, f"{passed.instance} ({passed.source})")
             engine = self.pass_engines.get(key)
         if engine is None:
             self._make_room(self.pass_engines, self._settings.engines_max)
-            engine = PassEngine(key[1], key[0], self._next_number(), self._settings, passed.source)
-            self.pass_engines[key] = engine
+            engine = self.pass_engines[key] = PassEngine(key[1], key[0], self._next_number(), self._settings)
+            engine.server = passed.source
         engine.add(passed)
 
     def add_page(self, page: ScrapedPage) -> None:
@@ -158,8 +158,9 @@ class Joiner:
         for key, reading in zip(keys_of(page), page.engines, strict=True):
             if key not in held:
                 self._make_room(held, self._settings.page_engines_max)
-                held[key] = PageEngine(key[1], key[0], self._next_number(), page.instance)
+                held[key] = PageEngine(key[1], key[0], self._next_number())
             engine = held[key]
+            engine.server = page.instance
             engine.inform(reading, self.knowledge)
             engine.add(page.unix_ns, page.mono_ns, reading)
             engine.hear_at(0 if page.recording else page.unix_ns)

@@ -20,7 +20,7 @@ import numpy as np
 
 from collector.config import Config
 from collector.decode.fpm import ForwardPass
-from collector.telemetry import JoinEvent, table
+from collector.telemetry import JoinEvent
 from online import Floats, Quality, RowBlock, Target
 
 from .emitter import Emitter, TargetRows
@@ -38,27 +38,27 @@ class PassEngine(Emitter):
     """What an :class:`~collector.join.engine.Engine` is for steps, for forward passes; nobody keeps its records.
 
     Attributes:
-        source: the endpoint of its publisher.
+        server: the endpoint of its publisher.
     """
 
     quality = Quality.FPM
 
-    def __init__(self, instance: str, recording: str, number: int, settings: Config, source: str = "") -> None:
+    def __init__(self, instance: str, recording: str, number: int, settings: Config) -> None:
         super().__init__(instance, recording, number)
-        self.source = source
+        self.server = ""
         self._warm_up_rows = settings.warm_up_rows
         self._last = -1
         self._passes: dict[Target, list[ForwardPass]] = {}
         self._warm_ups: dict[Target, WarmUp] = {}
 
     @property
-    def heard_of(self) -> int:
-        """The newest count of a record, and one; 0 before the first."""
+    def steps_heard(self) -> int:
+        """The newest count of a record, and one; 0 before the first. After a restart of ours the engine is warm."""
         return self._last + 1
 
-    def resume(self, heard_of: int) -> None:
-        """Go on where an earlier process of ours has heard of so many records: the engine has long been warm."""
-        self._last = heard_of - 1
+    @steps_heard.setter
+    def steps_heard(self, steps_heard: int) -> None:
+        self._last = steps_heard - 1
         self._warm_ups = {target: WarmUp(0, over=True) for target in (Target.STEP_TIME, Target.GPU_TIME)}
 
     @property
@@ -77,13 +77,13 @@ class PassEngine(Emitter):
         self.newest_unix_ns = max(self.newest_unix_ns, passed.unix_ns)
         self.hear_at(0 if passed.recording else passed.unix_ns)
         if self._last >= 0 and 0 <= behind < _REPEATED:
-            self.counts[table.JOIN_EVENTS, JoinEvent.DUPLICATE] += 1
+            self.count(JoinEvent.DUPLICATE)
             return
         if self._last >= 0 and behind > 0:
             self.count_restart(passed.unix_ns)
             self._warm_ups.clear()
         elif self._last >= 0:
-            self.counts[table.JOIN_EVENTS, JoinEvent.MISSING] += -behind - 1
+            self.count(JoinEvent.MISSING, -behind - 1)
         self._last = passed.counter
         if not passed.is_empty:
             self._passes.setdefault(passed.target, []).append(passed)

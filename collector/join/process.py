@@ -19,10 +19,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from collector.config import Config
-from collector.decode import ApiSpan, CoreSpan, MarkKind, SnapshotColumns, StepColumns
+from collector.decode import MISSING, ApiSpan, CoreSpan, MarkKind, SnapshotColumns, StepColumns
 from collector.identity import FactSource
 from collector.telemetry import JoinEvent, RowDrop, table
-from online import Floats, Mask, RowBlock, Target
+from online import Floats, Mask, Quality, RowBlock, Target
 
 from . import exact
 from .emitter import Emitter, Scheduling, TargetRows
@@ -31,9 +31,9 @@ from .inferred import (
     Chunks,
     Habits,
     KvSteps,
-    ProcessContext,
     RequestRow,
     Run,
+    SchedulingVotes,
     StepView,
     drops,
     finality,
@@ -47,7 +47,7 @@ from .inferred import (
     waiting_steps,
 )
 from .rows import KV_COLUMNS, START, Stamps, WarmUp, row_block, schedule_block, summary_features
-from .window import StepWindow
+from .window import Cells, StepWindow
 
 _FIRST_BLOCK_STEPS = 256
 """A new engine waits for its first block; the later ones only cost per block."""
@@ -68,16 +68,25 @@ class PendingRequest:
 
 
 class EngineProcess:
-    """Steps and requests of one engine process; what it counts is its engine's.
+    """Steps and requests of one engine process; what it counts, and what its steps teach, is its engine's.
+
+    Nothing is taken back: once summaries, journeys or exact context were seen, rows are made with them.
 
     Attributes:
+        first_summary_step: smallest step id of a summary; 0 without any.
+        longest_run_ns: of the requests that ended.
         emitted_to: boundary at which the newest row ends, and the next one begins; 0 before the first stamped boundary.
         learned_to: one past the last step of the newest block that was passed.
     """
 
     def __init__(self, settings: Config, engine: Emitter, habits: Habits) -> None:
         self._settings, self._engine = settings, engine
-        self.context = ProcessContext(settings, habits)
+        self.habits = habits
+        self.votes = SchedulingVotes()
+        self.event_unix_ns = self.first_unix_ns = self.first_summary_step = 0
+        self.has_summaries = self.has_journeys = self.has_exact_context = self.has_done_stamps = False
+        self.longest_run_ns = self.scheduled_tokens_max = 0
+        self._first_finish_unix_ns = 0
         self.window = StepWindow()
         self.warm_up = WarmUp(settings.warm_up_rows)
         self.kv = KvSteps()
@@ -89,14 +98,9 @@ class EngineProcess:
         self._schedule_rows: list[RowBlock] = []
 
     @property
-    def event_unix_ns(self) -> int:
-        """Newest event heard of."""
-        return self.context.event_unix_ns
-
-    @property
     def safe_unix_ns(self) -> int:
         """No row that will come ends before this wall clock time."""
-        return self._emitted_unix_ns or self.context.first_unix_ns
+        return self._emitted_unix_ns or self.first_unix_ns
 
     @property
     def needed_unix_ns(self) -> int:
@@ -109,33 +113,115 @@ class EngineProcess:
         """Steps that have not been passed."""
         return max(self.window.newest_step + 1 - max(self.learned_to, self.window.base), 0)
 
+    # --- what it is -------------------------------------------------------------------------------------------------
+
+    def record_times(self, oldest_unix_ns: int, newest_unix_ns: int) -> None:
+        """Something happened from ``oldest_unix_ns`` to ``newest_unix_ns``."""
+        self.event_unix_ns = max(self.event_unix_ns, newest_unix_ns)
+        self.first_unix_ns = min(self.first_unix_ns or oldest_unix_ns, oldest_unix_ns)
+
+    def record_summaries(self, steps: StepColumns) -> None:
+        """Step summaries came: what they carry."""
+        self.record_times(int(steps["unix_ns"].min()), int(steps["unix_ns"].max()))
+        first_step = int(steps["step_id"].min())
+        self.first_summary_step = min(self.first_summary_step or first_step, first_step)
+        self.has_summaries = True
+        self.has_exact_context |= bool((steps["context_tokens_single"] != MISSING).any())
+        self.has_done_stamps |= bool((steps["ts_done_ns"] > 0).any())
+        self.scheduled_tokens_max = max(self.scheduled_tokens_max, int(steps["scheduled_tokens"].max()))
+        finishing = steps["unix_ns"][steps["finished"] > 0]
+        if len(finishing):
+            earliest = int(finishing.min())
+            self._first_finish_unix_ns = min(self._first_finish_unix_ns or earliest, earliest)
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether summaries say all: with contexts, and with when each step was done."""
+        return self.has_exact_context and self.has_done_stamps
+
+    @property
+    def is_asynchronous(self) -> bool:
+        """Whether rows are made as of an engine that schedules a step while the one before it runs."""
+        return self.votes.decided is Scheduling.ASYNC
+
+    @property
+    def budget_tokens(self) -> float | None:
+        """Token budget of a step: as configured, else the most that was scheduled; None while nothing is known."""
+        return self.habits.facts.number("max_num_batched_tokens") or self.scheduled_tokens_max or None
+
+    @property
+    def waited_ns(self) -> int:
+        """How much longer than the lateness steps wait before they are final: without summaries, to the timeout."""
+        return 0 if self.has_summaries else self._settings.timeout_ns - self._settings.lateness_ns
+
+    @property
+    def quality(self) -> Quality:
+        """Telemetry quality: what the rows of this process are made from."""
+        if not self.has_summaries:
+            return Quality.JOURNEYS
+        if self.has_exact_context:
+            return Quality.STEPS_PLUS
+        return Quality.SAMPLED if self.habits.sampled else Quality.STEPS
+
+    @property
+    def knows_source(self) -> bool:
+        """Whether it can be told where decode context comes from: whether journeys will come."""
+        finished = 0 < self._first_finish_unix_ns <= self.event_unix_ns - self._settings.lateness_ns
+        return self.has_exact_context or self.has_journeys or finished or self._has_waited
+
+    @property
+    def _has_waited(self) -> bool:
+        return self.event_unix_ns >= self.first_unix_ns + self._settings.timeout_ns
+
+    def decide_mode(self, steps: Cells, cells: Cells, *, flush: bool) -> bool:
+        """Decide the scheduling mode by these steps where it is not; False while end stamps may still tell it.
+
+        Without end stamps it is what the configuration says, and rows are made as of a synchronous engine if that says
+        nothing.
+        """
+        if self.votes.decided is not Scheduling.UNKNOWN:
+            return True
+        shown = SchedulingVotes()
+        shown.add(StepView(steps, cells, asynchronous=False))
+        fact = self.habits.facts.get("async_scheduling")
+        if shown.decided is not Scheduling.UNKNOWN:
+            self.votes.decided = shown.decided
+        elif self.has_journeys and not (flush or self._has_waited):
+            return False
+        elif isinstance(fact, bool):
+            self.votes.decided = Scheduling.ASYNC if fact else Scheduling.SYNC
+        elif flush or self.has_journeys:
+            shown.sync, shown.asynchronous = shown.sync + self.votes.sync, shown.asynchronous + self.votes.asynchronous
+            self.votes.decided = shown.majority
+        return True
+
     # --- in ---------------------------------------------------------------------------------------------------------
 
     def add_summaries(self, steps: StepColumns, snapshots: SnapshotColumns) -> None:
         """Add step summaries (any order) and request snapshots of this process."""
-        counts, ids = self._engine.counts, steps["step_id"]
+        engine, ids = self._engine, steps["step_id"]
         self.window.reach(int(ids.min()), int(ids.max()), self._settings.steps_max, self.emitted_to)
         new, behind, other = self.window.add_summaries(steps)
         # those of steps whose rows have left without them are late, too
         late = behind + int(np.count_nonzero(new < self.emitted_to))
-        counts[table.JOIN_EVENTS, JoinEvent.STEP_LATE] += late
-        counts[table.JOIN_EVENTS, JoinEvent.ENGINE_CONFLICT] += other
-        counts[table.JOIN_EVENTS, JoinEvent.DUPLICATE] += len(steps) - behind - len(new) - other
-        self.context.record_summaries(steps)
+        engine.count(JoinEvent.STEP_LATE, late)
+        engine.count(JoinEvent.ENGINE_CONFLICT, other)
+        engine.count(JoinEvent.DUPLICATE, len(steps) - behind - len(new) - other)
+        self.record_summaries(steps)
         if len(snapshots):
             self.window.add_snapshots(snapshots)
 
     def add_request(self, span: CoreSpan) -> PendingRequest | None:
         """Add one finished request of this process; it waits for its rows, if it ever ran."""
-        counts, offset_ns, runs = self._engine.counts, span.unix_minus_mono_ns, tuple(runs_of(span.marks))
-        self.context.has_journeys = True
-        self.context.record_times(span.end_unix_ns, span.end_unix_ns)
+        engine, offset_ns, runs = self._engine, span.unix_minus_mono_ns, tuple(runs_of(span.marks))
+        self.has_journeys = True
+        self.record_times(span.end_unix_ns, span.end_unix_ns)
         if not runs:
-            counts[table.JOIN_EVENTS, JoinEvent.UNMATCHED] += 1
+            engine.count(JoinEvent.UNMATCHED)
             return None
         start = next(mark for mark in span.marks if mark.kind is MarkKind.SCHEDULED)
         if self._lay(span, runs):
-            self.context.longest_run_ns = max(self.context.longest_run_ns, span.marks[-1].ts_ns - start.ts_ns)
+            self.longest_run_ns = max(self.longest_run_ns, span.marks[-1].ts_ns - start.ts_ns)
         queued_unix_ns, start_unix_ns = span.marks[0].ts_ns + offset_ns, start.ts_ns + offset_ns
         request = PendingRequest(span, runs[-1].last_step, queued_unix_ns, start_unix_ns)
         self.requests.append(request)
@@ -144,7 +230,7 @@ class EngineProcess:
             self._sort_requests()
             evicted = len(self.requests) // 16 + 1
             del self.requests[:evicted]
-            counts[table.JOIN_EVENTS, JoinEvent.OPEN_REQUESTS_EVICTED] += evicted
+            engine.count(JoinEvent.OPEN_REQUESTS_EVICTED, evicted)
         return request
 
     def _lay(self, span: CoreSpan, runs: tuple[Run, ...]) -> bool:
@@ -154,8 +240,8 @@ class EngineProcess:
         if held:
             self.window.reach(waiting_steps(span)[0], last, steps_max, self.emitted_to)
             held = first >= self.window.base
-        if not held or (first < self.emitted_to and not self.context.has_exact_context):
-            self._engine.counts[table.JOIN_EVENTS, JoinEvent.JOURNEY_LATE] += 1
+        if not held or (first < self.emitted_to and not self.has_exact_context):
+            self._engine.count(JoinEvent.JOURNEY_LATE)
         if held:
             chunks = lay_journey(span, self.window, runs)
             self.kv.add_request(span, chunks, runs)
@@ -187,24 +273,24 @@ class EngineProcess:
         return out
 
     def _pass_steps(self, *, idle: bool, flush: bool) -> None:
-        window, context, ending = self.window, self.context, idle or flush
-        if not (window.size and (context.knows_source or ending)):
+        window, ending = self.window, idle or flush
+        if not (window.size and (self.knows_source or ending)):
             return
         self._give_up_before(window.base)
         first = self.emitted_to or window.base
         steps, cells = window.columns(first, window.newest_step + 1)
-        if context.is_exact:
+        if self.is_exact:
             late_ns = max(self._settings.lateness_ns, self.kv.lateness_ns)
-            final = len(steps) if ending else exact.final_steps(steps, cells, context.event_unix_ns - late_ns)
+            final = len(steps) if ending else exact.final_steps(steps, cells, self.event_unix_ns - late_ns)
             self._pass_exact(first, first + final, ending=ending)
-        elif context.decide_mode(steps, cells, flush=ending):
+        elif self.decide_mode(steps, cells, flush=ending):
             if flush:
                 stop = window.newest_step + 2
             else:
-                view = StepView(steps, cells, asynchronous=context.is_asynchronous)
+                view = StepView(steps, cells, asynchronous=self.is_asynchronous)
                 stop = first + (self._told_steps(view) if idle else self._final_steps(view))
-                stop = stop if idle else self.kv.final_stop(window, stop, context.event_unix_ns)
-            hits = self.kv.take_hits(window, stop, context.waited_ns, asynchronous=context.is_asynchronous)
+                stop = stop if idle else self.kv.final_stop(window, stop, self.event_unix_ns)
+            hits = self.kv.take_hits(window, stop, self.waited_ns, asynchronous=self.is_asynchronous)
             self._engine.counts[table.KV_HIT_TOKENS] += hits
             self._pass_blocks(stop, idle=idle, flush=flush)
 
@@ -212,17 +298,17 @@ class EngineProcess:
         """Step ids have jumped: what lies before the window is lost, rows and unfinished prefills alike."""
         self._chunks = [chunk for chunk in self._chunks if chunk.first_step >= base]
         if 0 < self.emitted_to < base:
-            counts = self._engine.counts
-            counts[table.JOIN_EVENTS, JoinEvent.MISSING] += max(base - (self.learned_to or base), 0)
-            counts[table.DROPPED_ROWS, RowDrop.RESTART] += 1
+            engine = self._engine
+            engine.count(JoinEvent.MISSING, max(base - (self.learned_to or base), 0))
+            engine.count(RowDrop.RESTART)
             self.emitted_to, self.learned_to = 0, base
 
     def _final_steps(self, view: StepView) -> int:
         """How many of these steps, from the first on, are final."""
-        context, now_unix_ns = self.context, self.event_unix_ns
-        by_journeys = context.has_journeys and not context.has_exact_context
+        now_unix_ns = self.event_unix_ns
+        by_journeys = self.has_journeys and not self.has_exact_context
         final, unix_ns = finality(view, by_journeys=by_journeys, now_unix_ns=now_unix_ns, settings=self._settings)
-        return _leading(self.kv.arrived(final, unix_ns, now_unix_ns))
+        return _leading(final & (unix_ns <= now_unix_ns - self.kv.lateness_ns))
 
     def _told_steps(self, view: StepView) -> int:
         """How many of these steps, from the first on, are used when the engine is idle.
@@ -230,14 +316,13 @@ class EngineProcess:
         Those behind the newest summary are about to get theirs: the span that carries them ends when the engine goes
         on. Holes, and steps of an engine without summaries, are told by requests, of which some may still run.
         """
-        context = self.context
-        if not context.has_summaries:
+        if not self.has_summaries:
             unix_ns = np.maximum(view.cells["completed_unix_ns"], view.cells["scheduled_unix_ns"])
-            ended = np.flatnonzero((unix_ns > 0) & (unix_ns <= context.event_unix_ns - context.longest_run_ns))
+            ended = np.flatnonzero((unix_ns > 0) & (unix_ns <= self.event_unix_ns - self.longest_run_ns))
             return int(ended[-1]) + 1 if len(ended) else 0
         last = np.flatnonzero(view.seen)[-1:]
-        told = view.seen | trusted_holes(view, sampled=context.habits.hole_scale != 1.0)
-        return min(_leading(told) if context.has_journeys else len(told), *(last + 1)) if len(last) else 0
+        told = view.seen | trusted_holes(view, sampled=self.habits.hole_scale != 1.0)
+        return min(_leading(told) if self.has_journeys else len(told), *(last + 1)) if len(last) else 0
 
     def _pass_exact(self, first: int, stop: int, *, ending: bool) -> None:
         """Summaries say all: pass the steps below ``stop``; rows begin at ``first``."""
@@ -247,7 +332,7 @@ class EngineProcess:
         around = self.window.columns(first - 1, stop + 2)
         overlapping = exact.overlaps(*around)
         if overlapping is not None:
-            self.context.votes.decided = Scheduling.ASYNC if overlapping else Scheduling.SYNC
+            self.votes.decided = Scheduling.ASYNC if overlapping else Scheduling.SYNC
         self._count_passed(begin, stop)
         self.learned_to = max(self.learned_to, stop)
         self.kv.pass_over(stop)
@@ -258,7 +343,7 @@ class EngineProcess:
 
     def _pass_blocks(self, stop: int, *, idle: bool, flush: bool) -> None:
         """Pass the steps below ``stop`` block by block: their rows leave, and what they teach comes into force."""
-        window, context, habits = self.window, self.context, self.context.habits
+        window, habits = self.window, self.habits
         step = max(window.base, self.learned_to)
         while step < stop:
             opening = not habits.learned
@@ -266,8 +351,8 @@ class EngineProcess:
             end = min(stop, (step // block_steps + 1) * block_steps)
             if opening and end % block_steps and not (idle or flush):
                 break  # what the block teaches holds for its own rows
-            asynchronous = context.is_asynchronous
-            self._chunks = split_chunks(self._chunks, window, end, context.budget_tokens, asynchronous=asynchronous)
+            asynchronous = self.is_asynchronous
+            self._chunks = split_chunks(self._chunks, window, end, self.budget_tokens, asynchronous=asynchronous)
             if opening:
                 self._learn(end, idle=idle)
             last = flush and end == stop
@@ -278,22 +363,22 @@ class EngineProcess:
 
     def _emit_rows(self, stop: int, *, last: bool) -> None:
         """Rows between the stamped boundaries below ``stop``; ``last``: the last ones of the process."""
-        window, context, habits = self.window, self.context, self.context.habits
+        window, habits = self.window, self.habits
         first = self.emitted_to or window.base
         _, latest = window.columns(max(first, stop - self._settings.block_rows) - 1, stop + 1)
         if not (latest["seen"] | (latest["completed_ns"] > 0) | (latest["scheduled_ns"] > 0)).any():
             return  # a hole: no boundary since the last call
-        view = StepView(*window.columns(first - 1, stop + 1), asynchronous=context.is_asynchronous)
+        view = StepView(*window.columns(first - 1, stop + 1), asynchronous=self.is_asynchronous)
         stamps, sampled = view.stamps(), habits.hole_scale != 1.0
-        if context.has_summaries and sampled:
+        if self.has_summaries and sampled:
             # Journey stamps pick intervals around the requests that are traced: scaled up, those would count too much.
             stamps = stamps.take(stamps.kind == START)
         if self._end_at(first, stamps):
             dropped = drops(
                 view,
                 stamps,
-                trusted=trusted_holes(view, sampled=sampled) & context.has_journeys,
-                open_after_unix_ns=self.event_unix_ns - context.longest_run_ns if last else None,
+                trusted=trusted_holes(view, sampled=sampled) & self.has_journeys,
+                open_after_unix_ns=self.event_unix_ns - self.longest_run_ns if last else None,
                 row_steps_max=self._settings.row_steps_max,
             )
             self._add_rows(first, view, step_features(view, habits), stamps, dropped)
@@ -307,9 +392,9 @@ class EngineProcess:
     def _add_rows(
         self, first: int, view: StepView, raw: Floats, stamps: Stamps, dropped: list[tuple[RowDrop, Mask]]
     ) -> None:
-        here, number, quality = stamps.covered, self._engine.number, self.context.quality
+        here, number, quality = stamps.covered, self._engine.number, self.quality
         steps, cells, raw = view.steps[here], view.cells[here], raw[here]
-        moved = self.kv.moved_blocks(view, here, first - 1, self.context.habits)
+        moved = self.kv.moved_blocks(view, here, first - 1, self.habits)
         if moved is not None:
             raw[:, KV_COLUMNS] = moved
         counts = self._engine.counts
@@ -318,22 +403,20 @@ class EngineProcess:
 
     def _learn(self, stop: int, *, idle: bool) -> None:
         """Steps below ``stop`` have passed: what those of this block teach, each once."""
-        context, block_steps = self.context, self._settings.block_rows
+        block_steps = self._settings.block_rows
         first, self.learned_to = max(self.learned_to, stop - block_steps), stop
         if first >= stop:
             return
         self._count_passed(first, stop)
-        columns, asynchronous = self.window.columns(first, stop + 1), context.is_asynchronous
-        context.votes.add(StepView(*columns, asynchronous=asynchronous))
+        columns, asynchronous = self.window.columns(first, stop + 1), self.is_asynchronous
+        self.votes.add(StepView(*columns, asynchronous=asynchronous))
         view = StepView(columns[0][:-1], columns[1][:-1], asynchronous=asynchronous)
-        context.habits.learn(view, idle=idle)
-        if context.has_journeys and not context.has_exact_context:
+        self.habits.learn(view, idle=idle)
+        if self.has_journeys and not self.has_exact_context:
             busy = view.seen & ~view.empty
-            self._engine.counts[table.JOIN_EVENTS, JoinEvent.STEP_MISMATCHED] += int(
-                np.count_nonzero(busy & ~view.matched)
-            )
-        if stop % block_steps == 0 or not context.habits.learned:
-            context.habits.end_block()
+            self._engine.count(JoinEvent.STEP_MISMATCHED, int(np.count_nonzero(busy & ~view.matched)))
+        if stop % block_steps == 0 or not self.habits.learned:
+            self.habits.end_block()
 
     def _count_passed(self, first: int, stop: int) -> None:
         """Count steps of first..stop-1 whose summary never came, and those with speculated tokens.
@@ -341,12 +424,12 @@ class EngineProcess:
         Both are told from the first summary on. A request that was preempted computes its tokens anew, several in a
         step: a preemption in the window explains more tokens than requests, too.
         """
-        window, counts = self.window, self._engine.counts
-        if not self.context.has_summaries:
+        window, engine = self.window, self._engine
+        if not self.has_summaries:
             return
-        known = window.columns(max(first, self.context.first_summary_step), min(stop, window.newest_step + 1))
+        known = window.columns(max(first, self.first_summary_step), min(stop, window.newest_step + 1))
         steps, cells = known
-        counts[table.JOIN_EVENTS, JoinEvent.MISSING] += int(np.count_nonzero(~cells["seen"]))
+        engine.count(JoinEvent.MISSING, int(np.count_nonzero(~cells["seen"])))
         excess = int(np.count_nonzero(cells["seen"] & (steps["decode_tokens"] > steps["decode_requests"])))
         if excess and not window.steps["preempted"][: max(0, stop - window.base)].any():
             self._engine.facts.learn({"speculative_decoding": True}, FactSource.TELEMETRY)
@@ -365,10 +448,10 @@ class EngineProcess:
                 break
             done += 1
             if self.warm_up.spanned(request.start_unix_ns, end_unix_ns):
-                engine.counts[table.DROPPED_ROWS, RowDrop.WARM_UP] += 1
+                engine.count(RowDrop.WARM_UP)
                 continue
             if request.api is None:
-                engine.counts[table.JOIN_EVENTS, JoinEvent.UNMATCHED] += 1
+                engine.count(JoinEvent.UNMATCHED)
             else:
                 engine.api_queueing.add(request.span, request.api)
             remembered = end_unix_ns - request.queued_unix_ns < remembered_ns
@@ -376,7 +459,7 @@ class EngineProcess:
                 by_target.setdefault(row.target, []).append(row)
         del self.requests[:done]
         return [
-            TargetRows(target, request_block(rows, engine.number, self.context.quality))
+            TargetRows(target, request_block(rows, engine.number, self.quality))
             for target, rows in sorted(by_target.items())
         ]
 
@@ -393,7 +476,7 @@ class EngineProcess:
         if not self.emitted_to or self.window.size < _FORGET_FROM_STEPS:
             return
         horizon_ns = self.event_unix_ns
-        if self.context.has_journeys:
+        if self.has_journeys:
             queued_ns = min((request.queued_unix_ns for request in self.requests), default=horizon_ns)
             timeout_ns = self._settings.timeout_ns
             horizon_ns = min(queued_ns - QUEUE_STATE_AGE_NS, horizon_ns - timeout_ns)

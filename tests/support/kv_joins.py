@@ -68,7 +68,7 @@ def rebuilt_over_true(name, batches, keep=lambda _step: True):
         if keep(step) or not 0 <= step - window.base < window.size:
             continue
         cell = window.rebuilt[step - window.base]
-        asynchronous = by_instance[instance].context.is_asynchronous
+        asynchronous = by_instance[instance].is_asynchronous
         found = cell["prefill_tokens"] + (cell["first_requests"] if asynchronous else 0)
         rebuilt, true = rebuilt + found, true + tokens
         count += tokens > 0

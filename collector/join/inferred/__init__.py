@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .context import Habits, ProcessContext, SchedulingVotes, Sums
+from .habits import Habits, SchedulingVotes, Sums
 from .journeys import (
     QUEUE_STATE_AGE_NS,
     Chunks,
@@ -28,7 +28,6 @@ __all__ = [
     "Habits",
     "KvSources",
     "KvSteps",
-    "ProcessContext",
     "RequestRow",
     "Run",
     "SchedulingVotes",

@@ -39,9 +39,9 @@ from collector.decode import MISSING, CoreSpan
 from collector.decode.kv import KvBatch, Move, count_batch
 from collector.join.window import StepWindow
 from collector.telemetry import Counts, Skip, table
-from online import Floats, Ints, Mask
+from online import Floats, Ints
 
-from .context import Habits
+from .habits import Habits
 from .journeys import Chunks, Run
 from .steps import StepView
 
@@ -245,10 +245,6 @@ class KvSteps:
         """Prefills that begin below ``stop_step`` are passed, or lost."""
         self._pending = [p for p in self._pending if p.first_step >= stop_step]
         self._decodes = [d for d in self._decodes if d[1] >= stop_step]
-
-    def arrived(self, final: Mask, unix_ns: Ints, event_unix_ns: int) -> Mask:
-        """Final steps whose batches have had time to arrive."""
-        return final if self.timeline is None else final & (unix_ns <= event_unix_ns - LATENESS_NS)
 
     def final_stop(self, window: StepWindow, stop_step: int, event_unix_ns: int) -> int:
         """``stop_step``, or the first step of a prefill whose batches may still be on their way."""

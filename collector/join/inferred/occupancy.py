@@ -54,9 +54,9 @@ from collector.config import Config
 from collector.decode import MISSING, RequestSpan
 from collector.identity import FactSource
 from collector.join.api_queueing import TOKEN_BUDGET, BusyArrival
-from collector.join.emitter import Emitter, Scheduling, TargetRows
+from collector.join.emitter import Emitter, TargetRows
 from collector.join.rows import raw_features
-from collector.telemetry import RowDrop, table
+from collector.telemetry import RowDrop
 from online import Floats, Ints, Mask, Quality, RowBlock, Target
 from online.transfer import HIDES_HITS
 
@@ -129,8 +129,8 @@ class TraceSampling:
         """By rule, what a restart keeps."""
         return [rule.rate for _, rule in self._rules]
 
-    def restore(self, rates: Sequence[float | None]) -> None:
-        """Go on where an earlier process of ours was."""
+    @rates.setter
+    def rates(self, rates: Sequence[float | None]) -> None:
         for (_, rule), rate in zip(self._rules, rates, strict=False):
             rule.rate = rate
 
@@ -337,19 +337,14 @@ class ApiProcess(Emitter):
         """Whether enough of its requests send a span to rebuild the batch."""
         return self.span_share is not None and self.span_share >= WHOLE
 
-    @property
-    def scheduling(self) -> Scheduling:
-        """That steps are scheduled ahead may show in how long first tokens take."""
-        return Scheduling.ASYNC if self.api_queueing.scheduled_ahead else Scheduling.UNKNOWN
-
     def beside_engines(self, rows: list[TargetRows], configs: int) -> list[TargetRows]:
         """What engines that send their steps leave to learn from requests; of several configurations, nothing."""
         usable = []
         for target_rows in rows:
             if configs > 1:
-                self.counts[table.DROPPED_ROWS, RowDrop.AMBIGUOUS] += len(target_rows.rows)
+                self.count(RowDrop.AMBIGUOUS, len(target_rows.rows))
             elif target_rows.target is Target.STEP_TIME:
-                self.counts[table.DROPPED_ROWS, RowDrop.TOLD_BY_STEPS] += len(target_rows.rows)
+                self.count(RowDrop.TOLD_BY_STEPS, len(target_rows.rows))
             else:
                 usable.append(target_rows)
         return usable
@@ -375,15 +370,15 @@ class ApiProcess(Emitter):
         self.requests_heard += 1
         self.since_caller = 0 if span.has_caller else min(self.since_caller + 1, _TRACES_MAX)
         if span.output_tokens < 1:
-            self.counts[table.DROPPED_ROWS, RowDrop.INCOMPLETE] += 1
+            self.count(RowDrop.INCOMPLETE)
             return
         decode_s = span.decode_s
         end_unix_ns = span.arrival_unix_ns + int((span.first_token_s + decode_s) * 1e9) if decode_s >= 0 else 0
         if not end_unix_ns or end_unix_ns > span.end_unix_ns + _SLACK_NS:
-            self.counts[table.DROPPED_ROWS, RowDrop.TIME_ORDER] += 1
+            self.count(RowDrop.TIME_ORDER)
             return
         if span.output_tokens > _OUTPUT_TOKENS_MAX:
-            self.counts[table.DROPPED_ROWS, RowDrop.TOO_LONG] += 1
+            self.count(RowDrop.TOO_LONG)
             return
         self._epoch_unix_ns = self._epoch_unix_ns or span.arrival_unix_ns
         first_s = (span.arrival_unix_ns - self._epoch_unix_ns) / 1e9 + span.first_token_s
@@ -395,7 +390,7 @@ class ApiProcess(Emitter):
         heapq.heappush(self._pending, (end_unix_ns, span.span_id, request))
         if len(self._pending) > self._settings.requests_max:
             heapq.heappop(self._pending)
-            self.counts[table.DROPPED_ROWS, RowDrop.INCOMPLETE] += 1
+            self.count(RowDrop.INCOMPLETE)
         if len(self._held) > 2 * self._settings.requests_max:
             self._held.sort(key=lambda held: held.end_unix_ns)
             del self._held[: -self._settings.requests_max]
@@ -433,7 +428,7 @@ class ApiProcess(Emitter):
         if not ready:
             return
         if share is not None and share < WHOLE:
-            self.counts[table.DROPPED_ROWS, RowDrop.SAMPLED_SPANS] += len(ready)
+            self.count(RowDrop.SAMPLED_SPANS, len(ready))
         else:
             self._make_rows(ready, self._finished(ready) if horizon_unix_ns is None else ready)
         self._emitted_until_unix_ns = ready[-1].end_unix_ns
@@ -455,7 +450,7 @@ class ApiProcess(Emitter):
         open_after_s = max(r.last_s for r in self._held) - longest_s
         usable = [r for r in ready if r.last_s <= open_after_s]
         unfinished = sum(r.output_tokens > 1 for r in ready if r.last_s > open_after_s)
-        self.counts[table.DROPPED_ROWS, RowDrop.INCOMPLETE] += unfinished
+        self.count(RowDrop.INCOMPLETE, unfinished)
         return usable
 
     def _step_rows(self, requests: list[HeldRequest], batch: DecodeBatch) -> Iterator[RowBlock]:

@@ -28,7 +28,7 @@ from collector.telemetry import RowDrop
 from online import Floats, Ints, Mask
 
 if TYPE_CHECKING:
-    from .context import Habits
+    from .habits import Habits
 
 
 class StepView:

@@ -74,14 +74,18 @@ class PageEngine(Emitter):
 
     quality = Quality.METRICS
 
-    def __init__(self, instance: str, recording: str, number: int, server: str = "") -> None:
+    def __init__(self, instance: str, recording: str, number: int) -> None:
         super().__init__(instance, recording, number)
-        self.server = server
-        self.host = urllib.parse.urlsplit(server).hostname or ""
+        self.server = ""
         self.windows = ScrapeWindows()
         self.completeness, self.spans = Completeness(), Completeness()
         self._prompts_before: tuple[float, float] | None = None
         self._rows: list[PageRow] = []
+
+    @property
+    def host(self) -> str:
+        """Of its server."""
+        return urllib.parse.urlsplit(self.server).hostname or ""
 
     @property
     def last_step(self) -> int:
@@ -120,7 +124,7 @@ class PageEngine(Emitter):
 
     def yield_to(self, emitters: Sequence[Sender]) -> None:
         """Others tell more of the same engine: no rows, but a yardstick for how much of it arrives."""
-        self.counts[table.DROPPED_ROWS, RowDrop.TOLD_BY_STEPS] += len(self._rows)
+        self.count(RowDrop.TOLD_BY_STEPS, len(self._rows))
         self._rows.clear()
         self.windows.gpu_rows.clear()
         engines = [emitter for emitter in emitters if isinstance(emitter, Engine)]

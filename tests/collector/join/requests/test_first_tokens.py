@@ -103,8 +103,6 @@ def published(sent, batch=20):
 
 def test_requests_that_tell_no_queue_give_api_queueing_and_how_the_engine_schedules():
     config = published(stock_pieces(400))
-    (engine,) = config.engines
-    assert engine.scheduling == "async"
     (intercept,) = config.targets["api_queueing"].models["portable"].features
     steps = {each.name: each.coefficient for each in config.targets["step_time"].models["portable"].features}
     ahead_us = config.targets["api_queueing"].step_ahead_us

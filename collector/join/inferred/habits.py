@@ -1,6 +1,4 @@
-"""What is known of an engine process as a whole: what its telemetry carries, how it schedules, what its steps teach.
-
-Nothing is taken back: once summaries, journeys or exact context were seen, rows are made with them.
+"""How an engine schedules, and what its steps teach.
 
 Synchronous or asynchronous scheduling is told from where end stamps lie (wire contract §5.6): FIRST_TOKEN and FINISHED
 of step s come before ts_start(s + 1) if the engine waits for each step, after it if the next step is scheduled while s
@@ -19,12 +17,10 @@ from typing import Annotated
 import msgspec
 import numpy as np
 
-from collector.config import Config
-from collector.decode import MISSING, StepColumns
 from collector.identity import EngineFacts
 from collector.join.emitter import Scheduling
 from collector.join.window import Cells
-from online import Floats, Quality
+from online import Floats
 
 from .steps import StepView
 
@@ -163,101 +159,3 @@ class Habits:
         """Whether too many steps have no summary to call the telemetry complete."""
         steps, holes = self.sums.steps + self._block.steps, self.sums.holes + self._block.holes
         return holes > (1 - _STEPS_SHARE) * steps
-
-
-class ProcessContext:
-    """Sources and scheduling mode of one engine process, and the habits of its engine; times are wall clock.
-
-    Attributes:
-        first_summary_step: smallest step id of a summary; 0 without any.
-        longest_run_ns: of the requests that ended.
-    """
-
-    def __init__(self, settings: Config, habits: Habits) -> None:
-        self._settings = settings
-        self.habits = habits
-        self.votes = SchedulingVotes()
-        self.event_unix_ns = self.first_unix_ns = self.first_summary_step = 0
-        self.has_summaries = self.has_journeys = self.has_exact_context = self.has_done_stamps = False
-        self.longest_run_ns = self.scheduled_tokens_max = 0
-        self._first_finish_unix_ns = 0
-
-    def record_times(self, oldest_unix_ns: int, newest_unix_ns: int) -> None:
-        """Something happened from ``oldest_unix_ns`` to ``newest_unix_ns``."""
-        self.event_unix_ns = max(self.event_unix_ns, newest_unix_ns)
-        self.first_unix_ns = min(self.first_unix_ns or oldest_unix_ns, oldest_unix_ns)
-
-    def record_summaries(self, steps: StepColumns) -> None:
-        """Step summaries came: what they carry."""
-        self.record_times(int(steps["unix_ns"].min()), int(steps["unix_ns"].max()))
-        first_step = int(steps["step_id"].min())
-        self.first_summary_step = min(self.first_summary_step or first_step, first_step)
-        self.has_summaries = True
-        self.has_exact_context |= bool((steps["context_tokens_single"] != MISSING).any())
-        self.has_done_stamps |= bool((steps["ts_done_ns"] > 0).any())
-        self.scheduled_tokens_max = max(self.scheduled_tokens_max, int(steps["scheduled_tokens"].max()))
-        finishing = steps["unix_ns"][steps["finished"] > 0]
-        if len(finishing):
-            earliest = int(finishing.min())
-            self._first_finish_unix_ns = min(self._first_finish_unix_ns or earliest, earliest)
-
-    @property
-    def is_exact(self) -> bool:
-        """Whether summaries say all: with contexts, and with when each step was done."""
-        return self.has_exact_context and self.has_done_stamps
-
-    @property
-    def is_asynchronous(self) -> bool:
-        """Whether rows are made as of an engine that schedules a step while the one before it runs."""
-        return self.votes.decided is Scheduling.ASYNC
-
-    @property
-    def budget_tokens(self) -> float | None:
-        """Token budget of a step: as configured, else the most that was scheduled; None while nothing is known."""
-        return self.habits.facts.number("max_num_batched_tokens") or self.scheduled_tokens_max or None
-
-    @property
-    def waited_ns(self) -> int:
-        """How much longer than the lateness steps wait before they are final: without summaries, to the timeout."""
-        return 0 if self.has_summaries else self._settings.timeout_ns - self._settings.lateness_ns
-
-    @property
-    def quality(self) -> Quality:
-        """Telemetry quality: what the rows of this process are made from."""
-        if not self.has_summaries:
-            return Quality.JOURNEYS
-        if self.has_exact_context:
-            return Quality.STEPS_PLUS
-        return Quality.SAMPLED if self.habits.sampled else Quality.STEPS
-
-    @property
-    def knows_source(self) -> bool:
-        """Whether it can be told where decode context comes from: whether journeys will come."""
-        finished = 0 < self._first_finish_unix_ns <= self.event_unix_ns - self._settings.lateness_ns
-        return self.has_exact_context or self.has_journeys or finished or self._has_waited
-
-    @property
-    def _has_waited(self) -> bool:
-        return self.event_unix_ns >= self.first_unix_ns + self._settings.timeout_ns
-
-    def decide_mode(self, steps: Cells, cells: Cells, *, flush: bool) -> bool:
-        """Decide the scheduling mode by these steps where it is not; False while end stamps may still tell it.
-
-        Without end stamps it is what the configuration says, and rows are made as of a synchronous engine if that says
-        nothing.
-        """
-        if self.votes.decided is not Scheduling.UNKNOWN:
-            return True
-        shown = SchedulingVotes()
-        shown.add(StepView(steps, cells, asynchronous=False))
-        fact = self.habits.facts.get("async_scheduling")
-        if shown.decided is not Scheduling.UNKNOWN:
-            self.votes.decided = shown.decided
-        elif self.has_journeys and not (flush or self._has_waited):
-            return False
-        elif isinstance(fact, bool):
-            self.votes.decided = Scheduling.ASYNC if fact else Scheduling.SYNC
-        elif flush or self.has_journeys:
-            shown.sync, shown.asynchronous = shown.sync + self.votes.sync, shown.asynchronous + self.votes.asynchronous
-            self.votes.decided = shown.majority
-        return True

@@ -21,6 +21,15 @@ def test_a_span_older_than_the_window_is_late_once_something_was_forgotten():
     assert spans.admit("a", b"4", 1001 * S) is None
 
 
+def test_ids_are_bounded_and_the_oldest_go_first():
+    spans = SpanWindow(600 * S, 3, 8)
+    for number in range(5):
+        assert spans.admit("a", bytes([number]), (10 + number) * S) is None
+    assert len(spans) == 3
+    assert spans.admit("a", b"\x01", 11 * S) is Skip.LATE
+    assert spans.admit("a", b"\x04", 14 * S) is Skip.DUPLICATE
+
+
 def test_emitters_are_bounded_and_the_one_silent_longest_is_forgotten():
     spans = SpanWindow(600 * S, 1000, 2)
     spans.admit("old", b"1", 10 * S)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import pytest
 
 from collector.config.schema import Config
+from collector.decode.fpm import ForwardPass
 from collector.decode.records import Telemetry
 from collector.join.events import Described, Event, Renamed, Restarted, Rows, Succeeded
 from collector.join.joiner import Joiner
 from collector.service.pipeline import Correlator
 from collector.telemetry import Counts
-from online.rows import Quality
+from online.rows import Quality, Target
+from tests.support.clocks import T0_NS
 from tests.support.toy_engine import MONO_NS, many_jobs, run_engine
 from tests.support.toy_spans import columns_of, exports_of, pieces, stock_of
 
@@ -92,3 +94,14 @@ def test_request_spans_under_the_name_of_the_engine_itself_leave_its_configurati
         joiner.drain()
         (config_id,) = joiner.config_ids()
         assert [emitter.snapshot().last_step for emitter in joiner.emitters_of(config_id)] == [len(run.summaries)]
+
+
+def test_rows_wait_for_an_engine_that_is_not_heard_of_before_it_may_be_late():
+    joiner = Joiner(Config(allowed_lateness_s=20.0))
+    for name, seconds in (("late", range(5, 25)), ("early", range(100))):
+        for at in seconds:
+            joiner.add_pass(ForwardPass(name, at, 9e3, 0, 0, 0, 1, 100, 0, Target.STEP_TIME, T0_NS + at * 10**9))
+        if name == "late":
+            assert not any(isinstance(event, Rows) for event in joiner.drain()), "of 5 s, heard of at 24 s"
+    (rows,) = (event.rows for event in joiner.drain() if isinstance(event, Rows))
+    assert rows.end_ns[-1] <= T0_NS + 79 * 10**9

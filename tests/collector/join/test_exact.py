@@ -146,8 +146,9 @@ def test_an_empty_step_is_idle_time():
 
 @pytest.mark.parametrize("told_finished", [True, False])
 def test_idle_time_whose_empty_step_was_not_sent_is_no_stall(told_finished):
-    """Nobody is left of step 200: two have ended, or the prompt of the next step begins with it."""
+    """Nobody is left of step 200: all that ran have ended, or the prompt of the next step begins with it."""
     steps = steps_of(1, 300)
+    steps["prefill_requests"][steps["step_id"] == 200] = 1
     later = steps["step_id"] > 200
     for stamp in ("ts_start_ns", "ts_end_ns", "ts_done_ns", "unix_ns"):
         steps[stamp][later] += 900_000_000

@@ -42,28 +42,21 @@ def second(number, *, without=(), busy=1.0, frontends=1, seconds=0.38, own_s=0.0
 
 def alpha(rounds=60, **other):
     page = PageEngine("server", "", 0)
+    page.windows.copies = other.get("frontends", 1)
     for number in range(1, rounds):
         page.add(*second(number, **other))
     return with_stand_ins(None, [page.api_queueing])
 
 
-@pytest.mark.parametrize("busy", [1.0, 0.5])
-def test_the_wait_for_the_running_step_is_no_work_of_the_front_end(busy):
-    target = alpha(busy=busy)
+@pytest.mark.parametrize(("busy", "frontends"), [(1.0, 1), (0.5, 1), (1.0, 3)])
+def test_the_wait_for_the_running_step_is_no_work_of_the_front_end(busy, frontends):
+    """Several front ends that count a step make it no busier."""
+    target = alpha(busy=busy, frontends=frontends)
     (intercept,) = target.models["portable"].features
     assert target.vector == "alpha"
     assert intercept.status == "weak"
     assert intercept.coefficient == pytest.approx(1e6 * FRONT_END_S, rel=1e-6)
     assert target.mean_us == pytest.approx(1e6 * (FRONT_END_S + busy * (WAIT_S - FRONT_END_S)), rel=1e-6)
-
-
-def test_several_front_ends_that_count_a_step_do_not_make_it_busier():
-    page = PageEngine("server", "", 0)
-    page.windows.copies = 3
-    for number in range(1, 20):
-        page.add(*second(number, frontends=3))
-    (intercept,) = with_stand_ins(None, [page.api_queueing]).models["portable"].features
-    assert intercept.coefficient == pytest.approx(1e6 * FRONT_END_S, rel=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from collector.join import Joiner, Rows
 from collector.telemetry import table
 from collector.telemetry.reasons import JoinEvent, RowDrop
 from online.rows import REQUEST_FEATURES, Target
-from tests.support.pipelines import coefficients, replayed, step_coefficients
+from tests.support.pipelines import replayed, step_coefficients
 from tests.support.toy_engine import Job, many_jobs, run_engine
 from tests.support.toy_spans import api_of, columns_of, core_of, exports_of, pieces
 
@@ -112,16 +112,8 @@ def test_raw_features_are_the_request_and_the_queue_it_met(run):
     assert np.isnan(old["kv_usage_ratio"])
 
 
-def test_halves_meet_in_either_order_and_whoever_has_none_is_counted():
-    run = run_engine(many_jobs(60))
-    everything = pieces(run)
-    last = sorted(everything, key=lambda piece: piece.scope == "vllm.api")
-    expected = coefficients(replayed(exports_of(everything, 10**6)))
-    assert coefficients(replayed(exports_of(last, 10**6))) == expected
-    assert coefficients(replayed(exports_of(last[::-1], 10**6))) == expected
-    (post_decode,) = (value for key, value in expected.items() if key[1:] == ("post_decode", "intercept"))
-    assert post_decode == pytest.approx(900, rel=1e-3)
-    alone = replayed(exports_of(pieces(run, apis=False)))
+def test_requests_whose_api_half_never_comes_are_counted():
+    alone = replayed(exports_of(pieces(run_engine(many_jobs(60)), apis=False)))
     assert alone.take_counts()[table.JOIN_EVENTS, JoinEvent.UNMATCHED] == 60
 
 

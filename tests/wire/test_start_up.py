@@ -13,6 +13,7 @@ import pytest
 
 import collector
 from tests.support.paths import DATA, ROOT
+from tests.support.processes import tracefit
 
 BLAS = """
 import atexit, ctypes, glob, os, sys, threading
@@ -67,8 +68,7 @@ def test_help_loads_neither_numpy_nor_grpc():
 
 
 def test_the_version_stands_once():
-    ended = subprocess.run([sys.executable, "-m", "collector", "--version"], capture_output=True, text=True, check=True)
-    assert ended.stdout == f"tracefit {collector.__version__}\n"
+    assert tracefit("--version").stdout == f"tracefit {collector.__version__}\n"
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert "version" in project["dynamic"]
     assert "version" not in project

@@ -203,6 +203,7 @@ def test_json_and_protobuf_are_one_export_to_whom_takes_it(receivers):
     first, second = receivers.queue.take(MIB, 0.0).items
     assert ExportTraceServiceRequest.FromString(second.payload) == ExportTraceServiceRequest.FromString(first.payload)
     assert first.spans == second.spans
+    assert first.peer != second.peer, "who does not say who it is, is told by its connection"
 
 
 def test_where_there_is_no_room_everybody_is_told_when_to_come_again_in_the_words_of_its_protocol(receivers):

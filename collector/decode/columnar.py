@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import struct
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -76,7 +75,7 @@ _SQUEEZES: Final = tuple(
 
 def _limit(field: words.Field) -> int:
     """Largest good value as bits: non-negative doubles compare as their bits do, and what is not finite is larger."""
-    return struct.unpack("<Q", struct.pack("<d", field.limit))[0] if field.double else field.limit
+    return int(np.float64(field.limit).view(np.uint64)) if field.double else field.limit
 
 
 _LIMITS: Final = np.array(
@@ -275,20 +274,20 @@ def _step_spans_of(export: Any) -> list[Any]:
     return steps
 
 
+_NOTHING: Final = np.empty(0, np.intp), np.empty((0, len(STEP_FIELDS)), np.int64)
+
+
 def _take_summaries(spans: list[Any]) -> Iterator[Rows]:
     """Take the summaries out of the spans that can be read by column; one result per span."""
     events = [event for span in spans for event in span.events]
     ends = list(itertools.accumulate(len(span.events) for span in spans))
     for span in spans:
         span.ClearField("events")  # no event is held twice
-    # pages that no row needs stay untouched
-    at, rows, size = np.empty(len(events), np.intp), np.empty((len(events), len(STEP_FIELDS)), np.int64), 0
-    for first in range(0, len(events), CHUNK):
-        matched, read = Events(events[first : first + CHUNK]).match()
-        size, begin = size + len(read), size
-        at[begin:size], rows[begin:size] = matched + first, read
+    found = [Events(events[first : first + CHUNK]).match() for first in range(0, len(events), CHUNK)]
+    at = np.concatenate([_NOTHING[0], *(places + n * CHUNK for n, (places, _) in enumerate(found))])
+    rows = np.concatenate([_NOTHING[1], *(read for _, read in found)])
     first = start = 0
-    for span, end, stop in zip(spans, ends, np.searchsorted(at[:size], ends).tolist(), strict=True):
+    for span, end, stop in zip(spans, ends, np.searchsorted(at, ends).tolist(), strict=True):
         if stop - start < end - first:  # the others go back
             left = np.delete(np.arange(first, end), at[start:stop] - first)
             span.events.extend([events[place] for place in left])

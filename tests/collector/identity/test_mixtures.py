@@ -29,18 +29,17 @@ def facts_of(model, *, rules=(), **told):
 )
 def test_a_public_name_tells_the_experts(model, experts):
     facts = facts_of(model)
-    known = (facts.get("num_experts"), facts.get("num_experts_per_tok"))
-    assert known == (experts or (None, None))
+    assert (facts.get("num_experts"), facts.get("num_experts_per_tok")) == (experts or (None, None))
     assert unknown_experts(facts.known()) == ""
-    if experts is not None:
-        assert facts.source("num_experts") is FactSource.MODEL_NAME
+    assert facts.source("num_experts") is (FactSource.MODEL_NAME if experts else None)
 
 
 @pytest.mark.parametrize("model", ["acme/Secret-57B-A14B-Instruct", "acme/tiny-moe", "acme/frank-4x7B"])
-def test_a_name_may_tell_a_mixture_and_not_its_experts(model):
+def test_a_name_may_tell_a_mixture_and_not_its_experts_and_a_file_without_them_makes_a_dense_model(model):
     facts = facts_of(model)
     assert facts.get("num_experts") is None
     assert "num_experts_per_tok" in unknown_experts(facts.known())
+    assert not unknown_experts({"model": model, "hidden_size": 512})
 
 
 def test_what_the_server_says_of_itself_is_stronger_than_its_name():
@@ -56,7 +55,3 @@ def test_a_rule_sets_the_experts_of_a_model_that_nobody_knows():
     rule = Rule(match={"model": "acme/*"}, facts={"num_experts": 64, "num_experts_per_tok": 4})
     facts = facts_of("acme/Secret-57B-A14B", rules=[rule])
     assert (facts.get("num_experts"), facts.get("num_experts_per_tok")) == (64, 4)
-
-
-def test_a_file_without_experts_makes_a_dense_model_of_one_with_a_telling_name():
-    assert not unknown_experts({"model": "acme/tiny-moe", "hidden_size": 512})

@@ -232,7 +232,7 @@ def predict(*, snapshot: Snapshot, which: str, in_json: bool, now: bool, **quest
 @tracefit.command()
 @asks("The load", (*questions.SIZED, questions.RATE))
 @asks("Targets", questions.TARGETS)
-@asks("Limits of the engine, where its telemetry does not tell them", questions.LIMITS)
+@asks("Limits of the engine that its telemetry lacks", questions.LIMITS)
 @asks_snapshot
 def plan(*, snapshot: Snapshot, which: str, in_json: bool, **question: Any) -> int:
     """How many requests fit the targets, and what limits them."""

@@ -287,11 +287,11 @@ def _mean_factor(step: TargetSnapshot, mean: bool, notes: list[str]) -> float:
 
 
 def _limits(config: ConfigSnapshot, hardware: str | None) -> tuple[tuple[str, str], ...]:
-    """What BLIS has to be told of the engine, by the names of its flags."""
+    """Limits of the engine that BLIS needs, by the names of its flags."""
     facts = config.config
     name = blis_name_of(str(facts.get("gpu", "")) if hardware is None else hardware)
-    told = [(flag, facts.get(fact)) for flag, fact in LIMIT_FLAGS.items()]
-    limits = [(flag, str(value)) for flag, value in told if type(value) is int and value >= 1]
+    known = [(flag, facts.get(fact)) for flag, fact in LIMIT_FLAGS.items()]
+    limits = [(flag, str(value)) for flag, value in known if type(value) is int and value >= 1]
     return (*([("hardware", name)] if name else []), *limits)
 
 

@@ -23,7 +23,7 @@ _TITLE_FACTS = {"gpu": "", "tensor_parallel_size": "TP ", "quantization": "", "v
 
 
 class ConfigVerdict(NamedTuple):
-    """A configuration with the verdict on it, its load, and what tells it from others."""
+    """A configuration with the verdict on it, its load, and what differs from others."""
 
     config: ConfigSnapshot
     load: LoadView | None
@@ -40,7 +40,7 @@ class ConfigVerdict(NamedTuple):
 
     @property
     def facts(self) -> str:
-        """The few facts that tell configurations apart."""
+        """The few facts in which configurations differ."""
         known = ((before, self.config.config.get(key)) for key, before in _TITLE_FACTS.items())
         return " · ".join((*(f"{before}{value}" for before, value in known if value not in {None, ""}), *self.apart))
 

@@ -219,7 +219,7 @@ class _Series:
     def add(self, family: str, labels: Sequence[str], value: float | None, suffix: str = "") -> None:
         """One value, None for nothing; the value of a label that comes with its ``suffix`` stands last.
 
-        Absent beats wrong: what is not finite never leaves. The first of two that labels cannot tell apart stays.
+        Absent beats wrong: what is not finite never leaves. Of two series with equal labels the first stays.
         """
         series, key = self.by_family[family], (suffix, tuple(map(printable, labels)))
         if value is None:

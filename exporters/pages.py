@@ -199,7 +199,7 @@ def answer_document(document: Response | None, request: Request) -> Response:
 
 
 class AskPages:
-    """Answers from the newest snapshot; ``clock_ns`` tells how old a level is."""
+    """Answers from the newest snapshot; ``clock_ns`` gives a level its age."""
 
     def __init__(self, view: ClientView, clock_ns: Callable[[], int] = time.time_ns) -> None:
         self._view = view

@@ -152,7 +152,7 @@ class Question(NamedTuple):
     """What is asked: a method of the client's configuration, and what it is called with.
 
     ``asked`` are its arguments, a context of None the usual one of such a batch; ``assumed`` are limits of the engine
-    that its telemetry did not tell.
+    that its telemetry lacks.
     """
 
     method: str

@@ -9,7 +9,7 @@ by hash, so that a model name can never become code. The script asks for the pag
 changed. The what-if form asks the page itself, so that question and answer are one address.
 
 Our own metrics are not listed by hand: a counter whose name has one of ``LOSSES``, or whose outcome is none of
-``KEPT``, tells of a loss; the others are flow. How full each bound is, /metrics has.
+``KEPT``, is a loss; the others are flow. How full each bound is, /metrics has.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ _PREFIX = "tracefit_"
 _PROBLEM = "_problem"
 _STEPLESS = ("requests", "metrics")
 
-# ----------------------------------------------------------------- what the page is told
+# ----------------------------------------------------------------- what the page is made of
 
 
 class PendingTelemetry(NamedTuple):
@@ -101,7 +101,7 @@ class PendingTelemetry(NamedTuple):
 class SenderHints(NamedTuple):
     """What the receiving side saw.
 
-    ``conflicting_steps`` fit no process of their engine: several send as one, and nothing tells them apart.
+    ``conflicting_steps`` fit no process of their engine: several send as one, and look alike.
     """
 
     foreign_scopes: tuple[str, ...] = ()
@@ -312,7 +312,7 @@ def sender_advice(hints: SenderHints, snapshot: Snapshot | None, otlp_port: int)
             yield remedy._replace(meaning=f"{count(lost)} {remedy.meaning}.")
     if hints.foreign_scopes:
         names = ", ".join(hints.foreign_scopes)
-        yield Advice("fair", f"Spans of these scopes tell nothing of steps or requests and are left out: {names}.")
+        yield Advice("fair", f"Spans of these scopes say nothing of steps or requests and are left out: {names}.")
     stepless = [] if snapshot is None else [each for each in snapshot.configs if each.telemetry in _STEPLESS]
     if hints.unbound_publishers and stepless:
         yield Advice(
@@ -324,7 +324,7 @@ def sender_advice(hints: SenderHints, snapshot: Snapshot | None, otlp_port: int)
     if hints.conflicting_steps >= CONFLICTS_MIN:
         yield SHARED_ID._replace(
             meaning=f"{count(hints.conflicting_steps)} steps contradict others of the same service.instance.id: "
-            "several processes seem to send under one, and neither process.pid nor host.name tells them apart."
+            "several processes seem to send under one, with equal process.pid and host.name."
         )
 
 

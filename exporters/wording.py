@@ -199,13 +199,13 @@ def name_of(config: ConfigSnapshot) -> str:
 
 LOSSES: dict[str, str] = {
     "idle": "no request ran in between",
-    "incomplete": "a step in between was not told",
+    "incomplete": "a step in between is missing",
     "warm_up": "first steps of a process, far slower than others",
     "too_long": "longer than any step",
     "time_order": "stamps that go backwards",
     "restart": "the engine was restarted in between",
     "learned_before": "learned before the sidecar was restarted",
-    "ambiguous": "of engines or servers that cannot be told apart",
+    "ambiguous": "of engines or servers that look alike",
     "told_by_steps": "their engine sends its steps, too",
     "sampled_spans": "of spans that are sampled",
     "foreign": "of no step or request of an engine",
@@ -280,7 +280,7 @@ QUALITY: dict[str, Advice] = {
     "metrics": Advice(
         "fair",
         "The server's own page of counters: predictions nearly as good as from steps, single coefficients less so.",
-        "To tell the coefficients apart, put the tracefit producer plugin into the vLLM image (deploy/vllm-plugin).",
+        "To separate the coefficients, put the tracefit producer plugin into the vLLM image (deploy/vllm-plugin).",
     ),
     "merged": Advice("good", "What several servers' states have learned, merged."),
 }
@@ -301,7 +301,7 @@ NO_CONTEXT = Advice(
 
 SHARED_ID = Advice(
     "fair",
-    "Several processes send under one service.instance.id; they are told apart by their pid, which a restart changes.",
+    "Several processes send under one service.instance.id; only their pid differs, which a restart changes.",
     "Give each its own, for instance the pod's name and the data-parallel rank:",
     ("OTEL_RESOURCE_ATTRIBUTES=service.instance.id=…",),
 )
@@ -347,7 +347,7 @@ def _alpha_advice(config: ConfigSnapshot) -> Advice | None:
         return Advice("fair", ALPHA_INCOMPLETE, "Trace journeys:", ("--enable-journey-tracing",))
     if "api_queueing" in config.targets:
         return None
-    remedy = "The API server's spans of 20 requests tell it; where none come, let it send them:"
+    remedy = "The API server's spans of 20 requests complete it; where none come, let it send them:"
     return Advice("fair", ALPHA_INCOMPLETE, remedy, NOTHING_YET.flags)
 
 

@@ -1,7 +1,7 @@
 """``tracefit export``: files for other programs, made of a snapshot; ``--format blis-trace``: of recordings.
 
 A trace holds the requests of recordings, as a simulator replays them. Of a request that both the engine and the API
-process tell of, the engine's journey is taken: it knows aborts.
+process send, the engine's journey is used: it has aborts.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def export_traffic(paths: Sequence[Path], out: Path, clock: Clock) -> int:
     """
     requests = requests_in(merged_with_progress(open_recordings(paths, note), clock, note))
     if not requests:
-        note("error: no finished request in the recording; step telemetry alone does not tell of requests")
+        note("error: no finished request in the recording; step telemetry alone has no requests")
         return EXIT_FAILED
     out.mkdir(parents=True, exist_ok=True)
     for name, data in render_trace(requests).items():
@@ -123,14 +123,17 @@ def export_snapshot(
     """
     facts = _read_model_config(model_config) if model_config is not None else None
     try:
-        content, told = export(snapshot, choose_config(snapshot, which), model_config=facts, **options)
+        content, coefficients = export(snapshot, choose_config(snapshot, which), model_config=facts, **options)
     except BlisError as error:
         note(f"error: {error}")
         return EXIT_FAILED
-    if require is not None and told.doubtful:
-        note(f"error: --require {require}: {len(told.doubtful)} not: {'; '.join(told.doubtful)}")
+    if require is not None and coefficients.doubtful:
+        note(f"error: --require {require}: {len(coefficients.doubtful)} not: {'; '.join(coefficients.doubtful)}")
         return EXIT_FAILED
-    for warning in (*(f"not identified: {coefficient}" for coefficient in told.doubtful), *told.warnings):
+    for warning in (
+        *(f"not identified: {coefficient}" for coefficient in coefficients.doubtful),
+        *coefficients.warnings,
+    ):
         note(f"warning: {warning}")
     if out is None:
         say(content.decode().removesuffix("\n"))

@@ -39,7 +39,7 @@ def replay(
     state: Path | None = None,
     stdin: BinaryIO | None = None,
 ) -> int:
-    """Feed the files, write the snapshot, tell what was learned.
+    """Feed the files, write the snapshot, say what was learned.
 
     Args:
         paths: recordings, in any order; directories of them; ``-`` for ``stdin``.

@@ -118,7 +118,7 @@ def stepping(telemetry="steps", **of_target):
     return cases.config(targets={"step_time": step}, telemetry=telemetry)
 
 
-ALL_SAID = "20 requests tell it; where none come, let it send them: --otlp-traces-endpoint http://127.0.0.1:24317"
+ALL_SAID = "20 requests complete it; where none come, let it send them: --otlp-traces-endpoint http://127.0.0.1:24317"
 
 
 @pytest.mark.parametrize(

@@ -55,14 +55,14 @@ class Samples:
         except (ValueError, IndexError, KeyError) as error:
             raise StartError(f"what answers is no page of metrics: {error}") from None
 
-    def of(self, name: str) -> list[tuple[dict[str, str], float]]:
-        """Labels and value of each series that is not zero."""
-        return [(labels, value) for labels, value in self._by_name.get(name, ()) if value]
+    def of(self, metric: table.Metric | str, **only: str) -> list[tuple[dict[str, str], float]]:
+        """Labels and value of each series that is not zero and has these labels."""
+        series = self._by_name.get(metric if isinstance(metric, str) else metric.exposed_name, ())
+        return [(labels, value) for labels, value in series if value and only.items() <= labels.items()]
 
     def total(self, metric: table.Metric, **only: str) -> float:
-        """The sum over the series that have these labels."""
-        series = self.of(metric.exposed_name)
-        return sum(value for labels, value in series if only.items() <= labels.items())
+        """The sum over these series."""
+        return sum(value for _, value in self.of(metric, **only))
 
 
 class Finding(NamedTuple):
@@ -180,7 +180,7 @@ def _otlp_port(detail: dict[str, object]) -> int:
 
 
 def _readiness(page: Page, detail: dict[str, object], samples: Samples) -> Finding:
-    versions = ", ".join(labels["version"] for labels, _ in samples.of(table.BUILD_INFO.exposed_name))
+    versions = ", ".join(labels["version"] for labels, _ in samples.of(table.BUILD_INFO))
     problems = [f"{name}: {said}" for name, said in detail.items() if name.endswith("_problem") and said]
     grade = POOR if page.status != HTTPStatus.OK else FAIR if problems else GOOD
     state = "takes telemetry" if page.status == HTTPStatus.OK else "refuses telemetry"
@@ -189,7 +189,7 @@ def _readiness(page: Page, detail: dict[str, object], samples: Samples) -> Findi
 
 def _reception(samples: Samples, detail: Mapping[str, object], nothing_yet: Advice) -> Iterator[Finding]:
     """What came in, and what of it was refused, left out or lost; of a fleet, whose states it has."""
-    sources = {labels["outcome"]: value for labels, value in samples.of(table.FLEET_SOURCES.exposed_name)}
+    sources = {labels["outcome"]: value for labels, value in samples.of(table.FLEET_SOURCES)}
     if sources:
         said = ", ".join(f"{value:,.0f} {outcome}" for outcome, value in sources.items())
         yield Finding(GOOD if sources.keys() == {Asked.MERGED} else FAIR, "pulling", f"sources of states: {said}")
@@ -219,9 +219,9 @@ def _reception(samples: Samples, detail: Mapping[str, object], nothing_yet: Advi
 def _lost(samples: Samples, metric: table.Metric, **only: str) -> Counter[str]:
     """By reason, what is lost of the series that have these labels."""
     lost: Counter[str] = Counter()
-    for labels, value in samples.of(metric.exposed_name):
+    for labels, value in samples.of(metric, **only):
         reason = labels.get("reason") or labels["outcome"]
-        if reason not in _KEPT and only.items() <= labels.items():
+        if reason not in _KEPT:
             lost[reason] += int(value)
     return lost
 

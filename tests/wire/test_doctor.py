@@ -52,6 +52,17 @@ def test_of_a_server_that_is_scraped_and_does_not_answer_the_address_is_named(tm
     assert f"of {gone} could not be used: 1 unreachable" in found
 
 
+@pytest.mark.parametrize("understood", [0, 5])
+def test_the_spans_of_a_servers_own_start_are_a_loss_only_while_no_others_are_understood(understood, capsys):
+    counts = {'build_info{version="1"}': 1, 'decode_spans_total{outcome="foreign"}': 11}
+    counts['receiver_spans_total{outcome="accepted"}'] = understood
+    metrics = "".join(f"tracefit_{name} {value}\n" for name, value in counts.items())
+    pages = {"/metrics": metrics, "/readyz": "{}"}
+    with PageServer(lambda path, _: (200, {}, pages.get(path, "[]").encode())) as server:
+        main(["doctor", server.url])
+    assert ("11 spans were left out" in capsys.readouterr().out) == (not understood)
+
+
 def test_what_a_sidecar_left_out_and_what_waits_stand_in_the_diagnosis(tmp_path, capsys):
     payloads = [export.payload for export in Recording(DATA / "c1_mixed" / "otlp.pb.gz", print).exports()][:40]
     until = r"learned when their other half has come, at the latest at \d\d:\d\d:\d\d UTC if nothing more comes"

@@ -236,12 +236,6 @@ class Row:
     usable: int = 0
     note: str = ""
 
-    def mean(self, what: str) -> float:
-        return statistics.fmean(map(abs, self.errors[what])) if self.errors[what] else math.nan
-
-    def worst(self, what: str) -> float:
-        return max(self.errors[what], key=abs) if self.errors[what] else math.nan
-
 
 def examined(case: Case, engine: Engine, source: str, path: Path, truths: list[Truth]) -> Row:
     """Ask the client what it has learned from this file."""
@@ -346,39 +340,37 @@ def slower(times: StepTimes) -> float:
     return min(max(times(Work(decodes=32, decode_context=32 * 800)) / 12_000.0, 0.5), 6.0)
 
 
-def print_row(row: Row) -> None:
-    name = f"{row.case.name} {'async' if row.case.limits.asynchronous else 'sync'}"
-    errors = "  ".join(f"{what} {row.mean(what):5.1f} ({row.worst(what):+6.1f})" for what in ASKED)
-    inside = f"{100.0 * statistics.fmean(row.inside):3.0f} %" if row.inside else "  - "
-    print(
-        f"{name:26} {row.source:20} step {row.step:5.1f}  {errors}  in {inside} usable {row.usable} {row.note}",
-        flush=True,
-    )
-
-
 HEADER = ("models", "source", "servers", "step", "ITL, worst", "TTFT, worst", "E2E, worst", "inside the band", "usable")
 
 
+WIDTHS = (8, 19, 7, 5, 18, 17, 16, 15, 6)
+
+
 def figures_of(rows: list[Row]) -> dict[str, object]:
-    """Of each kind of model and source: how many servers, errors in per cent, shares."""
+    """Of each kind of model and source: how many servers, errors in per cent, shares; -1 for what is not known."""
     kinds: dict[str, list[Row]] = defaultdict(list)
     for row in rows:
         kinds[f"{row.case.kind}, {row.source}"].append(row)
     figures: dict[str, object] = {}
     for kind, these in kinds.items():
-        inside = [100.0 * each for row in these for each in row.inside]
-        values = [float(len(these)), _mean(row.step for row in these)]
+        values = [float(len(these)), _mean([row.step for row in these])]
         for what in ASKED:
-            values.append(_mean(row.mean(what) for row in these))
-            values.append(max((abs(row.worst(what)) for row in these if row.errors[what]), default=-1.0))
-        figures[kind] = [*values, _mean(inside), _mean(100.0 * row.usable / len(LOOPS) for row in these)]
+            errors = [np.abs(row.errors[what]) for row in these if row.errors[what]]
+            values += [_mean([each.mean() for each in errors]), max((each.max() for each in errors), default=-1.0)]
+        values.append(_mean([100.0 * each for row in these for each in row.inside]))
+        figures[kind] = [*map(float, values), _mean([100.0 * row.usable / len(LOOPS) for row in these])]
     return figures
 
 
-def _mean(values: Iterable[float]) -> float:
-    """Of those that there are; -1 where there are none."""
+def _mean(values: Sequence[float]) -> float:
     known = [value for value in values if not math.isnan(value)]
     return statistics.fmean(known) if known else -1.0
+
+
+def show(title: str, rows: Iterable[tuple[str, ...]]) -> None:
+    print(title, flush=True)
+    for cells in rows:
+        print("  ".join(f"{cell:{width}}" for cell, width in zip(cells, WIDTHS, strict=True)))
 
 
 def table_rows(figures: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
@@ -414,19 +406,19 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=4.0, help="of traffic to learn from")
     parser.add_argument("--exam-seconds", type=float, default=30.0, help="of each closed loop, on a fast machine")
     parser.add_argument("--sources", default=",".join(SOURCES))
-    parser.add_argument(
-        "--record", action="store_true", help="write docs/figures.json, which docs/accuracy.md is made from"
-    )
+    parser.add_argument("--record", action="store_true", help="write docs/figures.json, which docs/accuracy.md has")
     options = parser.parse_args()
     cases, rows, began = chosen_cases(options.cases), [], time.perf_counter()
     for case in cases:
         found = examine(case, options.minutes, options.exam_seconds, options.sources.split(","))
-        for row in found:
-            print_row(row)
+        notes = [f"; {row.source}: {row.note}" for row in found if row.note]
+        show(
+            f"{case.name} {'async' if case.limits.asynchronous else 'sync'}{''.join(notes)}",
+            table_rows(figures_of(found)),
+        )
         rows.extend(found)
     figures = figures_of(rows)
-    for line in (HEADER, *table_rows(figures)):
-        print("  ".join(f"{cell:{width}}" for cell, width in zip(line, (8, 19, 7, 5, 18, 17, 16, 15, 6), strict=True)))
+    show(f"all {len(cases)}", [HEADER, *table_rows(figures)])
     if options.record:
         record("gpus", figures)
     print(f"{len(cases)} cases in {(time.perf_counter() - began) / 60.0:.1f} minutes; mean error in %, worst loop")

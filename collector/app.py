@@ -121,7 +121,6 @@ class Sidecar:
             GENERATIONS_PER_FILE * config.publish_interval_s,
             metrics=metrics,
             health=health,
-            clock=clock,
         )
         self._keeper = Durability(config, self.pipeline, metrics=metrics, health=health, clock=clock, files=files)
         self._forward = make_forwarder(config, clock, metrics, self._io, self._keeper.log, health)
@@ -250,7 +249,7 @@ class Sidecar:
         # gRPC holds a message twice for a moment, and what is on its way comes on top of what is in use
         room = 2 * (self.config.message_max_mib << 20)
         guard = MemoryGuard(limit and max(limit - room, limit // 2), resident_bytes)
-        return MemoryRelief(guard, self._shed_memory, metrics=self.metrics, health=self.health, clock=clock)
+        return MemoryRelief(guard, self._shed_memory, health=self.health, clock=clock)
 
     def _shed_memory(self) -> None:
         self.pipeline.shed_memory()

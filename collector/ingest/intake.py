@@ -26,7 +26,7 @@ from collector.runtime import MemoryGuard
 from collector.telemetry import Metrics, Outcome, Signal, Transport, table
 
 from .forward import Forwarder
-from .queue import BATCH_BYTES, HINT_MAX_S, AdmissionQueue, Export
+from .queue import BATCH_BYTES, RETRY_S, AdmissionQueue, Export
 from .status import Answer, answer
 
 T = TypeVar("T")
@@ -86,8 +86,9 @@ class ReceiveBudget:
         try:
             self._admit()
             if not one.admitted.done():
+                patience_s = self.patience_s()
                 for each in self._receiving:
-                    each.end_by(each.since_s + self.patience_s())
+                    each.end_by(each.since_s + patience_s)
             try:
                 async with asyncio.timeout(RECEIVE_WAIT_S):
                     await one.admitted
@@ -135,10 +136,10 @@ class ReceiveBudget:
             one.admitted.set_result(None)
 
     def _fits(self, one: _Receiving) -> bool:
-        if one.admitted.done():  # its time was up, and it has not left yet
+        if one.size_bytes > self._left or one.admitted.done():  # then its time was up, and it has not left yet
             return False
         held = self._held[one.connection]
-        return one.size_bytes <= self._left and (not held or held + one.size_bytes <= self._share)
+        return not held or held + one.size_bytes <= self._share
 
     def _release(self, connection: str, size_bytes: int) -> None:
         self._left += size_bytes
@@ -308,7 +309,7 @@ class Intake:
         if self._memory is None or not self._memory.is_short():
             return None
         self._queue.nudge()
-        return answer(Outcome.MEMORY, HINT_MAX_S)
+        return answer(Outcome.MEMORY, RETRY_S)
 
     def turn_away(self, transport: Transport, outcome: Outcome) -> None:
         """A call that never got as far as an export."""
@@ -323,7 +324,7 @@ class Intake:
             counted = await self._count(payload)
             if isinstance(counted, Outcome):
                 outcome = counted
-                return answer(counted, HINT_MAX_S if counted is Outcome.QUEUE_FULL else 0.0)
+                return answer(counted, RETRY_S if counted is Outcome.QUEUE_FULL else 0.0)
             spans = counted
             export = Export(payload, peer, transport, spans, arrived_unix_ns=self._unix_nano())
             refused = await self._admit(export, wait_s) if spans else None

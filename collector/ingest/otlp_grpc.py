@@ -26,7 +26,7 @@ from collector.telemetry import Outcome, Signal, Transport
 from .access import TokenFile
 from .forward import METHODS
 from .intake import BudgetFull, Intake, ReceiveBudget
-from .queue import HINT_MIN_S
+from .queue import RETRY_SOON_S
 from .status import Answer, answer
 
 METHOD = METHODS[Signal.TRACES]
@@ -94,7 +94,7 @@ class _ExportHandler(grpc.GenericRpcHandler):
                     receiving.shrink(len(payload))
                     return await self._intake.take(signal, payload, peer, Transport.GRPC, _patience_s(context))
         except BudgetFull:
-            return self._turn_away(answer(Outcome.QUEUE_FULL, HINT_MIN_S, "too many calls wait for their message"))
+            return self._turn_away(answer(Outcome.QUEUE_FULL, RETRY_SOON_S, "too many calls wait for their message"))
         except TimeoutError:
             pass
         return self._turn_away(answer(Outcome.INCOMPLETE))

@@ -33,7 +33,7 @@ from collector.telemetry import Outcome, Signal, Transport
 from .access import TokenFile
 from .forward import PATHS
 from .intake import FIELDS_MAX, RECEIVE_TIMEOUT_S, BudgetFull, Intake, ReceiveBudget
-from .queue import HINT_MIN_S
+from .queue import RETRY_SOON_S
 from .status import Answer, answer
 
 PATH: Final = PATHS[Signal.TRACES]
@@ -69,7 +69,7 @@ TOO_LARGE, TOO_SLOW = answer(Outcome.TOO_LARGE), answer(Outcome.INCOMPLETE)
 NOT_GZIP = answer(Outcome.UNDECODABLE, text="not gzip")
 TOO_MANY_MEMBERS = answer(Outcome.UNDECODABLE, text=f"more than {MEMBERS_MAX} gzip members in one body")
 NOT_JSON = answer(Outcome.UNDECODABLE, text="not OTLP/JSON")
-BUSY = answer(Outcome.QUEUE_FULL, HINT_MIN_S, "too much being received")
+BUSY = answer(Outcome.QUEUE_FULL, RETRY_SOON_S, "too much being received")
 
 
 class TooManyMembers(Exception):

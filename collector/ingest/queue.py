@@ -46,12 +46,10 @@ SHARE: Final = 0.75
 """Of the capacity, what the exports of one address may hold, and all of more than ``BATCH_BYTES`` together."""
 LARGE_SHARE: Final = 0.5
 """Of the capacity, what exports of more than ``BATCH_BYTES`` of one address may hold."""
-HINT_MIN_S: Final = 0.5
-HINT_MAX_S: Final = 1.9
-"""Bounds of the retry hint: five sleeps of 1.9 s fit the 10 s budget of the Python exporter; a shorter one than 0.5 s
-uses its six attempts up before the queue has moved."""
-
-_RATE_SMOOTHING: Final = 0.2
+RETRY_S: Final = 1.9
+"""When a sender that is refused shall come again: five such sleeps fit the 10 s budget of the Python exporter."""
+RETRY_SOON_S: Final = 0.5
+"""The same where the way in is busy, which passes quickly."""
 
 
 class QueueBatch(NamedTuple):
@@ -74,7 +72,7 @@ class AdmissionQueue:
     """A FIFO between the receivers, in the loop, and the worker, in its thread.
 
     Args:
-        clock: for rates and waits.
+        clock: for waits.
         capacity_bytes: most bytes from admission until the worker is done.
         wait_s: how long ``put`` waits for room.
         record: writes an item down before it may enter; under the lock, so that numbers are in queue order.
@@ -108,8 +106,6 @@ class AdmissionQueue:
         self._lacks_room = False
         """Somebody found no room, and what was inside then has not all been taken."""
         self._closed = False
-        self._drain_bytes_per_s = 0.0
-        self._taken_ns = clock.monotonic_ns()
 
     @property
     def in_flight_bytes(self) -> int:
@@ -144,10 +140,10 @@ class AdmissionQueue:
             if not self._fits(size_bytes, peer):
                 self._lacks_room = True
                 self._work.notify()  # nobody waits for others while somebody waits for room
-                return answer(Outcome.QUEUE_FULL, self._hint_s())
+                return answer(Outcome.QUEUE_FULL, RETRY_S)
             recorded = self._record(item)
             if isinstance(recorded, Outcome):
-                return answer(recorded, HINT_MAX_S)
+                return answer(recorded, RETRY_S)
             self._items.append(_Queued(recorded, size_bytes, self._clock.monotonic_ns(), peer))
             self._queued_bytes += size_bytes
             self._in_flight_bytes += size_bytes
@@ -179,9 +175,7 @@ class AdmissionQueue:
                 self._work.wait(min(timeout_s, ripe_in_s))
             if not self._items or self._ripe_in_s() > 0.0:
                 return None
-            self._taken_ns = self._clock.monotonic_ns()
-            waited_ns = self._taken_ns - self._items[0].since_ns
-            taken = QueueBatch([], waited_ns, Counter())
+            taken = QueueBatch([], self._clock.monotonic_ns() - self._items[0].since_ns, Counter())
             size_bytes = 0
             while self._items and (not size_bytes or size_bytes + self._items[0].size_bytes <= bytes_max):
                 queued = self._items.popleft()
@@ -195,10 +189,7 @@ class AdmissionQueue:
     def done(self, batch: QueueBatch) -> None:
         """The worker is through with a batch: its bytes make room."""
         with self._work:
-            elapsed_s = max((self._clock.monotonic_ns() - self._taken_ns) / 1e9, 1e-6)
-            size_bytes = batch.peer_bytes.total()
-            self._drain_bytes_per_s += _RATE_SMOOTHING * (size_bytes / elapsed_s - self._drain_bytes_per_s)
-            self._in_flight_bytes -= size_bytes
+            self._in_flight_bytes -= batch.peer_bytes.total()
             self._peer_bytes -= batch.peer_bytes  # of who holds none, nothing is kept
             self._wake_waiting()
 
@@ -232,9 +223,3 @@ class AdmissionQueue:
     def _wake_waiting(self) -> None:
         for loop, event in self._waiting:
             loop.call_soon_threadsafe(event.set)
-
-    def _hint_s(self) -> float:
-        if self._drain_bytes_per_s <= 0.0:
-            return HINT_MAX_S
-        half_s = 0.5 * self.capacity_bytes / self._drain_bytes_per_s
-        return min(max(half_s, HINT_MIN_S), HINT_MAX_S)

@@ -193,12 +193,10 @@ class SnapshotWriter:
         *,
         metrics: Metrics,
         health: Health,
-        clock: Clock,
     ) -> None:
         self.path = directory / SNAPSHOT_NAME
         self._publisher = publisher
         self._metrics = metrics
-        self._clock = clock
         self._interval_s = interval_s
         self._written_generation = 0
         self._task = Task(WRITER, self._write_on_time, health=health, turn_timeout_s=WRITE_TIMEOUT_S)

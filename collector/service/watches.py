@@ -33,8 +33,6 @@ STUCK_S = 300.0
 CHECK_IN_S = 5.0
 """The longest pause between two looks."""
 PATIENCE_NS = 3_000_000_000
-CALM_NS = 10_000_000_000
-"""Without being short for so long, it is over: one line in the log per shortage, however often it flickers."""
 
 _log = logging.getLogger(__name__)
 
@@ -163,7 +161,6 @@ class MemoryRelief:
         shed: Callable[[], None],
         *,
         stuck_s: float = STUCK_S,
-        metrics: Metrics,
         health: Health,
         clock: Clock,
     ) -> None:
@@ -171,13 +168,10 @@ class MemoryRelief:
         self.guard = guard
         self.problem = ""
         self._shed = shed
-        self._metrics = metrics
         self._health = health
         self._clock = clock
         self._short_from_start = guard.is_short()
-        self._short_ns: int | None = None
-        self._short_last_ns = 0
-        self._tried_ns = 0
+        self._short_ns = self._tried_ns = 0
         if guard.limit_bytes is not None:
             health.register(MEMORY, stuck_s)
 
@@ -187,9 +181,9 @@ class MemoryRelief:
         if self.guard.is_short():
             self._help(now_ns)
             return
-        self._short_ns, self._short_from_start = None, False
+        self._short_from_start = False
         self._health.check_in(MEMORY, CHECK_IN_S)
-        if self.problem and now_ns - self._short_last_ns >= CALM_NS:
+        if self.problem:
             _log.info("memory is enough again: exports are accepted")
             self.problem = ""
 
@@ -199,8 +193,7 @@ class MemoryRelief:
             without_load = ", without any load; raise the limit" if self._short_from_start else ""
             self.problem = f"more than {limit_mib} MiB in use{without_load}: exports are refused"
             _log.warning("memory is short: %s", self.problem)
-        self._short_ns = self._short_ns if self._short_ns is not None else now_ns
-        self._short_last_ns = now_ns
+            self._short_ns = now_ns
         if now_ns - self._tried_ns < LOOK_EVERY_NS:
             return
         self._tried_ns = now_ns

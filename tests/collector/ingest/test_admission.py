@@ -8,7 +8,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from collector.ingest.intake import Intake, ReceiveBudget
-from collector.ingest.queue import HINT_MAX_S, HINT_MIN_S, AdmissionQueue
+from collector.ingest.queue import RETRY_S, AdmissionQueue
 from collector.ingest.status import answer
 from collector.telemetry import Metrics, Signal, Transport, table
 from collector.telemetry.reasons import Outcome
@@ -99,7 +99,7 @@ def test_who_waits_in_vain_is_refused_with_a_hint():
         queue.put_nowait("full", CAPACITY)
         return await queue.put("x", 1, 0.01)
 
-    assert asyncio.run(scenario()) == answer(Outcome.QUEUE_FULL, HINT_MAX_S)
+    assert asyncio.run(scenario()) == answer(Outcome.QUEUE_FULL, RETRY_S)
 
 
 def test_closing_tells_those_who_wait_and_lets_the_rest_be_taken():
@@ -150,18 +150,6 @@ def test_exports_are_taken_together_when_the_oldest_has_waited_or_there_are_many
     assert queue.take(CAPACITY, 0).items == ["a", "b"]
     queue.put_nowait("large", CAPACITY // 4)
     assert queue.take(CAPACITY, 0).items == ["large"]
-
-
-@pytest.mark.parametrize(("busy_s", "hint_s"), [(0.001, HINT_MIN_S), (0.8 * 0.4, 0.5 * 1.6), (100.0, HINT_MAX_S)])
-def test_the_hint_is_the_time_to_drain_half_the_queue_within_its_bounds(busy_s, hint_s):
-    clock = FakeClock()
-    queue = make_queue(clock)
-    queue.put_nowait("a", CAPACITY)
-    batch = queue.take(CAPACITY, 0)
-    clock.advance(busy_s)
-    queue.done(batch)  # the first of its kind moves the smoothed rate by a fifth
-    queue.put_nowait("a", CAPACITY)
-    assert queue.put_nowait("b", 1).retry_after_s == pytest.approx(hint_s, rel=1e-3)
 
 
 def test_nobody_waits_for_others_while_somebody_found_no_room():

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from prometheus_client import CollectorRegistry
 
 from collector.ingest import Export
 from collector.runtime.filesystem import MemoryGuard
 from collector.runtime.tasks import Health
 from collector.service.watches import MemoryRelief
-from collector.telemetry import JoinEvent, Metrics, table
+from collector.telemetry import JoinEvent, table
 from tests.support.clocks import FakeClock
 from tests.support.gpu_server import step_payloads
 from tests.support.pipelines import new_pipeline
@@ -27,10 +26,7 @@ class House:
         self.health = Health(self.clock)
         self.used_mib, self.freed_mib, self.sheds = used_mib, freed_mib, 0
         guard = MemoryGuard(100 * MIB, lambda: self.used_mib * MIB)
-        metrics = Metrics(CollectorRegistry())
-        self.relief = MemoryRelief(
-            guard, self.shed, stuck_s=60.0, metrics=metrics, health=self.health, clock=self.clock
-        )
+        self.relief = MemoryRelief(guard, self.shed, stuck_s=60.0, health=self.health, clock=self.clock)
 
     def shed(self):
         self.sheds += 1

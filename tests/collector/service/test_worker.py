@@ -28,7 +28,7 @@ class House:
     def __init__(self, directory, drain_s=10.0):
         self.clock = FakeClock()
         self.metrics = Metrics(CollectorRegistry())
-        around = {"metrics": self.metrics, "health": Health(self.clock), "clock": self.clock}
+        around = {"metrics": self.metrics, "health": Health(self.clock)}
         self.processor = CountingProcessor()
         self.queue = AdmissionQueue(self.clock, capacity_bytes=1000, wait_s=0)
         self.publisher = Publisher(self.processor, self.metrics, self.clock, 1.0)
@@ -39,6 +39,7 @@ class House:
             batch_bytes=100,
             drain_s=drain_s,
             on_death=lambda: self.deaths.append(1),
+            clock=self.clock,
             **around,
         )
         self.writer = SnapshotWriter(directory, self.publisher, 3600, **around)

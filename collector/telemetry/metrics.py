@@ -16,15 +16,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from itertools import product
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from collector import __version__
 
 from .table import BUILD_INFO, OPEN, PREFIX, TABLE, Kind, Metric
 
 if TYPE_CHECKING:
-    from prometheus_client import CollectorRegistry, Counter, Gauge
-    from prometheus_client.metrics import MetricWrapperBase
+    from prometheus_client import CollectorRegistry
 
 Row = Metric | tuple[Metric, *tuple[str, ...]]
 """A metric without labels, or a metric and its label values in the table's order."""
@@ -59,14 +58,12 @@ def metric_of(row: Row) -> Metric:
     return row if isinstance(row, Metric) else row[0]
 
 
-M = TypeVar("M", bound="MetricWrapperBase")
-
-
 class Metrics:
     """The table as live objects of one registry; safe from any thread.
 
     Raises:
-        KeyError: on a metric of another kind, or on a label value outside its closed set.
+        KeyError: on a label value outside its closed set.
+        AttributeError: on a metric of another kind.
     """
 
     def __init__(self, registry: CollectorRegistry, table: tuple[Metric, ...] = TABLE) -> None:
@@ -74,9 +71,8 @@ class Metrics:
         from prometheus_client.process_collector import ProcessCollector  # noqa: PLC0415
 
         self.registry = registry
-        self._counters: dict[Row, Counter] = {}
-        self._gauges: dict[Row, Gauge] = {}
-        self._open: dict[Metric, tuple[Gauge, set[tuple[str, ...]]]] = {}
+        self._live: dict[Row, Any] = {}
+        self._open: dict[Metric, tuple[Any, set[tuple[str, ...]]]] = {}
         for metric in table:
             self._register(metric)
         self.set(BUILD_INFO, 1, __version__)
@@ -86,11 +82,11 @@ class Metrics:
 
     def add(self, metric: Metric, amount: float = 1, *labels: str) -> None:
         """Raise a counter; label values in the table's order."""
-        self._counters[_row(metric, labels)].inc(amount)
+        self._live[_row(metric, labels)].inc(amount)
 
     def set(self, metric: Metric, value: float, *labels: str) -> None:
         """Set a gauge to a value."""
-        self._gauges[_row(metric, labels)].set(value)
+        self._live[_row(metric, labels)].set(value)
 
     def replace(self, metric: Metric, values: Mapping[tuple[str, ...], float]) -> None:
         """Let a gauge with an open label show these series and no others; by one thread."""
@@ -103,15 +99,13 @@ class Metrics:
 
     def follow(self, metric: Metric, read: Callable[[], float], *labels: str) -> None:
         """Let a gauge read its value at every scrape."""
-        self._gauges[_row(metric, labels)].set_function(read)
+        self._live[_row(metric, labels)].set_function(read)
 
     def merge(self, counts: Counts) -> None:
         """Add what was counted elsewhere; of a gauge, take its state."""
         for row, number in counts.items():
-            if metric_of(row).kind is Kind.GAUGE:
-                self._gauges[row].set(number)
-            else:
-                self._counters[row].inc(number)
+            live = self._live[row]
+            (live.set if metric_of(row).kind is Kind.GAUGE else live.inc)(number)
 
     def value(self, metric: Metric, *labels: str) -> float:
         """What a counter or gauge stands at."""
@@ -121,22 +115,13 @@ class Metrics:
     def _register(self, metric: Metric) -> None:
         from prometheus_client import Counter, Gauge  # noqa: PLC0415 -- see above
 
-        name = PREFIX + metric.name
-        names = [label for label, _ in metric.labels]
-        if metric.kind is Kind.COUNTER:
-            self._counters |= _children(metric, Counter(name, metric.help, names, registry=self.registry))
-            return
-        gauge = Gauge(name, metric.help, names, registry=self.registry)
-        self._gauges |= _children(metric, gauge)
-        if any(values is OPEN for _, values in metric.labels):
-            self._open[metric] = gauge, set()
-
-
-def _children(metric: Metric, parent: M) -> dict[Row, M]:
-    """The live object of each row of a metric."""
-    if not metric.labels:
-        return {metric: parent}
-    return {(metric, *labels): parent.labels(*labels) for labels in product(*(closed for _, closed in metric.labels))}
+        make = Counter if metric.kind is Kind.COUNTER else Gauge
+        names, closed = [label for label, _ in metric.labels], [values for _, values in metric.labels]
+        whole = make(PREFIX + metric.name, metric.help, names, registry=self.registry)
+        for labels in product(*closed):
+            self._live[_row(metric, labels)] = whole.labels(*labels) if labels else whole
+        if OPEN in closed:
+            self._open[metric] = whole, set()
 
 
 def _row(metric: Metric, labels: tuple[str, ...]) -> Row:

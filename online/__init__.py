@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .bank import Bank, merge_states, part_of
+from .bank import Bank, merge_states
 from .blocks import Design, median_of, strata_of, stratum_name
 from .level import Level
 from .rows import (
@@ -69,7 +69,6 @@ __all__ = [
     "check_settings",
     "median_of",
     "merge_states",
-    "part_of",
     "strata_of",
     "stratum_name",
 ]

@@ -17,6 +17,7 @@ import hashlib
 import math
 from collections import Counter, OrderedDict
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Annotated
 from weakref import WeakKeyDictionary
 
@@ -68,6 +69,46 @@ class ConfigPlaces:
         return None
 
 
+@dataclass(slots=True)
+class Configuration:
+    """What is known of one configuration; it is learned, or described only.
+
+    Attributes:
+        targets: what is learned.
+        facts: model, GPU, ...
+        priors: coefficients that its models may start from.
+        lineage: the engines it has learned from.
+        learned: whether it has a place among those that are learned.
+    """
+
+    targets: dict[Target, TargetState] = field(default_factory=dict)
+    facts: dict[str, Fact] = field(default_factory=dict)
+    priors: Priors = field(default_factory=dict)
+    lineage: Lineage = field(default_factory=Lineage)
+    learned: bool = False
+
+    def add(self, other: Configuration) -> None:
+        """Add what another one knows, which is used up."""
+        self.facts = other.facts | self.facts
+        if not self.learned:
+            self.targets, self.learned = other.targets, True
+        else:
+            engines = self.lineage.main_engine(), other.lineage.main_engine()
+            for target, state in other.targets.items():
+                if self.targets.setdefault(target, state) is not state:
+                    self.targets[target].add(state, engines)
+        self.lineage.add(other.lineage)
+
+    def outgrown(self, state: TargetState) -> bool:
+        """Whether it was learned by other columns than the facts make: experts have become known since, say."""
+        made = (feature_set(name, state.target, self.facts, state.settings) for name in state.sets)
+        return any(each is not None and each.names != state.sets[each.name].names for each in made)
+
+    def drop_outgrown(self) -> None:
+        """Targets that learned by other columns begin anew."""
+        self.targets = {target: state for target, state in self.targets.items() if not self.outgrown(state)}
+
+
 class Bank:
     """All that is learned. One thread learns; readers get immutable snapshots.
 
@@ -77,7 +118,6 @@ class Bank:
     Attributes:
         learned_rows: rows learned since the bank was made or restored; a new generation is worth making when it moves.
         places: who is learned, and who found no place.
-        lineages: by configuration, the engines it has learned from.
     """
 
     def __init__(self, settings: BankSettings) -> None:
@@ -85,10 +125,7 @@ class Bank:
         self.settings = settings
         self.learned_rows = 0
         self.places = ConfigPlaces(settings.configs_max)
-        self._configs: OrderedDict[str, dict[Target, TargetState]] = OrderedDict()
-        self._facts: dict[str, dict[str, Fact]] = {}
-        self._priors: dict[str, Priors] = {}
-        self.lineages: dict[str, Lineage] = {}
+        self._known: OrderedDict[str, Configuration] = OrderedDict()
         self.pool = DonorPool()
         self._told: WeakKeyDictionary[TargetState, tuple[tuple[int, int], TargetSnapshot | None]] = WeakKeyDictionary()
 
@@ -109,95 +146,85 @@ class Bank:
             return Counter()
         if not self._has_place(config_id, int(rows.end_ns.max())):
             return Counter({RowOutcome.NO_PLACE: len(rows)})
-        outcome = self._target(config_id, target).learn(rows)
+        state = self._target(config_id, target)
+        outcome = state.learn(rows)
         self.learned_rows += outcome[RowOutcome.LEARNED]
         if engines:
-            self._configs[config_id][target].name_engines(engines)
-            self.lineages.setdefault(config_id, Lineage()).record_rows(engines, rows.engine, rows.end_ns)
+            state.name_engines(engines)
+            self._known[config_id].lineage.record_rows(engines, rows.engine, rows.end_ns)
         return outcome
 
     def _has_place(self, config_id: str, unix_ns: int) -> bool:
         """Whether it is learned, or may be from now on; who makes room for it is gone then."""
-        if config_id not in self._configs:
-            gone = self.places.offer(config_id, unix_ns, self._configs)
+        if not self._get(config_id).learned:
+            gone = self.places.offer(config_id, unix_ns, {each: self._known[each].targets for each in self.configs()})
             if gone is None:
                 return False
             if gone != config_id:
                 self.drop(gone)
         return True
 
+    def _get(self, config_id: str) -> Configuration:
+        """What is known of it; of one that nobody knows nothing is kept."""
+        return self._known.get(config_id) or Configuration()
+
     def _target(self, config_id: str, target: Target) -> TargetState:
-        targets = self._configs.setdefault(config_id, {})
-        self._configs.move_to_end(config_id)
-        if target not in targets:
-            targets[target] = TargetState(target, self.settings)
-            self._offer(config_id, targets[target])
-        return targets[target]
+        known = self._known.setdefault(config_id, Configuration())
+        self._known.move_to_end(config_id)
+        known.learned = True
+        if target not in known.targets:
+            known.targets[target] = TargetState(target, self.settings)
+            self._offer(config_id, known.targets[target])
+        return known.targets[target]
 
     def _offer(self, config_id: str, state: TargetState) -> None:
-        facts, priors = self._facts.get(config_id, {}), self._priors.get(config_id, {})
+        known = self._known[config_id]
         if state.target is Target.STEP_TIME:
             state.sheet_prior = self._sheet_prior(config_id)
         for name in self.settings.feature_sets:
-            features = feature_set(name, state.target, facts, self.settings)
+            features = feature_set(name, state.target, known.facts, self.settings)
             if features is not None:
-                told = priors.get((state.target.value, name, features.names))
-                state.offer(features, told or self.pool.prior(name, state.target, facts))
+                told = known.priors.get((state.target.value, name, features.names))
+                state.offer(features, told or self.pool.prior(name, state.target, known.facts))
 
     # ---------------------------------------------------------------- configurations
 
     def describe(self, config_id: str, facts: Facts) -> None:
         """Facts of a configuration (model, gpu, ...): feature sets and donors that need them start when they can."""
-        known = self._facts.setdefault(config_id, {})
-        known.update(facts)
-        self._forget_unlearned()
-        if config_id not in self._priors and (priors := self.pool.same_machine(known)):
-            self._set_priors(config_id, priors)
-        self._drop_outgrown(config_id)
-        for state in self._configs.get(config_id, {}).values():
+        known = self._known.setdefault(config_id, Configuration())
+        known.facts.update(facts)
+        # Facts of configurations that never sent a row are kept for as many as there may be configurations.
+        idle = [each for each, other in self._known.items() if not other.learned]
+        for each in idle[: max(0, len(idle) - self.settings.configs_max)]:
+            del self._known[each]
+        if not known.priors and (priors := self.pool.same_machine(known.facts)):
+            self._set_priors(known, priors)
+        known.drop_outgrown()
+        for state in known.targets.values():
             state.changes += 1
             self._offer(config_id, state)
 
-    def _drop_outgrown(self, config_id: str) -> None:
-        """Targets that learned by other columns than these facts make begin anew: experts have become known, say."""
-        targets = self._configs.get(config_id, {})
-        for target in [each for each, state in targets.items() if self._outgrown(config_id, state)]:
-            del targets[target]
-
-    def _outgrown(self, config_id: str, state: TargetState) -> bool:
-        facts = self._facts.get(config_id, {})
-        made = (feature_set(name, state.target, facts, self.settings) for name in state.sets)
-        return any(each is not None and each.names != state.sets[each.name].names for each in made)
-
-    def _forget_unlearned(self) -> None:
-        """Facts of configurations that never sent a row are kept for as many as there may be configurations."""
-        idle = [config_id for config_id in self._facts if config_id not in self._configs]
-        for config_id in idle[: max(0, len(idle) - self.settings.configs_max)]:
-            self._facts.pop(config_id)
-            self._priors.pop(config_id, None)
-
     def rename(self, old: str, new: str) -> None:
         """A configuration's identity became better known: its state goes under the new id, or joins what is there."""
-        if old == new or old not in self._configs:
+        if old == new or not self._get(old).learned:
             return
-        targets, facts = self._configs.pop(old), self._facts.pop(old, {})
-        priors = self._priors.pop(old, {})
-        self._facts[new] = {**facts, **self._facts.get(new, {})}
-        lineage = self.lineages.pop(old, Lineage())
-        if new not in self._configs:
-            self._configs[new] = targets
-            self._priors.setdefault(new, priors)
+        known, mine = self._known.pop(old), self._known.setdefault(new, Configuration())
+        mine.facts = known.facts | mine.facts
+        if mine.learned:
+            mine.drop_outgrown()
+            known.targets = {target: state for target, state in known.targets.items() if not mine.outgrown(state)}
         else:
-            self._drop_outgrown(new)
-            told = {target: state for target, state in targets.items() if not self._outgrown(new, state)}
-            self._merge_targets(new, told, lineage)
-        self._add_lineage(new, lineage)
+            self._known.move_to_end(new)
+            mine.priors = mine.priors or known.priors
+        mine.add(known)
 
     def inherit(self, config_id: str, donor_id: str) -> None:
         """A configuration changed: start the new one's models with the old one's coefficients as the prior."""
-        if donor_id in self._configs and donor_id != config_id:
-            self._set_priors(config_id, priors_of(self.statistics(donor_id)))
-            if (old := self._configs[donor_id].get(Target.STEP_TIME)) is not None:
+        donor = self._get(donor_id)
+        if donor.learned and donor_id != config_id:
+            priors = priors_of(self.statistics(donor_id))
+            self._set_priors(self._known.setdefault(config_id, Configuration()), priors)
+            if (old := donor.targets.get(Target.STEP_TIME)) is not None:
                 self._target(config_id, Target.STEP_TIME).succeed(old)
 
     def mark_restart(self, config_id: str, at_ns: int) -> None:
@@ -205,9 +232,10 @@ class Bank:
         if self._has_place(config_id, at_ns):
             self._target(config_id, Target.STEP_TIME).history.course.mark(ChangeKind.RESTART, at_ns)
 
-    def _set_priors(self, config_id: str, priors: Priors) -> None:
-        self._priors[config_id] = priors
-        for target, state in self._configs.get(config_id, {}).items():
+    @staticmethod
+    def _set_priors(known: Configuration, priors: Priors) -> None:
+        known.priors = priors
+        for target, state in known.targets.items():
             state.changes += 1
             for learner in state.models.values():
                 if (prior := priors.get((target.value, learner.features.name, learner.features.names))) is not None:
@@ -223,33 +251,37 @@ class Bank:
 
     def statistics(self, config_id: str) -> list[Donor]:
         """What one configuration knows, per target and feature set, to be pooled with others."""
-        learners = [
-            each for state in self._configs[config_id].values() for each in copy.deepcopy(state).models.values()
-        ]
-        return donors_of(config_id, self.facts(config_id), learners)
+        known = self._known[config_id]
+        learners = [each for state in known.targets.values() for each in copy.deepcopy(state).models.values()]
+        return donors_of(config_id, known.facts, learners)
 
     def facts(self, config_id: str) -> Facts:
         """What is known of a configuration."""
-        return dict(self._facts.get(config_id, {}))
+        return dict(self._get(config_id).facts)
+
+    @property
+    def lineages(self) -> dict[str, Lineage]:
+        """By configuration, the engines it has learned from."""
+        return {each: known.lineage for each, known in self._known.items() if known.lineage.engines}
 
     def forget_facts(self, config_id: str, keep: Collection[str]) -> None:
         """Facts of a configuration that are not to be kept are no longer known."""
-        self._facts[config_id] = {name: fact for name, fact in self.facts(config_id).items() if name in keep}
+        known = self._known.setdefault(config_id, Configuration())
+        known.facts = {name: fact for name, fact in known.facts.items() if name in keep}
 
     def drop(self, config_id: str) -> None:
         """Forget a configuration with all its learners."""
-        for container in (self._configs, self._facts, self._priors, self.lineages):
-            container.pop(config_id, None)
+        self._known.pop(config_id, None)
 
     def configs(self) -> list[str]:
         """Known configurations, the one that learned least recently first."""
-        return list(self._configs)
+        return [config_id for config_id, known in self._known.items() if known.learned]
 
     def targets(self, config_id: str, *, exact: bool = True) -> dict[str, TargetSnapshot]:
         """What is published of a configuration now, by every row; without ``exact``, by those of full blocks."""
         by_sheet = self.foretold(config_id)
         snapshots = {} if by_sheet is None else {Target.STEP_TIME.value: by_sheet}
-        for target, state in self._configs.get(config_id, {}).items():
+        for target, state in self._get(config_id).targets.items():
             if (snapshot := state.flushed().snapshot() if exact else self._live(state)) is not None:
                 snapshots[target.value] = snapshot
         return dict(sorted(snapshots.items()))
@@ -270,7 +302,7 @@ class Bank:
 
     def foretold(self, config_id: str) -> TargetSnapshot | None:
         """The step time of a configuration that has no row of it yet, by its sheet; None without one."""
-        if Target.STEP_TIME in self._configs.get(config_id, {}):
+        if Target.STEP_TIME in self._get(config_id).targets:
             return None
         prior = self._sheet_prior(config_id)
         return None if prior is None else prior.target_before(self.settings.feature_sets)
@@ -278,11 +310,11 @@ class Bank:
     def _sheet_prior(self, config_id: str) -> SheetPrior | None:
         if RLS not in self.settings.learners:
             return None
-        return self.pool.sheet_prior(config_id, self._facts.get(config_id, {}))
+        return self.pool.sheet_prior(config_id, self._get(config_id).facts)
 
     def history(self, config_id: str) -> StepHistory | None:
         """Last rows of a configuration's steps and the course of their coefficients, without the partial block."""
-        step = self._configs.get(config_id, {}).get(Target.STEP_TIME)
+        step = self._get(config_id).targets.get(Target.STEP_TIME)
         return None if step is None else step.history
 
     # ---------------------------------------------------------------- state
@@ -291,12 +323,13 @@ class Bank:
         """All that is learned, as a tree of its own; partial blocks are saved, not flushed."""
         configs = {
             config_id: {
-                "targets": {target.value: state.to_state() for target, state in targets.items()},
-                "facts": dict(self._facts.get(config_id, {})),
-                "priors": [[*key, prior.to_state()] for key, prior in self._priors.get(config_id, {}).items()],
-                "lineage": self.lineages.get(config_id, Lineage()).to_state(),
+                "targets": {target.value: state.to_state() for target, state in known.targets.items()},
+                "facts": dict(known.facts),
+                "priors": [[*key, prior.to_state()] for key, prior in known.priors.items()],
+                "lineage": known.lineage.to_state(),
             }
-            for config_id, targets in self._configs.items()
+            for config_id, known in self._known.items()
+            if known.learned
         }
         return {"learned_rows": self.learned_rows, "configs": configs}
 
@@ -310,22 +343,20 @@ class Bank:
         with refusing():
             fresh.learned_rows = msgspec.convert(state["learned_rows"], Annotated[int, msgspec.Meta(ge=0)])
             for config_id, kept in [*state["configs"].items()][-self.settings.configs_max :]:
-                fresh._facts[config_id] = facts = msgspec.convert(kept["facts"], dict[str, Fact])
-                if not all(math.isfinite(fact) for fact in facts.values() if isinstance(fact, float)):
+                known = fresh._known[config_id] = Configuration()
+                known.facts = msgspec.convert(kept["facts"], dict[str, Fact])
+                if not all(math.isfinite(fact) for fact in known.facts.values() if isinstance(fact, float)):
                     raise StateError("a fact is not finite")
-                fresh._priors[config_id] = {
+                known.priors = {
                     (target, name, tuple(columns)): Prior.of_state(prior)
                     for target, name, columns, prior in kept["priors"]
                 }
-                if kept["lineage"]:
-                    fresh.lineages[config_id] = Lineage()
-                    fresh.lineages[config_id].from_state(kept["lineage"])
+                known.lineage.from_state(kept["lineage"])
                 for target, own in kept["targets"].items():
                     one = fresh._target(config_id, Target(target))
                     one.from_state(own)
                     left_out += [f"{config_id}/{target}/{name}" for name in one.left_out]
-        self._configs, self._facts, self._priors = fresh._configs, fresh._facts, fresh._priors
-        self.lineages, self.learned_rows = fresh.lineages, fresh.learned_rows
+        self._known, self.learned_rows = fresh._known, fresh.learned_rows
         return left_out
 
     def state(self) -> bytes:
@@ -338,42 +369,23 @@ class Bank:
 
     def event_span_ns(self) -> tuple[int, int]:
         """Event time of the first and of the last row that any target has learned; 0 without any."""
-        states = [state for targets in self._configs.values() for state in targets.values()]
+        states = [state for known in self._known.values() for state in known.targets.values()]
         return min((s.first_ns for s in states), default=0), max((s.last_ns for s in states), default=0)
 
     def merge(self, other: Bank) -> None:
         """Add what another bank knows; the other is used up. That it shares no rows with this one is not checked."""
-        for config_id, targets in other._configs.items():
-            lineage = other.lineages.get(config_id, Lineage())
-            self._facts[config_id] = {**other._facts.get(config_id, {}), **self._facts.get(config_id, {})}
-            if config_id not in self._configs:
-                self._configs[config_id] = targets
-            else:
-                self._merge_targets(config_id, targets, lineage)
-            self._add_lineage(config_id, lineage)
+        for config_id, known in other._known.items():
+            if known.learned:
+                self._known.setdefault(config_id, Configuration()).add(known)
         self.learned_rows += other.learned_rows
 
-    def _add_lineage(self, config_id: str, lineage: Lineage) -> None:
-        if lineage.engines:
-            self.lineages.setdefault(config_id, Lineage()).add(lineage)
-
-    def _merge_targets(self, config_id: str, targets: dict[Target, TargetState], lineage: Lineage) -> None:
-        mine = self._configs[config_id]
-        engines = (self.lineages.get(config_id, Lineage()).main_engine(), lineage.main_engine())
-        for target, state in targets.items():
-            if mine.setdefault(target, state) is not state:
-                mine[target].add(state, engines)
-
-
-def part_of(bank: Bank, config_id: str) -> Bank:
-    """A copy in which one configuration is alone; nothing learned there is learned here."""
-    part = Bank(bank.settings)
-    part.pool = bank.pool
-    known = {config_id}
-    part._configs.update({one: copy.deepcopy(bank._configs[one]) for one in known & bank._configs.keys()})  # noqa: SLF001
-    part._facts.update({one: dict(bank._facts[one]) for one in known & bank._facts.keys()})  # noqa: SLF001
-    part._priors.update({one: bank._priors[one] for one in known & bank._priors.keys()})  # noqa: SLF001
-    return part
+    def part(self, config_id: str) -> Bank:
+        """A copy in which one configuration is alone; nothing learned there is learned here."""
+        part = Bank(self.settings)
+        part.pool = self.pool
+        if config_id in self._known:
+            part._known[config_id] = copy.deepcopy(self._known[config_id])
+        return part
 
 
 def merge_states(

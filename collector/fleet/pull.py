@@ -32,7 +32,7 @@ from exporters.questions import counted
 from exporters.snapshot_file import SNAPSHOT_NAME, published_generation, write_atomically, write_snapshot
 from exporters.status_page import FleetSource
 from exporters.wording import odd_replicas
-from online import Bank, ConfigSnapshot, Snapshot, StateError, TargetSnapshot, merge_states, part_of
+from online import Bank, ConfigSnapshot, Snapshot, StateError, TargetSnapshot, merge_states
 from online.state import Lineage, LineageLedger
 from online.transfer import HIDES_HITS
 
@@ -129,7 +129,7 @@ def by_model_and_gpu(bank: Bank, config: Config, note: PrintLine) -> Bank:
         whole = Bank(config)
         try:
             for member in members:
-                part = alone(bank, member)
+                part = bank.part(member)
                 part.rename(member, group)
                 whole.merge(part)
         except StateError as error:
@@ -139,13 +139,6 @@ def by_model_and_gpu(bank: Bank, config: Config, note: PrintLine) -> Bank:
         whole.forget_facts(group, keep=shared.keys())
         pooled.merge(whole)
     return pooled
-
-
-def alone(bank: Bank, each: str) -> Bank:
-    """A copy that knows one configuration only, with the engines it has learned from."""
-    part = part_of(bank, each)
-    part.lineages = {name: lineage for name, lineage in bank.lineages.items() if name == each}
-    return part
 
 
 def _shared(every: list[Mapping[str, Fact]]) -> dict[str, Fact]:
@@ -430,7 +423,7 @@ def _odd(snapshot: Snapshot) -> list[str]:
 
 def _write_bank(directory: Path, bank: Bank, snapshot: Snapshot) -> None:
     for each in snapshot.configs:
-        state = alone(bank, each.config_id).state()
+        state = bank.part(each.config_id).state()
         write_atomically(directory / STATES_NAME / f"{each.config_id}.bin", state)
     errors = write_snapshot(directory, snapshot).errors
     if errors:

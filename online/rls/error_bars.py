@@ -87,9 +87,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-import msgspec
 import numpy as np
 
 from online.blocks import STRATA, Design, Groups, median_of
@@ -421,21 +420,21 @@ def of_windows(model: ModelSnapshot, covariance: Floats | None) -> ModelSnapshot
     ``covariance`` of its features, (p, p), None where the rows are too few. identified from t = beta / se = 8 on, below
     4 unidentified: columns trade with each other, and only predictions are of use.
     """
-    bars = [None] * len(model.features) if covariance is None else np.sqrt(covariance.diagonal()).tolist()
-    features = []
-    for feature, bar in zip(model.features, bars, strict=True):
-        size, stderr, status = abs(feature.coefficient), bar, "unidentified"
-        reason: Reason | None = Reason.FEW_ROWS
-        if bar is not None and feature.vif is not None and feature.vif > VIF_MAX:
+    bars = iter([]) if covariance is None else iter(np.sqrt(covariance.diagonal()).tolist())
+
+    def told(feature: FeatureSnapshot) -> dict[str, Any]:
+        bar, size, reason = next(bars, None), abs(feature.coefficient), Reason.WIDE
+        stderr, status = bar, "unidentified"
+        if bar is None:
+            reason = Reason.FEW_ROWS
+        elif feature.vif is not None and feature.vif > VIF_MAX:
             stderr, reason = None, Reason.COLLINEAR
-        elif bar is not None and size > 0.0 and size >= _SURE_T * bar:
-            status, reason = "identified", None
-        elif bar is not None:
-            status, reason = "weak" if size > 0.0 and size >= 0.5 * _SURE_T * bar else status, Reason.WIDE
-        told = {"stderr": stderr, "form_error": None, "status": status, "reason": reason}
-        features.append(msgspec.structs.replace(feature, **told))
-    listed = [] if covariance is None else covariance.tolist()
-    return msgspec.structs.replace(model, features=features, covariance=listed)
+        elif size > 0.0 and size >= 0.5 * _SURE_T * bar:
+            status = "identified" if size >= _SURE_T * bar else "weak"
+        said = None if status == "identified" else reason
+        return {"stderr": stderr, "form_error": None, "status": status, "reason": said}
+
+    return model.with_each(told, covariance=[] if covariance is None else covariance.tolist())
 
 
 def as_far_as_it_fits(model: ModelSnapshot, doubt: Reason | None) -> ModelSnapshot:
@@ -444,11 +443,7 @@ def as_far_as_it_fits(model: ModelSnapshot, doubt: Reason | None) -> ModelSnapsh
         doubt = Reason.POOR_FIT
     if doubt is None:
         return model
-    features = [
-        msgspec.structs.replace(feature, status="weak", reason=doubt) if feature.status == "identified" else feature
-        for feature in model.features
-    ]
-    return msgspec.structs.replace(model, features=features)
+    return model.with_each(lambda each: {"status": "weak", "reason": doubt} if each.status == "identified" else {})
 
 
 def _finite(value: float) -> float | None:

@@ -403,7 +403,7 @@ class RlsLearner(Stateful):
         """Mean time per robustly predicted time over the remembered rows; None before the first fit."""
         return self.means.factor(self.fit.beta) if self.started else None
 
-    def snapshot(self, windows: Design | None = None) -> ModelSnapshot | None:
+    def snapshot(self, windows: RowBlock | None = None) -> ModelSnapshot | None:
         """The model as published; None before the first fit.
 
         ``windows``: the last rows, where all are of times between two scrapes of a page: error bars are of these.
@@ -419,8 +419,8 @@ class RlsLearner(Stateful):
         )
         if windows is None:
             return model
-        p = len(self.features)
-        covariance = jackknife(windows, self.fit.beta[:p], self.scale, self.fit.intercept[:p])
+        p, seen = len(self.features), Design.of(self.features, windows)
+        covariance = jackknife(seen, self.fit.beta[:p], self.scale, self.fit.intercept[:p])
         if covariance is not None:
             published = [self.features.names.index(feature.name) for feature in model.features]
             covariance = covariance[np.ix_(published, published)]

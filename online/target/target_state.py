@@ -29,7 +29,7 @@ from online.rls import (
 from online.rows import Floats, Quality, RowBlock, RowOutcome, Target
 from online.snapshot import IntervalSnapshot, ModelSnapshot, Reason, TargetSnapshot
 from online.state import StateError, Stateful, Tree
-from online.transfer import SheetEstimate, SheetPrior
+from online.transfer import SheetPrior
 
 from .history import ChangeKind, Course, StepHistory
 from .published_prediction import SHAPED, PublishedPrediction
@@ -197,8 +197,8 @@ class TargetState(Stateful):
 
     def snapshot(self) -> TargetSnapshot | None:
         """None while there is nothing to say."""
-        models, told = self._models_as_published(), self._by_sheet()
-        if told is not None and self.sheet_prior is not None:
+        models, told, model = self._models_as_published(), None, self.models.get(SHAPED)
+        if self.sheet_prior is not None and model is not None and (told := self.sheet_prior.after(model)) is not None:
             if SHAPED not in models:
                 return self.sheet_prior.target_before(self.settings.feature_sets)
             models[SHAPED] = told.model(models[SHAPED])
@@ -228,17 +228,11 @@ class TargetState(Stateful):
 
     def _models_as_published(self) -> dict[str, ModelSnapshot]:
         models = {name: model.snapshot() for name, model in self.river.items()}
-        for name, learner in self.models.items():
-            windows = None if self.windows is None else Design.of(learner.features, self.windows)
-            models[name] = model = learner.snapshot(windows)
-            if model is not None and name == SHAPED and self.published is not None:
-                models[name] = self.published.with_errors(model)
-        return {name: model for name, model in sorted(models.items()) if model is not None}
-
-    def _by_sheet(self) -> SheetEstimate | None:
-        """What is published in place of what ``portable`` learned; None where that stands."""
-        model = self.models.get(SHAPED)
-        return self.sheet_prior.after(model) if self.sheet_prior and model else None
+        models |= {name: model.snapshot(self.windows) for name, model in self.models.items()}
+        told = {name: model for name, model in sorted(models.items()) if model is not None}
+        if self.published is not None and SHAPED in told:
+            told[SHAPED] = self.published.with_errors(told[SHAPED])
+        return told
 
     def _prediction_parts(self, champion: RlsLearner, beta: Floats | None) -> dict[str, Any]:
         """Shape factors, and what is relative to the prediction by them; by the champion where there are none."""
@@ -344,12 +338,11 @@ class TargetState(Stateful):
             self.published.add(other.published)
         self.champion = ""  # nobody's before, so that neither order gives another one
         earlier, newest = (self, other) if later else (other, self)
-        self.finer, windows = self.finer or other.finer, earlier.windows
-        if newest.windows is not None:
-            self.windows = windows
-            self._keep_windows(newest.windows, finer=self.finer)
-        else:
-            self.windows = None if self.finer else windows
+        windows, self.windows = [earlier.windows, newest.windows], None
+        for each in windows:
+            if each is not None:
+                self._keep_windows(each, finer=self.finer or other.finer)
+        self.finer |= other.finer
         self.history.course.add(other.history.course)
         self.first_ns = min(self.first_ns or other.first_ns, other.first_ns)
         self.last_ns = max(self.last_ns, other.last_ns)
@@ -362,27 +355,26 @@ class TargetState(Stateful):
 
 
 def _as_far_as_engines_agree(target: TargetSnapshot, spread: float) -> TargetSnapshot:
-    """A merged target whose engines are so far apart, in logs: error bars and band reach as far."""
+    """A merged target whose engines are so far apart, in logs: error bars and band reach as far, in quadrature."""
     if not spread:
         return target
-    models = {}
-    for name, model in target.models.items():
+
+    def wider(model: ModelSnapshot) -> ModelSnapshot:
         apart = spread * np.array([feature.coefficient for feature in model.features])
-        features = [
-            msgspec.structs.replace(feature, stderr=math.hypot(feature.stderr, wide)) if feature.stderr else feature
-            for feature, wide in zip(model.features, apart.tolist(), strict=True)
-        ]
         covariance = (np.array(model.covariance) + np.outer(apart, apart)).tolist() if model.covariance else []
-        models[name] = msgspec.structs.replace(model, features=features, covariance=covariance)
-    band = target.interval
+        return model.with_each(
+            lambda each: {"stderr": each.stderr and math.hypot(each.stderr, spread * each.coefficient)},
+            covariance=covariance,
+        )
 
     def ends(p10: float, p50: float, p90: float) -> tuple[float, float, float]:
-        """In logs, the ends are so much farther from the middle, in quadrature."""
         low, high = (math.hypot(math.log(ratio), TENTH * spread) for ratio in (p50 / p10, p90 / p50))
         return p50 * math.exp(-low), p50, p50 * math.exp(high)
 
+    band = target.interval
     if band is not None:
         p10, p50, p90 = ends(band.p10, band.p50, band.p90)
         strata = {name: ends(*each) for name, each in band.strata.items()}
         band = IntervalSnapshot(p10=p10, p50=p50, p90=p90, strata=strata)
+    models = {name: wider(model) for name, model in target.models.items()}
     return msgspec.structs.replace(target, models=models, interval=band)

@@ -22,6 +22,7 @@ import msgspec
 import numpy as np
 
 from online.constants import VALUE_MAX
+from online.features.columns import share_touched
 from online.rows import Floats
 
 from .model import ModelSheet, Scalar, SheetError, architecture, model_sheet
@@ -196,9 +197,8 @@ class Sheet:
 
     def experts_us(self, tokens: Floats) -> Floats:
         """Time to read the experts that ``tokens`` touch: E (1 - (1 - k/E)^T) of them, if routing is even."""
-        share = 1.0 - self.model.experts_per_token / max(self.model.experts, 1)
-        touched = self.model.experts * (1.0 - np.power(share, np.maximum(tokens, 0.0)))
-        return np.asarray(touched * self.expert_us)
+        experts, per_token = self.model.experts, self.model.experts_per_token
+        return np.asarray(experts * share_touched(max(experts, 1), per_token, tokens) * self.expert_us)
 
     def weight_us(self, tokens: Floats) -> Floats:
         """Time to read the weights a step of so many tokens reads."""

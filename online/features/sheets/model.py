@@ -110,14 +110,10 @@ def architecture(config: Mapping[str, Any]) -> dict[str, Scalar]:
             value = value[0]
         if value is not None and not (value == 0 and name in ("num_experts", "q_lora_rank", "sliding_window")):
             out[name] = _positive(name, value)
-    model_type = values.get("model_type")
-    if isinstance(model_type, str):
-        out["model_type"] = model_type[:64]
-    kind = str(out.get("model_type", ""))
-    if "mlp_matrices" in values:
-        out["mlp_matrices"] = _positive("mlp_matrices", values["mlp_matrices"])
-    else:
-        out["mlp_matrices"] = 2 if kind in _PLAIN else 3
+    kind = values.get("model_type")
+    if isinstance(kind, str):
+        out["model_type"] = kind = kind[:64]
+    out["mlp_matrices"] = _positive("mlp_matrices", values.get("mlp_matrices", 2 if kind in _PLAIN else 3))
     if "intermediate_size" not in out and kind in _FOURFOLD and "hidden_size" in out:
         out["intermediate_size"] = 4 * int(out["hidden_size"])
     if values.get("recurrent") is True or any(str(key).startswith(_RECURRENT) for key in values):
@@ -132,9 +128,7 @@ def architecture(config: Mapping[str, Any]) -> dict[str, Scalar]:
 
 
 def _positive(name: str, value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int | float) or value % 1 != 0:  # NaN and infinity included
-        raise SheetError(f"{name}: expected a positive integer, got {value!r:.60}")
-    if not 0 < value < _LIMIT:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < _LIMIT or value % 1:
         raise SheetError(f"{name}: expected an integer from 1 to {_LIMIT - 1}, got {value!r:.60}")
     return int(value)
 
@@ -153,11 +147,8 @@ def _experts(values: Mapping[str, Any], out: dict[str, Scalar]) -> None:
     if shared is None and values.get("n_shared_experts"):
         shared = _positive("n_shared_experts", values["n_shared_experts"]) * width
     out["shared_expert_intermediate_size"] = 0 if not shared else _positive("shared_expert_intermediate_size", shared)
-    if "num_moe_layers" in values:
-        moe = values["num_moe_layers"]
-        moe = 0 if moe == 0 else _positive("num_moe_layers", moe)
-    else:
-        moe = _moe_layers(values, layers)
+    moe = values["num_moe_layers"] if "num_moe_layers" in values else _moe_layers(values, layers)
+    moe = moe and _positive("num_moe_layers", moe)
     if moe > layers:
         raise SheetError(f"num_moe_layers: {moe} of {layers} layers")
     out["num_moe_layers"] = moe
@@ -167,9 +158,8 @@ def _moe_layers(values: Mapping[str, Any], layers: int) -> int:
     """DeepSeek: the first k layers are dense, then every f-th; Qwen: every step-th, except those listed."""
     dense = values.get("first_k_dense_replace")
     first = 0 if not dense else _positive("first_k_dense_replace", dense)
-    every = (
-        _positive("moe_layer_freq", values["moe_layer_freq"]) if isinstance(values.get("moe_layer_freq"), int) else 1
-    )
+    every = values.get("moe_layer_freq")
+    every = _positive("moe_layer_freq", every) if isinstance(every, int) else 1
     step = values.get("decoder_sparse_step") or values.get("interleave_moe_layer_step") or 1
     step = _positive("decoder_sparse_step", step)
     listed = values.get("mlp_only_layers")
@@ -329,7 +319,6 @@ class ModelSheet:
     hidden: int
     heads: int
     kv_heads: int
-    head_dim: int
     experts: int
     experts_per_token: int
     moe_layers: int
@@ -402,7 +391,6 @@ def _derive(arch: Mapping[str, Scalar], number: Mapping[str, int], *, latent: bo
         hidden=hidden,
         heads=heads,
         kv_heads=kv_heads,
-        head_dim=head_dim,
         experts=experts if moe_layers else 0,
         experts_per_token=active_experts if moe_layers else 0,
         moe_layers=moe_layers,

@@ -13,7 +13,7 @@ from tests.support.linear_steps import steps
 
 def _with_errors(bank, **errors):
     """A target whose models have had these errors."""
-    state = bank._configs["c"][STEP]
+    state = bank._known["c"].targets[STEP]
     for name, error in errors.items():
         known = state.models[name].error
         known.sum_ape = error * known.total
@@ -41,7 +41,7 @@ def test_another_model_takes_the_place_of_the_champion_only_where_it_is_better_b
 def test_what_only_predicts_is_no_champion():
     settings = Config(learners=("rls", "river:linear_model.PARegressor"), feature_sets=("portable",))
     bank = learned(steps(1500, 2, noise=0.3).rows, settings=settings)
-    bank._configs["c"][STEP].river["river:linear_model.PARegressor/portable"].error.sum_ape = 0.0
+    bank._known["c"].targets[STEP].river["river:linear_model.PARegressor/portable"].error.sum_ape = 0.0
     assert told(bank).champion == "portable"
 
 

@@ -13,7 +13,7 @@ from online import Bank, Quality, merge_states
 from online import state as codec
 from online.features import portable
 from online.state import VERSION, Refusal, StateError, decode
-from tests.support.banks import RLS, STEP, coefficients, learned, merged, restarted, told
+from tests.support.banks import RLS, STEP, coefficients, features_of, learned, merged, restarted, told
 from tests.support.configurations import CONFIGS
 from tests.support.linear_steps import repeated, steps
 from tests.support.state_files import file_of, with_value
@@ -157,17 +157,16 @@ def test_merge_says_which_state_is_corrupt(saved):
 
 
 def test_a_change_of_configuration_starts_from_the_old_coefficients_also_after_a_restart():
-    bank, cold = learned(steps(3000, 1).rows), Bank(RLS)
+    bank, cold, test = learned(steps(3000, 1).rows), Bank(RLS), steps(500, 77)
     bank.inherit("new", "c")
     for each in (bank, cold):
         each.learn("new", STEP, steps(8, 9, batch=(4, 6), prefill_share=0.0).rows)
     again = restarted(bank)
-    test, features = steps(500, 77), portable(STEP)
 
     def error(which):
-        found = {f.name: f.coefficient for f in told(which, config_id="new").models["portable"].features}
-        beta = np.array([found.get(name, 0.0) for name in features.names])
-        return np.mean(np.abs(features.evaluate(test.rows) @ beta / test.truth_us - 1))
+        found = features_of(which, config_id="new")
+        beta = [found[name].coefficient if name in found else 0.0 for name in portable(STEP).names]
+        return np.mean(np.abs(portable(STEP).evaluate(test.rows) @ beta / test.truth_us - 1))
 
     assert error(bank) < 0.03
     assert error(cold) > 0.1

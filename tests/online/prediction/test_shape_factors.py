@@ -11,7 +11,7 @@ import tracefit
 from collector.commands.replay import replay
 from collector.config import Config
 from collector.runtime import SystemClock
-from online import ConfigSnapshot, EngineSnapshot, RowBlock, Snapshot, Target
+from online import ConfigSnapshot, EngineSnapshot, RowBlock, Snapshot
 from online.shapes import ShapeFactors
 from tests.support.banks import RLS, STEP, coefficients, features_of, learned, merged, restarted, told
 from tests.support.linear_steps import steps
@@ -100,14 +100,6 @@ def test_a_shape_with_few_rows_is_hardly_moved_by_them():
     strange = RowBlock.of_lines(strange.raw, 1.5 * strange.elapsed_us)
     bank = learned(steps(2000, 5, batch=(1, 4), prefill_share=0.0).rows, strange)
     assert 1.05 < factors(bank)["decode:12"] < 1.15
-
-
-def test_targets_without_shapes_have_no_factors():
-    raw = np.abs(np.random.default_rng(0).normal(100.0, 30.0, (500, 6)))
-    bank = learned(RowBlock.of_lines(raw, 800.0 + raw[:, 0]), target=Target.API_QUEUEING)
-    target = told(bank, Target.API_QUEUEING)
-    assert (target.shape_factors, target.seen) == ({}, None)
-    assert target.interval is not None
 
 
 def test_factors_that_stalls_lift_are_not_applied_until_shapes_differ_also_after_a_restart_and_a_merge():

@@ -1,12 +1,7 @@
 """Champions stay; what only predicts competes with nobody."""
 
-import msgspec
-
 from collector.config.schema import Config
-from exporters.metrics_page import snapshot_families
 from online.constants import PREFERENCE
-from online.snapshot import ErrorSnapshot
-from tests.support import exporter_cases as cases
 from tests.support.banks import STEP, learned, restarted, told
 from tests.support.linear_steps import steps
 
@@ -43,13 +38,3 @@ def test_what_only_predicts_is_no_champion():
     bank = learned(steps(1500, 2, noise=0.3).rows, settings=settings)
     bank._known["c"].targets[STEP].river["river:linear_model.PARegressor/portable"].error.sum_ape = 0.0
     assert told(bank).champion == "portable"
-
-
-def test_the_metrics_do_not_put_what_only_predicts_beside_coefficients():
-    best = msgspec.structs.replace(cases.model({}), error=ErrorSnapshot(mape=1e-3, median_ape=1e-3, p90_ape=1e-3))
-    target = cases.target("step_time")
-    models = {"river:linear_model.PARegressor/portable": best, "physics": cases.model(cases.PHYSICS[STEP])}
-    target = msgspec.structs.replace(target, models=target.models | models)
-    families = {f.name: f for f in snapshot_families(cases.snapshot(cases.config(targets={"step_time": target})))}
-    errors = {sample.labels["model"] for sample in families["tracefit_error_median_ratio"].samples}
-    assert errors == {"portable", "physics"}

@@ -1,6 +1,5 @@
 """River's regression learns what the level leaves, is part of the published prediction while it wins, and says so."""
 
-import dataclasses
 import subprocess
 import sys
 
@@ -105,23 +104,6 @@ def test_at_any_load_as_many_rows_are_seen_and_the_others_go_by_the_last_that_wa
     assert target.correction.rows["learned"] <= 32 * 13
     assert target.correction.rows["thinned"] > 600
     assert model.prediction_error.mape <= model.shaped_error.mape * 1.05
-
-
-def test_rows_that_are_no_measurement_do_not_shift_the_context_of_others():
-    rows = _queued(2600, 14)
-    bad = np.arange(2600) % 5 == 2
-    mixed = dataclasses.replace(rows, elapsed_us=np.where(bad, -1.0, rows.elapsed_us))
-    (beside, beside_model), (alone, alone_model) = _told(mixed), _told(rows.take(~bad))
-    assert beside.correction == alone.correction
-    assert beside_model.prediction_error == alone_model.prediction_error
-
-
-def test_a_row_that_no_coefficient_knows_is_not_learned_because_its_context_is_known():
-    rows = _queued(600, 15)
-    raw = rows.raw.copy()
-    raw[::3, STEP_FEATURES.index("decode_context_tokens")] = np.nan
-    outcome = learned(settings=DEFAULT).learn("c", STEP, RowBlock.of_lines(raw, rows.elapsed_us, end_ns=rows.end_ns))
-    assert (outcome["learned"], outcome["unknown_feature"]) == (400, 200)
 
 
 def test_what_is_not_known_of_a_step_is_zero_and_nothing_is_out_of_range():

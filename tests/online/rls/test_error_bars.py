@@ -93,20 +93,6 @@ def test_the_intercept_is_known_by_its_name():
     assert features_of(bank, name="custom")["requests"].status != "constant"
 
 
-def test_a_form_that_misfits_is_less_sure_than_its_noise():
-    """Batch 3 costs 40 % more; the mix moves from small batches to large ones, and with it the nearest line."""
-    parts = [steps(700, 7, batch=(1, 4)).rows, steps(3000, 8, batch=(1, 16)).rows]
-    bent = []
-    for part in parts:
-        dear = part.raw[:, STEP_FEATURES.index("requests")] % 4 == 3
-        bent.append(RowBlock.of_lines(part.raw, part.elapsed_us * np.where(dear, 1.4, 1.0), end_ns=part.end_ns))
-    bank = learned(bent[0])
-    early = features_of(bank)
-    bank.learn("c", STEP, bent[1])
-    final = {name: f.coefficient for name, f in features_of(bank).items()}
-    assert all(_covered(early, final))
-
-
 @pytest.mark.parametrize(("spread", "noise"), [(0.12, 0.01), (0.02, 0.03)])
 def test_a_shape_that_nearly_all_steps_have_makes_no_line_sure(spread, noise):
     """Every shape is off any line by so much of its own; of five steps four are of one request: the line goes there.

@@ -41,13 +41,6 @@ def test_donors_pool_to_the_fit_of_their_summed_statistics():
     assert (gradient[~active] >= -1e-4 * np.abs(pooled.b[~active]) - 1e-12).all()
 
 
-def test_a_donor_alone_gives_its_own_coefficients_back():
-    learner = learner_of(PHYSICS, "7b")
-    prior = pool(PHYSICS, STEP, [donor_of("7b", CONFIGS["7b"], learner)]).prior(CONFIGS["7b"])
-    rows, _ = rows_of(PHYSICS, "7b", 500, seed=9)
-    assert _mape(learner.features, prior.mean, rows) < 0.012
-
-
 def test_what_is_constant_in_each_configuration_is_told_by_several():
     """Two GPUs share the weights that one reads: the intercept follows, though no donor has a column for it."""
     donors = donors_among(PHYSICS, ["7b", "7b-a100", "70b"])

@@ -159,12 +159,13 @@ class Stateful:
     A class names what is saved of it in ``SAVED``: attributes that are numbers, text, arrays, lists of numbers, or
     other stateful objects. What is neither of these it writes and reads itself, beside what ``super()`` does.
 
-    ``UNKNOWN`` names arrays that may hold NaN. An array of no rows in a fresh object stands for any number of rows.
+    An array of no rows in a fresh object stands for any number of rows. ``OPTIONAL`` names what may be None, here or
+    there: then it stays as it is here.
     """
 
     __slots__ = ()
     SAVED: ClassVar[tuple[str, ...]] = ()
-    UNKNOWN: ClassVar[frozenset[str]] = frozenset()
+    OPTIONAL: ClassVar[frozenset[str]] = frozenset()
 
     def to_state(self) -> Tree:
         """What is saved, apart from what goes on changing."""
@@ -181,8 +182,11 @@ class Stateful:
         for name in self.SAVED:
             if name not in state:
                 raise StateError(f"{type(self).__name__}.{name}: missing")
+            fresh = getattr(self, name)
+            if name in self.OPTIONAL and (fresh is None or state[name] is None):
+                continue
             try:
-                value = _fitted(state[name], getattr(self, name), nan=name in self.UNKNOWN)
+                value = _fitted(state[name], fresh)
             except StateError as error:
                 raise StateError(f"{type(self).__name__}.{name}: {error}") from error
             setattr(self, name, value)
@@ -211,13 +215,13 @@ def _copied(value: Any) -> Any:
     return value
 
 
-def _fitted(value: Any, fresh: Any, *, nan: bool) -> Any:
+def _fitted(value: Any, fresh: Any) -> Any:
     """A value in the place of a fresh one."""
     if isinstance(fresh, Stateful):
         fresh.from_state(value)
         return fresh
     if isinstance(fresh, np.ndarray):
-        return fitted_array(value, fresh, nan=nan)
+        return fitted_array(value, fresh)
     if isinstance(fresh, list):
         if type(value) is list and all(_is_number(each) for each in value):
             return value

@@ -29,7 +29,7 @@ from online.level import Level
 from online.rls import RlsLearner
 from online.rows import Floats, Mask
 from online.snapshot import ModelSnapshot, SeenSnapshot
-from online.state import Stateful, Tree
+from online.state import Stateful
 
 from .settings import BankSettings, make_residual
 
@@ -50,7 +50,11 @@ class PublishedPrediction(Stateful):
         observed_us, predicted_us: decayed sums.
     """
 
-    SAVED = ("error", "shaped_error", "intervals", "low", "high", "cells", "level", "observed_us", "predicted_us")
+    SAVED = (
+        *("error", "shaped_error", "intervals", "low", "high", "cells", "level", "observed_us", "predicted_us"),
+        "residual",
+    )
+    OPTIONAL = frozenset({"residual"})
 
     def __init__(self, features: FeatureSet, settings: BankSettings) -> None:
         self.error, self.shaped_error, self.intervals = PrequentialError(), PrequentialError(), Intervals()
@@ -58,16 +62,6 @@ class PublishedPrediction(Stateful):
         self.cells: Mask = np.zeros(CELLS, np.bool_)
         self.level, self.observed_us, self.predicted_us = Level(), 0.0, 0.0
         self.residual = make_residual(features.target, settings)
-
-    def to_state(self) -> Tree:
-        """See Stateful."""
-        return super().to_state() | {"residual": None if self.residual is None else self.residual.to_state()}
-
-    def from_state(self, state: Tree) -> None:
-        """See Stateful; a residual model goes on where it is still configured."""
-        super().from_state(state)
-        if self.residual is not None and state["residual"] is not None:
-            self.residual.from_state(state["residual"])
 
     def learn(self, view: Design, log_ratio: Floats | None, change: Change | None) -> None:
         """Rows of a block, log(y / (x beta F)), (n,), None while nothing was predicted, and a change in them."""

@@ -111,8 +111,9 @@ def architecture(config: Mapping[str, Any]) -> dict[str, Scalar]:
         if value is not None and not (value == 0 and name in ("num_experts", "q_lora_rank", "sliding_window")):
             out[name] = _positive(name, value)
     kind = values.get("model_type")
-    if isinstance(kind, str):
-        out["model_type"] = kind = kind[:64]
+    kind = kind[:64] if isinstance(kind, str) else ""
+    if kind:
+        out["model_type"] = kind
     out["mlp_matrices"] = _positive("mlp_matrices", values.get("mlp_matrices", 2 if kind in _PLAIN else 3))
     if "intermediate_size" not in out and kind in _FOURFOLD and "hidden_size" in out:
         out["intermediate_size"] = 4 * int(out["hidden_size"])

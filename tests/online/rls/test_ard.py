@@ -46,9 +46,9 @@ def test_columns_that_say_nothing_are_pruned_and_the_others_are_found():
 
 def test_a_pruned_column_comes_back_when_it_begins_to_matter():
     learner = RlsLearner(SET)
-    learn(learner, _rows(320, 3))
+    learn(learner, _rows(1500, 3))
     assert "waiting" not in used(learner)
-    learn(learner, _rows(4000, 4, used=2000.0))
+    learn(learner, _rows(6000, 4, used=2000.0))
     assert "waiting" in used(learner)
     coefficient = learner.fit.beta[SET.names.index("waiting")]
     assert abs(coefficient / 2000.0 - 1) < 0.3  # Huber holds the first such rows back

@@ -363,7 +363,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     ] = "exit"
 
     drain_s: ClassVar[float] = 20.0
-    """At a stop, how long accepted exports may still be learned from; mostly it takes one. It fits a pod's 30 s."""
+    """At a stop, how long accepted exports may still be learned from. It fits a pod's grace period of 30 s."""
     steps_max: ClassVar[int] = 65_536
     """Steps held per engine process; beyond it the oldest are used with what is known."""
     requests_max: ClassVar[int] = 20_000

@@ -22,7 +22,7 @@ request meets (arrival theorem):
 Where all prompts fit, this is the binomial of n - 1 and q / (q + O - 1); where they do not, prefills pile up until as
 many requests are left to decode as the tokens can feed. Steps stand for time.
 
-**Mean steps.** step() is the rising surface of shapes.py, times ``mean_factor`` (mean ÷ robust fit) unless rows cover
+**Mean steps.** step() is the settled surface of shapes.py, times ``mean_factor`` (mean ÷ robust fit) unless rows cover
 many steps each, whose stalls are in them:
 
     s_j  = step(p mu_j, n, (n - j) c)
@@ -49,7 +49,8 @@ ends (a given rate), they meet any moment: rest = any.
     E2E  = TTFT + (O - 1) ITL + post_decode
     rate = N / E2E                             requests per second (Little's law)
 
-Where shapes say no more than the coefficients do, TTFT never falls with P, nor ITL with N.
+Where shapes say no more than the coefficients do, TTFT never falls with P, nor ITL with N. ITL falls where a batch was
+measured to be faster than smaller ones.
 
 N need not be whole: between two whole numbers the answer is interpolated. It is the number a request *meets*, itself
 included; under random arrivals that is one more than the mean number in flight. Microseconds.
@@ -68,11 +69,13 @@ A budget T that nobody told is taken to be 2,048, or enough for 2 n; an answer o
     N* = max { N : for every N' <= N  ITL(N') <= target and TTFT(N') <= target }        N whole, 1 to the slots
 
 The first N that breaks a target ends the search, so that an engine which fills up slowly never passes through a load
-that breaks it. With ``safe`` the upper end of the band is held against the target instead of the mean. The search
-doubles N until a target breaks and bisects the last octave; between the probes ITL and TTFT are taken as rising.
+that breaks it. With ``safe`` the upper end of the band is held against the target instead of the mean. Where batches
+were measured to be faster than smaller ones, the search goes through all N up to the last of them; then it doubles N
+until a target breaks and bisects the last octave; between the probes ITL and TTFT are taken as rising.
 
-What it leaves out: requests of different size share one mean, so a mix of a few very long prompts with short ones is
-seen too smooth; preemption; the correlation of phases when all clients start at once.
+What it leaves out: requests that arrive in a burst wait for the prompts of each other, so that their TTFT is up to half
+a burst of prompts longer; requests of different size share one mean, so a mix of a few very long prompts with short
+ones is seen too smooth; preemption; the correlation of phases when all clients start at once.
 
 Guards: O - 1 >= 1e-9; weights are relative to where the flows balance, which is the peak, and end at 1e-6 of it.
 
@@ -267,13 +270,14 @@ class RequestEstimate(NamedTuple):
 class ClosedLoop:
     """The formulas of the module's docstring on one configuration."""
 
-    __slots__ = ("_after", "_ahead", "_before", "_steps", "limits")
+    __slots__ = ("_after", "_ahead", "_before", "_steps", "falls_to", "limits")
 
     def __init__(self, steps: StepModel, targets: Mapping[str, Target], *, ahead: bool = False) -> None:
         self._steps = steps.with_stalls()
         queueing = targets.get("api_queueing")
         self._ahead = ahead or (queueing is not None and queueing.step_ahead_us is not None)
         self.limits: Limits = steps.limits
+        self.falls_to = steps.surface.falls_to
         self._before = (_request_time(queueing, "prompt_tokens"), _request_time(targets.get("first_response"), ""))
         self._after = _request_time(targets.get("post_decode"), "output_tokens")
 
@@ -331,7 +335,8 @@ class ClosedLoop:
             per_s * work.output,
             at.prefill_bound,
             outside,
-            steps.usable(outside, pieces[0], running, held),
+            steps.usable(outside, pieces[0], running, held)
+            and not (steps.of_means and steps.asks_the_untold(own, running, held)),
         )
 
     def _times(self, work: Workload, n: int, queued: float, turnaround_us: float) -> _Times:
@@ -343,7 +348,7 @@ class ClosedLoop:
         prefills = Prefills(n, work.output, work.uncached, steps.budget_of(n))
 
         def step(j: int) -> Band:
-            return steps.band(steps.surface.rising, prefills.tokens * prefills.ended(j), n, (n - j) * work.context)
+            return steps.band(steps.surface.settled, prefills.tokens * prefills.ended(j), n, (n - j) * work.context)
 
         first, shares = prefills.shares()
         bands = [step(first + place) for place in range(len(shares) + 1)]
@@ -432,7 +437,7 @@ def planned(loop: ClosedLoop, work: Workload, itl_ms: object, ttft_ms: object, r
             return "itl"
         return "ttft" if (ttft.high if safe else ttft.us) > ttft_us else ""
 
-    best = _largest(broken, end)
+    best = _largest(broken, end, loop.falls_to)
     limit = slot_limit if best == end and slots < CONCURRENCY_MAX + 1 else "none"
     if best < end:
         limit = "token_budget" if at(best + 1).prefill_bound else broken(best + 1)
@@ -451,9 +456,9 @@ def _target_us(name: str, value: object) -> float:
     return math.inf if value is None else 1e3 * checked(name, value, 1e-6, _MS_MAX)
 
 
-def _largest(broken: Callable[[int], str], end: int) -> int:
-    """The last whole N before the first that breaks a target."""
-    n = 1
+def _largest(broken: Callable[[int], str], end: int, one_by_one: int) -> int:
+    """The last whole N before the first that breaks a target; times may fall with N as long as it is ``one_by_one``."""
+    n = next((each for each in range(1, min(one_by_one, end)) if broken(each)), max(min(one_by_one, end), 1))
     while n < end and not broken(n):
         n = min(2 * n, end)
     return bisect_left(range(n), True, n // 2 + 1, key=lambda each: bool(broken(each))) - 1 if broken(n) else end

@@ -27,7 +27,7 @@ it are two kinds. At the middle (P, n) of every cell of a kind, seen or not:
 
     x    = b0 + bP P + bn n + be (1 - (1 - k/E)^(P + n))    x_c the same of P_c, n_c
     l_c  = log (t_c - s C_c) / x_c
-    v_c  = 8^-d_c w_c,  w_c = r_c / (r_c + 8)               d_c = |log2 n_c / n| + |log2 P_c / P|
+    v_c  = 8^-d_c w_c,  w_c = r_c / (r_c + r)               d_c = |log2 n_c / n| + |log2 P_c / P|
     l    = sum v_c l_c / sum v_c                            what the cells beside say
     T    = x exp(l + w_c (l_c - l))                         what the cell itself knows; w_c is 0 without rows
 
@@ -38,9 +38,15 @@ logarithm of its published factor, in its middle. Where a row is the mean of man
 the shape of the steps in it, and with prefill T = x. Where no cell has 64 rows, or of means all cells have fewer, the
 coefficients are all there is: T = x, s = b_C.
 
-**Rising.** Requests are asked about by a surface that does not fall with P or n, though measured steps may, and kernels
-of some batches are faster, as for multiples of four: without prefill T is fitted by isotonic regression; a prefill
-takes at least what smaller ones took. A band holds what was measured of its number of requests, too.
+**Settled.** Requests are asked about by a surface that falls nowhere by chance. A prefill takes at least what smaller
+ones took. Without prefill T is fitted by isotonic regression, but where a batch was measured to be faster than those
+before it, as multiples of four are in some kernels: by a tenth, and by four standard errors of both (those of a cell
+are the spread of its stratum over sqrt r_c). A band holds what was measured of its number of requests, too.
+
+**Unsure.** A row of a cell is off by its noise, whose variance is that of the pooled interval, and a cell from what the
+others beside say by misfit, of which the noise of its rows is no part. r = noise² / misfit² rows (0.5 to 64; 8 while
+misfit is looked for) weigh as much as those others. At the middle of a cell T is off by misfit sqrt(1 - w_c), which
+bands of steps hold beside the spread of their stratum.
 
 be is of a mixture of E experts, k of which each token goes through; 0 where nobody said.
 
@@ -58,21 +64,25 @@ import math
 from bisect import bisect_right
 from collections.abc import Collection, Mapping, Sequence
 from functools import cache, cached_property
-from itertools import accumulate, chain
+from itertools import accumulate, chain, pairwise
 from operator import mul
 from typing import NamedTuple
 
-from .document import Interval, Shape, Target
+from .document import Interval, Ratios, Shape, Target
 
 STRIDE = 64
 """More than there are pieces of prefill tokens."""
 Piece = tuple[float, float, float, float, float]
 
 _STRATUM_OCTAVE_MAX = 15
-_HALF_ROWS = 8.0
+_HALF_ROWS, _HALF_MIN, _HALF_MAX = 8.0, 0.5, 64.0
 _ROWS_MIN = 64.0
 _RATIO_MAX = 5.0
 _PER_OCTAVE = -math.log(8.0)
+_FALL_MIN, _FALL_ERRORS = 0.1, 4.0
+_NEAR_OCTAVES = 0.75
+"""Between a step with prefill and a cell that it is like: octaves of requests and of tokens, added."""
+NORMAL_P90 = 1.2816
 _ENTRIES_MAX = 65536
 
 _DECODE_FIRST = (*range(1, 17), *range(17, 512, 8), *(math.ceil(512 * 2 ** (k / 8)) for k in range(1, 50)))
@@ -167,30 +177,28 @@ class Nodes(NamedTuple):
     decodes: list[float]
     prefills: list[list[float]]
 
-    def rising(self) -> Nodes:
-        """The same where nothing falls: decodes are fitted, and a prefill takes what a smaller one took."""
-        along_tokens = [list(accumulate(row, max)) for row in self.prefills]
-        return Nodes(_isotonic(self.decodes), list(accumulate(along_tokens, lambda *rows: list(map(max, *rows)))))
+    def ends(self, requests: float, piece: int) -> tuple[float, float]:
+        """Values of so many requests at both ends of a piece of prefill tokens."""
+        if not piece:
+            return (_decode(self.decodes, requests),) * 2
+        size = max(requests, 1.0)
+        after = bisect_right(_SIZES, size, 1, len(self.prefills) - 1)
+        low, high = (_between(_SIZES, [row[at] for row in self.prefills], after, size) for at in (piece - 1, piece))
+        return low, high
 
 
 class StepTable(dict[int, Piece]):
-    """Steps of whole numbers of requests: T = max(least, base + per_token P) and p10, p90 of their stratum.
+    """Steps of whole numbers of requests: T = max(least, base + per_token P), and the band's ends in parts of it.
 
     By requests · 64 + ``piece_of`` the prefill tokens; each is made when it is first asked for, so many are kept.
     """
 
-    __slots__ = ("_measured", "_nodes", "_pooled", "_strata", "_wider")
+    __slots__ = ("_measured", "_nodes", "_pooled", "_strata", "_unsure", "_wider")
 
-    def __init__(
-        self,
-        nodes: Nodes,
-        measured: Nodes,
-        interval: Interval | None,
-        wider: float,
-    ) -> None:
+    def __init__(self, nodes: Nodes, measured: Nodes, unsure: Nodes, interval: Interval | None, wider: float) -> None:
         super().__init__()
         self._wider = wider
-        self._nodes, self._measured = nodes, measured
+        self._nodes, self._measured, self._unsure = nodes, measured, unsure
         self._pooled = (1.0, 1.0) if interval is None else interval.pooled
         self._strata = {} if interval is None else interval.strata
 
@@ -199,7 +207,8 @@ class StepTable(dict[int, Piece]):
         if len(self) >= _ENTRIES_MAX:
             self.clear()
         p10, p90 = self._strata.get(stratum_name(piece, requests), self._pooled)
-        low, high = max(min(p10, 1.0) - self._wider, 0.0), max(p90, 1.0) + self._wider
+        wider = self._wider + sum(self._unsure.ends(requests, piece)) / 2.0
+        low, high = max(min(p10, 1.0) - wider, 0.0), max(p90, 1.0) + wider
         line = self._line(requests, piece)
         if self._measured is not self._nodes:
             off = _decode(self._measured.decodes, requests) / line[0]
@@ -209,13 +218,8 @@ class StepTable(dict[int, Piece]):
 
     def _line(self, requests: int, piece: int) -> tuple[float, float, float]:
         """least, base and per_token."""
-        least, prefills = _decode(self._nodes.decodes, requests), self._nodes.prefills
-        if not piece:
-            return least, least, 0.0
-        size = max(requests, 1.0)
-        after = bisect_right(_SIZES, size, 1, len(prefills) - 1)
-        low, high = (_between(_SIZES, [row[column] for row in prefills], after, size) for column in (piece - 1, piece))
-        per_token = (high - low) / (_TOKENS[piece] - _TOKENS[piece - 1])
+        least, (low, high) = _decode(self._nodes.decodes, requests), self._nodes.ends(requests, piece)
+        per_token = (high - low) / (_TOKENS[piece] - _TOKENS[piece - 1]) if piece else 0.0
         return least, low - per_token * _TOKENS[piece - 1], per_token
 
 
@@ -232,24 +236,28 @@ def _between(places: Sequence[float], values: Sequence[float], after: int, at: f
     return values[after - 1] + share * (values[after] - values[after - 1])
 
 
-def _isotonic(values: Sequence[float]) -> list[float]:
-    """The nearest in least squares that do not fall: neighbours that do are pooled."""
-    pools: list[tuple[float, int]] = []
-    for value in values:
-        mean, count = value, 1
+def _isotonic(values: Sequence[float], errors: Sequence[float]) -> list[float]:
+    """The nearest in least squares that fall nowhere by chance: neighbours that do are pooled."""
+    pools: list[tuple[float, int, float]] = []
+    for value, error in zip(values, errors, strict=True):
+        mean, count, least = value, 1, error
         while pools and mean < pools[-1][0]:
-            before, many = pools.pop()
-            mean, count = (before * many + mean * count) / (many + count), many + count
-        pools.append((mean, count))
-    return [mean for mean, count in pools for _ in range(count)]
+            before, many, sure = pools[-1]
+            if math.log(before / mean) > max(_FALL_MIN, _FALL_ERRORS * math.hypot(sure, least)):
+                break
+            pools.pop()
+            mean, count, least = (before * many + mean * count) / (many + count), many + count, min(sure, least)
+        pools.append((mean, count, least))
+    return [mean for mean, count, _ in pools for _ in range(count)]
 
 
 class _Seen(NamedTuple):
-    """A cell with rows: log2 of n_c and of P_c, -1 without; l_c; r / (r + 8)."""
+    """A cell with rows: log2 of n_c and of P_c, -1 without; l_c; r_c; w_c."""
 
     requests: float
     tokens: float
     log_ratio: float
+    rows: float
     share: float
 
 
@@ -259,22 +267,30 @@ class StepSurface:
     Attributes:
         context_us: s.
         steps: T and bands as they were measured.
-        rising: the same where no T falls with P or n.
-        misfit: standard deviation of l_c from what the cells beside say.
+        settled: the same where no T falls by chance.
+        misfit: see the module.
     """
 
     def __init__(self, target: Target, coefficients: Coefficients, *, of_means: bool, wider: float) -> None:
         rows = [shape.rows for shape in target.shapes.values()]
         told = target.factors_applied and (sum(rows) if of_means else max(rows, default=0.0)) >= _ROWS_MIN
+        self._of_means = of_means
         self._coefficients, self._interval, self._wider = coefficients, target.interval, wider
         context_us = target.context_us_per_token if told else None
         self.context_us = coefficients.context_token if context_us is None else context_us
         decodes, prefills = _cells()
         prefill_cells = [] if of_means else list(chain.from_iterable(prefills))
         shapes = target.shapes if told else {}
-        self._decodes, self._prefills = (
+        kinds = [
             {cell.name: seen for cell in cells if cell.name in shapes and (seen := self._seen(cell, shapes[cell.name]))}
             for cells in (decodes, prefill_cells)
+        ]
+        noise = 0.0 if target.interval is None else _scatter(target.interval.pooled) ** 2
+        misfit = _misfit(kinds, noise)
+        self.misfit = math.sqrt(misfit)
+        half = min(max(noise / misfit, _HALF_MIN), _HALF_MAX) if misfit else _HALF_MAX
+        self._decodes, self._prefills = (
+            {name: each._replace(share=each.rows / (each.rows + half)) for name, each in kind.items()} for kind in kinds
         )
 
     def _seen(self, cell: _Cell, shape: Shape) -> _Seen | None:
@@ -288,27 +304,62 @@ class StepSurface:
         if not 1.0 / _RATIO_MAX < ratio < _RATIO_MAX:
             return None
         rows = max(shape.rows, 1.0)
-        return _Seen(_log2(requests), _log2(tokens), math.log(ratio), rows / (rows + _HALF_ROWS))
+        return _Seen(_log2(requests), _log2(tokens), math.log(ratio), rows, rows / (rows + _HALF_ROWS))
 
     @cached_property
     def steps(self) -> StepTable:
         """See the class."""
-        return StepTable(self._nodes, self._nodes, self._interval, self._wider)
+        return self._table(self._nodes)
 
     @cached_property
-    def rising(self) -> StepTable:
+    def settled(self) -> StepTable:
         """See the class."""
-        return StepTable(self._nodes.rising(), self._nodes, self._interval, self._wider)
+        return self._table(self._settled)
 
     @cached_property
-    def misfit(self) -> float:
-        """See the class."""
-        apart = [
-            each.share * (each.log_ratio - _beside(kind.values(), each.requests, each.tokens)) ** 2
-            for kind in (self._decodes, self._prefills)
-            for each in kind.values()
-        ]
-        return math.sqrt(sum(apart) / len(apart)) if apart else 0.0
+    def falls_to(self) -> int:
+        """The largest number of requests whose steps are faster than those of one less; 0 where none are."""
+        decodes = self._settled.decodes
+        falls = [size for size, pair in zip(_DECODE_SIZES[1:], pairwise(decodes), strict=True) if pair[1] < pair[0]]
+        return math.ceil(max(falls, default=0.0))
+
+    def is_beside_cells(self, requests: float, piece: int) -> bool:
+        """Whether steps like those of a piece of prefill tokens were seen, if steps with prefill were at all."""
+        size = _log2(_SIZES[min(max(int(requests).bit_length() - 1, 0), _OCTAVES[-1])])
+        near = (abs(each.requests - size) + abs(each.tokens - 0.5 * piece) for each in self._prefills.values())
+        return not self._prefills or min(near) <= _NEAR_OCTAVES
+
+    def _table(self, nodes: Nodes) -> StepTable:
+        return StepTable(nodes, self._nodes, self._unsure, self._interval, self._wider)
+
+    @cached_property
+    def _unsure(self) -> Nodes:
+        """By how much the ends of bands are further out at the middle of each cell, in parts of T."""
+        most = 0.0 if self._of_means else NORMAL_P90 * self.misfit
+
+        def at(cell: _Cell, kind: Mapping[str, _Seen]) -> float:
+            return most * math.sqrt(1.0 - kind[cell.name].share) if cell.name in kind else most
+
+        decodes, prefills = _cells()
+        return Nodes(
+            [at(cell, self._decodes) for cell in decodes],
+            [[at(cell, self._prefills) for cell in row] for row in prefills],
+        )
+
+    @cached_property
+    def _settled(self) -> Nodes:
+        """T where nothing falls by chance."""
+        decodes, prefills = self._nodes
+        along_tokens = [list(accumulate(row, max)) for row in prefills]
+        along_both = list(accumulate(along_tokens, lambda *rows: list(map(max, *rows))))
+        return Nodes(_isotonic(decodes, list(map(self._error, _cells()[0]))), along_both)
+
+    def _error(self, cell: _Cell) -> float:
+        """Standard error of log T of a cell without prefill."""
+        seen, interval = self._decodes.get(cell.name), self._interval
+        if seen is None or interval is None or self._of_means:
+            return math.inf
+        return _scatter(interval.strata.get(stratum_name(0, cell.requests), interval.pooled)) / math.sqrt(seen.rows)
 
     @cached_property
     def _nodes(self) -> Nodes:
@@ -331,6 +382,24 @@ class StepSurface:
         if (seen := kind.get(cell.name)) is not None:
             log_ratio += seen.share * (seen.log_ratio - log_ratio)
         return self._coefficients.us(cell.tokens, cell.requests) * math.exp(log_ratio)
+
+
+def _scatter(ratios: Ratios) -> float:
+    """Standard deviation of the steps of a stratum, of which eight in ten are between these ratios."""
+    return (ratios[1] - ratios[0]) / (2.0 * NORMAL_P90)
+
+
+def _misfit(kinds: Sequence[Mapping[str, _Seen]], noise: float) -> float:
+    """Variance of l_c from what the other cells beside say, without that of its rows."""
+    total = apart = 0.0
+    for kind in kinds:
+        for name, each in kind.items():
+            others = [other for key, other in kind.items() if key != name]
+            total += each.share
+            apart += each.share * (
+                (each.log_ratio - _beside(others, each.requests, each.tokens)) ** 2 - noise / each.rows
+            )
+    return max(apart / total, 0.0) if total else 0.0
 
 
 def _beside(kind: Collection[_Seen], requests: float, tokens: float) -> float:

@@ -29,14 +29,13 @@ from typing import NamedTuple, cast, overload
 
 from .document import ACTIVE_EXPERTS, STEP_TIME, ConfigDocument, Model, Target
 from .faults import REQUESTS_MAX, TOKENS_MAX, BadInputError, NoCoefficientsError, checked
-from .shapes import STRIDE, Coefficients, StepSurface, StepTable, piece_of, stratum_name, stratum_of_cell
+from .shapes import NORMAL_P90, STRIDE, Coefficients, StepSurface, StepTable, piece_of, stratum_name, stratum_of_cell
 
 FEATURES = ("intercept", "prefill_tokens", "decode_context_tokens", "requests")
 _MEANS_OF_REQUESTS = ("journeys", "requests")
 _ROWS_MIN, _WINDOWS_MIN = 256, 64
 """Rows of single steps or requests, and of windows between two pages, each of which holds many steps."""
 _MEDIAN_APE_MAX = 0.25
-_NORMAL_P90 = 1.2816
 LEVEL_AGE_MAX_S = 10.0
 """An older level says nothing of now: what it follows passes within seconds."""
 _LEVEL_MAX = 2.0
@@ -44,6 +43,8 @@ _BUDGET_ASSUMED = 2048.0
 """The smallest of vLLM's defaults for ``max_num_batched_tokens`` of an API server."""
 _FORM_ERROR_MAX = 0.2
 """As a standard error has to be of a coefficient that is identified (online/rls/error_bars.py)."""
+_UNTOLD_MAX = 2.0
+"""So much of its usual work may a step have of a coefficient that another one stands in for."""
 _PIECES_END = 8192
 _ASKED = (*FEATURES[1:], "shape", "max_num_seqs", "max_num_batched_tokens")
 """What an answer may lie outside of, in the order of ``StepModel.outside``."""
@@ -133,6 +134,12 @@ class StepModel:
         self._carries = [
             c.status == "identified" and (c.form_error or 0.0) < _FORM_ERROR_MAX * c.value for c in coefficients
         ]
+        alike = (
+            (column, each)
+            for column, each in zip(self._columns, coefficients, strict=True)
+            if each.reason == "collinear" and not each.value
+        )
+        self._untold = [(column, _UNTOLD_MAX * each.mean) for column, each in alike if each.mean is not None]
         self.of_means = of_means(config.telemetry)
         self.mean_factor = 1.0 if self.of_means else min(max(target.mean_factor, 0.5), 2.0)
         self._strata = visited_strata(target, config.telemetry)
@@ -202,17 +209,19 @@ class StepModel:
             prefill_low <= prefill_tokens <= prefill_high,
             context_low <= decode_context_tokens <= context_high,
             requests_low <= requests <= requests_high,
-            not self._strata or self._visited(prefill_tokens, requests),
+            self._visited(prefill_tokens, requests),
             requests <= self.requests_max,
             prefill_tokens <= self.budget,
         )
         return () if all(inside) else tuple(name for name, good in zip(_ASKED, inside, strict=True) if not good)
 
     def _visited(self, prefill_tokens: float, requests: float) -> bool:
-        """Whether the step's stratum has evidence; each stratum is looked up by name once."""
-        key = 2 * int(requests).bit_length() + (prefill_tokens > 0)
+        """Whether the step's stratum has evidence, and prefills like its own; each is looked up once."""
+        piece = piece_of(prefill_tokens)
+        key = STRIDE * int(requests).bit_length() + piece
         if key not in self._visits:
-            self._visits[key] = stratum_name(prefill_tokens, requests) in self._strata
+            seen = not self._strata or stratum_name(piece, requests) in self._strata
+            self._visits[key] = seen and (not piece or self.surface.is_beside_cells(requests, piece))
         return self._visits[key]
 
     def budget_of(self, requests: float) -> float:
@@ -228,7 +237,7 @@ class StepModel:
             variance += sum([(a * error) ** 2 for a, error in zip(x, self._form_errors, strict=True)])
         by_coefficients_us: float = sum(map(mul, self.coefficients, work))
         share = math.sqrt(max(variance, 0.0)) / max(by_coefficients_us, 1e-9)
-        return _NORMAL_P90 * math.hypot(share, self.surface.misfit)
+        return NORMAL_P90 * math.hypot(share, self.surface.misfit)
 
     def usable(self, outside: Collection[str], prefill: float, requests: float, context: float) -> bool:
         """Inside of what was seen the sum carries; outside every term that makes up a tenth must be identified.
@@ -239,9 +248,14 @@ class StepModel:
             return not self.reasons
         terms = self.coefficients.terms(prefill, requests, context)
         least = 0.1 * sum(terms)
-        return all(
+        return not self.asks_the_untold(prefill, requests, context) and all(
             carries or terms[column] < least for carries, column in zip(self._carries, self._columns, strict=True)
         )
+
+    def asks_the_untold(self, prefill: float, requests: float, context: float) -> bool:
+        """Whether the step has much more than usual of what was never seen without something else."""
+        work = self.coefficients.work(prefill, requests, context)
+        return any(work[column] > most for column, most in self._untold)
 
     # ---------------------------------------------------------------- many steps
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import tracefit
 from tests.support.vllm_scheduler import Engine, Host, Limits, Traffic
 from tests.tracefit.closed_engine import run
-from tests.tracefit.example_snapshot import config_of, tree
+from tests.tracefit.example_snapshot import config_of, step_time_of, tree
 from tracefit.closed_loop import Prefills
 
 STEPS_ONLY = tree()
@@ -97,6 +97,19 @@ def test_errors_of_the_form_widen_what_the_coefficients_answer(telemetry):
     assert unsure.itl.us == sure.itl.us
 
 
+@pytest.mark.parametrize(("reason", "usable"), [("collinear", False), ("wide", True)])
+def test_a_first_token_that_rests_on_what_means_cannot_tell_apart_is_not_usable(reason, usable):
+    """A prompt goes through many experts. A page saw as many with many requests alone, which stand in for them."""
+    model = copy.deepcopy(_TARGETS["step_time"]["models"]["portable"])
+    experts = {"name": "active_experts", "unit": "us", "coefficient": 0.0, "stderr": None, "mean": 0.2}
+    model["features"].append(experts | {"status": "unidentified", "reason": reason})
+    document = tree()
+    document["configs"][0]["config"] |= {"num_experts": 128, "num_experts_per_tok": 4}
+    step_time = _TARGETS["step_time"] | {"seen": None, "models": {"portable": model}}
+    document["configs"][0] |= {"telemetry": "metrics", "targets": {"step_time": step_time}}
+    assert config_of(document).request(**CHAT).usable is usable
+
+
 def test_a_token_budget_that_nobody_told_is_named_where_prompts_need_several_steps():
     document = tree()
     del document["configs"][0]["config"]["max_num_batched_tokens"]
@@ -151,6 +164,7 @@ def test_what_a_request_costs_outside_of_the_steps_is_added_once():
 
 def with_in_flight(requests, us_per_request):
     grown = tree()
+    step_time_of(grown)["shape_factors"] = {}
     grown["configs"][0]["targets"]["api_queueing"]["in_flight"] = {
         "requests": requests,
         "us_per_request": us_per_request,
@@ -162,7 +176,7 @@ def with_in_flight(requests, us_per_request):
 @pytest.mark.parametrize("concurrency", [1, 12, 40, 60])
 def test_the_api_takes_longer_with_each_request_in_the_batch(concurrency):
     chat = {"prompt_tokens": 1000, "output_tokens": 100, "concurrency": concurrency}
-    one, other = (config.assuming(max_num_seqs=40).request(**chat) for config in (CONFIG, with_in_flight(10.0, 50.0)))
+    one, other = (with_in_flight(10.0, us).assuming(max_num_seqs=40).request(**chat) for us in (1e-9, 50.0))
     more_us = 50.0 * (min(concurrency, 40) - 10.0)
     for field in ("us", "low", "high"):
         assert getattr(other.ttft, field) - getattr(one.ttft, field) == pytest.approx(more_us)
@@ -173,6 +187,7 @@ def test_the_api_takes_longer_with_each_request_in_the_batch(concurrency):
 def test_fewer_requests_than_usual_never_make_the_api_quicker_than_nothing():
     chat = {"prompt_tokens": 1, "output_tokens": 10, "concurrency": 1}
     without = tree()
+    step_time_of(without)["shape_factors"] = {}
     del without["configs"][0]["targets"]["api_queueing"]
     assert with_in_flight(100.0, 1e9).request(**chat) == config_of(without).request(**chat)
 

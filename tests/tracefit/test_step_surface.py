@@ -1,6 +1,5 @@
 """Steps and requests at loads that were hardly served: what the shapes beside them say."""
 
-import itertools
 import math
 
 import pytest
@@ -76,15 +75,9 @@ def test_what_was_served_often_is_told_by_its_own_rows():
     assert step_us(odd, 0, 60, 60 * 1500) == pytest.approx(step_us(BIG, 0, 60, 60 * 1500), rel=0.02)
 
 
-def test_requests_never_see_a_batch_that_is_slower_than_a_larger_one_though_steps_were():
-    odd = learned(SERVED, context_us_per_token=CONTEXT_US)
-    step_time_of(odd)["shape_factors"]["decode:41-48"]["usual"][3] *= 1.3
-    config = config_of(odd)
-    assert config.step_time(requests=44).us > config.step_time(requests=60).us
-    times = [
-        config.request(prompt_tokens=1, output_tokens=1_000, concurrency=requests).itl.us for requests in range(1, 130)
-    ]
-    assert all(after >= before for before, after in itertools.pairwise(times))
+@pytest.mark.parametrize(("tokens", "named"), [(120, ()), (400, ()), (4_000, ("shape",))])
+def test_a_prefill_that_is_like_none_that_was_served_is_named(tokens, named):
+    assert config_of(BIG).step_time(prefill_tokens=tokens, requests=20).extrapolated == named
 
 
 def test_a_shape_whose_one_row_compiled_says_nothing():

@@ -36,9 +36,14 @@ def test_of_a_shape_that_was_seen_it_is_the_sum_of_the_terms_times_the_factor(ce
     assert step.us == pytest.approx(us, rel=0.01)
 
 
-def test_it_has_the_band_of_its_stratum():
-    step = CONFIG.step_time(prefill_tokens=512, requests=20, decode_context_tokens=30_000)
-    assert (step.low, step.high) == pytest.approx((0.95 * step.us, 1.07 * step.us))
+def test_it_has_the_band_of_its_stratum_and_a_wider_one_where_its_shape_was_hardly_seen():
+    def rows(number):
+        return lambda target: [shape.update(rows=number) for shape in target["shape_factors"].values()]
+
+    often, seldom = (changed(rows(number)).step_time(requests=8) for number in (1e12, 70.0))
+    assert (often.low, often.high) == pytest.approx((0.97 * often.us, 1.04 * often.us), rel=1e-4)
+    assert seldom.low / seldom.us < 0.969
+    assert seldom.high / seldom.us > 1.041
 
 
 def test_without_factors_seen_and_interval_the_line_remains():
@@ -118,11 +123,15 @@ def test_the_error_of_a_sum_is_that_of_its_covariance():
     names = [each["name"] for each in portable["features"]]
     apart = np.array([{"intercept": 400.0, "requests": -10.0}.get(name, 0.0) for name in names])
 
+    def bare(target):
+        target["shape_factors"] = {}
+
     def told(target):
+        bare(target)
         target["models"]["portable"]["covariance"] = np.outer(apart, apart).tolist()
 
-    traded, alone = (each.step_time(requests=40, decode_context_tokens=400_000) for each in (changed(told), CONFIG))
-    inside = CONFIG.step_time(requests=40, decode_context_tokens=150_000)
+    inside = changed(bare).step_time(requests=40, decode_context_tokens=150_000)
+    traded, alone = (changed(edit).step_time(requests=40, decode_context_tokens=400_000) for edit in (told, bare))
     assert traded.extrapolated
     assert traded.high / traded.us == pytest.approx(inside.high / inside.us, rel=1e-3)
     assert alone.high > traded.high

@@ -48,14 +48,12 @@ def compare_donors(paths: Sequence[Path], *, as_document: bool) -> int:
     if not found:
         note("no donor among them")
         return EXIT_FAILED
-    facts = {config_id: known for config_id, (known, _) in found.items()}
-    donors = {
-        config_id: [d for d in each if d.features.target is Target.STEP_TIME] for config_id, (_, each) in found.items()
-    }
+    vectors = {config_id: configuration_vector(facts) for config_id, (facts, _) in found.items()}
+    points = {config_id: point for config_id, point in vectors.items() if point is not None}
     document: dict[str, Any] = {
-        "donors": _donors(facts, donors),
-        "pooled": dict(_pooled(donors)),
-        "measure_next": _farthest(facts),
+        "donors": [_donor(config_id, *known, points) for config_id, known in found.items()],
+        "pooled": dict(_pooled([donor for _, donors in found.values() for donor in donors])),
+        "measure_next": _farthest({config_id: facts for config_id, (facts, _) in found.items()}, list(points.values())),
     }
     for line in [as_json(document)] if as_document else _report(**document):
         say(line)
@@ -92,42 +90,31 @@ def _files(paths: Sequence[Path]) -> Iterator[Path]:
             yield path
 
 
-def _donors(facts: Mapping[str, Facts], donors: Mapping[str, Sequence[Donor]]) -> list[dict[str, Any]]:
-    """Each configuration, its rows, and how far the nearest other one is; None without a sheet, or without another."""
-    points = {
-        config_id: point for config_id, known in facts.items() if (point := configuration_vector(known)) is not None
+def _donor(config_id: str, facts: Facts, donors: Sequence[Donor], points: Mapping[str, Floats]) -> dict[str, Any]:
+    """A configuration, its rows, and how far the nearest other one is; None without a sheet, or without another."""
+    others = [point for other, point in points.items() if other != config_id]
+    return {
+        "config_id": config_id,
+        "facts": {name: facts[name] for name in _SHOWN if name in facts},
+        "rows": max((donor.rows for donor in donors if donor.features.target is Target.STEP_TIME), default=0.0),
+        "has_sheet": config_id in points,
+        "nearest_other": coverage(points[config_id], others) if config_id in points and others else None,
     }
-    told = []
-    for config_id, known in facts.items():
-        others = [point for other, point in points.items() if other != config_id]
-        told.append(
-            {
-                "config_id": config_id,
-                "facts": {name: known[name] for name in _SHOWN if name in known},
-                "rows": max((donor.rows for donor in donors[config_id]), default=0.0),
-                "has_sheet": config_id in points,
-                "nearest_other": coverage(points[config_id], others) if config_id in points and others else None,
-            }
-        )
-    return told
 
 
-def _pooled(donors: Mapping[str, Sequence[Donor]]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """By system: how many donors it has, and the coefficients that they say together."""
+def _pooled(donors: Sequence[Donor]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """By system: how many donors it has, and the coefficients of the step time that they say together."""
     for name, system in SYSTEMS.items():
-        pooled = pool(
-            system, Target.STEP_TIME, [d for each in donors.values() for d in each if d.features.name == name]
-        )
-        if pooled is not None:
+        same = [d for d in donors if d.features.name == name and d.features.target is Target.STEP_TIME]
+        if (pooled := pool(system, Target.STEP_TIME, same)) is not None:
             known = {each: float(value) for each, value in zip(pooled.names, pooled.gamma, strict=True) if value > 0.0}
             yield name, {"donors": len(pooled.donors), "coefficients": known}
 
 
-def _farthest(seen: Mapping[str, Facts]) -> list[dict[str, Any]]:
+def _farthest(seen: Mapping[str, Facts], measured: Sequence[Floats]) -> list[dict[str, Any]]:
     """Configurations farthest from everything measured; empty if that cannot be said."""
-    known = [point for facts in seen.values() if (point := configuration_vector(facts)) is not None]
-    candidates = dict(_possible(seen)) if known else {}
-    return [{"configuration": name, "coverage": far} for name, far in measure_next(candidates, known, NEXT)]
+    candidates = dict(_possible(seen)) if measured else {}
+    return [{"configuration": name, "coverage": far} for name, far in measure_next(candidates, measured, NEXT)]
 
 
 def _possible(seen: Mapping[str, Facts]) -> Iterator[tuple[str, Floats]]:

@@ -22,8 +22,7 @@ oldest of the fullest of 4 x 4 cells goes; cells are equal in log(1 + A) and log
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import msgspec
 import numpy as np
@@ -36,7 +35,7 @@ from online.features import portable
 from online.rls import solve
 
 from .captures import Capture
-from .systems import Score, predict_ahead
+from .systems import Score, mean, predict_ahead
 
 LAST_SHARE = 0.3
 TRACEFIT, COEFFICIENTS, GRID = "tracefit", "tracefit beta", "grid of 64"
@@ -75,19 +74,17 @@ def predict_then_learn(captures: Sequence[Capture], tell: PrintLine) -> OnlineRe
                 continue
             tell(f"{capture.name}: {target.value}")
             found = _predictions(rows, target, capture.facts)
-            of_case = {name: np.abs(each / rows.elapsed_us - 1.0) for name, each in found.items()}
-            scores = [{**_score(name, each), "last": _last(each)} for name, each in of_case.items()]
+            scores = []
+            for name, predicted_us in found.items():
+                error = np.abs(predicted_us / rows.elapsed_us - 1.0)
+                errors.setdefault(name, []).append(error)
+                scores.append({**_score(name, error), "last": _last(error)})
             cases.append(OnlineCase(name=capture.name, target=target.value, rows=len(rows), scores=scores))
-            for name, each in of_case.items():
-                errors.setdefault(name, []).append(each)
     return OnlineReport(
         schema="tracefit.predict-then-learn/1",
         tracefit_version=__version__,
         cases=cases,
-        macro=[
-            _macro(name, [score for case in cases for score in case.scores if score["model"] == name])
-            for name in errors
-        ],
+        macro=[_macro(name, [s for case in cases for s in case.scores if s["model"] == name]) for name in errors],
         micro=[_score(name, np.concatenate(each)) for name, each in errors.items()],
     )
 
@@ -106,26 +103,21 @@ def _column(raw: Floats, name: str) -> Floats:
     return np.nan_to_num(raw[:, STEP_FEATURES.index(name)])
 
 
-def _mean(values: Iterable[float | None]) -> float | None:
-    """Of what is known."""
-    known = [value for value in values if value is not None and math.isfinite(value)]
-    return float(np.mean(known)) if known else None
-
-
 def _score(model: str, errors: Floats) -> Score:
     """One model over rows; None where it predicts none of them."""
     known = errors[np.isfinite(errors)]
     p95 = float(np.quantile(known, 0.95)) if len(known) else None
-    return {"model": model, "mape": _mean(known), "p95": p95, "missing": 1.0 - len(known) / len(errors)}
+    return {"model": model, "mape": mean(known), "p95": p95, "missing": 1.0 - len(known) / len(errors)}
 
 
 def _last(errors: Floats) -> float | None:
-    return _mean(errors[int((1.0 - LAST_SHARE) * len(errors)) :])
+    end = errors[int((1.0 - LAST_SHARE) * len(errors)) :]
+    return mean(end[np.isfinite(end)])
 
 
 def _macro(model: str, scores: Sequence[Score]) -> Score:
-    figures = ("mape", "p95", "missing", "last")
-    return {"model": model, **{name: _mean(score[name] for score in scores) for name in figures}}
+    figures = {name: [score[name] for score in scores] for name in ("mape", "p95", "missing", "last")}
+    return {"model": model} | {name: mean([v for v in each if v is not None]) for name, each in figures.items()}
 
 
 def _predictions(rows: RowBlock, target: Target, facts: dict[str, Fact]) -> dict[str, Floats]:
@@ -186,11 +178,11 @@ class GridRegression:
 
     def _fit(self) -> None:
         """Least squares with b, c >= 0; a plane without a slope takes the place of no other."""
-        mean, y_mean = self._x.mean(axis=0), float(self._y.mean())
-        varies = self._x.std(axis=0) > _FLAT * np.maximum(1.0, np.abs(mean))
-        u, none = (self._x - mean) * varies, np.zeros(2, np.bool_)
+        middle, y_mean = self._x.mean(axis=0), float(self._y.mean())
+        varies = self._x.std(axis=0) > _FLAT * np.maximum(1.0, np.abs(middle))
+        u, none = (self._x - middle) * varies, np.zeros(2, np.bool_)
         slopes = solve(u.T @ u, u.T @ (self._y - y_mean), none, varies).beta
         if slopes.any():
-            self._plane = slopes, y_mean - float(slopes @ mean)
+            self._plane = slopes, y_mean - float(slopes @ middle)
         elif not varies.any():
             self._plane = None

@@ -46,7 +46,7 @@ def ape(prediction_us: Floats, elapsed_us: Floats) -> Floats:
     return np.asarray(np.abs(prediction_us[known] - elapsed_us[known]) / elapsed_us[known])
 
 
-def mean(errors: Floats) -> float | None:
+def mean(errors: Floats | list[float]) -> float | None:
     """None of none."""
     return float(np.mean(errors)) if len(errors) else None
 

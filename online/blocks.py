@@ -17,7 +17,7 @@ import functools
 import math
 from collections import Counter
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -152,7 +152,12 @@ class Cutter:
 
 
 def measurements(rows: RowBlock, sets: Collection[FeatureSet]) -> tuple[RowBlock, Counter[RowOutcome]]:
-    """The rows that can be learned, and what became of all; a row that no set knows is none of them."""
+    """The rows that can be learned, and what became of all; a row that no set knows is none of them.
+
+    What is infinite is not known, so that what is kept of the rows is finite or NaN.
+    """
+    if (endless := np.isinf(rows.raw)).any():
+        rows = replace(rows, raw=np.where(endless, np.nan, rows.raw))
     y, weight, n = rows.elapsed_us, rows.weight, len(rows)
     finite = np.isfinite(y) & np.isfinite(weight) & np.isfinite(rows.phase).all(axis=1)
     bounded = (y >= ELAPSED_US_MIN) & (y <= VALUE_MAX) & (weight <= VALUE_MAX) & (weight >= 1.0 / VALUE_MAX)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from collector.config import Config
 from online import STEP_FEATURES, Bank, RowBlock, RowOutcome, Target
-from tests.support.banks import RLS, coefficients, features_of, learned
+from tests.support.banks import RLS, coefficients, features_of, learned, restarted
 from tests.support.linear_steps import steps
 
 
@@ -58,6 +58,7 @@ def test_every_row_received_has_one_outcome_and_nothing_non_finite_comes_out(kno
     assert sum(outcome.values()) == n
     assert set(outcome) <= set(RowOutcome)
     published = msgspec.json.encode(bank.targets("c"))
+    assert msgspec.json.encode(restarted(bank).targets("c")) == published
     assert b"null" not in published.replace(b'"last_unix_nano":null', b"").replace(b'"gain":null', b"")
 
 

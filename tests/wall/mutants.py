@@ -35,8 +35,8 @@ MUTANTS = (
     Mutant(
         "a block forgets into the future",
         "online/rls/strata.py",
-        "block.groups, block.steps * block.weight / self",
-        "block.groups, -block.steps * block.weight / self",
+        "block.groups, block.steps * block.weight / HALF",
+        "block.groups, -block.steps * block.weight / HALF",
     ),
     Mutant(
         "new speed scales evidence by another power",

@@ -21,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import timeit
 from collections import Counter
 from collections.abc import Iterator
 from itertools import product
@@ -54,13 +55,7 @@ LEAST = 4
 
 
 def _best_s(call, rounds, repeats=1):
-    best = float("inf")
-    for _ in range(rounds):
-        start = time.process_time()
-        for _ in range(repeats):
-            call()
-        best = min(best, (time.process_time() - start) / repeats)
-    return best
+    return min(timeit.repeat(call, timer=time.process_time, repeat=rounds, number=repeats)) / repeats
 
 
 def costs(board):

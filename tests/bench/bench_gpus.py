@@ -16,7 +16,7 @@ server, and are held against what a client sees. Beside them: NVIDIA's own regre
 decodes for ITL, a step of the prompt alone for TTFT), and a straight line ITL = a k + b of windows of five seconds.
 
     make bench WHAT=gpus                               everything, some 10 minutes on an idle machine
-    make bench WHAT=gpus ARGS='dense'                  or mixtures
+    make bench WHAT=gpus ARGS='dense'                  or mixtures, a model, a GPU, or model/GPU
     make bench WHAT=gpus ARGS='llama8b/H100 --minutes 2 --sources steps,pages'
     make bench WHAT=gpus ARGS='--record'               and write docs/figures.json, which docs/accuracy.md has
 """
@@ -391,24 +391,19 @@ def table_rows(figures: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
             yield kind, source, f"{servers:.0f}", told, *cells, band, f"{usable:.0f} %" if targets else "–"
 
 
-def chosen_cases(words: list[str]) -> list[Case]:
-    """By kind, model, GPU, or model/GPU."""
-    cases = all_cases()
-    known = {word for case in cases for word in (case.kind, case.model, case.gpu, case.name)}
-    if unknown := set(words) - known:
-        raise SystemExit(f"no such case: {', '.join(sorted(unknown))}; there are {', '.join(sorted(known))}")
-    return [case for case in cases if not words or {case.kind, case.model, case.gpu, case.name} & set(words)]
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("cases", nargs="*", help="dense, mixtures, a model, a GPU, or model/GPU; all without one")
+    words = {case: {case.kind, case.model, case.gpu, case.name} for case in all_cases()}
+    parser.add_argument(
+        "cases", nargs="*", choices=[[], *set().union(*words.values())], metavar="CASE", help="all without one"
+    )
     parser.add_argument("--minutes", type=float, default=4.0, help="of traffic to learn from")
     parser.add_argument("--exam-seconds", type=float, default=30.0, help="of each closed loop, on a fast machine")
     parser.add_argument("--sources", default=",".join(SOURCES))
     parser.add_argument("--record", action="store_true", help="write docs/figures.json, which docs/accuracy.md has")
     options = parser.parse_args()
-    cases, rows, began = chosen_cases(options.cases), [], time.perf_counter()
+    rows, began = [], time.perf_counter()
+    cases = [case for case, known in words.items() if not options.cases or known & set(options.cases)]
     for case in cases:
         found = examine(case, options.minutes, options.exam_seconds, options.sources.split(","))
         notes = [f"; {row.source}: {row.note}" for row in found if row.note]

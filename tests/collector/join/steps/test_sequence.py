@@ -107,7 +107,7 @@ def rebuilt_exactly(run, order, *, budget=512, asynchronous=False):
     return stops.tolist()
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=12)
 @given(
     seed=st.integers(0, 10_000),
     asynchronous=st.booleans(),

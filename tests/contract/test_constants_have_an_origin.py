@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from itertools import takewhile
 from pathlib import Path
 
 import pytest
@@ -26,9 +27,9 @@ def constants(path: Path) -> Iterator[tuple[str, int, str]]:
             continue
         values = node.value.elts if isinstance(node.value, ast.Tuple) else [node.value]
         count = sum(isinstance(value, ast.Constant) and type(value.value) in (int, float) for value in values)
-        above = lines[node.lineno - 2]
+        above = takewhile(lambda line: line.startswith("# "), reversed(lines[: node.lineno - 1]))
         if count:
-            yield f"{path.relative_to(ROOT)}: {lines[node.lineno - 1]}", count, above if above.startswith("# ") else ""
+            yield f"{path.relative_to(ROOT)}: {lines[node.lineno - 1]}", count, " ".join(above)
 
 
 @pytest.fixture(scope="module")

@@ -13,6 +13,7 @@ from tests.support.paths import ROOT
 
 TEMPLATES = sorted((ROOT / "exporters" / "templates").glob("*.j2"))
 CALLED_BY_LIBRARIES = {
+    "_missing_",
     "convert",
     "format_options",
     "handle_error",
@@ -21,7 +22,7 @@ CALLED_BY_LIBRARIES = {
     "server_bind",
     "verify_request",
 }
-"""Methods of click, io, socketserver and http.server that are overridden."""
+"""Methods of click, enum, io, socketserver and http.server that are overridden."""
 CALLED_BY_USERS = {"refresh"}
 """Methods of the client (docs/client.md) that nothing of ours calls."""
 

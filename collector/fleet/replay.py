@@ -267,26 +267,22 @@ def learn_files(ray: Any, files: Sequence[RecordedFile], config: Config, rows_pl
     cut_on_ray = ray.remote(num_returns="streaming", max_retries=TRIES, retry_exceptions=[StoreError])(cut)
     learn_on_ray = ray.remote(max_retries=TRIES)(learn_references)
     parts = _parts(files)
-    cutting = {(stream := cut_on_ray.remote(part)).completed(): (n, stream) for n, part in enumerate(parts)}
-    found: dict[int, tuple[list[tuple[int, Any]], list[str]]] = {}
+    streams = [cut_on_ray.remote(part) for part in parts]
+    refs_of: dict[int, list[Any]] = {SHARED: []}
     with progress("cut", sum(file.size_bytes for file in files)) as bar:
-        for done in _each_done(ray, list(cutting)):
-            number, stream = cutting[done]
+        for part, stream in zip(parts, streams, strict=True):
             *refs, last = stream
             buckets, warnings = _value_of(ray, last)
-            found[number] = list(zip(buckets, refs, strict=True)), warnings
-            bar.update(sum(file.size_bytes for file in parts[number]))
-    refs_of: dict[int, list[Any]] = {SHARED: []}
-    for _, (pieces, warnings) in sorted(found.items()):
-        for text in warnings:
-            note(text)
-        for bucket, ref in pieces:
-            refs_of.setdefault(bucket, []).append(ref)
+            for text in warnings:
+                note(text)
+            for bucket, ref in zip(buckets, refs, strict=True):
+                refs_of.setdefault(bucket, []).append(ref)
+            bar.update(sum(file.size_bytes for file in part))
     shared = refs_of.pop(SHARED)
     learning = [learn_on_ray.remote(config, own, shared, rows_place) for own in refs_of.values()]
     with progress("learned", len(learning), "groups of engines") as bar:
-        for done in _each_done(ray, learning):
-            yield from _value_of(ray, done)
+        for learned in learning:
+            yield from _value_of(ray, learned)
             bar.update()
 
 
@@ -295,12 +291,6 @@ def learn_references(config: Config, own: Sequence[Any], shared: Sequence[Any], 
     ray = _import_ray()
     own_pieces, shared_pieces = ([piece for each in ray.get(list(refs)) for piece in each] for refs in (own, shared))
     return learn_bucket(config, own_pieces, shared_pieces, rows_place)
-
-
-def _each_done(ray: Any, running: list[Any]) -> Iterator[Any]:
-    while running:
-        done, running = ray.wait(running)
-        yield from done
 
 
 def _value_of(ray: Any, ref: Any) -> Any:

@@ -118,13 +118,3 @@ def test_a_port_that_is_taken_is_said_once_and_serving_goes_on(caplog):
         drive(scheduler, 40)
     assert scheduler.finished[0].num_output_tokens == 30
     assert len(caplog.messages) == 1
-
-
-def test_nobody_who_listens_costs_the_engine_nothing():
-    scheduler = scheduler_to(f"tcp://127.0.0.1:{free_port()}")
-    for number in range(8):
-        scheduler.add_request(Request(f"r{number}", 50, 2000))
-    drive(scheduler, 2000)
-    assert len(scheduler.truth) == 2000
-    scheduler.shutdown()
-    assert scheduler.shut_down

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
-import socket
 from unittest import mock
 
 import grpc
-import pytest
 
 from collector.telemetry import Counts
 from tests.plugin.conftest import scheduler_to
@@ -74,23 +72,3 @@ def test_a_refusal_for_good_is_counted_and_said_once(caplog):
     finally:
         scheduler.shutdown()
         receiver.stop()
-
-
-@pytest.mark.parametrize("behaviour", ["absent", "hanging"])
-def test_an_endpoint_that_is_absent_or_hangs_changes_nothing_for_the_engine(behaviour, monkeypatch):
-    """The hang is a socket that accepts and never answers."""
-    monkeypatch.setattr("tracefit_vllm.publisher.QUEUE_ITEMS", 500)
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-        if behaviour == "absent":
-            listener.close()
-        scheduler = scheduler_to(f"http://127.0.0.1:{port}")
-        for number in range(8):
-            scheduler.add_request(Request(f"r{number}", 50, 2000))
-        drive(scheduler, 2000)
-        assert len(scheduler.truth) == 2000
-        lost = scheduler._tracefit.publisher.lost
-        assert lost.keys() == {"queue_full"}
-        assert lost["queue_full"] > 1000
-        scheduler.shutdown()
-        assert scheduler.shut_down

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import logging
+import socket
 import sys
 import types
 
@@ -13,6 +14,7 @@ from tracefit_vllm.tap import ERRORS_MAX
 
 from tests.plugin.conftest import PLUGIN, kept_scheduler, scheduler_to
 from tests.plugin.fakes import Request, Scheduler, drive
+from tests.support.processes import free_port
 
 
 @pytest.mark.parametrize("wire", ["fpm", "otlp"])
@@ -37,6 +39,23 @@ def test_a_batch_of_an_unknown_shape_takes_the_hooks_off_after_five_errors_with_
     assert kept.stopped == [0]  # without waiting on the engine's thread
     assert [record.getMessage() for record in caplog.records] == ["tracefit: off after 5 errors, the last in scheduled"]
     assert name in caplog.text
+
+
+@pytest.mark.parametrize(("scheme", "hangs"), [("tcp", False), ("http", False), ("http", True)])
+def test_an_endpoint_where_nobody_is_or_that_hangs_costs_the_engine_nothing(scheme, hangs, monkeypatch):
+    """The hang is a socket that accepts and never answers; who publishes does not know who listens."""
+    monkeypatch.setattr("tracefit_vllm.publisher.QUEUE_ITEMS", 500)
+    with socket.create_server(("127.0.0.1", 0)) as hanging:
+        scheduler = scheduler_to(f"{scheme}://127.0.0.1:{hanging.getsockname()[1] if hangs else free_port()}")
+        for number in range(8):
+            scheduler.add_request(Request(f"r{number}", 50, 2000))
+        drive(scheduler, 2000)
+        assert len(scheduler.truth) == 2000
+        lost = scheduler._tracefit.publisher.lost
+        assert lost.keys() <= {"queue_full"}
+        assert (lost["queue_full"] > 1000) or scheme == "tcp"
+        scheduler.shutdown()
+        assert scheduler.shut_down
 
 
 def test_vllms_own_exceptions_arguments_and_results_pass_through_unchanged():

@@ -58,11 +58,6 @@ class Finish(enum.StrEnum):
     IGNORED = "ignored"
     ERROR = "error"
 
-    @classmethod
-    def _missing_(cls, value: object) -> Finish:  # noqa: ARG003
-        """What nobody knows is no natural end."""
-        return cls.ERROR
-
 
 class Mark(msgspec.Struct, frozen=True, gc=False):
     """One journey event: the step it names, its time, and the output tokens made so far."""

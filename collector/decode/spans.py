@@ -53,6 +53,9 @@ from .vocabulary import (
 )
 
 
+_FINISHES: Final = {finish.value: finish for finish in Finish}
+
+
 def core_span(span: Span, counts: Counts, may_be: Callable[[int], bool]) -> CoreSpan:
     """A request of the engine core; raises Rejected with the reason it cannot be used.
 
@@ -71,7 +74,8 @@ def core_span(span: Span, counts: Counts, may_be: Callable[[int], bool]) -> Core
         offsets_ns.append(event.time_unix_nano - marks[-1].ts_ns)
         prompt_tokens = int(values["prompt_tokens"])
         said = scalars(event.attributes, {words.FINISH})
-        finish = Finish(str(said.get(words.FINISH))) if kind is MarkKind.FINISHED else None
+        end = _FINISHES.get(str(said.get(words.FINISH)), Finish.ERROR)
+        finish = end if kind is MarkKind.FINISHED else None
     if not marks:
         raise Rejected(Skip.FOREIGN)
     _check_order(marks)

@@ -4,9 +4,6 @@ import pytest
 
 import tracefit
 from collector.cli import main
-from exporters.pages import AskPages, dispatch
-from exporters.what_if import ClientView
-from online import Snapshot
 from tests.tracefit.example_snapshot import config_of, encoded, step_time_of, tree
 
 SECOND_NS = 10**9
@@ -74,15 +71,6 @@ def test_a_level_that_is_none_is_refused(level):
     step_time_of(changed)["level"] = level
     with pytest.raises(tracefit.LoadError):
         tracefit.load(encoded(changed))
-
-
-def test_the_page_answers_for_now_and_says_by_what():
-    asked = AskPages(ClientView(lambda: Snapshot.from_json(_document())), lambda: NOW)
-    route = {"/predict": asked.answer_predict}
-    body = dispatch(route, "GET", "/predict?requests=8&context=7200&now=1", {}).body.decode()
-    assert '"age_s": 2.0' in body
-    assert '"decode": 1.1' in body
-    assert "age_s" not in dispatch(route, "GET", "/predict?requests=8&context=7200", {}).body.decode()
 
 
 @pytest.mark.parametrize(("document", "line"), [(_document(), "not used: it is"), (encoded(), "none: nothing was")])

@@ -88,26 +88,17 @@ def test_a_url_is_asked_again_by_its_etag_and_with_its_token():
     assert {headers["Authorization"] for _, headers in server.asked} == {"Bearer secret"}
 
 
-def test_a_file_is_read_again_when_it_was_replaced(tmp_path):
+def test_a_file_is_read_again_when_it_was_replaced_and_stays_good_while_there_is_none(tmp_path):
     path = tmp_path / "snapshot.json"
     path.write_bytes(encoded())
     snapshot = tracefit.load(path)
     assert snapshot.refresh() is snapshot
-    (tmp_path / "new").write_bytes(encoded({**tree(), "generation": 43}))
-    (tmp_path / "new").replace(path)
-    assert snapshot.refresh().generation == 43
-
-
-def test_a_failed_refresh_leaves_the_snapshot_good(tmp_path):
-    path = tmp_path / "snapshot.json"
-    path.write_bytes(encoded())
-    snapshot = tracefit.load(path)
     path.unlink()
     with pytest.raises(tracefit.LoadError):
         snapshot.refresh()
     assert snapshot.config().step_time(requests=1).us > 0
-    path.write_bytes(encoded())
-    assert snapshot.refresh().generation == 42
+    path.write_bytes(encoded({**tree(), "generation": 43}))
+    assert snapshot.refresh().generation == 43
 
 
 def test_a_later_minor_with_keys_nobody_knows_is_read():
@@ -149,27 +140,20 @@ def test_a_coefficient_that_is_no_finite_number_is_refused_with_its_place(value)
     assert "0f3c5a9b77e1.step_time.portable.intercept: expected a finite number" in refused(text.encode())
 
 
-def test_a_factor_of_nothing_or_less_is_refused():
-    bent = tree()
-    bent["configs"][0]["targets"]["step_time"]["shape_factors"]["decode:8"]["factor"] = 0.0
-    assert "shape_factors.decode:8.factor: expected a positive number" in refused(encoded(bent))
-    bent["configs"][0]["targets"]["step_time"] |= {"shape_factors": {}, "context_us_per_token": -1.0}
-    assert "step_time.context_us_per_token: expected a positive number" in refused(encoded(bent))
-
-
 @pytest.mark.parametrize(
-    ("in_flight", "why"),
+    ("target", "key", "value", "why"),
     [
-        ({"requests": 20.0, "us_per_request": -1.0}, "in_flight.us_per_request: expected a positive number"),
-        ({"requests": 20.0}, "in_flight.us_per_request: expected a finite number"),
-        ({"requests": True, "us_per_request": 1.0}, "in_flight.requests: expected a finite number"),
-        ([20.0, 1.0], "in_flight: expected an object"),
+        ("step_time", "shape_factors", {"decode:8": {"factor": 0.0}}, ".decode:8.factor: expected a positive number"),
+        ("step_time", "context_us_per_token", -1.0, ": expected a positive number"),
+        ("api_queueing", "in_flight", {"requests": 20.0}, ".us_per_request: expected a finite number"),
+        ("api_queueing", "in_flight", {"requests": True, "us_per_request": 1.0}, ".requests: expected a finite number"),
+        ("api_queueing", "in_flight", [20.0, 1.0], ": expected an object"),
     ],
 )
-def test_a_time_that_grows_by_no_number_is_refused_with_its_place(in_flight, why):
+def test_a_number_that_cannot_be_is_refused_with_its_place(target, key, value, why):
     bent = tree()
-    bent["configs"][0]["targets"]["api_queueing"]["in_flight"] = in_flight
-    assert f"0f3c5a9b77e1.api_queueing.{why}" in refused(encoded(bent))
+    bent["configs"][0]["targets"][target][key] = value
+    assert f"0f3c5a9b77e1.{target}.{key}{why}" in refused(encoded(bent))
 
 
 @given(
@@ -223,19 +207,15 @@ def test_a_file_larger_than_any_snapshot(tmp_path):
     ("answer", "why"),
     [
         (lambda page: page.send(body=b"<html>", Content_Type="text/html; charset=utf-8"), "page for people"),
-        (lambda page: page.send(body=b"<html>"), "page for people"),
         (lambda page: page.send(401), "wants a token"),
         (lambda page: page.send(404), "has no snapshot"),
         (lambda page: page.send(503), "learned nothing yet"),
         (lambda page: page.send(500), "status 500"),
-        (lambda page: page.send(204), "status 204"),
-        (lambda page: page.send(302, Location="/snapshot"), "redirects to /snapshot, which is not followed"),
         (lambda page: page.send(302), "status 302"),
         (lambda page: page.send(body=b"{}", Content_Length="1000000000"), "more than 64 MiB"),
         (lambda page: page.send(body=b"{}", Content_Length="1000"), "broke off"),
         (lambda page: page.wfile.write(b"HTTP/1.1 200 OK\r\n" + b"A: " + b"a" * 70_000), "cannot be asked"),
         (lambda page: page.wfile.write(b"nonsense\r\n\r\n"), "cannot be asked"),
-        (lambda page: page.connection.close(), "cannot be asked"),
     ],
     ids=lambda each: each if isinstance(each, str) else "",
 )
@@ -304,7 +284,6 @@ def test_a_token_does_not_follow_to_another_host():
         "http://h:port/",
         "http://h/a b",
         "http://h/ä",
-        "http:///x",
         "file:///etc/passwd",
         "s3://b/s",
     ],
@@ -336,8 +315,6 @@ def fleet():
         ({"model": "instruct"}, "beef00000000"),
         ({"model": "meta-llama/Llama-3-8B"}, "0f3c5a9b77e1"),
         ({"config_id": "beef"}, "beef00000000"),
-        ({"model": "llama", "gpu": "A100"}, "beef00000000"),
-        ({"config_id": "Instruct"}, "beef00000000"),
         ({"config_id": "LLAMA a100"}, "beef00000000"),
         ({"config_id": "meta-llama/Llama-3-8B · NVIDIA H100 80GB HBM3 · TP 1"}, "0f3c5a9b77e1"),
         ({"config_id": "h100 tp1"}, "0f3c5a9b77e1"),

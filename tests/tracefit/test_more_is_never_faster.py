@@ -192,10 +192,6 @@ def replayed(tmp_path_factory):
     return of
 
 
-def _quiet(_text):
-    pass
-
-
 RECORDED = (
     *("c1_mixed", "c2_long_prefill_mp", "c3_preempt", "c4_abort_errors", "c6_saturated", "c8_stock_0.32.0"),
     *("c10_long", "m1_pages"),
@@ -209,20 +205,3 @@ def test_more_is_never_faster_on_a_server_that_was_recorded(replayed, recording,
     for concurrency, prompt in ((1, 100), (4, 400), (12, 900)):
         assert_rising(ttft_by_prompt(config, output, concurrency))
         assert_plan_keeps_targets(config, prompt, output, concurrency)
-
-
-@pytest.mark.parametrize("recording", RECORDED)
-def test_the_first_token_takes_at_least_the_step_of_its_prompt_on_a_recorded_server(replayed, recording):
-    assert_no_first_token_before_its_step(replayed(recording), range(1, 1_500, 7))
-
-
-def test_a_page_answers_as_its_coefficients_do(replayed):
-    """Windows of some 20 steps are no steps: their shapes say nothing of a step of one prompt."""
-    config = replayed("m1_pages")
-    assert config.telemetry == "metrics"
-    for prompt in (100, 300, 900, 1_500):
-        b0, b_prefill, _, b_requests = (each.value for each in config.coefficients())
-        said_us = b0 + b_prefill * prompt + b_requests
-        assert config.step_time(prefill_tokens=prompt, requests=1).us == pytest.approx(said_us)
-        ttft_us = config.request(prompt_tokens=prompt, output_tokens=50, concurrency=1).ttft.us
-        assert ttft_us == pytest.approx(said_us, rel=0.05)

@@ -109,7 +109,3 @@ def test_it_runs_where_nothing_of_ours_and_no_library_is_installed(tmp_path):
     done = subprocess.run([sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, check=False)
     assert not done.stderr
     assert float(done.stdout) > 0
-
-
-def test_it_is_typed():
-    assert (ROOT / "tracefit" / "py.typed").exists()

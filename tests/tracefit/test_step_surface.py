@@ -97,12 +97,6 @@ def test_where_nobody_said_what_was_usual_it_is_the_published_product_in_the_mid
         assert step_us(old, tokens, requests, 0.0) == pytest.approx(product_us, rel=0.01)
 
 
-def test_requests_are_told_by_it():
-    config = config_of(BIG)
-    said = config.request(prompt_tokens=100, output_tokens=100_000, concurrency=1)
-    assert said.itl.us == pytest.approx(machine_us(0, 1, 50_100), rel=0.05)
-
-
 NUMBERS = st.one_of(st.floats(-1e3, 1e3), st.sampled_from((0.0, 1e-300, 1e12, -1e12)))
 
 

@@ -81,12 +81,6 @@ def test_more_context_is_never_faster(step, more):
     assert many >= few
 
 
-def test_a_number_stands_for_a_whole_column():
-    many = CONFIG.step_time(prefill_tokens=0, requests=[1, 8], decode_context_tokens=100)
-    assert many[1] == CONFIG.step_time(requests=8, decode_context_tokens=100)
-    assert len(many[0:2]) == len(many) == 2
-
-
 def test_arrays_are_columns():
     numpy = pytest.importorskip("numpy")
     many = CONFIG.step_time(requests=numpy.array([1, 8]), decode_context_tokens=numpy.array([5.0, 6.0]))

@@ -1,13 +1,14 @@
 """What a step costs, with a band, and whether that may be bet on.
 
     us   = (T(P, n) + s C) · level                     shapes.py: what steps of such a shape took, or the coefficients
-    low  = us · p10(stratum) - 1.28 w us               high = us · p90(stratum) + 1.28 w us
+    low  = us · (p10(stratum) - unsure - 1.28 w)       high = us · (p90(stratum) + unsure + 1.28 w)
     w    = sqrt((x' C x + sum_j (x_j form_j)^2) / (x beta)^2 + misfit^2)      outside of what was seen, 0 inside
 
 Microseconds; P prefill tokens, C tokens of decode context, n requests. p10 and p90 are measured: eighty per cent of the
-steps of that stratum fell between them, so inside of what was seen nothing has to be added. Outside, the errors of the
-coefficients count as well: those of sampling by their covariance C (independent where a file has none), and how far the
-form of the line lets each of them move under another load; and by how much shapes differ from those beside them.
+steps of that stratum fell between them. To them comes how unsure the surface is of the shape (shapes.py), which is next
+to nothing where the shape was often seen. Outside of what was seen the errors of the coefficients count as well: those
+of sampling by their covariance C (independent where a file has none), and how far the form of the line lets each of
+them move under another load; and by how much shapes differ from those beside them.
 
 Rows that are means of a whole request are of hundreds of steps of all kinds, which scatter less than a step of one kind
 is off: p10 and p90 are moved apart by the mean error of the rows' predictions, each way.

@@ -52,7 +52,6 @@ from .vocabulary import (
     scalars,
 )
 
-
 _FINISHES: Final = {finish.value: finish for finish in Finish}
 
 
@@ -73,9 +72,9 @@ def core_span(span: Span, counts: Counts, may_be: Callable[[int], bool]) -> Core
         marks.append(Mark(kind, int(values["step_id"]), int(values["ts_ns"]), int(values["output_tokens"])))
         offsets_ns.append(event.time_unix_nano - marks[-1].ts_ns)
         prompt_tokens = int(values["prompt_tokens"])
-        said = scalars(event.attributes, {words.FINISH})
-        end = _FINISHES.get(str(said.get(words.FINISH)), Finish.ERROR)
-        finish = end if kind is MarkKind.FINISHED else None
+        if kind is MarkKind.FINISHED:
+            said = scalars(event.attributes, {words.FINISH})
+            finish = _FINISHES.get(str(said.get(words.FINISH)), Finish.ERROR)
     if not marks:
         raise Rejected(Skip.FOREIGN)
     _check_order(marks)

@@ -51,28 +51,28 @@ Path = tuple[Part, Part]
 """The rows of a request, and those of them before its first token."""
 
 
-def _between(rows: RowBlock, engine: int, start_ns: int, end_ns: int) -> Part:
-    """The rows of one engine inside the interval."""
-    end, elapsed = rows.end_ns.astype(np.float64), rows.elapsed_us * 1e3
-    start = end - elapsed
-    inside = ((start + end) / 2 > start_ns) & ((start + end) / 2 <= end_ns)
-    overlap = (np.minimum(end, end_ns) - np.maximum(start, start_ns)) / elapsed
-    share = np.where(rows.steps == 1, inside, np.clip(overlap, 0.0, 1.0)) * (rows.engine == engine)
-    used = np.flatnonzero(share > 0.0)
-    return used, share[used]
-
-
 def paths_of(rows: RowBlock, requests: NDArray[Any]) -> tuple[NDArray[Any], list[Path]]:
     """The requests that their rows cover, and the path of each."""
+    order = np.argsort(rows.end_ns, kind="stable")
+    ends, longest_ns = rows.end_ns[order], int(1e3 * rows.elapsed_us.max(initial=0.0))
+
+    def between(engine: int, start_ns: int, end_ns: int) -> Part:
+        here = order[slice(*np.searchsorted(ends, (start_ns, end_ns + longest_ns)).tolist())]
+        end, elapsed = rows.end_ns[here].astype(np.float64), rows.elapsed_us[here] * 1e3
+        start = end - elapsed
+        inside = ((start + end) / 2 > start_ns) & ((start + end) / 2 <= end_ns)
+        overlap = (np.minimum(end, end_ns) - np.maximum(start, start_ns)) / elapsed
+        share = np.where(rows.steps[here] == 1, inside, np.clip(overlap, 0.0, 1.0)) * (rows.engine[here] == engine)
+        used = np.flatnonzero(share > 0.0)
+        return here[used], share[used]
+
     paths: dict[int, Path] = {}
     for number, request in enumerate(requests):
-        begun_ns = int(request["scheduled_ns"])
-        whole, prefill = (
-            _between(rows, request["engine"], begun_ns, int(request[end])) for end in ("finished_ns", "first_token_ns")
-        )
-        covered = float((rows.elapsed_us[whole[0]] * whole[1]).sum()) * 1e3 / (int(request["finished_ns"]) - begun_ns)
+        begun_ns, first_ns, finished_ns = (int(request[f"{at}_ns"]) for at in ("scheduled", "first_token", "finished"))
+        index, share = whole = between(request["engine"], begun_ns, finished_ns)
+        covered = float((rows.elapsed_us[index] * share).sum()) * 1e3 / (finished_ns - begun_ns)
         if COVER_MIN <= covered <= COVER_MAX:
-            paths[number] = whole, prefill
+            paths[number] = whole, between(request["engine"], begun_ns, first_ns)
     return requests[list(paths)], list(paths.values())
 
 

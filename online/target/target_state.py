@@ -145,7 +145,9 @@ class TargetState(Stateful):
         """All models learn these rows, the one that watches for changes of speed first."""
         self.changes += 1
         self.champion, watcher, change = self._best(), self.watcher(), None
-        blocks = {name: Design.of(features, rows) for name, features in self.sets.items()}
+        blocks: dict[str, Design] = {}
+        for name, features in self.sets.items():
+            blocks[name] = Design.of(features, rows, next(iter(blocks.values()), None))
         blocks = {name: block for name, block in blocks.items() if len(block)}
         if watcher is not None and watcher.features.name in blocks:
             block = blocks[watcher.features.name]

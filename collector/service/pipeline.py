@@ -493,7 +493,8 @@ def check_learning(config: Config) -> None:
         check_settings(config)
     except ValueError as error:
         key, _, problem = str(error).partition(": ")
-        raise ConfigError(key, problem) if problem else ConfigError("custom", key) from None
+        known = key in Config.__struct_fields__
+        raise ConfigError(*((key, problem) if known else ("custom", str(error)))) from None
 
 
 def make_pipeline(config: Config, knowledge: Knowledge | None = None) -> Pipeline:

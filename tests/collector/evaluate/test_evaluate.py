@@ -3,6 +3,7 @@
 import gzip
 import json
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -43,6 +44,14 @@ def test_scores_of_requests_are_those_by_hand():
     alphas = {Target.API_QUEUEING: np.array([3000.0]), Target.POST_DECODE: np.array([4000.0])}
     found = request_scores(requests, paths, us, alphas)
     assert (found["e2e_full"], found["ttft"]) == pytest.approx((0.0, 0.0))
+
+
+def test_a_row_of_several_steps_counts_by_its_share_of_the_time():
+    us, ends = np.array([10e3, 40e3]), np.array([10, 50]) * MS
+    one_each = RowBlock.of_lines(np.ones((2, len(STEP_FEATURES))), us, end_ns=ends)
+    rows = replace(one_each, raw=np.ones((3, len(STEP_FEATURES))), offsets=np.array([0, 1, 3]))
+    _, (path,) = paths_of(rows, requests_of({"scheduled": 10, "first_token": 20, "finished": 30}))
+    assert [(index.tolist(), share.tolist()) for index, share in path] == [([1], [0.5]), ([1], [0.25])]
 
 
 def capture_of(name, n=600, seed=0):

@@ -30,7 +30,7 @@ _HEARTBEAT_MS, _HEARTBEAT_TIMEOUT_MS = 10_000, 30_000
 _RECONNECT_MS, _RECONNECT_MAX_MS = 200, 10_000
 _AT_ONCE = 256
 _HEAP_S = 0.01
-"""Between two looks at a socket; with 0, a record costs half as much again."""
+"""Between two looks at a socket; with 0, a record costs half as much again (``make bench WHAT=wires``)."""
 NO_PACKAGE = "pyzmq is not installed: install tracefit's extra kv"
 
 T = TypeVar("T")

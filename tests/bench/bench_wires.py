@@ -1,21 +1,25 @@
-"""Passing on: ``make bench WHAT=wires``, whole or by section.
+"""Passing on and records of forward passes: ``make bench WHAT=wires``, whole or by section.
 
 acknowledged  how much longer a sender waits for its acknowledgement where its telemetry is passed on, in turns
 passed_on     100,000 spans of the real SDK, by way of a sidecar, to a second OTLP server: bytes and order
 gone          a backend that is dead for a minute: what is held, what is dropped, and with the log
+records       what a record of a forward pass costs, at 10,000 a second
 
 Sidecars run in processes of their own.
 """
 
 from __future__ import annotations
 
+import json
 import sys
 import tempfile
 import time
 from pathlib import Path
 
 import grpc
+import msgspec
 import numpy as np
+import zmq
 from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
@@ -24,17 +28,19 @@ from collector.ingest.forward import METHODS
 from collector.telemetry import Signal
 from tests.bench.board import Board, run
 from tests.support.clocks import eventually
-from tests.support.gpu_server import step_payloads
+from tests.support.gpu_server import serve, step_payloads
 from tests.support.otlp_backend import Backend, Tee
 from tests.support.processes import running_process
 from tests.support.sidecars import call_export, metric
 from tests.support.step_exports import make_export
+from tests.support.vllm_senders import fpm_lines
 
 CALLS = 2000
-SPANS, DEAD_S = 100_000, 60
+SPANS, DEAD_S, PER_S = 100_000, 60, 10_000
 SENT = 'tracefit_forward_exports_total{outcome="sent",signal="traces"}'
 DROPPED = 'tracefit_forward_exports_total{outcome="dropped",signal="traces"}'
 HELD = 'tracefit_size_bytes{of="forward"}'
+LEARNED = 'tracefit_rows_total{outcome="learned",target="step_time"}'
 
 
 def acknowledged(board: Board) -> None:
@@ -119,7 +125,44 @@ def gone(board: Board) -> None:
             back.stop()
 
 
-SECTIONS = {section.__name__: section for section in (acknowledged, passed_on, gone)}
+def records(board: Board) -> None:
+    """CPU of the sidecar once it learns and has imported what that needs; no row waits for another engine's."""
+    told = [json.loads(line) for line in fpm_lines(serve("llama8b-h100", 120.0, 11))]
+    warm, counted = 4 * PER_S, 10 * PER_S
+    with zmq.Context() as context, context.socket(zmq.XPUB) as publisher:
+        publisher.setsockopt(zmq.LINGER, 0)
+        port = publisher.bind_to_random_port("tcp://127.0.0.1")
+        settings = {"FPM": f"tcp://127.0.0.1:{port}", "MODEL": "m", "ALLOWED_LATENESS_S": "1"}
+        with tempfile.TemporaryDirectory() as directory, running_process(Path(directory), **settings) as running:
+            clock = (~running.process.pid << 3) | 2
+            publisher.poll(60_000)
+            bodies = [
+                msgspec.msgpack.encode({**told[number % len(told)], "counter_id": number})
+                for number in range(warm + counted)
+            ]
+            begun_s = time.monotonic()
+            for number, body in enumerate(bodies):
+                if number == warm:
+                    before_s, before = time.clock_gettime(clock), metric(running.http_port, LEARNED)
+                publisher.send_multipart([b"", number.to_bytes(8, "big"), body])
+                ahead_s = begun_s + number / PER_S - time.monotonic()
+                if ahead_s > 0.002:
+                    time.sleep(ahead_s)
+            spent_s = time.clock_gettime(clock) - before_s
+            learned = metric(running.http_port, LEARNED) - before
+            eventually(
+                lambda: (
+                    metric(running.http_port, 'tracefit_messages_total{feed="fpm",outcome="accepted"}') == len(bodies)
+                ),
+                60,
+            )
+            dropped = metric(running.http_port, 'tracefit_messages_total{feed="fpm",outcome="dropped"}')
+    board.at_most("records lost or dropped", dropped, 0)
+    board.at_most("share of the records that was not learned from meanwhile", 1 - learned / counted, 0.1)
+    board.at_most("CPU of a record, learned from", 1e6 * spent_s / counted, 15, " us")
+
+
+SECTIONS = {section.__name__: section for section in (acknowledged, passed_on, gone, records)}
 
 if __name__ == "__main__":
     sys.exit(run(__doc__, SECTIONS))

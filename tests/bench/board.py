@@ -67,9 +67,9 @@ class Board:
         """Configurations of the request tables by experiment."""
         return json.loads((self.tables / "configs.json").read_text())
 
-    def as_otlp(self, experiment: str, out: Path) -> Path:
+    def as_otlp(self, experiment: str, out: Path, *options: str) -> Path:
         """A request table as the exports of a stock vLLM."""
-        command = [sys.executable, self.tools / "requests_to_otlp.py", experiment, out, "--data", self.tables]
+        command = [sys.executable, self.tools / "requests_to_otlp.py", experiment, out, "--data", self.tables, *options]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         return out
 

@@ -1,4 +1,4 @@
-"""Changes of speed: how soon they are reported, and what is reported of machines that did not change.
+"""Changes of speed: how soon they are reported, what is reported of machines that did not change, the error after.
 
 Constants of the test were chosen on the recordings and on the machines of tests/support/uneven_steps.py with seeds
 below 200; here are seeds from 7000 on. Called by tests/bench/bench_learning.py.
@@ -12,16 +12,18 @@ import numpy as np
 
 from online.change import DETECTORS
 from tests.support.pipelines import new_pipeline, step_rows
-from tests.support.uneven_steps import STEADY, plain, since, uneven
+from tests.support.uneven_steps import STEADY, plain, ramp, since, uneven
 from tests.support.watched import Watched
 
 CALM = ("c1_mixed", "c2_long_prefill_mp", "c5_offload", "c6_saturated", "c7_async_sim", "c10_long")
 CALM += ("f1_fork_parity", "p1_engine_stats")
-SEEDS, FALSE_SEEDS = range(7000, 7020), range(7000, 7025)
+SEEDS, FALSE_SEEDS, SLOW_SEEDS = range(7000, 7020), range(7000, 7025), range(7000, 7006)
 DETECTOR_SEEDS, PREFILL_LIMIT = range(7000, 7010), 1500
 ONSET = 8000
 LIMITS = {1.38: 200, 1.15: 450}
 """New time per old time, and the rows within which it must be reported."""
+SLOW_LIMITS = {"prefill x2": 1.5, "ramp x1.3": 1.15}
+"""Error after 6,000 rows, by that before the change."""
 
 
 def measure(board):
@@ -34,7 +36,10 @@ def measure(board):
     with ProcessPoolExecutor() as pool:
         for kind in STEADY:
             counts = list(pool.map(_reports, [(kind, seed) for seed in FALSE_SEEDS]))
-            board.at_most(f"false reports per 1e6, {kind}", 1e6 * sum(counts) / (len(counts) * 20_000), 20)
+            board.at_most(f"false reports per 1e6, {kind}", 1e6 * sum(counts) / (len(counts) * 20_000), 10)
+        for what, limit in SLOW_LIMITS.items():
+            worst = max(pool.map(_slow, [(what, seed) for seed in SLOW_SEEDS]))
+            board.at_most(f"{what}: error after 6,000 rows / before, worst of {len(SLOW_SEEDS)}", worst, limit)
         for detector in DETECTORS[:3]:
             _measure_detector(board, pool, detector)
 
@@ -67,3 +72,11 @@ def _delay(job):
 def _reports(job):
     kind, seed, *detector = job
     return len(Watched(plain(kind, seed), *detector).reports)
+
+
+def _slow(job):
+    what, seed = job
+    n = ONSET + 6500
+    change = {"speed": ramp(n, ONSET, 4000, 1.3)} if what == "ramp x1.3" else {"prefill_gain": since(n, ONSET, 2.0)}
+    found = Watched(plain("iid", seed, n, **change))
+    return found.error(ONSET + 6000, 500) / found.error(ONSET - 2000, 2000)

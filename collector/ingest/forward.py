@@ -344,7 +344,10 @@ def _is_here(address: str) -> bool:
 
 
 def _address(config: Config) -> tuple[str, int]:
-    parts = urlsplit(config.forward)
+    try:
+        parts = urlsplit(config.forward)
+    except ValueError as error:  # brackets around what is no IPv6 address
+        raise ConfigError("forward", str(error)) from None
     return parts.hostname or "", parts.port or (4317 if parts.scheme.startswith("grpc") else 4318)
 
 

@@ -97,6 +97,7 @@ CHECK, RUN, REPLAY = ("config", "check"), ("run",), ("replay", "x", "--snapshot"
         (CHECK, "tls_client_ca_file: /nope", "tls_cert_file: "),
         (CHECK, "scrape_token_file: /nope", "scrape_token_file: "),
         (CHECK, "ca_file: /nope", "ca_file: "),
+        (CHECK, "forward: 'grpc://[1.2.3.4]:4317'", "forward: An IPv4 address cannot be in brackets"),
         (CHECK, "listen: 0.0.0.0:4318", "listen_http: "),
         (CHECK, "directory: /proc/stat", "directory: /proc/stat is a file"),
     ],

@@ -127,6 +127,7 @@ def test_what_a_killed_process_left_half_written_goes_and_nothing_else(tmp_path)
     [
         ("file", ConfigError, "OUT: .*/file is a file, and a directory is wanted"),
         ("file/below", StartError, "cannot write to OUT .*/file/below: Not a directory"),
+        ("x" * 300, StartError, "cannot write to OUT .*/x+: File name too long"),
     ],
 )
 def test_a_directory_that_cannot_be_written_to_is_one_sentence(tmp_path, path, error, sentence):

@@ -5,8 +5,9 @@
 The I/O of all parts happens in one asyncio loop; the worker learns in a thread, durability and the snapshot writer wait
 for the disk in theirs. ``start`` and ``stop`` wait for them, hence are called outside of the loop.
 
-Stop, within ``GRACE_S`` + ``drain_s`` and a second or two: readiness flips, calls in flight finish, the
-queue drains, the last state and generation are taken and written, the pages close last so that a scrape still sees it.
+Stop, within ``GRACE_S`` + ``FLUSH_S`` + ``drain_s`` + ``LAST_BATCH_S``: readiness flips, calls in flight finish, what
+waits for the backend is sent, the queue drains, the last state and generation are taken and written, the pages close
+last so that a scrape still sees it.
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ GENERATIONS_PER_FILE = 2
 """``snapshot.json`` is written at every second pause between generations: a slow disk is spared, and readers poll."""
 _ANY_HOST = ("", "0.0.0.0", "::")  # noqa: S104 -- compared, not bound
 GRACE_S = 3.0
-"""How long calls that run may still end after SIGTERM; with ``drain_s`` it fits a pod's 30 s."""
+"""How long calls that run may still end after SIGTERM; with the rest of a stop it fits a pod's 30 s."""
 PAGE_TIMEOUT_S = 10.0
 """Longest wait for the bytes of a request to the pages, and longest time to send one."""
 

@@ -16,6 +16,7 @@ import yaml
 from collector.app import GRACE_S
 from collector.config.load import load, load_or_degrade
 from collector.config.schema import Config
+from collector.ingest.forward import FLUSH_S
 from collector.service.durability import CONFIG_STATE_BYTES
 from collector.service.worker import LAST_BATCH_S
 from exporters.pages import make_routes
@@ -50,6 +51,7 @@ CHART_VALUES = [
         "config": {"slo": {"itl_ms": [30]}},
     },
 ]
+STOP_S = GRACE_S + FLUSH_S + Config.drain_s + LAST_BATCH_S
 OLDEST, NEWEST = "1.29", "1.37"
 OLDEST_PLAIN = "1.25"
 
@@ -241,8 +243,8 @@ def test_every_claim_holds_a_whole_log_and_three_checkpoints_of_all_configuratio
 def test_what_the_manifests_configure_is_accepted_and_a_missing_file_keeps_no_pod_from_starting(
     containers, pods, tmp_path
 ):
-    config = load(KUSTOMIZE / "base" / "tracefit.yaml", {})
-    assert GRACE_S + config.drain_s + LAST_BATCH_S < min(spec.get("terminationGracePeriodSeconds", 30) for spec in pods)
+    load(KUSTOMIZE / "base" / "tracefit.yaml", {})
+    assert min(spec.get("terminationGracePeriodSeconds", 30) for spec in pods) > STOP_S
     seen = set()
     for container in containers:
         environment = environment_of(container, "TRACEFIT_")
@@ -538,4 +540,6 @@ def test_the_numbers_of_the_guide_are_those_of_the_manifests(containers):
     requests, limits = (containers[0]["resources"][name] for name in ("requests", "limits"))
     assert f"asks for {requests['cpu']} CPU and {requests['memory']}" in guide
     assert f"may use {limits['memory']}" in guide
-    assert f"stopped last and needs up to {GRACE_S + Config.drain_s:.0f} s" in guide
+    assert f"stopped last and needs up to {STOP_S:.0f} s" in guide
+    vllm = [path.read_text() for path in KUSTOMIZE.glob("overlays/*/vllm.yaml")]
+    assert all(f"the sidecar's {STOP_S:.0f} s at most" in text for text in vllm if "the sidecar's" in text)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Final, TypeVar
@@ -75,14 +75,14 @@ class ReceiveBudget:
         self._held: Counter[str] = Counter()
         self._used: Counter[str] = Counter()
         self._halved_s = 0.0
-        self._waiting: dict[_Receiving, None] = {}
+        self._waiting: dict[str, deque[_Receiving]] = {}  # in the order of each connection
         self._receiving: dict[_Receiving, None] = {}  # their bytes are not here yet
 
     @asynccontextmanager
     async def receiving(self, connection: str, size_bytes: int) -> AsyncIterator[_Receiving]:
         """Room for a message of at most so many bytes, reserved for a connection."""
         one = _Receiving(self, connection, min(COPIES * size_bytes, self._room))
-        self._waiting[one] = None
+        self._waiting.setdefault(connection, deque()).append(one)
         try:
             self._admit()
             if not one.admitted.done():
@@ -96,10 +96,12 @@ class ReceiveBudget:
                 raise BudgetFull from None
             yield one
         finally:
-            self._waiting.pop(one, None)
             self.received(one)
             if one.since_s:
                 self._release(one.connection, one.size_bytes)
+            else:
+                self._forget(one)
+                self._admit()  # those behind it may fit
 
     def received(self, one: _Receiving) -> None:
         """Its bytes are here, or will not come."""
@@ -116,24 +118,32 @@ class ReceiveBudget:
         """How long a message may take to come; the more connections wait, the shorter."""
         if not self._waiting:
             return RECEIVE_TIMEOUT_S
-        connections = len({each.connection for each in self._waiting})
-        return max(STALLED_S / max(1.0, connections / RECEIVED_AT_ONCE), STALLED_MIN_S)
+        return max(STALLED_S / max(1.0, len(self._waiting) / RECEIVED_AT_ONCE), STALLED_MIN_S)
 
     def _admit(self) -> None:
-        """Let in those who wait as far as there is room, the connections that have used least first."""
+        """Let in those who wait as far as there is room, the connections that have used least first.
+
+        Of each connection the first is looked at: one may have a thousand calls that wait.
+        """
         now_s = asyncio.get_running_loop().time()
         if now_s - self._halved_s >= USED_HALF_LIFE_S:
             self._halved_s = now_s
             self._used = Counter({name: used // 2 for name, used in self._used.items() if used >= USED_BYTES_MIN})
-        while fitting := [each for each in self._waiting if self._fits(each)]:
+        while fitting := [line[0] for line in self._waiting.values() if self._fits(line[0])]:
             one = min(fitting, key=lambda each: self._used[each.connection])
-            del self._waiting[one]
+            self._forget(one)
             self._left -= one.size_bytes
             self._held[one.connection] += one.size_bytes
             self._used[one.connection] += one.size_bytes
             self._receiving[one] = None
             one.since_s = now_s
             one.admitted.set_result(None)
+
+    def _forget(self, one: _Receiving) -> None:
+        line = self._waiting[one.connection]
+        line.remove(one)
+        if not line:
+            del self._waiting[one.connection]
 
     def _fits(self, one: _Receiving) -> bool:
         if one.size_bytes > self._left or one.admitted.done():  # then its time was up, and it has not left yet

@@ -203,3 +203,32 @@ def test_large_messages_are_received_one_after_the_other_since_each_is_held_twic
             await second
 
     asyncio.run(scenario())
+
+
+class CountingBudget(ReceiveBudget):
+    looks = 0
+
+    def _fits(self, one):
+        self.looks += 1
+        return super()._fits(one)
+
+
+def test_of_many_calls_on_one_connection_the_first_is_looked_at_and_one_that_gives_up_lets_the_next_in():
+    async def receive(budget, size_bytes):
+        async with budget.receiving("one", size_bytes):
+            await asyncio.sleep(0)
+
+    async def scenario():
+        budget = CountingBudget(100)
+        await asyncio.gather(*(receive(budget, 100) for _ in range(500)))
+        assert budget.looks < 5 * 500
+        held = [budget.receiving(f"other {n}", size_bytes) for n, size_bytes in enumerate((100, 100, 100, 50))]
+        for each in held:
+            await each.__aenter__()
+        large, small = (asyncio.create_task(receive(budget, size_bytes)) for size_bytes in (100, 50))
+        await asyncio.sleep(0)
+        large.cancel()
+        async with asyncio.timeout(1):
+            await small
+
+    asyncio.run(scenario())

@@ -120,7 +120,7 @@ class ShapeFactors(Stateful):
         cost = np.maximum(beta[: len(mean)], WORTH * float(self.rows @ np.exp(self.log_y)) / rows / mean)
         least, usual = _LEAST_WORK * mean, usual.take(cell, axis=0)
         far = np.maximum(np.abs(np.log((x + least) / (usual + least))) - _FREE_WORK, 0.0)
-        by_form = ((far * np.abs(x - usual)) @ cost) / (x @ cost)
+        by_form = ((far * np.abs(x - usual)) @ cost) / np.maximum(x @ cost, TINY_US)
         reached: Floats = np.where(cell >= PREFILL_CELL, far.max(axis=1), by_form)
         return reached
 

@@ -11,7 +11,7 @@ import tracefit
 from collector.commands.replay import replay
 from collector.config import Config
 from collector.runtime import SystemClock
-from online import ConfigSnapshot, EngineSnapshot, RowBlock, Snapshot
+from online import STEP_FEATURES, ConfigSnapshot, EngineSnapshot, RowBlock, Snapshot
 from online.shapes import ShapeFactors
 from tests.support.banks import RLS, STEP, coefficients, features_of, learned, merged, restarted, told
 from tests.support.linear_steps import steps
@@ -175,3 +175,15 @@ def test_what_a_merge_decides_does_not_depend_on_its_order(won):
     orders = list(itertools.permutations(parts))
     found = [added(*order) for order in orders] + [added(a, added(b, c)) for a, b, c in orders]
     assert {each.applied for each in found} == {sum(won) >= -0.05 * 300.0}
+
+
+def test_rows_of_no_work_beside_a_shape_of_little_do_not_spoil_what_is_saved():
+    rows = steps(2048, 1, prefill_share=0.0).rows
+    requests, context = (STEP_FEATURES.index(name) for name in ("requests", "decode_context_tokens"))
+    raw, little = rows.raw.copy(), np.arange(2048) % 4 == 0
+    raw[:, requests], raw[:, context] = np.where(little, 3, 8), np.where(little, 1.0, 100.0)
+    us = raw[:, context] * np.exp(0.02 * np.random.default_rng(1).standard_normal(2048))
+    raw[1500::64, context] = 0.0
+    no_intercept = Config(learners=("rls",), feature_sets=("custom",), custom={"step_time": ("decode_context_tokens",)})
+    bank = learned(dataclasses.replace(rows, raw=raw, elapsed_us=us), settings=no_intercept)
+    assert restarted(bank).targets("c") == bank.targets("c")

@@ -7,7 +7,7 @@
 
 Rows come in event-time order. They are evaluated when they come and learned in blocks that the rows themselves cut
 (online/blocks.py). Names of models: a feature set's name for the default learner ``rls``, ``<learner>/<set>`` for the
-others. Configurations are bounded by ``engines_max``, donors by :mod:`online.transfer`.
+others. Configurations are bounded by ``configs_max``, donors by :mod:`online.transfer`.
 """
 
 from __future__ import annotations
@@ -50,16 +50,15 @@ class ConfigPlaces:
         self._places_max = places_max
         self.refused: OrderedDict[str, int] = OrderedDict()
 
-    def offer(self, newcomer: str, unix_ns: int, configs: Mapping[str, Mapping[Target, TargetState]]) -> str | None:
+    def offer(self, newcomer: str, unix_ns: int, heard_ns: Mapping[str, int]) -> str | None:
         """The configuration whose place it takes, itself for a free one; None if there is none.
 
-        One of ``configs`` that has only begun is never silent.
+        ``heard_ns``: when each that has a place was heard of last.
         """
         taken: str | None = newcomer
-        if len(configs) >= self._places_max:
-            newest_ns = {name: max((one.last_ns for one in own.values()), default=0) for name, own in configs.items()}
-            silent = [name for name, at_ns in newest_ns.items() if 0 < at_ns < unix_ns - SILENT_NS]
-            taken = min(silent, key=newest_ns.__getitem__, default=None)
+        if len(heard_ns) >= self._places_max:
+            silent = [name for name, at_ns in heard_ns.items() if at_ns < unix_ns - SILENT_NS]
+            taken = min(silent, key=heard_ns.__getitem__, default=None)
         if taken is not None:
             self.refused.pop(newcomer, None)
             return taken
@@ -79,6 +78,8 @@ class Configuration:
         priors: coefficients that its models may start from.
         lineage: the engines it has learned from.
         learned: whether it has a place among those that are learned.
+        heard_ns: event time of its newest row, even one that was refused, or restart; of a restored one that it
+            learned from.
     """
 
     targets: dict[Target, TargetState] = field(default_factory=dict)
@@ -86,6 +87,7 @@ class Configuration:
     priors: Priors = field(default_factory=dict)
     lineage: Lineage = field(default_factory=Lineage)
     learned: bool = False
+    heard_ns: int = 0
 
     def add(self, other: Configuration) -> None:
         """Add what another one knows, which is used up."""
@@ -98,6 +100,7 @@ class Configuration:
                 if self.targets.setdefault(target, state) is not state:
                     self.targets[target].add(state, engines)
         self.lineage.add(other.lineage)
+        self.heard_ns = max(self.heard_ns, other.heard_ns)
 
     def outgrown(self, state: TargetState) -> bool:
         """Whether it was learned by other columns than the facts make: experts have become known since, say."""
@@ -157,11 +160,13 @@ class Bank:
     def _has_place(self, config_id: str, unix_ns: int) -> bool:
         """Whether it is learned, or may be from now on; who makes room for it is gone then."""
         if not self._get(config_id).learned:
-            gone = self.places.offer(config_id, unix_ns, {each: self._known[each].targets for each in self.configs()})
+            gone = self.places.offer(config_id, unix_ns, {each: self._known[each].heard_ns for each in self.configs()})
             if gone is None:
                 return False
             if gone != config_id:
                 self.drop(gone)
+        known = self._known.setdefault(config_id, Configuration())
+        known.heard_ns = max(known.heard_ns, unix_ns)
         return True
 
     def _get(self, config_id: str) -> Configuration:
@@ -224,7 +229,8 @@ class Bank:
         if donor.learned and donor_id != config_id:
             priors = priors_of(self.statistics(donor_id))
             self._set_priors(self._known.setdefault(config_id, Configuration()), priors)
-            if (old := donor.targets.get(Target.STEP_TIME)) is not None:
+            old = donor.targets.get(Target.STEP_TIME)
+            if old is not None and self._has_place(config_id, donor.heard_ns):
                 self._target(config_id, Target.STEP_TIME).succeed(old)
 
     def mark_restart(self, config_id: str, at_ns: int) -> None:
@@ -356,6 +362,7 @@ class Bank:
                     one = fresh._target(config_id, Target(target))
                     one.from_state(own)
                     left_out += [f"{config_id}/{target}/{name}" for name in one.left_out]
+                    known.heard_ns = max(known.heard_ns, one.last_ns)
         self._known, self.learned_rows = fresh._known, fresh.learned_rows
         return left_out
 

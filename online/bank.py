@@ -376,7 +376,7 @@ class Bank:
 
     def event_span_ns(self) -> tuple[int, int]:
         """Event time of the first and of the last row that any target has learned; 0 without any."""
-        states = [state for known in self._known.values() for state in known.targets.values()]
+        states = [state for known in self._known.values() for state in known.targets.values() if state.last_ns]
         return min((s.first_ns for s in states), default=0), max((s.last_ns for s in states), default=0)
 
     def merge(self, other: Bank) -> None:

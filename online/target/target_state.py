@@ -118,7 +118,7 @@ class TargetState(Stateful):
         self.timed = self.timed * 2.0 ** (-len(rows) / HALF_LIFE_STEPS) + timed
         if not len(good):
             return outcome
-        self._keep_windows(good, finer=int(rows.quality.min()) != Quality.METRICS)  # the poorest, of all rows
+        self._keep_windows(good, finer=int(rows.quality.min()) != Quality.METRICS)  # the richest, of all rows
         first_ns = int(good.end_ns.min())
         self.first_ns = min(self.first_ns, first_ns) if self.first_ns else first_ns
         self.last_ns = max(self.last_ns, int(good.end_ns.max()))
@@ -346,7 +346,7 @@ class TargetState(Stateful):
                 self._keep_windows(each, finer=self.finer or other.finer)
         self.finer |= other.finer
         self.history.course.add(other.history.course)
-        self.first_ns = min(self.first_ns or other.first_ns, other.first_ns)
+        self.first_ns = min(self.first_ns or other.first_ns, other.first_ns or self.first_ns)
         self.last_ns = max(self.last_ns, other.last_ns)
 
     def succeed(self, old: TargetState) -> None:

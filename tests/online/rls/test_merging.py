@@ -1,12 +1,13 @@
 """A merge tells the truth: errors, scale and error bars of the merged coefficients, and who differs from whom."""
 
+import dataclasses
 import itertools
 
 import numpy as np
 import pytest
 
 from online.bank import Bank, merge_states
-from online.rows import RowBlock
+from online.rows import RowBlock, Target
 from online.state import StateError
 from tests.support.banks import RLS, STEP, learned, told
 from tests.support.linear_steps import BETA, steps
@@ -140,6 +141,20 @@ def test_streams_that_follow_each_other_merge_to_the_same_in_any_stages():
     at_once = coefficients(a, b, c)
     for stages in ([c, a, b], [merge_states([a, b], RLS), c], [a, merge_states([b, c], RLS)]):
         assert coefficients(*stages) == pytest.approx(at_once, rel=1e-9)
+
+
+def test_a_target_of_which_no_row_was_learned_is_of_no_time():
+    """Its state would else come first in a list of states, and its span begin in 1970."""
+    whole = steps(6000, 9).rows
+    first, last = learned(whole.slice(0, 4000)), learned(whole.slice(4000, 6000))
+    at_once, span_ns = coefficients(first.state(), last.state()), last.event_span_ns()
+    last.learn("c", Target.SCHEDULE_TIME, dataclasses.replace(whole.slice(0, 5), elapsed_us=np.zeros(5)))
+    assert last.event_span_ns() == span_ns
+    assert coefficients(first.state(), last.state()) == pytest.approx(at_once, rel=1e-12)
+    restarted = Bank(RLS)
+    restarted.mark_restart("c", 1)
+    last.merge(restarted)
+    assert last.event_span_ns() == span_ns
 
 
 def test_of_streams_that_overlap_in_a_chain_stages_differ_and_a_list_does_not():

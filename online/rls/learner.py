@@ -387,6 +387,10 @@ class RlsLearner(Stateful):
         """Rows that the published coefficients rest on, after forgetting and down-weighting."""
         return self.fit.strata.effective_rows()
 
+    def half_lives(self) -> float:
+        """Half-lives that its rows are worth."""
+        return float(self.fit.strata.clock.sum())
+
     def donation(self) -> Prior | None:
         """What another configuration may start from; None before the first fit."""
         if not self.started:

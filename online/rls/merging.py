@@ -63,7 +63,6 @@ def merge(into: RlsLearner, other: RlsLearner, *, other_is_later: bool, side_by_
             setattr(into, name, getattr(other, name))
     else:
         into.rows += other.rows
-        into.means.sums = into.means.sums + other.means.sums
         into.error = PrequentialError()
         into.intervals.add(other.intervals)
         if into.holding:
@@ -74,9 +73,11 @@ def merge(into: RlsLearner, other: RlsLearner, *, other_is_later: bool, side_by_
         else:
             if not side_by_side:
                 earlier, later = (into, other) if other_is_later else (other, into)
+                earlier.means.decay(later.half_lives())
                 earlier.fit.strata.decay(later.fit.strata.clock)
                 earlier.fit.meat.decay(later.fit.strata.clock)
             _add_statistics(into, other)
+        into.means.sums = into.means.sums + other.means.sums
     into.drift = into.drift.restarted()
 
 

@@ -234,7 +234,12 @@ class Means(Stateful):
 
     def learn(self, z: Floats, weighted_steps: float) -> None:
         """Add rows z (n, q) that tell of so many steps."""
-        self.sums = self.sums * 2.0 ** -(weighted_steps / HALF_LIFE_STEPS) + z.sum(axis=0)
+        self.decay(weighted_steps / HALF_LIFE_STEPS)
+        self.sums += z.sum(axis=0)
+
+    def decay(self, half_lives: float) -> None:
+        """Forget as if rows worth so many half-lives had been learned."""
+        self.sums = self.sums * 2.0**-half_lives
 
     def discount(self, keep: float, gain: float) -> None:
         """Keep this share of all sums, and say that the same work takes ``gain`` times as long."""

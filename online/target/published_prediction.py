@@ -77,9 +77,9 @@ class PublishedPrediction(Stateful):
         self.intervals.learn(view, log_ratio)
         self.shaped_error.learn(np.abs(inverse - 1.0))
         self.error.learn(np.abs(inverse * np.exp(added) - 1.0))
-        kept = 2.0 ** -(float(view.steps @ view.weight) / HALF_LIFE_STEPS)
-        self.observed_us = self.observed_us * kept + float(view.elapsed_us.sum())
-        self.predicted_us = self.predicted_us * kept + float(view.elapsed_us @ inverse)
+        self.decay(float(view.steps @ view.weight) / HALF_LIFE_STEPS)
+        self.observed_us += float(view.elapsed_us.sum())
+        self.predicted_us += float(view.elapsed_us @ inverse)
         if change is not None and change.prefill:
             self.level.prefill.end()
         elif change is not None:  # it is in beta from now on: what was summed up is of another machine
@@ -91,6 +91,11 @@ class PublishedPrediction(Stateful):
         if self.cells.any():
             low, high = np.minimum(low, self.low), np.maximum(high, self.high)
         self.low, self.high = low, high
+
+    def decay(self, half_lives: float) -> None:
+        """Forget sums as if rows worth so many half-lives had been learned."""
+        kept = 2.0**-half_lives
+        self.observed_us, self.predicted_us = self.observed_us * kept, self.predicted_us * kept
 
     def add(self, other: PublishedPrediction) -> None:
         """Rows of both."""

@@ -322,6 +322,9 @@ class TargetState(Stateful):
         other.flush()
         later = other.first_ns >= self.last_ns
         side_by_side = not later and other.last_ns > self.first_ns
+        earlier, newest = (self, other) if later else (other, self)
+        if not side_by_side and earlier.published is not None and newest.published is not None:
+            earlier.published.decay(newest.models[SHAPED].half_lives())
         for name, model in self.models.items():
             theirs = other.models.get(name)
             if theirs is None:
@@ -339,7 +342,6 @@ class TargetState(Stateful):
         if self.published is not None and other.published is not None:
             self.published.add(other.published)
         self.champion = ""  # nobody's before, so that neither order gives another one
-        earlier, newest = (self, other) if later else (other, self)
         windows, self.windows = [earlier.windows, newest.windows], None
         for each in windows:
             if each is not None:

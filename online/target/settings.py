@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol, Union
 
 from online.change import DETECTORS
+from online.constants import VALUE_MAX
 from online.features import Facts, FeatureSet, build, custom, registered
 from online.rls import Prior, RlsLearner
 from online.rows import Target
@@ -81,8 +82,8 @@ def check_settings(settings: BankSettings) -> None:
         custom(Target(target), names)
     for key in ("block_rows", "block_s", "river_rows_per_s", "configs_max"):
         bound = getattr(settings, key)
-        if not bound > 0:
-            raise ValueError(f"{key}: expected a number > 0, got {bound}")
+        if not 0 < bound <= VALUE_MAX:
+            raise ValueError(f"{key}: expected a number > 0 and <= {VALUE_MAX:.0e}, got {bound}")
     if settings.detector not in DETECTORS:
         raise ValueError(f"detector: {settings.detector!r} is not one of {', '.join(DETECTORS)}")
 

@@ -154,7 +154,8 @@ class Bank:
         self.learned_rows += outcome[RowOutcome.LEARNED]
         if engines:
             state.name_engines(engines)
-            self._known[config_id].lineage.record_rows(engines, rows.engine, rows.end_ns)
+            if outcome[RowOutcome.LEARNED]:
+                self._known[config_id].lineage.record_rows(engines, rows.engine, rows.end_ns)
         return outcome
 
     def _has_place(self, config_id: str, unix_ns: int) -> bool:

@@ -284,7 +284,7 @@ class Lineage:
             raise StateError("a span of an engine ends before it begins")
 
     def record_rows(self, engines: Mapping[int, str], numbers: NDArray[np.int64], end_ns: NDArray[np.int64]) -> None:
-        """Rows (n,) of several engines were learned; ``engines`` names their numbers (n,), of others there is none."""
+        """Rows (n,) came and some were learned; ``engines`` names their numbers (n,), of others there is none."""
         for number in sorted(engines.keys() & set(numbers.tolist())):
             self.record(engines[number], end_ns[numbers == number])
 

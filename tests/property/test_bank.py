@@ -91,8 +91,8 @@ def test_living_configurations_are_not_forgotten_for_newcomers():
 
 def refused_row(bank, name):
     row = steps(1, 1).rows
-    outcome = bank.learn(name, Target.STEP_TIME, dataclasses.replace(row, elapsed_us=np.zeros(1)))
-    assert outcome == {RowOutcome.NOT_POSITIVE: 1}
+    outcome = bank.learn(name, Target.STEP_TIME, dataclasses.replace(row, elapsed_us=np.zeros(1)), {0: "engine"})
+    assert (outcome, bank.lineages) == ({RowOutcome.NOT_POSITIVE: 1}, {})
 
 
 def restart(bank, name):

@@ -184,7 +184,7 @@ def _is_state(name: str) -> bool:
 
 def _state_url(url: str) -> URL:
     asked = URL(url)
-    return asked.with_path(STATE_PATH) if asked.path in ("", "/") else asked
+    return asked.with_path(STATE_PATH).with_query(asked.query) if asked.path in ("", "/") else asked
 
 
 def _check_url(url: str) -> None:
@@ -301,7 +301,7 @@ class StateFetcher:
         url, host = place.url, None
         if place.address:  # of the many behind the name, which stays what is asked for
             asked = URL(place.url)
-            url, host, headers["Host"] = place.name, asked.host, asked.authority
+            url, host, headers["Host"] = place.name, asked.host, asked.raw_authority
         async with session.get(url, headers=headers, allow_redirects=False, server_hostname=host) as response:
             if response.status == http.HTTPStatus.NOT_MODIFIED and "If-None-Match" in headers:
                 return kept

@@ -196,6 +196,25 @@ def test_a_name_stands_for_every_address_behind_it_and_a_file_of_targets_is_read
     assert found("- nonsense")[-1].problem == "expected a list of groups with targets"
 
 
+@pytest.mark.parametrize(
+    ("source", "url", "host"),
+    [
+        ("http://h", "http://h/state", "h"),
+        ("http://h?x=1", "http://h/state?x=1", "h"),
+        ("http://h/a?x=1", "http://h/a?x=1", "h"),
+        ("http://[::1]:8080", "http://[::1]:8080/state", "[::1]:8080"),
+    ],
+)
+def test_a_source_is_asked_for_its_state_by_its_name_and_with_its_query(source, url, host, tmp_path):
+    (place,) = look([source])
+    assert place.url == url
+    fetcher = state_places.StateFetcher(tmp_path, 1.0, str)
+    with state_server({}) as server:
+        fetcher.fetch([place._replace(name=f"http://127.0.0.1:{server.port}/", address="127.0.0.1")])
+        assert server.asked[0][1]["Host"] == host
+    fetcher.close()
+
+
 def test_of_a_directory_with_too_many_states_the_first_are_taken_and_the_rest_is_said(tmp_path, monkeypatch):
     monkeypatch.setattr(state_places, "PLACES_MAX", 3)
     for number in range(9):

@@ -84,8 +84,11 @@ class PageEngine(Emitter):
 
     @property
     def host(self) -> str:
-        """Of its server."""
-        return urllib.parse.urlsplit(self.server).hostname or ""
+        """Of its server; empty where that has none, as a recording may say."""
+        try:
+            return urllib.parse.urlsplit(self.server).hostname or ""
+        except ValueError:  # brackets around what is no IPv6 address
+            return ""
 
     @property
     def last_step(self) -> int:

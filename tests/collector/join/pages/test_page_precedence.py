@@ -71,12 +71,13 @@ def test_where_an_engine_sends_steps_its_page_gives_facts_and_no_rows(name):
     assert with_pages.take_counts()[table.DROPPED_ROWS, RowDrop.TOLD_BY_STEPS] > 30
 
 
-def test_of_several_servers_only_the_one_that_sends_is_left_to_its_telemetry():
+@pytest.mark.parametrize("other", ["http://10.0.0.8:8000", "http://[1.2.3.4]:80/x", "http://[::1"])
+def test_of_several_servers_only_the_one_that_sends_is_left_to_its_telemetry(other):
     pipeline = make_pipeline(CONFIG)
     for export in exports()[:20]:
         pipeline.process([export])
     for page in pages():
-        pipeline.process(pages=[live(page, "http://10.0.0.7:8000"), live(page, "http://10.0.0.8:8000")])
+        pipeline.process(pages=[live(page, "http://10.0.0.7:8000"), live(page, other)])
     pipeline.flush()
     assert {config.telemetry for config in learned(pipeline).values()} >= {"metrics"}
 

@@ -63,7 +63,7 @@ class Metrics:
 
     Raises:
         KeyError: on a label value outside its closed set.
-        AttributeError: on a metric of another kind.
+        AttributeError: on setting a counter.
     """
 
     def __init__(self, registry: CollectorRegistry, table: tuple[Metric, ...] = TABLE) -> None:

@@ -47,7 +47,7 @@ _RECEIVING: Final = (
 """Keys that hold their defaults where a broken configuration wanted the receivers closed."""
 _FIELDS: Final = {field.name: field for field in msgspec.structs.fields(Config)}
 _WORDS: Final = ("tag:yaml.org,2002:str", "tag:yaml.org,2002:merge")
-_UNKNOWN: Final = re.compile(r"unknown field `(.*)`$")
+_UNKNOWN: Final = re.compile(r"unknown field `(.*)`$", re.DOTALL)
 _NOT_ONE_OF: Final = re.compile(r"'(?P<word>[^']+)'.* is not one of (?P<known>[^;]+)$")
 _AT: Final = re.compile(r"^(?P<problem>.*?)(?: - at `\$\.?(?P<path>.*)`)?$", re.DOTALL)
 _KINDS: Final = {"object": "mapping", "null": "nothing", "boolean": "`true`, `false`", "string": "text"}
@@ -236,7 +236,8 @@ def _explain(text: str, tree: Mapping[str, Any]) -> ConfigError:
     unknown = _UNKNOWN.search(problem)
     if unknown is not None:
         known = Rule.__struct_fields__ if path else _FIELDS
-        where = ".".join(filter(None, (path, unknown[1])))
+        word = unknown[1] if unknown[1] and unknown[1].isprintable() else repr(unknown[1])
+        where = ".".join(filter(None, (path, word)))
         return ConfigError(where, "unknown key" + suggestion(unknown[1], known))
     key = re.split(r"[.\[]", path)[0]
     schema = json_schema()["$defs"]["Config"]["properties"].get(key, {})

@@ -63,7 +63,7 @@ class Metrics:
 
     Raises:
         KeyError: on a label value outside its closed set.
-        AttributeError: on setting a counter.
+        AttributeError: on setting or following a counter.
     """
 
     def __init__(self, registry: CollectorRegistry, table: tuple[Metric, ...] = TABLE) -> None:

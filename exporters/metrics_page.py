@@ -380,12 +380,18 @@ def _load_values(config: ConfigSnapshot, view: LoadView) -> Values:
         api = (config.targets.get(name) for name in _API_TARGETS)
         api_us = sum(target.mean_us or 0.0 for target in api if target is not None)
         yield "tracefit_observed_itl_seconds", of_config, _seconds(mix.itl_us)
-        yield "tracefit_observed_ttft_seconds", of_config, _seconds(mix.ttft_us and mix.ttft_us + api_us)
+        yield (
+            "tracefit_observed_ttft_seconds",
+            of_config,
+            _seconds(None if mix.ttft_us is None else mix.ttft_us + api_us),
+        )
         for of in ("concurrency", "prompt_tokens", "output_tokens"):
             yield "tracefit_load", (*of_config, of), getattr(mix, of)
         yield "tracefit_load", (*of_config, "prefix_hit_ratio"), mix.prefix_hit
-        yield "tracefit_predicted_itl_seconds", of_config, _seconds(predicted and mix.itl_us and predicted.itl_us)
-        yield "tracefit_predicted_ttft_seconds", of_config, _seconds(predicted and predicted.ttft_us)
+        if predicted is not None:
+            itl_us = None if mix.itl_us is None else predicted.itl_us
+            yield "tracefit_predicted_itl_seconds", of_config, _seconds(itl_us)
+            yield "tracefit_predicted_ttft_seconds", of_config, _seconds(predicted.ttft_us)
     for fit in view.fits:
         labels = (*of_config, f"{fit.itl_ms / 1e3:.6g}")
         yield "tracefit_slo_concurrency", labels, fit.concurrency

@@ -69,13 +69,14 @@ A budget T that nobody told is taken to be 2,048, or enough for 2 n; an answer o
     N* = max { N : for every N' <= N  ITL(N') <= target and TTFT(N') <= target }        N whole, 1 to the slots
 
 The first N that breaks a target ends the search, so that an engine which fills up slowly never passes through a load
-that breaks it. With ``safe`` the upper end of the band is held against the target instead of the mean. Where batches
-were measured to be faster than smaller ones, the search goes through all N up to the last of them; then it doubles N
-until a target breaks and bisects the last octave; between the probes ITL and TTFT are taken as rising.
+that breaks it. With ``safe`` the upper end of the band is within the targets at N*, too; at smaller N the mean is, for
+bands of batches that are seldom seen are wide. The search looks at the middles of all cells up to the last batch that
+was measured to be faster than smaller ones; then it doubles N until a target breaks, and bisects what lies between;
+between the probes ITL and TTFT are taken as rising.
 
-What it leaves out: requests that arrive in a burst wait for the prompts of each other, so that their TTFT is up to half
-a burst of prompts longer; requests of different size share one mean, so a mix of a few very long prompts with short
-ones is seen too smooth; preemption; the correlation of phases when all clients start at once.
+What it leaves out: requests that arrive in a burst wait for the prompts of each other, half of them on average, so that
+their TTFT may be several times as long; requests of different size share one mean, so a mix of a few very long prompts
+with short ones is seen too smooth; preemption; the correlation of phases when all clients start at once.
 
 Guards: O - 1 >= 1e-9; weights are relative to where the flows balance, which is the peak, and end at 1e-6 of it.
 
@@ -270,14 +271,14 @@ class RequestEstimate(NamedTuple):
 class ClosedLoop:
     """The formulas of the module's docstring on one configuration."""
 
-    __slots__ = ("_after", "_ahead", "_before", "_steps", "falls_to", "limits")
+    __slots__ = ("_after", "_ahead", "_before", "_steps", "limits", "turns")
 
     def __init__(self, steps: StepModel, targets: Mapping[str, Target], *, ahead: bool = False) -> None:
         self._steps = steps.with_stalls()
         queueing = targets.get("api_queueing")
         self._ahead = ahead or (queueing is not None and queueing.step_ahead_us is not None)
         self.limits: Limits = steps.limits
-        self.falls_to = steps.surface.falls_to
+        self.turns = steps.surface.turns
         self._before = (_request_time(queueing, "prompt_tokens"), _request_time(targets.get("first_response"), ""))
         self._after = _request_time(targets.get("post_decode"), "output_tokens")
 
@@ -318,7 +319,9 @@ class ClosedLoop:
             prefills = Prefills(running, work.output, work.uncached, steps.budget_of(running))
             others = work.uncached * prefills.ended(prefills.mean())
         pieces = (others,) if steps.of_means else (own, others) if tokens else (own,)
-        outside = tuple(dict.fromkeys(name for piece in pieces for name in steps.outside(piece, running, held)))
+        untold = steps.untold(own, running, held) if steps.of_means else ()
+        names = [*untold, *(name for piece in pieces for name in steps.outside(piece, running, held))]
+        outside = tuple(dict.fromkeys(names))
         if work.uncached > steps.budget_of(running) and self.limits.max_num_batched_tokens is None:
             outside = (*outside, "max_num_batched_tokens")
         first_us = between_us = 0.0
@@ -335,8 +338,7 @@ class ClosedLoop:
             per_s * work.output,
             at.prefill_bound,
             outside,
-            steps.usable(outside, pieces[0], running, held)
-            and not (steps.of_means and steps.asks_the_untold(own, running, held)),
+            steps.usable(outside, pieces[0], running, held) and not untold,
         )
 
     def _times(self, work: Workload, n: int, queued: float, turnaround_us: float) -> _Times:
@@ -430,17 +432,19 @@ def planned(loop: ClosedLoop, work: Workload, itl_ms: object, ttft_ms: object, r
     def at(n: int) -> RequestEstimate:
         return loop.estimate(work, n)
 
-    def broken(n: int) -> str:
+    def broken(n: int, *, end_of_band: bool = False) -> str:
         """Which target this load breaks, or nothing."""
         itl, ttft = at(n).itl, at(n).ttft
-        if (itl.high if safe else itl.us) > itl_us:
+        if (itl.high if end_of_band else itl.us) > itl_us:
             return "itl"
-        return "ttft" if (ttft.high if safe else ttft.us) > ttft_us else ""
+        return "ttft" if (ttft.high if end_of_band else ttft.us) > ttft_us else ""
 
-    best = _largest(broken, end, loop.falls_to)
+    best = _largest(broken, end, loop.turns)
+    if safe:
+        best = _last_within(lambda n: broken(n, end_of_band=True), best)
     limit = slot_limit if best == end and slots < CONCURRENCY_MAX + 1 else "none"
     if best < end:
-        limit = "token_budget" if at(best + 1).prefill_bound else broken(best + 1)
+        limit = "token_budget" if at(best + 1).prefill_bound else broken(best + 1, end_of_band=safe)
     here = at(max(best, 1))
     last = min(end, max(2 * best, 8))
     sizes = sorted({*(1 << power for power in range(last.bit_length())), last, max(best, 1)})
@@ -456,12 +460,28 @@ def _target_us(name: str, value: object) -> float:
     return math.inf if value is None else 1e3 * checked(name, value, 1e-6, _MS_MAX)
 
 
-def _largest(broken: Callable[[int], str], end: int, one_by_one: int) -> int:
-    """The last whole N before the first that breaks a target; times may fall with N as long as it is ``one_by_one``."""
-    n = next((each for each in range(1, min(one_by_one, end)) if broken(each)), max(min(one_by_one, end), 1))
-    while n < end and not broken(n):
-        n = min(2 * n, end)
-    return bisect_left(range(n), True, n // 2 + 1, key=lambda each: bool(broken(each))) - 1 if broken(n) else end
+def _largest(broken: Callable[[int], str], end: int, turns: Sequence[int]) -> int:
+    """The last whole N before the first that breaks a target; from one of ``turns`` to the next times rise."""
+    doubled = (max(turns, default=1) << power for power in range(end.bit_length()))
+    before = 0
+    for n in (*(each for each in (*turns, *doubled) if each < end), end):
+        if broken(n):
+            return _first(broken, before + 1, n) - 1
+        before = n
+    return end
+
+
+def _last_within(broken: Callable[[int], str], best: int) -> int:
+    """The last whole N up to ``best`` that breaks no target, if larger ones do; ever longer steps are taken down."""
+    above, below = best + 1, best
+    while below > 0 and broken(below):
+        above, below = below, below - (best + 1 - below)
+    return _first(broken, max(below, 0) + 1, above) - 1
+
+
+def _first(broken: Callable[[int], str], start: int, end: int) -> int:
+    """The first N from ``start`` on that breaks a target; ``end`` does, or is the end."""
+    return bisect_left(range(end), True, start, key=lambda each: bool(broken(each)))
 
 
 def _at_rate(loop: ClosedLoop, work: Workload, rate: float, end: int) -> RequestEstimate | None:

@@ -81,7 +81,7 @@ _RATIO_MAX = 5.0
 _PER_OCTAVE = -math.log(8.0)
 _FALL_MIN, _FALL_ERRORS = 0.1, 4.0
 _NEAR_OCTAVES = 0.75
-"""Between a step with prefill and a cell that it is like: octaves of requests and of tokens, added."""
+"""Between the cells of a step with prefill and of one that it is like: octaves of requests and of tokens, added."""
 NORMAL_P90 = 1.2816
 _ENTRIES_MAX = 65536
 
@@ -246,7 +246,8 @@ def _isotonic(values: Sequence[float], errors: Sequence[float]) -> list[float]:
             if math.log(before / mean) > max(_FALL_MIN, _FALL_ERRORS * math.hypot(sure, least)):
                 break
             pools.pop()
-            mean, count, least = (before * many + mean * count) / (many + count), many + count, min(sure, least)
+            least = math.hypot(sure * many, least * count) / (many + count)
+            mean, count = (before * many + mean * count) / (many + count), many + count
         pools.append((mean, count, least))
     return [mean for mean, count, _ in pools for _ in range(count)]
 
@@ -285,7 +286,8 @@ class StepSurface:
             {cell.name: seen for cell in cells if cell.name in shapes and (seen := self._seen(cell, shapes[cell.name]))}
             for cells in (decodes, prefill_cells)
         ]
-        noise = 0.0 if target.interval is None else _scatter(target.interval.pooled) ** 2
+        scatter = 0.0 if target.interval is None else _scatter(target.interval.pooled)
+        noise = scatter * scatter
         misfit = _misfit(kinds, noise)
         self.misfit = math.sqrt(misfit)
         half = min(max(noise / misfit, _HALF_MIN), _HALF_MAX) if misfit else _HALF_MAX
@@ -317,17 +319,20 @@ class StepSurface:
         return self._table(self._settled)
 
     @cached_property
-    def falls_to(self) -> int:
-        """The largest number of requests whose steps are faster than those of one less; 0 where none are."""
-        decodes = self._settled.decodes
-        falls = [size for size, pair in zip(_DECODE_SIZES[1:], pairwise(decodes), strict=True) if pair[1] < pair[0]]
-        return math.ceil(max(falls, default=0.0))
+    def turns(self) -> list[int]:
+        """Numbers of requests between which times rise, up to the last that is faster than those before; or none."""
+        falls = [size for size, (before, after) in enumerate(pairwise(self._settled.decodes), 2) if after < before]
+        return [math.ceil(size) for size in _DECODE_SIZES[: max(falls, default=0)]]
 
     def is_beside_cells(self, requests: float, piece: int) -> bool:
         """Whether steps like those of a piece of prefill tokens were seen, if steps with prefill were at all."""
-        size = _log2(_SIZES[min(max(int(requests).bit_length() - 1, 0), _OCTAVES[-1])])
-        near = (abs(each.requests - size) + abs(each.tokens - 0.5 * piece) for each in self._prefills.values())
-        return not self._prefills or min(near) <= _NEAR_OCTAVES
+        octave, half = min(max(int(requests).bit_length() - 1, 0), _OCTAVES[-1]), 0.5 * piece
+        return not self._prefills or any(
+            cell.name in self._prefills
+            and abs(_log2(cell.requests / _SIZES[octave])) + abs(_log2(cell.tokens) - half) <= _NEAR_OCTAVES
+            for row in _cells()[1]
+            for cell in row
+        )
 
     def _table(self, nodes: Nodes) -> StepTable:
         return StepTable(nodes, self._nodes, self._unsure, self._interval, self._wider)

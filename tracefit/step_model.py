@@ -2,16 +2,17 @@
 
     us   = (T(P, n) + s C) · level                     shapes.py: what steps of such a shape took, or the coefficients
     low  = us · (p10(stratum) - unsure - 1.28 w)       high = us · (p90(stratum) + unsure + 1.28 w)
-    w    = sqrt((x' C x + sum_j (x_j form_j)^2) / (x beta)^2 + misfit^2)      outside of what was seen, 0 inside
+    w    = sqrt((x' C x + sum_j (x_j form_j)^2) / (x beta)^2)                 outside of what was seen, 0 inside
 
 Microseconds; P prefill tokens, C tokens of decode context, n requests. p10 and p90 are measured: eighty per cent of the
 steps of that stratum fell between them. To them comes how unsure the surface is of the shape (shapes.py), which is next
 to nothing where the shape was often seen. Outside of what was seen the errors of the coefficients count as well: those
 of sampling by their covariance C (independent where a file has none), and how far the form of the line lets each of
-them move under another load; and by how much shapes differ from those beside them.
+them move under another load.
 
 Rows that are means of a whole request are of hundreds of steps of all kinds, which scatter less than a step of one kind
-is off: p10 and p90 are moved apart by the mean error of the rows' predictions, each way.
+is off: p10 and p90 are moved apart by the mean error of the rows' predictions, each way; w holds the misfit of the
+surface, which is not in "unsure" there.
 
 ``level`` is 1, or for a step of now what the last steps of its phase took beside the rest. ``portable`` is used, the
 set that every consumer can compute. A stratum without an interval has the pooled one. Guards: ``low <= us <= high``,
@@ -33,6 +34,7 @@ from .faults import REQUESTS_MAX, TOKENS_MAX, BadInputError, NoCoefficientsError
 from .shapes import NORMAL_P90, STRIDE, Coefficients, StepSurface, StepTable, piece_of, stratum_name, stratum_of_cell
 
 FEATURES = ("intercept", "prefill_tokens", "decode_context_tokens", "requests")
+_COLUMNS = (*FEATURES, ACTIVE_EXPERTS)
 _MEANS_OF_REQUESTS = ("journeys", "requests")
 _ROWS_MIN, _WINDOWS_MIN = 256, 64
 """Rows of single steps or requests, and of windows between two pages, each of which holds many steps."""
@@ -126,11 +128,10 @@ class StepModel:
         self.budget = float(limits.max_num_batched_tokens or math.inf)
         self.requests_max = float(limits.max_num_seqs or math.inf)
         by_name = {each.name: each for each in self.model.coefficients}
-        names = (*FEATURES, ACTIVE_EXPERTS)
-        values = [by_name[name].value if name in by_name else 0.0 for name in names]
+        values = [by_name[name].value if name in by_name else 0.0 for name in _COLUMNS]
         self.coefficients = Coefficients(*values)._replace(missed=config.missed_experts or 0.0)
         coefficients = self.model.coefficients
-        self._columns = [names.index(c.name) for c in coefficients]
+        self._columns = [_COLUMNS.index(c.name) for c in coefficients]
         self._form_errors = [c.form_error or 0.0 for c in coefficients]
         self._carries = [
             c.status == "identified" and (c.form_error or 0.0) < _FORM_ERROR_MAX * c.value for c in coefficients
@@ -238,7 +239,7 @@ class StepModel:
             variance += sum([(a * error) ** 2 for a, error in zip(x, self._form_errors, strict=True)])
         by_coefficients_us: float = sum(map(mul, self.coefficients, work))
         share = math.sqrt(max(variance, 0.0)) / max(by_coefficients_us, 1e-9)
-        return NORMAL_P90 * math.hypot(share, self.surface.misfit)
+        return NORMAL_P90 * (math.hypot(share, self.surface.misfit) if self.of_means else share)
 
     def usable(self, outside: Collection[str], prefill: float, requests: float, context: float) -> bool:
         """Inside of what was seen the sum carries; outside every term that makes up a tenth must be identified.
@@ -249,14 +250,14 @@ class StepModel:
             return not self.reasons
         terms = self.coefficients.terms(prefill, requests, context)
         least = 0.1 * sum(terms)
-        return not self.asks_the_untold(prefill, requests, context) and all(
+        return not self.untold(prefill, requests, context) and all(
             carries or terms[column] < least for carries, column in zip(self._carries, self._columns, strict=True)
         )
 
-    def asks_the_untold(self, prefill: float, requests: float, context: float) -> bool:
-        """Whether the step has much more than usual of what was never seen without something else."""
+    def untold(self, prefill: float, requests: float, context: float) -> tuple[str, ...]:
+        """Of what the step has much more than usual that was never seen without something else."""
         work = self.coefficients.work(prefill, requests, context)
-        return any(work[column] > most for column, most in self._untold)
+        return tuple(_COLUMNS[column] for column, most in self._untold if work[column] > most)
 
     # ---------------------------------------------------------------- many steps
 
@@ -355,7 +356,7 @@ def computable_model(config: ConfigDocument, name: str) -> Model:
         NoCoefficientsError: there is none; it says which and why.
     """
     config_id, target = config.config_id, config.targets.get(name)
-    known = FEATURES if config.missed_experts is None else (*FEATURES, ACTIVE_EXPERTS)
+    known = FEATURES if config.missed_experts is None else _COLUMNS
     if target is None:
         raise NoCoefficientsError(f"configuration {config_id} has learned nothing about {name} yet")
     for key in ("portable", target.champion):

@@ -120,7 +120,9 @@ def test_every_key_stands_in_the_table():
 
 
 def test_the_examples_are_configurations(tmp_path):
-    for example in re.findall(r"```yaml\n(.*?)```", (DOCS / "configuration.md").read_text(encoding="utf-8"), re.DOTALL):
+    examples = re.findall(r"```yaml\n(.*?)```", (DOCS / "configuration.md").read_text(encoding="utf-8"), re.DOTALL)
+    assert examples
+    for example in examples:
         (tmp_path / "tracefit.yaml").write_text(example)
         assert load(tmp_path / "tracefit.yaml", {}) != load(None, {})
 

@@ -222,6 +222,14 @@ def test_a_concurrency_whose_own_point_is_not_usable_is_not_published():
         assert published(cases.snapshot(msgspec.structs.replace(config, targets=targets)), 61) == [None]
 
 
+def test_where_the_seen_batches_are_not_known_no_concurrency_is_published():
+    config = cases.config()
+    targets = config.targets | {"step_time": msgspec.structs.replace(config.targets["step_time"], seen=None)}
+    shown = advice(cases.snapshot(msgspec.structs.replace(config, targets=targets)))
+    assert shown["tracefit_usable",] == 1
+    assert not [name for name in shown if "slo" in name[0]]
+
+
 def test_without_a_load_there_is_a_verdict_and_no_advice():
     assert advice(cases.snapshot(), mix=None) == {("tracefit_usable",): 1.0}
 

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 import tracefit
 from tests.tracefit.example_snapshot import cell_of, config_of, encoded, step_time_of, tree
+from tracefit.shapes import stratum_name
 
 CONTEXT_US = 0.08
 
@@ -78,6 +79,17 @@ def test_what_was_served_often_is_told_by_its_own_rows():
 @pytest.mark.parametrize(("tokens", "named"), [(120, ()), (400, ()), (4_000, ("shape",))])
 def test_a_prefill_that_is_like_none_that_was_served_is_named(tokens, named):
     assert config_of(BIG).step_time(prefill_tokens=tokens, requests=20).extrapolated == named
+
+
+@pytest.mark.parametrize("requests", [2**power for power in range(8)])
+def test_a_prefill_that_was_served_is_like_itself_also_with_the_fewest_requests_of_its_octave(requests):
+    """Servers are busy at powers of two, where ``max_num_seqs`` ends a batch."""
+    prefills = (19, 107, 1_217, 4_870)
+    strata = {stratum: [0.9, 1.0, 1.1] for stratum in (stratum_name(0, requests), stratum_name(1, requests))}
+    interval = {"p10": 0.9, "p50": 1.0, "p90": 1.1, "strata": strata}
+    config = config_of(learned((requests,), prefills, context_us_per_token=CONTEXT_US, interval=interval))
+    for tokens in prefills:
+        assert "shape" not in config.step_time(prefill_tokens=tokens, requests=requests).extrapolated
 
 
 def test_a_shape_whose_one_row_compiled_says_nothing():

@@ -41,7 +41,7 @@ ADWIN (SDM 2007).
 
     A, b                      weighted statistics of the rows after the change: sum w x x', sum w x y
     s = b - A beta            beta: the coefficients from before it
-                              by one hypothesis the extra time of a row is a (x u), and u is known:
+                              under a hypothesis u every row takes c (x u) longer; c is not known:
 
         all                   u = beta                            every term takes longer alike
         decode                u = beta without prefill columns    all but prefill does

@@ -12,15 +12,16 @@ accuracy equal to it and with merging still exact). The blocks of sum_s G_s are 
     n1_s = sum 2^(-age) h v    n2_s = sum 2^(-2 age) h^2 v    h: Huber's share, v: the row's weight; n1^2 / n2 =
     effective rows: k rows of weight 1 / k that see the same are one
 
-Where a stratum is visited more often than the others it forgets faster, so rare ones weigh more than their share: the
-line is that of the load as it is remembered, which on a machine that no line fits is not that of the load as it is.
+Where a stratum is visited more often than the others it forgets faster, so rare ones weigh more than their share.
+So the line fits the remembered mix of loads, which differs from the real mix where no line fits.
 
 Operating points (:class:`OperatingPoints`) are finer: octaves of the batch and of the context per request. A linear
-form is right to a per cent or two at any one point, however many rows say so, and who weighs a point by its rows
-believes its misfit. So each point is one observation later (online/transfer/sheet.py).
+form is right to a per cent or two at any one point, however many rows say so. Weighing a point by its rows would
+trust its misfit; each point therefore counts as one observation (online/transfer/sheet.py).
 
-Guarantees: adding statistics equals learning the rows together, to rounding; nothing here divides, so nothing here can
-become non-finite from finite rows.
+Guarantees: adding statistics equals learning the rows together, to rounding, but for operating points, which learn by
+their own clock and are decayed by their strata's; nothing here divides, so nothing here can become non-finite from
+finite rows.
 Reference: Kulhavy, Restricted exponential forgetting in real-time identification (Automatica 1987).
 """
 
@@ -38,7 +39,7 @@ from online.state import Stateful
 
 from .solve import RELATIVE_RIDGE
 
-# Batches of 2^15 requests and contexts of 2^18 tokens share the last octave, contexts below 2^10 the first. Guess.
+# Batches of 2^15 requests and contexts of 2^17 tokens share the last octave, contexts below 2^10 the first. Guess.
 _BATCHES, _CONTEXTS, _SHORT = STRATA // 2, 9, 9
 _COLUMNS = [column.name for column in portable(Target.STEP_TIME).columns]
 _CONTEXT, _REQUESTS = _COLUMNS.index("decode_context_tokens"), _COLUMNS.index("requests")

@@ -135,7 +135,7 @@ class TargetState(Stateful):
         self.windows = None if self.finer else rows.slice(max(0, len(rows) - JACKKNIFE_ROWS), len(rows))
 
     def _size_blocks(self) -> None:
-        """The young learn every 32 rows; blocks are as long as nobody would wait for them."""
+        """The young learn every 32 rows. A block lasts 1 s where somebody waits for changes, else 16 s."""
         watcher, rows, seconds = self.watcher(), self.settings.block_rows, self.settings.block_s
         young = watcher is None or watcher.rows < YOUNG_ROWS
         self.cutter.block_rows = min(NOISE_ROWS, rows) if young else rows

@@ -31,7 +31,7 @@ def _places(histograms: Floats, shares: tuple[float, ...]) -> Floats:
 
 # Derived: bins are 0.25 % wide near 0 and 12 % far out; 44 of them to each side reach log ratios of 2.4.
 _SCALE, _PER_UNIT, _BINS = 0.02, 8.0, 88
-# Guard: an error, and a ratio of observed and predicted, is at most that of a prediction ten times as long as the step.
+# Guard: an error is at most ten times the step, and a step at most ten times its prediction.
 RATIO_MAX = 10.0
 
 

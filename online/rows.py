@@ -120,7 +120,7 @@ class RowOutcome(enum.StrEnum):
     UNKNOWN_FEATURE = "unknown_feature"
     QUARANTINED = "quarantined"
     NO_PLACE = "no_place"
-    """Of a configuration beyond ``engines_max``."""
+    """Of a configuration beyond ``configs_max``."""
 
 
 class CorrectionOutcome(enum.StrEnum):

@@ -6,8 +6,9 @@
     rho  = rows of the block / (min(rows before, 256) + rows of the block)
     F_c  = exp(U_c n_c / (n_c + 8))                        the prediction of a step is x beta F_c
 
-A shape (online/blocks.py) starts with the median of its first rows. What is kept is Y_c = U_c + log X_c beta, so that a
-shape's time stays true while beta is learned. The clip bounds what a stall can do.
+A shape (online/blocks.py) starts with the median of its first rows; one whose steps always take 2.46 times x beta or
+more, or less than x beta / 2.46, gets no first row. What is kept is Y_c = U_c + log X_c beta, so that a shape's time stays true while beta is
+learned. The clip bounds what a stall can do.
 
 A shape's mean counts its stalls, which beta leaves out, and where stalls are many it is a time that hardly any step
 takes. So factors are applied for as long as they do not predict worse than none: over rows not yet learned,

@@ -46,7 +46,7 @@ jackknife and the bootstrap for general stationary observations (Annals of Stati
 **Diagnosis.** What the data say about each coefficient, and what they do not.
 
     C       = (A + H)^-1                            on the columns with evidence (p, p)
-    V       = C (M + u^2 H) C + fade W              H: the prior's part, u = max(s, its misfit); M, W: above
+    V       = C (M + u^2 H) C + fade W              H: the prior's part, u = max(min(s, 2 %), its misfit)
     M       = Newey and West's, and in no direction below s^2 A n2 / n1 (n1, n2: online/rls/strata.py)
     fade    = 1 up to 256 rows, 0 from 1,280 on: as windows of scores become enough to show the misfit of this load
     se_j    = sqrt(V_jj)                            for few windows such that 1.96 se is Student's 95 %
@@ -69,7 +69,7 @@ Status, the first that applies:
 
 Reasons of a weak coefficient, the first that applies:
 
-    few_rows             fewer than 2 p + 2 windows of 32 rows, or a tenth of it is still a prior's
+    few_rows             fewer than 2 p + 1.5 windows of 32 rows, or a tenth of it is still a prior's
     collinear            vif > 10: it trades with other columns; it has no error bar, but the covariance has it
     one_size             cv <= 0.1 over the strata that have it: chunks of one size price the chunk, not the token
     wide                 se >= 20 % of the coefficient
@@ -108,7 +108,8 @@ if TYPE_CHECKING:
 _LAGS_MAX, _WINDOWS_PER_LAG = 64, 6.0
 # Guess: windows beyond the number of columns from which on they say something of the noise.
 _FREE_MIN = 1.5
-# Derived: 1.96 (1 + 1.21 / f) is Student's 97.5 % quantile at f degrees of freedom, within 4 % from f = 2 on.
+# Derived: 1.96 (1 + 1.21 / f) is Student's 97.5 % quantile at f degrees of freedom, within 4 % from f = 6 on,
+# 27 % short at 2.
 _STUDENT = 1.21
 # Guard: one wild shape does not decide all.
 _LEVERAGE_MAX = 0.9
@@ -174,7 +175,7 @@ class Meat(Stateful):
         return matrix * (spare * (1.0 + _STUDENT / free) ** 2)
 
     def carries(self, columns: int) -> bool:
-        """Whether there are windows enough for a fit of so many columns to be called known: 2 p + 2."""
+        """Whether there are windows enough for a fit of so many columns to be called known: 2 p + 1.5."""
         return float(self.windows.sum()) >= 2 * columns + _FREE_MIN
 
     def discount(self, keep: float) -> None:

@@ -9,9 +9,8 @@ merged coefficients yet. The scale is that of the merged coefficients:
     n s^2     = n_1 s_1^2 + n_2 s_2^2 + R(beta) - R_1(beta_1) - R_2(beta_2)              n: rows in Huber shares
 
 A replica is the statistics of one engine at the merge: A, b, and N, the variance of its scores; before there are
-2 p + 2 windows, and of engines that send to one sidecar, 32 s^2 A stands in: the rows of a window may share their
-noise. Phases belong to the stamps
-of a server and are taken out at their estimate.
+p + 1.5 windows, and of engines that send to one sidecar, 32 s^2 A stands in: the rows of a window may share their
+noise. Phases belong to the stamps of a server and are taken out at their estimate.
 
     beta_i = the fit of what all others know together, without those that are odd
     r_i    = log (beta_i' b_i / beta_i' A_i beta_i)            0 = as fast as the others; exp r_i is its ratio

@@ -11,7 +11,7 @@ last solve's, which is right in all but a few blocks.
 
 A donor is another configuration's learner with the same columns; its coefficients are the mean, and
 
-    sd_j = 15 % of beta_j + 2 % of ybar / rms x_j        20 precise rows then do what 500 do from cold
+    sd_j = 15 % of beta_j + 2 % / rms (x_j / yhat)       20 precise rows then do what 500 do from cold
     H_jj = (max(min(s, 2 %), misfit) / sd_j)^2           s: the noise of the rows
 
 Residuals are large because the machine is noisy or because the donor is wrong. Unbounded, a wrong donor would weigh

@@ -126,7 +126,7 @@ class Alarm(Stateful):
     @property
     def memory(self) -> int:
         """Values that may still be asked for: those since a sum was 0, and a few before."""
-        return min(max(self.rising, self.falling) + 2 * _RIVER_BLOCKS, int(MEMORY_ROWS))
+        return min(max(self.rising, self.falling) + 2 * _RIVER_BLOCKS, MEMORY_ROWS)
 
     @property
     def lasting(self) -> int:

@@ -7,8 +7,8 @@
     F_c  = exp(U_c n_c / (n_c + 8))                        the prediction of a step is x beta F_c
 
 A shape (online/blocks.py) starts with the median of its first rows; one whose steps always take 2.46 times x beta or
-more, or less than x beta / 2.46, gets no first row. What is kept is Y_c = U_c + log X_c beta, so that a shape's time stays true while beta is
-learned. The clip bounds what a stall can do.
+more, or less than x beta / 2.46, gets no first row. What is kept is Y_c = U_c + log X_c beta, so that a shape's time
+stays true while beta is learned. The clip bounds what a stall can do.
 
 A shape's mean counts its stalls, which beta leaves out, and where stalls are many it is a time that hardly any step
 takes. So factors are applied for as long as they do not predict worse than none: over rows not yet learned,
@@ -40,6 +40,7 @@ from .constants import (
     TINY_US,
     WORTH,
 )
+from .features import INTERCEPT
 from .rows import Floats, Ints
 from .snapshot import ShapeFactorSnapshot
 from .state import Stateful
@@ -92,8 +93,8 @@ class ShapeFactors(Stateful):
         ids = self.rows.nonzero()[0]
         factors = np.exp(self.log_factors(ids, beta)) if self.applied else np.ones(len(ids))
         work: Sequence[Floats | None] = [None] * len(ids)
-        if self.applied and set(names) >= {"intercept", *_USUAL_WORK}:
-            steps = np.maximum(self.x[ids, names.index("intercept")], 1.0)
+        if self.applied and set(names) >= {INTERCEPT, *_USUAL_WORK}:
+            steps = np.maximum(self.x[ids, names.index(INTERCEPT)], 1.0)
             sums = self.x[ids][:, [names.index(name) for name in _USUAL_WORK]]
             exact = np.column_stack((sums, np.exp(self.log_y[ids]))) / steps[:, None]
             digits = 10.0 ** (3.0 - np.floor(np.log10(np.maximum(exact, 1e-3))))

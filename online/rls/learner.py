@@ -37,7 +37,7 @@ from online.blocks import STRATA, Design
 from online.change import Change, ChangeMonitor
 from online.constants import ALARM_KEEP, MEMORY_ROWS, MISFIT, TINY, TINY_US
 from online.errors import Intervals, PrequentialError
-from online.features import INTERCEPT, FeatureSet
+from online.features import INTERCEPT, PORTABLE, FeatureSet
 from online.rows import PHASES, Floats, Ints, Mask, RowBlock, Target
 from online.shapes import ShapeFactors
 from online.snapshot import ModelSnapshot
@@ -57,7 +57,7 @@ from .solve import (
 )
 from .strata import Means, Strata
 
-_BY_POINT = ("portable", Target.STEP_TIME)
+_BY_POINT = (PORTABLE, Target.STEP_TIME)
 """What is kept by operating point, too: columns that data sheets and other configurations say something of."""
 _RELEVANCE_SETS = frozenset({"bsr_ard"})
 """Sets whose columns are pruned."""

@@ -24,7 +24,7 @@ from online.blocks import CELLS, Design, cell_name
 from online.change import Change
 from online.constants import ALARM_KEEP, HALF_LIFE_STEPS
 from online.errors import Intervals, PrequentialError
-from online.features import FeatureSet
+from online.features import INTERCEPT, PORTABLE, FeatureSet
 from online.level import Level
 from online.rls import RlsLearner
 from online.rows import Floats, Mask
@@ -33,7 +33,7 @@ from online.state import Stateful
 
 from .settings import BankSettings, make_residual
 
-SHAPED = "portable"
+SHAPED = PORTABLE
 """The feature set that shape factors belong to."""
 
 
@@ -137,5 +137,5 @@ class PublishedPrediction(Stateful):
         if not self.cells.any():
             return None
         ranges = zip(names, self.low.tolist(), self.high.tolist(), strict=True)
-        features = {name: (low, high) for name, low, high in ranges if name != "intercept"}
+        features = {name: (low, high) for name, low, high in ranges if name != INTERCEPT}
         return SeenSnapshot(features=features, cells=sorted(map(cell_name, np.flatnonzero(self.cells).tolist())))

@@ -38,7 +38,7 @@ class FeatureSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     """One coefficient of one model; ``unit`` is the coefficient's, e.g. us/token.
 
     ``stderr``: under the load that it was learned from; none where it trades with other columns (vif > 10).
-    ``form_error``: how far it may move when the load changes, an indication that ``stderr`` holds below 1,280 rows only.
+    ``form_error``: how far it may move when the load changes, an indication, in ``stderr`` below 1,280 rows only.
     ``learned_share``: 1 = all from data, 0 = all from a prior. ``excitation``: relative spread of the feature beyond
     so much per step. ``vif``: variance inflation by the other columns. ``mean``: of the feature itself, per step or
     request, over the remembered rows. ``reason``: why it should not be used alone. See docs/learning.md.

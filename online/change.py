@@ -72,6 +72,7 @@ from .constants import (
     MEMORY_ROWS,
     NOISE_ROWS,
     SILENCE_NS,
+    START_ROWS,
     WORTH,
 )
 from .rows import Floats, Ints
@@ -81,8 +82,8 @@ from .state import StateError, Stateful, Tree
 
 # Chosen: on the recordings and on seeds below 200 (tests/bench/learning_drift.py).
 _SLACK, _LIMIT, _Z_MAX, GATE, _USUAL_MIN = 1.5, 9.0, 3.5, 0.06, 0.04
-# Guess: River's detectors do not say since when.
-_RIVER_BLOCKS = 5
+# Guess: River's detectors do not say since when; of fewer rows without prefill a median says little.
+_RIVER_BLOCKS, _OTHERS_MIN = 5, 8
 DETECTORS = ("cusum", "adwin", "page_hinkley", "none")
 # Chosen: on the recording c10_long and a linear machine (tests/online/drift/test_moved_terms.py).
 _LEFT = 0.01
@@ -376,7 +377,7 @@ class ChangeMonitor(Stateful):
         if change and self.engines.confirm(change.log_gain, shapes.log_y):
             return self._confirm(change, int(block.end_ns[-1]), beta)
         others = e[~with_prefill]
-        if self.all_rows.alarm.suspects or 2 * len(others) < FEW_ROWS:
+        if self.all_rows.alarm.suspects or len(others) < _OTHERS_MIN:
             return None
         beside = e[with_prefill] - median_of(others)
         change = self.prefill.learn(beside, weight[with_prefill], end_ns[with_prefill])
@@ -408,7 +409,7 @@ class ChangeMonitor(Stateful):
         is of another change.
         """
         is_known = is_of_prefill(self.term) and not self.added
-        return self.confirmed > 0 and not is_known and 2 * MEMORY_ROWS <= self.rows_since <= 2 * HALF_LIFE_STEPS
+        return self.confirmed > 0 and not is_known and 2 * START_ROWS <= self.rows_since <= 2 * HALF_LIFE_STEPS
 
     def attribute(self, a: Floats, b: Floats) -> None:
         """By statistics of the rows since the last change, (p, p) and (p,): which term moved, and by how much."""

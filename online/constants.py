@@ -20,9 +20,10 @@ GEMM_EFFICIENCY = 0.62
 NOISE_ROWS = 32
 # Guess: of so many rows a median says something, and a mean is a reference to compare others with.
 FEW_ROWS = 16
-# Guess: rows (or blocks) that tell what a machine is like lately; half or twice as many move nothing.
+# Guess: rows (or blocks) of the recent past that a running mean or error remembers; half or twice as many move nothing.
 MEMORY_ROWS = 256
-"""Running means and errors remember as many, and the first ones are fitted together before anything is called sure."""
+# Guess: rows of the first fit, before which nothing is called sure.
+START_ROWS = 256
 # Guess: steps after which a row counts half.
 HALF_LIFE_STEPS = 4000
 # Guess: rows after which the error of a prediction counts half; what a row adds at most where errors are compared.

@@ -45,6 +45,8 @@ from .rows import Floats, Ints
 from .snapshot import ShapeFactorSnapshot
 from .state import Stateful
 
+# Guess: rows with which a shape's mean is believed by half.
+_SHRINK_ROWS = 8.0
 # Chosen: on the recordings and on seeds below 200 (tests/bench/learning_drift.py).
 _LEAST_WORK, _FREE_WORK = 0.1, 0.35
 # Guess: spreads that a row may move a mean by; beyond a factor of exp(0.9) = 2.5 a first row of a shape is a stall.
@@ -54,7 +56,7 @@ _USUAL_WORK = ("prefill_tokens", "requests", "decode_context_tokens")
 
 def believed(rows: Floats) -> Floats:
     """The share of U_c that is in log F_c, of shapes with so many rows, (g,)."""
-    share: Floats = rows / (rows + 0.5 * FEW_ROWS)
+    share: Floats = rows / (rows + _SHRINK_ROWS)
     return share
 
 

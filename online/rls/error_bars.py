@@ -92,7 +92,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from online.blocks import STRATA, Design, Groups, median_of
-from online.constants import ERROR_MAX, MEMORY_ROWS, MISFIT, NOISE_ROWS, TINY, TINY_US
+from online.constants import ERROR_MAX, MEMORY_ROWS, MISFIT, NOISE_ROWS, START_ROWS, TINY, TINY_US
 from online.features import Column
 from online.rows import Floats, Ints, Mask
 from online.shapes import ShapeFactors, believed
@@ -274,7 +274,7 @@ _MEDIAN_ERROR_MAX = 0.15
 _FADED_WINDOWS = 40
 # Of rows between two scrapes of a page: with coefficients per standard error below 8 they were off by 6 to 25 % in the
 # median, one in ten by 40 to 70 %. The floor of 10 % leaves 10 at most. Measured: on recordings with both.
-_SURE_T = 8.0
+_SURE_T, _WEAK_T = 8.0, 4.0
 _ABSENT = "absent"
 """Status of a column without evidence and without a prior; it is not published."""
 
@@ -323,7 +323,7 @@ def diagnose(fit: Fit, g: Floats, scale: float, variance: float, shapes: ShapeFa
         inflation = float((sampling.diagonal() / (variance * inverse.diagonal())).mean())
         form = form_covariance(shapes, fit, inverse * outer, on, inflation)
         form_error[on] = np.sqrt(form.diagonal())
-        first, last = MEMORY_ROWS, _FADED_WINDOWS * NOISE_ROWS
+        first, last = START_ROWS, _FADED_WINDOWS * NOISE_ROWS
         fade = (last - rows) / (last - first)
         sampling += min(max(fade, 0.0), 1.0) * form / outer
     covariance[among] = sampling * outer
@@ -430,7 +430,7 @@ def of_windows(model: ModelSnapshot, covariance: Floats | None) -> ModelSnapshot
             reason = Reason.FEW_ROWS
         elif feature.vif is not None and feature.vif > VIF_MAX:
             stderr, reason = None, Reason.COLLINEAR
-        elif size > 0.0 and size >= 0.5 * _SURE_T * bar:
+        elif size > 0.0 and size >= _WEAK_T * bar:
             status = "identified" if size >= _SURE_T * bar else "weak"
         said = None if status == "identified" else reason
         return {"stderr": stderr, "form_error": None, "status": status, "reason": said}

@@ -35,7 +35,7 @@ import numpy as np
 
 from online.blocks import STRATA, Design
 from online.change import Change, ChangeMonitor
-from online.constants import ALARM_KEEP, MEMORY_ROWS, MISFIT, TINY, TINY_US
+from online.constants import ALARM_KEEP, MISFIT, START_ROWS, TINY, TINY_US
 from online.errors import Intervals, PrequentialError
 from online.features import INTERCEPT, PORTABLE, FeatureSet
 from online.rows import PHASES, Floats, Ints, Mask, RowBlock, Target
@@ -210,7 +210,7 @@ class RlsLearner(Stateful):
         prior: Prior | None = None,
         *,
         detector: str = "cusum",
-        start_rows: int = MEMORY_ROWS,
+        start_rows: int = START_ROWS,
     ) -> None:
         self.features, self._start_rows = features, start_rows
         self._robust = features.target not in MEAN_TARGETS

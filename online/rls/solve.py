@@ -66,18 +66,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from online.blocks import median_of
-from online.constants import (
-    BISQUARE,
-    DONOR_SHARE,
-    MAD_TO_SD,
-    MEMORY_ROWS,
-    MISFIT,
-    NOISE_ROWS,
-    QUIETEST,
-    TINY,
-    VALUE_MAX,
-    WORTH,
-)
+from online.constants import BISQUARE, DONOR_SHARE, MAD_TO_SD, MISFIT, NOISE_ROWS, QUIETEST, START_ROWS, TINY, WORTH
 from online.rows import Floats, Ints, Mask
 from online.state import StateError, Tree, fitted_array
 
@@ -256,7 +245,7 @@ def moved(scale: float, u: Floats) -> float:
 
 def moved_median(median_us: float, per_step_us: Floats) -> float:
     """The running median after a block of times per step (n,)."""
-    return median_us + min(1.0, len(per_step_us) / MEMORY_ROWS) * (_middle(per_step_us) - median_us)
+    return median_us + min(1.0, len(per_step_us) / START_ROWS) * (_middle(per_step_us) - median_us)
 
 
 def _middle(values: Floats) -> float:
@@ -294,6 +283,8 @@ def first_weights(
     return weight, share, scale, median_us
 
 
+# Guard: stands for infinity, relative to the column's own diagonal of A: coefficient 0 for every purpose.
+_PRUNED = 1e12
 # Guess: the log evidence below which a change is not worth making.
 _LEAST_GAIN = 1e-3
 
@@ -322,8 +313,7 @@ def relevance(a: Floats, b: Floats, variance: float, always: Mask, free: Mask) -
             break
         alpha[best] = wanted[best]
     pruned = alpha < 0.0
-    # Relative to the column's own diagonal of A, so much is infinite: coefficient 0 for every purpose.
-    return np.where(pruned, VALUE_MAX * np.maximum(a.diagonal(), TINY), variance * alpha), pruned
+    return np.where(pruned, _PRUNED * np.maximum(a.diagonal(), TINY), variance * alpha), pruned
 
 
 def _without_each(a: Floats, b: Floats, variance: float, alpha: Floats) -> tuple[Floats, Floats]:

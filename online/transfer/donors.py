@@ -13,8 +13,6 @@ exactly, without a row:
     gamma = argmin over gamma >= 0  sum_d (M_d gamma)' A_d (M_d gamma) - 2 b_d' M_d gamma
     beta0 = M_c gamma      tau_j = max(spread_j, 0.15 beta0_j) + 0.01 y / x_rms_j          of a new configuration c
 
-Of one donor the floor is 0.02 y / x_rms (online/rls/solve.py), of several half.
-
 spread_j: root mean square of the donors' own coefficients about M_d gamma: that the pool has no use for a column is no
 knowledge that it costs nothing. y / x_rms is a whole step's worth of the column, the median over donors that have it;
 nothing is known of a column that none has. Rows weigh 1 / y^2, so a slow configuration counts as much as a fast one.
@@ -28,15 +26,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from online.constants import DONOR_SHARE, MISFIT
+from online.constants import DONOR_SHARE
 from online.features import INTERCEPT, PORTABLE, SYSTEMS, Facts, FeatureSet, System
 from online.rls import Prior, RlsLearner, solve
 from online.rows import PHASES, Floats, Target
 
 from .sheet import HIDES_HITS, Evidence, Population, SheetPrior, evidence_of, shared_overheads, terms_of
 
-# Guess.
-_POOLED_MISFIT = 0.08
+# Guess: the first is half of the floor of one donor (online/rls/solve.py).
+_FLOOR, _POOLED_MISFIT = 0.01, 0.08
 """A pooled prior gives way to rows as if each were uncertain by so much: the first ones are all of one kind."""
 
 Priors = dict[tuple[str, str, tuple[str, ...]], Prior]
@@ -119,7 +117,7 @@ class Pooled:
             return None
         live, m = mapping
         mean, (spread, step_us) = m @ self.gamma, np.array([self._of_donors(name) for name in live]).T
-        prior = Prior(mean, np.maximum(spread, DONOR_SHARE * mean) + 0.5 * MISFIT * step_us, _POOLED_MISFIT)
+        prior = Prior(mean, np.maximum(spread, DONOR_SHARE * mean) + _FLOOR * step_us, _POOLED_MISFIT)
         return prior if self.target is not Target.STEP_TIME else prior.sized(len(mean) + len(PHASES))
 
     def _of_donors(self, name: str) -> tuple[float, float]:

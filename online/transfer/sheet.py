@@ -74,7 +74,7 @@ import msgspec
 import numpy as np
 
 from online.blocks import Design, median_of
-from online.constants import GEMM_EFFICIENCY, MAD_TO_SD, MISFIT, NOISE_ROWS, SURE_SD, TENTH, TINY, TINY_US, VALUE_MAX
+from online.constants import GEMM_EFFICIENCY, MAD_TO_SD, MISFIT, SURE_SD, TENTH, TINY, TINY_US
 from online.features import PORTABLE, Column, Facts, experts_in, portable, share_touched
 from online.features.sheets import sheet_of
 from online.rls import IDENTIFIED_ERROR, VIF_MAX, RlsLearner, bisquare, contradicted, points_of, solve
@@ -98,10 +98,10 @@ _LAY, _AR, _G, _D, _MOE, _Q, _E = np.eye(len(HYPER_MEAN))
 _CHUNK_TOKENS = 2048.0
 # Guess: rows count as more than what was known before where they halve its error.
 _KNOWN = 0.5
-# Guess: a fit of so many rows stands alone.
-_ENOUGH_ROWS = 2 * NOISE_ROWS
-# Guess: passes over held rows.
-_PASSES = 2
+# Guess: rows of a fit that stands alone, and passes over held rows.
+_ENOUGH_ROWS, _PASSES = 64, 2
+# Guard: a point of which less is left says nothing, and 1 / rows may be no number.
+_ROWS_MIN = 1e-12
 _TYPICAL = {"intercept": 1.0, "decode_context_tokens": 32_000.0, "requests": 32.0}
 # Guard: an interval stays finite; beyond a factor of ten it says nothing.
 _WIDE_MAX = math.log(10.0)
@@ -191,8 +191,7 @@ def capped(sums: Floats, rows: Floats, *, hidden: bool = False) -> Evidence:
     """Evidence from sums by point over (x, y, l t), (k, p + 2, p + 2), of rows (k,); ``hidden``: prefix hits are."""
     p = sums.shape[1] - 2
     squares = sums[:, p, p]
-    # A point of which less is left says nothing, and 1 / rows may be no number.
-    seen = (rows > 1.0 / VALUE_MAX) & (squares > 0.0)
+    seen = (rows > _ROWS_MIN) & (squares > 0.0)
     sums, rows = sums[seen] / squares[seen, None, None], rows[seen]
     if hidden:
         sums[:, PREFILL], sums[:, :, PREFILL] = 0.0, 0.0

@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.paths import ROOT
 
-CONSTANTS_MAX = 112
+CONSTANTS_MAX = 120
 """What there is today; whoever takes one out lowers it."""
 ORIGIN = re.compile(r"\b(Chosen|Derived|Format|Guard|Guess|Measured|Source)\b[:.]")
 """A guess is an origin as well, so that nobody takes it for more."""

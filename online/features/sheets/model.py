@@ -49,26 +49,26 @@ Scalar = str | int | float | bool
 
 _LIMIT = 2**31
 
-_NAMES = """
-    num_hidden_layers n_layer num_layers n_layers
-    hidden_size n_embd d_model
-    num_attention_heads n_head num_heads n_heads
-    num_key_value_heads num_kv_heads n_head_kv multi_query_group_num
-    head_dim kv_channels
-    intermediate_size n_inner ffn_dim ffn_hidden_size
-    vocab_size padded_vocab_size
-    num_experts num_local_experts n_routed_experts
-    num_experts_per_tok num_experts_per_token moe_topk top_k_experts
-    moe_intermediate_size expert_intermediate_size
-    kv_lora_rank
-    q_lora_rank
-    qk_nope_head_dim
-    qk_rope_head_dim
-    v_head_dim
-    sliding_window
-    max_position_embeddings n_positions seq_length
-"""
-"""A line of names for one thing, ours first; of a file the first one present counts."""
+_NAMES: dict[str, tuple[str, ...]] = {
+    "num_hidden_layers": ("num_hidden_layers", "n_layer", "num_layers", "n_layers"),
+    "hidden_size": ("hidden_size", "n_embd", "d_model"),
+    "num_attention_heads": ("num_attention_heads", "n_head", "num_heads", "n_heads"),
+    "num_key_value_heads": ("num_key_value_heads", "num_kv_heads", "n_head_kv", "multi_query_group_num"),
+    "head_dim": ("head_dim", "kv_channels"),
+    "intermediate_size": ("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size"),
+    "vocab_size": ("vocab_size", "padded_vocab_size"),
+    "num_experts": ("num_experts", "num_local_experts", "n_routed_experts"),
+    "num_experts_per_tok": ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "top_k_experts"),
+    "moe_intermediate_size": ("moe_intermediate_size", "expert_intermediate_size"),
+    "kv_lora_rank": ("kv_lora_rank",),
+    "q_lora_rank": ("q_lora_rank",),
+    "qk_nope_head_dim": ("qk_nope_head_dim",),
+    "qk_rope_head_dim": ("qk_rope_head_dim",),
+    "v_head_dim": ("v_head_dim",),
+    "sliding_window": ("sliding_window",),
+    "max_position_embeddings": ("max_position_embeddings", "n_positions", "seq_length"),
+}
+"""Our name: the names it goes by; the first one present counts."""
 
 
 def _words(text: str) -> frozenset[str]:
@@ -104,8 +104,8 @@ def architecture(config: Mapping[str, Any]) -> dict[str, Scalar]:
     inner = config.get("text_config")
     values: dict[str, Any] = {**config, **inner} if isinstance(inner, Mapping) else dict(config)
     out: dict[str, Scalar] = {}
-    for names in map(str.split, _NAMES.strip().splitlines()):
-        name, value = names[0], next((values[each] for each in names if values.get(each) is not None), None)
+    for name, aliases in _NAMES.items():
+        value = next((values[each] for each in aliases if values.get(each) is not None), None)
         if isinstance(value, list) and value and all(v == value[0] for v in value):
             value = value[0]
         if value is not None and not (value == 0 and name in ("num_experts", "q_lora_rank", "sliding_window")):

@@ -46,22 +46,25 @@ MEANT_OPTIONS = {
     "-v": "--version",
     "--model": "--which",
     "--url": "--scrape",
+    "--vllm": "--scrape",
     "--target": "--scrape",
     "--endpoint": "--scrape",
     "--batch": "--requests",
     "--batch-size": "--requests",
-    "--input": "--prompt",
-    "--input-len": "--prompt",
-    "--output-len": "--output",
+    **dict.fromkeys(("--input", "--input-len", "--input-tokens", "--isl"), "--prompt"),
+    **dict.fromkeys(("--output-len", "--output-tokens", "--osl"), "--output"),
     "--host": "--listen",
     "--metrics": "--pages",
     "--output": "--out",
     "--token": "--token-file",
+    "--config": "--which",
+    "--format": "--json",
     "--hardware": "--which",
 }
 """The same of options, where the command has what they mean."""
 ANSWERED = {
-    "--port": "--listen HOST:PORT takes telemetry, --pages HOST:PORT shows pages",
+    **dict.fromkeys(("--port", "--grpc-port"), "--listen HOST:PORT takes telemetry, --pages HOST:PORT shows pages"),
+    "--e2e": "targets are --itl and --ttft; E2E follows from both",
     "--concurrency": "it is what a plan finds; what requests see at a load, tracefit predict says",
     **dict.fromkeys(
         ("--tpot", "--itl", "--ttft"), "predict says it; targets are for tracefit plan SNAPSHOT --itl 30ms"
@@ -125,9 +128,10 @@ def say_usage(error: click.UsageError) -> str:
     text = " ".join(error.format_message().split()).rstrip(".")
     if isinstance(error, click.NoSuchOption):
         text = f"there is no option {error.option_name!r}{_meant(error)}"
-    surplus = re.search(r"unexpected extra argument \((\S+\.ya?ml)\)", text)
-    if surplus and "--config" in _options(error):
-        text += f"; did you mean '--config {surplus[1]}'?"
+    for option, kind in (("--config", r"\S+\.ya?ml"), ("--scrape", r"https?://\S+")):
+        surplus = re.search(rf"unexpected extra argument \(({kind})\)", text)
+        if surplus and option in _options(error):
+            text += f"; did you mean '{option} {surplus[1]}'?"
     where = error.ctx.command_path if error.ctx is not None else "tracefit"
     return f"usage error: {text[:1].lower()}{text[1:]} (see '{where} --help')"
 
@@ -137,11 +141,12 @@ def _meant(error: click.NoSuchOption) -> str:
     name, has = error.option_name, _options(error)
     if MEANT_OPTIONS.get(name) in has:
         return f"; did you mean {MEANT_OPTIONS[name]!r}?"
-    if name in ANSWERED and (name != "--port" or "--listen" in has):
-        return f": {ANSWERED[name]}"
     key = "log_level" if name == "--verbose" else name.removeprefix("--").replace("-", "_")
-    if "--config" in has and key in Config.__struct_fields__:
-        return f", but a key of the configuration: set TRACEFIT_{key.upper()}"
+    keys = [each for each in Config.__struct_fields__ if each.startswith(key) and "--config" in has]
+    if key in keys or len(keys) == 1:
+        return f", but a key of the configuration: set TRACEFIT_{(key if key in keys else keys[0]).upper()}"
+    if name in ANSWERED and (not name.endswith("port") or "--listen" in has):
+        return f": {ANSWERED[name]}"
     return f"; did you mean {error.possibilities[0]!r}?" if error.possibilities else ""
 
 

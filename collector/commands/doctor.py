@@ -115,8 +115,10 @@ def fetch(url: str, token: str | None) -> Page:
     """
     if not url.startswith(("http://", "https://")):
         raise StartError(f"{url} is no address: http://HOST:PORT is")
+    ports = ""
     try:
-        _ = urllib.parse.urlsplit(url).port
+        if urllib.parse.urlsplit(url).port is None:
+            ports = "; a sidecar's pages are on port 9464, vLLM's on 8000"
         request = urllib.request.Request(url, headers={"Authorization": f"Bearer {token}"} if token else {})  # noqa: S310
         with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:  # noqa: S310
             page = Page(answer.status, answer.read(PAGE_BYTES_MAX + 1))
@@ -125,7 +127,7 @@ def fetch(url: str, token: str | None) -> Page:
             return Page(error.code, error.read(PAGE_BYTES_MAX))
     except (OSError, ValueError, HTTPException) as error:
         reason = getattr(error, "reason", error)
-        raise StartError(f"nothing answers at {url}: {getattr(reason, 'strerror', None) or reason}") from None
+        raise StartError(f"nothing answers at {url}: {getattr(reason, 'strerror', None) or reason}{ports}") from None
     if len(page.body) > PAGE_BYTES_MAX:
         raise StartError(f"{url} answers with more than {PAGE_BYTES_MAX >> 20} MiB")
     return page

@@ -39,6 +39,7 @@ _SERVICE_LINK: Final = re.compile(
 """What Kubernetes puts into every container for a Service named ``tracefit`` or ``tracefit-…``."""
 _SERVICE_LINK_VALUE: Final = re.compile(r"(?:(?:tcp|udp|sctp)://.*|[0-9a-fA-F.:]+|tcp|udp|sctp|None)", re.IGNORECASE)
 _CREDENTIAL: Final = re.compile(rb"(token|cert|key|ca|headers)_file", re.IGNORECASE)
+_ALL_KEYS: Final = "; tracefit config explain lists all"
 _ON_ERROR: Final = f"{ENV_PREFIX}ON_ERROR"
 _RECEIVING: Final = (
     *("listen", "listen_http", "token_file", "tls_cert_file", "tls_key_file", "tls_client_ca_file"),
@@ -51,6 +52,7 @@ _UNKNOWN: Final = re.compile(r"unknown field `(.*)`$", re.DOTALL)
 _NOT_ONE_OF: Final = re.compile(r"'(?P<word>[^']+)'.* is not one of (?P<known>[^;]+)$")
 _AT: Final = re.compile(r"^(?P<problem>.*?)(?: - at `\$\.?(?P<path>.*)`)?$", re.DOTALL)
 _KINDS: Final = {"object": "mapping", "null": "nothing", "boolean": "`true`, `false`", "string": "text"}
+_TYPES: Final = {"str": "text", "int": "whole number", "float": "number", "bool": "true or false", "array": "list"}
 _BOUNDS: Final = (("minimum", "≥"), ("exclusiveMinimum", ">"), ("maximum", "≤"), ("exclusiveMaximum", "<"))
 
 
@@ -165,7 +167,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     if tree is None:
         return {}
     if not isinstance(tree, dict):
-        raise ConfigError(str(path), f"expected a mapping of keys, got {type(tree).__name__}")
+        raise ConfigError(str(path), "expected a mapping of keys: lines of KEY: VALUE")
     return tree
 
 
@@ -238,7 +240,7 @@ def _explain(text: str, tree: Mapping[str, Any]) -> ConfigError:
         known = Rule.__struct_fields__ if path else _FIELDS
         word = unknown[1] if unknown[1] and unknown[1].isprintable() else repr(unknown[1])
         where = ".".join(filter(None, (path, word)))
-        return ConfigError(where, "unknown key" + suggestion(unknown[1], known))
+        return ConfigError(where, "unknown key" + (suggestion(unknown[1], known) or _ALL_KEYS))
     key = re.split(r"[.\[]", path)[0]
     schema = json_schema()["$defs"]["Config"]["properties"].get(key, {})
     if "matching regex" in problem:
@@ -246,8 +248,11 @@ def _explain(text: str, tree: Mapping[str, Any]) -> ConfigError:
         return ConfigError(path, f"expected {title}")
     if "enum" in schema and isinstance(tree.get(key), str):
         return ConfigError(path, f"{tree[key]!r} is not one of {', '.join(schema['enum'])}")
-    plain = problem[:1].lower() + problem[1:].replace("`", "")
-    return ConfigError(path, plain.replace("array", "list").replace("object", "mapping"))
+    given = tree.get(path)
+    if schema.get("type") == "array" and isinstance(given, str | int | float):
+        return ConfigError(path, f"expected list, such as {path}: [{given}]")
+    plain = re.sub("`(.*?)`", lambda kind: _TYPES.get(kind[1], _KINDS.get(kind[1], kind[1])), problem)
+    return ConfigError(path, plain[:1].lower() + plain[1:])
 
 
 # --- a start that must not fail ---------------------------------------------------------------------------------------
@@ -380,7 +385,7 @@ def explain_key(name: str) -> str:
     """
     keys = {key.name: key for key in every_key()}
     if name not in keys:
-        raise ConfigError("--key", f"there is no key {name!r}" + suggestion(name, keys))
+        raise ConfigError("--key", f"there is no key {name!r}" + (suggestion(name, keys) or _ALL_KEYS))
     key = keys[name]
     lines = [key.name, textwrap.fill(key.meaning.replace("`", ""), 100), f"  takes     {key.values.replace('`', '')}"]
     lines.append(f"  default   {key.default}")

@@ -61,7 +61,7 @@ class WatchedFiles(Generic[T]):
             self._version = self._stat()
             self._held = load()
         except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
-            raise ConfigError(key, f"{paths[0]}: {error}") from None
+            raise ConfigError(key, f"{paths[0]}: {getattr(error, 'strerror', None) or error}") from None
 
     def held(self) -> T:
         """The newest that could be read; from any thread."""

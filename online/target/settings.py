@@ -96,7 +96,7 @@ def _check_learner(name: str) -> None:
     try:
         _river().make_regressor(name.removeprefix(RIVER))
     except ValueError as error:
-        raise ValueError(f"learner {name!r}: {error}") from error
+        raise ValueError(f"learners: {name!r}: {error}") from error
 
 
 def _river() -> Any:

@@ -92,7 +92,7 @@ def test_an_address_may_name_its_engine(text, owned):
 @pytest.mark.parametrize(
     ("text", "key", "problem"),
     [
-        ("foo: 1", "foo", "unknown key"),
+        ("foo: 1", "foo", "unknown key; tracefit config explain lists all"),
         ("engine_max: 1", "engine_max", "did you mean 'engines_max'?"),
         ("rules: [{foo: 1}]", "rules[0].foo", "unknown key"),
         ("'': 1", "''", "unknown key"),
@@ -102,17 +102,17 @@ def test_an_address_may_name_its_engine(text, owned):
         ("listen: 'a:65536'", "listen", "expected host:port"),
         ("listen: '::1:4317'", "listen", "expected host:port"),
         ("listen_http: 'off'", "listen_http", "or empty"),
-        ("message_max_mib: 1.5", "message_max_mib", "expected int"),
-        ("idle_timeout_s: .nan", "idle_timeout_s", "expected float"),
-        ("join_timeout_s: .inf", "join_timeout_s", "expected float"),
-        ("checkpoint_interval_s: 0", "checkpoint_interval_s", "expected float >= 0.1"),
+        ("message_max_mib: 1.5", "message_max_mib", "expected whole number"),
+        ("idle_timeout_s: .nan", "idle_timeout_s", "expected number"),
+        ("join_timeout_s: .inf", "join_timeout_s", "expected number"),
+        ("checkpoint_interval_s: 0", "checkpoint_interval_s", "expected number >= 0.1"),
         ("scrape: ['http://[:::::1]/']", "scrape[0]", "IPv6"),
         ("kv: ['127.0.0.1:5557']", "kv[0]", "expected [instance=]tcp://host:port"),
-        ("rules: 3", "rules", "expected list"),
+        ("scrape: http://a:8000", "scrape", "such as scrape: [http://a:8000]"),
         ("rules:", "rules", "expected list"),
-        ("profile: 3", "profile", "expected str"),
+        ("profile: 3", "profile", "expected text"),
         ("learners: []", "learners", "length >= 1"),
-        ("rules: [{match: {a: 1}}]", "rules[0].match[...]", "expected str"),
+        ("rules: [{match: {a: 1}}]", "rules[0].match[...]", "expected text"),
     ],
 )
 def test_a_bad_value_is_named_by_its_path(tmp_path, text, key, problem):

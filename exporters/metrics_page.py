@@ -94,8 +94,7 @@ FAMILIES: tuple[Family, ...] = (
     Family(
         "tracefit_live_error_median_ratio",
         _TARGET,
-        "Median relative error of the published prediction: coefficients times shape factors, level and correction; "
-        "step_time only.",
+        "Median relative error of the predictions of steps, as the verdict has it; step_time only.",
     ),
     Family(
         "tracefit_step_residual_ratio",
@@ -346,7 +345,6 @@ def _step_values(target: TargetSnapshot) -> Values:
         yield "tracefit_interval_ratio", ("upper",), target.interval.p90
     champion = target.models.get(target.champion)
     yield "tracefit_error_p90_ratio", (), champion and champion.error and champion.error.p90_ape
-    yield "tracefit_live_error_median_ratio", (), target.prediction_error and target.prediction_error.median_ape
     if (drift := target.drift) is not None:
         yield "tracefit_drift_last_timestamp_seconds", (), drift.last_unix_nano and drift.last_unix_nano / NS_PER_S
         yield "tracefit_drift_gain_ratio", (drift.term,), drift.gain
@@ -376,6 +374,8 @@ def _load_values(config: ConfigSnapshot, view: LoadView) -> Values:
     """What the coefficients say of the load of the last minutes, beside what was observed of it."""
     of_config, mix, predicted = (config.config_id,), view.mix, view.predicted
     yield "tracefit_usable", of_config, float(view.config.verdict.usable)
+    if (step := config.targets.get(STEP_TIME)) is not None:
+        yield "tracefit_live_error_median_ratio", (*of_config, step.vector, STEP_TIME), view.config.verdict.error
     if mix is not None:
         api = (config.targets.get(name) for name in _API_TARGETS)
         api_us = sum(target.mean_us or 0.0 for target in api if target is not None)

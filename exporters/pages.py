@@ -199,7 +199,7 @@ def answer_document(document: Response | None, request: Request) -> Response:
 
 
 class AskPages:
-    """Answers from the newest snapshot; ``clock_ns`` gives a level its age."""
+    """Answers from the newest snapshot; ``clock_ns`` tells the age of a level, and who is silent."""
 
     def __init__(self, view: ClientView, clock_ns: Callable[[], int] = time.time_ns) -> None:
         self._view = view
@@ -225,7 +225,8 @@ class AskPages:
             if snapshot is None:
                 return nothing_yet()
             config = self._view.config(snapshot, given.get("config", ""))
-            answer = ask(config.now(self._clock_ns()) if given.get("now") else config, read(given))
+            now = self._clock_ns()
+            answer = ask(config.now(now) if given.get("now") else config, read(given), now)
         except QuestionError as error:
             return plain(HTTPStatus.BAD_REQUEST, str(error))
         except NotFoundError as error:

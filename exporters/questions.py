@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from tracefit import BadInputError, Config, Estimate, NoCoefficientsError, Plan, Prediction, RequestEstimate
+from tracefit import BadInputError, Config, Estimate, NoCoefficientsError, Plan, Prediction, RequestEstimate, minute
 
 # µ is two signs: the micro sign, and the letter of a Greek keyboard
 _UNITS_MS = {"us": 1e-3, "µs": 1e-3, "μs": 1e-3, "ms": 1.0, "s": 1e3, "": 1.0}
@@ -216,11 +216,15 @@ LIMIT_WORDS = {
 
 
 class Answer(NamedTuple):
-    """An answer with the configuration that it is of, and the question with the context that was assumed."""
+    """An answer with the configuration that it is of, and the question with the context that was assumed.
+
+    ``silent_unix_nano`` is when its engines were last heard of, 0 if they are alive.
+    """
 
     config: Config
     question: Question
     said: Prediction | RequestEstimate | Plan
+    silent_unix_nano: int
 
     @property
     def at(self) -> Prediction | RequestEstimate:
@@ -274,7 +278,9 @@ class Answer(NamedTuple):
     def caveats(self) -> Iterator[tuple[str, str]]:
         """Why it should be taken with care: a few words, and what."""
         for reason in self.config.reasons:
-            yield "not usable yet", reason
+            yield self.config.verdict.state, reason
+        if self.silent_unix_nano:
+            yield "its engines are gone", f"last heard of {minute(self.silent_unix_nano)}"
         if self.at.extrapolated:
             limits = {**self.config.limits._asdict(), **self.question.assumed}
             ranges = {name: f"{low:,.0f} to {high:,.0f} seen" for name, (low, high) in self.config.verdict.seen.items()}
@@ -292,13 +298,15 @@ class Answer(NamedTuple):
         if config.at_unix_nano is not None:
             decode, prefill = config.level or (1.0, 1.0)
             about["level"] = {"decode": decode, "prefill": prefill, "age_s": config.level_age_s}
+        if self.silent_unix_nano:
+            about["silent_since_unix_nano"] = self.silent_unix_nano
         if isinstance(self.at, RequestEstimate):
             about["missing"] = config.missing
         return as_json({**about, **tree_of(self.said)})
 
 
-def ask(config: Config, question: Question) -> Answer:
-    """The client's answer.
+def ask(config: Config, question: Question, now_unix_nano: int) -> Answer:
+    """The client's answer; engines that were not heard of lately are gone by now.
 
     Raises:
         QuestionError: a number makes no sense; it names the parameter.
@@ -321,7 +329,7 @@ def ask(config: Config, question: Question) -> Answer:
         raise NoCoefficientsError(
             f"the coefficients of configuration {config.config_id} are too large for this question"
         )
-    return Answer(config, question._replace(asked=asked), said)
+    return Answer(config, question._replace(asked=asked), said, config.verdict.silent_since(now_unix_nano))
 
 
 def _largest_batch(config: Config) -> int:

@@ -197,7 +197,7 @@ class StatusPage:
 
     def _view(self, snapshot: Snapshot | None, query: Mapping[str, str]) -> View:
         now, (ready, detail) = self.unix_nano(), self.ready()
-        judged = [] if snapshot is None else self._judged(snapshot)
+        judged = [] if snapshot is None else self._judged(snapshot, now)
         chosen = [each for each in judged if each.config.config_id == query.get("config")]
         opened = chosen or judged[:MAX_DETAILS]
         given: set[Advice] = set()
@@ -219,7 +219,7 @@ class StatusPage:
                 config_view(each, given, otlp_port, self.history_of(each.config.config_id), self._started_unix_nano)
                 for each in opened
             ],
-            "what_if": None if snapshot is None else _what_if_view(snapshot, self._advisory.view, opened, query),
+            "what_if": None if snapshot is None else _what_if_view(snapshot, self._advisory.view, opened, query, now),
             "nothing_yet": NOTHING_YET.for_port(otlp_port),
             "asked": detail.get("scrape", ()),
             "pending": self.pending(),
@@ -227,7 +227,7 @@ class StatusPage:
             "accounting": _accounting_view(self.own),
         }
 
-    def _judged(self, snapshot: Snapshot) -> list[ConfigVerdict]:
+    def _judged(self, snapshot: Snapshot, now: int) -> list[ConfigVerdict]:
         judged, apart = [], told_apart(identities_of(snapshot.configs))
         for config, words in zip(snapshot.configs[:MAX_OVERVIEW], apart, strict=False):
             try:
@@ -235,7 +235,7 @@ class StatusPage:
                 judged.append(ConfigVerdict(config, load, load.config.verdict, words))
             except TracefitError as error:
                 judged.append(ConfigVerdict(config, None, Verdict(usable=False, reasons=(str(error),)), words))
-        return sorted(judged, key=lambda each: each.rank(snapshot.created_unix_nano))
+        return sorted(judged, key=lambda each: each.rank(snapshot.created_unix_nano, now))
 
 
 def _noted(detail: Mapping[str, object]) -> dict[str, str]:
@@ -259,7 +259,7 @@ _FORMS = {"plan": (*SIZED, *TARGETS[:2], RATE, TARGETS[2]), "load": LOAD, "step"
 
 
 def _what_if_view(
-    snapshot: Snapshot, view: ClientView, opened: Sequence[ConfigVerdict], query: Mapping[str, str]
+    snapshot: Snapshot, view: ClientView, opened: Sequence[ConfigVerdict], query: Mapping[str, str], now: int
 ) -> View:
     """The forms, filled with the question that was asked, else with today's load; and the answer."""
     if not opened:
@@ -270,7 +270,7 @@ def _what_if_view(
     return {
         "forms": [(name, form, query if name == asked else usual) for name, form in _FORMS.items()],
         "chosen": query.get("config", "") or first.config.config_id,
-        "answer": _answer(snapshot, view, query) if asked in _FORMS else None,
+        "answer": _answer(snapshot, view, query, now) if asked in _FORMS else None,
         "is_usual": bool(usual),
     }
 
@@ -288,13 +288,13 @@ def _usual_load(judged: ConfigVerdict) -> dict[str, str]:
     return {**texts, "itl": f"{load.fits[0].itl_ms:g}ms"} if load is not None and load.fits else texts
 
 
-def _answer(snapshot: Snapshot, view: ClientView, query: Mapping[str, str]) -> View:
+def _answer(snapshot: Snapshot, view: ClientView, query: Mapping[str, str], now: int) -> View:
     wanted = {name: value for name, value in query.items() if name != _ASK}
     is_plan = query[_ASK] == "plan"
     try:
         given = read_query(wanted, PLAN if is_plan else PREDICT)
         config = view.config(snapshot, given.get("config", ""))
-        answer = ask(config, read_plan(given) if is_plan else read_prediction(given))
+        answer = ask(config, read_plan(given) if is_plan else read_prediction(given), now)
     except (QuestionError, TracefitError) as error:
         return {"error": str(error)}
     link = f"/{'plan' if is_plan else 'predict'}?{urlencode(wanted)}"

@@ -188,7 +188,8 @@ def odd_replicas(target: TargetSnapshot | None) -> list[OddReplica]:
 def news_of(config: ConfigSnapshot, now_unix_nano: int) -> list[str]:
     """What a person should hear of the speed of its steps: a change within a day, and engines of another speed."""
     change = newest_change(config)
-    news = [change.text(now_unix_nano)] if change is not None and change.is_news(now_unix_nano) else []
+    newest = [] if change is None or config.replaced_by else [change]
+    news = [each.text(now_unix_nano) for each in newest if each.is_news(now_unix_nano)]
     return [*news, *(each.text for each in odd_replicas(config.targets.get("step_time")))]
 
 

@@ -9,6 +9,7 @@ Redirects are not followed, so that a token reaches no other host than the one i
 from __future__ import annotations
 
 import os
+import time
 from typing import TYPE_CHECKING
 
 from .changes import Diff, compared
@@ -58,6 +59,11 @@ class Snapshot:
         noun = "configuration" if len(self.configs) == 1 else "configurations"
         return f"<tracefit.Snapshot generation {self.generation}, {len(self.configs)} {noun}>"
 
+    @property
+    def as_of_unix_nano(self) -> int:
+        """What ages are counted to: of one that a sidecar answered, now; of a file, when it was made."""
+        return time.time_ns() if self._source.is_asked else self.created_unix_nano
+
     def refresh(self) -> Snapshot:
         """The newest one from where this came from; this very one if nothing is new (a URL is asked by ETag).
 
@@ -93,6 +99,7 @@ class _Source:
 
     def __init__(self, source: str | bytes, token: str | None, timeout_s: float) -> None:
         self._source = source
+        self.is_asked = not isinstance(source, bytes) and is_url(source)
         self._token = token
         self._timeout_s = timeout_s
         self._tag = ""

@@ -110,7 +110,7 @@ def ask(
     """
     try:
         config = snapshot.config(which)
-        answer = ask_client(config.now() if now else config, question)
+        answer = ask_client(config.now() if now else config, question, snapshot.as_of_unix_nano)
     except TracefitError as error:
         note(_refusal(error))
         return EXIT_FAILED
@@ -228,7 +228,7 @@ def show(snapshot: Snapshot, *, which: str, in_json: bool) -> int:
     else:
         say(f"generation {snapshot.generation}, {counted(len(snapshot.configs), 'configuration')}; ± is 95 %")
         for config in configs:
-            for line in shown_lines(config, snapshot.created_unix_nano):
+            for line in shown_lines(config, snapshot.as_of_unix_nano):
                 say(line)
     return EXIT_OK if any(config.usable for config in configs) else EXIT_FAILED
 

@@ -8,6 +8,7 @@ import io
 import json
 import re
 import shlex
+import tempfile
 import urllib.request
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -75,7 +76,11 @@ def said(command: str, sidecar: str = "") -> str:
     """What it writes to standard output; ``> FILE`` and ``| grep`` as a shell has them."""
     command, _, file = command.partition(" > ")
     command, _, pattern = command.partition(" | grep ")
-    words = shlex.split(command.replace(ADDRESS, sidecar).replace(LEFT, sidecar))
+    words = shlex.split(command.replace(ADDRESS, sidecar))
+    if LEFT in words:
+        with tempfile.NamedTemporaryFile(suffix=".json", delete=False) as left:
+            left.write(page_of(f"{sidecar}/snapshot").encode())
+        words = [left.name if word == LEFT else word for word in words]
     if words[0] == "curl":
         text = page_of(words[-1])
         text = json.dumps(json.loads(text), indent=2) + "\n" if text.startswith("{") else text

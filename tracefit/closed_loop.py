@@ -74,9 +74,14 @@ bands of batches that are seldom seen are wide. The search looks at the middles 
 was measured to be faster than smaller ones; then it doubles N until a target breaks, and bisects what lies between;
 between the probes ITL and TTFT are taken as rising.
 
-What it leaves out: requests that arrive in a burst wait for the prompts of each other, half of them on average, so that
-their TTFT may be several times as long; requests of different size share one mean, so a mix of a few very long prompts
-with short ones is seen too smooth; preemption; the correlation of phases when all clients start at once.
+**Bursts.** All N arrive at once at an engine without other work. The API hands them over one by one, so that the first
+prompt has a step of its own; then each step has T tokens, less one for each prompt that is done. With t_i the end of
+the step in which i p tokens are done, and the others in whole waves, w = floor(N / n):
+
+    TTFT = api_queueing(n) + 1/n sum t_i + w (N/n - (w + 1) / 2) (n/N)² E2E + first_response
+
+What it leaves out: requests of different size share one mean, so a mix of a few very long prompts with short ones is
+seen too smooth; preemption.
 
 Guards: O - 1 >= 1e-9; weights are relative to where the flows balance, which is the peak, and end at 1e-6 of it.
 
@@ -105,6 +110,8 @@ _RATE_PARTS = 1 << 20
 _OUTLIER = 2.0
 _TAIL = 1e-6
 _DECODES_MIN = 1e-9
+_BURST_PARTS = 16
+"""More steps of a burst than so many are taken in groups of neighbours."""
 ONE_STEP = 0.15
 """How far off the steps of one prompt are by coefficients that were learned from means of many: four of five loops of
 ten simulated servers are nearer."""
@@ -254,6 +261,7 @@ class RequestEstimate(NamedTuple):
         requests_per_s, output_tokens_per_s: of the whole engine.
         prefill_bound: prefills fill every step, so that more requests only wait longer.
         extrapolated, usable: as for a step.
+        ttft_burst: mean time to the first token where all of them arrive at once at an engine without other work.
     """
 
     concurrency: float
@@ -266,6 +274,7 @@ class RequestEstimate(NamedTuple):
     prefill_bound: bool
     extrapolated: tuple[str, ...]
     usable: bool
+    ttft_burst: Estimate
 
 
 class ClosedLoop:
@@ -339,7 +348,31 @@ class ClosedLoop:
             at.prefill_bound,
             outside,
             steps.usable(outside, pieces[0], running, held) and not untold,
+            self._burst(work, round(running), 1.0 + queued, e2e),
         )
+
+    def _burst(self, work: Workload, n: int, waves: float, e2e: Band) -> Estimate:
+        """TTFT of a burst by the module's formulas; ``waves``: N / n."""
+        steps, prompt, left, done = self._steps, work.uncached, n * work.uncached, 0
+        budget, passed, mean = steps.budget_of(n), (0.0, 0.0, 0.0), (0.0, 0.0, 0.0)
+        full, turns, tokens = (min(budget, left), n, 0.0), 1.0, min(budget, prompt)
+        while done < n:
+            step = steps.band(steps.surface.settled, tokens, done + max(tokens / prompt, 1.0), done * work.prompt)
+            left = max(left - turns * tokens, 0.0)
+            before, done = done, n - math.ceil(left / prompt - 1e-9)
+            share, until = (done - before) / n, 0.5 * (turns + 1.0)
+            mean = _ends(lambda all_us, us, each: all_us + share * (us + until * each), mean, passed, step)  # noqa: B023
+            passed = _ends(lambda us, each: us + turns * each, passed, step)  # noqa: B023
+            tokens = min(budget - done, left)
+            turns = max(min(left / max(tokens, 1.0), left / budget / _BURST_PARTS), 1.0)
+        whole = math.floor(waves)
+        later = whole * (waves - 0.5 * (whole + 1)) / waves**2
+        api = [time(work, n) for time in self._before]
+        burst = _ends(lambda us, all_us, *more: us + later * all_us + sum(more), mean, e2e, *api)
+        unsure = ONE_STEP if steps.of_means else 0.0
+        if steps.of_means or steps.outside(*full):
+            unsure += steps.spread(*full, form=steps.of_means)
+        return _estimate(burst, unsure * mean[0])
 
     def _times(self, work: Workload, n: int, queued: float, turnaround_us: float) -> _Times:
         """Of n requests in the batch; ``queued``: those that wait for a slot, in parts of those that run.

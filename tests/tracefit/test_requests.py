@@ -40,19 +40,15 @@ LOADS = {
 HOST = Host(0.0, 0.0, 0.0, 0.0, api_us=1_000.0, api_us_per_token=0.0, answer_us=1_000.0, noise=0.0, stall_share=0.0)
 
 
-@pytest.mark.parametrize("asynchronous", [False, True])
-@pytest.mark.parametrize("load", LOADS)
-def test_means_are_those_of_a_simulated_vllm(load, asynchronous):
-    """Whose clients need two milliseconds from an answer to the next request."""
-    clients, prompt, output, budget, slots, off = LOADS[load]
-    traffic = Traffic(5)
-    traffic.closed(0, 60 * 10**9, clients, prompt, output, 0.3, 0.0)
+def served_and_asked(traffic, seconds, load, *, asynchronous):
+    """Requests without the first quarter, means over them, and the client that knows the engine's steps and limits."""
+    clients, _, _, budget, slots, _ = LOADS[load]
 
     def us(work):
         return step(work.prefill_tokens, work.prefill_requests + work.decodes, work.decode_context + work.decodes)
 
     limits = Limits(max_num_seqs=slots, max_num_batched_tokens=budget, asynchronous=asynchronous)
-    served = Engine(us, traffic, limits, HOST).run(60 * 10**9).requests
+    served = Engine(us, traffic, limits, HOST).run(seconds * 10**9).requests
     kept = served[len(served) // 4 :]
 
     def mean(of):
@@ -61,12 +57,34 @@ def test_means_are_those_of_a_simulated_vllm(load, asynchronous):
     document = copy.deepcopy(STEPS_ONLY)
     document["configs"][0]["engines"][0]["scheduling"] = "async" if asynchronous else "sync"
     engine = config_of(document).assuming(max_num_seqs=slots, max_num_batched_tokens=budget, kv_tokens=10**9)
-    seen = engine.request(
+    return mean, engine.request(
         prompt_tokens=mean(lambda each: each.prompt), output_tokens=mean(lambda each: each.made), concurrency=clients
     )
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("load", LOADS)
+def test_means_are_those_of_a_simulated_vllm(load, asynchronous):
+    """Whose clients need two milliseconds from an answer to the next request."""
+    clients, prompt, output, *_, off = LOADS[load]
+    traffic = Traffic(5)
+    traffic.closed(0, 60 * 10**9, clients, prompt, output, 0.3, 0.0)
+    mean, seen = served_and_asked(traffic, 60, load, asynchronous=asynchronous)
     assert seen.itl.us == pytest.approx(mean(lambda each: (each.last - each.first) / (each.made - 1)) / 1e3, rel=0.06)
     assert seen.e2e.us == pytest.approx(mean(lambda each: each.last - each.received) / 1e3, rel=0.06)
     assert off is None or seen.ttft.us == pytest.approx(mean(lambda each: each.first - each.received) / 1e3, rel=off)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("load", LOADS)
+def test_in_a_burst_requests_wait_for_the_prompts_of_each_other(load, asynchronous):
+    clients, prompt, output, *_ = LOADS[load]
+    traffic = Traffic(5)
+    for second in range(0, 800, 100):
+        for _ in range(clients):
+            traffic.send(second * 10**9, *traffic.sizes(prompt, output, 0.3))
+    mean, seen = served_and_asked(traffic, 800, load, asynchronous=asynchronous)
+    assert seen.ttft_burst.us == pytest.approx(mean(lambda each: each.first - each.received) / 1e3, rel=0.12)
 
 
 def _told_by(telemetry, **step_time):

@@ -31,6 +31,7 @@ class Reason(StrEnum):
     POOR_FIT = "poor_fit"
     HIDDEN_PREFIX_HITS = "hidden_prefix_hits"
     SAMPLED = "sampled"
+    UNCOUNTED = "uncounted"
     DERIVED = "derived"
 
 

@@ -193,6 +193,10 @@ _TELEMETRY_GAPS = {
     "metrics": "means of many steps, from pages of counters",
     "merged": "merged states do not say which telemetry they are from; a sidecar or a replay does",
 }
+_UNCOUNTED = (
+    "no page counts the requests, so that a sampler in a collector, or one more API server, would not show: "
+    "coefficients and predictions may be wrong"
+)
 _PREFIX_HITS = "prefix-cache hits are hidden: a prompt token costs the mean of cached and computed ones"
 
 
@@ -269,9 +273,10 @@ class Verdict(NamedTuple):
 def judged(config: ConfigDocument, reasons: tuple[str, ...], model: Model | None) -> Verdict:
     """The verdict; ``model`` predicts its steps, and ``reasons`` speak against it."""
     step = config.targets.get(STEP_TIME)
-    spans = config.facts.get("trace_sampling", 1.0)
+    spans = config.facts.get("trace_sampling")
     hidden = (
         _TELEMETRY_GAPS.get(config.telemetry, ""),
+        _UNCOUNTED if config.telemetry == "requests" and spans is None else "",
         f"a span of {spans:.1%} of the requests" if isinstance(spans, float) and spans < 1.0 else "",
         _PREFIX_HITS if config.prefix_hits_hidden else "",
     )

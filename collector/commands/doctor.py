@@ -248,6 +248,8 @@ def _configurations(snapshot: tracefit.Snapshot, samples: Samples, nothing_yet: 
         if isinstance(sampling, int | float):
             text = f"{name}: {sampling:.1%} of the requests send a span"
             yield Finding(FAIR if sampling < 1.0 else GOOD, "sampling", text)
+        elif config.telemetry == "requests":
+            yield Finding(FAIR, "sampling", f"{name}: no page counts the requests; scrape it: not every sampler shows")
         if config.usable:
             yield Finding(GOOD, "usable", name)
         else:

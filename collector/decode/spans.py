@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import median_low
 from typing import Any, Final
@@ -157,6 +158,20 @@ def request_attributes(span: Span) -> dict[str, Value]:
     return {} if said.keys() <= words.MODELS.keys() else said
 
 
+_THRESHOLD: Final = re.compile(r"(?:^|,)\s*ot=(?:[^,]*;)?th:([0-9a-f]{1,14})(?:[;,\s]|$)")
+_STATE_CHARS_MAX = 512
+"""Of a tracestate (W3C Trace Context)."""
+
+
+def kept_share(trace_state: str) -> float | None:
+    """Share of traces that a consistent sampler keeps, by the threshold that it writes; None where there is none.
+
+    Source: TraceState, Probability Sampling (OpenTelemetry specification): of 56 bits, trailing zeros left out.
+    """
+    told = _THRESHOLD.search(trace_state[:_STATE_CHARS_MAX])
+    return None if told is None else 1.0 - int(told[1].ljust(14, "0"), 16) / 2**56
+
+
 def request_span(span: Span, said: Mapping[str, Value]) -> RequestSpan:
     """A finished request out of its attributes; raises Rejected with the reason it cannot be used."""
     told: dict[str, Any] = {}
@@ -178,6 +193,7 @@ def request_span(span: Span, said: Mapping[str, Value]) -> RequestSpan:
         arrival_unix_ns=span.start_time_unix_nano,
         end_unix_ns=span.end_time_unix_nano,
         model=next((str(said[key]) for key in words.MODELS if key in said), "")[: words.FACT_LENGTH_MAX],
+        kept_share=kept_share(span.trace_state) if span.trace_state else None,
         has_caller=bool(span.parent_span_id),
         **told,
     )

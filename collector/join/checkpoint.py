@@ -192,7 +192,7 @@ _KINDS: dict[Any, tuple[Any, dict[str, str]]] = {
         {
             "trace_rates": "sampling.rates",
             "longest_ns": "longest_ns",
-            "since_caller": "since_caller",
+            "since_caller": "sampling.since_caller",
             "newest_unix_ns": "newest_unix_ns",
         },
     ),

@@ -147,9 +147,9 @@ class Emitter(abc.ABC):
         return 1.0
 
     @property
-    def is_left_to_callers(self) -> bool:
-        """Whether others decide which share that is, and nobody counts it."""
-        return False
+    def unseen(self) -> str:
+        """Why a part of it may be missing although that shows nowhere; empty where nothing speaks for it."""
+        return ""
 
     @property
     def is_double(self) -> bool:

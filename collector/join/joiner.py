@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, MutableMapping
 from typing import Any, TypeVar
+from weakref import WeakValueDictionary
 
 from collector.config import Config
 from collector.decode import Telemetry
@@ -51,6 +52,7 @@ class Joiner:
         self.kv = KvSources(settings)
         self.api_spans = ApiSpans(settings.requests_max)
         self._places = Places(settings)
+        self._last_unnamed: WeakValueDictionary[str, ApiProcess] = WeakValueDictionary()
         self._shared_ids = SharedIds()
         self._emitter_count = 0
         self._held = HeldRows()
@@ -72,6 +74,7 @@ class Joiner:
                 self._teach_facts(process, telemetry)
                 if not process.requests_heard:  # of a restored one, too: its page decides before its first row
                     process.is_counted = self.pages.counts_requests_of(process)
+                self._note_turn(process, telemetry)
                 for span in telemetry.requests:
                     process.add(span)
         if len(telemetry.steps) or telemetry.core:
@@ -79,6 +82,16 @@ class Joiner:
             engine = self._emitter_for(Engine, key, telemetry)
             if engine is not None:
                 self._add_steps(engine, telemetry)
+
+    def _note_turn(self, process: ApiProcess, telemetry: Telemetry) -> None:
+        """Of senders that are named by their connections: whether two of one address send by turns."""
+        if not telemetry.peer or not telemetry.instance.endswith(telemetry.peer):
+            return
+        address = telemetry.instance.rpartition(":")[0]
+        before = self._last_unnamed.get(address, process)
+        if before is not process and process.requests_heard:
+            process.is_by_turns = before.is_by_turns = True
+        self._last_unnamed[address] = process
 
     def _emitter_for(self, kind: type[E], key: Key, telemetry: Telemetry) -> E | None:
         """The emitter that this is of, which is new perhaps; None where there is no place for it."""
@@ -309,6 +322,10 @@ class Joiner:
     def processes_sampled(self) -> int:
         """API processes of whose requests too few send a span."""
         return sum(each.span_share is not None and not each.is_whole for each in self.api_processes.values())
+
+    def counts_requests_of(self, config_id: str) -> bool:
+        """Whether pages count the requests of all those whose spans this configuration is learned from."""
+        return all(each.is_counted for each in self.api_processes.values() if each.config_id in ("", config_id))
 
     def engine_of(self, instance: str, recording: str = "") -> Engine | None:
         """The engine that this emitter's steps belong to."""

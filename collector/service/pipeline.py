@@ -45,6 +45,7 @@ from exporters.what_if import Mix
 from online import (
     Bank,
     ConfigSnapshot,
+    FeatureSnapshot,
     HistoryView,
     Quality,
     Reason,
@@ -74,6 +75,8 @@ PLUGINS_MAX = 1024
 SKEWED_MAX = 64
 """Senders with a wrong clock that are warned of within ``SKEW_AGAIN_NS``."""
 SKEW_AGAIN_NS = 3_600 * 10**9
+_OF_REQUESTS = {Target.API_QUEUEING.value, Target.QUEUE_WAIT.value}
+"""What request spans teach beside engines that send their steps."""
 
 _log = logging.getLogger(__name__)
 
@@ -399,13 +402,15 @@ class Pipeline:
         heard = _heard_lately(emitters, silent_s=self._settings.join_timeout_s)
         shares = [emitter.span_share for emitter in heard]
         targets = self._targets(config_id, emitters, hits_hidden=hidden, exact=exact)
-        known = [each for each in shares if each is not None]
-        share = min(known, default=1.0)
-        sampling: dict[str, Fact] = {"trace_sampling": round(share, 3)} if known and quality is Quality.REQUESTS else {}
+        share, is_counted = min(filter(None, shares), default=1.0), self.joiner.counts_requests_of(config_id)
+        is_told = quality is Quality.REQUESTS and (is_counted or share < NEARLY_WHOLE)
+        sampling: dict[str, Fact] = {"trace_sampling": round(share, 3)} if is_told else {}
         if share < WHOLE:  # what was learned before spans were sampled is not told of them
             targets = {}
-        elif share < NEARLY_WHOLE and Target.STEP_TIME.value in targets:
-            targets[Target.STEP_TIME.value] = weakened(targets[Target.STEP_TIME.value], Reason.SAMPLED)
+        elif share < NEARLY_WHOLE or not is_counted:
+            reason = Reason.SAMPLED if share < NEARLY_WHOLE else Reason.UNCOUNTED
+            for name in targets if quality is Quality.REQUESTS else _OF_REQUESTS & targets.keys():
+                targets[name] = weakened(targets[name], reason)
         return ConfigSnapshot(
             config_id=config_id,
             config=facts | sampling,
@@ -418,7 +423,7 @@ class Pipeline:
             quarantined=self._put_aside.get(config_id, ""),
             doubts=[
                 *filter(None, [unknown_experts(facts)]),
-                *doubts_of(shares, left_to_callers=any(emitter.is_left_to_callers for emitter in heard)),
+                *doubts_of(shares, {emitter.unseen for emitter in heard if emitter.unseen}),
                 *(targets[Target.STEP_TIME.value].doubts if Target.STEP_TIME.value in targets else ()),
             ],
             prefix_hits_hidden=hidden,
@@ -472,15 +477,23 @@ def _hides_hits(quality: Quality, facts: Mapping[str, Fact]) -> bool:
 
 
 def weakened(target: TargetSnapshot, reason: Reason, only: str = "") -> TargetSnapshot:
-    """What was learned of one feature, or of all, is weak at best for this reason; a data sheet's word is as good."""
+    """What was learned is weak at best for this reason; a data sheet's word is as good.
+
+    Of one feature whatever else is said of it; of all, if nothing is said but what more rows mend.
+    """
+
+    def is_meant(feature: FeatureSnapshot) -> bool:
+        is_open = feature.name == only if only else feature.reason in (None, Reason.FEW_ROWS)
+        return is_open and feature.status != "prior_only"
+
     models = {}
     for name, model in target.models.items():
         features = [
-            feature
-            if feature.status == "prior_only" or only not in ("", feature.name)
-            else msgspec.structs.replace(
+            msgspec.structs.replace(
                 feature, status="weak" if feature.status == "identified" else feature.status, reason=reason
             )
+            if is_meant(feature)
+            else feature
             for feature in model.features
         ]
         models[name] = msgspec.structs.replace(model, features=features)

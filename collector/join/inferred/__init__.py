@@ -16,7 +16,8 @@ from .journeys import (
     waiting_steps,
 )
 from .kv import KvSources, KvSteps
-from .occupancy import NEARLY_WHOLE, WHOLE, ApiProcess, doubts_of
+from .occupancy import ApiProcess
+from .sampling import NEARLY_WHOLE, WHOLE, doubts_of
 from .steps import StepView, drops, finality, step_features, trusted_holes
 
 __all__ = [

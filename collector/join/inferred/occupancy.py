@@ -1,30 +1,4 @@
-"""Steps rebuilt from request spans alone.
-
-Which share of its request spans an API process sends, told by their trace ids.
-
-Trace ids are random, and a sampler keeps a trace iff a number in [0, 1) that it makes of the id is below its rate.
-Most SDKs take the low 64 bits / 2^64; ``_RULES`` has the others. With u that number of n traces that came,
-
-    rate = max(u) (n + 1) / n           P(max(u) <= m) = m^n where every span is sent
-
-Every span is sent as soon as one u >= 0.95. Spans are sampled once m^n < 1e-12: after 32 traces at half of the spans or
-fewer, after 539 at 0.95. In between, nothing is known. From then on every trace makes the rate better known.
-
-Guards: a trace of several requests counts once. Ids may not be random (a counter, a time, a constant): a claim needs
-u that lie evenly below their maximum (their mean within four standard deviations of max(u) / 2) and a rate that anybody
-would choose. After 539 spans without an answer the ids cannot tell. A sampler may be switched on or off: the latest 32,
-64, ... traces are looked at by themselves, and sampled spans are called whole at the second u >= 0.95. From then on, a
-rate from 0.95 to 0.97 shows in 1,024 traces. That spans are whole, the first rule says, so that nobody waits longer
-whose ids are random in part only; the others may say at any time that they are sampled. Samplers that decide otherwise
-(by chance, by how long a request took) do not show in the ids; beside the page of a server, which counts its requests,
-they all do.
-
-References: TraceIdRatioBased of the OpenTelemetry SDKs for Python, Go and Rust, Java, .NET, JavaScript; TraceState,
-Probability Sampling (OpenTelemetry specification); tail_sampling, probabilistic, of the Collector.
-
-The decode batch at any time, out of the requests whose first and last token are known (see occupancy.py).
-
-Rows from request spans alone: what an un-forked vLLM says about its steps.
+"""Rows from request spans alone: what an un-forked vLLM says about its steps.
 
 A request with N output tokens took part in N - 1 decode steps between its first and its last token. At any time, the
 requests between their first and last token are the decode batch; each is assumed to make its tokens evenly:
@@ -44,9 +18,9 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Final, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
@@ -60,171 +34,9 @@ from collector.telemetry import RowDrop
 from online import Floats, Ints, Mask, Quality, RowBlock, Target
 from online.transfer import HIDES_HITS
 
+from .sampling import BY_TURNS, LEFT_TO_CALLERS, WHOLE, TraceSampling
+
 Array = TypeVar("Array", Floats, Ints)
-
-WHOLE = 0.95
-"""Coefficients are off by 3 % at this rate, and by 9 % at 0.9."""
-NEARLY_WHOLE = 0.98
-"""Below it they are weak; the ends of a hundred requests that a page counted may cost two of them."""
-_CHANCE = 1e-12
-"""Of calling whole spans sampled, with every span that comes."""
-_TRACES_MIN, _TRACES_MAX = 32, 1024
-_LATEST = (32, 64, 128, 256, 512)
-_RATE_MIN = 1e-6
-_UNEVEN = 4.0
-_TOO_FEW_TRACES = "too few requests have ended to tell whether spans are sampled"
-_LEFT_TO_CALLERS = (
-    "those who send the requests decide which of them have spans, by a rule that need not show; "
-    "let tracefit scrape the page, which counts them"
-)
-_SPANS_ENOUGH = math.ceil(math.log(_CHANCE) / math.log(WHOLE))
-
-
-def _of_java(trace_id: bytes) -> float:
-    return abs(int.from_bytes(trace_id[8:16], "big", signed=True)) / 2**63
-
-
-def _of_dotnet(trace_id: bytes) -> float:
-    return abs(int.from_bytes(trace_id[:8], "big", signed=True)) / 2**63
-
-
-def _of_javascript(trace_id: bytes) -> float:
-    a, b, c, d = (int.from_bytes(trace_id[at : at + 4], "big") for at in (0, 4, 8, 12))
-    return (a ^ b ^ c ^ d) / 2**32
-
-
-def _consistent(trace_id: bytes) -> float:
-    """Newer SDKs, and the Collector's ``probabilistic_sampler``: the highest of the low 56 bits are kept."""
-    return 1.0 - int.from_bytes(trace_id[9:16], "big") / 2**56
-
-
-def _fnv_1a(data: bytes, digest: int = 0xCBF29CE484222325) -> int:
-    for each in data:
-        digest = ((digest ^ each) * 0x100000001B3) & 0xFFFFFFFFFFFFFFFF
-    return digest
-
-
-_SALTED: Final = _fnv_1a(b"default-hash-seed")
-
-
-def _of_tail_sampling(trace_id: bytes) -> float:
-    """With the salt that it has where none is configured."""
-    return _fnv_1a(trace_id, _SALTED) / 2**64
-
-
-_RULES: Final = (
-    lambda trace_id: int.from_bytes(trace_id[8:16], "big") / 2**64,
-    *(_of_java, _of_dotnet, _of_javascript, _consistent, _of_tail_sampling),
-)
-
-
-class TraceSampling:
-    """Of one API process."""
-
-    def __init__(self) -> None:
-        self._rules = [(number, _SamplingByRule()) for number in _RULES]
-
-    @property
-    def rates(self) -> list[float | None]:
-        """By rule, what a restart keeps."""
-        return [rule.rate for _, rule in self._rules]
-
-    @rates.setter
-    def rates(self, rates: Sequence[float | None]) -> None:
-        for (_, rule), rate in zip(self._rules, rates, strict=False):
-            rule.rate = rate
-
-    @property
-    def share(self) -> float | None:
-        """The rate; where the ids cannot tell it, spans are believed to be whole. None while it is not known."""
-        whole = self._rules[0][1].share
-        lowest = min((rate for rate in self.rates if rate is not None), default=1.0)
-        return lowest if lowest < WHOLE or whole is not None else None
-
-    def add(self, trace_id: bytes) -> None:
-        """Take the trace id of one more request."""
-        for number, rule in self._rules:
-            rule.add(number(trace_id))
-
-
-class _SamplingByRule:
-    """By one number of the ids; bounded by ``_TRACES_MAX`` of them."""
-
-    def __init__(self) -> None:
-        self.rate: float | None = None
-        """1 where all spans are sent; None while that is not known."""
-        self._spans = 0
-        self._shares: list[float] = []
-        self._latest: list[float] = []
-
-    @property
-    def is_sampled(self) -> bool:
-        """Whether too many requests are missing to rebuild a batch."""
-        return self.rate is not None and self.rate < WHOLE
-
-    @property
-    def share(self) -> float | None:
-        """The rate; 1 where the ids do not tell it."""
-        return 1.0 if self.rate is None and self._spans >= _SPANS_ENOUGH else self.rate
-
-    def add(self, share: float) -> None:
-        """Take the number of one more request."""
-        self._latest.append(share)
-        if share >= WHOLE:
-            self.rate = None if self.is_sampled else self.rate or 1.0
-            self._spans, self._shares = 0, []
-        else:
-            self._add_below(share)
-        if len(self._latest) == _TRACES_MAX:
-            if self.rate is not None and not self.is_sampled:
-                self.rate = _sampled_at(self._latest, 1.0) or 1.0
-            self._latest = []
-
-    def _add_below(self, share: float) -> None:
-        self._spans = min(self._spans + 1, _SPANS_ENOUGH)
-        if share in self._shares:
-            return
-        self._shares.append(share)
-        known = len(self._shares)
-        full = known == _TRACES_MAX
-        for traces in (known, *(() if self.is_sampled and not full else _LATEST)):
-            rate = _sampled_at(self._shares[-traces:]) if traces <= known else None
-            if rate is not None:
-                self.rate, self._shares = rate, self._shares[-traces:]  # the more of them, the better it is known
-                break
-        if full:
-            self._shares = []
-
-
-def _sampled_at(shares: list[float], below: float = WHOLE) -> float | None:
-    """The rate at which these traces were kept; None where that is not sure."""
-    traces = len(shares)
-    if traces < _TRACES_MIN:
-        return None
-    largest = max(shares)
-    rate = largest * (traces + 1) / traces
-    if not _RATE_MIN <= rate < below or largest**traces >= _CHANCE:
-        return None
-    uneven = abs(sum(shares) / traces / largest - 0.5) * math.sqrt(12.0 * traces)
-    return rate if uneven < _UNEVEN else None
-
-
-def doubts_of(shares: Collection[float | None], *, left_to_callers: bool) -> list[str]:
-    """Why nothing that was learned from emitters which send such shares of their spans should be used.
-
-    What callers decide, perhaps by chance, shows in no trace id: spans that seem whole may be one in a hundred. The
-    first requests of one more process say nothing against what others tell.
-    """
-    known = [share for share in shares if share is not None]
-    doubts = []
-    if rates := sorted(100.0 * share for share in known if share < WHOLE):
-        low, high = f"{rates[0]:.2g}", f"{rates[-1]:.2g}"
-        at = f"{low} %" if low == high else f"{low} to {high} %"
-        sampled = f"request spans are sampled at about {at}, so the batch cannot be rebuilt"
-        doubts.append(f"{sampled}; send all spans or let tracefit scrape the page")
-    if len(known) < len(shares) and len(known) == len(rates):
-        doubts.append(_TOO_FEW_TRACES)
-    return doubts or [_LEFT_TO_CALLERS] * left_to_callers
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,8 +125,8 @@ class ApiProcess(Emitter):
         self._rows: list[TargetRows] = []
         self.sampling = TraceSampling()
         self.requests_heard = 0
-        self.since_caller = _TRACES_MAX
-        """Requests since the last one that goes on with its caller's trace, as far as that matters."""
+        self.is_by_turns = False
+        """Whether another sender without a name sends from the same address."""
         self.counted_share: float | None = None
         """Of the requests that its server's page counted, those that sent a span; None while that is not known."""
         self.is_counted = False
@@ -328,9 +140,11 @@ class ApiProcess(Emitter):
         return self.counted_share if self.is_counted else self.sampling.share
 
     @property
-    def is_left_to_callers(self) -> bool:
-        """Whether a span was missing, if its caller said so, and no page counts requests."""
-        return self.since_caller < _TRACES_MAX and not self.is_counted
+    def unseen(self) -> str:
+        """Why a part of its requests may be missing; empty where nothing speaks for it, or a page counts them."""
+        if self.is_counted:
+            return ""
+        return BY_TURNS if self.is_by_turns else LEFT_TO_CALLERS if self.sampling.is_left_to_callers else ""
 
     @property
     def is_whole(self) -> bool:
@@ -366,9 +180,8 @@ class ApiProcess(Emitter):
 
     def add(self, span: RequestSpan) -> None:
         """Add one finished request."""
-        self.sampling.add(span.trace_id)
+        self.sampling.add(span)
         self.requests_heard += 1
-        self.since_caller = 0 if span.has_caller else min(self.since_caller + 1, _TRACES_MAX)
         if span.output_tokens < 1:
             self.count(RowDrop.INCOMPLETE)
             return
@@ -429,6 +242,8 @@ class ApiProcess(Emitter):
             return
         if share is not None and share < WHOLE:
             self.count(RowDrop.SAMPLED_SPANS, len(ready))
+        elif self.is_by_turns and not self.is_counted:
+            self.count(RowDrop.AMBIGUOUS, len(ready))
         else:
             self._make_rows(ready, self._finished(ready) if horizon_unix_ns is None else ready)
         self._emitted_until_unix_ns = ready[-1].end_unix_ns

@@ -14,15 +14,18 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 import tracefit
 from collector.decode.pages import EngineReading, Flavour, Meaning, ScrapedPage
+from collector.ingest.queue import Export
+from collector.join.inferred.sampling import BY_TURNS
 from collector.recordings import Recording
 from collector.telemetry import RowDrop, table
 from online.state import decode, encode
 from tests.support.page_server import RECORDED
 from tests.support.pipelines import new_pipeline, replayed
-from tests.support.stock_requests import DIALECTS, SAMPLERS, as_told_by, kept, served_in
+from tests.support.stock_requests import DIALECTS, SAMPLERS, as_told_by, fnv_1a, kept, served_in
 from tests.support.toy_engine import UNIX_NS
 from tests.support.toy_spans import STOCK_SCOPE, Piece, exports_of, stock_span
 
+ONE_SPAN = ("one span per request and no steps",)
 NOT_KNOWN = ["too few requests have ended to tell whether spans are sampled"]
 
 
@@ -99,11 +102,77 @@ def whole():
 def test_spans_of_nearly_all_requests_teach_weakly_and_say_why(whole):
     nearly = replayed(exports_of(kept(requests(1500), 0.96)))
     assert published(nearly).doubts == []
-    assert {reason for status, reason in statuses(nearly) if status == "weak"} == {"sampled"}
+    assert ("weak", "sampled") in statuses(nearly)
     assert "identified" not in dict(statuses(nearly))
     verdict = tracefit.load(nearly.snapshot(0, 1).to_json()).config().verdict
     assert "a span of 95.9% of the requests" in verdict.hidden
     assert "sampled" not in {reason for _, reason in statuses(whole)}
+
+
+def duration_ns(piece: Piece) -> int:
+    return piece.span.end_time_unix_nano - piece.span.start_time_unix_nano
+
+
+COLLECTORS = {
+    "keeps all": lambda sent: sent,
+    "the slowest": lambda sent: [each for each in sent if duration_ns(each) >= sorted(map(duration_ns, sent))[700]],
+    "one of three": lambda sent: sent[::3],
+    "a seed of its own": lambda sent: [each for each in sent if fnv_1a(b"seed" + each.span.trace_id) < 2**63],
+}
+
+
+@pytest.mark.parametrize("which", COLLECTORS)
+def test_where_no_page_counts_the_requests_every_coefficient_and_the_verdict_say_so(which):
+    """A Collector that samples by a rule of its own shows nowhere, and may as well send all."""
+    pipeline = replayed(exports_of(COLLECTORS[which](requests(1500))))
+    config = published(pipeline)
+    assert "trace_sampling" not in config.config
+    features = [
+        each for target in config.targets.values() for model in target.models.values() for each in model.features
+    ]
+    assert {each.reason for each in features} <= {"uncounted", "hidden_prefix_hits", "one_size", "collinear", "wide"}
+    assert "uncounted" in {each.reason for each in features}
+    assert not {"identified"} & {each.status for each in features}
+    assert "no page counts the requests" in " ".join(hidden_of(pipeline))
+
+
+def hidden_of(pipeline) -> tuple[str, ...]:
+    return tracefit.load(pipeline.snapshot(0, 1).to_json()).config().verdict.hidden
+
+
+def with_threshold(sent: list[Piece], threshold: str) -> list[Piece]:
+    """As a consistent sampler marks what it lets through, among other vendors' state."""
+    out = with_callers(sent)
+    for each in out:
+        each.span.trace_state = f"rojo=00f0,ot=rv:{each.span.trace_id[:7].hex()};th:{threshold},congo=t61"
+    return out
+
+
+def test_a_sampler_that_writes_its_threshold_is_believed_whatever_number_it_compares():
+    """The Collector's ``probabilistic_sampler`` with a seed of its own; ``c`` is a quarter, ``0`` all of them."""
+    pipeline = replayed(exports_of(with_threshold(requests(1500)[::4], "c")))
+    assert published(pipeline).config["trace_sampling"] == 0.25
+    assert published(pipeline).doubts[0].startswith("request spans are sampled at about 25 %")
+    assert pipeline.learned_rows == 0
+    assert published(restarted(pipeline)).doubts == published(pipeline).doubts
+    assert published(replayed(exports_of(with_threshold(requests(1500), "0")))).doubts == []
+
+
+def by_connections(sent: list[Piece], port_of) -> list[Export]:
+    """Of senders without a name: the n-th export comes from this port."""
+    plain = exports_of([each._replace(instance="") for each in sent])
+    return [Export(each.payload, f"ipv4:10.0.0.7:{port_of(n)}", "test", each.spans) for n, each in enumerate(plain)]
+
+
+def test_senders_without_a_name_that_take_turns_at_one_address_teach_nothing_and_are_told_what_to_set():
+    """Two API servers of an engine, or two engines; a sender that connects again takes no turns."""
+    both = replayed(by_connections(requests(1500), lambda n: 40_000 + n % 2))
+    assert {doubt for config in both.snapshot(0, 1).configs for doubt in config.doubts} == {BY_TURNS}
+    assert both.take_counts()[table.DROPPED_ROWS, RowDrop.AMBIGUOUS] > 1400
+    assert both.learned_rows == 0
+    again = replayed(by_connections(requests(1500), lambda n: 40_000 + n // 40))
+    assert {doubt for config in again.snapshot(0, 1).configs for doubt in config.doubts} == set()
+    assert again.learned_rows > 1000
 
 
 SCRAPING = {"scrape": ("http://10.0.0.7:8000",)}
@@ -158,6 +227,7 @@ def test_a_sampler_that_does_not_show_in_the_trace_ids_shows_beside_the_page():
     whole = beside_its_page(sent, sent)
     assert published(whole).doubts == []
     assert published(whole).targets["step_time"].models["portable"].rows > 600
+    assert (published(whole).config["trace_sampling"], hidden_of(whole)) == (1.0, ONE_SPAN)
     assert ("weak", "sampled") in statuses(beside_its_page(sent, [each for n, each in enumerate(sent) if n % 30]))
 
 

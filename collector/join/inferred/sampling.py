@@ -1,0 +1,228 @@
+"""Which share of its request spans an API process sends, told by their trace ids.
+
+Trace ids are random, and a sampler keeps a trace iff a number in [0, 1) that it makes of the id is below its rate.
+Most SDKs take the low 64 bits / 2^64; ``_RULES`` has the others. With u that number of n traces that came,
+
+    rate = max(u) (n + 1) / n           P(max(u) <= m) = m^n where every span is sent
+
+Every span is sent as soon as one u >= 0.95. Spans are sampled once m^n < 1e-12: after 32 traces at half of the spans or
+fewer, after 539 at 0.95. In between, nothing is known. From then on every trace makes the rate better known.
+
+Guards: a trace of several requests counts once. Ids may not be random (a counter, a time, a constant): a claim needs
+u that lie evenly below their maximum (their mean within four standard deviations of max(u) / 2) and a rate that anybody
+would choose. After 539 spans without an answer the ids cannot tell. A sampler may be switched on or off: the latest 32,
+64, ... traces are looked at by themselves, and sampled spans are called whole at the second u >= 0.95. From then on, a
+rate from 0.95 to 0.97 shows in 1,024 traces. That spans are whole, the first rule says, so that nobody waits longer
+whose ids are random in part only; the others may say at any time that they are sampled. Consistent samplers write their
+rate into the tracestate, whatever number they use (a Collector with a seed of its own does, too): one span tells it.
+Samplers that decide otherwise (by chance, by how long a request took) do not show; beside the page of a server, which
+counts its requests, they all do. So without a page no coefficient of request spans is more than weak.
+
+Senders without a name are named by their connections. Where two of one address send by turns, they may be API servers
+of one engine, of whose batch each knows a part: nothing is learned from them.
+
+References: TraceIdRatioBased of the OpenTelemetry SDKs for Python, Go and Rust, Java, .NET, JavaScript; TraceState,
+Probability Sampling (OpenTelemetry specification); tail_sampling, probabilistic, of the Collector.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Sequence
+from typing import Final
+
+from collector.decode import RequestSpan
+
+WHOLE = 0.95
+"""Coefficients are off by 3 % at this rate, and by 9 % at 0.9."""
+NEARLY_WHOLE = 0.98
+"""Below it they are weak; the ends of a hundred requests that a page counted may cost two of them."""
+_CHANCE = 1e-12
+"""Of calling whole spans sampled, with every span that comes."""
+_TRACES_MIN, _TRACES_MAX = 32, 1024
+_LATEST = (32, 64, 128, 256, 512)
+_RATE_MIN = 1e-6
+_UNEVEN = 4.0
+_TOO_FEW_TRACES = "too few requests have ended to tell whether spans are sampled"
+LEFT_TO_CALLERS = (
+    "those who send the requests decide which of them have spans, by a rule that need not show; "
+    "let tracefit scrape the page, which counts them"
+)
+BY_TURNS = (
+    "request spans come from one address by several connections, perhaps of API servers that share an engine; give "
+    "each server a service.instance.id in OTEL_RESOURCE_ATTRIBUTES, or let tracefit scrape the page"
+)
+_SPANS_ENOUGH = math.ceil(math.log(_CHANCE) / math.log(WHOLE))
+
+
+def _of_java(trace_id: bytes) -> float:
+    return abs(int.from_bytes(trace_id[8:16], "big", signed=True)) / 2**63
+
+
+def _of_dotnet(trace_id: bytes) -> float:
+    return abs(int.from_bytes(trace_id[:8], "big", signed=True)) / 2**63
+
+
+def _of_javascript(trace_id: bytes) -> float:
+    a, b, c, d = (int.from_bytes(trace_id[at : at + 4], "big") for at in (0, 4, 8, 12))
+    return (a ^ b ^ c ^ d) / 2**32
+
+
+def _consistent(trace_id: bytes) -> float:
+    """Newer SDKs, and the Collector's ``probabilistic_sampler``: the highest of the low 56 bits are kept."""
+    return 1.0 - int.from_bytes(trace_id[9:16], "big") / 2**56
+
+
+def _fnv_1a(data: bytes, digest: int = 0xCBF29CE484222325) -> int:
+    for each in data:
+        digest = ((digest ^ each) * 0x100000001B3) & 0xFFFFFFFFFFFFFFFF
+    return digest
+
+
+_SALTED: Final = _fnv_1a(b"default-hash-seed")
+
+
+def _of_tail_sampling(trace_id: bytes) -> float:
+    """With the salt that it has where none is configured."""
+    return _fnv_1a(trace_id, _SALTED) / 2**64
+
+
+_RULES: Final[Sequence[Callable[[bytes], float]]] = (
+    lambda trace_id: int.from_bytes(trace_id[8:16], "big") / 2**64,
+    *(_of_java, _of_dotnet, _of_javascript, _consistent, _of_tail_sampling),
+)
+
+
+class TraceSampling:
+    """Of one API process."""
+
+    def __init__(self) -> None:
+        self._rules = [_SamplingByRule() for _ in _RULES]
+        self._written = _WrittenRate()
+        self._all: tuple[_SamplingByRule | _WrittenRate, ...] = (*self._rules, self._written)
+        self.since_caller = _TRACES_MAX
+        """Requests since the last one of which its caller decided, by a rule that does not show; so many at most."""
+
+    @property
+    def rates(self) -> list[float | None]:
+        """By rule, and as samplers write it: what a restart keeps."""
+        return [each.rate for each in self._all]
+
+    @rates.setter
+    def rates(self, rates: Sequence[float | None]) -> None:
+        for each, rate in zip(self._all, rates, strict=False):
+            each.rate = rate
+
+    @property
+    def share(self) -> float | None:
+        """The rate; where the ids cannot tell it, spans are believed to be whole. None while it is not known."""
+        whole = self._rules[0].share
+        lowest = min((rate for rate in self.rates if rate is not None), default=1.0)
+        return lowest if lowest < WHOLE or whole is not None else None
+
+    @property
+    def is_left_to_callers(self) -> bool:
+        """Whether a request may be missing because its caller said so."""
+        return self.since_caller < _TRACES_MAX
+
+    def add(self, span: RequestSpan) -> None:
+        """Take one more request."""
+        for number, rule in zip(_RULES, self._rules, strict=True):
+            rule.add(number(span.trace_id))
+        self._written.add(1.0 if span.kept_share is None else span.kept_share)
+        is_left = span.has_caller and span.kept_share is None
+        self.since_caller = 0 if is_left else min(self.since_caller + 1, _TRACES_MAX)
+
+
+class _WrittenRate:
+    """The latest spans over the requests that they stand for."""
+
+    def __init__(self) -> None:
+        self.rate: float | None = None
+        self._spans = 0
+
+    def add(self, kept_share: float) -> None:
+        """Take what one more span says."""
+        self._spans = min(self._spans + 1, _TRACES_MIN)
+        requests = 1.0 / (self.rate or 1.0)
+        self.rate = min(1.0 / (requests + (1.0 / kept_share - requests) / self._spans), 1.0)
+
+
+class _SamplingByRule:
+    """By one number of the ids; bounded by ``_TRACES_MAX`` of them."""
+
+    def __init__(self) -> None:
+        self.rate: float | None = None
+        """1 where all spans are sent; None while that is not known."""
+        self._spans = 0
+        self._shares: list[float] = []
+        self._latest: list[float] = []
+
+    @property
+    def is_sampled(self) -> bool:
+        """Whether too many requests are missing to rebuild a batch."""
+        return self.rate is not None and self.rate < WHOLE
+
+    @property
+    def share(self) -> float | None:
+        """The rate; 1 where the ids do not tell it."""
+        return 1.0 if self.rate is None and self._spans >= _SPANS_ENOUGH else self.rate
+
+    def add(self, share: float) -> None:
+        """Take the number of one more request."""
+        self._latest.append(share)
+        if share >= WHOLE:
+            self.rate = None if self.is_sampled else self.rate or 1.0
+            self._spans, self._shares = 0, []
+        else:
+            self._add_below(share)
+        if len(self._latest) == _TRACES_MAX:
+            if self.rate is not None and not self.is_sampled:
+                self.rate = _sampled_at(self._latest, 1.0) or 1.0
+            self._latest = []
+
+    def _add_below(self, share: float) -> None:
+        self._spans = min(self._spans + 1, _SPANS_ENOUGH)
+        if share in self._shares:
+            return
+        self._shares.append(share)
+        known = len(self._shares)
+        full = known == _TRACES_MAX
+        for traces in (known, *(() if self.is_sampled and not full else _LATEST)):
+            rate = _sampled_at(self._shares[-traces:]) if traces <= known else None
+            if rate is not None:
+                self.rate, self._shares = rate, self._shares[-traces:]  # the more of them, the better it is known
+                break
+        if full:
+            self._shares = []
+
+
+def _sampled_at(shares: list[float], below: float = WHOLE) -> float | None:
+    """The rate at which these traces were kept; None where that is not sure."""
+    traces = len(shares)
+    if traces < _TRACES_MIN:
+        return None
+    largest = max(shares)
+    rate = largest * (traces + 1) / traces
+    if not _RATE_MIN <= rate < below or largest**traces >= _CHANCE:
+        return None
+    uneven = abs(sum(shares) / traces / largest - 0.5) * math.sqrt(12.0 * traces)
+    return rate if uneven < _UNEVEN else None
+
+
+def doubts_of(shares: Collection[float | None], unseen: Collection[str]) -> list[str]:
+    """Why nothing that was learned from emitters which send such shares of their spans should be used.
+
+    ``unseen``: why a part of the requests may be missing although it shows in no span: spans that seem whole may be one
+    in a hundred. The first requests of one more process say nothing against what others tell.
+    """
+    known = [share for share in shares if share is not None]
+    doubts = []
+    if rates := sorted(100.0 * share for share in known if share < WHOLE):
+        low, high = f"{rates[0]:.2g}", f"{rates[-1]:.2g}"
+        at = f"{low} %" if low == high else f"{low} to {high} %"
+        sampled = f"request spans are sampled at about {at}, so the batch cannot be rebuilt"
+        doubts.append(f"{sampled}; send all spans or let tracefit scrape the page")
+    if len(known) < len(shares) and len(known) == len(rates):
+        doubts.append(_TOO_FEW_TRACES)
+    return doubts or sorted(unseen)

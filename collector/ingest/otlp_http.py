@@ -22,6 +22,7 @@ from http import HTTPStatus
 from typing import Final
 
 from aiohttp import web
+from grpc import StatusCode
 from multidict import CIMultiDict
 
 from collector.config import Config, parse_endpoint
@@ -53,8 +54,9 @@ def _unsupported(status: HTTPStatus, text: str, *headers: tuple[str, str]) -> An
     return answer(Outcome.UNDECODABLE, text=text)._replace(status=status, headers=headers)
 
 
-NOT_FOUND = _unsupported(HTTPStatus.NOT_FOUND, f"only {PATH} is served")
-NOT_POST = _unsupported(HTTPStatus.METHOD_NOT_ALLOWED, "POST only", ("Allow", "POST"))
+_UNSERVED = StatusCode.UNIMPLEMENTED
+NOT_FOUND = _unsupported(HTTPStatus.NOT_FOUND, f"only {PATH} is served")._replace(code=_UNSERVED)
+NOT_POST = _unsupported(HTTPStatus.METHOD_NOT_ALLOWED, "POST only", ("Allow", "POST"))._replace(code=_UNSERVED)
 NOT_OTLP = _unsupported(
     HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
     f"expected Content-Type {CONTENT_TYPE} or {JSON}, Content-Encoding gzip or none",

@@ -6,6 +6,7 @@
 | queue or log full or broken, memory short | RESOURCE_EXHAUSTED + RetryInfo | 503 + Retry-After | after the hint |
 | shutting down | UNAVAILABLE | 503 | yes, on a new connection |
 | undecodable | INVALID_ARGUMENT | 400 | no |
+| of a service, path or method that is not served | UNIMPLEMENTED | 404, 405 | no |
 | larger than allowed, in bytes, spans or fields | INVALID_ARGUMENT | 413 | no |
 | no token, or a wrong one | UNAUTHENTICATED | 401 | no |
 | the message never came | INVALID_ARGUMENT | 408 | no |

@@ -167,7 +167,10 @@ class HttpServer:
         self._serving = server, listener
 
     async def _stop(self, server: _BoundedServer, listener: asyncio.Server) -> None:
-        """Accept nobody first, and close two turns of the loop later: whom it accepts when it closes, asyncio loses."""
+        """Accept nobody first, and close two turns of the loop later.
+
+        Whom it accepts in the turn in which it closes, asyncio loses (python/cpython#109564, open).
+        """
         for each in listener.sockets:
             asyncio.get_running_loop().remove_reader(each)
         await asyncio.sleep(0)

@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 import pytest
+from google.protobuf import json_format
 from google.rpc import error_details_pb2, status_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
@@ -193,7 +194,10 @@ def test_http_answers_as_its_client_speaks(receivers, body, headers, to, status,
     if status == 200:
         assert reply == (b"{}" if is_json else b"")
     else:
-        assert json.loads(reply)["message"] if is_json else status_pb2.Status.FromString(reply).message
+        said = json_format.Parse(reply, status_pb2.Status()) if is_json else status_pb2.Status.FromString(reply)
+        unserved = status in {404, 405}
+        assert said.message
+        assert said.code == (CODE.UNIMPLEMENTED if unserved else CODE.INVALID_ARGUMENT).value[0]
     assert receivers.requests(outcome) == 1
 
 

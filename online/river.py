@@ -121,19 +121,27 @@ class Regression(Stateful):
         self.weights = np.zeros(len(CONTEXT) + 1)
         self._optimizer, self._loss = optim.SGD(), optim.losses.Huber(_THRESHOLD)
 
-    def learn(self, row: Floats, e: float) -> float:
-        """D of a row u, before it is learned with e; NaN once it diverged."""
-        self.rows += 1  # a row's context is known before its time
-        off = row - self.means
-        self.means += off / self.rows
-        off_now = row - self.means
-        self.variances += (off * off_now - self.variances) / self.rows
-        sd = np.sqrt(self.variances)
-        scaled = np.append(np.divide(off_now, sd, out=np.zeros_like(row), where=sd > 0.0), 1.0)
-        d = float(self.weights @ scaled)
-        gradient = self._loss.gradient(y_true=min(max(e, -1.0), 1.0), y_pred=d)
-        self._optimizer.step(self.weights, gradient * scaled)
-        return d
+    def learn(self, u: Floats, e: Floats) -> Floats:
+        """D of each row u, (n, 8), before it is learned with its e, (n,); not finite from where it diverged."""
+        told = np.empty(len(u))
+        for i, (row, y) in enumerate(zip(self._scaled(u), np.clip(e, -1.0, 1.0).tolist(), strict=True)):
+            told[i] = d = float(self.weights @ row)
+            self._optimizer.step(self.weights, self._loss.gradient(y_true=y, y_pred=d) * row)
+        return told
+
+    def _scaled(self, u: Floats) -> Floats:
+        """Each row by the rows up to itself, since its context is known before its time, and 1; (n, 9)."""
+        first = u[:1]  # what never changes is 0 less it, to the bit
+        rows = self.rows + np.arange(1.0, len(u) + 1.0)[:, None]
+        before, off = self.means - first, u - first
+        means = (self.rows * before + np.cumsum(off, axis=0)) / rows
+        squares = (self.rows * (self.variances + before**2) + np.cumsum(off**2, axis=0)) / rows
+        variances = np.maximum(squares - means**2, 0.0)
+        self.rows += len(u)
+        self.means, self.variances = (first + means)[-1], variances[-1]
+        sd = np.sqrt(variances)
+        scaled = np.divide(off - means, sd, out=np.zeros_like(u), where=sd > 0.0)
+        return np.column_stack((scaled, np.ones(len(u))))
 
 
 class ResidualModel(Stateful):
@@ -160,15 +168,15 @@ class ResidualModel(Stateful):
 
     def learn(self, rows: RowBlock, left: Floats) -> Floats:
         """Rows and their e, (n,); d of each by what was known before it, (n,)."""
-        seen, standing = self.thinning.pick(rows.end_ns), [self.standing]
-        shown = rows.take(seen)
-        for row, e in zip(CONTEXT.evaluate(shown) / shown.steps[:, None], left[seen].tolist(), strict=True):
-            d = self.model.learn(row, e)
-            if not math.isfinite(d):
+        seen, told = self.thinning.pick(rows.end_ns), np.array([self.standing])
+        if len(seen):
+            shown = rows.take(seen)
+            told = np.append(told, self.model.learn(CONTEXT.evaluate(shown) / shown.steps[:, None], left[seen]))
+            if not np.isfinite(told).all():
                 self._start_over()
-                d = 0.0
-            standing.append(min(max(d, -RESIDUAL_MAX), RESIDUAL_MAX))
-        self.standing = standing[-1]
+                told = np.nan_to_num(told, posinf=0.0, neginf=0.0)
+        standing = np.clip(told, -RESIDUAL_MAX, RESIDUAL_MAX)
+        self.standing = float(standing[-1])
         added = np.repeat(standing, np.diff(seen, prepend=0, append=len(left)))
         published = added if self.active else np.zeros_like(added)
         self.contest.learn(np.stack((np.zeros_like(added), added)), left, len(seen) / len(left))

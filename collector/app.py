@@ -75,10 +75,10 @@ from collector.service import (
 )
 from collector.telemetry import JoinEvent, Metrics, Outcome, PluginLoss, Signal, table
 from exporters.metrics_page import MetricsPage
-from exporters.pages import AskPages, SnapshotDocuments, dispatch, make_routes, protect
+from exporters.pages import QuestionPages, SnapshotDocuments, dispatch, make_routes, protect
 from exporters.status_page import PendingTelemetry, SenderHints, StatusPage
 from exporters.what_if import Advisory, ClientView
-from exporters.wording import name_of, news_of
+from exporters.wording import name_of, recent_changes
 from online import Snapshot
 
 GENERATIONS_PER_FILE = 2
@@ -113,7 +113,7 @@ class Sidecar:
         self.health = health = Health(clock)
         self._knowledge = Knowledge(config)
         self.pipeline: Pipeline = make_pipeline(config, self._knowledge)
-        self._advisory = Advisory(ClientView(self.snapshot), self.pipeline.mix_of, config.itl_ms)
+        self._advisory = Advisory(ClientView(self.snapshot), self.pipeline.workload_of, config.itl_ms)
         self._status = self._make_status_page(clock)
         self._publisher = Publisher(self.pipeline, metrics, clock, config.publish_interval_s)
         self._writer = SnapshotWriter(
@@ -288,7 +288,7 @@ class Sidecar:
             alive=self._probe_alive,
             ready=self._probe_ready,
             status_page=self._status.answer,
-            questions=AskPages(self._advisory.view, clock.unix_nano),
+            questions=QuestionPages(self._advisory.view, clock.unix_nano),
             state=self._keeper.learned if config.pages_state else None,
         )
         if config.pages_token_file:
@@ -349,7 +349,7 @@ class Sidecar:
         doubts = [f"{name_of(each)}: {doubt}" for each in configs for doubt in each.doubts]
         if doubts:
             named["not_usable"] = doubts
-        news = [f"{name_of(each)}: {text}" for each in configs for text in news_of(each, now)]
+        news = [f"{name_of(each)}: {text}" for each in configs for text in recent_changes(each, now)]
         if news:
             named["speed_changed"] = news
         detail: dict[str, object] = {"late": list(self.health.late()), "otlp_grpc_port": self._otlp_port()}

@@ -372,7 +372,7 @@ def _residual_values(labels: tuple[str, ...], residuals: ResidualSnapshot | None
 
 def _load_values(config: ConfigSnapshot, view: LoadView) -> Values:
     """What the coefficients say of the load of the last minutes, beside what was observed of it."""
-    of_config, mix, predicted = (config.config_id,), view.mix, view.predicted
+    of_config, mix, predicted = (config.config_id,), view.workload, view.predicted
     yield "tracefit_usable", of_config, float(view.config.verdict.usable)
     if (step := config.targets.get(STEP_TIME)) is not None:
         yield "tracefit_live_error_median_ratio", (*of_config, step.vector, STEP_TIME), view.config.verdict.error

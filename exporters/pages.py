@@ -31,7 +31,7 @@ from exporters.questions import (
     Parameter,
     Question,
     QuestionError,
-    ask,
+    answer_question,
     read_plan,
     read_prediction,
     read_query,
@@ -198,7 +198,7 @@ def answer_document(document: Response | None, request: Request) -> Response:
     return document
 
 
-class AskPages:
+class QuestionPages:
     """Answers from the newest snapshot; ``clock_ns`` tells the age of a level, and who is silent."""
 
     def __init__(self, view: ClientView, clock_ns: Callable[[], int] = time.time_ns) -> None:
@@ -226,7 +226,7 @@ class AskPages:
                 return nothing_yet()
             config = self._view.config(snapshot, given.get("config", ""))
             now = self._clock_ns()
-            answer = ask(config.now(now) if given.get("now") else config, read(given), now)
+            answer = answer_question(config.now(now) if given.get("now") else config, read(given), now)
         except QuestionError as error:
             return plain(HTTPStatus.BAD_REQUEST, str(error))
         except NotFoundError as error:
@@ -264,7 +264,7 @@ def make_routes(
     alive: Probe,
     ready: Probe,
     status_page: Handler | None = None,
-    questions: AskPages | None = None,
+    questions: QuestionPages | None = None,
     state: Callable[[], bytes | None] | None = None,
 ) -> Routes:
     """The table of routes; what is not given is a 404.

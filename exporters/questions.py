@@ -151,12 +151,12 @@ def read_query(query: Mapping[str, str], parameters: tuple[Parameter, ...]) -> d
 class Question(NamedTuple):
     """What is asked: a method of the client's configuration, and what it is called with.
 
-    ``asked`` are its arguments, a context of None the usual one of such a batch; ``assumed`` are limits of the engine
+    ``query`` has its arguments, a context of None the usual one of such a batch; ``assumed`` are limits of the engine
     that its telemetry lacks.
     """
 
     method: str
-    asked: Mapping[str, Any]
+    query: Mapping[str, Any]
     assumed: Mapping[str, int] = {}
 
 
@@ -239,18 +239,18 @@ class Answer(NamedTuple):
             yield from _load_lines(self.said)
         else:
             fits = f"{counted(self.said.concurrency, 'request')} in flight"
-            side = " on the safe side" if self.question.asked["safe"] else ""
+            side = " on the safe side" if self.question.query["safe"] else ""
             yield "fits", f"{fits}{side}" if self.said.concurrency else "not even one request; alone it sees"
             because = LIMIT_WORDS[self.said.limit]
             yield "because", because if self.said.concurrency else because.replace("one more request", "one request")
             yield from _load_lines(self.said.at)
-            if self.question.asked["rate"] is not None:
-                yield "engines", _engines(self.said, self.question.asked["rate"])
+            if self.question.query["rate"] is not None:
+                yield "engines", _engines(self.said, self.question.query["rate"])
         if self.config.at_unix_nano is not None:
             yield "level", self._level()
 
     def _step_lines(self, said: Prediction) -> Iterator[tuple[str, str]]:
-        work = {"intercept": 1.0, **self.question.asked}
+        work = {"intercept": 1.0, **self.question.query}
         yield (
             "step",
             "{prefill_tokens:,.0f} prefill tokens, {requests:,.3g} requests, "
@@ -294,7 +294,7 @@ class Answer(NamedTuple):
         """The answer as JSON."""
         config = self.config
         about: dict[str, object] = {"config_id": config.config_id, "reasons": config.reasons}
-        about["asked"] = {**self.question.asked, **self.question.assumed}
+        about["query"] = {**self.question.query, **self.question.assumed}
         if config.at_unix_nano is not None:
             decode, prefill = config.level or (1.0, 1.0)
             about["level"] = {"decode": decode, "prefill": prefill, "age_s": config.level_age_s}
@@ -305,21 +305,21 @@ class Answer(NamedTuple):
         return as_json({**about, **tree_of(self.said)})
 
 
-def ask(config: Config, question: Question, now_unix_nano: int) -> Answer:
+def answer_question(config: Config, question: Question, now_unix_nano: int) -> Answer:
     """The client's answer; engines that were not heard of lately are gone by now.
 
     Raises:
         QuestionError: a number makes no sense; it names the parameter.
         NoCoefficientsError: there is nothing to predict with, or what there is leads to no finite number.
     """
-    asked = dict(question.asked)
-    if asked.get("decode_context_tokens", 0.0) is None:
-        asked["decode_context_tokens"] = config.usual_context(asked["requests"])
+    query = dict(question.query)
+    if query.get("decode_context_tokens", 0.0) is None:
+        query["decode_context_tokens"] = config.mean_context(query["requests"])
     try:
         limited = config.assuming(**question.assumed) if question.assumed else config
-        said = getattr(limited, question.method)(**asked)
+        said = getattr(limited, question.method)(**query)
         if isinstance(said, Plan) and said.limit == "none" and (largest := _largest_batch(config)):
-            said = limited.assuming(max_num_seqs=largest).plan(**asked)._replace(limit="seen")
+            said = limited.assuming(max_num_seqs=largest).plan(**query)._replace(limit="seen")
     except BadInputError as error:
         problem = str(error).removeprefix(f"{error.parameter}: ")
         raise QuestionError(_NAME_OF_FIELD.get(error.parameter, error.parameter), problem) from None
@@ -329,7 +329,7 @@ def ask(config: Config, question: Question, now_unix_nano: int) -> Answer:
         raise NoCoefficientsError(
             f"the coefficients of configuration {config.config_id} are too large for this question"
         )
-    return Answer(config, question._replace(asked=asked), said, config.verdict.silent_since(now_unix_nano))
+    return Answer(config, question._replace(query=query), said, config.verdict.silent_since(now_unix_nano))
 
 
 def _largest_batch(config: Config) -> int:

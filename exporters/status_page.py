@@ -9,7 +9,7 @@ by hash, so that a model name can never become code. The script asks for the pag
 changed. The what-if form asks the page itself, so that question and answer are one address.
 
 Our own metrics are not listed by hand: a counter whose name has one of ``LOSSES``, or whose outcome is none of
-``KEPT``, is a loss; the others are flow. How full each bound is, /metrics has.
+``NO_LOSSES``, is a loss; the others are flow. How full each bound is, /metrics has.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from exporters.questions import (
     STEP,
     TARGETS,
     QuestionError,
-    ask,
+    answer_question,
     duration,
     read_plan,
     read_prediction,
@@ -58,10 +58,10 @@ from exporters.wording import (
     reason_text,
 )
 from online import HistoryView, ReplicaSnapshot, Snapshot
-from tracefit import Problem, TracefitError, Verdict, term_text, told_apart
+from tracefit import Problem, TracefitError, Verdict, distinctions, term_text
 
 LOSSES = ("refused", "failed", "skipped", "dropped", "evicted", "errors", "late", "lost", "rejected", "withheld")
-KEPT = ("accepted", "learned", "taken", "done", "sent", "left_out")
+NO_LOSSES = ("accepted", "learned", "taken", "done", "sent", "left_out")
 """Outcomes that are no loss."""
 MAX_OVERVIEW = 200
 """Configurations that the page judges and lists; the others are in /snapshot."""
@@ -221,14 +221,14 @@ class StatusPage:
             ],
             "what_if": None if snapshot is None else _what_if_view(snapshot, self._advisory.view, opened, query, now),
             "nothing_yet": NOTHING_YET.for_port(otlp_port),
-            "asked": detail.get("scrape", ()),
+            "scraped": detail.get("scrape", ()),
             "pending": self.pending(),
             "hints": list(sender_advice(self.hints(), snapshot, otlp_port)),
             "accounting": _accounting_view(self.own),
         }
 
     def _judged(self, snapshot: Snapshot, now: int) -> list[ConfigVerdict]:
-        judged, apart = [], told_apart(identities_of(snapshot.configs))
+        judged, apart = [], distinctions(identities_of(snapshot.configs))
         for config, words in zip(snapshot.configs[:MAX_OVERVIEW], apart, strict=False):
             try:
                 load = self._advisory.of(snapshot, config)
@@ -281,7 +281,7 @@ def _usual_load(judged: ConfigVerdict) -> dict[str, str]:
     portable = None if step is None else step.models.get("portable")
     means = {} if portable is None else {each.name: each.mean for each in portable.features}
     usual = {each.name: means.get(each.field) for each in STEP}
-    if load is not None and (mix := load.mix) is not None:
+    if load is not None and (mix := load.workload) is not None:
         usual |= {"prompt": mix.prompt_tokens, "output": mix.output_tokens, "concurrency": max(mix.concurrency, 1.0)}
         usual["prefix_hit"] = None if load.config.prefix_hits_hidden else mix.prefix_hit or None
     texts = {name: f"{value:.4g}" for name, value in usual.items() if value is not None}
@@ -294,7 +294,7 @@ def _answer(snapshot: Snapshot, view: ClientView, query: Mapping[str, str], now:
     try:
         given = read_query(wanted, PLAN if is_plan else PREDICT)
         config = view.config(snapshot, given.get("config", ""))
-        answer = ask(config, read_plan(given) if is_plan else read_prediction(given), now)
+        answer = answer_question(config, read_plan(given) if is_plan else read_prediction(given), now)
     except (QuestionError, TracefitError) as error:
         return {"error": str(error)}
     link = f"/{'plan' if is_plan else 'predict'}?{urlencode(wanted)}"
@@ -344,7 +344,7 @@ def _accounting_view(own: Collector) -> View:
 
 
 def _is_loss(name: str, labels: Mapping[str, str]) -> bool:
-    return any(word in LOSSES for word in name.split("_")) or labels.get("outcome", KEPT[0]) not in KEPT
+    return any(word in LOSSES for word in name.split("_")) or labels.get("outcome", NO_LOSSES[0]) not in NO_LOSSES
 
 
 def _fleet_view(

@@ -82,7 +82,7 @@ class ClientView:
             raise tracefit.LoadError(f"a name in configuration {config.config_id} is no text") from None
 
 
-class Mix(NamedTuple):
+class WorkloadProfile(NamedTuple):
     """The requests of the last minutes, in the mean, per engine.
 
     Attributes:
@@ -105,10 +105,10 @@ class Mix(NamedTuple):
     ttft_us: float | None
     first_tokens: float = 1.0
     decoded_tokens: float = 1.0
-    parts: tuple[Mix, ...] = ()
+    parts: tuple[WorkloadProfile, ...] = ()
 
 
-MixOf = Callable[[str], Mix | None]
+WorkloadOf = Callable[[str], WorkloadProfile | None]
 """Of a configuration by its id; None where nothing was finished lately."""
 
 
@@ -134,12 +134,12 @@ class Predicted(NamedTuple):
 class LoadView(NamedTuple):
     """What the coefficients say of the load of the last minutes.
 
-    ``config``: as the client has it. ``mix``: what was observed, None where nothing was finished. ``predicted``: what
-    its requests should have seen, None where the coefficients should not be used. ``fits``: per target for ITL.
+    ``config``: as the client has it. ``workload``: what was observed, None where nothing was finished. ``predicted``:
+    what its requests should have seen, None where the coefficients should not be used. ``fits``: per target for ITL.
     """
 
     config: Config
-    mix: Mix | None = None
+    workload: WorkloadProfile | None = None
     predicted: Predicted | None = None
     fits: tuple[Fit, ...] = ()
 
@@ -154,13 +154,13 @@ class Advisory:
 
     Args:
         view: predicts.
-        mix_of: what a configuration was asked lately.
+        observed: the requests of a configuration in the last minutes.
         itl_ms: targets for the mean time between tokens.
     """
 
-    def __init__(self, view: ClientView, mix_of: MixOf = lambda _: None, itl_ms: Sequence[float] = ()) -> None:
+    def __init__(self, view: ClientView, observed: WorkloadOf = lambda _: None, itl_ms: Sequence[float] = ()) -> None:
         self.view = view
-        self._mix_of = mix_of
+        self._observed = observed
         self._itl_ms = itl_ms
         self._made = PerGeneration[str, LoadView]()
 
@@ -174,7 +174,7 @@ class Advisory:
 
     def _of(self, snapshot: Snapshot, config: ConfigSnapshot) -> LoadView:
         client = self.view.config(snapshot, config.config_id)
-        mix = self._mix_of(config.config_id)
+        mix = self._observed(config.config_id)
         if mix is None or not client.verdict.usable:
             return LoadView(client, mix)
         try:
@@ -188,12 +188,12 @@ class Advisory:
         return LoadView(client, mix, predicted, fits)
 
 
-def _request(mix: Mix) -> dict[str, float]:
+def _request(mix: WorkloadProfile) -> dict[str, float]:
     """The mean request of a mix, as the client asks for it."""
     return {name: getattr(mix, name) for name in ("prompt_tokens", "output_tokens", "prefix_hit")}
 
 
-def _predicted(client: Config, mix: Mix) -> Predicted | None:
+def _predicted(client: Config, mix: WorkloadProfile) -> Predicted | None:
     """What was observed is a mean of the last minutes, so no level of the last seconds is in it.
 
     Where some wait, the engine ran no more: whatever said so, a limit, its memory or its owner. None where rows of such
@@ -214,7 +214,7 @@ def _predicted(client: Config, mix: Mix) -> Predicted | None:
     return Predicted(itl_us / (decoded or 1.0), ttft_us / (begun or 1.0))
 
 
-def _fitting(client: Config, mix: Mix, itl_ms: float, *, safe: bool) -> int | None:
+def _fitting(client: Config, mix: WorkloadProfile, itl_ms: float, *, safe: bool) -> int | None:
     plan = client.plan(itl_ms=itl_ms, safe=safe, **_request(mix))
     return plan.concurrency if _within_reach(client, plan.at) else None
 

@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 
 from exporters.questions import duration, significant
 from online import ConfigSnapshot, TargetSnapshot
-from tracefit import OddReplica, SpeedChange
+from tracefit import OutlierReplica, SpeedChange
 
 MAX_LABEL_CHARS = 120
 """Longer values are cut; Prometheus' usual ``label_value_length_limit`` is 200 bytes and up."""
@@ -176,22 +176,22 @@ REPLICAS_SHOWN = 16
 """Engines that are named; a snapshot has those first that are furthest from the others."""
 
 
-def odd_replicas(target: TargetSnapshot | None) -> list[OddReplica]:
+def outlier_replicas(target: TargetSnapshot | None) -> list[OutlierReplica]:
     """The engines of a target that differ from the others, as far as they are named."""
     replicas = [] if target is None else target.replicas
     return [
-        OddReplica(each.engine, each.ratio, each.stderr, each.term, each.added, len(replicas) - 1)
+        OutlierReplica(each.engine, each.ratio, each.stderr, each.term, each.added, len(replicas) - 1)
         for each in replicas[:REPLICAS_SHOWN]
         if each.differs and each.ratio is not None
     ]
 
 
-def news_of(config: ConfigSnapshot, now_unix_nano: int) -> list[str]:
+def recent_changes(config: ConfigSnapshot, now_unix_nano: int) -> list[str]:
     """What a person should hear of the speed of its steps: a change within a day, and engines of another speed."""
     change = newest_change(config)
     newest = [] if change is None or config.replaced_by else [change]
-    news = [each.text(now_unix_nano) for each in newest if each.is_news(now_unix_nano)]
-    return [*news, *(each.text for each in odd_replicas(config.targets.get("step_time")))]
+    news = [each.text(now_unix_nano) for each in newest if each.is_recent(now_unix_nano)]
+    return [*news, *(each.text for each in outlier_replicas(config.targets.get("step_time")))]
 
 
 def name_of(config: ConfigSnapshot) -> str:
@@ -208,7 +208,7 @@ LOSSES: dict[str, str] = {
     "restart": "the engine was restarted in between",
     "learned_before": "learned before the sidecar was restarted",
     "ambiguous": "of engines or servers that look alike",
-    "told_by_steps": "their engine sends its steps, too",
+    "known_from_steps": "their engine sends its steps, too",
     "sampled_spans": "of spans that are sampled",
     "foreign": "of no step or request of an engine",
     "duplicate": "sent twice",

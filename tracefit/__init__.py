@@ -26,7 +26,7 @@ Every error is a :class:`TracefitError` whose text is one sentence:
 
     >>> config.step_time(requests=-1)
     Traceback (most recent call last):
-    tracefit.faults.BadInputError: requests: expected 0 to 1e+06, got -1
+    tracefit.exceptions.BadInputError: requests: expected 0 to 1e+06, got -1
 
 Times are microseconds. The package imports nothing but the standard library and may be copied into another program.
 """
@@ -41,18 +41,18 @@ from .document import (
     InFlight,
     Interval,
     Level,
+    MeanWork,
     Model,
     Problem,
     Seen,
     Shape,
     Target,
-    UsualWork,
     Verdict,
 )
-from .faults import BadInputError, LoadError, NoCoefficientsError, NotFoundError, TracefitError
+from .exceptions import BadInputError, LoadError, NoCoefficientsError, NotFoundError, TracefitError
 from .loading import Snapshot, load
-from .news import OddReplica, SpeedChange, term_text
-from .selection import Identity, find_config, minute, told_apart
+from .selection import Identity, distinctions, find_config, minute
+from .speed_change import OutlierReplica, SpeedChange, term_text
 from .step_model import Limits, Prediction, Predictions
 
 __all__ = [
@@ -68,11 +68,12 @@ __all__ = [
     "Level",
     "Limits",
     "LoadError",
+    "MeanWork",
     "Model",
     "Move",
     "NoCoefficientsError",
     "NotFoundError",
-    "OddReplica",
+    "OutlierReplica",
     "Plan",
     "Prediction",
     "Predictions",
@@ -85,11 +86,10 @@ __all__ = [
     "Target",
     "TracefitError",
     "TypicalStep",
-    "UsualWork",
     "Verdict",
+    "distinctions",
     "find_config",
     "load",
     "minute",
     "term_text",
-    "told_apart",
 ]

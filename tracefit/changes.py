@@ -22,7 +22,7 @@ from operator import mul
 from typing import NamedTuple
 
 from .document import STEP_TIME, Coefficient, ConfigDocument, Document
-from .faults import NoCoefficientsError
+from .exceptions import NoCoefficientsError
 from .step_model import FEATURES, Limits, StepModel, computable_model
 
 NOTABLE = 3.0

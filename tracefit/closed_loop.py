@@ -22,7 +22,7 @@ request meets (arrival theorem):
 Where all prompts fit, this is the binomial of n - 1 and q / (q + O - 1); where they do not, prefills pile up until as
 many requests are left to decode as the tokens can feed. Steps stand for time.
 
-**Mean steps.** step() is the settled surface of shapes.py, times ``mean_factor`` (mean ÷ robust fit) unless rows cover
+**Mean steps.** step() is the monotone surface of shapes.py, times ``mean_factor`` (mean ÷ robust fit) unless rows cover
 many steps each, whose stalls are in them:
 
     s_j  = step(p mu_j, n, (n - j) c)
@@ -99,7 +99,7 @@ from operator import mul
 from typing import NamedTuple
 
 from .document import Target
-from .faults import REQUESTS_MAX, TOKENS_MAX, BadInputError, checked
+from .exceptions import REQUESTS_MAX, TOKENS_MAX, BadInputError, checked
 from .step_model import Band, Limits, StepModel
 
 CONCURRENCY_MAX = 4096
@@ -357,7 +357,7 @@ class ClosedLoop:
         budget, passed, mean = steps.budget_of(n), (0.0, 0.0, 0.0), (0.0, 0.0, 0.0)
         full, turns, tokens = (min(budget, left), n, 0.0), 1.0, min(budget, prompt)
         while done < n:
-            step = steps.band(steps.surface.settled, tokens, done + max(tokens / prompt, 1.0), done * work.prompt)
+            step = steps.band(steps.surface.monotone, tokens, done + max(tokens / prompt, 1.0), done * work.prompt)
             left = max(left - turns * tokens, 0.0)
             before, done = done, n - math.ceil(left / prompt - 1e-9)
             share, until = (done - before) / n, 0.5 * (turns + 1.0)
@@ -383,7 +383,7 @@ class ClosedLoop:
         prefills = Prefills(n, work.output, work.uncached, steps.budget_of(n))
 
         def step(j: int) -> Band:
-            return steps.band(steps.surface.settled, prefills.tokens * prefills.ended(j), n, (n - j) * work.context)
+            return steps.band(steps.surface.monotone, prefills.tokens * prefills.ended(j), n, (n - j) * work.context)
 
         first, shares = prefills.shares()
         bands = [step(first + place) for place in range(len(shares) + 1)]

@@ -8,7 +8,7 @@ from typing import overload
 
 from .closed_loop import ClosedLoop, Plan, RequestEstimate, Workload, planned
 from .document import STEP_TIME, Coefficient, ConfigDocument, Target, Verdict, judged
-from .faults import BadInputError, NoCoefficientsError, checked
+from .exceptions import BadInputError, NoCoefficientsError, checked
 from .step_model import LEVEL_AGE_MAX_S, Limits, Prediction, Predictions, StepModel, computable_model
 
 _LIMIT_MAX = 1e12
@@ -93,7 +93,7 @@ class Config:
         learned = self.targets.get(target)
         return learned is not None and any(model.coefficients for model in learned.models.values())
 
-    def usual_context(self, requests: float) -> float:
+    def mean_context(self, requests: float) -> float:
         """Tokens of decode context that a step of so many decoding requests usually has; 0 where nobody said.
 
         That of the batch if it was seen, else what a request usually has.

@@ -13,9 +13,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from .faults import FINITE_MAX, LoadError, printable
-from .news import ODD_NAMED, OddReplica, SpeedChange
+from .exceptions import FINITE_MAX, LoadError, printable
 from .selection import SILENT_NS
+from .speed_change import OUTLIERS_NAMED, OutlierReplica, SpeedChange
 
 SCHEMA = "tracefit.snapshot/1"
 STEP_TIME = "step_time"
@@ -78,7 +78,7 @@ class Seen(NamedTuple):
     cells: frozenset[str]
 
 
-class UsualWork(NamedTuple):
+class MeanWork(NamedTuple):
     """What the steps of a cell are made of in the mean, and take."""
 
     prefill_tokens: float
@@ -92,7 +92,7 @@ class Shape(NamedTuple):
 
     factor: float
     rows: float
-    usual: UsualWork | None
+    usual: MeanWork | None
 
 
 class InFlight(NamedTuple):
@@ -119,7 +119,7 @@ class Target(NamedTuple):
     mean ÷ robust fit; ``step_ahead_us``, the part of the intercept that is a step scheduled ahead, None where none is
     known to be; ``context_us_per_token``, what a token of decode context costs among steps of about one size, None
     where nobody said; ``in_flight``, what the time grows by with the requests in flight, None where it does not;
-    ``level``, of ``decode`` and ``prefill`` steps; ``change``, the newest confirmed change of speed; ``odd``, the
+    ``level``, of ``decode`` and ``prefill`` steps; ``change``, the newest confirmed change of speed; ``outliers``, the
     engines of another speed than the others.
     """
 
@@ -137,7 +137,7 @@ class Target(NamedTuple):
     factors_applied: bool = True
     level: Mapping[str, Level] = _NO_LEVEL
     change: SpeedChange | None = None
-    odd: tuple[OddReplica, ...] = ()
+    outliers: tuple[OutlierReplica, ...] = ()
 
 
 ACTIVE_EXPERTS = "active_experts"
@@ -221,7 +221,7 @@ class Verdict(NamedTuple):
         last_heard_unix_nano: when the newest telemetry of its engines was made, 0 where nobody said.
         replaced: its server sends another configuration now.
         change: the newest confirmed change of the speed of its steps.
-        odd: the engines of another speed than their siblings.
+        outliers: the engines of another speed than their siblings.
         seen: lowest and highest value per step of each feature that was learned from.
         hidden: what its telemetry samples or does not tell, one clause each.
     """
@@ -236,7 +236,7 @@ class Verdict(NamedTuple):
     last_heard_unix_nano: int = 0
     replaced: bool = False
     change: SpeedChange | None = None
-    odd: tuple[OddReplica, ...] = ()
+    outliers: tuple[OutlierReplica, ...] = ()
     seen: Mapping[str, Ratios] = {}
     hidden: tuple[str, ...] = ()
 
@@ -253,8 +253,8 @@ class Verdict(NamedTuple):
         """For JSON: the same keys, and ``state``."""
         change = None if self.change is None else self.change._asdict()
         seen = {name: list(bounds) for name, bounds in self.seen.items()}
-        odd = [each._asdict() for each in self.odd]
-        return {"state": self.state, **self._asdict(), "change": change, "odd": odd, "seen": seen}
+        outliers = [each._asdict() for each in self.outliers]
+        return {"state": self.state, **self._asdict(), "change": change, "outliers": outliers, "seen": seen}
 
     def silent_since(self, now_unix_nano: int) -> int:
         """When its engines were last heard of, if they are gone: replaced, or silent for ten minutes. Else 0."""
@@ -265,9 +265,9 @@ class Verdict(NamedTuple):
         """What a person should hear first: what failed, what is in doubt, what changed within a day."""
         problems = [Problem("put aside, its learner failed", is_defect=True)] if self.quarantined else []
         problems += [Problem(f"not usable: {doubt}", is_defect=True) for doubt in self.doubts]
-        if self.change is not None and self.change.is_news(now_unix_nano) and not self.replaced:
+        if self.change is not None and self.change.is_recent(now_unix_nano) and not self.replaced:
             problems.append(Problem(self.change.text(now_unix_nano)))
-        return (*problems, *(Problem(each.text) for each in self.odd))
+        return (*problems, *(Problem(each.text) for each in self.outliers))
 
 
 def judged(config: ConfigDocument, reasons: tuple[str, ...], model: Model | None) -> Verdict:
@@ -292,7 +292,7 @@ def judged(config: ConfigDocument, reasons: tuple[str, ...], model: Model | None
         last_heard_unix_nano=config.last_heard_unix_nano,
         replaced=config.replaced,
         change=None if step is None else step.change,
-        odd=() if step is None else step.odd[:ODD_NAMED],
+        outliers=() if step is None else step.outliers[:OUTLIERS_NAMED],
         seen={} if step is None or step.seen is None else step.seen.features,
         hidden=tuple(filter(None, hidden)),
     )
@@ -440,13 +440,13 @@ def _target(name: str, tree: _Place) -> Target:
             for phase, level in tree["level"].named()
         },
         _change(tree["drift"]),
-        _odd(tree["replicas"].places()),
+        _outliers(tree["replicas"].places()),
     )
 
 
 def _shape(tree: _Place) -> Shape:
     usual = tree["usual"]
-    work = None if usual.value is None else UsualWork(*usual.numbers(4))
+    work = None if usual.value is None else MeanWork(*usual.numbers(4))
     return Shape(tree["factor"].positive(), tree["rows"].maybe() or 0.0, work)
 
 
@@ -497,9 +497,9 @@ def _change(tree: _Place) -> SpeedChange | None:
     return SpeedChange(tree["gain"].positive(), tree["last_unix_nano"].whole(), tree["term"].text(), added, within_s)
 
 
-def _odd(replicas: list[_Place]) -> tuple[OddReplica, ...]:
+def _outliers(replicas: list[_Place]) -> tuple[OutlierReplica, ...]:
     return tuple(
-        OddReplica(
+        OutlierReplica(
             each["engine"].text(),
             each["ratio"].positive(),
             each["stderr"].maybe(),

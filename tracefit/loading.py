@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from .changes import Diff, compared
 from .configured import Config
 from .document import Document, parse
-from .faults import LoadError, checked
+from .exceptions import LoadError, checked
 from .selection import Identity, find_config, names_of
 
 if TYPE_CHECKING:

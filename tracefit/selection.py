@@ -15,7 +15,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from .faults import NotFoundError
+from .exceptions import NotFoundError
 
 SILENT_NS = 600_000_000_000
 """Ten minutes. Telemetry of an engine that serves comes every few seconds, request spans at the latest when the longest
@@ -99,10 +99,10 @@ def find_config(identities: Sequence[Identity], which: str = "", *, model: str =
 
 def names_of(identities: Sequence[Identity]) -> list[str]:
     """What people call each: model, GPU, TP; then what tells it from others of that name, since when it is silent."""
-    return [", ".join((_spoken(each), *more)) for each, more in zip(identities, told_apart(identities), strict=True)]
+    return [", ".join((_spoken(each), *more)) for each, more in zip(identities, distinctions(identities), strict=True)]
 
 
-def told_apart(identities: Sequence[Identity]) -> list[tuple[str, ...]]:
+def distinctions(identities: Sequence[Identity]) -> list[tuple[str, ...]]:
     """What tells each from others of one model, GPU and TP, and since when it is silent."""
     alike: dict[str, list[Mapping[str, object]]] = {}
     for each in identities:

@@ -268,7 +268,7 @@ class StepSurface:
     Attributes:
         context_us: s.
         steps: T and bands as they were measured.
-        settled: the same where no T falls by chance.
+        monotone: the same where no T falls by chance.
         misfit: see the module.
     """
 
@@ -314,14 +314,14 @@ class StepSurface:
         return self._table(self._nodes)
 
     @cached_property
-    def settled(self) -> StepTable:
+    def monotone(self) -> StepTable:
         """See the class."""
-        return self._table(self._settled)
+        return self._table(self._monotone)
 
     @cached_property
     def turns(self) -> list[int]:
         """Numbers of requests between which times rise, up to the last that is faster than those before; or none."""
-        falls = [size for size, (before, after) in enumerate(pairwise(self._settled.decodes), 2) if after < before]
+        falls = [size for size, (before, after) in enumerate(pairwise(self._monotone.decodes), 2) if after < before]
         return [math.ceil(size) for size in _DECODE_SIZES[: max(falls, default=0)]]
 
     def is_beside_cells(self, requests: float, piece: int) -> bool:
@@ -352,7 +352,7 @@ class StepSurface:
         )
 
     @cached_property
-    def _settled(self) -> Nodes:
+    def _monotone(self) -> Nodes:
         """T where nothing falls by chance."""
         decodes, prefills = self._nodes
         along_tokens = [list(accumulate(row, max)) for row in prefills]

@@ -30,7 +30,7 @@ from operator import mul
 from typing import NamedTuple, cast, overload
 
 from .document import ACTIVE_EXPERTS, STEP_TIME, ConfigDocument, Model, Target
-from .faults import REQUESTS_MAX, TOKENS_MAX, BadInputError, NoCoefficientsError, checked
+from .exceptions import REQUESTS_MAX, TOKENS_MAX, BadInputError, NoCoefficientsError, checked
 from .shapes import NORMAL_P90, STRIDE, Coefficients, StepSurface, StepTable, piece_of, stratum_name, stratum_of_cell
 
 FEATURES = ("intercept", "prefill_tokens", "decode_context_tokens", "requests")

@@ -15,8 +15,7 @@ import msgspec
 import tracefit
 from collector.config import is_endpoint
 from collector.runtime import EXIT_FAILED, EXIT_OK, StartError, note, say
-from exporters.questions import Question, as_json, counted, duration, tree_of
-from exporters.questions import ask as ask_client
+from exporters.questions import Question, answer_question, as_json, counted, duration, tree_of
 from exporters.snapshot_file import SNAPSHOT_NAME
 from exporters.wording import Z_95, unit_text
 from online import Snapshot as WholeSnapshot
@@ -110,7 +109,7 @@ def ask(
     """
     try:
         config = snapshot.config(which)
-        answer = ask_client(config.now() if now else config, question, snapshot.as_of_unix_nano)
+        answer = answer_question(config.now() if now else config, question, snapshot.as_of_unix_nano)
     except TracefitError as error:
         note(_refusal(error))
         return EXIT_FAILED
@@ -123,7 +122,7 @@ def ask(
         if isinstance(answer.said, Plan):
             for line in _curve_lines(answer.said):
                 say(line)
-    if answer.question.asked != question.asked:
+    if answer.question.query != question.query:
         note("the context is the usual one of such a batch; --context says another")
     for why, text in answer.caveats():
         note(f"{why}: {text}")
@@ -257,7 +256,7 @@ def _verdict_lines(config: Config, now_unix_nano: int) -> Iterator[str]:
         yield f"  verdict   {'; '.join((verdict.state, *verdict.reasons))}"
     if verdict.change is not None:
         yield f"  change    {verdict.change.text(now_unix_nano)}"
-    for odd in verdict.odd:
+    for odd in verdict.outliers:
         yield f"  sibling   {odd.text}"
     for each in verdict.hidden:
         yield f"  hidden    {each}"

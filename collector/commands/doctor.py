@@ -255,10 +255,10 @@ def _configurations(snapshot: tracefit.Snapshot, samples: Samples, nothing_yet: 
         else:
             yield Finding(POOR, "usable", f"{name}: not yet: {'; '.join(config.reasons)}")
         change = config.verdict.change
-        if change is not None and change.is_news(snapshot.created_unix_nano):
+        if change is not None and change.is_recent(snapshot.created_unix_nano):
             grade = POOR if change.factor > 1.0 else FAIR
             yield Finding(grade, "speed", f"{name}: {change.text(snapshot.created_unix_nano)}")
-        for odd in config.verdict.odd:
+        for odd in config.verdict.outliers:
             yield Finding(POOR if odd.ratio > 1.0 else FAIR, "speed", f"{name}: {odd.text}")
 
 

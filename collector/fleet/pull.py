@@ -31,7 +31,7 @@ from collector.telemetry import Asked
 from exporters.questions import counted
 from exporters.snapshot_file import SNAPSHOT_NAME, published_generation, write_atomically, write_snapshot
 from exporters.status_page import FleetSource
-from exporters.wording import odd_replicas
+from exporters.wording import outlier_replicas
 from online import Bank, ConfigSnapshot, Snapshot, StateError, TargetSnapshot, merge_states
 from online.state import Lineage, LineageLedger
 from online.transfer import HIDES_HITS
@@ -106,7 +106,7 @@ def fleet_snapshot(bank: Bank, generation: int = 1, engines: FactsByEngine | Non
                 engines=[],
                 telemetry=_TELEMETRY,
                 targets=targets,
-                told_apart_by=apart,
+                distinguished_by=apart,
                 prefix_hits_hidden=facts.get(HIDES_HITS) is True,
                 doubts=[*filter(None, [unknown_experts(facts)]), *(step.doubts if step is not None else ())],
             )
@@ -411,13 +411,13 @@ def _odd(snapshot: Snapshot) -> list[str]:
     lines = []
     for each in snapshot.configs:
         for name, learned in each.targets.items():
-            odd = odd_replicas(learned)
+            odd = outlier_replicas(learned)
             said = [one.text for one in odd]
             if more := sum(one.differs for one in learned.replicas) - len(odd):
                 said.append(f"{more} more engines differ from the others")
             lines += [f"warning: {each.config_id} {name}: {text}" for text in said]
-        if each.told_apart_by:
-            lines.append(f"warning: {each.config_id}: would be told apart by {', '.join(each.told_apart_by)}")
+        if each.distinguished_by:
+            lines.append(f"warning: {each.config_id}: would be told apart by {', '.join(each.distinguished_by)}")
     return lines
 
 

@@ -232,7 +232,7 @@ class Engine(Emitter):
             del self.processes[0]
         if self.double_of is None:
             return out
-        self.count(RowDrop.TOLD_BY_STEPS, sum(len(rows) for target, rows in out if target is Target.STEP_TIME))
+        self.count(RowDrop.KNOWN_FROM_STEPS, sum(len(rows) for target, rows in out if target is Target.STEP_TIME))
         return [each for each in out if each.target not in (Target.STEP_TIME, Target.SCHEDULE_TIME)]
 
 

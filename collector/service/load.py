@@ -32,7 +32,7 @@ import numpy as np
 from collector.decode import CoreSpan, MarkKind, RequestSpan, StepColumns, Telemetry
 from collector.decode.pages import Meaning, ScrapedPage
 from collector.join.pages import keys_of
-from exporters.what_if import Mix
+from exporters.what_if import WorkloadProfile
 from online import ConfigSnapshot, Quality
 
 MINUTE_NS: Final = 60_000_000_000
@@ -211,7 +211,7 @@ class RecentLoad:
             self._processes.popitem(last=False)
         return process
 
-    def mixes(self, configs: Iterable[ConfigSnapshot], now_unix_nano: int) -> dict[str, Mix]:
+    def mixes(self, configs: Iterable[ConfigSnapshot], now_unix_nano: int) -> dict[str, WorkloadProfile]:
         """The mix of each configuration that was asked lately; what is added from now on belongs to this time."""
         self._now_unix_ns = now_unix_nano
         for instance, process in list(self._processes.items()):
@@ -235,7 +235,7 @@ def _sum_of(many: Iterable[_Sums]) -> _Sums:
     return total
 
 
-def _mix_of(processes: Sequence[_Process], *, prefill_told: bool) -> Mix | None:
+def _mix_of(processes: Sequence[_Process], *, prefill_told: bool) -> WorkloadProfile | None:
     """The mix of the last minutes, and of each of them where steps or pages tell whom a request met in it."""
     asked = [each for each in (_sum_of(process.minutes.values()) for process in processes) if each.requests]
     total, hit = _sum_of(asked), 0.0
@@ -246,7 +246,7 @@ def _mix_of(processes: Sequence[_Process], *, prefill_told: bool) -> Mix | None:
     if prefill_told:
         hit = min(1.0, max(0.0, 1.0 - total.prefill_tokens / total.prompt_tokens))
 
-    def of(sums: _Sums) -> Mix:
+    def of(sums: _Sums) -> WorkloadProfile:
         return _mean(sums, hit, sums.ran / sums.decoding, sums.waited / sums.decoding)
 
     return of(total)._replace(parts=tuple(map(of, _parts_of(processes))))
@@ -266,8 +266,8 @@ def _parts_of(processes: Sequence[_Process]) -> list[_Sums]:
     return parts
 
 
-def _mean(total: _Sums, prefix_hit: float, running: float, waiting: float) -> Mix:
-    return Mix(
+def _mean(total: _Sums, prefix_hit: float, running: float, waiting: float) -> WorkloadProfile:
+    return WorkloadProfile(
         prompt_tokens=total.prompt_tokens / total.requests,
         output_tokens=total.output_tokens / total.requests,
         prefix_hit=prefix_hit,

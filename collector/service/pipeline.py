@@ -41,7 +41,7 @@ from collector.join import (
 )
 from collector.join.inferred import NEARLY_WHOLE, WHOLE, doubts_of
 from collector.telemetry import Counts, PluginLoss, Skip, table
-from exporters.what_if import Mix
+from exporters.what_if import WorkloadProfile
 from online import (
     Bank,
     ConfigSnapshot,
@@ -178,7 +178,7 @@ class Pipeline:
         self._load = RecentLoad()
         self._unlearned = UnlearnedExports(config)
         # Replaced, never edited: other threads read them.
-        self._mixes: dict[str, Mix] = {}
+        self._mixes: dict[str, WorkloadProfile] = {}
         self._histories: dict[str, HistoryView] = {}
         self.on_event: Callable[[Event], None] | None = None
         """Sees what the join says, before it is learned."""
@@ -211,7 +211,7 @@ class Pipeline:
         """Whose spans are left out, the first of them; from any thread."""
         return self._correlator.foreign_scopes
 
-    def mix_of(self, config_id: str) -> Mix | None:
+    def workload_of(self, config_id: str) -> WorkloadProfile | None:
         """What a configuration was asked lately, as of the newest snapshot; from any thread."""
         return self._mixes.get(config_id)
 

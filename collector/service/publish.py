@@ -22,7 +22,7 @@ from exporters.snapshot_file import (
     published_snapshot,
     write_snapshot,
 )
-from exporters.wording import name_of, newest_change, odd_replicas
+from exporters.wording import name_of, newest_change, outlier_replicas
 from online import ConfigSnapshot, Snapshot
 
 from .pipeline import Pipeline
@@ -169,7 +169,7 @@ def _tell(config: ConfigSnapshot, told: _Told, now: _Told, now_unix_nano: int) -
     if change is not None and (is_newer or now.term not in {"", told.term}):
         _log.warning("%s: %s", name, change.text(now_unix_nano), extra=TOLD_ONCE)
     holds = {_NUMBER.sub("#", doubt): f"not usable: {doubt}" for doubt in config.doubts}
-    holds |= {f"{odd.engine!r} {odd.term}": odd.text for odd in odd_replicas(config.targets.get("step_time"))}
+    holds |= {f"{odd.engine!r} {odd.term}": odd.text for odd in outlier_replicas(config.targets.get("step_time"))}
     for words, text in holds.items():
         if words not in told.holds:
             _log.warning("%s: %s", name, text, extra=TOLD_ONCE)

@@ -22,7 +22,7 @@ class RowDrop(enum.StrEnum):
     RESTART = "restart"
     LEARNED_BEFORE = "learned_before"
     """Made again of telemetry that was read again after a restart, and learned by the process before."""
-    TOLD_BY_STEPS = "told_by_steps"
+    KNOWN_FROM_STEPS = "known_from_steps"
     """Made from request spans, where engines send their steps themselves."""
     AMBIGUOUS = "ambiguous"
     """Nobody can say whose it is: request spans beside engines of several configurations, several servers behind one

@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from collector.telemetry import Metrics, table
 from exporters.metrics_page import FAMILIES, PAGE_FAMILIES, MetricsPage
-from exporters.what_if import Advisory, ClientView, Mix
+from exporters.what_if import Advisory, ClientView, WorkloadProfile
 from tests.conftest import find_tool
 from tests.support import exporter_cases as cases
 from tests.support.paths import ROOT
@@ -140,7 +140,7 @@ def test_links_lead_to_runbooks_of_alerts_and_to_status_pages():
 CONFIG = "0f3c52aa9b1e"
 
 
-MIX = Mix(400.0, 247.0, prefix_hit=0.0, concurrency=7.0, running=7.0, itl_us=41e3, ttft_us=310e3)
+MIX = WorkloadProfile(400.0, 247.0, prefix_hit=0.0, concurrency=7.0, running=7.0, itl_us=41e3, ttft_us=310e3)
 
 
 def an_hour(growth=0):

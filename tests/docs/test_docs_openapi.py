@@ -11,7 +11,7 @@ import yaml
 from prometheus_client import CollectorRegistry
 
 from exporters.metrics_page import MetricsPage
-from exporters.pages import AskPages, SnapshotDocuments, dispatch, make_routes
+from exporters.pages import QuestionPages, SnapshotDocuments, dispatch, make_routes
 from exporters.questions import PLAN, PREDICT
 from exporters.status_page import StatusPage
 from exporters.what_if import ClientView
@@ -48,7 +48,7 @@ def routes():
         alive=healthy,
         ready=healthy,
         status_page=StatusPage(source, own, ready=healthy, unix_nano=lambda: 0).answer,
-        questions=AskPages(ClientView(source)),
+        questions=QuestionPages(ClientView(source)),
         state=lambda: None,
     )
 

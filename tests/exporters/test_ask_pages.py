@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from collector.cli import main
-from exporters.pages import AskPages, dispatch
+from exporters.pages import QuestionPages, dispatch
 from exporters.questions import PLAN, PREDICT
 from exporters.what_if import ClientView
 from online import Snapshot
@@ -19,7 +19,7 @@ from tests.tracefit.example_snapshot import encoded, step_time_of, tree
 
 
 def pages(snapshot):
-    asked = AskPages(ClientView(lambda: snapshot))
+    asked = QuestionPages(ClientView(lambda: snapshot))
     return {"/predict": asked.answer_predict, "/plan": asked.answer_plan}
 
 
@@ -171,8 +171,8 @@ def test_an_answer_about_requests_says_which_times_are_not_in_it():
 
 def test_a_step_of_decodes_without_a_context_has_the_usual_one():
     told = json.loads(ask("/predict?requests=8").body)
-    context = told["asked"]["decode_context_tokens"]
+    context = told["query"]["decode_context_tokens"]
     assert context > 0
     assert told["us"] == json.loads(ask(f"/predict?requests=8&context={context}").body)["us"]
-    assert json.loads(ask("/predict?requests=1&prefill=512").body)["asked"]["decode_context_tokens"] == 0
-    assert json.loads(ask("/predict?requests=8&context=0").body)["asked"]["decode_context_tokens"] == 0
+    assert json.loads(ask("/predict?requests=1&prefill=512").body)["query"]["decode_context_tokens"] == 0
+    assert json.loads(ask("/predict?requests=8&context=0").body)["query"]["decode_context_tokens"] == 0

@@ -13,7 +13,7 @@ import tracefit
 from collector.cli import main
 from exporters.blis import choose_config
 from exporters.metrics_page import MetricsPage
-from exporters.pages import AskPages, Request, dispatch
+from exporters.pages import QuestionPages, Request, dispatch
 from exporters.status_page import StatusPage
 from exporters.what_if import Advisory, ClientView
 from tests.support.pipelines import new_pipeline
@@ -37,7 +37,7 @@ def restarted():
 
 
 def asked(snapshot, target):
-    pages = AskPages(ClientView(lambda: snapshot))
+    pages = QuestionPages(ClientView(lambda: snapshot))
     routes = {"/predict": pages.answer_predict, "/plan": pages.answer_plan}
     return dispatch(routes, "GET", target, {})
 

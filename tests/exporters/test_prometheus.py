@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 
 import tracefit
 from exporters.metrics_page import PAGE_FAMILIES, MetricsPage, snapshot_families
-from exporters.what_if import Advisory, ClientView, Mix
+from exporters.what_if import Advisory, ClientView, WorkloadProfile
 from exporters.wording import MAX_LABEL_CHARS, base_unit, printable
 from online import Snapshot
 from online.rows import Target
@@ -20,7 +20,7 @@ from tests.conftest import find_tool
 from tests.support import exporter_cases as cases
 from tests.tracefit.example_snapshot import encoded
 
-MIX = Mix(400.0, 247.0, prefix_hit=0.25, concurrency=12.0, running=12.0, itl_us=41_000.0, ttft_us=310_000.0)
+MIX = WorkloadProfile(400.0, 247.0, prefix_hit=0.25, concurrency=12.0, running=12.0, itl_us=41_000.0, ttft_us=310_000.0)
 
 
 def advised(snapshot, mix=MIX, itl_ms=(50.0, 100.0)):

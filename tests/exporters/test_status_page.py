@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry, Counter
 from collector.telemetry import PluginLoss
 from exporters.pages import Request
 from exporters.status_page import PendingTelemetry, SenderHints, StatusPage
-from exporters.what_if import Advisory, ClientView, Mix
+from exporters.what_if import Advisory, ClientView, WorkloadProfile
 from exporters.wording import PLUGIN_REMEDIES, QUALITY, REASONS, STATUS, advice_for
 from online import Reason
 from online.rows import Quality
@@ -248,7 +248,7 @@ def test_the_page_says_in_one_sentence_what_is_pending(snapshot):
 
 
 def busy():
-    mix = Mix(400.0, 247.0, 0.25, 12.0, 12.0, 41_000.0, 310_000.0)
+    mix = WorkloadProfile(400.0, 247.0, 0.25, 12.0, 12.0, 41_000.0, 310_000.0)
     return Advisory(ClientView(cases.snapshot), lambda _: mix, (50.0,))
 
 

@@ -9,7 +9,7 @@ import re
 import pytest
 from prometheus_client import CollectorRegistry
 
-from exporters.pages import AskPages, dispatch
+from exporters.pages import QuestionPages, dispatch
 from exporters.status_page import StatusPage
 from exporters.what_if import ClientView
 from online import Snapshot
@@ -58,7 +58,7 @@ def test_what_was_asked_stays_in_the_form_and_leads_to_the_same_as_json():
     text = page_of(ONE, "/?prompt=2000&output=300&itl=30ms&ask=plan")
     assert section_of(text).count('value="2000"') == 1, "only in the form that asked"
     link = html.unescape(re.search(r'href="(/plan[^"]*)"', text)[1])
-    asked = AskPages(ClientView(lambda: ONE))
+    asked = QuestionPages(ClientView(lambda: ONE))
     assert json.loads(dispatch({"/plan": asked.answer_plan}, "GET", link, {}).body)["concurrency"] == 34
 
 

@@ -19,7 +19,7 @@ from prometheus_client import CollectorRegistry
 from collector.cli import main
 from collector.ingest import Export
 from exporters.metrics_page import MetricsPage
-from exporters.pages import AskPages, SnapshotDocuments, make_routes
+from exporters.pages import QuestionPages, SnapshotDocuments, make_routes
 from exporters.status_page import StatusPage
 from exporters.what_if import ClientView
 from tests.support.pages import page_server
@@ -59,7 +59,7 @@ def served(exports: Iterable[Export], unix_nano: int = 0) -> Iterator[str]:
         alive=healthy,
         ready=healthy,
         status_page=page.answer,
-        questions=AskPages(view),
+        questions=QuestionPages(view),
     )
     server = page_server(routes)
     server.start()

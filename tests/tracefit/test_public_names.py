@@ -27,20 +27,20 @@ FIELDS = {
     "Move": "target feature unit before after standard_errors status_before status_after moved",
     "TypicalStep": "prefill_tokens requests decode_context_tokens before_us after_us",
     "Target": "name champion models interval shapes seen mean_us mean_factor step_ahead_us "
-    "context_us_per_token in_flight factors_applied level change odd",
+    "context_us_per_token in_flight factors_applied level change outliers",
     "Model": "name coefficients rows mape median_ape covariance plain_median_ape",
     "Interval": "pooled strata",
     "Seen": "features cells",
     "Shape": "factor rows usual",
     "InFlight": "requests us_per_request",
     "Level": "factor last_row_unix_nano",
-    "OddReplica": "engine ratio stderr term added siblings",
+    "OutlierReplica": "engine ratio stderr term added siblings",
     "SpeedChange": "factor since_unix_nano term added within_s",
     "Problem": "text is_defect",
     "Verdict": "usable reasons doubts quarantined error rows last_row_unix_nano last_heard_unix_nano replaced change "
-    "odd seen hidden",
+    "outliers seen hidden",
     "Identity": "config_id facts heard_unix_nano replaced",
-    "UsualWork": "prefill_tokens requests decode_context_tokens us",
+    "MeanWork": "prefill_tokens requests decode_context_tokens us",
 }
 CALLS = {
     tracefit.load: "source token timeout_s",
@@ -65,7 +65,7 @@ def test_every_public_name_is_known_here():
         "load",
         "minute",
         "term_text",
-        "told_apart",
+        "distinctions",
     }
     errors = {"TracefitError", "BadInputError", "LoadError", "NoCoefficientsError", "NotFoundError"}
     assert set(tracefit.__all__) == FIELDS.keys() | others | errors

@@ -64,9 +64,9 @@ def test_the_last_speaker_does_not_own_the_coefficients_and_the_disagreement_is_
         metrics, document = (get(sidecar.http_port, path) for path in ("/metrics", "/snapshot"))
     config = tracefit.load(document).config()
     assert (config.usable, config.reasons[0]) == (False, clause)
-    assert config.verdict.odd[0].term == "all"
+    assert config.verdict.outliers[0].term == "all"
     assert json.loads(told)["not_usable"] == [f"tiny: {clause}"]
-    assert json.loads(told)["speed_changed"] == [f"tiny: {engine.text}" for engine in config.verdict.odd]
+    assert json.loads(told)["speed_changed"] == [f"tiny: {engine.text}" for engine in config.verdict.outliers]
     assert clause in page
     of_slow = (line for line in metrics.decode().splitlines() if line.startswith("tracefit_replica_speed_ratio{"))
     [apart] = [line for line in of_slow if 'instance="slow"' in line]

@@ -158,7 +158,7 @@ class ApiProcess(Emitter):
             if configs > 1:
                 self.count(RowDrop.AMBIGUOUS, len(target_rows.rows))
             elif target_rows.target is Target.STEP_TIME:
-                self.count(RowDrop.TOLD_BY_STEPS, len(target_rows.rows))
+                self.count(RowDrop.KNOWN_FROM_STEPS, len(target_rows.rows))
             else:
                 usable.append(target_rows)
         return usable

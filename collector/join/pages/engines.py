@@ -127,7 +127,7 @@ class PageEngine(Emitter):
 
     def yield_to(self, emitters: Sequence[Sender]) -> None:
         """Others tell more of the same engine: no rows, but a yardstick for how much of it arrives."""
-        self.count(RowDrop.TOLD_BY_STEPS, len(self._rows))
+        self.count(RowDrop.KNOWN_FROM_STEPS, len(self._rows))
         self._rows.clear()
         self.windows.gpu_rows.clear()
         engines = [emitter for emitter in emitters if isinstance(emitter, Engine)]

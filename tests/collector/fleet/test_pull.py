@@ -265,11 +265,11 @@ def test_the_fact_that_tells_two_kinds_of_machine_apart_is_named_or_those_that_n
     config, noted = fleet_of(gains, tmp_path, lambda n: {**FACTS, "num_gpu_blocks": 1000 if n % 2 else 500})
     apart = {replica.engine: replica.differs and replica.ratio > 1 for replica in config.targets["step_time"].replicas}
     assert apart == {f"engine-{n}": n % 2 == 1 for n in range(8)}
-    assert config.told_apart_by == ["num_gpu_blocks"]
+    assert config.distinguished_by == ["num_gpu_blocks"]
     assert noted.endswith("would be told apart by num_gpu_blocks")
     (tmp_path / "second").mkdir()
     config, _ = fleet_of(gains, tmp_path / "second", lambda _: {"model": "llama"})
-    assert config.told_apart_by[0] == "gpu"
+    assert config.distinguished_by[0] == "gpu"
 
 
 def test_whoever_asks_a_merged_snapshot_hears_of_the_engine_that_is_slower(tmp_path, capsys):

@@ -92,10 +92,10 @@ def mix_as_predicted(pipeline):
     """The mix of the only configuration, of which the ratio of observed and predicted ITL is as of 8 of 10 steps."""
     snapshot = pipeline.snapshot(NOW, 1)
     (config,) = snapshot.configs
-    view = Advisory(ClientView(lambda: snapshot), pipeline.mix_of).of(snapshot, config)
+    view = Advisory(ClientView(lambda: snapshot), pipeline.workload_of).of(snapshot, config)
     usual = config.targets["step_time"].interval
-    assert usual.p10 <= view.mix.itl_us / view.predicted.itl_us <= usual.p90
-    return view.mix
+    assert usual.p10 <= view.workload.itl_us / view.predicted.itl_us <= usual.p90
+    return view.workload
 
 
 def test_what_a_server_was_asked_before_it_fell_silent_is_forgotten():

@@ -68,7 +68,7 @@ def test_where_an_engine_sends_steps_its_page_gives_facts_and_no_rows(name):
     assert facts.config["num_gpu_blocks"] == 2048
     mine, theirs = (c.targets["step_time"].models["portable"].features for c in (facts, plain))
     assert [f.coefficient for f in mine] == [f.coefficient for f in theirs]
-    assert with_pages.take_counts()[table.DROPPED_ROWS, RowDrop.TOLD_BY_STEPS] > 30
+    assert with_pages.take_counts()[table.DROPPED_ROWS, RowDrop.KNOWN_FROM_STEPS] > 30
 
 
 @pytest.mark.parametrize("other", ["http://10.0.0.8:8000", "http://[1.2.3.4]:80/x", "http://[::1"])

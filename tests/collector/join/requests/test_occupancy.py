@@ -143,7 +143,7 @@ def test_an_un_forked_engine_is_learned_from_its_request_spans_although_aborted_
     assert pipeline.snapshot(0, 1).configs[0].telemetry == "requests"
 
 
-@pytest.mark.parametrize(("engines", "reason"), [(1, RowDrop.TOLD_BY_STEPS), (2, RowDrop.AMBIGUOUS)])
+@pytest.mark.parametrize(("engines", "reason"), [(1, RowDrop.KNOWN_FROM_STEPS), (2, RowDrop.AMBIGUOUS)])
 def test_beside_engines_that_send_steps_what_request_spans_say_of_steps_is_counted_and_left_out(
     stock_pieces, engines, reason
 ):

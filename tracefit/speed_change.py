@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from .selection import minute
 
-NEWS_NS = 86_400_000_000_000
+RECENT_NS = 86_400_000_000_000
 """A change of speed is news for a day: so far back reach the charts of the page, which show it."""
 
 
@@ -38,9 +38,9 @@ class SpeedChange(NamedTuple):
         """The term where one alone moved; empty where all did, or while that is not known."""
         return "" if self.term == "all" else self.term
 
-    def is_news(self, now_unix_nano: int) -> bool:
+    def is_recent(self, now_unix_nano: int) -> bool:
         """Whether a person who looks now may not have heard of it."""
-        return now_unix_nano - self.since_unix_nano < NEWS_NS
+        return now_unix_nano - self.since_unix_nano < RECENT_NS
 
     def text(self, now_unix_nano: int) -> str:
         """``steps take 1.42 × as long since 14:03 UTC ± 2 min: …`` and the term; with the date where it is another."""
@@ -78,11 +78,11 @@ def term_text(term: str, added: float | None = None) -> str:
     return f"{words} ({amount}{_PER_UNIT.get(term, ' per token')})"
 
 
-ODD_NAMED = 16
+OUTLIERS_NAMED = 16
 """Engines of another speed that are named; a snapshot has those first that are furthest from the others."""
 
 
-class OddReplica(NamedTuple):
+class OutlierReplica(NamedTuple):
     """An engine of a configuration whose steps take another time than those of its siblings.
 
     Attributes:

@@ -25,11 +25,12 @@ from prometheus_client import CollectorRegistry
 
 from collector import __version__
 from collector.config import Config, ConfigError, Fallback, Loaded, parse_endpoint
-from collector.identity import Discovery, Knowledge
+from collector.decode import Export
+from collector.identity import Knowledge
+from collector.identity.discovery import Discovery
 from collector.ingest import (
     BATCH_S,
     AdmissionQueue,
-    Export,
     Intake,
     ReceiveBudget,
     TokenFile,

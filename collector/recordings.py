@@ -40,11 +40,10 @@ from typing import Any, BinaryIO, Final, NamedTuple, TypeVar, cast
 
 import msgspec
 
-from collector.decode import fpm, json_to_protobuf
+from collector.decode import Export, count_spans, fpm, json_to_protobuf, newest_end_unix_nano
 from collector.decode.fpm import ForwardPass
 from collector.decode.kv import LINE_MARK, KvBatch, read_line
 from collector.decode.pages import PageParser, ScrapedPage, is_page_line, read_page_line
-from collector.ingest import Export, count_spans, newest_end_unix_nano
 from collector.runtime import Clock, PrintLine, StartError, progress
 from collector.telemetry import Asked, Outcome, Skip
 

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from collector.config import Config
-from collector.decode import MISSING, ApiSpan, CoreSpan, Finish, MarkKind, RequestSpan
-from collector.ingest import Export
+from collector.decode import MISSING, ApiSpan, CoreSpan, Export, Finish, MarkKind, RequestSpan
 from collector.recordings import Timed, merged_with_progress, open_recordings
 from collector.runtime import EXIT_FAILED, EXIT_OK, Clock, StartError, note, say
 from collector.service import Correlator

@@ -14,7 +14,6 @@ from typing import BinaryIO
 
 import tracefit
 from collector.config import Config
-from collector.ingest import TAKE_BYTES
 from collector.recordings import (
     Timed,
     by_kind,
@@ -24,7 +23,7 @@ from collector.recordings import (
     recording_files,
 )
 from collector.runtime import EXIT_FAILED, EXIT_OK, Clock, StartError, note, say
-from collector.service import Pipeline, make_pipeline
+from collector.service import TAKE_BYTES, Pipeline, make_pipeline
 from exporters.snapshot_file import write_atomically
 
 from .ask import shown_lines

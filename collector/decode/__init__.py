@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from . import wire
 from .columnar import Decoder
+from .envelope import FIELDS_MAX, LARGE_BYTES, SMALL_BYTES, Export, count_spans, newest_end_unix_nano
 from .records import (
     MISSING,
     STEP_DTYPE,
@@ -18,25 +18,29 @@ from .records import (
 )
 from .spans import latest_unix_ns
 from .vocabulary import MarkKind
-from .wire import SlimExport, TooManyObjects, json_to_protobuf, parts_by_emitter
+from .wire import TooManyObjects, json_to_protobuf, parts_by_emitter
 
 __all__ = [
+    "FIELDS_MAX",
+    "LARGE_BYTES",
     "MISSING",
+    "SMALL_BYTES",
     "STEP_DTYPE",
     "ApiSpan",
     "CoreSpan",
     "Decoder",
+    "Export",
     "Finish",
     "Mark",
     "MarkKind",
     "RequestSpan",
-    "SlimExport",
     "SnapshotColumns",
     "StepColumns",
     "Telemetry",
     "TooManyObjects",
+    "count_spans",
     "json_to_protobuf",
     "latest_unix_ns",
+    "newest_end_unix_nano",
     "parts_by_emitter",
-    "wire",
 ]

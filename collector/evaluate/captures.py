@@ -21,14 +21,13 @@ from numpy.typing import NDArray
 
 import tracefit
 from collector.config import Config
-from collector.decode import MISSING, Finish, MarkKind, Telemetry
+from collector.decode import MISSING, Export, Finish, MarkKind, Telemetry
 from collector.decode.fpm import ForwardPass
 from collector.decode.kv import KvBatch
 from collector.identity import Fact
-from collector.ingest import TAKE_BYTES, Export
 from collector.join import Event, Joiner, Renamed, Rows, Scheduling
 from collector.recordings import Received, Timed, by_kind, in_batches, index_of, lines_of
-from collector.service import Correlator, make_pipeline
+from collector.service import TAKE_BYTES, Correlator, make_pipeline
 from collector.telemetry import Counts, table
 from online import Floats, Ints, RowBlock, Target
 from online.features import PORTABLE

@@ -24,14 +24,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collector.config import Config
-from collector.decode import parts_by_emitter
+from collector.decode import Export, newest_end_unix_nano, parts_by_emitter
 from collector.decode.fpm import ForwardPass
 from collector.decode.kv import KvBatch
 from collector.decode.pages import ScrapedPage
-from collector.ingest import TAKE_BYTES, Export, newest_end_unix_nano
 from collector.recordings import FILE_TRANSPORT, Timed, by_kind, in_batches
 from collector.runtime import EXIT_FAILED, EXIT_INTERRUPTED, Clock, StartError, note, progress, say
-from collector.service import check_learning, make_pipeline
+from collector.service import TAKE_BYTES, check_learning, make_pipeline
 
 from .pull import Puller, PullOptions, conclude
 from .rows import EngineKey, RowTable

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from .discovery import Discovery
 from .experts import unknown_experts
 from .knowledge import (
     IDENTITY,
@@ -17,7 +16,6 @@ from .knowledge import (
 
 __all__ = [
     "IDENTITY",
-    "Discovery",
     "EngineFacts",
     "Fact",
     "FactSource",

@@ -38,10 +38,10 @@ from google.rpc import error_details_pb2, status_pb2
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from collector.config import Config, ConfigError, parse_endpoint
+from collector.decode import Export
 from collector.runtime import Background, Clock, Health, IoLoop
 from collector.telemetry import ForwardOutcome, Metrics, Signal, table
 
-from .queue import Export
 from .status import TRAILER_RETRY_PYTHON, TRAILER_STATUS_DETAILS
 
 NAME: Final = "forward"

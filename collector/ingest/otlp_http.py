@@ -26,14 +26,14 @@ from grpc import StatusCode
 from multidict import CIMultiDict
 
 from collector.config import Config, parse_endpoint
-from collector.decode import TooManyObjects, json_to_protobuf
+from collector.decode import FIELDS_MAX, TooManyObjects, json_to_protobuf
 from collector.runtime import IoLoop
 from collector.runtime.http import HttpServer
 from collector.telemetry import Outcome, Signal, Transport
 
 from .access import TokenFile
 from .forward import PATHS
-from .intake import FIELDS_MAX, RECEIVE_TIMEOUT_S, BudgetFull, Intake, ReceiveBudget
+from .intake import RECEIVE_TIMEOUT_S, BudgetFull, Intake, ReceiveBudget
 from .queue import RETRY_SOON_S
 from .status import Answer, answer
 

@@ -14,25 +14,11 @@ from collections import Counter, deque
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
+from collector.decode import Export
 from collector.runtime import Clock
 from collector.telemetry import Outcome
 
 from .status import Answer, answer
-
-
-class Export(NamedTuple):
-    """One admitted ExportTraceServiceRequest; ``recording`` names the file in a replay."""
-
-    payload: bytes
-    peer: str
-    transport: str
-    spans: int
-    recording: str = ""
-    seq: int = 0
-    """Number in the log; 0 = not in it."""
-    arrived_unix_ns: int = 0
-    """When it came in, by the clock here; 0 in a replay: nobody knows."""
-
 
 WAIT_S: Final = 2.0
 """How long an export may wait for room; see above."""
@@ -40,8 +26,6 @@ BATCH_S: Final = 2.0
 """How long the worker lets exports gather: joining 64 steps costs as much as joining 1,000."""
 BATCH_BYTES: Final = 256 << 10
 """So many bytes are taken without waiting; a batch of an SDK has some 100 KiB."""
-TAKE_BYTES: Final = 2 << 20
-"""Most bytes that are taken in one turn: larger is hardly cheaper and delays what is published."""
 SHARE: Final = 0.75
 """Of the capacity, what the exports of one address may hold, and all of more than ``BATCH_BYTES`` together."""
 LARGE_SHARE: Final = 0.5

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from .checkpoint import STATE_FILES, Directory, check_directory
 from .durability import Durability, fitted_capacity
-from .pipeline import Correlator, Pipeline, check_learning, make_pipeline
+from .pipeline import TAKE_BYTES, Correlator, Pipeline, check_learning, make_pipeline
 from .publish import Publisher, SnapshotWriter
 from .watches import EventTime, MemoryRelief, StallWatch
 from .worker import Worker
 
 __all__ = [
     "STATE_FILES",
+    "TAKE_BYTES",
     "Correlator",
     "Directory",
     "Durability",

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from collector.config import Config
-from collector.ingest import Export
+from collector.decode import Export
 from collector.runtime import Clock, Health, StartError, SystemFiles, Task
 from collector.telemetry import Metrics, Outcome, table
 from online.state import Tree, encode

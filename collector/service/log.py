@@ -32,7 +32,7 @@ from typing import BinaryIO, Final, NamedTuple
 
 import msgspec
 
-from collector.ingest import Export
+from collector.decode import Export
 from collector.runtime import SystemFiles
 
 NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT)

@@ -18,12 +18,11 @@ import msgspec
 
 from collector import __version__
 from collector.config import Config, ConfigError
-from collector.decode import Decoder, Telemetry
+from collector.decode import Decoder, Export, Telemetry
 from collector.decode.fpm import ForwardPass
 from collector.decode.kv import KvBatch
 from collector.decode.pages import ScrapedPage
 from collector.identity import Fact, FactSource, Knowledge, cannot_derive, unknown_experts
-from collector.ingest import Export
 from collector.join import (
     CheckpointError,
     Described,
@@ -64,6 +63,8 @@ from .checkpoint import PROGRESS, Position, UnlearnedExports
 from .load import RecentLoad
 
 JOIN = "join"
+TAKE_BYTES = 2 << 20
+"""Most bytes of exports that are processed at once: more is hardly cheaper and delays what is published."""
 SPANS_REMEMBERED_NS = 600_000_000_000
 """Of event time: an export that is sent again within it changes nothing. Retries of SDKs end after a minute."""
 SPANS_MAX = 100_000

@@ -13,16 +13,19 @@ import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from collector.ingest import TAKE_BYTES, AdmissionQueue, Export
+from collector.decode import Export
 from collector.runtime import Clock, Health, Task
 from collector.telemetry import Metrics, table
 
 from .durability import Durability
-from .pipeline import Pipeline
+from .pipeline import TAKE_BYTES, Pipeline
 from .publish import Publisher
 from .watches import StallWatch
+
+if TYPE_CHECKING:
+    from collector.ingest import AdmissionQueue
 
 NAME = "worker"
 IDLE_WAIT_S = 2.0

@@ -21,10 +21,10 @@ import numpy as np
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from collector.config import Config
+from collector.decode import Export
 from collector.decode.pages import PageParser, read_page_line
 from collector.evaluate.captures import load
 from collector.evaluate.systems import Fit, ape, design
-from collector.ingest import Export
 from collector.join.pages import PageEngine
 from collector.recordings import Recording
 from collector.service import make_pipeline

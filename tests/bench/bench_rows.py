@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from collector.config.schema import Config
-from collector.ingest.queue import Export
+from collector.decode import Export
 from collector.service.pipeline import make_pipeline
 from exporters.blis import blis_coefficients
 from online.snapshot import Snapshot

@@ -14,12 +14,11 @@ from pathlib import Path
 import msgspec
 import zstandard
 
-from collector.decode import fpm
+from collector.decode import envelope, fpm
 from collector.decode.columnar import Decoder
 from collector.decode.kv import KvBatch, read_frames, read_line, read_payload
 from collector.decode.pages import CACHE_INFO, SERIES, PageParser, ScrapedPage, is_page_line, read_page_line
 from collector.decode.wire import json_to_protobuf
-from collector.ingest import intake as envelope
 from collector.join.pages import ScrapeWindows
 from collector.recordings import Recording
 from collector.runtime.filesystem import StartError

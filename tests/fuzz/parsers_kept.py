@@ -14,8 +14,8 @@ import numpy as np
 from collector import config as configuration
 from collector.config.load import ConfigError
 from collector.config.schema import Config as Settings
+from collector.decode import Export
 from collector.decode.kv import read_line
-from collector.ingest.queue import Export
 from collector.runtime.filesystem import SystemFiles
 from collector.service.log import _HEAD, _PREFIX, Log
 from collector.service.pipeline import make_pipeline

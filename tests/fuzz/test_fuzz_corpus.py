@@ -8,9 +8,8 @@ import pytest
 
 from collector.config.load import ConfigError, load
 from collector.config.schema import Config
+from collector.decode import Export, envelope
 from collector.identity.knowledge import EngineFacts, FactSource
-from collector.ingest import intake as envelope
-from collector.ingest.queue import Export
 from collector.service.pipeline import make_pipeline
 from online.state import decode, encode
 from tests.fuzz.fuzz_parsers import PARSERS, fuzz

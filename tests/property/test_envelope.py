@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
-from collector.ingest.intake import Intake, count_spans
+from collector.decode import count_spans
+from collector.ingest.intake import Intake
 from collector.ingest.queue import AdmissionQueue
 from collector.telemetry.metrics import Metrics
 from collector.telemetry.reasons import Transport

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from collector.config.schema import Config
-from collector.ingest.queue import Export
+from collector.decode import Export
 from collector.service.pipeline import Pipeline
 from collector.telemetry import table
 from collector.telemetry.metrics import metric_of

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from collector.config.schema import Config
+from collector.decode import Export
 from collector.decode.kv import KvBatch
 from collector.decode.pages import ScrapedPage
-from collector.ingest import Export
 from collector.join import Rows
 from collector.recordings import Recording, merged
 from collector.service.pipeline import make_pipeline

@@ -10,7 +10,7 @@ import numpy as np
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from collector.config.schema import Config
-from collector.ingest.queue import Export
+from collector.decode import Export
 from collector.recordings import Recording, by_kind, in_batches, merged
 from collector.service.pipeline import Pipeline
 from collector.telemetry import Counts, Skip, table

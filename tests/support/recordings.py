@@ -10,7 +10,7 @@ from pathlib import Path
 
 from google.protobuf.internal.decoder import _DecodeVarint
 
-from collector.ingest.queue import Export
+from collector.decode import Export
 from tests.support.paths import DATA
 from tests.support.toy_spans import spans_in
 

@@ -9,9 +9,9 @@ from typing import NamedTuple
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
+from collector.decode import Export
 from collector.decode.records import ApiSpan, CoreSpan, RequestSpan, StepColumns, Telemetry
 from collector.decode.spans import SpanReader
-from collector.ingest.queue import Export
 from collector.telemetry import Counts
 from tests.support.step_exports import put, scope_in
 from tests.support.toy_engine import UNIX_NS, Job, Run

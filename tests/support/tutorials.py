@@ -17,7 +17,7 @@ from typing import NamedTuple
 from prometheus_client import CollectorRegistry
 
 from collector.cli import main
-from collector.ingest import Export
+from collector.decode import Export
 from exporters.metrics_page import MetricsPage
 from exporters.pages import QuestionPages, SnapshotDocuments, make_routes
 from exporters.status_page import StatusPage

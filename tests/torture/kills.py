@@ -33,7 +33,7 @@ import pytest
 
 from collector.app import Sidecar
 from collector.config.load import load
-from collector.ingest import Export
+from collector.decode import Export
 from collector.runtime.filesystem import SystemFiles
 from collector.runtime.tasks import Stop, SystemClock, serve
 from collector.service.checkpoint import CheckpointFiles, Directory

@@ -9,7 +9,7 @@ import time
 import pytest
 
 import tracefit
-from collector.ingest import Export
+from collector.decode import Export
 from tests.support.clocks import eventually
 from tests.support.paced_engine import PacedEngine
 from tests.support.pipelines import replayed

@@ -8,8 +8,8 @@ from functools import cache
 import msgspec
 import pytest
 
+from collector.decode import Export
 from collector.decode.fpm import read_frames, read_line
-from collector.ingest.queue import Export
 from collector.telemetry import Counts, JoinEvent, Skip, table
 from online import Target
 from tests.support.clocks import T0_NS

@@ -24,9 +24,10 @@ from opentelemetry.proto.trace.v1.trace_pb2 import ScopeSpans
 from prometheus_client import CollectorRegistry
 
 from collector.config import Config
+from collector.decode import FIELDS_MAX
 from collector.ingest import intake as intake_module
 from collector.ingest import otlp_grpc, otlp_http
-from collector.ingest.intake import FIELDS_MAX, Intake, ReceiveBudget
+from collector.ingest.intake import Intake, ReceiveBudget
 from collector.ingest.otlp_grpc import SERVICE, OtlpGrpcReceiver
 from collector.ingest.otlp_http import CONTENT_TYPE, make_http_receiver
 from collector.ingest.queue import AdmissionQueue

@@ -34,7 +34,7 @@ sys.exit(code)
 LOADED = """
 import json, sys
 from collector.cli import main
-main(["--help"])
+main(sys.argv[1:])
 print(json.dumps(sorted(sys.modules)), file=sys.stderr)
 """
 
@@ -61,10 +61,14 @@ def test_one_blas_thread_however_many_cores(tmp_path):
     assert not_ours == "0", "a thread that Python did not start"
 
 
-def test_help_loads_neither_numpy_nor_grpc():
-    loaded = json.loads(run(LOADED))
+def test_help_loads_no_library_and_a_replay_none_of_a_server(tmp_path):
+    servers = {"grpc", "aiohttp", "prometheus_client", "http.server", "scipy.stats"}
+    loaded = set(json.loads(run(LOADED, "--help")))
     assert "collector.cli" in loaded
-    assert not {"numpy", "grpc", "google.protobuf", "prometheus_client", "http.server"} & set(loaded)
+    assert not ({"numpy", "google.protobuf"} | servers) & loaded
+    loaded = set(json.loads(run(LOADED, "replay", DATA / "c1_mixed" / "otlp.pb.gz", "-o", tmp_path / "s.json")))
+    assert {"numpy", "river.optim"} <= loaded
+    assert not servers & loaded
 
 
 def test_the_version_stands_once():

@@ -9,8 +9,8 @@ import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from collector.config.schema import Config
+from collector.decode import Export
 from collector.decode.records import CoreSpan, Finish, Mark, MarkKind, Telemetry
-from collector.ingest.queue import Export
 from collector.join.joiner import Joiner
 from collector.telemetry import table
 from collector.telemetry.reasons import JoinEvent, RowDrop, Skip

@@ -7,7 +7,7 @@ from functools import cache
 
 import pytest
 
-from collector.ingest.queue import Export
+from collector.decode import Export
 from collector.join.events import Rows
 from collector.telemetry import table
 from collector.telemetry.reasons import JoinEvent, Skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from collector.ingest.queue import Export
+from collector.decode import Export
 from collector.telemetry import table
 from collector.telemetry.reasons import JoinEvent
 from tests.support.pipelines import replayed

@@ -6,7 +6,7 @@ import gc
 from types import FunctionType, MethodType, ModuleType
 
 from collector.config.schema import Config
-from collector.ingest.queue import Export
+from collector.decode import Export
 from collector.service.pipeline import Pipeline
 from collector.telemetry import Counts, table
 from collector.telemetry.reasons import JoinEvent

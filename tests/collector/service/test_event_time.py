@@ -10,7 +10,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from collector.config.schema import Config
-from collector.ingest.queue import Export
+from collector.decode import Export
 from collector.recordings import Recording
 from collector.service.pipeline import Pipeline
 from collector.service.publish import Publisher

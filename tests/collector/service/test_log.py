@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from collector.ingest.queue import Export
+from collector.decode import Export
 from collector.runtime.filesystem import SystemFiles
 from collector.service.log import Log, LogFull, Loss, is_segment
 from tests.support.clocks import T0_NS

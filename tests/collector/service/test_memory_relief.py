@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from collector.ingest import Export
+from collector.decode import Export
 from collector.runtime.filesystem import MemoryGuard
 from collector.runtime.tasks import Health
 from collector.service.watches import MemoryRelief

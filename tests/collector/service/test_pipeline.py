@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from collector.config import Config
-from collector.ingest.queue import Export
+from collector.decode import Export
 from collector.service.pipeline import make_pipeline
 from collector.telemetry import table
 from collector.telemetry.reasons import JoinEvent

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from collector.ingest import Export
+from collector.decode import Export
 from collector.telemetry import table
 from tests.support.pipelines import new_pipeline
 from tests.support.step_exports import attribute

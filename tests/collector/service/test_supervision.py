@@ -6,7 +6,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from collector.config.schema import Config
-from collector.ingest.queue import Export
+from collector.decode import Export
 from collector.service.pipeline import make_pipeline
 from collector.service.watches import StallWatch
 from collector.telemetry import Counts, Metrics, table

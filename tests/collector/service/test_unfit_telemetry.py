@@ -7,7 +7,7 @@ import re
 import pytest
 
 import tracefit
-from collector.ingest.queue import Export
+from collector.decode import Export
 from tests.support.clocks import T0_NS
 from tests.support.paced_engine import PacedEngine, in_turns
 from tests.support.pipelines import replayed

@@ -9,7 +9,8 @@ import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
 
-from collector.ingest.queue import AdmissionQueue, Export
+from collector.decode import Export
+from collector.ingest.queue import AdmissionQueue
 from collector.runtime.tasks import Health
 from collector.service import worker
 from collector.service.publish import Publisher, SnapshotWriter

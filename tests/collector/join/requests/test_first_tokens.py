@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from collector.ingest.queue import Export
+from collector.decode import Export
 from collector.join.api_queueing import ApiQueueing, BusyArrival, StepCosts, first_tokens_of, with_stand_ins
 from online import FeatureSnapshot, ModelSnapshot, TargetSnapshot
 from tests.support.gpu_server import request_exports, serve

@@ -13,8 +13,8 @@ import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 import tracefit
+from collector.decode import Export
 from collector.decode.pages import EngineReading, Flavour, Meaning, ScrapedPage
-from collector.ingest.queue import Export
 from collector.join.inferred.sampling import BY_TURNS
 from collector.recordings import Recording
 from collector.telemetry import RowDrop, table

@@ -7,7 +7,9 @@ those that have become idle, for the rows that are final, and lets the rows of e
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
+from itertools import groupby
+from operator import attrgetter
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
@@ -152,18 +154,19 @@ class Joiner:
         self._succeeded.append(Succeeded(old, new))
         return heir
 
-    def add_pass(self, passed: ForwardPass) -> None:
-        """Add what an engine told of one forward pass."""
-        key = (passed.recording, passed.instance)
-        engine = self.pass_engines.get(key)
-        if engine is not None and engine.server != passed.source:  # two publishers under one name are two engines
-            key = (passed.recording, f"{passed.instance} ({passed.source})")
+    def add_passes(self, passes: Iterable[ForwardPass]) -> None:
+        """Add what engines told of forward passes."""
+        for (recording, instance, source), told in groupby(passes, attrgetter("recording", "instance", "source")):
+            key = recording, instance
             engine = self.pass_engines.get(key)
-        if engine is None:
-            self._make_room(self.pass_engines, self._settings.engines_max)
-            engine = self.pass_engines[key] = PassEngine(key[1], key[0], self._next_number(), self._settings)
-            engine.server = passed.source
-        engine.add(passed)
+            if engine is not None and engine.server != source:  # two publishers under one name are two engines
+                key = recording, f"{instance} ({source})"
+                engine = self.pass_engines.get(key)
+            if engine is None:
+                self._make_room(self.pass_engines, self._settings.engines_max)
+                engine = self.pass_engines[key] = PassEngine(key[1], key[0], self._next_number(), self._settings)
+                engine.server = source
+            engine.add(told)
 
     def add_page(self, page: ScrapedPage) -> None:
         """Add what a server's page counted."""

@@ -14,6 +14,8 @@ is exact for one prompt, and for several of equal size.
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Iterable
 from operator import attrgetter
 
 import numpy as np
@@ -48,7 +50,7 @@ class PassEngine(Emitter):
         self.server = ""
         self._warm_up_rows = settings.warm_up_rows
         self._last = -1
-        self._passes: dict[Target, list[ForwardPass]] = {}
+        self._passes: defaultdict[Target, list[ForwardPass]] = defaultdict(list)
         self._warm_ups: dict[Target, WarmUp] = {}
 
     @property
@@ -71,27 +73,32 @@ class PassEngine(Emitter):
         """Passes that have given no rows."""
         return sum(map(len, self._passes.values()))
 
-    def add(self, passed: ForwardPass) -> None:
-        """Add one record; a heartbeat says only that the engine is there."""
-        behind = self._last - passed.counter
+    def add(self, passes: Iterable[ForwardPass]) -> None:
+        """Add records in their order; a heartbeat says only that the engine is there."""
+        for passed in passes:
+            behind = self._last - passed.counter
+            if self._last >= 0 and behind != -1:
+                if 0 <= behind < _REPEATED:
+                    self.count(JoinEvent.DUPLICATE)
+                    continue
+                self._count_jump(passed, behind)
+            self._last = passed.counter
+            if not passed.is_empty:
+                self._passes[passed.target].append(passed)
         self.newest_unix_ns = max(self.newest_unix_ns, passed.unix_ns)
         self.hear_at(0 if passed.recording else passed.unix_ns)
-        if self._last >= 0 and 0 <= behind < _REPEATED:
-            self.count(JoinEvent.DUPLICATE)
-            return
-        if self._last >= 0 and behind > 0:
+
+    def _count_jump(self, passed: ForwardPass, behind: int) -> None:
+        if behind > 0:
             self.count_restart(passed.unix_ns)
             self._warm_ups.clear()
-        elif self._last >= 0:
+        else:
             self.count(JoinEvent.MISSING, -behind - 1)
-        self._last = passed.counter
-        if not passed.is_empty:
-            self._passes.setdefault(passed.target, []).append(passed)
 
     def advance(self, *, idle: bool = False, flush: bool = False) -> list[TargetRows]:
         """Rows since the last call; those of a young process are held until its pace is known."""
         out = []
-        passes, self._passes = self._passes, {}
+        passes, self._passes = self._passes, defaultdict(list)
         for target in passes.keys() | self._warm_ups.keys():
             warm_up = self._warm_ups.setdefault(target, WarmUp(self._warm_up_rows))
             blocks = [pass_block(passes[target], self.number)] if target in passes else []

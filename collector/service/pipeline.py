@@ -239,8 +239,7 @@ class Pipeline:
         for page in pages:
             self._load.record_page(page)
             joiner.add_page(page)
-        for passed in passes:
-            joiner.add_pass(passed)
+        joiner.add_passes(passes)
         self._learn(self._correlator.process(exports, self._counts, self._observe))
 
     def _observe(self, telemetry: Telemetry) -> None:

@@ -100,7 +100,7 @@ def test_rows_wait_for_an_engine_that_is_not_heard_of_before_it_may_be_late():
     joiner = Joiner(Config(allowed_lateness_s=20.0))
     for name, seconds in (("late", range(5, 25)), ("early", range(100))):
         for at in seconds:
-            joiner.add_pass(ForwardPass(name, at, 9e3, 0, 0, 0, 1, 100, 0, Target.STEP_TIME, T0_NS + at * 10**9))
+            joiner.add_passes([ForwardPass(name, at, 9e3, 0, 0, 0, 1, 100, 0, Target.STEP_TIME, T0_NS + at * 10**9)])
         if name == "late":
             assert not any(isinstance(event, Rows) for event in joiner.drain()), "of 5 s, heard of at 24 s"
     (rows,) = (event.rows for event in joiner.drain() if isinstance(event, Rows))

@@ -1,19 +1,13 @@
 """The /metrics page in the text format of Prometheus: a snapshot by one table of families, and our own counters.
 
-Two parts with two lifetimes. The snapshot's families change with the generation: rendered once and kept. Our own
-counters change between scrapes: rendered every time. The page is their concatenation. The table below is what code
-renders from and documents are compared with; every label value comes from a closed set, except ``config``, whose number
-is capped by the learner, and those of ``tracefit_config_info``, which has one series per configuration.
+The snapshot's families are rendered once a generation, from the table below; our own counters at every scrape. Every
+label value comes from a closed set, except ``config``, whose number is capped by the learner, and those of
+``tracefit_config_info``, which has one series per configuration. A configuration that left the snapshot leaves the
+page, and Prometheus marks its series stale. What is not known is absent, never zero, never NaN.
 
-State is mirrored, not instrumented: every family is made anew from one immutable snapshot, so a configuration that left
-the snapshot leaves the page, and Prometheus marks its series stale (Prometheus docs, "Writing exporters": never update
-metrics on each scrape). What is not known is absent, never zero, never NaN. Values are in base units (seconds) at full
-precision; the ``unit`` label says which.
-
-The number of series is bounded by ``max_series``: families are listed in order of importance and the least important
-are withheld, whole, until the page fits; then configurations, last first. What was withheld is counted on the page.
-Observed TTFT is QUEUED -> FIRST_TOKEN plus the learned means of what comes before and after, as the predicted one has
-them.
+At most ``max_series`` are shown: the families are listed by importance, and the least important are withheld, whole,
+until the page fits; then configurations, last first. What was withheld is counted on the page. Observed TTFT is
+QUEUED -> FIRST_TOKEN plus the learned means of what comes before and after, as the predicted one has them.
 """
 
 from __future__ import annotations

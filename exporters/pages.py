@@ -1,10 +1,9 @@
 """The pages of the HTTP port: snapshots as documents, questions and answers, health, and the table of all.
 
-docs/openapi.yaml lists and describes them. A document is rendered at most once per generation and kept until the
-next, so a puller that asks again pays for a comparison of tags only. The work of an answer is bounded by the client:
-a plan looks at no more than some hundred loads, and a load at no more than some dozen steps. A refusal is one line of
-text: 400 names the parameter, 404 and 422 say what is not there. A handler maps a request to a response and may not
-block. Sockets are the collector's business.
+docs/openapi.yaml describes them. A document is rendered once per generation, so a puller that asks again pays for a
+comparison of tags. The client bounds the work of an answer: a plan looks at some hundred loads, a load at some dozen
+steps. A refusal is one line of text: 400 names the parameter, 404 and 422 say what is not there. A handler maps a
+request to a response and may not block; sockets are the collector's business.
 """
 
 from __future__ import annotations

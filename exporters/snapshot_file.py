@@ -64,18 +64,6 @@ def _sync_directory(directory: Path) -> None:
         os.close(descriptor)
 
 
-class _Numbered(msgspec.Struct):
-    generation: int = 0
-
-
-def published_generation(path: Path) -> int:
-    """The generation in a snapshot file, 0 without one."""
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=_Numbered).generation
-    except (OSError, msgspec.DecodeError):
-        return 0
-
-
 def published_snapshot(path: Path) -> Snapshot | None:
     """The snapshot in a file; None without one that can be read."""
     try:

@@ -1,15 +1,13 @@
 """The status page: one HTML document at ``/``, complete without JavaScript, alive with it.
 
-Made from the newest snapshot, the verdict of the client on each configuration, the history of its steps, and our own
-metrics. Functions here make small dictionaries and tuples; the templates beside this module lay them out and escape
-whatever they are given. Every condition of a configuration is read from its verdict, and nowhere else.
+Functions here make small dictionaries and tuples of the newest snapshot and our own metrics; the templates beside this
+module lay them out and escape them. Every condition of a configuration is read from its verdict, and nowhere else.
 
-No external assets, no build step; the content-security policy allows exactly the one style and the one script inside,
-by hash, so that a model name can never become code. The script asks for the page again and swaps the parts that
-changed. The what-if form asks the page itself, so that question and answer are one address.
+The content-security policy allows exactly the one style and the one script inside, by hash, so that a model name can
+never become code. The script asks for the page again and swaps the parts that changed. The what-if form asks the page
+itself, so that question and answer are one address.
 
-Our own metrics are not listed by hand: a counter whose name has one of ``LOSSES``, or whose outcome is none of
-``NO_LOSSES``, is a loss; the others are flow. How full each bound is, /metrics has.
+A counter whose name has one of ``LOSSES``, or whose outcome is none of ``NO_LOSSES``, is a loss; the others are flow.
 """
 
 from __future__ import annotations
@@ -129,9 +127,7 @@ _SCRIPT = (_TEMPLATES / "page.js").read_text(encoding="utf-8")
 _ENVIRONMENT = jinja2.Environment(
     loader=jinja2.FileSystemLoader(_TEMPLATES), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True
 )
-_ENVIRONMENT.filters |= {
-    each.__name__: each for each in (wording.coefficient, count, duration, wording.factor, wording.percent)
-}
+_ENVIRONMENT.filters |= {each.__name__: each for each in (wording.coefficient, count, duration, wording.percent)}
 _ENVIRONMENT.globals |= {"wording": wording, "term_text": term_text}
 
 

@@ -1,10 +1,8 @@
 """Numbers, names, units, statuses and advice in words: as people read them, and as Prometheus wants them.
 
-The page and ``tracefit doctor`` give the same advice: a sentence per quality of telemetry and per ailment.
-
-Label values are closed, short and valid UTF-8; units are base units. A coefficient in ``us/token`` leaves as
-``seconds_per_token``, its value divided by 1e6. Division, not multiplication by 1e-6: 1e-6 is not a binary fraction,
-so the product would carry two roundings and print noise digits.
+The page and ``tracefit doctor`` give the same advice: a sentence per quality of telemetry and per ailment. For
+Prometheus a coefficient in ``us/token`` leaves as ``seconds_per_token``, divided by 1e6: a product with 1e-6, which is
+no binary fraction, would print noise digits.
 """
 
 from __future__ import annotations
@@ -143,11 +141,6 @@ def percent(ratio: float) -> str:
     if value == 0:
         return "0 %"
     return f"{value:.1f} %" if abs(value) < 9.95 else f"{value:,.0f} %"  # noqa: PLR2004 - where rounding gives two digits
-
-
-def factor(ratio: float) -> str:
-    """A ratio around 1."""
-    return f"{ratio:.2f}" if math.isfinite(ratio) else "unknown"
 
 
 def age(seconds: float) -> str:

@@ -29,7 +29,7 @@ from collector.runtime import EXIT_FAILED, EXIT_OK, Clock, PrintLine, note, prog
 from collector.service import Directory, check_learning
 from collector.telemetry import Asked
 from exporters.questions import counted
-from exporters.snapshot_file import SNAPSHOT_NAME, published_generation, write_atomically, write_snapshot
+from exporters.snapshot_file import SNAPSHOT_NAME, published_snapshot, write_atomically, write_snapshot
 from exporters.status_page import FleetSource
 from exporters.wording import outlier_replicas
 from online import Bank, ConfigSnapshot, Snapshot, StateError, TargetSnapshot, merge_states
@@ -347,7 +347,8 @@ class Puller:
             for engine in (each.lineages[config_id].engines if config_id in each.lineages else ())
         }
         pooled = by_model_and_gpu(bank, self._config, self._note)
-        generation = published_generation(out / SNAPSHOT_NAME) + 1
+        published = published_snapshot(out / SNAPSHOT_NAME)
+        generation = 1 if published is None else published.generation + 1
         _write_bank(out / ALL_NAME, pooled, fleet_snapshot(pooled, generation))
         snapshot = fleet_snapshot(bank, generation, engines)
         _write_bank(out, bank, snapshot)

@@ -18,7 +18,6 @@ from collector.runtime import TOLD_ONCE, Clock, Health, Task
 from collector.telemetry import Metrics, table
 from exporters.snapshot_file import (
     SNAPSHOT_NAME,
-    published_generation,
     published_snapshot,
     write_snapshot,
 )
@@ -69,12 +68,9 @@ class Publisher:
         """The newest generation; None until something was learned."""
         return self._current
 
-    def resume(self, generation: int) -> None:
-        """Generations go on where an earlier process ended: readers' must not go back."""
-        self._generation = max(self._generation, generation)
-
-    def skip_changes(self, published: Snapshot) -> None:
-        """What an earlier process published last: its changes of speed were told then."""
+    def resume(self, published: Snapshot) -> None:
+        """Go on after what an earlier process published last: its generation, and changes of speed that were told."""
+        self._generation = max(self._generation, published.generation)
         self._news.skip_changes(published)
 
     def due_in_s(self) -> float:
@@ -203,10 +199,9 @@ class SnapshotWriter:
 
     def start(self) -> None:
         """Find what readers have seen, and begin."""
-        self._publisher.resume(published_generation(self.path))
         published = published_snapshot(self.path)
         if published is not None:
-            self._publisher.skip_changes(published)
+            self._publisher.resume(published)
         self._task.start()
 
     def stop(self) -> bool:

@@ -218,7 +218,7 @@ LIMIT_WORDS = {
 class Answer(NamedTuple):
     """An answer with the configuration that it is of, and the question with the context that was assumed.
 
-    ``silent_unix_nano`` is when its engines were last heard of, 0 if they are alive.
+    ``silent_unix_nano`` is when its engines were last heard of, 0 while they send.
     """
 
     config: Config
@@ -280,7 +280,7 @@ class Answer(NamedTuple):
         for reason in self.config.reasons:
             yield self.config.verdict.state, reason
         if self.silent_unix_nano:
-            yield "its engines are gone", f"last heard of {minute(self.silent_unix_nano)}"
+            yield "its engines are silent", f"last heard of {minute(self.silent_unix_nano)}"
         if self.at.extrapolated:
             limits = {**self.config.limits._asdict(), **self.question.assumed}
             ranges = {name: f"{low:,.0f} to {high:,.0f} seen" for name, (low, high) in self.config.verdict.seen.items()}
@@ -306,7 +306,7 @@ class Answer(NamedTuple):
 
 
 def answer_question(config: Config, question: Question, now_unix_nano: int) -> Answer:
-    """The client's answer; engines that were not heard of lately are gone by now.
+    """The client's answer; engines that were not heard of for ten minutes are silent.
 
     Raises:
         QuestionError: a number makes no sense; it names the parameter.

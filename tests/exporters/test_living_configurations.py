@@ -134,7 +134,7 @@ def test_the_dead_one_is_named_with_its_date_and_answers_when_it_is_meant(restar
     main(["show", str(tmp_path / "snapshot.json")])
     assert name in capsys.readouterr().out
     main(["plan", str(tmp_path / "snapshot.json"), "--which", "512", *QUESTIONS])
-    assert f"its engines are gone: last heard of {minute(dead)}" in capsys.readouterr().err
+    assert f"its engines are silent: last heard of {minute(dead)}" in capsys.readouterr().err
     answer = json.loads(asked(snapshot, f"{PLAN}&config={dead.config_id}").body)
     assert answer["silent_since_unix_nano"] == dead.last_heard_unix_nano
     page = StatusPage(lambda: snapshot, CollectorRegistry(), ready=lambda: (True, {}), unix_nano=lambda: 0)

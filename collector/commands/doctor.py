@@ -107,8 +107,15 @@ def doctor(url: str, token: str | None, *, in_json: bool) -> int:
     return EXIT_FAILED if any(finding.grade == POOR for finding in findings) else EXIT_OK
 
 
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """A redirect is an answer like any other: a token is for the address that was given alone."""
+
+    def redirect_request(self, *_: object) -> None:
+        return None
+
+
 def fetch(url: str, token: str | None) -> Page:
-    """A page, whatever its status.
+    """A page, whatever its status; no proxy of the environment is asked.
 
     Raises:
         StartError: nothing answers, not in time, or with more than ``PAGE_BYTES_MAX``.
@@ -120,7 +127,8 @@ def fetch(url: str, token: str | None) -> Page:
         if urllib.parse.urlsplit(url).port is None:
             ports = "; a sidecar's pages are on port 9464, vLLM's on 8000"
         request = urllib.request.Request(url, headers={"Authorization": f"Bearer {token}"} if token else {})  # noqa: S310
-        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:  # noqa: S310
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirects)
+        with opener.open(request, timeout=TIMEOUT_S) as answer:
             page = Page(answer.status, answer.read(PAGE_BYTES_MAX + 1))
     except urllib.error.HTTPError as error:
         with error:

@@ -126,3 +126,18 @@ def test_what_is_neither_is_one_sentence(page, status, word, capsys):
     with serving(page, status) as server:
         assert main(["doctor", server.url]) == 1
     assert word in capsys.readouterr().err
+
+
+def test_a_token_goes_to_the_address_alone_and_not_where_that_points_or_a_proxy_of_the_environment(
+    tmp_path, capsys, monkeypatch
+):
+    (tmp_path / "token").write_text("a token of sixteen")
+    with serving(PAGE) as other:
+        elsewhere = {"Location": f"{other.url}/metrics"}
+        monkeypatch.setenv("http_proxy", other.url)
+        monkeypatch.setenv("no_proxy", "")
+        with PageServer(lambda *_: (302, elsewhere, b"")) as server:
+            assert main(["doctor", server.url, "--token-file", str(tmp_path / "token")]) == 1
+        assert [headers["Authorization"] for _, headers in server.asked] == ["Bearer a"]
+        assert not other.asked
+    assert "answers with 302" in capsys.readouterr().err

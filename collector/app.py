@@ -27,7 +27,7 @@ from collector import __version__
 from collector.config import Config, ConfigError, Fallback, Loaded, parse_endpoint
 from collector.decode import Export
 from collector.identity import Knowledge
-from collector.identity.discovery import Discovery
+from collector.identity.discovery import Discovery, ScrapedServers
 from collector.ingest import (
     BATCH_S,
     AdmissionQueue,
@@ -218,12 +218,14 @@ class Sidecar:
 
     def _make_discovery(self, clock: Clock) -> Discovery:
         count = partial(self.metrics.add, table.SCRAPES, 1, "discovery")
+        scraper = self._scraper
+        scraped = ScrapedServers(scraper.base_urls, scraper.token, scraper.tls) if scraper.enabled else None
         return Discovery(
             self.config,
             self._knowledge,
             clock,
             count,
-            self._scraper,
+            scraped,
             io=self._io,
             health=self.health,
         )

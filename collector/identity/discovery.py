@@ -17,7 +17,7 @@ import asyncio
 import glob
 import ssl
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -38,26 +38,12 @@ LOOK_NS = 5_000_000_000
 """Scraped servers come and go; who they are is looked at again no later."""
 
 
-class ScrapedServers(Protocol):
-    """What discovery needs of the scraper."""
+class ScrapedServers(NamedTuple):
+    """What discovery needs of the scraper: by name where a server can be asked, the token to send, whom to trust."""
 
-    @property
-    def enabled(self) -> bool:
-        """Whether there is anything to scrape."""
-        ...
-
-    @property
-    def tls(self) -> ssl.SSLContext | None:
-        """Whom to trust; None = whom the system trusts."""
-        ...
-
-    def token(self) -> str:
-        """What to send in ``Authorization: Bearer``, if anything."""
-        ...
-
-    def base_urls(self) -> Mapping[str, str]:
-        """Name of each server -> where it can be asked."""
-        ...
+    base_urls: Callable[[], Mapping[str, str]]
+    token: Callable[[], str]
+    tls: ssl.SSLContext | None
 
 
 class Discovery:
@@ -76,13 +62,13 @@ class Discovery:
         health: Health | None = None,
     ) -> None:
         self._configured = [Owned(url, instance or "*") for url, instance in map(parse_owned, config.discover)]
-        self._scraped = scraped if scraped is not None and scraped.enabled else None
+        self._scraped = scraped
         self._count = count
         self._knowledge = knowledge
         self._clock = clock
         self._due_ns: dict[Owned, int] = {}
         self._client = HttpClient(timeout_s)
-        self._scraped_client = HttpClient(timeout_s, self._scraped.tls if self._scraped is not None else None)
+        self._scraped_client = HttpClient(timeout_s, None if scraped is None else scraped.tls)
         self._background = Background("discovery", health, io)
 
     def start(self) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from collector.config import Config, Owned
 from collector.decode.pages import facts_in
-from collector.identity.discovery import BODY_BYTES_MAX, Discovery, read_models, read_version
+from collector.identity.discovery import BODY_BYTES_MAX, Discovery, ScrapedServers, read_models, read_version
 from collector.identity.knowledge import EngineFacts, Knowledge
 from collector.runtime.tasks import SystemClock
 from collector.telemetry.reasons import Asked
@@ -120,25 +120,11 @@ def test_other_answers_are_counted_by_reason_and_teach_nothing(serving, outcome)
     assert outcomes == {outcome: 3}
 
 
-class Scraped:
-    """A scraper that knows these servers."""
-
-    enabled, tls = True, None
-
-    def __init__(self, urls):
-        self.urls = urls
-
-    def token(self):
-        return "secret"
-
-    def base_urls(self):
-        return dict(self.urls)
-
-
 def test_scraped_servers_are_asked_with_their_token_what_their_page_does_not_tell():
     knowledge, facts, others = Knowledge(), EngineFacts(), EngineFacts()
     with answering(GOOD) as server:
-        scraped = Scraped({"http://[::1]:8000": f"http://127.0.0.1:{server.port}"})
+        urls = {"http://[::1]:8000": f"http://127.0.0.1:{server.port}"}
+        scraped = ScrapedServers(urls.copy, lambda: "secret", None)
         discovery = Discovery(Config(), knowledge, SystemClock(), scraped=scraped)
         for _ in range(2):  # the second time it is not due
             assert 0.0 < in_loop(discovery, discovery._ask_due()) <= 5.0
@@ -147,14 +133,15 @@ def test_scraped_servers_are_asked_with_their_token_what_their_page_does_not_tel
     assert knowledge.apply(facts, {}, "http://[::1]:8000", "")
     assert not knowledge.apply(others, {}, "http://10.0.0.1:8000", "")
     assert facts.get("vllm_version") == "0.15.1"
-    scraped.urls.clear()
+    urls.clear()
     assert in_loop(discovery, discovery._ask_due()) == pytest.approx(5.0, abs=0.5)
 
 
 def test_who_does_not_answer_keeps_nobody_waiting():
     knowledge = Knowledge()
     with answering(GOOD) as server:
-        scraped = Scraped({"gone": "http://127.0.0.1:1", "here": f"http://127.0.0.1:{server.port}"})
+        urls = {"gone": "http://127.0.0.1:1", "here": f"http://127.0.0.1:{server.port}"}
+        scraped = ScrapedServers(urls.copy, str, None)
         discovery = Discovery(Config(), knowledge, SystemClock(), scraped=scraped)
         assert in_loop(discovery, discovery._ask_due()) == 0.0  # the other one is due at once
         in_loop(discovery, discovery._ask_due())

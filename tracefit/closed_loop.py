@@ -57,7 +57,7 @@ included; under random arrivals that is one more than the mean number in flight.
 
 The band of each is the same sum over the lower and the upper ends: of one step in ten below and above. Means over many
 steps scatter less than steps do; what remains is the misfit of the form, which does not average out. The rest lies
-between that of any moment and a whole step. Rows that are means hardly tell the steps of one prompt: these are moved
+between that of any moment and a whole step. Rows that are means hardly tell the steps of one prompt: TTFT's are moved
 apart by ONE_STEP. Outside of what was seen, and where rows were means, so that the answer rests on the coefficients,
 their errors are added (step_model.py): of a step of the prompt to TTFT, of a mean step to ITL; those of the form only
 where rows were means.
@@ -110,11 +110,11 @@ _RATE_PARTS = 1 << 20
 _OUTLIER = 2.0
 _TAIL = 1e-6
 _DECODES_MIN = 1e-9
-_BURST_PARTS = 16
-"""More steps of a burst than so many are taken in groups of neighbours."""
-ONE_STEP = 0.15
-"""How far off the steps of one prompt are by coefficients that were learned from means of many: four of five loops of
-ten simulated servers are nearer."""
+_BURST_PARTS = 8
+"""Of a burst, in each of which steps are taken as alike."""
+ONE_STEP, _ONE_STEP_TOKENS = 0.15, 512.0
+"""How far off the steps of a prompt of so many tokens are by coefficients that were learned from means of many; those
+of half as many, or fewer, twice as far, and of twice as many, or more, half."""
 TURNAROUND_US = 2_000.0
 """From a client's last token to its next request in the queue, where the API server's part is not known: assumed, a
 millisecond each way."""
@@ -136,6 +136,11 @@ class Workload(NamedTuple):
         hit = checked("prefix_hit", prefix_hit, 0.0, 1.0)
         uncached = prompt * (1.0 - hit)
         return Workload(prompt, output, max(uncached, 1.0), prompt + output / 2.0)
+
+    @property
+    def unsure(self) -> float:
+        """See ONE_STEP."""
+        return ONE_STEP * min(max(_ONE_STEP_TOKENS / self.uncached, 0.5), 2.0)
 
     def kv_requests_max(self, kv_tokens: float) -> float:
         """How many fit the KV cache: mean tokens held, and two standard deviations for the phases of all.
@@ -333,10 +338,11 @@ class ClosedLoop:
         outside = tuple(dict.fromkeys(names))
         if work.uncached > steps.budget_of(running) and self.limits.max_num_batched_tokens is None:
             outside = (*outside, "max_num_batched_tokens")
-        first_us = between_us = 0.0
+        first = between = 0.0
         if outside or steps.of_means:
-            first_us = at.ttft[0] * steps.spread(own, running, held, form=steps.of_means)
-            between_us = at.itl[0] * steps.spread(others, running, held, form=steps.of_means)
+            first = steps.spread(own, running, held, form=steps.of_means) + work.unsure * steps.of_means
+            between = steps.spread(others, running, held, form=steps.of_means)
+        first_us, between_us = first * at.ttft[0], between * at.itl[0]
         return RequestEstimate(
             in_flight,
             running,
@@ -348,31 +354,30 @@ class ClosedLoop:
             at.prefill_bound,
             outside,
             steps.usable(outside, pieces[0], running, held) and not untold,
-            self._burst(work, round(running), 1.0 + queued, e2e),
+            self._burst(work, round(running), 1.0 + queued, e2e, first),
         )
 
-    def _burst(self, work: Workload, n: int, waves: float, e2e: Band) -> Estimate:
-        """TTFT of a burst by the module's formulas; ``waves``: N / n."""
-        steps, prompt, left, done = self._steps, work.uncached, n * work.uncached, 0
-        budget, passed, mean = steps.budget_of(n), (0.0, 0.0, 0.0), (0.0, 0.0, 0.0)
-        full, turns, tokens = (min(budget, left), n, 0.0), 1.0, min(budget, prompt)
-        while done < n:
-            step = steps.band(steps.surface.monotone, tokens, done + max(tokens / prompt, 1.0), done * work.prompt)
-            left = max(left - turns * tokens, 0.0)
-            before, done = done, n - math.ceil(left / prompt - 1e-9)
-            share, until = (done - before) / n, 0.5 * (turns + 1.0)
-            mean = _ends(lambda all_us, us, each: all_us + share * (us + until * each), mean, passed, step)  # noqa: B023
-            passed = _ends(lambda us, each: us + turns * each, passed, step)  # noqa: B023
-            tokens = min(budget - done, left)
-            turns = max(min(left / max(tokens, 1.0), left / budget / _BURST_PARTS), 1.0)
+    def _burst(self, work: Workload, n: int, waves: float, e2e: Band, unsure: float) -> Estimate:
+        """TTFT of a burst by the module's formulas; ``waves``: N / n. ``unsure``: more of it, each way."""
+        steps, prompt, budget = self._steps, work.uncached, self._steps.budget_of(n)
+
+        def step(tokens: float, decodes: float) -> Band:
+            batch = decodes + max(tokens / prompt, 1.0)
+            return steps.band(steps.surface.monotone, tokens, batch, decodes * work.prompt)
+
+        alone = min(prompt, budget)
+        left, waits, bands = n * prompt - alone, [1.0], [step(alone, 0.0)]
+        for part in range(_BURST_PARTS):
+            done = (part + 0.5) / _BURST_PARTS
+            tokens = max(min(budget - n * done, left), 1.0)
+            waits.append(left / (n * prompt) * (0.5 + (1.0 - done) * left / tokens) / _BURST_PARTS)
+            bands.append(step(tokens, (n - 1) * done))
+        prefill = _weighted(waits, bands)
         whole = math.floor(waves)
         later = whole * (waves - 0.5 * (whole + 1)) / waves**2
         api = [time(work, n) for time in self._before]
-        burst = _ends(lambda us, all_us, *more: us + later * all_us + sum(more), mean, e2e, *api)
-        unsure = ONE_STEP if steps.of_means else 0.0
-        if steps.of_means or steps.outside(*full):
-            unsure += steps.spread(*full, form=steps.of_means)
-        return _estimate(burst, unsure * mean[0])
+        us, low, high = _ends(lambda own, all_us, *more: own + later * all_us + sum(more), prefill, e2e, *api)
+        return _estimate((us, low, high), unsure * us)
 
     def _times(self, work: Workload, n: int, queued: float, turnaround_us: float) -> _Times:
         """Of n requests in the batch; ``queued``: those that wait for a slot, in parts of those that run.
@@ -391,8 +396,6 @@ class ClosedLoop:
         turns = list(map(mul, shares, ks))
         itl, prefill = _weighted(shares, bands[:-1]), _weighted(turns, bands[1:])
         k: float = sum(turns)
-        unsure_us = ONE_STEP * prefill[0] if steps.of_means else 0.0
-        prefill = prefill[0], max(prefill[1] - unsure_us, 0.0), prefill[2] + unsure_us
         ahead_us, rest = 0.0, (0.0, 0.0, 0.0)
         if n > 1:
             ahead_us = itl[0] if self._ahead else 0.0

@@ -73,8 +73,7 @@ from online import (
 )
 
 ARRIVALS_MAX = 2048
-LEVEL_MAX = 1024
-"""Requests of each process that tell api; c, which hardly wanders but is hard to see, is told by twice as many."""
+"""Requests of each process that are remembered."""
 _REQUESTS_MIN = 20
 _STEP_MET, _STEPS_WAITED = 0.5, 1.5
 _WAITED_MORE = 2.0
@@ -133,52 +132,43 @@ class StepCosts(NamedTuple):
     context_us: float = 0.0
 
 
-class FirstTokens(NamedTuple):
-    """The API's own time, its standard error, how long a step scheduled ahead is, if one is, and what it grows by."""
+def first_tokens_of(
+    processes: Sequence[Sequence[BusyArrival]], costs: StepCosts, *, told: bool
+) -> TargetSnapshot | None:
+    """The formula on the requests of some processes that tell their queue, or on those that do not; None of too few.
 
-    api_us: float
-    stderr_us: float
-    step_ahead_us: float | None
-    in_flight: InFlightSnapshot | None
-    requests: int
-
-
-def first_tokens_of(processes: Sequence[Sequence[BusyArrival]], costs: StepCosts, *, told: bool) -> FirstTokens | None:
-    """The formula on the requests of some processes that tell their queue, or on those that do not; None of too few."""
-    recent, every = (_latest(processes, number, told=told) for number in (LEVEL_MAX, ARRIVALS_MAX))
+    A step scheduled ahead is in the intercept: a simulator that knows of none is right in the mean.
+    """
+    rows = _rows_of(processes, told=told)
     if told:
-        waits_us = recent[recent[:, 5] == 1.0, 0]
-        steps, costs_told = _STEP_MET, StepCosts(0.0, costs.us_per_request)
+        waits_us = rows[rows[:, 5] == 1.0, 0]
     else:
-        recent, every = (_without_slot_waits(_timed(rows)) for rows in (recent, every))
-        waits_us, costs_told = recent[:, 0], costs
+        rows = _without_slot_waits(_timed(rows))
+        waits_us = rows[:, 0]
     if len(waits_us) < _REQUESTS_MIN:
         return None
     if told:
-        ahead = prefills_wait_a_step(recent, costs)
+        ahead, steps = prefills_wait_a_step(rows, costs), _STEP_MET
         low_us, middle_us = np.quantile(waits_us, (0.1, 0.5)).tolist()
         step_us = (middle_us - low_us) / 0.4
         api_us, spread_us = low_us - 0.1 * step_us, 0.354 * step_us
+        costs = StepCosts(0.0, costs.us_per_request)
     else:
-        pace_us, prompts = recent[:, 1], recent[:, 2]
+        pace_us, prompts = rows[:, 1], rows[:, 2]
         misfits_us = [np.abs(_without_line(waits_us - n * pace_us, prompts)).mean() for n in (1.5, 2.5)]
-        ahead = misfits_us[1] < misfits_us[0]
+        ahead = bool(misfits_us[1] < misfits_us[0])
         steps = _STEPS_WAITED + ahead
         rest_us = waits_us - steps * pace_us - costs.prefill_us_per_token * prompts
         api_us = median_of(rest_us)
         spread_us = 1.2533 * _MAD_TO_SD * median_of(np.abs(rest_us - api_us))
-    return FirstTokens(
-        max(api_us, 0.0),
-        spread_us / math.sqrt(len(waits_us)),
-        median_of(recent[:, 1]) if ahead else None,
-        _per_request(recent, every, steps, costs_told),
-        len(recent),
-    )
+    ahead_us = median_of(rows[:, 1]) if ahead else None
+    target = _only_intercept(max(api_us, 0.0) + (ahead_us or 0.0), len(rows), spread_us / math.sqrt(len(waits_us)))
+    return msgspec.structs.replace(target, step_ahead_us=ahead_us, in_flight=_per_request(rows, steps, costs))
 
 
-def prefills_wait_a_step(recent: Floats, costs: StepCosts) -> bool:
+def prefills_wait_a_step(rows: Floats, costs: StepCosts) -> bool:
     """Whether prefills take a step more than their own, which was handed over before them."""
-    known = _timed(recent[recent[:, 4] > 0.0])
+    known = _timed(rows[rows[:, 4] > 0.0])
     if len(known) < _REQUESTS_MIN:
         return False
     _, pace_us, prompt_tokens, in_flight, prefill_us, _, _, context = known.T
@@ -188,10 +178,9 @@ def prefills_wait_a_step(recent: Floats, costs: StepCosts) -> bool:
     return median_of((prefill_us - own_us) / step_us) > _STEPS_WAITED
 
 
-def _latest(processes: Sequence[Sequence[BusyArrival]], number: int, *, told: bool) -> Floats:
-    """So many of each process that tell their queue, or that do not, a row each: (n, fields of BusyArrival)."""
-    of_kind = [[each for each in arrivals if each.is_told == told][-number:] for arrivals in processes]
-    rows = [msgspec.structs.astuple(each) for arrivals in of_kind for each in arrivals]
+def _rows_of(processes: Sequence[Sequence[BusyArrival]], *, told: bool) -> Floats:
+    """Those that tell their queue, or that do not, a row each: (n, fields of BusyArrival)."""
+    rows = [msgspec.structs.astuple(each) for arrivals in processes for each in arrivals if each.is_told == told]
     return np.array(rows, float).reshape(-1, len(BusyArrival.__struct_fields__))
 
 
@@ -214,11 +203,10 @@ def _without_line(values: Floats, prompt_tokens: Floats) -> Floats:
     return left
 
 
-def _per_request(recent: Floats, every: Floats, steps: float, costs: StepCosts) -> InFlightSnapshot | None:
-    """What is published of c, and the x that api of the recent ones is of."""
-    rest_us, prompt_tokens, in_flight = _grown(every, steps, costs)
-    recent_us, _, recent_in_flight = _grown(recent, steps, costs)
-    if len(rest_us) < _REQUESTS_MIN or not len(recent_us):
+def _per_request(rows: Floats, steps: float, costs: StepCosts) -> InFlightSnapshot | None:
+    """What is published of c, and the x that api is of."""
+    rest_us, prompt_tokens, in_flight = _grown(rows, steps, costs)
+    if len(rest_us) < _REQUESTS_MIN:
         return None
     apart, left_us = _without_line(np.stack((in_flight, rest_us), axis=1), prompt_tokens).T
     square = float(apart @ apart)
@@ -231,8 +219,8 @@ def _per_request(recent: Floats, every: Floats, steps: float, costs: StepCosts) 
     slope_us -= stderr_us * stderr_us / max(slope_us, stderr_us, _LEAST_US)
     if slope_us < _LEAST_US:
         return None
-    requests = (median_of(recent_us) - median_of(recent_us - slope_us * recent_in_flight)) / slope_us
-    requests = min(max(requests, float(recent_in_flight.min())), float(recent_in_flight.max()))  # rounding
+    requests = (median_of(rest_us) - median_of(rest_us - slope_us * in_flight)) / slope_us
+    requests = min(max(requests, float(in_flight.min())), float(in_flight.max()))  # rounding
     return InFlightSnapshot(requests=requests, us_per_request=slope_us, stderr_us=stderr_us)
 
 
@@ -326,12 +314,12 @@ def with_stand_ins(
         of_pages = _of_pages(known, requests) if target is None and requests >= _REQUESTS_MIN else None
         if of_pages is not None and of_pages.mean_us is not None:
             mean_us = of_pages.mean_us
-        target = _of(told or first_tokens_of(arrivals, costs, told=False)) or of_pages or target
+        target = told or first_tokens_of(arrivals, costs, told=False) or of_pages or target
     elif target is not None and told is not None and told.in_flight is not None:
         target = msgspec.structs.replace(target, in_flight=msgspec.structs.replace(told.in_flight, requests=1.0))
     if target is None:
         return None
-    if target.step_ahead_us is None and prefills_wait_a_step(_latest(arrivals, LEVEL_MAX, told=True), costs):
+    if target.step_ahead_us is None and prefills_wait_a_step(_rows_of(arrivals, told=True), costs):
         target = msgspec.structs.replace(target, step_ahead_us=0.0)
     return target if requests == 0 else msgspec.structs.replace(target, mean_us=mean_us)
 
@@ -358,14 +346,6 @@ def _of_pages(queueings: Iterable[ApiQueueing], requests: int) -> TargetSnapshot
         stderr = float(np.linalg.norm(shares[both] / shares.sum() * (each_us - own_us)))
     target = _only_intercept(own_us, requests, stderr, effective_rows=float(shares.sum()))
     return msgspec.structs.replace(target, interval=interval, mean_us=mean_us)
-
-
-def _of(found: FirstTokens | None) -> TargetSnapshot | None:
-    """With the step scheduled ahead: a simulator that knows of none is right in the mean."""
-    if found is None:
-        return None
-    target = _only_intercept(found.api_us + (found.step_ahead_us or 0.0), found.requests, found.stderr_us)
-    return msgspec.structs.replace(target, step_ahead_us=found.step_ahead_us, in_flight=found.in_flight)
 
 
 def _costs_of(step: TargetSnapshot | None, *, hits_hidden: bool) -> StepCosts:

@@ -303,8 +303,10 @@ def export(
             raise ConfigError("--out", "a trace is two files; say in which directory")
         return export_traffic([Path(snapshot)], out, SystemClock())
     from collector.commands.ask import load_whole  # noqa: PLC0415
+    from collector.recordings import check_targets  # noqa: PLC0415
 
     loaded = load_whole(snapshot, token_file)
+    check_targets(out, read=[Path(snapshot)])
     return export_snapshot(loaded, out, file_format=file_format, which=which, **options)
 
 

@@ -432,6 +432,15 @@ def recording_files(paths: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(file for path in paths for file in _files(path)))
 
 
+def check_targets(*targets: Path | None, read: Iterable[Path] = ()) -> None:
+    """StartError where a result would go over one of the files that are read, or over another result."""
+    taken = dict.fromkeys(map(os.path.realpath, recording_files(map(str, read))), "it is read")
+    for target in filter(None, targets):
+        if why := taken.get(os.path.realpath(target)):
+            raise StartError(f"cannot write {target}: {why}")
+        taken[os.path.realpath(target)] = "another result goes there"
+
+
 def source_of(name: str) -> str:
     """The name of what a file, or an object, is a recording of."""
     partitioned = _PARTITIONED.fullmatch(name)

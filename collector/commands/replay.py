@@ -7,7 +7,6 @@ The clock of a replay is the telemetry's own (the newest span end), so that the 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import BinaryIO
@@ -17,12 +16,12 @@ from collector.config import Config
 from collector.recordings import (
     Timed,
     by_kind,
+    check_targets,
     in_batches,
     merged_with_progress,
     open_recordings,
-    recording_files,
 )
-from collector.runtime import EXIT_FAILED, EXIT_OK, Clock, StartError, note, say
+from collector.runtime import EXIT_FAILED, EXIT_OK, Clock, note, say
 from collector.service import TAKE_BYTES, Pipeline, make_pipeline
 from exporters.snapshot_file import write_atomically
 
@@ -51,9 +50,7 @@ def replay(
     Returns:
         Exit code: failed if nothing was learned.
     """
-    for target in filter(Path.exists, filter(None, (out, state))):
-        if str(target.resolve()) in map(os.path.realpath, recording_files(map(str, paths))):
-            raise StartError(f"cannot write {target}: it is one of the recordings")
+    check_targets(out, state, read=paths)
     pipeline = make_pipeline(config)
     timed = merged_with_progress(open_recordings(paths, note, stdin), clock, note)
     newest_unix_nano, held = _learn(pipeline, in_batches(timed, TAKE_BYTES))

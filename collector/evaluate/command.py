@@ -11,7 +11,7 @@ import msgspec
 
 from collector.config import Config, ConfigError
 from collector.decode.kv import KvBatch
-from collector.recordings import Timed, by_source, merged, open_recordings
+from collector.recordings import Timed, by_source, check_targets, merged, open_recordings
 from collector.runtime import EXIT_FAILED, EXIT_OK, Clock, PrintLine, note, progress, say
 from exporters.snapshot_file import write_atomically
 from online import Snapshot
@@ -159,6 +159,7 @@ def evaluate_recordings(
     Returns:
         Exit code, failed if no recording had anything to score; and every number as JSON.
     """
+    check_targets(out, read=paths)
     systems = systems or ("portable" + SHAPE_SUFFIX, *NINE)
     for system in systems:
         if plain_name(system) not in registered():

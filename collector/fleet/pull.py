@@ -25,6 +25,7 @@ import msgspec
 from collector import __version__
 from collector.config import Config
 from collector.identity import IDENTITY, Fact, config_id, unknown_experts
+from collector.recordings import check_targets
 from collector.runtime import EXIT_FAILED, EXIT_OK, Clock, PrintLine, note, progress, say
 from collector.service import Directory, check_learning
 from collector.telemetry import Asked
@@ -57,6 +58,7 @@ def merge_files(
         snapshot: where the coefficients go, if anywhere.
     """
     check_learning(config)
+    check_targets(out, snapshot)
     try:
         merged = merge_states([path.read_bytes() for path in paths], config, names=[str(path) for path in paths])
     except StateError as error:

@@ -209,14 +209,16 @@ def examine(name: str, path: Path, config: Config, now_unix_nano: int) -> Examin
         return FleetSource(name, Asked.UNREACHABLE, sentence(error))
     except StateError as error:
         return FleetSource(name, Asked.UNEXPECTED, str(error))
-    if not bank.learned_rows:
-        return FleetSource(name, Asked.NOTHING_YET, "nothing was learned in this state")
     first_ns, last_ns = bank.event_span_ns()
+    if not last_ns:
+        return FleetSource(name, Asked.NOTHING_YET, "nothing was learned in this state")
     if last_ns - now_unix_nano > FUTURE_NS:
         hours = (last_ns - now_unix_nano) / FUTURE_NS
         return FleetSource(name, Asked.FUTURE, f"its newest row is {hours:,.0f} h ahead of this clock")
     digest, facts = hashlib.blake2b(data, digest_size=16).digest(), {each: bank.facts(each) for each in bank.configs()}
-    return Examined(name, path, digest, first_ns, last_ns, bank.learned_rows, bank.lineages, facts)
+    every = [span for lineage in bank.lineages.values() for spans in lineage.engines.values() for span in spans]
+    rows = sum(number for _, _, number in every)  # a state of one configuration of a pull has no count of its own
+    return Examined(name, path, digest, first_ns, last_ns, rows, bank.lineages, facts)
 
 
 def choose(examined: Sequence[Examined]) -> tuple[list[Examined], list[FleetSource]]:

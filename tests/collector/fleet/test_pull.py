@@ -82,6 +82,17 @@ def test_the_same_states_give_the_same_bytes_whatever_the_order_of_the_sources(d
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
 
 
+def test_a_fleet_of_fleets_is_the_fleet_of_all_of_them(directory, tmp_path):
+    for name, pods in (("one", ("e0", "e3", "other")), ("two", ("slow", "e1", "e2")), ("all", ("",))):
+        assert pulled([directory / pod for pod in pods], tmp_path / name)[0] == 0
+    code, said, _ = pulled([tmp_path / name / "states" for name in ("one", "two")], tmp_path / "both")
+    assert (code, said[0]) == (0, "3 sources: 3 merged")
+    both, whole = (
+        step_coefficients((tmp_path / name / "states" / "0f3c52aa9b1e.bin").read_bytes()) for name in ("both", "all")
+    )
+    assert both["0f3c52aa9b1e"] == pytest.approx(whole["0f3c52aa9b1e"], rel=1e-9)
+
+
 def test_of_one_engine_twice_the_newest_is_taken_and_the_other_named(states, tmp_path):
     for name in ("e0", "later", "e1"):
         (tmp_path / f"{name}.bin").write_bytes(states[name])

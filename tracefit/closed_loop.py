@@ -137,11 +137,6 @@ class Workload(NamedTuple):
         uncached = prompt * (1.0 - hit)
         return Workload(prompt, output, max(uncached, 1.0), prompt + output / 2.0)
 
-    @property
-    def unsure(self) -> float:
-        """See ONE_STEP."""
-        return ONE_STEP * min(max(_ONE_STEP_TOKENS / self.uncached, 0.5), 2.0)
-
     def kv_requests_max(self, kv_tokens: float) -> float:
         """How many fit the KV cache: mean tokens held, and two standard deviations for the phases of all.
 
@@ -340,8 +335,10 @@ class ClosedLoop:
             outside = (*outside, "max_num_batched_tokens")
         first = between = 0.0
         if outside or steps.of_means:
-            first = steps.spread(own, running, held, form=steps.of_means) + work.unsure * steps.of_means
+            first = steps.spread(own, running, held, form=steps.of_means)
             between = steps.spread(others, running, held, form=steps.of_means)
+        if steps.of_means:
+            first += ONE_STEP * min(max(_ONE_STEP_TOKENS / work.uncached, 0.5), 2.0)
         first_us, between_us = first * at.ttft[0], between * at.itl[0]
         return RequestEstimate(
             in_flight,

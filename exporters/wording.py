@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import re
 import unicodedata
 from functools import lru_cache
 from typing import Final, NamedTuple
@@ -41,7 +40,6 @@ REASONS: dict[str, str] = {
 """Why a coefficient should not be used alone, in words; the keys are ``online.snapshot.Reason``."""
 
 _UNPRINTABLE = frozenset({"Cc", "Cs", "Zl", "Zp"})
-_NOT_WORD = re.compile(r"[^a-z0-9]+")
 
 
 @lru_cache(maxsize=4096)
@@ -59,30 +57,12 @@ def printable(text: str, max_chars: int = MAX_LABEL_CHARS) -> str:
     return f"{clean[: max_chars - 9]}~{digest}"
 
 
-@lru_cache(maxsize=1024)
 def base_unit(unit: str) -> tuple[str, float]:
-    """Translate a coefficient's unit to base units.
-
-    Args:
-        unit: numerator, optionally ``/`` denominators joined by ``*``: ``us``, ``us/token``, ``us/token*request``.
-
-    Returns:
-        The label value and the divisor that brings the coefficient to it. ``us/us`` is a ``ratio``. A unit without
-        microseconds keeps its value and its (tidied) name.
-    """
-    numerator, _, denominator = unit.partition("/")
+    """The base unit of a feature set's unit, as a label, and the divisor that brings a coefficient to it."""
     if unit in _RATIOS:
         return "ratio", 1.0
-    divisor = US_PER_S if numerator == "us" else 1.0
-    words = "seconds" if numerator == "us" else _tidy(numerator)
-    if denominator:
-        words += "".join(f"_per_{_tidy(part)}" for part in denominator.split("*"))
-    return words, divisor
-
-
-def _tidy(text: str) -> str:
-    spelled = text.lower().replace("²", "_squared").replace("^2", "_squared")
-    return _NOT_WORD.sub("_", spelled).strip("_") or "unknown"
+    words = unit.lower().replace("us", "seconds", 1).replace("^2", "_squared")
+    return words.replace("/", "_per_").replace("*", "_per_"), US_PER_S
 
 
 _RATIOS = {"us/us", "1", "ratio", ""}

@@ -119,10 +119,11 @@ def test_a_configuration_has_a_name_for_legends_of_what_is_known_and_no_two_have
 @pytest.mark.parametrize(
     ("unit", "expected"),
     [
-        ("us/token²", ("seconds_per_token_squared", 1e6)),
+        ("us/token^2", ("seconds_per_token_squared", 1e6)),
         ("us/token*request", ("seconds_per_token_per_request", 1e6)),
-        ("1", ("ratio", 1.0)),
-        ("blocks", ("blocks", 1.0)),
+        ("us/GB", ("seconds_per_gb", 1e6)),
+        ("us", ("seconds", 1e6)),
+        ("us/us", ("ratio", 1.0)),
     ],
 )
 def test_units_become_base_units(unit, expected):

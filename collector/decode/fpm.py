@@ -19,13 +19,14 @@ import msgspec
 from collector.telemetry import Skip
 from online import Target
 
-from .vocabulary import UNIX_MAX
+from .vocabulary import FACT_LENGTH_MAX, UNIX_MAX
 
 VERSION: Final = 1
 _SEQUENCE_BYTES: Final = 8
 _FRAMES: Final = range(2, 4)
 _Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
 _Rank = Annotated[int, msgspec.Meta(ge=0, le=1 << 16)]
+_Name = Annotated[str, msgspec.Meta(max_length=FACT_LENGTH_MAX)]
 _Seconds = Annotated[float, msgspec.Meta(ge=0.0, le=3600.0)]
 """No pass takes an hour."""
 LINE_MARK: Final = b'"scheduled_requests"'
@@ -51,9 +52,9 @@ class _Record(msgspec.Struct, gc=False):
     counter_id: _Count
     queued_requests: _Queued = _Queued()
     version: int = VERSION
-    worker_id: str = ""
+    worker_id: _Name = ""
     dp_rank: _Rank = 0
-    timing_scope: str = ""
+    timing_scope: _Name = ""
 
 
 class _Observed(msgspec.Struct, gc=False):

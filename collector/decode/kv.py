@@ -64,7 +64,7 @@ class KvBatch(msgspec.Struct, gc=False):
     removed_below: int = 0
     block_size: int = 0
     offload_block_size: int = 0
-    moves: tuple[BlockMove, ...] = ()
+    moves: list[BlockMove] = []
     events: int = 0
     foreign: int = 0
 
@@ -135,7 +135,7 @@ def _count_blocks(batch: KvBatch, fields: Fields, *, is_stored: bool) -> None:
 
 def _add_move(batch: KvBatch, fields: Fields, move: Move, blocks: int) -> None:
     step, request = fields.get("scheduler_step", MISSING), fingerprint(fields.get("request_id", ""))
-    batch.moves += (BlockMove(move, blocks, step, request),)
+    batch.moves.append(BlockMove(move, blocks, step, request))
 
 
 # --- msgpack ----------------------------------------------------------------------------------------------------------

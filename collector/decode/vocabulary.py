@@ -213,7 +213,8 @@ def instance_of(attributes: Mapping[str, Value], peer: str) -> str:
     On this machine it may be the one or the other: processes of a pod, which share its uid, or a gateway for pods.
     """
     pod = attributes.get(POD, "")
-    return str(attributes.get(INSTANCE) or (f"{pod} {peer}" if pod and _HERE.match(peer) else pod or peer))
+    name = str(attributes.get(INSTANCE) or (f"{pod} {peer}" if pod and _HERE.match(peer) else pod or peer))
+    return name[:FACT_LENGTH_MAX]
 
 
 _SCALARS: Final = frozenset({"string_value", "int_value", "double_value", "bool_value"})

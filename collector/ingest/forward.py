@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 import logging
 import re
 import socket
@@ -54,6 +55,8 @@ CALL_S: Final = 10.0
 """An SDK's exporter gives a call as long."""
 PAUSE_S: Final = 1.0
 PAUSE_MAX_S: Final = 30.0
+ASKED_MIN_S: Final = 0.1
+"""A backend that asks to be called again sooner is called then."""
 GIVE_UP_S: Final = 300.0
 BEHIND_S: Final = 0.01
 """Between receiver and backend: whoever waits for an acknowledgement has it first."""
@@ -236,13 +239,17 @@ class Forwarder:
             left_s = GIVE_UP_S - (self._clock.monotonic_ns() - waiting.since_ns) / 1e9
             if left_s < 0.0:
                 return ForwardOutcome.DROPPED
-            failure = await backend.send(waiting.signal, payload)
+            try:
+                failure = await backend.send(waiting.signal, payload)
+            except Exception as error:  # noqa: BLE001 -- whatever an answer makes a library raise, the next is sent
+                failure = _Failure(str(error) or type(error).__name__, may_repeat=True)
             self._tell(failure)
             if failure is None:
                 return ForwardOutcome.SENT
             if not failure.may_repeat:
                 return ForwardOutcome.REFUSED
-            await asyncio.sleep(min(failure.pause_s or pause_s, left_s))
+            asked_s = max(failure.pause_s, ASKED_MIN_S) if failure.pause_s > 0.0 else pause_s
+            await asyncio.sleep(min(asked_s, left_s))
             pause_s = min(2.0 * pause_s, PAUSE_MAX_S)
 
     def _logged_payload(self, seq: int) -> bytes | None:
@@ -324,8 +331,10 @@ def _addresses(host: str) -> set[str]:
     found: set[str] = set()
 
     def ask() -> None:
-        with contextlib.suppress(OSError, UnicodeError):
-            found.update(str(address[0]) for *_, address in socket.getaddrinfo(host, None))
+        with contextlib.suppress(OSError, ValueError):
+            for *_, address in socket.getaddrinfo(host, None):
+                plain = ipaddress.ip_address(address[0])
+                found.add(str(getattr(plain, "ipv4_mapped", None) or plain))
 
     asking = threading.Thread(target=ask, daemon=True)
     asking.start()
@@ -419,15 +428,12 @@ class _HttpBackend:
         )
 
     async def send(self, signal: Signal, payload: bytes) -> _Failure | None:
-        try:
-            async with self._session.post(self._base + PATHS[signal], data=payload, allow_redirects=False) as answer:
-                if answer.status // 100 == HTTPStatus.OK // 100:
-                    return None
-                asked = answer.headers.get("Retry-After", "")
-                pause_s = float(asked) if asked.isdigit() else 0.0
-                return _Failure(f"status {answer.status}", answer.status in _RETRIED_HTTP, pause_s)
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            return _Failure(str(error) or type(error).__name__, may_repeat=True)
+        async with self._session.post(self._base + PATHS[signal], data=payload, allow_redirects=False) as answer:
+            if answer.status // 100 == HTTPStatus.OK // 100:
+                return None
+            asked = answer.headers.get("Retry-After", "")
+            pause_s = float(asked) if asked.isascii() and asked.isdigit() else 0.0
+            return _Failure(f"status {answer.status}", answer.status in _RETRIED_HTTP, pause_s)
 
     async def close(self) -> None:
         await self._session.close()

@@ -24,8 +24,6 @@ from collector.telemetry import Counts, Metrics, Skip, table
 
 QUEUE_MESSAGES = 10_000
 """Messages of one kind that wait for the worker; beyond it the oldest go, counted."""
-_MESSAGE_BYTES_MAX = 16 * 2**20
-"""A larger message closes the connection (libzmq), which comes back by itself."""
 _HEARTBEAT_MS, _HEARTBEAT_TIMEOUT_MS = 10_000, 30_000
 _RECONNECT_MS, _RECONNECT_MAX_MS = 200, 10_000
 _AT_ONCE = 1024
@@ -46,11 +44,13 @@ def check_zmq(config: Config) -> None:
 class Feed(NamedTuple, Generic[T]):
     """One kind of message, by the key of its endpoints, and the reader of those that have come from one of them.
 
+    A message of more than ``message_bytes_max`` closes the connection (libzmq), which comes back by itself.
     ``sequence_of`` tells of a message the stream that it belongs to and its number there, where gaps are counted here.
     """
 
     key: str
     reader: Callable[[Owned], Callable[[Sequence[bytes]], T | Skip]]
+    message_bytes_max: int
     sequence_of: Callable[[T], tuple[int, int]] | None = None
 
 
@@ -62,7 +62,7 @@ def _kv_reader(endpoint: Owned) -> Callable[[Sequence[bytes]], KvBatch | Skip]:
     return read
 
 
-KV_FEED = Feed[KvBatch]("kv", _kv_reader, lambda batch: (batch.rank, batch.seq))
+KV_FEED = Feed[KvBatch]("kv", _kv_reader, 16 << 20, lambda batch: (batch.rank, batch.seq))
 _GPU, _IPC = "gpu+", "ipc://"
 
 
@@ -78,13 +78,13 @@ def fpm_feed(clock: Clock) -> Feed[ForwardPass]:
         unix_ns = steady.unix_nano()
         return lambda frames: fpm.read_frames(frames, unix_ns, times, endpoint.instance, endpoint.address)
 
-    return Feed[ForwardPass]("fpm", reader)
+    return Feed[ForwardPass]("fpm", reader, 16 << 10)
 
 
 class _Subscription:
     """The socket of one endpoint, and its numbers by stream; used in the loop."""
 
-    def __init__(self, zmq: Any, context: Any, key: str, endpoint: Owned, high_water: int) -> None:
+    def __init__(self, zmq: Any, context: Any, feed: Feed[Any], endpoint: Owned, high_water: int) -> None:
         self.endpoint = endpoint
         self.sub = context.socket(zmq.SUB)
         self._zmq, self._socket = zmq, zmq.Socket.shadow(self.sub.underlying)
@@ -92,7 +92,7 @@ class _Subscription:
         for option, value in (
             (zmq.LINGER, 0),
             (zmq.RCVHWM, high_water),
-            (zmq.MAXMSGSIZE, _MESSAGE_BYTES_MAX),
+            (zmq.MAXMSGSIZE, feed.message_bytes_max),
             (zmq.RECONNECT_IVL, _RECONNECT_MS),
             (zmq.RECONNECT_IVL_MAX, _RECONNECT_MAX_MS),
             (zmq.HEARTBEAT_IVL, _HEARTBEAT_MS),
@@ -107,7 +107,7 @@ class _Subscription:
             self.sub.bind(address) if "*" in address else self.sub.connect(address)
         except zmq.ZMQError as error:
             self.sub.close()
-            raise ConfigError(key, f"{address}: {error.strerror}") from None
+            raise ConfigError(feed.key, f"{address}: {error.strerror}") from None
 
     def waiting(self) -> Iterator[list[bytes]]:
         """Messages that have come, so many at most: to wait for each by itself would cost more than to read it.
@@ -201,7 +201,7 @@ class Subscriber(Generic[T]):
         self._context = zmq.asyncio.Context()
         try:
             for endpoint in self._endpoints:
-                self._subscriptions.append(_Subscription(zmq, self._context, self._feed.key, endpoint, self._queue_max))
+                self._subscriptions.append(_Subscription(zmq, self._context, self._feed, endpoint, self._queue_max))
         except ConfigError:
             await self._stop()
             raise

@@ -223,6 +223,7 @@ def among_the_details(retry):
         pytest.param(in_a_trailer, {"nanos": 50_000_000}, 300.0, "sent", id="soon, as Python says it"),
         pytest.param(among_the_details, {"nanos": 50_000_000}, 300.0, "sent", id="soon, as Go says it"),
         pytest.param(among_the_details, {"seconds": 3600}, 0.3, "dropped", id="in an hour"),
+        pytest.param(in_a_trailer, {"seconds": -5}, 300.0, "refused", id="before it was asked"),
     ],
 )
 def test_a_backend_says_when_it_wants_to_be_asked_again_and_holds_nothing_longer_than_others(
@@ -284,6 +285,16 @@ def test_http_goes_to_http_with_the_headers_of_a_file_and_comes_back_when_it_is_
     assert server.bodies == [ONE] * 3
 
 
+def test_an_answer_that_makes_no_sense_is_a_failure_like_any_other(tmp_path, monkeypatch):
+    monkeypatch.setattr(forward, "PAUSE_S", 0.1)
+    answers = {1: (503, {"Retry-After": "\u00b2"}, b"")}
+    with PageServer(lambda *_: answers.get(len(server.asked), (200, {}, b""))) as server:
+        with running_sidecar(tmp_path, FORWARD=f"http://127.0.0.1:{server.port}") as sidecar:
+            send(sidecar, ONE)
+            eventually(lambda: forwarded(sidecar, "sent") == 1)
+        assert server.bodies == [ONE] * 2
+
+
 ITSELF = "forward: .*itself receives"
 
 
@@ -301,6 +312,7 @@ ITSELF = "forward: .*itself receives"
         ({"LISTEN": "0.0.0.0:4317", "FORWARD": "grpc://127.0.0.2:4317"}, ITSELF),
         ({"LISTEN": "[::]:4317", "FORWARD": f"grpc://{socket.gethostname()}:4317"}, ITSELF),
         ({"LISTEN": "127.0.0.1:4317", "FORWARD": "grpc://0.0.0.0:4317"}, ITSELF),
+        ({"LISTEN": "127.0.0.1:4317", "FORWARD": "grpc://[::ffff:127.0.0.1]:4317"}, ITSELF),
         ({"LISTEN_HTTP": "127.0.0.1:4318", "FORWARD": "http://127.0.0.1:4318/v1"}, ITSELF),
     ],
 )

@@ -105,6 +105,7 @@ def test_segments_of_a_trace_of_dynamo_are_one_source_and_teach_what_their_recor
         (changed(wall_time=-1.0), Skip.INVALID),
         (changed(counter_id=2**63), Skip.INVALID),
         (changed(dp_rank=-1), Skip.INVALID),
+        (changed(worker_id="w" * 257), Skip.INVALID),
         (scheduled(sum_prefill_tokens=2**63), Skip.INVALID),
         (scheduled(num_decode_requests=-1), Skip.INVALID),
         (scheduled(num_decode_requests="3"), Skip.INVALID),

@@ -11,6 +11,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from collector.config.schema import Config
 from collector.decode import Export
 from collector.decode.records import CoreSpan, Finish, Mark, MarkKind, Telemetry
+from collector.decode.vocabulary import FACT_LENGTH_MAX
 from collector.join.joiner import Joiner
 from collector.telemetry import table
 from collector.telemetry.reasons import JoinEvent, RowDrop, Skip
@@ -32,6 +33,7 @@ from tests.support.toy_spans import (
     span_id,
     step_span,
     stock_span,
+    telemetry_in,
 )
 
 HUGE = 2**63 - 1
@@ -308,3 +310,8 @@ def test_a_wall_clock_that_goes_back_does_not_stop_the_engine(sound):
     counts = replayed(exports_of(everything, 5)).take_counts()
     assert counts[table.DECODED_SPANS, Skip.LATE] == 0
     assert counts.total(table.ROWS) > 0
+
+
+def test_a_name_of_a_sender_is_cut_like_every_other_text():
+    (telemetry,) = telemetry_in(export_of([Piece("i" * 10_000, STOCK_SCOPE, Span())]).SerializeToString())
+    assert telemetry.instance == "i" * FACT_LENGTH_MAX

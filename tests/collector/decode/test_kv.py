@@ -32,11 +32,11 @@ EVENTS = [
     ["RemoteTransferInitiated", 3, "req", "NIXL", 0, 1, 5],
     ["RemoteTransferCompleted", 3, "req", "NIXL", 0, 1, 5, True],
 ]
-MOVES = (
+MOVES = [
     BlockMove(Move.OFFLOADED, 8, 7, fingerprint("req")),
     BlockMove(Move.RESTORED, 4, 9, fingerprint("req")),
     BlockMove(Move.EVICTED, 1, 7),
-)
+]
 
 
 @pytest.mark.parametrize("encode", [list, named], ids=["by position", "by name"])

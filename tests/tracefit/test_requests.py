@@ -124,6 +124,16 @@ def test_errors_of_the_form_widen_what_the_coefficients_answer(telemetry):
     assert unsure.itl.us == sure.itl.us
 
 
+@pytest.mark.parametrize("telemetry", ["requests", "metrics"])
+def test_means_of_many_steps_say_less_of_a_short_prompt_than_of_a_long_one(telemetry):
+    config = _told_by(telemetry, seen=None)
+    ttft = [config.request(prompt_tokens=each, output_tokens=100).ttft for each in (64, 256, 512, 1024)]
+    shares = [(each.high - each.low) / each.us for each in ttft]
+    assert shares[1] - shares[2] == pytest.approx(2 * 0.15, abs=0.05)
+    assert shares[2] - shares[3] == pytest.approx(0.15, abs=0.05)
+    assert shares[0] - shares[1] == pytest.approx(0.0, abs=0.05)
+
+
 @pytest.mark.parametrize(("reason", "named"), [("collinear", ("active_experts",)), ("wide", ())])
 def test_a_first_token_that_rests_on_what_means_cannot_tell_apart_is_not_usable_and_named(reason, named):
     """A prompt goes through many experts. A page saw as many with many requests alone, which stand in for them."""

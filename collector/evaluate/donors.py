@@ -8,13 +8,14 @@ on as many of them as hold the weights, farthest first.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 from typing import Any
 
 from collector.config import Config
 from collector.identity import shipped_sheets
 from collector.runtime import EXIT_FAILED, EXIT_OK, note, say
+from collector.service import state_files
 from exporters.questions import as_json
 from online import Bank, Floats, StateError, Target
 from online.features import PORTABLE, SYSTEMS, Facts
@@ -66,7 +67,7 @@ def read_states(paths: Sequence[Path], bank: Bank) -> dict[str, tuple[Facts, lis
     Files that are unusable, or whose rows another one has already, are noted and left out.
     """
     ledger = LineageLedger()
-    for path in _files(paths):
+    for path in chain.from_iterable(map(state_files, paths)):
         try:
             if path.stat().st_size > STATE_BYTES_MAX:
                 raise StateError(f"larger than {STATE_BYTES_MAX >> 20} MiB")
@@ -80,14 +81,6 @@ def read_states(paths: Sequence[Path], bank: Bank) -> dict[str, tuple[Facts, lis
         else:
             bank.merge(one)
     return {config_id: (bank.facts(config_id), bank.statistics(config_id)) for config_id in sorted(bank.configs())}
-
-
-def _files(paths: Sequence[Path]) -> Iterator[Path]:
-    for path in paths:
-        if path.is_dir():
-            yield from sorted(p for p in path.rglob("*.bin") if p.is_file())
-        else:
-            yield path
 
 
 def _donor(config_id: str, facts: Facts, donors: Sequence[Donor], points: Mapping[str, Floats]) -> dict[str, Any]:

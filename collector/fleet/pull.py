@@ -37,7 +37,7 @@ from online import Bank, ConfigSnapshot, Snapshot, StateError, TargetSnapshot, m
 from online.state import Lineage, LineageLedger
 from online.transfer import HIDES_HITS
 
-from .sources import StateFetcher, check_sources, look, sentence
+from .sources import ALL_NAME, STATES_NAME, StateFetcher, check_sources, look, sentence
 
 
 def merge_files(
@@ -250,7 +250,7 @@ def add(chosen: Sequence[Examined], config: Config) -> Bank:
     return merged
 
 
-ALL_NAME, STATES_NAME, KEPT_NAME = "all", "states", ".pull"
+KEPT_NAME = ".pull"
 CONFIGS_MAX = 10_000
 _SOURCES_NAMED = 20
 

@@ -60,6 +60,8 @@ def open_store(url: str) -> tuple[Any, str]:
 PLACES_MAX = 10_000
 """Most states of one source; the rest is said."""
 STATE_SUFFIX = ".bin"
+ALL_NAME, STATES_NAME = "all", "states"
+"""Of what a pull writes: what it has pooled over configurations, and the states, which are below both."""
 STATE_PATH = "/state"
 _HTTP = ("http", "https")
 _DNS = "dns+"
@@ -132,7 +134,7 @@ def _files(path: Path) -> Iterator[StatePlace]:
     if not path.is_dir():
         return iter([StatePlace(str(path))])
     names = (os.path.join(folder, name) for folder, _, names in walk(str(path)) for name in names)  # noqa: PTH118
-    return _first(str(path), filter(_is_state, names))
+    return _first(str(path), _states_of(str(path), names))
 
 
 class RecordedFile(NamedTuple):
@@ -165,7 +167,7 @@ def list_objects(url: str) -> list[RecordedFile]:
 def _objects(url: str) -> Iterator[StatePlace]:
     names = [file.name for file in list_objects(url)]
     whole = len(names) == 1 and names[0].endswith(url.rpartition("/")[2])
-    return _first(url, names if whole else filter(_is_state, names))
+    return _first(url, names if whole else _states_of(url, names))
 
 
 def _first(source: str, names: Iterable[str]) -> Iterator[StatePlace]:
@@ -178,8 +180,12 @@ def _first(source: str, names: Iterable[str]) -> Iterator[StatePlace]:
         yield StatePlace(source, problem=f"more than {PLACES_MAX} states are in it; the first by name were taken")
 
 
-def _is_state(name: str) -> bool:
-    return name.endswith(STATE_SUFFIX) and not Path(name).name.startswith(".")
+def _states_of(source: str, names: Iterable[str]) -> Iterator[str]:
+    """Those of states; not what another fleet has pooled, whose rows are in its other states."""
+    for name in names:
+        is_pooled = f"/{ALL_NAME}/{STATES_NAME}/" in name.removeprefix(source.rstrip("/"))
+        if name.endswith(STATE_SUFFIX) and not Path(name).name.startswith(".") and not is_pooled:
+            yield name
 
 
 def _state_url(url: str) -> URL:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .checkpoint import STATE_FILES, Directory, check_directory
+from .checkpoint import STATE_FILES, Directory, check_directory, state_files
 from .durability import Durability, fitted_capacity
 from .pipeline import TAKE_BYTES, Correlator, Pipeline, check_learning, make_pipeline
 from .publish import Publisher, SnapshotWriter
@@ -26,4 +26,5 @@ __all__ = [
     "check_learning",
     "fitted_capacity",
     "make_pipeline",
+    "state_files",
 ]

@@ -110,6 +110,14 @@ class UnlearnedExports:
         return following
 
 
+def state_files(path: Path) -> list[Path]:
+    """A state file; of a directory all below (``*.bin``) but what a pull has pooled, whose rows are in its others."""
+    if not path.is_dir():
+        return [path]
+    found = (each for each in path.rglob("*.bin") if "all/states/" not in each.relative_to(path).as_posix())
+    return sorted(each for each in found if each.is_file())
+
+
 # --- the directory --------------------------------------------------------------------------------------------------
 
 

@@ -59,7 +59,7 @@ from online import (
 from online.state import LEARNERS, Tree, part_of_tree
 from online.transfer import HIDES_HITS
 
-from .checkpoint import PROGRESS, Position, UnlearnedExports
+from .checkpoint import PROGRESS, Position, UnlearnedExports, state_files
 from .load import RecentLoad
 
 JOIN = "join"
@@ -515,8 +515,12 @@ def make_pipeline(config: Config, knowledge: Knowledge | None = None) -> Pipelin
     check_learning(config)
     pipeline = Pipeline(config, __version__, knowledge or Knowledge(config))
     for number, path in enumerate(config.donors):
+        files = state_files(Path(path))
+        if not files:
+            raise ConfigError(f"donors[{number}]", f"there is no *.bin in {path}")
         try:
-            pipeline.add_donors(Path(path).read_bytes())
+            for file in files:
+                pipeline.add_donors(file.read_bytes())
         except OSError as error:
             raise ConfigError(f"donors[{number}]", f"{path}: cannot be read: {error.strerror}") from None
         except StateError as error:

@@ -7,6 +7,7 @@ import pytest
 from collector.cli import main
 from collector.config import Config
 from collector.evaluate.donors import read_states
+from collector.service import state_files
 from online.bank import Bank
 from online.features.systems import PHYSICS
 from online.rows import Target
@@ -58,9 +59,21 @@ def test_a_state_and_its_own_past_are_one_donor_and_that_is_said(tmp_path):
     assert f"1.bin: engine 'pod-1' of configuration 7b is in {tmp_path / '0.bin'} too" in noted[0]
 
 
-@pytest.mark.parametrize("name", ["broken.bin", "none.bin"])
+def test_a_directory_is_all_states_in_it_but_those_that_a_pull_has_pooled_of_others(tmp_path, capsys):
+    learned = bank_of("7b")
+    learned.learn("7b", Target.STEP_TIME, rows_of(PHYSICS, "7b", 600)[0])
+    for folder in ("fleet/states", "fleet/all/states"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "7b.bin").write_bytes(learned.state())
+    assert state_files(tmp_path) == [tmp_path / "fleet" / "states" / "7b.bin"]
+    (tmp_path / "tracefit.yaml").write_text(f"donors: [{tmp_path}]")
+    assert main(["config", "check", "--config", str(tmp_path / "tracefit.yaml")]) == 0, capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["broken.bin", "none.bin", "empty"])
 def test_donors_in_the_configuration_must_be_states(name, tmp_path, capsys):
     (tmp_path / "broken.bin").write_bytes(b"no")
+    (tmp_path / "empty").mkdir()
     (tmp_path / "tracefit.yaml").write_text(f"donors: [{tmp_path / name}]")
     assert main(["config", "check", "--config", str(tmp_path / "tracefit.yaml")]) == 78
     assert "donors[0]" in capsys.readouterr().err

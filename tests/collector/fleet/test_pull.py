@@ -85,8 +85,8 @@ def test_the_same_states_give_the_same_bytes_whatever_the_order_of_the_sources(d
 def test_a_fleet_of_fleets_is_the_fleet_of_all_of_them(directory, tmp_path):
     for name, pods in (("one", ("e0", "e3", "other")), ("two", ("slow", "e1", "e2")), ("all", ("",))):
         assert pulled([directory / pod for pod in pods], tmp_path / name)[0] == 0
-    code, said, _ = pulled([tmp_path / name / "states" for name in ("one", "two")], tmp_path / "both")
-    assert (code, said[0]) == (0, "3 sources: 3 merged")
+    code, said, _ = pulled([tmp_path / "one" / "states", tmp_path / "two"], tmp_path / "both")
+    assert (code, said[0]) == (0, "3 sources: 3 merged"), "nothing that is pooled already, whose rows would count twice"
     both, whole = (
         step_coefficients((tmp_path / name / "states" / "0f3c52aa9b1e.bin").read_bytes()) for name in ("both", "all")
     )

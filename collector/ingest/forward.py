@@ -7,7 +7,7 @@ here waits there, and what was not sent at the end is sent by the next process.
 
     sent            the backend has taken it
     left_out        nothing of it is outside of ``forward_drop_scopes``
-    refused         the backend does not want it, now or ever
+    refused         the backend does not want it, or a part of it (partial success), now or ever
     dropped         there was no room when it came, or no longer in the log (the oldest here are kept, in their order);
                     or the backend had not taken it when it was GIVE_UP_S old, or when the process ended, and in no log
 
@@ -36,7 +36,10 @@ import aiohttp
 import grpc
 from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
+    ExportTraceServiceRequest,
+    ExportTraceServiceResponse,
+)
 
 from collector.config import Config, ConfigError, parse_endpoint
 from collector.decode import Export
@@ -69,6 +72,8 @@ METHODS: Final = {
 """Of OTLP/gRPC."""
 PATHS: Final = {signal: f"/v1/{signal}" for signal in Signal}
 """Of OTLP/HTTP."""
+REPLY_BYTES_MAX: Final = 1 << 16
+"""What is read of a reply over HTTP."""
 _CODE = grpc.StatusCode
 _RETRIED: Final = {
     _CODE.CANCELLED,
@@ -391,15 +396,23 @@ class _GrpcBackend:
     async def send(self, signal: Signal, payload: bytes) -> _Failure | None:
         try:
             call: Any = self._channel.unary_unary(METHODS[signal])  # bytes in, bytes out
-            await call(payload, timeout=CALL_S, metadata=self._metadata)
+            return _rejected(await call(payload, timeout=CALL_S, metadata=self._metadata))
         except grpc.aio.AioRpcError as error:
             pause_s = _retry_after_s(error)
             may_repeat = error.code() in _RETRIED or (error.code() is _CODE.RESOURCE_EXHAUSTED and pause_s > 0.0)
             return _Failure(f"{error.code().name} {error.details()}", may_repeat, pause_s)
-        return None
 
     async def close(self) -> None:
         await self._channel.close()
+
+
+def _rejected(reply: bytes) -> _Failure | None:
+    """What a backend that took an export has left out of it; replies to metrics and logs look the same."""
+    with contextlib.suppress(DecodeError):
+        partial = ExportTraceServiceResponse.FromString(reply).partial_success
+        if partial.rejected_spans:
+            return _Failure(f"{partial.rejected_spans} rejected, {partial.error_message}", may_repeat=False)
+    return None
 
 
 def _retry_after_s(error: grpc.aio.AioRpcError) -> float:
@@ -430,7 +443,7 @@ class _HttpBackend:
     async def send(self, signal: Signal, payload: bytes) -> _Failure | None:
         async with self._session.post(self._base + PATHS[signal], data=payload, allow_redirects=False) as answer:
             if answer.status // 100 == HTTPStatus.OK // 100:
-                return None
+                return _rejected(await answer.content.read(REPLY_BYTES_MAX))
             asked = answer.headers.get("Retry-After", "")
             pause_s = float(asked) if asked.isascii() and asked.isdigit() else 0.0
             return _Failure(f"status {answer.status}", answer.status in _RETRIED_HTTP, pause_s)

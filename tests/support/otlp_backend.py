@@ -13,7 +13,7 @@ from tests.support.sidecars import call_export
 
 
 class Backend:
-    """An OTLP/gRPC server that keeps what it gets; ``answer`` may abort a call."""
+    """An OTLP/gRPC server that keeps what it gets; ``answer`` may abort a call, or say what the reply is."""
 
     def __init__(self, answer=lambda _context: None, port=0, credentials=None):
         self.got: list[tuple[str, bytes]] = []
@@ -30,9 +30,9 @@ class Backend:
 
     def _taker(self, signal):
         def take(payload, context):
-            self._answer(context)
+            reply = self._answer(context)
             self.kept(signal, payload)
-            return b""
+            return reply or b""
 
         return take
 

@@ -12,7 +12,10 @@ import grpc
 import pytest
 from google.protobuf import any_pb2, duration_pb2
 from google.rpc import error_details_pb2, status_pb2
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
+    ExportTraceServiceRequest,
+    ExportTraceServiceResponse,
+)
 
 from collector.app import check_config
 from collector.config import ConfigError, load, load_or_degrade
@@ -293,6 +296,16 @@ def test_an_answer_that_makes_no_sense_is_a_failure_like_any_other(tmp_path, mon
             send(sidecar, ONE)
             eventually(lambda: forwarded(sidecar, "sent") == 1)
         assert server.bodies == [ONE] * 2
+
+
+def test_what_a_backend_takes_in_part_is_refused_and_not_sent_again(tmp_path, caplog):
+    reply = ExportTraceServiceResponse()
+    reply.partial_success.rejected_spans, reply.partial_success.error_message = 1, "too old"
+    with Backend(lambda _: reply.SerializeToString()) as backend, forwarding(tmp_path, backend.port) as sidecar:
+        send(sidecar, ONE)
+        eventually(lambda: forwarded(sidecar, "refused") == 1)
+        assert len(backend.traces()) == 1
+    assert "1 rejected, too old" in caplog.text
 
 
 ITSELF = "forward: .*itself receives"

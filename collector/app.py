@@ -42,7 +42,7 @@ from collector.ingest import (
 from collector.ingest.otlp_grpc import OtlpGrpcReceiver
 from collector.ingest.otlp_http import make_http_receiver
 from collector.ingest.scrape import SERVERS_MAX, Scraper
-from collector.ingest.zmq import KV_FEED, Subscriber, check_zmq, fpm_feed
+from collector.ingest.zmq import FPM_FEED, KV_FEED, Subscriber, check_zmq
 from collector.runtime import (
     Clock,
     Health,
@@ -132,8 +132,8 @@ class Sidecar:
             record=self._record,
             batch_s=min(BATCH_S, config.publish_interval_s, config.idle_timeout_s / 4),
         )
-        self._kv = Subscriber(KV_FEED, config, metrics, self._io, health, self.queue.nudge)
-        self._fpm = Subscriber(fpm_feed(clock), config, metrics, self._io, health, self.queue.nudge)
+        self._kv = Subscriber(KV_FEED, config, metrics, clock, self._io, health, self.queue.nudge)
+        self._fpm = Subscriber(FPM_FEED, config, metrics, clock, self._io, health, self.queue.nudge)
         self._scraper = Scraper(config, clock, partial(metrics.add, table.SCRAPES, 1, "counters"), self._io, health)
         self._memory = self._make_memory_relief(clock)
         self._grpc, self._http = self._make_receivers(clock)

@@ -42,43 +42,35 @@ def check_zmq(config: Config) -> None:
 
 
 class Feed(NamedTuple, Generic[T]):
-    """One kind of message, by the key of its endpoints, and the reader of those that have come from one of them.
+    """One kind of message, by the key of its endpoints, and how it is read: its frames, its endpoint, when it came.
 
     A message of more than ``message_bytes_max`` closes the connection (libzmq), which comes back by itself.
     ``sequence_of`` tells of a message the stream that it belongs to and its number there, where gaps are counted here.
     """
 
     key: str
-    reader: Callable[[Owned], Callable[[Sequence[bytes]], T | Skip]]
+    read: Callable[[Sequence[bytes], Owned, int], T | Skip]
     message_bytes_max: int
     sequence_of: Callable[[T], tuple[int, int]] | None = None
 
 
-def _kv_reader(endpoint: Owned) -> Callable[[Sequence[bytes]], KvBatch | Skip]:
-    def read(frames: Sequence[bytes]) -> KvBatch | Skip:
-        batch = kv.read_frames(frames, endpoint.address)
-        return batch.of(endpoint.instance) if isinstance(batch, KvBatch) else batch
-
-    return read
+def _read_kv(frames: Sequence[bytes], endpoint: Owned, _unix_ns: int) -> KvBatch | Skip:
+    batch = kv.read_frames(frames, endpoint.address)
+    return batch.of(endpoint.instance) if isinstance(batch, KvBatch) else batch
 
 
-KV_FEED = Feed[KvBatch]("kv", _kv_reader, 16 << 20, lambda batch: (batch.rank, batch.seq))
-_GPU, _IPC = "gpu+", "ipc://"
-
-
-def fpm_feed(clock: Clock) -> Feed[ForwardPass]:
-    """ForwardPassMetrics; the wire has no time of day, so that of arrival counts, by a clock that never goes back.
+def _read_fpm(frames: Sequence[bytes], endpoint: Owned, unix_ns: int) -> ForwardPass | Skip:
+    """The wire has no time of day, so that of arrival counts.
 
     Who publishes on a socket of the file system is SGLang, which times the GPU and does not say so in its records.
     """
-    steady = SteadyClock(clock)
+    times = "gpu" if endpoint.address.startswith((_GPU, _IPC)) else "host"
+    return fpm.read_frames(frames, unix_ns, times, endpoint.instance, endpoint.address)
 
-    def reader(endpoint: Owned) -> Callable[[Sequence[bytes]], ForwardPass | Skip]:
-        times = "gpu" if endpoint.address.startswith((_GPU, _IPC)) else "host"
-        unix_ns = steady.unix_nano()
-        return lambda frames: fpm.read_frames(frames, unix_ns, times, endpoint.instance, endpoint.address)
 
-    return Feed[ForwardPass]("fpm", reader, 16 << 10)
+KV_FEED = Feed[KvBatch]("kv", _read_kv, 16 << 20, lambda batch: (batch.rank, batch.seq))
+FPM_FEED = Feed[ForwardPass]("fpm", _read_fpm, 16 << 10)
+_GPU, _IPC = "gpu+", "ipc://"
 
 
 class _Subscription:
@@ -140,6 +132,7 @@ class Subscriber(Generic[T]):
         feed: what the endpoints publish.
         config: names them.
         metrics: where it is counted.
+        clock: says when messages came, but never goes back.
         io: the loop; None makes one of its own.
         health: what is told if a task dies.
         nudge: wakes the worker before the queue is full.
@@ -151,6 +144,7 @@ class Subscriber(Generic[T]):
         feed: Feed[T],
         config: Config,
         metrics: Metrics,
+        clock: Clock,
         io: IoLoop | None = None,
         health: Health | None = None,
         nudge: Callable[[], None] = lambda: None,
@@ -159,6 +153,7 @@ class Subscriber(Generic[T]):
         self._feed = feed
         self._endpoints = [parse_owned(text) for text in getattr(config, feed.key)]
         self._metrics = metrics
+        self._clock = SteadyClock(clock)
         self._io = io or IoLoop()
         self._own_io = io is None
         self._health = health
@@ -228,10 +223,9 @@ class Subscriber(Generic[T]):
 
     def _accept(self, subscription: _Subscription) -> Counts:
         """Queue what has come."""
-        feed, counts, accepted = self._feed, Counts(), []
-        reader = feed.reader(subscription.endpoint)
+        feed, counts, accepted, unix_ns = self._feed, Counts(), [], self._clock.unix_nano()
         for frames in subscription.waiting():
-            read = reader(frames)
+            read = feed.read(frames, subscription.endpoint, unix_ns)
             if isinstance(read, Skip):
                 counts[table.MESSAGES, feed.key, read] += 1
                 continue

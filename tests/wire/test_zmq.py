@@ -16,7 +16,7 @@ import zmq
 from prometheus_client import CollectorRegistry
 
 from collector.config import Config, ConfigError
-from collector.ingest.zmq import KV_FEED, Subscriber, check_zmq, fpm_feed
+from collector.ingest.zmq import FPM_FEED, KV_FEED, Subscriber, check_zmq
 from collector.runtime import SystemClock
 from collector.telemetry import Metrics, table
 from tests.support.clocks import eventually
@@ -76,7 +76,7 @@ class Listening(Subscriber):
 
     def __init__(self, feed, config, **settings):
         metrics = Metrics(CollectorRegistry())
-        super().__init__(feed, config, metrics, **settings)
+        super().__init__(feed, config, metrics, SystemClock(), **settings)
         self.count, self.taken = metrics.value, []
 
     def seqs(self):
@@ -139,7 +139,10 @@ def test_a_connecting_publisher_is_heard_by_binding():
 @pytest.mark.parametrize("config", [Config(), Config(kv=(NOBODY,))], ids=["off", "on"])
 def test_without_pyzmq_the_start_and_config_check_say_what_to_install_where_it_is_needed(monkeypatch, config):
     monkeypatch.setitem(sys.modules, "zmq", None)
-    for ask in (lambda: check_zmq(config), Subscriber(KV_FEED, config, Metrics(CollectorRegistry())).start):
+    for ask in (
+        lambda: check_zmq(config),
+        Subscriber(KV_FEED, config, Metrics(CollectorRegistry()), SystemClock()).start,
+    ):
         with pytest.raises(ConfigError, match=r"kv: .*tracefit's extra kv") if config.kv else contextlib.nullcontext():
             ask()
 
@@ -242,7 +245,7 @@ def test_ten_thousand_records_a_second_are_received_without_loss(tmp_path, publi
 
 
 def test_of_a_publisher_that_floods_the_newest_are_kept(publisher):
-    with listening(fpm_feed(SystemClock()), queue_max=50, fpm=(publisher.address,)) as subscriber:
+    with listening(FPM_FEED, queue_max=50, fpm=(publisher.address,)) as subscriber:
         publisher.wait_for_subscriber()
         for body in packed()[:500]:
             publisher.publish(body)

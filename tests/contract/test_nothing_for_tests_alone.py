@@ -12,17 +12,8 @@ from tests.contract.test_architecture import MODULES, parse
 from tests.support.paths import ROOT
 
 TEMPLATES = sorted((ROOT / "exporters" / "templates").glob("*.j2"))
-CALLED_BY_LIBRARIES = {
-    "_missing_",
-    "convert",
-    "format_options",
-    "handle_error",
-    "log_message",
-    "readable",
-    "server_bind",
-    "verify_request",
-}
-"""Methods of click, enum, io, socketserver and http.server that are overridden."""
+CALLED_BY_LIBRARIES = {"convert", "format_options", "readable", "redirect_request"}
+"""Methods of click, io and urllib that are overridden."""
 CALLED_BY_USERS = {"refresh"}
 """Methods of the client (docs/client.md) that nothing of ours calls."""
 

@@ -1,14 +1,15 @@
 """Shape factors: how much longer than x beta the steps of each batch shape take, while predicting by it wins.
 
     X_c <- X_c + rho (mean x - X_c)                        mean work of shape c, (p,)
-    U_c <- U_c + rho mean(clip(e, -4 s_c, 4 s_c))          mean log(y / x beta), e: a row's against the mean so far
+    U_c <- U_c + rho mean(clip(e, -k_c, k_c))              mean log(y / x beta), e: a row's against the mean so far
     s_c <- s_c + rho (1.2533 mean |e| - s_c)               spread
     rho  = rows of the block / (min(rows before, 256) + rows of the block)
+    k_c  = 4 s_c, and 0.9 for the first 16 rows            bounds what a stall can do
     F_c  = exp(U_c n_c / (n_c + 8))                        the prediction of a step is x beta F_c
 
-A shape (online/blocks.py) starts with the median of its first rows; one whose steps always take 2.46 times x beta or
-more, or less than x beta / 2.46, gets no first row. What is kept is Y_c = U_c + log X_c beta, so that a shape's time
-stays true while beta is learned. The clip bounds what a stall can do.
+A shape (online/blocks.py) starts with the median of its first rows, within 0.9 too: one beyond a factor of exp(0.9) =
+2.5 may be a stall, and if all are, the sum of 0.9 / n leads there within 16 rows. What is kept is Y_c = U_c +
+log X_c beta, so that a shape's time stays true while beta is learned.
 
 A shape's mean counts its stalls, which beta leaves out, and where stalls are many it is a time that hardly any step
 takes. So factors are applied for as long as they do not predict worse than none: over rows not yet learned,
@@ -49,8 +50,9 @@ from .state import Stateful
 _SHRINK_ROWS = 8.0
 # Chosen: on the recordings and on seeds below 200 (tests/bench/learning_drift.py).
 _LEAST_WORK, _FREE_WORK = 0.1, 0.35
-# Guess: spreads that a row may move a mean by; beyond a factor of exp(0.9) = 2.5 a first row of a shape is a stall.
-_CLIP, _STALL = 4.0, 0.9
+# Guess: spreads that a row may move a mean by, and log ratio while the spread is not known; with less than 0.9
+# references come too late for a change of mix not to look like one of speed.
+_CLIP, _FIRST_CLIP = 4.0, 0.9
 _USUAL_WORK = ("prefill_tokens", "requests", "decode_context_tokens")
 
 
@@ -143,10 +145,6 @@ class ShapeFactors(Stateful):
 
     def learn(self, cell: Ints, x: Floats, log_ratio: Floats, beta: Floats) -> None:
         """Rows in order of time: shape (n,), x (n, p), log(y / x beta) (n,)."""
-        keep = (self.rows[cell] >= FEW_ROWS) | (np.abs(log_ratio) < _STALL)
-        cell, x, log_ratio = cell[keep], x[keep], log_ratio[keep]
-        if not len(cell):
-            return
         groups = Groups.of(cell)
         ids, starts, count = groups.ids, groups.starts, groups.sizes
         x, log_ratio = x.take(groups.order, axis=0), log_ratio.take(groups.order)
@@ -154,9 +152,10 @@ class ShapeFactors(Stateful):
         for k in np.flatnonzero(before == 0.0):
             rows = slice(starts[k], starts[k] + count[k])
             self.x[ids[k]] = x[rows].mean(axis=0)
-            self.log_y[ids[k]] = median_of(log_ratio[rows]) + math.log(max(float(self.x[ids[k]] @ beta), TINY_US))
+            first = min(max(median_of(log_ratio[rows]), -_FIRST_CLIP), _FIRST_CLIP)
+            self.log_y[ids[k]] = first + math.log(max(float(self.x[ids[k]] @ beta), TINY_US))
         usual = self.usual(ids, beta)
-        limit = np.where(before < FEW_ROWS, np.inf, _CLIP * np.maximum(spread, QUIETEST)).repeat(count)
+        limit = np.where(before < FEW_ROWS, _FIRST_CLIP, _CLIP * np.maximum(spread, QUIETEST)).repeat(count)
         e = np.minimum(np.maximum(log_ratio - usual.repeat(count), -limit), limit)
         rate = count / (np.minimum(before, MEMORY_ROWS) + count)
         share = rate / count

@@ -109,7 +109,7 @@ def test_factors_that_stalls_lift_are_not_applied_until_shapes_differ_also_after
         assert set(factors(bank).values()) == {1.0}
     model = told(banks[0]).models["portable"]
     assert model.prediction_error.median_ape < 1.05 * model.error.median_ape
-    bank = learned(stalled(1000, 1), bent(3000, 2))
+    bank = learned(stalled(1000, 1), bent(4000, 2))
     assert told(bank).shape_factors_applied
     assert factors(bank)["decode:4"] < 0.9
 
@@ -143,10 +143,13 @@ def known(log_ratio=0.2):
     return factors
 
 
-def test_a_stall_is_no_first_row_of_a_shape():
+def test_a_stall_as_the_first_row_of_a_shape_moves_it_little_and_all_slow_rows_move_it_by_all():
     factors = ShapeFactors(4)
     learn(factors, 3.0, rows=1)
-    assert not factors.rows.any()
+    assert 0.0 < factors.log_factors(SHAPE, BETA) < 0.21
+    for _ in range(200):
+        learn(factors, np.log(3.0), rows=1)  # beyond 2.46 each, and no stall
+    assert factors.log_factors(SHAPE, BETA) == pytest.approx(np.log(3.0), abs=0.1)
 
 
 def test_a_stall_moves_a_known_shape_by_a_bounded_amount():

@@ -8,8 +8,8 @@
     w   <- w + (1.2533 min(|b|, 3.5 w) - w) / min(k + 16, 256)     what blocks of this machine usually say; k so far
     z    = clip(b / max(w, 4 %), -3.5, 3.5)
     S+   = max(0, S+ + z - 1.5)           S- = max(0, S- - z - 1.5)
-    a change is confirmed where S+ or S- reaches 9 and the block is beyond half of the gain, log gain = median of m
-    since that sum was last 0; both sums start over where it is below 6 %
+    a change is confirmed where S+ or S- reaches 9, log gain = median of m since that sum was last 0, unless that is
+    below 6 %; both sums start over
 
 One block adds 2 at most, so that no burst of four blocks is a change, however slow; one of the size of the noise takes
 longer. Neighbouring rows share their noise, which w knows and a spread of rows would not. Nothing waits for the
@@ -76,7 +76,7 @@ from .constants import (
     WORTH,
 )
 from .rows import Floats, Ints
-from .shapes import ShapeFactors
+from .shapes import ShapeFactors, believed
 from .snapshot import DriftSnapshot
 from .state import StateError, Stateful, Tree
 
@@ -118,11 +118,6 @@ class Alarm(Stateful):
         self.rising = self.rising + 1 if self.up else 0
         self.falling = self.falling + 1 if self.down else 0
         return max(self.up, self.down) >= self._limit
-
-    @property
-    def suspects(self) -> bool:
-        """Whether a sum is half way to its limit."""
-        return max(self.up, self.down) >= 0.5 * self._limit
 
     @property
     def memory(self) -> int:
@@ -199,10 +194,7 @@ class ChangeTest(Stateful):
         self.medians, self.ends_ns = [*self.medians, m][-memory:], [*self.ends_ns, end_ns][-memory:]
         if not alarm:
             return None
-        gain = median_of(self.medians[-self.alarm.lasting :])
-        if abs(gain) >= GATE and m * gain <= 0.5 * gain * gain:
-            return None  # it may be over
-        medians, ends_ns = self.medians, self.ends_ns
+        gain, medians, ends_ns = median_of(self.medians[-self.alarm.lasting :]), self.medians, self.ends_ns
         self.restart()
         if abs(gain) < GATE:
             return None
@@ -365,19 +357,21 @@ class ChangeMonitor(Stateful):
         return ChangeMonitor(self._detector, self._names)
 
     def learn(self, block: Design, log_ratio: Floats, shapes: ShapeFactors, beta: Floats) -> Change | None:
-        """One block, its log(y / (x beta F)) (n,), and the factors and coefficients that predicted it."""
+        """One block, its log(y / x beta) (n,), and the factors and coefficients from before it."""
         self.rows_since += len(block)
         known = shapes.rows[block.cell] >= FEW_ROWS
         if not known.any():
             return None
-        cell, e, end_ns = block.cell[known], log_ratio[known], block.end_ns[known]
+        cell, end_ns = block.cell[known], block.end_ns[known]
+        log_ratio, usual = log_ratio[known], shapes.usual(cell, beta)
+        e = log_ratio - usual * believed(shapes.rows[cell])
         weight = 1.0 / (1.0 + np.square(shapes.reach(cell, block.x[known], beta) / WORTH))
-        self.engines.learn(block.engine[known], cell, e + shapes.log_y[cell], int(block.end_ns[-1]))
+        self.engines.learn(block.engine[known], cell, log_ratio - usual + shapes.log_y[cell], int(block.end_ns[-1]))
         change, with_prefill = self.all_rows.learn(e, weight, end_ns), cell >= PREFILL_CELL
         if change and self.engines.confirm(change.log_gain, shapes.log_y):
             return self._confirm(change, int(block.end_ns[-1]), beta)
         others = e[~with_prefill]
-        if self.all_rows.alarm.suspects or len(others) < _OTHERS_MIN:
+        if len(others) < _OTHERS_MIN:
             return None
         beside = e[with_prefill] - median_of(others)
         change = self.prefill.learn(beside, weight[with_prefill], end_ns[with_prefill])

@@ -126,22 +126,30 @@ class Intervals(Stateful):
 
     A band is read for minutes to come, in which levels wander and to which beta and F have not been fitted: hence the
     1.15. Adding histograms merges them.
+
+    Attributes:
+        histogram: h_s, (32, 88).
+        rows: how many were learned of each stratum, (32,).
     """
 
     SAVED = ("histogram", "rows")
 
     def __init__(self) -> None:
-        self.histogram, self.rows = np.zeros((STRATA, _BINS)), 0
+        self.histogram, self.rows = np.zeros((STRATA, _BINS)), np.zeros(STRATA)
 
     def learn(self, block: Design, log_ratio: Floats) -> None:
         """Rows of a block and their r, (n,), finite."""
-        half_life_rows = min(ERROR_ROWS, max(2.0 * NOISE_ROWS, _MEMORY_SHARE * self.rows))
         bins = _bins(log_ratio) + _BINS // 2
         flat = block.stratum * _BINS + np.minimum(np.maximum(bins, 0), _BINS - 1)
-        groups = block.groups
-        self.histogram[groups.ids] *= np.exp2(-groups.sizes / half_life_rows)[:, None]
+        rows = np.bincount(block.stratum, minlength=STRATA)
+        self.decay(rows)
         np.add.at(self.histogram.reshape(-1), flat, 1.0)
-        self.rows += len(log_ratio)
+        self.rows += rows
+
+    def decay(self, rows: Floats | Ints) -> None:
+        """Forget as if so many rows of each stratum, (32,), had been learned."""
+        half_life_rows = min(ERROR_ROWS, max(2.0 * NOISE_ROWS, _MEMORY_SHARE * float(self.rows.sum())))
+        self.histogram *= np.exp2(-rows / half_life_rows)[:, None]
 
     def snapshot(self, *, by_stratum: bool = True) -> IntervalSnapshot | None:
         """Pooled ratios, and those of every stratum with 32 rows or more; None before the first row."""
@@ -159,7 +167,7 @@ class Intervals(Stateful):
     def forget(self, keep: float) -> None:
         """Keep this share of what was seen, and learn as fast as after so few rows."""
         self.histogram *= keep
-        self.rows = int(self.rows * keep)
+        self.rows *= keep
 
     def add(self, other: Intervals) -> None:
         """Rows of both."""

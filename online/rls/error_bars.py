@@ -178,12 +178,11 @@ class Meat(Stateful):
         """Whether there are windows enough for a fit of so many columns to be called known: 2 p + 1.5."""
         return float(self.windows.sum()) >= 2 * columns + _FREE_MIN
 
-    def discount(self, keep: float) -> None:
-        """Keep this share of the evidence, whose weights are squared here."""
-        self.m *= keep * keep
-        self.windows *= keep * keep
-        self.window *= keep
-        self.last *= keep
+    def discount(self, keep: float, gain: float, strata: slice) -> None:
+        """See Strata.discount; scores have w r = w y in them. Open windows are of the speed before: they are left."""
+        self.m[strata] *= keep / gain**2
+        self.windows[strata] *= keep
+        self.window[strata], self.last, self.rows = 0.0, np.zeros_like(self.last), 0.0
 
     def decay(self, spent: Floats) -> None:
         """Forget as the strata do; see Strata.decay."""

@@ -131,9 +131,8 @@ class Fit(Stateful):
 
     def discount(self, keep: float, gain: float, *, prefill: bool) -> None:
         """Keep so much of what was known, at a new speed; of steps with ``prefill`` alone, or of all."""
-        self.strata.discount(keep, gain, slice(STRATA // 2, None) if prefill else slice(None))
-        if not prefill:
-            self.meat.discount(keep)
+        for evidence in (self.strata, self.meat):
+            evidence.discount(keep, gain, slice(STRATA // 2, None) if prefill else slice(None))
 
     # ---------------------------------------------------------------- solving
 
@@ -316,9 +315,8 @@ class RlsLearner(Stateful):
     def _watch(self, block: Design, z: Floats, log_ratio: Floats) -> Change | None:
         """Look for a change of speed; shape factors follow unless one was found."""
         shapes, beta = self.shapes, self.fit.beta
-        log_factor = shapes.log_factors(block.cell, beta)
-        shapes.score(log_ratio, log_factor)
-        change = self.drift.learn(block, log_ratio - log_factor, shapes, beta)
+        shapes.score(log_ratio, shapes.log_factors(block.cell, beta))
+        change = self.drift.learn(block, log_ratio, shapes, beta)
         if change is None:
             shapes.learn(block.cell, z[:, : self.fit.p], log_ratio, beta)
         return change

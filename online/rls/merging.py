@@ -63,7 +63,6 @@ def merge(into: RlsLearner, other: RlsLearner, *, other_is_later: bool, side_by_
     else:
         into.rows += other.rows
         into.error = PrequentialError()
-        into.intervals.add(other.intervals)
         if into.holding:
             parts = [into.held, other.held] if other_is_later else [other.held, into.held]
             if held := [part for part in parts if part is not None]:
@@ -73,10 +72,12 @@ def merge(into: RlsLearner, other: RlsLearner, *, other_is_later: bool, side_by_
             if not side_by_side:
                 earlier, later = (into, other) if other_is_later else (other, into)
                 earlier.means.decay(later.half_lives())
+                earlier.intervals.decay(later.intervals.rows)
                 earlier.fit.strata.decay(later.fit.strata.clock)
                 earlier.fit.meat.decay(later.fit.strata.clock)
             _add_statistics(into, other)
         into.means.sums = into.means.sums + other.means.sums
+        into.intervals.add(other.intervals)
     into.drift = into.drift.restarted()
 
 

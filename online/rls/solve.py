@@ -6,8 +6,8 @@
 
 H is added at every solve and is not part of A, so it cannot be forgotten: this makes wind-up impossible. A ridge of
 1e-6 on the scaled diagonal bounds the condition number by p * 1e6. Columns without data and without a prior take no
-part and get 0. The active set is found by block principal pivoting, with Murty's rule as the backup; it starts from the
-last solve's, which is right in all but a few blocks.
+part and get 0. The active set starts from the last solve's, which is right in all but a few blocks; else one column
+after another enters or leaves it, the last that is wrong first, until none is (Murty's rule).
 
 A donor is another configuration's learner with the same columns; its coefficients are the mean, and
 
@@ -17,8 +17,7 @@ A donor is another configuration's learner with the same columns; its coefficien
 Residuals are large because the machine is noisy or because the donor is wrong. Unbounded, a wrong donor would weigh
 more the worse it fits; so s counts to 2 %. A donor that rows contradict is dropped (:func:`contradicted`).
 
-References: Kim and Park, Fast nonnegative matrix factorization: an active-set-like method (SIAM J. Sci. Comput. 2011);
-Murty, Note on a Bard-type scheme (Opsearch 1974).
+Reference: Murty, Note on a Bard-type scheme for solving the complementarity problem (Opsearch 1974).
 
 **Weights of rows.** Huber's, relative to the prediction; and the first fit, which has no prediction yet.
 
@@ -72,10 +71,10 @@ from online.state import StateError, Tree, fitted_array
 
 # Guard: bounds the condition number by p * 1e6.
 RELATIVE_RIDGE = 1e-6
-# Guard: rounding of gradients.
+# Guard: rounding of gradients and of differences that are above 0.
 _TOLERANCE = 1e-10
-# Source: Kim and Park; three, then Murty's rule.
-_FULL_EXCHANGES = 3
+# Guard: exchanges of columns end by themselves, in two for each column or so, but rounding may turn them in a circle.
+_EXCHANGES_MAX = 1000
 # Guess: a donor is dropped where the own fit is twice as good, and better by 5 %.
 _WORSE = 2.0
 
@@ -116,7 +115,7 @@ def solve(
     c *= scale[:, None]
     c.flat[:: len(b) + 1] = 1.0 + RELATIVE_RIDGE  # the prior adds to the diagonal only, which is 1 after scaling
     passive = warm | free
-    z, passive = _pivot(c, right * scale, free, passive if passive.any() else live)
+    z, passive = _pivot(c, right * scale, free, passive if passive.any() else live.copy())
     return Solution(z * scale, passive, live)
 
 
@@ -127,22 +126,16 @@ def _pivot(c: Floats, rhs: Floats, free: Mask, passive: Mask) -> tuple[Floats, M
         z = np.asarray(np.linalg.solve(c, rhs), np.float64)
         if ((z >= 0.0) | free).all():
             return z, passive
-    best, backup = p + 1, _FULL_EXCHANGES
     tolerance = -_TOLERANCE * float(np.abs(rhs).max(initial=0.0))
-    for _ in range(8 * p + 8):
+    for _ in range(_EXCHANGES_MAX):
         on = passive.nonzero()[0]
         z = np.zeros(p)
         if len(on):
             z[on] = np.linalg.solve(c[on[:, None], on], rhs[on])
         wrong = np.where(passive, (z < 0.0) & ~free, c @ z - rhs < tolerance)
-        count = int(np.count_nonzero(wrong))
-        if count == 0:
+        if not wrong.any():
             return z, passive
-        backup = _FULL_EXCHANGES if count < best else backup - 1
-        best = min(best, count)
-        if backup < 0:
-            wrong[: int(wrong.nonzero()[0][-1])] = False
-        passive = passive ^ wrong
+        passive[wrong.nonzero()[0][-1]] ^= True
     return np.where(free, z, np.maximum(z, 0.0)), passive
 
 
@@ -300,7 +293,7 @@ def relevance(a: Floats, b: Floats, variance: float, always: Mask, free: Mask) -
         free: columns that may be negative, (p,).
     """
     alpha = np.where(always, 0.0, -1.0)  # in 1 / us^2 of the coefficient; negative: pruned
-    for _ in range(4 * len(b)):
+    for _ in range(_EXCHANGES_MAX):
         s, q = _without_each(a, b, variance, alpha)
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             # A column that can only enter with the wrong sign is not relevant: coefficients are non-negative.
@@ -322,13 +315,12 @@ def _without_each(a: Floats, b: Floats, variance: float, alpha: Floats) -> tuple
     on = (alpha >= 0.0) & (diagonal > 0.0)
     system = (a + np.diag(np.where(on, variance * alpha, 0.0) + RELATIVE_RIDGE * diagonal))[np.ix_(on, on)]
     scale = 1.0 / np.sqrt(np.maximum(system.diagonal(), TINY))
-    inverse = np.linalg.inv(system * scale * scale[:, None] + 1e-12 * np.eye(len(system)))
-    inverse *= scale * scale[:, None]
+    inverse = np.linalg.inv(system * scale * scale[:, None]) * scale * scale[:, None]
     cross = a[:, on]
     s = (diagonal - np.einsum("ij,jk,ik->i", cross, inverse, cross)) / variance
     q = (b - cross @ (inverse @ b[on])) / variance
     used = np.where(alpha > 0.0, alpha, 1.0)
-    factor = np.where(alpha > 0.0, used / np.maximum(used - s, 1e-12 * used), 1.0)
+    factor = np.where(alpha > 0.0, used / np.maximum(used - s, _TOLERANCE * used), 1.0)
     return factor * s, factor * q
 
 

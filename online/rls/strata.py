@@ -147,9 +147,11 @@ class Strata(Stateful):
     # ---------------------------------------------------------------- changing what is known
 
     def discount(self, keep: float, gain: float, strata: slice = slice(None)) -> None:
-        """Keep this share of all evidence and say that the same work now takes ``gain`` times as long.
+        """Each row of these strata counts as so many rows, and the same work now takes ``gain`` times as long.
 
-        y becomes gain y and the weight l / yhat^2 becomes w / gain^2, as if the rows had been seen after the change.
+        y becomes gain y and the weight l / yhat^2 becomes w / gain^2, as if the rows had been seen after the change;
+        n1 and n2 are both linear in the weight v of a row. Operating points mix rows with prefill and without: where
+        not all strata changed, they are to forget as much, but keep the speed of most of their rows.
         """
         scale = np.full(self.q, 1.0 / gain)
         scale[-2] = 1.0
@@ -157,8 +159,8 @@ class Strata(Stateful):
         self.g[strata] *= new_speed
         self.n1[strata] *= keep
         self.n2[strata] *= keep
-        if self.points is not None and strata == slice(None):
-            self.points.g *= new_speed
+        if self.points is not None:
+            self.points.g *= new_speed if strata == slice(None) else keep
             self.points.rows *= keep
 
     def decay(self, spent: Floats) -> None:

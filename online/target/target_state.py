@@ -325,6 +325,7 @@ class TargetState(Stateful):
         earlier, newest = (self, other) if later else (other, self)
         if not side_by_side and earlier.published is not None and newest.published is not None:
             earlier.published.decay(newest.models[SHAPED].half_lives())
+            earlier.published.intervals.decay(newest.published.intervals.rows)
         for name, model in self.models.items():
             theirs = other.models.get(name)
             if theirs is None:

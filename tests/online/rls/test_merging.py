@@ -143,11 +143,12 @@ def test_streams_that_follow_each_other_merge_to_the_same_in_any_stages():
         assert coefficients(*stages) == pytest.approx(at_once, rel=1e-9)
 
 
-def test_means_of_streams_that_follow_each_other_are_those_of_one_learner():
-    first, second = steps(9000, 3, stalls=0.05).rows, steps(9000, 4, start_ns=1_700_001_000 * 10**9).rows
+def test_means_and_bands_of_streams_that_follow_each_other_are_those_of_one_learner():
+    first, second = steps(9000, 3, stalls=0.05, noise=0.05).rows, steps(9000, 4, start_ns=1_700_001_000 * 10**9).rows
     one, both = told(learned(first, second)), step_time([state(first), state(second)])
     assert both.mean_us == pytest.approx(one.mean_us, rel=0.002)
     assert both.mean_factor == pytest.approx(one.mean_factor, rel=0.002)
+    assert (both.interval.p10, both.interval.p90) == pytest.approx((one.interval.p10, one.interval.p90), rel=0.005)
 
 
 def test_a_target_of_which_no_row_was_learned_is_of_no_time():

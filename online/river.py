@@ -1,16 +1,14 @@
 """River's models: what corrects the published prediction, regressors that learn beside ``rls``, detectors of change.
 
-``river:residual``: a regression by River's optimizer and loss on what the level leaves, from columns that no
-coefficient is about.
+Importing this module imports River, which takes 60 MB and 0.7 s of CPU, mostly scipy's statistics: only who configures
+a model of River's imports it, with the first row (online/target/settings.py).
+
+``river:residual``: River's linear regression on what the level leaves, from columns that no coefficient is about.
 
     e_i = log(y_i / (x_i beta F exp(c_i)))       c: the level (online/level.py)
-    d_i = clip(w . s(u_i), -0.15, 0.15)          published: x beta F exp(c + d) while it wins
-    s: less the mean, over the standard deviation, of the rows so far; and 1 for the intercept
-    w: one step of SGD() down the gradient of Huber(0.05) with each row, after d of it
-
-River's LinearRegression behind its StandardScaler gives the same d (tests/online/river/test_residual.py). The packages
-of these two import scipy's statistics, 0.5 s of CPU; of the optimizers alone it is 0.2 s, paid with the first row
-(online/target/settings.py). What else is asked of River is imported by whoever configures it.
+    d_i = clip(w . scaled(u_i) + w0, -0.15, 0.15)                 published: x beta F exp(c + d) while it wins
+    scaled, w, w0: StandardScaler, then LinearRegression(SGD(0.01), Huber(0.05)), River's own, ``predict_one`` then
+    ``learn_one``
 
 u: per step, how many requests wait, are preempted, finish, run without being scheduled; the KV usage; blocks offloaded,
 restored, evicted; 0 where it is not known. It wins while the discounted error of all rows with d is below the one
@@ -41,7 +39,7 @@ import math
 from typing import Any
 
 import numpy as np
-from river import base, optim
+from river import base, drift, linear_model, optim, preprocessing
 
 from .blocks import Design, median_of
 from .constants import MEMORY_ROWS, NOISE_ROWS, VALUE_MAX
@@ -49,7 +47,7 @@ from .errors import RATIO_MAX, Contest, PrequentialError
 from .features import INTERCEPT, Column, FeatureSet, Raw
 from .rows import CorrectionOutcome, Floats, Ints, RowBlock, Target
 from .snapshot import CorrectionSnapshot, ModelSnapshot
-from .state import Stateful
+from .state import Stateful, Tree
 
 # Chosen: on the recordings c0, c1, c3, c5, c9 and p1.
 RESIDUAL_MAX, _THRESHOLD = 0.15, 0.05
@@ -105,43 +103,53 @@ class Thinning(Stateful):
 
 
 class Regression(Stateful):
-    """A scaler and a linear regression on the columns u.
+    """River's scaler and linear regression on the columns u.
 
-    Attributes:
-        rows: seen so far.
-        means, variances: of the columns of these rows, (8,).
-        weights: (9,), the intercept last.
+    What is saved: rows, means and variances that the scaler knows, weights and intercept of the regression, (8,) each.
     """
 
-    SAVED = ("rows", "means", "variances", "weights")
+    SAVED = ("rows", "means", "variances", "weights", "intercept")
 
     def __init__(self) -> None:
-        self.rows = 0
-        self.means, self.variances = np.zeros((2, len(CONTEXT)))
-        self.weights = np.zeros(len(CONTEXT) + 1)
-        self._optimizer, self._loss = optim.SGD(), optim.losses.Huber(_THRESHOLD)
+        self.scaler = preprocessing.StandardScaler()
+        self.linear = linear_model.LinearRegression(loss=optim.losses.Huber(_THRESHOLD))
 
     def learn(self, u: Floats, e: Floats) -> Floats:
         """D of each row u, (n, 8), before it is learned with its e, (n,); not finite from where it diverged."""
-        told = np.empty(len(u))
-        for i, (row, y) in enumerate(zip(self._scaled(u), np.clip(e, -1.0, 1.0).tolist(), strict=True)):
-            told[i] = d = float(self.weights @ row)
-            self._optimizer.step(self.weights, self._loss.gradient(y_true=y, y_pred=d) * row)
-        return told
+        predicted = np.empty(len(u))
+        for i, (row, y) in enumerate(zip(u.tolist(), np.clip(e, -1.0, 1.0).tolist(), strict=True)):
+            named = dict(zip(CONTEXT.names, row, strict=True))
+            self.scaler.learn_one(named)  # a row's context is known before its time
+            scaled = self.scaler.transform_one(named)
+            predicted[i] = self.linear.predict_one(scaled)
+            self.linear.learn_one(scaled, y)
+        return predicted
 
-    def _scaled(self, u: Floats) -> Floats:
-        """Each row by the rows up to itself, since its context is known before its time, and 1; (n, 9)."""
-        first = u[:1]  # what never changes is 0 less it, to the bit
-        rows = self.rows + np.arange(1.0, len(u) + 1.0)[:, None]
-        before, off = self.means - first, u - first
-        means = (self.rows * before + np.cumsum(off, axis=0)) / rows
-        squares = (self.rows * (self.variances + before**2) + np.cumsum(off**2, axis=0)) / rows
-        variances = np.maximum(squares - means**2, 0.0)
-        self.rows += len(u)
-        self.means, self.variances = (first + means)[-1], variances[-1]
-        sd = np.sqrt(variances)
-        scaled = np.divide(off - means, sd, out=np.zeros_like(u), where=sd > 0.0)
-        return np.column_stack((scaled, np.ones(len(u))))
+    def to_state(self) -> Tree:
+        """See Stateful."""
+        columns = (self.scaler.counts, self.scaler.means, self.scaler.vars, self.linear.weights)
+        arrays = (np.array([float(each.get(name, 0.0)) for name in CONTEXT.names]) for each in columns)
+        return dict(zip(self.SAVED, (*arrays, float(self.linear.intercept)), strict=True))
+
+    def from_state(self, state: Tree) -> None:
+        """See Stateful.
+
+        River's weights cannot be set: they are 0 less one step of rate 1 along the gradient -1 times the row.
+        """
+        self.rows = self.means = self.variances = self.weights = np.zeros(len(CONTEXT))
+        self.intercept = 0.0
+        super().from_state(state)
+        known = (dict(zip(CONTEXT.names, getattr(self, name).tolist(), strict=True)) for name in self.SAVED[:4])
+        rows, means, variances, weights = known
+        for into, values in ((self.scaler.counts, rows), (self.scaler.means, means), (self.scaler.vars, variances)):
+            into.update(values)
+        fresh = self.linear
+        self.linear = linear_model.LinearRegression(
+            optim.SGD(1.0), optim.losses.Absolute(), intercept_init=self.intercept, intercept_lr=0.0
+        )
+        self.linear.learn_one(weights, math.inf)
+        self.linear.optimizer, self.linear.loss = fresh.optimizer, fresh.loss
+        self.linear.intercept_lr = fresh.intercept_lr
 
 
 class ResidualModel(Stateful):
@@ -205,8 +213,6 @@ def make_regressor(dotted: str) -> Any:
     Raises:
         ValueError: if there is no such class in River, it is not a regressor or needs arguments.
     """
-    from river import preprocessing  # noqa: PLC0415 - half a second that only who asks for a regressor pays
-
     module, _, class_name = dotted.rpartition(".")
     try:
         model = getattr(importlib.import_module(f"river.{module}"), class_name)()
@@ -276,8 +282,6 @@ def _bounded(relative: float) -> float:
 
 def make_detector(name: str) -> Any:
     """``adwin``, asked with each value, or ``page_hinkley``, for values of about unit scale."""
-    from river import drift  # noqa: PLC0415 - as above
-
     if name == "adwin":
         return drift.ADWIN(clock=1)  # with River's own threshold
     # With River's 0.005 and 50, made for other units, it finds 2 of 10 changes of prefill within 1,500 rows of

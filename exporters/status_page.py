@@ -91,8 +91,8 @@ class PendingTelemetry(NamedTuple):
         engines = f"{count(self.engines)} engine{'s' * (self.engines != 1)}"
         until = dt.datetime.fromtimestamp(self.until_unix_ns // 10**9, dt.UTC)
         return (
-            f"{held} of {engines} are pending: they are learned when their other half has come, "
-            f"at the latest at {until:%H:%M:%S} UTC if nothing more comes."
+            f"{held} of {engines}, not learned yet: steps wait for the spans of their requests, and these for steps. "
+            f"If nothing more comes, they are learned as they are, at {until:%H:%M:%S} UTC at the latest."
         )
 
 

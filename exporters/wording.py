@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 import unicodedata
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Final, NamedTuple
 
@@ -230,6 +231,8 @@ class Advice(NamedTuple):
 
 OTLP_PORT: Final = 4317
 """In the flags below; the port of OTLP over gRPC unless another one is configured."""
+EVENT_LIMIT: Final = "OTEL_SPAN_EVENT_COUNT_LIMIT=20000"
+"""Of the environment of vLLM: by default its SDK drops all but the newest 128 events of a span."""
 
 QUALITY: dict[str, Advice] = {
     "fpm": Advice("good", "Every forward pass, with exact context."),
@@ -237,15 +240,15 @@ QUALITY: dict[str, Advice] = {
     "steps": Advice("good", "Every step of the scheduler."),
     "sampled": Advice(
         "fair",
-        "Some steps; gaps are rebuilt from request journeys.",
+        "Some steps do not arrive; the gaps are rebuilt from request journeys.",
         "Trace every step, and let spans hold their events:",
-        ("--step-tracing-sample-rate 1.0", "OTEL_SPAN_EVENT_COUNT_LIMIT=20000"),
+        ("--step-tracing-sample-rate 1.0", EVENT_LIMIT),
     ),
     "journeys": Advice(
         "fair",
         "Request journeys only; the batch of each step is rebuilt from their stamps.",
         "Switch on step tracing:",
-        ("--step-tracing-enabled", "--step-tracing-sample-rate 1.0", "OTEL_SPAN_EVENT_COUNT_LIMIT=20000"),
+        ("--step-tracing-enabled", "--step-tracing-sample-rate 1.0", EVENT_LIMIT),
     ),
     "requests": Advice(
         "poor",
@@ -300,9 +303,17 @@ STATUS: dict[str, str] = {
 }
 
 
+def advice_on_quality(telemetry: str, facts: Mapping[str, object]) -> Advice | None:
+    """What telemetry of this quality lacks, with how much of it is missing where that is among the facts."""
+    advice, share = QUALITY.get(telemetry), facts.get("step_sampling")
+    if advice is None or not isinstance(share, float):
+        return advice
+    return advice._replace(meaning=advice.meaning.replace("Some steps", f"{percent(1.0 - share)} of the steps"))
+
+
 def advice_for(config: ConfigSnapshot) -> list[Advice]:
     """Advice on one configuration, most important first; never empty."""
-    paragraphs = [QUALITY.get(config.telemetry, NOTHING_YET)]
+    paragraphs = [advice_on_quality(config.telemetry, config.config) or NOTHING_YET]
     if "model" not in config.config:
         paragraphs.append(UNKNOWN_MODEL)
     if any(engine.instance.endswith(")") and " (pid " in engine.instance for engine in config.engines):

@@ -24,7 +24,7 @@ from collector.decode.pages import PageParser
 from collector.runtime import EXIT_FAILED, EXIT_OK, StartError, say
 from collector.telemetry import Asked, Skip, table
 from exporters.questions import as_json
-from exporters.wording import NOTHING_YET, OTLP_PORT, QUALITY, UNKNOWN_MODEL, Advice, reason_text
+from exporters.wording import EVENT_LIMIT, NOTHING_YET, OTLP_PORT, UNKNOWN_MODEL, Advice, advice_on_quality, reason_text
 from online import RowOutcome
 
 TIMEOUT_S = 5.0
@@ -224,6 +224,9 @@ def _reception(samples: Samples, detail: Mapping[str, object], nothing_yet: Advi
             del lost[Skip.FOREIGN]
         if lost:
             yield Finding(FAIR, "left out", f"{lost.total():,} {what}: {_reasons(lost)}")
+    if dropped := samples.total(table.SDK_DROPPED_EVENTS):
+        text = f"{dropped:,.0f} events were dropped by the SDK of the server, which holds 128 for each span by default:"
+        yield Finding(FAIR, "left out", text, (EVENT_LIMIT,))
 
 
 def _lost(samples: Samples, metric: table.Metric, **only: str) -> Counter[str]:
@@ -248,8 +251,8 @@ def _configurations(snapshot: tracefit.Snapshot, samples: Samples, nothing_yet: 
         yield _finding("learned", nothing_yet)
     for config in snapshot.configs:
         name = f"{config.name} ({config.config_id})"
-        advice = QUALITY.get(qualities.get(config.config_id, ""), nothing_yet)
-        yield _finding("telemetry", advice, f"{name}: ")
+        advice = advice_on_quality(qualities.get(config.config_id, ""), config.facts)
+        yield _finding("telemetry", advice or nothing_yet, f"{name}: ")
         if not config.model:
             yield _finding("identity", UNKNOWN_MODEL, f"{name}: ")
         sampling = config.facts.get("trace_sampling")

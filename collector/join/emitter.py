@@ -147,6 +147,11 @@ class Emitter(abc.ABC):
         return 1.0
 
     @property
+    def step_share(self) -> float:
+        """Share of its steps that arrive; 1 where that looks like all of them, or it sends none."""
+        return 1.0
+
+    @property
     def unseen(self) -> str:
         """Why a part of it may be missing although that shows nowhere; empty where nothing speaks for it."""
         return ""

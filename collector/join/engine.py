@@ -63,6 +63,11 @@ class Engine(Emitter):
         return self.processes[-1].quality if self.processes else Quality.JOURNEYS
 
     @property
+    def step_share(self) -> float:
+        """Share of its steps that have a summary."""
+        return self.habits.step_share
+
+    @property
     def open_requests(self) -> int:
         """Finished requests that still wait."""
         return sum(len(process.requests) for process in self.processes)

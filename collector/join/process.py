@@ -161,7 +161,7 @@ class EngineProcess:
             return Quality.JOURNEYS
         if self.has_exact_context:
             return Quality.STEPS_PLUS
-        return Quality.SAMPLED if self.habits.sampled else Quality.STEPS
+        return Quality.SAMPLED if self.habits.step_share < 1.0 else Quality.STEPS
 
     @property
     def knows_source(self) -> bool:

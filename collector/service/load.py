@@ -10,9 +10,11 @@ has other steps.
     running     = sum running decoding / sum decoding                      over steps: what a decoding request meets
     concurrency = the same of running + waiting
                   sum of QUEUED -> FINISHED / the time they span           without steps, by Little's law
-    prefix hit  = 1 - prefill tokens of steps / prompt tokens of requests  where every step is told, clipped to 0 … 1
+    prefix hit  = 1 - prefill tokens of steps / prompt tokens of requests  clipped to 0 … 1
+                  cached tokens / prompt tokens of requests                without steps
 
-The last compares what was computed with what has finished: while load grows it is too low, while it falls too high.
+The first compares what was computed with what has finished: while load grows it is too low, while it falls too high.
+A step that did not arrive is believed to have prefilled as much as the largest one: what is missing is no hit.
 
 Of a server whose page is all that is known, the same sums grow between two of its pages: finished requests, their
 tokens; inter-token and first-token latencies; the gauges running + waiting, weighted with the tokens decoded
@@ -23,7 +25,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Final
 
@@ -33,7 +35,7 @@ from collector.decode import CoreSpan, MarkKind, RequestSpan, StepColumns, Telem
 from collector.decode.pages import Meaning, ScrapedPage
 from collector.join.pages import keys_of
 from exporters.what_if import WorkloadProfile
-from online import ConfigSnapshot, Quality
+from online import ConfigSnapshot
 
 MINUTE_NS: Final = 60_000_000_000
 MINUTES: Final = 5
@@ -42,8 +44,6 @@ REQUESTS_MIN: Final = 5
 """Fewer finished requests are no mix."""
 _SECONDS_MAX: Final = 86_400.0
 _TOKENS_MAX: Final = 1e9
-_PREFILL_TOLD: Final = frozenset({Quality.STEPS_PLUS.label, Quality.STEPS.label, Quality.METRICS.label})
-"""Telemetry that tells all prompt tokens computed."""
 _FINISHED: Final = (Meaning.FINISHED, Meaning.FINISHED_PROMPT_TOKENS, Meaning.FINISHED_GENERATED_TOKENS)
 _BEGUN: Final = (Meaning.FIRST_TOKENS, Meaning.PROMPT_TOKENS, Meaning.GENERATED_TOKENS)
 """For pages that do not sum up what has finished."""
@@ -54,17 +54,22 @@ Counted = tuple[float, ...]
 
 @dataclass(slots=True)
 class _Sums:
-    """Of one process; all but the two ends of what its requests span add up."""
+    """Of one process; all but the extremes add up."""
 
     requests: float = 0.0
     prompt_tokens: float = 0.0
     output_tokens: float = 0.0
+    cached_tokens: float = 0.0
     first_tokens: float = 0.0
     waited_s: float = 0.0
     decoding_s: float = 0.0
     decoded_tokens: float = 0.0
     in_flight_s: float = 0.0
     prefill_tokens: float = 0.0
+    prefill_tokens_max: float = 0.0
+    steps: float = 0.0
+    first_step: float = math.inf
+    last_step: float = -math.inf
     decoding: float = 0.0
     ran: float = 0.0
     waited: float = 0.0
@@ -73,10 +78,15 @@ class _Sums:
 
     def add(self, other: _Sums) -> None:
         """Take in what another bucket or engine holds."""
-        began_s, ended_s = min(self.began_s, other.began_s), max(self.ended_s, other.ended_s)
         for each in fields(self):
-            setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
-        self.began_s, self.ended_s = began_s, ended_s
+            both = _EXTREMES.get(each.name, float.__add__)
+            setattr(self, each.name, both(getattr(self, each.name), getattr(other, each.name)))
+
+    @property
+    def unseen_prefill_tokens(self) -> float:
+        """Most that steps of one process may have prefilled which are missing between its first and its last."""
+        missing = self.last_step + 1 - self.first_step - self.steps
+        return self.prefill_tokens_max * missing if missing > 0.0 else 0.0
 
     def add_core(self, span: CoreSpan) -> None:
         """A request by its marks, if it was queued, had a first token and finished."""
@@ -93,13 +103,15 @@ class _Sums:
         """A request that its span tells; its time in the API process is left out where queue and prefill are told."""
         waited_s = span.queue_s + span.prefill_s
         waited_s = span.first_token_s if math.isnan(waited_s) else waited_s
-        self._add_request(span.prompt_tokens, span.output_tokens, waited_s, span.decode_s, span.end_unix_ns / 1e9)
+        end_s = span.end_unix_ns / 1e9
+        if self._add_request(span.prompt_tokens, span.output_tokens, waited_s, span.decode_s, end_s):
+            self.cached_tokens += max(span.cached_tokens, 0)
 
-    def _add_request(self, prompt: int, output: int, waited_s: float, decoding_s: float, end_s: float) -> None:
-        """Numbers that cannot be are left out, NaN among them."""
+    def _add_request(self, prompt: int, output: int, waited_s: float, decoding_s: float, end_s: float) -> bool:
+        """Whether it is added: numbers that cannot be are left out, NaN among them."""
         tokens_sane = 0 < prompt <= _TOKENS_MAX and 0 < output <= _TOKENS_MAX
         if not (tokens_sane and 0.0 <= waited_s <= _SECONDS_MAX and 0.0 <= decoding_s <= _SECONDS_MAX):
-            return
+            return False
         self.requests += 1
         self.first_tokens += 1
         self.prompt_tokens += prompt
@@ -109,6 +121,7 @@ class _Sums:
         self.decoded_tokens += output - 1
         self.in_flight_s += waited_s + decoding_s
         self.began_s, self.ended_s = min(self.began_s, end_s - waited_s - decoding_s), max(self.ended_s, end_s)
+        return True
 
     def add_steps(self, steps: StepColumns) -> None:
         """Who ran in them, and what they prefilled."""
@@ -117,6 +130,11 @@ class _Sums:
         prefill = np.maximum(steps["prefill_tokens"], 0).astype(np.float64)
         sane = (decoding >= 0) & (running + waiting <= _TOKENS_MAX) & (prefill <= _TOKENS_MAX)
         self.prefill_tokens += float(prefill[sane].sum())
+        self.prefill_tokens_max = max(self.prefill_tokens_max, float(prefill[sane].max(initial=0.0)))
+        ids = steps["step_id"]
+        self.steps += len(ids)
+        self.first_step = min(self.first_step, float(ids.min()))
+        self.last_step = max(self.last_step, float(ids.max()))
         self.decoding += float(decoding[sane].sum())
         self.ran += float((running * decoding)[sane].sum())
         self.waited += float((waiting * decoding)[sane].sum())
@@ -154,6 +172,15 @@ class _Sums:
             self.decoding += decoded
             self.ran += running * decoded
             self.waited += waiting * decoded
+
+
+_EXTREMES: Final[Mapping[str, Callable[[float, float], float]]] = {
+    "began_s": min,
+    "ended_s": max,
+    "prefill_tokens_max": max,
+    "first_step": min,
+    "last_step": max,
+}
 
 
 @dataclass(slots=True)
@@ -222,7 +249,7 @@ class RecentLoad:
         for config in configs:
             processes = (self._processes.get(engine.instance) for engine in config.engines)
             heard = [process for process in processes if process is not None]
-            mix = _mix_of(heard, prefill_told=config.telemetry in _PREFILL_TOLD)
+            mix = _mix_of(heard)
             if mix is not None:
                 known[config.config_id] = mix
         return known
@@ -235,16 +262,17 @@ def _sum_of(many: Iterable[_Sums]) -> _Sums:
     return total
 
 
-def _mix_of(processes: Sequence[_Process], *, prefill_told: bool) -> WorkloadProfile | None:
+def _mix_of(processes: Sequence[_Process]) -> WorkloadProfile | None:
     """The mix of the last minutes, and of each of them where steps or pages tell whom a request met in it."""
     asked = [each for each in (_sum_of(process.minutes.values()) for process in processes) if each.requests]
-    total, hit = _sum_of(asked), 0.0
+    total = _sum_of(asked)
     if total.requests < REQUESTS_MIN:
         return None
     if not total.decoding:
+        hit = min(1.0, total.cached_tokens / total.prompt_tokens)
         return _mean(total, hit, sum(map(_mean_in_flight, asked)) / len(asked), 0.0)
-    if prefill_told:
-        hit = min(1.0, max(0.0, 1.0 - total.prefill_tokens / total.prompt_tokens))
+    prefill_tokens = total.prefill_tokens + sum(each.unseen_prefill_tokens for each in asked)
+    hit = min(1.0, max(0.0, 1.0 - prefill_tokens / total.prompt_tokens))
 
     def of(sums: _Sums) -> WorkloadProfile:
         return _mean(sums, hit, sums.ran / sums.decoding, sums.waited / sums.decoding)

@@ -405,6 +405,8 @@ class Pipeline:
         share, is_counted = min(filter(None, shares), default=1.0), self.joiner.counts_requests_of(config_id)
         is_told = quality is Quality.REQUESTS and (is_counted or share < NEARLY_WHOLE)
         sampling: dict[str, Fact] = {"trace_sampling": round(share, 3)} if is_told else {}
+        if quality is Quality.SAMPLED:
+            sampling["step_sampling"] = round(min(emitter.step_share for emitter in emitters), 3)
         if share < WHOLE:  # what was learned before spans were sampled is not told of them
             targets = {}
         elif share < NEARLY_WHOLE or not is_counted:

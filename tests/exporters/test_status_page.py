@@ -241,10 +241,10 @@ def test_what_a_plugin_loses_is_said_by_its_reason_with_its_own_remedy():
 
 @pytest.mark.parametrize("snapshot", [None, cases.snapshot()])
 def test_the_page_says_in_one_sentence_what_is_pending(snapshot):
-    assert "are pending" not in words(snapshot)
+    assert "not learned yet" not in words(snapshot)
     shown = words(snapshot, pending=lambda: PendingTelemetry(2, 1852, 1, 0, 10**18))
-    assert "1,852 steps, 1 request of 2 engines are pending" in shown
-    assert "at the latest at 01:46:40 UTC if nothing more comes." in shown
+    assert "1,852 steps, 1 request of 2 engines, not learned yet" in shown
+    assert "at 01:46:40 UTC at the latest." in shown
 
 
 def busy():

@@ -65,8 +65,15 @@ def test_the_spans_of_a_servers_own_start_are_a_loss_only_while_no_others_are_un
 
 def test_what_a_sidecar_left_out_and_what_waits_stand_in_the_diagnosis(tmp_path, capsys):
     payloads = [export.payload for export in Recording(DATA / "c1_mixed" / "otlp.pb.gz", print).exports()][:40]
-    until = r"learned when their other half has come, at the latest at \d\d:\d\d:\d\d UTC if nothing more comes"
-    wanted = "good receiving", "fair left out .*sent twice", f"fair pending .* of 1 engine are pending: .*{until}"
+    until = r"not learned yet: .* at \d\d:\d\d:\d\d UTC at the latest"
+    missing = r"\d\d % of the steps do not arrive"
+    wanted = (
+        "good receiving",
+        "fair left out .*sent twice",
+        "fair left out 778 events were dropped by the SDK",
+        f"fair telemetry tiny .*: {missing}",
+        f"fair pending .* of 1 engine, {until}",
+    )
 
     def diagnosis():
         main(["doctor", f"http://127.0.0.1:{sidecar.http_port}/", "--json"])
@@ -77,7 +84,9 @@ def test_what_a_sidecar_left_out_and_what_waits_stand_in_the_diagnosis(tmp_path,
         for payload in [*payloads, payloads[0]]:
             call_export(sidecar.grpc_port, payload)
         eventually(lambda: all(re.search(each, text) for text in [diagnosis()] for each in wanted))
-        assert re.search(until, " ".join(get(sidecar.http_port, "/").decode().split()))
+        page = " ".join(get(sidecar.http_port, "/").decode().split())
+        assert re.search(until, page)
+        assert re.search(missing, page)
 
 
 def test_request_spans_that_are_sampled_are_said_to_be_in_every_answer(tmp_path, capsys):

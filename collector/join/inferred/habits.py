@@ -32,10 +32,11 @@ _VOTES_MIN = 8
 _DECAY = 0.8
 """Of what a block taught, per block: some 5000 steps are remembered."""
 _COMPLETE_SHARE = 0.97
-"""Below this share of rebuilt requests in summaries, journeys are sampled: rebuilt counts are scaled up."""
+"""Below this share of rebuilt requests in summaries, journeys are sampled: rebuilt counts are scaled up.
+
+Below this share of steps with a summary, steps are.
+"""
 _REQUESTS_MIN = 32.0
-_STEPS_SHARE = 0.7
-"""Share of steps with a summary from which on the telemetry counts as ``steps`` rather than ``sampled``."""
 
 
 class SchedulingVotes(msgspec.Struct):
@@ -155,7 +156,7 @@ class Habits:
         return 1.0 / share if share < _COMPLETE_SHARE else 1.0
 
     @property
-    def sampled(self) -> bool:
-        """Whether too many steps have no summary to call the telemetry complete."""
+    def step_share(self) -> float:
+        """Share of steps that have a summary; 1 while that looks like all of them."""
         steps, holes = self.sums.steps + self._block.steps, self.sums.holes + self._block.holes
-        return holes > (1 - _STEPS_SHARE) * steps
+        return 1.0 - holes / steps if holes > (1.0 - _COMPLETE_SHARE) * steps else 1.0

@@ -29,11 +29,11 @@ def stock(count=10):
     return Telemetry("vllm-0", {}, requests=spans)
 
 
-def mix_after(*telemetry, config=CONFIG):
+def mix_after(*telemetry):
     load = RecentLoad()
     for each in telemetry:
         load.record(each)
-    return load.mixes([config], NOW).get(config.config_id)
+    return load.mixes([CONFIG], NOW).get(CONFIG.config_id)
 
 
 def test_an_engine_that_tells_everything():
@@ -52,10 +52,11 @@ def test_an_engine_that_tells_everything():
     assert mix.prefix_hit == pytest.approx(0.0, abs=1e-9)
     halved = steps.copy()
     halved["prefill_tokens"] //= 2
-    for quality, hit in (("steps", 0.5), ("sampled", 0.0)):
-        config = msgspec.structs.replace(CONFIG, telemetry=quality)
-        mix = mix_after(Telemetry("vllm-0", {}, steps=halved, core=cores), config=config)
-        assert mix.prefix_hit == pytest.approx(hit, abs=0.05), "what was never computed, where all steps are told"
+    prefills = np.cumsum(steps["prefill_tokens"] > 0)
+    lossy = steps[(steps["prefill_tokens"] == 0) | (prefills % 2 == 0)]
+    for told, hit in ((halved, 0.5), (halved[halved["step_id"] % 200 != 0], 0.5), (lossy, 0.0)):
+        mix = mix_after(Telemetry("vllm-0", {}, steps=told, core=cores))
+        assert mix.prefix_hit == pytest.approx(hit, abs=0.1), "what was never computed, and not what was lost"
 
 
 def test_requests_alone_tell_it_by_littles_law():
@@ -64,6 +65,9 @@ def test_requests_alone_tell_it_by_littles_law():
     assert mix.itl_us == pytest.approx(20_000)
     assert mix.ttft_us == pytest.approx(200_000)
     assert mix.concurrency == pytest.approx(20 * 2.2 / (19 * 0.5 + 2.2), rel=0.01)
+    assert mix.prefix_hit == 0.0, "their spans do not tell it"
+    cached = [msgspec.structs.replace(span, cached_tokens=75) for span in stock(20).requests]
+    assert mix_after(Telemetry("vllm-0", {}, requests=cached)).prefix_hit == 0.25
 
 
 def test_requests_that_do_not_tell_queue_and_prefill_tell_their_load_too():

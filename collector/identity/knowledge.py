@@ -128,9 +128,9 @@ class EngineFacts:
     def learn(self, facts: Mapping[str, Fact], source: FactSource) -> bool:
         """Take what is new, newer or from a stronger source; returns whether anything changed."""
         changed = False
-        # a request may ask for an adapter by another name: the first model seen is the server's
-        newer = source is not FactSource.TELEMETRY
         for name, value in facts.items():
+            # a request may ask for an adapter by another name: the first model seen is the server's
+            newer = (name, source) != ("model", FactSource.TELEMETRY)
             if isinstance(value, int | float) and not abs(value) < _NUMBER_END:  # NaN, too; of a model's file, say
                 continue
             known = self._facts.get(name)

@@ -14,6 +14,7 @@ import numpy as np
 
 from collector.config import Config
 from collector.decode import StepColumns, Telemetry
+from collector.identity import FactSource
 from collector.telemetry import JoinEvent, RowDrop
 from online import Quality, Target
 
@@ -126,6 +127,9 @@ class Engine(Emitter):
         if len(parts) > _CONFLICTS_MAX + 1:
             self.count(JoinEvent.ENGINE_CONFLICT, len(telemetry.steps))
             parts = []
+        if len(steps := telemetry.steps) and (blocks := int(steps["kv_blocks_total"].max())) > 0:
+            # they tell of all but the null block, which vLLM counts everywhere else
+            self.facts.learn({"num_gpu_blocks": blocks + 1}, FactSource.TELEMETRY)
         for steps in parts:
             process = self._process_of(int(steps["unix_ns"][-1]), int(steps["step_id"][-1]))
             if len(snapshots := telemetry.snapshots):

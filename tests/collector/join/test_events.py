@@ -77,7 +77,7 @@ def test_an_unchanged_configuration_is_described_once():
     run = run_engine(many_jobs(60))
     described = [event for event in flat(drains(of_server(run, model="m"))) if isinstance(event, Described)]
     assert len({(event.config_id, event.quality) for event in described}) == len(described)
-    assert described[-1].facts == {"model": "m"}
+    assert described[-1].facts == {"model": "m", "num_gpu_blocks": 4097}
     assert described[-1].quality is Quality.STEPS
 
 

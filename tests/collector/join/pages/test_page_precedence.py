@@ -65,7 +65,7 @@ def test_where_an_engine_sends_steps_its_page_gives_facts_and_no_rows(name):
     without.flush()
     (plain,), (facts,) = learned(without).values(), learned(with_pages).values()
     assert facts.telemetry == plain.telemetry
-    assert facts.config["num_gpu_blocks"] == 2048
+    assert facts.config["num_gpu_blocks"] == plain.config["num_gpu_blocks"] == 2048, "the page's word, and the steps'"
     mine, theirs = (c.targets["step_time"].models["portable"].features for c in (facts, plain))
     assert [f.coefficient for f in mine] == [f.coefficient for f in theirs]
     assert with_pages.take_counts()[table.DROPPED_ROWS, RowDrop.KNOWN_FROM_STEPS] > 30

@@ -19,14 +19,14 @@ import msgspec
 from collector.telemetry import Skip
 from online import Target
 
-from .vocabulary import FACT_LENGTH_MAX, UNIX_MAX
+from .vocabulary import NAME_LENGTH_MAX, UNIX_MAX
 
 VERSION: Final = 1
 _SEQUENCE_BYTES: Final = 8
 _FRAMES: Final = range(2, 4)
 _Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
 _Rank = Annotated[int, msgspec.Meta(ge=0, le=1 << 16)]
-_Name = Annotated[str, msgspec.Meta(max_length=FACT_LENGTH_MAX)]
+_Name = Annotated[str, msgspec.Meta(max_length=NAME_LENGTH_MAX)]
 _Seconds = Annotated[float, msgspec.Meta(ge=0.0, le=3600.0)]
 """No pass takes an hour."""
 LINE_MARK: Final = b'"scheduled_requests"'

@@ -327,14 +327,19 @@ class _Resource:
             raise Rejected(Skip.FOREIGN)
         if len(span.attributes) > words.ATTRIBUTES_MAX:
             raise Rejected(Skip.INVALID)
-        span_id, end_unix_ns = span.span_id, span.end_time_unix_nano
+        if (
+            len(span.span_id) != words.SPAN_ID_BYTES
+            or len(span.parent_span_id) not in (0, words.SPAN_ID_BYTES)
+            or len(span.trace_id) not in (0, words.TRACE_ID_BYTES)
+            or len(self._out.instance) > words.NAME_LENGTH_MAX
+        ):
+            raise Rejected(Skip.OUT_OF_RANGE)  # all are remembered: their length bounds the memory that takes
+        end_unix_ns = span.end_time_unix_nano
         if end_unix_ns < words.UNIX_MIN or not self._may_be(end_unix_ns):
             raise Rejected(Skip.OUT_OF_RANGE)
-        if len(span_id) != words.SPAN_ID_BYTES or len(span.parent_span_id) not in (0, words.SPAN_ID_BYTES):
-            raise Rejected(Skip.OUT_OF_RANGE)  # ids are remembered: their length bounds the memory that takes
         if span.start_time_unix_nano > end_unix_ns:
             raise Rejected(Skip.INVALID)
-        if reason := self._admit_span(self._out.instance, span_id, end_unix_ns):
+        if reason := self._admit_span(self._out.instance, span.span_id, end_unix_ns):
             raise Rejected(reason)
 
     def _may_be(self, unix_ns: int) -> bool:

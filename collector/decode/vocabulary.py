@@ -33,6 +33,7 @@ ATTRIBUTES_MAX: Final = 128
 """Attributes read per resource, span or event; vLLM sends at most 24."""
 
 SPAN_ID_BYTES: Final = 8
+TRACE_ID_BYTES: Final = 16
 ID_MAX: Final = 1 << 53
 TIME_MAX: Final = 1 << 62
 PLUGIN_PREFIX: Final = "plugin."
@@ -149,6 +150,9 @@ HOST: Final = "host.name"
 FACT_PREFIX: Final = "vllm."
 FACT_KEYS: Final = frozenset({"hw.gpu.name"})
 FACT_LENGTH_MAX: Final = 256
+NAME_LENGTH_MAX: Final = 256
+"""Of an emitter's name, which is kept, and in every snapshot; who has a longer one is left out, since a cut name may be
+another's."""
 
 
 # --- attributes as numbers within their bounds ------------------------------------------------------------------------
@@ -213,8 +217,7 @@ def instance_of(attributes: Mapping[str, Value], peer: str) -> str:
     On this machine it may be the one or the other: processes of a pod, which share its uid, or a gateway for pods.
     """
     pod = attributes.get(POD, "")
-    name = str(attributes.get(INSTANCE) or (f"{pod} {peer}" if pod and _HERE.match(peer) else pod or peer))
-    return name[:FACT_LENGTH_MAX]
+    return str(attributes.get(INSTANCE) or (f"{pod} {peer}" if pod and _HERE.match(peer) else pod or peer))
 
 
 _SCALARS: Final = frozenset({"string_value", "int_value", "double_value", "bool_value"})

@@ -11,7 +11,6 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from collector.config.schema import Config
 from collector.decode import Export
 from collector.decode.records import CoreSpan, Finish, Mark, MarkKind, Telemetry
-from collector.decode.vocabulary import FACT_LENGTH_MAX
 from collector.join.joiner import Joiner
 from collector.telemetry import table
 from collector.telemetry.reasons import JoinEvent, RowDrop, Skip
@@ -33,7 +32,6 @@ from tests.support.toy_spans import (
     span_id,
     step_span,
     stock_span,
-    telemetry_in,
 )
 
 HUGE = 2**63 - 1
@@ -124,6 +122,7 @@ def test_an_event_without_a_credible_wall_clock_is_out_of_range(sound, unix):
         ({"start_time_unix_nano": UNIX_NS + 1, "end_time_unix_nano": UNIX_NS}, Skip.INVALID),
         # ids are remembered for ten minutes: their length bounds the memory that takes
         *(({"span_id": b"x" * length}, Skip.OUT_OF_RANGE) for length in (0, 7, 9, 4096)),
+        ({"trace_id": b"x" * 4096}, Skip.OUT_OF_RANGE),
         ({"attributes": [attribute("k", 1)] * 129}, Skip.INVALID),
         ({"attributes": [attribute("k", 1)] * 250_000}, Skip.UNDECODABLE),  # refused before they are parsed
     ],
@@ -134,6 +133,14 @@ def test_a_span_with_impossible_times_ids_or_attributes_is_refused(sound, change
         setattr(span, name, change[name])
     span.attributes.extend(change.get("attributes", ()))
     assert left_out(STEP_SCOPE, span).by_label(table.DECODED_SPANS) == {reason: 1}
+
+
+@pytest.mark.parametrize(("length", "held"), [(256, 1), (257, 0)])
+def test_an_emitter_is_held_by_a_name_of_bounded_length_alone(sound, length, held):
+    pipeline = new_pipeline()
+    pipeline.process([export(Piece("n" * length, STEP_SCOPE, step_span(sound, 1, 5)))])
+    assert pipeline.take_counts()[table.DECODED_SPANS, Skip.OUT_OF_RANGE] == 1 - held
+    assert pipeline.joiner.emitters_held == held
 
 
 def test_an_event_and_a_resource_with_too_many_attributes_lose_them_alone(sound):
@@ -310,8 +317,3 @@ def test_a_wall_clock_that_goes_back_does_not_stop_the_engine(sound):
     counts = replayed(exports_of(everything, 5)).take_counts()
     assert counts[table.DECODED_SPANS, Skip.LATE] == 0
     assert counts.total(table.ROWS) > 0
-
-
-def test_a_name_of_a_sender_is_cut_like_every_other_text():
-    (telemetry,) = telemetry_in(export_of([Piece("i" * 10_000, STOCK_SCOPE, Span())]).SerializeToString())
-    assert telemetry.instance == "i" * FACT_LENGTH_MAX

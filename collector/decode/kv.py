@@ -26,6 +26,8 @@ GPU: Final = "GPU"
 _SEQ_BYTES: Final = 8
 _FRAMES: Final = range(2, 5)
 _RANKS_MAX: Final = 1 << 16
+EVENTS_MAX: Final = 16_384
+"""Of a batch, which is of one step: one of 65,536 tokens in blocks of 16 stores 4,096 and evicts as many."""
 _FIXARRAY, _ARRAY_16, _ARRAY_32 = 0x90, 0xDC, 0xDD
 
 
@@ -202,13 +204,14 @@ def read_payload(payload: bytes, source: str, seq: int) -> KvBatch | Skip:
     try:
         batch = _NAMED.decode(payload)
         named = dict(zip(_BATCH, batch, strict=False)) if isinstance(batch, list) else batch
-        ts_s, events = _SECONDS.decode(named["ts"]), _LIST.decode(named["events"])
+        ts_s, are_too_many = _SECONDS.decode(named["ts"]), array_length(named["events"]) > EVENTS_MAX
+        events = [] if are_too_many else _LIST.decode(named["events"])
         rank = (_RANK.decode(named["data_parallel_rank"]) if "data_parallel_rank" in named else None) or 0
     except _BAD:
         return Skip.UNDECODABLE
     ts_unix_ns = round(ts_s * 1e9) if math.isfinite(ts_s * 1e9) else 0
     is_timely = words.UNIX_MIN <= ts_unix_ns <= words.UNIX_MAX
-    if not is_timely or seq not in range(words.TIME_MAX) or rank not in range(_RANKS_MAX):
+    if are_too_many or not is_timely or seq not in range(words.TIME_MAX) or rank not in range(_RANKS_MAX):
         return Skip.INVALID
     counted = KvBatch(source, rank, seq, ts_unix_ns)
     for raw in events:

@@ -2,7 +2,8 @@
 
 One SUB socket for each endpoint in the loop, a bounded queue for the worker. Connecting never waits: an endpoint that
 is not there yet, goes away or never answers costs nothing but its messages. What arrives is decoded at once (token ids
-never leave a message). PUB drops silently, so a loss shows in the publisher's numbers only, and is counted. pyzmq is an
+never leave a message), for ``_TURN_S`` at a time. What has not been read waits at the publisher, but for
+``SOCKET_BYTES``. PUB drops silently, so a loss shows in the publisher's numbers only, and is counted. pyzmq is an
 optional dependency (extra ``kv``), imported when the first subscriber starts.
 """
 
@@ -23,10 +24,14 @@ from collector.runtime import Clock, Health, IoLoop, SteadyClock, begin
 from collector.telemetry import Counts, Metrics, Skip, table
 
 QUEUE_MESSAGES = 10_000
-"""Messages of one kind that wait for the worker; beyond it the oldest go, counted."""
+"""Messages of one kind that wait for the worker, and the moves of blocks in them; beyond it the oldest go, counted."""
+SOCKET_BYTES = 32 << 20
+"""What libzmq may hold of one kind, over all connections that were configured."""
+SILENT_MS = 60_000
+"""After so long without a message, an endpoint is connected to anew."""
 _HEARTBEAT_MS, _HEARTBEAT_TIMEOUT_MS = 10_000, 30_000
 _RECONNECT_MS, _RECONNECT_MAX_MS = 200, 10_000
-_AT_ONCE = 1024
+_TURN_S = 0.01
 _HEAP_S = 0.03
 """Between two looks at a socket; with 0, a record costs half as much again (``make bench WHAT=wires``)."""
 NO_PACKAGE = "pyzmq is not installed: install tracefit's extra kv"
@@ -44,13 +49,14 @@ def check_zmq(config: Config) -> None:
 class Feed(NamedTuple, Generic[T]):
     """One kind of message, by the key of its endpoints, and how it is read: its frames, its endpoint, when it came.
 
-    A message of more than ``message_bytes_max`` closes the connection (libzmq), which comes back by itself.
-    ``sequence_of`` tells of a message the stream that it belongs to and its number there, where gaps are counted here.
+    A message of more than ``message_bytes_max`` closes its connection. ``size_of`` tells how many places one takes in
+    the queue; ``sequence_of``, where gaps are counted here, the stream that it belongs to and its number there.
     """
 
     key: str
     read: Callable[[Sequence[bytes], Owned, int], T | Skip]
     message_bytes_max: int
+    size_of: Callable[[T], int] = lambda _: 1
     sequence_of: Callable[[T], tuple[int, int]] | None = None
 
 
@@ -68,7 +74,10 @@ def _read_fpm(frames: Sequence[bytes], endpoint: Owned, unix_ns: int) -> Forward
     return fpm.read_frames(frames, unix_ns, times, endpoint.instance, endpoint.address)
 
 
-KV_FEED = Feed[KvBatch]("kv", _read_kv, 16 << 20, lambda batch: (batch.rank, batch.seq))
+KV_FEED = Feed[KvBatch](
+    "kv", _read_kv, 2 << 20, lambda batch: 1 + len(batch.moves), lambda batch: (batch.rank, batch.seq)
+)
+"""Of a step of 131,072 tokens a batch holds 0.7 MB of token ids and 0.3 MB of hashes."""
 FPM_FEED = Feed[ForwardPass]("fpm", _read_fpm, 16 << 10)
 _GPU, _IPC = "gpu+", "ipc://"
 
@@ -93,21 +102,29 @@ class _Subscription:
             (zmq.SUBSCRIBE, b""),
         ):
             self.sub.setsockopt(option, value)
-        address = endpoint.address.removeprefix(_GPU)
+        self._address = address = endpoint.address.removeprefix(_GPU)
+        # A publisher whose endpoint has no "*" connects (wire contract §7.1): then the other side binds.
+        self._binds = "*" in address
         try:
-            # A publisher whose endpoint has no "*" connects (wire contract §7.1): then the other side binds.
-            self.sub.bind(address) if "*" in address else self.sub.connect(address)
+            self.sub.bind(address) if self._binds else self.sub.connect(address)
         except zmq.ZMQError as error:
             self.sub.close()
             raise ConfigError(feed.key, f"{address}: {error.strerror}") from None
 
+    def connect_again(self) -> None:
+        """After a message that was too large, libzmq never does so by itself, and tells nobody."""
+        if not self._binds:
+            self.sub.disconnect(self._address)
+            self.sub.connect(self._address)
+
     def waiting(self) -> Iterator[list[bytes]]:
-        """Messages that have come, so many at most: to wait for each by itself would cost more than to read it.
+        """Messages that have come, for so long at most: to wait for each by itself would cost more than to read it.
 
         A frame says whether more follow; ``recv_multipart`` asks the socket, which costs a fifth of a record.
         """
-        receive, at_once = self._socket.recv, self._zmq.NOBLOCK
-        for _ in range(_AT_ONCE):
+        receive, at_once, now_s = self._socket.recv, self._zmq.NOBLOCK, asyncio.get_running_loop().time
+        until_s = now_s() + _TURN_S
+        while now_s() < until_s:
             try:
                 frame = receive(at_once, copy=False)
             except self._zmq.Again:
@@ -162,10 +179,11 @@ class Subscriber(Generic[T]):
         self._lock = threading.Lock()
         """Guards the queue; all else belongs to the loop."""
         self._queue: deque[T] = deque()
+        self._queued = 0
         self._subscriptions: list[_Subscription] = []
         self._tasks: list[asyncio.Task[None]] = []
         self._context: Any = None
-        metrics.follow(table.SIZE, lambda: len(self._queue), feed.key)
+        metrics.follow(table.SIZE, lambda: self._queued, feed.key)
         metrics.set(table.CAPACITY, queue_max, feed.key)
 
     def start(self) -> None:
@@ -185,6 +203,7 @@ class Subscriber(Generic[T]):
         with self._lock:
             out = list(self._queue)
             self._queue.clear()
+            self._queued = 0
         return out
 
     async def _start(self) -> None:
@@ -194,9 +213,10 @@ class Subscriber(Generic[T]):
         except ImportError:
             raise ConfigError(self._feed.key, NO_PACKAGE) from None
         self._context = zmq.asyncio.Context()
+        high_water = max(SOCKET_BYTES // (self._feed.message_bytes_max * len(self._endpoints)), 1)
         try:
             for endpoint in self._endpoints:
-                self._subscriptions.append(_Subscription(zmq, self._context, self._feed, endpoint, self._queue_max))
+                self._subscriptions.append(_Subscription(zmq, self._context, self._feed, endpoint, high_water))
         except ConfigError:
             await self._stop()
             raise
@@ -215,9 +235,11 @@ class Subscriber(Generic[T]):
 
     async def _listen(self, subscription: _Subscription) -> None:
         while True:
-            await subscription.sub.poll()
+            if not await subscription.sub.poll(SILENT_MS):
+                subscription.connect_again()
+                continue
             self._metrics.merge(self._accept(subscription))
-            if len(self._queue) > self._queue_max // 4:
+            if self._queued > self._queue_max // 4:
                 self._nudge()
             await asyncio.sleep(_HEAP_S)
 
@@ -235,7 +257,8 @@ class Subscriber(Generic[T]):
         counts[table.MESSAGES, feed.key, table.ACCEPTED] += len(accepted)
         with self._lock:
             self._queue.extend(accepted)
-            for _ in range(len(self._queue) - self._queue_max):
-                self._queue.popleft()
+            self._queued += sum(map(feed.size_of, accepted))
+            while self._queued > self._queue_max:
+                self._queued -= feed.size_of(self._queue.popleft())
                 counts[table.MESSAGES, feed.key, table.DROPPED] += 1
         return counts

@@ -244,6 +244,32 @@ def test_ten_thousand_records_a_second_are_received_without_loss(tmp_path, publi
         assert messages(sidecar, "fpm", "dropped") == 0
 
 
+def test_a_record_of_no_sensible_size_is_not_taken_and_its_publisher_is_heard_again(publisher, monkeypatch):
+    monkeypatch.setattr("collector.ingest.zmq.SILENT_MS", 500)
+    with listening(FPM_FEED, fpm=(publisher.address,)) as subscriber:
+        publisher.wait_for_subscriber()
+        publisher.publish(bytes(1 << 16))
+        assert publisher.pub.poll(100_000)  # it goes away
+
+        def heard():
+            publisher.publish(packed()[0])
+            return subscriber.count(table.MESSAGES, "fpm", table.ACCEPTED)
+
+        eventually(heard)
+        assert subscriber.count(table.MESSAGES, "fpm", "undecodable") == 0
+
+
+def test_moves_of_blocks_fill_the_queue_as_messages_do(publisher):
+    with listening(queue_max=100, kv=(publisher.address,)) as subscriber:
+        publisher.wait_for_subscriber()
+        moves = [["TransferInitiated", 1, "r", "GPU", "CPU", 8, 7]] * 60
+        for _ in range(3):
+            publisher.publish(payload(*moves, ts_s=time.time()))
+        eventually(lambda: subscriber.count(table.MESSAGES, "kv", table.DROPPED) == 2)
+        assert subscriber.count(table.SIZE, "kv") == 61
+        assert subscriber.seqs() == [2]
+
+
 def test_of_a_publisher_that_floods_the_newest_are_kept(publisher):
     with listening(FPM_FEED, queue_max=50, fpm=(publisher.address,)) as subscriber:
         publisher.wait_for_subscriber()

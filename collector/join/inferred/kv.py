@@ -50,7 +50,7 @@ LATENESS_NS = 10_000_000_000
 OWN_BATCH_NS = 3_000_000
 """A step's batch follows its end stamp by less than this."""
 BATCHES_MAX = 65_536
-"""Batches held of one publisher: hours of steps."""
+"""Batches held of one publisher, and moves of blocks: hours of steps."""
 _OFFLOADED, _RESTORED, _EVICTED = range(3)
 """Columns of a step (KV_COLUMNS)."""
 _SAME_PROCESS_NS = 60_000_000_000
@@ -104,8 +104,9 @@ class KvTimeline:
         self.block_size = self.block_size or batch.block_size
         self.offload_block_size = self.offload_block_size or batch.offload_block_size
         self._add_moves(batch)
-        if len(self) > BATCHES_MAX:
-            self.forget_before(self._batches[len(self) - BATCHES_MAX][0])
+        for held in (self._batches, self._moves):
+            if len(held) > BATCHES_MAX:
+                self.forget_before(held[len(held) - BATCHES_MAX][0] + 1)
         return None
 
     def _add_moves(self, batch: KvBatch) -> None:

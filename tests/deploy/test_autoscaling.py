@@ -68,24 +68,27 @@ tests:
     input_series:
       - {series: 'vllm:num_requests_running{namespace="llm",pod="llama-2-7b-0",job="vllm"}', values: "30 30 0"}
       - {series: 'vllm:num_requests_waiting{namespace="llm",pod="llama-2-7b-0",job="vllm"}', values: "10 10 0"}
-      - {series: 'vllm:num_requests_running{namespace="llm",pod="llama-2-7b-1",job="vllm"}', values: "8 8 0"}
+      - {series: 'vllm:num_requests_running{namespace="llm",pod="llama-2-7b-1",job="vllm"}', values: "8 8 20"}
       - {series: 'vllm:num_requests_running{namespace="llm",pod="other-0",job="vllm"}', values: "99 99 99"}
       - series: 'tracefit_slo_concurrency_safe{namespace="llm",pod="llama-2-7b-0",job="t",itl="0.03"}'
         values: "_ 20 20"
       - series: 'tracefit_slo_concurrency_safe{namespace="llm",pod="llama-2-7b-0",job="t",itl="0.1"}'
         values: "_ 90 90"
       - series: 'tracefit_slo_concurrency_safe{namespace="llm",pod="llama-2-7b-1",job="t",itl="0.03"}'
-        values: "_ 16 0"
+        values: "_ 12 0"
     promql_expr_test:
       - {expr: keda, eval_time: 0m, exp_samples: []}
-      - {expr: keda, eval_time: 1m, exp_samples: [{labels: keda, value: 2.5}]}
-      - {expr: keda, eval_time: 2m, exp_samples: [{labels: keda, value: 0}]}
+      - {expr: keda, eval_time: 1m, exp_samples: [{labels: keda, value: 3}]}
+      - {expr: keda, eval_time: 2m, exp_samples: [{labels: keda, value: 1}]}
       - {expr: adapter, eval_time: 1m, exp_samples: [{labels: 'adapter{pod="llama-2-7b-0"}', value: 2}]}
 """
 
 
 def test_a_full_engine_asks_for_more_an_idle_one_for_none_and_an_unknown_one_for_nothing(tmp_path, promtool):
-    """By KEDA 2.5 at a threshold of 0.8 are four pods; 40 requests where 20 fit are twice what fits."""
+    """By KEDA 3 at a threshold of 0.8 are four pods; 40 requests where 20 fit are twice what fits.
+
+    A pod of which nothing is known yet is as full by KEDA as its requests make one of the others.
+    """
     rules = [
         {"record": name, "expr": expr}
         for name, expr in (("keda", TRIGGER["metadata"]["query"]), ("adapter", BY_THE_ADAPTER))

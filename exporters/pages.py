@@ -197,6 +197,11 @@ def answer_document(document: Response | None, request: Request) -> Response:
     return document
 
 
+def not_found(error: NotFoundError) -> Response:
+    """What is answered where ``config`` means no configuration, or several."""
+    return plain(HTTPStatus.BAD_REQUEST if error.several else HTTPStatus.NOT_FOUND, f"config: {error}")
+
+
 class QuestionPages:
     """Answers from the newest snapshot; ``clock_ns`` tells the age of a level, and who is silent."""
 
@@ -229,8 +234,7 @@ class QuestionPages:
         except QuestionError as error:
             return plain(HTTPStatus.BAD_REQUEST, str(error))
         except NotFoundError as error:
-            status = HTTPStatus.BAD_REQUEST if error.several else HTTPStatus.NOT_FOUND
-            return plain(status, f"config: {error}")
+            return not_found(error)
         except TracefitError as error:
             return plain(HTTPStatus.UNPROCESSABLE_ENTITY, str(error))
         return Response(HTTPStatus.OK, JSON, f"{answer.document()}\n".encode(), (("Cache-Control", "no-store"),))

@@ -27,7 +27,7 @@ from prometheus_client.registry import Collector
 
 from exporters import wording
 from exporters.config_view import STEP_TIME, ConfigVerdict, View, config_view
-from exporters.pages import Request, Response
+from exporters.pages import Request, Response, not_found
 from exporters.questions import (
     LOAD,
     PLAN,
@@ -43,7 +43,7 @@ from exporters.questions import (
     read_prediction,
     read_query,
 )
-from exporters.what_if import Advisory, ClientView, identities_of
+from exporters.what_if import Advisory, ClientView, identities_of, meant_config
 from exporters.wording import (
     NOTHING_YET,
     OTLP_PORT,
@@ -56,7 +56,7 @@ from exporters.wording import (
     reason_text,
 )
 from online import HistoryView, ReplicaSnapshot, Snapshot
-from tracefit import Problem, TracefitError, Verdict, distinctions, term_text
+from tracefit import NotFoundError, Problem, TracefitError, Verdict, distinctions, term_text
 
 LOSSES = ("refused", "failed", "skipped", "dropped", "evicted", "errors", "late", "lost", "rejected", "withheld")
 NO_LOSSES = ("accepted", "learned", "taken", "done", "sent", "left_out")
@@ -187,14 +187,19 @@ class StatusPage:
         self._template = _ENVIRONMENT.get_template("page.html.j2")
 
     def answer(self, request: Request) -> Response:
-        """Serve the page; ``?config=ID`` shows one configuration in detail."""
-        body = self._template.render(self._view(self.source(), request.query)).encode("utf-8", "replace")
+        """Serve the page; ``?config=ID`` shows one configuration in detail, and is a 404 where there is none."""
+        snapshot, which = self.source(), request.query.get("config", "")
+        try:
+            shown = meant_config(snapshot, which).config_id if snapshot is not None and which else ""
+        except NotFoundError as error:
+            return not_found(error)
+        body = self._template.render(self._view(snapshot, request.query, shown)).encode("utf-8", "replace")
         return Response(HTTPStatus.OK, "text/html; charset=utf-8", body, _HEADERS)
 
-    def _view(self, snapshot: Snapshot | None, query: Mapping[str, str]) -> View:
+    def _view(self, snapshot: Snapshot | None, query: Mapping[str, str], shown: str) -> View:
         now, (ready, detail) = self.unix_nano(), self.ready()
-        judged = [] if snapshot is None else self._judged(snapshot, now)
-        chosen = [each for each in judged if each.config.config_id == query.get("config")]
+        judged = [] if snapshot is None else self._judged(snapshot, now, shown)
+        chosen = [each for each in judged if each.config.config_id == shown]
         opened = chosen or judged[:MAX_DETAILS]
         given: set[Advice] = set()
         otlp_port = self.otlp_port()
@@ -223,9 +228,11 @@ class StatusPage:
             "accounting": _accounting_view(self.own),
         }
 
-    def _judged(self, snapshot: Snapshot, now: int) -> list[ConfigVerdict]:
+    def _judged(self, snapshot: Snapshot, now: int, shown: str) -> list[ConfigVerdict]:
         judged, apart = [], distinctions(identities_of(snapshot.configs))
-        for config, words in zip(snapshot.configs[:MAX_OVERVIEW], apart, strict=False):
+        for number, (config, words) in enumerate(zip(snapshot.configs, apart, strict=True)):
+            if number >= MAX_OVERVIEW and config.config_id != shown:
+                continue
             try:
                 load = self._advisory.of(snapshot, config)
                 judged.append(ConfigVerdict(config, load, load.config.verdict, words))

@@ -48,6 +48,12 @@ def identities_of(configs: Sequence[ConfigSnapshot]) -> list[Identity]:
     ]
 
 
+def meant_config(snapshot: Snapshot, which: str) -> ConfigSnapshot:
+    """The only configuration that is meant; NotFoundError if none is, or several that are alive."""
+    meant = next((each for each in snapshot.configs if each.config_id == which), None)
+    return meant or snapshot.configs[tracefit.find_config(identities_of(snapshot.configs), which)]
+
+
 class ClientView:
     """Configurations of the newest snapshot.
 
@@ -66,10 +72,7 @@ class ClientView:
             NotFoundError: none is, or several that are alive.
             LoadError: the client cannot read it.
         """
-        configs = snapshot.configs
-        meant = next((each for each in configs if each.config_id == which), None)
-        if meant is None:
-            meant = configs[tracefit.find_config(identities_of(configs), which)]
+        meant = meant_config(snapshot, which)
         return self._configs.get(lambda: snapshot, meant.config_id, lambda _: self._loaded(meant))
 
     @staticmethod

@@ -33,15 +33,17 @@
 
   const refresh = async () => {
     if (document.hidden) return;
+    let why = "The sidecar does not answer";
     try {
       const answer = await fetch(location.href, { cache: "no-store" });
+      if (answer.status === 404) why = "This configuration is gone";
       if (!answer.ok) throw new Error(answer.status);
       swap(new DOMParser().parseFromString(await answer.text(), "text/html"));
       if (failures) status.textContent = "Connected again.";
       failures = 0;
     } catch {
       failures += 1;
-      if (failures === 2) status.textContent = "The sidecar does not answer; the page shows its last state.";
+      if (failures === 2) status.textContent = `${why}; the page shows its last state.`;
     }
     document.documentElement.classList.toggle("stale", failures > 1);
   };

@@ -65,7 +65,7 @@ def registry():
     return own
 
 
-def answer(snapshot, own=None, ready=True, **kwargs):
+def answer(snapshot, own=None, ready=True, query=None, **kwargs):
     page = StatusPage(
         lambda: snapshot,
         registry() if own is None else own,
@@ -73,11 +73,19 @@ def answer(snapshot, own=None, ready=True, **kwargs):
         unix_nano=lambda: cases.CREATED_UNIX_NANO + 4_000_000_000,
         **kwargs,
     )
-    return page.answer(Request("/", (), {}, {}))
+    return page.answer(Request("/", (), query or {}, {}))
 
 
 def read(snapshot, **kwargs):
     return Document(answer(snapshot, **kwargs).body.decode())
+
+
+def test_the_address_of_a_configuration_shows_it_or_says_that_there_is_none():
+    names = [f"{number:012x}" for number in range(201)]
+    many = cases.snapshot(*map(cases.config, names))
+    last, unknown = (answer(many, query={"config": name}) for name in (names[-1], "zzz"))
+    assert f'id="details-{names[-1]}"' in last.body.decode()
+    assert (unknown.status, unknown.body.decode().startswith("config: ")) == (404, True)
 
 
 def words(snapshot, **kwargs):

@@ -1,6 +1,7 @@
 """Recordings: files of telemetry, told by their content and never by name, read in order of event time.
 
-    lines               a JSON object each: an export, a message of a KV publisher, or a scraped page of counters
+    lines               a JSON object each: an export, a message of a KV publisher, or a scraped page of counters;
+                        a byte-order mark before the first is left out
     varint + protobuf   each export preceded by its length as a varint
     u32 + entry         each preceded by its length as four bytes, big endian: the OpenTelemetry Collector's file
                         exporter with ``format: proto``, or with ``compression: zstd`` and each entry compressed alone
@@ -26,6 +27,7 @@ exporter for object stores wrote below one folder, each minute into another one;
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import gzip
 import heapq
@@ -115,6 +117,8 @@ class _Rejoined(io.RawIOBase):
 def _sniff(stream: Any) -> tuple[bytes, io.BufferedReader]:
     """The first bytes, and all of them to be read; a pipe need not be able to go back."""
     head = stream.read(SNIFF_BYTES) or b""
+    text = head.removeprefix(codecs.BOM_UTF8)
+    head = text if _is_json(text) else head
     return head, io.BufferedReader(_Rejoined(head, stream))
 
 

@@ -39,8 +39,8 @@ COLUMNS = {
     "itl": "ITL",
     "p99": "p99",
     "coverage": "cover %",
-    "queue_wait_mdape": "wait %",
-    "api_queueing_mdape": "API %",
+    "queue_wait_error": "wait %",
+    "api_queueing_error": "API %",
 }
 """Figure of a score, and its heading; ratios are shown in per cent, except r."""
 REQUEST_COLUMNS = {

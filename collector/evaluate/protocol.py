@@ -244,8 +244,8 @@ def _report(
         if (made := fit(system, STEP, facts, learned)) is not None:
             found = scored_by(made, alphas)
             found["prequential_mape"] = prequential(system, facts, rows)
-            found["queue_wait_mdape"] = _alpha_error(system, Target.QUEUE_WAIT, capture)
-            found["api_queueing_mdape"] = _alpha_error(system, Target.API_QUEUEING, capture)
+            found["queue_wait_error"] = _alpha_error(system, Target.QUEUE_WAIT, capture)
+            found["api_queueing_error"] = _alpha_error(system, Target.API_QUEUEING, capture)
             scores.append(found)
     told = [each for target in ALPHAS for each in _published(published, target, facts)]
     alphas = _alphas(requests, [each for each in told if each.system == f"snapshot/{PORTABLE}"])
@@ -288,7 +288,10 @@ def _learned_alpha(system: str, target: Target, capture: Capture) -> Fit | None:
 
 
 def _alpha_error(system: str, target: Target, capture: Capture) -> float | None:
-    """Median relative error of a system's own alpha on the scored part."""
+    """Median error of a system's own alpha on the scored part, relative to the mean there: many wait for nothing."""
     made, rows = _learned_alpha(system, target, capture), capture.scored(target)
-    errors = ape(made.predict(rows), rows.elapsed_us) if made is not None else ()
-    return float(np.median(errors)) if len(errors) else None
+    if made is None or not rows.elapsed_us.any():
+        return None
+    off_us = np.abs(made.predict(rows) - rows.elapsed_us)
+    off_us = off_us[np.isfinite(off_us)]
+    return float(np.median(off_us) / np.mean(rows.elapsed_us)) if len(off_us) else None

@@ -15,7 +15,7 @@ from collector.evaluate.protocol import evaluate, paths_of, request_scores
 from collector.evaluate.systems import ape, fit
 from collector.recordings import Recording
 from online.features.systems import PHYSICS
-from online.rows import STEP_FEATURES, RowBlock, Target
+from online.rows import REQUEST_FEATURES, STEP_FEATURES, RowBlock, Target
 from tests.support.configurations import CONFIGS, rows_of
 from tests.support.recordings import otlp_file
 
@@ -82,6 +82,17 @@ def test_the_system_that_is_the_truth_wins(report):
         assert found["physics"]["e2e"] < 0.01
         assert 0.6 < found["physics"]["coverage"] < 0.95
         assert found["physics"]["prequential_mape"] < 0.03
+
+
+def test_the_error_of_waits_is_relative_to_their_mean_as_many_wait_for_nothing():
+    capture = capture_of("7b")
+    us = np.where(np.arange(600) % 3, 0.0, 9000.0)
+    waits = RowBlock.of_lines(np.ones((600, len(REQUEST_FEATURES))), us, end_ns=capture.full[STEP].rows.end_ns)
+    capture.full[Target.QUEUE_WAIT] = Delivered(waits, waits.end_ns.copy(), us)
+    capture.learned[Target.QUEUE_WAIT] = waits.slice(0, 300)
+    (score,) = evaluate([capture], ("portable",), str).captures[0].scores
+    assert score["queue_wait_error"] == pytest.approx(9000 / 3000, rel=0.05), "it learns those that waited"
+    assert score["api_queueing_error"] is None
 
 
 def test_what_others_learned_transfers(report):

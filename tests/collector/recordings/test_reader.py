@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bz2
+import codecs
 import gzip
 import itertools
 import lzma
@@ -45,6 +46,7 @@ LINES = [otlp_json(export) for export in EXPORTS]
 CONTENTS = {
     "delimited": delimited(*EXPORTS),
     "json lines": b"".join(LINES),
+    "json lines, marked": codecs.BOM_UTF8 + b"".join(LINES),
     "json lines with empty ones": b"\n" + b"\n\n".join(LINES),
     "proto": prefixed(RAW),
     "proto, zstd": prefixed(map(zstandard.compress, RAW)),

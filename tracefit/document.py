@@ -194,8 +194,8 @@ _TELEMETRY_GAPS = {
     "merged": "merged states do not say which telemetry they are from; a sidecar or a replay does",
 }
 _UNCOUNTED = (
-    "no page counts the requests, so that a sampler in a collector, or one more API server, would not show: "
-    "coefficients and predictions may be wrong"
+    "no page counts the requests (--scrape would), so that a sampler in a collector, or one more API server, would not "
+    "show: coefficients and predictions may be wrong"
 )
 _PREFIX_HITS = "prefix-cache hits are hidden: a prompt token costs the mean of cached and computed ones"
 

@@ -172,7 +172,7 @@ def _examine_sidecar(base: str, body: bytes, token: str | None) -> Iterator[Find
     except tracefit.LoadError as error:
         yield Finding(POOR, "learned", str(error))
         return
-    yield from _configurations(snapshot, samples, nothing_yet)
+    yield from _configurations(snapshot, nothing_yet)
 
 
 def _detail(page: Page) -> dict[str, object]:
@@ -244,33 +244,34 @@ def _reasons(lost: Counter[str]) -> str:
     return ", ".join([*shown, *(["…"] if len(lost) > _REASONS_SHOWN else [])])
 
 
-def _configurations(snapshot: tracefit.Snapshot, samples: Samples, nothing_yet: Advice) -> Iterator[Finding]:
-    """What each configuration has been learned from, and whether it may be used."""
-    qualities = {labels["config"]: labels["quality"] for labels, _ in samples.of("tracefit_telemetry_quality")}
+def _configurations(snapshot: tracefit.Snapshot, nothing_yet: Advice) -> Iterator[Finding]:
+    """What each configuration has been learned from, and what is to be thought of it."""
     if not snapshot.configs:
         yield _finding("learned", nothing_yet)
     for config in snapshot.configs:
-        name = f"{config.name} ({config.config_id})"
-        advice = advice_on_quality(qualities.get(config.config_id, ""), config.facts)
-        yield _finding("telemetry", advice or nothing_yet, f"{name}: ")
-        if not config.model:
-            yield _finding("identity", UNKNOWN_MODEL, f"{name}: ")
-        sampling = config.facts.get("trace_sampling")
-        if isinstance(sampling, int | float):
-            text = f"{name}: {sampling:.1%} of the requests send a span"
-            yield Finding(FAIR if sampling < 1.0 else GOOD, "sampling", text)
-        elif config.telemetry == "requests":
-            yield Finding(FAIR, "sampling", f"{name}: no page counts the requests; scrape it: not every sampler shows")
-        if config.usable:
-            yield Finding(GOOD, "usable", name)
-        else:
-            yield Finding(POOR, "usable", f"{name}: not yet: {'; '.join(config.reasons)}")
-        change = config.verdict.change
-        if change is not None and change.is_recent(snapshot.created_unix_nano):
-            grade = POOR if change.factor > 1.0 else FAIR
-            yield Finding(grade, "speed", f"{name}: {change.text(snapshot.created_unix_nano)}")
-        for odd in config.verdict.outliers:
-            yield Finding(POOR if odd.ratio > 1.0 else FAIR, "speed", f"{name}: {odd.text}")
+        yield from _configuration(config, snapshot.as_of_unix_nano, nothing_yet)
+
+
+def _configuration(config: tracefit.Config, now_unix_nano: int, nothing_yet: Advice) -> Iterator[Finding]:
+    name, verdict = f"{config.name} ({config.config_id})", config.verdict
+    silent_since = verdict.silent_since(now_unix_nano)
+    if silent_since:
+        replaced = "; its server sends another configuration now" * verdict.replaced
+        yield Finding(FAIR, "silent", f"{name}: since {tracefit.minute(silent_since)}{replaced}")
+    if verdict.replaced:
+        return  # nobody can mend it, and nothing waits for it
+    yield _finding("telemetry", advice_on_quality(config.telemetry, config.facts) or nothing_yet, f"{name}: ")
+    if not config.model:
+        yield _finding("identity", UNKNOWN_MODEL, f"{name}: ")
+    for clause in verdict.hidden:
+        yield Finding(FAIR, "hidden", f"{name}: {clause}")
+    said = "; ".join((verdict.state, *verdict.reasons))
+    yield Finding(GOOD if verdict.usable else POOR, "usable", f"{name}: {said}")
+    change = verdict.change
+    if change is not None and change.is_recent(now_unix_nano):
+        yield Finding(POOR if change.factor > 1.0 else FAIR, "speed", f"{name}: {change.text(now_unix_nano)}")
+    for odd in verdict.outliers:
+        yield Finding(POOR if odd.ratio > 1.0 else FAIR, "speed", f"{name}: {odd.text}")
 
 
 def _finding(topic: str, advice: Advice, prefix: str = "") -> Finding:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import re
+import time
 
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
@@ -18,6 +19,7 @@ from tests.support.sidecars import call_export, get, running_sidecar
 from tests.support.step_exports import delimited
 from tests.support.stock_requests import DIALECTS, as_told_by, kept, served_in
 from tests.support.toy_spans import exports_of
+from tests.tracefit.example_snapshot import tree
 
 PAGE = gzip.decompress((DATA / "m1_pages" / "metrics.txt.gz").read_bytes())
 
@@ -106,11 +108,37 @@ def test_request_spans_that_are_sampled_are_said_to_be_in_every_answer(tmp_path,
         printed, page = capsys.readouterr().out, get(sidecar.http_port, "/").decode()
         (config,) = sidecar.snapshot().configs
     assert config.config["trace_sampling"] == pytest.approx(0.1, rel=0.05)
-    assert "% of the requests send a span" in printed
-    assert "not yet: request spans are sampled at about" in printed
+    assert re.search(r"fair  hidden .*: a span of [\d.]+% of the requests", printed)
+    assert "not usable; request spans are sampled at about" in printed
     assert "request spans are sampled at about" in page
     assert "trace_sampling" in page
     assert config.targets == {}
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({}, ["usable"]),
+        ({"doubts": ["its engines disagree"]}, ["not usable; its engines disagree"]),
+        ({"quarantined": "step_time: ValueError"}, ["put aside; configuration 0f3c5a9b77e1 is quarantined: step_ti"]),
+        ({"telemetry": "metrics"}, ["means of many steps, from pages of counters", "usable"]),
+        ({"last_heard_unix_nano": 1}, ["since 1970-01-01 00:00 UTC", "usable"]),
+        ({"replaced_by": "another"}, [" UTC; its server sends another configuration now"]),
+    ],
+)
+def test_of_each_configuration_the_verdict_is_said_and_of_one_that_was_replaced_no_more_than_that(config, said, capsys):
+    snapshot, now = tree(), time.time_ns()
+    snapshot["configs"][0] |= {"last_heard_unix_nano": now, **config}
+    if "replaced_by" in config:
+        snapshot["configs"][0]["targets"]["step_time"]["drift"] = {"last_unix_nano": now, "gain": 1.4, "count": 1}
+    pages = {"/metrics": 'tracefit_build_info{version="1"} 1\n', "/readyz": "{}", "/snapshot": json.dumps(snapshot)}
+    kind = {"Content-Type": "application/json"}
+    with PageServer(lambda path, _: (200, kind, pages[path].encode())) as server:
+        main(["doctor", server.url])
+    lines = [line for line in capsys.readouterr().out.splitlines() if "(0f3c5a9b77e1)" in line]
+    told = [line.partition("(0f3c5a9b77e1): ")[2] for line in lines if " telemetry " not in line]
+    assert len(told) == len(said)
+    assert all(words in line for words, line in zip(said, told, strict=True))
 
 
 LESS = b"\n".join(line for line in PAGE.split(b"\n") if b"generation_tokens" not in line)

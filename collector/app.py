@@ -349,9 +349,10 @@ class Sidecar:
         named: dict[str, object] = {name: problem for name, problem in problems.items() if problem}
         snapshot = self.snapshot()
         configs, now = ([], 0) if snapshot is None else (snapshot.configs, snapshot.created_unix_nano)
+        failed = [f"{name_of(each)}: put aside, {each.quarantined}" for each in configs if each.quarantined]
         doubts = [f"{name_of(each)}: {doubt}" for each in configs for doubt in each.doubts]
-        if doubts:
-            named["not_usable"] = doubts
+        if failed or doubts:
+            named["not_usable"] = [*failed, *doubts]
         news = [f"{name_of(each)}: {text}" for each in configs for text in recent_changes(each, now)]
         if news:
             named["speed_changed"] = news

@@ -193,14 +193,14 @@ class Pipeline:
 
     @property
     def foretells(self) -> bool:
-        """Whether something is to be said of a configuration without rows: a data sheet's word, or a sampler's."""
+        """Whether something is to be said without rows: a data sheet's word, a sampler's, or that a learner failed."""
         foretold = (self._bank.foretold(config_id) is not None for config_id in self.joiner.config_ids())
-        return self.joiner.processes_sampled > 0 or any(foretold)
+        return self.joiner.processes_sampled > 0 or bool(self._put_aside) or any(foretold)
 
     @property
-    def revision(self) -> tuple[int, int, int]:
-        """Rows learned, emitters heard of, which may come after their configuration's last row, and those sampled."""
-        return self.learned_rows, self.joiner.emitters_held, self.joiner.processes_sampled
+    def revision(self) -> tuple[int, ...]:
+        """Rows learned, emitters heard of (some after their last row), those sampled, configurations put aside."""
+        return self.learned_rows, self.joiner.emitters_held, self.joiner.processes_sampled, len(self._put_aside)
 
     @property
     def joiner(self) -> Joiner:

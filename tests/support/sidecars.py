@@ -51,8 +51,8 @@ class CountingProcessor:
         self.learned_rows += sum(export.spans for export in exports)
 
     @property
-    def revision(self) -> tuple[int, int, int]:
-        return self.learned_rows, self.engines, 0
+    def revision(self) -> tuple[int, ...]:
+        return self.learned_rows, self.engines, 0, 0
 
     foretells = False
 

@@ -83,3 +83,13 @@ def test_a_change_of_prefill_alone_is_told_as_one_in_every_place(tmp_path, told,
     assert [each for each in doctor.splitlines() if " speed " in each and each.endswith(text)]
     assert text in page[page.index('id="news"') :]
     assert re.search(r">prefill ×[12]\.\d\d</text>", page)
+
+
+def test_a_configuration_whose_learner_failed_is_named_by_readiness(tmp_path, monkeypatch):
+    engine = PacedEngine("engine-0", time.time_ns() - 60_000_000_000, **{"vllm.model": "tiny"})
+    with running_sidecar(tmp_path, ALLOWED_LATENESS_S="1") as sidecar:
+        monkeypatch.setattr(sidecar.pipeline._bank, "learn", lambda *_: 1 / 0)
+        send(sidecar, engine.exports(640))
+        eventually(lambda: "not_usable" in json.loads(get(sidecar.http_port, "/readyz")))
+        told = json.loads(get(sidecar.http_port, "/readyz"))["not_usable"]
+    assert [each.startswith("tiny: put aside, ") and each.endswith(": ZeroDivisionError") for each in told] == [True]

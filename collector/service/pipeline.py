@@ -298,15 +298,20 @@ class Pipeline:
         }, position
 
     def from_checkpoint(self, tree: Tree) -> tuple[Position, list[str]]:
-        """Continue from a checkpoint; names of models in it that are not configured, which are left out.
+        """Continue from a checkpoint, or from learners alone, as a replay, a merge and ``/state`` tell them.
+
+        Returns:
+            Where the log is read again, and names of models in it that are not configured, which are left out.
 
         Raises:
             StateError: it does not fit; the pipeline is as it was before.
         """
+        position, joiner = Position(), Joiner(self._settings, self.joiner.knowledge)
         try:
-            progress = part_of_tree(tree, PROGRESS)
-            position = msgspec.convert([progress.get(name) for name in Position._fields], Position)
-            joiner = Joiner.from_checkpoint(tree.get(JOIN), self._settings, self.joiner.knowledge)
+            if tree.keys() != {LEARNERS}:
+                progress = part_of_tree(tree, PROGRESS)
+                position = msgspec.convert([progress.get(name) for name in Position._fields], Position)
+                joiner = Joiner.from_checkpoint(tree.get(JOIN), self._settings, self.joiner.knowledge)
         except (CheckpointError, msgspec.ValidationError) as error:
             raise StateError(f"does not fit: {error}") from None
         left_out = self._bank.from_state(part_of_tree(tree, LEARNERS))

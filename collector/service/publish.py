@@ -202,6 +202,8 @@ class SnapshotWriter:
         published = published_snapshot(self.path)
         if published is not None:
             self._publisher.resume(published)
+        elif self.path.exists():
+            _log.warning("%s cannot be read: generations begin at 1 again", self.path)
         self._task.start()
 
     def stop(self) -> bool:

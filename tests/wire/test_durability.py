@@ -13,15 +13,18 @@ from unittest.mock import Mock
 
 import grpc
 import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
+from collector.cli import main
 from collector.runtime.filesystem import StartError, SystemFiles
 from collector.service.checkpoint import LOCK_NAME, PREVIOUS_NAME
 from collector.service.checkpoint import NAME as STATE
 from collector.service.durability import CHECK_IN_TIMEOUT_S, PAUSE_S, WRITER
 from collector.telemetry.reasons import Outcome
 from tests.support.clocks import eventually
+from tests.support.paced_engine import PacedEngine
 from tests.support.sidecars import SmallVolume, call_export, code_of, get, metric, running_sidecar
-from tests.support.step_exports import make_export
+from tests.support.step_exports import delimited, make_export
 
 LOG = {"DURABILITY": "log", "CHECKPOINT_INTERVAL_S": "0.2"}
 
@@ -54,6 +57,36 @@ def laid_back(directory, files):
 def rows(directory):
     document = json.loads((directory / "snapshot.json").read_bytes())
     return document["generation"], document["configs"][0]["targets"]["step_time"]["models"]["portable"]["rows"]
+
+
+def test_a_start_goes_on_from_what_a_replay_learned(tmp_path):
+    engine = PacedEngine("engine-0", time.time_ns() - 60_000_000_000, **{"vllm.model": "tiny"})
+    recording, directory = tmp_path / "day.pb", tmp_path / "directory"
+    recording.write_bytes(delimited(*map(ExportTraceServiceRequest.FromString, engine.exports(640))))
+    directory.mkdir()
+    assert main(["replay", str(recording), "-o", str(tmp_path / "day.json"), "--state", str(directory / STATE)]) == 0
+    with running_sidecar(directory) as sidecar:
+        assert (ready(sidecar)["state_at_start"], ready(sidecar).get("state_problem")) == ("newest", None)
+        for payload in engine.exports(160):
+            call_export(sidecar.grpc_port, payload)
+    assert rows(directory)[1] > 700
+
+
+@pytest.mark.parametrize(
+    ("published", "least", "warnings"),
+    [
+        (b'{"schema": "tracefit.snapshot/2", "generation": 41, "configs": {}}', 42, []),
+        (b'{"schema": "tracef', 1, ["snapshot.json cannot be read: generations begin at 1 again"]),
+    ],
+)
+def test_generations_go_on_from_a_file_of_another_version_and_begin_anew_aloud(
+    tmp_path, published, least, warnings, caplog
+):
+    (tmp_path / "snapshot.json").write_bytes(published)
+    with running_sidecar(tmp_path) as sidecar:
+        send(sidecar, 1)
+    assert least <= rows(tmp_path)[0] < least + 10
+    assert [each.rpartition("/")[2] for each in caplog.messages if "generations" in each] == warnings
 
 
 OWNERS = 0o600

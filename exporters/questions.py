@@ -181,6 +181,8 @@ def read_prediction(given: Mapping[str, Any]) -> Question:
             raise QuestionError("prefix_hit", "a step has none: its prefill tokens are those that are computed")
         if given.get("requests") is None:
             raise QuestionError("requests", "missing: a step has so many")
+        if given["requests"] == 0:
+            raise QuestionError("requests", "0: a step without a request is none")
         is_prefill = given.get("prefill") and given.get("context") is None
         return _question("step_time", STEP, {**given, "context": 0.0} if is_prefill else given)
     for name in load[:2]:

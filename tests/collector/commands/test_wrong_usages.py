@@ -97,6 +97,7 @@ WRONG = [
     ("fleet replay x --out {tmp} --workers 2", USAGE, "--workers"),
     (f"predict {SNAPSHOT}", USAGE, "--prompt: missing: give a load"),
     (f"predict {SNAPSHOT} --prefill 3", USAGE, "--requests: missing"),
+    (f"predict {SNAPSHOT} --requests 0", USAGE, "error: --requests: 0: a step without a request is none"),
     (f"predict {SNAPSHOT} --requests 3 --output 3", USAGE, "--output: a load"),
     (f"plan {SNAPSHOT} --prompt 3 --output 3 --itl soon", USAGE, "'--itl': 'soon'"),
     (f"show {SNAPSHOT} --token-file /nowhere/token", FAILED, "/nowhere/token"),

@@ -326,7 +326,7 @@ class Sidecar:
         value = self.metrics.value
         lost = {str(loss): value(table.PLUGIN_LOST, loss) for loss in PluginLoss}
         conflicts = int(value(table.JOIN_EVENTS, JoinEvent.ENGINE_CONFLICT))
-        return SenderHints(self.pipeline.foreign_scopes, lost, int(value(table.KV_UNBOUND)), conflicts)
+        return SenderHints(self.pipeline.unknown_scopes, lost, int(value(table.KV_UNBOUND)), conflicts)
 
     def _otlp_port(self) -> int:
         """Where vLLM should send to, also while the sidecar is not there yet."""
@@ -342,8 +342,8 @@ class Sidecar:
         config = self.config
         problems = {
             "config_problem": str(self._fallback or ""),
-            "engines_problem": self._no_place("engines", "engines", config.engines_max),
-            "configs_problem": self._no_place("configs", "configurations", config.configs_max),
+            "engines_problem": self._limit_exceeded("engines", "engines", config.engines_max),
+            "configs_problem": self._limit_exceeded("configs", "configurations", config.configs_max),
             "memory_problem": self._memory.problem,
         }
         named: dict[str, object] = {name: problem for name, problem in problems.items() if problem}
@@ -363,8 +363,8 @@ class Sidecar:
             detail["pending"] = pending.text
         return self.health.ready(), {**detail, **self._keeper.readiness_detail(), **named}
 
-    def _no_place(self, of: str, what: str, held: int) -> str:
-        refused = int(self.metrics.value(table.NO_PLACE, of))
+    def _limit_exceeded(self, of: str, what: str, held: int) -> str:
+        refused = int(self.metrics.value(table.LIMIT_EXCEEDED, of))
         return f"{refused} {what} have no place beside {held} others: raise engines_max" if refused else ""
 
 

@@ -148,7 +148,7 @@ class Bank:
         if not len(rows):
             return Counter()
         if not self._has_place(config_id, int(rows.end_ns.max())):
-            return Counter({RowOutcome.NO_PLACE: len(rows)})
+            return Counter({RowOutcome.LIMIT_EXCEEDED: len(rows)})
         state = self._target(config_id, target)
         outcome = state.learn(rows)
         self.learned_rows += outcome[RowOutcome.LEARNED]

@@ -119,7 +119,7 @@ class RowOutcome(enum.StrEnum):
     OUT_OF_RANGE = "out_of_range"
     UNKNOWN_FEATURE = "unknown_feature"
     QUARANTINED = "quarantined"
-    NO_PLACE = "no_place"
+    LIMIT_EXCEEDED = "limit_exceeded"
     """Of a configuration beyond ``configs_max``."""
 
 

@@ -221,7 +221,7 @@ def _reception(samples: Samples, detail: Mapping[str, object], nothing_yet: Advi
     for metric, what in _LOSSES:
         lost = _lost(samples, metric)
         if spans:  # every vLLM traces its own start, too
-            del lost[Skip.FOREIGN]
+            del lost[Skip.UNKNOWN_SCOPE]
         if lost:
             yield Finding(FAIR, "left out", f"{lost.total():,} {what}: {_reasons(lost)}")
     if dropped := samples.total(table.SDK_DROPPED_EVENTS):

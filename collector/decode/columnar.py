@@ -228,9 +228,9 @@ class Decoder:
         self._spans = SpanReader()
 
     @property
-    def foreign_scopes(self) -> tuple[str, ...]:
+    def unknown_scopes(self) -> tuple[str, ...]:
         """The first scopes of which no span told anything."""
-        return self._spans.foreign_scopes
+        return self._spans.unknown_scopes
 
     def decode(
         self,

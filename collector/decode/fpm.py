@@ -167,7 +167,7 @@ def _passed(
         return record
     target = _SCOPES.get(record.timing_scope or times)
     if record.version != VERSION or target is None:
-        return Skip.FOREIGN
+        return Skip.UNKNOWN_SCOPE
     if not instance:
         worker, rank = record.worker_id, record.dp_rank
         instance = (f"{worker}/dp{rank}" if rank else worker) or source

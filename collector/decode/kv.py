@@ -68,7 +68,7 @@ class KvBatch(msgspec.Struct, gc=False):
     offload_block_size: int = 0
     moves: list[BlockMove] = []
     events: int = 0
-    foreign: int = 0
+    unknown: int = 0
 
     def of(self, instance: str) -> KvBatch:
         """The same, from an emitter whose name is known."""
@@ -81,9 +81,9 @@ def count_batch(counts: Counts, batch: KvBatch, skip: Skip | None) -> None:
     Each is counted once, by what became of it.
     """
     counts[table.KV_BATCHES, skip or table.ACCEPTED] += 1
-    counts[table.KV_EVENTS, skip or table.ACCEPTED] += batch.events - (0 if skip else batch.foreign)
-    if batch.foreign and skip is None:
-        counts[table.KV_EVENTS, Skip.FOREIGN] += batch.foreign
+    counts[table.KV_EVENTS, skip or table.ACCEPTED] += batch.events - (0 if skip else batch.unknown)
+    if batch.unknown and skip is None:
+        counts[table.KV_EVENTS, Skip.UNKNOWN_SCOPE] += batch.unknown
 
 
 # --- what an event means, by its fields -------------------------------------------------------------------------------
@@ -219,7 +219,7 @@ def read_payload(payload: bytes, source: str, seq: int) -> KvBatch | Skip:
         try:
             _count_event(counted, *_event(raw))
         except _BAD:
-            counted.foreign += 1
+            counted.unknown += 1
     return counted
 
 

@@ -77,7 +77,7 @@ def core_span(span: Span, counts: Counts, may_be: Callable[[int], bool]) -> Core
             said = scalars(event.attributes, {words.FINISH})
             finish = _FINISHES.get(str(said.get(words.FINISH)), Finish.ERROR)
     if not marks:
-        raise Rejected(Skip.FOREIGN)
+        raise Rejected(Skip.UNKNOWN_SCOPE)
     _check_order(marks)
     unix_minus_mono_ns = median_low(offsets_ns)
     end_unix_ns = marks[-1].ts_ns + unix_minus_mono_ns
@@ -100,7 +100,7 @@ def core_span(span: Span, counts: Counts, may_be: Callable[[int], bool]) -> Core
 def _count_events(events: int, understood: int, counts: Counts) -> None:
     counts[table.DECODED_EVENTS, table.ACCEPTED] += understood
     if events > understood:
-        counts[table.DECODED_EVENTS, Skip.FOREIGN] += events - understood
+        counts[table.DECODED_EVENTS, Skip.UNKNOWN_SCOPE] += events - understood
 
 
 def _check_order(marks: Sequence[Mark]) -> None:
@@ -122,7 +122,7 @@ _API_FACTS: Final = frozenset({words.SAMPLES, words.MODEL})
 
 
 def api_span(span: Span, counts: Counts) -> ApiSpan:
-    """A request of the instrumented API server, foreign events left out; raises Rejected with the reason against it."""
+    """A request of the instrumented API server, other events left out; raises Rejected with the reason against it."""
     moments, understood = dict(_NO_MOMENTS), 0
     for event in span.events:
         if event.name in words.API_MOMENTS:
@@ -206,7 +206,7 @@ AdmitSpan = Callable[[str, bytes, int], Skip | None]
 Rows = NDArray[np.int64]
 """Summaries, (n, len(STEP_FIELDS)): STEP_DTYPE as 8-byte words, which numpy joins ten times faster than records."""
 _UNIX_AT = STEP_FIELDS.index("unix_ns")
-_FOREIGN_SCOPES_MAX, _SCOPE_CHARS_MAX = 8, 100
+_UNKNOWN_SCOPES_MAX, _SCOPE_CHARS_MAX = 8, 100
 _log = logging.getLogger(__name__)
 _NOTHING_TAKEN: Final = itertools.repeat(np.empty((0, len(STEP_FIELDS)), np.int64))
 
@@ -220,11 +220,11 @@ class SpanReader:
     """Reads parsed exports.
 
     Attributes:
-        foreign_scopes: the first scopes of which no span told anything; replaced, never edited.
+        unknown_scopes: the first scopes of which no span told anything; replaced, never edited.
     """
 
     def __init__(self) -> None:
-        self.foreign_scopes: tuple[str, ...] = ()
+        self.unknown_scopes: tuple[str, ...] = ()
 
     def read(
         self,
@@ -251,11 +251,11 @@ class SpanReader:
 
     def _note_scope(self, scope: str, *, tells: bool) -> None:
         scope = scope[:_SCOPE_CHARS_MAX]
-        known = scope in self.foreign_scopes
+        known = scope in self.unknown_scopes
         if tells and known:
-            self.foreign_scopes = tuple([each for each in self.foreign_scopes if each != scope])
-        elif not (tells or known) and len(self.foreign_scopes) < _FOREIGN_SCOPES_MAX:
-            self.foreign_scopes += (scope,)
+            self.unknown_scopes = tuple([each for each in self.unknown_scopes if each != scope])
+        elif not (tells or known) and len(self.unknown_scopes) < _UNKNOWN_SCOPES_MAX:
+            self.unknown_scopes += (scope,)
             _log.info("spans of scope %r tell nothing of steps or requests: they are left out", scope)
 
 
@@ -310,10 +310,10 @@ class _Resource:
             elif said := request_attributes(span):
                 self._check(span)
                 self._out.requests.append(request_span(span, said))
-                counts[table.DECODED_EVENTS, Skip.FOREIGN] += events
+                counts[table.DECODED_EVENTS, Skip.UNKNOWN_SCOPE] += events
             else:
                 is_known = False
-                raise Rejected(Skip.FOREIGN)
+                raise Rejected(Skip.UNKNOWN_SCOPE)
         except Rejected as rejected:
             counts[table.DECODED_SPANS, rejected.reason] += 1
             counts[table.DECODED_EVENTS, rejected.reason] += events
@@ -324,7 +324,7 @@ class _Resource:
     def _check(self, span: Span, is_expected: bool = True) -> None:
         """Raises Rejected with the reason that a span cannot be used, whatever it says; it is admitted once."""
         if not is_expected:
-            raise Rejected(Skip.FOREIGN)
+            raise Rejected(Skip.UNKNOWN_SCOPE)
         if len(span.attributes) > words.ATTRIBUTES_MAX:
             raise Rejected(Skip.INVALID)
         if (
@@ -364,7 +364,7 @@ class _Resource:
                     fields = read_fields(event, words.SNAPSHOT_FIELDS)
                     self._snapshots.append(tuple([int(fields[name]) for name in SNAPSHOT_DTYPE.names or ()]))
                 else:
-                    raise Rejected(Skip.FOREIGN)
+                    raise Rejected(Skip.UNKNOWN_SCOPE)
             except Rejected as rejected:
                 counts[table.DECODED_EVENTS, rejected.reason] += 1
             else:

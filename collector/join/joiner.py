@@ -379,7 +379,7 @@ class Joiner:
             counts.merge(emitter.take_counts())
         counts.merge(self.kv.take_counts())
         counts[table.SIZE, "engines"] = max(len(self.engines), len(self.api_processes))
-        counts[table.NO_PLACE, "engines"] = self._places.refused
+        counts[table.LIMIT_EXCEEDED, "engines"] = self._places.refused
         behind_ns = max((each.event_unix_ns - each.safe_unix_ns for each in emitters), default=0)
         counts[table.WATERMARK_AGE] = behind_ns / 1e9
         return counts

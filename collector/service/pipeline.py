@@ -91,9 +91,9 @@ class Correlator:
         self._decoder = Decoder()
 
     @property
-    def foreign_scopes(self) -> tuple[str, ...]:
+    def unknown_scopes(self) -> tuple[str, ...]:
         """Whose spans are left out, the first of them; from any thread."""
-        return self._decoder.foreign_scopes
+        return self._decoder.unknown_scopes
 
     def read(self, exports: Sequence[Export], counts: Counts) -> Iterator[tuple[str, Telemetry]]:
         """Recording and telemetry of each resource, each span once; what cannot be used is counted."""
@@ -208,9 +208,9 @@ class Pipeline:
         return self._correlator.joiner
 
     @property
-    def foreign_scopes(self) -> tuple[str, ...]:
+    def unknown_scopes(self) -> tuple[str, ...]:
         """Whose spans are left out, the first of them; from any thread."""
-        return self._correlator.foreign_scopes
+        return self._correlator.unknown_scopes
 
     def workload_of(self, config_id: str) -> WorkloadProfile | None:
         """What a configuration was asked lately, as of the newest snapshot; from any thread."""
@@ -326,7 +326,7 @@ class Pipeline:
         counts, self._counts = self._counts, Counts()
         counts.merge(self.joiner.take_counts())
         counts[table.QUARANTINED] = len(self._put_aside)
-        counts[table.NO_PLACE, "configs"] = len(self._bank.places.refused)
+        counts[table.LIMIT_EXCEEDED, "configs"] = len(self._bank.places.refused)
         return counts
 
     def _learn(self, events: Iterable[Event]) -> None:

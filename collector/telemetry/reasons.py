@@ -147,7 +147,7 @@ class Restored(enum.StrEnum):
 class Skip(enum.StrEnum):
     """Why a span, an event, a message or a record was left out."""
 
-    FOREIGN = "foreign"
+    UNKNOWN_SCOPE = "unknown_scope"
     """Of a scope, kind or version that tells nothing of steps or requests."""
     DUPLICATE = "duplicate"
     LATE = "late"

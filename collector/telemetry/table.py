@@ -109,8 +109,8 @@ CAPACITY = _gauge(
     "Most engines, configurations, servers, and messages that may wait.",
     of=("engines", "configs", "servers", "kv", "fpm"),
 )
-NO_PLACE = _gauge(
-    "no_place", "Engines and configurations without a place lately: raise engines_max.", of=("engines", "configs")
+LIMIT_EXCEEDED = _gauge(
+    "limit_exceeded", "Engines and configurations without a place lately: raise engines_max.", of=("engines", "configs")
 )
 WORKER_LAG = _gauge(
     "worker_lag_seconds",
@@ -157,7 +157,7 @@ MESSAGES = _counter(
     "ZMQ messages of KV events and ForwardPassMetrics: accepted, or left out by reason; dropped: accepted, and pushed"
     " out of the full queue.",
     feed=("kv", "fpm"),
-    outcome=(ACCEPTED, Skip.FOREIGN, Skip.INVALID, Skip.UNDECODABLE, DROPPED),
+    outcome=(ACCEPTED, Skip.UNKNOWN_SCOPE, Skip.INVALID, Skip.UNDECODABLE, DROPPED),
 )
 KV_MISSING = _counter("kv_missing_messages", "Messages of KV events that never came, by their publishers' numbers.")
 KV_BATCHES = _counter(
@@ -168,7 +168,7 @@ KV_BATCHES = _counter(
 KV_EVENTS = _counter(
     "kv_events",
     "The events in them: understood, or left out by reason.",
-    outcome=(ACCEPTED, Skip.DUPLICATE, Skip.LATE, Skip.FOREIGN),
+    outcome=(ACCEPTED, Skip.DUPLICATE, Skip.LATE, Skip.UNKNOWN_SCOPE),
 )
 KV_HIT_TOKENS = _counter("kv_prefix_hit_tokens", "Prompt tokens found in the cache, subtracted from rebuilt prefills.")
 KV_UNBOUND = _gauge("kv_unbound_publishers", "Publishers that belong to no known engine.")

@@ -81,12 +81,12 @@ def test_living_configurations_are_not_forgotten_for_newcomers():
 
     hour_s = 3600
     assert [learn(name, 10 * hour_s) for name in ("a", "b")] == [{"learned"}] * 2
-    assert [learn("c", (10 + at) * hour_s) for at in (0, 0.9)] == [{"no_place"}] * 2
+    assert [learn("c", (10 + at) * hour_s) for at in (0, 0.9)] == [{"limit_exceeded"}] * 2
     assert (bank.configs(), [*bank.places.refused]) == (["a", "b"], ["c"])
     assert learn("b", 10.9 * hour_s) == {"learned"}
     assert learn("c", 11.1 * hour_s) == {"learned"}, "a has been silent for an hour"
     assert (bank.configs(), [*bank.places.refused]) == (["b", "c"], [])
-    assert learn("a", 11.2 * hour_s) == {"no_place"}
+    assert learn("a", 11.2 * hour_s) == {"limit_exceeded"}
 
 
 def refused_row(bank, name):
@@ -104,7 +104,7 @@ def test_who_sent_no_row_that_could_be_learned_holds_its_place_no_longer_than_ot
     bank, hour_ns = Bank(Config(learners=("rls",), engines_max=1)), 3600 * 10**9
     begins(bank, "silent")
     rows = steps(40, 1).rows
-    for later_ns, outcome in ((hour_ns // 2, RowOutcome.NO_PLACE), (2 * hour_ns, RowOutcome.LEARNED)):
+    for later_ns, outcome in ((hour_ns // 2, RowOutcome.LIMIT_EXCEEDED), (2 * hour_ns, RowOutcome.LEARNED)):
         later = dataclasses.replace(rows, end_ns=rows.end_ns + later_ns)
         assert bank.learn("c", Target.STEP_TIME, later) == {outcome: 40}
     assert bank.configs() == ["c"]

@@ -165,7 +165,7 @@ HOSTILE = {
         "values in a value": in_fields(b"\x0a\x00" * EMPTY, 5, 2, 1, 1, 1),
         "messages nested deeper than any parser goes": in_fields(b"", *(1,) * 5000),
     },
-    ("skipped", Skip.FOREIGN): {
+    ("skipped", Skip.UNKNOWN_SCOPE): {
         "events below the size where they are counted": otlp.in_step_span(b"\x5a\x00" * (MIB // 2 - 100)),
     },
     ("skipped", Skip.UNDECODABLE): {

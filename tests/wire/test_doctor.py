@@ -56,7 +56,7 @@ def test_of_a_server_that_is_scraped_and_does_not_answer_the_address_is_named(tm
 
 @pytest.mark.parametrize("understood", [0, 5])
 def test_the_spans_of_a_servers_own_start_are_a_loss_only_while_no_others_are_understood(understood, capsys):
-    counts = {'build_info{version="1"}': 1, 'decode_spans_total{outcome="foreign"}': 11}
+    counts = {'build_info{version="1"}': 1, 'decode_spans_total{outcome="unknown_scope"}': 11}
     counts['receiver_spans_total{outcome="accepted"}'] = understood
     metrics = "".join(f"tracefit_{name} {value}\n" for name, value in counts.items())
     pages = {"/metrics": metrics, "/readyz": "{}"}

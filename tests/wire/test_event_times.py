@@ -39,7 +39,7 @@ def count(sidecar, series):
 
 LEARNED = 'rows_total{outcome="learned",target="step_time"}'
 LEFT_OUT = 'decode_spans_total{outcome="out_of_range"}'
-WITHOUT_PLACE = 'no_place{of="engines"}'
+WITHOUT_PLACE = 'limit_exceeded{of="engines"}'
 
 
 def test_senders_of_the_year_2099_push_out_nobody_also_after_a_restart(tmp_path):

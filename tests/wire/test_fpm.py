@@ -98,7 +98,7 @@ def test_segments_of_a_trace_of_dynamo_are_one_source_and_teach_what_their_recor
 @pytest.mark.parametrize(
     ("record", "reason"),
     [
-        (changed(version=2), Skip.FOREIGN),
+        (changed(version=2), Skip.UNKNOWN_SCOPE),
         (changed(wall_time=None), Skip.INVALID),
         (changed(wall_time=float("nan")), Skip.INVALID),
         (changed(wall_time=float("inf")), Skip.INVALID),
@@ -109,7 +109,7 @@ def test_segments_of_a_trace_of_dynamo_are_one_source_and_teach_what_their_recor
         (scheduled(sum_prefill_tokens=2**63), Skip.INVALID),
         (scheduled(num_decode_requests=-1), Skip.INVALID),
         (scheduled(num_decode_requests="3"), Skip.INVALID),
-        (changed(timing_scope="moon"), Skip.FOREIGN),
+        (changed(timing_scope="moon"), Skip.UNKNOWN_SCOPE),
         ([1, 2], Skip.INVALID),
         ("text", Skip.INVALID),
         (b"\xc1", Skip.UNDECODABLE),

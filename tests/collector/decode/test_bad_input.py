@@ -189,7 +189,7 @@ def journey(*marks: tuple[str, int, float, int], name: str = "j") -> Span:
         ([("SCHEDULED", 9, 1.0, 0), ("FIRST_TOKEN", 3, 2.0, 1)], Skip.INVALID),
         ([("SCHEDULED", 2, 1.0, 7), ("FINISHED", 9, 2.0, 3)], Skip.INVALID),
         ([("SCHEDULED", 2, 1.0, 0), ("SCHEDULED", 3, 2.0, 0)], Skip.INVALID),
-        ([("unknown", 2, 1.0, 0)], Skip.FOREIGN),
+        ([("unknown", 2, 1.0, 0)], Skip.UNKNOWN_SCOPE),
     ],
 )
 def test_a_journey_in_impossible_order_is_refused(marks, reason):
@@ -272,7 +272,7 @@ def test_engines_beyond_the_cap_take_the_place_of_those_that_are_gone(apart_s, r
         run = run_engine(many_jobs(8), start_ns=MONO_NS + int(number * apart_s * 1e9))
         pipeline.process([export(Piece(f"engine-{number}", STEP_SCOPE, step_span(run, 1, 100)))])
     counts = pipeline.take_counts()
-    assert (counts[table.SIZE, "engines"], counts[table.NO_PLACE, "engines"]) == (4, refused)
+    assert (counts[table.SIZE, "engines"], counts[table.LIMIT_EXCEEDED, "engines"]) == (4, refused)
     assert counts[table.JOIN_EVENTS, JoinEvent.ENGINE_EVICTED] == evicted
 
 

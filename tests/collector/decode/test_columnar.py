@@ -58,12 +58,12 @@ def test_a_sender_whose_summaries_are_of_another_form_keeps_no_other_from_theirs
         assert counts[table.DECODED_SUMMARIES, "columnar"] == 100
 
 
-def test_spans_of_foreign_scopes_are_counted_and_left_out():
+def test_spans_of_unknown_scopes_are_counted_and_left_out():
     ours = otlp.step_span([otlp.summary(1)])
     export = otlp.export(("fastapi", [b"", otlp.step_span([b"", b""])]), ("vllm.scheduler.step", [ours]))
     counts = assert_same([(export, "peer")])
     assert (counts.total(table.DECODED_SPANS), counts[table.DECODED_SUMMARIES, "columnar"]) == (3, 1)
-    assert [counts[metric, "foreign"] for metric in (table.DECODED_SPANS, table.DECODED_EVENTS)] == [2, 2]
+    assert [counts[metric, "unknown_scope"] for metric in (table.DECODED_SPANS, table.DECODED_EVENTS)] == [2, 2]
     dropped = [b"", b"\x60\x05\x60\x03", b"\x62\x02\x01\x02"]  # field 12: absent, twice, and with another wire type
     counts = assert_same([(otlp.export(("fastapi", [*dropped, *dropped]), ("flask", dropped)), "peer")])
     assert (counts.total(table.DECODED_SPANS), counts[table.SDK_DROPPED_EVENTS]) == (9, 3 * 3)

@@ -60,7 +60,7 @@ def test_every_event_is_counted_in_either_encoding(encode):
 def test_a_batch_as_a_map_and_both_encodings_in_one_batch_are_read():
     as_map = msgspec.msgpack.encode({"ts": TS_S, "events": [named(stored()), stored()], "data_parallel_rank": 3})
     read = read_payload(as_map, "kv", 1)
-    assert (read.stored_blocks, read.rank, read.events, read.foreign) == (4, 3, 2, 0)
+    assert (read.stored_blocks, read.rank, read.events, read.unknown) == (4, 3, 2, 0)
 
 
 def test_what_newer_versions_add_is_ignored_and_unknown_events_are_counted():
@@ -69,7 +69,7 @@ def test_what_newer_versions_add_is_ignored_and_unknown_events_are_counted():
     second_group = named(stored(4)) | {"group_idx": 1}  # of a hybrid cache the first one stands for all
     events = [longer, ["BlockPainted", 1, 2], wider, {"type": "BlockPainted", "colour": "red"}, second_group]
     read = read_payload(msgspec.msgpack.encode([TS_S, events, 0, None, "one", "more"]), "kv", 0)
-    assert (read.stored_blocks, read.events, read.foreign) == (5, 5, 2)
+    assert (read.stored_blocks, read.events, read.unknown) == (5, 5, 2)
 
 
 def test_stock_batches_without_rank_step_or_medium_are_read():
@@ -92,7 +92,7 @@ def test_stock_batches_without_rank_step_or_medium_are_read():
 )
 def test_a_senseless_event_is_left_out_alone(event):
     read = batch(event, stored(2), ["CacheEviction", "CPU", 1])
-    assert (read.stored_blocks, len(read.moves), read.events, read.foreign) == (2, 1, 3, 1)
+    assert (read.stored_blocks, len(read.moves), read.events, read.unknown) == (2, 1, 3, 1)
 
 
 @pytest.mark.parametrize(("events", "found"), [(16_384, 16_384), (16_385, Skip.INVALID)])
@@ -146,4 +146,4 @@ def test_the_counts_account_for_every_message_and_event():
     count_batch(counts, batch(stored(), ["Painted"]), None)
     count_batch(counts, batch(stored(), stored()), Skip.DUPLICATE)
     assert counts.by_label(table.KV_BATCHES) == {table.ACCEPTED: 1, Skip.DUPLICATE: 1}
-    assert counts.by_label(table.KV_EVENTS) == {table.ACCEPTED: 1, Skip.FOREIGN: 1, Skip.DUPLICATE: 2}
+    assert counts.by_label(table.KV_EVENTS) == {table.ACCEPTED: 1, Skip.UNKNOWN_SCOPE: 1, Skip.DUPLICATE: 2}

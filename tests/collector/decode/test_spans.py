@@ -101,7 +101,7 @@ def test_foreign_spans_are_counted_with_their_events(scope, name):
     span.events.add(name="something")
     counts = Counts()
     decoded(Piece("e", scope, span), counts=counts)
-    assert counts.by_label(table.DECODED_SPANS) == {Skip.FOREIGN: 1}
+    assert counts.by_label(table.DECODED_SPANS) == {Skip.UNKNOWN_SCOPE: 1}
     assert_accounted(counts, span)
 
 
@@ -137,5 +137,5 @@ def test_foreign_events_and_attributes_beside_ours_change_nothing(run):
         odd = decoded(Piece("e", scope, strange), counts=counts)
         assert odd.steps.tolist() == plain.steps.tolist()
         assert (odd.core, odd.api) == (plain.core, plain.api)
-        assert counts[table.DECODED_EVENTS, Skip.FOREIGN] == 1
+        assert counts[table.DECODED_EVENTS, Skip.UNKNOWN_SCOPE] == 1
         assert_accounted(counts, strange)

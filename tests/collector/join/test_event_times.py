@@ -79,7 +79,7 @@ def test_places_that_a_state_gave_to_senders_of_the_year_2099_are_free_again():
     again, rows = fed(map(said, range(60, 150)), restarted(poisoned))
     counts = again.take_counts()
     assert rows["honest"] > HONEST_ROWS_MIN * 60 * STEPS
-    assert (counts[table.NO_PLACE, "engines"], counts[table.SIZE, "engines"]) == (0, 1)
+    assert (counts[table.LIMIT_EXCEEDED, "engines"], counts[table.SIZE, "engines"]) == (0, 1)
 
 
 def test_a_state_in_which_an_engine_itself_is_of_the_year_2099_goes_on_with_its_true_times():

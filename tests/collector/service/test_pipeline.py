@@ -43,8 +43,8 @@ def test_configurations_beyond_the_bound_are_counted_and_those_that_were_silent_
             pipeline.process([Export(request.SerializeToString(), "peer", "grpc", 1)])
         pipeline.flush()
         counts = pipeline.take_counts()
-        rows = [counts[table.ROWS, Target.STEP_TIME, each] for each in (RowOutcome.LEARNED, RowOutcome.NO_PLACE)]
-        return (counts[table.NO_PLACE, "configs"], *(count > 100 for count in rows))
+        rows = [counts[table.ROWS, Target.STEP_TIME, each] for each in (RowOutcome.LEARNED, RowOutcome.LIMIT_EXCEEDED)]
+        return (counts[table.LIMIT_EXCEEDED, "configs"], *(count > 100 for count in rows))
 
     assert counted((1, "first"), (1001, "newcomer"), (2001, "first")) == (1, True, True)
     assert counted((10**6, "newcomer")) == (0, True, False)

@@ -49,7 +49,7 @@ def test_the_first_scopes_of_foreign_spans_are_named_once(caplog):
     for number in range(20):
         for _ in range(2):
             tell(pipeline, number, scope=f"opentelemetry.instrumentation.n{number:02}" + "x" * 200)
-    assert len(pipeline.foreign_scopes) == 8
-    assert pipeline.foreign_scopes[0].startswith("opentelemetry.instrumentation.n00x")
-    assert max(map(len, pipeline.foreign_scopes)) <= 100
+    assert len(pipeline.unknown_scopes) == 8
+    assert pipeline.unknown_scopes[0].startswith("opentelemetry.instrumentation.n00x")
+    assert max(map(len, pipeline.unknown_scopes)) <= 100
     assert sum("are left out" in record.message for record in caplog.records) == 8

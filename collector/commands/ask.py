@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 import tracefit
-from collector.config import is_endpoint
+from collector.config import with_scheme
 from collector.runtime import EXIT_FAILED, EXIT_OK, StartError, note, say
 from exporters.questions import Question, answer_question, as_json, counted, duration, tree_of
 from exporters.snapshot_file import SNAPSHOT_NAME
@@ -44,6 +44,7 @@ def load_snapshot(source: str, token_file: Path | None) -> Snapshot:
     Raises:
         StartError: the snapshot or the token cannot be read.
     """
+    source = with_scheme(source)
     try:
         return tracefit.load(source, token=read_token(token_file))
     except tracefit.LoadError as error:
@@ -58,7 +59,7 @@ def _meant(path: Path) -> str:
         return "; a checkpoint has its coefficients in the snapshot.json beside it"
     if path.is_file() and path.suffix != ".json":
         return f"; a recording becomes one: tracefit replay {path} -o snapshot.json"
-    return f"; did you mean 'http://{path}'?" if is_endpoint(str(path)) and not path.exists() else ""
+    return ""
 
 
 def load_whole(source: str, token_file: Path | None = None) -> WholeSnapshot:

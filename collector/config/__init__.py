@@ -18,6 +18,7 @@ from .load import (
     suggestion,
     to_tree,
     to_yaml,
+    with_scheme,
 )
 from .schema import (
     PROFILES,
@@ -56,4 +57,5 @@ __all__ = [
     "suggestion",
     "to_tree",
     "to_yaml",
+    "with_scheme",
 ]

@@ -23,7 +23,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 import yaml
 
-from .schema import PROFILES, Config, Rule
+from .schema import PROFILES, Config, Rule, is_endpoint
 
 ENV_PREFIX: Final = "TRACEFIT_"
 ENV_FILE: Final = "TRACEFIT_CONFIG"
@@ -69,6 +69,11 @@ class ConfigError(Exception):
         super().__init__(f"{'usage' if key.startswith('--') else 'config'} error: {key}: {problem}")
         self.key = key
         self.problem = problem
+
+
+def with_scheme(source: str) -> str:
+    """``http://`` before a ``host:port``, perhaps with a path, that is no file; another source as it is."""
+    return f"http://{source}" if is_endpoint(source.partition("/")[0]) and not Path(source).exists() else source
 
 
 def suggestion(word: str, known: Iterable[str]) -> str:

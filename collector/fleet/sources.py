@@ -31,7 +31,7 @@ from typing import Any, BinaryIO, Final, NamedTuple, cast
 import aiohttp
 from yarl import URL
 
-from collector.config import is_endpoint
+from collector.config import with_scheme
 from collector.ingest.scrape import addresses_of, read_targets
 from collector.recordings import STDIN, Recording, recording_files, source_of, walk
 from collector.runtime import PrintLine, StartError
@@ -84,12 +84,10 @@ class StatePlace(NamedTuple):
 
 def check_sources(sources: Sequence[str]) -> None:
     """StartError if a source is none, or needs what is not installed."""
-    for source in sources:
+    for source in map(with_scheme, sources):
         scheme, is_url, rest = source.partition("://")
         if not source or (is_url and not (scheme and rest)):
             raise StartError(f"{source!r} is no source of states")
-        if is_endpoint(source) and not Path(source).exists():
-            raise StartError(f"{source!r} is no source of states; did you mean 'http://{source}'?")
         if is_url and scheme.removeprefix(_DNS) in _HTTP:
             _check_url(source.removeprefix(_DNS))
         elif is_url:
@@ -99,7 +97,7 @@ def check_sources(sources: Sequence[str]) -> None:
 def look(sources: Sequence[str], resolve: Resolve = addresses_of) -> list[StatePlace]:
     """Every place as of now, without doubles, sorted by name within each source."""
     places: dict[str, StatePlace] = {}
-    for source in sources:
+    for source in map(with_scheme, sources):
         try:
             found = list(_look_at(source, resolve))
         except (OSError, ValueError) as error:

@@ -18,6 +18,7 @@ import ssl
 import time
 import zlib
 from collections.abc import Callable
+from functools import partial
 from http import HTTPStatus
 from typing import Final
 
@@ -43,7 +44,7 @@ CONTENT_TYPE: Final = "application/x-protobuf"
 JSON: Final = "application/json"
 PIECE_BYTES: Final = 1 << 18
 CONNECTIONS_MAX: Final = 64
-"""Connections open at once; the one that has waited longest for a request makes room for a newcomer."""
+"""Connections open at once; the one that waits longest for its client makes room for a newcomer."""
 INFLATE_S: Final = 10.0
 """How long a body may be inflated: the deadline of an SDK's exporter."""
 MEMBERS_MAX: Final = 64
@@ -262,4 +263,5 @@ def make_http_receiver(
         grace_s=grace_s,
         tls=tls,
         io=io,
+        on_malformed=partial(intake.turn_away, Transport.HTTP, Outcome.UNDECODABLE),
     )

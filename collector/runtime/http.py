@@ -2,14 +2,16 @@
 
 Both run in the loop (collector/runtime/loop.py). The server closes a connection on which no whole request has come for
 ``timeout_s``. When all places are taken, the address that holds most of them gives one up for a newcomer, so that
-neither silent nor busy clients lock out a scraper or a probe from another address. The client follows no redirect, asks
-no proxy of the environment, keeps no cookie and unpacks nothing.
+clients which are silent, send half a request or read no answer lock nobody out. The client follows no redirect, asks no
+proxy of the environment, keeps no cookie and unpacks nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
+import socket
 import ssl
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
@@ -33,7 +35,12 @@ CONNECTIONS_MAX = 32
 LINGER_S = 1.0
 """How long the rest of a body that nobody reads is thrown away, so that the client reads why it was refused."""
 HEADER_BYTES_MAX = 16 << 10
-BACKLOG = 64
+BACKLOG = 1024
+HANDSHAKE_S = 2.5
+PATIENCE_S = 0.25
+"""How long a connection keeps its place while its client does nothing and others wait; a round trip is 0.1 s."""
+LOOK_S = 0.01
+TELL_AGAIN_S = 60.0
 READ_BYTES = 1 << 16
 
 _log = logging.getLogger(__name__)
@@ -46,62 +53,143 @@ Respond = Callable[[str, str, Mapping[str, str]], tuple[int, str, bytes, tuple[t
 """(method, request target, headers) to status, content type, body, further headers."""
 
 
+class _Connection(web.RequestHandler):
+    """From when it was accepted, TLS handshake included, to its end."""
+
+    __slots__ = ("_on_malformed", "address", "opening", "request", "since_s")
+
+    def __init__(self, server: web.Server, address: str, on_malformed: Callable[[], None], **options: Any) -> None:
+        super().__init__(server, **options)
+        self._on_malformed = on_malformed
+        self.address = address
+        self.since_s = 0.0
+        """When it came, or was answered last."""
+        self.request: web.BaseRequest | None = None
+        self.opening: asyncio.Task[None] | None = None
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether a whole request has come, and the answer is being made: its client is not what it waits for."""
+        return self.request is not None and self.request.content.is_eof()
+
+    def abort(self) -> None:
+        """End it at once, whatever its client has not read."""
+        if self.opening is not None:
+            self.opening.cancel()
+        if self.transport is not None:
+            self.transport.abort()
+
+    def handle_error(self, *what: Any, **more: Any) -> web.StreamResponse:
+        """What came is no HTTP."""
+        self._on_malformed()
+        return super().handle_error(*what, **more)
+
+
 class _BoundedServer(web.Server):
-    """Bounds the connections, and knows which of them answer a request."""
+    """Bounds the connections, from before their handshakes on; newcomers wait in the backlog of the kernel.
 
-    def __init__(self, handle: Handle, connections_max: int, timeout_s: float) -> None:
-        super().__init__(
-            self._answer,
-            access_log=None,
-            keepalive_timeout=timeout_s,
-            lingering_time=LINGER_S,
-            max_line_size=HEADER_BYTES_MAX,
-            max_field_size=HEADER_BYTES_MAX,
-            read_bufsize=READ_BYTES,
-            auto_decompress=False,
-            logger=_protocol_log,
-        )
+    Where all places are taken, the address that holds most gives up its connection that waits longest for its client,
+    if that is for ``PATIENCE_S``; after as long, the newcomer gets a place whatever they do.
+    """
+
+    def __init__(
+        self,
+        handle: Handle,
+        on_malformed: Callable[[], None],
+        connections_max: int,
+        timeout_s: float,
+        tls: ssl.SSLContext | None,
+    ) -> None:
+        super().__init__(self._answer)
+        self._options = {
+            "access_log": None,
+            "keepalive_timeout": timeout_s,
+            "lingering_time": LINGER_S,
+            "max_line_size": HEADER_BYTES_MAX,
+            "max_field_size": HEADER_BYTES_MAX,
+            "read_bufsize": READ_BYTES,
+            "auto_decompress": False,
+            "logger": _protocol_log,
+        }
         self._handle = handle
+        self._on_malformed = on_malformed
         self._connections_max = connections_max
-        self._addresses: dict[asyncio.BaseTransport, str] = {}  # the one that has waited longest comes first
-        self._busy: set[asyncio.BaseTransport] = set()
+        self._tls = tls
+        self._places: set[_Connection] = set()
+        self._told_s = -math.inf
 
-    def connection_made(self, handler: Any, transport: asyncio.Transport) -> None:
-        """Give it a place, if need be one of the address that holds most of them."""
-        super().connection_made(handler, transport)
-        for each in [each for each in self._addresses if each.is_closing()]:
-            del self._addresses[each]
-        self._addresses[transport] = (transport.get_extra_info("peername") or ("",))[0]
-        if len(self._addresses) > self._connections_max:
-            crowd = Counter(self._addresses.values()).most_common(1)[0][0]
-            theirs = [each for each, address in self._addresses.items() if address == crowd]
-            one = next((each for each in theirs if each not in self._busy), theirs[-1])
-            del self._addresses[one]
-            # at once, whatever it has not read; but its handler has to begin before it can end
-            asyncio.get_running_loop().call_soon(cast("asyncio.Transport", one).abort)
+    async def accept(self, listener: socket.socket) -> None:
+        """Serve who comes, until it is cancelled."""
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                newcomer, (address, *_) = await loop.sock_accept(listener)
+            except OSError as error:  # too many open files
+                _log.warning("nobody can connect: %s", error.strerror)
+                await asyncio.sleep(PATIENCE_S)
+                continue
+            try:
+                await self._make_room()
+            except asyncio.CancelledError:
+                newcomer.close()
+                raise
+            place = _Connection(self, address, self._on_malformed, loop=loop, **self._options)
+            place.since_s = loop.time()
+            self._places.add(place)
+            place.opening = asyncio.create_task(self._open(place, newcomer))
+
+    async def _open(self, place: _Connection, newcomer: socket.socket) -> None:
+        """Begin to serve it, after the handshake."""
+        timeout_s = None if self._tls is None else HANDSHAKE_S
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: place, newcomer, ssl=self._tls, ssl_handshake_timeout=timeout_s
+            )
+        except (OSError, asyncio.CancelledError):
+            self._places.discard(place)
+        finally:
+            place.opening = None
+
+    async def _make_room(self) -> None:
+        loop = asyncio.get_running_loop()
+        begun_s = loop.time()
+        while len(self._places) >= self._connections_max:
+            crowd = Counter(each.address for each in self._places).most_common(1)[0][0]
+            theirs = [each for each in self._places if each.address == crowd]
+            one = min(theirs, key=lambda each: (each.is_answered, each.since_s))
+            now_s = loop.time()
+            if (not one.is_answered and now_s - one.since_s > PATIENCE_S) or now_s - begun_s > PATIENCE_S:
+                self._places.discard(one)
+                one.abort()
+                if now_s > self._told_s + TELL_AGAIN_S:
+                    self._told_s = now_s
+                    _log.warning("all %d connections are taken: those of %s give way", self._connections_max, crowd)
+            else:
+                await asyncio.sleep(LOOK_S)
+
+    def connection_lost(self, handler: Any, exc: BaseException | None = None) -> None:
+        """Its place is free."""
+        super().connection_lost(handler, exc)
+        self._places.discard(handler)
 
     async def close(self, grace_s: float) -> None:
         """Close every connection, also one whose client does not read what it asked for."""
         self.pre_shutdown()
         await self.shutdown(grace_s)
-        for each in self._addresses:
-            cast("asyncio.Transport", each).abort()
+        for each in [*self._places]:
+            each.abort()
         await asyncio.sleep(0)  # their sockets close in the next turn of the loop
 
     async def _answer(self, request: web.BaseRequest) -> web.Response:
-        transport = request.transport  # None when the client is gone already
-        if transport is not None:
-            self._busy.add(transport)
+        place = cast("_Connection", request.protocol)
+        place.request = request
         try:
             response = await self._handle(request)
         except Exception:  # noqa: BLE001 -- a fault of ours, and no reason to close the port
             _log.exception("a request failed")
             response = web.Response(status=HTTPStatus.INTERNAL_SERVER_ERROR)
         finally:
-            if transport is not None:
-                self._busy.discard(transport)
-            if transport in self._addresses:
-                self._addresses[transport] = self._addresses.pop(transport)  # its wait begins anew
+            place.request, place.since_s = None, asyncio.get_running_loop().time()
         response.headers["Server"] = "tracefit"
         return response
 
@@ -118,6 +206,7 @@ class HttpServer:
         grace_s: how long a response may still take when the server stops.
         tls: None serves in the clear.
         io: the loop; None makes one of its own.
+        on_malformed: called for each request that is no HTTP, and was answered as that.
     """
 
     def __init__(
@@ -131,16 +220,16 @@ class HttpServer:
         grace_s: float = 1.0,
         tls: ssl.SSLContext | None = None,
         io: IoLoop | None = None,
+        on_malformed: Callable[[], None] = lambda: None,
     ) -> None:
         self.port = 0
         self._endpoint = endpoint
         self._purpose = purpose
         self._grace_s = grace_s
-        self._tls = tls
         self._io = io or IoLoop()
         self._own_io = io is None
-        self._make_server = partial(_BoundedServer, handle, connections_max, timeout_s)
-        self._serving: tuple[_BoundedServer, asyncio.Server] | None = None
+        self._make_server = partial(_BoundedServer, handle, on_malformed, connections_max, timeout_s, tls)
+        self._serving: tuple[_BoundedServer, list[asyncio.Task[None]], list[socket.socket]] | None = None
 
     def start(self) -> None:
         """Bind and serve, or raise StartError."""
@@ -157,25 +246,29 @@ class HttpServer:
 
     async def _start(self) -> None:
         (address, port), server = self._endpoint, self._make_server()
-        listen = asyncio.get_running_loop().create_server
+        loop = asyncio.get_running_loop()
         try:
-            listener = await listen(server, address, port, ssl=self._tls, backlog=BACKLOG)
+            bound = await loop.create_server(asyncio.Protocol, address, port, start_serving=False)
+            listeners = [each.dup() for each in bound.sockets]
+            bound.close()
+            for each in listeners:
+                each.setblocking(False)
+                each.listen(BACKLOG)
         except OSError as error:
             reason = (error.strerror or str(error)).rpartition(": ")[2]
             raise cannot_listen(self._endpoint, *self._purpose, reason) from None
-        self.port = int(listener.sockets[0].getsockname()[1])
-        self._serving = server, listener
+        self.port = int(listeners[0].getsockname()[1])
+        self._serving = server, [asyncio.create_task(server.accept(each)) for each in listeners], listeners
 
-    async def _stop(self, server: _BoundedServer, listener: asyncio.Server) -> None:
-        """Accept nobody first, and close two turns of the loop later.
-
-        Whom it accepts in the turn in which it closes, asyncio loses (python/cpython#109564, open).
-        """
-        for each in listener.sockets:
-            asyncio.get_running_loop().remove_reader(each)
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        listener.close()
+    async def _stop(
+        self, server: _BoundedServer, accepting: list[asyncio.Task[None]], listeners: list[socket.socket]
+    ) -> None:
+        """Accept nobody first, and close then."""
+        for each in accepting:
+            each.cancel()
+        await asyncio.gather(*accepting, return_exceptions=True)
+        for listener in listeners:
+            listener.close()
         await server.close(self._grace_s)
 
 

@@ -18,12 +18,11 @@ import pytest
 from collector.config import Config
 from collector.ingest.otlp_grpc import METHOD
 from collector.runtime.filesystem import resident_bytes
-from collector.runtime.http import CONNECTIONS_MAX
 from collector.telemetry.reasons import Outcome, Skip
 from collector.telemetry.table import ACCEPTED, DECODED_SPANS, REQUESTS, SPANS, WORKER_FAILED_SPANS
 from tests.support import otlp_bytes as otlp
 from tests.support.clocks import eventually
-from tests.support.sidecars import code_of, post, running_sidecar
+from tests.support.sidecars import ask, code_of, post, running_sidecar
 from tests.support.silent_calls import own_channel, silent_calls
 from tests.support.step_exports import make_export
 
@@ -120,14 +119,22 @@ def test_messages_that_are_refused_are_let_go_of_at_once(sidecar):
         gc.enable()
 
 
-def test_a_probe_is_answered_while_another_address_holds_all_places_of_the_pages(sidecar):
-    probe = http.client.HTTPConnection("127.0.0.1", sidecar.http_port, source_address=("127.0.0.2", 0))
-    with contextlib.ExitStack() as stack, contextlib.closing(probe):
-        probe.connect()
-        for _ in range(CONNECTIONS_MAX + 8):
-            stack.enter_context(socket.create_connection(("127.0.0.1", sidecar.http_port)))
-        probe.request("GET", "/healthz")
-        assert probe.getresponse().status == 200
+HELD = b"POST /v1/traces HTTP/1.1\r\nContent-Type: application/x-protobuf\r\nContent-Length: 100\r\n\r\n"
+
+
+@pytest.mark.parametrize("port", ["http_port", "otlp_http_port"])
+@pytest.mark.parametrize("words", [b"", HELD, b"GET / HTTP/1.1\r\n\r\n" * 300], ids=["nothing", "a head", "no reading"])
+def test_whatever_connections_of_the_same_address_hold_back_a_newcomer_is_served_at_once(sidecar, port, words):
+    with contextlib.ExitStack() as stack:
+        for _ in range(70):
+            client = stack.enter_context(socket.create_connection(("127.0.0.1", getattr(sidecar, port))))
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            with contextlib.suppress(OSError):
+                client.sendall(words)
+        start_s = time.monotonic()
+        answered = post(getattr(sidecar, port), ONE) if "otlp" in port else ask(sidecar.http_port, "/healthz")
+        assert answered[0] == 200
+        assert time.monotonic() - start_s < 5.0
 
 
 def in_fields(body, *numbers):
@@ -201,6 +208,13 @@ def test_bytes_that_are_no_protocol_and_clients_that_stop_in_the_middle(sidecar,
                 client.sendall(words)
                 client.shutdown(socket.SHUT_WR)
         assert_well(sidecar)
+
+
+def test_a_request_that_is_no_http_is_counted(sidecar):
+    with socket.create_connection(("127.0.0.1", sidecar.otlp_http_port), 60) as client:
+        client.sendall(b"POST /v1/traces HTTP/1.1\r\nContent-Length: -1\r\n\r\n")
+        assert client.recv(12) == b"HTTP/1.0 400"
+    assert sidecar.metrics.value(REQUESTS, "http", Outcome.UNDECODABLE) == 1
 
 
 def is_served(sidecar, receiver):

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import shutil
+import socket
 import ssl
+from pathlib import Path
 
 import grpc
 import pytest
@@ -95,6 +98,14 @@ def test_tls_serves_those_who_speak_it_and_nobody_else(tmp_path, authority):
         assert grpc_code(sidecar.grpc_port) is CODE.UNAVAILABLE
         with pytest.raises((http.client.HTTPException, OSError)):
             http_status(sidecar.otlp_http_port)
+        descriptors = len([*Path("/proc/self/fd").iterdir()])
+        with contextlib.ExitStack() as stack:
+            for _ in range(200):
+                stack.enter_context(socket.create_connection(("127.0.0.1", sidecar.otlp_http_port)))
+            assert http_status(sidecar.otlp_http_port, tls=client_context(authority)) == 200
+            assert len([*Path("/proc/self/fd").iterdir()]) < descriptors + 200 + 80, (
+                "who begins no handshake has a place"
+            )
 
 
 def test_mutual_tls_turns_away_a_client_without_a_certificate_of_the_right_authority(tmp_path, authority):

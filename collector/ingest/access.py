@@ -77,10 +77,13 @@ class WatchedFiles(Generic[T]):
             version = self._stat()
             if version == self._version:
                 return
-            self._version = version
             self._held = self._load()
-        except (OSError, ValueError):
-            _log.warning("%s %s cannot be used; what it held before stays in force", self._named, self._paths[0])
+            self._version = version  # only now: one that may not be read yet is tried again
+        except (OSError, ValueError) as error:
+            why = getattr(error, "strerror", None) or error
+            _log.warning(
+                "%s %s cannot be used (%s); what it held before stays in force", self._named, self._paths[0], why
+            )
         else:
             _log.info("%s %s read again", self._named, self._paths[0])
 
@@ -164,7 +167,7 @@ class TlsFiles:
         config = self._config
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
-        context.load_cert_chain(config.tls_cert_file, config.tls_key_file)
+        context.load_cert_chain(config.tls_cert_file, config.tls_key_file, _refuse_passphrase)
         if config.tls_client_ca_file:
             context.load_verify_locations(config.tls_client_ca_file)
             context.verify_mode = ssl.CERT_REQUIRED
@@ -173,6 +176,11 @@ class TlsFiles:
             [(key, certificate)], root_certificates=client_ca[0] if client_ca else None
         )
         return Material(context, configuration)
+
+
+def _refuse_passphrase() -> str:
+    """Instead of OpenSSL's question on the terminal, for which the whole process would wait."""
+    raise ValueError("its key has a passphrase, which nobody is asked for")
 
 
 def read_credentials(config: Config, clock: Clock) -> tuple[TlsFiles | None, TokenFile | None]:

@@ -18,11 +18,12 @@ class Authority:
                   "-subj", "/CN=test-ca", "-addext", "keyUsage=critical,keyCertSign",
                   "-keyout", directory / "ca.key", "-out", self.ca)  # fmt: skip
 
-    def pair(self, name: str, *, days: int = 2) -> tuple[Path, Path]:
-        """Certificate and key for 127.0.0.1; ``days`` may be negative."""
+    def pair(self, name: str, *, days: int = 2, passphrase: str = "") -> tuple[Path, Path]:
+        """Certificate and key for 127.0.0.1; ``days`` may be negative; the key is encrypted with a passphrase."""
         key, request, cert, extensions = (self.directory / f"{name}.{end}" for end in ("key", "csr", "crt", "ext"))
         extensions.write_text("subjectAltName=IP:127.0.0.1\nauthorityKeyIdentifier=keyid\n")
-        self._run("req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-subj", f"/CN={name}",
+        kept = ("-passout", f"pass:{passphrase}") if passphrase else ("-nodes",)
+        self._run("req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", *kept, "-subj", f"/CN={name}",
                   "-keyout", key, "-out", request)  # fmt: skip
         self._run("x509", "-req", "-in", request, "-CA", self.ca, "-CAkey", self.directory / "ca.key",
                   "-CAcreateserial", "-days", days, "-extfile", extensions, "-out", cert)  # fmt: skip

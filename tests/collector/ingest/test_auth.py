@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from unittest import mock
+
 import pytest
 
 from collector.config.load import ConfigError
@@ -52,6 +55,18 @@ def test_a_changed_file_holds_a_second_later_and_leaves_the_former_tokens_in_for
     clock.advance(1)
     assert tokens.accepts(f"Bearer {NEW}")
     assert not tokens.accepts(f"Bearer {OLD}")
+
+
+def test_a_file_that_may_not_be_read_yet_is_read_once_it_may(tmp_path, caplog):
+    clock, path = FakeClock(), tmp_path / "token"
+    tokens = token_file(path, OLD, clock)
+    rewrite(path, NEW)
+    with mock.patch.object(Path, "open", side_effect=PermissionError(13, "Permission denied")):
+        clock.advance(1)
+        assert tokens.accepts(f"Bearer {OLD}")
+    assert "Permission denied" in caplog.text
+    clock.advance(1)
+    assert tokens.accepts(f"Bearer {NEW}")
 
 
 @pytest.mark.parametrize("text", ["", "short", "\n".join([OLD] * 17)])

@@ -153,12 +153,12 @@ class EngineFacts:
         """A copy of the facts and their sources, for :meth:`is_another_server`."""
         return dict(self._facts)
 
-    def is_another_server(self, before: Held) -> bool:
-        """Whether the server now says otherwise of itself, rather than being known better."""
+    def is_another_server(self, other: Held) -> bool:
+        """Whether this one says otherwise of itself than the other did, rather than being known better."""
         return any(
-            source in _FROM_THE_SERVER and self._facts[name][0] is source and self._facts[name][1] != value
-            for name, (source, value) in before.items()
-            if name in IDENTITY
+            name in IDENTITY and known[0] is source and known[1] != value
+            for name, (source, value) in other.items()
+            if source in _FROM_THE_SERVER and (known := self._facts.get(name)) is not None
         )
 
     def get(self, name: str) -> Fact | None:

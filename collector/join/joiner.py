@@ -27,7 +27,7 @@ from .emitter import Emitter, Key, TargetRows, config_id_of
 from .engine import Engine
 from .events import Event, HeldRows, Pending, Renamed, Restarted, Rows, Succeeded, watermark_of
 from .passes import PassEngine
-from .registry import Known, Places, SharedIds, describe, find_double, is_ahead, replaced_configs
+from .registry import Known, Places, SharedIds, describe, find_double, is_ahead, of_one_server, replaced_configs
 from .spans import ApiSpans
 
 E = TypeVar("E", Engine, ApiProcess, PassEngine)
@@ -255,12 +255,11 @@ class Joiner:
         return [Renamed(before, now)]
 
     def _advance_api_process(self, process: ApiProcess, *, flush: bool) -> list[Renamed]:
-        """Request spans belong to the only configuration of engines known beside them, else to their own process.
+        """Request spans belong to the only configuration of engines that may be their server, else to their process.
 
         Of a process whose spans are not known to be whole, the server's page tells more, where there is one.
         """
-        engines = (*self.engines.values(), *self.pass_engines.values())
-        beside = [one for one in engines if one.recording == process.recording]
+        beside = of_one_server(process, (*self.engines.values(), *self.pass_engines.values()))
         configs = sorted({engine.config_id for engine in beside})
         if not (configs or (not process.is_whole and self.pages.has_page_of(process))):
             return self._advance(process, flush=flush)
@@ -268,7 +267,7 @@ class Joiner:
         process.config_id = ""
         if configs and (process.is_whole or not self.pages.has_page_of(process)):
             if len(configs) == 1:
-                processes = sum(one.recording == process.recording for one in self.api_processes.values())
+                processes = len(of_one_server(process, self.api_processes.values()))
                 process.api_queueing.give_arrivals(beside[0].api_queueing, len(beside) / processes)
             self._hold_rows(configs[0], process, process.beside_engines(rows, len(configs)))
         return []

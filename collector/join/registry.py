@@ -24,6 +24,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 
@@ -37,8 +38,16 @@ from .engine import Engine
 from .events import Described
 from .window import StepWindow
 
+E = TypeVar("E", bound=Emitter)
+
 _REFUSED_MAX = 1024
 """Names remembered of emitters that found no place."""
+
+
+def of_one_server(one: Emitter, others: Iterable[E]) -> list[E]:
+    """Those of its recording whose server says nothing else of itself: model, GPU, version, limits."""
+    said = one.facts.held()
+    return [each for each in others if each.recording == one.recording and not each.facts.is_another_server(said)]
 
 
 def is_ahead(emitter: Emitter, arrived_unix_ns: int) -> bool:

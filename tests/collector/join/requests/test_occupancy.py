@@ -160,6 +160,18 @@ def test_beside_engines_that_send_steps_what_request_spans_say_of_steps_is_count
         assert told.features[0].coefficient < 4000
 
 
+@pytest.mark.parametrize(("gpu", "telemetry"), [("GPU 2", "requests"), ("GPU 1", "steps")])
+def test_a_server_that_sends_request_spans_alone_is_no_part_of_engines_with_other_facts(stock_pieces, gpu, telemetry):
+    everything = [piece._replace(facts=(("hw.gpu.name", gpu),)) for piece in stock_pieces]
+    for engine in range(2):
+        told, run = (("hw.gpu.name", f"GPU {engine}"),), run_engine(many_jobs(40, seed=engine))
+        everything += pieces(run, instance=f"engine-{engine}", apis=False, facts=told)
+    configs = replayed(exports_of(everything)).snapshot(0, 1).configs
+    (learned,) = (config for config in configs if "api_queueing" in config.targets)
+    assert (learned.config["gpu"], learned.telemetry) == (gpu, telemetry)
+    assert len(configs) == (3 if telemetry == "requests" else 2)
+
+
 def test_a_price_learned_from_request_spans_is_said_to_be_of_prompt_tokens(stock_pieces, tmp_path, capsys):
     def published(*facts):
         told = [piece._replace(facts=facts) for piece in stock_pieces]

@@ -226,7 +226,7 @@ class RecentLoad:
             self._counted[instance] = reading.values
             if len(self._counted) > PROCESSES_MAX:
                 self._counted.popitem(last=False)
-            if before is not None and len(before) == len(reading.values):
+            if before is not None and len(before) == len(reading.values) and _has_grown(before, reading.values):
                 self._process(instance).at(page.unix_ns).add_counted(before, reading.values)
 
     def _process(self, instance: str) -> _Process:
@@ -238,13 +238,22 @@ class RecentLoad:
             self._processes.popitem(last=False)
         return process
 
-    def mixes(self, configs: Iterable[ConfigSnapshot], now_unix_nano: int) -> dict[str, WorkloadProfile]:
-        """The mix of each configuration that was asked lately; what is added from now on belongs to this time."""
+    @property
+    def processes(self) -> int:
+        """How many were asked something lately."""
+        return len(self._processes)
+
+    def forget_silent(self, now_unix_nano: int) -> None:
+        """Let go of what was asked too long ago; what is added from now on belongs to this time."""
         self._now_unix_ns = now_unix_nano
         for instance, process in list(self._processes.items()):
             process.heard_unix_ns = process.heard_unix_ns or now_unix_nano  # what came before the first time
             if now_unix_nano - process.heard_unix_ns >= MINUTES * MINUTE_NS:
                 del self._processes[instance]
+
+    def mixes(self, configs: Iterable[ConfigSnapshot], now_unix_nano: int) -> dict[str, WorkloadProfile]:
+        """The mix of each configuration that was asked lately."""
+        self.forget_silent(now_unix_nano)
         known = {}
         for config in configs:
             processes = (self._processes.get(engine.instance) for engine in config.engines)
@@ -253,6 +262,11 @@ class RecentLoad:
             if mix is not None:
                 known[config.config_id] = mix
         return known
+
+
+def _has_grown(start: Counted, end: Counted) -> bool:
+    """Whether a server has counted anything meanwhile: one that idles is scraped on, and is asked nothing."""
+    return any(now > before for before, now in zip(start, end, strict=True))
 
 
 def _sum_of(many: Iterable[_Sums]) -> _Sums:

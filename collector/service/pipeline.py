@@ -199,8 +199,13 @@ class Pipeline:
 
     @property
     def revision(self) -> tuple[int, ...]:
-        """Rows learned, emitters heard of (some after their last row), those sampled, configurations put aside."""
-        return self.learned_rows, self.joiner.emitters_held, self.joiner.processes_sampled, len(self._put_aside)
+        """Rows learned, emitters heard of (some after their last row), those sampled, configurations put aside.
+
+        And how many were asked something lately: what is said of their load ends with it.
+        """
+        joiner = self.joiner
+        held = joiner.emitters_held, joiner.processes_sampled
+        return self.learned_rows, *held, len(self._put_aside), self._load.processes
 
     @property
     def joiner(self) -> Joiner:
@@ -266,6 +271,7 @@ class Pipeline:
 
         What came in by then must have been processed.
         """
+        self._load.forget_silent(now_unix_ns)
         self._learn(self.joiner.drain(now_unix_ns=now_unix_ns))
         return self.joiner.idle_in_ns(now_unix_ns)
 

@@ -55,7 +55,7 @@ class Publisher:
         self._metrics = metrics
         self._clock = clock
         self._interval_ns = int(interval_s * 1e9)
-        self._published_revision: tuple[int, ...] = (0, 0, 0, 0)
+        self._published_revision: tuple[int, ...] = (0, 0, 0, 0, 0)
         self._tells_all = True
         """Whether the current generation left no row out."""
         self._made_ns: int | None = None

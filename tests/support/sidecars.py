@@ -52,7 +52,7 @@ class CountingProcessor:
 
     @property
     def revision(self) -> tuple[int, ...]:
-        return self.learned_rows, self.engines, 0, 0
+        return self.learned_rows, self.engines, 0, 0, 0
 
     foretells = False
 

@@ -7,6 +7,7 @@ from collections import Counter
 from functools import partial
 
 import pytest
+from msgspec.structs import replace
 from prometheus_client import CollectorRegistry
 
 from collector.config.schema import Config
@@ -198,3 +199,23 @@ def test_what_is_pending_is_said_by_engine_and_until_when():
     assert shown() == 208
     house.silence()
     assert (house.event_time.pending, shown()) == ((), None)
+
+
+def test_what_is_said_of_the_load_of_the_last_minutes_ends_with_them_also_of_a_server_whose_idle_page_comes_on():
+    house, pages = House(), [timed.said for timed in itertools.islice(Recording(RECORDED, print), 160)]
+    for page in pages:
+        house.pipeline.process(pages=[replace(page, recording="")])
+        house.turn()
+        house.clock.advance(0.5)
+    (config,) = house.publisher.current().configs
+    assert house.pipeline.workload_of(config.config_id) is not None
+    generation = house.publisher.current().generation
+    for _ in range(24):
+        house.silence(15)
+        last = pages[-1]
+        pages.append(replace(last, unix_ns=last.unix_ns + 15 * 10**9, mono_ns=last.mono_ns + 15 * 10**9, recording=""))
+        house.pipeline.process(pages=pages[-1:])
+    assert house.pipeline.workload_of(config.config_id) is None
+    said = house.publisher.current().generation
+    house.silence(900)
+    assert generation < house.publisher.current().generation == said

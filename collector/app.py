@@ -345,6 +345,7 @@ class Sidecar:
             "engines_problem": self._limit_exceeded("engines", "engines", config.engines_max),
             "configs_problem": self._limit_exceeded("configs", "configurations", config.configs_max),
             "memory_problem": self._memory.problem,
+            "snapshot_problem": self._writer.problem,
         }
         named: dict[str, object] = {name: problem for name, problem in problems.items() if problem}
         snapshot = self.snapshot()

@@ -179,7 +179,11 @@ def _tell(config: ConfigSnapshot, told: _Told, now: _Told, now_unix_nano: int) -
 
 
 class SnapshotWriter:
-    """Writes the current snapshot and its BLIS files every interval, if it is a new one, and once more at the end."""
+    """Writes the current snapshot and its BLIS files every interval, if it is a new one, and once more at the end.
+
+    Attributes:
+        problem: which of them could not be written last, and why; empty while all is well.
+    """
 
     def __init__(
         self,
@@ -191,6 +195,7 @@ class SnapshotWriter:
         health: Health,
     ) -> None:
         self.path = directory / SNAPSHOT_NAME
+        self.problem = ""
         self._publisher = publisher
         self._metrics = metrics
         self._interval_s = interval_s
@@ -224,7 +229,9 @@ class SnapshotWriter:
         if report.errors:  # all of them again at the next turn
             self._metrics.add(table.WRITES, len(report.errors), "snapshot", "failed")
             name, reason = report.errors[0]
-            _log.warning("%d snapshot files not written, the first: %s: %s", len(report.errors), name, reason)
+            self.problem = f"{len(report.errors)} snapshot files not written, the first: {name}: {reason}"
+            _log.warning("%s", self.problem)
             return False
+        self.problem = ""
         self._written_generation = snapshot.generation
         return True

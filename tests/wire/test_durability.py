@@ -21,6 +21,7 @@ from collector.service.checkpoint import LOCK_NAME, PREVIOUS_NAME
 from collector.service.checkpoint import NAME as STATE
 from collector.service.durability import CHECK_IN_TIMEOUT_S, PAUSE_S, WRITER
 from collector.telemetry.reasons import Outcome
+from exporters.snapshot_file import SNAPSHOT_NAME
 from tests.support.clocks import eventually
 from tests.support.paced_engine import PacedEngine
 from tests.support.sidecars import SmallVolume, call_export, code_of, get, metric, running_sidecar
@@ -283,6 +284,15 @@ def test_a_writer_that_hangs_makes_the_process_not_alive(tmp_path, monkeypatch):
         monkeypatch.setattr(sidecar.health, "check_in", lambda *_: None)
         sidecar.health._due_ns[WRITER] -= int((CHECK_IN_TIMEOUT_S + PAUSE_S + 1) * 1e9)
         assert sidecar.health.late() == (WRITER,)
+
+
+def test_readiness_names_the_snapshot_file_that_cannot_be_written_as_long_as_it_cannot(tmp_path):
+    with running_sidecar(tmp_path) as sidecar:
+        (tmp_path / SNAPSHOT_NAME).mkdir()  # in its way
+        send(sidecar, 1)
+        eventually(lambda: f"{SNAPSHOT_NAME}: Is a directory" in ready(sidecar).get("snapshot_problem", ""))
+        (tmp_path / SNAPSHOT_NAME).rmdir()
+        eventually(lambda: "snapshot_problem" not in ready(sidecar))
 
 
 @pytest.mark.parametrize(

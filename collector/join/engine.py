@@ -4,8 +4,9 @@ A restart starts a new process (step ids or the clock go back); the old one stay
 that its late spans still find it. Rows of an older process leave before those of a newer one.
 
 Step ids that jump ahead by more than a window holds, or than the time since the last step allows, may be another
-sender's who claims this name. Their process is one of the engine's when it has lasted for ``allowed_lateness_s`` of its
-own time, or nothing more comes; it is given up as soon as the one before it goes on.
+sender's who claims this name; so may steps that go on at a time before the last ones, where no clock was set back.
+Their process is one of the engine's when it has lasted for ``allowed_lateness_s`` of its own time, or nothing more
+comes; it is given up as soon as the one before it goes on.
 """
 
 from __future__ import annotations
@@ -50,8 +51,12 @@ class Engine(Emitter):
 
     @property
     def event_unix_ns(self) -> int:
-        """Newest event heard of."""
-        return max((process.event_unix_ns for process in self.processes), default=0)
+        """Newest event heard of, by the clock of the process it is now."""
+        newest = self.newest_process
+        if newest is None:
+            return 0
+        same = [each for each in self.processes if not self._is_set_back(each, newest.first_unix_ns)]
+        return max(each.event_unix_ns for each in (*same, newest))
 
     @property
     def safe_unix_ns(self) -> int:
@@ -191,7 +196,9 @@ class Engine(Emitter):
         return self.begin_process()
 
     def _is_jump(self, unix_ns: int, step: int) -> bool:
-        """Whether a step is further ahead than a window holds or the time allows; one of an older process is not.
+        """Whether a step is further ahead than a window holds or the time allows, or before its time.
+
+        One of an older process is not.
 
         Requests alone may be sampled so thinly that any distance is usual.
         """
@@ -200,7 +207,12 @@ class Engine(Emitter):
         ahead = step - newest.window.newest_step
         too_fast = ahead * _SHORTEST_STEP_NS > max(unix_ns - newest.event_unix_ns, 0) + self._settings.lateness_ns
         known = newest.window.size > 0 and newest.has_summaries
-        return known and not late and (too_fast or ahead > self._settings.steps_max)
+        set_back = ahead > 0 and self._is_set_back(newest, unix_ns)
+        return known and not late and (too_fast or set_back or ahead > self._settings.steps_max)
+
+    def _is_set_back(self, process: EngineProcess, unix_ns: int) -> bool:
+        """Whether what follows a process has a time that its clock had passed by more than a span may be late."""
+        return unix_ns < process.event_unix_ns - self._settings.lateness_ns
 
     def _accept_claim(self, claimed: EngineProcess) -> None:
         """It is what the engine has become."""
@@ -233,7 +245,8 @@ class Engine(Emitter):
             older = len(self.processes) > 1
             # not by when the next one claims to have begun: a clock ahead would end what goes on
             next_unix_ns = self.processes[1].first_unix_ns if older else 0
-            age_ns = newest_unix_ns - max(process.event_unix_ns, next_unix_ns)
+            ended_ns = 0 if older and self._is_set_back(process, next_unix_ns) else process.event_unix_ns
+            age_ns = newest_unix_ns - max(ended_ns, next_unix_ns)
             close = flush or (older and (idle or age_ns > self._settings.lateness_ns))
             out += process.advance(idle=idle, flush=close)
             if not close or not older:

@@ -149,6 +149,14 @@ def test_one_span_that_looks_like_a_restart_does_not_stop_the_engine_that_goes_o
     assert pipeline.take_counts()[table.JOIN_EVENTS, JoinEvent.STEP_LATE] == 0
 
 
+@pytest.mark.parametrize(("before_s", "after_s"), [(0.0, -3600.0), (280.0, 0.0)])
+def test_an_engine_whose_clock_is_set_back_goes_on_being_learned(before_s, after_s):
+    before = [said(second, ahead_s=before_s) for second in range(90)]
+    pipeline, rows = fed([*before, *(said(second, ahead_s=after_s) for second in range(90, 180))])
+    assert rows["honest"] > HONEST_ROWS_MIN * 140 * STEPS
+    assert pipeline.take_counts()[table.JOIN_EVENTS, JoinEvent.ENGINE_RESTART] == 1
+
+
 def test_an_engine_of_which_a_hundred_thousand_steps_were_lost_goes_on_as_a_new_process():
     pipeline, rows = fed([*map(said, range(30)), *map(said, range(2_030, 2_120))])
     assert rows["honest"] > HONEST_ROWS_MIN * 90 * STEPS

@@ -33,13 +33,7 @@ ENDS = frozenset({Finish.STOPPED, Finish.LENGTH, Finish.ABORTED})
 
 
 def export_traffic(paths: Sequence[Path], out: Path, clock: Clock) -> int:
-    """Write the requests of recordings as a trace into a directory.
-
-    Args:
-        paths: recordings, or directories of them.
-        out: the directory; made if it is not there.
-        clock: for the progress only.
-    """
+    """Write the requests of recordings, or directories of them, as a trace into a directory, made if need be."""
     requests = requests_in(merged_with_progress(open_recordings(paths, note), clock, note))
     if not requests:
         note("error: no finished request in the recording; step telemetry alone has no requests")
@@ -112,13 +106,7 @@ def export_snapshot(
 ) -> int:
     """Print a snapshot's coefficients in the form of another program, or write them to a file.
 
-    Args:
-        snapshot: where they are.
-        out: the file; None prints them.
-        which: words for the configuration; may be empty where there is one.
-        model_config: the model's ``config.json``.
-        require: ``identified`` refuses if a coefficient is anything less.
-        options: of :func:`exporters.blis.export`.
+    ``require`` refuses if a coefficient is anything less; ``options`` are those of :func:`exporters.blis.export`.
     """
     facts = _read_model_config(model_config) if model_config is not None else None
     try:
@@ -129,10 +117,7 @@ def export_snapshot(
     if require is not None and coefficients.doubtful:
         note(f"error: --require {require}: {len(coefficients.doubtful)} not: {'; '.join(coefficients.doubtful)}")
         return EXIT_FAILED
-    for warning in (
-        *(f"not identified: {coefficient}" for coefficient in coefficients.doubtful),
-        *coefficients.warnings,
-    ):
+    for warning in (*(f"not identified: {each}" for each in coefficients.doubtful), *coefficients.warnings):
         note(f"warning: {warning}")
     if out is None:
         say(content.decode().removesuffix("\n"))

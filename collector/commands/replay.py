@@ -1,6 +1,4 @@
-"""``tracefit replay``: recordings in, a snapshot out.
-
-Learn from recordings, as fast as it goes: the same pipeline as live, fed in event-time order.
+"""``tracefit replay``: recordings in, a snapshot out, by the same pipeline as live, fed in event-time order.
 
 The clock of a replay is the telemetry's own (the newest span end), so that the same files give the same bytes.
 """
@@ -37,18 +35,9 @@ def replay(
     state: Path | None = None,
     stdin: BinaryIO | None = None,
 ) -> int:
-    """Feed the files, write the snapshot, say what was learned.
+    """Feed the files, write the snapshot to ``out``, say what was learned; failed if nothing was.
 
-    Args:
-        paths: recordings, in any order; directories of them; ``-`` for ``stdin``.
-        out: where the snapshot goes; not over a recording.
-        config: the same as for ``run``.
-        clock: for the progress only.
-        state: where the learners' state goes, for donors and merges.
-        stdin: what ``-`` stands for.
-
-    Returns:
-        Exit code: failed if nothing was learned.
+    ``paths`` are recordings in any order, directories of them, and ``-`` for ``stdin``.
     """
     check_targets(out, state, read=paths)
     pipeline = make_pipeline(config)

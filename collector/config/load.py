@@ -92,10 +92,7 @@ def suggestion(word: str, known: Iterable[str]) -> str:
 def load(path: Path | None, environ: Mapping[str, str], profile: str | None = None) -> Config:
     """The configuration, or a ConfigError that names the key at fault.
 
-    Args:
-        path: the file, if there is one.
-        environ: the environment.
-        profile: wins over the profile that the file or the environment names.
+    ``profile`` wins over the one that the file or the environment names.
     """
     tree = read_yaml(path) if path is not None else {}
     set_by: dict[str, str] = {}
@@ -288,11 +285,7 @@ def load_or_degrade(
 ) -> Loaded:
     """The configuration; if it is wrong, what ``on_error`` says: a ConfigError, or the defaults.
 
-    Args:
-        path: the file, if there is one.
-        environ: the environment.
-        profile: the name of a profile.
-        check: raises ConfigError for what only shows when it is used (a feature set nobody knows, a missing file).
+    ``check`` raises ConfigError for what only shows when it is used (a feature set nobody knows, a missing file).
     """
     try:
         config = load(path, environ, profile)
@@ -346,14 +339,7 @@ def _names_credential(path: Path | None, environ: Mapping[str, str]) -> bool:
 
 
 class Key(NamedTuple):
-    """A key of the configuration.
-
-    Attributes:
-        name: of an entry of ``rules``, after ``rules[].``.
-        meaning: a sentence or two.
-        values: what it takes.
-        default: as JSON, and what a profile has in its place.
-    """
+    """A key, of an entry of ``rules`` after ``rules[].``; ``default`` as JSON, with what profiles have in its place."""
 
     name: str
     meaning: str

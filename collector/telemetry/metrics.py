@@ -1,15 +1,10 @@
-"""Counters of the process: counted anywhere, exposed in one place.
-
-What a part of the pipeline counts until its counts are taken, by the rows of the table: a counter is named once.
+"""Counters of the process: counted anywhere by the rows of the table, exposed in one place.
 
     counts[DECODED_SPANS, reason] += 1        counts[KV_HIT_TOKENS] += hits
 
-Not safe from several threads; whoever takes the counts adds them to the live metrics, which are.
-
-The table of our own metrics as live objects of one registry.
-
-Every known label set starts at 0, so that an alert on a rate never misses its first increase. prometheus_client is
-imported when a registry is filled: a replay has none, and the import costs more than its smallest file.
+Counts are not safe from several threads; whoever takes them adds them to the live metrics, which are. Of these every
+known label set starts at 0, so that an alert on a rate never misses its first increase. prometheus_client is imported
+when a registry is filled: a replay has none, and the import costs more than its smallest file.
 """
 
 from __future__ import annotations

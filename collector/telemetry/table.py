@@ -245,12 +245,5 @@ FLEET_WRITTEN = _gauge(
     "fleet_last_write_timestamp_seconds", "When a round last ended with files as new as the sources; 0 = not yet."
 )
 
-FLEET_TABLE: tuple[Metric, ...] = (
-    FLEET_SOURCES,
-    FLEET_ENGINES,
-    FLEET_PULLS,
-    FLEET_PULL_FAILURES,
-    FLEET_WRITTEN,
-    BUILD_INFO,
-)
+FLEET_TABLE = (FLEET_SOURCES, FLEET_ENGINES, FLEET_PULLS, FLEET_PULL_FAILURES, FLEET_WRITTEN, BUILD_INFO)
 """What `tracefit fleet pull --every` shows instead of the table of the sidecar."""

@@ -40,22 +40,11 @@ from online.transfer import HIDES_HITS
 from .sources import ALL_NAME, STATES_NAME, StateFetcher, check_sources, look, sentence
 
 
-def merge_files(
-    paths: Sequence[Path],
-    out: Path,
-    config: Config,
-    snapshot: Path | None = None,
-) -> int:
-    """Merge state files into ``out``.
+def merge_files(paths: Sequence[Path], out: Path, config: Config, snapshot: Path | None = None) -> int:
+    """Merge state files into ``out``, and write their coefficients to ``snapshot``.
 
     A state that is corrupt, does not fit, or has learned the same rows as another one is named, and nothing is written;
     nor is it where none of them has learned anything.
-
-    Args:
-        paths: the states, in any order.
-        out: where the merged state goes.
-        config: which models to keep.
-        snapshot: where the coefficients go, if anywhere.
     """
     check_learning(config)
     check_targets(out, snapshot)

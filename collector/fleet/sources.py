@@ -31,7 +31,7 @@ from typing import Any, BinaryIO, Final, NamedTuple, cast
 import aiohttp
 from yarl import URL
 
-from collector.config import with_scheme
+from collector.config import is_page_url, with_scheme
 from collector.ingest.scrape import addresses_of, read_targets
 from collector.recordings import STDIN, Recording, recording_files, source_of, walk
 from collector.runtime import PrintLine, StartError
@@ -89,7 +89,8 @@ def check_sources(sources: Sequence[str]) -> None:
         if not source or (is_url and not (scheme and rest)):
             raise StartError(f"{source!r} is no source of states")
         if is_url and scheme.removeprefix(_DNS) in _HTTP:
-            _check_url(source.removeprefix(_DNS))
+            if not is_page_url(source.removeprefix(_DNS)):
+                raise StartError(f"{source!r} is no URL of a sidecar")
         elif is_url:
             open_store(source)
 
@@ -189,16 +190,6 @@ def _states_of(source: str, names: Iterable[str]) -> Iterator[str]:
 def _state_url(url: str) -> URL:
     asked = URL(url)
     return asked.with_path(STATE_PATH).with_query(asked.query) if asked.path in ("", "/") else asked
-
-
-def _check_url(url: str) -> None:
-    try:
-        parts = URL(url)
-        valid = bool(parts.host) and parts.port != 0 and "@" not in parts.authority and url.isascii()
-    except ValueError:
-        valid = False
-    if not valid or any(character <= " " for character in url):
-        raise StartError(f"{url!r} is no URL of a sidecar")
 
 
 def sentence(error: Exception) -> str:

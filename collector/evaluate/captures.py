@@ -109,13 +109,7 @@ class _Heard:
 def load(path: Path, said: Sequence[Timed], config: Config, learn_until: float) -> list[Capture]:
     """The configurations of one source, cut at ``learn_until`` of its delivery time; empty if it holds pages.
 
-    KV events are taken to have been heard when they happened.
-
-    Args:
-        path: of its first recording.
-        said: all that it holds, in order.
-        config: rules, model files and hardware; bounds of the join.
-        learn_until: share of the time; of all of it nothing is published.
+    ``path`` is of its first recording. KV events are taken to have been heard when they happened.
     """
     delivered = _in_order_of_delivery(path, said)
     times = [at_ns for at_ns, timed in delivered if not isinstance(timed.said, KvBatch)]

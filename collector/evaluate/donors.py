@@ -36,15 +36,7 @@ _SHOWN = ("model", "gpu", "tensor_parallel_size", "dtype", "max_num_seqs", "max_
 
 
 def compare_donors(paths: Sequence[Path], *, as_document: bool) -> int:
-    """Pool the states under the paths and report.
-
-    Args:
-        paths: state files, or directories that hold some (``*.bin``).
-        as_document: report one JSON document instead of tables.
-
-    Returns:
-        Exit code: failed if no state could be used.
-    """
+    """Pool the states under the paths and report; failed if no state could be used."""
     found = read_states(paths, Bank(Config(feature_sets=(PORTABLE, *SYSTEMS), learners=("rls",))))
     if not found:
         note("no donor among them")

@@ -194,16 +194,9 @@ def evaluate(
     snapshot: Snapshot | None = None,
     pages: Sequence[PageReport] = (),
 ) -> Report:
-    """Run the whole protocol; deterministic.
+    """Run the whole protocol; deterministic. The coefficients of ``snapshot`` are scored as well.
 
-    Args:
-        captures: the configurations of the recordings.
-        systems: names, perhaps with what their predictions are multiplied by.
-        tell: receives what is being done.
-        learn_until: the part that was learned from.
-        left_out: models where there are several, else workloads, by default.
-        snapshot: its coefficients are scored as well.
-        pages: reports of recorded pages.
+    ``left_out``: models where there are several, else workloads, by default.
     """
     several = len({group(capture, "model") for capture in captures}) > 1
     left_out = left_out or ("model" if several else "workload")

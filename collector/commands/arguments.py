@@ -249,18 +249,12 @@ FILE, NEW_FILE, DIRECTORY = Place("path", _path), Place("path", _new_file), Plac
 RATIO = number("from 0 to 1", 0.0, 1.0)
 
 
-def named_file() -> Path | None:
-    """The configuration file that the environment names."""
-    named = os.environ.get(ENV_FILE)
-    return Path(named) if named else None
-
-
 def config_options(command: Function) -> Function:
     """``--config`` and ``--profile``."""
     meaning = "Defaults for: sidecar, one pod; gateway, up to 500 engines; bulk, recordings."
     profile = click.option("--profile", type=Word(PROFILES), help=meaning)
     file = click.option(
-        "--config", type=FILE, default=named_file, metavar="FILE", help=f"YAML (default: the path in ${ENV_FILE})."
+        "--config", type=FILE, envvar=ENV_FILE, metavar="FILE", help=f"YAML (default: the path in ${ENV_FILE})."
     )
     return file(profile(command))
 

@@ -219,7 +219,7 @@ def _report(
     scored, interval_rows = _single_steps(capture.scored(STEP))
     late = (capture.requests["delivered_ns"] > capture.cut_ns) & (capture.requests["scheduled_ns"] > 0)
     requests, paths = paths_of(rows, capture.requests[late])
-    alphas = _alphas(requests, [_learned_alpha(PORTABLE, target, capture) for target in ALPHAS])
+    alphas = _alphas(requests, [fit(PORTABLE, target, facts, capture.learned.get(target)) for target in ALPHAS])
 
     def scored_by(made: Fit, alphas: Mapping[Target, Floats]) -> Score:
         prediction = made.predict(scored)
@@ -276,13 +276,9 @@ def _alphas(requests: NDArray[Any], fits: Sequence[Fit | None]) -> dict[Target, 
     return {made.features.target: made.predict(rows) for made in fits if made is not None and len(requests)}
 
 
-def _learned_alpha(system: str, target: Target, capture: Capture) -> Fit | None:
-    return fit(system, target, capture.facts, capture.learned.get(target))
-
-
 def _alpha_error(system: str, target: Target, capture: Capture) -> float | None:
     """Median error of a system's own alpha on the scored part, relative to the mean there: many wait for nothing."""
-    made, rows = _learned_alpha(system, target, capture), capture.scored(target)
+    made, rows = fit(system, target, capture.facts, capture.learned.get(target)), capture.scored(target)
     if made is None or not rows.elapsed_us.any():
         return None
     off_us = np.abs(made.predict(rows) - rows.elapsed_us)

@@ -126,14 +126,10 @@ def by_model_and_gpu(bank: Bank, config: Config, note: PrintLine) -> Bank:
         except StateError as error:
             note(f"warning: {', '.join(members)} are not pooled: {error}")
             continue
-        shared = _shared([bank.facts(member) for member in members])
-        whole.forget_facts(group, keep=shared.keys())
+        shared = set.intersection(*(set(bank.facts(member).items()) for member in members))
+        whole.forget_facts(group, keep={name for name, _ in shared})
         pooled.merge(whole)
     return pooled
-
-
-def _shared(every: list[Mapping[str, Fact]]) -> dict[str, Fact]:
-    return {name: fact for name, fact in every[0].items() if all(facts.get(name) == fact for facts in every)}
 
 
 def _told_apart_by(

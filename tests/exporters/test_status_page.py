@@ -103,6 +103,7 @@ def test_a_person_finds_the_coefficients_with_their_uncertainty():
 def test_of_a_merged_state_the_engines_that_differ_stand_first_with_their_ratio():
     text = words(cases.snapshot())
     assert "3 engines, each against the others: 1 differs by more than the errors" in text
+    assert "; of another speed than the others: 1" in text
     assert "vllm-7 differs ×1.600 ± 0.015 400 vllm-0 ×0.969 ± 0.061 800 unknown – 3" in text
     assert "against the others" not in words(cases.full_snapshot(1))
 

@@ -311,7 +311,7 @@ def export(
 @click.option(
     "-o", "--out", "--snapshot", required=True, type=NEW_FILE, metavar="OUT", help="Where the coefficients go."
 )
-@click.option("--state", type=NEW_FILE, metavar="OUT", help="Save what was learned, for donors and merges.")
+@click.option("--state", type=NEW_FILE, metavar="OUT", help="Save what was learned, for donors, merges and a sidecar.")
 @with_config
 @json_option
 def replay(*, files: tuple[Path, ...], out: Path, state: Path | None, config: Config, in_json: bool) -> int:

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from http import HTTPStatus
 from http.client import HTTPException
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 from prometheus_client.parser import text_string_to_metric_families
@@ -162,7 +162,7 @@ def _examine_sidecar(base: str, body: bytes, token: str | None) -> Iterator[Find
     samples = Samples(body)
     page = fetch(f"{base}/readyz", token)
     detail = _detail(page)
-    nothing_yet = NOTHING_YET.for_port(_otlp_port(detail))
+    nothing_yet = NOTHING_YET.for_port(detail.get("otlp_grpc_port", OTLP_PORT))
     yield _readiness(page, detail, samples)
     yield from _reception(samples, detail, nothing_yet)
     if pending := detail.get("pending"):
@@ -175,21 +175,15 @@ def _examine_sidecar(base: str, body: bytes, token: str | None) -> Iterator[Find
     yield from _configurations(snapshot, nothing_yet)
 
 
-def _detail(page: Page) -> dict[str, object]:
+def _detail(page: Page) -> dict[str, Any]:
     """What ``/readyz`` says besides its status; empty where it says nothing that is understood."""
     try:
-        return msgspec.json.decode(page.body, type=dict[str, object])
+        return msgspec.json.decode(page.body, type=dict[str, Any])
     except msgspec.DecodeError:
         return {}
 
 
-def _otlp_port(detail: dict[str, object]) -> int:
-    """The port that vLLM should send to; the usual one where the answer does not say it."""
-    port = detail.get("otlp_grpc_port")
-    return port if isinstance(port, int) else OTLP_PORT
-
-
-def _readiness(page: Page, detail: dict[str, object], samples: Samples) -> Finding:
+def _readiness(page: Page, detail: dict[str, Any], samples: Samples) -> Finding:
     versions = ", ".join(labels["version"] for labels, _ in samples.of(table.BUILD_INFO))
     problems = [f"{name}: {said}" for name, said in detail.items() if name.endswith("_problem") and said]
     grade = POOR if page.status != HTTPStatus.OK else FAIR if problems else GOOD
@@ -197,7 +191,7 @@ def _readiness(page: Page, detail: dict[str, object], samples: Samples) -> Findi
     return Finding(grade, "running", "; ".join([f"tracefit {versions}, {state}", *problems]))
 
 
-def _reception(samples: Samples, detail: Mapping[str, object], nothing_yet: Advice) -> Iterator[Finding]:
+def _reception(samples: Samples, detail: Mapping[str, Any], nothing_yet: Advice) -> Iterator[Finding]:
     """What came in, and what of it was refused, left out or lost; of a fleet, whose states it has."""
     sources = {labels["outcome"]: value for labels, value in samples.of(table.FLEET_SOURCES)}
     if sources:

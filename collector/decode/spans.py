@@ -183,10 +183,14 @@ def request_span(span: Span, said: Mapping[str, Value]) -> RequestSpan:
     for name, lacks in _LACKS.items():
         if name not in told:
             raise Rejected(lacks)
-    if told.get("cached_tokens", 0) > told["prompt_tokens"]:
+    e2e_s, lasted_s = told.pop("e2e_s"), (span.end_time_unix_nano - span.start_time_unix_nano) / 1e9
+    told.setdefault("decode_s", e2e_s - told["first_token_s"])
+    if (
+        told.get("cached_tokens", 0) > told["prompt_tokens"]
+        or (told["output_tokens"] > 1 and told["decode_s"] == 0.0)
+        or abs(lasted_s - e2e_s) > words.SPAN_SLACK_S
+    ):
         raise Rejected(Skip.INVALID)
-    told.setdefault("decode_s", told["e2e_s"] - told["first_token_s"])
-    del told["e2e_s"]
     return RequestSpan(
         span_id=span.span_id,
         trace_id=span.trace_id,

@@ -39,6 +39,8 @@ TIME_MAX: Final = 1 << 62
 PLUGIN_PREFIX: Final = "plugin."
 """Of what the producer plugin says of itself on a step span."""
 COUNT_MAX: Final = (1 << 31) - 1
+SPAN_SLACK_S: Final = 60.0
+"""A request's span and its end-to-end latency differ by milliseconds; beyond this, one of them is false."""
 UNIX_MIN: Final = 946_684_800 * 10**9  # 2000-01-01: a wall clock before it was never set
 UNIX_MAX: Final = 4_102_444_800 * 10**9  # 2100-01-01
 AHEAD_MAX_NS: Final = 300 * 10**9

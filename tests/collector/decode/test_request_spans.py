@@ -51,6 +51,8 @@ ODD = {
     "tokens below none": ({"gen_ai.usage.cached_tokens": -1}, Skip.OUT_OF_RANGE),
     "tokens beyond all": ({"gen_ai.usage.prompt_tokens": 2**31}, Skip.OUT_OF_RANGE),
     "a latency that is none": ({"gen_ai.latency.e2e": math.nan}, Skip.INVALID),
+    "several tokens in no time": ({"gen_ai.latency.time_in_model_decode": 0.0}, Skip.INVALID),
+    "an end a minute off its span's": ({"gen_ai.latency.e2e": 61.0}, Skip.INVALID),
     "a latency below none": ({"gen_ai.latency.time_in_queue": -0.1}, Skip.OUT_OF_RANGE),
 }
 

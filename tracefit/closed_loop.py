@@ -4,7 +4,8 @@ The engine works in steps; every running request takes part in each. With P prom
 prefix cache, O output tokens, N requests in flight, at most S running and at most T tokens in a step:
 
     p  = max(1, (1 - h) P)                     tokens to prefill; the last one is always computed
-    n  = min(N, S, what the KV cache holds)    running; the other N - n wait for a slot
+    S' = min(S, what the KV cache holds)       slots
+    n                                          in the batch; the other N - n wait, for a slot or for the running step
     c  = P + O / 2                             mean context of a request that decodes
 
 **Who prefills.** A step computes at most T > n tokens, of which every decode takes one, so that a prompt takes
@@ -22,6 +23,17 @@ request meets (arrival theorem):
 Where all prompts fit, this is the binomial of n - 1 and q / (q + O - 1); where they do not, prefills pile up until as
 many requests are left to decode as the tokens can feed. Steps stand for time.
 
+**Who is in the batch.** A request takes part in L = q + O - 1 steps, and lets w pass before: of N that do so,
+
+    n = min(S', N L / (L + w))                 at least 1; w = max(1, t / step + 1/2) + ahead, by Little's law
+
+A client that has its answer sends again at once: t later, the time that passes before a request is queued, at least
+TURNAROUND_US. So it meets the beginning of the next step, whose end it waits for, or any moment of one, where t is
+longer than a step or arrivals do not follow ends (a given rate: w = 1/2 + ahead). ahead is the share 1 - L^-n of steps
+after which somebody goes on, where the engine schedules one ahead, else 0. Where prefills fill the steps, k >= q + w,
+nobody waits for the end of one: n = min(S', N), and single steps tell what prompts that have no part in one do not
+cost. Of one token each, half of all are in a step, and the others in the next.
+
 **Mean steps.** step() is the monotone surface of shapes.py, times ``mean_factor`` (mean ÷ robust fit) unless rows cover
 many steps each, whose stalls are in them:
 
@@ -29,25 +41,24 @@ many steps each, whose stalls are in them:
     ITL  = sum pi_i s_i                        a step that a request that decodes waits for
     k    = sum pi_i k_(i+1),  k_j = j / mu_j   steps of a prefill: its chunks, and more where prefills fill every step
     k V  = sum pi_i k_(i+1) s_(i+1)
-    any  = sum pi_i s_i² / 2 ITL               what is left of a step at any moment of it
-    rest = u² any + (1 - u²) (ITL - t)         what is left of the step that an arrival meets; u = t / ITL < 1; n > 1
+    M    = (k V + (O - 1) ITL) / (k + O - 1)   any step of a request
+    any  = mean of squares of these / 2 M      what is left of one at any moment of it
+    rest = u² any + (1 - u²) (M - t)           what is left of the step that an arrival meets; u = t / M < 1; N > 1
 
-A client that has its answer sends again at once and so meets the beginning of the next step: t later, the time that
-passes before a request is queued, at least TURNAROUND_US. Where t is longer than a step, or arrivals do not follow
-ends (a given rate), they meet any moment: rest = any.
+k counts prompts and answers of random size. Of equal ones each waits for the chunks of the others no longer than the
+flows ask, e = max(q, n p / (T - n) - (O - 1)) <= k. A prefill takes K = (k + e) / 2 steps: queues are half as long
+where services do not vary (Pollaczek and Khinchine). Its band goes from e to k.
 
 **Times.**
 
-    R    = k V + (O - 1) ITL                   time in the batch
-    wait = the longest of
-           (N - n) R / n                       for a slot: n slots, each free every R, at the end of a step
-           rest + ahead - (k - q) V            for the end of the running step, which nobody interrupts, and of the one
-                                               handed over before, where the engine schedules one ahead (ITL); beyond
-                                               the wait for its turn, which is in k already
-           0
-    TTFT = api_queueing(n) + wait + k V + first_response     at n in the batch: the API hands out everybody's tokens
+    R    = K V + (O - 1) ITL                   time in the batch
+    TTFT = api_queueing(N) + first_response + the longest of
+           K V + (N - n) R / n - t             n = S': after the wait for a slot, each of which is free every R
+           rest + ahead M + q V                after the end of the running step, which nobody interrupts, and of the
+                                               one handed over before; not where prefills fill the steps
+           K V
     E2E  = TTFT + (O - 1) ITL + post_decode
-    rate = N / E2E                             requests per second (Little's law)
+    rate = N / (E2E + t')                      requests per second (Little's law); t' is t without what E2E has of it
 
 Where shapes say no more than the coefficients do, TTFT never falls with P, nor ITL with N. ITL falls where a batch was
 measured to be faster than smaller ones.
@@ -57,12 +68,15 @@ included; under random arrivals that is one more than the mean number in flight.
 
 The band of each is the same sum over the lower and the upper ends: of one step in ten below and above. Means over many
 steps scatter less than steps do; what remains is the misfit of the form, which does not average out. The rest lies
-between that of any moment and a whole step. Rows that are means hardly tell the steps of one prompt: TTFT's are moved
-apart by ONE_STEP. Outside of what was seen, and where rows were means, so that the answer rests on the coefficients,
-their errors are added (step_model.py): of a step of the prompt to TTFT, of a mean step to ITL; those of the form only
-where rows were means.
+between that of any moment and a whole step, and what is ahead is no more than one. Loops of equal answers keep their
+places: ITL's ends are further out by 1.28 standard deviations of s_i / (O - 1). Rows that are means hardly tell the
+steps of one prompt: TTFT's are moved apart by ONE_STEP. Outside of what was seen, and where rows were means, so that
+the answer rests on the coefficients, their errors are added (step_model.py): of a step of the prompt to TTFT, of a mean
+step to ITL; those of the form only where rows were means.
 
-A budget T that nobody told is taken to be 2,048, or enough for 2 n; an answer of longer prompts names it as unknown.
+A budget T that nobody told is taken to be 2,048, or enough for 2 n. Where it decides, for prompts are longer or several
+share a step (k > _BUDGET_DECIDES), the answer names it, and is not usable. So it is for prompts of more than T +
+ATTENTION_TOKENS: what their chunks pay for those before is in no coefficient.
 
 **How many fit.** The largest concurrency that keeps the targets:
 
@@ -81,7 +95,7 @@ the step in which i p tokens are done, and the others in whole waves, w = floor(
     TTFT = api_queueing(n) + 1/n sum t_i + w (N/n - (w + 1) / 2) (n/N)² E2E + first_response
 
 What it leaves out: requests of different size share one mean, so a mix of a few very long prompts with short ones is
-seen too smooth; preemption.
+seen too smooth; requests of exactly equal answers, which gather until they arrive together; preemption.
 
 Guards: O - 1 >= 1e-9; weights are relative to where the flows balance, which is the peak, and end at 1e-6 of it.
 
@@ -100,6 +114,7 @@ from typing import NamedTuple
 
 from .document import Target
 from .exceptions import REQUESTS_MAX, TOKENS_MAX, BadInputError, checked
+from .shapes import NORMAL_P90
 from .step_model import Band, Limits, StepModel
 
 CONCURRENCY_MAX = 4096
@@ -115,6 +130,10 @@ _BURST_PARTS = 8
 ONE_STEP, _ONE_STEP_TOKENS = 0.15, 512.0
 """How far off the steps of a prompt of so many tokens are by coefficients that were learned from means of many; those
 of half as many, or fewer, twice as far, and of twice as many, or more, half."""
+ATTENTION_TOKENS = 4096.0
+"""So much longer than a step may a prompt be: the attention of its chunks to those before is in no coefficient."""
+_BUDGET_DECIDES = 1.05
+"""More steps of a prefill than this, where one step would do: others take part of its tokens, or there are too few."""
 TURNAROUND_US = 2_000.0
 """From a client's last token to its next request in the queue, where the API server's part is not known: assumed, a
 millisecond each way."""
@@ -164,6 +183,10 @@ class Prefills:
     def bound(self) -> bool:
         """See the class."""
         return self.requests * self.tokens > self._left * (self.chunks + self._decodes)
+
+    def even(self, k: float) -> float:
+        """K where one prompt comes after the other."""
+        return min(max(self.chunks, self.requests * self.tokens / self._left - self._decodes), k)
 
     def ended(self, j: float) -> float:
         """mu_j."""
@@ -226,12 +249,22 @@ def _weighted(weights: Sequence[float], bands: Sequence[Band]) -> Band:
     return us, low, high
 
 
-def _rest(shares: Sequence[float], steps_us: Sequence[float], itl_us: float, turnaround_us: float) -> Band:
-    """What is left of a step for an arrival that follows the end of one by so much."""
-    any_us = sum([share * us * us for share, us in zip(shares, steps_us, strict=False)]) / (2.0 * itl_us or 1.0)
-    late = min(turnaround_us / (itl_us or turnaround_us), 1.0) ** 2
-    rest_us = late * any_us + (1.0 - late) * max(itl_us - turnaround_us, 0.0)
-    return rest_us, min(any_us, rest_us), max(itl_us, rest_us)
+def _square(weights: Sequence[float], bands: Sequence[Band]) -> float:
+    """The sum of the squares of the middles of as many as there are weights."""
+    return sum([weight * us * us for weight, (us, *_) in zip(weights, bands, strict=False)])
+
+
+def _wider(band: Band, us: float) -> Band:
+    """With both ends so much further out."""
+    return band[0], max(band[1] - us, 0.0), band[2] + us
+
+
+def _rest(square_us2: float, mean_us: float, turnaround_us: float) -> Band:
+    """What is left of a step for an arrival that follows the end of one by so much; from the mean of its square."""
+    any_us = square_us2 / (2.0 * mean_us or 1.0)
+    late = min(turnaround_us / (mean_us or turnaround_us), 1.0) ** 2
+    rest_us = late * any_us + (1.0 - late) * max(mean_us - turnaround_us, 0.0)
+    return rest_us, min(any_us, rest_us), max(mean_us, rest_us)
 
 
 class Estimate(NamedTuple):
@@ -245,11 +278,6 @@ class Estimate(NamedTuple):
     def ms(self) -> float:
         """The middle, in milliseconds."""
         return self.us / 1e3
-
-
-def _estimate(band: Band, more_us: float) -> Estimate:
-    """With both ends so much further out."""
-    return Estimate(band[0], max(band[1] - more_us, 0.0), band[2] + more_us)
 
 
 class RequestEstimate(NamedTuple):
@@ -312,16 +340,19 @@ class ClosedLoop:
     def estimate(self, work: Workload, concurrency: object, *, follows: bool = True) -> RequestEstimate:
         """What ``concurrency`` requests in flight see; ``follows``: each takes the place of one that ended."""
         in_flight = checked("concurrency", concurrency, 1.0, REQUESTS_MAX)
-        running = min(self.slots(work)[0], in_flight)
-        queued, tokens = (in_flight - running) / running, work.output - 1.0
+        slots, tokens = self.slots(work)[0], work.output - 1.0
+        running = min(slots, in_flight)
         known_us = sum([time(work, None)[0] for time in self._before])
         turnaround_us = max(TURNAROUND_US, known_us) if follows else math.inf
-        whole = int(running)
-        at = self._times(work, whole, queued, turnaround_us)
-        if running > whole:
-            at = at.towards(self._times(work, whole + 1, queued, turnaround_us), running - whole)
-        e2e = _ends(lambda first, step, last: first + tokens * step + last, at.ttft, at.itl, self._after(work, running))
-        per_s = in_flight / e2e[0] * 1e6 if e2e[0] > 0.0 else 0.0
+        whole = int(in_flight)
+        at = self._met(work, whole, slots, turnaround_us)
+        if in_flight > whole:
+            at = at.towards(self._met(work, whole + 1, slots, turnaround_us), in_flight - whole)
+        api = [time(work, running) for time in self._before]
+        ttft = _ends(lambda *parts: sum(parts), at.ttft, *api)
+        e2e = _ends(lambda first, step, last: first + tokens * step + last, ttft, at.itl, self._after(work, running))
+        away_us = turnaround_us - known_us if follows else 0.0
+        per_s = in_flight / (e2e[0] + away_us) * 1e6 if e2e[0] > 0.0 else 0.0
         steps, held = self._steps, running * work.context * tokens / (at.k + tokens)
         own, others = work.uncached / at.k, 0.0
         if steps.of_means:
@@ -330,28 +361,30 @@ class ClosedLoop:
         pieces = (others,) if steps.of_means else (own, others) if tokens else (own,)
         untold = steps.untold(own, running, held) if steps.of_means else ()
         names = [*untold, *(name for piece in pieces for name in steps.outside(piece, running, held))]
-        outside = tuple(dict.fromkeys(names))
-        if work.uncached > steps.budget_of(running) and self.limits.max_num_batched_tokens is None:
-            outside = (*outside, "max_num_batched_tokens")
+        guessed = {
+            "prompt_tokens": work.prompt > steps.budget_of(running) + ATTENTION_TOKENS,
+            "max_num_batched_tokens": at.k > _BUDGET_DECIDES and self.limits.max_num_batched_tokens is None,
+        }
+        outside = tuple(dict.fromkeys((*names, *(name for name, is_guessed in guessed.items() if is_guessed))))
         first = between = 0.0
         if outside or steps.of_means:
             first = steps.spread(own, running, held, form=steps.of_means)
             between = steps.spread(others, running, held, form=steps.of_means)
         if steps.of_means:
             first += ONE_STEP * min(max(_ONE_STEP_TOKENS / work.uncached, 0.5), 2.0)
-        first_us, between_us = first * at.ttft[0], between * at.itl[0]
+        first_us, between_us = first * ttft[0], between * at.itl[0]
         return RequestEstimate(
             in_flight,
             running,
-            _estimate(at.ttft, first_us),
-            _estimate(at.itl, between_us) if tokens else Estimate(0.0, 0.0, 0.0),
-            _estimate(e2e, first_us + tokens * between_us),
+            Estimate(*_wider(ttft, first_us)),
+            Estimate(*(_wider(at.itl, between_us) if tokens else (0.0, 0.0, 0.0))),
+            Estimate(*_wider(e2e, first_us + tokens * between_us)),
             per_s,
             per_s * work.output,
             at.prefill_bound,
             outside,
-            steps.usable(outside, pieces[0], running, held) and not untold,
-            self._burst(work, round(running), 1.0 + queued, e2e, first),
+            steps.usable(outside, pieces[0], running, held) and not untold and not any(guessed.values()),
+            self._burst(work, round(running), in_flight / running, e2e, first),
         )
 
     def _burst(self, work: Workload, n: int, waves: float, e2e: Band, unsure: float) -> Estimate:
@@ -374,37 +407,70 @@ class ClosedLoop:
         later = whole * (waves - 0.5 * (whole + 1)) / waves**2
         api = [time(work, n) for time in self._before]
         us, low, high = _ends(lambda own, all_us, *more: own + later * all_us + sum(more), prefill, e2e, *api)
-        return _estimate((us, low, high), unsure * us)
+        return Estimate(*_wider((us, low, high), unsure * us))
 
-    def _times(self, work: Workload, n: int, queued: float, turnaround_us: float) -> _Times:
-        """Of n requests in the batch; ``queued``: those that wait for a slot, in parts of those that run.
+    def _met(self, work: Workload, in_flight: int, slots: float, turnaround_us: float) -> _Times:
+        """What a request meets of so many in flight."""
+        most = min(in_flight, slots)
+        n, full = self._batch(work, in_flight, most, turnaround_us)
+        queued, whole = (in_flight - n) / n if n == most else 0.0, int(n)
+        at = self._times(work, whole, queued, turnaround_us, full=full or in_flight == 1)
+        if n > whole:
+            at = at.towards(self._times(work, whole + 1, queued, turnaround_us, full=full), n - whole)
+        return at
 
-        Who waits for a slot waits for the end of a step, too, so a queue that begins makes nothing faster.
-        """
+    def _batch(self, work: Workload, in_flight: int, most: float, turnaround_us: float) -> tuple[float, bool]:
+        """n, and whether prefills fill the steps, so that nobody waits for the end of one."""
         steps = self._steps
+        prefills = Prefills(most, work.output, work.uncached, steps.budget_of(most))
+        life, i = prefills.chunks + work.output - 1.0, prefills.mean()
+        step_us, *_ = steps.band(
+            steps.surface.monotone, work.uncached * prefills.ended(i), most, (most - i) * work.context
+        )
+        away = max(turnaround_us / step_us + 0.5, 1.0) if turnaround_us < math.inf else 0.5
+        away += self._share_ahead(life, most)
+        j = min(i + 1.0, most)
+        full = j / prefills.ended(j) >= prefills.chunks + away
+        return most if full else min(max(in_flight * life / (life + away), 1.0), most), full
+
+    def _share_ahead(self, life: float, n: float) -> float:
+        """Share of steps that are handed over while the one before runs: where not all end with it."""
+        return 1.0 - life**-n if self._ahead else 0.0
+
+    def _times(self, work: Workload, n: int, queued: float, turnaround_us: float, *, full: bool) -> _Times:
+        """Of n requests in the batch; ``queued``: those that wait for a slot, in parts of those that run."""
+        steps, tokens = self._steps, work.output - 1.0
         prefills = Prefills(n, work.output, work.uncached, steps.budget_of(n))
 
         def step(j: int) -> Band:
-            return steps.band(steps.surface.monotone, prefills.tokens * prefills.ended(j), n, (n - j) * work.context)
+            ended = prefills.ended(j)
+            requests = n - j + prefills.chunks * ended if full and not steps.of_means else n
+            return steps.band(steps.surface.monotone, work.uncached * ended, requests, (n - j) * work.context)
 
         first, shares = prefills.shares()
-        bands = [step(first + place) for place in range(len(shares) + 1)]
-        ks = [j / prefills.ended(j) for j in range(first + 1, first + len(bands))]
-        turns = list(map(mul, shares, ks))
-        itl, prefill = _weighted(shares, bands[:-1]), _weighted(turns, bands[1:])
-        k: float = sum(turns)
-        ahead_us, rest = 0.0, (0.0, 0.0, 0.0)
-        if n > 1:
-            ahead_us = itl[0] if self._ahead else 0.0
-            rest = _rest(shares, [us for us, *_ in bands], itl[0], turnaround_us)
+        some = range(first, first + len(shares) + 1)
+        bands = list(map(step, some))
+        turns = [share * j / prefills.ended(j) for share, j in zip(shares, some[1:], strict=True)]
+        itl, prefill, k = _weighted(shares, bands[:-1]), _weighted(turns, bands[1:]), sum(turns)
+        shorter = prefills.even(k) / k
+        own = prefill[0] * (1.0 + shorter) / 2.0, prefill[1] * shorter, prefill[2]
+        square = _square(shares, bands)
+        rest = (0.0, 0.0, 0.0)
+        if not full:
+            life = k + tokens
+            mean_us = (prefill[0] + tokens * itl[0]) / life
+            share = self._share_ahead(life, n)
+            ahead = mean_us * share, mean_us * share, mean_us * self._ahead
+            rest = _rest((_square(turns, bands[1:]) + tokens * square) / life, mean_us, turnaround_us)
+            rest = _ends(lambda us, next_us, own: us + next_us + own * prefills.chunks / k, rest, ahead, prefill)
+        away_us = turnaround_us if turnaround_us < math.inf else 0.0
 
-        def first_token(own: float, step: float, rest_us: float, *api: float) -> float:
-            turn_us = (1.0 - prefills.chunks / k) * own
-            wait_us = max(queued * (own + (work.output - 1.0) * step), rest_us + ahead_us - turn_us, 0.0)
-            return wait_us + own + sum(api)
+        def first_token(own: float, step: float, rest_us: float) -> float:
+            return max(queued * (own + tokens * step) - away_us + own, rest_us, own)
 
-        us, low, high = _ends(first_token, prefill, itl, rest, *[time(work, n) for time in self._before])
-        return _Times(itl, (us, low, high), k, prefills.bound)
+        ttft = _ends(first_token, own, itl, rest)
+        same_us = NORMAL_P90 * math.sqrt(max(square - itl[0] ** 2, 0.0)) / max(tokens, 1.0)
+        return _Times(_wider(itl, same_us), ttft, k, prefills.bound)
 
 
 def _request_time(target: Target | None, feature: str) -> Callable[[Workload, float | None], Band]:
@@ -456,6 +522,8 @@ class Plan(NamedTuple):
 
 def planned(loop: ClosedLoop, work: Workload, itl_ms: object, ttft_ms: object, rate: object, *, safe: bool) -> Plan:
     """The largest concurrency within the targets; ``rate`` is in requests per second."""
+    if itl_ms is not None and work.output <= 1.0:
+        raise BadInputError("itl_ms", "an answer of one token has no time between tokens; give another target")
     itl_us, ttft_us = _target_us("itl_ms", itl_ms), _target_us("ttft_ms", ttft_ms)
     wanted = None if rate is None else checked("rate", rate, 1e-9, 1e9)
     slots, slot_limit = loop.slots(work)

@@ -267,7 +267,7 @@ def test_the_verdict_stands_first_with_what_was_predicted_and_observed_and_what_
     for said in (
         "usable",
         "steps 20.0 ms",
-        "ITL 40.3 ms predicted, 41.0 ms observed",
+        "ITL 40.2 ms predicted, 41.0 ms observed",
         "16 fit ITL 50 ms",
         "last row 5 s",
         "steps take 1.20 × as long since 07:59 UTC and 1 more",

@@ -174,7 +174,7 @@ class Traffic:
         """Prompt and output tokens, log-normal with these means."""
         shift = spread * spread / 2.0
         prompt, output = (mean * math.exp(self.rng.gauss(-shift, spread)) for mean in (prompt, output))
-        return max(1, round(prompt)), max(2, round(output))
+        return max(1, round(prompt)), max(1, round(output))
 
     def answered(self, request: Request) -> None:
         """A client has its answer; one of a closed loop sends again."""

@@ -97,3 +97,10 @@ def test_a_rate_is_served_by_so_many_engines():
 def test_a_number_that_makes_no_sense_is_refused_by_name(name, value):
     with pytest.raises(tracefit.BadInputError, match=f"^{name}: "):
         CONFIG.plan(**{**CHAT, name: value})
+
+
+def test_a_target_that_an_answer_of_one_token_cannot_break_is_refused():
+    for itl_ms, ttft_ms in ((1.0, None), (30.0, 500.0)):
+        with pytest.raises(tracefit.BadInputError, match=r"^itl_ms: .* one token"):
+            CONFIG.plan(prompt_tokens=100, output_tokens=1, itl_ms=itl_ms, ttft_ms=ttft_ms)
+    assert CONFIG.plan(prompt_tokens=100, output_tokens=1, ttft_ms=500.0).concurrency > 1

@@ -42,7 +42,7 @@ HOST = Host(0.0, 0.0, 0.0, 0.0, api_us=1_000.0, api_us_per_token=0.0, answer_us=
 
 def served_and_asked(traffic, seconds, load, *, asynchronous):
     """Requests without the first quarter, means over them, and the client that knows the engine's steps and limits."""
-    clients, _, _, budget, slots, _ = LOADS[load]
+    clients, _, _, budget, slots, _ = load
 
     def us(work):
         return step(work.prefill_tokens, work.prefill_requests + work.decodes, work.decode_context + work.decodes)
@@ -63,10 +63,10 @@ def served_and_asked(traffic, seconds, load, *, asynchronous):
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
-@pytest.mark.parametrize("load", LOADS)
+@pytest.mark.parametrize("load", LOADS.values(), ids=LOADS)
 def test_means_are_those_of_a_simulated_vllm(load, asynchronous):
     """Whose clients need two milliseconds from an answer to the next request."""
-    clients, prompt, output, *_, off = LOADS[load]
+    clients, prompt, output, *_, off = load
     traffic = Traffic(5)
     traffic.closed(0, 60 * 10**9, clients, prompt, output, 0.3, 0.0)
     mean, seen = served_and_asked(traffic, 60, load, asynchronous=asynchronous)
@@ -76,9 +76,32 @@ def test_means_are_those_of_a_simulated_vllm(load, asynchronous):
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
-@pytest.mark.parametrize("load", LOADS)
+@pytest.mark.parametrize("clients", [1, 2, 8, 60])
+@pytest.mark.parametrize(("prompt", "output"), [(100, 1), (500, 1), (900, 2), (100, 4)])
+def test_the_shortest_answers_are_those_of_a_simulated_vllm(prompt, output, clients, asynchronous):
+    """Of one token each, half of all are in a step and the others in the next; or thirds, if one is scheduled ahead."""
+    off = 0.2 if asynchronous else 0.1
+    traffic = Traffic(5)
+    traffic.closed(0, 20 * 10**9, clients, prompt, output, 0.2, 0.0)
+    load = (clients, prompt, output, 2048, 128, None)
+    mean, seen = served_and_asked(traffic, 20, load, asynchronous=asynchronous)
+    e2e_us = mean(lambda each: each.last - each.received) / 1e3
+    assert seen.e2e.us == pytest.approx(e2e_us, rel=off)
+    assert seen.requests_per_s == pytest.approx(clients * 1e6 / (e2e_us + 2_000.0), rel=off)
+
+
+def test_a_prompt_far_longer_than_a_step_is_named_and_not_usable():
+    """What its chunks pay for those before is in no coefficient; cached ones are paid for, too."""
+    config = _told_by("steps", seen=None).assuming(max_num_batched_tokens=2_048)
+    for prompt, hit, marked in ((6_000, 0.0, False), (12_000, 0.0, True), (12_000, 0.95, True)):
+        said = config.request(prompt_tokens=prompt, output_tokens=50, concurrency=2, prefix_hit=hit)
+        assert (("prompt_tokens" in said.extrapolated), said.usable) == (marked, not marked)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("load", LOADS.values(), ids=LOADS)
 def test_in_a_burst_requests_wait_for_the_prompts_of_each_other(load, asynchronous):
-    clients, prompt, output, *_ = LOADS[load]
+    clients, prompt, output, *_ = load
     traffic = Traffic(5)
     for second in range(0, 800, 100):
         for _ in range(clients):
@@ -108,7 +131,7 @@ def test_rows_of_many_steps_tell_the_shapes_of_decodes_alone(telemetry):
     prompt = {"prefill_tokens": 600, "requests": 21, "decode_context_tokens": 30_000}
     assert config.step_time(**prompt).us == pytest.approx(b0 + 600 * b_prefill + 21 * b_requests + 30_000 * b_context)
     seen = config.request(**CHAT)
-    assert seen.requests_per_s * seen.e2e.us == pytest.approx(20 * 1e6)
+    assert seen.requests_per_s * (seen.e2e.us + 2_000.0) == pytest.approx(20 * 1e6)
 
 
 @pytest.mark.parametrize("telemetry", ["steps", "requests"])
@@ -154,7 +177,10 @@ def test_a_token_budget_that_nobody_told_is_named_where_prompts_need_several_ste
     config = config_of(document)
     short, long = (config.request(prompt_tokens=each, output_tokens=100, concurrency=4) for each in (500, 5_000))
     assert "max_num_batched_tokens" not in short.extrapolated
-    assert "max_num_batched_tokens" in long.extrapolated
+    shared = config.request(prompt_tokens=1_500, output_tokens=20, concurrency=32)
+    for said in (long, shared):
+        assert "max_num_batched_tokens" in said.extrapolated
+        assert not said.usable
     told = config.assuming(max_num_batched_tokens=2_048).request(prompt_tokens=5_000, output_tokens=100, concurrency=4)
     assert long.ttft.us == told.ttft.us
 
@@ -207,7 +233,7 @@ def test_fewer_requests_than_usual_never_make_the_api_quicker_than_nothing():
     without = tree()
     step_time_of(without)["shape_factors"] = {}
     del without["configs"][0]["targets"]["api_queueing"]
-    assert with_in_flight(100.0, 1e9).request(**chat) == config_of(without).request(**chat)
+    assert with_in_flight(100.0, 1e9).request(**chat).ttft == config_of(without).request(**chat).ttft
 
 
 work = {
@@ -225,7 +251,8 @@ def test_every_answer_is_whole_and_littles_law_holds(concurrency, **asked):
         assert 0 <= each.low <= each.us * (1 + 1e-12)
         assert each.us <= each.high * (1 + 1e-12)
         assert math.isfinite(each.high)
-    assert seen.requests_per_s * seen.e2e.us == pytest.approx(concurrency * 1e6)
+    assert seen.e2e.us * seen.requests_per_s <= concurrency * 1e6 * (1 + 1e-12)
+    assert concurrency * 1e6 <= (seen.e2e.us + 2_000.0) * seen.requests_per_s * (1 + 1e-12)
     assert seen.running <= min(concurrency, 128)
 
 
@@ -254,7 +281,7 @@ def test_what_waits_for_a_slot_is_not_in_the_batch():
     seen = CONFIG.assuming(max_num_seqs=8).request(prompt_tokens=500, output_tokens=100, concurrency=32)
     full = CONFIG.request(prompt_tokens=500, output_tokens=100, concurrency=8)
     assert seen.running == 8
-    assert seen.itl.us == pytest.approx(full.itl.us)
+    assert seen.itl.us == pytest.approx(full.itl.us, rel=0.01)
     assert seen.ttft.us > 3 * 100 * seen.itl.us
 
 
@@ -281,9 +308,9 @@ def test_an_engine_that_schedules_ahead_answers_one_step_later():
         one, other = (
             config_of(each).assuming(**known).request(**chat, concurrency=concurrency) for each in (tree(), ahead)
         )
-        assert other.itl == one.itl
+        assert other.itl.us == pytest.approx(one.itl.us, rel=0.005)
         later_us = one.itl.us if concurrency <= slots else 0.0
-        assert other.ttft.us - one.ttft.us == pytest.approx(later_us, rel=0.01)
+        assert other.ttft.us - one.ttft.us == pytest.approx(later_us, rel=0.02)
         assert other.ttft.low <= other.ttft.us <= other.ttft.high
     alone = {**chat, "concurrency": 1}
     assert config_of(ahead).request(**alone) == CONFIG.request(**alone)

@@ -30,37 +30,37 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 
-STEP_FEATURES: tuple[str, ...] = (
-    "prefill_tokens",
-    "prefill_requests",
-    "decode_requests",
-    "decode_tokens",
-    "decode_context_tokens",
-    "prefill_attention",
-    "requests",
-    "running",
-    "waiting",
-    "preempted",
-    "finished",
-    "kv_usage_ratio",
-    "kv_blocks_used",
-    "offload_blocks",
-    "restore_blocks",
-    "evicted_blocks",
-    "estimated_tflop",
-    "estimated_gb",
-)
-"""Raw vocabulary of a scheduler step; every feature set of step_time and schedule_time is built from it."""
-
-REQUEST_FEATURES: tuple[str, ...] = (
-    "prompt_tokens",
-    "output_tokens",
-    "waiting",
-    "running",
-    "kv_usage_ratio",
-    "queued_tokens",
-)
-"""Raw vocabulary of a request, as it stood when the request was queued."""
+STEP_UNITS = {
+    "prefill_tokens": "us/token",
+    "prefill_requests": "us/request",
+    "decode_requests": "us/request",
+    "decode_tokens": "us/token",
+    "decode_context_tokens": "us/token",
+    "prefill_attention": "us/token^2",
+    "requests": "us/request",
+    "running": "us/request",
+    "waiting": "us/request",
+    "preempted": "us/request",
+    "finished": "us/request",
+    "kv_usage_ratio": "us",
+    "kv_blocks_used": "us/block",
+    "offload_blocks": "us/block",
+    "restore_blocks": "us/block",
+    "evicted_blocks": "us/block",
+    "estimated_tflop": "us/TFLOP",
+    "estimated_gb": "us/GB",
+}
+"""Raw vocabulary of a scheduler step, and the unit of a coefficient of each."""
+REQUEST_UNITS = {
+    "prompt_tokens": "us/token",
+    "output_tokens": "us/token",
+    "waiting": "us/request",
+    "running": "us/request",
+    "kv_usage_ratio": "us",
+    "queued_tokens": "us/token",
+}
+"""The same of a request, as it stood when the request was queued."""
+STEP_FEATURES, REQUEST_FEATURES = tuple(STEP_UNITS), tuple(REQUEST_UNITS)
 
 PHASES: tuple[str, ...] = ("scheduled", "completed")
 """Stamp kinds other than the reference; each is a phase column, free of sign and never published."""
@@ -187,21 +187,16 @@ class RowBlock:
     def take(self, rows: NDArray[np.intp] | Mask) -> RowBlock:
         """The chosen rows, in the order given (indices or a mask of shape (n,))."""
         index = np.flatnonzero(rows) if rows.dtype == np.bool_ else rows
-        if self.single:
-            offsets, lines = np.arange(len(index) + 1), index
-        else:
-            steps = self.steps[index]
-            offsets = np.concatenate(([0], np.cumsum(steps)))
-            lines = np.repeat(self.offsets[:-1][index] - offsets[:-1], steps) + np.arange(offsets[-1])
+        steps = self.steps[index]
+        offsets = np.concatenate(([0], np.cumsum(steps)))
+        lines = np.repeat(self.offsets[:-1][index] - offsets[:-1], steps) + np.arange(offsets[-1])
         return RowBlock(self.raw.take(lines, axis=0), offsets, *(c.take(index, axis=0) for c in self.per_row()))
 
     def slice(self, start: int, stop: int) -> RowBlock:
         """Rows start..stop-1, as views."""
-        first, last = int(self.offsets[start]), int(self.offsets[stop])
-        rows = slice(start, stop)
-        return RowBlock(
-            self.raw[first:last], self.offsets[start : stop + 1] - first, *(c[rows] for c in self.per_row())
-        )
+        offsets = self.offsets[start : stop + 1]
+        raw = self.raw[offsets[0] : offsets[-1]]
+        return RowBlock(raw, offsets - offsets[0], *(column[start:stop] for column in self.per_row()))
 
     def per_row(self) -> tuple[NDArray[Any], ...]:
         """Columns with a value per row, in the order of the fields."""
@@ -240,8 +235,5 @@ class RowBlock:
         if len(blocks) == 1:
             return blocks[0]
         raw = np.concatenate([block.raw for block in blocks])
-        if all(block.single for block in blocks):
-            offsets = np.arange(len(raw) + 1)
-        else:
-            offsets = np.concatenate(([0], np.cumsum(np.concatenate([block.steps for block in blocks]))))
+        offsets = np.concatenate(([0], np.cumsum(np.concatenate([block.steps for block in blocks]))))
         return RowBlock(raw, offsets, *map(np.concatenate, zip(*(block.per_row() for block in blocks), strict=True)))

@@ -17,39 +17,14 @@ from functools import cached_property
 from typing import Self
 
 import numpy as np
-from numpy.typing import NDArray
 
-from online.rows import Floats, RowBlock, Target
+from online.rows import REQUEST_UNITS, STEP_UNITS, Floats, RowBlock, Target
 
 INTERCEPT = "intercept"
 """The formula that is 1 in every step."""
 
-UNITS: dict[str, str] = {
-    INTERCEPT: "us",
-    "prefill_tokens": "us/token",
-    "prefill_requests": "us/request",
-    "decode_requests": "us/request",
-    "decode_tokens": "us/token",
-    "decode_context_tokens": "us/token",
-    "prefill_attention": "us/token^2",
-    "requests": "us/request",
-    "running": "us/request",
-    "waiting": "us/request",
-    "preempted": "us/request",
-    "finished": "us/request",
-    "kv_usage_ratio": "us",
-    "kv_blocks_used": "us/block",
-    "offload_blocks": "us/block",
-    "restore_blocks": "us/block",
-    "evicted_blocks": "us/block",
-    "estimated_tflop": "us/TFLOP",
-    "estimated_gb": "us/GB",
-    "prompt_tokens": "us/token",
-    "output_tokens": "us/token",
-    "queued_tokens": "us/token",
-}
+UNITS = {INTERCEPT: "us", **STEP_UNITS, **REQUEST_UNITS}
 """Unit of the coefficient of each raw column."""
-
 
 Raw = Mapping[str, Floats]
 """The raw columns of a block by name, (m,) each."""
@@ -60,13 +35,9 @@ Formula = str | Callable[[Raw], Floats]
 class Column:
     """One feature.
 
-    Attributes:
-        name: as published.
-        unit: of its coefficient.
-        formula: raw column name, ``intercept``, or a function of the raw columns.
-        definition: the formula in words, for the documentation.
-        constant: its value where that is the same in every step of one configuration: no single configuration can tell
-            the coefficient from the intercept, so it serves transfer between configurations and is in no live set.
+    ``unit`` is its coefficient's, ``definition`` the formula in words. ``constant``: its value where that is the same
+    in every step of one configuration: no single configuration can tell the coefficient from the intercept, so it
+    serves transfer between configurations and is in no live set.
     """
 
     name: str
@@ -98,15 +69,12 @@ class FeatureSet:
 
     def __post_init__(self) -> None:
         """Refuse at construction what could only fail later."""
-        names = self.names
+        names, known, where = self.names, (*self.target.vocabulary, INTERCEPT), f"set {self.name!r} for {self.target}"
         if len(set(names)) != len(names) or not names:
-            raise ValueError(f"feature set {self.name!r} for {self.target}: column names must be unique, got {names}")
+            raise ValueError(f"feature {where}: column names must be unique, got {names}")
         for column in self.columns:
-            known = (*self.target.vocabulary, INTERCEPT)
             if isinstance(column.formula, str) and column.formula not in known:
-                raise ValueError(
-                    f"feature set {self.name!r} for {self.target}: {column.formula!r} is not one of {', '.join(known)}"
-                )
+                raise ValueError(f"feature {where}: {column.formula!r} is not one of {', '.join(known)}")
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -126,16 +94,9 @@ class FeatureSet:
                 lines[:, j] = 1.0
             else:
                 lines[:, j] = raw[column.formula] if isinstance(column.formula, str) else column.formula(raw)
-        return sum_steps(lines, block.offsets)
-
-
-def sum_steps(lines: Floats, offsets: NDArray[np.int64]) -> Floats:
-    """Sum lines (m, p) per row; rows of one step each come back as they are."""
-    if len(offsets) - 1 == len(lines):
-        return lines
-    if len(lines) == 0:
-        return np.empty((0, lines.shape[1]))
-    return np.asarray(np.add.reduceat(lines, offsets[:-1], axis=0), dtype=np.float64)
+        if block.single:
+            return lines
+        return np.asarray(np.add.reduceat(lines, block.offsets[:-1], axis=0), dtype=np.float64)
 
 
 Fact = str | int | float | bool
@@ -164,8 +125,13 @@ def portable(target: Target, facts: Facts | None = None) -> FeatureSet:
     Step times of a mixture of experts have ``active_experts`` as well, where its experts are known.
     """
     columns = tuple(raw_column(name) for name in _PORTABLE[target])
-    experts = experts_in(facts or {}) if target is Target.STEP_TIME else None
-    return FeatureSet(PORTABLE, target, columns if experts is None else (*columns, active_experts(*experts)))
+    if target is Target.STEP_TIME and (experts := experts_in(facts or {})) is not None:
+
+        def touched(raw: Raw) -> Floats:
+            return np.asarray(share_touched(*experts, raw["prefill_tokens"] + raw["decode_tokens"]))
+
+        columns = (*columns, Column(ACTIVE_EXPERTS, "us", touched, "1 - (1 - k/E)^tokens"))
+    return FeatureSet(PORTABLE, target, columns)
 
 
 def experts_in(facts: Facts) -> tuple[int, int] | None:
@@ -177,18 +143,8 @@ def experts_in(facts: Facts) -> tuple[int, int] | None:
     return (experts, per_token) if is_mixture else None
 
 
-def active_experts(experts: int, per_token: int) -> Column:
-    """The share of E experts that are touched if each token of the step picks its k at random."""
-    return Column(
-        ACTIVE_EXPERTS,
-        "us",
-        lambda raw: np.asarray(share_touched(experts, per_token, raw["prefill_tokens"] + raw["decode_tokens"])),
-        "1 - (1 - k/E)^tokens",
-    )
-
-
 def share_touched(experts: int, per_token: int, tokens: Floats | float) -> Floats | float:
-    """1 - (1 - k/E)^tokens."""
+    """1 - (1 - k/E)^tokens: the share of E experts that are touched if each token picks its k at random."""
     return 1.0 - np.power(1.0 - per_token / experts, np.maximum(tokens, 0.0))
 
 

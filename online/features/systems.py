@@ -158,15 +158,9 @@ def _phases_us(sheet: Sheet, raw: Raw) -> tuple[Floats, Floats]:
     prefill, decode, total = raw["prefill_tokens"], raw["decode_tokens"], tokens(raw)
     weights = np.where(total > 0, sheet.weight_us(total), 0.0)
     context, share = raw["decode_context_tokens"], ratio(prefill, total)
-    compute = np.array(
-        [prefill * sheet.token_us + pairs(raw) * sheet.pair_us, decode * sheet.token_us + context * sheet.pair_us]
-    )
-    memory = np.array(
-        [
-            share * weights + prefill * sheet.kv_token_us,
-            (1.0 - share) * weights * (decode > 0) + sheet.kv_us(context, raw["decode_requests"]),
-        ]
-    )
+    compute = np.array([prefill, decode]) * sheet.token_us + np.array([pairs(raw), context]) * sheet.pair_us
+    read = np.array([share, (1.0 - share) * (decode > 0)]) * weights
+    memory = read + np.array([prefill * sheet.kv_token_us, sheet.kv_us(context, raw["decode_requests"])])
     bound = compute / GEMM_EFFICIENCY > memory / _BANDWIDTH_EFFICIENCY
     return np.where(bound, compute, 0.0).sum(axis=0), np.where(bound, 0.0, memory).sum(axis=0)
 
@@ -183,13 +177,12 @@ def _saturated(raw: Raw, seats: float) -> Floats:
 
 
 def _link_token_us(sheet: Sheet) -> float:
-    link = sheet.link_bytes_per_us
-    return 0.0 if link is None else (sheet.tp - 1) * sheet.model.hidden * 2.0 * sheet.model.layers / link
+    return (sheet.tp - 1) * sheet.model.hidden * 2.0 * sheet.model.layers / (sheet.link_bytes_per_us or math.inf)
 
 
 def _host_block_us(sheet: Sheet) -> float:
     host = sheet.host_bytes_per_us if sheet.offload else None
-    return 0.0 if host is None else sheet.block_size * sheet.model.kv_bytes_per_token / sheet.tp / host
+    return sheet.block_size * sheet.model.kv_bytes_per_token / sheet.tp / (host or math.inf)
 
 
 def _active_expert_us(sheet: Sheet) -> float:
@@ -263,7 +256,7 @@ def _column(line: str, target: Target, sheet: Sheet | None) -> tuple[Column, flo
         else:
             number *= math.nan if value is None else value**power
     measures = [unit for unit, power in units.items() if unit and power > 0]
-    unit = "us/us" if "us" in measures else "us" + "/" * bool(measures) + "*".join(measures)
+    unit = "us/us" if "us" in measures else "/".join(filter(None, ("us", "*".join(measures))))
     if not factors:
         return Column(name, unit, INTERCEPT, definition, constant=number), number
     formula = definition if definition in target.vocabulary else functools.partial(_product, number, factors)
@@ -273,17 +266,14 @@ def _column(line: str, target: Target, sheet: Sheet | None) -> tuple[Column, flo
 def _product(number: float, factors: list[OfStep], raw: Raw) -> Floats:
     values = [factor(raw) for factor in factors]
     product = np.asarray(number * math.prod(values))
-    return np.where(np.isnan(product) & np.any([value == 0.0 for value in values], axis=0), 0.0, product)
+    return np.where(np.isnan(product) & np.any(np.equal(values, 0.0), axis=0), 0.0, product)
 
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """One modelling system.
+    """One modelling system: a text per target, a column a line.
 
-    Attributes:
-        name: as configured.
-        tables: text per target, a column a line.
-        absent: features of the source that our telemetry cannot give, with the reason.
+    ``absent``: features of the source that our telemetry cannot give, with the reason.
     """
 
     name: str
@@ -301,10 +291,8 @@ class System:
 
     def live(self, target: Target, facts: Facts) -> FeatureSet | None:
         """The set that one configuration's rows can identify."""
-        columns = self.table(target, facts)
-        if columns is None:
-            return None
-        return FeatureSet(self.name, target, tuple(column for column in columns if column.constant is None))
+        live = tuple(column for column in self.table(target, facts) or () if column.constant is None)
+        return FeatureSet(self.name, target, live) if live else None
 
 
 def _system(name: str, step: str, request: str, api: str = "", **absent: str) -> System:

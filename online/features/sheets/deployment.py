@@ -16,7 +16,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 import numpy as np
@@ -34,17 +34,10 @@ _Positive = Annotated[float, msgspec.Meta(gt=0.0, lt=1e9)]
 class HardwareSheet(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One GPU.
 
-    Attributes:
-        name: how it is called here.
-        tflops: peak dense TFLOP/s by dtype (``bf16``, ``fp16``, ``fp8``, ``int8``, ``fp32``).
-        memory_bandwidth_gb_s: of its memory.
-        memory_gb: capacity.
-        sm_count: streaming multiprocessors, or compute units.
-        link_gb_s: to the other GPUs of the node; None where the only way is the host link.
-        host_link_gb_s: PCIe or the like, both directions together.
-        source: where the numbers are from.
-        aliases: other spellings, as ``hw.gpu.name`` may have them.
-        note: what one should know.
+    ``tflops``: peak dense TFLOP/s by dtype (``bf16``, ``fp16``, ``fp8``, ``int8``, ``fp32``). ``sm_count``: streaming
+    multiprocessors, or compute units. ``link_gb_s``: to the other GPUs of the node, None where the only way is the host
+    link; that is PCIe or the like, both directions together. ``source``: where the numbers are from. ``aliases``: other
+    spellings, as ``hw.gpu.name`` may have them.
     """
 
     name: str
@@ -94,18 +87,15 @@ def hardware_sheets(table: object) -> dict[str, HardwareSheet]:
     for name, entry in table.items():
         if not isinstance(entry, Mapping):
             raise SheetError(f"hardware.{name}: expected an object, got {type(entry).__name__}")
+        # ``compute_tflops_<dtype>`` is a short form of ``tflops``; a source of one's own need not be named.
+        peaks = {str(k).removeprefix(_SHORT): v for k, v in entry.items() if str(k).startswith(_SHORT)}
+        said = {key: value for key, value in entry.items() if not str(key).startswith(_SHORT)}
+        said = {"name": str(name), "source": "configuration"} | ({"tflops": peaks} if peaks else {}) | said
         try:
-            out[str(name)] = msgspec.convert({"name": str(name), **_short_forms(entry)}, HardwareSheet)
+            out[str(name)] = msgspec.convert(said, HardwareSheet)
         except msgspec.ValidationError as error:
             raise SheetError(f"hardware.{name}: {error}") from None
     return out
-
-
-def _short_forms(entry: Mapping[str, Any]) -> dict[str, Any]:
-    """``compute_tflops_<dtype>`` is a short form of ``tflops``; a source of one's own need not be named."""
-    peaks = {str(k).removeprefix(_SHORT): v for k, v in entry.items() if str(k).startswith(_SHORT)}
-    out = {"source": "configuration", **({"tflops": peaks} if peaks else {}), **entry}
-    return {key: value for key, value in out.items() if not str(key).startswith(_SHORT)}
 
 
 def find(sheets: Mapping[str, HardwareSheet], gpu: str) -> HardwareSheet | None:
@@ -132,30 +122,16 @@ def _words(text: str) -> str:
 class Sheet:
     """One configuration in numbers; see the module's docstring.
 
-    Attributes:
-        model: the model's sheet.
-        flops_per_us: F of one GPU.
-        bytes_per_us: B of one GPU.
-        tp: tensor parallel size.
-        sm: SMs, or None.
-        link_bytes_per_us: between the GPUs, or None.
-        host_bytes_per_us: to the host, or None.
-        max_batched_tokens: Nb, or None.
-        max_seqs: Ns, or None.
-        max_model_len: Lmax, or None.
-        block_size: tokens per KV block.
-        memory_gb: capacity of a GPU, or None.
-        expert_parallel: GPUs over which experts are spread, tensor times data parallel; 0 where they are sliced.
-        chunked: chunked prefill.
-        prefix: prefix caching.
-        offload: KV offload to the host.
+    ``flops_per_us``, ``bytes_per_us``: F and B of one GPU. ``block_size``: tokens per KV block. ``expert_parallel``:
+    GPUs over which experts are spread, tensor times data parallel; 0 where they are sliced. ``chunked`` prefill,
+    ``prefix`` caching and KV ``offload`` to the host.
     """
 
     model: ModelSheet
     flops_per_us: float
     bytes_per_us: float
     tp: int
-    sm: int | None
+    sm: float | None
     link_bytes_per_us: float | None
     host_bytes_per_us: float | None
     max_batched_tokens: float | None
@@ -241,32 +217,29 @@ def sheet_of(facts: Mapping[str, Scalar]) -> tuple[Sheet | None, tuple[str, ...]
     if model is None or peak is None or bandwidth is None:
         return None, missing
     tp, dp = (int(_number(facts, name) or 1) for name in ("tensor_parallel_size", "data_parallel_size"))
-    link, host, sm = _number(facts, "link_gb_s"), _number(facts, "host_link_gb_s"), _number(facts, "sm_count")
-    return (
-        Sheet(
-            model=model,
-            flops_per_us=peak * 1e6,
-            bytes_per_us=bandwidth * 1e3,
-            tp=tp,
-            sm=None if sm is None else int(sm),
-            link_bytes_per_us=None if link is None else link * 1e3,
-            host_bytes_per_us=None if host is None else host * 1e3,
-            max_batched_tokens=_number(facts, "max_num_batched_tokens"),
-            max_seqs=_number(facts, "max_num_seqs"),
-            max_model_len=_number(facts, "max_model_len") or _number(facts, "max_position_embeddings"),
-            block_size=_number(facts, "block_size") or 16.0,
-            memory_gb=_number(facts, "memory_gb"),
-            expert_parallel=tp * dp if facts.get("expert_parallel") is True else 0,
-            chunked=facts.get("enable_chunked_prefill") is True,
-            prefix=facts.get("enable_prefix_caching") is True,
-            offload=facts.get("cpu_offload") is True,
-        ),
-        (),
+    sheet = Sheet(
+        model=model,
+        flops_per_us=peak * 1e6,
+        bytes_per_us=bandwidth * 1e3,
+        tp=tp,
+        sm=_number(facts, "sm_count"),
+        link_bytes_per_us=_number(facts, "link_gb_s", 1e3),
+        host_bytes_per_us=_number(facts, "host_link_gb_s", 1e3),
+        max_batched_tokens=_number(facts, "max_num_batched_tokens"),
+        max_seqs=_number(facts, "max_num_seqs"),
+        max_model_len=_number(facts, "max_model_len") or _number(facts, "max_position_embeddings"),
+        block_size=_number(facts, "block_size") or 16.0,
+        memory_gb=_number(facts, "memory_gb"),
+        expert_parallel=tp * dp if facts.get("expert_parallel") is True else 0,
+        chunked=facts.get("enable_chunked_prefill") is True,
+        prefix=facts.get("enable_prefix_caching") is True,
+        offload=facts.get("cpu_offload") is True,
     )
+    return sheet, ()
 
 
-def _number(facts: Mapping[str, Scalar], name: str) -> float | None:
+def _number(facts: Mapping[str, Scalar], name: str, unit: float = 1.0) -> float | None:
     value = facts.get(name)
     if not isinstance(value, int | float) or isinstance(value, bool):
         return None
-    return float(value) if 0.0 < float(value) < VALUE_MAX else None
+    return float(value) * unit if 0.0 < float(value) < VALUE_MAX else None

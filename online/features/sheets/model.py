@@ -48,6 +48,7 @@ from typing import Any
 Scalar = str | int | float | bool
 
 _LIMIT = 2**31
+_LATENT = ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 
 _NAMES: dict[str, tuple[str, ...]] = {
     "num_hidden_layers": ("num_hidden_layers", "n_layer", "num_layers", "n_layers"),
@@ -60,24 +61,14 @@ _NAMES: dict[str, tuple[str, ...]] = {
     "num_experts": ("num_experts", "num_local_experts", "n_routed_experts"),
     "num_experts_per_tok": ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "top_k_experts"),
     "moe_intermediate_size": ("moe_intermediate_size", "expert_intermediate_size"),
-    "kv_lora_rank": ("kv_lora_rank",),
-    "q_lora_rank": ("q_lora_rank",),
-    "qk_nope_head_dim": ("qk_nope_head_dim",),
-    "qk_rope_head_dim": ("qk_rope_head_dim",),
-    "v_head_dim": ("v_head_dim",),
-    "sliding_window": ("sliding_window",),
     "max_position_embeddings": ("max_position_embeddings", "n_positions", "seq_length"),
+    **{name: (name,) for name in ("kv_lora_rank", "q_lora_rank", "sliding_window", *_LATENT)},
 }
 """Our name: the names it goes by; the first one present counts."""
 
-
-def _words(text: str) -> frozenset[str]:
-    return frozenset(text.split())
-
-
-_PLAIN = _words("gpt2 opt bloom falcon gpt_neox gptj gpt_bigcode mpt phi starcoder2 codegen")
-_FOURFOLD = _words("gpt2 bloom falcon gptj gpt_bigcode codegen")
+_FOURFOLD = frozenset({"gpt2", "bloom", "falcon", "gptj", "gpt_bigcode", "codegen"})
 """Families whose feed-forward width is four times the hidden size when the file does not say."""
+_PLAIN = _FOURFOLD | {"opt", "gpt_neox", "mpt", "phi", "starcoder2"}
 
 _RECURRENT = ("ssm_", "mamba_", "state_size", "linear_num_", "linear_conv_", "rwkv", "time_step_", "conv_kernel")
 """Keys of state-space and linear-attention layers, whose cost is not that of attention."""
@@ -294,9 +285,7 @@ def _by_groups(groups: Mapping[str, Any], method: str) -> tuple[str, float | Non
     """Of groups of layers; None bytes where they differ, since nobody says how many weights each has."""
     weights = [group.get("weights") for group in groups.values() if isinstance(group, Mapping)]
     found = {_of_group(each) for each in weights if isinstance(each, Mapping)}
-    if not found:
-        return None
-    return method, found.pop() if len(found) == 1 else None
+    return (method, found.pop() if len(found) == 1 else None) if found else None
 
 
 def _of_group(weights: Mapping[str, Any]) -> float | None:
@@ -340,14 +329,7 @@ class ModelSheet:
 
 
 def model_sheet(arch: Mapping[str, Scalar]) -> tuple[ModelSheet | None, tuple[str, ...]]:
-    """The sheet of an architecture, or None and what is missing for one.
-
-    Args:
-        arch: from :func:`architecture`; more keys do no harm.
-
-    Returns:
-        The sheet and nothing, or None and the names of what could not be derived.
-    """
+    """The sheet of an architecture (from :func:`architecture`), or None and the names of what is missing for one."""
     missing = [name for name in _NEEDED if name not in arch]
     if arch.get("recurrent"):
         missing.append("cost of its recurrent layers")
@@ -361,7 +343,7 @@ def model_sheet(arch: Mapping[str, Scalar]) -> tuple[ModelSheet | None, tuple[st
         missing.append("moe_intermediate_size")
     latent = "kv_lora_rank" in arch
     if latent:
-        missing += [name for name in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim") if name not in arch]
+        missing += [name for name in _LATENT if name not in arch]
     if missing:
         return None, tuple(missing)
     return _derive(arch, number, latent=latent), ()

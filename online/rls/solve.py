@@ -94,44 +94,29 @@ def solve(
     free: Mask,
     warm: Mask,
     *,
-    prior_precision: Floats | None = None,
-    prior_mean: Floats | None = None,
+    prior_precision: Floats | float = 0.0,
+    prior_mean: Floats | float = 0.0,
 ) -> Solution:
     """Minimise the quadratic above; ``free`` columns may be negative, ``warm`` is the last passive set."""
-    diagonal, right = a.diagonal(), b
-    if prior_precision is not None:
-        diagonal = diagonal + prior_precision
-        right = b if prior_mean is None else b + prior_precision * prior_mean
+    diagonal, right = a.diagonal() + prior_precision, b + prior_precision * prior_mean
     live = diagonal > TINY
-    if not live.all():
-        beta, passive, on = np.zeros(len(b)), np.zeros(len(b), np.bool_), live.nonzero()[0]
-        if len(on):
-            inside = (a + np.diag(diagonal - a.diagonal()))[on[:, None], on]
-            part = solve(inside, right[on], free[on], warm[on])
-            beta[on], passive[on] = part.beta, part.passive
-        return Solution(beta, passive, live)
-    scale = 1.0 / np.sqrt(diagonal)
-    c = a * scale
+    on, beta, passive = live.nonzero()[0], np.zeros(len(b)), (warm | free) & live
+    scale = 1.0 / np.sqrt(diagonal[on])
+    c = a[on[:, None], on] * scale
     c *= scale[:, None]
-    c.flat[:: len(b) + 1] = 1.0 + RELATIVE_RIDGE  # the prior adds to the diagonal only, which is 1 after scaling
-    passive = warm | free
-    z, passive = _pivot(c, right * scale, free, passive if passive.any() else live.copy())
-    return Solution(z * scale, passive, live)
+    c.flat[:: len(on) + 1] = 1.0 + RELATIVE_RIDGE  # the prior adds to the diagonal only, which is 1 after scaling
+    first = passive if passive.any() else live
+    z, passive[on] = _pivot(c, right[on] * scale, free[on], first[on])
+    beta[on] = z * scale
+    return Solution(beta, passive, live)
 
 
 def _pivot(c: Floats, rhs: Floats, free: Mask, passive: Mask) -> tuple[Floats, Mask]:
-    p = len(rhs)
-    z: Floats = np.zeros(p)
-    if passive.all():
-        z = np.asarray(np.linalg.solve(c, rhs), np.float64)
-        if ((z >= 0.0) | free).all():
-            return z, passive
+    """Z of the scaled system and its passive set, from the one that is given."""
     tolerance = -_TOLERANCE * float(np.abs(rhs).max(initial=0.0))
     for _ in range(_EXCHANGES_MAX):
-        on = passive.nonzero()[0]
-        z = np.zeros(p)
-        if len(on):
-            z[on] = np.linalg.solve(c[on[:, None], on], rhs[on])
+        on, z = passive.nonzero()[0], np.zeros(len(rhs))
+        z[on] = np.linalg.solve(c[on[:, None], on], rhs[on])
         wrong = np.where(passive, (z < 0.0) & ~free, c @ z - rhs < tolerance)
         if not wrong.any():
             return z, passive
@@ -250,16 +235,10 @@ def _middle(values: Floats) -> float:
 def first_weights(
     z: Floats, row_weight: Floats, solve_for: Callable[[Floats, float], Floats], *, robust: bool
 ) -> tuple[Floats, Floats, float, float]:
-    """Fit rows z (n, q), y in column -2 and l in column -1, by reweighted passes.
+    """Final weights and shares, (n,) each, the scale and m of rows z (n, q) of such weights (n,), by reweighted passes.
 
-    Args:
-        z: augmented rows.
-        row_weight: weight of each row, (n,).
-        solve_for: solves for beta (p,) from z'Wz (q, q) and the scale, and keeps it.
-        robust: False = least squares with constant weights (a mean fit).
-
-    Returns:
-        Final weights and shares, (n,) each, the scale and m.
+    y is column -2 and l column -1. ``solve_for`` solves for beta (p,) from z'Wz (q, q) and the scale, and keeps it. Not
+    ``robust``: least squares with constant weights (a mean fit).
     """
     x, y, steps = z[:, :-2], z[:, -2], z[:, -1]
     median_us, scale = median_of(y / steps), MISFIT
@@ -285,12 +264,7 @@ _LEAST_GAIN = 1e-3
 def relevance(a: Floats, b: Floats, variance: float, always: Mask, free: Mask) -> tuple[Floats, Mask]:
     """The relevance of p columns as a prior's precision, (p,), and which are pruned, (p,).
 
-    Args:
-        a: A + K, (p, p).
-        b: b + K m, (p,).
-        variance: s^2.
-        always: columns that are always in use, (p,).
-        free: columns that may be negative, (p,).
+    ``a``, ``b``: A + K and b + K m. ``variance``: s^2. ``always``: which are always in use. ``free``: may be negative.
     """
     alpha = np.where(always, 0.0, -1.0)  # in 1 / us^2 of the coefficient; negative: pruned
     for _ in range(_EXCHANGES_MAX):

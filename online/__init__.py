@@ -18,9 +18,7 @@ from .rows import (
     Target,
 )
 from .snapshot import (
-    SCHEMA,
     ConfigSnapshot,
-    DriftSnapshot,
     EngineSnapshot,
     FeatureSnapshot,
     InFlightSnapshot,
@@ -33,18 +31,16 @@ from .snapshot import (
     TargetSnapshot,
 )
 from .state import StateError
-from .target import ChangeKind, HistoryView, Learner, check_settings
+from .target import ChangeKind, HistoryView, check_settings
 
 __all__ = [
     "PHASES",
     "REQUEST_FEATURES",
-    "SCHEMA",
     "STEP_FEATURES",
     "Bank",
     "ChangeKind",
     "ConfigSnapshot",
     "Design",
-    "DriftSnapshot",
     "EngineSnapshot",
     "FeatureSnapshot",
     "Floats",
@@ -52,7 +48,6 @@ __all__ = [
     "InFlightSnapshot",
     "IntervalSnapshot",
     "Ints",
-    "Learner",
     "Level",
     "Mask",
     "ModelSnapshot",

@@ -24,10 +24,10 @@ from weakref import WeakKeyDictionary
 import msgspec
 
 from online.constants import ENGINES_MAX
-from online.features import Fact, Facts
+from online.features import PORTABLE, Fact, Facts
 from online.rls import Prior
 from online.target import RLS, BankSettings, ChangeKind, StepHistory, TargetState, check_settings, feature_set
-from online.transfer import Donor, DonorPool, Priors, SheetPrior, donors_of, priors_of
+from online.transfer import Donor, DonorPool, Priors, SheetPrior, donor_of, priors_of
 
 from .rows import RowBlock, RowOutcome, Target
 from .snapshot import TargetSnapshot
@@ -36,50 +36,13 @@ from .state import LEARNERS, Lineage, LineageLedger, StateError, Tree, decode, e
 SILENT_NS = 3_600 * 10**9
 
 
-class ConfigPlaces:
-    """A bounded number of configurations that are learned: the living are not forgotten for newcomers.
-
-    A newcomer takes a free place, or that of the configuration silent longest if it has been silent for an hour of
-    event time; else its rows are refused, until it finds a place or is silent for as long itself.
-
-    Attributes:
-        refused: who found no place lately, by the event time of the newest row; the one heard of longest ago first.
-    """
-
-    def __init__(self, places_max: int) -> None:
-        self._places_max = places_max
-        self.refused: OrderedDict[str, int] = OrderedDict()
-
-    def offer(self, newcomer: str, unix_ns: int, heard_ns: Mapping[str, int]) -> str | None:
-        """The configuration whose place it takes, itself for a free one; None if there is none.
-
-        ``heard_ns``: when each that has a place was heard of last.
-        """
-        taken: str | None = newcomer
-        if len(heard_ns) >= self._places_max:
-            silent = [name for name, at_ns in heard_ns.items() if at_ns < unix_ns - SILENT_NS]
-            taken = min(silent, key=heard_ns.__getitem__, default=None)
-        if taken is not None:
-            self.refused.pop(newcomer, None)
-            return taken
-        self.refused[newcomer] = max(unix_ns, self.refused.pop(newcomer, 0))
-        while len(self.refused) > ENGINES_MAX or next(iter(self.refused.values())) < unix_ns - SILENT_NS:
-            self.refused.popitem(last=False)
-        return None
-
-
 @dataclass(slots=True)
 class Configuration:
     """What is known of one configuration; it is learned, or described only.
 
-    Attributes:
-        targets: what is learned.
-        facts: model, GPU, ...
-        priors: coefficients that its models may start from.
-        lineage: the engines it has learned from.
-        learned: whether it has a place among those that are learned.
-        heard_ns: event time of its newest row, even one that was refused, or restart; of a restored one that it
-            learned from.
+    ``priors``: coefficients that its models may start from. ``learned``: whether it has a place among those that are
+    learned. ``heard_ns``: event time of its newest row, even one that was refused, or restart; of a restored one that
+    it learned from.
     """
 
     targets: dict[Target, TargetState] = field(default_factory=dict)
@@ -102,32 +65,43 @@ class Configuration:
         self.lineage.add(other.lineage)
         self.heard_ns = max(self.heard_ns, other.heard_ns)
 
-    def outgrown(self, state: TargetState) -> bool:
-        """Whether it was learned by other columns than the facts make: experts have become known since, say."""
-        made = (feature_set(name, state.target, self.facts, state.settings) for name in state.sets)
-        return any(each is not None and each.names != state.sets[each.name].names for each in made)
+    def drop_outgrown(self, facts: Facts) -> None:
+        """Targets that learned by other columns than these facts make, say before experts were known, begin anew."""
+        for state in [*self.targets.values()]:
+            made = (feature_set(name, state.target, facts, state.settings) for name in state.sets)
+            if any(each is not None and each.names != state.sets[each.name].names for each in made):
+                del self.targets[state.target]
 
-    def drop_outgrown(self) -> None:
-        """Targets that learned by other columns begin anew."""
-        self.targets = {target: state for target, state in self.targets.items() if not self.outgrown(state)}
+    def start_from(self, priors: Priors) -> None:
+        """Its models may start from these coefficients."""
+        self.priors = priors
+        for target, state in self.targets.items():
+            state.changes += 1
+            for learner in state.models.values():
+                if (prior := priors.get((target.value, learner.features.name, learner.features.names))) is not None:
+                    learner.offer_prior(prior)
 
 
 class Bank:
     """All that is learned. One thread learns; readers get immutable snapshots.
+
+    A bounded number of configurations is learned, and the living are not forgotten for newcomers. One of these takes a
+    free place, or that of the configuration silent longest if it has been silent for an hour of event time; else its
+    rows are refused, until it finds a place or is silent for as long itself.
 
     Args:
         settings: checked here; ValueError names the key.
 
     Attributes:
         learned_rows: rows learned since the bank was made or restored; a new generation is worth making when it moves.
-        places: who is learned, and who found no place.
+        refused: who found no place lately, by the event time of the newest row; the one heard of longest ago first.
     """
 
     def __init__(self, settings: BankSettings) -> None:
         check_settings(settings)
         self.settings = settings
         self.learned_rows = 0
-        self.places = ConfigPlaces(settings.configs_max)
+        self.refused: OrderedDict[str, int] = OrderedDict()
         self._known: OrderedDict[str, Configuration] = OrderedDict()
         self.pool = DonorPool()
         self._told: WeakKeyDictionary[TargetState, tuple[tuple[int, int], TargetSnapshot | None]] = WeakKeyDictionary()
@@ -160,12 +134,16 @@ class Bank:
 
     def _has_place(self, config_id: str, unix_ns: int) -> bool:
         """Whether it is learned, or may be from now on; who makes room for it is gone then."""
-        if not self._get(config_id).learned:
-            gone = self.places.offer(config_id, unix_ns, {each: self._known[each].heard_ns for each in self.configs()})
-            if gone is None:
+        long_ago_ns = unix_ns - SILENT_NS
+        if not self._get(config_id).learned and len(taken := self.configs()) >= self.settings.configs_max:
+            silent = [each for each in taken if self._known[each].heard_ns < long_ago_ns]
+            if not silent:
+                self.refused[config_id] = max(unix_ns, self.refused.pop(config_id, 0))
+                while len(self.refused) > ENGINES_MAX or next(iter(self.refused.values())) < long_ago_ns:
+                    self.refused.popitem(last=False)
                 return False
-            if gone != config_id:
-                self.drop(gone)
+            self.drop(min(silent, key=lambda each: self._known[each].heard_ns))
+        self.refused.pop(config_id, None)
         known = self._known.setdefault(config_id, Configuration())
         known.heard_ns = max(known.heard_ns, unix_ns)
         return True
@@ -204,8 +182,8 @@ class Bank:
         for each in idle[: max(0, len(idle) - self.settings.configs_max)]:
             del self._known[each]
         if not known.priors and (priors := self.pool.same_machine(known.facts)):
-            self._set_priors(known, priors)
-        known.drop_outgrown()
+            known.start_from(priors)
+        known.drop_outgrown(known.facts)
         for state in known.targets.values():
             state.changes += 1
             self._offer(config_id, state)
@@ -217,8 +195,8 @@ class Bank:
         known, mine = self._known.pop(old), self._known.setdefault(new, Configuration())
         mine.facts = known.facts | mine.facts
         if mine.learned:
-            mine.drop_outgrown()
-            known.targets = {target: state for target, state in known.targets.items() if not mine.outgrown(state)}
+            mine.drop_outgrown(mine.facts)
+            known.drop_outgrown(mine.facts)
         else:
             self._known.move_to_end(new)
             mine.priors = mine.priors or known.priors
@@ -228,8 +206,7 @@ class Bank:
         """A configuration changed: start the new one's models with the old one's coefficients as the prior."""
         donor = self._get(donor_id)
         if donor.learned and donor_id != config_id:
-            priors = priors_of(self.statistics(donor_id))
-            self._set_priors(self._known.setdefault(config_id, Configuration()), priors)
+            self._known.setdefault(config_id, Configuration()).start_from(priors_of(self.statistics(donor_id)))
             old = donor.targets.get(Target.STEP_TIME)
             if old is not None and self._has_place(config_id, donor.heard_ns):
                 self._target(config_id, Target.STEP_TIME).succeed(old)
@@ -238,15 +215,6 @@ class Bank:
         """An engine of it was restarted at this event time; no row of it may have come yet."""
         if self._has_place(config_id, at_ns):
             self._target(config_id, Target.STEP_TIME).history.course.mark(ChangeKind.RESTART, at_ns)
-
-    @staticmethod
-    def _set_priors(known: Configuration, priors: Priors) -> None:
-        known.priors = priors
-        for target, state in known.targets.items():
-            state.changes += 1
-            for learner in state.models.values():
-                if (prior := priors.get((target.value, learner.features.name, learner.features.names))) is not None:
-                    learner.offer_prior(prior)
 
     def add_donors(self, data: bytes) -> int:
         """Learn what other configurations may start from out of a state file; how many donors it held."""
@@ -260,7 +228,7 @@ class Bank:
         """What one configuration knows, per target and feature set, to be pooled with others."""
         known = self._known[config_id]
         learners = [each for state in known.targets.values() for each in copy.deepcopy(state).models.values()]
-        return donors_of(config_id, known.facts, learners)
+        return [donor for each in learners if (donor := donor_of(config_id, known.facts, each)) is not None]
 
     def facts(self, config_id: str) -> Facts:
         """What is known of a configuration."""
@@ -312,10 +280,10 @@ class Bank:
         if Target.STEP_TIME in self._get(config_id).targets:
             return None
         prior = self._sheet_prior(config_id)
-        return None if prior is None else prior.target_before(self.settings.feature_sets)
+        return None if prior is None else prior.target_before()
 
     def _sheet_prior(self, config_id: str) -> SheetPrior | None:
-        if RLS not in self.settings.learners:
+        if RLS not in self.settings.learners or PORTABLE not in self.settings.feature_sets:
             return None
         return self.pool.sheet_prior(config_id, self._get(config_id).facts)
 
@@ -396,18 +364,10 @@ class Bank:
         return part
 
 
-def merge_states(
-    parts: Sequence[bytes],
-    settings: BankSettings,
-    *,
-    names: Sequence[str] = (),
-) -> bytes:
-    """One state out of several, taken in the order of their event time, whatever the order they are named in.
+def merge_states(parts: Sequence[bytes], settings: BankSettings, *, names: Sequence[str] = ()) -> bytes:
+    """One state file out of several, taken in the order of their event time, whatever the order they are named in.
 
-    Args:
-        parts: state files.
-        settings: of the models to keep.
-        names: what sentences call each of them; ``state 1`` and so on without.
+    ``names``: what sentences call each of them; ``state 1`` and so on without.
 
     Raises:
         StateError: one of them is corrupt, does not fit, or shares rows with another one; the message names it.

@@ -332,7 +332,7 @@ class Pipeline:
         counts, self._counts = self._counts, Counts()
         counts.merge(self.joiner.take_counts())
         counts[table.QUARANTINED] = len(self._put_aside)
-        counts[table.LIMIT_EXCEEDED, "configs"] = len(self._bank.places.refused)
+        counts[table.LIMIT_EXCEEDED, "configs"] = len(self._bank.refused)
         return counts
 
     def _learn(self, events: Iterable[Event]) -> None:

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from .error_bars import IDENTIFIED_ERROR, JACKKNIFE_ROWS, VIF_MAX, as_far_as_it_fits
 from .learner import RlsLearner
-from .merging import Comparison, Replica, compared, joined, merge
+from .merging import Replica, compared, joined, merge
 from .solve import Prior, bisquare, contradicted, solve
-from .strata import OperatingPoints, points_of
+from .strata import points_of
 
 __all__ = [
     "IDENTIFIED_ERROR",
     "JACKKNIFE_ROWS",
     "VIF_MAX",
-    "Comparison",
-    "OperatingPoints",
     "Prior",
     "Replica",
     "RlsLearner",

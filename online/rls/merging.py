@@ -145,38 +145,26 @@ class Replica(Stateful):
 
 def joined(mine: Sequence[Replica], theirs: Sequence[Replica]) -> list[Replica]:
     """Replicas of both, those of one engine together; beyond the bound the ones with the fewest rows go."""
-    by_engine: dict[str, Replica] = {}
-    every = []
-    for replica in (*mine, *theirs):
-        if not replica.engine:
-            every.append(replica)
-        elif replica.engine in by_engine:
-            by_engine[replica.engine] = by_engine[replica.engine].plus(replica)
-        else:
-            by_engine[replica.engine] = replica
-    every = sorted([*by_engine.values(), *every], key=lambda replica: (replica.engine, replica.rows))
+    by_engine: dict[str | int, Replica] = {}
+    for number, replica in enumerate((*mine, *theirs)):
+        name = replica.engine or number  # one without a name is nobody else
+        by_engine[name] = by_engine[name].plus(replica) if name in by_engine else replica
+    every = sorted(by_engine.values(), key=lambda replica: (replica.engine, replica.rows))
     return every if len(every) <= ENGINES_MAX else sorted(every, key=lambda replica: -replica.rows)[:ENGINES_MAX]
 
 
-class Comparison(NamedTuple):
-    """Replicas, those that differ and are furthest from the others first, and how far apart the engines are.
+def compared(
+    replicas: Sequence[Replica], learned_rows: int, names: Sequence[str]
+) -> tuple[list[ReplicaSnapshot], float]:
+    """Each replica against the others, those that differ and are furthest first; and how far apart the engines are.
 
-    ``spread``: root mean square over the rows of how far engines that differ are from all, in logs; 0 where none does.
-    """
-
-    replicas: list[ReplicaSnapshot]
-    spread: float
-
-
-def compared(replicas: Sequence[Replica], learned_rows: int, names: Sequence[str]) -> Comparison:
-    """Each replica against the others; ``names``: of the columns, for the term in which one differs.
-
+    That is the root mean square over the rows of how far engines that differ are from all, in logs; 0 where none does.
     Nothing where there are no others, or where of ``learned_rows`` by now most came after the merge. A replica on whose
-    work the others predict nothing has no ratio.
+    work the others predict nothing has no ratio. ``names``: of the columns, for the term in which one differs.
     """
     rows = np.array([replica.rows for replica in replicas], np.float64)
     if len(replicas) < 2 or learned_rows > 2 * rows.sum():  # noqa: PLR2004
-        return Comparison([], 0.0)
+        return [], 0.0
     every, of_prefill = np.ones(len(replicas), np.bool_), np.array([*map(is_of_prefill, names)], np.bool_)
     whole = _apart(replicas, None, WORTH, every)
     usual = every if np.count_nonzero(~whole.differs) < 2 else ~whole.differs  # noqa: PLR2004
@@ -185,22 +173,23 @@ def compared(replicas: Sequence[Replica], learned_rows: int, names: Sequence[str
     for index, replica in enumerate(replicas):
         r, stderr = float(whole.log_ratio[index]), float(whole.stderr[index])
         told: dict[str, Any] = {} if math.isnan(r) else {"ratio": math.exp(r), "stderr": math.exp(r) * stderr}
-        differs = whole.differs[index] or prefill.differs[index]
-        if differs:
-            in_prefill = prefill.differs[index] and not whole.differs[index]
-            term = _term(replica, prefill if in_prefill else whole, index, names, in_prefill=bool(in_prefill))
-            told |= {"term": term.name, "added": term.added or None} if term.name else {}
-        snapshots.append(ReplicaSnapshot(engine=replica.engine, rows=replica.rows, differs=bool(differs), **told))
+        differs, term = bool(whole.differs[index] or prefill.differs[index]), None
+        if whole.differs[index]:
+            term = moved_term(replica.a, replica.b, whole.beta[index], names)
+        elif differs:  # in prefill alone
+            column = int(of_prefill.argmax())
+            added = math.expm1(prefill.log_ratio[index]) * float(prefill.beta[index][column])
+            term = MovedTerm(names[column], added)
+        if term is not None and term.name:
+            told |= {"term": term.name, "added": term.added or None}
+        snapshots.append(ReplicaSnapshot(engine=replica.engine, rows=replica.rows, differs=differs, **told))
     snapshots.sort(key=lambda s: (not s.differs, -abs(math.log(s.ratio)) if s.ratio else 0.0, s.engine))
     apart = np.where(whole.differs, whole.log_ratio, 0.0) * (1.0 - rows / rows.sum())  # from all, itself included
-    return Comparison(snapshots, math.sqrt(float(rows @ apart**2) / float(rows.sum())))
+    return snapshots, math.sqrt(float(rows @ apart**2) / float(rows.sum()))
 
 
 class Apart(NamedTuple):
-    """Replicas against the others: R and its standard error, (k,), who differs, and the others' coefficients.
-
-    NaN and 0 where the others predict nothing.
-    """
+    """Replicas against the others: r and its standard error, (k,), NaN and 0 where these predict nothing, and more."""
 
     log_ratio: Floats
     stderr: Floats
@@ -260,12 +249,3 @@ def _ratio(replica: Replica, others: Replica, beta: Floats, of_prefill: Mask | N
         return math.nan, 0.0
     variance = max(float(own @ replica.noise @ own), 0.0) + max(float(theirs @ others.noise @ theirs), 0.0)
     return math.log(took), math.sqrt(variance)
-
-
-def _term(replica: Replica, apart: Apart, index: int, names: Sequence[str], *, in_prefill: bool) -> MovedTerm:
-    """In which term a replica differs: on the whole, or ``in_prefill`` alone."""
-    beta = apart.beta[index]
-    if not in_prefill:
-        return moved_term(replica.a, replica.b, beta, names)
-    column = next(each for each, name in enumerate(names) if is_of_prefill(name))
-    return MovedTerm(names[column], math.expm1(apart.log_ratio[index]) * float(beta[column]))

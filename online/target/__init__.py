@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .history import ChangeKind, HistoryView, StepHistory
-from .settings import RESIDUAL, RLS, BankSettings, Learner, check_settings, feature_set, make_learner
+from .settings import RESIDUAL, RLS, BankSettings, check_settings, feature_set, make_learner
 from .target_state import TargetState
 
 __all__ = [
@@ -12,7 +12,6 @@ __all__ = [
     "BankSettings",
     "ChangeKind",
     "HistoryView",
-    "Learner",
     "StepHistory",
     "TargetState",
     "check_settings",

@@ -40,14 +40,9 @@ SHAPED = PORTABLE
 class PublishedPrediction(Stateful):
     """Of one target, by the coefficients of ``portable``.
 
-    Attributes:
-        error: of all that is published.
-        shaped_error, intervals: of x beta F.
-        low, high: seen, of each column per step, (p,); without meaning before the first row.
-        cells: batch shapes with a learned row, (512,).
-        level: what the last seconds took beside x beta F.
-        residual: River's regression on what the level leaves, where it is configured.
-        observed_us, predicted_us: decayed sums.
+    ``error`` is of all that is published, ``shaped_error`` and ``intervals`` of x beta F. ``low``, ``high``: seen, of
+    each column per step, (p,); nothing before the first row. ``cells``: batch shapes with a learned row, (512,).
+    ``residual``: where River's regression is configured. ``observed_us``, ``predicted_us``: decayed sums.
     """
 
     SAVED = (
@@ -121,21 +116,17 @@ class PublishedPrediction(Stateful):
         ``beta``: coefficients (p,) that are published in place of the model's.
         """
         own, names = model.fit.beta, model.features.names
+        ranges = zip(names, self.low.tolist(), self.high.tolist(), strict=True)
+        features = {name: (low, high) for name, low, high in ranges if name != INTERCEPT}
+        cells = [cell_name(cell) for cell in np.flatnonzero(self.cells).tolist()]
+        seen = SeenSnapshot(features=features, cells=sorted(cells)) if cells else None
         return {
             "shape_factors": model.shapes.snapshot(own if beta is None else np.append(beta, own[len(beta) :]), names),
             "shape_factors_applied": model.shapes.applied,
             "level": self.level.snapshot(),
             "correction": None if self.residual is None else self.residual.snapshot(),
-            "seen": self._seen(names),
+            "seen": seen,
             "interval": self.intervals.snapshot(),
             "mean_factor": self.observed_us / self.predicted_us if self.predicted_us > 0.0 else None,
             "context_us_per_token": model.context_us_per_token(),
         }
-
-    def _seen(self, names: tuple[str, ...]) -> SeenSnapshot | None:
-        """Ranges of the columns but the intercept, and names of the cells; None before the first row."""
-        if not self.cells.any():
-            return None
-        ranges = zip(names, self.low.tolist(), self.high.tolist(), strict=True)
-        features = {name: (low, high) for name, low, high in ranges if name != INTERCEPT}
-        return SeenSnapshot(features=features, cells=sorted(map(cell_name, np.flatnonzero(self.cells).tolist())))

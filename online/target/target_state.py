@@ -6,7 +6,7 @@ import copy
 import math
 from collections import Counter
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -15,17 +15,7 @@ from online.blocks import Cutter, Design, measurements
 from online.constants import ENGINES_MAX, HALF_LIFE_STEPS, MEMORY_ROWS, NOISE_ROWS, PREFERENCE, TENTH, WORTH
 from online.errors import Residuals
 from online.features import FeatureSet
-from online.rls import (
-    JACKKNIFE_ROWS,
-    Comparison,
-    Prior,
-    Replica,
-    RlsLearner,
-    as_far_as_it_fits,
-    compared,
-    joined,
-    merge,
-)
+from online.rls import JACKKNIFE_ROWS, Prior, Replica, RlsLearner, as_far_as_it_fits, compared, joined, merge
 from online.rows import Floats, Quality, RowBlock, RowOutcome, Target
 from online.snapshot import IntervalSnapshot, ModelSnapshot, Reason, TargetSnapshot
 from online.state import StateError, Stateful, Tree
@@ -50,7 +40,6 @@ class TargetState(Stateful):
     """See the module's docstring.
 
     Attributes:
-        sets: feature sets by name.
         models: ``rls`` learners by feature set; their coefficients are published.
         river: River's learners, which predict beside them, by published name.
         published: what a target of steps publishes to predict with, where there is ``portable``.
@@ -60,8 +49,6 @@ class TargetState(Stateful):
             soon as a row tells of single steps or requests, they are forgotten for good.
         timed: rows, and those of them that seem to take no time, decayed, (2,).
         replicas: what each of several states knew of ``watcher`` when they were merged into this one.
-        history: the last rows and the last day, of steps only.
-        engine_names: of the engines that sent rows lately, by the numbers that rows bear.
         sheet_prior: what the data sheet and other configurations say of ``portable``'s step time.
         left_out: models of a state that are not configured with the same columns.
         changes: how often something changed that a reader is told of.
@@ -149,26 +136,25 @@ class TargetState(Stateful):
         for name, features in self.sets.items():
             blocks[name] = Design.of(features, rows, next(iter(blocks.values()), None))
         blocks = {name: block for name, block in blocks.items() if len(block)}
+        log_ratios: dict[str, Floats | None] = {}
         if watcher is not None and watcher.features.name in blocks:
             block = blocks[watcher.features.name]
             log_factors = watcher.log_factors(block.cell)
             log_ratio, change = watcher.learn(block), watcher.change
-            self._count(watcher, log_ratio)
+            log_ratios[watcher.features.name] = log_ratio
             shaped = None if log_ratio is None else log_ratio - log_factors
             if self.published is not None:
                 self.published.learn(block, shaped, change)
             self.history.learn(block, shaped, change)
         for name, model in self.models.items():
             if model is not watcher and name in blocks:
-                self._count(model, model.learn(blocks[name], change, watches=False))
+                log_ratios[name] = model.learn(blocks[name], change, watches=False)
+        if (of_champion := log_ratios.get(self.champion)) is not None:
+            self.residuals.learn(of_champion)
         for other in self.river.values():
             if other.features.name in blocks:
                 other.learn(blocks[other.features.name])
         self.history.record(int(rows.end_ns[-1]), watcher)
-
-    def _count(self, model: RlsLearner, log_ratio: Floats | None) -> None:
-        if model.features.name == self.champion and log_ratio is not None:
-            self.residuals.learn(log_ratio)
 
     def _best(self) -> str:
         """The champion as of now; empty before the first fit."""
@@ -202,7 +188,7 @@ class TargetState(Stateful):
         models, told, model = self._models_as_published(), None, self.models.get(SHAPED)
         if self.sheet_prior is not None and model is not None and (told := self.sheet_prior.after(model)) is not None:
             if SHAPED not in models:
-                return self.sheet_prior.target_before(self.settings.feature_sets)
+                return self.sheet_prior.target_before()
             models[SHAPED] = told.model(models[SHAPED])
         vector, champion, watcher = self.target.vector, self._best(), self.watcher()
         if watcher is None or champion not in models:
@@ -213,7 +199,14 @@ class TargetState(Stateful):
         if vector == "beta":
             doubts = self._doubts(watcher)
             models = {name: as_far_as_it_fits(model, next(iter(doubts), None)) for name, model in models.items()}
-        merged = self._replicas(watcher)
+        # Of a merged state the engines it was made of, else those that send here, each against the others.
+        engines = self.replicas or Replica.of_engines(watcher, self.engine_names)
+        replicas, spread = compared(engines, watcher.rows if self.replicas else 0, watcher.features.names)
+        if self.published is not None:
+            parts = self.published.snapshot(self.models[SHAPED], None if told is None else told.beta)
+        else:
+            band = learner.intervals.snapshot(by_stratum=vector == "beta")
+            parts = {"interval": band, "mean_factor": learner.mean_factor()}
         target = TargetSnapshot(
             vector=vector,
             unit="us",
@@ -222,11 +215,11 @@ class TargetState(Stateful):
             residuals=self.residuals.snapshot(),
             drift=watcher.drift.snapshot(watcher.shapes),
             mean_us=learner.mean_us(),
-            replicas=merged.replicas,
+            replicas=replicas,
             doubts=[*doubts.values()],
-            **self._prediction_parts(learner, None if told is None else told.beta),
+            **parts,
         )
-        return _as_far_as_engines_agree(target, merged.spread)
+        return _as_far_as_engines_agree(target, spread)
 
     def _models_as_published(self) -> dict[str, ModelSnapshot]:
         models = {name: model.snapshot() for name, model in self.river.items()}
@@ -235,19 +228,6 @@ class TargetState(Stateful):
         if self.published is not None and SHAPED in told:
             told[SHAPED] = self.published.with_errors(told[SHAPED])
         return told
-
-    def _prediction_parts(self, champion: RlsLearner, beta: Floats | None) -> dict[str, Any]:
-        """Shape factors, and what is relative to the prediction by them; by the champion where there are none."""
-        if self.published is not None:
-            return self.published.snapshot(self.models[SHAPED], beta)
-        interval = champion.intervals.snapshot(by_stratum=self.target.vector == "beta")
-        return {"interval": interval, "mean_factor": champion.mean_factor()}
-
-    def _replicas(self, watcher: RlsLearner) -> Comparison:
-        """Of a merged state the engines it was made of, else those that send here, each against the others."""
-        if self.replicas:
-            return compared(self.replicas, watcher.rows, watcher.features.names)
-        return compared(Replica.of_engines(watcher, self.engine_names), 0, watcher.features.names)
 
     def _doubts(self, watcher: RlsLearner) -> dict[Reason, str]:
         """Why no coefficient of steps should be used, a clause each."""
@@ -310,12 +290,7 @@ class TargetState(Stateful):
     def add(self, other: TargetState, engines: tuple[str, str] = ("", "")) -> None:
         """Add what another state of the same target knows, which is used up; both are flushed first.
 
-        Args:
-            other: the other state.
-            engines: whom this one and the other are named after where they differ.
-
-        Raises:
-            StateError: models of one name have other columns.
+        ``engines``: whom this one and the other are named after. StateError if models of one name have other columns.
         """
         self.changes += 1
         self.flush()
@@ -330,13 +305,12 @@ class TargetState(Stateful):
             theirs = other.models.get(name)
             if theirs is None:
                 continue
-            if model.features.names != theirs.features.names:
-                raise StateError(
-                    f"model {name!r}: {model.features.names} cannot be merged with {theirs.features.names}"
-                )
+            mine, columns = model.features.names, theirs.features.names
+            if mine != columns:
+                raise StateError(f"model {name!r}: {mine} cannot be merged with {columns}")
             if model is self.watcher():
-                mine = self.replicas or Replica.of(model, engines[0])
-                self.replicas = joined(mine, other.replicas or Replica.of(theirs, engines[1]))
+                known = self.replicas or Replica.of(model, engines[0])
+                self.replicas = joined(known, other.replicas or Replica.of(theirs, engines[1]))
             merge(model, theirs, other_is_later=later, side_by_side=side_by_side)
         self.residuals.add(other.residuals)
         self.timed = self.timed + other.timed

@@ -2,19 +2,7 @@
 
 from __future__ import annotations
 
-from .donors import Donor, DonorPool, Pooled, Priors, donor_of, donors_of, pool, priors_of
-from .sheet import HIDES_HITS, SheetEstimate, SheetPrior
+from .donors import Donor, DonorPool, Pooled, Priors, donor_of, pool, priors_of
+from .sheet import HIDES_HITS, SheetPrior
 
-__all__ = [
-    "HIDES_HITS",
-    "Donor",
-    "DonorPool",
-    "Pooled",
-    "Priors",
-    "SheetEstimate",
-    "SheetPrior",
-    "donor_of",
-    "donors_of",
-    "pool",
-    "priors_of",
-]
+__all__ = ["HIDES_HITS", "Donor", "DonorPool", "Pooled", "Priors", "SheetPrior", "donor_of", "pool", "priors_of"]

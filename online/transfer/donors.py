@@ -21,7 +21,7 @@ Reference: Raina et al., Constructing informative priors using transfer learning
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -48,10 +48,10 @@ _CONFIGS_MAX = 64
 
 @dataclass(frozen=True, slots=True)
 class Donor:
-    """What one configuration learned of one target with one live set.
+    """What one configuration learned of one target with one live set: a (p, p), b (p,), without phases, of ``rows``.
 
-    Shapes: a (p, p), b (p,), without phases; ``rows`` is what they rest on. ``prior`` is what a configuration of the
-    same model starts from: phases are in it. ``evidence``: by operating point, of ``portable``.
+    ``prior``: what a configuration of the same model starts from, with phases. ``evidence``: by operating point, of
+    ``portable``.
     """
 
     config_id: str
@@ -66,35 +66,26 @@ class Donor:
 
 
 def donor_of(config_id: str, facts: Facts, learner: RlsLearner) -> Donor | None:
-    """A learner's statistics as a donor; None before it has any."""
+    """A learner's statistics as a donor, rows that it holds among them; None before it has any."""
+    learner.refit(release=True)
     a, b = learner.normal_equations()
-    if not a.any():
+    if not learner.started or not a.any():
         return None
     features, beta = learner.features, learner.fit.beta[: len(b)]
     evidence = evidence_of(learner, hidden=facts.get(HIDES_HITS) is True)
     return Donor(config_id, dict(facts), features, a, b, beta, learner.effective_rows(), learner.donation(), evidence)
 
 
-def donors_of(config_id: str, facts: Facts, learners: Iterable[RlsLearner]) -> list[Donor]:
-    """Donors of one configuration, one per learner that has begun; rows that they hold become statistics."""
-    learners = [learner for learner in learners if learner.started]
-    for learner in learners:
-        learner.refit(release=True)
-    return [donor for learner in learners if (donor := donor_of(config_id, facts, learner)) is not None]
-
-
 def matrix(system: System, target: Target, facts: Facts, names: Sequence[str]) -> tuple[tuple[str, ...], Floats] | None:
     """Names of the live columns (p) and M (p, q) over these of all columns; None where the system does not apply."""
-    table = system.table(target, facts)
-    if table is None:
-        return None
+    table = system.table(target, facts) or ()
     live = tuple(column.name for column in table if column.constant is None)
     m = np.zeros((len(live), len(names)))
     for column in table:
         if column.name in names:
             row = live.index(INTERCEPT if column.constant is not None else column.name)
             m[row, names.index(column.name)] = 1.0 if column.constant is None else column.constant
-    return live, m
+    return (live, m) if table else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,11 +123,7 @@ class Pooled:
 
 
 def pool(system: System, target: Target, donors: Sequence[Donor]) -> Pooled | None:
-    """All donors to which the system applies, pooled; None without any.
-
-    Guarantee: the result does not depend on the order of the donors beyond rounding, and equals the solution of the
-    summed statistics exactly.
-    """
+    """All donors to which the system applies, pooled, by the solution of their summed statistics; None without any."""
     tables = [system.table(target, donor.facts) or () for donor in donors]
     names = tuple(dict.fromkeys(column.name for table in tables for column in table))
     mapped = [(donor, matrix(system, target, donor.facts, names)) for donor in donors]
@@ -164,9 +151,6 @@ class DonorPool:
     def __init__(self, donors: Iterable[Donor] = ()) -> None:
         self._donors = list(donors)
         self._populations: dict[str, Population] = {}
-
-    def __iter__(self) -> Iterator[Donor]:
-        return iter(self._donors)
 
     def add(self, donors: Sequence[Donor]) -> None:
         """Take what configurations know; the oldest go beyond the bound."""

@@ -66,8 +66,8 @@ Reference: Kennedy and O'Hagan, Bayesian calibration of computer models (JRSS B 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import msgspec
@@ -172,10 +172,6 @@ class Evidence:
     points: Floats
     weight: Floats
 
-    def plus(self, other: Evidence | None) -> Evidence:
-        """This with A and b of both."""
-        return self if other is None else replace(self, a=self.a + other.a, b=self.b + other.b)
-
     def misfit(self, beta: Floats) -> float:
         """Root mean square over the points of what coefficients (p,) leave, relative."""
         return _misfit(self.points, self.weight, beta)
@@ -259,24 +255,18 @@ class Population(NamedTuple):
     sd: Floats
 
 
-class Estimate(NamedTuple):
-    """theta, q and e, (7,), and their covariance (7, 7)."""
-
-    theta: Floats
-    covariance: Floats
-
-
-def estimate(terms: SheetTerms, evidence: Evidence | None, prior: Population) -> Estimate:
-    """Theta, q and e of a configuration by its evidence and a prior; without evidence the prior itself."""
+def estimate(terms: SheetTerms, known: Sequence[Evidence], prior: Population) -> tuple[Floats, Floats]:
+    """Theta, q and e, (7,), by evidence and a prior, and their covariance (7, 7); without any the prior itself."""
     has, m = terms.has, terms.matrix
     mean = np.where(has, prior.mean, 0.0)
-    if evidence is None:
-        return Estimate(mean, np.diag(np.where(has, prior.sd**2, 0.0)))
+    if not known:
+        return mean, np.diag(np.where(has, prior.sd**2, 0.0))
+    own_a, own_b = np.sum([each.a for each in known], axis=0), np.sum([each.b for each in known], axis=0)
     precision = np.where(has, prior.sd**-2.0, 1.0)
-    a, b = m.T @ evidence.a @ m, m.T @ (evidence.b - evidence.a @ terms.base)
+    a, b = m.T @ own_a @ m, m.T @ (own_b - own_a @ terms.base)
     none = np.zeros(len(has), np.bool_)
     theta = solve(a, b, none, ~none, prior_precision=precision, prior_mean=mean).beta
-    return Estimate(theta, np.linalg.inv(a + np.diag(precision)) * np.outer(has, has))
+    return theta, np.linalg.inv(a + np.diag(precision)) * np.outer(has, has)
 
 
 def shared_overheads(donors: Sequence[tuple[SheetTerms, Evidence]]) -> Population:
@@ -288,9 +278,9 @@ def shared_overheads(donors: Sequence[tuple[SheetTerms, Evidence]]) -> Populatio
     mu, tau = mean, _OPEN * sd
     for _ in range(_ROUNDS):
         prior = Population(np.append(mu, HYPER_MEAN[SHARED:]), np.append(tau, HYPER_SD[SHARED:]))
-        found = [estimate(terms, evidence, prior) for terms, evidence in donors]
-        theta = np.array([each.theta[:SHARED] for each in found])
-        variance = np.array([each.covariance.diagonal()[:SHARED] for each in found])
+        found = [estimate(terms, [evidence], prior) for terms, evidence in donors]
+        theta = np.array([theta[:SHARED] for theta, _ in found])
+        variance = np.array([covariance.diagonal()[:SHARED] for _, covariance in found])
         kept = has & ~_outliers(theta, has)
         weight = np.where(kept, tau**-2.0, 0.0)
         mu = ((weight * theta).sum(axis=0) + mean / sd**2) / (weight.sum(axis=0) + sd**-2.0)
@@ -315,7 +305,7 @@ def _outliers(theta: Floats, has: Mask) -> Mask:
 
 
 class SheetEstimate(NamedTuple):
-    """beta (p,) of ``columns``, the covariance of its errors (p, p), status and reason of each coefficient.
+    """beta (p,) of ``columns``, covariance (p, p) and standard errors (p,), status and reason of each coefficient.
 
     ``spread``: relative sd of a step of 32 requests of 1,000 tokens.
 
@@ -326,30 +316,20 @@ class SheetEstimate(NamedTuple):
     columns: tuple[Column, ...]
     beta: Floats
     covariance: Floats
-    status: tuple[str, ...]
-    reason: tuple[Reason | None, ...]
+    stderr: Floats
+    status: list[str]
+    reason: list[Reason | None]
     spread: float
 
     def model(self, learned: ModelSnapshot) -> ModelSnapshot:
         """The model as published, in place of what was learned."""
         own, features = {feature.name: feature for feature in learned.features}, []
-        stderr = np.sqrt(np.maximum(self.covariance.diagonal(), 0.0)).tolist()
-        for j, column in enumerate(self.columns):
-            fresh = FeatureSnapshot(name=column.name, unit=column.unit, coefficient=0.0, status="")
-            here = msgspec.structs.replace(
-                own.get(column.name, fresh),
-                coefficient=float(self.beta[j]),
-                stderr=stderr[j],
-                status=self.status[j],
-                reason=self.reason[j],
-            )
-            features.append(here)
+        told = zip(self.columns, self.beta.tolist(), self.stderr.tolist(), self.status, self.reason, strict=True)
+        for column, beta, stderr, status, reason in told:
+            here = own.get(column.name, FeatureSnapshot(name=column.name, unit=column.unit, coefficient=0.0, status=""))
+            said = {"coefficient": beta, "stderr": stderr, "status": status, "reason": reason}
+            features.append(msgspec.structs.replace(here, **said))
         return msgspec.structs.replace(learned, features=features, covariance=self.covariance.tolist())
-
-    def interval(self) -> IntervalSnapshot:
-        """Band of observed / predicted before the first row."""
-        wide = min(TENTH * float(np.hypot(self.spread, MISFIT)), _WIDE_MAX)
-        return IntervalSnapshot(p10=float(np.exp(-wide)), p50=1.0, p90=float(np.exp(wide)))
 
 
 class SheetPrior:
@@ -362,13 +342,13 @@ class SheetPrior:
         """The estimate before the first row."""
         return self._published(None, np.ones(len(self.terms.base)))
 
-    def target_before(self, feature_sets: Collection[str]) -> TargetSnapshot | None:
-        """The step time before the first row; None where ``portable`` is not among the sets that are learned."""
-        if PORTABLE not in feature_sets:
-            return None
+    def target_before(self) -> TargetSnapshot:
+        """The step time before the first row."""
         told, none = self.before(), ModelSnapshot(features=[], rows=0, effective_rows=0.0)
+        wide = min(TENTH * float(np.hypot(told.spread, MISFIT)), _WIDE_MAX)
+        band = IntervalSnapshot(p10=float(np.exp(-wide)), p50=1.0, p90=float(np.exp(wide)))
         models = {PORTABLE: told.model(none)}
-        return TargetSnapshot(vector="beta", unit="us", champion=PORTABLE, models=models, interval=told.interval())
+        return TargetSnapshot(vector="beta", unit="us", champion=PORTABLE, models=models, interval=band)
 
     def after(self, learner: RlsLearner) -> SheetEstimate | None:
         """The estimate to publish in place of what was learned; None where that stands on its own."""
@@ -385,31 +365,25 @@ class SheetPrior:
         hidden = self.terms.hides_hits and not vif.max() <= VIF_MAX
         evidence = evidence_of(learner, hidden=hidden)
         if evidence is None and held is not None:
-            evidence = self._evidence_of_held(held, hidden=hidden)
+            for _ in range(_PASSES):  # weighed by what is expected, which they move
+                evidence = evidence_of_held(held, *self._estimate(evidence), hidden=hidden)
         if evidence is None:
             return None
         published = self._published(evidence, vif)
         own = evidence.misfit(learner.fit.beta[:p])
         return None if contradicted(evidence.misfit(published.beta), own) else published
 
-    def _evidence_of_held(self, held: Design, *, hidden: bool) -> Evidence | None:
-        """Evidence of rows without weights, weighed by what is expected, which they move."""
-        evidence = None
-        for _ in range(_PASSES):
-            evidence = evidence_of_held(held, *self._estimate(evidence), hidden=hidden)
-        return evidence
-
     def _estimate(self, evidence: Evidence | None) -> tuple[Floats, Floats]:
         """Beta (p,) and its covariance (p, p)."""
-        whole = self._known if evidence is None else evidence.plus(self._known)
-        found, m = estimate(self.terms, whole, self._population), self.terms.matrix
-        return self.terms.beta(found.theta), m @ found.covariance @ m.T
+        known, m = [each for each in (evidence, self._known) if each is not None], self.terms.matrix
+        theta, covariance = estimate(self.terms, known, self._population)
+        return self.terms.beta(theta), m @ covariance @ m.T
 
     def _published(self, evidence: Evidence | None, vif: Floats) -> SheetEstimate:
         beta, covariance = self._estimate(evidence)
         stderr = np.sqrt(np.maximum(covariance.diagonal(), 0.0))
         before = np.sqrt(self.terms.matrix**2 @ np.where(self.terms.has, self._population.sd, 0.0) ** 2)
-        status, reason = [], []
+        status, reason = list[str](), list[Reason | None]()
         for j, sure in enumerate((stderr < IDENTIFIED_ERROR * beta).tolist()):
             prior = evidence is None or not stderr[j] < _KNOWN * before[j]
             weak = None if prior else Reason.COLLINEAR if vif[j] > VIF_MAX else None if sure else Reason.WIDE
@@ -417,4 +391,4 @@ class SheetPrior:
             reason.append(weak)
         step = self.terms.typical
         spread = math.sqrt(max(float(step @ covariance @ step), 0.0)) / float(step @ beta)
-        return SheetEstimate(self.terms.columns, beta, covariance, tuple(status), tuple(reason), spread)
+        return SheetEstimate(self.terms.columns, beta, covariance, stderr, status, reason, spread)

@@ -82,10 +82,10 @@ def test_living_configurations_are_not_forgotten_for_newcomers():
     hour_s = 3600
     assert [learn(name, 10 * hour_s) for name in ("a", "b")] == [{"learned"}] * 2
     assert [learn("c", (10 + at) * hour_s) for at in (0, 0.9)] == [{"limit_exceeded"}] * 2
-    assert (bank.configs(), [*bank.places.refused]) == (["a", "b"], ["c"])
+    assert (bank.configs(), [*bank.refused]) == (["a", "b"], ["c"])
     assert learn("b", 10.9 * hour_s) == {"learned"}
     assert learn("c", 11.1 * hour_s) == {"learned"}, "a has been silent for an hour"
-    assert (bank.configs(), [*bank.places.refused]) == (["b", "c"], [])
+    assert (bank.configs(), [*bank.refused]) == (["b", "c"], [])
     assert learn("a", 11.2 * hour_s) == {"limit_exceeded"}
 
 
@@ -115,7 +115,7 @@ def test_successors_take_no_more_places_than_there_are():
     bank.learn("a", Target.STEP_TIME, steps(300, 1).rows)
     for successor in "bcd":
         bank.inherit(successor, "a")
-    assert (bank.configs(), [*bank.places.refused]) == (["a", "b"], ["c", "d"])
+    assert (bank.configs(), [*bank.refused]) == (["a", "b"], ["c", "d"])
 
 
 def test_rename_keeps_what_was_learned():

@@ -84,7 +84,6 @@ Reference: Belsley, Kuh and Welsch, Regression Diagnostics (1980).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -174,10 +173,6 @@ class Meat(Stateful):
         spare = (count / free) / (1.0 - float(_lags(count) + 1.0) / count)
         return matrix * (spare * (1.0 + _STUDENT / free) ** 2)
 
-    def carries(self, columns: int) -> bool:
-        """Whether there are windows enough for a fit of so many columns to be called known: 2 p + 1.5."""
-        return float(self.windows.sum()) >= 2 * columns + _FREE_MIN
-
     def discount(self, keep: float, gain: float, strata: slice) -> None:
         """See Strata.discount; scores have w r = w y in them. Open windows are of the speed before: they are left."""
         self.m[strata] *= keep / gain**2
@@ -203,8 +198,7 @@ class Meat(Stateful):
 
 def _lags(windows: Floats | float) -> Floats:
     """L of so many windows that are remembered."""
-    lags: Floats = np.minimum(np.maximum(np.asarray(windows) / _WINDOWS_PER_LAG, 1.0), _LAGS_MAX)
-    return lags
+    return np.minimum(np.maximum(np.asarray(windows) / _WINDOWS_PER_LAG, 1.0), _LAGS_MAX)
 
 
 def not_below(covariance: Floats, least: Floats) -> Floats:
@@ -315,9 +309,9 @@ def diagnose(fit: Fit, g: Floats, scale: float, variance: float, shapes: ShapeFa
     inverse: Floats = np.asarray(np.linalg.inv(system), np.float64)
     c, covariance, form_error = np.full(p, np.nan), np.full((p, p), np.nan), np.full(p, np.nan)
     c[on] = inverse.diagonal() * unit**2
-    variance *= fit.strata.squared_share()
-    sampling = _sampling(fit, g[among], inverse, outer, scale, variance, on)
     rows = float(fit.strata.n1.sum())
+    variance *= float(fit.strata.n2.sum()) / rows if rows > 0.0 else 1.0  # what squared weights amount to
+    sampling = _sampling(fit, g[among], inverse, outer, scale, variance, on)
     if shapes is not None and len(on) and float(shapes.rows.sum()) >= max(0.5 * rows, TINY):
         inflation = float((sampling.diagonal() / (variance * inverse.diagonal())).mean())
         form = form_covariance(shapes, fit, inverse * outer, on, inflation)
@@ -331,17 +325,10 @@ def diagnose(fit: Fit, g: Floats, scale: float, variance: float, shapes: ShapeFa
         excitation = np.sqrt(np.maximum(np.where(alike > 0.0, a / alike - 1.0, np.inf), 0.0))
         vif = np.maximum((a - alike) * c, 1.0)
     share = np.minimum(np.maximum(1.0 - ridge * c, 0.0), 1.0)
-    told = Diagnosis(covariance, form_error, share, excitation, vif, _condition(system), [], [])
+    condition = float(np.linalg.cond(system)) if len(on) else 1.0
+    told = Diagnosis(covariance, form_error, share, excitation, vif, condition, [], [])
     _judge(told, fit)
     return told
-
-
-def _condition(system: Floats) -> float:
-    """Largest by smallest singular value; 1 of nothing."""
-    if not len(system):
-        return 1.0
-    values = np.linalg.svd(system, compute_uv=False).tolist()
-    return float(values[0] / values[-1]) if values[-1] > 0.0 else math.inf
 
 
 def _sampling(fit: Fit, a: Floats, inverse: Floats, outer: Floats, scale: float, variance: float, on: Ints) -> Floats:
@@ -357,7 +344,7 @@ def _sampling(fit: Fit, a: Floats, inverse: Floats, outer: Floats, scale: float,
 def _judge(told: Diagnosis, fit: Fit) -> None:
     """Status and reason of every column."""
     stderr, spread = told.stderr, fit.strata.spread()
-    carried = fit.meat.carries(int(np.count_nonzero(fit.live)))
+    carried = float(fit.meat.windows.sum()) >= 2 * np.count_nonzero(fit.live) + _FREE_MIN
     shared = bool((fit.intercept & fit.live).any())
     known = np.zeros(fit.p, np.bool_) if fit.prior is None else np.isfinite(fit.prior.sd)
     for j, beta in enumerate(fit.beta.tolist()):
@@ -407,10 +394,12 @@ def model_snapshot(columns: Sequence[Column], beta: Floats, means: Floats | None
         )
         for j in published
     ]
-    covariance = told.covariance[np.ix_(published, published)].tolist()
-    condition = told.condition
     return ModelSnapshot(
-        features=features, rows=0, effective_rows=0.0, condition_number=condition, covariance=covariance
+        features=features,
+        rows=0,
+        effective_rows=0.0,
+        condition_number=told.condition,
+        covariance=told.covariance[np.ix_(published, published)].tolist(),
     )
 
 

@@ -35,7 +35,7 @@ import numpy as np
 
 from online.blocks import STRATA, Design
 from online.change import Change, ChangeMonitor
-from online.constants import ALARM_KEEP, MISFIT, START_ROWS, TINY, TINY_US
+from online.constants import ALARM_KEEP, HALF_LIFE_STEPS, MISFIT, START_ROWS, TINY, TINY_US
 from online.errors import Intervals, PrequentialError
 from online.features import INTERCEPT, PORTABLE, FeatureSet
 from online.rows import PHASES, Floats, Ints, Mask, RowBlock, Target
@@ -44,23 +44,13 @@ from online.snapshot import ModelSnapshot
 from online.state import StateError, Stateful, Tree
 
 from .error_bars import Diagnosis, Meat, diagnose, jackknife, model_snapshot, of_windows
-from .solve import (
-    Prior,
-    contradicted,
-    first_weights,
-    huber,
-    moved,
-    moved_median,
-    relative,
-    relevance,
-    solve,
-)
+from .solve import Prior, contradicted, first_weights, huber, moved, moved_median, relative, relevance, solve
 from .strata import Means, Strata
 
 _BY_POINT = (PORTABLE, Target.STEP_TIME)
 """What is kept by operating point, too: columns that data sheets and other configurations say something of."""
-_RELEVANCE_SETS = frozenset({"bsr_ard"})
-"""Sets whose columns are pruned."""
+_RELEVANCE_SET = "bsr_ard"
+"""The set whose columns are pruned."""
 MEAN_TARGETS = frozenset({Target.API_QUEUEING, Target.POST_DECODE, Target.FIRST_RESPONSE})
 """Skewed times that add up to what a request sees: their mean is what adds up, and a robust fit is far off in it."""
 
@@ -70,18 +60,11 @@ _CONTEXT_TOKENS = "decode_context_tokens"
 
 
 class Fit(Stateful):
-    """Statistics and solution of p columns.
+    """Statistics and solution of p columns: features and phases.
 
-    Attributes:
-        p: features and phases.
-        prior: of the coefficients, if there is one.
-        free: columns that may be negative, (p,).
-        intercept: the column of that name, (p,).
-        beta: published coefficients and phases, (p,).
-        passive: columns that are off their bound, (p,).
-        live: columns with evidence or a prior, (p,).
-        h: diagonal of H of the last solve, without the solver's relative ridge, (p,).
-        strata, meat: what is remembered, for the coefficients and for their error bars.
+    Attributes, (p,) each: ``beta``; ``free``, which columns may be negative; ``passive``, which are off their bound;
+    ``live``, which have evidence or a prior; ``h``, the diagonal of H of the last solve, without the solver's relative
+    ridge. ``strata`` and ``meat`` are remembered for the coefficients and for their error bars.
     """
 
     SAVED = ("beta", "passive", "live", "h", "strata", "meat")
@@ -91,7 +74,7 @@ class Fit(Stateful):
         self.prior = None if prior is None else prior.sized(p)
         self.intercept: Mask = np.array([name == INTERCEPT for name in features.names], np.bool_)
         self._always: Mask = np.array([column.formula == INTERCEPT for column in features.columns], np.bool_)
-        self._prunes = features.name in _RELEVANCE_SETS
+        self._prunes = features.name == _RELEVANCE_SET
         self._by_point = (features.name, features.target) == _BY_POINT
         self.beta, self.h = np.zeros(p), np.zeros(p)
         self.free, self.passive, self.live = (np.zeros(p, np.bool_) for _ in range(3))
@@ -141,15 +124,13 @@ class Fit(Stateful):
         a, b, known, mean = g[: self.p, : self.p], g[: self.p, self.p], np.zeros(self.p), np.zeros(self.p)
         if self.prior is not None:
             known, mean = self.prior.precision(scale), self.prior.mean
-        self.h, pruned = known, None
+        self.h, pruned = known, np.zeros(self.p, np.bool_)
         if self._prunes:
             precision, pruned = relevance(a + np.diag(known), b + known * mean, scale**2, self._always, self.free)
             self.h = known + precision
         pull = np.divide(known * mean, self.h, out=np.zeros(self.p), where=self.h > 0.0)  # a relevance pulls to 0
         found = solve(a, b, self.free, self.passive | ~self.live, prior_precision=self.h, prior_mean=pull)
-        self.beta, self.passive, self.live = found.beta, found.passive, found.live
-        if pruned is not None:
-            self.beta[pruned], self.passive[pruned] = 0.0, False
+        self.beta, self.passive, self.live = np.where(pruned, 0.0, found.beta), found.passive & ~pruned, found.live
         return self.beta
 
     def solve_strata(self, scale: float) -> None:
@@ -185,17 +166,11 @@ class RlsLearner(Stateful):
 
     Attributes:
         phases: phase columns; they exist from the first row that starts or ends on another stamp than ts_start.
-        rows: rows learned.
-        held: rows of the first fit; None before the first and after the last.
-        holding: whether rows are still held.
-        started: whether there was a first fit.
+        held: rows of the first fit; None before the first and after the last, when it is no longer ``holding``.
         scale, median_us: s and m of online/rls/solve.py.
-        fit: the published statistics and coefficients.
         error, intervals: of the coefficients alone, each row predicted before it was learned.
         learns_intervals: not where another prediction's are published (online/target/published_prediction.py).
-        drift: watches the machine's speed.
-        change: what was found of it in the last block, if anything.
-        means: plain means of the columns.
+        change: what was found of the machine's speed in the last block, if anything.
     """
 
     SAVED = (
@@ -204,12 +179,7 @@ class RlsLearner(Stateful):
     )
 
     def __init__(
-        self,
-        features: FeatureSet,
-        prior: Prior | None = None,
-        *,
-        detector: str = "cusum",
-        start_rows: int = START_ROWS,
+        self, features: FeatureSet, prior: Prior | None = None, *, detector: str = "cusum", start_rows: int = START_ROWS
     ) -> None:
         self.features, self._start_rows = features, start_rows
         self._robust = features.target not in MEAN_TARGETS
@@ -249,21 +219,21 @@ class RlsLearner(Stateful):
     def learn(self, block: Design, change: Change | None = None, *, watches: bool = True) -> Floats | None:
         """Predict, score, look for a change of speed, learn, solve; of rows that this set knows.
 
-        Args:
-            block: the rows.
-            change: what another learner of the target, which watches, found in them.
-            watches: whether it looks for changes by itself.
-
-        Returns:
-            log(y / prediction) by the published coefficients as they were before, (n,); None before the first fit.
+        ``change``: what another learner of the target, which ``watches``, found in them. Returns log(y / prediction) by
+        the published coefficients as they were before, (n,); None before the first fit.
         """
         if not self.phases and block.phase.any():
             self.open_phases()
-        z, self.change = self._augment(block), change
+        z, self.change, log_ratio = self._augment(block), change, None
         self.rows += len(block)
-        self.means.learn(z, float(block.steps @ block.weight))
+        self.means.learn(z, float(block.steps @ block.weight) / HALF_LIFE_STEPS)
         prediction = z[:, : self.fit.p] @ self.fit.beta
-        log_ratio = self._score(block, prediction) if self.started else None
+        if self.started:
+            ratio = np.maximum(prediction, TINY_US) / block.elapsed_us
+            log_ratio = -np.log(ratio)
+            self.error.learn(np.abs(ratio - 1.0))
+            if self.learns_intervals:
+                self.intervals.learn(block, log_ratio)
         if self.holding or log_ratio is None:
             self.held = RowBlock.concatenate([block] if self.held is None else [self.held, block])
             self.refit()
@@ -302,15 +272,6 @@ class RlsLearner(Stateful):
         """Rows z, (n, q)."""
         phase = block.phase[:, : self.phases]
         return np.column_stack((block.x, phase, block.elapsed_us, block.steps))
-
-    def _score(self, block: Design, prediction: Floats) -> Floats:
-        """Count the errors of predictions (n,); log(y / prediction), (n,)."""
-        ratio = np.maximum(prediction, TINY_US) / block.elapsed_us
-        log_ratio: Floats = -np.log(ratio)
-        self.error.learn(np.abs(ratio - 1.0))
-        if self.learns_intervals:
-            self.intervals.learn(block, log_ratio)
-        return log_ratio
 
     def _watch(self, block: Design, z: Floats, log_ratio: Floats) -> Change | None:
         """Look for a change of speed; shape factors follow unless one was found."""
@@ -371,15 +332,13 @@ class RlsLearner(Stateful):
         if not self._robust:
             # The scale is a median's, which does not see the tail that a mean fit lives on.
             variance = max(variance, residual_squares(g, fit.beta) / max(self.effective_rows(), 1.0))
-        shapes = self.shapes if self.features.target.vector == "beta" else None
-        return diagnose(fit, g, self.scale, variance, shapes)
+        return diagnose(fit, g, self.scale, variance, self.shapes if self.features.target.vector == "beta" else None)
 
     def context_us_per_token(self) -> float | None:
         """What a token of decode context costs among steps of about one size; None where that is not sure."""
         names = self.features.names
-        if _CONTEXT_TOKENS not in names:
-            return None
-        return self.fit.strata.slope_inside(names.index(_CONTEXT_TOKENS), self.scale)
+        known = _CONTEXT_TOKENS in names
+        return self.fit.strata.slope_inside(names.index(_CONTEXT_TOKENS), self.scale) if known else None
 
     def effective_rows(self) -> float:
         """Rows that the published coefficients rest on, after forgetting and down-weighting."""
@@ -403,7 +362,8 @@ class RlsLearner(Stateful):
 
     def mean_factor(self) -> float | None:
         """Mean time per robustly predicted time over the remembered rows; None before the first fit."""
-        return self.means.factor(self.fit.beta) if self.started else None
+        predicted = float(self.means.sums[:-2] @ self.fit.beta)
+        return float(self.means.sums[-2]) / predicted if predicted > 0.0 else None
 
     def snapshot(self, windows: RowBlock | None = None) -> ModelSnapshot | None:
         """The model as published; None before the first fit.
@@ -412,13 +372,9 @@ class RlsLearner(Stateful):
         """
         if not self.started:
             return None
-        model = msgspec.structs.replace(
-            model_snapshot(self.features.columns, self.fit.beta, self.means.per_step(), self.diagnosis()),
-            rows=self.rows,
-            effective_rows=self.effective_rows(),
-            error=self.error.snapshot(),
-            scale=self.scale,
-        )
+        told = {"rows": self.rows, "effective_rows": self.effective_rows(), "scale": self.scale}
+        model = model_snapshot(self.features.columns, self.fit.beta, self.means.per_step(), self.diagnosis())
+        model = msgspec.structs.replace(model, error=self.error.snapshot(), **told)
         if windows is None:
             return model
         p, seen = len(self.features), Design.of(self.features, windows)

@@ -48,14 +48,10 @@ _TIMES_SD = 10.0
 
 
 class Strata(Stateful):
-    """Statistics of q augmented columns in 32 strata.
+    """Statistics of q augmented columns in 32 strata: p features and phases, the target, the steps.
 
-    Args:
-        q: p features and phases, the target, the steps.
-        by_point: whether the same is kept by operating point, beside.
-
-    Attributes:
-        clock: half-lives that each stratum has seen, (32,).
+    ``by_point``: whether the same is kept by operating point, beside. ``clock``: half-lives that each stratum has
+    seen, (32,).
     """
 
     SAVED = ("g", "n1", "n2", "clock", "points")
@@ -96,11 +92,6 @@ class Strata(Stateful):
         """n1^2 / n2 over all strata."""
         squares = float(self.n2.sum())
         return float(self.n1.sum()) ** 2 / squares if squares > 0.0 else 0.0
-
-    def squared_share(self) -> float:
-        """n2 / n1: how much less squared weights amount to, as in the variance of a weighted mean, than weights."""
-        rows = float(self.n1.sum())
-        return float(self.n2.sum()) / rows if rows > 0.0 else 1.0
 
     def spread(self) -> Floats:
         """How far each feature varies beyond so much per step where it is not 0, (p,): cv over the strata that have it.
@@ -235,9 +226,9 @@ class Means(Stateful):
     def __init__(self, q: int) -> None:
         self.sums = np.zeros(q)
 
-    def learn(self, z: Floats, weighted_steps: float) -> None:
-        """Add rows z (n, q) that tell of so many steps."""
-        self.decay(weighted_steps / HALF_LIFE_STEPS)
+    def learn(self, z: Floats, half_lives: float) -> None:
+        """Add rows z (n, q) that are worth so many half-lives."""
+        self.decay(half_lives)
         self.sums += z.sum(axis=0)
 
     def decay(self, half_lives: float) -> None:
@@ -252,11 +243,6 @@ class Means(Stateful):
     def per_step(self) -> Floats | None:
         """Mean of each column per step (per request), (q,); None before any row."""
         return self.sums / self.sums[-1] if self.sums[-1] > 0.0 else None
-
-    def factor(self, beta: Floats) -> float | None:
-        """Mean time per robustly predicted time, beta (p,); None where nothing is predicted."""
-        predicted = float(self.sums[: len(beta)] @ beta)
-        return float(self.sums[-2]) / predicted if predicted > 0.0 else None
 
 
 def points_of(z: Floats) -> Ints:
@@ -275,8 +261,7 @@ def _decays(groups: Groups, e: Floats) -> tuple[Floats, Floats, Floats]:
     """
     running = np.cumsum(e.take(groups.order))
     ends = running.take(groups.starts + groups.sizes - 1)
-    spent = ends.copy()
-    spent[1:] -= ends[:-1]
+    spent = np.diff(ends, prepend=0.0)
     return np.exp2(running - np.repeat(ends, groups.sizes)), np.exp2(-spent), spent
 
 
@@ -292,7 +277,4 @@ def _products(groups: Groups, z: Floats, weight: Floats, decay: Floats) -> Float
 
 def _widened(g: Floats, at: int, more: int) -> Floats:
     """Matrices (k, q, q) with ``more`` rows and columns of 0 before row and column ``at``."""
-    wide = np.zeros((len(g), g.shape[1] + more, g.shape[1] + more))
-    index = np.r_[:at, at + more : g.shape[1] + more]
-    wide[:, index[:, None], index] = g
-    return wide
+    return np.insert(np.insert(g, [at] * more, 0.0, axis=1), [at] * more, 0.0, axis=2)

@@ -55,7 +55,7 @@ def median_of(values: Floats | list[float]) -> float:
 
 @dataclass(slots=True)
 class Groups:
-    """Rows of a block put in order of an integer key: ``order`` (n,), ``starts`` and ``ids`` (g,), ``sizes`` (g,)."""
+    """Rows of a block put in order of an integer key: ``order`` (n,), ``starts``, ``ids`` and ``sizes`` (g,)."""
 
     order: Ints
     starts: Ints
@@ -65,17 +65,10 @@ class Groups:
     @staticmethod
     def of(key: Ints) -> Groups:
         """Stable, so that rows of a group keep their order in time."""
-        n = len(key)
         order = key.argsort(kind="stable")
         ordered = key.take(order)
-        edge = np.empty(n, np.bool_)
-        edge[:1] = True
-        np.not_equal(ordered[1:], ordered[:-1], out=edge[1:])
-        starts = edge.nonzero()[0]
-        sizes = np.empty_like(starts)
-        sizes[:-1] = starts[1:] - starts[:-1]
-        sizes[-1:] = n - starts[-1:]
-        return Groups(order, starts, ordered.take(starts), sizes)
+        starts = np.concatenate(([True][: len(key)], ordered[1:] != ordered[:-1])).nonzero()[0]
+        return Groups(order, starts, ordered.take(starts), np.diff(starts, append=len(key)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,39 +193,24 @@ def strata_of(target: Target, rows: RowBlock) -> tuple[Ints, Ints]:
     if not rows.single:
         means = np.add.reduceat(means, rows.offsets[:-1], axis=1) / rows.steps
     requests, prefill = means
-    octave, cell = _octave(requests), _decode_cell(requests)
-    filled = (prefill > 0.0).nonzero()[0]
-    if not len(filled):
-        return octave, cell
-    own = octave.take(filled)
-    cell[filled] = _prefill_cell(own, prefill.take(filled))
-    octave[filled] = _OCTAVES + own
-    return octave, cell
+    octave, filled = _octave(requests), prefill > 0.0
+    tokens = np.minimum(2.0 * np.log2(np.maximum(prefill, 1.0)), _CELL_HALF_OCTAVES - 1.0).astype(np.int64)
+    with_prefill = PREFILL_CELL + np.minimum(octave, _CELL_OCTAVES - 1) * _CELL_HALF_OCTAVES + tokens
+    return octave + _OCTAVES * filled, np.where(filled, with_prefill, _decode_cell(requests))
 
 
 def _octave(value: Floats) -> Ints:
     """Floor of log2, 0 to 15; of NaN 0."""
-    exponent: Ints = np.frexp(np.fmin(np.fmax(value, 1.0), _LAST_OCTAVE))[1].astype(np.int64)
-    exponent -= 1
-    return exponent
+    return np.frexp(np.fmin(np.fmax(value, 1.0), _LAST_OCTAVE))[1].astype(np.int64) - 1
 
 
 def _decode_cell(requests: Floats) -> Ints:
     # Exact up to 16 requests; then by eights, because CUDA graphs are padded to multiples of 8 and kernels work in
     # tiles of 64: one request more costs 12 % at a tile's edge; beyond 512 nobody pads, eight cells per octave.
-    cell = np.rint(requests)
-    many = requests > _EXACT
-    if many.any():
-        several = requests[many]
-        eights = _EXACT - 2.0 + np.ceil(several / 8.0)
-        octaves = _CELL_PADDED + 8.0 * np.log2(np.maximum(several, _PADDED) / _PADDED)
-        cell[many] = np.where(several <= _PADDED, eights, octaves)
+    eights = _EXACT - 2.0 + np.ceil(requests / 8.0)
+    octaves = _CELL_PADDED + 8.0 * np.log2(np.maximum(requests, _PADDED) / _PADDED)
+    cell = np.where(requests <= _EXACT, np.rint(requests), np.where(requests <= _PADDED, eights, octaves))
     return np.minimum(np.maximum(cell, 0.0), PREFILL_CELL - 1.0).astype(np.int64)
-
-
-def _prefill_cell(octave: Ints, prefill: Floats) -> Ints:
-    tokens = np.minimum(2.0 * np.log2(np.maximum(prefill, 1.0)), _CELL_HALF_OCTAVES - 1.0).astype(np.int64)
-    return PREFILL_CELL + np.minimum(octave, _CELL_OCTAVES - 1) * _CELL_HALF_OCTAVES + tokens
 
 
 def stratum_name(stratum: int) -> str:

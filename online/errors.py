@@ -125,11 +125,7 @@ class Intervals(Stateful):
         q_s = quantiles of h_s, 1.15 times as far from the middle
 
     A band is read for minutes to come, in which levels wander and to which beta and F have not been fitted: hence the
-    1.15. Adding histograms merges them.
-
-    Attributes:
-        histogram: h_s, (32, 88).
-        rows: how many were learned of each stratum, (32,).
+    1.15. Adding histograms merges them. ``histogram``: h_s. ``rows``: how many were learned of each stratum, (32,).
     """
 
     SAVED = ("histogram", "rows")

@@ -70,7 +70,7 @@ class PhaseLevel(Stateful):
     def means(self, values: list[float]) -> None:
         if values and (len(values) != len(HALF_LIVES_ROWS) or max(map(abs, values)) > LEVEL_MAX):
             raise StateError("means of another number, or out of bounds")
-        self._means = [stats.EWMean(1.0 - 0.5 ** (1.0 / rows)) for rows in HALF_LIVES_ROWS if values]
+        self._means = _fresh_means() if values else []
         for mean, value in zip(self._means, values, strict=True):
             mean.update(value)  # River takes the first value as it is
 
@@ -83,26 +83,21 @@ class PhaseLevel(Stateful):
         self.rows += n
         self.last_ns = max(self.last_ns, int(end_ns.max()))
         values = np.minimum(np.maximum(log_ratio, -LEVEL_MAX), LEVEL_MAX).tolist()
-        before = np.array([[0.0] * n, *self._before(values)])
+        self._means = self._means or _fresh_means()
+        told = [[0.0] * n]
+        for mean in self._means:
+            known = list[float]()
+            for value in values:
+                known.append(mean.get())
+                mean.update(value)
+            told.append(known)
+        before = np.array(told)
         self.late.learn(self.late_means[0, :, None], log_ratio)
         chosen: Floats = before[self.now.learn(before, log_ratio), np.arange(n)]
         return chosen
 
-    def _before(self, values: list[float]) -> list[list[float]]:
-        """What each mean was before each value, which it then learns."""
-        found: list[list[float]] = [[] for _ in HALF_LIVES_ROWS]
-        if not self._means:
-            self._means = [stats.EWMean(1.0 - 0.5 ** (1.0 / rows)) for rows in HALF_LIVES_ROWS]
-        for mean, known in zip(self._means, found, strict=True):
-            for value in values:
-                known.append(mean.get())
-                mean.update(value)
-        return found
-
-    def snapshot(self) -> LevelSnapshot | None:
-        """The level for a reader; None before the first row."""
-        if not self.rows:
-            return None
+    def snapshot(self) -> LevelSnapshot:
+        """The level for a reader."""
         chosen = self.late.best()
         return LevelSnapshot(
             factor=math.exp(self.means[chosen - 1]) if chosen else 1.0,
@@ -110,6 +105,10 @@ class PhaseLevel(Stateful):
             rows=self.rows,
             last_row_unix_nano=self.last_ns,
         )
+
+
+def _fresh_means() -> list[stats.EWMean]:
+    return [stats.EWMean(1.0 - 0.5 ** (1.0 / rows)) for rows in HALF_LIVES_ROWS]
 
 
 class Level(Stateful):
@@ -135,8 +134,8 @@ class Level(Stateful):
 
     def snapshot(self) -> dict[str, LevelSnapshot]:
         """By phase, ``decode`` and ``prefill``, those that have a row."""
-        each = {"decode": self.decode.snapshot(), "prefill": self.prefill.snapshot()}
-        return {name: level for name, level in each.items() if level is not None}
+        phases = {"decode": self.decode, "prefill": self.prefill}
+        return {name: phase.snapshot() for name, phase in phases.items() if phase.rows}
 
     def add(self, other: Level) -> None:
         """Rows of both; the level starts over."""

@@ -63,11 +63,9 @@ def believed(rows: Floats) -> Floats:
 
 
 class ShapeFactors(Stateful):
-    """Of one target: rows (512,), Y (512,), spread (512,) and X (512, p) of every shape.
+    """Of one target: rows (512,), Y (512,), spread (512,) and X (512, p) of every shape; A and B: ``won``, ``error``.
 
-    Attributes:
-        applied: whether x beta is multiplied by F.
-        won, error: A and B.
+    ``applied``: whether x beta is multiplied by F.
     """
 
     SAVED = ("rows", "log_y", "spread", "x", "applied", "won", "error")

@@ -85,11 +85,7 @@ def encode(tree: Tree) -> bytes:
 
 
 def decode(data: bytes) -> Tree:
-    """The tree in a file.
-
-    Raises:
-        StateError: it is truncated, corrupt, not a state file, or of a version that cannot be read.
-    """
+    """The tree in a file; StateError if it is truncated, corrupt, no state file, or of a version that is not read."""
     if not data.startswith(MAGIC):
         raise StateError(f"not a state file: it does not begin with {MAGIC.decode().strip()!r}", Refusal.NOT_A_STATE)
     body = memoryview(data)[_HEAD_BYTES:]
@@ -264,11 +260,7 @@ _ADDRESS = re.compile(r"(ipv4|ipv6|unix|https?):|.*:\d+(#\d+)?$")
 
 
 class Lineage:
-    """Of one configuration.
-
-    Attributes:
-        engines: spans by engine, in order of their beginning.
-    """
+    """Of one configuration: ``engines``, spans by engine, in order of their beginning."""
 
     def __init__(self) -> None:
         self.engines: dict[str, list[Span]] = {}
@@ -340,12 +332,7 @@ class LineageLedger:
         self._holders: dict[tuple[str, str], list[tuple[str, Lineage]]] = {}
 
     def admit(self, state: str, lineages: Mapping[str, Lineage]) -> None:
-        """Take a state in.
-
-        Raises:
-            StateError: rows of it are in another one already; the sentence names the engine and both states. Nothing of
-                it was taken in.
-        """
+        """Take a state in, or nothing of it: StateError names the engine and the state that has rows of it already."""
         every = [(config_id, engine) for config_id, lineage in lineages.items() for engine in lineage.engines]
         for config_id, engine in every:
             for holder, held in self._holders.get((config_id, engine), ()):

@@ -223,7 +223,8 @@ class Joiner:
     def _find_idle(self, now_unix_ns: int) -> None:
         """Emitters that are waited for no longer; of whom nothing was heard yet, the time runs from now on."""
         for emitter in self._emitters():
-            emitter.heard_unix_ns = emitter.heard_unix_ns or now_unix_ns
+            # one heard of later than now: the clock here was set back
+            emitter.heard_unix_ns = min(emitter.heard_unix_ns or now_unix_ns, now_unix_ns)
             silent_ns = 0 if emitter.recording else now_unix_ns - emitter.heard_unix_ns
             before = emitter.is_idle, emitter.is_over
             emitter.is_idle, emitter.is_over = silent_ns >= self._idle_ns, silent_ns >= self._over_ns

@@ -25,6 +25,10 @@ class FakeClock:
         self._monotonic_ns += int(seconds * 1e9)
         self._unix_nano += int(seconds * 1e9)
 
+    def set_back(self, seconds: float) -> None:
+        """By whoever keeps the wall clock; time that passes is not touched."""
+        self._unix_nano -= int(seconds * 1e9)
+
 
 def eventually(condition, timeout_s: float = 100.0):
     """What it says once another thread or process got there; the limit is one that only a defect reaches."""

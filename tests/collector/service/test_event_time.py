@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry
 from collector.config.schema import Config
 from collector.decode import Export
 from collector.recordings import Recording
+from collector.runtime.tasks import SteadyClock
 from collector.service.pipeline import Pipeline
 from collector.service.publish import Publisher
 from collector.service.watches import EventTime
@@ -40,10 +41,11 @@ class House:
         self.pipeline = Pipeline(Config(learners=("rls",), **settings), "0")
         self.publisher = Publisher(self.pipeline, self.metrics, self.clock, 5.0)
         self.unread_s = 0.0
+        self.arrivals = SteadyClock(self.clock)
         self.event_time = EventTime(self.pipeline, self.metrics, self.clock, lambda: int(self.unread_s * 1e9))
 
     def turn(self, *exports):
-        self.pipeline.process([each._replace(arrived_unix_ns=self.clock.unix_nano()) for each in exports])
+        self.pipeline.process([each._replace(arrived_unix_ns=self.arrivals.unix_nano()) for each in exports])
         self.event_time.tick()
         self.publisher.tick()
 
@@ -219,3 +221,18 @@ def test_what_is_said_of_the_load_of_the_last_minutes_ends_with_them_also_of_a_s
     said = house.publisher.current().generation
     house.silence(900)
     assert generation < house.publisher.current().generation == said
+
+
+@pytest.mark.parametrize("back_s", [30, 3600])
+def test_what_waits_is_not_waited_for_longer_after_the_clock_here_was_set_back(back_s):
+    house, begin_ns = House(), BEGIN_NS
+    for first_step in range(1, 3000, 50):
+        if first_step == 1501:
+            before = house.rows()["step_time"]
+            house.clock.set_back(back_s)
+            begin_ns -= back_s * 10**9
+        export = make_export(steps_per_span=50, first_step=first_step, begin_ns=begin_ns)
+        house.feed([Export(export.SerializeToString(), "a", "grpc", 1)], pace_s=1.0)
+    house.silence()
+    assert house.rows()["step_time"] > before + 1400
+    assert house.event_time.pending == ()

@@ -299,7 +299,7 @@ class Recording:
             case ForwardPass(unix_ns=0):  # it comes when all before it of the same engine have passed
                 self._passed_ns[said.instance] += round(1e3 * said.wall_us)
                 unix_nano = self._passed_ns[said.instance]
-                said = said._replace(unix_ns=unix_nano)
+                said = msgspec.structs.replace(said, unix_ns=unix_nano)
             case ForwardPass():
                 unix_nano = said.unix_ns
             case ScrapedPage():

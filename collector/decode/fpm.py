@@ -12,7 +12,7 @@ else the configuration of the endpoint does.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Final, NamedTuple, TypeVar
+from typing import Annotated, Final, TypeVar
 
 import msgspec
 
@@ -68,7 +68,7 @@ class _Line(msgspec.Struct, gc=False):
     event: _Observed
 
 
-class ForwardPass(NamedTuple):
+class ForwardPass(msgspec.Struct, frozen=True, gc=False):
     """What one record says; tokens and requests are those scheduled in the pass.
 
     Attributes:

@@ -23,8 +23,9 @@ from collector.decode.kv import KvBatch
 from collector.runtime import Clock, Health, IoLoop, SteadyClock, begin
 from collector.telemetry import Counts, Metrics, Skip, table
 
-QUEUE_MESSAGES = 10_000
-"""Messages of one kind that wait for the worker, and the moves of blocks in them; beyond it the oldest go, counted."""
+KV_QUEUE, FPM_QUEUE = 10_000, 50_000
+"""Messages that wait for the worker, moves of blocks in them counted in; beyond it the oldest go, counted. With its
+first row the worker imports River, which takes seconds on a busy machine: five of 10,000 records, 15 MB, may wait."""
 SOCKET_BYTES = 32 << 20
 """What libzmq may hold of one kind, over all connections that were configured."""
 SILENT_MS = 60_000
@@ -49,13 +50,14 @@ def check_zmq(config: Config) -> None:
 class Feed(NamedTuple, Generic[T]):
     """One kind of message, by the key of its endpoints, and how it is read: its frames, its endpoint, when it came.
 
-    A message of more than ``message_bytes_max`` closes its connection. ``size_of`` tells how many places one takes in
-    the queue; ``sequence_of``, where gaps are counted here, the stream that it belongs to and its number there.
+    A message of more than ``message_bytes_max`` closes its connection. ``queue_max`` may wait; ``size_of`` tells how
+    many places one takes. ``sequence_of``, where gaps are counted here, tells its stream and its number there.
     """
 
     key: str
     read: Callable[[Sequence[bytes], Owned, int], T | Skip]
     message_bytes_max: int
+    queue_max: int
     size_of: Callable[[T], int] = lambda _: 1
     sequence_of: Callable[[T], tuple[int, int]] | None = None
 
@@ -75,10 +77,10 @@ def _read_fpm(frames: Sequence[bytes], endpoint: Owned, unix_ns: int) -> Forward
 
 
 KV_FEED = Feed[KvBatch](
-    "kv", _read_kv, 2 << 20, lambda batch: 1 + len(batch.moves), lambda batch: (batch.rank, batch.seq)
+    "kv", _read_kv, 2 << 20, KV_QUEUE, lambda batch: 1 + len(batch.moves), lambda batch: (batch.rank, batch.seq)
 )
 """Of a step of 131,072 tokens a batch holds 0.7 MB of token ids and 0.3 MB of hashes."""
-FPM_FEED = Feed[ForwardPass]("fpm", _read_fpm, 16 << 10)
+FPM_FEED = Feed[ForwardPass]("fpm", _read_fpm, 4 << 10, FPM_QUEUE)
 _GPU, _IPC = "gpu+", "ipc://"
 
 
@@ -153,7 +155,6 @@ class Subscriber(Generic[T]):
         io: the loop; None makes one of its own.
         health: what is told if a task dies.
         nudge: wakes the worker before the queue is full.
-        queue_max: messages that may wait.
     """
 
     def __init__(
@@ -165,7 +166,6 @@ class Subscriber(Generic[T]):
         io: IoLoop | None = None,
         health: Health | None = None,
         nudge: Callable[[], None] = lambda: None,
-        queue_max: int = QUEUE_MESSAGES,
     ) -> None:
         self._feed = feed
         self._endpoints = [parse_owned(text) for text in getattr(config, feed.key)]
@@ -175,7 +175,6 @@ class Subscriber(Generic[T]):
         self._own_io = io is None
         self._health = health
         self._nudge = nudge
-        self._queue_max = queue_max
         self._lock = threading.Lock()
         """Guards the queue; all else belongs to the loop."""
         self._queue: deque[T] = deque()
@@ -184,7 +183,7 @@ class Subscriber(Generic[T]):
         self._tasks: list[asyncio.Task[None]] = []
         self._context: Any = None
         metrics.follow(table.SIZE, lambda: self._queued, feed.key)
-        metrics.set(table.CAPACITY, queue_max, feed.key)
+        metrics.set(table.CAPACITY, feed.queue_max, feed.key)
 
     def start(self) -> None:
         """Open the sockets and listen, whether or not anybody is there; ConfigError when that is impossible."""
@@ -234,14 +233,18 @@ class Subscriber(Generic[T]):
             self._context = None
 
     async def _listen(self, subscription: _Subscription) -> None:
+        """Read in turns. Where more has come than one turn reads, the next comes sooner: half of the loop's time."""
+        loop = asyncio.get_running_loop()
         while True:
             if not await subscription.sub.poll(SILENT_MS):
                 subscription.connect_again()
                 continue
+            begun_s = loop.time()
             self._metrics.merge(self._accept(subscription))
-            if self._queued > self._queue_max // 4:
+            behind = loop.time() >= begun_s + _TURN_S
+            if self._queued > self._feed.queue_max // 4:
                 self._nudge()
-            await asyncio.sleep(_HEAP_S)
+            await asyncio.sleep(_TURN_S if behind else _HEAP_S)
 
     def _accept(self, subscription: _Subscription) -> Counts:
         """Queue what has come."""
@@ -258,7 +261,7 @@ class Subscriber(Generic[T]):
         with self._lock:
             self._queue.extend(accepted)
             self._queued += sum(map(feed.size_of, accepted))
-            while self._queued > self._queue_max:
+            while self._queued > feed.queue_max:
                 self._queued -= feed.size_of(self._queue.popleft())
                 counts[table.MESSAGES, feed.key, table.DROPPED] += 1
         return counts

@@ -104,6 +104,11 @@ class Emitter(abc.ABC):
         return self.newest_unix_ns
 
     @property
+    def is_never_late(self) -> bool:
+        """Whether its events bear the time at which they came, so that those up to now are here."""
+        return False
+
+    @property
     @abc.abstractmethod
     def quality(self) -> Quality:
         """What its rows are made from."""

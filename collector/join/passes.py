@@ -54,6 +54,11 @@ class PassEngine(Emitter):
         self._warm_ups: dict[Target, WarmUp] = {}
 
     @property
+    def is_never_late(self) -> bool:
+        """Live records bear the time of their arrival; those of a file, when they were observed."""
+        return not self.recording
+
+    @property
     def steps_heard(self) -> int:
         """The newest count of a record, and one; 0 before the first. After a restart of ours the engine is warm."""
         return self._last + 1

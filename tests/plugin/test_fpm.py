@@ -8,6 +8,7 @@ import socket
 from itertools import pairwise
 from unittest import mock
 
+import msgspec
 import pytest
 import zmq
 from tracefit_vllm import fpm, publisher
@@ -78,7 +79,7 @@ def test_a_run_reaches_the_reader_pass_by_pass_with_host_time_and_then_heartbeat
     drive(scheduler, 20)
     told = listener.take(lambda passes: len(passes) > 8 and passes[-1].is_empty)
     busy = [passed for passed in told if not passed.is_empty]
-    assert [passed[3:9] for passed in busy] == scheduler.passes[before:]
+    assert [msgspec.structs.astuple(passed)[3:9] for passed in busy] == scheduler.passes[before:]
     assert {(one.instance, one.target) for one in told} == {("pod-1", Target.STEP_TIME)}
     assert all(one.wall_us > 0 for one in busy)
     assert {second.counter - first.counter for first, second in pairwise(told)} == {1}

@@ -86,7 +86,7 @@ class Listening(Subscriber):
 
 @contextlib.contextmanager
 def listening(feed=KV_FEED, queue_max=100, **addresses):
-    one = Listening(feed, Config(**addresses), queue_max=queue_max)
+    one = Listening(feed._replace(queue_max=queue_max), Config(**addresses))
     one.start()
     try:
         yield one
@@ -268,6 +268,16 @@ def test_moves_of_blocks_fill_the_queue_as_messages_do(publisher):
         eventually(lambda: subscriber.count(table.MESSAGES, "kv", table.DROPPED) == 2)
         assert subscriber.count(table.SIZE, "kv") == 61
         assert subscriber.seqs() == [2]
+
+
+def test_records_wait_for_a_worker_that_is_busy_for_two_seconds(publisher):
+    """So long it may import what it learns its first row with."""
+    with listening(FPM_FEED, FPM_FEED.queue_max, fpm=(publisher.address,)) as subscriber:
+        publisher.wait_for_subscriber()
+        for body in packed() * 20:
+            publisher.publish(body)
+        eventually(lambda: subscriber.count(table.MESSAGES, "fpm", table.ACCEPTED) == 20_000)
+        assert subscriber.count(table.MESSAGES, "fpm", table.DROPPED) == 0
 
 
 def test_of_a_publisher_that_floods_the_newest_are_kept(publisher):

@@ -7,6 +7,7 @@ import pytest
 from collector.config.schema import Config
 from collector.decode.fpm import ForwardPass
 from collector.decode.records import Telemetry
+from collector.identity import Knowledge
 from collector.join.events import Described, Event, Renamed, Restarted, Rows, Succeeded
 from collector.join.joiner import Joiner
 from collector.service.pipeline import Correlator
@@ -96,12 +97,31 @@ def test_request_spans_under_the_name_of_the_engine_itself_leave_its_configurati
         assert [emitter.snapshot().last_step for emitter in joiner.emitters_of(config_id)] == [len(run.summaries)]
 
 
-def test_rows_wait_for_an_engine_that_is_not_heard_of_before_it_may_be_late():
+def passes_of(name, seconds, recording=""):
+    """One pass a second."""
+    return [
+        ForwardPass(name, at, 9e3, 0, 0, 0, 1, 100, 0, Target.STEP_TIME, T0_NS + at * 10**9, recording=recording)
+        for at in seconds
+    ]
+
+
+def rows_of(joiner):
+    return [event.rows for event in joiner.drain() if isinstance(event, Rows)]
+
+
+def test_recorded_rows_wait_for_an_engine_that_is_not_heard_of_before_it_may_be_late():
     joiner = Joiner(Config(allowed_lateness_s=20.0))
-    for name, seconds in (("late", range(5, 25)), ("early", range(100))):
-        for at in seconds:
-            joiner.add_passes([ForwardPass(name, at, 9e3, 0, 0, 0, 1, 100, 0, Target.STEP_TIME, T0_NS + at * 10**9)])
-        if name == "late":
-            assert not any(isinstance(event, Rows) for event in joiner.drain()), "of 5 s, heard of at 24 s"
-    (rows,) = (event.rows for event in joiner.drain() if isinstance(event, Rows))
+    joiner.add_passes(passes_of("late", range(5, 25), "file"))
+    assert not rows_of(joiner), "of 5 s, heard of at 24 s"
+    joiner.add_passes(passes_of("early", range(100), "file"))
+    (rows,) = rows_of(joiner)
     assert rows.end_ns[-1] <= T0_NS + 79 * 10**9
+
+
+def test_records_that_bear_the_time_of_their_arrival_wait_for_nobody_and_stay_in_order():
+    joiner = Joiner(Config(model="m", allowed_lateness_s=20.0), Knowledge(Config(model="m")))
+    joiner.add_passes([*passes_of("stopped", range(70)), *passes_of("goes on", range(70, 140))])
+    joiner.add_passes([*passes_of("goes on", range(140, 200)), *passes_of("stopped", [200])])
+    (rows,) = rows_of(joiner)
+    assert rows.end_ns.tolist() == [T0_NS + at * 10**9 for at in range(201)]
+    assert not joiner.pending()

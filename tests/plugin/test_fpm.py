@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import socket
-from itertools import pairwise
+from itertools import count, pairwise
+from types import SimpleNamespace
 from unittest import mock
 
 import msgspec
@@ -83,6 +84,32 @@ def test_a_run_reaches_the_reader_pass_by_pass_with_host_time_and_then_heartbeat
     assert {(one.instance, one.target) for one in told} == {("pod-1", Target.STEP_TIME)}
     assert all(one.wall_us > 0 for one in busy)
     assert {second.counter - first.counter for first, second in pairwise(told)} == {1}
+    scheduler.shutdown()
+
+
+def test_a_step_that_cannot_be_summed_up_is_a_gap_in_the_count_and_not_time_of_the_next(listener, monkeypatch):
+    class Failing(Scheduler):
+        calls = 0
+
+        def get_request_counts(self):
+            self.calls -= 1
+            if self.calls == 0:
+                raise RuntimeError
+            return super().get_request_counts()
+
+    scheduler = scheduler_to(listener.url, Failing)
+    number = connected(listener, scheduler)
+    times_ns = count(10**18, 10**6)  # a millisecond between two readings, of which a step makes four
+    monkeypatch.setattr("tracefit_vllm.tap.time", SimpleNamespace(monotonic_ns=lambda: next(times_ns)))
+    scheduler.add_request(Request("a", 5, 20))
+    drive(scheduler, 5)
+    scheduler.calls = 2  # the second is the plugin's
+    drive(scheduler, 10)
+    told = listener.take(lambda passes: passes[-1].is_empty and any(not one.is_empty for one in passes))
+    busy = [one for one in told if not one.is_empty]
+    assert {round(one.wall_us) for one in busy[1:]} == {4000}
+    counters = [number, *(one.counter for one in told)]
+    assert sorted(second - first for first, second in pairwise(counters)) == [*[1] * (len(told) - 1), 2]
     scheduler.shutdown()
 
 

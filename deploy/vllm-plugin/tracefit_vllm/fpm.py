@@ -47,8 +47,6 @@ class ForwardPasses:
         self._computing: set[str] = set()
         """Requests that were scheduled and do not decode yet, or again."""
         self._busy = False
-        self._free_ns = 0
-        """When the newest step was done."""
         self._number = 0
         self._lost = 0
         self._sent_s = 0.0
@@ -83,8 +81,7 @@ class ForwardPasses:
     def row(self, step: Step) -> tuple[float, ...] | None:
         """Put its seconds before the numbers of a step that has ended; None of an empty one."""
         requests = step.batch[0] + step.batch[3]
-        begin_ns = self._free_ns if self._busy else max(step.start_ns, self._free_ns)
-        self._free_ns = step.done_ns
+        begin_ns = step.free_ns if self._busy else max(step.start_ns, step.free_ns)
         self._busy = requests > 0 and any(self._scheduler.get_request_counts())
         return ((step.done_ns - begin_ns) / 1e9, *step.batch) if requests else None
 
@@ -109,9 +106,9 @@ class ForwardPasses:
 
     def send(self, items: Sequence[Any], lost: Mapping[str, int]) -> bool:
         """Publish; always True, for a publisher does not know who listens."""
-        self._number += lost["queue_full"] - self._lost  # whoever counts the records sees how many there were
-        self._lost = lost["queue_full"]
-        now_s = time.monotonic()
+        all_lost, now_s = sum([*lost.values()]), time.monotonic()
+        self._number += all_lost - self._lost  # whoever counts the records sees how many there were
+        self._lost = all_lost
         for seconds, *scheduled, waiting in items or ([_IDLE] if now_s > self._sent_s + HEARTBEAT_S else ()):
             record = {
                 **self._who,
@@ -131,3 +128,6 @@ class ForwardPasses:
         """Close the socket; what is on its way has half a second."""
         self._socket.close()
         self._context.term()
+
+    def interrupt(self) -> None:
+        """Nothing hangs here, and a socket may be touched by its own thread alone."""

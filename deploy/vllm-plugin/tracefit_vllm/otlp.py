@@ -178,10 +178,12 @@ class Spans:
         return True
 
     def close(self) -> None:
-        """Close the connection; a call that hangs ends, which is nobody's fault."""
+        """Close the connection, from any thread; a call that hangs ends, which is nobody's fault."""
         self._warned = True
         if self._channel is not None:
             self._channel.close()
+
+    interrupt = close
 
     def request(self, items: Sequence[Step | Journey], lost: Mapping[str, int]) -> ExportTraceServiceRequest:
         """Build one export."""
@@ -259,7 +261,7 @@ class Journeys:
 
 def step_event(step: Step, unix_minus_mono_ns: int = 0) -> Event:
     """The event of one step, at the end of ``schedule()``."""
-    number, start_ns, end_ns, output_ns, done_ns, batch = step
+    number, start_ns, end_ns, output_ns, done_ns, batch, _ = step
     numbers = (number, start_ns, end_ns, (end_ns - start_ns) // 1000, *batch, output_ns, done_ns)
     attributes: dict[str, Value] = dict(zip(STEP_KEYS, numbers, strict=True))
     total, free = batch[-2:]

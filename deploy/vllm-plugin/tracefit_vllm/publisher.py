@@ -38,6 +38,7 @@ class Step(NamedTuple):
     output_ns: int
     done_ns: int
     batch: tuple[int, ...]
+    free_ns: int = 0  # when the step before it was done, even one that is not told
 
 
 class Publisher:
@@ -71,7 +72,7 @@ class Publisher:
             return
         thread.join(wait_s)
         if thread.is_alive():
-            self._wire.close()
+            self._wire.interrupt()
 
     def _be_silent(self) -> None:
         """A forked child has the queue without the thread, and must not send its parent's items."""

@@ -49,10 +49,9 @@ def read_settings(env: Mapping[str, str]) -> Settings:
     resource = _pairs("OTEL_RESOURCE_ATTRIBUTES", env)
     if service := env.get("OTEL_SERVICE_NAME"):
         resource["service.name"] = service
-    headers = _pairs("TRACEFITVLLM_HEADERS", env)
     return Settings(
         _endpoint("TRACEFITVLLM_ENDPOINT", env),
-        tuple((key.lower(), value) for key, value in headers.items()),
+        tuple((key.lower(), value) for key, value in _pairs("TRACEFITVLLM_HEADERS", env).items()),
         env.get("TRACEFITVLLM_CERTIFICATE", ""),
         resource,
     )
@@ -96,10 +95,8 @@ def data_parallel_rank(scheduler: Any) -> int | None:
     """
     parallel = dig(scheduler, "vllm_config.parallel_config")
     index = dig(parallel, "data_parallel_index") or dig(parallel, "data_parallel_rank") or 0
-    is_one_of_several = (dig(parallel, "data_parallel_size") or 1) > 1 or dig(
-        parallel, "_data_parallel_master_port_list"
-    )
-    return int(index) if index > 0 or is_one_of_several else None
+    one_of_several = (dig(parallel, "data_parallel_size") or 1) > 1 or dig(parallel, "_data_parallel_master_port_list")
+    return int(index) if index > 0 or one_of_several else None
 
 
 _KNOBS: Final = {

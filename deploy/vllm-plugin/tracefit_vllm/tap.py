@@ -47,8 +47,7 @@ class Tap:
         self._wire = wire
         self.publisher = Publisher(wire)
         self._in_flight: dict[int, tuple[Any, int, int, int, tuple[int, ...]]] = {}
-        self._step = 0
-        self._errors = 0
+        self._step = self._done_ns = 0
 
     def scheduled(self, output: Any, start_ns: int) -> None:
         """``schedule()`` was called at this time and has returned this."""
@@ -63,11 +62,12 @@ class Tap:
     def updated(self, output: Any, output_ns: int) -> None:
         """``update_from_output()`` was called with this at this time and has returned."""
         done_ns = time.monotonic_ns()
+        free_ns, self._done_ns = self._done_ns, done_ns
         told = self._in_flight.pop(id(output), None)
         if told is None:
             return  # it could not be summed up, or was pushed out
         _, number, start_ns, end_ns, batch = told
-        row = self._wire.row(Step(number, start_ns, end_ns, output_ns, done_ns, batch))
+        row = self._wire.row(Step(number, start_ns, end_ns, output_ns, done_ns, batch, free_ns))
         if row is not None:
             self.publisher.offer(row)
         self.requests_freed(number, done_ns)
@@ -85,11 +85,11 @@ class Tap:
 
     def failed(self, where: str) -> None:
         """Count an error inside a hook; called from an except block."""
-        self._errors += 1
         self.publisher.lost["hook_error"] += 1
+        errors = self.publisher.lost["hook_error"]
         LOG.debug("tracefit: error in %s", where, exc_info=True)
-        if self._errors >= ERRORS_MAX:
-            LOG.warning("tracefit: off after %d errors, the last in %s", self._errors, where, exc_info=True)
+        if errors >= ERRORS_MAX:
+            LOG.warning("tracefit: off after %d errors, the last in %s", errors, where, exc_info=True)
             self.is_on = False
             self._in_flight.clear()
             self.publisher.stop(wait_s=0)  # without waiting: this is the engine's thread
@@ -111,13 +111,12 @@ def watch(scheduler: Any) -> Tap | None:
         tap = Tap(scheduler, wire)
         # atexit does not run in multiprocessing's children (the engine core is one); its finalizers do.
         multiprocessing.util.Finalize(None, tap.publisher.stop, exitpriority=10)
+        LOG.info("tracefit: steps to %s", wire.address)
+        return tap  # noqa: TRY300
     except SettingError as error:
         LOG.warning("tracefit: off, %s", error)
     except Exception:  # noqa: BLE001 serving goes on without telemetry
         LOG.warning("tracefit: off, could not be attached", exc_info=True)
-    else:
-        LOG.info("tracefit: steps to %s", settings.endpoint)
-        return tap
     return None
 
 

@@ -22,6 +22,7 @@ _HOST_PORT: Final = rf"^(\[[0-9A-Fa-f:.]+\]|[^:\s\[\]]+){_PORT}$"
 _PAGE_URL: Final = rf"https?://{_HOST}({_PORT})?(/[^\s#]*)?"
 _URL_CHARS_MAX: Final = 512
 _OWNER: Final = r"([^=\s]{1,256}=)?"
+_ZMQ: Final = rf"(tcp://\S+{_PORT}|(ipc|inproc)://\S+)"
 
 HostPort = Annotated[str, Meta(pattern=_HOST_PORT, title="host:port or [v6]:port, port 0 takes a free one")]
 HostPortOrNone = Annotated[str, Meta(pattern=f"^$|{_HOST_PORT}", title="host:port or [v6]:port, or empty")]
@@ -33,9 +34,7 @@ ScrapeUrl = Annotated[
         title="http(s)://host:port/path, dns+http(s)://host:port/path, or the path of a file",
     ),
 ]
-KvAddress = Annotated[
-    str, Meta(pattern=rf"^{_OWNER}(tcp|ipc|inproc)://\S+$", max_length=512, title="[instance=]tcp://host:port")
-]
+KvAddress = Annotated[str, Meta(pattern=rf"^{_OWNER}{_ZMQ}$", max_length=512, title="[instance=]tcp://host:port")]
 ForwardUrl = Annotated[
     str,
     Meta(
@@ -45,9 +44,7 @@ ForwardUrl = Annotated[
 ]
 FpmAddress = Annotated[
     str,
-    Meta(
-        pattern=rf"^{_OWNER}(gpu\+)?(tcp|ipc|inproc)://\S+$", max_length=512, title="[instance=][gpu+]tcp://host:port"
-    ),
+    Meta(pattern=rf"^{_OWNER}(gpu\+)?{_ZMQ}$", max_length=512, title="[instance=][gpu+]tcp://host:port"),
 ]
 DiscoverUrl = Annotated[
     str, Meta(pattern=rf"^{_OWNER}https?://[^\s/?#]+/?$", max_length=512, title="[instance=]http(s)://host:port")

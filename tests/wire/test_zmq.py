@@ -148,7 +148,8 @@ def test_without_pyzmq_the_start_and_config_check_say_what_to_install_where_it_i
 
 
 def test_an_address_nobody_can_use_ends_the_start_with_the_key_named(tmp_path):
-    with pytest.raises(ConfigError, match=r"kv: tcp://no-port"), running_sidecar(tmp_path, KV="tcp://no-port"):
+    too_long = f"ipc://{'x' * 200}"
+    with pytest.raises(ConfigError, match=r"kv: ipc://x"), running_sidecar(tmp_path, KV=too_long):
         pass
 
 

@@ -108,6 +108,7 @@ def test_an_address_may_name_its_engine(text, owned):
         ("checkpoint_interval_s: 0", "checkpoint_interval_s", "expected number >= 0.1"),
         ("scrape: ['http://[:::::1]/']", "scrape[0]", "IPv6"),
         ("kv: ['127.0.0.1:5557']", "kv[0]", "expected [instance=]tcp://host:port"),
+        ("fpm: ['tcp://127.0.0.1:65536']", "fpm[0]", "expected [instance=][gpu+]tcp://host:port"),
         ("scrape: http://a:8000", "scrape", "such as scrape: [http://a:8000]"),
         ("rules:", "rules", "expected list"),
         ("profile: 3", "profile", "expected text"),

@@ -20,7 +20,7 @@ from collector import app
 from collector.cli import main
 from collector.recordings import Recording
 from tests.support.clocks import eventually
-from tests.support.processes import TRACEFIT, environment, running_process, tracefit
+from tests.support.processes import TRACEFIT, environment, on_free_ports, running_process, tracefit
 from tests.support.sidecars import as_json, call_export, metric, running_sidecar
 from tests.support.step_exports import delimited, make_export, otlp_json
 
@@ -66,6 +66,19 @@ def test_a_second_signal_ends_at_once(tmp_path):
         assert next(watch).status == health_pb2.HealthCheckResponse.NOT_SERVING, "and the open call holds it up"
         process.send_signal(signal.SIGINT)
         assert process.wait(100) == 128 + signal.SIGINT
+
+
+def test_a_start_that_hangs_ends_when_it_is_terminated(tmp_path):
+    os.mkfifo(tmp_path / "state.bin")
+    command, variables = [*TRACEFIT, "run"], environment(**on_free_ports(tmp_path))
+    with (
+        subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=variables) as process,
+        (tmp_path / "state.bin").open("wb"),  # opens as soon as somebody reads
+    ):
+        process.send_signal(signal.SIGTERM)
+        _, said = process.communicate(timeout=100)
+    assert process.returncode == 1
+    assert "the start hangs" in said
 
 
 def test_a_port_in_use_is_exit_1_and_one_sentence(tmp_path, capsys):

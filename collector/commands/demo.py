@@ -107,6 +107,13 @@ class Sending(NamedTuple):
     payload: bytes
 
 
+def find_recording(given: Path | None) -> Path:
+    """The recording that was asked for, or the one that comes along; StartError if there is none."""
+    if given is None:
+        return _found(_DATA / "c10_long" / "otlp.pb.gz", Path(__file__).parent / "demo_recording" / "otlp.pb.gz")
+    return _found(given)
+
+
 def _found(*places: Path) -> Path:
     """The first that is there: what comes along lies in a checkout, or in an installed package."""
     for path in places:
@@ -121,8 +128,7 @@ Tape = Sequence[tuple[Received, bytes]]
 
 def read_tape(given: Path | None) -> Tape:
     """A recording, or the one that comes along, with the times of its receipt; StartError without them."""
-    bundled = _DATA / "c10_long" / "otlp.pb.gz", Path(__file__).parent / "demo_recording" / "otlp.pb.gz"
-    recording = _found(*bundled) if given is None else _found(given)
+    recording = find_recording(given)
     index = lines_of(index_of(recording), Received)
     if not index:
         raise StartError(f"a demo needs the receive times of {recording}, and there are none in {index_of(recording)}")

@@ -42,7 +42,7 @@ from .constants import (
     WORTH,
 )
 from .features import INTERCEPT
-from .rows import Floats, Ints
+from .rows import Floats, Ints, Mask
 from .snapshot import ShapeFactorSnapshot
 from .state import Stateful
 
@@ -66,16 +66,22 @@ class ShapeFactors(Stateful):
     """Of one target: rows (512,), Y (512,), spread (512,) and X (512, p) of every shape; A and B: ``won``, ``error``.
 
     ``applied``: whether x beta is multiplied by F.
+    ``stale``: shapes that begin anew with their next row, (512,).
     """
 
-    SAVED = ("rows", "log_y", "spread", "x", "applied", "won", "error")
+    SAVED = ("rows", "log_y", "spread", "x", "stale", "applied", "won", "error")
 
     def __init__(self, p: int) -> None:
         self.rows, self.log_y, self.spread = np.zeros(CELLS), np.zeros(CELLS), np.zeros(CELLS)
-        self.x = np.zeros((CELLS, p))
+        self.x, self.stale = np.zeros((CELLS, p)), np.zeros(CELLS, np.bool_)
         self.applied, self.won, self.error = True, 0.0, 0.0
 
     # ---------------------------------------------------------------- reading
+
+    def knows(self, cell: Ints) -> Mask:
+        """Whether there is a mean to compare rows of these shapes with, (n,)."""
+        known: Mask = (self.rows[cell] >= FEW_ROWS) & ~self.stale[cell]
+        return known
 
     def usual(self, ids: Ints, beta: Floats) -> Floats:
         """U_c of these shapes, (g,)."""
@@ -146,6 +152,8 @@ class ShapeFactors(Stateful):
         groups = Groups.of(cell)
         ids, starts, count = groups.ids, groups.starts, groups.sizes
         x, log_ratio = x.take(groups.order, axis=0), log_ratio.take(groups.order)
+        self.rows[ids[self.stale[ids]]] = 0.0
+        self.stale[ids] = False
         before, spread = self.rows[ids], self.spread[ids]
         for k in np.flatnonzero(before == 0.0):
             rows = slice(starts[k], starts[k] + count[k])
@@ -163,10 +171,24 @@ class ShapeFactors(Stateful):
         self.rows[ids] = before + count
 
     def shift(self, gain: float, *, prefill: bool) -> None:
-        """All shapes, or those with prefill, take longer by this log gain; what each of them takes is relearned."""
+        """All shapes, or those with prefill, take longer by this log gain; what each of them takes is relearned.
+
+        Those with prefill begin anew: what made most steps slower may make them slower by far less.
+        """
         cells = slice(PREFILL_CELL if prefill else 0, None)
         self.log_y[cells] += gain * (self.rows[cells] > 0.0)
         self.rows[cells] = np.minimum(self.rows[cells], 2.0 * NOISE_ROWS)
+        self.stale[PREFILL_CELL:] = True
+
+    def follow(self, then: ShapeFactors, before: Floats, after: Floats, beta: Floats) -> None:
+        """Shapes take what they took ``then``, by other coefficients, (p,) each; ``beta``: as they are, with phases."""
+        ids = then.rows.nonzero()[0]
+        p = len(after)
+        self.x[ids, :p] = then.x[ids]
+        after_us = then.x[ids] @ after + self.x[ids, p:] @ beta[p:]
+        self.log_y[ids] = then.usual(ids, before) + np.log(np.maximum(after_us, TINY_US))
+        self.rows[ids] = np.minimum(then.rows[ids], 2.0 * NOISE_ROWS)
+        self.stale[ids] = False
 
     def add(self, other: ShapeFactors) -> None:
         """Rows of both, 256 at most of each shape; applied unless both together have lost by it."""
@@ -176,9 +198,17 @@ class ShapeFactors(Stateful):
         self.spread += share * (other.spread - self.spread)
         self.x += share[:, None] * (other.x - self.x)
         self.rows += other.rows
+        self.stale &= other.stale
         self.won, self.error = self.won + other.won, self.error + other.error
         self.applied = True
         self._decide()
+
+    def without_phases(self, beta: Floats, p: int) -> ShapeFactors:
+        """A copy of the same factors, that has the first p columns alone; beta: of all columns."""
+        copied, usual = ShapeFactors(p), self.usual(np.arange(CELLS), beta)
+        copied.rows, copied.x = np.where(self.stale, 0.0, self.rows), self.x[:, :p].copy()
+        copied.log_y = usual + np.log(np.maximum(copied.x @ beta[:p], TINY_US))
+        return copied
 
     def widen(self, more: int) -> None:
         """Columns never seen: their usual work is 0."""

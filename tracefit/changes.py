@@ -8,8 +8,10 @@ The term that moved is told where a coefficient of the step time did:
 
     d = b' - b, C = the sum of both covariances        hypothesis u: d = a u, explained(u) = (u'C^-1 d)^2 / u'C^-1 u
 
-with u = b for all terms alike, b without prefill for decode, a unit vector for one coefficient, preferred in this order
-where they explain 95 % as much. Here the form errors are left out: they would hide in which term two snapshots differ.
+with u = b for all terms alike, b without prefill for decode, a unit vector for one coefficient. One is named where it
+leaves at most 5 % of d'C^-1 d, it goes the way the typical step does, and no other leaves less than twice as much,
+9, and (0.5 %)^2 b'C^-1 b. It is asked for where a coefficient moved, or the typical step by 5 %. Here the form errors
+are left out: they would hide in which term two snapshots differ.
 Configurations are paired by config_id; those left over by model, GPU and tensor parallelism where that is unambiguous
 (a new version of vLLM makes a new id), and at last the only one left on each side.
 """
@@ -27,10 +29,15 @@ from .step_model import FEATURES, Limits, StepModel, computable_model
 
 NOTABLE = 3.0
 """Standard errors from which on a coefficient counts as moved."""
-_LEFT = 0.01
-"""As online/change.py has it for a change in time."""
+_WORTH = 0.05
+"""A typical step that takes so much more or less is worth a word."""
+_LEFT, _TWICE, _QUIETEST = 0.05, 2.0, 0.005
+"""As online/change.py has them for a change in time."""
 _SINGULAR = 1e-9
 """Guard: the share of a variance that the other coefficients leave; below it two of them are one."""
+
+
+_MACHINE = ("model", "gpu", "tensor_parallel_size")
 
 
 class Move(NamedTuple):
@@ -59,12 +66,18 @@ class TypicalStep(NamedTuple):
     before_us: float
     after_us: float
 
+    @property
+    def is_other(self) -> bool:
+        """Whether it takes 5 % more or less."""
+        return abs(self.after_us - self.before_us) > _WORTH * self.before_us
+
 
 class ConfigDiff(NamedTuple):
     """One configuration in both.
 
     ``step`` is None where a side cannot predict or the mean work is not known. ``term`` and ``added``: which term of
     the step time moved, and by how much, as of a :class:`SpeedChange`; empty where none did or it cannot be told.
+    ``facts_changed``: of model, gpu and tensor_parallel_size, which are not the same: then it is another machine.
     """
 
     before_id: str
@@ -73,6 +86,7 @@ class ConfigDiff(NamedTuple):
     step: TypicalStep | None
     term: str = ""
     added: float | None = None
+    facts_changed: tuple[str, ...] = ()
 
 
 class Diff(NamedTuple):
@@ -99,7 +113,7 @@ def compared(before: Document, after: Document) -> Diff:
 
 def _machine(config: ConfigDocument) -> object:
     facts = config.facts
-    return (facts["model"], facts.get("gpu"), facts.get("tensor_parallel_size")) if "model" in facts else None
+    return tuple(facts.get(fact) for fact in _MACHINE) if "model" in facts else None
 
 
 def _paired(
@@ -126,11 +140,13 @@ def _config_diff(before: ConfigDocument, after: ConfigDocument) -> ConfigDiff:
         for other in _portable(after, name)
         if one.name == other.name
     ]
-    has_moved = any(each.moved for each in moves if each.target == STEP_TIME)
-    term, added = _moved_term(before, after) if has_moved else ("", None)
+    step = _typical_step(before, after)
+    has_moved = any(each.moved for each in moves if each.target == STEP_TIME) or (step is not None and step.is_other)
+    term, added = _moved_term(before, after, step) if has_moved else ("", None)
     if term:
         moves = [each._replace(moved=_moves(term, each)) for each in moves]
-    return ConfigDiff(before.config_id, after.config_id, tuple(moves), _typical_step(before, after), term, added)
+    facts = tuple(fact for fact in _MACHINE if before.facts.get(fact) != after.facts.get(fact))
+    return ConfigDiff(before.config_id, after.config_id, tuple(moves), step, term, added, facts)
 
 
 def _portable(config: ConfigDocument, target: str) -> tuple[Coefficient, ...]:
@@ -167,11 +183,12 @@ def _typical_step(before: ConfigDocument, after: ConfigDocument) -> TypicalStep 
     return TypicalStep(prefill, requests, context, times[0], times[1])
 
 
-def _moved_term(before: ConfigDocument, after: ConfigDocument) -> tuple[str, float | None]:
-    """The term that explains best how the coefficients of the step time differ, and by how much it does."""
+def _moved_term(before: ConfigDocument, after: ConfigDocument, step: TypicalStep | None) -> tuple[str, float | None]:
+    """The one term that explains how the coefficients of the step time differ, and by how much it does."""
     one, other = (config.targets[STEP_TIME].models["portable"] for config in (before, after))
     names = [each.name for each in one.coefficients]
-    if names != [each.name for each in other.coefficients]:
+    every_error_known = all(each.stderr is not None for each in (*one.coefficients, *other.coefficients))
+    if names != [each.name for each in other.coefficients] or not every_error_known:
         return "", None
     b = [each.value for each in one.coefficients]
     both = zip(one.error_covariance, other.error_covariance, strict=True)
@@ -183,14 +200,18 @@ def _moved_term(before: ConfigDocument, after: ConfigDocument) -> tuple[str, flo
     weighted = _solved(summed, moved)
     if weighted is None:
         return "", None
-    every, found = sum(map(mul, moved, weighted)), {}
+    every = sum(map(mul, moved, weighted))
+    found, squares = {"": (every, 0.0)}, sum(map(mul, b, _solved(summed, b) or b))
     for name, u in hypotheses.items():
         along = sum(map(mul, u, weighted))
         length = sum(map(mul, u, _solved(summed, u) or u))
         if length > 0.0:
             found[name] = (every - along * along / length, along / length)
-    enough = min((left for left, _ in found.values()), default=0.0) + _LEFT * every
-    return next(((name, by) for name, (left, by) in found.items() if left <= enough), ("", None))
+    (least, by), name = min((value, name) for name, value in found.items())
+    enough = _TWICE * least + NOTABLE**2 + _QUIETEST**2 * squares
+    is_sure = least <= _LEFT * every and sum(left <= enough for left, _ in found.values()) == 1
+    goes_along = step is None or not step.is_other or (by > 0.0) == (step.after_us > step.before_us)
+    return (name, by) if is_sure and goes_along else ("", None)
 
 
 def _solved(matrix: list[list[float]], right: list[float]) -> list[float] | None:

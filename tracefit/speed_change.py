@@ -18,7 +18,7 @@ class SpeedChange(NamedTuple):
         factor: new time of a step per old time.
         since_unix_nano: event time at which it began, within ``within_s`` seconds; None: not known.
         term: what moved: ``all`` terms alike, ``decode`` (all but prefill), or a coefficient by its name; empty while
-            too few steps were seen since.
+            the steps since do not tell which.
         added: microseconds more per unit of that coefficient; of ``all`` and ``decode``, the share; None: not known.
     """
 
@@ -33,11 +33,6 @@ class SpeedChange(NamedTuple):
         """Whether steps with prefill alone changed."""
         return self.term.startswith("prefill")
 
-    @property
-    def single_term(self) -> str:
-        """The term where one alone moved; empty where all did, or while that is not known."""
-        return "" if self.term == "all" else self.term
-
     def is_recent(self, now_unix_nano: int) -> bool:
         """Whether a person who looks now may not have heard of it."""
         return now_unix_nano - self.since_unix_nano < RECENT_NS
@@ -46,8 +41,8 @@ class SpeedChange(NamedTuple):
         """``steps take 1.42 × as long since 14:03 UTC ± 2 min: …`` and the term; with the date where it is another."""
         since, today = minute(self.since_unix_nano), minute(now_unix_nano).partition(" ")[0]
         change = f"steps {'with prefill ' * self.of_prefill}take {self.factor:.2f} × as long"
-        said = term_text(self.term, self.added)
-        return f"{change} since {since.removeprefix(f'{today} ')}{self.within}{said and f': {said}'}"
+        said = term_text(self.term, self.added) or _UNSURE
+        return f"{change} since {since.removeprefix(f'{today} ')}{self.within}: {said}"
 
     @property
     def within(self) -> str:
@@ -64,6 +59,7 @@ _TERMS = {
     "requests": "decode, by its requests",
     "active_experts": "reading the experts of a mixture",
 }
+_UNSURE = "the term is not sure yet"
 _PER_UNIT = {"intercept": "", "requests": " per request", "active_experts": " for all experts"}
 
 
@@ -105,6 +101,6 @@ class OutlierReplica(NamedTuple):
         """``engine 'a' takes 1.586 ± 0.008 times as long as the others: …`` with 95 % of the ratio, and the term."""
         error = "" if self.stderr is None else f" ± {1.96 * self.stderr:.3f}"
         others = "the others" if self.siblings > 1 else "the only other one, and of two either may be the odd one"
-        said = term_text(self.term, self.added)
+        said = term_text(self.term, self.added) or _UNSURE
         ratio = f"takes {self.ratio:.3f}{error} times as long as {others}"
-        return f"engine {self.engine or 'unknown'!r} {ratio}{said and f': {said}'}"
+        return f"engine {self.engine or 'unknown'!r} {ratio}: {said}"

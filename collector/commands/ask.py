@@ -178,6 +178,8 @@ def _diff_lines(changes: Diff) -> Iterator[str]:
 def _changed_lines(config: ConfigDiff) -> Iterator[str]:
     renamed = "" if config.before_id == config.after_id else f" -> {config.after_id}"
     yield f"config {config.before_id}{renamed}"
+    if config.facts_changed:
+        yield f"  not the same machine: another {', '.join(config.facts_changed)}"
     if not config.moves:
         yield "  nothing to compare: one of the two has no coefficients that the other has"
     target = ""
@@ -190,6 +192,8 @@ def _changed_lines(config: ConfigDiff) -> Iterator[str]:
         yield f"  {_step(config.step)}"
     if config.term:
         yield f"  what moved: {term_text(config.term, config.added)}"
+    elif config.step is not None and config.step.is_other:
+        yield "  what moved: no single term explains it, or several do alike"
 
 
 def _move(move: Move, *, together: bool) -> str:

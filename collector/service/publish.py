@@ -110,18 +110,25 @@ class Publisher:
 # --- news -----------------------------------------------------------------------------------------------------------
 
 
+class _Said(NamedTuple):
+    """A line, and the term of an engine of another speed; empty of others, and while it is not sure."""
+
+    text: str
+    term: str = ""
+
+
 class _Told(NamedTuple):
     """What was told of one configuration: its last change of speed with the term that moved, and what holds of it."""
 
     since_unix_nano: int = 0
     term: str = ""
-    holds: Mapping[str, str] = MappingProxyType({})
-    """Doubts by their words without numbers, and engines of another speed by name and term."""
+    holds: Mapping[str, _Said] = MappingProxyType({})
+    """Doubts by their words without numbers, and engines of another speed by name."""
 
 
 def _change_of(config: ConfigSnapshot) -> _Told:
     change = newest_change(config)
-    return _Told() if change is None else _Told(change.since_unix_nano, change.single_term)
+    return _Told() if change is None else _Told(change.since_unix_nano, change.term)
 
 
 class News:
@@ -130,9 +137,9 @@ class News:
     Is shown every snapshot that is published, in order; belongs to the thread that publishes.
 
         tiny: steps take 1.42 × as long since 14:03 UTC         WARNING, a change of speed was confirmed
-        tiny: ... since 14:03 UTC: prefill, by its tokens       WARNING, it is known that one term moved, and which
+        tiny: ... since 14:03 UTC: prefill, by its tokens       WARNING, it is sure which term moved
         tiny: not usable: its engines disagree: ...             WARNING, there is a new doubt about a configuration
-        tiny: engine 'b' takes 1.586 times as long as ...       WARNING, an engine is slower than the others
+        tiny: engine 'b' takes 1.586 times as long as ...       WARNING, an engine is slower, or its term is sure
         tiny: no longer: not usable: its engines ...            INFO, that is gone
 
     A change is new when it began later than the last one that was told, also by the process before. Numbers inside of
@@ -164,14 +171,16 @@ def _tell(config: ConfigSnapshot, told: _Told, now: _Told, now_unix_nano: int) -
     is_newer = now.since_unix_nano > told.since_unix_nano
     if change is not None and (is_newer or now.term not in {"", told.term}):
         _log.warning("%s: %s", name, change.text(now_unix_nano), extra=TOLD_ONCE)
-    holds = {_NUMBER.sub("#", doubt): f"not usable: {doubt}" for doubt in config.doubts}
-    holds |= {f"{odd.engine!r} {odd.term}": odd.text for odd in outlier_replicas(config.targets.get("step_time"))}
-    for words, text in holds.items():
-        if words not in told.holds:
-            _log.warning("%s: %s", name, text, extra=TOLD_ONCE)
-    for words, text in told.holds.items():
+    holds = {_NUMBER.sub("#", doubt): _Said(f"not usable: {doubt}") for doubt in config.doubts}
+    for odd in outlier_replicas(config.targets.get("step_time")):
+        before = told.holds.get(repr(odd.engine), _Said(""))
+        holds[repr(odd.engine)] = _Said(odd.text, odd.term or before.term)
+    for words, said in holds.items():
+        if words not in told.holds or said.term != told.holds[words].term:
+            _log.warning("%s: %s", name, said.text, extra=TOLD_ONCE)
+    for words, said in told.holds.items():
         if words not in holds:
-            _log.info("%s: no longer: %s", name, text, extra=TOLD_ONCE)
+            _log.info("%s: no longer: %s", name, said.text, extra=TOLD_ONCE)
     return _Told(max(now.since_unix_nano, told.since_unix_nano), now.term or ("" if is_newer else told.term), holds)
 
 

@@ -253,11 +253,11 @@ class RlsLearner(Stateful):
             weight = share * per_unit * per_unit
             if watches:
                 phases_us = z[:, len(self.features) : -2] @ self.fit.beta[len(self.features) :]
-                self.drift.engines.add(block, block.elapsed_us - phases_us, weight)
+                self.drift.add(block, block.elapsed_us - phases_us, weight)
             self.fit.learn(block, z, weight, share, prediction)
         self.fit.solve_strata(self.scale)
-        if self.drift.asks_for_term:
-            self.drift.attribute(*self.normal_equations())
+        if watches:
+            self.drift.attribute(self.scale, self.shapes, self.fit.beta)
         return log_ratio
 
     def open_phases(self) -> None:

@@ -175,7 +175,9 @@ def compared(
         told: dict[str, Any] = {} if math.isnan(r) else {"ratio": math.exp(r), "stderr": math.exp(r) * stderr}
         differs, term = bool(whole.differs[index] or prefill.differs[index]), None
         if whole.differs[index]:
-            term = moved_term(replica.a, replica.b, whole.beta[index], names)
+            beta, slower = whole.beta[index], r > 0.0
+            noise = float(beta @ replica.noise @ beta) / float(beta @ replica.a @ beta)
+            term = moved_term(replica.a, replica.b, beta, names, slower=slower, noise=noise)
         elif differs:  # in prefill alone
             column = int(of_prefill.argmax())
             added = math.expm1(prefill.log_ratio[index]) * float(prefill.beta[index][column])

@@ -23,7 +23,7 @@ FIELDS = {
     "Plan": "concurrency limit at curve sustains_rate replicas at_rate",
     "Limits": "max_num_seqs max_num_batched_tokens kv_tokens",
     "Diff": "configs only_before only_after",
-    "ConfigDiff": "before_id after_id moves step term added",
+    "ConfigDiff": "before_id after_id moves step term added facts_changed",
     "Move": "target feature unit before after standard_errors status_before status_after moved",
     "TypicalStep": "prefill_tokens requests decode_context_tokens before_us after_us",
     "Target": "name champion models interval shapes seen mean_us mean_factor step_ahead_us "

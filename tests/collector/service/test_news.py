@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 from collector.runtime.terminal import OncePerInterval
 from collector.service.publish import Publisher
 from collector.telemetry.metrics import Metrics
-from online.snapshot import DriftSnapshot
+from online.snapshot import DriftSnapshot, ReplicaSnapshot
 from tests.support import exporter_cases as cases
 from tests.support.clocks import T0_NS, FakeClock
 from tests.support.sidecars import CountingProcessor
@@ -53,23 +53,41 @@ def config(config_id="a", *, name="tiny", changed_ns=None, gain=1.42, doubts=(),
 def test_a_change_of_speed_is_one_warning_with_the_time_of_the_day(log):
     assert log(config()) == []
     changed = config(changed_ns=NOON_NS - 3 * MINUTE_NS)
-    assert log(changed) == ["WARNING tiny: steps take 1.42 × as long since 11:57 UTC"]
+    assert log(changed) == ["WARNING tiny: steps take 1.42 × as long since 11:57 UTC: the term is not sure yet"]
     assert log(changed) == []
     assert log(config()) == [] == log(changed), "a copy with what waits knew it sooner"
-    assert log(config(changed_ns=NOON_NS, gain=0.7)) == ["WARNING tiny: steps take 0.70 × as long since 12:00 UTC"]
+    faster = "WARNING tiny: steps take 0.70 × as long since 12:00 UTC: the term is not sure yet"
+    assert log(config(changed_ns=NOON_NS, gain=0.7)) == [faster]
 
 
 def test_the_term_that_moved_is_told_once_it_is_known(log):
     log(config(changed_ns=NOON_NS))
-    assert log(config(changed_ns=NOON_NS, term="all")) == [], "that is what the line said"
+    alike = "WARNING tiny: steps take 1.42 × as long since 12:00 UTC: every term alike"
+    assert log(config(changed_ns=NOON_NS, term="all")) == [alike]
     known = config(changed_ns=NOON_NS, term="intercept")
     assert log(known) == ["WARNING tiny: steps take 1.42 × as long since 12:00 UTC: every step by the same time"]
     assert log(known) == log(config()) == log(known) == []
 
 
+def test_an_engine_of_another_speed_is_told_again_when_its_term_is_known_and_ends_once(log):
+    def beside(term):
+        made = config()
+        odd = ReplicaSnapshot(engine="b", rows=900, ratio=1.2, stderr=0.01, differs=True, term=term)
+        made.targets["step_time"].replicas[:] = [odd, msgspec.structs.replace(odd, engine="a", differs=False)]
+        return made
+
+    line = (
+        "tiny: engine 'b' takes 1.200 ± 0.020 times as long as the only other one, and of two either may be the odd one"
+    )
+    assert log(beside("")) == [f"WARNING {line}: the term is not sure yet"]
+    assert log(beside("decode")) == [f"WARNING {line}: decode, not prefill"]
+    assert log(beside("")) == log(beside("decode")) == []
+    assert log(config()) == [f"INFO tiny: no longer: {line.removeprefix('tiny: ')}: decode, not prefill"]
+
+
 def test_a_change_of_another_day_is_told_with_the_date(log):
     [line] = log(config(changed_ns=NOON_NS - 1440 * MINUTE_NS))
-    assert line == "WARNING tiny: steps take 1.42 × as long since 2026-11-17 12:00 UTC"
+    assert line == "WARNING tiny: steps take 1.42 × as long since 2026-11-17 12:00 UTC: the term is not sure yet"
 
 
 def test_changes_of_several_configurations_at_once_are_all_told_and_no_model_writes_lines_of_its_own(log):

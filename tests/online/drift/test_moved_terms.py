@@ -6,11 +6,14 @@ from functools import cache
 import numpy as np
 import pytest
 
+from collector.decode import Export
 from collector.service.pipeline import make_pipeline
 from online import Bank, RowBlock, Snapshot, Target, merge_states
 from online.change import moved_term
 from online.snapshot import ConfigSnapshot
+from tests.support.gpu_server import serve, step_exports
 from tests.support.linear_steps import BETA, steps
+from tests.support.pipelines import new_pipeline
 from tests.support.slower import (
     CONFIG,
     CONFIG_ID,
@@ -46,6 +49,29 @@ def test_a_change_names_its_term_within_ten_minutes_of_traffic(slower, term, add
     assert after.count >= 1
     assert after.term == term
     assert after.added == pytest.approx(added, rel=0.2)
+
+
+ON_S, OFF_S, END_S = 60.0, 150.0, 240.0
+
+
+@pytest.mark.parametrize(
+    ("machine", "by_us"),
+    [("llama8b-h100", 3000.0), ("qwen32b-h200", 10_000.0)],
+)
+def test_on_a_gpu_each_change_is_told_once_and_by_the_term_that_rose_and_fell(machine, by_us):
+    """Steps with prefill take many times as long there, so that a constant is a small share of them."""
+    engine = serve(machine, END_S, 4, slower=lambda second, us: us + by_us * (ON_S <= second < OFF_S))
+    pipeline, told, exports = (
+        new_pipeline(),
+        [],
+        [Export(each, "x", "grpc", 1) for each in step_exports(machine, engine)],
+    )
+    for start in range(0, len(exports), 15):
+        pipeline.process(exports[start : start + 15])
+        targets = pipeline.snapshot(1, 1).configs[0].targets
+        if STEP in targets and targets[STEP].drift.count:
+            told.append((targets[STEP].drift.count, targets[STEP].drift.gain > 1.0, targets[STEP].drift.term))
+    assert [each for each in dict.fromkeys(told) if each[2]] == [(1, True, "intercept"), (2, False, "intercept")]
 
 
 def sibling(number):
@@ -90,7 +116,7 @@ def of_one_sidecar(siblings):
     [
         (prefill_longer(1.5), "prefill_tokens", 341.0),
         (every_step_longer(30_800.0), "intercept", 30_800.0),
-        (everything_longer(1.15), "all", 0.15),
+        (everything_longer(1.4), "all", 0.4),
     ],
     ids=["prefill", "every step", "all"],
 )
@@ -141,14 +167,18 @@ def learned_from_steps(slower):
 
 
 @pytest.mark.parametrize(
-    ("learned_from", "prefill"), [(learned_from_steps, ("prefill_tokens", 341.0)), (learned_from_pages, ("", None))]
+    ("learned_from", "alike", "prefill"),
+    [
+        (learned_from_steps, ("all", 0.42), ("prefill_tokens", 341.0)),
+        (learned_from_pages, ("", None), ("", None)),  # which hardly tell what prefill costs
+    ],
 )
-def test_two_versions_of_a_server_differ_in_a_term_which_pages_do_not_tell_of_prefill(learned_from, prefill):
+def test_two_versions_of_a_server_differ_in_a_term(learned_from, alike, prefill):
     usual = learned_from(everything_longer(1.0))
     for slower, term, added in (
         (every_step_longer(30_800.0), "intercept", 30_800.0),
         (decode_longer(3.3), "decode", 2.3),
-        (everything_longer(1.42), "all", 0.42),
+        (everything_longer(1.42), *alike),
         (prefill_longer(1.5), *prefill),
         (everything_longer(1.0), "", None),
     ):
@@ -157,10 +187,12 @@ def test_two_versions_of_a_server_differ_in_a_term_which_pages_do_not_tell_of_pr
         assert diff.added == (None if added is None else pytest.approx(added, rel=0.2))
 
 
-def test_a_load_that_cannot_tell_terms_apart_names_all_of_them():
+def test_a_load_that_cannot_tell_terms_apart_names_none_but_one_that_is_expected():
     x = np.tile([1.0, 0.0, 4000.0, 8.0], (100, 1))
     beta = np.array([9000.0, 40.0, 0.1, 100.0])
     weight = 1.0 / (x @ beta) ** 2
     a, b = (x.T * weight) @ x, (x.T * weight) @ (x @ beta + 5000.0)
     names = ("intercept", "prefill_tokens", "decode_context_tokens", "requests")
-    assert moved_term(a, b, beta, names).name == "all"
+    assert moved_term(a, b, beta, names, slower=True, noise=0.01).name == ""
+    assert moved_term(a, b, beta, names, slower=True, noise=0.01, expected="decode").name == "decode"
+    assert moved_term(a, b, beta, names, slower=False, noise=0.01, expected="decode").name == ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from collector.commands.demo import find_recording, read_tape, restamped, throttling
+from collector.commands.demo import find_recording, read_index, restamped, throttling
 from collector.recordings import Recording
 from tests.support.paths import DOCS
 from tests.support.tutorials import assert_said, page_of, said, served, steps_of
@@ -20,9 +20,10 @@ def test_a_throttled_machine_is_seen_where_the_tutorial_says(tmp_path, monkeypat
     monkeypatch.setenv("TRACEFIT_LEARNERS", "[rls]")
     live, *steps = steps_of(TEXT)
     assert live.command == f"tracefit demo --throttle {FACTOR}"
-    said(f"tracefit replay {find_recording(None)} -o healthy/snapshot.json")
-    slow = throttling([received for received, _ in read_tape(None)], FACTOR)
-    exports = Recording(find_recording(None), print).exports()
+    recording = find_recording(None)
+    said(f"tracefit replay {recording} -o healthy/snapshot.json")
+    slow = throttling(read_index(recording), FACTOR)
+    exports = Recording(recording, print).exports()
     with served(
         (each._replace(payload=restamped(each.payload, slow)) for each in exports), slow.slow_unix_ns
     ) as sidecar:

@@ -26,7 +26,7 @@ from prometheus_client import CollectorRegistry
 from collector import __version__
 from collector.config import Config, ConfigError, Fallback, Loaded, parse_endpoint
 from collector.decode import Export
-from collector.identity import Knowledge
+from collector.identity import ConfigResolver
 from collector.identity.discovery import Discovery, ScrapedServers
 from collector.ingest import (
     BATCH_S,
@@ -112,7 +112,7 @@ class Sidecar:
         self._io = io or IoLoop()
         self.metrics = metrics = Metrics(CollectorRegistry())
         self.health = health = Health(clock)
-        self._knowledge = Knowledge(config)
+        self._knowledge = ConfigResolver(config)
         self.pipeline: Pipeline = make_pipeline(config, self._knowledge)
         self._advisory = Advisory(ClientView(self.snapshot), self.pipeline.workload_of, config.itl_ms)
         self._status = self._make_status_page(clock)

@@ -47,7 +47,7 @@ from collector.decode.fpm import ForwardPass
 from collector.decode.kv import LINE_MARK, KvBatch, read_line
 from collector.decode.pages import PageParser, ScrapedPage, is_page_line, read_page_line
 from collector.runtime import Clock, PrintLine, StartError, progress
-from collector.telemetry import Asked, Outcome, Skip
+from collector.telemetry import Outcome, PullOutcome, Skip
 
 STDIN: Final = "-"
 FILE_TRANSPORT: Final = "file"
@@ -343,7 +343,7 @@ class Recording:
             return "entries are metrics or logs, which are not read"
         if is_page_line(line):
             page = read_page_line(line, parser, self.label)
-            return f"pages cannot be learned from ({parser.explain(page)})" if isinstance(page, Asked) else page
+            return f"pages cannot be learned from ({parser.explain(page)})" if isinstance(page, PullOutcome) else page
         if LINE_MARK in line:
             batch = read_line(line, self.label)
             return _NO_TRACES if isinstance(batch, Skip) else batch

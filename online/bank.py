@@ -254,7 +254,7 @@ class Bank:
 
     def targets(self, config_id: str, *, exact: bool = True) -> dict[str, TargetSnapshot]:
         """What is published of a configuration now, by every row; without ``exact``, by those of full blocks."""
-        by_sheet = self.foretold(config_id)
+        by_sheet = self.prior_prediction(config_id)
         snapshots = {} if by_sheet is None else {Target.STEP_TIME.value: by_sheet}
         for target, state in self._get(config_id).targets.items():
             if (snapshot := state.flushed().snapshot() if exact else self._live(state)) is not None:
@@ -275,7 +275,7 @@ class Bank:
             self._told[state] = version, snapshot
         return snapshot
 
-    def foretold(self, config_id: str) -> TargetSnapshot | None:
+    def prior_prediction(self, config_id: str) -> TargetSnapshot | None:
         """The step time of a configuration that has no row of it yet, by its sheet; None without one."""
         if Target.STEP_TIME in self._get(config_id).targets:
             return None

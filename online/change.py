@@ -221,7 +221,7 @@ class ChangeTest(Stateful):
 # ------------------------------------------------------------------- engines that must agree
 
 
-class OddEngine(NamedTuple):
+class OutlierEngine(NamedTuple):
     """The engine that differs most, by its number, and its time per time of the others."""
 
     number: int
@@ -309,7 +309,7 @@ class Engines(Stateful):
             if own.any():
                 rows.add(block.x[own], elapsed_us[own], weight[own], int(block.end_ns[-1]))
 
-    def odd(self, usual: Floats) -> OddEngine | None:
+    def odd(self, usual: Floats) -> OutlierEngine | None:
         """The one that differs most, by what cells usually take, (512,); None where fewer than two count."""
         levels = self._levels(usual, 0)
         if len(levels) < 2:  # noqa: PLR2004 -- an engine and another one
@@ -319,7 +319,7 @@ class Engines(Stateful):
             for number, level in levels.items()
         }
         number = max(beside, key=lambda each: (abs(beside[each]), beside[each]))
-        return OddEngine(number, math.exp(beside[number]))
+        return OutlierEngine(number, math.exp(beside[number]))
 
     def confirm(self, gain: float, usual: Floats, first_cell: int = 0) -> bool:
         """Whether a change by this log gain, of cells from one on, is one of most of them and leaves them alike."""
@@ -462,7 +462,7 @@ class ChangeMonitor(Stateful):
                 moves = dict(_hypotheses(self.before, self._names))[moved.name]
                 shapes.follow(self.reference, self.before, self.before + moved.added * moves, beta)
 
-    def odd_engine(self, shapes: ShapeFactors) -> OddEngine | None:
+    def odd_engine(self, shapes: ShapeFactors) -> OutlierEngine | None:
         """The engine that differs most from the others of its configuration; None where fewer than two count."""
         return self.engines.odd(shapes.log_y)
 

@@ -72,7 +72,7 @@ def _context() -> FeatureSet:
 CONTEXT = _context()
 
 
-class Thinning(Stateful):
+class RateLimit(Stateful):
     """Which rows a River model sees: so many per second of event time at most, evenly spaced in each block.
 
     Not the rows that cross a fixed time: the longer a row, the likelier it is to be one.
@@ -163,11 +163,11 @@ class ResidualModel(Stateful):
         contest: between 0, as if it added nothing, and d.
     """
 
-    SAVED = ("learned", "passed", "thinning", "active", "seen_rows", "standing", "contest", "model")
+    SAVED = ("learned", "passed", "rate_limit", "active", "seen_rows", "standing", "contest", "model")
 
     def __init__(self, rows_per_s: float) -> None:
         self.learned = self.passed = 0
-        self.thinning = Thinning(rows_per_s)
+        self.rate_limit = RateLimit(rows_per_s)
         self._start_over()
 
     def _start_over(self) -> None:
@@ -176,7 +176,7 @@ class ResidualModel(Stateful):
 
     def learn(self, rows: RowBlock, left: Floats) -> Floats:
         """Rows and their e, (n,); d of each by what was known before it, (n,)."""
-        seen, told = self.thinning.pick(rows.end_ns), np.array([self.standing])
+        seen, told = self.rate_limit.pick(rows.end_ns), np.array([self.standing])
         if len(seen):
             shown = rows.take(seen)
             told = np.append(told, self.model.learn(CONTEXT.evaluate(shown) / shown.steps[:, None], left[seen]))
@@ -229,7 +229,7 @@ class RiverLearner:
     def __init__(self, dotted: str, features: FeatureSet, rows_per_s: float) -> None:
         self.dotted, self.features = dotted, features
         self.model = make_regressor(dotted)
-        self.thinning, self.error = Thinning(rows_per_s), PrequentialError()
+        self.rate_limit, self.error = RateLimit(rows_per_s), PrequentialError()
         self.median_us, self.rows = 0.0, 0
 
     @property
@@ -242,7 +242,7 @@ class RiverLearner:
         per_step = block.elapsed_us / block.steps
         if self.median_us == 0.0:
             self.median_us = median_of(per_step)
-        for i in self.thinning.pick(block.end_ns).tolist():
+        for i in self.rate_limit.pick(block.end_ns).tolist():
             row, y = self._row(block.x[i] / block.steps[i]), float(per_step[i])
             predicted = self.median_us * (1.0 + self._predict_one(row))
             if self.started:

@@ -22,7 +22,7 @@ from prometheus_client.parser import text_string_to_metric_families
 import tracefit
 from collector.decode.pages import PageParser
 from collector.runtime import EXIT_FAILED, EXIT_OK, StartError, say
-from collector.telemetry import Asked, Skip, table
+from collector.telemetry import PullOutcome, Skip, table
 from exporters.questions import as_json
 from exporters.wording import EVENT_LIMIT, NOTHING_YET, OTLP_PORT, UNKNOWN_MODEL, Advice, advice_on_quality, reason_text
 from online import RowOutcome
@@ -39,7 +39,7 @@ _LOSSES = (
     (table.ROWS, "rows were not learned from"),
     (table.PLUGIN_LOST, "items were lost by the plugin"),
 )
-_KEPT = {table.ACCEPTED, RowOutcome.LEARNED, Asked.TAKEN}
+_KEPT = {table.ACCEPTED, RowOutcome.LEARNED, PullOutcome.TAKEN}
 """Outcomes that are no loss."""
 
 
@@ -145,9 +145,9 @@ def _examine_server(base: str, body: bytes) -> Finding:
     """Whether the page of an inference server can be learned from."""
     parser = PageParser()
     readings = parser.parse(body)
-    if readings is Asked.MISSING_FAMILIES:
+    if readings is PullOutcome.MISSING_FAMILIES:
         return Finding(POOR, "server", f"an engine that is known, but its page lacks {', '.join(parser.missing)}")
-    if isinstance(readings, Asked):
+    if isinstance(readings, PullOutcome):
         raise StartError(f"{base} is neither a sidecar nor a server that is known ({readings.value})")
     flavours = sorted({str(reading.flavour) for reading in readings})
     return Finding(
@@ -196,10 +196,10 @@ def _reception(samples: Samples, detail: Mapping[str, Any], nothing_yet: Advice)
     sources = {labels["outcome"]: value for labels, value in samples.of(table.FLEET_SOURCES)}
     if sources:
         said = ", ".join(f"{value:,.0f} {outcome}" for outcome, value in sources.items())
-        yield Finding(GOOD if sources.keys() == {Asked.MERGED} else FAIR, "pulling", f"sources of states: {said}")
+        yield Finding(GOOD if sources.keys() == {PullOutcome.MERGED} else FAIR, "pulling", f"sources of states: {said}")
         return
     spans = samples.total(table.SPANS, outcome=table.ACCEPTED)
-    pages = samples.total(table.SCRAPES, of="counters", outcome=Asked.TAKEN)
+    pages = samples.total(table.SCRAPES, of="counters", outcome=PullOutcome.TAKEN)
     unanswered = _lost(samples, table.SCRAPES, of="counters")
     if spans or pages:
         yield Finding(GOOD, "receiving", f"{spans:,.0f} spans and {pages:,.0f} pages since its start")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from collector.config import Config
-from collector.decode import MISSING, ApiSpan, CoreSpan, Export, Finish, MarkKind, RequestSpan
+from collector.decode import MISSING, ApiSpan, CoreSpan, Export, Finish, RequestSpan, SpanEventKind
 from collector.recordings import Timed, merged_with_progress, open_recordings
 from collector.runtime import EXIT_FAILED, EXIT_OK, Clock, StartError, note, say
 from collector.service import Correlator
@@ -70,7 +70,7 @@ def requests_in(telemetry: Iterable[Timed]) -> list[TracedRequest]:
 def _of_journey(span: CoreSpan, api: ApiSpan | None) -> TracedRequest | None:
     if span.finish not in ENDS or not span.marks:
         return None
-    first_ns = next((mark.ts_ns for mark in span.marks if mark.kind is MarkKind.FIRST_TOKEN), None)
+    first_ns = next((mark.ts_ns for mark in span.marks if mark.kind is SpanEventKind.FIRST_TOKEN), None)
     arrival_ns = span.marks[0].ts_ns if api is None or api.arrived_ns == MISSING else api.arrived_ns
     return TracedRequest(
         arrival_unix_ns=arrival_ns + span.unix_minus_mono_ns,

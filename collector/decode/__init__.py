@@ -10,14 +10,14 @@ from .records import (
     ApiSpan,
     CoreSpan,
     Finish,
-    Mark,
     RequestSpan,
     SnapshotColumns,
+    SpanEvent,
     StepColumns,
     Telemetry,
 )
 from .spans import latest_unix_ns
-from .vocabulary import MarkKind
+from .vocabulary import SpanEventKind
 from .wire import TooManyObjects, json_to_protobuf, parts_by_emitter
 
 __all__ = [
@@ -31,10 +31,10 @@ __all__ = [
     "Decoder",
     "Export",
     "Finish",
-    "Mark",
-    "MarkKind",
     "RequestSpan",
     "SnapshotColumns",
+    "SpanEvent",
+    "SpanEventKind",
     "StepColumns",
     "Telemetry",
     "TooManyObjects",

@@ -29,7 +29,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from collector.telemetry import Asked
+from collector.telemetry import PullOutcome
 
 _LINE_MARKS = (b'"unix_ns"', b'"page"')
 _KEYS_BYTES = 1024
@@ -63,17 +63,17 @@ def is_page_line(line: bytes) -> bool:
     return all(mark in head for mark in _LINE_MARKS)
 
 
-def read_page_line(line: bytes, parser: PageParser, recording: str) -> ScrapedPage | Asked:
+def read_page_line(line: bytes, parser: PageParser, recording: str) -> ScrapedPage | PullOutcome:
     """One line of a recording; recorded pages may lack the newline that a page ends with."""
     try:
         entry = _DECODER.decode(line)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
-        return Asked.UNEXPECTED
+        return PullOutcome.UNEXPECTED
     if not 0 < entry.unix_ns < _UNIX_NS_MAX:
-        return Asked.UNEXPECTED
+        return PullOutcome.UNEXPECTED
     page = entry.page.encode("utf-8", "replace")
     readings = parser.parse(page if page.endswith(b"\n") else page + b"\n")
-    if isinstance(readings, Asked):
+    if isinstance(readings, PullOutcome):
         return readings
     return ScrapedPage(entry.url or recording, entry.unix_ns, entry.sent_mono_ns or entry.unix_ns, readings, recording)
 
@@ -284,24 +284,24 @@ class PageParser:
     def __init__(self) -> None:
         self.missing: tuple[str, ...] = ()
 
-    def parse(self, page: bytes) -> tuple[EngineReading, ...] | Asked:
+    def parse(self, page: bytes) -> tuple[EngineReading, ...] | PullOutcome:
         """Readings per engine, or why there are none."""
         if len(page) > PAGE_BYTES_MAX:
-            return Asked.TOO_LARGE
+            return PullOutcome.TOO_LARGE
         if not page.endswith(b"\n"):  # the last number may be the beginning of another one
-            return Asked.UNEXPECTED
+            return PullOutcome.UNEXPECTED
         engines = _engines_on(page)
-        if isinstance(engines, Asked):
+        if isinstance(engines, PullOutcome):
             return engines
         self.missing = engines[0].missing()
         if self.missing:
-            return Asked.MISSING_FAMILIES
+            return PullOutcome.MISSING_FAMILIES
         readings = [engine.reading() for engine in engines]
-        return Asked.UNEXPECTED if None in readings else tuple(filter(None, readings))
+        return PullOutcome.UNEXPECTED if None in readings else tuple(filter(None, readings))
 
-    def explain(self, outcome: Asked) -> str:
+    def explain(self, outcome: PullOutcome) -> str:
         """Why the last page was refused: of families that it lacks, which."""
-        lacks = f": {', '.join(self.missing)}" if outcome is Asked.MISSING_FAMILIES else ""
+        lacks = f": {', '.join(self.missing)}" if outcome is PullOutcome.MISSING_FAMILIES else ""
         return f"{outcome.value}{lacks}"
 
 
@@ -311,7 +311,7 @@ def facts_in(page: bytes) -> dict[str, int | bool]:
     return _cache_facts(infos[0], len({info.get(ENGINE_LABEL, "") for info in infos})) if infos else {}
 
 
-def _engines_on(page: bytes) -> list[_Engine] | Asked:
+def _engines_on(page: bytes) -> list[_Engine] | PullOutcome:
     engines: dict[str, _Engine] = {}
     infos: list[Labels] = []
     seen: set[tuple[bytes, frozenset[tuple[str, str]]]] = set()
@@ -332,12 +332,12 @@ def _engines_on(page: bytes) -> list[_Engine] | Asked:
                 engines[engine] = _Engine(engine, labels.get("model_name", ""), every[0].flavour)
             engines[engine].add(labels, every, _first_number(line[end:]))
         if len(seen) + len(infos) > SERIES_MAX or len(engines) > ENGINES_MAX:
-            return Asked.TOO_LARGE
+            return PullOutcome.TOO_LARGE
     for own, told in engines.items():
         for info in infos:
             if info.get(ENGINE_LABEL, own) == own:
                 told.facts |= _cache_facts(info, len(engines))
-    return [*engines.values()] or Asked.UNEXPECTED
+    return [*engines.values()] or PullOutcome.UNEXPECTED
 
 
 class _Engine:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from collector.telemetry import PluginLoss
 
 from . import vocabulary as words
-from .vocabulary import MarkKind
+from .vocabulary import SpanEventKind
 
 MISSING = -1
 """Value of an optional integer that was not sent; every valid value is >= 0."""
@@ -59,10 +59,10 @@ class Finish(enum.StrEnum):
     ERROR = "error"
 
 
-class Mark(msgspec.Struct, frozen=True, gc=False):
+class SpanEvent(msgspec.Struct, frozen=True, gc=False):
     """One journey event: the step it names, its time, and the output tokens made so far."""
 
-    kind: MarkKind
+    kind: SpanEventKind
     step_id: int
     ts_ns: int
     output_tokens: int
@@ -78,7 +78,7 @@ class CoreSpan(msgspec.Struct, frozen=True, gc=False):
     parent_span_id: bytes
     request: str
     prompt_tokens: int
-    marks: tuple[Mark, ...]
+    marks: tuple[SpanEvent, ...]
     finish: Finish | None
     unix_minus_mono_ns: int
     end_unix_ns: int

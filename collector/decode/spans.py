@@ -37,14 +37,14 @@ from .records import (
     ApiSpan,
     CoreSpan,
     Finish,
-    Mark,
     RequestSpan,
+    SpanEvent,
     Telemetry,
     fingerprint,
 )
 from .vocabulary import (
-    MarkKind,
     Rejected,
+    SpanEventKind,
     Value,
     nanoseconds,
     read_count,
@@ -61,7 +61,7 @@ def core_span(span: Span, counts: Counts, may_be: Callable[[int], bool]) -> Core
 
     Foreign events are left out. ``may_be``: whether something may have happened at a time of the wall clock.
     """
-    marks: list[Mark] = []
+    marks: list[SpanEvent] = []
     offsets_ns, prompt_tokens, finish = [], 0, None
     for event in span.events:
         kind = words.MARK_KINDS.get(event.name)
@@ -70,10 +70,10 @@ def core_span(span: Span, counts: Counts, may_be: Callable[[int], bool]) -> Core
         values = read_fields(event, words.JOURNEY_FIELDS)
         if not words.UNIX_MIN <= event.time_unix_nano <= words.UNIX_MAX:
             raise Rejected(Skip.OUT_OF_RANGE)
-        marks.append(Mark(kind, int(values["step_id"]), int(values["ts_ns"]), int(values["output_tokens"])))
+        marks.append(SpanEvent(kind, int(values["step_id"]), int(values["ts_ns"]), int(values["output_tokens"])))
         offsets_ns.append(event.time_unix_nano - marks[-1].ts_ns)
         prompt_tokens = int(values["prompt_tokens"])
-        if kind is MarkKind.FINISHED:
+        if kind is SpanEventKind.FINISHED:
             said = scalars(event.attributes, {words.FINISH})
             finish = _FINISHES.get(str(said.get(words.FINISH)), Finish.ERROR)
     if not marks:
@@ -103,13 +103,13 @@ def _count_events(events: int, understood: int, counts: Counts) -> None:
         counts[table.DECODED_EVENTS, Skip.UNKNOWN_SCOPE] += events - understood
 
 
-def _check_order(marks: Sequence[Mark]) -> None:
+def _check_order(marks: Sequence[SpanEvent]) -> None:
     """Emission order is time order; steps never go back; nothing follows FINISHED; tokens never shrink."""
     for before, after in itertools.pairwise(marks):
         if (
             after.ts_ns < before.ts_ns
-            or before.kind is MarkKind.FINISHED
-            or after.kind is MarkKind.QUEUED
+            or before.kind is SpanEventKind.FINISHED
+            or after.kind is SpanEventKind.QUEUED
             or after.step_id < before.step_id
             or after.output_tokens < before.output_tokens
             or after.kind is before.kind

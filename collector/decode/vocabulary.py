@@ -93,7 +93,7 @@ JOURNEY_FIELDS: Final[dict[str, Field]] = {
 }
 
 
-class MarkKind(enum.IntEnum):
+class SpanEventKind(enum.IntEnum):
     """Kinds of ``journey.*`` events of an engine-core request."""
 
     QUEUED = 0
@@ -103,7 +103,7 @@ class MarkKind(enum.IntEnum):
     FINISHED = 4
 
 
-MARK_KINDS: Final = {f"{JOURNEY_PREFIX}{kind.name}": kind for kind in MarkKind}
+MARK_KINDS: Final = {f"{JOURNEY_PREFIX}{kind.name}": kind for kind in SpanEventKind}
 
 API_MOMENTS: Final = {
     "api.ARRIVED": "arrived_ns",

@@ -198,7 +198,7 @@ class TimedReading(NamedTuple):
 
 
 class PageReport(msgspec.Struct, frozen=True, kw_only=True):
-    """One engine's recorded pages: how well its mean inter-token latency is foretold."""
+    """One engine's recorded pages: how well its mean inter-token latency is prior_prediction."""
 
     name: str
     pages: int

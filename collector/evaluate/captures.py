@@ -21,11 +21,11 @@ from numpy.typing import NDArray
 
 import tracefit
 from collector.config import Config
-from collector.decode import MISSING, Export, Finish, MarkKind, Telemetry
+from collector.decode import MISSING, Export, Finish, SpanEventKind, Telemetry
 from collector.decode.fpm import ForwardPass
 from collector.decode.kv import KvBatch
 from collector.identity import Fact
-from collector.join import Event, Joiner, Renamed, Rows, Scheduling
+from collector.join import ConfigKeyChanged, Event, Joiner, Rows, Scheduling
 from collector.recordings import Received, Timed, by_kind, in_batches, index_of, lines_of
 from collector.service import TAKE_BYTES, Correlator, make_pipeline
 from collector.telemetry import Counts, table
@@ -34,10 +34,10 @@ from online.features import PORTABLE
 
 _TOLD = ("engine", "prompt_tokens", "output_tokens", "arrived_ns", "departed_ns", "delivered_ns")
 _STAMPS = {
-    MarkKind.QUEUED: "queued_ns",
-    MarkKind.SCHEDULED: "scheduled_ns",
-    MarkKind.FIRST_TOKEN: "first_token_ns",
-    MarkKind.FINISHED: "finished_ns",
+    SpanEventKind.QUEUED: "queued_ns",
+    SpanEventKind.SCHEDULED: "scheduled_ns",
+    SpanEventKind.FIRST_TOKEN: "first_token_ns",
+    SpanEventKind.FINISHED: "finished_ns",
 }
 REQUEST = np.dtype([(name, np.int64) for name in (*_TOLD, *_STAMPS.values())])
 """One request that ended by itself; times in wall clock ns, ``delivered`` of its span, 0 where nobody saw it."""
@@ -95,7 +95,7 @@ class _Heard:
 
     def _keep(self, event: Event) -> None:
         match event:
-            case Renamed(old, new):
+            case ConfigKeyChanged(old, new):
                 for config_id, target in [key for key in self.rows if key[0] == old]:
                     self.rows.setdefault((new, target), [])[:0] = self.rows.pop((config_id, target))
             case Rows(config_id, target, rows):
@@ -223,7 +223,7 @@ class _Told:
             if engine is None or engine.instance not in instances:
                 continue
             for span in telemetry.core:
-                stamps: dict[MarkKind, int] = {}
+                stamps: dict[SpanEventKind, int] = {}
                 for mark in span.marks:
                     stamps.setdefault(mark.kind, mark.ts_ns + span.unix_minus_mono_ns)
                 if span.finish not in (Finish.STOPPED, Finish.LENGTH) or not stamps.keys() >= _STAMPS.keys():

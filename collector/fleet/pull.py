@@ -28,7 +28,7 @@ from collector.identity import IDENTITY, Fact, config_id, unknown_experts
 from collector.recordings import check_targets
 from collector.runtime import EXIT_FAILED, EXIT_OK, Clock, PrintLine, note, progress, say
 from collector.service import Directory, check_learning
-from collector.telemetry import Asked
+from collector.telemetry import PullOutcome
 from exporters.questions import counted
 from exporters.snapshot_file import SNAPSHOT_NAME, published_snapshot, write_atomically, write_snapshot
 from exporters.status_page import FleetSource
@@ -191,15 +191,15 @@ def examine(name: str, path: Path, config: Config, now_unix_nano: int) -> Examin
         data = path.read_bytes()
         bank.restore(data)
     except OSError as error:
-        return FleetSource(name, Asked.UNREACHABLE, sentence(error))
+        return FleetSource(name, PullOutcome.UNREACHABLE, sentence(error))
     except StateError as error:
-        return FleetSource(name, Asked.UNEXPECTED, str(error))
+        return FleetSource(name, PullOutcome.UNEXPECTED, str(error))
     first_ns, last_ns = bank.event_span_ns()
     if not last_ns:
-        return FleetSource(name, Asked.NOTHING_YET, "nothing was learned in this state")
+        return FleetSource(name, PullOutcome.NOTHING_YET, "nothing was learned in this state")
     if last_ns - now_unix_nano > FUTURE_NS:
         hours = (last_ns - now_unix_nano) / FUTURE_NS
-        return FleetSource(name, Asked.FUTURE, f"its newest row is {hours:,.0f} h ahead of this clock")
+        return FleetSource(name, PullOutcome.FUTURE, f"its newest row is {hours:,.0f} h ahead of this clock")
     digest, facts = hashlib.blake2b(data, digest_size=16).digest(), {each: bank.facts(each) for each in bank.configs()}
     every = [span for lineage in bank.lineages.values() for spans in lineage.engines.values() for span in spans]
     rows = sum(number for _, _, number in every)  # a state of one configuration of a pull has no count of its own
@@ -218,7 +218,7 @@ def choose(examined: Sequence[Examined]) -> tuple[list[Examined], list[FleetSour
                 raise StateError(f"the same state as {digests[each.digest]}")
             ledger.admit(each.name, each.lineages)
         except StateError as error:
-            refused.append(FleetSource(each.name, Asked.SAME_ENGINE, str(error).removeprefix(f"{each.name}: ")))
+            refused.append(FleetSource(each.name, PullOutcome.SAME_ENGINE, str(error).removeprefix(f"{each.name}: ")))
         else:
             digests[each.digest] = each.name
             taken.append(each)
@@ -305,12 +305,12 @@ class Puller:
         ]
         chosen, refused = choose([each for each in read if isinstance(each, Examined)])
         refused += [each for each in read if isinstance(each, FleetSource)]
-        merged = [FleetSource(e.name, Asked.MERGED, "", tuple(e.engines), e.rows, e.last_ns) for e in chosen]
+        merged = [FleetSource(e.name, PullOutcome.MERGED, "", tuple(e.engines), e.rows, e.last_ns) for e in chosen]
         return self._publish(chosen, sorted(merged + refused))
 
     def _publish(self, chosen: list[Examined], sources: list[FleetSource]) -> Pulled:
         # an older state of an engine that answered under another name is no source that is missing
-        missing = sum(source.outcome not in (Asked.MERGED, Asked.SAME_ENGINE) for source in sources)
+        missing = sum(source.outcome not in (PullOutcome.MERGED, PullOutcome.SAME_ENGINE) for source in sources)
         share = 1.0 - missing / max(len(sources), 1)
         if not chosen or share < self._options.require:
             return Pulled(
@@ -370,7 +370,7 @@ def conclude(pulled: Pulled, options: PullOptions) -> int:
 
 def report(pulled: Pulled) -> list[str]:
     """The configurations, and how many sources they are from."""
-    counts = {outcome: sum(s.outcome == outcome for s in pulled.sources) for outcome in Asked}
+    counts = {outcome: sum(s.outcome == outcome for s in pulled.sources) for outcome in PullOutcome}
     lines = [f"{counted(len(pulled.sources), 'source')}: " + ", ".join(f"{n} {o}" for o, n in counts.items() if n)]
     return lines + (_held(pulled.snapshot) if pulled.snapshot and not pulled.problem else [])
 
@@ -389,7 +389,7 @@ def _held(snapshot: Snapshot) -> list[str]:
 
 def complaints(pulled: Pulled) -> list[str]:
     """Sources that are not in it, and replicas that differ."""
-    left_out = [source for source in pulled.sources if source.outcome != Asked.MERGED]
+    left_out = [source for source in pulled.sources if source.outcome != PullOutcome.MERGED]
     lines = [f"{source.name}: {source.outcome}: {source.detail}" for source in left_out[:_SOURCES_NAMED]]
     if len(left_out) > _SOURCES_NAMED:
         lines.append(f"and {len(left_out) - _SOURCES_NAMED} more sources")

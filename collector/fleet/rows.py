@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from collector.join import Event, Renamed, Rows
+from collector.join import ConfigKeyChanged, Event, Rows
 from online import PHASES, Quality, Target
 
 from .sources import open_store
@@ -44,7 +44,7 @@ class RowTable:
 
     def record(self, event: Event) -> None:
         """Take what concerns rows."""
-        if isinstance(event, Renamed):
+        if isinstance(event, ConfigKeyChanged):
             for config_id, target in [known for known in self._tables if known[0] == event.old]:
                 self._tables.setdefault((event.new, target), [])[:0] = self._tables.pop((config_id, target))
         elif isinstance(event, Rows):

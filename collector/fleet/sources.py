@@ -35,7 +35,7 @@ from collector.config import is_page_url, with_scheme
 from collector.ingest.scrape import addresses_of, read_targets
 from collector.recordings import STDIN, Recording, recording_files, source_of, walk
 from collector.runtime import PrintLine, StartError
-from collector.telemetry import Asked
+from collector.telemetry import PullOutcome
 from exporters.status_page import FleetSource
 
 _TALKATIVE: Final = ("aiobotocore", "azure", "gcsfs")
@@ -201,16 +201,16 @@ STATE_BYTES_MAX = 1 << 30
 CONNECTIONS = 16
 _CHUNK_BYTES = 1 << 18
 _OUTCOMES = {
-    401: Asked.UNAUTHENTICATED,
-    403: Asked.UNAUTHENTICATED,
-    503: Asked.NOTHING_YET,
+    401: PullOutcome.UNAUTHENTICATED,
+    403: PullOutcome.UNAUTHENTICATED,
+    503: PullOutcome.NOTHING_YET,
 }
 
 
 class _Refusal(Exception):
     """A state that is not taken, and why."""
 
-    def __init__(self, outcome: Asked, detail: str) -> None:
+    def __init__(self, outcome: PullOutcome, detail: str) -> None:
         super().__init__(detail)
         self.outcome = outcome
 
@@ -262,16 +262,16 @@ class StateFetcher:
     async def _fetch(self, session: aiohttp.ClientSession, place: StatePlace) -> Path | FleetSource:
         try:
             if place.problem:
-                raise _Refusal(Asked.UNREACHABLE, place.problem)
+                raise _Refusal(PullOutcome.UNREACHABLE, place.problem)
             if place.url:
                 return await self._ask(session, place)
             return await asyncio.to_thread(self._copy, place) if "://" in place.name else self._hold(place.name)
         except _Refusal as refusal:
             return FleetSource(place.name, refusal.outcome, str(refusal))
         except TimeoutError:
-            return FleetSource(place.name, Asked.UNREACHABLE, f"no answer within {self._timeout_s:g} s")
+            return FleetSource(place.name, PullOutcome.UNREACHABLE, f"no answer within {self._timeout_s:g} s")
         except (OSError, ValueError, aiohttp.ClientError) as error:
-            return FleetSource(place.name, Asked.UNREACHABLE, sentence(error))
+            return FleetSource(place.name, PullOutcome.UNREACHABLE, sentence(error))
 
     def _hold(self, name: str) -> Path:
         """A file as it is now, whatever its sidecar writes meanwhile."""
@@ -301,7 +301,7 @@ class StateFetcher:
             if response.status == http.HTTPStatus.NOT_MODIFIED and "If-None-Match" in headers:
                 return kept
             if response.status != http.HTTPStatus.OK:
-                outcome = _OUTCOMES.get(response.status, Asked.REFUSED)
+                outcome = _OUTCOMES.get(response.status, PullOutcome.REFUSED)
                 raise _Refusal(outcome, f"status {response.status} {response.reason}{_remedy(response.status, url)}")
             self._tags.pop(place.name, None)
             await self._save(response, kept)
@@ -324,7 +324,7 @@ class StateFetcher:
             except aiohttp.ClientPayloadError:
                 whole = "all" if announced is None else announced
                 detail = f"the answer broke off after {size_bytes} of {whole} bytes"
-                raise _Refusal(Asked.UNREACHABLE, detail) from None
+                raise _Refusal(PullOutcome.UNREACHABLE, detail) from None
 
     def _copy(self, place: StatePlace) -> Path:
         """An object of a store."""
@@ -355,7 +355,7 @@ def _remedy(status: int, url: str) -> str:
 
 
 def _too_large() -> _Refusal:
-    return _Refusal(Asked.TOO_LARGE, f"larger than {STATE_BYTES_MAX >> 20} MiB")
+    return _Refusal(PullOutcome.TOO_LARGE, f"larger than {STATE_BYTES_MAX >> 20} MiB")
 
 
 # --- recordings -------------------------------------------------------------------------------------------------------

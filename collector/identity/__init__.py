@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from .experts import unknown_experts
-from .knowledge import (
+from .resolver import (
     IDENTITY,
+    ConfigResolver,
     EngineFacts,
     Fact,
     FactSource,
-    Knowledge,
     cannot_derive,
     config_id,
     shipped_sheets,
@@ -16,10 +16,10 @@ from .knowledge import (
 
 __all__ = [
     "IDENTITY",
+    "ConfigResolver",
     "EngineFacts",
     "Fact",
     "FactSource",
-    "Knowledge",
     "cannot_derive",
     "config_id",
     "shipped_sheets",

@@ -25,9 +25,9 @@ from collector.config import Config, Owned, parse_owned
 from collector.decode.pages import facts_in
 from collector.runtime import Background, Clock, Health, IoLoop
 from collector.runtime.http import FetchError, HttpClient
-from collector.telemetry import Asked
+from collector.telemetry import PullOutcome
 
-from .knowledge import TEXT_CHARS_MAX, Fact, Knowledge
+from .resolver import TEXT_CHARS_MAX, ConfigResolver, Fact
 
 BODY_BYTES_MAX = 2 * 2**20
 RETRY_S = 30.0
@@ -47,14 +47,14 @@ class ScrapedServers(NamedTuple):
 
 
 class Discovery:
-    """Asks the configured endpoints and tells :class:`Knowledge` what they say."""
+    """Asks the configured endpoints and tells :class:`ConfigResolver` what they say."""
 
     def __init__(
         self,
         config: Config,
-        knowledge: Knowledge,
+        resolver: ConfigResolver,
         clock: Clock,
-        count: Callable[[Asked], None] = lambda _: None,
+        count: Callable[[PullOutcome], None] = lambda _: None,
         scraped: ScrapedServers | None = None,
         *,
         timeout_s: float = TIMEOUT_S,
@@ -64,7 +64,7 @@ class Discovery:
         self._configured = [Owned(url, instance or "*") for url, instance in map(parse_owned, config.discover)]
         self._scraped = scraped
         self._count = count
-        self._knowledge = knowledge
+        self._resolver = resolver
         self._clock = clock
         self._due_ns: dict[Owned, int] = {}
         self._client = HttpClient(timeout_s)
@@ -123,13 +123,13 @@ class Discovery:
                     endpoint.address.rstrip("/") + path, BODY_BYTES_MAX, accept=_ACCEPT, token=token
                 )
             except FetchError as error:
-                self._count(Asked(error.outcome))
+                self._count(PullOutcome(error.outcome))
                 continue
             facts = read(body)
-            self._count(Asked.TAKEN if facts else Asked.UNEXPECTED)
+            self._count(PullOutcome.TAKEN if facts else PullOutcome.UNEXPECTED)
             answers |= facts
         if answers:
-            self._knowledge.discovered(endpoint.instance, answers)
+            self._resolver.discovered(endpoint.instance, answers)
         return bool(answers)
 
 

@@ -230,7 +230,7 @@ class Intake:
         self._queue.nudge()
         return answer(Outcome.MEMORY, RETRY_S)
 
-    def turn_away(self, transport: Transport, outcome: Outcome) -> None:
+    def reject(self, transport: Transport, outcome: Outcome) -> None:
         """A call that never got as far as an export."""
         self._metrics.add(table.REQUESTS, 1, transport, outcome)
 

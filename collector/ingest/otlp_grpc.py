@@ -82,25 +82,25 @@ class _ExportHandler(grpc.GenericRpcHandler):
     async def _receive(self, signal: Signal, context: _Context) -> Answer | None:
         """Take the message in (None), or say why not."""
         if self._tokens is not None and not self._tokens.accepts(_authorization(context)):
-            return self._turn_away(answer(Outcome.UNAUTHENTICATED))
+            return self._reject_call(answer(Outcome.UNAUTHENTICATED))
         peer = context.peer()
         try:
             async with self._budget.receiving(peer, self._message_bytes_max) as receiving:
                 refused = self._intake.refuses()
                 if refused is not None:
-                    return self._turn_away(refused)
+                    return self._reject_call(refused)
                 payload = await receiving.read(context.read())
                 if isinstance(payload, bytes):  # else the call has ended without one
                     receiving.shrink(len(payload))
                     return await self._intake.take(signal, payload, peer, Transport.GRPC, _patience_s(context))
         except BudgetFull:
-            return self._turn_away(answer(Outcome.QUEUE_FULL, RETRY_SOON_S, "too many calls wait for their message"))
+            return self._reject_call(answer(Outcome.QUEUE_FULL, RETRY_SOON_S, "too many calls wait for their message"))
         except TimeoutError:
             pass
-        return self._turn_away(answer(Outcome.INCOMPLETE))
+        return self._reject_call(answer(Outcome.INCOMPLETE))
 
-    def _turn_away(self, refused: Answer) -> Answer:
-        self._intake.turn_away(Transport.GRPC, refused.outcome)
+    def _reject_call(self, refused: Answer) -> Answer:
+        self._intake.reject(Transport.GRPC, refused.outcome)
         return refused
 
 

@@ -153,7 +153,7 @@ class _ExportHandler:
         except (TimeoutError, web.RequestPayloadError, ConnectionError):
             return self._reject(request, TOO_SLOW)
         except asyncio.CancelledError:
-            self._intake.turn_away(Transport.HTTP, Outcome.INCOMPLETE)
+            self._intake.reject(Transport.HTTP, Outcome.INCOMPLETE)
             raise
 
     def _check_head(self, request: web.BaseRequest) -> Answer | None:  # noqa: PLR0911 -- one per rejection
@@ -194,7 +194,7 @@ class _ExportHandler:
         return _reply(request, await self._intake.take(_SIGNALS[_path(request)], body, peer, Transport.HTTP))
 
     def _reject(self, request: web.BaseRequest, rejected: Answer) -> web.Response:
-        self._intake.turn_away(Transport.HTTP, rejected.outcome)
+        self._intake.reject(Transport.HTTP, rejected.outcome)
         response = _reply(request, rejected)
         response.force_close()  # what is left of the body shall not be taken for a request
         return response
@@ -263,5 +263,5 @@ def make_http_receiver(
         grace_s=grace_s,
         tls=tls,
         io=io,
-        on_malformed=partial(intake.turn_away, Transport.HTTP, Outcome.UNDECODABLE),
+        on_malformed=partial(intake.reject, Transport.HTTP, Outcome.UNDECODABLE),
     )

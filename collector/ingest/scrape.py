@@ -40,7 +40,7 @@ from collector.config import Config, ConfigError, is_page_url
 from collector.decode.pages import PAGE_BYTES_MAX, Meaning, PageParser, ScrapedPage
 from collector.runtime import Background, Clock, Health, IoLoop
 from collector.runtime.http import FetchError, HttpClient
-from collector.telemetry import Asked
+from collector.telemetry import PullOutcome
 
 STEPS_WANTED = 10.0
 COST_SHARE = 0.02
@@ -117,8 +117,8 @@ class OutcomeLog:
             return
         told, self._news = self._news, {}
         self._due_ns = now_ns + int(EVERY_S * 1e9)
-        read = [server for server, outcome in told.items() if outcome == Asked.TAKEN]
-        failed = [f"{server} ({outcome})" for server, outcome in told.items() if outcome != Asked.TAKEN]
+        read = [server for server, outcome in told.items() if outcome == PullOutcome.TAKEN]
+        failed = [f"{server} ({outcome})" for server, outcome in told.items() if outcome != PullOutcome.TAKEN]
         if read:
             _log.info("page read of %s", _listed(read))
         if failed:
@@ -247,7 +247,7 @@ def _checked(scheme: object, target: object, where: object) -> str:
     return url
 
 
-CountOutcome = Callable[[Asked], None]
+CountOutcome = Callable[[PullOutcome], None]
 
 
 class ScrapedServer:
@@ -263,33 +263,33 @@ class ScrapedServer:
         self._parser = PageParser()
         self._steps = 0.0
         self._got_ns = 0
-        self._outcome: Asked | None = None
+        self._outcome: PullOutcome | None = None
 
-    def news(self, outcome: Asked) -> str:
+    def news(self, outcome: PullOutcome) -> str:
         """What came of asking it, if that is another thing than the last time."""
         known, self._outcome = self._outcome, outcome
         return self._parser.explain(outcome) if outcome is not known else ""
 
-    async def scrape(self, token: str) -> tuple[Asked, ScrapedPage | None]:
+    async def scrape(self, token: str) -> tuple[PullOutcome, ScrapedPage | None]:
         """Ask for the page once."""
         unix_ns, sent_ns = self._clock.unix_nano(), self._clock.monotonic_ns()
         body = await self._fetch(token)
         got_ns = self._clock.monotonic_ns()
         # a page of a known layout takes 0.1 ms, another one some 10 ms
-        readings = body if isinstance(body, Asked) else await asyncio.to_thread(self._parser.parse, body)
-        if isinstance(readings, Asked):
+        readings = body if isinstance(body, PullOutcome) else await asyncio.to_thread(self._parser.parse, body)
+        if isinstance(readings, PullOutcome):
             self.cadence.failed()
             return readings, None
         page = ScrapedPage(self.target.server, unix_ns, sent_ns, readings)
         self._pace(page, sent_ns, got_ns)
-        return Asked.TAKEN, page
+        return PullOutcome.TAKEN, page
 
-    async def _fetch(self, token: str) -> bytes | Asked:
+    async def _fetch(self, token: str) -> bytes | PullOutcome:
         address = self.target.address
         try:
             return await self._client.get(self._url, PAGE_BYTES_MAX, accept=_ACCEPT, token=token, address=address)
         except FetchError as error:
-            return Asked(error.outcome)
+            return PullOutcome(error.outcome)
 
     def _pace(self, page: ScrapedPage, sent_ns: int, got_ns: int) -> None:
         """Ranks of one server step together: the steps of the busiest one count."""
@@ -426,7 +426,7 @@ class Scraper:
                 if dropped:
                     self._pages.popleft()
             if dropped:
-                self._count(Asked.DROPPED)
+                self._count(PullOutcome.DROPPED)
         self._outcomes.note(server.target.server, server.news(outcome), self._clock.monotonic_ns())
 
 

@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
-from .api_queueing import with_stand_ins
+from .api_queueing import with_fallbacks
 from .checkpoint import CheckpointError
 from .emitter import Emitter, Key, Scheduling, facts_of
 from .engine import Engine
-from .events import Described, Event, Pending, Renamed, Restarted, Rows, Succeeded
+from .events import ConfigKeyChanged, ConfigReplaced, ConfigUpdated, EngineRestarted, Event, Pending, Rows
 from .joiner import Joiner
 from .spans import SpanWindow
 
 __all__ = [
     "CheckpointError",
-    "Described",
+    "ConfigKeyChanged",
+    "ConfigReplaced",
+    "ConfigUpdated",
     "Emitter",
     "Engine",
+    "EngineRestarted",
     "Event",
     "Joiner",
     "Key",
     "Pending",
-    "Renamed",
-    "Restarted",
     "Rows",
     "Scheduling",
     "SpanWindow",
-    "Succeeded",
     "facts_of",
-    "with_stand_ins",
+    "with_fallbacks",
 ]

@@ -60,7 +60,7 @@ from typing import Annotated, NamedTuple
 import msgspec
 import numpy as np
 
-from collector.decode import MISSING, ApiSpan, CoreSpan, MarkKind
+from collector.decode import MISSING, ApiSpan, CoreSpan, SpanEventKind
 from online import (
     FeatureSnapshot,
     Floats,
@@ -248,7 +248,7 @@ class ApiQueueing(msgspec.Struct):
     def add(self, span: CoreSpan, api: ApiSpan) -> None:
         """Count one request with its API span."""
         queued = span.marks[0]
-        if api.arrived_ns == MISSING or queued.kind is not MarkKind.QUEUED or queued.ts_ns < api.arrived_ns:
+        if api.arrived_ns == MISSING or queued.kind is not SpanEventKind.QUEUED or queued.ts_ns < api.arrived_ns:
             return
         self.requests += 1
         self.wait_us += (queued.ts_ns - api.arrived_ns) / 1e3
@@ -286,7 +286,7 @@ class ApiQueueing(msgspec.Struct):
         self.pieces[-1] = counted, waited_us, watched_s, step_waits
 
 
-def with_stand_ins(
+def with_fallbacks(
     target: TargetSnapshot | None,
     queueings: Iterable[ApiQueueing],
     step: TargetSnapshot | None = None,

@@ -40,7 +40,7 @@ class CheckpointError(ValueError):
     """A checkpoint that this version cannot read; the text says where."""
 
 
-class RowMarks:
+class RowWatermarks:
     """Until when the rows of each emitter were emitted, and which rows an earlier process emitted already."""
 
     def __init__(self, restored: Mapping[Key, Marks] | None = None) -> None:
@@ -107,25 +107,29 @@ class Calibration(msgspec.Struct):
         process = engine.newest_process
         if process is None:
             return None
-        warm_up, habits = process.warm_up, engine.habits
+        warm_up, calibration = process.warm_up, engine.calibration
         return cls(
             votes=process.votes,
-            learned=habits.learned,
-            sums=habits.sums,
+            learned=calibration.learned,
+            sums=calibration.sums,
             carried=Carried(*(getattr(process, name) for name in Carried.__struct_fields__)),
             warmed_up=warm_up.over,
             warm_up_spans=list(warm_up.spans_unix_ns),
             emitted_to=process.emitted_to or process.window.base - 1,
             unix_ns=process.safe_unix_ns,
-            kv_block_tokens=habits.kv_block_tokens,
+            kv_block_tokens=calibration.kv_block_tokens,
         )
 
     def restore(self, engine: Engine) -> None:
         """Begin the engine's process where an earlier one of ours left it."""
         process = engine.begin_process()
-        warm_up, habits = process.warm_up, engine.habits
+        warm_up, calibration = process.warm_up, engine.calibration
         process.votes, process.window.base = self.votes, self.emitted_to + 1
-        habits.sums, habits.learned, habits.kv_block_tokens = self.sums, self.learned, self.kv_block_tokens
+        calibration.sums, calibration.learned, calibration.kv_block_tokens = (
+            self.sums,
+            self.learned,
+            self.kv_block_tokens,
+        )
         for name, value in msgspec.structs.asdict(self.carried).items():
             setattr(process, name, value)
         process.event_unix_ns = process.first_unix_ns = self.unix_ns
@@ -135,7 +139,7 @@ class Calibration(msgspec.Struct):
 class EmitterCheckpoint(msgspec.Struct):
     """One emitter.
 
-    ``calibration`` and ``double_of`` are an engine's, ``trace_rates``, ``longest_ns``, ``since_caller`` and
+    ``calibration`` and ``duplicate_of`` are an engine's, ``trace_rates``, ``longest_ns``, ``since_caller`` and
     ``newest_unix_ns`` an API process's, ``front_ends`` a page's; ``server`` is whom a page or passes are of.
     """
 
@@ -147,7 +151,7 @@ class EmitterCheckpoint(msgspec.Struct):
     queueing: ApiQueueing
     steps_heard: Natural = 0
     calibration: Calibration | None = None
-    double_of: str = ""
+    duplicate_of: str = ""
     trace_rates: list[Annotated[float, msgspec.Meta(gt=0, le=1)] | None] = []
     longest_ns: Natural = 0
     newest_unix_ns: Natural = 0
@@ -163,7 +167,7 @@ class EmitterCheckpoint(msgspec.Struct):
             kind,
             *(emitter.instance, emitter.number, emitter.config_id, emitter.facts.held()),
             queueing=emitter.api_queueing,
-            double_of=emitter.double_of.instance if emitter.double_of is not None else "",
+            duplicate_of=emitter.duplicate_of.instance if emitter.duplicate_of is not None else "",
             calibration=Calibration.of(emitter) if isinstance(emitter, Engine) else None,
         )
         for name, path in _KINDS[kind][1].items():

@@ -50,7 +50,7 @@ class Emitter(abc.ABC):
         is_idle: nothing has come of it for so long that nobody waits for it.
         is_over: nor for so long that nothing of what is pending is believed to be completed.
         is_changed: something was heard of it since its rows were last asked for.
-        double_of: another emitter that tells more of the same engine, and to whose configuration this one belongs.
+        duplicate_of: another emitter that tells more of the same engine, and to whose configuration this one belongs.
     """
 
     def __init__(self, instance: str, recording: str, number: int) -> None:
@@ -63,7 +63,7 @@ class Emitter(abc.ABC):
         self.begun_unix_ns = self.newest_unix_ns = self.heard_unix_ns = 0
         self.is_idle, self.is_over, self.is_changed = False, False, True
         self.restarts_unix_ns: list[int] = []
-        self.double_of: Emitter | None = None
+        self.duplicate_of: Emitter | None = None
 
     @property
     def key(self) -> Key:
@@ -162,14 +162,14 @@ class Emitter(abc.ABC):
         return ""
 
     @property
-    def is_double(self) -> bool:
+    def is_duplicate(self) -> bool:
         """Whether another emitter tells more of the same engine."""
-        return self.double_of is not None
+        return self.duplicate_of is not None
 
     @property
     def identity(self) -> dict[str, Fact]:
         """What makes its configuration."""
-        one = self.double_of or self
+        one = self.duplicate_of or self
         return one.facts.identity(one.instance, one.recording)
 
     def take_restarts(self) -> list[int]:

@@ -20,7 +20,7 @@ from collector.telemetry import JoinEvent, RowDrop
 from online import Quality, Target
 
 from .emitter import Emitter, Scheduling, TargetRows
-from .inferred import Habits
+from .inferred import EngineCalibration
 from .process import EngineProcess, PendingRequest
 
 _CONFLICTS_MAX = 3
@@ -34,7 +34,7 @@ class Engine(Emitter):
 
     Attributes:
         processes: those it has been, oldest first; it is the newest one now.
-        habits: what its steps have taught.
+        calibration: what its steps have taught.
         steps_heard: steps with tokens that it told of.
     """
 
@@ -42,7 +42,7 @@ class Engine(Emitter):
         super().__init__(instance, recording, number)
         self.processes: list[EngineProcess] = []
         self._claimed: EngineProcess | None = None
-        self.habits = Habits(self.facts)
+        self.calibration = EngineCalibration(self.facts)
         self.steps_heard = 0
         self._steps_compared = 0
         self._settings = settings
@@ -71,7 +71,7 @@ class Engine(Emitter):
     @property
     def step_share(self) -> float:
         """Share of its steps that have a summary."""
-        return self.habits.step_share
+        return self.calibration.step_share
 
     @property
     def open_requests(self) -> int:
@@ -117,11 +117,11 @@ class Engine(Emitter):
         self._steps_compared = self.steps_heard if due else self._steps_compared
         return due
 
-    def become_double_of(self, other: Engine) -> None:
+    def become_duplicate_of(self, other: Engine) -> None:
         """Give no rows of the steps that both tell of; the other emitter gets what is known here."""
-        other.facts.take_over(self.facts)
+        other.facts.adopt(self.facts)
         other.is_changed = self.is_changed = True
-        self.double_of = other
+        self.duplicate_of = other
 
     # --- in ---------------------------------------------------------------------------------------------------------
 
@@ -151,7 +151,7 @@ class Engine(Emitter):
 
     def begin_process(self) -> EngineProcess:
         """A new process, the newest one."""
-        self.processes.append(EngineProcess(self._settings, self, self.habits))
+        self.processes.append(EngineProcess(self._settings, self, self.calibration))
         return self.processes[-1]
 
     def restarts_with(self, telemetry: Telemetry) -> bool:
@@ -164,7 +164,7 @@ class Engine(Emitter):
     def successor(self, number: int) -> Engine:
         """The engine that its server comes back as: of it the facts are known, and no step."""
         heir = Engine(self.instance, self.recording, number, self._settings)
-        heir.facts = heir.habits.facts = self.facts
+        heir.facts = heir.calibration.facts = self.facts
         heir.counts = self.counts
         heir.machine, heir.begun_unix_ns, heir.heard_unix_ns = self.machine, self.begun_unix_ns, self.heard_unix_ns
         heir.count(JoinEvent.ENGINE_RESTART)
@@ -179,7 +179,7 @@ class Engine(Emitter):
                 return claimed
             self._give_up(claimed)
         if self.processes and self._is_jump(unix_ns, step):
-            self._claimed = EngineProcess(self._settings, self, self.habits)
+            self._claimed = EngineProcess(self._settings, self, self.calibration)
             return self._claimed
         for process in reversed(self.processes):
             too_early = step >= process.window.newest_step and unix_ns < process.first_unix_ns
@@ -252,7 +252,7 @@ class Engine(Emitter):
             if not close or not older:
                 break
             del self.processes[0]
-        if self.double_of is None:
+        if self.duplicate_of is None:
             return out
         self.count(RowDrop.KNOWN_FROM_STEPS, sum(len(rows) for target, rows in out if target is Target.STEP_TIME))
         return [each for each in out if each.target not in (Target.STEP_TIME, Target.SCHEDULE_TIME)]

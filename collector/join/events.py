@@ -2,11 +2,11 @@
 
 Events are taken in this order, and each is complete in itself:
 
-    Renamed    identities that became better known, before anything is said of the new ones
-    Described  configurations of which more is known: their feature sets exist before their rows come
-    Restarted  engines that came back as the same configuration
-    Rows       equations to learn from
-    Succeeded  servers that came back as another configuration: the last rows of the old one are learned by now
+    ConfigKeyChanged    identities that became better known, before anything is said of the new ones
+    ConfigUpdated       configurations of which more is known: their feature sets exist before their rows come
+    EngineRestarted     engines that came back as the same configuration
+    Rows                equations to learn from
+    ConfigReplaced      servers that came back as another configuration: the last rows of the old one are learned by now
 
 Rows leave in the order of (end_ns, instance) whatever the order in which the engines' rows came, as long as no engine
 is idle; an idle engine holds nobody up. The watermark is ``allowed_lateness_s`` behind the newest event, by when an
@@ -31,14 +31,14 @@ _TURN_NS = 1_000_000_000
 """Rows of several engines leave by the second: every piece of an engine's rows has its cost."""
 
 
-class Renamed(NamedTuple):
+class ConfigKeyChanged(NamedTuple):
     """The same engines, better known: what was learned as ``old`` goes on as ``new``."""
 
     old: str
     new: str
 
 
-class Described(NamedTuple):
+class ConfigUpdated(NamedTuple):
     """A configuration is new, or its emitters, their facts, or the quality of their telemetry have changed."""
 
     config_id: str
@@ -46,7 +46,7 @@ class Described(NamedTuple):
     quality: Quality
 
 
-class Restarted(NamedTuple):
+class EngineRestarted(NamedTuple):
     """An engine of a configuration restarted; ``unix_ns`` is its first event."""
 
     config_id: str
@@ -62,14 +62,14 @@ class Rows(NamedTuple):
     engines: Mapping[int, str] = {}
 
 
-class Succeeded(NamedTuple):
+class ConfigReplaced(NamedTuple):
     """The server came back as another configuration: ``new`` starts from what ``old`` has learned."""
 
     old: str
     new: str
 
 
-Event = Renamed | Described | Restarted | Rows | Succeeded
+Event = ConfigKeyChanged | ConfigUpdated | EngineRestarted | Rows | ConfigReplaced
 
 
 class Pending(NamedTuple):

@@ -17,17 +17,17 @@ from collector.config import Config
 from collector.decode import Telemetry
 from collector.decode.fpm import ForwardPass
 from collector.decode.pages import ScrapedPage
-from collector.identity import FactSource, Knowledge
+from collector.identity import ConfigResolver, FactSource
 from collector.join.inferred import ApiProcess, KvSources
 from collector.join.pages import PageEngine, PageEngines, keys_of
 from collector.telemetry import Counts, JoinEvent, RowDrop, table
 
-from .checkpoint import EmitterCheckpoint, JoinCheckpoint, RowMarks
+from .checkpoint import EmitterCheckpoint, JoinCheckpoint, RowWatermarks
 from .emitter import Emitter, Key, TargetRows, config_id_of
 from .engine import Engine
-from .events import Event, HeldRows, Pending, Renamed, Restarted, Rows, Succeeded, watermark_of
+from .events import ConfigKeyChanged, ConfigReplaced, EngineRestarted, Event, HeldRows, Pending, Rows, watermark_of
 from .passes import PassEngine
-from .registry import Known, Places, SharedIds, describe, find_double, is_ahead, of_one_server, replaced_configs
+from .registry import EngineLimit, Known, SharedIds, describe, find_double, is_ahead, of_one_server, replaced_configs
 from .spans import ApiSpans
 
 E = TypeVar("E", Engine, ApiProcess, PassEngine)
@@ -36,11 +36,11 @@ E = TypeVar("E", Engine, ApiProcess, PassEngine)
 class Joiner:
     """Telemetry in, by emitter; rows per configuration out. Bounded in engines, steps and open requests."""
 
-    def __init__(self, settings: Config, knowledge: Knowledge | None = None) -> None:
+    def __init__(self, settings: Config, resolver: ConfigResolver | None = None) -> None:
         self._settings = settings
         self._idle_ns = int(settings.idle_timeout_s * 1e9)
         self._over_ns = max(self._idle_ns, settings.timeout_ns)
-        self.knowledge = knowledge or Knowledge()
+        self.resolver = resolver or ConfigResolver()
         self.engines: OrderedDict[Key, Engine] = OrderedDict()
         self.api_processes: OrderedDict[Key, ApiProcess] = OrderedDict()
         self.pass_engines: OrderedDict[Key, PassEngine] = OrderedDict()
@@ -53,14 +53,14 @@ class Joiner:
         }
         self.kv = KvSources(settings)
         self.api_spans = ApiSpans(settings.requests_max)
-        self._places = Places(settings)
+        self._places = EngineLimit(settings)
         self._last_unnamed: WeakValueDictionary[str, ApiProcess] = WeakValueDictionary()
         self._shared_ids = SharedIds()
         self._emitter_count = 0
         self._held = HeldRows()
         self._described: dict[str, Known] = {}
-        self._succeeded: list[Succeeded] = []
-        self._marks = RowMarks()
+        self._succeeded: list[ConfigReplaced] = []
+        self._marks = RowWatermarks()
         self._counts = Counts()
 
     # --- in -----------------------------------------------------------------------------------------------------------
@@ -117,7 +117,7 @@ class Joiner:
     def _evict(self, gone: Emitter, arrived_unix_ns: int = 0) -> None:
         """Let an emitter go, and its doubles; what they held is learned, unless it is of a time that has not come."""
         held = self._kinds[type(gone)]
-        for emitter in [one for one in held.values() if gone in (one, one.double_of)]:
+        for emitter in [one for one in held.values() if gone in (one, one.duplicate_of)]:
             del held[emitter.key]
             if not is_ahead(emitter, arrived_unix_ns):
                 self._hold_rows(emitter.config_id, emitter, emitter.advance(flush=True))
@@ -127,7 +127,7 @@ class Joiner:
         return self._emitter_count - 1
 
     def _teach_facts(self, emitter: Emitter, telemetry: Telemetry) -> bool:
-        return self.knowledge.apply(emitter.facts, telemetry.facts, emitter.instance, emitter.recording)
+        return self.resolver.apply(emitter.facts, telemetry.facts, emitter.instance, emitter.recording)
 
     def _add_steps(self, engine: Engine, telemetry: Telemetry) -> None:
         before = engine.facts.held()
@@ -136,11 +136,11 @@ class Joiner:
             engine = self._succeed(engine)
         for request in engine.add(telemetry):
             self._counts[table.JOIN_EVENTS, JoinEvent.OPEN_REQUESTS_EVICTED] += self.api_spans.match(engine, request)
-        if not engine.is_double and engine.is_due_to_compare():
+        if not engine.is_duplicate and engine.is_due_to_compare():
             pair = find_double(engine, self.engines.values())
             if pair is not None:
                 richer, poorer = pair
-                poorer.become_double_of(richer)
+                poorer.become_duplicate_of(richer)
                 self._counts[table.JOIN_EVENTS, JoinEvent.DOUBLE_EMITTER] += 1
 
     def _succeed(self, engine: Engine) -> Engine:
@@ -151,7 +151,7 @@ class Joiner:
         self._hold_rows(old, engine, engine.advance(flush=True))
         heir = self.engines[engine.key] = engine.successor(self._next_number())
         heir.config_id = new
-        self._succeeded.append(Succeeded(old, new))
+        self._succeeded.append(ConfigReplaced(old, new))
         return heir
 
     def add_passes(self, passes: Iterable[ForwardPass]) -> None:
@@ -177,7 +177,7 @@ class Joiner:
                 held[key] = PageEngine(key[1], key[0], self._next_number())
             engine = held[key]
             engine.server = page.instance
-            engine.inform(reading, self.knowledge)
+            engine.inform(reading, self.resolver)
             engine.add(page.unix_ns, page.mono_ns, reading)
             engine.hear_at(0 if page.recording else page.unix_ns)
 
@@ -199,7 +199,7 @@ class Joiner:
         """
         if now_unix_ns is not None:
             self._find_idle(now_unix_ns)
-        engines = [engine for engine in self.engines.values() if not engine.is_double]
+        engines = [engine for engine in self.engines.values() if not engine.is_duplicate]
         self.kv.assign({one.instance: [(p.kv, p.event_unix_ns) for p in one.processes] for one in engines})
         renamed = []
         for engine in self.engines.values():
@@ -208,14 +208,14 @@ class Joiner:
                 renamed += self._advance(engine, flush=flush)
                 engine.is_changed = engine.facts.version != version  # its configuration is asked for at the next call
         for told in self.pass_engines.values():
-            self.knowledge.apply(told.facts, {}, told.instance, told.recording)
+            self.resolver.apply(told.facts, {}, told.instance, told.recording)
             renamed += self._advance(told, flush=flush)
         for process in self.api_processes.values():
             renamed += self._advance_api_process(process, flush=flush)
         for page in self.pages.by_key.values():
             renamed += self._advance_page(page, flush=flush)
         described = describe(self._by_config(), self._described)
-        restarted = [Restarted(one.config_id, at_ns) for one in self._emitters() for at_ns in one.take_restarts()]
+        restarted = [EngineRestarted(one.config_id, at_ns) for one in self._emitters() for at_ns in one.take_restarts()]
         rows = self._ordered_rows(flush=flush)
         succeeded, self._succeeded = self._succeeded, []
         return [*renamed, *described, *restarted, *rows, *succeeded]
@@ -239,23 +239,23 @@ class Joiner:
         due = [self._gives_up_ns(one) for one in self._emitters() if one.heard_unix_ns and not one.is_over]
         return max(min(due) - now_unix_ns, 0) if due else None
 
-    def _advance(self, emitter: Emitter, *, flush: bool) -> list[Renamed]:
+    def _advance(self, emitter: Emitter, *, flush: bool) -> list[ConfigKeyChanged]:
         """Hold the rows that it gives under its configuration."""
         renamed = self._identify(emitter)
         rows = emitter.advance(idle=emitter.is_idle, flush=flush or emitter.is_over)
         self._hold_rows(emitter.config_id, emitter, rows)
         return renamed
 
-    def _identify(self, emitter: Emitter) -> list[Renamed]:
+    def _identify(self, emitter: Emitter) -> list[ConfigKeyChanged]:
         """Find the emitter's configuration; a fact learned later renames it and keeps its state."""
         before, now = emitter.config_id, config_id_of(emitter)
         emitter.config_id = now
         if not before or before == now or any(one.config_id == before for one in self._emitters()):
             return []
         self._held.rename(before, now)
-        return [Renamed(before, now)]
+        return [ConfigKeyChanged(before, now)]
 
-    def _advance_api_process(self, process: ApiProcess, *, flush: bool) -> list[Renamed]:
+    def _advance_api_process(self, process: ApiProcess, *, flush: bool) -> list[ConfigKeyChanged]:
         """Request spans belong to the only configuration of engines that may be their server, else to their process.
 
         Of a process whose spans are not known to be whole, the server's page tells more, where there is one.
@@ -273,7 +273,7 @@ class Joiner:
             self._hold_rows(configs[0], process, process.beside_engines(rows, len(configs)))
         return []
 
-    def _advance_page(self, page: PageEngine, *, flush: bool) -> list[Renamed]:
+    def _advance_page(self, page: PageEngine, *, flush: bool) -> list[ConfigKeyChanged]:
         """Where others tell more of the same engine, its page gives facts, and what it taught becomes their prior."""
         self.pages.compare(page, self.api_processes.values())
         whole = [process for process in self.api_processes.values() if process.is_whole]
@@ -286,7 +286,7 @@ class Joiner:
             sender.is_changed |= sender.facts.learn(known, FactSource.DISCOVERY)
         before, page.config_id = page.config_id, ""
         if before and before not in self.config_ids():
-            self._succeeded.append(Succeeded(before, min(config_id_of(sender) for sender in richer)))
+            self._succeeded.append(ConfigReplaced(before, min(config_id_of(sender) for sender in richer)))
         return []
 
     def _hold_rows(self, config_id: str, emitter: Emitter, rows: list[TargetRows]) -> None:
@@ -333,7 +333,7 @@ class Joiner:
     def engine_of(self, instance: str, recording: str = "") -> Engine | None:
         """The engine that this emitter's steps belong to."""
         engine = self.engines.get((recording, instance))
-        return engine if engine is None or engine.double_of is None else self.engines.get(engine.double_of.key)
+        return engine if engine is None or engine.duplicate_of is None else self.engines.get(engine.duplicate_of.key)
 
     def emitters_of(self, config_id: str) -> list[Emitter]:
         """Emitters of one configuration in order of appearance, but for doubles."""
@@ -351,7 +351,7 @@ class Joiner:
         """Emitters of each configuration in order of appearance, but for doubles."""
         grouped: dict[str, list[Emitter]] = {}
         for emitter in sorted(self._emitters(), key=lambda one: one.number):
-            if emitter.config_id and not emitter.is_double:
+            if emitter.config_id and not emitter.is_duplicate:
                 grouped.setdefault(emitter.config_id, []).append(emitter)
         return grouped
 
@@ -395,22 +395,22 @@ class Joiner:
         ).to_plain()
 
     @classmethod
-    def from_checkpoint(cls, plain: object, settings: Config, knowledge: Knowledge | None = None) -> Joiner:
+    def from_checkpoint(cls, plain: object, settings: Config, resolver: ConfigResolver | None = None) -> Joiner:
         """Begin where an earlier process left off: rows that it emitted are not emitted again.
 
         Raises:
             CheckpointError: this is no checkpoint that this version can read.
         """
         checkpoint = JoinCheckpoint.from_plain(plain)
-        joiner = cls(settings, knowledge)
+        joiner = cls(settings, resolver)
         for kept in checkpoint.emitters:
             emitter = kept.restore(settings)
             joiner._kinds[type(emitter)][emitter.key] = emitter
         for kept in checkpoint.emitters:
-            if kept.double_of:
-                joiner.engines["", kept.instance].double_of = joiner.engines.get(("", kept.double_of))
+            if kept.duplicate_of:
+                joiner.engines["", kept.instance].duplicate_of = joiner.engines.get(("", kept.duplicate_of))
         joiner._emitter_count = checkpoint.emitter_count
-        joiner._marks = RowMarks({("", instance): marks for instance, marks in checkpoint.marks})
+        joiner._marks = RowWatermarks({("", instance): marks for instance, marks in checkpoint.marks})
         return joiner
 
     @property

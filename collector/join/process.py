@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from collector.config import Config
-from collector.decode import MISSING, ApiSpan, CoreSpan, MarkKind, SnapshotColumns, StepColumns
+from collector.decode import MISSING, ApiSpan, CoreSpan, SnapshotColumns, SpanEventKind, StepColumns
 from collector.identity import FactSource
 from collector.telemetry import JoinEvent, RowDrop, table
 from online import Floats, Mask, Quality, RowBlock, Target
@@ -29,14 +29,14 @@ from .emitter import Emitter, Scheduling, TargetRows
 from .inferred import (
     QUEUE_STATE_AGE_NS,
     Chunks,
-    Habits,
+    EngineCalibration,
     KvSteps,
     RequestRow,
     Run,
     SchedulingVotes,
     StepView,
+    completed_steps,
     drops,
-    finality,
     lay_journey,
     request_block,
     rows_of,
@@ -79,9 +79,9 @@ class EngineProcess:
         learned_to: one past the last step of the newest block that was passed.
     """
 
-    def __init__(self, settings: Config, engine: Emitter, habits: Habits) -> None:
+    def __init__(self, settings: Config, engine: Emitter, calibration: EngineCalibration) -> None:
         self._settings, self._engine = settings, engine
-        self.habits = habits
+        self.calibration = calibration
         self.votes = SchedulingVotes()
         self.event_unix_ns = self.first_unix_ns = self.first_summary_step = 0
         self.has_summaries = self.has_journeys = self.has_exact_context = self.has_done_stamps = False
@@ -147,7 +147,7 @@ class EngineProcess:
     @property
     def budget_tokens(self) -> float | None:
         """Token budget of a step: as configured, else the most that was scheduled; None while nothing is known."""
-        return self.habits.facts.number("max_num_batched_tokens") or self.scheduled_tokens_max or None
+        return self.calibration.facts.number("max_num_batched_tokens") or self.scheduled_tokens_max or None
 
     @property
     def waited_ns(self) -> int:
@@ -161,7 +161,7 @@ class EngineProcess:
             return Quality.JOURNEYS
         if self.has_exact_context:
             return Quality.STEPS_PLUS
-        return Quality.SAMPLED if self.habits.step_share < 1.0 else Quality.STEPS
+        return Quality.SAMPLED if self.calibration.step_share < 1.0 else Quality.STEPS
 
     @property
     def knows_source(self) -> bool:
@@ -183,7 +183,7 @@ class EngineProcess:
             return True
         shown = SchedulingVotes()
         shown.add(StepView(steps, cells, asynchronous=False))
-        fact = self.habits.facts.get("async_scheduling")
+        fact = self.calibration.facts.get("async_scheduling")
         if shown.decided is not Scheduling.UNKNOWN:
             self.votes.decided = shown.decided
         elif self.has_journeys and not (flush or self._has_waited):
@@ -219,7 +219,7 @@ class EngineProcess:
         if not runs:
             engine.count(JoinEvent.UNMATCHED)
             return None
-        start = next(mark for mark in span.marks if mark.kind is MarkKind.SCHEDULED)
+        start = next(mark for mark in span.marks if mark.kind is SpanEventKind.SCHEDULED)
         if self._lay(span, runs):
             self.longest_run_ns = max(self.longest_run_ns, span.marks[-1].ts_ns - start.ts_ns)
         queued_unix_ns, start_unix_ns = span.marks[0].ts_ns + offset_ns, start.ts_ns + offset_ns
@@ -307,7 +307,9 @@ class EngineProcess:
         """How many of these steps, from the first on, are final."""
         now_unix_ns = self.event_unix_ns
         by_journeys = self.has_journeys and not self.has_exact_context
-        final, unix_ns = finality(view, by_journeys=by_journeys, now_unix_ns=now_unix_ns, settings=self._settings)
+        final, unix_ns = completed_steps(
+            view, by_journeys=by_journeys, now_unix_ns=now_unix_ns, settings=self._settings
+        )
         return _leading(final & (unix_ns <= now_unix_ns - self.kv.lateness_ns))
 
     def _told_steps(self, view: StepView) -> int:
@@ -321,7 +323,7 @@ class EngineProcess:
             ended = np.flatnonzero((unix_ns > 0) & (unix_ns <= self.event_unix_ns - self.longest_run_ns))
             return int(ended[-1]) + 1 if len(ended) else 0
         last = np.flatnonzero(view.seen)[-1:]
-        told = view.seen | trusted_holes(view, sampled=self.habits.hole_scale != 1.0)
+        told = view.seen | trusted_holes(view, sampled=self.calibration.hole_scale != 1.0)
         return min(_leading(told) if self.has_journeys else len(told), *(last + 1)) if len(last) else 0
 
     def _pass_exact(self, first: int, stop: int, *, ending: bool) -> None:
@@ -343,10 +345,10 @@ class EngineProcess:
 
     def _pass_blocks(self, stop: int, *, idle: bool, flush: bool) -> None:
         """Pass the steps below ``stop`` block by block: their rows leave, and what they teach comes into force."""
-        window, habits = self.window, self.habits
+        window, calibration = self.window, self.calibration
         step = max(window.base, self.learned_to)
         while step < stop:
-            opening = not habits.learned
+            opening = not calibration.learned
             block_steps = _FIRST_BLOCK_STEPS if opening else self._settings.block_rows
             end = min(stop, (step // block_steps + 1) * block_steps)
             if opening and end % block_steps and not (idle or flush):
@@ -363,13 +365,13 @@ class EngineProcess:
 
     def _emit_rows(self, stop: int, *, last: bool) -> None:
         """Rows between the stamped boundaries below ``stop``; ``last``: the last ones of the process."""
-        window, habits = self.window, self.habits
+        window, calibration = self.window, self.calibration
         first = self.emitted_to or window.base
         _, latest = window.columns(max(first, stop - self._settings.block_rows) - 1, stop + 1)
         if not (latest["seen"] | (latest["completed_ns"] > 0) | (latest["scheduled_ns"] > 0)).any():
             return  # a hole: no boundary since the last call
         view = StepView(*window.columns(first - 1, stop + 1), asynchronous=self.is_asynchronous)
-        stamps, sampled = view.stamps(), habits.hole_scale != 1.0
+        stamps, sampled = view.stamps(), calibration.hole_scale != 1.0
         if self.has_summaries and sampled:
             # Journey stamps pick intervals around the requests that are traced: scaled up, those would count too much.
             stamps = stamps.take(stamps.kind == START)
@@ -381,7 +383,7 @@ class EngineProcess:
                 open_after_unix_ns=self.event_unix_ns - self.longest_run_ns if last else None,
                 row_steps_max=self._settings.row_steps_max,
             )
-            self._add_rows(first, view, step_features(view, habits), stamps, dropped)
+            self._add_rows(first, view, step_features(view, calibration), stamps, dropped)
 
     def _end_at(self, first: int, stamps: Stamps) -> bool:
         """The newest row ends at the last of these stamps, which count from the step before ``first``; is there one?"""
@@ -394,7 +396,7 @@ class EngineProcess:
     ) -> None:
         here, number, quality = stamps.covered, self._engine.number, self.quality
         steps, cells, raw = view.steps[here], view.cells[here], raw[here]
-        moved = self.kv.moved_blocks(view, here, first - 1, self.habits)
+        moved = self.kv.moved_blocks(view, here, first - 1, self.calibration)
         if moved is not None:
             raw[:, KV_COLUMNS] = moved
         counts = self._engine.counts
@@ -411,12 +413,12 @@ class EngineProcess:
         columns, asynchronous = self.window.columns(first, stop + 1), self.is_asynchronous
         self.votes.add(StepView(*columns, asynchronous=asynchronous))
         view = StepView(columns[0][:-1], columns[1][:-1], asynchronous=asynchronous)
-        self.habits.learn(view, idle=idle)
+        self.calibration.learn(view, idle=idle)
         if self.has_journeys and not self.has_exact_context:
             busy = view.seen & ~view.empty
             self._engine.count(JoinEvent.STEP_MISMATCHED, int(np.count_nonzero(busy & ~view.matched)))
-        if stop % block_steps == 0 or not self.habits.learned:
-            self.habits.end_block()
+        if stop % block_steps == 0 or not self.calibration.learned:
+            self.calibration.end_block()
 
     def _count_passed(self, first: int, stop: int) -> None:
         """Count steps of first..stop-1 whose summary never came, and those with speculated tokens.

@@ -35,7 +35,7 @@ from online import Quality
 
 from .emitter import Emitter, Key, facts_of, newest_unix_ns
 from .engine import Engine
-from .events import Described
+from .events import ConfigUpdated
 from .window import StepWindow
 
 E = TypeVar("E", bound=Emitter)
@@ -55,7 +55,7 @@ def is_ahead(emitter: Emitter, arrived_unix_ns: int) -> bool:
     return bool(arrived_unix_ns) and emitter.event_unix_ns > latest_unix_ns(arrived_unix_ns)
 
 
-class Places:
+class EngineLimit:
     """Bounded by ``engines_max``; doubles need none, of whom as many more are held."""
 
     def __init__(self, settings: Config) -> None:
@@ -73,7 +73,7 @@ class Places:
         ``telemetry`` is what the newcomer said first.
         """
         gone: list[Key] = []
-        single = {each: one for each, one in emitters.items() if not one.is_double}
+        single = {each: one for each, one in emitters.items() if not one.is_duplicate}
         if len(single) >= self._settings.engines_max or len(emitters) >= 2 * self._settings.engines_max:
             arrived_ns = telemetry.arrived_unix_ns
             heard = {each: one.heard_unix_ns or one.event_unix_ns for each, one in single.items()}
@@ -158,7 +158,7 @@ _SHARE_MIN = 0.9
 def find_double(engine: Engine, engines: Iterable[Engine]) -> tuple[Engine, Engine] | None:
     """Which of two emitters on this engine tells more, and which one less; None without a second one."""
     for other in engines:
-        if other is engine or other.recording != engine.recording or other.is_double:
+        if other is engine or other.recording != engine.recording or other.is_duplicate:
             continue
         if is_same_engine(engine, other):
             return (other, engine) if other.quality <= engine.quality else (engine, other)
@@ -229,7 +229,7 @@ Known = tuple[Quality, tuple[tuple[str, int], ...]]
 """Of a configuration: the best telemetry that it sends, and the version of each emitter's facts."""
 
 
-def describe(emitters: Mapping[str, Sequence[Emitter]], known: dict[str, Known]) -> list[Described]:
+def describe(emitters: Mapping[str, Sequence[Emitter]], known: dict[str, Known]) -> list[ConfigUpdated]:
     """Configurations (``emitters`` by each) of which something else is known than before; ``known`` follows."""
     for gone in known.keys() - emitters.keys():
         del known[gone]
@@ -238,5 +238,5 @@ def describe(emitters: Mapping[str, Sequence[Emitter]], known: dict[str, Known])
         now = min(one.quality for one in own), tuple((one.instance, one.facts.version) for one in own)
         if known.get(config_id) != now:
             known[config_id] = now
-            described.append(Described(config_id, facts_of(own), now[0]))
+            described.append(ConfigUpdated(config_id, facts_of(own), now[0]))
     return described

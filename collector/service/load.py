@@ -31,7 +31,7 @@ from typing import Final
 
 import numpy as np
 
-from collector.decode import CoreSpan, MarkKind, RequestSpan, StepColumns, Telemetry
+from collector.decode import CoreSpan, RequestSpan, SpanEventKind, StepColumns, Telemetry
 from collector.decode.pages import Meaning, ScrapedPage
 from collector.join.pages import keys_of
 from exporters.what_if import WorkloadProfile
@@ -90,11 +90,11 @@ class _Sums:
 
     def add_core(self, span: CoreSpan) -> None:
         """A request by its marks, if it was queued, had a first token and finished."""
-        at_ns: dict[MarkKind, int] = {}
+        at_ns: dict[SpanEventKind, int] = {}
         for mark in span.marks:
             at_ns.setdefault(mark.kind, mark.ts_ns)
-        queued_ns, first_ns = at_ns.get(MarkKind.QUEUED), at_ns.get(MarkKind.FIRST_TOKEN)
-        finished_ns = at_ns.get(MarkKind.FINISHED)
+        queued_ns, first_ns = at_ns.get(SpanEventKind.QUEUED), at_ns.get(SpanEventKind.FIRST_TOKEN)
+        finished_ns = at_ns.get(SpanEventKind.FINISHED)
         if queued_ns is not None and first_ns is not None and finished_ns is not None:
             waited_s, decoding_s = (first_ns - queued_ns) / 1e9, (finished_ns - first_ns) / 1e9
             self._add_request(span.prompt_tokens, span.marks[-1].output_tokens, waited_s, decoding_s, finished_ns / 1e9)

@@ -22,21 +22,21 @@ from collector.decode import Decoder, Export, Telemetry
 from collector.decode.fpm import ForwardPass
 from collector.decode.kv import KvBatch
 from collector.decode.pages import ScrapedPage
-from collector.identity import Fact, FactSource, Knowledge, cannot_derive, unknown_experts
+from collector.identity import ConfigResolver, Fact, FactSource, cannot_derive, unknown_experts
 from collector.join import (
     CheckpointError,
-    Described,
+    ConfigKeyChanged,
+    ConfigReplaced,
+    ConfigUpdated,
     Emitter,
+    EngineRestarted,
     Event,
     Joiner,
     Pending,
-    Renamed,
-    Restarted,
     Rows,
     SpanWindow,
-    Succeeded,
     facts_of,
-    with_stand_ins,
+    with_fallbacks,
 )
 from collector.join.inferred import NEARLY_WHOLE, WHOLE, doubts_of
 from collector.telemetry import Counts, PluginLoss, Skip, table
@@ -85,8 +85,8 @@ _log = logging.getLogger(__name__)
 class Correlator:
     """Owns what is held between the bytes and the rows: a span is admitted once, an emitter's telemetry is joined."""
 
-    def __init__(self, config: Config, knowledge: Knowledge | None = None) -> None:
-        self.joiner = Joiner(config, knowledge)
+    def __init__(self, config: Config, resolver: ConfigResolver | None = None) -> None:
+        self.joiner = Joiner(config, resolver)
         self.span_window = SpanWindow(SPANS_REMEMBERED_NS, SPANS_MAX, SENDERS_RATIO * config.engines_max)
         self._decoder = Decoder()
 
@@ -116,7 +116,7 @@ class Correlator:
         yield from self.joiner.drain()
 
 
-class Senders:
+class SenderReports:
     """What senders say of themselves: what a plugin lost on the way, and a clock that is ahead of ours."""
 
     def __init__(self) -> None:
@@ -167,15 +167,15 @@ class Pipeline:
     and its half-updated models are forgotten, since absent is better than wrong. A restart begins anew with it.
     """
 
-    def __init__(self, config: Config, version: str, knowledge: Knowledge | None = None) -> None:
+    def __init__(self, config: Config, version: str, resolver: ConfigResolver | None = None) -> None:
         self._settings = config
-        self._correlator = Correlator(config, knowledge)
+        self._correlator = Correlator(config, resolver)
         self._bank = Bank(config)
         self._put_aside: dict[str, str] = {}
         """By configuration, why."""
         self._version = version
         self._counts = Counts()
-        self._senders = Senders()
+        self._senders = SenderReports()
         self._load = RecentLoad()
         self._unlearned = UnlearnedExports(config)
         # Replaced, never edited: other threads read them.
@@ -192,10 +192,12 @@ class Pipeline:
         return self._bank.learned_rows
 
     @property
-    def foretells(self) -> bool:
+    def has_prior_prediction(self) -> bool:
         """Whether something is to be said without rows: a data sheet's word, a sampler's, or that a learner failed."""
-        foretold = (self._bank.foretold(config_id) is not None for config_id in self.joiner.config_ids())
-        return self.joiner.processes_sampled > 0 or bool(self._put_aside) or any(foretold)
+        prior_prediction = (
+            self._bank.prior_prediction(config_id) is not None for config_id in self.joiner.config_ids()
+        )
+        return self.joiner.processes_sampled > 0 or bool(self._put_aside) or any(prior_prediction)
 
     @property
     def revision(self) -> tuple[int, ...]:
@@ -312,16 +314,16 @@ class Pipeline:
         Raises:
             StateError: it does not fit; the pipeline is as it was before.
         """
-        position, joiner = Position(), Joiner(self._settings, self.joiner.knowledge)
+        position, joiner = Position(), Joiner(self._settings, self.joiner.resolver)
         try:
             if tree.keys() != {LEARNERS}:
                 progress = part_of_tree(tree, PROGRESS)
                 position = msgspec.convert([progress.get(name) for name in Position._fields], Position)
-                joiner = Joiner.from_checkpoint(tree.get(JOIN), self._settings, self.joiner.knowledge)
+                joiner = Joiner.from_checkpoint(tree.get(JOIN), self._settings, self.joiner.resolver)
         except (CheckpointError, msgspec.ValidationError) as error:
             raise StateError(f"does not fit: {error}") from None
         left_out = self._bank.from_state(part_of_tree(tree, LEARNERS))
-        correlator = Correlator(self._settings, self.joiner.knowledge)
+        correlator = Correlator(self._settings, self.joiner.resolver)
         correlator.joiner = joiner
         self._correlator, self._unlearned = correlator, UnlearnedExports(self._settings)
         self.applied_seq = position.read_from - 1
@@ -344,12 +346,12 @@ class Pipeline:
         if self.on_event is not None:
             self.on_event(event)
         match event:
-            case Renamed(old, new):
+            case ConfigKeyChanged(old, new):
                 _log.info("configuration %s is %s now, as more is known of it", old, new)
                 self._bank.rename(old, new)
                 if old in self._put_aside:
                     self._put_aside.setdefault(new, self._put_aside.pop(old))
-            case Described(config_id, facts, quality):
+            case ConfigUpdated(config_id, facts, quality):
                 self._bank.describe(config_id, {**facts, HIDES_HITS: _hides_hits(quality, facts)})
                 held = set(self.joiner.config_ids())
                 self._put_aside = {name: why for name, why in self._put_aside.items() if name in held}
@@ -359,10 +361,10 @@ class Pipeline:
             case Rows(config_id, target, rows, engines):
                 for outcome, count in self._learn_rows(config_id, target, rows, engines).items():
                     self._counts[table.ROWS, target, outcome] += count
-            case Restarted(config_id, unix_ns):
+            case EngineRestarted(config_id, unix_ns):
                 if config_id not in self._put_aside:
                     self._bank.mark_restart(config_id, unix_ns)
-            case Succeeded(old, new):
+            case ConfigReplaced(old, new):
                 self._bank.inherit(new, old)
 
     def _learn_rows(
@@ -459,7 +461,7 @@ class Pipeline:
                 self._put_config_aside(config_id, f"snapshot: {type(error).__name__}")
         step = targets.get(Target.STEP_TIME.value)
         queueings = [emitter.api_queueing for emitter in emitters]
-        api = with_stand_ins(targets.pop(Target.API_QUEUEING.value, None), queueings, step, hits_hidden=hits_hidden)
+        api = with_fallbacks(targets.pop(Target.API_QUEUEING.value, None), queueings, step, hits_hidden=hits_hidden)
         if api is not None:
             targets[Target.API_QUEUEING.value] = api
         if step is not None and hits_hidden:
@@ -523,10 +525,10 @@ def check_learning(config: Config) -> None:
         raise ConfigError(*((key, problem) if known else ("custom", str(error)))) from None
 
 
-def make_pipeline(config: Config, knowledge: Knowledge | None = None) -> Pipeline:
+def make_pipeline(config: Config, resolver: ConfigResolver | None = None) -> Pipeline:
     """The pipeline that the configuration asks for."""
     check_learning(config)
-    pipeline = Pipeline(config, __version__, knowledge or Knowledge(config))
+    pipeline = Pipeline(config, __version__, resolver or ConfigResolver(config))
     for number, path in enumerate(config.donors):
         files = state_files(Path(path))
         if not files:

@@ -92,7 +92,7 @@ class Publisher:
             quiet = revision == self._published_revision
             if quiet and (self._tells_all or (not final and now_ns - (self._made_ns or 0) < QUIET_NS)):
                 return
-            if not (revision[0] or self._pipeline.foretells):
+            if not (revision[0] or self._pipeline.has_prior_prediction):
                 return
             self._made_ns = now_ns
             self._current = self._pipeline.snapshot(self._clock.unix_nano(), self._generation + 1, exact=final or quiet)

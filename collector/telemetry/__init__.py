@@ -5,11 +5,11 @@ from __future__ import annotations
 from . import table
 from .metrics import Counts, Metrics
 from .reasons import (
-    Asked,
     ForwardOutcome,
     JoinEvent,
     Outcome,
     PluginLoss,
+    PullOutcome,
     Restored,
     RowDrop,
     Signal,
@@ -19,13 +19,13 @@ from .reasons import (
 )
 
 __all__ = [
-    "Asked",
     "Counts",
     "ForwardOutcome",
     "JoinEvent",
     "Metrics",
     "Outcome",
     "PluginLoss",
+    "PullOutcome",
     "Restored",
     "RowDrop",
     "Signal",

@@ -52,7 +52,7 @@ class JoinEvent(enum.StrEnum):
     OPEN_REQUESTS_EVICTED = "open_requests_evicted"
 
 
-class Asked(enum.StrEnum):
+class PullOutcome(enum.StrEnum):
     """What came of asking a server for its page, for who it is, or for what it has learned."""
 
     TAKEN = "taken"

@@ -43,7 +43,7 @@ and McCaffrey, Bias reduction in standard errors for linear regression with mult
 2002). t: DerSimonian and Laird, Meta-analysis in clinical trials (Controlled Clinical Trials 1986). Kunsch, The
 jackknife and the bootstrap for general stationary observations (Annals of Statistics 1989).
 
-**Diagnosis.** What the data say about each coefficient, and what they do not.
+**Inference.** What the data say about each coefficient, and what they do not.
 
     C       = (A + H)^-1                            on the columns with evidence (p, p)
     V       = C (M + u^2 H) C + fade W              H: the prior's part, u = max(min(s, 2 %), its misfit)
@@ -186,7 +186,7 @@ class Meat(Stateful):
         self.windows *= squared
 
     def add(self, other: Meat) -> None:
-        """Evidence of both; open windows are not joined."""
+        """Statistics of both; open windows are not joined."""
         self.m += other.m
         self.windows += other.windows
 
@@ -273,7 +273,7 @@ _ABSENT = "absent"
 
 
 @dataclass(frozen=True, slots=True)
-class Diagnosis:
+class InferenceResult:
     """Covariance (p, p), form error (p,) and more per column (p,), NaN where there is no evidence; condition number."""
 
     covariance: Floats
@@ -291,7 +291,7 @@ class Diagnosis:
         return np.sqrt(self.covariance.diagonal())
 
 
-def diagnose(fit: Fit, g: Floats, scale: float, variance: float, shapes: ShapeFactors | None) -> Diagnosis:
+def diagnose(fit: Fit, g: Floats, scale: float, variance: float, shapes: ShapeFactors | None) -> InferenceResult:
     """Error bars, shares and status of the solution of statistics g (q, q); see the module's equations.
 
     ``scale``: s; ``variance``: of the residuals, in weighted units; ``shapes``: what the form misses. Where they have
@@ -326,7 +326,7 @@ def diagnose(fit: Fit, g: Floats, scale: float, variance: float, shapes: ShapeFa
         vif = np.maximum((a - alike) * c, 1.0)
     share = np.minimum(np.maximum(1.0 - ridge * c, 0.0), 1.0)
     condition = float(np.linalg.cond(system)) if len(on) else 1.0
-    told = Diagnosis(covariance, form_error, share, excitation, vif, condition, [], [])
+    told = InferenceResult(covariance, form_error, share, excitation, vif, condition, [], [])
     _judge(told, fit)
     return told
 
@@ -341,7 +341,7 @@ def _sampling(fit: Fit, a: Floats, inverse: Floats, outer: Floats, scale: float,
     return not_below(inverse @ ((meat[np.ix_(on, on)] + prior) * outer) @ inverse, independent)
 
 
-def _judge(told: Diagnosis, fit: Fit) -> None:
+def _judge(told: InferenceResult, fit: Fit) -> None:
     """Status and reason of every column."""
     stderr, spread = told.stderr, fit.strata.spread()
     carried = float(fit.meat.windows.sum()) >= 2 * np.count_nonzero(fit.live) + _FREE_MIN
@@ -374,7 +374,9 @@ def _judge(told: Diagnosis, fit: Fit) -> None:
 # ------------------------------------------------------------------- as published
 
 
-def model_snapshot(columns: Sequence[Column], beta: Floats, means: Floats | None, told: Diagnosis) -> ModelSnapshot:
+def model_snapshot(
+    columns: Sequence[Column], beta: Floats, means: Floats | None, told: InferenceResult
+) -> ModelSnapshot:
     """What is published of columns with evidence or a prior: beta and means are theirs, then others'."""
     published = [j for j in range(len(columns)) if told.status[j] != _ABSENT]
     stderr = told.stderr

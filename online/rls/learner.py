@@ -43,7 +43,7 @@ from online.shapes import ShapeFactors
 from online.snapshot import ModelSnapshot
 from online.state import StateError, Stateful, Tree
 
-from .error_bars import Diagnosis, Meat, diagnose, jackknife, model_snapshot, of_windows
+from .error_bars import InferenceResult, Meat, diagnose, jackknife, model_snapshot, of_windows
 from .solve import Prior, contradicted, first_weights, huber, moved, moved_median, relative, relevance, solve
 from .strata import Means, Strata
 
@@ -325,7 +325,7 @@ class RlsLearner(Stateful):
         p, y, g = len(self.features), self.fit.p, self.fit.strata.total()
         return g[:p, :p], g[:p, y] - g[:p, p:y] @ self.fit.beta[p:y]
 
-    def diagnosis(self) -> Diagnosis:
+    def diagnosis(self) -> InferenceResult:
         """Error bars and status of the published coefficients; needs a first fit."""
         fit, g = self.fit, self.fit.strata.total()
         variance = self.scale**2

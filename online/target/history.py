@@ -47,7 +47,7 @@ class Change(msgspec.Struct, frozen=True):
     gain: float | None = None
 
 
-class CoursePoint(NamedTuple):
+class HistoryPoint(NamedTuple):
     """What was published at one event time, by coefficient; None: not known."""
 
     at_ns: int
@@ -55,18 +55,18 @@ class CoursePoint(NamedTuple):
     stderr: tuple[float | None, ...]
 
 
-class Course(msgspec.Struct):
+class CoefficientHistory(msgspec.Struct):
     """Of one target: names of its coefficients, points and changes in order of their time."""
 
     names: tuple[str, ...] = ()
-    points: list[CoursePoint] = []
+    points: list[HistoryPoint] = []
     changes: list[Change] = []
     spacing_ns: Annotated[int, msgspec.Meta(ge=1)] = _FIRST_SPACING_NS
 
     @staticmethod
-    def of_state(state: Tree) -> Course:
+    def of_state(state: Tree) -> CoefficientHistory:
         """From the state file; StateError if it does not fit."""
-        course = msgspec.convert(state, Course)
+        course = msgspec.convert(state, CoefficientHistory)
         numbers = [change.gain for change in course.changes]
         for point in course.points:
             numbers += [*point.coefficient, *point.stderr]
@@ -86,7 +86,7 @@ class Course(msgspec.Struct):
         if -DAY_NS < at_ns - newest_ns < self.spacing_ns and not changed:
             return
         beta, stderr = values()
-        point = CoursePoint(at_ns, _known(beta), _known(np.full(len(beta), np.nan) if stderr is None else stderr))
+        point = HistoryPoint(at_ns, _known(beta), _known(np.full(len(beta), np.nan) if stderr is None else stderr))
         # Stamps of a wrong year aside, all points are before this one.
         self.points = [each for each in self.points if self.names == (*names,) and each.at_ns < at_ns] + [point]
         self.names = (*names,)
@@ -108,7 +108,7 @@ class Course(msgspec.Struct):
         known = {*self.changes, Change(at_ns, kind, gain)}
         self.changes = sorted(known, key=lambda each: (each.at_ns, each.kind))[-CHANGES_MAX:]
 
-    def add(self, other: Course) -> None:
+    def add(self, other: CoefficientHistory) -> None:
         """One that follows goes on where the other ends; of two at the same time the one with more points stays."""
         first, second = sorted((self, other), key=lambda each: [point.at_ns for point in each.points[:1]])
         names, points = max((first.names, first.points), (second.names, second.points), key=lambda each: len(each[1]))
@@ -130,7 +130,7 @@ class HistoryView(NamedTuple):
     """What was remembered at one moment: the course, and the last rows, oldest first, in us per step."""
 
     features: tuple[str, ...]
-    course: list[CoursePoint]
+    course: list[HistoryPoint]
     changes: list[Change]
     observed_us: list[float]
     predicted_us: list[float]
@@ -146,7 +146,7 @@ class StepHistory:
     def __init__(self, *, kept: bool) -> None:
         self._kept = kept
         self._rows = np.empty((0, 2), np.float32)
-        self.course = Course()
+        self.course = CoefficientHistory()
 
     def __deepcopy__(self, _memo: object) -> StepHistory:
         """Of a copy that nobody asks for its history."""

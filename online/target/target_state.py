@@ -21,7 +21,7 @@ from online.snapshot import IntervalSnapshot, ModelSnapshot, Reason, TargetSnaps
 from online.state import StateError, Stateful, Tree
 from online.transfer import SheetPrior
 
-from .history import ChangeKind, Course, StepHistory
+from .history import ChangeKind, CoefficientHistory, StepHistory
 from .published_prediction import SHAPED, PublishedPrediction
 from .settings import RESIDUAL, BankSettings, make_learner
 
@@ -284,7 +284,7 @@ class TargetState(Stateful):
         watcher = self.watcher()
         if watcher is not None and watcher.features.name in same:
             self.replicas = [Replica.of_state(each, len(watcher.features)) for each in state["replicas"]]
-        self.history.course = Course.of_state(state["course"])
+        self.history.course = CoefficientHistory.of_state(state["course"])
         self.engine_names = {int(number): str(name) for number, name in state["engine_names"].items()}
 
     def add(self, other: TargetState, engines: tuple[str, str] = ("", "")) -> None:

@@ -31,7 +31,15 @@ from online.features import INTERCEPT, PORTABLE, SYSTEMS, Facts, FeatureSet, Sys
 from online.rls import Prior, RlsLearner, solve
 from online.rows import PHASES, Floats, Target
 
-from .sheet import HIDES_HITS, Evidence, Population, SheetPrior, evidence_of, shared_overheads, terms_of
+from .sheet import (
+    HIDES_HITS,
+    HierarchicalPrior,
+    SheetPrior,
+    SufficientStatistics,
+    evidence_of,
+    shared_overheads,
+    terms_of,
+)
 
 # Guess: the first is half of the floor of one donor (online/rls/solve.py).
 _FLOOR, _POOLED_MISFIT = 0.01, 0.08
@@ -62,7 +70,7 @@ class Donor:
     beta: Floats
     rows: float
     prior: Prior | None = None
-    evidence: Evidence | None = None
+    evidence: SufficientStatistics | None = None
 
 
 def donor_of(config_id: str, facts: Facts, learner: RlsLearner) -> Donor | None:
@@ -150,7 +158,7 @@ class DonorPool:
 
     def __init__(self, donors: Iterable[Donor] = ()) -> None:
         self._donors = list(donors)
-        self._populations: dict[str, Population] = {}
+        self._populations: dict[str, HierarchicalPrior] = {}
 
     def add(self, donors: Sequence[Donor]) -> None:
         """Take what configurations know; the oldest go beyond the bound."""
@@ -168,7 +176,7 @@ class DonorPool:
         known = next((each for each in own if each is not None and terms.fits(each)), None)
         return SheetPrior(terms, self._population("" if known is None else config_id), known)
 
-    def _population(self, without: str) -> Population:
+    def _population(self, without: str) -> HierarchicalPrior:
         if without not in self._populations:
             told = [(terms_of(d.facts), d.evidence) for d in self._donors if d.config_id != without]
             self._populations[without] = shared_overheads(

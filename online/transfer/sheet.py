@@ -24,7 +24,7 @@ A and b are the capped evidence. The estimate is there from the first second (A 
 the learner's own coefficients where these cannot tell context from requests or prefill (vif > 10), and before there are
 64 rows, unless the rows contradict it: the machine is not what the sheet says then, and the own fit stands.
 
-**Population.** mu and s of one more model's overheads, by empirical Bayes over the donors; the hyper-prior without any:
+**Prior.** mu and s of one more model's overheads, by empirical Bayes over the donors; the hyper-prior without any:
 
     theta_m, V_m = estimate by A_m, b_m and the prior (mu, tau)         from mu = mu0, tau = 1,000 s0
     mu_j    = precision mean of theta_mj, 1 / tau_j^2 each, and of the hyper-prior mu0_j, 1 / s0_j^2
@@ -40,7 +40,7 @@ Where telemetry hides prefix hits, prefill keeps the sheet's price: tokens are t
 
 References: Williams, Waterman and Patterson, Roofline (CACM 2009); docs/systems.md, source 2.
 
-**Evidence.** What rows say of ``portable``'s coefficients, no surer than the form is right and the machine steady.
+**Statistics.** What rows say of ``portable``'s coefficients, no surer than the form is right and the machine steady.
 
     A = W_s (A_s - b_s b_s') summed + B' C B     b = B' C 1     C = (1 + diag(W) K)^-1 diag(W)
     W_s = n_s / ((1 + n_s) sigma^2)              sigma = max(2 %, rms misfit of the points' own fit)
@@ -125,7 +125,7 @@ class SheetTerms:
     typical: Floats
     hides_hits: bool = False
 
-    def fits(self, evidence: Evidence) -> bool:
+    def fits(self, evidence: SufficientStatistics) -> bool:
         """Whether the evidence is of as many columns: experts may have become known since."""
         return len(evidence.b) == len(self.base)
 
@@ -164,7 +164,7 @@ def terms_of(facts: Facts) -> SheetTerms | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Evidence:
+class SufficientStatistics:
     """A (p, p) and b (p,); sums of each point over (x, y), (k, p + 1, p + 1), with y'y = 1, and W, (k,)."""
 
     a: Floats
@@ -183,8 +183,8 @@ def _misfit(points: Floats, weight: Floats, beta: Floats) -> float:
     return float(np.sqrt(squares @ weight / max(float(weight.sum()), TINY)))
 
 
-def capped(sums: Floats, rows: Floats, *, hidden: bool = False) -> Evidence:
-    """Evidence from sums by point over (x, y, l t), (k, p + 2, p + 2), of rows (k,); ``hidden``: prefix hits are."""
+def capped(sums: Floats, rows: Floats, *, hidden: bool = False) -> SufficientStatistics:
+    """Statistics from sums by point over (x, y, l t), (k, p + 2, p + 2), of rows (k,); ``hidden``: prefix hits are."""
     p = sums.shape[1] - 2
     squares = sums[:, p, p]
     seen = (rows > _ROWS_MIN) & (squares > 0.0)
@@ -197,7 +197,7 @@ def capped(sums: Floats, rows: Floats, *, hidden: bool = False) -> Evidence:
     weight, means = known / sigma**2, points[:, p, :p]
     c = np.linalg.solve(np.eye(len(weight)) + weight[:, None] * _levels(sums), np.diag(weight))
     a = np.einsum("k,kij->ij", weight, points[:, :p, :p]) - means.T @ (np.diag(weight) - c) @ means
-    return Evidence(a, means.T @ c.sum(axis=1), points, weight)
+    return SufficientStatistics(a, means.T @ c.sum(axis=1), points, weight)
 
 
 def _levels(sums: Floats) -> Floats:
@@ -211,7 +211,7 @@ def _levels(sums: Floats) -> Floats:
     return levels
 
 
-def evidence_of(learner: RlsLearner, *, hidden: bool = False) -> Evidence | None:
+def evidence_of(learner: RlsLearner, *, hidden: bool = False) -> SufficientStatistics | None:
     """What the statistics of a learner of ``portable`` say; None before there are any.
 
     Phases belong to the stamps of one server: they are taken out at their estimate.
@@ -227,7 +227,7 @@ def evidence_of(learner: RlsLearner, *, hidden: bool = False) -> Evidence | None
     return capped(change @ kept.g[visited] @ change.T, kept.rows[visited], hidden=hidden)
 
 
-def evidence_of_held(held: Design, expected: Floats, variance: Floats, *, hidden: bool = False) -> Evidence:
+def evidence_of_held(held: Design, expected: Floats, variance: Floats, *, hidden: bool = False) -> SufficientStatistics:
     """What rows without weights say, weighed against expected coefficients (p,) of covariance (p, p)."""
     p = len(expected)
     x, y = held.x[:, :p].copy(), held.elapsed_us
@@ -248,14 +248,16 @@ def evidence_of_held(held: Design, expected: Floats, variance: Floats, *, hidden
 # ------------------------------------------------------------------------ estimates
 
 
-class Population(NamedTuple):
+class HierarchicalPrior(NamedTuple):
     """Overheads as models share them, q and e: mean (7,) and sd (7,) of one more model's."""
 
     mean: Floats
     sd: Floats
 
 
-def estimate(terms: SheetTerms, known: Sequence[Evidence], prior: Population) -> tuple[Floats, Floats]:
+def estimate(
+    terms: SheetTerms, known: Sequence[SufficientStatistics], prior: HierarchicalPrior
+) -> tuple[Floats, Floats]:
     """Theta, q and e, (7,), by evidence and a prior, and their covariance (7, 7); without any the prior itself."""
     has, m = terms.has, terms.matrix
     mean = np.where(has, prior.mean, 0.0)
@@ -269,15 +271,15 @@ def estimate(terms: SheetTerms, known: Sequence[Evidence], prior: Population) ->
     return theta, np.linalg.inv(a + np.diag(precision)) * np.outer(has, has)
 
 
-def shared_overheads(donors: Sequence[tuple[SheetTerms, Evidence]]) -> Population:
+def shared_overheads(donors: Sequence[tuple[SheetTerms, SufficientStatistics]]) -> HierarchicalPrior:
     """Mean and sd of one more model's overheads; see the module's head."""
     if not donors:
-        return Population(HYPER_MEAN, HYPER_SD)
+        return HierarchicalPrior(HYPER_MEAN, HYPER_SD)
     mean, sd = HYPER_MEAN[:SHARED], HYPER_SD[:SHARED]
     has = np.array([terms.has[:SHARED] for terms, _ in donors])
     mu, tau = mean, _OPEN * sd
     for _ in range(_ROUNDS):
-        prior = Population(np.append(mu, HYPER_MEAN[SHARED:]), np.append(tau, HYPER_SD[SHARED:]))
+        prior = HierarchicalPrior(np.append(mu, HYPER_MEAN[SHARED:]), np.append(tau, HYPER_SD[SHARED:]))
         found = [estimate(terms, [evidence], prior) for terms, evidence in donors]
         theta = np.array([theta[:SHARED] for theta, _ in found])
         variance = np.array([covariance.diagonal()[:SHARED] for _, covariance in found])
@@ -287,7 +289,7 @@ def shared_overheads(donors: Sequence[tuple[SheetTerms, Evidence]]) -> Populatio
         squares = np.where(kept, (theta - mu) ** 2 + variance, 0.0).sum(axis=0) + (sd / 2.0) ** 2
         tau = np.maximum(np.sqrt(squares / (kept.sum(axis=0) + 1)), _FLOOR * mu)
     spread = np.sqrt(tau**2 + 1.0 / (kept.sum(axis=0) / tau**2 + sd**-2.0))
-    return Population(np.append(mu, HYPER_MEAN[SHARED:]), np.append(spread, HYPER_SD[SHARED:]))
+    return HierarchicalPrior(np.append(mu, HYPER_MEAN[SHARED:]), np.append(spread, HYPER_SD[SHARED:]))
 
 
 def _outliers(theta: Floats, has: Mask) -> Mask:
@@ -335,7 +337,9 @@ class SheetEstimate(NamedTuple):
 class SheetPrior:
     """Prior of one configuration: its sheet, the population, and ``known``, the evidence of a donor of its identity."""
 
-    def __init__(self, terms: SheetTerms, population: Population, known: Evidence | None = None) -> None:
+    def __init__(
+        self, terms: SheetTerms, population: HierarchicalPrior, known: SufficientStatistics | None = None
+    ) -> None:
         self.terms, self._population, self._known = terms, population, known
 
     def before(self) -> SheetEstimate:
@@ -373,13 +377,13 @@ class SheetPrior:
         own = evidence.misfit(learner.fit.beta[:p])
         return None if contradicted(evidence.misfit(published.beta), own) else published
 
-    def _estimate(self, evidence: Evidence | None) -> tuple[Floats, Floats]:
+    def _estimate(self, evidence: SufficientStatistics | None) -> tuple[Floats, Floats]:
         """Beta (p,) and its covariance (p, p)."""
         known, m = [each for each in (evidence, self._known) if each is not None], self.terms.matrix
         theta, covariance = estimate(self.terms, known, self._population)
         return self.terms.beta(theta), m @ covariance @ m.T
 
-    def _published(self, evidence: Evidence | None, vif: Floats) -> SheetEstimate:
+    def _published(self, evidence: SufficientStatistics | None, vif: Floats) -> SheetEstimate:
         beta, covariance = self._estimate(evidence)
         stderr = np.sqrt(np.maximum(covariance.diagonal(), 0.0))
         before = np.sqrt(self.terms.matrix**2 @ np.where(self.terms.has, self._population.sd, 0.0) ** 2)

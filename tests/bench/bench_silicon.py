@@ -27,7 +27,7 @@ import numpy as np
 
 import tracefit
 from collector.config.schema import Config
-from collector.identity.knowledge import EngineFacts, Knowledge
+from collector.identity.resolver import ConfigResolver, EngineFacts
 from online.bank import Bank
 from online.rows import STEP_FEATURES, RowBlock, Target
 from online.snapshot import ConfigSnapshot, Snapshot
@@ -109,7 +109,9 @@ def facts_of(server: Server) -> dict[str, str | int | float | bool]:
     }
     if server.precision in QUANTIZATION and "gpt-oss" not in server.model:
         attributes["vllm.quantization"] = QUANTIZATION[server.precision]
-    Knowledge(configured({"rules": [{"facts": {"model_config": str(path)}}]})).apply(facts, attributes, "silicon", "")
+    ConfigResolver(configured({"rules": [{"facts": {"model_config": str(path)}}]})).apply(
+        facts, attributes, "silicon", ""
+    )
     return facts.known()
 
 

@@ -9,7 +9,7 @@ import pytest
 from collector.config.load import ConfigError, load
 from collector.config.schema import Config
 from collector.decode import Export, envelope
-from collector.identity.knowledge import EngineFacts, FactSource
+from collector.identity.resolver import EngineFacts, FactSource
 from collector.service.pipeline import make_pipeline
 from online.state import decode, encode
 from tests.fuzz.fuzz_parsers import PARSERS, fuzz

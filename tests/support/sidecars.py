@@ -54,7 +54,7 @@ class CountingProcessor:
     def revision(self) -> tuple[int, ...]:
         return self.learned_rows, self.engines, 0, 0, 0
 
-    foretells = False
+    has_prior_prediction = False
 
     def take_counts(self) -> Counts:
         return Counts()

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from collector.decode import CoreSpan, MarkKind
+from collector.decode import CoreSpan, SpanEventKind
 from collector.decode.pages import EngineReading, Flavour, Meaning, ScrapedPage
 from online import STEP_FEATURES, RowBlock
 from tests.support.recordings import messages
@@ -64,12 +64,12 @@ def pages_of(spans: Iterable[CoreSpan], rows: RowBlock, every_s: float) -> list[
         for mark in span.marks:
             marks.setdefault(mark.kind, mark.ts_ns + span.unix_minus_mono_ns)
         last_ns = span.marks[-1].ts_ns + span.unix_minus_mono_ns
-        if MarkKind.SCHEDULED not in marks:
+        if SpanEventKind.SCHEDULED not in marks:
             continue
-        in_ns.append(marks[MarkKind.SCHEDULED])
+        in_ns.append(marks[SpanEventKind.SCHEDULED])
         out_ns.append(last_ns)
-        if MarkKind.FIRST_TOKEN in marks:
-            first_ns.append(marks[MarkKind.FIRST_TOKEN])
+        if SpanEventKind.FIRST_TOKEN in marks:
+            first_ns.append(marks[SpanEventKind.FIRST_TOKEN])
             first_prompt.append(span.prompt_tokens)
             if span.finish in _NATURAL:
                 done_ns.append(last_ns)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from collector.decode import Finish, MarkKind
+from collector.decode import Finish, SpanEventKind
 from tests.support.recordings import messages, otlp_file
 from tests.support.step_exports import put
 from tests.support.toy_spans import Piece, telemetry_in
@@ -92,10 +92,10 @@ def served_in(recording: str, copies: int = 1) -> list[Served]:
         for telemetry in telemetry_in(message):
             for core in telemetry.core:
                 at_ns = {mark.kind: mark.ts_ns for mark in core.marks}
-                if core.finish not in (Finish.STOPPED, Finish.LENGTH) or MarkKind.QUEUED not in at_ns:
+                if core.finish not in (Finish.STOPPED, Finish.LENGTH) or SpanEventKind.QUEUED not in at_ns:
                     continue
-                queued_ns, scheduled_ns = at_ns[MarkKind.QUEUED], at_ns[MarkKind.SCHEDULED]
-                first_ns, last_ns = at_ns[MarkKind.FIRST_TOKEN], at_ns[MarkKind.FINISHED]
+                queued_ns, scheduled_ns = at_ns[SpanEventKind.QUEUED], at_ns[SpanEventKind.SCHEDULED]
+                first_ns, last_ns = at_ns[SpanEventKind.FIRST_TOKEN], at_ns[SpanEventKind.FINISHED]
                 found[core.span_id] = Served(
                     queued_ns + core.unix_minus_mono_ns,
                     core.prompt_tokens,

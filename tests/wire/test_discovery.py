@@ -11,9 +11,9 @@ import pytest
 from collector.config import Config, Owned
 from collector.decode.pages import facts_in
 from collector.identity.discovery import BODY_BYTES_MAX, Discovery, ScrapedServers, read_models, read_version
-from collector.identity.knowledge import EngineFacts, Knowledge
+from collector.identity.resolver import ConfigResolver, EngineFacts
 from collector.runtime.tasks import SystemClock
-from collector.telemetry.reasons import Asked
+from collector.telemetry.reasons import PullOutcome
 from tests.support.page_server import PageServer
 
 GOOD = {
@@ -43,11 +43,11 @@ def in_loop(discovery, asking):
 
 def ask(port, timeout_s=60.0):
     """Whether a server answered, the facts that it told of itself, and what its answers were counted as."""
-    knowledge, outcomes, facts = Knowledge(), Counter(), EngineFacts()
+    resolver, outcomes, facts = ConfigResolver(), Counter(), EngineFacts()
     count = lambda outcome: outcomes.update([outcome])  # noqa: E731
-    discovery = Discovery(Config(), knowledge, SystemClock(), count, timeout_s=timeout_s)
+    discovery = Discovery(Config(), resolver, SystemClock(), count, timeout_s=timeout_s)
     answered = in_loop(discovery, discovery.ask(Owned(f"http://127.0.0.1:{port}", "*")))
-    knowledge.apply(facts, {}, "pod", "")
+    resolver.apply(facts, {}, "pod", "")
     return answered, facts, outcomes
 
 
@@ -64,7 +64,7 @@ def test_a_server_tells_its_model_version_and_cache():
         "vllm_version": "0.15.1",
     }
     assert set(facts.sources().values()) == {"discovery"}
-    assert outcomes == {Asked.TAKEN: 3}
+    assert outcomes == {PullOutcome.TAKEN: 3}
 
 
 def test_the_blocks_that_a_data_parallel_server_tells_are_shared_by_its_engines():
@@ -100,52 +100,52 @@ def everywhere(body, status=200):
 @pytest.mark.parametrize(
     ("serving", "outcome"),
     [
-        pytest.param(everywhere(b"", 302), Asked.REFUSED, id="redirects"),
-        pytest.param(everywhere(b"{}", 500), Asked.REFUSED, id="fails"),
-        pytest.param(everywhere(b"<html>hello</html>"), Asked.UNEXPECTED, id="html"),
-        pytest.param(everywhere(b"[" * 100_000), Asked.UNEXPECTED, id="nested"),
-        pytest.param(everywhere(b'{"data": 3, "version": 7}'), Asked.UNEXPECTED, id="other types"),
-        pytest.param(everywhere(b""), Asked.UNEXPECTED, id="empty"),
-        pytest.param(everywhere(b"x" * (BODY_BYTES_MAX + 10)), Asked.TOO_LARGE, id="endless"),
-        pytest.param(speaking(b"SSH-2.0-OpenSSH\r\n\r\n"), Asked.UNEXPECTED, id="no HTTP"),
-        pytest.param(speaking(b""), Asked.UNREACHABLE, id="hangs"),
-        pytest.param(contextlib.nullcontext(1), Asked.UNREACHABLE, id="not there"),
+        pytest.param(everywhere(b"", 302), PullOutcome.REFUSED, id="redirects"),
+        pytest.param(everywhere(b"{}", 500), PullOutcome.REFUSED, id="fails"),
+        pytest.param(everywhere(b"<html>hello</html>"), PullOutcome.UNEXPECTED, id="html"),
+        pytest.param(everywhere(b"[" * 100_000), PullOutcome.UNEXPECTED, id="nested"),
+        pytest.param(everywhere(b'{"data": 3, "version": 7}'), PullOutcome.UNEXPECTED, id="other types"),
+        pytest.param(everywhere(b""), PullOutcome.UNEXPECTED, id="empty"),
+        pytest.param(everywhere(b"x" * (BODY_BYTES_MAX + 10)), PullOutcome.TOO_LARGE, id="endless"),
+        pytest.param(speaking(b"SSH-2.0-OpenSSH\r\n\r\n"), PullOutcome.UNEXPECTED, id="no HTTP"),
+        pytest.param(speaking(b""), PullOutcome.UNREACHABLE, id="hangs"),
+        pytest.param(contextlib.nullcontext(1), PullOutcome.UNREACHABLE, id="not there"),
     ],
 )
 def test_other_answers_are_counted_by_reason_and_teach_nothing(serving, outcome):
     with serving as port:
-        answered, facts, outcomes = ask(port, timeout_s=0.05 if outcome is Asked.UNREACHABLE else 60.0)
+        answered, facts, outcomes = ask(port, timeout_s=0.05 if outcome is PullOutcome.UNREACHABLE else 60.0)
     assert not answered
     assert facts.known() == {}
     assert outcomes == {outcome: 3}
 
 
 def test_scraped_servers_are_asked_with_their_token_what_their_page_does_not_tell():
-    knowledge, facts, others = Knowledge(), EngineFacts(), EngineFacts()
+    resolver, facts, others = ConfigResolver(), EngineFacts(), EngineFacts()
     with answering(GOOD) as server:
         urls = {"http://[::1]:8000": f"http://127.0.0.1:{server.port}"}
         scraped = ScrapedServers(urls.copy, lambda: "secret", None)
-        discovery = Discovery(Config(), knowledge, SystemClock(), scraped=scraped)
+        discovery = Discovery(Config(), resolver, SystemClock(), scraped=scraped)
         for _ in range(2):  # the second time it is not due
             assert 0.0 < in_loop(discovery, discovery._ask_due()) <= 5.0
             assert [path for path, _ in server.asked] == ["/v1/models", "/version"]
         assert {headers["Authorization"] for _, headers in server.asked} == {"Bearer secret"}
-    assert knowledge.apply(facts, {}, "http://[::1]:8000", "")
-    assert not knowledge.apply(others, {}, "http://10.0.0.1:8000", "")
+    assert resolver.apply(facts, {}, "http://[::1]:8000", "")
+    assert not resolver.apply(others, {}, "http://10.0.0.1:8000", "")
     assert facts.get("vllm_version") == "0.15.1"
     urls.clear()
     assert in_loop(discovery, discovery._ask_due()) == pytest.approx(5.0, abs=0.5)
 
 
 def test_who_does_not_answer_keeps_nobody_waiting():
-    knowledge = Knowledge()
+    resolver = ConfigResolver()
     with answering(GOOD) as server:
         urls = {"gone": "http://127.0.0.1:1", "here": f"http://127.0.0.1:{server.port}"}
         scraped = ScrapedServers(urls.copy, str, None)
-        discovery = Discovery(Config(), knowledge, SystemClock(), scraped=scraped)
+        discovery = Discovery(Config(), resolver, SystemClock(), scraped=scraped)
         assert in_loop(discovery, discovery._ask_due()) == 0.0  # the other one is due at once
         in_loop(discovery, discovery._ask_due())
-    assert knowledge.apply(EngineFacts(), {}, "here", "")
+    assert resolver.apply(EngineFacts(), {}, "here", "")
 
 
 def test_facts_of_impossible_value_are_left_out():

@@ -12,7 +12,7 @@ STEPS = 50
 HOUR_S, YEAR_2099_S = 3_600, 2_305_000_000
 
 
-class Senders:
+class SenderReports:
     """Of a server that was started minutes before the test: each says what it did in a second, in turn."""
 
     def __init__(self):
@@ -43,7 +43,7 @@ WITHOUT_PLACE = 'limit_exceeded{of="engines"}'
 
 
 def test_senders_of_the_year_2099_push_out_nobody_also_after_a_restart(tmp_path):
-    senders = Senders()
+    senders = SenderReports()
     with running_sidecar(tmp_path) as sidecar:
         senders.go_on(sidecar, 10)
         for number in range(64):
@@ -60,7 +60,7 @@ def test_senders_of_the_year_2099_push_out_nobody_also_after_a_restart(tmp_path)
 
 def test_when_an_export_came_in_is_kept_with_it_in_the_log(tmp_path):
     """What is learned after a kill is what would have been learned without one, an hour ahead or not."""
-    senders = Senders()
+    senders = SenderReports()
     with running_sidecar(tmp_path, DURABILITY="log") as sidecar:
         sidecar.pipeline.process = lambda _: None  # as if it had been killed first
         senders.go_on(sidecar, 80)

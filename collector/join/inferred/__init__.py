@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .habits import Habits, SchedulingVotes, Sums
+from .calibration import EngineCalibration, SchedulingVotes, Sums
 from .journeys import (
     QUEUE_STATE_AGE_NS,
     Chunks,
@@ -18,7 +18,7 @@ from .journeys import (
 from .kv import KvSources, KvSteps
 from .occupancy import ApiProcess
 from .sampling import NEARLY_WHOLE, WHOLE, doubts_of
-from .steps import StepView, drops, finality, step_features, trusted_holes
+from .steps import StepView, completed_steps, drops, step_features, trusted_holes
 
 __all__ = [
     "NEARLY_WHOLE",
@@ -26,7 +26,7 @@ __all__ = [
     "WHOLE",
     "ApiProcess",
     "Chunks",
-    "Habits",
+    "EngineCalibration",
     "KvSources",
     "KvSteps",
     "RequestRow",
@@ -34,9 +34,9 @@ __all__ = [
     "SchedulingVotes",
     "StepView",
     "Sums",
+    "completed_steps",
     "doubts_of",
     "drops",
-    "finality",
     "lay_journey",
     "request_block",
     "rows_of",

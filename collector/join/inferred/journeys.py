@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from collector.decode import MISSING, ApiSpan, CoreSpan, Finish, Mark, MarkKind
+from collector.decode import MISSING, ApiSpan, CoreSpan, Finish, SpanEvent, SpanEventKind
 from collector.join.window import Cells, StepWindow
 from online import REQUEST_FEATURES, Floats, Quality, RowBlock, Target
 
@@ -85,24 +85,24 @@ def waiting_steps(span: CoreSpan) -> tuple[int, int]:
     queued = span.marks[0]
     stop = queued.step_id
     for mark in span.marks:
-        if mark.kind is MarkKind.SCHEDULED:
+        if mark.kind is SpanEventKind.SCHEDULED:
             stop = mark.step_id
             break
-    first = queued.step_id + 1 if queued.kind is MarkKind.QUEUED else stop
+    first = queued.step_id + 1 if queued.kind is SpanEventKind.QUEUED else stop
     return min(first, stop), stop
 
 
-def runs_of(marks: tuple[Mark, ...]) -> Iterator[Run]:
+def runs_of(marks: tuple[SpanEvent, ...]) -> Iterator[Run]:
     """Spans of steps in which the request ran, from SCHEDULED to PREEMPTED or FINISHED."""
-    scheduled: Mark | None = None
-    first_token: Mark | None = None
+    scheduled: SpanEvent | None = None
+    first_token: SpanEvent | None = None
     for mark in marks:
-        if mark.kind is MarkKind.SCHEDULED:
+        if mark.kind is SpanEventKind.SCHEDULED:
             scheduled, first_token = mark, None
-        elif mark.kind is MarkKind.FIRST_TOKEN:
+        elif mark.kind is SpanEventKind.FIRST_TOKEN:
             first_token = mark
-        elif scheduled is not None and mark.kind in (MarkKind.PREEMPTED, MarkKind.FINISHED):
-            last = mark.step_id - (mark.kind is MarkKind.PREEMPTED)
+        elif scheduled is not None and mark.kind in (SpanEventKind.PREEMPTED, SpanEventKind.FINISHED):
+            last = mark.step_id - (mark.kind is SpanEventKind.PREEMPTED)
             if last >= scheduled.step_id:
                 yield Run(
                     scheduled.step_id,
@@ -171,11 +171,11 @@ def _lay_stamps(span: CoreSpan, window: StepWindow) -> None:
         kind, ts_ns, index = mark.kind, mark.ts_ns, mark.step_id - window.base
         if not 0 <= index < window.size:
             continue  # a stamp of a step the request was not part of: aborts while preempted, impossible journeys
-        ended = kind is MarkKind.FIRST_TOKEN or (kind is MarkKind.FINISHED and ends_naturally)
+        ended = kind is SpanEventKind.FIRST_TOKEN or (kind is SpanEventKind.FINISHED and ends_naturally)
         if ended and ts_ns > cells["completed_ns"].item(index):
             cells["completed_ns"][index] = ts_ns
             cells["completed_unix_ns"][index] = ts_ns + span.unix_minus_mono_ns
-        if kind is MarkKind.SCHEDULED and not 0 < cells["scheduled_ns"].item(index) <= ts_ns:
+        if kind is SpanEventKind.SCHEDULED and not 0 < cells["scheduled_ns"].item(index) <= ts_ns:
             cells["scheduled_ns"][index] = ts_ns
             cells["scheduled_unix_ns"][index] = ts_ns + span.unix_minus_mono_ns
 
@@ -239,10 +239,10 @@ class RequestRow(NamedTuple):
 
 def rows_of(span: CoreSpan, api: ApiSpan | None, window: StepWindow | None) -> Iterator[RequestRow]:
     """Every target this request gives a row for; without ``window``, the queue it met is not remembered."""
-    marks: dict[MarkKind, Mark] = {}
+    marks: dict[SpanEventKind, SpanEvent] = {}
     for mark in span.marks:
         marks.setdefault(mark.kind, mark)
-    queued, scheduled = marks.get(MarkKind.QUEUED), marks.get(MarkKind.SCHEDULED)
+    queued, scheduled = marks.get(SpanEventKind.QUEUED), marks.get(SpanEventKind.SCHEDULED)
     output_tokens = span.marks[-1].output_tokens
     state = (math.nan,) * 4 if queued is None or window is None else queue_state(window, queued.step_id, queued.ts_ns)
     raw = (float(span.prompt_tokens), float(output_tokens), *state)
@@ -253,16 +253,16 @@ def rows_of(span: CoreSpan, api: ApiSpan | None, window: StepWindow | None) -> I
     if queued is not None and scheduled is not None:
         yield row(Target.QUEUE_WAIT, queued.ts_ns, scheduled.ts_ns)
     for before, after in itertools.pairwise(span.marks):
-        if before.kind is MarkKind.PREEMPTED and after.kind is MarkKind.SCHEDULED:
+        if before.kind is SpanEventKind.PREEMPTED and after.kind is SpanEventKind.SCHEDULED:
             yield row(Target.PREEMPTION_GAP, before.ts_ns, after.ts_ns)
     if api is not None and api.samples == 1:
         yield from (row(*moments) for moments in _api_moments(span, api, window, marks))
 
 
 def _api_moments(
-    span: CoreSpan, api: ApiSpan, window: StepWindow | None, marks: Mapping[MarkKind, Mark]
+    span: CoreSpan, api: ApiSpan, window: StepWindow | None, marks: Mapping[SpanEventKind, SpanEvent]
 ) -> Iterator[tuple[Target, int, int]]:
-    queued, first, finished = map(marks.get, (MarkKind.QUEUED, MarkKind.FIRST_TOKEN, MarkKind.FINISHED))
+    queued, first, finished = map(marks.get, (SpanEventKind.QUEUED, SpanEventKind.FIRST_TOKEN, SpanEventKind.FINISHED))
     if queued and window and api.arrived_ns != MISSING and idle_at(window, api.arrived_ns, queued.step_id):
         yield Target.API_QUEUEING, api.arrived_ns, queued.ts_ns
     if finished is None or span.finish not in NATURAL or api.aborted:

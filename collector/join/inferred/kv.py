@@ -41,7 +41,7 @@ from collector.join.window import StepWindow
 from collector.telemetry import Counts, Skip, table
 from online import Floats, Ints
 
-from .habits import Habits
+from .calibration import EngineCalibration
 from .journeys import Chunks, Run
 from .steps import StepView
 
@@ -307,13 +307,15 @@ class KvSteps:
         expected, most = sum(p.tokens // size for p in group), sum((p.tokens - 1) // size for p in group)
         return min(max(0.0, expected - (stored - filled) + loaded), most)
 
-    def moved_blocks(self, view: StepView, here: slice, first_step: int, habits: Habits) -> Floats | None:
+    def moved_blocks(
+        self, view: StepView, here: slice, first_step: int, calibration: EngineCalibration
+    ) -> Floats | None:
         """Block columns of steps ``here`` of these, whose first is ``first_step``; None where no publisher is known."""
         if self.timeline is None:
             return None
         starts_unix_ns = _schedule_starts(view)[here.start : here.stop + 1]
-        habits.kv_block_tokens = float(self.timeline.block_size)
-        habits.kv_from_unix_ns = self.timeline.active_unix_ns
+        calibration.kv_block_tokens = float(self.timeline.block_size)
+        calibration.kv_from_unix_ns = self.timeline.active_unix_ns
         return self.timeline.moved_blocks(starts_unix_ns, first_step + here.start)
 
 

@@ -28,7 +28,7 @@ from collector.telemetry import RowDrop
 from online import Floats, Ints, Mask
 
 if TYPE_CHECKING:
-    from .habits import Habits
+    from .calibration import EngineCalibration
 
 
 class StepView:
@@ -85,7 +85,7 @@ def neighbours(seen: Mask) -> tuple[Ints, Ints]:
     return before, np.where(after == len(seen), -1, after)
 
 
-def finality(view: StepView, *, by_journeys: bool, now_unix_ns: int, settings: Config) -> tuple[Mask, Ints]:
+def completed_steps(view: StepView, *, by_journeys: bool, now_unix_ns: int, settings: Config) -> tuple[Mask, Ints]:
     """Whether each step is final, and when it was by the wall clock (0 = nobody said), shapes (m,).
 
     Args:
@@ -108,11 +108,11 @@ def finality(view: StepView, *, by_journeys: bool, now_unix_ns: int, settings: C
     return final, unix_ns
 
 
-def step_features(view: StepView, habits: Habits) -> Floats:
+def step_features(view: StepView, calibration: EngineCalibration) -> Floats:
     """Raw features, shape (m, len(STEP_FEATURES))."""
     steps, cells = view.steps, view.cells
     raw, matched = summary_features(steps), view.matched
-    context = np.where(matched, view.context_tokens, habits.context_by_blocks(steps))
+    context = np.where(matched, view.context_tokens, calibration.context_by_blocks(steps))
     context = np.where(view.snapped, cells["snapshot_context_tokens"], context)
     context = np.where(steps["decode_requests"] == 0, 0.0, context)
     attention = np.where(matched | (steps["prefill_requests"] == 0), cells["prefill_attention"], np.nan)
@@ -121,13 +121,13 @@ def step_features(view: StepView, habits: Habits) -> Floats:
         raw[:, COLUMN[name]] = np.where(np.isnan(told), inferred, told)
     holes = np.flatnonzero(~view.seen)
     if len(holes):
-        raw[holes] = _rebuilt_features(view, habits)[holes]
+        raw[holes] = _rebuilt_features(view, calibration)[holes]
     return raw
 
 
-def _rebuilt_features(view: StepView, habits: Habits) -> Floats:
+def _rebuilt_features(view: StepView, calibration: EngineCalibration) -> Floats:
     """The same by journeys alone; scaled up where they are sampled."""
-    scale = habits.hole_scale
+    scale = calibration.hole_scale
     requests, decoding = view.requests * scale, view.decode_requests * scale
     return raw_features(
         {
@@ -137,7 +137,7 @@ def _rebuilt_features(view: StepView, habits: Habits) -> Floats:
             "decode_requests": decoding,
             "decode_tokens": decoding,
             "decode_context_tokens": view.context_tokens * scale,
-            "kv_usage_ratio": habits.usage_by((view.context_tokens + view.prefill_tokens) * scale),
+            "kv_usage_ratio": calibration.usage_by((view.context_tokens + view.prefill_tokens) * scale),
             "requests": requests,
             "running": requests,
         }

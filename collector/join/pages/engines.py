@@ -23,7 +23,7 @@ import numpy as np
 
 from collector.config import Config
 from collector.decode.pages import EngineReading, Meaning, ScrapedPage
-from collector.identity import FactSource, Knowledge
+from collector.identity import ConfigResolver, FactSource
 from collector.join.api_queueing import TOKEN_BUDGET, ApiQueueing
 from collector.join.emitter import Emitter, Key, TargetRows
 from collector.join.engine import Engine
@@ -97,11 +97,11 @@ class PageEngine(Emitter):
         steps = newest.value(Meaning.STEPS) if newest is not None else 0.0
         return 0 if math.isnan(steps) else int(steps)
 
-    def inform(self, reading: EngineReading, knowledge: Knowledge) -> None:
+    def inform(self, reading: EngineReading, resolver: ConfigResolver) -> None:
         """Learn the facts that a page tells, and those that the configuration knows of it."""
         model = {"model": reading.model} if reading.model else {}
         self.facts.learn({**reading.facts, **model}, FactSource.DISCOVERY)
-        knowledge.apply(self.facts, {}, self.server, self.recording)
+        resolver.apply(self.facts, {}, self.server, self.recording)
 
     def add(self, unix_ns: int, mono_ns: int, reading: EngineReading) -> None:
         """Add one scrape; two clean ones make a window."""

@@ -10,7 +10,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from collector.config.schema import Config
 from collector.decode import Export
-from collector.decode.records import CoreSpan, Finish, Mark, MarkKind, Telemetry
+from collector.decode.records import CoreSpan, Finish, SpanEvent, SpanEventKind, Telemetry
 from collector.join.joiner import Joiner
 from collector.telemetry import table
 from collector.telemetry.reasons import JoinEvent, RowDrop, Skip
@@ -238,7 +238,10 @@ def test_a_request_that_never_ends_holds_steps_for_the_window_only():
 def ended(number: int) -> CoreSpan:
     """A request of one step whose API half never comes."""
     ns = MONO_NS + number * 10**6
-    marks = (Mark(MarkKind.SCHEDULED, number + 1, ns, 0), Mark(MarkKind.FINISHED, number + 1, ns, 1))
+    marks = (
+        SpanEvent(SpanEventKind.SCHEDULED, number + 1, ns, 0),
+        SpanEvent(SpanEventKind.FINISHED, number + 1, ns, 1),
+    )
     offset_ns, ids = UNIX_NS - MONO_NS, number.to_bytes(8, "big")
     return CoreSpan(ids, ids, "", 10, marks, Finish.LENGTH, offset_ns, ns + offset_ns)
 

@@ -8,7 +8,7 @@ import pytest
 
 from collector.decode import parts_by_emitter
 from collector.identity.discovery import read_models
-from collector.identity.knowledge import IDENTITY, EngineFacts, FactSource, Knowledge, config_id, resource_facts
+from collector.identity.resolver import IDENTITY, ConfigResolver, EngineFacts, FactSource, config_id, resource_facts
 from collector.telemetry import table
 from collector.telemetry.reasons import JoinEvent
 from tests.support.pipelines import new_pipeline
@@ -140,7 +140,7 @@ def test_an_alias_says_which_model_is_behind_it_and_whether_adapters_are_served(
     told = read_models(json.dumps({"data": cards}).encode())
     assert told == {"model": "default", "model_root": "Qwen/Qwen3-30B-A3B", "enable_lora": True, "max_model_len": 4096}
     assert read_models(json.dumps({"data": [{"id": "m", "root": "m", "parent": None}]}).encode()) == {"model": "m"}
-    knowledge, facts = Knowledge(), EngineFacts()
-    knowledge.discovered("*", told)
-    knowledge.apply(facts, {}, "e", "")
+    resolver, facts = ConfigResolver(), EngineFacts()
+    resolver.discovered("*", told)
+    resolver.apply(facts, {}, "e", "")
     assert facts.get("num_experts") == 128, "as the model's own name says"

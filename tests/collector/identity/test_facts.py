@@ -6,12 +6,12 @@ import pytest
 
 from collector.config import Config, Rule
 from collector.config.load import ConfigError, load
-from collector.identity.knowledge import (
+from collector.identity.resolver import (
     CLAIMS_MAX,
     MODEL_FILE_BYTES_MAX,
+    ConfigResolver,
     EngineFacts,
     FactSource,
-    Knowledge,
     cannot_derive,
     config_id,
 )
@@ -55,7 +55,7 @@ def model_file(tmp_path):
 
 def _apply(config, attributes=None):
     facts = EngineFacts()
-    Knowledge(config).apply(facts, attributes or {}, "pod-1", "")
+    ConfigResolver(config).apply(facts, attributes or {}, "pod-1", "")
     return facts
 
 
@@ -89,17 +89,17 @@ def test_the_flags_of_the_server_say_more_than_the_file(model_file):
 
 
 def test_what_is_discovered_reaches_live_engines_of_its_pattern_with_their_next_export():
-    knowledge, engines = Knowledge(), [EngineFacts() for _ in range(3)]
+    resolver, engines = ConfigResolver(), [EngineFacts() for _ in range(3)]
     live, other, replayed = engines
 
     def told():
         names = (("pod-1", ""), ("job-1", ""), ("pod-1", "file.pb.gz"))
-        return [knowledge.apply(facts, {"vllm.gpu": "L4"}, *name) for facts, name in zip(engines, names, strict=True)]
+        return [resolver.apply(facts, {"vllm.gpu": "L4"}, *name) for facts, name in zip(engines, names, strict=True)]
 
     assert told() == [True, True, True]
     assert told() == [False, False, False]
     before = config_id(live.identity("pod-1", ""))
-    knowledge.discovered("pod-*", {"model": "m", "block_size": 16})
+    resolver.discovered("pod-*", {"model": "m", "block_size": 16})
     assert told() == [True, False, False]
     assert config_id(live.identity("pod-1", "")) != before
     assert {"block_size": "discovery", "model": "discovery"}.items() <= live.sources().items()
@@ -122,7 +122,7 @@ def test_a_model_file_that_lies_ends_the_start_with_its_key(tmp_path, content, p
     path = tmp_path / "config.json"
     path.write_bytes(content)
     with pytest.raises(ConfigError, match=r"rules\[0\]\.facts\.model_config.*" + problem):
-        Knowledge(Config(rules=(Rule(facts={"model_config": str(path)}),)))
+        ConfigResolver(Config(rules=(Rule(facts={"model_config": str(path)}),)))
 
 
 @pytest.mark.parametrize(
@@ -139,4 +139,4 @@ def test_bad_configurations_are_refused_by_key(tmp_path, text, key):
     path = tmp_path / "tracefit.yaml"
     path.write_text(text)
     with pytest.raises(ConfigError, match=key):
-        Knowledge(load(path, {}))
+        ConfigResolver(load(path, {}))

@@ -3,13 +3,13 @@
 import pytest
 
 from collector.config import Config, Rule
-from collector.identity import EngineFacts, FactSource, Knowledge, unknown_experts
+from collector.identity import ConfigResolver, EngineFacts, FactSource, unknown_experts
 
 
 def facts_of(model, *, rules=(), **told):
     facts = EngineFacts()
     attributes = {"vllm.model": model, **{f"vllm.{name}": str(value) for name, value in told.items()}}
-    Knowledge(Config(rules=tuple(rules))).apply(facts, attributes, "pod", "")
+    ConfigResolver(Config(rules=tuple(rules))).apply(facts, attributes, "pod", "")
     return facts
 
 

@@ -43,7 +43,7 @@ def test_a_new_configuration_is_predicted_before_its_first_row(pipeline, data_di
     """Its first export tells who it is, and its facts what a step costs at least."""
     first = make_pipeline(pipeline._settings)
     export = next(Recording(data_dir / "c1_mixed" / "otlp.pb.gz", lambda _: None).exports())
-    assert not first.foretells
+    assert not first.has_prior_prediction
     first.process([export])
     assert first.learned_rows == 0
     publisher = Publisher(first, Metrics(CollectorRegistry()), FakeClock(), 5.0)

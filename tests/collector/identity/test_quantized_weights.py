@@ -6,7 +6,7 @@ import pytest
 
 from collector.cli import main
 from collector.config import Config, Rule
-from collector.identity import EngineFacts, Knowledge, cannot_derive
+from collector.identity import ConfigResolver, EngineFacts, cannot_derive
 from online.bank import Bank
 from tests.support.sheet_cases import GQA
 
@@ -38,7 +38,7 @@ def known(directory, model, beside=None, facts=None):
     if beside is not None:
         (directory / "hf_quant_config.json").write_text(json.dumps(beside))
     rule, told = Rule(facts={"gpu": "H100", **(facts or {}), "model_config": str(directory)}), EngineFacts()
-    Knowledge(Config(rules=(rule,))).apply(told, {}, "e", "")
+    ConfigResolver(Config(rules=(rule,))).apply(told, {}, "e", "")
     return told.known()
 
 
@@ -100,10 +100,10 @@ def test_a_weight_has_the_bytes_that_config_json_the_file_beside_it_or_the_engin
 def test_an_unknown_method_gives_no_bound_and_says_so(tmp_path, said, named):
     facts = known(tmp_path, *said)
     assert cannot_derive(facts) == (f"bytes of a weight (quantization '{named}' is not known here)",)
-    assert foretold(facts) is None
+    assert prior_prediction(facts) is None
 
 
-def foretold(facts):
+def prior_prediction(facts):
     """The intercept before the first row, by the sheet alone; None without one."""
     bank = Bank(Config(learners=("rls",)))
     bank.describe("c", facts)
@@ -115,7 +115,7 @@ def test_half_the_bytes_foretell_half_of_the_time_that_weights_take(tmp_path):
     """What is left of the intercept are overheads of layers."""
     wide = MODEL | {"intermediate_size": 65536}
     bf16, fp8, nvfp4 = (
-        foretold(known(tmp_path, wide | {"quantization_config": quantization}))
+        prior_prediction(known(tmp_path, wide | {"quantization_config": quantization}))
         for quantization in ({}, FP8_DYNAMIC, NVFP4)
     )
     weights = 2.0 * (bf16 - fp8)

@@ -29,7 +29,7 @@ from collector.ingest.scrape import (
 )
 from collector.runtime import SystemClock
 from collector.runtime.http import HttpClient
-from collector.telemetry import Asked
+from collector.telemetry import PullOutcome
 from tests.support.clocks import eventually
 from tests.support.page_server import PageServer, recorded_pages
 from tests.support.processes import free_port
@@ -61,7 +61,7 @@ def scraped(url, *, times=1, timeout_s=60.0, address="", token="", tls=None):
         server = ScrapedServer(ScrapeTarget(url, address), client, Cadence(1.0, 1.0), SystemClock())
         found = [await server.scrape(token) for _ in range(times)]
         await client.close()
-        assert all((page is None) == (outcome is not Asked.TAKEN) for outcome, page in found)
+        assert all((page is None) == (outcome is not PullOutcome.TAKEN) for outcome, page in found)
         return [outcome for outcome, _ in found]
 
     return asyncio.run(ask())
@@ -92,7 +92,7 @@ def listening(answer):
 def test_a_page_is_taken_again_and_again_over_one_connection():
     with PageServer(lambda *_: (200, {}, PAGE)) as server:
         seen, pages = outcomes(config_of(server.url), 5)
-        assert set(seen) == {Asked.TAKEN}
+        assert set(seen) == {PullOutcome.TAKEN}
         assert len(pages) >= 5
         assert pages[0].instance == f"http://127.0.0.1:{server.port}"
         assert pages[0].engines[0].model == "tiny"
@@ -102,14 +102,14 @@ def test_a_page_is_taken_again_and_again_over_one_connection():
 @pytest.mark.parametrize(
     ("answer", "outcome"),
     [
-        ((302, {"Location": "http://127.0.0.1:1/"}, b""), Asked.REFUSED),
-        ((503, {}, b""), Asked.REFUSED),
-        ((401, {}, b""), Asked.UNAUTHENTICATED),
-        ((200, {}, b"<html>hello</html>\n"), Asked.UNEXPECTED),
-        ((200, {"Content-Encoding": "gzip"}, gzip.compress(PAGE)), Asked.UNEXPECTED),  # packed unasked
-        ((200, {"Content-Length": str(500 * 2**20)}, b"x"), Asked.TOO_LARGE),
-        ((200, {}, PAGE.replace(b"num_requests_running", b"now_running")), Asked.MISSING_FAMILIES),
-        ((200, {}, PAGE[:-3]), Asked.UNEXPECTED),
+        ((302, {"Location": "http://127.0.0.1:1/"}, b""), PullOutcome.REFUSED),
+        ((503, {}, b""), PullOutcome.REFUSED),
+        ((401, {}, b""), PullOutcome.UNAUTHENTICATED),
+        ((200, {}, b"<html>hello</html>\n"), PullOutcome.UNEXPECTED),
+        ((200, {"Content-Encoding": "gzip"}, gzip.compress(PAGE)), PullOutcome.UNEXPECTED),  # packed unasked
+        ((200, {"Content-Length": str(500 * 2**20)}, b"x"), PullOutcome.TOO_LARGE),
+        ((200, {}, PAGE.replace(b"num_requests_running", b"now_running")), PullOutcome.MISSING_FAMILIES),
+        ((200, {}, PAGE[:-3]), PullOutcome.UNEXPECTED),
     ],
 )
 def test_a_bad_server_is_counted_by_reason_and_gives_no_page(answer, outcome):
@@ -118,7 +118,7 @@ def test_a_bad_server_is_counted_by_reason_and_gives_no_page(answer, outcome):
 
 
 def test_nobody_there():
-    assert scraped(f"http://127.0.0.1:{free_port()}/metrics") == [Asked.UNREACHABLE]
+    assert scraped(f"http://127.0.0.1:{free_port()}/metrics") == [PullOutcome.UNREACHABLE]
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_whatever_part_of_an_answer_a_server_drips_it_is_left_when_its_time_is_o
             threading.Event().wait(0.01)
 
     with listening(drip) as url:
-        assert scraped(url, timeout_s=0.3) == [Asked.UNREACHABLE]
+        assert scraped(url, timeout_s=0.3) == [PullOutcome.UNREACHABLE]
 
 
 def test_a_page_without_an_end_is_left_at_its_bound():
@@ -155,7 +155,7 @@ def test_a_page_without_an_end_is_left_at_its_bound():
             sent.append(1)
 
     with listening(send) as url:
-        assert scraped(url) == [Asked.TOO_LARGE]
+        assert scraped(url) == [PullOutcome.TOO_LARGE]
     assert len(sent) < 32
 
 
@@ -176,14 +176,14 @@ def test_a_server_that_closes_after_each_answer_is_dialled_again_in_the_same_way
     tls.check_hostname = False  # the certificate is of an address
     with listening(answer) as url:
         named = url.replace("http://127.0.0.1", "https://name.invalid")
-        assert scraped(named, times=3, address="127.0.0.1", token="secret", tls=tls) == [Asked.TAKEN] * 3
+        assert scraped(named, times=3, address="127.0.0.1", token="secret", tls=tls) == [PullOutcome.TAKEN] * 3
     assert set(first_bytes) == {b"\x16"}  # a TLS handshake
 
 
 def test_a_server_that_hangs_does_not_keep_the_others_waiting():
     with PageServer(lambda *_: (200, {}, None)) as hanging, PageServer(lambda *_: (200, {}, PAGE)) as good:
         seen, pages = outcomes(config_of(hanging.url, good.url), 8)
-        assert set(seen) == {Asked.TAKEN}
+        assert set(seen) == {PullOutcome.TAKEN}
         assert {page.instance for page in pages} == {f"http://127.0.0.1:{good.port}"}
 
 
@@ -191,12 +191,12 @@ def test_a_server_that_scales_to_zero_and_back_is_found_again():
     seen = []
 
     def answer(*_):
-        return (503, {}, b"") if Asked.TAKEN in seen and Asked.REFUSED not in seen else (200, {}, PAGE)
+        return (503, {}, b"") if PullOutcome.TAKEN in seen and PullOutcome.REFUSED not in seen else (200, {}, PAGE)
 
     with PageServer(answer) as server:
         scraper = Scraper(config_of(server.url), SystemClock(), seen.append)
         scraper.start()
-        eventually(lambda: Asked.REFUSED in seen and seen[-1] is Asked.TAKEN)
+        eventually(lambda: PullOutcome.REFUSED in seen and seen[-1] is PullOutcome.TAKEN)
         scraper.stop()
 
 
@@ -217,8 +217,8 @@ def test_tls_needs_a_certificate_that_is_trusted_and_authorities_are_read_only_w
     context.load_cert_chain(*authority.pair("server"))
     with PageServer(lambda *_: (200, {}, PAGE), context=context) as server:
         url = f"https://127.0.0.1:{server.port}/metrics"
-        assert outcomes(config_of(url), 1)[0][0] is Asked.UNREACHABLE
-        assert outcomes(config_of(url, ca_file=str(authority.ca)), 1)[0][0] is Asked.TAKEN
+        assert outcomes(config_of(url), 1)[0][0] is PullOutcome.UNREACHABLE
+        assert outcomes(config_of(url, ca_file=str(authority.ca)), 1)[0][0] is PullOutcome.TAKEN
     assert Scraper(Config(), SystemClock()).tls is None
     with pytest.raises(ConfigError, match="ca_file"):
         Scraper(Config(ca_file=str(tmp_path / "none")), SystemClock())
@@ -230,7 +230,7 @@ def test_old_pages_go_when_nobody_takes_them(monkeypatch):
         seen = []
         scraper = Scraper(config_of(server.url), SystemClock(), seen.append)
         scraper.start()
-        eventually(lambda: Asked.DROPPED in seen)
+        eventually(lambda: PullOutcome.DROPPED in seen)
         scraper.stop()
         assert len(scraper.take()) == 2
 

@@ -7,8 +7,8 @@ import pytest
 from collector.config.schema import Config
 from collector.decode.fpm import ForwardPass
 from collector.decode.records import Telemetry
-from collector.identity import Knowledge
-from collector.join.events import Described, Event, Renamed, Restarted, Rows, Succeeded
+from collector.identity import ConfigResolver
+from collector.join.events import ConfigKeyChanged, ConfigReplaced, ConfigUpdated, EngineRestarted, Event, Rows
 from collector.join.joiner import Joiner
 from collector.service.pipeline import Correlator
 from collector.telemetry import Counts
@@ -17,7 +17,7 @@ from tests.support.clocks import T0_NS
 from tests.support.toy_engine import MONO_NS, many_jobs, run_engine
 from tests.support.toy_spans import columns_of, exports_of, pieces, stock_of
 
-ORDER = (Renamed, Described, Restarted, Rows, Succeeded)
+ORDER = (ConfigKeyChanged, ConfigUpdated, EngineRestarted, Rows, ConfigReplaced)
 
 
 def drains(exports, join: Config | None = None) -> list[list[Event]]:
@@ -52,14 +52,14 @@ def test_events_of_a_drain_come_in_the_order_renamed_described_restarted_rows_su
     for part in comes_back_otherwise:
         places = [ORDER.index(type(event)) for event in part]
         assert places == sorted(places)
-        described |= {event.config_id for event in part if isinstance(event, Described)}
+        described |= {event.config_id for event in part if isinstance(event, ConfigUpdated)}
         assert {event.config_id for event in part if isinstance(event, Rows)} <= described
     assert {type(event) for event in flat(comes_back_otherwise)} == set(ORDER)
 
 
 def test_a_succession_comes_after_the_last_rows_of_what_the_server_was(comes_back_otherwise):
     events = flat(comes_back_otherwise)
-    (at,) = [place for place, event in enumerate(events) if isinstance(event, Succeeded)]
+    (at,) = [place for place, event in enumerate(events) if isinstance(event, ConfigReplaced)]
     assert any(isinstance(event, Rows) and event.config_id == events[at].old for event in events[:at])
     assert not any(isinstance(event, Rows) and event.config_id == events[at].old for event in events[at:])
     assert any(isinstance(event, Rows) and event.config_id == events[at].new for event in events[at:])
@@ -67,8 +67,8 @@ def test_a_succession_comes_after_the_last_rows_of_what_the_server_was(comes_bac
 
 def test_a_restart_as_the_same_configuration_is_told_with_its_time(comes_back_otherwise):
     events = flat(comes_back_otherwise)
-    (succeeded,) = [event for event in events if isinstance(event, Succeeded)]
-    (restarted,) = [event for event in events if isinstance(event, Restarted)]
+    (succeeded,) = [event for event in events if isinstance(event, ConfigReplaced)]
+    (restarted,) = [event for event in events if isinstance(event, EngineRestarted)]
     ends = [rows.rows.end_ns for rows in events if isinstance(rows, Rows) and rows.config_id == succeeded.new]
     assert restarted.config_id == succeeded.new
     assert min(end.min() for end in ends) < restarted.unix_ns < max(end.max() for end in ends)
@@ -76,7 +76,7 @@ def test_a_restart_as_the_same_configuration_is_told_with_its_time(comes_back_ot
 
 def test_an_unchanged_configuration_is_described_once():
     run = run_engine(many_jobs(60))
-    described = [event for event in flat(drains(of_server(run, model="m"))) if isinstance(event, Described)]
+    described = [event for event in flat(drains(of_server(run, model="m"))) if isinstance(event, ConfigUpdated)]
     assert len({(event.config_id, event.quality) for event in described}) == len(described)
     assert described[-1].facts == {"model": "m", "num_gpu_blocks": 4097}
     assert described[-1].quality is Quality.STEPS
@@ -119,7 +119,7 @@ def test_recorded_rows_wait_for_an_engine_that_is_not_heard_of_before_it_may_be_
 
 
 def test_records_that_bear_the_time_of_their_arrival_wait_for_nobody_and_stay_in_order():
-    joiner = Joiner(Config(model="m", allowed_lateness_s=20.0), Knowledge(Config(model="m")))
+    joiner = Joiner(Config(model="m", allowed_lateness_s=20.0), ConfigResolver(Config(model="m")))
     joiner.add_passes([*passes_of("stopped", range(70)), *passes_of("goes on", range(70, 140))])
     joiner.add_passes([*passes_of("goes on", range(140, 200)), *passes_of("stopped", [200])])
     (rows,) = rows_of(joiner)

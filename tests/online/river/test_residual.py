@@ -9,7 +9,7 @@ import pytest
 
 from collector.config import Config
 from online import STEP_FEATURES, RowBlock
-from online.river import CONTEXT, RESIDUAL_MAX, ResidualModel, Thinning
+from online.river import CONTEXT, RESIDUAL_MAX, RateLimit, ResidualModel
 from online.rows import CorrectionOutcome
 from online.state import StateError
 from tests.support.banks import STEP, learned, merged, restarted, told
@@ -134,7 +134,7 @@ def test_it_stays_finite_and_within_its_bounds_whatever_it_learns(size, ratio):
 @pytest.mark.parametrize("block", [1, 7, 32, 512])
 def test_at_most_so_many_rows_per_second_are_seen_in_blocks_of_any_size(per_s, block):
     end_ns = 1_700_000_000_000_000_000 + (np.arange(20_000) * (1e9 / per_s)).astype(np.int64)
-    model = Thinning(32.0)
+    model = RateLimit(32.0)
     seen = sum(len(model.pick(end_ns[at : at + block])) for at in range(0, 20_000, block))
     span_s = 20_000 / per_s
     assert seen <= 32.0 * span_s + 32
@@ -146,13 +146,13 @@ def test_long_steps_are_seen_no_more_often_than_short_ones():
     rng = np.random.default_rng(2)
     long = rng.random(60_000) < 0.1
     end_ns = np.cumsum(np.where(long, 20_000_000, 1_000_000))
-    model = Thinning(32.0)
+    model = RateLimit(32.0)
     seen = [model.pick(end_ns[at : at + 200]) + at for at in range(0, 60_000, 200)]
     assert long[np.concatenate(seen)].mean() == pytest.approx(0.1, abs=0.015)
 
 
 def test_a_clock_that_was_ahead_ends_nothing():
-    model = Thinning(32.0)
+    model = RateLimit(32.0)
     model.pick(np.arange(50) * 10**7 + 10**18)
     later = sum(len(model.pick(np.arange(32) * 10**7 + k * 32 * 10**7)) for k in range(20))
     assert later > 100

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from collector.config import Config
 from online import Bank
 from online.state import StateError, decode, encode
-from online.target.history import CHANGES_MAX, DAY_NS, POINTS_MAX, ROWS_MAX, SPACING_NS, ChangeKind, Course
+from online.target.history import CHANGES_MAX, DAY_NS, POINTS_MAX, ROWS_MAX, SPACING_NS, ChangeKind, CoefficientHistory
 from tests.support.banks import RLS, STEP, learned, restarted
 from tests.support.linear_steps import repeated, steps
 from tests.support.state_files import with_value
@@ -93,7 +93,7 @@ def times_of(course):
 
 
 def filled(times_ns, p=2):
-    course = Course()
+    course = CoefficientHistory()
     for at_ns in times_ns:
         course.record(at_ns, [f"f{i}" for i in range(p)], lambda: (np.arange(1.0 * p), np.ones(p)))
     return course
@@ -129,7 +129,7 @@ def test_the_newest_point_is_never_older_than_the_newest_change():
 
 
 def test_what_happened_is_bounded_and_told_once():
-    course = Course()
+    course = CoefficientHistory()
     for at_ns in [*range(3 * CHANGES_MAX), 5, 5]:
         course.mark(ChangeKind.RESTART, at_ns)
     assert [change.at_ns for change in course.changes] == list(range(2 * CHANGES_MAX, 3 * CHANGES_MAX))
@@ -153,8 +153,8 @@ def test_a_course_that_does_not_fit_is_refused(name, value):
 
 
 def test_what_no_point_can_hold_is_unknown_and_the_state_reads_back():
-    course = Course()
+    course = CoefficientHistory()
     course.record(S, ["a", "b"], lambda: (np.array([1.0, np.inf]), np.array([1e300, np.nan])))
     assert course.points == [(S, (1.0, None), (1e300, None))]
     state = decode(encode({"course": msgspec.to_builtins(course)}))["course"]
-    assert Course.of_state(state) == course
+    assert CoefficientHistory.of_state(state) == course

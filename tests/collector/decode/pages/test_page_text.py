@@ -7,7 +7,7 @@ import math
 import pytest
 
 from collector.decode.pages import Flavour, Meaning, PageParser, is_page_line, read_page_line
-from collector.telemetry import Asked
+from collector.telemetry import PullOutcome
 from tests.support.page_server import RECORDED, recorded_pages
 
 PAGES = [page for _, page in recorded_pages()]
@@ -121,27 +121,27 @@ def test_engines_of_one_page_are_told_apart():
 
 def test_labels_with_braces_quotes_and_timestamps_do_not_confuse():
     odd = PAGES[5].replace(b'model_name="tiny"} 2', b'model_name="a} 9 \\"b"} 2').replace(b".0\n", b".0 1700000000\n")
-    assert not isinstance(PageParser().parse(odd), Asked)
+    assert not isinstance(PageParser().parse(odd), PullOutcome)
     assert only(V0.replace(b'"m"', b'"a\\"b\\\\n\\nc"')).model == 'a"b\\n\nc'
 
 
 @pytest.mark.parametrize(
     ("page", "outcome"),
     [
-        (b"", Asked.UNEXPECTED),
-        (b"<!DOCTYPE html><html>\n", Asked.UNEXPECTED),
-        (PAGES[5][:-2], Asked.UNEXPECTED),
-        (b"go_goroutines 12\n", Asked.UNEXPECTED),
-        (b"x" * (9 * 2**20), Asked.TOO_LARGE),
-        (V0.replace(b"num_requests_running", b"requests_running_now"), Asked.MISSING_FAMILIES),
-        (V0.replace(b"} 100.0", b"} NaN"), Asked.UNEXPECTED),
-        (V0.replace(b"} 100.0", b"} -1.0"), Asked.UNEXPECTED),
-        (V0.replace(b"} 100.0", b"} many"), Asked.UNEXPECTED),
-        (V0.replace(b"} 100.0", b"} 1e17"), Asked.UNEXPECTED),
-        (V0 + b"".join(b'vllm:request_success_total{r="%d"} 1\n' % n for n in range(17_000)), Asked.TOO_LARGE),
-        (V0 + b'vllm:cache_config_info{block_size="16"} 1\n' * 17_000, Asked.TOO_LARGE),
-        (SGLANG.replace(b"num_used_tokens", b"tokens_in_use"), Asked.MISSING_FAMILIES),
-        (b"".join(PAGES[5].replace(b'"0"', b'"%d"' % n) for n in range(70)), Asked.TOO_LARGE),
+        (b"", PullOutcome.UNEXPECTED),
+        (b"<!DOCTYPE html><html>\n", PullOutcome.UNEXPECTED),
+        (PAGES[5][:-2], PullOutcome.UNEXPECTED),
+        (b"go_goroutines 12\n", PullOutcome.UNEXPECTED),
+        (b"x" * (9 * 2**20), PullOutcome.TOO_LARGE),
+        (V0.replace(b"num_requests_running", b"requests_running_now"), PullOutcome.MISSING_FAMILIES),
+        (V0.replace(b"} 100.0", b"} NaN"), PullOutcome.UNEXPECTED),
+        (V0.replace(b"} 100.0", b"} -1.0"), PullOutcome.UNEXPECTED),
+        (V0.replace(b"} 100.0", b"} many"), PullOutcome.UNEXPECTED),
+        (V0.replace(b"} 100.0", b"} 1e17"), PullOutcome.UNEXPECTED),
+        (V0 + b"".join(b'vllm:request_success_total{r="%d"} 1\n' % n for n in range(17_000)), PullOutcome.TOO_LARGE),
+        (V0 + b'vllm:cache_config_info{block_size="16"} 1\n' * 17_000, PullOutcome.TOO_LARGE),
+        (SGLANG.replace(b"num_used_tokens", b"tokens_in_use"), PullOutcome.MISSING_FAMILIES),
+        (b"".join(PAGES[5].replace(b'"0"', b'"%d"' % n) for n in range(70)), PullOutcome.TOO_LARGE),
     ],
 )
 def test_what_is_no_page_is_refused_for_a_reason(page, outcome):
@@ -161,5 +161,5 @@ def test_a_line_of_a_recording_is_a_page():
     far = json.dumps({"unix_ns": 1, "url": "http://" + "h" * 500, "page": entry["page"]}).encode()
     assert is_page_line(line)
     assert is_page_line(far)
-    assert read_page_line(b'{"unix_ns": 1, "page": 7}', PageParser(), "file") is Asked.UNEXPECTED
-    assert read_page_line(b'{"unix_ns": -1, "page": ""}', PageParser(), "file") is Asked.UNEXPECTED
+    assert read_page_line(b'{"unix_ns": 1, "page": 7}', PageParser(), "file") is PullOutcome.UNEXPECTED
+    assert read_page_line(b'{"unix_ns": -1, "page": ""}', PageParser(), "file") is PullOutcome.UNEXPECTED

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from collector.decode.pages import EngineReading, Flavour, Meaning
-from collector.join.api_queueing import with_stand_ins
+from collector.join.api_queueing import with_fallbacks
 from collector.join.pages import PageEngine
 
 STEP_S, LONG_S, FRONT_END_S = 0.02, 0.2, 0.005
@@ -45,7 +45,7 @@ def alpha(rounds=60, **other):
     page.windows.copies = other.get("frontends", 1)
     for number in range(1, rounds):
         page.add(*second(number, **other))
-    return with_stand_ins(None, [page.api_queueing])
+    return with_fallbacks(None, [page.api_queueing])
 
 
 @pytest.mark.parametrize(("busy", "frontends"), [(1.0, 1), (0.5, 1), (1.0, 3)])
@@ -88,7 +88,7 @@ def test_what_was_long_ago_hardly_counts_and_what_scatters_is_a_band():
     for number in range(1, 4500):
         own_s += 2 * (0.14 if number < 1500 else 0.04) * (0.6, 1.3, 0.9, 1.2, 1.0)[number // 50 % 5]
         page.add(*second(number, own_s=own_s))
-    target = with_stand_ins(None, [page.api_queueing])
+    target = with_fallbacks(None, [page.api_queueing])
     (intercept,) = target.models["portable"].features
     assert intercept.coefficient < 0.8 * 1e6 * own_s / (2 * number)
     assert intercept.coefficient == pytest.approx(40_000, rel=0.5)

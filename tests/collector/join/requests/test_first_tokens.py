@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from collector.decode import Export
-from collector.join.api_queueing import ApiQueueing, BusyArrival, StepCosts, first_tokens_of, with_stand_ins
+from collector.join.api_queueing import ApiQueueing, BusyArrival, StepCosts, first_tokens_of, with_fallbacks
 from online import FeatureSnapshot, ModelSnapshot, TargetSnapshot
 from tests.support.gpu_server import request_exports, serve
 from tests.support.pipelines import replayed
@@ -137,7 +137,7 @@ def test_nothing_is_taken_off_for_a_prompt_at_the_price_of_computed_tokens_where
     price = FeatureSnapshot(name="prefill_tokens", unit="us/token", coefficient=40.0, status=status)
     model = ModelSnapshot(features=[price], rows=300, effective_rows=300.0)
     step = TargetSnapshot(vector="beta", unit="us", champion="portable", models={"portable": model})
-    found = with_stand_ins(None, [queueing], step, hits_hidden=hidden)
+    found = with_fallbacks(None, [queueing], step, hits_hidden=hidden)
     (intercept,) = found.models["portable"].features
     everything_us = 40_000.0 - 10_000.0 * 1.5
     assert intercept.coefficient == pytest.approx(everything_us - taken_off * 40.0 * 300.0, abs=20.0)

@@ -81,7 +81,7 @@ class Sums(msgspec.Struct):
 
 
 @dataclass(slots=True)
-class Habits:
+class EngineCalibration:
     """What the steps of an engine teach: decayed sums over whole blocks of them, and the block under way.
 
     Attributes:

@@ -6,8 +6,8 @@ unknown servers are never mixed. When two sources contradict each other the stro
 beside it.
 
 Rules, data sheets and config.json files are read at start, bounded and checked: a file that lies is a ConfigError that
-names the key. ``Knowledge.apply`` then only looks up, and does nothing when nothing has changed since the engine's last
-export.
+names the key. ``ConfigResolver.apply`` then only looks up, and does nothing when nothing has changed since the
+engine's last export.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class EngineFacts:
         self.version = 0
         """Grows with every change."""
         self.taught: tuple[object, ...] = ()
-        """What :class:`Knowledge` taught last, which it need not do again."""
+        """What :class:`ConfigResolver` taught last, which it need not do again."""
 
     def learn(self, facts: Mapping[str, Fact], source: FactSource) -> bool:
         """Take what is new, newer or from a stronger source; returns whether anything changed."""
@@ -144,7 +144,7 @@ class EngineFacts:
         self.version += changed
         return changed
 
-    def take_over(self, other: EngineFacts) -> None:
+    def adopt(self, other: EngineFacts) -> None:
         """Another emitter of the same engine knew these, from the sources it had."""
         for source in FactSource:
             self.learn({name: value for name, (s, value) in other._facts.items() if s is source}, source)
@@ -315,7 +315,7 @@ _FP8 = frozenset({"fp8", "fbgemm_fp8", "fp8_e4m3"})
 _NOT_QUANTIZED = frozenset({"", "none", "auto"})
 
 
-class Knowledge:
+class ConfigResolver:
     """Tells engines what they did not say; one instance for all of them."""
 
     def __init__(self, config: Config | None = None) -> None:

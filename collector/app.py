@@ -108,7 +108,7 @@ class Sidecar:
         """``io`` is the loop; without one the sidecar makes its own."""
         prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]  # they double the counter series
         self.config = config
-        self._fallback = fallback
+        self._clock, self._fallback = clock, fallback
         self._io = io or IoLoop()
         self.metrics = metrics = Metrics(CollectorRegistry())
         self.health = health = Health(clock)
@@ -349,7 +349,7 @@ class Sidecar:
         }
         named: dict[str, object] = {name: problem for name, problem in problems.items() if problem}
         snapshot = self.snapshot()
-        configs, now = ([], 0) if snapshot is None else (snapshot.configs, snapshot.created_unix_nano)
+        configs, now = [] if snapshot is None else snapshot.configs, self._clock.unix_nano()
         failed = [f"{name_of(each)}: put aside, {each.quarantined}" for each in configs if each.quarantined]
         doubts = [f"{name_of(each)}: {doubt}" for each in configs for doubt in each.doubts]
         if failed or doubts:

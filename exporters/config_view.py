@@ -55,10 +55,10 @@ class ConfigVerdict(NamedTuple):
         verdict = self.verdict
         return "bad" if verdict.quarantined or verdict.doubts else "ok" if verdict.usable else "fair"
 
-    def rank(self, made: int, now: int) -> tuple[bool, bool, int]:
-        """To sort by: those with problems when the snapshot was made first, those silent now last, else by rows."""
+    def rank(self, now: int) -> tuple[bool, bool, int]:
+        """To sort by: those with problems first, those that are silent last, else by rows."""
         verdict = self.verdict
-        return not verdict.problems(made), bool(verdict.silent_since(now)), -verdict.rows
+        return not verdict.problems(now), bool(verdict.silent_since(now)), -verdict.rows
 
 
 class TargetView(NamedTuple):

@@ -211,7 +211,7 @@ class StatusPage:
             "since": lambda unix_nano: age((now - unix_nano) / 1e9),
             "ready": ready,
             "noted": _noted(detail),
-            "news": [] if snapshot is None else _news(judged, snapshot.created_unix_nano),
+            "news": [] if snapshot is None else _news(judged, now),
             "fleet": _fleet_view(self.fleet(), snapshot),
             "snapshot": snapshot,
             "judged": judged,
@@ -238,7 +238,7 @@ class StatusPage:
                 judged.append(ConfigVerdict(config, load, load.config.verdict, words))
             except TracefitError as error:
                 judged.append(ConfigVerdict(config, None, Verdict(usable=False, reasons=(str(error),)), words))
-        return sorted(judged, key=lambda each: each.rank(snapshot.created_unix_nano, now))
+        return sorted(judged, key=lambda each: each.rank(now))
 
 
 def _noted(detail: Mapping[str, object]) -> dict[str, str]:

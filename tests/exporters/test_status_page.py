@@ -6,6 +6,7 @@ import base64
 import hashlib
 import html
 import re
+from functools import partial
 from html.parser import HTMLParser
 
 import msgspec
@@ -65,12 +66,15 @@ def registry():
     return own
 
 
-def answer(snapshot, own=None, ready=True, query=None, **kwargs):
+NOW = cases.CREATED_UNIX_NANO + 4_000_000_000
+
+
+def answer(snapshot, own=None, ready=True, query=None, now=NOW, **kwargs):
     page = StatusPage(
         lambda: snapshot,
         registry() if own is None else own,
         ready=lambda: (ready, {}),
-        unix_nano=lambda: cases.CREATED_UNIX_NANO + 4_000_000_000,
+        unix_nano=lambda: now,
         **kwargs,
     )
     return page.answer(Request("/", (), query or {}, {}))
@@ -290,6 +294,15 @@ def test_an_engine_that_is_gone_is_silent_on_the_page():
     text = words(cases.snapshot(silent, cases.config("b")))
     assert "silent, last heard 60 min ago" in text
     assert "last row 5 s ago" in text
+
+
+def test_a_change_of_speed_is_no_news_after_a_day_also_where_no_snapshot_came_since():
+    page = partial(answer, cases.snapshot(drifted(1)))
+    assert page().body.decode().count("steps take 1.42 × as long") == 2
+    later = page(now=cases.CREATED_UNIX_NANO + 5 * 86_400 * 10**9).body.decode()
+    assert "steps take 1.42" not in later
+    assert 'ok">ready<' in later
+    assert "no change of speed today" in later
 
 
 def test_configurations_in_trouble_stand_first_in_the_table():

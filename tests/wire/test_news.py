@@ -10,6 +10,7 @@ import time
 import pytest
 
 from collector.cli import main
+from collector.runtime import SystemClock
 from tests.support.clocks import eventually
 from tests.support.paced_engine import PacedEngine
 from tests.support.sidecars import call_export, get, running_sidecar
@@ -69,13 +70,17 @@ def test_a_change_of_speed_is_told_once_in_the_log_on_the_page_and_by_doctor_als
         eventually(lambda: len(told()) == 3)
 
 
-def test_a_change_of_prefill_alone_is_told_as_one_in_every_place(tmp_path, told, capsys):
+def test_a_change_of_prefill_alone_is_told_as_one_in_every_place_for_a_day(tmp_path, told, capsys, monkeypatch):
     engine = PacedEngine("engine-0", time.time_ns() - 120_000_000_000, **{"vllm.model": "tiny"})
     with running_sidecar(tmp_path, ALLOWED_LATENESS_S="1") as sidecar:
         send(sidecar, [*engine.exports(1280, prefill_us=50.0), *engine.exports(1280, prefill_us=150.0)])
         eventually(told)
         main(["doctor", f"127.0.0.1:{sidecar.http_port}"])
         doctor, page = capsys.readouterr().out, get(sidecar.http_port, "/").decode()
+        ready = [json.loads(get(sidecar.http_port, "/readyz"))]
+        monkeypatch.setattr(SystemClock, "unix_nano", lambda _: time.time_ns() + 2 * 86_400 * 10**9)
+        ready.append(json.loads(get(sidecar.http_port, "/readyz")))
+    assert ["speed_changed" in each for each in ready] == [True, False]
     [(level, line)] = told()
     assert level == "WARNING"
     words = r"tiny: (steps with prefill take [12]\.\d\d × as long since .* UTC ± 1 min: prefill, by its tokens).*"

@@ -27,7 +27,7 @@ from collector.config import Config
 from collector.identity import IDENTITY, Fact, config_id, unknown_experts
 from collector.recordings import check_targets
 from collector.runtime import EXIT_FAILED, EXIT_OK, Clock, PrintLine, note, progress, say
-from collector.service import Directory, check_learning
+from collector.service import ALL_NAME, STATES_NAME, Directory, check_learning
 from collector.telemetry import PullOutcome
 from exporters.questions import counted
 from exporters.snapshot_file import SNAPSHOT_NAME, published_snapshot, write_atomically, write_snapshot
@@ -37,7 +37,7 @@ from online import Bank, ConfigSnapshot, Snapshot, StateError, TargetSnapshot, m
 from online.state import Lineage, LineageLedger
 from online.transfer import HIDES_HITS
 
-from .sources import ALL_NAME, STATES_NAME, StateFetcher, check_sources, look, sentence
+from .sources import StateFetcher, check_sources, look, sentence
 
 
 def merge_files(paths: Sequence[Path], out: Path, config: Config, snapshot: Path | None = None) -> int:

@@ -35,6 +35,7 @@ from collector.config import is_page_url, with_scheme
 from collector.ingest.scrape import addresses_of, read_targets
 from collector.recordings import STDIN, Recording, recording_files, source_of, walk
 from collector.runtime import PrintLine, StartError
+from collector.service import is_pooled
 from collector.telemetry import PullOutcome
 from exporters.status_page import FleetSource
 
@@ -60,8 +61,6 @@ def open_store(url: str) -> tuple[Any, str]:
 PLACES_MAX = 10_000
 """Most states of one source; the rest is said."""
 STATE_SUFFIX = ".bin"
-ALL_NAME, STATES_NAME = "all", "states"
-"""Of what a pull writes: what it has pooled over configurations, and the states, which are below both."""
 STATE_PATH = "/state"
 _HTTP = ("http", "https")
 _DNS = "dns+"
@@ -155,9 +154,10 @@ def list_objects(url: str) -> list[RecordedFile]:
         found = storage.glob(path, detail=True) if "*" in path else storage.find(path, detail=True)
     except Exception as error:  # noqa: BLE001 -- every store has errors of its own
         raise OSError(f"{type(error).__name__}: {error}") from None
-    above, scheme = path.rstrip("/") + "/", url.partition("://")[0]
+    above, (scheme, _, rest) = path.rstrip("/") + "/", url.partition("://")
+    root = f"{scheme}:///" if rest.startswith("/") else f"{scheme}://"
     return [
-        RecordedFile(f"{scheme}://{name.lstrip('/')}", int(about.get("size") or 0))
+        RecordedFile(root + name.lstrip("/"), int(about.get("size") or 0))
         for name, about in found.items()
         if about.get("type") != "directory" and "/." not in "/" + name.removeprefix(above)
     ]
@@ -165,7 +165,7 @@ def list_objects(url: str) -> list[RecordedFile]:
 
 def _objects(url: str) -> Iterator[StatePlace]:
     names = [file.name for file in list_objects(url)]
-    whole = len(names) == 1 and names[0].endswith(url.rpartition("/")[2])
+    whole = len(names) == 1 and names[0].endswith("/" + url.rpartition("/")[2])
     return _first(url, names if whole else _states_of(url, names))
 
 
@@ -180,10 +180,9 @@ def _first(source: str, names: Iterable[str]) -> Iterator[StatePlace]:
 
 
 def _states_of(source: str, names: Iterable[str]) -> Iterator[str]:
-    """Those of states; not what another fleet has pooled, whose rows are in its other states."""
+    """Those of states; what another fleet has pooled, whose rows are in its other states, only where that is named."""
     for name in names:
-        is_pooled = f"/{ALL_NAME}/{STATES_NAME}/" in name.removeprefix(source.rstrip("/"))
-        if name.endswith(STATE_SUFFIX) and not Path(name).name.startswith(".") and not is_pooled:
+        if name.endswith(STATE_SUFFIX) and not Path(name).name.startswith(".") and not is_pooled(name, source):
             yield name
 
 

@@ -244,6 +244,24 @@ def test_objects_below_a_prefix_are_states_like_files(states, tmp_path):
     assert pulled(["memory://fleet"], tmp_path / "fleet")[1][0] == "2 sources: 2 merged"
 
 
+@pytest.mark.parametrize(
+    ("source", "taken"),
+    [
+        ("file://{tmp}", "2 sources: 2 merged"),
+        ("file://{tmp}/c1/", "1 source: 1 merged"),
+        ("file://{tmp}/c1/all", "1 source: 1 merged"),
+        ("file://{tmp}/*/all/states/*.bin", "1 source: 1 merged"),
+        ("file://{tmp}/c1/all/states/x.bin", "1 source: 1 merged"),
+        ("{tmp}/c1/all", "1 source: 1 merged"),
+    ],
+)
+def test_states_that_are_pooled_count_where_the_source_names_them(source, taken, states, tmp_path):
+    for name, state in (("c1/states", "e0"), ("c1/all/states", "e0"), ("small/states", "e1")):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "x.bin").write_bytes(states[state])
+    assert pulled([source.format(tmp=tmp_path)], tmp_path / "fleet")[1][0] == taken
+
+
 def test_a_live_state_that_is_replaced_while_it_is_read_counts_as_it_was(states, tmp_path):
     path = tmp_path / "state.bin"
     path.write_bytes(states["e0"])

@@ -142,7 +142,7 @@ def _meant(error: click.NoSuchOption) -> str:
     if MEANT_OPTIONS.get(name) in has:
         return f"; did you mean {MEANT_OPTIONS[name]!r}?"
     key = "log_level" if name == "--verbose" else name.removeprefix("--").replace("-", "_")
-    keys = [each for each in Config.__struct_fields__ if each.startswith(key) and "--config" in has]
+    keys = [each for each in Config.__struct_fields__ if f"{each}_".startswith(f"{key}_") and "--config" in has]
     if key in keys or len(keys) == 1:
         return f", but a key of the configuration: set TRACEFIT_{(key if key in keys else keys[0]).upper()}"
     if name in ANSWERED and (not name.endswith("port") or "--listen" in has):

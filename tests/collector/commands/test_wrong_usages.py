@@ -44,6 +44,7 @@ WRONG = [
     *((f"doctor {url}", FAILED, "error: ") for url in ("ftp://here", "http://[")),
     ("doctor {newer}", FAILED, "tracefit show {newer}"),
     ("run --itl 30", USAGE, "set TRACEFIT_ITL_MS"),
+    ("run --k", USAGE, "there is no option '--k' (see"),
     ("replay a", USAGE, "--out"),
     ("replay a --snapsot b", USAGE, "'--snapsot'", "did you mean '--snapshot'?"),
     ("replay missing.pb.gz --snapshot {tmp}/s.json", FAILED, "missing.pb.gz"),

@@ -350,7 +350,7 @@ class Sidecar:
         named: dict[str, object] = {name: problem for name, problem in problems.items() if problem}
         snapshot = self.snapshot()
         configs, now = [] if snapshot is None else snapshot.configs, self._clock.unix_nano()
-        failed = [f"{name_of(each)}: put aside, {each.quarantined}" for each in configs if each.quarantined]
+        failed = [f"{name_of(each)}: quarantined, {each.quarantined}" for each in configs if each.quarantined]
         doubts = [f"{name_of(each)}: {doubt}" for each in configs for doubt in each.doubts]
         if failed or doubts:
             named["not_usable"] = [*failed, *doubts]

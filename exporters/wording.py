@@ -196,7 +196,7 @@ LOSSES: dict[str, str] = {
     "out_of_range": "with a number out of its range",
     "not_positive": "took no time by their clock",
     "unknown_feature": "of steps whose decode context nobody knows: set vllm.block_size, or trace journeys",
-    "quarantined": "of a configuration that is put aside",
+    "quarantined": "of a configuration that is quarantined",
     "limit_exceeded": "of a configuration beyond engines_max",
     "queue_full": "the queue was full",
     "undecodable": "not to be decoded",
@@ -306,9 +306,14 @@ STATUS: dict[str, str] = {
 def advice_on_quality(telemetry: str, facts: Mapping[str, object]) -> Advice | None:
     """What telemetry of this quality lacks, with how much of it is missing where that is among the facts."""
     advice, share = QUALITY.get(telemetry), facts.get("step_sampling")
-    if advice is None or not isinstance(share, float):
+    missing = 1.0 - share if isinstance(share, float) else math.nan
+    if advice is None or not _SHOWN_SHARE <= missing <= 1.0:
         return advice
-    return advice._replace(meaning=advice.meaning.replace("Some steps", f"{percent(1.0 - share)} of the steps"))
+    return advice._replace(meaning=advice.meaning.replace("Some steps", f"{percent(missing)} of the steps"))
+
+
+_SHOWN_SHARE: Final = 0.0005
+"""The smallest that :func:`percent` does not round to nothing."""
 
 
 def advice_for(config: ConfigSnapshot) -> list[Advice]:

@@ -214,7 +214,7 @@ class Verdict(NamedTuple):
         usable: its predictions may be used where something was seen.
         reasons: why not, one clause each; empty if they may.
         doubts: those of the reasons that more rows do not mend.
-        quarantined: why its learner was put aside; empty if it was not.
+        quarantined: what its learner failed with; empty if it did not.
         error: median relative error of the predictions that a reader of the snapshot computes; None before the first.
         rows: rows behind the coefficients of the step time.
         last_row_unix_nano: when the newest step that was learned from ended, 0 where nobody said.
@@ -242,9 +242,9 @@ class Verdict(NamedTuple):
 
     @property
     def state(self) -> str:
-        """``usable``, ``not usable yet``, ``not usable`` or ``put aside``."""
+        """``usable``, ``not usable yet``, ``not usable`` or ``quarantined``."""
         if self.quarantined:
-            return "put aside"
+            return "quarantined"
         if self.usable:
             return "usable"
         return "not usable" if self.doubts else "not usable yet"
@@ -263,7 +263,7 @@ class Verdict(NamedTuple):
 
     def problems(self, now_unix_nano: int) -> tuple[Problem, ...]:
         """What a person should hear first: what failed, what is in doubt, what changed within a day."""
-        problems = [Problem("put aside, its learner failed", is_defect=True)] if self.quarantined else []
+        problems = [Problem("quarantined, its learner failed", is_defect=True)] if self.quarantined else []
         problems += [Problem(f"not usable: {doubt}", is_defect=True) for doubt in self.doubts]
         if self.change is not None and self.change.is_recent(now_unix_nano) and not self.replaced:
             problems.append(Problem(self.change.text(now_unix_nano)))

@@ -163,7 +163,7 @@ class SenderReports:
 class Pipeline:
     """Exports in, coefficients out.
 
-    A configuration whose learner raises is put aside, and the others go on: its rows are counted as ``quarantined``,
+    A configuration whose learner raises is quarantined, and the others go on: its rows are counted as ``quarantined``,
     and its half-updated models are forgotten, since absent is better than wrong. A restart begins anew with it.
     """
 
@@ -171,7 +171,7 @@ class Pipeline:
         self._settings = config
         self._correlator = Correlator(config, resolver)
         self._bank = Bank(config)
-        self._put_aside: dict[str, str] = {}
+        self._quarantined: dict[str, str] = {}
         """By configuration, why."""
         self._version = version
         self._counts = Counts()
@@ -197,17 +197,17 @@ class Pipeline:
         prior_prediction = (
             self._bank.prior_prediction(config_id) is not None for config_id in self.joiner.config_ids()
         )
-        return self.joiner.processes_sampled > 0 or bool(self._put_aside) or any(prior_prediction)
+        return self.joiner.processes_sampled > 0 or bool(self._quarantined) or any(prior_prediction)
 
     @property
     def revision(self) -> tuple[int, ...]:
-        """Rows learned, emitters heard of (some after their last row), those sampled, configurations put aside.
+        """Rows learned, emitters heard of (some after their last row), those sampled, configurations quarantined.
 
         And how many were asked something lately: what is said of their load ends with it.
         """
         joiner = self.joiner
         held = joiner.emitters_held, joiner.processes_sampled
-        return self.learned_rows, *held, len(self._put_aside), self._load.processes
+        return self.learned_rows, *held, len(self._quarantined), self._load.processes
 
     @property
     def joiner(self) -> Joiner:
@@ -333,7 +333,7 @@ class Pipeline:
         """Counts since the last call."""
         counts, self._counts = self._counts, Counts()
         counts.merge(self.joiner.take_counts())
-        counts[table.QUARANTINED] = len(self._put_aside)
+        counts[table.QUARANTINED] = len(self._quarantined)
         counts[table.LIMIT_EXCEEDED, "configs"] = len(self._bank.refused)
         return counts
 
@@ -349,12 +349,12 @@ class Pipeline:
             case ConfigKeyChanged(old, new):
                 _log.info("configuration %s is %s now, as more is known of it", old, new)
                 self._bank.rename(old, new)
-                if old in self._put_aside:
-                    self._put_aside.setdefault(new, self._put_aside.pop(old))
+                if old in self._quarantined:
+                    self._quarantined.setdefault(new, self._quarantined.pop(old))
             case ConfigUpdated(config_id, facts, quality):
                 self._bank.describe(config_id, {**facts, HIDES_HITS: _hides_hits(quality, facts)})
                 held = set(self.joiner.config_ids())
-                self._put_aside = {name: why for name, why in self._put_aside.items() if name in held}
+                self._quarantined = {name: why for name, why in self._quarantined.items() if name in held}
                 _log.info(
                     "configuration %s: telemetry quality %s, facts known: %d", config_id, quality.label, len(facts)
                 )
@@ -362,7 +362,7 @@ class Pipeline:
                 for outcome, count in self._learn_rows(config_id, target, rows, engines).items():
                     self._counts[table.ROWS, target, outcome] += count
             case EngineRestarted(config_id, unix_ns):
-                if config_id not in self._put_aside:
+                if config_id not in self._quarantined:
                     self._bank.mark_restart(config_id, unix_ns)
             case ConfigReplaced(old, new):
                 self._bank.inherit(new, old)
@@ -371,7 +371,7 @@ class Pipeline:
         self, config_id: str, target: Target, rows: RowBlock, engines: Mapping[int, str] | None
     ) -> Mapping[RowOutcome, int]:
         """Let the bank learn; what became of the rows."""
-        if config_id not in self._put_aside:
+        if config_id not in self._quarantined:
             try:
                 return self._bank.learn(config_id, target, rows, engines)
             except Exception as error:  # noqa: BLE001 -- whatever a learner raises
@@ -379,9 +379,9 @@ class Pipeline:
         return Counter({RowOutcome.QUARANTINED: len(rows)})
 
     def _put_config_aside(self, config_id: str, why: str) -> None:
-        self._put_aside[config_id] = why
+        self._quarantined[config_id] = why
         self._bank.drop(config_id)
-        _log.exception("configuration %s is put aside: its learner raised", config_id)
+        _log.exception("configuration %s is quarantined: its learner raised", config_id)
 
     def snapshot(self, now_unix_nano: int, generation: int, *, exact: bool = True) -> Snapshot:
         """What is known now, ``exact`` or without rows that would hardly be noticed; the state stays as it is."""
@@ -435,7 +435,7 @@ class Pipeline:
             engines=[emitter.snapshot() for emitter in emitters],
             telemetry=quality.label,
             targets=targets,
-            quarantined=self._put_aside.get(config_id, ""),
+            quarantined=self._quarantined.get(config_id, ""),
             doubts=[
                 *filter(None, [unknown_experts(facts)]),
                 *doubts_of(shares, {emitter.unseen for emitter in heard if emitter.unseen}),
@@ -454,7 +454,7 @@ class Pipeline:
         self, config_id: str, emitters: Sequence[Emitter], *, hits_hidden: bool, exact: bool
     ) -> dict[str, TargetSnapshot]:
         targets: dict[str, TargetSnapshot] = {}
-        if config_id not in self._put_aside:
+        if config_id not in self._quarantined:
             try:
                 targets = self._bank.targets(config_id, exact=exact)
             except Exception as error:  # noqa: BLE001 -- whatever a learner raises

@@ -212,7 +212,7 @@ LOST_AT_START = _gauge(
 LEARNING_STALLED = _gauge(
     "learning_stalled", "1 while spans have arrived for ten minutes and no row was learned, by reason.", reason=Stall
 )
-QUARANTINED = _gauge("quarantined_configs", "Configurations put aside now.")
+QUARANTINED = _gauge("quarantined_configs", "Configurations quarantined now.")
 CONFIG_DEGRADED = _gauge(
     "config_degraded", "1 while the defaults hold, because the configuration given at the start was wrong."
 )

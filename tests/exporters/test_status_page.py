@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import html
+import math
 import re
 from functools import partial
 from html.parser import HTMLParser
@@ -305,13 +306,22 @@ def test_a_change_of_speed_is_no_news_after_a_day_also_where_no_snapshot_came_si
     assert "no change of speed today" in later
 
 
+@pytest.mark.parametrize(
+    ("arriving", "said"),
+    [(0.9, "10 % of the"), (0.999, "0.1 % of the"), (0.9996, "Some"), (1.0, "Some"), (math.nan, "Some")],
+)
+def test_what_share_of_the_steps_does_not_arrive_is_said_where_it_is_told(arriving, said):
+    sampled = msgspec.structs.replace(cases.config(), telemetry="sampled", config={"step_sampling": arriving})
+    assert advice_for(sampled)[0].meaning.startswith(f"{said} steps do not arrive")
+
+
 def test_configurations_in_trouble_stand_first_in_the_table():
     calm = msgspec.structs.replace(drifted(25), config_id="calm")
     aside = msgspec.structs.replace(calm, config_id="aside", quarantined="step_time: ValueError", targets={})
     text = words(cases.snapshot(calm, aside))
     table = text.partition("Configurations model verdict")[2].partition("What if")[0]
     assert table.index("aside") < table.index("calm")
-    assert "put aside" in table
+    assert "quarantined" in table
 
 
 def news(*configs):
@@ -327,12 +337,12 @@ def drifted(hours_ago):
     return stepping(drift=DriftSnapshot(last_unix_nano=since_ns, gain=1.42, count=1))
 
 
-def test_what_is_put_aside_or_in_doubt_stands_at_the_top():
+def test_what_is_quarantined_or_in_doubt_stands_at_the_top():
     calm = drifted(25)
     aside = msgspec.structs.replace(calm, config_id="a", quarantined="step_time: ValueError", targets={})
     doubted = msgspec.structs.replace(calm, config_id="b", doubts=["<its> clock is too coarse"])
     banner, state = news(aside, doubted)
-    assert "put aside" in banner
+    assert "quarantined" in banner
     assert "what it had learned is forgotten: step_time: ValueError" in words(cases.snapshot(aside))
     assert "not usable: &lt;its&gt; clock is too coarse" in banner
     assert state == 'fair">ready, 2 problems'

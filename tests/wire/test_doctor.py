@@ -120,7 +120,7 @@ def test_request_spans_that_are_sampled_are_said_to_be_in_every_answer(tmp_path,
     [
         ({}, ["usable"]),
         ({"doubts": ["its engines disagree"]}, ["not usable; its engines disagree"]),
-        ({"quarantined": "step_time: ValueError"}, ["put aside; configuration 0f3c5a9b77e1 is quarantined: step_ti"]),
+        ({"quarantined": "step_time: ValueError"}, ["quarantined; configuration 0f3c5a9b77e1 is quarantined: step_ti"]),
         ({"telemetry": "metrics"}, ["means of many steps, from pages of counters", "usable"]),
         ({"last_heard_unix_nano": 1}, ["since 1970-01-01 00:00 UTC", "usable"]),
         ({"replaced_by": "another"}, [" UTC; its server sends another configuration now"]),

@@ -97,4 +97,4 @@ def test_a_configuration_whose_learner_failed_is_named_by_readiness(tmp_path, mo
         send(sidecar, engine.exports(640))
         eventually(lambda: "not_usable" in json.loads(get(sidecar.http_port, "/readyz")))
         told = json.loads(get(sidecar.http_port, "/readyz"))["not_usable"]
-    assert [each.startswith("tiny: put aside, ") and each.endswith(": ZeroDivisionError") for each in told] == [True]
+    assert [each.startswith("tiny: quarantined, ") and each.endswith(": ZeroDivisionError") for each in told] == [True]

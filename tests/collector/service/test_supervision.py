@@ -88,7 +88,7 @@ def failing_for(bad, work):
     return lambda config_id, *rest, **named: 1 / 0 if config_id == bad else work(config_id, *rest, **named)
 
 
-def test_a_config_whose_learner_raises_is_put_aside_and_the_others_go_on(two, monkeypatch, caplog):
+def test_a_config_whose_learner_raises_is_quarantined_and_the_others_go_on(two, monkeypatch, caplog):
     pipeline, bad = two
     monkeypatch.setattr(pipeline._bank, "learn", failing_for(bad, pipeline._bank.learn))
     for first_step in (1201, 1801):
@@ -101,10 +101,10 @@ def test_a_config_whose_learner_raises_is_put_aside_and_the_others_go_on(two, mo
     put_aside = shown.pop(bad)
     assert (put_aside.targets, put_aside.quarantined) == ({}, "schedule_time: ZeroDivisionError")
     assert all(config.targets and not config.quarantined for config in shown.values())
-    assert caplog.text.count("is put aside") == 1, "said once"
+    assert caplog.text.count("is quarantined") == 1, "said once"
 
 
-def test_a_config_that_cannot_be_shown_is_put_aside_too(two, monkeypatch):
+def test_a_config_that_cannot_be_shown_is_quarantined_too(two, monkeypatch):
     pipeline, bad = two
     monkeypatch.setattr(pipeline._bank, "targets", failing_for(bad, pipeline._bank.targets))
     shown = {c.config_id: c for c in pipeline.snapshot(1, 1).configs}

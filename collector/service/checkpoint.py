@@ -238,8 +238,8 @@ class CheckpointFiles:
         """What both files know of the log; None while there is one alone."""
         return self._positions[0] if len(self._positions) > 1 else None
 
-    def load(self, restore: Callable[[Tree], tuple[Position, list[str]]]) -> Position:
-        """Hand the newest usable checkpoint to ``restore``; its position.
+    def load(self, restore: Callable[[Tree], tuple[Position | None, list[str]]]) -> Position | None:
+        """Hand the newest usable checkpoint to ``restore``; its position, None of a file that has none.
 
         Files that cannot be used are put aside and logged as errors.
         """
@@ -263,7 +263,7 @@ class CheckpointFiles:
                 continue
             if left_out:
                 _log.warning("models of the state that are not configured were left out: %s", ", ".join(left_out))
-            self._positions = [position]
+            self._positions = [position] if position is not None else []
             self._newest_is_whole = outcome is Restored.NEWEST
             self.restored, self.restored_name, self.restored_unix_s = outcome, path.name, written_unix_s
             return position

@@ -24,7 +24,7 @@ from collector.telemetry import Metrics, Outcome, table
 from online.state import Tree, encode
 
 from .checkpoint import PROGRESS, STATE_FILES, CheckpointFiles, Directory, Position
-from .log import NO_ROOM, Log, LogFull, is_segment
+from .log import NO_ROOM, NUMBER_MAX, Log, LogFull, is_segment
 
 if TYPE_CHECKING:
     from .pipeline import Pipeline
@@ -131,12 +131,27 @@ class Durability:
             _log.warning("%s", self._cramped)
         if self.keeps_backlog or any(is_segment(path) for path in self._directory.path.iterdir()):
             try:
-                self.log.open(position.read_from, position.newest)
+                self.log.open(*((NUMBER_MAX, 0) if position is None else (position.read_from, position.newest)))
             except OSError as error:
                 raise StartError(f"cannot use the log in {self._directory.path}: {error.strerror}") from None
+            position = position or self._begin_behind_log()
             self._backlog = self.log.entries(position.read_from, self.log.newest)
-        self._tell_beginning(position)
+        self._tell_beginning(position or Position())
         self._task.start()
+
+    def _begin_behind_log(self) -> Position:
+        """Of learners alone nobody knows which entries they have learned: none of those that are there is read.
+
+        Both files say so before anything is acknowledged, else the next process would not read what comes now.
+        """
+        self._pipeline.applied_seq = newest = self.log.newest
+        tree, position = self._pipeline.to_checkpoint()
+        for _ in STATE_FILES:
+            if problem := self._write(tree, position):
+                raise StartError(f"cannot begin with {self._checkpoints.restored_name}: {problem}")
+        if newest:
+            self._lost = f"entries of the log that {self._checkpoints.restored_name} has not learned: it does not say which"
+        return position
 
     def _fit_log(self) -> None:
         """Give the log what the volume has beside the checkpoints; again with each, for others fill it, too."""

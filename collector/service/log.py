@@ -39,7 +39,7 @@ NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT)
 _HEAD_NAME: Final = "log.head"
 _SEGMENTS: Final = 16
 """Of a full log: what is freed at once is a sixteenth of it."""
-_NUMBER_MAX: Final = 1 << 62
+NUMBER_MAX: Final = 1 << 62
 _ENTRY_BYTES_MAX: Final = 1 << 30
 _SEARCH_BYTES_MAX: Final = 1 << 30
 """Bytes of would-be entries whose checksum is computed in one segment: bytes that look like heads cost time."""
@@ -131,7 +131,7 @@ class Log:
         """The segments that are there, and from which number on each has no entry."""
         paths = sorted(path for path in self._directory.iterdir() if is_segment(path))
         firsts = [int(path.name.rpartition(".")[2], 16) for path in paths]
-        for path, first, stop in zip(paths, firsts, [*firsts[1:], _NUMBER_MAX], strict=False):
+        for path, first, stop in zip(paths, firsts, [*firsts[1:], NUMBER_MAX], strict=False):
             yield _Segment(path, first, stop - 1, path.stat().st_size), stop
 
     def _told(self, at: int) -> int:
@@ -222,11 +222,11 @@ class Log:
 
     # --- out --------------------------------------------------------------------------------------------------------
 
-    def entries(self, first: int, last: int = _NUMBER_MAX) -> Iterator[Export]:
+    def entries(self, first: int, last: int = NUMBER_MAX) -> Iterator[Export]:
         """The whole entries from one number to another, in order; read one by one."""
         with self._lock:
             segments = [*self._closed, *([self._open] if self._open is not None else [])]
-        stops = [*(segment.first for segment in segments[1:]), _NUMBER_MAX]
+        stops = [*(segment.first for segment in segments[1:]), NUMBER_MAX]
         for segment, stop in zip(segments, stops, strict=False):
             for one, _ in _entries_of(segment.path, segment.first, stop) if segment.last >= first else ():
                 if first <= one.seq <= last:

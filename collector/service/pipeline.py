@@ -305,16 +305,18 @@ class Pipeline:
             PROGRESS: position._asdict(),
         }, position
 
-    def from_checkpoint(self, tree: Tree) -> tuple[Position, list[str]]:
+    def from_checkpoint(self, tree: Tree) -> tuple[Position | None, list[str]]:
         """Continue from a checkpoint, or from learners alone, as a replay, a merge and ``/state`` tell them.
 
         Returns:
-            Where the log is read again, and names of models in it that are not configured, which are left out.
+            Where the log is read again, None from learners alone, which may have learned any of it. And names of models
+            in it that are not configured, which are left out.
 
         Raises:
             StateError: it does not fit; the pipeline is as it was before.
         """
-        position, joiner = Position(), Joiner(self._settings, self.joiner.resolver)
+        position: Position | None = None
+        joiner = Joiner(self._settings, self.joiner.resolver)
         try:
             if tree.keys() != {LEARNERS}:
                 progress = part_of_tree(tree, PROGRESS)
@@ -326,7 +328,7 @@ class Pipeline:
         correlator = Correlator(self._settings, self.joiner.resolver)
         correlator.joiner = joiner
         self._correlator, self._unlearned = correlator, UnlearnedExports(self._settings)
-        self.applied_seq = position.read_from - 1
+        self.applied_seq = position.read_from - 1 if position is not None else 0
         return position, left_out
 
     def take_counts(self) -> Counts:

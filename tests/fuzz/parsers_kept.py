@@ -82,7 +82,7 @@ class State(Parser):
             assert encode(self._pipeline.to_checkpoint()[0]) == before, "half of a checkpoint is worse than none"
             return False
         assert _finite(self._pipeline._bank.to_state())
-        assert min(position) >= 0
+        assert position is None or min(position) >= 0
         return True
 
 

@@ -73,6 +73,26 @@ def test_a_start_goes_on_from_what_a_replay_learned(tmp_path):
     assert rows(directory)[1] > 700
 
 
+def test_learners_without_a_place_in_the_log_beside_them_learn_nothing_of_it_twice(tmp_path):
+    with running_sidecar(tmp_path, **LOG) as sidecar:
+        send(sidecar, 1)
+        log = kept(tmp_path, "log")
+    laid_back(tmp_path, {})
+    with running_sidecar(tmp_path) as sidecar:
+        send(sidecar, 1)
+    with running_sidecar(tmp_path, PAGES_STATE="true") as sidecar:
+        learners = get(sidecar.http_port, "/state")
+    laid_back(tmp_path, {STATE: learners} | log)
+    with running_sidecar(tmp_path, **LOG | {"CHECKPOINT_INTERVAL_S": "3600"}) as sidecar:
+        assert "state.bin" in ready(sidecar)["lost"]
+        send(sidecar, 101)
+        killed = kept(tmp_path, "log", "state")
+    laid_back(tmp_path, killed)  # before the first checkpoint on time
+    with running_sidecar(tmp_path, **LOG) as sidecar:
+        assert "lost" not in ready(sidecar)
+    assert rows(tmp_path)[1] == 198
+
+
 @pytest.mark.parametrize(
     ("published", "least", "warnings"),
     [

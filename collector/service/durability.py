@@ -150,7 +150,9 @@ class Durability:
             if problem := self._write(tree, position):
                 raise StartError(f"cannot begin with {self._checkpoints.restored_name}: {problem}")
         if newest:
-            self._lost = f"entries of the log that {self._checkpoints.restored_name} has not learned: it does not say which"
+            self._lost = (
+                f"entries of the log that {self._checkpoints.restored_name} has not learned: it does not say which"
+            )
         return position
 
     def _fit_log(self) -> None:

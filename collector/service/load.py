@@ -48,6 +48,9 @@ _FINISHED: Final = (Meaning.FINISHED, Meaning.FINISHED_PROMPT_TOKENS, Meaning.FI
 _BEGUN: Final = (Meaning.FIRST_TOKENS, Meaning.PROMPT_TOKENS, Meaning.GENERATED_TOKENS)
 """For pages that do not sum up what has finished."""
 
+_NO_STEP: Final = (math.inf, math.inf)
+"""Number and time of the first step of none."""
+
 Counted = tuple[float, ...]
 """Values of a page by :class:`Meaning`, NaN where it has no such family."""
 
@@ -67,8 +70,9 @@ class _Sums:
     in_flight_s: float = 0.0
     prefill_tokens: float = 0.0
     prefill_tokens_max: float = 0.0
+    ended_unseen_tokens: float = 0.0
     steps: float = 0.0
-    first_step: float = math.inf
+    first_step: tuple[float, float] = _NO_STEP
     last_step: float = -math.inf
     decoding: float = 0.0
     ran: float = 0.0
@@ -84,9 +88,17 @@ class _Sums:
 
     @property
     def unseen_prefill_tokens(self) -> float:
-        """Most that steps of one process may have prefilled which are missing between its first and its last."""
-        missing = self.last_step + 1 - self.first_step - self.steps
-        return self.prefill_tokens_max * missing if missing > 0.0 else 0.0
+        """Most that steps of one process may have prefilled which are missing between its first and its last.
+
+        Of an earlier process with its name those are missing that were when it ended.
+        """
+        missing = self.last_step + 1 - self.first_step[0] - self.steps
+        return self.ended_unseen_tokens + (self.prefill_tokens_max * missing if missing > 0.0 else 0.0)
+
+    def forget_step_range(self) -> None:
+        """Another process with this name counts its steps from here on."""
+        self.steps, self.first_step, self.last_step = 0.0, _NO_STEP, -math.inf
+        self.ended_unseen_tokens = 0.0
 
     def add_core(self, span: CoreSpan) -> None:
         """A request by its marks, if it was queued, had a first token and finished."""
@@ -131,13 +143,16 @@ class _Sums:
         sane = (decoding >= 0) & (running + waiting <= _TOKENS_MAX) & (prefill <= _TOKENS_MAX)
         self.prefill_tokens += float(prefill[sane].sum())
         self.prefill_tokens_max = max(self.prefill_tokens_max, float(prefill[sane].max(initial=0.0)))
-        ids = steps["step_id"]
-        self.steps += len(ids)
-        self.first_step = min(self.first_step, float(ids.min()))
-        self.last_step = max(self.last_step, float(ids.max()))
         self.decoding += float(decoding[sane].sum())
         self.ran += float((running * decoding)[sane].sum())
         self.waited += float((waiting * decoding)[sane].sum())
+
+    def add_step_range(self, steps: StepColumns) -> None:
+        """The numbers of steps of one process."""
+        ids, first = steps["step_id"], steps["step_id"].argmin()
+        self.steps += len(ids)
+        self.first_step = min(self.first_step, (float(ids[first]), float(steps["unix_ns"][first])))
+        self.last_step = max(self.last_step, float(ids.max()))
 
     def add_counted(self, start: Counted, end: Counted) -> None:
         """What a server counted between two of its pages; what its page does not count is left out."""
@@ -189,6 +204,8 @@ class _Process:
 
     heard_unix_ns: int
     minutes: dict[int, _Sums] = field(default_factory=dict)
+    began_unix_ns: int = 0
+    """When the newest process with this name took its first step; 0 while there was one alone."""
 
     def at(self, unix_ns: int) -> _Sums:
         """The sums of the minute of an event; what is older than all that are kept goes with the oldest."""
@@ -196,6 +213,35 @@ class _Process:
         if minute not in self.minutes:
             self.minutes = {each: sums for each, sums in self.minutes.items() if each > minute - MINUTES}
         return self.minutes.setdefault(minute, _Sums())
+
+    def add_steps(self, steps: StepColumns) -> None:
+        """Steps in any order. One that is later than the first, and has no larger number, is of a new process."""
+        steps = steps[np.argsort(steps["unix_ns"], kind="stable")]
+        ids, unix_ns = steps["step_id"], steps["unix_ns"]
+        first = min((sums.first_step for sums in self.minutes.values()), default=_NO_STEP)
+        smallest = np.minimum.accumulate([first[0], *ids])[:-1]
+        starts = np.flatnonzero((ids <= smallest) & (unix_ns > min(first[1], unix_ns[0])))
+        if len(starts):  # of processes between the first and the last of them no step is missed
+            self._add(steps[: starts[0]])
+            self._begin(int(unix_ns[starts[-1]]))
+            steps = steps[starts[0] :]
+        self._add(steps)
+
+    def _add(self, steps: StepColumns) -> None:
+        minutes = steps["unix_ns"] // MINUTE_NS
+        for minute in np.unique(minutes).tolist():
+            sums, theirs = self.at(minute * MINUTE_NS), steps[minutes == minute]
+            sums.add_steps(theirs)
+            theirs = theirs[theirs["unix_ns"] >= self.began_unix_ns]
+            if len(theirs):
+                sums.add_step_range(theirs)
+
+    def _begin(self, unix_ns: int) -> None:
+        unseen = _sum_of(self.minutes.values()).unseen_prefill_tokens
+        for sums in self.minutes.values():
+            sums.forget_step_range()
+        self.at(unix_ns).ended_unseen_tokens = unseen
+        self.began_unix_ns = unix_ns
 
 
 class RecentLoad:
@@ -215,9 +261,8 @@ class RecentLoad:
             process.at(span.end_unix_ns).add_core(span)
         for request in telemetry.requests:
             process.at(request.end_unix_ns).add_request(request)
-        minutes = telemetry.steps["unix_ns"] // MINUTE_NS
-        for minute in np.unique(minutes).tolist():
-            process.at(minute * MINUTE_NS).add_steps(telemetry.steps[minutes == minute])
+        if len(telemetry.steps):
+            process.add_steps(telemetry.steps)
 
     def record_page(self, page: ScrapedPage) -> None:
         """Add what one server counted since its last page."""

@@ -57,6 +57,14 @@ def test_an_engine_that_tells_everything():
     for told, hit in ((halved, 0.5), (halved[halved["step_id"] % 200 != 0], 0.5), (lossy, 0.0)):
         mix = mix_after(Telemetry("vllm-0", {}, steps=told, core=cores))
         assert mix.prefix_hit == pytest.approx(hit, abs=0.1), "what was never computed, and not what was lost"
+    began_anew = halved.copy()
+    before = halved.copy()
+    before["unix_ns"] -= np.ptp(before["unix_ns"]) + 10**9
+    before["step_id"] += 100_000
+    for told in ([before, began_anew], [np.concatenate([before, began_anew])], [before[10:], began_anew, before[:10]]):
+        asked = [Telemetry("vllm-0", {}, core=cores * 2), *(Telemetry("vllm-0", {}, steps=steps) for steps in told)]
+        mix = mix_after(*asked)
+        assert mix.prefix_hit == pytest.approx(0.5, abs=0.1), "a restart under the same name loses no step"
 
 
 def test_requests_alone_tell_it_by_littles_law():

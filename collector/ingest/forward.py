@@ -443,7 +443,10 @@ class _HttpBackend:
     async def send(self, signal: Signal, payload: bytes) -> _Failure | None:
         async with self._session.post(self._base + PATHS[signal], data=payload, allow_redirects=False) as answer:
             if answer.status // 100 == HTTPStatus.OK // 100:
-                return _rejected(await answer.content.read(REPLY_BYTES_MAX))
+                try:
+                    return _rejected(await answer.content.readexactly(REPLY_BYTES_MAX))
+                except asyncio.IncompleteReadError as whole:
+                    return _rejected(whole.partial)
             asked = answer.headers.get("Retry-After", "")
             pause_s = float(asked) if asked.isascii() and asked.isdigit() else 0.0
             return _Failure(f"status {answer.status}", answer.status in _RETRIED_HTTP, pause_s)

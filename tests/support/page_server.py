@@ -24,8 +24,8 @@ def recorded_pages() -> list[tuple[float, bytes]]:
 class PageServer:
     """Serves whatever ``answer`` gives.
 
-    ``answer(path, elapsed_s)`` -> (status, headers, body); body None: never answers. ``asked`` has paths and headers,
-    ``bodies`` what was posted.
+    ``answer(path, elapsed_s)`` -> (status, headers, body); body None: never answers, a list: piece by piece. ``asked``
+    has paths and headers, ``bodies`` what was posted.
     """
 
     def __init__(self, answer, *, context=None):
@@ -72,11 +72,14 @@ class PageServer:
             time.sleep(300)
             return
         handler.send_response(status)
-        for name, value in ({"Content-Length": str(len(body))} | headers).items():
+        pieces = body if isinstance(body, list) else [body]
+        for name, value in ({"Content-Length": str(sum(map(len, pieces)))} | headers).items():
             handler.send_header(name, value)
         handler.end_headers()
         try:
-            handler.wfile.write(body)
+            for piece in pieces:
+                handler.wfile.write(piece)
+                handler.wfile.flush()
         except OSError:
             handler.close_connection = True
 

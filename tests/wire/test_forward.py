@@ -306,6 +306,15 @@ def test_what_a_backend_takes_in_part_is_refused_and_not_sent_again(tmp_path, ca
         eventually(lambda: forwarded(sidecar, "refused") == 1)
         assert len(backend.traces()) == 1
     assert "1 rejected, too old" in caplog.text
+    reply.partial_success.error_message *= 5000
+    pieces = [bytes([byte]) for byte in reply.SerializeToString()]
+    with (
+        PageServer(lambda *_: (200, {}, pieces)) as server,
+        running_sidecar(tmp_path / "http", FORWARD=f"http://127.0.0.1:{server.port}") as sidecar,
+    ):
+        send(sidecar, ONE)
+        eventually(lambda: forwarded(sidecar, "refused") + forwarded(sidecar, "sent") == 1)
+        assert forwarded(sidecar, "refused") == 1
 
 
 ITSELF = "forward: .*itself receives"

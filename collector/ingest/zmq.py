@@ -10,6 +10,7 @@ optional dependency (extra ``kv``), imported when the first subscriber starts.
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -33,11 +34,13 @@ SILENT_MS = 60_000
 _HEARTBEAT_MS, _HEARTBEAT_TIMEOUT_MS = 10_000, 30_000
 _RECONNECT_MS, _RECONNECT_MAX_MS = 200, 10_000
 _TURN_S = 0.01
-_HEAP_S = 0.03
+HEAP_S = 0.03
 """Between two looks at a socket; with 0, a record costs half as much again (``make bench WHAT=wires``)."""
 NO_PACKAGE = "pyzmq is not installed: install tracefit's extra kv"
 
 T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
 
 
 def check_zmq(config: Config) -> None:
@@ -92,6 +95,12 @@ class _Subscription:
         self.sub = context.socket(zmq.SUB)
         self._zmq, self._socket = zmq, zmq.Socket.shadow(self.sub.underlying)
         self._expected: dict[int, int] = {}
+        self._high_water = high_water
+        self._feed = feed
+        self.has_spoken = False
+        """Since it was connected to anew: its next silence is told, and no later one of it."""
+        self.is_behind = False
+        """Whether more had come than the last turn read, as far as libzmq may hold it."""
         for option, value in (
             (zmq.LINGER, 0),
             (zmq.RCVHWM, high_water),
@@ -115,6 +124,13 @@ class _Subscription:
 
     def connect_again(self) -> None:
         """After a message that was too large, libzmq never does so by itself, and tells nobody."""
+        if self.has_spoken:
+            self.has_spoken = False
+            _log.warning(
+                "%s: %s has said nothing for %.0f s, and is connected to anew. "
+                "A message of more than %d bytes would have ended its connection",
+                *(self._feed.key, self._address, SILENT_MS / 1e3, self._feed.message_bytes_max),
+            )
         if not self._binds:
             self.sub.disconnect(self._address)
             self.sub.connect(self._address)
@@ -125,17 +141,21 @@ class _Subscription:
         A frame says whether more follow; ``recv_multipart`` asks the socket, which costs a fifth of a record.
         """
         receive, at_once, now_s = self._socket.recv, self._zmq.NOBLOCK, asyncio.get_running_loop().time
-        until_s = now_s() + _TURN_S
+        until_s, read = now_s() + _TURN_S, 0
         while now_s() < until_s:
             try:
                 frame = receive(at_once, copy=False)
             except self._zmq.Again:
+                self.is_behind = read >= self._high_water
                 return
             frames = [frame.bytes]
             while frame.more:
                 frame = receive(at_once, copy=False)
                 frames.append(frame.bytes)
+            read += 1
+            self.has_spoken = True
             yield frames
+        self.is_behind = True
 
     def count_number(self, stream: int, number: int, counts: Counts) -> None:
         """A message of this number came: those before it that did not are missing; a smaller one is a new start."""
@@ -234,17 +254,14 @@ class Subscriber(Generic[T]):
 
     async def _listen(self, subscription: _Subscription) -> None:
         """Read in turns. Where more has come than one turn reads, the next comes sooner: half of the loop's time."""
-        loop = asyncio.get_running_loop()
         while True:
             if not await subscription.sub.poll(SILENT_MS):
                 subscription.connect_again()
                 continue
-            begun_s = loop.time()
             self._metrics.merge(self._accept(subscription))
-            behind = loop.time() >= begun_s + _TURN_S
             if self._queued > self._feed.queue_max // 4:
                 self._nudge()
-            await asyncio.sleep(_TURN_S if behind else _HEAP_S)
+            await asyncio.sleep(_TURN_S if subscription.is_behind else HEAP_S)
 
     def _accept(self, subscription: _Subscription) -> Counts:
         """Queue what has come."""

@@ -245,18 +245,29 @@ def test_ten_thousand_records_a_second_are_received_without_loss(tmp_path, publi
         assert messages(sidecar, "fpm", "dropped") == 0
 
 
-def test_a_record_of_no_sensible_size_is_not_taken_and_its_publisher_is_heard_again(publisher, monkeypatch):
+def test_of_many_endpoints_one_is_read_as_fast_as_it_publishes(publisher, monkeypatch):
+    monkeypatch.setattr("collector.ingest.zmq.HEAP_S", 3600.0)  # to wait once would be seen
+    with listening(queue_max=1000, kv=(publisher.address, *[NOBODY] * 15)) as subscriber:
+        publisher.wait_for_subscriber()
+        for body in blocks(*[1] * 300):
+            publisher.publish(body)
+        eventually(lambda: subscriber.count(table.MESSAGES, "kv", table.ACCEPTED) == 300)
+
+
+def test_a_record_of_no_sensible_size_is_not_taken_and_its_publisher_is_heard_again(publisher, monkeypatch, caplog):
     monkeypatch.setattr("collector.ingest.zmq.SILENT_MS", 500)
     with listening(FPM_FEED, fpm=(publisher.address,)) as subscriber:
         publisher.wait_for_subscriber()
+        publisher.publish(packed()[0])
         publisher.publish(bytes(1 << 16))
         assert publisher.pub.poll(100_000)  # it goes away
 
         def heard():
             publisher.publish(packed()[0])
-            return subscriber.count(table.MESSAGES, "fpm", table.ACCEPTED)
+            return subscriber.count(table.MESSAGES, "fpm", table.ACCEPTED) > 1
 
         eventually(heard)
+        assert "more than 4096 bytes" in caplog.text
         assert subscriber.count(table.MESSAGES, "fpm", "undecodable") == 0
 
 

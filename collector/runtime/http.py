@@ -63,7 +63,7 @@ class _Connection(web.RequestHandler):
         self._on_malformed = on_malformed
         self.address = address
         self.since_s = 0.0
-        """When it came, or was answered last."""
+        """When it came, was answered last, or began to send what it asks."""
         self.request: web.BaseRequest | None = None
         self.opening: asyncio.Task[None] | None = None
 
@@ -182,14 +182,15 @@ class _BoundedServer(web.Server):
 
     async def _answer(self, request: web.BaseRequest) -> web.Response:
         place = cast("_Connection", request.protocol)
-        place.request = request
+        now_s = asyncio.get_running_loop().time
+        place.request, place.since_s = request, now_s()
         try:
             response = await self._handle(request)
         except Exception:  # noqa: BLE001 -- a fault of ours, and no reason to close the port
             _log.exception("a request failed")
             response = web.Response(status=HTTPStatus.INTERNAL_SERVER_ERROR)
         finally:
-            place.request, place.since_s = None, asyncio.get_running_loop().time()
+            place.request, place.since_s = None, now_s()
         response.headers["Server"] = "tracefit"
         return response
 

@@ -29,7 +29,7 @@ from collector.ingest import intake as intake_module
 from collector.ingest import otlp_grpc, otlp_http
 from collector.ingest.intake import Intake, ReceiveBudget
 from collector.ingest.otlp_grpc import SERVICE, OtlpGrpcReceiver
-from collector.ingest.otlp_http import CONTENT_TYPE, make_http_receiver
+from collector.ingest.otlp_http import CONNECTIONS_MAX, CONTENT_TYPE, make_http_receiver
 from collector.ingest.queue import AdmissionQueue
 from collector.runtime import IoLoop
 from collector.runtime.tasks import SystemClock
@@ -381,6 +381,18 @@ def test_connections_that_dawdle_or_go_away_in_the_middle_of_a_body_give_way_to_
         for sent in (b"", b"POST /v1", LENGTH % 1000, LENGTH % 1000 + b"abc") * 25:
             stack.enter_context(receivers.connect(sent))
         assert [receivers.post(ONE)[0] for _ in range(5)] == [200] * 5
+
+
+def test_a_client_in_the_middle_of_a_body_does_not_give_way_to_those_that_never_said_anything(receivers):
+    request = LENGTH % len(ONE) + ONE
+    with receivers.connect(request) as client, contextlib.ExitStack() as stack:
+        assert client.recv(4096).startswith(b"HTTP/1.1 200 ")
+        for _ in range(CONNECTIONS_MAX - 1):
+            stack.enter_context(receivers.connect(b""))
+        client.sendall(request[:-1])
+        assert receivers.post(ONE)[0] == 200
+        client.sendall(request[-1:])
+        assert client.recv(4096).startswith(b"HTTP/1.1 200 ")
 
 
 def test_senders_of_large_bodies_that_never_end_keep_nobody_out():

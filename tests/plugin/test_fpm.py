@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
-from itertools import count, pairwise
+from itertools import count, islice, pairwise
 from types import SimpleNamespace
 from unittest import mock
 
@@ -87,7 +87,8 @@ def test_a_run_reaches_the_reader_pass_by_pass_with_host_time_and_then_heartbeat
     scheduler.shutdown()
 
 
-def test_a_step_that_cannot_be_summed_up_is_a_gap_in_the_count_and_not_time_of_the_next(listener, monkeypatch):
+@pytest.mark.parametrize("is_last", [False, True])
+def test_a_step_that_cannot_be_summed_up_is_a_gap_in_the_count_and_not_time_of_the_next(listener, monkeypatch, is_last):
     class Failing(Scheduler):
         calls = 0
 
@@ -101,13 +102,18 @@ def test_a_step_that_cannot_be_summed_up_is_a_gap_in_the_count_and_not_time_of_t
     number = connected(listener, scheduler)
     times_ns = count(10**18, 10**6)  # a millisecond between two readings, of which a step makes four
     monkeypatch.setattr("tracefit_vllm.tap.time", SimpleNamespace(monotonic_ns=lambda: next(times_ns)))
-    scheduler.add_request(Request("a", 5, 20))
+    scheduler.add_request(Request("a", 5, 6 if is_last else 20))
     drive(scheduler, 5)
     scheduler.calls = 2  # the second is the plugin's
-    drive(scheduler, 10)
+    drive(scheduler, 1 if is_last else 10)
+    if is_last:
+        next(islice(times_ns, 10**5, None))  # the engine is idle
+        scheduler.add_request(Request("b", 5, 5))
+        drive(scheduler, 5)
     told = listener.take(lambda passes: passes[-1].is_empty and any(not one.is_empty for one in passes))
     busy = [one for one in told if not one.is_empty]
-    assert {round(one.wall_us) for one in busy[1:]} == {4000}
+    after_idle = {3000} if is_last else set()  # from its own first reading
+    assert {round(one.wall_us) for one in busy[1:]} == {4000} | after_idle
     counters = [number, *(one.counter for one in told)]
     assert sorted(second - first for first, second in pairwise(counters)) == [*[1] * (len(told) - 1), 2]
     scheduler.shutdown()

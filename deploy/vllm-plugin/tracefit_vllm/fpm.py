@@ -46,7 +46,6 @@ class ForwardPasses:
         self._who = {"version": VERSION, "worker_id": worker, "dp_rank": rank, "timing_scope": "host"}
         self._computing: set[str] = set()
         """Requests that were scheduled and do not decode yet, or again."""
-        self._busy = False
         self._number = 0
         self._lost = 0
         self._sent_s = 0.0
@@ -81,9 +80,7 @@ class ForwardPasses:
     def row(self, step: Step) -> tuple[float, ...] | None:
         """Put its seconds before the numbers of a step that has ended; None of an empty one."""
         requests = step.batch[0] + step.batch[3]
-        begin_ns = step.free_ns if self._busy else max(step.start_ns, step.free_ns)
-        self._busy = requests > 0 and any(self._scheduler.get_request_counts())
-        return ((step.done_ns - begin_ns) / 1e9, *step.batch) if requests else None
+        return ((step.done_ns - step.since_ns) / 1e9, *step.batch) if requests else None
 
     # On the publisher's thread.
 

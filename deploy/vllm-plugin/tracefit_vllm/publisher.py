@@ -38,7 +38,7 @@ class Step(NamedTuple):
     output_ns: int
     done_ns: int
     batch: tuple[int, ...]
-    free_ns: int = 0  # when the step before it was done, even one that is not told
+    since_ns: int = 0  # when the engine was free for it: the step before it was done, told or not, or it was asked
 
 
 class Publisher:

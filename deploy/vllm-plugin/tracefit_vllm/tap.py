@@ -48,6 +48,7 @@ class Tap:
         self.publisher = Publisher(wire)
         self._in_flight: dict[int, tuple[Any, int, int, int, tuple[int, ...]]] = {}
         self._step = self._done_ns = 0
+        self._busy = False
 
     def scheduled(self, output: Any, start_ns: int) -> None:
         """``schedule()`` was called at this time and has returned this."""
@@ -62,12 +63,14 @@ class Tap:
     def updated(self, output: Any, output_ns: int) -> None:
         """``update_from_output()`` was called with this at this time and has returned."""
         done_ns = time.monotonic_ns()
-        free_ns, self._done_ns = self._done_ns, done_ns
+        free_ns, self._done_ns, was_busy = self._done_ns, done_ns, self._busy
+        self._busy = bool(output.num_scheduled_tokens) and any(self._scheduler.get_request_counts())
         told = self._in_flight.pop(id(output), None)
         if told is None:
             return  # it could not be summed up, or was pushed out
         _, number, start_ns, end_ns, batch = told
-        row = self._wire.row(Step(number, start_ns, end_ns, output_ns, done_ns, batch, free_ns))
+        since_ns = free_ns if was_busy else max(start_ns, free_ns)
+        row = self._wire.row(Step(number, start_ns, end_ns, output_ns, done_ns, batch, since_ns))
         if row is not None:
             self.publisher.offer(row)
         self.requests_freed(number, done_ns)

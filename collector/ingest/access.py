@@ -61,7 +61,7 @@ class WatchedFiles(Generic[T]):
             self._version = self._stat()
             self._held = load()
         except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
-            raise ConfigError(key, f"{paths[0]}: {getattr(error, 'strerror', None) or error}") from None
+            raise ConfigError(key, "{}: {}".format(*self._told(error))) from None
 
     def held(self) -> T:
         """The newest that could be read; from any thread."""
@@ -80,12 +80,14 @@ class WatchedFiles(Generic[T]):
             self._held = self._load()
             self._version = version  # only now: one that may not be read yet is tried again
         except (OSError, ValueError) as error:
-            why = getattr(error, "strerror", None) or error
-            _log.warning(
-                "%s %s cannot be used (%s); what it held before stays in force", self._named, self._paths[0], why
-            )
+            which, why = self._told(error)
+            _log.warning("%s %s cannot be used (%s); what it held before stays in force", self._named, which, why)
         else:
             _log.info("%s %s read again", self._named, self._paths[0])
+
+    def _told(self, error: OSError | ValueError) -> tuple[object, object]:
+        """The file at fault, as far as the error names it, and why."""
+        return getattr(error, "filename", None) or self._paths[0], getattr(error, "strerror", None) or error
 
     def _stat(self) -> tuple[tuple[int, int, int], ...]:
         stats = [path.stat() for path in self._paths]

@@ -131,6 +131,10 @@ def test_an_expired_certificate_is_replaced_while_running_and_a_broken_one_is_no
     put_pair(tls, mismatched)
     with pytest.raises(ConfigError, match="tls_cert_file"), running_sidecar(tmp_path, **tls_settings(tls)):
         pass
+    put_pair(tls, authority.pair("a"))
+    (tls / "tls.key").unlink()
+    with pytest.raises(ConfigError, match=r"tls\.key: No such file"), running_sidecar(tmp_path, **tls_settings(tls)):
+        pass
     put_pair(tls, authority.pair("secret", passphrase="hello"))
     with pytest.raises(ConfigError, match="passphrase"), running_sidecar(tmp_path, **tls_settings(tls)):
         pass

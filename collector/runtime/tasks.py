@@ -255,7 +255,7 @@ async def serve(start: Callable[[], None], stop: Callable[[], bool], asked: Stop
     await asyncio.wait({starting, waiting}, return_when=asyncio.FIRST_COMPLETED)
     await asyncio.wait({starting}, timeout=STOP_TIMEOUT_S)
     if not starting.done():
-        _log.error("the start hangs and is given up, since the stop was asked for")
+        _log.error("the stop was asked for, and the start had not ended %.0f s later: it is given up", STOP_TIMEOUT_S)
         os._exit(1)
     await starting
     await waiting

@@ -12,6 +12,7 @@ and refuse the pages that a token would have closed.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import textwrap
@@ -73,7 +74,10 @@ class ConfigError(Exception):
 
 def with_scheme(source: str) -> str:
     """``http://`` before a ``host:port``, perhaps with a path, that is no file; another source as it is."""
-    return f"http://{source}" if is_endpoint(source.partition("/")[0]) and not Path(source).exists() else source
+    with contextlib.suppress(OSError):  # no file has a name that long
+        if Path(source).exists():
+            return source
+    return f"http://{source}" if is_endpoint(source.partition("/")[0]) else source
 
 
 def suggestion(word: str, known: Iterable[str]) -> str:
@@ -251,7 +255,7 @@ def _explain(text: str, tree: Mapping[str, Any]) -> ConfigError:
     if "enum" in schema and isinstance(tree.get(key), str):
         return ConfigError(path, f"{tree[key]!r} is not one of {', '.join(schema['enum'])}")
     given = tree.get(path)
-    if schema.get("type") == "array" and isinstance(given, str | int | float):
+    if schema.get("items", {}).get("type") == "string" and isinstance(given, str):
         return ConfigError(path, f"expected list, such as {path}: [{given}]")
     plain = re.sub("`(.*?)`", lambda kind: _TYPES.get(kind[1], _KINDS.get(kind[1], kind[1])), problem)
     return ConfigError(path, plain[:1].lower() + plain[1:])

@@ -17,12 +17,13 @@ import msgspec
 from msgspec import Meta
 
 _HOST: Final = r"(\[[0-9A-Fa-f:.]+(%\w+)?\]|[^\s/?#@:\[\]=]+)"
-_PORT: Final = r":([0-9]{1,4}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5])"
+_LARGE_PORT: Final = r"[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5]"
+_PORT: Final = rf":([0-9]{{1,4}}|{_LARGE_PORT})"
 _HOST_PORT: Final = rf"^(\[[0-9A-Fa-f:.]+\]|[^:\s\[\]]+){_PORT}$"
 _PAGE_URL: Final = rf"https?://{_HOST}({_PORT})?(/[^\s#]*)?"
 _URL_CHARS_MAX: Final = 512
 _OWNER: Final = r"([^=\s]{1,256}=)?"
-_ZMQ: Final = rf"(tcp://\S+{_PORT}|(ipc|inproc)://\S+)"
+_ZMQ: Final = rf"(tcp://\S+:([1-9][0-9]{{0,3}}|{_LARGE_PORT})|(ipc|inproc)://\S+)"
 
 HostPort = Annotated[str, Meta(pattern=_HOST_PORT, title="host:port or [v6]:port, port 0 takes a free one")]
 HostPortOrNone = Annotated[str, Meta(pattern=f"^$|{_HOST_PORT}", title="host:port or [v6]:port, or empty")]

@@ -124,7 +124,9 @@ HELD = b"POST /v1/traces HTTP/1.1\r\nContent-Type: application/x-protobuf\r\nCon
 
 @pytest.mark.parametrize("port", ["http_port", "otlp_http_port"])
 @pytest.mark.parametrize("words", [b"", HELD, b"GET / HTTP/1.1\r\n\r\n" * 300], ids=["nothing", "a head", "no reading"])
-def test_whatever_connections_of_the_same_address_hold_back_a_newcomer_is_served_at_once(sidecar, port, words):
+def test_whatever_connections_of_the_same_address_hold_back_a_newcomer_is_served_within_five_seconds(
+    sidecar, port, words
+):
     with contextlib.ExitStack() as stack:
         for _ in range(70):
             client = stack.enter_context(socket.create_connection(("127.0.0.1", getattr(sidecar, port))))

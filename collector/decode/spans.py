@@ -166,10 +166,12 @@ _STATE_CHARS_MAX = 512
 def kept_share(trace_state: str) -> float | None:
     """Share of traces that a consistent sampler keeps, by the threshold that it writes; None where there is none.
 
+    It is above 0: what is subtracted stays a whole number, for a float has no room for 56 bits beside a one.
+
     Source: TraceState, Probability Sampling (OpenTelemetry specification): of 56 bits, trailing zeros left out.
     """
     told = _THRESHOLD.search(trace_state[:_STATE_CHARS_MAX])
-    return None if told is None else 1.0 - int(told[1].ljust(14, "0"), 16) / 2**56
+    return None if told is None else (2**56 - int(told[1].ljust(14, "0"), 16)) / 2**56
 
 
 def request_span(span: Span, said: Mapping[str, Value]) -> RequestSpan:

@@ -11,7 +11,7 @@ Events are taken in this order, and each is complete in itself:
 Rows leave in the order of (end_ns, instance) whatever the order in which the engines' rows came, as long as no engine
 is idle; an idle engine holds nobody up. The watermark is ``allowed_lateness_s`` behind the newest event, by when an
 engine not heard of before would have spoken, and never ahead of an engine that still sends. Where all events bear the
-time at which they came, none is late, and nothing is waited for.
+time at which they came, none is late, and only rows are waited for that an engine holds until its pace is known.
 """
 
 from __future__ import annotations

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from itertools import groupby
 from operator import attrgetter
 from typing import Any, TypeVar
-from weakref import WeakValueDictionary
 
 from collector.config import Config
 from collector.decode import Telemetry
@@ -54,7 +53,7 @@ class Joiner:
         self.kv = KvSources(settings)
         self.api_spans = ApiSpans(settings.requests_max)
         self._places = EngineLimit(settings)
-        self._last_unnamed: WeakValueDictionary[str, ApiProcess] = WeakValueDictionary()
+        self._unnamed_exports = 0
         self._shared_ids = SharedIds()
         self._emitter_count = 0
         self._held = HeldRows()
@@ -76,6 +75,7 @@ class Joiner:
                 self._teach_facts(process, telemetry)
                 if not process.requests_heard:  # of a restored one, too: its page decides before its first row
                     process.is_counted = self.pages.counts_requests_of(process)
+                    process.is_beside_engines = bool(self._engines_beside(process))
                 self._note_turn(process, telemetry)
                 for span in telemetry.requests:
                     process.add(span)
@@ -86,14 +86,21 @@ class Joiner:
                 self._add_steps(engine, telemetry)
 
     def _note_turn(self, process: ApiProcess, telemetry: Telemetry) -> None:
-        """Of senders that are named by their connections: whether two of one address send by turns."""
+        """Of senders that are named by their connections: whether two of one address and server send by turns."""
         if not telemetry.peer or not telemetry.instance.endswith(telemetry.peer):
             return
-        address = telemetry.instance.rpartition(":")[0]
-        before = self._last_unnamed.get(address, process)
-        if before is not process and process.requests_heard:
-            process.is_by_turns = before.is_by_turns = True
-        self._last_unnamed[address] = process
+        address = telemetry.instance.rpartition(":")[0] + ":"
+        unnamed = [one for one in self.api_processes.values() if one.unnamed_export]
+        near = of_one_server(process, (one for one in unnamed if one.instance.startswith(address)))
+        before = max(near, key=attrgetter("unnamed_export"), default=process)
+        process.turns = before.turns
+        process.turns.add(is_turn=before is not process and process.unnamed_export > 0)
+        self._unnamed_exports += 1
+        process.unnamed_export = self._unnamed_exports
+
+    def _engines_beside(self, process: ApiProcess) -> list[Engine | PassEngine]:
+        """Engines that may be its server."""
+        return of_one_server(process, (*self.engines.values(), *self.pass_engines.values()))
 
     def _emitter_for(self, kind: type[E], key: Key, telemetry: Telemetry) -> E | None:
         """The emitter that this is of, which is new perhaps; None where there is no place for it."""
@@ -260,7 +267,8 @@ class Joiner:
 
         Of a process whose spans are not known to be whole, the server's page tells more, where there is one.
         """
-        beside = of_one_server(process, (*self.engines.values(), *self.pass_engines.values()))
+        beside = self._engines_beside(process)
+        process.is_beside_engines = bool(beside)
         configs = sorted({engine.config_id for engine in beside})
         if not (configs or (not process.is_whole and self.pages.has_page_of(process))):
             return self._advance(process, flush=flush)

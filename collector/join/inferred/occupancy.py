@@ -34,7 +34,7 @@ from collector.telemetry import RowDrop
 from online import Floats, Ints, Mask, Quality, RowBlock, Target
 from online.transfer import HIDES_HITS
 
-from .sampling import BY_TURNS, LEFT_TO_CALLERS, WHOLE, TraceSampling
+from .sampling import BY_TURNS, LEFT_TO_CALLERS, WHOLE, TraceSampling, Turns
 
 Array = TypeVar("Array", Floats, Ints)
 
@@ -125,8 +125,12 @@ class ApiProcess(Emitter):
         self._rows: list[TargetRows] = []
         self.sampling = TraceSampling()
         self.requests_heard = 0
-        self.is_by_turns = False
-        """Whether another sender without a name sends from the same address."""
+        self.turns = Turns()
+        """Shared by all of its address and server."""
+        self.unnamed_export = 0
+        """The number of its newest export among those of senders without a name; 0 where it has one."""
+        self.is_beside_engines = False
+        """Whether engines send the steps of its server: of its requests, no batch is rebuilt."""
         self.counted_share: float | None = None
         """Of the requests that its server's page counted, those that sent a span; None while that is not known."""
         self.is_counted = False
@@ -144,7 +148,7 @@ class ApiProcess(Emitter):
         """Why a part of its requests may be missing; empty where nothing speaks for it, or a page counts them."""
         if self.is_counted:
             return ""
-        return BY_TURNS if self.is_by_turns else LEFT_TO_CALLERS if self.sampling.is_left_to_callers else ""
+        return BY_TURNS if self.turns.are_taken else LEFT_TO_CALLERS if self.sampling.is_left_to_callers else ""
 
     @property
     def is_whole(self) -> bool:
@@ -230,10 +234,12 @@ class ApiProcess(Emitter):
     def _pass_until(self, horizon_unix_ns: int | None) -> None:
         """Make rows of the requests that ended by then (None: of all, nothing more will come).
 
-        They wait until it is known whether their spans are sampled: what one has learned is not unlearned.
+        They wait until it is known whether their spans are sampled, and whether another sender has a part of them: what
+        one has learned is not unlearned.
         """
-        share = self.span_share
-        if share is None and horizon_unix_ns is not None:
+        share, is_alone = self.span_share, self.is_counted or self.is_beside_engines
+        may_have_part = self.turns.may_begin and not is_alone
+        if horizon_unix_ns is not None and (share is None or may_have_part):
             return
         ready = []
         while self._pending and (horizon_unix_ns is None or self._pending[0][0] <= horizon_unix_ns):
@@ -242,7 +248,7 @@ class ApiProcess(Emitter):
             return
         if share is not None and share < WHOLE:
             self.count(RowDrop.SAMPLED_SPANS, len(ready))
-        elif self.is_by_turns and not self.is_counted:
+        elif may_have_part or (self.turns.are_taken and not is_alone):
             self.count(RowDrop.AMBIGUOUS, len(ready))
         else:
             self._make_rows(ready, self._finished(ready) if horizon_unix_ns is None else ready)

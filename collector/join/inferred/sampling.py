@@ -14,12 +14,14 @@ would choose. After 539 spans without an answer the ids cannot tell. A sampler m
 64, ... traces are looked at by themselves, and sampled spans are called whole at the second u >= 0.95. From then on, a
 rate from 0.95 to 0.97 shows in 1,024 traces. That spans are whole, the first rule says, so that nobody waits longer
 whose ids are random in part only; the others may say at any time that they are sampled. Consistent samplers write their
-rate into the tracestate, whatever number they use (a Collector with a seed of its own does, too): one span tells it.
+rate into the tracestate, whatever number they use (a Collector with a seed of its own does, too). Their latest 1,024 spans tell it, but for the three that stand for most
+requests: a header that some client sends says nothing of all others.
 Samplers that decide otherwise (by chance, by how long a request took) do not show; beside the page of a server, which
 counts its requests, they all do. So without a page no coefficient of request spans is more than weak.
 
-Senders without a name are named by their connections. Where two of one address send by turns, they may be API servers
-of one engine, of whose batch each knows a part: nothing is learned from them.
+Senders without a name are named by their connections. Where two of one address and server send by turns, they may be
+API servers of one engine, of whose batch each knows a part: nothing is learned from them. One turn is no more than an
+export of an old connection that came late, so it takes several of the latest exports, and until then nothing is said.
 
 References: TraceIdRatioBased of the OpenTelemetry SDKs for Python, Go and Rust, Java, .NET, JavaScript; TraceState,
 Probability Sampling (OpenTelemetry specification); tail_sampling, probabilistic, of the Collector.
@@ -27,7 +29,9 @@ Probability Sampling (OpenTelemetry specification); tail_sampling, probabilistic
 
 from __future__ import annotations
 
+import heapq
 import math
+from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from typing import Final
 
@@ -42,7 +46,10 @@ _CHANCE = 1e-12
 _TRACES_MIN, _TRACES_MAX = 32, 1024
 _LATEST = (32, 64, 128, 256, 512)
 _RATE_MIN = 1e-6
+_STRAY = 3
+"""Written rates that are left out, of the latest spans."""
 _UNEVEN = 4.0
+_EXPORTS_LATEST, _EXPORTS_NEWEST, _TURNS_MIN = 32, 8, 4
 _TOO_FEW_TRACES = "too few requests have ended to tell whether spans are sampled"
 LEFT_TO_CALLERS = (
     "those who send the requests decide which of them have spans, by a rule that need not show; "
@@ -135,17 +142,50 @@ class TraceSampling:
 
 
 class _WrittenRate:
-    """The latest spans over the requests that they stand for."""
+    """The latest spans over the requests that they stand for, but for the few that stand for most."""
 
     def __init__(self) -> None:
-        self.rate: float | None = None
-        self._spans = 0
+        self._requests: deque[float] = deque(maxlen=_TRACES_MAX)
+        self._rate: float | None = None
+        """None where spans came since."""
+
+    @property
+    def rate(self) -> float | None:
+        """None before the first span."""
+        if self._rate is None and self._requests:
+            stray = heapq.nlargest(min(_STRAY, len(self._requests) - 1), self._requests)
+            self._rate = (len(self._requests) - len(stray)) / (sum(self._requests) - sum(stray))
+        return self._rate
+
+    @rate.setter
+    def rate(self, rate: float | None) -> None:
+        self._requests.extend([1.0 / rate] * _TRACES_MIN if rate is not None else [])
 
     def add(self, kept_share: float) -> None:
         """Take what one more span says."""
-        self._spans = min(self._spans + 1, _TRACES_MIN)
-        requests = 1.0 / (self.rate or 1.0)
-        self.rate = min(1.0 / (requests + (1.0 / kept_share - requests) / self._spans), 1.0)
+        self._requests.append(1.0 / max(kept_share, _RATE_MIN))
+        self._rate = None
+
+
+class Turns:
+    """Of senders without a name at one address: whether they send by turns, by the latest exports of all."""
+
+    def __init__(self) -> None:
+        self._latest: deque[bool] = deque(maxlen=_EXPORTS_LATEST)
+
+    def add(self, *, is_turn: bool) -> None:
+        """Take one more export; ``is_turn``: of a sender heard before, after one of another sender."""
+        self._latest.append(is_turn)
+
+    @property
+    def are_taken(self) -> bool:
+        """Whether there are several turns."""
+        return sum(self._latest) >= _TURNS_MIN
+
+    @property
+    def may_begin(self) -> bool:
+        """Whether there was one just now, so that the next exports will tell."""
+        return not self.are_taken and any([*self._latest][-_EXPORTS_NEWEST:])
 
 
 class _SamplingByRule:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from collector.config.schema import Config
@@ -97,11 +98,13 @@ def test_request_spans_under_the_name_of_the_engine_itself_leave_its_configurati
         assert [emitter.snapshot().last_step for emitter in joiner.emitters_of(config_id)] == [len(run.summaries)]
 
 
-def passes_of(name, seconds, recording=""):
-    """One pass a second."""
+def passes_of(name, counts, recording="", per_s=1):
+    """One pass a second, or several."""
     return [
-        ForwardPass(name, at, 9e3, 0, 0, 0, 1, 100, 0, Target.STEP_TIME, T0_NS + at * 10**9, recording=recording)
-        for at in seconds
+        ForwardPass(
+            name, at, 9e3, 0, 0, 0, 1, 100, 0, Target.STEP_TIME, T0_NS + at * 10**9 // per_s, recording=recording
+        )
+        for at in counts
     ]
 
 
@@ -125,3 +128,19 @@ def test_records_that_bear_the_time_of_their_arrival_wait_for_nobody_and_stay_in
     (rows,) = rows_of(joiner)
     assert rows.end_ns.tolist() == [T0_NS + at * 10**9 for at in range(201)]
     assert not joiner.pending()
+
+
+@pytest.mark.parametrize("size", [5, 50, 5000])
+@pytest.mark.parametrize("until", [300, 130], ids=["gets warm", "few passes, then heartbeats"])
+def test_rows_wait_for_those_that_a_young_engine_holds_in_whatever_pieces_they_come(size, until):
+    young = passes_of("young", range(100, 600), per_s=10)
+    young[until - 100 :] = [msgspec.structs.replace(each, decode_requests=0) for each in young[until - 100 :]]
+    told = sorted(passes_of("old", range(600), per_s=10) + young, key=lambda each: each.unix_ns)
+    joiner = Joiner(Config(model="m"), ConfigResolver(Config(model="m")))
+    ends_ns = []
+    for start in range(0, len(told) + size, size):
+        joiner.add_passes(told[start : start + size])
+        for rows in rows_of(joiner):
+            ends_ns += rows.end_ns.tolist()
+    assert ends_ns == sorted(ends_ns)
+    assert len(ends_ns) == 600 + until - 100, "nothing waits for the end"

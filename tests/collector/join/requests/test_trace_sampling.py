@@ -22,8 +22,8 @@ from online.state import decode, encode
 from tests.support.page_server import RECORDED
 from tests.support.pipelines import new_pipeline, replayed
 from tests.support.stock_requests import DIALECTS, SAMPLERS, as_told_by, fnv_1a, kept, served_in
-from tests.support.toy_engine import UNIX_NS
-from tests.support.toy_spans import STOCK_SCOPE, Piece, exports_of, stock_span
+from tests.support.toy_engine import UNIX_NS, many_jobs, run_engine
+from tests.support.toy_spans import STOCK_SCOPE, Piece, exports_of, pieces, stock_span
 
 ONE_SPAN = ("one span per request and no steps",)
 NOT_KNOWN = ["too few requests have ended to tell whether spans are sampled"]
@@ -158,6 +158,17 @@ def test_a_sampler_that_writes_its_threshold_is_believed_whatever_number_it_comp
     assert published(replayed(exports_of(with_threshold(requests(1500), "0")))).doubts == []
 
 
+def test_thresholds_that_a_client_of_its_own_sends_say_nothing_of_the_others(whole):
+    """Three of 1,500 requests, of which each says that it stands for 85, or for all that there are."""
+    sent = with_threshold(requests(1500), "0")
+    for stray in (sent[40], sent[41], sent[900]):
+        stray.span.trace_state = "ot=th:fd"
+    sent[900].span.trace_state = "ot=th:ffffffffffffff"
+    pipeline = replayed(exports_of(sent))
+    assert (pipeline.learned_rows, published(pipeline).doubts) == (whole.learned_rows, [])
+    assert published(pipeline).targets.keys() == published(whole).targets.keys()
+
+
 def by_connections(sent: list[Piece], port_of) -> list[Export]:
     """Of senders without a name: the n-th export comes from this port."""
     plain = exports_of([each._replace(instance="") for each in sent])
@@ -173,6 +184,39 @@ def test_senders_without_a_name_that_take_turns_at_one_address_teach_nothing_and
     again = replayed(by_connections(requests(1500), lambda n: 40_000 + n // 40))
     assert {doubt for config in again.snapshot(0, 1).configs for doubt in config.doubts} == set()
     assert again.learned_rows > 1000
+
+
+def test_servers_of_several_models_behind_one_address_take_no_turns():
+    models = [(("vllm.model", name),) for name in ("small", "large")]
+    of_each = [
+        by_connections([each._replace(facts=model) for each in requests(1500)], lambda _, port=port: port)
+        for port, model in enumerate(models)
+    ]
+    both = replayed([export for pair in zip(*of_each, strict=True) for export in pair])
+    assert both.take_counts()[table.DROPPED_ROWS, RowDrop.AMBIGUOUS] == 0
+    assert [len(config.doubts) for config in both.snapshot(0, 1).configs] == [0, 0]
+
+
+LATE = [0] * 30 + [1] * 3 + [0] + [1] * 41
+TWO_THEN_ONE = [0, 1] * 10 + [1] * 55
+
+
+@pytest.mark.parametrize(("ports", "lost"), [(LATE, 100), (TWO_THEN_ONE, 1000)], ids=["late", "two, then one"])
+def test_turns_are_forgotten_when_one_sender_goes_on_alone(ports, lost):
+    """A late export of an old connection is no turn; one of two API servers that ends leaves the other one alone."""
+    pipeline = replayed(by_connections(requests(1500), ports.__getitem__))
+    assert pipeline.take_counts()[table.DROPPED_ROWS, RowDrop.AMBIGUOUS] < lost
+    assert {doubt for config in pipeline.snapshot(0, 1).configs for doubt in config.doubts} == set()
+    assert pipeline.learned_rows > 3 * (1400 - lost)
+
+
+def test_beside_an_engine_that_sends_its_steps_turns_take_no_waits():
+    """No batch is rebuilt there: what a request waited for is learned of whichever API server tells it."""
+    run = run_engine(many_jobs(60))
+    steps = exports_of(pieces(run, apis=False))
+    pipeline = replayed([*steps, *by_connections(requests(1500), lambda n: 40_000 + n % 2)])
+    assert pipeline.take_counts()[table.DROPPED_ROWS, RowDrop.AMBIGUOUS] == 0
+    assert published(pipeline).targets["queue_wait"].models["portable"].rows > 1400
 
 
 SCRAPING = {"scrape": ("http://10.0.0.7:8000",)}

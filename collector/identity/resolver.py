@@ -110,6 +110,8 @@ class FactSource(enum.IntEnum):
 
 _FROM_THE_SERVER = (FactSource.RESOURCE, FactSource.DISCOVERY)
 """What a server says of itself changes with the server; what others say of it is corrected."""
+_SPELLED_ONCE = ("vllm_version", "tensor_parallel_size")
+"""Facts that a resource and discovery spell alike; a model and a GPU may have several names."""
 
 Held = dict[str, tuple[FactSource, Fact]]
 
@@ -156,9 +158,11 @@ class EngineFacts:
     def is_another_server(self, other: Held) -> bool:
         """Whether this one says otherwise of itself than the other did, rather than being known better."""
         return any(
-            name in IDENTITY and known[0] is source and known[1] != value
+            name in IDENTITY and known[1] != value and (known[0] is source or name in _SPELLED_ONCE)
             for name, (source, value) in other.items()
-            if source in _FROM_THE_SERVER and (known := self._facts.get(name)) is not None
+            if source in _FROM_THE_SERVER
+            and (known := self._facts.get(name)) is not None
+            and known[0] in _FROM_THE_SERVER
         )
 
     def get(self, name: str) -> Fact | None:

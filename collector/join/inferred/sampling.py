@@ -14,10 +14,10 @@ would choose. After 539 spans without an answer the ids cannot tell. A sampler m
 64, ... traces are looked at by themselves, and sampled spans are called whole at the second u >= 0.95. From then on, a
 rate from 0.95 to 0.97 shows in 1,024 traces. That spans are whole, the first rule says, so that nobody waits longer
 whose ids are random in part only; the others may say at any time that they are sampled. Consistent samplers write their
-rate into the tracestate, whatever number they use (a Collector with a seed of its own does, too). Their latest 1,024 spans tell it, but for the three that stand for most
-requests: a header that some client sends says nothing of all others.
-Samplers that decide otherwise (by chance, by how long a request took) do not show; beside the page of a server, which
-counts its requests, they all do. So without a page no coefficient of request spans is more than weak.
+rate into the tracestate, whatever number they use (as a Collector with its own seed does). The latest 1,024 spans tell
+it, but for the three that stand for most requests: a header of one client says nothing of the others. Samplers that
+decide otherwise (by chance, by how long a request took) do not show; beside the page of a server, which counts its
+requests, they all do. So without a page no coefficient of request spans is more than weak.
 
 Senders without a name are named by their connections. Where two of one address and server send by turns, they may be
 API servers of one engine, of whose batch each knows a part: nothing is learned from them. One turn is no more than an

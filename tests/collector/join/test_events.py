@@ -98,6 +98,18 @@ def test_request_spans_under_the_name_of_the_engine_itself_leave_its_configurati
         assert [emitter.snapshot().last_step for emitter in joiner.emitters_of(config_id)] == [len(run.summaries)]
 
 
+def test_request_spans_of_another_version_than_discovery_says_of_the_engine_are_of_another_server():
+    """The engine's resource says nothing, and the spans' says it; a model may have two names, a version has one."""
+    joiner = Joiner(Config())
+    joiner.resolver.discovered("engine", {"model": "alias", "vllm_version": "0.33.0"})
+    joiner.add(Telemetry("engine", {}, steps=columns_of(run_engine(many_jobs(60)))))
+    for version, configs in (("0.33.0", 1), ("0.12.0", 2)):
+        span = stock_of(version, 10.0, prompt=100, outputs=11, ttft_s=0.5, decode_s=1.0)
+        joiner.add(Telemetry(version, {"vllm.model": "m", "vllm.version": version}, requests=[span]))
+        joiner.drain()
+        assert len(joiner.config_ids()) == configs
+
+
 def passes_of(name, counts, recording="", per_s=1):
     """One pass a second, or several."""
     return [

@@ -5,11 +5,12 @@ from __future__ import annotations
 import copy
 import random
 
+import msgspec
 import numpy as np
 import pytest
 
 from collector.config.schema import Config
-from collector.join.inferred.kv import KvSources
+from collector.join.inferred.kv import BATCHES_MAX, KvSources
 from collector.join.joiner import Joiner
 from collector.telemetry import table
 from collector.telemetry.reasons import Skip
@@ -185,6 +186,16 @@ def test_a_publisher_that_restarts_repeats_no_batch_and_misses_none_whatever_the
         assert counts[table.SIZE, "kv_batches"] == 10
         assert counts.by_label(table.KV_BATCHES) == {table.ACCEPTED: 10, Skip.DUPLICATE: 1}
         assert counts.total(table.KV_EVENTS) == 11
+
+
+def test_of_a_publisher_a_bounded_number_of_batches_is_held_and_what_comes_of_forgotten_times_is_late():
+    sources, one = KvSources(SETTINGS), batch(stored())
+    for number in range(BATCHES_MAX + 1):
+        sources.add(msgspec.structs.replace(one, seq=number, ts_unix_ns=one.ts_unix_ns + number))
+    sources.add(one)
+    counts = sources.take_counts()
+    assert counts[table.SIZE, "kv_batches"] <= BATCHES_MAX
+    assert counts.by_label(table.KV_BATCHES) == {table.ACCEPTED: BATCHES_MAX + 1, Skip.LATE: 1}
 
 
 def test_publishers_are_bounded_as_engines_are():

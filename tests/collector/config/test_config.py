@@ -16,6 +16,7 @@ from collector.config import (
     parse_endpoint,
     parse_owned,
     to_yaml,
+    with_scheme,
 )
 from collector.service.pipeline import make_pipeline
 
@@ -87,6 +88,15 @@ def test_a_variable_of_a_list_needs_no_brackets_and_one_of_a_text_no_quotes(vari
 )
 def test_an_address_may_name_its_engine(text, owned):
     assert parse_owned(text) == owned
+
+
+def test_a_host_and_port_is_a_url_unless_there_is_such_a_file_and_however_long_it_is():
+    long = "a" * 300 + ":80"
+    assert [with_scheme(each) for each in (long, "a:80/state", __file__)] == [
+        f"http://{long}",
+        "http://a:80/state",
+        __file__,
+    ]
 
 
 @pytest.mark.parametrize(

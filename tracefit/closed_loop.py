@@ -23,21 +23,22 @@ request meets (arrival theorem):
 Where all prompts fit, this is the binomial of n - 1 and q / (q + O - 1); where they do not, prefills pile up until as
 many requests are left to decode as the tokens can feed. Steps stand for time.
 
-**Who is in the batch.** A request takes part in L = q + O - 1 steps, and lets w pass before: of N that do so,
+**Who is in the batch.** A request takes part in L = K + O - 1 steps, and lets w pass before: of N that do so,
 
-    n = min(S', N L / (L + w))                 at least 1; w = max(1, t / step + 1/2) + ahead, by Little's law
+    n = min(S', N L / (L + w))                 at least 1; w = max(1, t / M + 1/2) + ahead, by Little's law
 
-A client that has its answer sends again at once: t later, the time that passes before a request is queued, at least
-TURNAROUND_US. So it meets the beginning of the next step, whose end it waits for, or any moment of one, where t is
-longer than a step or arrivals do not follow ends (a given rate: w = 1/2 + ahead). ahead is the share 1 - L^-n of steps
-after which somebody goes on, where the engine schedules one ahead, else 0. Where prefills fill the steps, k >= q + w,
-nobody waits for the end of one: n = min(S', N), and single steps tell what prompts that have no part in one do not
-cost. Of one token each, half of all are in a step, and the others in the next.
+K, below, grows with n, so the n is taken that is its own answer. A client that has its answer sends again at once: t
+later, the time that passes before a request is queued, at least TURNAROUND_US. So it meets the beginning of the next
+step, whose end it waits for, or any moment of one, where t is longer than a step or arrivals do not follow ends (a
+given rate: w = 1/2 + ahead). ahead is the share 1 - L^-n of steps after which somebody goes on, where the engine
+schedules one ahead, else 0. Of one token each, half of all are in a step, and the others in the next. Who waits so is
+in no queue for tokens: where prefills fill the steps, that queue is the shorter for it. Who decodes meets n / N of each
+of the others (arrival theorem): its ITL is that of n + 1 - n / N.
 
 **Mean steps.** step() is the monotone surface of shapes.py, times ``mean_factor`` (mean ÷ robust fit) unless rows cover
 many steps each, whose stalls are in them:
 
-    s_j  = step(p mu_j, n, (n - j) c)
+    s_j  = step(p mu_j, n - j + q mu_j, (n - j) c)   single steps tell that prompts that have no part cost nothing
     ITL  = sum pi_i s_i                        a step that a request that decodes waits for
     k    = sum pi_i k_(i+1),  k_j = j / mu_j   steps of a prefill: its chunks, and more where prefills fill every step
     k V  = sum pi_i k_(i+1) s_(i+1)
@@ -46,17 +47,17 @@ many steps each, whose stalls are in them:
     rest = u² any + (1 - u²) (M - t)           what is left of the step that an arrival meets; u = t / M < 1; N > 1
 
 k counts prompts and answers of random size. Of equal ones each waits for the chunks of the others no longer than the
-flows ask, e = max(q, n p / (T - n) - (O - 1)) <= k. A prefill takes K = (k + e) / 2 steps: queues are half as long
-where services do not vary (Pollaczek and Khinchine). Its band goes from e to k.
+flows ask, e = max(q, n p / (T - n) - (O - 1)) <= k. Sizes of requests spread less than random ones do, and queues are
+half as long where services do not vary (Pollaczek and Khinchine): a prefill takes K = k - (k - e) / 3 steps. Its band
+goes from e to k, which holds both.
 
 **Times.**
 
     R    = K V + (O - 1) ITL                   time in the batch
-    TTFT = api_queueing(N) + first_response + the longest of
-           K V + (N - n) R / n - t             n = S': after the wait for a slot, each of which is free every R
-           rest + ahead M + q V                after the end of the running step, which nobody interrupts, and of the
-                                               one handed over before; not where prefills fill the steps
-           K V
+    TTFT = api_queueing(min(S', N)) + first_response + K V + the longer of
+           (N - n) R / n - t                   n = S': the wait for a slot, each of which is free every R
+           rest + ahead M                      the end of the running step, which nobody interrupts, and of the one
+                                               handed over before
     E2E  = TTFT + (O - 1) ITL + post_decode
     rate = N / (E2E + t')                      requests per second (Little's law); t' is t without what E2E has of it
 
@@ -90,7 +91,8 @@ between the probes ITL and TTFT are taken as rising.
 
 **Bursts.** All N arrive at once at an engine without other work. The API hands them over one by one, so that the first
 prompt has a step of its own; then each step has T tokens, less one for each prompt that is done. With t_i the end of
-the step in which i p tokens are done, and the others in whole waves, w = floor(N / n):
+the step in which i p tokens are done (half a step later on the mean; of prompts of several steps, whose last is half
+full, a quarter), and the others in whole waves, w = floor(N / n):
 
     TTFT = api_queueing(n) + 1/n sum t_i + w (N/n - (w + 1) / 2) (n/N)² E2E + first_response
 
@@ -125,6 +127,8 @@ _RATE_PARTS = 1 << 20
 _OUTLIER = 2.0
 _TAIL = 1e-6
 _DECODES_MIN = 1e-9
+_EVEN = 1.0 / 3.0
+"""How far from queues of random prompts to those of equal ones the middle lies."""
 _BURST_PARTS = 8
 """Of a burst, in each of which steps are taken as alike."""
 ONE_STEP, _ONE_STEP_TOKENS = 0.15, 512.0
@@ -220,11 +224,14 @@ class Prefills:
 
 
 class _Times(NamedTuple):
-    """Mean times of one batch, the steps of a prefill, and whether prefills fill every step."""
+    """Of one batch: ITL, K V, rest + ahead M, k, L, w, and whether prefills fill every step."""
 
     itl: Band
-    ttft: Band
+    own: Band
+    rest: Band
     k: float
+    life: float
+    away: float
     prefill_bound: bool
 
     def towards(self, other: _Times, part: float) -> _Times:
@@ -233,8 +240,9 @@ class _Times(NamedTuple):
         def between(here: float, there: float) -> float:
             return here + part * (there - here)
 
-        itl, ttft = _ends(between, self.itl, other.itl), _ends(between, self.ttft, other.ttft)
-        return _Times(itl, ttft, between(self.k, other.k), self.prefill_bound or other.prefill_bound)
+        itl, own, rest = (_ends(between, *pair) for pair in zip(self[:3], other[:3], strict=True))
+        k, life, away = map(between, self[3:6], other[3:6])
+        return _Times(itl, own, rest, k, life, away, self.prefill_bound or other.prefill_bound)
 
 
 def _ends(of: Callable[..., float], *bands: Band) -> Band:
@@ -284,7 +292,7 @@ class RequestEstimate(NamedTuple):
     """What requests see at one load.
 
     Attributes:
-        concurrency: requests in flight; ``running`` of them are in the batch.
+        concurrency: requests in flight; ``running`` of them wait for no slot: in the batch, or in the next one.
         ttft, itl, e2e: mean times; ``itl`` is 0 for a single output token.
         requests_per_s, output_tokens_per_s: of the whole engine.
         prefill_bound: prefills fill every step, so that more requests only wait longer.
@@ -345,11 +353,13 @@ class ClosedLoop:
         known_us = sum([time(work, None)[0] for time in self._before])
         turnaround_us = max(TURNAROUND_US, known_us) if follows else math.inf
         whole = int(in_flight)
-        at = self._met(work, whole, slots, turnaround_us)
+        at, ttft = self._met(work, whole, slots, turnaround_us)
         if in_flight > whole:
-            at = at.towards(self._met(work, whole + 1, slots, turnaround_us), in_flight - whole)
+            more, later = self._met(work, whole + 1, slots, turnaround_us)
+            part = in_flight - whole
+            at, ttft = at.towards(more, part), _ends(lambda one, two: one + part * (two - one), ttft, later)
         api = [time(work, running) for time in self._before]
-        ttft = _ends(lambda *parts: sum(parts), at.ttft, *api)
+        ttft = _ends(lambda *parts: sum(parts), ttft, *api)
         e2e = _ends(lambda first, step, last: first + tokens * step + last, ttft, at.itl, self._after(work, running))
         away_us = turnaround_us - known_us if follows else 0.0
         per_s = in_flight / (e2e[0] + away_us) * 1e6 if e2e[0] > 0.0 else 0.0
@@ -397,10 +407,13 @@ class ClosedLoop:
 
         alone = min(prompt, budget)
         left, waits, bands = n * prompt - alone, [1.0], [step(alone, 0.0)]
+        is_long = prompt > budget
+        share = 1.0 if is_long else left / (n * prompt)
         for part in range(_BURST_PARTS):
             done = (part + 0.5) / _BURST_PARTS
             tokens = max(min(budget - n * done, left), 1.0)
-            waits.append(left / (n * prompt) * (0.5 + (1.0 - done) * left / tokens) / _BURST_PARTS)
+            ending = 0.25 + (prompt - alone) / 2.0 / tokens if is_long else 0.5
+            waits.append(share * (ending + (1.0 - done) * left / tokens) / _BURST_PARTS)
             bands.append(step(tokens, (n - 1) * done))
         prefill = _weighted(waits, bands)
         whole = math.floor(waves)
@@ -409,42 +422,40 @@ class ClosedLoop:
         us, low, high = _ends(lambda own, all_us, *more: own + later * all_us + sum(more), prefill, e2e, *api)
         return Estimate(*_wider((us, low, high), unsure * us))
 
-    def _met(self, work: Workload, in_flight: int, slots: float, turnaround_us: float) -> _Times:
-        """What a request meets of so many in flight."""
+    def _met(self, work: Workload, in_flight: int, slots: float, turnaround_us: float) -> tuple[_Times, Band]:
+        """What a request meets of so many in flight, and its TTFT without the API's part."""
         most = min(in_flight, slots)
-        n, full = self._batch(work, in_flight, most, turnaround_us)
-        queued, whole = (in_flight - n) / n if n == most else 0.0, int(n)
-        at = self._times(work, whole, queued, turnaround_us, full=full or in_flight == 1)
-        if n > whole:
-            at = at.towards(self._times(work, whole + 1, queued, turnaround_us, full=full), n - whole)
-        return at
+        tokens, away_us = work.output - 1.0, turnaround_us if turnaround_us < math.inf else 0.0
+        whole = cache(lambda size: self._times(work, size, turnaround_us))
 
-    def _batch(self, work: Workload, in_flight: int, most: float, turnaround_us: float) -> tuple[float, bool]:
-        """n, and whether prefills fill the steps, so that nobody waits for the end of one."""
-        steps = self._steps
-        prefills = Prefills(most, work.output, work.uncached, steps.budget_of(most))
-        life, i = prefills.chunks + work.output - 1.0, prefills.mean()
-        step_us, *_ = steps.band(
-            steps.surface.monotone, work.uncached * prefills.ended(i), most, (most - i) * work.context
-        )
-        away = max(turnaround_us / step_us + 0.5, 1.0) if turnaround_us < math.inf else 0.5
-        away += self._share_ahead(life, most)
-        j = min(i + 1.0, most)
-        full = j / prefills.ended(j) >= prefills.chunks + away
-        return most if full else min(max(in_flight * life / (life + away), 1.0), most), full
+        def of(size: float) -> _Times:
+            below = int(size)
+            return whole(below).towards(whole(below + 1), size - below) if size > below else whole(below)
 
-    def _share_ahead(self, life: float, n: float) -> float:
-        """Share of steps that are handed over while the one before runs: where not all end with it."""
-        return 1.0 - life**-n if self._ahead else 0.0
+        def more(size: int) -> float:
+            """So many more take part in a step, where so many do."""
+            at = whole(size)
+            return in_flight * at.life / (at.life + at.away) - size
 
-    def _times(self, work: Workload, n: int, queued: float, turnaround_us: float, *, full: bool) -> _Times:
-        """Of n requests in the batch; ``queued``: those that wait for a slot, in parts of those that run."""
+        n, first = most, bisect_left(range(int(most) + 1), True, 1, key=lambda size: more(size) <= 0.0)
+        if first <= most:
+            n = 1.0 if first == 1 else first - more(first) / (more(first) - more(first - 1))
+        at, queued = of(n), (in_flight - n) / n if n == most else 0.0
+
+        def first_token(own: float, step: float, rest_us: float) -> float:
+            return own + max(queued * (own + tokens * step) - away_us, rest_us if in_flight > 1 else 0.0)
+
+        ttft = _ends(first_token, at.own, at.itl, at.rest)
+        return at._replace(itl=of(min(n + 1.0 - n / in_flight, most)).itl), ttft
+
+    def _times(self, work: Workload, n: int, turnaround_us: float) -> _Times:
+        """Of n requests in the batch."""
         steps, tokens = self._steps, work.output - 1.0
         prefills = Prefills(n, work.output, work.uncached, steps.budget_of(n))
 
         def step(j: int) -> Band:
             ended = prefills.ended(j)
-            requests = n - j + prefills.chunks * ended if full and not steps.of_means else n
+            requests = n if steps.of_means else n - j + prefills.chunks * ended
             return steps.band(steps.surface.monotone, work.uncached * ended, requests, (n - j) * work.context)
 
         first, shares = prefills.shares()
@@ -452,25 +463,18 @@ class ClosedLoop:
         bands = list(map(step, some))
         turns = [share * j / prefills.ended(j) for share, j in zip(shares, some[1:], strict=True)]
         itl, prefill, k = _weighted(shares, bands[:-1]), _weighted(turns, bands[1:]), sum(turns)
-        shorter = prefills.even(k) / k
-        own = prefill[0] * (1.0 + shorter) / 2.0, prefill[1] * shorter, prefill[2]
+        even = prefills.even(k) / k
+        shorter = 1.0 - _EVEN + _EVEN * even
+        own = prefill[0] * shorter, prefill[1] * even, prefill[2]
         square = _square(shares, bands)
-        rest = (0.0, 0.0, 0.0)
-        if not full:
-            life = k + tokens
-            mean_us = (prefill[0] + tokens * itl[0]) / life
-            share = self._share_ahead(life, n)
-            ahead = mean_us * share, mean_us * share, mean_us * self._ahead
-            rest = _rest((_square(turns, bands[1:]) + tokens * square) / life, mean_us, turnaround_us)
-            rest = _ends(lambda us, next_us, own: us + next_us + own * prefills.chunks / k, rest, ahead, prefill)
-        away_us = turnaround_us if turnaround_us < math.inf else 0.0
-
-        def first_token(own: float, step: float, rest_us: float) -> float:
-            return max(queued * (own + tokens * step) - away_us + own, rest_us, own)
-
-        ttft = _ends(first_token, own, itl, rest)
+        mean_us = (prefill[0] + tokens * itl[0]) / (k + tokens)
+        life = k * shorter + tokens
+        ahead = 1.0 - life**-n if self._ahead else 0.0
+        rest = _rest((_square(turns, bands[1:]) + tokens * square) / (k + tokens), mean_us, turnaround_us)
+        rest = _ends(lambda us, next_us: us + next_us, rest, (mean_us * ahead, mean_us * ahead, mean_us * self._ahead))
+        wait = max(turnaround_us / mean_us + 0.5, 1.0) if mean_us > 0.0 and turnaround_us < math.inf else 0.5
         same_us = NORMAL_P90 * math.sqrt(max(square - itl[0] ** 2, 0.0)) / max(tokens, 1.0)
-        return _Times(_wider(itl, same_us), ttft, k, prefills.bound)
+        return _Times(_wider(itl, same_us), own, rest, k, life, wait + ahead, prefills.bound)
 
 
 def _request_time(target: Target | None, feature: str) -> Callable[[Workload, float | None], Band]:

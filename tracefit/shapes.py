@@ -211,7 +211,7 @@ class StepTable(dict[int, Piece]):
         low, high = max(min(p10, 1.0) - wider, 0.0), max(p90, 1.0) + wider
         line = self._line(requests, piece)
         if self._measured is not self._nodes:
-            off = _decode(self._measured.decodes, requests) / line[0]
+            off = _decode(self._measured.decodes, requests) / line[0] if line[0] > 0.0 else 1.0
             low, high = low * min(off, 1.0), high * max(off, 1.0)
         self[key] = made = (*line, low, high)
         return made

@@ -3,6 +3,7 @@
 import copy
 import math
 import statistics
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -32,7 +33,8 @@ LOADS = {
     "many": (100, 300, 200, 8192, 128, 0.05),
     "long prompts, few tokens": (16, 3000, 40, 8192, 128, 0.07),
     "chunked prompts": (12, 6000, 150, 2048, 128, None),
-    "prefills nearly fill the steps": (38, 1800, 60, 2048, 128, None),
+    "prefills nearly fill the steps": (38, 1800, 60, 2048, 128, 0.15),
+    "prefills of short answers nearly fill the steps": (48, 800, 20, 2048, 128, 0.15),
     "prefill-bound": (48, 3000, 20, 4096, 128, None),
     "more than slots": (60, 500, 150, 8192, 16, None),
 }
@@ -88,6 +90,42 @@ def test_the_shortest_answers_are_those_of_a_simulated_vllm(prompt, output, clie
     e2e_us = mean(lambda each: each.last - each.received) / 1e3
     assert seen.e2e.us == pytest.approx(e2e_us, rel=off)
     assert seen.requests_per_s == pytest.approx(clients * 1e6 / (e2e_us + 2_000.0), rel=off)
+
+
+@pytest.mark.parametrize("scheduling", ["sync", "async"])
+@pytest.mark.parametrize(("prompt", "output"), [(800, 20), (2000, 2), (100, 1)])
+def test_one_more_request_never_makes_the_engine_slower_by_much(prompt, output, scheduling):
+    """Where prefills begin to fill the steps, and where all of one token no longer fit one."""
+    document = copy.deepcopy(STEPS_ONLY)
+    document["configs"][0]["engines"][0]["scheduling"] = scheduling
+    config = config_of(document).assuming(max_num_seqs=128, max_num_batched_tokens=2048, kv_tokens=10**9)
+    load = {"prompt_tokens": prompt, "output_tokens": output}
+    some = [config.request(**load, concurrency=concurrency) for concurrency in range(3, 80)]
+    for one, more in pairwise(some):
+        assert more.requests_per_s >= 0.98 * one.requests_per_s
+        assert more.ttft.us >= one.ttft.us
+
+
+@pytest.mark.parametrize("scheduling", ["sync", "async"])
+def test_steps_that_cost_nothing_without_a_prompt_are_answered(scheduling):
+    document = copy.deepcopy(STEPS_ONLY)
+    document["configs"][0]["engines"][0]["scheduling"] = scheduling
+    step_time_of(document)["shape_factors"] = {}
+    for each in step_time_of(document)["models"]["portable"]["features"]:
+        each["coefficient"] *= each["name"] == "prefill_tokens"
+    for prompt, output, concurrency in ((1, 1, 1), (100, 10, 1), (100, 10, 30)):
+        seen = config_of(document).request(prompt_tokens=prompt, output_tokens=output, concurrency=concurrency)
+        assert seen.ttft.us >= 42.0 * prompt
+
+
+@pytest.mark.parametrize(("prompt", "clients"), [(6_000, 1), (3_000, 2), (6_000, 4)])
+def test_a_burst_of_prompts_longer_than_a_step_takes_all_their_chunks(prompt, clients):
+    traffic = Traffic(5)
+    for second in range(0, 800, 100):
+        for _ in range(clients):
+            traffic.send(second * 10**9, prompt, 50)
+    mean, seen = served_and_asked(traffic, 800, (clients, prompt, 50, 2048, 128, None), asynchronous=False)
+    assert seen.ttft_burst.us == pytest.approx(mean(lambda each: each.first - each.received) / 1e3, rel=0.1)
 
 
 def test_a_prompt_far_longer_than_a_step_is_named_and_not_usable():

@@ -33,7 +33,7 @@ by the rows after a change.
 
 Detector ``page_hinkley`` or ``adwin``: River's takes the place of the sums and gets the same z. Its alarm confirms,
 with the gain of the last five blocks. It is not saved, and starts over with the process. ``none``: nothing is looked
-for.
+for. S+ and S- still tell when no change was in sight.
 References: Page (Biometrika 1954); Hinkley, Inference about the change-point (Biometrika 1970); Bifet and Gavalda,
 ADWIN (SDM 2007).
 
@@ -49,7 +49,8 @@ ADWIN (SDM 2007).
 
     every   = s'A^-1 s                      what all terms free would explain
     left(u) = every - (u's)^2 / (u'A u)     and what this one leaves of it
-    enough  = 2 min left + 9 V + (0.5 %)^2 beta'A beta        V: variance of a row's relative time, times 32
+    enough  = 2 min left + 9 min(V, 100 min left) + (0.5 %)^2 beta'A beta
+    V: variance of a row's relative time, times 32
 
 The hypothesis that leaves least is named where it leaves at most 5 % of ``every``, no other is within ``enough``,
 and it moved the way the whole did. Else no term is named: rows of one load do not tell terms apart, and two terms that
@@ -57,9 +58,9 @@ moved are none. What is named stays so while it is within ``enough``. By F rows 
 so that what the form misses counts little (rows of shapes that hardly were seen, or with work far from theirs, weigh
 little). Of engines (online/rls/merging.py) nothing was before: there F is 1.
 
-One change is one piece of news: until its term is named, what else is confirmed is a piece of it, since the gain of all
-rows is no reference for steps that it does not fit. Then shapes take what the term says. A change back is told as the
-term that moved before, unless the rows contradict.
+One change is one piece of news: until its term is named, for 8,000 rows at most, what else is confirmed of all rows is
+a piece of it, since their gain is no reference for steps that it does not fit. Then shapes take what the term says. A
+change back is told as the term that moved before, unless the rows contradict.
 """
 
 from __future__ import annotations
@@ -121,12 +122,12 @@ class Alarm(Stateful):
 
     def update(self, z: float) -> bool:
         """One value; True = alarm."""
-        if self._river is not None:
-            self._river.update(z)
-            return bool(self._river.drift_detected)
         self.up, self.down = max(0.0, self.up + z - _SLACK), max(0.0, self.down - z - _SLACK)
         self.rising = self.rising + 1 if self.up else 0
         self.falling = self.falling + 1 if self.down else 0
+        if self._river is not None:
+            self._river.update(z)
+            return bool(self._river.drift_detected)
         return max(self.up, self.down) >= self._limit
 
     @property
@@ -350,7 +351,7 @@ class ChangeMonitor(Stateful):
         began_ns, within_ns: when it began, and how far that may be off.
         rows_since: rows since then.
         of_prefill: whether it is of steps with prefill alone.
-        asks: whether its term is looked for.
+        asks: for how many more rows its term is looked for.
         before, reference: coefficients (p,) and factors from before it.
         a, b: statistics of the rows since then, (p, p) and (p,).
         calm_beta, calm: coefficients and factors when no change was in sight last.
@@ -369,7 +370,7 @@ class ChangeMonitor(Stateful):
         self.engines = Engines(len(names))
         self.gain, self.confirmed, self.last_ns, self.rows_since = 1.0, 0, 0, 0
         self.began_ns = self.within_ns = 0
-        self.asks = self.of_prefill = False
+        self.asks, self.of_prefill = 0, False
         self.reference, self.calm, self.calm_beta = (
             ShapeFactors(len(names)),
             ShapeFactors(len(names)),
@@ -384,7 +385,7 @@ class ChangeMonitor(Stateful):
 
     def learn(self, block: Design, log_ratio: Floats, shapes: ShapeFactors, beta: Floats) -> Change | None:
         """One block, its log(y / x beta) (n,), and the factors and coefficients from before it."""
-        self.rows_since += len(block)
+        self.rows_since, self.asks = self.rows_since + len(block), max(self.asks - len(block), 0)
         known = shapes.knows(block.cell)
         if not known.any():
             return None
@@ -400,7 +401,7 @@ class ChangeMonitor(Stateful):
         if change and self.engines.confirm(change.log_gain, shapes.log_y):
             return self._confirm(change, int(block.end_ns[-1]))
         others = e[~with_prefill]
-        if self._is_young or len(others) < _OTHERS_MIN:
+        if self._settles or len(others) < _OTHERS_MIN:
             return None
         beside = e[with_prefill] - median_of(others)
         change = self.prefill.learn(beside, weight[with_prefill], end_ns[with_prefill])
@@ -420,12 +421,13 @@ class ChangeMonitor(Stateful):
 
     def _confirm(self, change: Change, end_ns: int) -> Change:
         is_alike, log_gain = change.prefill == self.of_prefill, change.log_gain
-        goes_on = self._is_young and is_alike
+        goes_on = is_alike and (self._settles or (self.asks > 0 and not self.term))
         if goes_on and abs(math.log(self.gain) + log_gain) >= GATE:
             log_gain += math.log(self.gain)  # a piece of the same change
         else:
             self.before, self.reference = self.calm_beta, self.calm
-            self.asks = not goes_on or self.rows_since >= 2 * START_ROWS  # else it was over before it had a term
+            is_over = goes_on and self._settles  # before it had a term
+            self.asks = 0 if is_over else 2 * HALF_LIFE_STEPS
             self.of_prefill = change.prefill
             self.began_ns, self.within_ns = max(change.began_ns, self.last_ns + 1), change.within_ns
             self.confirmed += 1
@@ -441,16 +443,15 @@ class ChangeMonitor(Stateful):
         return change
 
     @property
-    def _is_young(self) -> bool:
-        """Whether the last change has no term yet, or too few rows: two first fits, since fewer are of one load."""
-        return self.confirmed > 0 and (self.rows_since < 2 * START_ROWS or (self.asks and not self.term))
+    def _settles(self) -> bool:
+        """Whether too few rows came since the last change: two first fits, since fewer are of one load."""
+        return self.confirmed > 0 and self.rows_since < 2 * START_ROWS
 
     def attribute(self, scale: float, shapes: ShapeFactors, beta: Floats) -> None:
         """Tell which term moved, and by how much, once enough rows came; what moves after two half-lives is another.
 
         ``scale``: relative noise of a row; ``shapes``, ``beta``: factors and coefficients as they are.
         """
-        self.asks &= self.rows_since <= 2 * HALF_LIFE_STEPS
         if not self.asks or self.rows_since < 2 * START_ROWS:
             return
         slower, noise = self.gain > 1.0, NOISE_ROWS * scale**2

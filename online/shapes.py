@@ -191,14 +191,18 @@ class ShapeFactors(Stateful):
         self.stale[ids] = False
 
     def add(self, other: ShapeFactors) -> None:
-        """Rows of both, 256 at most of each shape; applied unless both together have lost by it."""
-        mine, theirs = np.minimum(self.rows, MEMORY_ROWS), np.minimum(other.rows, MEMORY_ROWS)
+        """Rows of both, 256 at most of each shape, stale ones only where there are no others.
+
+        Applied unless both together have lost by it.
+        """
+        has_fresh = (self.rows * ~self.stale + other.rows * ~other.stale) > 0.0
+        mine, theirs = (np.where(each.stale & has_fresh, 0.0, each.rows) for each in (self, other))
+        self.rows, self.stale = mine + theirs, (self.stale | other.stale) & ~has_fresh
+        mine, theirs = np.minimum(mine, MEMORY_ROWS), np.minimum(theirs, MEMORY_ROWS)
         share = theirs / np.maximum(mine + theirs, 1.0)
         self.log_y += share * (other.log_y - self.log_y)
         self.spread += share * (other.spread - self.spread)
         self.x += share[:, None] * (other.x - self.x)
-        self.rows += other.rows
-        self.stale &= other.stale
         self.won, self.error = self.won + other.won, self.error + other.error
         self.applied = True
         self._decide()

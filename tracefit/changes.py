@@ -10,8 +10,9 @@ The term that moved is told where a coefficient of the step time did:
 
 with u = b for all terms alike, b without prefill for decode, a unit vector for one coefficient. One is named where it
 leaves at most 5 % of d'C^-1 d, it goes the way the typical step does, and no other leaves less than twice as much,
-9, and (0.5 %)^2 b'C^-1 b. It is asked for where a coefficient moved, or the typical step by 5 %. Here the form errors
-are left out: they would hide in which term two snapshots differ.
+9, and (0.5 %)^2 b'C^-1 b. None is where a coefficient has no standard error: C is not known then. It is
+asked for where a coefficient moved, or the typical step by 5 %. Here the form errors are left out: they would hide in
+which term two snapshots differ.
 Configurations are paired by config_id; those left over by model, GPU and tensor parallelism where that is unambiguous
 (a new version of vLLM makes a new id), and at last the only one left on each side.
 """

@@ -59,7 +59,7 @@ _TERMS = {
     "requests": "decode, by its requests",
     "active_experts": "reading the experts of a mixture",
 }
-_UNSURE = "the term is not sure yet"
+_UNSURE = "no single term is sure"
 _PER_UNIT = {"intercept": "", "requests": " per request", "active_experts": " for all experts"}
 
 

@@ -275,7 +275,7 @@ def test_the_verdict_stands_first_with_what_was_predicted_and_observed_and_what_
         "ITL 40.2 ms predicted, 41.0 ms observed",
         "16 fit ITL 50 ms",
         "last row 5 s",
-        "steps take 1.20 × as long since 07:59 UTC: the term is not sure yet and 1 more",
+        "steps take 1.20 × as long since 07:59 UTC: no single term is sure and 1 more",
     ):
         assert said in bar
     assert "rows learned from 1,154" in bar

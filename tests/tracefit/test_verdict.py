@@ -54,7 +54,7 @@ def test_a_doubt_is_a_reason_and_a_problem():
 @pytest.mark.parametrize(
     ("moved", "words", "term"),
     [
-        ({}, "steps take 1.42 × as long", ": the term is not sure yet"),
+        ({}, "steps take 1.42 × as long", ": no single term is sure"),
         ({"term": "prefill_tokens"}, "steps with prefill take 1.42 × as long", ": prefill, by its tokens"),
         (
             {"term": "intercept", "added": 30_800.0},

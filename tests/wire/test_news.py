@@ -51,7 +51,7 @@ def test_a_change_of_speed_is_told_once_in_the_log_on_the_page_and_by_doctor_als
     assert ready["speed_changed"] == [line]
     assert level == "WARNING"
     assert line.startswith("tiny: steps take 1.4")
-    assert line.endswith(" UTC ± 1 min: the term is not sure yet")
+    assert line.endswith(" UTC ± 1 min: no single term is sure")
     text = line.removeprefix("tiny: ")
     [found] = [each for each in doctor.splitlines() if " speed " in each]
     assert found.startswith("poor ")

@@ -53,10 +53,10 @@ def config(config_id="a", *, name="tiny", changed_ns=None, gain=1.42, doubts=(),
 def test_a_change_of_speed_is_one_warning_with_the_time_of_the_day(log):
     assert log(config()) == []
     changed = config(changed_ns=NOON_NS - 3 * MINUTE_NS)
-    assert log(changed) == ["WARNING tiny: steps take 1.42 × as long since 11:57 UTC: the term is not sure yet"]
+    assert log(changed) == ["WARNING tiny: steps take 1.42 × as long since 11:57 UTC: no single term is sure"]
     assert log(changed) == []
     assert log(config()) == [] == log(changed), "a copy with what waits knew it sooner"
-    faster = "WARNING tiny: steps take 0.70 × as long since 12:00 UTC: the term is not sure yet"
+    faster = "WARNING tiny: steps take 0.70 × as long since 12:00 UTC: no single term is sure"
     assert log(config(changed_ns=NOON_NS, gain=0.7)) == [faster]
 
 
@@ -79,7 +79,7 @@ def test_an_engine_of_another_speed_is_told_again_when_its_term_is_known_and_end
     line = (
         "tiny: engine 'b' takes 1.200 ± 0.020 times as long as the only other one, and of two either may be the odd one"
     )
-    assert log(beside("")) == [f"WARNING {line}: the term is not sure yet"]
+    assert log(beside("")) == [f"WARNING {line}: no single term is sure"]
     assert log(beside("decode")) == [f"WARNING {line}: decode, not prefill"]
     assert log(beside("")) == log(beside("decode")) == []
     assert log(config()) == [f"INFO tiny: no longer: {line.removeprefix('tiny: ')}: decode, not prefill"]
@@ -87,7 +87,7 @@ def test_an_engine_of_another_speed_is_told_again_when_its_term_is_known_and_end
 
 def test_a_change_of_another_day_is_told_with_the_date(log):
     [line] = log(config(changed_ns=NOON_NS - 1440 * MINUTE_NS))
-    assert line == "WARNING tiny: steps take 1.42 × as long since 2026-11-17 12:00 UTC: the term is not sure yet"
+    assert line == "WARNING tiny: steps take 1.42 × as long since 2026-11-17 12:00 UTC: no single term is sure"
 
 
 def test_changes_of_several_configurations_at_once_are_all_told_and_no_model_writes_lines_of_its_own(log):

@@ -69,6 +69,36 @@ def test_a_change_on_a_machine_that_always_runs_the_same_batch_is_reported_with_
     assert drift.gain == pytest.approx(1.38, rel=0.1)
 
 
+def in_turn(*parts):
+    """Rows of steps that take so many times as long as usual, term by term: (rows, times) each."""
+    rows, end_ns = [], int(1.7e18)
+    for seed, (n, times) in enumerate(parts):
+        rows.append(steps(n, seed, noise=0.02, beta=BETA * times, start_ns=end_ns).rows)
+        end_ns = int(rows[-1].end_ns[-1])
+    return RowBlock.concatenate(rows)
+
+
+UNNAMED = np.array([1.0, 1.0, 2.5, 1.8])
+
+
+@pytest.mark.parametrize(
+    ("rows", "more", "count", "gain"),
+    [(5000, [1.0, 3.0, 1.0, 1.0], 2, 1.6), (9000, [1.6] * 4, 2, 1.6), (5000, [1.6] * 4, 1, 2.1)],
+    ids=["prefill", "all, later", "all, a piece of it"],
+)
+def test_a_change_that_no_single_term_explains_does_not_hide_the_next(rows, more, count, gain):
+    drift = drift_after(in_turn((6000, 1.0), (rows, UNNAMED), (700, UNNAMED * more)))
+    assert drift.count == count
+    assert drift.gain == pytest.approx(gain, rel=0.15)
+
+
+@pytest.mark.parametrize("detector", ["adwin", "page_hinkley"])
+def test_what_moved_is_compared_with_what_was_before_the_change_whoever_detects_it(detector):
+    run = Watched(in_turn((4000, 1.0), (3000, [1.5, 1.0, 1.0, 1.0])), detector)
+    assert run.model.drift.term == "intercept"
+    assert run.model.drift.added == pytest.approx(4500.0, rel=0.01)
+
+
 def test_a_confirmed_change_is_published_with_the_time_at_which_it_began():
     rows = steps(3000, 11, drift_at=1500, gain=1.3).rows
     drift = drift_after(rows)
@@ -97,10 +127,11 @@ def test_a_slow_spell_leaves_the_coefficients_where_they_were():
 
 
 @pytest.mark.parametrize(("seed", "floors"), [(11, 1.5), (2, 1.7)])
-def test_a_slow_ramp_is_learned(seed, floors):
+def test_a_slow_ramp_is_learned_and_reported(seed, floors):
     n = ONSET + 6500
     run = Watched(plain("iid", seed, n, speed=ramp(n, ONSET, 4000, 1.3)))
     assert run.error(n - 500, 500) < floors * run.error(ONSET - 2000, 2000)
+    assert 1 <= len(run.reports) <= 2
 
 
 @pytest.mark.parametrize("seed", range(4))

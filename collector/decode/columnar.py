@@ -90,7 +90,7 @@ class _Attribute(NamedTuple):
     pattern: U64
     mask: U64
     column: int | None
-    is_duplicate: bool
+    is_double: bool
     is_number: bool
     """A value that can be read here, behind a key in ASCII; one of the right kind, if the key is known."""
 
@@ -99,14 +99,14 @@ class _Attribute(NamedTuple):
 def _attribute_of(start: bytes) -> _Attribute:
     size, key, tag = len(start), start[4:-3], start[-1]
     field = words.SUMMARY_FIELDS.get(key.decode("latin-1"))
-    is_duplicate = tag == _TAG_DOUBLE
+    is_double = tag == _TAG_DOUBLE
     is_attribute = (start[0], start[2], start[-3]) == (_TAG_ATTRIBUTE, _TAG_KEY, _TAG_VALUE)
-    is_number = (is_duplicate or tag == _TAG_INT) and (field is None or field.double == is_duplicate)
+    is_number = (is_double or tag == _TAG_INT) and (field is None or field.double == is_double)
     is_number = is_attribute and is_number and size <= _SIZE_MAX and key.isascii()
     mask = bytearray(b"\xff" * size)
     mask[1] = mask[-2] = 0
     column = None if field is None else _COLUMN[field.name]
-    return _Attribute(size, _in_words(start), _in_words(mask), column, is_duplicate, is_number)
+    return _Attribute(size, _in_words(start), _in_words(mask), column, is_double, is_number)
 
 
 def _in_words(data: bytes | bytearray) -> U64:
@@ -184,7 +184,7 @@ class Events:
         # bytes count modulo 256: a length that is too small is a large one
         good = (self._bytes[at + 1] - length == attribute.size - 3) & (length - 2 < _WORD) & (stop <= self._ends[which])
         values = self._words(value_at, _WORD)[:, 0]
-        if attribute.is_duplicate:
+        if attribute.is_double:
             good &= length == 1 + _WORD
         else:
             length *= good

@@ -10,11 +10,11 @@ has other steps.
     running     = sum running decoding / sum decoding                      over steps: what a decoding request meets
     concurrency = the same of running + waiting
                   sum of QUEUED -> FINISHED / the time they span           without steps, by Little's law
-    prefix hit  = 1 - prefill tokens of steps / prompt tokens of requests  clipped to 0 … 1
+    prefix hit  = 1 - prefill tokens of steps / prompt tokens of requests  where all steps come, clipped to 0 … 1
                   cached tokens / prompt tokens of requests                without steps
+                  0                                                        where steps are missing: they tell no hits
 
 The first compares what was computed with what has finished: while load grows it is too low, while it falls too high.
-A step that did not arrive is believed to have prefilled as much as the largest one: what is missing is no hit.
 
 Of a server whose page is all that is known, the same sums grow between two of its pages: finished requests, their
 tokens; inter-token and first-token latencies; the gauges running + waiting, weighted with the tokens decoded
@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Final
 
@@ -35,7 +35,7 @@ from collector.decode import CoreSpan, RequestSpan, SpanEventKind, StepColumns, 
 from collector.decode.pages import Meaning, ScrapedPage
 from collector.join.pages import keys_of
 from exporters.what_if import WorkloadProfile
-from online import ConfigSnapshot
+from online import ConfigSnapshot, Quality
 
 MINUTE_NS: Final = 60_000_000_000
 MINUTES: Final = 5
@@ -44,12 +44,11 @@ REQUESTS_MIN: Final = 5
 """Fewer finished requests are no mix."""
 _SECONDS_MAX: Final = 86_400.0
 _TOKENS_MAX: Final = 1e9
+_PREFILL_TOLD: Final = frozenset({Quality.STEPS_PLUS.label, Quality.STEPS.label, Quality.METRICS.label})
+"""Telemetry that tells all prompt tokens computed."""
 _FINISHED: Final = (Meaning.FINISHED, Meaning.FINISHED_PROMPT_TOKENS, Meaning.FINISHED_GENERATED_TOKENS)
 _BEGUN: Final = (Meaning.FIRST_TOKENS, Meaning.PROMPT_TOKENS, Meaning.GENERATED_TOKENS)
 """For pages that do not sum up what has finished."""
-
-_NO_STEP: Final = (math.inf, math.inf)
-"""Number and time of the first step of none."""
 
 Counted = tuple[float, ...]
 """Values of a page by :class:`Meaning`, NaN where it has no such family."""
@@ -57,7 +56,7 @@ Counted = tuple[float, ...]
 
 @dataclass(slots=True)
 class _Sums:
-    """Of one process; all but the extremes add up."""
+    """Of one process; all but the two ends of what its requests span add up."""
 
     requests: float = 0.0
     prompt_tokens: float = 0.0
@@ -69,11 +68,6 @@ class _Sums:
     decoded_tokens: float = 0.0
     in_flight_s: float = 0.0
     prefill_tokens: float = 0.0
-    prefill_tokens_max: float = 0.0
-    ended_unseen_tokens: float = 0.0
-    steps: float = 0.0
-    first_step: tuple[float, float] = _NO_STEP
-    last_step: float = -math.inf
     decoding: float = 0.0
     ran: float = 0.0
     waited: float = 0.0
@@ -82,23 +76,10 @@ class _Sums:
 
     def add(self, other: _Sums) -> None:
         """Take in what another bucket or engine holds."""
+        began_s, ended_s = min(self.began_s, other.began_s), max(self.ended_s, other.ended_s)
         for each in fields(self):
-            both = _EXTREMES.get(each.name, float.__add__)
-            setattr(self, each.name, both(getattr(self, each.name), getattr(other, each.name)))
-
-    @property
-    def unseen_prefill_tokens(self) -> float:
-        """Most that steps of one process may have prefilled which are missing between its first and its last.
-
-        Of an earlier process with its name those are missing that were when it ended.
-        """
-        missing = self.last_step + 1 - self.first_step[0] - self.steps
-        return self.ended_unseen_tokens + (self.prefill_tokens_max * missing if missing > 0.0 else 0.0)
-
-    def forget_step_range(self) -> None:
-        """Another process with this name counts its steps from here on."""
-        self.steps, self.first_step, self.last_step = 0.0, _NO_STEP, -math.inf
-        self.ended_unseen_tokens = 0.0
+            setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
+        self.began_s, self.ended_s = began_s, ended_s
 
     def add_core(self, span: CoreSpan) -> None:
         """A request by its marks, if it was queued, had a first token and finished."""
@@ -142,17 +123,9 @@ class _Sums:
         prefill = np.maximum(steps["prefill_tokens"], 0).astype(np.float64)
         sane = (decoding >= 0) & (running + waiting <= _TOKENS_MAX) & (prefill <= _TOKENS_MAX)
         self.prefill_tokens += float(prefill[sane].sum())
-        self.prefill_tokens_max = max(self.prefill_tokens_max, float(prefill[sane].max(initial=0.0)))
         self.decoding += float(decoding[sane].sum())
         self.ran += float((running * decoding)[sane].sum())
         self.waited += float((waiting * decoding)[sane].sum())
-
-    def add_step_range(self, steps: StepColumns) -> None:
-        """The numbers of steps of one process."""
-        ids, first = steps["step_id"], steps["step_id"].argmin()
-        self.steps += len(ids)
-        self.first_step = min(self.first_step, (float(ids[first]), float(steps["unix_ns"][first])))
-        self.last_step = max(self.last_step, float(ids.max()))
 
     def add_counted(self, start: Counted, end: Counted) -> None:
         """What a server counted between two of its pages; what its page does not count is left out."""
@@ -189,23 +162,12 @@ class _Sums:
             self.waited += waiting * decoded
 
 
-_EXTREMES: Final[Mapping[str, Callable[[float, float], float]]] = {
-    "began_s": min,
-    "ended_s": max,
-    "prefill_tokens_max": max,
-    "first_step": min,
-    "last_step": max,
-}
-
-
 @dataclass(slots=True)
 class _Process:
     """What one process said, by the minute of its events, and when it was last heard of by our clock."""
 
     heard_unix_ns: int
     minutes: dict[int, _Sums] = field(default_factory=dict)
-    began_unix_ns: int = 0
-    """When the newest process with this name took its first step; 0 while there was one alone."""
 
     def at(self, unix_ns: int) -> _Sums:
         """The sums of the minute of an event; what is older than all that are kept goes with the oldest."""
@@ -213,35 +175,6 @@ class _Process:
         if minute not in self.minutes:
             self.minutes = {each: sums for each, sums in self.minutes.items() if each > minute - MINUTES}
         return self.minutes.setdefault(minute, _Sums())
-
-    def add_steps(self, steps: StepColumns) -> None:
-        """Steps in any order. One that is later than the first, and has no larger number, is of a new process."""
-        steps = steps[np.argsort(steps["unix_ns"], kind="stable")]
-        ids, unix_ns = steps["step_id"], steps["unix_ns"]
-        first = min((sums.first_step for sums in self.minutes.values()), default=_NO_STEP)
-        smallest = np.minimum.accumulate([first[0], *ids])[:-1]
-        starts = np.flatnonzero((ids <= smallest) & (unix_ns > min(first[1], unix_ns[0])))
-        if len(starts):  # of processes between the first and the last of them no step is missed
-            self._add(steps[: starts[0]])
-            self._begin(int(unix_ns[starts[-1]]))
-            steps = steps[starts[0] :]
-        self._add(steps)
-
-    def _add(self, steps: StepColumns) -> None:
-        minutes = steps["unix_ns"] // MINUTE_NS
-        for minute in np.unique(minutes).tolist():
-            sums, theirs = self.at(minute * MINUTE_NS), steps[minutes == minute]
-            sums.add_steps(theirs)
-            theirs = theirs[theirs["unix_ns"] >= self.began_unix_ns]
-            if len(theirs):
-                sums.add_step_range(theirs)
-
-    def _begin(self, unix_ns: int) -> None:
-        unseen = _sum_of(self.minutes.values()).unseen_prefill_tokens
-        for sums in self.minutes.values():
-            sums.forget_step_range()
-        self.at(unix_ns).ended_unseen_tokens = unseen
-        self.began_unix_ns = unix_ns
 
 
 class RecentLoad:
@@ -261,8 +194,9 @@ class RecentLoad:
             process.at(span.end_unix_ns).add_core(span)
         for request in telemetry.requests:
             process.at(request.end_unix_ns).add_request(request)
-        if len(telemetry.steps):
-            process.add_steps(telemetry.steps)
+        minutes = telemetry.steps["unix_ns"] // MINUTE_NS
+        for minute in np.unique(minutes).tolist():
+            process.at(minute * MINUTE_NS).add_steps(telemetry.steps[minutes == minute])
 
     def record_page(self, page: ScrapedPage) -> None:
         """Add what one server counted since its last page."""
@@ -303,7 +237,7 @@ class RecentLoad:
         for config in configs:
             processes = (self._processes.get(engine.instance) for engine in config.engines)
             heard = [process for process in processes if process is not None]
-            mix = _mix_of(heard)
+            mix = _mix_of(heard, prefill_told=config.telemetry in _PREFILL_TOLD)
             if mix is not None:
                 known[config.config_id] = mix
         return known
@@ -321,17 +255,17 @@ def _sum_of(many: Iterable[_Sums]) -> _Sums:
     return total
 
 
-def _mix_of(processes: Sequence[_Process]) -> WorkloadProfile | None:
+def _mix_of(processes: Sequence[_Process], *, prefill_told: bool) -> WorkloadProfile | None:
     """The mix of the last minutes, and of each of them where steps or pages tell whom a request met in it."""
     asked = [each for each in (_sum_of(process.minutes.values()) for process in processes) if each.requests]
-    total = _sum_of(asked)
+    total, hit = _sum_of(asked), 0.0
     if total.requests < REQUESTS_MIN:
         return None
     if not total.decoding:
         hit = min(1.0, total.cached_tokens / total.prompt_tokens)
         return _mean(total, hit, sum(map(_mean_in_flight, asked)) / len(asked), 0.0)
-    prefill_tokens = total.prefill_tokens + sum(each.unseen_prefill_tokens for each in asked)
-    hit = min(1.0, max(0.0, 1.0 - prefill_tokens / total.prompt_tokens))
+    if prefill_told:
+        hit = min(1.0, max(0.0, 1.0 - total.prefill_tokens / total.prompt_tokens))
 
     def of(sums: _Sums) -> WorkloadProfile:
         return _mean(sums, hit, sums.ran / sums.decoding, sums.waited / sums.decoding)

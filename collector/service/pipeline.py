@@ -377,10 +377,10 @@ class Pipeline:
             try:
                 return self._bank.learn(config_id, target, rows, engines)
             except Exception as error:  # noqa: BLE001 -- whatever a learner raises
-                self._put_config_aside(config_id, f"{target}: {type(error).__name__}")
+                self._quarantine(config_id, f"{target}: {type(error).__name__}")
         return Counter({RowOutcome.QUARANTINED: len(rows)})
 
-    def _put_config_aside(self, config_id: str, why: str) -> None:
+    def _quarantine(self, config_id: str, why: str) -> None:
         self._quarantined[config_id] = why
         self._bank.drop(config_id)
         _log.exception("configuration %s is quarantined: its learner raised", config_id)
@@ -460,7 +460,7 @@ class Pipeline:
             try:
                 targets = self._bank.targets(config_id, exact=exact)
             except Exception as error:  # noqa: BLE001 -- whatever a learner raises
-                self._put_config_aside(config_id, f"snapshot: {type(error).__name__}")
+                self._quarantine(config_id, f"snapshot: {type(error).__name__}")
         step = targets.get(Target.STEP_TIME.value)
         queueings = [emitter.api_queueing for emitter in emitters]
         api = with_fallbacks(targets.pop(Target.API_QUEUEING.value, None), queueings, step, hits_hidden=hits_hidden)

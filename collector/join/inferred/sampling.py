@@ -50,6 +50,7 @@ _STRAY = 3
 """Written rates that are left out, of the latest spans."""
 _UNEVEN = 4.0
 _EXPORTS_LATEST, _EXPORTS_NEWEST, _TURNS_MIN = 32, 8, 4
+"""Two senders that share the load evenly turn half of the time; one that reconnects turns once."""
 _TOO_FEW_TRACES = "too few requests have ended to tell whether spans are sampled"
 LEFT_TO_CALLERS = (
     "those who send the requests decide which of them have spans, by a rule that need not show; "

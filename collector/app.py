@@ -64,7 +64,7 @@ from collector.runtime.http import HttpServer, page_handler
 from collector.service import (
     Durability,
     EventTime,
-    MemoryRelief,
+    MemoryLimiter,
     Pipeline,
     Publisher,
     SnapshotWriter,
@@ -132,13 +132,13 @@ class Sidecar:
             record=self._record,
             batch_s=min(BATCH_S, config.publish_interval_s, config.idle_timeout_s / 4),
         )
-        self._kv = Subscriber(KV_FEED, config, metrics, clock, self._io, health, self.queue.nudge)
-        self._fpm = Subscriber(FPM_FEED, config, metrics, clock, self._io, health, self.queue.nudge)
+        self._kv = Subscriber(KV_FEED, config, metrics, clock, self._io, health, self.queue.notify)
+        self._fpm = Subscriber(FPM_FEED, config, metrics, clock, self._io, health, self.queue.notify)
         self._scraper = Scraper(config, clock, partial(metrics.add, table.SCRAPES, 1, "counters"), self._io, health)
         self._memory = self._make_memory_relief(clock)
         self._grpc, self._http = self._make_receivers(clock)
         self._pages = self._make_pages(clock)
-        self._event_time = EventTime(self.pipeline, metrics, clock, self.queue.unread_ns)
+        self._event_time = EventTime(self.pipeline, metrics, clock, self.queue.queue_age_ns)
         self._parts: tuple[Part, ...] = (
             self._pages,
             self._keeper,
@@ -247,13 +247,13 @@ class Sidecar:
             on_death=on_death,
         )
 
-    def _make_memory_relief(self, clock: Clock) -> MemoryRelief:
+    def _make_memory_relief(self, clock: Clock) -> MemoryLimiter:
         limit = limit_bytes(self.config.memory_limit_mib, cgroup_limit_bytes())
         self.metrics.set(table.CAPACITY_BYTES, limit or 0, "memory")
         # gRPC holds a message twice for a moment, and what is on its way comes on top of what is in use
         room = 2 * (self.config.message_max_mib << 20)
         guard = MemoryGuard(limit and max(limit - room, limit // 2), resident_bytes)
-        return MemoryRelief(guard, self._shed_memory, health=self.health, clock=clock)
+        return MemoryLimiter(guard, self._shed_memory, health=self.health, clock=clock)
 
     def _shed_memory(self) -> None:
         self.pipeline.shed_memory()
@@ -382,7 +382,7 @@ def check_config(config: Config, clock: Clock) -> None:
         TokenFile(config.pages_token_file, "pages_token_file", clock)
 
 
-def remarks_on_config(config: Config) -> list[str]:
+def config_hints(config: Config) -> list[str]:
     """What a start here would do otherwise than configured; nothing where its directory is not on this machine."""
     if config.durability != "log":
         return []

@@ -488,10 +488,10 @@ def configuration() -> None:
 @json_option
 def config_check(*, config: Config, in_json: bool) -> int:
     """Check the configuration, and print what holds with a mark at what is not the default."""
-    from collector.app import check_config, remarks_on_config  # noqa: PLC0415
+    from collector.app import check_config, config_hints  # noqa: PLC0415
 
     check_config(config, SystemClock())
-    for remark in remarks_on_config(config):
+    for remark in config_hints(config):
         note(f"warning: {remark}")
     tree, usual = config_tree(config), config_tree(load(None, {}, config.profile))
     if in_json:

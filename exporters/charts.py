@@ -210,7 +210,7 @@ def _values(history: HistoryView, name: str) -> list[_Point]:
     place = history.features.index(name) if name in history.features else None
     return [
         (each.at_ns / 1e9, value, each.stderr[place])
-        for each in history.course
+        for each in history.points
         if place is not None and (value := each.coefficient[place]) is not None
     ]
 

@@ -220,13 +220,13 @@ LIMIT_WORDS = {
 class Answer(NamedTuple):
     """An answer with the configuration that it is of, and the question with the context that was assumed.
 
-    ``silent_unix_nano`` is when its engines were last heard of, 0 while they send.
+    ``idle_since_unix_nano`` is when its engines were last heard of, 0 while they send.
     """
 
     config: Config
     question: Question
     said: Prediction | RequestEstimate | Plan
-    silent_unix_nano: int
+    idle_since_unix_nano: int
 
     @property
     def at(self) -> Prediction | RequestEstimate:
@@ -281,8 +281,8 @@ class Answer(NamedTuple):
         """Why it should be taken with care: a few words, and what."""
         for reason in self.config.reasons:
             yield self.config.verdict.state, reason
-        if self.silent_unix_nano:
-            yield "its engines are silent", f"last heard of {minute(self.silent_unix_nano)}"
+        if self.idle_since_unix_nano:
+            yield "its engines are silent", f"last heard of {minute(self.idle_since_unix_nano)}"
         if self.at.extrapolated:
             limits = {**self.config.limits._asdict(), **self.question.assumed}
             ranges = {name: f"{low:,.0f} to {high:,.0f} seen" for name, (low, high) in self.config.verdict.seen.items()}
@@ -300,8 +300,8 @@ class Answer(NamedTuple):
         if config.at_unix_nano is not None:
             decode, prefill = config.level or (1.0, 1.0)
             about["level"] = {"decode": decode, "prefill": prefill, "age_s": config.level_age_s}
-        if self.silent_unix_nano:
-            about["silent_since_unix_nano"] = self.silent_unix_nano
+        if self.idle_since_unix_nano:
+            about["silent_since_unix_nano"] = self.idle_since_unix_nano
         if isinstance(self.at, RequestEstimate):
             about["missing"] = config.missing
         return as_json({**about, **tree_of(self.said)})

@@ -59,7 +59,7 @@ from online import HistoryView, ReplicaSnapshot, Snapshot
 from tracefit import NotFoundError, Problem, TracefitError, Verdict, distinctions, term_text
 
 LOSSES = ("refused", "failed", "skipped", "dropped", "evicted", "errors", "late", "lost", "rejected", "withheld")
-NO_LOSSES = ("accepted", "learned", "taken", "done", "sent", "left_out")
+NO_LOSSES = ("accepted", "learned", "read", "done", "sent", "left_out")
 """Outcomes that are no loss."""
 MAX_OVERVIEW = 200
 """Configurations that the page judges and lists; the others are in /snapshot."""

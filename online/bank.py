@@ -33,7 +33,7 @@ from .rows import RowBlock, RowOutcome, Target
 from .snapshot import TargetSnapshot
 from .state import LEARNERS, Lineage, LineageLedger, StateError, Tree, decode, encode, part_of_tree, refusing
 
-SILENT_NS = 3_600 * 10**9
+IDLE_NS = 3_600 * 10**9
 
 
 @dataclass(slots=True)
@@ -41,8 +41,8 @@ class Configuration:
     """What is known of one configuration; it is learned, or described only.
 
     ``priors``: coefficients that its models may start from. ``learned``: whether it has a place among those that are
-    learned. ``heard_ns``: event time of its newest row, even one that was refused, or restart; of a restored one that
-    it learned from.
+    learned. ``last_seen_ns``: event time of its newest row, even one that was refused, or restart; of a restored
+    one that it learned from.
     """
 
     targets: dict[Target, TargetState] = field(default_factory=dict)
@@ -50,7 +50,7 @@ class Configuration:
     priors: Priors = field(default_factory=dict)
     lineage: Lineage = field(default_factory=Lineage)
     learned: bool = False
-    heard_ns: int = 0
+    last_seen_ns: int = 0
 
     def add(self, other: Configuration) -> None:
         """Add what another one knows, which is used up."""
@@ -63,7 +63,7 @@ class Configuration:
                 if self.targets.setdefault(target, state) is not state:
                     self.targets[target].add(state, engines)
         self.lineage.add(other.lineage)
-        self.heard_ns = max(self.heard_ns, other.heard_ns)
+        self.last_seen_ns = max(self.last_seen_ns, other.last_seen_ns)
 
     def drop_outgrown(self, facts: Facts) -> None:
         """Targets that learned by other columns than these facts make, say before experts were known, begin anew."""
@@ -134,18 +134,18 @@ class Bank:
 
     def _has_place(self, config_id: str, unix_ns: int) -> bool:
         """Whether it is learned, or may be from now on; who makes room for it is gone then."""
-        long_ago_ns = unix_ns - SILENT_NS
+        long_ago_ns = unix_ns - IDLE_NS
         if not self._get(config_id).learned and len(taken := self.configs()) >= self.settings.configs_max:
-            silent = [each for each in taken if self._known[each].heard_ns < long_ago_ns]
+            silent = [each for each in taken if self._known[each].last_seen_ns < long_ago_ns]
             if not silent:
                 self.refused[config_id] = max(unix_ns, self.refused.pop(config_id, 0))
                 while len(self.refused) > ENGINES_MAX or next(iter(self.refused.values())) < long_ago_ns:
                     self.refused.popitem(last=False)
                 return False
-            self.drop(min(silent, key=lambda each: self._known[each].heard_ns))
+            self.drop(min(silent, key=lambda each: self._known[each].last_seen_ns))
         self.refused.pop(config_id, None)
         known = self._known.setdefault(config_id, Configuration())
-        known.heard_ns = max(known.heard_ns, unix_ns)
+        known.last_seen_ns = max(known.last_seen_ns, unix_ns)
         return True
 
     def _get(self, config_id: str) -> Configuration:
@@ -202,19 +202,19 @@ class Bank:
             mine.priors = mine.priors or known.priors
         mine.add(known)
 
-    def inherit(self, config_id: str, donor_id: str) -> None:
+    def warm_start(self, config_id: str, donor_id: str) -> None:
         """A configuration changed: start the new one's models with the old one's coefficients as the prior."""
         donor = self._get(donor_id)
         if donor.learned and donor_id != config_id:
             self._known.setdefault(config_id, Configuration()).start_from(priors_of(self.statistics(donor_id)))
             old = donor.targets.get(Target.STEP_TIME)
-            if old is not None and self._has_place(config_id, donor.heard_ns):
-                self._target(config_id, Target.STEP_TIME).succeed(old)
+            if old is not None and self._has_place(config_id, donor.last_seen_ns):
+                self._target(config_id, Target.STEP_TIME).warm_start(old)
 
     def mark_restart(self, config_id: str, at_ns: int) -> None:
         """An engine of it was restarted at this event time; no row of it may have come yet."""
         if self._has_place(config_id, at_ns):
-            self._target(config_id, Target.STEP_TIME).history.course.mark(ChangeKind.RESTART, at_ns)
+            self._target(config_id, Target.STEP_TIME).history.coefficients.mark(ChangeKind.RESTART, at_ns)
 
     def add_donors(self, data: bytes) -> int:
         """Learn what other configurations may start from out of a state file; how many donors it held."""
@@ -267,7 +267,7 @@ class Bank:
         Reading changes nothing, so rows that wait for the end of their block are learned by a copy, which costs more
         than all else a reader of every second asks for: only the first rows are told so.
         """
-        at_once = state.is_told_at_once()
+        at_once = state.is_reported_at_once()
         version = (state.changes, len(state.cutter) if at_once else 0)
         known, snapshot = self._told.get(state, (None, None))
         if known != version:
@@ -331,7 +331,7 @@ class Bank:
                     one = fresh._target(config_id, Target(target))
                     one.from_state(own)
                     left_out += [f"{config_id}/{target}/{name}" for name in one.left_out]
-                    known.heard_ns = max(known.heard_ns, one.last_ns)
+                    known.last_seen_ns = max(known.last_seen_ns, one.last_ns)
         self._known, self.learned_rows = fresh._known, fresh.learned_rows
         return left_out
 

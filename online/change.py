@@ -77,11 +77,11 @@ from .constants import (
     ENGINES_MAX,
     FEW_ROWS,
     HALF_LIFE_STEPS,
+    IDLE_GAP_NS,
     MEAN_ABS_TO_SD,
     MEMORY_ROWS,
     NOISE_ROWS,
     QUIETEST,
-    SILENCE_NS,
     START_ROWS,
     SURE_SD,
     WORTH,
@@ -172,14 +172,14 @@ class ChangeTest(Stateful):
     Attributes:
         waiting: e, weight and end of rows that do not fill a block yet, (n, 3).
         medians, ends_ns: m and the end of the last blocks.
-        usual, blocks: w and k.
+        mean_abs, blocks: w and k.
     """
 
-    SAVED = ("waiting", "medians", "ends_ns", "usual", "blocks", "alarm")
+    SAVED = ("waiting", "medians", "ends_ns", "mean_abs", "blocks", "alarm")
 
     def __init__(self, detector: str, rows: int) -> None:
         self._detector, self._rows = detector, rows
-        self.usual, self.blocks = _USUAL_MIN, 0
+        self.mean_abs, self.blocks = _USUAL_MIN, 0
         self.restart()
 
     def restart(self) -> None:
@@ -202,9 +202,9 @@ class ChangeTest(Stateful):
         return None
 
     def _test(self, m: float, share: float, end_ns: float) -> Change | None:
-        said, scale = share * m, max(self.usual, _USUAL_MIN)
+        said, scale = share * m, max(self.mean_abs, _USUAL_MIN)
         rate = 1.0 / min(self.blocks + FEW_ROWS, MEMORY_ROWS)
-        self.usual += rate * (MEAN_ABS_TO_SD * min(abs(said), _Z_MAX * self.usual) - self.usual)
+        self.mean_abs += rate * (MEAN_ABS_TO_SD * min(abs(said), _Z_MAX * self.mean_abs) - self.mean_abs)
         self.blocks += 1
         alarm, memory = self.alarm.update(min(max(said / scale, -_Z_MAX), _Z_MAX)), self.alarm.memory
         self.medians, self.ends_ns = [*self.medians, m][-memory:], [*self.ends_ns, end_ns][-memory:]
@@ -261,15 +261,15 @@ class EngineRows(Stateful):
 
     def add(self, x: Floats, elapsed_us: Floats, weight: Floats, end_ns: int) -> None:
         """Add rows x (n, p) of these times and weights (n,) to the statistics."""
-        left = 0.5 ** (max(end_ns - self.learned_ns, 0) / SILENCE_NS)
+        left = 0.5 ** (max(end_ns - self.learned_ns, 0) / IDLE_GAP_NS)
         weighted = weight[:, None] * x
         self.a, self.b = left * self.a + weighted.T @ x, left * self.b + weighted.T @ elapsed_us
         self.learned, self.learned_ns = self.learned + len(x), end_ns
 
-    def level(self, usual: Floats, first_cell: int) -> float:
+    def level(self, reference: Floats, first_cell: int) -> float:
         """Median beside what their cells usually take, (512,), of cells from one on; 0 where there is none."""
         of = self.cell >= first_cell
-        return median_of((self.log_y - usual[self.cell])[of]) if of.any() else 0.0
+        return median_of((self.log_y - reference[self.cell])[of]) if of.any() else 0.0
 
 
 class Engines(Stateful):
@@ -301,7 +301,7 @@ class Engines(Stateful):
             rows.log_y = np.append(rows.log_y, log_y[own])[-2 * NOISE_ROWS :]
             rows.last_ns = end_ns
         heard = sorted(self.rows.items(), key=lambda each: each[1].last_ns)[-ENGINES_MAX:]
-        self.rows = {number: rows for number, rows in heard if rows.last_ns >= end_ns - SILENCE_NS}
+        self.rows = {number: rows for number, rows in heard if rows.last_ns >= end_ns - IDLE_GAP_NS}
 
     def add(self, block: Design, elapsed_us: Floats, weight: Floats) -> None:
         """Rows of a block with times and weights (n,), to their engines' statistics; of a lone engine nobody asks."""
@@ -310,9 +310,9 @@ class Engines(Stateful):
             if own.any():
                 rows.add(block.x[own], elapsed_us[own], weight[own], int(block.end_ns[-1]))
 
-    def odd(self, usual: Floats) -> OutlierEngine | None:
+    def outlier(self, reference: Floats) -> OutlierEngine | None:
         """The one that differs most, by what cells usually take, (512,); None where fewer than two count."""
-        levels = self._levels(usual, 0)
+        levels = self._levels(reference, 0)
         if len(levels) < 2:  # noqa: PLR2004 -- an engine and another one
             return None
         beside = {
@@ -322,18 +322,18 @@ class Engines(Stateful):
         number = max(beside, key=lambda each: (abs(beside[each]), beside[each]))
         return OutlierEngine(number, math.exp(beside[number]))
 
-    def confirm(self, gain: float, usual: Floats, first_cell: int = 0) -> bool:
+    def confirm(self, gain: float, reference: Floats, first_cell: int = 0) -> bool:
         """Whether a change by this log gain, of cells from one on, is one of most of them and leaves them alike."""
-        odd = self.odd(usual)
+        odd = self.outlier(reference)
         if odd is None:
             return True
-        sign, levels = math.copysign(1.0, gain), self._levels(usual, first_cell).values()
+        sign, levels = math.copysign(1.0, gain), self._levels(reference, first_cell).values()
         showing = sum(sign * level > 0.5 * abs(gain) for level in levels)
         return not odd.differs and 2 * showing > len(levels)
 
-    def _levels(self, usual: Floats, first_cell: int) -> dict[int, float]:
+    def _levels(self, reference: Floats, first_cell: int) -> dict[int, float]:
         counting = ((number, rows) for number, rows in self.rows.items() if len(rows.cell) >= FEW_ROWS)
-        return {number: rows.level(usual, first_cell) for number, rows in counting}
+        return {number: rows.level(reference, first_cell) for number, rows in counting}
 
 
 # ------------------------------------------------------------------- the monitor
@@ -393,7 +393,7 @@ class ChangeMonitor(Stateful):
             self.calm_beta = beta[: len(self._names)].copy()
             self.calm = shapes.without_phases(beta, len(self._names))
         cell, end_ns = block.cell[known], block.end_ns[known]
-        log_ratio, usual = log_ratio[known], shapes.usual(cell, beta)
+        log_ratio, usual = log_ratio[known], shapes.mean_log_ratio(cell, beta)
         e = log_ratio - usual * believed(shapes.rows[cell])
         weight = 1.0 / (1.0 + np.square(shapes.reach(cell, block.x[known], beta) / WORTH))
         self.engines.learn(block.engine[known], cell, log_ratio - usual + shapes.log_y[cell], int(block.end_ns[-1]))
@@ -463,14 +463,14 @@ class ChangeMonitor(Stateful):
                 moves = dict(_hypotheses(self.before, self._names))[moved.name]
                 shapes.follow(self.reference, self.before, self.before + moved.added * moves, beta)
 
-    def odd_engine(self, shapes: ShapeFactors) -> OutlierEngine | None:
+    def outlier_engine(self, shapes: ShapeFactors) -> OutlierEngine | None:
         """The engine that differs most from the others of its configuration; None where fewer than two count."""
-        return self.engines.odd(shapes.log_y)
+        return self.engines.outlier(shapes.log_y)
 
     def snapshot(self, shapes: ShapeFactors) -> DriftSnapshot:
         """The confirmed changes; a suspicion is not published."""
         began_ns, gain = (self.began_ns, self.gain) if self.confirmed else (None, None)
-        odd = self.odd_engine(shapes)
+        odd = self.outlier_engine(shapes)
         return DriftSnapshot(
             last_unix_nano=began_ns,
             last_within_s=self.within_ns / 1e9 if self.confirmed else None,

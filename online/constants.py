@@ -33,7 +33,7 @@ VALUE_MAX = 1e12
 # Guess: share of the evidence that a confirmed change of speed leaves.
 ALARM_KEEP = 0.02
 # Guess: without a row for ten minutes an engine is silent.
-SILENCE_NS = 600_000_000_000
+IDLE_GAP_NS = 600_000_000_000
 # Guard: memory; of one configuration.
 ENGINES_MAX = 4096
 # Guess: a difference of 5 % is worth telling.

@@ -159,11 +159,11 @@ class ResidualModel(Stateful):
         learned, passed: rows seen in all, and rows between them.
         active: whether d is part of what is published.
         seen_rows: those since the model last started over.
-        standing: d of the last row that was seen.
+        last_value: d of the last row that was seen.
         contest: between 0, as if it added nothing, and d.
     """
 
-    SAVED = ("learned", "passed", "rate_limit", "active", "seen_rows", "standing", "contest", "model")
+    SAVED = ("learned", "passed", "rate_limit", "active", "seen_rows", "last_value", "contest", "model")
 
     def __init__(self, rows_per_s: float) -> None:
         self.learned = self.passed = 0
@@ -171,21 +171,21 @@ class ResidualModel(Stateful):
         self._start_over()
 
     def _start_over(self) -> None:
-        self.active, self.seen_rows, self.standing = False, 0, 0.0
+        self.active, self.seen_rows, self.last_value = False, 0, 0.0
         self.model, self.contest = Regression(), Contest(2)
 
     def learn(self, rows: RowBlock, left: Floats) -> Floats:
         """Rows and their e, (n,); d of each by what was known before it, (n,)."""
-        seen, told = self.rate_limit.pick(rows.end_ns), np.array([self.standing])
+        seen, told = self.rate_limit.pick(rows.end_ns), np.array([self.last_value])
         if len(seen):
             shown = rows.take(seen)
             told = np.append(told, self.model.learn(CONTEXT.evaluate(shown) / shown.steps[:, None], left[seen]))
             if not np.isfinite(told).all():
                 self._start_over()
                 told = np.nan_to_num(told, posinf=0.0, neginf=0.0)
-        standing = np.clip(told, -RESIDUAL_MAX, RESIDUAL_MAX)
-        self.standing = float(standing[-1])
-        added = np.repeat(standing, np.diff(seen, prepend=0, append=len(left)))
+        last_value = np.clip(told, -RESIDUAL_MAX, RESIDUAL_MAX)
+        self.last_value = float(last_value[-1])
+        added = np.repeat(last_value, np.diff(seen, prepend=0, append=len(left)))
         published = added if self.active else np.zeros_like(added)
         self.contest.learn(np.stack((np.zeros_like(added), added)), left, len(seen) / len(left))
         self.learned += len(seen)
@@ -197,7 +197,7 @@ class ResidualModel(Stateful):
     def snapshot(self) -> CorrectionSnapshot:
         """What it adds to the published prediction now."""
         rows = {CorrectionOutcome.LEARNED.value: self.learned, CorrectionOutcome.THINNED.value: self.passed}
-        factor = math.exp(self.standing) if self.active else 1.0
+        factor = math.exp(self.last_value) if self.active else 1.0
         return CorrectionSnapshot(learner="river:residual", active=self.active, factor=factor, rows=rows)
 
     def add(self, other: ResidualModel) -> None:

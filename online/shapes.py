@@ -83,14 +83,14 @@ class ShapeFactors(Stateful):
         known: Mask = (self.rows[cell] >= FEW_ROWS) & ~self.stale[cell]
         return known
 
-    def usual(self, ids: Ints, beta: Floats) -> Floats:
+    def mean_log_ratio(self, ids: Ints, beta: Floats) -> Floats:
         """U_c of these shapes, (g,)."""
         predicted: Floats = self.x[ids] @ beta
         return self.log_y[ids] - np.log(np.maximum(predicted, TINY_US))
 
     def log_factors(self, ids: Ints, beta: Floats) -> Floats:
         """Log F of these shapes, (g,); 0 where there are no rows."""
-        return self.usual(ids, beta) * believed(self.rows[ids])
+        return self.mean_log_ratio(ids, beta) * believed(self.rows[ids])
 
     def snapshot(self, beta: Floats, names: Sequence[str]) -> dict[str, ShapeFactorSnapshot]:
         """Factor of each shape that was seen, by name, and the usual work of such a step, to four digits.
@@ -160,7 +160,7 @@ class ShapeFactors(Stateful):
             self.x[ids[k]] = x[rows].mean(axis=0)
             first = min(max(median_of(log_ratio[rows]), -_FIRST_CLIP), _FIRST_CLIP)
             self.log_y[ids[k]] = first + math.log(max(float(self.x[ids[k]] @ beta), TINY_US))
-        usual = self.usual(ids, beta)
+        usual = self.mean_log_ratio(ids, beta)
         limit = np.where(before < FEW_ROWS, _FIRST_CLIP, _CLIP * np.maximum(spread, QUIETEST)).repeat(count)
         e = np.minimum(np.maximum(log_ratio - usual.repeat(count), -limit), limit)
         rate = count / (np.minimum(before, MEMORY_ROWS) + count)
@@ -170,7 +170,7 @@ class ShapeFactors(Stateful):
         self.spread[ids] = spread * (1.0 - rate) + MEAN_ABS_TO_SD * share * np.add.reduceat(np.abs(e), starts)
         self.rows[ids] = before + count
 
-    def shift(self, gain: float, *, prefill: bool) -> None:
+    def rescale(self, gain: float, *, prefill: bool) -> None:
         """All shapes, or those with prefill, take longer by this log gain; what each of them takes is relearned.
 
         Those with prefill begin anew: what made most steps slower may make them slower by far less.
@@ -186,7 +186,7 @@ class ShapeFactors(Stateful):
         p = len(after)
         self.x[ids, :p] = then.x[ids]
         after_us = then.x[ids] @ after + self.x[ids, p:] @ beta[p:]
-        self.log_y[ids] = then.usual(ids, before) + np.log(np.maximum(after_us, TINY_US))
+        self.log_y[ids] = then.mean_log_ratio(ids, before) + np.log(np.maximum(after_us, TINY_US))
         self.rows[ids] = np.minimum(then.rows[ids], 2.0 * NOISE_ROWS)
         self.stale[ids] = False
 
@@ -209,7 +209,7 @@ class ShapeFactors(Stateful):
 
     def without_phases(self, beta: Floats, p: int) -> ShapeFactors:
         """A copy of the same factors, that has the first p columns alone; beta: of all columns."""
-        copied, usual = ShapeFactors(p), self.usual(np.arange(CELLS), beta)
+        copied, usual = ShapeFactors(p), self.mean_log_ratio(np.arange(CELLS), beta)
         copied.rows, copied.x = np.where(self.stale, 0.0, self.rows), self.x[:, :p].copy()
         copied.log_y = usual + np.log(np.maximum(copied.x @ beta[:p], TINY_US))
         return copied

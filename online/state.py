@@ -42,7 +42,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from online.constants import ENGINES_MAX, SILENCE_NS
+from online.constants import ENGINES_MAX, IDLE_GAP_NS
 
 MAGIC = b"tracefit.state/1\n"
 # Format: of the state file.
@@ -283,13 +283,13 @@ class Lineage:
     def record(self, engine: str, end_ns: NDArray[np.int64]) -> None:
         """Rows (n,) were learned."""
         times = np.sort(end_ns)
-        for part in np.split(times, np.flatnonzero(np.diff(times) > SILENCE_NS) + 1):
+        for part in np.split(times, np.flatnonzero(np.diff(times) > IDLE_GAP_NS) + 1):
             self._extend(engine, (int(part[0]), int(part[-1]), len(part)))
 
     def _extend(self, engine: str, span: Span) -> None:
         apart = []
         for other in self.engines.get(engine, ()):
-            if other[0] - span[1] > SILENCE_NS or span[0] - other[1] > SILENCE_NS:
+            if other[0] - span[1] > IDLE_GAP_NS or span[0] - other[1] > IDLE_GAP_NS:
                 apart.append(other)
             else:
                 span = _joined(other, span)

@@ -369,8 +369,8 @@ class ClosedLoop:
             prefills = Prefills(running, work.output, work.uncached, steps.budget_of(running))
             others = work.uncached * prefills.ended(prefills.mean())
         pieces = (others,) if steps.of_means else (own, others) if tokens else (own,)
-        untold = steps.untold(own, running, held) if steps.of_means else ()
-        names = [*untold, *(name for piece in pieces for name in steps.outside(piece, running, held))]
+        unknown_columns = steps.unknown_columns(own, running, held) if steps.of_means else ()
+        names = [*unknown_columns, *(name for piece in pieces for name in steps.outside(piece, running, held))]
         guessed = {
             "prompt_tokens": work.prompt > steps.budget_of(running) + ATTENTION_TOKENS,
             "max_num_batched_tokens": at.k > _BUDGET_DECIDES and self.limits.max_num_batched_tokens is None,
@@ -393,7 +393,7 @@ class ClosedLoop:
             per_s * work.output,
             at.prefill_bound,
             outside,
-            steps.usable(outside, pieces[0], running, held) and not untold and not any(guessed.values()),
+            steps.usable(outside, pieces[0], running, held) and not unknown_columns and not any(guessed.values()),
             self._burst(work, round(running), in_flight / running, e2e, first),
         )
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from .exceptions import FINITE_MAX, LoadError, printable
-from .selection import SILENT_NS
+from .selection import IDLE_NS
 from .speed_change import OUTLIERS_NAMED, OutlierReplica, SpeedChange
 
 SCHEMA = "tracefit.snapshot/1"
@@ -258,7 +258,7 @@ class Verdict(NamedTuple):
 
     def silent_since(self, now_unix_nano: int) -> int:
         """When its engines were last heard of, if they are gone: replaced, or silent for ten minutes. Else 0."""
-        is_gone = self.replaced or now_unix_nano - self.last_heard_unix_nano > SILENT_NS
+        is_gone = self.replaced or now_unix_nano - self.last_heard_unix_nano > IDLE_NS
         return self.last_heard_unix_nano if is_gone else 0
 
     def problems(self, now_unix_nano: int) -> tuple[Problem, ...]:

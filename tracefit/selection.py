@@ -3,7 +3,7 @@
 Where several fit, those whose engines are alive are meant. A snapshot also holds what was learned of engines that are
 gone: after a restart of vLLM with another flag the old configuration stands beside the new one for good. Where both
 ran on one machine, the snapshot says that the new one has replaced it. Else silence tells: a configuration is silent if
-another one that fits was heard of more than ``SILENT_NS`` later. No clock is read, so the same snapshot always gives
+another one that fits was heard of more than ``IDLE_NS`` later. No clock is read, so the same snapshot always gives
 the same answer.
 """
 
@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from .exceptions import NotFoundError
 
-SILENT_NS = 600_000_000_000
+IDLE_NS = 600_000_000_000
 """Ten minutes. Telemetry of an engine that serves comes every few seconds, request spans at the latest when the longest
 request ends. Clocks of two machines may differ by five minutes, beyond which their events are not taken."""
 
@@ -48,12 +48,12 @@ _TELLING = {
 class Identity(NamedTuple):
     """What one configuration is chosen and named by.
 
-    ``heard_unix_nano``: when it was last heard of, 0 where nobody knows. ``replaced``: its server sends another now.
+    ``last_seen_unix_nano``: when it was last seen, 0 where nobody knows. ``replaced``: its server sends another now.
     """
 
     config_id: str
     facts: Mapping[str, object]
-    heard_unix_nano: int = 0
+    last_seen_unix_nano: int = 0
     replaced: bool = False
 
 
@@ -111,7 +111,7 @@ def distinctions(identities: Sequence[Identity]) -> list[tuple[str, ...]]:
     return [
         (
             *(_TELLING[key].format(each.facts[key]) for key in telling[_spoken(each)] if key in each.facts),
-            *((f"silent since {minute(each.heard_unix_nano)}",) if index in silent else ()),
+            *((f"silent since {minute(each.last_seen_unix_nano)}",) if index in silent else ()),
         )
         for index, each in enumerate(identities)
     ]
@@ -124,11 +124,11 @@ def _telling(alike: Sequence[Mapping[str, object]]) -> list[str]:
 
 
 def _silent(among: Mapping[int, Identity]) -> set[int]:
-    newest = max((each.heard_unix_nano for each in among.values()), default=0)
+    newest = max((each.last_seen_unix_nano for each in among.values()), default=0)
     return {
         index
         for index, each in among.items()
-        if each.replaced or (each.heard_unix_nano and newest - each.heard_unix_nano > SILENT_NS)
+        if each.replaced or (each.last_seen_unix_nano and newest - each.last_seen_unix_nano > IDLE_NS)
     }
 
 

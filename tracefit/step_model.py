@@ -141,7 +141,7 @@ class StepModel:
             for column, each in zip(self._columns, coefficients, strict=True)
             if each.reason == "collinear" and not each.value
         )
-        self._untold = [(column, _UNTOLD_MAX * each.mean) for column, each in alike if each.mean is not None]
+        self._unknown_columns = [(column, _UNTOLD_MAX * each.mean) for column, each in alike if each.mean is not None]
         self.of_means = of_means(config.telemetry)
         self.mean_factor = 1.0 if self.of_means else min(max(target.mean_factor, 0.5), 2.0)
         self._strata = visited_strata(target, config.telemetry)
@@ -250,14 +250,14 @@ class StepModel:
             return not self.reasons
         terms = self.coefficients.terms(prefill, requests, context)
         least = 0.1 * sum(terms)
-        return not self.untold(prefill, requests, context) and all(
+        return not self.unknown_columns(prefill, requests, context) and all(
             carries or terms[column] < least for carries, column in zip(self._carries, self._columns, strict=True)
         )
 
-    def untold(self, prefill: float, requests: float, context: float) -> tuple[str, ...]:
+    def unknown_columns(self, prefill: float, requests: float, context: float) -> tuple[str, ...]:
         """Of what the step has much more than usual that was never seen without something else."""
         work = self.coefficients.work(prefill, requests, context)
-        return tuple(_COLUMNS[column] for column, most in self._untold if work[column] > most)
+        return tuple(_COLUMNS[column] for column, most in self._unknown_columns if work[column] > most)
 
     # ---------------------------------------------------------------- many steps
 

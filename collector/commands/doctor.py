@@ -39,7 +39,7 @@ _LOSSES = (
     (table.ROWS, "rows were not learned from"),
     (table.PLUGIN_LOST, "items were lost by the plugin"),
 )
-_KEPT = {table.ACCEPTED, RowOutcome.LEARNED, PullOutcome.TAKEN}
+_KEPT = {table.ACCEPTED, RowOutcome.LEARNED, PullOutcome.READ}
 """Outcomes that are no loss."""
 
 
@@ -199,7 +199,7 @@ def _reception(samples: Samples, detail: Mapping[str, Any], nothing_yet: Advice)
         yield Finding(GOOD if sources.keys() == {PullOutcome.MERGED} else FAIR, "pulling", f"sources of states: {said}")
         return
     spans = samples.total(table.SPANS, outcome=table.ACCEPTED)
-    pages = samples.total(table.SCRAPES, of="counters", outcome=PullOutcome.TAKEN)
+    pages = samples.total(table.SCRAPES, of="counters", outcome=PullOutcome.READ)
     unanswered = _lost(samples, table.SCRAPES, of="counters")
     if spans or pages:
         yield Finding(GOOD, "receiving", f"{spans:,.0f} spans and {pages:,.0f} pages since its start")

@@ -163,7 +163,7 @@ _STATE_CHARS_MAX = 512
 """Of a tracestate (W3C Trace Context)."""
 
 
-def kept_share(trace_state: str) -> float | None:
+def sampling_rate(trace_state: str) -> float | None:
     """Share of traces that a consistent sampler keeps, by the threshold that it writes; None where there is none.
 
     It is above 0: what is subtracted stays a whole number, for a float has no room for 56 bits beside a one.
@@ -199,7 +199,7 @@ def request_span(span: Span, said: Mapping[str, Value]) -> RequestSpan:
         arrival_unix_ns=span.start_time_unix_nano,
         end_unix_ns=span.end_time_unix_nano,
         model=next((str(said[key]) for key in words.MODELS if key in said), "")[: words.FACT_LENGTH_MAX],
-        kept_share=kept_share(span.trace_state) if span.trace_state else None,
+        sampling_rate=sampling_rate(span.trace_state) if span.trace_state else None,
         has_caller=bool(span.parent_span_id),
         **told,
     )

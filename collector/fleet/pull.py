@@ -37,7 +37,7 @@ from online import Bank, ConfigSnapshot, Snapshot, StateError, TargetSnapshot, m
 from online.state import Lineage, LineageLedger
 from online.transfer import HIDES_HITS
 
-from .sources import StateFetcher, check_sources, look, sentence
+from .sources import StateFetcher, check_sources, find_targets, sentence
 
 
 def merge_files(paths: Sequence[Path], out: Path, config: Config, snapshot: Path | None = None) -> int:
@@ -295,7 +295,7 @@ class Puller:
     def pull(self, *, is_shown: bool = False) -> Pulled:
         """Ask every source, merge, write; if shown, with how many were asked."""
         assert self._fetcher is not None, "pull comes after start"  # noqa: S101
-        places = look(self._options.sources)
+        places = find_targets(self._options.sources)
         with progress("asked", len(places), "sources", shown=is_shown) as bar:
             fetched = self._fetcher.fetch(places, bar.update)
         now_unix_nano = NEVER_NS if self._options.of_any_time else self._clock.unix_nano()

@@ -58,7 +58,7 @@ def open_store(url: str) -> tuple[Any, str]:
     return storage, str(path)
 
 
-PLACES_MAX = 10_000
+SOURCES_MAX = 10_000
 """Most states of one source; the rest is said."""
 STATE_SUFFIX = ".bin"
 STATE_PATH = "/state"
@@ -68,7 +68,7 @@ _DNS = "dns+"
 Resolve = Callable[[str, int], list[str]]
 
 
-class StatePlace(NamedTuple):
+class StateSource(NamedTuple):
     """One state, called by where it is: over HTTP, an object, or a file.
 
     ``url`` is what is asked for over HTTP, at one ``address`` of several behind its name; ``problem``: why a source
@@ -94,43 +94,43 @@ def check_sources(sources: Sequence[str]) -> None:
             open_store(source)
 
 
-def look(sources: Sequence[str], resolve: Resolve = addresses_of) -> list[StatePlace]:
+def find_targets(sources: Sequence[str], resolve: Resolve = addresses_of) -> list[StateSource]:
     """Every place as of now, without doubles, sorted by name within each source."""
-    places: dict[str, StatePlace] = {}
+    places: dict[str, StateSource] = {}
     for source in map(with_scheme, sources):
         try:
             found = list(_look_at(source, resolve))
         except (OSError, ValueError) as error:
-            found = [StatePlace(source, problem=sentence(error))]
+            found = [StateSource(source, problem=sentence(error))]
         for place in found:
             places.setdefault(place.name, place)
     return list(places.values())
 
 
-def _look_at(source: str, resolve: Resolve) -> Iterator[StatePlace]:
+def _look_at(source: str, resolve: Resolve) -> Iterator[StateSource]:
     if source.startswith("@"):
         for target in read_targets(Path(source[1:]), STATE_PATH):
-            yield StatePlace(target.url, url=target.url)
+            yield StateSource(target.url, url=target.url)
     elif source.startswith(_DNS):
         yield from _behind(source.removeprefix(_DNS), resolve)
     elif source.partition("://")[0] in _HTTP and "://" in source:
         url = str(_state_url(source))
-        yield StatePlace(url, url=url)
+        yield StateSource(url, url=url)
     elif "://" in source:
         yield from _objects(source)
     else:
         yield from _files(Path(source))
 
 
-def _behind(url: str, resolve: Resolve) -> Iterator[StatePlace]:
+def _behind(url: str, resolve: Resolve) -> Iterator[StateSource]:
     asked = _state_url(url)
     for address in resolve(asked.host or "", asked.port or 0):
-        yield StatePlace(str(asked.with_host(address)), str(asked), address)
+        yield StateSource(str(asked.with_host(address)), str(asked), address)
 
 
-def _files(path: Path) -> Iterator[StatePlace]:
+def _files(path: Path) -> Iterator[StateSource]:
     if not path.is_dir():
-        return iter([StatePlace(str(path))])
+        return iter([StateSource(str(path))])
     names = (os.path.join(folder, name) for folder, _, names in walk(str(path)) for name in names)  # noqa: PTH118
     return _first(str(path), _states_of(str(path), names))
 
@@ -163,20 +163,20 @@ def list_objects(url: str) -> list[RecordedFile]:
     ]
 
 
-def _objects(url: str) -> Iterator[StatePlace]:
+def _objects(url: str) -> Iterator[StateSource]:
     names = [file.name for file in list_objects(url)]
     whole = len(names) == 1 and names[0].endswith("/" + url.rpartition("/")[2])
     return _first(url, names if whole else _states_of(url, names))
 
 
-def _first(source: str, names: Iterable[str]) -> Iterator[StatePlace]:
+def _first(source: str, names: Iterable[str]) -> Iterator[StateSource]:
     """The first so many by name; holds no more, however many there are."""
-    kept = heapq.nsmallest(PLACES_MAX + 1, names)
-    yield from map(StatePlace, kept[:PLACES_MAX])
+    kept = heapq.nsmallest(SOURCES_MAX + 1, names)
+    yield from map(StateSource, kept[:SOURCES_MAX])
     if not kept:
-        yield StatePlace(source, problem=f"there is no *{STATE_SUFFIX} in it")
-    if len(kept) > PLACES_MAX:
-        yield StatePlace(source, problem=f"more than {PLACES_MAX} states are in it; the first by name were taken")
+        yield StateSource(source, problem=f"there is no *{STATE_SUFFIX} in it")
+    if len(kept) > SOURCES_MAX:
+        yield StateSource(source, problem=f"more than {SOURCES_MAX} states are in it; the first by name were taken")
 
 
 def _states_of(source: str, names: Iterable[str]) -> Iterator[str]:
@@ -236,7 +236,7 @@ class StateFetcher:
         shutil.rmtree(self._directory, ignore_errors=True)
 
     def fetch(
-        self, places: Sequence[StatePlace], done: Callable[[int], None] = lambda _: None
+        self, places: Sequence[StateSource], done: Callable[[int], None] = lambda _: None
     ) -> list[Path | FleetSource]:
         """Where each state lies now, or why there is none; what is kept of other places goes."""
         wanted = {place.name for place in places}
@@ -245,12 +245,12 @@ class StateFetcher:
             self._kept(name).unlink(missing_ok=True)
         return asyncio.run(self._fetch_all(places, done))
 
-    async def _fetch_all(self, places: Sequence[StatePlace], done: Callable[[int], None]) -> list[Path | FleetSource]:
+    async def _fetch_all(self, places: Sequence[StateSource], done: Callable[[int], None]) -> list[Path | FleetSource]:
         free = asyncio.Semaphore(CONNECTIONS)
         timeout = aiohttp.ClientTimeout(total=self._timeout_s)
         async with aiohttp.ClientSession(timeout=timeout, auto_decompress=False) as session:
 
-            async def fetch(place: StatePlace) -> Path | FleetSource:
+            async def fetch(place: StateSource) -> Path | FleetSource:
                 async with free:
                     fetched = await self._fetch(session, place)
                 done(1)
@@ -258,7 +258,7 @@ class StateFetcher:
 
             return await asyncio.gather(*map(fetch, places))
 
-    async def _fetch(self, session: aiohttp.ClientSession, place: StatePlace) -> Path | FleetSource:
+    async def _fetch(self, session: aiohttp.ClientSession, place: StateSource) -> Path | FleetSource:
         try:
             if place.problem:
                 raise _Refusal(PullOutcome.UNREACHABLE, place.problem)
@@ -285,7 +285,7 @@ class StateFetcher:
     def _kept(self, name: str) -> Path:
         return self._directory / hashlib.sha256(name.encode()).hexdigest()[:32]
 
-    async def _ask(self, session: aiohttp.ClientSession, place: StatePlace) -> Path:
+    async def _ask(self, session: aiohttp.ClientSession, place: StateSource) -> Path:
         headers = {"Accept-Encoding": "identity"}
         if token := self._token():
             headers["Authorization"] = f"Bearer {token}"
@@ -325,7 +325,7 @@ class StateFetcher:
                 detail = f"the answer broke off after {size_bytes} of {whole} bytes"
                 raise _Refusal(PullOutcome.UNREACHABLE, detail) from None
 
-    def _copy(self, place: StatePlace) -> Path:
+    def _copy(self, place: StateSource) -> Path:
         """An object of a store."""
         storage, name = open_store(place.name)
         kept = self._kept(place.name)

@@ -34,7 +34,7 @@ RETRY_S = 30.0
 REFRESH_S = 600.0
 TIMEOUT_S = 2.0
 _ACCEPT = "application/json, text/plain"
-LOOK_NS = 5_000_000_000
+REFRESH_NS = 5_000_000_000
 """Scraped servers come and go; who they are is looked at again no later."""
 
 
@@ -100,7 +100,7 @@ class Discovery:
         scraped = [Owned(url, glob.escape(name)) for name, url in servers.items()]
         everybody = [*self._configured, *scraped]
         self._due_ns = {endpoint: self._due_ns.get(endpoint, 0) for endpoint in everybody}
-        look_ns = self._clock.monotonic_ns() + LOOK_NS
+        look_ns = self._clock.monotonic_ns() + REFRESH_NS
         endpoint = min(everybody, key=self._due_ns.__getitem__, default=None)
         if endpoint is not None and self._due_ns[endpoint] <= self._clock.monotonic_ns():
             answered = await self.ask(endpoint, scraped=endpoint in scraped)
@@ -126,7 +126,7 @@ class Discovery:
                 self._count(PullOutcome(error.outcome))
                 continue
             facts = read(body)
-            self._count(PullOutcome.TAKEN if facts else PullOutcome.UNEXPECTED)
+            self._count(PullOutcome.READ if facts else PullOutcome.UNEXPECTED)
             answers |= facts
         if answers:
             self._resolver.discovered(endpoint.instance, answers)

@@ -82,7 +82,7 @@ HARDWARE: tuple[str, ...] = (
 """Facts of a hardware sheet; they follow from ``gpu`` and ``dtype`` unless a rule says otherwise."""
 
 TEXT_CHARS_MAX = 256
-CLAIMS_MAX = 64
+CONFLICTS_MAX = 64
 """Contradicting claims kept per engine."""
 
 _NUMBER_END = 1 << 63
@@ -121,10 +121,10 @@ class EngineFacts:
 
     def __init__(self) -> None:
         self._facts: Held = {}
-        self._claims: dict[tuple[str, FactSource], Fact] = {}
+        self._conflicts: dict[tuple[str, FactSource], Fact] = {}
         self.version = 0
         """Grows with every change."""
-        self.taught: tuple[object, ...] = ()
+        self.applied: tuple[object, ...] = ()
         """What :class:`ConfigResolver` taught last, which it need not do again."""
 
     def learn(self, facts: Mapping[str, Fact], source: FactSource) -> bool:
@@ -138,15 +138,15 @@ class EngineFacts:
             known = self._facts.get(name)
             if known is not None and known[0] != source and known[1] != value:
                 weaker, claim = max(known, (source, value), key=lambda fact: fact[0])
-                if (name, weaker) in self._claims or len(self._claims) < CLAIMS_MAX:
-                    self._claims[name, weaker] = claim
+                if (name, weaker) in self._conflicts or len(self._conflicts) < CONFLICTS_MAX:
+                    self._conflicts[name, weaker] = claim
             if known is None or source < known[0] or (newer and source == known[0] and known[1] != value):
                 self._facts[name] = (source, value)
                 changed = changed or known is None or known[1] != value
         self.version += changed
         return changed
 
-    def adopt(self, other: EngineFacts) -> None:
+    def copy_from(self, other: EngineFacts) -> None:
         """Another emitter of the same engine knew these, from the sources it had."""
         for source in FactSource:
             self.learn({name: value for name, (s, value) in other._facts.items() if s is source}, source)
@@ -185,10 +185,10 @@ class EngineFacts:
     def contradictions(self) -> dict[str, str]:
         """Claims that lost against a stronger source: by name, who claimed what."""
         told: dict[str, list[str]] = {}
-        for (name, source), value in sorted(self._claims.items()):
+        for (name, source), value in sorted(self._conflicts.items()):
             if self._facts[name][1] != value:
                 told.setdefault(name, []).append(f"{source.label}: {value}")
-        return {name: "; ".join(claims) for name, claims in told.items()}
+        return {name: "; ".join(conflicts) for name, conflicts in told.items()}
 
     def known(self) -> dict[str, Fact]:
         """All facts by name."""
@@ -338,7 +338,7 @@ class ConfigResolver:
 
     def apply(self, facts: EngineFacts, attributes: Mapping[str, str], instance: str, recording: str) -> bool:
         """Teach an engine's facts all that is known of it; returns whether anything changed."""
-        if facts.taught == (attributes, self._discovered, facts.version):
+        if facts.applied == (attributes, self._discovered, facts.version):
             return False
         before = facts.version
         facts.learn(resource_facts(attributes), FactSource.RESOURCE)
@@ -350,7 +350,7 @@ class ConfigResolver:
         if isinstance(gpu := facts.get("gpu"), str) and (sheet := find(self._sheets, gpu)):
             facts.learn(sheet.facts(compute_dtype(facts)), FactSource.SHEET)
         _apply_name(facts)
-        facts.taught = dict(attributes), self._discovered, facts.version
+        facts.applied = dict(attributes), self._discovered, facts.version
         return facts.version != before
 
     def _apply_rules(self, facts: EngineFacts, instance: str, recording: str) -> None:

@@ -79,9 +79,9 @@ class ReceiveBudget:
         try:
             self._admit()
             if not one.admitted.done():
-                patience_s = self.patience_s()
+                upload_limit_s = self.upload_limit_s()
                 for each in self._receiving:
-                    each.end_by(each.since_s + patience_s)
+                    each.end_by(each.since_s + upload_limit_s)
             try:
                 async with asyncio.timeout(RECEIVE_WAIT_S):
                     await one.admitted
@@ -107,7 +107,7 @@ class ReceiveBudget:
         self._used[one.connection] -= spared
         self._release(one.connection, spared)
 
-    def patience_s(self) -> float:
+    def upload_limit_s(self) -> float:
         """How long a message may take to come; the more connections wait, the shorter."""
         if not self._waiting:
             return RECEIVE_TIMEOUT_S
@@ -166,7 +166,7 @@ class _Receiving:
     async def read(self, coming: Awaitable[T]) -> T:
         """Wait for the bytes; BudgetFull or TimeoutError if they take too long."""
         try:
-            async with asyncio.timeout_at(self.since_s + self._budget.patience_s()) as self._timeout:
+            async with asyncio.timeout_at(self.since_s + self._budget.upload_limit_s()) as self._timeout:
                 return await coming
         except TimeoutError:
             if asyncio.get_running_loop().time() < self.since_s + RECEIVE_TIMEOUT_S:
@@ -227,7 +227,7 @@ class Intake:
         """Why nothing is taken at this moment, whatever it is: asked before a message is read."""
         if self._memory is None or not self._memory.is_short():
             return None
-        self._queue.nudge()
+        self._queue.notify()
         return answer(Outcome.MEMORY, RETRY_S)
 
     def reject(self, transport: Transport, outcome: Outcome) -> None:

@@ -143,7 +143,7 @@ class AdmissionQueue:
             self._wake_waiting()
             self._work.notify_all()
 
-    def nudge(self) -> None:
+    def notify(self) -> None:
         """The worker need not sleep on, although there is nothing for it to take: it has more to look after."""
         with self._work:
             self._work.notify()
@@ -177,7 +177,7 @@ class AdmissionQueue:
             self._peer_bytes -= batch.peer_bytes  # of who holds none, nothing is kept
             self._wake_waiting()
 
-    def unread_ns(self) -> int:
+    def queue_age_ns(self) -> int:
         """How long the oldest export has been in here; 0 where there is none."""
         with self._work:
             return self._clock.monotonic_ns() - self._items[0].since_ns if self._items else 0

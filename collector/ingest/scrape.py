@@ -117,8 +117,8 @@ class OutcomeLog:
             return
         told, self._news = self._news, {}
         self._due_ns = now_ns + int(EVERY_S * 1e9)
-        read = [server for server, outcome in told.items() if outcome == PullOutcome.TAKEN]
-        failed = [f"{server} ({outcome})" for server, outcome in told.items() if outcome != PullOutcome.TAKEN]
+        read = [server for server, outcome in told.items() if outcome == PullOutcome.READ]
+        failed = [f"{server} ({outcome})" for server, outcome in told.items() if outcome != PullOutcome.READ]
         if read:
             _log.info("page read of %s", _listed(read))
         if failed:
@@ -184,7 +184,7 @@ class TargetList:
         """Whether looking again can change nothing."""
         return not any(_is_path(each) or each.startswith(ALL_ADDRESSES) for each in self._sources)
 
-    def look(self) -> list[ScrapeTarget]:
+    def find_targets(self) -> list[ScrapeTarget]:
         """All servers as of now, without doubles, at most ``servers_max``."""
         problems = []
         for source in self._sources:
@@ -265,7 +265,7 @@ class ScrapedServer:
         self._got_ns = 0
         self._outcome: PullOutcome | None = None
 
-    def news(self, outcome: PullOutcome) -> str:
+    def outcome_text(self, outcome: PullOutcome) -> str:
         """What came of asking it, if that is another thing than the last time."""
         known, self._outcome = self._outcome, outcome
         return self._parser.explain(outcome) if outcome is not known else ""
@@ -282,7 +282,7 @@ class ScrapedServer:
             return readings, None
         page = ScrapedPage(self.target.server, unix_ns, sent_ns, readings)
         self._pace(page, sent_ns, got_ns)
-        return PullOutcome.TAKEN, page
+        return PullOutcome.READ, page
 
     async def _fetch(self, token: str) -> bytes | PullOutcome:
         address = self.target.address
@@ -384,7 +384,7 @@ class Scraper:
         """Look at the list of servers, again and again where it may change."""
         try:
             while True:
-                self._adopt(await asyncio.to_thread(self._targets.look))  # resolves names
+                self._take_over_targets(await asyncio.to_thread(self._targets.find_targets))  # resolves names
                 await asyncio.sleep(REFRESH_S if not self._targets.static else _FOREVER_S)
         finally:
             for task in self._servers.values():
@@ -392,7 +392,7 @@ class Scraper:
             await asyncio.gather(*self._servers.values(), return_exceptions=True)
             await self._client.close()
 
-    def _adopt(self, targets: list[ScrapeTarget]) -> None:
+    def _take_over_targets(self, targets: list[ScrapeTarget]) -> None:
         """Begin with servers that are new, end with those that are gone."""
         for target in [target for target in self._servers if target not in targets]:
             self._servers.pop(target).cancel()
@@ -427,7 +427,7 @@ class Scraper:
                     self._pages.popleft()
             if dropped:
                 self._count(PullOutcome.DROPPED)
-        self._outcomes.note(server.target.server, server.news(outcome), self._clock.monotonic_ns())
+        self._outcomes.note(server.target.server, server.outcome_text(outcome), self._clock.monotonic_ns())
 
 
 _FOREVER_S = 86_400.0

@@ -29,7 +29,7 @@ KV_QUEUE, FPM_QUEUE = 10_000, 50_000
 first row the worker imports River, which takes seconds on a busy machine: five of 10,000 records, 15 MB, may wait."""
 SOCKET_BYTES = 32 << 20
 """What libzmq may hold of one kind, over all connections that were configured."""
-SILENT_MS = 60_000
+IDLE_MS = 60_000
 """After so long without a message, an endpoint is connected to anew."""
 _HEARTBEAT_MS, _HEARTBEAT_TIMEOUT_MS = 10_000, 30_000
 _RECONNECT_MS, _RECONNECT_MAX_MS = 200, 10_000
@@ -129,7 +129,7 @@ class _Subscription:
             _log.warning(
                 "%s: %s has said nothing for %.0f s, and is connected to anew. "
                 "A message of more than %d bytes would have ended its connection",
-                *(self._feed.key, self._address, SILENT_MS / 1e3, self._feed.message_bytes_max),
+                *(self._feed.key, self._address, IDLE_MS / 1e3, self._feed.message_bytes_max),
             )
         if not self._binds:
             self.sub.disconnect(self._address)
@@ -185,7 +185,7 @@ class Subscriber(Generic[T]):
         clock: Clock,
         io: IoLoop | None = None,
         health: Health | None = None,
-        nudge: Callable[[], None] = lambda: None,
+        notify: Callable[[], None] = lambda: None,
     ) -> None:
         self._feed = feed
         self._endpoints = [parse_owned(text) for text in getattr(config, feed.key)]
@@ -194,7 +194,7 @@ class Subscriber(Generic[T]):
         self._io = io or IoLoop()
         self._own_io = io is None
         self._health = health
-        self._nudge = nudge
+        self._notify = notify
         self._lock = threading.Lock()
         """Guards the queue; all else belongs to the loop."""
         self._queue: deque[T] = deque()
@@ -255,12 +255,12 @@ class Subscriber(Generic[T]):
     async def _listen(self, subscription: _Subscription) -> None:
         """Read in turns. Where more has come than one turn reads, the next comes sooner: half of the loop's time."""
         while True:
-            if not await subscription.sub.poll(SILENT_MS):
+            if not await subscription.sub.poll(IDLE_MS):
                 subscription.connect_again()
                 continue
             self._metrics.merge(self._accept(subscription))
             if self._queued > self._feed.queue_max // 4:
-                self._nudge()
+                self._notify()
             await asyncio.sleep(_TURN_S if subscription.is_behind else HEAP_S)
 
     def _accept(self, subscription: _Subscription) -> Counts:

@@ -112,7 +112,7 @@ class BusyArrival(msgspec.Struct, frozen=True, array_like=True):
     in_flight: Amount = 0.0
     prefill_us: Amount = 0.0
     requests: Amount = 1.0
-    is_told: bool = False
+    is_known: bool = False
     """Queue and prefill are."""
     context_tokens: Amount = 0.0
 
@@ -180,7 +180,7 @@ def prefills_wait_a_step(rows: Floats, costs: StepCosts) -> bool:
 
 def _rows_of(processes: Sequence[Sequence[BusyArrival]], *, told: bool) -> Floats:
     """Those that tell their queue, or that do not, a row each: (n, fields of BusyArrival)."""
-    rows = [msgspec.structs.astuple(each) for arrivals in processes for each in arrivals if each.is_told == told]
+    rows = [msgspec.structs.astuple(each) for arrivals in processes for each in arrivals if each.is_known == told]
     return np.array(rows, float).reshape(-1, len(BusyArrival.__struct_fields__))
 
 

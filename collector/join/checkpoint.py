@@ -149,7 +149,7 @@ class EmitterCheckpoint(msgspec.Struct):
     config_id: str
     facts: dict[str, tuple[FactSource, Fact]]
     queueing: ApiQueueing
-    steps_heard: Natural = 0
+    steps_seen: Natural = 0
     calibration: Calibration | None = None
     duplicate_of: str = ""
     trace_rates: list[Annotated[float, msgspec.Meta(gt=0, le=1)] | None] = []
@@ -190,7 +190,7 @@ class EmitterCheckpoint(msgspec.Struct):
 
 
 _KINDS: dict[Any, tuple[Any, dict[str, str]]] = {
-    "engine": (Engine, {"steps_heard": "steps_heard"}),
+    "engine": (Engine, {"steps_seen": "steps_seen"}),
     "api_process": (
         ApiProcess,
         {
@@ -200,7 +200,7 @@ _KINDS: dict[Any, tuple[Any, dict[str, str]]] = {
             "newest_unix_ns": "newest_unix_ns",
         },
     ),
-    "passes": (PassEngine, {"server": "server", "steps_heard": "steps_heard"}),
+    "passes": (PassEngine, {"server": "server", "steps_seen": "steps_seen"}),
     "page": (PageEngine, {"server": "server", "front_ends": "windows.copies"}),
 }
 """What a restart keeps of each kind beside what it keeps of all: where the emitter has it."""

@@ -46,7 +46,7 @@ class Emitter(abc.ABC):
         machine: where it runs, empty if unknown; None while nothing was heard of it since a restart of ours.
         begun_unix_ns: its first event, 0 if it was there before.
         newest_unix_ns: its newest event, where one process makes an emitter.
-        heard_unix_ns: when its last telemetry arrived, by the clock here; 0 while that is not known.
+        last_seen_unix_ns: when its last telemetry arrived, by the clock here; 0 while that is not known.
         is_idle: nothing has come of it for so long that nobody waits for it.
         is_over: nor for so long that nothing of what is pending is believed to be completed.
         is_changed: something was heard of it since its rows were last asked for.
@@ -60,7 +60,7 @@ class Emitter(abc.ABC):
         self.counts = Counts()
         self.config_id = ""
         self.machine: str | None = None
-        self.begun_unix_ns = self.newest_unix_ns = self.heard_unix_ns = 0
+        self.begun_unix_ns = self.newest_unix_ns = self.last_seen_unix_ns = 0
         self.is_idle, self.is_over, self.is_changed = False, False, True
         self.restarts_unix_ns: list[int] = []
         self.duplicate_of: Emitter | None = None
@@ -70,17 +70,17 @@ class Emitter(abc.ABC):
         """Under which it is held."""
         return self.recording, self.instance
 
-    def hear(self, telemetry: Telemetry, *, is_new: bool = False) -> None:
+    def record_arrival(self, telemetry: Telemetry, *, is_new: bool = False) -> None:
         """Note that telemetry of it came."""
         if self.machine is None:
             _, _, address = telemetry.peer.partition(":")
             self.machine = telemetry.host or (_HERE if address.startswith(_LOOPBACK) else "")
             self.begun_unix_ns = newest_unix_ns(telemetry) if is_new else 0
-        self.hear_at(telemetry.arrived_unix_ns)
+        self.record_arrival_at(telemetry.arrived_unix_ns)
 
-    def hear_at(self, arrived_unix_ns: int) -> None:
+    def record_arrival_at(self, arrived_unix_ns: int) -> None:
         """Note when something of it came, by the clock here; 0: nobody knows."""
-        self.heard_unix_ns = arrived_unix_ns or self.heard_unix_ns
+        self.last_seen_unix_ns = arrived_unix_ns or self.last_seen_unix_ns
         self.is_idle, self.is_over, self.is_changed = False, False, True
 
     def count(self, reason: RowDrop | JoinEvent, number: int = 1) -> None:

@@ -35,7 +35,7 @@ class Engine(Emitter):
     Attributes:
         processes: those it has been, oldest first; it is the newest one now.
         calibration: what its steps have taught.
-        steps_heard: steps with tokens that it told of.
+        steps_seen: steps with tokens that it told of.
     """
 
     def __init__(self, instance: str, recording: str, number: int, settings: Config) -> None:
@@ -43,7 +43,7 @@ class Engine(Emitter):
         self.processes: list[EngineProcess] = []
         self._claimed: EngineProcess | None = None
         self.calibration = EngineCalibration(self.facts)
-        self.steps_heard = 0
+        self.steps_seen = 0
         self._steps_compared = 0
         self._settings = settings
 
@@ -113,13 +113,13 @@ class Engine(Emitter):
 
     def is_due_to_compare(self) -> bool:
         """Whether to look for a double: each time it has told twice as much, until its first rows leave."""
-        due = not self._released and self.steps_heard >= max(1, 2 * self._steps_compared)
-        self._steps_compared = self.steps_heard if due else self._steps_compared
+        due = not self._released and self.steps_seen >= max(1, 2 * self._steps_compared)
+        self._steps_compared = self.steps_seen if due else self._steps_compared
         return due
 
     def become_duplicate_of(self, other: Engine) -> None:
         """Give no rows of the steps that both tell of; the other emitter gets what is known here."""
-        other.facts.adopt(self.facts)
+        other.facts.copy_from(self.facts)
         other.is_changed = self.is_changed = True
         self.duplicate_of = other
 
@@ -127,7 +127,7 @@ class Engine(Emitter):
 
     def add(self, telemetry: Telemetry) -> list[PendingRequest]:
         """Add what one export says of this engine; returns its requests, to be given their API spans."""
-        self.steps_heard += int(np.count_nonzero(telemetry.steps["scheduled_tokens"]))
+        self.steps_seen += int(np.count_nonzero(telemetry.steps["scheduled_tokens"]))
         parts = _split_restarts(telemetry.steps)
         if len(parts) > _CONFLICTS_MAX + 1:
             self.count(JoinEvent.ENGINE_CONFLICT, len(telemetry.steps))
@@ -166,7 +166,11 @@ class Engine(Emitter):
         heir = Engine(self.instance, self.recording, number, self._settings)
         heir.facts = heir.calibration.facts = self.facts
         heir.counts = self.counts
-        heir.machine, heir.begun_unix_ns, heir.heard_unix_ns = self.machine, self.begun_unix_ns, self.heard_unix_ns
+        heir.machine, heir.begun_unix_ns, heir.last_seen_unix_ns = (
+            self.machine,
+            self.begun_unix_ns,
+            self.last_seen_unix_ns,
+        )
         heir.count(JoinEvent.ENGINE_RESTART)
         return heir
 

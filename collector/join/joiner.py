@@ -26,7 +26,16 @@ from .emitter import Emitter, Key, TargetRows, config_id_of
 from .engine import Engine
 from .events import ConfigKeyChanged, ConfigReplaced, EngineRestarted, Event, HeldRows, Pending, Rows, watermark_of
 from .passes import PassEngine
-from .registry import EngineLimit, Known, SharedIds, describe, find_double, is_ahead, of_one_server, replaced_configs
+from .registry import (
+    EngineLimit,
+    Known,
+    SharedIds,
+    describe,
+    find_duplicate_emitters,
+    is_ahead,
+    of_one_server,
+    replaced_configs,
+)
 from .spans import ApiSpans
 
 E = TypeVar("E", Engine, ApiProcess, PassEngine)
@@ -73,7 +82,7 @@ class Joiner:
             process = self._emitter_for(ApiProcess, key, telemetry)
             if process is not None:
                 self._teach_facts(process, telemetry)
-                if not process.requests_heard:  # of a restored one, too: its page decides before its first row
+                if not process.requests_seen:  # of a restored one, too: its page decides before its first row
                     process.is_counted = self.pages.counts_requests_of(process)
                     process.is_beside_engines = bool(self._engines_beside(process))
                 self._note_turn(process, telemetry)
@@ -94,7 +103,7 @@ class Joiner:
         near = of_one_server(process, (one for one in unnamed if one.instance.startswith(address)))
         before = max(near, key=attrgetter("unnamed_export"), default=process)
         process.turns = before.turns
-        process.turns.add(is_turn=before is not process and process.unnamed_export > 0)
+        process.turns.add(is_other_sender=before is not process and process.unnamed_export > 0)
         self._unnamed_exports += 1
         process.unnamed_export = self._unnamed_exports
 
@@ -111,14 +120,14 @@ class Joiner:
             emitter = None
         is_new = emitter is None
         if emitter is None:
-            gone = self._places.find_room(held, key, telemetry)
+            gone = self._places.keys_to_evict(held, key, telemetry)
             if gone is None:
                 return None
             for each in gone:
                 self._evict(held[each], telemetry.arrived_unix_ns)
             self._counts[table.JOIN_EVENTS, JoinEvent.ENGINE_EVICTED] += len(gone)
             emitter = held[key] = kind(key[1], key[0], self._next_number(), self._settings)
-        emitter.hear(telemetry, is_new=is_new)
+        emitter.record_arrival(telemetry, is_new=is_new)
         return emitter
 
     def _evict(self, gone: Emitter, arrived_unix_ns: int = 0) -> None:
@@ -144,11 +153,11 @@ class Joiner:
         for request in engine.add(telemetry):
             self._counts[table.JOIN_EVENTS, JoinEvent.OPEN_REQUESTS_EVICTED] += self.api_spans.match(engine, request)
         if not engine.is_duplicate and engine.is_due_to_compare():
-            pair = find_double(engine, self.engines.values())
+            pair = find_duplicate_emitters(engine, self.engines.values())
             if pair is not None:
                 richer, poorer = pair
                 poorer.become_duplicate_of(richer)
-                self._counts[table.JOIN_EVENTS, JoinEvent.DOUBLE_EMITTER] += 1
+                self._counts[table.JOIN_EVENTS, JoinEvent.DUPLICATE_EMITTER] += 1
 
     def _succeed(self, engine: Engine) -> Engine:
         """The server came back as another configuration: what it was ends with its rows, and is the new one's prior."""
@@ -186,7 +195,7 @@ class Joiner:
             engine.server = page.instance
             engine.inform(reading, self.resolver)
             engine.add(page.unix_ns, page.mono_ns, reading)
-            engine.hear_at(0 if page.recording else page.unix_ns)
+            engine.record_arrival_at(0 if page.recording else page.unix_ns)
 
     def _make_room(self, held: Mapping[Key, Emitter], places: int) -> None:
         """For one more engine: the one not heard of for longest goes."""
@@ -231,19 +240,19 @@ class Joiner:
         """Emitters that are waited for no longer; of whom nothing was heard yet, the time runs from now on."""
         for emitter in self._emitters():
             # one heard of later than now: the clock here was set back
-            emitter.heard_unix_ns = min(emitter.heard_unix_ns or now_unix_ns, now_unix_ns)
-            silent_ns = 0 if emitter.recording else now_unix_ns - emitter.heard_unix_ns
+            emitter.last_seen_unix_ns = min(emitter.last_seen_unix_ns or now_unix_ns, now_unix_ns)
+            silent_ns = 0 if emitter.recording else now_unix_ns - emitter.last_seen_unix_ns
             before = emitter.is_idle, emitter.is_over
             emitter.is_idle, emitter.is_over = silent_ns >= self._idle_ns, silent_ns >= self._over_ns
             emitter.is_changed |= before != (emitter.is_idle, emitter.is_over)
 
     def _gives_up_ns(self, emitter: Emitter) -> int:
         """When the next part of what an emitter holds is given up as it is (the clock here), if nothing comes of it."""
-        return emitter.heard_unix_ns + (self._over_ns if emitter.is_idle else self._idle_ns)
+        return emitter.last_seen_unix_ns + (self._over_ns if emitter.is_idle else self._idle_ns)
 
     def idle_in_ns(self, now_unix_ns: int) -> int | None:
         """How long until the next emitter is idle or over, if nothing comes; None: all are."""
-        due = [self._gives_up_ns(one) for one in self._emitters() if one.heard_unix_ns and not one.is_over]
+        due = [self._gives_up_ns(one) for one in self._emitters() if one.last_seen_unix_ns and not one.is_over]
         return max(min(due) - now_unix_ns, 0) if due else None
 
     def _advance(self, emitter: Emitter, *, flush: bool) -> list[ConfigKeyChanged]:
@@ -285,7 +294,7 @@ class Joiner:
         """Where others tell more of the same engine, its page gives facts, and what it taught becomes their prior."""
         self.pages.compare(page, self.api_processes.values())
         whole = [process for process in self.api_processes.values() if process.is_whole]
-        richer = self.pages.richer_than(page, [*self.engines.values(), *self.pass_engines.values(), *whole])
+        richer = self.pages.preferred_sources(page, [*self.engines.values(), *self.pass_engines.values(), *whole])
         if not richer:
             return self._advance(page, flush=flush)
         page.yield_to(richer)
@@ -369,7 +378,7 @@ class Joiner:
         for emitter in self._emitters():
             held = emitter.pending_steps, emitter.open_requests, rows[emitter.number]
             if any(held) and not emitter.is_over:
-                until_unix_ns = self._gives_up_ns(emitter) if emitter.heard_unix_ns else 0
+                until_unix_ns = self._gives_up_ns(emitter) if emitter.last_seen_unix_ns else 0
                 pending.append(Pending(emitter.instance, *held, until_unix_ns))
         return pending
 

@@ -72,13 +72,13 @@ class PassEngine(Emitter):
         return min((first for first in firsts if first is not None), default=None)
 
     @property
-    def steps_heard(self) -> int:
+    def steps_seen(self) -> int:
         """The newest count of a record, and one; 0 before the first. After a restart of ours the engine is warm."""
         return self._last + 1
 
-    @steps_heard.setter
-    def steps_heard(self, steps_heard: int) -> None:
-        self._last = steps_heard - 1
+    @steps_seen.setter
+    def steps_seen(self, steps_seen: int) -> None:
+        self._last = steps_seen - 1
         self._warm_ups = {target: WarmUp(0, over=True) for target in (Target.STEP_TIME, Target.GPU_TIME)}
 
     @property
@@ -104,7 +104,7 @@ class PassEngine(Emitter):
             if not passed.is_empty:
                 self._passes[passed.target].append(passed)
         self.newest_unix_ns = max(self.newest_unix_ns, passed.unix_ns)
-        self.hear_at(0 if passed.recording else passed.unix_ns)
+        self.record_arrival_at(0 if passed.recording else passed.unix_ns)
 
     def _count_jump(self, passed: ForwardPass, behind: int) -> None:
         if behind > 0:

@@ -37,13 +37,13 @@ from .inferred import (
     StepView,
     completed_steps,
     drops,
-    lay_journey,
+    project_onto_steps,
     request_block,
     rows_of,
     runs_of,
     split_chunks,
     step_features,
-    trusted_holes,
+    trusted_missing_steps,
     waiting_steps,
 )
 from .rows import KV_COLUMNS, START, Stamps, WarmUp, row_block, schedule_block, summary_features
@@ -243,7 +243,7 @@ class EngineProcess:
         if not held or (first < self.emitted_to and not self.has_exact_context):
             self._engine.count(JoinEvent.JOURNEY_LATE)
         if held:
-            chunks = lay_journey(span, self.window, runs)
+            chunks = project_onto_steps(span, self.window, runs)
             self.kv.add_request(span, chunks, runs)
             self._chunks += chunks
         return held
@@ -323,7 +323,7 @@ class EngineProcess:
             ended = np.flatnonzero((unix_ns > 0) & (unix_ns <= self.event_unix_ns - self.longest_run_ns))
             return int(ended[-1]) + 1 if len(ended) else 0
         last = np.flatnonzero(view.seen)[-1:]
-        told = view.seen | trusted_holes(view, sampled=self.calibration.hole_scale != 1.0)
+        told = view.seen | trusted_missing_steps(view, sampled=self.calibration.missing_step_scale != 1.0)
         return min(_leading(told) if self.has_journeys else len(told), *(last + 1)) if len(last) else 0
 
     def _pass_exact(self, first: int, stop: int, *, ending: bool) -> None:
@@ -371,7 +371,7 @@ class EngineProcess:
         if not (latest["seen"] | (latest["completed_ns"] > 0) | (latest["scheduled_ns"] > 0)).any():
             return  # a hole: no boundary since the last call
         view = StepView(*window.columns(first - 1, stop + 1), asynchronous=self.is_asynchronous)
-        stamps, sampled = view.stamps(), calibration.hole_scale != 1.0
+        stamps, sampled = view.stamps(), calibration.missing_step_scale != 1.0
         if self.has_summaries and sampled:
             # Journey stamps pick intervals around the requests that are traced: scaled up, those would count too much.
             stamps = stamps.take(stamps.kind == START)
@@ -379,7 +379,7 @@ class EngineProcess:
             dropped = drops(
                 view,
                 stamps,
-                trusted=trusted_holes(view, sampled=sampled) & self.has_journeys,
+                trusted=trusted_missing_steps(view, sampled=sampled) & self.has_journeys,
                 open_after_unix_ns=self.event_unix_ns - self.longest_run_ns if last else None,
                 row_steps_max=self._settings.row_steps_max,
             )

@@ -67,7 +67,7 @@ class EngineLimit:
         """Emitters that found no place lately."""
         return len(self._refused)
 
-    def find_room(self, emitters: Mapping[Key, Emitter], key: Key, telemetry: Telemetry) -> list[Key] | None:
+    def keys_to_evict(self, emitters: Mapping[Key, Emitter], key: Key, telemetry: Telemetry) -> list[Key] | None:
         """Who of the emitters has to go so that a newcomer has a place; None: it is refused, and remembered as that.
 
         ``telemetry`` is what the newcomer said first.
@@ -76,7 +76,7 @@ class EngineLimit:
         single = {each: one for each, one in emitters.items() if not one.is_duplicate}
         if len(single) >= self._settings.engines_max or len(emitters) >= 2 * self._settings.engines_max:
             arrived_ns = telemetry.arrived_unix_ns
-            heard = {each: one.heard_unix_ns or one.event_unix_ns for each, one in single.items()}
+            heard = {each: one.last_seen_unix_ns or one.event_unix_ns for each, one in single.items()}
             oldest = min(heard, key=lambda each: heard[each])
             newest_ns = newest_unix_ns(telemetry)
             now_ns = arrived_ns or max(newest_ns, *heard.values())
@@ -155,7 +155,7 @@ _SHARE_MIN = 0.9
 """Of the steps that both tell: two engines that begin in the same moment run side by side for their first ones."""
 
 
-def find_double(engine: Engine, engines: Iterable[Engine]) -> tuple[Engine, Engine] | None:
+def find_duplicate_emitters(engine: Engine, engines: Iterable[Engine]) -> tuple[Engine, Engine] | None:
     """Which of two emitters on this engine tells more, and which one less; None without a second one."""
     for other in engines:
         if other is engine or other.recording != engine.recording or other.is_duplicate:

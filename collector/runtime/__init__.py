@@ -22,7 +22,7 @@ from .filesystem import (
 from .loop import Background, IoLoop, begin
 from .tasks import Clock, Health, Part, SteadyClock, Stop, SystemClock, Task, serve
 from .terminal import (
-    TOLD_ONCE,
+    REPORT_ONCE,
     PrintLine,
     configure_logs,
     note,
@@ -39,7 +39,7 @@ __all__ = [
     "EXIT_INTERRUPTED",
     "EXIT_OK",
     "EXIT_USAGE",
-    "TOLD_ONCE",
+    "REPORT_ONCE",
     "Background",
     "Clock",
     "Health",

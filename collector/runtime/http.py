@@ -37,9 +37,9 @@ LINGER_S = 1.0
 HEADER_BYTES_MAX = 16 << 10
 BACKLOG = 1024
 HANDSHAKE_S = 2.5
-PATIENCE_S = 0.25
+EVICT_AFTER_S = 0.25
 """How long a connection keeps its place while its client does nothing and others wait; a round trip is 0.1 s."""
-LOOK_S = 0.01
+POLL_S = 0.01
 TELL_AGAIN_S = 60.0
 READ_BYTES = 1 << 16
 
@@ -89,7 +89,7 @@ class _BoundedServer(web.Server):
     """Bounds the connections, from before their handshakes on; newcomers wait in the backlog of the kernel.
 
     Where all places are taken, the address that holds most gives up its connection that waits longest for its client,
-    if that is for ``PATIENCE_S``; after as long, the newcomer gets a place whatever they do.
+    if that is for ``EVICT_AFTER_S``; after as long, the newcomer gets a place whatever they do.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class _BoundedServer(web.Server):
                 newcomer, (address, *_) = await loop.sock_accept(listener)
             except OSError as error:  # too many open files
                 _log.warning("nobody can connect: %s", error.strerror)
-                await asyncio.sleep(PATIENCE_S)
+                await asyncio.sleep(EVICT_AFTER_S)
                 continue
             try:
                 await self._make_room()
@@ -158,14 +158,14 @@ class _BoundedServer(web.Server):
             theirs = [each for each in self._places if each.address == crowd]
             one = min(theirs, key=lambda each: (each.is_answered, each.since_s))
             now_s = loop.time()
-            if (not one.is_answered and now_s - one.since_s > PATIENCE_S) or now_s - begun_s > PATIENCE_S:
+            if (not one.is_answered and now_s - one.since_s > EVICT_AFTER_S) or now_s - begun_s > EVICT_AFTER_S:
                 self._places.discard(one)
                 one.abort()
                 if now_s > self._told_s + TELL_AGAIN_S:
                     self._told_s = now_s
                     _log.warning("all %d connections are taken: those of %s give way", self._connections_max, crowd)
             else:
-                await asyncio.sleep(LOOK_S)
+                await asyncio.sleep(POLL_S)
 
     def connection_lost(self, handler: Any, exc: BaseException | None = None) -> None:
         """Its place is free."""

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from tqdm import tqdm
 
 INTERVAL_S = 10.0
-TOLD_ONCE = {"told_once": True}
+REPORT_ONCE = {"report_once": True}
 """As ``extra`` of a line that is news of one thing: who writes it does so once, and others are not like it."""
 FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
@@ -45,7 +45,7 @@ class OncePerInterval(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         """True if the line may be written."""
-        if getattr(record, "told_once", False):
+        if getattr(record, "report_once", False):
             return True
         key = (record.name, str(record.msg))
         now_ns = self._clock.monotonic_ns()

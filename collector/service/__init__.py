@@ -6,7 +6,7 @@ from .checkpoint import ALL_NAME, STATE_FILES, STATES_NAME, Directory, check_dir
 from .durability import Durability, fitted_capacity
 from .pipeline import TAKE_BYTES, Correlator, Pipeline, check_learning, make_pipeline
 from .publish import Publisher, SnapshotWriter
-from .watches import EventTime, MemoryRelief, StallWatch
+from .watches import EventTime, MemoryLimiter, StallWatch
 from .worker import Worker
 
 __all__ = [
@@ -18,7 +18,7 @@ __all__ = [
     "Directory",
     "Durability",
     "EventTime",
-    "MemoryRelief",
+    "MemoryLimiter",
     "Pipeline",
     "Publisher",
     "SnapshotWriter",

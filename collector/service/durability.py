@@ -92,7 +92,7 @@ class Durability:
         self._directory = Directory(path, clock)
         self._checkpoints = CheckpointFiles(path, self._files)
         self.log = Log(path, config.log_capacity_mib << 20, self._files)
-        self.keeps_backlog = config.durability == "log"
+        self.has_log = config.durability == "log"
         """Whether what is acknowledged and not learned is there for the next process."""
         self._pipeline = pipeline
         self._metrics = metrics
@@ -117,7 +117,7 @@ class Durability:
         """Spans accepted and rows learned by this process that the newest checkpoint knows of; what waited then."""
         self._task = Task(WRITER, self._write_pending, health=health, turn_timeout_s=CHECK_IN_TIMEOUT_S)
         metrics.follow(table.SIZE_BYTES, lambda: self.log.size_bytes, "log")
-        metrics.follow(table.CAPACITY_BYTES, lambda: self.log.capacity_bytes if self.keeps_backlog else 0, "log")
+        metrics.follow(table.CAPACITY_BYTES, lambda: self.log.capacity_bytes if self.has_log else 0, "log")
 
     def start(self) -> None:
         """Take the directory, restore, find the log's rest, begin to write."""
@@ -129,7 +129,7 @@ class Durability:
         self._fit_log()
         if self._cramped:
             _log.warning("%s", self._cramped)
-        if self.keeps_backlog or any(is_segment(path) for path in self._directory.path.iterdir()):
+        if self.has_log or any(is_segment(path) for path in self._directory.path.iterdir()):
             try:
                 self.log.open(*((NUMBER_MAX, 0) if position is None else (position.read_from, position.newest)))
             except OSError as error:
@@ -157,7 +157,7 @@ class Durability:
 
     def _fit_log(self) -> None:
         """Give the log what the volume has beside the checkpoints; again with each, for others fill it, too."""
-        if self.keeps_backlog:
+        if self.has_log:
             self.log.capacity_bytes, self._cramped = fitted_capacity(self._config, self._files)
 
     def _tell_beginning(self, position: Position) -> None:
@@ -197,7 +197,7 @@ class Durability:
             missing = (
                 f"what came in the last {age_s:.0f} s is lost" if written_unix_s else "everything that came is lost"
             )
-            missing = "what it lacks is in the log" if self.keeps_backlog else missing
+            missing = "what it lacks is in the log" if self.has_log else missing
             _log.error("stopped without a last checkpoint: %s; %s", self._unsaved, missing)
         self.log.close()
         self._directory.release()
@@ -223,7 +223,7 @@ class Durability:
         """Count an export that enters the queue, and write it down before; why not, if that cannot be."""
         recorded = export
         try:
-            if self.keeps_backlog:
+            if self.has_log:
                 recorded = self.log.append(export)
         except OSError as error:
             is_full = isinstance(error, LogFull)
@@ -240,7 +240,7 @@ class Durability:
 
     # --- the worker's -----------------------------------------------------------------------------------------------
 
-    def backlog(self, bytes_max: int) -> list[Export]:
+    def read_unlearned(self, bytes_max: int) -> list[Export]:
         """The next entries of an earlier process; none when all were taken."""
         taken: list[Export] = []
         size_bytes = 0
@@ -271,14 +271,14 @@ class Durability:
         self._taken_ns = self._clock.monotonic_ns()
         try:
             if self._is_full:
-                self._pipeline.settle()  # nothing comes that could complete what waits
+                self._pipeline.flush_for_log()  # nothing comes that could complete what waits
             tree, position = self._pipeline.to_checkpoint()
         except Exception:  # noqa: BLE001 -- a fault of ours must not end the receiving
             self._metrics.add(table.WRITES, 1, "checkpoint", "failed")
             self._unsaved = "state could not be taken"
             _log.exception(self._unsaved)
             return False
-        if not self.keeps_backlog:  # there is nothing that a start could read again
+        if not self.has_log:  # there is nothing that a start could read again
             position = Position(position.newest, position.newest + 1)
             tree[PROGRESS]["read_from"] = position.read_from
         self._dirty = False
@@ -290,7 +290,7 @@ class Durability:
 
     def _note_unsaved(self) -> None:
         """Leave to the next process what a kill would cost now."""
-        if not self.keeps_backlog:
+        if not self.has_log:
             spans, rows, waiting = self._saved
             learned = self._pipeline.learned_rows
             self._directory.note(spans=self._accepted - spans, rows=learned - rows, waiting=waiting)
@@ -303,7 +303,7 @@ class Durability:
 
     def _log_waits(self) -> bool:
         """Whether log or volume fill up: the log shrinks when both checkpoints have learned its oldest entries."""
-        waits = self.keeps_backlog and (self._log_is_full() or bool(self._refusing))
+        waits = self.has_log and (self._log_is_full() or bool(self._refusing))
         return waits and self._clock.monotonic_ns() - self._taken_ns >= _EARLY_NS and not self._writing
 
     def _log_is_full(self) -> bool:

@@ -166,7 +166,7 @@ class _Sums:
 class _Process:
     """What one process said, by the minute of its events, and when it was last heard of by our clock."""
 
-    heard_unix_ns: int
+    last_seen_unix_ns: int
     minutes: dict[int, _Sums] = field(default_factory=dict)
 
     def at(self, unix_ns: int) -> _Sums:
@@ -211,7 +211,7 @@ class RecentLoad:
     def _process(self, instance: str) -> _Process:
         """One process, which makes room for itself."""
         process = self._processes.setdefault(instance, _Process(self._now_unix_ns))
-        process.heard_unix_ns = self._now_unix_ns
+        process.last_seen_unix_ns = self._now_unix_ns
         self._processes.move_to_end(instance)
         if len(self._processes) > PROCESSES_MAX:
             self._processes.popitem(last=False)
@@ -222,22 +222,22 @@ class RecentLoad:
         """How many were asked something lately."""
         return len(self._processes)
 
-    def forget_silent(self, now_unix_nano: int) -> None:
+    def forget_idle(self, now_unix_nano: int) -> None:
         """Let go of what was asked too long ago; what is added from now on belongs to this time."""
         self._now_unix_ns = now_unix_nano
         for instance, process in list(self._processes.items()):
-            process.heard_unix_ns = process.heard_unix_ns or now_unix_nano  # what came before the first time
-            if now_unix_nano - process.heard_unix_ns >= MINUTES * MINUTE_NS:
+            process.last_seen_unix_ns = process.last_seen_unix_ns or now_unix_nano  # what came before the first time
+            if now_unix_nano - process.last_seen_unix_ns >= MINUTES * MINUTE_NS:
                 del self._processes[instance]
 
     def mixes(self, configs: Iterable[ConfigSnapshot], now_unix_nano: int) -> dict[str, WorkloadProfile]:
         """The mix of each configuration that was asked lately."""
-        self.forget_silent(now_unix_nano)
+        self.forget_idle(now_unix_nano)
         known = {}
         for config in configs:
             processes = (self._processes.get(engine.instance) for engine in config.engines)
             heard = [process for process in processes if process is not None]
-            mix = _mix_of(heard, prefill_told=config.telemetry in _PREFILL_TOLD)
+            mix = _mix_of(heard, is_prefill_known=config.telemetry in _PREFILL_TOLD)
             if mix is not None:
                 known[config.config_id] = mix
         return known
@@ -255,7 +255,7 @@ def _sum_of(many: Iterable[_Sums]) -> _Sums:
     return total
 
 
-def _mix_of(processes: Sequence[_Process], *, prefill_told: bool) -> WorkloadProfile | None:
+def _mix_of(processes: Sequence[_Process], *, is_prefill_known: bool) -> WorkloadProfile | None:
     """The mix of the last minutes, and of each of them where steps or pages tell whom a request met in it."""
     asked = [each for each in (_sum_of(process.minutes.values()) for process in processes) if each.requests]
     total, hit = _sum_of(asked), 0.0
@@ -264,7 +264,7 @@ def _mix_of(processes: Sequence[_Process], *, prefill_told: bool) -> WorkloadPro
     if not total.decoding:
         hit = min(1.0, total.cached_tokens / total.prompt_tokens)
         return _mean(total, hit, sum(map(_mean_in_flight, asked)) / len(asked), 0.0)
-    if prefill_told:
+    if is_prefill_known:
         hit = min(1.0, max(0.0, 1.0 - total.prefill_tokens / total.prompt_tokens))
 
     def of(sums: _Sums) -> WorkloadProfile:

@@ -258,7 +258,7 @@ class Pipeline:
         """End of a replay: everything held becomes rows, or is dropped for a reason."""
         self._learn(self.joiner.drain(flush=True))
 
-    def settle(self) -> None:
+    def flush_for_log(self) -> None:
         """The log is full: what waits is learned as it is, and no entry so far will be needed again.
 
         Else an engine's last step, from which the next row is measured, would keep its entry, and the log full.
@@ -273,7 +273,7 @@ class Pipeline:
 
         What came in by then must have been processed.
         """
-        self._load.forget_silent(now_unix_ns)
+        self._load.forget_idle(now_unix_ns)
         self._learn(self.joiner.drain(now_unix_ns=now_unix_ns))
         return self.joiner.idle_in_ns(now_unix_ns)
 
@@ -367,7 +367,7 @@ class Pipeline:
                 if config_id not in self._quarantined:
                     self._bank.mark_restart(config_id, unix_ns)
             case ConfigReplaced(old, new):
-                self._bank.inherit(new, old)
+                self._bank.warm_start(new, old)
 
     def _learn_rows(
         self, config_id: str, target: Target, rows: RowBlock, engines: Mapping[int, str] | None
@@ -418,8 +418,8 @@ class Pipeline:
         shares = [emitter.span_share for emitter in heard]
         targets = self._targets(config_id, emitters, hits_hidden=hidden, exact=exact)
         share, is_counted = min(filter(None, shares), default=1.0), self.joiner.counts_requests_of(config_id)
-        is_told = quality is Quality.REQUESTS and (is_counted or share < NEARLY_WHOLE)
-        sampling: dict[str, Fact] = {"trace_sampling": round(share, 3)} if is_told else {}
+        is_known = quality is Quality.REQUESTS and (is_counted or share < NEARLY_WHOLE)
+        sampling: dict[str, Fact] = {"trace_sampling": round(share, 3)} if is_known else {}
         if quality is Quality.SAMPLED:
             sampling["step_sampling"] = round(min(emitter.step_share for emitter in emitters), 3)
         if share < WHOLE:  # what was learned before spans were sampled is not told of them
@@ -477,8 +477,8 @@ def _heard_lately(emitters: Sequence[Emitter], *, silent_s: float) -> list[Emitt
     Of a process that has been silent for so long while others went on, nothing more will come, and its doubts would
     stay for good.
     """
-    heard_unix_ns = max((emitter.event_unix_ns for emitter in emitters), default=0) - int(silent_s * 1e9)
-    return [emitter for emitter in emitters if emitter.event_unix_ns >= heard_unix_ns]
+    last_seen_unix_ns = max((emitter.event_unix_ns for emitter in emitters), default=0) - int(silent_s * 1e9)
+    return [emitter for emitter in emitters if emitter.event_unix_ns >= last_seen_unix_ns]
 
 
 @functools.lru_cache(maxsize=64)

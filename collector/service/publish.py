@@ -14,7 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
-from collector.runtime import TOLD_ONCE, Clock, Health, Task
+from collector.runtime import REPORT_ONCE, Clock, Health, Task
 from collector.telemetry import Metrics, table
 from exporters.snapshot_file import (
     SNAPSHOT_NAME,
@@ -29,7 +29,7 @@ from .pipeline import Pipeline
 WRITER = "snapshot-writer"
 COST_SHARE = 0.1
 """Of the worker's time that generations may take: of a thousand configurations they come less often than set."""
-LOOK_AGAIN_S = 0.5
+RECHECK_S = 0.5
 """While a generation is due and may not be made yet, by its share or a fault."""
 QUIET_NS = 10_000_000_000
 """Without anything new for so long, twice the pause of an SDK's exporter, a generation tells what the last left out."""
@@ -62,7 +62,7 @@ class Publisher:
         self._took_ns = 0
         self._generation = 0
         self._current: Snapshot | None = None
-        self._news = News()
+        self._news = StatusChanges()
 
     def current(self) -> Snapshot | None:
         """The newest generation; None until something was learned."""
@@ -78,7 +78,7 @@ class Publisher:
         if self._pipeline.revision[0] == self._published_revision[0]:
             return math.inf
         made_ns = self._clock.monotonic_ns() if self._made_ns is None else self._made_ns
-        return max((made_ns + self._interval_ns - self._clock.monotonic_ns()) / 1e9, LOOK_AGAIN_S)
+        return max((made_ns + self._interval_ns - self._clock.monotonic_ns()) / 1e9, RECHECK_S)
 
     def tick(self, *, final: bool = False) -> None:
         """Publish a new generation if there is something new to say and the last one is old enough."""
@@ -131,7 +131,7 @@ def _change_of(config: ConfigSnapshot) -> _Told:
     return _Told() if change is None else _Told(change.since_unix_nano, change.term)
 
 
-class News:
+class StatusChanges:
     """Writes a line to the log for what a snapshot says that nobody was told yet.
 
     Is shown every snapshot that is published, in order; belongs to the thread that publishes.
@@ -170,17 +170,17 @@ def _tell(config: ConfigSnapshot, told: _Told, now: _Told, now_unix_nano: int) -
     name, change = name_of(config), newest_change(config)
     is_newer = now.since_unix_nano > told.since_unix_nano
     if change is not None and (is_newer or now.term not in {"", told.term}):
-        _log.warning("%s: %s", name, change.text(now_unix_nano), extra=TOLD_ONCE)
+        _log.warning("%s: %s", name, change.text(now_unix_nano), extra=REPORT_ONCE)
     holds = {_NUMBER.sub("#", doubt): _Said(f"not usable: {doubt}") for doubt in config.doubts}
     for odd in outlier_replicas(config.targets.get("step_time")):
         before = told.holds.get(repr(odd.engine), _Said(""))
         holds[repr(odd.engine)] = _Said(odd.text, odd.term or before.term)
     for words, said in holds.items():
         if words not in told.holds or said.term != told.holds[words].term:
-            _log.warning("%s: %s", name, said.text, extra=TOLD_ONCE)
+            _log.warning("%s: %s", name, said.text, extra=REPORT_ONCE)
     for words, said in told.holds.items():
         if words not in holds:
-            _log.info("%s: no longer: %s", name, said.text, extra=TOLD_ONCE)
+            _log.info("%s: no longer: %s", name, said.text, extra=REPORT_ONCE)
     return _Told(max(now.since_unix_nano, told.since_unix_nano), now.term or ("" if is_newer else told.term), holds)
 
 

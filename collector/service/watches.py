@@ -18,7 +18,7 @@ from online import RowOutcome, Target
 
 from .pipeline import Pipeline
 
-LOOK_EVERY_NS = 1_000_000_000
+CHECK_EVERY_NS = 1_000_000_000
 SERIES_ENGINES_MAX = 5
 LABEL_CHARS_MAX = 120
 
@@ -29,10 +29,10 @@ PAUSE_S = 60.0
 
 MEMORY = "memory"
 """In health."""
-STUCK_S = 300.0
+LIVENESS_DEADLINE_S = 300.0
 CHECK_IN_S = 5.0
 """The longest pause between two looks."""
-PATIENCE_NS = 3_000_000_000
+HYSTERESIS_NS = 3_000_000_000
 
 _log = logging.getLogger(__name__)
 
@@ -48,12 +48,12 @@ class EventTime:
         pending: what is held now; replaced, never edited.
     """
 
-    def __init__(self, pipeline: Pipeline, metrics: Metrics, clock: Clock, unread_ns: Callable[[], int]) -> None:
-        """``unread_ns``: how long the oldest export has waited that came and was not read yet."""
+    def __init__(self, pipeline: Pipeline, metrics: Metrics, clock: Clock, queue_age_ns: Callable[[], int]) -> None:
+        """``queue_age_ns``: how long the oldest export has waited that came and was not read yet."""
         self._pipeline = pipeline
         self._metrics = metrics
         self._clock = clock
-        self._unread_ns = unread_ns
+        self._queue_age_ns = queue_age_ns
         self._looked_ns: int | None = None
         self._due_ns: float = math.inf
         self.pending: tuple[Pending, ...] = ()
@@ -61,10 +61,10 @@ class EventTime:
     def tick(self) -> None:
         """Emit idle sources, and say what is pending."""
         now_ns = self._clock.monotonic_ns()
-        if self._looked_ns is not None and now_ns - self._looked_ns < LOOK_EVERY_NS:
+        if self._looked_ns is not None and now_ns - self._looked_ns < CHECK_EVERY_NS:
             return
         self._looked_ns = now_ns
-        idle_in_ns = self._pipeline.emit_idle(self._clock.unix_nano() - self._unread_ns())
+        idle_in_ns = self._pipeline.emit_idle(self._clock.unix_nano() - self._queue_age_ns())
         self._due_ns = math.inf if idle_in_ns is None else now_ns + idle_in_ns
         self.pending = tuple(self._pipeline.pending())
         most = sorted(self.pending, key=lambda one: -(one.steps + one.requests + one.rows))[:SERIES_ENGINES_MAX]
@@ -78,7 +78,7 @@ class EventTime:
 
     def due_in_s(self) -> float:
         """Until the next source is idle, if nothing comes of it; inf without any."""
-        return max(self._due_ns - self._clock.monotonic_ns(), LOOK_EVERY_NS) / 1e9
+        return max(self._due_ns - self._clock.monotonic_ns(), CHECK_EVERY_NS) / 1e9
 
 
 class _Progress(NamedTuple):
@@ -144,12 +144,12 @@ class StallWatch:
         return Stall.JOIN if now.rows_offered == at.rows_offered else Stall.LEARNER
 
 
-class MemoryRelief:
+class MemoryLimiter:
     """Short of memory: learn what is pending, let go of what it was made of, and say so; it passes by itself.
 
     short              exports are refused, retryably (collector/ingest/intake.py); the queue is still learned from
     after 3 s          what is pending is learned as it is, and steps behind it are let go of; again every second
-    ``STUCK_S``        of refusing without a break, the process is not alive: only a restart helps
+    ``LIVENESS_DEADLINE_S``        of refusing without a break, the process is not alive: only a restart helps
 
     Attributes:
         problem: what is the matter, in words; empty while all is well.
@@ -160,7 +160,7 @@ class MemoryRelief:
         guard: MemoryGuard,
         shed: Callable[[], None],
         *,
-        stuck_s: float = STUCK_S,
+        liveness_deadline_s: float = LIVENESS_DEADLINE_S,
         health: Health,
         clock: Clock,
     ) -> None:
@@ -173,7 +173,7 @@ class MemoryRelief:
         self._short_from_start = guard.is_short()
         self._short_ns = self._tried_ns = 0
         if guard.limit_bytes is not None:
-            health.register(MEMORY, stuck_s)
+            health.register(MEMORY, liveness_deadline_s)
 
     def tick(self) -> None:
         """Look, and help if it is needed."""
@@ -194,8 +194,8 @@ class MemoryRelief:
             self.problem = f"more than {limit_mib} MiB in use{without_load}: exports are refused"
             _log.warning("memory is short: %s", self.problem)
             self._short_ns = now_ns
-        if now_ns - self._tried_ns < LOOK_EVERY_NS:
+        if now_ns - self._tried_ns < CHECK_EVERY_NS:
             return
         self._tried_ns = now_ns
-        if now_ns - self._short_ns >= PATIENCE_NS:
+        if now_ns - self._short_ns >= HYSTERESIS_NS:
             self._shed()

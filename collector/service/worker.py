@@ -114,7 +114,7 @@ class Worker:
         drained = ended and rest is None and not self._task.died
         if drained and not (self._abandoned and self._behind):
             return True
-        if drained or (self._durability.keeps_backlog and not self._task.died):
+        if drained or (self._durability.has_log and not self._task.died):
             _log.warning("stopped before the queue was drained: the rest is in the log")
             return True
         spans = sum(export.spans for export in rest.items) if rest is not None else 0
@@ -140,10 +140,10 @@ class Worker:
     def step(self, wait_s: float) -> None:
         """A batch if there is one, then a state and a generation if they are due."""
         if self._behind:  # what an earlier process acknowledged comes before anything new
-            backlog = self._durability.backlog(self._batch_bytes)
-            self._behind = bool(backlog)
-            if backlog:
-                self._learn(backlog, {})
+            read_unlearned = self._durability.read_unlearned(self._batch_bytes)
+            self._behind = bool(read_unlearned)
+            if read_unlearned:
+                self._learn(read_unlearned, {})
         if not self._behind:
             self._learn_from_queue(wait_s)
         self._stall_watch.tick()
@@ -156,7 +156,7 @@ class Worker:
 
         With a log the checkpoint comes first: a start reads again what waits, and joins it with what comes then.
         """
-        if self._durability.keeps_backlog:
+        if self._durability.has_log:
             self._durability.tick(final=True)
         try:
             self._pipeline.flush()
@@ -164,7 +164,7 @@ class Worker:
         except Exception:  # noqa: BLE001 -- as in _learn
             _log.exception("what waits could not be learned")
         self._metrics.merge(self._pipeline.take_counts())
-        if self._durability.keeps_backlog:
+        if self._durability.has_log:
             self._publisher.tick(final=True)
         else:
             self._tick(final=True)
@@ -185,7 +185,7 @@ class Worker:
         finally:
             if batch is not None:
                 self._queue.done(batch)
-        waited_ns = batch.waited_ns if batch is not None else self._queue.unread_ns()
+        waited_ns = batch.waited_ns if batch is not None else self._queue.queue_age_ns()
         self._metrics.set(table.WORKER_LAG, waited_ns / 1e9)
 
     def _learn(self, exports: Sequence[Export], others: Mapping[str, Sequence[Any]]) -> None:

@@ -48,14 +48,14 @@ class JoinEvent(enum.StrEnum):
     ENGINE_EVICTED = "engine_evicted"
     ID_SHARED = "id_shared"
     """Two processes at a time under one ``service.instance.id``: from here on, two engines."""
-    DOUBLE_EMITTER = "double_emitter"
+    DUPLICATE_EMITTER = "duplicate_emitter"
     OPEN_REQUESTS_EVICTED = "open_requests_evicted"
 
 
 class PullOutcome(enum.StrEnum):
     """What came of asking a server for its page, for who it is, or for what it has learned."""
 
-    TAKEN = "taken"
+    READ = "read"
     MERGED = "merged"
     """A state that is in the coefficients of a fleet."""
     UNREACHABLE = "unreachable"

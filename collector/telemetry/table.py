@@ -177,7 +177,7 @@ SCRAPES = _counter(
     "Questions for servers' pages of counters, and for who they are (discovery), by how they ended.",
     of=("counters", "discovery"),
     outcome=(
-        PullOutcome.TAKEN,
+        PullOutcome.READ,
         PullOutcome.UNREACHABLE,
         PullOutcome.REFUSED,
         PullOutcome.UNAUTHENTICATED,

@@ -288,7 +288,7 @@ class RlsLearner(Stateful):
         if not change.prefill:
             self.means.discount(ALARM_KEEP, change.gain)
         if watches:
-            self.shapes.shift(change.log_gain, prefill=change.prefill)
+            self.shapes.rescale(change.log_gain, prefill=change.prefill)
         self.fit.solve_strata(self.scale)
 
     def refit(self, *, release: bool = False) -> None:

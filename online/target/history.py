@@ -130,7 +130,7 @@ class HistoryView(NamedTuple):
     """What was remembered at one moment: the course, and the last rows, oldest first, in us per step."""
 
     features: tuple[str, ...]
-    course: list[HistoryPoint]
+    points: list[HistoryPoint]
     changes: list[Change]
     observed_us: list[float]
     predicted_us: list[float]
@@ -140,18 +140,18 @@ class StepHistory:
     """Of one target; ``kept``: targets that nobody looks at so closely keep nothing.
 
     Attributes:
-        course: what is saved.
+        coefficients: what is saved.
     """
 
     def __init__(self, *, kept: bool) -> None:
         self._kept = kept
         self._rows = np.empty((0, 2), np.float32)
-        self.course = CoefficientHistory()
+        self.coefficients = CoefficientHistory()
 
     def __deepcopy__(self, _memo: object) -> StepHistory:
         """Of a copy that nobody asks for its history."""
         copied = copy.copy(self)
-        copied.course = copy.copy(self.course)
+        copied.coefficients = copy.copy(self.coefficients)
         return copied
 
     def learn(self, view: Design, log_ratio: Floats | None, found: Found | None) -> None:
@@ -164,7 +164,7 @@ class StepHistory:
             self._rows = np.concatenate((self._rows, rows))[-ROWS_MAX:]
         if found is not None:
             kind = ChangeKind.PREFILL_SPEED if found.prefill else ChangeKind.SPEED
-            self.course.mark(kind, int(view.end_ns[-1]), found.gain)
+            self.coefficients.mark(kind, int(view.end_ns[-1]), found.gain)
 
     def record(self, at_ns: int, watcher: RlsLearner | None) -> None:
         """A block was learned, whose last row ended then; error bars exist once the first rows became statistics."""
@@ -176,9 +176,9 @@ class StepHistory:
             stderr = None if watcher.holding else watcher.diagnosis().stderr[: len(names)]
             return watcher.fit.beta[: len(names)], stderr
 
-        self.course.record(at_ns, names, values)
+        self.coefficients.record(at_ns, names, values)
 
     def view(self) -> HistoryView:
         """As of now, for any thread."""
-        course, rows = self.course, self._rows.T.tolist()
+        course, rows = self.coefficients, self._rows.T.tolist()
         return HistoryView(course.names, course.points, course.changes, *rows)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from online.river import RiverLearner
 
 # Guess: of cost against delay; while coefficients are young, every 32 rows move them.
-YOUNG_ROWS = 1024
+WARM_UP_ROWS = 1024
 # Guess: of cost against delay; a block costs the same whatever is in it.
 _LONGEST = 16
 _PROMPT = (Target.STEP_TIME, Target.GPU_TIME)
@@ -124,7 +124,7 @@ class TargetState(Stateful):
     def _size_blocks(self) -> None:
         """The young learn every 32 rows. A block lasts 1 s where somebody waits for changes, else 16 s."""
         watcher, rows, seconds = self.watcher(), self.settings.block_rows, self.settings.block_s
-        young = watcher is None or watcher.rows < YOUNG_ROWS
+        young = watcher is None or watcher.rows < WARM_UP_ROWS
         self.cutter.block_rows = min(NOISE_ROWS, rows) if young else rows
         self.cutter.block_ns = max(1, int((1 if self.target in _PROMPT else _LONGEST) * seconds * 1e9))
 
@@ -170,7 +170,7 @@ class TargetState(Stateful):
 
     # ---------------------------------------------------------------- reading
 
-    def is_told_at_once(self) -> bool:
+    def is_reported_at_once(self) -> bool:
         """Whether a live reader is told by every row; later ones need not wait for the end of a block."""
         watcher = self.watcher()
         return watcher is None or watcher.holding
@@ -237,7 +237,7 @@ class TargetState(Stateful):
         if rows >= MEMORY_ROWS and timeless > WORTH * rows:
             share = f"{timeless / rows:.0%} of its steps seem to take no time"
             doubts[Reason.CLOCK_GRAIN] = f"the clock of its telemetry is too coarse: {share}"
-        odd = watcher.drift.odd_engine(watcher.shapes)
+        odd = watcher.drift.outlier_engine(watcher.shapes)
         if odd is not None and odd.differs:
             name = self.engine_names.get(odd.number, str(odd.number))
             clause = f"its engines disagree: engine {name} takes {odd.ratio:.1f} × as long as the others"
@@ -260,7 +260,7 @@ class TargetState(Stateful):
             "models": {name: [list(model.features.names), model.to_state()] for name, model in self.models.items()},
             "published": None if self.published is None else self.published.to_state(),
             "replicas": [each.to_state() for each in self.replicas],
-            "course": msgspec.to_builtins(self.history.course),
+            "course": msgspec.to_builtins(self.history.coefficients),
             "engine_names": {str(number): name for number, name in self.engine_names.items()},
         }
 
@@ -284,7 +284,7 @@ class TargetState(Stateful):
         watcher = self.watcher()
         if watcher is not None and watcher.features.name in same:
             self.replicas = [Replica.of_state(each, len(watcher.features)) for each in state["replicas"]]
-        self.history.course = CoefficientHistory.of_state(state["course"])
+        self.history.coefficients = CoefficientHistory.of_state(state["course"])
         self.engine_names = {int(number): str(name) for number, name in state["engine_names"].items()}
 
     def add(self, other: TargetState, engines: tuple[str, str] = ("", "")) -> None:
@@ -322,15 +322,15 @@ class TargetState(Stateful):
             if each is not None:
                 self._keep_windows(each, finer=self.finer or other.finer)
         self.finer |= other.finer
-        self.history.course.add(other.history.course)
+        self.history.coefficients.add(other.history.coefficients)
         self.first_ns = min(self.first_ns or other.first_ns, other.first_ns or self.first_ns)
         self.last_ns = max(self.last_ns, other.last_ns)
 
-    def succeed(self, old: TargetState) -> None:
+    def warm_start(self, old: TargetState) -> None:
         """Its configuration changed: the course begins with that of the old one."""
         self.changes += 1
-        self.history.course.add(old.history.course)
-        self.history.course.mark(ChangeKind.CONFIGURATION, old.last_ns)
+        self.history.coefficients.add(old.history.coefficients)
+        self.history.coefficients.mark(ChangeKind.CONFIGURATION, old.last_ns)
 
 
 def _as_far_as_engines_agree(target: TargetSnapshot, spread: float) -> TargetSnapshot:

@@ -230,10 +230,10 @@ def test_no_pod_with_a_vllm_outgrows_its_volume_and_is_evicted(pods):
 def test_every_claim_holds_a_whole_log_and_three_checkpoints_of_all_configurations(renderings):
     sizes = {}
     for documents in renderings:
-        claims = of_kind(documents, "PersistentVolumeClaim")
+        conflicts = of_kind(documents, "PersistentVolumeClaim")
         for spec in specs(documents, "StatefulSet").values():
-            claims += spec.get("volumeClaimTemplates", ())
-        sizes |= {each["metadata"]["name"]: each["spec"]["resources"]["requests"]["storage"] for each in claims}
+            conflicts += spec.get("volumeClaimTemplates", ())
+        sizes |= {each["metadata"]["name"]: each["spec"]["resources"]["requests"]["storage"] for each in conflicts}
     assert sizes.keys() == {"snapshot", "tracefit-snapshot", "tracefit-fleet"}
     for size in sizes.values():
         usable_mib = 0.9 * 1024 * int(size.removesuffix("Gi"))

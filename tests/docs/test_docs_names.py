@@ -25,7 +25,7 @@ from online.rls import IDENTIFIED_ERROR, VIF_MAX
 from online.rows import RowOutcome
 from online.snapshot import Reason
 from online.target import RESIDUAL
-from online.target.target_state import YOUNG_ROWS
+from online.target.target_state import WARM_UP_ROWS
 from tests.support.docs_tables import assert_table, make_table
 from tests.support.kv_batches import FIELDS
 from tests.support.paths import DOCS, ROOT
@@ -146,7 +146,7 @@ LEARNING = (DOCS / "learning.md").read_text(encoding="utf-8")
         (r"what the last (\d+) to \d+ rows", HALF_LIVES_ROWS[0]),
         (r"what the last \d+ to (\d+) rows", HALF_LIVES_ROWS[-1]),
         (r"block: (\d+) rows until", NOISE_ROWS),
-        (r"rows until (\d+) are learned", YOUNG_ROWS),
+        (r"rows until (\d+) are learned", WARM_UP_ROWS),
         (r"learned, then (\d+) rows", Config().block_rows),
         (r"or (\d+) second of event time", Config().block_s),
         (r"2p \+ 1.5 windows of (\d+) rows", NOISE_ROWS),

@@ -114,7 +114,7 @@ def test_successors_take_no_more_places_than_there_are():
     bank = Bank(Config(learners=("rls",), engines_max=2))
     bank.learn("a", Target.STEP_TIME, steps(300, 1).rows)
     for successor in "bcd":
-        bank.inherit(successor, "a")
+        bank.warm_start(successor, "a")
     assert (bank.configs(), [*bank.refused]) == (["a", "b"], ["c", "d"])
 
 

@@ -158,7 +158,7 @@ def test_merge_says_which_state_is_corrupt(saved):
 
 def test_a_change_of_configuration_starts_from_the_old_coefficients_also_after_a_restart():
     bank, cold, test = learned(steps(3000, 1).rows), Bank(RLS), steps(500, 77)
-    bank.inherit("new", "c")
+    bank.warm_start("new", "c")
     for each in (bank, cold):
         each.learn("new", STEP, steps(8, 9, batch=(4, 6), prefill_share=0.0).rows)
     again = restarted(bank)

@@ -69,9 +69,9 @@ class CountingProcessor:
 class NoKeeper:
     """In place of durability: nothing was left behind, nothing is kept."""
 
-    keeps_backlog = False
+    has_log = False
 
-    def backlog(self, _):
+    def read_unlearned(self, _):
         return []
 
     def record_batch(self):

@@ -39,7 +39,7 @@ FIELDS = {
     "Problem": "text is_defect",
     "Verdict": "usable reasons doubts quarantined error rows last_row_unix_nano last_heard_unix_nano replaced change "
     "outliers seen hidden",
-    "Identity": "config_id facts heard_unix_nano replaced",
+    "Identity": "config_id facts last_seen_unix_nano replaced",
     "MeanWork": "prefill_tokens requests decode_context_tokens us",
 }
 CALLS = {

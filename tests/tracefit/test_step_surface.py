@@ -65,8 +65,8 @@ def test_prefills_between_those_that_were_served_follow_the_ones_beside(tokens, 
 def test_shorter_contexts_than_were_served_cost_what_context_costs():
     short_us, long_us = (step_us(BIG, 0, 60, 60 * context) for context in (500, 4_000))
     assert long_us - short_us == pytest.approx(60 * CONTEXT_US * 3_500)
-    untold = learned(SERVED)  # b_C stands in for the batch
-    assert step_us(untold, 0, 60, 60 * 500) < 0.99 * short_us
+    unknown_columns = learned(SERVED)  # b_C stands in for the batch
+    assert step_us(unknown_columns, 0, 60, 60 * 500) < 0.99 * short_us
 
 
 def test_what_was_served_often_is_told_by_its_own_rows():

@@ -91,8 +91,8 @@ MUTANTS = (
     Mutant(
         "shape factors are not shrunk",
         "online/shapes.py",
-        "return self.usual(ids, beta) * believed(self.rows[ids])",
-        "return self.usual(ids, beta)",
+        "return self.mean_log_ratio(ids, beta) * believed(self.rows[ids])",
+        "return self.mean_log_ratio(ids, beta)",
     ),
     Mutant(
         "a fall of speed is no change",

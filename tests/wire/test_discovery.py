@@ -64,7 +64,7 @@ def test_a_server_tells_its_model_version_and_cache():
         "vllm_version": "0.15.1",
     }
     assert set(facts.sources().values()) == {"discovery"}
-    assert outcomes == {PullOutcome.TAKEN: 3}
+    assert outcomes == {PullOutcome.READ: 3}
 
 
 def test_the_blocks_that_a_data_parallel_server_tells_are_shared_by_its_engines():

@@ -25,7 +25,7 @@ def engines():
     return PacedEngine("honest", start_ns, 1, **MODEL), PacedEngine("slow", start_ns, 2, **MODEL)
 
 
-def in_turn(engines, factors, steps=800):
+def is_load_balanced(engines, factors, steps=800):
     """What each engine sends in its turn, each for as long as its steps take."""
     for engine, factor in zip(engines, factors, strict=True):
         yield from engine.exports(steps, factor)
@@ -52,14 +52,14 @@ def test_the_last_speaker_does_not_own_the_coefficients_and_the_disagreement_is_
     caplog.set_level(logging.INFO)
     soon = {"ALLOWED_LATENESS_S": "0.2", "IDLE_TIMEOUT_S": "1"}
     with running_sidecar(tmp_path, **soon) as sidecar:
-        payloads = [*in_turn(engines, (1.0, 3.0)), *in_turn(engines, (1.0, 3.0))]
+        payloads = [*is_load_balanced(engines, (1.0, 3.0)), *is_load_balanced(engines, (1.0, 3.0))]
         step = learn(sidecar, payloads, 3000)
         intercept = next(each for each in step.models["portable"].features if each.name == "intercept")
         assert intercept.coefficient < (4000.0 + 3.0 * 4000.0) / 2.0  # nearer to the first speaker
         assert step.drift.count == 0
     clause = "its engines disagree: engine slow takes 3.0 × as long as the others"
     with running_sidecar(tmp_path, **soon) as sidecar:  # a restart does not forget it
-        assert learn(sidecar, in_turn(engines, (1.0, 3.0), steps=160), 3300).drift.count == 0
+        assert learn(sidecar, is_load_balanced(engines, (1.0, 3.0), steps=160), 3300).drift.count == 0
         page, told = (get(sidecar.http_port, path).decode() for path in ("/", "/readyz"))
         metrics, document = (get(sidecar.http_port, path) for path in ("/metrics", "/snapshot"))
     config = tracefit.load(document).config()
@@ -89,7 +89,7 @@ def test_the_last_speaker_does_not_own_the_coefficients_and_the_disagreement_is_
     ],
 )
 def test_a_change_of_all_engines_is_one_of_speed_and_that_of_one_engine_is_not(engines, paces, steps, changes, reasons):
-    payloads = [payload for factors in paces for payload in in_turn(engines, factors, steps)]
+    payloads = [payload for factors in paces for payload in is_load_balanced(engines, factors, steps)]
     pipeline = replayed(Export(payload, "peer", "grpc", 1) for payload in payloads)
     snapshot = pipeline.snapshot(engines[0].unix_ns, 1)
     assert snapshot.configs[0].targets["step_time"].drift.count == changes

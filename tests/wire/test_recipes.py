@@ -90,5 +90,5 @@ def test_beside_an_untouched_endpoint_plugin_and_page_are_learned_from(tmp_path)
         for payload in steps():
             call_export(sidecar.grpc_port, payload)
         eventually(lambda: "steps+" in learned(sidecar))
-        eventually(lambda: metric(sidecar.http_port, 'tracefit_scrape_pages_total{of="counters",outcome="taken"}') > 0)
+        eventually(lambda: metric(sidecar.http_port, 'tracefit_scrape_pages_total{of="counters",outcome="read"}') > 0)
     assert {scope for scope, _ in names(backend)} == {"app"}

@@ -34,7 +34,7 @@ def scraped_server():
 def test_a_server_with_nothing_set_is_learned_from_by_its_page_alone(tmp_path, monkeypatch):
     for name, value in (("COST_SHARE", 1.0), ("INTERVAL_MIN_S", 0.01), ("STEPS_WANTED", 0.1)):
         monkeypatch.setattr(scrape, name, value)  # this server may be asked as often as it answers
-    monkeypatch.setattr(discovery, "LOOK_NS", 50_000_000)
+    monkeypatch.setattr(discovery, "REFRESH_NS", 50_000_000)
     with scraped_server() as settings, running_sidecar(tmp_path, **settings) as sidecar:
 
         def learned():
@@ -48,7 +48,7 @@ def test_a_server_with_nothing_set_is_learned_from_by_its_page_alone(tmp_path, m
         assert config.config["model"] == "tiny"
         intercept = config.targets["step_time"].models["portable"].features[0]
         assert 12_000 < intercept.coefficient < 22_000
-        assert metric(sidecar.http_port, 'tracefit_scrape_pages_total{of="counters",outcome="taken"}') > 40
+        assert metric(sidecar.http_port, 'tracefit_scrape_pages_total{of="counters",outcome="read"}') > 40
         assert metric(sidecar.http_port, 'tracefit_size{of="servers"}') == 1
         eventually(lambda: sidecar.snapshot().configs[0].config.get("vllm_version") == "0.32.0")
         assert sidecar.snapshot().configs[0].config["max_model_len"] == 2048

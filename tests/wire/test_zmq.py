@@ -255,7 +255,7 @@ def test_of_many_endpoints_one_is_read_as_fast_as_it_publishes(publisher, monkey
 
 
 def test_a_record_of_no_sensible_size_is_not_taken_and_its_publisher_is_heard_again(publisher, monkeypatch, caplog):
-    monkeypatch.setattr("collector.ingest.zmq.SILENT_MS", 500)
+    monkeypatch.setattr("collector.ingest.zmq.IDLE_MS", 500)
     with listening(FPM_FEED, fpm=(publisher.address,)) as subscriber:
         publisher.wait_for_subscriber()
         publisher.publish(packed()[0])

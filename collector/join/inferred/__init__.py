@@ -8,7 +8,7 @@ from .journeys import (
     Chunks,
     RequestRow,
     Run,
-    lay_journey,
+    project_onto_steps,
     request_block,
     rows_of,
     runs_of,
@@ -18,7 +18,7 @@ from .journeys import (
 from .kv import KvSources, KvSteps
 from .occupancy import ApiProcess
 from .sampling import NEARLY_WHOLE, WHOLE, doubts_of
-from .steps import StepView, completed_steps, drops, step_features, trusted_holes
+from .steps import StepView, completed_steps, drops, step_features, trusted_missing_steps
 
 __all__ = [
     "NEARLY_WHOLE",
@@ -37,12 +37,12 @@ __all__ = [
     "completed_steps",
     "doubts_of",
     "drops",
-    "lay_journey",
+    "project_onto_steps",
     "request_block",
     "rows_of",
     "runs_of",
     "split_chunks",
     "step_features",
-    "trusted_holes",
+    "trusted_missing_steps",
     "waiting_steps",
 ]

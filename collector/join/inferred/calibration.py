@@ -148,7 +148,7 @@ class EngineCalibration:
         return np.asarray(np.maximum(tokens - steps["prefill_tokens"], steps["decode_requests"]), float)
 
     @property
-    def hole_scale(self) -> float:
+    def missing_step_scale(self) -> float:
         """1 ÷ the share of requests whose journeys are sent; 1 while that looks like all of them."""
         if self.sums.summary_requests < _REQUESTS_MIN or self.sums.rebuilt_requests <= 0:
             return 1.0

@@ -61,13 +61,13 @@ class Run:
     first_token_step: int | None
 
     @property
-    def silent_steps(self) -> int:
+    def recomputed_steps(self) -> int:
         """Steps of a resumed run that made no token: its recomputation in pieces."""
         steps = self.last_step - self.first_step + 1
         return min(max(0, steps - (self.outputs_end - self.outputs)), steps - 1)
 
 
-def lay_journey(span: CoreSpan, window: StepWindow, runs: Sequence[Run]) -> list[Chunks]:
+def project_onto_steps(span: CoreSpan, window: StepWindow, runs: Sequence[Run]) -> list[Chunks]:
     """Add the request to the columns of the steps of its runs, which are reachable; its multi-step prefills."""
     chunks = []
     for run in runs:
@@ -147,7 +147,7 @@ def _lay_resumed(run: Run, prompt_tokens: int, window: StepWindow) -> None:
     cells, first = window.rebuilt, run.first_step - window.base
     steps = run.last_step - run.first_step + 1
     known_tokens = prompt_tokens + run.outputs
-    silent = run.silent_steps
+    silent = run.recomputed_steps
     context = known_tokens + np.maximum(np.arange(steps) - silent, 0.0)
     context[:silent] = known_tokens * np.arange(1, silent + 1) / (silent + 1)
     _lay_decode(cells, first, context)

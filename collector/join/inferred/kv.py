@@ -235,7 +235,7 @@ class KvSteps:
         for run in runs:
             resumed, tokens, first = run.outputs > 0, span.prompt_tokens + run.outputs, run.first_step
             known = resumed or run.first_token_step is not None
-            last = first + run.silent_steps if resumed else run.first_token_step or run.last_step
+            last = first + run.recomputed_steps if resumed else run.first_token_step or run.last_step
             self._pending.append(Prefill(first, last, tokens, span.request, resumed, known, by_step.get(first)))
             if known and run.last_step > last:
                 self._decodes.append((last + 1, run.last_step, tokens + 1))

@@ -34,7 +34,7 @@ from collector.telemetry import RowDrop
 from online import Floats, Ints, Mask, Quality, RowBlock, Target
 from online.transfer import HIDES_HITS
 
-from .sampling import BY_TURNS, LEFT_TO_CALLERS, WHOLE, TraceSampling, Turns
+from .sampling import BY_TURNS, SAMPLED_BY_CALLERS, WHOLE, Alternation, TraceSampling
 
 Array = TypeVar("Array", Floats, Ints)
 
@@ -124,8 +124,8 @@ class ApiProcess(Emitter):
         self.longest_ns = 0
         self._rows: list[TargetRows] = []
         self.sampling = TraceSampling()
-        self.requests_heard = 0
-        self.turns = Turns()
+        self.requests_seen = 0
+        self.turns = Alternation()
         """Shared by all of its address and server."""
         self.unnamed_export = 0
         """The number of its newest export among those of senders without a name; 0 where it has one."""
@@ -148,7 +148,9 @@ class ApiProcess(Emitter):
         """Why a part of its requests may be missing; empty where nothing speaks for it, or a page counts them."""
         if self.is_counted:
             return ""
-        return BY_TURNS if self.turns.are_taken else LEFT_TO_CALLERS if self.sampling.is_left_to_callers else ""
+        return (
+            BY_TURNS if self.turns.is_alternating else SAMPLED_BY_CALLERS if self.sampling.is_sampled_by_callers else ""
+        )
 
     @property
     def is_whole(self) -> bool:
@@ -185,7 +187,7 @@ class ApiProcess(Emitter):
     def add(self, span: RequestSpan) -> None:
         """Add one finished request."""
         self.sampling.add(span)
-        self.requests_heard += 1
+        self.requests_seen += 1
         if span.output_tokens < 1:
             self.count(RowDrop.INCOMPLETE)
             return
@@ -248,7 +250,7 @@ class ApiProcess(Emitter):
             return
         if share is not None and share < WHOLE:
             self.count(RowDrop.SAMPLED_SPANS, len(ready))
-        elif may_have_part or (self.turns.are_taken and not is_alone):
+        elif may_have_part or (self.turns.is_alternating and not is_alone):
             self.count(RowDrop.AMBIGUOUS, len(ready))
         else:
             self._make_rows(ready, self._finished(ready) if horizon_unix_ns is None else ready)
@@ -336,18 +338,18 @@ class ApiProcess(Emitter):
         span = request.span
         pace_s = (request.last_s - request.first_s) / max(request.output_tokens - 1, 1)
         told_s = span.queue_s + span.prefill_s
-        is_told = not math.isnan(told_s)
-        if not (is_told or pace_s > 0.0):
+        is_known = not math.isnan(told_s)
+        if not (is_known or pace_s > 0.0):
             return
         prompt_tokens = computed_tokens(span, self.hit_ratio)
         in_one_step = prompt_tokens + met < (self.facts.number("max_num_batched_tokens") or TOKEN_BUDGET)
         arrival = BusyArrival(
-            1e6 * (span.first_token_s - (told_s if is_told else 0.0)),
+            1e6 * (span.first_token_s - (told_s if is_known else 0.0)),
             pace_s * 1e6,
             prompt_tokens,
             met + 1.0,
-            1e6 * max(span.prefill_s, 0.0) if is_told and in_one_step else 0.0,
-            is_told=is_told,
+            1e6 * max(span.prefill_s, 0.0) if is_known and in_one_step else 0.0,
+            is_known=is_known,
             context_tokens=max(context_tokens, 0.0),
         )
         self.api_queueing.add_arrivals([arrival])

@@ -52,7 +52,7 @@ _UNEVEN = 4.0
 _EXPORTS_LATEST, _EXPORTS_NEWEST, _TURNS_MIN = 32, 8, 4
 """Two senders that share the load evenly turn half of the time; one that reconnects turns once."""
 _TOO_FEW_TRACES = "too few requests have ended to tell whether spans are sampled"
-LEFT_TO_CALLERS = (
+SAMPLED_BY_CALLERS = (
     "those who send the requests decide which of them have spans, by a rule that need not show; "
     "let tracefit scrape the page, which counts them"
 )
@@ -129,7 +129,7 @@ class TraceSampling:
         return lowest if lowest < WHOLE or whole is not None else None
 
     @property
-    def is_left_to_callers(self) -> bool:
+    def is_sampled_by_callers(self) -> bool:
         """Whether a request may be missing because its caller said so."""
         return self.since_caller < _TRACES_MAX
 
@@ -137,8 +137,8 @@ class TraceSampling:
         """Take one more request."""
         for number, rule in zip(_RULES, self._rules, strict=True):
             rule.add(number(span.trace_id))
-        self._written.add(1.0 if span.kept_share is None else span.kept_share)
-        is_left = span.has_caller and span.kept_share is None
+        self._written.add(1.0 if span.sampling_rate is None else span.sampling_rate)
+        is_left = span.has_caller and span.sampling_rate is None
         self.since_caller = 0 if is_left else min(self.since_caller + 1, _TRACES_MAX)
 
 
@@ -162,31 +162,31 @@ class _WrittenRate:
     def rate(self, rate: float | None) -> None:
         self._requests.extend([1.0 / rate] * _TRACES_MIN if rate is not None else [])
 
-    def add(self, kept_share: float) -> None:
+    def add(self, sampling_rate: float) -> None:
         """Take what one more span says."""
-        self._requests.append(1.0 / max(kept_share, _RATE_MIN))
+        self._requests.append(1.0 / max(sampling_rate, _RATE_MIN))
         self._rate = None
 
 
-class Turns:
+class Alternation:
     """Of senders without a name at one address: whether they send by turns, by the latest exports of all."""
 
     def __init__(self) -> None:
         self._latest: deque[bool] = deque(maxlen=_EXPORTS_LATEST)
 
-    def add(self, *, is_turn: bool) -> None:
-        """Take one more export; ``is_turn``: of a sender heard before, after one of another sender."""
-        self._latest.append(is_turn)
+    def add(self, *, is_other_sender: bool) -> None:
+        """Take one more export; ``is_other_sender``: of a sender heard before, after one of another sender."""
+        self._latest.append(is_other_sender)
 
     @property
-    def are_taken(self) -> bool:
+    def is_alternating(self) -> bool:
         """Whether there are several turns."""
         return sum(self._latest) >= _TURNS_MIN
 
     @property
     def may_begin(self) -> bool:
         """Whether there was one just now, so that the next exports will tell."""
-        return not self.are_taken and any([*self._latest][-_EXPORTS_NEWEST:])
+        return not self.is_alternating and any([*self._latest][-_EXPORTS_NEWEST:])
 
 
 class _SamplingByRule:

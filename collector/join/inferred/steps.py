@@ -127,7 +127,7 @@ def step_features(view: StepView, calibration: EngineCalibration) -> Floats:
 
 def _rebuilt_features(view: StepView, calibration: EngineCalibration) -> Floats:
     """The same by journeys alone; scaled up where they are sampled."""
-    scale = calibration.hole_scale
+    scale = calibration.missing_step_scale
     requests, decoding = view.requests * scale, view.decode_requests * scale
     return raw_features(
         {
@@ -169,7 +169,7 @@ def drops(
     ]
 
 
-def trusted_holes(view: StepView, *, sampled: bool) -> Mask:
+def trusted_missing_steps(view: StepView, *, sampled: bool) -> Mask:
     """Steps without a summary whose journeys can be trusted: those of the summaries around them are all here.
 
     Where journeys are ``sampled``, counts are scaled up, and none can be checked.

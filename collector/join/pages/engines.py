@@ -54,7 +54,7 @@ class Completeness:
             self._since = self.ratio = None
         self._counted.append((unix_ns, steps))
 
-    def hear(self, heard: int, at_ns: int) -> None:
+    def record(self, heard: int, at_ns: int) -> None:
         """Compare with what telemetry has told of until then."""
         if not self._counted or not self._counted[0][0] <= at_ns <= self._counted[-1][0]:
             return
@@ -109,7 +109,7 @@ class PageEngine(Emitter):
         row = self.windows.add(unix_ns, mono_ns, reading)
         newest = self.windows.newest
         self.newest_unix_ns = newest.unix_ns if newest is not None else 0
-        if self.windows.in_turn:  # what was counted until it was noticed is of several servers
+        if self.windows.is_load_balanced:  # what was counted until it was noticed is of several servers
             self.api_queueing = ApiQueueing()
         elif before is not None and newest is not None:
             budget = self.facts.number("max_num_batched_tokens") or TOKEN_BUDGET
@@ -131,8 +131,8 @@ class PageEngine(Emitter):
         self._rows.clear()
         self.windows.gpu_rows.clear()
         engines = [emitter for emitter in emitters if isinstance(emitter, Engine)]
-        heard_unix_ns = max((engine.event_unix_ns for engine in engines), default=0)
-        self.completeness.hear(sum(engine.steps_heard for engine in engines), heard_unix_ns)
+        last_seen_unix_ns = max((engine.event_unix_ns for engine in engines), default=0)
+        self.completeness.record(sum(engine.steps_seen for engine in engines), last_seen_unix_ns)
 
     @property
     def hit_ratio(self) -> float | None:
@@ -171,7 +171,7 @@ class PageEngines:
         ratios = [e.completeness.ratio for e in self.by_key.values() if e.completeness.ratio is not None]
         return min(ratios, default=math.nan)
 
-    def richer_than(self, page: PageEngine, senders: Sequence[Sender]) -> list[Sender]:
+    def preferred_sources(self, page: PageEngine, senders: Sequence[Sender]) -> list[Sender]:
         """The emitters of the same engine that tell more than its page.
 
         The only server is whoever sends. Of several, the one whose host the emitter names; two ranks of one server
@@ -183,12 +183,12 @@ class PageEngines:
 
     def compare(self, page: PageEngine, processes: Iterable[ApiProcess]) -> None:
         """Tell API processes how many of their requests the page counted; ranks that share a page count apart."""
-        own = [each for each in self.richer_than(page, [*processes]) if isinstance(each, ApiProcess)]
+        own = [each for each in self.preferred_sources(page, [*processes]) if isinstance(each, ApiProcess)]
         if not own or not self._counts_requests(page):
             return
         lately_ns = max(each.event_unix_ns for each in own) - self._settings.lateness_ns
         lively = [each for each in own if each.event_unix_ns >= lately_ns]  # others are gone, or idle
-        page.spans.hear(sum(each.requests_heard for each in own), min(each.event_unix_ns for each in lively))
+        page.spans.record(sum(each.requests_seen for each in own), min(each.event_unix_ns for each in lively))
         hit_ratio, ratio = page.hit_ratio, page.spans.ratio
         if ratio is not None:
             ratio /= page.windows.copies  # each of several API servers knows a part of every batch
@@ -200,11 +200,13 @@ class PageEngines:
 
     def has_page_of(self, sender: Sender) -> bool:
         """Whether there is a page of the server that this emitter belongs to."""
-        return any(self.richer_than(page, [sender]) for page in self.by_key.values() if self._is_asked(page))
+        return any(self.preferred_sources(page, [sender]) for page in self.by_key.values() if self._is_asked(page))
 
     def counts_requests_of(self, sender: Sender) -> bool:
         """Whether a page says how many of a sender's requests there are."""
-        return any(self.richer_than(page, [sender]) for page in self.by_key.values() if self._counts_requests(page))
+        return any(
+            self.preferred_sources(page, [sender]) for page in self.by_key.values() if self._counts_requests(page)
+        )
 
     def _counts_requests(self, page: PageEngine) -> bool:
         """Of ranks that share a page each counts its own, and nobody knows whose a span is."""

@@ -360,7 +360,7 @@ def _ended(change: tuple[float, ...], requests: float, wait_s: float, budget_tok
         return []
     prefill_us = 1e6 * prefill_s if prompt < budget_tokens else 0.0
     wait_us, pace_us = 1e6 * wait_s / requests, 1e6 * pace_s
-    return [BusyArrival(wait_us, pace_us, prompt, prefill_us=prefill_us, requests=requests, is_told=True)]
+    return [BusyArrival(wait_us, pace_us, prompt, prefill_us=prefill_us, requests=requests, is_known=True)]
 
 
 UNCLEAN_MAX = 6
@@ -384,7 +384,7 @@ class ScrapeWindows:
     """Front ends that each count a step in which a request of theirs took part."""
     quiet: int = 0
     """Scrapes from which nothing is learned, since a counter fell."""
-    in_turn: bool = False
+    is_load_balanced: bool = False
     """Counters fall again and again: several servers answer at one address."""
     drops: Counter[RowDrop] = field(default_factory=Counter)
     gpu_rows: list[PageRow] = field(default_factory=list)
@@ -405,8 +405,8 @@ class ScrapeWindows:
         scrape = self.occupancy.scrape(unix_ns, mono_ns, reading)
         self.quiet = max(self.quiet - 1, 0)
         if newest is not None and went_back(scrape.since(newest)):
-            self.in_turn = self.quiet > 0
-            self.drops[RowDrop.AMBIGUOUS if self.in_turn else RowDrop.RESTART] += 1
+            self.is_load_balanced = self.quiet > 0
+            self.drops[RowDrop.AMBIGUOUS if self.is_load_balanced else RowDrop.RESTART] += 1
             self.quiet = _QUIET_SCRAPES
             self.occupancy, self.start, self.scrapes = Occupancy(), None, 0
             scrape = self.occupancy.scrape(unix_ns, mono_ns, reading)

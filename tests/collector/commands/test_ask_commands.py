@@ -28,7 +28,7 @@ def portable(bent):
     return step_time_of(bent)["models"]["portable"]
 
 
-def untold(bent):
+def unknown_columns(bent):
     bent["configs"][0]["config"].pop("max_num_batched_tokens")
 
 
@@ -100,7 +100,7 @@ def test_what_is_asked_is_answered_in_the_words_and_units_of_people(asked, comma
             None,
             "outside of what was learned from: requests (1 to 60 seen)",
         ),
-        ("--prompt 5000 --output 100 --concurrency 4", untold, "max_num_batched_tokens (unknown)"),
+        ("--prompt 5000 --output 100 --concurrency 4", unknown_columns, "max_num_batched_tokens (unknown)"),
     ],
 )
 def test_what_lies_outside_is_noted_with_what_was_seen(asked, options, edit, noted):

@@ -45,7 +45,7 @@ def test_the_smallest_share_that_a_sampler_can_write_is_above_none():
     pipeline = replayed(exports_of([Piece("a", "sglang server", span)]))
     assert pipeline.take_counts()[table.DECODED_SPANS, table.ACCEPTED] == 1
     (request,) = decoded(Piece("a", "sglang server", span)).requests
-    assert request.kept_share == 2.0**-56
+    assert request.sampling_rate == 2.0**-56
 
 
 ODD = {

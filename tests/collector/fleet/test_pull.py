@@ -11,7 +11,7 @@ from collector.cli import main
 from collector.commands.ask import read_token
 from collector.fleet import sources as state_places
 from collector.fleet.pull import Puller, PullOptions, pull_once
-from collector.fleet.sources import look
+from collector.fleet.sources import find_targets
 from online import Bank, Snapshot, merge_states
 from online.state import VERSION
 from tests.support.clocks import FakeClock
@@ -197,7 +197,7 @@ def test_a_name_stands_for_every_address_behind_it_and_a_file_of_targets_is_read
     def found(text):
         targets.write_text(text)
         sources = ["dns+http://pods.llm.svc:9464", f"@{targets}", "http://10.0.0.1:9464"]
-        return look(sources, lambda host, _port: behind[host])
+        return find_targets(sources, lambda host, _port: behind[host])
 
     places = found('[{"targets": ["10.0.0.7:9464"]}]')
     names = ["10.0.0.1", "10.0.0.2", "[fd00::1]", "10.0.0.7"]
@@ -217,7 +217,7 @@ def test_a_name_stands_for_every_address_behind_it_and_a_file_of_targets_is_read
     ],
 )
 def test_a_source_is_asked_for_its_state_by_its_name_and_with_its_query(source, url, host, tmp_path):
-    (place,) = look([source])
+    (place,) = find_targets([source])
     assert place.url == url
     fetcher = state_places.StateFetcher(tmp_path, 1.0, str)
     with state_server({}) as server:
@@ -227,12 +227,12 @@ def test_a_source_is_asked_for_its_state_by_its_name_and_with_its_query(source, 
 
 
 def test_of_a_directory_with_too_many_states_the_first_are_taken_and_the_rest_is_said(tmp_path, monkeypatch):
-    monkeypatch.setattr(state_places, "PLACES_MAX", 3)
+    monkeypatch.setattr(state_places, "SOURCES_MAX", 3)
     for number in range(9):
         (tmp_path / f"{number}.bin").write_bytes(b"")
         (tmp_path / f"{number}.json").write_bytes(b"")
     (tmp_path / ".hidden.bin").write_bytes(b"")
-    *taken, rest = look([str(tmp_path)])
+    *taken, rest = find_targets([str(tmp_path)])
     assert [Path(place.name).name for place in taken] == ["0.bin", "1.bin", "2.bin"]
     assert rest.problem == "more than 3 states are in it; the first by name were taken"
 
@@ -266,7 +266,7 @@ def test_a_live_state_that_is_replaced_while_it_is_read_counts_as_it_was(states,
     path = tmp_path / "state.bin"
     path.write_bytes(states["e0"])
     fetcher = state_places.StateFetcher(tmp_path / "kept", 1.0, str)
-    (place,) = look([str(path)])
+    (place,) = find_targets([str(path)])
     (kept,) = fetcher.fetch([place])
     (tmp_path / "new").write_bytes(states["later"])
     (tmp_path / "new").replace(path)

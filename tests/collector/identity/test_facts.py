@@ -7,7 +7,7 @@ import pytest
 from collector.config import Config, Rule
 from collector.config.load import ConfigError, load
 from collector.identity.resolver import (
-    CLAIMS_MAX,
+    CONFLICTS_MAX,
     MODEL_FILE_BYTES_MAX,
     ConfigResolver,
     EngineFacts,
@@ -40,10 +40,10 @@ def test_the_last_claim_that_lost_is_kept_beside_the_fact():
 
 def test_claims_are_bounded():
     facts = EngineFacts()
-    for i in range(CLAIMS_MAX * 2):
+    for i in range(CONFLICTS_MAX * 2):
         facts.learn({f"f{i}": 1}, FactSource.RESOURCE)
         facts.learn({f"f{i}": 2}, FactSource.RULES)
-    assert len(facts.contradictions()) == CLAIMS_MAX
+    assert len(facts.contradictions()) == CONFLICTS_MAX
 
 
 @pytest.fixture

@@ -61,7 +61,7 @@ def scraped(url, *, times=1, timeout_s=60.0, address="", token="", tls=None):
         server = ScrapedServer(ScrapeTarget(url, address), client, Cadence(1.0, 1.0), SystemClock())
         found = [await server.scrape(token) for _ in range(times)]
         await client.close()
-        assert all((page is None) == (outcome is not PullOutcome.TAKEN) for outcome, page in found)
+        assert all((page is None) == (outcome is not PullOutcome.READ) for outcome, page in found)
         return [outcome for outcome, _ in found]
 
     return asyncio.run(ask())
@@ -92,7 +92,7 @@ def listening(answer):
 def test_a_page_is_taken_again_and_again_over_one_connection():
     with PageServer(lambda *_: (200, {}, PAGE)) as server:
         seen, pages = outcomes(config_of(server.url), 5)
-        assert set(seen) == {PullOutcome.TAKEN}
+        assert set(seen) == {PullOutcome.READ}
         assert len(pages) >= 5
         assert pages[0].instance == f"http://127.0.0.1:{server.port}"
         assert pages[0].engines[0].model == "tiny"
@@ -176,14 +176,14 @@ def test_a_server_that_closes_after_each_answer_is_dialled_again_in_the_same_way
     tls.check_hostname = False  # the certificate is of an address
     with listening(answer) as url:
         named = url.replace("http://127.0.0.1", "https://name.invalid")
-        assert scraped(named, times=3, address="127.0.0.1", token="secret", tls=tls) == [PullOutcome.TAKEN] * 3
+        assert scraped(named, times=3, address="127.0.0.1", token="secret", tls=tls) == [PullOutcome.READ] * 3
     assert set(first_bytes) == {b"\x16"}  # a TLS handshake
 
 
 def test_a_server_that_hangs_does_not_keep_the_others_waiting():
     with PageServer(lambda *_: (200, {}, None)) as hanging, PageServer(lambda *_: (200, {}, PAGE)) as good:
         seen, pages = outcomes(config_of(hanging.url, good.url), 8)
-        assert set(seen) == {PullOutcome.TAKEN}
+        assert set(seen) == {PullOutcome.READ}
         assert {page.instance for page in pages} == {f"http://127.0.0.1:{good.port}"}
 
 
@@ -191,12 +191,12 @@ def test_a_server_that_scales_to_zero_and_back_is_found_again():
     seen = []
 
     def answer(*_):
-        return (503, {}, b"") if PullOutcome.TAKEN in seen and PullOutcome.REFUSED not in seen else (200, {}, PAGE)
+        return (503, {}, b"") if PullOutcome.READ in seen and PullOutcome.REFUSED not in seen else (200, {}, PAGE)
 
     with PageServer(answer) as server:
         scraper = Scraper(config_of(server.url), SystemClock(), seen.append)
         scraper.start()
-        eventually(lambda: PullOutcome.REFUSED in seen and seen[-1] is PullOutcome.TAKEN)
+        eventually(lambda: PullOutcome.REFUSED in seen and seen[-1] is PullOutcome.READ)
         scraper.stop()
 
 
@@ -218,7 +218,7 @@ def test_tls_needs_a_certificate_that_is_trusted_and_authorities_are_read_only_w
     with PageServer(lambda *_: (200, {}, PAGE), context=context) as server:
         url = f"https://127.0.0.1:{server.port}/metrics"
         assert outcomes(config_of(url), 1)[0][0] is PullOutcome.UNREACHABLE
-        assert outcomes(config_of(url, ca_file=str(authority.ca)), 1)[0][0] is PullOutcome.TAKEN
+        assert outcomes(config_of(url, ca_file=str(authority.ca)), 1)[0][0] is PullOutcome.READ
     assert Scraper(Config(), SystemClock()).tls is None
     with pytest.raises(ConfigError, match="ca_file"):
         Scraper(Config(ca_file=str(tmp_path / "none")), SystemClock())
@@ -251,7 +251,7 @@ def test_every_address_behind_a_name_is_a_server_of_its_own():
     targets = TargetList(config, resolve)
     both = ["http://10.0.0.1:8000", "http://10.0.0.2:8000"]
     for expected in (both, both, both[1:]):  # what it gave before stays
-        assert [target.server for target in targets.look()] == expected
+        assert [target.server for target in targets.find_targets()] == expected
     assert not targets.static
 
 
@@ -281,7 +281,7 @@ def test_a_file_of_targets_is_read_as_prometheus_reads_it(tmp_path):
 def test_a_bad_file_of_targets_takes_none_of_the_other_servers_away(tmp_path, caplog, content):
     bad = tmp_path / "bad.json"
     bad.write_text(content)
-    assert [target.url for target in TargetList(config_of("http://a:1", str(bad))).look()] == ["http://a:1"]
+    assert [target.url for target in TargetList(config_of("http://a:1", str(bad))).find_targets()] == ["http://a:1"]
     assert str(bad) in caplog.text
     assert "hunter2" not in caplog.text
 
@@ -302,12 +302,15 @@ def test_a_server_is_asked_who_it_is_where_its_page_stands(url, address, base):
 
 def test_the_number_of_servers_is_bounded(monkeypatch):
     monkeypatch.setattr("collector.ingest.scrape.SERVERS_MAX", 7)
-    assert len(TargetList(Config(scrape=tuple(f"http://h{n}/metrics" for n in range(20)))).look()) == 7
+    assert len(TargetList(Config(scrape=tuple(f"http://h{n}/metrics" for n in range(20)))).find_targets()) == 7
 
 
 def test_the_command_line_adds_to_the_file_what_is_not_in_it():
     config = scraping(Config(), ["http://h:8000/metrics", "other:9000"])
-    assert [target.url for target in TargetList(config).look()] == ["http://h:8000/metrics", "http://other:9000"]
+    assert [target.url for target in TargetList(config).find_targets()] == [
+        "http://h:8000/metrics",
+        "http://other:9000",
+    ]
     assert scraping(config, ["other:9000", "http://b/metrics"]).scrape == (*config.scrape, "http://b/metrics")
 
 
@@ -338,7 +341,7 @@ def test_all_sources_that_give_nothing_are_named_in_one_line_without_what_they_a
         raise OSError("no such name")
 
     files = tuple(str(tmp_path / name) for name in ("a.json", "b.json"))
-    assert TargetList(Config(scrape=("dns+http://pods:8000/m?token=hunter2", *files)), resolve).look() == []
+    assert TargetList(Config(scrape=("dns+http://pods:8000/m?token=hunter2", *files)), resolve).find_targets() == []
     (line,) = caplog.messages
     assert all(name in line for name in ("http://pods:8000/m: no such name", *files))
     assert "hunter2" not in line
@@ -347,7 +350,7 @@ def test_all_sources_that_give_nothing_are_named_in_one_line_without_what_they_a
 def test_every_server_whose_page_is_not_read_is_named_with_what_it_lacks(caplog):
     caplog.set_level(logging.INFO)
     log, later_ns = OutcomeLog(), int(EVERY_S * 1e9)
-    log.note("http://a", "taken", 0)
+    log.note("http://a", "read", 0)
     log.note("http://b", "missing_families: vllm:num_requests_running", 0)
     log.note("http://c", "timeout", 0)
     assert caplog.messages == ["page read of http://a"]

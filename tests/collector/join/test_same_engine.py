@@ -40,7 +40,7 @@ def test_an_engine_with_two_emitters_is_learned_once(run, first, size):
     both.sort(key=lambda piece: piece.span.end_time_unix_nano)
     pipeline = replayed(exports_of(both, size))
     counts = pipeline.take_counts()
-    assert counts[table.JOIN_EVENTS, JoinEvent.DOUBLE_EMITTER] == 1
+    assert counts[table.JOIN_EVENTS, JoinEvent.DUPLICATE_EMITTER] == 1
     (config,) = pipeline.snapshot(0, 1).configs
     assert [engine.instance for engine in config.engines] == ["plugin"]
     assert config.telemetry == Quality.STEPS_PLUS.label
@@ -57,11 +57,11 @@ def test_two_engines_that_begin_in_the_same_moment_are_two(run):
         for stamp in ("step.ts_start_ns", "step.ts_end_ns"):
             summary[stamp] += 100_000 * (late + 1)
     pipeline = replayed(exports_of(pieces(run, instance="a") + pieces(other, instance="b", api="api-1")))
-    assert pipeline.take_counts()[table.JOIN_EVENTS, JoinEvent.DOUBLE_EMITTER] == 0
+    assert pipeline.take_counts()[table.JOIN_EVENTS, JoinEvent.DUPLICATE_EMITTER] == 0
     assert len(pipeline.joiner.engines) == 2
 
 
 def test_too_few_common_steps_prove_nothing(run):
     few = dataclasses.replace(plugin_of(run), summaries=plugin_of(run).summaries[:19])
     pipeline = replayed(exports_of(pieces(run, instance="a") + pieces(few, instance="b")))
-    assert pipeline.take_counts()[table.JOIN_EVENTS, JoinEvent.DOUBLE_EMITTER] == 0
+    assert pipeline.take_counts()[table.JOIN_EVENTS, JoinEvent.DUPLICATE_EMITTER] == 0

@@ -9,7 +9,7 @@ import io
 import pytest
 import zstandard
 
-from collector.fleet.sources import look
+from collector.fleet.sources import find_targets
 from collector.recordings import STDIN, by_source, merged, open_recordings, source_of
 from collector.runtime.filesystem import StartError
 from tests.support.step_exports import delimited, make_export
@@ -85,7 +85,7 @@ def test_a_directory_that_may_not_be_read_is_not_one_without_files(tmp_path, mon
     monkeypatch.setattr("os.scandir", refused)
     with pytest.raises(PermissionError):
         open_recordings([tmp_path], print)
-    assert [place.problem for place in look([str(tmp_path)])] == ["Permission denied"]
+    assert [place.problem for place in find_targets([str(tmp_path)])] == ["Permission denied"]
 
 
 class Pipe(io.BytesIO):

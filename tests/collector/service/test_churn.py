@@ -52,7 +52,7 @@ def test_what_is_held_does_not_grow_with_the_processes_ever_seen(monkeypatch):
         met.merge(generation(pipeline, number))
         if number % 3 == 0:
             held.append(reachable(pipeline))
-    for event in (JoinEvent.ENGINE_EVICTED, JoinEvent.DOUBLE_EMITTER):
+    for event in (JoinEvent.ENGINE_EVICTED, JoinEvent.DUPLICATE_EMITTER):
         assert met[table.JOIN_EVENTS, event] >= 25 * ENGINES
     assert max(held[-3:]) <= 1.05 * max(held[3:6])
     assert pipeline.joiner.emitters_held <= 2 * ENGINES

@@ -7,7 +7,7 @@ import pytest
 from collector.decode import Export
 from collector.runtime.filesystem import MemoryGuard
 from collector.runtime.tasks import Health
-from collector.service.watches import MemoryRelief
+from collector.service.watches import MemoryLimiter
 from collector.telemetry import JoinEvent, table
 from tests.support.clocks import FakeClock
 from tests.support.gpu_server import step_payloads
@@ -26,7 +26,7 @@ class House:
         self.health = Health(self.clock)
         self.used_mib, self.freed_mib, self.sheds = used_mib, freed_mib, 0
         guard = MemoryGuard(100 * MIB, lambda: self.used_mib * MIB)
-        self.relief = MemoryRelief(guard, self.shed, stuck_s=60.0, health=self.health, clock=self.clock)
+        self.relief = MemoryLimiter(guard, self.shed, liveness_deadline_s=60.0, health=self.health, clock=self.clock)
 
     def shed(self):
         self.sheds += 1

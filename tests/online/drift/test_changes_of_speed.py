@@ -69,7 +69,7 @@ def test_a_change_on_a_machine_that_always_runs_the_same_batch_is_reported_with_
     assert drift.gain == pytest.approx(1.38, rel=0.1)
 
 
-def in_turn(*parts):
+def is_load_balanced(*parts):
     """Rows of steps that take so many times as long as usual, term by term: (rows, times) each."""
     rows, end_ns = [], int(1.7e18)
     for seed, (n, times) in enumerate(parts):
@@ -87,14 +87,14 @@ UNNAMED = np.array([1.0, 1.0, 2.5, 1.8])
     ids=["prefill", "all, later", "all, a piece of it"],
 )
 def test_a_change_that_no_single_term_explains_does_not_hide_the_next(rows, more, count, gain):
-    drift = drift_after(in_turn((6000, 1.0), (rows, UNNAMED), (700, UNNAMED * more)))
+    drift = drift_after(is_load_balanced((6000, 1.0), (rows, UNNAMED), (700, UNNAMED * more)))
     assert drift.count == count
     assert drift.gain == pytest.approx(gain, rel=0.15)
 
 
 @pytest.mark.parametrize("detector", ["adwin", "page_hinkley"])
 def test_what_moved_is_compared_with_what_was_before_the_change_whoever_detects_it(detector):
-    run = Watched(in_turn((4000, 1.0), (3000, [1.5, 1.0, 1.0, 1.0])), detector)
+    run = Watched(is_load_balanced((4000, 1.0), (3000, [1.5, 1.0, 1.0, 1.0])), detector)
     assert run.model.drift.term == "intercept"
     assert run.model.drift.added == pytest.approx(4500.0, rel=0.01)
 

@@ -70,7 +70,7 @@ def test_factors_survive_a_merge():
 def test_a_changed_configuration_at_another_speed_comes_to_the_same_factors_and_error_bars(gain):
     bank = learned(bent(3000, 5))
     for name, speed in (("same", 1.0), ("other", gain)):
-        bank.inherit(name, "c")
+        bank.warm_start(name, "c")
         bank.learn(name, STEP, bent(1500, 6, gain=speed))
     assert factors(bank, "other") == pytest.approx(factors(bank, "same"), rel=0.02)
     same, other = (

@@ -104,6 +104,6 @@ def test_what_a_changed_configuration_inherits_is_told_of_all_its_targets():
     bank = learned(steps(10, 7).rows, target=Target.SCHEDULE_TIME)
     bank.learn("old", Target.SCHEDULE_TIME, steps(3000, 6).rows)
     before = bank.targets("c", exact=False)["schedule_time"]
-    bank.inherit("c", "old")
+    bank.warm_start("c", "old")
     assert bank.targets("c", exact=False)["schedule_time"] != before
     assert bank.targets("c", exact=False) == bank.targets("c")

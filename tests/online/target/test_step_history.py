@@ -43,11 +43,11 @@ def test_the_course_and_what_happened_survive_a_restart():
     bank = learned(steps(1500, 2, drift_at=900, gain=1.5).rows)
     bank.mark_restart("c", 5)
     before, after = (each.history("c").view() for each in (bank, restarted(bank)))
-    assert after.course == before.course
+    assert after.points == before.points
     assert after.features == before.features == ("intercept", "prefill_tokens", "decode_context_tokens", "requests")
     assert [change.kind for change in after.changes] == [ChangeKind.RESTART, ChangeKind.SPEED]
     assert after.changes[-1].gain == pytest.approx(1.5, rel=0.1)
-    point = after.course[-1]
+    point = after.points[-1]
     assert point.coefficient[0] == pytest.approx(9000 * 1.5, rel=0.2)
     assert all(bar > 0 for bar in point.stderr)
     assert after.observed_us == []
@@ -57,23 +57,23 @@ def test_after_a_restart_with_other_feature_sets_the_history_is_of_the_new_ones(
     bank = learned(steps(1500, 2).rows)
     columns = {"step_time": ("prefill_tokens", "requests")}
     again = restarted(bank, Config(learners=("rls",), feature_sets=("custom",), custom=columns))
-    course = bank.history("c").view().course
+    course = bank.history("c").view().points
     again.learn("c", STEP, steps(600, 3, start_ns=course[-1].at_ns + 1).rows)
     again.learn("c", STEP, steps(3000, 3, start_ns=course[-1].at_ns + 60 * S).rows)
     view = again.history("c").view()
     assert view.features == ("prefill_tokens", "requests")
-    assert len(view.course[-1].coefficient) == len(view.features)
+    assert len(view.points[-1].coefficient) == len(view.features)
 
 
 def test_a_server_that_came_back_as_another_configuration_goes_on_behind_its_old_course():
     bank = learned(steps(1500, 2).rows)
-    old = bank.history("c").view().course
-    bank.inherit("d", "c")
-    assert bank.history("d").view().course == old
+    old = bank.history("c").view().points
+    bank.warm_start("d", "c")
+    assert bank.history("d").view().points == old
     assert [change.kind for change in bank.history("d").view().changes] == [ChangeKind.CONFIGURATION]
     assert "step_time" not in bank.targets("d")
     bank.learn("d", STEP, steps(1500, 3, start_ns=old[-1].at_ns + 100 * S).rows)
-    course = bank.history("d").view().course
+    course = bank.history("d").view().points
     assert course[: len(old)] == old
     assert len(course) > len(old)
 
@@ -81,10 +81,10 @@ def test_a_server_that_came_back_as_another_configuration_goes_on_behind_its_old
 def test_a_merge_of_states_that_follow_each_other_has_the_course_of_both():
     first, second = learned(steps(1500, 2).rows), learned(steps(1500, 3, start_ns=1_800_000_000 * S).rows)
     second.mark_restart("c", 1_800_000_009 * S)
-    courses = [bank.history("c").view().course for bank in (first, second)]
+    courses = [bank.history("c").view().points for bank in (first, second)]
     first.merge(second)
     merged = first.history("c").view()
-    assert merged.course == courses[1], "the first one lies more than a day before"
+    assert merged.points == courses[1], "the first one lies more than a day before"
     assert len(merged.changes) == 1
 
 

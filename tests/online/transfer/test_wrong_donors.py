@@ -57,7 +57,7 @@ def test_a_donor_is_dropped_where_the_own_fit_is_twice_as_good():
     """It knows precisely that its long contexts cost nothing, which no few rows of short ones would move."""
     bank, cold = Bank(SETTINGS), Bank(SETTINGS)
     bank.learn("old", STEP, _long_contexts(2000, 1))
-    bank.inherit("new", "old")
+    bank.warm_start("new", "old")
     own = steps(600, 2, beta=BETA * [0.3, 1, 10, 1]).rows
     for each in (bank, cold):
         each.learn("new", STEP, own)
@@ -69,7 +69,7 @@ def test_a_donor_is_dropped_where_the_own_fit_is_twice_as_good():
 def test_a_donor_that_is_like_it_stays():
     bank = Bank(SETTINGS)
     bank.learn("old", STEP, steps(2000, 1).rows)
-    bank.inherit("new", "old")
+    bank.warm_start("new", "old")
     bank.learn("new", STEP, steps(600, 2, prefill_share=0.0).rows)
     prefill = _new_of(bank)["prefill_tokens"]
     assert prefill.coefficient == pytest.approx(BETA[1], rel=0.05)

@@ -93,6 +93,6 @@ def test_completeness_is_steps_heard_over_steps_counted(front_ends):
         page.add(number * 10**9, number * 10**9, simulated.reading(steps=front_ends * steps))
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(Engine, "event_unix_ns", number * 10**9)
-            engine.steps_heard = int(0.8 * steps)
+            engine.steps_seen = int(0.8 * steps)
             page.yield_to([engine])
     assert page.completeness.ratio == pytest.approx(0.8, abs=0.01)

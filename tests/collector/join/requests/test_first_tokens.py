@@ -28,7 +28,7 @@ def waits(ahead, requests=400, api_us=8000.0, prefill_us=0.0, seed=1, per_reques
 
 def found_of(arrivals, costs=StepCosts(), *, told=False):  # noqa: B008 - immutable
     """What they tell, of how the time grows with the requests in flight too."""
-    return first_tokens_of([[msgspec.structs.replace(each, is_told=told) for each in arrivals]], costs, told=told)
+    return first_tokens_of([[msgspec.structs.replace(each, is_known=told) for each in arrivals]], costs, told=told)
 
 
 def api_us_of(found):

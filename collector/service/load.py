@@ -8,13 +8,13 @@ has other steps.
     ITL         = sum of FIRST_TOKEN -> FINISHED / sum of (output tokens - 1)
     TTFT        = mean of QUEUED -> FIRST_TOKEN
     running     = sum running decoding / sum decoding                      over steps: what a decoding request meets
-    concurrency = the same of running + waiting
-                  sum of QUEUED -> FINISHED / the time they span           without steps, by Little's law
+                  integral running² / integral running                     over time, where requests alone are known
+    concurrency = the same with running + waiting in place of the first running
     prefix hit  = 1 - prefill tokens of steps / prompt tokens of requests  where all steps come, clipped to 0 … 1
-                  cached tokens / prompt tokens of requests                without steps
-                  0                                                        where steps are missing: they tell no hits
+                  cached tokens / prompt tokens of requests                where requests tell them, else 0
 
-The first compares what was computed with what has finished: while load grows it is too low, while it falls too high.
+In a burst a request meets many more than there are on the mean over time: the times between bursts are met by nobody.
+The prefix hit compares what was computed with what has finished: it is too low while load grows, else too high.
 
 Of a server whose page is all that is known, the same sums grow between two of its pages: finished requests, their
 tokens; inter-token and first-token latencies; the gauges running + waiting, weighted with the tokens decoded
@@ -24,9 +24,9 @@ meanwhile; prefix hits ÷ prompt tokens. Nothing is added across a counter that 
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Final
 
 import numpy as np
@@ -40,6 +40,8 @@ from online import ConfigSnapshot, Quality
 MINUTE_NS: Final = 60_000_000_000
 MINUTES: Final = 5
 PROCESSES_MAX: Final = 128
+REQUESTS_MAX: Final = 4096
+"""Of each process: the newest, by which it is told whom each of them met."""
 REQUESTS_MIN: Final = 5
 """Fewer finished requests are no mix."""
 _SECONDS_MAX: Final = 86_400.0
@@ -56,7 +58,7 @@ Counted = tuple[float, ...]
 
 @dataclass(slots=True)
 class _Sums:
-    """Of one process; all but the two ends of what its requests span add up."""
+    """Of one process and minute; all of them add up."""
 
     requests: float = 0.0
     prompt_tokens: float = 0.0
@@ -66,55 +68,15 @@ class _Sums:
     waited_s: float = 0.0
     decoding_s: float = 0.0
     decoded_tokens: float = 0.0
-    in_flight_s: float = 0.0
     prefill_tokens: float = 0.0
     decoding: float = 0.0
     ran: float = 0.0
     waited: float = 0.0
-    began_s: float = math.inf
-    ended_s: float = -math.inf
 
     def add(self, other: _Sums) -> None:
         """Take in what another bucket or engine holds."""
-        began_s, ended_s = min(self.began_s, other.began_s), max(self.ended_s, other.ended_s)
         for each in fields(self):
             setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
-        self.began_s, self.ended_s = began_s, ended_s
-
-    def add_core(self, span: CoreSpan) -> None:
-        """A request by its marks, if it was queued, had a first token and finished."""
-        at_ns: dict[SpanEventKind, int] = {}
-        for mark in span.marks:
-            at_ns.setdefault(mark.kind, mark.ts_ns)
-        queued_ns, first_ns = at_ns.get(SpanEventKind.QUEUED), at_ns.get(SpanEventKind.FIRST_TOKEN)
-        finished_ns = at_ns.get(SpanEventKind.FINISHED)
-        if queued_ns is not None and first_ns is not None and finished_ns is not None:
-            waited_s, decoding_s = (first_ns - queued_ns) / 1e9, (finished_ns - first_ns) / 1e9
-            self._add_request(span.prompt_tokens, span.marks[-1].output_tokens, waited_s, decoding_s, finished_ns / 1e9)
-
-    def add_request(self, span: RequestSpan) -> None:
-        """A request that its span tells; its time in the API process is left out where queue and prefill are told."""
-        waited_s = span.queue_s + span.prefill_s
-        waited_s = span.first_token_s if math.isnan(waited_s) else waited_s
-        end_s = span.end_unix_ns / 1e9
-        if self._add_request(span.prompt_tokens, span.output_tokens, waited_s, span.decode_s, end_s):
-            self.cached_tokens += max(span.cached_tokens, 0)
-
-    def _add_request(self, prompt: int, output: int, waited_s: float, decoding_s: float, end_s: float) -> bool:
-        """Whether it is added: numbers that cannot be are left out, NaN among them."""
-        tokens_sane = 0 < prompt <= _TOKENS_MAX and 0 < output <= _TOKENS_MAX
-        if not (tokens_sane and 0.0 <= waited_s <= _SECONDS_MAX and 0.0 <= decoding_s <= _SECONDS_MAX):
-            return False
-        self.requests += 1
-        self.first_tokens += 1
-        self.prompt_tokens += prompt
-        self.output_tokens += output
-        self.waited_s += waited_s
-        self.decoding_s += decoding_s
-        self.decoded_tokens += output - 1
-        self.in_flight_s += waited_s + decoding_s
-        self.began_s, self.ended_s = min(self.began_s, end_s - waited_s - decoding_s), max(self.ended_s, end_s)
-        return True
 
     def add_steps(self, steps: StepColumns) -> None:
         """Who ran in them, and what they prefilled."""
@@ -164,10 +126,12 @@ class _Sums:
 
 @dataclass(slots=True)
 class _Process:
-    """What one process said, by the minute of its events, and when it was last heard of by our clock."""
+    """What one process said, by the minute of its events, and when it was last seen by our clock."""
 
     last_seen_unix_ns: int
     minutes: dict[int, _Sums] = field(default_factory=dict)
+    in_flight: deque[tuple[float, float, float]] = field(default_factory=lambda: deque(maxlen=REQUESTS_MAX))
+    """When each of the newest requests was queued, was first scheduled and finished, in seconds."""
 
     def at(self, unix_ns: int) -> _Sums:
         """The sums of the minute of an event; what is older than all that are kept goes with the oldest."""
@@ -175,6 +139,69 @@ class _Process:
         if minute not in self.minutes:
             self.minutes = {each: sums for each, sums in self.minutes.items() if each > minute - MINUTES}
         return self.minutes.setdefault(minute, _Sums())
+
+    def add_core(self, span: CoreSpan) -> None:
+        """A request by its marks, if it was queued, had a first token and finished."""
+        at_ns: dict[SpanEventKind, int] = {}
+        for mark in span.marks:
+            at_ns.setdefault(mark.kind, mark.ts_ns)
+        kinds = (SpanEventKind.QUEUED, SpanEventKind.FIRST_TOKEN, SpanEventKind.FINISHED)
+        if all(kind in at_ns for kind in kinds):
+            queued_ns, first_ns, finished_ns = (at_ns[kind] for kind in kinds)
+            queue_s = (at_ns.get(SpanEventKind.SCHEDULED, queued_ns) - queued_ns) / 1e9
+            waited_s, decoding_s = (first_ns - queued_ns) / 1e9, (finished_ns - first_ns) / 1e9
+            tokens = span.prompt_tokens, span.marks[-1].output_tokens, 0
+            self._add(span.end_unix_ns, tokens, queue_s, waited_s, decoding_s)
+
+    def add_request(self, span: RequestSpan) -> None:
+        """A request that its span tells; its time in the API process is left out where queue and prefill are told."""
+        queue_s, waited_s = span.queue_s, span.queue_s + span.prefill_s
+        if math.isnan(waited_s):
+            queue_s, waited_s = 0.0, span.first_token_s
+        tokens = span.prompt_tokens, span.output_tokens, max(span.cached_tokens, 0)
+        self._add(span.end_unix_ns, tokens, queue_s, waited_s, span.decode_s)
+
+    def _add(
+        self, end_unix_ns: int, tokens: tuple[int, int, int], queue_s: float, waited_s: float, decoding_s: float
+    ) -> None:
+        """A request of so many tokens of prompt, of output and cached; numbers that cannot be are left out."""
+        prompt, output, cached = tokens
+        if not (0 < prompt <= _TOKENS_MAX and 0 < output <= _TOKENS_MAX):
+            return
+        if not (0.0 <= queue_s <= waited_s <= _SECONDS_MAX and 0.0 <= decoding_s <= _SECONDS_MAX):  # false for NaN too
+            return
+        self.at(end_unix_ns).add(
+            _Sums(
+                requests=1,
+                first_tokens=1,
+                prompt_tokens=prompt,
+                output_tokens=output,
+                cached_tokens=cached,
+                waited_s=waited_s,
+                decoding_s=decoding_s,
+                decoded_tokens=output - 1,
+            )
+        )
+        end_s = end_unix_ns / 1e9
+        queued_s = end_s - waited_s - decoding_s
+        self.in_flight.append((queued_s, queued_s + queue_s, end_s))
+
+    def loads(self) -> dict[int, _Sums]:
+        """The minutes; where neither steps nor pages said whom a request met, with what the requests say of it."""
+        if not self.in_flight or any(sums.decoding for sums in self.minutes.values()):
+            return self.minutes
+        ends_s = np.sort(np.array(self.in_flight), axis=0)
+        moments_s = np.sort(ends_s, axis=None)
+        queued, scheduled, finished = (np.searchsorted(column, moments_s[:-1], side="right") for column in ends_s.T)
+        running = scheduled - finished
+        running_s, minute_of = running * np.diff(moments_s), moments_s[:-1] * 1e9 // MINUTE_NS
+
+        def met(minute: int, sums: _Sums) -> _Sums:
+            weights = np.where(minute_of == minute, running_s, 0.0)
+            waited = float(weights @ (queued - scheduled))
+            return replace(sums, decoding=float(weights.sum()), ran=float(weights @ running), waited=waited)
+
+        return {minute: met(minute, sums) for minute, sums in self.minutes.items()}
 
 
 class RecentLoad:
@@ -191,9 +218,9 @@ class RecentLoad:
             return
         process = self._process(telemetry.instance)
         for span in telemetry.core:
-            process.at(span.end_unix_ns).add_core(span)
+            process.add_core(span)
         for request in telemetry.requests:
-            process.at(request.end_unix_ns).add_request(request)
+            process.add_request(request)
         minutes = telemetry.steps["unix_ns"] // MINUTE_NS
         for minute in np.unique(minutes).tolist():
             process.at(minute * MINUTE_NS).add_steps(telemetry.steps[minutes == minute])
@@ -256,51 +283,43 @@ def _sum_of(many: Iterable[_Sums]) -> _Sums:
 
 
 def _mix_of(processes: Sequence[_Process], *, is_prefill_known: bool) -> WorkloadProfile | None:
-    """The mix of the last minutes, and of each of them where steps or pages tell whom a request met in it."""
-    asked = [each for each in (_sum_of(process.minutes.values()) for process in processes) if each.requests]
-    total, hit = _sum_of(asked), 0.0
+    """The mix of the last minutes, and of each of them where its requests met others."""
+    asked = [loads for loads in (process.loads() for process in processes) if any(s.requests for s in loads.values())]
+    total = _sum_of(sums for loads in asked for sums in loads.values())
     if total.requests < REQUESTS_MIN:
         return None
-    if not total.decoding:
-        hit = min(1.0, total.cached_tokens / total.prompt_tokens)
-        return _mean(total, hit, sum(map(_mean_in_flight, asked)) / len(asked), 0.0)
-    if is_prefill_known:
-        hit = min(1.0, max(0.0, 1.0 - total.prefill_tokens / total.prompt_tokens))
-
-    def of(sums: _Sums) -> WorkloadProfile:
-        return _mean(sums, hit, sums.ran / sums.decoding, sums.waited / sums.decoding)
-
-    return of(total)._replace(parts=tuple(map(of, _parts_of(processes))))
+    computed = total.prompt_tokens - total.cached_tokens
+    if is_prefill_known and total.prefill_tokens:
+        computed = min(total.prefill_tokens, total.prompt_tokens)
+    hit = 1.0 - max(computed, 0.0) / total.prompt_tokens
+    return _mean(total, hit)._replace(parts=tuple(_mean(part, hit) for part in _parts_of(asked)))
 
 
-def _parts_of(processes: Sequence[_Process]) -> list[_Sums]:
+def _parts_of(processes: Sequence[dict[int, _Sums]]) -> list[_Sums]:
     """All that the processes said, by minutes back from the newest of each; one with few requests joins the next."""
     parts = [_Sums()]
     for back in range(MINUTES):
         if parts[-1].requests >= REQUESTS_MIN and parts[-1].decoding:
             parts.append(_Sums())
-        for process in processes:
-            parts[-1].add(process.minutes.get(max(process.minutes) - back, _Sums()))
+        for minutes in processes:
+            parts[-1].add(minutes.get(max(minutes) - back, _Sums()))
     if len(parts) > 1 and not (parts[-1].requests >= REQUESTS_MIN and parts[-1].decoding):
         few = parts.pop()
         parts[-1].add(few)
     return parts
 
 
-def _mean(total: _Sums, prefix_hit: float, running: float, waiting: float) -> WorkloadProfile:
+def _mean(total: _Sums, prefix_hit: float) -> WorkloadProfile:
+    met = total.decoding or 1.0
+    running = max(1.0, total.ran / met)
     return WorkloadProfile(
         prompt_tokens=total.prompt_tokens / total.requests,
         output_tokens=total.output_tokens / total.requests,
         prefix_hit=prefix_hit,
-        concurrency=max(1.0, running + waiting),
-        running=max(1.0, running),
+        concurrency=max(1.0, (total.ran + total.waited) / met),
+        running=running,
         itl_us=1e6 * total.decoding_s / total.decoded_tokens if total.decoded_tokens else None,
         ttft_us=1e6 * max(total.waited_s, 0.0) / total.first_tokens if total.first_tokens else None,
         first_tokens=total.first_tokens,
         decoded_tokens=total.decoded_tokens,
     )
-
-
-def _mean_in_flight(engine: _Sums) -> float:
-    span_s = engine.ended_s - engine.began_s
-    return engine.in_flight_s / span_s if span_s > 0.0 else 1.0

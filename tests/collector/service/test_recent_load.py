@@ -8,16 +8,18 @@ import msgspec
 import numpy as np
 import pytest
 
-from collector.decode import Telemetry
+from collector.decode import Export, Telemetry
 from collector.recordings import Recording
 from collector.service.load import RecentLoad
 from exporters.what_if import Advisory, ClientView
 from tests.support import exporter_cases as cases
+from tests.support.gpu_server import request_exports, serve
 from tests.support.page_server import RECORDED
 from tests.support.pipelines import new_pipeline
 from tests.support.recordings import otlp_file, recording
 from tests.support.toy_engine import many_jobs, run_engine
-from tests.support.toy_spans import columns_of, core_of, stock_of
+from tests.support.toy_spans import columns_of, core_of, spans_in, stock_of
+from tests.support.vllm_scheduler import Traffic
 
 NOW = 1_800_000_000 * 10**9
 CONFIG = cases.config()  # one engine, vllm-0
@@ -58,15 +60,36 @@ def test_an_engine_that_tells_everything():
         assert mix.prefix_hit == pytest.approx(hit, abs=0.05), "what was never computed, where all steps are told"
 
 
-def test_requests_alone_tell_it_by_littles_law():
+def test_requests_alone_tell_whom_each_of_them_met():
     mix = mix_after(stock(20))
     assert (mix.prompt_tokens, mix.output_tokens) == (300, 101)
     assert mix.itl_us == pytest.approx(20_000)
     assert mix.ttft_us == pytest.approx(200_000)
-    assert mix.concurrency == pytest.approx(20 * 2.2 / (19 * 0.5 + 2.2), rel=0.01)
+    arrivals_s = np.arange(20) * 0.5
+    at_s = np.arange(0.0, 12.0, 0.001)[:, None] + 0.0005
+    running = ((arrivals_s + 0.05 < at_s) & (at_s < arrivals_s + 2.2)).sum(axis=1)
+    in_flight = ((arrivals_s < at_s) & (at_s < arrivals_s + 2.2)).sum(axis=1)
+    assert mix.running == pytest.approx((running * running).sum() / running.sum(), rel=0.01)
+    assert mix.concurrency == pytest.approx((running * in_flight).sum() / running.sum(), rel=0.01)
     assert mix.prefix_hit == 0.0, "their spans do not tell it"
     cached = [msgspec.structs.replace(span, cached_tokens=75) for span in stock(20).requests]
     assert mix_after(Telemetry("vllm-0", {}, requests=cached)).prefix_hit == 0.25
+
+
+@pytest.mark.parametrize(("machine", "size", "every_s"), [("llama8b-h100", 120, 15), ("qwen30a3-h200", 150, 30)])
+def test_itl_is_predicted_where_request_spans_come_of_bursts_beyond_capacity(machine, size, every_s):
+    """Nobody meets the idle engine between them. A closed loop of as many has more prompts while it decodes."""
+    traffic = Traffic(5)
+    for burst_s in range(1, 180, every_s):
+        for _ in range(size):
+            traffic.send(int((burst_s + 0.3 * traffic.rng.random()) * 1e9), *traffic.sizes(700, 150, 0.5))
+    engine = serve(machine, 180.0, 3, traffic=traffic)
+    pipeline = new_pipeline()
+    for export in request_exports(machine, engine):
+        pipeline.process([Export(export, machine, "file", spans_in(export), machine)])
+    pipeline.flush()
+    view = view_of(pipeline)
+    assert view.predicted.itl_us == pytest.approx(view.workload.itl_us, rel=0.2)
 
 
 def test_requests_that_do_not_tell_queue_and_prefill_tell_their_load_too():
@@ -91,12 +114,17 @@ def test_itl_is_predicted_as_it_was_observed_as_far_as_steps_scatter(name):
     mix_as_predicted(pipeline)
 
 
-def mix_as_predicted(pipeline):
-    """The mix of the only configuration, of which the ratio of observed and predicted ITL is as of 8 of 10 steps."""
+def view_of(pipeline):
+    """What is said of the load of the only configuration."""
     snapshot = pipeline.snapshot(NOW, 1)
     (config,) = snapshot.configs
-    view = Advisory(ClientView(lambda: snapshot), pipeline.workload_of).of(snapshot, config)
-    usual = config.targets["step_time"].interval
+    return Advisory(ClientView(lambda: snapshot), pipeline.workload_of).of(snapshot, config)
+
+
+def mix_as_predicted(pipeline):
+    """The mix of the only configuration, of which the ratio of observed and predicted ITL is as of 8 of 10 steps."""
+    view = view_of(pipeline)
+    usual = pipeline.snapshot(NOW, 1).configs[0].targets["step_time"].interval
     assert usual.p10 <= view.workload.itl_us / view.predicted.itl_us <= usual.p90
     return view.workload
 

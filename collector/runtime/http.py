@@ -65,7 +65,7 @@ class _Connection(web.RequestHandler):
         self.since_s = 0.0
         """When it came, was answered last, or began to send what it asks."""
         self.request: web.BaseRequest | None = None
-        self.opening: asyncio.Task[None] | None = None
+        self.opening: asyncio.Task[Any] | None = None
 
     @property
     def is_answered(self) -> bool:
@@ -119,36 +119,42 @@ class _BoundedServer(web.Server):
         self._told_s = -math.inf
 
     async def accept(self, listener: socket.socket) -> None:
-        """Serve who comes, until it is cancelled."""
-        loop = asyncio.get_running_loop()
+        """Serve who comes, until it is cancelled.
+
+        The call that accepts does not wait: one that is cancelled while it waits may lose whom it has accepted.
+        """
         while True:
+            await _until_readable(listener)
+            await self._make_room()
             try:
-                newcomer, (address, *_) = await loop.sock_accept(listener)
+                newcomer, (address, *_) = listener.accept()
+            except BlockingIOError:  # it has gone
+                continue
             except OSError as error:  # too many open files
                 _log.warning("nobody can connect: %s", error.strerror)
                 await asyncio.sleep(EVICT_AFTER_S)
                 continue
-            try:
-                await self._make_room()
-            except asyncio.CancelledError:
-                newcomer.close()
-                raise
-            place = _Connection(self, address, self._on_malformed, loop=loop, **self._options)
-            place.since_s = loop.time()
-            self._places.add(place)
-            place.opening = asyncio.create_task(self._open(place, newcomer))
+            newcomer.setblocking(False)
+            self._open(newcomer, address)
 
-    async def _open(self, place: _Connection, newcomer: socket.socket) -> None:
+    def _open(self, newcomer: socket.socket, address: str) -> None:
         """Begin to serve it, after the handshake."""
-        timeout_s = None if self._tls is None else HANDSHAKE_S
-        try:
-            await asyncio.get_running_loop().connect_accepted_socket(
-                lambda: place, newcomer, ssl=self._tls, ssl_handshake_timeout=timeout_s
-            )
-        except (OSError, asyncio.CancelledError):
-            self._places.discard(place)
-        finally:
+        loop = asyncio.get_running_loop()
+        place = _Connection(self, address, self._on_malformed, loop=loop, **self._options)
+        place.since_s = loop.time()
+        self._places.add(place)
+
+        def opened(opening: asyncio.Task[Any]) -> None:
             place.opening = None
+            if opening.cancelled() or opening.exception() is not None:
+                newcomer.close()
+                self._places.discard(place)
+
+        timeout_s = None if self._tls is None else HANDSHAKE_S
+        place.opening = loop.create_task(
+            loop.connect_accepted_socket(lambda: place, newcomer, ssl=self._tls, ssl_handshake_timeout=timeout_s)
+        )
+        place.opening.add_done_callback(opened)
 
     async def _make_room(self) -> None:
         loop = asyncio.get_running_loop()
@@ -193,6 +199,15 @@ class _BoundedServer(web.Server):
             place.request, place.since_s = None, now_s()
         response.headers["Server"] = "tracefit"
         return response
+
+
+async def _until_readable(listener: socket.socket) -> None:
+    loop, readable = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(listener, readable.set)
+    try:
+        await readable.wait()
+    finally:
+        loop.remove_reader(listener)
 
 
 class HttpServer:

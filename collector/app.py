@@ -282,11 +282,7 @@ class Sidecar:
     def _make_pages(self, clock: Clock) -> HttpServer:
         config = self.config
         routes = make_routes(
-            MetricsPage(
-                self.metrics.registry,
-                self.snapshot,
-                advisory=self._advisory,
-            ),
+            MetricsPage(self.metrics.registry, self.snapshot, advisory=self._advisory, unix_nano=clock.unix_nano),
             SnapshotDocuments(self.snapshot),
             alive=self._probe_alive,
             ready=self._probe_ready,

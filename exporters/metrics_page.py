@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import contextlib
 import math
+import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, chain
 from typing import Any, NamedTuple
 
@@ -106,7 +107,7 @@ FAMILIES: tuple[Family, ...] = (
         "tracefit_usable",
         ("config",),
         "1 if predictions of steps may be used where something was seen, else 0. Absent of a configuration whose "
-        "server came back as another one.",
+        "engines are silent for ten minutes, or whose server came back as another one.",
     ),
     Family(
         "tracefit_last_heard_timestamp_seconds",
@@ -246,14 +247,15 @@ def snapshot_families(
     snapshot: Snapshot,
     max_series: int = DEFAULT_MAX_SERIES,
     advisory: Advisory | None = None,
+    silent: Container[str] = (),
 ) -> Iterator[Metric]:
     """Turn one snapshot into metric families.
 
     Args:
         snapshot: what to show.
         max_series: bound on the series of the families in ``FAMILIES``.
-        advisory: what the coefficients say of the load of the last minutes; nothing of a configuration whose server
-            sends another one now.
+        advisory: what the coefficients say of the load of the last minutes.
+        silent: ids of configurations whose engines are gone, of which there is no verdict and no advice.
 
     Yields:
         Families in the order of the tables; empty ones are left out.
@@ -261,7 +263,7 @@ def snapshot_families(
     series = _Series()
     for config, legend in zip(snapshot.configs, _legends(snapshot.configs), strict=True):
         values = [_config_values(config, legend)]
-        if advisory is not None and not config.replaced_by:
+        if advisory is not None and config.config_id not in silent:
             with contextlib.suppress(TracefitError):
                 values.append(_load_values(config, advisory.of(snapshot, config)))
         for each in chain(*values):
@@ -419,6 +421,7 @@ class MetricsPage:
         source: returns the newest snapshot, or None before the first.
         max_series: capacity of the page for series of the snapshot.
         advisory: what the coefficients say of the load of the last minutes.
+        unix_nano: the clock, which says whose engines are silent.
     """
 
     def __init__(
@@ -426,22 +429,23 @@ class MetricsPage:
         own: Collector,
         source: Callable[[], Snapshot | None],
         *,
-        max_series: int = DEFAULT_MAX_SERIES,
         advisory: Advisory | None = None,
+        unix_nano: Callable[[], int] = time.time_ns,
     ) -> None:
         self._own = own
         self._source = source
-        self._max_series = max_series
         self._advisory = advisory
-        self._kept = PerGeneration[str, bytes]()
+        self._unix_nano = unix_nano
+        self._kept = PerGeneration[frozenset[str], bytes]()
 
     def render(self) -> bytes:
-        """The page for one scrape."""
-        return self._kept.get(self._source, "", self._render_kept) + generate_latest(_Families(_known(self._own)))
+        """The page for one scrape; what it shows of a snapshot is made anew when an engine falls silent."""
+        snapshot, silent = self._source(), frozenset[str]()
+        if snapshot is not None and self._advisory is not None:
+            silent = self._advisory.silent(snapshot, self._unix_nano())
 
-    def _render_kept(self, snapshot: Snapshot | None) -> bytes:
-        """The part of the page that stays the same for a generation."""
-        families: Iterable[Metric] = ()
-        if snapshot is not None:
-            families = snapshot_families(snapshot, self._max_series, self._advisory)
-        return generate_latest(_Families(families))
+        def render_snapshot(_: Snapshot | None) -> bytes:
+            shown = () if snapshot is None else snapshot_families(snapshot, advisory=self._advisory, silent=silent)
+            return generate_latest(_Families(shown))
+
+        return self._kept.get(lambda: snapshot, silent, render_snapshot) + generate_latest(_Families(_known(self._own)))

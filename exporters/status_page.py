@@ -59,8 +59,8 @@ from online import HistoryView, ReplicaSnapshot, Snapshot
 from tracefit import NotFoundError, Problem, TracefitError, Verdict, distinctions, term_text
 
 LOSSES = ("refused", "failed", "skipped", "dropped", "evicted", "errors", "late", "lost", "rejected", "withheld")
-NO_LOSSES = ("accepted", "learned", "read", "done", "sent", "left_out")
-"""Outcomes that are no loss."""
+NO_LOSSES = ("accepted", "learned", "read", "done", "sent", "left_out", "unknown_scope")
+"""Outcomes that are no loss; of unknown scopes are the spans of other programs, and of every vLLM's start."""
 MAX_OVERVIEW = 200
 """Configurations that the page judges and lists; the others are in /snapshot."""
 MAX_DETAILS = 6
@@ -313,7 +313,7 @@ def sender_advice(hints: SenderHints, snapshot: Snapshot | None, otlp_port: int)
         if lost:
             remedy = PLUGIN_REMEDIES[reason].for_port(otlp_port)
             yield remedy._replace(meaning=f"{count(lost)} {remedy.meaning}.")
-    if hints.unknown_scopes:
+    if hints.unknown_scopes and not (snapshot and snapshot.configs):  # every vLLM traces its own start, too
         names = ", ".join(hints.unknown_scopes)
         yield Advice("fair", f"Spans of these scopes say nothing of steps or requests and are left out: {names}.")
     stepless = [] if snapshot is None else [each for each in snapshot.configs if each.telemetry in _STEPLESS]

@@ -6,6 +6,7 @@ of its own. What is made of one generation is kept until the next.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import threading
 from collections.abc import Callable, Hashable, Sequence
@@ -174,6 +175,15 @@ class Advisory:
             TracefitError: the client cannot read it.
         """
         return self._made.get(lambda: snapshot, config.config_id, lambda _: self._of(snapshot, config))
+
+    def silent(self, snapshot: Snapshot, now_unix_nano: int) -> frozenset[str]:
+        """Ids of the configurations whose engines are gone."""
+        gone = set()
+        for config in snapshot.configs:
+            with contextlib.suppress(TracefitError):
+                if self.of(snapshot, config).config.verdict.silent_since(now_unix_nano):
+                    gone.add(config.config_id)
+        return frozenset(gone)
 
     def _of(self, snapshot: Snapshot, config: ConfigSnapshot) -> LoadView:
         client = self.view.config(snapshot, config.config_id)

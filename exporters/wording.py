@@ -251,7 +251,7 @@ QUALITY: dict[str, Advice] = {
         ("--step-tracing-enabled", "--step-tracing-sample-rate 1.0", EVENT_LIMIT),
     ),
     "requests": Advice(
-        "poor",
+        "fair",
         "One span per request, no steps: coefficients settle slowly.",
         "Put the tracefit producer plugin into the vLLM image (deploy/vllm-plugin).",
     ),

@@ -155,7 +155,8 @@ def an_hour(growth=0):
         else:
             own.set(table.FLEET_SOURCES, 3, "merged")
         advisory = Advisory(ClientView(lambda: serving), lambda _: MIX, (50.0,))
-        page = MetricsPage(own.registry, lambda: serving, advisory=advisory).render()
+        clock = lambda: cases.CREATED_UNIX_NANO  # noqa: E731 - the callable the real process passes
+        page = MetricsPage(own.registry, lambda: serving, advisory=advisory, unix_nano=clock).render()
         for family in text_string_to_metric_families(page.decode()):
             step = growth if family.type in {"counter", "histogram", "summary"} else 0
             for sample in family.samples:

@@ -83,7 +83,9 @@ def one_after_the_other(*processes, minutes=1.0, peer=GATEWAY):
 
 def usable_series(snapshot):
     advisory = Advisory(ClientView(lambda: snapshot), lambda _: None)
-    text = MetricsPage(CollectorRegistry(), lambda: snapshot, advisory=advisory).render().decode()
+    created = snapshot.created_unix_nano
+    page = MetricsPage(CollectorRegistry(), lambda: snapshot, advisory=advisory, unix_nano=lambda: created)
+    text = page.render().decode()
     return set(re.findall(r'^tracefit_usable{config="(\w+)"}', text, re.MULTILINE))
 
 

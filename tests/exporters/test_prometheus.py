@@ -28,7 +28,10 @@ def advised(snapshot, mix=MIX, itl_ms=(50.0, 100.0)):
 
 
 def page_of(snapshot):
-    return MetricsPage(CollectorRegistry(), lambda: snapshot, advisory=advised(snapshot)).render()
+    advisory = advised(snapshot)
+    return MetricsPage(
+        CollectorRegistry(), lambda: snapshot, advisory=advisory, unix_nano=lambda: cases.CREATED_UNIX_NANO
+    ).render()
 
 
 def series(snapshot, mix=MIX, itl_ms=(50.0, 100.0), **kwargs):
@@ -233,6 +236,17 @@ def test_where_the_seen_batches_are_not_known_no_concurrency_is_published():
 
 def test_without_a_load_there_is_a_verdict_and_no_advice():
     assert advice(cases.snapshot(), mix=None) == {("tracefit_usable",): 1.0}
+
+
+def test_an_engine_that_falls_silent_has_no_verdict_although_no_generation_came_since():
+    now = [cases.CREATED_UNIX_NANO]
+    page = MetricsPage(
+        CollectorRegistry(), cases.snapshot, advisory=advised(cases.snapshot()), unix_nano=lambda: now[0]
+    )
+    assert b"\ntracefit_usable{" in page.render()
+    now[0] += 11 * 60 * 10**9
+    assert b"\ntracefit_usable{" not in page.render()
+    assert b"\ntracefit_coefficient{" in page.render()
 
 
 def test_coefficients_that_should_not_be_used_give_a_0_and_no_advice():

@@ -141,7 +141,7 @@ ALL_SAID = "20 requests complete it; where none come, let it send them: --otlp-t
         (cases.config(), ["good"], ""),
         (stepping(), ["good", "fair"], "--enable-journey-tracing"),
         (stepping("steps+"), ["good", "fair"], ALL_SAID),
-        (stepping("requests"), ["poor"], "Put the tracefit producer plugin into the vLLM image"),
+        (stepping("requests"), ["fair"], "Put the tracefit producer plugin into the vLLM image"),
         (stepping("metrics"), ["fair", "fair"], ALL_SAID),
         (msgspec.structs.replace(stepping("?"), config={}), ["poor", "fair", "fair"], "vllm.model="),
     ],

@@ -15,8 +15,11 @@ snapshot; its state stays. One process writes to a directory at a time.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -37,7 +40,7 @@ from online import Bank, ConfigSnapshot, Snapshot, StateError, TargetSnapshot, m
 from online.state import Lineage, LineageLedger
 from online.transfer import HIDES_HITS
 
-from .sources import StateFetcher, check_sources, find_targets, sentence
+from .sources import check_sources, fetch_states, find_targets, sentence
 
 
 def merge_files(paths: Sequence[Path], out: Path, config: Config, snapshot: Path | None = None) -> int:
@@ -235,9 +238,20 @@ def add(chosen: Sequence[Examined], config: Config) -> Bank:
     return merged
 
 
-KEPT_NAME = ".pull"
+FETCHED_NAME = ".pull"
 CONFIGS_MAX = 10_000
 _SOURCES_NAMED = 20
+
+
+@contextlib.contextmanager
+def working_directory(path: Path) -> Iterator[Path]:
+    """An empty directory, for the while; what a process that was killed left in it goes."""
+    shutil.rmtree(path, ignore_errors=True)
+    path.mkdir(parents=True)
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
 
 
 class PullOptions(NamedTuple):
@@ -273,7 +287,6 @@ class Puller:
         self._clock = clock
         self._note = note
         self._directory = Directory(options.out, clock, "OUT")
-        self._fetcher: StateFetcher | None = None
         self._written: list[bytes] = []
         self._snapshot: Snapshot | None = None
 
@@ -283,30 +296,28 @@ class Puller:
         self._directory.take()
         for name in ("", ALL_NAME):
             (out / name / STATES_NAME).mkdir(parents=True, exist_ok=True)
-        self._fetcher = StateFetcher(out / KEPT_NAME, self._options.timeout_s, self._options.token)
 
     def stop(self) -> bool:
         """Let another process in."""
-        if self._fetcher is not None:
-            self._fetcher.close()
         self._directory.release()
         return True
 
     def pull(self, *, is_shown: bool = False) -> Pulled:
         """Ask every source, merge, write; if shown, with how many were asked."""
-        assert self._fetcher is not None, "pull comes after start"  # noqa: S101
-        places = find_targets(self._options.sources)
-        with progress("asked", len(places), "sources", shown=is_shown) as bar:
-            fetched = self._fetcher.fetch(places, bar.update)
-        now_unix_nano = NEVER_NS if self._options.of_any_time else self._clock.unix_nano()
-        read = [
-            examine(place.name, each, self._config, now_unix_nano) if isinstance(each, Path) else each
-            for place, each in zip(places, fetched, strict=True)
-        ]
-        chosen, refused = choose([each for each in read if isinstance(each, Examined)])
-        refused += [each for each in read if isinstance(each, FleetSource)]
-        merged = [FleetSource(e.name, PullOutcome.MERGED, "", tuple(e.engines), e.rows, e.last_ns) for e in chosen]
-        return self._publish(chosen, sorted(merged + refused))
+        options, places = self._options, find_targets(self._options.sources)
+        now_unix_nano = NEVER_NS if options.of_any_time else self._clock.unix_nano()
+        with working_directory(options.out / FETCHED_NAME) as directory:
+            with progress("asked", len(places), "sources", shown=is_shown) as bar:
+                fetching = fetch_states(places, directory, options.timeout_s, options.token, bar.update)
+                fetched = asyncio.run(fetching)
+            read = [
+                examine(place.name, each, self._config, now_unix_nano) if isinstance(each, Path) else each
+                for place, each in zip(places, fetched, strict=True)
+            ]
+            chosen, refused = choose([each for each in read if isinstance(each, Examined)])
+            refused += [each for each in read if isinstance(each, FleetSource)]
+            merged = [FleetSource(e.name, PullOutcome.MERGED, "", tuple(e.engines), e.rows, e.last_ns) for e in chosen]
+            return self._publish(chosen, sorted(merged + refused))
 
     def _publish(self, chosen: list[Examined], sources: list[FleetSource]) -> Pulled:
         # an older state of an engine that answered under another name is no source that is missing

@@ -13,7 +13,6 @@ their parents.
 
 from __future__ import annotations
 
-import shutil
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -32,7 +31,7 @@ from collector.recordings import FILE_TRANSPORT, Timed, by_kind, in_batches
 from collector.runtime import EXIT_FAILED, EXIT_INTERRUPTED, Clock, StartError, note, progress, say
 from collector.service import TAKE_BYTES, check_learning, make_pipeline
 
-from .pull import Puller, PullOptions, conclude
+from .pull import Puller, PullOptions, conclude, working_directory
 from .rows import EngineKey, RowTable
 from .sources import RecordedFile, StoreError, find_recordings, open_recording, open_store
 
@@ -95,24 +94,22 @@ def replay_fleet(options: ReplayOptions, config: Config, clock: Clock) -> int:
     puller = Puller(pull, config, clock, note)
     puller.start()
     try:
-        _connect(ray, options.ray)
-        shutil.rmtree(work, ignore_errors=True)
-        work.mkdir()
-        engines = rows = 0
-        for learned in learn_files(ray, files, config, options.rows):
-            engines, rows = engines + 1, rows + learned.rows
-            (work / f"{learned.key.file_name}.bin").write_bytes(learned.state)
-        if not engines:
-            note("error: nothing was learned")
-            return EXIT_FAILED
-        say(f"{len(files):,} files, {engines:,} engines, {rows:,} rows")
-        return conclude(puller.pull(), pull)
+        with working_directory(work):
+            _connect(ray, options.ray)
+            engines = rows = 0
+            for learned in learn_files(ray, files, config, options.rows):
+                engines, rows = engines + 1, rows + learned.rows
+                (work / f"{learned.key.file_name}.bin").write_bytes(learned.state)
+            if not engines:
+                note("error: nothing was learned")
+                return EXIT_FAILED
+            say(f"{len(files):,} files, {engines:,} engines, {rows:,} rows")
+            return conclude(puller.pull(), pull)
     except KeyboardInterrupt:
         note("stopped: nothing was written")
         return EXIT_INTERRUPTED
     finally:
         ray.shutdown()
-        shutil.rmtree(work, ignore_errors=True)
         puller.stop()
 
 

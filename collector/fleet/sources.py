@@ -1,6 +1,6 @@
 """Where the states and the recordings of a fleet are, and how each is brought here or read.
 
-A state is bounded in bytes and time, and asked for again by its ETag:
+A state is bounded in bytes and time:
 
     http://10.0.0.7:9464              a sidecar, whose /state is asked; another path is taken as it is
     dns+http://tracefit.llm.svc:9464  every address behind a name: the pods of a headless Service
@@ -17,14 +17,13 @@ proxy of the environment is asked: a sidecar is in the cluster, and its token is
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import heapq
+import contextlib
 import http
 import io
 import logging
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, Final, NamedTuple, cast
 
@@ -33,7 +32,7 @@ from yarl import URL
 
 from collector.config import is_page_url, with_scheme
 from collector.ingest.scrape import addresses_of, read_targets
-from collector.recordings import STDIN, Recording, recording_files, source_of, walk
+from collector.recordings import STDIN, Recording, recording_files, source_of
 from collector.runtime import PrintLine, StartError
 from collector.service import is_pooled
 from collector.telemetry import PullOutcome
@@ -57,6 +56,47 @@ def open_store(url: str) -> tuple[Any, str]:
         logging.getLogger(library).setLevel(logging.WARNING)
     return storage, str(path)
 
+
+class StoreError(Exception):
+    """An object could not be read to its end: half of it taken for the whole would be a wrong result."""
+
+
+@contextlib.contextmanager
+def _told_as(kind: type[OSError | StoreError], prefix: str = "") -> Iterator[None]:
+    """Every store has errors of its own; here they are of one kind."""
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001
+        raise kind(f"{prefix}{type(error).__name__}: {error}") from None
+
+
+class RecordedFile(NamedTuple):
+    """A file or object, and its size."""
+
+    name: str
+    size_bytes: int
+
+
+def list_objects(url: str) -> list[RecordedFile]:
+    """An object, all below a prefix but for hidden ones, or those that match a pattern.
+
+    Raises:
+        StartError: a package is missing.
+        OSError: the store says no.
+    """
+    storage, path = open_store(url)
+    with _told_as(OSError):
+        found = storage.glob(path, detail=True) if "*" in path else storage.find(path, detail=True)
+    above, (scheme, _, rest) = path.rstrip("/") + "/", url.partition("://")
+    root = f"{scheme}:///" if rest.startswith("/") else f"{scheme}://"
+    return [
+        RecordedFile(root + name.lstrip("/"), int(about.get("size") or 0))
+        for name, about in found.items()
+        if about.get("type") != "directory" and "/." not in "/" + name.removeprefix(above)
+    ]
+
+
+# --- states -----------------------------------------------------------------------------------------------------------
 
 SOURCES_MAX = 10_000
 """Most states of one source; the rest is said."""
@@ -100,7 +140,7 @@ def find_targets(sources: Sequence[str], resolve: Resolve = addresses_of) -> lis
     for source in map(with_scheme, sources):
         try:
             found = list(_look_at(source, resolve))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, StartError) as error:
             found = [StateSource(source, problem=sentence(error))]
         for place in found:
             places.setdefault(place.name, place)
@@ -116,10 +156,8 @@ def _look_at(source: str, resolve: Resolve) -> Iterator[StateSource]:
     elif source.partition("://")[0] in _HTTP and "://" in source:
         url = str(_state_url(source))
         yield StateSource(url, url=url)
-    elif "://" in source:
-        yield from _objects(source)
     else:
-        yield from _files(Path(source))
+        yield from _below(source)
 
 
 def _behind(url: str, resolve: Resolve) -> Iterator[StateSource]:
@@ -128,62 +166,20 @@ def _behind(url: str, resolve: Resolve) -> Iterator[StateSource]:
         yield StateSource(str(asked.with_host(address)), str(asked), address)
 
 
-def _files(path: Path) -> Iterator[StateSource]:
-    if not path.is_dir():
-        return iter([StateSource(str(path))])
-    names = (os.path.join(folder, name) for folder, _, names in walk(str(path)) for name in names)  # noqa: PTH118
-    return _first(str(path), _states_of(str(path), names))
+def _below(source: str) -> Iterator[StateSource]:
+    """The file or object that a source names, or all states below it, the first so many by name.
 
-
-class RecordedFile(NamedTuple):
-    """A file or object, and its size."""
-
-    name: str
-    size_bytes: int
-
-
-def list_objects(url: str) -> list[RecordedFile]:
-    """An object, all below a prefix but for hidden ones, or those that match a pattern.
-
-    Raises:
-        StartError: a package is missing.
-        OSError: the store says no.
+    What another fleet has pooled, whose rows are in its other states, counts only where it is named.
     """
-    storage, path = open_store(url)
-    try:
-        found = storage.glob(path, detail=True) if "*" in path else storage.find(path, detail=True)
-    except Exception as error:  # noqa: BLE001 -- every store has errors of its own
-        raise OSError(f"{type(error).__name__}: {error}") from None
-    above, (scheme, _, rest) = path.rstrip("/") + "/", url.partition("://")
-    root = f"{scheme}:///" if rest.startswith("/") else f"{scheme}://"
-    return [
-        RecordedFile(root + name.lstrip("/"), int(about.get("size") or 0))
-        for name, about in found.items()
-        if about.get("type") != "directory" and "/." not in "/" + name.removeprefix(above)
-    ]
-
-
-def _objects(url: str) -> Iterator[StateSource]:
-    names = [file.name for file in list_objects(url)]
-    whole = len(names) == 1 and names[0].endswith("/" + url.rpartition("/")[2])
-    return _first(url, names if whole else _states_of(url, names))
-
-
-def _first(source: str, names: Iterable[str]) -> Iterator[StateSource]:
-    """The first so many by name; holds no more, however many there are."""
-    kept = heapq.nsmallest(SOURCES_MAX + 1, names)
-    yield from map(StateSource, kept[:SOURCES_MAX])
-    if not kept:
+    listed = [file.name for file in list_objects(source)] if "://" in source else recording_files([source])
+    names = sorted(name for name in listed if name.endswith(STATE_SUFFIX) and not is_pooled(name, source))
+    if len(listed) == 1 and f"/{listed[0]}".endswith(f"/{source.rpartition('/')[2]}"):
+        names = listed
+    yield from map(StateSource, names[:SOURCES_MAX])
+    if not names:
         yield StateSource(source, problem=f"there is no *{STATE_SUFFIX} in it")
-    if len(kept) > SOURCES_MAX:
+    if len(names) > SOURCES_MAX:
         yield StateSource(source, problem=f"more than {SOURCES_MAX} states are in it; the first by name were taken")
-
-
-def _states_of(source: str, names: Iterable[str]) -> Iterator[str]:
-    """Those of states; what another fleet has pooled, whose rows are in its other states, only where that is named."""
-    for name in names:
-        if name.endswith(STATE_SUFFIX) and not Path(name).name.startswith(".") and not is_pooled(name, source):
-            yield name
 
 
 def _state_url(url: str) -> URL:
@@ -214,137 +210,92 @@ class _Refusal(Exception):
         self.outcome = outcome
 
 
-class StateFetcher:
-    """Fetches into a directory of its own, ``CONNECTIONS`` at a time.
+async def fetch_states(
+    places: Sequence[StateSource],
+    directory: Path,
+    timeout_s: float,
+    token: Callable[[], str | None] = str,
+    done: Callable[[int], None] = lambda _: None,
+) -> list[Path | FleetSource]:
+    """Where each state lies now in an empty directory, or why there is none; ``CONNECTIONS`` at a time.
 
-    Args:
-        directory: where bodies are kept from one pull to the next; made anew.
-        timeout_s: longest time for one state.
-        token: read before each round; empty sends none.
+    ``timeout_s`` is the longest time for one state, ``token`` is what sidecars are asked with (empty sends none), and
+    ``done`` is told of each place that was asked.
     """
+    free, timeout = asyncio.Semaphore(CONNECTIONS), aiohttp.ClientTimeout(total=timeout_s)
 
-    def __init__(self, directory: Path, timeout_s: float, token: Callable[[], str | None]) -> None:
-        self._directory = directory
-        self._timeout_s = timeout_s
-        self._token = token
-        self._tags: dict[str, str] = {}
-        shutil.rmtree(directory, ignore_errors=True)
-        directory.mkdir(parents=True)
-
-    def close(self) -> None:
-        """Remove what is kept."""
-        shutil.rmtree(self._directory, ignore_errors=True)
-
-    def fetch(
-        self, places: Sequence[StateSource], done: Callable[[int], None] = lambda _: None
-    ) -> list[Path | FleetSource]:
-        """Where each state lies now, or why there is none; what is kept of other places goes."""
-        wanted = {place.name for place in places}
-        for name in [name for name in self._tags if name not in wanted]:
-            del self._tags[name]
-            self._kept(name).unlink(missing_ok=True)
-        return asyncio.run(self._fetch_all(places, done))
-
-    async def _fetch_all(self, places: Sequence[StateSource], done: Callable[[int], None]) -> list[Path | FleetSource]:
-        free = asyncio.Semaphore(CONNECTIONS)
-        timeout = aiohttp.ClientTimeout(total=self._timeout_s)
-        async with aiohttp.ClientSession(timeout=timeout, auto_decompress=False) as session:
-
-            async def fetch(place: StateSource) -> Path | FleetSource:
-                async with free:
-                    fetched = await self._fetch(session, place)
-                done(1)
-                return fetched
-
-            return await asyncio.gather(*map(fetch, places))
-
-    async def _fetch(self, session: aiohttp.ClientSession, place: StateSource) -> Path | FleetSource:
+    async def fetch(session: aiohttp.ClientSession, place: StateSource, file: Path) -> Path | FleetSource:
         try:
-            if place.problem:
-                raise _Refusal(PullOutcome.UNREACHABLE, place.problem)
-            if place.url:
-                return await self._ask(session, place)
-            return await asyncio.to_thread(self._copy, place) if "://" in place.name else self._hold(place.name)
+            async with free:
+                await _fetch(session, place, file, token)
         except _Refusal as refusal:
             return FleetSource(place.name, refusal.outcome, str(refusal))
         except TimeoutError:
-            return FleetSource(place.name, PullOutcome.UNREACHABLE, f"no answer within {self._timeout_s:g} s")
+            return FleetSource(place.name, PullOutcome.UNREACHABLE, f"no answer within {timeout_s:g} s")
         except (OSError, ValueError, aiohttp.ClientError) as error:
             return FleetSource(place.name, PullOutcome.UNREACHABLE, sentence(error))
+        finally:
+            done(1)
+        return file
 
-    def _hold(self, name: str) -> Path:
-        """A file as it is now, whatever its sidecar writes meanwhile."""
-        path = Path(name)
-        size_bytes = path.stat().st_size
-        if not path.is_file():
-            raise OSError("it is no file")
-        if size_bytes > STATE_BYTES_MAX:
-            raise _too_large()
-        return shutil.copyfile(path, self._kept(name))
+    async with aiohttp.ClientSession(timeout=timeout, auto_decompress=False) as session:
+        return await asyncio.gather(
+            *(fetch(session, place, directory / str(number)) for number, place in enumerate(places))
+        )
 
-    def _kept(self, name: str) -> Path:
-        return self._directory / hashlib.sha256(name.encode()).hexdigest()[:32]
 
-    async def _ask(self, session: aiohttp.ClientSession, place: StateSource) -> Path:
-        headers = {"Accept-Encoding": "identity"}
-        if token := self._token():
-            headers["Authorization"] = f"Bearer {token}"
-        kept, tag = self._kept(place.name), self._tags.get(place.name)
-        if tag and kept.exists():
-            headers["If-None-Match"] = tag
-        url, host = place.url, None
-        if place.address:  # of the many behind the name, which stays what is asked for
-            asked = URL(place.url)
-            url, host, headers["Host"] = place.name, asked.host, asked.raw_authority
-        async with session.get(url, headers=headers, allow_redirects=False, server_hostname=host) as response:
-            if response.status == http.HTTPStatus.NOT_MODIFIED and "If-None-Match" in headers:
-                return kept
-            if response.status != http.HTTPStatus.OK:
-                outcome = _OUTCOMES.get(response.status, PullOutcome.REFUSED)
-                raise _Refusal(outcome, f"status {response.status} {response.reason}{_remedy(response.status, url)}")
-            self._tags.pop(place.name, None)
-            await self._save(response, kept)
-            if new := response.headers.get("ETag"):
-                self._tags[place.name] = new
-        return kept
+async def _fetch(
+    session: aiohttp.ClientSession, place: StateSource, file: Path, token: Callable[[], str | None]
+) -> None:
+    if place.problem:
+        raise _Refusal(PullOutcome.UNREACHABLE, place.problem)
+    if place.url:
+        await _ask(session, place, file, token())
+    elif "://" in place.name:
+        await asyncio.to_thread(_copy_object, place.name, file)
+    else:
+        _copy_file(Path(place.name), file)
 
-    @staticmethod
-    async def _save(response: aiohttp.ClientResponse, kept: Path) -> None:
+
+def _copy_file(path: Path, file: Path) -> None:
+    """As it is now, whatever its sidecar writes meanwhile."""
+    _check_size(path.stat().st_size)
+    if not path.is_file():
+        raise OSError("it is no file")
+    shutil.copyfile(path, file)
+
+
+def _copy_object(url: str, file: Path) -> None:
+    storage, name = open_store(url)
+    with _told_as(OSError):
+        size_bytes = storage.size(name)
+    _check_size(size_bytes or 0)
+    with _told_as(OSError):
+        storage.get_file(name, str(file))
+
+
+async def _ask(session: aiohttp.ClientSession, place: StateSource, file: Path, token: str | None) -> None:
+    headers = {"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {token}"} if token else {})
+    url, host = place.url, None
+    if place.address:  # of the many behind the name, which stays what is asked for
+        asked = URL(place.url)
+        url, host, headers["Host"] = place.name, asked.host, asked.raw_authority
+    async with session.get(url, headers=headers, allow_redirects=False, server_hostname=host) as response:
+        if response.status != http.HTTPStatus.OK:
+            outcome = _OUTCOMES.get(response.status, PullOutcome.REFUSED)
+            raise _Refusal(outcome, f"status {response.status} {response.reason}{_remedy(response.status, url)}")
         announced, size_bytes = response.content_length, 0
-        if announced is not None and announced > STATE_BYTES_MAX:
-            raise _too_large()
-        with kept.open("wb") as file:
+        _check_size(announced or 0)
+        with file.open("wb") as body:
             try:
                 async for chunk in response.content.iter_chunked(_CHUNK_BYTES):
                     size_bytes += len(chunk)
-                    if size_bytes > STATE_BYTES_MAX:
-                        raise _too_large()
-                    file.write(chunk)
+                    _check_size(size_bytes)
+                    body.write(chunk)
             except aiohttp.ClientPayloadError:
                 whole = "all" if announced is None else announced
                 detail = f"the answer broke off after {size_bytes} of {whole} bytes"
                 raise _Refusal(PullOutcome.UNREACHABLE, detail) from None
-
-    def _copy(self, place: StateSource) -> Path:
-        """An object of a store."""
-        storage, name = open_store(place.name)
-        kept = self._kept(place.name)
-        try:
-            info = storage.info(name)
-            if (info.get("size") or 0) > STATE_BYTES_MAX:
-                raise _too_large()
-            tag = str(info.get("ETag") or info.get("etag") or info.get("mtime") or "")
-            if tag and tag == self._tags.get(place.name) and kept.exists():
-                return kept
-            self._tags.pop(place.name, None)
-            storage.get_file(name, str(kept))
-        except _Refusal:
-            raise
-        except Exception as error:  # noqa: BLE001 -- every store has errors of its own
-            raise OSError(f"{type(error).__name__}: {error}") from None
-        if tag:
-            self._tags[place.name] = tag
-        return kept
 
 
 def _remedy(status: int, url: str) -> str:
@@ -353,8 +304,9 @@ def _remedy(status: int, url: str) -> str:
     return "; set TRACEFIT_PAGES_STATE=true in that sidecar" if is_off else ""
 
 
-def _too_large() -> _Refusal:
-    return _Refusal(PullOutcome.TOO_LARGE, f"larger than {STATE_BYTES_MAX >> 20} MiB")
+def _check_size(size_bytes: int) -> None:
+    if size_bytes > STATE_BYTES_MAX:
+        raise _Refusal(PullOutcome.TOO_LARGE, f"larger than {STATE_BYTES_MAX >> 20} MiB")
 
 
 # --- recordings -------------------------------------------------------------------------------------------------------
@@ -364,30 +316,23 @@ def find_recordings(places: Sequence[str]) -> list[RecordedFile]:
     """Every file and object, by source and name; StartError for a place that cannot be looked at, or has none."""
     files: dict[str, RecordedFile] = {}
     for place in places:
-        for file in _recorded_objects(place) if "://" in place else _local_recordings(place):
-            files.setdefault(file.name, file)
+        if place == STDIN:
+            raise StartError("standard input is on this machine alone: `tracefit replay -` reads it")
+        try:
+            found = list_objects(place) if "://" in place else _local_files(place)
+        except OSError as error:
+            raise StartError(f"cannot read {place}: {sentence(error)}") from None
+        if not found:
+            raise StartError(f"cannot read {place}: there is no object in it")
+        files |= {file.name: file for file in found}
     return sorted(files.values(), key=lambda file: (source_of(file.name), file.name))
 
 
-def _local_recordings(place: str) -> Iterator[RecordedFile]:
-    for name in recording_files([place]):
-        if name == STDIN:
-            raise StartError("standard input is on this machine alone: `tracefit replay -` reads it")
-        yield RecordedFile(name, os.stat(name).st_size)  # noqa: PTH116 -- there may be a million
-
-
-def _recorded_objects(url: str) -> list[RecordedFile]:
-    try:
-        found = list_objects(url)
-    except OSError as error:
-        raise StartError(f"cannot read {url}: {error}") from None
-    if not found:
-        raise StartError(f"cannot read {url}: there is no object in it")
-    return found
-
-
-class StoreError(Exception):
-    """An object could not be read to its end: half of it taken for the whole would be a wrong result."""
+def _local_files(place: str) -> list[RecordedFile]:
+    return [
+        RecordedFile(name, os.stat(name).st_size)  # noqa: PTH116 -- there may be a million
+        for name in recording_files([place])
+    ]
 
 
 class _Object(io.RawIOBase):
@@ -401,13 +346,11 @@ class _Object(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        try:
+        with _told_as(StoreError, f"cannot read {self._name}: "):
             if self._object is None:
                 storage, path = open_store(self._name)
                 self._object = storage.open(path, "rb")
             data = self._object.read(len(buffer))
-        except Exception as error:  # noqa: BLE001 -- every store has errors of its own
-            raise StoreError(f"cannot read {self._name}: {type(error).__name__}: {error}") from None
         buffer[: len(data)] = data
         return len(data)
 

@@ -1,4 +1,4 @@
-"""What a request sees, by mean values over the engine's steps: TTFT, ITL and E2E of N equal requests; how many fit.
+"""What a request sees, by mean values over the engine's steps: TTFT, ITL and E2E of N requests of one kind.
 
 The engine works in steps; every running request takes part in each. With P prompt tokens of which a share h is in the
 prefix cache, O output tokens, N requests in flight, at most S running and at most T tokens in a step:
@@ -67,27 +67,28 @@ measured to be faster than smaller ones.
 N need not be whole: between two whole numbers the answer is interpolated. It is the number a request *meets*, itself
 included; under random arrivals that is one more than the mean number in flight. Microseconds.
 
-The band of each is the same sum over the lower and the upper ends: of one step in ten below and above. Means over many
-steps scatter less than steps do; what remains is the misfit of the form, which does not average out. The rest lies
-between that of any moment and a whole step, and what is ahead is no more than one. Loops of equal answers keep their
-places: ITL's ends are further out by 1.28 standard deviations of s_i / (O - 1). Rows that are means hardly tell the
-steps of one prompt: TTFT's are moved apart by ONE_STEP. Outside of what was seen, and where rows were means, so that
-the answer rests on the coefficients, their errors are added (step_model.py): of a step of the prompt to TTFT, of a mean
-step to ITL; those of the form only where rows were means.
+**Bands.** Each is the same sum over the lower and the upper ends: of one step in ten below and above. The rest lies
+between that of any moment and a whole step, and what is ahead is no more than one. Independent reasons to be off are
+added as squares. ITL is off by 1.28 standard deviations of s_i / (O - 1), as requests keep their places among others.
+Rows that are means hardly tell steps with one prompt: TTFT is off by ONE_STEP, and ITL by as much of it as steps have
+a prompt. Outside of what was seen, and where rows were means, so that the answer rests on the coefficients, so are
+their errors (step_model.py): of a step of the prompt for TTFT, of a mean step for ITL; those of the form only where
+rows were means.
+
+Requests whose sizes are all the same gather until they arrive together. Nobody says whether they are, so bands hold
+that, too. With g = min(n p, T) tokens of prompts in one step, which takes full = step(g, n, (n - g / p) P), then
+
+    TTFT <= min(burst, (1 + ahead + q) full)           ITL >= s_0 + (full - s_0) (n p / T - 1) / 2 (O - 1)
+
+and E2E is at least the sum of both. Nor does anybody say how sizes spread. Where not all fit the KV cache at their full
+length, some may wait for memory or be preempted: the answer names it, and TTFT's upper end has the wait of all but
+n' = K / (P + O), which is (N / n' - 1) R. More than S' that are limited by memory do wait, and are preempted and
+computed again, which is in no coefficient: such an answer is not usable. Prefills that fill every step leave no memory
+to grow into, and need none.
 
 A budget T that nobody told is taken to be 2,048, or enough for 2 n. Where it decides, for prompts are longer or several
 share a step (k > _BUDGET_DECIDES), the answer names it, and is not usable. So it is for prompts of more than T +
 ATTENTION_TOKENS: what their chunks pay for those before is in no coefficient.
-
-**How many fit.** The largest concurrency that keeps the targets:
-
-    N* = max { N : for every N' <= N  ITL(N') <= target and TTFT(N') <= target }        N whole, 1 to the slots
-
-The first N that breaks a target ends the search, so that an engine which fills up slowly never passes through a load
-that breaks it. With ``safe`` the upper end of the band is within the targets at N*, too; at smaller N the mean is, for
-bands of batches that are seldom seen are wide. The search looks at the middles of all cells up to the last batch that
-was measured to be faster than smaller ones; then it doubles N until a target breaks, and bisects what lies between;
-between the probes ITL and TTFT are taken as rising.
 
 **Bursts.** All N arrive at once at an engine without other work. The API hands them over one by one, so that the first
 prompt has a step of its own; then each step has T tokens, less one for each prompt that is done. With t_i the end of
@@ -97,7 +98,7 @@ full, a quarter), and the others in whole waves, w = floor(N / n):
     TTFT = api_queueing(n) + 1/n sum t_i + w (N/n - (w + 1) / 2) (n/N)² E2E + first_response
 
 What it leaves out: requests of different size share one mean, so a mix of a few very long prompts with short ones is
-seen too smooth; requests of exactly equal answers, which gather until they arrive together; preemption.
+seen too smooth; preemption.
 
 Guards: O - 1 >= 1e-9; weights are relative to where the flows balance, which is the peak, and end at 1e-6 of it.
 
@@ -108,6 +109,7 @@ finite-source queue with state-dependent service (Kleinrock, Queueing Systems I,
 from __future__ import annotations
 
 import math
+import operator
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
@@ -119,11 +121,6 @@ from .exceptions import REQUESTS_MAX, TOKENS_MAX, BadInputError, checked
 from .shapes import NORMAL_P90
 from .step_model import Band, Limits, StepModel
 
-CONCURRENCY_MAX = 4096
-"""Where the search for the largest concurrency ends."""
-_MS_MAX = 1e9
-_RATE_PARTS = 1 << 20
-"""Loads between one request and the most, of which one is found by its rate."""
 _OUTLIER = 2.0
 _TAIL = 1e-6
 _DECODES_MIN = 1e-9
@@ -262,9 +259,10 @@ def _square(weights: Sequence[float], bands: Sequence[Band]) -> float:
     return sum([weight * us * us for weight, (us, *_) in zip(weights, bands, strict=False)])
 
 
-def _wider(band: Band, us: float) -> Band:
-    """With both ends so much further out."""
-    return band[0], max(band[1] - us, 0.0), band[2] + us
+def _unsure(band: Band, us: float) -> Estimate:
+    """With another reason, independent of the others, to be off by so much."""
+    middle, low, high = band
+    return Estimate(middle, max(middle - math.hypot(middle - low, us), 0.0), middle + math.hypot(high - middle, us))
 
 
 def _rest(square_us2: float, mean_us: float, turnaround_us: float) -> Band:
@@ -313,6 +311,15 @@ class RequestEstimate(NamedTuple):
     ttft_burst: Estimate
 
 
+class _Doubts(NamedTuple):
+    """What an answer lies outside of, whether it may be bet on, and by which parts TTFT and ITL may be off."""
+
+    outside: tuple[str, ...]
+    usable: bool
+    first: float
+    between: float
+
+
 class ClosedLoop:
     """The formulas of the module's docstring on one configuration."""
 
@@ -348,7 +355,7 @@ class ClosedLoop:
     def estimate(self, work: Workload, concurrency: object, *, follows: bool = True) -> RequestEstimate:
         """What ``concurrency`` requests in flight see; ``follows``: each takes the place of one that ended."""
         in_flight = checked("concurrency", concurrency, 1.0, REQUESTS_MAX)
-        slots, tokens = self.slots(work)[0], work.output - 1.0
+        (slots, limit), tokens = self.slots(work), work.output - 1.0
         running = min(slots, in_flight)
         known_us = sum([time(work, None)[0] for time in self._before])
         turnaround_us = max(TURNAROUND_US, known_us) if follows else math.inf
@@ -358,55 +365,74 @@ class ClosedLoop:
             more, later = self._met(work, whole + 1, slots, turnaround_us)
             part = in_flight - whole
             at, ttft = at.towards(more, part), _ends(lambda one, two: one + part * (two - one), ttft, later)
-        api = [time(work, running) for time in self._before]
-        ttft = _ends(lambda *parts: sum(parts), ttft, *api)
+        api = _ends(lambda *parts: sum(parts), *[time(work, running) for time in self._before])
+        ttft = _ends(operator.add, ttft, api)
         e2e = _ends(lambda first, step, last: first + tokens * step + last, ttft, at.itl, self._after(work, running))
         away_us = turnaround_us - known_us if follows else 0.0
         per_s = in_flight / (e2e[0] + away_us) * 1e6 if e2e[0] > 0.0 else 0.0
-        steps, held = self._steps, running * work.context * tokens / (at.k + tokens)
-        own, others = work.uncached / at.k, 0.0
-        if steps.of_means:
-            prefills = Prefills(running, work.output, work.uncached, steps.budget_of(running))
-            others = work.uncached * prefills.ended(prefills.mean())
-        pieces = (others,) if steps.of_means else (own, others) if tokens else (own,)
-        unknown_columns = steps.unknown_columns(own, running, held) if steps.of_means else ()
-        names = [*unknown_columns, *(name for piece in pieces for name in steps.outside(piece, running, held))]
-        guessed = {
-            "prompt_tokens": work.prompt > steps.budget_of(running) + ATTENTION_TOKENS,
-            "max_num_batched_tokens": at.k > _BUDGET_DECIDES and self.limits.max_num_batched_tokens is None,
-        }
-        outside = tuple(dict.fromkeys((*names, *(name for name, is_guessed in guessed.items() if is_guessed))))
-        first = between = 0.0
-        if outside or steps.of_means:
-            first = steps.spread(own, running, held, form=steps.of_means)
-            between = steps.spread(others, running, held, form=steps.of_means)
-        if steps.of_means:
-            first += ONE_STEP * min(max(_ONE_STEP_TOKENS / work.uncached, 0.5), 2.0)
-        first_us, between_us = first * ttft[0], between * at.itl[0]
+        fit = math.inf if self.limits.kv_tokens is None else self.limits.kv_tokens / (work.prompt + work.output)
+        names = ["kv_tokens"] if min(in_flight, self._steps.requests_max) > fit and not at.prefill_bound else []
+        preempts = bool(names) and limit == "kv_capacity" and in_flight > slots
+        doubts = self._doubts(work, running, at.k, names, preempts)
+        burst = self._burst(work, round(running))
+        last_us, least_us = self._gathered(work, running, burst[2], at.itl[2])
+        e2e = e2e[0], min(e2e[1], api[0] + last_us + tokens * least_us), e2e[2]
+        if names:
+            last_us = max(last_us, at.own[0] + (in_flight / fit - 1.0) * (at.own[0] + tokens * at.itl[0]))
+        first_us, between_us = doubts.first * ttft[0], doubts.between * at.itl[0]
+        first, between = _unsure(ttft, first_us), _unsure(at.itl, between_us)
+        waves = in_flight / running
+        before = math.floor(waves) * (waves - 0.5 * (math.floor(waves) + 1)) / waves**2
+        burst = _ends(lambda own, api_us, wave: own + api_us + before * wave, burst, api, e2e)
         return RequestEstimate(
             in_flight,
             running,
-            Estimate(*_wider(ttft, first_us)),
-            Estimate(*(_wider(at.itl, between_us) if tokens else (0.0, 0.0, 0.0))),
-            Estimate(*_wider(e2e, first_us + tokens * between_us)),
+            first._replace(high=max(first.high, api[0] + (1.0 + doubts.first) * last_us)),
+            between._replace(low=min(between.low, least_us)) if tokens else Estimate(0.0, 0.0, 0.0),
+            _unsure(e2e, first_us + tokens * between_us),
             per_s,
             per_s * work.output,
             at.prefill_bound,
-            outside,
-            steps.usable(outside, pieces[0], running, held) and not unknown_columns and not any(guessed.values()),
-            self._burst(work, round(running), in_flight / running, e2e, first),
+            doubts.outside,
+            doubts.usable,
+            _unsure(burst, doubts.first * burst[0]),
         )
 
-    def _burst(self, work: Workload, n: int, waves: float, e2e: Band, unsure: float) -> Estimate:
-        """TTFT of a burst by the module's formulas; ``waves``: N / n. ``unsure``: more of it, each way."""
-        steps, prompt, budget = self._steps, work.uncached, self._steps.budget_of(n)
+    def _doubts(self, work: Workload, running: float, k: float, names: list[str], preempts: bool) -> _Doubts:
+        """Of one answer, beside ``names`` of doubts already known; ``preempts``: requests are computed again."""
+        steps, tokens = self._steps, work.output - 1.0
+        held, own, others = running * work.context * tokens / (k + tokens), work.uncached / k, 0.0
+        pieces, refused = (own, others) if tokens else (own,), []
+        if steps.of_means:
+            prefills = Prefills(running, work.output, work.uncached, steps.budget_of(running))
+            others = work.uncached * prefills.ended(prefills.mean())
+            pieces, refused = (others,), list(steps.unknown_columns(own, running, held))
+        if work.prompt > steps.budget_of(running) + ATTENTION_TOKENS:
+            refused.append("prompt_tokens")
+        if k > _BUDGET_DECIDES and self.limits.max_num_batched_tokens is None:
+            refused.append("max_num_batched_tokens")
+        seen = [name for piece in pieces for name in steps.outside(piece, running, held)]
+        outside = tuple(dict.fromkeys((*refused, *seen, *names)))
+        usable = steps.usable(outside, pieces[0], running, held) and not refused and not preempts
+        if not (outside or steps.of_means):
+            return _Doubts(outside, usable, 0.0, 0.0)
+        first, between = (steps.spread(piece, running, held, form=steps.of_means) for piece in (own, others))
+        if steps.of_means:
+            one_step = ONE_STEP * min(max(_ONE_STEP_TOKENS / work.uncached, 0.5), 2.0)
+            with_prompt = min(running * k / (k + tokens), 1.0)
+            first, between = math.hypot(first, one_step), math.hypot(between, one_step * with_prompt)
+        return _Doubts(outside, usable, first, between)
 
-        def step(tokens: float, decodes: float) -> Band:
-            batch = decodes + max(tokens / prompt, 1.0)
-            return steps.band(steps.surface.monotone, tokens, batch, decodes * work.prompt)
+    def _step(self, work: Workload, tokens: float, decodes: float) -> Band:
+        """Of so many tokens of prompts, and of requests whose answers begin."""
+        requests = decodes + max(tokens / work.uncached, 1.0)
+        return self._steps.band(self._steps.surface.monotone, tokens, requests, decodes * work.prompt)
 
+    def _burst(self, work: Workload, n: int) -> Band:
+        """TTFT of so many that arrive at once and fit, without the API's part."""
+        prompt, budget = work.uncached, self._steps.budget_of(n)
         alone = min(prompt, budget)
-        left, waits, bands = n * prompt - alone, [1.0], [step(alone, 0.0)]
+        left, waits, bands = n * prompt - alone, [1.0], [self._step(work, alone, 0.0)]
         is_long = prompt > budget
         share = 1.0 if is_long else left / (n * prompt)
         for part in range(_BURST_PARTS):
@@ -414,13 +440,21 @@ class ClosedLoop:
             tokens = max(min(budget - n * done, left), 1.0)
             ending = 0.25 + (prompt - alone) / 2.0 / tokens if is_long else 0.5
             waits.append(share * (ending + (1.0 - done) * left / tokens) / _BURST_PARTS)
-            bands.append(step(tokens, (n - 1) * done))
-        prefill = _weighted(waits, bands)
-        whole = math.floor(waves)
-        later = whole * (waves - 0.5 * (whole + 1)) / waves**2
-        api = [time(work, n) for time in self._before]
-        us, low, high = _ends(lambda own, all_us, *more: own + later * all_us + sum(more), prefill, e2e, *api)
-        return Estimate(*_wider((us, low, high), unsure * us))
+            bands.append(self._step(work, tokens, (n - 1) * done))
+        return _weighted(waits, bands)
+
+    def _gathered(self, work: Workload, running: float, burst_us: float, step_us: float) -> tuple[float, float]:
+        """Of loops whose requests gather, TTFT at most, without the API's part, and ITL at least."""
+        steps, budget = self._steps, self._steps.budget_of(running)
+        _, low, _ = steps.band(steps.surface.monotone, 0.0, running, running * work.context)
+        if running <= 1.0:
+            return 0.0, low
+        chunks = 1.0 if work.uncached <= budget else work.uncached / budget + 0.5
+        tokens = min(running * work.uncached, budget)
+        _, full_low, full_high = self._step(work, tokens, max(running - tokens / work.uncached, 0.0))
+        first_us = min(burst_us + self._ahead * step_us, (1.0 + self._ahead + chunks) * full_high)
+        full = min(0.5 * (running * work.uncached / budget - 1.0) / max(work.output - 1.0, 1.0), 1.0)
+        return first_us, low + max(full, 0.0) * max(full_low - low, 0.0)
 
     def _met(self, work: Workload, in_flight: int, slots: float, turnaround_us: float) -> tuple[_Times, Band]:
         """What a request meets of so many in flight, and its TTFT without the API's part."""
@@ -474,7 +508,7 @@ class ClosedLoop:
         rest = _ends(lambda us, next_us: us + next_us, rest, (mean_us * ahead, mean_us * ahead, mean_us * self._ahead))
         wait = max(turnaround_us / mean_us + 0.5, 1.0) if mean_us > 0.0 and turnaround_us < math.inf else 0.5
         same_us = NORMAL_P90 * math.sqrt(max(square - itl[0] ** 2, 0.0)) / max(tokens, 1.0)
-        return _Times(_wider(itl, same_us), own, rest, k, life, wait + ahead, prefills.bound)
+        return _Times(_unsure(itl, same_us), own, rest, k, life, wait + ahead, prefills.bound)
 
 
 def _request_time(target: Target | None, feature: str) -> Callable[[Workload, float | None], Band]:
@@ -496,104 +530,3 @@ def _request_time(target: Target | None, feature: str) -> Callable[[Workload, fl
         return _ends(lambda part: max(fit_us * part + more_us, 0.0), (mean_factor, low, high))
 
     return time
-
-
-# ------------------------------------------------------------------- how many fit
-
-
-class Plan(NamedTuple):
-    """The answer of :meth:`tracefit.Config.plan`.
-
-    Attributes:
-        concurrency: the largest one that keeps the targets; 0 if not even one request does.
-        limit: what ends it: ``itl`` or ``ttft`` (compute: one more request breaks it), ``token_budget`` (prefills
-            fill every step), ``max_num_seqs``, ``kv_capacity``; ``none`` where the search ended because nobody said.
-        at: what requests see there (at 1 where the concurrency is 0).
-        curve: the same at 1, 2, 4, … and at ``concurrency``, up to twice as many.
-        sustains_rate: whether ``concurrency`` serves the rate that was asked for; None without a rate.
-        replicas: engines that the rate needs within the targets; None without a rate or without an answer.
-        at_rate: what requests see at that rate on one engine; None if one engine cannot serve it.
-    """
-
-    concurrency: int
-    limit: str
-    at: RequestEstimate
-    curve: tuple[RequestEstimate, ...]
-    sustains_rate: bool | None
-    replicas: int | None
-    at_rate: RequestEstimate | None
-
-
-def planned(loop: ClosedLoop, work: Workload, itl_ms: object, ttft_ms: object, rate: object, *, safe: bool) -> Plan:
-    """The largest concurrency within the targets; ``rate`` is in requests per second."""
-    if itl_ms is not None and work.output <= 1.0:
-        raise BadInputError("itl_ms", "an answer of one token has no time between tokens; give another target")
-    itl_us, ttft_us = _target_us("itl_ms", itl_ms), _target_us("ttft_ms", ttft_ms)
-    wanted = None if rate is None else checked("rate", rate, 1e-9, 1e9)
-    slots, slot_limit = loop.slots(work)
-    end = int(min(slots, CONCURRENCY_MAX))
-
-    @cache
-    def at(n: int) -> RequestEstimate:
-        return loop.estimate(work, n)
-
-    def broken(n: int, *, end_of_band: bool = False) -> str:
-        """Which target this load breaks, or nothing."""
-        itl, ttft = at(n).itl, at(n).ttft
-        if (itl.high if end_of_band else itl.us) > itl_us:
-            return "itl"
-        return "ttft" if (ttft.high if end_of_band else ttft.us) > ttft_us else ""
-
-    best = _largest(broken, end, loop.turns)
-    if safe:
-        best = _last_within(lambda n: broken(n, end_of_band=True), best)
-    limit = slot_limit if best == end and slots < CONCURRENCY_MAX + 1 else "none"
-    if best < end:
-        limit = "token_budget" if at(best + 1).prefill_bound else broken(best + 1, end_of_band=safe)
-    here = at(max(best, 1))
-    last = min(end, max(2 * best, 8))
-    sizes = sorted({*(1 << power for power in range(last.bit_length())), last, max(best, 1)})
-    curve = tuple(at(n) for n in sizes)
-    if wanted is None:
-        return Plan(best, limit, here, curve, None, None, None)
-    served = best > 0 and here.requests_per_s >= wanted
-    replicas = math.ceil(wanted / here.requests_per_s) if best > 0 and here.requests_per_s > 0.0 else None
-    return Plan(best, limit, here, curve, served, replicas, _at_rate(loop, work, wanted, end))
-
-
-def _target_us(name: str, value: object) -> float:
-    return math.inf if value is None else 1e3 * checked(name, value, 1e-6, _MS_MAX)
-
-
-def _largest(broken: Callable[[int], str], end: int, turns: Sequence[int]) -> int:
-    """The last whole N before the first that breaks a target; from one of ``turns`` to the next times rise."""
-    doubled = (max(turns, default=1) << power for power in range(end.bit_length()))
-    before = 0
-    for n in (*(each for each in (*turns, *doubled) if each < end), end):
-        if broken(n):
-            return _first(broken, before + 1, n) - 1
-        before = n
-    return end
-
-
-def _last_within(broken: Callable[[int], str], best: int) -> int:
-    """The last whole N up to ``best`` that breaks no target, if larger ones do; ever longer steps are taken down."""
-    above, below = best + 1, best
-    while below > 0 and broken(below):
-        above, below = below, below - (best + 1 - below)
-    return _first(broken, max(below, 0) + 1, above) - 1
-
-
-def _first(broken: Callable[[int], str], start: int, end: int) -> int:
-    """The first N from ``start`` on that breaks a target; ``end`` does, or is the end."""
-    return bisect_left(range(end), True, start, key=lambda each: bool(broken(each)))
-
-
-def _at_rate(loop: ClosedLoop, work: Workload, rate: float, end: int) -> RequestEstimate | None:
-    """The load at which one engine finishes ``rate`` requests per second; None if it never does."""
-
-    def at(part: int) -> RequestEstimate:
-        return loop.estimate(work, 1.0 + (end - 1.0) * part / _RATE_PARTS, follows=False)
-
-    first = bisect_left(range(_RATE_PARTS + 1), rate, key=lambda part: at(part).requests_per_s)
-    return at(first) if first <= _RATE_PARTS else None

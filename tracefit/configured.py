@@ -6,9 +6,10 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import overload
 
-from .closed_loop import ClosedLoop, Plan, RequestEstimate, Workload, planned
+from .closed_loop import ClosedLoop, RequestEstimate, Workload
 from .document import STEP_TIME, Coefficient, ConfigDocument, Target, Verdict, judged
 from .exceptions import BadInputError, NoCoefficientsError, checked
+from .plan import Plan, planned
 from .step_model import LEVEL_AGE_MAX_S, Limits, Prediction, Predictions, StepModel, computable_model
 
 _LIMIT_MAX = 1e12

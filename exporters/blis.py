@@ -35,11 +35,9 @@ from typing import Any, NamedTuple, TypeGuard
 
 import numpy as np
 
-from exporters.what_if import identities_of
 from exporters.wording import REASONS, Z_95, printable, unit_text
 from online import ConfigSnapshot, FeatureSnapshot, Snapshot, TargetSnapshot
 from online.features import ACTIVE_EXPERTS, experts_in, share_touched
-from tracefit import NotFoundError, find_config
 
 BYTES_PER_KV_ELEMENT = 2.0
 
@@ -120,18 +118,6 @@ class BlisError(ValueError):
     """The configuration cannot be exported; the text says what is missing and which option supplies it."""
 
 
-def choose_config(snapshot: Snapshot, which: str) -> ConfigSnapshot:
-    """The configuration that is meant, as ``find_config`` of the client understands it.
-
-    Raises:
-        BlisError: there is none like that, or several that are alive.
-    """
-    try:
-        return snapshot.configs[find_config(identities_of(snapshot.configs), which)]
-    except NotFoundError as error:
-        raise BlisError(f"--which: {error}") from None
-
-
 def blis_coefficients(
     config: ConfigSnapshot,
     *,
@@ -193,15 +179,15 @@ def blis_coefficients(
 
 def _doubtful_coefficients(config: ConfigSnapshot, targets: Collection[str]) -> tuple[str, ...]:
     """Each coefficient of ``portable`` whose status is not ``identified``, with that and its 95 % interval."""
-    features = [(target, each) for target in targets for each in _features(config, target).values()]
-    return tuple(_doubt(target, each) for target, each in features if each.status != "identified")
-
-
-def _doubt(target: str, feature: FeatureSnapshot) -> str:
-    error = "" if feature.stderr is None else f" ± {Z_95 * feature.stderr:.2g}"
-    value = f"{feature.coefficient:.4g}{error} {unit_text(feature.unit)}"
-    reason = "" if feature.reason is None else f", {REASONS[feature.reason]}"
-    return printable(f"{target} {feature.name}: {feature.status}, {value}{reason}", MAX_COMMENT_CHARS)
+    lines = []
+    for target in targets:
+        for each in _features(config, target).values():
+            error = "" if each.stderr is None else f" ± {Z_95 * each.stderr:.2g}"
+            value = f"{each.coefficient:.4g}{error} {unit_text(each.unit)}"
+            reason = "" if each.reason is None else f", {REASONS[each.reason]}"
+            if each.status != "identified":
+                lines.append(printable(f"{target} {each.name}: {each.status}, {value}{reason}", MAX_COMMENT_CHARS))
+    return tuple(lines)
 
 
 class _Folded(NamedTuple):

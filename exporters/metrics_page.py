@@ -38,7 +38,7 @@ _API_TARGETS = ("api_queueing", "first_response")
 
 DEFAULT_MAX_SERIES = 7550
 """50 configurations with everything the default sets can publish need 50 x 136 series, and 50 x 15 with the verdict and
-advice; with 7 of the page and at most 343 of the process, a scrape has no more than 8,000."""
+advice; with 6 of the page and at most 343 of the process, a scrape has no more than 8,000."""
 
 _SAME_NAME = (
     "gpu tensor_parallel_size expert_parallel data_parallel_size dtype quantization vllm_version max_num_seqs "
@@ -59,130 +59,76 @@ class Family(NamedTuple):
     kind: str = "gauge"
 
 
-_TARGET = ("config", "vector", "target")
+_CONFIG = ("config",)
+_TARGET = (*_CONFIG, "vector", "target")
 _MODEL = (*_TARGET, "model")
 _FEATURE = (*_MODEL, "feature", "unit")
+_IDENTITY = (*_CONFIG, "name", *(label for _, label in IDENTITY_LABELS))
 
 FAMILIES: tuple[Family, ...] = (
-    Family(
-        "tracefit_config_info",
-        ("config", "name", *(label for _, label in IDENTITY_LABELS)),
-        "What a configuration is; always 1. An unknown fact is an empty label; name is for legends.",
-    ),
+    Family("tracefit_config_info", _IDENTITY, "What a configuration is; always 1. An unknown fact is an empty label."),
     Family("tracefit_coefficient", _FEATURE, "Learned coefficient, in the unit of its label."),
     Family("tracefit_coefficient_stderr", _FEATURE, "Standard error of a coefficient, in its unit."),
-    Family(
-        "tracefit_telemetry_quality",
-        ("config", "quality"),
-        "1 for the telemetry that is learned from: fpm, steps+, steps, sampled, journeys, requests, metrics, merged.",
-    ),
-    Family(
-        "tracefit_error_median_ratio",
-        _MODEL,
-        "Median relative error of predictions made before learning, by the coefficients alone.",
-    ),
-    Family(
-        "tracefit_error_p90_ratio",
-        _TARGET,
-        "90th percentile of the relative error of the champion's predictions made before learning; step_time only.",
-    ),
-    Family(
-        "tracefit_live_error_median_ratio",
-        _TARGET,
-        "Median relative error of the predictions of steps, as the verdict has it; step_time only.",
-    ),
-    Family(
-        "tracefit_step_residual_ratio",
-        _TARGET,
-        "Observed time divided by what the champion had predicted before it learned the row; step_time only.",
-        "histogram",
-    ),
-    Family(
-        "tracefit_target_residual_ratio",
-        _TARGET,
-        "The same of every target but step_time: sum and number of rows.",
-        "summary",
-    ),
+    Family("tracefit_telemetry_quality", (*_CONFIG, "quality"), "1 for the telemetry that is learned from."),
+    Family("tracefit_error_median_ratio", _MODEL, "Median relative error of predictions by the coefficients alone."),
+    Family("tracefit_error_p90_ratio", _TARGET, "90th percentile of the champion's relative error; step_time only."),
+    Family("tracefit_live_error_median_ratio", _TARGET, "The verdict's median relative error; step_time only."),
+    Family("tracefit_step_residual_ratio", _TARGET, "Observed ÷ predicted time; step_time only.", "histogram"),
+    Family("tracefit_target_residual_ratio", _TARGET, "The same of every other target: sum and rows.", "summary"),
     Family(
         "tracefit_usable",
-        ("config",),
+        _CONFIG,
         "1 if predictions of steps may be used where something was seen, else 0. Absent of a configuration whose "
         "engines are silent for ten minutes, or whose server came back as another one.",
     ),
     Family(
         "tracefit_last_heard_timestamp_seconds",
-        ("config",),
-        "When the newest event or page of its engines was made, by their clocks, as of this snapshot; not of merged "
-        "states.",
+        _CONFIG,
+        "When the newest event or page of its engines was made, by their clocks; not of merged states.",
     ),
     Family(
         "tracefit_slo_concurrency",
-        ("config", "itl"),
-        "Most requests in flight whose mean ITL keeps a target of itl_ms (in seconds), for the load of the last five "
-        "minutes; absent where that is not usable or beyond 1.25 times the largest batch seen.",
+        (*_CONFIG, "itl"),
+        "Most requests in flight that keep this mean ITL (in seconds), for the load of the last five minutes.",
     ),
     Family(
         "tracefit_slo_concurrency_safe",
-        ("config", "itl"),
-        "The same with the upper end of the band of ITL held against the target: what an autoscaler should follow.",
+        (*_CONFIG, "itl"),
+        "The same by the upper end of the band of ITL: what an autoscaler should follow.",
     ),
-    Family(
-        "tracefit_predicted_itl_seconds",
-        ("config",),
-        "Mean time between tokens that the coefficients say of the load in each of the last five minutes.",
-    ),
-    Family(
-        "tracefit_predicted_ttft_seconds",
-        ("config",),
-        "Mean time to first token that the coefficients say of the same loads.",
-    ),
-    Family(
-        "tracefit_observed_itl_seconds",
-        ("config",),
-        "Mean time between tokens of the requests that finished in the last five minutes.",
-    ),
-    Family(
-        "tracefit_observed_ttft_seconds",
-        ("config",),
-        "Mean time to first token of the same requests, with the usual time in the API process.",
-    ),
+    Family("tracefit_predicted_itl_seconds", _CONFIG, "Predicted mean ITL of the load of the last five minutes."),
+    Family("tracefit_predicted_ttft_seconds", _CONFIG, "Predicted mean TTFT of the same load."),
+    Family("tracefit_observed_itl_seconds", _CONFIG, "Mean ITL of the requests that finished in these minutes."),
+    Family("tracefit_observed_ttft_seconds", _CONFIG, "Their mean TTFT, with the usual time in the API process."),
     Family(
         "tracefit_load",
-        ("config", "of"),
-        "The load of the last five minutes, per engine: concurrency, prompt_tokens, output_tokens, prefix_hit_ratio.",
+        (*_CONFIG, "of"),
+        "This load, per engine: concurrency, prompt_tokens, output_tokens, prefix_hit_ratio.",
     ),
-    Family(
-        "tracefit_coefficient_status",
-        (*_FEATURE, "status"),
-        "1 for the status: identified, weak, at_bound, prior_only, constant, unidentified; portable only.",
-    ),
+    Family("tracefit_coefficient_status", (*_FEATURE, "status"), "1 for the status of a coefficient; portable only."),
     Family("tracefit_drift_detections_total", _TARGET, "Confirmed changes of speed.", "counter"),
-    Family("tracefit_engines", ("config", "scheduling"), "Engines seen, by scheduling mode."),
+    Family("tracefit_engines", (*_CONFIG, "scheduling"), "Engines seen, by scheduling mode."),
     Family(
         "tracefit_interval_ratio",
         (*_TARGET, "bound"),
-        "Observed time divided by the prediction: 10th (lower) and 90th (upper) percentile; step_time only.",
+        "10th (lower) and 90th (upper) percentile of observed ÷ predicted time; step_time only.",
     ),
     Family("tracefit_target_mean_seconds", _TARGET, "Plain mean of what was observed."),
-    Family(
-        "tracefit_drift_last_timestamp_seconds", _TARGET, "When speed last changed; absent if never; step_time only."
-    ),
+    Family("tracefit_drift_last_timestamp_seconds", _TARGET, "When speed last changed, if ever; step_time only."),
     Family(
         "tracefit_drift_gain_ratio",
         (*_TARGET, "term"),
-        "New time divided by old time at the last change of speed, and the term that moved: all, decode, a "
-        "coefficient, or empty while unknown; step_time only.",
+        "New ÷ old time at the last change of speed, and the term that moved, empty while unknown; step_time only.",
     ),
     Family(
         "tracefit_replica_speed_ratio",
         (*_TARGET, "instance"),
-        "Of several engines, the time of one per time of the others, for the 16 furthest from them; step_time only.",
+        "Time of one engine ÷ that of the others, for the 16 furthest from them; step_time only.",
     ),
     Family(
         "tracefit_replica_differs",
         (*_TARGET, "instance", "term"),
-        "1 for each of those 16 that differs from the others by more than 5 % and three errors, and the term "
-        "in which it does; step_time only.",
+        "1 for each of those that differs by more than 5 % and three errors, and in which term; step_time only.",
     ),
 )
 """Every per-configuration family, most important first."""
@@ -193,12 +139,7 @@ PAGE_FAMILIES: tuple[Family, ...] = (
     Family("tracefit_snapshot_configs", (), "Configurations in the snapshot."),
     Family("tracefit_exposition_series", (), "Series of the snapshot on this page."),
     Family("tracefit_exposition_series_capacity", (), "Most series of the snapshot that a page may show."),
-    Family("tracefit_exposition_series_withheld", (), "Series withheld because the page is full."),
-    Family(
-        "tracefit_exposition_values_withheld",
-        (),
-        "Values withheld because they are not finite, or name a series twice.",
-    ),
+    Family("tracefit_exposition_series_withheld", (), "Series withheld: no number, twice there, or the page is full."),
 )
 """Families about the page itself; always shown once there is a snapshot."""
 
@@ -271,7 +212,7 @@ def snapshot_families(
     total = series.count
     series.shorten(max_series)
     made = (snapshot.generation, snapshot.created_unix_nano / NS_PER_S, len(snapshot.configs))
-    page = (*made, series.count, max_series, total - series.count, series.withheld)
+    page = (*made, series.count, max_series, total - series.count + series.withheld)
     for family, value in zip(PAGE_FAMILIES, page, strict=True):
         yield _metric(family, {("", ()): value})
     for family in FAMILIES:

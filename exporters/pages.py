@@ -14,8 +14,9 @@ import re
 import time
 from collections.abc import Callable, Mapping
 from email.utils import formatdate
+from functools import partial
 from http import HTTPStatus
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 import msgspec
@@ -23,18 +24,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, gzip_accepted
 
 from exporters.blis import ALPHAS, BlisError, export
 from exporters.metrics_page import MetricsPage
-from exporters.questions import (
-    PLAN,
-    PREDICT,
-    SHOWN_CHARS,
-    Parameter,
-    Question,
-    QuestionError,
-    answer_question,
-    read_plan,
-    read_prediction,
-    read_query,
-)
+from exporters.questions import SHOWN_CHARS, QuestionError, answer_query
 from exporters.what_if import ClientView, PerGeneration
 from online import ConfigSnapshot, Snapshot
 from tracefit import NotFoundError, TracefitError
@@ -211,26 +201,21 @@ class QuestionPages:
 
     def answer_predict(self, request: Request) -> Response:
         """Answer ``/predict``: what one step costs, or what requests see at a load."""
-        return self._answer(request, PREDICT, read_prediction)
+        return self._answer(request, "predict")
 
     def answer_plan(self, request: Request) -> Response:
         """Answer ``/plan``: how many requests fit the targets, and what limits them."""
-        return self._answer(request, PLAN, read_plan)
+        return self._answer(request, "plan")
 
-    def _answer(
-        self, request: Request, parameters: tuple[Parameter, ...], read: Callable[[Mapping[str, Any]], Question]
-    ) -> Response:
+    def _answer(self, request: Request, method: str) -> Response:
+        snapshot = self._view.snapshot()
+        if snapshot is None:
+            return nothing_yet()
         try:
             for name, problem in ((request.repeated, "given twice"), (request.empty, "given without a value")):
                 if name:
                     raise QuestionError(name[:SHOWN_CHARS], problem)
-            given = read_query(request.query, parameters)
-            snapshot = self._view.snapshot()
-            if snapshot is None:
-                return nothing_yet()
-            config = self._view.config(snapshot, given.get("config", ""))
-            now = self._clock_ns()
-            answer = answer_question(config.now(now) if given.get("now") else config, read(given), now)
+            answer = answer_query(method, request.query, partial(self._view.config, snapshot), self._clock_ns())
         except QuestionError as error:
             return plain(HTTPStatus.BAD_REQUEST, str(error))
         except NotFoundError as error:

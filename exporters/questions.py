@@ -334,6 +334,20 @@ def answer_question(config: Config, question: Question, now_unix_nano: int) -> A
     return Answer(config, question._replace(query=query), said, config.verdict.silent_since(now_unix_nano))
 
 
+def answer_query(
+    method: str, query: Mapping[str, str], config_of: Callable[[str], Config], now_unix_nano: int
+) -> Answer:
+    """The answer to the parameters of a URL: ``predict`` or ``plan``, of the configuration that ``config_of`` finds.
+
+    Raises:
+        QuestionError, NoCoefficientsError: as :func:`read_query`, the readers and :func:`answer_question`.
+    """
+    parameters, read = (PLAN, read_plan) if method == "plan" else (PREDICT, read_prediction)
+    given = read_query(query, parameters)
+    config = config_of(given.get("config", ""))
+    return answer_question(config.now(now_unix_nano) if given.get("now") else config, read(given), now_unix_nano)
+
+
 def _largest_batch(config: Config) -> int:
     """Requests of the largest batch that was seen; 0 where nobody said."""
     return int(config.verdict.seen.get("requests", (0.0, 0.0))[1])

@@ -17,6 +17,7 @@ import datetime as dt
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
+from functools import partial
 from http import HTTPStatus
 from pathlib import Path
 from typing import NamedTuple
@@ -28,33 +29,9 @@ from prometheus_client.registry import Collector
 from exporters import wording
 from exporters.config_view import STEP_TIME, ConfigVerdict, View, config_view
 from exporters.pages import Request, Response, not_found
-from exporters.questions import (
-    LOAD,
-    PLAN,
-    PREDICT,
-    RATE,
-    SIZED,
-    STEP,
-    TARGETS,
-    QuestionError,
-    answer_question,
-    duration,
-    read_plan,
-    read_prediction,
-    read_query,
-)
+from exporters.questions import LOAD, RATE, SIZED, STEP, TARGETS, QuestionError, answer_query, duration
 from exporters.what_if import Advisory, ClientView, identities_of, meant_config
-from exporters.wording import (
-    NOTHING_YET,
-    OTLP_PORT,
-    PLUGIN_REMEDIES,
-    SHARED_ID,
-    Advice,
-    age,
-    count,
-    name_of,
-    reason_text,
-)
+from exporters.wording import OTLP_PORT, Advice, count, name_of
 from online import HistoryView, ReplicaSnapshot, Snapshot
 from tracefit import NotFoundError, Problem, TracefitError, Verdict, distinctions, term_text
 
@@ -208,7 +185,7 @@ class StatusPage:
             "script": _SCRIPT,
             "version": self.version,
             "now": now,
-            "since": lambda unix_nano: age((now - unix_nano) / 1e9),
+            "since": lambda unix_nano: wording.age((now - unix_nano) / 1e9),
             "ready": ready,
             "noted": _noted(detail),
             "news": [] if snapshot is None else _news(judged, now),
@@ -221,7 +198,7 @@ class StatusPage:
                 for each in opened
             ],
             "what_if": None if snapshot is None else _what_if_view(snapshot, self._advisory.view, opened, query, now),
-            "nothing_yet": NOTHING_YET.for_port(otlp_port),
+            "nothing_yet": wording.NOTHING_YET.for_port(otlp_port),
             "scraped": detail.get("scrape", ()),
             "pending": self.pending(),
             "hints": list(sender_advice(self.hints(), snapshot, otlp_port)),
@@ -293,15 +270,13 @@ def _usual_load(judged: ConfigVerdict) -> dict[str, str]:
 
 def _answer(snapshot: Snapshot, view: ClientView, query: Mapping[str, str], now: int) -> View:
     wanted = {name: value for name, value in query.items() if name != _ASK}
-    is_plan = query[_ASK] == "plan"
+    method = "plan" if query[_ASK] == "plan" else "predict"
     try:
-        given = read_query(wanted, PLAN if is_plan else PREDICT)
-        config = view.config(snapshot, given.get("config", ""))
-        answer = answer_question(config, read_plan(given) if is_plan else read_prediction(given), now)
+        answer = answer_query(method, wanted, partial(view.config, snapshot), now)
     except (QuestionError, TracefitError) as error:
         return {"error": str(error)}
-    link = f"/{'plan' if is_plan else 'predict'}?{urlencode(wanted)}"
-    return {"error": "", "lines": [*answer.lines(), *answer.caveats()], "link": link}
+    lines = [*answer.lines(), *answer.caveats()]
+    return {"error": "", "lines": lines, "link": f"/{method}?{urlencode(wanted)}"}
 
 
 # ----------------------------------------------------------------- what comes in, and what is lost
@@ -311,7 +286,7 @@ def sender_advice(hints: SenderHints, snapshot: Snapshot | None, otlp_port: int)
     """What senders lose or send in vain, and what would help."""
     for reason, lost in hints.plugin_losses.items():
         if lost:
-            remedy = PLUGIN_REMEDIES[reason].for_port(otlp_port)
+            remedy = wording.PLUGIN_REMEDIES[reason].for_port(otlp_port)
             yield remedy._replace(meaning=f"{count(lost)} {remedy.meaning}.")
     if hints.unknown_scopes and not (snapshot and snapshot.configs):  # every vLLM traces its own start, too
         names = ", ".join(hints.unknown_scopes)
@@ -325,7 +300,7 @@ def sender_advice(hints: SenderHints, snapshot: Snapshot | None, otlp_port: int)
             "Let the tracefit producer plugin (deploy/vllm-plugin) send steps over OTLP.",
         )
     if hints.conflicting_steps >= CONFLICTS_MIN:
-        yield SHARED_ID._replace(
+        yield wording.SHARED_ID._replace(
             meaning=f"{count(hints.conflicting_steps)} steps contradict others of the same service.instance.id: "
             "several processes seem to send under one, with equal process.pid and host.name."
         )
@@ -341,7 +316,7 @@ def _accounting_view(own: Collector) -> View:
             for kind, is_lost in (("lost", True), ("flows", False)):
                 these = [each for each in counted if _is_loss(name, each.labels) == is_lost]
                 if these:
-                    parts = [(", ".join(map(reason_text, each.labels.values())), each.value) for each in these]
+                    parts = [(", ".join(map(wording.reason_text, each.labels.values())), each.value) for each in these]
                     view[kind].append((name, family.documentation, parts))
     return view
 

@@ -22,12 +22,13 @@ from exporters.blis import (
     TRACE_TABLE,
     BlisError,
     TracedRequest,
-    choose_config,
     export,
     render_trace,
 )
 from exporters.snapshot_file import write_atomically
+from exporters.what_if import meant_config
 from online import Snapshot
+from tracefit import NotFoundError
 
 ENDS = frozenset({Finish.STOPPED, Finish.LENGTH, Finish.ABORTED})
 
@@ -110,9 +111,9 @@ def export_snapshot(
     """
     facts = _read_model_config(model_config) if model_config is not None else None
     try:
-        content, coefficients = export(snapshot, choose_config(snapshot, which), model_config=facts, **options)
-    except BlisError as error:
-        note(f"error: {error}")
+        content, coefficients = export(snapshot, meant_config(snapshot, which), model_config=facts, **options)
+    except (BlisError, NotFoundError) as error:
+        note(f"error: {'--which: ' if isinstance(error, NotFoundError) else ''}{error}")
         return EXIT_FAILED
     if require is not None and coefficients.doubtful:
         note(f"error: --require {require}: {len(coefficients.doubtful)} not: {'; '.join(coefficients.doubtful)}")

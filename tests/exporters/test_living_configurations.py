@@ -11,11 +11,10 @@ from prometheus_client import CollectorRegistry
 
 import tracefit
 from collector.cli import main
-from exporters.blis import choose_config
 from exporters.metrics_page import MetricsPage
 from exporters.pages import QuestionPages, Request, dispatch
 from exporters.status_page import StatusPage
-from exporters.what_if import Advisory, ClientView
+from exporters.what_if import Advisory, ClientView, meant_config
 from tests.support.pipelines import new_pipeline
 from tests.support.toy_engine import MONO_NS, UNIX_NS, many_jobs, run_engine
 from tests.support.toy_spans import STOCK_SCOPE, Piece, exports_of, pieces, stock_span
@@ -46,7 +45,7 @@ def who_answers(snapshot):
     """The configurations that questions over HTTP, the client and an export for BLIS are about."""
     answers = [asked(snapshot, target) for target in (PLAN, PREDICT)]
     assert {response.status for response in answers} == {200}
-    chosen = tracefit.load(snapshot.to_json()).config().config_id, choose_config(snapshot, "").config_id
+    chosen = tracefit.load(snapshot.to_json()).config().config_id, meant_config(snapshot, "").config_id
     return {json.loads(response.body)["config_id"] for response in answers} | {*chosen}
 
 

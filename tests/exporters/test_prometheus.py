@@ -65,7 +65,7 @@ def test_a_value_that_is_not_finite_is_withheld_and_counted(value):
     step = msgspec.structs.replace(cases.target("post_decode"), models={"portable": model}, residuals=None)
     shown = series(cases.snapshot(cases.config(targets={"post_decode": step})))
     assert named(shown, "tracefit_coefficient") == {}
-    assert named(shown, "tracefit_exposition_values_withheld") == {frozenset(): 2}, "its error, too"
+    assert named(shown, "tracefit_exposition_series_withheld") == {frozenset(): 2}, "its error, too"
 
 
 def test_a_configuration_that_vanishes_takes_its_series_along():
@@ -148,7 +148,7 @@ def test_a_series_is_never_shown_twice():
     shown = [s for family in snapshot_families(cases.snapshot(*twins)) for s in family.samples]
     keys = [(sample.name, tuple(sorted(sample.labels.items()))) for sample in shown]
     assert len(keys) == len(set(keys))
-    assert series(cases.snapshot(*twins))["tracefit_exposition_values_withheld", frozenset()] > 0
+    assert series(cases.snapshot(*twins))["tracefit_exposition_series_withheld", frozenset()] > 0
 
 
 def advice(snapshot, **kwargs):

@@ -31,6 +31,7 @@ from tests.support.manifests import (
     mounts_of,
     of_kind,
     pod_of,
+    ports_of,
     specs,
     the,
     validate,
@@ -193,25 +194,18 @@ def test_every_tracefit_container_meets_the_restricted_profile_and_more(containe
     assert all(spec["enableServiceLinks"] is False for spec in pods), "a service called tracefit sets variables"
 
 
-def test_probes_ask_pages_that_exist(containers):
+def test_probes_ask_pages_that_exist_and_beside_a_vllm_none_holds_its_start_or_takes_its_traffic(workloads, containers):
     nothing = lambda: (True, {})  # noqa: E731 - a probe
     routes = set(make_routes(None, Mock(), alive=nothing, ready=nothing))
-    for container in containers:
-        ports = {port["name"]: port["containerPort"] for port in container["ports"]}
-        assert ports["http-metrics"] == int(Config().pages.rpartition(":")[2])
-        assert container["livenessProbe"]["httpGet"]["path"] == "/healthz"
-        for probe in {"startupProbe", "readinessProbe", "livenessProbe"} & container.keys():
-            assert container[probe]["httpGet"]["path"] in routes
-            assert container[probe]["httpGet"]["port"] == "http-metrics"
-
-
-def test_beside_a_vllm_no_probe_of_the_sidecar_holds_its_start_or_takes_its_traffic(workloads, containers):
-    gateways = [each for each in map(containers_of, workloads) if each.keys() == {"tracefit"}]
+    gateways = [each["tracefit"] for each in map(containers_of, workloads) if each.keys() == {"tracefit"}]
     assert len(gateways) == 6
-    beside = [each for each in containers if {"tracefit": each} not in gateways]
-    assert len(beside) == 7
-    for container in beside:
-        assert not {"startupProbe", "readinessProbe"} & container.keys()
+    for container in containers:
+        assert ports_of(container)["http-metrics"] == int(Config().pages.rpartition(":")[2])
+        probes = {"startupProbe", "readinessProbe", "livenessProbe"} & container.keys()
+        assert container in gateways or probes == {"livenessProbe"}
+        assert container["livenessProbe"]["httpGet"]["path"] == "/healthz"
+        for asked in (container[probe]["httpGet"] for probe in probes):
+            assert (asked["path"] in routes, asked["port"]) == (True, "http-metrics")
 
 
 def written_mib(configurations):
@@ -220,20 +214,16 @@ def written_mib(configurations):
     return config.log_capacity_mib * 33 // 32 + 3 * configurations * (CONFIG_STATE_BYTES >> 20)
 
 
-def test_no_pod_with_a_vllm_outgrows_its_volume_and_is_evicted(pods):
+def test_no_volume_is_outgrown_by_a_whole_log_and_three_checkpoints_of_all_configurations(renderings, pods):
     volumes = [v for spec in pods for v in spec["volumes"] if v["name"] == "tracefit-snapshot"]
     limits = [v["emptyDir"]["sizeLimit"] for v in volumes if "emptyDir" in v]
-    assert limits
-    assert all(int(limit.removesuffix("Mi")) >= written_mib(1) for limit in limits)
-
-
-def test_every_claim_holds_a_whole_log_and_three_checkpoints_of_all_configurations(renderings):
-    sizes = {}
+    assert min(int(limit.removesuffix("Mi")) for limit in limits) >= written_mib(1), (
+        "the pod of a vLLM would be evicted"
+    )
+    claims = [claim for documents in renderings for claim in of_kind(documents, "PersistentVolumeClaim")]
     for documents in renderings:
-        conflicts = of_kind(documents, "PersistentVolumeClaim")
-        for spec in specs(documents, "StatefulSet").values():
-            conflicts += spec.get("volumeClaimTemplates", ())
-        sizes |= {each["metadata"]["name"]: each["spec"]["resources"]["requests"]["storage"] for each in conflicts}
+        claims += [c for spec in specs(documents, "StatefulSet").values() for c in spec.get("volumeClaimTemplates", ())]
+    sizes = {each["metadata"]["name"]: each["spec"]["resources"]["requests"]["storage"] for each in claims}
     assert sizes.keys() == {"snapshot", "tracefit-snapshot", "tracefit-fleet"}
     for size in sizes.values():
         usable_mib = 0.9 * 1024 * int(size.removesuffix("Gi"))
@@ -298,14 +288,16 @@ def test_a_stock_vllm_gets_the_plugin_where_python_looks_and_sends_to_the_sideca
     assert "/opt/tracefit-vllm" in (ROOT / "Dockerfile").read_text()
 
 
-def test_monitoring_finds_the_pods_and_their_port(example):
+def test_monitoring_finds_the_pods_and_their_port_which_is_open_and_never_the_receiver(example):
     monitor, policy = the(example, "PodMonitor")["spec"], the(example, "NetworkPolicy")["spec"]
     workload = the(example, "Deployment")
     labels, _ = pod_of(workload)
-    assert monitor["selector"]["matchLabels"].items() <= labels.items()
+    for selector in (monitor["selector"], policy["podSelector"]):
+        assert selector["matchLabels"].items() <= labels.items()
     (endpoint,) = monitor["podMetricsEndpoints"]
-    assert endpoint["port"] in {port["name"] for port in containers_of(workload)["tracefit"]["ports"]}
-    assert policy["podSelector"]["matchLabels"].items() <= labels.items()
+    assert endpoint["port"] in ports_of(containers_of(workload)["tracefit"])
+    assert {port["port"] for rule in policy["ingress"] for port in rule["ports"]} == {9464, 8000}
+    assert policy["policyTypes"] == ["Ingress"]
     (dashboard,) = [c for c in of_kind(example, "ConfigMap") if c["metadata"].get("labels")]
     assert dashboard["metadata"]["labels"] == {"grafana_dashboard": "1"}
     assert dashboard["data"]["tracefit.json"] == (DEPLOY / "monitoring" / "dashboard.json").read_text()
@@ -327,12 +319,6 @@ def test_one_line_of_an_overlay_says_where_every_alert_leads(tmp_path, name):
     assert len(alerts) == len(theirs)
     assert {a["annotations"]["runbook_url"] for a in alerts} == {f"{wiki}#{a['alert'].lower()}" for a in alerts}
     assert not [c for c in of_kind(documents, "ConfigMap") if "runbooks" in c["metadata"]["name"]]
-
-
-def test_the_network_policy_opens_the_pages_and_never_the_receiver(example):
-    policy = the(example, "NetworkPolicy")["spec"]
-    assert {port["port"] for rule in policy["ingress"] for port in rule["ports"]} == {9464, 8000}
-    assert policy["policyTypes"] == ["Ingress"]
 
 
 RENDERED = """
@@ -374,42 +360,42 @@ def test_the_post_renderer_gives_the_sidecar_to_engines_and_to_nothing_else():
 
 
 def test_helm_4_finds_the_post_renderer_as_a_plugin():
-    plugin = yaml.safe_load((DEPLOY / "helm-values" / "post-render" / "plugin.yaml").read_text())
+    directory = DEPLOY / "helm-values" / "post-render"
+    plugin = yaml.safe_load((directory / "plugin.yaml").read_text())
     assert (plugin["apiVersion"], plugin["type"], plugin["runtime"]) == ("v1", "postrenderer/v1", "subprocess")
     (command,) = plugin["runtimeConfig"]["platformCommand"]
-    path = command["command"].replace("${HELM_PLUGIN_DIR}", str(DEPLOY / "helm-values" / "post-render"))
-    assert os.access(path, os.X_OK)
+    assert os.access(command["command"].replace("${HELM_PLUGIN_DIR}", str(directory)), os.X_OK)
 
 
-def test_the_gateway_keeps_one_pod_with_one_tracefit():
+@pytest.fixture(scope="module")
+def gateway():
+    """Tracefits behind a Collector."""
+    return kustomize(DEPLOY / "otel-gateway")
+
+
+def test_the_gateway_keeps_one_pod_with_one_tracefit(gateway):
     config = yaml.safe_load((DEPLOY / "otel-gateway" / "collector-config.yaml").read_text())
     balancing = config["exporters"]["loadbalancing"]
     assert balancing["routing_key"] == "service"
-    documents = kustomize(DEPLOY / "otel-gateway")
-    name, service = headless(documents)
-    assert balancing["resolver"]["dns"]["hostname"] == name
-    assert balancing["resolver"]["dns"]["port"] in {port["port"] for port in service["ports"]}
-    labels, _ = pod_of(the(documents, "StatefulSet"))
-    assert service["selector"].items() <= labels.items()
+    name, service = headless(gateway)
+    found = balancing["resolver"]["dns"]
+    assert (found["hostname"], found["port"] in {port["port"] for port in service["ports"]}) == (name, True)
+    assert service["selector"].items() <= pod_of(the(gateway, "StatefulSet"))[0].items()
     assert "batch" not in config["service"]["pipelines"]["traces"].get("processors", [])
     assert config["receivers"]["otlp"]["protocols"]["grpc"]["max_recv_msg_size_mib"] == Config().message_max_mib
 
 
-def test_nobody_but_the_collector_reaches_the_receivers_behind_the_gateway():
-    documents = kustomize(DEPLOY / "otel-gateway")
-    policies = specs(documents, "NetworkPolicy")
-    (senders,) = [
-        rule["from"] for rule in policies["tracefit"]["ingress"] if {"protocol": "TCP", "port": 4317} in rule["ports"]
-    ]
-    collector = the(documents, "Deployment")
+def test_nobody_but_the_collector_reaches_the_receivers_behind_the_gateway(gateway):
+    policies, collector = specs(gateway, "NetworkPolicy"), the(gateway, "Deployment")
+    receiver = {"protocol": "TCP", "port": 4317}
+    (senders,) = [rule["from"] for rule in policies["tracefit"]["ingress"] if receiver in rule["ports"]]
     assert senders == [{"podSelector": {"matchLabels": collector["spec"]["selector"]["matchLabels"]}}]
     assert [rule["from"] for rule in policies["otel-gateway"]["ingress"]] == [[{"podSelector": {}}]], "this namespace"
     (container,) = containers_of(collector).values()
-    config = yaml.safe_load(of_kind(documents, "ConfigMap")[0]["data"]["config.yaml"])
+    config = yaml.safe_load(of_kind(gateway, "ConfigMap")[0]["data"]["config.yaml"])
     assert config["service"]["extensions"] == ["health_check"]
-    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
-    assert config["extensions"]["health_check"]["endpoint"].endswith(f":{ports['health']}")
-    assert specs(documents, "PodDisruptionBudget").keys() == policies.keys()
+    assert config["extensions"]["health_check"]["endpoint"].endswith(f":{ports_of(container)['health']}")
+    assert specs(gateway, "PodDisruptionBudget").keys() == policies.keys()
 
 
 def test_with_tls_the_collector_merges_what_it_is_given_and_trusts_the_name_in_the_certificate():
@@ -442,16 +428,13 @@ def test_the_scraping_gateway_asks_every_pod_behind_its_headless_service():
     assert set(the(documents, "ConfigMap")["data"]) == {"tracefit.yaml"}
 
 
-@pytest.mark.parametrize("way", ["service", "cron"])
-def test_the_fleet_asks_every_sidecar_by_arguments_that_the_command_takes(way):
+@pytest.mark.parametrize(("way", "kind"), [("service", "Deployment"), ("cron", "CronJob")])
+def test_the_fleet_asks_every_sidecar_by_arguments_that_the_command_takes(way, kind):
     documents = kustomize(DEPLOY / "fleet" / way)
-    if way == "service":
-        workload = the(documents, "Deployment")
-        assert workload["spec"]["strategy"]["type"] == "Recreate"
-    else:
-        job = the(documents, "CronJob")["spec"]
-        assert job["concurrencyPolicy"] == "Forbid"
-        workload = job["jobTemplate"]
+    workload = the(documents, kind)
+    alone = workload["spec"].get("strategy", {}).get("type") or workload["spec"]["concurrencyPolicy"]
+    assert alone == {"service": "Recreate", "cron": "Forbid"}[way]
+    workload = workload["spec"].get("jobTemplate", workload)
     name, service = headless(documents)
     assert service["selector"] == {"tracefit": "enabled"}
     assert "tracefit" not in pod_of(workload)[0], "it would ask itself"
@@ -529,14 +512,11 @@ def test_the_first_steps_of_the_documents_work_as_they_are_written(tmp_path, doc
     assert validate(documents, NEWEST) == {"ConfigMap", "Deployment", "NetworkPolicy"}
 
 
-def test_the_deployment_guide_lists_every_component():
-    guide = (ROOT / "docs" / "deploy.md").read_text()
+def test_the_guide_lists_every_component_and_has_the_numbers_of_the_manifests(containers):
+    text = (ROOT / "docs" / "deploy.md").read_text()
     components = {path.name for path in (KUSTOMIZE / "components").iterdir()}
-    assert set(re.findall(r"^\| `([\w-]+)` \|", guide, re.MULTILINE)) == components
-
-
-def test_the_numbers_of_the_guide_are_those_of_the_manifests(containers):
-    guide = " ".join((ROOT / "docs" / "deploy.md").read_text().split())
+    assert set(re.findall(r"^\| `([\w-]+)` \|", text, re.MULTILINE)) == components
+    guide = " ".join(text.split())
     requests, limits = (containers[0]["resources"][name] for name in ("requests", "limits"))
     assert f"asks for {requests['cpu']} CPU and {requests['memory']}" in guide
     assert f"may use {limits['memory']}" in guide

@@ -85,3 +85,8 @@ def environment_of(container, prefix=""):
 def mounts_of(container):
     """Paths."""
     return {mount["mountPath"] for mount in container.get("volumeMounts", ())}
+
+
+def ports_of(container):
+    """Numbers by name."""
+    return {port["name"]: port["containerPort"] for port in container["ports"]}

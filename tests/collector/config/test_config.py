@@ -99,36 +99,37 @@ def test_a_host_and_port_is_a_url_unless_there_is_such_a_file_and_however_long_i
     ]
 
 
-@pytest.mark.parametrize(
-    ("text", "key", "problem"),
-    [
-        ("foo: 1", "foo", "unknown key; tracefit config explain lists all"),
-        ("engine_max: 1", "engine_max", "did you mean 'engines_max'?"),
-        ("rules: [{foo: 1}]", "rules[0].foo", "unknown key"),
-        ("'': 1", "''", "unknown key"),
-        ('"a\\nb": 1', r"'a\nb'", "unknown key"),
-        ('rules: [{"a\\n": 1}]', r"rules[0].'a\n'", "unknown key"),
-        ("listen: nowhere", "listen", "expected host:port"),
-        ("listen: 'a:65536'", "listen", "expected host:port"),
-        ("listen: '::1:4317'", "listen", "expected host:port"),
-        ("listen_http: 'off'", "listen_http", "or empty"),
-        ("message_max_mib: 1.5", "message_max_mib", "expected whole number"),
-        ("idle_timeout_s: .nan", "idle_timeout_s", "expected number"),
-        ("join_timeout_s: .inf", "join_timeout_s", "expected number"),
-        ("checkpoint_interval_s: 0", "checkpoint_interval_s", "expected number >= 0.1"),
-        ("scrape: ['http://[:::::1]/']", "scrape[0]", "IPv6"),
-        ("kv: ['127.0.0.1:5557']", "kv[0]", "expected [instance=]tcp://host:port"),
-        ("fpm: ['tcp://127.0.0.1:65536']", "fpm[0]", "expected [instance=][gpu+]tcp://host:port"),
-        ("scrape: http://a:8000", "scrape", "such as scrape: [http://a:8000]"),
-        ("rules:", "rules", "expected list"),
-        ("rules: x", "rules", "expected list, got text"),
-        ("kv: true", "kv", "expected list, got true or false"),
-        ("kv: ['tcp://127.0.0.1:0']", "kv[0]", "tcp://host:port"),
-        ("profile: 3", "profile", "expected text"),
-        ("learners: []", "learners", "length >= 1"),
-        ("rules: [{match: {a: 1}}]", "rules[0].match[...]", "expected text"),
-    ],
-)
+BAD = r"""
+foo: 1 | foo | unknown key; tracefit config explain lists all
+engine_max: 1 | engine_max | did you mean 'engines_max'?
+rules: [{foo: 1}] | rules[0].foo | unknown key
+'': 1 | '' | unknown key
+"a\nb": 1 | 'a\nb' | unknown key
+rules: [{"a\n": 1}] | rules[0].'a\n' | unknown key
+listen: nowhere | listen | expected host:port
+listen: 'a:65536' | listen | expected host:port
+listen: '::1:4317' | listen | expected host:port
+listen_http: 'off' | listen_http | or empty
+message_max_mib: 1.5 | message_max_mib | expected whole number
+idle_timeout_s: .nan | idle_timeout_s | expected number
+join_timeout_s: .inf | join_timeout_s | expected number
+checkpoint_interval_s: 0 | checkpoint_interval_s | expected number >= 0.1
+scrape: ['http://[:::::1]/'] | scrape[0] | IPv6
+kv: ['127.0.0.1:5557'] | kv[0] | expected [instance=]tcp://host:port
+fpm: ['tcp://127.0.0.1:65536'] | fpm[0] | expected [instance=][gpu+]tcp://host:port
+scrape: http://a:8000 | scrape | such as scrape: [http://a:8000]
+rules: | rules | expected list
+rules: x | rules | expected list, got text
+kv: true | kv | expected list, got true or false
+kv: ['tcp://127.0.0.1:0'] | kv[0] | tcp://host:port
+profile: 3 | profile | expected text
+learners: [] | learners | length >= 1
+rules: [{match: {a: 1}}] | rules[0].match[...] | expected text
+"""
+"""What a file says, which key is named for it, and what is said of it."""
+
+
+@pytest.mark.parametrize(("text", "key", "problem"), [line.split(" | ") for line in BAD.strip().splitlines()])
 def test_a_bad_value_is_named_by_its_path(tmp_path, text, key, problem):
     with pytest.raises(ConfigError) as caught:
         from_text(tmp_path, text)

@@ -6,7 +6,7 @@ from collector.fleet.pull import merge_files
 from collector.service.pipeline import make_pipeline
 from online.snapshot import Snapshot
 from tests.support.command_lines import spoken
-from tests.support.fleets import CONFIG, state_of, step_coefficients
+from tests.support.fleets import CONFIG, state_of
 
 
 def merged(states, out, **options):
@@ -53,18 +53,6 @@ def test_a_replica_that_is_slower_is_named_and_in_the_snapshot(tmp_path):
     assert [replica.engine for replica in known.targets["step_time"].replicas] == ["slow", "fast"]
     assert known.telemetry == "merged"
     assert found.created_unix_nano > 1_700_000_000_000_000_000
-
-
-def test_states_of_different_configurations_stand_side_by_side(tmp_path):
-    paths, apart = [tmp_path / "one.bin", tmp_path / "other.bin"], {}
-    for number, path in enumerate(paths):
-        path.write_bytes(state_of(f"engine-{number}", number, config_id=f"config-{number}"))
-        apart |= step_coefficients(path.read_bytes())
-    assert merged(paths, tmp_path / "fleet.bin")[0] == 0
-    together = step_coefficients((tmp_path / "fleet.bin").read_bytes())
-    assert together.keys() == apart.keys() == {"config-0", "config-1"}
-    for config_id, found in apart.items():
-        assert together[config_id] == pytest.approx(found, rel=1e-9)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ import asyncio
 from functools import partial
 from pathlib import Path
 
-import fsspec
 import pytest
 
 import tracefit
@@ -232,13 +231,6 @@ def test_of_a_directory_with_too_many_states_the_first_are_taken_and_the_rest_is
     *taken, rest = find_targets([str(tmp_path)])
     assert [Path(place.name).name for place in taken] == ["0.bin", "1.bin", "2.bin"]
     assert rest.problem == "more than 3 states are in it; the first by name were taken"
-
-
-def test_objects_below_a_prefix_are_states_like_files(states, tmp_path):
-    storage = fsspec.filesystem("memory")
-    for name in ("e0", "e1"):
-        storage.pipe(f"/fleet/{name}/state.bin", states[name])
-    assert pulled(["memory://fleet"], tmp_path / "fleet")[1][0] == "2 sources: 2 merged"
 
 
 @pytest.mark.parametrize(

@@ -17,28 +17,29 @@ from tests.support.step_exports import delimited, make_export
 EXPORTS = [make_export(first_step=first) for first in (1, 11, 21)]
 
 
-@pytest.mark.parametrize(
-    ("name", "source"),
-    [
-        ("traces.json", "traces.json"),
-        ("traces-2026-11-22T05-02-14.173.json", "traces.json"),
-        ("traces-2026-11-22T05-02-14.173-size.json", "traces.json"),
-        ("traces-2026-11-22T05-02-14.173.json.gz", "traces.json"),
-        ("traces-2026-11-22T05-02-14.173", "traces"),
-        ("traces.json.1", "traces.json"),
-        ("traces.json.12.gz", "traces.json"),
-        ("traces.json-20261122", "traces.json"),
-        ("traces.json-20261122-1700000000.zst", "traces.json"),
-        ("otlp.pb.gz", "otlp.pb.gz"),
-        ("capture-2.pb", "capture-2.pb"),
-        ("c10_long", "c10_long"),
-        ("x.7z", "x.7z"),
-        ("year=2026/month=11/day=22/hour=05/minute=02/traces_483920175.binpb.gz", "traces"),
-        ("2026/11/22/05/traces_7.json", "traces"),
-        ("2026/11/22/traces_05_02_14.json", "traces"),
-        ("year=2026/other/traces_1.json", "year=2026/other/traces_1.json"),
-    ],
-)
+NAMES = """
+traces.json traces.json
+traces-2026-11-22T05-02-14.173.json traces.json
+traces-2026-11-22T05-02-14.173-size.json traces.json
+traces-2026-11-22T05-02-14.173.json.gz traces.json
+traces-2026-11-22T05-02-14.173 traces
+traces.json.1 traces.json
+traces.json.12.gz traces.json
+traces.json-20261122 traces.json
+traces.json-20261122-1700000000.zst traces.json
+otlp.pb.gz otlp.pb.gz
+capture-2.pb capture-2.pb
+c10_long c10_long
+x.7z x.7z
+year=2026/month=11/day=22/hour=05/minute=02/traces_483920175.binpb.gz traces
+2026/11/22/05/traces_7.json traces
+2026/11/22/traces_05_02_14.json traces
+year=2026/other/traces_1.json year=2026/other/traces_1.json
+"""
+"""Files, and what they are called after the files of their rotation, or folders of their exporter, are one."""
+
+
+@pytest.mark.parametrize(("name", "source"), [line.split() for line in NAMES.strip().splitlines()])
 def test_a_rotation_is_told_by_the_names(name, source):
     assert source_of(f"dir/{name}") == f"dir/{source}"
 

@@ -78,7 +78,9 @@ class PageEngine(Emitter):
         super().__init__(instance, recording, number)
         self.server = ""
         self.windows = ScrapeWindows()
-        self.completeness, self.spans = Completeness(), Completeness()
+        self.completeness = Completeness()
+        self.spans: dict[Key, Completeness] = {}
+        """By API process: the share of the page's requests of which it has told."""
         self._prompts_before: tuple[float, float] | None = None
         self._rows: list[PageRow] = []
 
@@ -115,7 +117,8 @@ class PageEngine(Emitter):
             budget = self.facts.number("max_num_batched_tokens") or TOKEN_BUDGET
             add_waits(self.api_queueing, before, newest, self.windows.copies, budget)
         self.completeness.count(unix_ns, reading.values[Meaning.STEPS] / self.windows.copies)
-        self.spans.count(unix_ns, reading.values[Meaning.FINISHED])
+        for spans in self.spans.values():
+            spans.count(unix_ns, reading.values[Meaning.FINISHED])
         if row is not None:
             self._rows.append(row)
 
@@ -182,21 +185,24 @@ class PageEngines:
         return [each for each in others if len(servers) == 1 or (page.host and page.host in each.instance)]
 
     def compare(self, page: PageEngine, processes: Iterable[ApiProcess]) -> None:
-        """Tell API processes how many of their requests the page counted; ranks that share a page count apart."""
+        """Tell API processes how many of the page's requests are theirs; ranks that share a page count apart.
+
+        Each of several API servers of an engine knows a part of every batch.
+        """
         own = [each for each in self.preferred_sources(page, [*processes]) if isinstance(each, ApiProcess)]
         if not own or not self._counts_requests(page):
             return
         lately_ns = max(each.event_unix_ns for each in own) - self._settings.lateness_ns
         lively = [each for each in own if each.event_unix_ns >= lately_ns]  # others are gone, or idle
-        page.spans.record(sum(each.requests_seen for each in own), min(each.event_unix_ns for each in lively))
-        hit_ratio, ratio = page.hit_ratio, page.spans.ratio
-        if ratio is not None:
-            ratio /= page.windows.copies  # each of several API servers knows a part of every batch
+        hit_ratio = page.hit_ratio
+        page.spans = {each.key: page.spans.get(each.key) or Completeness() for each in own}
         for process in own:
+            spans = page.spans[process.key]
+            spans.record(process.requests_seen, process.event_unix_ns)
             # of several that tell, one may not be of this server: its trace ids may say that it is sampled
             told = process.sampling.share if len(lively) > 1 else 1.0
             process.is_counted, process.hit_ratio = True, hit_ratio
-            process.counted_share = None if ratio is None or told is None else min(ratio, told)
+            process.counted_share = None if spans.ratio is None or told is None else min(spans.ratio, told)
 
     def has_page_of(self, sender: Sender) -> bool:
         """Whether there is a page of the server that this emitter belongs to."""

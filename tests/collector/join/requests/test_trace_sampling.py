@@ -325,10 +325,11 @@ def test_a_page_of_several_ranks_leaves_it_to_the_trace_ids():
     assert beside_pages(pages, sent).learned_rows > 1000
 
 
-def test_of_several_api_servers_of_one_engine_each_knows_a_part_of_every_batch():
+@pytest.mark.parametrize("front_ends", [1, 2], ids=["unknown to the page", "known by its steps"])
+def test_of_several_api_servers_of_one_engine_each_knows_a_part_of_every_batch(front_ends):
     sent = requests(1500)
-    parted = [piece._replace(instance=f"api-{n % 2}") for n, piece in enumerate(sent)]
-    pipeline = beside_pages(counted(sent, 0.0), parted, front_ends=2)
+    parted = [piece._replace(instance=f"api-{n % 2}", facts=MODEL) for n, piece in enumerate(sent)]
+    pipeline = beside_pages(counted(sent, 0.0), parted, front_ends)
     assert pipeline.learned_rows == 0
     assert pipeline.take_counts()[table.DROPPED_ROWS, RowDrop.SAMPLED_SPANS] > 1400
 

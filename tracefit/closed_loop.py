@@ -91,14 +91,17 @@ share a step (k > _BUDGET_DECIDES), the answer names it, and is not usable. So i
 ATTENTION_TOKENS: what their chunks pay for those before is in no coefficient.
 
 **Bursts.** All N arrive at once at an engine without other work. The API hands them over one by one, so that the first
-prompt has a step of its own; then each step has T tokens, less one for each prompt that is done. With t_i the end of
-the step in which i p tokens are done (half a step later on the mean; of prompts of several steps, whose last is half
-full, a quarter), and the others in whole waves, w = floor(N / n):
+prompt, or as much of it as a step holds, a = min(p, T), has a step of its own. Then each step has T' tokens, T less one
+for each prompt that is done, of which half are on the mean: T' = min(T - n / 2, n p - a). The others wait for half of
+what is left, and half a step more; prompts of several steps, whose last is half full, for a quarter and for half of
+their own rest. Requests that do not fit come in whole waves, w = floor(N / n):
 
-    TTFT = api_queueing(n) + 1/n sum t_i + w (N/n - (w + 1) / 2) (n/N)² E2E + first_response
+    turns = (1/2 + (n p - a) / 2 T') (1 - a / n p)     p <= T;   else 1/4 + (n p + p - 2 a) / 2 T'
+    burst = step(a) + turns step(T')
+    TTFT  = api_queueing(n) + burst + w (N/n - (w + 1) / 2) (n/N)² E2E + first_response
 
 What it leaves out: requests of different size share one mean, so a mix of a few very long prompts with short ones is
-seen too smooth; preemption.
+seen too smooth, and bursts that an API hands over by their length, the shortest first, wait for less; preemption.
 
 Guards: O - 1 >= 1e-9; weights are relative to where the flows balance, which is the peak, and end at 1e-6 of it.
 
@@ -126,8 +129,6 @@ _TAIL = 1e-6
 _DECODES_MIN = 1e-9
 _EVEN = 1.0 / 3.0
 """How far from queues of random prompts to those of equal ones the middle lies."""
-_BURST_PARTS = 8
-"""Of a burst, in each of which steps are taken as alike."""
 ONE_STEP, _ONE_STEP_TOKENS = 0.15, 512.0
 """How far off the steps of a prompt of so many tokens are by coefficients that were learned from means of many; those
 of half as many, or fewer, twice as far, and of twice as many, or more, half."""
@@ -432,16 +433,12 @@ class ClosedLoop:
         """TTFT of so many that arrive at once and fit, without the API's part."""
         prompt, budget = work.uncached, self._steps.budget_of(n)
         alone = min(prompt, budget)
-        left, waits, bands = n * prompt - alone, [1.0], [self._step(work, alone, 0.0)]
-        is_long = prompt > budget
-        share = 1.0 if is_long else left / (n * prompt)
-        for part in range(_BURST_PARTS):
-            done = (part + 0.5) / _BURST_PARTS
-            tokens = max(min(budget - n * done, left), 1.0)
-            ending = 0.25 + (prompt - alone) / 2.0 / tokens if is_long else 0.5
-            waits.append(share * (ending + (1.0 - done) * left / tokens) / _BURST_PARTS)
-            bands.append(self._step(work, tokens, (n - 1) * done))
-        return _weighted(waits, bands)
+        left = n * prompt - alone
+        tokens = max(min(budget - n / 2.0, left), 1.0)
+        turns = 0.25 + (left + prompt - alone) / 2.0 / tokens
+        if prompt <= budget:
+            turns = (0.5 + left / 2.0 / tokens) * left / (n * prompt)
+        return _weighted((1.0, turns), (self._step(work, alone, 0.0), self._step(work, tokens, (n - 1) / 2.0)))
 
     def _gathered(self, work: Workload, running: float, burst_us: float, step_us: float) -> tuple[float, float]:
         """Of loops whose requests gather, TTFT at most, without the API's part, and ITL at least."""

@@ -238,8 +238,8 @@ def _fold_prompts(config: ConfigSnapshot, step: Mapping[str, FeatureSnapshot], p
         alone = "stay in beta[8], for traces without prefix_group (blis-trace) alone: the mean step is not known"
         return _Folded(warnings=(f"{price} {alone}",))
     kinds = "for traces with prefix_group and without (blis-trace), of lengths like those learned from"
-    means = (_mean_prompt(config, target) for target in ("api_queueing", "queue_wait"))
-    prompt = next((mean for mean in means if mean is not None), None)
+    prompts = (_features(config, target).get("prompt_tokens") for target in ("api_queueing", "queue_wait"))
+    prompt = next((mean for each in prompts if each is not None and (mean := _mean_of(each)) is not None), None)
     others_us = price_us * tokens / (requests - 1.0) if requests > 1.0 else math.inf
     if prompt is None or others_us > prices["intercept"]:
         spread = {"prefill_tokens": 0.0, "requests": prices["requests"] + price_us * per_output}
@@ -253,12 +253,6 @@ def _fold_prompts(config: ConfigSnapshot, step: Mapping[str, FeatureSnapshot], p
     }
     into = f"into alpha[0] at {prompt:.1f}, and for others that run into beta[5] less beta[6] at {others_us:.4g} µs"
     return _Folded(spread, price_us * prompt, (f"{price} are folded {into}; {kinds}",))
-
-
-def _mean_prompt(config: ConfigSnapshot, target: str) -> float | None:
-    """Mean prompt length of the rows of a target."""
-    feature = _features(config, target).get("prompt_tokens")
-    return None if feature is None else _mean_of(feature)
 
 
 def _mean_factor(step: TargetSnapshot, mean: bool, notes: list[str]) -> float:
@@ -388,8 +382,7 @@ def _post_decode_us(config: ConfigSnapshot, notes: list[str]) -> tuple[int, int]
 
 def render_flags(coefficients: Coefficients) -> bytes:
     """The flags of ``blis run`` and ``blis replay``: coefficients, which select the backend, and the known limits."""
-    alpha = ",".join(map(str, coefficients.alpha))
-    beta = ",".join(map(_number, coefficients.beta))
+    alpha, beta = ",".join(map(str, coefficients.alpha)), ",".join(map(_number, coefficients.beta))
     return f"--alpha-coeffs {alpha} --beta-coeffs {beta}{_flags(coefficients)}\n".encode()
 
 
@@ -403,15 +396,14 @@ def render_yaml(snapshot: Snapshot, config: ConfigSnapshot, coefficients: Coeffi
     BLIS refuses unknown keys, so everything about the numbers stands in comments.
     """
     facts = (f"{key}: {value}" for key, value in sorted(config.config.items()))
-    step = config.targets["step_time"]
-    model = step.models["portable"]
+    model = config.targets["step_time"].models["portable"]
     head = [
         f"tracefit {snapshot.tracefit_version}, snapshot generation {snapshot.generation}",
         f"created_unix_nano {snapshot.created_unix_nano}, config {config.config_id}, telemetry {config.telemetry}",
         *facts,
         f"step_time rows {model.rows}, effective rows {model.effective_rows:.1f}",
+        f"kv_us_per_token {coefficients.kv_us_per_token!r} (BLIS's formula and figures)",
     ]
-    head.append(f"kv_us_per_token {coefficients.kv_us_per_token!r} (BLIS's formula and figures)")
     if model.error is not None:
         error = model.error  # a reader of this file has neither shape factors nor a level
         head.append(
@@ -445,16 +437,10 @@ def _number(value: float) -> str:
 def export(
     snapshot: Snapshot, config: ConfigSnapshot, file_format: str = "blis-yaml", **options: Any
 ) -> tuple[bytes, Coefficients]:
-    """What BLIS loads of one configuration of a snapshot, and what is to be said of it.
-
-    Args:
-        snapshot: has the configuration.
-        config: the configuration.
-        file_format: ``blis-yaml`` or ``blis-flags``.
-        options: see :func:`blis_coefficients`.
+    """A configuration of a snapshot as ``blis-yaml`` or ``blis-flags``, and what it has.
 
     Raises:
-        BlisError: with one clear sentence.
+        BlisError: as :func:`blis_coefficients`, whose ``options`` these are.
     """
     coefficients = blis_coefficients(config, **options)
     if file_format == "blis-flags":

@@ -130,7 +130,7 @@ def _in_one_unit(values: Sequence[float], unit: str = "us") -> list[tuple[float,
 
 
 class Part(NamedTuple):
-    """One part of a step's time: what it is of, its time and share, and where it begins and how wide it is."""
+    """One part of a step's time, where it begins and how wide it is."""
 
     name: str
     us: float

@@ -23,12 +23,16 @@ _TITLE_FACTS = {"gpu": "", "tensor_parallel_size": "TP ", "quantization": "", "v
 
 
 class ConfigVerdict(NamedTuple):
-    """A configuration with the verdict on it, its load, and what differs from others."""
+    """A configuration with its load, the verdict on it, and what differs from others."""
 
     config: ConfigSnapshot
-    load: LoadView | None
-    verdict: Verdict
+    load: LoadView
     apart: tuple[str, ...]
+
+    @property
+    def verdict(self) -> Verdict:
+        """The client's."""
+        return self.load.verdict
 
     @property
     def title(self) -> str:

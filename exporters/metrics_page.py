@@ -1,18 +1,16 @@
 """The /metrics page in the text format of Prometheus: a snapshot by one table of families, and our own counters.
 
-The snapshot's families are rendered once a generation, from the table below; our own counters at every scrape. Every
-label value comes from a closed set, except ``config``, whose number is capped by the learner, and those of
-``tracefit_config_info``, which has one series per configuration. A configuration that left the snapshot leaves the
-page, and Prometheus marks its series stale. What is not known is absent, never zero, never NaN.
+The snapshot's families are rendered once a generation; our own counters at every scrape. Every label value comes from
+a closed set, except ``config``, whose number is capped by the learner, and those of ``tracefit_config_info``, which has
+one series per configuration. What is not known is absent, never zero, never NaN.
 
-At most ``max_series`` are shown: the families are listed by importance, and the least important are withheld, whole,
-until the page fits; then configurations, last first. What was withheld is counted on the page. Observed TTFT is
-QUEUED -> FIRST_TOKEN plus the learned means of what comes before and after, as the predicted one has them.
+Where a page would be too long, the least important families are withheld, whole, then the last configurations, and
+counted. Observed TTFT is QUEUED -> FIRST_TOKEN plus the learned means of what comes before and after, as in the
+predicted one.
 """
 
 from __future__ import annotations
 
-import contextlib
 import math
 import time
 from collections import Counter
@@ -28,7 +26,6 @@ from prometheus_client.utils import floatToGoString
 from exporters.what_if import Advisory, LoadView, PerGeneration
 from exporters.wording import REPLICAS_SHOWN, US_PER_S, base_unit, printable
 from online import ConfigSnapshot, ResidualSnapshot, Snapshot, TargetSnapshot
-from tracefit import TracefitError
 
 NS_PER_S = 1e9
 STEP_TIME = "step_time"
@@ -190,29 +187,23 @@ def snapshot_families(
     advisory: Advisory | None = None,
     silent: Container[str] = (),
 ) -> Iterator[Metric]:
-    """Turn one snapshot into metric families.
+    """Metric families of one snapshot, in the order of the tables; empty ones are left out.
 
-    Args:
-        snapshot: what to show.
-        max_series: bound on the series of the families in ``FAMILIES``.
-        advisory: what the coefficients say of the load of the last minutes.
-        silent: ids of configurations whose engines are gone, of which there is no verdict and no advice.
-
-    Yields:
-        Families in the order of the tables; empty ones are left out.
+    At most ``max_series`` of ``FAMILIES``. ``advisory`` has verdicts, and what the coefficients say of the load of the
+    last minutes; nothing is asked of the configurations in ``silent``, whose engines are gone.
     """
     series = _Series()
     for config, legend in zip(snapshot.configs, _legends(snapshot.configs), strict=True):
         values = [_config_values(config, legend)]
         if advisory is not None and config.config_id not in silent:
-            with contextlib.suppress(TracefitError):
-                values.append(_load_values(config, advisory.of(snapshot, config)))
+            values.append(_load_values(config, advisory.of(snapshot, config)))
         for each in chain(*values):
             series.add(*each)
     total = series.count
     series.shorten(max_series)
-    made = (snapshot.generation, snapshot.created_unix_nano / NS_PER_S, len(snapshot.configs))
-    page = (*made, series.count, max_series, total - series.count + series.withheld)
+    withheld = total - series.count + series.withheld
+    created_s = snapshot.created_unix_nano / NS_PER_S
+    page = (snapshot.generation, created_s, len(snapshot.configs), series.count, max_series, withheld)
     for family, value in zip(PAGE_FAMILIES, page, strict=True):
         yield _metric(family, {("", ()): value})
     for family in FAMILIES:
@@ -310,18 +301,15 @@ def _residual_values(labels: tuple[str, ...], residuals: ResidualSnapshot | None
 def _load_values(config: ConfigSnapshot, view: LoadView) -> Values:
     """What the coefficients say of the load of the last minutes, beside what was observed of it."""
     of_config, mix, predicted = (config.config_id,), view.workload, view.predicted
-    yield "tracefit_usable", of_config, float(view.config.verdict.usable)
+    yield "tracefit_usable", of_config, float(view.verdict.usable)
     if (step := config.targets.get(STEP_TIME)) is not None:
-        yield "tracefit_live_error_median_ratio", (*of_config, step.vector, STEP_TIME), view.config.verdict.error
+        yield "tracefit_live_error_median_ratio", (*of_config, step.vector, STEP_TIME), view.verdict.error
     if mix is not None:
         api = (config.targets.get(name) for name in _API_TARGETS)
         api_us = sum(target.mean_us or 0.0 for target in api if target is not None)
+        ttft_us = None if mix.ttft_us is None else mix.ttft_us + api_us
         yield "tracefit_observed_itl_seconds", of_config, _seconds(mix.itl_us)
-        yield (
-            "tracefit_observed_ttft_seconds",
-            of_config,
-            _seconds(None if mix.ttft_us is None else mix.ttft_us + api_us),
-        )
+        yield "tracefit_observed_ttft_seconds", of_config, _seconds(ttft_us)
         for of in ("concurrency", "prompt_tokens", "output_tokens"):
             yield "tracefit_load", (*of_config, of), getattr(mix, of)
         yield "tracefit_load", (*of_config, "prefix_hit_ratio"), mix.prefix_hit
@@ -340,29 +328,21 @@ def _seconds(us: float | None) -> float | None:
 
 
 class _Families(Collector):
+    """Families of metrics; a gauge that has nothing to compare has no series, rather than NaN."""
+
     def __init__(self, families: Iterable[Metric]) -> None:
         self._families = families
 
-    def collect(self) -> Iterable[Metric]:
-        return self._families
-
-
-def _known(own: Collector) -> Iterator[Metric]:
-    """What somebody's metrics say now: a gauge that has nothing to compare has no series, rather than NaN."""
-    for family in own.collect():
-        family.samples = [sample for sample in family.samples if not math.isnan(sample.value)]
-        yield family
+    def collect(self) -> Iterator[Metric]:
+        for family in self._families:
+            family.samples = [sample for sample in family.samples if not math.isnan(sample.value)]
+            yield family
 
 
 class MetricsPage:
-    """Renders /metrics from our own registry and the newest snapshot.
+    """Renders /metrics from ``own``, the process's metrics, and from the newest snapshot, which ``source`` returns.
 
-    Args:
-        own: registry (or any collector) with the process's own metrics; asked at every scrape.
-        source: returns the newest snapshot, or None before the first.
-        max_series: capacity of the page for series of the snapshot.
-        advisory: what the coefficients say of the load of the last minutes.
-        unix_nano: the clock, which says whose engines are silent.
+    ``advisory`` has verdicts and what the coefficients say of the load; ``unix_nano``, the clock, says who is silent.
     """
 
     def __init__(
@@ -389,4 +369,5 @@ class MetricsPage:
             shown = () if snapshot is None else snapshot_families(snapshot, advisory=self._advisory, silent=silent)
             return generate_latest(_Families(shown))
 
-        return self._kept.get(lambda: snapshot, silent, render_snapshot) + generate_latest(_Families(_known(self._own)))
+        kept = self._kept.get(lambda: snapshot, silent, render_snapshot)
+        return kept + generate_latest(_Families(self._own.collect()))

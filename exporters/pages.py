@@ -193,21 +193,14 @@ def not_found(error: NotFoundError) -> Response:
 
 
 class QuestionPages:
-    """Answers from the newest snapshot; ``clock_ns`` tells the age of a level, and who is silent."""
+    """Answers of the newest snapshot to ``/predict`` and ``/plan``; ``clock_ns``: how old a level is, who is silent."""
 
     def __init__(self, view: ClientView, clock_ns: Callable[[], int] = time.time_ns) -> None:
         self._view = view
         self._clock_ns = clock_ns
 
-    def answer_predict(self, request: Request) -> Response:
-        """Answer ``/predict``: what one step costs, or what requests see at a load."""
-        return self._answer(request, "predict")
-
-    def answer_plan(self, request: Request) -> Response:
-        """Answer ``/plan``: how many requests fit the targets, and what limits them."""
-        return self._answer(request, "plan")
-
-    def _answer(self, request: Request, method: str) -> Response:
+    def answer(self, request: Request) -> Response:
+        """What a step costs, or requests see; how many requests fit, and what limits them."""
         snapshot = self._view.snapshot()
         if snapshot is None:
             return nothing_yet()
@@ -215,7 +208,8 @@ class QuestionPages:
             for name, problem in ((request.repeated, "given twice"), (request.empty, "given without a value")):
                 if name:
                     raise QuestionError(name[:SHOWN_CHARS], problem)
-            answer = answer_query(method, request.query, partial(self._view.config, snapshot), self._clock_ns())
+            find = partial(self._view.config, snapshot)
+            answer = answer_query(request.path[1:], request.query, find, self._clock_ns())
         except QuestionError as error:
             return plain(HTTPStatus.BAD_REQUEST, str(error))
         except NotFoundError as error:
@@ -257,14 +251,8 @@ def make_routes(
 ) -> Routes:
     """The table of routes; what is not given is a 404.
 
-    Args:
-        metrics: what /metrics shows.
-        documents: what /snapshot shows.
-        alive: (ok, detail) of the process; the detail must be JSON.
-        ready: (ok, detail) of the receivers.
-        status_page: what / shows.
-        questions: what /predict and /plan ask.
-        state: what /state shows, None before the first.
+    ``alive`` and ``ready`` are (ok, detail) of the process and of the receivers, the detail as JSON; ``state``, what
+    /state shows, returns None before the first.
     """
     routes: dict[str, Handler] = {
         "/metrics": lambda request: answer_metrics(metrics, request),
@@ -277,7 +265,7 @@ def make_routes(
     if status_page is not None:
         routes["/"] = status_page
     if questions is not None:
-        routes |= {"/predict": questions.answer_predict, "/plan": questions.answer_plan}
+        routes |= dict.fromkeys(("/predict", "/plan"), questions.answer)
     if state is not None:
 
         def answer_state(request: Request) -> Response:

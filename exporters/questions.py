@@ -320,7 +320,8 @@ def answer_question(config: Config, question: Question, now_unix_nano: int) -> A
     try:
         limited = config.assuming(**question.assumed) if question.assumed else config
         said = getattr(limited, question.method)(**query)
-        if isinstance(said, Plan) and said.limit == "none" and (largest := _largest_batch(config)):
+        largest = int(config.verdict.seen.get("requests", (0.0, 0.0))[1])
+        if isinstance(said, Plan) and said.limit == "none" and largest:
             said = limited.assuming(max_num_seqs=largest).plan(**query)._replace(limit="seen")
     except BadInputError as error:
         problem = str(error).removeprefix(f"{error.parameter}: ")
@@ -346,11 +347,6 @@ def answer_query(
     given = read_query(query, parameters)
     config = config_of(given.get("config", ""))
     return answer_question(config.now(now_unix_nano) if given.get("now") else config, read(given), now_unix_nano)
-
-
-def _largest_batch(config: Config) -> int:
-    """Requests of the largest batch that was seen; 0 where nobody said."""
-    return int(config.verdict.seen.get("requests", (0.0, 0.0))[1])
 
 
 def _finite(value: object) -> bool:

@@ -33,10 +33,6 @@ FILE_MODE = 0o644
 def write_atomically(path: Path, data: bytes) -> None:
     """Replace a file's content as one step.
 
-    Args:
-        path: the file; its directory must exist.
-        data: the whole new content.
-
     Raises:
         OSError: directory missing, read-only or full. The old file is untouched and no temporary file stays.
     """
@@ -94,12 +90,8 @@ def write_snapshot(directory: Path, snapshot: Snapshot) -> WriteReport:
     Each file is replaced as one step; one that cannot be written does not keep the others from it. A BLIS file whose
     configuration left the snapshot, or lost a coefficient, is removed: absent beats stale.
 
-    Args:
-        directory: where; it is not created, so that a vanished mount is an error and not a directory on the root disk.
-        snapshot: what; of its configurations the first ``MAX_BLIS_FILES``.
-
-    Returns:
-        What was written, what was removed, and what went wrong; never raises OSError.
+    Of the configurations, the first ``MAX_BLIS_FILES``. The directory is not created, so that a vanished mount is an
+    error and not a directory on the root disk; OSError is never raised.
     """
     files = {SNAPSHOT_NAME: snapshot.to_json()}
     for config in snapshot.configs[:MAX_BLIS_FILES]:

@@ -33,7 +33,7 @@ from exporters.questions import LOAD, RATE, SIZED, STEP, TARGETS, QuestionError,
 from exporters.what_if import Advisory, ClientView, identities_of, meant_config
 from exporters.wording import OTLP_PORT, Advice, count, name_of
 from online import HistoryView, ReplicaSnapshot, Snapshot
-from tracefit import NotFoundError, Problem, TracefitError, Verdict, distinctions, term_text
+from tracefit import NotFoundError, Problem, TracefitError, distinctions, term_text
 
 LOSSES = ("refused", "failed", "skipped", "dropped", "evicted", "errors", "late", "lost", "rejected", "withheld")
 NO_LOSSES = ("accepted", "learned", "read", "done", "sent", "left_out", "unknown_scope")
@@ -112,14 +112,12 @@ def _csp_hash(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
+_POLICY = (
+    f"default-src 'none'; style-src {_csp_hash(_STYLE)}; script-src {_csp_hash(_SCRIPT)}; connect-src 'self'; "
+    "base-uri 'none'; form-action 'self'; frame-ancestors 'self'"
+)
 _HEADERS = (
-    (
-        "Content-Security-Policy",
-        (
-            f"default-src 'none'; style-src {_csp_hash(_STYLE)}; script-src {_csp_hash(_SCRIPT)}; connect-src 'self'; "
-            "base-uri 'none'; form-action 'self'; frame-ancestors 'self'"
-        ),
-    ),
+    ("Content-Security-Policy", _POLICY),
     ("Cache-Control", "no-store"),
     ("X-Content-Type-Options", "nosniff"),
     ("Referrer-Policy", "no-referrer"),
@@ -210,11 +208,7 @@ class StatusPage:
         for number, (config, words) in enumerate(zip(snapshot.configs, apart, strict=True)):
             if number >= MAX_OVERVIEW and config.config_id != shown:
                 continue
-            try:
-                load = self._advisory.of(snapshot, config)
-                judged.append(ConfigVerdict(config, load, load.config.verdict, words))
-            except TracefitError as error:
-                judged.append(ConfigVerdict(config, None, Verdict(usable=False, reasons=(str(error),)), words))
+            judged.append(ConfigVerdict(config, self._advisory.of(snapshot, config), words))
         return sorted(judged, key=lambda each: each.rank(now))
 
 
@@ -261,11 +255,11 @@ def _usual_load(judged: ConfigVerdict) -> dict[str, str]:
     portable = None if step is None else step.models.get("portable")
     means = {} if portable is None else {each.name: each.mean for each in portable.features}
     usual = {each.name: means.get(each.field) for each in STEP}
-    if load is not None and (mix := load.workload) is not None:
+    if (mix := load.workload) is not None:
         usual |= {"prompt": mix.prompt_tokens, "output": mix.output_tokens, "concurrency": max(mix.concurrency, 1.0)}
-        usual["prefix_hit"] = None if load.config.prefix_hits_hidden else mix.prefix_hit or None
+        usual["prefix_hit"] = None if judged.config.prefix_hits_hidden else mix.prefix_hit or None
     texts = {name: f"{value:.4g}" for name, value in usual.items() if value is not None}
-    return {**texts, "itl": f"{load.fits[0].itl_ms:g}ms"} if load is not None and load.fits else texts
+    return {**texts, "itl": f"{load.fits[0].itl_ms:g}ms"} if load.fits else texts
 
 
 def _answer(snapshot: Snapshot, view: ClientView, query: Mapping[str, str], now: int) -> View:

@@ -6,7 +6,6 @@ of its own. What is made of one generation is kept until the next.
 
 from __future__ import annotations
 
-import contextlib
 import math
 import threading
 from collections.abc import Callable, Hashable, Sequence
@@ -14,7 +13,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 import tracefit
 from online import ConfigSnapshot, Snapshot
-from tracefit import Config, Identity, RequestEstimate, TracefitError
+from tracefit import Config, Identity, RequestEstimate, TracefitError, Verdict
 
 Key = TypeVar("Key", bound=Hashable)
 Made = TypeVar("Made")
@@ -56,11 +55,7 @@ def meant_config(snapshot: Snapshot, which: str) -> ConfigSnapshot:
 
 
 class ClientView:
-    """Configurations of the newest snapshot.
-
-    Args:
-        source: returns the newest snapshot, or None before the first; what is shown at the moment.
-    """
+    """Configurations of the newest snapshot, which ``source`` returns; None before the first."""
 
     def __init__(self, source: Callable[[], Snapshot | None]) -> None:
         self.snapshot = source
@@ -129,20 +124,20 @@ class Fit(NamedTuple):
 
 
 class Predicted(NamedTuple):
-    """Mean ITL and TTFT that requests of a mix should see, in microseconds: of each part at its load."""
+    """Mean ITL and TTFT that requests of a mix should see: of each part at its load."""
 
     itl_us: float
     ttft_us: float
 
 
 class LoadView(NamedTuple):
-    """What the coefficients say of the load of the last minutes.
+    """The client's verdict on a configuration, and what its coefficients say of the load of the last minutes.
 
-    ``config``: as the client has it. ``workload``: what was observed, None where nothing was finished. ``predicted``:
-    what its requests should have seen, None where the coefficients should not be used. ``fits``: per target for ITL.
+    ``workload``: what was observed, None where nothing was finished. ``predicted``: what its requests should have seen,
+    None where the coefficients should not be used. ``fits``: per target for ITL.
     """
 
-    config: Config
+    verdict: Verdict
     workload: WorkloadProfile | None = None
     predicted: Predicted | None = None
     fits: tuple[Fit, ...] = ()
@@ -169,27 +164,23 @@ class Advisory:
         self._made = PerGeneration[str, LoadView]()
 
     def of(self, snapshot: Snapshot, config: ConfigSnapshot) -> LoadView:
-        """What can be said of one configuration.
-
-        Raises:
-            TracefitError: the client cannot read it.
-        """
+        """What can be said of one configuration; one that the client cannot read is not usable."""
         return self._made.get(lambda: snapshot, config.config_id, lambda _: self._of(snapshot, config))
 
     def silent(self, snapshot: Snapshot, now_unix_nano: int) -> frozenset[str]:
         """Ids of the configurations whose engines are gone."""
-        gone = set()
-        for config in snapshot.configs:
-            with contextlib.suppress(TracefitError):
-                if self.of(snapshot, config).config.verdict.silent_since(now_unix_nano):
-                    gone.add(config.config_id)
-        return frozenset(gone)
+        verdicts = {config.config_id: self.of(snapshot, config).verdict for config in snapshot.configs}
+        return frozenset(name for name, verdict in verdicts.items() if verdict.silent_since(now_unix_nano))
 
     def _of(self, snapshot: Snapshot, config: ConfigSnapshot) -> LoadView:
-        client = self.view.config(snapshot, config.config_id)
         mix = self._observed(config.config_id)
-        if mix is None or not client.verdict.usable:
-            return LoadView(client, mix)
+        try:
+            client = self.view.config(snapshot, config.config_id)
+        except TracefitError as error:
+            return LoadView(Verdict(usable=False, reasons=(str(error),)), mix)
+        verdict = client.verdict
+        if mix is None or not verdict.usable:
+            return LoadView(verdict, mix)
         try:
             predicted = _predicted(client, mix)
             fits = tuple(
@@ -197,8 +188,8 @@ class Advisory:
                 for itl_ms in self._itl_ms
             )
         except TracefitError:  # a mix that the engine cannot hold, or that makes no sense: no advice
-            return LoadView(client, mix)
-        return LoadView(client, mix, predicted, fits)
+            return LoadView(verdict, mix)
+        return LoadView(verdict, mix, predicted, fits)
 
 
 def _request(mix: WorkloadProfile) -> dict[str, float]:

@@ -19,8 +19,7 @@ from tests.tracefit.example_snapshot import encoded, step_time_of, tree
 
 
 def pages(snapshot):
-    asked = QuestionPages(ClientView(lambda: snapshot))
-    return {"/predict": asked.answer_predict, "/plan": asked.answer_plan}
+    return dict.fromkeys(("/predict", "/plan"), QuestionPages(ClientView(lambda: snapshot)).answer)
 
 
 ROUTES = pages(Snapshot.from_json(encoded()))

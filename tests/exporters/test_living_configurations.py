@@ -37,8 +37,7 @@ def restarted():
 
 def asked(snapshot, target):
     pages = QuestionPages(ClientView(lambda: snapshot))
-    routes = {"/predict": pages.answer_predict, "/plan": pages.answer_plan}
-    return dispatch(routes, "GET", target, {})
+    return dispatch(dict.fromkeys(("/predict", "/plan"), pages.answer), "GET", target, {})
 
 
 def who_answers(snapshot):

@@ -59,7 +59,7 @@ def test_what_was_asked_stays_in_the_form_and_leads_to_the_same_as_json():
     assert section_of(text).count('value="2000"') == 1, "only in the form that asked"
     link = html.unescape(re.search(r'href="(/plan[^"]*)"', text)[1])
     asked = QuestionPages(ClientView(lambda: ONE))
-    assert json.loads(dispatch({"/plan": asked.answer_plan}, "GET", link, {}).body)["concurrency"] == 34
+    assert json.loads(dispatch({"/plan": asked.answer}, "GET", link, {}).body)["concurrency"] == 34
 
 
 @pytest.mark.parametrize(

@@ -102,8 +102,12 @@ def test_what_others_learned_transfers(report):
         assert found["physics", "prior"].after["20"] < 0.1
         assert found["portable", "sheet"].zero_shot < 0.5
         assert found["portable", "sheet"].after["100"] <= found["portable", "sheet"].cold["100"] + 0.01
-        variants = {("hfd_tl", "frozen"), ("bsr_ard", "bias and scale"), ("rece", "1 specialists")}
-        assert variants < set(found)
+        prior, frozen = (found["hfd_tl", variant] for variant in ("prior", "frozen"))
+        assert frozen.zero_shot == prior.zero_shot
+        assert frozen.after["100"] > 2.0 * prior.after["100"], "it cannot follow"
+        corrected, prior = (found["bsr_ard", variant] for variant in ("bias and scale", "prior"))
+        assert corrected.after["20"] < 0.7 * prior.zero_shot
+        assert found["rece", "1 specialists"].after == found["rece", "prior"].after
 
 
 def test_a_residual_tree_learns_what_no_line_through_the_columns_follows():

@@ -1,30 +1,14 @@
-"""Variants of the sources that only the bench has: a frozen base, a bias and a scale, specialists, coverage."""
+"""What the bench says of the space of configurations: specialists near one, and where nobody has been."""
 
 import numpy as np
 import pytest
 
 from collector.evaluate import transfer
-from online.features import build
-from online.features.systems import HFD_TL, RECE
+from online.features.systems import RECE
 from online.rows import Target
-from online.transfer import pool
-from tests.support.configurations import CONFIGS, donors_among, learner_of
+from tests.support.configurations import CONFIGS, donors_among
 
 STEP = Target.STEP_TIME
-
-
-def test_frozen_stage_two_moves_the_residual_only():
-    prior = pool(HFD_TL, STEP, donors_among(HFD_TL, ["7b", "70b"])).prior(CONFIGS["mixtral"])
-    features = build("hfd_tl", STEP, CONFIGS["mixtral"])
-    learner = learner_of(HFD_TL, "mixtral", n=300, prior=transfer.frozen(prior, features))
-    beta, mean = learner.fit.beta[: len(features)], prior.mean[: len(features)]
-    moved = {name for name, far in zip(features.names, abs(beta - mean) > 0.01 * mean + 1e-9, strict=True) if far}
-    assert "intercept" in moved <= transfer.RESIDUAL
-
-
-def test_a_bias_and_a_scale_are_found():
-    prediction = np.random.default_rng(0).uniform(5e3, 3e4, 400)
-    assert transfer.bias_and_scale(prediction, 700 + 1.4 * prediction) == pytest.approx((700, 1.4), rel=1e-3)
 
 
 def test_the_nearest_specialist_weighs_most_and_one_alone_is_the_ensemble():

@@ -17,16 +17,16 @@ from tests.support.manifests import containers_of, environment_of, mounts_of, po
 from tests.support.processes import output_of
 
 SCRAPING, RECEIVING, BOTH = CHART_VALUES
-OTHER = {
-    "scrape": {"selector": {"app": "vllm"}},
-    "image": {"tag": "9.9.9", "pullSecrets": [{"name": "key"}]},
-    "persistence": {"storageClass": "fast"},
-    "networkPolicy": {"enabled": False},
-    "podLabels": {"team": "serving"},
-    "podAnnotations": {"note": "1"},
-    "nodeSelector": {"kind": "cpu"},
-    "tolerations": [{"operator": "Exists"}],
-}
+OTHER = yaml.safe_load("""
+scrape: {selector: {app: vllm}}
+image: {tag: 9.9.9, pullSecrets: [{name: key}]}
+persistence: {storageClass: fast}
+networkPolicy: {enabled: false}
+podLabels: {team: serving}
+podAnnotations: {note: "1"}
+nodeSelector: {kind: cpu}
+tolerations: [{operator: Exists}]
+""")
 EVERY_WAY = pytest.mark.parametrize(
     "values", [SCRAPING, RECEIVING, BOTH, OTHER], ids=["scraping", "receiving", "both", "other"]
 )
@@ -113,24 +113,23 @@ def test_a_chart_that_would_learn_nothing_is_not_installed(values, word):
         rendered(CHART, values)
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"scarpe": {}},
-        {"scrape": None},
-        {"scrape": {"prot": 8000}},
-        {"scrape": {"port": "8000"}},
-        {"scrape": {"selector": "app=vllm"}},
-        {"receive": {"enabled": "yes"}},
-        {"image": {"pullPolicy": "always", "repository": "x"}},
-        {"podMonitor": {"labels": {"release": 1}}},
-        {"config": []},
-    ],
-    ids=json.dumps,
-)
+WRONG = """
+scarpe: {}
+scrape:
+scrape: {prot: 8000}
+scrape: {port: "8000"}
+scrape: {selector: app=vllm}
+receive: {enabled: "yes"}
+image: {pullPolicy: always, repository: x}
+podMonitor: {labels: {release: 1}}
+config: []
+"""
+
+
+@pytest.mark.parametrize("wrong", WRONG.strip().splitlines())
 def test_a_wrong_value_is_refused(wrong):
     with pytest.raises(jsonschema.ValidationError):
-        jsonschema.validate(merged(DEFAULTS, wrong), SCHEMA)
+        jsonschema.validate(merged(DEFAULTS, yaml.safe_load(wrong)), SCHEMA)
 
 
 def test_every_value_of_the_chart_is_in_its_schema():

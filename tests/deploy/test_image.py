@@ -19,24 +19,8 @@ from tests.support.paths import ROOT
 BASE = "localhost/tracefit-base:bookworm"
 IMAGE, FLEET_IMAGE = "localhost/tracefit:test", "localhost/tracefit:test-fleet"
 SIZE_LIMIT_MB = 540
-CONTEXT = (
-    "collector",
-    "online",
-    "exporters",
-    "tracefit",
-    "deploy/vllm-plugin",
-    "tests/data/c10_long",
-)
-CONTEXT_FILES = (
-    "pyproject.toml",
-    "requirements.lock",
-    "requirements-fleet.lock",
-    "README.md",
-    "LICENSE",
-    "Dockerfile",
-    ".dockerignore",
-    "tests/data/gpu_step_times.json",
-)
+CONTEXT = "collector online exporters tracefit deploy/vllm-plugin tests/data/c10_long"
+FILES = "pyproject.toml requirements.lock requirements-fleet.lock README.md LICENSE Dockerfile .dockerignore"
 
 pytestmark = [
     pytest.mark.timeout(1800),
@@ -63,9 +47,9 @@ def context(tmp_path_factory):
         run(buildah, "commit", "-q", container, BASE)
         run(buildah, "rm", container)
     context = work / "context"
-    for name in CONTEXT:
+    for name in CONTEXT.split():
         shutil.copytree(ROOT / name, context / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in CONTEXT_FILES:
+    for name in (*FILES.split(), "tests/data/gpu_step_times.json"):
         shutil.copy2(ROOT / name, context / name)
     return context
 

@@ -42,16 +42,18 @@ from tests.support.processes import output_of
 DEPLOY = ROOT / "deploy"
 KUSTOMIZE = DEPLOY / "kustomize"
 CHART = DEPLOY / "chart"
-CHART_VALUES = [
-    {"scrape": {"selector": {"app": "vllm"}}},
-    {"scrape": {"enabled": False}, "receive": {"enabled": True, "from": {"app": "vllm"}}},
-    {
-        "scrape": {"selector": {"app": "vllm"}},
-        "receive": {"enabled": True, "tlsSecret": "cert", "tokenSecret": "word"},
-        "podMonitor": {"enabled": True, "labels": {"release": "kube-prometheus-stack"}},
-        "config": {"slo": {"itl_ms": [30]}},
-    },
-]
+VALUES = """
+scrape: {selector: {app: vllm}}
+---
+scrape: {enabled: false}
+receive: {enabled: true, from: {app: vllm}}
+---
+scrape: {selector: {app: vllm}}
+receive: {enabled: true, tlsSecret: cert, tokenSecret: word}
+podMonitor: {enabled: true, labels: {release: kube-prometheus-stack}}
+config: {slo: {itl_ms: [30]}}
+"""
+CHART_VALUES = list(yaml.safe_load_all(VALUES))
 STOP_S = GRACE_S + FLUSH_S + Config.drain_s + LAST_BATCH_S
 OLDEST, NEWEST = "1.29", "1.37"
 OLDEST_PLAIN = "1.25"
@@ -95,12 +97,10 @@ def overlays(tmp_path_factory):
 @pytest.fixture(scope="module")
 def renderings(overlays):
     """Everything that can be rendered, once."""
-    whole = [
-        *("kustomize/overlays/example", "kustomize/overlays/stock-vllm", "otel-gateway", "otel-gateway-tls"),
-        *("scrape-gateway", "fleet/service", "fleet/cron"),
-    ]
+    gateways, overlay = "otel-gateway otel-gateway-tls scrape-gateway", "kustomize/overlays"
+    whole = f"{overlay}/example {overlay}/stock-vllm {gateways} fleet/service fleet/cron"
     return [
-        *(kustomize(DEPLOY / name) for name in whole),
+        *(kustomize(DEPLOY / name) for name in whole.split()),
         *overlays.values(),
         *(rendered(CHART, values) for values in CHART_VALUES),
     ]
@@ -115,16 +115,8 @@ def example(renderings):
 @pytest.mark.parametrize("version", [OLDEST, NEWEST])
 def test_everything_that_renders_is_valid_kubernetes(renderings, version):
     once = {json.dumps(document, sort_keys=True): document for documents in renderings for document in documents}
-    assert validate(once.values(), version) == {
-        "ConfigMap",
-        "CronJob",
-        "Deployment",
-        "NetworkPolicy",
-        "PersistentVolumeClaim",
-        "PodDisruptionBudget",
-        "Service",
-        "StatefulSet",
-    }
+    kinds = "ConfigMap CronJob Deployment NetworkPolicy PersistentVolumeClaim PodDisruptionBudget Service StatefulSet"
+    assert validate(once.values(), version) == {*kinds.split()}
 
 
 @pytest.mark.parametrize(("kind", "way"), WAYS)
@@ -174,15 +166,15 @@ def containers(workloads):
     return [*(containers_of(each)["tracefit"] for each in workloads), *values["extraInit"]["initContainers"]]
 
 
-RESTRICTED = {
-    "runAsNonRoot": True,
-    "runAsUser": 65532,
-    "runAsGroup": 65532,
-    "allowPrivilegeEscalation": False,
-    "readOnlyRootFilesystem": True,
-    "capabilities": {"drop": ["ALL"]},
-    "seccompProfile": {"type": "RuntimeDefault"},
-}
+RESTRICTED = yaml.safe_load("""
+runAsNonRoot: true
+runAsUser: 65532
+runAsGroup: 65532
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+capabilities: {drop: [ALL]}
+seccompProfile: {type: RuntimeDefault}
+""")
 
 
 def test_every_tracefit_container_meets_the_restricted_profile_and_more(containers, pods):
@@ -247,13 +239,9 @@ def test_what_the_manifests_configure_is_accepted_and_a_missing_file_keeps_no_po
             assert any(Path(each.directory).is_relative_to(mount) for mount in mounts)
     for spec in pods:
         assert all(v["configMap"].get("optional") for v in spec["volumes"] if v["name"] == "tracefit-config")
-    assert seen == {
-        f"TRACEFIT_{name}"
-        for name in (
-            *("CONFIG", "ON_ERROR", "DIRECTORY", "DISCOVER", "FPM", "PAGES", "LISTEN", "SCRAPE"),
-            *("TLS_CERT_FILE", "TLS_CLIENT_CA_FILE", "TLS_KEY_FILE", "TOKEN_FILE"),
-        )
-    }
+    files = "TLS_CERT_FILE TLS_CLIENT_CA_FILE TLS_KEY_FILE TOKEN_FILE"
+    names = f"CONFIG ON_ERROR DIRECTORY DISCOVER FPM PAGES LISTEN SCRAPE {files}".split()
+    assert seen == {f"TRACEFIT_{name}" for name in names}
 
 
 def test_vllm_is_told_where_to_send_in_every_example(example):

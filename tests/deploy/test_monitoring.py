@@ -23,26 +23,12 @@ MONITORING = ROOT / "deploy" / "monitoring"
 RUNBOOKS = "https://docs.example.com/tracefit/runbooks.md"
 
 
-def rules():
-    return yaml.safe_load((MONITORING / "rules.yaml").read_text())
-
-
-def alerts():
-    return {rule["alert"]: rule for group in rules()["groups"] for rule in group["rules"] if "alert" in rule}
-
-
-def dashboard():
-    return json.loads((MONITORING / "dashboard.json").read_text())
-
-
-def panels():
-    return [panel for panel in dashboard()["panels"] if panel["type"] != "row"]
-
-
-def expressions():
-    found = [(panel["title"], target["expr"]) for panel in panels() for target in panel["targets"]]
-    found += [(a["name"], a["expr"]) for a in dashboard()["annotations"]["list"]]
-    return found
+RULES = yaml.safe_load((MONITORING / "rules.yaml").read_text())["groups"]
+ALERTS = {rule["alert"]: rule for group in RULES for rule in group["rules"] if "alert" in rule}
+DASHBOARD = json.loads((MONITORING / "dashboard.json").read_text())
+PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
+EXPRESSIONS = [(panel["title"], target["expr"]) for panel in PANELS for target in panel["targets"]]
+EXPRESSIONS += [(each["name"], each["expr"]) for each in DASHBOARD["annotations"]["list"]]
 
 
 def known_series():
@@ -72,18 +58,18 @@ def test_every_alert_has_a_case_in_which_it_fires_and_one_in_which_it_stays_quie
         for case in test.get("alert_rule_test", ()):
             assert test["input_series"]
             (fires if case["exp_alerts"] else quiet).add(case["alertname"])
-    assert fires == quiet == set(alerts())
+    assert fires == quiet == set(ALERTS)
 
 
 def test_the_operator_gets_the_same_rules():
     resource = yaml.safe_load((MONITORING / "prometheusrule.yaml").read_text())
-    assert resource["spec"]["groups"] == rules()["groups"]
+    assert resource["spec"]["groups"] == RULES
 
 
 def test_every_alert_says_what_it_is_how_grave_and_what_to_do():
     headings = re.findall(r"^## (\w+)$", (ROOT / "docs" / "runbooks.md").read_text(), re.MULTILINE)
-    assert headings == list(alerts())
-    for name, alert in alerts().items():
+    assert headings == list(ALERTS)
+    for name, alert in ALERTS.items():
         assert name.startswith("Tracefit")
         assert alert["labels"]["severity"] in {"critical", "warning", "info"}
         assert alert["annotations"]["summary"].endswith(".")
@@ -94,12 +80,12 @@ def test_every_alert_says_what_it_is_how_grave_and_what_to_do():
 
 def test_every_series_in_rules_runbooks_and_dashboard_exists():
     known = known_series()
-    for group in rules()["groups"]:
+    for group in RULES:
         for rule in group["rules"]:
             assert series_in(rule["expr"]) <= known, rule
-    for title, expression in expressions():
+    for title, expression in EXPRESSIONS:
         assert set() < series_in(expression) <= known, title
-    for variable in dashboard()["templating"]["list"]:
+    for variable in DASHBOARD["templating"]["list"]:
         assert series_in(str(variable["query"])) <= known
     assert series_in((ROOT / "docs" / "runbooks.md").read_text()) <= known
 
@@ -107,7 +93,7 @@ def test_every_series_in_rules_runbooks_and_dashboard_exists():
 def test_no_alert_fires_for_ever_on_a_stock_vllm_whose_prefill_is_weak_by_design():
     """Request spans do not tell prefix hits: that coefficient stays weak and the telemetry poor. No alarm for that."""
     stock = {"tracefit_telemetry_quality", "tracefit_coefficient_status"}
-    assert not [name for name, alert in alerts().items() if stock & series_in(alert["expr"])]
+    assert not [name for name, alert in ALERTS.items() if stock & series_in(alert["expr"])]
 
 
 def links(part):
@@ -125,10 +111,10 @@ def links(part):
 
 
 def test_links_lead_to_runbooks_of_alerts_and_to_status_pages():
-    targets = [link["url"] for link in links(dashboard())]
+    targets = [link["url"] for link in links(DASHBOARD)]
     runbooks = {url.removeprefix("${runbooks}") for url in targets if url.startswith("${runbooks}")}
     assert runbooks > {"", "#tracefitnotusable", "#tracefitspeedchanged"}
-    assert runbooks <= {"", *(f"#{name.lower()}" for name in alerts())}
+    assert runbooks <= {"", *(f"#{name.lower()}" for name in ALERTS)}
     pages = {url for url in targets if not url.startswith("${runbooks}")}
     assert pages == {
         "http://${__field.labels.instance}/",
@@ -173,8 +159,8 @@ def filled_in(expression):
 
 def shipped_expressions():
     """Of rules, dashboard and docs/metrics.md, with the dashboard's variables as Grafana fills them in."""
-    yield from (rule["expr"] for group in rules()["groups"] for rule in group["rules"])
-    yield from (filled_in(expression) for _, expression in expressions())
+    yield from (rule["expr"] for group in RULES for rule in group["rules"])
+    yield from (filled_in(expression) for _, expression in EXPRESSIONS)
     yield from documented_expressions()
 
 
@@ -210,7 +196,7 @@ def test_every_expression_of_dashboard_and_manual_finds_something_while_the_side
         "changes(tracefit_drift_last_timestamp_seconds": "the recorded change of speed is long ago",
         "vllm:num_requests": "a server's own page",
     }
-    asked = [*(filled_in(expression) for _, expression in expressions()), *documented_expressions()]
+    asked = [*(filled_in(expression) for _, expression in EXPRESSIONS), *documented_expressions()]
     checks = [
         {
             "expr": f"vector(1) and on () ({expression})",

@@ -3,8 +3,9 @@
 One SUB socket for each endpoint in the loop, a bounded queue for the worker. Connecting never waits: an endpoint that
 is not there yet, goes away or never answers costs nothing but its messages. What arrives is decoded at once (token ids
 never leave a message), for ``_TURN_S`` at a time. What has not been read waits at the publisher, but for
-``SOCKET_BYTES``. PUB drops silently, so a loss shows in the publisher's numbers only, and is counted. pyzmq is an
-optional dependency (extra ``kv``), imported when the first subscriber starts.
+``SOCKET_BYTES``. PUB drops silently, so a loss shows in the publisher's numbers only, and is counted. A message that is
+too large ends its connection; libzmq tells that to a monitor only, and does not connect again: it is counted, and this
+connects. pyzmq is an optional dependency (extra ``kv``), imported when the first subscriber starts.
 """
 
 from __future__ import annotations
@@ -22,15 +23,15 @@ from collector.decode import fpm, kv
 from collector.decode.fpm import ForwardPass
 from collector.decode.kv import KvBatch
 from collector.runtime import Clock, Health, IoLoop, SteadyClock, begin
-from collector.telemetry import Counts, Metrics, Skip, table
+from collector.telemetry import Counts, Metrics, Outcome, Skip, table
 
 KV_QUEUE, FPM_QUEUE = 10_000, 50_000
 """Messages that wait for the worker, moves of blocks in them counted in; beyond it the oldest go, counted. With its
 first row the worker imports River, which takes seconds on a busy machine: five of 10,000 records, 15 MB, may wait."""
 SOCKET_BYTES = 32 << 20
 """What libzmq may hold of one kind, over all connections that were configured."""
-IDLE_MS = 60_000
-"""After so long without a message, an endpoint is connected to anew."""
+IDLE_MS = 1_000
+"""After so long without a message, an endpoint's connection is looked at."""
 _HEARTBEAT_MS, _HEARTBEAT_TIMEOUT_MS = 10_000, 30_000
 _RECONNECT_MS, _RECONNECT_MAX_MS = 200, 10_000
 _TURN_S = 0.01
@@ -53,7 +54,7 @@ def check_zmq(config: Config) -> None:
 class Feed(NamedTuple, Generic[T]):
     """One kind of message, by the key of its endpoints, and how it is read: its frames, its endpoint, when it came.
 
-    A message of more than ``message_bytes_max`` closes its connection. ``queue_max`` may wait; ``size_of`` tells how
+    A message of more than ``message_bytes_max`` ends its connection. ``queue_max`` may wait; ``size_of`` tells how
     many places one takes. ``sequence_of``, where gaps are counted here, tells its stream and its number there.
     """
 
@@ -97,8 +98,6 @@ class _Subscription:
         self._expected: dict[int, int] = {}
         self._high_water = high_water
         self._feed = feed
-        self.has_spoken = False
-        """Since it was connected to anew: its next silence is told, and no later one of it."""
         self.is_behind = False
         """Whether more had come than the last turn read, as far as libzmq may hold it."""
         for option, value in (
@@ -114,26 +113,43 @@ class _Subscription:
         ):
             self.sub.setsockopt(option, value)
         self._address = address = endpoint.address.removeprefix(_GPU)
+        self._monitor = self.sub.get_monitor_socket(zmq.EVENT_DISCONNECTED | zmq.EVENT_CONNECT_RETRIED)
+        self._is_disconnected = False
         # A publisher whose endpoint has no "*" connects (wire contract §7.1): then the other side binds.
         self._binds = "*" in address
         try:
             self.sub.bind(address) if self._binds else self.sub.connect(address)
         except zmq.ZMQError as error:
-            self.sub.close()
+            self.close()
             raise ConfigError(feed.key, f"{address}: {error.strerror}") from None
 
-    def connect_again(self) -> None:
-        """After a message that was too large, libzmq never does so by itself, and tells nobody."""
-        if self.has_spoken:
-            self.has_spoken = False
-            _log.warning(
-                "%s: %s has said nothing for %.0f s, and is connected to anew. "
-                "A message of more than %d bytes would have ended its connection",
-                *(self._feed.key, self._address, IDLE_MS / 1e3, self._feed.message_bytes_max),
-            )
-        if not self._binds:
-            self.sub.disconnect(self._address)
-            self.sub.connect(self._address)
+    def close(self) -> None:
+        """Close the socket and its monitor."""
+        self._monitor.close()
+        self.sub.close()
+
+    async def connect_again(self) -> bool:
+        """Connect where a message that was too large ended the connection, and say whether it did.
+
+        Where the publisher went away, libzmq tries to connect again, and the monitor tells. It has until the next look.
+        Whoever connects to a socket of ours connects again by itself.
+        """
+        from zmq.utils.monitor import recv_monitor_message  # noqa: PLC0415 -- optional, as pyzmq is
+
+        was_disconnected = self._is_disconnected
+        while await self._monitor.poll(0):
+            event = await recv_monitor_message(self._monitor)
+            self._is_disconnected = event["event"] == self._zmq.EVENT_DISCONNECTED
+        if self._binds or not (was_disconnected and self._is_disconnected):
+            return False
+        self._is_disconnected = False
+        _log.warning(
+            "%s: a message of more than %d bytes ended the connection to %s, which is made anew",
+            *(self._feed.key, self._feed.message_bytes_max, self._address),
+        )
+        self.sub.disconnect(self._address)
+        self.sub.connect(self._address)
+        return True
 
     def waiting(self) -> Iterator[list[bytes]]:
         """Messages that have come, for so long at most: to wait for each by itself would cost more than to read it.
@@ -153,7 +169,6 @@ class _Subscription:
                 frame = receive(at_once, copy=False)
                 frames.append(frame.bytes)
             read += 1
-            self.has_spoken = True
             yield frames
         self.is_behind = True
 
@@ -247,7 +262,7 @@ class Subscriber(Generic[T]):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for subscription in self._subscriptions:
-            subscription.sub.close()
+            subscription.close()
         if self._context is not None:
             self._context.term()
             self._context = None
@@ -256,7 +271,8 @@ class Subscriber(Generic[T]):
         """Read in turns. Where more has come than one turn reads, the next comes sooner: half of the loop's time."""
         while True:
             if not await subscription.sub.poll(IDLE_MS):
-                subscription.connect_again()
+                if await subscription.connect_again():
+                    self._metrics.add(table.MESSAGES, 1, self._feed.key, Outcome.TOO_LARGE)
                 continue
             self._metrics.merge(self._accept(subscription))
             if self._queued > self._feed.queue_max // 4:

@@ -119,6 +119,7 @@ def test_a_publisher_that_comes_back_is_heard_again_and_nothing_is_missing(publi
         again.wait_for_subscriber()
         again.publish(*blocks(2))
         eventually(lambda: subscriber.seqs() == [0, 1, 2, 0])
+        assert subscriber.count(table.MESSAGES, "kv", "too_large") == 0
         assert subscriber.count(table.KV_MISSING) == 0
 
 
@@ -254,8 +255,8 @@ def test_of_many_endpoints_one_is_read_as_fast_as_it_publishes(publisher, monkey
         eventually(lambda: subscriber.count(table.MESSAGES, "kv", table.ACCEPTED) == 300)
 
 
-def test_a_record_of_no_sensible_size_is_not_taken_and_its_publisher_is_heard_again(publisher, monkeypatch, caplog):
-    monkeypatch.setattr("collector.ingest.zmq.IDLE_MS", 500)
+def test_a_record_of_no_sensible_size_is_counted_and_its_publisher_is_heard_again(publisher, monkeypatch, caplog):
+    monkeypatch.setattr("collector.ingest.zmq.IDLE_MS", 100)
     with listening(FPM_FEED, fpm=(publisher.address,)) as subscriber:
         publisher.wait_for_subscriber()
         publisher.publish(packed()[0])
@@ -268,6 +269,7 @@ def test_a_record_of_no_sensible_size_is_not_taken_and_its_publisher_is_heard_ag
 
         eventually(heard)
         assert "more than 4096 bytes" in caplog.text
+        assert subscriber.count(table.MESSAGES, "fpm", "too_large") == 1
         assert subscriber.count(table.MESSAGES, "fpm", "undecodable") == 0
 
 

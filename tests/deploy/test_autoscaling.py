@@ -10,13 +10,11 @@ import yaml
 from collector.config.load import load
 from exporters.metrics_page import FAMILIES
 from tests.deploy.test_manifests import DEPLOY, NEWEST, OLDEST
-from tests.support.manifests import find_validator
+from tests.support.manifests import at, find_validator, read_yaml
 from tests.support.processes import output_of
 
 AUTOSCALING = DEPLOY / "autoscaling"
-HPA, KEDA, ADAPTER = (
-    yaml.safe_load((AUTOSCALING / name).read_text()) for name in ("hpa.yaml", "keda.yaml", "adapter-values.yaml")
-)
+HPA, KEDA, ADAPTER = (read_yaml(AUTOSCALING / name) for name in ("hpa.yaml", "keda.yaml", "adapter-values.yaml"))
 (RULE,) = ADAPTER["rules"]["custom"]
 (TRIGGER,) = KEDA["spec"]["triggers"]
 BY_THE_ADAPTER = (
@@ -35,16 +33,16 @@ def test_both_scale_the_deployment_of_the_example():
     (example,) = (
         each
         for each in yaml.safe_load_all((DEPLOY / "kustomize/overlays/example/vllm.yaml").read_text())
-        if each["kind"] == HPA["spec"]["scaleTargetRef"]["kind"]
+        if each["kind"] == at(HPA, "spec.scaleTargetRef.kind")
     )
-    names = {each["spec"]["scaleTargetRef"]["name"] for each in (HPA, KEDA)}
+    names = {at(each, "spec.scaleTargetRef.name") for each in (HPA, KEDA)}
     assert names == {example["metadata"]["name"]}
 
 
 def test_what_the_autoscaler_asks_for_is_what_the_adapter_gives():
     (metric,) = HPA["spec"]["metrics"]
-    assert metric["pods"]["metric"]["name"] == RULE["name"]["as"]
-    share = float(metric["pods"]["target"]["averageValue"].removesuffix("m")) / 1000
+    assert at(metric, "pods.metric.name") == RULE["name"]["as"]
+    share = float(at(metric, "pods.target.averageValue").removesuffix("m")) / 1000
     assert share == float(TRIGGER["metadata"]["threshold"])
 
 

@@ -13,7 +13,17 @@ import collector
 from collector.config import load
 from tests.deploy.test_manifests import CHART, CHART_VALUES, NEWEST
 from tests.support.charts import ChartError, merged, rendered
-from tests.support.manifests import containers_of, environment_of, mounts_of, pod_of, specs, the, validate
+from tests.support.manifests import (
+    at,
+    containers_of,
+    environment_of,
+    mounts_of,
+    pod_of,
+    read_yaml,
+    specs,
+    the,
+    validate,
+)
 from tests.support.processes import output_of
 
 SCRAPING, RECEIVING, BOTH = CHART_VALUES
@@ -30,7 +40,7 @@ tolerations: [{operator: Exists}]
 EVERY_WAY = pytest.mark.parametrize(
     "values", [SCRAPING, RECEIVING, BOTH, OTHER], ids=["scraping", "receiving", "both", "other"]
 )
-DEFAULTS = yaml.safe_load((CHART / "values.yaml").read_text())
+DEFAULTS = read_yaml(CHART / "values.yaml")
 SCHEMA = json.loads((CHART / "values.schema.json").read_text())
 
 
@@ -51,7 +61,7 @@ def test_helm_renders_what_the_other_tests_look_at(tmp_path, values):
 
 @EVERY_WAY
 def test_it_is_valid_on_the_oldest_kubernetes_it_claims(values):
-    about = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    about = read_yaml(CHART / "Chart.yaml")
     oldest = about["kubeVersion"].removeprefix(">=").removesuffix(".0-0")
     assert "StatefulSet" in validate(rendered(CHART, values), oldest)
     assert (about["version"], about["appVersion"]) == (collector.__version__, collector.__version__)
@@ -64,9 +74,9 @@ def test_its_services_and_policies_find_its_own_pod_and_nothing_of_another_relea
     labels, _ = pod_of(workload)
     services = specs(documents, "Service")
     assert labels["app.kubernetes.io/instance"] == release
-    chosen = [services[release]["selector"], the(documents, "NetworkPolicy")["spec"]["podSelector"]["matchLabels"]]
+    chosen = [services[release]["selector"], at(the(documents, "NetworkPolicy"), "spec.podSelector.matchLabels")]
     kinds = ("StatefulSet", "PodDisruptionBudget", "PodMonitor")
-    chosen += [the(documents, kind)["spec"]["selector"]["matchLabels"] for kind in kinds]
+    chosen += [at(the(documents, kind), "spec.selector.matchLabels") for kind in kinds]
     for selector in chosen:
         assert selector.items() <= labels.items()
         assert selector["app.kubernetes.io/instance"] == release

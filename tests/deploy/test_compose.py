@@ -5,14 +5,14 @@ from __future__ import annotations
 import shutil
 
 import pytest
-import yaml
 
 from collector.config.load import load
 from tests.support.command_lines import parsed
+from tests.support.manifests import at, read_yaml
 from tests.support.paths import ROOT
 from tests.support.processes import output_of
 
-COMPOSE = yaml.safe_load((ROOT / "compose.yaml").read_text(encoding="utf-8"))
+COMPOSE = read_yaml(ROOT / "compose.yaml")
 SERVICES = COMPOSE["services"]
 
 
@@ -36,7 +36,7 @@ def test_the_recorded_server_sends_where_the_sidecar_listens():
     host, _, port = given.to.partition(":")
     endpoint = SERVICES[host]["environment"]["TRACEFIT_LISTEN"]
     assert endpoint == f"0.0.0.0:{port}"
-    assert SERVICES["server"]["healthcheck"]["disable"], "it has no pages that the image's check could ask for"
+    assert at(SERVICES, "server.healthcheck.disable"), "it has no pages that the image's check could ask for"
 
 
 def test_every_port_is_open_on_this_machine_only():
@@ -48,7 +48,7 @@ def test_prometheus_takes_its_configuration(tmp_path, promtool):
     shutil.copy(ROOT / "deploy" / "compose" / "prometheus.yaml", tmp_path / "prometheus.yml")
     shutil.copy(ROOT / "deploy" / "monitoring" / "rules.yaml", tmp_path / "rules.yaml")
     output_of(promtool, "check", "config", tmp_path / "prometheus.yml")
-    (scraped,) = yaml.safe_load((tmp_path / "prometheus.yml").read_text())["scrape_configs"][0]["static_configs"]
+    (scraped,) = read_yaml(tmp_path / "prometheus.yml")["scrape_configs"][0]["static_configs"]
     assert scraped["targets"] == ["tracefit:9464"]
     opened = f"127.0.0.1:{scraped['labels']['instance'].rpartition(':')[2]}:9464"
     assert opened in SERVICES["tracefit"]["ports"], "the dashboard's links lead to the instance"
@@ -56,9 +56,9 @@ def test_prometheus_takes_its_configuration(tmp_path, promtool):
 
 def test_grafana_finds_the_dashboard_and_its_data():
     provisioning = ROOT / "deploy" / "compose" / "grafana" / "provisioning"
-    (source,) = yaml.safe_load((provisioning / "datasources" / "prometheus.yaml").read_text())["datasources"]
+    (source,) = read_yaml(provisioning / "datasources" / "prometheus.yaml")["datasources"]
     assert source["url"] == "http://prometheus:9090"
     assert source["isDefault"]
-    (provider,) = yaml.safe_load((provisioning / "dashboards" / "tracefit.yaml").read_text())["providers"]
+    (provider,) = read_yaml(provisioning / "dashboards" / "tracefit.yaml")["providers"]
     mounted = [volume.split(":")[1] for volume in SERVICES["grafana"]["volumes"]]
     assert any(path.startswith(provider["options"]["path"]) and path.endswith("dashboard.json") for path in mounted)

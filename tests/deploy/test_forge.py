@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from tests.support.command_lines import every_command
+from tests.support.manifests import at, read_yaml
 from tests.support.paths import DOCS, ROOT
 
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
@@ -51,11 +52,11 @@ def test_the_suite_runs_on_every_python_that_the_project_claims():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     claimed = [kind.rpartition(" ")[2] for kind in project["classifiers"] if re.search(r":: 3\.\d+$", kind)]
     (check,) = (path for path in WORKFLOWS if path.name == "check.yml")
-    assert jobs(check)["tests"]["strategy"]["matrix"]["python"] == claimed
+    assert at(jobs(check), "tests.strategy.matrix.python") == claimed
 
 
 def test_hooks_and_the_container_of_an_editor_use_what_make_builds():
-    hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"][0]["hooks"]
+    hooks = read_yaml(ROOT / ".pre-commit-config.yaml")["repos"][0]["hooks"]
     of_lint = (ROOT / "Makefile").read_text().partition("lint: ")[2].partition("clean:")[0]
     for hook in hooks:
         assert hook["entry"].removeprefix(".venv/bin/").removesuffix(" --force-exclude") in of_lint

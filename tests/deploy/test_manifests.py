@@ -24,6 +24,7 @@ from tests.conftest import find_tool
 from tests.support.charts import merged, rendered
 from tests.support.command_lines import parsed
 from tests.support.manifests import (
+    at,
     containers_of,
     environment_of,
     headless,
@@ -32,6 +33,7 @@ from tests.support.manifests import (
     of_kind,
     pod_of,
     ports_of,
+    read_yaml,
     specs,
     the,
     validate,
@@ -134,7 +136,7 @@ def test_either_way_leaves_what_was_there_and_keeps_its_snapshot_in_the_claim(ov
         assert kind in validate(documents, OLDEST_PLAIN)
         assert (first, {*ordinary}) == (["download"], {"engine", "tracefit"})
         assert "restartPolicy" not in tracefit
-        assert tracefit["lifecycle"]["preStop"]["exec"]["command"] == ["sleep", "5"]
+        assert at(tracefit, "lifecycle.preStop.exec.command") == ["sleep", "5"]
     assert labels["tracefit"] == "enabled"
     volumes = {volume["name"]: volume for volume in spec["volumes"]}
     assert volumes.keys() == {"model", "tracefit-config", "tracefit-snapshot", "tracefit-tmp"}
@@ -162,7 +164,7 @@ def pods(workloads):
 @pytest.fixture(scope="module")
 def containers(workloads):
     """The tracefit of each, and the one of vLLM's own chart."""
-    values = yaml.safe_load((DEPLOY / "helm-values" / "vllm-chart.yaml").read_text())
+    values = read_yaml(DEPLOY / "helm-values" / "vllm-chart.yaml")
     return [*(containers_of(each)["tracefit"] for each in workloads), *values["extraInit"]["initContainers"]]
 
 
@@ -195,7 +197,7 @@ def test_probes_ask_pages_that_exist_and_beside_a_vllm_none_holds_its_start_or_t
         assert ports_of(container)["http-metrics"] == int(Config().pages.rpartition(":")[2])
         probes = {"startupProbe", "readinessProbe", "livenessProbe"} & container.keys()
         assert container in gateways or probes == {"livenessProbe"}
-        assert container["livenessProbe"]["httpGet"]["path"] == "/healthz"
+        assert at(container, "livenessProbe.httpGet.path") == "/healthz"
         for asked in (container[probe]["httpGet"] for probe in probes):
             assert (asked["path"] in routes, asked["port"]) == (True, "http-metrics")
 
@@ -215,7 +217,7 @@ def test_no_volume_is_outgrown_by_a_whole_log_and_three_checkpoints_of_all_confi
     claims = [claim for documents in renderings for claim in of_kind(documents, "PersistentVolumeClaim")]
     for documents in renderings:
         claims += [c for spec in specs(documents, "StatefulSet").values() for c in spec.get("volumeClaimTemplates", ())]
-    sizes = {each["metadata"]["name"]: each["spec"]["resources"]["requests"]["storage"] for each in claims}
+    sizes = {each["metadata"]["name"]: at(each, "spec.resources.requests.storage") for each in claims}
     assert sizes.keys() == {"snapshot", "tracefit-snapshot", "tracefit-fleet"}
     for size in sizes.values():
         usable_mib = 0.9 * 1024 * int(size.removesuffix("Gi"))
@@ -246,8 +248,8 @@ def test_what_the_manifests_configure_is_accepted_and_a_missing_file_keeps_no_po
 
 def test_vllm_is_told_where_to_send_in_every_example(example):
     engine = containers_of(the(example, "Deployment"))["vllm"]
-    chart = yaml.safe_load((DEPLOY / "helm-values" / "vllm-chart.yaml").read_text())["image"]
-    stack = yaml.safe_load((DEPLOY / "helm-values" / "production-stack.yaml").read_text())
+    chart = read_yaml(DEPLOY / "helm-values" / "vllm-chart.yaml")["image"]
+    stack = read_yaml(DEPLOY / "helm-values" / "production-stack.yaml")
     (model,) = stack["servingEngineSpec"]["modelSpec"]
     told = [(engine["args"], engine), (chart["command"], chart), (model["vllmConfig"]["extraArgs"], model)]
     port = Config().listen.rpartition(":")[2]
@@ -299,7 +301,7 @@ def test_one_line_of_an_overlay_says_where_every_alert_leads(tmp_path, name):
     assert mine.read_text().count("url=https://docs.example.com/tracefit/runbooks.md") == 1
     mine.write_text(mine.read_text().replace("https://docs.example.com/tracefit/runbooks.md", wiki))
     documents = kustomize(mine.parent)
-    shipped = yaml.safe_load((DEPLOY / "monitoring" / "rules.yaml").read_text())
+    shipped = read_yaml(DEPLOY / "monitoring" / "rules.yaml")
     alerts, theirs = (
         [rule for group in rules["groups"] for rule in group["rules"] if "alert" in rule]
         for rules in (the(documents, "PrometheusRule")["spec"], shipped)
@@ -349,7 +351,7 @@ def test_the_post_renderer_gives_the_sidecar_to_engines_and_to_nothing_else():
 
 def test_helm_4_finds_the_post_renderer_as_a_plugin():
     directory = DEPLOY / "helm-values" / "post-render"
-    plugin = yaml.safe_load((directory / "plugin.yaml").read_text())
+    plugin = read_yaml(directory / "plugin.yaml")
     assert (plugin["apiVersion"], plugin["type"], plugin["runtime"]) == ("v1", "postrenderer/v1", "subprocess")
     (command,) = plugin["runtimeConfig"]["platformCommand"]
     assert os.access(command["command"].replace("${HELM_PLUGIN_DIR}", str(directory)), os.X_OK)
@@ -362,27 +364,27 @@ def gateway():
 
 
 def test_the_gateway_keeps_one_pod_with_one_tracefit(gateway):
-    config = yaml.safe_load((DEPLOY / "otel-gateway" / "collector-config.yaml").read_text())
+    config = read_yaml(DEPLOY / "otel-gateway" / "collector-config.yaml")
     balancing = config["exporters"]["loadbalancing"]
     assert balancing["routing_key"] == "service"
     name, service = headless(gateway)
     found = balancing["resolver"]["dns"]
     assert (found["hostname"], found["port"] in {port["port"] for port in service["ports"]}) == (name, True)
     assert service["selector"].items() <= pod_of(the(gateway, "StatefulSet"))[0].items()
-    assert "batch" not in config["service"]["pipelines"]["traces"].get("processors", [])
-    assert config["receivers"]["otlp"]["protocols"]["grpc"]["max_recv_msg_size_mib"] == Config().message_max_mib
+    assert "batch" not in at(config, "service.pipelines.traces").get("processors", [])
+    assert at(config, "receivers.otlp.protocols.grpc.max_recv_msg_size_mib") == Config().message_max_mib
 
 
 def test_nobody_but_the_collector_reaches_the_receivers_behind_the_gateway(gateway):
     policies, collector = specs(gateway, "NetworkPolicy"), the(gateway, "Deployment")
     receiver = {"protocol": "TCP", "port": 4317}
     (senders,) = [rule["from"] for rule in policies["tracefit"]["ingress"] if receiver in rule["ports"]]
-    assert senders == [{"podSelector": {"matchLabels": collector["spec"]["selector"]["matchLabels"]}}]
+    assert senders == [{"podSelector": {"matchLabels": at(collector, "spec.selector.matchLabels")}}]
     assert [rule["from"] for rule in policies["otel-gateway"]["ingress"]] == [[{"podSelector": {}}]], "this namespace"
     (container,) = containers_of(collector).values()
     config = yaml.safe_load(of_kind(gateway, "ConfigMap")[0]["data"]["config.yaml"])
     assert config["service"]["extensions"] == ["health_check"]
-    assert config["extensions"]["health_check"]["endpoint"].endswith(f":{ports_of(container)['health']}")
+    assert at(config, "extensions.health_check.endpoint").endswith(f":{ports_of(container)['health']}")
     assert specs(gateway, "PodDisruptionBudget").keys() == policies.keys()
 
 
@@ -397,10 +399,10 @@ def test_with_tls_the_collector_merges_what_it_is_given_and_trusts_the_name_in_t
     assert named == ["config.yaml", "tls.yaml"]
     balancing = config["exporters"]["loadbalancing"]
     assert balancing["routing_key"] == "service"
-    tls = balancing["protocol"]["otlp"]["tls"]
+    tls = at(balancing, "protocol.otlp.tls")
     assert tls["server_name_override"] == headless(documents)[0]
     assert tls["insecure"] is False
-    for each in (config["receivers"]["otlp"]["protocols"]["grpc"]["tls"], tls):
+    for each in (at(config, "receivers.otlp.protocols.grpc.tls"), tls):
         assert {str(Path(path).parent) for key, path in each.items() if key.endswith("_file")} <= mounts_of(container)
 
 
@@ -470,7 +472,7 @@ def test_the_replay_on_ray_runs_one_image_everywhere_and_arguments_that_the_comm
     assert str(given.out) in mounts_of(containers[0])
     (claim,) = specs(documents, "PersistentVolumeClaim")
     volumes = {volume["name"]: volume for volume in pods[0]["spec"]["volumes"]}
-    assert volumes["fleet"]["persistentVolumeClaim"]["claimName"] == claim
+    assert at(volumes, "fleet.persistentVolumeClaim.claimName") == claim
 
 
 def test_the_image_runs_as_the_user_that_the_manifests_name():

@@ -16,6 +16,7 @@ from exporters.metrics_page import FAMILIES, PAGE_FAMILIES, MetricsPage
 from exporters.what_if import Advisory, ClientView, WorkloadProfile
 from tests.conftest import find_tool
 from tests.support import exporter_cases as cases
+from tests.support.manifests import read_yaml
 from tests.support.paths import ROOT
 from tests.support.processes import output_of
 
@@ -23,7 +24,7 @@ MONITORING = ROOT / "deploy" / "monitoring"
 RUNBOOKS = "https://docs.example.com/tracefit/runbooks.md"
 
 
-RULES = yaml.safe_load((MONITORING / "rules.yaml").read_text())["groups"]
+RULES = read_yaml(MONITORING / "rules.yaml")["groups"]
 ALERTS = {rule["alert"]: rule for group in RULES for rule in group["rules"] if "alert" in rule}
 DASHBOARD = json.loads((MONITORING / "dashboard.json").read_text())
 PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
@@ -52,7 +53,7 @@ def test_the_rules_pass_promtool_and_their_own_tests(promtool):
 
 
 def test_every_alert_has_a_case_in_which_it_fires_and_one_in_which_it_stays_quiet():
-    tests = yaml.safe_load((MONITORING / "rules_test.yaml").read_text())["tests"]
+    tests = read_yaml(MONITORING / "rules_test.yaml")["tests"]
     fires, quiet = set(), set()
     for test in tests:
         for case in test.get("alert_rule_test", ()):
@@ -62,7 +63,7 @@ def test_every_alert_has_a_case_in_which_it_fires_and_one_in_which_it_stays_quie
 
 
 def test_the_operator_gets_the_same_rules():
-    resource = yaml.safe_load((MONITORING / "prometheusrule.yaml").read_text())
+    resource = read_yaml(MONITORING / "prometheusrule.yaml")
     assert resource["spec"]["groups"] == RULES
 
 

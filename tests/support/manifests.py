@@ -90,3 +90,14 @@ def mounts_of(container):
 def ports_of(container):
     """Numbers by name."""
     return {port["name"]: port["containerPort"] for port in container["ports"]}
+
+
+def read_yaml(path):
+    return yaml.safe_load(path.read_text(encoding="utf-8"))
+
+
+def at(tree, path):
+    """What is at ``spec.template.metadata``."""
+    for key in path.split("."):
+        tree = tree[key]
+    return tree

@@ -88,7 +88,7 @@ MESSAGES_MAX: Final = 1 << 21
 BYTES_PER_FIELD: Final = 5
 """Telemetry has 7 bytes a field; this bounds the time spent here."""
 
-_Table = dict[int, Any]
+Table = dict[int, Any]
 """By tag: the table of the message in that field."""
 
 
@@ -97,12 +97,15 @@ def is_too_dense(data: bytes) -> bool:
     if len(data) < SMALL_BYTES:
         return False
     try:
-        return _exceeds(data, min(len(data) // BYTES_PER_MESSAGE, MESSAGES_MAX), len(data) // BYTES_PER_FIELD)
+        walk(data, _EXPORT, min(len(data) // BYTES_PER_MESSAGE, MESSAGES_MAX), len(data) // BYTES_PER_FIELD)
+    except TooMany:
+        return True
     except (IndexError, ValueError):
-        return False
+        pass
+    return False
 
 
-def _table(descriptor: Any, known: dict[str, _Table]) -> _Table:
+def _table(descriptor: Any, known: dict[str, Table]) -> Table:
     table = known.get(descriptor.full_name)
     if table is None:
         table = known[descriptor.full_name] = {}
@@ -115,21 +118,39 @@ def _table(descriptor: Any, known: dict[str, _Table]) -> _Table:
 _EXPORT: Final = _table(ExportTraceServiceRequest.DESCRIPTOR, {})
 
 
-def _exceeds(data: bytes, messages_left: int, fields_left: int) -> bool:
-    """Whether the fields that the schema knows as messages, or all fields, are more than allowed."""
-    todo = [(0, len(data), _EXPORT)]
+class TooMany(Exception):
+    """An export holds more messages or fields than are looked at."""
+
+
+def walk(data: bytes, table: Table, messages_max: int, fields_max: int, *, into_innermost: bool = True) -> None:
+    """Count the fields of a message, and those that a table knows as messages, without decoding it.
+
+    Args:
+        data: the message.
+        table: what is looked into.
+        messages_max: most messages in it.
+        fields_max: most fields in it, and in these.
+        into_innermost: also count the fields of messages in which the table knows no other.
+
+    Raises:
+        TooMany: there are more.
+        IndexError, ValueError: it is no message, or has a group.
+    """
+    todo, messages, fields = [(0, len(data), table)], messages_max, fields_max
     while todo:
-        at, end, table = todo.pop()
+        at, end, known = todo.pop()
         while at < end:
-            fields_left -= 1
             tag, body_at, at = read_field(data, at)
-            if tag in table:
-                messages_left -= 1
-                if at > body_at:
-                    todo.append((body_at, min(at, end), table[tag]))
-            if messages_left < 0 or fields_left < 0:
-                return True
-    return False
+            if at > end or tag & 7 in GROUP:
+                raise ValueError("a group, or a field that leaves its message")
+            fields -= 1
+            inner = known.get(tag)
+            if inner is not None:
+                messages -= 1
+                if at > body_at and (inner or into_innermost):
+                    todo.append((body_at, at, inner))
+            if messages < 0 or fields < 0:
+                raise TooMany
 
 
 _FIELD = descriptor_pb2.FieldDescriptorProto

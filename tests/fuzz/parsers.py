@@ -6,6 +6,7 @@ not finite, no order broken), and lets every exception through that the parser d
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import io
 import math
@@ -14,7 +15,7 @@ from pathlib import Path
 import msgspec
 import zstandard
 
-from collector.decode import envelope, fpm
+from collector.decode import envelope, fpm, wire
 from collector.decode.columnar import Decoder
 from collector.decode.kv import KvBatch, read_frames, read_line, read_payload
 from collector.decode.pages import CACHE_INFO, SERIES, PageParser, ScrapedPage, is_page_line, read_page_line
@@ -90,12 +91,8 @@ class Envelope(Parser):
 
     def parse(self, data):
         count = envelope.count_spans(data)
-        walk = envelope._Walk(data)
-        walk._into_spans = True
-        try:
-            walk.run(0, len(data), 0)
-        except (envelope._TooMany, IndexError, ValueError):
-            assert isinstance(count, envelope.Outcome) or walk.spans <= count
+        with contextlib.suppress(wire.TooMany, IndexError, ValueError):
+            wire.walk(data, envelope.CONTAINERS, envelope.SPANS_MAX, envelope.FIELDS_MAX)
         if isinstance(count, envelope.Outcome):
             return False
         assert envelope.newest_end_unix_nano(data) >= 0

@@ -29,15 +29,14 @@ import ssl
 import threading
 import urllib.parse
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
 
 from collector.config import Config, ConfigError, is_page_url
-from collector.decode.pages import PAGE_BYTES_MAX, Meaning, PageParser, ScrapedPage
+from collector.decode.pages import PAGE_BYTES_MAX, EngineReading, Meaning, PageParser, ScrapedPage
 from collector.runtime import Background, Clock, Health, IoLoop
 from collector.runtime.http import FetchError, HttpClient
 from collector.telemetry import PullOutcome
@@ -60,40 +59,6 @@ QUEUE_PAGES = 1024
 """Pages that wait for the worker; beyond it the oldest go, counted."""
 ALL_ADDRESSES = "dns+"
 """Before the URL of a target: ask every address behind the name, as of a headless Service."""
-
-
-@dataclass(slots=True)
-class Cadence:
-    """Of one server, in seconds."""
-
-    interval_min_s: float
-    interval_max_s: float
-    step_s: float | None = None
-    cost_s: float = 0.0
-    failures: int = 0
-
-    def answered(self, elapsed_s: float, steps: float, cost_s: float) -> None:
-        """A page came: ``steps`` were counted in ``elapsed_s`` since the last one."""
-        self.failures = 0
-        self.cost_s += (cost_s - self.cost_s) * (_RATE if self.cost_s else 1.0)
-        if steps >= 1.0 and elapsed_s > 0.0:
-            step_s = elapsed_s / steps
-            self.step_s = step_s if self.step_s is None else self.step_s + _RATE * (step_s - self.step_s)
-        elif elapsed_s > 0.0:
-            self.step_s = None
-
-    def failed(self) -> None:
-        """Note that no page came, so that the next try waits longer."""
-        self.failures += 1
-
-    @property
-    def interval_s(self) -> float:
-        """Until the next question."""
-        wanted = self.interval_max_s if self.step_s is None else STEPS_WANTED * self.step_s
-        interval = min(max(wanted, self.interval_min_s), self.interval_max_s)
-        interval = max(interval, min(self.cost_s / COST_SHARE, INTERVAL_MAX_S))
-        doublings = min(self.failures, _BACKOFF_DOUBLINGS_MAX)
-        return max(interval, min(self.interval_max_s * 2.0**doublings, BACKOFF_MAX_S)) if doublings else interval
 
 
 EVERY_S = 15.0
@@ -247,42 +212,39 @@ def _checked(scheme: object, target: object, where: object) -> str:
     return url
 
 
-CountOutcome = Callable[[PullOutcome], None]
-
-
 class ScrapedServer:
-    """One server: the shape of its page, and its cadence."""
+    """One server: what it answers, and how long it is left alone until the next question."""
 
-    def __init__(self, target: ScrapeTarget, client: HttpClient, cadence: Cadence, clock: Clock) -> None:
+    def __init__(self, target: ScrapeTarget, client: HttpClient, clock: Clock, interval_max_s: float) -> None:
         self.target = target
-        self.cadence = cadence
+        self.failures = 0
+        """In a row."""
         parts = urllib.parse.urlsplit(target.url)
         self._url = target.url if parts.path not in ("", "/") else parts._replace(path="/metrics").geturl()
         self._client = client
         self._clock = clock
+        self._interval_max_s = interval_max_s
         self._parser = PageParser()
-        self._steps = 0.0
         self._got_ns = 0
+        self._steps = self._cost_s = 0.0
+        self._step_s: float | None = None
         self._outcome: PullOutcome | None = None
 
-    def outcome_text(self, outcome: PullOutcome) -> str:
-        """What came of asking it, if that is another thing than the last time."""
-        known, self._outcome = self._outcome, outcome
-        return self._parser.explain(outcome) if outcome is not known else ""
-
-    async def scrape(self, token: str) -> tuple[PullOutcome, ScrapedPage | None]:
-        """Ask for the page once."""
+    async def scrape(self, token: str) -> tuple[PullOutcome, str, ScrapedPage | None]:
+        """Ask for the page once: what came of it; the same in words, if that is another thing than the last time."""
         unix_ns, sent_ns = self._clock.unix_nano(), self._clock.monotonic_ns()
         body = await self._fetch(token)
         got_ns = self._clock.monotonic_ns()
-        # a page of a known layout takes 0.1 ms, another one some 10 ms
+        # parsing takes a millisecond, and some 10 ms of a server with many ranks
         readings = body if isinstance(body, PullOutcome) else await asyncio.to_thread(self._parser.parse, body)
+        outcome = readings if isinstance(readings, PullOutcome) else PullOutcome.READ
+        text = self._parser.explain(outcome) if outcome is not self._outcome else ""
+        self._outcome = outcome
         if isinstance(readings, PullOutcome):
-            self.cadence.failed()
-            return readings, None
-        page = ScrapedPage(self.target.server, unix_ns, sent_ns, readings)
-        self._pace(page, sent_ns, got_ns)
-        return PullOutcome.READ, page
+            self.failures += 1
+            return outcome, text, None
+        self._pace(readings, sent_ns, got_ns)
+        return outcome, text, ScrapedPage(self.target.server, unix_ns, sent_ns, readings)
 
     async def _fetch(self, token: str) -> bytes | PullOutcome:
         address = self.target.address
@@ -291,12 +253,27 @@ class ScrapedServer:
         except FetchError as error:
             return PullOutcome(error.outcome)
 
-    def _pace(self, page: ScrapedPage, sent_ns: int, got_ns: int) -> None:
-        """Ranks of one server step together: the steps of the busiest one count."""
-        steps = max(_steps_of(reading.values) for reading in page.engines)
-        elapsed_s = (got_ns - self._got_ns) / 1e9 if self._got_ns else 0.0
-        self.cadence.answered(elapsed_s, max(steps - self._steps, 0.0), (got_ns - sent_ns) / 1e9)
-        self._steps, self._got_ns = steps, got_ns
+    def _pace(self, readings: Sequence[EngineReading], sent_ns: int, got_ns: int) -> None:
+        """Follow the time of a step and the cost of a page; ranks of one server step together: the busiest counts."""
+        self.failures = 0
+        cost_s, elapsed_s = (got_ns - sent_ns) / 1e9, (got_ns - self._got_ns) / 1e9 if self._got_ns else 0.0
+        self._cost_s += (cost_s - self._cost_s) * (_RATE if self._cost_s else 1.0)
+        counted = max(_steps_of(reading.values) for reading in readings)
+        steps = counted - self._steps
+        if elapsed_s > 0.0 and steps < 1.0:
+            self._step_s = None
+        elif elapsed_s > 0.0:
+            step_s = elapsed_s / steps
+            self._step_s = step_s if self._step_s is None else self._step_s + _RATE * (step_s - self._step_s)
+        self._steps, self._got_ns = counted, got_ns
+
+    @property
+    def interval_s(self) -> float:
+        """Until the next question."""
+        wanted_s = self._interval_max_s if self._step_s is None else STEPS_WANTED * self._step_s
+        paced_s = min(max(wanted_s, INTERVAL_MIN_S), self._interval_max_s)
+        backoff_s = self._interval_max_s * 2.0 ** min(self.failures, _BACKOFF_DOUBLINGS_MAX) if self.failures else 0.0
+        return max(paced_s, min(self._cost_s / COST_SHARE, INTERVAL_MAX_S), min(backoff_s, BACKOFF_MAX_S))
 
 
 def _steps_of(values: tuple[float, ...]) -> float:
@@ -318,7 +295,7 @@ class Scraper:
         self,
         config: Config,
         clock: Clock,
-        count: CountOutcome = lambda _: None,
+        count: Callable[[PullOutcome], None] = lambda _: None,
         io: IoLoop | None = None,
         health: Health | None = None,
         *,
@@ -403,8 +380,7 @@ class Scraper:
             self._servers[target] = asyncio.create_task(self._ask_often(target, offset_s))
 
     async def _ask_often(self, target: ScrapeTarget, offset_s: float) -> None:
-        cadence = Cadence(min(INTERVAL_MIN_S, self._config.scrape_interval_s), self._config.scrape_interval_s)
-        server = ScrapedServer(target, self._client, cadence, self._clock)
+        server = ScrapedServer(target, self._client, self._clock, self._config.scrape_interval_s)
         await asyncio.sleep(offset_s)
         while True:
             began_ns = self._clock.monotonic_ns()
@@ -412,12 +388,12 @@ class Scraper:
                 await self._ask(server)
             except Exception:  # noqa: BLE001 -- a fault of ours must not end the scraping of this server
                 _log.exception("scrape failed")
-                cadence.failed()
+                server.failures += 1
             spent_s = (self._clock.monotonic_ns() - began_ns) / 1e9
-            await asyncio.sleep(max(cadence.interval_s - spent_s, 0.0))
+            await asyncio.sleep(max(server.interval_s - spent_s, 0.0))
 
     async def _ask(self, server: ScrapedServer) -> None:
-        outcome, page = await server.scrape(self.token())
+        outcome, text, page = await server.scrape(self.token())
         self._count(outcome)
         if page is not None:
             with self._lock:
@@ -427,7 +403,7 @@ class Scraper:
                     self._pages.popleft()
             if dropped:
                 self._count(PullOutcome.DROPPED)
-        self._outcomes.note(server.target.server, server.outcome_text(outcome), self._clock.monotonic_ns())
+        self._outcomes.note(server.target.server, text, self._clock.monotonic_ns())
 
 
 _FOREVER_S = 86_400.0

@@ -19,7 +19,6 @@ from collector.config import Config, ConfigError, scraping
 from collector.ingest.scrape import (
     EVERY_S,
     SERVERS_SHOWN,
-    Cadence,
     OutcomeLog,
     ScrapedServer,
     Scraper,
@@ -58,11 +57,11 @@ def scraped(url, *, times=1, timeout_s=60.0, address="", token="", tls=None):
 
     async def ask():
         client = HttpClient(timeout_s, tls)
-        server = ScrapedServer(ScrapeTarget(url, address), client, Cadence(1.0, 1.0), SystemClock())
+        server = ScrapedServer(ScrapeTarget(url, address), client, SystemClock(), 1.0)
         found = [await server.scrape(token) for _ in range(times)]
         await client.close()
-        assert all((page is None) == (outcome is not PullOutcome.READ) for outcome, page in found)
-        return [outcome for outcome, _ in found]
+        assert all((page is None) == (outcome is not PullOutcome.READ) for outcome, _, page in found)
+        return [outcome for outcome, _, _ in found]
 
     return asyncio.run(ask())
 

@@ -32,7 +32,6 @@ from collector.ingest import (
     BATCH_S,
     AdmissionQueue,
     Intake,
-    ReceiveBudget,
     TokenFile,
     check_forward,
     make_forwarder,
@@ -265,19 +264,21 @@ class Sidecar:
         tls, tokens = read_credentials(config, clock)
         if tls is None and tokens is None:
             warn_of_open_ports(config)
-        intake = Intake(self.queue, self.metrics, self._memory.guard, SteadyClock(clock).unix_nano, self._forward)
-        budget = ReceiveBudget(config.message_max_mib << 20)
+        intake = Intake(
+            self.queue,
+            self.metrics,
+            self._memory.guard,
+            SteadyClock(clock).unix_nano,
+            self._forward,
+            config.message_max_mib << 20,
+        )
         grace_s = GRACE_S / 2 if config.listen_http else GRACE_S
         credentials = tls.grpc_credentials() if tls is not None else None
-        grpc = OtlpGrpcReceiver(
-            config, intake, budget, io=self._io, grace_s=grace_s, tokens=tokens, credentials=credentials
-        )
+        grpc = OtlpGrpcReceiver(config, intake, io=self._io, grace_s=grace_s, tokens=tokens, credentials=credentials)
         if not config.listen_http:
             return grpc, None
         context = tls.context() if tls is not None else None
-        return grpc, make_http_receiver(
-            config, intake, budget, grace_s=grace_s, tokens=tokens, tls=context, io=self._io
-        )
+        return grpc, make_http_receiver(config, intake, grace_s=grace_s, tokens=tokens, tls=context, io=self._io)
 
     def _make_pages(self, clock: Clock) -> HttpServer:
         config = self.config

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .access import TokenFile, read_credentials, warn_of_open_ports
 from .forward import check_forward, make_forwarder
-from .intake import Intake, ReceiveBudget
+from .intake import Intake
 from .queue import BATCH_S, AdmissionQueue, QueueBatch
 
 __all__ = [
@@ -12,7 +12,6 @@ __all__ = [
     "AdmissionQueue",
     "Intake",
     "QueueBatch",
-    "ReceiveBudget",
     "TokenFile",
     "check_forward",
     "make_forwarder",

@@ -24,9 +24,9 @@ from collector.runtime import IoLoop, cannot_listen
 from collector.telemetry import Outcome, Signal, Transport
 
 from .access import TokenFile
+from .budget import Receiving
 from .forward import METHODS
-from .intake import BudgetFull, Intake, ReceiveBudget
-from .queue import RETRY_SOON_S
+from .intake import Intake
 from .status import Answer, answer
 
 METHOD = METHODS[Signal.TRACES]
@@ -57,10 +57,8 @@ _Context = grpc.aio.ServicerContext[bytes, bytes]
 class _ExportHandler(grpc.GenericRpcHandler):
     """Routes the methods we serve; grpcio answers UNIMPLEMENTED to all others."""
 
-    def __init__(self, intake: Intake, budget: ReceiveBudget, message_bytes_max: int, tokens: TokenFile | None) -> None:
+    def __init__(self, intake: Intake, tokens: TokenFile | None) -> None:
         self._intake = intake
-        self._budget = budget
-        self._message_bytes_max = message_bytes_max
         self._tokens = tokens
         self._methods: dict[Signal, grpc.RpcMethodHandler[bytes, bytes]] = {
             signal: grpc.stream_unary_rpc_method_handler(partial(self._export, signal)) for signal in Signal
@@ -82,26 +80,16 @@ class _ExportHandler(grpc.GenericRpcHandler):
     async def _receive(self, signal: Signal, context: _Context) -> Answer | None:
         """Take the message in (None), or say why not."""
         if self._tokens is not None and not self._tokens.accepts(_authorization(context)):
-            return self._reject_call(answer(Outcome.UNAUTHENTICATED))
-        peer = context.peer()
-        try:
-            async with self._budget.receiving(peer, self._message_bytes_max) as receiving:
-                refused = self._intake.refuses()
-                if refused is not None:
-                    return self._reject_call(refused)
-                payload = await receiving.read(context.read())
-                if isinstance(payload, bytes):  # else the call has ended without one
-                    receiving.shrink(len(payload))
-                    return await self._intake.take(signal, payload, peer, Transport.GRPC, _patience_s(context))
-        except BudgetFull:
-            return self._reject_call(answer(Outcome.QUEUE_FULL, RETRY_SOON_S, "too many calls wait for their message"))
-        except TimeoutError:
-            pass
-        return self._reject_call(answer(Outcome.INCOMPLETE))
+            self._intake.reject(Transport.GRPC, Outcome.UNAUTHENTICATED)
+            return answer(Outcome.UNAUTHENTICATED)
 
-    def _reject_call(self, refused: Answer) -> Answer:
-        self._intake.reject(Transport.GRPC, refused.outcome)
-        return refused
+        async def read(receiving: Receiving) -> bytes | Answer:
+            message = await receiving.read(context.read())
+            return message if isinstance(message, bytes) else answer(Outcome.INCOMPLETE)  # the call ended without one
+
+        peer, size_bytes = context.peer(), self._intake.message_bytes_max
+        patience_s = partial(_patience_s, context)
+        return await self._intake.receive(signal, Transport.GRPC, peer, size_bytes, read, patience_s)
 
 
 def _authorization(context: _Context) -> str | None:
@@ -121,7 +109,6 @@ class OtlpGrpcReceiver:
         self,
         config: Config,
         intake: Intake,
-        budget: ReceiveBudget,
         *,
         io: IoLoop,
         grace_s: float,
@@ -134,7 +121,7 @@ class OtlpGrpcReceiver:
         self._grace_s = grace_s
         self._credentials = credentials
         self._health = grpc_health.HealthServicer()
-        self._handler = _ExportHandler(intake, budget, config.message_max_mib << 20, tokens)
+        self._handler = _ExportHandler(intake, tokens)
         self._server: grpc.aio.Server | None = None
 
     def start(self) -> None:

@@ -33,8 +33,9 @@ from collector.runtime.http import HttpServer
 from collector.telemetry import Outcome, Signal, Transport
 
 from .access import TokenFile
+from .budget import RECEIVE_TIMEOUT_S, Receiving
 from .forward import PATHS
-from .intake import RECEIVE_TIMEOUT_S, BudgetFull, Intake, ReceiveBudget
+from .intake import Intake
 from .queue import RETRY_SOON_S
 from .status import Answer, answer
 
@@ -79,8 +80,12 @@ class TooManyMembers(Exception):
     """A gzip body of more members than anybody makes."""
 
 
-def inflate(data: bytes, limit_bytes: int, check: Callable[[], None] = lambda: None) -> bytes | None:
-    """Gunzip, also of several members; None beyond the limit.
+class TooLarge(Exception):
+    """A gzip body holds more bytes than may come out."""
+
+
+def inflate(data: bytes, limit_bytes: int, check: Callable[[], None] = lambda: None) -> bytes:
+    """Gunzip, also of several members.
 
     The work is bounded by the sizes and by ``MEMBERS_MAX``: what follows a member is not copied as a whole.
 
@@ -91,6 +96,7 @@ def inflate(data: bytes, limit_bytes: int, check: Callable[[], None] = lambda: N
 
     Raises:
         zlib.error: the data is bad.
+        TooLarge: there is more.
         TooManyMembers: the rest of the body was not looked at.
     """
     view = memoryview(data)
@@ -109,7 +115,7 @@ def inflate(data: bytes, limit_bytes: int, check: Callable[[], None] = lambda: N
             out.append(member.decompress(piece, limit_bytes - size + 1))
             size += len(out[-1])
             if size > limit_bytes:
-                return None
+                raise TooLarge
             at += len(piece) - len(member.unused_data)
     return out[0] if len(out) == 1 else b"".join(out)
 
@@ -117,6 +123,7 @@ def inflate(data: bytes, limit_bytes: int, check: Callable[[], None] = lambda: N
 _UNREADABLE: Final[dict[type[Exception], Answer]] = {
     zlib.error: NOT_GZIP,
     TooManyMembers: TOO_MANY_MEMBERS,
+    TooLarge: TOO_LARGE,
     TimeoutError: BUSY,
     ConnectionResetError: TOO_SLOW,
     TooManyObjects: TOO_LARGE,
@@ -126,35 +133,21 @@ _UNREADABLE: Final[dict[type[Exception], Answer]] = {
 class _ExportHandler:
     """Answers the requests of one endpoint; in the loop."""
 
-    def __init__(self, intake: Intake, budget: ReceiveBudget, body_bytes_max: int, tokens: TokenFile | None) -> None:
+    def __init__(self, intake: Intake, tokens: TokenFile | None) -> None:
         self._intake = intake
-        self._budget = budget
-        self._body_bytes_max = body_bytes_max
         self._tokens = tokens
 
     async def handle(self, request: web.BaseRequest) -> web.Response:
-        """Look at the head, read the body, hand it on."""
+        """Look at the head, have the body read and taken in, and answer."""
         rejected = self._check_head(request)
         if rejected is not None:
-            return self._reject(request, rejected)
-        peer = _peer(request)
-        size_bytes = request.content_length or 0
+            self._intake.reject(Transport.HTTP, rejected.outcome)
+            return _reply(request, rejected)
+        signal, size_bytes = _SIGNALS[_path(request)], request.content_length or 0
         if _encoding(request) == "gzip":
-            size_bytes += self._body_bytes_max  # what comes out is not known before
-        try:
-            async with self._budget.receiving(peer, size_bytes) as receiving:
-                if request.headers.get("Expect", "").lower() == "100-continue":
-                    await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-                    request.writer.output_size = 0
-                body = await receiving.read(request.content.read())
-                return await self._export(request, body, peer, receiving.shrink)
-        except BudgetFull:
-            return self._reject(request, BUSY)
-        except (TimeoutError, web.RequestPayloadError, ConnectionError):
-            return self._reject(request, TOO_SLOW)
-        except asyncio.CancelledError:
-            self._intake.reject(Transport.HTTP, Outcome.INCOMPLETE)
-            raise
+            size_bytes += self._intake.message_bytes_max  # what comes out is not known before
+        read = partial(self._read, request)
+        return _reply(request, await self._intake.receive(signal, Transport.HTTP, _peer(request), size_bytes, read))
 
     def _check_head(self, request: web.BaseRequest) -> Answer | None:  # noqa: PLR0911 -- one per rejection
         headers, size_bytes = request.headers, request.content_length
@@ -171,33 +164,29 @@ class _ExportHandler:
             return JSON_OF_TRACES
         if "Transfer-Encoding" in headers or size_bytes is None:
             return NO_LENGTH
-        if size_bytes > self._body_bytes_max:
+        if size_bytes > self._intake.message_bytes_max:
             return TOO_LARGE
-        return self._intake.refuses()
+        return None
 
-    async def _export(
-        self, request: web.BaseRequest, body: bytes, peer: str, shrink: Callable[[int], None]
-    ) -> web.Response:
+    async def _read(self, request: web.BaseRequest, receiving: Receiving) -> bytes | Answer:
+        """The body as protobuf, or why it is none."""
+        if request.headers.get("Expect", "").lower() == "100-continue":
+            await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            request.writer.output_size = 0
+        try:
+            body = await receiving.read(request.content.read())
+        except web.RequestPayloadError:
+            return TOO_SLOW
         try:
             if _encoding(request) == "gzip":
-                plain = await asyncio.to_thread(inflate, body, self._body_bytes_max, _check_of(request))
-                if plain is None:
-                    return self._reject(request, TOO_LARGE)
-                body = plain
+                body = await asyncio.to_thread(inflate, body, self._intake.message_bytes_max, _check_of(request))
             if _speaks_json(request):
                 body = await asyncio.to_thread(json_to_protobuf, body, FIELDS_MAX)
         except tuple(_UNREADABLE) as error:
-            return self._reject(request, _UNREADABLE[type(error)])
+            return _UNREADABLE[type(error)]
         except ValueError:
-            return self._reject(request, NOT_JSON)
-        shrink(len(body))
-        return _reply(request, await self._intake.take(_SIGNALS[_path(request)], body, peer, Transport.HTTP))
-
-    def _reject(self, request: web.BaseRequest, rejected: Answer) -> web.Response:
-        self._intake.reject(Transport.HTTP, rejected.outcome)
-        response = _reply(request, rejected)
-        response.force_close()  # what is left of the body shall not be taken for a request
-        return response
+            return NOT_JSON
+        return body
 
 
 def _check_of(request: web.BaseRequest) -> Callable[[], None]:
@@ -222,7 +211,10 @@ def _reply(request: web.BaseRequest, answer: Answer | None) -> web.Response:
     headers.extend(answer.headers)
     if answer.retry_after_s:
         headers["Retry-After"] = str(math.ceil(answer.retry_after_s))
-    return web.Response(status=answer.status, body=answer.body(as_json=as_json), headers=headers)
+    response = web.Response(status=answer.status, body=answer.body(as_json=as_json), headers=headers)
+    if not request.content.at_eof():
+        response.force_close()  # what is left of the body shall not be taken for a request
+    return response
 
 
 def _peer(request: web.BaseRequest) -> str:
@@ -245,7 +237,6 @@ def _encoding(request: web.BaseRequest) -> str:
 def make_http_receiver(
     config: Config,
     intake: Intake,
-    budget: ReceiveBudget,
     *,
     grace_s: float,
     tokens: TokenFile | None = None,
@@ -253,7 +244,7 @@ def make_http_receiver(
     io: IoLoop | None = None,
 ) -> HttpServer:
     """A receiver on one endpoint."""
-    handler = _ExportHandler(intake, budget, config.message_max_mib << 20, tokens)
+    handler = _ExportHandler(intake, tokens)
     return HttpServer(
         parse_endpoint(config.listen_http),
         handler.handle,

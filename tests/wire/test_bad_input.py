@@ -36,7 +36,7 @@ STEPS = itertools.count(1_000, 10)
 
 @pytest.fixture
 def sidecar(tmp_path, monkeypatch):
-    monkeypatch.setattr("collector.ingest.intake.RECEIVE_TIMEOUT_S", 2.0)
+    monkeypatch.setattr("collector.ingest.budget.RECEIVE_TIMEOUT_S", 2.0)
     monkeypatch.setattr(Config, "connections_max", 64)
     with running_sidecar(tmp_path) as made:
         yield made

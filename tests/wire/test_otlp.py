@@ -25,9 +25,8 @@ from prometheus_client import CollectorRegistry
 
 from collector.config import Config
 from collector.decode import FIELDS_MAX
-from collector.ingest import intake as intake_module
-from collector.ingest import otlp_grpc, otlp_http
-from collector.ingest.intake import Intake, ReceiveBudget
+from collector.ingest import budget, otlp_grpc, otlp_http
+from collector.ingest.intake import Intake
 from collector.ingest.otlp_grpc import SERVICE, OtlpGrpcReceiver
 from collector.ingest.otlp_http import CONNECTIONS_MAX, CONTENT_TYPE, make_http_receiver
 from collector.ingest.queue import AdmissionQueue
@@ -66,12 +65,11 @@ class Receivers:
     def __init__(self, wait_s, message_max_mib):
         self.metrics = Metrics(CollectorRegistry())
         self.queue = Queue(SystemClock(), capacity_bytes=MIB, wait_s=wait_s)
-        self.intake = Intake(self.queue, self.metrics)
+        self.intake = Intake(self.queue, self.metrics, message_bytes_max=message_max_mib * MIB)
         self.io = IoLoop()
         config = Config(listen=ANY_PORT, listen_http=ANY_PORT, message_max_mib=message_max_mib)
-        taken = (config, self.intake, ReceiveBudget(message_max_mib * MIB))
-        self.grpc = OtlpGrpcReceiver(*taken, io=self.io, grace_s=0.5)
-        self.http = make_http_receiver(*taken, io=self.io, grace_s=0)
+        self.grpc = OtlpGrpcReceiver(config, self.intake, io=self.io, grace_s=0.5)
+        self.http = make_http_receiver(config, self.intake, io=self.io, grace_s=0)
 
     def fill(self):
         """There is no room."""
@@ -361,7 +359,7 @@ def test_of_a_client_that_resets_its_connection_nothing_more_is_inflated(receive
 
 
 def test_a_body_that_trickles_ends_with_408_however_often_a_byte_comes(receivers, monkeypatch):
-    monkeypatch.setattr(intake_module, "RECEIVE_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(budget, "RECEIVE_TIMEOUT_S", 0.3)
     with receivers.connect(LENGTH % 1000) as client:
         client.settimeout(0.05)
 

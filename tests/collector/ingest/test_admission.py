@@ -7,7 +7,8 @@ import asyncio
 import pytest
 from prometheus_client import CollectorRegistry
 
-from collector.ingest.intake import Intake, ReceiveBudget
+from collector.ingest.budget import ReceiveBudget
+from collector.ingest.intake import Intake
 from collector.ingest.queue import RETRY_S, AdmissionQueue
 from collector.ingest.status import answer
 from collector.telemetry import Metrics, Signal, Transport, table

@@ -48,8 +48,7 @@ many steps each, whose stalls are in them:
 
 k counts prompts and answers of random size. Of equal ones each waits for the chunks of the others no longer than the
 flows ask, e = max(q, n p / (T - n) - (O - 1)) <= k. Sizes of requests spread less than random ones do, and queues are
-half as long where services do not vary (Pollaczek and Khinchine): a prefill takes K = k - (k - e) / 3 steps. Its band
-goes from e to k, which holds both.
+half as long where services do not vary (Pollaczek and Khinchine): a prefill takes K = k - (k - e) / 3 steps.
 
 **Times.**
 
@@ -80,11 +79,15 @@ that, too. With g = min(n p, T) tokens of prompts in one step, which takes full 
 
     TTFT <= min(burst, (1 + ahead + q) full)           ITL >= s_0 + (full - s_0) (n p / T - 1) / 2 (O - 1)
 
-and E2E is at least the sum of both. Nor does anybody say how sizes spread. Where not all fit the KV cache at their full
-length, some may wait for memory or be preempted: the answer names it, and TTFT's upper end has the wait of all but
-n' = K / (P + O), which is (N / n' - 1) R. More than S' that are limited by memory do wait, and are preempted and
-computed again, which is in no coefficient: such an answer is not usable. Prefills that fill every step leave no memory
-to grow into, and need none.
+and E2E is at least the sum of both. Where a request waits and prefills in as many steps as it decodes in, or more
+(O - 1 <= k + w), and its ITL may be half as long, the answer names output_tokens and is not usable: it meets
+some of the prompts, and nobody says which.
+
+Nor does anybody say how sizes spread. Where not all fit the KV cache at their full length, some may wait for memory or
+be preempted: the answer names kv_tokens, and TTFT's upper end has the wait of all but n' = K / (P + O), which is
+(N / n' - 1) R. More than S' that are limited by memory do wait, and are preempted and computed again, which is in no
+coefficient: such an answer is not usable. Where prefills fill every step hardly anybody decodes, and memory that is
+taken does not grow.
 
 A budget T that nobody told is taken to be 2,048, or enough for 2 n. Where it decides, for prompts are longer or several
 share a step (k > _BUDGET_DECIDES), the answer names it, and is not usable. So it is for prompts of more than T +
@@ -136,6 +139,8 @@ ATTENTION_TOKENS = 4096.0
 """So much longer than a step may a prompt be: the attention of its chunks to those before is in no coefficient."""
 _BUDGET_DECIDES = 1.05
 """More steps of a prefill than this, where one step would do: others take part of its tokens, or there are too few."""
+_KNOWN_WITHIN = 2.0
+"""ITL of short answers is usable where requests that gather have at least so large a part of it."""
 TURNAROUND_US = 2_000.0
 """From a client's last token to its next request in the queue, where the API server's part is not known: assumed, a
 millisecond each way."""
@@ -371,15 +376,18 @@ class ClosedLoop:
         e2e = _ends(lambda first, step, last: first + tokens * step + last, ttft, at.itl, self._after(work, running))
         away_us = turnaround_us - known_us if follows else 0.0
         per_s = in_flight / (e2e[0] + away_us) * 1e6 if e2e[0] > 0.0 else 0.0
-        fit = math.inf if self.limits.kv_tokens is None else self.limits.kv_tokens / (work.prompt + work.output)
-        names = ["kv_tokens"] if min(in_flight, self._steps.requests_max) > fit and not at.prefill_bound else []
-        preempts = bool(names) and limit == "kv_capacity" and in_flight > slots
-        doubts = self._doubts(work, running, at.k, names, preempts)
         burst = self._burst(work, round(running))
         last_us, least_us = self._gathered(work, running, burst[2], at.itl[2])
         e2e = e2e[0], min(e2e[1], api[0] + last_us + tokens * least_us), e2e[2]
-        if names:
+        fit = math.inf if self.limits.kv_tokens is None else self.limits.kv_tokens / (work.prompt + work.output)
+        names: list[str] = []
+        refused: list[str] = []
+        if min(in_flight, self._steps.requests_max) > fit and not at.prefill_bound:
             last_us = max(last_us, at.own[0] + (in_flight / fit - 1.0) * (at.own[0] + tokens * at.itl[0]))
+            (refused if limit == "kv_capacity" and in_flight > slots else names).append("kv_tokens")
+        if 0.0 < tokens <= at.k + at.away and _KNOWN_WITHIN * least_us < at.itl[0]:
+            refused.append("output_tokens")
+        doubts = self._doubts(work, running, at.k, names, refused)
         first_us, between_us = doubts.first * ttft[0], doubts.between * at.itl[0]
         first, between = _unsure(ttft, first_us), _unsure(at.itl, between_us)
         waves = in_flight / running
@@ -399,22 +407,24 @@ class ClosedLoop:
             _unsure(burst, doubts.first * burst[0]),
         )
 
-    def _doubts(self, work: Workload, running: float, k: float, names: list[str], preempts: bool) -> _Doubts:
-        """Of one answer, beside ``names`` of doubts already known; ``preempts``: requests are computed again."""
+    def _doubts(
+        self, work: Workload, running: float, k: float, names: Sequence[str], refused: Sequence[str]
+    ) -> _Doubts:
+        """Of one answer, beside ``names`` of doubts already known and ``refused``, with which nothing is usable."""
         steps, tokens = self._steps, work.output - 1.0
         held, own, others = running * work.context * tokens / (k + tokens), work.uncached / k, 0.0
-        pieces, refused = (own, others) if tokens else (own,), []
+        pieces, refused = (own, others) if tokens else (own,), list(refused)
         if steps.of_means:
             prefills = Prefills(running, work.output, work.uncached, steps.budget_of(running))
             others = work.uncached * prefills.ended(prefills.mean())
-            pieces, refused = (others,), list(steps.unknown_columns(own, running, held))
+            pieces, refused = (others,), [*steps.unknown_columns(own, running, held), *refused]
         if work.prompt > steps.budget_of(running) + ATTENTION_TOKENS:
             refused.append("prompt_tokens")
         if k > _BUDGET_DECIDES and self.limits.max_num_batched_tokens is None:
             refused.append("max_num_batched_tokens")
         seen = [name for piece in pieces for name in steps.outside(piece, running, held)]
         outside = tuple(dict.fromkeys((*refused, *seen, *names)))
-        usable = steps.usable(outside, pieces[0], running, held) and not refused and not preempts
+        usable = steps.usable(outside, pieces[0], running, held) and not refused
         if not (outside or steps.of_means):
             return _Doubts(outside, usable, 0.0, 0.0)
         first, between = (steps.spread(piece, running, held, form=steps.of_means) for piece in (own, others))
@@ -494,9 +504,8 @@ class ClosedLoop:
         bands = list(map(step, some))
         turns = [share * j / prefills.ended(j) for share, j in zip(shares, some[1:], strict=True)]
         itl, prefill, k = _weighted(shares, bands[:-1]), _weighted(turns, bands[1:]), sum(turns)
-        even = prefills.even(k) / k
-        shorter = 1.0 - _EVEN + _EVEN * even
-        own = prefill[0] * shorter, prefill[1] * even, prefill[2]
+        shorter = 1.0 - _EVEN + _EVEN * prefills.even(k) / k
+        own = _ends(lambda us: us * shorter, prefill)
         square = _square(shares, bands)
         mean_us = (prefill[0] + tokens * itl[0]) / (k + tokens)
         life = k * shorter + tokens

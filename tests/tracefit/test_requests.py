@@ -90,6 +90,14 @@ def test_bands_hold_loops_of_equal_requests_that_gather(prompt, output, clients,
     assert seen.itl.low <= mean(lambda each: (each.last - each.first) / (each.made - 1)) / 1e3 <= seen.itl.high
 
 
+def test_itl_of_few_tokens_of_which_gathered_requests_have_less_than_half_is_named_and_not_usable():
+    """Whether they wait for the prompts of others depends on who sends when."""
+    config = _told_by("steps", seen=None)
+    for output, marked in ((2, True), (3, True), (50, False), (1, False)):
+        said = config.request(prompt_tokens=1_000, output_tokens=output, concurrency=8)
+        assert ("output_tokens" in said.extrapolated, said.usable) == (marked, not marked), output
+
+
 def test_where_requests_wait_for_memory_it_is_named_and_beyond_it_nothing_is_usable():
     """Whether one waits depends on sizes that are not told; what is preempted is computed again."""
     config = _told_by("steps", seen=None).assuming(kv_tokens=20_000, max_num_seqs=100, max_num_batched_tokens=2_048)

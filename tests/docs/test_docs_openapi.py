@@ -8,14 +8,10 @@ import re
 import jsonschema
 import pytest
 import yaml
-from prometheus_client import CollectorRegistry
 
-from exporters.metrics_page import MetricsPage
-from exporters.pages import QuestionPages, SnapshotDocuments, dispatch, make_routes
 from exporters.questions import PLAN, PREDICT
-from exporters.status_page import StatusPage
-from exporters.what_if import ClientView
 from online import Snapshot
+from tests.support.pages import answer_to, routes_of
 from tests.support.paths import DOCS
 from tests.tracefit.example_snapshot import encoded
 from tracefit import Plan, Prediction, RequestEstimate
@@ -30,32 +26,9 @@ SCHEMA_OF = {
 }
 
 
-def healthy():
-    return True, {}
-
-
-@pytest.fixture(scope="module")
-def routes():
-    snapshot = Snapshot.from_json(encoded())
-
-    def source():
-        return snapshot
-
-    own = CollectorRegistry()
-    return make_routes(
-        MetricsPage(own, source),
-        SnapshotDocuments(source),
-        alive=healthy,
-        ready=healthy,
-        status_page=StatusPage(source, own, ready=healthy, unix_nano=lambda: 0).answer,
-        questions=QuestionPages(ClientView(source)),
-        state=lambda: None,
-    )
-
-
-def test_it_has_every_route_and_no_other(routes):
+def test_it_has_every_route_and_no_other():
     patterns = {re.sub(r"\{\w+\}", "*", path) for path in DOCUMENT["paths"]}
-    assert patterns == set(routes)
+    assert patterns == set(routes_of(lambda: None))
 
 
 @pytest.mark.parametrize(("path", "parameters"), [("/predict", PREDICT), ("/plan", PLAN)])
@@ -81,8 +54,8 @@ ASKED = [
 
 
 @pytest.mark.parametrize(("path", "query"), ASKED)
-def test_answers_are_what_it_says(routes, path, query):
-    response = dispatch(routes, "GET", f"{path}?{query}", {})
+def test_answers_are_what_it_says(path, query):
+    response = answer_to(f"{path}?{query}", Snapshot.from_json(encoded()))
     assert response.status == 200, response.body
     assert response.content_type == "application/json"
     schema = DOCUMENT["paths"][path]["get"]["responses"]["200"]["content"]["application/json"]["schema"]

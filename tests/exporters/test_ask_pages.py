@@ -11,28 +11,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from collector.cli import main
-from exporters.pages import QuestionPages, dispatch
 from exporters.questions import PLAN, PREDICT
-from exporters.what_if import ClientView
 from online import Snapshot
+from tests.support.pages import answer_to
 from tests.tracefit.example_snapshot import encoded, step_time_of, tree
 
-
-def pages(snapshot):
-    return dict.fromkeys(("/predict", "/plan"), QuestionPages(ClientView(lambda: snapshot)).answer)
+WHOLE = Snapshot.from_json(encoded())
 
 
-ROUTES = pages(Snapshot.from_json(encoded()))
-
-
-def ask(target, routes=ROUTES):
-    return dispatch(routes, "GET", target, {})
+def ask(target, snapshot=WHOLE):
+    return answer_to(target, snapshot)
 
 
 def bent(edit):
     changed = tree()
     edit(changed)
-    return pages(Snapshot.from_json(encoded(changed)))
+    return Snapshot.from_json(encoded(changed))
 
 
 @pytest.mark.parametrize(
@@ -122,10 +116,10 @@ def test_whatever_is_asked_it_answers_or_says_why_not(path, query):
 
 
 @pytest.mark.parametrize(
-    ("routes", "status", "said"), [(pages(None), 503, b"nothing learned yet"), (ROUTES, 404, b"0f3c5a9b77e1")]
+    ("snapshot", "status", "said"), [(None, 503, b"nothing learned yet"), (WHOLE, 404, b"0f3c5a9b77e1")]
 )
-def test_before_the_first_snapshot_and_of_an_unknown_configuration_it_says_so(routes, status, said):
-    response = ask("/plan?prompt=10&output=10&itl=30&config=zzz", routes)
+def test_before_the_first_snapshot_and_of_an_unknown_configuration_it_says_so(snapshot, status, said):
+    response = ask("/plan?prompt=10&output=10&itl=30&config=zzz", snapshot)
     assert (response.status, said in response.body) == (status, True)
 
 
@@ -151,19 +145,17 @@ def test_coefficients_that_should_not_be_used_answer_and_say_so():
 
 @pytest.mark.parametrize("target", ["/predict?prompt=200&output=100", "/plan?prompt=200&output=100&itl=30ms"])
 def test_a_prefix_hit_is_refused_where_the_telemetry_hides_hits(target):
-    routes = bent(lambda changed: changed["configs"][0].update(telemetry="requests", prefix_hits_hidden=True))
-    assert ask(target, routes).status == 200
-    refused = ask(f"{target}&prefix_hit=0.5", routes)
+    hidden = bent(lambda changed: changed["configs"][0].update(telemetry="requests", prefix_hits_hidden=True))
+    assert ask(target, hidden).status == 200
+    refused = ask(f"{target}&prefix_hit=0.5", hidden)
     assert (refused.status, refused.body.startswith(b"prefix_hit: the telemetry")) == (400, True)
 
 
 def test_an_answer_about_requests_says_which_times_are_not_in_it():
-    bare = tree()
-    bare["configs"][0]["targets"] = {"step_time": step_time_of(bare)}
-    routes = pages(Snapshot.from_json(encoded(bare)))
+    bare = bent(lambda changed: changed["configs"][0].update(targets={"step_time": step_time_of(changed)}))
     assert "api_queueing" not in json.loads(ask("/predict?prompt=10&output=10").body)["missing"]
     for question in ("/predict?prompt=10&output=10", "/plan?prompt=10&output=10&itl=50"):
-        told = json.loads(ask(question, routes).body)
+        told = json.loads(ask(question, bare).body)
         assert told["missing"] == ["api_queueing", "post_decode"]
         assert {"usable", "extrapolated"} <= told.get("at", told).keys()
 

@@ -9,48 +9,36 @@ import socket
 import time
 from contextlib import closing, contextmanager
 from http import HTTPStatus
+from types import SimpleNamespace
 
 import pytest
-from prometheus_client import CollectorRegistry
 
 from exporters.blis import export
-from exporters.metrics_page import MetricsPage
-from exporters.pages import SnapshotDocuments, make_routes, plain
+from exporters.pages import plain
 from online.snapshot import Snapshot
 from tests.support import exporter_cases as cases
-from tests.support.pages import page_server
-
-
-@contextmanager
-def running(routes, **kwargs):
-    server = page_server(routes, **kwargs)
-    server.start()
-    try:
-        yield server
-    finally:
-        server.stop()
-
-
-class Sidecar:
-    """The exporters' side of the process, with its inputs in the open."""
-
-    def __init__(self):
-        self.snapshot = cases.snapshot()
-        self.alive = (True, {"worker": "checked in"})
-        self.ready = (True, {})
-        source = lambda: self.snapshot  # noqa: E731 - the callable the real process passes
-        page = MetricsPage(CollectorRegistry(), source)
-        self.routes = make_routes(page, SnapshotDocuments(source), alive=lambda: self.alive, ready=lambda: self.ready)
+from tests.support.pages import routes_of, serving
 
 
 @pytest.fixture
 def sidecar():
-    return Sidecar()
+    """The exporters' side of the process, with its inputs in the open."""
+    process = SimpleNamespace(snapshot=cases.snapshot(), alive=(True, {"worker": "checked in"}), ready=(True, {}))
+    process.routes = routes_of(lambda: process.snapshot, alive=lambda: process.alive, ready=lambda: process.ready)
+    return process
+
+
+@contextmanager
+def connected(routes, **kwargs):
+    with serving(routes, **kwargs) as server:
+        host = kwargs.get("address", "127.0.0.1")
+        with closing(http.client.HTTPConnection(host, server.port, 60)) as client:
+            yield client
 
 
 @pytest.fixture
 def client(sidecar):
-    with running(sidecar.routes) as server, closing(http.client.HTTPConnection("127.0.0.1", server.port, 60)) as client:
+    with connected(sidecar.routes) as client:
         yield client
 
 
@@ -134,9 +122,9 @@ def test_a_failing_page_is_500_without_its_secrets():
     def fail(_):
         raise RuntimeError("secret detail")
 
-    with running({"/": fail}) as server, closing(http.client.HTTPConnection("127.0.0.1", server.port, 60)) as c:
+    with connected({"/": fail}) as client:
         for _ in range(2):
-            response, body = ask(c, "/")
+            response, body = ask(client, "/")
             assert response.status == 500
             assert b"secret" not in body
 
@@ -144,7 +132,7 @@ def test_a_failing_page_is_500_without_its_secrets():
 def test_a_reader_of_one_byte_at_a_time_is_dropped_after_the_timeout():
     body = b"x" * 64_000_000  # more than the socket buffers of both ends hold
     routes = {"/big": lambda _: plain(HTTPStatus.OK, body.decode()), "/": lambda _: plain(HTTPStatus.OK)}
-    with running(routes, connections_max=1, timeout_s=0.3) as server:
+    with serving(routes, connections_max=1, timeout_s=0.3) as server:
         slow = socket.create_connection(("127.0.0.1", server.port), 60)
         slow.sendall(b"GET /big HTTP/1.1\r\nHost: x\r\n\r\n")
         assert slow.recv(1) == b"H"
@@ -165,8 +153,5 @@ def test_ipv6_is_served_where_the_machine_has_it(sidecar):
         socket.create_server(("::1", 0), family=socket.AF_INET6).close()
     except OSError:
         pytest.skip("no IPv6 loopback here")
-    server = page_server(sidecar.routes, address="::1")
-    server.start()
-    with closing(http.client.HTTPConnection("::1", server.port, 5)) as client:
+    with connected(sidecar.routes, address="::1") as client:
         assert ask(client, "/healthz")[0].status == 200
-    server.stop()

@@ -7,14 +7,11 @@ import re
 import time
 
 import pytest
-from prometheus_client import CollectorRegistry
 
 import tracefit
 from collector.cli import main
-from exporters.metrics_page import MetricsPage
-from exporters.pages import QuestionPages, Request, dispatch
-from exporters.status_page import StatusPage
 from exporters.what_if import Advisory, ClientView, meant_config
+from tests.support.pages import answer_to
 from tests.support.pipelines import new_pipeline
 from tests.support.toy_engine import MONO_NS, UNIX_NS, many_jobs, run_engine
 from tests.support.toy_spans import STOCK_SCOPE, Piece, exports_of, pieces, stock_span
@@ -36,8 +33,7 @@ def restarted():
 
 
 def asked(snapshot, target):
-    pages = QuestionPages(ClientView(lambda: snapshot))
-    return dispatch(dict.fromkeys(("/predict", "/plan"), pages.answer), "GET", target, {})
+    return answer_to(target, snapshot, unix_nano=snapshot.created_unix_nano)
 
 
 def who_answers(snapshot):
@@ -80,10 +76,9 @@ def one_after_the_other(*processes, minutes=1.0, peer=GATEWAY):
 
 
 def usable_series(snapshot):
-    advisory = Advisory(ClientView(lambda: snapshot), lambda _: None)
-    created = snapshot.created_unix_nano
-    page = MetricsPage(CollectorRegistry(), lambda: snapshot, advisory=advisory, unix_nano=lambda: created)
-    text = page.render().decode()
+    advisory = Advisory(ClientView(lambda: snapshot))
+    page = answer_to("/metrics", snapshot, advisory=advisory, unix_nano=snapshot.created_unix_nano)
+    text = page.body.decode()
     return set(re.findall(r'^tracefit_usable{config="(\w+)"}', text, re.MULTILINE))
 
 
@@ -137,8 +132,7 @@ def test_the_dead_one_is_named_with_its_date_and_answers_when_it_is_meant(restar
     assert f"its engines are silent: last heard of {minute(dead)}" in capsys.readouterr().err
     answer = json.loads(asked(snapshot, f"{PLAN}&config={dead.config_id}").body)
     assert answer["silent_since_unix_nano"] == dead.last_heard_unix_nano
-    page = StatusPage(lambda: snapshot, CollectorRegistry(), ready=lambda: (True, {}), unix_nano=lambda: 0)
-    html = page.answer(Request("/", (), {}, {})).body.decode()
+    html = answer_to("/", snapshot).body.decode()
     assert html.count(f"512 batched tokens · silent since {minute(dead)}") == 2, "in the overview, and at its chapter"
     assert "256 batched tokens</td>" in html
 

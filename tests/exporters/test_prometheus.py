@@ -18,6 +18,7 @@ from online import Snapshot
 from online.rows import Target
 from tests.conftest import find_tool
 from tests.support import exporter_cases as cases
+from tests.support.pages import answer_to
 from tests.tracefit.example_snapshot import encoded
 
 MIX = WorkloadProfile(400.0, 247.0, prefix_hit=0.25, concurrency=12.0, running=12.0, itl_us=41_000.0, ttft_us=310_000.0)
@@ -28,10 +29,7 @@ def advised(snapshot, mix=MIX, itl_ms=(50.0, 100.0)):
 
 
 def page_of(snapshot):
-    advisory = advised(snapshot)
-    return MetricsPage(
-        CollectorRegistry(), lambda: snapshot, advisory=advisory, unix_nano=lambda: cases.CREATED_UNIX_NANO
-    ).render()
+    return answer_to("/metrics", snapshot, advisory=advised(snapshot), unix_nano=cases.CREATED_UNIX_NANO).body
 
 
 def series(snapshot, mix=MIX, itl_ms=(50.0, 100.0), **kwargs):
@@ -224,14 +222,6 @@ def test_a_concurrency_whose_own_point_is_not_usable_is_not_published():
     for changed in ({"models": models}, {"seen": None}):
         targets = config.targets | {"step_time": msgspec.structs.replace(step, **changed)}
         assert published(cases.snapshot(msgspec.structs.replace(config, targets=targets)), 61) == [None]
-
-
-def test_where_the_seen_batches_are_not_known_no_concurrency_is_published():
-    config = cases.config()
-    targets = config.targets | {"step_time": msgspec.structs.replace(config.targets["step_time"], seen=None)}
-    shown = advice(cases.snapshot(msgspec.structs.replace(config, targets=targets)))
-    assert shown["tracefit_usable",] == 1
-    assert not [name for name in shown if "slo" in name[0]]
 
 
 def test_without_a_load_there_is_a_verdict_and_no_advice():

@@ -15,14 +15,14 @@ import pytest
 from prometheus_client import CollectorRegistry, Counter
 
 from collector.telemetry import PluginLoss
-from exporters.pages import Request
-from exporters.status_page import PendingTelemetry, SenderHints, StatusPage
+from exporters.status_page import PendingTelemetry, SenderHints
 from exporters.what_if import Advisory, ClientView, WorkloadProfile
 from exporters.wording import PLUGIN_REMEDIES, QUALITY, REASONS, STATUS, advice_for
 from online import Reason
 from online.rows import Quality
 from online.snapshot import DriftSnapshot
 from tests.support import exporter_cases as cases
+from tests.support.pages import answer_to
 
 VOID = {"input", "wbr", "meta", "line", "circle", "rect", "path", "polygon", "polyline"}
 
@@ -70,15 +70,9 @@ def registry():
 NOW = cases.CREATED_UNIX_NANO + 4_000_000_000
 
 
-def answer(snapshot, own=None, ready=True, query=None, now=NOW, **kwargs):
-    page = StatusPage(
-        lambda: snapshot,
-        registry() if own is None else own,
-        ready=lambda: (ready, {}),
-        unix_nano=lambda: now,
-        **kwargs,
-    )
-    return page.answer(Request("/", (), query or {}, {}))
+def answer(snapshot, own=None, ready=True, query="", now=NOW, **kwargs):
+    own = registry() if own is None else own
+    return answer_to(f"/{query}", snapshot, own, ready=lambda: (ready, {}), unix_nano=now, **kwargs)
 
 
 def read(snapshot, **kwargs):
@@ -88,7 +82,7 @@ def read(snapshot, **kwargs):
 def test_the_address_of_a_configuration_shows_it_or_says_that_there_is_none():
     names = [f"{number:012x}" for number in range(201)]
     many = cases.snapshot(*map(cases.config, names))
-    last, unknown = (answer(many, query={"config": name}) for name in (names[-1], "zzz"))
+    last, unknown = (answer(many, query=f"?config={name}") for name in (names[-1], "zzz"))
     assert f'id="details-{names[-1]}"' in last.body.decode()
     assert (unknown.status, unknown.body.decode().startswith("config: ")) == (404, True)
 

@@ -9,14 +9,11 @@ from contextlib import contextmanager
 from http import HTTPStatus
 
 import pytest
-from prometheus_client import CollectorRegistry
 
-from exporters.metrics_page import MetricsPage
-from exporters.pages import Response, SnapshotDocuments, make_routes
-from exporters.status_page import StatusPage
+from exporters.pages import Response
 from tests.conftest import find_tool
 from tests.support import exporter_cases as cases
-from tests.support.pages import page_server
+from tests.support.pages import routes_of, serving
 
 
 class Source:
@@ -64,30 +61,15 @@ onload = () => {
 
 
 @contextmanager
-def serving(source):
-    own = CollectorRegistry()
+def shown(source):
     history = cases.learned_history()
-    page = StatusPage(
-        source,
-        own,
-        ready=lambda: (True, {}),
-        unix_nano=lambda: cases.CREATED_UNIX_NANO,
-        history_of=lambda _: history,
-        version="0.1.0",
-    )
-    healthy = lambda: (True, {})  # noqa: E731 - a probe
-    documents = SnapshotDocuments(source)
-    routes = make_routes(MetricsPage(own, source), documents, alive=healthy, ready=healthy, status_page=page.answer)
+    routes = routes_of(source, unix_nano=cases.CREATED_UNIX_NANO, history_of=lambda _: history, version="0.1.0")
     scripted = {
         "/frames": lambda _: Response(HTTPStatus.OK, "text/html", FRAMES.encode()),
         "/asking": lambda _: Response(HTTPStatus.OK, "text/html", ASKING.encode()),
     }
-    server = page_server(routes | scripted)
-    server.start()
-    try:
+    with serving({**routes, **scripted}) as server:
         yield f"http://127.0.0.1:{server.port}/"
-    finally:
-        server.stop()
 
 
 def browse(tmp_path, url, *options):
@@ -114,7 +96,7 @@ def generation_shown(dom):
 
 def test_with_javascript_it_follows_the_generations_and_breaks_no_rule_of_its_policy(tmp_path):
     source = Source()
-    with serving(source) as url:
+    with shown(source) as url:
         done = browse(tmp_path, url, "--virtual-time-budget=10000", "--dump-dom")
     assert generation_shown(done.stdout) > 1
     assert source.asked >= 3
@@ -124,12 +106,12 @@ def test_with_javascript_it_follows_the_generations_and_breaks_no_rule_of_its_po
 
 @pytest.mark.parametrize("source", [cases.snapshot, lambda: cases.full_snapshot(12)], ids=["one", "many"])
 def test_nothing_scrolls_sideways_even_with_everything_open(tmp_path, source):
-    with serving(source) as url:
+    with shown(source) as url:
         done = browse(tmp_path, f"{url}frames", "--virtual-time-budget=2000", "--dump-dom")
     assert re.search("<title>(.*?)</title>", done.stdout)[1] == "width 390, out: ; width 900, out: "
 
 
 def test_with_javascript_a_question_is_answered_without_a_turn_of_the_page(tmp_path):
-    with serving(cases.snapshot) as url:
+    with shown(cases.snapshot) as url:
         done = browse(tmp_path, f"{url}asking", "--virtual-time-budget=4000", "--dump-dom")
     assert re.search("<title>(.*?)</title>", done.stdout)[1].startswith("turned: false, 0 prefill tokens, 8 requests")

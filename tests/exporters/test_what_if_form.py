@@ -7,21 +7,16 @@ import json
 import re
 
 import pytest
-from prometheus_client import CollectorRegistry
 
-from exporters.pages import QuestionPages, dispatch
-from exporters.status_page import StatusPage
-from exporters.what_if import ClientView
 from online import Snapshot
+from tests.support.pages import answer_to
 from tests.tracefit.example_snapshot import encoded
 
+ONE = Snapshot.from_json(encoded())
 
-def page_of(snapshot, target="/"):
-    def source():
-        return snapshot
 
-    page = StatusPage(source, CollectorRegistry(), ready=lambda: (True, {}), unix_nano=lambda: 0)
-    response = dispatch({"/": page.answer}, "GET", target, {})
+def page_of(target):
+    response = answer_to(target, ONE)
     assert response.status == 200
     return response.body.decode()
 
@@ -33,9 +28,6 @@ def section_of(text):
 def answer_of(text):
     cells = re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", section_of(text).partition('id="answer"')[2])
     return {name: html.unescape(value) for name, value in cells}
-
-
-ONE = Snapshot.from_json(encoded())
 
 
 @pytest.mark.parametrize(
@@ -51,15 +43,14 @@ ONE = Snapshot.from_json(encoded())
     ],
 )
 def test_a_question_is_answered_on_the_page(query, name, said):
-    assert answer_of(page_of(ONE, f"/?{query}"))[name].startswith(said)
+    assert answer_of(page_of(f"/?{query}"))[name].startswith(said)
 
 
 def test_what_was_asked_stays_in_the_form_and_leads_to_the_same_as_json():
-    text = page_of(ONE, "/?prompt=2000&output=300&itl=30ms&ask=plan")
+    text = page_of("/?prompt=2000&output=300&itl=30ms&ask=plan")
     assert section_of(text).count('value="2000"') == 1, "only in the form that asked"
     link = html.unescape(re.search(r'href="(/plan[^"]*)"', text)[1])
-    asked = QuestionPages(ClientView(lambda: ONE))
-    assert json.loads(dispatch({"/plan": asked.answer}, "GET", link, {}).body)["concurrency"] == 34
+    assert json.loads(answer_to(link, ONE).body)["concurrency"] == 34
 
 
 @pytest.mark.parametrize(
@@ -72,7 +63,7 @@ def test_what_was_asked_stays_in_the_form_and_leads_to_the_same_as_json():
     ],
 )
 def test_a_bad_question_is_an_alert_and_the_page_stands(query, said):
-    text = page_of(ONE, f"/?{query}")
+    text = page_of(f"/?{query}")
     assert said in section_of(text)
     assert 'role="alert"' in section_of(text)
     assert 'id="config-0f3c5a9b77e1"' in text

@@ -1,15 +1,52 @@
-"""A route table behind a real socket on loopback."""
+"""The pages of a sidecar: all of them by route, one answer, and behind a real socket on loopback."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
+
+from prometheus_client import CollectorRegistry
 
 from collector.config import Endpoint
 from collector.runtime.http import HttpServer, page_handler
-from exporters.pages import dispatch
+from exporters.metrics_page import MetricsPage
+from exporters.pages import QuestionPages, Response, Routes, SnapshotDocuments, dispatch, make_routes
+from exporters.status_page import StatusPage
+from exporters.what_if import ClientView
 
 
-def page_server(routes, *, address="127.0.0.1", port=0, timeout_s=10.0, **kwargs) -> HttpServer:
-    """Not started yet."""
+def healthy():
+    """What a probe says."""
+    return True, {}
+
+
+def routes_of(source, own=None, *, unix_nano=0, advisory=None, alive=healthy, ready=healthy, **page) -> Routes:
+    """Every page; ``source`` returns the newest snapshot, ``page`` has what is for the status page alone."""
+    own, clock = CollectorRegistry() if own is None else own, lambda: unix_nano
+    return make_routes(
+        MetricsPage(own, source, advisory=advisory, unix_nano=clock),
+        SnapshotDocuments(source),
+        alive=alive,
+        ready=ready,
+        status_page=StatusPage(source, own, ready=ready, unix_nano=clock, advisory=advisory, **page).answer,
+        questions=QuestionPages(ClientView(source), clock),
+        state=lambda: None,
+    )
+
+
+def answer_to(target: str, snapshot, *given, **kwargs) -> Response:
+    """What these pages answer, all of one snapshot."""
+    return dispatch(routes_of(lambda: snapshot, *given, **kwargs), "GET", target, {})
+
+
+@contextmanager
+def serving(routes, *, address="127.0.0.1", port=0, timeout_s=10.0, **kwargs) -> Iterator[HttpServer]:
+    """A server of these routes."""
     handler = page_handler(partial(dispatch, routes))
-    return HttpServer(Endpoint(address, port), handler, ("the pages", "pages"), timeout_s=timeout_s, **kwargs)
+    server = HttpServer(Endpoint(address, port), handler, ("the pages", "pages"), timeout_s=timeout_s, **kwargs)
+    server.start()
+    try:
+        yield server
+    finally:
+        server.stop()

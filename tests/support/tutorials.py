@@ -14,15 +14,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from prometheus_client import CollectorRegistry
-
 from collector.cli import main
 from collector.decode import Export
-from exporters.metrics_page import MetricsPage
-from exporters.pages import QuestionPages, SnapshotDocuments, make_routes
-from exporters.status_page import StatusPage
-from exporters.what_if import ClientView
-from tests.support.pages import page_server
+from tests.support.pages import routes_of, serving
 from tests.support.pipelines import replayed
 
 ADDRESS = "http://localhost:9464"
@@ -50,21 +44,8 @@ def served(exports: Iterable[Export], unix_nano: int = 0) -> Iterator[str]:
     """The pages of a sidecar that has learned all of these; their address."""
     pipeline = replayed(export._replace(recording="") for export in exports)
     snapshot = pipeline.snapshot(unix_nano or 1, 1)
-    own, healthy = CollectorRegistry(), lambda: (True, {})
-    view = ClientView(lambda: snapshot)
-    page = StatusPage(lambda: snapshot, own, ready=healthy, unix_nano=lambda: unix_nano, history_of=pipeline.history_of)
-    routes = make_routes(
-        MetricsPage(own, lambda: snapshot),
-        SnapshotDocuments(lambda: snapshot),
-        alive=healthy,
-        ready=healthy,
-        status_page=page.answer,
-        questions=QuestionPages(view),
-    )
-    server = page_server(routes)
-    server.start()
-    yield f"http://127.0.0.1:{server.port}"
-    server.stop()
+    with serving(routes_of(lambda: snapshot, unix_nano=unix_nano, history_of=pipeline.history_of)) as server:
+        yield f"http://127.0.0.1:{server.port}"
 
 
 def page_of(url: str) -> str:

@@ -83,28 +83,19 @@ def assert_served_at_once(channel):
     assert time.monotonic() - start_s < 2.0
 
 
-def test_120_calls_without_a_message_on_one_connection_keep_nobody_waiting(sidecar):
-    with contextlib.ExitStack() as stack:
-        honest, hostile = (stack.enter_context(own_channel(sidecar.grpc_port)) for _ in range(2))
+@pytest.mark.parametrize(("connections", "calls"), [(1, 120), (100, 8)])
+def test_calls_without_a_message_keep_nobody_waiting(tmp_path, connections, calls):
+    with running_sidecar(tmp_path) as sidecar, contextlib.ExitStack() as stack:
+        honest, *hostile = (stack.enter_context(own_channel(sidecar.grpc_port)) for _ in range(1 + connections))
         assert_served_at_once(honest)
-        silent = stack.enter_context(silent_calls(hostile, 120))
-        for _ in range(5):
+        silent = [call for each in hostile for call in stack.enter_context(silent_calls(each, calls))]
+        for _ in range(4):
             assert not all(call.done() for call in silent)
             assert_served_at_once(honest)
             with own_channel(sidecar.grpc_port) as fresh:
                 assert_served_at_once(fresh)
         ended = ("incomplete", "queue_full")  # its time was over, or its turn did not come
         eventually(lambda: sum(sidecar.metrics.value(REQUESTS, "grpc", outcome) for outcome in ended) >= 8)
-    assert_well(sidecar)
-
-
-def test_silent_calls_on_a_hundred_connections_keep_no_newcomer_waiting(tmp_path):
-    with running_sidecar(tmp_path) as sidecar, contextlib.ExitStack() as stack:
-        for _ in range(100):
-            stack.enter_context(silent_calls(stack.enter_context(own_channel(sidecar.grpc_port)), 8))
-        for _ in range(3):
-            with own_channel(sidecar.grpc_port) as fresh:
-                assert_served_at_once(fresh)
         assert_well(sidecar)
 
 

@@ -64,25 +64,18 @@ def soon(monkeypatch):
     monkeypatch.setattr(forward, "FLUSH_S", 0.0)
 
 
-def test_bytes_of_a_newer_protocol_are_not_touched(tmp_path):
-    mentions = make_export()
+def test_steps_stay_here_and_of_all_else_no_byte_is_touched(tmp_path):
+    mentions, both = make_export(), make_export()
     mentions.resource_spans[0].scope_spans[0].scope.name = f"beside {STEP_SCOPE}"
-    unknown = b"\xba\x3e\x03abc"
-    sent = [ONE + unknown, unknown + mentions.SerializeToString(), ONE]
-    with Backend() as backend, forwarding(tmp_path, backend.port) as sidecar:
-        send(sidecar, *sent)
-        eventually(lambda: forwarded(sidecar, "sent") == 3)
-        assert backend.traces() == sent
-
-
-def test_steps_may_stay_here_while_all_else_goes_on(tmp_path):
-    both = make_export()
     both.resource_spans[0].scope_spans.append(OTHERS.resource_spans[0].scope_spans[0])
+    newer = b"\xba\x3e\x03abc"
+    whole = [ONE + newer, newer + mentions.SerializeToString(), ONE]
     with Backend() as backend, forwarding(tmp_path, backend.port) as sidecar:
-        send(sidecar, both.SerializeToString(), STEPS.SerializeToString())
-        eventually(lambda: forwarded(sidecar, "left_out") == 1)
-        assert forwarded(sidecar, "sent") == 1
-    (payload,) = backend.traces()
+        send(sidecar, *whole, STEPS.SerializeToString(), both.SerializeToString())
+        eventually(lambda: forwarded(sidecar, "sent") == 4)
+        assert forwarded(sidecar, "left_out") == 1
+    *untouched, payload = backend.traces()
+    assert untouched == whole
     assert ExportTraceServiceRequest.FromString(payload) == OTHERS
     assert without_scopes(payload, frozenset({STEP_SCOPE})) == payload
 
@@ -273,10 +266,16 @@ def test_metrics_and_logs_are_passed_on_and_without_a_backend_unimplemented(tmp_
             assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
-def test_http_goes_to_http_with_the_headers_of_a_file_and_comes_back_when_it_is_asked_to(tmp_path, monkeypatch):
-    monkeypatch.setattr(forward, "PAUSE_S", 60.0)
+def test_http_goes_to_http_with_the_headers_of_a_file_and_comes_back_when_it_is_asked_to_or_soon(tmp_path, monkeypatch):
+    monkeypatch.setattr(forward, "PAUSE_S", 0.1)
     (tmp_path / "headers").write_text("X-Scope: tenant-1\n")
-    with PageServer(lambda *_: ({1: 302, 2: 429}.get(len(server.asked), 200), {"Retry-After": "1"}, b"")) as server:
+    answers = {1: (302, ""), 2: (503, "\u00b2"), 3: (429, "1")}  # the second hint makes no sense
+
+    def answer(*_):
+        status, retry_after = answers.get(len(server.asked), (200, ""))
+        return status, {"Retry-After": retry_after}, b""
+
+    with PageServer(answer) as server:
         settings = {"FORWARD": f"http://127.0.0.1:{server.port}", "FORWARD_HEADERS_FILE": str(tmp_path / "headers")}
         with running_sidecar(tmp_path / "dir", **settings) as sidecar:
             send(sidecar, ONE)
@@ -284,18 +283,8 @@ def test_http_goes_to_http_with_the_headers_of_a_file_and_comes_back_when_it_is_
             send(sidecar, ONE)
             eventually(lambda: forwarded(sidecar, "sent") == 1)
     told = [(path, headers["X-Scope"], headers["Content-Type"]) for path, headers in server.asked]
-    assert told == [("/v1/traces", "tenant-1", "application/x-protobuf")] * 3
-    assert server.bodies == [ONE] * 3
-
-
-def test_an_answer_that_makes_no_sense_is_a_failure_like_any_other(tmp_path, monkeypatch):
-    monkeypatch.setattr(forward, "PAUSE_S", 0.1)
-    answers = {1: (503, {"Retry-After": "\u00b2"}, b"")}
-    with PageServer(lambda *_: answers.get(len(server.asked), (200, {}, b""))) as server:
-        with running_sidecar(tmp_path, FORWARD=f"http://127.0.0.1:{server.port}") as sidecar:
-            send(sidecar, ONE)
-            eventually(lambda: forwarded(sidecar, "sent") == 1)
-        assert server.bodies == [ONE] * 2
+    assert told == [("/v1/traces", "tenant-1", "application/x-protobuf")] * 4
+    assert server.bodies == [ONE] * 4
 
 
 def test_what_a_backend_takes_in_part_is_refused_and_not_sent_again(tmp_path, caplog):

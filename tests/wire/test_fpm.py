@@ -117,13 +117,11 @@ def test_segments_of_a_trace_of_dynamo_are_one_source_and_teach_what_their_recor
 )
 def test_a_record_that_makes_no_sense_is_left_out_by_reason(record, reason):
     is_raw = isinstance(record, bytes)
-    assert read_frames([b"", bytes(8), record] if is_raw else frames(record), 1) == reason
+    message = [b"", bytes(8), record] if is_raw else frames(record)
+    assert read_frames(message, 1) == reason
+    assert read_frames([b"", b"short", message[-1]], 1) == Skip.UNDECODABLE, "a message without its number"
     if reason is not Skip.INVALID:
         assert read_line(record if is_raw else json.dumps(record).encode(), "r") == reason
-
-
-def test_a_message_without_its_number_is_undecodable():
-    assert read_frames([b"", b"short", b""], 1) == Skip.UNDECODABLE
 
 
 def test_keys_of_a_later_version_are_passed_over_and_who_and_what_was_timed_is_told():

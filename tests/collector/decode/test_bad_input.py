@@ -308,15 +308,3 @@ def test_a_clock_that_goes_back_gives_no_row(sound):
             if one.key in ("step.ts_start_ns", "step.ts_end_ns"):
                 one.value.int_value -= 900_000_000_000
     assert left_out(STEP_SCOPE, span)[table.DROPPED_ROWS, RowDrop.TIME_ORDER] == 1
-
-
-def test_a_wall_clock_that_goes_back_does_not_stop_the_engine(sound):
-    everything = pieces(sound)
-    for piece in everything[len(everything) // 2 :]:
-        piece.span.start_time_unix_nano -= 3600 * 10**9
-        piece.span.end_time_unix_nano -= 3600 * 10**9
-        for event in piece.span.events:
-            event.time_unix_nano -= 3600 * 10**9
-    counts = replayed(exports_of(everything, 5)).take_counts()
-    assert counts[table.DECODED_SPANS, Skip.LATE] == 0
-    assert counts.total(table.ROWS) > 0

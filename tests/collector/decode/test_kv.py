@@ -57,25 +57,27 @@ def test_every_event_is_counted_in_either_encoding(encode):
     )
 
 
-def test_a_batch_as_a_map_and_both_encodings_in_one_batch_are_read():
-    as_map = msgspec.msgpack.encode({"ts": TS_S, "events": [named(stored()), stored()], "data_parallel_rank": 3})
-    read = read_payload(as_map, "kv", 1)
-    assert (read.stored_blocks, read.rank, read.events, read.unknown) == (4, 3, 2, 0)
+LONGER = [*stored(2), ["extra"], "group", {"more": 1}]
+WIDER = named(stored(3)) | {"extra_keys": [None], "group_idx": 0, "kv_cache_spec_kind": "full_attention"}
+SECOND_GROUP = named(stored(4)) | {"group_idx": 1}
+"""Of a hybrid cache the first one stands for all."""
+UNKNOWN = [["BlockPainted", 1, 2], {"type": "BlockPainted", "colour": "red"}]
+OLD = [["BlockStored", [b"h" * 32], None, [1], 16, None], ["BlockRemoved", [5]]]
 
 
-def test_what_newer_versions_add_is_ignored_and_unknown_events_are_counted():
-    longer = [*stored(2), ["extra"], "group", {"more": 1}]
-    wider = named(stored(3)) | {"extra_keys": [None], "group_idx": 0, "kv_cache_spec_kind": "full_attention"}
-    second_group = named(stored(4)) | {"group_idx": 1}  # of a hybrid cache the first one stands for all
-    events = [longer, ["BlockPainted", 1, 2], wider, {"type": "BlockPainted", "colour": "red"}, second_group]
-    read = read_payload(msgspec.msgpack.encode([TS_S, events, 0, None, "one", "more"]), "kv", 0)
-    assert (read.stored_blocks, read.events, read.unknown) == (5, 5, 2)
-
-
-def test_stock_batches_without_rank_step_or_medium_are_read():
-    old = msgspec.msgpack.encode([TS_S, [["BlockStored", [b"h" * 32], None, [1], 16, None], ["BlockRemoved", [5]]]])
-    read = read_payload(old, "kv", 0)
-    assert (read.stored_blocks, read.removed_blocks, read.block_size, read.rank) == (1, 1, 16, 0)
+@pytest.mark.parametrize(
+    ("message", "blocks", "events", "rank"),
+    [
+        ({"ts": TS_S, "events": [named(stored()), stored()], "data_parallel_rank": 3}, (4, 0, 32), (2, 0), 3),
+        ([TS_S, [LONGER, WIDER, SECOND_GROUP, *UNKNOWN], 0, None, "one", "more"], (5, 0, 32), (5, 2), 0),
+        ([TS_S, OLD], (1, 1, 16), (2, 0), 0),
+    ],
+    ids=["both encodings in a map", "what newer versions add", "without rank, step and medium"],
+)
+def test_batches_of_every_version_are_read_and_unknown_events_are_counted(message, blocks, events, rank):
+    read = read_payload(msgspec.msgpack.encode(message), "kv", 0)
+    assert (read.stored_blocks, read.removed_blocks, read.block_size) == blocks
+    assert ((read.events, read.unknown), read.rank) == (events, rank)
 
 
 @pytest.mark.parametrize(
@@ -111,6 +113,7 @@ def test_a_batch_of_more_events_than_a_step_can_have_is_refused(events, found):
         ([b"", b"7", payload(stored())], Skip.UNDECODABLE),
         ([b"", b"", b"", SEQ, b""], Skip.UNDECODABLE),
         ([b"", SEQ, b"garbage"], Skip.UNDECODABLE),
+        ([b"", SEQ, msgspec.msgpack.encode({"ts": "soon"})], Skip.UNDECODABLE),
         ([b"", SEQ, payload(ts_s=0.0)], Skip.INVALID),
         ([b"", SEQ, payload(ts_s=float("nan"))], Skip.INVALID),
         ([b"", SEQ, payload(rank=-1)], Skip.INVALID),

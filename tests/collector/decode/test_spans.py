@@ -69,20 +69,15 @@ def test_a_core_span_says_how_it_ended_an_error_if_nobody_knows_and_nothing_befo
     assert decoded(Piece("e", CORE_SCOPE, span)).core[0].finish is None
 
 
-def test_an_api_span_becomes_its_moments(run):
+def test_an_api_span_becomes_its_moments_and_tells_of_an_abort_and_of_what_was_not_sent(run):
     job = run.jobs[0]
     (api,) = decoded(Piece("a", API_SCOPE, api_span(run, job))).api
     finished = job.ns_of("FINISHED")
     assert api.departed_ns == pytest.approx(finished + 900_000, abs=300)
     assert api.arrived_ns == pytest.approx(job.marks[0][2] - 1_500_000, abs=300)
     assert (api.samples, api.model, api.aborted) == (1, "toy", False)
-
-
-def test_moments_that_were_not_sent_are_missing_and_an_abort_is_told(run):
     (api,) = decoded(Piece("a", API_SCOPE, api_span(run, run.jobs[2]))).api
-    assert api.aborted
-    assert api.departed_ns == MISSING
-    assert api.samples == 1
+    assert (api.samples, api.departed_ns, api.aborted) == (1, MISSING, True)
 
 
 @pytest.mark.parametrize(
@@ -111,13 +106,6 @@ def test_facts_are_the_knobs_of_the_resource_and_nothing_else(run):
     assert telemetry.facts == {"vllm.max_num_seqs": "8", "hw.gpu.name": "H100", "vllm.long": "x" * 256}
 
 
-def test_events_the_sdk_dropped_are_counted(run):
-    span, counts = step_span(run, 1, 3), Counts()
-    span.dropped_events_count = 778
-    decoded(Piece("e", STEP_SCOPE, span), counts=counts)
-    assert counts[table.SDK_DROPPED_EVENTS] == 778
-
-
 def test_foreign_events_and_attributes_beside_ours_change_nothing(run):
     spans = {
         STEP_SCOPE: step_span(run, 1, 5),
@@ -129,6 +117,7 @@ def test_foreign_events_and_attributes_beside_ours_change_nothing(run):
         strange = Span()
         strange.CopyFrom(span)
         strange.events.add(name="exception")
+        strange.dropped_events_count = 778
         for event in strange.events:
             event.attributes.append(attribute("made.up", "x"))
             event.attributes.append(KeyValue(key="list", value=AnyValue(array_value=ArrayValue())))
@@ -137,5 +126,5 @@ def test_foreign_events_and_attributes_beside_ours_change_nothing(run):
         odd = decoded(Piece("e", scope, strange), counts=counts)
         assert odd.steps.tolist() == plain.steps.tolist()
         assert (odd.core, odd.api) == (plain.core, plain.api)
-        assert counts[table.DECODED_EVENTS, Skip.UNKNOWN_SCOPE] == 1
+        assert (counts[table.DECODED_EVENTS, Skip.UNKNOWN_SCOPE], counts[table.SDK_DROPPED_EVENTS]) == (1, 778)
         assert_accounted(counts, strange)

@@ -116,7 +116,9 @@ def test_a_bad_server_is_counted_by_reason_and_gives_no_page(answer, outcome):
         assert scraped(server.url) == [outcome]
 
 
-def test_nobody_there():
+def test_what_speaks_no_http_is_unexpected_and_nobody_there_unreachable():
+    with listening(lambda connection: connection.sendall(b"SSH-2.0-OpenSSH\r\n\r\n")) as url:
+        assert scraped(url) == [PullOutcome.UNEXPECTED]
     assert scraped(f"http://127.0.0.1:{free_port()}/metrics") == [PullOutcome.UNREACHABLE]
 
 

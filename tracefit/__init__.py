@@ -34,7 +34,6 @@ Times are microseconds. The package imports nothing but the standard library and
 from __future__ import annotations
 
 from .changes import ConfigDiff, Diff, Move, TypicalStep
-from .closed_loop import Estimate, RequestEstimate
 from .configured import Config
 from .document import (
     Coefficient,
@@ -52,6 +51,7 @@ from .document import (
 from .exceptions import BadInputError, LoadError, NoCoefficientsError, NotFoundError, TracefitError
 from .loading import Snapshot, load
 from .plan import Plan
+from .request_times import Estimate, RequestEstimate
 from .selection import Identity, distinctions, find_config, minute
 from .speed_change import OutlierReplica, SpeedChange, term_text
 from .step_model import Limits, Prediction, Predictions

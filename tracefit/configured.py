@@ -6,10 +6,11 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import overload
 
-from .closed_loop import ClosedLoop, RequestEstimate, Workload
+from .closed_loop import Workload
 from .document import STEP_TIME, Coefficient, ConfigDocument, Target, Verdict, judged
 from .exceptions import BadInputError, NoCoefficientsError, checked
 from .plan import Plan, planned
+from .request_times import RequestEstimate, RequestTimes
 from .step_model import LEVEL_AGE_MAX_S, Limits, Prediction, Predictions, StepModel, computable_model
 
 _LIMIT_MAX = 1e12
@@ -52,7 +53,7 @@ class Config:
         self._described = described
         self.at_unix_nano = at_unix_nano
         self._steps: StepModel | None = None
-        self._loop: ClosedLoop | None = None
+        self._request_times: RequestTimes | None = None
 
     def __repr__(self) -> str:
         return f"<tracefit.Config {self.config_id} {self.model or 'unknown model'} on {self.gpu or 'unknown GPU'}>"
@@ -225,7 +226,7 @@ class Config:
             BadInputError, NoCoefficientsError: as :meth:`step_time`.
         """
         work = self._workload(prompt_tokens, output_tokens, prefix_hit)
-        return self._closed_loop().estimate(work, concurrency)
+        return self._times().estimate(work, concurrency)
 
     def plan(
         self,
@@ -253,7 +254,7 @@ class Config:
             BadInputError, NoCoefficientsError: as :meth:`step_time`.
         """
         work = self._workload(prompt_tokens, output_tokens, prefix_hit)
-        return planned(self._closed_loop(), work, itl_ms, ttft_ms, rate, safe=safe)
+        return planned(self._times(), work, itl_ms, ttft_ms, rate, safe=safe)
 
     def _workload(self, prompt_tokens: object, output_tokens: object, prefix_hit: object) -> Workload:
         work = Workload.of(prompt_tokens, output_tokens, prefix_hit)
@@ -271,10 +272,12 @@ class Config:
             self._steps = steps if self.at_unix_nano is None else steps.of_now(self.at_unix_nano)
         return self._steps
 
-    def _closed_loop(self) -> ClosedLoop:
-        if self._loop is None:
-            self._loop = ClosedLoop(self._model(), self._described.targets, ahead=self._described.scheduled_ahead)
-        return self._loop
+    def _times(self) -> RequestTimes:
+        if self._request_times is None:
+            self._request_times = RequestTimes(
+                self._model(), self._described.targets, ahead=self._described.scheduled_ahead
+            )
+        return self._request_times
 
 
 def _limits(described: ConfigDocument) -> Limits:

@@ -17,8 +17,9 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import NamedTuple
 
-from .closed_loop import ClosedLoop, RequestEstimate, Workload
+from .closed_loop import Workload
 from .exceptions import BadInputError, checked
+from .request_times import RequestEstimate, RequestTimes
 
 CONCURRENCY_MAX = 4096
 """Where the search for the largest concurrency ends."""
@@ -50,7 +51,7 @@ class Plan(NamedTuple):
     at_rate: RequestEstimate | None
 
 
-def planned(loop: ClosedLoop, work: Workload, itl_ms: object, ttft_ms: object, rate: object, *, safe: bool) -> Plan:
+def planned(loop: RequestTimes, work: Workload, itl_ms: object, ttft_ms: object, rate: object, *, safe: bool) -> Plan:
     """The largest concurrency within the targets; ``rate`` is in requests per second."""
     if itl_ms is not None and work.output <= 1.0:
         raise BadInputError("itl_ms", "an answer of one token has no time between tokens; give another target")
@@ -115,7 +116,7 @@ def _first(broken: Callable[[int], str], start: int, end: int) -> int:
     return bisect_left(range(end), True, start, key=lambda each: bool(broken(each)))
 
 
-def _at_rate(loop: ClosedLoop, work: Workload, rate: float, end: int) -> RequestEstimate | None:
+def _at_rate(loop: RequestTimes, work: Workload, rate: float, end: int) -> RequestEstimate | None:
     """The load at which one engine finishes ``rate`` requests per second; None if it never does."""
 
     def at(part: int) -> RequestEstimate:

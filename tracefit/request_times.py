@@ -1,0 +1,276 @@
+"""What a request is told: TTFT, ITL and E2E, their bands, and whether they may be bet on.
+
+closed_loop.py has the law and its letters: of N requests in flight n are in the batch, S' slots at most; each has P
+prompt tokens, of which p are computed, and O output tokens; a step has T tokens, and a prompt takes q chunks.
+
+    TTFT = api_queueing(min(S', N)) + first_response + the first token by closed_loop.py
+    E2E  = TTFT + (O - 1) ITL + post_decode
+    rate = N / (E2E + t')                      requests per second (Little's law); t' is t without what E2E has of it
+
+**Bands.** Reasons to be off that do not depend on each other are added as squares. Rows that are means hardly tell
+steps with one prompt: TTFT is off by ONE_STEP, and ITL by as much of it as steps have a prompt. Outside of what was
+seen, and where rows were means, so that the answer rests on the coefficients, so are their errors (step_model.py): of a
+step of the prompt for TTFT, of a mean step for ITL; those of the form only where rows were means.
+
+Requests whose sizes are all the same gather until they arrive together. Nobody says whether they are, so bands hold
+that, too. With g = min(n p, T) tokens of prompts in one step, which takes full = step(g, n, (n - g / p) P), then
+
+    TTFT <= min(burst, (1 + ahead + q) full)           ITL >= s_0 + (full - s_0) (n p / T - 1) / 2 (O - 1)
+
+and E2E is at least the sum of both. Where a request waits and prefills in as many steps as it decodes in, or more
+(O - 1 <= k + w), and its ITL may be half as long, the answer names output_tokens and is not usable: it meets
+some of the prompts, and nobody says which.
+
+Nor does anybody say how sizes spread. Where not all fit the KV cache at their full length, some may wait for memory or
+be preempted: the answer names kv_tokens, and TTFT's upper end has the wait of all but n' = K / (P + O), which is
+(N / n' - 1) R. More than S' that are limited by memory do wait, and are preempted and computed again, which is in no
+coefficient: such an answer is not usable. Where prefills fill every step hardly anybody decodes, and memory that is
+taken does not grow.
+
+A budget T that nobody told is taken to be 2,048, or enough for 2 n. Where it decides, for prompts are longer or several
+share a step (k > _BUDGET_DECIDES), the answer names it, and is not usable. So it is for prompts of more than T +
+ATTENTION_TOKENS: what their chunks pay for those before is in no coefficient.
+
+**Bursts.** All N arrive at once at an engine without other work. The API hands them over one by one, so that the first
+prompt, or as much of it as a step holds, a = min(p, T), has a step of its own. Then each step has T' tokens, T less one
+for each prompt that is done, of which half are on the mean: T' = min(T - n / 2, n p - a). The others wait for half of
+what is left, and half a step more; prompts of several steps, whose last is half full, for a quarter and for half of
+their own rest. Requests that do not fit come in whole waves, w = floor(N / n):
+
+    turns = (1/2 + (n p - a) / 2 T') (1 - a / n p)     p <= T;   else 1/4 + (n p + p - 2 a) / 2 T'
+    burst = step(a) + turns step(T')
+    TTFT  = api_queueing(n) + burst + w (N/n - (w + 1) / 2) (n/N)² E2E + first_response
+
+What it leaves out: requests of different size share one mean, so a mix of a few very long prompts with short ones is
+seen too smooth, and bursts that an API hands over by their length, the shortest first, wait for less; preemption.
+
+Microseconds.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from .closed_loop import ClosedLoop, Prefills, Workload, ends, unsure, weighted
+from .document import Target
+from .exceptions import REQUESTS_MAX, BadInputError, checked
+from .step_model import Band, Limits, StepModel
+
+_OUTLIER = 2.0
+ONE_STEP, _ONE_STEP_TOKENS = 0.15, 512.0
+"""How far off the steps of a prompt of so many tokens are by coefficients that were learned from means of many; those
+of half as many, or fewer, twice as far, and of twice as many, or more, half."""
+ATTENTION_TOKENS = 4096.0
+"""So much longer than a step may a prompt be: the attention of its chunks to those before is in no coefficient."""
+_BUDGET_DECIDES = 1.05
+"""More steps of a prefill than this, where one step would do: others take part of its tokens, or there are too few."""
+_KNOWN_WITHIN = 2.0
+"""ITL of short answers is usable where requests that gather have at least so large a part of it."""
+TURNAROUND_US = 2_000.0
+"""From a client's last token to its next request in the queue, where the API server's part is not known: assumed, a
+millisecond each way."""
+
+
+class Estimate(NamedTuple):
+    """A time in microseconds with its band."""
+
+    us: float
+    low: float
+    high: float
+
+    @property
+    def ms(self) -> float:
+        """The middle, in milliseconds."""
+        return self.us / 1e3
+
+
+class RequestEstimate(NamedTuple):
+    """What requests see at one load.
+
+    Attributes:
+        concurrency: requests in flight; ``running`` of them wait for no slot: in the batch, or in the next one.
+        ttft, itl, e2e: mean times; ``itl`` is 0 for a single output token.
+        requests_per_s, output_tokens_per_s: of the whole engine.
+        prefill_bound: prefills fill every step, so that more requests only wait longer.
+        extrapolated, usable: as for a step.
+        ttft_burst: mean time to the first token where all of them arrive at once at an engine without other work.
+    """
+
+    concurrency: float
+    running: float
+    ttft: Estimate
+    itl: Estimate
+    e2e: Estimate
+    requests_per_s: float
+    output_tokens_per_s: float
+    prefill_bound: bool
+    extrapolated: tuple[str, ...]
+    usable: bool
+    ttft_burst: Estimate
+
+
+class _Doubts(NamedTuple):
+    """What an answer lies outside of, whether it may be bet on, and by which parts TTFT and ITL may be off."""
+
+    outside: tuple[str, ...]
+    usable: bool
+    first: float
+    between: float
+
+
+class RequestTimes:
+    """The formulas of the module's docstring on one configuration."""
+
+    __slots__ = ("_after", "_ahead", "_before", "_loop", "_steps", "limits", "turns")
+
+    def __init__(self, steps: StepModel, targets: Mapping[str, Target], *, ahead: bool = False) -> None:
+        self._steps = steps.with_stalls()
+        queueing = targets.get("api_queueing")
+        self._ahead = ahead or (queueing is not None and queueing.step_ahead_us is not None)
+        self._loop = ClosedLoop(self._steps, ahead=self._ahead)
+        self.limits: Limits = steps.limits
+        self.turns = steps.surface.turns
+        self._before = (_outside_time(queueing, "prompt_tokens"), _outside_time(targets.get("first_response"), ""))
+        self._after = _outside_time(targets.get("post_decode"), "output_tokens")
+
+    def slots(self, work: Workload) -> tuple[float, str]:
+        """Requests that run at the same time at most, and which limit says so; inf where nobody said.
+
+        Raises:
+            BadInputError: not even one does.
+        """
+        _, token_budget, kv_tokens = self.limits
+        slots = self._steps.requests_max
+        name = "max_num_seqs" if slots < math.inf else "none"
+        if kv_tokens is not None and slots * (work.prompt + work.output) > kv_tokens:  # else all fit at their longest
+            held = work.kv_requests_max(kv_tokens)
+            slots, name = (held, "kv_capacity") if held < slots else (slots, name)
+        if token_budget is not None and token_budget - 1 < slots:
+            slots, name = float(token_budget - 1), "token_budget"
+        if slots < 1.0:
+            raise BadInputError("prompt_tokens", f"not even one such request fits the engine ({name})")
+        return slots, name
+
+    def estimate(self, work: Workload, concurrency: object, *, follows: bool = True) -> RequestEstimate:
+        """What ``concurrency`` requests in flight see; ``follows``: each takes the place of one that ended."""
+        in_flight = checked("concurrency", concurrency, 1.0, REQUESTS_MAX)
+        (slots, limit), tokens = self.slots(work), work.output - 1.0
+        running = min(slots, in_flight)
+        known_us = sum([time(work, None)[0] for time in self._before])
+        turnaround_us = max(TURNAROUND_US, known_us) if follows else math.inf
+        at, ttft = self._loop.met(work, in_flight, slots, turnaround_us)
+        api = ends(lambda *parts: sum(parts), *[time(work, running) for time in self._before])
+        ttft = ends(operator.add, ttft, api)
+        e2e = ends(lambda first, step, last: first + tokens * step + last, ttft, at.itl, self._after(work, running))
+        away_us = turnaround_us - known_us if follows else 0.0
+        per_s = in_flight / (e2e[0] + away_us) * 1e6 if e2e[0] > 0.0 else 0.0
+        burst = self._burst(work, round(running))
+        last_us, least_us = self._gathered(work, running, burst[2], at.itl[2])
+        e2e = e2e[0], min(e2e[1], api[0] + last_us + tokens * least_us), e2e[2]
+        fit = math.inf if self.limits.kv_tokens is None else self.limits.kv_tokens / (work.prompt + work.output)
+        names: list[str] = []
+        refused: list[str] = []
+        if min(in_flight, self._steps.requests_max) > fit and not at.prefill_bound:
+            last_us = max(last_us, at.own[0] + (in_flight / fit - 1.0) * (at.own[0] + tokens * at.itl[0]))
+            (refused if limit == "kv_capacity" and in_flight > slots else names).append("kv_tokens")
+        if 0.0 < tokens <= at.k + at.away and _KNOWN_WITHIN * least_us < at.itl[0]:
+            refused.append("output_tokens")
+        doubts = self._doubts(work, running, at.k, names, refused)
+        first_us, between_us = doubts.first * ttft[0], doubts.between * at.itl[0]
+        first, between = Estimate(*unsure(ttft, first_us)), Estimate(*unsure(at.itl, between_us))
+        waves = in_flight / running
+        before = math.floor(waves) * (waves - 0.5 * (math.floor(waves) + 1)) / waves**2
+        burst = ends(lambda own, api_us, wave: own + api_us + before * wave, burst, api, e2e)
+        return RequestEstimate(
+            in_flight,
+            running,
+            first._replace(high=max(first.high, api[0] + (1.0 + doubts.first) * last_us)),
+            between._replace(low=min(between.low, least_us)) if tokens else Estimate(0.0, 0.0, 0.0),
+            Estimate(*unsure(e2e, first_us + tokens * between_us)),
+            per_s,
+            per_s * work.output,
+            at.prefill_bound,
+            doubts.outside,
+            doubts.usable,
+            Estimate(*unsure(burst, doubts.first * burst[0])),
+        )
+
+    def _doubts(
+        self, work: Workload, running: float, k: float, names: Sequence[str], refused: Sequence[str]
+    ) -> _Doubts:
+        """Of one answer, beside ``names`` of doubts already known and ``refused``, with which nothing is usable."""
+        steps, tokens = self._steps, work.output - 1.0
+        held, own, others = running * work.context * tokens / (k + tokens), work.uncached / k, 0.0
+        pieces, refused = (own, others) if tokens else (own,), list(refused)
+        if steps.of_means:
+            prefills = Prefills(running, work.output, work.uncached, steps.budget_of(running))
+            others = work.uncached * prefills.ended(prefills.mean())
+            pieces, refused = (others,), [*steps.unknown_columns(own, running, held), *refused]
+        if work.prompt > steps.budget_of(running) + ATTENTION_TOKENS:
+            refused.append("prompt_tokens")
+        if k > _BUDGET_DECIDES and self.limits.max_num_batched_tokens is None:
+            refused.append("max_num_batched_tokens")
+        seen = [name for piece in pieces for name in steps.outside(piece, running, held)]
+        outside = tuple(dict.fromkeys((*refused, *seen, *names)))
+        usable = steps.usable(outside, pieces[0], running, held) and not refused
+        if not (outside or steps.of_means):
+            return _Doubts(outside, usable, 0.0, 0.0)
+        first, between = (steps.spread(piece, running, held, form=steps.of_means) for piece in (own, others))
+        if steps.of_means:
+            one_step = ONE_STEP * min(max(_ONE_STEP_TOKENS / work.uncached, 0.5), 2.0)
+            with_prompt = min(running * k / (k + tokens), 1.0)
+            first, between = math.hypot(first, one_step), math.hypot(between, one_step * with_prompt)
+        return _Doubts(outside, usable, first, between)
+
+    def _step(self, work: Workload, tokens: float, decodes: float) -> Band:
+        """Of so many tokens of prompts, and of requests whose answers begin."""
+        requests = decodes + max(tokens / work.uncached, 1.0)
+        return self._steps.band(self._steps.surface.monotone, tokens, requests, decodes * work.prompt)
+
+    def _burst(self, work: Workload, n: int) -> Band:
+        """TTFT of so many that arrive at once and fit, without the API's part."""
+        prompt, budget = work.uncached, self._steps.budget_of(n)
+        alone = min(prompt, budget)
+        left = n * prompt - alone
+        tokens = max(min(budget - n / 2.0, left), 1.0)
+        turns = 0.25 + (left + prompt - alone) / 2.0 / tokens
+        if prompt <= budget:
+            turns = (0.5 + left / 2.0 / tokens) * left / (n * prompt)
+        return weighted((1.0, turns), (self._step(work, alone, 0.0), self._step(work, tokens, (n - 1) / 2.0)))
+
+    def _gathered(self, work: Workload, running: float, burst_us: float, step_us: float) -> tuple[float, float]:
+        """Of loops whose requests gather, TTFT at most, without the API's part, and ITL at least."""
+        steps, budget = self._steps, self._steps.budget_of(running)
+        _, low, _ = steps.band(steps.surface.monotone, 0.0, running, running * work.context)
+        if running <= 1.0:
+            return 0.0, low
+        chunks = 1.0 if work.uncached <= budget else work.uncached / budget + 0.5
+        tokens = min(running * work.uncached, budget)
+        _, full_low, full_high = self._step(work, tokens, max(running - tokens / work.uncached, 0.0))
+        first_us = min(burst_us + self._ahead * step_us, (1.0 + self._ahead + chunks) * full_high)
+        full = min(0.5 * (running * work.uncached / budget - 1.0) / max(work.output - 1.0, 1.0), 1.0)
+        return first_us, low + max(full, 0.0) * max(full_low - low, 0.0)
+
+
+def _outside_time(target: Target | None, feature: str) -> Callable[[Workload, float | None], Band]:
+    """A time outside of the steps by the request and those in the batch (None: as usual); 0 where none was learned."""
+    model = target.models.get("portable") if target is not None else None
+    if target is None or model is None or not model.coefficients:
+        return lambda _work, _running: (0.0, 0.0, 0.0)
+    by_name = {each.name: each.value for each in model.coefficients}
+    base_us = max(by_name.get("intercept", 0.0) - (target.step_ahead_us or 0.0), 0.0)  # that step is simulated
+    per_token_us = by_name.get(feature, 0.0)
+    mean_factor = min(max(target.mean_factor, 1.0 / _OUTLIER), _OUTLIER)
+    p10, p90 = target.interval.pooled if target.interval is not None else (1.0, 1.0)
+    low, high, of_prompt = min(p10, mean_factor), max(p90, mean_factor), feature == "prompt_tokens"
+    usual, per_request_us = target.in_flight or (0.0, 0.0)
+
+    def time(work: Workload, running: float | None) -> Band:
+        fit_us = base_us + per_token_us * (work.prompt if of_prompt else work.output)
+        more_us = 0.0 if running is None else per_request_us * (running - usual)
+        return ends(lambda part: max(fit_us * part + more_us, 0.0), (mean_factor, low, high))
+
+    return time

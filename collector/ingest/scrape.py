@@ -144,11 +144,6 @@ class TargetList:
         self._resolve = resolve
         self._known: dict[str, list[ScrapeTarget]] = {}
 
-    @property
-    def static(self) -> bool:
-        """Whether looking again can change nothing."""
-        return not any(_is_path(each) or each.startswith(ALL_ADDRESSES) for each in self._sources)
-
     def find_targets(self) -> list[ScrapeTarget]:
         """All servers as of now, without doubles, at most ``servers_max``."""
         problems = []
@@ -358,11 +353,11 @@ class Scraper:
         return pages
 
     async def _run(self) -> None:
-        """Look at the list of servers, again and again where it may change."""
+        """Look at the list of servers again and again."""
         try:
             while True:
                 self._take_over_targets(await asyncio.to_thread(self._targets.find_targets))  # resolves names
-                await asyncio.sleep(REFRESH_S if not self._targets.static else _FOREVER_S)
+                await asyncio.sleep(REFRESH_S)
         finally:
             for task in self._servers.values():
                 task.cancel()
@@ -404,10 +399,6 @@ class Scraper:
             if dropped:
                 self._count(PullOutcome.DROPPED)
         self._outcomes.note(server.target.server, text, self._clock.monotonic_ns())
-
-
-_FOREVER_S = 86_400.0
-"""A static list cannot change; looking at it once a day is no work."""
 
 
 def _tls(config: Config) -> ssl.SSLContext:

@@ -187,9 +187,9 @@ class Subscriber(Generic[T]):
         config: names them.
         metrics: where it is counted.
         clock: says when messages came, but never goes back.
-        io: the loop; None makes one of its own.
+        io: the loop.
         health: what is told if a task dies.
-        nudge: wakes the worker before the queue is full.
+        notify: wakes the worker before the queue is full.
     """
 
     def __init__(
@@ -198,7 +198,7 @@ class Subscriber(Generic[T]):
         config: Config,
         metrics: Metrics,
         clock: Clock,
-        io: IoLoop | None = None,
+        io: IoLoop,
         health: Health | None = None,
         notify: Callable[[], None] = lambda: None,
     ) -> None:
@@ -206,8 +206,7 @@ class Subscriber(Generic[T]):
         self._endpoints = [parse_owned(text) for text in getattr(config, feed.key)]
         self._metrics = metrics
         self._clock = SteadyClock(clock)
-        self._io = io or IoLoop()
-        self._own_io = io is None
+        self._io = io
         self._health = health
         self._notify = notify
         self._lock = threading.Lock()
@@ -228,8 +227,6 @@ class Subscriber(Generic[T]):
     def stop(self) -> bool:
         """Listen no more, and close the sockets. Always True: nobody's message was acknowledged."""
         self._io.run(self._stop())
-        if self._own_io:
-            self._io.close()
         return True
 
     def take(self) -> list[T]:

@@ -253,7 +253,6 @@ def test_every_address_behind_a_name_is_a_server_of_its_own():
     both = ["http://10.0.0.1:8000", "http://10.0.0.2:8000"]
     for expected in (both, both, both[1:]):  # what it gave before stays
         assert [target.server for target in targets.find_targets()] == expected
-    assert not targets.static
 
 
 def test_a_file_of_targets_is_read_as_prometheus_reads_it(tmp_path):

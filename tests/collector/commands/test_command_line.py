@@ -78,12 +78,6 @@ def test_the_shell_is_offered_what_fits(words, expected):
     assert {line.partition(",")[2] for line in said.split()} == expected
 
 
-def test_bash_is_given_a_script_it_can_read():
-    script = ran((), _TRACEFIT_COMPLETE="bash_source").stdout
-    assert "complete" in script
-    subprocess.run(["bash", "-n"], input=script, text=True, check=True)
-
-
 @pytest.fixture
 def started(monkeypatch):
     """What would have been started."""
@@ -119,22 +113,10 @@ def test_options_hold_where_the_file_is_broken_and_the_process_must_run(started,
     assert "the defaults hold" in str(started[0].fallback)
 
 
-def test_config_check_marks_what_is_not_the_default(monkeypatch, capsys):
-    monkeypatch.setenv("TRACEFIT_SCRAPE", "[h:8000]")
-    assert main(["config", "check", "--profile", "gateway"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert [line for line in lines if "#" in line] == ["scrape:  # not the default"]
-    assert yaml.safe_load("\n".join(lines))["scrape"] == ["h:8000"]
-
-
-def test_the_help_of_run_shows_how_a_variable_sets_a_key(capsys):
-    assert main(["run", "--help"]) == 0
-    assert "TRACEFIT_ITL_MS=30 tracefit run" in capsys.readouterr().out
-
-
-def test_the_help_of_a_question_has_its_options_under_headings(capsys):
-    assert main(["predict", "--help"]) == 0
+def test_help_shows_how_a_variable_sets_a_key_and_the_options_of_a_question_under_headings(capsys):
+    assert main(["run", "--help"]) == main(["predict", "--help"]) == 0
     text = capsys.readouterr().out
+    assert "TRACEFIT_ITL_MS=30 tracefit run" in text
     step, load = text.index("What one step costs:"), text.index("What requests see at a load:")
     assert step < text.index("--prefill") < load < text.index("--concurrency")
 
@@ -149,10 +131,14 @@ def said(capsys, *words):
     return json.loads(printed.out), printed.err
 
 
-def test_a_checked_configuration_is_the_same_in_both_forms(capsys):
-    told, _ = said(capsys, "config", "check", "--json")
-    assert main(["config", "check"]) == 0
-    assert yaml.safe_load(capsys.readouterr().out) == told
+def test_a_checked_configuration_is_the_same_in_both_forms_with_a_mark_at_what_is_not_the_default(monkeypatch, capsys):
+    monkeypatch.setenv("TRACEFIT_SCRAPE", "[h:8000]")
+    told, _ = said(capsys, "config", "check", "--profile", "gateway", "--json")
+    assert main(["config", "check", "--profile", "gateway"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if "#" in line] == ["scrape:  # not the default"]
+    assert yaml.safe_load("\n".join(lines)) == told
+    assert told["scrape"] == ["h:8000"]
 
 
 def test_what_writes_files_prints_the_snapshot_of_them(tmp_path, capsys):

@@ -9,14 +9,15 @@ import numpy as np
 import pytest
 
 from collector.config import Config
+from collector.evaluate import transfer
 from collector.evaluate.captures import REQUEST, Capture, Delivered, load
 from collector.evaluate.command import lines
 from collector.evaluate.protocol import evaluate, paths_of, request_scores
 from collector.evaluate.systems import ape, fit
 from collector.recordings import Recording
-from online.features.systems import PHYSICS
+from online.features.systems import PHYSICS, RECE
 from online.rows import REQUEST_FEATURES, STEP_FEATURES, RowBlock, Target
-from tests.support.configurations import CONFIGS, rows_of
+from tests.support.configurations import CONFIGS, donors_among, rows_of
 from tests.support.recordings import otlp_file
 
 MS = 1_000_000
@@ -108,6 +109,20 @@ def test_what_others_learned_transfers(report):
         corrected, prior = (found["bsr_ard", variant] for variant in ("bias and scale", "prior"))
         assert corrected.after["20"] < 0.7 * prior.zero_shot
         assert found["rece", "1 specialists"].after == found["rece", "prior"].after
+
+
+def test_the_nearest_specialist_weighs_most_and_one_alone_is_the_ensemble():
+    donors = donors_among(RECE, ["7b", "70b", "mixtral"])
+    found = transfer.specialists(RECE, STEP, donors)
+    assert len(found) >= 2
+    share, v = transfer.specialist_weights(CONFIGS["7b"], found), transfer.configuration_vector(CONFIGS["7b"])
+    assert share.sum() == pytest.approx(1.0)
+    assert np.count_nonzero(share) <= transfer.HEAVIEST
+    cosines = [v @ s.centre / np.linalg.norm(v) / np.linalg.norm(s.centre) for s in found]
+    assert int(np.argmax(share)) == int(np.argmax(cosines))
+    alone = transfer.specialists(RECE, STEP, donors[:1])
+    assert np.allclose(transfer.ensemble(CONFIGS["7b"], alone).mean, alone[0].pooled.prior(CONFIGS["7b"]).mean)
+    assert transfer.ensemble(CONFIGS["7b"], []) is transfer.ensemble({}, found) is None
 
 
 def test_a_residual_tree_learns_what_no_line_through_the_columns_follows():

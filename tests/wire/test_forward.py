@@ -306,31 +306,31 @@ def test_what_a_backend_takes_in_part_is_refused_and_not_sent_again(tmp_path, ca
         assert forwarded(sidecar, "refused") == 1
 
 
-ITSELF = "forward: .*itself receives"
+HERE, ANYWHERE, ITSELF = "127.0.0.1:4317", "0.0.0.0:4317", "forward: .*itself receives"
 
 
 @pytest.mark.parametrize(
-    ("settings", "problem"),
+    ("forward", "settings", "problem"),
     [
-        ({"FORWARD": "grpc://a:1", "FORWARD_HEADERS_FILE": "/nowhere"}, "forward_headers_file: "),
-        ({"FORWARD": "grpc://a:1", "FORWARD_HEADERS_FILE": __file__}, "forward_headers_file: "),
-        ({"FORWARD": "grpcs://a:1", "CA_FILE": "/nowhere"}, "ca_file: "),
-        ({"FORWARD": "https://a:1", "CA_FILE": __file__}, "ca_file: "),
-        ({"FORWARD": "tcp://a:1"}, "TRACEFIT_FORWARD: "),
-        ({"LISTEN": "127.0.0.1:4317", "FORWARD": "grpc://localhost:4317"}, ITSELF),
-        ({"LISTEN": "0.0.0.0:4317", "FORWARD": "grpc://127.0.0.1"}, ITSELF),
-        ({"LISTEN": "127.0.0.1:4317", "FORWARD": "grpc://LocalHost:4317"}, ITSELF),
-        ({"LISTEN": "0.0.0.0:4317", "FORWARD": "grpc://127.0.0.2:4317"}, ITSELF),
-        ({"LISTEN": "[::]:4317", "FORWARD": f"grpc://{socket.gethostname()}:4317"}, ITSELF),
-        ({"LISTEN": "127.0.0.1:4317", "FORWARD": "grpc://0.0.0.0:4317"}, ITSELF),
-        ({"LISTEN": "127.0.0.1:4317", "FORWARD": "grpc://[::ffff:127.0.0.1]:4317"}, ITSELF),
-        ({"LISTEN_HTTP": "127.0.0.1:4318", "FORWARD": "http://127.0.0.1:4318/v1"}, ITSELF),
+        ("grpc://a:1", {"FORWARD_HEADERS_FILE": "/nowhere"}, "forward_headers_file: "),
+        ("grpc://a:1", {"FORWARD_HEADERS_FILE": __file__}, "forward_headers_file: "),
+        ("grpcs://a:1", {"CA_FILE": "/nowhere"}, "ca_file: "),
+        ("https://a:1", {"CA_FILE": __file__}, "ca_file: "),
+        ("tcp://a:1", {}, "TRACEFIT_FORWARD: "),
+        ("grpc://localhost:4317", {"LISTEN": HERE}, ITSELF),
+        ("grpc://LocalHost:4317", {"LISTEN": HERE}, ITSELF),
+        (f"grpc://{ANYWHERE}", {"LISTEN": HERE}, ITSELF),
+        ("grpc://[::ffff:127.0.0.1]:4317", {"LISTEN": HERE}, ITSELF),
+        ("grpc://127.0.0.1", {"LISTEN": ANYWHERE}, ITSELF),
+        ("grpc://127.0.0.2:4317", {"LISTEN": ANYWHERE}, ITSELF),
+        (f"grpc://{socket.gethostname()}:4317", {"LISTEN": "[::]:4317"}, ITSELF),
+        ("http://127.0.0.1:4318/v1", {"LISTEN_HTTP": "127.0.0.1:4318"}, ITSELF),
     ],
 )
 def test_a_target_that_cannot_be_used_or_is_the_sidecar_itself_ends_the_start_with_the_key_named(
-    tmp_path, settings, problem
+    tmp_path, forward, settings, problem
 ):
-    with pytest.raises(ConfigError, match=problem), running_sidecar(tmp_path, **settings):
+    with pytest.raises(ConfigError, match=problem), running_sidecar(tmp_path, FORWARD=forward, **settings):
         pass
 
 

@@ -33,7 +33,6 @@ from collector.ingest.queue import AdmissionQueue
 from collector.runtime import IoLoop
 from collector.runtime.tasks import SystemClock
 from collector.telemetry import Metrics
-from collector.telemetry.reasons import Outcome
 from collector.telemetry.table import ACCEPTED, REQUESTS, SPANS
 from tests.support import otlp_bytes as otlp
 from tests.support.clocks import eventually
@@ -126,28 +125,29 @@ MANY_SPANS = ExportTraceServiceRequest(resource_spans=[{"scope_spans": [ScopeSpa
 OF_OTHERS = otlp.export(("fastapi", [otlp.step_span([b""])] * 300))
 
 
+TAKEN = {
+    "spans": (ONE, 1),
+    "spans of others": (OF_OTHERS, 300),
+    "empty request": (b"", 0),
+    "empty envelopes": (EMPTY_ENVELOPES, 0),
+    "a field of a newer protocol": (ONE + b"\xba\x3e\x03abc", 1),
+}
+REFUSED = {
+    "no protobuf": (b"\xff" * 4, 400),
+    "cut short": (ONE[:-1], 400),
+    "another protocol": (b"GET / HTTP/1.1\r\n\r\n", 400),
+    "too many spans": (MANY_SPANS.SerializeToString(), 413),
+}
+OUTCOMES = {200: "accepted", 413: "too_large"}
+"""By the status over HTTP; any other is undecodable."""
+
+
 @pytest.mark.parametrize("packed", [False, True], ids=["plain", "gzip"])
-@pytest.mark.parametrize(
-    ("payload", "code", "status", "outcome", "spans"),
-    [
-        pytest.param(ONE, CODE.OK, 200, Outcome.ACCEPTED, 1, id="spans"),
-        pytest.param(OF_OTHERS, CODE.OK, 200, Outcome.ACCEPTED, 300, id="spans of others"),
-        pytest.param(b"", CODE.OK, 200, Outcome.ACCEPTED, 0, id="empty request"),
-        pytest.param(EMPTY_ENVELOPES, CODE.OK, 200, Outcome.ACCEPTED, 0, id="empty envelopes"),
-        pytest.param(ONE + b"\xba\x3e\x03abc", CODE.OK, 200, Outcome.ACCEPTED, 1, id="a field of a newer protocol"),
-        pytest.param(b"\xff" * 4, CODE.INVALID_ARGUMENT, 400, Outcome.UNDECODABLE, 0, id="no protobuf"),
-        pytest.param(ONE[:-1], CODE.INVALID_ARGUMENT, 400, Outcome.UNDECODABLE, 0, id="cut short"),
-        pytest.param(
-            b"GET / HTTP/1.1\r\n\r\n", CODE.INVALID_ARGUMENT, 400, Outcome.UNDECODABLE, 0, id="another protocol"
-        ),
-        pytest.param(
-            MANY_SPANS.SerializeToString(), CODE.INVALID_ARGUMENT, 413, Outcome.TOO_LARGE, 0, id="too many spans"
-        ),
-    ],
-)
-def test_every_export_has_the_status_that_the_specification_gives_it(
-    receivers, payload, code, status, outcome, spans, packed
-):
+@pytest.mark.parametrize("name", TAKEN | REFUSED)
+def test_every_export_has_the_status_that_the_specification_gives_it(receivers, name, packed):
+    payload, spans, code, status = *TAKEN.get(name, (b"", 0)), CODE.OK, 200
+    if name in REFUSED:
+        (payload, status), code = REFUSED[name], CODE.INVALID_ARGUMENT
     got, reply = receivers.call(payload, compression=grpc.Compression.Gzip if packed else None)
     body, headers = (gzip.compress(payload), PROTOBUF | GZIP) if packed else (payload, PROTOBUF)
     assert (got, receivers.post(body, headers)[0]) == (code, status)
@@ -156,38 +156,36 @@ def test_every_export_has_the_status_that_the_specification_gives_it(
     taken = receivers.queue.take(MIB, 0.0).items if spans else ()
     assert [(export.spans, export.payload) for export in taken] == [(spans, payload)] * len(taken)
     for transport in ("grpc", "http"):
-        assert receivers.requests(outcome, transport) == 1
+        assert receivers.requests(OUTCOMES.get(status, "undecodable"), transport) == 1
         assert receivers.metrics.value(SPANS, transport, ACCEPTED) == spans
 
 
-TRACES = ("/v1/traces", "POST")
+TEXT, ZSTD = {"Content-Type": "text/plain"}, PROTOBUF | {"Content-Encoding": "zstd"}
+WITH_CHARSET = {"Content-Type": f"{CONTENT_TYPE}; charset=utf-8"}
+ASKED = {
+    "gzip in two members": (200, gzip.compress(ONE[:50]) + gzip.compress(ONE[50:]), PROTOBUF | GZIP),
+    "a parameter and a query": (200, ONE, WITH_CHARSET, ("/v1/traces?x=1", "POST")),
+    "JSON, gzip": (200, gzip.compress(ONE_JSON), JSON | GZIP),
+    "empty JSON": (200, b"{}", JSON),
+    "JSON cut short": (400, ONE_JSON[:-5], JSON),
+    "protobuf that says it is JSON": (400, ONE, JSON),
+    "many objects": (413, b"{}" * (FIELDS_MAX + 1), JSON),
+    "text": (415, ONE, TEXT),
+    "no content type": (415, ONE, {}),
+    "zstd": (415, ONE, ZSTD),
+    "not gzip": (400, ONE, PROTOBUF | GZIP),
+    "gzip cut short": (400, gzip.compress(ONE)[:-9], PROTOBUF | GZIP),
+    "metrics": (404, ONE, PROTOBUF, ("/v1/metrics", "POST")),
+    "logs": (404, ONE, PROTOBUF, ("/v1/logs", "POST")),
+    "GET": (405, b"", PROTOBUF, ("/v1/traces", "GET")),
+    "PUT": (405, ONE, PROTOBUF, ("/v1/traces", "PUT")),
+}
 
 
-@pytest.mark.parametrize(
-    ("body", "headers", "to", "status", "outcome"),
-    [
-        pytest.param(gzip.compress(ONE[:50]) + gzip.compress(ONE[50:]), PROTOBUF | GZIP, TRACES, 200, "accepted",
-                     id="gzip in two members"),
-        pytest.param(ONE, {"Content-Type": f"{CONTENT_TYPE}; charset=utf-8"}, ("/v1/traces?x=1", "POST"), 200,
-                     "accepted", id="a parameter and a query"),
-        pytest.param(gzip.compress(ONE_JSON), JSON | GZIP, TRACES, 200, "accepted", id="JSON, gzip"),
-        pytest.param(b"{}", JSON, TRACES, 200, "accepted", id="empty JSON"),
-        pytest.param(ONE_JSON[:-5], JSON, TRACES, 400, "undecodable", id="JSON cut short"),
-        pytest.param(ONE, JSON, TRACES, 400, "undecodable", id="protobuf that says it is JSON"),
-        pytest.param(b"{}" * (FIELDS_MAX + 1), JSON, TRACES, 413, "too_large", id="many objects"),
-        pytest.param(ONE, {"Content-Type": "text/plain"}, TRACES, 415, "undecodable", id="text"),
-        pytest.param(ONE, {}, TRACES, 415, "undecodable", id="no content type"),
-        pytest.param(ONE, PROTOBUF | {"Content-Encoding": "zstd"}, TRACES, 415, "undecodable", id="zstd"),
-        pytest.param(ONE, PROTOBUF | GZIP, TRACES, 400, "undecodable", id="not gzip"),
-        pytest.param(gzip.compress(ONE)[:-9], PROTOBUF | GZIP, TRACES, 400, "undecodable", id="gzip cut short"),
-        pytest.param(ONE, PROTOBUF, ("/v1/metrics", "POST"), 404, "undecodable", id="metrics"),
-        pytest.param(ONE, PROTOBUF, ("/v1/logs", "POST"), 404, "undecodable", id="logs"),
-        pytest.param(b"", PROTOBUF, ("/v1/traces", "GET"), 405, "undecodable", id="GET"),
-        pytest.param(ONE, PROTOBUF, ("/v1/traces", "PUT"), 405, "undecodable", id="PUT"),
-    ],
-)  # fmt: skip
-def test_http_answers_as_its_client_speaks(receivers, body, headers, to, status, outcome):
-    got, reply, answered = receivers.post(body, headers, to)
+@pytest.mark.parametrize("name", ASKED)
+def test_http_answers_as_its_client_speaks(receivers, name):
+    status, body, headers, *to = ASKED[name]
+    got, reply, answered = receivers.post(body, headers, *to)
     is_json = headers.get("Content-Type") == JSON["Content-Type"]
     assert (got, answered["Content-Type"]) == (status, JSON["Content-Type"] if is_json else CONTENT_TYPE)
     if status == 200:
@@ -197,7 +195,7 @@ def test_http_answers_as_its_client_speaks(receivers, body, headers, to, status,
         unserved = status in {404, 405}
         assert said.message
         assert said.code == (CODE.UNIMPLEMENTED if unserved else CODE.INVALID_ARGUMENT).value[0]
-    assert receivers.requests(outcome) == 1
+    assert receivers.requests(OUTCOMES.get(status, "undecodable")) == 1
 
 
 def test_json_and_protobuf_are_one_export_to_whom_takes_it(receivers):

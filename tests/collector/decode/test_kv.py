@@ -83,13 +83,12 @@ def test_batches_of_every_version_are_read_and_unknown_events_are_counted(messag
 @pytest.mark.parametrize(
     "event",
     [
-        ["BlockStored", 5, None, [], 32, None, "GPU", None],
-        ["BlockStored", [1], None, [], 0, None, "GPU", None],
-        ["BlockStored", [1], None, [], 2**40, None, "GPU", None],
+        *(
+            ["BlockStored", hashes, None, [], size, None, "GPU", None]
+            for hashes, size in ((5, 32), ([1], 0), ([1], 2**40))
+        ),
         ["BlockRemoved", "all", "GPU"],
-        ["TransferInitiated", 1, "r", "GPU", "CPU", -4, 1],
-        ["TransferInitiated", 1, "r", "GPU", "CPU", 2**40, 1],
-        ["TransferInitiated", 1, "r", "GPU", "CPU", 4, -7],
+        *(["TransferInitiated", 1, "r", "GPU", "CPU", *counts] for counts in ((-4, 1), (2**40, 1), (4, -7))),
     ],
 )
 def test_a_senseless_event_is_left_out_alone(event):
@@ -103,23 +102,21 @@ def test_a_batch_of_more_events_than_a_step_can_have_is_refused(events, found):
     assert (len(read.moves) if isinstance(read, KvBatch) else read) == found
 
 
-@pytest.mark.parametrize(
-    ("frames", "found"),
-    [
-        ([b"topic", SEQ, payload(stored())], 7),
-        ([b"", b"topic", SEQ, payload(stored())], 7),
-        ([SEQ, payload(stored())], 7),
-        ([payload(stored())], Skip.UNDECODABLE),
-        ([b"", b"7", payload(stored())], Skip.UNDECODABLE),
-        ([b"", b"", b"", SEQ, b""], Skip.UNDECODABLE),
-        ([b"", SEQ, b"garbage"], Skip.UNDECODABLE),
-        ([b"", SEQ, msgspec.msgpack.encode({"ts": "soon"})], Skip.UNDECODABLE),
-        ([b"", SEQ, payload(ts_s=0.0)], Skip.INVALID),
-        ([b"", SEQ, payload(ts_s=float("nan"))], Skip.INVALID),
-        ([b"", SEQ, payload(rank=-1)], Skip.INVALID),
-        ([b"", b"\xfe" * 8, payload(stored())], Skip.INVALID),
-    ],
-)
+GOOD = payload(stored())
+FRAMES = {
+    7: ([b"topic", SEQ, GOOD], [b"", b"topic", SEQ, GOOD], [SEQ, GOOD]),
+    Skip.UNDECODABLE: (
+        *([GOOD], [b"", b"7", GOOD], [b"", b"", b"", SEQ, b""]),
+        *([SEQ, body] for body in (b"garbage", msgspec.msgpack.encode({"ts": "soon"}))),
+    ),
+    Skip.INVALID: (
+        *([SEQ, body] for body in (payload(ts_s=0.0), payload(ts_s=float("nan")), payload(rank=-1))),
+        [b"", b"\xfe" * 8, GOOD],
+    ),
+}
+
+
+@pytest.mark.parametrize(("found", "frames"), [(found, each) for found in FRAMES for each in FRAMES[found]])
 def test_the_last_two_frames_are_sequence_and_payload(frames, found):
     read = read_frames(frames, "kv")
     assert (read.seq if isinstance(read, KvBatch) else read) == found

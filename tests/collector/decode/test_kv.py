@@ -83,12 +83,13 @@ def test_batches_of_every_version_are_read_and_unknown_events_are_counted(messag
 @pytest.mark.parametrize(
     "event",
     [
-        *(
-            ["BlockStored", hashes, None, [], size, None, "GPU", None]
-            for hashes, size in ((5, 32), ([1], 0), ([1], 2**40))
-        ),
+        ["BlockStored", 5, None, [], 32, None, "GPU", None],
+        ["BlockStored", [1], None, [], 0, None, "GPU", None],
+        ["BlockStored", [1], None, [], 2**40, None, "GPU", None],
         ["BlockRemoved", "all", "GPU"],
-        *(["TransferInitiated", 1, "r", "GPU", "CPU", *counts] for counts in ((-4, 1), (2**40, 1), (4, -7))),
+        ["TransferInitiated", 1, "r", "GPU", "CPU", -4, 1],
+        ["TransferInitiated", 1, "r", "GPU", "CPU", 2**40, 1],
+        ["TransferInitiated", 1, "r", "GPU", "CPU", 4, -7],
     ],
 )
 def test_a_senseless_event_is_left_out_alone(event):

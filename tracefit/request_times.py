@@ -54,7 +54,7 @@ import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from .closed_loop import ClosedLoop, Prefills, Workload, ends, unsure, weighted
+from .closed_loop import ClosedLoop, Met, Prefills, Workload, ends, unsure, weighted
 from .document import Target
 from .exceptions import REQUESTS_MAX, BadInputError, checked
 from .step_model import Band, Limits, StepModel
@@ -112,15 +112,6 @@ class RequestEstimate(NamedTuple):
     ttft_burst: Estimate
 
 
-class _Doubts(NamedTuple):
-    """What an answer lies outside of, whether it may be bet on, and by which parts TTFT and ITL may be off."""
-
-    outside: tuple[str, ...]
-    usable: bool
-    first: float
-    between: float
-
-
 class RequestTimes:
     """The formulas of the module's docstring on one configuration."""
 
@@ -162,7 +153,7 @@ class RequestTimes:
         known_us = sum([time(work, None)[0] for time in self._before])
         turnaround_us = max(TURNAROUND_US, known_us) if follows else math.inf
         at, ttft = self._loop.met(work, in_flight, slots, turnaround_us)
-        api = ends(lambda *parts: sum(parts), *[time(work, running) for time in self._before])
+        api = ends(operator.add, *[time(work, running) for time in self._before])
         ttft = ends(operator.add, ttft, api)
         e2e = ends(lambda first, step, last: first + tokens * step + last, ttft, at.itl, self._after(work, running))
         away_us = turnaround_us - known_us if follows else 0.0
@@ -171,15 +162,13 @@ class RequestTimes:
         last_us, least_us = self._gathered(work, running, burst[2], at.itl[2])
         e2e = e2e[0], min(e2e[1], api[0] + last_us + tokens * least_us), e2e[2]
         fit = math.inf if self.limits.kv_tokens is None else self.limits.kv_tokens / (work.prompt + work.output)
-        names: list[str] = []
-        refused: list[str] = []
+        refused = self._refused(work, running, at, least_us)
+        waits: list[str] = []
         if min(in_flight, self._steps.requests_max) > fit and not at.prefill_bound:
             last_us = max(last_us, at.own[0] + (in_flight / fit - 1.0) * (at.own[0] + tokens * at.itl[0]))
-            (refused if limit == "kv_capacity" and in_flight > slots else names).append("kv_tokens")
-        if 0.0 < tokens <= at.k + at.away and _KNOWN_WITHIN * least_us < at.itl[0]:
-            refused.append("output_tokens")
-        doubts = self._doubts(work, running, at.k, names, refused)
-        first_us, between_us = doubts.first * ttft[0], doubts.between * at.itl[0]
+            (refused if limit == "kv_capacity" and in_flight > slots else waits).append("kv_tokens")
+        outside, usable, first_part, itl_part = self._doubts(work, running, at.k, refused)
+        first_us, between_us = first_part * ttft[0], itl_part * at.itl[0]
         first, between = Estimate(*unsure(ttft, first_us)), Estimate(*unsure(at.itl, between_us))
         waves = in_flight / running
         before = math.floor(waves) * (waves - 0.5 * (math.floor(waves) + 1)) / waves**2
@@ -187,43 +176,48 @@ class RequestTimes:
         return RequestEstimate(
             in_flight,
             running,
-            first._replace(high=max(first.high, api[0] + (1.0 + doubts.first) * last_us)),
+            first._replace(high=max(first.high, api[0] + (1.0 + first_part) * last_us)),
             between._replace(low=min(between.low, least_us)) if tokens else Estimate(0.0, 0.0, 0.0),
             Estimate(*unsure(e2e, first_us + tokens * between_us)),
             per_s,
             per_s * work.output,
             at.prefill_bound,
-            doubts.outside,
-            doubts.usable,
-            Estimate(*unsure(burst, doubts.first * burst[0])),
+            (*outside, *waits),
+            usable,
+            Estimate(*unsure(burst, first_part * burst[0])),
         )
 
+    def _refused(self, work: Workload, running: float, at: Met, least_us: float) -> list[str]:
+        """What is in no coefficient, or nobody said; ``least_us``: ITL of requests that gather."""
+        doubts = {
+            "output_tokens": 1.0 < work.output <= 1.0 + at.k + at.away and _KNOWN_WITHIN * least_us < at.itl[0],
+            "prompt_tokens": work.prompt > self._steps.budget_of(running) + ATTENTION_TOKENS,
+            "max_num_batched_tokens": at.k > _BUDGET_DECIDES and self.limits.max_num_batched_tokens is None,
+        }
+        return [name for name, is_so in doubts.items() if is_so]
+
     def _doubts(
-        self, work: Workload, running: float, k: float, names: Sequence[str], refused: Sequence[str]
-    ) -> _Doubts:
-        """Of one answer, beside ``names`` of doubts already known and ``refused``, with which nothing is usable."""
+        self, work: Workload, running: float, k: float, refused: Sequence[str]
+    ) -> tuple[tuple[str, ...], bool, float, float]:
+        """What an answer lies outside of, whether it may be bet on, and by which parts TTFT and ITL may be off."""
         steps, tokens = self._steps, work.output - 1.0
         held, own, others = running * work.context * tokens / (k + tokens), work.uncached / k, 0.0
-        pieces, refused = (own, others) if tokens else (own,), list(refused)
+        pieces = (own, others) if tokens else (own,)
         if steps.of_means:
             prefills = Prefills(running, work.output, work.uncached, steps.budget_of(running))
             others = work.uncached * prefills.ended(prefills.mean())
             pieces, refused = (others,), [*steps.unknown_columns(own, running, held), *refused]
-        if work.prompt > steps.budget_of(running) + ATTENTION_TOKENS:
-            refused.append("prompt_tokens")
-        if k > _BUDGET_DECIDES and self.limits.max_num_batched_tokens is None:
-            refused.append("max_num_batched_tokens")
         seen = [name for piece in pieces for name in steps.outside(piece, running, held)]
-        outside = tuple(dict.fromkeys((*refused, *seen, *names)))
+        outside = tuple(dict.fromkeys((*refused, *seen)))
         usable = steps.usable(outside, pieces[0], running, held) and not refused
         if not (outside or steps.of_means):
-            return _Doubts(outside, usable, 0.0, 0.0)
+            return outside, usable, 0.0, 0.0
         first, between = (steps.spread(piece, running, held, form=steps.of_means) for piece in (own, others))
         if steps.of_means:
             one_step = ONE_STEP * min(max(_ONE_STEP_TOKENS / work.uncached, 0.5), 2.0)
             with_prompt = min(running * k / (k + tokens), 1.0)
             first, between = math.hypot(first, one_step), math.hypot(between, one_step * with_prompt)
-        return _Doubts(outside, usable, first, between)
+        return outside, usable, first, between
 
     def _step(self, work: Workload, tokens: float, decodes: float) -> Band:
         """Of so many tokens of prompts, and of requests whose answers begin."""

@@ -90,26 +90,6 @@ def test_bands_hold_loops_of_equal_requests_that_gather(prompt, output, clients,
     assert seen.itl.low <= mean(lambda each: (each.last - each.first) / (each.made - 1)) / 1e3 <= seen.itl.high
 
 
-def test_itl_of_few_tokens_of_which_gathered_requests_have_less_than_half_is_named_and_not_usable():
-    """Whether they wait for the prompts of others depends on who sends when."""
-    config = _told_by("steps", seen=None)
-    for output, marked in ((2, True), (3, True), (50, False), (1, False)):
-        said = config.request(prompt_tokens=1_000, output_tokens=output, concurrency=8)
-        assert ("output_tokens" in said.extrapolated, said.usable) == (marked, not marked), output
-
-
-def test_where_requests_wait_for_memory_it_is_named_and_beyond_it_nothing_is_usable():
-    """Whether one waits depends on sizes that are not told; what is preempted is computed again."""
-    config = _told_by("steps", seen=None).assuming(kv_tokens=20_000, max_num_seqs=100, max_num_batched_tokens=2_048)
-    roomy, full, over = (config.request(prompt_tokens=500, output_tokens=400, concurrency=n) for n in (20, 24, 40))
-    assert [("kv_tokens" in each.extrapolated, each.usable) for each in (roomy, full, over)] == [
-        (False, True),
-        (True, True),
-        (True, False),
-    ]
-    assert full.ttft.high > 3.0 * full.ttft.us > 3.0 * roomy.ttft.us
-
-
 @pytest.mark.parametrize("asynchronous", [False, True])
 @pytest.mark.parametrize("clients", [1, 2, 8, 60])
 @pytest.mark.parametrize(("prompt", "output"), [(100, 1), (500, 1), (900, 2), (100, 4)])
@@ -161,14 +141,6 @@ def test_a_burst_of_prompts_longer_than_a_step_takes_all_their_chunks(prompt, cl
     assert seen.ttft_burst.us == pytest.approx(mean(lambda each: each.first - each.received) / 1e3, rel=0.1)
 
 
-def test_a_prompt_far_longer_than_a_step_is_named_and_not_usable():
-    """What its chunks pay for those before is in no coefficient; cached ones are paid for, too."""
-    config = _told_by("steps", seen=None).assuming(max_num_batched_tokens=2_048)
-    for prompt, hit, marked in ((6_000, 0.0, False), (12_000, 0.0, True), (12_000, 0.95, True)):
-        said = config.request(prompt_tokens=prompt, output_tokens=50, concurrency=2, prefix_hit=hit)
-        assert (("prompt_tokens" in said.extrapolated), said.usable) == (marked, not marked)
-
-
 @pytest.mark.parametrize("asynchronous", [False, True])
 @pytest.mark.parametrize("load", LOADS.values(), ids=LOADS)
 def test_in_a_burst_requests_wait_for_the_prompts_of_each_other(load, asynchronous):
@@ -189,6 +161,32 @@ def _told_by(telemetry, **step_time):
 
 
 CHAT = {"prompt_tokens": 800, "output_tokens": 200, "concurrency": 20}
+UNKNOWN = [
+    ("prompt_tokens", (6_000, 50, 2, 0.0), False, True),
+    ("prompt_tokens", (12_000, 50, 2, 0.0), True, False),
+    ("prompt_tokens", (12_000, 50, 2, 0.95), True, False),
+    ("output_tokens", (250, 1, 8, 0.0), False, True),
+    ("output_tokens", (250, 3, 8, 0.0), True, False),
+    ("output_tokens", (250, 50, 8, 0.0), False, True),
+    ("kv_tokens", (500, 400, 20, 0.0), False, True),
+    ("kv_tokens", (500, 400, 24, 0.0), True, True),
+    ("kv_tokens", (500, 400, 40, 0.0), True, False),
+]
+
+
+@pytest.mark.parametrize(("name", "load", "named", "usable"), UNKNOWN)
+def test_what_cannot_be_known_of_a_load_is_named_and_not_usable(name, load, named, usable):
+    """What chunks, cached or not, pay for those before; whom each of few tokens meets; who is preempted for memory."""
+    config = _told_by("steps", seen=None).assuming(max_num_batched_tokens=2_048, kv_tokens=20_000)
+    prompt, output, concurrency, hit = load
+    said = config.request(prompt_tokens=prompt, output_tokens=output, concurrency=concurrency, prefix_hit=hit)
+    assert (name in said.extrapolated, said.usable) == (named, usable)
+
+
+def test_the_band_holds_the_wait_for_memory_where_sizes_decide_whether_one_waits():
+    config = _told_by("steps", seen=None).assuming(kv_tokens=20_000)
+    roomy, full = (config.request(prompt_tokens=500, output_tokens=400, concurrency=each).ttft for each in (20, 24))
+    assert full.high > 3.0 * full.us > 3.0 * roomy.us
 
 
 @pytest.mark.parametrize("telemetry", ["journeys", "requests", "metrics"])

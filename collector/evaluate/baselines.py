@@ -134,7 +134,7 @@ def judge_requests(
         if importlib.util.find_spec("sklearn") is None:
             note = NOT_INSTALLED
         else:
-            times |= {name: predicted(fitted(name, met, served, learned), met[judged]) for name in BASELINES}
+            times |= {name: said_by(name, met, served, learned, judged) for name in BASELINES}
         scores = [_request_score(name, each, served, judged) for name, each in times.items()]
     return RequestReport(learned=int(learned.sum()), judged=int(judged.sum()), scores=scores, note=note)
 
@@ -148,25 +148,20 @@ def asked(config: tracefit.Config, prompt_tokens: Floats, output: float, concurr
     return np.array([each.ttft.us for each in said]), np.array([each.itl.us for each in said])
 
 
-def fitted(name: str, met: Floats, served: ServedRequests, learned: Mask) -> tuple[Any, Any]:
-    """A baseline for TTFT and one for TPOT."""
+def said_by(name: str, met: Floats, served: ServedRequests, learned: Mask, judged: Mask) -> Times:
+    """What a baseline says of those that are judged: a model each for TTFT and TPOT, fitted to those before."""
     # an extra, and a second to import
     from sklearn import ensemble, linear_model, pipeline, preprocessing  # noqa: PLC0415
     from threadpoolctl import threadpool_limits  # noqa: PLC0415 - comes with scikit-learn
 
-    def regressor() -> Any:
-        if name == "trees":
-            return ensemble.HistGradientBoostingRegressor(random_state=0)
-        return pipeline.make_pipeline(preprocessing.StandardScaler(), linear_model.BayesianRidge())
-
+    if name == "trees":
+        model: Any = ensemble.HistGradientBoostingRegressor(random_state=0)
+    else:
+        model = pipeline.make_pipeline(preprocessing.StandardScaler(), linear_model.BayesianRidge())
     with threadpool_limits(1):  # threads that wait for a core cost more than they bring
-        ttft, tpot = (regressor().fit(met[learned], us[learned]) for us in (served.ttft_us, served.tpot_us))
-    return ttft, tpot
-
-
-def predicted(models: tuple[Any, Any], met: Floats) -> Times:
-    """What a baseline says of each."""
-    ttft, tpot = (model.predict(met) for model in models)
+        ttft, tpot = (
+            model.fit(met[learned], us[learned]).predict(met[judged]) for us in (served.ttft_us, served.tpot_us)
+        )
     return ttft, tpot
 
 
@@ -198,7 +193,7 @@ class TimedReading(NamedTuple):
 
 
 class PageReport(msgspec.Struct, frozen=True, kw_only=True):
-    """One engine's recorded pages: how well its mean inter-token latency is prior_prediction."""
+    """One engine's recorded pages: how well its mean inter-token latency is predicted."""
 
     name: str
     pages: int

@@ -1,4 +1,4 @@
-"""Single requests in an evaluation: what a router knows of them, and who has_prior_prediction them how well."""
+"""Single requests in an evaluation: what a router knows of them, and who predicts their times how well."""
 
 from __future__ import annotations
 

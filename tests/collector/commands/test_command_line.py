@@ -18,12 +18,7 @@ from collector.cli import EPILOG, main
 from collector.runtime import filesystem as exits
 from online.snapshot import SCHEMA
 from tests.support.paths import DATA, DOCS, ROOT
-
-
-def ran(words, **variables):
-    """The program, ended, with these words and variables of the environment."""
-    command, environment = [sys.executable, "-m", "collector", *words], os.environ | variables
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=60)
+from tests.support.processes import tracefit
 
 
 def test_help_and_documents_list_every_exit_code():
@@ -58,7 +53,7 @@ def test_a_standard_input_that_is_closed_is_needed_by_nobody(tmp_path):
 
 
 def test_a_terminal_without_the_signs_gets_the_numbers():
-    done = ran(("show", str(DATA / "golden_snapshot.json")), PYTHONIOENCODING="ascii")
+    done = tracefit("show", DATA / "golden_snapshot.json", PYTHONIOENCODING="ascii")
     assert done.returncode == 0, done.stderr
     assert "16,800 +/- 510      us " in done.stdout
     assert "?" not in done.stdout
@@ -74,7 +69,7 @@ def test_a_terminal_without_the_signs_gets_the_numbers():
     ],
 )
 def test_the_shell_is_offered_what_fits(words, expected):
-    said = ran((), _TRACEFIT_COMPLETE="bash_complete", COMP_WORDS=words, COMP_CWORD=str(len(words.split()) - 1)).stdout
+    said = tracefit(_TRACEFIT_COMPLETE="bash_complete", COMP_WORDS=words, COMP_CWORD=str(len(words.split()) - 1)).stdout
     assert {line.partition(",")[2] for line in said.split()} == expected
 
 

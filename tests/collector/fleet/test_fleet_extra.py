@@ -4,15 +4,13 @@ import contextlib
 import importlib.util
 import os
 import signal
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
 import pytest
 
 from tests.support.fleets import record_two_minutes
-from tests.support.paths import ROOT
+from tests.support.processes import tracefit
 
 TASKS = {"cut", "learn_references"}
 ABSENT = [name for name in ("ray", "pyarrow", "s3fs", "moto") if importlib.util.find_spec(name) is None]
@@ -28,8 +26,7 @@ KEYS = {"AWS_ACCESS_KEY_ID": "moto", "AWS_SECRET_ACCESS_KEY": "moto", "AWS_DEFAU
 
 def replay(*arguments, environment, code=0):
     """What is said and what is noted."""
-    command = [sys.executable, "-m", "collector", "fleet", "replay", *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, cwd=ROOT)
+    done = tracefit("fleet", "replay", *arguments, **environment)
     assert done.returncode == code, f"{done.stdout[-3000:]}\n{done.stderr[-6000:]}"
     return done.stdout, done.stderr
 
@@ -46,7 +43,7 @@ def recording(tmp_path_factory):
 def environment(tmp_path_factory):
     """Ray keeps a token in the home directory."""
     home = str(tmp_path_factory.mktemp("home"))
-    return {**os.environ, **KEYS, "HOME": home, "OPENBLAS_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0"}
+    return {**KEYS, "HOME": home, "OPENBLAS_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0"}
 
 
 @pytest.fixture(scope="module")

@@ -40,6 +40,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import tracefit
+from collector.config import Config
 from collector.decode.pages import EngineReading, Meaning, ScrapedPage
 from collector.join.pages import PageEngine
 from collector.recordings import Timed
@@ -225,7 +226,7 @@ def load_pages(path: Path, said: Sequence[Timed]) -> dict[str, list[TimedReading
 
 def _scraped(readings: Sequence[TimedReading], whole: PageEngine | None = None) -> PageEngine:
     """The engine after these readings; ``whole`` knows how many front ends it has."""
-    engine = PageEngine("recording", "", 0)
+    engine = PageEngine("recording", "", 0, Config())
     if whole is not None:
         engine.windows.take_front_ends_of(whole.windows)
     for timed in readings:

@@ -102,11 +102,9 @@ class Calibration(msgspec.Struct):
     kv_block_tokens: Annotated[float, msgspec.Meta(ge=0.0, le=1e18)] = 0.0
 
     @classmethod
-    def of(cls, engine: Engine) -> Calibration | None:
-        """Of an engine's newest process; None while it has none."""
+    def of(cls, engine: Engine) -> Calibration:
+        """Of an engine's newest process."""
         process = engine.newest_process
-        if process is None:
-            return None
         warm_up, calibration = process.warm_up, engine.calibration
         return cls(
             votes=process.votes,
@@ -122,7 +120,7 @@ class Calibration(msgspec.Struct):
 
     def restore(self, engine: Engine) -> None:
         """Begin the engine's process where an earlier one of ours left it."""
-        process = engine.begin_process()
+        process = engine.newest_process
         warm_up, calibration = process.warm_up, engine.calibration
         process.votes, process.window.base = self.votes, self.emitted_to + 1
         calibration.sums, calibration.learned, calibration.kv_block_tokens = (
@@ -177,7 +175,7 @@ class EmitterCheckpoint(msgspec.Struct):
     def restore(self, settings: Config) -> Emitter:
         """The emitter as it was, without telemetry; whose double it is is told by its name."""
         kind, paths = _KINDS[self.kind]
-        emitter: Emitter = kind(self.instance, "", self.number, *(() if kind is PageEngine else (settings,)))
+        emitter: Emitter = kind(self.instance, "", self.number, settings)
         for name, path in paths.items():
             *parents, attribute = path.split(".")
             setattr(reduce(getattr, parents, emitter), attribute, getattr(self, name))

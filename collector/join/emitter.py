@@ -7,6 +7,7 @@ import enum
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from collector.config import Config
 from collector.decode import Telemetry
 from collector.identity import EngineFacts, Fact, config_id
 from collector.join.api_queueing import ApiQueueing
@@ -53,8 +54,9 @@ class Emitter(abc.ABC):
         duplicate_of: another emitter that tells more of the same engine, and to whose configuration this one belongs.
     """
 
-    def __init__(self, instance: str, recording: str, number: int) -> None:
+    def __init__(self, instance: str, recording: str, number: int, settings: Config) -> None:
         self.instance, self.recording, self.number = instance, recording, number
+        self._settings = settings
         self.facts = EngineFacts()
         self.api_queueing = ApiQueueing()
         self.counts = Counts()

@@ -20,8 +20,7 @@ from collector.telemetry import JoinEvent, RowDrop
 from online import Quality, Target
 
 from .emitter import Emitter, Scheduling, TargetRows
-from .inferred import EngineCalibration
-from .process import EngineProcess, PendingRequest
+from .inferred import EngineCalibration, EngineProcess, PendingRequest
 
 _CONFLICTS_MAX = 3
 """Restarts within the grace time from which on two engines must share one instance id."""
@@ -33,19 +32,17 @@ class Engine(Emitter):
     """Everything known about one emitting engine.
 
     Attributes:
-        processes: those it has been, oldest first; it is the newest one now.
+        processes: those it has been, oldest first; it is the last one now, which may have told nothing yet.
         calibration: what its steps have taught.
         steps_seen: steps with tokens that it told of.
     """
 
     def __init__(self, instance: str, recording: str, number: int, settings: Config) -> None:
-        super().__init__(instance, recording, number)
-        self.processes: list[EngineProcess] = []
-        self._claimed: EngineProcess | None = None
+        super().__init__(instance, recording, number, settings)
         self.calibration = EngineCalibration(self.facts)
-        self.steps_seen = 0
-        self._steps_compared = 0
-        self._settings = settings
+        self.processes = [self._new_process()]
+        self._claimed: EngineProcess | None = None
+        self.steps_seen = self._steps_compared = 0
 
     # --- what it is -------------------------------------------------------------------------------------------------
 
@@ -53,20 +50,18 @@ class Engine(Emitter):
     def event_unix_ns(self) -> int:
         """Newest event heard of, by the clock of the process it is now."""
         newest = self.newest_process
-        if newest is None:
-            return 0
         same = [each for each in self.processes if not self._is_set_back(each, newest.first_unix_ns)]
         return max(each.event_unix_ns for each in (*same, newest))
 
     @property
     def safe_unix_ns(self) -> int:
         """No row that will come ends before this wall clock time."""
-        return min((process.safe_unix_ns for process in self.processes), default=0)
+        return min(process.safe_unix_ns for process in self.processes)
 
     @property
     def quality(self) -> Quality:
         """Telemetry quality of the newest process."""
-        return self.processes[-1].quality if self.processes else Quality.JOURNEYS
+        return self.newest_process.quality
 
     @property
     def step_share(self) -> float:
@@ -79,9 +74,9 @@ class Engine(Emitter):
         return sum(len(process.requests) for process in self.processes)
 
     @property
-    def newest_process(self) -> EngineProcess | None:
-        """The process it is now; None before its first step."""
-        return self.processes[-1] if self.processes else None
+    def newest_process(self) -> EngineProcess:
+        """The process it is now."""
+        return self.processes[-1]
 
     @property
     def needed_unix_ns(self) -> int | None:
@@ -99,17 +94,17 @@ class Engine(Emitter):
     @property
     def _released(self) -> bool:
         """Whether rows have left already: too late to find out that a second emitter reports the same steps."""
-        return bool(self.processes) and self.processes[0].warm_up.over
+        return self.processes[0].warm_up.over
 
     @property
     def scheduling(self) -> Scheduling:
         """What its newest process does."""
-        return self.processes[-1].votes.decided if self.processes else Scheduling.UNKNOWN
+        return self.newest_process.votes.decided
 
     @property
     def last_step(self) -> int:
         """Newest step id of its newest process."""
-        return self.processes[-1].window.newest_step if self.processes else 0
+        return self.newest_process.window.newest_step
 
     def is_due_to_compare(self) -> bool:
         """Whether to look for a double: each time it has told twice as much, until its first rows leave."""
@@ -149,41 +144,33 @@ class Engine(Emitter):
             self._accept_claim(claimed)
         return [request for request in requests if request is not None]
 
-    def begin_process(self) -> EngineProcess:
-        """A new process, the newest one."""
-        self.processes.append(EngineProcess(self._settings, self, self.calibration))
-        return self.processes[-1]
+    def _new_process(self) -> EngineProcess:
+        return EngineProcess(self._settings, self, self.calibration)
 
     def restarts_with(self, telemetry: Telemetry) -> bool:
         """Whether these steps and requests are those of a process that is not known yet."""
         newest, last = self.newest_process, telemetry.steps[-1:]
         heard = [(span.end_unix_ns, span.marks[-1].step_id) for span in telemetry.core]
         heard += zip(last["unix_ns"].tolist(), last["step_id"].tolist(), strict=True)
-        return newest is not None and any(self._has_restarted(newest, *each) for each in heard)
+        return any(self._has_restarted(newest, *each) for each in heard)
 
-    def successor(self, number: int) -> Engine:
-        """The engine that its server comes back as: of it the facts are known, and no step."""
-        heir = Engine(self.instance, self.recording, number, self._settings)
-        heir.facts = heir.calibration.facts = self.facts
-        heir.counts = self.counts
-        heir.machine, heir.begun_unix_ns, heir.last_seen_unix_ns = (
-            self.machine,
-            self.begun_unix_ns,
-            self.last_seen_unix_ns,
-        )
-        heir.count(JoinEvent.ENGINE_RESTART)
-        return heir
+    def succeed(self, old: Engine) -> None:
+        """Be what the server of an engine comes back as: the facts are known, and no step."""
+        self.facts = self.calibration.facts = old.facts
+        self.counts, self.machine = old.counts, old.machine
+        self.begun_unix_ns, self.last_seen_unix_ns = old.begun_unix_ns, old.last_seen_unix_ns
+        self.count(JoinEvent.ENGINE_RESTART)
 
     def _process_of(self, unix_ns: int, step: int) -> EngineProcess:
         """The process in which step ids and wall clock grow together; a new one after a restart, or beside it."""
         claimed = self._claimed
         if claimed is not None:
             away = abs(step - claimed.window.newest_step)
-            if away <= self._settings.steps_max and away < abs(step - self.processes[-1].window.newest_step):
+            if away <= self._settings.steps_max and away < abs(step - self.last_step):
                 return claimed
             self._give_up(claimed)
-        if self.processes and self._is_jump(unix_ns, step):
-            self._claimed = EngineProcess(self._settings, self, self.calibration)
+        if self._is_jump(unix_ns, step):
+            self._claimed = self._new_process()
             return self._claimed
         for process in reversed(self.processes):
             too_early = step >= process.window.newest_step and unix_ns < process.first_unix_ns
@@ -192,12 +179,12 @@ class Engine(Emitter):
             if self._has_restarted(process, unix_ns, step):
                 break
             return process
-        if self.processes:
-            self.count_restart(unix_ns)
+        self.count_restart(unix_ns)
         if len(self.processes) > _CONFLICTS_MAX:
             self.count(JoinEvent.ENGINE_CONFLICT)
             del self.processes[0]
-        return self.begin_process()
+        self.processes.append(self._new_process())
+        return self.newest_process
 
     def _is_jump(self, unix_ns: int, step: int) -> bool:
         """Whether a step is further ahead than a window holds or the time allows, or before its time.
@@ -206,7 +193,7 @@ class Engine(Emitter):
 
         Requests alone may be sampled so thinly that any distance is usual.
         """
-        newest = self.processes[-1]
+        newest = self.newest_process
         late = len(self.processes) > 1 and unix_ns < newest.first_unix_ns
         ahead = step - newest.window.newest_step
         too_fast = ahead * _SHORTEST_STEP_NS > max(unix_ns - newest.event_unix_ns, 0) + self._settings.lateness_ns
@@ -244,7 +231,7 @@ class Engine(Emitter):
             self._accept_claim(self._claimed)
         out: list[TargetRows] = []
         newest_unix_ns = self.event_unix_ns
-        while self.processes:
+        while True:
             process = self.processes[0]
             older = len(self.processes) > 1
             # not by when the next one claims to have begun: a clock ahead would end what goes on

@@ -38,7 +38,7 @@ from .registry import (
 )
 from .spans import ApiSpans
 
-E = TypeVar("E", Engine, ApiProcess, PassEngine)
+E = TypeVar("E", bound=Emitter)
 
 
 class Joiner:
@@ -114,21 +114,24 @@ class Joiner:
     def _emitter_for(self, kind: type[E], key: Key, telemetry: Telemetry) -> E | None:
         """The emitter that this is of, which is new perhaps; None where there is no place for it."""
         held: MutableMapping[Key, E] = self._kinds[kind]
-        emitter = held.get(key)
-        if emitter is not None and is_ahead(emitter, telemetry.arrived_unix_ns):
-            self._evict(emitter, telemetry.arrived_unix_ns)
-            emitter = None
-        is_new = emitter is None
-        if emitter is None:
+        if key in held and is_ahead(held[key], telemetry.arrived_unix_ns):
+            self._evict(held[key], telemetry.arrived_unix_ns)
+        is_new = key not in held
+        if is_new:
             gone = self._places.keys_to_evict(held, key, telemetry)
             if gone is None:
                 return None
             for each in gone:
                 self._evict(held[each], telemetry.arrived_unix_ns)
             self._counts[table.JOIN_EVENTS, JoinEvent.ENGINE_EVICTED] += len(gone)
-            emitter = held[key] = kind(key[1], key[0], self._next_number(), self._settings)
-        emitter.record_arrival(telemetry, is_new=is_new)
-        return emitter
+            held[key] = self._new_emitter(kind, key)
+        held[key].record_arrival(telemetry, is_new=is_new)
+        return held[key]
+
+    def _new_emitter(self, kind: type[E], key: Key) -> E:
+        recording, instance = key
+        self._emitter_count += 1
+        return kind(instance, recording, self._emitter_count - 1, self._settings)
 
     def _evict(self, gone: Emitter, arrived_unix_ns: int = 0) -> None:
         """Let an emitter go, and its doubles; what they held is learned, unless it is of a time that has not come."""
@@ -137,10 +140,6 @@ class Joiner:
             del held[emitter.key]
             if not is_ahead(emitter, arrived_unix_ns):
                 self._hold_rows(emitter.config_id, emitter, emitter.advance(flush=True))
-
-    def _next_number(self) -> int:
-        self._emitter_count += 1
-        return self._emitter_count - 1
 
     def _teach_facts(self, emitter: Emitter, telemetry: Telemetry) -> bool:
         return self.resolver.apply(emitter.facts, telemetry.facts, emitter.instance, emitter.recording)
@@ -165,7 +164,8 @@ class Joiner:
         if not old or old == new:
             return engine
         self._hold_rows(old, engine, engine.advance(flush=True))
-        heir = self.engines[engine.key] = engine.successor(self._next_number())
+        heir = self.engines[engine.key] = self._new_emitter(Engine, engine.key)
+        heir.succeed(engine)
         heir.config_id = new
         self._succeeded.append(ConfigReplaced(old, new))
         return heir
@@ -173,35 +173,31 @@ class Joiner:
     def add_passes(self, passes: Iterable[ForwardPass]) -> None:
         """Add what engines told of forward passes."""
         for (recording, instance, source), told in groupby(passes, attrgetter("recording", "instance", "source")):
-            key = recording, instance
-            engine = self.pass_engines.get(key)
-            if engine is not None and engine.server != source:  # two publishers under one name are two engines
+            key, held = (recording, instance), self.pass_engines
+            if key in held and held[key].server != source:  # two publishers under one name are two engines
                 key = recording, f"{instance} ({source})"
-                engine = self.pass_engines.get(key)
-            if engine is None:
-                self._make_room(self.pass_engines, self._settings.engines_max)
-                engine = self.pass_engines[key] = PassEngine(key[1], key[0], self._next_number(), self._settings)
-                engine.server = source
+            engine = self._counted_emitter(PassEngine, key, self._settings.engines_max)
+            engine.server = source
             engine.add(told)
 
     def add_page(self, page: ScrapedPage) -> None:
         """Add what a server's page counted."""
-        held = self.pages.by_key
         for key, reading in zip(keys_of(page), page.engines, strict=True):
-            if key not in held:
-                self._make_room(held, self._settings.page_engines_max)
-                held[key] = PageEngine(key[1], key[0], self._next_number())
-            engine = held[key]
+            engine = self._counted_emitter(PageEngine, key, self._settings.page_engines_max)
             engine.server = page.instance
             engine.inform(reading, self.resolver)
             engine.add(page.unix_ns, page.mono_ns, reading)
             engine.record_arrival_at(0 if page.recording else page.unix_ns)
 
-    def _make_room(self, held: Mapping[Key, Emitter], places: int) -> None:
-        """For one more engine: the one not heard of for longest goes."""
-        if len(held) >= places:
-            self._evict(min(held.values(), key=lambda one: one.event_unix_ns))
-            self._counts[table.JOIN_EVENTS, JoinEvent.ENGINE_EVICTED] += 1
+    def _counted_emitter(self, kind: type[E], key: Key, places: int) -> E:
+        """The emitter of this key among so many; for a new one, the one not heard of for longest goes."""
+        held: MutableMapping[Key, E] = self._kinds[kind]
+        if key not in held:
+            if len(held) >= places:
+                self._evict(min(held.values(), key=lambda one: one.event_unix_ns))
+                self._counts[table.JOIN_EVENTS, JoinEvent.ENGINE_EVICTED] += 1
+            held[key] = self._new_emitter(kind, key)
+        return held[key]
 
     # --- out ----------------------------------------------------------------------------------------------------------
 

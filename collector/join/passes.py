@@ -47,9 +47,8 @@ class PassEngine(Emitter):
     quality = Quality.FPM
 
     def __init__(self, instance: str, recording: str, number: int, settings: Config) -> None:
-        super().__init__(instance, recording, number)
+        super().__init__(instance, recording, number, settings)
         self.server = ""
-        self._warm_up_rows, self._held_ns_max = settings.warm_up_rows, int(settings.idle_timeout_s * 1e9)
         self._last = -1
         self._passes: defaultdict[Target, list[ForwardPass]] = defaultdict(list)
         self._warm_ups: dict[Target, WarmUp] = {}
@@ -118,9 +117,9 @@ class PassEngine(Emitter):
         out = []
         passes, self._passes = self._passes, defaultdict(list)
         since_unix_ns = self._held_since_unix_ns
-        is_due = since_unix_ns is not None and self.newest_unix_ns - since_unix_ns > self._held_ns_max
+        is_due = since_unix_ns is not None and self.newest_unix_ns - since_unix_ns > self._settings.idle_timeout_s * 1e9
         for target in passes.keys() | self._warm_ups.keys():
-            warm_up = self._warm_ups.setdefault(target, WarmUp(self._warm_up_rows))
+            warm_up = self._warm_ups.setdefault(target, WarmUp(self._settings.warm_up_rows))
             blocks = [pass_block(passes[target], self.number)] if target in passes else []
             rows = warm_up.pass_through(blocks, self.counts, flush=idle or flush or is_due)
             if len(rows):

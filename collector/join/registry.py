@@ -167,8 +167,6 @@ def find_duplicate_emitters(engine: Engine, engines: Iterable[Engine]) -> tuple[
 
 def is_same_engine(a: Engine, b: Engine) -> bool:
     """Whether the two agree on (step id, ts_start) for enough steps, and for nearly all that both tell."""
-    if a.newest_process is None or b.newest_process is None:
-        return False
     first, second = a.newest_process.window, b.newest_process.window
     low, high = max(first.base, second.base), min(first.newest_step, second.newest_step) + 1
     # of a thousand engines nearly all are told apart by two steps

@@ -19,7 +19,7 @@ from collector.identity import FactSource
 from collector.telemetry import Skip
 
 from .engine import Engine
-from .process import PendingRequest
+from .inferred import PendingRequest
 
 
 @dataclass(slots=True)

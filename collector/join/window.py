@@ -61,7 +61,7 @@ class StepWindow:
         """Largest step id held."""
         return self.base + self.size - 1
 
-    def reach(self, first_step: int, last_step: int, steps_max: int | None = None, keep_from: int = 0) -> None:
+    def reach(self, first_step: int, last_step: int, steps_max: int, keep_from: int) -> None:
         """Make ids first_step..last_step addressable, of the newest ``steps_max``.
 
         Ids below the window are added only where rows have not left: from ``keep_from`` on, if that is not 0.
@@ -69,10 +69,9 @@ class StepWindow:
         if self.size == 0:
             self.base = first_step
         newest = max(last_step, self.newest_step)
-        if steps_max is not None and newest - self.base >= steps_max:
+        if newest - self.base >= steps_max:
             self.forget_before(newest - steps_max + 1)
-        oldest = max(keep_from, newest - (steps_max or newest) + 1)
-        first = min(self.base, max(first_step, oldest))
+        first = min(self.base, max(first_step, keep_from, newest - steps_max + 1))
         if first < self.base or newest - first >= len(self.steps):
             self._hold(first, newest)
         self.size = newest - self.base + 1

@@ -109,7 +109,7 @@ def said_of(made: Fit, rows: RowBlock) -> str:
 
 
 def page_rows(pages, until_ns: int, since_ns: int = 0) -> RowBlock | None:
-    engine = PageEngine("bench", "", 0)
+    engine = PageEngine("bench", "", 0, Config())
     for page in pages:
         if since_ns <= page.unix_ns <= until_ns:
             engine.add(page.unix_ns, page.mono_ns, page.engines[0])

@@ -3,46 +3,20 @@
 from __future__ import annotations
 
 from .calibration import EngineCalibration, SchedulingVotes, Sums
-from .journeys import (
-    QUEUE_STATE_AGE_NS,
-    Chunks,
-    RequestRow,
-    Run,
-    project_onto_steps,
-    request_block,
-    rows_of,
-    runs_of,
-    split_chunks,
-    waiting_steps,
-)
-from .kv import KvSources, KvSteps
+from .kv import KvSources
 from .occupancy import ApiProcess
+from .process import EngineProcess, PendingRequest
 from .sampling import NEARLY_WHOLE, WHOLE, doubts_of
-from .steps import StepView, completed_steps, drops, step_features, trusted_missing_steps
 
 __all__ = [
     "NEARLY_WHOLE",
-    "QUEUE_STATE_AGE_NS",
     "WHOLE",
     "ApiProcess",
-    "Chunks",
     "EngineCalibration",
+    "EngineProcess",
     "KvSources",
-    "KvSteps",
-    "RequestRow",
-    "Run",
+    "PendingRequest",
     "SchedulingVotes",
-    "StepView",
     "Sums",
-    "completed_steps",
     "doubts_of",
-    "drops",
-    "project_onto_steps",
-    "request_block",
-    "rows_of",
-    "runs_of",
-    "split_chunks",
-    "step_features",
-    "trusted_missing_steps",
-    "waiting_steps",
 ]

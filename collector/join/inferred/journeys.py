@@ -193,8 +193,10 @@ def split_chunks(
         for step in range(chunk.first_step, min(chunk.last_step + 1, stop_step)):
             index = step - window.base
             steps_after = chunk.last_step - step
-            share = chunk.left if steps_after == 0 else _share(window, index, chunk, budget_tokens, asynchronous)
-            tokens = chunk.left if steps_after == 0 else _at_most(chunk.left, steps_after, share)
+            tokens = chunk.left
+            if steps_after > 0:  # a token is left for each step after it, while there are any
+                share = min(tokens - steps_after, _share(window, index, chunk, budget_tokens, asynchronous))
+                tokens = min(tokens, max(1.0, share))
             cell = window.rebuilt[index]
             cell["prefill_tokens"] += tokens
             cell["prefill_attention"] += tokens * (chunk.done + tokens / 2)
@@ -204,11 +206,6 @@ def split_chunks(
         if chunk.first_step <= chunk.last_step:
             unfinished.append(chunk)
     return unfinished
-
-
-def _at_most(left: float, steps_after: int, share: float) -> float:
-    """A chunk leaves a token for each step after it, while there are any."""
-    return min(left, max(1.0, min(left - steps_after, share)))
 
 
 def _share(window: StepWindow, index: int, chunk: Chunks, budget_tokens: float | None, asynchronous: bool) -> float:

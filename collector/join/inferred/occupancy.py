@@ -115,8 +115,7 @@ class ApiProcess(Emitter):
     quality = Quality.REQUESTS
 
     def __init__(self, instance: str, recording: str, number: int, settings: Config) -> None:
-        super().__init__(instance, recording, number)
-        self._settings = settings
+        super().__init__(instance, recording, number, settings)
         self._epoch_unix_ns = 0
         self._held: list[HeldRequest] = []
         self._pending: list[tuple[int, bytes, HeldRequest]] = []

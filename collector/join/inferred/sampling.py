@@ -1,7 +1,7 @@
 """Which share of its request spans an API process sends, told by their trace ids.
 
 Trace ids are random, and a sampler keeps a trace iff a number in [0, 1) that it makes of the id is below its rate.
-Most SDKs take the low 64 bits / 2^64; ``_RULES`` has the others. With u that number of n traces that came,
+Most SDKs take the low 64 bits / 2^64; ``_numbers_of`` has the others. With u that number of n traces that came,
 
     rate = max(u) (n + 1) / n           P(max(u) <= m) = m^n where every span is sent
 
@@ -32,7 +32,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from typing import Final
 
 from collector.decode import RequestSpan
@@ -63,24 +63,6 @@ BY_TURNS = (
 _SPANS_ENOUGH = math.ceil(math.log(_CHANCE) / math.log(WHOLE))
 
 
-def _of_java(trace_id: bytes) -> float:
-    return abs(int.from_bytes(trace_id[8:16], "big", signed=True)) / 2**63
-
-
-def _of_dotnet(trace_id: bytes) -> float:
-    return abs(int.from_bytes(trace_id[:8], "big", signed=True)) / 2**63
-
-
-def _of_javascript(trace_id: bytes) -> float:
-    a, b, c, d = (int.from_bytes(trace_id[at : at + 4], "big") for at in (0, 4, 8, 12))
-    return (a ^ b ^ c ^ d) / 2**32
-
-
-def _consistent(trace_id: bytes) -> float:
-    """Newer SDKs, and the Collector's ``probabilistic_sampler``: the highest of the low 56 bits are kept."""
-    return 1.0 - int.from_bytes(trace_id[9:16], "big") / 2**56
-
-
 def _fnv_1a(data: bytes, digest: int = 0xCBF29CE484222325) -> int:
     for each in data:
         digest = ((digest ^ each) * 0x100000001B3) & 0xFFFFFFFFFFFFFFFF
@@ -88,24 +70,31 @@ def _fnv_1a(data: bytes, digest: int = 0xCBF29CE484222325) -> int:
 
 
 _SALTED: Final = _fnv_1a(b"default-hash-seed")
+"""The salt of ``tail_sampling`` where none is configured."""
 
 
-def _of_tail_sampling(trace_id: bytes) -> float:
-    """With the salt that it has where none is configured."""
-    return _fnv_1a(trace_id, _SALTED) / 2**64
+def _numbers_of(trace_id: bytes) -> tuple[float, ...]:
+    """What each kind of sampler makes of a trace id, in [0, 1]."""
+    high, low = int.from_bytes(trace_id[:8], "big"), int.from_bytes(trace_id[8:16], "big")
+    words = (high >> 32 ^ high ^ low >> 32 ^ low) % 2**32
+    return (
+        low / 2**64,  # SDKs for Python, Go and Rust
+        min(low, 2**64 - low) / 2**63,  # for Java: the size of a signed number
+        min(high, 2**64 - high) / 2**63,  # for .NET
+        words / 2**32,  # for JavaScript
+        1.0 - low % 2**56 / 2**56,  # newer SDKs, and the Collector's probabilistic_sampler: the highest are kept
+        _fnv_1a(trace_id, _SALTED) / 2**64,  # tail_sampling
+    )
 
 
-_RULES: Final[Sequence[Callable[[bytes], float]]] = (
-    lambda trace_id: int.from_bytes(trace_id[8:16], "big") / 2**64,
-    *(_of_java, _of_dotnet, _of_javascript, _consistent, _of_tail_sampling),
-)
+_RULES = len(_numbers_of(b""))
 
 
 class TraceSampling:
     """Of one API process."""
 
     def __init__(self) -> None:
-        self._rules = [_SamplingByRule() for _ in _RULES]
+        self._rules = [_SamplingByRule() for _ in range(_RULES)]
         self._written = _WrittenRate()
         self._all: tuple[_SamplingByRule | _WrittenRate, ...] = (*self._rules, self._written)
         self.since_caller = _TRACES_MAX
@@ -135,8 +124,8 @@ class TraceSampling:
 
     def add(self, span: RequestSpan) -> None:
         """Take one more request."""
-        for number, rule in zip(_RULES, self._rules, strict=True):
-            rule.add(number(span.trace_id))
+        for rule, number in zip(self._rules, _numbers_of(span.trace_id), strict=True):
+            rule.add(number)
         self._written.add(1.0 if span.sampling_rate is None else span.sampling_rate)
         is_left = span.has_caller and span.sampling_rate is None
         self.since_caller = 0 if is_left else min(self.since_caller + 1, _TRACES_MAX)

@@ -74,8 +74,8 @@ class PageEngine(Emitter):
 
     quality = Quality.METRICS
 
-    def __init__(self, instance: str, recording: str, number: int) -> None:
-        super().__init__(instance, recording, number)
+    def __init__(self, instance: str, recording: str, number: int, settings: Config) -> None:
+        super().__init__(instance, recording, number, settings)
         self.server = ""
         self.windows = ScrapeWindows()
         self.completeness = Completeness()

@@ -23,7 +23,7 @@ def turns(servers, number, page, seconds=40, begin_ns=0):
 def test_several_servers_that_answer_at_one_address_in_turn_teach_nothing(pattern):
     servers = [SimulatedEngine(seed=1), SimulatedEngine(seed=2)]
     servers[0].run(300.0, 5)  # one of them has been up for longer
-    page = PageEngine("server", "", 0)
+    page = PageEngine("server", "", 0, Config())
     turns(servers, lambda both, scrape: both["ab".index(pattern[scrape % len(pattern)])], page)
     assert drops_of(page)[RowDrop.AMBIGUOUS] > 0
     assert (page.api_queueing.requests, page.api_queueing.pieces) == (0, [])
@@ -34,7 +34,7 @@ def test_several_servers_that_answer_at_one_address_in_turn_teach_nothing(patter
 def test_rows_come_again_when_one_server_is_left():
     servers = [SimulatedEngine(seed=1), SimulatedEngine(seed=2)]
     servers[0].run(300.0, 5)
-    page = PageEngine("server", "", 0)
+    page = PageEngine("server", "", 0, Config())
     turns(servers, lambda both, scrape: both[scrape % 2], page, seconds=10)
     page.advance()
     turns(servers, lambda both, _: both[1], page, seconds=120, begin_ns=10 * 10**9)

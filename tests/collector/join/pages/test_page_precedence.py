@@ -84,7 +84,7 @@ def test_of_several_servers_only_the_one_that_sends_is_left_to_its_telemetry(oth
 
 @pytest.mark.parametrize("front_ends", [1, 2])
 def test_completeness_is_steps_heard_over_steps_counted(front_ends):
-    simulated, page = SimulatedEngine(), PageEngine("server", "", 0)
+    simulated, page = SimulatedEngine(), PageEngine("server", "", 0, Config())
     engine = Engine("engine", "", 0, CONFIG)
     assert math.isnan(make_pipeline(CONFIG).joiner.pages.completeness)
     for number in range(1, 90):

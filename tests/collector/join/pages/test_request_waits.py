@@ -4,6 +4,7 @@ import math
 
 import pytest
 
+from collector.config import Config
 from collector.decode.pages import EngineReading, Flavour, Meaning
 from collector.join.api_queueing import with_fallbacks
 from collector.join.pages import PageEngine
@@ -41,7 +42,7 @@ def second(number, *, without=(), busy=1.0, frontends=1, seconds=0.38, own_s=0.0
 
 
 def alpha(rounds=60, **other):
-    page = PageEngine("server", "", 0)
+    page = PageEngine("server", "", 0, Config())
     page.windows.copies = other.get("frontends", 1)
     for number in range(1, rounds):
         page.add(*second(number, **other))
@@ -74,7 +75,7 @@ def test_nothing_is_said_where_the_wait_cannot_be_told(other):
 
 
 def test_a_restart_counts_no_request_twice():
-    page = PageEngine("server", "", 0)
+    page = PageEngine("server", "", 0, Config())
     for number in (1, 40, 2, 3):
         unix_ns, mono_ns, reading = second(number)
         later = 0 if number in (1, 40) else 10**11
@@ -84,7 +85,7 @@ def test_a_restart_counts_no_request_twice():
 
 def test_what_was_long_ago_hardly_counts_and_what_scatters_is_a_band():
     """A front end of 140 ms that takes 40 ms since; its answers take now more and now less."""
-    page, own_s = PageEngine("server", "", 0), 0.0
+    page, own_s = PageEngine("server", "", 0, Config()), 0.0
     for number in range(1, 4500):
         own_s += 2 * (0.14 if number < 1500 else 0.04) * (0.6, 1.3, 0.9, 1.2, 1.0)[number // 50 % 5]
         page.add(*second(number, own_s=own_s))

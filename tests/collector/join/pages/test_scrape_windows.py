@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from collector.config import Config
 from collector.decode.pages import ESTIMATES, EngineReading, Flavour, Meaning, PageParser, read_page_line
 from collector.join.pages import PageEngine
 from collector.telemetry import RowDrop, table
@@ -85,7 +86,7 @@ class SimulatedEngine:
 
 
 def scraped(engine, every_s=0.5, seconds=120, rates=(3, 8, 1, 5), without=()):
-    page = PageEngine("server", "", 0)
+    page = PageEngine("server", "", 0, Config())
     for number in range(int(seconds / every_s)):
         engine.run(every_s, rates[int(number * every_s / 10) % len(rates)])
         gone = dict.fromkeys(without, math.nan)
@@ -191,7 +192,7 @@ def test_several_front_ends_count_a_step_several_times_and_are_found_out(front_e
 
 def test_a_server_of_bursts_that_is_asked_every_15_seconds_gives_a_row_each_time():
     """What is held at both ends of so long a window tells of no front ends."""
-    parser, page = PageParser(), PageEngine("m1", "", 0)
+    parser, page = PageParser(), PageEngine("m1", "", 0, Config())
     lines = gzip.decompress(RECORDED.read_bytes()).splitlines()[::30]
     for each in (read_page_line(line, parser, "m1") for line in lines):
         page.add(each.unix_ns, each.mono_ns, each.engines[0])
@@ -216,7 +217,7 @@ def test_a_restart_begins_anew():
 
 
 def test_scrapes_out_of_order_are_counted_and_change_nothing():
-    engine, page = SimulatedEngine(), PageEngine("server", "", 0)
+    engine, page = SimulatedEngine(), PageEngine("server", "", 0, Config())
     for _ in range(20):
         engine.run(0.5, 5)
         at_ns = int(engine.now_us * 1e3)
@@ -226,7 +227,7 @@ def test_scrapes_out_of_order_are_counted_and_change_nothing():
 
 
 def test_a_wall_clock_set_back_keeps_rows_in_order_and_another_host_begins_a_new_window():
-    engine, page = SimulatedEngine(), PageEngine("server", "", 0)
+    engine, page = SimulatedEngine(), PageEngine("server", "", 0, Config())
     for n in range(40):
         engine.run(0.5, 5)
         back_ns = 3600 * 10**9 if n > 20 else 0

@@ -21,33 +21,28 @@ import numpy as np
 from collector.config import Config
 from collector.decode import MISSING, ApiSpan, CoreSpan, SnapshotColumns, SpanEventKind, StepColumns
 from collector.identity import FactSource
+from collector.join import exact
+from collector.join.emitter import Emitter, Scheduling, TargetRows
+from collector.join.rows import KV_COLUMNS, START, Stamps, WarmUp, row_block, schedule_block, summary_features
+from collector.join.window import Cells, StepWindow
 from collector.telemetry import JoinEvent, RowDrop, table
 from online import Floats, Mask, Quality, RowBlock, Target
 
-from . import exact
-from .emitter import Emitter, Scheduling, TargetRows
-from .inferred import (
+from .calibration import EngineCalibration, SchedulingVotes
+from .journeys import (
     QUEUE_STATE_AGE_NS,
     Chunks,
-    EngineCalibration,
-    KvSteps,
     RequestRow,
     Run,
-    SchedulingVotes,
-    StepView,
-    completed_steps,
-    drops,
     project_onto_steps,
     request_block,
     rows_of,
     runs_of,
     split_chunks,
-    step_features,
-    trusted_missing_steps,
     waiting_steps,
 )
-from .rows import KV_COLUMNS, START, Stamps, WarmUp, row_block, schedule_block, summary_features
-from .window import Cells, StepWindow
+from .kv import KvSteps
+from .steps import StepView, completed_steps, drops, step_features, trusted_missing_steps
 
 _FIRST_BLOCK_STEPS = 256
 """A new engine waits for its first block; the later ones only cost per block."""
@@ -115,16 +110,14 @@ class EngineProcess:
 
     # --- what it is -------------------------------------------------------------------------------------------------
 
-    def record_times(self, oldest_unix_ns: int, newest_unix_ns: int) -> None:
+    def _record_times(self, oldest_unix_ns: int, newest_unix_ns: int) -> None:
         """Something happened from ``oldest_unix_ns`` to ``newest_unix_ns``."""
         self.event_unix_ns = max(self.event_unix_ns, newest_unix_ns)
         self.first_unix_ns = min(self.first_unix_ns or oldest_unix_ns, oldest_unix_ns)
 
-    def record_summaries(self, steps: StepColumns) -> None:
+    def _record_summaries(self, steps: StepColumns) -> None:
         """Step summaries came: what they carry."""
-        self.record_times(int(steps["unix_ns"].min()), int(steps["unix_ns"].max()))
-        first_step = int(steps["step_id"].min())
-        self.first_summary_step = min(self.first_summary_step or first_step, first_step)
+        self._record_times(int(steps["unix_ns"].min()), int(steps["unix_ns"].max()))
         self.has_summaries = True
         self.has_exact_context |= bool((steps["context_tokens_single"] != MISSING).any())
         self.has_done_stamps |= bool((steps["ts_done_ns"] > 0).any())
@@ -199,15 +192,16 @@ class EngineProcess:
 
     def add_summaries(self, steps: StepColumns, snapshots: SnapshotColumns) -> None:
         """Add step summaries (any order) and request snapshots of this process."""
-        engine, ids = self._engine, steps["step_id"]
-        self.window.reach(int(ids.min()), int(ids.max()), self._settings.steps_max, self.emitted_to)
+        engine, first_step, last_step = self._engine, int(steps["step_id"].min()), int(steps["step_id"].max())
+        self.window.reach(first_step, last_step, self._settings.steps_max, self.emitted_to)
         new, behind, other = self.window.add_summaries(steps)
         # those of steps whose rows have left without them are late, too
         late = behind + int(np.count_nonzero(new < self.emitted_to))
         engine.count(JoinEvent.STEP_LATE, late)
         engine.count(JoinEvent.ENGINE_CONFLICT, other)
         engine.count(JoinEvent.DUPLICATE, len(steps) - behind - len(new) - other)
-        self.record_summaries(steps)
+        self.first_summary_step = min(self.first_summary_step or first_step, first_step)
+        self._record_summaries(steps)
         if len(snapshots):
             self.window.add_snapshots(snapshots)
 
@@ -215,7 +209,7 @@ class EngineProcess:
         """Add one finished request of this process; it waits for its rows, if it ever ran."""
         engine, offset_ns, runs = self._engine, span.unix_minus_mono_ns, tuple(runs_of(span.marks))
         self.has_journeys = True
-        self.record_times(span.end_unix_ns, span.end_unix_ns)
+        self._record_times(span.end_unix_ns, span.end_unix_ns)
         if not runs:
             engine.count(JoinEvent.UNMATCHED)
             return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import re
+from collections import Counter
 from functools import cache
 
 import msgspec
@@ -17,6 +18,7 @@ from collector.decode import Export
 from collector.decode.pages import EngineReading, Flavour, Meaning, ScrapedPage
 from collector.join.inferred.sampling import BY_TURNS
 from collector.recordings import Recording
+from collector.service.pipeline import Pipeline
 from collector.telemetry import RowDrop, table
 from online.state import decode, encode
 from tests.support.page_server import RECORDED
@@ -46,9 +48,36 @@ def requests(count: int, trace_id=random_id) -> list[Piece]:
     return [Piece("api-0", STOCK_SCOPE, span) for span in sorted(spans, key=lambda span: span.end_time_unix_nano)]
 
 
+def learned(sent: list[Piece]) -> Pipeline:
+    return replayed(exports_of(sent))
+
+
+def go_on(pipeline: Pipeline, sent: list[Piece]) -> None:
+    for export in exports_of(sent):
+        pipeline.process([export])
+
+
 def published(pipeline):
     (config,) = pipeline.snapshot(0, 1).configs
     return config
+
+
+def doubts(pipeline) -> list[str]:
+    """All that are said of any configuration."""
+    return [doubt for config in pipeline.snapshot(0, 1).configs for doubt in config.doubts]
+
+
+def client(pipeline):
+    return tracefit.load(pipeline.snapshot(0, 1).to_json()).config()
+
+
+def drops(pipeline):
+    """Rows that were dropped since the last call, by reason."""
+    return Counter(pipeline.take_counts().by_label(table.DROPPED_ROWS))
+
+
+def step_features(pipeline):
+    return published(pipeline).targets["step_time"].models["portable"].features
 
 
 @cache
@@ -57,11 +86,11 @@ def recorded_five_times() -> list[Piece]:
 
 
 @pytest.mark.parametrize("rate", [0.05, 0.5, 0.9])
-def test_sampled_request_spans_teach_nothing_and_their_rate_is_told(rate, tmp_path):
+def test_sampled_request_spans_teach_nothing_and_their_rate_is_told(rate):
     """The requests of a recorded server, five times one after another, as a head sampler lets their spans through."""
     sent = kept(recorded_five_times(), rate)
-    pipeline = replayed(exports_of(sent))
-    (doubt,) = published(pipeline).doubts
+    pipeline = learned(sent)
+    (doubt,) = doubts(pipeline)
     said, rest = doubt.split(" %, ", 1)
     beginning, percent = said.rsplit(" ", 1)
     assert beginning == "request spans are sampled at about"
@@ -69,9 +98,8 @@ def test_sampled_request_spans_teach_nothing_and_their_rate_is_told(rate, tmp_pa
     assert rest == "so the batch cannot be rebuilt; send all spans or let tracefit scrape the page"
     assert published(pipeline).targets == {}
     assert pipeline.learned_rows == 0
-    assert pipeline.take_counts()[table.DROPPED_ROWS, RowDrop.SAMPLED_SPANS] >= len(sent) - 20
-    (tmp_path / "snapshot.json").write_bytes(pipeline.snapshot(0, 1).to_json())
-    config = tracefit.load(tmp_path / "snapshot.json").config()
+    assert drops(pipeline)[RowDrop.SAMPLED_SPANS] >= len(sent) - 20
+    config = client(pipeline)
     assert not config.usable
     assert config.reasons[0] == doubt
     assert config.facts["trace_sampling"] == pytest.approx(rate, rel=0.05)
@@ -80,31 +108,31 @@ def test_sampled_request_spans_teach_nothing_and_their_rate_is_told(rate, tmp_pa
 @pytest.mark.parametrize("sampler", SAMPLERS)
 def test_whatever_a_known_sampler_makes_of_the_ids_its_rate_is_told_and_nothing_published(sampler):
     sent = kept(requests(4000), 0.1, sampler)
-    pipeline = replayed(exports_of(sent))
-    (doubt,) = published(pipeline).doubts
+    pipeline = learned(sent)
+    (doubt,) = doubts(pipeline)
     assert float(re.search(r"about (\S+) %", doubt)[1]) == pytest.approx(10, rel=0.05)
     assert published(pipeline).targets == {}
     assert pipeline.learned_rows < 3 * 64
     again = restarted(pipeline)
-    assert published(again).doubts == [doubt]
+    assert doubts(again) == [doubt]
 
 
 def statuses(pipeline) -> set[tuple[str, str | None]]:
-    return {(each.status, each.reason) for each in published(pipeline).targets["step_time"].models["portable"].features}
+    return {(each.status, each.reason) for each in step_features(pipeline)}
 
 
 @pytest.fixture(scope="module")
 def whole():
     """What was learned of a server that sends the span of every request."""
-    return replayed(exports_of(requests(1500)))
+    return learned(requests(1500))
 
 
 def test_spans_of_nearly_all_requests_teach_weakly_and_say_why(whole):
-    nearly = replayed(exports_of(kept(requests(1500), 0.96)))
-    assert published(nearly).doubts == []
+    nearly = learned(kept(requests(1500), 0.96))
+    assert doubts(nearly) == []
     assert ("weak", "sampled") in statuses(nearly)
     assert "identified" not in dict(statuses(nearly))
-    verdict = tracefit.load(nearly.snapshot(0, 1).to_json()).config().verdict
+    verdict = client(nearly).verdict
     assert "a span of 95.9% of the requests" in verdict.hidden
     assert "sampled" not in {reason for _, reason in statuses(whole)}
 
@@ -124,7 +152,7 @@ COLLECTORS = {
 @pytest.mark.parametrize("which", COLLECTORS)
 def test_where_no_page_counts_the_requests_every_coefficient_and_the_verdict_say_so(which):
     """A Collector that samples by a rule of its own shows nowhere, and may as well send all."""
-    pipeline = replayed(exports_of(COLLECTORS[which](requests(1500))))
+    pipeline = learned(COLLECTORS[which](requests(1500)))
     config = published(pipeline)
     assert "trace_sampling" not in config.config
     features = [
@@ -133,11 +161,7 @@ def test_where_no_page_counts_the_requests_every_coefficient_and_the_verdict_say
     assert {each.reason for each in features} <= {"uncounted", "hidden_prefix_hits", "one_size", "collinear", "wide"}
     assert "uncounted" in {each.reason for each in features}
     assert not {"identified"} & {each.status for each in features}
-    assert "no page counts the requests" in " ".join(hidden_of(pipeline))
-
-
-def hidden_of(pipeline) -> tuple[str, ...]:
-    return tracefit.load(pipeline.snapshot(0, 1).to_json()).config().verdict.hidden
+    assert "no page counts the requests" in " ".join(client(pipeline).verdict.hidden)
 
 
 def with_threshold(sent: list[Piece], threshold: str) -> list[Piece]:
@@ -150,12 +174,12 @@ def with_threshold(sent: list[Piece], threshold: str) -> list[Piece]:
 
 def test_a_sampler_that_writes_its_threshold_is_believed_whatever_number_it_compares():
     """The Collector's ``probabilistic_sampler`` with a seed of its own; ``c`` is a quarter, ``0`` all of them."""
-    pipeline = replayed(exports_of(with_threshold(requests(1500)[::4], "c")))
+    pipeline = learned(with_threshold(requests(1500)[::4], "c"))
     assert published(pipeline).config["trace_sampling"] == 0.25
-    assert published(pipeline).doubts[0].startswith("request spans are sampled at about 25 %")
+    assert doubts(pipeline)[0].startswith("request spans are sampled at about 25 %")
     assert pipeline.learned_rows == 0
-    assert published(restarted(pipeline)).doubts == published(pipeline).doubts
-    assert published(replayed(exports_of(with_threshold(requests(1500), "0")))).doubts == []
+    assert doubts(restarted(pipeline)) == doubts(pipeline)
+    assert doubts(learned(with_threshold(requests(1500), "0"))) == []
 
 
 def test_thresholds_that_a_client_of_its_own_sends_say_nothing_of_the_others(whole):
@@ -164,8 +188,8 @@ def test_thresholds_that_a_client_of_its_own_sends_say_nothing_of_the_others(who
     for stray in (sent[40], sent[41], sent[900]):
         stray.span.trace_state = "ot=th:fd"
     sent[900].span.trace_state = "ot=th:ffffffffffffff"
-    pipeline = replayed(exports_of(sent))
-    assert (pipeline.learned_rows, published(pipeline).doubts) == (whole.learned_rows, [])
+    pipeline = learned(sent)
+    assert (pipeline.learned_rows, doubts(pipeline)) == (whole.learned_rows, [])
     assert published(pipeline).targets.keys() == published(whole).targets.keys()
 
 
@@ -178,11 +202,11 @@ def by_connections(sent: list[Piece], port_of) -> list[Export]:
 def test_senders_without_a_name_that_take_turns_at_one_address_teach_nothing_and_are_told_what_to_set():
     """Two API servers of an engine, or two engines; a sender that connects again takes no turns."""
     both = replayed(by_connections(requests(1500), lambda n: 40_000 + n % 2))
-    assert {doubt for config in both.snapshot(0, 1).configs for doubt in config.doubts} == {BY_TURNS}
-    assert both.take_counts()[table.DROPPED_ROWS, RowDrop.AMBIGUOUS] > 1400
+    assert set(doubts(both)) == {BY_TURNS}
+    assert drops(both)[RowDrop.AMBIGUOUS] > 1400
     assert both.learned_rows == 0
     again = replayed(by_connections(requests(1500), lambda n: 40_000 + n // 40))
-    assert {doubt for config in again.snapshot(0, 1).configs for doubt in config.doubts} == set()
+    assert doubts(again) == []
     assert again.learned_rows > 1000
 
 
@@ -193,8 +217,9 @@ def test_servers_of_several_models_behind_one_address_take_no_turns():
         for port, model in enumerate(models)
     ]
     both = replayed([export for pair in zip(*of_each, strict=True) for export in pair])
-    assert both.take_counts()[table.DROPPED_ROWS, RowDrop.AMBIGUOUS] == 0
-    assert [len(config.doubts) for config in both.snapshot(0, 1).configs] == [0, 0]
+    assert drops(both)[RowDrop.AMBIGUOUS] == 0
+    assert len(both.snapshot(0, 1).configs) == 2
+    assert doubts(both) == []
 
 
 LATE = [0] * 30 + [1] * 3 + [0] + [1] * 41
@@ -205,8 +230,8 @@ TWO_THEN_ONE = [0, 1] * 10 + [1] * 55
 def test_turns_are_forgotten_when_one_sender_goes_on_alone(ports, lost):
     """A late export of an old connection is no turn; one of two API servers that ends leaves the other one alone."""
     pipeline = replayed(by_connections(requests(1500), ports.__getitem__))
-    assert pipeline.take_counts()[table.DROPPED_ROWS, RowDrop.AMBIGUOUS] < lost
-    assert {doubt for config in pipeline.snapshot(0, 1).configs for doubt in config.doubts} == set()
+    assert drops(pipeline)[RowDrop.AMBIGUOUS] < lost
+    assert doubts(pipeline) == []
     assert pipeline.learned_rows > 3 * (1400 - lost)
 
 
@@ -215,7 +240,7 @@ def test_beside_an_engine_that_sends_its_steps_turns_take_no_waits():
     run = run_engine(many_jobs(60))
     steps = exports_of(pieces(run, apis=False))
     pipeline = replayed([*steps, *by_connections(requests(1500), lambda n: 40_000 + n % 2)])
-    assert pipeline.take_counts()[table.DROPPED_ROWS, RowDrop.AMBIGUOUS] == 0
+    assert drops(pipeline)[RowDrop.AMBIGUOUS] == 0
     assert published(pipeline).targets["queue_wait"].models["portable"].rows > 1400
 
 
@@ -267,11 +292,11 @@ def test_a_sampler_that_does_not_show_in_the_trace_ids_shows_beside_the_page():
     sent = requests(900)
     pipeline = beside_its_page(sent, sent[::3])
     assert pipeline.learned_rows == 0
-    assert pipeline.take_counts()[table.DROPPED_ROWS, RowDrop.SAMPLED_SPANS] == 300
+    assert drops(pipeline)[RowDrop.SAMPLED_SPANS] == 300
     whole = beside_its_page(sent, sent)
-    assert published(whole).doubts == []
+    assert doubts(whole) == []
     assert published(whole).targets["step_time"].models["portable"].rows > 600
-    assert (published(whole).config["trace_sampling"], hidden_of(whole)) == (1.0, ONE_SPAN)
+    assert (published(whole).config["trace_sampling"], client(whole).verdict.hidden) == (1.0, ONE_SPAN)
     assert ("weak", "sampled") in statuses(beside_its_page(sent, [each for n, each in enumerate(sent) if n % 30]))
 
 
@@ -288,15 +313,15 @@ def test_spans_that_callers_decide_on_are_usable_only_where_a_page_counts_the_re
     """A mesh that keeps one request of three by chance shows in no trace id, and may as well keep all."""
     sent = with_callers(requests(900))
     for kept_by_chance in (sent, sent[::3]):
-        pipeline = replayed(exports_of(kept_by_chance))
-        (doubt,) = published(pipeline).doubts
+        pipeline = learned(kept_by_chance)
+        (doubt,) = doubts(pipeline)
         assert "let tracefit scrape the page, which counts them" in doubt
-        assert not tracefit.load(pipeline.snapshot(0, 1).to_json()).config().usable
-        assert published(restarted(pipeline)).doubts == [doubt]
-    assert published(beside_its_page(sent, sent)).doubts == []
+        assert not client(pipeline).usable
+        assert doubts(restarted(pipeline)) == [doubt]
+    assert doubts(beside_its_page(sent, sent)) == []
     assert beside_its_page(sent, sent[::3]).learned_rows == 0
     once = [*with_callers(requests(1500)[:100]), *requests(1500)[100:]]
-    assert published(replayed(exports_of(once))).doubts == []
+    assert doubts(learned(once)) == []
 
 
 def test_after_a_restart_the_page_decides_before_the_first_row():
@@ -331,26 +356,25 @@ def test_of_several_api_servers_of_one_engine_each_knows_a_part_of_every_batch(f
     parted = [piece._replace(instance=f"api-{n % 2}", facts=MODEL) for n, piece in enumerate(sent)]
     pipeline = beside_pages(counted(sent, 0.0), parted, front_ends)
     assert pipeline.learned_rows == 0
-    assert pipeline.take_counts()[table.DROPPED_ROWS, RowDrop.SAMPLED_SPANS] > 1400
+    assert drops(pipeline)[RowDrop.SAMPLED_SPANS] > 1400
 
 
 def test_a_page_that_nobody_asks_for_any_more_decides_nothing():
     sent = requests(3000)
     pipeline = restarted(beside_its_page(sent[:1000], sent[:1000]))
     learned = pipeline.learned_rows
-    for export in exports_of(of_process("api-1", sent[1000:])):
-        pipeline.process([export])
+    go_on(pipeline, of_process("api-1", sent[1000:]))
     assert pipeline.learned_rows > learned + 1000
 
 
 def test_the_page_tells_how_many_tokens_of_a_prompt_were_computed():
     sent = as_told_by(DIALECTS["vLLM 0.33"], served_in("c10_long"))
-    told, hidden = beside_its_page(sent, sent, hit_ratio=0.75), replayed(exports_of(sent))
+    told, hidden = beside_its_page(sent, sent, hit_ratio=0.75), learned(sent)
     assert (published(told).prefix_hits_hidden, published(hidden).prefix_hits_hidden) == (False, True)
     prices_us = [
         feature.coefficient
         for pipeline in (told, hidden)
-        for feature in published(pipeline).targets["step_time"].models["portable"].features
+        for feature in step_features(pipeline)
         if feature.name == "prefill_tokens"
     ]
     assert prices_us[0] == pytest.approx(4 * prices_us[1], rel=0.1)
@@ -358,10 +382,10 @@ def test_the_page_tells_how_many_tokens_of_a_prompt_were_computed():
 
 def test_whole_request_spans_are_believed_after_a_few_dozen(whole):
     of_several = [piece for instance in ("api-0", "api-1") for piece in of_process(instance, requests(4))]
-    assert published(replayed(exports_of(of_several))).doubts == NOT_KNOWN, "said once"
-    assert published(replayed(exports_of(requests(100)))).doubts == []
-    assert published(whole).doubts == []
-    assert whole.take_counts()[table.DROPPED_ROWS, RowDrop.SAMPLED_SPANS] == 0
+    assert doubts(learned(of_several)) == NOT_KNOWN, "said once"
+    assert doubts(learned(requests(100))) == []
+    assert doubts(whole) == []
+    assert drops(whole)[RowDrop.SAMPLED_SPANS] == 0
 
 
 MODEL = (("vllm.model", "tiny"),)
@@ -372,9 +396,8 @@ def of_process(instance: str, sent: list[Piece]) -> list[Piece]:
 
 
 def test_the_first_requests_of_one_more_replica_say_nothing_against_the_others():
-    pipeline = replayed(exports_of(of_process("api-0", requests(1000))))
-    for export in exports_of(of_process("api-1", kept(requests(1000), 0.9)[-10:])):
-        pipeline.process([export])
+    pipeline = learned(of_process("api-0", requests(1000)))
+    go_on(pipeline, of_process("api-1", kept(requests(1000), 0.9)[-10:]))
     config = published(pipeline)
     assert len(config.engines) == 2
     assert config.doubts == []
@@ -384,7 +407,7 @@ def test_replicas_that_are_sampled_at_different_rates_are_one_sentence_and_the_o
     """No row was learned, and that is no reason of its own."""
     rates = {"api-0": 0.1, "api-1": 0.3, "api-2": 0.1}
     sent = [piece for name, rate in rates.items() for piece in of_process(name, kept(requests(4000), rate))]
-    snapshot = replayed(exports_of(sent)).snapshot(0, 1)
+    snapshot = learned(sent).snapshot(0, 1)
     (doubt,) = snapshot.configs[0].doubts
     low, high = map(float, re.match(r"request spans are sampled at about (\S+) to (\S+) %, so", doubt).groups())
     assert (low, high) == pytest.approx((10, 30), rel=0.1)
@@ -394,18 +417,13 @@ def test_replicas_that_are_sampled_at_different_rates_are_one_sentence_and_the_o
 
 
 def test_a_server_that_was_restarted_with_all_its_spans_is_no_longer_doubted():
-    sent = requests(1500)
+    sent, pipeline = requests(1500), new_pipeline()
     before, after = of_process("api-0", kept(sent[:500], 0.5)), of_process("api-1", sent[500:])
-    pipeline = new_pipeline()
-    for export in exports_of(before):
-        pipeline.process([export])
-    assert published(pipeline).doubts[0].startswith("request spans are sampled")
-    for export in exports_of(after[:200]):
-        pipeline.process([export])
-    assert published(pipeline).doubts[0].startswith("request spans are sampled"), "both may be running"
-    for export in exports_of(after[200:]):
-        pipeline.process([export])
-    assert published(pipeline).doubts == []
+    for part in (before, after[:200]):
+        go_on(pipeline, part)
+        assert doubts(pipeline)[0].startswith("request spans are sampled"), "both may be running"
+    go_on(pipeline, after[200:])
+    assert doubts(pipeline) == []
 
 
 ODD_IDS = {
@@ -426,28 +444,23 @@ def test_ids_that_are_not_random_claim_nothing(kind):
     for number, export in enumerate(exports_of(requests(600, ODD_IDS[kind]))):
         pipeline.process([export])
         if number < 20 or number % 10 == 0:
-            assert published(pipeline).doubts in ([], NOT_KNOWN)
+            assert doubts(pipeline) in ([], NOT_KNOWN)
     pipeline.flush()
-    assert published(pipeline).doubts == []
-    assert pipeline.take_counts()[table.DROPPED_ROWS, RowDrop.SAMPLED_SPANS] == 0
+    assert doubts(pipeline) == []
+    assert drops(pipeline)[RowDrop.SAMPLED_SPANS] == 0
 
 
 def test_a_sampler_that_is_switched_on_or_off_is_noticed():
-    sent = requests(1500)
-    whole, part, again = sent[:500], kept(sent[500:1000], 0.1), sent[1000:]
-    pipeline = new_pipeline()
-    told = []
-    for phase in (whole, part, again):
-        for export in exports_of(phase):
-            pipeline.process([export])
-        told.append([doubt.split(" at ")[0] for doubt in published(pipeline).doubts])
+    sent, pipeline, told = requests(1500), new_pipeline(), []
+    for phase in (sent[:500], kept(sent[500:1000], 0.1), sent[1000:]):
+        go_on(pipeline, phase)
+        told.append([doubt.split(" at ")[0] for doubt in doubts(pipeline)])
     assert told == [[], ["request spans are sampled"], []]
 
 
 def test_the_page_of_a_server_whose_request_spans_are_sampled_is_learned_from():
     pipeline = new_pipeline()
-    for export in exports_of(kept(requests(1000), 0.1)):
-        pipeline.process([export])
+    go_on(pipeline, kept(requests(1000), 0.1))
     for timed in Recording(RECORDED, print):
         if isinstance(timed.said, ScrapedPage):
             page = timed.said

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import yaml
 
 from collector.config import (
     PROFILES,
@@ -60,22 +61,25 @@ def test_the_environment_is_stronger_than_the_file(tmp_path):
     assert from_text(tmp_path, "", LISTEN_HTTP="").listen_http == "", "an empty variable means nowhere"
 
 
-@pytest.mark.parametrize(
-    ("variable", "value", "held"),
-    [
-        ("ITL_MS", "30", (30.0,)),
-        ("ITL_MS", "30, 50", (30.0, 50.0)),
-        ("SCRAPE", "http://[::1]:8000/metrics", ("http://[::1]:8000/metrics",)),
-        ("SCRAPE", "dns+http://vllm:8000/metrics,./targets.yaml", ("dns+http://vllm:8000/metrics", "./targets.yaml")),
-        ("KV", "engine-1=tcp://127.0.0.1:5557", ("engine-1=tcp://127.0.0.1:5557",)),
-        ("LEARNERS", "rls,river:residual", ("rls", "river:residual")),
-        ("GPU", "8", "8"),
-        ("MODEL", "null", "null"),
-        ("DIRECTORY", '"my dir"', "my dir"),
-    ],
-)
-def test_a_variable_of_a_list_needs_no_brackets_and_one_of_a_text_no_quotes(variable, value, held):
-    assert getattr(load(None, {f"TRACEFIT_{variable}": value}), variable.lower()) == held
+VARIABLES = """
+ITL_MS=30 -> [30.0]
+ITL_MS=30, 50 -> [30.0, 50.0]
+SCRAPE=http://[::1]:8000/metrics -> ["http://[::1]:8000/metrics"]
+SCRAPE=dns+http://vllm:8000/metrics,./targets.yaml -> ["dns+http://vllm:8000/metrics", ./targets.yaml]
+KV=engine-1=tcp://127.0.0.1:5557 -> [engine-1=tcp://127.0.0.1:5557]
+LEARNERS=rls,river:residual -> [rls, river:residual]
+GPU=8 -> "8"
+MODEL=null -> "null"
+DIRECTORY="my dir" -> my dir
+"""
+
+
+@pytest.mark.parametrize("line", VARIABLES.strip().splitlines())
+def test_a_variable_of_a_list_needs_no_brackets_and_one_of_a_text_no_quotes(line):
+    given, _, held = line.partition(" -> ")
+    name, _, value = given.partition("=")
+    config = yaml.safe_load(to_yaml(load(None, {f"TRACEFIT_{name}": value})))
+    assert config[name.lower()] == yaml.safe_load(held)
 
 
 @pytest.mark.parametrize(

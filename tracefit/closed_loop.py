@@ -48,7 +48,8 @@ many steps each, whose stalls are in them:
 
 k counts prompts and answers of random size. Of equal ones each waits for the chunks of the others no longer than the
 flows ask, e = max(q, n p / (T - n) - (O - 1)) <= k. Sizes of requests spread less than random ones do, and queues are
-half as long where services do not vary (Pollaczek and Khinchine): a prefill takes K = k - (k - e) / 3 steps.
+half as long where services do not vary (Pollaczek and Khinchine): a prefill takes K = k - (k - e) / 3 steps. Its band
+goes from e to k, which holds both.
 
 **The first token** comes after K V + the longer of
 
@@ -292,8 +293,9 @@ class ClosedLoop:
         bands = list(map(step, some))
         turns = [share * j / prefills.ended(j) for share, j in zip(shares, some[1:], strict=True)]
         itl, prefill, k = weighted(shares, bands[:-1]), weighted(turns, bands[1:]), sum(turns)
-        shorter = 1.0 - _EVEN + _EVEN * prefills.even(k) / k
-        own = ends(lambda us: us * shorter, prefill)
+        even = prefills.even(k) / k
+        shorter = 1.0 - _EVEN + _EVEN * even
+        own = prefill[0] * shorter, prefill[1] * even, prefill[2]
         square = _square(shares, bands)
         mean_us = (prefill[0] + tokens * itl[0]) / (k + tokens)
         life = k * shorter + tokens

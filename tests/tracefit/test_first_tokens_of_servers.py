@@ -1,8 +1,11 @@
-"""Time to the first token of servers that tell no step: what was learned from them beside what clients saw."""
+"""Servers on measured kernel times: what was learned of them, by each source, beside what their clients saw."""
 
 from __future__ import annotations
 
 import statistics
+from collections.abc import Callable
+from functools import cache
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -11,15 +14,17 @@ import tracefit
 from collector.commands.replay import replay
 from collector.config.schema import Config
 from collector.runtime.tasks import SystemClock
-from tests.support.gpu_server import FACTS, LIMITS, request_exports, serve
-from tests.support.vllm_scheduler import Engine, Traffic
+from tests.support.gpu_server import FACTS, LIMITS, request_exports, serve, step_exports
+from tests.support.vllm_scheduler import Engine, Request, Traffic
 from tests.support.vllm_senders import page_lines, write, write_lines
 
 SECONDS = 60.0
 
 
 def learned(engine: Engine, machine: str, source: str, directory: Path) -> tracefit.Config:
-    if source == "spans":
+    if source == "steps":
+        path = write(directory / "steps.pb.gz", step_exports(machine, engine))
+    elif source == "spans":
         path = write(directory / "spans.pb.gz", request_exports(machine, engine))
     else:
         path = write_lines(directory / "pages.jsonl.gz", page_lines(engine, FACTS[machine][0]))
@@ -57,3 +62,64 @@ def test_prompts_that_share_a_step_do_not_look_like_a_step_scheduled_ahead(async
     engine = serve(machine, 60.0, 5, asynchronous=asynchronous, traffic=bursts)
     queueing = learned(engine, machine, "spans", tmp_path).targets["api_queueing"]
     assert (queueing.step_ahead_us is not None) == asynchronous
+
+
+LOADS = {
+    "sizes that differ": [(1, 300, 200, 0.3), (12, 900, 120, 0.3), (48, 500, 150, 0.3)],
+    "one size": [(4, 900, 120, 0.0), (32, 2_000, 30, 0.0), (40, 300, 80, 0.0)],
+    "few tokens": [(3, 500, 2, 0.0), (4, 200, 3, 0.3), (8, 1_500, 5, 0.3)],
+    "more than the memory holds": [(180, 3_000, 150, 0.3)],
+}
+"""Clients, mean prompt and output tokens, and by how much they spread."""
+
+
+@cache
+def two_minutes(machine: str) -> Engine:
+    return serve(machine, 120.0, 31)
+
+
+@pytest.mark.parametrize("source", ["steps", "spans", "pages"])
+@pytest.mark.parametrize("machine", ["llama8b-h100", "qwen30a3-h200"])
+def test_no_usable_answer_of_which_nothing_is_named_is_far_off_and_outside_of_its_band(machine, source, tmp_path):
+    """By 15 % in ITL and E2E, or by 30 % in TTFT; steps know no API server."""
+    config, wrong = learned(two_minutes(machine), machine, source, tmp_path), []
+    for load in chain(*LOADS.values()):
+        times_us, said = _seen_and_said(machine, config, load, at_client=source != "steps")
+        if said.usable and not said.extrapolated:
+            wrong += [
+                (load, name, told.us / true_us)
+                for name, far, true_us in zip(("ttft", "itl", "e2e"), (0.3, 0.15, 0.15), times_us, strict=True)
+                for told in [getattr(said, name)]
+                if abs(told.us / true_us - 1.0) > far and not told.low <= true_us <= told.high
+            ]
+    assert wrong == []
+
+
+@cache
+def _served(machine: str, load: tuple[int, int, int, float]) -> list[Request]:
+    """Requests of a closed loop, without the first quarter and those of one token."""
+    clients, prompt, output, spread = load
+    loop, seconds = Traffic(clients), 40.0 if clients < 100 else 200.0
+    loop.closed(0, int(seconds * 1e9), clients, prompt, output, spread, 0.0)
+    served = serve(machine, seconds, clients, traffic=loop).requests
+    return [each for each in served[len(served) // 4 :] if each.made > 1]
+
+
+def _seen_and_said(
+    machine: str, config: tracefit.Config, load: tuple[int, int, int, float], *, at_client: bool
+) -> tuple[tuple[float, float, float], tracefit.RequestEstimate]:
+    """Mean TTFT, ITL and E2E of a load, and what the client says of it."""
+    kept = _served(machine, load)
+
+    def mean(of: Callable[[Request], float]) -> float:
+        return statistics.fmean(map(of, kept))
+
+    if at_client:
+        ttft, e2e = mean(lambda each: each.first_seen - each.sent), mean(lambda each: each.last_seen - each.sent)
+    else:
+        ttft, e2e = mean(lambda each: each.first - each.received), mean(lambda each: each.last - each.received)
+    itl = mean(lambda each: (each.last - each.first) / (each.made - 1))
+    prompt, output = mean(lambda each: each.prompt), mean(lambda each: each.made)
+    return (ttft / 1e3, itl / 1e3, e2e / 1e3), config.request(
+        prompt_tokens=prompt, output_tokens=output, concurrency=load[0]
+    )

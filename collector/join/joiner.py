@@ -67,6 +67,7 @@ class Joiner:
         self._emitter_count = 0
         self._held = HeldRows()
         self._described: dict[str, Known] = {}
+        self._renamed: list[ConfigKeyChanged] = []
         self._succeeded: list[ConfigReplaced] = []
         self._marks = RowWatermarks()
         self._counts = Counts()
@@ -213,24 +214,24 @@ class Joiner:
             self._find_idle(now_unix_ns)
         engines = [engine for engine in self.engines.values() if not engine.is_duplicate]
         self.kv.assign({one.instance: [(p.kv, p.event_unix_ns) for p in one.processes] for one in engines})
-        renamed = []
         for engine in self.engines.values():
             if engine.is_changed or flush:
                 version, engine.is_changed = engine.facts.version, False
-                renamed += self._advance(engine, flush=flush)
+                self._advance(engine, flush=flush)
                 engine.is_changed = engine.facts.version != version  # its configuration is asked for at the next call
         for told in self.pass_engines.values():
             self.resolver.apply(told.facts, {}, told.instance, told.recording)
-            renamed += self._advance(told, flush=flush)
+            self._advance(told, flush=flush)
         for process in self.api_processes.values():
-            renamed += self._advance_api_process(process, flush=flush)
+            self._advance_api_process(process, flush=flush)
         for page in self.pages.by_key.values():
-            renamed += self._advance_page(page, flush=flush)
+            self._advance_page(page, flush=flush)
         described = describe(self._by_config(), self._described)
         restarted = [EngineRestarted(one.config_id, at_ns) for one in self._emitters() for at_ns in one.take_restarts()]
         rows = self._ordered_rows(flush=flush)
-        succeeded, self._succeeded = self._succeeded, []
-        return [*renamed, *described, *restarted, *rows, *succeeded]
+        events: list[Event] = [*self._renamed, *described, *restarted, *rows, *self._succeeded]
+        self._renamed, self._succeeded = [], []
+        return events
 
     def _find_idle(self, now_unix_ns: int) -> None:
         """Emitters that are waited for no longer; of whom nothing was heard yet, the time runs from now on."""
@@ -251,23 +252,17 @@ class Joiner:
         due = [self._gives_up_ns(one) for one in self._emitters() if one.last_seen_unix_ns and not one.is_over]
         return max(min(due) - now_unix_ns, 0) if due else None
 
-    def _advance(self, emitter: Emitter, *, flush: bool) -> list[ConfigKeyChanged]:
-        """Hold the rows that it gives under its configuration."""
-        renamed = self._identify(emitter)
-        rows = emitter.advance(idle=emitter.is_idle, flush=flush or emitter.is_over)
-        self._hold_rows(emitter.config_id, emitter, rows)
-        return renamed
-
-    def _identify(self, emitter: Emitter) -> list[ConfigKeyChanged]:
-        """Find the emitter's configuration; a fact learned later renames it and keeps its state."""
+    def _advance(self, emitter: Emitter, *, flush: bool) -> None:
+        """Hold its rows under its configuration; a fact learned later renames that, and what was learned stays."""
         before, now = emitter.config_id, config_id_of(emitter)
         emitter.config_id = now
-        if not before or before == now or any(one.config_id == before for one in self._emitters()):
-            return []
-        self._held.rename(before, now)
-        return [ConfigKeyChanged(before, now)]
+        if before not in ("", now) and all(one.config_id != before for one in self._emitters()):
+            self._held.rename(before, now)
+            self._renamed.append(ConfigKeyChanged(before, now))
+        rows = emitter.advance(idle=emitter.is_idle, flush=flush or emitter.is_over)
+        self._hold_rows(now, emitter, rows)
 
-    def _advance_api_process(self, process: ApiProcess, *, flush: bool) -> list[ConfigKeyChanged]:
+    def _advance_api_process(self, process: ApiProcess, *, flush: bool) -> None:
         """Request spans belong to the only configuration of engines that may be their server, else to their process.
 
         Of a process whose spans are not known to be whole, the server's page tells more, where there is one.
@@ -275,24 +270,26 @@ class Joiner:
         beside = self._engines_beside(process)
         process.is_beside_engines = bool(beside)
         configs = sorted({engine.config_id for engine in beside})
-        if not (configs or (not process.is_whole and self.pages.has_page_of(process))):
-            return self._advance(process, flush=flush)
+        by_page = not process.is_whole and self.pages.has_page_of(process)
+        if not (configs or by_page):
+            self._advance(process, flush=flush)
+            return
         rows = process.advance(idle=process.is_idle, flush=flush or process.is_over)
         process.config_id = ""
-        if configs and (process.is_whole or not self.pages.has_page_of(process)):
+        if configs and not by_page:
             if len(configs) == 1:
                 processes = len(of_one_server(process, self.api_processes.values()))
                 process.api_queueing.give_arrivals(beside[0].api_queueing, len(beside) / processes)
             self._hold_rows(configs[0], process, process.beside_engines(rows, len(configs)))
-        return []
 
-    def _advance_page(self, page: PageEngine, *, flush: bool) -> list[ConfigKeyChanged]:
+    def _advance_page(self, page: PageEngine, *, flush: bool) -> None:
         """Where others tell more of the same engine, its page gives facts, and what it taught becomes their prior."""
         self.pages.compare(page, self.api_processes.values())
         whole = [process for process in self.api_processes.values() if process.is_whole]
         richer = self.pages.preferred_sources(page, [*self.engines.values(), *self.pass_engines.values(), *whole])
         if not richer:
-            return self._advance(page, flush=flush)
+            self._advance(page, flush=flush)
+            return
         page.yield_to(richer)
         known = page.facts.known()
         for sender in richer:
@@ -300,7 +297,6 @@ class Joiner:
         before, page.config_id = page.config_id, ""
         if before and before not in self.config_ids():
             self._succeeded.append(ConfigReplaced(before, min(config_id_of(sender) for sender in richer)))
-        return []
 
     def _hold_rows(self, config_id: str, emitter: Emitter, rows: list[TargetRows]) -> None:
         rows, before = self._marks.without_emitted(emitter.key, rows)

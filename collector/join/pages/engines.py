@@ -206,13 +206,14 @@ class PageEngines:
 
     def has_page_of(self, sender: Sender) -> bool:
         """Whether there is a page of the server that this emitter belongs to."""
-        return any(self.preferred_sources(page, [sender]) for page in self.by_key.values() if self._is_asked(page))
+        return any(self._is_asked(page) for page in self._pages_of(sender))
 
     def counts_requests_of(self, sender: Sender) -> bool:
         """Whether a page says how many of a sender's requests there are."""
-        return any(
-            self.preferred_sources(page, [sender]) for page in self.by_key.values() if self._counts_requests(page)
-        )
+        return any(self._counts_requests(page) for page in self._pages_of(sender))
+
+    def _pages_of(self, sender: Sender) -> list[PageEngine]:
+        return [page for page in self.by_key.values() if self.preferred_sources(page, [sender])]
 
     def _counts_requests(self, page: PageEngine) -> bool:
         """Of ranks that share a page each counts its own, and nobody knows whose a span is."""

@@ -26,6 +26,13 @@ def no_step(_step):
     return False
 
 
+def feed(joiner, items):
+    """Telemetry and batches in their order."""
+    for one in items:
+        joiner.add(one) if hasattr(one, "core") else joiner.kv.add(one)
+    return joiner
+
+
 def assert_same_rows(found, expected):
     assert found.keys() == expected.keys()
     for key, arrays in expected.items():
@@ -53,19 +60,16 @@ def test_with_kv_events_prefix_hits_are_subtracted_from_rebuilt_prefill_tokens()
 @pytest.mark.parametrize("name", ["c7_async_sim", "c9_dp2"])
 def test_where_nothing_hits_nothing_is_subtracted(name):
     """An asynchronous engine, and two engines."""
-    batches = kv_batches(name)
     without, exact_without = rebuilt_over_true(name, [], some_steps)
-    ratio, exact = rebuilt_over_true(name, batches, some_steps)
+    ratio, exact = rebuilt_over_true(name, kv_batches(name), some_steps)
     assert abs(ratio - 1) <= abs(without - 1) + 1e-9
     assert exact >= exact_without
 
 
 def test_what_a_resumed_request_finds_again_is_not_recomputed():
     def recomputed(batches):
-        joiner, _ = joined("c3_preempt", batches, no_step)
-        (sequence,) = sequences(joiner).values()
-        window = sequence.window
-        return float(window.rebuilt["recomputed_tokens"][: window.size].sum())
+        (process,) = sequences(joined("c3_preempt", batches, no_step)[0]).values()
+        return float(process.window.rebuilt["recomputed_tokens"][: process.window.size].sum())
 
     true = sum(
         float(np.maximum(one.steps["decode_tokens"] - one.steps["decode_requests"], 0).sum())
@@ -101,21 +105,20 @@ def test_offloads_restores_and_evictions_become_features_of_their_steps():
     late = [m for one in kv_batches("c5_offload") for m in one.moves if m.move != "evicted" and m.step > 1200]
     offloads = sum(m.blocks for m in late if m.move == "offloaded")
     restores = sum(m.blocks for m in late if m.move == "restored")
-    assert raw[known].sum(axis=0)[0] >= 0.8 * offloads > 0
-    assert raw[known].sum(axis=0)[1] >= 0.8 * 2 * restores > 0
-    assert raw[known].sum(axis=0)[2] > 100
+    offloaded, restored, evicted = raw[known].sum(axis=0)
+    assert offloaded >= 0.8 * offloads > 0
+    assert restored >= 0.8 * 2 * restores > 0
+    assert evicted > 100
 
 
 def test_the_block_size_of_events_is_the_tokens_per_block_where_nothing_else_tells():
     """Steps without journeys: context comes from blocks in use, and nobody but BlockStored says how large they are."""
 
     def contexts(batches):
-        joiner = Joiner(SETTINGS)
-        for one in batches:
-            joiner.kv.add(one)
-        for one in telemetry("c5_offload"):
+        told = telemetry("c5_offload")
+        for one in told:
             one.core, one.api, one.snapshots = [], [], one.snapshots[:0]
-            joiner.add(one)
+        joiner = feed(Joiner(SETTINGS), [*batches, *told])
         raw = np.concatenate([block.raw for block in step_rows(rows_of(joiner.drain(flush=True)))])
         decoding = raw[:, STEP_FEATURES.index("decode_requests")] > 0
         return raw[decoding, STEP_FEATURES.index("decode_context_tokens")]
@@ -137,19 +140,11 @@ def test_a_publisher_belongs_to_the_engine_that_the_configuration_names():
 
 
 def test_a_publisher_without_a_name_belongs_to_the_only_engine_until_there_is_another():
-    def feed(names):
-        joiner = Joiner(SETTINGS)
-        for one in [*kv_batches("c5_offload"), *(one for name in names for one in telemetry(name, no_step))]:
-            joiner.add(one) if hasattr(one, "core") else joiner.kv.add(one)
-        return joiner
-
-    joiner = feed(["c5_offload"])
+    alone, two = telemetry("c5_offload", no_step), telemetry("c9_dp2", no_step)
+    joiner = feed(Joiner(SETTINGS), [*kv_batches("c5_offload"), *alone])
     joiner.drain()
     assert all(one.kv.timeline is not None for one in sequences(joiner).values())
-    for one in telemetry("c9_dp2", no_step):
-        joiner.add(one)
-    joiner.drain()
-    for found in (joiner, feed(["c9_dp2", "c5_offload"])):
+    for found in (feed(joiner, two), feed(Joiner(SETTINGS), [*kv_batches("c5_offload"), *two, *alone])):
         found.drain()
         assert not any(one.kv.timeline is not None for one in sequences(found).values())
         assert found.kv.unbound == 1
@@ -222,11 +217,9 @@ def stream(name, keep):
 
 
 def fed(items, pieces):
-    joiner = Joiner(SETTINGS)
-    rows = []
+    joiner, rows = Joiner(SETTINGS), []
     for index, item in enumerate(items):
-        one = copy.deepcopy(item)
-        joiner.add(one) if hasattr(one, "core") else joiner.kv.add(one)
+        feed(joiner, [copy.deepcopy(item)])
         if index % pieces == 0:
             rows += rows_of(joiner.drain())
     rows += rows_of(joiner.drain(flush=True))

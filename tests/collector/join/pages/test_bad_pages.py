@@ -3,41 +3,42 @@
 import pytest
 
 from collector.config import Config
-from collector.decode.pages import EngineReading, ScrapedPage
-from collector.join.pages import PageEngine
+from collector.decode.pages import ScrapedPage
 from collector.service import make_pipeline
 from collector.telemetry import RowDrop
-from tests.collector.join.pages.test_scrape_windows import SimulatedEngine, drops_of, rows_of
+from tests.collector.join.pages.test_scrape_windows import SimulatedEngine, drops_of, new_page, rows_of
 
 
-def turns(servers, number, page, seconds=40, begin_ns=0):
-    """One page every half second of whichever server is next."""
+def two_servers():
+    """One of them has been up for longer."""
+    servers = [SimulatedEngine(seed=1), SimulatedEngine(seed=2)]
+    servers[0].run(300.0, 5)
+    return servers
+
+
+def turns(servers, pattern, page, seconds=40, begin_ns=0):
+    """One page every half second of whichever server the pattern says."""
     for scrape in range(int(seconds / 0.5)):
         at_ns = begin_ns + scrape * 500_000_000
         for server in servers:
             server.run(0.5, 5)
-        page.add(10**18 + at_ns, at_ns, number(servers, scrape).reading())
+        page.add(10**18 + at_ns, at_ns, servers["ab".index(pattern[scrape % len(pattern)])].reading())
 
 
 @pytest.mark.parametrize("pattern", ["ab", "aab", "abb", "aaabbb"])
 def test_several_servers_that_answer_at_one_address_in_turn_teach_nothing(pattern):
-    servers = [SimulatedEngine(seed=1), SimulatedEngine(seed=2)]
-    servers[0].run(300.0, 5)  # one of them has been up for longer
-    page = PageEngine("server", "", 0, Config())
-    turns(servers, lambda both, scrape: both["ab".index(pattern[scrape % len(pattern)])], page)
+    page = new_page()
+    turns(two_servers(), pattern, page)
     assert drops_of(page)[RowDrop.AMBIGUOUS] > 0
     assert (page.api_queueing.requests, page.api_queueing.pieces) == (0, [])
-    learned = page.advance()
-    assert sum(len(found.rows) for found in learned) <= len(pattern)  # before anybody could know
+    assert sum(len(found.rows) for found in page.advance()) <= len(pattern)  # before anybody could know
 
 
 def test_rows_come_again_when_one_server_is_left():
-    servers = [SimulatedEngine(seed=1), SimulatedEngine(seed=2)]
-    servers[0].run(300.0, 5)
-    page = PageEngine("server", "", 0, Config())
-    turns(servers, lambda both, scrape: both[scrape % 2], page, seconds=10)
+    servers, page = two_servers(), new_page()
+    turns(servers, "ab", page, seconds=10)
     page.advance()
-    turns(servers, lambda both, _: both[1], page, seconds=120, begin_ns=10 * 10**9)
+    turns(servers, "b", page, seconds=120, begin_ns=10 * 10**9)
     assert len(rows_of(page)) > 100
 
 
@@ -48,8 +49,7 @@ def test_two_servers_of_one_model_share_a_configuration_and_neither_spoils_the_o
         at_ns = number * 500_000_000
         for url, server in servers.items():
             server.run(0.5, (3, 8, 1, 5)[number // 20 % 4])
-            reading: EngineReading = server.reading()
-            pipeline.process(pages=[ScrapedPage(url, 10**18 + at_ns, at_ns, (reading,))])
+            pipeline.process(pages=[ScrapedPage(url, 10**18 + at_ns, at_ns, (server.reading(),))])
     pipeline.flush()
     (config,) = pipeline.snapshot(0, 1).configs
     assert [engine.instance for engine in config.engines] == list(servers)

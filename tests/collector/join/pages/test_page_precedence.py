@@ -9,11 +9,10 @@ import tracefit
 from collector.config import Config
 from collector.decode.pages import Meaning, PageParser, ScrapedPage
 from collector.join import Engine
-from collector.join.pages import PageEngine
 from collector.recordings import Recording
 from collector.service.pipeline import make_pipeline
 from collector.telemetry import RowDrop, table
-from tests.collector.join.pages.test_scrape_windows import SimulatedEngine
+from tests.collector.join.pages.test_scrape_windows import SimulatedEngine, new_page
 from tests.support.clocks import T0_NS
 from tests.support.page_server import RECORDED, recorded_pages
 from tests.support.paths import DATA
@@ -84,7 +83,7 @@ def test_of_several_servers_only_the_one_that_sends_is_left_to_its_telemetry(oth
 
 @pytest.mark.parametrize("front_ends", [1, 2])
 def test_completeness_is_steps_heard_over_steps_counted(front_ends):
-    simulated, page = SimulatedEngine(), PageEngine("server", "", 0, Config())
+    simulated, page = SimulatedEngine(), new_page()
     engine = Engine("engine", "", 0, CONFIG)
     assert math.isnan(make_pipeline(CONFIG).joiner.pages.completeness)
     for number in range(1, 90):

@@ -4,10 +4,9 @@ import math
 
 import pytest
 
-from collector.config import Config
 from collector.decode.pages import EngineReading, Flavour, Meaning
 from collector.join.api_queueing import with_fallbacks
-from collector.join.pages import PageEngine
+from tests.collector.join.pages.test_scrape_windows import new_page
 
 STEP_S, LONG_S, FRONT_END_S = 0.02, 0.2, 0.005
 WAIT_S = FRONT_END_S + (9 * STEP_S**2 + LONG_S**2) / (2 * (9 * STEP_S + LONG_S))
@@ -42,7 +41,7 @@ def second(number, *, without=(), busy=1.0, frontends=1, seconds=0.38, own_s=0.0
 
 
 def alpha(rounds=60, **other):
-    page = PageEngine("server", "", 0, Config())
+    page = new_page()
     page.windows.copies = other.get("frontends", 1)
     for number in range(1, rounds):
         page.add(*second(number, **other))
@@ -75,17 +74,16 @@ def test_nothing_is_said_where_the_wait_cannot_be_told(other):
 
 
 def test_a_restart_counts_no_request_twice():
-    page = PageEngine("server", "", 0, Config())
-    for number in (1, 40, 2, 3):
+    page = new_page()
+    for number, later in ((1, 0), (40, 0), (2, 10**11), (3, 10**11)):
         unix_ns, mono_ns, reading = second(number)
-        later = 0 if number in (1, 40) else 10**11
         page.add(unix_ns + later, mono_ns + later, reading)
     assert page.api_queueing.requests == 2 * 39 + 2
 
 
 def test_what_was_long_ago_hardly_counts_and_what_scatters_is_a_band():
     """A front end of 140 ms that takes 40 ms since; its answers take now more and now less."""
-    page, own_s = PageEngine("server", "", 0, Config()), 0.0
+    page, own_s = new_page(), 0.0
     for number in range(1, 4500):
         own_s += 2 * (0.14 if number < 1500 else 0.04) * (0.6, 1.3, 0.9, 1.2, 1.0)[number // 50 % 5]
         page.add(*second(number, own_s=own_s))

@@ -85,13 +85,27 @@ class SimulatedEngine:
         return EngineReading("0", "m", self.flavour, tuple(values[meaning] for meaning in Meaning), self.facts)
 
 
+def new_page():
+    return PageEngine("server", "", 0, Config())
+
+
+def scrape(page, engine, *, later_ns=0, wall_ns=10**18, **other):
+    """Take the page of the engine's moment, as if it were so much later."""
+    at_ns = int(engine.now_us * 1e3) + later_ns
+    page.add(wall_ns + at_ns, at_ns, engine.reading(**other))
+
+
 def scraped(engine, every_s=0.5, seconds=120, rates=(3, 8, 1, 5), without=()):
-    page = PageEngine("server", "", 0, Config())
+    page = new_page()
     for number in range(int(seconds / every_s)):
         engine.run(every_s, rates[int(number * every_s / 10) % len(rates)])
-        gone = dict.fromkeys(without, math.nan)
-        page.add(10**18 + int(engine.now_us * 1e3), int(engine.now_us * 1e3), engine.reading(**gone))
+        scrape(page, engine, **dict.fromkeys(without, math.nan))
     return page
+
+
+def off(rows, share=1.0):
+    """How far the true coefficients are off, in the mean over rows."""
+    return np.abs(FEATURES.evaluate(rows) @ TRUE * share / rows.elapsed_us - 1).mean()
 
 
 def rows_of(page):
@@ -124,9 +138,8 @@ def test_known_coefficients_are_found_from_counters_alone(cached, counting):
     assert set(rows.quality.tolist()) == {Quality.METRICS}
     assert (np.diff(rows.end_ns) >= 0).all()
     assert 0.9 * engine.values[Meaning.STEPS] <= rows.steps.sum() <= engine.values[Meaning.STEPS]
-    assert np.abs(FEATURES.evaluate(rows) @ TRUE / rows.elapsed_us - 1).mean() < 0.05
-    assert beta[0] == pytest.approx(TRUE[0], rel=0.15)
-    assert beta[1] == pytest.approx(TRUE[1], rel=0.15)
+    assert off(rows) < 0.05
+    assert beta[:2] == pytest.approx(TRUE[:2], rel=0.15)
     assert beta[2] == pytest.approx(TRUE[2], rel=0.25)
 
 
@@ -147,20 +160,16 @@ def test_aborted_requests_are_left_out_and_the_context_is_exact_again_after_idle
     assert page.windows.newest.left > 0
     engine.running.clear()
     engine.values[Meaning.RUNNING] = 0.0
-    at_ns = int(engine.now_us * 1e3) + 10**9
-    page.add(10**18 + at_ns, at_ns, engine.reading())
-    assert page.windows.newest.context_tokens == 0.0
-    assert page.windows.newest.decoding == 0.0
-    beta = fitted(rows_of(page))
-    assert beta[0] == pytest.approx(TRUE[0], rel=0.2)
+    scrape(page, engine, later_ns=10**9)
+    newest = page.windows.newest
+    assert (newest.context_tokens, newest.decoding) == (0.0, 0.0)
+    assert fitted(rows_of(page))[0] == pytest.approx(TRUE[0], rel=0.2)
 
 
 def test_windows_with_a_preemption_give_no_rows():
     page = scraped(SimulatedEngine(preempt=0.01), seconds=30)
-    rows = rows_of(page)
-    drops = drops_of(page)
-    assert drops[RowDrop.INCOMPLETE] > 0
-    assert len(rows) > 0
+    assert len(rows_of(page)) > 0
+    assert drops_of(page)[RowDrop.INCOMPLETE] > 0
     assert drops_of(page) == {}
 
 
@@ -184,7 +193,7 @@ def test_several_front_ends_count_a_step_several_times_and_are_found_out(front_e
     assert page.windows.copies > 1
     rows = rows_of(page)
     beta = fitted(rows)
-    assert np.abs(FEATURES.evaluate(rows) @ TRUE / rows.elapsed_us - 1).mean() < 0.08
+    assert off(rows) < 0.08
     assert beta[0] == pytest.approx(TRUE[0], rel=0.1)
     assert beta[1] == pytest.approx(TRUE[1], rel=0.2)
     assert drops_of(page)[RowDrop.INCOMPLETE] > 0  # before it was known
@@ -192,7 +201,7 @@ def test_several_front_ends_count_a_step_several_times_and_are_found_out(front_e
 
 def test_a_server_of_bursts_that_is_asked_every_15_seconds_gives_a_row_each_time():
     """What is held at both ends of so long a window tells of no front ends."""
-    parser, page = PageParser(), PageEngine("m1", "", 0, Config())
+    parser, page = PageParser(), new_page()
     lines = gzip.decompress(RECORDED.read_bytes()).splitlines()[::30]
     for each in (read_page_line(line, parser, "m1") for line in lines):
         page.add(each.unix_ns, each.mono_ns, each.engines[0])
@@ -201,38 +210,32 @@ def test_a_server_of_bursts_that_is_asked_every_15_seconds_gives_a_row_each_time
 
 
 def test_a_restart_begins_anew():
-    engine = SimulatedEngine()
-    page = scraped(engine, seconds=20)
+    before, fresh = SimulatedEngine(), SimulatedEngine(seed=1)
+    page = scraped(before, seconds=20)
     rows_of(page)
-    fresh = SimulatedEngine(seed=1)
-    for n in range(1, 41):
+    for _ in range(40):
         fresh.run(0.5, 5)
-        at_ns = int((engine.now_us + fresh.now_us) * 1e3) + n
-        page.add(10**18 + at_ns, at_ns, fresh.reading())
-    rows = rows_of(page)
+        scrape(page, fresh, later_ns=int(before.now_us * 1e3))
     drops = drops_of(page)
     assert drops[RowDrop.RESTART] == 1
     assert RowDrop.AMBIGUOUS not in drops, "one server after the other"
-    assert np.abs(FEATURES.evaluate(rows) @ TRUE / rows.elapsed_us - 1).mean() < 0.1
+    assert off(rows_of(page)) < 0.1
 
 
 def test_scrapes_out_of_order_are_counted_and_change_nothing():
-    engine, page = SimulatedEngine(), PageEngine("server", "", 0, Config())
+    engine, page = SimulatedEngine(), new_page()
     for _ in range(20):
         engine.run(0.5, 5)
-        at_ns = int(engine.now_us * 1e3)
-        page.add(10**18 + at_ns, at_ns, engine.reading())
-        page.add(10**18 + at_ns - 5, at_ns - 5, engine.reading(steps=0.0))
+        scrape(page, engine)
+        scrape(page, engine, later_ns=-5, steps=0.0)
     assert drops_of(page) == {RowDrop.TIME_ORDER: 20}
 
 
 def test_a_wall_clock_set_back_keeps_rows_in_order_and_another_host_begins_a_new_window():
-    engine, page = SimulatedEngine(), PageEngine("server", "", 0, Config())
+    engine, page = SimulatedEngine(), new_page()
     for n in range(40):
         engine.run(0.5, 5)
-        back_ns = 3600 * 10**9 if n > 20 else 0
-        at_ns = int(engine.now_us * 1e3)
-        page.add(10**18 + at_ns - back_ns, at_ns, engine.reading())
+        scrape(page, engine, wall_ns=10**18 - (3600 * 10**9 if n > 20 else 0))
     assert (np.diff(rows_of(page).end_ns) >= 0).all()
     engine.run(0.5, 5)
     page.add(2 * 10**18, 5, engine.reading())  # a monotonic clock of another boot
@@ -276,7 +279,7 @@ def test_passes_of_prompts_and_of_answers_apart_and_the_gpus_share_are_told_by_s
     for target, share, near in ((Target.STEP_TIME, 1.0, 0.07), (Target.GPU_TIME, 0.8, 0.03)):
         rows = by_target[target]
         assert len(rows) > 100
-        assert np.abs(FEATURES.evaluate(rows) @ TRUE * share / rows.elapsed_us - 1).mean() < near, target
+        assert off(rows, share) < near, target
         assert fitted(rows)[:2] == pytest.approx(share * TRUE[:2], rel=2 * near), target
 
 

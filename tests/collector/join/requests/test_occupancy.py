@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -15,14 +16,19 @@ from tests.support.pipelines import replayed, step_coefficients
 from tests.support.toy_engine import UNIX_NS, many_jobs, run_engine
 from tests.support.toy_spans import STOCK_SCOPE, Piece, exports_of, pieces, stock_of, stock_span
 
+USUAL = {"prompt": 100, "outputs": 11, "ttft_s": 0.5, "decode_s": 1.0}
 COLUMN = {name: index for index, name in enumerate(STEP_FEATURES)}
 
 
-def rows_of(*spans, flush: bool = True, **settings) -> dict[Target, RowBlock]:
-    sequence = ApiProcess("api", "", 0, Config(**settings))
+def told(*spans) -> ApiProcess:
+    process = ApiProcess("api", "", 0, Config())
     for span in spans:
-        sequence.add(span)
-    return dict(sequence.advance(flush=flush))
+        process.add(span)
+    return process
+
+
+def rows_of(*spans) -> dict[Target, RowBlock]:
+    return dict(told(*spans).advance(flush=True))
 
 
 def column(block: RowBlock, name: str) -> np.ndarray:
@@ -35,7 +41,7 @@ def closing() -> object:
 
 
 def test_overlapping_requests_share_their_steps_and_their_weight():
-    pair = [stock_of(n, 10.0, prompt=p, outputs=11, ttft_s=0.5, decode_s=1.0) for n, p in (("a", 100), ("b", 300))]
+    pair = [stock_of(n, 10.0, **USUAL | {"prompt": p}) for n, p in (("a", 100), ("b", 300))]
     block = rows_of(*pair, closing())[Target.STEP_TIME].slice(0, 2)
     assert column(block, "decode_requests").tolist() == [2.0] * 20
     np.testing.assert_allclose(column(block, "decode_context_tokens")[:10], 400 + 2 * np.arange(1, 11))
@@ -43,7 +49,7 @@ def test_overlapping_requests_share_their_steps_and_their_weight():
 
 
 def test_a_prompt_is_the_prefill_of_the_step_in_which_its_first_token_falls():
-    base = stock_of("a", 10.0, prompt=100, outputs=11, ttft_s=0.5, decode_s=1.0)
+    base = stock_of("a", 10.0, **USUAL)
     comer = stock_of("b", 10.3, prompt=77, outputs=3, ttft_s=0.45, decode_s=5.0)
     block = rows_of(base, comer, closing())[Target.STEP_TIME].slice(0, 1)
     assert (block.steps.tolist(), block.end_ns[0]) == ([10], UNIX_NS + int(11.5e9))
@@ -55,7 +61,7 @@ def test_a_prompt_is_the_prefill_of_the_step_in_which_its_first_token_falls():
 
 
 def test_one_token_outputs_are_prefill_and_give_no_row_of_their_own():
-    base = stock_of("a", 10.0, prompt=100, outputs=11, ttft_s=0.5, decode_s=1.0)
+    base = stock_of("a", 10.0, **USUAL)
     single = stock_of("b", 10.3, prompt=77, outputs=1, ttft_s=0.45, decode_s=0.0)
     block = rows_of(base, single, closing())[Target.STEP_TIME]
     assert len(block) == 1
@@ -73,11 +79,11 @@ def test_how_many_requests_come_together_does_not_matter():
     spans.sort(key=lambda span: span.end_unix_ns)
     blocks = []
     for piece in (1, 7, len(spans)):
-        sequence, rows = ApiProcess("api", "", 0, Config()), []
+        process, rows = told(), []
         for start in range(0, len(spans), piece):
             for span in spans[start : start + piece]:
-                sequence.add(span)
-            rows += [block for target, block in sequence.advance() if target is Target.STEP_TIME]
+                process.add(span)
+            rows += [block for target, block in process.advance() if target is Target.STEP_TIME]
         blocks.append(RowBlock.concatenate(rows))
     assert len(blocks[0]) > 100
     for block in blocks[1:]:
@@ -85,31 +91,23 @@ def test_how_many_requests_come_together_does_not_matter():
 
 
 def test_at_the_end_requests_that_a_running_one_could_overlap_give_no_row():
-    spans = [stock_of(f"r{n}", n, prompt=9, outputs=5, ttft_s=0.5, decode_s=2.0) for n in range(10)]
-    sequence = ApiProcess("api", "", 0, Config())
-    for span in spans:
-        sequence.add(span)
-    block = dict(sequence.advance(flush=True))[Target.STEP_TIME]
-    assert len(block) == 8
-    assert sequence.counts[table.DROPPED_ROWS, RowDrop.INCOMPLETE] == 2
+    process = told(*(stock_of(f"r{n}", n, prompt=9, outputs=5, ttft_s=0.5, decode_s=2.0) for n in range(10)))
+    assert len(dict(process.advance(flush=True))[Target.STEP_TIME]) == 8
+    assert process.counts[table.DROPPED_ROWS, RowDrop.INCOMPLETE] == 2
 
 
 def test_a_span_without_an_answer_is_incomplete_and_one_that_ends_before_its_first_token_is_out_of_order():
-    import msgspec
-
-    span = stock_of("a", 10.0, prompt=100, outputs=11, ttft_s=0.5, decode_s=1.0)
-    sequence = ApiProcess("api", "", 0, Config())
-    sequence.add(msgspec.structs.replace(span, output_tokens=0))
-    sequence.add(msgspec.structs.replace(span, decode_s=-0.3))
-    assert sequence.open_requests == 0
-    assert sequence.counts.by_label(table.DROPPED_ROWS) == {RowDrop.INCOMPLETE: 1, RowDrop.TIME_ORDER: 1}
+    span = stock_of("a", 10.0, **USUAL)
+    process = told(*(msgspec.structs.replace(span, **odd) for odd in ({"output_tokens": 0}, {"decode_s": -0.3})))
+    assert process.open_requests == 0
+    assert process.counts.by_label(table.DROPPED_ROWS) == {RowDrop.INCOMPLETE: 1, RowDrop.TIME_ORDER: 1}
 
 
 def test_queue_wait_comes_from_the_span_and_api_queueing_from_idle_arrivals_only():
     parts = {"queue_s": 0.04, "prefill_s": 0.3}
-    idle = stock_of("a", 10.0, prompt=100, outputs=11, ttft_s=0.5, decode_s=1.0, **parts)
-    meets = stock_of("b", 10.2, prompt=100, outputs=11, ttft_s=0.5, decode_s=1.0, **parts)
-    silent = stock_of("c", 20.0, prompt=100, outputs=11, ttft_s=0.5, decode_s=1.0)
+    idle = stock_of("a", 10.0, **USUAL, **parts)
+    meets = stock_of("b", 10.2, **USUAL, **parts)
+    silent = stock_of("c", 20.0, **USUAL)
     found = rows_of(idle, meets, silent)
     np.testing.assert_allclose(found[Target.QUEUE_WAIT].elapsed_us, [40_000, 40_000])
     np.testing.assert_allclose(found[Target.API_QUEUEING].elapsed_us, [160_000])

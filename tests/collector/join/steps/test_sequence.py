@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from collector.config.schema import Config
 from collector.decode import Telemetry
 from collector.identity import FactSource
-from collector.join import Engine
+from collector.join import Engine, Scheduling
 from collector.telemetry import table
 from collector.telemetry.reasons import JoinEvent, RowDrop
 from online.rows import STEP_FEATURES, Quality, RowBlock, Target
@@ -31,14 +31,18 @@ class Feed:
         self.engine.facts.learn(facts or {}, FactSource.RESOURCE)
         self.rows: list[RowBlock] = []
 
-    def summaries(self, keep) -> Feed:
-        self.engine.add(Telemetry("a", {}, steps=self.steps[np.isin(self.steps["step_id"], list(keep))]))
+    def summaries(self, keep=None) -> Feed:
+        kept = slice(None) if keep is None else np.isin(self.steps["step_id"], list(keep))
+        self.engine.add(Telemetry("a", {}, steps=self.steps[kept]))
         return self
 
     def journeys(self, jobs=None) -> Feed:
         jobs = self.run.jobs if jobs is None else jobs
         self.engine.add(Telemetry("a", {}, core=[core_of(self.run, job) for job in jobs if job.marks]))
         return self
+
+    def everything(self) -> Feed:
+        return self.journeys().summaries().advance(flush=True)
 
     def advance(self, *, flush: bool = False) -> Feed:
         self.rows += [block for target, block in self.engine.advance(flush=flush) if target is Target.STEP_TIME]
@@ -61,12 +65,16 @@ class Feed:
         """The step that begins where the newest row ends."""
         return self.engine.newest_process.emitted_to
 
-    def predicted_us(self) -> np.ndarray:
-        """Σ x . beta of each row with the engine's true coefficients."""
-        raw, block = self.block.raw, self.block
-        work = BETA_US[0] + BETA_US[1] * raw[:, COLUMN["prefill_tokens"]]
-        work = work + BETA_US[2] * raw[:, COLUMN["decode_context_tokens"]] + BETA_US[3] * raw[:, COLUMN["requests"]]
-        return np.add.reduceat(work, block.offsets[:-1])
+    def column(self, name: str) -> np.ndarray:
+        return self.block.raw[:, COLUMN[name]]
+
+    def assert_true(self, rtol: float, atol_us: float) -> float:
+        """Each row takes Σ x . beta with the engine's true coefficients; the median of how far it is off."""
+        of_work = (self.column(name) for name in ("prefill_tokens", "decode_context_tokens", "requests"))
+        work_us = BETA_US[0] + sum(beta * column for beta, column in zip(BETA_US[1:], of_work, strict=True))
+        predicted_us = np.add.reduceat(work_us, self.block.offsets[:-1])
+        np.testing.assert_allclose(predicted_us, self.block.elapsed_us, rtol=rtol, atol=atol_us)
+        return float(np.median(np.abs(predicted_us - self.block.elapsed_us)))
 
 
 @pytest.fixture(scope="module")
@@ -81,13 +89,13 @@ def ids(run, every: int = 1):
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_every_step_gives_one_exact_row_when_everything_is_sent(asynchronous):
     run = run_engine(many_jobs(80), asynchronous=asynchronous)
-    feed = Feed(run).journeys().summaries(ids(run)).advance(flush=True)
+    feed = Feed(run).everything()
     busy = np.count_nonzero(run.truth("batch.scheduled_tokens"))
+    assert feed.engine.scheduling is (Scheduling.ASYNC if asynchronous else Scheduling.SYNC)
     # An asynchronous last step has no start after it: it ends by its requests' stamps.
     assert busy - 1 <= len(feed.block) <= busy
     assert (feed.block.steps[:-1] == 1).all()
-    np.testing.assert_allclose(feed.predicted_us(), feed.block.elapsed_us, rtol=1e-3, atol=250)
-    assert np.median(np.abs(feed.predicted_us() - feed.block.elapsed_us)) < 1.0
+    assert feed.assert_true(rtol=1e-3, atol_us=250) < 1.0
 
 
 def rebuilt_exactly(run, order, *, budget=512, asynchronous=False):
@@ -102,8 +110,8 @@ def rebuilt_exactly(run, order, *, budget=512, asynchronous=False):
     work = np.add(run.prefill_tokens, run.recomputed_tokens)
     assert len(steps) > 20
     assert set(block.quality.tolist()) == {int(Quality.JOURNEYS)}
-    np.testing.assert_array_equal(block.raw[:, COLUMN["prefill_tokens"]], work[steps])
-    np.testing.assert_array_equal(block.raw[:, COLUMN["decode_context_tokens"]], np.array(run.context_tokens)[steps])
+    np.testing.assert_array_equal(feed.column("prefill_tokens"), work[steps])
+    np.testing.assert_array_equal(feed.column("decode_context_tokens"), np.array(run.context_tokens)[steps])
     return stops.tolist()
 
 
@@ -128,7 +136,7 @@ def test_requests_that_were_preempted_or_aborted_are_rebuilt_exactly():
 
 def test_the_pieces_of_a_long_prompt_attend_to_those_before():
     run = run_engine([Job("a", 1300, 3, 1), Job("b", 100, 3, 4)])
-    attention = Feed(run).journeys().summaries(ids(run)).advance(flush=True).block.raw[:, COLUMN["prefill_attention"]]
+    attention = Feed(run).everything().column("prefill_attention")
     assert attention[attention > 0].tolist() == [512 * 256, 512 * (512 + 256), 276 * (1024 + 138), 100 * 50]
 
 
@@ -137,7 +145,7 @@ def test_rows_over_holes_sum_the_rebuilt_steps_and_interpolate_nothing(run):
     block = feed.block
     assert block.steps.max() <= 7
     assert feed.drops[RowDrop.INCOMPLETE] <= 10
-    np.testing.assert_allclose(feed.predicted_us(), block.elapsed_us, rtol=2e-3, atol=450)
+    feed.assert_true(rtol=2e-3, atol_us=450)
     assert set(block.quality[block.steps > 1].tolist()) == {int(Quality.SAMPLED)}
 
 
@@ -148,30 +156,28 @@ def test_holes_without_journeys_give_no_row(run):
 
 
 def test_summaries_alone_give_rows_with_context_from_blocks_or_none(run):
-    feed = Feed(run).summaries(ids(run)).advance(flush=True)
+    feed = Feed(run).summaries().advance(flush=True)
     assert len(feed.block) > 500
-    assert np.isnan(feed.block.raw[:, COLUMN["decode_context_tokens"]]).any()
-    feed = Feed(run, {"block_size": 16})
-    feed.summaries(ids(run)).advance(flush=True)
-    context = feed.block.raw[:, COLUMN["decode_context_tokens"]]
+    assert np.isnan(feed.column("decode_context_tokens")).any()
+    context = Feed(run, {"block_size": 16}).summaries().advance(flush=True).column("decode_context_tokens")
     truth = np.array(run.context_tokens, float)[run.truth("batch.scheduled_tokens") > 0][: len(context)]
     assert np.median(np.abs(context - truth)[truth > 0] / truth[truth > 0]) < 0.05
 
 
 def test_a_step_waits_for_its_journeys_and_leaves_when_they_are_complete(run):
-    feed = Feed(run).summaries(ids(run))
+    feed = Feed(run).summaries()
     early = [job for job in run.jobs if job.step_of("FINISHED") < 600]
     feed.journeys(early).advance()
     first_open = min(job.step_of("SCHEDULED") for job in run.jobs if job not in early)
     assert 0 < feed.next_step <= first_open
     feed.journeys([job for job in run.jobs if job not in early]).advance(flush=True)
     assert feed.events[JoinEvent.STEP_MISMATCHED] == 0
-    np.testing.assert_allclose(feed.predicted_us(), feed.block.elapsed_us, rtol=1e-3, atol=250)
+    feed.assert_true(rtol=1e-3, atol_us=250)
 
 
 def test_a_step_whose_journeys_never_come_is_used_after_the_window():
     run = run_engine(many_jobs(300))
-    feed = Feed(run, join_timeout_s=5.0, allowed_lateness_s=1.0).summaries(ids(run))
+    feed = Feed(run, join_timeout_s=5.0, allowed_lateness_s=1.0).summaries()
     feed.journeys([job for index, job in enumerate(run.jobs) if index % 9]).advance()
     newest = run.summaries[-1]["step.ts_start_ns"]
     passed = run.summaries[feed.next_step - 1]["step.ts_start_ns"]
@@ -194,7 +200,7 @@ def test_a_hole_is_final_only_after_the_grace_time():
 
 def test_idle_time_between_steps_or_inside_a_hole_gives_no_row():
     run = run_engine([Job("a", 50, 20, 1), Job("b", 50, 20, 60), Job("c", 50, 20, 120)], idle_us=5e6)
-    told = Feed(run).journeys().summaries(ids(run)).advance(flush=True)
+    told = Feed(run).everything()
     assert told.drops[RowDrop.IDLE] == 2
     hole = Feed(run).journeys().advance(flush=True)
     assert hole.drops[RowDrop.IDLE] + hole.drops[RowDrop.INCOMPLETE] >= 2
@@ -212,8 +218,8 @@ def test_an_interval_longer_than_allowed_gives_no_row(monkeypatch):
 
 def test_without_journeys_the_mode_is_what_the_configuration_says():
     run = run_engine(many_jobs(80), asynchronous=True)
-    told = Feed(run).journeys().summaries(ids(run)).advance(flush=True)
-    fact = Feed(run, {"async_scheduling": True}).summaries(ids(run)).advance(flush=True)
+    told = Feed(run).everything()
+    fact = Feed(run, {"async_scheduling": True}).summaries().advance(flush=True)
     np.testing.assert_allclose(fact.block.elapsed_us[5:50], told.block.elapsed_us[5:50])
 
 
@@ -235,4 +241,4 @@ def test_rows_are_held_until_the_pace_is_known_or_the_stream_ends(run):
     feed = Feed(run).journeys().summaries(range(1, 50)).advance()
     assert len(feed.block) == 0
     assert len(feed.advance(flush=True).block) > 20
-    assert len(Feed(run).journeys().summaries(ids(run)).advance().block) > 64
+    assert len(Feed(run).journeys().summaries().advance().block) > 64

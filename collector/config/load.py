@@ -51,7 +51,7 @@ _FIELDS: Final = {field.name: field for field in msgspec.structs.fields(Config)}
 _WORDS: Final = ("tag:yaml.org,2002:str", "tag:yaml.org,2002:merge")
 _UNKNOWN: Final = re.compile(r"unknown field `(.*)`$", re.DOTALL)
 _NOT_ONE_OF: Final = re.compile(r"'(?P<word>[^']+)'.* is not one of (?P<known>[^;]+)$")
-_AT: Final = re.compile(r"^(?P<problem>.*?)(?: - at `\$\.?(?P<path>.*)`)?$", re.DOTALL)
+_AT: Final = re.compile(r" - at `\$\.?(.*)`$", re.DOTALL)
 _KINDS: Final = {"object": "mapping", "null": "nothing", "boolean": "`true`, `false`", "string": "text"}
 _TYPES: Final = {"str": "text", "int": "whole number", "float": "number", "bool": "true or false", "array": "list"}
 _BOUNDS: Final = (("minimum", "≥"), ("exclusiveMinimum", ">"), ("maximum", "≤"), ("exclusiveMaximum", "<"))
@@ -239,8 +239,7 @@ def _convert(tree: dict[str, Any]) -> Config:
 
 def _explain(text: str, tree: Mapping[str, Any]) -> ConfigError:
     """The key and the problem out of msgspec's sentence (``Expected `int` >= 1 - at `$.engines_max```)."""
-    match = _AT.match(text)
-    problem, path = (match["problem"], match["path"] or "") if match is not None else (text, "")
+    problem, path, *_ = *_AT.split(text), ""
     unknown = _UNKNOWN.search(problem)
     if unknown is not None:
         known = Rule.__struct_fields__ if path else _FIELDS

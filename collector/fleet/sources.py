@@ -148,22 +148,19 @@ def find_targets(sources: Sequence[str], resolve: Resolve = addresses_of) -> lis
 
 
 def _look_at(source: str, resolve: Resolve) -> Iterator[StateSource]:
+    scheme, is_url, _ = source.partition("://")
     if source.startswith("@"):
         for target in read_targets(Path(source[1:]), STATE_PATH):
             yield StateSource(target.url, url=target.url)
-    elif source.startswith(_DNS):
-        yield from _behind(source.removeprefix(_DNS), resolve)
-    elif source.partition("://")[0] in _HTTP and "://" in source:
-        url = str(_state_url(source))
-        yield StateSource(url, url=url)
+    elif is_url and scheme.removeprefix(_DNS) in _HTTP:
+        asked = _state_url(source.removeprefix(_DNS))
+        if not scheme.startswith(_DNS):
+            yield StateSource(str(asked), url=str(asked))
+            return
+        for address in resolve(asked.host or "", asked.port or 0):
+            yield StateSource(str(asked.with_host(address)), str(asked), address)
     else:
         yield from _below(source)
-
-
-def _behind(url: str, resolve: Resolve) -> Iterator[StateSource]:
-    asked = _state_url(url)
-    for address in resolve(asked.host or "", asked.port or 0):
-        yield StateSource(str(asked.with_host(address)), str(asked), address)
 
 
 def _below(source: str) -> Iterator[StateSource]:

@@ -115,18 +115,21 @@ def test_request_spans_that_are_sampled_are_said_to_be_in_every_answer(tmp_path,
     assert config.targets == {}
 
 
-@pytest.mark.parametrize(
-    ("config", "said"),
-    [
-        ({}, ["usable"]),
-        ({"doubts": ["its engines disagree"]}, ["not usable; its engines disagree"]),
-        ({"quarantined": "step_time: ValueError"}, ["quarantined; configuration 0f3c5a9b77e1 is quarantined: step_ti"]),
-        ({"telemetry": "metrics"}, ["means of many steps, from pages of counters", "usable"]),
-        ({"last_heard_unix_nano": 1}, ["since 1970-01-01 00:00 UTC", "usable"]),
-        ({"replaced_by": "another"}, [" UTC; its server sends another configuration now"]),
-    ],
-)
-def test_of_each_configuration_the_verdict_is_said_and_of_one_that_was_replaced_no_more_than_that(config, said, capsys):
+VERDICTS = """
+{} usable
+{"doubts": ["its engines disagree"]} not usable; its engines disagree
+{"quarantined": "step_time: ValueError"} quarantined; configuration 0f3c5a9b77e1 is quarantined: step_ti
+{"telemetry": "metrics"} means of many steps, from pages of counters | usable
+{"last_heard_unix_nano": 1} since 1970-01-01 00:00 UTC | usable
+{"replaced_by": "another"} UTC; its server sends another configuration now
+"""
+"""What is published of a configuration beside the rest, and what each line about it says."""
+
+
+@pytest.mark.parametrize("line", VERDICTS.strip().splitlines())
+def test_of_each_configuration_the_verdict_is_said_and_of_one_that_was_replaced_no_more_than_that(line, capsys):
+    config, end = json.JSONDecoder().raw_decode(line)
+    said = line[end + 1 :].split(" | ")
     snapshot, now = tree(), time.time_ns()
     snapshot["configs"][0] |= {"last_heard_unix_nano": now, **config}
     if "replaced_by" in config:

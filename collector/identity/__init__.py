@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from .experts import unknown_experts
+from .experts import Fact, unknown_experts
 from .resolver import (
     IDENTITY,
     ConfigResolver,
     EngineFacts,
-    Fact,
     FactSource,
     cannot_derive,
     config_id,

@@ -27,7 +27,8 @@ from collector.runtime import Background, Clock, Health, IoLoop
 from collector.runtime.http import FetchError, HttpClient
 from collector.telemetry import PullOutcome
 
-from .resolver import TEXT_CHARS_MAX, ConfigResolver, Fact
+from .experts import Fact
+from .resolver import TEXT_CHARS_MAX, ConfigResolver
 
 BODY_BYTES_MAX = 2 * 2**20
 RETRY_S = 30.0

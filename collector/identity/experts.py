@@ -4,49 +4,21 @@ A step of a mixture reads the experts that its tokens touch, 1 - (1 - k/E)^token
 E and k have to be known before a coefficient of ``active_experts`` can be learned. Most servers do not tell them, and
 most models are called by their public names. What a file or the server says is stronger than a name.
 
-The table is of the ``config.json`` of each model's own public repository; the files that the bench of GPUs installs
-(``requirements-gpus.lock``) say the same of all but one, which they do not have.
+The table, ``experts.json``, is of the ``config.json`` of each model's own public repository. The files that the bench
+of GPUs installs (``requirements-gpus.lock``) say the same of all but one, which they do not have.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
 
 Fact = str | int | float | bool
 
-_BY_NAME: dict[str, tuple[int, int]] = {
-    "deepseek-r1": (256, 8),
-    "deepseek-v3": (256, 8),
-    "deepseek-v4-flash": (256, 6),
-    "deepseek-v4-pro": (384, 6),
-    "gemma-4-26b-a4b": (128, 8),
-    "glm-5": (256, 8),
-    "gpt-oss-120b": (128, 4),
-    "gpt-oss-20b": (32, 4),
-    "kimi-k2": (384, 8),
-    "kimi-k3": (896, 16),
-    "llama-4-maverick-17b-128e": (128, 1),
-    "llama-4-scout-17b-16e": (16, 1),
-    "mimo-v2-flash": (256, 8),
-    "minimax-m2": (256, 8),
-    "minimax-m3": (128, 4),
-    "mixtral-8x22b": (8, 2),
-    "mixtral-8x7b": (8, 2),
-    "nemotron-3-nano-30b-a3b": (128, 6),
-    "nemotron-3-super-120b-a12b": (512, 22),
-    "nemotron-3-ultra-550b-a55b": (512, 22),
-    "qwen3-235b-a22b": (128, 8),
-    "qwen3-30b-a3b": (128, 8),
-    "qwen3-coder-30b-a3b": (128, 8),
-    "qwen3-coder-480b-a35b": (160, 8),
-    "qwen3-vl-235b-a22b": (128, 8),
-    "qwen3-vl-30b-a3b": (128, 8),
-    "qwen3.5-122b-a10b": (256, 8),
-    "qwen3.5-35b-a3b": (256, 8),
-    "qwen3.5-397b-a17b": (512, 10),
-    "step-3.7-flash": (288, 8),
-}
+_BY_NAME = msgspec.json.decode(Path(__file__).with_name("experts.json").read_bytes(), type=dict[str, tuple[int, int]])
 """Experts of a layer and how many of them a token goes through, by the part of a name that says which model it is."""
 _LOOKS_LIKE_ONE = re.compile(r"(?<![a-z0-9])(moe|mixtral|\d+x\d+(\.\d+)?b|\d+(\.\d+)?b-a\d+(\.\d+)?b)(?![a-z0-9])")
 """``Qwen1.5-MoE``, ``Mixtral``, ``8x7B``, ``57B-A14B``."""

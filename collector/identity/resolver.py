@@ -35,9 +35,7 @@ from online.features.sheets import (
     quantized,
 )
 
-from .experts import experts_by_name
-
-Fact = str | int | float | bool
+from .experts import Fact, experts_by_name
 
 IDENTITY: tuple[str, ...] = (
     "model",

@@ -63,6 +63,15 @@ class SystemFiles:
         """Like writev(2)."""
         return os.writev(descriptor, parts)
 
+    def write_all(self, descriptor: int, parts: list[bytes]) -> None:
+        """Write in as many calls as it takes; of an OSError a part may be there."""
+        size_bytes, written = sum(map(len, parts)), self.write(descriptor, parts)
+        while written < size_bytes:
+            more = self.write(descriptor, [b"".join(parts)[written:]])
+            if not more:
+                raise OSError(0, "nothing was written")
+            written += more
+
     def truncate(self, descriptor: int, size_bytes: int) -> None:
         """Like ftruncate(2)."""
         os.ftruncate(descriptor, size_bytes)

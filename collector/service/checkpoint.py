@@ -191,15 +191,14 @@ class Directory:
             self._close()
 
     def _read(self) -> tuple[str, str]:
-        text = os.pread(self._descriptor, _LOCK_BYTES_MAX, 0).decode("utf-8", "replace").rstrip("\0")
+        text = os.pread(self._descriptor, _LOCK_BYTES_MAX, 0).decode("utf-8", "replace")
         holder, _, noted = text.partition("\n")
         return holder.strip(), noted
 
     def _write(self, text: str) -> None:
+        """Replace the note in one call: of two, a kill between them would leave both notes mixed."""
         with contextlib.suppress(OSError):  # the disk may be full: the lock holds all the same
-            data = text.encode()[:_LOCK_BYTES_MAX]
-            os.pwrite(self._descriptor, data, 0)
-            os.ftruncate(self._descriptor, len(data))
+            os.pwrite(self._descriptor, text.encode()[:_LOCK_BYTES_MAX].ljust(_LOCK_BYTES_MAX), 0)
 
     def _close(self) -> None:
         os.close(self._descriptor)
@@ -243,19 +242,15 @@ class CheckpointFiles:
 
         Files that cannot be used are put aside and logged as errors.
         """
-        tried = False
         for path, outcome in ((self._path, Restored.NEWEST), (self._previous, Restored.PREVIOUS)):
             try:
                 data, written_unix_s = _read(path), path.stat().st_mtime
+                position, left_out = restore(decode(data))
             except FileNotFoundError:
                 continue
             except OSError as error:
                 self._report(path, error.strerror or type(error).__name__)
-                tried = True
                 continue
-            tried = True
-            try:
-                position, left_out = restore(decode(data))
             except StateError as error:
                 self._report(path, str(error))
                 with contextlib.suppress(OSError):
@@ -267,7 +262,7 @@ class CheckpointFiles:
             self._newest_is_whole = outcome is Restored.NEWEST
             self.restored, self.restored_name, self.restored_unix_s = outcome, path.name, written_unix_s
             return position
-        if tried:
+        if self.problem:
             _log.error("cold start, everything is learned anew; no state file could be used: %s", self.problem)
             self.restored = Restored.COLD
         return Position()
@@ -279,9 +274,7 @@ class CheckpointFiles:
             temporary.unlink()
         descriptor = self._files.open(temporary)
         try:
-            view = memoryview(data)
-            while view:
-                view = view[self._files.write(descriptor, [view]) :]  # type: ignore[list-item]  # bytes-like
+            self._files.write_all(descriptor, [data])
             self._files.sync(descriptor)
         except BaseException:
             with contextlib.suppress(OSError):
@@ -320,5 +313,7 @@ class CheckpointFiles:
 
 
 def _read(path: Path) -> bytes:
+    if path.is_fifo():
+        raise StateError("is a named pipe")  # whoever opens one waits for a process that writes
     with path.open("rb") as file:
         return file.read(STATE_BYTES_MAX)

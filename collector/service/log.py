@@ -188,12 +188,7 @@ class Log:
         if segment is None:
             segment = self._open = self._begin_segment(number)
         try:
-            written = self._files.write(self._descriptor, parts)
-            while written < size_bytes:
-                more = self._files.write(self._descriptor, [b"".join(parts)[written:]])
-                if not more:
-                    raise OSError(0, "nothing was written")
-                written += more
+            self._files.write_all(self._descriptor, parts)
         except BaseException:
             self._take_back(segment)
             raise

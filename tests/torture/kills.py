@@ -50,7 +50,7 @@ from tests.support.step_exports import make_export
 ENGINES = 2
 STAGES = dict.fromkeys(("take", "release"), Directory) | dict.fromkeys(("load", "write"), CheckpointFiles)
 STAGES |= dict.fromkeys(("open", "_begin_segment", "_end_segment", "free"), Log)
-STAGES |= {"backlog": Durability, "start": Sidecar, "to_checkpoint": Pipeline, "flush": Pipeline}
+STAGES |= {"read_unlearned": Durability, "start": Sidecar, "to_checkpoint": Pipeline, "flush": Pipeline}
 STAGES |= {"sync": SystemFiles, "replace": SystemFiles, "stop": SnapshotWriter}
 """Where the process ends itself: right after a call of this."""
 TROUBLES = {

@@ -69,11 +69,11 @@ def test_a_second_signal_ends_at_once(tmp_path):
 
 
 def test_a_start_that_hangs_ends_when_it_is_terminated(tmp_path):
-    os.mkfifo(tmp_path / "state.bin")
+    os.mkfifo(tmp_path / "snapshot.json")
     command, variables = [*TRACEFIT, "run"], environment(**on_free_ports(tmp_path))
     with (
         subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=variables) as process,
-        (tmp_path / "state.bin").open("wb"),  # opens as soon as somebody reads
+        (tmp_path / "snapshot.json").open("wb"),  # opens as soon as somebody reads
     ):
         process.send_signal(signal.SIGTERM)
         _, said = process.communicate(timeout=100)

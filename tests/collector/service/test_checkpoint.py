@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 from unittest.mock import Mock
 
 import pytest
@@ -59,6 +60,14 @@ def test_a_corrupt_newest_falls_back_and_is_kept_beside(written, damage):
     files.write(checkpoint(30), Position(30, 30))
     assert load(written)[2] == 30
     assert (written / f"{NAME}.corrupt").exists(), "kept for inspection"
+
+
+def test_a_named_pipe_in_the_place_of_a_checkpoint_is_put_aside_and_hangs_no_start(written):
+    (written / NAME).unlink()
+    os.mkfifo(written / NAME)
+    files, *read = load(written)
+    assert (read, files.problem) == ([Restored.PREVIOUS, 10], f"{NAME}: is a named pipe")
+    assert (written / f"{NAME}.corrupt").is_fifo()
 
 
 def test_the_newest_is_read_also_after_a_death_between_the_two_renames(written):
@@ -120,6 +129,21 @@ def test_what_a_killed_process_left_half_written_goes_and_nothing_else(tmp_path)
     directory.take()
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*kept, LOCK_NAME])
     directory.release()
+
+
+def test_the_next_process_reads_the_last_note_of_a_killed_one_although_an_earlier_one_was_longer(tmp_path):
+    killed, after = Directory(tmp_path / "killed", FakeClock()), Directory(tmp_path / "after", FakeClock())
+    killed.take()
+    for spans in (10**9, 7):
+        killed.note(spans=spans)
+    (tmp_path / "after").mkdir()
+    (tmp_path / "after" / LOCK_NAME).write_bytes((tmp_path / "killed" / LOCK_NAME).read_bytes())
+    after.take()
+    assert (after.killed.split()[:2], after.unsaved) == (["process", str(os.getpid())], {"spans": 7})
+    for directory in (killed, after):
+        directory.release()
+    after.take()
+    assert (after.killed, after.unsaved) == ("", {"spans": 7}), "the one before stopped in order"
 
 
 @pytest.mark.parametrize(

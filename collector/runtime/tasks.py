@@ -210,21 +210,17 @@ class Stop:
     """Asked once it ends in order; a second signal ends the process at once."""
 
     def __init__(self) -> None:
-        self._asked = threading.Event()
+        self.asked = False
+        """Somebody has asked for it."""
         self._signalled = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._wake = asyncio.Event()
 
     def ask(self) -> None:
         """Ask for the stop, from any thread."""
-        self._asked.set()
+        self.asked = True
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._wake.set)
-
-    @property
-    def asked(self) -> bool:
-        """Somebody has asked for it."""
-        return self._asked.is_set()
 
     def listen(self) -> None:
         """SIGTERM and SIGINT ask; called in the loop of the main thread."""

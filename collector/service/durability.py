@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 import logging
 import math
-import threading
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -42,6 +42,7 @@ _EARLY_NS: Final = 1_000_000_000
 _LOG_SHARE: Final = 0.5
 """A log that is fuller asks for a checkpoint."""
 _MIB: Final = 1 << 20
+_FULL: Final = "the log is full"
 
 _log = logging.getLogger(__name__)
 
@@ -105,13 +106,10 @@ class Durability:
         """Spans."""
         self._refusing = ""
         """Why exports are refused now."""
-        self._is_full = False
-        """It is for lack of room."""
         self._lost = self._cramped = self._unsaved = ""
         """What a start found lost; why the log has less room than configured; why the last checkpoint is in no file."""
-        self._lock = threading.Lock()
-        """Guards the next two."""
-        self._pending: tuple[Tree, Position, tuple[int, int, int]] | None = None
+        self._pending: deque[tuple[Tree, Position, tuple[int, int, int]]] = deque(maxlen=1)
+        """The newest checkpoint that was taken, for the writer; not yet in its hands."""
         self._writing = False
         self._saved = (0, pipeline.learned_rows, 0)
         """Spans accepted and rows learned by this process that the newest checkpoint knows of; what waited then."""
@@ -221,19 +219,16 @@ class Durability:
 
     def record(self, export: Export) -> Export | Outcome:
         """Count an export that enters the queue, and write it down before; why not, if that cannot be."""
-        recorded = export
         try:
-            if self.has_log:
-                recorded = self.log.append(export)
+            recorded = self.log.append(export) if self.has_log else export
         except OSError as error:
-            is_full = isinstance(error, LogFull)
-            problem = "the log is full" if is_full else f"the log cannot be written: {error.strerror}"
+            problem = _FULL if isinstance(error, LogFull) else f"the log cannot be written: {error.strerror}"
             if problem != self._refusing:  # one line per change
                 _log.error("%s; exports are refused", problem)
-            self._refusing, self._is_full = problem, is_full
+            self._refusing = problem
             return Outcome.LOG
         if self._refusing:
-            self._refusing, self._is_full = "", False
+            self._refusing = ""
             _log.info("exports are accepted again")
         self._accepted += export.spans
         return recorded
@@ -270,7 +265,7 @@ class Durability:
             return False
         self._taken_ns = self._clock.monotonic_ns()
         try:
-            if self._is_full:
+            if self._refusing == _FULL:
                 self._pipeline.flush_for_log()  # nothing comes that could complete what waits
             tree, position = self._pipeline.to_checkpoint()
         except Exception:  # noqa: BLE001 -- a fault of ours must not end the receiving
@@ -283,8 +278,7 @@ class Durability:
             tree[PROGRESS]["read_from"] = position.read_from
         self._dirty = False
         waiting = sum(one.steps + one.requests + one.rows for one in self._pipeline.pending())
-        with self._lock:
-            self._pending = tree, position, (self._accepted, self._pipeline.learned_rows, waiting)
+        self._pending.append((tree, position, (self._accepted, self._pipeline.learned_rows, waiting)))
         self._task.wake()
         return True
 
@@ -312,11 +306,9 @@ class Durability:
     # --- the writer's -----------------------------------------------------------------------------------------------
 
     def _write_pending(self) -> float:
-        with self._lock:
-            self._writing = self._pending is not None
-            pending, self._pending = self._pending, None
-        if pending is not None:
-            tree, position, counted = pending
+        if self._pending:
+            self._writing = True
+            tree, position, counted = self._pending.popleft()
             self._unsaved = self._write(tree, position)
             if self._unsaved:
                 self._dirty = True  # a race with the worker asks for one more checkpoint at worst

@@ -106,15 +106,6 @@ class Correlator:
             for telemetry in resources:
                 yield export.recording, telemetry
 
-    def process(
-        self, exports: Sequence[Export], counts: Counts, observe: Callable[[Telemetry], None]
-    ) -> Iterator[Event]:
-        """Decode and join; ``observe`` sees what was decoded before it is joined."""
-        for recording, telemetry in self.read(exports, counts):
-            observe(telemetry)
-            self.joiner.add(telemetry, recording)
-        yield from self.joiner.drain()
-
 
 class SenderReports:
     """What senders say of themselves: what a plugin lost on the way, and a clock that is ahead of ours."""
@@ -247,12 +238,12 @@ class Pipeline:
             self._load.record_page(page)
             joiner.add_page(page)
         joiner.add_passes(passes)
-        self._learn(self._correlator.process(exports, self._counts, self._observe))
-
-    def _observe(self, telemetry: Telemetry) -> None:
-        self._senders.record(telemetry, self._counts)
-        self._load.record(telemetry)
-        self._unlearned.record(telemetry)
+        for recording, telemetry in self._correlator.read(exports, self._counts):
+            self._senders.record(telemetry, self._counts)
+            self._load.record(telemetry)
+            self._unlearned.record(telemetry)
+            joiner.add(telemetry, recording)
+        self._learn(joiner.drain())
 
     def flush(self) -> None:
         """End of a replay: everything held becomes rows, or is dropped for a reason."""

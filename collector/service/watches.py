@@ -22,9 +22,9 @@ CHECK_EVERY_NS = 1_000_000_000
 SERIES_ENGINES_MAX = 5
 LABEL_CHARS_MAX = 120
 
-STALLED_AFTER_S = 600.0
+STALLED_AFTER_NS = 600_000_000_000
 """Longer than a row may wait in the join (``join_timeout_s``, three minutes) for what completes it."""
-PAUSE_S = 60.0
+PAUSE_NS = 60_000_000_000
 """What a pause between two exports counts as at most: senders export every few seconds while they serve."""
 
 MEMORY = "memory"
@@ -94,15 +94,14 @@ class StallWatch:
     """Is anything being learned? A process that receives, answers *ready* and learns nothing has to say so.
 
     The clock is the process's own: spans accepted without a row learned for ten minutes, in which a pause counts as
-    ``PAUSE_S`` at most. The reason is the first stage that lets nothing through, asked in the order in which telemetry
+    ``PAUSE_NS`` at most. The reason is the first stage that lets nothing through, asked in the order in which telemetry
     passes them. A quiet server is no stall.
     """
 
     def __init__(self, metrics: Metrics, clock: Clock) -> None:
         self._metrics = metrics
         self._clock = clock
-        self._after_ns = int(STALLED_AFTER_S * 1e9)
-        self._in_vain_ns = 0
+        self._in_vain_ns: float = 0
         self._newest_ns: int | None = None
         self._at = self._now = _Progress()
         self._said: Stall | None = None
@@ -113,12 +112,12 @@ class StallWatch:
         learned = sum(counts[table.ROWS, target, RowOutcome.LEARNED] for target in Target)
         new = (failed, counts[table.DECODED_SPANS, table.ACCEPTED], counts.total(table.ROWS), learned)
         self._now = _Progress(*map(add, self._now, new))
-        pause_ns = self._after_ns + 1 if self._newest_ns is None else now_ns - self._newest_ns
+        pause_ns = math.inf if self._newest_ns is None else now_ns - self._newest_ns
         self._newest_ns = now_ns
-        if pause_ns > self._after_ns or learned:
+        if pause_ns > STALLED_AFTER_NS or learned:
             self._in_vain_ns, self._at = 0, self._now
         else:
-            self._in_vain_ns += min(pause_ns, int(PAUSE_S * 1e9))
+            self._in_vain_ns += min(pause_ns, PAUSE_NS)
 
     def tick(self) -> None:
         """Say it if that has changed."""
@@ -135,8 +134,8 @@ class StallWatch:
 
     def stalled(self) -> Stall | None:
         """Why nothing is learned, once that has lasted; None while all is well or nothing comes."""
-        newest_ns = self._newest_ns or 0
-        if self._in_vain_ns < self._after_ns or self._clock.monotonic_ns() - newest_ns > self._after_ns:
+        silent_ns = self._clock.monotonic_ns() - (self._newest_ns or 0)
+        if self._in_vain_ns < STALLED_AFTER_NS or silent_ns > STALLED_AFTER_NS:
             return None
         now, at = self._now, self._at
         if now.spans_understood == at.spans_understood:

@@ -24,7 +24,11 @@ ORDER = (ConfigKeyChanged, ConfigUpdated, EngineRestarted, Rows, ConfigReplaced)
 def drains(exports, join: Config | None = None) -> list[list[Event]]:
     """What each export made the join say, and what was left at the end."""
     correlator = Correlator(join or Config())
-    events = [list(correlator.process([export], Counts(), lambda _: None)) for export in exports]
+    events = []
+    for export in exports:
+        for recording, telemetry in correlator.read([export], Counts()):
+            correlator.joiner.add(telemetry, recording)
+        events.append(correlator.joiner.drain())
     return [*events, correlator.joiner.drain(flush=True)]
 
 

@@ -165,3 +165,18 @@ HACKS = re.compile(r"sys\.modules|SCHED_|sched_yield|GRPC_EXPERIMENTS|/proc/self
 def test_the_product_reaches_into_nothing():
     plugin = (ROOT / "deploy" / "vllm-plugin" / "tracefit_vllm").glob("*.py")
     assert [named(path) for path in (*MODULES, *plugin) if HACKS.search(path.read_text())] == []
+
+
+CLOCKS = {
+    "collector/runtime/tasks.py": 2,
+    "collector/ingest/otlp_http.py": 2,
+    "tracefit/configured.py": 1,
+    "tracefit/loading.py": 1,
+}
+"""Who reads one, and how often: the clock that all others are handed, how long a body may inflate, a client's own."""
+
+
+def test_the_product_reads_no_clock_but_where_it_is_handed_in():
+    reads = re.compile(r"\b(?:time\.(?:time|monotonic|perf_counter)(?:_ns)?|datetime\.now)\(")
+    found = {named(path): len(reads.findall(path.read_text())) for path in MODULES}
+    assert {path: count for path, count in found.items() if count and "/evaluate/" not in path} == CLOCKS

@@ -12,6 +12,24 @@ CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text()
 PACKAGES = ("collector", "online", "exporters")
 
 
+INVARIANTS = {
+    1: "property/test_envelope.py: test_every_call_and_every_span_is_counted_once_whatever_becomes_of_it",
+    2: "property/test_bank.py: test_every_row_received_has_one_outcome_and_nothing_non_finite_comes_out",
+    3: "property/test_join_invariants.py: repeat",
+    4: "property/test_join_invariants.py: teardown",
+    5: "wire/test_stress.py: test_everybody_at_once_neither_deadlocks_nor_tears_a_snapshot",
+    6: "wall/test_algebra.py: test_streams_that_follow_each_other_merge_to_what_one_learner_knows",
+    7: "property/test_state.py: test_stop_and_restart_is_no_restart",
+    8: "contract/test_architecture.py: test_the_product_reads_no_clock_but_where_it_is_handed_in",
+    9: "wire/test_durability.py: test_a_full_log_refuses_for_a_while_and_says_why",
+    10: "docs/test_docs_figures.py: test_every_figure_is_of_a_section_that_a_command_measures",
+    11: "wire/test_forward.py: test_whatever_a_target_does_nobody_waits_for_it_and_each_export_is_counted",
+    12: "collector/service/test_event_time.py: test_one_engine_that_is_idle_holds_nobody_up",
+    13: "docs/test_docs_names.py: test_each_key_command_and_reason_that_a_user_is_told_of_exists",
+    14: "tracefit/test_requests.py: test_what_cannot_be_known_of_a_load_is_named_and_not_usable",
+}
+
+
 def rooms() -> set[str]:
     """Folders of the collector, the learner and the exporters that hold something of ours."""
     files = (
@@ -59,6 +77,13 @@ def test_every_file_that_a_document_for_maintainers_or_a_module_names_exists():
     helpers = CONTRIBUTING.partition("Helpers are in")[2].partition("Every parser")[0]
     for helper in re.findall(r"`(\w+)`", helpers):
         assert (ROOT / "tests/support" / f"{helper}.py").exists(), helper
+
+
+def test_each_invariant_is_held_by_a_test_that_exists():
+    listed = ARCHITECTURE.partition("## Invariants")[2]
+    assert [*map(int, re.findall(r"^(\d+)\. ", listed, re.MULTILINE))] == [*INVARIANTS]
+    for path, name in (held.split(": ") for held in INVARIANTS.values()):
+        assert f"def {name}(" in (ROOT / "tests" / path).read_text(), name
 
 
 def test_the_benches_that_make_knows_are_told_by_its_help():

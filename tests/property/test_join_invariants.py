@@ -161,7 +161,7 @@ class Telling(RuleBasedStateMachine):
         assert self.learned == before
 
     @rule()
-    def find_targets(self) -> None:
+    def look(self) -> None:
         values = coefficients(self.pipeline)
         assert all(math.isfinite(value) and value >= 0 for value in values.values())
 

@@ -58,26 +58,23 @@ def _cumulative(at: Array, values: Floats) -> tuple[Array, Floats]:
     return at[order], np.concatenate((none, np.cumsum(values[..., order], axis=-1)), axis=-1)
 
 
-def computed_tokens(span: RequestSpan, hit_ratio: float | None) -> float:
-    """Tokens of a prompt that were not cached: the span tells them, or the share that its server's page counted."""
-    cached = span.prompt_tokens * (hit_ratio or 0.0) if span.cached_tokens == MISSING else span.cached_tokens
-    return span.prompt_tokens - cached
+def computed_tokens(requests: list[HeldRequest], hit_ratio: float | None) -> Floats:
+    """Tokens of prompts that were not cached: spans tell them, or the share that their server's page counted."""
+    prompt, cached = np.array([(r.prompt_tokens, r.span.cached_tokens) for r in requests], float).reshape(-1, 2).T
+    return np.asarray(prompt - np.where(cached == MISSING, prompt * (hit_ratio or 0.0), cached))
 
 
 class DecodeBatch:
     """n(t), C(t) and cumulative prefill as sums over requests sorted by first and by last token."""
 
     def __init__(self, requests: list[HeldRequest], hit_ratio: float | None = None) -> None:
-        told = [
-            (r.first_s, r.last_s, r.prompt_tokens, r.output_tokens, computed_tokens(r.span, hit_ratio))
-            for r in requests
-        ]
-        first, last, prompt, tokens, computed = np.array(told, float).reshape(-1, 5).T
+        told = [(r.first_s, r.last_s, r.prompt_tokens, r.output_tokens) for r in requests]
+        first, last, prompt, tokens = np.array(told, float).reshape(-1, 4).T
         rate = np.where(last > first, (tokens - 1) / np.maximum(last - first, 1e-9), 0.0)
         decoding = tokens > 1
         # of each request: one, and its context as a line in time
         lines = np.stack((np.ones(len(first)), prompt + 0.5 - rate * first, rate))[:, decoding]
-        self._prefill_at, self._prefill_tokens = _cumulative(first, computed)
+        self._prefill_at, self._prefill_tokens = _cumulative(first, computed_tokens(requests, hit_ratio))
         self._first, self._entered = _cumulative(first[decoding], lines)
         self._last, self._left = _cumulative(last[decoding], lines)
 
@@ -320,9 +317,10 @@ class ApiProcess(Emitter):
         told = np.array([(r.prompt_tokens, r.output_tokens, r.span.queue_s, r.span.prefill_s) for r in requests])
         own_s = np.array([request.span.first_token_s for request in requests]) - told[:, 2] - told[:, 3]
         _, contexts = batch.decoding(np.array([request.first_s - request.span.first_token_s for request in requests]))
-        for request, met, context in zip(requests, running.tolist(), contexts.tolist(), strict=True):
+        columns = (running, contexts, computed_tokens(requests, self.hit_ratio))
+        for request, met, *tokens in zip(requests, *(column.tolist() for column in columns), strict=True):
             if met:
-                self._add_first_token(request, met, context)
+                self._add_first_token(request, met, *tokens)
         raw, ends_ns = np.column_stack((told[:, :2], queue)), np.array([r.end_unix_ns for r in requests], np.int64)
         out = []
         for target, wait_s, meant in ((Target.API_QUEUEING, own_s, idle), (Target.QUEUE_WAIT, told[:, 2], True)):
@@ -333,14 +331,13 @@ class ApiProcess(Emitter):
                 out.append(TargetRows(target, block))
         return out
 
-    def _add_first_token(self, request: HeldRequest, met: int, context_tokens: float) -> None:
+    def _add_first_token(self, request: HeldRequest, met: int, context_tokens: float, prompt_tokens: float) -> None:
         span = request.span
         pace_s = (request.last_s - request.first_s) / max(request.output_tokens - 1, 1)
         told_s = span.queue_s + span.prefill_s
         is_known = not math.isnan(told_s)
         if not (is_known or pace_s > 0.0):
             return
-        prompt_tokens = computed_tokens(span, self.hit_ratio)
         in_one_step = prompt_tokens + met < (self.facts.number("max_num_batched_tokens") or TOKEN_BUDGET)
         arrival = BusyArrival(
             1e6 * (span.first_token_s - (told_s if is_known else 0.0)),

@@ -201,22 +201,23 @@ class _SamplingByRule:
     def add(self, share: float) -> None:
         """Take the number of one more request."""
         self._latest.append(share)
-        if share >= WHOLE:
+        if share < WHOLE:
+            self._spans = min(self._spans + 1, _SPANS_ENOUGH)
+            if share not in self._shares:
+                self._add_below(share)
+        else:
             self.rate = None if self.is_sampled else self.rate or 1.0
             self._spans, self._shares = 0, []
-        else:
-            self._add_below(share)
         if len(self._latest) == _TRACES_MAX:
             if self.rate is not None and not self.is_sampled:
                 self.rate = _sampled_at(self._latest, 1.0) or 1.0
             self._latest = []
 
     def _add_below(self, share: float) -> None:
-        self._spans = min(self._spans + 1, _SPANS_ENOUGH)
-        if share in self._shares:
-            return
         self._shares.append(share)
         known = len(self._shares)
+        if known < _TRACES_MIN:
+            return
         full = known == _TRACES_MAX
         for traces in (known, *(() if self.is_sampled and not full else _LATEST)):
             rate = _sampled_at(self._shares[-traces:]) if traces <= known else None
@@ -229,10 +230,7 @@ class _SamplingByRule:
 
 def _sampled_at(shares: list[float], below: float = WHOLE) -> float | None:
     """The rate at which these traces were kept; None where that is not sure."""
-    traces = len(shares)
-    if traces < _TRACES_MIN:
-        return None
-    largest = max(shares)
+    traces, largest = len(shares), max(shares)
     rate = largest * (traces + 1) / traces
     if not _RATE_MIN <= rate < below or largest**traces >= _CHANCE:
         return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from functools import cache
 
 import pytest
@@ -63,6 +64,10 @@ def counting(pipeline):
     return rows
 
 
+def happened(pipeline):
+    return Counter(pipeline.take_counts().by_label(table.JOIN_EVENTS))
+
+
 def fed(exports, pipeline=None, **join):
     pipeline = pipeline or new_pipeline(**join)
     rows = counting(pipeline)
@@ -107,7 +112,7 @@ def test_an_engine_whose_clock_is_ahead_evicts_nobody_when_all_places_are_taken(
 def test_an_engine_that_nothing_came_from_for_the_window_makes_room_whatever_times_it_had_claimed():
     gone = [said(second, "gone", ahead_s=290.0) for second in range(5)]
     pipeline, rows = fed([*gone, *(said(second) for second in range(190, 260))], engines_max=1)
-    assert pipeline.take_counts()[table.JOIN_EVENTS, JoinEvent.ENGINE_EVICTED] == 1
+    assert happened(pipeline)[JoinEvent.ENGINE_EVICTED] == 1
     assert rows["honest"] > 0
 
 
@@ -122,47 +127,47 @@ def undisturbed_rows():
 JUMPS = [(0.0, 60_000), (290.0, 10**12), (86_400.0, 100_000), (10.0, STEPS), (10.0, 40_000)]
 
 
+def interrupted(until, **odd):
+    """Two odd steps under the engine's name, between others."""
+    return [*map(said, range(31)), said(30, steps=2, **odd), *map(said, range(31, until))]
+
+
 @pytest.mark.parametrize(("ahead_s", "later_ids"), JUMPS)
 def test_one_span_under_a_neighbours_name_does_not_stop_that_engine(ahead_s, later_ids, undisturbed_rows):
-    bad = said(30, steps=2, ahead_s=ahead_s, later_ids=later_ids)
-    pipeline, rows = fed([*map(said, range(31)), bad, *map(said, range(31, 80))])
+    pipeline, rows = fed(interrupted(80, ahead_s=ahead_s, later_ids=later_ids))
     (engine,) = pipeline.joiner.engines.values()
     assert sum(process.window.size for process in engine.processes) < 2 * 80 * STEPS, "no place for the steps between"
     assert rows["honest"] > 0.98 * undisturbed_rows
-    counts = pipeline.take_counts()
-    assert counts[table.JOIN_EVENTS, JoinEvent.STEP_LATE] == 0
-    assert counts[table.JOIN_EVENTS, JoinEvent.ENGINE_RESTART] == 0
-    assert counts[table.JOIN_EVENTS, JoinEvent.MISSING] <= STEPS
+    events = happened(pipeline)
+    assert events[JoinEvent.STEP_LATE] == events[JoinEvent.ENGINE_RESTART] == 0
+    assert events[JoinEvent.MISSING] <= STEPS
 
 
-def test_steps_that_claim_to_be_the_next_ones_ahead_of_time_delay_an_engine_until_then_and_lose_nothing():
-    bad = said(30, steps=2, ahead_s=120.0, later_ids=STEPS)
-    _, rows = fed([*map(said, range(31)), bad, *map(said, range(31, 180))])
-    assert rows["honest"] > HONEST_ROWS_MIN * 155 * STEPS
+def clock_set_back(before_s, after_s):
+    parts = (range(90), before_s), (range(90, 180), after_s)
+    return [said(second, ahead_s=ahead_s) for seconds, ahead_s in parts for second in seconds]
 
 
-@pytest.mark.parametrize("ahead_s", [10.0, 290.0])
-def test_one_span_that_looks_like_a_restart_does_not_stop_the_engine_that_goes_on(ahead_s):
-    bad = said(30, steps=2, ahead_s=ahead_s, later_ids=-100)
-    pipeline, rows = fed([*map(said, range(31)), bad, *map(said, range(31, 90))])
-    assert rows["honest"] > HONEST_ROWS_MIN * 70 * STEPS
-    assert pipeline.take_counts()[table.JOIN_EVENTS, JoinEvent.STEP_LATE] == 0
+INTERRUPTIONS = {
+    "the next steps, ahead of time": (lambda: interrupted(180, ahead_s=120.0, later_ids=STEPS), 155, {}),
+    "like a restart": (lambda: interrupted(90, ahead_s=10.0, later_ids=-100), 70, {JoinEvent.STEP_LATE: 0}),
+    "minutes ahead, too": (lambda: interrupted(90, ahead_s=290.0, later_ids=-100), 70, {JoinEvent.STEP_LATE: 0}),
+    "a clock set back by an hour": (lambda: clock_set_back(0.0, -3600.0), 140, {JoinEvent.ENGINE_RESTART: 1}),
+    "a clock that was ahead": (lambda: clock_set_back(280.0, 0.0), 140, {JoinEvent.ENGINE_RESTART: 1}),
+    "a hundred thousand steps lost": (
+        lambda: [*map(said, range(30)), *map(said, range(2_030, 2_120))],
+        *(90, {JoinEvent.ENGINE_RESTART: 1, JoinEvent.ENGINE_CONFLICT: 0}),
+    ),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(("before_s", "after_s"), [(0.0, -3600.0), (280.0, 0.0)])
-def test_an_engine_whose_clock_is_set_back_goes_on_being_learned(before_s, after_s):
-    before = [said(second, ahead_s=before_s) for second in range(90)]
-    pipeline, rows = fed([*before, *(said(second, ahead_s=after_s) for second in range(90, 180))])
-    assert rows["honest"] > HONEST_ROWS_MIN * 140 * STEPS
-    assert pipeline.take_counts()[table.JOIN_EVENTS, JoinEvent.ENGINE_RESTART] == 1
-
-
-def test_an_engine_of_which_a_hundred_thousand_steps_were_lost_goes_on_as_a_new_process():
-    pipeline, rows = fed([*map(said, range(30)), *map(said, range(2_030, 2_120))])
-    assert rows["honest"] > HONEST_ROWS_MIN * 90 * STEPS
-    counts = pipeline.take_counts()
-    assert counts[table.JOIN_EVENTS, JoinEvent.ENGINE_RESTART] == 1
-    assert counts[table.JOIN_EVENTS, JoinEvent.ENGINE_CONFLICT] == 0
+@pytest.mark.parametrize("which", INTERRUPTIONS)
+def test_an_engine_goes_on_being_learned_behind_what_interrupts_it(which):
+    stream, seconds, expected = INTERRUPTIONS[which]
+    pipeline, rows = fed(stream())
+    assert rows["honest"] > HONEST_ROWS_MIN * seconds * STEPS
+    events = happened(pipeline)
+    assert {event: events[event] for event in expected} == expected
 
 
 def test_a_clock_that_is_ahead_is_said_once_in_an_hour_with_how_far(caplog):

@@ -51,17 +51,13 @@ def test_an_engine_with_two_emitters_is_learned_once(run, first, size):
     assert counts[table.JOIN_EVENTS, JoinEvent.UNMATCHED] == 0
 
 
-def test_two_engines_that_begin_in_the_same_moment_are_two(run):
-    other = plugin_of(run)
-    for late, summary in enumerate(other.summaries[30:]):
+def test_two_engines_that_begin_in_the_same_moment_or_share_too_few_steps_are_two(run):
+    apart, few = plugin_of(run), plugin_of(run)
+    del few.summaries[19:]
+    for late, summary in enumerate(apart.summaries[30:]):
         for stamp in ("step.ts_start_ns", "step.ts_end_ns"):
             summary[stamp] += 100_000 * (late + 1)
-    pipeline = replayed(exports_of(pieces(run, instance="a") + pieces(other, instance="b", api="api-1")))
-    assert pipeline.take_counts()[table.JOIN_EVENTS, JoinEvent.DUPLICATE_EMITTER] == 0
-    assert len(pipeline.joiner.engines) == 2
-
-
-def test_too_few_common_steps_prove_nothing(run):
-    few = dataclasses.replace(plugin_of(run), summaries=plugin_of(run).summaries[:19])
-    pipeline = replayed(exports_of(pieces(run, instance="a") + pieces(few, instance="b")))
-    assert pipeline.take_counts()[table.JOIN_EVENTS, JoinEvent.DUPLICATE_EMITTER] == 0
+    for other in (apart, few):
+        pipeline = replayed(exports_of(pieces(run, instance="a") + pieces(other, instance="b")))
+        assert pipeline.take_counts()[table.JOIN_EVENTS, JoinEvent.DUPLICATE_EMITTER] == 0
+        assert len(pipeline.joiner.engines) == 2

@@ -45,9 +45,9 @@ import msgspec
 from collector.decode import Export, count_spans, fpm, json_to_protobuf, newest_end_unix_nano
 from collector.decode.fpm import ForwardPass
 from collector.decode.kv import LINE_MARK, KvBatch, read_line
-from collector.decode.pages import PageParser, ScrapedPage, is_page_line, read_page_line
+from collector.decode.pages import PageFault, ScrapedPage, is_page_line, read_page_line
 from collector.runtime import Clock, PrintLine, StartError, progress
-from collector.telemetry import Outcome, PullOutcome, Skip
+from collector.telemetry import Outcome, Skip
 
 STDIN: Final = "-"
 FILE_TRANSPORT: Final = "file"
@@ -331,19 +331,18 @@ class Recording:
         self._warn(f"{self.name}: {text}")
 
     def _lines(self, stream: io.BufferedReader) -> Iterator[bytes | Said | str]:
-        parser = PageParser()
         for line in iter(lambda: stream.readline(EXPORT_BYTES_MAX), b""):  # some MB of gzip can be a line of GB
             if line.strip() == b"{":
                 raise NotReadError("JSON over several lines is not read, only one object a line (jq -c .)")
             if not line.isspace():
-                yield self._line(line, parser)
+                yield self._line(line)
 
-    def _line(self, line: bytes, parser: PageParser) -> bytes | Said | str:
+    def _line(self, line: bytes) -> bytes | Said | str:
         if line.startswith(_OTHER_SIGNALS):
             return "entries are metrics or logs, which are not read"
         if is_page_line(line):
-            page = read_page_line(line, parser, self.label)
-            return f"pages cannot be learned from ({parser.explain(page)})" if isinstance(page, PullOutcome) else page
+            page = read_page_line(line, self.label)
+            return f"pages cannot be learned from ({page})" if isinstance(page, PageFault) else page
         if LINE_MARK in line:
             batch = read_line(line, self.label)
             return _NO_TRACES if isinstance(batch, Skip) else batch

@@ -20,7 +20,7 @@ import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
 import tracefit
-from collector.decode.pages import PageParser
+from collector.decode.pages import PageFault, parse_page
 from collector.runtime import EXIT_FAILED, EXIT_OK, StartError, say
 from collector.telemetry import PullOutcome, Skip, table
 from exporters.questions import as_json
@@ -143,12 +143,11 @@ def fetch(url: str, token: str | None) -> Page:
 
 def _examine_server(base: str, body: bytes) -> Finding:
     """Whether the page of an inference server can be learned from."""
-    parser = PageParser()
-    readings = parser.parse(body)
-    if readings is PullOutcome.MISSING_FAMILIES:
-        return Finding(POOR, "server", f"an engine that is known, but its page lacks {', '.join(parser.missing)}")
-    if isinstance(readings, PullOutcome):
-        raise StartError(f"{base} is neither a sidecar nor a server that is known ({readings.value})")
+    readings = parse_page(body)
+    if isinstance(readings, PageFault):
+        if readings.lacks:
+            return Finding(POOR, "server", f"an engine that is known, but its page lacks {', '.join(readings.lacks)}")
+        raise StartError(f"{base} is neither a sidecar nor a server that is known ({readings})")
     flavours = sorted({str(reading.flavour) for reading in readings})
     return Finding(
         GOOD,

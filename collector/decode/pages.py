@@ -63,17 +63,17 @@ def is_page_line(line: bytes) -> bool:
     return all(mark in head for mark in _LINE_MARKS)
 
 
-def read_page_line(line: bytes, parser: PageParser, recording: str) -> ScrapedPage | PullOutcome:
+def read_page_line(line: bytes, recording: str) -> ScrapedPage | PageFault:
     """One line of a recording; recorded pages may lack the newline that a page ends with."""
     try:
         entry = _DECODER.decode(line)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
-        return PullOutcome.UNEXPECTED
+        return PageFault(PullOutcome.UNEXPECTED)
     if not 0 < entry.unix_ns < _UNIX_NS_MAX:
-        return PullOutcome.UNEXPECTED
+        return PageFault(PullOutcome.UNEXPECTED)
     page = entry.page.encode("utf-8", "replace")
-    readings = parser.parse(page if page.endswith(b"\n") else page + b"\n")
-    if isinstance(readings, PullOutcome):
+    readings = parse_page(page if page.endswith(b"\n") else page + b"\n")
+    if isinstance(readings, PageFault):
         return readings
     return ScrapedPage(entry.url or recording, entry.unix_ns, entry.sent_mono_ns or entry.unix_ns, readings, recording)
 
@@ -274,35 +274,29 @@ class EngineReading(msgspec.Struct, frozen=True, gc=False):
     facts: dict[str, int | bool]
 
 
-class PageParser:
-    """Reads the pages of one server.
+class PageFault(msgspec.Struct, frozen=True, gc=False):
+    """Why a page cannot be learned from; ``lacks``: names of the families that it needs and does not have."""
 
-    Attributes:
-        missing: names of needed families that the last page lacked, when that was the reason to skip it.
-    """
+    outcome: PullOutcome
+    lacks: tuple[str, ...] = ()
 
-    def __init__(self) -> None:
-        self.missing: tuple[str, ...] = ()
+    def __str__(self) -> str:
+        return f"{self.outcome.value}: {', '.join(self.lacks)}" if self.lacks else self.outcome.value
 
-    def parse(self, page: bytes) -> tuple[EngineReading, ...] | PullOutcome:
-        """Readings per engine, or why there are none."""
-        if len(page) > PAGE_BYTES_MAX:
-            return PullOutcome.TOO_LARGE
-        if not page.endswith(b"\n"):  # the last number may be the beginning of another one
-            return PullOutcome.UNEXPECTED
-        engines = _engines_on(page)
-        if isinstance(engines, PullOutcome):
-            return engines
-        self.missing = engines[0].missing()
-        if self.missing:
-            return PullOutcome.MISSING_FAMILIES
-        readings = [engine.reading() for engine in engines]
-        return PullOutcome.UNEXPECTED if None in readings else tuple(filter(None, readings))
 
-    def explain(self, outcome: PullOutcome) -> str:
-        """Why the last page was refused: of families that it lacks, which."""
-        lacks = f": {', '.join(self.missing)}" if outcome is PullOutcome.MISSING_FAMILIES else ""
-        return f"{outcome.value}{lacks}"
+def parse_page(page: bytes) -> tuple[EngineReading, ...] | PageFault:
+    """Readings of each engine on a server's page, or why there are none."""
+    if len(page) > PAGE_BYTES_MAX:
+        return PageFault(PullOutcome.TOO_LARGE)
+    if not page.endswith(b"\n"):  # the last number may be the beginning of another one
+        return PageFault(PullOutcome.UNEXPECTED)
+    engines = _engines_on(page)
+    if isinstance(engines, PullOutcome):
+        return PageFault(engines)
+    if lacks := engines[0].missing():
+        return PageFault(PullOutcome.MISSING_FAMILIES, lacks)
+    readings = [engine.reading() for engine in engines]
+    return PageFault(PullOutcome.UNEXPECTED) if None in readings else tuple(filter(None, readings))
 
 
 def facts_in(page: bytes) -> dict[str, int | bool]:

@@ -36,7 +36,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from collector.config import Config, ConfigError, is_page_url
-from collector.decode.pages import PAGE_BYTES_MAX, EngineReading, Meaning, PageParser, ScrapedPage
+from collector.decode.pages import PAGE_BYTES_MAX, EngineReading, Meaning, PageFault, ScrapedPage, parse_page
 from collector.runtime import Background, Clock, Health, IoLoop
 from collector.runtime.http import FetchError, HttpClient
 from collector.telemetry import PullOutcome
@@ -219,7 +219,6 @@ class ScrapedServer:
         self._client = client
         self._clock = clock
         self._interval_max_s = interval_max_s
-        self._parser = PageParser()
         self._got_ns = 0
         self._steps = self._cost_s = 0.0
         self._step_s: float | None = None
@@ -230,23 +229,26 @@ class ScrapedServer:
         unix_ns, sent_ns = self._clock.unix_nano(), self._clock.monotonic_ns()
         body = await self._fetch(token)
         got_ns = self._clock.monotonic_ns()
-        # parsing takes a millisecond, and some 10 ms of a server with many ranks
-        readings = body if isinstance(body, PullOutcome) else await asyncio.to_thread(self._parser.parse, body)
-        outcome = readings if isinstance(readings, PullOutcome) else PullOutcome.READ
-        text = self._parser.explain(outcome) if outcome is not self._outcome else ""
-        self._outcome = outcome
-        if isinstance(readings, PullOutcome):
+        # in a thread: the page of a server with many ranks takes longer than the loop may be held
+        readings = body if isinstance(body, PageFault) else await asyncio.to_thread(parse_page, body)
+        if isinstance(readings, PageFault):
             self.failures += 1
-            return outcome, text, None
+            return readings.outcome, self._news(readings.outcome, str(readings)), None
         self._pace(readings, sent_ns, got_ns)
-        return outcome, text, ScrapedPage(self.target.server, unix_ns, sent_ns, readings)
+        page = ScrapedPage(self.target.server, unix_ns, sent_ns, readings)
+        return PullOutcome.READ, self._news(PullOutcome.READ, PullOutcome.READ.value), page
 
-    async def _fetch(self, token: str) -> bytes | PullOutcome:
+    def _news(self, outcome: PullOutcome, text: str) -> str:
+        """The text, if the outcome is another one than the last time."""
+        before, self._outcome = self._outcome, outcome
+        return text if outcome is not before else ""
+
+    async def _fetch(self, token: str) -> bytes | PageFault:
         address = self.target.address
         try:
             return await self._client.get(self._url, PAGE_BYTES_MAX, accept=_ACCEPT, token=token, address=address)
         except FetchError as error:
-            return PullOutcome(error.outcome)
+            return PageFault(PullOutcome(error.outcome))
 
     def _pace(self, readings: Sequence[EngineReading], sent_ns: int, got_ns: int) -> None:
         """Follow the time of a step and the cost of a page; ranks of one server step together: the busiest counts."""

@@ -22,7 +22,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from collector.config import Config
 from collector.decode import Export
-from collector.decode.pages import PageParser, read_page_line
+from collector.decode.pages import read_page_line
 from collector.evaluate.captures import load
 from collector.evaluate.systems import Fit, ape, design
 from collector.join.pages import PageEngine
@@ -120,9 +120,9 @@ def page_rows(pages, until_ns: int, since_ns: int = 0) -> RowBlock | None:
 def clocks(case: Case, every_s: float, name: str) -> list[list]:
     """The pages of scrapes so far apart, by where the first one falls."""
     if name == "m1_pages":
-        parser, stride = PageParser(), max(1, round(every_s / 0.5))
+        stride = max(1, round(every_s / 0.5))
         with gzip.open(DATA / name / "pages.jsonl.gz") as file:
-            pages = [read_page_line(text, parser, "m1") for text in file]
+            pages = [read_page_line(text, "m1") for text in file]
     else:
         pages, stride = pages_of(requests_of(case.otlp), case.steps, every_s / CLOCKS), CLOCKS
     return [pages[start::stride] for start in range(0, stride, max(1, stride // CLOCKS))]

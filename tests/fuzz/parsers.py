@@ -18,7 +18,7 @@ import zstandard
 from collector.decode import envelope, fpm, wire
 from collector.decode.columnar import Decoder
 from collector.decode.kv import KvBatch, read_frames, read_line, read_payload
-from collector.decode.pages import CACHE_INFO, SERIES, PageParser, ScrapedPage, is_page_line, read_page_line
+from collector.decode.pages import CACHE_INFO, SERIES, ScrapedPage, is_page_line, parse_page, read_page_line
 from collector.decode.wire import json_to_protobuf
 from collector.join.pages import ScrapeWindows
 from collector.recordings import Recording
@@ -217,10 +217,9 @@ class Pages(Parser):
         ]
 
     def parse(self, data):
-        parser = PageParser()
-        readings = parser.parse(data)
-        assert repr(parser.parse(data)) == repr(readings)  # NaN is not itself
-        page = read_page_line(data, parser, "file") if is_page_line(data) else None
+        readings = parse_page(data)
+        assert repr(parse_page(data)) == repr(readings)  # NaN is not itself
+        page = read_page_line(data, "file") if is_page_line(data) else None
         engines = list(readings) if isinstance(readings, tuple) else []
         engines += page.engines if isinstance(page, ScrapedPage) else ()
         windows = ScrapeWindows()

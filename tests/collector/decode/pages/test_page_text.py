@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from collector.decode.pages import Flavour, Meaning, PageParser, is_page_line, read_page_line
+from collector.decode.pages import Flavour, Meaning, PageFault, is_page_line, parse_page, read_page_line
 from collector.telemetry import PullOutcome
 from tests.support.page_server import RECORDED, recorded_pages
 
@@ -48,7 +48,7 @@ sglang:estimated_write_bytes_per_gpu_total{model_name="m",tp_rank="0"} 1e+16
 
 
 def only(page):
-    (reading,) = PageParser().parse(page)
+    (reading,) = parse_page(page)
     return reading
 
 
@@ -114,14 +114,14 @@ def test_sglang_is_read_and_its_ranks_are_not_added_up():
 
 def test_engines_of_one_page_are_told_apart():
     second = PAGES[5].replace(b'engine="0"', b'engine="1"')
-    readings = PageParser().parse(PAGES[5] + second)
+    readings = parse_page(PAGES[5] + second)
     assert [reading.engine for reading in readings] == ["0", "1"]
     assert counters(readings[0]) == counters(readings[1])
 
 
 def test_labels_with_braces_quotes_and_timestamps_do_not_confuse():
     odd = PAGES[5].replace(b'model_name="tiny"} 2', b'model_name="a} 9 \\"b"} 2').replace(b".0\n", b".0 1700000000\n")
-    assert not isinstance(PageParser().parse(odd), PullOutcome)
+    assert not isinstance(parse_page(odd), PageFault)
     assert only(V0.replace(b'"m"', b'"a\\"b\\\\n\\nc"')).model == 'a"b\\n\nc'
 
 
@@ -145,21 +145,20 @@ def test_labels_with_braces_quotes_and_timestamps_do_not_confuse():
     ],
 )
 def test_what_is_no_page_is_refused_for_a_reason(page, outcome):
-    assert PageParser().parse(page) is outcome
+    assert parse_page(page).outcome is outcome
 
 
 def test_a_family_that_went_missing_is_named():
-    parser = PageParser()
-    parser.parse(V0.replace(b"time_per_output_token_seconds", b"per_token"))
-    assert parser.missing == ("vllm:iteration_tokens_total_count",)
+    fault = parse_page(V0.replace(b"time_per_output_token_seconds", b"per_token"))
+    assert fault.lacks == ("vllm:iteration_tokens_total_count",)
 
 
 def test_a_line_of_a_recording_is_a_page():
     line = gzip.decompress(RECORDED.read_bytes()).splitlines()[3]
-    page, entry = read_page_line(line, PageParser(), "file"), json.loads(line)
+    page, entry = read_page_line(line, "file"), json.loads(line)
     assert (page.unix_ns, page.mono_ns, page.recording) == (entry["unix_ns"], entry["sent_mono_ns"], "file")
     far = json.dumps({"unix_ns": 1, "url": "http://" + "h" * 500, "page": entry["page"]}).encode()
     assert is_page_line(line)
     assert is_page_line(far)
-    assert read_page_line(b'{"unix_ns": 1, "page": 7}', PageParser(), "file") is PullOutcome.UNEXPECTED
-    assert read_page_line(b'{"unix_ns": -1, "page": ""}', PageParser(), "file") is PullOutcome.UNEXPECTED
+    assert read_page_line(b'{"unix_ns": 1, "page": 7}', "file").outcome is PullOutcome.UNEXPECTED
+    assert read_page_line(b'{"unix_ns": -1, "page": ""}', "file").outcome is PullOutcome.UNEXPECTED

@@ -7,7 +7,7 @@ import pytest
 
 import tracefit
 from collector.config import Config
-from collector.decode.pages import Meaning, PageParser, ScrapedPage
+from collector.decode.pages import Meaning, ScrapedPage, parse_page
 from collector.join import Engine
 from collector.recordings import Recording
 from collector.service.pipeline import make_pipeline
@@ -40,11 +40,11 @@ def learned(pipeline):
 @pytest.mark.parametrize("engines", [1, 8])
 def test_engines_of_a_data_parallel_server_share_the_cache_that_its_page_tells_each_of_them(engines, tmp_path):
     """vLLM 0.32 with ``--data-parallel-size 2``: both lines say the blocks of both ranks."""
-    pipeline, parser = make_pipeline(CONFIG), PageParser()
+    pipeline = make_pipeline(CONFIG)
     for seconds, page in recorded_pages()[:60]:
         ranks = b"".join(page.replace(b'engine="0"', b'engine="%d"' % rank) for rank in range(engines))
         at_ns = T0_NS + int(seconds * 1e9)
-        pipeline.process(pages=[ScrapedPage("http://10.0.0.7:8000", at_ns, at_ns, parser.parse(ranks))])
+        pipeline.process(pages=[ScrapedPage("http://10.0.0.7:8000", at_ns, at_ns, parse_page(ranks))])
     pipeline.flush()
     (tmp_path / "snapshot.json").write_bytes(pipeline.snapshot(0, 1).to_json())
     assert tracefit.load(tmp_path / "snapshot.json").config().limits.kv_tokens == 2048 * 32 / engines

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from collector.config import Config
-from collector.decode.pages import ESTIMATES, EngineReading, Flavour, Meaning, PageParser, read_page_line
+from collector.decode.pages import ESTIMATES, EngineReading, Flavour, Meaning, read_page_line
 from collector.join.pages import PageEngine
 from collector.telemetry import RowDrop, table
 from online import Quality, Target
@@ -201,9 +201,9 @@ def test_several_front_ends_count_a_step_several_times_and_are_found_out(front_e
 
 def test_a_server_of_bursts_that_is_asked_every_15_seconds_gives_a_row_each_time():
     """What is held at both ends of so long a window tells of no front ends."""
-    parser, page = PageParser(), new_page()
+    page = new_page()
     lines = gzip.decompress(RECORDED.read_bytes()).splitlines()[::30]
-    for each in (read_page_line(line, parser, "m1") for line in lines):
+    for each in (read_page_line(line, "m1") for line in lines):
         page.add(each.unix_ns, each.mono_ns, each.engines[0])
     assert len(rows_of(page)) >= len(lines) - 3
     assert RowDrop.INCOMPLETE not in drops_of(page)

@@ -58,7 +58,7 @@ class Publisher:
         self._published_revision: tuple[int, ...] = (0, 0, 0, 0, 0)
         self._tells_all = True
         """Whether the current generation left no row out."""
-        self._made_ns: int | None = None
+        self._made_ns = -math.inf
         self._took_ns = 0
         self._generation = 0
         self._current: Snapshot | None = None
@@ -77,20 +77,17 @@ class Publisher:
         """For how long nobody need look whether a generation is due; inf while nothing new was learned."""
         if self._pipeline.revision[0] == self._published_revision[0]:
             return math.inf
-        made_ns = self._clock.monotonic_ns() if self._made_ns is None else self._made_ns
-        return max((made_ns + self._interval_ns - self._clock.monotonic_ns()) / 1e9, RECHECK_S)
+        return max((self._made_ns + self._interval_ns - self._clock.monotonic_ns()) / 1e9, RECHECK_S)
 
     def tick(self, *, final: bool = False) -> None:
         """Publish a new generation if there is something new to say and the last one is old enough."""
         now_ns = self._clock.monotonic_ns()
-        if not final and self._made_ns is not None:
-            pause_ns = max(self._interval_ns, int(self._took_ns / COST_SHARE))
-            if now_ns - self._made_ns < pause_ns:
-                return
+        if not final and now_ns - self._made_ns < max(self._interval_ns, self._took_ns / COST_SHARE):
+            return
         try:
             revision = self._pipeline.revision
             quiet = revision == self._published_revision
-            if quiet and (self._tells_all or (not final and now_ns - (self._made_ns or 0) < QUIET_NS)):
+            if quiet and (self._tells_all or (not final and now_ns - self._made_ns < QUIET_NS)):
                 return
             if not (revision[0] or self._pipeline.has_prior_prediction):
                 return

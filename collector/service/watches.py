@@ -54,14 +54,13 @@ class EventTime:
         self._metrics = metrics
         self._clock = clock
         self._queue_age_ns = queue_age_ns
-        self._looked_ns: int | None = None
-        self._due_ns: float = math.inf
+        self._looked_ns, self._due_ns = -math.inf, math.inf
         self.pending: tuple[Pending, ...] = ()
 
     def tick(self) -> None:
         """Emit idle sources, and say what is pending."""
         now_ns = self._clock.monotonic_ns()
-        if self._looked_ns is not None and now_ns - self._looked_ns < CHECK_EVERY_NS:
+        if now_ns - self._looked_ns < CHECK_EVERY_NS:
             return
         self._looked_ns = now_ns
         idle_in_ns = self._pipeline.emit_idle(self._clock.unix_nano() - self._queue_age_ns())
@@ -101,8 +100,8 @@ class StallWatch:
     def __init__(self, metrics: Metrics, clock: Clock) -> None:
         self._metrics = metrics
         self._clock = clock
-        self._in_vain_ns: float = 0
-        self._newest_ns: int | None = None
+        self._in_vain_ns = 0.0
+        self._newest_ns = -math.inf
         self._at = self._now = _Progress()
         self._said: Stall | None = None
 
@@ -112,10 +111,10 @@ class StallWatch:
         learned = sum(counts[table.ROWS, target, RowOutcome.LEARNED] for target in Target)
         new = (failed, counts[table.DECODED_SPANS, table.ACCEPTED], counts.total(table.ROWS), learned)
         self._now = _Progress(*map(add, self._now, new))
-        pause_ns = math.inf if self._newest_ns is None else now_ns - self._newest_ns
+        pause_ns = now_ns - self._newest_ns
         self._newest_ns = now_ns
         if pause_ns > STALLED_AFTER_NS or learned:
-            self._in_vain_ns, self._at = 0, self._now
+            self._in_vain_ns, self._at = 0.0, self._now
         else:
             self._in_vain_ns += min(pause_ns, PAUSE_NS)
 
@@ -134,7 +133,7 @@ class StallWatch:
 
     def stalled(self) -> Stall | None:
         """Why nothing is learned, once that has lasted; None while all is well or nothing comes."""
-        silent_ns = self._clock.monotonic_ns() - (self._newest_ns or 0)
+        silent_ns = self._clock.monotonic_ns() - self._newest_ns
         if self._in_vain_ns < STALLED_AFTER_NS or silent_ns > STALLED_AFTER_NS:
             return None
         now, at = self._now, self._at

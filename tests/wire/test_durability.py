@@ -9,7 +9,6 @@ import re
 import threading
 import time
 from functools import cache
-from unittest.mock import Mock
 
 import grpc
 import pytest
@@ -168,30 +167,47 @@ def test_entries_that_no_checkpoint_has_learned_are_read_again_before_anything_n
     assert rows(tmp_path)[1] == 399
 
 
-def test_a_full_log_refuses_for_a_while_and_says_why(tmp_path):
+@pytest.mark.parametrize(
+    ("call", "refused"),
+    [("replace", "the log is full"), ("write", "the log cannot be written: No space left on device")],
+)
+def test_a_log_without_room_refuses_for_a_while_and_says_why(tmp_path, caplog, call, refused):
+    """Full, while a checkpoint that would empty it waits for the disk; or no write succeeds."""
+    caplog.set_level("INFO")
     config = {"DURABILITY": "log", "LOG_CAPACITY_MIB": "1", "CHECKPOINT_INTERVAL_S": "3600"}
-    with running_sidecar(tmp_path, SlowDisk(), **config) as sidecar:
+    with running_sidecar(tmp_path, files := BadDisk(call), **config) as sidecar:
         with pytest.raises(grpc.RpcError) as caught:  # noqa: PT012
             for number in range(100):
                 send(sidecar, 1 + number * 500, 50)
         assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert caught.value.details().startswith("log full")
-        refused = f'tracefit_receiver_spans_total{{outcome="{Outcome.LOG}",transport="grpc"}}'
-        assert metric(sidecar.http_port, refused) == 50
+        assert ready(sidecar)["refused"] == refused
+        spans = f'tracefit_receiver_spans_total{{outcome="{Outcome.LOG}",transport="grpc"}}'
+        assert metric(sidecar.http_port, spans) == 50
         size = metric(sidecar.http_port, 'tracefit_size_bytes{of="log"}')
-        assert 0 < size <= metric(sidecar.http_port, 'tracefit_capacity_bytes{of="log"}')
-        SlowDisk.may_rename.set()
-        eventually(lambda: metric(sidecar.http_port, 'tracefit_size_bytes{of="log"}') < size)
+        assert size <= metric(sidecar.http_port, 'tracefit_capacity_bytes{of="log"}')
+        files.is_well.set()
+        eventually(lambda: metric(sidecar.http_port, 'tracefit_size_bytes{of="log"}') < max(size, 1))
+        send(sidecar, 100_001)
+        assert "refused" not in ready(sidecar)
+        assert "exports are accepted again" in caplog.text
 
 
-class SlowDisk(SystemFiles):
-    """No file is renamed before it may be."""
+class BadDisk(SystemFiles):
+    """Until it is well no file is renamed, or nothing is written."""
 
-    may_rename = threading.Event()
+    def __init__(self, call):
+        self._call, self.is_well = call, threading.Event()
 
     def replace(self, source, target):
-        self.may_rename.wait(60)
+        if self._call == "replace":
+            self.is_well.wait(60)
         super().replace(source, target)
+
+    def write(self, descriptor, parts):
+        if self._call == "write" and not self.is_well.is_set():
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return super().write(descriptor, parts)
 
 
 SMALL_BYTES, EXPORT_STEPS, EXPORT_BYTES = 4 << 20, 200, 124_000
@@ -280,22 +296,6 @@ def test_a_restart_after_a_kill_without_a_log_says_how_much_is_lost_and_how_old_
     with running_sidecar(tmp_path) as sidecar:
         assert "lost" not in ready(sidecar), "the one before stopped in order"
     assert "Lost" not in caplog.text
-
-
-def test_readiness_says_why_everything_is_refused_until_it_is_not(tmp_path, monkeypatch, caplog):
-    with running_sidecar(tmp_path, **LOG) as sidecar:
-        caplog.set_level("INFO")
-        send(sidecar, 1)
-        full = OSError(errno.ENOSPC, "No space left on device")
-        monkeypatch.setattr(sidecar._keeper.log, "append", Mock(side_effect=full))
-        with pytest.raises(grpc.RpcError):
-            send(sidecar, 101)
-        told = ready(sidecar)
-        assert told["refused"] == "the log cannot be written: No space left on device"
-        monkeypatch.undo()
-        send(sidecar, 101)
-        assert "refused" not in ready(sidecar)
-        assert "exports are accepted again" in caplog.text
 
 
 def test_a_writer_that_hangs_makes_the_process_not_alive(tmp_path, monkeypatch):

@@ -21,7 +21,7 @@ INVARIANTS = {
     6: "wall/test_algebra.py: test_streams_that_follow_each_other_merge_to_what_one_learner_knows",
     7: "property/test_state.py: test_stop_and_restart_is_no_restart",
     8: "contract/test_architecture.py: test_the_product_reads_no_clock_but_where_it_is_handed_in",
-    9: "wire/test_durability.py: test_a_full_log_refuses_for_a_while_and_says_why",
+    9: "wire/test_durability.py: test_a_log_without_room_refuses_for_a_while_and_says_why",
     10: "docs/test_docs_figures.py: test_every_figure_is_of_a_section_that_a_command_measures",
     11: "wire/test_forward.py: test_whatever_a_target_does_nobody_waits_for_it_and_each_export_is_counted",
     12: "collector/service/test_event_time.py: test_one_engine_that_is_idle_holds_nobody_up",

@@ -142,10 +142,10 @@ def is_endured(attack):
     ):
         ports = sidecar.grpc_port, http_port
         honest = [pool.submit(be_honest, ports, each, over) for each in ("comes anew", "stays", "posts")]
-        arguments = attack, ports
-        hostile = multiprocessing.get_context("spawn").Process(target=be_hostile, args=arguments)
+        hostile = multiprocessing.get_context("spawn").Process(target=be_hostile, args=(attack, ports))
         hostile.start()
         hostile.join()
+        assert hostile.exitcode == 0, "it was endured only if it took place"
         over.set()
         took_s = [one_s for each in honest for one_s in each.result()]
         alive = b'"ok":true' in get(sidecar.http_port, "/healthz")

@@ -87,7 +87,7 @@ from .constants import (
     WORTH,
 )
 from .rows import Floats, Ints
-from .shapes import ShapeFactors, believed
+from .shapes import ShapeFactors, shrinkage
 from .snapshot import DriftSnapshot
 from .state import StateError, Stateful, Tree
 
@@ -394,7 +394,7 @@ class ChangeMonitor(Stateful):
             self.calm = shapes.without_phases(beta, len(self._names))
         cell, end_ns = block.cell[known], block.end_ns[known]
         log_ratio, usual = log_ratio[known], shapes.mean_log_ratio(cell, beta)
-        e = log_ratio - usual * believed(shapes.rows[cell])
+        e = log_ratio - usual * shrinkage(shapes.rows[cell])
         weight = 1.0 / (1.0 + np.square(shapes.reach(cell, block.x[known], beta) / WORTH))
         self.engines.learn(block.engine[known], cell, log_ratio - usual + shapes.log_y[cell], int(block.end_ns[-1]))
         change, with_prefill = self.all_rows.learn(e, weight, end_ns), cell >= PREFILL_CELL
@@ -414,7 +414,7 @@ class ChangeMonitor(Stateful):
         self.engines.add(block, elapsed_us, weight)
         if self.asks:
             then, cell = self.reference, block.cell
-            trust = believed(then.rows[cell]) / (1.0 + np.square(then.reach(cell, block.x, self.before) / WORTH))
+            trust = shrinkage(then.rows[cell]) / (1.0 + np.square(then.reach(cell, block.x, self.before) / WORTH))
             weighted = (weight * trust)[:, None] * block.x
             self.a += weighted.T @ block.x
             self.b += weighted.T @ (elapsed_us * np.exp(-then.log_factors(cell, self.before)))

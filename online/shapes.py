@@ -56,7 +56,7 @@ _CLIP, _FIRST_CLIP = 4.0, 0.9
 _USUAL_WORK = ("prefill_tokens", "requests", "decode_context_tokens")
 
 
-def believed(rows: Floats) -> Floats:
+def shrinkage(rows: Floats) -> Floats:
     """The share of U_c that is in log F_c, of shapes with so many rows, (g,)."""
     share: Floats = rows / (rows + _SHRINK_ROWS)
     return share
@@ -90,7 +90,7 @@ class ShapeFactors(Stateful):
 
     def log_factors(self, ids: Ints, beta: Floats) -> Floats:
         """Log F of these shapes, (g,); 0 where there are no rows."""
-        return self.mean_log_ratio(ids, beta) * believed(self.rows[ids])
+        return self.mean_log_ratio(ids, beta) * shrinkage(self.rows[ids])
 
     def snapshot(self, beta: Floats, names: Sequence[str]) -> dict[str, ShapeFactorSnapshot]:
         """Factor of each shape that was seen, by name, and the usual work of such a step, to four digits.

@@ -17,10 +17,7 @@ SCHEMA = "tracefit.snapshot/1"
 
 
 class Reason(StrEnum):
-    """Why a coefficient should not be used alone; see online/rls/error_bars.py.
-
-    ``derived``: it was worked out from other times, by no regression of its own.
-    """
+    """Why a coefficient should not be used alone; docs/learning.md says what each means."""
 
     FEW_ROWS = "few_rows"
     COLLINEAR = "collinear"

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from .error_bars import IDENTIFIED_ERROR, JACKKNIFE_ROWS, VIF_MAX, as_far_as_it_fits
+from .error_bars import IDENTIFIED_ERROR, JACKKNIFE_ROWS, VIF_MAX, doubt_identified
 from .learner import RlsLearner
-from .merging import Replica, compared, joined, merge
-from .solve import Prior, bisquare, contradicted, solve
+from .merging import Replica, compare_replicas, join_replicas, merge
+from .solve import Prior, bisquare, is_contradicted, solve
 from .strata import points_of
 
 __all__ = [
@@ -15,11 +15,11 @@ __all__ = [
     "Prior",
     "Replica",
     "RlsLearner",
-    "as_far_as_it_fits",
     "bisquare",
-    "compared",
-    "contradicted",
-    "joined",
+    "compare_replicas",
+    "doubt_identified",
+    "is_contradicted",
+    "join_replicas",
     "merge",
     "points_of",
     "solve",

@@ -67,17 +67,7 @@ Status, the first that applies:
     weak        do not act on it alone; for one of the reasons below
     identified  all else
 
-Reasons of a weak coefficient, the first that applies:
-
-    few_rows             fewer than 2 p + 1.5 windows of 32 rows, or a tenth of it is still a prior's
-    collinear            vif > 10: it trades with other columns; it has no error bar, but the covariance has it
-    one_size             cv <= 0.1 over the strata that have it: chunks of one size price the chunk, not the token
-    wide                 se >= 20 % of the coefficient
-    clock_grain          the clock of the telemetry is too coarse for these steps
-    two_speeds           the rows are of machines of two speeds
-    poor_fit             half of the predictions of a step are off by more than 15 %
-    hidden_prefix_hits   prompt tokens that the prefix cache had are told as if they were computed
-    sampled              2 to 5 % of the requests send no span: a part of every batch is missing
+Each reason of a weak coefficient, in the order in which they are asked: docs/learning.md.
 
 Reference: Belsley, Kuh and Welsch, Regression Diagnostics (1980).
 """
@@ -94,11 +84,11 @@ from online.blocks import STRATA, Design, Groups, median_of
 from online.constants import ERROR_MAX, MEMORY_ROWS, MISFIT, NOISE_ROWS, START_ROWS, TINY, TINY_US
 from online.features import Column
 from online.rows import Floats, Ints, Mask
-from online.shapes import ShapeFactors, believed
+from online.shapes import ShapeFactors, shrinkage
 from online.snapshot import FeatureSnapshot, ModelSnapshot, Reason
 from online.state import Stateful
 
-from .solve import RELATIVE_RIDGE, huber, relative, solve
+from .solve import RELATIVE_RIDGE, huber, relative_residuals, solve
 
 if TYPE_CHECKING:
     from .learner import Fit
@@ -229,7 +219,7 @@ def form_covariance(shapes: ShapeFactors, fit: Fit, c: Floats, on: Ints, inflati
     own = (squared - spread**2 * explained) / (1.0 - leverage)
     # The noise of shapes with few rows counts as far as they are believed, as their misfit does: whole, it would
     # hide what all of them show together.
-    share, noise = believed(seen_rows), float(rows @ spread**2) / max(float(rows.sum()), TINY)
+    share, noise = shrinkage(seen_rows), float(rows @ spread**2) / max(float(rows.sum()), TINY)
     student = (1.0 + _STUDENT / max(float(share @ (1.0 - leverage)), 1.0)) ** 2
     beyond = max(float(share @ squared - noise * (share**3 @ explained)), 0.0)
     typical = min(beyond / max(float(share**3 @ (1.0 - leverage)), TINY_US) * student, ERROR_MAX**2)
@@ -243,7 +233,7 @@ def jackknife(rows: Design, beta: Floats, scale: float, intercept: Mask) -> Floa
     p, n, x, y = len(beta), len(rows), rows.x, rows.elapsed_us
     if n < _GROUPS:
         return None
-    u, per_unit = relative(y, rows.steps, rows.weight, x @ beta, median_of(y / rows.steps))
+    u, per_unit = relative_residuals(y, rows.steps, rows.weight, x @ beta, median_of(y / rows.steps))
     xw = x * (huber(u, scale) * per_unit * per_unit)[:, None]
     groups = min(_GROUPS, n // 2)
     starts = np.arange(groups) * n // groups
@@ -405,7 +395,7 @@ def model_snapshot(
     )
 
 
-def of_windows(model: ModelSnapshot, covariance: Floats | None) -> ModelSnapshot:
+def with_window_errors(model: ModelSnapshot, covariance: Floats | None) -> ModelSnapshot:
     """The model with the error bars and status of rows between two scrapes of a page.
 
     ``covariance`` of its features, (p, p), None where the rows are too few. identified from t = beta / se = 8 on, below
@@ -428,7 +418,7 @@ def of_windows(model: ModelSnapshot, covariance: Floats | None) -> ModelSnapshot
     return model.with_each(told, covariance=[] if covariance is None else covariance.tolist())
 
 
-def as_far_as_it_fits(model: ModelSnapshot, doubt: Reason | None) -> ModelSnapshot:
+def doubt_identified(model: ModelSnapshot, doubt: Reason | None) -> ModelSnapshot:
     """The model with coefficients that are no surer than its predictions; with a ``doubt`` none is identified."""
     if doubt is None and model.error is not None and model.error.median_ape > _MEDIAN_ERROR_MAX:
         doubt = Reason.POOR_FIT

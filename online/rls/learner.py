@@ -43,8 +43,18 @@ from online.shapes import ShapeFactors
 from online.snapshot import ModelSnapshot
 from online.state import StateError, Stateful, Tree
 
-from .error_bars import InferenceResult, Meat, diagnose, jackknife, model_snapshot, of_windows
-from .solve import Prior, contradicted, first_weights, huber, moved, moved_median, relative, relevance, solve
+from .error_bars import InferenceResult, Meat, diagnose, jackknife, model_snapshot, with_window_errors
+from .solve import (
+    Prior,
+    first_weights,
+    huber,
+    is_contradicted,
+    relative_residuals,
+    relevance,
+    solve,
+    update_median,
+    update_scale,
+)
 from .strata import Means, Strata
 
 _BY_POINT = (PORTABLE, Target.STEP_TIME)
@@ -139,7 +149,7 @@ class Fit(Stateful):
         self.solve(g, scale)
         if self.prior is not None:
             own = solve(g[:p, :p], g[:p, p], self.free, self.passive).beta
-            if contradicted(_misfit(g, self.beta), _misfit(g, own)):
+            if is_contradicted(_misfit(g, self.beta), _misfit(g, own)):
                 self.prior = None
                 self.solve(g, scale)
 
@@ -246,10 +256,10 @@ class RlsLearner(Stateful):
             if self.change is not None:
                 self._take_change(self.change, watches=watches)
                 prediction = z[:, : self.fit.p] @ self.fit.beta
-            u, per_unit = relative(block.elapsed_us, block.steps, block.weight, prediction, self.median_us)
+            u, per_unit = relative_residuals(block.elapsed_us, block.steps, block.weight, prediction, self.median_us)
             share = huber(u, self.scale)
-            self.scale = moved(self.scale, u)
-            self.median_us = moved_median(self.median_us, block.elapsed_us / block.steps)
+            self.scale = update_scale(self.scale, u)
+            self.median_us = update_median(self.median_us, block.elapsed_us / block.steps)
             weight = share * per_unit * per_unit
             if watches:
                 phases_us = z[:, len(self.features) : -2] @ self.fit.beta[len(self.features) :]
@@ -382,4 +392,4 @@ class RlsLearner(Stateful):
         if covariance is not None:
             published = [self.features.names.index(feature.name) for feature in model.features]
             covariance = covariance[np.ix_(published, published)]
-        return of_windows(model, covariance)
+        return with_window_errors(model, covariance)

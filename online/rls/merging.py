@@ -143,7 +143,7 @@ class Replica(Stateful):
         return Replica(self.engine, self.rows + sign * other.rows, a, b, noise)
 
 
-def joined(mine: Sequence[Replica], theirs: Sequence[Replica]) -> list[Replica]:
+def join_replicas(mine: Sequence[Replica], theirs: Sequence[Replica]) -> list[Replica]:
     """Replicas of both, those of one engine together; beyond the bound the ones with the fewest rows go."""
     by_engine: dict[str | int, Replica] = {}
     for number, replica in enumerate((*mine, *theirs)):
@@ -153,7 +153,7 @@ def joined(mine: Sequence[Replica], theirs: Sequence[Replica]) -> list[Replica]:
     return every if len(every) <= ENGINES_MAX else sorted(every, key=lambda replica: -replica.rows)[:ENGINES_MAX]
 
 
-def compared(
+def compare_replicas(
     replicas: Sequence[Replica], learned_rows: int, names: Sequence[str]
 ) -> tuple[list[ReplicaSnapshot], float]:
     """Each replica against the others, those that differ and are furthest first; and how far apart the engines are.

@@ -15,7 +15,7 @@ A donor is another configuration's learner with the same columns; its coefficien
     H_jj = (max(min(s, 2 %), misfit) / sd_j)^2           s: the noise of the rows
 
 Residuals are large because the machine is noisy or because the donor is wrong. Unbounded, a wrong donor would weigh
-more the worse it fits; so s counts to 2 %. A donor that rows contradict is dropped (:func:`contradicted`).
+more the worse it fits; so s counts to 2 %. A donor that rows contradict is dropped (:func:`is_contradicted`).
 
 Reference: Murty, Note on a Bard-type scheme for solving the complementarity problem (Opsearch 1974).
 
@@ -127,7 +127,7 @@ def _pivot(c: Floats, rhs: Floats, free: Mask, passive: Mask) -> tuple[Floats, M
 # ------------------------------------------------------------------- priors
 
 
-def contradicted(misfit: float, own: float) -> bool:
+def is_contradicted(misfit: float, own: float) -> bool:
     """Whether rows contradict what is believed: it misfits them twice as much as their own fit, and by 5 % more.
 
     Relative errors, of the estimate that believes it and of the fit of the rows alone.
@@ -195,7 +195,9 @@ _SCALE_RATE = 0.15
 _HUBER_PASSES, _PASSES = 6, 9
 
 
-def relative(y: Floats, steps: Floats | Ints, weight: Floats, prediction: Floats, m: float) -> tuple[Floats, Floats]:
+def relative_residuals(
+    y: Floats, steps: Floats | Ints, weight: Floats, prediction: Floats, m: float
+) -> tuple[Floats, Floats]:
     """U and sqrt(weight l) / f of rows of so many steps and weights against their predictions, (n,) each."""
     f = np.maximum(np.minimum(np.maximum(prediction, 0.5 * y), 2.0 * y), _FLOOR * m * steps)
     root = np.sqrt(steps * weight) / f
@@ -214,14 +216,14 @@ def bisquare(z: Floats) -> Floats:
     return inside * inside
 
 
-def moved(scale: float, u: Floats) -> float:
+def update_scale(scale: float, u: Floats) -> float:
     """The running scale after a block of relative residuals (n,)."""
     share = _SCALE_RATE * min(1.0, len(u) / NOISE_ROWS)
     spread = max(MAD_TO_SD * _middle(np.abs(u)), QUIETEST)
     return float(scale * min(max(spread / scale, 0.5), 2.0) ** share)
 
 
-def moved_median(median_us: float, per_step_us: Floats) -> float:
+def update_median(median_us: float, per_step_us: Floats) -> float:
     """The running median after a block of times per step (n,)."""
     return median_us + min(1.0, len(per_step_us) / START_ROWS) * (_middle(per_step_us) - median_us)
 
@@ -244,13 +246,13 @@ def first_weights(
     median_us, scale = median_of(y / steps), MISFIT
     share, per_unit, u = np.ones(len(z)), np.sqrt(row_weight) / median_us, np.zeros(len(z))
     if robust:
-        u, per_unit = relative(y, steps, row_weight, y, median_us)
+        u, per_unit = relative_residuals(y, steps, row_weight, y, median_us)
     for i in range(_PASSES if robust else 1):
         if robust:
             share = huber(u, scale) * (bisquare(u / scale) if i >= _HUBER_PASSES else 1.0)
         weight = share * per_unit * per_unit
         prediction = x @ solve_for((z * weight[:, None]).T @ z, scale)
-        u, per_unit = relative(y, steps, row_weight, prediction, median_us)
+        u, per_unit = relative_residuals(y, steps, row_weight, prediction, median_us)
         scale = max(QUIETEST, MAD_TO_SD * median_of(np.abs(u)))
     return weight, share, scale, median_us
 

@@ -15,7 +15,16 @@ from online.blocks import Cutter, Design, measurements
 from online.constants import ENGINES_MAX, HALF_LIFE_STEPS, MEMORY_ROWS, NOISE_ROWS, PREFERENCE, TENTH, WORTH
 from online.errors import Residuals
 from online.features import FeatureSet
-from online.rls import JACKKNIFE_ROWS, Prior, Replica, RlsLearner, as_far_as_it_fits, compared, joined, merge
+from online.rls import (
+    JACKKNIFE_ROWS,
+    Prior,
+    Replica,
+    RlsLearner,
+    compare_replicas,
+    doubt_identified,
+    join_replicas,
+    merge,
+)
 from online.rows import Floats, Quality, RowBlock, RowOutcome, Target
 from online.snapshot import IntervalSnapshot, ModelSnapshot, Reason, TargetSnapshot
 from online.state import StateError, Stateful, Tree
@@ -198,10 +207,10 @@ class TargetState(Stateful):
         learner, doubts = self.models[champion], {}
         if vector == "beta":
             doubts = self._doubts(watcher)
-            models = {name: as_far_as_it_fits(model, next(iter(doubts), None)) for name, model in models.items()}
+            models = {name: doubt_identified(model, next(iter(doubts), None)) for name, model in models.items()}
         # Of a merged state the engines it was made of, else those that send here, each against the others.
         engines = self.replicas or Replica.of_engines(watcher, self.engine_names)
-        replicas, spread = compared(engines, watcher.rows if self.replicas else 0, watcher.features.names)
+        replicas, spread = compare_replicas(engines, watcher.rows if self.replicas else 0, watcher.features.names)
         if self.published is not None:
             parts = self.published.snapshot(self.models[SHAPED], None if told is None else told.beta)
         else:
@@ -310,7 +319,7 @@ class TargetState(Stateful):
                 raise StateError(f"model {name!r}: {mine} cannot be merged with {columns}")
             if model is self.watcher():
                 known = self.replicas or Replica.of(model, engines[0])
-                self.replicas = joined(known, other.replicas or Replica.of(theirs, engines[1]))
+                self.replicas = join_replicas(known, other.replicas or Replica.of(theirs, engines[1]))
             merge(model, theirs, other_is_later=later, side_by_side=side_by_side)
         self.residuals.add(other.residuals)
         self.timed = self.timed + other.timed

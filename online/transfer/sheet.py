@@ -77,7 +77,7 @@ from online.blocks import Design, median_of
 from online.constants import GEMM_EFFICIENCY, MAD_TO_SD, MISFIT, SURE_SD, TENTH, TINY, TINY_US
 from online.features import PORTABLE, Column, Facts, experts_in, portable, share_touched
 from online.features.sheets import sheet_of
-from online.rls import IDENTIFIED_ERROR, VIF_MAX, RlsLearner, bisquare, contradicted, points_of, solve
+from online.rls import IDENTIFIED_ERROR, VIF_MAX, RlsLearner, bisquare, is_contradicted, points_of, solve
 from online.rows import Floats, Mask, Target
 from online.snapshot import FeatureSnapshot, IntervalSnapshot, ModelSnapshot, Reason, TargetSnapshot
 
@@ -375,7 +375,7 @@ class SheetPrior:
             return None
         published = self._published(evidence, vif)
         own = evidence.misfit(learner.fit.beta[:p])
-        return None if contradicted(evidence.misfit(published.beta), own) else published
+        return None if is_contradicted(evidence.misfit(published.beta), own) else published
 
     def _estimate(self, evidence: SufficientStatistics | None) -> tuple[Floats, Floats]:
         """Beta (p,) and its covariance (p, p)."""

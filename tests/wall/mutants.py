@@ -91,7 +91,7 @@ MUTANTS = (
     Mutant(
         "shape factors are not shrunk",
         "online/shapes.py",
-        "return self.mean_log_ratio(ids, beta) * believed(self.rows[ids])",
+        "return self.mean_log_ratio(ids, beta) * shrinkage(self.rows[ids])",
         "return self.mean_log_ratio(ids, beta)",
     ),
     Mutant(

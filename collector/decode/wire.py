@@ -93,15 +93,16 @@ Table = dict[int, Any]
 
 
 def is_too_dense(data: bytes) -> bool:
-    """Whether an export holds far more messages for its size than telemetry does; malformed bytes are the parser's."""
+    """Whether an export holds far more messages for its size than telemetry does, or cannot be walked to its end.
+
+    What the walk does not understand would hide the rest from it, and not from a parser, which skips groups.
+    """
     if len(data) < SMALL_BYTES:
         return False
     try:
         walk(data, _EXPORT, min(len(data) // BYTES_PER_MESSAGE, MESSAGES_MAX), len(data) // BYTES_PER_FIELD)
-    except TooMany:
+    except (TooMany, IndexError, ValueError):
         return True
-    except (IndexError, ValueError):
-        pass
     return False
 
 

@@ -170,6 +170,7 @@ HOSTILE = {
     },
     ("skipped", Skip.UNDECODABLE): {
         "attributes of one event": otlp.in_step_span(otlp.field(11, b"\x1a\x00" * EMPTY)),
+        "attributes behind a group": otlp.in_step_span(otlp.field(11, b"\xa3\x06\xa4\x06" + b"\x1a\x00" * (EMPTY - 9))),
         "values nested deeper than any parser goes": otlp.steps_export(
             [otlp.summary(5) + otlp.field(3, otlp.field(1, b"deep") + otlp.field(2, DEEP))]
         ),

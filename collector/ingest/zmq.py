@@ -4,8 +4,9 @@ One SUB socket for each endpoint in the loop, a bounded queue for the worker. Co
 is not there yet, goes away or never answers costs nothing but its messages. What arrives is decoded at once (token ids
 never leave a message), for ``_TURN_S`` at a time. What has not been read waits at the publisher, but for
 ``SOCKET_BYTES``. PUB drops silently, so a loss shows in the publisher's numbers only, and is counted. A message that is
-too large ends its connection; libzmq tells that to a monitor only, and does not connect again: it is counted, and this
-connects. pyzmq is an optional dependency (extra ``kv``), imported when the first subscriber starts.
+too large ends its connection, and so does a peer that is no publisher. libzmq tells a monitor only, and does not
+connect again: this does, and counts the message. pyzmq is an optional dependency (extra ``kv``), imported when the
+first subscriber starts.
 """
 
 from __future__ import annotations
@@ -113,8 +114,10 @@ class _Subscription:
         ):
             self.sub.setsockopt(option, value)
         self._address = address = endpoint.address.removeprefix(_GPU)
-        self._monitor = self.sub.get_monitor_socket(zmq.EVENT_DISCONNECTED | zmq.EVENT_CONNECT_RETRIED)
-        self._is_disconnected = False
+        self._monitor = self.sub.get_monitor_socket(
+            zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CONNECT_RETRIED
+        )
+        self._is_publisher = self._is_disconnected = False
         # A publisher whose endpoint has no "*" connects (wire contract §7.1): then the other side binds.
         self._binds = "*" in address
         try:
@@ -129,7 +132,7 @@ class _Subscription:
         self.sub.close()
 
     async def connect_again(self) -> bool:
-        """Connect where a message that was too large ended the connection, and say whether it did.
+        """Connect where the other side broke the protocol, and say whether it did so by a message that is too large.
 
         Where the publisher went away, libzmq tries to connect again, and the monitor tells. It has until the next look.
         Whoever connects to a socket of ours connects again by itself.
@@ -138,18 +141,21 @@ class _Subscription:
 
         was_disconnected = self._is_disconnected
         while await self._monitor.poll(0):
-            event = await recv_monitor_message(self._monitor)
-            self._is_disconnected = event["event"] == self._zmq.EVENT_DISCONNECTED
+            event = (await recv_monitor_message(self._monitor))["event"]
+            self._is_disconnected = event == self._zmq.EVENT_DISCONNECTED
+            if not self._is_disconnected:
+                self._is_publisher = event == self._zmq.EVENT_HANDSHAKE_SUCCEEDED
         if self._binds or not (was_disconnected and self._is_disconnected):
             return False
-        self._is_disconnected = False
-        _log.warning(
-            "%s: a message of more than %d bytes ended the connection to %s, which is made anew",
-            *(self._feed.key, self._feed.message_bytes_max, self._address),
-        )
+        is_too_large, self._is_publisher, self._is_disconnected = self._is_publisher, False, False
+        if is_too_large:
+            text = "%s: a message of more than %d bytes ended the connection to %s, which is made anew"
+            _log.warning(text, self._feed.key, self._feed.message_bytes_max, self._address)
+        else:
+            _log.warning("%s: no publisher listens at %s", self._feed.key, self._address)
         self.sub.disconnect(self._address)
         self.sub.connect(self._address)
-        return True
+        return is_too_large
 
     def waiting(self) -> Iterator[list[bytes]]:
         """Messages that have come, for so long at most: to wait for each by itself would cost more than to read it.

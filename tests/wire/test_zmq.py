@@ -267,6 +267,15 @@ def test_a_record_of_no_sensible_size_is_counted_and_its_publisher_is_heard_agai
         assert subscriber.count(table.MESSAGES, "fpm", "undecodable") == 0
 
 
+def test_what_listens_and_is_no_publisher_is_said_and_not_taken_for_a_record_without_sensible_size(monkeypatch, caplog):
+    monkeypatch.setattr("collector.ingest.zmq.IDLE_MS", 100)
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as router:  # of vLLM's replay endpoint
+        port = router.bind_to_random_port("tcp://127.0.0.1")
+        with listening(kv=(f"tcp://127.0.0.1:{port}",)) as subscriber:
+            eventually(lambda: "no publisher listens at" in caplog.text)
+            assert subscriber.count(table.MESSAGES, "kv", "too_large") == 0
+
+
 def test_moves_of_blocks_fill_the_queue_as_messages_do(publisher):
     with listening(queue_max=100, kv=(publisher.address,)) as subscriber:
         publisher.wait_for_subscriber()

@@ -304,20 +304,26 @@ class Puller:
 
     def pull(self, *, is_shown: bool = False) -> Pulled:
         """Ask every source, merge, write; if shown, with how many were asked."""
+        try:
+            with working_directory(self._options.out / FETCHED_NAME) as directory:
+                return self._pull(directory, is_shown=is_shown)
+        except OSError as error:  # no directory on a volume that is full, or can only be read
+            return Pulled([], self._snapshot, f"nothing written: {sentence(error)}")
+
+    def _pull(self, directory: Path, *, is_shown: bool) -> Pulled:
         options, places = self._options, find_targets(self._options.sources)
         now_unix_nano = NEVER_NS if options.of_any_time else self._clock.unix_nano()
-        with working_directory(options.out / FETCHED_NAME) as directory:
-            with progress("asked", len(places), "sources", shown=is_shown) as bar:
-                fetching = fetch_states(places, directory, options.timeout_s, options.token, bar.update)
-                fetched = asyncio.run(fetching)
-            read = [
-                examine(place.name, each, self._config, now_unix_nano) if isinstance(each, Path) else each
-                for place, each in zip(places, fetched, strict=True)
-            ]
-            chosen, refused = choose([each for each in read if isinstance(each, Examined)])
-            refused += [each for each in read if isinstance(each, FleetSource)]
-            merged = [FleetSource(e.name, PullOutcome.MERGED, "", tuple(e.engines), e.rows, e.last_ns) for e in chosen]
-            return self._publish(chosen, sorted(merged + refused))
+        with progress("asked", len(places), "sources", shown=is_shown) as bar:
+            fetching = fetch_states(places, directory, options.timeout_s, options.token, bar.update)
+            fetched = asyncio.run(fetching)
+        read = [
+            examine(place.name, each, self._config, now_unix_nano) if isinstance(each, Path) else each
+            for place, each in zip(places, fetched, strict=True)
+        ]
+        chosen, refused = choose([each for each in read if isinstance(each, Examined)])
+        refused += [each for each in read if isinstance(each, FleetSource)]
+        merged = [FleetSource(e.name, PullOutcome.MERGED, "", tuple(e.engines), e.rows, e.last_ns) for e in chosen]
+        return self._publish(chosen, sorted(merged + refused))
 
     def _publish(self, chosen: list[Examined], sources: list[FleetSource]) -> Pulled:
         # an older state of an engine that answered under another name is no source that is missing

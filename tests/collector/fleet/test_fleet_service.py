@@ -76,6 +76,9 @@ def test_a_round_that_writes_nothing_leaves_the_last_good_one_and_readiness_says
             served.update(states)
             service.turn()
             assert service.metrics.value(table.FLEET_PULL_FAILURES) == 1
+            (tmp_path / "fleet" / ".pull").touch()  # no directory can be made, as on a full disk
+            service.turn()
+            assert service.metrics.value(table.FLEET_PULL_FAILURES) == 2
         finally:
             service.stop()
     assert as_json(tmp_path / "fleet" / "snapshot.json")["generation"] == 1, "the same states: nothing to write"

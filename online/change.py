@@ -16,6 +16,11 @@ longer. Neighbouring rows share their noise, which w knows and a spread of rows 
 outcome: a few hundred rows of a new speed move references of 256 rows and coefficients of 4,000 little, and after a
 confirmed change 2 % of the evidence is left. A change too slow is followed by coefficients, factors and the level.
 
+A window is a row of 32 steps or more, such as two pages tell. Its shape is a mean that no other window may have, and
+its noise is that of a block. So e is its log(y / x beta) less the mean over the last 64 windows, v and F are 1, and a
+block is 1,024 steps, but 4 windows at least and 32 at most. A window counts as 32 rows since a change. How far the form
+is off at another mix, no shape factor tells here, so that a change is confirmed from a factor of 1.25 on.
+
 It began after the block up to which the sum of 0.5 - m / log gain is largest: no change before, and one of this gain
 from there on, are then nearest to what was seen.
 
@@ -93,6 +98,8 @@ from .state import StateError, Stateful, Tree
 
 # Chosen: on the recordings and on seeds below 200 (tests/bench/learning_drift.py).
 _SLACK, _LIMIT, _Z_MAX, GATE, _USUAL_MIN = 1.5, 9.0, 3.5, 0.06, 0.04
+_WINDOW_CELL = CELLS - 1
+"""Windows have no shape: a cell that no step is in."""
 # Guess: River's detectors do not say since when; of fewer rows without prefill a median says little.
 _RIVER_BLOCKS, _OTHERS_MIN = 5, 8
 DETECTORS = ("cusum", "adwin", "page_hinkley", "none")
@@ -173,12 +180,13 @@ class ChangeTest(Stateful):
         waiting: e, weight and end of rows that do not fill a block yet, (n, 3).
         medians, ends_ns: m and the end of the last blocks.
         mean_abs, blocks: w and k.
+        rows: how many are a block.
     """
 
     SAVED = ("waiting", "medians", "ends_ns", "mean_abs", "blocks", "alarm")
 
     def __init__(self, detector: str, rows: int) -> None:
-        self._detector, self._rows = detector, rows
+        self._detector, self.rows = detector, rows
         self.mean_abs, self.blocks = _USUAL_MIN, 0
         self.restart()
 
@@ -191,12 +199,12 @@ class ChangeTest(Stateful):
     def learn(self, e: Floats, weight: Floats, end_ns: Ints) -> Change | None:
         """Rows in order of time, (n,) each; rows after a confirmed change are left."""
         rows = np.concatenate([self.waiting, np.column_stack((e, weight, end_ns))])
-        count = len(rows) // self._rows
-        self.waiting = rows[count * self._rows :]
-        blocks = rows[: count * self._rows].reshape(count, self._rows, 3)
+        count = len(rows) // self.rows
+        self.waiting = rows[count * self.rows :]
+        blocks = rows[: count * self.rows].reshape(count, self.rows, 3)
         for block, share in zip(blocks, blocks[:, :, 1].mean(axis=1).tolist(), strict=True):
             below = block[block[:, 0].argsort(), :2]
-            median = below[np.searchsorted(below[:, 1].cumsum(), 0.5 * share * self._rows), 0]
+            median = below[np.searchsorted(below[:, 1].cumsum(), 0.5 * share * self.rows), 0]
             if change := self._test(float(median), share, float(block[-1, 2])):
                 return change
         return None
@@ -217,6 +225,36 @@ class ChangeTest(Stateful):
         last = int(np.cumsum(0.5 - np.array(medians[:-1]) / gain).argmax()) if len(medians) > 1 else 0
         block_ns = (ends_ns[-1] - ends_ns[last]) / max(len(ends_ns) - 1 - last, 1)
         return Change(gain, round(ends_ns[last]), round(2.0 * block_ns))
+
+
+class WindowTest(Stateful):
+    """The test on windows.
+
+    Attributes:
+        test: of the equations.
+        mean, count: of log(y / x beta) of the windows since the last change, and how many there were.
+        before: what the mean was before that change.
+    """
+
+    SAVED = ("test", "mean", "count", "before")
+
+    def __init__(self, detector: str) -> None:
+        self.test = ChangeTest(detector, NOISE_ROWS)
+        self.mean, self.count, self.before = 0.0, 0, 0.0
+
+    def restart(self) -> None:
+        """Learn anew what is usual, since a change was confirmed."""
+        self.test.restart()
+        self.mean, self.count, self.before = 0.0, 0, self.mean
+
+    def learn(self, log_ratio: Floats, steps: Ints, end_ns: Ints) -> Change | None:
+        """Windows in order of time, (n,) each, with log(y / x beta); while a change is in sight the mean stays."""
+        e = log_ratio - self.mean
+        for value in () if self.test.alarm.rises else log_ratio.tolist():
+            self.count += 1
+            self.mean += (value - self.mean) / min(self.count, 2 * NOISE_ROWS)
+        self.test.rows = min(max(NOISE_ROWS**2 // int(steps.mean()), FEW_ROWS // 4), NOISE_ROWS)
+        return self.test.learn(e, np.ones(len(e)), end_ns) if self.count >= FEW_ROWS else None
 
 
 # ------------------------------------------------------------------- engines that must agree
@@ -343,7 +381,7 @@ class ChangeMonitor(Stateful):
     """Watches the speed of one target.
 
     Attributes:
-        all_rows, prefill: the tests.
+        all_rows, prefill, windows: the tests.
         engines: the levels of those that sent rows lately.
         gain: new time per old time of the last confirmed change.
         confirmed: how many there were.
@@ -360,14 +398,14 @@ class ChangeMonitor(Stateful):
     """
 
     SAVED = (
-        *("all_rows", "prefill", "engines", "gain", "confirmed", "last_ns", "began_ns", "within_ns"),
+        *("all_rows", "prefill", "windows", "engines", "gain", "confirmed", "last_ns", "began_ns", "within_ns"),
         *("rows_since", "asks", "of_prefill", "before", "reference", "calm_beta", "calm", "a", "b", "term", "added"),
     )
 
     def __init__(self, detector: str, names: Sequence[str]) -> None:
         self._detector, self._names, self.before = detector, tuple(names), np.zeros(len(names))
         self.all_rows, self.prefill = ChangeTest(detector, NOISE_ROWS), ChangeTest(detector, FEW_ROWS)
-        self.engines = Engines(len(names))
+        self.windows, self.engines = WindowTest(detector), Engines(len(names))
         self.gain, self.confirmed, self.last_ns, self.rows_since = 1.0, 0, 0, 0
         self.began_ns = self.within_ns = 0
         self.asks, self.of_prefill = 0, False
@@ -385,7 +423,11 @@ class ChangeMonitor(Stateful):
 
     def learn(self, block: Design, log_ratio: Floats, shapes: ShapeFactors, beta: Floats) -> Change | None:
         """One block, its log(y / x beta) (n,), and the factors and coefficients from before it."""
-        self.rows_since, self.asks = self.rows_since + len(block), max(self.asks - len(block), 0)
+        is_window = block.steps >= NOISE_ROWS
+        rows = len(block) + (NOISE_ROWS - 1) * int(is_window.sum())
+        self.rows_since, self.asks = self.rows_since + rows, max(self.asks - rows, 0)
+        if is_window.all():
+            return self._learn_windows(block, log_ratio, shapes, beta)
         known = shapes.knows(block.cell)
         if not known.any():
             return None
@@ -409,15 +451,26 @@ class ChangeMonitor(Stateful):
             return self._confirm(change._replace(prefill=True), int(block.end_ns[-1]))
         return None
 
+    def _learn_windows(self, block: Design, log_ratio: Floats, shapes: ShapeFactors, beta: Floats) -> Change | None:
+        if not self.windows.test.alarm.rises:
+            self.calm_beta, self.calm = beta[: len(self._names)].copy(), ShapeFactors(len(self._names))
+        cell, end_ns = np.full(len(block), _WINDOW_CELL), int(block.end_ns[-1])
+        self.engines.learn(block.engine, cell, log_ratio - self.windows.mean + shapes.log_y[cell], end_ns)
+        change = self.windows.learn(log_ratio, block.steps, block.end_ns)
+        if change and abs(change.log_gain) >= APART and self.engines.confirm(change.log_gain, shapes.log_y):
+            return self._confirm(change, end_ns)
+        return None
+
     def add(self, block: Design, elapsed_us: Floats, weight: Floats) -> None:
         """Rows that are learned, with times and weights (n,): what tells which term moved, and which engine differs."""
         self.engines.add(block, elapsed_us, weight)
         if self.asks:
-            then, cell = self.reference, block.cell
+            then, cell, is_window = self.reference, block.cell, block.steps >= NOISE_ROWS
             trust = shrinkage(then.rows[cell]) / (1.0 + np.square(then.reach(cell, block.x, self.before) / WORTH))
-            weighted = (weight * trust)[:, None] * block.x
+            log_f = np.where(is_window, self.windows.before, then.log_factors(cell, self.before))
+            weighted = (weight * np.where(is_window, 1.0, trust))[:, None] * block.x
             self.a += weighted.T @ block.x
-            self.b += weighted.T @ (elapsed_us * np.exp(-then.log_factors(cell, self.before)))
+            self.b += weighted.T @ (elapsed_us * np.exp(-log_f))
 
     def _confirm(self, change: Change, end_ns: int) -> Change:
         is_alike, log_gain = change.prefill == self.of_prefill, change.log_gain
@@ -440,6 +493,7 @@ class ChangeMonitor(Stateful):
         if change.prefill:
             self.term = next((name for name in self._names if is_of_prefill(name)), "")
         self.prefill.restart()
+        self.windows.restart()
         return change
 
     @property
@@ -454,7 +508,7 @@ class ChangeMonitor(Stateful):
         """
         if not self.asks or self.rows_since < 2 * START_ROWS:
             return
-        slower, noise = self.gain > 1.0, NOISE_ROWS * scale**2
+        slower, noise = self.gain > 1.0, (1 if self.windows.count else NOISE_ROWS) * scale**2
         moved = moved_term(self.a, self.b, self.before, self._names, slower=slower, noise=noise, expected=self.term)
         if moved.name and (is_of_prefill(moved.name) or not self.of_prefill):
             is_new = moved.name != self.term or not self.added

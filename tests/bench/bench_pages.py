@@ -198,7 +198,7 @@ def slower(board: Board) -> None:
     }
     for every_s in (1.0, 5.0, 15.0):
         for name, longer in scenes.items():
-            pages, onset_ns = pages_of_a_slower_server(longer, every_s, 2, usual=2)
+            pages, onset_ns = pages_of_a_slower_server(longer, every_s, 2, usual=10)
             pipeline, told = make_pipeline(RLS), {}
             for number, page in enumerate(pages):
                 pipeline.process(pages=[page])

@@ -164,6 +164,28 @@ def learned_from_pages(slower):
     return load(pipeline.snapshot(1, 1).to_json())
 
 
+@pytest.mark.parametrize(
+    ("slower", "term"),
+    [(every_step_longer(30_800.0), "intercept"), (decode_longer(3.3), "decode"), (everything_longer(1.0), "")],
+)
+def test_pages_at_15_s_tell_a_change_within_ten_minutes_and_its_term_when_they_know_it(slower, term):
+    """After an hour and a half of the same work, that of the first fit."""
+    pages, onset_ns = pages_of_a_slower_server(slower, 15.0, 2, usual=8)
+    pipeline = make_pipeline(CONFIG)
+    pipeline.process(pages=[page for page in pages if page.unix_ns < onset_ns + 600_000_000_000])
+    assert published_drift(pipeline).count == bool(term)
+    pipeline.process(pages=[page for page in pages if page.unix_ns >= onset_ns + 600_000_000_000])
+    pipeline.flush()
+    found = published_drift(pipeline)
+    assert (found.count, found.term) == (bool(term), term)
+    assert not term or abs(found.last_unix_nano - onset_ns) < 240_000_000_000
+
+
+def published_drift(pipeline):
+    (config,) = pipeline.snapshot(0, 1).configs
+    return config.targets["step_time"].drift
+
+
 def learned_from_steps(slower):
     return published(learned(bank_of(slowed(noisy(step_rows(), 1), slower))))
 

@@ -114,38 +114,49 @@ class _Subscription:
         ):
             self.sub.setsockopt(option, value)
         self._address = address = endpoint.address.removeprefix(_GPU)
-        self._monitor = self.sub.get_monitor_socket(
-            zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CONNECT_RETRIED
-        )
-        self._is_publisher = self._is_disconnected = False
         # A publisher whose endpoint has no "*" connects (wire contract §7.1): then the other side binds.
-        self._binds = "*" in address
+        binds = "*" in address
+        self._monitor = self._events = None
+        self._is_publisher = self._is_disconnected = False
+        if not binds:
+            events = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CONNECT_RETRIED
+            self._monitor = self.sub.get_monitor_socket(events)
+            self._events = zmq.Socket.shadow(self._monitor.underlying)
         try:
-            self.sub.bind(address) if self._binds else self.sub.connect(address)
+            self.sub.bind(address) if binds else self.sub.connect(address)
         except zmq.ZMQError as error:
             self.close()
             raise ConfigError(feed.key, f"{address}: {error.strerror}") from None
 
     def close(self) -> None:
-        """Close the socket and its monitor."""
-        self._monitor.close()
+        """Close the socket and its monitor, which ends first: libzmq waits for ever to tell one that is closed."""
+        if self._monitor is not None:
+            self.sub.disable_monitor()
+            self._monitor.close()
         self.sub.close()
 
-    async def connect_again(self) -> bool:
-        """Connect where the other side broke the protocol, and say whether it did so by a message that is too large.
+    def watch(self) -> None:
+        """Read what the monitor tells; libzmq waits, with all its sockets, for a monitor that nobody reads."""
+        from zmq.utils.monitor import parse_monitor_message  # noqa: PLC0415 -- optional, as pyzmq is
 
-        Where the publisher went away, libzmq tries to connect again, and the monitor tells. It has until the next look.
-        Whoever connects to a socket of ours connects again by itself.
-        """
-        from zmq.utils.monitor import recv_monitor_message  # noqa: PLC0415 -- optional, as pyzmq is
-
-        was_disconnected = self._is_disconnected
-        while await self._monitor.poll(0):
-            event = (await recv_monitor_message(self._monitor))["event"]
+        while self._events is not None:
+            try:
+                event = parse_monitor_message(self._events.recv_multipart(self._zmq.NOBLOCK))["event"]
+            except self._zmq.Again:
+                return
             self._is_disconnected = event == self._zmq.EVENT_DISCONNECTED
             if not self._is_disconnected:
                 self._is_publisher = event == self._zmq.EVENT_HANDSHAKE_SUCCEEDED
-        if self._binds or not (was_disconnected and self._is_disconnected):
+
+    def connect_again(self) -> bool:
+        """Connect where the other side broke the protocol, and say whether it did so by a message that is too large.
+
+        Where the publisher went away, libzmq tries to connect again, and the monitor tells. It has until the next look.
+        Whoever connects to a socket of ours connects again by itself, and is not watched.
+        """
+        was_disconnected = self._is_disconnected
+        self.watch()
+        if not (was_disconnected and self._is_disconnected):
             return False
         is_too_large, self._is_publisher, self._is_disconnected = self._is_publisher, False, False
         if is_too_large:
@@ -274,9 +285,10 @@ class Subscriber(Generic[T]):
         """Read in turns. Where more has come than one turn reads, the next comes sooner: half of the loop's time."""
         while True:
             if not await subscription.sub.poll(IDLE_MS):
-                if await subscription.connect_again():
+                if subscription.connect_again():
                     self._metrics.add(table.MESSAGES, 1, self._feed.key, Outcome.TOO_LARGE)
                 continue
+            subscription.watch()
             self._metrics.merge(self._accept(subscription))
             if self._queued > self._feed.queue_max // 4:
                 self._notify()

@@ -22,6 +22,7 @@ from collector.telemetry import Metrics, table
 from tests.support.clocks import eventually
 from tests.support.gpu_server import serve
 from tests.support.kv_batches import payload, stored
+from tests.support.processes import free_port
 from tests.support.recordings import kv_lines
 from tests.support.recordings import payloads as exports
 from tests.support.sidecars import call_export, metric, running_sidecar
@@ -137,6 +138,23 @@ def test_a_connecting_publisher_is_heard_by_binding():
             return subscriber.seqs()
 
         assert eventually(heard)[0] == 0
+
+
+def test_strangers_who_connect_and_leave_stop_no_publisher_that_connects(monkeypatch):
+    monkeypatch.setattr("collector.ingest.zmq.IDLE_MS", 3_600_000)  # as where messages come all the time
+    with zmq.Context() as context, context.socket(zmq.PUB) as pub:
+        pub.setsockopt(zmq.LINGER, 0)
+        port = free_port()
+        with listening(kv=(f"tcp://*:{port}",)) as subscriber:
+            for _ in range(2_100):  # as probes do
+                socket.create_connection(("127.0.0.1", port)).close()
+            pub.connect(f"tcp://127.0.0.1:{port}")
+
+            def heard():
+                pub.send_multipart([b"", bytes(8), *blocks(1)])
+                return subscriber.count(table.MESSAGES, "kv", table.ACCEPTED)
+
+            eventually(heard)
 
 
 @pytest.mark.parametrize("kv", [(), (NOBODY,)], ids=["off", "on"])

@@ -129,7 +129,7 @@ class _Subscription:
             raise ConfigError(feed.key, f"{address}: {error.strerror}") from None
 
     def close(self) -> None:
-        """Close the socket and its monitor, which ends first: libzmq waits for ever to tell one that is closed."""
+        """End the monitor, so that libzmq tells it nothing more, and close both sockets."""
         if self._monitor is not None:
             self.sub.disable_monitor()
             self._monitor.close()

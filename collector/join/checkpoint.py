@@ -113,7 +113,7 @@ class Calibration(msgspec.Struct):
             carried=Carried(*(getattr(process, name) for name in Carried.__struct_fields__)),
             warmed_up=warm_up.over,
             warm_up_spans=list(warm_up.spans_unix_ns),
-            emitted_to=process.emitted_to or process.window.base - 1,
+            emitted_to=process.emitted_to or max(process.window.base - 1, 0),
             unix_ns=process.safe_unix_ns,
             kv_block_tokens=calibration.kv_block_tokens,
         )

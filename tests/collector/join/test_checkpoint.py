@@ -5,12 +5,14 @@ from __future__ import annotations
 import pytest
 
 from collector.config.schema import Config
+from collector.decode import Export
 from collector.join import CheckpointError, Joiner
 from collector.telemetry import RowDrop, table
 from online import RowOutcome, Target
 from online.state import decode, encode
 from tests.support.pipelines import new_pipeline, replayed
 from tests.support.recordings import otlp_file, recording
+from tests.support.step_exports import make_export
 
 SETTINGS = Config()
 
@@ -54,6 +56,14 @@ def test_a_configuration_is_known_at_once_after_a_restart(before):
     (known,) = before.joiner.emitters_of(config_id)
     assert emitter.facts.known() == known.facts.known()
     assert emitter.snapshot().scheduling == known.snapshot().scheduling == "sync"
+
+
+def test_an_engine_whose_step_ids_begin_at_0_leaves_a_checkpoint_that_all_can_start_from(before):
+    request = make_export(1, steps_per_span=5, first_step=0, instance="from 0")
+    before.process([Export(request.SerializeToString(), "peer", "grpc", 1)])
+    after = Joiner.from_checkpoint(before.joiner.to_checkpoint(), SETTINGS)
+    assert after.engines.keys() == before.joiner.engines.keys()
+    assert len(after.engines) == 2
 
 
 @pytest.mark.parametrize(

@@ -166,7 +166,7 @@ class WarmUp:
         compiling = (block.elapsed_us > _LONG_US) & (pace_us > _LONG_RATIO * median_of(pace_us))
         compiling[_FIRST_ROWS:] = False
         for end_ns, elapsed_us in zip(block.end_ns[compiling], block.elapsed_us[compiling], strict=True):
-            self.spans_unix_ns.append((int(end_ns - elapsed_us * 1e3), int(end_ns)))
+            self.spans_unix_ns.append((max(int(end_ns - elapsed_us * 1e3), 0), int(end_ns)))
         counts[table.DROPPED_ROWS, RowDrop.WARM_UP] += len(self.spans_unix_ns)
         return block.take(~compiling)
 

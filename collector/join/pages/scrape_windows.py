@@ -367,6 +367,8 @@ UNCLEAN_MAX = 6
 _COPIES_WINDOWS = 20
 _COPIES_KEPT = 64
 _COPIES_DOUBTFUL = 1.5
+_COPIES_MAX = 1024.0
+"""What a checkpoint holds: a page may count anything."""
 _QUIET_SCRAPES = 8
 """After a fall: several servers at one address take turns more often than that."""
 
@@ -457,6 +459,6 @@ class ScrapeWindows:
         several = median(self._ratios)
         if len(self._ratios) < _COPIES_WINDOWS:
             return window.close and several > _COPIES_DOUBTFUL
-        self.copies = max(1, round(several))
+        self.copies = max(1, round(min(several, _COPIES_MAX)))
         del self._ratios[:-_COPIES_KEPT]
         return False

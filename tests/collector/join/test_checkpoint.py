@@ -58,9 +58,19 @@ def test_a_configuration_is_known_at_once_after_a_restart(before):
     assert emitter.snapshot().scheduling == known.snapshot().scheduling == "sync"
 
 
-def test_an_engine_whose_step_ids_begin_at_0_leaves_a_checkpoint_that_all_can_start_from(before):
-    request = make_export(1, steps_per_span=5, first_step=0, instance="from 0")
-    before.process([Export(request.SerializeToString(), "peer", "grpc", 1)])
+@pytest.mark.parametrize(("first_step", "pause_ns"), [(0, 0), (1, 1_800_000_000 * 10**9)])
+def test_what_an_engine_claims_of_its_first_steps_leaves_a_checkpoint_that_all_can_start_from(
+    before, first_step, pause_ns
+):
+    """Its ids may begin at 0, and its first step may have begun before 1970."""
+    request = make_export(2, steps_per_span=100, first_step=first_step, instance="strange")
+    for span in request.resource_spans[0].scope_spans[0].spans:
+        for event in span.events[2:]:
+            for attribute in event.attributes:
+                if attribute.key.startswith("step.ts_"):
+                    attribute.value.int_value += pause_ns
+    before.process([Export(request.SerializeToString(), "peer", "grpc", 2)])
+    before.joiner.drain(flush=pause_ns > 0)
     after = Joiner.from_checkpoint(before.joiner.to_checkpoint(), SETTINGS)
     assert after.engines.keys() == before.joiner.engines.keys()
     assert len(after.engines) == 2

@@ -92,7 +92,9 @@ PIECES_MAX = 256
 _PIECE_S, _HALF_LIFE_S = 15.0, 600.0
 _PIECES_MIN = 8
 
-Amount = Annotated[float, msgspec.Meta(ge=0.0, le=1e18)]
+_AMOUNT_MAX = 1e18
+"""Sums stay there: senders and pages may claim any wait, and what a checkpoint holds is bounded."""
+Amount = Annotated[float, msgspec.Meta(ge=0.0, le=_AMOUNT_MAX)]
 Piece = tuple[Amount, Amount, Amount, Amount]
 """Of a quarter of a minute: requests and their waits; seconds watched, and these times what one would have waited."""
 
@@ -251,7 +253,7 @@ class ApiQueueing(msgspec.Struct):
         if api.arrived_ns == MISSING or queued.kind is not SpanEventKind.QUEUED or queued.ts_ns < api.arrived_ns:
             return
         self.requests += 1
-        self.wait_us += (queued.ts_ns - api.arrived_ns) / 1e3
+        self.wait_us = min(self.wait_us + (queued.ts_ns - api.arrived_ns) / 1e3, _AMOUNT_MAX)
         if api.handoff_ns >= api.arrived_ns:
             self.handoffs_us.append((api.handoff_ns - api.arrived_ns) / 1e3)
             del self.handoffs_us[:-HANDOFFS_MAX]
@@ -270,8 +272,8 @@ class ApiQueueing(msgspec.Struct):
 
     def add_counted(self, requests: float, wait_us: float) -> None:
         """Count requests whose wait is known as a sum."""
-        self.requests += round(requests)
-        self.wait_us += wait_us
+        self.requests += round(min(requests, _AMOUNT_MAX - self.requests))
+        self.wait_us = min(self.wait_us + wait_us, _AMOUNT_MAX)
         self._count((requests, wait_us, 0.0, 0.0))
 
     def watch(self, seconds: float, step_wait_us: float) -> None:
@@ -282,7 +284,9 @@ class ApiQueueing(msgspec.Struct):
         if not self.pieces or self.pieces[-1][2] >= _PIECE_S:
             self.pieces.append((0.0, 0.0, 0.0, 0.0))
             del self.pieces[:-PIECES_MAX]
-        counted, waited_us, watched_s, step_waits = (a + b for a, b in zip(self.pieces[-1], more, strict=True))
+        counted, waited_us, watched_s, step_waits = (
+            min(a + b, _AMOUNT_MAX) for a, b in zip(self.pieces[-1], more, strict=True)
+        )
         self.pieces[-1] = counted, waited_us, watched_s, step_waits
 
 

@@ -12,14 +12,14 @@ steps with one prompt: TTFT is off by ONE_STEP, and ITL by as much of it as step
 seen, and where rows were means, so that the answer rests on the coefficients, so are their errors (step_model.py): of a
 step of the prompt for TTFT, of a mean step for ITL; those of the form only where rows were means.
 
-Requests whose sizes are all the same gather until they arrive together. Nobody says whether they are, so bands hold
-that, too. With g = min(n p, T) tokens of prompts in one step, which takes full = step(g, n, (n - g / p) P), then
+Requests whose sizes are all the same gather until they arrive together. TTFT's band is that of sizes that differ, and
+does not hold that: it then comes as late as in a burst, see below, and by a step later where one is ahead. ITL's lower
+end does: with g = min(n p, T) tokens of prompts in one step, which takes full = step(g, n, (n - g / p) P),
 
-    TTFT <= min(burst, (1 + ahead + q) full)           ITL >= s_0 + (full - s_0) (n p / T - 1) / 2 (O - 1)
+    ITL >= s_0 + (full - s_0) (n p / T - 1) / 2 (O - 1)
 
-and E2E is at least the sum of both. Where a request waits and prefills in as many steps as it decodes in, or more
-(O - 1 <= k + w), and its ITL may be half as long, the answer names output_tokens and is not usable: it meets
-some of the prompts, and nobody says which.
+Where a request waits and prefills in as many steps as it decodes in, or more (O - 1 <= k + w), and its ITL may be half
+as long, the answer names output_tokens and is not usable: it meets some of the prompts, and nobody says which.
 
 Nor does anybody say how sizes spread. Where not all fit the KV cache at their full length, some may wait for memory or
 be preempted: the answer names kv_tokens, and TTFT's upper end has the wait of all but n' = K / (P + O), which is
@@ -96,7 +96,8 @@ class RequestEstimate(NamedTuple):
         requests_per_s, output_tokens_per_s: of the whole engine.
         prefill_bound: prefills fill every step, so that more requests only wait longer.
         extrapolated, usable: as for a step.
-        ttft_burst: mean time to the first token where all of them arrive at once at an engine without other work.
+        ttft_burst: mean time to the first token where all of them arrive at once at an engine without other work. In a
+            loop whose sizes are all the same they come to do so; the band of ``ttft`` does not hold that.
     """
 
     concurrency: float
@@ -159,13 +160,12 @@ class RequestTimes:
         away_us = turnaround_us - known_us if follows else 0.0
         per_s = in_flight / (e2e[0] + away_us) * 1e6 if e2e[0] > 0.0 else 0.0
         burst = self._burst(work, round(running))
-        last_us, least_us = self._gathered(work, running, burst[2], at.itl[2])
-        e2e = e2e[0], min(e2e[1], api[0] + last_us + tokens * least_us), e2e[2]
+        least_us, last_us = self._gathered_itl(work, running), 0.0
         fit = math.inf if self.limits.kv_tokens is None else self.limits.kv_tokens / (work.prompt + work.output)
         refused = self._refused(work, running, at, least_us)
         waits: list[str] = []
         if min(in_flight, self._steps.requests_max) > fit and not at.prefill_bound:
-            last_us = max(last_us, at.own[0] + (in_flight / fit - 1.0) * (at.own[0] + tokens * at.itl[0]))
+            last_us = at.own[0] + (in_flight / fit - 1.0) * (at.own[0] + tokens * at.itl[0])
             (refused if limit == "kv_capacity" and in_flight > slots else waits).append("kv_tokens")
         outside, usable, first_part, itl_part = self._doubts(work, running, at.k, refused)
         first_us, between_us = first_part * ttft[0], itl_part * at.itl[0]
@@ -235,18 +235,16 @@ class RequestTimes:
             turns = (0.5 + left / 2.0 / tokens) * left / (n * prompt)
         return weighted((1.0, turns), (self._step(work, alone, 0.0), self._step(work, tokens, (n - 1) / 2.0)))
 
-    def _gathered(self, work: Workload, running: float, burst_us: float, step_us: float) -> tuple[float, float]:
-        """Of loops whose requests gather, TTFT at most, without the API's part, and ITL at least."""
+    def _gathered_itl(self, work: Workload, running: float) -> float:
+        """ITL, at least, of loops whose requests gather."""
         steps, budget = self._steps, self._steps.budget_of(running)
         _, low, _ = steps.band(steps.surface.monotone, 0.0, running, running * work.context)
         if running <= 1.0:
-            return 0.0, low
-        chunks = 1.0 if work.uncached <= budget else work.uncached / budget + 0.5
+            return low
         tokens = min(running * work.uncached, budget)
-        _, full_low, full_high = self._step(work, tokens, max(running - tokens / work.uncached, 0.0))
-        first_us = min(burst_us + self._ahead * step_us, (1.0 + self._ahead + chunks) * full_high)
+        _, full_low, _ = self._step(work, tokens, max(running - tokens / work.uncached, 0.0))
         full = min(0.5 * (running * work.uncached / budget - 1.0) / max(work.output - 1.0, 1.0), 1.0)
-        return first_us, low + max(full, 0.0) * max(full_low - low, 0.0)
+        return low + max(full, 0.0) * max(full_low - low, 0.0)
 
 
 def _outside_time(target: Target | None, feature: str) -> Callable[[Workload, float | None], Band]:

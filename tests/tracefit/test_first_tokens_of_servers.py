@@ -81,16 +81,18 @@ def two_minutes(machine: str) -> Engine:
 @pytest.mark.parametrize("source", ["steps", "spans", "pages"])
 @pytest.mark.parametrize("machine", ["llama8b-h100", "qwen30a3-h200"])
 def test_no_usable_answer_of_which_nothing_is_named_is_far_off_and_outside_of_its_band(machine, source, tmp_path):
-    """By 15 % in ITL and E2E, or by 30 % in TTFT; steps know no API server."""
+    """By 15 % in ITL and E2E, or by 30 % in TTFT; steps know no API server. One size arrives together: as a burst."""
     config, wrong = learned(two_minutes(machine), machine, source, tmp_path), []
     for load in chain(*LOADS.values()):
         times_us, said = _seen_and_said(machine, config, load, at_client=source != "steps")
         if said.usable and not said.extrapolated:
+            latest_us = {} if load[-1] else {"ttft": said.ttft_burst.high}
             wrong += [
                 (load, name, told.us / true_us)
                 for name, far, true_us in zip(("ttft", "itl", "e2e"), (0.3, 0.15, 0.15), times_us, strict=True)
                 for told in [getattr(said, name)]
-                if abs(told.us / true_us - 1.0) > far and not told.low <= true_us <= told.high
+                if abs(told.us / true_us - 1.0) > far
+                and not told.low <= true_us <= max(told.high, latest_us.get(name, 0.0))
             ]
     assert wrong == []
 

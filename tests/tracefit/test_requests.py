@@ -80,13 +80,14 @@ def test_means_are_those_of_a_simulated_vllm(load, asynchronous):
 @pytest.mark.parametrize("asynchronous", [False, True])
 @pytest.mark.parametrize("clients", [2, 8, 32])
 @pytest.mark.parametrize(("prompt", "output"), [(300, 150), (2_000, 30), (6_000, 100), (500, 8)])
-def test_bands_hold_loops_of_equal_requests_that_gather(prompt, output, clients, asynchronous):
+def test_loops_of_equal_requests_that_gather_lie_between_usual_ones_and_a_burst(prompt, output, clients, asynchronous):
     """As load generators send them. Those that begin together end together, and wait for the prompts of each other."""
     traffic = Traffic(5)
     traffic.closed(0, 120 * 10**9, clients, prompt, output, 0.0, 0.0)
     load = (clients, prompt, output, 8_192, 128, None)
     mean, seen = served_and_asked(traffic, 120, load, asynchronous=asynchronous)
-    assert seen.ttft.low <= mean(lambda each: each.first - each.received) / 1e3 <= seen.ttft.high
+    latest = max(seen.ttft.high, seen.ttft_burst.high + asynchronous * seen.itl.high)
+    assert seen.ttft.low <= mean(lambda each: each.first - each.received) / 1e3 <= latest
     assert seen.itl.low <= mean(lambda each: (each.last - each.first) / (each.made - 1)) / 1e3 <= seen.itl.high
 
 

@@ -86,7 +86,8 @@ FAMILIES: tuple[Family, ...] = (
     Family(
         "tracefit_slo_concurrency",
         (*_CONFIG, "itl"),
-        "Most requests in flight that keep this mean ITL (in seconds), for the load of the last five minutes.",
+        "Most requests in flight that keep this mean ITL (in seconds), for the load of the last five minutes; absent "
+        "where that is not usable or beyond 1.25 times the largest batch seen.",
     ),
     Family(
         "tracefit_slo_concurrency_safe",

@@ -98,8 +98,8 @@ from .state import StateError, Stateful, Tree
 
 # Chosen: on the recordings and on seeds below 200 (tests/bench/learning_drift.py).
 _SLACK, _LIMIT, _Z_MAX, GATE, _USUAL_MIN = 1.5, 9.0, 3.5, 0.06, 0.04
-_WINDOW_CELL = CELLS - 1
-"""Windows have no shape: a cell that no step is in."""
+# Chosen: on pages made of c10_long (tests/bench/bench_pages.py). Windows have no shape: no step is in the last cell.
+_WINDOW_STEPS, _WINDOWS_MIN, _WINDOW_CELL = NOISE_ROWS**2, FEW_ROWS // 4, CELLS - 1
 # Guess: River's detectors do not say since when; of fewer rows without prefill a median says little.
 _RIVER_BLOCKS, _OTHERS_MIN = 5, 8
 DETECTORS = ("cusum", "adwin", "page_hinkley", "none")
@@ -253,7 +253,7 @@ class WindowTest(Stateful):
         for value in () if self.test.alarm.rises else log_ratio.tolist():
             self.count += 1
             self.mean += (value - self.mean) / min(self.count, 2 * NOISE_ROWS)
-        self.test.rows = min(max(NOISE_ROWS**2 // int(steps.mean()), FEW_ROWS // 4), NOISE_ROWS)
+        self.test.rows = min(max(_WINDOW_STEPS // int(steps.mean()), _WINDOWS_MIN), NOISE_ROWS)
         return self.test.learn(e, np.ones(len(e)), end_ns) if self.count >= FEW_ROWS else None
 
 

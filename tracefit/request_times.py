@@ -1,4 +1,4 @@
-"""What a request is told: TTFT, ITL and E2E, their bands, and whether they may be bet on.
+"""TTFT, ITL and E2E of a request, their bands, and whether one may rely on them.
 
 closed_loop.py has the law and its letters: of N requests in flight n are in the batch, S' slots at most; each has P
 prompt tokens, of which p are computed, and O output tokens; a step has T tokens, and a prompt takes q chunks.
@@ -199,7 +199,7 @@ class RequestTimes:
     def _doubts(
         self, work: Workload, running: float, k: float, refused: Sequence[str]
     ) -> tuple[tuple[str, ...], bool, float, float]:
-        """What an answer lies outside of, whether it may be bet on, and by which parts TTFT and ITL may be off."""
+        """What an answer lies outside of, whether one may rely on it, and by which parts TTFT and ITL may be off."""
         steps, tokens = self._steps, work.output - 1.0
         held, own, others = running * work.context * tokens / (k + tokens), work.uncached / k, 0.0
         pieces = (own, others) if tokens else (own,)

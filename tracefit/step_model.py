@@ -1,4 +1,4 @@
-"""What a step costs, with a band, and whether that may be bet on.
+"""What a step costs, with a band, and whether one may rely on it.
 
     us   = (T(P, n) + s C) · level                     shapes.py: what steps of such a shape took, or the coefficients
     low  = us · (p10(stratum) - unsure - 1.28 w)       high = us · (p90(stratum) + unsure + 1.28 w)
@@ -376,7 +376,7 @@ def _of_a_step(model: Model, known: Collection[str]) -> bool:
 
 
 def doubts_of(model: Model, telemetry: str) -> tuple[str, ...]:
-    """Why these coefficients should not be bet on; empty if they may."""
+    """Why one should not rely on these coefficients; empty if one may."""
     doubts, rows_min = [], _WINDOWS_MIN if telemetry == "metrics" else _ROWS_MIN
     if all(each.status == "prior_only" for each in model.coefficients):
         doubts.append("every coefficient is a donor's or a data sheet's")

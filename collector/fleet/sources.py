@@ -62,7 +62,7 @@ class StoreError(Exception):
 
 
 @contextlib.contextmanager
-def _told_as(kind: type[OSError | StoreError], prefix: str = "") -> Iterator[None]:
+def _raise_as(kind: type[OSError | StoreError], prefix: str = "") -> Iterator[None]:
     """Every store has errors of its own; here they are of one kind."""
     try:
         yield
@@ -85,7 +85,7 @@ def list_objects(url: str) -> list[RecordedFile]:
         OSError: the store says no.
     """
     storage, path = open_store(url)
-    with _told_as(OSError):
+    with _raise_as(OSError):
         found = storage.glob(path, detail=True) if "*" in path else storage.find(path, detail=True)
     above, (scheme, _, rest) = path.rstrip("/") + "/", url.partition("://")
     root = f"{scheme}:///" if rest.startswith("/") else f"{scheme}://"
@@ -264,10 +264,10 @@ def _copy_file(path: Path, file: Path) -> None:
 
 def _copy_object(url: str, file: Path) -> None:
     storage, name = open_store(url)
-    with _told_as(OSError):
+    with _raise_as(OSError):
         size_bytes = storage.size(name)
     _check_size(size_bytes or 0)
-    with _told_as(OSError):
+    with _raise_as(OSError):
         storage.get_file(name, str(file))
 
 
@@ -343,7 +343,7 @@ class _Object(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        with _told_as(StoreError, f"cannot read {self._name}: "):
+        with _raise_as(StoreError, f"cannot read {self._name}: "):
             if self._object is None:
                 storage, path = open_store(self._name)
                 self._object = storage.open(path, "rb")

@@ -154,7 +154,7 @@ class Engine(Emitter):
         heard += zip(last["unix_ns"].tolist(), last["step_id"].tolist(), strict=True)
         return any(self._has_restarted(newest, *each) for each in heard)
 
-    def succeed(self, old: Engine) -> None:
+    def continue_from(self, old: Engine) -> None:
         """Be what the server of an engine comes back as: the facts are known, and no step."""
         self.facts = self.calibration.facts = old.facts
         self.counts, self.machine = old.counts, old.machine

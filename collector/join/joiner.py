@@ -166,7 +166,7 @@ class Joiner:
             return engine
         self._hold_rows(old, engine, engine.advance(flush=True))
         heir = self.engines[engine.key] = self._new_emitter(Engine, engine.key)
-        heir.succeed(engine)
+        heir.continue_from(engine)
         heir.config_id = new
         self._succeeded.append(ConfigReplaced(old, new))
         return heir

@@ -194,14 +194,18 @@ class _Process:
         moments_s = np.sort(ends_s, axis=None)
         queued, scheduled, finished = (np.searchsorted(column, moments_s[:-1], side="right") for column in ends_s.T)
         running = scheduled - finished
-        running_s, minute_of = running * np.diff(moments_s), moments_s[:-1] * 1e9 // MINUTE_NS
+        running_s, minute_of = running * np.diff(moments_s), (moments_s[:-1] * 1e9 // MINUTE_NS).astype(np.int64)
+        minutes, of = np.unique(minute_of, return_inverse=True)
+        met = (
+            np.bincount(of, running_s * each).tolist() for each in (np.ones_like(running), running, queued - scheduled)
+        )
+        by_minute = dict(zip(minutes.tolist(), zip(*met, strict=True), strict=True))
 
-        def met(minute: int, sums: _Sums) -> _Sums:
-            weights = np.where(minute_of == minute, running_s, 0.0)
-            waited = float(weights @ (queued - scheduled))
-            return replace(sums, decoding=float(weights.sum()), ran=float(weights @ running), waited=waited)
+        def of_requests(minute: int, sums: _Sums) -> _Sums:
+            decoding, ran, waited = by_minute.get(minute, (0.0, 0.0, 0.0))
+            return replace(sums, decoding=decoding, ran=ran, waited=waited)
 
-        return {minute: met(minute, sums) for minute, sums in self.minutes.items()}
+        return {minute: of_requests(minute, sums) for minute, sums in self.minutes.items()}
 
 
 class RecentLoad:

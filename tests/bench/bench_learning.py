@@ -1,6 +1,6 @@
 """Every number of the learning core beside its target: ``make bench WHAT=learning``.
 
-bars   whether what is printed can be bet on: error bars and bands (tests/bench/learning_bars.py)
+bars   whether one can rely on what is printed: error bars and bands (tests/bench/learning_bars.py)
 speed  how soon changes of speed are reported, and how often falsely (tests/bench/learning_drift.py)
 level  what the level and River's residual model bring (tests/bench/learning_level.py)
 """

@@ -6,7 +6,8 @@ complete step telemetry. A real server's pages are judged as they were recorded,
 it is chance where the first scrape falls: errors are the mean over five such clocks. Beside both stands the range.
 
 A recording's name is its section. ``p1_engine_stats`` has no pages: it is learned from request spans alone. ``slower``
-plays c10_long as a server that becomes slower. Steps of m1_pages and p1_engine_stats come by ``--captures``.
+plays c10_long, on which the rule was chosen, and two others as a server that becomes slower. Steps of m1_pages and
+p1_engine_stats come by ``--captures``.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from collector.config import Config
 from collector.decode import Export
-from collector.decode.pages import read_page_line
+from collector.decode.pages import ScrapedPage, read_page_line
 from collector.evaluate.captures import load
 from collector.evaluate.systems import Fit, ape, design
 from collector.join.pages import PageEngine
@@ -189,8 +190,9 @@ def request_spans(board: Board) -> None:
 
 
 def slower(board: Board) -> None:
-    """Minutes from a change of the machine of c10_long until pages tell of it, and until they tell its term."""
+    """Minutes from a change of a recorded machine until pages tell of it, and until they tell its term."""
     scenes = {
+        "no change": everything_longer(1.0),
         "+ 30.8 ms on every step": every_step_longer(30_800.0),
         "everything x 1.42": everything_longer(1.42),
         "decode x 3.3": decode_longer(3.3),
@@ -198,21 +200,31 @@ def slower(board: Board) -> None:
     }
     for every_s in (1.0, 5.0, 15.0):
         for name, longer in scenes.items():
-            pages, onset_ns = pages_of_a_slower_server(longer, every_s, 2, usual=10)
-            pipeline, told = make_pipeline(RLS), {}
-            for number, page in enumerate(pages):
-                pipeline.process(pages=[page])
-                for config in (
-                    pipeline.snapshot(page.unix_ns, 1).configs if number % 8 == 0 or page is pages[-1] else ()
-                ):
-                    drift = config.targets[Target.STEP_TIME.value].drift if config.targets else None
-                    after_min = (page.unix_ns - onset_ns) / 60e9
-                    if drift is not None and drift.count:
-                        told.setdefault("reported", after_min)
-                        told |= {"term": after_min, "as": drift.term} if drift.term != told.get("as", "") else {}
-            said = ", ".join(f"{what} {value if what == 'as' else f'{value:.0f} min'}" for what, value in told.items())
-            watched_min = (pages[-1].unix_ns - onset_ns) / 60e9
-            board.line(f"{name}, pages every {every_s:g} s", said or f"not reported within {watched_min:.0f} min")
+            board.line(
+                f"{name}, pages every {every_s:g} s", first_told(pages_of_a_slower_server(longer, every_s, 2, 10))
+            )
+    for recording in (
+        "c1_mixed",
+        "c6_saturated",
+    ):  # on which nothing was chosen; what a prompt token costs is c10_long's
+        for name, longer in [*scenes.items()][:3]:
+            played = pages_of_a_slower_server(longer, 5.0, 25, 30, recording)
+            board.line(f"{recording}: {name}, pages every 5 s", first_told(played))
+
+
+def first_told(played: tuple[list[ScrapedPage], int]) -> str:
+    """When pages of a server that is slower from a time on told so, and when its term."""
+    (pages, onset_ns), pipeline, told = played, make_pipeline(RLS), {}
+    for number, page in enumerate(pages):
+        pipeline.process(pages=[page])
+        for config in pipeline.snapshot(page.unix_ns, 1).configs if number % 8 == 0 or page is pages[-1] else ():
+            drift = config.targets[Target.STEP_TIME.value].drift if config.targets else None
+            after_min = (page.unix_ns - onset_ns) / 60e9
+            if drift is not None and drift.count:
+                told.setdefault("reported", after_min)
+                told |= {"term": after_min, "as": drift.term} if drift.term != told.get("as", "") else {}
+    said = ", ".join(f"{what} {value if what == 'as' else f'{value:.0f} min'}" for what, value in told.items())
+    return said or f"not reported within {(pages[-1].unix_ns - onset_ns) / 60e9:.0f} min"
 
 
 SECTIONS = {name: partial(steps, name) for name in INTERVALS}

@@ -1,4 +1,4 @@
-"""Whether what is printed can be bet on: error bars, bands and hold-outs. Called by tests/bench/bench_learning.py.
+"""Whether one can rely on what is printed: error bars, bands and hold-outs. Called by tests/bench/bench_learning.py.
 
 Streams are of generators and seeds of this module, at which nothing was chosen. The memory and width of the bands were
 chosen on the recordings that are scored here; how bands do that are frozen after other parts of a recording is printed

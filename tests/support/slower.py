@@ -97,24 +97,24 @@ def learned(bank: Bank) -> TargetSnapshot:
 
 
 @cache
-def _requests() -> tuple[CoreSpan, ...]:
-    return tuple(requests_of(otlp_file("c10_long")))
+def _requests(name: str) -> tuple[CoreSpan, ...]:
+    return tuple(requests_of(otlp_file(name)))
 
 
 def pages_of_a_slower_server(
-    slower: Slower, every_s: float, rounds: int, usual: int = 0
+    slower: Slower, every_s: float, rounds: int, usual: int = 0, name: str = "c10_long"
 ) -> tuple[list[ScrapedPage], int]:
     """Pages of a server that does the same work again and again, and is slower after so many ``usual`` rounds.
 
     And since when it is, in ns. Requests last longer where steps do.
     """
-    rows, spans, blocks, later_ns, onset_ns = step_rows(), [], [], 0, 0
+    rows, spans, blocks, later_ns, onset_ns = step_rows(name), [], [], 0, 0
     slow = slowed(rows, slower)
     for number in range(usual + rounds):
         now = slow if number >= usual else rows
         onset_ns = rows.end_ns[0] + later_ns if number == usual else onset_ns
         blocks.append(dataclasses.replace(now, end_ns=now.end_ns + later_ns))
-        for span in _requests():
+        for span in _requests(name):
             ahead_ns = span.unix_minus_mono_ns
             at_ns = np.interp([mark.ts_ns + ahead_ns for mark in span.marks], rows.end_ns, now.end_ns) + later_ns
             stamped = zip(span.marks, at_ns, strict=True)

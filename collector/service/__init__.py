@@ -6,7 +6,7 @@ from .checkpoint import ALL_NAME, STATE_FILES, STATES_NAME, Directory, check_dir
 from .durability import Durability, fitted_capacity
 from .pipeline import TAKE_BYTES, Correlator, Pipeline, check_learning, make_pipeline
 from .publish import Publisher, SnapshotWriter
-from .watches import EventTime, MemoryLimiter, StallWatch
+from .watches import EventTime, MemoryLimiter
 from .worker import Worker
 
 __all__ = [
@@ -22,7 +22,6 @@ __all__ = [
     "Pipeline",
     "Publisher",
     "SnapshotWriter",
-    "StallWatch",
     "Worker",
     "check_directory",
     "check_learning",

@@ -1,4 +1,4 @@
-"""What the worker looks after between two batches: idle sources, a stall of learning, and memory.
+"""What the worker looks after between two batches: idle sources and memory.
 
 Each belongs to the worker's thread, so that it may touch the pipeline.
 """
@@ -8,25 +8,14 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable
-from operator import add
-from typing import NamedTuple
 
 from collector.join import Pending
 from collector.runtime import Clock, Health, MemoryGuard
-from collector.telemetry import Counts, Metrics, Stall, table
-from online import RowOutcome, Target
+from collector.telemetry import Metrics, table
 
 from .pipeline import Pipeline
 
 CHECK_EVERY_NS = 1_000_000_000
-SERIES_ENGINES_MAX = 5
-LABEL_CHARS_MAX = 120
-
-STALLED_AFTER_NS = 600_000_000_000
-"""Longer than a row may wait in the join (``join_timeout_s``, three minutes) for what completes it."""
-PAUSE_NS = 60_000_000_000
-"""What a pause between two exports counts as at most: senders export every few seconds while they serve."""
-
 MEMORY = "memory"
 """In health."""
 LIVENESS_DEADLINE_S = 300.0
@@ -66,80 +55,12 @@ class EventTime:
         idle_in_ns = self._pipeline.emit_idle(self._clock.unix_nano() - self._queue_age_ns())
         self._due_ns = math.inf if idle_in_ns is None else now_ns + idle_in_ns
         self.pending = tuple(self._pipeline.pending())
-        most = sorted(self.pending, key=lambda one: -(one.steps + one.requests + one.rows))[:SERIES_ENGINES_MAX]
-        series: dict[tuple[str, ...], float] = {
-            (one.instance[:LABEL_CHARS_MAX], what): float(number)
-            for one in most
-            for what, number in (("steps", one.steps), ("requests", one.requests), ("rows", one.rows))
-            if number
-        }
-        self._metrics.replace(table.PENDING, series)
+        for what in ("steps", "requests", "rows"):
+            self._metrics.set(table.PENDING, sum(getattr(one, what) for one in self.pending), what)
 
     def due_in_s(self) -> float:
         """Until the next source is idle, if nothing comes of it; inf without any."""
         return max(self._due_ns - self._clock.monotonic_ns(), CHECK_EVERY_NS) / 1e9
-
-
-class _Progress(NamedTuple):
-    """Counts since the process began, as the stages saw them."""
-
-    batches_failed: int = 0
-    spans_understood: float = 0
-    rows_offered: float = 0
-    rows_learned: float = 0
-
-
-class StallWatch:
-    """Is anything being learned? A process that receives, answers *ready* and learns nothing has to say so.
-
-    The clock is the process's own: spans accepted without a row learned for ten minutes, in which a pause counts as
-    ``PAUSE_NS`` at most. The reason is the first stage that lets nothing through, asked in the order in which telemetry
-    passes them. A quiet server is no stall.
-    """
-
-    def __init__(self, metrics: Metrics, clock: Clock) -> None:
-        self._metrics = metrics
-        self._clock = clock
-        self._in_vain_ns = 0.0
-        self._newest_ns = -math.inf
-        self._at = self._now = _Progress()
-        self._said: Stall | None = None
-
-    def record(self, counts: Counts, *, failed: bool = False) -> None:
-        """A batch of spans has been processed: what was counted of it, and whether that ended by an error of ours."""
-        now_ns = self._clock.monotonic_ns()
-        learned = sum(counts[table.ROWS, target, RowOutcome.LEARNED] for target in Target)
-        new = (failed, counts[table.DECODED_SPANS, table.ACCEPTED], counts.total(table.ROWS), learned)
-        self._now = _Progress(*map(add, self._now, new))
-        pause_ns = now_ns - self._newest_ns
-        self._newest_ns = now_ns
-        if pause_ns > STALLED_AFTER_NS or learned:
-            self._in_vain_ns, self._at = 0.0, self._now
-        else:
-            self._in_vain_ns += min(pause_ns, PAUSE_NS)
-
-    def tick(self) -> None:
-        """Say it if that has changed."""
-        stalled = self.stalled()
-        if stalled is self._said:
-            return
-        for reason in Stall:
-            self._metrics.set(table.LEARNING_STALLED, reason is stalled, reason)
-        if stalled is not None:
-            _log.error("spans arrive and nothing is learned: %s", stalled)
-        else:
-            _log.info("learning goes on")
-        self._said = stalled
-
-    def stalled(self) -> Stall | None:
-        """Why nothing is learned, once that has lasted; None while all is well or nothing comes."""
-        silent_ns = self._clock.monotonic_ns() - self._newest_ns
-        if self._in_vain_ns < STALLED_AFTER_NS or silent_ns > STALLED_AFTER_NS:
-            return None
-        now, at = self._now, self._at
-        if now.spans_understood == at.spans_understood:
-            return Stall.WORKER if now.batches_failed > at.batches_failed else Stall.DECODE
-        return Stall.JOIN if now.rows_offered == at.rows_offered else Stall.LEARNER
 
 
 class MemoryLimiter:

@@ -22,7 +22,6 @@ from collector.telemetry import Metrics, table
 from .durability import Durability
 from .pipeline import TAKE_BYTES, Pipeline
 from .publish import Publisher
-from .watches import StallWatch
 
 if TYPE_CHECKING:
     from collector.ingest import AdmissionQueue
@@ -52,7 +51,6 @@ class Worker:
         publisher: makes a generation after a turn if one is due.
         durability: takes a checkpoint after a turn if it is due, and has what an earlier process left.
         take_others: what came beside exports since the last call, by the names of the pipeline's arguments.
-        stall_watch: is shown what became of each batch.
         watches: called after a turn, in their order.
         due_in_s: for how long they have nothing to look after, unless something comes.
         drain_s: how long ``stop`` lets it drain the queue and save; then ``LAST_BATCH_S``.
@@ -67,7 +65,6 @@ class Worker:
         durability: Durability,
         *,
         take_others: Mapping[str, Callable[[], Sequence[Any]]] = MappingProxyType({}),
-        stall_watch: StallWatch,
         watches: Sequence[Callable[[], None]] = (),
         due_in_s: Callable[[], float] = lambda: math.inf,
         batch_bytes: int = TAKE_BYTES,
@@ -82,7 +79,6 @@ class Worker:
         self._publisher = publisher
         self._durability = durability
         self._take_others = take_others
-        self._stall_watch = stall_watch
         self._watches = watches
         self._due_in_s = due_in_s
         self._batch_bytes = batch_bytes
@@ -146,7 +142,6 @@ class Worker:
                 self._learn(read_unlearned, {})
         if not self._behind:
             self._learn_from_queue(wait_s)
-        self._stall_watch.tick()
         for watch in self._watches:
             watch()
         self._tick()
@@ -190,18 +185,13 @@ class Worker:
 
     def _learn(self, exports: Sequence[Export], others: Mapping[str, Sequence[Any]]) -> None:
         spans = self._spans_in_hand = sum(export.spans for export in exports)
-        failed = False
         try:
             self._pipeline.process(exports, **others)
             self._spans_unsaved += spans
         except Exception:  # noqa: BLE001
             # process() counts bad input and does not raise; this is a fault of ours, and no reason to stop receiving
             self._metrics.add(table.WORKER_FAILED_SPANS, spans)
-            failed = True
             _log.exception("batch failed")
         self._spans_in_hand = 0
         self._durability.record_batch()
-        counts = self._pipeline.take_counts()
-        self._metrics.merge(counts)
-        if exports:
-            self._stall_watch.record(counts, failed=failed)
+        self._metrics.merge(self._pipeline.take_counts())

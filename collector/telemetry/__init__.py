@@ -14,7 +14,6 @@ from .reasons import (
     RowDrop,
     Signal,
     Skip,
-    Stall,
     Transport,
 )
 
@@ -30,7 +29,6 @@ __all__ = [
     "RowDrop",
     "Signal",
     "Skip",
-    "Stall",
     "Transport",
     "table",
 ]

@@ -9,13 +9,13 @@ when a registry is filled: a replay has none, and the import costs more than its
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from collector import __version__
 
-from .table import BUILD_INFO, OPEN, PREFIX, TABLE, Kind, Metric
+from .table import BUILD_INFO, PREFIX, TABLE, Kind, Metric
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -67,7 +67,6 @@ class Metrics:
 
         self.registry = registry
         self._live: dict[Row, Any] = {}
-        self._open: dict[Metric, tuple[Any, set[tuple[str, ...]]]] = {}
         for metric in table:
             self._register(metric)
         self.set(BUILD_INFO, 1, __version__)
@@ -82,15 +81,6 @@ class Metrics:
     def set(self, metric: Metric, value: float, *labels: str) -> None:
         """Set a gauge to a value."""
         self._live[_row(metric, labels)].set(value)
-
-    def replace(self, metric: Metric, values: Mapping[tuple[str, ...], float]) -> None:
-        """Let a gauge with an open label show these series and no others; by one thread."""
-        gauge, shown = self._open[metric]
-        for labels in shown - values.keys():
-            gauge.remove(*labels)
-        for labels, value in values.items():
-            gauge.labels(*labels).set(value)
-        self._open[metric] = gauge, set(values)
 
     def follow(self, metric: Metric, read: Callable[[], float], *labels: str) -> None:
         """Let a gauge read its value at every scrape."""
@@ -115,8 +105,6 @@ class Metrics:
         whole = make(PREFIX + metric.name, metric.help, names, registry=self.registry)
         for labels in product(*closed):
             self._live[_row(metric, labels)] = whole.labels(*labels) if labels else whole
-        if OPEN in closed:
-            self._open[metric] = whole, set()
 
 
 def _row(metric: Metric, labels: tuple[str, ...]) -> Row:

@@ -125,15 +125,6 @@ REFUSALS: Final = (Outcome.QUEUE_FULL, Outcome.SHUTTING_DOWN, Outcome.MEMORY, Ou
 """An export that is in order may not enter; its spans are counted by these."""
 
 
-class Stall(enum.StrEnum):
-    """The first stage that lets nothing through."""
-
-    WORKER = "worker"
-    DECODE = "decode"
-    JOIN = "join"
-    LEARNER = "learner"
-
-
 class Restored(enum.StrEnum):
     """What a process began with."""
 

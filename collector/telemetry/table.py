@@ -27,14 +27,10 @@ from .reasons import (
     RowDrop,
     Signal,
     Skip,
-    Stall,
     Transport,
 )
 
 PREFIX = "tracefit_"
-
-OPEN: tuple[str, ...] = ()
-"""Values of a label that come from outside; whoever sets such a metric bounds them."""
 
 
 class Kind(enum.Enum):
@@ -147,8 +143,7 @@ DROPPED_ROWS = _counter("join_dropped_rows", "Intervals that gave no equation, b
 JOIN_EVENTS = _counter("join_events", "What the join met besides rows, by kind.", event=JoinEvent)
 PENDING = _gauge(
     "join_pending",
-    "Steps, requests and rows that are not learned yet, of the 5 engines with most.",
-    engine=OPEN,
+    "Steps, requests and rows that are not learned yet.",
     what=("steps", "requests", "rows"),
 )
 WATERMARK_AGE = _gauge("join_watermark_age_seconds", "How far published rows trail the newest event; the worst engine.")
@@ -208,9 +203,6 @@ LOST_AT_START = _gauge(
     "What a process before had acknowledged and is lost: spans after the last checkpoint, where it was killed, and"
     " damaged entries of its log.",
     of=("spans", "entries"),
-)
-LEARNING_STALLED = _gauge(
-    "learning_stalled", "1 while spans have arrived for ten minutes and no row was learned, by reason.", reason=Stall
 )
 QUARANTINED = _gauge("quarantined_configs", "Configurations quarantined now.")
 CONFIG_DEGRADED = _gauge(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from functools import partial
 
 import pytest
 from msgspec.structs import replace
@@ -186,21 +185,16 @@ def test_request_spans_give_coefficients_a_minute_after_thirty_answers():
     assert after.end_time_unix_nano - spans[29].end_time_unix_nano <= 60e9
 
 
-def test_what_is_pending_is_said_by_engine_and_until_when():
+def test_what_is_pending_is_said_and_until_when():
     house = House()
     house.feed(live("c6_saturated"))
     house.silence(1)
     (pending,) = house.event_time.pending
     assert (pending.requests, pending.until_unix_ns) == (208, BEGIN_NS + 20 * 10**9)
     assert pending.steps > 1800
-    shown = partial(
-        house.metrics.registry.get_sample_value,
-        "tracefit_join_pending",
-        {"engine": pending.instance, "what": "requests"},
-    )
-    assert shown() == 208
+    assert house.metrics.value(table.PENDING, "requests") == 208
     house.silence()
-    assert (house.event_time.pending, shown()) == ((), None)
+    assert (house.event_time.pending, house.metrics.value(table.PENDING, "requests")) == ((), 0)
 
 
 def test_what_is_said_of_the_load_of_the_last_minutes_ends_with_them_also_of_a_server_whose_idle_page_comes_on():

@@ -14,7 +14,6 @@ from collector.ingest.queue import AdmissionQueue
 from collector.runtime.tasks import Health
 from collector.service import worker
 from collector.service.publish import Publisher, SnapshotWriter
-from collector.service.watches import StallWatch
 from collector.service.worker import Worker
 from collector.telemetry.metrics import Metrics
 from collector.telemetry.table import WORKER_FAILED_SPANS, WORKER_LAG, WRITES
@@ -36,7 +35,6 @@ class House:
         self.deaths = []
         self.worker = Worker(
             *(self.queue, self.processor, self.publisher, NoKeeper()),
-            stall_watch=StallWatch(self.metrics, self.clock),
             batch_bytes=100,
             drain_s=drain_s,
             on_death=lambda: self.deaths.append(1),

@@ -3,11 +3,8 @@
     lines               a JSON object each: an export, a message of a KV publisher, or a scraped page of counters;
                         a byte-order mark before the first is left out
     varint + protobuf   each export preceded by its length as a varint
-    u32 + entry         each preceded by its length as four bytes, big endian: the OpenTelemetry Collector's file
-                        exporter with ``format: proto``, or with ``compression: zstd`` and each entry compressed alone
 
-The whole may be gzipped or compressed with zstd. A protobuf export begins with the tag of ``resource_spans``, which
-tells the two kinds of lengths apart. A damaged file gives what precedes the damage.
+The whole may be gzipped. A damaged file gives what precedes the damage.
 
 The merge key of an entry is the newest span end, KV batch or page in its file so far: it never decreases, so that the
 order within a file stays as recorded, whatever the order of the files on the command line.
@@ -18,8 +15,8 @@ A file is a source of its own, because two recordings may be of two machines. Fi
     traces.json-20261122  traces.json.1   logrotate
     dynamo-fpm.4192.000001.jsonl.gz       Dynamo's traces of forward passes
 
-each perhaps with ``.gz`` or ``.zst``, beside ``traces.json``, after which the source is named. So are those that an
-exporter for object stores wrote below one folder, each minute into another one; the folder and ``traces`` name them:
+each perhaps with ``.gz``, beside ``traces.json``, after which the source is named. So are those that an exporter for
+object stores wrote below one folder, each minute into another one; the folder and ``traces`` name them:
 
     otlp/year=2026/month=11/day=22/hour=05/minute=02/traces_483920175.binpb.gz
     otlp/2026/11/22/traces_05_02_14.json
@@ -28,7 +25,6 @@ exporter for object stores wrote below one folder, each minute into another one;
 from __future__ import annotations
 
 import codecs
-import contextlib
 import gzip
 import heapq
 import io
@@ -51,21 +47,12 @@ from collector.telemetry import Outcome, Skip
 
 STDIN: Final = "-"
 FILE_TRANSPORT: Final = "file"
-GZIP, ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
+GZIP: Final = b"\x1f\x8b"
 EXPORT_BYTES_MAX: Final = 1 << 30
 SNIFF_BYTES: Final = 64
-_FIRST_TAG: Final = b"\x0a"
-_U32_BYTES, _VARINT_BYTES_MAX, _CONTINUED = 4, 5, 0x80
-_WINDOW_BYTES_MAX: Final = 1 << 27
+_VARINT_BYTES_MAX, _CONTINUED = 5, 0x80
 _NUMBERS_BYTES: Final = 256
 """What a page or a batch of KV events counts for in a turn: it holds numbers only."""
-_NOT_READ: Final = {
-    b"BZh": "bzip2",
-    b"\xfd7zXZ\x00": "xz",
-    b"\x04\x22\x4d\x18": "lz4",
-    b"PK\x03\x04": "zip",
-    b"PAR1": "Parquet",
-}
 _OTHER_SIGNALS: Final = (b'{"resourceMetrics"', b'{"resourceLogs"')
 _ROTATED: Final = re.compile(
     r"(?P<stem>.+?)(?:"
@@ -73,7 +60,7 @@ _ROTATED: Final = re.compile(
     r"|-20\d{6}(?:-?\d{2,10})?"
     r"|\.\d{1,3}"
     r"|\.\d{6}\.jsonl"
-    r")(?:\.gz|\.zst)?"
+    r")(?:\.gz)?"
 )
 _PARTITIONED: Final = re.compile(
     r"(?P<above>.*?)/?(?:year=)?20\d\d/(?:month=)?\d\d(?:/(?:day=|hour=|minute=)?\d\d){0,3}/(?P<stem>[A-Za-z]*)[^/]*"
@@ -87,12 +74,12 @@ class NotReadError(ValueError):
     """The file is of a kind that is known and not read; the text says which."""
 
 
-class DamagedError(ValueError):
-    """The bytes break within what they are compressed with."""
-
-
-class NoEntryError(DamagedError):
+class NoEntryError(ValueError):
     """The bytes end, or are something else, where an entry should be."""
+
+
+_DAMAGES: Final = (NoEntryError, EOFError, zlib.error, OSError)
+"""What reading raises where a file is damaged."""
 
 
 class _Rejoined(io.RawIOBase):
@@ -123,41 +110,8 @@ def _sniff(stream: Any) -> tuple[bytes, io.BufferedReader]:
 
 
 def _decompressed(raw: BinaryIO) -> io.BufferedReader:
-    """The bytes without their compression; NotReadError if they are compressed with, or are, something else."""
     head, stream = _sniff(raw)
-    if head.startswith(GZIP):
-        return io.BufferedReader(cast("Any", gzip.GzipFile(fileobj=stream)))
-    if head.startswith(ZSTD):
-        return io.BufferedReader(_decompressor().stream_reader(stream, read_across_frames=True))
-    for magic, name in _NOT_READ.items():
-        if head.startswith(magic):
-            raise NotReadError(f"{name} is not read, only plain files, gzip and zstd")
-    return stream
-
-
-def _decompressor() -> Any:
-    try:
-        import zstandard  # noqa: PLC0415 -- an extra: few recordings need it
-    except ImportError:
-        raise NotReadError("zstd needs a package that is not installed: install tracefit's extra zstd") from None
-    return zstandard.ZstdDecompressor(max_window_size=_WINDOW_BYTES_MAX)
-
-
-def _damages() -> tuple[type[Exception], ...]:
-    """What reading raises where a file is damaged."""
-    with contextlib.suppress(ImportError):
-        import zstandard  # noqa: PLC0415
-
-        return DamagedError, EOFError, zlib.error, OSError, zstandard.ZstdError
-    return DamagedError, EOFError, zlib.error, OSError
-
-
-def _whole_frame(entry: bytes) -> bytes:
-    frame = _decompressor().decompressobj()
-    out: bytes = frame.decompress(entry)
-    if not frame.eof:
-        raise DamagedError("an entry is cut short")
-    return out
+    return io.BufferedReader(cast("Any", gzip.GzipFile(fileobj=stream))) if head.startswith(GZIP) else stream
 
 
 def _is_json(head: bytes) -> bool:
@@ -166,36 +120,15 @@ def _is_json(head: bytes) -> bool:
     return head.startswith(b"{") and head[1:].lstrip()[:1] in {b'"', b"}"}
 
 
-def _entries(head: bytes, stream: io.BufferedReader) -> Iterator[bytes]:
-    """Entries that are preceded by their length; each is protobuf, or a JSON object.
-
-    Raises:
-        NoEntryError: an entry is cut short, or there is no length where one should be.
-        DamagedError: an entry cannot be decompressed.
-    """
-    read_length = _read_u32 if _has_u32_lengths(head) else _read_varint
-    while (length := read_length(stream)) is not None:
-        if length > EXPORT_BYTES_MAX:
+def _entries(stream: io.BufferedReader) -> Iterator[bytes]:
+    """Exports that are preceded by their length; NoEntryError where one is cut short, or no length begins one."""
+    while (length := _read_varint(stream)) is not None:
+        if not 0 < length <= EXPORT_BYTES_MAX:
             raise NoEntryError("no length where an export should begin")
         entry = stream.read(length)
         if len(entry) < length:
             raise NoEntryError("the last export is cut short")
-        yield _whole_frame(entry) if entry.startswith(ZSTD) else entry
-
-
-def _has_u32_lengths(head: bytes) -> bool:
-    behind = head[_U32_BYTES:]
-    if not behind.startswith((ZSTD, _FIRST_TAG)) and not _is_json(behind):
-        return False
-    at = next((at for at, byte in enumerate(head[:_VARINT_BYTES_MAX]) if byte < _CONTINUED), 0)
-    return head[at + 1 : at + 2] != _FIRST_TAG
-
-
-def _read_u32(stream: io.BufferedReader) -> int | None:
-    data = stream.read(_U32_BYTES)
-    if 0 < len(data) < _U32_BYTES:
-        raise NoEntryError("a length is cut short")
-    return int.from_bytes(data, "big") if data else None
+        yield entry
 
 
 def _read_varint(stream: io.BufferedReader) -> int | None:
@@ -283,7 +216,8 @@ class Recording:
         for what, count in self._unread.items():
             self._say(f"{count} {what}")
         if not (self._entries or self._said):
-            self._say("neither length-delimited OTLP traces nor lines of OTLP/JSON, KV events, pages or passes")
+            kinds = "neither length-delimited OTLP nor lines of OTLP/JSON, KV events, pages or passes"
+            self._say(f"{kinds}, plain or in gzip")
 
     def _timed(self, said: bytes | Said, newest_unix_nano: int) -> Timed | str:
         """An entry in its place, which is not before the newest so far, or why it is not read."""
@@ -315,13 +249,10 @@ class Recording:
         try:
             with self._raw:
                 head, stream = _sniff(_decompressed(self._raw))
-                if _is_json(head):
-                    yield from self._lines(stream)
-                else:
-                    yield from (_converted(e) if e.startswith(b"{") else e for e in _entries(head, stream))
+                yield from self._lines(stream) if _is_json(head) else _entries(stream)
         except NotReadError as error:
             self._say(str(error))
-        except _damages() as error:
+        except _DAMAGES as error:
             if isinstance(error, NoEntryError) and not self._entries:
                 return  # no recording at all, which is said once
             self._say(f"damaged after {self.position_bytes} bytes ({error})")

@@ -154,7 +154,7 @@ def test_replay_shows_progress_and_a_recording_as_json_lines_teaches_the_same(tm
     assert 500 <= features[1]["coefficient"] <= 650, "0.5 to 0.65 ms a prompt token"
 
 
-NO_RECORDING = "neither length-delimited OTLP traces nor lines of OTLP/JSON, KV events, pages or passes"
+NO_RECORDING = "neither length-delimited OTLP nor lines of OTLP/JSON, KV events, pages or passes, plain or in gzip"
 
 
 @pytest.mark.parametrize(

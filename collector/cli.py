@@ -382,16 +382,13 @@ def fleet_pull(
 @click.argument("places", nargs=-1, required=True, metavar="PATH|URL...")
 @out_option("where the fleet's files go", of=DIRECTORY)
 @click.option("--ray", default="local", metavar="ADDRESS", help="A Ray cluster: HOST:PORT or auto (default: one here).")
-@click.option("--rows", default="", metavar="DIR|URL", help="Write every row as Parquet: docs/fleet.md.")
 @with_config
 @json_option
-def fleet_replay(*, places: tuple[str, ...], out: Path, ray: str, rows: str, config: Config, in_json: bool) -> int:
+def fleet_replay(*, places: tuple[str, ...], out: Path, ray: str, config: Config, in_json: bool) -> int:
     """Learn recordings of many engines in bulk, on Ray."""
     from collector.fleet.replay import ReplayOptions, replay_fleet  # noqa: PLC0415
 
-    rows = rows if "://" in rows or not rows else str(Path(rows).absolute())
-    options = ReplayOptions(places, out, ray, rows)
-    return _written(partial(replay_fleet, options, config, SystemClock()), out, in_json=in_json)
+    return _written(partial(replay_fleet, ReplayOptions(places, out, ray), config, SystemClock()), out, in_json=in_json)
 
 
 @tracefit.group(cls=Commands)

@@ -13,6 +13,8 @@ their parents.
 
 from __future__ import annotations
 
+import hashlib
+import urllib.parse
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -32,8 +34,7 @@ from collector.runtime import EXIT_FAILED, EXIT_INTERRUPTED, Clock, StartError, 
 from collector.service import TAKE_BYTES, check_learning, make_pipeline
 
 from .pull import Puller, PullOptions, conclude, working_directory
-from .rows import EngineKey, RowTable
-from .sources import RecordedFile, StoreError, find_recordings, open_recording, open_store
+from .sources import RecordedFile, StoreError, find_recordings, open_recording
 
 LOCAL: Final = "local"
 TRIES: Final = 3
@@ -52,12 +53,24 @@ _TALK: Final = {"OPENBLAS_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0"}
 
 
 class ReplayOptions(NamedTuple):
-    """What a replay is asked for: ``rows`` is where rows go as Parquet, if anywhere."""
+    """What a replay is asked for."""
 
     places: tuple[str, ...]
     out: Path
     ray: str = LOCAL
-    rows: str = ""
+
+
+class EngineKey(NamedTuple):
+    """The recording that an engine is in, and its name there."""
+
+    recording: str
+    instance: str
+
+    @property
+    def file_name(self) -> str:
+        """The engine's name, for whoever reads which file was left out, and a digest that makes it the only one."""
+        digest = hashlib.sha256("\0".join(self).encode("utf-8", "surrogateescape")).hexdigest()
+        return f"engine-{urllib.parse.quote(self.instance, safe='', errors='replace')[:80]}-{digest[:16]}"
 
 
 class Piece(NamedTuple):
@@ -87,8 +100,6 @@ def replay_fleet(options: ReplayOptions, config: Config, clock: Clock) -> int:
     """Learn every engine of the recordings, and write the fleet's files; failed if nothing was learned."""
     check_learning(config)
     ray, work = _import_ray(), options.out / WORK_NAME
-    if "://" in options.rows:
-        open_store(options.rows)
     files = find_recordings(options.places)
     pull = PullOptions((str(work),), options.out, require=0.0, of_any_time=True)
     puller = Puller(pull, config, clock, note)
@@ -97,7 +108,7 @@ def replay_fleet(options: ReplayOptions, config: Config, clock: Clock) -> int:
         with working_directory(work):
             _connect(ray, options.ray)
             engines = rows = 0
-            for learned in learn_files(ray, files, config, options.rows):
+            for learned in learn_files(ray, files, config):
                 engines, rows = engines + 1, rows + learned.rows
                 (work / f"{learned.key.file_name}.bin").write_bytes(learned.state)
             if not engines:
@@ -222,18 +233,14 @@ def _unpack(piece: Piece, at: int) -> Timed:
 # --- engines learned --------------------------------------------------------------------------------------------------
 
 
-def learn_bucket(config: Config, own: Sequence[Piece], shared: Sequence[Piece], rows_place: str = "") -> list[Learned]:
+def learn_bucket(config: Config, own: Sequence[Piece], shared: Sequence[Piece]) -> list[Learned]:
     """Every engine of a bucket, one after the other, each as a replay of its telemetry alone."""
     learned = []
     for key in sorted({piece.key for piece in own}):
         pipeline = make_pipeline(config)
-        table = RowTable(key)
-        if rows_place:
-            pipeline.on_event = table.record
         for batch in in_batches(_in_time_order([piece for piece in own if piece.key == key], shared), TAKE_BYTES):
             pipeline.process(**by_kind(batch))
         pipeline.flush()
-        table.write(rows_place)
         if pipeline.learned_rows:
             learned.append(Learned(key, pipeline.state(), pipeline.learned_rows))
     return learned
@@ -258,7 +265,7 @@ def _in_time_order(own: Sequence[Piece], shared: Sequence[Piece]) -> Iterator[Ti
 # --- on Ray -----------------------------------------------------------------------------------------------------------
 
 
-def learn_files(ray: Any, files: Sequence[RecordedFile], config: Config, rows_place: str = "") -> Iterator[Learned]:
+def learn_files(ray: Any, files: Sequence[RecordedFile], config: Config) -> Iterator[Learned]:
     """Every engine of the files, in any order; StartError if Ray gives up."""
     cut_on_ray = ray.remote(num_returns="streaming", max_retries=TRIES, retry_exceptions=[StoreError])(cut)
     learn_on_ray = ray.remote(max_retries=TRIES)(learn_references)
@@ -275,18 +282,18 @@ def learn_files(ray: Any, files: Sequence[RecordedFile], config: Config, rows_pl
                 refs_of.setdefault(bucket, []).append(ref)
             bar.update(sum(file.size_bytes for file in part))
     shared = refs_of.pop(SHARED)
-    learning = [learn_on_ray.remote(config, own, shared, rows_place) for own in refs_of.values()]
+    learning = [learn_on_ray.remote(config, own, shared) for own in refs_of.values()]
     with progress("learned", len(learning), "groups of engines") as bar:
         for learned in learning:
             yield from _value_of(ray, learned)
             bar.update()
 
 
-def learn_references(config: Config, own: Sequence[Any], shared: Sequence[Any], rows_place: str) -> list[Learned]:
+def learn_references(config: Config, own: Sequence[Any], shared: Sequence[Any]) -> list[Learned]:
     """As ``learn_bucket``, of pieces in the object store."""
     ray = _import_ray()
     own_pieces, shared_pieces = ([piece for each in ray.get(list(refs)) for piece in each] for refs in (own, shared))
-    return learn_bucket(config, own_pieces, shared_pieces, rows_place)
+    return learn_bucket(config, own_pieces, shared_pieces)
 
 
 def _value_of(ray: Any, ref: Any) -> Any:
@@ -308,7 +315,6 @@ def _connect(ray: Any, address: str) -> None:
 
 def _import_ray() -> Any:
     try:
-        import pyarrow as pa  # noqa: F401, PLC0415
         import ray  # noqa: PLC0415
     except ImportError:
         raise StartError("`fleet replay` needs Ray: install tracefit's extra fleet") from None

@@ -1,4 +1,4 @@
-"""What needs the extra `fleet`: replays on Ray, from S3, and rows as Parquet; ``make test-fleet`` brings it."""
+"""What needs the extra `fleet`: replays on Ray, and from S3; ``make test-fleet`` brings it."""
 
 import contextlib
 import importlib.util
@@ -13,7 +13,7 @@ from tests.support.fleets import record_two_minutes
 from tests.support.processes import tracefit
 
 TASKS = {"cut", "learn_references"}
-ABSENT = [name for name in ("ray", "pyarrow", "s3fs", "moto") if importlib.util.find_spec(name) is None]
+ABSENT = [name for name in ("ray", "s3fs", "moto") if importlib.util.find_spec(name) is None]
 pytestmark = [
     pytest.mark.timeout(600),
     pytest.mark.skipif(
@@ -48,7 +48,7 @@ def environment(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def s3(recording, environment):
-    """What to set for the store, in which the recording is; and the store itself."""
+    """What to set for the store, in which the recording is."""
     import s3fs
     from moto.server import ThreadedMotoServer
 
@@ -59,7 +59,7 @@ def s3(recording, environment):
         storage = s3fs.S3FileSystem(endpoint_url=url, key="moto", secret="moto")
         storage.mkdir("bucket")
         storage.put(f"{recording}/", "bucket/otlp/", recursive=True)
-        yield {**environment, "AWS_ENDPOINT_URL": url}, storage
+        yield {**environment, "AWS_ENDPOINT_URL": url}
     finally:
         server.stop()
 
@@ -72,28 +72,15 @@ def files_below(directory):
     }
 
 
-def test_recordings_in_a_store_become_the_fleets_files_and_rows(s3, tmp_path):
-    from pyarrow import dataset
-
-    settings, storage = s3
+def test_recordings_in_a_store_become_the_files_that_they_become_from_a_directory(s3, recording, environment, tmp_path):
     outs = []
-    for name, place in (("once", tmp_path / "rows"), ("again", "s3://bucket/rows")):
-        said, _ = replay("s3://bucket/otlp", "-o", tmp_path / name, "--rows", place, environment=settings)
+    for name, place, settings in (("stored", "s3://bucket/otlp", s3), ("local", recording, environment)):
+        said, _ = replay(place, "-o", tmp_path / name, environment=settings)
         assert said.startswith("2 files, 2 engines, ")
         outs.append(files_below(tmp_path / name))
-    storage.get("bucket/rows", str(tmp_path / "copied"), recursive=True)
     assert outs[0] == outs[1]
-    assert files_below(tmp_path / "rows") == files_below(tmp_path / "copied")
     assert "snapshot.json" in outs[0]
     assert sum(name.startswith("states/") for name in outs[0]) == 1
-    table = dataset.dataset(tmp_path / "rows", partitioning="hive").to_table()
-    assert set(table["target"].to_pylist()) >= {"step_time", "schedule_time", "queue_wait"}
-    steps = table.filter(dataset.field("target") == "step_time")
-    assert len(set(steps["engine"].to_pylist())) == 2
-    assert set(steps["recording"].to_pylist()) == {"s3://bucket/otlp/traces"}
-    assert all(each > 0 for each in steps["elapsed_us"].to_pylist())
-    assert steps["requests"].null_count < steps.num_rows
-    assert steps["prompt_tokens"].null_count == steps.num_rows
 
 
 def kill_workers(stop, killed):

@@ -314,7 +314,7 @@ def export(
 
 
 @tracefit.command()
-@many("files", "FILE")
+@many("files", "FILE", of_snapshot="what it says: tracefit show {}")
 @click.option(
     "-o", "--out", "--snapshot", required=True, type=NEW_FILE, metavar="OUT", help="Where the coefficients go."
 )
@@ -325,7 +325,6 @@ def replay(*, files: tuple[Path, ...], out: Path, state: Path | None, config: Co
     """Learn from recordings: files, directories of them, or - (docs/telemetry.md)."""
     from collector.commands import replay as made  # noqa: PLC0415
 
-    _refuse_snapshots(files, "what it says: tracefit show {}")
     stdin = getattr(sys.stdin, "buffer", None)  # closed by whoever started us
     work = partial(made.replay, files, out, config, SystemClock(), state=state, stdin=stdin)
     return _written(work, out, in_json=in_json)
@@ -397,7 +396,7 @@ def lab() -> None:
 
 
 @lab.command("evaluate")
-@many("files", "FILE")
+@many("files", "FILE", of_snapshot="score it on one: tracefit lab evaluate RECORDING --snapshot {}")
 @out_option("every number as JSON", required=False)
 @click.option("--snapshot", "scored", metavar="FILE", help="Score this snapshot's coefficients as well.")
 @click.option(
@@ -435,7 +434,6 @@ def lab_evaluate(
     from collector.commands.ask import load_whole  # noqa: PLC0415
     from collector.evaluate.command import evaluate_recordings  # noqa: PLC0415
 
-    _refuse_snapshots(files, "score it on one: tracefit lab evaluate RECORDING --snapshot {}")
     names = tuple(name.strip() for name in systems.split(",") if name.strip())
     snapshot = load_whole(scored) if scored else None
     with _aside(in_json=in_json):
@@ -513,18 +511,6 @@ def config_schema() -> int:
     """Print the JSON Schema of the configuration, for editors."""
     say(json.dumps(json_schema(), indent=2))
     return EXIT_OK
-
-
-def _refuse_snapshots(files: Sequence[Path], remedy: str) -> None:
-    """UsageError for a snapshot in the place of a recording."""
-    import tracefit as client  # noqa: PLC0415
-
-    for path in files:
-        if path.suffix == ".json":
-            with contextlib.suppress(client.LoadError):
-                client.load(path)
-                text = f"{path} is a snapshot and no recording; {remedy.format(path)}"
-                raise click.UsageError(text, click.get_current_context())
 
 
 # --- how a command speaks ---------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ every ``tracefit --help`` reads this.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import os
@@ -215,6 +216,14 @@ def _path(text: str) -> Path:
     return Path(text)
 
 
+def _present(text: str) -> Path:
+    """A file or a directory that is there; ``-`` is standard input."""
+    path = _path(text)
+    if text != "-" and not path.exists():
+        raise StartError(f"cannot read {path}: No such file or directory")
+    return path
+
+
 def _new_file(text: str) -> Path:
     """Refused before the work, and not after an hour of it."""
     path = _path(text)
@@ -244,8 +253,10 @@ def _interval(text: str) -> float:
 
 HOST_PORT, INTERVAL = Checked("host:port", _host_port), Checked("time", _interval)
 """Where somebody listens; seconds of 30s, 5m or 1h."""
-FILE, NEW_FILE, DIRECTORY = Place("path", _path), Place("path", _new_file), Place("path", _directory)
-"""What is read; what is written; where several files are written."""
+FILE, PRESENT = Place("path", _path), Place("path", _present)
+"""What is read; the same, which is looked for at once."""
+NEW_FILE, DIRECTORY = Place("path", _new_file), Place("path", _directory)
+"""What is written; where several files are written."""
 RATIO = number("from 0 to 1", 0.0, 1.0)
 
 
@@ -323,6 +334,23 @@ def asks(heading: str, parameters: Iterable[Parameter]) -> Callable[[Function], 
     return add
 
 
-def many(name: str, metavar: str) -> Callable[[Function], Function]:
-    """One file or more."""
-    return click.argument(name, nargs=-1, required=True, type=FILE, metavar=f"{metavar}...")
+def many(name: str, metavar: str, of_snapshot: str = "") -> Callable[[Function], Function]:
+    """One file or more; a wrong one is said before an option that is missing.
+
+    ``of_snapshot``: where recordings are read, what one does with a snapshot.
+    """
+
+    def refuse_snapshots(context: click.Context, _: click.Parameter, files: tuple[Path, ...]) -> tuple[Path, ...]:
+        import tracefit  # noqa: PLC0415
+
+        for path in files if of_snapshot else ():
+            if path.suffix == ".json":
+                with contextlib.suppress(tracefit.LoadError):
+                    tracefit.load(path)
+                    remedy = of_snapshot.format(path)
+                    raise click.UsageError(f"{path} is a snapshot and no recording; {remedy}", context)
+        return files
+
+    return click.argument(
+        name, nargs=-1, required=True, type=PRESENT, metavar=f"{metavar}...", callback=refuse_snapshots
+    )

@@ -20,6 +20,8 @@ from online.snapshot import SCHEMA
 from tests.support.paths import DATA, DOCS, ROOT
 from tests.support.processes import tracefit
 
+RECORDING = DATA / "c7_async_sim" / "otlp.pb.gz"
+
 
 def test_help_and_documents_list_every_exit_code():
     codes = {value for name, value in vars(exits).items() if name.startswith("EXIT_")}
@@ -33,7 +35,7 @@ def test_ctrl_c_ends_a_command_with_one_word(monkeypatch, capsys, tmp_path):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(collector.commands.replay, "replay", interrupted)
-    assert main(["replay", "x.pb.gz", "--snapshot", str(tmp_path / "s.json")]) == exits.EXIT_INTERRUPTED
+    assert main(["replay", str(RECORDING), "--snapshot", str(tmp_path / "s.json")]) == exits.EXIT_INTERRUPTED
     assert capsys.readouterr().err == "stopped\n"
 
 
@@ -114,9 +116,6 @@ def test_help_shows_how_a_variable_sets_a_key_and_the_options_of_a_question_unde
     assert "TRACEFIT_ITL_MS=30 tracefit run" in text
     step, load = text.index("What one step costs:"), text.index("What requests see at a load:")
     assert step < text.index("--prefill") < load < text.index("--concurrency")
-
-
-RECORDING = DATA / "c7_async_sim" / "otlp.pb.gz"
 
 
 def said(capsys, *words):

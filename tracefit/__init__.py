@@ -7,11 +7,10 @@
     >>> f"{step.us:.0f} us, 8 of 10 within {step.low:.0f} to {step.high:.0f}, usable: {step.usable}"
     '35679 us, 8 of 10 within 32595 to 39476, usable: True'
 
-Many steps at once, as columns; a plain number stands for a whole column:
+What lies outside of what was learned from is named:
 
-    >>> steps = config.step_time(requests=[1, 8, 64], decode_context_tokens=[900, 7_200, 57_600])
-    >>> [round(us) for us in steps.us], steps[2].extrapolated
-    ([7843, 9558, 20486], ('requests', 'shape'))
+    >>> config.step_time(requests=64, decode_context_tokens=57_600).extrapolated
+    ('requests', 'shape')
 
 What 20 chats of 2,000 prompt and 300 output tokens see, and how many fit 30 ms between tokens:
 
@@ -39,7 +38,6 @@ from .document import (
     Coefficient,
     InFlight,
     Interval,
-    Level,
     MeanWork,
     Model,
     Problem,
@@ -54,7 +52,7 @@ from .plan import Plan
 from .request_times import Estimate, RequestEstimate
 from .selection import Identity, distinctions, find_config, minute
 from .speed_change import OutlierReplica, SpeedChange, term_text
-from .step_model import Limits, Prediction, Predictions
+from .step_model import Limits, Prediction
 
 __all__ = [
     "BadInputError",
@@ -66,7 +64,6 @@ __all__ = [
     "Identity",
     "InFlight",
     "Interval",
-    "Level",
     "Limits",
     "LoadError",
     "MeanWork",
@@ -77,7 +74,6 @@ __all__ = [
     "OutlierReplica",
     "Plan",
     "Prediction",
-    "Predictions",
     "Problem",
     "RequestEstimate",
     "Seen",

@@ -1,6 +1,6 @@
 """What a step costs, with a band, and whether one may rely on it.
 
-    us   = (T(P, n) + s C) · level                     shapes.py: what steps of such a shape took, or the coefficients
+    us   = T(P, n) + s C                               shapes.py: what steps of such a shape took, or the coefficients
     low  = us · (p10(stratum) - unsure - 1.28 w)       high = us · (p90(stratum) + unsure + 1.28 w)
     w    = sqrt((x' C x + sum_j (x_j form_j)^2) / (x beta)^2)                 outside of what was seen, 0 inside
 
@@ -14,23 +14,20 @@ Rows that are means of a whole request are of hundreds of steps of all kinds, wh
 is off: p10 and p90 are moved apart by the mean error of the rows' predictions, each way; w holds the misfit of the
 surface, which is not in "unsure" there.
 
-``level`` is 1, or for a step of now what the last steps of its phase took beside the rest. ``portable`` is used, the
-set that every consumer can compute. A stratum without an interval has the pooled one. Guards: ``low <= us <= high``,
-and ``low >= 0``.
+``portable`` is used, the set that every consumer can compute. A stratum without an interval has the pooled one. Guards:
+``low <= us <= high``, and ``low >= 0``.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Collection
 from copy import copy
-from functools import cache
 from operator import mul
-from typing import NamedTuple, cast, overload
+from typing import NamedTuple
 
 from .document import ACTIVE_EXPERTS, STEP_TIME, ConfigDocument, Model, Target
-from .exceptions import REQUESTS_MAX, TOKENS_MAX, BadInputError, NoCoefficientsError, checked
+from .exceptions import REQUESTS_MAX, TOKENS_MAX, NoCoefficientsError, checked
 from .shapes import NORMAL_P90, STRIDE, Coefficients, StepSurface, StepTable, piece_of, stratum_name, stratum_of_cell
 
 FEATURES = ("intercept", "prefill_tokens", "decode_context_tokens", "requests")
@@ -39,16 +36,12 @@ _MEANS_OF_REQUESTS = ("journeys", "requests")
 _ROWS_MIN, _WINDOWS_MIN = 256, 64
 """Rows of single steps or requests, and of windows between two pages, each of which holds many steps."""
 _MEDIAN_APE_MAX = 0.25
-LEVEL_AGE_MAX_S = 10.0
-"""An older level says nothing of now: what it follows passes within seconds."""
-_LEVEL_MAX = 2.0
 _BUDGET_ASSUMED = 2048.0
 """The smallest of vLLM's defaults for ``max_num_batched_tokens`` of an API server."""
 _FORM_ERROR_MAX = 0.2
 """As a standard error has to be of a coefficient that is identified (online/rls/error_bars.py)."""
 _UNTOLD_MAX = 2.0
 """So much of its usual work may a step have of a coefficient that another one stands in for."""
-_PIECES_END = 8192
 _ASKED = (*FEATURES[1:], "shape", "max_num_seqs", "max_num_batched_tokens")
 """What an answer may lie outside of, in the order of ``StepModel.outside``."""
 Band = tuple[float, float, float]
@@ -67,39 +60,6 @@ class Prediction(NamedTuple):
     high: float
     extrapolated: tuple[str, ...]
     usable: bool
-
-
-class Predictions(Sequence[Prediction]):
-    """Many of them by column; one of them is made when it is asked for."""
-
-    __slots__ = ("_model", "_work", "high", "low", "us")
-
-    def __init__(
-        self, model: StepModel, work: tuple[Sequence[float], ...], us: list[float], low: list[float], high: list[float]
-    ) -> None:
-        self._model = model
-        self._work = work
-        self.us = us
-        self.low = low
-        self.high = high
-
-    def __len__(self) -> int:
-        return len(self.us)
-
-    @overload
-    def __getitem__(self, index: int) -> Prediction: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Prediction]: ...
-    def __getitem__(self, index: int | slice) -> Prediction | Sequence[Prediction]:
-        if isinstance(index, slice):
-            return [self[each] for each in range(*index.indices(len(self)))]
-        prefill, requests, context = (column[index] for column in self._work)
-        return self._model.predict(prefill, requests, context)
-
-    @property
-    def extrapolated(self) -> list[tuple[str, ...]]:
-        """What lies outside of what was seen, per step."""
-        return [self._model.outside(*step) for step in zip(*self._work, strict=True)]
 
 
 class Limits(NamedTuple):
@@ -151,32 +111,13 @@ class StepModel:
         self.reasons = (*config.doubts, *doubts_of(self.model, config.telemetry))
         wider = self.model.mape or 0.0 if config.telemetry in _MEANS_OF_REQUESTS else 0.0
         self.surface = StepSurface(target, self.coefficients, of_means=self.of_means, wider=wider)
-        self.level: tuple[float, float] = (1.0, 1.0)
-        self.level_age_s: float | None = None
-
-    def of_now(self, at_unix_nano: int) -> StepModel:
-        """The same for a step at that moment: times the level of the last steps, unless it is too old by then."""
-        model = copy(self)
-        newest = max((each.last_row_unix_nano for each in self.target.level.values()), default=0)
-        model.level_age_s = max(0.0, (at_unix_nano - newest) / 1e9) if newest else None
-        if model.level_age_s is not None and model.level_age_s <= LEVEL_AGE_MAX_S:
-            decode, prefill = (self._level(phase, at_unix_nano) for phase in ("decode", "prefill"))
-            model.level = (decode, prefill)
-        return model
+        self.factor = 1.0
 
     def with_stalls(self) -> StepModel:
         """The same for the mean of many steps."""
         model = copy(self)
-        decode, prefill = self.level
-        model.level = (decode * self.mean_factor, prefill * self.mean_factor)
+        model.factor = self.mean_factor
         return model
-
-    def _level(self, phase: str, at_unix_nano: int) -> float:
-        """What x beta F of a phase is multiplied by at that moment."""
-        level = self.target.level.get(phase)
-        if level is None or at_unix_nano - level.last_row_unix_nano > LEVEL_AGE_MAX_S * 1e9:
-            return 1.0
-        return min(max(level.factor, 1.0 / _LEVEL_MAX), _LEVEL_MAX)
 
     # ---------------------------------------------------------------- one step
 
@@ -201,7 +142,7 @@ class StepModel:
         if requests > whole:
             least, base, per_token, *_ = table[STRIDE * whole + STRIDE + piece]
             us += (requests - whole) * (max(base + per_token * prefill_tokens, least) - us)
-        us = (us + self.surface.context_us * decode_context_tokens) * self.level[prefill_tokens > 0]
+        us = (us + self.surface.context_us * decode_context_tokens) * self.factor
         return us, us * p10, us * p90
 
     def outside(self, prefill_tokens: float, requests: float, decode_context_tokens: float) -> tuple[str, ...]:
@@ -258,72 +199,6 @@ class StepModel:
         """Of what the step has much more than usual that was never seen without something else."""
         work = self.coefficients.work(prefill, requests, context)
         return tuple(_COLUMNS[column] for column, most in self._unknown_columns if work[column] > most)
-
-    # ---------------------------------------------------------------- many steps
-
-    def predict_many(self, prefill_tokens: object, requests: object, decode_context_tokens: object) -> Predictions:
-        """Columns of steps; a plain number stands for a whole column."""
-        prefill, batch, context = _columns(
-            (prefill_tokens, requests, decode_context_tokens),
-            ("prefill_tokens", "requests", "decode_context_tokens"),
-        )
-        table, context_us = self.surface.steps, self.surface.context_us
-        whole = isinstance(sum(batch), int) and isinstance(sum(prefill), int)  # one float makes the sum a float
-        if not whole or (prefill and max(prefill) >= _PIECES_END):
-            bands = [self.band(table, *step) for step in zip(prefill, batch, context, strict=True)]
-            us, low, high = ([each[end] for each in bands] for end in range(3))
-            return Predictions(self, (prefill, batch, context), us, low, high)
-        pieces = _pieces()
-        pairs = cast("Iterable[tuple[int, int]]", zip(batch, prefill, strict=True))
-        lines = [table[STRIDE * n + pieces[p]] for n, p in pairs]
-        us = [
-            (rest if (rest := line[1] + line[2] * p) > line[0] else line[0]) + context_us * c
-            for line, p, c in zip(lines, prefill, context, strict=True)
-        ]
-        if self.level != (1.0, 1.0):
-            us = [each * self.level[p > 0] for each, p in zip(us, prefill, strict=True)]
-        low = [each * line[3] for each, line in zip(us, lines, strict=True)]
-        high = [each * line[4] for each, line in zip(us, lines, strict=True)]
-        return Predictions(self, (prefill, batch, context), us, low, high)
-
-
-@cache
-def _pieces() -> bytes:
-    """``piece_of`` every number of prefill tokens below 8192."""
-    return bytes(map(piece_of, range(_PIECES_END)))
-
-
-def _columns(values: tuple[object, ...], names: tuple[str, ...]) -> list[Sequence[float]]:
-    """Columns of one length, checked as a whole; a number stands for a column."""
-    listed = zip(names, map(_listed, values), strict=True)
-    told = [each if isinstance(each, (list, tuple)) else checked(name, each, 0.0, TOKENS_MAX) for name, each in listed]
-    lengths = {len(each) for each in told if isinstance(each, (list, tuple))}
-    if len(lengths) != 1:
-        raise BadInputError(" and ".join(names), f"columns of different lengths: {sorted(lengths)}")
-    (length,) = lengths
-    columns = [each if isinstance(each, (list, tuple)) else [each] * length for each in told]
-    highest = (TOKENS_MAX, REQUESTS_MAX, TOKENS_MAX)
-    return list(map(_checked_column, names, columns, highest))
-
-
-def _listed(value: object) -> object:
-    """A column of any kind (numpy, array, pandas) as a list; else what it is."""
-    listed = value.tolist() if hasattr(value, "tolist") else value
-    if isinstance(listed, (list, tuple, str, bytes, Mapping, AbstractSet)) or not isinstance(listed, Iterable):
-        return listed
-    return list(listed)
-
-
-def _checked_column(name: str, column: Sequence[float], highest: float) -> Sequence[float]:
-    """The column itself where one look at all of it will do, else number by number."""
-    try:
-        total = sum(column)  # of another type where one of them is
-        good = not column or (min(column) >= 0 and max(column) <= highest and math.isfinite(total))
-        if good and type(total) in (int, float):
-            return column
-    except (TypeError, ValueError, ArithmeticError):
-        pass
-    return [checked(f"{name}[{index}]", value, 0.0, highest) for index, value in enumerate(column)]
 
 
 # ------------------------------------------------------------------- what it stands on

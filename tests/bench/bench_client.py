@@ -16,7 +16,6 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import csv
 import gzip
-import random
 import subprocess
 import sys
 import tempfile
@@ -43,7 +42,6 @@ from tests.support.gpu_kernels import step_times
 from tests.support.paths import ROOT
 from tests.tracefit.example_snapshot import encoded
 
-MANY = 10_000
 WITHIN, UNCACHED_TOKENS = 0.1, 7
 FIGURES = ("ttft_median", "tpot_median")
 MIXES = ((600, 230), (1800, 60), (200, 400))
@@ -61,16 +59,8 @@ def _best_s(call, rounds, repeats=1):
 def costs(board):
     """What a caller pays."""
     config = tracefit.load(encoded()).config()
-    draw = random.Random(1)
-    prefill = [draw.choice((0, 0, 0, draw.randrange(2000))) for _ in range(MANY)]
-    requests = [draw.randrange(1, 256) for _ in range(MANY)]
-    context = [draw.randrange(500_000) for _ in range(MANY)]
     one = _best_s(lambda: config.step_time(prefill_tokens=512, requests=20, decode_context_tokens=30_000), 20, 500)
     board.at_most("one prediction", 1e6 * one, 20, " µs")
-    columns = {"prefill_tokens": prefill, "requests": requests, "decode_context_tokens": context}
-    fresh = tracefit.load(encoded()).config()
-    board.keep("10,000 in columns, the first time", 1e3 * _best_s(lambda: fresh.step_time(**columns), 1), " ms")
-    board.at_most("10,000 in columns", 1e3 * _best_s(lambda: config.step_time(**columns), 20), 5, " ms")
     chat = {"prompt_tokens": 2000, "output_tokens": 300}
     board.keep("request", 1e6 * _best_s(lambda: config.request(**chat, concurrency=20), 20, 100), " µs")
     plan_s = _best_s(lambda: config.plan(**chat, itl_ms=30, ttft_ms=1000, rate=3), 10, 5)

@@ -181,7 +181,7 @@ def test_whatever_stands_anywhere_it_is_read_or_refused(junk, data):
         return
     for config in snapshot.configs:
         with contextlib.suppress(tracefit.NoCoefficientsError):
-            config.step_time(requests=[1, 5], prefill_tokens=[0, 70])
+            config.step_time(requests=5, prefill_tokens=70)
             with contextlib.suppress(tracefit.BadInputError):
                 config.plan(prompt_tokens=100, output_tokens=10, itl_ms=30)
 

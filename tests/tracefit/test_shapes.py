@@ -46,12 +46,8 @@ PLAIN = with_factor(1.0)
 
 def test_the_factor_of_every_shape_is_found_by_its_name():
     doubled = with_factor(2.0, *map(cell_name, range(1, CELLS)))
-    prefill, requests = (list(column) for column in zip(*steps(), strict=True))
-    for twice, once in zip(
-        doubled.step_time(prefill_tokens=prefill, requests=requests).us,
-        PLAIN.step_time(prefill_tokens=prefill, requests=requests).us,
-        strict=True,
-    ):
+    for prefill, requests in steps():
+        twice, once = (each.step_time(prefill_tokens=prefill, requests=requests).us for each in (doubled, PLAIN))
         assert twice == pytest.approx(2.0 * once)
 
 

@@ -30,9 +30,9 @@ HostPortOrNone = Annotated[str, Meta(pattern=f"^$|{_HOST_PORT}", title="host:por
 ScrapeUrl = Annotated[
     str,
     Meta(
-        pattern=rf"^((\.{{0,2}}/\S+)|((dns\+)?https?://)?{_HOST}({_PORT})?(/[^\s#]*)?)$",
+        pattern=rf"^((dns\+)?https?://)?{_HOST}({_PORT})?(/[^\s#]*)?$",
         max_length=_URL_CHARS_MAX,
-        title="http(s)://host:port/path, dns+http(s)://host:port/path, or the path of a file",
+        title="http(s)://host:port/path or dns+http(s)://host:port/path",
     ),
 ]
 KvAddress = Annotated[str, Meta(pattern=rf"^{_OWNER}{_ZMQ}$", max_length=512, title="[instance=]tcp://host:port")]
@@ -192,7 +192,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         Meta(
             max_length=256,
             description="Pages of metrics to read; an address alone means its `/metrics`. `dns+http://` reads the pages"
-            " of all addresses behind the name; a path (`/…`, `./…`) names a file of targets in Prometheus's format.",
+            " of all addresses behind the name.",
         ),
     ] = ()
     scrape_interval_s: Annotated[

@@ -4,7 +4,6 @@ A state is bounded in bytes and time:
 
     http://10.0.0.7:9464              a sidecar, whose /state is asked; another path is taken as it is
     dns+http://tracefit.llm.svc:9464  every address behind a name: the pods of a headless Service
-    @targets.yaml                     a file of targets as Prometheus reads them, read again every time
     states/  a/state.bin              a directory and all below it (*.bin), or one file
     s3://bucket/prefix                an object, or all below a prefix (*.bin); whatever fsspec, an extra, knows
 
@@ -31,7 +30,7 @@ import aiohttp
 from yarl import URL
 
 from collector.config import is_page_url, with_scheme
-from collector.ingest.scrape import addresses_of, read_targets
+from collector.ingest.scrape import addresses_of
 from collector.recordings import STDIN, Recording, recording_files, source_of
 from collector.runtime import PrintLine, StartError
 from collector.service import is_pooled
@@ -149,10 +148,7 @@ def find_targets(sources: Sequence[str], resolve: Resolve = addresses_of) -> lis
 
 def _look_at(source: str, resolve: Resolve) -> Iterator[StateSource]:
     scheme, is_url, _ = source.partition("://")
-    if source.startswith("@"):
-        for target in read_targets(Path(source[1:]), STATE_PATH):
-            yield StateSource(target.url, url=target.url)
-    elif is_url and scheme.removeprefix(_DNS) in _HTTP:
+    if is_url and scheme.removeprefix(_DNS) in _HTTP:
         asked = _state_url(source.removeprefix(_DNS))
         if not scheme.startswith(_DNS):
             yield StateSource(str(asked), url=str(asked))

@@ -1,11 +1,7 @@
 """Servers' pages of counters: which servers there are, how often each is asked, and what comes of it.
 
-**Which.** A static list, the addresses behind a name, and files in Prometheus's file discovery format:
-
-    [{"targets": ["10.0.0.7:8000", ...], "labels": {"__scheme__": "https", "__metrics_path__": "/metrics"}}, ...]
-
-JSON or YAML. Names and files are looked at again every ``refresh_s``; while a name does not resolve or a file cannot be
-read, what it gave before stays.
+**Which.** Addresses, and names behind which there may be many (``dns+``). Names are looked up again every
+``REFRESH_S``; while one does not resolve, what it gave before stays.
 
 **How often.** A window shall hold enough steps, and the page shall cost its server next to nothing:
 
@@ -17,7 +13,7 @@ Both means forget within some ten pages. An idle server is asked every ``interva
 
 **What comes.** Every server has a task in the loop, over a connection that is kept; an answer is bounded in time and
 bytes, redirects are refused. Pages wait in a bounded queue for the worker; beyond it the oldest go, counted: a window
-just becomes longer. Whose page is read, and whose is not and why, is logged when that changes, several to a line.
+just becomes longer. Whether a server's page is read, and why not, is logged when that changes.
 """
 
 from __future__ import annotations
@@ -31,13 +27,11 @@ import urllib.parse
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import yaml
-
-from collector.config import Config, ConfigError, is_page_url
+from collector.config import Config, ConfigError
 from collector.decode.pages import PAGE_BYTES_MAX, EngineReading, Meaning, PageFault, ScrapedPage, parse_page
-from collector.runtime import Background, Clock, Health, IoLoop
+from collector.runtime import REPORT_ONCE, Background, Clock, Health, IoLoop
 from collector.runtime.http import FetchError, HttpClient
 from collector.telemetry import PullOutcome
 
@@ -52,49 +46,14 @@ INTERVAL_MIN_S = 0.25
 TIMEOUT_S = 2.0
 """How long a page may take."""
 REFRESH_S = 30.0
-"""How often names and files are looked at again."""
+"""How often names are looked up again."""
 SERVERS_MAX = 256
 """Servers asked, of all targets together."""
 QUEUE_PAGES = 1024
 """Pages that wait for the worker; beyond it the oldest go, counted."""
 ALL_ADDRESSES = "dns+"
 """Before the URL of a target: ask every address behind the name, as of a headless Service."""
-
-
-EVERY_S = 15.0
-"""More than the time for which a logger holds back what it has just said."""
-SERVERS_SHOWN = 10
 _log = logging.getLogger(__name__)
-
-
-class OutcomeLog:
-    """Collects news about servers for one line; in the loop."""
-
-    def __init__(self) -> None:
-        self._news: dict[str, str] = {}
-        self._due_ns = 0
-
-    def note(self, server: str, news: str, now_ns: int) -> None:
-        """Remember what came of asking this server, if it is news, and say what is to be said by now."""
-        if news:
-            self._news[server] = news
-        if not self._news or now_ns < self._due_ns:
-            return
-        told, self._news = self._news, {}
-        self._due_ns = now_ns + int(EVERY_S * 1e9)
-        read = [server for server, outcome in told.items() if outcome == PullOutcome.READ]
-        failed = [f"{server} ({outcome})" for server, outcome in told.items() if outcome != PullOutcome.READ]
-        if read:
-            _log.info("page read of %s", _listed(read))
-        if failed:
-            _log.warning("no page of %s", _listed(failed))
-
-
-def _listed(servers: list[str]) -> str:
-    more = len(servers) - SERVERS_SHOWN
-    return ", ".join(servers[:SERVERS_SHOWN]) + (f" and {more} more" if more > 0 else "")
-
-
 _ROOT_PATHS = ("", "/", "/metrics", "/metrics/")
 _ACCEPT = "application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4"
 
@@ -125,8 +84,6 @@ class ScrapeTarget(NamedTuple):
         return self.server if known else ""
 
 
-FILE_BYTES_MAX = 2**20
-
 Resolve = Callable[[str, int], list[str]]
 
 
@@ -137,7 +94,7 @@ def addresses_of(host: str, port: int) -> list[str]:
 
 
 class TargetList:
-    """Remembers what each source gave last."""
+    """Remembers what each name gave last."""
 
     def __init__(self, config: Config, resolve: Resolve = addresses_of) -> None:
         self._sources = config.scrape
@@ -145,11 +102,11 @@ class TargetList:
         self._known: dict[str, list[ScrapeTarget]] = {}
 
     def find_targets(self) -> list[ScrapeTarget]:
-        """All servers as of now, without doubles, at most ``servers_max``."""
+        """All servers as of now, without doubles, at most ``SERVERS_MAX``."""
         problems = []
         for source in self._sources:
             try:
-                self._known[source] = read_targets(Path(source)) if _is_path(source) else self._behind(source)
+                self._known[source] = self._behind(source)
             except (OSError, ValueError) as error:
                 problems.append(f"{source.partition('?')[0]}: {error}")  # a token may stand behind it
         if problems:
@@ -165,46 +122,6 @@ class TargetList:
         parts = urllib.parse.urlsplit(url)
         port = parts.port or (443 if parts.scheme == "https" else 80)
         return [ScrapeTarget(url, address) for address in self._resolve(parts.hostname or "", port)]
-
-
-def _is_path(source: str) -> bool:
-    return source.startswith(("/", "./", "../"))
-
-
-def read_targets(path: Path, default_path: str = "/metrics") -> list[ScrapeTarget]:
-    """Targets of one file; ``default_path``: what is asked of those that name none.
-
-    Raises:
-        OSError: it cannot be read.
-        ValueError: it is no list of targets.
-    """
-    with path.open("rb") as file:
-        data = file.read(FILE_BYTES_MAX + 1)
-    if len(data) > FILE_BYTES_MAX:
-        raise ValueError("larger than 1 MiB")
-    try:
-        groups: Any = yaml.safe_load(data)  # JSON is YAML
-    except (yaml.YAMLError, RecursionError) as error:
-        raise ValueError(f"neither JSON nor YAML ({type(error).__name__})") from None
-    out = []
-    for group in groups if isinstance(groups, list) else [groups]:
-        targets = group.get("targets") if isinstance(group, dict) else None
-        if not isinstance(targets, list):
-            raise ValueError("expected a list of groups with targets")  # noqa: TRY004 -- of the file, not of ours
-        labels = group.get("labels") or {}
-        if not isinstance(labels, dict):
-            raise ValueError("expected labels with their values")  # noqa: TRY004
-        scheme, where = labels.get("__scheme__", "http"), labels.get("__metrics_path__", default_path)
-        out += [ScrapeTarget(_checked(scheme, target, where)) for target in targets]
-    return out
-
-
-def _checked(scheme: object, target: object, where: object) -> str:
-    texts = all(isinstance(part, str) for part in (scheme, target, where))
-    url = f"{scheme}://{target}{where}" if texts else ""
-    if not is_page_url(url):  # what stands before an @ is a password
-        raise ValueError(f"{url.rpartition('@')[2][:256]!r} is no target")
-    return url
 
 
 class ScrapedServer:
@@ -224,8 +141,8 @@ class ScrapedServer:
         self._step_s: float | None = None
         self._outcome: PullOutcome | None = None
 
-    async def scrape(self, token: str) -> tuple[PullOutcome, str, ScrapedPage | None]:
-        """Ask for the page once: what came of it; the same in words, if that is another thing than the last time."""
+    async def scrape(self, token: str) -> ScrapedPage | PageFault:
+        """Ask for the page once; what comes of it is logged where the last time something else did."""
         unix_ns, sent_ns = self._clock.unix_nano(), self._clock.monotonic_ns()
         body = await self._fetch(token)
         got_ns = self._clock.monotonic_ns()
@@ -233,15 +150,15 @@ class ScrapedServer:
         readings = body if isinstance(body, PageFault) else await asyncio.to_thread(parse_page, body)
         if isinstance(readings, PageFault):
             self.failures += 1
-            return readings.outcome, self._news(readings.outcome, str(readings)), None
+            if readings.outcome is not self._outcome:
+                _log.warning("no page of %s (%s)", self.target.server, readings, extra=REPORT_ONCE)
+            self._outcome = readings.outcome
+            return readings
+        if self._outcome is not PullOutcome.READ:
+            _log.info("page read of %s", self.target.server, extra=REPORT_ONCE)
+        self._outcome = PullOutcome.READ
         self._pace(readings, sent_ns, got_ns)
-        page = ScrapedPage(self.target.server, unix_ns, sent_ns, readings)
-        return PullOutcome.READ, self._news(PullOutcome.READ, PullOutcome.READ.value), page
-
-    def _news(self, outcome: PullOutcome, text: str) -> str:
-        """The text, if the outcome is another one than the last time."""
-        before, self._outcome = self._outcome, outcome
-        return text if outcome is not before else ""
+        return ScrapedPage(self.target.server, unix_ns, sent_ns, readings)
 
     async def _fetch(self, token: str) -> bytes | PageFault:
         address = self.target.address
@@ -308,7 +225,6 @@ class Scraper:
         """Guards the pages; all else belongs to the loop."""
         self._pages: deque[ScrapedPage] = deque()
         self._servers: dict[ScrapeTarget, asyncio.Task[None]] = {}
-        self._outcomes = OutcomeLog()
         self._background = Background("scraper", health, io)
         _ = self.token()  # a file that is not there is said at start
 
@@ -390,17 +306,18 @@ class Scraper:
             await asyncio.sleep(max(server.interval_s - spent_s, 0.0))
 
     async def _ask(self, server: ScrapedServer) -> None:
-        outcome, text, page = await server.scrape(self.token())
-        self._count(outcome)
-        if page is not None:
-            with self._lock:
-                self._pages.append(page)
-                dropped = len(self._pages) > QUEUE_PAGES
-                if dropped:
-                    self._pages.popleft()
+        page = await server.scrape(self.token())
+        if isinstance(page, PageFault):
+            self._count(page.outcome)
+            return
+        self._count(PullOutcome.READ)
+        with self._lock:
+            self._pages.append(page)
+            dropped = len(self._pages) > QUEUE_PAGES
             if dropped:
-                self._count(PullOutcome.DROPPED)
-        self._outcomes.note(server.target.server, text, self._clock.monotonic_ns())
+                self._pages.popleft()
+        if dropped:
+            self._count(PullOutcome.DROPPED)
 
 
 def _tls(config: Config) -> ssl.SSLContext:

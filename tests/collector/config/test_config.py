@@ -65,7 +65,7 @@ VARIABLES = """
 ITL_MS=30 -> [30.0]
 ITL_MS=30, 50 -> [30.0, 50.0]
 SCRAPE=http://[::1]:8000/metrics -> ["http://[::1]:8000/metrics"]
-SCRAPE=dns+http://vllm:8000/metrics,./targets.yaml -> ["dns+http://vllm:8000/metrics", ./targets.yaml]
+SCRAPE=dns+http://vllm:8000/metrics,other:8000 -> ["dns+http://vllm:8000/metrics", "other:8000"]
 KV=engine-1=tcp://127.0.0.1:5557 -> [engine-1=tcp://127.0.0.1:5557]
 LEARNERS=rls,river:residual -> [rls, river:residual]
 GPU=8 -> "8"

@@ -180,21 +180,13 @@ def test_a_state_is_asked_for_with_the_token_and_written_when_it_is_another_one(
     assert third.sources[0].rows == 900
 
 
-def test_a_name_stands_for_every_address_behind_it_and_a_file_of_targets_is_read_again(tmp_path):
-    targets = tmp_path / "targets.yaml"
+def test_a_name_stands_for_every_address_behind_it():
     behind = {"pods.llm.svc": ["10.0.0.1", "10.0.0.2", "fd00::1"]}
-
-    def found(text):
-        targets.write_text(text)
-        sources = ["dns+http://pods.llm.svc:9464", f"@{targets}", "http://10.0.0.1:9464"]
-        return find_targets(sources, lambda host, _port: behind[host])
-
-    places = found('[{"targets": ["10.0.0.7:9464"]}]')
-    names = ["10.0.0.1", "10.0.0.2", "[fd00::1]", "10.0.0.7"]
+    sources = ["dns+http://pods.llm.svc:9464", "http://10.0.0.1:9464"]
+    places = find_targets(sources, lambda host, _port: behind[host])
+    names = ["10.0.0.1", "10.0.0.2", "[fd00::1]"]
     assert [place.name for place in places] == [f"http://{name}:9464/state" for name in names]
     assert places[0].url == "http://pods.llm.svc:9464/state"
-    assert len(found('[{"targets": ["10.0.0.7:9464", "10.0.0.8:9464"]}]')) == 5
-    assert found("- nonsense")[-1].problem == "expected a list of groups with targets"
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import gzip
 import itertools
-import json
 import logging
 import shutil
 import socket
@@ -16,16 +15,8 @@ import threading
 import pytest
 
 from collector.config import Config, ConfigError, scraping
-from collector.ingest.scrape import (
-    EVERY_S,
-    SERVERS_SHOWN,
-    OutcomeLog,
-    ScrapedServer,
-    Scraper,
-    ScrapeTarget,
-    TargetList,
-    read_targets,
-)
+from collector.decode.pages import PageFault
+from collector.ingest.scrape import ScrapedServer, Scraper, ScrapeTarget, TargetList
 from collector.runtime import SystemClock
 from collector.runtime.http import HttpClient
 from collector.telemetry import PullOutcome
@@ -60,8 +51,7 @@ def scraped(url, *, times=1, timeout_s=60.0, address="", token="", tls=None):
         server = ScrapedServer(ScrapeTarget(url, address), client, SystemClock(), 1.0)
         found = [await server.scrape(token) for _ in range(times)]
         await client.close()
-        assert all((page is None) == (outcome is not PullOutcome.READ) for outcome, _, page in found)
-        return [outcome for outcome, _, _ in found]
+        return [page.outcome if isinstance(page, PageFault) else PullOutcome.READ for page in found]
 
     return asyncio.run(ask())
 
@@ -255,37 +245,6 @@ def test_every_address_behind_a_name_is_a_server_of_its_own():
         assert [target.server for target in targets.find_targets()] == expected
 
 
-def test_a_file_of_targets_is_read_as_prometheus_reads_it(tmp_path):
-    path = tmp_path / "targets.json"
-    labels = {"__scheme__": "https", "__metrics_path__": "/m"}
-    path.write_text(json.dumps([{"targets": ["a:1", "b:2"]}, {"targets": ["c:3"], "labels": labels}]))
-    assert [t.url for t in read_targets(path)] == ["http://a:1/metrics", "http://b:2/metrics", "https://c:3/m"]
-    path.write_text("- targets: ['a:1']\n")
-    assert [t.server for t in read_targets(path)] == ["http://a:1"]
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        "{",
-        "7",
-        "[{}]",
-        '[{"targets": ["ftp://x"]}]',
-        '[{"targets": ["h:99999"]}]',
-        '[{"targets": ["h:1"], "labels": ["x"]}]',
-        '[{"targets": [["h:1"]]}]',
-        '[{"targets": ["h:1"], "labels": {"__metrics_path__": null}}]',
-        '[{"targets": ["user:hunter2@h:1"]}]',
-    ],
-)
-def test_a_bad_file_of_targets_takes_none_of_the_other_servers_away(tmp_path, caplog, content):
-    bad = tmp_path / "bad.json"
-    bad.write_text(content)
-    assert [target.url for target in TargetList(config_of("http://a:1", str(bad))).find_targets()] == ["http://a:1"]
-    assert str(bad) in caplog.text
-    assert "hunter2" not in caplog.text
-
-
 @pytest.mark.parametrize(
     ("url", "address", "base"),
     [
@@ -336,28 +295,23 @@ def test_what_is_no_address_is_said_at_the_start_and_never_with_its_password(url
 # --- what is said -----------------------------------------------------------------------------------------------------
 
 
-def test_all_sources_that_give_nothing_are_named_in_one_line_without_what_they_are_asked_with(tmp_path, caplog):
+def test_all_names_that_give_nothing_are_told_in_one_line_without_what_they_are_asked_with(caplog):
     def resolve(*_):
         raise OSError("no such name")
 
-    files = tuple(str(tmp_path / name) for name in ("a.json", "b.json"))
-    assert TargetList(Config(scrape=("dns+http://pods:8000/m?token=hunter2", *files)), resolve).find_targets() == []
+    names = ("dns+http://pods:8000/m?token=hunter2", "dns+http://others:8000")
+    assert TargetList(Config(scrape=names), resolve).find_targets() == []
     (line,) = caplog.messages
-    assert all(name in line for name in ("http://pods:8000/m: no such name", *files))
+    assert all(f"http://{name}: no such name" in line for name in ("pods:8000/m", "others:8000"))
     assert "hunter2" not in line
 
 
-def test_every_server_whose_page_is_not_read_is_named_with_what_it_lacks(caplog):
+def test_a_server_is_named_once_when_its_page_is_read_or_is_not_and_with_what_it_lacks(caplog):
     caplog.set_level(logging.INFO)
-    log, later_ns = OutcomeLog(), int(EVERY_S * 1e9)
-    log.note("http://a", "read", 0)
-    log.note("http://b", "missing_families: vllm:num_requests_running", 0)
-    log.note("http://c", "timeout", 0)
-    assert caplog.messages == ["page read of http://a"]
-    log.note("http://a", "", later_ns)
-    lacking = "http://b (missing_families: vllm:num_requests_running)"
-    assert caplog.messages[1:] == [f"no page of {lacking}, http://c (timeout)"]
-    for server in range(SERVERS_SHOWN + 3):
-        log.note(f"http://{server}", "timeout", 2 * later_ns - 1)
-    log.note("http://a", "", 2 * later_ns)
-    assert caplog.messages[2].endswith("http://9 (timeout) and 3 more")
+    lacking = PAGE.replace(b"num_requests_running", b"now_running")
+    answers = itertools.chain.from_iterable([[PAGE, PAGE], [lacking, lacking], [PAGE]])
+    with PageServer(lambda *_: (200, {}, next(answers))) as server:
+        scraped(server.url, times=5)
+    name = f"http://127.0.0.1:{server.port}"
+    lacks = f"no page of {name} (missing_families: vllm:num_requests_running)"
+    assert caplog.messages == [f"page read of {name}", lacks, f"page read of {name}"]

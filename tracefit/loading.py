@@ -1,4 +1,4 @@
-"""A snapshot: where it comes from, whether there is a newer one, and its configurations.
+"""A snapshot: where it comes from, and its configurations.
 
 A server may hang, drip, redirect, answer with a page for people or never stop sending. Whatever it does,
 :func:`load` returns or raises within ``timeout_s`` (a timer shuts the socket, because a socket's own timeout begins
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from .changes import Diff, compared
 from .configured import Config
-from .document import Document, parse
+from .document import parse
 from .exceptions import LoadError, checked
 from .selection import Identity, find_config, names_of
 
@@ -40,7 +40,9 @@ class Snapshot:
         data: the document as it came, to keep as a file.
     """
 
-    def __init__(self, document: Document, data: bytes, source: _Source) -> None:
+    def __init__(self, data: bytes, where: str) -> None:
+        self._document = document = parse(data, where)
+        self._is_of_a_sidecar = is_url(where)
         self.generation = document.generation
         self.created_unix_nano = document.created_unix_nano
         self.tracefit_version = document.tracefit_version
@@ -52,8 +54,6 @@ class Snapshot:
             Config(described, name=name) for described, name in zip(document.configs, names, strict=True)
         )
         self.data = data
-        self._document = document
-        self._source = source
 
     def __repr__(self) -> str:
         noun = "configuration" if len(self.configs) == 1 else "configurations"
@@ -62,15 +62,7 @@ class Snapshot:
     @property
     def as_of_unix_nano(self) -> int:
         """What ages are counted to: of one that a sidecar answered, now; of a file, when it was made."""
-        return time.time_ns() if self._source.is_asked else self.created_unix_nano
-
-    def refresh(self) -> Snapshot:
-        """The newest one from where this came from; this very one if nothing is new (a URL is asked by ETag).
-
-        Raises:
-            LoadError: as :func:`load`; this snapshot stays good.
-        """
-        return self._source.load(self)
+        return time.time_ns() if self._is_of_a_sidecar else self.created_unix_nano
 
     def config(self, config_id: str = "", *, model: str = "", gpu: str = "") -> Config:
         """The only configuration that fits; where several do, the only one of them whose engine is alive.
@@ -94,32 +86,6 @@ class Snapshot:
         return compared(self._document, other._document)
 
 
-class _Source:
-    """Where a snapshot comes from, and what tells whether it is new."""
-
-    def __init__(self, source: str | bytes, token: str | None, timeout_s: float) -> None:
-        self._source = source
-        self.is_asked = not isinstance(source, bytes) and is_url(source)
-        self._token = token
-        self._timeout_s = timeout_s
-        self._tag = ""
-
-    def load(self, current: Snapshot | None) -> Snapshot:
-        source, tag, data = self._source, "", None
-        if isinstance(source, bytes):
-            data, where = source, "this"
-        elif is_url(where := source):
-            known = self._tag if current is not None else ""
-            data, tag = fetch(source, token=self._token, tag=known, timeout_s=self._timeout_s)
-        else:
-            data = read_file(source)
-        if current is not None and data in (None, current.data):
-            return current
-        snapshot = Snapshot(parse(data or b"", where), data or b"", self)
-        self._tag = tag
-        return snapshot
-
-
 def load(source: str | bytes | os.PathLike[str], *, token: str | None = None, timeout_s: float = 10.0) -> Snapshot:
     """A snapshot from a file, a URL or bytes.
 
@@ -137,11 +103,11 @@ def load(source: str | bytes | os.PathLike[str], *, token: str | None = None, ti
     if isinstance(source, (bytes, bytearray, memoryview)):
         if len(source) > BYTES_MAX:
             raise LoadError(f"this is larger than {BYTES_MAX >> 20} MiB, which no snapshot is")
-        return _Source(bytes(source), token, timeout_s).load(None)
+        return Snapshot(bytes(source), "this")
     where = os.fspath(source)
     if not where:
         raise LoadError("a snapshot is read from a path, a URL or bytes, and this is an empty text")
-    return _Source(where, token, timeout_s).load(None)
+    return Snapshot(fetch(where, token, timeout_s) if is_url(where) else read_file(where), where)
 
 
 # ------------------------------------------------------------------- bytes from a path or a URL
@@ -167,8 +133,8 @@ def read_file(path: str) -> bytes:
     return data
 
 
-def fetch(url: str, *, token: str | None, tag: str, timeout_s: float) -> tuple[bytes | None, str]:
-    """A snapshot over HTTP and its ETag; ``tag`` is that of what is already there: None, if it is the same.
+def fetch(url: str, token: str | None, timeout_s: float) -> bytes:
+    """A snapshot over HTTP.
 
     Raises:
         LoadError: with one sentence that names the URL and what it did.
@@ -180,8 +146,6 @@ def fetch(url: str, *, token: str | None, tag: str, timeout_s: float) -> tuple[b
     headers = {"Accept": "application/json", "Accept-Encoding": "identity"}
     if token:
         headers["Authorization"] = f"Bearer {token}"
-    if tag:
-        headers["If-None-Match"] = tag
     connection = make(host, port, timeout=timeout_s)
     watch = _Watch(connection, timeout_s)
     try:
@@ -189,7 +153,7 @@ def fetch(url: str, *, token: str | None, tag: str, timeout_s: float) -> tuple[b
         watch.start()
         connection.request("GET", path, headers=headers)
         with connection.getresponse() as response:
-            answer = _read_answer(url, response, tag)
+            answer = _read_answer(url, response)
         if watch.fired:  # a shut socket looks like the end of the answer
             raise TimeoutError
     except (OSError, HTTPException, ValueError, LoadError) as error:
@@ -248,11 +212,9 @@ class _Watch:
             self._socket.close()
 
 
-def _read_answer(url: str, response: HTTPResponse, tag: str) -> tuple[bytes | None, str]:
+def _read_answer(url: str, response: HTTPResponse) -> bytes:
     from http import HTTPStatus  # noqa: PLC0415
 
-    if response.status == HTTPStatus.NOT_MODIFIED and tag:
-        return None, tag
     if location := response.getheader("Location"):
         raise LoadError(f"{url} redirects to {location}, which is not followed: ask there")
     if response.status != HTTPStatus.OK:
@@ -271,7 +233,7 @@ def _read_answer(url: str, response: HTTPResponse, tag: str) -> tuple[bytes | No
             raise LoadError(too_big)
     if length.isdigit() and len(data) < int(length):
         raise ConnectionError("the answer broke off")
-    return bytes(data), response.getheader("ETag") or ""
+    return bytes(data)
 
 
 def _sentence(error: Exception) -> str:

@@ -14,8 +14,6 @@ from tests.support.paths import ROOT
 TEMPLATES = sorted((ROOT / "exporters" / "templates").glob("*.j2"))
 CALLED_BY_LIBRARIES = {"convert", "format_options", "readable", "redirect_request"}
 """Methods of click, io and urllib that are overridden."""
-CALLED_BY_USERS = {"refresh"}
-"""Methods of the client (docs/client.md) that nothing of ours calls."""
 
 
 def defined(tree: ast.Module) -> Iterator[tuple[str, str]]:
@@ -55,6 +53,6 @@ def test_whatever_is_defined_in_the_product_is_used_by_the_product():
     found = [(path, parse(path)) for path in MODULES]
     names = {name for path, tree in found for name in used(path, tree)}
     names |= {word for path in TEMPLATES for word in re.findall(r"\w+", path.read_text())}
-    names |= {*tracefit.__all__, *CALLED_BY_LIBRARIES, *CALLED_BY_USERS}
+    names |= {*tracefit.__all__, *CALLED_BY_LIBRARIES}
     alone = {told for _, tree in found for name, told in defined(tree) if name not in names}
     assert alone == set()

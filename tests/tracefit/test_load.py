@@ -71,34 +71,11 @@ def test_bytes_a_path_and_a_url_say_the_same(tmp_path):
         }
 
 
-def test_a_url_is_asked_again_by_its_etag_and_with_its_token():
-    def answer(page):
-        if page.headers["If-None-Match"] == '"a"':
-            page.send(304, ETag='"a"', Content_Length=None)
-        else:
-            page.send(body=encoded(), ETag='"a"')
-
-    with serving(answer) as (server, url):
-        snapshot = tracefit.load(url, token="secret")
-        assert snapshot.refresh() is snapshot
-        server.answer = lambda page: page.send(body=encoded({**tree(), "generation": 43}), ETag='"b"')
-        newer = snapshot.refresh()
-        assert (snapshot.generation, newer.generation) == (42, 43)
-    assert [path for path, _ in server.asked] == ["/snapshot"] * 3
-    assert {headers["Authorization"] for _, headers in server.asked} == {"Bearer secret"}
-
-
-def test_a_file_is_read_again_when_it_was_replaced_and_stays_good_while_there_is_none(tmp_path):
-    path = tmp_path / "snapshot.json"
-    path.write_bytes(encoded())
-    snapshot = tracefit.load(path)
-    assert snapshot.refresh() is snapshot
-    path.unlink()
-    with pytest.raises(tracefit.LoadError):
-        snapshot.refresh()
-    assert snapshot.config().step_time(requests=1).us > 0
-    path.write_bytes(encoded({**tree(), "generation": 43}))
-    assert snapshot.refresh().generation == 43
+def test_a_url_is_asked_with_its_token():
+    with serving(lambda page: page.send(body=encoded())) as (server, url):
+        tracefit.load(url, token="secret")
+    ((path, headers),) = server.asked
+    assert (path, headers["Authorization"]) == ("/snapshot", "Bearer secret")
 
 
 def test_a_later_minor_with_keys_nobody_knows_is_read():

@@ -43,7 +43,6 @@ FIELDS = {
 }
 CALLS = {
     tracefit.load: "source token timeout_s",
-    tracefit.Snapshot.refresh: "self",
     tracefit.Snapshot.config: "self config_id model gpu",
     tracefit.Snapshot.diff: "self other",
     tracefit.Config.step_time: "self prefill_tokens requests decode_context_tokens",

@@ -77,7 +77,7 @@ from exporters.metrics_page import MetricsPage
 from exporters.pages import QuestionPages, SnapshotDocuments, dispatch, make_routes, protect
 from exporters.status_page import PendingTelemetry, SenderHints, StatusPage
 from exporters.what_if import Advisory, ClientView
-from exporters.wording import name_of, recent_changes
+from exporters.wording import name_of
 from online import Snapshot
 
 GENERATIONS_PER_FILE = 2
@@ -114,7 +114,9 @@ class Sidecar:
         self.pipeline: Pipeline = make_pipeline(config, self._knowledge)
         self._advisory = Advisory(ClientView(self.snapshot), self.pipeline.workload_of, config.itl_ms)
         self._status = self._make_status_page(clock)
-        self._publisher = Publisher(self.pipeline, metrics, clock, config.publish_interval_s)
+        self._publisher = Publisher(
+            self.pipeline, metrics, clock, config.publish_interval_s, self._advisory.view.verdict
+        )
         self._writer = SnapshotWriter(
             Path(config.directory),
             self._publisher,
@@ -343,21 +345,29 @@ class Sidecar:
             "snapshot_problem": self._writer.problem,
         }
         named: dict[str, object] = {name: problem for name, problem in problems.items() if problem}
-        snapshot = self.snapshot()
-        configs, now = [] if snapshot is None else snapshot.configs, self._clock.unix_nano()
-        failed = [f"{name_of(each)}: quarantined, {each.quarantined}" for each in configs if each.quarantined]
-        doubts = [f"{name_of(each)}: {doubt}" for each in configs for doubt in each.doubts]
-        if failed or doubts:
-            named["not_usable"] = [*failed, *doubts]
-        news = [f"{name_of(each)}: {text}" for each in configs for text in recent_changes(each, now)]
-        if news:
-            named["speed_changed"] = news
+        named |= self._news()
         detail: dict[str, object] = {"late": list(self.health.late()), "otlp_grpc_port": self._otlp_port()}
         if config.scrape:
             detail["scrape"] = list(config.scrape)
         if pending := self._pending():
             detail["pending"] = pending.text
         return self.health.ready(), {**detail, **self._keeper.readiness_detail(), **named}
+
+    def _news(self) -> dict[str, list[str]]:
+        """What the verdicts on the newest snapshot say that a person should hear."""
+        not_usable: list[str] = []
+        speed_changed: list[str] = []
+        snapshot, now_unix_nano = self.snapshot(), self._clock.unix_nano()
+        if snapshot is None:
+            return {}
+        for config in snapshot.configs:
+            name, verdict = name_of(config), self._advisory.view.verdict(snapshot, config)
+            failure = [f"quarantined, {verdict.quarantined}"] if verdict.quarantined else []
+            not_usable += [f"{name}: {text}" for text in (*failure, *verdict.doubts)]
+            problems = verdict.problems(now_unix_nano)
+            speed_changed += [f"{name}: {each.text}" for each in problems if not each.is_defect]
+        news = {"not_usable": not_usable, "speed_changed": speed_changed}
+        return {name: texts for name, texts in news.items() if texts}
 
     def _limit_exceeded(self, of: str, what: str, held: int) -> str:
         refused = int(self.metrics.value(table.LIMIT_EXCEEDED, of))

@@ -71,6 +71,13 @@ class ClientView:
         meant = meant_config(snapshot, which)
         return self._configs.get(lambda: snapshot, meant.config_id, lambda _: self._loaded(meant))
 
+    def verdict(self, snapshot: Snapshot, config: ConfigSnapshot) -> Verdict:
+        """The client's verdict on one configuration; one that it cannot read is not usable."""
+        try:
+            return self.config(snapshot, config.config_id).verdict
+        except TracefitError as error:
+            return Verdict(usable=False, reasons=(str(error),))
+
     @staticmethod
     def _loaded(config: ConfigSnapshot) -> tracefit.Config:
         """One configuration, by way of the document that the client reads."""
@@ -173,15 +180,11 @@ class Advisory:
         return frozenset(name for name, verdict in verdicts.items() if verdict.silent_since(now_unix_nano))
 
     def _of(self, snapshot: Snapshot, config: ConfigSnapshot) -> LoadView:
-        mix = self._observed(config.config_id)
-        try:
-            client = self.view.config(snapshot, config.config_id)
-        except TracefitError as error:
-            return LoadView(Verdict(usable=False, reasons=(str(error),)), mix)
-        verdict = client.verdict
+        mix, verdict = self._observed(config.config_id), self.view.verdict(snapshot, config)
         if mix is None or not verdict.usable:
             return LoadView(verdict, mix)
         try:
+            client = self.view.config(snapshot, config.config_id)
             predicted = _predicted(client, mix)
             fits = tuple(
                 Fit(itl_ms, *(_fitting(client, mix, itl_ms, safe=safe) for safe in (False, True)))

@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 
 from exporters.questions import duration, significant
 from online import ConfigSnapshot, TargetSnapshot
-from tracefit import OutlierReplica, SpeedChange
+from tracefit import OutlierReplica
 
 MAX_LABEL_CHARS = 120
 """Longer values are cut; Prometheus' usual ``label_value_length_limit`` is 200 bytes and up."""
@@ -137,35 +137,17 @@ def count(value: float) -> str:
     return f"{value:,.0f}"
 
 
-def newest_change(config: ConfigSnapshot) -> SpeedChange | None:
-    """The newest confirmed change of speed of a configuration's steps; None without any."""
-    step = config.targets.get("step_time")
-    drift = None if step is None else step.drift
-    if drift is None or drift.last_unix_nano is None or drift.gain is None:
-        return None
-    return SpeedChange(drift.gain, drift.last_unix_nano, drift.term, drift.added, drift.last_within_s)
-
-
 REPLICAS_SHOWN = 16
 """Engines that are named; a snapshot has those first that are furthest from the others."""
 
 
-def outlier_replicas(target: TargetSnapshot | None) -> list[OutlierReplica]:
+def outlier_replicas(target: TargetSnapshot) -> list[OutlierReplica]:
     """The engines of a target that differ from the others, as far as they are named."""
-    replicas = [] if target is None else target.replicas
     return [
-        OutlierReplica(each.engine, each.ratio, each.stderr, each.term, each.added, len(replicas) - 1)
-        for each in replicas[:REPLICAS_SHOWN]
+        OutlierReplica(each.engine, each.ratio, each.stderr, each.term, each.added, len(target.replicas) - 1)
+        for each in target.replicas[:REPLICAS_SHOWN]
         if each.differs and each.ratio is not None
     ]
-
-
-def recent_changes(config: ConfigSnapshot, now_unix_nano: int) -> list[str]:
-    """What a person should hear of the speed of its steps: a change within a day, and engines of another speed."""
-    change = newest_change(config)
-    newest = [] if change is None or config.replaced_by else [change]
-    news = [each.text(now_unix_nano) for each in newest if each.is_recent(now_unix_nano)]
-    return [*news, *(each.text for each in outlier_replicas(config.targets.get("step_time")))]
 
 
 def name_of(config: ConfigSnapshot) -> str:

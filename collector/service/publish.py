@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
@@ -21,8 +21,9 @@ from exporters.snapshot_file import (
     published_snapshot,
     write_snapshot,
 )
-from exporters.wording import name_of, newest_change, outlier_replicas
+from exporters.wording import name_of
 from online import ConfigSnapshot, Snapshot
+from tracefit import Verdict
 
 from .pipeline import Pipeline
 
@@ -41,6 +42,10 @@ _NUMBER = re.compile(r"\d[\d.,]*")
 _log = logging.getLogger(__name__)
 
 
+VerdictOf = Callable[[Snapshot, ConfigSnapshot], Verdict]
+"""What the client says of one configuration of a snapshot."""
+
+
 class Publisher:
     """Owns the published reference. ``tick`` belongs to the worker thread, ``current`` to everybody."""
 
@@ -50,6 +55,7 @@ class Publisher:
         metrics: Metrics,
         clock: Clock,
         interval_s: float,
+        verdict_of: VerdictOf,
     ) -> None:
         self._pipeline = pipeline
         self._metrics = metrics
@@ -62,7 +68,7 @@ class Publisher:
         self._took_ns = 0
         self._generation = 0
         self._current: Snapshot | None = None
-        self._news = StatusChanges()
+        self._news = StatusChanges(verdict_of)
 
     def current(self) -> Snapshot | None:
         """The newest generation; None until something was learned."""
@@ -123,11 +129,6 @@ class _Told(NamedTuple):
     """Doubts by their words without numbers, and engines of another speed by name."""
 
 
-def _change_of(config: ConfigSnapshot) -> _Told:
-    change = newest_change(config)
-    return _Told() if change is None else _Told(change.since_unix_nano, change.term)
-
-
 class StatusChanges:
     """Writes a line to the log for what a snapshot says that nobody was told yet.
 
@@ -143,12 +144,13 @@ class StatusChanges:
     a doubt move all the time: two that differ in numbers alone are one. What is remembered is of the last snapshot.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, verdict_of: VerdictOf) -> None:
+        self._verdict_of = verdict_of
         self._told: dict[str, _Told] = {}
 
     def skip_changes(self, snapshot: Snapshot) -> None:
         """These changes of speed were told by the process before."""
-        self._told = {config.config_id: _change_of(config) for config in snapshot.configs}
+        self._told = {each.config_id: _told_by(self._verdict_of(snapshot, each)) for each in snapshot.configs}
 
     def tell(self, snapshot: Snapshot) -> None:
         """Write a line for everything that is new in this snapshot."""
@@ -156,20 +158,25 @@ class StatusChanges:
         present = {config.config_id for config in snapshot.configs}
         gone = {told.since_unix_nano: told for config_id, told in before.items() if config_id not in present}
         for config in snapshot.configs:
-            now = _change_of(config)
+            verdict = self._verdict_of(snapshot, config)
             # under another id before: one that is gone, with the same last change
-            renamed = gone.get(now.since_unix_nano) if now.since_unix_nano else None
+            renamed = gone.get(verdict.change.since_unix_nano) if verdict.change is not None else None
             told = before.get(config.config_id) or renamed or _Told()
-            self._told[config.config_id] = _tell(config, told, now, snapshot.created_unix_nano)
+            self._told[config.config_id] = _tell(name_of(config), verdict, told, snapshot.created_unix_nano)
 
 
-def _tell(config: ConfigSnapshot, told: _Told, now: _Told, now_unix_nano: int) -> _Told:
-    name, change = name_of(config), newest_change(config)
+def _told_by(verdict: Verdict) -> _Told:
+    change = verdict.change
+    return _Told() if change is None else _Told(change.since_unix_nano, change.term)
+
+
+def _tell(name: str, verdict: Verdict, told: _Told, now_unix_nano: int) -> _Told:
+    now = _told_by(verdict)
     is_newer = now.since_unix_nano > told.since_unix_nano
-    if change is not None and (is_newer or now.term not in {"", told.term}):
-        _log.warning("%s: %s", name, change.text(now_unix_nano), extra=REPORT_ONCE)
-    holds = {_NUMBER.sub("#", doubt): _Said(f"not usable: {doubt}") for doubt in config.doubts}
-    for odd in outlier_replicas(config.targets.get("step_time")):
+    if verdict.change is not None and (is_newer or now.term not in {"", told.term}):
+        _log.warning("%s: %s", name, verdict.change.text(now_unix_nano), extra=REPORT_ONCE)
+    holds = {_NUMBER.sub("#", doubt): _Said(f"not usable: {doubt}") for doubt in verdict.doubts}
+    for odd in verdict.outliers:
         before = told.holds.get(repr(odd.engine), _Said(""))
         holds[repr(odd.engine)] = _Said(odd.text, odd.term or before.term)
     for words, said in holds.items():

@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry
 from collector.runtime.terminal import OncePerInterval
 from collector.service.publish import Publisher
 from collector.telemetry.metrics import Metrics
+from exporters.what_if import ClientView
 from online.snapshot import DriftSnapshot, ReplicaSnapshot
 from tests.support import exporter_cases as cases
 from tests.support.clocks import T0_NS, FakeClock
@@ -24,7 +25,7 @@ MINUTE_NS = 60_000_000_000
 def log(caplog):
     """Publishes configurations at noon, and returns what the log says of it, behind the filter of a real log."""
     clock, source = FakeClock(unix_nano=NOON_NS), CountingProcessor()
-    publisher = Publisher(source, Metrics(CollectorRegistry()), clock, 0.0)
+    publisher = Publisher(source, Metrics(CollectorRegistry()), clock, 0.0, ClientView(lambda: None).verdict)
     repeated = OncePerInterval(clock)
     caplog.set_level(logging.INFO)
     caplog.handler.addFilter(repeated)

@@ -153,7 +153,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     listen: Annotated[HostPort, Meta(description="Where OTLP over gRPC is received.")] = "127.0.0.1:4317"
     listen_http: Annotated[
-        HostPortOrNone, Meta(description="Where OTLP over HTTP is received, protobuf and JSON; empty: nowhere.")
+        HostPortOrNone, Meta(description="Where OTLP over HTTP is received, in protobuf; empty: nowhere.")
     ] = "127.0.0.1:4318"
     message_max_mib: Annotated[
         int, Meta(ge=1, le=1024, description="Size of one export, uncompressed; a larger one is refused.")

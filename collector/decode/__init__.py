@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .columnar import Decoder
-from .envelope import FIELDS_MAX, LARGE_BYTES, SMALL_BYTES, Export, count_spans, newest_end_unix_nano
+from .envelope import LARGE_BYTES, SMALL_BYTES, Export, count_spans, newest_end_unix_nano
 from .records import (
     MISSING,
     STEP_DTYPE,
@@ -18,10 +18,9 @@ from .records import (
 )
 from .spans import latest_unix_ns
 from .vocabulary import SpanEventKind
-from .wire import TooManyObjects, json_to_protobuf, parts_by_emitter
+from .wire import json_to_protobuf, parts_by_emitter
 
 __all__ = [
-    "FIELDS_MAX",
     "LARGE_BYTES",
     "MISSING",
     "SMALL_BYTES",
@@ -37,7 +36,6 @@ __all__ = [
     "SpanEventKind",
     "StepColumns",
     "Telemetry",
-    "TooManyObjects",
     "count_spans",
     "json_to_protobuf",
     "latest_unix_ns",

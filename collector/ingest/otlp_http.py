@@ -1,13 +1,10 @@
-"""OTLP/HTTP on aiohttp: POST /v1/traces with protobuf or JSON, plain or gzip.
+"""OTLP/HTTP on aiohttp: POST /v1/traces with protobuf, plain or gzip.
 
 * A body is read against the budget that all transports share, so that a declared length costs nothing; it has the time
   of the budget to come.
-* gzip is inflated against the size limit of a plain body, piece by piece; it ends by a time limit, and when the client
-  has left, and a body may have ``MEMBERS_MAX`` members.
-* JSON becomes protobuf before anything else looks at it; its objects are counted before they are made.
+* gzip is inflated in a thread against the size limit of a plain body, piece by piece; it ends by a time limit, and when
+  the client has left. A body has one member, as exporters make it.
 * There is no keep-alive after an answer that left a body unread.
-
-What takes longer than some milliseconds (inflating, JSON) happens in a thread: 8 MiB take 20 and 500 ms.
 """
 
 from __future__ import annotations
@@ -27,7 +24,6 @@ from grpc import StatusCode
 from multidict import CIMultiDict
 
 from collector.config import Config, parse_endpoint
-from collector.decode import FIELDS_MAX, TooManyObjects, json_to_protobuf
 from collector.runtime import IoLoop
 from collector.runtime.http import HttpServer
 from collector.telemetry import Outcome, Signal, Transport
@@ -42,14 +38,11 @@ from .status import Answer, answer
 PATH: Final = PATHS[Signal.TRACES]
 _SIGNALS: Final = {path: signal for signal, path in PATHS.items()}
 CONTENT_TYPE: Final = "application/x-protobuf"
-JSON: Final = "application/json"
 PIECE_BYTES: Final = 1 << 18
 CONNECTIONS_MAX: Final = 64
 """Connections open at once; the one that waits longest for its client makes room for a newcomer."""
 INFLATE_S: Final = 10.0
 """How long a body may be inflated: the deadline of an SDK's exporter."""
-MEMBERS_MAX: Final = 64
-"""Exporters make one member; who joins gzip files makes a few. An empty member has 20 bytes."""
 
 
 def _unsupported(status: HTTPStatus, text: str, *headers: tuple[str, str]) -> Answer:
@@ -61,23 +54,14 @@ NOT_FOUND = _unsupported(HTTPStatus.NOT_FOUND, f"only {PATH} is served")._replac
 NOT_POST = _unsupported(HTTPStatus.METHOD_NOT_ALLOWED, "POST only", ("Allow", "POST"))._replace(code=_UNSERVED)
 NOT_OTLP = _unsupported(
     HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
-    f"expected Content-Type {CONTENT_TYPE} or {JSON}, Content-Encoding gzip or none",
+    f"expected Content-Type {CONTENT_TYPE}, Content-Encoding gzip or none",
     ("Accept-Encoding", "gzip"),
-)
-JSON_OF_TRACES = _unsupported(
-    HTTPStatus.UNSUPPORTED_MEDIA_TYPE, f"JSON is read of traces only: expected Content-Type {CONTENT_TYPE}"
 )
 NO_LENGTH = _unsupported(HTTPStatus.LENGTH_REQUIRED, "expected a Content-Length")
 NO_TOKEN = answer(Outcome.UNAUTHENTICATED)._replace(headers=(("WWW-Authenticate", "Bearer"),))
 TOO_LARGE, TOO_SLOW = answer(Outcome.TOO_LARGE), answer(Outcome.INCOMPLETE)
-NOT_GZIP = answer(Outcome.UNDECODABLE, text="not gzip")
-TOO_MANY_MEMBERS = answer(Outcome.UNDECODABLE, text=f"more than {MEMBERS_MAX} gzip members in one body")
-NOT_JSON = answer(Outcome.UNDECODABLE, text="not OTLP/JSON")
+NOT_GZIP = answer(Outcome.UNDECODABLE, text="not gzip of one member")
 BUSY = answer(Outcome.QUEUE_FULL, RETRY_SOON_S, "too much being received")
-
-
-class TooManyMembers(Exception):
-    """A gzip body of more members than anybody makes."""
 
 
 class TooLarge(Exception):
@@ -85,9 +69,7 @@ class TooLarge(Exception):
 
 
 def inflate(data: bytes, limit_bytes: int, check: Callable[[], None] = lambda: None) -> bytes:
-    """Gunzip, also of several members.
-
-    The work is bounded by the sizes and by ``MEMBERS_MAX``: what follows a member is not copied as a whole.
+    """Gunzip one member.
 
     Args:
         data: the body.
@@ -95,38 +77,28 @@ def inflate(data: bytes, limit_bytes: int, check: Callable[[], None] = lambda: N
         check: called before each piece of the body; what it raises ends the work.
 
     Raises:
-        zlib.error: the data is bad.
+        zlib.error: the data is bad, or something follows the member.
         TooLarge: there is more.
-        TooManyMembers: the rest of the body was not looked at.
     """
-    view = memoryview(data)
-    out: list[bytes] = []
-    at = size = members = 0
-    while at < len(view):
-        if members == MEMBERS_MAX:
-            raise TooManyMembers
-        members += 1
-        member = zlib.decompressobj(wbits=31)
-        while not member.eof:
-            check()
-            piece = view[at : at + PIECE_BYTES]
-            if not piece:
-                raise zlib.error("ends too soon")
-            out.append(member.decompress(piece, limit_bytes - size + 1))
-            size += len(out[-1])
-            if size > limit_bytes:
-                raise TooLarge
-            at += len(piece) - len(member.unused_data)
-    return out[0] if len(out) == 1 else b"".join(out)
+    member, out, size_bytes = zlib.decompressobj(wbits=31), [], 0
+    for at in range(0, len(data), PIECE_BYTES):
+        check()
+        if member.eof:
+            raise zlib.error("more than one member")
+        out.append(member.decompress(data[at : at + PIECE_BYTES], limit_bytes - size_bytes + 1))
+        size_bytes += len(out[-1])
+        if size_bytes > limit_bytes:
+            raise TooLarge
+    if not member.eof or member.unused_data:
+        raise zlib.error("no whole member, or more than one")
+    return b"".join(out)
 
 
 _UNREADABLE: Final[dict[type[Exception], Answer]] = {
     zlib.error: NOT_GZIP,
-    TooManyMembers: TOO_MANY_MEMBERS,
     TooLarge: TOO_LARGE,
     TimeoutError: BUSY,
     ConnectionResetError: TOO_SLOW,
-    TooManyObjects: TOO_LARGE,
 }
 
 
@@ -158,10 +130,8 @@ class _ExportHandler:
             return NOT_POST
         if self._tokens is not None and not self._tokens.accepts(headers.get("Authorization")):
             return NO_TOKEN
-        if request.content_type not in (CONTENT_TYPE, JSON) or _encoding(request) not in ("", "identity", "gzip"):
+        if request.content_type != CONTENT_TYPE or _encoding(request) not in ("", "identity", "gzip"):
             return NOT_OTLP
-        if signal is not Signal.TRACES and _speaks_json(request):
-            return JSON_OF_TRACES
         if "Transfer-Encoding" in headers or size_bytes is None:
             return NO_LENGTH
         if size_bytes > self._intake.message_bytes_max:
@@ -180,12 +150,8 @@ class _ExportHandler:
         try:
             if _encoding(request) == "gzip":
                 body = await asyncio.to_thread(inflate, body, self._intake.message_bytes_max, _check_of(request))
-            if _speaks_json(request):
-                body = await asyncio.to_thread(json_to_protobuf, body, FIELDS_MAX)
         except tuple(_UNREADABLE) as error:
             return _UNREADABLE[type(error)]
-        except ValueError:
-            return NOT_JSON
         return body
 
 
@@ -204,14 +170,13 @@ def _check_of(request: web.BaseRequest) -> Callable[[], None]:
 
 
 def _reply(request: web.BaseRequest, answer: Answer | None) -> web.Response:
-    as_json = _speaks_json(request)
-    headers = CIMultiDict([("Content-Type", JSON if as_json else CONTENT_TYPE)])
+    headers = CIMultiDict([("Content-Type", CONTENT_TYPE)])
     if answer is None:
-        return web.Response(body=b"{}" if as_json else b"", headers=headers)
+        return web.Response(headers=headers)
     headers.extend(answer.headers)
     if answer.retry_after_s:
         headers["Retry-After"] = str(math.ceil(answer.retry_after_s))
-    response = web.Response(status=answer.status, body=answer.body(as_json=as_json), headers=headers)
+    response = web.Response(status=answer.status, body=answer.body(), headers=headers)
     if not request.content.at_eof():
         response.force_close()  # what is left of the body shall not be taken for a request
     return response
@@ -224,10 +189,6 @@ def _peer(request: web.BaseRequest) -> str:
 
 def _path(request: web.BaseRequest) -> str:
     return request.raw_path.partition("?")[0]
-
-
-def _speaks_json(request: web.BaseRequest) -> bool:
-    return request.content_type == JSON
 
 
 def _encoding(request: web.BaseRequest) -> str:

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import gzip
-import json
 import socket
 import struct
 import threading
-import zlib
 from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 import pytest
-from google.protobuf import json_format
 from google.rpc import error_details_pb2, status_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
@@ -24,7 +21,6 @@ from opentelemetry.proto.trace.v1.trace_pb2 import ScopeSpans
 from prometheus_client import CollectorRegistry
 
 from collector.config import Config
-from collector.decode import FIELDS_MAX
 from collector.ingest import budget, otlp_grpc, otlp_http
 from collector.ingest.intake import Intake
 from collector.ingest.otlp_grpc import SERVICE, OtlpGrpcReceiver
@@ -37,13 +33,12 @@ from collector.telemetry.table import ACCEPTED, REQUESTS, SPANS
 from tests.support import otlp_bytes as otlp
 from tests.support.clocks import eventually
 from tests.support.sidecars import call_export, post
-from tests.support.step_exports import make_export, otlp_json
+from tests.support.step_exports import make_export
 
 CODE = grpc.StatusCode
 MIB = 1 << 20
 ONE = make_export().SerializeToString()
-ONE_JSON = otlp_json(make_export())
-PROTOBUF, JSON = ({"Content-Type": kind} for kind in (CONTENT_TYPE, "application/json"))
+PROTOBUF = {"Content-Type": CONTENT_TYPE}
 GZIP = {"Content-Encoding": "gzip"}
 ANY_PORT = "127.0.0.1:0"
 
@@ -160,21 +155,17 @@ def test_every_export_has_the_status_that_the_specification_gives_it(receivers, 
         assert receivers.metrics.value(SPANS, transport, ACCEPTED) == spans
 
 
-TEXT, ZSTD = {"Content-Type": "text/plain"}, PROTOBUF | {"Content-Encoding": "zstd"}
+JSON, ZSTD = {"Content-Type": "application/json"}, PROTOBUF | {"Content-Encoding": "zstd"}
 WITH_CHARSET = {"Content-Type": f"{CONTENT_TYPE}; charset=utf-8"}
 ASKED = {
-    "gzip in two members": (200, gzip.compress(ONE[:50]) + gzip.compress(ONE[50:]), PROTOBUF | GZIP),
     "a parameter and a query": (200, ONE, WITH_CHARSET, ("/v1/traces?x=1", "POST")),
-    "JSON, gzip": (200, gzip.compress(ONE_JSON), JSON | GZIP),
-    "empty JSON": (200, b"{}", JSON),
-    "JSON cut short": (400, ONE_JSON[:-5], JSON),
-    "protobuf that says it is JSON": (400, ONE, JSON),
-    "many objects": (413, b"{}" * (FIELDS_MAX + 1), JSON),
-    "text": (415, ONE, TEXT),
+    "JSON": (415, b"{}", JSON),
     "no content type": (415, ONE, {}),
     "zstd": (415, ONE, ZSTD),
     "not gzip": (400, ONE, PROTOBUF | GZIP),
     "gzip cut short": (400, gzip.compress(ONE)[:-9], PROTOBUF | GZIP),
+    "gzip in two members": (400, gzip.compress(ONE[:50]) + gzip.compress(ONE[50:]), PROTOBUF | GZIP),
+    "gzip of very many members": (400, gzip.compress(b"") * 400_000, PROTOBUF | GZIP),
     "metrics": (404, ONE, PROTOBUF, ("/v1/metrics", "POST")),
     "logs": (404, ONE, PROTOBUF, ("/v1/logs", "POST")),
     "GET": (405, b"", PROTOBUF, ("/v1/traces", "GET")),
@@ -183,28 +174,25 @@ ASKED = {
 
 
 @pytest.mark.parametrize("name", ASKED)
-def test_http_answers_as_its_client_speaks(receivers, name):
+def test_http_answers_in_protobuf_and_says_what_is_wrong(receivers, name):
     status, body, headers, *to = ASKED[name]
     got, reply, answered = receivers.post(body, headers, *to)
-    is_json = headers.get("Content-Type") == JSON["Content-Type"]
-    assert (got, answered["Content-Type"]) == (status, JSON["Content-Type"] if is_json else CONTENT_TYPE)
+    assert (got, answered["Content-Type"]) == (status, CONTENT_TYPE)
     if status == 200:
-        assert reply == (b"{}" if is_json else b"")
+        assert reply == b""
     else:
-        said = json_format.Parse(reply, status_pb2.Status()) if is_json else status_pb2.Status.FromString(reply)
+        said = status_pb2.Status.FromString(reply)
         unserved = status in {404, 405}
         assert said.message
         assert said.code == (CODE.UNIMPLEMENTED if unserved else CODE.INVALID_ARGUMENT).value[0]
     assert receivers.requests(OUTCOMES.get(status, "undecodable")) == 1
 
 
-def test_json_and_protobuf_are_one_export_to_whom_takes_it(receivers):
-    for body, headers in ((ONE, PROTOBUF), (ONE_JSON, JSON)):
-        assert receivers.post(body, headers)[0] == 200
+def test_a_sender_that_does_not_say_who_it_is_is_told_by_its_connection(receivers):
+    for _ in range(2):
+        assert receivers.post(ONE)[0] == 200
     first, second = receivers.queue.take(MIB, 0.0).items
-    assert ExportTraceServiceRequest.FromString(second.payload) == ExportTraceServiceRequest.FromString(first.payload)
-    assert first.spans == second.spans
-    assert first.peer != second.peer, "who does not say who it is, is told by its connection"
+    assert first.peer != second.peer
 
 
 def test_where_there_is_no_room_everybody_is_told_when_to_come_again_in_the_words_of_its_protocol(receivers):
@@ -220,10 +208,9 @@ def test_where_there_is_no_room_everybody_is_told_when_to_come_again_in_the_word
     status, body, headers = receivers.post(ONE)
     assert (status, status_pb2.Status.FromString(body).code) == (503, 8)
     assert 1 <= int(headers["Retry-After"]) <= 2
-    assert json.loads(receivers.post(ONE_JSON, JSON)[1]) == {"code": 8, "message": "queue full"}
-    assert receivers.post(b"{", JSON)[0] == 400, "what is no export is not asked to come again"
+    assert receivers.post(b"{")[0] == 400, "what is no export is not asked to come again"
     count = receivers.metrics.value
-    assert [count(SPANS, each, "queue_full") for each in ("grpc", "http")] == [1, 2]
+    assert [count(SPANS, each, "queue_full") for each in ("grpc", "http")] == [1, 1]
     assert [count(SPANS, each, ACCEPTED) for each in ("grpc", "http")] == [0, 0]
 
 
@@ -264,11 +251,10 @@ def test_our_own_fault_is_said_and_tells_nothing_of_its_inside(receivers, monkey
     assert b"secret" not in body
 
 
-@pytest.mark.parametrize("members", [1, 3])
-def test_the_size_limit_holds_for_what_comes_out_of_gzip_too(members):
+def test_the_size_limit_holds_for_what_comes_out_of_gzip_too():
     with running(message_max_mib=1) as receivers:
-        large = bytes(16 * MIB // members)
-        bomb = gzip.compress(large) * members
+        large = bytes(16 * MIB)
+        bomb = gzip.compress(large)
         assert len(bomb) < MIB
         assert receivers.post(bomb, PROTOBUF | GZIP)[0] == 413
         for compression in (grpc.Compression.NoCompression, grpc.Compression.Gzip):
@@ -311,20 +297,6 @@ def test_a_body_beyond_the_limit_or_without_a_length_is_refused_before_it_is_rea
         assert client.recv(100).startswith(b"HTTP/1.1 " + status)
     assert receivers.requests(outcome) == 1
     assert receivers.post(ONE)[0] == 200
-
-
-@pytest.mark.parametrize(
-    ("members", "status"), [(64, 200), pytest.param(65, 400, id="65"), pytest.param(1_000_000, 400, id="a million")]
-)
-def test_a_body_of_many_gzip_members_is_refused_before_its_65th_and_others_are_served(members, status, monkeypatch):
-    made = []
-    make = zlib.decompressobj
-    monkeypatch.setattr(zlib, "decompressobj", lambda **kwargs: made.append(1) or make(**kwargs))
-    with running(message_max_mib=32) as receivers, ThreadPoolExecutor(1) as other:
-        hostile = other.submit(receivers.post, gzip.compress(b"") * members, PROTOBUF | GZIP)
-        assert [receivers.post(gzip.compress(ONE), PROTOBUF | GZIP)[0] for _ in range(3)] == [200] * 3
-        assert hostile.result(100)[0] == status
-        assert len(made) == 3 + min(members, 64)
 
 
 def test_a_body_that_takes_too_long_to_inflate_is_503_and_gives_its_share_back(receivers, monkeypatch):

@@ -101,7 +101,7 @@ def _transfer(each: Transfer) -> Score:
         for cold, errors in (("", each.after), ("cold ", each.cold))
         for rows in FIRST_ROWS
     }
-    about = {"system": each.system, "variant": each.variant, "donors": str(each.donors), "zero-shot": each.zero_shot}
+    about = {"system": each.system, "donors": str(each.donors), "zero-shot": each.zero_shot}
     return about | after
 
 
@@ -137,9 +137,6 @@ def _cell(name: str, value: float | str | None) -> str:
     return f"{value:.3f}" if name == "pearson_r" else f"{100 * value:.1f}"
 
 
-PREDICT_THEN_LEARN = "predict-then-learn"
-
-
 def evaluate_recordings(
     paths: Sequence[Path],
     config: Config,
@@ -164,7 +161,7 @@ def evaluate_recordings(
     for system in systems:
         if plain_name(system) not in registered():
             raise ConfigError("--systems", f"{system!r} is not one of {', '.join(registered())}")
-    started_ns, whole = clock.monotonic_ns(), protocol == PREDICT_THEN_LEARN
+    started_ns, whole = clock.monotonic_ns(), protocol == "predict-then-learn"
     report: Report | OnlineReport
     with progress("evaluated", 0, "parts") as bar:
 

@@ -1,16 +1,25 @@
 """``tracefit lab donors``: what saved states know together, how far it reaches, and what to measure next.
 
-States are pooled exactly (:mod:`online.transfer`): their statistics are added, nothing is averaged. Coverage is the
-distance of a configuration to the nearest one measured; the candidates are the models seen on every GPU of the sheets,
-on as many of them as hold the weights, farthest first.
+States are pooled exactly (:mod:`online.transfer`): their statistics are added, nothing is averaged. The candidates to
+measure next are the models seen on every GPU of the sheets, on as many of them as hold the weights. How far one is from
+everything measured, is told in the space of RECE (docs/systems.md):
+
+    v(c) = (d/4096, L/32, Hkv/H, moe, E/8, F/1e15, B/3e12, memory/80, Nb/8192, Ns/256, 1/tp, chunked, prefix, offload)
+    coverage(c) = min over seen s of |v_c - v_s|_2 / sqrt(14)          0 = measured already
+
+The farthest comes first, again and again: at most twice as far from optimal as any choice (Gonzalez, Theor. Comput.
+Sci. 1985).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, product
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from collector.config import Config
 from collector.identity import shipped_sheets
@@ -19,12 +28,11 @@ from collector.service import state_files
 from exporters.questions import as_json
 from online import Bank, Floats, StateError, Target
 from online.features import PORTABLE, SYSTEMS, Facts
-from online.features.sheets import SheetError, architecture, model_sheet
+from online.features.sheets import SheetError, architecture, model_sheet, sheet_of
 from online.state import LineageLedger
 from online.transfer import Donor, pool
 
 from .command import tabulate
-from .transfer import configuration_vector, coverage, measure_next
 
 STATE_BYTES_MAX = 256 * 2**20
 NEXT = 5
@@ -97,9 +105,15 @@ def _pooled(donors: Sequence[Donor]) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _farthest(seen: Mapping[str, Facts], measured: Sequence[Floats]) -> list[dict[str, Any]]:
-    """Configurations farthest from everything measured; empty if that cannot be said."""
-    candidates = dict(_possible(seen)) if measured else {}
-    return [{"configuration": name, "coverage": far} for name, far in measure_next(candidates, measured, NEXT)]
+    """What to measure next, and its coverage when its turn comes; empty if that cannot be said."""
+    left, known = dict(_possible(seen)) if measured else {}, list(measured)
+    chosen: list[dict[str, Any]] = []
+    while left and len(chosen) < NEXT:
+        far = {name: coverage(point, known) for name, point in left.items()}
+        name = max(sorted(far), key=far.__getitem__)
+        chosen.append({"configuration": name, "coverage": far[name]})
+        known.append(left.pop(name))
+    return chosen
 
 
 def _possible(seen: Mapping[str, Facts]) -> Iterator[tuple[str, Floats]]:
@@ -145,3 +159,34 @@ def _report(
         return
     yield "Measure next (farthest from everything measured)"
     yield from tabulate([{**each, "coverage": f"{each['coverage']:.2f}"} for each in measure_next])
+
+
+def configuration_vector(facts: Facts) -> Floats | None:
+    """The configuration as a point, shape (14,); None without the sheets."""
+    sheet, _ = sheet_of(facts)
+    if sheet is None:
+        return None
+    model = sheet.model
+    return np.array(
+        [
+            model.hidden / 4096,
+            model.layers / 32,
+            model.kv_heads / model.heads,
+            float(model.moe),
+            model.experts / 8,
+            sheet.flops_per_us * 1e6 / 1e15,
+            sheet.bytes_per_us * 1e6 / 3e12,
+            (sheet.memory_gb or 80.0) / 80,
+            (sheet.max_batched_tokens or 8192.0) / 8192,
+            (sheet.max_seqs or 256.0) / 256,
+            1.0 / sheet.tp,
+            float(sheet.chunked),
+            float(sheet.prefix),
+            float(sheet.offload),
+        ]
+    )
+
+
+def coverage(candidate: Floats, measured: Sequence[Floats]) -> float:
+    """Distance to the nearest of the configurations measured, of which there is one at least."""
+    return min(float(np.linalg.norm(candidate - each)) for each in measured) / math.sqrt(len(candidate))

@@ -33,7 +33,6 @@ SHAPE_SUFFIX, TREE_SUFFIX = " × shape", " × tree"
 NINE = (PORTABLE, *SYSTEMS)
 """The systems of the sources, in the order of tables."""
 
-
 Score = dict[str, Any]
 """What one model or system scores: its name, and ratios by figure; None = cannot be said."""
 

@@ -28,7 +28,6 @@ from collector.config.schema import Config
 from collector.evaluate.captures import load
 from collector.evaluate.protocol import evaluate
 from collector.evaluate.systems import NINE, Fit, ape, learn
-from collector.evaluate.transfer import ensemble, frozen, specialists
 from collector.identity import Fact
 from collector.recordings import Recording
 from collector.service.pipeline import make_pipeline
@@ -136,10 +135,6 @@ def leave_one_server_out(board: Board, servers: Mapping[str, Server]) -> None:
             server, others = servers[each], [donor for donor in donors.values() if donor is not own]
             features, pooled = own.features, pool(system, STEP, others).prior(server.facts)
             starts = {"prior": pooled, "cold": None}
-            if name == "hfd_tl":
-                starts["frozen"] = frozen(pooled, features)
-            if name == "rece":
-                starts["specialists"] = ensemble(server.facts, specialists(system, STEP, others))
             for kind, start in starts.items():
                 models = (learn(features, server.seen.slice(0, rows), start) for rows in ROWS_OF_A_NEW_SERVER)
                 errors[kind].append([step_error(model, server.unseen) for model in models])

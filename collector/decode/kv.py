@@ -20,7 +20,7 @@ import msgspec
 from collector.telemetry import Counts, Skip, table
 
 from . import vocabulary as words
-from .records import MISSING, fingerprint
+from .records import MISSING
 
 GPU: Final = "GPU"
 _SEQ_BYTES: Final = 8
@@ -46,7 +46,6 @@ class BlockMove(msgspec.Struct, frozen=True, gc=False):
     move: Move
     blocks: int
     step: int = MISSING
-    request: str = ""
 
 
 class KvBatch(msgspec.Struct, gc=False):
@@ -136,8 +135,7 @@ def _count_blocks(batch: KvBatch, fields: Fields, *, is_stored: bool) -> None:
 
 
 def _add_move(batch: KvBatch, fields: Fields, move: Move, blocks: int) -> None:
-    step, request = fields.get("scheduler_step", MISSING), fingerprint(fields.get("request_id", ""))
-    batch.moves.append(BlockMove(move, blocks, step, request))
+    batch.moves.append(BlockMove(move, blocks, fields.get("scheduler_step", MISSING)))
 
 
 # --- msgpack ----------------------------------------------------------------------------------------------------------
@@ -154,7 +152,7 @@ _READERS: Final[dict[str, msgspec.msgpack.Decoder[Any]]] = {
     "block_size": msgspec.msgpack.Decoder(Annotated[int, msgspec.Meta(gt=0, le=1 << 20)] | None),
     "scheduler_step": msgspec.msgpack.Decoder(Annotated[int, msgspec.Meta(ge=MISSING, le=words.ID_MAX)] | None),
     **dict.fromkeys(("block_count", "blocks_evicted", "group_idx"), msgspec.msgpack.Decoder(_Count | None)),
-    **dict.fromkeys(("medium", "source_medium", "dest_medium", "request_id"), msgspec.msgpack.Decoder(str | None)),
+    **dict.fromkeys(("medium", "source_medium", "dest_medium"), msgspec.msgpack.Decoder(str | None)),
 }
 """By field, what it may be; msgspec steps over the others."""
 _BATCH: Final = ("ts", "events", "data_parallel_rank")

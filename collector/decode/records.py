@@ -7,7 +7,6 @@ not sent is MISSING; an optional double, NaN.
 from __future__ import annotations
 
 import enum
-import hashlib
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -41,14 +40,6 @@ StepColumns = NDArray[np.void]
 SnapshotColumns = NDArray[np.void]
 
 
-def fingerprint(request_id: str) -> str:
-    """What is kept of a request id: enough to join a request's journey with its KV events.
-
-    Ids may hold what a client chose (``X-Request-Id``).
-    """
-    return hashlib.blake2b(request_id.encode(errors="replace"), digest_size=8).hexdigest() if request_id else ""
-
-
 class Finish(enum.StrEnum):
     """``finish.status`` of FINISHED; the first two are natural ends."""
 
@@ -69,14 +60,13 @@ class SpanEvent(msgspec.Struct, frozen=True, gc=False):
 
 
 class CoreSpan(msgspec.Struct, frozen=True, gc=False):
-    """One finished engine-core request (``llm_core``), marks in emission order; ``request`` is its id's fingerprint.
+    """One finished engine-core request (``llm_core``), marks in emission order; its id is not kept.
 
     ``end_unix_ns`` is when its last mark was set.
     """
 
     span_id: bytes
     parent_span_id: bytes
-    request: str
     prompt_tokens: int
     marks: tuple[SpanEvent, ...]
     finish: Finish | None

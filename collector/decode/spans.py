@@ -40,7 +40,6 @@ from .records import (
     RequestSpan,
     SpanEvent,
     Telemetry,
-    fingerprint,
 )
 from .vocabulary import (
     Rejected,
@@ -84,11 +83,9 @@ def core_span(span: Span, counts: Counts, may_be: Callable[[int], bool]) -> Core
     if not may_be(end_unix_ns):
         raise Rejected(Skip.OUT_OF_RANGE)
     _count_events(len(span.events), len(marks), counts)
-    request_id = scalars(span.attributes, {words.REQUEST_ID}).get(words.REQUEST_ID, "")
     return CoreSpan(
         span_id=span.span_id,
         parent_span_id=span.parent_span_id,
-        request=fingerprint(str(request_id)),
         prompt_tokens=prompt_tokens,
         marks=tuple(marks),
         finish=finish,  # nothing follows FINISHED

@@ -134,7 +134,6 @@ TOKEN_FIELDS: Final = {
     "gen_ai.usage.cache_read.input_tokens": "cached_tokens",
 }
 """Counts of a request's tokens: as the engines spell them, and as OpenTelemetry's convention has since renamed them."""
-REQUEST_ID: Final = "gen_ai.request.id"
 SAMPLES: Final = "gen_ai.request.n"
 MODEL: Final = "gen_ai.response.model"
 MODELS: Final = dict.fromkeys((MODEL, "gen_ai.request.model"))

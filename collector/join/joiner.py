@@ -213,7 +213,7 @@ class Joiner:
         if now_unix_ns is not None:
             self._find_idle(now_unix_ns)
         engines = [engine for engine in self.engines.values() if not engine.is_duplicate]
-        self.kv.assign({one.instance: [(p.kv, p.event_unix_ns) for p in one.processes] for one in engines})
+        self.kv.assign({one.instance: one.processes for one in engines})
         for engine in self.engines.values():
             if engine.is_changed or flush:
                 version, engine.is_changed = engine.facts.version, False

@@ -1,6 +1,6 @@
 """Counters of the process: counted anywhere by the rows of the table, exposed in one place.
 
-    counts[DECODED_SPANS, reason] += 1        counts[KV_HIT_TOKENS] += hits
+    counts[DECODED_SPANS, reason] += 1        counts[FORWARDED_SPANS, outcome] += sent
 
 Counts are not safe from several threads; whoever takes them adds them to the live metrics, which are. Of these every
 known label set starts at 0, so that an alert on a rate never misses its first increase. prometheus_client is imported

@@ -165,7 +165,6 @@ KV_EVENTS = _counter(
     "The events in them: understood, or left out by reason.",
     outcome=(ACCEPTED, Skip.DUPLICATE, Skip.LATE, Skip.UNKNOWN_SCOPE),
 )
-KV_HIT_TOKENS = _counter("kv_prefix_hit_tokens", "Prompt tokens found in the cache, subtracted from rebuilt prefills.")
 KV_UNBOUND = _gauge("kv_unbound_publishers", "Publishers that belong to no known engine.")
 SCRAPES = _counter(
     "scrape_pages",

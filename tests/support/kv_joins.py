@@ -1,4 +1,4 @@
-"""The join fed with a recording and its KV batches, and how well prefill tokens are rebuilt."""
+"""The join fed with a recording and its KV batches."""
 
 from __future__ import annotations
 
@@ -31,15 +31,6 @@ def telemetry(name, keep=lambda _step: True):
     return out
 
 
-def prefill_tokens(name):
-    """What the summaries say, by (instance, step)."""
-    return {
-        (one.instance, int(row["step_id"])): float(row["prefill_tokens"])
-        for one in telemetry(name)
-        for row in one.steps
-    }
-
-
 def joined(name, batches, keep=lambda _step: True):
     """A joiner that has taken a whole recording, flushed, and the rows it gave."""
     joiner = Joiner(Config())
@@ -56,24 +47,6 @@ def rows_of(events):
 
 def sequences(joiner):
     return {engine.instance: one for engine in joiner.engines.values() for one in engine.processes}
-
-
-def rebuilt_over_true(name, batches, keep=lambda _step: True):
-    """Rebuilt ÷ true prefill tokens over steps without a summary, and the share of prefilling steps that are exact."""
-    joiner, _ = joined(name, batches, keep)
-    rebuilt = true = exact = count = 0.0
-    by_instance = sequences(joiner)
-    for (instance, step), tokens in prefill_tokens(name).items():
-        window = by_instance[instance].window
-        if keep(step) or not 0 <= step - window.base < window.size:
-            continue
-        cell = window.rebuilt[step - window.base]
-        asynchronous = by_instance[instance].is_asynchronous
-        found = cell["prefill_tokens"] + (cell["first_requests"] if asynchronous else 0)
-        rebuilt, true = rebuilt + found, true + tokens
-        count += tokens > 0
-        exact += tokens > 0 and abs(found - tokens) < 0.5
-    return rebuilt / true, exact / count
 
 
 def rows_by_target(rows):

@@ -25,7 +25,7 @@ from collector.join import exact
 from collector.join.emitter import Emitter, Scheduling, TargetRows
 from collector.join.rows import KV_COLUMNS, START, Stamps, WarmUp, row_block, schedule_block, summary_features
 from collector.join.window import Cells, StepWindow
-from collector.telemetry import JoinEvent, RowDrop, table
+from collector.telemetry import JoinEvent, RowDrop
 from online import Floats, Mask, Quality, RowBlock, Target
 
 from .calibration import EngineCalibration, SchedulingVotes
@@ -41,7 +41,7 @@ from .journeys import (
     split_chunks,
     waiting_steps,
 )
-from .kv import KvSteps
+from .kv import LATENESS_NS, KvTimeline, schedule_starts
 from .steps import StepView, completed_steps, drops, step_features, trusted_missing_steps
 
 _FIRST_BLOCK_STEPS = 256
@@ -84,7 +84,8 @@ class EngineProcess:
         self._first_finish_unix_ns = 0
         self.window = StepWindow()
         self.warm_up = WarmUp(settings.warm_up_rows)
-        self.kv = KvSteps()
+        self.kv: KvTimeline | None = None
+        """Its publisher of KV events, once known."""
         self.requests: list[PendingRequest] = []
         self.emitted_to = self.learned_to = 0
         self._emitted_unix_ns = 0
@@ -143,9 +144,9 @@ class EngineProcess:
         return self.calibration.facts.number("max_num_batched_tokens") or self.scheduled_tokens_max or None
 
     @property
-    def waited_ns(self) -> int:
-        """How much longer than the lateness steps wait before they are final: without summaries, to the timeout."""
-        return 0 if self.has_summaries else self._settings.timeout_ns - self._settings.lateness_ns
+    def _kv_lateness_ns(self) -> int:
+        """How long steps wait for the KV events of their time."""
+        return LATENESS_NS if self.kv is not None else 0
 
     @property
     def quality(self) -> Quality:
@@ -237,9 +238,7 @@ class EngineProcess:
         if not held or (first < self.emitted_to and not self.has_exact_context):
             self._engine.count(JoinEvent.JOURNEY_LATE)
         if held:
-            chunks = project_onto_steps(span, self.window, runs)
-            self.kv.add_request(span, chunks, runs)
-            self._chunks += chunks
+            self._chunks += project_onto_steps(span, self.window, runs)
         return held
 
     def _sort_requests(self) -> None:
@@ -274,7 +273,7 @@ class EngineProcess:
         first = self.emitted_to or window.base
         steps, cells = window.columns(first, window.newest_step + 1)
         if self.is_exact:
-            late_ns = max(self._settings.lateness_ns, self.kv.lateness_ns)
+            late_ns = max(self._settings.lateness_ns, self._kv_lateness_ns)
             final = len(steps) if ending else exact.final_steps(steps, cells, self.event_unix_ns - late_ns)
             self._pass_exact(first, first + final, ending=ending)
         elif self.decide_mode(steps, cells, flush=ending):
@@ -283,9 +282,6 @@ class EngineProcess:
             else:
                 view = StepView(steps, cells, asynchronous=self.is_asynchronous)
                 stop = first + (self._told_steps(view) if idle else self._final_steps(view))
-                stop = stop if idle else self.kv.final_stop(window, stop, self.event_unix_ns)
-            hits = self.kv.take_hits(window, stop, self.waited_ns, asynchronous=self.is_asynchronous)
-            self._engine.counts[table.KV_HIT_TOKENS] += hits
             self._pass_blocks(stop, idle=idle, flush=flush)
 
     def _give_up_before(self, base: int) -> None:
@@ -304,7 +300,7 @@ class EngineProcess:
         final, unix_ns = completed_steps(
             view, by_journeys=by_journeys, now_unix_ns=now_unix_ns, settings=self._settings
         )
-        return _leading(final & (unix_ns <= now_unix_ns - self.kv.lateness_ns))
+        return _leading(final & (unix_ns <= now_unix_ns - self._kv_lateness_ns))
 
     def _told_steps(self, view: StepView) -> int:
         """How many of these steps, from the first on, are used when the engine is idle.
@@ -331,7 +327,6 @@ class EngineProcess:
             self.votes.decided = Scheduling.ASYNC if overlapping else Scheduling.SYNC
         self._count_passed(begin, stop)
         self.learned_to = max(self.learned_to, stop)
-        self.kv.pass_over(stop)
         stamps = exact.done_stamps(*around)
         if self._end_at(first, stamps):
             view = StepView(*around, asynchronous=False)
@@ -390,9 +385,11 @@ class EngineProcess:
     ) -> None:
         here, number, quality = stamps.covered, self._engine.number, self.quality
         steps, cells, raw = view.steps[here], view.cells[here], raw[here]
-        moved = self.kv.moved_blocks(view, here, first - 1, self.calibration)
-        if moved is not None:
-            raw[:, KV_COLUMNS] = moved
+        if self.kv is not None:
+            starts_unix_ns = schedule_starts(view)[here.start : here.stop + 1]
+            raw[:, KV_COLUMNS] = self.kv.moved_blocks(starts_unix_ns, first - 1 + here.start)
+            self.calibration.kv_block_tokens = float(self.kv.block_size)
+            self.calibration.kv_from_unix_ns = self.kv.active_unix_ns
         counts = self._engine.counts
         self._rows.append(row_block(raw, cells["seen"], stamps, dropped, counts, engine=number, quality=quality))
         self._schedule_rows.append(schedule_block(steps, cells, raw, engine=number, quality=quality))

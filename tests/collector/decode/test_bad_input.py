@@ -243,7 +243,7 @@ def ended(number: int) -> CoreSpan:
         SpanEvent(SpanEventKind.FINISHED, number + 1, ns, 1),
     )
     offset_ns, ids = UNIX_NS - MONO_NS, number.to_bytes(8, "big")
-    return CoreSpan(ids, ids, "", 10, marks, Finish.LENGTH, offset_ns, ns + offset_ns)
+    return CoreSpan(ids, ids, 10, marks, Finish.LENGTH, offset_ns, ns + offset_ns)
 
 
 def test_open_requests_are_capped_and_the_oldest_evicted(monkeypatch):

@@ -10,7 +10,6 @@ import msgspec
 import pytest
 
 from collector.decode.kv import BlockMove, KvBatch, Move, count_batch, read_frames, read_line, read_payload
-from collector.decode.records import fingerprint
 from collector.telemetry import Counts, table
 from collector.telemetry.reasons import Skip
 from tests.support.kv_batches import FIELDS, TS_S, batch, named, payload, stored
@@ -33,8 +32,8 @@ EVENTS = [
     ["RemoteTransferCompleted", 3, "req", "NIXL", 0, 1, 5, True],
 ]
 MOVES = [
-    BlockMove(Move.OFFLOADED, 8, 7, fingerprint("req")),
-    BlockMove(Move.RESTORED, 4, 9, fingerprint("req")),
+    BlockMove(Move.OFFLOADED, 8, 7),
+    BlockMove(Move.RESTORED, 4, 9),
     BlockMove(Move.EVICTED, 1, 7),
 ]
 

@@ -1,4 +1,4 @@
-"""KV events in the join: whose they are, prefix hits, block columns, and no trace of the order of arrival."""
+"""KV events in the join: whose they are, block columns, and no trace of the order of arrival."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from collector.telemetry import table
 from collector.telemetry.reasons import Skip
 from online.rows import STEP_FEATURES, Target
 from tests.support.kv_batches import TS_S, batch, kv_batches, stored
-from tests.support.kv_joins import joined, rebuilt_over_true, rows_by_target, rows_of, sequences, telemetry
+from tests.support.kv_joins import joined, rows_by_target, rows_of, sequences, telemetry
 
 SETTINGS = Config()
 BLOCK_COLUMNS = [STEP_FEATURES.index(name) for name in ("offload_blocks", "restore_blocks", "evicted_blocks")]
@@ -42,50 +42,6 @@ def assert_same_rows(found, expected):
 
 def some_steps(step):
     return step * 2654435761 % 2**32 < 0.1 * 2**32
-
-
-# --- prefix hits ------------------------------------------------------------------------------------------------------
-
-
-def test_with_kv_events_prefix_hits_are_subtracted_from_rebuilt_prefill_tokens():
-    """c5 without a summary: 1.76 without KV events; at most 1.25 is asked for."""
-    without, _ = rebuilt_over_true("c5_offload", [], no_step)
-    ratio, exact = rebuilt_over_true("c5_offload", kv_batches("c5_offload"), no_step)
-    print(f"c5, no steps: rebuilt / true prefill tokens {without:.3f} without, {ratio:.3f} with KV events")
-    assert without > 1.7
-    assert 0.95 <= ratio <= 1.05
-    assert exact > 0.95
-
-
-@pytest.mark.parametrize("name", ["c7_async_sim", "c9_dp2"])
-def test_where_nothing_hits_nothing_is_subtracted(name):
-    """An asynchronous engine, and two engines."""
-    without, exact_without = rebuilt_over_true(name, [], some_steps)
-    ratio, exact = rebuilt_over_true(name, kv_batches(name), some_steps)
-    assert abs(ratio - 1) <= abs(without - 1) + 1e-9
-    assert exact >= exact_without
-
-
-def test_what_a_resumed_request_finds_again_is_not_recomputed():
-    def recomputed(batches):
-        (process,) = sequences(joined("c3_preempt", batches, no_step)[0]).values()
-        return float(process.window.rebuilt["recomputed_tokens"][: process.window.size].sum())
-
-    true = sum(
-        float(np.maximum(one.steps["decode_tokens"] - one.steps["decode_requests"], 0).sum())
-        for one in telemetry("c3_preempt")
-    )
-    assert recomputed([]) / true > 1.5
-    assert 0.95 < recomputed(kv_batches("c3_preempt")) / true < 1.05
-
-
-@pytest.mark.parametrize("come", [lambda share: share < 0.5, lambda share: share * 7919 % 1.0 < 0.5])
-def test_hits_are_subtracted_only_where_no_batch_is_missing_and_never_too_many(come):
-    """The publisher stops in the middle; or half of the batches are lost here and there."""
-    batches = kv_batches("c5_offload")
-    some = [one for number, one in enumerate(batches) if come(number / len(batches))]
-    ratio, _ = rebuilt_over_true("c5_offload", some, no_step)
-    assert 1.0 < ratio < 1.77
 
 
 # --- block columns ----------------------------------------------------------------------------------------------------
@@ -134,7 +90,7 @@ def test_a_publisher_belongs_to_the_engine_that_the_configuration_names():
     instances = sorted(sequences(joined("c9_dp2", [], no_step)[0]))
     named = [one.of(instances[one.rank]) for one in kv_batches("c9_dp2")]
     joiner, _ = joined("c9_dp2", named, no_step)
-    own = {name: len(one.kv.timeline) for name, one in sequences(joiner).items()}
+    own = {name: len(one.kv) for name, one in sequences(joiner).items()}
     assert own == {name: sum(one.instance == name for one in named) for name in instances}
     assert joiner.kv.unbound == 0
 
@@ -143,10 +99,10 @@ def test_a_publisher_without_a_name_belongs_to_the_only_engine_until_there_is_an
     alone, two = telemetry("c5_offload", no_step), telemetry("c9_dp2", no_step)
     joiner = feed(Joiner(SETTINGS), [*kv_batches("c5_offload"), *alone])
     joiner.drain()
-    assert all(one.kv.timeline is not None for one in sequences(joiner).values())
+    assert all(one.kv is not None for one in sequences(joiner).values())
     for found in (feed(joiner, two), feed(Joiner(SETTINGS), [*kv_batches("c5_offload"), *two, *alone])):
         found.drain()
-        assert not any(one.kv.timeline is not None for one in sequences(found).values())
+        assert not any(one.kv is not None for one in sequences(found).values())
         assert found.kv.unbound == 1
 
 
@@ -223,7 +179,7 @@ def fed(items, pieces):
         if index % pieces == 0:
             rows += rows_of(joiner.drain())
     rows += rows_of(joiner.drain(flush=True))
-    assert all(one.kv.timeline is not None for one in sequences(joiner).values())
+    assert all(one.kv is not None for one in sequences(joiner).values())
     return rows_by_target(rows)
 
 

@@ -355,13 +355,7 @@ def _engines(said: Plan, rate: float) -> str:
     if said.replicas is None:
         return f"cannot be said for {rate:g} requests/s: no load keeps the targets"
     engines = "one engine is enough" if said.replicas == 1 else f"{said.replicas} engines are needed"
-    text = f"{engines} for {rate:g} requests/s"
-    if said.at_rate is None:
-        return text
-    seen = said.at_rate
-    return (
-        f"{text}; on one, {seen.concurrency:.3g} in flight, ITL {duration(seen.itl.us)}, TTFT {duration(seen.ttft.us)}"
-    )
+    return f"{engines} for {rate:g} requests/s"
 
 
 # ----------------------------------------------------------------- numbers

@@ -29,11 +29,10 @@ many requests are left to decode as the tokens can feed. Steps stand for time.
 
 K, below, grows with n, so the n is taken that is its own answer. A client that has its answer sends again at once: t
 later, the time that passes before a request is queued, at least TURNAROUND_US. So it meets the beginning of the next
-step, whose end it waits for, or any moment of one, where t is longer than a step or arrivals do not follow ends (a
-given rate: w = 1/2 + ahead). ahead is the share 1 - L^-n of steps after which somebody goes on, where the engine
-schedules one ahead, else 0. Of one token each, half of all are in a step, and the others in the next. Who waits so is
-in no queue for tokens: where prefills fill the steps, that queue is the shorter for it. Who decodes meets n / N of each
-of the others (arrival theorem): its ITL is that of n + 1 - n / N.
+step, whose end it waits for, or any moment of one, where t is longer than a step. ahead is the share 1 - L^-n of steps
+after which somebody goes on, where the engine schedules one ahead, else 0. Of one token each, half of all are in a
+step, and the others in the next. Who waits so is in no queue for tokens: where prefills fill the steps, that queue is
+the shorter for it. Who decodes meets n / N of each of the others (arrival theorem): its ITL is that of n + 1 - n / N.
 
 **Mean steps.** step() is the monotone surface of shapes.py, times ``mean_factor`` (mean ÷ robust fit) unless rows cover
 many steps each, whose stalls are in them:
@@ -242,7 +241,7 @@ class ClosedLoop:
             work: the requests.
             in_flight: N.
             slots: S'.
-            turnaround_us: t; inf where arrivals do not follow ends.
+            turnaround_us: t.
         """
         whole = int(in_flight)
         at, first = self._met(work, whole, slots, turnaround_us)
@@ -255,7 +254,7 @@ class ClosedLoop:
     def _met(self, work: Workload, in_flight: int, slots: float, turnaround_us: float) -> tuple[Met, Band]:
         """The same of a whole number."""
         most = min(in_flight, slots)
-        tokens, away_us = work.output - 1.0, turnaround_us if turnaround_us < math.inf else 0.0
+        tokens = work.output - 1.0
         whole = cache(lambda size: self._times(work, size, turnaround_us))
 
         def of(size: float) -> Met:
@@ -273,7 +272,7 @@ class ClosedLoop:
         at, queued = of(n), (in_flight - n) / n if n == most else 0.0
 
         def first_token(own: float, step: float, rest_us: float) -> float:
-            return own + max(queued * (own + tokens * step) - away_us, rest_us if in_flight > 1 else 0.0)
+            return own + max(queued * (own + tokens * step) - turnaround_us, rest_us if in_flight > 1 else 0.0)
 
         ttft = ends(first_token, at.own, at.itl, at.rest)
         return at._replace(itl=of(min(n + 1.0 - n / in_flight, most)).itl), ttft
@@ -302,6 +301,6 @@ class ClosedLoop:
         ahead = 1.0 - life**-n if self._ahead else 0.0
         rest = _rest((_square(turns, bands[1:]) + tokens * square) / (k + tokens), mean_us, turnaround_us)
         rest = ends(lambda us, next_us: us + next_us, rest, (mean_us * ahead, mean_us * ahead, mean_us * self._ahead))
-        wait = max(turnaround_us / mean_us + 0.5, 1.0) if mean_us > 0.0 and turnaround_us < math.inf else 0.5
+        wait = max(turnaround_us / mean_us + 0.5, 1.0) if mean_us > 0.0 else 0.5
         same_us = NORMAL_P90 * math.sqrt(max(square - itl[0] ** 2, 0.0)) / max(tokens, 1.0)
         return Met(unsure(itl, same_us), own, rest, k, life, wait + ahead, prefills.bound)

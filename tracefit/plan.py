@@ -24,8 +24,6 @@ from .request_times import RequestEstimate, RequestTimes
 CONCURRENCY_MAX = 4096
 """Where the search for the largest concurrency ends."""
 _MS_MAX = 1e9
-_RATE_PARTS = 1 << 20
-"""Loads between one request and the most, of which one is found by its rate."""
 
 
 class Plan(NamedTuple):
@@ -37,18 +35,14 @@ class Plan(NamedTuple):
             fill every step), ``max_num_seqs``, ``kv_capacity``; ``none`` where the search ended because nobody said.
         at: what requests see there (at 1 where the concurrency is 0).
         curve: the same at 1, 2, 4, … and at ``concurrency``, up to twice as many.
-        sustains_rate: whether ``concurrency`` serves the rate that was asked for; None without a rate.
         replicas: engines that the rate needs within the targets; None without a rate or without an answer.
-        at_rate: what requests see at that rate on one engine; None if one engine cannot serve it.
     """
 
     concurrency: int
     limit: str
     at: RequestEstimate
     curve: tuple[RequestEstimate, ...]
-    sustains_rate: bool | None
     replicas: int | None
-    at_rate: RequestEstimate | None
 
 
 def planned(loop: RequestTimes, work: Workload, itl_ms: object, ttft_ms: object, rate: object, *, safe: bool) -> Plan:
@@ -81,11 +75,9 @@ def planned(loop: RequestTimes, work: Workload, itl_ms: object, ttft_ms: object,
     last = min(end, max(2 * best, 8))
     sizes = sorted({*(1 << power for power in range(last.bit_length())), last, max(best, 1)})
     curve = tuple(at(n) for n in sizes)
-    if wanted is None:
-        return Plan(best, limit, here, curve, None, None, None)
-    served = best > 0 and here.requests_per_s >= wanted
-    replicas = math.ceil(wanted / here.requests_per_s) if best > 0 and here.requests_per_s > 0.0 else None
-    return Plan(best, limit, here, curve, served, replicas, _at_rate(loop, work, wanted, end))
+    is_served = best > 0 and here.requests_per_s > 0.0
+    replicas = math.ceil(wanted / here.requests_per_s) if wanted is not None and is_served else None
+    return Plan(best, limit, here, curve, replicas)
 
 
 def _target_us(name: str, value: object) -> float:
@@ -114,13 +106,3 @@ def _last_within(broken: Callable[[int], str], best: int) -> int:
 def _first(broken: Callable[[int], str], start: int, end: int) -> int:
     """The first N from ``start`` on that breaks a target; ``end`` does, or is the end."""
     return bisect_left(range(end), True, start, key=lambda each: bool(broken(each)))
-
-
-def _at_rate(loop: RequestTimes, work: Workload, rate: float, end: int) -> RequestEstimate | None:
-    """The load at which one engine finishes ``rate`` requests per second; None if it never does."""
-
-    def at(part: int) -> RequestEstimate:
-        return loop.estimate(work, 1.0 + (end - 1.0) * part / _RATE_PARTS, follows=False)
-
-    first = bisect_left(range(_RATE_PARTS + 1), rate, key=lambda part: at(part).requests_per_s)
-    return at(first) if first <= _RATE_PARTS else None

@@ -146,19 +146,18 @@ class RequestTimes:
             raise BadInputError("prompt_tokens", f"not even one such request fits the engine ({name})")
         return slots, name
 
-    def estimate(self, work: Workload, concurrency: object, *, follows: bool = True) -> RequestEstimate:
-        """What ``concurrency`` requests in flight see; ``follows``: each takes the place of one that ended."""
+    def estimate(self, work: Workload, concurrency: object) -> RequestEstimate:
+        """What ``concurrency`` requests in flight see."""
         in_flight = checked("concurrency", concurrency, 1.0, REQUESTS_MAX)
         (slots, limit), tokens = self.slots(work), work.output - 1.0
         running = min(slots, in_flight)
         known_us = sum([time(work, None)[0] for time in self._before])
-        turnaround_us = max(TURNAROUND_US, known_us) if follows else math.inf
+        turnaround_us = max(TURNAROUND_US, known_us)
         at, ttft = self._loop.met(work, in_flight, slots, turnaround_us)
         api = ends(operator.add, *[time(work, running) for time in self._before])
         ttft = ends(operator.add, ttft, api)
         e2e = ends(lambda first, step, last: first + tokens * step + last, ttft, at.itl, self._after(work, running))
-        away_us = turnaround_us - known_us if follows else 0.0
-        per_s = in_flight / (e2e[0] + away_us) * 1e6 if e2e[0] > 0.0 else 0.0
+        per_s = in_flight / (e2e[0] + turnaround_us - known_us) * 1e6 if e2e[0] > 0.0 else 0.0
         burst = self._burst(work, round(running))
         least_us, last_us = self._gathered_itl(work, running), 0.0
         fit = math.inf if self.limits.kv_tokens is None else self.limits.kv_tokens / (work.prompt + work.output)

@@ -20,7 +20,7 @@ FIELDS = {
     "Estimate": "us low high",
     "RequestEstimate": "concurrency running ttft itl e2e requests_per_s output_tokens_per_s prefill_bound "
     "extrapolated usable ttft_burst",
-    "Plan": "concurrency limit at curve sustains_rate replicas at_rate",
+    "Plan": "concurrency limit at curve replicas",
     "Limits": "max_num_seqs max_num_batched_tokens kv_tokens",
     "Diff": "configs only_before only_after",
     "ConfigDiff": "before_id after_id moves step term added facts_changed",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import socket
 import threading
 import urllib.error
@@ -254,11 +253,13 @@ def test_metrics_and_logs_are_passed_on_and_without_a_backend_unimplemented(tmp_
             call(sidecar.grpc_port, signal)
         eventually(lambda: [signal for signal, _ in backend.got] == [*others])
         asked = urllib.request.Request(
-            f"http://127.0.0.1:{sidecar.otlp_http_port}/v1/logs", b"{}", {"Content-Type": "application/json"}
+            f"http://127.0.0.1:{sidecar.otlp_http_port}/v1/logs",
+            b"\x0a\x00",
+            {"Content-Type": "application/x-protobuf"},
         )
-        with pytest.raises(urllib.error.HTTPError) as unread:
-            urllib.request.urlopen(asked, timeout=10)
-        assert "JSON is read of traces only" in json.loads(unread.value.read())["message"]
+        assert urllib.request.urlopen(asked, timeout=10).read() == b""
+        eventually(lambda: len(backend.got) == 3)
+        assert backend.got[2][0] is Signal.LOGS
     with running_sidecar(tmp_path / "off") as sidecar:
         for signal in others:
             with pytest.raises(grpc.RpcError) as refused:

@@ -90,12 +90,12 @@ def test_a_request_that_ended_before_its_first_token_gives_no_row():
 
 @pytest.fixture(scope="module")
 def served():
-    return served_in("c10_long", copies=2)
+    return served_in("c10_long", copies=1)
 
 
 def test_the_same_requests_teach_the_same_whoever_tells_them(served):
     """A real server's, under the scopes, names and words of five engines."""
-    assert len(served) > 1200
+    assert len(served) > 600
     told = {}
     for name, dialect in DIALECTS.items():
         found = coefficients(replayed(exports_of(as_told_by(dialect, served), 200)))
@@ -111,7 +111,7 @@ def test_cached_tokens_are_no_prefill_and_end_the_hidden_hits(served):
     price = {}
     for ratio in (None, 0.0, 0.75):
         dialect = DIALECTS["vLLM 0.33"] if ratio is None else DIALECTS["SGLang"]
-        spans = [each.span(dialect, n, cached=int((ratio or 0.0) * each.prompt)) for n, each in enumerate(served[:900])]
+        spans = [each.span(dialect, n, cached=int((ratio or 0.0) * each.prompt)) for n, each in enumerate(served)]
         pipeline = replayed(exports_of([Piece("server", dialect.scope, span) for span in spans], 200))
         (config,) = pipeline.snapshot(0, 1).configs
         assert config.prefix_hits_hidden == (ratio is None)

@@ -16,7 +16,7 @@ import copy
 import hashlib
 import math
 from collections import Counter, OrderedDict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated
 from weakref import WeakKeyDictionary
@@ -238,11 +238,6 @@ class Bank:
     def lineages(self) -> dict[str, Lineage]:
         """By configuration, the engines it has learned from."""
         return {each: known.lineage for each, known in self._known.items() if known.lineage.engines}
-
-    def forget_facts(self, config_id: str, keep: Collection[str]) -> None:
-        """Facts of a configuration that are not to be kept are no longer known."""
-        known = self._known.setdefault(config_id, Configuration())
-        known.facts = {name: fact for name, fact in known.facts.items() if name in keep}
 
     def drop(self, config_id: str) -> None:
         """Forget a configuration with all its learners."""

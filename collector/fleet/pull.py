@@ -2,7 +2,6 @@
 
     OUT/snapshot.json, <config>.blis.yaml    by configuration
     OUT/states/<config>.bin                  what that is made of, for donors and further merges
-    OUT/all/...                              the same for all that run one model on one GPU
 
 Statistics are added stratum by stratum, so that the result equals one learner that saw all of it (invariant 6). Who is
 taken is decided first, with memory for one state: of states that share rows the newest (online/state.py). Then
@@ -27,10 +26,10 @@ import msgspec
 
 from collector import __version__
 from collector.config import Config
-from collector.identity import IDENTITY, Fact, config_id, unknown_experts
+from collector.identity import IDENTITY, Fact, unknown_experts
 from collector.recordings import check_targets
-from collector.runtime import EXIT_FAILED, EXIT_OK, Clock, PrintLine, note, progress, say
-from collector.service import ALL_NAME, STATES_NAME, Directory, check_learning
+from collector.runtime import EXIT_FAILED, EXIT_OK, Clock, note, progress, say
+from collector.service import STATES_NAME, Directory, check_learning
 from collector.telemetry import PullOutcome
 from exporters.questions import counted
 from exporters.snapshot_file import SNAPSHOT_NAME, published_snapshot, write_atomically, write_snapshot
@@ -81,7 +80,6 @@ _TELEMETRY = "merged"
 _STEP_TIME = "step_time"
 _MACHINE = ("gpu", "tensor_parallel_size", "dtype", "quantization", "cpu_offload")
 """Of the facts of identity, those that make one machine faster than another; whoever does not say them may hide two."""
-_GROUP = ("model", "gpu")
 _KIND_MIN, _KIND_SHARE = 3, 0.1
 """Fewer engines of another speed are engines that are slow, not another kind of machine."""
 
@@ -109,30 +107,6 @@ def fleet_snapshot(bank: Bank, generation: int = 1, engines: FactsByEngine | Non
     return Snapshot(
         generation=generation, created_unix_nano=newest_unix_nano, tracefit_version=__version__, configs=configs
     )
-
-
-def by_model_and_gpu(bank: Bank, config: Config, note: PrintLine) -> Bank:
-    """All configurations of one model on one GPU as one; each keeps only the facts that all of it share."""
-    groups: dict[str, list[str]] = {}
-    for each in sorted(bank.configs()):
-        identity = {name: fact for name, fact in bank.facts(each).items() if name in _GROUP}
-        if "model" in identity:
-            groups.setdefault(config_id(identity), []).append(each)
-    pooled = Bank(config)
-    for group, members in sorted(groups.items()):
-        whole = Bank(config)
-        try:
-            for member in members:
-                part = bank.part(member)
-                part.rename(member, group)
-                whole.merge(part)
-        except StateError as error:
-            note(f"warning: {', '.join(members)} are not pooled: {error}")
-            continue
-        shared = set.intersection(*(set(bank.facts(member).items()) for member in members))
-        whole.forget_facts(group, keep={name for name, _ in shared})
-        pooled.merge(whole)
-    return pooled
 
 
 def _told_apart_by(
@@ -279,23 +253,20 @@ class Pulled(NamedTuple):
 class Puller:
     """Rounds over the same sources; one thread at a time."""
 
-    def __init__(self, options: PullOptions, config: Config, clock: Clock, note: PrintLine) -> None:
+    def __init__(self, options: PullOptions, config: Config, clock: Clock) -> None:
         check_learning(config)
         check_sources(options.sources)
         self._config = msgspec.structs.replace(config, engines_max=CONFIGS_MAX)
         self._options = options
         self._clock = clock
-        self._note = note
         self._directory = Directory(options.out, clock, "OUT")
         self._written: list[bytes] = []
         self._snapshot: Snapshot | None = None
 
     def start(self) -> None:
         """Take the directory; StartError if another process has it."""
-        out = self._options.out
         self._directory.take()
-        for name in ("", ALL_NAME):
-            (out / name / STATES_NAME).mkdir(parents=True, exist_ok=True)
+        (self._options.out / STATES_NAME).mkdir(parents=True, exist_ok=True)
 
     def stop(self) -> bool:
         """Let another process in."""
@@ -352,10 +323,8 @@ class Puller:
             for config_id, known in each.facts.items()
             for engine in (each.lineages[config_id].engines if config_id in each.lineages else ())
         }
-        pooled = by_model_and_gpu(bank, self._config, self._note)
         published = published_snapshot(out / SNAPSHOT_NAME)
         generation = 1 if published is None else published.generation + 1
-        _write_bank(out / ALL_NAME, pooled, fleet_snapshot(pooled, generation))
         snapshot = fleet_snapshot(bank, generation, engines)
         _write_bank(out, bank, snapshot)
         return snapshot
@@ -363,7 +332,7 @@ class Puller:
 
 def pull_once(options: PullOptions, config: Config, clock: Clock) -> int:
     """One round; failed if nothing was written."""
-    puller = Puller(options, config, clock, note)
+    puller = Puller(options, config, clock)
     puller.start()
     try:
         pulled = puller.pull(is_shown=True)

@@ -102,7 +102,7 @@ def replay_fleet(options: ReplayOptions, config: Config, clock: Clock) -> int:
     ray, work = _import_ray(), options.out / WORK_NAME
     files = find_recordings(options.places)
     pull = PullOptions((str(work),), options.out, require=0.0, of_any_time=True)
-    puller = Puller(pull, config, clock, note)
+    puller = Puller(pull, config, clock)
     puller.start()
     try:
         with working_directory(work):

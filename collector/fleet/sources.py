@@ -33,7 +33,6 @@ from collector.config import is_page_url, with_scheme
 from collector.ingest.scrape import addresses_of
 from collector.recordings import STDIN, Recording, recording_files, source_of
 from collector.runtime import PrintLine, StartError
-from collector.service import is_pooled
 from collector.telemetry import PullOutcome
 from exporters.status_page import FleetSource
 
@@ -160,12 +159,9 @@ def _look_at(source: str, resolve: Resolve) -> Iterator[StateSource]:
 
 
 def _below(source: str) -> Iterator[StateSource]:
-    """The file or object that a source names, or all states below it, the first so many by name.
-
-    What another fleet has pooled, whose rows are in its other states, counts only where it is named.
-    """
+    """The file or object that a source names, or all states below it, the first so many by name."""
     listed = [file.name for file in list_objects(source)] if "://" in source else recording_files([source])
-    names = sorted(name for name in listed if name.endswith(STATE_SUFFIX) and not is_pooled(name, source))
+    names = sorted(name for name in listed if name.endswith(STATE_SUFFIX))
     if len(listed) == 1 and f"/{listed[0]}".endswith(f"/{source.rpartition('/')[2]}"):
         names = listed
     yield from map(StateSource, names[:SOURCES_MAX])

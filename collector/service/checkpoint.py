@@ -39,9 +39,8 @@ PREVIOUS_NAME: Final = "state.bin.previous"
 STATE_FILES: Final = (NAME, PREVIOUS_NAME)
 LOCK_NAME: Final = "tracefit.lock"
 PROGRESS: Final = "progress"
-ALL_NAME: Final = "all"
 STATES_NAME: Final = "states"
-"""Folders that a pull writes: what it has pooled over configurations, and the states, which are below both."""
+"""The folder of the states that a pull writes."""
 STATE_BYTES_MAX: Final = 1 << 31
 _LOCK_BYTES_MAX: Final = 1024
 _PAUSE_MAX_NS: Final = 10_000_000_000
@@ -114,17 +113,8 @@ class UnlearnedExports:
 
 
 def state_files(path: Path) -> list[Path]:
-    """A state file; of a directory all below (``*.bin``) but what a pull has pooled, whose rows are in its others."""
-    if not path.is_dir():
-        return [path]
-    found = (each for each in path.rglob("*.bin") if not is_pooled(each.as_posix(), path.as_posix()))
-    return sorted(each for each in found if each.is_file())
-
-
-def is_pooled(name: str, source: str) -> bool:
-    """Whether this state is what a pull has pooled over configurations, and its source does not itself name ``all``."""
-    below = f"/{ALL_NAME}/{STATES_NAME}/"
-    return f"/{name}".count(below) > f"/{source.rstrip('/')}/{STATES_NAME}/".count(below)
+    """A state file, or all below a directory (``*.bin``)."""
+    return sorted(each for each in path.rglob("*.bin") if each.is_file()) if path.is_dir() else [path]
 
 
 # --- the directory --------------------------------------------------------------------------------------------------

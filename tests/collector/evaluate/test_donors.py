@@ -6,7 +6,6 @@ import pytest
 
 from collector.cli import main
 from collector.config import Config
-from collector.service import state_files
 from online.bank import Bank
 from online.features.systems import PHYSICS
 from online.rows import Target
@@ -51,14 +50,11 @@ def test_nothing_usable_is_a_failure(tmp_path, capsys):
     assert "No such file" in capsys.readouterr().err
 
 
-def test_a_directory_is_all_states_in_it_but_those_that_a_pull_has_pooled_of_others(tmp_path, capsys):
+def test_a_directory_of_states_is_taken_as_donors(tmp_path, capsys):
     learned = bank_of("7b")
     learned.learn("7b", Target.STEP_TIME, rows_of(PHYSICS, "7b", 600)[0])
-    for folder in ("fleet/states", "fleet/all/states", "fleet/small/states"):
-        (tmp_path / folder).mkdir(parents=True)
-        (tmp_path / folder / "7b.bin").write_bytes(learned.state())
-    assert state_files(tmp_path) == [tmp_path / "fleet" / of / "7b.bin" for of in ("small/states", "states")]
-    assert state_files(tmp_path / "fleet" / "all") == [tmp_path / "fleet" / "all" / "states" / "7b.bin"]
+    (tmp_path / "fleet" / "states").mkdir(parents=True)
+    (tmp_path / "fleet" / "states" / "7b.bin").write_bytes(learned.state())
     (tmp_path / "tracefit.yaml").write_text(f"donors: [{tmp_path}]")
     assert main(["config", "check", "--config", str(tmp_path / "tracefit.yaml")]) == 0, capsys.readouterr().err
 

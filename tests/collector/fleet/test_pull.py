@@ -49,9 +49,7 @@ def pulled(sources, out, **options):
     return spoken(pull_once, options, CONFIG, FakeClock(unix_nano=NOW_NS))
 
 
-def test_a_directory_of_states_becomes_one_file_per_configuration_and_one_for_the_model_and_gpu(
-    directory, states, tmp_path
-):
+def test_a_directory_of_states_becomes_one_file_per_configuration(directory, states, tmp_path):
     code, said, noted = pulled([directory], tmp_path / "fleet")
     assert code == 0
     assert said[0] == "6 sources: 6 merged"
@@ -65,9 +63,6 @@ def test_a_directory_of_states_becomes_one_file_per_configuration_and_one_for_th
     assert step_coefficients(state)["0f3c52aa9b1e"] == pytest.approx(expected["0f3c52aa9b1e"], rel=1e-9)
     features = whole.configs[0].targets["step_time"].models["portable"].features
     assert {f.name: f.coefficient for f in features} == step_coefficients(state)["0f3c52aa9b1e"]
-    (both,) = Snapshot.from_json((tmp_path / "fleet" / "all" / "snapshot.json").read_bytes()).configs
-    assert both.config == {"model": "llama", "gpu": "H100"}
-    assert both.targets["step_time"].models["portable"].rows == 3600
     again = Bank(CONFIG)
     again.restore(state)
     assert sorted(again.lineages["0f3c52aa9b1e"].engines) == [*(f"engine-{n}" for n in range(4)), "engine-slow"]
@@ -78,7 +73,7 @@ def test_the_same_states_give_the_same_bytes_whatever_the_order_of_the_sources(d
     pods = [directory / name for name in ("e2", "slow", "e0", "other")]
     for out, sources in (("a", pods), ("b", pods[::-1])):
         assert pulled(sources, tmp_path / out)[0] == 0
-    for name in ("snapshot.json", "all/snapshot.json", "states/0f3c52aa9b1e.bin"):
+    for name in ("snapshot.json", "states/0f3c52aa9b1e.bin"):
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
 
 
@@ -86,7 +81,7 @@ def test_a_fleet_of_fleets_is_the_fleet_of_all_of_them(directory, tmp_path):
     for name, pods in (("one", ("e0", "e3", "other")), ("two", ("slow", "e1", "e2")), ("all", ("",))):
         assert pulled([directory / pod for pod in pods], tmp_path / name)[0] == 0
     code, said, _ = pulled([tmp_path / "one" / "states", tmp_path / "two"], tmp_path / "both")
-    assert (code, said[0]) == (0, "3 sources: 3 merged"), "nothing that is pooled already, whose rows would count twice"
+    assert (code, said[0]) == (0, "3 sources: 3 merged")
     both, whole = (
         step_coefficients((tmp_path / name / "states" / "0f3c52aa9b1e.bin").read_bytes()) for name in ("both", "all")
     )
@@ -163,7 +158,7 @@ def test_a_state_is_asked_for_with_the_token_and_written_when_it_is_another_one(
     with state_server(served) as server:
         source, token = f"http://127.0.0.1:{server.port}", partial(read_token, tmp_path / "token")
         options = PullOptions((source,), tmp_path / "fleet", token=token)
-        puller = Puller(options, CONFIG, FakeClock(unix_nano=NOW_NS), print)
+        puller = Puller(options, CONFIG, FakeClock(unix_nano=NOW_NS))
         puller.start()
         first = puller.pull()
         second = puller.pull()
@@ -223,14 +218,11 @@ def test_of_a_directory_with_too_many_states_the_first_are_taken_and_the_rest_is
     [
         ("file://{tmp}", "2 sources: 2 merged"),
         ("file://{tmp}/c1/", "1 source: 1 merged"),
-        ("file://{tmp}/c1/all", "1 source: 1 merged"),
-        ("file://{tmp}/*/all/states/*.bin", "1 source: 1 merged"),
-        ("file://{tmp}/c1/all/states/x.bin", "1 source: 1 merged"),
-        ("{tmp}/c1/all", "1 source: 1 merged"),
+        ("{tmp}/c1", "1 source: 1 merged"),
     ],
 )
-def test_states_that_are_pooled_count_where_the_source_names_them(source, taken, states, tmp_path):
-    for name, state in (("c1/states", "e0"), ("c1/all/states", "e0"), ("small/states", "e1")):
+def test_states_below_a_place_are_found_on_disk_and_in_a_store(source, taken, states, tmp_path):
+    for name, state in (("c1/states", "e0"), ("small/states", "e1")):
         (tmp_path / name).mkdir(parents=True)
         (tmp_path / name / "x.bin").write_bytes(states[state])
     assert pulled([source.format(tmp=tmp_path)], tmp_path / "fleet")[1][0] == taken

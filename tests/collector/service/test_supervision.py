@@ -11,6 +11,7 @@ from collector.telemetry import table
 from online.rows import RowOutcome, Target
 from tests.support.step_exports import make_export
 
+
 def two_engines(pipeline, first_step):
     for engine, other_steps in (("good", 0), ("bad", 5000)):
         payload = make_export(60, first_step=first_step + other_steps, instance=engine).SerializeToString()

@@ -51,7 +51,7 @@ def test_a_change_names_its_term_within_ten_minutes_of_traffic(slower, term, add
     assert after.added == pytest.approx(added, rel=0.2)
 
 
-ON_S, OFF_S, END_S = 60.0, 150.0, 240.0
+ON_S, OFF_S, END_S = 45.0, 105.0, 165.0
 
 
 @pytest.mark.parametrize(
@@ -187,7 +187,7 @@ def published_drift(pipeline):
 
 
 def learned_from_steps(slower):
-    return published(learned(bank_of(slowed(noisy(step_rows(), 1), slower))))
+    return published(learned(bank_of(slowed(sibling(1).slice(0, 6000), slower))))
 
 
 @pytest.mark.parametrize(

@@ -14,27 +14,27 @@ from tests.support.watched import Watched
 SEES = [name for name in DETECTORS if name != "none"]
 
 
-def _run(detector, **kind):
-    return Watched(steps(6000, 31, noise=0.02, **kind).rows, detector).model.drift
+def _run(detector, n=4000, **kind):
+    return Watched(steps(n, 31, noise=0.02, **kind).rows, detector).model.drift
 
 
 @pytest.mark.parametrize("detector", SEES)
 @pytest.mark.parametrize("gain", [0.5, 1.5])
 def test_a_change_of_speed_is_confirmed_with_its_gain(detector, gain):
-    drift = _run(detector, drift_at=3000, gain=gain)
+    drift = _run(detector, drift_at=2500, gain=gain)
     assert drift.confirmed >= 1
     assert drift.gain == pytest.approx(gain, rel=0.05)
 
 
 def test_without_a_detector_no_change_of_speed_is_told():
-    drift = _run("none", drift_at=3000, gain=3.0)
+    drift = _run("none", drift_at=2500, gain=3.0)
     assert (drift.confirmed, drift.last_ns) == (0, 0)
 
 
 @pytest.mark.parametrize("detector", DETECTORS)
 @pytest.mark.parametrize("stalls", [0.0, 0.03])
 def test_calm_streams_raise_no_confirmed_alarm_nor_do_stalls(detector, stalls):
-    assert _run(detector, stalls=stalls).confirmed == 0
+    assert _run(detector, n=6000, stalls=stalls).confirmed == 0
 
 
 # -------------------------------------------------------------------- intervals

@@ -100,15 +100,15 @@ ODD = {
     "features of 1e11": {"requests": lambda x: x * 1e9},
     "negative features": {"requests": np.negative},
     "a constant feature": {"requests": lambda x: np.full_like(x, 7.0)},
-    "a feature that appears late": {"prefill_tokens": lambda x: np.where(np.arange(len(x)) < 600, 0.0, x)},
-    "a time that jumps by 10^6": {"y": lambda y: np.where(np.arange(len(y)) < 500, y, y * 1e6)},
-    "a time that falls by 10^6": {"y": lambda y: np.where(np.arange(len(y)) < 500, y, y * 1e-6)},
+    "a feature that appears late": {"prefill_tokens": lambda x: np.where(np.arange(len(x)) < 300, 0.0, x)},
+    "a time that jumps by 10^6": {"y": lambda y: np.where(np.arange(len(y)) < 300, y, y * 1e6)},
+    "a time that falls by 10^6": {"y": lambda y: np.where(np.arange(len(y)) < 300, y, y * 1e-6)},
     "a time that is constant": {"y": lambda y: np.full_like(y, 1e4)},
 }
 
 
-STREAMS = {name: _changed(steps(1000, 6).rows, **changes) for name, changes in ODD.items()}
-STREAMS["equal rows"] = steps(10, 7).rows.take(np.zeros(800, np.intp))
+STREAMS = {name: _changed(steps(500, 6).rows, **changes) for name, changes in ODD.items()}
+STREAMS["equal rows"] = steps(10, 7).rows.take(np.zeros(400, np.intp))
 STREAMS |= {f"{n} rows": steps(n, 8).rows for n in (1, 2, 3, 5)}
 
 

@@ -265,14 +265,18 @@ def examined(case: Case, engine: Engine, source: str, path: Path, truths: list[T
 
 def step_error(config: tracefit.Config, engine: Engine) -> float:
     """Mean error of the times of the steps that were served, in per cent."""
-    steps = [step for step in engine.steps if step.done and step.mean_us]
-    works = [step.work for step in steps]
-    predicted = config.step_time(
-        prefill_tokens=[work.prefill_tokens for work in works],
-        requests=[work.prefill_requests + work.decodes for work in works],
-        decode_context_tokens=[work.decode_context + work.decodes for work in works],
+
+    def error(us: float, work: Work) -> float:
+        said = config.step_time(
+            prefill_tokens=work.prefill_tokens,
+            requests=work.prefill_requests + work.decodes,
+            decode_context_tokens=work.decode_context + work.decodes,
+        )
+        return abs(said.us / us - 1.0)
+
+    return 100.0 * statistics.fmean(
+        error(each.mean_us, each.work) for each in engine.steps if each.done and each.mean_us
     )
-    return 100.0 * statistics.fmean(abs(us / step.mean_us - 1.0) for us, step in zip(predicted.us, steps, strict=True))
 
 
 # ------------------------------------------------------------------- beside it

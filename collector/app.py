@@ -69,7 +69,6 @@ from collector.service import (
     SnapshotWriter,
     Worker,
     check_directory,
-    fitted_capacity,
     make_pipeline,
 )
 from collector.telemetry import JoinEvent, Metrics, Outcome, PluginLoss, Signal, table
@@ -385,14 +384,6 @@ def check_config(config: Config, clock: Clock) -> None:
     Scraper(config, clock)  # reads token and certificates; asks nobody before its start
     if config.pages_token_file:
         TokenFile(config.pages_token_file, "pages_token_file", clock)
-
-
-def config_hints(config: Config) -> list[str]:
-    """What a start here would do otherwise than configured; nothing where its directory is not on this machine."""
-    if config.durability != "log":
-        return []
-    _, problem = fitted_capacity(config, SystemFiles())
-    return [problem] if problem else []
 
 
 def _check_ports(config: Config) -> None:

@@ -309,7 +309,7 @@ def export(
 @click.option(
     "-o", "--out", "--snapshot", required=True, type=NEW_FILE, metavar="OUT", help="Where the coefficients go."
 )
-@click.option("--state", type=NEW_FILE, metavar="OUT", help="Save what was learned, for donors, merges and a sidecar.")
+@click.option("--state", type=NEW_FILE, metavar="OUT", help="Save what was learned, for donors and merges.")
 @with_config
 @json_option
 def replay(*, files: tuple[Path, ...], out: Path, state: Path | None, config: Config, in_json: bool) -> int:
@@ -474,11 +474,9 @@ def configuration() -> None:
 @json_option
 def config_check(*, config: Config, in_json: bool) -> int:
     """Check the configuration, and print what holds with a mark at what is not the default."""
-    from collector.app import check_config, config_hints  # noqa: PLC0415
+    from collector.app import check_config  # noqa: PLC0415
 
     check_config(config, SystemClock())
-    for remark in config_hints(config):
-        note(f"warning: {remark}")
     tree, usual = config_tree(config), config_tree(load(None, {}, config.profile))
     if in_json:
         say(json.dumps(tree, indent=2))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .checkpoint import STATE_FILES, STATES_NAME, Directory, check_directory, state_files
-from .durability import Durability, fitted_capacity
+from .durability import Durability
 from .pipeline import TAKE_BYTES, Correlator, Pipeline, check_learning, make_pipeline
 from .publish import Publisher, SnapshotWriter
 from .watches import EventTime, MemoryLimiter
@@ -24,7 +24,6 @@ __all__ = [
     "Worker",
     "check_directory",
     "check_learning",
-    "fitted_capacity",
     "make_pipeline",
     "state_files",
 ]

@@ -153,6 +153,9 @@ class Directory:
             self._descriptor = os.open(self.path / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise StartError(f"cannot write to {self._named} {self.path}: {error.strerror}") from None
+        if not (self.path / LOCK_NAME).is_file():  # of a named pipe nothing is read again
+            self._close()
+            raise StartError(f"cannot write to {self._named} {self.path}: {LOCK_NAME} is no file")
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -227,8 +230,8 @@ class CheckpointFiles:
         """What both files know of the log; None while there is one alone."""
         return self._positions[0] if len(self._positions) > 1 else None
 
-    def load(self, restore: Callable[[Tree], tuple[Position | None, list[str]]]) -> Position | None:
-        """Hand the newest usable checkpoint to ``restore``; its position, None of a file that has none.
+    def load(self, restore: Callable[[Tree], tuple[Position, list[str]]]) -> Position:
+        """Hand the newest usable checkpoint to ``restore``; its position, the first one without any.
 
         Files that cannot be used are put aside and logged as errors.
         """
@@ -248,7 +251,7 @@ class CheckpointFiles:
                 continue
             if left_out:
                 _log.warning("models of the state that are not configured were left out: %s", ", ".join(left_out))
-            self._positions = [position] if position is not None else []
+            self._positions = [position]
             self._newest_is_whole = outcome is Restored.NEWEST
             self.restored, self.restored_name, self.restored_unix_s = outcome, path.name, written_unix_s
             return position

@@ -23,8 +23,8 @@ from collector.runtime import Clock, Health, StartError, SystemFiles, Task
 from collector.telemetry import Metrics, Outcome, table
 from online.state import Tree, encode
 
-from .checkpoint import PROGRESS, STATE_FILES, CheckpointFiles, Directory, Position
-from .log import NO_ROOM, NUMBER_MAX, Log, LogFull, is_segment
+from .checkpoint import STATE_FILES, CheckpointFiles, Directory, Position
+from .log import NO_ROOM, Log, LogFull, is_segment
 
 if TYPE_CHECKING:
     from .pipeline import Pipeline
@@ -108,9 +108,8 @@ class Durability:
         """Why exports are refused now."""
         self._lost = self._cramped = self._unsaved = ""
         """What a start found lost; why the log has less room than configured; why the last checkpoint is in no file."""
-        self._pending: deque[tuple[Tree, Position, tuple[int, int, int]]] = deque(maxlen=1)
-        """The newest checkpoint that was taken, for the writer; not yet in its hands."""
-        self._writing = False
+        self._pending: deque[tuple[Tree, Position, tuple[int, int, int]]] = deque()
+        """Checkpoints that were taken, until they are written: one, and the last one of a stop behind it."""
         self._saved = (0, pipeline.learned_rows, 0)
         """Spans accepted and rows learned by this process that the newest checkpoint knows of; what waited then."""
         self._task = Task(WRITER, self._write_pending, health=health, turn_timeout_s=CHECK_IN_TIMEOUT_S)
@@ -129,29 +128,12 @@ class Durability:
             _log.warning("%s", self._cramped)
         if self.has_log or any(is_segment(path) for path in self._directory.path.iterdir()):
             try:
-                self.log.open(*((NUMBER_MAX, 0) if position is None else (position.read_from, position.newest)))
+                self.log.open(position.read_from, position.newest)
             except OSError as error:
                 raise StartError(f"cannot use the log in {self._directory.path}: {error.strerror}") from None
-            position = position or self._begin_behind_log()
             self._backlog = self.log.entries(position.read_from, self.log.newest)
-        self._tell_beginning(position or Position())
+        self._tell_beginning(position)
         self._task.start()
-
-    def _begin_behind_log(self) -> Position:
-        """Of learners alone nobody knows which entries they have learned: none of those that are there is read.
-
-        Both files say so before anything is acknowledged, else the next process would not read what comes now.
-        """
-        self._pipeline.applied_seq = newest = self.log.newest
-        tree, position = self._pipeline.to_checkpoint()
-        for _ in STATE_FILES:
-            if problem := self._write(tree, position):
-                raise StartError(f"cannot begin with {self._checkpoints.restored_name}: {problem}")
-        if newest:
-            self._lost = (
-                f"entries of the log that {self._checkpoints.restored_name} has not learned: it does not say which"
-            )
-        return position
 
     def _fit_log(self) -> None:
         """Give the log what the volume has beside the checkpoints; again with each, for others fill it, too."""
@@ -167,12 +149,10 @@ class Durability:
         )
         if self.log.newest:
             text += f"; the log is read from entry {position.read_from} to {self.log.newest}"
-        loss, unsaved = self.log.loss, self._directory.unsaved
-        self._metrics.set(table.LOST_AT_START, loss.entries, "entries")
-        if loss.size_bytes:
-            text += f"; {loss.size_bytes} bytes of it are damaged or cut"
-        if loss.entries:
-            self._lost = f"{loss.entries} entries of the log"
+        entries, unsaved = self.log.lost_entries, self._directory.unsaved
+        self._metrics.set(table.LOST_AT_START, entries, "entries")
+        if entries:
+            self._lost = f"{entries} entries of the log"
         elif killed and any(unsaved.values()):
             spans, rows, waiting = (max(unsaved.get(name, 0), 0) for name in ("spans", "rows", "waiting"))
             self._metrics.set(table.LOST_AT_START, spans, "spans")
@@ -188,7 +168,8 @@ class Durability:
     def stop(self) -> bool:
         """Write what was handed over last; False if that was not possible."""
         self._task.stop(None)
-        self._write_pending()
+        while self._pending:
+            self._write_pending()
         if self._unsaved:
             written_unix_s = self._metrics.value(table.STATE_WRITTEN)
             age_s = max(self._clock.unix_nano() / 1e9 - written_unix_s, 0.0)
@@ -267,15 +248,12 @@ class Durability:
         try:
             if self._refusing == _FULL:
                 self._pipeline.flush_for_log()  # nothing comes that could complete what waits
-            tree, position = self._pipeline.to_checkpoint()
+            tree, position = self._pipeline.to_checkpoint(has_log=self.has_log)
         except Exception:  # noqa: BLE001 -- a fault of ours must not end the receiving
             self._metrics.add(table.WRITES, 1, "checkpoint", "failed")
             self._unsaved = "state could not be taken"
             _log.exception(self._unsaved)
             return False
-        if not self.has_log:  # there is nothing that a start could read again
-            position = Position(position.newest, position.newest + 1)
-            tree[PROGRESS]["read_from"] = position.read_from
         self._dirty = False
         waiting = sum(one.steps + one.requests + one.rows for one in self._pipeline.pending())
         self._pending.append((tree, position, (self._accepted, self._pipeline.learned_rows, waiting)))
@@ -291,14 +269,14 @@ class Durability:
 
     def _until_due_s(self) -> float:
         """Infinite while nothing new is learned, or while a checkpoint is being written."""
-        if not self._dirty or self._writing:
+        if not self._dirty or self._pending:
             return math.inf
         return (self._taken_ns + self._interval_ns - self._clock.monotonic_ns()) / 1e9
 
     def _log_waits(self) -> bool:
         """Whether log or volume fill up: the log shrinks when both checkpoints have learned its oldest entries."""
         waits = self.has_log and (self._log_is_full() or bool(self._refusing))
-        return waits and self._clock.monotonic_ns() - self._taken_ns >= _EARLY_NS and not self._writing
+        return waits and self._clock.monotonic_ns() - self._taken_ns >= _EARLY_NS and not self._pending
 
     def _log_is_full(self) -> bool:
         return self.log.size_bytes > _LOG_SHARE * self.log.capacity_bytes
@@ -307,15 +285,16 @@ class Durability:
 
     def _write_pending(self) -> float:
         if self._pending:
-            self._writing = True
-            tree, position, counted = self._pending.popleft()
-            self._unsaved = self._write(tree, position)
-            if self._unsaved:
-                self._dirty = True  # a race with the worker asks for one more checkpoint at worst
-            else:
-                self._saved = counted
-            self._fit_log()
-            self._writing = False
+            tree, position, counted = self._pending[0]
+            try:
+                self._unsaved = self._write(tree, position)
+                if self._unsaved:
+                    self._dirty = True  # a race with the worker asks for one more checkpoint at worst
+                else:
+                    self._saved = counted
+                self._fit_log()
+            finally:
+                self._pending.popleft()
         return PAUSE_S
 
     def _write(self, tree: Tree, position: Position) -> str:

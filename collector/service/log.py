@@ -58,17 +58,8 @@ class LogFull(OSError):
     """No room until a checkpoint was written."""
 
 
-class Loss(NamedTuple):
-    """What could not be read of an earlier process's log."""
-
-    entries: int = 0
-    """Numbers that no whole entry has, of those that no checkpoint has learned."""
-    size_bytes: int = 0
-    """Bytes that belong to no whole entry."""
-
-
 class _Segment(NamedTuple):
-    """A closed file of entries; one without any has a ``last`` below its ``first``."""
+    """A file of entries; one without any has a ``last`` below its ``first``."""
 
     path: Path
     first: int
@@ -94,13 +85,14 @@ class Log:
         """Number of the newest entry."""
         self.passed_on = 0
         """Number of the last entry that a backend need not be sent any more."""
-        self.loss = Loss()
+        self.lost_entries = 0
+        """Numbers that no whole entry has, of those that no checkpoint has learned."""
         self._directory = directory
         self._files = files
         self._lock = threading.Lock()
-        self._closed: list[_Segment] = []
-        self._open: _Segment | None = None
+        self._segments: list[_Segment] = []
         self._descriptor = self._head_descriptor = -1
+        """Of the last segment while it is written to, and of the file with the newest number."""
 
     def open(self, read_from: int, newest: int) -> None:
         """Find what an earlier process left, and be ready to append behind it.
@@ -114,25 +106,23 @@ class Log:
         """
         path = self._directory / _HEAD_NAME
         self._head_descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        expected, entries, damaged_bytes = max(read_from, 1), 0, 0
-        for segment, stop in self._found():
-            last, whole_bytes, size_bytes = segment.first - 1, 0, segment.size_bytes
-            for export, entry_bytes in _entries_of(segment.path, segment.first, stop):
-                last, whole_bytes = export.seq, whole_bytes + entry_bytes
-                entries += max(0, export.seq - expected)
-                expected = max(expected, export.seq + 1)
-            damaged_bytes += size_bytes - whole_bytes
-            self._closed.append(segment._replace(last=last))
-        self.newest = max(newest, self._told(0), *(segment.last for segment in self._closed), 0)
+        expected = max(read_from, 1)
+        for path, first, stop in self._found():
+            last = first - 1
+            for export in _entries_of(path, first, stop):
+                last = export.seq
+                self.lost_entries += max(0, last - expected)
+                expected = max(expected, last + 1)
+            self._segments.append(_Segment(path, first, last, path.stat().st_size))
+        self.newest = max(newest, self._told(0), *(segment.last for segment in self._segments), 0)
         self.passed_on = self._told(_NEWEST.size)
-        self.loss = Loss(entries + max(0, self.newest + 1 - expected), damaged_bytes)
+        self.lost_entries += max(0, self.newest + 1 - expected)
 
-    def _found(self) -> Iterator[tuple[_Segment, int]]:
-        """The segments that are there, and from which number on each has no entry."""
+    def _found(self) -> Iterator[tuple[Path, int, int]]:
+        """The segments that are there, the first number of each, and from which on it has no entry."""
         paths = sorted(path for path in self._directory.iterdir() if is_segment(path))
         firsts = [int(path.name.rpartition(".")[2], 16) for path in paths]
-        for path, first, stop in zip(paths, firsts, [*firsts[1:], NUMBER_MAX], strict=False):
-            yield _Segment(path, first, stop - 1, path.stat().st_size), stop
+        return zip(paths, firsts, [*firsts[1:], NUMBER_MAX], strict=False)
 
     def _told(self, at: int) -> int:
         told = os.pread(self._head_descriptor, _NEWEST.size, at)
@@ -158,8 +148,7 @@ class Log:
     @property
     def size_bytes(self) -> int:
         """Bytes of all segments."""
-        newest = self._open
-        return (newest.size_bytes if newest is not None else 0) + sum(segment.size_bytes for segment in self._closed)
+        return sum(segment.size_bytes for segment in self._segments)
 
     # --- in ---------------------------------------------------------------------------------------------------------
 
@@ -181,32 +170,30 @@ class Log:
         return export._replace(seq=number)
 
     def _write(self, parts: list[bytes], size_bytes: int, number: int) -> None:
-        segment = self._open
-        if segment is not None and segment.size_bytes + size_bytes > self.capacity_bytes // _SEGMENTS:
+        if self._descriptor >= 0 and self._segments[-1].size_bytes + size_bytes > self.capacity_bytes // _SEGMENTS:
             self._end_segment()
-            segment = None
-        if segment is None:
-            segment = self._open = self._begin_segment(number)
+        if self._descriptor < 0:
+            self._begin_segment(number)
+        segment = self._segments[-1]
         try:
             self._files.write_all(self._descriptor, parts)
         except BaseException:
             self._take_back(segment)
             raise
-        self._open = segment._replace(last=number, size_bytes=segment.size_bytes + size_bytes)
+        self._segments[-1] = segment._replace(last=number, size_bytes=segment.size_bytes + size_bytes)
 
-    def _begin_segment(self, number: int) -> _Segment:
+    def _begin_segment(self, number: int) -> None:
         path = self._directory / f"log.{number:016x}"
-        with contextlib.suppress(FileNotFoundError):
-            path.unlink()  # one that never got a whole entry
-        self._closed = [segment for segment in self._closed if segment.path != path]
+        if self._segments and self._segments[-1].path == path:  # it never got a whole entry
+            self._segments.pop()
+        path.unlink(missing_ok=True)
         self._descriptor = self._files.open(path)
-        return _Segment(path, number, number - 1, 0)
+        self._segments.append(_Segment(path, number, number - 1, 0))
 
     def _end_segment(self) -> None:
-        if self._open is not None:
+        if self._descriptor >= 0:
             os.close(self._descriptor)
-            self._closed.append(self._open)
-            self._descriptor, self._open = -1, None
+            self._descriptor = -1
 
     def _take_back(self, segment: _Segment) -> None:
         """Cut off half an entry; if that fails too, nothing more goes behind it."""
@@ -220,10 +207,10 @@ class Log:
     def entries(self, first: int, last: int = NUMBER_MAX) -> Iterator[Export]:
         """The whole entries from one number to another, in order; read one by one."""
         with self._lock:
-            segments = [*self._closed, *([self._open] if self._open is not None else [])]
+            segments = [*self._segments]
         stops = [*(segment.first for segment in segments[1:]), NUMBER_MAX]
         for segment, stop in zip(segments, stops, strict=False):
-            for one, _ in _entries_of(segment.path, segment.first, stop) if segment.last >= first else ():
+            for one in _entries_of(segment.path, segment.first, stop) if segment.last >= first else ():
                 if first <= one.seq <= last:
                     yield one
                 if one.seq >= last:
@@ -237,16 +224,16 @@ class Log:
     def free(self, read_from: int) -> None:
         """A checkpoint has learned all entries with smaller numbers: segments with nothing else go."""
         with self._lock:
-            if self._open is not None and self.newest < read_from:
-                self._end_segment()
-            while self._closed and self._closed[0].last < read_from:
+            while self._segments and self._segments[0].last < read_from:
+                if len(self._segments) == 1:
+                    self._end_segment()
                 try:
-                    self._files.unlink(self._closed[0].path)
+                    self._files.unlink(self._segments[0].path)
                 except FileNotFoundError:
                     pass
                 except OSError:
                     break
-                del self._closed[0]
+                del self._segments[0]
 
 
 # --- bytes ----------------------------------------------------------------------------------------------------------
@@ -260,8 +247,8 @@ def _entry_parts(export: Export, number: int) -> list[bytes]:
     return [_PREFIX.pack(len(inner) + len(export.payload), checksum) + inner, export.payload]
 
 
-def _entries_of(path: Path, first: int, stop: int) -> Iterator[tuple[Export, int]]:
-    """The whole entries of a segment in order, with their size; numbers are ``first`` and larger, below ``stop``."""
+def _entries_of(path: Path, first: int, stop: int) -> Iterator[Export]:
+    """The whole entries of a segment in order; numbers are ``first`` and larger, below ``stop``."""
     try:
         file = path.open("rb")
     except FileNotFoundError:  # freed meanwhile: a checkpoint has learned it
@@ -270,9 +257,9 @@ def _entries_of(path: Path, first: int, stop: int) -> Iterator[tuple[Export, int
         reader = _Reader(file, stop)
         at, expected = 0, first
         while (found := reader.read_at(at, expected) or reader.find_after(at, expected)) is not None:
-            export, at, size_bytes = found
+            export, at = found
             expected = export.seq + 1
-            yield export, size_bytes
+            yield export
 
 
 class _Reader:
@@ -284,8 +271,8 @@ class _Reader:
         self._stop = stop
         self._left_bytes = _SEARCH_BYTES_MAX
 
-    def read_at(self, at: int, expected: int) -> tuple[Export, int, int] | None:
-        """The entry that begins here, if one does: it, where it ends, its size."""
+    def read_at(self, at: int, expected: int) -> tuple[Export, int] | None:
+        """The entry that begins here, if one does, and where it ends."""
         self._file.seek(at)
         head = self._file.read(_HEAD.size)
         if len(head) < _HEAD.size:
@@ -305,10 +292,9 @@ class _Reader:
             peer, transport, spans, arrived_unix_ns = _meta_decoder.decode(rest[:meta_bytes])
         except (msgspec.DecodeError, UnicodeDecodeError):  # the checksum may fit by chance
             return None
-        export = Export(rest[meta_bytes:], peer, transport, spans, "", number, arrived_unix_ns)
-        return export, end, end - at
+        return Export(rest[meta_bytes:], peer, transport, spans, "", number, arrived_unix_ns), end
 
-    def find_after(self, at: int, expected: int) -> tuple[Export, int, int] | None:
+    def find_after(self, at: int, expected: int) -> tuple[Export, int] | None:
         """The next whole entry behind a damaged one: where that says that it ends, else byte by byte."""
         self._file.seek(at)
         prefix = self._file.read(_PREFIX.size)

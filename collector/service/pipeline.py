@@ -287,39 +287,40 @@ class Pipeline:
         """What new configurations may start from, out of a state file; StateError if it is none."""
         return self._bank.add_donors(data)
 
-    def to_checkpoint(self) -> tuple[Tree, Position]:
+    def to_checkpoint(self, *, has_log: bool = True) -> tuple[Tree, Position]:
         """What was learned, how engines are read, and where a start reads the log; apart from what goes on changing."""
-        position = Position(self.applied_seq, self._unlearned.first_needed(self.joiner, self.applied_seq + 1))
+        read_from = self.applied_seq + 1
+        if has_log:  # else there is nothing that a start could read again
+            read_from = self._unlearned.first_needed(self.joiner, read_from)
+        position = Position(self.applied_seq, read_from)
         return {
             LEARNERS: self._bank.to_state(),
             JOIN: self.joiner.to_checkpoint(),
             PROGRESS: position._asdict(),
         }, position
 
-    def from_checkpoint(self, tree: Tree) -> tuple[Position | None, list[str]]:
-        """Continue from a checkpoint, or from learners alone, as a replay, a merge and ``/state`` tell them.
+    def from_checkpoint(self, tree: Tree) -> tuple[Position, list[str]]:
+        """Continue from a checkpoint.
 
         Returns:
-            Where the log is read again, None from learners alone, which may have learned any of it. And names of models
-            in it that are not configured, which are left out.
+            Where the log is read again, and names of models in it that are not configured, which are left out.
 
         Raises:
             StateError: it does not fit; the pipeline is as it was before.
         """
-        position: Position | None = None
-        joiner = Joiner(self._settings, self.joiner.resolver)
+        if tree.keys() == {LEARNERS}:
+            raise StateError("has learners alone, and does not say where they stand in a log: name it under donors")
+        progress = part_of_tree(tree, PROGRESS)
         try:
-            if tree.keys() != {LEARNERS}:
-                progress = part_of_tree(tree, PROGRESS)
-                position = msgspec.convert([progress.get(name) for name in Position._fields], Position)
-                joiner = Joiner.from_checkpoint(tree.get(JOIN), self._settings, self.joiner.resolver)
+            position = msgspec.convert([progress.get(name) for name in Position._fields], Position)
+            joiner = Joiner.from_checkpoint(tree.get(JOIN), self._settings, self.joiner.resolver)
         except (CheckpointError, msgspec.ValidationError) as error:
             raise StateError(f"does not fit: {error}") from None
         left_out = self._bank.from_state(part_of_tree(tree, LEARNERS))
         correlator = Correlator(self._settings, self.joiner.resolver)
         correlator.joiner = joiner
         self._correlator, self._unlearned = correlator, UnlearnedExports(self._settings)
-        self.applied_seq = position.read_from - 1 if position is not None else 0
+        self.applied_seq = position.read_from - 1
         return position, left_out
 
     def take_counts(self) -> Counts:

@@ -82,7 +82,7 @@ class State(Parser):
             assert encode(self._pipeline.to_checkpoint()[0]) == before, "half of a checkpoint is worse than none"
             return False
         assert _finite(self._pipeline._bank.to_state())
-        assert position is None or min(position) >= 0
+        assert min(position) >= 0
         return True
 
 
@@ -124,8 +124,7 @@ class LogFile(Parser):
         log.open(1, 0)
         numbers = [export.seq for export in log.entries(1)]
         assert numbers == sorted(set(numbers))
-        assert 0 <= log.loss.size_bytes <= len(data)
-        assert log.loss.entries == (numbers[-1] - len(numbers) if numbers else 0)
+        assert log.lost_entries == (numbers[-1] - len(numbers) if numbers else 0)
         log.close()
         return bool(numbers)
 

@@ -12,19 +12,17 @@ from functools import cache
 
 import grpc
 import pytest
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from collector.cli import main
 from collector.runtime.filesystem import StartError, SystemFiles
-from collector.service.checkpoint import LOCK_NAME, PREVIOUS_NAME
+from collector.service.checkpoint import LOCK_NAME
 from collector.service.checkpoint import NAME as STATE
 from collector.service.durability import CHECK_IN_TIMEOUT_S, PAUSE_S, WRITER
 from collector.telemetry.reasons import Outcome
 from exporters.snapshot_file import SNAPSHOT_NAME
+from online.state import LEARNERS, encode
 from tests.support.clocks import eventually
-from tests.support.paced_engine import PacedEngine
 from tests.support.sidecars import SmallVolume, call_export, code_of, get, metric, running_sidecar
-from tests.support.step_exports import delimited, make_export
+from tests.support.step_exports import make_export
 
 LOG = {"DURABILITY": "log", "CHECKPOINT_INTERVAL_S": "0.2"}
 
@@ -57,39 +55,6 @@ def laid_back(directory, files):
 def rows(directory):
     document = json.loads((directory / "snapshot.json").read_bytes())
     return document["generation"], document["configs"][0]["targets"]["step_time"]["models"]["portable"]["rows"]
-
-
-def test_a_start_goes_on_from_what_a_replay_learned(tmp_path):
-    engine = PacedEngine("engine-0", time.time_ns() - 60_000_000_000, **{"vllm.model": "tiny"})
-    recording, directory = tmp_path / "day.pb", tmp_path / "directory"
-    recording.write_bytes(delimited(*map(ExportTraceServiceRequest.FromString, engine.exports(640))))
-    directory.mkdir()
-    assert main(["replay", str(recording), "-o", str(tmp_path / "day.json"), "--state", str(directory / STATE)]) == 0
-    with running_sidecar(directory) as sidecar:
-        assert (ready(sidecar)["state_at_start"], ready(sidecar).get("state_problem")) == ("newest", None)
-        for payload in engine.exports(160):
-            call_export(sidecar.grpc_port, payload)
-    assert rows(directory)[1] > 700
-
-
-def test_learners_without_a_place_in_the_log_beside_them_learn_nothing_of_it_twice(tmp_path):
-    with running_sidecar(tmp_path, **LOG) as sidecar:
-        send(sidecar, 1)
-        log = kept(tmp_path, "log")
-    laid_back(tmp_path, {})
-    with running_sidecar(tmp_path) as sidecar:
-        send(sidecar, 1)
-    with running_sidecar(tmp_path, PAGES_STATE="true") as sidecar:
-        learners = get(sidecar.http_port, "/state")
-    laid_back(tmp_path, {STATE: learners} | log)
-    with running_sidecar(tmp_path, **LOG | {"CHECKPOINT_INTERVAL_S": "3600"}) as sidecar:
-        assert "state.bin" in ready(sidecar)["lost"]
-        send(sidecar, 101)
-        killed = kept(tmp_path, "log", "state")
-    laid_back(tmp_path, killed)  # before the first checkpoint on time
-    with running_sidecar(tmp_path, **LOG) as sidecar:
-        assert "lost" not in ready(sidecar)
-    assert rows(tmp_path)[1] == 198
 
 
 @pytest.mark.parametrize(
@@ -138,18 +103,19 @@ def test_a_stop_and_a_start_go_on_where_they_were(tmp_path, durability):
     assert later > generation
 
 
-def test_a_start_from_nothing_usable_is_cold_and_loud(tmp_path, caplog):
-    with running_sidecar(tmp_path) as sidecar:
-        send(sidecar, 1)
-    (tmp_path / STATE).write_bytes(b"no state")
-    (tmp_path / PREVIOUS_NAME).unlink(missing_ok=True)
+@pytest.mark.parametrize(
+    ("unusable", "problem"),
+    [(b"no state", "does not begin with"), (encode({LEARNERS: {}}), "has learners alone")],
+)
+def test_a_start_from_nothing_usable_is_cold_and_loud(tmp_path, caplog, unusable, problem):
+    (tmp_path / STATE).write_bytes(unusable)
     with running_sidecar(tmp_path) as sidecar:
         told = ready(sidecar)
         assert told["state_at_start"] == "cold"
-        assert "does not begin with" in told["state_problem"]
+        assert problem in told["state_problem"]
         assert metric(sidecar.http_port, 'tracefit_state_restored{outcome="cold"}') == 1
     assert "cold start" in caplog.text
-    assert (tmp_path / f"{STATE}.corrupt").read_bytes() == b"no state"
+    assert (tmp_path / f"{STATE}.corrupt").read_bytes() == unusable
 
 
 def test_entries_that_no_checkpoint_has_learned_are_read_again_before_anything_new(tmp_path):
@@ -307,7 +273,7 @@ def test_a_writer_that_hangs_makes_the_process_not_alive(tmp_path, monkeypatch):
 
 
 def test_readiness_names_the_snapshot_file_that_cannot_be_written_as_long_as_it_cannot(tmp_path):
-    with running_sidecar(tmp_path) as sidecar:
+    with running_sidecar(tmp_path, ALLOWED_LATENESS_S="0.2", IDLE_TIMEOUT_S="1") as sidecar:
         (tmp_path / SNAPSHOT_NAME).mkdir()  # in its way
         send(sidecar, 1)
         eventually(lambda: f"{SNAPSHOT_NAME}: Is a directory" in ready(sidecar).get("snapshot_problem", ""))

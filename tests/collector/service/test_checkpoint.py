@@ -8,15 +8,12 @@ from unittest.mock import Mock
 
 import pytest
 
-from collector.cli import main
 from collector.config import ConfigError
-from collector.runtime.filesystem import StartError, SystemFiles, Volume
+from collector.runtime.filesystem import StartError, SystemFiles
 from collector.service.checkpoint import LOCK_NAME, NAME, PREVIOUS_NAME, PROGRESS, CheckpointFiles, Directory, Position
 from collector.telemetry.reasons import Restored
 from online.state import LEARNERS, StateError, encode
 from tests.support.clocks import FakeClock
-
-MIB = 1 << 20
 
 
 def checkpoint(number):
@@ -100,23 +97,6 @@ def test_the_older_checkpoint_is_removed_only_beside_a_whole_newest_one(written)
     assert load(written)[1:] == (Restored.NEWEST, 30)
 
 
-def test_config_check_says_what_a_start_here_would_do_and_nothing_where_the_directory_is_not(
-    tmp_path, monkeypatch, capsys
-):
-    monkeypatch.setattr(SystemFiles, "volume", lambda _, path: Volume(64 * MIB, 64 * MIB * path.exists()))
-    monkeypatch.setenv("TRACEFIT_DURABILITY", "log")
-    for directory, said in (
-        (tmp_path, "warning: the log has 16 MiB instead of 256 (log_capacity_mib)"),
-        (tmp_path / "elsewhere", ""),
-    ):
-        monkeypatch.setenv("TRACEFIT_DIRECTORY", str(directory))
-        assert main(["config", "check"]) == 0
-        told = capsys.readouterr()
-        assert said in told.err
-        assert bool(said) == bool(told.err)
-        assert "warning" not in told.out
-
-
 # --- the directory --------------------------------------------------------------------------------------------------
 
 
@@ -152,9 +132,12 @@ def test_the_next_process_reads_the_last_note_of_a_killed_one_although_an_earlie
         ("file", ConfigError, "OUT: .*/file is a file, and a directory is wanted"),
         ("file/below", StartError, "cannot write to OUT .*/file/below: Not a directory"),
         ("x" * 300, StartError, "cannot write to OUT .*/x+: File name too long"),
+        ("piped", StartError, "cannot write to OUT .*/piped: tracefit.lock is no file"),
     ],
 )
 def test_a_directory_that_cannot_be_written_to_is_one_sentence(tmp_path, path, error, sentence):
     (tmp_path / "file").write_text("")
+    (tmp_path / "piped").mkdir()
+    os.mkfifo(tmp_path / "piped" / LOCK_NAME)
     with pytest.raises(error, match=sentence):
         Directory(tmp_path / path, FakeClock(), "OUT").take()

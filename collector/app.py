@@ -322,7 +322,7 @@ class Sidecar:
         value = self.metrics.value
         lost = {str(loss): value(table.PLUGIN_LOST, loss) for loss in PluginLoss}
         conflicts = int(value(table.JOIN_EVENTS, JoinEvent.ENGINE_CONFLICT))
-        return SenderHints(self.pipeline.unknown_scopes, lost, int(value(table.KV_UNBOUND)), conflicts)
+        return SenderHints(lost, int(value(table.KV_UNBOUND)), conflicts)
 
     def _otlp_port(self) -> int:
         """Where vLLM should send to, also while the sidecar is not there yet."""

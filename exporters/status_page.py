@@ -79,7 +79,6 @@ class SenderHints(NamedTuple):
     ``conflicting_steps`` fit no process of their engine: several send as one, and look alike.
     """
 
-    unknown_scopes: tuple[str, ...] = ()
     plugin_losses: Mapping[str, float] = {}
     unbound_publishers: int = 0
     conflicting_steps: int = 0
@@ -282,9 +281,6 @@ def sender_advice(hints: SenderHints, snapshot: Snapshot | None, otlp_port: int)
         if lost:
             remedy = wording.PLUGIN_REMEDIES[reason].for_port(otlp_port)
             yield remedy._replace(meaning=f"{count(lost)} {remedy.meaning}.")
-    if hints.unknown_scopes and not (snapshot and snapshot.configs):  # every vLLM traces its own start, too
-        names = ", ".join(hints.unknown_scopes)
-        yield Advice("fair", f"Spans of these scopes say nothing of steps or requests and are left out: {names}.")
     stepless = [] if snapshot is None else [each for each in snapshot.configs if each.telemetry in _STEPLESS]
     if hints.unbound_publishers and stepless:
         yield Advice(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .columnar import Decoder
+from .columnar import decode_exports
 from .envelope import LARGE_BYTES, SMALL_BYTES, Export, count_spans, newest_end_unix_nano
 from .records import (
     MISSING,
@@ -27,7 +27,6 @@ __all__ = [
     "STEP_DTYPE",
     "ApiSpan",
     "CoreSpan",
-    "Decoder",
     "Export",
     "Finish",
     "RequestSpan",
@@ -37,6 +36,7 @@ __all__ = [
     "StepColumns",
     "Telemetry",
     "count_spans",
+    "decode_exports",
     "json_to_protobuf",
     "latest_unix_ns",
     "newest_end_unix_nano",

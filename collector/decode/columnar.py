@@ -30,8 +30,9 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from collector.telemetry import Counts
 
 from . import vocabulary as words
+from .envelope import Export
 from .records import MISSING, STEP_FIELDS, Telemetry
-from .spans import AdmitSpan, Rows, SpanReader
+from .spans import AdmitSpan, Rows, read_spans
 from .wire import SlimExport, is_too_dense
 
 U64 = NDArray[np.uint64]
@@ -221,40 +222,21 @@ def _joined(values: U64, widest: int) -> U64:
     return values
 
 
-class Decoder:
-    """Decodes exports, several at a time."""
+def decode_exports(exports: Sequence[Export], admit_span: AdmitSpan, counts: Counts) -> list[list[Telemetry] | None]:
+    """Of each export what ``read_spans`` makes of it, in order.
 
-    def __init__(self) -> None:
-        self._spans = SpanReader()
-
-    @property
-    def unknown_scopes(self) -> tuple[str, ...]:
-        """The first scopes of which no span told anything."""
-        return self._spans.unknown_scopes
-
-    def decode(
-        self,
-        payloads: Sequence[tuple[bytes, str]],
-        admit_span: AdmitSpan,
-        counts: Counts,
-        arrived_unix_ns: Sequence[int] = (),
-    ) -> list[list[Telemetry] | None]:
-        """Each export and its peer as ``SpanReader.read`` has it, in order.
-
-        ``arrived_unix_ns``: when each came in, 0 if nobody knows; empty: nobody knows of any.
-        None where an export does not decode, and where what is left of it would take too much memory to parse.
-        """
-        exports = [_parsed(SlimExport, payload) for payload, _ in payloads]
-        spans = [_step_spans_of(export) for export in exports]
-        columns = _take_summaries([span for own in spans for span in own])
-        out: list[list[Telemetry] | None] = []
-        arrived = arrived_unix_ns or [0] * len(payloads)
-        for export, (_, peer), own, at in zip(exports, payloads, spans, arrived, strict=True):
-            taken = iter(list(itertools.islice(columns, len(own))))
-            left = None if export is None else export.SerializeToString()
-            remainder = None if left is None or is_too_dense(left) else _parsed(ExportTraceServiceRequest, left)
-            out.append(None if remainder is None else self._spans.read(remainder, peer, admit_span, counts, taken, at))
-        return out
+    None where one does not decode, and where what is left of it would take too much memory to parse.
+    """
+    slim = [_parsed(SlimExport, export.payload) for export in exports]
+    spans = [_step_spans_of(parsed) for parsed in slim]
+    columns = _take_summaries([span for own in spans for span in own])
+    out: list[list[Telemetry] | None] = []
+    for export, parsed, own in zip(exports, slim, spans, strict=True):
+        taken = iter(list(itertools.islice(columns, len(own))))
+        left = None if parsed is None else parsed.SerializeToString()
+        request = None if left is None or is_too_dense(left) else _parsed(ExportTraceServiceRequest, left)
+        out.append(None if request is None else read_spans(request, export, admit_span, counts, taken))
+    return out
 
 
 def _parsed(message: Any, data: bytes) -> Any:

@@ -15,7 +15,6 @@ Bad input is a value, not an exception: whatever is not understood is skipped wi
 from __future__ import annotations
 
 import itertools
-import logging
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import median_low
@@ -29,6 +28,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, Span
 from collector.telemetry import Counts, PluginLoss, Skip, table
 
 from . import vocabulary as words
+from .envelope import Export
 from .records import (
     MISSING,
     SNAPSHOT_DTYPE,
@@ -209,8 +209,6 @@ AdmitSpan = Callable[[str, bytes, int], Skip | None]
 Rows = NDArray[np.int64]
 """Summaries, (n, len(STEP_FIELDS)): STEP_DTYPE as 8-byte words, which numpy joins ten times faster than records."""
 _UNIX_AT = STEP_FIELDS.index("unix_ns")
-_UNKNOWN_SCOPES_MAX, _SCOPE_CHARS_MAX = 8, 100
-_log = logging.getLogger(__name__)
 _NOTHING_TAKEN: Final = itertools.repeat(np.empty((0, len(STEP_FIELDS)), np.int64))
 
 
@@ -219,66 +217,43 @@ def latest_unix_ns(arrived_unix_ns: int) -> int:
     return min(arrived_unix_ns + words.AHEAD_MAX_NS, words.UNIX_MAX) if arrived_unix_ns else words.UNIX_MAX
 
 
-class SpanReader:
-    """Reads parsed exports.
+def read_spans(
+    request: ExportTraceServiceRequest,
+    export: Export,
+    admit_span: AdmitSpan,
+    counts: Counts,
+    taken: Iterator[Rows] = _NOTHING_TAKEN,
+) -> list[Telemetry]:
+    """One Telemetry per resource of an export that is parsed.
 
-    Attributes:
-        unknown_scopes: the first scopes of which no span told anything; replaced, never edited.
+    ``taken``: for each step span, in order, the summaries that are gone from it. Times far ahead of when the export
+    came in are out of range.
     """
-
-    def __init__(self) -> None:
-        self.unknown_scopes: tuple[str, ...] = ()
-
-    def read(
-        self,
-        request: ExportTraceServiceRequest,
-        peer: str,
-        admit_span: AdmitSpan,
-        counts: Counts,
-        taken: Iterator[Rows] = _NOTHING_TAKEN,
-        arrived_unix_ns: int = 0,
-    ) -> list[Telemetry]:
-        """One Telemetry per resource.
-
-        ``taken``: for each step span, in order, the summaries that are gone from it. ``arrived_unix_ns``: when it came
-        in, 0 if nobody knows; times far ahead of it are out of range.
-        """
-        out = []
-        for spans in request.resource_spans:
-            resource = _Resource(spans, peer, admit_span, counts, arrived_unix_ns)
-            for scope_spans in spans.scope_spans:
-                tells = [resource.add(scope_spans.scope.name, span, taken) for span in scope_spans.spans]
-                self._note_scope(scope_spans.scope.name, tells=any(tells) or not tells)
-            out.append(resource.telemetry())
-        return out
-
-    def _note_scope(self, scope: str, *, tells: bool) -> None:
-        scope = scope[:_SCOPE_CHARS_MAX]
-        known = scope in self.unknown_scopes
-        if tells and known:
-            self.unknown_scopes = tuple([each for each in self.unknown_scopes if each != scope])
-        elif not (tells or known) and len(self.unknown_scopes) < _UNKNOWN_SCOPES_MAX:
-            self.unknown_scopes += (scope,)
-            _log.info("spans of scope %r tell nothing of steps or requests: they are left out", scope)
+    out = []
+    for spans in request.resource_spans:
+        resource = _Resource(spans, export, admit_span, counts)
+        for scope_spans in spans.scope_spans:
+            for span in scope_spans.spans:
+                resource.add(scope_spans.scope.name, span, taken)
+        out.append(resource.telemetry())
+    return out
 
 
 class _Resource:
     """What one resource of an export says."""
 
-    def __init__(
-        self, spans: ResourceSpans, peer: str, admit_span: AdmitSpan, counts: Counts, arrived_unix_ns: int
-    ) -> None:
+    def __init__(self, spans: ResourceSpans, export: Export, admit_span: AdmitSpan, counts: Counts) -> None:
         attributes = scalars(spans.resource.attributes)
         self._out = Telemetry(
-            instance=words.instance_of(attributes, peer),
+            instance=words.instance_of(attributes, export.peer),
             facts=facts(attributes),
             process=_pid_of(attributes),
             host=str(attributes.get(words.HOST, ""))[: words.FACT_LENGTH_MAX],
-            peer=peer,
-            arrived_unix_ns=arrived_unix_ns,
+            peer=export.peer,
+            arrived_unix_ns=export.arrived_unix_ns,
         )
         self._admit_span, self._counts = admit_span, counts
-        self._latest_unix_ns = latest_unix_ns(arrived_unix_ns)
+        self._latest_unix_ns = latest_unix_ns(export.arrived_unix_ns)
         self._steps: list[Rows] = []
         self._snapshots: list[tuple[int, ...]] = []
 
@@ -291,12 +266,11 @@ class _Resource:
             self._out.snapshots = np.array(self._snapshots, SNAPSHOT_DTYPE)
         return self._out
 
-    def add(self, scope: str, span: Span, taken: Iterator[Rows]) -> bool:
-        """Add a span, and count it and its events; whether it tells anything, be it of no use."""
+    def add(self, scope: str, span: Span, taken: Iterator[Rows]) -> None:
+        """Add a span, and count it and its events."""
         columns = next(taken) if scope == words.STEP_SCOPE else None
         events = len(span.events) + (0 if columns is None else len(columns))
         counts, lost = self._counts, None if columns is None else plugin_losses(span)
-        is_known = True
         if lost is None and (dropped := span.dropped_events_count):
             counts[table.SDK_DROPPED_EVENTS] += dropped
         try:
@@ -315,14 +289,12 @@ class _Resource:
                 self._out.requests.append(request_span(span, said))
                 counts[table.DECODED_EVENTS, Skip.UNKNOWN_SCOPE] += events
             else:
-                is_known = False
                 raise Rejected(Skip.UNKNOWN_SCOPE)
         except Rejected as rejected:
             counts[table.DECODED_SPANS, rejected.reason] += 1
             counts[table.DECODED_EVENTS, rejected.reason] += events
         else:
             counts[table.DECODED_SPANS, table.ACCEPTED] += 1
-        return is_known
 
     def _check(self, span: Span, is_expected: bool = True) -> None:
         """Raises Rejected with the reason that a span cannot be used, whatever it says; it is admitted once."""

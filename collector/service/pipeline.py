@@ -18,7 +18,7 @@ import msgspec
 
 from collector import __version__
 from collector.config import Config, ConfigError
-from collector.decode import Decoder, Export, Telemetry
+from collector.decode import Export, Telemetry, decode_exports
 from collector.decode.fpm import ForwardPass
 from collector.decode.kv import KvBatch
 from collector.decode.pages import ScrapedPage
@@ -88,17 +88,10 @@ class Correlator:
     def __init__(self, config: Config, resolver: ConfigResolver | None = None) -> None:
         self.joiner = Joiner(config, resolver)
         self.span_window = SpanWindow(SPANS_REMEMBERED_NS, SPANS_MAX, SENDERS_RATIO * config.engines_max)
-        self._decoder = Decoder()
-
-    @property
-    def unknown_scopes(self) -> tuple[str, ...]:
-        """Whose spans are left out, the first of them; from any thread."""
-        return self._decoder.unknown_scopes
 
     def read(self, exports: Sequence[Export], counts: Counts) -> Iterator[tuple[str, Telemetry]]:
         """Recording and telemetry of each resource, each span once; what cannot be used is counted."""
-        payloads, arrived = [(e.payload, e.peer) for e in exports], [e.arrived_unix_ns for e in exports]
-        decoded = self._decoder.decode(payloads, self.span_window.admit, counts, arrived)
+        decoded = decode_exports(exports, self.span_window.admit, counts)
         for export, resources in zip(exports, decoded, strict=True):
             if resources is None:  # admission has parsed the envelope only
                 counts[table.DECODED_SPANS, Skip.UNDECODABLE] += export.spans
@@ -204,11 +197,6 @@ class Pipeline:
     def joiner(self) -> Joiner:
         """What is held between decoding and learning, for gauges."""
         return self._correlator.joiner
-
-    @property
-    def unknown_scopes(self) -> tuple[str, ...]:
-        """Whose spans are left out, the first of them; from any thread."""
-        return self._correlator.unknown_scopes
 
     def workload_of(self, config_id: str) -> WorkloadProfile | None:
         """What a configuration was asked lately, as of the newest snapshot; from any thread."""

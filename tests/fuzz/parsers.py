@@ -15,7 +15,6 @@ from pathlib import Path
 import msgspec
 
 from collector.decode import envelope, fpm, wire
-from collector.decode.columnar import Decoder
 from collector.decode.kv import KvBatch, read_frames, read_line, read_payload
 from collector.decode.pages import CACHE_INFO, SERIES, ScrapedPage, is_page_line, parse_page, read_page_line
 from collector.decode.wire import json_to_protobuf
@@ -105,10 +104,6 @@ class Decode(Parser):
     """In front of new summaries, so that both usual layouts are tried on all that follows."""
     good = otlp.steps_export([otlp.summary(9)], span_id=b"the good")
 
-    def __init__(self, directory) -> None:
-        super().__init__(directory)
-        self._decoder = Decoder()
-
     def seeds(self):
         return [otlp.steps_export(events) for events in ([*self.guides, otlp.snapshot(3)], self.guides[:1], [])]
 
@@ -122,7 +117,7 @@ class Decode(Parser):
         return damaged(rng, whole) if rng.random() < 0.2 else whole
 
     def parse(self, data):
-        counts = assert_same([(data, "peer"), (self.good, "peer")], self._decoder)
+        counts = assert_same([(data, "peer"), (self.good, "peer")])
         return counts[table.DECODED_SUMMARIES, "columnar"] > 1 + len(self.guides)
 
 

@@ -7,8 +7,9 @@ import dataclasses
 from google.protobuf.message import DecodeError
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from collector.decode.columnar import Decoder
-from collector.decode.spans import SpanReader
+from collector.decode.columnar import decode_exports
+from collector.decode.envelope import Export
+from collector.decode.spans import read_spans
 from collector.join.spans import SpanWindow
 from collector.telemetry import Counts, table
 from collector.telemetry.metrics import metric_of
@@ -20,19 +21,21 @@ def decode_plainly(payloads):
     window = SpanWindow(600 * 10**9, 100_000, 256)
     out = []
     for payload, peer in payloads:
+        export = Export(payload, peer, "grpc", 0)
         try:
             request = ExportTraceServiceRequest.FromString(payload)
         except DecodeError:
             out.append(None)
         else:
-            out.append(SpanReader().read(request, peer, window.admit, counts))
+            out.append(read_spans(request, export, window.admit, counts))
     return out, counts, len(window)
 
 
-def decode_in_columns(payloads, decoder=None):
+def decode_in_columns(payloads):
     counts = Counts()
     window = SpanWindow(600 * 10**9, 100_000, 256)
-    return (decoder or Decoder()).decode(payloads, window.admit, counts), counts, len(window)
+    exports = [Export(payload, peer, "grpc", 0) for payload, peer in payloads]
+    return decode_exports(exports, window.admit, counts), counts, len(window)
 
 
 def comparable(telemetry):
@@ -43,10 +46,10 @@ def comparable(telemetry):
     return {name: repr(value) for name, value in out.items()}
 
 
-def assert_same(payloads, decoder=None):
+def assert_same(payloads):
     """Both decoders agree on content, counts and the spans remembered; returns the columnar counts."""
     expected, plain_counts, plain_spans = decode_plainly(payloads)
-    got, counts, spans = decode_in_columns(payloads, decoder)
+    got, counts, spans = decode_in_columns(payloads)
     assert [one and [comparable(t) for t in one] for one in got] == [
         one and [comparable(t) for t in one] for one in expected
     ]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 import threading
-import urllib.error
 import urllib.request
 
 import grpc

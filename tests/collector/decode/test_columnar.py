@@ -6,7 +6,6 @@ from itertools import islice
 
 import pytest
 
-from collector.decode.columnar import Decoder
 from collector.telemetry import table
 from tests.support import otlp_bytes as otlp
 from tests.support.decode_oracle import assert_same, decode_in_columns
@@ -20,9 +19,8 @@ def test_every_recording_decodes_as_the_plain_decoder_has_it_and_without_its_hel
     """The first exports of each: what comes later is of the same sender."""
     payloads = [(message, f"peer-{number % 3}") for number, message in enumerate(islice(messages(path), 40))]
     assert assert_same(payloads)[table.DECODED_SUMMARIES, "plain"] == 0
-    one_by_one = Decoder()
     for payload in payloads[:10]:
-        assert_same([payload], one_by_one)
+        assert_same([payload])
 
 
 def test_several_exports_decode_together_and_one_that_is_damaged_harms_itself_only():

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-
 from collector.decode import Export
 from collector.telemetry import table
 from tests.support.pipelines import new_pipeline
@@ -41,15 +39,3 @@ def test_what_a_plugin_lost_is_counted_once_by_its_own_reasons():
         counts = tell(pipeline, number, dropped=5, **lost)
         assert counts.by_label(table.PLUGIN_LOST) == new
         assert counts[table.SDK_DROPPED_EVENTS] == 0, "a plugin's losses are not those of an SDK"
-
-
-def test_the_first_scopes_of_foreign_spans_are_named_once(caplog):
-    caplog.set_level(logging.INFO)
-    pipeline = new_pipeline()
-    for number in range(20):
-        for _ in range(2):
-            tell(pipeline, number, scope=f"opentelemetry.instrumentation.n{number:02}" + "x" * 200)
-    assert len(pipeline.unknown_scopes) == 8
-    assert pipeline.unknown_scopes[0].startswith("opentelemetry.instrumentation.n00x")
-    assert max(map(len, pipeline.unknown_scopes)) <= 100
-    assert sum("are left out" in record.message for record in caplog.records) == 8

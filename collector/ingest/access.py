@@ -1,6 +1,6 @@
 """Who may send: bearer tokens and TLS, both read again while the process runs.
 
-Files are looked at once a second at most and read when they have changed (a mounted Secret is swapped whole).
+Files are read again when they are asked for, once a second at most (a mounted Secret is swapped whole).
 
 **Tokens** are in a file, one per line, so that an old and a new one can hold side by side. While it cannot be read or
 holds no token the last good tokens stay in force. Tokens are compared in constant time, by their digests, and never
@@ -19,7 +19,7 @@ import ipaddress
 import logging
 import ssl
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar
 
@@ -28,7 +28,7 @@ import grpc
 from collector.config import Config, ConfigError, parse_endpoint
 from collector.runtime import Clock
 
-CHECK_EVERY_NS = 1_000_000_000
+READ_EVERY_NS = 1_000_000_000
 TOKEN_BYTES_MIN = 16
 FILE_BYTES_MAX = 65_536
 TOKENS_MAX = 16
@@ -39,59 +39,46 @@ _log = logging.getLogger(__name__)
 
 
 class WatchedFiles(Generic[T]):
-    """What some files hold, read again when they have changed; what they held before stays while that fails.
+    """What some files hold, read again once a second at most; what they held before stays while that fails.
 
     Args:
         named: what they are, in the log.
-        paths: the files.
+        path: the first of them.
         load: reads them; OSError or ValueError if they cannot be used.
         key: the configuration key that names them, in errors.
-        clock: they are looked at once a second at most.
+        clock: for the second.
     """
 
-    def __init__(self, named: str, paths: Sequence[str], load: Callable[[], T], key: str, clock: Clock) -> None:
+    def __init__(self, named: str, path: str, load: Callable[[], T], key: str, clock: Clock) -> None:
         self._named = named
-        self._paths = [Path(path) for path in paths]
+        self._path = path
         self._load = load
         self._clock = clock
         self._lock = threading.Lock()
         """Guards everything below."""
-        self._checked_ns = clock.monotonic_ns()
+        self._read_ns = clock.monotonic_ns()
         try:
-            self._version = self._stat()
             self._held = load()
         except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
-            raise ConfigError(key, "{}: {}".format(*self._told(error))) from None
+            raise ConfigError(key, self._explain(error)) from None
 
     def held(self) -> T:
         """The newest that could be read; from any thread."""
         with self._lock:
             now_ns = self._clock.monotonic_ns()
-            if now_ns - self._checked_ns >= CHECK_EVERY_NS:
-                self._checked_ns = now_ns
-                self._read_if_changed()
+            if now_ns - self._read_ns >= READ_EVERY_NS:
+                self._read_ns = now_ns
+                try:
+                    self._held = self._load()
+                except (OSError, ValueError) as error:
+                    text = "%s cannot be used (%s); what it held before stays in force"
+                    _log.warning(text, self._named, self._explain(error))
             return self._held
 
-    def _read_if_changed(self) -> None:
-        try:
-            version = self._stat()
-            if version == self._version:
-                return
-            self._held = self._load()
-            self._version = version  # only now: one that may not be read yet is tried again
-        except (OSError, ValueError) as error:
-            which, why = self._told(error)
-            _log.warning("%s %s cannot be used (%s); what it held before stays in force", self._named, which, why)
-        else:
-            _log.info("%s %s read again", self._named, self._paths[0])
-
-    def _told(self, error: OSError | ValueError) -> tuple[object, object]:
+    def _explain(self, error: OSError | ValueError) -> str:
         """The file at fault, as far as the error names it, and why."""
-        return getattr(error, "filename", None) or self._paths[0], getattr(error, "strerror", None) or error
-
-    def _stat(self) -> tuple[tuple[int, int, int], ...]:
-        stats = [path.stat() for path in self._paths]
-        return tuple((stat.st_mtime_ns, stat.st_size, stat.st_ino) for stat in stats)
+        file, why = getattr(error, "filename", None) or self._path, getattr(error, "strerror", None) or error
+        return f"{file}: {why}"
 
 
 class TokenFile:
@@ -99,7 +86,7 @@ class TokenFile:
 
     def __init__(self, path: str, key: str, clock: Clock) -> None:
         self._path = path
-        self._digests = WatchedFiles("token file", [path], self._load, key, clock)
+        self._digests = WatchedFiles("token file", path, self._load, key, clock)
 
     def accepts(self, authorization: str | None) -> bool:
         """Whether an ``Authorization`` header bears one of the tokens."""
@@ -138,7 +125,7 @@ class TlsFiles:
         self._config = config
         wanted = (config.tls_cert_file, config.tls_key_file, config.tls_client_ca_file)
         self._paths = [path for path in wanted if path]
-        self._material = WatchedFiles("certificate", self._paths, self._load, "tls_cert_file", clock)
+        self._material = WatchedFiles("certificate", config.tls_cert_file, self._load, "tls_cert_file", clock)
 
     def context(self) -> ssl.SSLContext:
         """For a server's socket: every handshake gets the newest material."""
@@ -167,13 +154,13 @@ class TlsFiles:
 
     def _load(self) -> Material:
         config = self._config
+        certificate, key, *client_ca = [Path(path).read_bytes() for path in self._paths]  # an error names its file
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.load_cert_chain(config.tls_cert_file, config.tls_key_file, _refuse_passphrase)
         if config.tls_client_ca_file:
             context.load_verify_locations(config.tls_client_ca_file)
             context.verify_mode = ssl.CERT_REQUIRED
-        certificate, key, *client_ca = [Path(path).read_bytes() for path in self._paths]
         configuration = grpc.ssl_server_certificate_configuration(
             [(key, certificate)], root_certificates=client_ca[0] if client_ca else None
         )

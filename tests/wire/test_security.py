@@ -126,7 +126,7 @@ def test_mutual_tls_turns_away_a_client_without_a_certificate_of_the_right_autho
 def test_an_expired_certificate_is_replaced_while_running_and_a_broken_one_is_not_taken(
     tmp_path, authority, monkeypatch
 ):
-    monkeypatch.setattr("collector.ingest.access.CHECK_EVERY_NS", 100_000_000)
+    monkeypatch.setattr("collector.ingest.access.READ_EVERY_NS", 100_000_000)
     tls, mismatched = tmp_path / "tls", (authority.pair("a")[0], authority.pair("b")[1])
     put_pair(tls, mismatched)
     with pytest.raises(ConfigError, match="tls_cert_file"), running_sidecar(tmp_path, **tls_settings(tls)):

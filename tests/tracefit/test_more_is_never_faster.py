@@ -177,21 +177,6 @@ def test_nothing_is_faster_where_requests_begin_to_wait_for_a_slot(telemetry, sc
         assert min(after / before for before, after in itertools.pairwise(times)) >= NEARLY
 
 
-@pytest.fixture(scope="module")
-def replayed(tmp_path_factory):
-    """Configurations that were learned from a recording, by its name; each is learned once."""
-    known = {}
-
-    def of(name):
-        if name not in known:
-            out = tmp_path_factory.mktemp("learned") / "snapshot.json"
-            replay([DATA / name], out, Config(learners=("rls",)), SystemClock())
-            known[name] = tracefit.load(out).configs[0]
-        return known[name]
-
-    return of
-
-
 RECORDED = (
     *("c1_mixed", "c2_long_prefill_mp", "c3_preempt", "c4_abort_errors", "c6_saturated", "c8_stock_0.32.0"),
     *("c10_long", "m1_pages"),
@@ -199,9 +184,10 @@ RECORDED = (
 
 
 @pytest.mark.parametrize("recording", RECORDED)
-@pytest.mark.parametrize("output", [20, 200])
-def test_more_is_never_faster_on_a_server_that_was_recorded(replayed, recording, output):
-    config = replayed(recording)
-    for concurrency, prompt in ((1, 100), (4, 400), (12, 900)):
+def test_more_is_never_faster_on_a_server_that_was_recorded(recording, tmp_path):
+    out = tmp_path / "snapshot.json"
+    replay([DATA / recording], out, Config(learners=("rls",)), SystemClock())
+    config = tracefit.load(out).configs[0]
+    for output, (concurrency, prompt) in itertools.product((20, 200), ((1, 100), (4, 400), (12, 900))):
         assert_rising(ttft_by_prompt(config, output, concurrency))
         assert_plan_keeps_targets(config, prompt, output, concurrency)

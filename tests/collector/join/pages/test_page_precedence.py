@@ -50,19 +50,31 @@ def test_engines_of_a_data_parallel_server_share_the_cache_that_its_page_tells_e
     assert tracefit.load(tmp_path / "snapshot.json").config().limits.kv_tokens == 2048 * 32 / engines
 
 
+STREAM = 80
+"""Exports of a recording."""
+
+
+@pytest.fixture(scope="module")
+def plain():
+    """What steps alone teach."""
+    pipeline = make_pipeline(CONFIG)
+    for export in exports()[:STREAM]:
+        pipeline.process([export])
+    pipeline.flush()
+    (config,) = learned(pipeline).values()
+    return config
+
+
 @pytest.mark.parametrize("name", ["http://10.0.0.7:8000", "the engine's own"])
-def test_where_an_engine_sends_steps_its_page_gives_facts_and_no_rows(name):
-    with_pages, without = make_pipeline(CONFIG), make_pipeline(CONFIG)
-    stream = exports()[:120]
-    for number, export in enumerate(stream):
-        without.process([export])
+def test_where_an_engine_sends_steps_its_page_gives_facts_and_no_rows(name, plain):
+    with_pages = make_pipeline(CONFIG)
+    for number, export in enumerate(exports()[:STREAM]):
         with_pages.process([export])
-        if number >= len(stream) // 2:
+        if number >= STREAM // 4:
             own = next(iter(with_pages.joiner.engines.values())).instance
             with_pages.process(pages=[live(pages()[number], name if "http" in name else own)])
     with_pages.flush()
-    without.flush()
-    (plain,), (facts,) = learned(without).values(), learned(with_pages).values()
+    (facts,) = learned(with_pages).values()
     assert facts.telemetry == plain.telemetry
     assert facts.config["num_gpu_blocks"] == plain.config["num_gpu_blocks"] == 2048, "the page's word, and the steps'"
     mine, theirs = (c.targets["step_time"].models["portable"].features for c in (facts, plain))
@@ -75,7 +87,7 @@ def test_of_several_servers_only_the_one_that_sends_is_left_to_its_telemetry(oth
     pipeline = make_pipeline(CONFIG)
     for export in exports()[:20]:
         pipeline.process([export])
-    for page in pages():
+    for page in pages()[:100]:
         pipeline.process(pages=[live(page, "http://10.0.0.7:8000"), live(page, other)])
     pipeline.flush()
     assert {config.telemetry for config in learned(pipeline).values()} >= {"metrics"}

@@ -62,7 +62,6 @@ class Joiner:
         self.kv = KvSources(settings)
         self.api_spans = ApiSpans(settings.requests_max)
         self._places = EngineLimit(settings)
-        self._unnamed_exports = 0
         self._shared_ids = SharedIds()
         self._emitter_count = 0
         self._held = HeldRows()
@@ -86,7 +85,7 @@ class Joiner:
                 if not process.requests_seen:  # of a restored one, too: its page decides before its first row
                     process.is_counted = self.pages.counts_requests_of(process)
                     process.is_beside_engines = bool(self._engines_beside(process))
-                self._note_turn(process, telemetry)
+                self._find_senders_beside(process, telemetry)
                 for span in telemetry.requests:
                     process.add(span)
         if len(telemetry.steps) or telemetry.core:
@@ -95,18 +94,14 @@ class Joiner:
             if engine is not None:
                 self._add_steps(engine, telemetry)
 
-    def _note_turn(self, process: ApiProcess, telemetry: Telemetry) -> None:
-        """Of senders that are named by their connections: whether two of one address and server send by turns."""
-        if not telemetry.peer or not telemetry.instance.endswith(telemetry.peer):
+    def _find_senders_beside(self, process: ApiProcess, telemetry: Telemetry) -> None:
+        """Of a sender that is named by its connection: the others at its address that are, too."""
+        process.is_named = not telemetry.peer or not telemetry.instance.endswith(telemetry.peer)
+        if process.is_named:
             return
         address = telemetry.instance.rpartition(":")[0] + ":"
-        unnamed = [one for one in self.api_processes.values() if one.unnamed_export]
-        near = of_one_server(process, (one for one in unnamed if one.instance.startswith(address)))
-        before = max(near, key=attrgetter("unnamed_export"), default=process)
-        process.turns = before.turns
-        process.turns.add(is_other_sender=before is not process and process.unnamed_export > 0)
-        self._unnamed_exports += 1
-        process.unnamed_export = self._unnamed_exports
+        unnamed = [one for one in self.api_processes.values() if not one.is_named and one.instance.startswith(address)]
+        process.same_address = [one for one in of_one_server(process, unnamed) if one is not process]
 
     def _engines_beside(self, process: ApiProcess) -> list[Engine | PassEngine]:
         """Engines that may be its server."""

@@ -34,7 +34,7 @@ from collector.telemetry import RowDrop
 from online import Floats, Ints, Mask, Quality, RowBlock, Target
 from online.transfer import HIDES_HITS
 
-from .sampling import BY_TURNS, SAMPLED_BY_CALLERS, WHOLE, Alternation, TraceSampling
+from .sampling import SAMPLED_BY_CALLERS, SEVERAL_CONNECTIONS, WHOLE, TraceSampling
 
 Array = TypeVar("Array", Floats, Ints)
 
@@ -99,6 +99,8 @@ _LINES_MAX = 32_768
 """Steps evaluated at once: bounds memory, a request can have thousands of tokens."""
 _BATCH_NS = 5 * 10**9
 """Requests become final in batches of this much event time: each batch sorts all that are held."""
+_OVERLAP_NS = 10**9
+"""The last spans of a connection may come after the first ones of the next."""
 _LONGEST_RATIO = 2.0
 """A request may take so many times as long as the longest one before it and still be heard of in time."""
 
@@ -121,10 +123,12 @@ class ApiProcess(Emitter):
         self._rows: list[TargetRows] = []
         self.sampling = TraceSampling()
         self.requests_seen = 0
-        self.turns = Alternation()
-        """Shared by all of its address and server."""
-        self.unnamed_export = 0
-        """The number of its newest export among those of senders without a name; 0 where it has one."""
+        self.first_unix_ns = 0
+        """The end of its first request since a restart of ours."""
+        self.is_named = True
+        """Whether it has a name, and is not known by its connection alone."""
+        self.same_address: list[ApiProcess] = []
+        """Others without a name at its address that say the same of their server."""
         self.is_beside_engines = False
         """Whether engines send the steps of its server: of its requests, no batch is rebuilt."""
         self.counted_share: float | None = None
@@ -144,8 +148,24 @@ class ApiProcess(Emitter):
         """Why a part of its requests may be missing; empty where nothing speaks for it, or a page counts them."""
         if self.is_counted:
             return ""
-        return (
-            BY_TURNS if self.turns.is_alternating else SAMPLED_BY_CALLERS if self.sampling.is_sampled_by_callers else ""
+        newest_unix_ns = max((one.newest_unix_ns for one in self.same_address), default=0)
+        lately_unix_ns = max(newest_unix_ns, self.newest_unix_ns) - self._settings.lateness_ns
+        if self.newest_unix_ns >= lately_unix_ns and self._has_another_sender(lately_unix_ns, newest_unix_ns):
+            return SEVERAL_CONNECTIONS
+        return SAMPLED_BY_CALLERS if self.sampling.is_sampled_by_callers else ""
+
+    def _has_another_sender(self, from_unix_ns: int, until_unix_ns: int) -> bool:
+        """Whether a sender without a name that was there beside this one told of requests of that time.
+
+        They may be API servers of one engine, of whose batch each knows a part. A sender that connects again tells of
+        nothing later under its old name.
+        """
+        return any(
+            min(other.newest_unix_ns, self.newest_unix_ns) - max(other.first_unix_ns, self.first_unix_ns) > _OVERLAP_NS
+            and other.first_unix_ns <= until_unix_ns
+            and other.newest_unix_ns >= from_unix_ns
+            for other in self.same_address
+            if other.first_unix_ns
         )
 
     @property
@@ -198,6 +218,7 @@ class ApiProcess(Emitter):
         self._epoch_unix_ns = self._epoch_unix_ns or span.arrival_unix_ns
         first_s = (span.arrival_unix_ns - self._epoch_unix_ns) / 1e9 + span.first_token_s
         self.newest_unix_ns = max(self.newest_unix_ns, span.end_unix_ns)
+        self.first_unix_ns = min(self.first_unix_ns or span.end_unix_ns, span.end_unix_ns)
         self.longest_ns = max(self.longest_ns, end_unix_ns - span.arrival_unix_ns)
         last_s, prompt_tokens = first_s + decode_s, float(span.prompt_tokens)
         request = HeldRequest(first_s, last_s, prompt_tokens, span.output_tokens, end_unix_ns, span)
@@ -232,21 +253,20 @@ class ApiProcess(Emitter):
     def _pass_until(self, horizon_unix_ns: int | None) -> None:
         """Make rows of the requests that ended by then (None: of all, nothing more will come).
 
-        They wait until it is known whether their spans are sampled, and whether another sender has a part of them: what
-        one has learned is not unlearned.
+        They wait until it is known whether their spans are sampled: what one has learned is not unlearned.
         """
-        share, is_alone = self.span_share, self.is_counted or self.is_beside_engines
-        may_have_part = self.turns.may_begin and not is_alone
-        if horizon_unix_ns is not None and (share is None or may_have_part):
+        share = self.span_share
+        if horizon_unix_ns is not None and share is None:
             return
         ready = []
         while self._pending and (horizon_unix_ns is None or self._pending[0][0] <= horizon_unix_ns):
             ready.append(heapq.heappop(self._pending)[2])
         if not ready:
             return
+        is_alone = self.is_counted or self.is_beside_engines
         if share is not None and share < WHOLE:
             self.count(RowDrop.SAMPLED_SPANS, len(ready))
-        elif may_have_part or (self.turns.is_alternating and not is_alone):
+        elif not is_alone and self._has_another_sender(ready[0].end_unix_ns, ready[-1].end_unix_ns):
             self.count(RowDrop.AMBIGUOUS, len(ready))
         else:
             self._make_rows(ready, self._finished(ready) if horizon_unix_ns is None else ready)

@@ -16,7 +16,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 import tracefit
 from collector.decode import Export
 from collector.decode.pages import EngineReading, Flavour, Meaning, ScrapedPage
-from collector.join.inferred.sampling import BY_TURNS
+from collector.join.inferred.sampling import SEVERAL_CONNECTIONS
 from collector.recordings import Recording
 from collector.service.pipeline import Pipeline
 from collector.telemetry import RowDrop, table
@@ -133,7 +133,7 @@ def test_spans_of_nearly_all_requests_teach_weakly_and_say_why(whole):
     assert ("weak", "sampled") in statuses(nearly)
     assert "identified" not in dict(statuses(nearly))
     verdict = client(nearly).verdict
-    assert "a span of 95.9% of the requests" in verdict.hidden
+    assert "a span of 96.0% of the requests" in verdict.hidden
     assert "sampled" not in {reason for _, reason in statuses(whole)}
 
 
@@ -199,10 +199,11 @@ def by_connections(sent: list[Piece], port_of) -> list[Export]:
     return [Export(each.payload, f"ipv4:10.0.0.7:{port_of(n)}", "test", each.spans) for n, each in enumerate(plain)]
 
 
-def test_senders_without_a_name_that_take_turns_at_one_address_teach_nothing_and_are_told_what_to_set():
-    """Two API servers of an engine, or two engines; a sender that connects again takes no turns."""
-    both = replayed(by_connections(requests(600), lambda n: 40_000 + n % 2))
-    assert set(doubts(both)) == {BY_TURNS}
+def test_senders_without_a_name_at_one_address_teach_nothing_and_are_told_what_to_set():
+    """Two API servers of an engine, or two engines; a sender that connects again is one sender."""
+    halves = [by_connections(requests(600)[half::2], lambda _, half=half: 40_000 + half) for half in (0, 1)]
+    both = replayed([export for pair in zip(*halves, strict=True) for export in pair])
+    assert set(doubts(both)) == {SEVERAL_CONNECTIONS}
     assert drops(both)[RowDrop.AMBIGUOUS] > 560
     assert both.learned_rows == 0
     again = replayed(by_connections(requests(600), lambda n: 40_000 + n // 40))
@@ -210,7 +211,7 @@ def test_senders_without_a_name_that_take_turns_at_one_address_teach_nothing_and
     assert again.learned_rows > 400
 
 
-def test_servers_of_several_models_behind_one_address_take_no_turns():
+def test_servers_of_several_models_behind_one_address_are_learned_each_by_itself():
     models = [(("vllm.model", name),) for name in ("small", "large")]
     of_each = [
         by_connections([each._replace(facts=model) for each in requests(600)], lambda _, port=port: port)
@@ -227,15 +228,15 @@ TWO_THEN_ONE = [0, 1] * 10 + [1] * 55
 
 
 @pytest.mark.parametrize(("ports", "lost"), [(LATE, 100), (TWO_THEN_ONE, 1000)], ids=["late", "two, then one"])
-def test_turns_are_forgotten_when_one_sender_goes_on_alone(ports, lost):
-    """A late export of an old connection is no turn; one of two API servers that ends leaves the other one alone."""
+def test_what_a_sender_tells_is_learned_when_it_goes_on_alone(ports, lost):
+    """Behind a late export of an old connection, and when one of two API servers has ended."""
     pipeline = replayed(by_connections(requests(1500), ports.__getitem__))
     assert drops(pipeline)[RowDrop.AMBIGUOUS] < lost
     assert doubts(pipeline) == []
     assert pipeline.learned_rows > 3 * (1400 - lost)
 
 
-def test_beside_an_engine_that_sends_its_steps_turns_take_no_waits():
+def test_beside_an_engine_that_sends_its_steps_several_senders_take_no_waits():
     """No batch is rebuilt there: what a request waited for is learned of whichever API server tells it."""
     run = run_engine(many_jobs(60))
     steps = exports_of(pieces(run, apis=False))

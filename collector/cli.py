@@ -212,12 +212,14 @@ def show(**asked: Any) -> int:
 @tracefit.command()
 @asks("What one step costs", questions.STEP)
 @asks("What requests see at a load", questions.LOAD)
+@asks("Options", [questions.NOW])
 @asks_snapshot
-def predict(*, snapshot: Snapshot, which: str, in_json: bool, **question: Any) -> int:
+def predict(*, snapshot: Snapshot, which: str, in_json: bool, now: bool, **question: Any) -> int:
     """What one step costs, or what requests see at a load."""
     from collector.commands.ask import ask  # noqa: PLC0415
 
-    return ask(snapshot, questions.read_prediction(question), which=which, in_json=in_json)
+    asked = questions.read_prediction(question)
+    return ask(snapshot, asked, which=which, in_json=in_json, now=now)
 
 
 @tracefit.command()

@@ -193,7 +193,7 @@ def not_found(error: NotFoundError) -> Response:
 
 
 class QuestionPages:
-    """Answers of the newest snapshot to ``/predict`` and ``/plan``; ``clock_ns`` says who is silent."""
+    """Answers of the newest snapshot to ``/predict`` and ``/plan``; ``clock_ns``: how old a level is, who is silent."""
 
     def __init__(self, view: ClientView, clock_ns: Callable[[], int] = time.time_ns) -> None:
         self._view = view

@@ -51,6 +51,7 @@ class Parameter(NamedTuple):
 
 
 CONFIG = Parameter("config", "text", "which configuration, where there are several: its id, or words of its name")
+NOW = Parameter("now", "switch", "of the next seconds: times the level of the last steps")
 STEP = (
     Parameter("prefill", "number", "prefill tokens of the step", "prefill_tokens", 0.0),
     Parameter("requests", "number", "requests in the step", "requests"),
@@ -74,7 +75,7 @@ LIMITS = (
     Parameter("kv_tokens", "whole", "tokens that the KV cache holds"),
 )
 SIZED = (*(each._replace(required=True) for each in REQUEST[:2]), REQUEST[2])
-PREDICT = (CONFIG, *STEP, *LOAD)
+PREDICT = (CONFIG, *STEP, *LOAD, NOW)
 PLAN = (CONFIG, *SIZED, RATE, *TARGETS, *LIMITS)
 _NAME_OF_FIELD = {each.field: each.name for each in (*PREDICT, *PLAN) if each.field}
 
@@ -247,6 +248,8 @@ class Answer(NamedTuple):
             yield from _load_lines(self.said.at)
             if self.question.query["rate"] is not None:
                 yield "engines", _engines(self.said, self.question.query["rate"])
+        if self.config.at_unix_nano is not None:
+            yield "level", self._level()
 
     def _step_lines(self, said: Prediction) -> Iterator[tuple[str, str]]:
         work = {"intercept": 1.0, **self.question.query}
@@ -263,6 +266,16 @@ class Answer(NamedTuple):
             shares = ", ".join(f"{name} {value / total:.0%}" for name, value in terms.items())
             shape = f"; times {factor:.3f} for this shape" if abs(factor - 1.0) > _NO_FACTOR else ""
             yield "of which", f"{shares}{shape}"
+
+    def _level(self) -> str:
+        """What the last steps do to the answer, and how old that is."""
+        age_s = self.config.level_age_s
+        if age_s is None:
+            return "none: nothing was learned of the last steps"
+        if self.config.level is None:
+            return f"not used: it is {age_s:,.0f} s old"
+        decode, prefill = self.config.level
+        return f"×{decode:.3f} without prefill, ×{prefill:.3f} with; {age_s:.1f} s old"
 
     def caveats(self) -> Iterator[tuple[str, str]]:
         """Why it should be taken with care: a few words, and what."""
@@ -284,6 +297,9 @@ class Answer(NamedTuple):
         config = self.config
         about: dict[str, object] = {"config_id": config.config_id, "reasons": config.reasons}
         about["query"] = {**self.question.query, **self.question.assumed}
+        if config.at_unix_nano is not None:
+            decode, prefill = config.level or (1.0, 1.0)
+            about["level"] = {"decode": decode, "prefill": prefill, "age_s": config.level_age_s}
         if self.idle_since_unix_nano:
             about["silent_since_unix_nano"] = self.idle_since_unix_nano
         if isinstance(self.at, RequestEstimate):
@@ -330,7 +346,7 @@ def answer_query(
     parameters, read = (PLAN, read_plan) if method == "plan" else (PREDICT, read_prediction)
     given = read_query(query, parameters)
     config = config_of(given.get("config", ""))
-    return answer_question(config, read(given), now_unix_nano)
+    return answer_question(config.now(now_unix_nano) if given.get("now") else config, read(given), now_unix_nano)
 
 
 def _finite(value: object) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 
 from .closed_loop import Workload
@@ -9,7 +10,7 @@ from .document import STEP_TIME, Coefficient, ConfigDocument, Target, Verdict, j
 from .exceptions import BadInputError, NoCoefficientsError, checked
 from .plan import Plan, planned
 from .request_times import RequestEstimate, RequestTimes
-from .step_model import Limits, Prediction, StepModel, computable_model
+from .step_model import LEVEL_AGE_MAX_S, Limits, Prediction, StepModel, computable_model
 
 _LIMIT_MAX = 1e12
 """No engine holds more of anything."""
@@ -28,9 +29,17 @@ class Config:
         engines: how many share these coefficients; ``telemetry``: how good their signals are.
         prefix_hits_hidden: its telemetry does not tell prefix hits, so usual ones are in the price of a prompt's token.
         last_heard_unix_nano: when the newest telemetry of its engines was made, 0 where nobody said.
+        at_unix_nano: the moment that it answers for, None for any; see :meth:`now`.
     """
 
-    def __init__(self, described: ConfigDocument, limits: Limits | None = None, *, name: str = "") -> None:
+    def __init__(
+        self,
+        described: ConfigDocument,
+        limits: Limits | None = None,
+        *,
+        name: str = "",
+        at_unix_nano: int | None = None,
+    ) -> None:
         self.config_id = described.config_id
         self.name = name
         self.facts: Mapping[str, str | int | float | bool] = described.facts
@@ -41,6 +50,7 @@ class Config:
         self.prefix_hits_hidden = described.prefix_hits_hidden
         self.last_heard_unix_nano = described.last_heard_unix_nano
         self._described = described
+        self.at_unix_nano = at_unix_nano
         self._steps: StepModel | None = None
         self._request_times: RequestTimes | None = None
 
@@ -125,7 +135,27 @@ class Config:
             limit("max_num_batched_tokens", max_num_batched_tokens, 2),
             limit("kv_tokens", kv_tokens),
         )
-        return Config(self._described, limits, name=self.name)
+        return Config(self._described, limits, name=self.name, at_unix_nano=self.at_unix_nano)
+
+    def now(self, at_unix_nano: int | None = None) -> Config:
+        """The same for the next seconds: steps are multiplied by the level of the last ones, where that is fresh.
+
+        Args:
+            at_unix_nano: the moment; by default this machine's clock says it, which should be the engines'.
+        """
+        moment = time.time_ns() if at_unix_nano is None else at_unix_nano
+        return Config(self._described, self.limits, name=self.name, at_unix_nano=moment)
+
+    @property
+    def level(self) -> tuple[float, float] | None:
+        """What steps without and with prefill are multiplied by; None but for :meth:`now`, and where it is too old."""
+        age_s = self.level_age_s
+        return None if age_s is None or age_s > LEVEL_AGE_MAX_S else self._model().level
+
+    @property
+    def level_age_s(self) -> float | None:
+        """Seconds from the newest row of the level to :meth:`now`; a level older than 10 s is not used. Else None."""
+        return self._model().level_age_s
 
     def step_time(self, *, prefill_tokens: float = 0, requests: float, decode_context_tokens: float = 0) -> Prediction:
         """Time of a step.
@@ -203,7 +233,8 @@ class Config:
 
     def _model(self) -> StepModel:
         if self._steps is None:
-            self._steps = StepModel(self._described, self.limits)
+            steps = StepModel(self._described, self.limits)
+            self._steps = steps if self.at_unix_nano is None else steps.of_now(self.at_unix_nano)
         return self._steps
 
     def _times(self) -> RequestTimes:

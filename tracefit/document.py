@@ -102,6 +102,16 @@ class InFlight(NamedTuple):
     us_per_request: float
 
 
+class Level(NamedTuple):
+    """By how much the last steps of one phase took longer than predicted, as a factor; the newest ended then."""
+
+    factor: float
+    last_row_unix_nano: int
+
+
+_NO_LEVEL: Mapping[str, Level] = {}
+
+
 class Target(NamedTuple):
     """Everything known about one kind of time.
 
@@ -109,8 +119,8 @@ class Target(NamedTuple):
     mean ÷ robust fit; ``step_ahead_us``, the part of the intercept that is a step scheduled ahead, None where none is
     known to be; ``context_us_per_token``, what a token of decode context costs among steps of about one size, None
     where nobody said; ``in_flight``, what the time grows by with the requests in flight, None where it does not;
-    ``last_row_unix_nano``, when the newest row ended, 0 where nobody said; ``change``, the newest confirmed change of
-    speed; ``outliers``, the engines of another speed than the others.
+    ``level``, of ``decode`` and ``prefill`` steps; ``change``, the newest confirmed change of speed; ``outliers``, the
+    engines of another speed than the others.
     """
 
     name: str
@@ -125,7 +135,7 @@ class Target(NamedTuple):
     context_us_per_token: float | None = None
     in_flight: InFlight | None = None
     factors_applied: bool = True
-    last_row_unix_nano: int = 0
+    level: Mapping[str, Level] = _NO_LEVEL
     change: SpeedChange | None = None
     outliers: tuple[OutlierReplica, ...] = ()
 
@@ -270,6 +280,7 @@ def judged(config: ConfigDocument, reasons: tuple[str, ...], model: Model | None
         f"a span of {spans:.1%} of the requests" if isinstance(spans, float) and spans < 1.0 else "",
         _PREFIX_HITS if config.prefix_hits_hidden else "",
     )
+    levels = () if step is None else step.level.values()
     return Verdict(
         usable=not reasons,
         reasons=reasons,
@@ -277,7 +288,7 @@ def judged(config: ConfigDocument, reasons: tuple[str, ...], model: Model | None
         quarantined=config.quarantined,
         error=None if model is None else model.median_ape,
         rows=0 if model is None else model.rows,
-        last_row_unix_nano=0 if step is None else step.last_row_unix_nano,
+        last_row_unix_nano=max((level.last_row_unix_nano for level in levels), default=0),
         last_heard_unix_nano=config.last_heard_unix_nano,
         replaced=config.replaced,
         change=None if step is None else step.change,
@@ -424,7 +435,10 @@ def _target(name: str, tree: _Place) -> Target:
         None if context.value is None else context.positive(),
         InFlight(in_flight["requests"].positive(), in_flight["us_per_request"].positive()) if in_flight.value else None,
         tree["shape_factors_applied"].value is not False,
-        max((level["last_row_unix_nano"].whole() for _, level in tree["level"].named()), default=0),
+        {
+            phase: Level(level["factor"].positive(), level["last_row_unix_nano"].whole())
+            for phase, level in tree["level"].named()
+        },
         _change(tree["drift"]),
         _outliers(tree["replicas"].places()),
     )

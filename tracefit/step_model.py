@@ -1,6 +1,6 @@
 """What a step costs, with a band, and whether one may rely on it.
 
-    us   = T(P, n) + s C                               shapes.py: what steps of such a shape took, or the coefficients
+    us   = (T(P, n) + s C) · level                     shapes.py: what steps of such a shape took, or the coefficients
     low  = us · (p10(stratum) - unsure - 1.28 w)       high = us · (p90(stratum) + unsure + 1.28 w)
     w    = sqrt((x' C x + sum_j (x_j form_j)^2) / (x beta)^2)                 outside of what was seen, 0 inside
 
@@ -14,8 +14,9 @@ Rows that are means of a whole request are of hundreds of steps of all kinds, wh
 is off: p10 and p90 are moved apart by the mean error of the rows' predictions, each way; w holds the misfit of the
 surface, which is not in "unsure" there.
 
-``portable`` is used, the set that every consumer can compute. A stratum without an interval has the pooled one. Guards:
-``low <= us <= high``, and ``low >= 0``.
+``level`` is 1, or for a step of now what the last steps of its phase took beside the rest. ``portable`` is used, the
+set that every consumer can compute. A stratum without an interval has the pooled one. Guards: ``low <= us <= high``,
+and ``low >= 0``.
 """
 
 from __future__ import annotations
@@ -36,6 +37,9 @@ _MEANS_OF_REQUESTS = ("journeys", "requests")
 _ROWS_MIN, _WINDOWS_MIN = 256, 64
 """Rows of single steps or requests, and of windows between two pages, each of which holds many steps."""
 _MEDIAN_APE_MAX = 0.25
+LEVEL_AGE_MAX_S = 10.0
+"""An older level says nothing of now: what it follows passes within seconds."""
+_LEVEL_MAX = 2.0
 _BUDGET_ASSUMED = 2048.0
 """The smallest of vLLM's defaults for ``max_num_batched_tokens`` of an API server."""
 _FORM_ERROR_MAX = 0.2
@@ -111,13 +115,32 @@ class StepModel:
         self.reasons = (*config.doubts, *doubts_of(self.model, config.telemetry))
         wider = self.model.mape or 0.0 if config.telemetry in _MEANS_OF_REQUESTS else 0.0
         self.surface = StepSurface(target, self.coefficients, of_means=self.of_means, wider=wider)
-        self.factor = 1.0
+        self.level: tuple[float, float] = (1.0, 1.0)
+        self.level_age_s: float | None = None
+
+    def of_now(self, at_unix_nano: int) -> StepModel:
+        """The same for a step at that moment: times the level of the last steps, unless it is too old by then."""
+        model = copy(self)
+        newest = max((each.last_row_unix_nano for each in self.target.level.values()), default=0)
+        model.level_age_s = max(0.0, (at_unix_nano - newest) / 1e9) if newest else None
+        if model.level_age_s is not None and model.level_age_s <= LEVEL_AGE_MAX_S:
+            decode, prefill = (self._level(phase, at_unix_nano) for phase in ("decode", "prefill"))
+            model.level = (decode, prefill)
+        return model
 
     def with_stalls(self) -> StepModel:
         """The same for the mean of many steps."""
         model = copy(self)
-        model.factor = self.mean_factor
+        decode, prefill = self.level
+        model.level = (decode * self.mean_factor, prefill * self.mean_factor)
         return model
+
+    def _level(self, phase: str, at_unix_nano: int) -> float:
+        """What x beta F of a phase is multiplied by at that moment."""
+        level = self.target.level.get(phase)
+        if level is None or at_unix_nano - level.last_row_unix_nano > LEVEL_AGE_MAX_S * 1e9:
+            return 1.0
+        return min(max(level.factor, 1.0 / _LEVEL_MAX), _LEVEL_MAX)
 
     # ---------------------------------------------------------------- one step
 
@@ -142,7 +165,7 @@ class StepModel:
         if requests > whole:
             least, base, per_token, *_ = table[STRIDE * whole + STRIDE + piece]
             us += (requests - whole) * (max(base + per_token * prefill_tokens, least) - us)
-        us = (us + self.surface.context_us * decode_context_tokens) * self.factor
+        us = (us + self.surface.context_us * decode_context_tokens) * self.level[prefill_tokens > 0]
         return us, us * p10, us * p90
 
     def outside(self, prefill_tokens: float, requests: float, decode_context_tokens: float) -> tuple[str, ...]:

@@ -93,7 +93,14 @@ def headline(config: Config) -> str:
     return f"config {config.config_id}  {config.name}"
 
 
-def ask(snapshot: Snapshot, question: Question, *, which: str, in_json: bool) -> int:
+def ask(
+    snapshot: Snapshot,
+    question: Question,
+    *,
+    which: str,
+    in_json: bool,
+    now: bool = False,
+) -> int:
     """Print the answer to ``predict`` or ``plan``.
 
     Failed without coefficients that may be used, and where not one request keeps the targets of a plan.
@@ -103,7 +110,7 @@ def ask(snapshot: Snapshot, question: Question, *, which: str, in_json: bool) ->
     """
     try:
         config = snapshot.config(which)
-        answer = answer_question(config, question, snapshot.as_of_unix_nano)
+        answer = answer_question(config.now() if now else config, question, snapshot.as_of_unix_nano)
     except TracefitError as error:
         note(_refusal(error))
         return EXIT_FAILED

@@ -27,12 +27,13 @@ FIELDS = {
     "Move": "target feature unit before after standard_errors status_before status_after moved",
     "TypicalStep": "prefill_tokens requests decode_context_tokens before_us after_us",
     "Target": "name champion models interval shapes seen mean_us mean_factor step_ahead_us "
-    "context_us_per_token in_flight factors_applied last_row_unix_nano change outliers",
+    "context_us_per_token in_flight factors_applied level change outliers",
     "Model": "name coefficients rows mape median_ape covariance plain_median_ape",
     "Interval": "pooled strata",
     "Seen": "features cells",
     "Shape": "factor rows usual",
     "InFlight": "requests us_per_request",
+    "Level": "factor last_row_unix_nano",
     "OutlierReplica": "engine ratio stderr term added siblings",
     "SpeedChange": "factor since_unix_nano term added within_s",
     "Problem": "text is_defect",
@@ -50,6 +51,7 @@ CALLS = {
     tracefit.Config.plan: "self prompt_tokens output_tokens itl_ms ttft_ms rate prefix_hit safe",
     tracefit.Config.assuming: "self max_num_seqs max_num_batched_tokens kv_tokens",
     tracefit.Config.coefficients: "self target",
+    tracefit.Config.now: "self at_unix_nano",
 }
 
 

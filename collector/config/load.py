@@ -31,14 +31,10 @@ ENV_FILE: Final = "TRACEFIT_CONFIG"
 """The one variable that is no key: the path of the configuration file."""
 
 _SERVICE_LINK: Final = re.compile(
-    r"""TRACEFIT_(?:[A-Z0-9]+_)*?(?:
-        SERVICE_HOST | SERVICE_PORT(?:_[A-Z0-9]+)*
-      | PORT | PORT_[0-9]+_(?:TCP|UDP|SCTP)(?:_(?:PROTO|PORT|ADDR))?
-    )""",
-    re.VERBOSE,
+    r"TRACEFIT_(\w+_)?(SERVICE_HOST=[\da-fA-F.:]+|SERVICE_HOST=None|SERVICE_PORT(_\w+)?=\d+|PORT(_\d+_\w+)?=\w+://.*"
+    r"|PORT_\d+_[A-Z]+_(PROTO|PORT|ADDR)=.*)"
 )
-"""What Kubernetes puts into every container for a Service named ``tracefit`` or ``tracefit-…``."""
-_SERVICE_LINK_VALUE: Final = re.compile(r"(?:(?:tcp|udp|sctp)://.*|[0-9a-fA-F.:]+|tcp|udp|sctp|None)", re.IGNORECASE)
+"""What Kubernetes puts into every container for a Service named ``tracefit`` or ``tracefit-…``, with its value."""
 _CREDENTIAL: Final = re.compile(rb"(token|cert|key|ca|headers)_file", re.IGNORECASE)
 _ALL_KEYS: Final = "; tracefit config explain lists all"
 _ON_ERROR: Final = f"{ENV_PREFIX}ON_ERROR"
@@ -192,7 +188,7 @@ def _is_key(variable: str, value: str) -> bool:
     """Whether a variable sets a key: it has our prefix and is neither the file nor a service link of Kubernetes."""
     if not variable.startswith(ENV_PREFIX) or variable == ENV_FILE:
         return False
-    return not (_SERVICE_LINK.fullmatch(variable) and _SERVICE_LINK_VALUE.fullmatch(value))
+    return _SERVICE_LINK.fullmatch(f"{variable}={value}") is None
 
 
 def _variable_of(key: str) -> str:

@@ -69,10 +69,6 @@ class KvBatch(msgspec.Struct, gc=False):
     events: int = 0
     unknown: int = 0
 
-    def of(self, instance: str) -> KvBatch:
-        """The same, from an emitter whose name is known."""
-        return msgspec.structs.replace(self, instance=instance)
-
 
 def count_batch(counts: Counts, batch: KvBatch, skip: Skip | None) -> None:
     """Count a decoded batch and, unless it is skipped as a whole, what it holds.
@@ -190,14 +186,14 @@ def read_line(line: bytes, source: str) -> KvBatch | Skip:
     return read_payload(record.payload_b64, source, record.seq)
 
 
-def read_frames(frames: Sequence[bytes], source: str) -> KvBatch | Skip:
+def read_frames(frames: Sequence[bytes], source: str, instance: str = "") -> KvBatch | Skip:
     """One ZMQ message: its last two frames are sequence and payload, whatever precedes them."""
     if len(frames) not in _FRAMES or len(frames[-2]) != _SEQ_BYTES:
         return Skip.UNDECODABLE
-    return read_payload(frames[-1], source, int.from_bytes(frames[-2], "big"))
+    return read_payload(frames[-1], source, int.from_bytes(frames[-2], "big"), instance)
 
 
-def read_payload(payload: bytes, source: str, seq: int) -> KvBatch | Skip:
+def read_payload(payload: bytes, source: str, seq: int, instance: str = "") -> KvBatch | Skip:
     """Decode one msgpack batch; ``seq`` is its publisher's count of batches."""
     try:
         batch = _NAMED.decode(payload)
@@ -211,7 +207,7 @@ def read_payload(payload: bytes, source: str, seq: int) -> KvBatch | Skip:
     is_timely = words.UNIX_MIN <= ts_unix_ns <= words.UNIX_MAX
     if are_too_many or not is_timely or seq not in range(words.TIME_MAX) or rank not in range(_RANKS_MAX):
         return Skip.INVALID
-    counted = KvBatch(source, rank, seq, ts_unix_ns)
+    counted = KvBatch(source, rank, seq, ts_unix_ns, instance)
     for raw in events:
         counted.events += 1
         try:

@@ -35,8 +35,8 @@ RETRY_S = 30.0
 REFRESH_S = 600.0
 TIMEOUT_S = 2.0
 _ACCEPT = "application/json, text/plain"
-REFRESH_NS = 5_000_000_000
-"""Scraped servers come and go; who they are is looked at again no later."""
+LOOK_EVERY_S = 5.0
+"""Scraped servers come and go."""
 
 
 class ScrapedServers(NamedTuple):
@@ -85,8 +85,8 @@ class Discovery:
     async def _run(self) -> None:
         try:
             while True:
-                pause_s = await self._ask_due()
-                await asyncio.sleep(pause_s)
+                await self.ask_due()
+                await asyncio.sleep(LOOK_EVERY_S)
         finally:
             await self.close()
 
@@ -95,20 +95,16 @@ class Discovery:
         await self._client.close()
         await self._scraped_client.close()
 
-    async def _ask_due(self) -> float:
-        """Ask who has waited longest, if anybody is due; the seconds until somebody is."""
+    async def ask_due(self) -> None:
+        """Ask those who have not been asked for long enough, side by side: who does not answer keeps nobody waiting."""
         servers = {} if self._scraped is None else self._scraped.base_urls()
         scraped = [Owned(url, glob.escape(name)) for name, url in servers.items()]
-        everybody = [*self._configured, *scraped]
-        self._due_ns = {endpoint: self._due_ns.get(endpoint, 0) for endpoint in everybody}
-        look_ns = self._clock.monotonic_ns() + REFRESH_NS
-        endpoint = min(everybody, key=self._due_ns.__getitem__, default=None)
-        if endpoint is not None and self._due_ns[endpoint] <= self._clock.monotonic_ns():
-            answered = await self.ask(endpoint, scraped=endpoint in scraped)
-            wait_s = REFRESH_S if answered else RETRY_S
-            self._due_ns[endpoint] = self._clock.monotonic_ns() + int(wait_s * 1e9)
-        left_ns = min([look_ns, *self._due_ns.values()]) - self._clock.monotonic_ns()
-        return max(left_ns / 1e9, 0.0)
+        now_ns = self._clock.monotonic_ns()
+        self._due_ns = {each: self._due_ns.get(each, now_ns) for each in (*self._configured, *scraped)}
+        due = [each for each, due_ns in self._due_ns.items() if due_ns <= now_ns]
+        answered = await asyncio.gather(*(self.ask(each, scraped=each in scraped) for each in due))
+        for each, has_answered in zip(due, answered, strict=True):
+            self._due_ns[each] = now_ns + int((REFRESH_S if has_answered else RETRY_S) * 1e9)
 
     async def ask(self, endpoint: Owned, *, scraped: bool = False) -> bool:
         """Ask one server everything that its page has not told; whether any was answered."""

@@ -68,8 +68,7 @@ class Feed(NamedTuple, Generic[T]):
 
 
 def _read_kv(frames: Sequence[bytes], endpoint: Owned, _unix_ns: int) -> KvBatch | Skip:
-    batch = kv.read_frames(frames, endpoint.address)
-    return batch.of(endpoint.instance) if isinstance(batch, KvBatch) else batch
+    return kv.read_frames(frames, endpoint.address, endpoint.instance)
 
 
 def _read_fpm(frames: Sequence[bytes], endpoint: Owned, unix_ns: int) -> ForwardPass | Skip:

@@ -34,7 +34,7 @@ def scraped_server():
 def test_a_server_with_nothing_set_is_learned_from_by_its_page_alone(tmp_path, monkeypatch):
     for name, value in (("COST_SHARE", 1.0), ("INTERVAL_MIN_S", 0.01), ("STEPS_WANTED", 0.1)):
         monkeypatch.setattr(scrape, name, value)  # this server may be asked as often as it answers
-    monkeypatch.setattr(discovery, "REFRESH_NS", 50_000_000)
+    monkeypatch.setattr(discovery, "LOOK_EVERY_S", 0.05)
     with scraped_server() as settings, running_sidecar(tmp_path, **settings) as sidecar:
 
         def learned():

@@ -11,10 +11,12 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from collector.commands.demo import (
     MONOTONIC_NS_KEYS,
+    Stamps,
     forget_last_run,
     gpu_tape,
     read_index,
     read_tape,
+    restamped,
     schedule,
     signals_as_ctrl_c,
 )
@@ -49,6 +51,18 @@ def test_the_end_of_the_recording_reads_as_the_end_of_the_demo(data_dir):
     end_unix_ns = clock.unix_nano() + sendings[-1].after_s * 1e9
     assert end_unix_ns - 10e9 < newest <= end_unix_ns
     assert abs((clock.monotonic_ns() + sendings[-1].after_s * 1e9) - newest_mono) < 10e9
+
+
+def test_a_recording_that_is_sent_again_is_of_other_requests(data_dir):
+    recording = data_dir / "c1_mixed" / "otlp.pb.gz"
+    rounds = [list(Recording(recording, print).exports())]
+    later = Stamps(10**12, 10**12)
+    rounds.append([each._replace(payload=restamped(each.payload, later, 77)) for each in rounds[0]])
+    learned = [replayed(exports).snapshot(1, 1).configs[0].targets for exports in (rounds[0], [*rounds[0], *rounds[1]])]
+    for name in ("api_queueing", "post_decode", "first_response"):
+        once, twice = (targets[name].models["portable"].rows for targets in learned)
+        assert twice == 2 * once > 0, name
+        assert learned[1][name].mean_us == pytest.approx(learned[0][name].mean_us, rel=1e-3)
 
 
 def test_the_gpu_of_the_demo_is_learned_as_its_table_has_it(data_dir):

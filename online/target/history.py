@@ -1,17 +1,18 @@
-"""What people see of a step's coefficients beside the snapshot: the last rows, and the course of a day.
+"""What people see of a step's coefficients beside the snapshot: the last rows, and their course over a day.
 
 A course holds the published coefficients over a day of event time, and what happened meanwhile. Points are at least
-14 s apart at first. Whenever they are too many the distance doubles, up to 7.5 minutes, and those nearer to the one
-before go; what is older than a day goes too. Lists and arrays are replaced, never edited: a view stays as it was.
+14 s apart at first, and as far as 192 of them reach over the course later. Lists and arrays are replaced, never edited:
+a view stays as it was.
 """
 
 from __future__ import annotations
 
 import copy
 import enum
+import itertools
 import math
 from collections.abc import Callable, Sequence
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -61,47 +62,41 @@ class CoefficientHistory(msgspec.Struct):
     names: tuple[str, ...] = ()
     points: list[HistoryPoint] = []
     changes: list[Change] = []
-    spacing_ns: Annotated[int, msgspec.Meta(ge=1)] = _FIRST_SPACING_NS
 
     @staticmethod
     def of_state(state: Tree) -> CoefficientHistory:
         """From the state file; StateError if it does not fit."""
         course = msgspec.convert(state, CoefficientHistory)
+        points = course.points
         numbers = [change.gain for change in course.changes]
-        for point in course.points:
-            numbers += [*point.coefficient, *point.stderr]
-            if not len(point.coefficient) == len(point.stderr) == len(course.names):
-                raise StateError("a point of other coefficients")
-        if not all(math.isfinite(number or 0.0) for number in numbers):
-            raise StateError("a number of the course is not finite")
-        times = [point.at_ns for point in course.points]
-        if times != sorted(set(times)):
-            raise StateError("times of the course do not grow")
+        numbers += [number for point in points for number in (*point.coefficient, *point.stderr)]
+        same = all(len(each.coefficient) == len(each.stderr) == len(course.names) for each in points)
+        grow = all(before.at_ns < after.at_ns for before, after in itertools.pairwise(points))
+        if not (same and grow and all(number is None or math.isfinite(number) for number in numbers)):
+            raise StateError("a course of other coefficients, of times that do not grow, or not finite")
         return course
 
-    def record(self, at_ns: int, names: Sequence[str], values: Callable[[], tuple[Floats, Floats | None]]) -> None:
+    def record(self, at_ns: int, names: Sequence[str], values: Callable[[], tuple[Floats, Floats]]) -> None:
         """Take a point of coefficients and standard errors, (p,) each, if the newest is old or something changed."""
-        newest_ns = self.points[-1].at_ns if self.points else at_ns - self.spacing_ns
-        changed = bool(self.changes) and newest_ns < self.changes[-1].at_ns <= at_ns
-        if -DAY_NS < at_ns - newest_ns < self.spacing_ns and not changed:
-            return
+        if self.points:
+            oldest_ns, newest_ns = self.points[0].at_ns, self.points[-1].at_ns
+            changed = bool(self.changes) and newest_ns < self.changes[-1].at_ns <= at_ns
+            spacing_ns = max(_FIRST_SPACING_NS, (newest_ns - oldest_ns) // POINTS_MAX)
+            if -DAY_NS < at_ns - newest_ns < spacing_ns and not changed:
+                return
         beta, stderr = values()
-        point = HistoryPoint(at_ns, _known(beta), _known(np.full(len(beta), np.nan) if stderr is None else stderr))
         # Stamps of a wrong year aside, all points are before this one.
-        self.points = [each for each in self.points if self.names == (*names,) and each.at_ns < at_ns] + [point]
-        self.names = (*names,)
+        points = [each for each in self.points if self.names == (*names,) and each.at_ns < at_ns]
+        self.names, self.points = (*names,), [*points, HistoryPoint(at_ns, _known(beta), _known(stderr))]
         self._thin()
 
     def _thin(self) -> None:
-        points = self.points
-        while len(points) > POINTS_MAX and self.spacing_ns < SPACING_NS:
-            self.spacing_ns *= 2
-            apart = points[:1]
-            for point in points[1:]:
-                if point.at_ns - apart[-1].at_ns >= self.spacing_ns:
-                    apart.append(point)
-            points = apart
-        self.points = [each for each in points[-POINTS_MAX:] if each.at_ns >= points[-1].at_ns - DAY_NS]
+        """Drop what is older than a day, and of too many points those nearest to the next one."""
+        points = [each for each in self.points if each.at_ns >= self.points[-1].at_ns - DAY_NS]
+        if len(points) > POINTS_MAX:
+            spacing_ns = 2 * (points[-1].at_ns - points[0].at_ns) // POINTS_MAX
+            points = [points[0], *{each.at_ns // spacing_ns: each for each in points[1:]}.values()]
+        self.points = points
 
     def mark(self, kind: ChangeKind, at_ns: int, gain: float | None = None) -> None:
         """Remember what happened; the same again changes nothing."""
@@ -114,16 +109,15 @@ class CoefficientHistory(msgspec.Struct):
         names, points = max((first.names, first.points), (second.names, second.points), key=lambda each: len(each[1]))
         if first.points and first.names == second.names and first.points[-1].at_ns < second.points[0].at_ns:
             points = first.points + second.points
-        self.names, self.points, self.spacing_ns = names, points, max(self.spacing_ns, other.spacing_ns)
-        if points:
-            self._thin()
+        self.names, self.points = names, points
+        self._thin()
         for change in other.changes:
             self.mark(change.kind, change.at_ns, change.gain)
 
 
 def _known(values: Floats) -> tuple[float | None, ...]:
-    """Numbers to seven digits, and None for what is not finite."""
-    return tuple(float(f"{value:.7g}") if math.isfinite(value) else None for value in values.tolist())
+    """Numbers, and None for what is not finite."""
+    return tuple(value if math.isfinite(value) else None for value in values.tolist())
 
 
 class HistoryView(NamedTuple):
@@ -137,14 +131,13 @@ class HistoryView(NamedTuple):
 
 
 class StepHistory:
-    """Of one target; ``kept``: targets that nobody looks at so closely keep nothing.
+    """Of a step's time.
 
     Attributes:
         coefficients: what is saved.
     """
 
-    def __init__(self, *, kept: bool) -> None:
-        self._kept = kept
+    def __init__(self) -> None:
         self._rows = np.empty((0, 2), np.float32)
         self.coefficients = CoefficientHistory()
 
@@ -156,8 +149,6 @@ class StepHistory:
 
     def learn(self, view: Design, log_ratio: Floats | None, found: Found | None) -> None:
         """Rows, log(y / (x beta F)) of them (n,) if they were predicted, and what was found of the speed."""
-        if not self._kept:
-            return
         if log_ratio is not None:
             observed_us = view.elapsed_us / view.steps
             rows = np.column_stack((observed_us, observed_us * np.exp(-log_ratio))).astype(np.float32)
@@ -166,17 +157,17 @@ class StepHistory:
             kind = ChangeKind.PREFILL_SPEED if found.prefill else ChangeKind.SPEED
             self.coefficients.mark(kind, int(view.end_ns[-1]), found.gain)
 
-    def record(self, at_ns: int, watcher: RlsLearner | None) -> None:
+    def record(self, at_ns: int, watcher: RlsLearner) -> None:
         """A block was learned, whose last row ended then; error bars exist once the first rows became statistics."""
-        if not self._kept or watcher is None or not watcher.started:
-            return
         names = watcher.features.names
 
-        def values() -> tuple[Floats, Floats | None]:
-            stderr = None if watcher.holding else watcher.diagnosis().stderr[: len(names)]
-            return watcher.fit.beta[: len(names)], stderr
+        def values() -> tuple[Floats, Floats]:
+            p = len(names)
+            stderr = np.full(p, np.nan) if watcher.holding else watcher.diagnosis().stderr[:p]
+            return watcher.fit.beta[:p], stderr
 
-        self.coefficients.record(at_ns, names, values)
+        if watcher.started:
+            self.coefficients.record(at_ns, names, values)
 
     def view(self) -> HistoryView:
         """As of now, for any thread."""

@@ -77,7 +77,7 @@ class TargetState(Stateful):
         self.windows: RowBlock | None = None
         self.finer, self.timed = False, np.zeros(2)
         self.replicas: list[Replica] = []
-        self.history = StepHistory(kept=target is Target.STEP_TIME)
+        self.history = StepHistory()
         self.engine_names: dict[int, str] = {}
         self.sheet_prior: SheetPrior | None = None
         self.left_out: list[str] = []
@@ -154,7 +154,9 @@ class TargetState(Stateful):
             shaped = None if log_ratio is None else log_ratio - log_factors
             if self.published is not None:
                 self.published.learn(block, shaped, change)
-            self.history.learn(block, shaped, change)
+            if self.target is Target.STEP_TIME:
+                self.history.learn(block, shaped, change)
+                self.history.record(int(rows.end_ns[-1]), watcher)
         for name, model in self.models.items():
             if model is not watcher and name in blocks:
                 log_ratios[name] = model.learn(blocks[name], change, watches=False)
@@ -163,7 +165,6 @@ class TargetState(Stateful):
         for other in self.river.values():
             if other.features.name in blocks:
                 other.learn(blocks[other.features.name])
-        self.history.record(int(rows.end_ns[-1]), watcher)
 
     def _best(self) -> str:
         """The champion as of now; empty before the first fit."""

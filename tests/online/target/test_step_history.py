@@ -114,9 +114,9 @@ def test_the_course_is_bounded_grows_and_reaches_back_a_day(n, apart_ns):
 def test_a_point_of_a_wrong_year_and_other_columns_begin_anew_and_clocks_that_differ_do_not():
     course = filled([100 * S, 200 * S, 3 * DAY_NS])
     course.record(2 * DAY_NS + 1, ["f0", "f1"], lambda: 1 / 0)
-    course.record(300 * S, ["f0", "f1"], lambda: (np.zeros(2), None))
+    course.record(300 * S, ["f0", "f1"], lambda: (np.zeros(2), np.zeros(2)))
     assert times_of(course) == [300 * S], "what lies a day before the wrong one had gone"
-    course.record(900 * S, ["g"], lambda: (np.zeros(1), None))
+    course.record(900 * S, ["g"], lambda: (np.zeros(1), np.zeros(1)))
     assert (times_of(course), course.names) == ([900 * S], ("g",))
 
 
@@ -143,9 +143,7 @@ def test_courses_side_by_side_merge_in_either_order_to_the_longer():
         assert times_of(one) == sides[0]
 
 
-@pytest.mark.parametrize(
-    ("name", "value"), [("names", ["a"]), ("spacing_ns", 0), ("points", [[5, [1.0], []]]), ("points", 7)]
-)
+@pytest.mark.parametrize(("name", "value"), [("names", ["a"]), ("points", [[5, [1.0], []]]), ("points", 7)])
 def test_a_course_that_does_not_fit_is_refused(name, value):
     state = with_value(learned(steps(700, 1).rows).state(), "course", name, value)
     with pytest.raises(StateError):

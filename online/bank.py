@@ -129,7 +129,8 @@ class Bank:
         if engines:
             state.name_engines(engines)
             if outcome[RowOutcome.LEARNED]:
-                self._known[config_id].lineage.record_rows(engines, rows.engine, rows.end_ns)
+                for number in sorted(engines.keys() & set(rows.engine.tolist())):
+                    self._known[config_id].lineage.record(engines[number], rows.end_ns[rows.engine == number])
         return outcome
 
     def _has_place(self, config_id: str, unix_ns: int) -> bool:

@@ -44,8 +44,8 @@ from river import base, drift, linear_model, optim, preprocessing
 from .blocks import Design, median_of
 from .constants import MEMORY_ROWS, NOISE_ROWS, VALUE_MAX
 from .errors import RATIO_MAX, Contest, PrequentialError
-from .features import INTERCEPT, Column, FeatureSet, Raw
-from .rows import CorrectionOutcome, Floats, Ints, RowBlock, Target
+from .features import FeatureSet
+from .rows import STEP_FEATURES, Floats, Ints, RowBlock
 from .snapshot import CorrectionSnapshot, ModelSnapshot
 from .state import Stateful, Tree
 
@@ -53,23 +53,18 @@ from .state import Stateful, Tree
 RESIDUAL_MAX, _THRESHOLD = 0.15, 0.05
 
 
-def _context() -> FeatureSet:
-    """Columns u: raw ones, and requests that run without being scheduled; what is not known is 0."""
-
-    def bounded(values: Floats) -> Floats:
-        return np.fmin(np.fmax(values, 0.0), VALUE_MAX)
-
-    def raw_column(name: str) -> Column:
-        return Column(name, "", lambda raw: bounded(raw[name]))
-
-    def idle(raw: Raw) -> Floats:
-        return bounded(bounded(raw["running"]) - bounded(raw["requests"]))
-
-    names = ("waiting", "preempted", "finished", "kv_usage_ratio", "offload_blocks", "restore_blocks", "evicted_blocks")
-    return FeatureSet("context", Target.STEP_TIME, (*map(raw_column, names), Column("idle", "", idle)))
+_NAMES = ("waiting", "preempted", "finished", "kv_usage_ratio", "offload_blocks", "restore_blocks", "evicted_blocks")
+CONTEXT = (*_NAMES, "idle")
+"""Columns u: raw ones, and requests that run without being scheduled."""
 
 
-CONTEXT = _context()
+def context_of(rows: RowBlock) -> Floats:
+    """Columns u of each row, per step, (n, 8); what is not known is 0."""
+    known = np.clip(np.nan_to_num(rows.raw), 0.0, VALUE_MAX)
+    raw = dict(zip(STEP_FEATURES, known.T, strict=True))
+    lines = [*(raw[name] for name in _NAMES), np.maximum(raw["running"] - raw["requests"], 0.0)]
+    per_row: Floats = np.add.reduceat(np.column_stack(lines), rows.offsets[:-1]) / rows.steps[:, None]
+    return per_row
 
 
 class RateLimit(Stateful):
@@ -118,7 +113,7 @@ class Regression(Stateful):
         """D of each row u, (n, 8), before it is learned with its e, (n,); not finite from where it diverged."""
         predicted = np.empty(len(u))
         for i, (row, y) in enumerate(zip(u.tolist(), np.clip(e, -1.0, 1.0).tolist(), strict=True)):
-            named = dict(zip(CONTEXT.names, row, strict=True))
+            named = dict(zip(CONTEXT, row, strict=True))
             self.scaler.learn_one(named)  # a row's context is known before its time
             scaled = self.scaler.transform_one(named)
             predicted[i] = self.linear.predict_one(scaled)
@@ -128,7 +123,7 @@ class Regression(Stateful):
     def to_state(self) -> Tree:
         """See Stateful."""
         columns = (self.scaler.counts, self.scaler.means, self.scaler.vars, self.linear.weights)
-        arrays = (np.array([float(each.get(name, 0.0)) for name in CONTEXT.names]) for each in columns)
+        arrays = (np.array([float(each.get(name, 0.0)) for name in CONTEXT]) for each in columns)
         return dict(zip(self.SAVED, (*arrays, float(self.linear.intercept)), strict=True))
 
     def from_state(self, state: Tree) -> None:
@@ -139,7 +134,7 @@ class Regression(Stateful):
         self.rows = self.means = self.variances = self.weights = np.zeros(len(CONTEXT))
         self.intercept = 0.0
         super().from_state(state)
-        known = (dict(zip(CONTEXT.names, getattr(self, name).tolist(), strict=True)) for name in self.SAVED[:4])
+        known = (dict(zip(CONTEXT, getattr(self, name).tolist(), strict=True)) for name in self.SAVED[:4])
         rows, means, variances, weights = known
         for into, values in ((self.scaler.counts, rows), (self.scaler.means, means), (self.scaler.vars, variances)):
             into.update(values)
@@ -179,7 +174,7 @@ class ResidualModel(Stateful):
         seen, told = self.rate_limit.pick(rows.end_ns), np.array([self.last_value])
         if len(seen):
             shown = rows.take(seen)
-            told = np.append(told, self.model.learn(CONTEXT.evaluate(shown) / shown.steps[:, None], left[seen]))
+            told = np.append(told, self.model.learn(context_of(shown), left[seen]))
             if not np.isfinite(told).all():
                 self._start_over()
                 told = np.nan_to_num(told, posinf=0.0, neginf=0.0)
@@ -196,7 +191,7 @@ class ResidualModel(Stateful):
 
     def snapshot(self) -> CorrectionSnapshot:
         """What it adds to the published prediction now."""
-        rows = {CorrectionOutcome.LEARNED.value: self.learned, CorrectionOutcome.THINNED.value: self.passed}
+        rows = {"learned": self.learned, "thinned": self.passed}
         factor = math.exp(self.last_value) if self.active else 1.0
         return CorrectionSnapshot(learner="river:residual", active=self.active, factor=factor, rows=rows)
 
@@ -243,30 +238,23 @@ class RiverLearner:
         if self.median_us == 0.0:
             self.median_us = median_of(per_step)
         for i in self.rate_limit.pick(block.end_ns).tolist():
-            row, y = self._row(block.x[i] / block.steps[i]), float(per_step[i])
-            predicted = self.median_us * (1.0 + self._predict_one(row))
+            row = dict(zip(self.features.names, (block.x[i] / block.steps[i]).tolist(), strict=True))
+            relative = float(per_step[i]) / self.median_us
+            predicted = 1.0 + self._predict_and_learn(row, _bounded(relative - 1.0))
             if self.started:
-                self.error.learn(np.array([abs(predicted - y) / y]))
-            self._ask(lambda model, row=row, y=y: model.learn_one(row, _bounded(y / self.median_us - 1.0)))
+                self.error.learn(np.array([abs(predicted / relative - 1.0)]))
             self.rows += 1
 
-    def _row(self, x: Floats) -> dict[str, float]:
-        """A row (p,) as River likes it; the intercept is the model's own."""
-        pairs = zip(self.features.names, x.tolist(), strict=True)
-        return {name: value for name, value in pairs if name != INTERCEPT}
-
-    def _predict_one(self, row: dict[str, float]) -> float:
-        return _bounded(self._ask(lambda model: model.predict_one(row)))
-
-    def _ask(self, question: Any) -> float:
-        """What the model answers; 0, and a fresh model, where it fails or is not finite."""
+    def _predict_and_learn(self, row: dict[str, float], t: float) -> float:
+        """What the model says of a row before it learns it; 0, and a fresh model, where it fails or is not finite."""
         try:
-            answer = float(question(self.model) or 0.0)
+            predicted = float(self.model.predict_one(row) or 0.0)
+            self.model.learn_one(row, t)
         except (ArithmeticError, ValueError, TypeError, LookupError):
-            answer = math.nan
-        if not math.isfinite(answer):
-            self.model, answer = make_regressor(self.dotted), 0.0
-        return answer
+            predicted = math.nan
+        if not math.isfinite(predicted):
+            self.model, predicted = make_regressor(self.dotted), 0.0
+        return _bounded(predicted)
 
     def snapshot(self) -> ModelSnapshot | None:
         """Rows and error; its weights are in moving units and mean nothing on their own, so they are not listed."""

@@ -123,13 +123,6 @@ class RowOutcome(enum.StrEnum):
     """Of a configuration beyond ``configs_max``."""
 
 
-class CorrectionOutcome(enum.StrEnum):
-    """What became of a row at River's residual model; predicted = the sum over both."""
-
-    LEARNED = "learned"
-    THINNED = "thinned"
-
-
 @dataclass(frozen=True, slots=True)
 class RowBlock:
     """n interval equations of one target.

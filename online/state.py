@@ -80,7 +80,7 @@ class StateError(ValueError):
 
 def encode(tree: Tree) -> bytes:
     """The file of this tree; nobody may change its arrays meanwhile."""
-    body = zlib.compress(_pack({"version": VERSION, "parts": tree}), zlib.Z_BEST_SPEED)
+    body = zlib.compress(_ENCODER.encode({"version": VERSION, "parts": tree}), zlib.Z_BEST_SPEED)
     return MAGIC + _digest(body) + body
 
 
@@ -121,18 +121,17 @@ def _digest(body: bytes | memoryview) -> bytes:
     return hashlib.blake2b(body).digest()
 
 
-def _pack(value: object) -> bytes:
-    return msgspec.msgpack.encode(value, enc_hook=_packed)
-
-
 def _packed(value: object) -> object:
     """What msgspec writes for a value that it does not know."""
     if isinstance(value, np.ndarray):
         dtype = value.dtype.descr if value.dtype.names else value.dtype.str
-        return msgspec.msgpack.Ext(_ARRAY, _pack([dtype, value.shape, value.tobytes()]))
+        return msgspec.msgpack.Ext(_ARRAY, _ENCODER.encode([dtype, value.shape, value.tobytes()]))
     if isinstance(value, np.generic):
         return value.item()
     raise NotImplementedError(f"{type(value).__name__} in a state")  # what msgspec asks of an enc_hook
+
+
+_ENCODER = msgspec.msgpack.Encoder(enc_hook=_packed)
 
 
 def _array_of(code: int, data: memoryview) -> NDArray[Any]:
@@ -193,14 +192,14 @@ class Stateful:
 
 
 @contextlib.contextmanager
-def refusing(what: str = "state") -> Iterator[None]:
+def refusing() -> Iterator[None]:
     """Whatever a tree of another form runs into is a StateError: it comes from a file."""
     try:
         yield
     except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as error:
         if isinstance(error, StateError):
             raise
-        raise StateError(f"{what} does not fit: {error!r}") from error
+        raise StateError(f"state does not fit: {error!r}") from error
 
 
 def _copied(value: Any) -> Any:
@@ -275,25 +274,18 @@ class Lineage:
         if any(last < first or rows < 0 for spans in self.engines.values() for first, last, rows in spans):
             raise StateError("a span of an engine ends before it begins")
 
-    def record_rows(self, engines: Mapping[int, str], numbers: NDArray[np.int64], end_ns: NDArray[np.int64]) -> None:
-        """Rows (n,) came and some were learned; ``engines`` names their numbers (n,), of others there is none."""
-        for number in sorted(engines.keys() & set(numbers.tolist())):
-            self.record(engines[number], end_ns[numbers == number])
-
     def record(self, engine: str, end_ns: NDArray[np.int64]) -> None:
         """Rows (n,) were learned."""
-        times = np.sort(end_ns)
+        times, spans = np.sort(end_ns), self.engines.get(engine, [])
         for part in np.split(times, np.flatnonzero(np.diff(times) > IDLE_GAP_NS) + 1):
-            self._extend(engine, (int(part[0]), int(part[-1]), len(part)))
-
-    def _extend(self, engine: str, span: Span) -> None:
-        apart = []
-        for other in self.engines.get(engine, ()):
-            if other[0] - span[1] > IDLE_GAP_NS or span[0] - other[1] > IDLE_GAP_NS:
-                apart.append(other)
-            else:
-                span = _joined(other, span)
-        self._keep(engine, [*apart, span])
+            span, apart = (int(part[0]), int(part[-1]), len(part)), []
+            for other in spans:
+                if other[0] - span[1] > IDLE_GAP_NS or span[0] - other[1] > IDLE_GAP_NS:
+                    apart.append(other)
+                else:
+                    span = _joined(other, span)
+            spans = [*apart, span]
+        self._keep(engine, spans)
 
     def _keep(self, engine: str, spans: list[Span]) -> None:
         spans = sorted(spans)
@@ -352,7 +344,4 @@ def _joined(a: Span, b: Span) -> Span:
 
 
 def _text(unix_ns: int) -> str:
-    try:
-        return datetime.fromtimestamp(unix_ns // 1_000_000_000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    except (OverflowError, ValueError, OSError):
-        return f"{unix_ns} ns"
+    return datetime.fromtimestamp(unix_ns // 1_000_000_000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

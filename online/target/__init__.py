@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .history import ChangeKind, HistoryView, StepHistory
-from .settings import RESIDUAL, RLS, BankSettings, check_settings, feature_set, make_learner
+from .settings import RESIDUAL, RLS, BankSettings, check_settings, feature_set
 from .target_state import TargetState
 
 __all__ = [
@@ -16,5 +16,4 @@ __all__ = [
     "TargetState",
     "check_settings",
     "feature_set",
-    "make_learner",
 ]

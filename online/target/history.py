@@ -70,10 +70,12 @@ class CoefficientHistory(msgspec.Struct):
         points = course.points
         numbers = [change.gain for change in course.changes]
         numbers += [number for point in points for number in (*point.coefficient, *point.stderr)]
-        same = all(len(each.coefficient) == len(each.stderr) == len(course.names) for each in points)
-        grow = all(before.at_ns < after.at_ns for before, after in itertools.pairwise(points))
-        if not (same and grow and all(number is None or math.isfinite(number) for number in numbers)):
-            raise StateError("a course of other coefficients, of times that do not grow, or not finite")
+        if not all(len(each.coefficient) == len(each.stderr) == len(course.names) for each in points):
+            raise StateError("a point of other coefficients")
+        if not all(number is None or math.isfinite(number) for number in numbers):
+            raise StateError("a number of the course is not finite")
+        if not all(before.at_ns < after.at_ns for before, after in itertools.pairwise(points)):
+            raise StateError("times of the course do not grow")
         return course
 
     def record(self, at_ns: int, names: Sequence[str], values: Callable[[], tuple[Floats, Floats]]) -> None:

@@ -15,7 +15,7 @@ level and residual model.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -27,11 +27,14 @@ from online.errors import Intervals, PrequentialError
 from online.features import INTERCEPT, PORTABLE, FeatureSet
 from online.level import Level
 from online.rls import RlsLearner
-from online.rows import Floats, Mask
+from online.rows import Floats, Mask, Target
 from online.snapshot import ModelSnapshot, SeenSnapshot
 from online.state import Stateful
 
-from .settings import BankSettings, make_residual
+from .settings import RESIDUAL, BankSettings, river_module
+
+if TYPE_CHECKING:
+    from online.river import ResidualModel
 
 SHAPED = PORTABLE
 """The feature set that shape factors belong to."""
@@ -56,7 +59,9 @@ class PublishedPrediction(Stateful):
         self.low, self.high = np.zeros(len(features)), np.zeros(len(features))
         self.cells: Mask = np.zeros(CELLS, np.bool_)
         self.level, self.observed_us, self.predicted_us = Level(), 0.0, 0.0
-        self.residual = make_residual(features.target, settings)
+        self.residual: ResidualModel | None = None
+        if RESIDUAL in settings.learners and features.target is Target.STEP_TIME:
+            self.residual = river_module().ResidualModel(settings.river_rows_per_s)
 
     def learn(self, view: Design, log_ratio: Floats | None, change: Change | None) -> None:
         """Rows of a block, log(y / (x beta F)), (n,), None while nothing was predicted, and a change in them."""

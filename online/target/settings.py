@@ -1,4 +1,4 @@
-"""What to learn with: the settings as a protocol, and which learner a configured name and a feature set make.
+"""What to learn with: the settings as a protocol, and the feature set that a configured name means.
 
 The sidecar's configuration fulfils the protocol, so that every default stands there, once. ``river:residual`` is no
 learner of its own: it is part of what a target publishes (online/target/published_prediction.py). online/river.py is
@@ -10,25 +10,17 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Protocol, Union
+from typing import Any, Protocol
 
 from online.change import DETECTORS
 from online.constants import VALUE_MAX
 from online.features import Facts, FeatureSet, build, custom, registered
-from online.rls import Prior, RlsLearner
 from online.rows import Target
-
-if TYPE_CHECKING:
-    from online.river import ResidualModel, RiverLearner
 
 RLS = "rls"
 RIVER, RESIDUAL = "river:", "river:residual"
 CUSTOM = "custom"
 """The feature set whose columns the configuration lists by their raw names."""
-
-Learner = Union[RlsLearner, "RiverLearner"]
-"""One feature set on one target of one configuration. What a target publishes is of the first kind alone: error bars,
-intervals, drift, statistics that merge and donate. It is saved; the other starts over with the process."""
 
 
 class BankSettings(Protocol):
@@ -94,29 +86,14 @@ def _check_learner(name: str) -> None:
     if not name.startswith(RIVER):
         raise ValueError(f"learners: {name!r} is not one of {RLS}, {RIVER}<name>")
     try:
-        _river().make_regressor(name.removeprefix(RIVER))
+        river_module().make_regressor(name.removeprefix(RIVER))
     except ValueError as error:
         raise ValueError(f"learners: {name!r}: {error}") from error
 
 
-def _river() -> Any:
+def river_module() -> Any:
+    """online/river.py, imported when it is first asked for."""
     return importlib.import_module("online.river")
-
-
-def make_learner(name: str, features: FeatureSet, settings: BankSettings, prior: Prior | None = None) -> Learner:
-    """A fresh learner of a name that was checked; ``prior`` goes to ``rls`` only."""
-    if name == RLS:
-        return RlsLearner(features, prior, detector=settings.detector)
-    learner: RiverLearner = _river().RiverLearner(name.removeprefix(RIVER), features, settings.river_rows_per_s)
-    return learner
-
-
-def make_residual(target: Target, settings: BankSettings) -> ResidualModel | None:
-    """River's residual model of a target and the columns it reads; None where it has none."""
-    if RESIDUAL not in settings.learners or target is not Target.STEP_TIME:
-        return None
-    model: ResidualModel = _river().ResidualModel(settings.river_rows_per_s)
-    return model
 
 
 def feature_set(name: str, target: Target, facts: Facts, settings: BankSettings) -> FeatureSet | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -12,7 +11,7 @@ import msgspec
 import numpy as np
 
 from online.blocks import Cutter, Design, measurements
-from online.constants import ENGINES_MAX, HALF_LIFE_STEPS, MEMORY_ROWS, NOISE_ROWS, PREFERENCE, TENTH, WORTH
+from online.constants import ENGINES_MAX, HALF_LIFE_STEPS, MEMORY_ROWS, NOISE_ROWS, PREFERENCE, WORTH
 from online.errors import Residuals
 from online.features import FeatureSet
 from online.rls import (
@@ -26,13 +25,13 @@ from online.rls import (
     merge,
 )
 from online.rows import Floats, Quality, RowBlock, RowOutcome, Target
-from online.snapshot import IntervalSnapshot, ModelSnapshot, Reason, TargetSnapshot
+from online.snapshot import ModelSnapshot, Reason, TargetSnapshot
 from online.state import StateError, Stateful, Tree
 from online.transfer import SheetPrior
 
 from .history import ChangeKind, CoefficientHistory, StepHistory
 from .published_prediction import SHAPED, PublishedPrediction
-from .settings import RESIDUAL, BankSettings, make_learner
+from .settings import RESIDUAL, RIVER, RLS, BankSettings, river_module
 
 if TYPE_CHECKING:
     from online.river import RiverLearner
@@ -89,12 +88,12 @@ class TargetState(Stateful):
         if features.name in self.sets:
             return
         self.sets[features.name] = features
-        for name in [each for each in self.settings.learners if each != RESIDUAL]:
-            learner = make_learner(name, features, self.settings, prior)
-            if isinstance(learner, RlsLearner):
-                self.models[features.name] = learner
-            else:
-                self.river[f"{name}/{features.name}"] = learner
+        for name in self.settings.learners:
+            if name == RLS:
+                self.models[features.name] = RlsLearner(features, prior, detector=self.settings.detector)
+            elif name != RESIDUAL:
+                dotted, rows_per_s = name.removeprefix(RIVER), self.settings.river_rows_per_s
+                self.river[f"{name}/{features.name}"] = river_module().RiverLearner(dotted, features, rows_per_s)
         if self.published is None and SHAPED in self.models and self.target.vector == "beta":
             self.published = PublishedPrediction(features, self.settings)
         for model in self.models.values():
@@ -211,13 +210,13 @@ class TargetState(Stateful):
             models = {name: doubt_identified(model, next(iter(doubts), None)) for name, model in models.items()}
         # Of a merged state the engines it was made of, else those that send here, each against the others.
         engines = self.replicas or Replica.of_engines(watcher, self.engine_names)
-        replicas, spread = compare_replicas(engines, watcher.rows if self.replicas else 0, watcher.features.names)
+        replicas, _ = compare_replicas(engines, watcher.rows if self.replicas else 0, watcher.features.names)
         if self.published is not None:
             parts = self.published.snapshot(self.models[SHAPED], None if told is None else told.beta)
         else:
             band = learner.intervals.snapshot(by_stratum=vector == "beta")
             parts = {"interval": band, "mean_factor": learner.mean_factor()}
-        target = TargetSnapshot(
+        return TargetSnapshot(
             vector=vector,
             unit="us",
             champion=champion,
@@ -229,7 +228,6 @@ class TargetState(Stateful):
             doubts=[*doubts.values()],
             **parts,
         )
-        return _as_far_as_engines_agree(target, spread)
 
     def _models_as_published(self) -> dict[str, ModelSnapshot]:
         models = {name: model.snapshot() for name, model in self.river.items()}
@@ -341,29 +339,3 @@ class TargetState(Stateful):
         self.changes += 1
         self.history.coefficients.add(old.history.coefficients)
         self.history.coefficients.mark(ChangeKind.CONFIGURATION, old.last_ns)
-
-
-def _as_far_as_engines_agree(target: TargetSnapshot, spread: float) -> TargetSnapshot:
-    """A merged target whose engines are so far apart, in logs: error bars and band reach as far, in quadrature."""
-    if not spread:
-        return target
-
-    def wider(model: ModelSnapshot) -> ModelSnapshot:
-        apart = spread * np.array([feature.coefficient for feature in model.features])
-        covariance = (np.array(model.covariance) + np.outer(apart, apart)).tolist() if model.covariance else []
-        return model.with_each(
-            lambda each: {"stderr": each.stderr and math.hypot(each.stderr, spread * each.coefficient)},
-            covariance=covariance,
-        )
-
-    def ends(p10: float, p50: float, p90: float) -> tuple[float, float, float]:
-        low, high = (math.hypot(math.log(ratio), TENTH * spread) for ratio in (p50 / p10, p90 / p50))
-        return p50 * math.exp(-low), p50, p50 * math.exp(high)
-
-    band = target.interval
-    if band is not None:
-        p10, p50, p90 = ends(band.p10, band.p50, band.p90)
-        strata = {name: ends(*each) for name, each in band.strata.items()}
-        band = IntervalSnapshot(p10=p10, p50=p50, p90=p90, strata=strata)
-    models = {name: wider(model) for name, model in target.models.items()}
-    return msgspec.structs.replace(target, models=models, interval=band)

@@ -9,8 +9,7 @@ import pytest
 
 from collector.config import Config
 from online import STEP_FEATURES, RowBlock
-from online.river import CONTEXT, RESIDUAL_MAX, RateLimit, ResidualModel
-from online.rows import CorrectionOutcome
+from online.river import RESIDUAL_MAX, RateLimit, ResidualModel, context_of
 from online.state import StateError
 from tests.support.banks import STEP, learned, merged, restarted, told
 from tests.support.linear_steps import steps
@@ -45,7 +44,7 @@ def test_what_the_queue_costs_is_learned_and_is_part_of_what_is_published(queued
     target = told(queued)
     model = target.models["portable"]
     assert target.correction.active
-    assert set(target.correction.rows) == set(CorrectionOutcome)
+    assert set(target.correction.rows) == {"learned", "thinned"}
     assert sum(target.correction.rows.values()) == 3000 - 20, "all but the first block, of a second"
     assert model.prediction_error.mape < 0.6 * model.shaped_error.mape
     assert target.prediction_error == model.prediction_error
@@ -110,7 +109,7 @@ def test_what_is_not_known_of_a_step_is_zero_and_nothing_is_out_of_range():
     rows = _queued(4, 16)
     raw = np.full_like(rows.raw, np.nan)
     raw[1] = np.inf
-    found = CONTEXT.evaluate(RowBlock.of_lines(raw, rows.elapsed_us))
+    found = context_of(RowBlock.of_lines(raw, rows.elapsed_us))
     assert np.isfinite(found).all()
     assert not found[0].any()
 

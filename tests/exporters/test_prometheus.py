@@ -131,14 +131,15 @@ def test_units_become_base_units(unit, expected):
     assert base_unit(unit) == expected
 
 
-@pytest.mark.parametrize("max_series", [1, 7, 100, 1000, 5000])
-def test_the_page_never_shows_more_than_its_capacity_and_says_what_it_withheld(max_series):
-    everything = len(series(cases.full_snapshot(20), max_series=10**6)) - len(PAGE_FAMILIES)
-    shown = series(cases.full_snapshot(20), max_series=max_series)
-    listed = len(shown) - len(PAGE_FAMILIES)
-    assert listed <= max_series
-    assert shown["tracefit_exposition_series", frozenset()] == listed
-    assert shown["tracefit_exposition_series_withheld", frozenset()] == everything - listed
+def test_the_page_never_shows_more_than_its_capacity_and_says_what_it_withheld():
+    snapshot = cases.full_snapshot(10)
+    everything = len(series(snapshot, max_series=10**6)) - len(PAGE_FAMILIES)
+    for max_series in (1, 7, 100, 1000, 5000):
+        shown = series(snapshot, max_series=max_series)
+        listed = len(shown) - len(PAGE_FAMILIES)
+        assert listed <= max_series
+        assert shown["tracefit_exposition_series", frozenset()] == listed
+        assert shown["tracefit_exposition_series_withheld", frozenset()] == everything - listed
 
 
 def test_a_series_is_never_shown_twice():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.gpu_server import work_us
@@ -36,6 +36,7 @@ def limits(request) -> Limits:
     return Limits(max_num_seqs=16, max_num_batched_tokens=512, asynchronous=request.param)
 
 
+@settings(max_examples=20)
 @given(
     asynchronous=st.booleans(),
     slots=st.integers(1, 40),

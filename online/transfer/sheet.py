@@ -272,30 +272,29 @@ def estimate(
 
 
 def shared_overheads(donors: Sequence[tuple[SheetTerms, SufficientStatistics]]) -> HierarchicalPrior:
-    """Mean and sd of one more model's overheads; see the module's head."""
+    """Mean and sd of one more model's overheads; see the module's head. Nobody shares q and e."""
     if not donors:
         return HierarchicalPrior(HYPER_MEAN, HYPER_SD)
-    mean, sd = HYPER_MEAN[:SHARED], HYPER_SD[:SHARED]
-    has = np.array([terms.has[:SHARED] for terms, _ in donors])
-    mu, tau = mean, _OPEN * sd
+    mean, sd, own = HYPER_MEAN, HYPER_SD, np.arange(len(HYPER_MEAN)) >= SHARED
+    has = np.array([terms.has for terms, _ in donors]) & ~own
+    mu, tau = mean, np.where(own, sd, _OPEN * sd)
     for _ in range(_ROUNDS):
-        prior = HierarchicalPrior(np.append(mu, HYPER_MEAN[SHARED:]), np.append(tau, HYPER_SD[SHARED:]))
-        found = [estimate(terms, [evidence], prior) for terms, evidence in donors]
-        theta = np.array([theta[:SHARED] for theta, _ in found])
-        variance = np.array([covariance.diagonal()[:SHARED] for _, covariance in found])
+        found = [estimate(terms, [evidence], HierarchicalPrior(mu, tau)) for terms, evidence in donors]
+        theta = np.array([theta for theta, _ in found])
+        variance = np.array([covariance.diagonal() for _, covariance in found])
         kept = has & ~_outliers(theta, has)
         weight = np.where(kept, tau**-2.0, 0.0)
         mu = ((weight * theta).sum(axis=0) + mean / sd**2) / (weight.sum(axis=0) + sd**-2.0)
         squares = np.where(kept, (theta - mu) ** 2 + variance, 0.0).sum(axis=0) + (sd / 2.0) ** 2
-        tau = np.maximum(np.sqrt(squares / (kept.sum(axis=0) + 1)), _FLOOR * mu)
+        tau = np.where(own, sd, np.maximum(np.sqrt(squares / (kept.sum(axis=0) + 1)), _FLOOR * mu))
     spread = np.sqrt(tau**2 + 1.0 / (kept.sum(axis=0) / tau**2 + sd**-2.0))
-    return HierarchicalPrior(np.append(mu, HYPER_MEAN[SHARED:]), np.append(spread, HYPER_SD[SHARED:]))
+    return HierarchicalPrior(mu, np.where(own, sd, spread))
 
 
 def _outliers(theta: Floats, has: Mask) -> Mask:
-    """Mask of the donors' overheads, (m, 5)."""
+    """Mask of the donors' overheads, (m, 7)."""
     outliers = np.zeros(has.shape, np.bool_)
-    for j in range(SHARED):
+    for j in np.flatnonzero(has.any(axis=0)).tolist():
         values = np.append(theta[has[:, j], j], [HYPER_MEAN[j]] * 2)
         center = median_of(values)
         spread = max(MAD_TO_SD * median_of(np.abs(values - center)), _FLOOR * center, HYPER_SD[j] / 4.0)

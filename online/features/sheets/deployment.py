@@ -65,7 +65,6 @@ class HardwareSheet(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         return {"peak_tflops": self.peak_tflops(dtype), **known}
 
 
-_SHORT = "compute_tflops_"
 _FALLBACK = {
     "bfloat16": ("bf16", "fp16"),
     "float16": ("fp16", "bf16"),
@@ -87,13 +86,9 @@ def hardware_sheets(table: object) -> dict[str, HardwareSheet]:
     for name, entry in table.items():
         if not isinstance(entry, Mapping):
             raise SheetError(f"hardware.{name}: expected an object, got {type(entry).__name__}")
-        # ``compute_tflops_<dtype>`` is a short form of ``tflops``; a source of one's own need not be named.
-        peaks = {str(k).removeprefix(_SHORT): v for k, v in entry.items() if str(k).startswith(_SHORT)}
-        said = {key: value for key, value in entry.items() if not str(key).startswith(_SHORT)}
-        said = {"name": str(name), "source": "configuration"} | ({"tflops": peaks} if peaks else {}) | said
-        try:
-            out[str(name)] = msgspec.convert(said, HardwareSheet)
-        except msgspec.ValidationError as error:
+        try:  # a source of one's own need not be named
+            out[str(name)] = msgspec.convert({"name": str(name), "source": "configuration", **entry}, HardwareSheet)
+        except (msgspec.ValidationError, TypeError) as error:
             raise SheetError(f"hardware.{name}: {error}") from None
     return out
 

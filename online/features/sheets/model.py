@@ -233,17 +233,18 @@ _NVFP4, _MXFP4 = 0.5 + 1.0 / 16, 0.5 + 1.0 / 32
 # Guard: no quantized weight has more bits.
 _BITS_MAX = 16
 
+_EIGHT_BITS = (
+    *("fp8", "fbgemm_fp8", "ptpc_fp8", "fp8_e4m3", "modelopt", "fp8_per_channel_per_token", "fp8_pb_wo"),
+    *("int8", "int8_sq", "w8a8", "w8a16", "w8a8_sq_per_channel"),
+)
+_FOUR_BITS = ("awq", "awq_marlin", "gptq", "gptq_marlin", "int4", "int4_awq", "w4a16", "w4a16_awq", "w4a8_awq")
 _BY_NAME = {
-    **dict.fromkeys(("fp8", "fbgemm_fp8", "ptpc_fp8", "fp8_e4m3", "modelopt", "int8", "w8a8", "w8a16"), 1.0),
-    **dict.fromkeys(("awq", "awq_marlin", "gptq", "gptq_marlin", "int4", "w4a16"), 0.5),
-    **dict.fromkeys(("modelopt_fp4", "nvfp4"), _NVFP4),
+    **dict.fromkeys(_EIGHT_BITS, 1.0),
+    **dict.fromkeys(_FOUR_BITS, 0.5),
+    **dict.fromkeys(("modelopt_fp4", "nvfp4", "nvfp4_awq"), _NVFP4),
     **dict.fromkeys(("mxfp4", "gpt_oss_mxfp4"), _MXFP4),
 }
-_BY_ALGORITHM = {
-    **dict.fromkeys(("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "FP8_PB_WO", "INT8_SQ", "W8A8_SQ_PER_CHANNEL"), 1.0),
-    **dict.fromkeys(("W4A16", "W4A16_AWQ", "W4A8_AWQ", "INT4_AWQ"), 0.5),
-    **dict.fromkeys(("NVFP4", "NVFP4_AWQ"), _NVFP4),
-}
+"""Names of engines and of modelopt's algorithms: bytes of a weight."""
 
 
 def bytes_by_name(method: str) -> float | None:
@@ -267,7 +268,7 @@ def quantization_in(config: Mapping[str, Any]) -> tuple[str, float | None] | Non
 
 def _said(said: Mapping[str, Any], method: str) -> tuple[str, float | None] | None:
     algorithm, groups = said.get("quant_algo"), said.get("config_groups")
-    if isinstance(algorithm, str) and (known := _BY_ALGORITHM.get(algorithm.upper())) is not None:
+    if isinstance(algorithm, str) and (known := bytes_by_name(algorithm)) is not None:
         return f"{method} {algorithm}", known
     if isinstance(groups, Mapping):
         return _by_groups(groups, method)

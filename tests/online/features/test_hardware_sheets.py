@@ -56,8 +56,8 @@ def test_a_dtype_the_sheet_lacks_falls_back_to_a_slower_one():
     assert SHEETS["H100-SXM"].peak_tflops("auto") == SHEETS["H100-SXM"].tflops["bf16"]
 
 
-def test_a_machine_of_ones_own_has_a_short_form():
-    entry = {"compute_tflops_fp32": 0.1, "memory_bandwidth_gb_s": 30, "memory_gb": 24, "note": "measured"}
+def test_a_machine_of_ones_own_needs_no_name_and_no_source():
+    entry = {"tflops": {"fp32": 0.1}, "memory_bandwidth_gb_s": 30, "memory_gb": 24, "note": "measured"}
     facts = hardware_sheets({"box": entry})["box"].facts("float32")
     assert facts == {"peak_tflops": 0.1, "memory_bandwidth_gb_s": 30.0, "memory_gb": 24.0}
 

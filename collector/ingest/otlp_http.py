@@ -64,42 +64,31 @@ NOT_GZIP = answer(Outcome.UNDECODABLE, text="not gzip of one member")
 BUSY = answer(Outcome.QUEUE_FULL, RETRY_SOON_S, "too much being received")
 
 
-class TooLarge(Exception):
-    """A gzip body holds more bytes than may come out."""
-
-
-def inflate(data: bytes, limit_bytes: int, check: Callable[[], None] = lambda: None) -> bytes:
-    """Gunzip one member.
+def inflate(data: bytes, limit_bytes: int, is_wanted: Callable[[], bool] = lambda: True) -> bytes | Answer:
+    """Gunzip one member, or say why it cannot be taken.
 
     Args:
         data: the body.
         limit_bytes: most bytes that may come out.
-        check: called before each piece of the body; what it raises ends the work.
-
-    Raises:
-        zlib.error: the data is bad, or something follows the member.
-        TooLarge: there is more.
+        is_wanted: whether somebody still waits for it; asked before each piece of the body.
     """
     member, out, size_bytes = zlib.decompressobj(wbits=31), [], 0
+    until_s = time.monotonic() + INFLATE_S
     for at in range(0, len(data), PIECE_BYTES):
-        check()
         if member.eof:
-            raise zlib.error("more than one member")
-        out.append(member.decompress(data[at : at + PIECE_BYTES], limit_bytes - size_bytes + 1))
+            return NOT_GZIP  # another member follows
+        if not is_wanted():
+            return TOO_SLOW
+        if time.monotonic() > until_s:
+            return BUSY
+        try:
+            out.append(member.decompress(data[at : at + PIECE_BYTES], limit_bytes - size_bytes + 1))
+        except zlib.error:
+            return NOT_GZIP
         size_bytes += len(out[-1])
         if size_bytes > limit_bytes:
-            raise TooLarge
-    if not member.eof or member.unused_data:
-        raise zlib.error("no whole member, or more than one")
-    return b"".join(out)
-
-
-_UNREADABLE: Final[dict[type[Exception], Answer]] = {
-    zlib.error: NOT_GZIP,
-    TooLarge: TOO_LARGE,
-    TimeoutError: BUSY,
-    ConnectionResetError: TOO_SLOW,
-}
+            return TOO_LARGE
+    return b"".join(out) if member.eof and not member.unused_data else NOT_GZIP
 
 
 class _ExportHandler:
@@ -147,26 +136,14 @@ class _ExportHandler:
             body = await receiving.read(request.content.read())
         except web.RequestPayloadError:
             return TOO_SLOW
-        try:
-            if _encoding(request) == "gzip":
-                body = await asyncio.to_thread(inflate, body, self._intake.message_bytes_max, _check_of(request))
-        except tuple(_UNREADABLE) as error:
-            return _UNREADABLE[type(error)]
-        return body
+        if _encoding(request) != "gzip":
+            return body
+        return await asyncio.to_thread(inflate, body, self._intake.message_bytes_max, partial(_is_here, request))
 
 
-def _check_of(request: web.BaseRequest) -> Callable[[], None]:
-    """What inflating asks before each piece: is there time, and somebody who waits."""
-    until_s = time.monotonic() + INFLATE_S
-    transport = request.transport
-
-    def check() -> None:
-        if transport is None or transport.is_closing():
-            raise ConnectionResetError
-        if time.monotonic() > until_s:
-            raise TimeoutError
-
-    return check
+def _is_here(request: web.BaseRequest) -> bool:
+    """Whether the client still waits."""
+    return request.transport is not None and not request.transport.is_closing()
 
 
 def _reply(request: web.BaseRequest, answer: Answer | None) -> web.Response:

@@ -1,6 +1,6 @@
-"""What users have otherwise, beside tracefit: for single requests what routers learn, for pages what autoscalers fit.
+"""Single requests: what tracefit says of them beside what routers learn.
 
-Requests. All learn from those delivered before the cut and are judged on the last half of those after it:
+All learn from those delivered before the cut and are judged on the last half of those after it:
 
     request              TTFT at what the request met on arrival, TPOT at the mean batch it met while it decoded
     request at arrival   both at what it met on arrival, which is what the baselines are told
@@ -18,38 +18,21 @@ A request met, of the others at its arrival A_i, F first and E last token, N out
 
 and while it decoded the mean of #{j : F_j <= t < E_j} over F_i <= t < E_i, itself included. Counted from the spans of
 finished requests: those that never ended are missing in all columns alike.
-
-Pages. The mean inter-token latency (ITL) of windows of 15 s, learned on the first part and scored frozen on the rest:
-
-    tracefit      sum_r d_r (x_r beta) / sum_r d_r l_r      over rows of the window; d: mean decoding requests, l: steps
-    line          ITL = A k + B, k: mean KV usage; ordinary least squares over windows of 0.15 <= k <= 0.85, if ten are
-
-Both are told the window's load, as it is; the line does not know a step. A window in which fewer than ten
-tokens followed another is left out.
 """
 
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 import tracefit
-from collector.config import Config
-from collector.decode.pages import EngineReading, Meaning, ScrapedPage
-from collector.join.pages import PageEngine
-from collector.recordings import Timed
-from online import STEP_FEATURES, Floats, Mask, RowBlock, Target
+from online import Floats, Mask
 
-from .captures import name_of
-from .systems import Fit, Score, ape, fit
-
-# --- requests ---------------------------------------------------------------------------------------------------------
+from .systems import Score, ape
 
 ROUTER_FEATURES = ("prompt tokens", "running", "waiting", "KV usage", "tokens so far")
 
@@ -173,130 +156,3 @@ def _request_score(model: str, times: Times, served: ServedRequests, judged: Mas
         error = ape(predicted_us, observed_us[judged])
         score[f"{name}_median"], score[f"{name}_p90"] = np.quantile(error, (0.5, 0.9)).tolist()
     return score
-
-
-# --- pages ------------------------------------------------------------------------------------------------------------
-
-LINE_POINTS_MIN = 10
-LINE_RANGE = (0.15, 0.85)
-WINDOW_S = 15.0
-_DECODED_MIN = 10
-_DECODING = STEP_FEATURES.index("decode_requests")
-TRACEFIT, LINE = "tracefit", "ITL = A k + B"
-
-
-class TimedReading(NamedTuple):
-    """One engine's counters at one time."""
-
-    unix_ns: int
-    mono_ns: int
-    reading: EngineReading
-
-
-class PageReport(msgspec.Struct, frozen=True, kw_only=True):
-    """One engine's recorded pages: how well its mean inter-token latency is predicted."""
-
-    name: str
-    pages: int
-    learned_rows: int
-    windows: int
-    scores: list[Score]
-
-
-class _Window(NamedTuple):
-    """Rows of one window, and its means."""
-
-    rows: RowBlock
-    itl_us: float
-    kv_usage: float
-    end_ns: int
-
-
-def load_pages(path: Path, said: Sequence[Timed]) -> dict[str, list[TimedReading]]:
-    """Readings of each engine of one source, by name; empty if it holds something else."""
-    readings: dict[str, list[TimedReading]] = {}
-    pages = [timed.said for timed in said if isinstance(timed.said, ScrapedPage)]
-    for page in pages:
-        server = name_of(path) if page.instance == page.recording else f"{name_of(path)} {page.instance}"
-        for reading in page.engines:
-            key = server if reading.engine == "0" else f"{server}#{reading.engine}"
-            readings.setdefault(key, []).append(TimedReading(page.unix_ns, page.mono_ns, reading))
-    return readings
-
-
-def _scraped(readings: Sequence[TimedReading], whole: PageEngine | None = None) -> PageEngine:
-    """The engine after these readings; ``whole`` knows how many front ends it has."""
-    engine = PageEngine("recording", "", 0, Config())
-    if whole is not None:
-        engine.windows.take_front_ends_of(whole.windows)
-    for timed in readings:
-        engine.add(timed.unix_ns, timed.mono_ns, timed.reading)
-    return engine
-
-
-def _rows_of(engine: PageEngine) -> RowBlock | None:
-    found = engine.advance()
-    return found[0].rows if found else None
-
-
-def evaluate_pages(name: str, readings: Sequence[TimedReading], learn_until: float) -> PageReport:
-    """One engine's report: learned from its first part, and scored as it is then on the rest."""
-    begin_ns, end_ns = readings[0].unix_ns, readings[-1].unix_ns
-    cut_ns = begin_ns + int(learn_until * (end_ns - begin_ns))
-    rows = _rows_of(_scraped([timed for timed in readings if timed.unix_ns <= cut_ns]))
-    windows = _windows(readings)
-    scored = [window for window in windows if window.end_ns > cut_ns]
-    scores: list[Score] = []
-    if scored:
-        ours: Score = {"model": TRACEFIT, "note": "too few rows to begin"}
-        if (learned := fit("portable", Target.STEP_TIME, {}, rows)) is not None:
-            ours = _latency_score(TRACEFIT, [_itl_us(learned, window.rows) for window in scored], scored)
-        scores = [ours, _line_score(windows[: len(windows) - len(scored)], scored)]
-    learned_rows = 0 if rows is None else len(rows)
-    return PageReport(name=name, pages=len(readings), learned_rows=learned_rows, windows=len(scored), scores=scores)
-
-
-def _windows(readings: Sequence[TimedReading]) -> list[_Window]:
-    """Those of 15 s in which enough tokens followed another."""
-    edges = np.arange(readings[0].unix_ns, readings[-1].unix_ns, int(WINDOW_S * 1e9))
-    at_ns, whole = np.array([timed.unix_ns for timed in readings]), _scraped(readings)
-    first, last = np.searchsorted(at_ns, edges[:-1]), np.searchsorted(at_ns, edges[1:], side="right")
-    found = []
-    for begin, end, end_ns in zip(first.tolist(), last.tolist(), edges[1:].tolist(), strict=True):
-        inside = readings[begin:end]
-        rows = _rows_of(_scraped(inside, whole)) if len(inside) > 1 else None
-        if rows is None:
-            continue
-        before, after = inside[0].reading.values, inside[-1].reading.values
-        decoded = after[Meaning.ITL_COUNT] - before[Meaning.ITL_COUNT]
-        if decoded >= _DECODED_MIN:  # a page without latencies has NaN
-            itl_us = 1e6 * (after[Meaning.ITL_SECONDS] - before[Meaning.ITL_SECONDS]) / decoded
-            kv_usage = float(np.mean([timed.reading.values[Meaning.KV_USAGE_RATIO] for timed in inside]))
-            found.append(_Window(rows, itl_us, kv_usage, end_ns))
-    return found
-
-
-def _itl_us(learned: Fit, rows: RowBlock) -> float:
-    decoding = np.add.reduceat(rows.raw[:, _DECODING], rows.offsets[:-1]) / rows.steps
-    predicted_us = learned.predict(rows)
-    known = np.isfinite(predicted_us)
-    weight = float((decoding * rows.steps)[known].sum())
-    return float((predicted_us * decoding)[known].sum()) / weight if weight > 0.0 else float("nan")
-
-
-def _line_score(learned: Sequence[_Window], scored: Sequence[_Window]) -> Score:
-    """By its own rule where it has so many points, else by what there is."""
-    k, itl_us = (np.array([getattr(window, name) for window in learned]) for name in ("kv_usage", "itl_us"))
-    inside = (k >= LINE_RANGE[0]) & (k <= LINE_RANGE[1])
-    usable = inside if np.count_nonzero(inside) >= LINE_POINTS_MIN else np.isfinite(k)
-    if not usable.any() or not np.ptp(k[usable]) > 0.0:
-        return {"model": LINE, "note": "no line through the windows learned from"}
-    a, b = np.polyfit(k[usable], itl_us[usable], 1)
-    return _latency_score(LINE, [a * window.kv_usage + b for window in scored], scored)
-
-
-def _latency_score(model: str, predicted_us: Sequence[float], windows: Sequence[_Window]) -> Score:
-    error = ape(np.array(predicted_us), np.array([window.itl_us for window in windows]))
-    if not len(error):
-        return {"model": model, "note": "nothing is predicted"}
-    return {"model": model, "mean": float(error.mean()), "median": float(np.median(error))}

@@ -17,7 +17,6 @@ from exporters.snapshot_file import write_atomically
 from online import Snapshot
 from online.features import registered
 
-from .baselines import WINDOW_S, PageReport, evaluate_pages, load_pages
 from .captures import Capture, load
 from .online import OnlineReport, predict_then_learn
 from .protocol import CaptureReport, Report, evaluate
@@ -50,7 +49,6 @@ REQUEST_COLUMNS = {
     "tpot_median": "TPOT median",
     "tpot_p90": "p90",
 }
-PAGE_COLUMNS = {"model": "model", "mean": "mean", "median": "median", "note": ""}
 ONLINE_COLUMNS = {"model": "model", "mape": "MAPE", "p95": "p95", "missing": "missing", "last": "last 30 %"}
 
 
@@ -58,13 +56,6 @@ def lines(report: Report) -> Iterator[str]:
     """The report as text, line by line."""
     for capture in report.captures:
         yield from _capture(capture)
-    for pages in report.pages:
-        yield ""
-        yield (
-            f"{pages.name}  {pages.pages} pages, learned from {pages.learned_rows} rows, scored on {pages.windows} "
-            f"windows of {WINDOW_S:g} s: error of the mean inter-token latency in %"
-        )
-        yield from tabulate(pages.scores, PAGE_COLUMNS)
     if report.transfers:
         yield ""
         yield f"Leave one {report.left_out} out: mean step error in %, nothing of its own / after its first rows (cold)"
@@ -133,7 +124,7 @@ def _cell(name: str, value: float | str | None) -> str:
     if isinstance(value, str):
         return value
     if value is None:
-        return "-" if name != "note" else ""
+        return "-"
     return f"{value:.3f}" if name == "pearson_r" else f"{100 * value:.1f}"
 
 
@@ -169,14 +160,13 @@ def evaluate_recordings(
             bar.set_postfix_str(what, refresh=False)
             bar.update()
 
-        captures, pages, sources = _read(paths, config, 1.0 if whole else learn_until, tell)
+        captures, sources = _read(paths, config, 1.0 if whole else learn_until, tell)
         if whole:
             report = predict_then_learn(captures, tell)
             text, scored = online_lines(report), bool(report.cases)
         else:
-            report = evaluate(captures, systems, tell, learn_until, leave_out, snapshot, pages)
-            text = lines(report)
-            scored = any(capture.scores for capture in report.captures) or any(each.scores for each in pages)
+            report = evaluate(captures, systems, tell, learn_until, leave_out, snapshot)
+            text, scored = lines(report), any(capture.scores for capture in report.captures)
     elapsed_s = (clock.monotonic_ns() - started_ns) / 1e9
     note(f"evaluated {sources} {'source' if sources == 1 else 'sources'} in {elapsed_s:.1f} s")
     for line in text:
@@ -190,24 +180,18 @@ def evaluate_recordings(
     return EXIT_OK if scored else EXIT_FAILED, data
 
 
-def _read(
-    paths: Sequence[Path], config: Config, learn_until: float, tell: PrintLine
-) -> tuple[list[Capture], list[PageReport], int]:
+def _read(paths: Sequence[Path], config: Config, learn_until: float, tell: PrintLine) -> tuple[list[Capture], int]:
     """What the recordings hold, with names that differ, and of how many sources they are."""
-    captures, pages, names = list[Capture](), list[PageReport](), Counter[str]()
+    captures, names = list[Capture](), Counter[str]()
     sources = list(_sources(paths))
     for path, said in sources:
         tell(f"reading {path}")
-        told = list(said)
-        found = load(path, told, config, learn_until)
-        if not found and learn_until < 1.0:
-            pages += [evaluate_pages(name, each, learn_until) for name, each in load_pages(path, told).items()]
-        captures += found
+        captures += load(path, list(said), config, learn_until)
     for capture in captures:
         names[capture.name] += 1
         if names[capture.name] > 1:
             capture.name = f"{capture.name}#{names[capture.name]}"
-    return captures, pages, len(sources)
+    return captures, len(sources)
 
 
 def _sources(paths: Sequence[Path]) -> Iterator[tuple[Path, Iterator[Timed]]]:

@@ -36,7 +36,7 @@ from collector.runtime import PrintLine
 from online import REQUEST_FEATURES, ConfigSnapshot, Floats, Ints, Quality, RowBlock, Snapshot, Target
 from online.features import PORTABLE, build
 
-from .baselines import PageReport, RequestReport, judge_requests
+from .baselines import RequestReport, judge_requests
 from .captures import Capture
 from .systems import Fit, Score, ape, fit, mean, prequential
 from .transfer import Transfer, group, leave_one_out
@@ -180,7 +180,6 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     tracefit_version: str
     learn_until: float
     captures: list[CaptureReport]
-    pages: list[PageReport]
     left_out: str
     transfers: dict[str, list[Transfer]]
 
@@ -192,7 +191,6 @@ def evaluate(
     learn_until: float = 0.6,
     left_out: str = "",
     snapshot: Snapshot | None = None,
-    pages: Sequence[PageReport] = (),
 ) -> Report:
     """Run the whole protocol; deterministic. The coefficients of ``snapshot`` are scored as well.
 
@@ -205,7 +203,6 @@ def evaluate(
         tracefit_version=__version__,
         learn_until=learn_until,
         captures=[_report(capture, systems, _config_in(snapshot, capture), tell) for capture in captures],
-        pages=list(pages),
         left_out=left_out,
         transfers=leave_one_out(captures, left_out, tell) if len(captures) > 1 else {},
     )

@@ -431,10 +431,6 @@ class ScrapeWindows:
             return None
         return row
 
-    def take_front_ends_of(self, other: ScrapeWindows) -> None:
-        """Begin with what another one found out of how many count each step."""
-        self.copies, self._ratios = other.copies, list(other._ratios)
-
     def _row_of(self, window: WindowSums) -> PageRow | RowDrop:
         change = window.change
         preempted = change[Meaning.PREEMPTIONS] > 0.0

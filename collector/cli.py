@@ -176,7 +176,6 @@ def run(*, scrape: tuple[str, ...], config: Path | None, profile: str | None, **
 
 @tracefit.command()
 @click.option("--speed", type=number("from 0.01 on", 0.01), metavar="N", help="Times as recorded (20).")
-@click.option("--recording", type=FILE, metavar="FILE", help="A recording other than the bundled one.")
 @click.option("--gpu", is_flag=True, help="What vLLM on an H100 would send, from measured kernel times.")
 @click.option("--dir", "directory", type=DIRECTORY, metavar="DIR", help="Its files go here (snapshots/demo).")
 @click.option(
@@ -187,18 +186,14 @@ def run(*, scrape: tuple[str, ...], config: Path | None, profile: str | None, **
     help="From its middle on, the recorded machine takes N times as long (1).",
 )
 @click.option("--to", type=HOST_PORT, metavar="HOST:PORT", help="Send to a running sidecar, in real time, for ever.")
-def demo(
-    *, speed: float | None, recording: Path | None, gpu: bool, directory: Path | None, throttle: float, to: str | None
-) -> int:
+def demo(*, speed: float | None, gpu: bool, directory: Path | None, throttle: float, to: str | None) -> int:
     """Watch a real sidecar learn from a recording, 20 times faster."""
     from collector.commands import demo as made  # noqa: PLC0415
 
-    if gpu and recording is not None:
-        raise ConfigError("--gpu", "not with --recording: it makes what is sent")
     if to is not None and (speed or directory):
         raise ConfigError("--to", "not with --speed or --dir: that sidecar has its own files, and the time of day")
     with made.signals_as_ctrl_c():
-        tape = made.gpu_tape(SystemClock()) if gpu else made.read_tape(made.find_recording(recording))
+        tape = made.gpu_tape(SystemClock()) if gpu else made.read_tape(made.find_recording())
         if to is not None:
             return made.send_forever(tape, to, SystemClock(), throttle)
         return made.demo(tape, speed or made.SPEED, directory, throttle, gpu=gpu)

@@ -118,11 +118,9 @@ class Sending(NamedTuple):
     payload: bytes
 
 
-def find_recording(given: Path | None) -> Path:
-    """The recording that was asked for, or the one that comes along; StartError if there is none."""
-    if given is None:
-        return _found(_DATA / "c10_long" / "otlp.pb.gz", Path(__file__).parent / "demo_recording" / "otlp.pb.gz")
-    return _found(given)
+def find_recording() -> Path:
+    """The recording that comes along; StartError if it was removed."""
+    return _found(_DATA / "c10_long" / "otlp.pb.gz", Path(__file__).parent / "demo_recording" / "otlp.pb.gz")
 
 
 def _found(*places: Path) -> Path:
@@ -288,6 +286,7 @@ def running_sidecar(directory: Path, clock: Clock) -> Iterator[Sidecar]:
     finally:
         sidecar.stop()
         logger.handlers = before
+        handler.close()
 
 
 def demo(

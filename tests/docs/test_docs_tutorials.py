@@ -45,14 +45,14 @@ QUICKSTART_STEPS = [
 @pytest.fixture(scope="module")
 def sidecar():
     """The pages of a sidecar to which the demo has sent its whole recording."""
-    with served(Recording(find_recording(None), print).exports()) as address:
+    with served(Recording(find_recording(), print).exports()) as address:
         yield address
 
 
 @pytest.mark.parametrize("step", QUICKSTART_STEPS)
 def test_every_command_says_what_stands_below_it(step, sidecar):
     if step.command.startswith("tracefit demo"):  # the fixture: what it sends, without the waiting
-        assert parsed(shlex.split(step.command)[1:]).recording is None
+        assert parsed(shlex.split(step.command)[1:]).gpu is False
         return
     assert_said(step, sidecar)
 
@@ -106,7 +106,7 @@ def test_a_throttled_machine_is_seen_where_the_tutorial_says(tmp_path, monkeypat
     monkeypatch.setenv("TRACEFIT_LEARNERS", "[rls]")
     live, *steps = steps_of(SLOWER)
     assert live.command == f"tracefit demo --throttle {FACTOR}"
-    recording = find_recording(None)
+    recording = find_recording()
     said(f"tracefit replay {recording} -o healthy/snapshot.json")
     slow = throttling(read_index(recording), FACTOR)
     exports = Recording(recording, print).exports()

@@ -18,8 +18,11 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from collector import app
 from collector.cli import main
+from collector.commands.demo import demo, read_tape
 from collector.recordings import Recording
 from tests.support.clocks import eventually
+from tests.support.command_lines import spoken
+from tests.support.paths import DATA
 from tests.support.processes import TRACEFIT, environment, on_free_ports, running_process, tracefit
 from tests.support.sidecars import as_json, call_export, metric, running_sidecar
 from tests.support.step_exports import delimited, make_export, otlp_json
@@ -95,7 +98,11 @@ def test_a_process_ends_with_the_exit_code_of_its_command():
     assert (ended.returncode, "Traceback" in ended.stderr) == (2, False)
 
 
-CHECK, RUN, REPLAY = ("config", "check"), ("run",), ("replay", "x", "--snapshot", "y")
+CHECK, RUN, REPLAY = (
+    ("config", "check"),
+    ("run",),
+    ("replay", str(DATA / "c7_async_sim" / "otlp.pb.gz"), "--snapshot", "y"),
+)
 
 
 @pytest.mark.parametrize(
@@ -178,14 +185,12 @@ def test_a_file_that_teaches_nothing_is_exit_1_says_so_and_leaves_no_snapshot(tm
 
 
 def test_the_demo_runs_from_start_to_final_table(tmp_path, data_dir):
-    ended = tracefit(
-        *("demo", "--recording", data_dir / "c1_mixed" / "otlp.pb.gz", "--speed", "600", "--dir", tmp_path),
-        TRACEFIT_LEARNERS="[rls]",
-    )
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert re.search(r"http://127.0.0.1:\d+/metrics", ended.stdout)
-    assert re.search(r"prefill_tokens\s+5\d\d(\.\d+)? ± ", ended.stdout)
-    path = Path(re.search(r"snapshot: (\S+)", ended.stdout)[1])
+    code, said, _ = spoken(demo, read_tape(data_dir / "c1_mixed" / "otlp.pb.gz"), 600.0, tmp_path)
+    text = "\n".join(said)
+    assert code == 0, text
+    assert re.search(r"http://127.0.0.1:\d+/metrics", text)
+    assert re.search(r"prefill_tokens\s+5\d\d(\.\d+)? ± ", text)
+    path = Path(re.search(r"snapshot: (\S+)", text)[1])
     assert path == tmp_path / "snapshot.json"
     assert as_json(path)["configs"][0]["engines"][0]["last_step"] == 1526
 

@@ -17,12 +17,13 @@ missing.
 from __future__ import annotations
 
 import heapq
-import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import TypeVar
+from dataclasses import replace
+from operator import attrgetter
+from typing import NamedTuple, TypeVar, get_type_hints
 
 import numpy as np
+from numpy.typing import NDArray
 
 from collector.config import Config
 from collector.decode import MISSING, RequestSpan
@@ -39,16 +40,28 @@ from .sampling import SAMPLED_BY_CALLERS, SEVERAL_CONNECTIONS, WHOLE, TraceSampl
 Array = TypeVar("Array", Floats, Ints)
 
 
-@dataclass(frozen=True, slots=True)
-class HeldRequest:
-    """A finished request that others may overlap; times in seconds since the sequence's epoch."""
+class HeldRequest(NamedTuple):
+    """A finished request that others may overlap, as a line of ``HELD_DTYPE``.
 
+    ``first_s`` and ``last_s``, its first and last token, are seconds since the sequence's epoch; ``first_token_s``,
+    ``queue_s`` and ``prefill_s`` are how long it took, NaN where its span does not tell.
+    """
+
+    arrived_ns: int
+    ended_ns: int
     first_s: float
     last_s: float
     prompt_tokens: float
     output_tokens: int
-    end_unix_ns: int
-    span: RequestSpan
+    cached_tokens: int
+    first_token_s: float
+    queue_s: float
+    prefill_s: float
+
+
+HELD_DTYPE = np.dtype([*get_type_hints(HeldRequest).items()])
+Requests = NDArray[np.void]
+"""Of ``HELD_DTYPE``."""
 
 
 def _cumulative(at: Array, values: Floats) -> tuple[Array, Floats]:
@@ -58,22 +71,21 @@ def _cumulative(at: Array, values: Floats) -> tuple[Array, Floats]:
     return at[order], np.concatenate((none, np.cumsum(values[..., order], axis=-1)), axis=-1)
 
 
-def computed_tokens(requests: list[HeldRequest], hit_ratio: float | None) -> Floats:
+def computed_tokens(requests: Requests, hit_ratio: float | None) -> Floats:
     """Tokens of prompts that were not cached: spans tell them, or the share that their server's page counted."""
-    prompt, cached = np.array([(r.prompt_tokens, r.span.cached_tokens) for r in requests], float).reshape(-1, 2).T
+    prompt, cached = requests["prompt_tokens"], requests["cached_tokens"]
     return np.asarray(prompt - np.where(cached == MISSING, prompt * (hit_ratio or 0.0), cached))
 
 
 class DecodeBatch:
     """n(t), C(t) and cumulative prefill as sums over requests sorted by first and by last token."""
 
-    def __init__(self, requests: list[HeldRequest], hit_ratio: float | None = None) -> None:
-        told = [(r.first_s, r.last_s, r.prompt_tokens, r.output_tokens) for r in requests]
-        first, last, prompt, tokens = np.array(told, float).reshape(-1, 4).T
+    def __init__(self, requests: Requests, hit_ratio: float | None = None) -> None:
+        first, last, tokens = requests["first_s"], requests["last_s"], requests["output_tokens"]
         rate = np.where(last > first, (tokens - 1) / np.maximum(last - first, 1e-9), 0.0)
         decoding = tokens > 1
         # of each request: one, and its context as a line in time
-        lines = np.stack((np.ones(len(first)), prompt + 0.5 - rate * first, rate))[:, decoding]
+        lines = np.stack((np.ones(len(first)), requests["prompt_tokens"] + 0.5 - rate * first, rate))[:, decoding]
         self._prefill_at, self._prefill_tokens = _cumulative(first, computed_tokens(requests, hit_ratio))
         self._first, self._entered = _cumulative(first[decoding], lines)
         self._last, self._left = _cumulative(last[decoding], lines)
@@ -198,7 +210,7 @@ class ApiProcess(Emitter):
     @property
     def needed_unix_ns(self) -> int | None:
         """When the first request ended that rows to come are made of; None while there is none."""
-        return min((held.end_unix_ns for held in self._held), default=None)
+        return min((held.ended_ns for held in self._held), default=None)
 
     def add(self, span: RequestSpan) -> None:
         """Add one finished request."""
@@ -220,15 +232,18 @@ class ApiProcess(Emitter):
         self.newest_unix_ns = max(self.newest_unix_ns, span.end_unix_ns)
         self.first_unix_ns = min(self.first_unix_ns or span.end_unix_ns, span.end_unix_ns)
         self.longest_ns = max(self.longest_ns, end_unix_ns - span.arrival_unix_ns)
-        last_s, prompt_tokens = first_s + decode_s, float(span.prompt_tokens)
-        request = HeldRequest(first_s, last_s, prompt_tokens, span.output_tokens, end_unix_ns, span)
+        request = HeldRequest(
+            *(span.arrival_unix_ns, end_unix_ns, first_s, first_s + decode_s),
+            *(float(span.prompt_tokens), span.output_tokens, span.cached_tokens),
+            *(span.first_token_s, span.queue_s, span.prefill_s),
+        )
         self._held.append(request)
         heapq.heappush(self._pending, (end_unix_ns, span.span_id, request))
         if len(self._pending) > self._settings.requests_max:
             heapq.heappop(self._pending)
             self.count(RowDrop.INCOMPLETE)
         if len(self._held) > 2 * self._settings.requests_max:
-            self._held.sort(key=lambda held: held.end_unix_ns)
+            self._held.sort(key=attrgetter("ended_ns"))
             del self._held[: -self._settings.requests_max]
         horizon_unix_ns = self._horizon_unix_ns
         if self._pending[0][0] <= horizon_unix_ns - _BATCH_NS:
@@ -238,7 +253,7 @@ class ApiProcess(Emitter):
         """Rows of requests that are final, in order of their end; ``idle``: if none still running overlaps, too."""
         if idle and not flush and self._held:
             longest_s = max(held.last_s - held.first_s for held in self._held)
-            self._pass_until(max(held.end_unix_ns for held in self._held) - int(longest_s * 1e9))
+            self._pass_until(max(held.ended_ns for held in self._held) - int(longest_s * 1e9))
         if flush:
             self._pass_until(None)
         rows, self._rows = self._rows, []
@@ -266,47 +281,43 @@ class ApiProcess(Emitter):
         is_alone = self.is_counted or self.is_beside_engines
         if share is not None and share < WHOLE:
             self.count(RowDrop.SAMPLED_SPANS, len(ready))
-        elif not is_alone and self._has_another_sender(ready[0].end_unix_ns, ready[-1].end_unix_ns):
+        elif not is_alone and self._has_another_sender(ready[0].ended_ns, ready[-1].ended_ns):
             self.count(RowDrop.AMBIGUOUS, len(ready))
         else:
-            self._make_rows(ready, self._finished(ready) if horizon_unix_ns is None else ready)
-        self._emitted_until_unix_ns = ready[-1].end_unix_ns
-        kept_s = min((r.first_s - r.span.first_token_s for _, _, r in self._pending), default=ready[-1].last_s)
-        self._held = [r for r in self._held if r.last_s >= kept_s]
+            self._make_rows(np.array(ready, HELD_DTYPE), is_end=horizon_unix_ns is None)
+        self._emitted_until_unix_ns = ready[-1].ended_ns
+        kept_s = min((one.first_s - one.first_token_s for _, _, one in self._pending), default=ready[-1].last_s)
+        self._held = [one for one in self._held if one.last_s >= kept_s]
 
-    def _make_rows(self, requests: list[HeldRequest], decoded: list[HeldRequest]) -> None:
-        """Rows of requests, and of the steps of those whose batch is known."""
-        hidden = self.hit_ratio is None and any(r.span.cached_tokens == MISSING for r in self._held)
+    def _make_rows(self, requests: Requests, *, is_end: bool) -> None:
+        """Rows of requests, and of the steps of those whose batch is known: at the end of the stream, not of all."""
+        held = np.array(self._held, HELD_DTYPE)
+        hidden = self.hit_ratio is None and bool((held["cached_tokens"] == MISSING).any())
         if hidden or self.facts.get(HIDES_HITS) is None:
             self.facts.learn({HIDES_HITS: hidden}, FactSource.DISCOVERY)
-        batch = DecodeBatch(self._held, self.hit_ratio)
-        self._rows += [TargetRows(Target.STEP_TIME, rows) for rows in self._step_rows(decoded, batch)]
-        self._rows += self._request_rows(requests, batch)
+        batch = DecodeBatch(held, self.hit_ratio)
+        decoding = requests[requests["output_tokens"] > 1]
+        if is_end:
+            # those that no request still running can overlap
+            longest_s = (held["last_s"] - held["first_s"]).max()
+            known = decoding["last_s"] <= held["last_s"].max() - longest_s
+            self.count(RowDrop.INCOMPLETE, int(np.count_nonzero(~known)))
+            decoding = decoding[known]
+        self._rows += [TargetRows(Target.STEP_TIME, rows) for rows in self._step_rows(decoding, batch)]
+        self._rows += self._request_rows(requests, held, batch)
 
-    def _finished(self, ready: list[HeldRequest]) -> list[HeldRequest]:
-        """At the end of the stream: those that no request still running can overlap."""
-        longest_s = max(r.last_s - r.first_s for r in self._held)
-        open_after_s = max(r.last_s for r in self._held) - longest_s
-        usable = [r for r in ready if r.last_s <= open_after_s]
-        unfinished = sum(r.output_tokens > 1 for r in ready if r.last_s > open_after_s)
-        self.count(RowDrop.INCOMPLETE, unfinished)
-        return usable
-
-    def _step_rows(self, requests: list[HeldRequest], batch: DecodeBatch) -> Iterator[RowBlock]:
+    def _step_rows(self, requests: Requests, batch: DecodeBatch) -> Iterator[RowBlock]:
         """A block for so many requests together as have not too many steps."""
-        steps = 0
-        groups: dict[int, list[HeldRequest]] = {}
-        for request in requests:
-            if request.output_tokens > 1 and request.last_s > request.first_s:
-                steps += request.output_tokens - 1
-                groups.setdefault(steps // _LINES_MAX, []).append(request)
-        return (self._block(group, batch) for group in groups.values())
+        timed = requests[requests["last_s"] > requests["first_s"]]
+        group = np.cumsum(timed["output_tokens"] - 1) // _LINES_MAX
+        for part in np.split(timed, np.flatnonzero(np.diff(group)) + 1):
+            if len(part):
+                yield self._block(part, batch)
 
-    def _block(self, requests: list[HeldRequest], batch: DecodeBatch) -> RowBlock:
-        steps = np.array([r.output_tokens - 1 for r in requests])
+    def _block(self, requests: Requests, batch: DecodeBatch) -> RowBlock:
+        first, steps = requests["first_s"], requests["output_tokens"] - 1
         offsets = np.concatenate(([0], np.cumsum(steps)))
-        first = np.array([r.first_s for r in requests])
-        pace_s = np.array([(r.last_s - r.first_s) for r in requests]) / steps
+        pace_s = (requests["last_s"] - first) / steps
         position = np.arange(offsets[-1]) - np.repeat(offsets[:-1], steps)
         begin_s = np.repeat(first, steps) + position * np.repeat(pace_s, steps)
         end_s = begin_s + np.repeat(pace_s, steps)
@@ -324,54 +335,50 @@ class ApiProcess(Emitter):
                 "running": running,
             }
         )
-        end_ns = np.array([r.end_unix_ns for r in requests], np.int64)
-        block = RowBlock.of_lines(
-            raw, pace_s * steps * 1e6, end_ns=end_ns, engine=self.number, quality=Quality.REQUESTS
-        )
+        elapsed_us, end_ns = pace_s * steps * 1e6, requests["ended_ns"]
+        block = RowBlock.of_lines(raw, elapsed_us, end_ns=end_ns, engine=self.number, quality=Quality.REQUESTS)
         weight = steps / np.maximum(np.add.reduceat(decoding, offsets[:-1]), steps)
         return replace(block, offsets=offsets.astype(np.int64), weight=weight)
 
-    def _request_rows(self, requests: list[HeldRequest], batch: DecodeBatch) -> list[TargetRows]:
+    def _request_rows(self, requests: Requests, held: Requests, batch: DecodeBatch) -> list[TargetRows]:
         """queue_wait of all; api_queueing of those that arrived while no other request was there."""
-        idle, running, queue = _met(requests, self._held)
-        told = np.array([(r.prompt_tokens, r.output_tokens, r.span.queue_s, r.span.prefill_s) for r in requests])
-        own_s = np.array([request.span.first_token_s for request in requests]) - told[:, 2] - told[:, 3]
-        _, contexts = batch.decoding(np.array([request.first_s - request.span.first_token_s for request in requests]))
-        columns = (running, contexts, computed_tokens(requests, self.hit_ratio))
-        for request, met, *tokens in zip(requests, *(column.tolist() for column in columns), strict=True):
-            if met:
-                self._add_first_token(request, met, *tokens)
-        raw, ends_ns = np.column_stack((told[:, :2], queue)), np.array([r.end_unix_ns for r in requests], np.int64)
+        idle, running, queue = _met(requests, held)
+        self.api_queueing.add_arrivals(self._busy_arrivals(requests, running, batch))
+        queue_s = requests["queue_s"]
+        own_s = requests["first_token_s"] - queue_s - requests["prefill_s"]
+        raw = np.column_stack((requests["prompt_tokens"], requests["output_tokens"], queue))
         out = []
-        for target, wait_s, meant in ((Target.API_QUEUEING, own_s, idle), (Target.QUEUE_WAIT, told[:, 2], True)):
+        for target, wait_s, meant in ((Target.API_QUEUEING, own_s, idle), (Target.QUEUE_WAIT, queue_s, True)):
             rows = np.flatnonzero(~np.isnan(wait_s) & meant)
             if len(rows):
-                wait_us, end_ns, number = wait_s[rows] * 1e6, ends_ns[rows], self.number
+                wait_us, end_ns, number = wait_s[rows] * 1e6, requests["ended_ns"][rows], self.number
                 block = RowBlock.of_lines(raw[rows], wait_us, end_ns=end_ns, engine=number, quality=Quality.REQUESTS)
                 out.append(TargetRows(target, block))
         return out
 
-    def _add_first_token(self, request: HeldRequest, met: int, context_tokens: float, prompt_tokens: float) -> None:
-        span = request.span
-        pace_s = (request.last_s - request.first_s) / max(request.output_tokens - 1, 1)
-        told_s = span.queue_s + span.prefill_s
-        is_known = not math.isnan(told_s)
-        if not (is_known or pace_s > 0.0):
-            return
-        in_one_step = prompt_tokens + met < (self.facts.number("max_num_batched_tokens") or TOKEN_BUDGET)
-        arrival = BusyArrival(
-            1e6 * (span.first_token_s - (told_s if is_known else 0.0)),
+    def _busy_arrivals(self, requests: Requests, met: Ints, batch: DecodeBatch) -> list[BusyArrival]:
+        """Those of some requests that met so many others, none of whom waited for a first token."""
+        _, contexts = batch.decoding(requests["first_s"] - requests["first_token_s"])
+        prompts = computed_tokens(requests, self.hit_ratio)
+        told_s = requests["queue_s"] + requests["prefill_s"]
+        known = ~np.isnan(told_s)
+        pace_s = (requests["last_s"] - requests["first_s"]) / np.maximum(requests["output_tokens"] - 1, 1)
+        in_one_step = prompts + met < (self.facts.number("max_num_batched_tokens") or TOKEN_BUDGET)
+        columns = (
+            1e6 * (requests["first_token_s"] - np.where(known, told_s, 0.0)),
             pace_s * 1e6,
-            prompt_tokens,
+            prompts,
             met + 1.0,
-            1e6 * max(span.prefill_s, 0.0) if is_known and in_one_step else 0.0,
-            is_known=is_known,
-            context_tokens=max(context_tokens, 0.0),
+            1e6 * np.where(known & in_one_step, np.maximum(requests["prefill_s"], 0.0), 0.0),
+            np.ones(len(requests)),
+            known,
+            np.maximum(contexts, 0.0),
         )
-        self.api_queueing.add_arrivals([arrival])
+        told = (met > 0) & (known | (pace_s > 0.0))
+        return [BusyArrival(*each) for each in zip(*(column[told].tolist() for column in columns), strict=True)]
 
 
-def _met(requests: list[HeldRequest], held: list[HeldRequest]) -> tuple[Mask, Ints, Floats]:
+def _met(requests: Requests, held: Requests) -> tuple[Mask, Ints, Floats]:
     """What each of n requests met, from all that are ``held``.
 
     Returns whether no other was in the engine or on its way when it arrived; how many others ran then, 0 where anyone
@@ -395,17 +402,16 @@ def _met(requests: list[HeldRequest], held: list[HeldRequest]) -> tuple[Mask, In
     return before == gone, running, np.where((queued_at_ns == MISSING)[:, None], np.nan, np.maximum(queue, 0.0))
 
 
-def _moments(requests: list[HeldRequest]) -> tuple[Ints, Ints, Ints, Ints, Ints, Floats]:
+def _moments(requests: Requests) -> tuple[Ints, Ints, Ints, Ints, Ints, Floats]:
     """When each arrived, ended, gave its first token, was queued and scheduled; its prompt tokens.
 
     SCHEDULED = first token - prefill, QUEUED = that - queue, MISSING where the span does not tell it.
     """
-    told = [(r.span.first_token_s, r.span.queue_s, r.span.prefill_s, r.prompt_tokens) for r in requests]
-    first_s, queue_s, prefill_s, tokens = np.array(told, float).reshape(-1, 4).T
-    arrived_ns, ended_ns = np.array([(r.span.arrival_unix_ns, r.end_unix_ns) for r in requests], np.int64).T
-    waited_s = first_s - prefill_s - queue_s
+    arrived_ns, first_s, queue_s = requests["arrived_ns"], requests["first_token_s"], requests["queue_s"]
+    waited_s = first_s - requests["prefill_s"] - queue_s
     known = ~np.isnan(waited_s)
     queued_ns = arrived_ns + (np.where(known, waited_s, 0.0) * 1e9).astype(np.int64)
     scheduled_ns = queued_ns + (np.where(known, queue_s, 0.0) * 1e9).astype(np.int64)
     first_ns = arrived_ns + (first_s * 1e9).astype(np.int64)
-    return arrived_ns, ended_ns, first_ns, np.where(known, queued_ns, MISSING), scheduled_ns, tokens
+    queued_ns = np.where(known, queued_ns, MISSING)
+    return arrived_ns, requests["ended_ns"], first_ns, queued_ns, scheduled_ns, requests["prompt_tokens"]

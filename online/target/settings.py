@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from online.change import DETECTORS
-from online.constants import VALUE_MAX
 from online.features import Facts, FeatureSet, build, custom, registered
 from online.rows import Target
 
@@ -72,10 +71,6 @@ def check_settings(settings: BankSettings) -> None:
         if target not in set(Target):
             raise ValueError(f"custom: {target!r} is not one of {', '.join(Target)}")
         custom(Target(target), names)
-    for key in ("block_rows", "block_s", "river_rows_per_s", "configs_max"):
-        bound = getattr(settings, key)
-        if not 0 < bound <= VALUE_MAX:
-            raise ValueError(f"{key}: expected a number > 0 and <= {VALUE_MAX:.0e}, got {bound}")
     if settings.detector not in DETECTORS:
         raise ValueError(f"detector: {settings.detector!r} is not one of {', '.join(DETECTORS)}")
 

@@ -134,7 +134,7 @@ class TargetState(Stateful):
         watcher, rows, seconds = self.watcher(), self.settings.block_rows, self.settings.block_s
         young = watcher is None or watcher.rows < WARM_UP_ROWS
         self.cutter.block_rows = min(NOISE_ROWS, rows) if young else rows
-        self.cutter.block_ns = max(1, int((1 if self.target in _PROMPT else _LONGEST) * seconds * 1e9))
+        self.cutter.block_ns = int((1 if self.target in _PROMPT else _LONGEST) * seconds * 1e9)
 
     def _learn_block(self, rows: RowBlock) -> None:
         """All models learn these rows, the one that watches for changes of speed first."""

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from collector.config import Config
 from online import STEP_FEATURES, Bank, RowBlock, RowOutcome, Target
-from tests.support.banks import RLS, coefficients, features_of, learned, restarted, told
+from tests.support.banks import RLS, coefficients, features_of, learned, restarted
 from tests.support.linear_steps import steps
 
 
@@ -126,14 +126,6 @@ def test_rename_keeps_what_was_learned():
     assert msgspec.json.encode(bank.targets("new")) == before
 
 
-class Forgetful(Config, frozen=True, kw_only=True):
-    block_s = 0.0
-
-
-class Endless(Config, frozen=True, kw_only=True):
-    block_s = float("inf")
-
-
 @pytest.mark.parametrize(
     ("settings_", "key"),
     [
@@ -143,22 +135,12 @@ class Endless(Config, frozen=True, kw_only=True):
         (Config(learners=("river:drift.ADWIN",)), "not a regressor"),
         (Config(feature_sets=("phisics",)), "feature_sets"),
         (Config(custom={"step_time": ("tokens",)}), "tokens"),
-        (Forgetful(), "block_s"),
-        (Endless(), "block_s"),
         (Config(detector="kswin"), "detector: 'kswin' is not one of cusum"),
     ],
 )
 def test_bad_settings_are_refused_by_name(settings_, key):
     with pytest.raises(ValueError, match=key):
         Bank(settings_)
-
-
-class Hasty(Config, frozen=True, kw_only=True):
-    block_s = 1e-10
-
-
-def test_blocks_of_less_than_a_nanosecond_are_of_one_row():
-    assert told(learned(steps(300, 1).rows, settings=Hasty())).models["portable"].rows == 300
 
 
 @pytest.mark.parametrize("target", list(Target))

@@ -173,7 +173,7 @@ class Sheet:
 
     def weight_us(self, tokens: Floats) -> Floats:
         """Time to read the weights a step of so many tokens reads."""
-        return self.dense_weight_us + (self.experts_us(tokens) if self.model.moe else np.zeros_like(tokens))
+        return self.dense_weight_us + self.experts_us(tokens)
 
     def kv_us(self, context_tokens: Floats, requests: Floats) -> Floats:
         """Time to read a decode context; layers with a window read at most the window of each request.

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import pytest
 
 from collector.decode import MISSING
 from collector.telemetry import Counts, RowDrop, Skip, table
-from tests.support.pipelines import assert_accounted, coefficients, replayed
+from tests.support.pipelines import assert_accounted, replayed
 from tests.support.step_exports import attribute
-from tests.support.stock_requests import DIALECTS, Dialect, Served, as_told_by, served_in
+from tests.support.stock_requests import DIALECTS, Dialect, Served, served_in
 from tests.support.toy_engine import UNIX_NS
 from tests.support.toy_spans import Piece, decoded, exports_of
 
@@ -88,35 +89,37 @@ def test_a_request_that_ended_before_its_first_token_gives_no_row():
     assert pipeline.take_counts()[table.DROPPED_ROWS, RowDrop.TIME_ORDER] == 1
 
 
-@pytest.fixture(scope="module")
+@functools.cache
 def served():
-    return served_in("c10_long", copies=1)
+    return served_in("c10_long")[:350]
 
 
-def test_the_same_requests_teach_the_same_whoever_tells_them(served):
+@functools.cache
+def learned(name: str, cached_ratio: float = 0.0):
+    """The configuration of a real server's requests as an engine tells them, and what a step takes in it."""
+    dialect = DIALECTS[name]
+    spans = [each.span(dialect, n, cached=int(cached_ratio * each.prompt)) for n, each in enumerate(served())]
+    pipeline = replayed(exports_of([Piece("server", dialect.scope, span) for span in spans], 200))
+    (config,) = pipeline.snapshot(0, 1).configs
+    return config, {each.name: each for each in config.targets["step_time"].models["portable"].features}
+
+
+def test_the_same_requests_teach_the_same_whoever_tells_them():
     """A real server's, under the scopes, names and words of five engines."""
-    assert len(served) > 600
-    told = {}
-    for name, dialect in DIALECTS.items():
-        found = coefficients(replayed(exports_of(as_told_by(dialect, served), 200)))
-        told[name] = {feature: us for (_, target, feature), us in found.items() if target == "step_time"}
+    told = {name: {each.name: each.coefficient for each in learned(name)[1].values()} for name in DIALECTS}
     usual = told["vLLM 0.33"]
     assert len(usual) == 4
     assert told.pop("TensorRT-LLM") == pytest.approx(usual, rel=1e-6), "its decode time is a difference"
     assert [name for name, found in told.items() if found != usual] == []
 
 
-def test_cached_tokens_are_no_prefill_and_end_the_hidden_hits(served):
+def test_cached_tokens_are_no_prefill_and_end_the_hidden_hits():
     """Three tokens of four were cached: what is left costs four times as much, and that is the price of computing."""
-    price = {}
-    for ratio in (None, 0.0, 0.75):
-        dialect = DIALECTS["vLLM 0.33"] if ratio is None else DIALECTS["SGLang"]
-        spans = [each.span(dialect, n, cached=int((ratio or 0.0) * each.prompt)) for n, each in enumerate(served)]
-        pipeline = replayed(exports_of([Piece("server", dialect.scope, span) for span in spans], 200))
-        (config,) = pipeline.snapshot(0, 1).configs
-        assert config.prefix_hits_hidden == (ratio is None)
-        features = config.targets["step_time"].models["portable"].features
-        price[ratio] = next(each for each in features if each.name == "prefill_tokens")
-        assert (price[ratio].reason == "hidden_prefix_hits") == (ratio is None)
-    assert price[0.0].coefficient == price[None].coefficient
-    assert price[0.75].coefficient == pytest.approx(4 * price[0.0].coefficient, rel=0.05)
+    prices = []
+    for name, ratio, hidden in (("vLLM 0.33", 0.0, True), ("SGLang", 0.0, False), ("SGLang", 0.75, False)):
+        config, features = learned(name, ratio)
+        assert config.prefix_hits_hidden == hidden
+        assert (features["prefill_tokens"].reason == "hidden_prefix_hits") == hidden
+        prices.append(features["prefill_tokens"].coefficient)
+    assert prices[0] == prices[1]
+    assert prices[2] == pytest.approx(4 * prices[1], rel=0.05)

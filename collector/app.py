@@ -237,7 +237,6 @@ class Sidecar:
             self._keeper,
             take_others={"kv": self._kv.take, "pages": self._scraper.take, "passes": self._fpm.take},
             watches=(self._event_time.tick, self._memory.tick),
-            due_in_s=self._event_time.due_in_s,
             drain_s=self.config.drain_s,
             health=self.health,
             metrics=self.metrics,

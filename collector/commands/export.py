@@ -15,7 +15,7 @@ from collector.config import Config
 from collector.decode import MISSING, ApiSpan, CoreSpan, Export, Finish, RequestSpan, SpanEventKind
 from collector.recordings import Timed, merged_with_progress, open_recordings
 from collector.runtime import EXIT_FAILED, EXIT_OK, Clock, StartError, note, say
-from collector.service import Correlator
+from collector.service import SpanReader
 from collector.telemetry import Counts
 from exporters.blis import (
     TRACE_HEADER,
@@ -55,9 +55,9 @@ def requests_in(telemetry: Iterable[Timed]) -> list[TracedRequest]:
     journeys: dict[bytes, CoreSpan] = {}
     arrivals: dict[bytes, ApiSpan] = {}
     answered: dict[bytes, RequestSpan] = {}
-    correlator, counts = Correlator(Config()), Counts()
+    reader, counts = SpanReader(Config()), Counts()
     for timed in telemetry:
-        for _, decoded in correlator.read([timed.said], counts) if isinstance(timed.said, Export) else ():
+        for _, decoded in reader.read([timed.said], counts) if isinstance(timed.said, Export) else ():
             journeys |= {span.span_id: span for span in decoded.core}
             arrivals |= {span.span_id: span for span in decoded.api}
             answered |= {span.span_id: span for span in decoded.requests}

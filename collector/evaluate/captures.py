@@ -27,7 +27,7 @@ from collector.decode.kv import KvBatch
 from collector.identity import Fact
 from collector.join import ConfigKeyChanged, Event, Joiner, Rows, Scheduling
 from collector.recordings import Received, Timed, by_kind, in_batches, index_of, lines_of
-from collector.service import TAKE_BYTES, Correlator, make_pipeline
+from collector.service import TAKE_BYTES, SpanReader, make_pipeline
 from collector.telemetry import Counts, table
 from online import Floats, Ints, RowBlock, Target
 from online.features import PORTABLE
@@ -178,7 +178,7 @@ class _Told:
     """The telemetry itself, with the time of its delivery, and the true times of steps beside it."""
 
     def __init__(self, path: Path, delivered: Sequence[tuple[int, Timed]], config: Config) -> None:
-        decoder = Correlator(config)
+        decoder = SpanReader(config)
         self._parts: list[tuple[str, Telemetry, int]] = [
             (recording, telemetry, at_ns)
             for at_ns, timed in delivered

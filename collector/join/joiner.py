@@ -242,11 +242,6 @@ class Joiner:
         """When the next part of what an emitter holds is given up as it is (the clock here), if nothing comes of it."""
         return emitter.last_seen_unix_ns + (self._over_ns if emitter.is_idle else self._idle_ns)
 
-    def idle_in_ns(self, now_unix_ns: int) -> int | None:
-        """How long until the next emitter is idle or over, if nothing comes; None: all are."""
-        due = [self._gives_up_ns(one) for one in self._emitters() if one.last_seen_unix_ns and not one.is_over]
-        return max(min(due) - now_unix_ns, 0) if due else None
-
     def _advance(self, emitter: Emitter, *, flush: bool) -> None:
         """Hold its rows under its configuration; a fact learned later renames that, and what was learned stays."""
         before, now = emitter.config_id, config_id_of(emitter)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .checkpoint import STATE_FILES, STATES_NAME, Directory, check_directory, state_files
 from .durability import Durability
-from .pipeline import TAKE_BYTES, Correlator, Pipeline, check_learning, make_pipeline
+from .pipeline import TAKE_BYTES, Pipeline, SpanReader, check_learning, make_pipeline
 from .publish import Publisher, SnapshotWriter
 from .watches import EventTime, MemoryLimiter
 from .worker import Worker
@@ -13,7 +13,6 @@ __all__ = [
     "STATES_NAME",
     "STATE_FILES",
     "TAKE_BYTES",
-    "Correlator",
     "Directory",
     "Durability",
     "EventTime",
@@ -21,6 +20,7 @@ __all__ = [
     "Pipeline",
     "Publisher",
     "SnapshotWriter",
+    "SpanReader",
     "Worker",
     "check_directory",
     "check_learning",

@@ -17,7 +17,6 @@ import fcntl
 import json
 import logging
 import os
-import re
 import socket
 from collections import deque
 from collections.abc import Callable
@@ -45,9 +44,6 @@ STATE_BYTES_MAX: Final = 1 << 31
 _LOCK_BYTES_MAX: Final = 1024
 _PAUSE_MAX_NS: Final = 10_000_000_000
 """Twice the pause of an SDK's exporter."""
-_HALF_WRITTEN = re.compile(r"\.(snapshot\.json|[0-9a-f]{12}\.blis\.yaml|state\.bin)\.tmp(\.\d+)?")
-"""Temporary names of exporters/snapshot_file.py and of this module alone: the directory may be shared."""
-
 _log = logging.getLogger(__name__)
 
 
@@ -170,7 +166,6 @@ class Directory:
         since = datetime.fromtimestamp(self._clock.unix_nano() // 10**9, UTC)
         self._holder = f"process {os.getpid()} on {socket.gethostname()}, since {since:%Y-%m-%d %H:%M:%S} UTC"
         self._write(self._holder)
-        self._remove_half_written()
 
     def note(self, **unsaved: int) -> None:
         """Leave to the next process what is lost if this one is killed now."""
@@ -196,13 +191,6 @@ class Directory:
     def _close(self) -> None:
         os.close(self._descriptor)
         self._descriptor = -1
-
-    def _remove_half_written(self) -> None:
-        with contextlib.suppress(OSError):
-            for path in self.path.iterdir():
-                if _HALF_WRITTEN.fullmatch(path.name):
-                    path.unlink(missing_ok=True)
-                    _log.info("removed %s, which a process that was killed left half written", path.name)
 
 
 # --- the files ------------------------------------------------------------------------------------------------------

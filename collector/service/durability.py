@@ -229,12 +229,6 @@ class Durability:
         self._metrics.add(table.LOG_REPLAYED, sum(export.spans for export in taken))
         return taken
 
-    def due_in_s(self) -> float:
-        """For how long the worker need not look after the checkpoint: nothing that comes may wake it until then."""
-        if self._refusing:
-            return _EARLY_NS / 1e9
-        return max(self._until_due_s(), 0.0)
-
     def record_batch(self) -> None:
         """A batch has been processed: the next checkpoint differs from the last one."""
         self._dirty = True

@@ -1,6 +1,6 @@
 """Decode, join, learn: what the worker does with what was admitted. Single-threaded; never raises on bad input.
 
-    exports ─► Correlator: decode, each span once ─► join ─► events ─► the bank learns ─► snapshot
+    exports ─► SpanReader: decode, each span once ─► join ─► events ─► the bank learns ─► snapshot
 
 The same for live telemetry and for replays. Where rows are cut depends on the telemetry, not on how many exports are
 decoded at once.
@@ -82,16 +82,15 @@ _OF_REQUESTS = {Target.API_QUEUEING.value, Target.QUEUE_WAIT.value}
 _log = logging.getLogger(__name__)
 
 
-class Correlator:
-    """Owns what is held between the bytes and the rows: a span is admitted once, an emitter's telemetry is joined."""
+class SpanReader:
+    """Decodes exports, each span once, however often it is sent."""
 
-    def __init__(self, config: Config, resolver: ConfigResolver | None = None) -> None:
-        self.joiner = Joiner(config, resolver)
-        self.span_window = SpanWindow(SPANS_REMEMBERED_NS, SPANS_MAX, SENDERS_RATIO * config.engines_max)
+    def __init__(self, config: Config) -> None:
+        self._span_window = SpanWindow(SPANS_REMEMBERED_NS, SPANS_MAX, SENDERS_RATIO * config.engines_max)
 
     def read(self, exports: Sequence[Export], counts: Counts) -> Iterator[tuple[str, Telemetry]]:
         """Recording and telemetry of each resource, each span once; what cannot be used is counted."""
-        decoded = decode_exports(exports, self.span_window.admit, counts)
+        decoded = decode_exports(exports, self._span_window.admit, counts)
         for export, resources in zip(exports, decoded, strict=True):
             if resources is None:  # admission has parsed the envelope only
                 counts[table.DECODED_SPANS, Skip.UNDECODABLE] += export.spans
@@ -153,7 +152,9 @@ class Pipeline:
 
     def __init__(self, config: Config, version: str, resolver: ConfigResolver | None = None) -> None:
         self._settings = config
-        self._correlator = Correlator(config, resolver)
+        self._reader = SpanReader(config)
+        self.joiner = Joiner(config, resolver)
+        """What is held between decoding and learning."""
         self._bank = Bank(config)
         self._quarantined: dict[str, str] = {}
         """By configuration, why."""
@@ -193,11 +194,6 @@ class Pipeline:
         held = joiner.emitters_held, joiner.processes_sampled
         return self.learned_rows, *held, len(self._quarantined), self._load.processes
 
-    @property
-    def joiner(self) -> Joiner:
-        """What is held between decoding and learning, for gauges."""
-        return self._correlator.joiner
-
     def workload_of(self, config_id: str) -> WorkloadProfile | None:
         """What a configuration was asked lately, as of the newest snapshot; from any thread."""
         return self._mixes.get(config_id)
@@ -226,7 +222,7 @@ class Pipeline:
             self._load.record_page(page)
             joiner.add_page(page)
         joiner.add_passes(passes)
-        for recording, telemetry in self._correlator.read(exports, self._counts):
+        for recording, telemetry in self._reader.read(exports, self._counts):
             self._senders.record(telemetry, self._counts)
             self._load.record(telemetry)
             self._unlearned.record(telemetry)
@@ -247,14 +243,10 @@ class Pipeline:
 
     # --- idle sources -----------------------------------------------------------------------------------------------
 
-    def emit_idle(self, now_unix_ns: int) -> int | None:
-        """Learn what sources hold that are idle by the clock here; nanoseconds until the next one is, if there is one.
-
-        What came in by then must have been processed.
-        """
+    def emit_idle(self, now_unix_ns: int) -> None:
+        """Learn what sources hold that are idle by the clock here; what came in by then must have been processed."""
         self._load.forget_idle(now_unix_ns)
         self._learn(self.joiner.drain(now_unix_ns=now_unix_ns))
-        return self.joiner.idle_in_ns(now_unix_ns)
 
     def pending(self) -> list[Pending]:
         """What each source holds that has not become rows, and until when at the latest."""
@@ -305,9 +297,8 @@ class Pipeline:
         except (CheckpointError, msgspec.ValidationError) as error:
             raise StateError(f"does not fit: {error}") from None
         left_out = self._bank.from_state(part_of_tree(tree, LEARNERS))
-        correlator = Correlator(self._settings, self.joiner.resolver)
-        correlator.joiner = joiner
-        self._correlator, self._unlearned = correlator, UnlearnedExports(self._settings)
+        self.joiner, self._reader = joiner, SpanReader(self._settings)
+        self._unlearned = UnlearnedExports(self._settings)
         self.applied_seq = position.read_from - 1
         return position, left_out
 

@@ -30,8 +30,6 @@ from .pipeline import Pipeline
 WRITER = "snapshot-writer"
 COST_SHARE = 0.1
 """Of the worker's time that generations may take: of a thousand configurations they come less often than set."""
-RECHECK_S = 0.5
-"""While a generation is due and may not be made yet, by its share or a fault."""
 QUIET_NS = 10_000_000_000
 """Without anything new for so long, twice the pause of an SDK's exporter, a generation tells what the last left out."""
 WRITE_TIMEOUT_S = 120.0
@@ -78,12 +76,6 @@ class Publisher:
         """Go on after what an earlier process published last: its generation, and changes of speed that were told."""
         self._generation = max(self._generation, published.generation)
         self._news.skip_changes(published)
-
-    def due_in_s(self) -> float:
-        """For how long nobody need look whether a generation is due; inf while nothing new was learned."""
-        if self._pipeline.revision[0] == self._published_revision[0]:
-            return math.inf
-        return max((self._made_ns + self._interval_ns - self._clock.monotonic_ns()) / 1e9, RECHECK_S)
 
     def tick(self, *, final: bool = False) -> None:
         """Publish a new generation if there is something new to say and the last one is old enough."""

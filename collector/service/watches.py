@@ -43,7 +43,7 @@ class EventTime:
         self._metrics = metrics
         self._clock = clock
         self._queue_age_ns = queue_age_ns
-        self._looked_ns, self._due_ns = -math.inf, math.inf
+        self._looked_ns = -math.inf
         self.pending: tuple[Pending, ...] = ()
 
     def tick(self) -> None:
@@ -52,15 +52,10 @@ class EventTime:
         if now_ns - self._looked_ns < CHECK_EVERY_NS:
             return
         self._looked_ns = now_ns
-        idle_in_ns = self._pipeline.emit_idle(self._clock.unix_nano() - self._queue_age_ns())
-        self._due_ns = math.inf if idle_in_ns is None else now_ns + idle_in_ns
+        self._pipeline.emit_idle(self._clock.unix_nano() - self._queue_age_ns())
         self.pending = tuple(self._pipeline.pending())
         for what in ("steps", "requests", "rows"):
             self._metrics.set(table.PENDING, sum(getattr(one, what) for one in self.pending), what)
-
-    def due_in_s(self) -> float:
-        """Until the next source is idle, if nothing comes of it; inf without any."""
-        return max(self._due_ns - self._clock.monotonic_ns(), CHECK_EVERY_NS) / 1e9
 
 
 class MemoryLimiter:

@@ -9,7 +9,6 @@ the check-ins and new generations keep coming under load.
 from __future__ import annotations
 
 import logging
-import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
@@ -27,9 +26,9 @@ if TYPE_CHECKING:
     from collector.ingest import AdmissionQueue
 
 NAME = "worker"
-IDLE_WAIT_S = 2.0
-"""As long as spans may wait for others: pages, passes and KV events wait no longer, although they wake nobody. To look
-costs 0.3 ms. Who finds memory short does not wait for it, nor do sources that become idle (watches.py)."""
+IDLE_WAIT_S = 1.0
+"""Without an export: pages, passes, KV events, idle sources, and whatever else is due wait no longer, although they
+wake nobody. To look costs 0.3 ms."""
 TURN_TIMEOUT_S = 60.0
 """Longer than the slowest batch (one 32 MiB export); past it the thread hangs and a restart is the cure."""
 LAST_BATCH_S = 2.0
@@ -52,7 +51,6 @@ class Worker:
         durability: takes a checkpoint after a turn if it is due, and has what an earlier process left.
         take_others: what came beside exports since the last call, by the names of the pipeline's arguments.
         watches: called after a turn, in their order.
-        due_in_s: for how long they have nothing to look after, unless something comes.
         drain_s: how long ``stop`` lets it drain the queue and save; then ``LAST_BATCH_S``.
         on_death: called when the thread ends by an error.
     """
@@ -66,7 +64,6 @@ class Worker:
         *,
         take_others: Mapping[str, Callable[[], Sequence[Any]]] = MappingProxyType({}),
         watches: Sequence[Callable[[], None]] = (),
-        due_in_s: Callable[[], float] = lambda: math.inf,
         batch_bytes: int = TAKE_BYTES,
         drain_s: float,
         health: Health,
@@ -80,7 +77,6 @@ class Worker:
         self._durability = durability
         self._take_others = take_others
         self._watches = watches
-        self._due_in_s = due_in_s
         self._batch_bytes = batch_bytes
         self._drain_s = drain_s
         self._metrics = metrics
@@ -130,7 +126,7 @@ class Worker:
         if self._abandoned or (self._queue.exhausted and not self._behind):
             self._end()
             return None
-        self.step(min(IDLE_WAIT_S, self._publisher.due_in_s(), self._durability.due_in_s(), self._due_in_s()))
+        self.step(IDLE_WAIT_S)
         return 0.0
 
     def step(self, wait_s: float) -> None:

@@ -11,7 +11,6 @@ import enum
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Self
 
 from collector import __version__
 from online import RowOutcome, Target
@@ -44,16 +43,13 @@ class Kind(enum.Enum):
 class Metric:
     """One line of the table; ``name`` is without the prefix, a counter's without ``_total``.
 
-    A line is itself, like a member of an enum: counts are kept by it, and a copy of what holds counts copies no line.
+    A line is itself, like a member of an enum: counts are kept by it.
     """
 
     name: str
     kind: Kind
     help: str
     labels: tuple[tuple[str, tuple[str, ...]], ...] = ()
-
-    def __deepcopy__(self, _memo: dict[int, Any]) -> Self:
-        return self
 
     @property
     def exposed_name(self) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
-import math
 import threading
 import urllib.error
 import urllib.request
@@ -76,9 +75,6 @@ class NoKeeper:
 
     def record_batch(self):
         pass
-
-    def due_in_s(self):
-        return math.inf
 
     def tick(self, **_):
         return False

@@ -11,7 +11,7 @@ from collector.decode.records import Telemetry
 from collector.identity import ConfigResolver
 from collector.join.events import ConfigKeyChanged, ConfigReplaced, ConfigUpdated, EngineRestarted, Event, Rows
 from collector.join.joiner import Joiner
-from collector.service.pipeline import Correlator
+from collector.service.pipeline import SpanReader
 from collector.telemetry import Counts
 from online.rows import Quality, Target
 from tests.support.clocks import T0_NS
@@ -23,13 +23,13 @@ ORDER = (ConfigKeyChanged, ConfigUpdated, EngineRestarted, Rows, ConfigReplaced)
 
 def drains(exports, join: Config | None = None) -> list[list[Event]]:
     """What each export made the join say, and what was left at the end."""
-    correlator = Correlator(join or Config())
+    reader, joiner = SpanReader(join or Config()), Joiner(join or Config())
     events = []
     for export in exports:
-        for recording, telemetry in correlator.read([export], Counts()):
-            correlator.joiner.add(telemetry, recording)
-        events.append(correlator.joiner.drain())
-    return [*events, correlator.joiner.drain(flush=True)]
+        for recording, telemetry in reader.read([export], Counts()):
+            joiner.add(telemetry, recording)
+        events.append(joiner.drain())
+    return [*events, joiner.drain(flush=True)]
 
 
 def flat(parts: list[list[Event]]) -> list[Event]:

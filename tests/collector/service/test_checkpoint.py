@@ -100,17 +100,6 @@ def test_the_older_checkpoint_is_removed_only_beside_a_whole_newest_one(written)
 # --- the directory --------------------------------------------------------------------------------------------------
 
 
-def test_what_a_killed_process_left_half_written_goes_and_nothing_else(tmp_path):
-    left = [".snapshot.json.tmp.123", ".0123456789ab.blis.yaml.tmp.7", ".state.bin.tmp"]
-    kept = ["snapshot.json", ".mine.tmp.5", "notes.tmp", "state.bin", "0123456789ab.blis.yaml", ".snapshot.json"]
-    for name in left + kept:
-        (tmp_path / name).write_text("x")
-    directory = Directory(tmp_path, FakeClock())
-    directory.take()
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*kept, LOCK_NAME])
-    directory.release()
-
-
 def test_the_next_process_reads_the_last_note_of_a_killed_one_although_an_earlier_one_was_longer(tmp_path):
     killed, after = Directory(tmp_path / "killed", FakeClock()), Directory(tmp_path / "after", FakeClock())
     killed.take()

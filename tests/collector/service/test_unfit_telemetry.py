@@ -32,13 +32,13 @@ TOO_COARSE = r"the clock of its telemetry is too coarse: .*% of its steps seem t
 
 @pytest.mark.parametrize(("pace", "unit_ns", "doubt"), [((0.05,), 1, None), ((), MS, None), ((0.05,), MS, TOO_COARSE)])
 def test_a_clock_of_milliseconds_will_do_for_steps_of_many_and_else_nothing_may_be_used(pace, unit_ns, doubt):
-    config, statuses = published(engine().exports(2400, *pace, unit_ns=unit_ns))
+    config, statuses = published(engine().exports(1600, *pace, unit_ns=unit_ns))
     assert config.usable is (doubt is None) is ("identified" in statuses)
     assert doubt is None or re.fullmatch(doubt, config.reasons[0])
 
 
 def test_of_two_machines_under_one_name_no_coefficient_is_identified():
-    fast, slow = engine("a", 1).exports(1600), engine("b", 2).exports(1600, 2.0)
+    fast, slow = engine("a", 1).exports(1200), engine("b", 2).exports(1200, 2.0)
     config, statuses = published(in_turns(fast, slow))
     assert not config.usable
     assert "identified" not in statuses

@@ -1,7 +1,6 @@
 """Recordings: files of telemetry, told by their content and never by name, read in order of event time.
 
-    lines               a JSON object each: an export, a message of a KV publisher, or a scraped page of counters;
-                        a byte-order mark before the first is left out
+    lines               a JSON object each: an export, a message of a KV publisher, or a scraped page of counters
     varint + protobuf   each export preceded by its length as a varint
 
 The whole may be gzipped. A damaged file gives what precedes the damage.
@@ -24,7 +23,6 @@ object stores wrote below one folder, each minute into another one; the folder a
 
 from __future__ import annotations
 
-import codecs
 import gzip
 import heapq
 import io
@@ -70,10 +68,6 @@ _PARTITIONED: Final = re.compile(
 # --- bytes ------------------------------------------------------------------------------------------------------------
 
 
-class NotReadError(ValueError):
-    """The file is of a kind that is known and not read; the text says which."""
-
-
 class NoEntryError(ValueError):
     """The bytes end, or are something else, where an entry should be."""
 
@@ -104,8 +98,6 @@ class _Rejoined(io.RawIOBase):
 def _sniff(stream: Any) -> tuple[bytes, io.BufferedReader]:
     """The first bytes, and all of them to be read; a pipe need not be able to go back."""
     head = stream.read(SNIFF_BYTES) or b""
-    text = head.removeprefix(codecs.BOM_UTF8)
-    head = text if _is_json(text) else head
     return head, io.BufferedReader(_Rejoined(head, stream))
 
 
@@ -250,8 +242,6 @@ class Recording:
             with self._raw:
                 head, stream = _sniff(_decompressed(self._raw))
                 yield from self._lines(stream) if _is_json(head) else _entries(stream)
-        except NotReadError as error:
-            self._say(str(error))
         except _DAMAGES as error:
             if isinstance(error, NoEntryError) and not self._entries:
                 return  # no recording at all, which is said once
@@ -264,7 +254,8 @@ class Recording:
     def _lines(self, stream: io.BufferedReader) -> Iterator[bytes | Said | str]:
         for line in iter(lambda: stream.readline(EXPORT_BYTES_MAX), b""):  # some MB of gzip can be a line of GB
             if line.strip() == b"{":
-                raise NotReadError("JSON over several lines is not read, only one object a line (jq -c .)")
+                self._say("JSON over several lines is not read, only one object a line (jq -c .)")
+                return
             if not line.isspace():
                 yield self._line(line)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 import gzip
 import itertools
 import random
@@ -36,7 +35,6 @@ LINES = [otlp_json(export) for export in EXPORTS]
 CONTENTS = {
     "delimited": delimited(*EXPORTS),
     "json lines": b"".join(LINES),
-    "json lines, marked": codecs.BOM_UTF8 + b"".join(LINES),
     "json lines with empty ones": b"\n" + b"\n\n".join(LINES),
 }
 

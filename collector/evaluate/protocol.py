@@ -38,7 +38,7 @@ from online.features import PORTABLE, build
 
 from .baselines import RequestReport, judge_requests
 from .captures import Capture
-from .systems import Fit, Score, ape, fit, mean, prequential
+from .systems import Fit, Score, ape, fit, mean, plain_name, prequential
 from .transfer import Transfer, group, leave_one_out
 
 COVER_MIN, COVER_MAX = 0.97, 1.03
@@ -197,6 +197,7 @@ def evaluate(
     ``left_out``: models where there are several, else workloads, by default.
     """
     several = len({group(capture, "model") for capture in captures}) > 1
+    plain = dict.fromkeys(map(plain_name, systems))
     left_out = left_out or ("model" if several else "workload")
     return Report(
         schema="tracefit.evaluation/1",
@@ -204,7 +205,7 @@ def evaluate(
         learn_until=learn_until,
         captures=[_report(capture, systems, _config_in(snapshot, capture), tell) for capture in captures],
         left_out=left_out,
-        transfers=leave_one_out(captures, left_out, tell) if len(captures) > 1 else {},
+        transfers=leave_one_out(captures, left_out, plain, tell) if len(captures) > 1 else {},
     )
 
 

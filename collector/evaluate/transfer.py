@@ -8,7 +8,7 @@ overheads that donors share, the other systems start from statistics pooled over
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
@@ -51,11 +51,13 @@ def group(capture: Capture, key: str) -> str:
     return str(sorted(known.items())) if known else capture.name
 
 
-def leave_one_out(captures: Sequence[Capture], key: str, tell: PrintLine) -> dict[str, list[Transfer]]:
+def leave_one_out(
+    captures: Sequence[Capture], key: str, systems: Iterable[str], tell: PrintLine
+) -> dict[str, list[Transfer]]:
     """By left-out capture; captures without step rows, or without any donor, are not there."""
     usable = [capture for capture in captures if STEP in capture.full and STEP in capture.learned]
     out: dict[str, list[Transfer]] = {}
-    for system in (PORTABLE, *SYSTEMS):
+    for system in systems:
         donors = {capture.name: _donor(system, capture) for capture in usable}
         for capture in usable:
             tell(f"{capture.name} without itself: {system}")

@@ -69,7 +69,7 @@ def test_the_gpu_of_the_demo_is_learned_as_its_table_has_it(data_dir):
     (export, *_) = Recording(data_dir / "c1_mixed" / "otlp.pb.gz", print).exports()
     tape = gpu_tape(FakeClock())
     assert all(one.recv_unix_ns < other.recv_unix_ns for (one, _), (other, _) in pairwise(tape))
-    pipeline = replayed((export._replace(payload=payload) for _, payload in tape[: len(tape) // 2]), batch=64)
+    pipeline = replayed((export._replace(payload=payload) for _, payload in tape[: len(tape) * 3 // 8]), batch=64)
     config = load(pipeline.snapshot(1, 1).to_json()).config("llama H100")
     assert (config.telemetry, config.usable) == ("steps+", True)
     times = StepTimes(data_dir / "gpu_step_times.json")

@@ -102,13 +102,13 @@ def test_what_others_learned_transfers(report):
         assert found["physics"].after["20"] < 0.1
         assert found["portable"].zero_shot < 0.5
         assert found["portable"].after["100"] <= found["portable"].cold["100"] + 0.01
-        assert {"hfd_tl", "bsr_ard", "rece"} <= found.keys()
+        assert list(found) == ["portable", "physics", "blackbox"], "the systems that were asked for"
 
 
 def test_a_residual_tree_learns_what_no_line_through_the_columns_follows():
-    rows, _ = rows_of(PHYSICS, "7b", 10_000)
+    rows, _ = rows_of(PHYSICS, "7b", 5000)
     rows.elapsed_us[rows.raw[:, STEP_FEATURES.index("requests")] > 30] *= 1.5
-    learned, scored = rows.slice(0, 8000), rows.slice(8000, 10_000)
+    learned, scored = rows.slice(0, 4000), rows.slice(4000, 5000)
     plain, tree = (fit(name, STEP, CONFIGS["7b"], learned).predict(scored) for name in ("portable", "portable × tree"))
     assert ape(tree, scored.elapsed_us).mean() < 0.5 * ape(plain, scored.elapsed_us).mean()
 
@@ -127,5 +127,5 @@ def test_true_step_times_beside_a_recording_are_what_is_scored(tmp_path):
     steps = [{"step": step, "start_mono_ns": 5 * MS * step, "end_mono_ns": 0} for step in range(100_000)]
     with gzip.open(tmp_path / "truth.jsonl.gz", "wt") as file:
         file.writelines(json.dumps(step) + "\n" for step in steps)
-    (capture,) = load(path, list(Recording(path, print)), Config(), 0.6)
-    assert set(capture.scored(STEP).elapsed_us) == {5000.0}
+    (capture,) = load(path, list(Recording(path, print)), Config(), 1.0)
+    assert set(capture.full[STEP].true_us) == {5000.0}

@@ -106,9 +106,9 @@ def test_what_others_learned_transfers(report):
 
 
 def test_a_residual_tree_learns_what_no_line_through_the_columns_follows():
-    rows, _ = rows_of(PHYSICS, "7b", 5000)
+    rows, _ = rows_of(PHYSICS, "7b", 10_000)
     rows.elapsed_us[rows.raw[:, STEP_FEATURES.index("requests")] > 30] *= 1.5
-    learned, scored = rows.slice(0, 4000), rows.slice(4000, 5000)
+    learned, scored = rows.slice(0, 8000), rows.slice(8000, 10_000)
     plain, tree = (fit(name, STEP, CONFIGS["7b"], learned).predict(scored) for name in ("portable", "portable × tree"))
     assert ape(tree, scored.elapsed_us).mean() < 0.5 * ape(plain, scored.elapsed_us).mean()
 

@@ -89,13 +89,14 @@ def answers(snapshot: Path) -> dict[str, list[float]]:
     found = {}
     for number, config in enumerate(tracefit.load(snapshot).configs):
         if "step_time" in config.targets:
-            step = config.step_time(
-                prefill_tokens=[0, 256, 0], requests=[1, 4, 8], decode_context_tokens=[300, 900, 4000]
-            )
+            steps = [
+                config.step_time(prefill_tokens=prefill, requests=requests, decode_context_tokens=context)
+                for prefill, requests, context in ((0, 1, 300), (256, 4, 900), (0, 8, 4000))
+            ]
             request = config.request(prompt_tokens=300, output_tokens=100, concurrency=4)
             plan = config.plan(prompt_tokens=300, output_tokens=100, itl_ms=2.0 * request.itl.ms)
             found[f"{number}"] = [
-                *step.us,
+                *(step.us for step in steps),
                 request.itl.us,
                 request.ttft.us,
                 float(plan.concurrency),

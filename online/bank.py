@@ -263,7 +263,8 @@ class Bank:
         Reading changes nothing, so rows that wait for the end of their block are learned by a copy, which costs more
         than all else a reader of every second asks for: only the first rows are told so.
         """
-        at_once = state.is_reported_at_once()
+        watcher = state.watcher()
+        at_once = watcher is None or watcher.holding
         version = (state.changes, len(state.cutter) if at_once else 0)
         known, snapshot = self._told.get(state, (None, None))
         if known != version:
@@ -290,17 +291,17 @@ class Bank:
 
     # ---------------------------------------------------------------- state
 
-    def to_state(self) -> Tree:
-        """All that is learned, as a tree of its own; partial blocks are saved, not flushed."""
+    def to_state(self, config_id: str = "") -> Tree:
+        """All that is learned, or of one configuration, as a tree of its own; partial blocks are saved, not flushed."""
         configs = {
-            config_id: {
+            each: {
                 "targets": {target.value: state.to_state() for target, state in known.targets.items()},
                 "facts": dict(known.facts),
                 "priors": [[*key, prior.to_state()] for key, prior in known.priors.items()],
                 "lineage": known.lineage.to_state(),
             }
-            for config_id, known in self._known.items()
-            if known.learned
+            for each, known in self._known.items()
+            if known.learned and config_id in ("", each)
         }
         return {"learned_rows": self.learned_rows, "configs": configs}
 
@@ -331,9 +332,9 @@ class Bank:
         self._known, self.learned_rows = fresh._known, fresh.learned_rows
         return left_out
 
-    def state(self) -> bytes:
-        """A state file of all that is learned."""
-        return encode({LEARNERS: self.to_state()})
+    def state(self, config_id: str = "") -> bytes:
+        """A state file of all that is learned, or of one configuration."""
+        return encode({LEARNERS: self.to_state(config_id)})
 
     def restore(self, data: bytes) -> list[str]:
         """Continue from a state file, a sidecar's or one of the learners alone; see :meth:`from_state`."""
@@ -350,14 +351,6 @@ class Bank:
             if known.learned:
                 self._known.setdefault(config_id, Configuration()).add(known)
         self.learned_rows += other.learned_rows
-
-    def part(self, config_id: str) -> Bank:
-        """A copy in which one configuration is alone; nothing learned there is learned here."""
-        part = Bank(self.settings)
-        part.pool = self.pool
-        if config_id in self._known:
-            part._known[config_id] = copy.deepcopy(self._known[config_id])
-        return part
 
 
 def merge_states(parts: Sequence[bytes], settings: BankSettings, *, names: Sequence[str] = ()) -> bytes:

@@ -399,7 +399,7 @@ def _odd(snapshot: Snapshot) -> list[str]:
 
 def _write_bank(directory: Path, bank: Bank, snapshot: Snapshot) -> None:
     for each in snapshot.configs:
-        state = bank.part(each.config_id).state()
+        state = bank.state(each.config_id)
         write_atomically(directory / STATES_NAME / f"{each.config_id}.bin", state)
     errors = write_snapshot(directory, snapshot).errors
     if errors:

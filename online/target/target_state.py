@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -11,7 +12,7 @@ import msgspec
 import numpy as np
 
 from online.blocks import Cutter, Design, measurements
-from online.constants import ENGINES_MAX, HALF_LIFE_STEPS, MEMORY_ROWS, NOISE_ROWS, PREFERENCE, WORTH
+from online.constants import ENGINES_MAX, HALF_LIFE_STEPS, MEMORY_ROWS, NOISE_ROWS, PREFERENCE, TENTH, WORTH
 from online.errors import Residuals
 from online.features import FeatureSet
 from online.rls import (
@@ -25,7 +26,7 @@ from online.rls import (
     merge,
 )
 from online.rows import Floats, Quality, RowBlock, RowOutcome, Target
-from online.snapshot import ModelSnapshot, Reason, TargetSnapshot
+from online.snapshot import IntervalSnapshot, ModelSnapshot, Reason, TargetSnapshot
 from online.state import StateError, Stateful, Tree
 from online.transfer import SheetPrior
 
@@ -179,11 +180,6 @@ class TargetState(Stateful):
 
     # ---------------------------------------------------------------- reading
 
-    def is_reported_at_once(self) -> bool:
-        """Whether a live reader is told by every row; later ones need not wait for the end of a block."""
-        watcher = self.watcher()
-        return watcher is None or watcher.holding
-
     def flushed(self) -> TargetState:
         """A copy that has learned its partial block."""
         copied = copy.deepcopy(self)
@@ -210,13 +206,13 @@ class TargetState(Stateful):
             models = {name: doubt_identified(model, next(iter(doubts), None)) for name, model in models.items()}
         # Of a merged state the engines it was made of, else those that send here, each against the others.
         engines = self.replicas or Replica.of_engines(watcher, self.engine_names)
-        replicas, _ = compare_replicas(engines, watcher.rows if self.replicas else 0, watcher.features.names)
+        replicas, spread = compare_replicas(engines, watcher.rows if self.replicas else 0, watcher.features.names)
         if self.published is not None:
             parts = self.published.snapshot(self.models[SHAPED], None if told is None else told.beta)
         else:
             band = learner.intervals.snapshot(by_stratum=vector == "beta")
             parts = {"interval": band, "mean_factor": learner.mean_factor()}
-        return TargetSnapshot(
+        target = TargetSnapshot(
             vector=vector,
             unit="us",
             champion=champion,
@@ -228,6 +224,7 @@ class TargetState(Stateful):
             doubts=[*doubts.values()],
             **parts,
         )
+        return _as_far_as_engines_agree(target, spread)
 
     def _models_as_published(self) -> dict[str, ModelSnapshot]:
         models = {name: model.snapshot() for name, model in self.river.items()}
@@ -339,3 +336,29 @@ class TargetState(Stateful):
         self.changes += 1
         self.history.coefficients.add(old.history.coefficients)
         self.history.coefficients.mark(ChangeKind.CONFIGURATION, old.last_ns)
+
+
+def _as_far_as_engines_agree(target: TargetSnapshot, spread: float) -> TargetSnapshot:
+    """A merged target whose engines are so far apart, in logs: error bars and band reach as far, in quadrature."""
+    if not spread:
+        return target
+
+    def wider(model: ModelSnapshot) -> ModelSnapshot:
+        apart = spread * np.array([feature.coefficient for feature in model.features])
+        covariance = (np.array(model.covariance) + np.outer(apart, apart)).tolist() if model.covariance else []
+        return model.with_each(
+            lambda each: {"stderr": each.stderr and math.hypot(each.stderr, spread * each.coefficient)},
+            covariance=covariance,
+        )
+
+    def ends(p10: float, p50: float, p90: float) -> tuple[float, float, float]:
+        low, high = (math.hypot(math.log(ratio), TENTH * spread) for ratio in (p50 / p10, p90 / p50))
+        return p50 * math.exp(-low), p50, p50 * math.exp(high)
+
+    band = target.interval
+    if band is not None:
+        p10, p50, p90 = ends(band.p10, band.p50, band.p90)
+        strata = {name: ends(*each) for name, each in band.strata.items()}
+        band = IntervalSnapshot(p10=p10, p50=p50, p90=p90, strata=strata)
+    models = {name: wider(model) for name, model in target.models.items()}
+    return msgspec.structs.replace(target, models=models, interval=band)

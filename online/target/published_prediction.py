@@ -24,7 +24,7 @@ from online.blocks import CELLS, Design, cell_name
 from online.change import Change
 from online.constants import ALARM_KEEP, HALF_LIFE_STEPS
 from online.errors import Intervals, PrequentialError
-from online.features import INTERCEPT, PORTABLE, FeatureSet
+from online.features import INTERCEPT, FeatureSet
 from online.level import Level
 from online.rls import RlsLearner
 from online.rows import Floats, Mask, Target
@@ -36,9 +36,6 @@ from .settings import RESIDUAL, BankSettings, river_module
 if TYPE_CHECKING:
     from online.river import ResidualModel
 
-SHAPED = PORTABLE
-"""The feature set that shape factors belong to."""
-
 
 class PublishedPrediction(Stateful):
     """Of one target, by the coefficients of ``portable``.
@@ -49,8 +46,8 @@ class PublishedPrediction(Stateful):
     """
 
     SAVED = (
-        *("error", "shaped_error", "intervals", "low", "high", "cells", "level", "observed_us", "predicted_us"),
-        "residual",
+        *("error", "shaped_error", "intervals", "low", "high", "cells", "level"),
+        *("observed_us", "predicted_us", "residual"),
     )
     OPTIONAL = frozenset({"residual"})
 

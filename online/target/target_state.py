@@ -14,7 +14,7 @@ import numpy as np
 from online.blocks import Cutter, Design, measurements
 from online.constants import ENGINES_MAX, HALF_LIFE_STEPS, MEMORY_ROWS, NOISE_ROWS, PREFERENCE, TENTH, WORTH
 from online.errors import Residuals
-from online.features import FeatureSet
+from online.features import PORTABLE, FeatureSet
 from online.rls import (
     JACKKNIFE_ROWS,
     Prior,
@@ -31,7 +31,7 @@ from online.state import StateError, Stateful, Tree
 from online.transfer import SheetPrior
 
 from .history import ChangeKind, CoefficientHistory, StepHistory
-from .published_prediction import SHAPED, PublishedPrediction
+from .published_prediction import PublishedPrediction
 from .settings import RESIDUAL, RIVER, RLS, BankSettings, river_module
 
 if TYPE_CHECKING:
@@ -95,14 +95,14 @@ class TargetState(Stateful):
             elif name != RESIDUAL:
                 dotted, rows_per_s = name.removeprefix(RIVER), self.settings.river_rows_per_s
                 self.river[f"{name}/{features.name}"] = river_module().RiverLearner(dotted, features, rows_per_s)
-        if self.published is None and SHAPED in self.models and self.target.vector == "beta":
+        if self.published is None and PORTABLE in self.models and self.target.vector == "beta":
             self.published = PublishedPrediction(features, self.settings)
         for model in self.models.values():
             model.learns_intervals = self.published is None
 
     def watcher(self) -> RlsLearner | None:
         """``portable``, which every consumer computes and shape factors belong to; else the first model."""
-        return self.models.get(SHAPED) or next(iter(self.models.values()), None)
+        return self.models.get(PORTABLE) or next(iter(self.models.values()), None)
 
     # ---------------------------------------------------------------- rows in
 
@@ -190,11 +190,11 @@ class TargetState(Stateful):
 
     def snapshot(self) -> TargetSnapshot | None:
         """None while there is nothing to say."""
-        models, told, model = self._models_as_published(), None, self.models.get(SHAPED)
+        models, told, model = self._models_as_published(), None, self.models.get(PORTABLE)
         if self.sheet_prior is not None and model is not None and (told := self.sheet_prior.after(model)) is not None:
-            if SHAPED not in models:
+            if PORTABLE not in models:
                 return self.sheet_prior.target_before()
-            models[SHAPED] = told.model(models[SHAPED])
+            models[PORTABLE] = told.model(models[PORTABLE])
         vector, champion, watcher = self.target.vector, self._best(), self.watcher()
         if watcher is None or champion not in models:
             scored = {name: model.error.mape for name, model in models.items() if model.error is not None}
@@ -208,7 +208,7 @@ class TargetState(Stateful):
         engines = self.replicas or Replica.of_engines(watcher, self.engine_names)
         replicas, spread = compare_replicas(engines, watcher.rows if self.replicas else 0, watcher.features.names)
         if self.published is not None:
-            parts = self.published.snapshot(self.models[SHAPED], None if told is None else told.beta)
+            parts = self.published.snapshot(self.models[PORTABLE], None if told is None else told.beta)
         else:
             band = learner.intervals.snapshot(by_stratum=vector == "beta")
             parts = {"interval": band, "mean_factor": learner.mean_factor()}
@@ -230,8 +230,8 @@ class TargetState(Stateful):
         models = {name: model.snapshot() for name, model in self.river.items()}
         models |= {name: model.snapshot(self.windows) for name, model in self.models.items()}
         told = {name: model for name, model in sorted(models.items()) if model is not None}
-        if self.published is not None and SHAPED in told:
-            told[SHAPED] = self.published.with_errors(told[SHAPED])
+        if self.published is not None and PORTABLE in told:
+            told[PORTABLE] = self.published.with_errors(told[PORTABLE])
         return told
 
     def _doubts(self, watcher: RlsLearner) -> dict[Reason, str]:
@@ -284,7 +284,7 @@ class TargetState(Stateful):
             self.cutter.restore(RowBlock.of_state(state["pending"], self.target.vocabulary))
         if state["windows"] is not None:
             self.windows = RowBlock.of_state(state["windows"], self.target.vocabulary)
-        if self.published is not None and SHAPED in same and state["published"] is not None:
+        if self.published is not None and PORTABLE in same and state["published"] is not None:
             self.published.from_state(state["published"])
         watcher = self.watcher()
         if watcher is not None and watcher.features.name in same:
@@ -304,7 +304,7 @@ class TargetState(Stateful):
         side_by_side = not later and other.last_ns > self.first_ns
         earlier, newest = (self, other) if later else (other, self)
         if not side_by_side and earlier.published is not None and newest.published is not None:
-            earlier.published.decay(newest.models[SHAPED].half_lives())
+            earlier.published.decay(newest.models[PORTABLE].half_lives())
             earlier.published.intervals.decay(newest.published.intervals.rows)
         for name, model in self.models.items():
             theirs = other.models.get(name)

@@ -90,17 +90,21 @@ def damaged(rng, directory):
 
 
 def test_800_damages_cost_the_entries_they_lie_in_and_are_counted(tmp_path):
-    log, wholes = opened(tmp_path), {}
+    directory, wholes = tmp_path / "log", {}
+    directory.mkdir()
+    log = opened(directory)
     for number in range(1, 61):
         before_bytes = log.size_bytes
         one = log.append(export(number))
-        wholes[one] = segments(tmp_path)[-1].read_bytes()[before_bytes - log.size_bytes :]
+        wholes[one] = segments(directory)[-1].read_bytes()[before_bytes - log.size_bytes :]
     log.close()
+    files = {path: path.read_bytes() for path in directory.iterdir()}
     for seed in range(800):
-        rng, directory = random.Random(seed), tmp_path / str(seed)
-        directory.mkdir()
-        for path in (*segments(tmp_path), tmp_path / "log.head"):
-            (directory / path.name).write_bytes(path.read_bytes())
+        rng = random.Random(seed)
+        for path in directory.iterdir():
+            path.unlink()
+        for path, data in files.items():
+            path.write_bytes(data)
         damaged(rng, directory)
         log = opened(directory)
         found = list(log.entries(1))

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import math
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
@@ -236,7 +235,7 @@ class Durability:
     def tick(self, *, final: bool = False) -> bool:
         """Take a checkpoint if it is due and hand it to the writer; whether it was taken."""
         self._note_unsaved()
-        if not ((self._dirty and final) or self._until_due_s() <= 0.0 or self._log_waits()):
+        if not (self._dirty and final) and not self._is_due():
             return False
         self._taken_ns = self._clock.monotonic_ns()
         try:
@@ -261,16 +260,15 @@ class Durability:
             learned = self._pipeline.learned_rows
             self._directory.note(spans=self._accepted - spans, rows=learned - rows, waiting=waiting)
 
-    def _until_due_s(self) -> float:
-        """Infinite while nothing new is learned, or while a checkpoint is being written."""
-        if not self._dirty or self._pending:
-            return math.inf
-        return (self._taken_ns + self._interval_ns - self._clock.monotonic_ns()) / 1e9
+    def _is_due(self) -> bool:
+        """By its time, or since log or volume fill up; not while one is being written.
 
-    def _log_waits(self) -> bool:
-        """Whether log or volume fill up: the log shrinks when both checkpoints have learned its oldest entries."""
-        waits = self.has_log and (self._log_is_full() or bool(self._refusing))
-        return waits and self._clock.monotonic_ns() - self._taken_ns >= _EARLY_NS and not self._pending
+        The log shrinks when both checkpoints have learned its oldest entries.
+        """
+        age_ns = self._clock.monotonic_ns() - self._taken_ns
+        fills_up = self.has_log and (self._log_is_full() or bool(self._refusing))
+        is_due = (self._dirty and age_ns >= self._interval_ns) or (fills_up and age_ns >= _EARLY_NS)
+        return is_due and not self._pending
 
     def _log_is_full(self) -> bool:
         return self.log.size_bytes > _LOG_SHARE * self.log.capacity_bytes

@@ -3,7 +3,7 @@
 All learn from those delivered before the cut and are judged on the last half of those after it:
 
     request              TTFT at what the request met on arrival, TPOT at the mean batch it met while it decoded
-    request at arrival   both at what it met on arrival, which is what the baselines are told
+    request at arrival   both at what it met on arrival, which is what the baselines know
     trees                gradient-boosted trees on ``ROUTER_FEATURES`` at arrival
     ridge                Bayesian ridge on the same, standardized
 
@@ -47,10 +47,10 @@ class ServedRequests:
         order = np.lexsort((requests["delivered_ns"], arrived_ns))
         stamps = np.array([arrived_ns, requests["first_token_ns"], requests["finished_ns"]])[:, order]
         usable = (stamps[0] < stamps[1]) & (stamps[1] <= stamps[2])
-        stamps, told = stamps[:, usable], requests[order][usable]
+        stamps, kept = stamps[:, usable], requests[order][usable]
         self.arrived_s, self.first_s, self.last_s = (stamps - stamps.min(initial=stamps.max(initial=0))) / 1e9
-        self.prompt_tokens, self.output_tokens = (told[f"{of}_tokens"].astype(float) for of in ("prompt", "output"))
-        self.delivered_ns, self.engine = told["delivered_ns"], told["engine"]
+        self.prompt_tokens, self.output_tokens = (kept[f"{of}_tokens"].astype(float) for of in ("prompt", "output"))
+        self.delivered_ns, self.engine = kept["delivered_ns"], kept["engine"]
         self.ttft_us = 1e6 * (self.first_s - self.arrived_s)
         self.tpot_us = 1e6 * (self.last_s - self.first_s) / np.maximum(self.output_tokens - 1.0, 1.0)
 

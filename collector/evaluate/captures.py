@@ -32,14 +32,14 @@ from collector.telemetry import Counts, table
 from online import Floats, Ints, RowBlock, Target
 from online.features import PORTABLE
 
-_TOLD = ("engine", "prompt_tokens", "output_tokens", "arrived_ns", "departed_ns", "delivered_ns")
+_COLUMNS = ("engine", "prompt_tokens", "output_tokens", "arrived_ns", "departed_ns", "delivered_ns")
 _STAMPS = {
     SpanEventKind.QUEUED: "queued_ns",
     SpanEventKind.SCHEDULED: "scheduled_ns",
     SpanEventKind.FIRST_TOKEN: "first_token_ns",
     SpanEventKind.FINISHED: "finished_ns",
 }
-REQUEST = np.dtype([(name, np.int64) for name in (*_TOLD, *_STAMPS.values())])
+REQUEST = np.dtype([(name, np.int64) for name in (*_COLUMNS, *_STAMPS.values())])
 """One request that ended by itself; times in wall clock ns, ``delivered`` of its span, 0 where nobody saw it."""
 
 
@@ -64,7 +64,7 @@ class Capture:
     full: dict[Target, Delivered]
     learned: dict[Target, RowBlock]
     requests: NDArray[Any]
-    """Of ``REQUEST``, (k,); of an engine that tells no more of them, their arrival, first token and end alone."""
+    """Of ``REQUEST``, (k,); of an engine that sends no more of them, their arrival, first token and end alone."""
     cut_ns: int
     end_ns: int = 0
     """When the last export was delivered."""
@@ -82,8 +82,8 @@ class Capture:
         return replace(full.rows.take(after), elapsed_us=full.true_us[after])
 
 
-class _Heard:
-    """A pipeline that was told so much, and the rows that it got, by configuration and target."""
+class _Replay:
+    """A pipeline after a part of a recording, and the rows that it made, by configuration and target."""
 
     def __init__(self, config: Config, delivered: Sequence[tuple[int, Timed]], feature_sets: tuple[str, ...]) -> None:
         self.rows: dict[tuple[str, Target], list[RowBlock]] = {}
@@ -109,20 +109,20 @@ class _Heard:
 def load(path: Path, said: Sequence[Timed], config: Config, learn_until: float) -> list[Capture]:
     """The configurations of one source, cut at ``learn_until`` of its delivery time; empty if it holds pages.
 
-    ``path`` is of its first recording. KV events are taken to have been heard when they happened.
+    ``path`` is of its first recording. KV events count as delivered when they happened.
     """
     delivered = _in_order_of_delivery(path, said)
     times = [at_ns for at_ns, timed in delivered if not isinstance(timed.said, KvBatch)]
     if not times:
         return []
     cut_ns = times[0] + int(learn_until * (times[-1] - times[0]))
-    everything = before = _Heard(config, delivered, ())
+    everything = before = _Replay(config, delivered, ())
     early = [item for item in delivered if item[0] <= cut_ns]
     if len(early) < len(delivered):
-        before = _Heard(config, early, (PORTABLE,))
+        before = _Replay(config, early, (PORTABLE,))
     published = before.pipeline.snapshot(cut_ns, 1)
     client = tracefit.load(published.to_json()) if before is not everything else None
-    told = _Told(path, delivered, config)
+    deliveries = _Deliveries(path, delivered, config)
     drops = everything.pipeline.joiner.take_counts().by_label(table.DROPPED_ROWS)
     captures = []
     for known in everything.pipeline.snapshot(0, 1).configs:
@@ -138,9 +138,9 @@ def load(path: Path, said: Sequence[Timed], config: Config, learn_until: float) 
                 config_id=known.config_id,
                 facts=known.config,
                 telemetry=known.telemetry,
-                full={target: told.delivered(target, rows, behind=behind) for target, rows in full.items()},
+                full={target: deliveries.delivered(target, rows, behind=behind) for target, rows in full.items()},
                 learned={} if earlier is None else before.of(earlier.config_id),
-                requests=told.requests_of(instances, everything.pipeline.joiner),
+                requests=deliveries.requests_of(instances, everything.pipeline.joiner),
                 cut_ns=cut_ns,
                 end_ns=times[-1],
                 client=None if earlier is None or client is None else client.config(earlier.config_id),
@@ -160,12 +160,12 @@ def name_of(path: Path) -> str:
 
 def _in_order_of_delivery(path: Path, said: Sequence[Timed]) -> list[tuple[int, Timed]]:
     """With the time of each."""
-    told = [timed for timed in said if isinstance(timed.said, Export | ForwardPass)]
+    exports = [timed for timed in said if isinstance(timed.said, Export | ForwardPass)]
     times = [each.recv_unix_ns for each in lines_of(index_of(path), Received)]
-    if len(times) != len(told):
-        times = [timed.unix_nano for timed in told]
+    if len(times) != len(exports):
+        times = [timed.unix_nano for timed in exports]
     kv = ((timed.unix_nano, timed) for timed in said if isinstance(timed.said, KvBatch))
-    return sorted([*kv, *zip(times, told, strict=True)], key=itemgetter(0))
+    return sorted([*kv, *zip(times, exports, strict=True)], key=itemgetter(0))
 
 
 class _TrueStep(msgspec.Struct):
@@ -174,7 +174,7 @@ class _TrueStep(msgspec.Struct):
     end_mono_ns: int
 
 
-class _Told:
+class _Deliveries:
     """The telemetry itself, with the time of its delivery, and the true times of steps beside it."""
 
     def __init__(self, path: Path, delivered: Sequence[tuple[int, Timed]], config: Config) -> None:
@@ -212,7 +212,7 @@ class _Told:
         return Delivered(rows, delivered_ns, np.array([known.get(step, wire_us) for step, wire_us in own]))
 
     def requests_of(self, instances: set[str], joiner: Joiner) -> NDArray[Any]:
-        """Those whose way through the engine was told from beginning to end; else what spans of whole requests tell."""
+        """Those whose journey is known from beginning to end; without any, what spans of whole requests hold."""
         found = list(self._journeys(instances, joiner)) or list(self._answers(instances))
         return np.array([tuple(each.get(name, 0) for name in REQUEST.fields or ()) for each in found], REQUEST)
 
@@ -228,13 +228,13 @@ class _Told:
                     stamps.setdefault(mark.kind, mark.ts_ns + span.unix_minus_mono_ns)
                 if span.finish not in (Finish.STOPPED, Finish.LENGTH) or not stamps.keys() >= _STAMPS.keys():
                     continue
-                told = {name: stamps[kind] for kind, name in _STAMPS.items()}
+                request = {name: stamps[kind] for kind, name in _STAMPS.items()}
                 api = apis.get(span.parent_span_id)
                 if api is not None and api.samples == 1:
                     seen = {"arrived_ns": api.arrived_ns, "departed_ns": api.departed_ns}
-                    told |= {name: ns + span.unix_minus_mono_ns for name, ns in seen.items() if ns != MISSING}
+                    request |= {name: ns + span.unix_minus_mono_ns for name, ns in seen.items() if ns != MISSING}
                 tokens = {"prompt_tokens": span.prompt_tokens, "output_tokens": span.marks[-1].output_tokens}
-                yield told | tokens | {"engine": engine.number, "delivered_ns": at_ns}
+                yield request | tokens | {"engine": engine.number, "delivered_ns": at_ns}
 
     def _answers(self, instances: set[str]) -> Iterator[dict[str, int]]:
         for _, telemetry, at_ns in self._parts:

@@ -2,7 +2,7 @@
 
 States are pooled exactly (:mod:`online.transfer`): their statistics are added, nothing is averaged. The candidates to
 measure next are the models seen on every GPU of the sheets, on as many of them as hold the weights. How far one is from
-everything measured, is told in the space of RECE (docs/systems.md):
+everything measured is a distance in the space of RECE (docs/systems.md):
 
     v(c) = (d/4096, L/32, Hkv/H, moe, E/8, F/1e15, B/3e12, memory/80, Nb/8192, Ns/256, 1/tp, chunked, prefix, offload)
     coverage(c) = min over seen s of |v_c - v_s|_2 / sqrt(14)          0 = measured already

@@ -238,8 +238,8 @@ def _report(
             found["queue_wait_error"] = _alpha_error(system, Target.QUEUE_WAIT, capture)
             found["api_queueing_error"] = _alpha_error(system, Target.API_QUEUEING, capture)
             scores.append(found)
-    told = [each for target in ALPHAS for each in _published(published, target, facts)]
-    alphas = _alphas(requests, [each for each in told if each.system == f"snapshot/{PORTABLE}"])
+    models = [each for target in ALPHAS for each in _published(published, target, facts)]
+    alphas = _alphas(requests, [each for each in models if each.system == f"snapshot/{PORTABLE}"])
     scores += [scored_by(made, alphas) for made in _published(published, STEP, facts) if len(scored)]
     return CaptureReport(
         name=capture.name,

@@ -143,17 +143,17 @@ def _residual_tree(made: Fit, rows: RowBlock) -> LogFactor:
     """River's tree on what the coefficients leave of rows; its log factor, (n,), of others."""
     from river import preprocessing, tree  # noqa: PLC0415 - a second to import
 
-    def told(rows: RowBlock) -> list[dict[str, float]]:
+    def per_step_columns(rows: RowBlock) -> list[dict[str, float]]:
         per_step = np.nan_to_num(made.features.evaluate(rows) / rows.steps[:, None])
         return [dict(zip(made.features.names, each, strict=True)) for each in per_step.tolist()]
 
     model = preprocessing.StandardScaler() | tree.HoeffdingTreeRegressor()
     left = np.log(rows.elapsed_us / np.maximum(made.predict(rows), 1e-3 * rows.elapsed_us))
-    for each, target in zip(told(rows), left.tolist(), strict=True):
+    for each, target in zip(per_step_columns(rows), left.tolist(), strict=True):
         if np.isfinite(target):
             model.learn_one(each, target)
     bound = float(np.nanmax(np.abs(left)))
-    return lambda rows: np.clip([model.predict_one(each) for each in told(rows)], -bound, bound)
+    return lambda rows: np.clip([model.predict_one(each) for each in per_step_columns(rows)], -bound, bound)
 
 
 class Ahead(NamedTuple):

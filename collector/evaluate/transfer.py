@@ -2,8 +2,8 @@
 
 For each capture, the donors are those of other configurations (``config``), models (``model``), GPUs (``gpu``),
 quantizations (``quantization``) or just the other recordings (``workload``). Its scored part is predicted with nothing
-of its own (zero-shot), and after its first 20, 100 and 300 rows. ``portable`` is told by the data sheet and by the
-overheads that donors share, the other systems start from statistics pooled over donors, both as live.
+of its own (zero-shot), and after its first 20, 100 and 300 rows. ``portable`` starts from the data sheet and from
+the overheads that donors share, the other systems from statistics pooled over donors, both as live.
 """
 
 from __future__ import annotations

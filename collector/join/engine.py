@@ -20,7 +20,7 @@ from collector.telemetry import JoinEvent, RowDrop
 from online import Quality, Target
 
 from .emitter import Emitter, Scheduling, TargetRows
-from .inferred import EngineCalibration, EngineProcess, PendingRequest
+from .inferred import EngineCalibration, EngineProcess, KvTimeline, PendingRequest
 
 _CONFLICTS_MAX = 3
 """Restarts within the grace time from which on two engines must share one instance id."""
@@ -117,6 +117,13 @@ class Engine(Emitter):
         other.facts.copy_from(self.facts)
         other.is_changed = self.is_changed = True
         self.duplicate_of = other
+
+    def read_kv_from(self, publisher: KvTimeline | None) -> None:
+        """Its steps have the KV events of this publisher from now on, and what is older than they can be is dropped."""
+        for process in self.processes:
+            process.kv = publisher
+            if publisher is not None:
+                publisher.forget_before(process.event_unix_ns - 2 * self._settings.timeout_ns)
 
     # --- in ---------------------------------------------------------------------------------------------------------
 

@@ -208,7 +208,9 @@ class Joiner:
         if now_unix_ns is not None:
             self._find_idle(now_unix_ns)
         engines = [engine for engine in self.engines.values() if not engine.is_duplicate]
-        self.kv.assign({one.instance: one.processes for one in engines})
+        publishers = self.kv.by_engine({engine.instance for engine in engines})
+        for engine in engines:
+            engine.read_kv_from(publishers.get(engine.instance))
         for engine in self.engines.values():
             if engine.is_changed or flush:
                 version, engine.is_changed = engine.facts.version, False

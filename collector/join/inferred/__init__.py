@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .calibration import EngineCalibration, SchedulingVotes, Sums
-from .kv import KvSources
+from .kv import KvSources, KvTimeline
 from .occupancy import ApiProcess
 from .process import EngineProcess, PendingRequest
 from .sampling import NEARLY_WHOLE, WHOLE, doubts_of
@@ -15,6 +15,7 @@ __all__ = [
     "EngineCalibration",
     "EngineProcess",
     "KvSources",
+    "KvTimeline",
     "PendingRequest",
     "SchedulingVotes",
     "Sums",

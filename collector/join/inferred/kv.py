@@ -14,9 +14,8 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -27,9 +26,6 @@ from collector.telemetry import Counts, Skip, table
 from online import Floats, Ints
 
 from .steps import StepView
-
-if TYPE_CHECKING:
-    from .process import EngineProcess
 
 LATENESS_NS = 10_000_000_000
 """Events of one moment arrive within this time of each other; what is asked of a moment this old is final."""
@@ -171,18 +167,14 @@ class KvSources:
                 self._publishers.popitem(last=False)
         count_batch(self._counts, batch, self._publishers[key].add(batch))
 
-    def assign(self, engines: Mapping[str, Sequence[EngineProcess]]) -> None:
-        """Give the processes of each engine (by instance) its publisher: the one that names it, else the only one."""
+    def by_engine(self, instances: Collection[str]) -> dict[str, KvTimeline]:
+        """The publisher of each of all engines, where it is known: the one that names it, else the only one."""
         named = {instance: timeline for (_, _, instance), timeline in reversed(self._publishers.items()) if instance}
         unnamed = [timeline for (_, _, instance), timeline in self._publishers.items() if not instance]
-        only = unnamed[0] if len(unnamed) == 1 and len(engines) == 1 else None
+        only = dict.fromkeys(instances, unnamed[0]) if len(unnamed) == 1 and len(instances) == 1 else {}
         for (_, _, instance), timeline in self._publishers.items():
-            timeline.is_bound = instance in engines if instance else only is not None
-        for instance, processes in engines.items():
-            for process in processes:
-                process.kv = named.get(instance, only)
-                if process.kv is not None:
-                    process.kv.forget_before(process.event_unix_ns - 2 * self._settings.timeout_ns)
+            timeline.is_bound = instance in instances if instance else bool(only)
+        return only | {instance: named[instance] for instance in instances if instance in named}
 
     def take_counts(self) -> Counts:
         """Counts since the last call, and what is held now."""

@@ -88,7 +88,7 @@ def test_the_block_size_of_events_is_the_tokens_per_block_where_nothing_else_tel
 
 def test_a_publisher_belongs_to_the_engine_that_the_configuration_names():
     instances = sorted(sequences(joined("c9_dp2", [], no_step)[0]))
-    named = [one.of(instances[one.rank]) for one in kv_batches("c9_dp2")]
+    named = [msgspec.structs.replace(one, instance=instances[one.rank]) for one in kv_batches("c9_dp2")]
     joiner, _ = joined("c9_dp2", named, no_step)
     own = {name: len(one.kv) for name, one in sequences(joiner).items()}
     assert own == {name: sum(one.instance == name for one in named) for name in instances}
@@ -116,7 +116,7 @@ def test_of_two_publishers_without_a_name_none_is_the_only_engines():
 @pytest.mark.parametrize("named_first", [True, False])
 def test_events_that_come_twice_are_used_once_and_nobody_looks_for_their_engine(named_first):
     (instance,) = sequences(joined("c5_offload", [], no_step)[0])
-    by_name = [one.of(instance) for one in kv_batches("c5_offload", "named")]
+    by_name = [msgspec.structs.replace(one, instance=instance) for one in kv_batches("c5_offload", "named")]
     by_publisher = kv_batches("c5_offload")
     alone, rows = joined("c5_offload", by_name if named_first else by_publisher)
     both = [*by_name, *by_publisher] if named_first else [*by_publisher, *by_name]
@@ -154,7 +154,7 @@ def test_publishers_are_bounded_as_engines_are():
     for number in range(50):
         sources.add(batch(stored(), source=f"tcp://host:{number}"))
     assert sources.take_counts()[table.SIZE, "kv_batches"] == 3
-    sources.assign({})
+    assert sources.by_engine([]) == {}
     assert sources.unbound == 3
 
 

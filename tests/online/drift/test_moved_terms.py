@@ -157,9 +157,9 @@ def published(target):
 
 
 def learned_from_pages(slower):
-    """What a sidecar says that asks for a page every 15 s, after half an hour of traffic or more."""
+    """What a sidecar says that asks for a page every 15 s, after twenty minutes of traffic or more."""
     pipeline = make_pipeline(CONFIG)
-    pipeline.process(pages=pages_of_a_slower_server(slower, 15.0, 3)[0])
+    pipeline.process(pages=pages_of_a_slower_server(slower, 15.0, 2)[0])
     pipeline.flush()
     return load(pipeline.snapshot(1, 1).to_json())
 

@@ -119,13 +119,11 @@ class StepModel:
         self.level_age_s: float | None = None
 
     def of_now(self, at_unix_nano: int) -> StepModel:
-        """The same for a step at that moment: times the level of the last steps, unless it is too old by then."""
+        """The same for a step at that moment: times the level of the last steps of its phase."""
         model = copy(self)
         newest = max((each.last_row_unix_nano for each in self.target.level.values()), default=0)
         model.level_age_s = max(0.0, (at_unix_nano - newest) / 1e9) if newest else None
-        if model.level_age_s is not None and model.level_age_s <= LEVEL_AGE_MAX_S:
-            decode, prefill = (self._level(phase, at_unix_nano) for phase in ("decode", "prefill"))
-            model.level = (decode, prefill)
+        model.level = self._level("decode", at_unix_nano), self._level("prefill", at_unix_nano)
         return model
 
     def with_stalls(self) -> StepModel:
@@ -136,7 +134,7 @@ class StepModel:
         return model
 
     def _level(self, phase: str, at_unix_nano: int) -> float:
-        """What x beta F of a phase is multiplied by at that moment."""
+        """What x beta F of a phase is multiplied by at that moment: 1 where its level is too old by then."""
         level = self.target.level.get(phase)
         if level is None or at_unix_nano - level.last_row_unix_nano > LEVEL_AGE_MAX_S * 1e9:
             return 1.0

@@ -13,17 +13,24 @@ p + 1.5 windows, and of engines that send to one sidecar, 32 s^2 A stands in: th
 noise. Phases belong to the stamps of a server and are taken out at their estimate.
 
     beta_i = the fit of what all others know together, without those that are odd
-    r_i    = log (beta_i' b_i / beta_i' A_i beta_i)            0 = as fast as the others; exp r_i is its ratio
-    v_i    = beta_i' N beta_i / (beta_i' A beta_i)^2           summed over A, N of its own rows and of the others'
+    P_i    = A_o (A_i + A_o)^-1 A_i                      o: the others; i and o say so much of how they differ
+    s_i    = A_o (A_i + A_o)^-1 b_i - A_i (A_i + A_o)^-1 b_o        = P_i (fit of i alone - fit of o alone)
+    r_i    = log (1 + beta_i' s_i / beta_i' P_i beta_i)  0 = as fast as the others; exp r_i is its ratio
+    v_i    = beta_i' N_s beta_i / (beta_i' P_i beta_i)^2            N_s: the variance of s_i by N of both
     se_i   = max (sqrt v_i, 1.4826 MAD of r over those that do not differ)
+
+P is the parallel sum of A_i and A_o (Anderson and Duffin 1969). What only one of them was asked for, such as a price of
+prompts that the others never had, or a split of costs that their loads do not tell, is 0 in it: it may be anything. So
+two replicas are as far from each other whichever is asked first, and one change between them is in one term.
 
 A replica differs where |r_i| > 5 % and > 3 se_i; and where the same ratio of the prefill columns alone, fitted beside
 one of all others, is beyond 1.25 and 3 se_i: prefill is in few rows, and other prompts alone move its price by 14 %
 (quarters of c10_long). Odd is who is as far from the median of all by the fit of all: one that is slow makes no other
 fast. Who differs on the whole is no measure of the others' prefill either. The scatter of the others counts because
-engines with other loads differ by what the form misses. In which term: online/change.py.
+engines with other loads differ by what the form misses. In which term: online/change.py, by P and s.
 
-Shapes: A, N (p, p), b, beta (p,).
+Reference: Anderson and Duffin, Series and parallel addition of matrices (J. Math. Anal. Appl. 1969).
+Shapes: A, N, P (p, p), b, s, beta (p,).
 """
 
 from __future__ import annotations
@@ -38,14 +45,14 @@ import numpy as np
 
 from online.blocks import median_of
 from online.change import APART, MovedTerm, is_of_prefill, moved_term
-from online.constants import ENGINES_MAX, MAD_TO_SD, NOISE_ROWS, SURE_SD, WORTH
+from online.constants import ENGINES_MAX, MAD_TO_SD, NOISE_ROWS, SURE_SD, TINY, WORTH
 from online.errors import PrequentialError
 from online.rows import Floats, Mask, RowBlock
 from online.snapshot import ReplicaSnapshot
 from online.state import Stateful, Tree
 
 from .learner import RlsLearner, residual_squares
-from .solve import solve
+from .solve import RELATIVE_RIDGE, solve
 
 
 def merge(into: RlsLearner, other: RlsLearner, *, other_is_later: bool, side_by_side: bool) -> None:
@@ -175,9 +182,9 @@ def compare_replicas(
         told: dict[str, Any] = {} if math.isnan(r) else {"ratio": math.exp(r), "stderr": math.exp(r) * stderr}
         differs, term = bool(whole.differs[index] or prefill.differs[index]), None
         if whole.differs[index]:
-            beta, slower = whole.beta[index], r > 0.0
-            noise = float(beta @ replica.noise @ beta) / float(beta @ replica.a @ beta)
-            term = moved_term(replica.a, replica.b, beta, names, slower=slower, noise=noise)
+            beta, contrast = whole.beta[index], whole.contrast[index]
+            noise = float(beta @ contrast.noise @ beta) / float(beta @ contrast.p @ beta)
+            term = moved_term(contrast.p, contrast.s, beta, names, slower=r > 0.0, noise=noise)
         elif differs:  # in prefill alone
             column = int(of_prefill.argmax())
             added = math.expm1(prefill.log_ratio[index]) * float(prefill.beta[index][column])
@@ -185,9 +192,47 @@ def compare_replicas(
         if term is not None and term.name:
             told |= {"term": term.name, "added": term.added or None}
         snapshots.append(ReplicaSnapshot(engine=replica.engine, rows=replica.rows, differs=differs, **told))
-    snapshots.sort(key=lambda s: (not s.differs, -abs(math.log(s.ratio)) if s.ratio else 0.0, s.engine))
+    snapshots.sort(key=_furthest_first)
     apart = np.where(whole.differs, whole.log_ratio, 0.0) * (1.0 - rows / rows.sum())  # from all, itself included
     return snapshots, math.sqrt(float(rows @ apart**2) / float(rows.sum()))
+
+
+def _furthest_first(replica: ReplicaSnapshot) -> tuple[bool, float, float, str]:
+    """Key of an order; of two that are as far from each other the slower is first."""
+    ratio = replica.ratio or 1.0
+    return not replica.differs, -round(abs(math.log(ratio)), 3), -ratio, replica.engine
+
+
+class Contrast(NamedTuple):
+    """How a replica differs from the others, by both: P (p, p), s (p,) and its variance N_s (p, p)."""
+
+    p: Floats
+    s: Floats
+    noise: Floats
+
+    @staticmethod
+    def of(replica: Replica, others: Replica) -> Contrast:
+        """See the module's equations; directions that neither tells are left out."""
+        both = replica.a + others.a
+        unit = 1.0 / np.sqrt(np.maximum(both.diagonal(), TINY))
+        inverse = np.linalg.pinv(both * unit * unit[:, None], RELATIVE_RIDGE, hermitian=True) * unit * unit[:, None]
+        own, theirs = others.a @ inverse, replica.a @ inverse
+        noise = own @ replica.noise @ own.T + theirs @ others.noise @ theirs.T
+        return Contrast(own @ replica.a, own @ replica.b - theirs @ others.b, noise)
+
+    def log_ratio(self, beta: Floats, of_prefill: Mask | None) -> tuple[float, float]:
+        """R and sqrt v along beta (p,), or along its prefill columns beside the rest; NaN and 0 of nothing."""
+        m = beta[:, None]
+        if of_prefill is not None:
+            m = np.column_stack((np.where(of_prefill, 0.0, beta), np.where(of_prefill, beta, 0.0)))
+        try:
+            along = np.linalg.solve(m.T @ self.p @ m, m.T)[-1]
+        except np.linalg.LinAlgError:
+            return math.nan, 0.0
+        took = 1.0 + float(along @ self.s)
+        if not 0.0 < took < math.inf:
+            return math.nan, 0.0
+        return math.log(took), math.sqrt(max(float(along @ self.noise @ along), 0.0))
 
 
 class Apart(NamedTuple):
@@ -197,6 +242,7 @@ class Apart(NamedTuple):
     stderr: Floats
     differs: Mask
     beta: list[Floats]
+    contrast: list[Contrast]
 
 
 def _apart(replicas: Sequence[Replica], of_prefill: Mask | None, least: float, usual: Mask) -> Apart:
@@ -233,21 +279,6 @@ def _ratios(replicas: Sequence[Replica], others: Sequence[Replica], of_prefill: 
     """R and sqrt v of each by rows, against its others, as if none differed."""
     none = np.zeros(len(others[0].b), np.bool_)
     beta = [solve(each.a, each.b, none, ~none).beta for each in others]
-    ratios = np.array([_ratio(*each, of_prefill) for each in zip(replicas, others, beta, strict=True)])
-    return Apart(ratios[:, 0], ratios[:, 1], np.zeros(len(replicas), np.bool_), beta)
-
-
-def _ratio(replica: Replica, others: Replica, beta: Floats, of_prefill: Mask | None) -> tuple[float, float]:
-    """R and sqrt v along the coefficients (p,), or along those of prefill beside the rest; NaN and 0 of nothing."""
-    m = beta[:, None]
-    if of_prefill is not None:
-        m = np.column_stack((np.where(of_prefill, 0.0, beta), np.where(of_prefill, beta, 0.0)))
-    try:
-        own, theirs = (np.linalg.solve(m.T @ each.a @ m, m.T)[-1] for each in (replica, others))
-    except np.linalg.LinAlgError:
-        return math.nan, 0.0
-    took = float(own @ replica.b)
-    if not 0.0 < took < math.inf:
-        return math.nan, 0.0
-    variance = max(float(own @ replica.noise @ own), 0.0) + max(float(theirs @ others.noise @ theirs), 0.0)
-    return math.log(took), math.sqrt(variance)
+    contrast = [Contrast.of(*each) for each in zip(replicas, others, strict=True)]
+    ratios = np.array([each.log_ratio(b, of_prefill) for each, b in zip(contrast, beta, strict=True)])
+    return Apart(ratios[:, 0], ratios[:, 1], np.zeros(len(replicas), np.bool_), beta, contrast)

@@ -105,6 +105,33 @@ def test_neither_equal_replicas_are_flagged_nor_one_alone_nor_one_that_learned_h
     assert differing([states["fast"], state(replica(5, n=40), "little")]) == {"fast": False, "little": False}
 
 
+@pytest.mark.parametrize(
+    ("gain", "loads", "terms"),
+    [
+        ([2.0, 1.0, 1.0, 1.0], ({"prefill_share": 0.0}, {}), {"intercept"}),
+        ([1.3, 1.3, 1.3, 1.3], ({"prefill_share": 0.0}, {}), {"all", "decode"}),
+        ([1.0, 1.0, 1.0, 1.0], ({"prefill_share": 0.0}, {}), None),
+        ([1.0, 3.0, 1.0, 1.0], ({"prefill_share": 0.0}, {}), None),
+        ([1.0, 1.0, 1.0, 1.0], ({"batch": (4, 4)}, {}), None),
+        ([1.5, 1.5, 1.5, 1.5], ({"batch": (4, 4)}, {}), {"all"}),
+    ],
+)
+@pytest.mark.parametrize("slow_has_less", [False, True])
+def test_of_two_replicas_one_change_is_in_one_term_whatever_only_one_of_them_was_asked_for(
+    gain, loads, terms, slow_has_less
+):
+    """``terms``: what may be named; None where what both were asked for takes the same time."""
+    of_slow, of_usual = loads if slow_has_less else loads[::-1]
+    slow, usual = replica(3, np.array(gain), **of_slow), replica(2, **of_usual)
+    found = step_time([state(slow, "slow"), state(usual, "usual")]).replicas
+    assert {each.differs for each in found} == {terms is not None}
+    names = {each.term for each in found if each.term}
+    assert len(names) <= 1
+    assert names <= (terms or set())
+    slow, usual = sorted(found, key=lambda each: each.engine)
+    assert slow.ratio == pytest.approx(1 / usual.ratio, abs=3 * slow.stderr)
+
+
 def test_one_of_three_that_is_faster_is_named_alone(states):
     parts = [states["equal"], states["fast"], state(replica(3, 0.8), "quick")]
     assert differing(parts) == {"equal": False, "fast": False, "quick": True}

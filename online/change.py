@@ -101,8 +101,9 @@ from .state import StateError, Stateful, Tree
 _SLACK, _LIMIT, _Z_MAX, GATE, _USUAL_MIN = 1.5, 9.0, 3.5, 0.06, 0.04
 # Chosen: on pages made of c10_long (tests/bench/bench_pages.py). Windows have no shape: no step is in the last cell.
 _WINDOW_STEPS, _WINDOWS_MIN, _WINDOW_CELL = NOISE_ROWS**2, FEW_ROWS // 4, CELLS - 1
-# Guess: River's detectors do not say since when.
-_RIVER_BLOCKS = 5
+# Guess: River's detectors do not say since when; of fewer rows without prefill a median says little. With 16 for 8 a
+# machine with 22 steps a second has too few of them in a block, and no change of its prefill is found.
+_RIVER_BLOCKS, _OTHERS_MIN = 5, 8
 DETECTORS = ("cusum", "adwin", "page_hinkley", "none")
 # Derived: three terms that did not move take up less than 1 % of the noise once in 3,800 times; then there is none.
 _NO_NOISE = 100.0
@@ -444,7 +445,7 @@ class ChangeMonitor(Stateful):
         if change and self.engines.confirm(change.log_gain, shapes.log_y):
             return self._confirm(change, int(block.end_ns[-1]))
         others = e[~with_prefill]
-        if self._settles or len(others) < FEW_ROWS:
+        if self._settles or len(others) < _OTHERS_MIN:
             return None
         beside = e[with_prefill] - median_of(others)
         change = self.prefill.learn(beside, weight[with_prefill], end_ns[with_prefill])

@@ -411,11 +411,8 @@ class ChangeMonitor(Stateful):
         self.gain, self.confirmed, self.last_ns, self.rows_since = 1.0, 0, 0, 0
         self.began_ns = self.within_ns = 0
         self.asks, self.of_prefill = 0, False
-        self.reference, self.calm, self.calm_beta = (
-            ShapeFactors(len(names)),
-            ShapeFactors(len(names)),
-            np.zeros(len(names)),
-        )
+        self.reference, self.calm = ShapeFactors(len(names)), ShapeFactors(len(names))
+        self.calm_beta = np.zeros(len(names))
         self.a, self.b = np.zeros((len(names), len(names))), np.zeros(len(names))
         self.term, self.added = "", 0.0
 

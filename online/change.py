@@ -226,7 +226,7 @@ class ChangeTest(Stateful):
             return None
         last = int(np.cumsum(0.5 - np.array(medians[:-1]) / gain).argmax()) if len(medians) > 1 else 0
         block_ns = (ends_ns[-1] - ends_ns[last]) / max(len(ends_ns) - 1 - last, 1)
-        return Change(gain, round(ends_ns[last]), round(2.0 * block_ns))
+        return Change(gain, round(ends_ns[last]), max(round(2.0 * block_ns), 0))  # a clock may go back
 
 
 class WindowTest(Stateful):

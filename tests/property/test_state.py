@@ -103,6 +103,14 @@ def test_a_state_whose_values_do_not_fit_is_refused_by_name(saved, part, name, v
     assert refused.value.reason is Refusal.DOES_NOT_FIT
 
 
+def test_a_clock_that_went_back_in_a_change_of_speed_spoils_no_state():
+    rows = steps(1500, 2, drift_at=900, gain=1.5).rows
+    rows.end_ns[960:] -= 30 * 10**9
+    bank = learned(rows)
+    assert bank.targets("c")[STEP].drift.count == 1
+    restarted(bank)
+
+
 @pytest.mark.parametrize(
     "body",
     [

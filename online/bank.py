@@ -303,7 +303,7 @@ class Bank:
             for each, known in self._known.items()
             if known.learned and config_id in ("", each)
         }
-        return {"learned_rows": self.learned_rows, "configs": configs}
+        return {"learned_rows": 0 if config_id else self.learned_rows, "configs": configs}
 
     def from_state(self, state: Tree) -> list[str]:
         """Continue from a state; the names of models in it that are not configured, which are left out.

@@ -96,7 +96,7 @@ class CoefficientHistory(msgspec.Struct):
         """Drop what is older than a day, and of too many points those nearest to the next one."""
         points = [each for each in self.points if each.at_ns >= self.points[-1].at_ns - DAY_NS]
         if len(points) > POINTS_MAX:
-            spacing_ns = 2 * (points[-1].at_ns - points[0].at_ns) // POINTS_MAX
+            spacing_ns = max(2 * (points[-1].at_ns - points[0].at_ns) // POINTS_MAX, 1)  # a file may tell any times
             points = [points[0], *{each.at_ns // spacing_ns: each for each in points[1:]}.values()]
         self.points = points
 

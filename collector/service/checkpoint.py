@@ -80,8 +80,6 @@ class UnlearnedExports:
 
     def record(self, telemetry: Telemetry) -> None:
         """What one resource of the batch said."""
-        if not self._batches:
-            return
         ends_ns = [int(telemetry.steps["unix_ns"].max())] if len(telemetry.steps) else []
         ends_ns += [span.end_unix_ns for span in telemetry.core]
         ends_ns += [request.end_unix_ns for request in telemetry.requests]

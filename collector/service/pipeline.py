@@ -212,7 +212,8 @@ class Pipeline:
     ) -> None:
         """Decode, join and learn; what cannot be used is counted."""
         # Even if an error of ours ends this batch: replaying what cannot be processed would fail again, for ever.
-        if exports and exports[-1].seq:
+        is_logged = bool(exports) and exports[-1].seq > 0
+        if is_logged:
             self._unlearned.begin(exports[0].seq, exports[-1].arrived_unix_ns)
             self.applied_seq = exports[-1].seq
         joiner = self.joiner
@@ -225,7 +226,8 @@ class Pipeline:
         for recording, telemetry in self._reader.read(exports, self._counts):
             self._senders.record(telemetry, self._counts)
             self._load.record(telemetry)
-            self._unlearned.record(telemetry)
+            if is_logged:
+                self._unlearned.record(telemetry)
             joiner.add(telemetry, recording)
         self._learn(joiner.drain())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from unittest.mock import Mock
 
 import msgspec
 import pytest
@@ -11,6 +12,7 @@ from prometheus_client import CollectorRegistry
 from collector.runtime.terminal import OncePerInterval
 from collector.service.publish import Publisher
 from collector.telemetry.metrics import Metrics
+from collector.telemetry.table import WRITES
 from exporters.what_if import ClientView
 from online.snapshot import DriftSnapshot, ReplicaSnapshot
 from tests.support import exporter_cases as cases
@@ -108,3 +110,13 @@ def test_a_doubt_is_told_when_it_comes_and_when_it_goes_not_when_its_numbers_mov
     assert log(config(doubts=["9.5 % of its steps", "other"])) == ["WARNING tiny: not usable: other"]
     gone = ["9.5 % of its steps", "other"]
     assert log(config()) == [f"INFO tiny: no longer: not usable: {each}" for each in gone]
+
+
+def test_a_verdict_that_raises_is_counted_and_the_snapshot_is_published_all_the_same():
+    source, metrics, made = CountingProcessor(), Metrics(CollectorRegistry()), cases.snapshot(config())
+    source.snapshot = lambda *_, **__: made
+    source.learned_rows = 1
+    publisher = Publisher(source, metrics, FakeClock(), 0.0, Mock(side_effect=ValueError("boom")))
+    publisher.tick()
+    assert publisher.current() is made
+    assert metrics.value(WRITES, "generation", "failed") == 1

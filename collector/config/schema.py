@@ -16,7 +16,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal, NamedTuple, Self
 import msgspec
 from msgspec import Meta
 
-_HOST: Final = r"(\[[0-9A-Fa-f:.]+(%\w+)?\]|[^\s/?#@:\[\]=]+)"
+_HOST: Final = r"(\[[0-9A-Fa-f:.]+(%\w+)?\]|[^\s/?#@:\[\]=.][^\s/?#@:\[\]=]*)"
 _LARGE_PORT: Final = r"[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5]"
 _PORT: Final = rf":([0-9]{{1,4}}|{_LARGE_PORT})"
 _HOST_PORT: Final = rf"^(\[[0-9A-Fa-f:.]+\]|[^:\s\[\]]+){_PORT}$"
@@ -153,7 +153,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     listen: Annotated[HostPort, Meta(description="Where OTLP over gRPC is received.")] = "127.0.0.1:4317"
     listen_http: Annotated[
-        HostPortOrNone, Meta(description="Where OTLP over HTTP is received, in protobuf; empty: nowhere.")
+        HostPortOrNone, Meta(description="Where OTLP over HTTP is received, protobuf and JSON; empty: nowhere.")
     ] = "127.0.0.1:4318"
     message_max_mib: Annotated[
         int, Meta(ge=1, le=1024, description="Size of one export, uncompressed; a larger one is refused.")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .columnar import decode_exports
-from .envelope import LARGE_BYTES, SMALL_BYTES, Export, count_spans, newest_end_unix_nano
+from .envelope import FIELDS_MAX, LARGE_BYTES, SMALL_BYTES, Export, count_spans, newest_end_unix_nano
 from .records import (
     MISSING,
     STEP_DTYPE,
@@ -18,9 +18,10 @@ from .records import (
 )
 from .spans import latest_unix_ns
 from .vocabulary import SpanEventKind
-from .wire import json_to_protobuf, parts_by_emitter
+from .wire import count_json_values, json_to_protobuf, parts_by_emitter
 
 __all__ = [
+    "FIELDS_MAX",
     "LARGE_BYTES",
     "MISSING",
     "SMALL_BYTES",
@@ -35,6 +36,7 @@ __all__ = [
     "SpanEventKind",
     "StepColumns",
     "Telemetry",
+    "count_json_values",
     "count_spans",
     "decode_exports",
     "json_to_protobuf",

@@ -1,9 +1,11 @@
-"""OTLP/HTTP on aiohttp: POST /v1/traces with protobuf, plain or gzip.
+"""OTLP/HTTP on aiohttp: POST /v1/traces with protobuf or JSON, plain or gzip.
 
 * A body is read against the budget that all transports share, so that a declared length costs nothing; it has the time
   of the budget to come.
 * gzip is inflated in a thread against the size limit of a plain body, piece by piece; it ends by a time limit, and when
   the client has left. A body has one member, as exporters make it.
+* JSON becomes protobuf, in a thread, before anything else looks at it. What is in it is counted before it is parsed,
+  and one body is parsed at a time: as many values as are allowed take two seconds and 70 MB.
 * There is no keep-alive after an answer that left a body unread.
 """
 
@@ -24,6 +26,7 @@ from grpc import StatusCode
 from multidict import CIMultiDict
 
 from collector.config import Config, parse_endpoint
+from collector.decode import FIELDS_MAX, SMALL_BYTES, count_json_values, json_to_protobuf
 from collector.runtime import IoLoop
 from collector.runtime.http import HttpServer
 from collector.telemetry import Outcome, Signal, Transport
@@ -38,6 +41,7 @@ from .status import Answer, answer
 PATH: Final = PATHS[Signal.TRACES]
 _SIGNALS: Final = {path: signal for signal, path in PATHS.items()}
 CONTENT_TYPE: Final = "application/x-protobuf"
+JSON: Final = "application/json"
 PIECE_BYTES: Final = 1 << 18
 CONNECTIONS_MAX: Final = 64
 """Connections open at once; the one that waits longest for its client makes room for a newcomer."""
@@ -54,13 +58,14 @@ NOT_FOUND = _unsupported(HTTPStatus.NOT_FOUND, f"only {PATH} is served")._replac
 NOT_POST = _unsupported(HTTPStatus.METHOD_NOT_ALLOWED, "POST only", ("Allow", "POST"))._replace(code=_UNSERVED)
 NOT_OTLP = _unsupported(
     HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
-    f"expected Content-Type {CONTENT_TYPE}, Content-Encoding gzip or none",
+    f"expected Content-Type {CONTENT_TYPE} or, of traces, {JSON}; Content-Encoding gzip or none",
     ("Accept-Encoding", "gzip"),
 )
 NO_LENGTH = _unsupported(HTTPStatus.LENGTH_REQUIRED, "expected a Content-Length")
 NO_TOKEN = answer(Outcome.UNAUTHENTICATED)._replace(headers=(("WWW-Authenticate", "Bearer"),))
 TOO_LARGE, TOO_SLOW = answer(Outcome.TOO_LARGE), answer(Outcome.INCOMPLETE)
 NOT_GZIP = answer(Outcome.UNDECODABLE, text="not gzip of one member")
+NOT_JSON = answer(Outcome.UNDECODABLE, text="not OTLP/JSON")
 BUSY = answer(Outcome.QUEUE_FULL, RETRY_SOON_S, "too much being received")
 
 
@@ -91,12 +96,24 @@ def inflate(data: bytes, limit_bytes: int, is_wanted: Callable[[], bool] = lambd
     return b"".join(out) if member.eof and not member.unused_data else NOT_GZIP
 
 
+def _protobuf_of(text: bytes) -> bytes | Answer:
+    """Protobuf out of JSON, or why it cannot be taken."""
+    if count_json_values(text) > FIELDS_MAX:
+        return TOO_LARGE
+    try:
+        return json_to_protobuf(text)
+    except ValueError:
+        return NOT_JSON
+
+
 class _ExportHandler:
     """Answers the requests of one endpoint; in the loop."""
 
     def __init__(self, intake: Intake, tokens: TokenFile | None) -> None:
         self._intake = intake
         self._tokens = tokens
+        self._parsing = asyncio.Lock()
+        """Held while JSON is parsed."""
 
     async def handle(self, request: web.BaseRequest) -> web.Response:
         """Look at the head, have the body read and taken in, and answer."""
@@ -119,7 +136,8 @@ class _ExportHandler:
             return NOT_POST
         if self._tokens is not None and not self._tokens.accepts(headers.get("Authorization")):
             return NO_TOKEN
-        if request.content_type != CONTENT_TYPE or _encoding(request) not in ("", "identity", "gzip"):
+        known = (CONTENT_TYPE, JSON) if signal is Signal.TRACES else (CONTENT_TYPE,)
+        if request.content_type not in known or _encoding(request) not in ("", "identity", "gzip"):
             return NOT_OTLP
         if "Transfer-Encoding" in headers or size_bytes is None:
             return NO_LENGTH
@@ -133,12 +151,18 @@ class _ExportHandler:
             await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
             request.writer.output_size = 0
         try:
-            body = await receiving.read(request.content.read())
+            received = await receiving.read(request.content.read())
         except web.RequestPayloadError:
             return TOO_SLOW
-        if _encoding(request) != "gzip":
+        body: bytes | Answer = received
+        if _encoding(request) == "gzip":
+            body = await asyncio.to_thread(inflate, received, self._intake.message_bytes_max, partial(_is_here, request))
+        if request.content_type != JSON or isinstance(body, Answer):
             return body
-        return await asyncio.to_thread(inflate, body, self._intake.message_bytes_max, partial(_is_here, request))
+        if len(body) > SMALL_BYTES and self._parsing.locked():
+            return BUSY  # many large ones that wait would hold the room of others
+        async with self._parsing:
+            return await asyncio.to_thread(_protobuf_of, body)
 
 
 def _is_here(request: web.BaseRequest) -> bool:
@@ -147,13 +171,14 @@ def _is_here(request: web.BaseRequest) -> bool:
 
 
 def _reply(request: web.BaseRequest, answer: Answer | None) -> web.Response:
-    headers = CIMultiDict([("Content-Type", CONTENT_TYPE)])
+    as_json = request.content_type == JSON
+    headers = CIMultiDict([("Content-Type", JSON if as_json else CONTENT_TYPE)])
     if answer is None:
-        return web.Response(headers=headers)
+        return web.Response(body=b"{}" if as_json else b"", headers=headers)
     headers.extend(answer.headers)
     if answer.retry_after_s:
         headers["Retry-After"] = str(math.ceil(answer.retry_after_s))
-    response = web.Response(status=answer.status, body=answer.body(), headers=headers)
+    response = web.Response(status=answer.status, body=answer.body(as_json=as_json), headers=headers)
     if not request.content.at_eof():
         response.force_close()  # what is left of the body shall not be taken for a request
     return response

@@ -20,6 +20,7 @@ trailer ``google.rpc.retryinfo-bin`` (1.26 to 1.45), while the OTLP specificatio
 
 from __future__ import annotations
 
+import json
 from http import HTTPStatus
 from typing import NamedTuple
 
@@ -77,9 +78,12 @@ class Answer(NamedTuple):
             (TRAILER_RETRY_PYTHON, retry.SerializeToString()),
         )
 
-    def body(self) -> bytes:
-        """Of HTTP: a google.rpc.Status."""
-        body: bytes = status_pb2.Status(code=self.code.value[0], message=self.text).SerializeToString()
+    def body(self, *, as_json: bool) -> bytes:
+        """Of HTTP: a google.rpc.Status, in the encoding that the client speaks."""
+        number = self.code.value[0]
+        if as_json:
+            return json.dumps({"code": number, "message": self.text}).encode()
+        body: bytes = status_pb2.Status(code=number, message=self.text).SerializeToString()
         return body
 
 

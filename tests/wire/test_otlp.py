@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gzip
+import json
 import socket
 import struct
 import threading
@@ -11,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 import pytest
+from google.protobuf import json_format
 from google.rpc import error_details_pb2, status_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
@@ -21,6 +23,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import ScopeSpans
 from prometheus_client import CollectorRegistry
 
 from collector.config import Config
+from collector.decode import FIELDS_MAX
 from collector.ingest import budget, otlp_grpc, otlp_http
 from collector.ingest.intake import Intake
 from collector.ingest.otlp_grpc import SERVICE, OtlpGrpcReceiver
@@ -33,12 +36,13 @@ from collector.telemetry.table import ACCEPTED, REQUESTS, SPANS
 from tests.support import otlp_bytes as otlp
 from tests.support.clocks import eventually
 from tests.support.sidecars import call_export, post
-from tests.support.step_exports import make_export
+from tests.support.step_exports import make_export, otlp_json
 
 CODE = grpc.StatusCode
 MIB = 1 << 20
 ONE = make_export().SerializeToString()
-PROTOBUF = {"Content-Type": CONTENT_TYPE}
+ONE_JSON = otlp_json(make_export())
+PROTOBUF, JSON = ({"Content-Type": kind} for kind in (CONTENT_TYPE, "application/json"))
 GZIP = {"Content-Encoding": "gzip"}
 ANY_PORT = "127.0.0.1:0"
 
@@ -155,11 +159,17 @@ def test_every_export_has_the_status_that_the_specification_gives_it(receivers, 
         assert receivers.metrics.value(SPANS, transport, ACCEPTED) == spans
 
 
-JSON, ZSTD = {"Content-Type": "application/json"}, PROTOBUF | {"Content-Encoding": "zstd"}
+ZSTD = PROTOBUF | {"Content-Encoding": "zstd"}
 WITH_CHARSET = {"Content-Type": f"{CONTENT_TYPE}; charset=utf-8"}
 ASKED = {
     "a parameter and a query": (200, ONE, WITH_CHARSET, ("/v1/traces?x=1", "POST")),
-    "JSON": (415, b"{}", JSON),
+    "JSON, gzip": (200, gzip.compress(ONE_JSON), JSON | GZIP),
+    "empty JSON": (200, b"{}", JSON),
+    "JSON cut short": (400, ONE_JSON[:-5], JSON),
+    "protobuf that says it is JSON": (400, ONE, JSON),
+    "JSON of many values": (413, b'{"x":[' + b"{}," * FIELDS_MAX + b"{}]}", JSON),
+    "JSON that is no gzip": (400, ONE_JSON, JSON | GZIP),
+    "text": (415, ONE, {"Content-Type": "text/plain"}),
     "no content type": (415, ONE, {}),
     "zstd": (415, ONE, ZSTD),
     "not gzip": (400, ONE, PROTOBUF | GZIP),
@@ -174,25 +184,36 @@ ASKED = {
 
 
 @pytest.mark.parametrize("name", ASKED)
-def test_http_answers_in_protobuf_and_says_what_is_wrong(receivers, name):
+def test_http_answers_as_its_client_speaks(receivers, name):
     status, body, headers, *to = ASKED[name]
     got, reply, answered = receivers.post(body, headers, *to)
-    assert (got, answered["Content-Type"]) == (status, CONTENT_TYPE)
+    is_json = headers.get("Content-Type") == JSON["Content-Type"]
+    assert (got, answered["Content-Type"]) == (status, JSON["Content-Type"] if is_json else CONTENT_TYPE)
     if status == 200:
-        assert reply == b""
+        assert reply == (b"{}" if is_json else b"")
     else:
-        said = status_pb2.Status.FromString(reply)
+        said = json_format.Parse(reply, status_pb2.Status()) if is_json else status_pb2.Status.FromString(reply)
         unserved = status in {404, 405}
         assert said.message
         assert said.code == (CODE.UNIMPLEMENTED if unserved else CODE.INVALID_ARGUMENT).value[0]
     assert receivers.requests(OUTCOMES.get(status, "undecodable")) == 1
 
 
-def test_a_sender_that_does_not_say_who_it_is_is_told_by_its_connection(receivers):
-    for _ in range(2):
-        assert receivers.post(ONE)[0] == 200
+def test_json_and_protobuf_are_one_export_to_whom_takes_it(receivers):
+    for body, headers in ((ONE, PROTOBUF), (ONE_JSON, JSON)):
+        assert receivers.post(body, headers)[0] == 200
     first, second = receivers.queue.take(MIB, 0.0).items
-    assert first.peer != second.peer
+    assert ExportTraceServiceRequest.FromString(second.payload) == ExportTraceServiceRequest.FromString(first.payload)
+    assert first.spans == second.spans
+    assert first.peer != second.peer, "who does not say who it is, is told by its connection"
+
+
+def test_large_bodies_of_json_are_parsed_one_at_a_time_and_small_ones_wait_for_that(receivers):
+    large = b'{"resourceSpans":[{"scopeSpans":[{"spans":[' + b",".join([b"{}"] * 60_000) + b"]}]}]}"
+    with ThreadPoolExecutor(4) as senders:
+        sent = [senders.submit(receivers.post, large, JSON) for _ in range(4)]
+        assert receivers.post(ONE_JSON, JSON)[0] == 200
+        assert sorted({each.result(60)[0] for each in sent}) == [200, 503]
 
 
 def test_where_there_is_no_room_everybody_is_told_when_to_come_again_in_the_words_of_its_protocol(receivers):
@@ -208,9 +229,10 @@ def test_where_there_is_no_room_everybody_is_told_when_to_come_again_in_the_word
     status, body, headers = receivers.post(ONE)
     assert (status, status_pb2.Status.FromString(body).code) == (503, 8)
     assert 1 <= int(headers["Retry-After"]) <= 2
-    assert receivers.post(b"{")[0] == 400, "what is no export is not asked to come again"
+    assert json.loads(receivers.post(ONE_JSON, JSON)[1]) == {"code": 8, "message": "queue full"}
+    assert receivers.post(b"{", JSON)[0] == 400, "what is no export is not asked to come again"
     count = receivers.metrics.value
-    assert [count(SPANS, each, "queue_full") for each in ("grpc", "http")] == [1, 1]
+    assert [count(SPANS, each, "queue_full") for each in ("grpc", "http")] == [1, 2]
     assert [count(SPANS, each, ACCEPTED) for each in ("grpc", "http")] == [0, 0]
 
 

@@ -119,6 +119,7 @@ idle_timeout_s: .nan | idle_timeout_s | expected number
 join_timeout_s: .inf | join_timeout_s | expected number
 checkpoint_interval_s: 0 | checkpoint_interval_s | expected number >= 0.1
 scrape: ['http://[:::::1]/'] | scrape[0] | IPv6
+scrape: [./targets.yaml] | scrape[0] | expected http(s)://host
 kv: ['127.0.0.1:5557'] | kv[0] | expected [instance=]tcp://host:port
 fpm: ['tcp://127.0.0.1:65536'] | fpm[0] | expected [instance=][gpu+]tcp://host:port
 scrape: http://a:8000 | scrape | such as scrape: [http://a:8000]

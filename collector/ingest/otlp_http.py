@@ -156,7 +156,8 @@ class _ExportHandler:
             return TOO_SLOW
         body: bytes | Answer = received
         if _encoding(request) == "gzip":
-            body = await asyncio.to_thread(inflate, received, self._intake.message_bytes_max, partial(_is_here, request))
+            most, is_wanted = self._intake.message_bytes_max, partial(_is_here, request)
+            body = await asyncio.to_thread(inflate, received, most, is_wanted)
         if request.content_type != JSON or isinstance(body, Answer):
             return body
         if len(body) > SMALL_BYTES and self._parsing.locked():

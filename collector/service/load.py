@@ -24,10 +24,11 @@ meanwhile; prefix hits ÷ prompt tokens. Nothing is added across a counter that 
 from __future__ import annotations
 
 import math
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, fields, replace
-from typing import Final
+from dataclasses import dataclass, field
+from operator import add, gt
+from typing import Final, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -54,10 +55,10 @@ _BEGUN: Final = (Meaning.FIRST_TOKENS, Meaning.PROMPT_TOKENS, Meaning.GENERATED_
 
 Counted = tuple[float, ...]
 """Values of a page by :class:`Meaning`, NaN where it has no such family."""
+T = TypeVar("T")
 
 
-@dataclass(slots=True)
-class _Sums:
+class _Sums(NamedTuple):
     """Of one process and minute; all of them add up."""
 
     requests: float = 0.0
@@ -73,55 +74,51 @@ class _Sums:
     ran: float = 0.0
     waited: float = 0.0
 
-    def add(self, other: _Sums) -> None:
-        """Take in what another bucket or engine holds."""
-        for each in fields(self):
-            setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
 
-    def add_steps(self, steps: StepColumns) -> None:
-        """Who ran in them, and what they prefilled."""
-        decoding = steps["decode_requests"].astype(np.float64)
-        running, waiting = decoding + steps["prefill_requests"], np.maximum(steps["waiting"], 0)
-        prefill = np.maximum(steps["prefill_tokens"], 0).astype(np.float64)
-        sane = (decoding >= 0) & (running + waiting <= _TOKENS_MAX) & (prefill <= _TOKENS_MAX)
-        self.prefill_tokens += float(prefill[sane].sum())
-        self.decoding += float(decoding[sane].sum())
-        self.ran += float((running * decoding)[sane].sum())
-        self.waited += float((waiting * decoding)[sane].sum())
+_NOTHING: Final = _Sums()
 
-    def add_counted(self, start: Counted, end: Counted) -> None:
-        """What a server counted between two of its pages; what its page does not count is left out."""
 
-        def grown(meaning: Meaning) -> float:
-            return end[meaning] - start[meaning]
+def _sum_of(many: Iterable[_Sums]) -> _Sums:
+    return _Sums(*map(sum, zip(_NOTHING, *many, strict=True)))
 
-        def sane(*values: float) -> bool:
-            return all(0.0 <= value <= _TOKENS_MAX for value in values)  # false for NaN too
 
-        asked = tuple(map(grown, _FINISHED))
-        requests, prompt, output = asked if sane(*asked) else map(grown, _BEGUN)
-        if not sane(requests, prompt, output):
-            return
-        self.requests += requests
-        self.prompt_tokens += prompt
-        self.output_tokens += output
-        hits, all_prompts = grown(Meaning.PREFIX_HIT_TOKENS), grown(Meaning.PROMPT_TOKENS)
-        self.prefill_tokens += prompt * (
-            1.0 - min(hits / all_prompts, 1.0) if sane(hits) and all_prompts > 0.0 else 1.0
-        )
-        first, first_s = grown(Meaning.FIRST_TOKENS), grown(Meaning.FIRST_TOKEN_SECONDS)
-        api_s = grown(Meaning.E2E_SECONDS) - grown(Meaning.QUEUE_SECONDS) - grown(Meaning.INFERENCE_SECONDS)
-        if sane(first, first_s):
-            self.first_tokens += first
-            self.waited_s += first_s - (api_s if sane(api_s) else 0.0)
-        decoded, decoding_s = grown(Meaning.ITL_COUNT), grown(Meaning.ITL_SECONDS)
-        running, waiting = ((start[gauge] + end[gauge]) / 2.0 for gauge in (Meaning.RUNNING, Meaning.WAITING))
-        if sane(decoded, decoding_s, running, waiting):
-            self.decoded_tokens += decoded
-            self.decoding_s += decoding_s
-            self.decoding += decoded
-            self.ran += running * decoded
-            self.waited += waiting * decoded
+def _sums_of_steps(steps: StepColumns) -> _Sums:
+    """Who ran in them, and what they prefilled."""
+    decoding = steps["decode_requests"].astype(np.float64)
+    running, waiting = decoding + steps["prefill_requests"], np.maximum(steps["waiting"], 0)
+    prefill = np.maximum(steps["prefill_tokens"], 0).astype(np.float64)
+    sane = (decoding >= 0) & (running + waiting <= _TOKENS_MAX) & (prefill <= _TOKENS_MAX)
+    columns = (prefill, decoding, running * decoding, waiting * decoding)
+    prefill_tokens, decoded, ran, waited = (float(column[sane].sum()) for column in columns)
+    return _Sums(prefill_tokens=prefill_tokens, decoding=decoded, ran=ran, waited=waited)
+
+
+def _sums_between(start: Counted, end: Counted) -> _Sums:
+    """What a server counted between two of its pages; what its page does not count is left out."""
+
+    def grown(meaning: Meaning) -> float:
+        return end[meaning] - start[meaning]
+
+    def sane(*values: float) -> bool:
+        return all(0.0 <= value <= _TOKENS_MAX for value in values)  # false for NaN too
+
+    asked = tuple(map(grown, _FINISHED))
+    requests, prompt, output = asked if sane(*asked) else map(grown, _BEGUN)
+    if not sane(requests, prompt, output):
+        return _NOTHING
+    hits, all_prompts = grown(Meaning.PREFIX_HIT_TOKENS), grown(Meaning.PROMPT_TOKENS)
+    computed = 1.0 - min(hits / all_prompts, 1.0) if sane(hits) and all_prompts > 0.0 else 1.0
+    sums = _Sums(requests, prompt, output, prefill_tokens=prompt * computed)
+    first, first_s = grown(Meaning.FIRST_TOKENS), grown(Meaning.FIRST_TOKEN_SECONDS)
+    api_s = grown(Meaning.E2E_SECONDS) - grown(Meaning.QUEUE_SECONDS) - grown(Meaning.INFERENCE_SECONDS)
+    if sane(first, first_s):
+        sums = sums._replace(first_tokens=first, waited_s=first_s - (api_s if sane(api_s) else 0.0))
+    decoded, decoding_s = grown(Meaning.ITL_COUNT), grown(Meaning.ITL_SECONDS)
+    running, waiting = ((start[gauge] + end[gauge]) / 2.0 for gauge in (Meaning.RUNNING, Meaning.WAITING))
+    if sane(decoded, decoding_s, running, waiting):
+        met = {"decoding": decoded, "ran": running * decoded, "waited": waiting * decoded}
+        sums = sums._replace(decoded_tokens=decoded, decoding_s=decoding_s, **met)
+    return sums
 
 
 @dataclass(slots=True)
@@ -133,12 +130,12 @@ class _Process:
     in_flight: deque[tuple[float, float, float]] = field(default_factory=lambda: deque(maxlen=REQUESTS_MAX))
     """When each of the newest requests was queued, was first scheduled and finished, in seconds."""
 
-    def at(self, unix_ns: int) -> _Sums:
-        """The sums of the minute of an event; what is older than all that are kept goes with the oldest."""
-        minute = max(unix_ns // MINUTE_NS, max(self.minutes, default=0) - MINUTES + 1)
+    def add(self, minute: int, sums: _Sums) -> None:
+        """Add to the minute of an event; what is older than all that are kept goes with the oldest."""
+        minute = max(minute, max(self.minutes, default=0) - MINUTES + 1)
         if minute not in self.minutes:
-            self.minutes = {each: sums for each, sums in self.minutes.items() if each > minute - MINUTES}
-        return self.minutes.setdefault(minute, _Sums())
+            self.minutes = {each: kept for each, kept in self.minutes.items() if each > minute - MINUTES}
+        self.minutes[minute] = _Sums(*map(add, self.minutes.get(minute, _NOTHING), sums))
 
     def add_core(self, span: CoreSpan) -> None:
         """A request by its marks, if it was queued, had a first token and finished."""
@@ -149,9 +146,8 @@ class _Process:
         if all(kind in at_ns for kind in kinds):
             queued_ns, first_ns, finished_ns = (at_ns[kind] for kind in kinds)
             queue_s = (at_ns.get(SpanEventKind.SCHEDULED, queued_ns) - queued_ns) / 1e9
-            waited_s, decoding_s = (first_ns - queued_ns) / 1e9, (finished_ns - first_ns) / 1e9
-            tokens = span.prompt_tokens, span.marks[-1].output_tokens, 0
-            self._add(span.end_unix_ns, tokens, queue_s, waited_s, decoding_s)
+            times_s = queue_s, (first_ns - queued_ns) / 1e9, (finished_ns - first_ns) / 1e9
+            self._add_asked(span.end_unix_ns, (span.prompt_tokens, span.marks[-1].output_tokens, 0), times_s)
 
     def add_request(self, span: RequestSpan) -> None:
         """A request that its span tells; its time in the API process is left out where queue and prefill are told."""
@@ -159,29 +155,16 @@ class _Process:
         if math.isnan(waited_s):
             queue_s, waited_s = 0.0, span.first_token_s
         tokens = span.prompt_tokens, span.output_tokens, max(span.cached_tokens, 0)
-        self._add(span.end_unix_ns, tokens, queue_s, waited_s, span.decode_s)
+        self._add_asked(span.end_unix_ns, tokens, (queue_s, waited_s, span.decode_s))
 
-    def _add(
-        self, end_unix_ns: int, tokens: tuple[int, int, int], queue_s: float, waited_s: float, decoding_s: float
-    ) -> None:
-        """A request of so many tokens of prompt, of output and cached; numbers that cannot be are left out."""
-        prompt, output, cached = tokens
-        if not (0 < prompt <= _TOKENS_MAX and 0 < output <= _TOKENS_MAX):
+    def _add_asked(self, end_unix_ns: int, tokens: tuple[int, int, int], times_s: tuple[float, float, float]) -> None:
+        """A request: tokens of prompt, of output, cached; in the queue, to the first token, from there to the last."""
+        (prompt, output, cached), (queue_s, waited_s, decoding_s) = tokens, times_s
+        if not (0 < prompt <= _TOKENS_MAX and 0 < output <= _TOKENS_MAX):  # numbers that cannot be are left out
             return
         if not (0.0 <= queue_s <= waited_s <= _SECONDS_MAX and 0.0 <= decoding_s <= _SECONDS_MAX):  # false for NaN too
             return
-        self.at(end_unix_ns).add(
-            _Sums(
-                requests=1,
-                first_tokens=1,
-                prompt_tokens=prompt,
-                output_tokens=output,
-                cached_tokens=cached,
-                waited_s=waited_s,
-                decoding_s=decoding_s,
-                decoded_tokens=output - 1,
-            )
-        )
+        self.add(end_unix_ns // MINUTE_NS, _Sums(1, prompt, output, cached, 1, waited_s, decoding_s, output - 1))
         end_s = end_unix_ns / 1e9
         queued_s = end_s - waited_s - decoding_s
         self.in_flight.append((queued_s, queued_s + queue_s, end_s))
@@ -193,28 +176,33 @@ class _Process:
         ends_s = np.sort(np.array(self.in_flight), axis=0)
         moments_s = np.sort(ends_s, axis=None)
         queued, scheduled, finished = (np.searchsorted(column, moments_s[:-1], side="right") for column in ends_s.T)
-        running = scheduled - finished
+        running, waiting = scheduled - finished, queued - scheduled
         running_s, minute_of = running * np.diff(moments_s), (moments_s[:-1] * 1e9 // MINUTE_NS).astype(np.int64)
-        minutes, of = np.unique(minute_of, return_inverse=True)
-        met = (
-            np.bincount(of, running_s * each).tolist() for each in (np.ones_like(running), running, queued - scheduled)
-        )
-        by_minute = dict(zip(minutes.tolist(), zip(*met, strict=True), strict=True))
 
-        def of_requests(minute: int, sums: _Sums) -> _Sums:
-            decoding, ran, waited = by_minute.get(minute, (0.0, 0.0, 0.0))
-            return replace(sums, decoding=decoding, ran=ran, waited=waited)
+        def met_in(minute: int) -> dict[str, float]:
+            there_s = np.where(minute_of == minute, running_s, 0.0)
+            return {
+                "decoding": float(there_s.sum()),
+                "ran": float(there_s @ running),
+                "waited": float(there_s @ waiting),
+            }
 
-        return {minute: of_requests(minute, sums) for minute, sums in self.minutes.items()}
+        return {minute: sums._replace(**met_in(minute)) for minute, sums in self.minutes.items()}
 
 
 class RecentLoad:
     """Belongs to the worker thread; what it tells is a new dictionary each time."""
 
     def __init__(self) -> None:
-        self._processes: OrderedDict[str, _Process] = OrderedDict()
-        self._counted: OrderedDict[str, Counted] = OrderedDict()
+        self._processes: dict[str, _Process] = {}
+        self._counted: dict[str, Counted] = {}
+        """The last page of each server."""
         self._now_unix_ns = 0
+
+    @property
+    def processes(self) -> int:
+        """How many were asked something lately."""
+        return len(self._processes)
 
     def record(self, telemetry: Telemetry) -> None:
         """Add what one process said."""
@@ -227,39 +215,34 @@ class RecentLoad:
             process.add_request(request)
         minutes = telemetry.steps["unix_ns"] // MINUTE_NS
         for minute in np.unique(minutes).tolist():
-            process.at(minute * MINUTE_NS).add_steps(telemetry.steps[minutes == minute])
+            process.add(minute, _sums_of_steps(telemetry.steps[minutes == minute]))
 
     def record_page(self, page: ScrapedPage) -> None:
-        """Add what one server counted since its last page."""
+        """Add what one server counted since its last page; nothing of one that idles, and is scraped on."""
         for (_, instance), reading in zip(keys_of(page), page.engines, strict=True):
-            before = self._counted.pop(instance, None)
-            self._counted[instance] = reading.values
-            if len(self._counted) > PROCESSES_MAX:
-                self._counted.popitem(last=False)
-            if before is not None and len(before) == len(reading.values) and _has_grown(before, reading.values):
-                self._process(instance).at(page.unix_ns).add_counted(before, reading.values)
+            before, now = self._counted.get(instance), reading.values
+            _keep_newest(self._counted, instance, now)
+            if before is not None and len(before) == len(now) and any(map(gt, now, before)):
+                self._process(instance).add(page.unix_ns // MINUTE_NS, _sums_between(before, now))
 
     def _process(self, instance: str) -> _Process:
         """One process, which makes room for itself."""
-        process = self._processes.setdefault(instance, _Process(self._now_unix_ns))
+        process = self._processes.get(instance) or _Process(0)
         process.last_seen_unix_ns = self._now_unix_ns
-        self._processes.move_to_end(instance)
-        if len(self._processes) > PROCESSES_MAX:
-            self._processes.popitem(last=False)
+        _keep_newest(self._processes, instance, process)
         return process
-
-    @property
-    def processes(self) -> int:
-        """How many were asked something lately."""
-        return len(self._processes)
 
     def forget_idle(self, now_unix_nano: int) -> None:
         """Let go of what was asked too long ago; what is added from now on belongs to this time."""
         self._now_unix_ns = now_unix_nano
-        for instance, process in list(self._processes.items()):
+        for process in self._processes.values():
             process.last_seen_unix_ns = process.last_seen_unix_ns or now_unix_nano  # what came before the first time
-            if now_unix_nano - process.last_seen_unix_ns >= MINUTES * MINUTE_NS:
-                del self._processes[instance]
+        oldest_unix_ns = now_unix_nano - MINUTES * MINUTE_NS
+        self._processes = {
+            instance: process
+            for instance, process in self._processes.items()
+            if process.last_seen_unix_ns > oldest_unix_ns
+        }
 
     def mixes(self, configs: Iterable[ConfigSnapshot], now_unix_nano: int) -> dict[str, WorkloadProfile]:
         """The mix of each configuration that was asked lately."""
@@ -267,29 +250,25 @@ class RecentLoad:
         known = {}
         for config in configs:
             processes = (self._processes.get(engine.instance) for engine in config.engines)
-            heard = [process for process in processes if process is not None]
-            mix = _mix_of(heard, is_prefill_known=config.telemetry in _PREFILL_TOLD)
+            loads = [process.loads() for process in processes if process is not None]
+            mix = _mix_of(loads, is_prefill_known=config.telemetry in _PREFILL_TOLD)
             if mix is not None:
                 known[config.config_id] = mix
         return known
 
 
-def _has_grown(start: Counted, end: Counted) -> bool:
-    """Whether a server has counted anything meanwhile: one that idles is scraped on, and is asked nothing."""
-    return any(now > before for before, now in zip(start, end, strict=True))
+def _keep_newest(known: dict[str, T], name: str, value: T) -> None:
+    """Set a value, and let go of the one that was set least lately where there are too many."""
+    known.pop(name, None)
+    known[name] = value
+    if len(known) > PROCESSES_MAX:
+        del known[next(iter(known))]
 
 
-def _sum_of(many: Iterable[_Sums]) -> _Sums:
-    total = _Sums()
-    for each in many:
-        total.add(each)
-    return total
-
-
-def _mix_of(processes: Sequence[_Process], *, is_prefill_known: bool) -> WorkloadProfile | None:
-    """The mix of the last minutes, and of each of them where its requests met others."""
-    asked = [loads for loads in (process.loads() for process in processes) if any(s.requests for s in loads.values())]
-    total = _sum_of(sums for loads in asked for sums in loads.values())
+def _mix_of(processes: Sequence[dict[int, _Sums]], *, is_prefill_known: bool) -> WorkloadProfile | None:
+    """The mix of the last minutes, and of each of them where its requests met others; by process, its minutes."""
+    asked = [minutes for minutes in processes if any(sums.requests for sums in minutes.values())]
+    total = _sum_of(sums for minutes in asked for sums in minutes.values())
     if total.requests < REQUESTS_MIN:
         return None
     computed = total.prompt_tokens - total.cached_tokens
@@ -301,16 +280,13 @@ def _mix_of(processes: Sequence[_Process], *, is_prefill_known: bool) -> Workloa
 
 def _parts_of(processes: Sequence[dict[int, _Sums]]) -> list[_Sums]:
     """All that the processes said, by minutes back from the newest of each; one with few requests joins the next."""
-    parts = [_Sums()]
+    parts, few = [], _NOTHING
     for back in range(MINUTES):
-        if parts[-1].requests >= REQUESTS_MIN and parts[-1].decoding:
-            parts.append(_Sums())
-        for minutes in processes:
-            parts[-1].add(minutes.get(max(minutes) - back, _Sums()))
-    if len(parts) > 1 and not (parts[-1].requests >= REQUESTS_MIN and parts[-1].decoding):
-        few = parts.pop()
-        parts[-1].add(few)
-    return parts
+        few = _sum_of([few, *(minutes.get(max(minutes) - back, _NOTHING) for minutes in processes)])
+        if few.requests >= REQUESTS_MIN and few.decoding:
+            parts.append(few)
+            few = _NOTHING
+    return [*parts[:-1], _sum_of([*parts[-1:], few])]
 
 
 def _mean(total: _Sums, prefix_hit: float) -> WorkloadProfile:

@@ -8,7 +8,7 @@ import pytest
 import tracefit_vllm.tap
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tracefit_vllm.otlp import step_event
+from tracefit_vllm.otlp import STEP_KEYS, step_numbers
 from tracefit_vllm.publisher import Step
 
 from tests.plugin.conftest import kept_scheduler
@@ -22,7 +22,7 @@ REQUESTS = st.lists(
 
 
 def rows(kept):
-    return [step_event(item).attributes for item in kept.items if isinstance(item, Step)]
+    return [dict(zip(STEP_KEYS, step_numbers(item), strict=True)) for item in kept.items if isinstance(item, Step)]
 
 
 def journeys(kept):

@@ -22,7 +22,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import tracefit_vllm
-from tracefit_vllm.otlp import step_event
+from tracefit_vllm.otlp import STEP_KEYS, step_numbers
 from tracefit_vllm.publisher import Step
 
 BLOCK = 16
@@ -220,7 +220,7 @@ def parity(model: str) -> int:
                 print(f"async={asynchronous} fpm: {len(told)} records, {differences} differ, {errors} hook errors")
                 continue
             steps = [item for item in sink.items if isinstance(item, Step)]
-            rows = [step_event(step).attributes for step in steps]
+            rows = [dict(zip(STEP_KEYS, step_numbers(step), strict=True)) for step in steps]
             assert len(rows) == len(truths) == 1500
             differences = sum(
                 row[key] != value for row, t in zip(rows, truths, strict=True) for key, value in t.items()

@@ -42,8 +42,9 @@ STEP_KEYS: Final = (
     *("batch.context_tokens", "batch.context_tokens_single", "batch.context_tokens_multi"),
     *("batch.num_multi_reqs", "batch.multi_tokens", "batch.attn_pairs"),
     *("kv.blocks_total_gpu", "kv.blocks_free_gpu", "step.ts_output_ns", "step.ts_done_ns"),
+    "kv.usage_gpu_ratio",
 )
-"""Numbers of a summary: times, what ``batch`` returns, times again."""
+"""Numbers of a summary: times, what ``batch`` returns, times again, a ratio."""
 
 METHOD: Final = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
 GIVE_UP_S: Final = 75.0
@@ -81,6 +82,7 @@ class Spans:
         # The instrumented fork sends the same journeys itself; twice would be two requests.
         theirs = dig(scheduler, "vllm_config.observability_config.enable_journey_tracing")
         self.journeys = None if theirs else Journeys()
+        self._summary = _Summary()
         self._prefilling: dict[str, Any] = {}
         """Requests that have been scheduled and have no output token yet."""
         self._chunks = 0
@@ -192,8 +194,7 @@ class Spans:
         resource = request.resource_spans.add()
         _set(resource.resource, self._resource)
         steps = [item for item in items if isinstance(item, Step)]
-        core = [_span("llm_core", {"gen_ai.request.id": it[0]}, it[1]) for it in items if not isinstance(it, Step)]
-        told = {CORE_SCOPE: core}
+        told = {CORE_SCOPE: [_journey_span(*item) for item in items if not isinstance(item, Step)]}
         if steps:
             about: dict[str, Value] = {
                 "scheduler.span_sequence": self._chunks,
@@ -202,8 +203,11 @@ class Spans:
                 **{f"plugin.{reason}": count for reason, count in sorted([*lost.items()])},
             }
             offset_ns = time.time_ns() - time.monotonic_ns()
-            summaries = [step_event(step, offset_ns) for step in steps]
-            told[STEP_SCOPE] = [_span(f"scheduler_steps_{self._chunks}", about, summaries)]
+            first_ns, last_ns = offset_ns + steps[0].end_ns, offset_ns + steps[-1].end_ns
+            span = _span(f"scheduler_steps_{self._chunks}", about, first_ns, last_ns)
+            for step in steps:
+                span.events.append(self._summary.of(step, offset_ns))
+            told[STEP_SCOPE] = [span]
         for name in (STEP_SCOPE, CORE_SCOPE):
             if spans := told.get(name):
                 scope = resource.scope_spans.add(spans=spans)
@@ -259,28 +263,48 @@ class Journeys:
             events.append(Event(f"journey.{kind}", time.time_ns(), attributes))
 
 
-def step_event(step: Step, unix_minus_mono_ns: int = 0) -> Event:
-    """The event of one step, at the end of ``schedule()``."""
+def step_numbers(step: Step) -> tuple[Any, ...]:
+    """What is told of one step, in the order of ``STEP_KEYS``."""
     number, start_ns, end_ns, output_ns, done_ns, batch, _ = step
-    numbers = (number, start_ns, end_ns, (end_ns - start_ns) // 1000, *batch, output_ns, done_ns)
-    attributes: dict[str, Value] = dict(zip(STEP_KEYS, numbers, strict=True))
     total, free = batch[-2:]
-    attributes["kv.usage_gpu_ratio"] = 1.0 - free / total if total > 0 else 0.0
-    return Event("step.BATCH_SUMMARY", unix_minus_mono_ns + end_ns, attributes)
+    usage = 1.0 - free / total if total > 0 else 0.0
+    return number, start_ns, end_ns, (end_ns - start_ns) // 1000, *batch, output_ns, done_ns, usage
 
 
-def _span(name: str, attributes: Mapping[str, Value], events: Sequence[Event]) -> Span:
+class _Summary:
+    """The event of a step. It is filled anew for each: to make its attributes anew would take twice as long."""
+
+    def __init__(self) -> None:
+        self._event = Span.Event(name="step.BATCH_SUMMARY")
+        *self._counts, self._ratio = [self._event.attributes.add(key=key).value for key in STEP_KEYS]
+
+    def of(self, step: Step, unix_minus_mono_ns: int) -> Span.Event:
+        """The event of this step, at the end of ``schedule()``; whoever keeps it copies it."""
+        *counts, ratio = step_numbers(step)
+        self._ratio.double_value = ratio
+        for value, count in zip(self._counts, counts, strict=True):
+            value.int_value = count
+        self._event.time_unix_nano = unix_minus_mono_ns + step.end_ns
+        return self._event
+
+
+def _journey_span(request_id: str, events: Sequence[Event]) -> Span:
+    span = _span("llm_core", {"gen_ai.request.id": request_id}, events[0].unix_ns, events[-1].unix_ns)
+    for event in events:
+        _set(span.events.add(name=event.name, time_unix_nano=event.unix_ns), event.attributes)
+    return span
+
+
+def _span(name: str, attributes: Mapping[str, Value], start_unix_ns: int, end_unix_ns: int) -> Span:
     span = Span(
         trace_id=os.urandom(16),
         span_id=os.urandom(8),
         name=name,
         kind=Span.SPAN_KIND_INTERNAL,
-        start_time_unix_nano=events[0].unix_ns,
-        end_time_unix_nano=events[-1].unix_ns,
+        start_time_unix_nano=start_unix_ns,
+        end_time_unix_nano=end_unix_ns,
     )
     _set(span, attributes)
-    for event in events:
-        _set(span.events.add(name=event.name, time_unix_nano=event.unix_ns), event.attributes)
     return span
 
 

@@ -14,8 +14,7 @@ import math
 import socket
 import ssl
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
-from functools import partial
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any, cast
 from urllib.parse import urlsplit
@@ -56,28 +55,29 @@ Respond = Callable[[str, str, Mapping[str, str]], tuple[int, str, bytes, tuple[t
 class _Connection(web.RequestHandler):
     """From when it was accepted, TLS handshake included, to its end."""
 
-    __slots__ = ("_on_malformed", "address", "opening", "request", "since_s")
+    __slots__ = ("_on_malformed", "address", "ended", "request", "serving", "since_s")
 
     def __init__(self, server: web.Server, address: str, on_malformed: Callable[[], None], **options: Any) -> None:
-        super().__init__(server, **options)
+        loop = asyncio.get_running_loop()
+        super().__init__(server, loop=loop, **options)
         self._on_malformed = on_malformed
         self.address = address
-        self.since_s = 0.0
+        self.since_s = loop.time()
         """When it came, was answered last, or began to send what it asks."""
         self.request: web.BaseRequest | None = None
-        self.opening: asyncio.Task[Any] | None = None
+        self.ended = asyncio.Event()
+        self.serving: asyncio.Task[None]
+        """Lasts as long as it does; to cancel that ends it at once, whatever its client has not read."""
 
     @property
     def is_answered(self) -> bool:
         """Whether a whole request has come, and the answer is being made: its client is not what it waits for."""
         return self.request is not None and self.request.content.is_eof()
 
-    def abort(self) -> None:
-        """End it at once, whatever its client has not read."""
-        if self.opening is not None:
-            self.opening.cancel()
-        if self.transport is not None:
-            self.transport.abort()
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """It has ended."""
+        super().connection_lost(exc)
+        self.ended.set()
 
     def handle_error(self, *what: Any, **more: Any) -> web.StreamResponse:
         """What came is no HTTP."""
@@ -85,133 +85,12 @@ class _Connection(web.RequestHandler):
         return super().handle_error(*what, **more)
 
 
-class _BoundedServer(web.Server):
-    """Bounds the connections, from before their handshakes on; newcomers wait in the backlog of the kernel.
-
-    Where all places are taken, the address that holds most gives up its connection that waits longest for its client,
-    if that is for ``EVICT_AFTER_S``; after as long, the newcomer gets a place whatever they do.
-    """
-
-    def __init__(
-        self,
-        handle: Handle,
-        on_malformed: Callable[[], None],
-        connections_max: int,
-        timeout_s: float,
-        tls: ssl.SSLContext | None,
-    ) -> None:
-        super().__init__(self._answer)
-        self._options = {
-            "access_log": None,
-            "keepalive_timeout": timeout_s,
-            "lingering_time": LINGER_S,
-            "max_line_size": HEADER_BYTES_MAX,
-            "max_field_size": HEADER_BYTES_MAX,
-            "read_bufsize": READ_BYTES,
-            "auto_decompress": False,
-            "logger": _protocol_log,
-        }
-        self._handle = handle
-        self._on_malformed = on_malformed
-        self._connections_max = connections_max
-        self._tls = tls
-        self._places: set[_Connection] = set()
-        self._told_s = -math.inf
-
-    async def accept(self, listener: socket.socket) -> None:
-        """Serve who comes, until it is cancelled.
-
-        The call that accepts does not wait: one that is cancelled while it waits may lose whom it has accepted.
-        """
-        while True:
-            await _until_readable(listener)
-            await self._make_room()
-            try:
-                newcomer, (address, *_) = listener.accept()
-            except BlockingIOError:  # it has gone
-                continue
-            except OSError as error:  # too many open files
-                _log.warning("nobody can connect: %s", error.strerror)
-                await asyncio.sleep(EVICT_AFTER_S)
-                continue
-            newcomer.setblocking(False)
-            self._open(newcomer, address)
-
-    def _open(self, newcomer: socket.socket, address: str) -> None:
-        """Begin to serve it, after the handshake."""
-        loop = asyncio.get_running_loop()
-        place = _Connection(self, address, self._on_malformed, loop=loop, **self._options)
-        place.since_s = loop.time()
-        self._places.add(place)
-
-        def opened(opening: asyncio.Task[Any]) -> None:
-            place.opening = None
-            if opening.cancelled() or opening.exception() is not None:
-                newcomer.close()
-                self._places.discard(place)
-
-        timeout_s = None if self._tls is None else HANDSHAKE_S
-        place.opening = loop.create_task(
-            loop.connect_accepted_socket(lambda: place, newcomer, ssl=self._tls, ssl_handshake_timeout=timeout_s)
-        )
-        place.opening.add_done_callback(opened)
-
-    async def _make_room(self) -> None:
-        loop = asyncio.get_running_loop()
-        begun_s = loop.time()
-        while len(self._places) >= self._connections_max:
-            crowd = Counter(each.address for each in self._places).most_common(1)[0][0]
-            theirs = [each for each in self._places if each.address == crowd]
-            one = min(theirs, key=lambda each: (each.is_answered, each.since_s))
-            now_s = loop.time()
-            if (not one.is_answered and now_s - one.since_s > EVICT_AFTER_S) or now_s - begun_s > EVICT_AFTER_S:
-                self._places.discard(one)
-                one.abort()
-                if now_s > self._told_s + TELL_AGAIN_S:
-                    self._told_s = now_s
-                    _log.warning("all %d connections are taken: those of %s give way", self._connections_max, crowd)
-            else:
-                await asyncio.sleep(POLL_S)
-
-    def connection_lost(self, handler: Any, exc: BaseException | None = None) -> None:
-        """Its place is free."""
-        super().connection_lost(handler, exc)
-        self._places.discard(handler)
-
-    async def close(self, grace_s: float) -> None:
-        """Close every connection, also one whose client does not read what it asked for."""
-        self.pre_shutdown()
-        await self.shutdown(grace_s)
-        for each in [*self._places]:
-            each.abort()
-        await asyncio.sleep(0)  # their sockets close in the next turn of the loop
-
-    async def _answer(self, request: web.BaseRequest) -> web.Response:
-        place = cast("_Connection", request.protocol)
-        now_s = asyncio.get_running_loop().time
-        place.request, place.since_s = request, now_s()
-        try:
-            response = await self._handle(request)
-        except Exception:  # noqa: BLE001 -- a fault of ours, and no reason to close the port
-            _log.exception("a request failed")
-            response = web.Response(status=HTTPStatus.INTERNAL_SERVER_ERROR)
-        finally:
-            place.request, place.since_s = None, now_s()
-        response.headers["Server"] = "tracefit"
-        return response
-
-
-async def _until_readable(listener: socket.socket) -> None:
-    loop, readable = asyncio.get_running_loop(), asyncio.Event()
-    loop.add_reader(listener, readable.set)
-    try:
-        await readable.wait()
-    finally:
-        loop.remove_reader(listener)
-
-
 class HttpServer:
     """Serves one endpoint from ``start`` to ``stop``.
+
+    The connections are bounded, from before their handshakes on; newcomers wait in the backlog of the kernel. Where all
+    places are taken, the address that holds most gives up its connection that waits longest for its client, if that is
+    for ``EVICT_AFTER_S``; after as long, the newcomer gets a place whatever they do.
 
     Args:
         endpoint: where to listen; a colon in the address means IPv6, port 0 lets the kernel choose, see ``port``.
@@ -240,12 +119,28 @@ class HttpServer:
     ) -> None:
         self.port = 0
         self._endpoint = endpoint
+        self._handle = handle
         self._purpose = purpose
+        self._connections_max = connections_max
         self._grace_s = grace_s
+        self._tls = tls
         self._io = io or IoLoop()
         self._own_io = io is None
-        self._make_server = partial(_BoundedServer, handle, on_malformed, connections_max, timeout_s, tls)
-        self._serving: tuple[_BoundedServer, list[asyncio.Task[None]], list[socket.socket]] | None = None
+        self._options: dict[str, Any] = {
+            "on_malformed": on_malformed,
+            "access_log": None,
+            "keepalive_timeout": timeout_s,
+            "lingering_time": LINGER_S,
+            "max_line_size": HEADER_BYTES_MAX,
+            "max_field_size": HEADER_BYTES_MAX,
+            "read_bufsize": READ_BYTES,
+            "auto_decompress": False,
+            "logger": _protocol_log,
+        }
+        self._server: web.Server | None = None
+        self._accepting: list[asyncio.Task[None]] = []
+        self._places: set[_Connection] = set()
+        self._told_s = -math.inf
 
     def start(self) -> None:
         """Bind and serve, or raise StartError."""
@@ -253,15 +148,15 @@ class HttpServer:
 
     def stop(self) -> bool:
         """No new connections, idle ones close, responses under way get ``grace_s``."""
-        if self._serving is not None:
-            self._io.run(self._stop(*self._serving))
-            self._serving = None
+        if self._server is not None:
+            self._io.run(self._stop(self._server))
+            self._server = None
         if self._own_io:
             self._io.close()
         return True
 
     async def _start(self) -> None:
-        (address, port), server = self._endpoint, self._make_server()
+        address, port = self._endpoint
         loop = asyncio.get_running_loop()
         try:
             bound = await loop.create_server(asyncio.Protocol, address, port, start_serving=False)
@@ -274,18 +169,99 @@ class HttpServer:
             reason = (error.strerror or str(error)).rpartition(": ")[2]
             raise cannot_listen(self._endpoint, *self._purpose, reason) from None
         self.port = int(listeners[0].getsockname()[1])
-        self._serving = server, [asyncio.create_task(server.accept(each)) for each in listeners], listeners
+        self._server = web.Server(self._answer)
+        self._accepting = [asyncio.create_task(self._accept(each, self._server)) for each in listeners]
 
-    async def _stop(
-        self, server: _BoundedServer, accepting: list[asyncio.Task[None]], listeners: list[socket.socket]
-    ) -> None:
-        """Accept nobody first, and close then."""
-        for each in accepting:
-            each.cancel()
-        await asyncio.gather(*accepting, return_exceptions=True)
-        for listener in listeners:
-            listener.close()
-        await server.close(self._grace_s)
+    async def _stop(self, server: web.Server) -> None:
+        """Accept nobody first; close every connection then, also one whose client does not read what it asked for."""
+        await _cancel(self._accepting)
+        server.pre_shutdown()
+        await server.shutdown(self._grace_s)
+        await _cancel([each.serving for each in self._places])
+
+    async def _accept(self, listener: socket.socket, server: web.Server) -> None:
+        """Serve who comes, until it is cancelled.
+
+        The call that accepts does not wait: one that is cancelled while it waits may lose whom it has accepted.
+        """
+        with listener:
+            while True:
+                await _until_readable(listener)
+                await self._make_room()
+                try:
+                    newcomer, (address, *_) = listener.accept()
+                except BlockingIOError:  # it has gone
+                    continue
+                except OSError as error:  # too many open files
+                    _log.warning("nobody can connect: %s", error.strerror)
+                    await asyncio.sleep(EVICT_AFTER_S)
+                    continue
+                newcomer.setblocking(False)
+                place = _Connection(server, address, **self._options)
+                place.serving = asyncio.create_task(self._serve(place, newcomer))
+                self._places.add(place)
+
+    async def _serve(self, place: _Connection, newcomer: socket.socket) -> None:
+        """From the handshake to the end of the connection."""
+        loop, timeout_s = asyncio.get_running_loop(), None if self._tls is None else HANDSHAKE_S
+        try:
+            await loop.connect_accepted_socket(lambda: place, newcomer, ssl=self._tls, ssl_handshake_timeout=timeout_s)
+            await place.ended.wait()
+        except OSError:
+            pass  # no handshake
+        finally:
+            self._places.discard(place)
+            if place.transport is not None:
+                place.transport.abort()
+            else:
+                newcomer.close()
+
+    async def _make_room(self) -> None:
+        loop = asyncio.get_running_loop()
+        begun_s = loop.time()
+        while len(self._places) >= self._connections_max:
+            crowd = Counter(each.address for each in self._places).most_common(1)[0][0]
+            theirs = [each for each in self._places if each.address == crowd]
+            one = min(theirs, key=lambda each: (each.is_answered, each.since_s))
+            now_s, since_s = loop.time(), begun_s if one.is_answered else min(begun_s, one.since_s)
+            if now_s - since_s <= EVICT_AFTER_S:
+                await asyncio.sleep(POLL_S)
+                continue
+            self._places.discard(one)
+            one.serving.cancel()
+            if now_s > self._told_s + TELL_AGAIN_S:
+                self._told_s = now_s
+                _log.warning("all %d connections are taken: those of %s give way", self._connections_max, crowd)
+
+    async def _answer(self, request: web.BaseRequest) -> web.Response:
+        place = cast("_Connection", request.protocol)
+        now_s = asyncio.get_running_loop().time
+        place.request, place.since_s = request, now_s()
+        try:
+            response = await self._handle(request)
+        except Exception:  # noqa: BLE001 -- a fault of ours, and no reason to close the port
+            _log.exception("a request failed")
+            response = web.Response(status=HTTPStatus.INTERNAL_SERVER_ERROR)
+        finally:
+            place.request, place.since_s = None, now_s()
+        response.headers["Server"] = "tracefit"
+        return response
+
+
+async def _until_readable(listener: socket.socket) -> None:
+    loop, readable = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(listener, readable.set)
+    try:
+        await readable.wait()
+    finally:
+        loop.remove_reader(listener)
+
+
+async def _cancel(tasks: Sequence[asyncio.Task[None]]) -> None:
+    """Cancel tasks and wait for their end."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def page_handler(respond: Respond) -> Handle:

@@ -242,7 +242,7 @@ def plan(*, snapshot: Snapshot, which: str, in_json: bool, **question: Any) -> i
 @token_option
 @json_option
 def diff(*, before: str, after: str, token_file: Path | None, in_json: bool) -> int:
-    """Which coefficients moved between two snapshots, and what that does."""
+    """Which coefficients moved from one snapshot to another."""
     from collector.commands import ask  # noqa: PLC0415
 
     both = (ask.load_snapshot(source, token_file) for source in (before, after))
@@ -254,7 +254,7 @@ def diff(*, before: str, after: str, token_file: Path | None, in_json: bool) -> 
 @token_option
 @json_option
 def doctor(*, url: str, token_file: Path | None, in_json: bool) -> int:
-    """Is telemetry coming, what waits for what, and what to change: of a sidecar or an inference server."""
+    """What a sidecar or an inference server lacks, and what to change."""
     from collector.commands.ask import read_token  # noqa: PLC0415
     from collector.commands.doctor import doctor as examine  # noqa: PLC0415
 
@@ -317,7 +317,7 @@ def export(
 @with_config
 @json_option
 def replay(*, files: tuple[Path, ...], out: Path, state: Path | None, config: Config, in_json: bool) -> int:
-    """Learn from recordings: files, directories of them, or - (docs/telemetry.md)."""
+    """Learn from recordings: files, directories, or - (standard input)."""
     from collector.commands import replay as made  # noqa: PLC0415
 
     stdin = getattr(sys.stdin, "buffer", None)  # closed by whoever started us
@@ -354,7 +354,7 @@ def fleet_pull(
 ) -> int:
     """Gather states, merge them by configuration, name who differs.
 
-    A SOURCE is http://HOST:PORT, dns+http://NAME:PORT, @TARGETS.yaml, a directory, a state file or s3://BUCKET/PREFIX.
+    A SOURCE is http://HOST:PORT, dns+http://NAME:PORT, a directory, a state file or s3://BUCKET/PREFIX.
     """
     if every is not None and in_json:
         raise ConfigError("--json", "not with --every, which serves its result at /snapshot")
@@ -477,7 +477,7 @@ def configuration() -> None:
 @with_config
 @json_option
 def config_check(*, config: Config, in_json: bool) -> int:
-    """Check the configuration, and print what holds with a mark at what is not the default."""
+    """Check it, and print it with a mark at what is not the default."""
     from collector.app import check_config  # noqa: PLC0415
 
     check_config(config, SystemClock())
@@ -494,7 +494,7 @@ def config_check(*, config: Config, in_json: bool) -> int:
 @configuration.command("explain")
 @click.argument("key", default="")
 def config_explain(key: str) -> int:
-    """What a key means, takes, and is by default; without KEY, the meaning of every key."""
+    """What a key means and takes; without KEY, every key."""
     say(explain_key(key) if key else explain_keys())
     return EXIT_OK
 

@@ -221,7 +221,7 @@ async def fetch_states(
             return FleetSource(place.name, refusal.outcome, str(refusal))
         except TimeoutError:
             return FleetSource(place.name, PullOutcome.UNREACHABLE, f"no answer within {timeout_s:g} s")
-        except (OSError, ValueError, aiohttp.ClientError) as error:
+        except (OSError, ValueError, StartError, aiohttp.ClientError) as error:
             return FleetSource(place.name, PullOutcome.UNREACHABLE, sentence(error))
         finally:
             done(1)

@@ -124,11 +124,11 @@ def test_what_cannot_be_used_is_named_with_its_reason_and_the_others_are_merged(
     }
     with state_server(served) as server:
         sources = [f"http://127.0.0.1:{server.port}/{name}" for name in served]
-        sources += ["http://127.0.0.1:9", str(tmp_path / "nowhere.bin"), f"@{tmp_path / 'no-list.yaml'}"]
+        sources += ["http://127.0.0.1:9", str(tmp_path / "nowhere.bin")]
         code, said, noted = pulled(sources, tmp_path / "fleet", require=0.1)
     assert code == 0
     assert said[0] == (
-        "17 sources: 2 merged, 3 unreachable, 3 refused, 1 unauthenticated, 3 unexpected, 2 too_large, 2 nothing_yet"
+        "16 sources: 2 merged, 2 unreachable, 3 refused, 1 unauthenticated, 3 unexpected, 2 too_large, 2 nothing_yet"
         ", 1 future"
     )
     text = "\n".join(noted)
@@ -170,7 +170,10 @@ def test_a_state_is_asked_for_with_the_token_and_written_when_it_is_another_one(
         assert (tmp_path / "fleet" / "snapshot.json").exists(), "files that somebody removed are written again"
         served["state"] = states["later"]
         third = puller.pull()
+        (tmp_path / "token").write_bytes(b"\xff")
+        (unasked,) = puller.pull().sources
         puller.stop()
+    assert (unasked.outcome, unasked.detail) == ("unreachable", f"{tmp_path / 'token'} is no token: it is not text")
     assert third.snapshot.generation == second.snapshot.generation + 1
     assert third.sources[0].rows == 900
 

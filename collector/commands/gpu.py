@@ -3,7 +3,8 @@
 ``gpu_step_times.json`` has how long a step of Llama 3.1 8B takes there, by its prompt tokens, the requests that decode
 in it, and the context of each. The times are composed of the kernel times that NVIDIA measured and ships in
 aiconfigurator-core 0.12.0 (Apache-2.0). Between the points of the table they follow straight lines, and the noise of a
-step is 2 %. What a host adds is not in it. The events are those of the producer plugin (deploy/vllm-plugin).
+step is 2 %. What a host adds is not in it. The events have what a sidecar reads of those
+of the producer plugin (deploy/vllm-plugin).
 """
 
 from __future__ import annotations
@@ -11,8 +12,11 @@ from __future__ import annotations
 import json
 import math
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
@@ -46,48 +50,55 @@ class StepTimes:
         return float(us)
 
 
-def served(times: StepTimes, seed: int = 1) -> Iterator[tuple[int, int, dict[str, float]]]:
-    """Serve clients that send again as soon as they are answered: start and end in ns from 0, and the batch, by step.
+@dataclass(slots=True)
+class _Request:
+    """Prompt tokens that are not computed yet, tokens of context, tokens still to make."""
 
-    A request is [prompt tokens to compute, tokens of context, tokens to make]; all of them run at once.
-    """
-    rng, running, start_ns = random.Random(seed), list[list[int]](), 0  # noqa: S311 -- traffic, no secret
+    prompt: int
+    context: int
+    output: int
+
+
+class _Step(NamedTuple):
+    """From 0, in ns; ``batch`` has the attributes of its event."""
+
+    start_ns: int
+    end_ns: int
+    batch: dict[str, float]
+
+
+def served(times: StepTimes, seed: int = 1) -> Iterator[_Step]:
+    """Serve clients that send again as soon as they are answered; all of their requests run at once."""
+    rng, running, start_ns = random.Random(seed), list[_Request](), 0  # noqa: S311 -- traffic, no secret
     while start_ns < SECONDS * _SECOND_NS:
         clients, *means = PHASES[start_ns // (PHASE_S * _SECOND_NS) % len(PHASES)]
-        for _ in range(len(running), clients):
+        while len(running) < clients:
             prompt, output = (max(1, round(mean * math.exp(rng.gauss(-0.125, SPREAD)))) for mean in means)
-            running.append([prompt, 0, output])
-        decoding, prefilling, budget = [each for each in running if not each[0]], [], TOKENS_MAX
-        budget -= len(decoding)
+            running.append(_Request(prompt, 0, output))
+        decoding = [each for each in running if not each.prompt]
+        context, budget, prefills = sum(each.context for each in decoding), TOKENS_MAX - len(decoding), 0
         for each in running:
-            if each[0] and budget:
-                tokens = min(each[0], budget)
-                budget -= tokens
-                prefilling.append((each, tokens))
-        prefill, context = sum(tokens for _, tokens in prefilling), sum(each[1] for each in decoding)
+            tokens = min(each.prompt, budget) if each.prompt else 1
+            if each.prompt:
+                budget, prefills = budget - tokens, prefills + (tokens > 0)
+            each.output -= tokens >= each.prompt
+            each.prompt, each.context = max(each.prompt - tokens, 0), each.context + tokens
+        prefill = TOKENS_MAX - len(decoding) - budget
         us = times.us(prefill, len(decoding), context / max(len(decoding), 1)) * math.exp(rng.gauss(0.0, 0.02))
-        for each, tokens in (*prefilling, *((each, 1) for each in decoding)):
-            gives_token = tokens >= each[0]
-            each[:] = max(each[0] - tokens, 0), each[1] + tokens, each[2] - gives_token
-        left = [each for each in running if each[0] or each[2] > 0]
-        end_ns, single, multi = start_ns + round(us * 1e3), context + len(decoding), sum(e[1] for e, _ in prefilling)
-        free = BLOCKS - sum(-(-each[1] // BLOCK_SIZE) for each in running)
-        yield (
+        free = BLOCKS - sum(-(-each.context // BLOCK_SIZE) for each in running)
+        left = [each for each in running if each.prompt or each.output > 0]
+        step = _Step(
             start_ns,
-            end_ns,
+            start_ns + round(us * 1e3),
             {
                 "queue.running_depth": len(running),
                 "queue.waiting_depth": 0,
-                "batch.num_prefill_reqs": len(prefilling),
-                "batch.num_multi_reqs": len(prefilling),
+                "batch.num_prefill_reqs": prefills,
                 "batch.prefill_tokens": prefill,
-                "batch.multi_tokens": prefill,
                 "batch.num_decode_reqs": len(decoding),
                 "batch.decode_tokens": len(decoding),
                 "batch.scheduled_tokens": prefill + len(decoding),
-                "batch.context_tokens": single + multi,
-                "batch.context_tokens_single": single,
-                "batch.context_tokens_multi": multi,
+                "batch.context_tokens_single": context + len(decoding),
                 "batch.num_finished": len(running) - len(left),
                 "batch.num_preempted": 0,
                 "kv.blocks_total_gpu": BLOCKS,
@@ -95,31 +106,38 @@ def served(times: StepTimes, seed: int = 1) -> Iterator[tuple[int, int, dict[str
                 "kv.usage_gpu_ratio": 1.0 - free / BLOCKS,
             },
         )
-        running, start_ns = left, end_ns
+        yield step
+        running, start_ns = left, step.end_ns
 
 
 def exports(path: Path, unix_ns: int, mono_ns: int) -> Iterator[tuple[int, bytes]]:
-    """What is sent in each second: when its last step ends, in ns from 0, and an export with these times at 0."""
-    request, last_ns = ExportTraceServiceRequest(), 0
-    for number, (start_ns, end_ns, batch) in enumerate(served(StepTimes(path)), 1):
-        if start_ns // _SECOND_NS > last_ns // _SECOND_NS:
-            yield last_ns, request.SerializeToString()
-            request = ExportTraceServiceRequest()
-        if not request.resource_spans:
-            resource = request.resource_spans.add()
-            resource.resource.attributes.extend(_attribute(*fact) for fact in FACTS.items())
-            scope = resource.scope_spans.add()
-            scope.scope.name = "vllm.scheduler.step"
-            span = scope.spans.add(trace_id=number.to_bytes(16, "big"), span_id=number.to_bytes(8, "big"))
-            span.name, span.start_time_unix_nano = f"scheduler_steps_{number}", unix_ns + start_ns
-        stamps = {"step.id": number, "step.ts_start_ns": mono_ns + start_ns, "step.duration_us": 100}
-        stamps |= {"step.ts_end_ns": mono_ns + start_ns + 100_000}
-        stamps |= dict.fromkeys(("step.ts_output_ns", "step.ts_done_ns"), mono_ns + end_ns)
-        event = span.events.add(name="step.BATCH_SUMMARY", time_unix_nano=unix_ns + start_ns)
-        event.attributes.extend(_attribute(*each) for each in (stamps | batch).items())
-        span.end_time_unix_nano, last_ns = unix_ns + end_ns, start_ns
+    """What is sent of each second: when its last step ends, in ns from 0, and an export with these times at 0."""
+    numbered = enumerate(served(StepTimes(path)), 1)
+    for second, steps in groupby(numbered, lambda each: each[1].start_ns // _SECOND_NS):
+        request = ExportTraceServiceRequest()
+        resource = request.resource_spans.add()
+        resource.resource.attributes.extend(_attributes(FACTS))
+        scope = resource.scope_spans.add()
+        scope.scope.name = "vllm.scheduler.step"
+        identity = second + 1
+        span = scope.spans.add(trace_id=identity.to_bytes(16, "big"), span_id=identity.to_bytes(8, "big"))
+        end_ns = 0
+        for number, (start_ns, end_ns, batch) in steps:
+            stamps = {
+                "step.id": number,
+                "step.ts_start_ns": mono_ns + start_ns,
+                "step.ts_end_ns": mono_ns + start_ns + 100_000,
+                "step.duration_us": 100,
+                "step.ts_done_ns": mono_ns + end_ns,
+            }
+            event = span.events.add(name="step.BATCH_SUMMARY", time_unix_nano=unix_ns + start_ns)
+            event.attributes.extend(_attributes(stamps | batch))
+        span.name = f"scheduler_steps_{identity}"
+        span.start_time_unix_nano, span.end_time_unix_nano = span.events[0].time_unix_nano, unix_ns + end_ns
+        yield end_ns, request.SerializeToString()
 
 
-def _attribute(key: str, value: float | str) -> KeyValue:
-    kind = {str: "string_value", float: "double_value", int: "int_value"}[type(value)]
-    return KeyValue(key=key, value=AnyValue(**{kind: value}))  # type: ignore[arg-type]  # the kind is the value's
+def _attributes(values: Mapping[str, float | str]) -> Iterator[KeyValue]:
+    kinds = {str: "string_value", float: "double_value", int: "int_value"}
+    for key, value in values.items():
+        yield KeyValue(key=key, value=AnyValue(**{kinds[type(value)]: value}))  # type: ignore[arg-type]  # its kind

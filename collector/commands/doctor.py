@@ -6,16 +6,17 @@ read from the pages that others read, too.
 
 from __future__ import annotations
 
-import urllib.error
+import asyncio
+import os
 import urllib.parse
-import urllib.request
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from http import HTTPStatus
-from http.client import HTTPException
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import aiohttp
 import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -43,26 +44,31 @@ _KEPT = {table.ACCEPTED, RowOutcome.LEARNED, PullOutcome.READ}
 """Outcomes that are no loss."""
 
 
-class Samples:
-    """The series of a page."""
+class Counts:
+    """What a sidecar's page counts, by metric and reason; of scrapes, those of counters."""
 
     def __init__(self, body: bytes) -> None:
-        self._by_name: dict[str, list[tuple[dict[str, str], float]]] = defaultdict(list)
+        self._by_name: dict[str, Counter[str]] = defaultdict(Counter)
         try:
-            for family in text_string_to_metric_families(body.decode("utf-8", "replace")):
-                for sample in family.samples:
-                    self._by_name[sample.name].append((sample.labels, sample.value))
-        except (ValueError, IndexError, KeyError) as error:
+            families = text_string_to_metric_families(body.decode("utf-8", "replace"))
+            for name, labels, value, *_ in chain.from_iterable(family.samples for family in families):
+                if value > 0.0 and labels.get("of") != "discovery":
+                    reason = labels.get("reason") or labels.get("outcome") or labels.get("version", "")
+                    self._by_name[name][reason] += int(value)
+        except (ValueError, IndexError, KeyError, OverflowError) as error:
             raise StartError(f"what answers is no page of metrics: {error}") from None
 
-    def of(self, metric: table.Metric | str, **only: str) -> list[tuple[dict[str, str], float]]:
-        """Labels and value of each series that is not zero and has these labels."""
-        series = self._by_name.get(metric if isinstance(metric, str) else metric.exposed_name, ())
-        return [(labels, value) for labels, value in series if value and only.items() <= labels.items()]
+    def of(self, metric: table.Metric) -> Counter[str]:
+        """By reason, or outcome; that of the build by version."""
+        return self._by_name[metric.exposed_name]
 
-    def total(self, metric: table.Metric, **only: str) -> float:
-        """The sum over these series."""
-        return sum(value for _, value in self.of(metric, **only))
+    def lost(self, metric: table.Metric) -> Counter[str]:
+        """The same without the outcomes that are no loss."""
+        return Counter({reason: number for reason, number in self.of(metric).items() if reason not in _KEPT})
+
+    def has_configurations(self) -> bool:
+        """Whether anything is published."""
+        return "tracefit_snapshot_configs" in self._by_name
 
 
 class Finding(NamedTuple):
@@ -107,15 +113,8 @@ def doctor(url: str, token: str | None, *, in_json: bool) -> int:
     return EXIT_FAILED if any(finding.grade == POOR for finding in findings) else EXIT_OK
 
 
-class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """A redirect is an answer like any other: a token is for the address that was given alone."""
-
-    def redirect_request(self, *_: object) -> None:
-        return None
-
-
 def fetch(url: str, token: str | None) -> Page:
-    """A page, whatever its status; no proxy of the environment is asked.
+    """A page, whatever its status; no redirect is followed, and no proxy of the environment is asked.
 
     Raises:
         StartError: nothing answers, not in time, or with more than ``PAGE_BYTES_MAX``.
@@ -126,19 +125,25 @@ def fetch(url: str, token: str | None) -> Page:
     try:
         if urllib.parse.urlsplit(url).port is None:
             ports = "; a sidecar's pages are on port 9464, vLLM's on 8000"
-        request = urllib.request.Request(url, headers={"Authorization": f"Bearer {token}"} if token else {})  # noqa: S310
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirects)
-        with opener.open(request, timeout=TIMEOUT_S) as answer:
-            page = Page(answer.status, answer.read(PAGE_BYTES_MAX + 1))
-    except urllib.error.HTTPError as error:
-        with error:
-            return Page(error.code, error.read(PAGE_BYTES_MAX))
-    except (OSError, ValueError, HTTPException) as error:
-        reason = getattr(error, "reason", error)
-        raise StartError(f"nothing answers at {url}: {getattr(reason, 'strerror', None) or reason}{ports}") from None
-    if len(page.body) > PAGE_BYTES_MAX:
-        raise StartError(f"{url} answers with more than {PAGE_BYTES_MAX >> 20} MiB")
-    return page
+        return asyncio.run(_fetch(url, {"Authorization": f"Bearer {token}"} if token else {}))
+    except TimeoutError:
+        reason = f"not within {TIMEOUT_S:g} s"
+    except (aiohttp.ClientError, OSError, ValueError) as error:
+        code = getattr(error, "errno", None) or 0
+        reason = os.strerror(code) if code > 0 else getattr(error, "strerror", None) or str(error)
+    raise StartError(f"nothing answers at {url}: {reason}{ports}")
+
+
+async def _fetch(url: str, headers: Mapping[str, str]) -> Page:
+    async with (
+        aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=TIMEOUT_S)) as session,
+        session.get(url, headers=headers, allow_redirects=False) as answer,
+    ):
+        try:
+            await answer.content.readexactly(PAGE_BYTES_MAX + 1)
+        except asyncio.IncompleteReadError as whole:
+            return Page(answer.status, whole.partial)
+    raise StartError(f"{url} answers with more than {PAGE_BYTES_MAX >> 20} MiB")
 
 
 def _examine_server(base: str, body: bytes) -> Finding:
@@ -158,12 +163,15 @@ def _examine_server(base: str, body: bytes) -> Finding:
 
 
 def _examine_sidecar(base: str, body: bytes, token: str | None) -> Iterator[Finding]:
-    samples = Samples(body)
-    page = fetch(f"{base}/readyz", token)
+    counts, page = Counts(body), fetch(f"{base}/readyz", token)
     detail = _detail(page)
     nothing_yet = NOTHING_YET.for_port(detail.get("otlp_grpc_port", OTLP_PORT))
-    yield _readiness(page, detail, samples)
-    yield from _reception(samples, detail, nothing_yet)
+    yield _readiness(page, detail, ", ".join(counts.of(table.BUILD_INFO)))
+    if sources := counts.of(table.FLEET_SOURCES):
+        said = ", ".join(f"{number:,} {outcome}" for outcome, number in sources.items())
+        yield Finding(GOOD if sources.keys() == {PullOutcome.MERGED} else FAIR, "pulling", f"sources of states: {said}")
+    else:
+        yield from _reception(counts, detail, nothing_yet)
     if pending := detail.get("pending"):
         yield Finding(FAIR, "pending", str(pending))
     try:
@@ -171,7 +179,10 @@ def _examine_sidecar(base: str, body: bytes, token: str | None) -> Iterator[Find
     except tracefit.LoadError as error:
         yield Finding(POOR, "learned", str(error))
         return
-    yield from _configurations(snapshot, nothing_yet)
+    if not snapshot.configs:
+        yield _finding("learned", nothing_yet)
+    for config in snapshot.configs:
+        yield from _configuration(config, snapshot.as_of_unix_nano, nothing_yet)
 
 
 def _detail(page: Page) -> dict[str, Any]:
@@ -182,27 +193,20 @@ def _detail(page: Page) -> dict[str, Any]:
         return {}
 
 
-def _readiness(page: Page, detail: dict[str, Any], samples: Samples) -> Finding:
-    versions = ", ".join(labels["version"] for labels, _ in samples.of(table.BUILD_INFO))
+def _readiness(page: Page, detail: Mapping[str, Any], version: str) -> Finding:
     problems = [f"{name}: {said}" for name, said in detail.items() if name.endswith("_problem") and said]
-    grade = POOR if page.status != HTTPStatus.OK else FAIR if problems else GOOD
-    state = "takes telemetry" if page.status == HTTPStatus.OK else "refuses telemetry"
-    return Finding(grade, "running", "; ".join([f"tracefit {versions}, {state}", *problems]))
+    is_ready = page.status == HTTPStatus.OK
+    state = f"tracefit {version}, {'takes' if is_ready else 'refuses'} telemetry"
+    return Finding(POOR if not is_ready else FAIR if problems else GOOD, "running", "; ".join([state, *problems]))
 
 
-def _reception(samples: Samples, detail: Mapping[str, Any], nothing_yet: Advice) -> Iterator[Finding]:
-    """What came in, and what of it was refused, left out or lost; of a fleet, whose states it has."""
-    sources = {labels["outcome"]: value for labels, value in samples.of(table.FLEET_SOURCES)}
-    if sources:
-        said = ", ".join(f"{value:,.0f} {outcome}" for outcome, value in sources.items())
-        yield Finding(GOOD if sources.keys() == {PullOutcome.MERGED} else FAIR, "pulling", f"sources of states: {said}")
-        return
-    spans = samples.total(table.SPANS, outcome=table.ACCEPTED)
-    pages = samples.total(table.SCRAPES, of="counters", outcome=PullOutcome.READ)
-    unanswered = _lost(samples, table.SCRAPES, of="counters")
+def _reception(counts: Counts, detail: Mapping[str, Any], nothing_yet: Advice) -> Iterator[Finding]:
+    """What came in, and what of it was refused, left out or lost."""
+    spans, pages = counts.of(table.SPANS)[table.ACCEPTED], counts.of(table.SCRAPES)[PullOutcome.READ]
+    unanswered = counts.lost(table.SCRAPES)
     if spans or pages:
-        yield Finding(GOOD, "receiving", f"{spans:,.0f} spans and {pages:,.0f} pages since its start")
-    elif samples.of("tracefit_snapshot_configs"):
+        yield Finding(GOOD, "receiving", f"{spans:,} spans and {pages:,} pages since its start")
+    elif counts.has_configurations():
         yield Finding(FAIR, "receiving", "nothing since its start; what it knows was learned before", nothing_yet.flags)
     elif not unanswered:
         yield _finding("receiving", nothing_yet)
@@ -212,37 +216,19 @@ def _reception(samples: Samples, detail: Mapping[str, Any], nothing_yet: Advice)
         why = f"{unanswered.total():,} pages{of} could not be used: {_reasons(unanswered)}"
         yield Finding(FAIR if spans or pages else POOR, "receiving", why)
     for metric, what in _LOSSES:
-        lost = _lost(samples, metric)
+        lost = counts.lost(metric)
         if spans:  # every vLLM traces its own start, too
             del lost[Skip.UNKNOWN_SCOPE]
         if lost:
             yield Finding(FAIR, "left out", f"{lost.total():,} {what}: {_reasons(lost)}")
-    if dropped := samples.total(table.SDK_DROPPED_EVENTS):
-        text = f"{dropped:,.0f} events were dropped by the SDK of the server, which holds 128 for each span by default:"
+    if dropped := counts.of(table.SDK_DROPPED_EVENTS).total():
+        text = f"{dropped:,} events were dropped by the SDK of the server, which holds 128 for each span by default:"
         yield Finding(FAIR, "left out", text, (EVENT_LIMIT,))
-
-
-def _lost(samples: Samples, metric: table.Metric, **only: str) -> Counter[str]:
-    """By reason, what is lost of the series that have these labels."""
-    lost: Counter[str] = Counter()
-    for labels, value in samples.of(metric, **only):
-        reason = labels.get("reason") or labels["outcome"]
-        if reason not in _KEPT:
-            lost[reason] += int(value)
-    return lost
 
 
 def _reasons(lost: Counter[str]) -> str:
     shown = [f"{count:,} {reason_text(reason)}" for reason, count in lost.most_common(_REASONS_SHOWN)]
     return ", ".join([*shown, *(["…"] if len(lost) > _REASONS_SHOWN else [])])
-
-
-def _configurations(snapshot: tracefit.Snapshot, nothing_yet: Advice) -> Iterator[Finding]:
-    """What each configuration has been learned from, and what is to be thought of it."""
-    if not snapshot.configs:
-        yield _finding("learned", nothing_yet)
-    for config in snapshot.configs:
-        yield from _configuration(config, snapshot.as_of_unix_nano, nothing_yet)
 
 
 def _configuration(config: tracefit.Config, now_unix_nano: int, nothing_yet: Advice) -> Iterator[Finding]:

@@ -123,7 +123,7 @@ def exports(path: Path, unix_ns: int, mono_ns: int) -> Iterator[tuple[int, bytes
         span = scope.spans.add(trace_id=identity.to_bytes(16, "big"), span_id=identity.to_bytes(8, "big"))
         end_ns = 0
         for number, (start_ns, end_ns, batch) in steps:
-            stamps = {
+            stamps: dict[str, float] = {
                 "step.id": number,
                 "step.ts_start_ns": mono_ns + start_ns,
                 "step.ts_end_ns": mono_ns + start_ns + 100_000,

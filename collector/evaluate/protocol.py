@@ -1,11 +1,9 @@
 """The protocol: every system on every capture, then what transfers; results as one structure, nothing printed here.
 
-A request's path from SCHEDULED to FINISHED are the rows of its engine whose middle lies between the two stamps. A row
-of one step counts whole (its stamps are microseconds to milliseconds from its boundaries); a row of several steps,
-which bridges a hole in the telemetry, counts by the share of its time inside. In both scheduling modes this is the
-inclusive step range of the request (asynchronous: from the step before its first, which it waits for, if one ran). A
-request is scored when the rows of its path cover 97 to 103 % of it: what ran through a dropped warm-up step or an
-unknown hole is not, and is counted.
+What is predicted for a request is the sum over the rows of its engine between SCHEDULED and FINISHED, each by the share
+of its time inside: a step begins and ends microseconds to milliseconds from the stamps of its requests. A request is
+scored where rows cover 97 % of that time. What ran through a dropped warm-up step or an unknown hole is not, and is
+counted.
 
 Scores are ratios, not per cent:
 
@@ -33,7 +31,7 @@ from numpy.typing import NDArray
 from collector import __version__
 from collector.identity import Fact
 from collector.runtime import PrintLine
-from online import REQUEST_FEATURES, ConfigSnapshot, Floats, Ints, Quality, RowBlock, Snapshot, Target
+from online import REQUEST_FEATURES, ConfigSnapshot, Floats, Mask, Quality, RowBlock, Snapshot, Target
 from online.features import PORTABLE, build
 
 from .baselines import RequestReport, judge_requests
@@ -41,39 +39,36 @@ from .captures import Capture
 from .systems import Fit, Score, ape, fit, mean, plain_name, prequential
 from .transfer import Transfer, group, leave_one_out
 
-COVER_MIN, COVER_MAX = 0.97, 1.03
+COVER_MIN = 0.97
 STEP = Target.STEP_TIME
 ALPHAS = (Target.API_QUEUEING, Target.POST_DECODE)
 
-Part = tuple[Ints, Floats]
-"""Row numbers, and the share of each that counts."""
-Path = tuple[Part, Part]
-"""The rows of a request, and those of them before its first token."""
+
+def time_in_rows(rows: RowBlock, us: Floats, requests: NDArray[Any]) -> tuple[Floats, Floats]:
+    """Microseconds of ``us``, one a row, from SCHEDULED of each request to FIRST_TOKEN and to FINISHED, (k,) each.
+
+    A row counts by the share of its time inside; NaN where one of them has no number.
+    """
+    order, spans_ns = np.argsort(rows.end_ns, kind="stable"), 1e3 * rows.elapsed_us
+    ends_ns, longest_ns = rows.end_ns[order], int(spans_ns.max(initial=0.0))
+
+    def between(request: NDArray[Any], stop: str) -> float:
+        here = order[slice(*np.searchsorted(ends_ns, (request["scheduled_ns"], request[stop] + longest_ns)).tolist())]
+        here = here[rows.engine[here] == request["engine"]]
+        starts_ns = np.maximum(rows.end_ns[here] - spans_ns[here], request["scheduled_ns"])
+        inside_ns = np.minimum(rows.end_ns[here], request[stop]) - starts_ns
+        own = here[inside_ns > 0.0]
+        return float((us[own] * inside_ns[inside_ns > 0.0] / spans_ns[own]).sum())
+
+    first, whole = (np.array([between(each, at) for each in requests]) for at in ("first_token_ns", "finished_ns"))
+    return first, whole
 
 
-def paths_of(rows: RowBlock, requests: NDArray[Any]) -> tuple[NDArray[Any], list[Path]]:
-    """The requests that their rows cover, and the path of each."""
-    order = np.argsort(rows.end_ns, kind="stable")
-    ends, longest_ns = rows.end_ns[order], int(1e3 * rows.elapsed_us.max(initial=0.0))
-
-    def between(engine: int, start_ns: int, end_ns: int) -> Part:
-        here = order[slice(*np.searchsorted(ends, (start_ns, end_ns + longest_ns)).tolist())]
-        end, elapsed = rows.end_ns[here].astype(np.float64), rows.elapsed_us[here] * 1e3
-        start = end - elapsed
-        inside = ((start + end) / 2 > start_ns) & ((start + end) / 2 <= end_ns)
-        overlap = (np.minimum(end, end_ns) - np.maximum(start, start_ns)) / elapsed
-        share = np.where(rows.steps[here] == 1, inside, np.clip(overlap, 0.0, 1.0)) * (rows.engine[here] == engine)
-        used = np.flatnonzero(share > 0.0)
-        return here[used], share[used]
-
-    paths: dict[int, Path] = {}
-    for number, request in enumerate(requests):
-        begun_ns, first_ns, finished_ns = (int(request[f"{at}_ns"]) for at in ("scheduled", "first_token", "finished"))
-        index, share = whole = between(request["engine"], begun_ns, finished_ns)
-        covered = float((rows.elapsed_us[index] * share).sum()) * 1e3 / (finished_ns - begun_ns)
-        if COVER_MIN <= covered <= COVER_MAX:
-            paths[number] = whole, between(request["engine"], begun_ns, first_ns)
-    return requests[list(paths)], list(paths.values())
+def covered(rows: RowBlock, requests: NDArray[Any]) -> NDArray[Any]:
+    """Those of the requests whose time is in the rows."""
+    ran_us = (requests["finished_ns"] - requests["scheduled_ns"]) / 1e3
+    whole: Mask = time_in_rows(rows, rows.elapsed_us, requests)[1] >= COVER_MIN * ran_us
+    return np.extract(whole & (ran_us > 0.0), requests)
 
 
 def mean_error(predicted_us: Floats, observed_us: Floats) -> float | None:
@@ -103,16 +98,15 @@ def step_scores(made: Fit, prediction_us: Floats, rows: RowBlock) -> dict[str, f
 
 
 def request_scores(
-    requests: NDArray[Any], paths: Sequence[Path], prediction_us: Floats, alphas: Mapping[Target, Floats]
+    requests: NDArray[Any], prefill: Floats, whole: Floats, alphas: Mapping[Target, Floats]
 ) -> dict[str, float | None]:
-    """Scores per request; ``alphas``: predicted for each of them, (n,) us; NaN prediction where not known."""
-    if not paths:
+    """Scores of what is predicted for each request, (k,) us: to its first token, to its end, and its alphas."""
+    if not len(requests):
         return {}
 
     def stamps(name: str) -> Floats:
         return np.where(requests[name] > 0, requests[name] / 1e3, np.nan)
 
-    whole, prefill = np.array([[float(prediction_us[rows] @ share) for rows, share in path] for path in paths]).T
     scheduled, first, finished = stamps("scheduled_ns"), stamps("first_token_ns"), stamps("finished_ns")
     ran, to_first = finished - scheduled, first - scheduled
     tokens = np.maximum(requests["output_tokens"] - 1.0, 0.0)
@@ -216,7 +210,7 @@ def _report(
     learned, rows = capture.learned.get(STEP, nothing), full.rows if full is not None else nothing
     scored, interval_rows = _single_steps(capture.scored(STEP))
     late = (capture.requests["delivered_ns"] > capture.cut_ns) & (capture.requests["scheduled_ns"] > 0)
-    requests, paths = paths_of(rows, capture.requests[late])
+    requests = covered(rows, capture.requests[late])
     alphas = _alphas(requests, [fit(PORTABLE, target, facts, capture.learned.get(target)) for target in ALPHAS])
 
     def scored_by(made: Fit, alphas: Mapping[Target, Floats]) -> Score:
@@ -225,7 +219,7 @@ def _report(
         if (scored.quality == Quality.REQUESTS).all():
             values["itl"] = mean_error(prediction, scored.elapsed_us)
         else:
-            values |= request_scores(requests, paths, made.predict(rows), alphas)
+            values |= request_scores(requests, *time_in_rows(rows, made.predict(rows), requests), alphas)
         about = {"system": made.system, "columns": len(made.features), "identifiable": made.identifiable}
         return {**about, "scored_rows": int(np.count_nonzero(np.isfinite(prediction))), **values}
 
@@ -250,8 +244,8 @@ def _report(
         learned_rows=len(learned),
         scored_rows=len(scored),
         interval_rows=interval_rows,
-        scored_requests=len(paths),
-        uncovered_requests=int(late.sum()) - len(paths),
+        scored_requests=len(requests),
+        uncovered_requests=int(late.sum()) - len(requests),
         dropped_rows=capture.dropped_rows,
         scores=scores,
         served=judge_requests(capture.requests, capture.client, capture.cut_ns, capture.end_ns),

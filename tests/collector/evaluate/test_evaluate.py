@@ -11,7 +11,7 @@ import pytest
 from collector.config import Config
 from collector.evaluate.captures import REQUEST, Capture, Delivered, load
 from collector.evaluate.command import lines
-from collector.evaluate.protocol import evaluate, paths_of, request_scores
+from collector.evaluate.protocol import covered, evaluate, request_scores, time_in_rows
 from collector.evaluate.systems import ape, fit
 from collector.recordings import Recording
 from online.features.systems import PHYSICS
@@ -37,21 +37,24 @@ def test_scores_of_requests_are_those_by_hand():
     us = np.array([10e3, 20e3, 30e3, 40e3])
     rows = RowBlock.of_lines(np.ones((4, len(STEP_FEATURES))), us, end_ns=np.cumsum(us * 1000).astype(np.int64))
     whole = {"arrived": 5, "queued": 8, "scheduled": 10, "first_token": 30, "finished": 100, "departed": 104}
-    requests, paths = paths_of(rows, requests_of(whole, whole | {"finished": 110}))
-    found = request_scores(requests, paths, us * 1.1, {})
+    requests = covered(rows, requests_of(whole, whole | {"finished": 110}))
+    found = request_scores(requests, *time_in_rows(rows, us * 1.1, requests), {})
     assert set(found) == {"e2e", "gpu_time_mape", "ttft", "itl", "p99"}
     assert list(found.values()) == pytest.approx([0.1] * 5)
     alphas = {Target.API_QUEUEING: np.array([3000.0]), Target.POST_DECODE: np.array([4000.0])}
-    found = request_scores(requests, paths, us, alphas)
+    found = request_scores(requests, *time_in_rows(rows, us, requests), alphas)
     assert (found["e2e_full"], found["ttft"]) == pytest.approx((0.0, 0.0))
 
 
-def test_a_row_of_several_steps_counts_by_its_share_of_the_time():
-    us, ends = np.array([10e3, 40e3]), np.array([10, 50]) * MS
-    one_each = RowBlock.of_lines(np.ones((2, len(STEP_FEATURES))), us, end_ns=ends)
-    rows = replace(one_each, raw=np.ones((3, len(STEP_FEATURES))), offsets=np.array([0, 1, 3]))
-    _, (path,) = paths_of(rows, requests_of({"scheduled": 10, "first_token": 20, "finished": 30}))
-    assert [(index.tolist(), share.tolist()) for index, share in path] == [([1], [0.5]), ([1], [0.25])]
+def test_a_row_counts_by_its_share_of_the_time_and_only_for_requests_of_its_engine():
+    us, ends = np.array([10e3, 40e3, 7.0]), np.array([10, 50, 30]) * MS
+    rows = RowBlock.of_lines(np.ones((3, len(STEP_FEATURES))), us, end_ns=ends)
+    rows = replace(rows, engine=np.array([0, 0, 1]))
+    requests = requests_of({"scheduled": 10, "first_token": 20, "finished": 30})
+    assert [time.tolist() for time in time_in_rows(rows, us, requests)] == [[10e3], [20e3]]
+    first, whole = time_in_rows(rows, np.array([np.nan, 40e3, np.nan]), requests)
+    assert (first.tolist(), whole.tolist()) == ([10e3], [20e3])
+    assert np.isnan(time_in_rows(rows, np.array([1.0, np.nan, 1.0]), requests)).all()
 
 
 def capture_of(name, n=600, seed=0):

@@ -18,7 +18,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
@@ -41,8 +41,7 @@ STEP_KEYS: Final = (
     *("batch.num_finished", "batch.num_preempted"),
     *("batch.context_tokens", "batch.context_tokens_single", "batch.context_tokens_multi"),
     *("batch.num_multi_reqs", "batch.multi_tokens", "batch.attn_pairs"),
-    *("kv.blocks_total_gpu", "kv.blocks_free_gpu", "step.ts_output_ns", "step.ts_done_ns"),
-    "kv.usage_gpu_ratio",
+    *("kv.blocks_total_gpu", "kv.blocks_free_gpu", "step.ts_output_ns", "step.ts_done_ns", "kv.usage_gpu_ratio"),
 )
 """Numbers of a summary: times, what ``batch`` returns, times again, a ratio."""
 
@@ -82,7 +81,9 @@ class Spans:
         # The instrumented fork sends the same journeys itself; twice would be two requests.
         theirs = dig(scheduler, "vllm_config.observability_config.enable_journey_tracing")
         self.journeys = None if theirs else Journeys()
-        self._summary = _Summary()
+        self._summary = Span.Event(name="step.BATCH_SUMMARY")
+        """Filled anew for each step: to make its attributes anew would take twice as long."""
+        *self._counts, self._ratio = [self._summary.attributes.add(key=key).value for key in STEP_KEYS]
         self._prefilling: dict[str, Any] = {}
         """Requests that have been scheduled and have no output token yet."""
         self._chunks = 0
@@ -112,24 +113,13 @@ class Spans:
                 multi_context += after
                 multi_pairs += tokens * (after - tokens) + tokens * (tokens + 1) // 2
         pool = self._scheduler.kv_cache_manager.block_pool
-        return (
-            *self._scheduler.get_request_counts(),
-            len(prefills),
-            len(scheduled) - len(prefills),
-            total,
-            sum(prefills),
-            total - sum(prefills),
-            len(output.finished_req_ids),
-            len(output.preempted_req_ids or ()),
-            context,
-            context - multi_context,
-            multi_context,
-            multi,
-            multi_tokens,
-            context - multi_context + multi_pairs,
-            pool.num_gpu_blocks - 1,  # the null block is never used
-            pool.get_num_free_blocks(),
-        )
+        requests = (*self._scheduler.get_request_counts(), len(prefills), len(scheduled) - len(prefills))
+        tokens = (total, sum(prefills), total - sum(prefills))
+        gone = (len(output.finished_req_ids), len(output.preempted_req_ids or ()))
+        contexts = (context, context - multi_context, multi_context)
+        of_several = (multi, multi_tokens, context - multi_context + multi_pairs)
+        blocks = (pool.num_gpu_blocks - 1, pool.get_num_free_blocks())  # the null block is never used
+        return (*requests, *tokens, *gone, *contexts, *of_several, *blocks)
 
     def row(self, step: Step) -> Step:
         """Take each step that has ended as it is: an empty one, too, says that the engine waited."""
@@ -194,25 +184,31 @@ class Spans:
         resource = request.resource_spans.add()
         _set(resource.resource, self._resource)
         steps = [item for item in items if isinstance(item, Step)]
-        told = {CORE_SCOPE: [_journey_span(*item) for item in items if not isinstance(item, Step)]}
-        if steps:
-            about: dict[str, Value] = {
-                "scheduler.span_sequence": self._chunks,
-                "scheduler.step_range_start": steps[0].number,
-                "scheduler.step_range_end": steps[-1].number,
-                **{f"plugin.{reason}": count for reason, count in sorted([*lost.items()])},
-            }
-            offset_ns = time.time_ns() - time.monotonic_ns()
-            first_ns, last_ns = offset_ns + steps[0].end_ns, offset_ns + steps[-1].end_ns
-            span = _span(f"scheduler_steps_{self._chunks}", about, first_ns, last_ns)
-            for step in steps:
-                span.events.append(self._summary.of(step, offset_ns))
-            told[STEP_SCOPE] = [span]
-        for name in (STEP_SCOPE, CORE_SCOPE):
-            if spans := told.get(name):
-                scope = resource.scope_spans.add(spans=spans)
-                scope.scope.name, scope.scope.version = name, __version__
+        journeys = [item for item in items if not isinstance(item, Step)]
+        core = [_span("llm_core", {"gen_ai.request.id": key}, map(_event, told)) for key, told in journeys]
+        spans = {STEP_SCOPE: [self._steps_span(steps, lost)] if steps else [], CORE_SCOPE: core}
+        for name in filter(spans.get, spans):
+            scope = resource.scope_spans.add(spans=spans[name])
+            scope.scope.name, scope.scope.version = name, __version__
         return request
+
+    def _steps_span(self, steps: Sequence[Step], lost: Mapping[str, int]) -> Span:
+        about: dict[str, Value] = {
+            "scheduler.span_sequence": self._chunks,
+            "scheduler.step_range_start": steps[0].number,
+            "scheduler.step_range_end": steps[-1].number,
+            **{f"plugin.{reason}": count for reason, count in sorted([*lost.items()])},
+        }
+        offset_ns = time.time_ns() - time.monotonic_ns()
+        return _span(f"scheduler_steps_{self._chunks}", about, (self._fill(step, offset_ns) for step in steps))
+
+    def _fill(self, step: Step, unix_minus_mono_ns: int) -> Span.Event:
+        """Fill the one event with a step, at the end of ``schedule()``; whoever keeps it copies it."""
+        *counts, self._ratio.double_value = step_numbers(step)
+        for value, count in zip(self._counts, counts, strict=True):
+            value.int_value = count
+        self._summary.time_unix_nano = unix_minus_mono_ns + step.end_ns
+        return self._summary
 
 
 class Journeys:
@@ -271,40 +267,20 @@ def step_numbers(step: Step) -> tuple[Any, ...]:
     return number, start_ns, end_ns, (end_ns - start_ns) // 1000, *batch, output_ns, done_ns, usage
 
 
-class _Summary:
-    """The event of a step. It is filled anew for each: to make its attributes anew would take twice as long."""
-
-    def __init__(self) -> None:
-        self._event = Span.Event(name="step.BATCH_SUMMARY")
-        *self._counts, self._ratio = [self._event.attributes.add(key=key).value for key in STEP_KEYS]
-
-    def of(self, step: Step, unix_minus_mono_ns: int) -> Span.Event:
-        """The event of this step, at the end of ``schedule()``; whoever keeps it copies it."""
-        *counts, ratio = step_numbers(step)
-        self._ratio.double_value = ratio
-        for value, count in zip(self._counts, counts, strict=True):
-            value.int_value = count
-        self._event.time_unix_nano = unix_minus_mono_ns + step.end_ns
-        return self._event
+def _event(told: Event) -> Span.Event:
+    event = Span.Event(name=told.name, time_unix_nano=told.unix_ns)
+    _set(event, told.attributes)
+    return event
 
 
-def _journey_span(request_id: str, events: Sequence[Event]) -> Span:
-    span = _span("llm_core", {"gen_ai.request.id": request_id}, events[0].unix_ns, events[-1].unix_ns)
-    for event in events:
-        _set(span.events.add(name=event.name, time_unix_nano=event.unix_ns), event.attributes)
-    return span
-
-
-def _span(name: str, attributes: Mapping[str, Value], start_unix_ns: int, end_unix_ns: int) -> Span:
-    span = Span(
-        trace_id=os.urandom(16),
-        span_id=os.urandom(8),
-        name=name,
-        kind=Span.SPAN_KIND_INTERNAL,
-        start_time_unix_nano=start_unix_ns,
-        end_time_unix_nano=end_unix_ns,
-    )
+def _span(name: str, attributes: Mapping[str, Value], events: Iterable[Span.Event]) -> Span:
+    """Make a span that lasts from its first event to its last; the events are copied."""
+    span = Span(trace_id=os.urandom(16), span_id=os.urandom(8), name=name, kind=Span.SPAN_KIND_INTERNAL)
     _set(span, attributes)
+    for event in events:
+        span.events.append(event)
+    span.start_time_unix_nano = span.events[0].time_unix_nano
+    span.end_time_unix_nano = span.events[-1].time_unix_nano
     return span
 
 

@@ -63,6 +63,12 @@ def parse(path: Path) -> ast.Module:
     return ast.parse(path.read_text())
 
 
+@cache
+def nodes(path: Path) -> tuple[ast.AST, ...]:
+    """All of a module's, at any depth."""
+    return tuple(ast.walk(parse(path)))
+
+
 def room_of(path: Path) -> tuple[str, ...]:
     return path.relative_to(ROOT).parts[:-1]
 
@@ -74,7 +80,7 @@ def is_module(parts: tuple[str, ...]) -> bool:
 def imported(path: Path) -> Iterator[tuple[str, ...]]:
     """Modules and rooms of ours that a module imports, as parts of their dotted names."""
     room = room_of(path)
-    for node in ast.walk(parse(path)):
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             yield from (tuple(alias.name.split(".")) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -135,9 +141,7 @@ def test_a_face_lists_what_it_gives_and_gives_what_it_lists(face):
 def test_a_module_says_what_it_is_and_stays_small():
     assert [named(path) for path in MODULES if not ast.get_docstring(parse(path))] == []
     assert [named(path) for path in MODULES if len(path.read_text().splitlines()) > MODULE_LINES] == []
-    functions = [
-        (named(path), node) for path in MODULES for node in ast.walk(parse(path)) if isinstance(node, FUNCTIONS)
-    ]
+    functions = [(named(path), node) for path in MODULES for node in nodes(path) if isinstance(node, FUNCTIONS)]
     lines = {f"{module}: {node.name}": node.end_lineno - node.lineno + 1 for module, node in functions}
     assert {name for name, length in lines.items() if length > FUNCTION_LINES} == set()
 

@@ -73,13 +73,6 @@ def test_the_band_is_that_of_the_ratios_and_wider_by_what_levels_will_wander(noi
     assert np.abs(found - wider).max() < 0.15 * (high - low)
 
 
-def test_histograms_merge_by_addition():
-    (_, a), (_, b) = (_covered(NOISES[noise], n=3000) for noise in ("normal", "wide"))
-    total = a.histogram + b.histogram
-    a.add(b)
-    assert np.array_equal(a.histogram, total)
-
-
 def test_the_first_bad_predictions_do_not_widen_the_band_for_long():
     rng, intervals = np.random.default_rng(7), Intervals()
     block = Design.of(portable(STEP), steps(32, 3, batch=(4, 4), prefill_share=0.0).rows)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import tracefit
-from tests.contract.test_architecture import MODULES, parse
+from tests.contract.test_architecture import MODULES, nodes, parse
 from tests.support.paths import ROOT
 
 TEMPLATES = sorted((ROOT / "exporters" / "templates").glob("*.j2"))
@@ -16,15 +16,15 @@ CALLED_BY_LIBRARIES = {"convert", "format_options", "readable", "redirect_reques
 """Methods of click, io and urllib that are overridden."""
 
 
-def defined(tree: ast.Module) -> Iterator[tuple[str, str]]:
+def defined(path: Path) -> Iterator[tuple[str, str]]:
     """Name, and how it is told: functions and classes of the module, methods of its classes."""
-    for node in ast.walk(tree):
+    for node in nodes(path):
         if isinstance(node, ast.ClassDef):
             yield node.name, node.name
             for inner in node.body:
                 if isinstance(inner, ast.FunctionDef) and not inner.name.startswith("__"):
                     yield inner.name, f"{node.name}.{inner.name}"
-    for node in tree.body:
+    for node in parse(path).body:
         if isinstance(node, ast.FunctionDef) and not is_command(node):
             yield node.name, node.name
 
@@ -35,10 +35,10 @@ def is_command(node: ast.FunctionDef) -> bool:
     return any(isinstance(each, ast.Attribute) and each.attr in {"command", "group"} for each in calls)
 
 
-def used(path: Path, tree: ast.Module) -> Iterator[str]:
+def used(path: Path) -> Iterator[str]:
     """Names that are read, imported but by a face, or stand in a text by which a library or getattr finds them."""
     is_face = path.name == "__init__.py"
-    for node in ast.walk(tree):
+    for node in nodes(path):
         if isinstance(node, ast.Name):
             yield node.id
         elif isinstance(node, ast.Attribute):
@@ -50,9 +50,8 @@ def used(path: Path, tree: ast.Module) -> Iterator[str]:
 
 
 def test_whatever_is_defined_in_the_product_is_used_by_the_product():
-    found = [(path, parse(path)) for path in MODULES]
-    names = {name for path, tree in found for name in used(path, tree)}
+    names = {name for path in MODULES for name in used(path)}
     names |= {word for path in TEMPLATES for word in re.findall(r"\w+", path.read_text())}
     names |= {*tracefit.__all__, *CALLED_BY_LIBRARIES}
-    alone = {told for _, tree in found for name, told in defined(tree) if name not in names}
+    alone = {told for path in MODULES for name, told in defined(path) if name not in names}
     assert alone == set()

@@ -37,7 +37,7 @@ def known():
 _ODD = st.sampled_from([0.0, -1.0, np.nan, np.inf, -np.inf, 1e300, 1e-300, -1e300, 1.0, 1e6])
 
 
-@settings(max_examples=40)
+@settings(max_examples=settings.default.max_examples // 2)
 @given(data=st.data())
 def test_every_row_received_has_one_outcome_and_nothing_non_finite_comes_out(known, data):
     n = data.draw(st.integers(1, 80))

@@ -67,6 +67,8 @@ def of(kind):
     return st.builds(kind, **{name: BOUND[name] if name in BOUND else of(hint) for name, hint in hints})
 
 
+FEWER = settings.default.max_examples // 2
+"""A snapshot takes long to draw."""
 BOUND = {"schema": st.just(SCHEMA)}
 BOUND["residuals"] = st.none() | st.builds(
     ResidualSnapshot,
@@ -95,7 +97,7 @@ def exportable(draw):
 LLAMA = {"num_hidden_layers": 32, "hidden_size": 4096, "num_attention_heads": 32}
 
 
-@settings(max_examples=60)
+@settings(max_examples=FEWER)
 @given(snapshots)
 def test_any_snapshot_gives_pages_that_parse_and_values_that_are_finite(snapshot):
     page = MetricsPage(CollectorRegistry(), lambda: snapshot).render().decode()
@@ -105,7 +107,7 @@ def test_any_snapshot_gives_pages_that_parse_and_values_that_are_finite(snapshot
     assert len(keys) == len(set(keys))
 
 
-@settings(max_examples=60)
+@settings(max_examples=FEWER)
 @given(snapshots)
 def test_any_snapshot_gives_a_status_page_and_documents(snapshot):
     page = StatusPage(lambda: snapshot, CollectorRegistry(), ready=lambda: (True, {}), unix_nano=lambda: 0)
@@ -120,7 +122,7 @@ def test_any_snapshot_gives_a_status_page_and_documents(snapshot):
         assert documents.answer_blis(request).status in {200, 422}
 
 
-@settings(max_examples=80)
+@settings(max_examples=FEWER)
 @given(snapshots, exportable())
 def test_any_configuration_is_exported_whole_or_refused(snapshot, odd_one):
     for config in (*snapshot.configs, odd_one):

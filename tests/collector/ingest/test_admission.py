@@ -101,16 +101,17 @@ def test_closing_tells_those_who_wait_and_lets_the_rest_be_taken():
 def test_the_large_exports_of_an_address_hold_half_of_the_capacity_its_small_ones_and_all_large_ones_three_quarters():
     queue = make_queue()
     for item, parts_of_four, peer, enters in (
-        ("large", 2, "loud", True),
-        ("large", 2, "loud", False),
+        ("large", 1.01, "loud", True),
+        ("large", 1.01, "loud", False),
         ("large", 2, "another", False),
-        ("small", 1, "loud", True),
-        ("small", 0.01, "loud", False),
+        ("small", 0.98, "loud", True),
+        ("small", 0.98, "loud", True),
+        ("small", 0.1, "loud", False),
         ("small", 1, "quiet", True),
     ):
         assert (queue.put_nowait(item, int(parts_of_four * CAPACITY / 4), peer) is None) is enters
     queue.done(queue.take(CAPACITY // 2, 0))
-    assert queue.put_nowait("large", CAPACITY // 4, "loud") is None
+    assert queue.put_nowait("large", CAPACITY // 4 + 1, "loud") is None
 
 
 def test_exports_are_taken_together_when_the_oldest_has_waited_or_there_are_many_bytes():

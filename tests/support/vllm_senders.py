@@ -50,7 +50,7 @@ def write(path: Path, exports: Iterator[bytes]) -> Path:
 
 def step_exports(engine: Engine, facts: Facts, per_export: int = 0) -> Iterator[bytes]:
     """As the producer plugin sends them: a second in an export, or so many steps."""
-    from tracefit_vllm.otlp import STEP_SCOPE, step_event
+    from tracefit_vllm.otlp import STEP_KEYS, STEP_SCOPE, step_numbers
 
     answered = [step for step in engine.steps if step.done]
     key = (lambda step: (step.number - 1) // per_export) if per_export else (lambda step: step.start // EXPORT_NS)
@@ -65,9 +65,9 @@ def step_exports(engine: Engine, facts: Facts, per_export: int = 0) -> Iterator[
             end_time_unix_nano=T0_NS + group[-1].done,
         )
         for step in group:
-            told = step_event(_told(engine, step), T0_NS)
-            event = span.events.add(name=told.name, time_unix_nano=told.unix_ns)
-            put(event, told.attributes)
+            told = _told(engine, step)
+            event = span.events.add(name="step.BATCH_SUMMARY", time_unix_nano=T0_NS + told.end_ns)
+            put(event, dict(zip(STEP_KEYS, step_numbers(told), strict=True)))
         yield export.SerializeToString()
 
 

@@ -114,14 +114,13 @@ class Contest(Stateful):
 # ------------------------------------------------------------------- bands
 
 # Chosen: on the recordings c0, c1, c3, c5, c9 and p1.
-WIDER, _MEMORY_SHARE = 1.15, 0.1
+WIDER = 1.15
 
 
 class Intervals(Stateful):
     """P10, P50 and P90 of observed / predicted, per stratum.
 
-        r = log(y / yhat)       h_s <- 2^(-n_s / t) h_s + counts of floor(8 asinh(r / 0.02))        (32, 88)
-        t = min(1000, max(64, rows / 10))            what was predicted before much was known tells little of now
+        r = log(y / yhat)       h_s <- 2^(-n_s / 1000) h_s + counts of floor(8 asinh(r / 0.02))     (32, 88)
         q_s = quantiles of h_s, 1.15 times as far from the middle
 
     A band is read for minutes to come, in which levels wander and to which beta and F have not been fitted: hence the
@@ -144,8 +143,7 @@ class Intervals(Stateful):
 
     def decay(self, rows: Floats | Ints) -> None:
         """Forget as if so many rows of each stratum, (32,), had been learned."""
-        half_life_rows = min(ERROR_ROWS, max(2.0 * NOISE_ROWS, _MEMORY_SHARE * float(self.rows.sum())))
-        self.histogram *= np.exp2(-rows / half_life_rows)[:, None]
+        self.histogram *= np.exp2(-rows / ERROR_ROWS)[:, None]
 
     def snapshot(self, *, by_stratum: bool = True) -> IntervalSnapshot | None:
         """Pooled ratios, and those of every stratum with 32 rows or more; None before the first row."""
@@ -161,9 +159,8 @@ class Intervals(Stateful):
         return IntervalSnapshot(p10=p10, p50=p50, p90=p90, strata=strata)
 
     def forget(self, keep: float) -> None:
-        """Keep this share of what was seen, and learn as fast as after so few rows."""
+        """Keep this share of what was seen."""
         self.histogram *= keep
-        self.rows *= keep
 
     def add(self, other: Intervals) -> None:
         """Rows of both."""

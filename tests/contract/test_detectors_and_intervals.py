@@ -76,7 +76,7 @@ def test_the_band_is_that_of_the_ratios_and_wider_by_what_levels_will_wander(noi
 def test_the_first_bad_predictions_do_not_widen_the_band_for_long():
     rng, intervals = np.random.default_rng(7), Intervals()
     block = Design.of(portable(STEP), steps(32, 3, batch=(4, 4), prefill_share=0.0).rows)
-    for number in range(40):
+    for number in range(104):  # three half-lives after them
         intervals.learn(block, (0.5 if number < 8 else 0.05) * rng.standard_normal(32))
     snapshot = intervals.snapshot()
     assert np.log(snapshot.p90 / snapshot.p10) < 0.16

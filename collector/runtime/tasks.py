@@ -71,45 +71,43 @@ class Health:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._lock = threading.Lock()
-        """Guards everything below."""
-        self._timeout_ns: dict[str, int] = {}
-        self._due_ns: dict[str, int] = {}
+        """Guards the parts."""
+        self._parts: dict[str, tuple[int, int]] = {}
+        """Nanoseconds within which each has to check in, and when the next time is due."""
         self._serving = False
 
     def register(self, name: str, timeout_s: float) -> None:
         """From now on ``name`` has to check in at least every ``timeout_s``."""
+        timeout_ns = int(timeout_s * 1e9)
         with self._lock:
-            self._timeout_ns[name] = int(timeout_s * 1e9)
-            self._due_ns[name] = self._clock.monotonic_ns() + self._timeout_ns[name]
+            self._parts[name] = timeout_ns, self._clock.monotonic_ns() + timeout_ns
 
     def check_in(self, name: str, pause_s: float = 0.0) -> None:
         """The subsystem is at work, and will be again after a pause; of no effect once it is unregistered."""
         with self._lock:
-            timeout_ns = self._timeout_ns.get(name)
-            if timeout_ns is not None:
-                self._due_ns[name] = self._clock.monotonic_ns() + timeout_ns + int(pause_s * 1e9)
+            if name in self._parts:
+                timeout_ns, _ = self._parts[name]
+                self._parts[name] = timeout_ns, self._clock.monotonic_ns() + timeout_ns + int(pause_s * 1e9)
 
     def unregister(self, name: str) -> None:
         """The subsystem ended as it should."""
         with self._lock:
-            self._timeout_ns.pop(name, None)
-            self._due_ns.pop(name, None)
+            self._parts.pop(name, None)
 
     def fail(self, name: str) -> None:
         """The subsystem has died and does not come back: it is late from now on."""
         with self._lock:
-            self._due_ns[name] = -1
+            self._parts[name] = 0, -1
 
     def set_serving(self, serving: bool) -> None:
         """The receivers are open (or not any more)."""
-        with self._lock:
-            self._serving = serving
+        self._serving = serving
 
     def late(self) -> tuple[str, ...]:
         """Subsystems that missed their deadline."""
         now_ns = self._clock.monotonic_ns()
         with self._lock:
-            return tuple(name for name, due_ns in self._due_ns.items() if now_ns > due_ns)
+            return tuple(name for name, (_, due_ns) in self._parts.items() if now_ns > due_ns)
 
     def alive(self) -> bool:
         """Whether every part has checked in in time."""
@@ -117,9 +115,7 @@ class Health:
 
     def ready(self) -> bool:
         """Alive, and the receivers are open."""
-        with self._lock:
-            serving = self._serving
-        return serving and self.alive()
+        return self._serving and self.alive()
 
 
 STOP_TIMEOUT_S = 5.0

@@ -9,7 +9,6 @@ With ``durability: log`` a start reads again what was not learned, and rows befo
 
 from __future__ import annotations
 
-import itertools
 import logging
 from collections import deque
 from collections.abc import Iterator
@@ -216,13 +215,10 @@ class Durability:
     # --- the worker's -----------------------------------------------------------------------------------------------
 
     def read_unlearned(self, bytes_max: int) -> list[Export]:
-        """The next entries of an earlier process; none when all were taken."""
+        """The next entries of an earlier process, until there are so many bytes; none when all were taken."""
         taken: list[Export] = []
         size_bytes = 0
-        for export in self._backlog:
-            if taken and size_bytes + len(export.payload) > bytes_max:
-                self._backlog = itertools.chain([export], self._backlog)
-                break
+        while size_bytes < bytes_max and (export := next(self._backlog, None)) is not None:
             taken.append(export)
             size_bytes += len(export.payload)
         self._metrics.add(table.LOG_REPLAYED, sum(export.spans for export in taken))
@@ -242,10 +238,8 @@ class Durability:
             if self._refusing == _FULL:
                 self._pipeline.flush_for_log()  # nothing comes that could complete what waits
             tree, position = self._pipeline.to_checkpoint(has_log=self.has_log)
-        except Exception:  # noqa: BLE001 -- a fault of ours must not end the receiving
-            self._metrics.add(table.WRITES, 1, "checkpoint", "failed")
-            self._unsaved = "state could not be taken"
-            _log.exception(self._unsaved)
+        except Exception as error:  # noqa: BLE001 -- a fault of ours must not end the receiving
+            self._report_failure("state could not be taken", error)
             return False
         self._dirty = False
         waiting = sum(one.steps + one.requests + one.rows for one in self._pipeline.pending())
@@ -279,39 +273,37 @@ class Durability:
         if self._pending:
             tree, position, counted = self._pending[0]
             try:
-                self._unsaved = self._write(tree, position)
-                if self._unsaved:
-                    self._dirty = True  # a race with the worker asks for one more checkpoint at worst
-                else:
-                    self._saved = counted
-                self._fit_log()
+                self._write(tree, position)
+                self._saved = counted
+            except OSError as error:
+                self._report_failure(f"state not written: {error.strerror}")
+                if error.errno in NO_ROOM:
+                    self._make_room()
+            except Exception as error:  # noqa: BLE001 -- a fault of ours must not end the receiving
+                self._report_failure("state could not be encoded", error)
             finally:
                 self._pending.popleft()
+            self._fit_log()
         return PAUSE_S
 
-    def _write(self, tree: Tree, position: Position) -> str:
-        """Write a checkpoint; why not, if that failed."""
-        try:
-            self._checkpoints.write(encode(tree), position)
-        except OSError as error:
-            self._metrics.add(table.WRITES, 1, "checkpoint", "failed")
-            problem = f"state not written: {error.strerror}"
-            if problem != self._unsaved:  # one line per change
-                _log.warning("%s", problem)
-            if error.errno in NO_ROOM:
-                self._make_room()
-            return problem
-        except Exception:  # noqa: BLE001 -- a fault of ours must not end the receiving
-            self._metrics.add(table.WRITES, 1, "checkpoint", "failed")
-            _log.exception("state could not be encoded")
-            return "state could not be encoded"
+    def _write(self, tree: Tree, position: Position) -> None:
+        """Write a checkpoint, and free what of the log both files have learned."""
+        self._checkpoints.write(encode(tree), position)
+        self._unsaved = ""
         self._metrics.add(table.WRITES, 1, "checkpoint", "done")
         self._metrics.set(table.STATE_WRITTEN, self._clock.unix_nano() / 1e9)
         covered = self._checkpoints.covered()
         if covered is not None:
             waits = self._config.forward and not self._log_is_full()  # for the backend, as long as there is room
             self.log.free(min(covered.read_from, self.log.passed_on + 1) if waits else covered.read_from)
-        return ""
+
+    def _report_failure(self, problem: str, fault: Exception | None = None) -> None:
+        """Say once why the last checkpoint is in no file, with the traceback of our own fault, and ask for another."""
+        self._metrics.add(table.WRITES, 1, "checkpoint", "failed")
+        if problem != self._unsaved:
+            _log.log(logging.WARNING if fault is None else logging.ERROR, "%s", problem, exc_info=fault)
+        self._unsaved = problem
+        self._dirty = True  # a race with the worker asks for one more checkpoint at worst
 
     def _make_room(self) -> None:
         """Remove the older checkpoint; the log has no more than the newest one needs."""

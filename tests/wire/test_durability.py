@@ -16,7 +16,7 @@ import pytest
 from collector.runtime.filesystem import StartError, SystemFiles
 from collector.service.checkpoint import LOCK_NAME
 from collector.service.checkpoint import NAME as STATE
-from collector.service.durability import CHECK_IN_TIMEOUT_S, PAUSE_S, WRITER
+from collector.service.durability import WRITER
 from collector.telemetry.reasons import Outcome
 from exporters.snapshot_file import SNAPSHOT_NAME
 from online.state import LEARNERS, encode
@@ -265,11 +265,13 @@ def test_a_restart_after_a_kill_without_a_log_says_how_much_is_lost_and_how_old_
 
 
 def test_a_writer_that_hangs_makes_the_process_not_alive(tmp_path, monkeypatch):
-    with running_sidecar(tmp_path) as sidecar:
-        assert sidecar.health.alive()
-        monkeypatch.setattr(sidecar.health, "check_in", lambda *_: None)
-        sidecar.health._due_ns[WRITER] -= int((CHECK_IN_TIMEOUT_S + PAUSE_S + 1) * 1e9)
-        assert sidecar.health.late() == (WRITER,)
+    monkeypatch.setattr("collector.service.durability.CHECK_IN_TIMEOUT_S", 1.0)
+    monkeypatch.setattr("collector.service.durability.PAUSE_S", 0.1)
+    with running_sidecar(tmp_path, files := BadDisk("replace"), CHECKPOINT_INTERVAL_S="0.1") as sidecar:
+        send(sidecar, 1)
+        eventually(lambda: sidecar.health.late() == (WRITER,))
+        files.is_well.set()
+        eventually(sidecar.health.alive)
 
 
 def test_readiness_names_the_snapshot_file_that_cannot_be_written_as_long_as_it_cannot(tmp_path):

@@ -23,16 +23,16 @@ request meets (arrival theorem):
 Where all prompts fit, this is the binomial of n - 1 and q / (q + O - 1); where they do not, prefills pile up until as
 many requests are left to decode as the tokens can feed. Steps stand for time.
 
-**Who is in the batch.** A request takes part in L = K + O - 1 steps, and lets w pass before: of N that do so,
+**Who is in the batch.** A request takes part in L = k + O - 1 steps, and lets w pass before: of N that do so,
 
     n = min(S', N L / (L + w))                 at least 1; w = max(1, t / M + 1/2) + ahead, by Little's law
 
-K, below, grows with n, so the n is taken that is its own answer. A client that has its answer sends again at once: t
+k, below, grows with n, so the n is taken that is its own answer. A client that has its answer sends again at once: t
 later, the time that passes before a request is queued, at least TURNAROUND_US. So it meets the beginning of the next
 step, whose end it waits for, or any moment of one, where t is longer than a step. ahead is the share 1 - L^-n of steps
 after which somebody goes on, where the engine schedules one ahead, else 0. Of one token each, half of all are in a
 step, and the others in the next. Who waits so is in no queue for tokens: where prefills fill the steps, that queue is
-the shorter for it. Who decodes meets n / N of each of the others (arrival theorem): its ITL is that of n + 1 - n / N.
+the shorter for it.
 
 **Mean steps.** step() is the monotone surface of shapes.py, times ``mean_factor`` (mean ÷ robust fit) unless rows cover
 many steps each, whose stalls are in them:
@@ -42,20 +42,14 @@ many steps each, whose stalls are in them:
     k    = sum pi_i k_(i+1),  k_j = j / mu_j   steps of a prefill: its chunks, and more where prefills fill every step
     k V  = sum pi_i k_(i+1) s_(i+1)
     M    = (k V + (O - 1) ITL) / (k + O - 1)   any step of a request
-    any  = mean of squares of these / 2 M      what is left of one at any moment of it
-    rest = u² any + (1 - u²) (M - t)           what is left of the step that an arrival meets; u = t / M < 1; N > 1
+    rest = u² M / 2 + (1 - u²) (M - t)         what is left of the step that an arrival meets; u = t / M < 1; N > 1
 
-k counts prompts and answers of random size. Of equal ones each waits for the chunks of the others no longer than the
-flows ask, e = max(q, n p / (T - n) - (O - 1)) <= k. Sizes of requests spread less than random ones do, and queues are
-half as long where services do not vary (Pollaczek and Khinchine): a prefill takes K = k - (k - e) / 3 steps. Its band
-goes from e to k, which holds both.
-
-**The first token** comes after K V + the longer of
+**The first token** comes after k V + the longer of
 
     (N - n) R / n - t                          n = S': the wait for a slot, each of which is free every R
     rest + ahead M                             the end of the running step, which nobody interrupts, and of the one
                                                handed over before
-    R = K V + (O - 1) ITL                      time in the batch
+    R = k V + (O - 1) ITL                      time in the batch
 
 Where shapes say no more than the coefficients do, it never comes earlier with a longer prompt, nor does ITL fall with
 N. ITL falls where a batch was measured to be faster than smaller ones.
@@ -76,6 +70,7 @@ finite-source queue with state-dependent service (Kleinrock, Queueing Systems I,
 from __future__ import annotations
 
 import math
+import operator
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
@@ -88,8 +83,6 @@ from .step_model import Band, StepModel
 
 _TAIL = 1e-6
 _DECODES_MIN = 1e-9
-_EVEN = 1.0 / 3.0
-"""How far from queues of random prompts to those of equal ones the middle lies."""
 
 
 class Workload(NamedTuple):
@@ -137,10 +130,6 @@ class Prefills:
         """See the class."""
         return self.requests * self.tokens > self._left * (self.chunks + self._decodes)
 
-    def even(self, k: float) -> float:
-        """K where one prompt comes after the other."""
-        return min(max(self.chunks, self.requests * self.tokens / self._left - self._decodes), k)
-
     def ended(self, j: float) -> float:
         """mu_j."""
         return min(j / self.chunks, (self._left + j) / self.tokens)
@@ -173,13 +162,12 @@ class Prefills:
 
 
 class Met(NamedTuple):
-    """Of one batch: ITL, K V, rest + ahead M, k, L, w, and whether prefills fill every step."""
+    """Of one batch: ITL, k V, rest + ahead M, k, w, and whether prefills fill every step."""
 
     itl: Band
     own: Band
     rest: Band
     k: float
-    life: float
     away: float
     prefill_bound: bool
 
@@ -190,8 +178,8 @@ class Met(NamedTuple):
             return here + part * (there - here)
 
         itl, own, rest = (ends(between, *pair) for pair in zip(self[:3], other[:3], strict=True))
-        k, life, away = map(between, self[3:6], other[3:6])
-        return Met(itl, own, rest, k, life, away, self.prefill_bound or other.prefill_bound)
+        k, away = map(between, self[3:5], other[3:5])
+        return Met(itl, own, rest, k, away, self.prefill_bound or other.prefill_bound)
 
 
 def ends(of: Callable[..., float], *bands: Band) -> Band:
@@ -212,14 +200,9 @@ def unsure(band: Band, us: float) -> Band:
     return middle, max(middle - math.hypot(middle - low, us), 0.0), middle + math.hypot(high - middle, us)
 
 
-def _square(weights: Sequence[float], bands: Sequence[Band]) -> float:
-    """The sum of the squares of the middles of as many as there are weights."""
-    return sum([weight * us * us for weight, (us, *_) in zip(weights, bands, strict=False)])
-
-
-def _rest(square_us2: float, mean_us: float, turnaround_us: float) -> Band:
-    """What is left of a step for an arrival that follows the end of one by so much; from the mean of its square."""
-    any_us = square_us2 / (2.0 * mean_us or 1.0)
+def _rest(mean_us: float, turnaround_us: float) -> Band:
+    """What is left of a step for an arrival that follows the end of one by so much."""
+    any_us = mean_us / 2.0
     late = min(turnaround_us / (mean_us or turnaround_us), 1.0) ** 2
     rest_us = late * any_us + (1.0 - late) * max(mean_us - turnaround_us, 0.0)
     return rest_us, min(any_us, rest_us), max(mean_us, rest_us)
@@ -257,25 +240,22 @@ class ClosedLoop:
         tokens = work.output - 1.0
         whole = cache(lambda size: self._times(work, size, turnaround_us))
 
-        def of(size: float) -> Met:
-            below = int(size)
-            return whole(below).towards(whole(below + 1), size - below) if size > below else whole(below)
-
         def more(size: int) -> float:
             """So many more take part in a step, where so many do."""
             at = whole(size)
-            return in_flight * at.life / (at.life + at.away) - size
+            life = at.k + tokens
+            return in_flight * life / (life + at.away) - size
 
         n, first = most, bisect_left(range(int(most) + 1), True, 1, key=lambda size: more(size) <= 0.0)
         if first <= most:
             n = 1.0 if first == 1 else first - more(first) / (more(first) - more(first - 1))
-        at, queued = of(n), (in_flight - n) / n if n == most else 0.0
+        below, queued = int(n), (in_flight - n) / n if n == most else 0.0
+        at = whole(below).towards(whole(below + 1), n - below) if n > below else whole(below)
 
         def first_token(own: float, step: float, rest_us: float) -> float:
             return own + max(queued * (own + tokens * step) - turnaround_us, rest_us if in_flight > 1 else 0.0)
 
-        ttft = ends(first_token, at.own, at.itl, at.rest)
-        return at._replace(itl=of(min(n + 1.0 - n / in_flight, most)).itl), ttft
+        return at, ends(first_token, at.own, at.itl, at.rest)
 
     def _times(self, work: Workload, n: int, turnaround_us: float) -> Met:
         """Of n requests in the batch."""
@@ -292,15 +272,12 @@ class ClosedLoop:
         bands = list(map(step, some))
         turns = [share * j / prefills.ended(j) for share, j in zip(shares, some[1:], strict=True)]
         itl, prefill, k = weighted(shares, bands[:-1]), weighted(turns, bands[1:]), sum(turns)
-        even = prefills.even(k) / k
-        shorter = 1.0 - _EVEN + _EVEN * even
-        own = prefill[0] * shorter, prefill[1] * even, prefill[2]
-        square = _square(shares, bands)
-        mean_us = (prefill[0] + tokens * itl[0]) / (k + tokens)
-        life = k * shorter + tokens
+        life = k + tokens
+        mean_us = (prefill[0] + tokens * itl[0]) / life
         ahead = 1.0 - life**-n if self._ahead else 0.0
-        rest = _rest((_square(turns, bands[1:]) + tokens * square) / (k + tokens), mean_us, turnaround_us)
-        rest = ends(lambda us, next_us: us + next_us, rest, (mean_us * ahead, mean_us * ahead, mean_us * self._ahead))
+        next_us = mean_us * ahead, mean_us * ahead, mean_us * self._ahead
+        rest = ends(operator.add, _rest(mean_us, turnaround_us), next_us)
         wait = max(turnaround_us / mean_us + 0.5, 1.0) if mean_us > 0.0 else 0.5
+        square = sum([share * us * us for share, (us, *_) in zip(shares, bands, strict=False)])
         same_us = NORMAL_P90 * math.sqrt(max(square - itl[0] ** 2, 0.0)) / max(tokens, 1.0)
-        return Met(unsure(itl, same_us), own, rest, k, life, wait + ahead, prefills.bound)
+        return Met(unsure(itl, same_us), prefill, rest, k, wait + ahead, prefills.bound)

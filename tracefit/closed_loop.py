@@ -59,7 +59,8 @@ included; under random arrivals that is one more than the mean number in flight.
 
 Ends of bands are the same sums over the lower and the upper ends of steps: of one in ten below and above. The rest lies
 between that of any moment and a whole step, and what is ahead is no more than one. ITL is off by 1.28 standard
-deviations of s_i / (O - 1) as well, for requests keep their places among others.
+deviations of s_i / (O - 1) as well, for requests keep their places among others. These reasons do not depend on each
+other, so that their squares are added.
 
 Guards: O - 1 >= 1e-9; weights are relative to where the flows balance, which is the peak, and end at 1e-6 of it.
 
@@ -78,8 +79,8 @@ from operator import mul
 from typing import NamedTuple
 
 from .exceptions import TOKENS_MAX, checked
-from .shapes import NORMAL_P90
-from .step_model import Band, StepModel
+from .shapes import NORMAL_P90, Band, together, unsure
+from .step_model import StepModel
 
 _TAIL = 1e-6
 _DECODES_MIN = 1e-9
@@ -194,12 +195,6 @@ def weighted(weights: Sequence[float], bands: Sequence[Band]) -> Band:
     return us, low, high
 
 
-def unsure(band: Band, us: float) -> Band:
-    """With another reason, independent of the others, to be off by so much."""
-    middle, low, high = band
-    return middle, max(middle - math.hypot(middle - low, us), 0.0), middle + math.hypot(high - middle, us)
-
-
 def _rest(mean_us: float, turnaround_us: float) -> Band:
     """What is left of a step for an arrival that follows the end of one by so much."""
     any_us = mean_us / 2.0
@@ -255,7 +250,9 @@ class ClosedLoop:
         def first_token(own: float, step: float, rest_us: float) -> float:
             return own + max(queued * (own + tokens * step) - turnaround_us, rest_us if in_flight > 1 else 0.0)
 
-        return at, ends(first_token, at.own, at.itl, at.rest)
+        by_steps = ends(first_token, at.own, at.itl, (at.rest[0],) * 3)
+        by_rest = ends(first_token, (at.own[0],) * 3, (at.itl[0],) * 3, at.rest)
+        return at, together(by_steps, by_rest)
 
     def _times(self, work: Workload, n: int, turnaround_us: float) -> Met:
         """Of n requests in the batch."""

@@ -8,7 +8,8 @@ prompt tokens, of which p are computed, and O output tokens; a step has T tokens
     rate = N / (E2E + t')                      requests per second (Little's law); t' is t without what E2E has of it
 
 **Bands.** Reasons to be off that do not depend on each other are added as squares. Rows that are means hardly tell
-steps with one prompt: TTFT is off by ONE_STEP, and ITL by as much of it as steps have a prompt. Outside of what was
+steps with one prompt: those of the own prompt are off by ONE_STEP, and all others, in TTFT and in ITL, by as much of it
+as steps have a prompt. Outside of what was
 seen, and where rows were means, so that the answer rests on the coefficients, so are their errors (step_model.py): of a
 step of the prompt for TTFT, of a mean step for ITL; those of the form only where rows were means.
 
@@ -54,10 +55,11 @@ import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from .closed_loop import ClosedLoop, Met, Prefills, Workload, ends, unsure, weighted
+from .closed_loop import ClosedLoop, Met, Prefills, Workload, ends, weighted
 from .document import Target
 from .exceptions import REQUESTS_MAX, BadInputError, checked
-from .step_model import Band, Limits, StepModel
+from .shapes import Band, unsure
+from .step_model import Limits, StepModel
 
 _OUTLIER = 2.0
 ONE_STEP, _ONE_STEP_TOKENS = 0.15, 512.0
@@ -166,8 +168,13 @@ class RequestTimes:
         if min(in_flight, self._steps.requests_max) > fit and not at.prefill_bound:
             last_us = at.own[0] + (in_flight / fit - 1.0) * (at.own[0] + tokens * at.itl[0])
             (refused if limit == "kv_capacity" and in_flight > slots else waits).append("kv_tokens")
-        outside, usable, first_part, itl_part = self._doubts(work, running, at.k, refused)
-        first_us, between_us = first_part * ttft[0], itl_part * at.itl[0]
+        outside, usable = self._outside(work, running, at.k, refused)
+        of_first, of_itl = self._spreads(work, running, at.k) if outside or self._steps.of_means else (0.0, 0.0)
+        one_step, with_prompt = self._one_step(work), min(running * at.k / (at.k + tokens), 1.0)
+        of_prompts_us = one_step * (at.own[0] + with_prompt * (ttft[0] - at.own[0]))
+        first_us = math.hypot(of_first * ttft[0], of_prompts_us)
+        between_us = math.hypot(of_itl, one_step * with_prompt) * at.itl[0]
+        of_prompt = math.hypot(of_first, one_step)
         first, between = Estimate(*unsure(ttft, first_us)), Estimate(*unsure(at.itl, between_us))
         waves = in_flight / running
         before = math.floor(waves) * (waves - 0.5 * (math.floor(waves) + 1)) / waves**2
@@ -175,7 +182,7 @@ class RequestTimes:
         return RequestEstimate(
             in_flight,
             running,
-            first._replace(high=max(first.high, api[0] + (1.0 + first_part) * last_us)),
+            first._replace(high=max(first.high, api[0] + (1.0 + of_prompt) * last_us)),
             between._replace(low=min(between.low, least_us)) if tokens else Estimate(0.0, 0.0, 0.0),
             Estimate(*unsure(e2e, first_us + tokens * between_us)),
             per_s,
@@ -183,7 +190,7 @@ class RequestTimes:
             at.prefill_bound,
             (*outside, *waits),
             usable,
-            Estimate(*unsure(burst, first_part * burst[0])),
+            Estimate(*unsure(burst, of_prompt * burst[0])),
         )
 
     def _refused(self, work: Workload, running: float, at: Met, least_us: float) -> list[str]:
@@ -195,28 +202,41 @@ class RequestTimes:
         }
         return [name for name, is_so in doubts.items() if is_so]
 
-    def _doubts(
+    def _outside(
         self, work: Workload, running: float, k: float, refused: Sequence[str]
-    ) -> tuple[tuple[str, ...], bool, float, float]:
-        """What an answer lies outside of, whether one may rely on it, and by which parts TTFT and ITL may be off."""
-        steps, tokens = self._steps, work.output - 1.0
-        held, own, others = running * work.context * tokens / (k + tokens), work.uncached / k, 0.0
-        pieces = (own, others) if tokens else (own,)
-        if steps.of_means:
-            prefills = Prefills(running, work.output, work.uncached, steps.budget_of(running))
-            others = work.uncached * prefills.ended(prefills.mean())
-            pieces, refused = (others,), [*steps.unknown_columns(own, running, held), *refused]
-        seen = [name for piece in pieces for name in steps.outside(piece, running, held)]
-        outside = tuple(dict.fromkeys((*refused, *seen)))
-        usable = steps.usable(outside, pieces[0], running, held) and not refused
-        if not (outside or steps.of_means):
-            return outside, usable, 0.0, 0.0
-        first, between = (steps.spread(piece, running, held, form=steps.of_means) for piece in (own, others))
-        if steps.of_means:
-            one_step = ONE_STEP * min(max(_ONE_STEP_TOKENS / work.uncached, 0.5), 2.0)
-            with_prompt = min(running * k / (k + tokens), 1.0)
-            first, between = math.hypot(first, one_step), math.hypot(between, one_step * with_prompt)
-        return outside, usable, first, between
+    ) -> tuple[tuple[str, ...], bool]:
+        """What an answer lies outside of, and whether one may rely on it."""
+        steps, held = self._steps, self._held(work, running, k)
+        own, others = self._pieces(work, running, k)
+        pieces = [others] if steps.of_means else [own, 0.0] if work.output > 1.0 else [own]
+        unknown = steps.unknown_columns(own, running, held) if steps.of_means else ()
+        seen = (name for piece in pieces for name in steps.outside(piece, running, held))
+        outside = tuple(dict.fromkeys((*unknown, *refused, *seen)))
+        return outside, steps.usable(outside, pieces[0], running, held) and not (unknown or refused)
+
+    def _spreads(self, work: Workload, running: float, k: float) -> tuple[float, float]:
+        """By which parts TTFT and ITL are off for their coefficients."""
+        steps, held = self._steps, self._held(work, running, k)
+        own, others = (
+            steps.spread(each, running, held, form=steps.of_means) for each in self._pieces(work, running, k)
+        )
+        return own, others
+
+    def _pieces(self, work: Workload, running: float, k: float) -> tuple[float, float]:
+        """Prefill tokens of a step of the prompt, and of one that others wait for: of a mean step, where rows are."""
+        if not self._steps.of_means:
+            return work.uncached / k, 0.0
+        prefills = Prefills(running, work.output, work.uncached, self._steps.budget_of(running))
+        return work.uncached / k, work.uncached * prefills.ended(prefills.mean())
+
+    @staticmethod
+    def _held(work: Workload, running: float, k: float) -> float:
+        """Tokens of decode context in a mean step."""
+        return running * work.context * (work.output - 1.0) / (k + work.output - 1.0)
+
+    def _one_step(self, work: Workload) -> float:
+        """By which part steps of such a prompt are off."""
+        return ONE_STEP * min(max(_ONE_STEP_TOKENS / work.uncached, 0.5), 2.0) if self._steps.of_means else 0.0
 
     def _step(self, work: Workload, tokens: float, decodes: float) -> Band:
         """Of so many tokens of prompts, and of requests whose answers begin."""

@@ -46,7 +46,7 @@ are the spread of its stratum over sqrt r_c). A band holds what was measured of 
 **Unsure.** A row of a cell is off by its noise, whose variance is that of the pooled interval, and a cell from what the
 others beside say by misfit, of which the noise of its rows is no part. r = noise² / misfit² rows (0.5 to 64; 8 while
 misfit is looked for) weigh as much as those others. At the middle of a cell T is off by misfit sqrt(1 - w_c), which
-bands of steps hold beside the spread of their stratum.
+bands of steps hold beside the spread of their stratum, as squares: no reason to be off depends on another.
 
 be is of a mixture of E experts, k of which each token goes through; 0 where nobody said.
 
@@ -73,6 +73,8 @@ from .document import Interval, Ratios, Shape, Target
 STRIDE = 64
 """More than there are pieces of prefill tokens."""
 Piece = tuple[float, float, float, float, float]
+Band = tuple[float, float, float]
+"""Microseconds in the middle, below and above."""
 
 _STRATUM_OCTAVE_MAX = 15
 _HALF_ROWS, _HALF_MIN, _HALF_MAX = 8.0, 0.5, 64.0
@@ -207,8 +209,8 @@ class StepTable(dict[int, Piece]):
         if len(self) >= _ENTRIES_MAX:
             self.clear()
         p10, p90 = self._strata.get(stratum_name(piece, requests), self._pooled)
-        wider = self._wider + sum(self._unsure.ends(requests, piece)) / 2.0
-        low, high = max(min(p10, 1.0) - wider, 0.0), max(p90, 1.0) + wider
+        off = self._wider + sum(self._unsure.ends(requests, piece)) / 2.0
+        _, low, high = unsure((1.0, min(p10, 1.0), max(p90, 1.0)), off)
         line = self._line(requests, piece)
         if self._measured is not self._nodes:
             off = _decode(self._measured.decodes, requests) / line[0] if line[0] > 0.0 else 1.0
@@ -221,6 +223,18 @@ class StepTable(dict[int, Piece]):
         least, (low, high) = _decode(self._nodes.decodes, requests), self._nodes.ends(requests, piece)
         per_token = (high - low) / (_TOKENS[piece] - _TOKENS[piece - 1]) if piece else 0.0
         return least, low - per_token * _TOKENS[piece - 1], per_token
+
+
+def together(one: Band, other: Band) -> Band:
+    """One middle with two reasons to be off that do not depend on each other: their squares are added."""
+    us, low, high = one
+    _, also_low, also_high = other
+    return us, max(us - math.hypot(us - low, us - also_low), 0.0), us + math.hypot(high - us, also_high - us)
+
+
+def unsure(band: Band, us: float) -> Band:
+    """The same with another reason to be off by so much, each way."""
+    return together(band, (band[0], band[0] - us, band[0] + us))
 
 
 def _decode(decodes: Sequence[float], requests: float) -> float:
@@ -340,7 +354,7 @@ class StepSurface:
     @cached_property
     def _unsure(self) -> Nodes:
         """By how much the ends of bands are further out at the middle of each cell, in parts of T."""
-        most = 0.0 if self._of_means else NORMAL_P90 * self.misfit
+        most = NORMAL_P90 * self.misfit
 
         def at(cell: _Cell, kind: Mapping[str, _Seen]) -> float:
             return most * math.sqrt(1.0 - kind[cell.name].share) if cell.name in kind else most

@@ -1,18 +1,17 @@
 """What a step costs, with a band, and whether one may rely on it.
 
     us   = (T(P, n) + s C) · level                     shapes.py: what steps of such a shape took, or the coefficients
-    low  = us · (p10(stratum) - unsure - 1.28 w)       high = us · (p90(stratum) + unsure + 1.28 w)
+    low  = us · (1 - sqrt((1 - p10(stratum))^2 + unsure^2 + (1.28 w)^2))     high the same of p90(stratum) - 1
     w    = sqrt((x' C x + sum_j (x_j form_j)^2) / (x beta)^2)                 outside of what was seen, 0 inside
 
 Microseconds; P prefill tokens, C tokens of decode context, n requests. p10 and p90 are measured: eighty per cent of the
 steps of that stratum fell between them. To them comes how unsure the surface is of the shape (shapes.py), which is next
 to nothing where the shape was often seen. Outside of what was seen the errors of the coefficients count as well: those
 of sampling by their covariance C (independent where a file has none), and how far the form of the line lets each of
-them move under another load.
+them move under another load. None of these depends on another, so that their squares are added.
 
 Rows that are means of a whole request are of hundreds of steps of all kinds, which scatter less than a step of one kind
-is off: p10 and p90 are moved apart by the mean error of the rows' predictions, each way; w holds the misfit of the
-surface, which is not in "unsure" there.
+is off: there the mean error of the rows' predictions is a part of "unsure".
 
 ``level`` is 1, or for a step of now what the last steps of its phase took beside the rest. ``portable`` is used, the
 set that every consumer can compute. A stratum without an interval has the pooled one. Guards: ``low <= us <= high``,
@@ -29,7 +28,18 @@ from typing import NamedTuple
 
 from .document import ACTIVE_EXPERTS, STEP_TIME, ConfigDocument, Model, Target
 from .exceptions import REQUESTS_MAX, TOKENS_MAX, NoCoefficientsError, checked
-from .shapes import NORMAL_P90, STRIDE, Coefficients, StepSurface, StepTable, piece_of, stratum_name, stratum_of_cell
+from .shapes import (
+    NORMAL_P90,
+    STRIDE,
+    Band,
+    Coefficients,
+    StepSurface,
+    StepTable,
+    piece_of,
+    stratum_name,
+    stratum_of_cell,
+    unsure,
+)
 
 FEATURES = ("intercept", "prefill_tokens", "decode_context_tokens", "requests")
 _COLUMNS = (*FEATURES, ACTIVE_EXPERTS)
@@ -48,8 +58,6 @@ _UNTOLD_MAX = 2.0
 """So much of its usual work may a step have of a coefficient that another one stands in for."""
 _ASKED = (*FEATURES[1:], "shape", "max_num_seqs", "max_num_batched_tokens")
 """What an answer may lie outside of, in the order of ``StepModel.outside``."""
-Band = tuple[float, float, float]
-"""Microseconds in the middle, below and above."""
 
 
 class Prediction(NamedTuple):
@@ -150,8 +158,7 @@ class StepModel:
         us, low, high = self.band(self.surface.steps, prefill, batch, context)
         outside = self.outside(prefill, batch, context)
         if outside:
-            spread_us = us * self.spread(prefill, batch, context, form=True)
-            low, high = max(0.0, low - spread_us), high + spread_us
+            us, low, high = unsure((us, low, high), us * self.spread(prefill, batch, context, form=True))
         return Prediction(us, low, high, outside, self.usable(outside, prefill, batch, context))
 
     def band(self, table: StepTable, prefill_tokens: float, requests: float, decode_context_tokens: float) -> Band:
@@ -201,7 +208,7 @@ class StepModel:
             variance += sum([(a * error) ** 2 for a, error in zip(x, self._form_errors, strict=True)])
         by_coefficients_us: float = sum(map(mul, self.coefficients, work))
         share = math.sqrt(max(variance, 0.0)) / max(by_coefficients_us, 1e-9)
-        return NORMAL_P90 * (math.hypot(share, self.surface.misfit) if self.of_means else share)
+        return NORMAL_P90 * share
 
     def usable(self, outside: Collection[str], prefill: float, requests: float, context: float) -> bool:
         """Inside of what was seen the sum carries; outside every term that makes up a tenth must be identified.

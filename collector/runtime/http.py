@@ -303,7 +303,7 @@ _PLAIN = "identity"
 
 
 class HttpClient:
-    """GETs over connections that are kept; used in the loop.
+    """GETs over connections that are kept, as many at once as are asked for; used in the loop.
 
     Args:
         timeout_s: how long an exchange may take, from connecting to the last byte.
@@ -365,7 +365,7 @@ class HttpClient:
     def _open(self) -> aiohttp.ClientSession:
         if self._session is None:
             self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(ssl=True if self._tls is None else self._tls),
+                connector=aiohttp.TCPConnector(ssl=True if self._tls is None else self._tls, limit=0),
                 cookie_jar=aiohttp.DummyCookieJar(),
                 auto_decompress=False,
                 timeout=aiohttp.ClientTimeout(total=None),

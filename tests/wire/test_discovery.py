@@ -1,6 +1,7 @@
 """vLLM's own endpoints, asked over a real socket by servers that behave in every way."""
 
 import asyncio
+import socket
 from collections import Counter
 
 import pytest
@@ -106,8 +107,9 @@ def test_scraped_servers_are_asked_with_their_token_what_their_page_does_not_tel
 
 def test_who_does_not_answer_keeps_nobody_waiting():
     resolver = ConfigResolver()
-    with answering(GOOD) as server:
-        urls = {"gone": "http://127.0.0.1:1", "here": f"http://127.0.0.1:{server.port}"}
+    with answering(GOOD) as server, socket.create_server(("", 0), backlog=200) as silent:
+        hang = {f"{number}": f"http://127.0.1.{number}:{silent.getsockname()[1]}" for number in range(1, 121)}
+        urls = {"gone": "http://127.0.0.1:1", **hang, "here": f"http://127.0.0.1:{server.port}"}
         scraped = ScrapedServers(urls.copy, str, None)
         discovery = Discovery(Config(), resolver, SystemClock(), scraped=scraped)
         in_loop(discovery, discovery.ask_due())

@@ -113,7 +113,9 @@ def test_who_does_not_answer_keeps_nobody_waiting():
         scraped = ScrapedServers(urls.copy, str, None)
         discovery = Discovery(Config(), resolver, SystemClock(), scraped=scraped)
         in_loop(discovery, discovery.ask_due())
-    assert resolver.apply(EngineFacts(), {}, "here", "")
+    facts = EngineFacts()
+    resolver.apply(facts, {}, "here", "")
+    assert {"model", "vllm_version"} <= facts.known().keys()
 
 
 def test_facts_of_impossible_value_are_left_out():

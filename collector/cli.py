@@ -23,16 +23,15 @@ from collector import __version__
 from collector.commands.arguments import (
     DIRECTORY,
     FILE,
-    HOST_PORT,
-    INTERVAL,
     NEW_FILE,
-    RATIO,
     Commands,
     Option,
     Word,
     asks,
     asks_snapshot,
     config_options,
+    host_port,
+    interval,
     json_option,
     many,
     number,
@@ -157,8 +156,8 @@ def tracefit() -> None:
 
 
 @tracefit.command(epilog=RUN_EPILOG)
-@click.option("--listen", type=HOST_PORT, metavar="HOST:PORT", help="Where OTLP over gRPC comes in (127.0.0.1:4317).")
-@click.option("--pages", type=HOST_PORT, metavar="HOST:PORT", help="Where metrics and pages are (0.0.0.0:9464).")
+@click.option("--listen", type=host_port, metavar="HOST:PORT", help="Where OTLP over gRPC comes in (127.0.0.1:4317).")
+@click.option("--pages", type=host_port, metavar="HOST:PORT", help="Where metrics and pages are (0.0.0.0:9464).")
 @click.option("--dir", "directory", metavar="DIR", help="Where the files go (snapshots).")
 @click.option("--scrape", multiple=True, metavar="URL", help="Learn from a server's own page of metrics.")
 @config_options
@@ -185,7 +184,7 @@ def run(*, scrape: tuple[str, ...], config: Path | None, profile: str | None, **
     metavar="N",
     help="From its middle on, the recorded machine takes N times as long (1).",
 )
-@click.option("--to", type=HOST_PORT, metavar="HOST:PORT", help="Send to a running sidecar, in real time, for ever.")
+@click.option("--to", type=host_port, metavar="HOST:PORT", help="Send to a running sidecar, in real time, for ever.")
 def demo(*, speed: float | None, gpu: bool, directory: Path | None, throttle: float, to: str | None) -> int:
     """Watch a real sidecar learn from a recording, 20 times faster."""
     from collector.commands import demo as made  # noqa: PLC0415
@@ -333,11 +332,15 @@ def fleet() -> None:
 @fleet.command("pull")
 @click.argument("sources", nargs=-1, required=True, metavar="SOURCE...")
 @out_option("where the fleet's files go", of=DIRECTORY)
-@click.option("--every", type=INTERVAL, metavar="TIME", help="Again and again, like 5m, with pages of its own.")
+@click.option("--every", type=interval, metavar="TIME", help="Again and again, like 5m, with pages of its own.")
 @token_option
 @click.option("--timeout", type=number("above 0", 1e-9), default=10.0, metavar="S", help="Longest wait for one (10).")
 @click.option(
-    "--require", type=RATIO, default=0.5, metavar="SHARE", help="Write nothing if fewer sources gave a state (0.5)."
+    "--require",
+    type=number("from 0 to 1", 0.0, 1.0),
+    default=0.5,
+    metavar="SHARE",
+    help="Write nothing if fewer sources gave a state (0.5).",
 )
 @with_config
 @json_option

@@ -106,20 +106,9 @@ class Command(click.Command):
 
 
 class Commands(click.Group):
-    """A group of commands that names the nearest one to a word that is none."""
+    """A group of such commands."""
 
     command_class = Command
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """As click does, with our sentence for what is no command."""
-        word = args[0]
-        if self.get_command(ctx, word) is None and not word.startswith("-"):
-            meant = MEANT.get(word)
-            near = f"; did you mean {meant!r}?" if meant else suggestion(word, [*self.commands, *MEANT.values()])
-            ctx.fail(f"there is no command {word!r}{near or '; there are ' + ', '.join(self.commands)}")
-        return super().resolve_command(ctx, args)
 
 
 def say_usage(error: click.UsageError) -> str:
@@ -128,7 +117,9 @@ def say_usage(error: click.UsageError) -> str:
         return error.ctx.get_help()
     text = " ".join(error.format_message().split()).rstrip(".")
     if isinstance(error, click.NoSuchOption):
-        text = f"there is no option {error.option_name!r}{_meant(error)}"
+        text = f"there is no option {error.option_name!r}{_meant_option(error)}"
+    if isinstance(error, click.NoSuchCommand):
+        text = f"there is no command {error.command_name!r}{_meant_command(error)}"
     for option, kind in (("--config", r"\S+\.ya?ml"), ("--scrape", r"https?://\S+")):
         surplus = re.search(rf"unexpected extra argument \(({kind})\)", text)
         if surplus and option in _options(error):
@@ -137,7 +128,14 @@ def say_usage(error: click.UsageError) -> str:
     return f"usage error: {text[:1].lower()}{text[1:]} (see '{where} --help')"
 
 
-def _meant(error: click.NoSuchOption) -> str:
+def _meant_command(error: click.NoSuchCommand) -> str:
+    """What to type in place of a command that the group does not have."""
+    name, has = error.command_name, list(getattr(error.ctx and error.ctx.command, "commands", ()))
+    near = f"; did you mean {MEANT[name]!r}?" if name in MEANT else suggestion(name, [*has, *MEANT.values()])
+    return near or f"; there are {', '.join(has)}"
+
+
+def _meant_option(error: click.NoSuchOption) -> str:
     """What to type in place of an option that the command does not have."""
     name, has = error.option_name, _options(error)
     if MEANT_OPTIONS.get(name) in has:
@@ -165,28 +163,14 @@ class Word(click.Choice[str]):
         return str(value)
 
 
-class Checked(click.ParamType[Any]):
-    """A value that ``read`` makes of its text, or says in a ValueError why it cannot be."""
-
-    def __init__(self, name: str, read: Callable[[str], object]) -> None:
-        self.name, self._read = name, read
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> object:
-        """The value."""
-        try:
-            return self._read(str(value))
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
-
-
-class Place(Checked):
+class Place(click.types.FuncParamType[str, Path]):
     """A path, which the shell completes."""
 
     shell_complete = click.Path().shell_complete
 
 
-def number(range_text: str, low: float, high: float = math.inf) -> Checked:
-    """A finite number within bounds, both included, which ``range_text`` describes."""
+def number(range_text: str, low: float, high: float = math.inf) -> Callable[[str], float]:
+    """Reads a finite number within bounds, both included, which ``range_text`` describes."""
 
     def read(text: str) -> float:
         try:
@@ -197,10 +181,11 @@ def number(range_text: str, low: float, high: float = math.inf) -> Checked:
             raise ValueError(f"{text!r} is no number {range_text}")
         return value
 
-    return Checked("number", read)
+    return read
 
 
-def _host_port(text: str) -> str:
+def host_port(text: str) -> str:
+    """Where somebody listens."""
     if not is_endpoint(text):
         near = f"127.0.0.1:{text.removeprefix(':')}"
         meant = f"; did you mean {near!r}?" if is_endpoint(near) else ""
@@ -243,7 +228,8 @@ def _directory(text: str) -> Path:
     return path
 
 
-def _interval(text: str) -> float:
+def interval(text: str) -> float:
+    """Seconds of 30s, 5m or 1h."""
     match = re.fullmatch(r"(\d{1,6})([smh])", text)
     seconds = float(match[1]) * {"s": 1.0, "m": 60.0, "h": 3600.0}[match[2]] if match else 0.0
     if seconds <= 0.0:
@@ -251,13 +237,8 @@ def _interval(text: str) -> float:
     return seconds
 
 
-HOST_PORT, INTERVAL = Checked("host:port", _host_port), Checked("time", _interval)
-"""Where somebody listens; seconds of 30s, 5m or 1h."""
-FILE, PRESENT = Place("path", _path), Place("path", _present)
-"""What is read; the same, which is looked for at once."""
-NEW_FILE, DIRECTORY = Place("path", _new_file), Place("path", _directory)
-"""What is written; where several files are written."""
-RATIO = number("from 0 to 1", 0.0, 1.0)
+FILE, PRESENT, NEW_FILE, DIRECTORY = map(Place, (_path, _present, _new_file, _directory))
+"""What is read; the same, looked for at once; what is written; where several files are written."""
 
 
 def config_options(command: Function) -> Function:
@@ -285,7 +266,7 @@ def json_option(command: Function) -> Function:
     return click.option("--json", "in_json", is_flag=True, help="Print the result as one JSON document.")(command)
 
 
-def out_option(meaning: str, *, required: bool = True, of: Checked = NEW_FILE) -> Callable[[Function], Function]:
+def out_option(meaning: str, *, required: bool = True, of: Place = NEW_FILE) -> Callable[[Function], Function]:
     """``-o``, ``--out``."""
     metavar = "OUT" if of is NEW_FILE else "DIR"
     return click.option("-o", "--out", required=required, type=of, metavar=metavar, help=meaning.capitalize() + ".")
@@ -323,10 +304,7 @@ def asks(heading: str, parameters: Iterable[Parameter]) -> Callable[[Function], 
             if each.kind == "switch":
                 settings["is_flag"] = True
             else:
-                settings |= {
-                    "type": Checked(each.kind, READERS[each.kind]),
-                    "metavar": "TIME" if each.kind == "time" else "N",
-                }
+                settings |= {"type": READERS[each.kind], "metavar": "TIME" if each.kind == "time" else "N"}
             meaning = f"{each.meaning[:1].upper()}{each.meaning[1:]}."
             command = click.option(f"--{each.name.replace('_', '-')}", help=meaning, **settings)(command)
         return command

@@ -117,24 +117,19 @@ def _told_apart_by(
     Where no fact is different just so, those of the machine that nobody says.
     """
     replicas = targets[_STEP_TIME].replicas if _STEP_TIME in targets else []
-    slow, fast = (
-        [r for r in replicas if r.differs and r.ratio and (r.ratio > 1.0) is above] for above in (True, False)
-    )
-    apart = {replica.engine for replica in slow or fast}
+    odd = {replica.engine: replica.ratio for replica in replicas if replica.differs and replica.ratio}
+    apart = {engine for engine, ratio in odd.items() if ratio > 1.0} or set(odd)
     if len(apart) < max(_KIND_MIN, _KIND_SHARE * len(replicas)):
         return []
-    kinds = [
-        [engines.get((each, replica.engine), {}) for replica in replicas if (replica.engine in apart) is inside]
-        for inside in (True, False)
-    ]
-    names = {name for members in kinds for known in members for name in known} - set(IDENTITY)
-    telling = [name for name in sorted(names) if _tells_apart(name, kinds)]
+    known = {replica.engine: engines.get((each, replica.engine), {}) for replica in replicas}
+
+    def values(name: str, *, inside: bool) -> set[str]:
+        return {str(of[name]) for engine, of in known.items() if name in of and (engine in apart) is inside}
+
+    names = {name for of in known.values() for name in of} - set(IDENTITY)
+    pairs = {name: (values(name, inside=True), values(name, inside=False)) for name in sorted(names)}
+    telling = [name for name, (ones, others) in pairs.items() if ones and others and ones.isdisjoint(others)]
     return telling or [name for name in _MACHINE if name not in facts]
-
-
-def _tells_apart(name: str, kinds: list[list[Mapping[str, Fact]]]) -> bool:
-    values = [{str(known[name]) for known in members if name in known} for members in kinds]
-    return all(values) and sum(map(len, values)) == len(set().union(*values))
 
 
 FUTURE_NS = 3_600_000_000_000
@@ -144,21 +139,14 @@ NEVER_NS = 1 << 62
 
 
 class Examined(NamedTuple):
-    """A state that can be read, and what decides whether and when it is added."""
+    """A state that can be read: what is said of it once it is added, and what decides whether and when it is."""
 
-    name: str
+    source: FleetSource
     path: Path
     digest: bytes
     first_ns: int
-    last_ns: int
-    rows: int
     lineages: Mapping[str, Lineage]
     facts: Mapping[str, Mapping[str, Fact]]
-
-    @property
-    def engines(self) -> list[str]:
-        """Names of the engines whose rows are in it."""
-        return sorted({engine for lineage in self.lineages.values() for engine in lineage.engines})
 
 
 def examine(name: str, path: Path, config: Config, now_unix_nano: int) -> Examined | FleetSource:
@@ -177,10 +165,11 @@ def examine(name: str, path: Path, config: Config, now_unix_nano: int) -> Examin
     if last_ns - now_unix_nano > FUTURE_NS:
         hours = (last_ns - now_unix_nano) / FUTURE_NS
         return FleetSource(name, PullOutcome.FUTURE, f"its newest row is {hours:,.0f} h ahead of this clock")
+    engines = [each for lineage in bank.lineages.values() for each in lineage.engines.items()]
+    rows = sum(number for _, spans in engines for _, _, number in spans)  # a state of a pull has no count of its own
+    source = FleetSource(name, PullOutcome.MERGED, "", tuple(sorted({engine for engine, _ in engines})), rows, last_ns)
     digest, facts = hashlib.blake2b(data, digest_size=16).digest(), {each: bank.facts(each) for each in bank.configs()}
-    every = [span for lineage in bank.lineages.values() for spans in lineage.engines.values() for span in spans]
-    rows = sum(number for _, _, number in every)  # a state of one configuration of a pull has no count of its own
-    return Examined(name, path, digest, first_ns, last_ns, rows, bank.lineages, facts)
+    return Examined(source, path, digest, first_ns, bank.lineages, facts)
 
 
 def choose(examined: Sequence[Examined]) -> tuple[list[Examined], list[FleetSource]]:
@@ -189,17 +178,19 @@ def choose(examined: Sequence[Examined]) -> tuple[list[Examined], list[FleetSour
     taken: list[Examined] = []
     refused: list[FleetSource] = []
     digests: dict[bytes, str] = {}
-    for each in sorted(examined, key=lambda e: (-e.last_ns, -e.rows, e.digest, e.name)):
+    newest_first = sorted(examined, key=lambda e: (-e.source.last_unix_nano, -e.source.rows, e.digest, e.source.name))
+    for each in newest_first:
+        name = each.source.name
         try:
             if each.digest in digests:
                 raise StateError(f"the same state as {digests[each.digest]}")
-            ledger.admit(each.name, each.lineages)
+            ledger.admit(name, each.lineages)
         except StateError as error:
-            refused.append(FleetSource(each.name, PullOutcome.SAME_ENGINE, str(error).removeprefix(f"{each.name}: ")))
+            refused.append(FleetSource(name, PullOutcome.SAME_ENGINE, str(error).removeprefix(f"{name}: ")))
         else:
-            digests[each.digest] = each.name
+            digests[each.digest] = name
             taken.append(each)
-    return sorted(taken, key=lambda e: (e.first_ns, e.last_ns, e.digest)), refused
+    return sorted(taken, key=lambda e: (e.first_ns, e.source.last_unix_nano, e.digest)), refused
 
 
 def add(chosen: Sequence[Examined], config: Config) -> Bank:
@@ -288,13 +279,12 @@ class Puller:
             fetching = fetch_states(places, directory, options.timeout_s, options.token, bar.update)
             fetched = asyncio.run(fetching)
         read = [
-            examine(place.name, each, self._config, now_unix_nano) if isinstance(each, Path) else each
-            for place, each in zip(places, fetched, strict=True)
+            examine(place.name, found, self._config, now_unix_nano) if isinstance(found, Path) else found
+            for place, found in zip(places, fetched, strict=True)
         ]
         chosen, refused = choose([each for each in read if isinstance(each, Examined)])
-        refused += [each for each in read if isinstance(each, FleetSource)]
-        merged = [FleetSource(e.name, PullOutcome.MERGED, "", tuple(e.engines), e.rows, e.last_ns) for e in chosen]
-        return self._publish(chosen, sorted(merged + refused))
+        unusable = [each for each in read if isinstance(each, FleetSource)]
+        return self._publish(chosen, sorted([*unusable, *refused, *(each.source for each in chosen)]))
 
     def _publish(self, chosen: list[Examined], sources: list[FleetSource]) -> Pulled:
         # an older state of an engine that answered under another name is no source that is missing

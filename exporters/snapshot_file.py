@@ -22,6 +22,7 @@ from online import Snapshot
 SNAPSHOT_NAME = "snapshot.json"
 BLIS_SUFFIX = ".blis.yaml"
 _CONFIG_ID = re.compile(r"[0-9a-f]{12}")  # as design has it; it becomes a file name
+_MAY_BE_STALE = re.compile(r"[0-9a-f]{12}\.blis\.yaml|\.(snapshot\.json|[0-9a-f]{12}\.blis\.yaml)\.tmp\.\d+")
 
 MAX_BLIS_FILES = 256
 """Each costs an fsync; a sidecar has a handful of configurations."""
@@ -88,7 +89,8 @@ def write_snapshot(directory: Path, snapshot: Snapshot) -> WriteReport:
     """Write ``snapshot.json`` and one ``<config_id>.blis.yaml`` per configuration that BLIS can hold.
 
     Each file is replaced as one step; one that cannot be written does not keep the others from it. A BLIS file whose
-    configuration left the snapshot, or lost a coefficient, is removed: absent beats stale.
+    configuration left the snapshot, or lost a coefficient, is removed: absent beats stale. So is what a killed process
+    has left half written, since nobody else may write here meanwhile.
 
     Of the configurations, the first ``MAX_BLIS_FILES``. The directory is not created, so that a vanished mount is an
     error and not a directory on the root disk; OSError is never raised.
@@ -116,7 +118,7 @@ def write_snapshot(directory: Path, snapshot: Snapshot) -> WriteReport:
 
 def _stale(directory: Path, files: Mapping[str, bytes]) -> list[str]:
     try:
-        names = sorted(path.name for path in directory.glob(f"*{BLIS_SUFFIX}"))
+        names = sorted(path.name for path in directory.iterdir())
     except OSError:
         return []
-    return [name for name in names if name not in files and _CONFIG_ID.fullmatch(name.removesuffix(BLIS_SUFFIX))]
+    return [name for name in names if name not in files and _MAY_BE_STALE.fullmatch(name)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .api_queueing import with_fallbacks
 from .checkpoint import CheckpointError
-from .emitter import Emitter, Key, Scheduling, facts_of
+from .emitter import Emitter, Key, Scheduling, facts_of, newest_unix_ns
 from .engine import Engine
 from .events import ConfigKeyChanged, ConfigReplaced, ConfigUpdated, EngineRestarted, Event, Pending, Rows
 from .joiner import Joiner
@@ -26,5 +26,6 @@ __all__ = [
     "Scheduling",
     "SpanWindow",
     "facts_of",
+    "newest_unix_ns",
     "with_fallbacks",
 ]

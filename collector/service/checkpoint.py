@@ -28,7 +28,7 @@ import msgspec
 
 from collector.config import Config, ConfigError
 from collector.decode import Telemetry
-from collector.join import Joiner
+from collector.join import Joiner, newest_unix_ns
 from collector.runtime import Clock, StartError, SystemFiles, sync_directory
 from collector.telemetry import Restored
 from online.state import LEARNERS, StateError, Tree, decode, encode, part_of_tree
@@ -80,13 +80,10 @@ class UnlearnedExports:
 
     def record(self, telemetry: Telemetry) -> None:
         """What one resource of the batch said."""
-        ends_ns = [int(telemetry.steps["unix_ns"].max())] if len(telemetry.steps) else []
-        ends_ns += [span.end_unix_ns for span in telemetry.core]
-        ends_ns += [request.end_unix_ns for request in telemetry.requests]
-        if telemetry.api:
-            ends_ns.append(telemetry.arrived_unix_ns)  # they complete what comes with other spans
+        # spans of the API process complete what comes with other spans
+        newest_ns = max(newest_unix_ns(telemetry), telemetry.arrived_unix_ns if telemetry.api else 0)
         newest = self._batches[-1][2]
-        newest[telemetry.instance] = max(newest.get(telemetry.instance, 0), *ends_ns, 0)
+        newest[telemetry.instance] = max(newest.get(telemetry.instance, 0), newest_ns)
 
     def first_needed(self, joiner: Joiner, following: int) -> int:
         """Number of the oldest entry that is not learned; ``following`` where all are."""

@@ -226,7 +226,7 @@ def _fold_prompts(config: ConfigSnapshot, step: Mapping[str, FeatureSnapshot], p
     """Where hits are hidden, spread the price of a prompt token over requests, and say which trace the file is for."""
     if not config.prefix_hits_hidden:
         return _Folded()
-    hidden = "request spans hide prefix-cache hits"
+    hidden = "the telemetry hides prefix-cache hits"
     if step["prefill_tokens"].status == "prior_only":
         computed = f"{hidden}: beta[8] is a data sheet's price of a computed token, for traces with prefix_group;"
         return _Folded(warnings=(f"{computed} in one without (blis-trace), tokens that were cached are charged, too",))

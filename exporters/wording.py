@@ -33,7 +33,7 @@ REASONS: dict[str, str] = {
     "clock_grain": "the clock of the telemetry is too coarse for these steps",
     "two_speeds": "the engines run at two speeds",
     "poor_fit": "half of the predictions are off by more than 15 %",
-    "hidden_prefix_hits": "of a prompt token, cached or computed: request spans hide prefix-cache hits",
+    "hidden_prefix_hits": "of a prompt token, cached or computed: the telemetry hides prefix-cache hits",
     "sampled": "some requests send no span, so a part of every batch is missing",
     "uncounted": "no page counts the requests, so nobody knows whether all of them send a span",
     "derived": "worked out from other times, by no regression of its own",

@@ -463,7 +463,7 @@ def _cannot_derive(facts: tuple[tuple[str, Fact], ...]) -> tuple[str, ...]:
 def _hides_hits(quality: Quality, facts: Mapping[str, Fact]) -> bool:
     """Whether prompt tokens that the prefix cache had are told as if they were computed."""
     may_hide = facts.get("enable_prefix_caching") is not False and facts.get(HIDES_HITS) is not False
-    return quality is Quality.REQUESTS and may_hide
+    return Quality.SAMPLED <= quality <= Quality.REQUESTS and may_hide
 
 
 def weakened(target: TargetSnapshot, reason: Reason, only: str = "") -> TargetSnapshot:

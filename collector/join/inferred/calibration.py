@@ -34,7 +34,7 @@ _DECAY = 0.8
 _COMPLETE_SHARE = 0.97
 """Below this share of rebuilt requests in summaries, journeys are sampled: rebuilt counts are scaled up.
 
-Below this share of steps with a summary, steps are.
+Below this share of steps with a summary, steps are; of prompt tokens that were computed, the others were cached.
 """
 _REQUESTS_MIN = 32.0
 
@@ -64,7 +64,11 @@ class SchedulingVotes(msgspec.Struct):
 
 
 class Sums(msgspec.Struct):
-    """What steps add up to; ``context_tokens``, ``blocks`` and ``usage`` (of the whole cache) over the same steps."""
+    """What steps add up to.
+
+    ``context_tokens``, ``blocks`` and ``usage`` (of the whole cache) are of the same steps, and so are
+    ``prompt_tokens``, as journeys tell them, and ``computed_tokens``, which summaries tell.
+    """
 
     context_tokens: Amount = 0.0
     blocks: Amount = 0.0
@@ -73,6 +77,8 @@ class Sums(msgspec.Struct):
     steps: Amount = 0.0
     holes: Amount = 0.0
     usage: Amount = 0.0
+    prompt_tokens: Amount = 0.0
+    computed_tokens: Amount = 0.0
 
     def fold(self, other: Sums) -> None:
         """Decay, then add a block."""
@@ -110,6 +116,9 @@ class EngineCalibration:
         told = busy & matched if idle else busy
         block.rebuilt_requests += float(view.requests @ told)
         block.summary_requests += float((steps["prefill_requests"] + steps["decode_requests"]) @ told)
+        same = busy & (view.prefill_requests == steps["prefill_requests"])
+        block.prompt_tokens += float(view.prefill_tokens @ same)
+        block.computed_tokens += float(steps["prefill_tokens"] @ same)
         exact = busy & (steps["prefill_requests"] == 0) & (matched | snapped)
         context = np.where(snapped, view.cells["snapshot_context_tokens"], view.context_tokens)
         block.context_tokens += float(context @ exact)
@@ -154,6 +163,12 @@ class EngineCalibration:
             return 1.0
         share = self.sums.rebuilt_requests / self.sums.summary_requests
         return 1.0 / share if share < _COMPLETE_SHARE else 1.0
+
+    @property
+    def hides_hits(self) -> bool:
+        """Whether journeys tell of prompt tokens that no step computed, or no summary says that they do not."""
+        prompts = self.sums.prompt_tokens
+        return not prompts or self.sums.computed_tokens < _COMPLETE_SHARE * prompts
 
     @property
     def step_share(self) -> float:

@@ -27,6 +27,7 @@ from collector.join.rows import KV_COLUMNS, START, Stamps, WarmUp, row_block, sc
 from collector.join.window import Cells, StepWindow
 from collector.telemetry import JoinEvent, RowDrop
 from online import Floats, Mask, Quality, RowBlock, Target
+from online.transfer import HIDES_HITS
 
 from .calibration import EngineCalibration, SchedulingVotes
 from .journeys import (
@@ -410,6 +411,8 @@ class EngineProcess:
             self._engine.count(JoinEvent.STEP_MISMATCHED, int(np.count_nonzero(busy & ~view.matched)))
         if stop % block_steps == 0 or not self.calibration.learned:
             self.calibration.end_block()
+            if self.quality in (Quality.SAMPLED, Quality.JOURNEYS):
+                self.calibration.facts.learn({HIDES_HITS: self.calibration.hides_hits}, FactSource.DISCOVERY)
 
     def _count_passed(self, first: int, stop: int) -> None:
         """Count steps of first..stop-1 whose summary never came, and those with speculated tokens.

@@ -79,7 +79,7 @@ def test_what_should_be_known_of_the_file_is_warned_of(export, form):
     assert constant.startswith("warning: not identified: post_decode output_tokens: constant")
     assert "\x1b" not in constant
     assert (code, "# step_time requests: weak, 1300 ± 40 µs/request" in out) == (0, form == "blis-yaml")
-    assert "warning: request spans hide prefix-cache hits: 580 µs per prompt token" in export("spans", form=form)[2]
+    assert "warning: the telemetry hides prefix-cache hits: 580 µs per prompt token" in export("spans", form=form)[2]
 
 
 def table(data):

@@ -7,8 +7,10 @@ from collector.service.pipeline import make_pipeline
 from online.features import build
 from online.rows import STEP_FEATURES, Target
 from tests.support.models import configuration_of_captures
-from tests.support.pipelines import step_rows
+from tests.support.pipelines import replayed, step_rows
 from tests.support.recordings import otlp_file
+from tests.support.toy_engine import many_jobs, run_engine
+from tests.support.toy_spans import exports_of, pieces
 
 
 def column(rows, name):
@@ -22,3 +24,24 @@ def test_every_system_learns_the_rows_that_portable_learns(percent):
     assert set(learned.values()) == {learned["portable"]}
     assert learned["portable"] > 200
     assert (column(rows, "running") == column(rows, "requests")).mean() > 0.9
+
+
+SAMPLED = {"keep": lambda step: step % 7 < 2}
+JOURNEYS = {"steps": False}
+
+
+@pytest.mark.parametrize(
+    ("sent", "are_cached", "hidden"),
+    [({}, True, False), (SAMPLED, False, False), (SAMPLED, True, True), (JOURNEYS, False, True)],
+)
+def test_where_journeys_tell_of_prompts_their_price_is_weak_unless_steps_show_that_all_was_computed(
+    sent, are_cached, hidden
+):
+    run = run_engine(many_jobs(300))
+    for summary in run.summaries if are_cached else ():
+        cached = summary["batch.prefill_tokens"] // 2
+        summary["batch.prefill_tokens"] -= cached
+        summary["batch.scheduled_tokens"] -= cached
+    (config,) = replayed(exports_of(pieces(run, apis=False, **sent))).snapshot(0, 1).configs
+    (price,) = (each for each in config.targets["step_time"].models["portable"].features if "prefill" in each.name)
+    assert (config.prefix_hits_hidden, price.reason == "hidden_prefix_hits") == (hidden, hidden)

@@ -36,11 +36,11 @@ def random_id(number: int) -> bytes:
 
 
 @cache
-def requests(count: int, trace_id=random_id) -> list[Piece]:
-    """Two requests a second, of 100 to 140 prompt tokens and ten decode steps."""
+def requests(count: int, trace_id=random_id, per_s: int = 8) -> list[Piece]:
+    """So many requests a second, of 100 to 140 prompt tokens and ten decode steps."""
     spans = [
         stock_span(
-            f"r{n}", n / 2, prompt=100 + n % 40, outputs=11, ttft_s=0.1 + n % 7 / 100, decode_s=0.3 + n % 5 / 100,
+            f"r{n}", n / per_s, prompt=100 + n % 40, outputs=11, ttft_s=0.1 + n % 7 / 100, decode_s=0.3 + n % 5 / 100,
             queue_s=0.001, prefill_s=0.05, trace_id=trace_id(n),
         )
         for n in range(count)
@@ -152,7 +152,7 @@ COLLECTORS = {
 @pytest.mark.parametrize("which", COLLECTORS)
 def test_where_no_page_counts_the_requests_every_coefficient_and_the_verdict_say_so(which):
     """A Collector that samples by a rule of its own shows nowhere, and may as well send all."""
-    pipeline = learned(COLLECTORS[which](requests(600)))
+    pipeline = learned(COLLECTORS[which](requests(600, per_s=2)))
     config = published(pipeline)
     assert "trace_sampling" not in config.config
     features = [
@@ -230,7 +230,7 @@ TWO_THEN_ONE = [0, 1] * 10 + [1] * 55
 @pytest.mark.parametrize(("ports", "lost"), [(LATE, 100), (TWO_THEN_ONE, 1000)], ids=["late", "two, then one"])
 def test_what_a_sender_tells_is_learned_when_it_goes_on_alone(ports, lost):
     """Behind a late export of an old connection, and when one of two API servers has ended."""
-    pipeline = replayed(by_connections(requests(1500), ports.__getitem__))
+    pipeline = replayed(by_connections(requests(1500, per_s=2), ports.__getitem__))
     assert drops(pipeline)[RowDrop.AMBIGUOUS] < lost
     assert doubts(pipeline) == []
     assert pipeline.learned_rows > 3 * (1400 - lost)
@@ -361,7 +361,7 @@ def test_of_several_api_servers_of_one_engine_each_knows_a_part_of_every_batch(f
 
 
 def test_a_page_that_nobody_asks_for_any_more_decides_nothing():
-    sent = requests(1200)
+    sent = requests(1200, per_s=2)
     pipeline = restarted(beside_its_page(sent[:400], sent[:400]))
     learned = pipeline.learned_rows
     go_on(pipeline, of_process("api-1", sent[400:]))
@@ -418,7 +418,7 @@ def test_replicas_that_are_sampled_at_different_rates_are_one_sentence_and_the_o
 
 
 def test_a_server_that_was_restarted_with_all_its_spans_is_no_longer_doubted():
-    sent, pipeline = requests(1500), new_pipeline()
+    sent, pipeline = requests(1500, per_s=2), new_pipeline()
     before, after = of_process("api-0", kept(sent[:500], 0.5)), of_process("api-1", sent[500:])
     for part in (before, after[:200]):
         go_on(pipeline, part)

@@ -106,12 +106,13 @@ class Spans:
         prefills = [tokens for key in self._prefilling if (tokens := scheduled.get(key)) is not None]
         multi = multi_tokens = multi_context = multi_pairs = 0
         if total != len(scheduled):
-            for request_id, tokens in [each for each in scheduled.items() if each[1] != 1]:
-                after = by_id[request_id].num_computed_tokens
-                multi += 1
-                multi_tokens += tokens
-                multi_context += after
-                multi_pairs += tokens * (after - tokens) + tokens * (tokens + 1) // 2
+            for request_id, tokens in scheduled.items():
+                if tokens != 1:
+                    after = by_id[request_id].num_computed_tokens
+                    multi += 1
+                    multi_tokens += tokens
+                    multi_context += after
+                    multi_pairs += tokens * (after - tokens) + tokens * (tokens + 1) // 2
         pool = self._scheduler.kv_cache_manager.block_pool
         requests = (*self._scheduler.get_request_counts(), len(prefills), len(scheduled) - len(prefills))
         tokens = (total, sum(prefills), total - sum(prefills))

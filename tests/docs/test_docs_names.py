@@ -26,6 +26,7 @@ from online.rows import RowOutcome
 from online.snapshot import Reason
 from online.target import RESIDUAL
 from online.target.target_state import WARM_UP_ROWS
+from tests.support.command_lines import every_command, options_of
 from tests.support.docs_tables import assert_table, make_table
 from tests.support.kv_batches import FIELDS
 from tests.support.paths import DOCS, ROOT
@@ -67,6 +68,24 @@ def test_every_bound_and_event_of_the_kv_cache_is_told():
     text = (DOCS / "telemetry.md").read_text(encoding="utf-8")
     for told in (*(f"`{event}`" for event in FIELDS), f"{KV_QUEUE:,}", f"{FPM_QUEUE:,}", f"{BATCHES_MAX:,}"):
         assert told in text.replace("\n", " ")
+
+
+def command_lines():
+    """Where a document or a manifest has ``tracefit`` with a command behind it: the file, and the words."""
+    named = "|".join(tracefit.commands)
+    for file in (*DOCUMENTS, *(path for path in (ROOT / "deploy").rglob("*") if path.suffix in {".md", ".yaml"})):
+        for line in re.findall(rf"\btracefit ((?:{named})\b[^`\n|>#]*)", file.read_text(encoding="utf-8")):
+            yield file, line.split()
+
+
+def test_every_option_in_a_command_line_of_a_document_exists():
+    wrong, known = [], dict(every_command())
+    for file, words in command_lines():
+        name = words[0] if words[0] in known else " ".join(words[:2])
+        options = {word.partition("=")[0].strip("[],()") for word in words if re.match(r"\[?-{1,2}[a-z]", word)}
+        has = {each for option in options_of(known[name]) for each in option.opts} if name in known else set()
+        wrong += [f"{file.name}: {name} {each}" for each in options - has - {"--help"}]
+    assert wrong == []
 
 
 def links_of(document):

@@ -8,11 +8,13 @@ import pytest
 
 from collector.decode import Export
 from collector.service.pipeline import make_pipeline
+from exporters.wording import outlier_replicas
 from online import Bank, RowBlock, Snapshot, Target, merge_states
 from online.change import moved_term
 from online.snapshot import ConfigSnapshot
 from tests.support.gpu_server import serve, step_exports
 from tests.support.linear_steps import BETA, steps
+from tests.support.paths import DOCS
 from tests.support.pipelines import new_pipeline
 from tests.support.slower import (
     CONFIG,
@@ -28,9 +30,15 @@ from tests.support.slower import (
     slowed,
     step_rows,
 )
-from tracefit import load
+from tracefit import load, term_text
 
 STEP, ONSET, TEN_MINUTES_NS = "step_time", 7_900, 600 * 10**9
+
+
+def changed(slower):
+    """What is said ten minutes after a server became slower."""
+    rows = slowed(step_rows(), slower, since=ONSET)
+    return learned(bank_of(rows.take(rows.end_ns < rows.end_ns[ONSET] + TEN_MINUTES_NS))).drift
 
 
 @pytest.mark.parametrize(
@@ -43,9 +51,7 @@ STEP, ONSET, TEN_MINUTES_NS = "step_time", 7_900, 600 * 10**9
     ids=["30.8 ms more on every step", "decode 3.3 times as long", "all 1.42 times as long"],
 )
 def test_a_change_names_its_term_within_ten_minutes_of_traffic(slower, term, added):
-    rows = slowed(step_rows(), slower, since=ONSET)
-    ten_minutes = rows.take(rows.end_ns < rows.end_ns[ONSET] + TEN_MINUTES_NS)
-    after = learned(bank_of(ten_minutes)).drift
+    after = changed(slower)
     assert after.count >= 1
     assert after.term == term
     assert after.added == pytest.approx(added, rel=0.2)
@@ -209,6 +215,19 @@ def test_two_versions_of_a_server_differ_in_a_term(learned_from, alike, prefill)
         (diff,) = usual.diff(learned_from(slower)).configs
         assert diff.term == term
         assert diff.added == (None if added is None else pytest.approx(added, rel=0.2))
+
+
+def test_the_three_cases_of_slower_md_say_what_stands_there():
+    text = (DOCS / "slower.md").read_text(encoding="utf-8")
+    after = changed(every_step_longer(30_800.0))
+    assert f"steps take {after.gain:.3g} × as long since" in text
+    assert f": {term_text(after.term, after.added)}\n" in text
+    siblings = [sibling(number) for number in range(4)]
+    siblings[2] = slowed(siblings[2], prefill_longer(1.5))
+    (odd,) = outlier_replicas(merged(siblings))
+    assert f"{odd.text.replace('engine-2', 'vllm-2')}\n" in text
+    (diff,) = learned_from_steps(everything_longer(1.0)).diff(learned_from_steps(decode_longer(3.3))).configs
+    assert f"what moved: {term_text(diff.term, diff.added)}\n" in text
 
 
 def test_a_load_that_cannot_tell_terms_apart_names_none_but_one_that_is_expected():

@@ -201,12 +201,11 @@ class _Deliveries:
 
         ``behind``: asynchronous, the row of step n begins with the summary of n + 1.
         """
-        start_ns, unix = rows.end_ns - (rows.elapsed_us * 1e3).astype(np.int64), self._summaries
-        if len(unix) == 0:
+        if not len(self._summaries):
             return Delivered(rows, rows.end_ns, rows.elapsed_us)
-        at = np.clip(np.searchsorted(unix[:, 0], start_ns), 1, max(len(unix) - 1, 1))
-        nearer = np.where(start_ns - unix[at - 1, 0] < unix[np.minimum(at, len(unix) - 1), 0] - start_ns, at - 1, at)
-        _, delivered_ns, step_id = unix[np.minimum(nearer, len(unix) - 1)].T
+        start_ns, unix_ns = rows.end_ns - (rows.elapsed_us * 1e3).astype(np.int64), self._summaries[:, 0]
+        nearest = np.searchsorted((unix_ns[1:] + unix_ns[:-1]) // 2, start_ns)
+        _, delivered_ns, step_id = self._summaries[nearest].T
         known = self._true_us if target is Target.STEP_TIME else {}
         own = zip((step_id - behind).tolist(), rows.elapsed_us.tolist(), strict=True)
         return Delivered(rows, delivered_ns, np.array([known.get(step, wire_us) for step, wire_us in own]))
@@ -223,18 +222,20 @@ class _Deliveries:
             if engine is None or engine.instance not in instances:
                 continue
             for span in telemetry.core:
-                stamps: dict[SpanEventKind, int] = {}
-                for mark in span.marks:
-                    stamps.setdefault(mark.kind, mark.ts_ns + span.unix_minus_mono_ns)
-                if span.finish not in (Finish.STOPPED, Finish.LENGTH) or not stamps.keys() >= _STAMPS.keys():
+                first = {mark.kind: mark.ts_ns for mark in reversed(span.marks)}
+                if span.finish not in (Finish.STOPPED, Finish.LENGTH) or not first.keys() >= _STAMPS.keys():
                     continue
-                request = {name: stamps[kind] for kind, name in _STAMPS.items()}
+                stamps = {name: first[kind] for kind, name in _STAMPS.items()}
                 api = apis.get(span.parent_span_id)
                 if api is not None and api.samples == 1:
-                    seen = {"arrived_ns": api.arrived_ns, "departed_ns": api.departed_ns}
-                    request |= {name: ns + span.unix_minus_mono_ns for name, ns in seen.items() if ns != MISSING}
-                tokens = {"prompt_tokens": span.prompt_tokens, "output_tokens": span.marks[-1].output_tokens}
-                yield request | tokens | {"engine": engine.number, "delivered_ns": at_ns}
+                    stamps |= {"arrived_ns": api.arrived_ns, "departed_ns": api.departed_ns}
+                yield {
+                    **{name: ns + span.unix_minus_mono_ns for name, ns in stamps.items() if ns != MISSING},
+                    "prompt_tokens": span.prompt_tokens,
+                    "output_tokens": span.marks[-1].output_tokens,
+                    "engine": engine.number,
+                    "delivered_ns": at_ns,
+                }
 
     def _answers(self, instances: set[str]) -> Iterator[dict[str, int]]:
         for _, telemetry, at_ns in self._parts:

@@ -89,6 +89,8 @@ def test_a_state_of_another_version_is_refused_by_number(version):
         ("engines", "0", {}, "EngineRows.cell: missing"),
         ("residuals", "rows", np.full(10, -1), "Residuals.rows: negative|negative"),
         ("course", "points", [[1, [np.inf] * 4, [1.0] * 4]], "a number of the course is not finite"),
+        ("course", "points", [[5, [1.0], []]], "a point of other coefficients"),
+        ("course", "names", ["a"], "a point of other coefficients"),
         ("targets", "step_time", [], "TargetState: expected its attributes"),
         ("c", "facts", {"kv_usage_ratio": np.inf}, "a fact is not finite"),
         ("targets", "tea_time", {}, "tea_time"),

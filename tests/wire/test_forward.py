@@ -16,7 +16,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 )
 
 from collector.app import check_config
-from collector.config import ConfigError, load, load_or_degrade
+from collector.config import ConfigError, load
 from collector.ingest import forward
 from collector.ingest.forward import METHODS, without_scopes
 from collector.runtime import SystemClock
@@ -337,10 +337,3 @@ def test_a_target_that_cannot_be_used_or_is_the_sidecar_itself_ends_the_start_wi
 def test_another_address_of_this_machine_is_somebody_else_and_so_is_a_name_that_nobody_knows():
     for target in ("127.0.0.2", "tempo.invalid"):
         check_config(load(None, {"TRACEFIT_FORWARD": f"grpc://{target}:4317"}), SystemClock())
-
-
-def test_a_wrong_target_is_found_before_the_start_which_then_holds_the_defaults():
-    environ = {"TRACEFIT_FORWARD": "grpc://localhost", "TRACEFIT_ON_ERROR": "degrade"}
-    config, fallback = load_or_degrade(None, environ, None, lambda wanted: check_config(wanted, SystemClock()))
-    assert config.forward == ""
-    assert fallback.problem.startswith("forward")

@@ -11,12 +11,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from collector.config import Config
-from online import Bank
-from online.state import StateError, decode, encode
+from online.state import decode, encode
 from online.target.history import CHANGES_MAX, DAY_NS, POINTS_MAX, ROWS_MAX, SPACING_NS, ChangeKind, CoefficientHistory
-from tests.support.banks import RLS, STEP, learned, restarted
+from tests.support.banks import STEP, learned, restarted
 from tests.support.linear_steps import repeated, steps
-from tests.support.state_files import with_value
 
 S = 1_000_000_000
 
@@ -141,13 +139,6 @@ def test_courses_side_by_side_merge_in_either_order_to_the_longer():
         one, other = map(filled, order)
         one.add(other)
         assert times_of(one) == sides[0]
-
-
-@pytest.mark.parametrize(("name", "value"), [("names", ["a"]), ("points", [[5, [1.0], []]]), ("points", 7)])
-def test_a_course_that_does_not_fit_is_refused(name, value):
-    state = with_value(learned(steps(700, 1).rows).state(), "course", name, value)
-    with pytest.raises(StateError):
-        Bank(RLS).restore(state)
 
 
 def test_what_no_point_can_hold_is_unknown_and_the_state_reads_back():

@@ -358,10 +358,14 @@ def recording_files(paths: Iterable[str]) -> list[str]:
 
 
 def check_targets(*targets: Path | None, read: Iterable[Path] = ()) -> None:
-    """StartError where a result would go over one of the files that are read, or over another result."""
+    """StartError where a result would take the place of a file that is read, of another result, or of no file at all.
+
+    A result is renamed into its place, so that ``-o /dev/null`` of the root user would leave the machine without it.
+    """
     taken = dict.fromkeys(map(os.path.realpath, recording_files(map(str, read))), "it is read")
     for target in filter(None, targets):
-        if why := taken.get(os.path.realpath(target)):
+        is_no_file = target.exists() and not target.is_file()
+        if why := "it is no file" if is_no_file else taken.get(os.path.realpath(target)):
             raise StartError(f"cannot write {target}: {why}")
         taken[os.path.realpath(target)] = "another result goes there"
 

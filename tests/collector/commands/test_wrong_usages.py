@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -29,11 +30,12 @@ def places(tmp_path):
     published.mkdir()
     (published / "snapshot.json").write_bytes(Path(SNAPSHOT).read_bytes())
     newer.write_text('{"schema": "tracefit.snapshot/2", "configs": []}')
+    os.mkfifo(tmp_path / "pipe")
     configs = {name: tmp_path / f"{name}.yaml" for name in CONFIGS}
     for name, file in configs.items():
         file.write_text(CONFIGS[name])
     known = {"snapshot": SNAPSHOT, "recording": RECORDING, "tmp": empty, "junk": junk}
-    return {**known, "published": published, "newer": newer, **configs}
+    return {**known, "published": published, "newer": newer, "pipe": tmp_path / "pipe", **configs}
 
 
 @pytest.mark.parametrize(("typed", "told"), [*zip(USAGES[::2], USAGES[1::2], strict=True)], ids=USAGES[::2])

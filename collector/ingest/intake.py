@@ -145,6 +145,9 @@ class Intake:
             export = Export(payload, peer, transport, spans, arrived_unix_ns=self._unix_nano())
             refused = await self._admit(export, wait_s) if spans else None
             outcome = refused.outcome if refused is not None else Outcome.ACCEPTED
+        except asyncio.CancelledError:  # its sender has left: while it was looked at, or while it waited for room
+            outcome = Outcome.QUEUE_FULL if spans else Outcome.INCOMPLETE
+            raise
         finally:
             self._metrics.add(table.REQUESTS, 1, transport, outcome)
             if spans:

@@ -26,7 +26,7 @@ from collector.config import Config
 from collector.decode import FIELDS_MAX
 from collector.ingest import budget, otlp_grpc, otlp_http
 from collector.ingest.intake import Intake
-from collector.ingest.otlp_grpc import SERVICE, OtlpGrpcReceiver
+from collector.ingest.otlp_grpc import METHOD, SERVICE, OtlpGrpcReceiver
 from collector.ingest.otlp_http import CONNECTIONS_MAX, CONTENT_TYPE, make_http_receiver
 from collector.ingest.queue import AdmissionQueue
 from collector.runtime import IoLoop
@@ -241,6 +241,16 @@ def test_a_waiting_export_hears_the_reason_before_its_own_deadline(monkeypatch):
     with running(wait_s=100) as receivers:
         receivers.fill()
         assert receivers.call(ONE, timeout_s=60)[0] is CODE.RESOURCE_EXHAUSTED
+
+
+def test_a_sender_that_leaves_while_its_export_waits_for_room_is_no_fault_of_ours():
+    with running(wait_s=100) as receivers, grpc.insecure_channel(f"127.0.0.1:{receivers.grpc.port}") as channel:
+        receivers.fill()
+        call = channel.unary_unary(METHOD).future(ONE, timeout=100)
+        eventually(lambda: receivers.queue.asked == 1)
+        call.cancel()
+        eventually(lambda: receivers.requests("queue_full", "grpc") == 1)
+        assert receivers.metrics.value(SPANS, "grpc", "queue_full") == 1
 
 
 def test_exports_that_wait_for_room_hold_up_nobody_enter_as_it_comes_and_hear_of_the_stop():

@@ -332,12 +332,6 @@ def _queueing_us(config: ConfigSnapshot, alpha: str, prompt_us: float, notes: li
         elif tokens is not None and slope > 0:
             queueing_us += slope * tokens
             notes.append(f"api_queueing prompt_tokens: {slope!r} µs/token is in alpha[0] at the mean of {tokens:.1f}")
-    known = config.targets.get("api_queueing")
-    if known is not None and known.in_flight is not None:
-        notes.append(
-            f"api_queueing: {known.in_flight.us_per_request:.4g} µs more with each request in flight, left out;"
-            f" alpha[0] is its value at {known.in_flight.requests:.1f}"
-        )
     responses = _features(config, "first_response") if alpha == "effective" else {}
     if responses:
         mean_us = config.targets["first_response"].mean_us

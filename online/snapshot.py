@@ -192,14 +192,6 @@ class ReplicaSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     added: float | None = None
 
 
-class InFlightSnapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """What each request in flight adds to a time of every request, on top of its value at ``requests`` of them."""
-
-    requests: float
-    us_per_request: float
-    stderr_us: float
-
-
 class TargetSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Everything known about one target of one configuration.
 
@@ -213,9 +205,8 @@ class TargetSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     token of decode context costs among steps of about one size without prefill, where that is known to a tenth; unlike
     the coefficient it stands in for nothing else. ``step_ahead_us``: how much of the intercept of ``api_queueing`` is a
     step that the engine schedules ahead, absent where it schedules none; who simulates that step takes it off.
-    ``in_flight``: what ``api_queueing`` grows by with the requests in flight; its coefficients are of the number in
-    there. ``replicas``: the engines that
-    sent rows in the last ten minutes, where several did; of a state that was merged, those it was made of, as of then.
+    ``replicas``: the engines that sent rows in the last ten minutes, where several did; of a state that was merged,
+    those it was made of, as of then.
     ``doubts``: why none of its coefficients should be used, one clause each.
     """
 
@@ -235,7 +226,6 @@ class TargetSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     mean_factor: float | None = None
     context_us_per_token: float | None = None
     step_ahead_us: float | None = None
-    in_flight: InFlightSnapshot | None = None
     replicas: list[ReplicaSnapshot] = []
     doubts: list[str] = []
 

@@ -36,7 +36,6 @@ from .changes import ConfigDiff, Diff, Move, TypicalStep
 from .configured import Config
 from .document import (
     Coefficient,
-    InFlight,
     Interval,
     Level,
     MeanWork,
@@ -63,7 +62,6 @@ __all__ = [
     "Diff",
     "Estimate",
     "Identity",
-    "InFlight",
     "Interval",
     "Level",
     "Limits",

@@ -95,13 +95,6 @@ class Shape(NamedTuple):
     usual: MeanWork | None
 
 
-class InFlight(NamedTuple):
-    """What each request in flight adds to a time, on top of its value at ``requests`` of them."""
-
-    requests: float
-    us_per_request: float
-
-
 class Level(NamedTuple):
     """By how much the last steps of one phase took longer than predicted, as a factor; the newest ended then."""
 
@@ -118,9 +111,8 @@ class Target(NamedTuple):
     ``shapes`` are by the name of their cell, and say nothing while they are not ``factors_applied``; ``mean_factor`` is
     mean ÷ robust fit; ``step_ahead_us``, the part of the intercept that is a step scheduled ahead, None where none is
     known to be; ``context_us_per_token``, what a token of decode context costs among steps of about one size, None
-    where nobody said; ``in_flight``, what the time grows by with the requests in flight, None where it does not;
-    ``level``, of ``decode`` and ``prefill`` steps; ``change``, the newest confirmed change of speed; ``outliers``, the
-    engines of another speed than the others.
+    where nobody said; ``level``, of ``decode`` and ``prefill`` steps; ``change``, the newest confirmed change of speed;
+    ``outliers``, the engines of another speed than the others.
     """
 
     name: str
@@ -133,7 +125,6 @@ class Target(NamedTuple):
     mean_factor: float
     step_ahead_us: float | None = None
     context_us_per_token: float | None = None
-    in_flight: InFlight | None = None
     factors_applied: bool = True
     level: Mapping[str, Level] = _NO_LEVEL
     change: SpeedChange | None = None
@@ -420,8 +411,7 @@ def _config(tree: _Place) -> ConfigDocument:
 
 
 def _target(name: str, tree: _Place) -> Target:
-    context, in_flight = tree["context_us_per_token"], tree["in_flight"]
-    factor = tree["mean_factor"].maybe()
+    context, factor = tree["context_us_per_token"], tree["mean_factor"].maybe()
     return Target(
         name,
         tree["champion"].text(),
@@ -433,7 +423,6 @@ def _target(name: str, tree: _Place) -> Target:
         1.0 if factor is None else factor,
         tree["step_ahead_us"].maybe(),
         None if context.value is None else context.positive(),
-        InFlight(in_flight["requests"].positive(), in_flight["us_per_request"].positive()) if in_flight.value else None,
         tree["shape_factors_applied"].value is not False,
         {
             phase: Level(level["factor"].positive(), level["last_row_unix_nano"].whole())

@@ -3,7 +3,7 @@
 closed_loop.py has the law and its letters: of N requests in flight n are in the batch, S' slots at most; each has P
 prompt tokens, of which p are computed, and O output tokens; a step has T tokens, and a prompt takes q chunks.
 
-    TTFT = api_queueing(min(S', N)) + first_response + the first token by closed_loop.py
+    TTFT = api_queueing + first_response + the first token by closed_loop.py
     E2E  = TTFT + (O - 1) ITL + post_decode
     rate = N / (E2E + t')                      requests per second (Little's law); t' is t without what E2E has of it
 
@@ -40,7 +40,7 @@ their own rest. Requests that do not fit come in whole waves, w = floor(N / n):
 
     turns = (1/2 + (n p - a) / 2 T') (1 - a / n p)     p <= T;   else 1/4 + (n p + p - 2 a) / 2 T'
     burst = step(a) + turns step(T')
-    TTFT  = api_queueing(n) + burst + w (N/n - (w + 1) / 2) (n/N)² E2E + first_response
+    TTFT  = api_queueing + burst + w (N/n - (w + 1) / 2) (n/N)² E2E + first_response
 
 What it leaves out: requests of different size share one mean, so a mix of a few very long prompts with short ones is
 seen too smooth, and bursts that an API hands over by their length, the shortest first, wait for less; preemption.
@@ -153,13 +153,12 @@ class RequestTimes:
         in_flight = checked("concurrency", concurrency, 1.0, REQUESTS_MAX)
         (slots, limit), tokens = self.slots(work), work.output - 1.0
         running = min(slots, in_flight)
-        known_us = sum([time(work, None)[0] for time in self._before])
-        turnaround_us = max(TURNAROUND_US, known_us)
+        api = ends(operator.add, *[time(work) for time in self._before])
+        turnaround_us = max(TURNAROUND_US, api[0])
         at, ttft = self._loop.met(work, in_flight, slots, turnaround_us)
-        api = ends(operator.add, *[time(work, running) for time in self._before])
         ttft = ends(operator.add, ttft, api)
-        e2e = ends(lambda first, step, last: first + tokens * step + last, ttft, at.itl, self._after(work, running))
-        per_s = in_flight / (e2e[0] + turnaround_us - known_us) * 1e6 if e2e[0] > 0.0 else 0.0
+        e2e = ends(lambda first, step, last: first + tokens * step + last, ttft, at.itl, self._after(work))
+        per_s = in_flight / (e2e[0] + turnaround_us - api[0]) * 1e6 if e2e[0] > 0.0 else 0.0
         burst = self._burst(work, round(running))
         least_us, last_us = self._gathered_itl(work, running), 0.0
         fit = math.inf if self.limits.kv_tokens is None else self.limits.kv_tokens / (work.prompt + work.output)
@@ -266,22 +265,20 @@ class RequestTimes:
         return low + max(full, 0.0) * max(full_low - low, 0.0)
 
 
-def _outside_time(target: Target | None, feature: str) -> Callable[[Workload, float | None], Band]:
-    """A time outside of the steps by the request and those in the batch (None: as usual); 0 where none was learned."""
+def _outside_time(target: Target | None, feature: str) -> Callable[[Workload], Band]:
+    """A time outside of the steps by the request; 0 where none was learned."""
     model = target.models.get("portable") if target is not None else None
     if target is None or model is None or not model.coefficients:
-        return lambda _work, _running: (0.0, 0.0, 0.0)
+        return lambda _work: (0.0, 0.0, 0.0)
     by_name = {each.name: each.value for each in model.coefficients}
     base_us = max(by_name.get("intercept", 0.0) - (target.step_ahead_us or 0.0), 0.0)  # that step is simulated
     per_token_us = by_name.get(feature, 0.0)
     mean_factor = min(max(target.mean_factor, 1.0 / _OUTLIER), _OUTLIER)
     p10, p90 = target.interval.pooled if target.interval is not None else (1.0, 1.0)
     low, high, of_prompt = min(p10, mean_factor), max(p90, mean_factor), feature == "prompt_tokens"
-    usual, per_request_us = target.in_flight or (0.0, 0.0)
 
-    def time(work: Workload, running: float | None) -> Band:
-        fit_us = base_us + per_token_us * (work.prompt if of_prompt else work.output)
-        more_us = 0.0 if running is None else per_request_us * (running - usual)
-        return ends(lambda part: max(fit_us * part + more_us, 0.0), (mean_factor, low, high))
+    def time(work: Workload) -> Band:
+        fit_us = max(base_us + per_token_us * (work.prompt if of_prompt else work.output), 0.0)
+        return fit_us * mean_factor, fit_us * low, fit_us * high
 
     return time

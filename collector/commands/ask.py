@@ -284,9 +284,6 @@ def _target_lines(name: str, target: Target, model: Model) -> Iterator[str]:
     yield f"  {name}  ({model.name}: {model.rows:,} rows{error}{usual})"
     for each in model.coefficients:
         yield f"    {_coefficient(each)}"
-    if target.in_flight is not None:
-        usual_requests, per_request_us = target.in_flight
-        yield f"    {duration(per_request_us)} more with each request in flight beyond {usual_requests:,.0f}"
     if target.interval is not None:
         low, high = target.interval.pooled
         yield f"    8 of 10 within {low:.2f} to {high:.2f} of the prediction"
@@ -317,7 +314,6 @@ def _shown_tree(config: Config) -> dict[str, object]:
                 "rows": model.rows,
                 "median_ape": model.median_ape,
                 "coefficients": tree_of(model.coefficients),
-                "in_flight": tree_of(target.in_flight),
             }
             for name, target in config.targets.items()
             for model in published(target)

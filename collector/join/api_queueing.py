@@ -26,18 +26,6 @@ are smaller in the mean of their absolute values; api is the median of what rema
 A wait for a slot would spoil it: such requests are left out, by somebody else who waits too, or because T / s is twice
 the median.
 
-The API's process hands out the tokens of all that run, the newest last, so that api grows with each of the n requests
-that were in flight on arrival, the request included. With d what a step grows by with each of them, by ``step_time``,
-r is w - d n / 2 or T - (3/2 + a) d n - b P, and the slope that of least squares
-
-    c = sum m r / sum m^2          se = sqrt(V) / sum m^2          m: what a line through P leaves of n
-
-of those within three robust standard deviations of the median of r (Frisch and Waugh, Econometrica 1933: busy hours
-may have longer prompts). V is the sum of squares of m times the residual, summed before over 32 requests in order,
-which share their noise (online/rls/error_bars.py), but at least over each. Published is c (1 - (se / c)^2), none where
-c < se: what is hardly there comes and goes without a jump (Breiman's garrote, Technometrics 1995). api is of x requests
-in flight, for which median(r) = median(r - c n) + c x: between the fewest and the most.
-
 Sums of pages are kept by quarter minutes i, with m_i requests that waited W_i in sum, watched for t_i seconds in which
 a request would have waited s_i for the running step, and forgotten with a half-life of H = 600 seconds watched, as
 coefficients are:
@@ -53,18 +41,18 @@ Times are in microseconds; nothing is told by fewer than 20 requests.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from statistics import median
 from typing import Annotated, NamedTuple
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from collector.decode import MISSING, ApiSpan, CoreSpan, SpanEventKind
 from online import (
     FeatureSnapshot,
     Floats,
-    InFlightSnapshot,
     IntervalSnapshot,
     ModelSnapshot,
     Reason,
@@ -75,15 +63,11 @@ from online import (
 ARRIVALS_MAX = 2048
 """Requests of each process that are remembered."""
 _REQUESTS_MIN = 20
-_STEP_MET, _STEPS_WAITED = 0.5, 1.5
+_STEPS_WAITED = (1.5, 2.5)
+"""Half a running step and its own; and one that was handed over before."""
 _WAITED_MORE = 2.0
 """In medians of T / s: who waited longer waited for something else."""
-_ALIKE = 32
-_NO_SPREAD = 0.01
-"""Of the number in flight, beside what the prompts say of it: a variance below tells nothing."""
-_MAD_TO_SD, _OUTLIER = 1.4826, 3.0
-_LEAST_US = 1e-3
-"""Less per request is none."""
+_MAD_TO_SD = 1.4826
 TOKEN_BUDGET = 2048.0
 """Of a step where nobody told ``max_num_batched_tokens``: longer prompts may take several."""
 HANDOFFS_MAX = 512
@@ -119,120 +103,88 @@ class BusyArrival(msgspec.Struct, frozen=True, array_like=True):
     context_tokens: Amount = 0.0
 
 
-class StepCosts(NamedTuple):
-    """What ``step_time`` says that a prompt token, one more request with its context and a prompt's experts cost.
+Arrivals = NDArray[np.void]
+"""Of ``_ARRIVAL_DTYPE``: requests by the names of BusyArrival."""
+_ARRIVAL_DTYPE = np.dtype([(name, float) for name in BusyArrival.__struct_fields__])
 
-    And a step without prompts: ``step_us``, ``bare_request_us`` for each request, ``context_us`` for each token of
-    their contexts.
+
+class StepCosts(NamedTuple):
+    """What ``step_time`` says that a prompt token, and the experts that only a step with a prompt touches, cost.
+
+    And a step without prompts: ``step_us``, ``request_us`` for each request, ``context_us`` for each token of their
+    contexts.
     """
 
     prefill_us_per_token: float = 0.0
-    us_per_request: float = 0.0
     experts_us: float = 0.0
     step_us: float = 0.0
-    bare_request_us: float = 0.0
+    request_us: float = 0.0
     context_us: float = 0.0
 
 
 def first_tokens_of(
-    processes: Sequence[Sequence[BusyArrival]], costs: StepCosts, *, told: bool
+    processes: Iterable[Iterable[BusyArrival]], costs: StepCosts, *, told: bool
 ) -> TargetSnapshot | None:
     """The formula on the requests of some processes that tell their queue, or on those that do not; None of too few.
 
     A step scheduled ahead is in the intercept: a simulator that knows of none is right in the mean.
     """
-    rows = _rows_of(processes, told=told)
-    if told:
-        waits_us = rows[rows[:, 5] == 1.0, 0]
-    else:
-        rows = _without_slot_waits(_timed(rows))
-        waits_us = rows[:, 0]
+    arrivals = _arrivals_of(processes, told=told)
+    if not told:
+        arrivals = _without_slot_waits(_timed(arrivals))
+    waits_us = arrivals["wait_us"][arrivals["requests"] == 1.0]
     if len(waits_us) < _REQUESTS_MIN:
         return None
+    pace_us, prompts = arrivals["pace_us"], arrivals["prompt_tokens"]
     if told:
-        ahead, steps = prefills_wait_a_step(rows, costs), _STEP_MET
         low_us, middle_us = np.quantile(waits_us, (0.1, 0.5)).tolist()
         step_us = (middle_us - low_us) / 0.4
-        api_us, spread_us = low_us - 0.1 * step_us, 0.354 * step_us
-        costs = StepCosts(0.0, costs.us_per_request)
+        api_us, spread_us, ahead = low_us - 0.1 * step_us, 0.354 * step_us, prefills_wait_a_step(arrivals, costs)
     else:
-        pace_us, prompts = rows[:, 1], rows[:, 2]
-        misfits_us = [np.abs(_without_line(waits_us - n * pace_us, prompts)).mean() for n in (1.5, 2.5)]
-        ahead = bool(misfits_us[1] < misfits_us[0])
-        steps = _STEPS_WAITED + ahead
-        rest_us = waits_us - steps * pace_us - costs.prefill_us_per_token * prompts
+        misfits_us = [_misfit(waits_us - steps * pace_us, prompts) for steps in _STEPS_WAITED]
+        ahead = misfits_us[1] < misfits_us[0]
+        rest_us = waits_us - _STEPS_WAITED[ahead] * pace_us - costs.prefill_us_per_token * prompts
         api_us = median_of(rest_us)
         spread_us = 1.2533 * _MAD_TO_SD * median_of(np.abs(rest_us - api_us))
-    ahead_us = median_of(rows[:, 1]) if ahead else None
-    target = _only_intercept(max(api_us, 0.0) + (ahead_us or 0.0), len(rows), spread_us / math.sqrt(len(waits_us)))
-    return msgspec.structs.replace(target, step_ahead_us=ahead_us, in_flight=_per_request(rows, steps, costs))
+    ahead_us = median_of(pace_us) if ahead else None
+    stderr_us = spread_us / math.sqrt(len(waits_us))
+    target = _only_intercept(max(api_us, 0.0) + (ahead_us or 0.0), len(arrivals), stderr_us)
+    return msgspec.structs.replace(target, step_ahead_us=ahead_us)
 
 
-def prefills_wait_a_step(rows: Floats, costs: StepCosts) -> bool:
+def prefills_wait_a_step(arrivals: Arrivals, costs: StepCosts) -> bool:
     """Whether prefills take a step more than their own, which was handed over before them."""
-    known = _timed(rows[rows[:, 4] > 0.0])
+    known = _timed(arrivals[arrivals["prefill_us"] > 0.0])
     if len(known) < _REQUESTS_MIN:
         return False
-    _, pace_us, prompt_tokens, in_flight, prefill_us, _, _, context = known.T
-    batch_us = costs.step_us + costs.bare_request_us * in_flight + costs.context_us * context
-    step_us = np.where((in_flight > 0.0) & (batch_us >= 1.0), batch_us, pace_us)
-    own_us = costs.prefill_us_per_token * prompt_tokens + costs.experts_us
-    return median_of((prefill_us - own_us) / step_us) > _STEPS_WAITED
+    met = known["in_flight"]
+    batch_us = costs.step_us + costs.request_us * met + costs.context_us * known["context_tokens"]
+    step_us = np.where((met > 0.0) & (batch_us >= 1.0), batch_us, known["pace_us"])
+    own_us = costs.prefill_us_per_token * known["prompt_tokens"] + costs.experts_us
+    return median_of((known["prefill_us"] - own_us) / step_us) > _STEPS_WAITED[0]
 
 
-def _rows_of(processes: Sequence[Sequence[BusyArrival]], *, told: bool) -> Floats:
-    """Those that tell their queue, or that do not, a row each: (n, fields of BusyArrival)."""
-    rows = [msgspec.structs.astuple(each) for arrivals in processes for each in arrivals if each.is_known == told]
-    return np.array(rows, float).reshape(-1, len(BusyArrival.__struct_fields__))
+def _arrivals_of(processes: Iterable[Iterable[BusyArrival]], *, told: bool) -> Arrivals:
+    """Those that tell their queue, or that do not."""
+    chosen = (each for arrivals in processes for each in arrivals if each.is_known == told)
+    return np.array([*map(msgspec.structs.astuple, chosen)], _ARRIVAL_DTYPE)
 
 
-def _timed(rows: Floats) -> Floats:
+def _timed(arrivals: Arrivals) -> Arrivals:
     """Those that waited, and whose steps took, a microsecond or more."""
-    return rows[(rows[:, :2] >= 1.0).all(axis=1)]
+    return arrivals[(arrivals["wait_us"] >= 1.0) & (arrivals["pace_us"] >= 1.0)]
 
 
-def _without_slot_waits(rows: Floats) -> Floats:
-    steps_waited = rows[:, 0] / rows[:, 1]
-    usual: Floats = rows[steps_waited <= _WAITED_MORE * median_of(steps_waited)] if len(rows) else rows
-    return usual
+def _without_slot_waits(arrivals: Arrivals) -> Arrivals:
+    steps_waited = arrivals["wait_us"] / arrivals["pace_us"]
+    return arrivals[steps_waited <= _WAITED_MORE * median_of(steps_waited)] if len(arrivals) else arrivals
 
 
-def _without_line(values: Floats, prompt_tokens: Floats) -> Floats:
-    """What a line through the prompt tokens leaves of them."""
+def _misfit(values: Floats, prompt_tokens: Floats) -> float:
+    """How far values are from their line in the prompt tokens, in the mean."""
     columns = np.stack((np.ones(len(values)), prompt_tokens / max(float(prompt_tokens.max()), 1.0)), axis=1)
     solution, *_ = np.linalg.lstsq(columns, values, rcond=None)
-    left: Floats = values - columns @ solution
-    return left
-
-
-def _per_request(rows: Floats, steps: float, costs: StepCosts) -> InFlightSnapshot | None:
-    """What is published of c, and the x that api is of."""
-    rest_us, prompt_tokens, in_flight = _grown(rows, steps, costs)
-    if len(rest_us) < _REQUESTS_MIN:
-        return None
-    apart, left_us = _without_line(np.stack((in_flight, rest_us), axis=1), prompt_tokens).T
-    square = float(apart @ apart)
-    if square < _NO_SPREAD * len(left_us):
-        return None
-    slope_us = float(apart @ left_us) / square
-    scores = apart * (left_us - slope_us * apart)
-    alike = np.add.reduceat(scores, np.arange(0, len(scores), _ALIKE))
-    stderr_us = math.sqrt(max(float(scores @ scores), float(alike @ alike))) / square
-    slope_us -= stderr_us * stderr_us / max(slope_us, stderr_us, _LEAST_US)
-    if slope_us < _LEAST_US:
-        return None
-    requests = (median_of(rest_us) - median_of(rest_us - slope_us * in_flight)) / slope_us
-    requests = min(max(requests, float(in_flight.min())), float(in_flight.max()))  # rounding
-    return InFlightSnapshot(requests=requests, us_per_request=slope_us, stderr_us=stderr_us)
-
-
-def _grown(rows: Floats, steps: float, costs: StepCosts) -> tuple[Floats, Floats, Floats]:
-    """r, P and n of those that were counted and are no outliers."""
-    wait_us, _, prompt_tokens, in_flight = _timed(rows[rows[:, 3] > 0.0]).T[:4]
-    rest_us = wait_us - steps * costs.us_per_request * in_flight - costs.prefill_us_per_token * prompt_tokens
-    away_us = np.abs(rest_us - median_of(rest_us)) if len(rest_us) else rest_us
-    near = away_us <= _OUTLIER * _MAD_TO_SD * (median_of(away_us) if len(away_us) else 0.0)
-    return rest_us[near], prompt_tokens[near], in_flight[near]
+    return float(np.abs(values - columns @ solution).mean())
 
 
 class ApiQueueing(msgspec.Struct):
@@ -311,19 +263,17 @@ def with_fallbacks(
     handoffs_us = [value for queueing in known for value in queueing.handoffs_us]
     idle_rows = max((model.rows for model in target.models.values()), default=0) if target is not None else 0
     mean_us = sum(queueing.wait_us for queueing in known) / requests if requests else 0.0
-    told = first_tokens_of(arrivals, costs, told=True)
     if idle_rows < _REQUESTS_MIN and len(handoffs_us) >= _REQUESTS_MIN:
         target = _only_intercept(median(handoffs_us), len(handoffs_us))
     elif idle_rows < _REQUESTS_MIN:
         of_pages = _of_pages(known, requests) if target is None and requests >= _REQUESTS_MIN else None
         if of_pages is not None and of_pages.mean_us is not None:
             mean_us = of_pages.mean_us
-        target = told or first_tokens_of(arrivals, costs, told=False) or of_pages or target
-    elif target is not None and told is not None and told.in_flight is not None:
-        target = msgspec.structs.replace(target, in_flight=msgspec.structs.replace(told.in_flight, requests=1.0))
+        by_spans = (first_tokens_of(arrivals, costs, told=told) for told in (True, False))
+        target = next(filter(None, by_spans), None) or of_pages or target
     if target is None:
         return None
-    if target.step_ahead_us is None and prefills_wait_a_step(_rows_of(arrivals, told=True), costs):
+    if target.step_ahead_us is None and prefills_wait_a_step(_arrivals_of(arrivals, told=True), costs):
         target = msgspec.structs.replace(target, step_ahead_us=0.0)
     return target if requests == 0 else msgspec.structs.replace(target, mean_us=mean_us)
 
@@ -353,27 +303,17 @@ def _of_pages(queueings: Iterable[ApiQueueing], requests: int) -> TargetSnapshot
 
 
 def _costs_of(step: TargetSnapshot | None, *, hits_hidden: bool) -> StepCosts:
-    """One more request brings the context that each has in the mean.
-
-    Where hits are hidden, a data sheet's price of a computed token says nothing of a prompt that may have been cached.
-    """
+    """Where hits are hidden, a data sheet's price of a computed token says nothing of a prompt that may be cached."""
     model = step.models.get("portable") if step is not None else None
     features = {feature.name: feature for feature in model.features} if model is not None else {}
-    names = ("intercept", "prefill_tokens", "requests", "decode_context_tokens", "active_experts")
-    step_us, prefill_us, request_us, context_us, experts_us = (
+    names = ("prefill_tokens", "active_experts", "intercept", "requests", "decode_context_tokens")
+    prefill_us, experts_us, step_us, request_us, context_us = (
         features[name].coefficient if name in features else 0.0 for name in names
     )
-    requests, context, touched = (features[name].mean or 0.0 if name in features else 0.0 for name in names[2:])
+    touched = (features["active_experts"].mean or 0.0) if "active_experts" in features else 0.0
     if hits_hidden and prefill_us and features["prefill_tokens"].status == "prior_only":
         prefill_us = 0.0
-    return StepCosts(
-        prefill_us,
-        request_us + (context_us * context / max(requests, 1.0) if "requests" in features else 0.0),
-        experts_us * (1.0 - touched),
-        step_us + experts_us * touched,
-        request_us,
-        context_us,
-    )
+    return StepCosts(prefill_us, experts_us * (1.0 - touched), step_us + experts_us * touched, request_us, context_us)
 
 
 def _only_intercept(

@@ -27,12 +27,11 @@ FIELDS = {
     "Move": "target feature unit before after standard_errors status_before status_after moved",
     "TypicalStep": "prefill_tokens requests decode_context_tokens before_us after_us",
     "Target": "name champion models interval shapes seen mean_us mean_factor step_ahead_us "
-    "context_us_per_token in_flight factors_applied level change outliers",
+    "context_us_per_token factors_applied level change outliers",
     "Model": "name coefficients rows mape median_ape covariance plain_median_ape",
     "Interval": "pooled strata",
     "Seen": "features cells",
     "Shape": "factor rows usual",
-    "InFlight": "requests us_per_request",
     "Level": "factor last_row_unix_nano",
     "OutlierReplica": "engine ratio stderr term added siblings",
     "SpeedChange": "factor since_unix_nano term added within_s",

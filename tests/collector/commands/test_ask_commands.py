@@ -36,11 +36,6 @@ def unlimited(bent):
     bent["configs"][0]["config"] = {"model": "llama"}
 
 
-def grown(bent):
-    in_flight = {"requests": 68.9, "us_per_request": 54.6}
-    bent["configs"][0]["targets"]["api_queueing"].update(in_flight=in_flight)
-
-
 def left_out(bent):
     step = step_time_of(bent)
     step["shape_factors"] = {cell: {"factor": 1.0, "rows": 50.0} for cell in step["shape_factors"]}
@@ -76,7 +71,6 @@ STEP, LOAD = "--prefill 512 --requests 20 --context 30000", "--prompt 2000 --out
         ("plan", "--prompt 99 --output 9 --itl 300s", unlimited, ["fits      60 ", "give max_num_seqs or kv_tokens"]),
         ("plan", "--prompt 99 --output 9 --itl 300s --max-num-seqs 500", unlimited, ["fits      500 requests"]),
         ("show", "", None, ["verdict   usable", "7,900 ± 78", "identified", "max_num_seqs 128", "decode:1 x0.97"]),
-        ("show", "", grown, ["54.6 µs more with each request in flight beyond 69"]),
         ("show", "", left_out, ["factors not applied"]),
         ("show", "", alike, ["shapes "]),
         ("diff", "", slower, ["+8.8 standard errors  MOVED", "(+3.7%)"]),
@@ -110,9 +104,8 @@ def test_what_lies_outside_is_noted_with_what_was_seen(asked, options, edit, not
 
 
 def test_coefficients_and_moves_are_told_as_json(asked):
-    targets = json.loads(asked("show", "--json", grown)[1])["configs"][0]["targets"]
+    targets = json.loads(asked("show", "--json", lambda _: None)[1])["configs"][0]["targets"]
     assert [each["value"] for each in targets["step_time"]["coefficients"]] == [7900, 42, 0.11, 95]
-    assert targets["api_queueing"]["in_flight"] == {"requests": 68.9, "us_per_request": 54.6}
     moves = json.loads(asked("diff", "--json", slower)[1])["configs"][0]["moves"]
     assert [each["feature"] for each in moves if each["moved"]] == ["intercept"]
 

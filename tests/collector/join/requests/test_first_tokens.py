@@ -17,17 +17,16 @@ from tests.support.toy_spans import STOCK_SCOPE, Piece, exports_of, stock_span
 from tests.support.vllm_scheduler import Traffic
 
 
-def waits(ahead, requests=400, api_us=8000.0, prefill_us=0.0, seed=1, per_request_us=0.0):
-    chance = np.random.default_rng(seed)
+def waits(ahead, requests=400, api_us=8000.0, prefill_us=0.0):
+    chance = np.random.default_rng(1)
     pace = chance.uniform(10_000, 18_000, requests)
     prompt = chance.integers(100, 900, requests).astype(float)
     met = chance.integers(2, 120, requests).astype(float)
-    first = api_us + (1.0 + ahead + chance.random(requests)) * pace + prefill_us * prompt + per_request_us * met
+    first = api_us + (1.0 + ahead + chance.random(requests)) * pace + prefill_us * prompt
     return [BusyArrival(*map(float, each)) for each in zip(first, pace, prompt, met, strict=True)]
 
 
 def found_of(arrivals, costs=StepCosts(), *, told=False):  # noqa: B008 - immutable
-    """What they tell, of how the time grows with the requests in flight too."""
     return first_tokens_of([[msgspec.structs.replace(each, is_known=told) for each in arrivals]], costs, told=told)
 
 
@@ -64,39 +63,21 @@ def test_few_requests_tell_nothing():
 @pytest.mark.parametrize("place", ["wait_us", "pace_us", "prompt_tokens", "in_flight"])
 @pytest.mark.parametrize("every", [1, 2, 5])
 def test_the_largest_and_smallest_times_that_are_let_in_leave_a_finite_answer_or_none(odd, place, every):
-    bent = waits(1, per_request_us=50.0)
+    bent = waits(1)
     bent[::every] = [msgspec.structs.replace(each, **{place: odd}) for each in bent[::every]]
     for found in (found_of(bent, StepCosts(40.0)), found_of(bent, StepCosts(40.0), told=True)):
         assert found is None or math.isfinite(api_us_of(found))
-        grown = found.in_flight if found is not None else None
-        assert grown is None or all(math.isfinite(value) and value > 0.0 for value in msgspec.structs.astuple(grown))
 
 
-@pytest.mark.parametrize("ahead", [0, 1])
-@pytest.mark.parametrize("seed", range(3))
-def test_the_api_takes_longer_with_each_request_that_runs(ahead, seed):
-    found = found_of(waits(ahead, per_request_us=60.0, requests=1000, seed=seed))
-    grown = found.in_flight
-    assert grown.us_per_request == pytest.approx(60.0, abs=4 * grown.stderr_us)
-    assert grown.stderr_us < 10.0
-    at_none_us = api_us_of(found) - grown.requests * grown.us_per_request
-    assert at_none_us == pytest.approx(8000.0, abs=1500.0)
-
-
-def stock_pieces(requests, every_s=lambda _: 0.2, per_request_s=0.0, **told):
-    """An asynchronous engine of 10 to 14 ms a step, whose API takes 6 ms, and this much more per request in flight."""
+def stock_pieces(requests):
+    """An asynchronous engine of 10 to 14 ms a step, whose API takes 6 ms."""
     chance = np.random.default_rng(3)
-    out, ends_s, next_s = [], [], 0.0
+    out = []
     for number in range(requests):
         pace_s = float(0.012 + 0.002 * np.sin(number / 40))
         ttft_s = 0.006 + (2.0 + float(chance.random())) * pace_s
-        arrival_s = next_s + 0.05 * float(chance.random())
-        ttft_s += per_request_s * sum(end_s > arrival_s for end_s in ends_s)
-        next_s += every_s(number)
-        ends_s.append(arrival_s + ttft_s + 100 * pace_s)
-        span = stock_span(
-            f"r{number}", arrival_s, prompt=200, outputs=101, ttft_s=ttft_s, decode_s=100 * pace_s, **told
-        )
+        arrival_s = 0.2 * number + 0.05 * float(chance.random())
+        span = stock_span(f"r{number}", arrival_s, prompt=200, outputs=101, ttft_s=ttft_s, decode_s=100 * pace_s)
         out.append(Piece("api-0", STOCK_SCOPE, span))
     return sorted(out, key=lambda piece: piece.span.end_time_unix_nano)
 
@@ -114,16 +95,6 @@ def test_requests_that_tell_no_queue_give_api_queueing_and_how_the_engine_schedu
     assert ahead_us == pytest.approx(12_000, rel=0.1)
     assert intercept.coefficient - ahead_us + 200 * steps["prefill_tokens"] == pytest.approx(6000, abs=800)
     assert intercept.status == "weak"
-
-
-def test_what_the_api_takes_more_with_each_request_is_published_beside_its_intercept():
-    def every_s(number):
-        return 0.1 if number // 50 % 2 else 0.4
-
-    grown = published(stock_pieces(500, every_s, 0.0004)).targets["api_queueing"].in_flight
-    assert grown.us_per_request == pytest.approx(400.0, abs=4 * grown.stderr_us)
-    assert 4.0 < grown.requests < 12.0
-    assert published(stock_pieces(200, every_s)).targets["api_queueing"].in_flight is None
 
 
 @pytest.mark.parametrize(("status", "hidden", "taken_off"), [("weak", True, True), ("prior_only", False, True),

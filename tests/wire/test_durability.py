@@ -241,8 +241,10 @@ def test_a_restart_after_a_kill_without_a_log_says_how_much_is_lost_and_how_old_
     with running_sidecar(tmp_path, CHECKPOINT_INTERVAL_S="3600") as sidecar:
         send(sidecar, 1)
     with running_sidecar(tmp_path, CHECKPOINT_INTERVAL_S="3600") as sidecar:
-        send(sidecar, 101)
-        eventually(lambda: b'"spans": 10' in (tmp_path / LOCK_NAME).read_bytes())
+        for first_step, spans in ((101, b'"spans": 10'), (201, b'"spans": 20')):  # none is kept before the hour is over
+            send(sidecar, first_step)
+            eventually(lambda: sidecar.queue.in_flight_bytes == 0)
+            eventually(lambda spans=spans: spans in (tmp_path / LOCK_NAME).read_bytes())
         files = kept(tmp_path)
     laid_back(tmp_path, files)
     an_hour_ago_s = time.time() - 3600
@@ -250,8 +252,8 @@ def test_a_restart_after_a_kill_without_a_log_says_how_much_is_lost_and_how_old_
     caplog.clear()
     with running_sidecar(tmp_path) as sidecar:
         told = ready(sidecar)
-        assert told["lost"].startswith(f"10 spans that process {os.getpid()} on ")
-        assert metric(sidecar.http_port, 'tracefit_restart_lost{of="spans"}') == 10
+        assert told["lost"].startswith(f"20 spans that process {os.getpid()} on ")
+        assert metric(sidecar.http_port, 'tracefit_restart_lost{of="spans"}') == 20
         assert metric(sidecar.http_port, "tracefit_state_last_write_timestamp_seconds") == pytest.approx(an_hour_ago_s)
     (line,) = [record for record in caplog.records if "continuing from" in record.message]
     assert line.levelname == "WARNING"

@@ -451,11 +451,13 @@ def test_ids_that_are_not_random_claim_nothing(kind):
     assert drops(pipeline)[RowDrop.SAMPLED_SPANS] == 0
 
 
-def test_a_sampler_that_is_switched_on_or_off_is_noticed():
+@pytest.mark.parametrize("meanwhile", [lambda pipeline: pipeline, restarted], ids=["", "at a restart of ours"])
+def test_a_sampler_that_is_switched_on_or_off_is_noticed(meanwhile):
     sent, pipeline, told = requests(1500), new_pipeline(), []
     for phase in (sent[:500], kept(sent[500:1000], 0.1), sent[1000:]):
         go_on(pipeline, phase)
         told.append([doubt.split(" at ")[0] for doubt in doubts(pipeline)])
+        pipeline = meanwhile(pipeline)
     assert told == [[], ["request spans are sampled"], []]
 
 

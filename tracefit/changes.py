@@ -26,7 +26,8 @@ from typing import NamedTuple
 
 from .document import STEP_TIME, Coefficient, ConfigDocument, Document
 from .exceptions import NoCoefficientsError
-from .step_model import FEATURES, Limits, StepModel, computable_model
+from .shapes import FEATURES
+from .step_model import Limits, StepModel, computable_model
 
 NOTABLE = 3.0
 """Standard errors from which on a coefficient counts as moved."""
@@ -180,7 +181,7 @@ def _typical_step(before: ConfigDocument, after: ConfigDocument) -> TypicalStep 
     prefill, context, requests = (means.get(name) for name in FEATURES[1:])
     if prefill is None or context is None or requests is None:
         return None
-    times = [sum(model.coefficients.terms(prefill, requests, context)) for model in models]
+    times = [model.coefficients.step_us(prefill, requests, context) for model in models]
     return TypicalStep(prefill, requests, context, times[0], times[1])
 
 

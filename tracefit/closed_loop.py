@@ -34,7 +34,7 @@ after which somebody goes on, where the engine schedules one ahead, else 0. Of o
 step, and the others in the next. Who waits so is in no queue for tokens: where prefills fill the steps, that queue is
 the shorter for it.
 
-**Mean steps.** step() is the monotone surface of shapes.py, times ``mean_factor`` (mean ÷ robust fit) unless rows cover
+**Mean steps.** step() is the settled surface of shapes.py, times ``mean_factor`` (mean ÷ robust fit) unless rows cover
 many steps each, whose stalls are in them:
 
     s_j  = step(p mu_j, n - j + q mu_j, (n - j) c)   single steps tell that prompts that have no part cost nothing
@@ -262,7 +262,7 @@ class ClosedLoop:
         def step(j: int) -> Band:
             ended = prefills.ended(j)
             requests = n if steps.of_means else n - j + prefills.chunks * ended
-            return steps.band(steps.surface.monotone, work.uncached * ended, requests, (n - j) * work.context)
+            return steps.band(work.uncached * ended, requests, (n - j) * work.context)
 
         first, shares = prefills.shares()
         some = range(first, first + len(shares) + 1)

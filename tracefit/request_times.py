@@ -121,7 +121,7 @@ class RequestTimes:
     __slots__ = ("_after", "_ahead", "_before", "_loop", "_steps", "limits", "turns")
 
     def __init__(self, steps: StepModel, targets: Mapping[str, Target], *, ahead: bool = False) -> None:
-        self._steps = steps.with_stalls()
+        self._steps = steps.of_many_steps()
         queueing = targets.get("api_queueing")
         self._ahead = ahead or (queueing is not None and queueing.step_ahead_us is not None)
         self._loop = ClosedLoop(self._steps, ahead=self._ahead)
@@ -208,7 +208,7 @@ class RequestTimes:
         steps, held = self._steps, self._held(work, running, k)
         own, others = self._pieces(work, running, k)
         pieces = [others] if steps.of_means else [own, 0.0] if work.output > 1.0 else [own]
-        unknown = steps.unknown_columns(own, running, held) if steps.of_means else ()
+        unknown = steps.unknown_features(own, running, held) if steps.of_means else ()
         seen = (name for piece in pieces for name in steps.outside(piece, running, held))
         outside = tuple(dict.fromkeys((*unknown, *refused, *seen)))
         return outside, steps.usable(outside, pieces[0], running, held) and not (unknown or refused)
@@ -240,7 +240,7 @@ class RequestTimes:
     def _step(self, work: Workload, tokens: float, decodes: float) -> Band:
         """Of so many tokens of prompts, and of requests whose answers begin."""
         requests = decodes + max(tokens / work.uncached, 1.0)
-        return self._steps.band(self._steps.surface.monotone, tokens, requests, decodes * work.prompt)
+        return self._steps.band(tokens, requests, decodes * work.prompt)
 
     def _burst(self, work: Workload, n: int) -> Band:
         """TTFT of so many that arrive at once and fit, without the API's part."""
@@ -256,7 +256,7 @@ class RequestTimes:
     def _gathered_itl(self, work: Workload, running: float) -> float:
         """ITL, at least, of loops whose requests gather."""
         steps, budget = self._steps, self._steps.budget_of(running)
-        _, low, _ = steps.band(steps.surface.monotone, 0.0, running, running * work.context)
+        _, low, _ = steps.band(0.0, running, running * work.context)
         if running <= 1.0:
             return low
         tokens = min(running * work.uncached, budget)

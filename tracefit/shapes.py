@@ -65,14 +65,12 @@ from bisect import bisect_right
 from collections.abc import Collection, Mapping, Sequence
 from functools import cache, cached_property
 from itertools import accumulate, chain, pairwise
-from operator import mul
 from typing import NamedTuple
 
-from .document import Interval, Ratios, Shape, Target
+from .document import ACTIVE_EXPERTS, Interval, Ratios, Shape, Target
 
-STRIDE = 64
-"""More than there are pieces of prefill tokens."""
-Piece = tuple[float, float, float, float, float]
+FEATURES = ("intercept", "prefill_tokens", "decode_context_tokens", "requests")
+NORMAL_P90 = 1.2816
 Band = tuple[float, float, float]
 """Microseconds in the middle, below and above."""
 
@@ -82,10 +80,8 @@ _ROWS_MIN = 64.0
 _RATIO_MAX = 5.0
 _PER_OCTAVE = -math.log(8.0)
 _FALL_MIN, _FALL_ERRORS = 0.1, 4.0
-_NEAR_OCTAVES = 0.75
-"""Between the cells of a step with prefill and of one that it is like: octaves of requests and of tokens, added."""
-NORMAL_P90 = 1.2816
-_ENTRIES_MAX = 65536
+_PIECES_MAX = 65536
+_NOBODY_SAID = Interval((1.0, 1.0), {})
 
 _DECODE_FIRST = (*range(1, 17), *range(17, 512, 8), *(math.ceil(512 * 2 ** (k / 8)) for k in range(1, 50)))
 _DECODE_ENDS = (*_DECODE_FIRST[1:], 2 * _DECODE_FIRST[-1])
@@ -97,28 +93,25 @@ _TOKENS = [2.0 ** (0.5 * half + 0.25) for half in _HALVES]
 
 
 class Coefficients(NamedTuple):
-    """Microseconds of ``portable``; ``missed`` is 1 - k/E, the share of experts that one token leaves alone."""
+    """Microseconds by feature; ``missed`` is 1 - k/E, the share of experts that one token leaves alone."""
 
-    intercept: float
-    prefill_token: float
-    context_token: float
-    request: float
-    experts: float = 0.0
-    missed: float = 0.0
+    us: Mapping[str, float]
+    missed: float
 
-    def work(self, prefill_tokens: float, requests: float, decode_context_tokens: float) -> tuple[float, ...]:
-        """What a step has of each: of 1, prefill tokens, context, requests, and the share of experts touched."""
-        touched = 1.0 - self.missed ** (prefill_tokens + requests)
-        return 1.0, prefill_tokens, decode_context_tokens, requests, touched
+    def work(self, prefill_tokens: float, requests: float, decode_context_tokens: float) -> dict[str, float]:
+        """What a step has of each feature."""
+        touched = 1.0 - self.missed ** max(prefill_tokens + requests, 0.0)
+        counts = (1.0, prefill_tokens, decode_context_tokens, requests, touched)
+        return dict(zip((*FEATURES, ACTIVE_EXPERTS), counts, strict=True))
 
-    def terms(self, prefill_tokens: float, requests: float, decode_context_tokens: float) -> list[float]:
+    def terms(self, prefill_tokens: float, requests: float, decode_context_tokens: float) -> dict[str, float]:
         """What each of them costs."""
-        return list(map(mul, self, self.work(prefill_tokens, requests, decode_context_tokens)))
+        work = self.work(prefill_tokens, requests, decode_context_tokens)
+        return {name: us * work[name] for name, us in self.us.items()}
 
-    def us(self, prefill_tokens: float, requests: float) -> float:
-        """x: the step without its context."""
-        line = self.intercept + self.prefill_token * prefill_tokens + self.request * requests
-        return line + self.experts * (1.0 - self.missed ** (prefill_tokens + requests)) if self.experts else line
+    def step_us(self, prefill_tokens: float, requests: float, decode_context_tokens: float = 0.0) -> float:
+        """The whole step; x without its context."""
+        return sum(self.terms(prefill_tokens, requests, decode_context_tokens).values())
 
 
 def stratum_name(prefill_tokens: float, requests: float) -> str:
@@ -173,56 +166,40 @@ def piece_of(prefill_tokens: float) -> int:
     return bisect_right(_TOKENS, prefill_tokens, 1, len(_TOKENS) - 1) if prefill_tokens > 0.0 else 0
 
 
-class Nodes(NamedTuple):
+class _Nodes(NamedTuple):
     """T at the middles of cells: without prefill by requests; with prefill by requests (rows) and tokens (columns)."""
 
     decodes: list[float]
     prefills: list[list[float]]
 
     def ends(self, requests: float, piece: int) -> tuple[float, float]:
-        """Values of so many requests at both ends of a piece of prefill tokens."""
+        """Values of so many requests at both ends of a piece of prefill tokens; twice the same without prefill."""
         if not piece:
-            return (_decode(self.decodes, requests),) * 2
-        size = max(requests, 1.0)
-        after = bisect_right(_SIZES, size, 1, len(self.prefills) - 1)
-        low, high = (_between(_SIZES, [row[at] for row in self.prefills], after, size) for at in (piece - 1, piece))
+            return (_at(_DECODE_SIZES, self.decodes, requests),) * 2
+        low, high = (_at(_SIZES, [row[end] for row in self.prefills], requests) for end in (piece - 1, piece))
         return low, high
 
 
-class StepTable(dict[int, Piece]):
-    """Steps of whole numbers of requests: T = max(least, base + per_token P), and the band's ends in parts of it.
+def _at(sizes: Sequence[float], values: Sequence[float], requests: float) -> float:
+    """The line through the values at the two sizes around."""
+    size = max(requests, 1.0)
+    after = bisect_right(sizes, size, 1, len(sizes) - 1)
+    share = (size - sizes[after - 1]) / (sizes[after] - sizes[after - 1])
+    return values[after - 1] + share * (values[after] - values[after - 1])
 
-    By requests · 64 + ``piece_of`` the prefill tokens; each is made when it is first asked for, so many are kept.
-    """
 
-    __slots__ = ("_measured", "_nodes", "_pooled", "_strata", "_unsure", "_wider")
+class _Piece(NamedTuple):
+    """Between two middles of prefill tokens: T = max(least, base + per_token P), and the band's ends in parts of it."""
 
-    def __init__(self, nodes: Nodes, measured: Nodes, unsure: Nodes, interval: Interval | None, wider: float) -> None:
-        super().__init__()
-        self._wider = wider
-        self._nodes, self._measured, self._unsure = nodes, measured, unsure
-        self._pooled = (1.0, 1.0) if interval is None else interval.pooled
-        self._strata = {} if interval is None else interval.strata
+    least: float
+    base: float
+    per_token: float
+    low: float
+    high: float
 
-    def __missing__(self, key: int) -> Piece:
-        requests, piece = divmod(key, STRIDE)
-        if len(self) >= _ENTRIES_MAX:
-            self.clear()
-        p10, p90 = self._strata.get(stratum_name(piece, requests), self._pooled)
-        off = self._wider + sum(self._unsure.ends(requests, piece)) / 2.0
-        _, low, high = unsure((1.0, min(p10, 1.0), max(p90, 1.0)), off)
-        line = self._line(requests, piece)
-        if self._measured is not self._nodes:
-            off = _decode(self._measured.decodes, requests) / line[0] if line[0] > 0.0 else 1.0
-            low, high = low * min(off, 1.0), high * max(off, 1.0)
-        self[key] = made = (*line, low, high)
-        return made
-
-    def _line(self, requests: int, piece: int) -> tuple[float, float, float]:
-        """least, base and per_token."""
-        least, (low, high) = _decode(self._nodes.decodes, requests), self._nodes.ends(requests, piece)
-        per_token = (high - low) / (_TOKENS[piece] - _TOKENS[piece - 1]) if piece else 0.0
-        return least, low - per_token * _TOKENS[piece - 1], per_token
+    def us(self, prefill_tokens: float) -> float:
+        """T."""
+        return max(self.least, self.base + self.per_token * prefill_tokens)
 
 
 def together(one: Band, other: Band) -> Band:
@@ -235,35 +212,6 @@ def together(one: Band, other: Band) -> Band:
 def unsure(band: Band, us: float) -> Band:
     """The same with another reason to be off by so much, each way."""
     return together(band, (band[0], band[0] - us, band[0] + us))
-
-
-def _decode(decodes: Sequence[float], requests: float) -> float:
-    """T of so many requests without prefill."""
-    size = max(requests, 1.0)
-    after = bisect_right(_DECODE_SIZES, size, 1, len(decodes) - 1)
-    return _between(_DECODE_SIZES, decodes, after, size)
-
-
-def _between(places: Sequence[float], values: Sequence[float], after: int, at: float) -> float:
-    """The line through the values at ``after`` and before it."""
-    share = (at - places[after - 1]) / (places[after] - places[after - 1])
-    return values[after - 1] + share * (values[after] - values[after - 1])
-
-
-def _isotonic(values: Sequence[float], errors: Sequence[float]) -> list[float]:
-    """The nearest in least squares that fall nowhere by chance: neighbours that do are pooled."""
-    pools: list[tuple[float, int, float]] = []
-    for value, error in zip(values, errors, strict=True):
-        mean, count, least = value, 1, error
-        while pools and mean < pools[-1][0]:
-            before, many, sure = pools[-1]
-            if math.log(before / mean) > max(_FALL_MIN, _FALL_ERRORS * math.hypot(sure, least)):
-                break
-            pools.pop()
-            least = math.hypot(sure * many, least * count) / (many + count)
-            mean, count = (before * many + mean * count) / (many + count), many + count
-        pools.append((mean, count, least))
-    return [mean for mean, count, _ in pools for _ in range(count)]
 
 
 class _Seen(NamedTuple):
@@ -281,18 +229,15 @@ class StepSurface:
 
     Attributes:
         context_us: s.
-        steps: T and bands as they were measured.
-        monotone: the same where no T falls by chance.
-        misfit: see the module.
     """
 
     def __init__(self, target: Target, coefficients: Coefficients, *, of_means: bool, wider: float) -> None:
         rows = [shape.rows for shape in target.shapes.values()]
         told = target.factors_applied and (sum(rows) if of_means else max(rows, default=0.0)) >= _ROWS_MIN
-        self._of_means = of_means
-        self._coefficients, self._interval, self._wider = coefficients, target.interval, wider
+        self._of_means, self._wider = of_means, wider
+        self._coefficients, self._interval = coefficients, target.interval or _NOBODY_SAID
         context_us = target.context_us_per_token if told else None
-        self.context_us = coefficients.context_token if context_us is None else context_us
+        self.context_us = coefficients.us.get("decode_context_tokens", 0.0) if context_us is None else context_us
         decodes, prefills = _cells()
         prefill_cells = [] if of_means else list(chain.from_iterable(prefills))
         shapes = target.shapes if told else {}
@@ -300,107 +245,147 @@ class StepSurface:
             {cell.name: seen for cell in cells if cell.name in shapes and (seen := self._seen(cell, shapes[cell.name]))}
             for cells in (decodes, prefill_cells)
         ]
-        scatter = 0.0 if target.interval is None else _scatter(target.interval.pooled)
-        noise = scatter * scatter
+        noise = _scatter(self._interval.pooled) ** 2
         misfit = _misfit(kinds, noise)
-        self.misfit = math.sqrt(misfit)
         half = min(max(noise / misfit, _HALF_MIN), _HALF_MAX) if misfit else _HALF_MAX
+        self._misfit = math.sqrt(misfit)
         self._decodes, self._prefills = (
             {name: each._replace(share=each.rows / (each.rows + half)) for name, each in kind.items()} for kind in kinds
         )
+        self._pieces: dict[tuple[int, int, bool], _Piece] = {}
+
+    def band(
+        self, prefill_tokens: float, requests: float, decode_context_tokens: float, *, settled: bool = False
+    ) -> Band:
+        """us, low and high of a step as such steps were measured, or ``settled``: where no T falls by chance."""
+        whole, index = int(requests), piece_of(prefill_tokens)
+        piece = self._piece(whole, index, settled)
+        us = piece.us(prefill_tokens)
+        if requests > whole:
+            us += (requests - whole) * (self._piece(whole + 1, index, settled).us(prefill_tokens) - us)
+        us += self.context_us * decode_context_tokens
+        return us, us * piece.low, us * piece.high
+
+    @cached_property
+    def turns(self) -> list[int]:
+        """Numbers of requests between which times rise, up to the last that is faster than those before; or none."""
+        falls = [size for size, (before, after) in enumerate(pairwise(self._settled.decodes), 2) if after < before]
+        return [math.ceil(size) for size in _DECODE_SIZES[: max(falls, default=0)]]
+
+    def is_beside_cells(self, requests: float, piece: int) -> bool:
+        """Whether steps like those of a piece of prefill tokens were seen, if steps with prefill were at all.
+
+        Such steps are of the same octave of requests or a lower one, and of a cell whose middle is within three
+        quarters of an octave of the piece's.
+        """
+        octave = min(max(int(requests).bit_length() - 1, 0), _OCTAVES[-1])
+        beside = [cell for row in _cells()[1][: octave + 1] for cell in row[max(piece - 2, 0) : piece + 2]]
+        return not self._prefills or any(cell.name in self._prefills for cell in beside)
+
+    def _piece(self, requests: int, index: int, settled: bool) -> _Piece:
+        """Each is made when it is first asked for, and so many are kept."""
+        key = requests, index, settled
+        if key not in self._pieces:
+            if len(self._pieces) >= _PIECES_MAX:
+                self._pieces.clear()
+            self._pieces[key] = self._made(*key)
+        return self._pieces[key]
+
+    def _made(self, requests: int, index: int, settled: bool) -> _Piece:
+        nodes = self._settled if settled else self._measured
+        least, (start, end) = nodes.ends(requests, 0)[0], nodes.ends(requests, index)
+        per_token = (end - start) / (_TOKENS[index] - _TOKENS[index - 1]) if index else 0.0
+        p10, p90 = self._ratios(index, requests)
+        off = self._wider + sum(self._unsure.ends(requests, index)) / 2.0
+        _, low, high = unsure((1.0, min(p10, 1.0), max(p90, 1.0)), off)
+        if settled and least > 0.0:
+            measured = self._measured.ends(requests, 0)[0] / least
+            low, high = low * min(measured, 1.0), high * max(measured, 1.0)
+        return _Piece(least, start - per_token * _TOKENS[index - 1], per_token, low, high)
+
+    def _ratios(self, prefill_tokens: float, requests: float) -> Ratios:
+        """p10 and p90 of a stratum, or of all where it has none."""
+        return self._interval.strata.get(stratum_name(prefill_tokens, requests), self._interval.pooled)
 
     def _seen(self, cell: _Cell, shape: Shape) -> _Seen | None:
         """What the rows of a cell say; None where that cannot be."""
-        tokens, requests, b_context = cell.tokens, cell.requests, self._coefficients.context_token
-        ratio = shape.factor
+        tokens, requests, ratio = cell.tokens, cell.requests, shape.factor
         if shape.usual is not None:
             tokens, requests, context, us = shape.usual
-            x = self._coefficients.us(tokens, requests)
-            ratio = (us - self.context_us * context) / x if x > 0.0 < x + b_context * context else 0.0
+            x = self._coefficients.step_us(tokens, requests)
+            possible = x > 0.0 < self._coefficients.step_us(tokens, requests, context)
+            ratio = (us - self.context_us * context) / x if possible else 0.0
         if not 1.0 / _RATIO_MAX < ratio < _RATIO_MAX:
             return None
         rows = max(shape.rows, 1.0)
         return _Seen(_log2(requests), _log2(tokens), math.log(ratio), rows, rows / (rows + _HALF_ROWS))
 
     @cached_property
-    def steps(self) -> StepTable:
-        """See the class."""
-        return self._table(self._nodes)
-
-    @cached_property
-    def monotone(self) -> StepTable:
-        """See the class."""
-        return self._table(self._monotone)
-
-    @cached_property
-    def turns(self) -> list[int]:
-        """Numbers of requests between which times rise, up to the last that is faster than those before; or none."""
-        falls = [size for size, (before, after) in enumerate(pairwise(self._monotone.decodes), 2) if after < before]
-        return [math.ceil(size) for size in _DECODE_SIZES[: max(falls, default=0)]]
-
-    def is_beside_cells(self, requests: float, piece: int) -> bool:
-        """Whether steps like those of a piece of prefill tokens were seen, if steps with prefill were at all."""
-        octave, half = min(max(int(requests).bit_length() - 1, 0), _OCTAVES[-1]), 0.5 * piece
-        return not self._prefills or any(
-            cell.name in self._prefills
-            and abs(_log2(cell.requests / _SIZES[octave])) + abs(_log2(cell.tokens) - half) <= _NEAR_OCTAVES
-            for row in _cells()[1]
-            for cell in row
-        )
-
-    def _table(self, nodes: Nodes) -> StepTable:
-        return StepTable(nodes, self._nodes, self._unsure, self._interval, self._wider)
-
-    @cached_property
-    def _unsure(self) -> Nodes:
-        """By how much the ends of bands are further out at the middle of each cell, in parts of T."""
-        most = NORMAL_P90 * self.misfit
-
-        def at(cell: _Cell, kind: Mapping[str, _Seen]) -> float:
-            return most * math.sqrt(1.0 - kind[cell.name].share) if cell.name in kind else most
-
-        decodes, prefills = _cells()
-        return Nodes(
-            [at(cell, self._decodes) for cell in decodes],
-            [[at(cell, self._prefills) for cell in row] for row in prefills],
-        )
-
-    @cached_property
-    def _monotone(self) -> Nodes:
-        """T where nothing falls by chance."""
-        decodes, prefills = self._nodes
-        along_tokens = [list(accumulate(row, max)) for row in prefills]
-        along_both = list(accumulate(along_tokens, lambda *rows: list(map(max, *rows))))
-        return Nodes(_isotonic(decodes, list(map(self._error, _cells()[0]))), along_both)
-
-    def _error(self, cell: _Cell) -> float:
-        """Standard error of log T of a cell without prefill."""
-        seen, interval = self._decodes.get(cell.name), self._interval
-        if seen is None or interval is None or self._of_means:
-            return math.inf
-        return _scatter(interval.strata.get(stratum_name(0, cell.requests), interval.pooled)) / math.sqrt(seen.rows)
-
-    @cached_property
-    def _nodes(self) -> Nodes:
+    def _measured(self) -> _Nodes:
         """T at the middle of each cell."""
         decode_cells, prefill_cells = _cells()
-        decodes = [self._at(cell, self._decodes) for cell in decode_cells]
-        least = [_decode(decodes, row[0].requests) for row in prefill_cells]
+        decodes = [self._us(cell, self._decodes) for cell in decode_cells]
+        least = [_at(_DECODE_SIZES, decodes, row[0].requests) for row in prefill_cells]
         prefills = [
-            [max(self._at(cell, self._prefills), us) for cell in row]
+            [max(self._us(cell, self._prefills), us) for cell in row]
             for row, us in zip(prefill_cells, least, strict=True)
         ]
         prefills[-1] = list(map(max, *prefills[-2:]))
         for row in (decodes, *prefills):
             row[-1] = max(row[-2:])
-        return Nodes(decodes, prefills)
+        return _Nodes(decodes, prefills)
 
-    def _at(self, cell: _Cell, kind: Mapping[str, _Seen]) -> float:
+    def _us(self, cell: _Cell, kind: Mapping[str, _Seen]) -> float:
         """T at the middle of a cell."""
         log_ratio = _beside(kind.values(), math.log2(cell.requests), _log2(cell.tokens))
         if (seen := kind.get(cell.name)) is not None:
             log_ratio += seen.share * (seen.log_ratio - log_ratio)
-        return self._coefficients.us(cell.tokens, cell.requests) * math.exp(log_ratio)
+        return self._coefficients.step_us(cell.tokens, cell.requests) * math.exp(log_ratio)
+
+    @cached_property
+    def _settled(self) -> _Nodes:
+        """T where nothing falls by chance."""
+        decodes, prefills = self._measured
+        along_tokens = [list(accumulate(row, max)) for row in prefills]
+        along_both = list(accumulate(along_tokens, lambda *rows: list(map(max, *rows))))
+        return _Nodes(_isotonic(decodes, list(map(self._error, _cells()[0]))), along_both)
+
+    def _error(self, cell: _Cell) -> float:
+        """Standard error of log T of a cell without prefill."""
+        seen = self._decodes.get(cell.name)
+        if seen is None or self._interval is _NOBODY_SAID or self._of_means:
+            return math.inf
+        return _scatter(self._ratios(0, cell.requests)) / math.sqrt(seen.rows)
+
+    @cached_property
+    def _unsure(self) -> _Nodes:
+        """By how much T is off at the middle of each cell, in parts of it."""
+        most = NORMAL_P90 * self._misfit
+
+        def off(cell: _Cell, kind: Mapping[str, _Seen]) -> float:
+            return most * math.sqrt(1.0 - kind[cell.name].share) if cell.name in kind else most
+
+        decodes, prefills = _cells()
+        return _Nodes(
+            [off(cell, self._decodes) for cell in decodes],
+            [[off(cell, self._prefills) for cell in row] for row in prefills],
+        )
+
+
+def _isotonic(values: Sequence[float], errors: Sequence[float]) -> list[float]:
+    """The nearest in least squares that fall nowhere by chance: neighbours that do are pooled."""
+    pools: list[tuple[float, int, float]] = []
+    for value, error in zip(values, errors, strict=True):
+        mean, count, least = value, 1, error
+        while pools and mean < pools[-1][0]:
+            before, many, sure = pools[-1]
+            if math.log(before / mean) > max(_FALL_MIN, _FALL_ERRORS * math.hypot(sure, least)):
+                break
+            pools.pop()
+            least = math.hypot(sure * many, least * count) / (many + count)
+            mean, count = (before * many + mean * count) / (many + count), many + count
+        pools.append((mean, count, least))
+    return [mean for mean, count, _ in pools for _ in range(count)]
 
 
 def _scatter(ratios: Ratios) -> float:

@@ -29,20 +29,17 @@ from typing import NamedTuple
 from .document import ACTIVE_EXPERTS, STEP_TIME, ConfigDocument, Model, Target
 from .exceptions import REQUESTS_MAX, TOKENS_MAX, NoCoefficientsError, checked
 from .shapes import (
+    FEATURES,
     NORMAL_P90,
-    STRIDE,
     Band,
     Coefficients,
     StepSurface,
-    StepTable,
     piece_of,
     stratum_name,
     stratum_of_cell,
     unsure,
 )
 
-FEATURES = ("intercept", "prefill_tokens", "decode_context_tokens", "requests")
-_COLUMNS = (*FEATURES, ACTIVE_EXPERTS)
 _MEANS_OF_REQUESTS = ("journeys", "requests")
 _ROWS_MIN, _WINDOWS_MIN = 256, 64
 """Rows of single steps or requests, and of windows between two pages, each of which holds many steps."""
@@ -56,8 +53,7 @@ _FORM_ERROR_MAX = 0.2
 """As a standard error has to be of a coefficient that is identified (online/rls/error_bars.py)."""
 _UNTOLD_MAX = 2.0
 """So much of its usual work may a step have of a coefficient that another one stands in for."""
-_ASKED = (*FEATURES[1:], "shape", "max_num_seqs", "max_num_batched_tokens")
-"""What an answer may lie outside of, in the order of ``StepModel.outside``."""
+_ALL = (-math.inf, math.inf)
 
 
 class Prediction(NamedTuple):
@@ -92,39 +88,23 @@ class StepModel:
     def __init__(self, config: ConfigDocument, limits: Limits) -> None:
         if config.quarantined:
             raise NoCoefficientsError(f"configuration {config.config_id} is quarantined: {config.quarantined}")
-        target = config.targets.get(STEP_TIME)
         self.model = computable_model(config, STEP_TIME)
-        assert target is not None  # noqa: S101 - computable_model raised
-        self.target = target
+        self.target = target = config.targets[STEP_TIME]
         self.limits = limits
         self.budget = float(limits.max_num_batched_tokens or math.inf)
         self.requests_max = float(limits.max_num_seqs or math.inf)
-        by_name = {each.name: each for each in self.model.coefficients}
-        values = [by_name[name].value if name in by_name else 0.0 for name in _COLUMNS]
-        self.coefficients = Coefficients(*values)._replace(missed=config.missed_experts or 0.0)
-        coefficients = self.model.coefficients
-        self._columns = [_COLUMNS.index(c.name) for c in coefficients]
-        self._form_errors = [c.form_error or 0.0 for c in coefficients]
-        self._carries = [
-            c.status == "identified" and (c.form_error or 0.0) < _FORM_ERROR_MAX * c.value for c in coefficients
-        ]
-        alike = (
-            (column, each)
-            for column, each in zip(self._columns, coefficients, strict=True)
-            if each.reason == "collinear" and not each.value
-        )
-        self._unknown_columns = [(column, _UNTOLD_MAX * each.mean) for column, each in alike if each.mean is not None]
-        self.of_means = of_means(config.telemetry)
-        self.mean_factor = 1.0 if self.of_means else min(max(target.mean_factor, 0.5), 2.0)
-        self._strata = visited_strata(target, config.telemetry)
-        self._visits: dict[int, bool] = {}
-        seen = {} if target.seen is None else target.seen.features
-        self._bounds = [seen.get(name, (-math.inf, math.inf)) for name in FEATURES[1:]]
         self.reasons = (*config.doubts, *doubts_of(self.model, config.telemetry))
+        self.of_means = of_means(config.telemetry)
+        self._strata = visited_strata(target, config.telemetry)
+        seen = {} if target.seen is None else target.seen.features
+        self._bounds = [seen.get(name, _ALL) for name in FEATURES[1:]]
+        values = {each.name: each.value for each in self.model.coefficients}
+        self.coefficients = Coefficients(values, config.missed_experts or 0.0)
         wider = self.model.mape or 0.0 if config.telemetry in _MEANS_OF_REQUESTS else 0.0
         self.surface = StepSurface(target, self.coefficients, of_means=self.of_means, wider=wider)
         self.level: tuple[float, float] = (1.0, 1.0)
         self.level_age_s: float | None = None
+        self.is_settled = False
 
     def of_now(self, at_unix_nano: int) -> StepModel:
         """The same for a step at that moment: times the level of the last steps of its phase."""
@@ -134,11 +114,12 @@ class StepModel:
         model.level = self._level("decode", at_unix_nano), self._level("prefill", at_unix_nano)
         return model
 
-    def with_stalls(self) -> StepModel:
-        """The same for the mean of many steps."""
+    def of_many_steps(self) -> StepModel:
+        """The same for the mean of many steps: with their stalls, and where no time falls by chance."""
         model = copy(self)
+        stalls = 1.0 if self.of_means else min(max(self.target.mean_factor, 0.5), 2.0)
         decode, prefill = self.level
-        model.level = (decode * self.mean_factor, prefill * self.mean_factor)
+        model.level, model.is_settled = (decode * stalls, prefill * stalls), True
         return model
 
     def _level(self, phase: str, at_unix_nano: int) -> float:
@@ -155,60 +136,49 @@ class StepModel:
         prefill = checked("prefill_tokens", prefill_tokens, 0.0, TOKENS_MAX)
         batch = checked("requests", requests, 0.0, REQUESTS_MAX)
         context = checked("decode_context_tokens", decode_context_tokens, 0.0, TOKENS_MAX)
-        us, low, high = self.band(self.surface.steps, prefill, batch, context)
-        outside = self.outside(prefill, batch, context)
+        band, outside = self.band(prefill, batch, context), self.outside(prefill, batch, context)
         if outside:
-            us, low, high = unsure((us, low, high), us * self.spread(prefill, batch, context, form=True))
-        return Prediction(us, low, high, outside, self.usable(outside, prefill, batch, context))
+            band = unsure(band, band[0] * self.spread(prefill, batch, context, form=True))
+        return Prediction(*band, outside, self.usable(outside, prefill, batch, context))
 
-    def band(self, table: StepTable, prefill_tokens: float, requests: float, decode_context_tokens: float) -> Band:
-        """us, low and high of one step of either table of ``surface``; the numbers are trusted."""
-        whole, piece = int(requests), piece_of(prefill_tokens)
-        least, base, per_token, p10, p90 = table[STRIDE * whole + piece]
-        us = base + per_token * prefill_tokens
-        us = max(us, least)
-        if requests > whole:
-            least, base, per_token, *_ = table[STRIDE * whole + STRIDE + piece]
-            us += (requests - whole) * (max(base + per_token * prefill_tokens, least) - us)
-        us = (us + self.surface.context_us * decode_context_tokens) * self.level[prefill_tokens > 0]
-        return us, us * p10, us * p90
+    def band(self, prefill_tokens: float, requests: float, decode_context_tokens: float) -> Band:
+        """us, low and high of one step; the numbers are trusted."""
+        us, low, high = self.surface.band(prefill_tokens, requests, decode_context_tokens, settled=self.is_settled)
+        level = self.level[prefill_tokens > 0]
+        return us * level, low * level, high * level
 
     def outside(self, prefill_tokens: float, requests: float, decode_context_tokens: float) -> tuple[str, ...]:
-        """Names of what was never seen like that."""
-        (prefill_low, prefill_high), (context_low, context_high), (requests_low, requests_high) = self._bounds
-        inside = (
-            prefill_low <= prefill_tokens <= prefill_high,
-            context_low <= decode_context_tokens <= context_high,
-            requests_low <= requests <= requests_high,
-            self._visited(prefill_tokens, requests),
-            requests <= self.requests_max,
-            prefill_tokens <= self.budget,
-        )
-        return () if all(inside) else tuple(name for name, good in zip(_ASKED, inside, strict=True) if not good)
+        """Names of what was never seen like that: features, the shape, limits of the engine."""
+        step = (prefill_tokens, decode_context_tokens, requests)
+        inside = {
+            name: low <= value <= high
+            for name, value, (low, high) in zip(FEATURES[1:], step, self._bounds, strict=True)
+        }
+        inside["shape"] = self._visited(prefill_tokens, requests)
+        inside["max_num_seqs"] = requests <= self.requests_max
+        inside["max_num_batched_tokens"] = prefill_tokens <= self.budget
+        return tuple(name for name, is_so in inside.items() if not is_so)
 
     def _visited(self, prefill_tokens: float, requests: float) -> bool:
-        """Whether the step's stratum has evidence, and prefills like its own; each is looked up once."""
+        """Whether the step's stratum has evidence, and prefills like its own."""
+        if self._strata and stratum_name(prefill_tokens, requests) not in self._strata:
+            return False
         piece = piece_of(prefill_tokens)
-        key = STRIDE * int(requests).bit_length() + piece
-        if key not in self._visits:
-            seen = not self._strata or stratum_name(piece, requests) in self._strata
-            self._visits[key] = seen and (not piece or self.surface.is_beside_cells(requests, piece))
-        return self._visits[key]
+        return not piece or self.surface.is_beside_cells(requests, piece)
 
     def budget_of(self, requests: float) -> float:
         """Tokens that a step of so many requests may have; where nobody said, assumed, and enough for twice as many."""
         return self.budget if self.budget < math.inf else max(_BUDGET_ASSUMED, 2.0 * requests)
 
     def spread(self, prefill: float, requests: float, context: float, *, form: bool) -> float:
-        """Share w of the module, with ``form`` errors or not."""
+        """1.28 w of the module, with ``form`` errors or not."""
         work = self.coefficients.work(prefill, requests, context)
-        x = [work[column] for column in self._columns]
-        variance = sum([a * sum(map(mul, row, x)) for a, row in zip(x, self.model.error_covariance, strict=True)])
+        x = [work[each.name] for each in self.model.coefficients]
+        variance = sum(a * sum(map(mul, row, x)) for a, row in zip(x, self.model.error_covariance, strict=True))
         if form:
-            variance += sum([(a * error) ** 2 for a, error in zip(x, self._form_errors, strict=True)])
-        by_coefficients_us: float = sum(map(mul, self.coefficients, work))
-        share = math.sqrt(max(variance, 0.0)) / max(by_coefficients_us, 1e-9)
-        return NORMAL_P90 * share
+            variance += sum((work[each.name] * (each.form_error or 0.0)) ** 2 for each in self.model.coefficients)
+        by_coefficients_us = self.coefficients.step_us(prefill, requests, context)
+        return NORMAL_P90 * math.sqrt(max(variance, 0.0)) / max(by_coefficients_us, 1e-9)
 
     def usable(self, outside: Collection[str], prefill: float, requests: float, context: float) -> bool:
         """Inside of what was seen the sum carries; outside every term that makes up a tenth must be identified.
@@ -218,15 +188,24 @@ class StepModel:
         if self.reasons or not outside:
             return not self.reasons
         terms = self.coefficients.terms(prefill, requests, context)
-        least = 0.1 * sum(terms)
-        return not self.unknown_columns(prefill, requests, context) and all(
-            carries or terms[column] < least for carries, column in zip(self._carries, self._columns, strict=True)
+        least = 0.1 * sum(terms.values())
+        return not self.unknown_features(prefill, requests, context) and all(
+            terms[each.name] < least
+            or (each.status == "identified" and (each.form_error or 0.0) < _FORM_ERROR_MAX * each.value)
+            for each in self.model.coefficients
         )
 
-    def unknown_columns(self, prefill: float, requests: float, context: float) -> tuple[str, ...]:
+    def unknown_features(self, prefill: float, requests: float, context: float) -> tuple[str, ...]:
         """Of what the step has much more than usual that was never seen without something else."""
         work = self.coefficients.work(prefill, requests, context)
-        return tuple(_COLUMNS[column] for column, most in self._unknown_columns if work[column] > most)
+        return tuple(
+            each.name
+            for each in self.model.coefficients
+            if each.reason == "collinear"
+            and not each.value
+            and each.mean is not None
+            and work[each.name] > _UNTOLD_MAX * each.mean
+        )
 
 
 # ------------------------------------------------------------------- what it stands on
@@ -259,7 +238,7 @@ def computable_model(config: ConfigDocument, name: str) -> Model:
         NoCoefficientsError: there is none; it says which and why.
     """
     config_id, target = config.config_id, config.targets.get(name)
-    known = FEATURES if config.missed_experts is None else _COLUMNS
+    known = FEATURES if config.missed_experts is None else (*FEATURES, ACTIVE_EXPERTS)
     if target is None:
         raise NoCoefficientsError(f"configuration {config_id} has learned nothing about {name} yet")
     for key in ("portable", target.champion):

@@ -141,3 +141,5 @@ class Telemetry:
     """When the (last) export came in, by the receiver's clock; 0 where nobody knows, as in a replay."""
     too_new_unix_ns: int = 0
     """Newest time that was left out because it lies ahead of the arrival; 0: none."""
+    unknown_scope: str = ""
+    """A scope of which a span was left out, because it tells nothing of steps or requests; empty: none."""

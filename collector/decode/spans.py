@@ -289,6 +289,7 @@ class _Resource:
                 self._out.requests.append(request_span(span, said))
                 counts[table.DECODED_EVENTS, Skip.UNKNOWN_SCOPE] += events
             else:
+                self._out.unknown_scope = scope
                 raise Rejected(Skip.UNKNOWN_SCOPE)
         except Rejected as rejected:
             counts[table.DECODED_SPANS, rejected.reason] += 1

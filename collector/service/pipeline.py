@@ -39,6 +39,7 @@ from collector.join import (
     with_fallbacks,
 )
 from collector.join.inferred import NEARLY_WHOLE, WHOLE, doubts_of
+from collector.runtime import REPORT_ONCE
 from collector.telemetry import Counts, PluginLoss, Skip, table
 from exporters.what_if import WorkloadProfile
 from online import (
@@ -73,6 +74,9 @@ SENDERS_RATIO = 4
 """Senders whose span ids are remembered, to each engine: itself, its API processes, and who takes its place."""
 PLUGINS_MAX = 1024
 """Plugins whose losses are remembered; the one heard of least lately is forgotten first."""
+UNKNOWN_SCOPES_MAX = 8
+SCOPE_CHARS_MAX = 100
+"""Scopes of spans that tell nothing, which are named once, and so much of each."""
 SKEWED_MAX = 64
 """Senders with a wrong clock that are warned of within ``SKEW_AGAIN_NS``."""
 SKEW_AGAIN_NS = 3_600 * 10**9
@@ -100,11 +104,12 @@ class SpanReader:
 
 
 class SenderReports:
-    """What senders say of themselves: what a plugin lost on the way, and a clock that is ahead of ours."""
+    """What senders say of themselves: what a plugin lost, a clock that is ahead of ours, spans that tell us nothing."""
 
     def __init__(self) -> None:
         self._lost: OrderedDict[str, tuple[int, dict[PluginLoss, int]]] = OrderedDict()
         self._skewed: dict[str, int] = {}
+        self._unknown_scopes: set[str] = set()
 
     def record(self, telemetry: Telemetry, counts: Counts) -> None:
         """Look at what one resource of an export said."""
@@ -112,6 +117,12 @@ class SenderReports:
             self._count_lost(telemetry.instance, end_unix_ns, lost, counts)
         if telemetry.too_new_unix_ns and telemetry.arrived_unix_ns:
             self._warn_of_skew(telemetry)
+        scope = telemetry.unknown_scope[:SCOPE_CHARS_MAX]
+        if scope and scope not in self._unknown_scopes and len(self._unknown_scopes) < UNKNOWN_SCOPES_MAX:
+            self._unknown_scopes.add(scope)
+            _log.info(
+                "spans of scope %r tell nothing of steps or requests: they are left out", scope, extra=REPORT_ONCE
+            )
 
     def _count_lost(self, instance: str, end_unix_ns: int, lost: dict[PluginLoss, int], counts: Counts) -> None:
         """Count what is new.

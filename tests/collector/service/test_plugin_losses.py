@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 from collector.decode import Export
 from collector.telemetry import table
 from tests.support.pipelines import new_pipeline
@@ -39,3 +41,14 @@ def test_what_a_plugin_lost_is_counted_once_by_its_own_reasons():
         counts = tell(pipeline, number, dropped=5, **lost)
         assert counts.by_label(table.PLUGIN_LOST) == new
         assert counts[table.SDK_DROPPED_EVENTS] == 0, "a plugin's losses are not those of an SDK"
+
+
+def test_the_first_scopes_of_foreign_spans_are_named_once(caplog):
+    caplog.set_level(logging.INFO)
+    pipeline = new_pipeline()
+    for number in range(20):
+        for _ in range(2):
+            tell(pipeline, number, scope=f"n{number:02}" + "x" * 200)
+    named = [record.getMessage() for record in caplog.records if "are left out" in record.message]
+    assert [line[:20] for line in named] == [f"spans of scope 'n{number:02}x" for number in range(8)]
+    assert max(map(len, named)) < 180

@@ -100,23 +100,23 @@ SLOWER = (DOCS / "slower.md").read_text(encoding="utf-8")
 FACTOR = 1.4
 
 
-def test_a_throttled_machine_is_seen_where_the_tutorial_says(tmp_path, monkeypatch):
+def test_a_throttled_machine_is_seen_where_the_tutorial_says(sidecar, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "healthy").mkdir()
     monkeypatch.setenv("TRACEFIT_LEARNERS", "[rls]")
     live, *steps = steps_of(SLOWER)
     assert live.command == f"tracefit demo --throttle {FACTOR}"
     recording = find_recording()
-    said(f"tracefit replay {recording} -o healthy/snapshot.json")
+    said("curl http://localhost:9464/snapshot > healthy/snapshot.json", sidecar)
     slow = throttling(read_index(recording), FACTOR)
     exports = Recording(recording, print).exports()
     with served(
         (each._replace(payload=restamped(each.payload, slow)) for each in exports), slow.slow_unix_ns
-    ) as sidecar:
+    ) as slower:
         for step in steps:
-            assert_said(step, sidecar)
-        page, snapshot = page_of(sidecar), load(sidecar)
-        document = said("curl http://localhost:9464/snapshot", sidecar)
+            assert_said(step, slower)
+        page, snapshot = page_of(slower), load(slower)
+        document = said("curl http://localhost:9464/snapshot", slower)
     for title in re.findall(r"^\* \*(.+?)\*", SLOWER, re.MULTILINE):
         assert title in page
     assert "<dt>last change of speed</dt><dd>×1.47, " in page

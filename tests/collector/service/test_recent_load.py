@@ -129,6 +129,12 @@ def mix_as_predicted(pipeline):
     return view.workload
 
 
+def test_who_sends_loses_no_place_to_newcomers(monkeypatch):
+    monkeypatch.setattr("collector.service.load.PROCESSES_MAX", 2)
+    silent, newcomer = (Telemetry(name, {}, requests=stock().requests) for name in ("silent", "newcomer"))
+    assert mix_after(stock(), silent, stock(), newcomer) is not None
+
+
 def test_what_a_server_was_asked_before_it_fell_silent_is_forgotten():
     load = RecentLoad()
     load.record(stock())

@@ -1,5 +1,6 @@
 """Slower, and in which term: recordings of a real server that were made slower, of which the term is named."""
 
+import copy
 from dataclasses import replace
 from functools import cache
 
@@ -170,14 +171,22 @@ def learned_from_pages(slower):
     return load(pipeline.snapshot(1, 1).to_json())
 
 
+@cache
+def first_fit():
+    """What was learned in an hour and a half of the same work, which the first fit takes."""
+    pipeline = make_pipeline(CONFIG)
+    pages, onset_ns = pages_of_a_slower_server(everything_longer(1.0), 15.0, 2, usual=8)
+    pipeline.process(pages=[page for page in pages if page.unix_ns < onset_ns])
+    return pipeline
+
+
 @pytest.mark.parametrize(
     ("slower", "term"),
     [(every_step_longer(30_800.0), "intercept"), (decode_longer(3.3), "decode"), (everything_longer(1.0), "")],
 )
 def test_pages_at_15_s_tell_a_change_within_ten_minutes_and_its_term_when_they_know_it(slower, term):
-    """After an hour and a half of the same work, that of the first fit."""
     pages, onset_ns = pages_of_a_slower_server(slower, 15.0, 2, usual=8)
-    pipeline = make_pipeline(CONFIG)
+    pipeline, pages = copy.deepcopy(first_fit()), [page for page in pages if page.unix_ns >= onset_ns]
     pipeline.process(pages=[page for page in pages if page.unix_ns < onset_ns + 600_000_000_000])
     assert published_drift(pipeline).count == bool(term)
     pipeline.process(pages=[page for page in pages if page.unix_ns >= onset_ns + 600_000_000_000])

@@ -176,7 +176,13 @@ def run(*, scrape: tuple[str, ...], config: Path | None, profile: str | None, **
 @tracefit.command()
 @click.option("--speed", type=number("from 0.01 on", 0.01), metavar="N", help="Times as recorded (20).")
 @click.option("--gpu", is_flag=True, help="What vLLM on an H100 would send, from measured kernel times.")
-@click.option("--dir", "directory", type=DIRECTORY, metavar="DIR", help="Its files go here (snapshots/demo).")
+@click.option(
+    "--dir",
+    "directory",
+    type=DIRECTORY,
+    metavar="DIR",
+    help="Its files go here (snapshots/demo); of --gpu, the replica's name.",
+)
 @click.option(
     "--throttle",
     type=number("from 0.01 to 100", 0.01, 100.0),
@@ -192,7 +198,8 @@ def demo(*, speed: float | None, gpu: bool, directory: Path | None, throttle: fl
     if to is not None and (speed or directory):
         raise ConfigError("--to", "not with --speed or --dir: that sidecar has its own files, and the time of day")
     with made.signals_as_ctrl_c():
-        tape = made.gpu_tape(SystemClock()) if gpu else made.read_tape(made.find_recording())
+        replica = {} if directory is None else {"instance": directory.absolute().name}
+        tape = made.gpu_tape(SystemClock(), **replica) if gpu else made.read_tape(made.find_recording())
         if to is not None:
             return made.send_forever(tape, to, SystemClock(), throttle)
         return made.demo(tape, speed or made.SPEED, directory, throttle, gpu=gpu)

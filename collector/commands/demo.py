@@ -141,13 +141,15 @@ def read_tape(recording: Path) -> Tape:
     return list(zip(read_index(recording), exports, strict=False))
 
 
-def gpu_tape(clock: Clock) -> Tape:
-    """What a server on a GPU would have sent."""
+def gpu_tape(clock: Clock, instance: str = "h100-0") -> Tape:
+    """What a server on a GPU would have sent, by the name of its engine."""
     from .gpu import exports  # noqa: PLC0415
 
     unix_ns, mono_ns = clock.unix_nano(), clock.monotonic_ns()
     table = _found(_DATA / "gpu_step_times.json", Path(__file__).parent / "gpu_step_times.json")
-    return [(Received(unix_ns + ns, mono_ns + ns), payload) for ns, payload in exports(table, unix_ns, mono_ns)]
+    return [
+        (Received(unix_ns + ns, mono_ns + ns), payload) for ns, payload in exports(table, instance, unix_ns, mono_ns)
+    ]
 
 
 def read_index(recording: Path) -> list[Received]:

@@ -23,7 +23,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 
 MACHINE = "llama8b-h100"
-FACTS = {"service.instance.id": "h100-0", "vllm.model": "meta-llama/Llama-3.1-8B", "hw.gpu.name": "H100"}
+FACTS = {"vllm.model": "meta-llama/Llama-3.1-8B", "hw.gpu.name": "H100"}
 PHASES = ((1, 300, 150), (16, 1500, 100), (48, 150, 400), (128, 300, 150), (4, 900, 200), (96, 500, 250), (8, 200, 100))
 """Clients, and their mean prompt and output tokens; each for PHASE_S, in turns."""
 SECONDS, PHASE_S, SPREAD = 180, 9, 0.5
@@ -110,13 +110,13 @@ def served(times: StepTimes, seed: int = 1) -> Iterator[_Step]:
         running, start_ns = left, step.end_ns
 
 
-def exports(path: Path, unix_ns: int, mono_ns: int) -> Iterator[tuple[int, bytes]]:
-    """What is sent of each second: when its last step ends, in ns from 0, and an export with these times at 0."""
+def exports(path: Path, instance: str, unix_ns: int, mono_ns: int) -> Iterator[tuple[int, bytes]]:
+    """What an engine sends of each second: when its last step ends, in ns from 0, and an export with that 0 there."""
     numbered = enumerate(served(StepTimes(path)), 1)
     for second, steps in groupby(numbered, lambda each: each[1].start_ns // _SECOND_NS):
         request = ExportTraceServiceRequest()
         resource = request.resource_spans.add()
-        resource.resource.attributes.extend(_attributes(FACTS))
+        resource.resource.attributes.extend(_attributes({"service.instance.id": instance, **FACTS}))
         scope = resource.scope_spans.add()
         scope.scope.name = "vllm.scheduler.step"
         identity = second + 1

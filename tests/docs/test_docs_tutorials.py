@@ -15,11 +15,14 @@ import pytest
 import yaml
 
 from collector.commands.ask import shown_lines
-from collector.commands.demo import find_recording, read_index, restamped, throttling
+from collector.commands.demo import find_recording, gpu_tape, read_index, restamped, schedule, throttling
+from collector.decode import Export
 from collector.recordings import Recording
 from tests.bench.figures import recorded
+from tests.support.clocks import FakeClock
 from tests.support.command_lines import parsed
 from tests.support.paths import DATA, DOCS, ROOT
+from tests.support.pipelines import replayed
 from tests.support.tutorials import LEFT, assert_said, page_of, said, served, steps_of
 from tests.tracefit.example_snapshot import encoded
 from tests.tracefit.test_load import serving
@@ -96,7 +99,7 @@ def test_the_status_page_has_what_the_tutorial_says_of_it(sidecar):
 
 # --- slower.md
 
-SLOWER = (DOCS / "slower.md").read_text(encoding="utf-8")
+SLOWER, _, SIBLING = (DOCS / "slower.md").read_text(encoding="utf-8").partition("## See a slower sibling")
 FACTOR = 1.4
 
 
@@ -125,6 +128,20 @@ def test_a_throttled_machine_is_seen_where_the_tutorial_says(sidecar, tmp_path, 
     (config,) = json.loads(document)["configs"]
     changed_unix_nano = config["targets"]["step_time"]["drift"]["last_unix_nano"]
     assert abs(changed_unix_nano - slow.slow_unix_ns) < 1e9, "the moment that is told is the true one"
+
+
+def test_a_throttled_sibling_is_named_as_the_tutorial_says(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TRACEFIT_FEATURE_SETS", "[portable]")
+    *demos, pull, show = steps_of(SIBLING)
+    for demo in demos:
+        asked, clock = parsed(shlex.split(demo.command)[1:]), FakeClock()
+        sendings = schedule(gpu_tape(clock, asked.directory.name), 1.0, clock, asked.throttle)
+        pipeline = replayed((Export(each.payload, "", "grpc", 1) for each in sendings), 16, feature_sets=("portable",))
+        asked.directory.mkdir()
+        (asked.directory / "state.bin").write_bytes(pipeline.state())
+    assert_said(pull)
+    assert_said(show)
 
 
 # --- blis.md

@@ -4,6 +4,7 @@ import copy
 import math
 import statistics
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
@@ -42,8 +43,15 @@ LOADS = {
 HOST = Host(0.0, 0.0, 0.0, 0.0, api_us=1_000.0, api_us_per_token=0.0, answer_us=1_000.0, noise=0.0, stall_share=0.0)
 
 
-def served_and_asked(traffic, seconds, load, *, asynchronous):
-    """Requests without the first quarter, means over them, and the client that knows the engine's steps and limits."""
+def scheduled(asynchronous, document=STEPS_ONLY):
+    """What is published of the engine where it schedules ahead, or does not."""
+    document = copy.deepcopy(document)
+    document["configs"][0]["engines"][0]["scheduling"] = "async" if asynchronous else "sync"
+    return document
+
+
+def served_and_asked(traffic, seconds, load, asynchronous):
+    """Mean times of requests without the first quarter, and what the client says that knows steps and limits."""
     clients, _, _, budget, slots, _ = load
 
     def us(work):
@@ -56,25 +64,40 @@ def served_and_asked(traffic, seconds, load, *, asynchronous):
     def mean(of):
         return statistics.fmean(map(of, kept))
 
-    document = copy.deepcopy(STEPS_ONLY)
-    document["configs"][0]["engines"][0]["scheduling"] = "async" if asynchronous else "sync"
-    engine = config_of(document).assuming(max_num_seqs=slots, max_num_batched_tokens=budget, kv_tokens=10**9)
-    return mean, engine.request(
+    engine = config_of(scheduled(asynchronous))
+    engine = engine.assuming(max_num_seqs=slots, max_num_batched_tokens=budget, kv_tokens=10**9)
+    times = SimpleNamespace(
+        ttft=mean(lambda each: each.first - each.received) / 1e3,
+        itl=mean(lambda each: (each.last - each.first) / max(each.made - 1, 1)) / 1e3,
+        e2e=mean(lambda each: each.last - each.received) / 1e3,
+    )
+    return times, engine.request(
         prompt_tokens=mean(lambda each: each.prompt), output_tokens=mean(lambda each: each.made), concurrency=clients
     )
+
+
+def in_a_loop(load, seconds, spread, asynchronous):
+    """The same of clients that need two milliseconds from an answer to the next request."""
+    traffic = Traffic(5)
+    traffic.closed(0, seconds * 10**9, *load[:3], spread, 0.0)
+    return served_and_asked(traffic, seconds, load, asynchronous)
+
+
+def in_bursts(load, spread, asynchronous=False):
+    """The same of clients who all send every hundred seconds."""
+    traffic, (clients, prompt, output, *_) = Traffic(5), load
+    for second in range(0, 800, 100):
+        for _ in range(clients):
+            traffic.send(second * 10**9, *traffic.sizes(prompt, output, spread))
+    return served_and_asked(traffic, 800, load, asynchronous)
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
 @pytest.mark.parametrize("load", LOADS.values(), ids=LOADS)
 def test_means_are_those_of_a_simulated_vllm(load, asynchronous):
-    """Whose clients need two milliseconds from an answer to the next request."""
-    clients, prompt, output, *_, off = load
-    traffic = Traffic(5)
-    traffic.closed(0, 60 * 10**9, clients, prompt, output, 0.3, 0.0)
-    mean, seen = served_and_asked(traffic, 60, load, asynchronous=asynchronous)
-    assert seen.itl.us == pytest.approx(mean(lambda each: (each.last - each.first) / (each.made - 1)) / 1e3, rel=0.06)
-    assert seen.e2e.us == pytest.approx(mean(lambda each: each.last - each.received) / 1e3, rel=0.06)
-    assert off is None or seen.ttft.us == pytest.approx(mean(lambda each: each.first - each.received) / 1e3, rel=off)
+    times, seen = in_a_loop(load, 60, 0.3, asynchronous)
+    for name, off in (("itl", 0.06), ("e2e", 0.06), ("ttft", load[-1])):
+        assert off is None or getattr(seen, name).us == pytest.approx(getattr(times, name), rel=off)
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
@@ -82,13 +105,10 @@ def test_means_are_those_of_a_simulated_vllm(load, asynchronous):
 @pytest.mark.parametrize(("prompt", "output"), [(300, 150), (2_000, 30), (6_000, 100), (500, 8)])
 def test_loops_of_equal_requests_that_gather_lie_between_usual_ones_and_a_burst(prompt, output, clients, asynchronous):
     """As load generators send them. Those that begin together end together, and wait for the prompts of each other."""
-    traffic = Traffic(5)
-    traffic.closed(0, 120 * 10**9, clients, prompt, output, 0.0, 0.0)
-    load = (clients, prompt, output, 8_192, 128, None)
-    mean, seen = served_and_asked(traffic, 120, load, asynchronous=asynchronous)
+    times, seen = in_a_loop((clients, prompt, output, 8_192, 128, None), 120, 0.0, asynchronous)
     latest = max(seen.ttft.high, seen.ttft_burst.high + asynchronous * seen.itl.high)
-    assert seen.ttft.low <= mean(lambda each: each.first - each.received) / 1e3 <= latest
-    assert seen.itl.low <= mean(lambda each: (each.last - each.first) / (each.made - 1)) / 1e3 <= seen.itl.high
+    assert seen.ttft.low <= times.ttft <= latest
+    assert seen.itl.low <= times.itl <= seen.itl.high
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
@@ -97,22 +117,16 @@ def test_loops_of_equal_requests_that_gather_lie_between_usual_ones_and_a_burst(
 def test_the_shortest_answers_are_those_of_a_simulated_vllm(prompt, output, clients, asynchronous):
     """Of one token each, half of all are in a step and the others in the next; or thirds, if one is scheduled ahead."""
     off = 0.2 if asynchronous else 0.1
-    traffic = Traffic(5)
-    traffic.closed(0, 20 * 10**9, clients, prompt, output, 0.2, 0.0)
-    load = (clients, prompt, output, 2048, 128, None)
-    mean, seen = served_and_asked(traffic, 20, load, asynchronous=asynchronous)
-    e2e_us = mean(lambda each: each.last - each.received) / 1e3
-    assert seen.e2e.us == pytest.approx(e2e_us, rel=off)
-    assert seen.requests_per_s == pytest.approx(clients * 1e6 / (e2e_us + 2_000.0), rel=off)
+    times, seen = in_a_loop((clients, prompt, output, 2048, 128, None), 20, 0.2, asynchronous)
+    assert seen.e2e.us == pytest.approx(times.e2e, rel=off)
+    assert seen.requests_per_s == pytest.approx(clients * 1e6 / (times.e2e + 2_000.0), rel=off)
 
 
-@pytest.mark.parametrize("scheduling", ["sync", "async"])
+@pytest.mark.parametrize("asynchronous", [False, True])
 @pytest.mark.parametrize(("prompt", "output"), [(800, 20), (2000, 2), (100, 1)])
-def test_one_more_request_never_makes_the_engine_slower_by_much(prompt, output, scheduling):
+def test_one_more_request_never_makes_the_engine_slower_by_much(prompt, output, asynchronous):
     """Where prefills begin to fill the steps, and where all of one token no longer fit one."""
-    document = copy.deepcopy(STEPS_ONLY)
-    document["configs"][0]["engines"][0]["scheduling"] = scheduling
-    config = config_of(document).assuming(max_num_seqs=128, max_num_batched_tokens=2048, kv_tokens=10**9)
+    config = config_of(scheduled(asynchronous)).assuming(max_num_seqs=128, max_num_batched_tokens=2048, kv_tokens=10**9)
     load = {"prompt_tokens": prompt, "output_tokens": output}
     some = [config.request(**load, concurrency=concurrency) for concurrency in range(3, 80)]
     for one, more in pairwise(some):
@@ -120,10 +134,9 @@ def test_one_more_request_never_makes_the_engine_slower_by_much(prompt, output, 
         assert more.ttft.us >= one.ttft.us
 
 
-@pytest.mark.parametrize("scheduling", ["sync", "async"])
-def test_steps_that_cost_nothing_without_a_prompt_are_answered(scheduling):
-    document = copy.deepcopy(STEPS_ONLY)
-    document["configs"][0]["engines"][0]["scheduling"] = scheduling
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_steps_that_cost_nothing_without_a_prompt_are_answered(asynchronous):
+    document = scheduled(asynchronous)
     step_time_of(document)["shape_factors"] = {}
     for each in step_time_of(document)["models"]["portable"]["features"]:
         each["coefficient"] *= each["name"] == "prefill_tokens"
@@ -134,24 +147,15 @@ def test_steps_that_cost_nothing_without_a_prompt_are_answered(scheduling):
 
 @pytest.mark.parametrize(("prompt", "clients"), [(6_000, 1), (3_000, 2), (6_000, 4)])
 def test_a_burst_of_prompts_longer_than_a_step_takes_all_their_chunks(prompt, clients):
-    traffic = Traffic(5)
-    for second in range(0, 800, 100):
-        for _ in range(clients):
-            traffic.send(second * 10**9, prompt, 50)
-    mean, seen = served_and_asked(traffic, 800, (clients, prompt, 50, 2048, 128, None), asynchronous=False)
-    assert seen.ttft_burst.us == pytest.approx(mean(lambda each: each.first - each.received) / 1e3, rel=0.1)
+    times, seen = in_bursts((clients, prompt, 50, 2048, 128, None), 0.0)
+    assert seen.ttft_burst.us == pytest.approx(times.ttft, rel=0.1)
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
 @pytest.mark.parametrize("load", LOADS.values(), ids=LOADS)
 def test_in_a_burst_requests_wait_for_the_prompts_of_each_other(load, asynchronous):
-    clients, prompt, output, *_ = load
-    traffic = Traffic(5)
-    for second in range(0, 800, 100):
-        for _ in range(clients):
-            traffic.send(second * 10**9, *traffic.sizes(prompt, output, 0.3))
-    mean, seen = served_and_asked(traffic, 800, load, asynchronous=asynchronous)
-    assert seen.ttft_burst.us == pytest.approx(mean(lambda each: each.first - each.received) / 1e3, rel=0.12)
+    times, seen = in_bursts(load, 0.3, asynchronous)
+    assert seen.ttft_burst.us == pytest.approx(times.ttft, rel=0.12)
 
 
 def _told_by(telemetry, **step_time):
@@ -333,8 +337,7 @@ def test_a_request_that_the_engine_cannot_hold_is_refused():
 
 
 def test_an_engine_that_schedules_ahead_answers_one_step_later():
-    ahead = tree()
-    ahead["configs"][0]["engines"][0]["scheduling"] = "async"
+    ahead = scheduled(True, tree())
     chat = {"prompt_tokens": 800, "output_tokens": 250}
     for concurrency, slots in ((24, 128), (60, 16)):
         known = {"max_num_seqs": slots, "kv_tokens": 10**9}

@@ -59,7 +59,7 @@ from collector.runtime import (
     set_log_format,
     set_log_level,
 )
-from collector.runtime.http import HttpServer, page_handler
+from collector.runtime.http import HttpServer, make_page_server
 from collector.service import (
     Durability,
     EventTime,
@@ -84,8 +84,6 @@ GENERATIONS_PER_FILE = 2
 _ANY_HOST = ("", "0.0.0.0", "::")  # noqa: S104 -- compared, not bound
 GRACE_S = 3.0
 """How long calls that run may still end after SIGTERM; with the rest of a stop it fits a pod's 30 s."""
-PAGE_TIMEOUT_S = 10.0
-"""Longest wait for the bytes of a request to the pages, and longest time to send one."""
 
 _log = logging.getLogger(__name__)
 
@@ -283,7 +281,7 @@ class Sidecar:
         routes = make_routes(
             MetricsPage(self.metrics.registry, self.snapshot, advisory=self._advisory, unix_nano=clock.unix_nano),
             SnapshotDocuments(self.snapshot),
-            alive=self._probe_alive,
+            alive=self.health.probe_alive,
             ready=self._probe_ready,
             status_page=self._status.answer,
             questions=QuestionPages(self._advisory.view, clock.unix_nano),
@@ -293,10 +291,7 @@ class Sidecar:
             routes = protect(routes, TokenFile(config.pages_token_file, "pages_token_file", clock).accepts)
         elif self._fallback is not None and self._fallback.closed:
             routes = protect(routes, lambda _: False)
-        handler = page_handler(partial(dispatch, routes))
-        return HttpServer(
-            parse_endpoint(config.pages), handler, ("the pages", "pages"), timeout_s=PAGE_TIMEOUT_S, io=self._io
-        )
+        return make_page_server(parse_endpoint(config.pages), partial(dispatch, routes), io=self._io)
 
     def _follow_gauges(self) -> None:
         config, queue = self.config, self.queue
@@ -328,10 +323,6 @@ class Sidecar:
         return self.grpc_port or parse_endpoint(self.config.listen).port
 
     # --- what the probes are told -----------------------------------------------------------------------------------
-
-    def _probe_alive(self) -> tuple[bool, Mapping[str, object]]:
-        late = self.health.late()
-        return not late, {"late": list(late)}
 
     def _probe_ready(self) -> tuple[bool, Mapping[str, object]]:
         config = self.config

@@ -20,7 +20,7 @@ from collector import __version__
 from collector.config import Config, parse_endpoint
 from collector.ingest import TokenFile
 from collector.runtime import Clock, Health, StartError, Stop, Task, serve
-from collector.runtime.http import HttpServer, page_handler
+from collector.runtime.http import make_page_server
 from collector.telemetry import Metrics, table
 from exporters.metrics_page import MetricsPage
 from exporters.pages import SnapshotDocuments, dispatch, make_routes, protect
@@ -29,7 +29,6 @@ from online import Snapshot
 
 from .pull import Pulled, Puller, PullOptions, complaints, report
 
-PAGE_TIMEOUT_S = 10.0
 ROUND_TIMEOUT_S = 900.0
 """A round that takes longer hangs."""
 
@@ -66,16 +65,13 @@ class FleetService:
         routes = make_routes(
             MetricsPage(self.metrics.registry, self.snapshot),
             SnapshotDocuments(self.snapshot),
-            alive=self._probe_alive,
+            alive=self.health.probe_alive,
             ready=self._probe_ready,
             status_page=page.answer,
         )
         if config.pages_token_file:
             routes = protect(routes, TokenFile(config.pages_token_file, "pages_token_file", clock).accepts)
-        handler = page_handler(partial(dispatch, routes))
-        self._pages = HttpServer(
-            parse_endpoint(config.pages), handler, ("the pages", "pages"), timeout_s=PAGE_TIMEOUT_S
-        )
+        self._pages = make_page_server(parse_endpoint(config.pages), partial(dispatch, routes))
         self._task = Task("fleet-pull", self.turn, health=self.health, turn_timeout_s=ROUND_TIMEOUT_S)
 
     @property
@@ -136,10 +132,6 @@ class FleetService:
         if lines != self._said:
             _log.info("%s", "; ".join(report(pulled)))
         self._said = lines
-
-    def _probe_alive(self) -> tuple[bool, Mapping[str, object]]:
-        late = self.health.late()
-        return not late, {"late": list(late)}
 
     def _probe_ready(self) -> tuple[bool, Mapping[str, object]]:
         problem = self._pulled.problem

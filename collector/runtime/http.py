@@ -39,6 +39,8 @@ HANDSHAKE_S = 2.5
 EVICT_AFTER_S = 0.25
 """How long a connection keeps its place while its client does nothing and others wait; a round trip is 0.1 s."""
 POLL_S = 0.01
+PAGE_TIMEOUT_S = 10.0
+"""Longest wait for the bytes of a request to the pages, and longest time to send one."""
 TELL_AGAIN_S = 60.0
 READ_BYTES = 1 << 16
 
@@ -111,7 +113,7 @@ class HttpServer:
         purpose: tuple[str, str],
         *,
         timeout_s: float,
-        connections_max: int = CONNECTIONS_MAX,
+        connections_max: int,
         grace_s: float = 1.0,
         tls: ssl.SSLContext | None = None,
         io: IoLoop | None = None,
@@ -264,8 +266,15 @@ async def _cancel(tasks: Sequence[asyncio.Task[None]]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def page_handler(respond: Respond) -> Handle:
-    """Answer requests without a body.
+def make_page_server(
+    endpoint: Endpoint,
+    respond: Respond,
+    *,
+    io: IoLoop | None = None,
+    timeout_s: float = PAGE_TIMEOUT_S,
+    connections_max: int = CONNECTIONS_MAX,
+) -> HttpServer:
+    """A server of pages, which answers requests without a body.
 
     A page is made in a thread: rendering takes up to 20 ms, and exports that come meanwhile are acknowledged.
     """
@@ -282,7 +291,8 @@ def page_handler(respond: Respond) -> Handle:
             response.force_close()  # a body nobody reads follows
         return response
 
-    return handle
+    purpose = ("the pages", "pages")
+    return HttpServer(endpoint, handle, purpose, timeout_s=timeout_s, connections_max=connections_max, io=io)
 
 
 class FetchError(Exception):

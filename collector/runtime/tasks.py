@@ -113,6 +113,11 @@ class Health:
         """Whether every part has checked in in time."""
         return not self.late()
 
+    def probe_alive(self) -> tuple[bool, dict[str, object]]:
+        """The same for a page, which names those that are late."""
+        late = self.late()
+        return not late, {"late": list(late)}
+
     def ready(self) -> bool:
         """Alive, and the receivers are open."""
         return self._serving and self.alive()

@@ -9,7 +9,7 @@ from functools import partial
 from prometheus_client import CollectorRegistry
 
 from collector.config import Endpoint
-from collector.runtime.http import HttpServer, page_handler
+from collector.runtime.http import HttpServer, make_page_server
 from exporters.metrics_page import MetricsPage
 from exporters.pages import QuestionPages, Response, Routes, SnapshotDocuments, dispatch, make_routes
 from exporters.status_page import StatusPage
@@ -41,10 +41,9 @@ def answer_to(target: str, snapshot, *given, **kwargs) -> Response:
 
 
 @contextmanager
-def serving(routes, *, address="127.0.0.1", port=0, timeout_s=10.0, **kwargs) -> Iterator[HttpServer]:
+def serving(routes, *, address="127.0.0.1", port=0, **options) -> Iterator[HttpServer]:
     """A server of these routes."""
-    handler = page_handler(partial(dispatch, routes))
-    server = HttpServer(Endpoint(address, port), handler, ("the pages", "pages"), timeout_s=timeout_s, **kwargs)
+    server = make_page_server(Endpoint(address, port), partial(dispatch, routes), **options)
     server.start()
     try:
         yield server

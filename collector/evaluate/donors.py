@@ -22,19 +22,19 @@ from typing import Any
 import numpy as np
 
 from collector.config import Config
+from collector.fleet.pull import NEVER_NS, Examined, add, choose, examine
 from collector.identity import shipped_sheets
 from collector.runtime import EXIT_FAILED, EXIT_OK, note, say
 from collector.service import state_files
 from exporters.questions import as_json
-from online import Bank, Floats, StateError, Target
+from exporters.status_page import FleetSource
+from online import Floats, StateError, Target
 from online.features import PORTABLE, SYSTEMS, Facts
 from online.features.sheets import SheetError, architecture, model_sheet, sheet_of
-from online.state import LineageLedger
 from online.transfer import Donor, pool
 
 from .command import tabulate
 
-STATE_BYTES_MAX = 256 * 2**20
 NEXT = 5
 GPUS = (1, 2, 4, 8)
 WEIGHTS_SHARE = 0.8
@@ -45,9 +45,13 @@ _SHOWN = ("model", "gpu", "tensor_parallel_size", "dtype", "max_num_seqs", "max_
 
 def compare_donors(paths: Sequence[Path], *, as_document: bool) -> int:
     """Pool the states under the paths and report; failed if no state could be used."""
-    found = read_states(paths, Bank(Config(feature_sets=(PORTABLE, *SYSTEMS), learners=("rls",))))
+    try:
+        found = read_states(paths, Config(feature_sets=(PORTABLE, *SYSTEMS), learners=("rls",)))
+    except StateError as error:
+        note(f"error: {error}")
+        return EXIT_FAILED
     if not found:
-        note("no donor among them")
+        note("error: no donor among them")
         return EXIT_FAILED
     vectors = {config_id: configuration_vector(facts) for config_id, (facts, _) in found.items()}
     points = {config_id: point for config_id, point in vectors.items() if point is not None}
@@ -61,25 +65,17 @@ def compare_donors(paths: Sequence[Path], *, as_document: bool) -> int:
     return EXIT_OK
 
 
-def read_states(paths: Sequence[Path], bank: Bank) -> dict[str, tuple[Facts, list[Donor]]]:
+def read_states(paths: Sequence[Path], config: Config) -> dict[str, tuple[Facts, list[Donor]]]:
     """Facts and statistics by configuration; states of one configuration are merged.
 
-    Files that are unusable, or whose rows another one has already, are noted and left out.
+    Files that are unusable, or whose rows a newer one has already, are noted and left out; StateError if two of one
+    configuration do not fit each other.
     """
-    ledger = LineageLedger()
-    for path in chain.from_iterable(map(state_files, paths)):
-        try:
-            if path.stat().st_size > STATE_BYTES_MAX:
-                raise StateError(f"larger than {STATE_BYTES_MAX >> 20} MiB")
-            one = Bank(bank.settings)
-            one.restore(path.read_bytes())
-            ledger.admit(str(path), one.lineages)
-        except OSError as error:
-            note(f"{path}: cannot be read: {error.strerror}")
-        except StateError as error:
-            note(f"{path}: {error}")
-        else:
-            bank.merge(one)
+    found = [examine(str(path), path, config, NEVER_NS) for path in chain.from_iterable(map(state_files, paths))]
+    chosen, refused = choose([each for each in found if isinstance(each, Examined)])
+    for each in (*(each for each in found if isinstance(each, FleetSource)), *refused):
+        note(f"{each.name}: {each.detail}")
+    bank = add(chosen, config)
     return {config_id: (bank.facts(config_id), bank.statistics(config_id)) for config_id in sorted(bank.configs())}
 
 

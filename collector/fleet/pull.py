@@ -39,7 +39,7 @@ from online import Bank, ConfigSnapshot, Snapshot, StateError, TargetSnapshot, m
 from online.state import Lineage, LineageLedger
 from online.transfer import HIDES_HITS
 
-from .sources import check_sources, fetch_states, find_targets, sentence
+from .sources import STATE_BYTES_MAX, check_sources, fetch_states, find_targets, sentence
 
 
 def merge_files(paths: Sequence[Path], out: Path, config: Config, snapshot: Path | None = None) -> int:
@@ -153,6 +153,8 @@ def examine(name: str, path: Path, config: Config, now_unix_nano: int) -> Examin
     """What is in a state; why it cannot be used."""
     bank = Bank(config)
     try:
+        if path.stat().st_size > STATE_BYTES_MAX:
+            return FleetSource(name, PullOutcome.TOO_LARGE, f"larger than {STATE_BYTES_MAX >> 20} MiB")
         data = path.read_bytes()
         bank.restore(data)
     except OSError as error:

@@ -20,7 +20,9 @@ from collector.telemetry import JoinEvent, RowDrop
 from online import Quality, Target
 
 from .emitter import Emitter, Scheduling, TargetRows
-from .inferred import EngineCalibration, EngineProcess, KvTimeline, PendingRequest
+from .inferred import EngineCalibration, KvTimeline
+from .process import EngineProcess
+from .requests import PendingRequest
 
 _CONFLICTS_MAX = 3
 """Restarts within the grace time from which on two engines must share one instance id."""

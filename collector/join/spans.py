@@ -19,7 +19,7 @@ from collector.identity import FactSource
 from collector.telemetry import Skip
 
 from .engine import Engine
-from .inferred import PendingRequest
+from .requests import PendingRequest
 
 
 @dataclass(slots=True)

@@ -3,21 +3,33 @@
 from __future__ import annotations
 
 from .calibration import EngineCalibration, SchedulingVotes, Sums
-from .kv import KvSources, KvTimeline
+from .journeys import NATURAL, Chunks, Run, project_onto_steps, runs_of, split_chunks, waiting_steps
+from .kv import KvSources, KvTimeline, schedule_starts
 from .occupancy import ApiProcess
-from .process import EngineProcess, PendingRequest
 from .sampling import NEARLY_WHOLE, WHOLE, doubts_of
+from .steps import StepView, completed_steps, drops, step_features, trusted_missing_steps
 
 __all__ = [
+    "NATURAL",
     "NEARLY_WHOLE",
     "WHOLE",
     "ApiProcess",
+    "Chunks",
     "EngineCalibration",
-    "EngineProcess",
     "KvSources",
     "KvTimeline",
-    "PendingRequest",
+    "Run",
     "SchedulingVotes",
+    "StepView",
     "Sums",
+    "completed_steps",
     "doubts_of",
+    "drops",
+    "project_onto_steps",
+    "runs_of",
+    "schedule_starts",
+    "split_chunks",
+    "step_features",
+    "trusted_missing_steps",
+    "waiting_steps",
 ]

@@ -27,8 +27,6 @@ from online import Floats, Ints
 
 from .steps import StepView
 
-LATENESS_NS = 10_000_000_000
-"""Events of one moment arrive within this time of each other; what is asked of a moment this old is final."""
 BATCHES_MAX = 65_536
 """Batches held of one publisher, and moves of blocks: hours of steps."""
 _OFFLOADED, _RESTORED, _EVICTED = range(3)
@@ -39,6 +37,9 @@ _SAME_PROCESS_NS = 60_000_000_000
 
 class KvTimeline:
     """Batches of one publisher in order of time; bounded by count and by age."""
+
+    LATENESS_NS = 10_000_000_000
+    """Events of one moment arrive within this time of each other; what is asked of a moment this old is final."""
 
     def __init__(self, grace_ns: int) -> None:
         self._grace_ns = grace_ns

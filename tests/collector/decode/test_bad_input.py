@@ -11,7 +11,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from collector.config.schema import Config
 from collector.decode import Export
 from collector.decode.records import CoreSpan, Finish, SpanEvent, SpanEventKind, Telemetry
-from collector.join.joiner import Joiner
+from collector.join import Joiner, Rows
 from collector.telemetry import table
 from collector.telemetry.reasons import JoinEvent, RowDrop, Skip
 from tests.support.pipelines import assert_accounted, new_pipeline, replayed, step_coefficients
@@ -239,6 +239,7 @@ def ended(number: int) -> CoreSpan:
     """A request of one step whose API half never comes."""
     ns = MONO_NS + number * 10**6
     marks = (
+        SpanEvent(SpanEventKind.QUEUED, number, ns - 1000, 0),
         SpanEvent(SpanEventKind.SCHEDULED, number + 1, ns, 0),
         SpanEvent(SpanEventKind.FINISHED, number + 1, ns, 1),
     )
@@ -255,8 +256,8 @@ def test_open_requests_are_capped_and_the_oldest_evicted(monkeypatch):
         joiner.drain()
         assert sum(pending.requests for pending in joiner.pending()) <= 500
     assert joiner.take_counts()[table.JOIN_EVENTS, JoinEvent.OPEN_REQUESTS_EVICTED] >= 2 * 9500
-    (engine,) = joiner.engines.values()
-    assert min(request.last_step for request in engine.processes[0].requests) > 9500
+    waits = [each.rows for each in joiner.drain(flush=True) if isinstance(each, Rows) and each.target == "queue_wait"]
+    assert min(rows.end_ns.min() for rows in waits) > ended(9500).end_unix_ns
 
 
 def test_request_spans_held_are_bounded(monkeypatch):

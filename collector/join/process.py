@@ -14,53 +14,45 @@ later one.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import defaultdict
 
 import numpy as np
 
 from collector.config import Config
-from collector.decode import MISSING, ApiSpan, CoreSpan, SnapshotColumns, SpanEventKind, StepColumns
+from collector.decode import MISSING, CoreSpan, SnapshotColumns, SpanEventKind, StepColumns
 from collector.identity import FactSource
-from collector.join import exact
-from collector.join.emitter import Emitter, Scheduling, TargetRows
-from collector.join.rows import KV_COLUMNS, START, Stamps, WarmUp, row_block, schedule_block, summary_features
-from collector.join.window import Cells, StepWindow
 from collector.telemetry import JoinEvent, RowDrop
 from online import Floats, Mask, Quality, RowBlock, Target
 from online.transfer import HIDES_HITS
 
-from .calibration import EngineCalibration, SchedulingVotes
-from .journeys import (
-    QUEUE_STATE_AGE_NS,
+from . import exact
+from .emitter import Emitter, Scheduling, TargetRows
+from .inferred import (
     Chunks,
-    RequestRow,
+    EngineCalibration,
+    KvTimeline,
     Run,
+    SchedulingVotes,
+    StepView,
+    completed_steps,
+    drops,
     project_onto_steps,
-    request_block,
-    rows_of,
     runs_of,
+    schedule_starts,
     split_chunks,
+    step_features,
+    trusted_missing_steps,
     waiting_steps,
 )
-from .kv import LATENESS_NS, KvTimeline, schedule_starts
-from .steps import StepView, completed_steps, drops, step_features, trusted_missing_steps
+from .requests import PendingRequest, PendingRequests, RequestRow, request_block, rows_of
+from .rows import KV_COLUMNS, START, Stamps, WarmUp, row_block, schedule_block, summary_features
+from .window import Cells, StepWindow
 
 _FIRST_BLOCK_STEPS = 256
 """A new engine waits for its first block; the later ones only cost per block."""
 _FORGET_FROM_STEPS = 4096
 _STEPS_BEFORE = 2
 """Steps behind the rows that the next row needs: they may say when it begins."""
-
-
-@dataclass(slots=True)
-class PendingRequest:
-    """A finished request waiting for its API span and for the rows of its steps to leave."""
-
-    span: CoreSpan
-    last_step: int
-    queued_unix_ns: int
-    start_unix_ns: int
-    api: ApiSpan | None = None
 
 
 class EngineProcess:
@@ -87,7 +79,7 @@ class EngineProcess:
         self.warm_up = WarmUp(settings.warm_up_rows)
         self.kv: KvTimeline | None = None
         """Its publisher of KV events, once known."""
-        self.requests: list[PendingRequest] = []
+        self.requests = PendingRequests(settings.requests_max)
         self.emitted_to = self.learned_to = 0
         self._emitted_unix_ns = 0
         self._chunks: list[Chunks] = []
@@ -102,8 +94,8 @@ class EngineProcess:
     @property
     def needed_unix_ns(self) -> int:
         """Event time from which on its telemetry is needed for the rows to come."""
-        queued_ns = (request.queued_unix_ns - QUEUE_STATE_AGE_NS for request in self.requests)
-        return min((self.safe_unix_ns, *queued_ns))
+        by_requests_ns = self.requests.needed_unix_ns
+        return self.safe_unix_ns if by_requests_ns is None else min(self.safe_unix_ns, by_requests_ns)
 
     @property
     def pending_steps(self) -> int:
@@ -147,7 +139,7 @@ class EngineProcess:
     @property
     def _kv_lateness_ns(self) -> int:
         """How long steps wait for the KV events of their time."""
-        return LATENESS_NS if self.kv is not None else 0
+        return KvTimeline.LATENESS_NS if self.kv is not None else 0
 
     @property
     def quality(self) -> Quality:
@@ -220,13 +212,7 @@ class EngineProcess:
             self.longest_run_ns = max(self.longest_run_ns, span.marks[-1].ts_ns - start.ts_ns)
         queued_unix_ns, start_unix_ns = span.marks[0].ts_ns + offset_ns, start.ts_ns + offset_ns
         request = PendingRequest(span, runs[-1].last_step, queued_unix_ns, start_unix_ns)
-        self.requests.append(request)
-        if len(self.requests) > self._settings.requests_max:
-            # a sixteenth at once: sorting for every request that comes would be quadratic
-            self._sort_requests()
-            evicted = len(self.requests) // 16 + 1
-            del self.requests[:evicted]
-            engine.count(JoinEvent.OPEN_REQUESTS_EVICTED, evicted)
+        engine.count(JoinEvent.OPEN_REQUESTS_EVICTED, self.requests.add(request))
         return request
 
     def _lay(self, span: CoreSpan, runs: tuple[Run, ...]) -> bool:
@@ -241,10 +227,6 @@ class EngineProcess:
         if held:
             self._chunks += project_onto_steps(span, self.window, runs)
         return held
-
-    def _sort_requests(self) -> None:
-        """In order of their end; equal ends by span id, so that arrival does not show."""
-        self.requests.sort(key=lambda request: (request.span.end_unix_ns, request.span.span_id))
 
     # --- out --------------------------------------------------------------------------------------------------------
 
@@ -431,18 +413,18 @@ class EngineProcess:
             self._engine.facts.learn({"speculative_decoding": True}, FactSource.TELEMETRY)
 
     def _request_rows(self, *, flush: bool) -> list[TargetRows]:
-        """Requests in order of their end; the first one that must wait holds the others back."""
-        self._sort_requests()
-        settings, engine, window = self._settings, self._engine, self.window
+        """Of requests whose steps have left: with their API span, or when that is not to be expected any more."""
+        settings, engine = self._settings, self._engine
         grace_unix_ns = self.event_unix_ns - settings.lateness_ns
         remembered_ns = settings.timeout_ns - settings.lateness_ns
-        by_target: dict[Target, list[RequestRow]] = {}
-        done = 0
-        for request in self.requests:
-            passed, end_unix_ns = self.emitted_to > request.last_step, request.span.end_unix_ns
-            if not flush and not (passed and (request.api is not None or end_unix_ns <= grace_unix_ns)):
-                break
-            done += 1
+        by_target: defaultdict[Target, list[RequestRow]] = defaultdict(list)
+
+        def is_final(request: PendingRequest) -> bool:
+            waited = request.api is not None or request.span.end_unix_ns <= grace_unix_ns
+            return flush or (self.emitted_to > request.last_step and waited)
+
+        for request in self.requests.take(is_final):
+            end_unix_ns = request.span.end_unix_ns
             if self.warm_up.spanned(request.start_unix_ns, end_unix_ns):
                 engine.count(RowDrop.WARM_UP)
                 continue
@@ -450,10 +432,9 @@ class EngineProcess:
                 engine.count(JoinEvent.UNMATCHED)
             else:
                 engine.api_queueing.add(request.span, request.api)
-            remembered = end_unix_ns - request.queued_unix_ns < remembered_ns
-            for row in rows_of(request.span, request.api, window if remembered else None):
-                by_target.setdefault(row.target, []).append(row)
-        del self.requests[:done]
+            is_remembered = end_unix_ns - request.queued_unix_ns < remembered_ns
+            for target, row in rows_of(request.span, request.api, self.window if is_remembered else None):
+                by_target[target].append(row)
         return [
             TargetRows(target, request_block(rows, engine.number, self.quality))
             for target, rows in sorted(by_target.items())
@@ -473,9 +454,8 @@ class EngineProcess:
             return
         horizon_ns = self.event_unix_ns
         if self.has_journeys:
-            queued_ns = min((request.queued_unix_ns for request in self.requests), default=horizon_ns)
-            timeout_ns = self._settings.timeout_ns
-            horizon_ns = min(queued_ns - QUEUE_STATE_AGE_NS, horizon_ns - timeout_ns)
+            needed_ns = self.requests.needed_unix_ns
+            horizon_ns = min(horizon_ns - self._settings.timeout_ns, horizon_ns if needed_ns is None else needed_ns)
         self.window.forget_until(horizon_ns, self.emitted_to - _STEPS_BEFORE)
 
 

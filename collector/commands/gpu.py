@@ -20,7 +20,8 @@ from typing import NamedTuple
 
 import numpy as np
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
+from opentelemetry.proto.resource.v1.resource_pb2 import Resource
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 MACHINE = "llama8b-h100"
 FACTS = {"vllm.model": "meta-llama/Llama-3.1-8B", "hw.gpu.name": "H100"}
@@ -30,6 +31,7 @@ SECONDS, PHASE_S, SPREAD = 180, 9, 0.5
 """How long it serves; the spread of the logarithms of tokens."""
 TOKENS_MAX, BLOCKS, BLOCK_SIZE = 2048, 31_250, 16
 _SECOND_NS = 1_000_000_000
+_KINDS: dict[type, str] = {str: "string_value", float: "double_value", int: "int_value"}
 
 
 class StepTimes:
@@ -116,7 +118,7 @@ def exports(path: Path, instance: str, unix_ns: int, mono_ns: int) -> Iterator[t
     for second, steps in groupby(numbered, lambda each: each[1].start_ns // _SECOND_NS):
         request = ExportTraceServiceRequest()
         resource = request.resource_spans.add()
-        resource.resource.attributes.extend(_attributes({"service.instance.id": instance, **FACTS}))
+        _describe(resource.resource, {"service.instance.id": instance, **FACTS})
         scope = resource.scope_spans.add()
         scope.scope.name = "vllm.scheduler.step"
         identity = second + 1
@@ -131,13 +133,13 @@ def exports(path: Path, instance: str, unix_ns: int, mono_ns: int) -> Iterator[t
                 "step.ts_done_ns": mono_ns + end_ns,
             }
             event = span.events.add(name="step.BATCH_SUMMARY", time_unix_nano=unix_ns + start_ns)
-            event.attributes.extend(_attributes(stamps | batch))
+            _describe(event, stamps | batch)
         span.name = f"scheduler_steps_{identity}"
         span.start_time_unix_nano, span.end_time_unix_nano = span.events[0].time_unix_nano, unix_ns + end_ns
         yield end_ns, request.SerializeToString()
 
 
-def _attributes(values: Mapping[str, float | str]) -> Iterator[KeyValue]:
-    kinds = {str: "string_value", float: "double_value", int: "int_value"}
+def _describe(thing: Resource | Span.Event, values: Mapping[str, float | str]) -> None:
+    """Give it these attributes."""
     for key, value in values.items():
-        yield KeyValue(key=key, value=AnyValue(**{kinds[type(value)]: value}))  # type: ignore[arg-type]  # its kind
+        setattr(thing.attributes.add(key=key).value, _KINDS[type(value)], value)

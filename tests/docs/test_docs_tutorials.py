@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from collector.commands.ask import shown_lines
-from collector.commands.demo import find_recording, gpu_tape, read_index, restamped, schedule, throttling
+from collector.commands.demo import find_recording, read_index, restamped, schedule, throttling
 from collector.decode import Export
 from collector.recordings import Recording
 from tests.bench.figures import recorded
@@ -134,12 +134,17 @@ def test_a_throttled_sibling_is_named_as_the_tutorial_says(tmp_path, monkeypatch
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TRACEFIT_FEATURE_SETS", "[portable]")
     *demos, pull, show = steps_of(SIBLING)
-    for demo in demos:
-        asked, clock = parsed(shlex.split(demo.command)[1:]), FakeClock()
-        sendings = schedule(gpu_tape(clock, asked.directory.name), 1.0, clock, asked.throttle)
+
+    def play(tape, _speed, directory, throttle, **_):
+        sendings = schedule(tape, 1.0, FakeClock(), throttle)
         pipeline = replayed((Export(each.payload, "", "grpc", 1) for each in sendings), 16, feature_sets=("portable",))
-        asked.directory.mkdir()
-        (asked.directory / "state.bin").write_bytes(pipeline.state())
+        directory.mkdir()
+        (directory / "state.bin").write_bytes(pipeline.state())
+        return 0
+
+    monkeypatch.setattr("collector.commands.demo.demo", play)
+    for demo in demos:
+        said(demo.command)
     assert_said(pull)
     assert_said(show)
 

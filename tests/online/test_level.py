@@ -55,12 +55,6 @@ def test_rows_and_the_end_of_the_newest_are_told_by_phase():
     assert max(level.last_row_unix_nano for level in target.level.values()) == int(rows.end_ns.max())
 
 
-def test_every_row_is_predicted_by_the_rows_before_it():
-    level, ratios = PhaseLevel(), np.array([0.1, 0.1, 0.1, -0.1])
-    found = level.learn(ratios, np.arange(1, 5))
-    assert found.tolist() == pytest.approx([0.0, 0.0, 0.1, 0.1])
-
-
 @pytest.mark.parametrize("ratio", [-700.0, -1.0, 5.0, 600.0])
 def test_it_stays_within_its_bounds_whatever_it_learns(ratio):
     level = PhaseLevel()

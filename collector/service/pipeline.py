@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import replace
 
 from collector import __version__
 from collector.config import Config, ConfigError
@@ -483,22 +484,14 @@ def weakened(target: TargetSnapshot, reason: Reason, only: str = "") -> TargetSn
     Of one feature whatever else is said of it; of all, if nothing is said but what more rows mend.
     """
 
-    def is_meant(feature: FeatureSnapshot) -> bool:
-        is_open = feature.name == only if only else feature.reason in (None, Reason.FEW_ROWS)
-        return is_open and feature.status != "prior_only"
+    def weak(feature: FeatureSnapshot) -> FeatureSnapshot:
+        is_meant = feature.name == only if only else feature.reason in (None, Reason.FEW_ROWS)
+        if not is_meant or feature.status == "prior_only":
+            return feature
+        return replace(feature, status="weak" if feature.status == "identified" else feature.status, reason=reason)
 
-    models = {}
-    for name, model in target.models.items():
-        features = [
-            msgspec.structs.replace(
-                feature, status="weak" if feature.status == "identified" else feature.status, reason=reason
-            )
-            if is_meant(feature)
-            else feature
-            for feature in model.features
-        ]
-        models[name] = msgspec.structs.replace(model, features=features)
-    return msgspec.structs.replace(target, models=models)
+    models = {name: replace(model, features=[*map(weak, model.features)]) for name, model in target.models.items()}
+    return replace(target, models=models)
 
 
 def check_learning(config: Config) -> None:

@@ -115,6 +115,22 @@ class RequestEstimate(NamedTuple):
     ttft_burst: Estimate
 
 
+class _Load(NamedTuple):
+    """A mean step of one load.
+
+    Attributes:
+        requests, context: in the batch, and tokens of decode context.
+        own, other: prefill tokens of a step of the own prompt, and of one that others wait for.
+        with_prompt: share of the steps that have a prompt.
+    """
+
+    requests: float
+    context: float
+    own: float
+    other: float
+    with_prompt: float
+
+
 class RequestTimes:
     """The formulas of the module's docstring on one configuration."""
 
@@ -159,29 +175,26 @@ class RequestTimes:
         ttft = ends(operator.add, ttft, api)
         e2e = ends(lambda first, step, last: first + tokens * step + last, ttft, at.itl, self._after(work))
         per_s = in_flight / (e2e[0] + turnaround_us - api[0]) * 1e6 if e2e[0] > 0.0 else 0.0
-        burst = self._burst(work, round(running))
-        least_us, last_us = self._gathered_itl(work, running), 0.0
-        fit = math.inf if self.limits.kv_tokens is None else self.limits.kv_tokens / (work.prompt + work.output)
-        refused = self._refused(work, running, at, least_us)
-        waits: list[str] = []
-        if min(in_flight, self._steps.requests_max) > fit and not at.prefill_bound:
-            last_us = at.own[0] + (in_flight / fit - 1.0) * (at.own[0] + tokens * at.itl[0])
+        least_us, memory_us = self._gathered_itl(work, running), self._memory_us(work, in_flight, at)
+
+        refused, waits = self._refused(work, running, at, least_us), list[str]()
+        if memory_us:
             (refused if limit == "kv_capacity" and in_flight > slots else waits).append("kv_tokens")
-        outside, usable = self._outside(work, running, at.k, refused)
-        of_first, of_itl = self._spreads(work, running, at.k) if outside or self._steps.of_means else (0.0, 0.0)
-        one_step, with_prompt = self._one_step(work), min(running * at.k / (at.k + tokens), 1.0)
-        of_prompts_us = one_step * (at.own[0] + with_prompt * (ttft[0] - at.own[0]))
-        first_us = math.hypot(of_first * ttft[0], of_prompts_us)
-        between_us = math.hypot(of_itl, one_step * with_prompt) * at.itl[0]
+        load = self._load(work, running, at.k)
+        outside, usable = self._outside(work, load, refused)
+
+        of_first, of_itl = self._spreads(load) if outside or self._steps.of_means else (0.0, 0.0)
+        one_step = ONE_STEP * min(max(_ONE_STEP_TOKENS / work.uncached, 0.5), 2.0) if self._steps.of_means else 0.0
         of_prompt = math.hypot(of_first, one_step)
+        of_prompts_us = one_step * (at.own[0] + load.with_prompt * (ttft[0] - at.own[0]))
+        first_us = math.hypot(of_first * ttft[0], of_prompts_us)
+        between_us = math.hypot(of_itl, one_step * load.with_prompt) * at.itl[0]
         first, between = Estimate(*unsure(ttft, first_us)), Estimate(*unsure(at.itl, between_us))
-        waves = in_flight / running
-        before = math.floor(waves) * (waves - 0.5 * (math.floor(waves) + 1)) / waves**2
-        burst = ends(lambda own, api_us, wave: own + api_us + before * wave, burst, api, e2e)
+        burst = self._burst(work, running, in_flight, api, e2e)
         return RequestEstimate(
             in_flight,
             running,
-            first._replace(high=max(first.high, api[0] + (1.0 + of_prompt) * last_us)),
+            first._replace(high=max(first.high, api[0] + (1.0 + of_prompt) * memory_us)),
             between._replace(low=min(between.low, least_us)) if tokens else Estimate(0.0, 0.0, 0.0),
             Estimate(*unsure(e2e, first_us + tokens * between_us)),
             per_s,
@@ -192,6 +205,14 @@ class RequestTimes:
             Estimate(*unsure(burst, of_prompt * burst[0])),
         )
 
+    def _memory_us(self, work: Workload, in_flight: float, at: Met) -> float:
+        """The first token, at the latest, where requests wait for memory: (N / n' - 1) R and its prefill; else 0."""
+        kv_tokens = self.limits.kv_tokens
+        fit = math.inf if kv_tokens is None else kv_tokens / (work.prompt + work.output)
+        if at.prefill_bound or min(in_flight, self._steps.requests_max) <= fit:
+            return 0.0
+        return at.own[0] + (in_flight / fit - 1.0) * (at.own[0] + (work.output - 1.0) * at.itl[0])
+
     def _refused(self, work: Workload, running: float, at: Met, least_us: float) -> list[str]:
         """What is in no coefficient, or nobody said; ``least_us``: ITL of requests that gather."""
         doubts = {
@@ -201,57 +222,51 @@ class RequestTimes:
         }
         return [name for name, is_so in doubts.items() if is_so]
 
-    def _outside(
-        self, work: Workload, running: float, k: float, refused: Sequence[str]
-    ) -> tuple[tuple[str, ...], bool]:
+    def _load(self, work: Workload, running: float, k: float) -> _Load:
+        """Where rows are means, others wait for a mean step, else for one without a prompt."""
+        decodes, other = work.output - 1.0, 0.0
+        if self._steps.of_means:
+            prefills = Prefills(running, work.output, work.uncached, self._steps.budget_of(running))
+            other = work.uncached * prefills.ended(prefills.mean())
+        context = running * work.context * decodes / (k + decodes)
+        return _Load(running, context, work.uncached / k, other, min(running * k / (k + decodes), 1.0))
+
+    def _outside(self, work: Workload, load: _Load, refused: Sequence[str]) -> tuple[tuple[str, ...], bool]:
         """What an answer lies outside of, and whether one may rely on it."""
-        steps, held = self._steps, self._held(work, running, k)
-        own, others = self._pieces(work, running, k)
-        pieces = [others] if steps.of_means else [own, 0.0] if work.output > 1.0 else [own]
-        unknown = steps.unknown_features(own, running, held) if steps.of_means else ()
-        seen = (name for piece in pieces for name in steps.outside(piece, running, held))
+        steps, batch = self._steps, (load.requests, load.context)
+        unknown = steps.unknown_features(load.own, *batch) if steps.of_means else ()
+        pieces = (load.other,) if steps.of_means else (load.own, load.other) if work.output > 1.0 else (load.own,)
+        seen = (name for piece in pieces for name in steps.outside(piece, *batch))
         outside = tuple(dict.fromkeys((*unknown, *refused, *seen)))
-        return outside, steps.usable(outside, pieces[0], running, held) and not (unknown or refused)
+        return outside, steps.usable(outside, pieces[0], *batch) and not (unknown or refused)
 
-    def _spreads(self, work: Workload, running: float, k: float) -> tuple[float, float]:
+    def _spreads(self, load: _Load) -> tuple[float, float]:
         """By which parts TTFT and ITL are off for their coefficients."""
-        steps, held = self._steps, self._held(work, running, k)
-        own, others = (
-            steps.spread(each, running, held, form=steps.of_means) for each in self._pieces(work, running, k)
+        steps = self._steps
+        own, other = (
+            steps.spread(piece, load.requests, load.context, form=steps.of_means) for piece in (load.own, load.other)
         )
-        return own, others
-
-    def _pieces(self, work: Workload, running: float, k: float) -> tuple[float, float]:
-        """Prefill tokens of a step of the prompt, and of one that others wait for: of a mean step, where rows are."""
-        if not self._steps.of_means:
-            return work.uncached / k, 0.0
-        prefills = Prefills(running, work.output, work.uncached, self._steps.budget_of(running))
-        return work.uncached / k, work.uncached * prefills.ended(prefills.mean())
-
-    @staticmethod
-    def _held(work: Workload, running: float, k: float) -> float:
-        """Tokens of decode context in a mean step."""
-        return running * work.context * (work.output - 1.0) / (k + work.output - 1.0)
-
-    def _one_step(self, work: Workload) -> float:
-        """By which part steps of such a prompt are off."""
-        return ONE_STEP * min(max(_ONE_STEP_TOKENS / work.uncached, 0.5), 2.0) if self._steps.of_means else 0.0
+        return own, other
 
     def _step(self, work: Workload, tokens: float, decodes: float) -> Band:
         """Of so many tokens of prompts, and of requests whose answers begin."""
         requests = decodes + max(tokens / work.uncached, 1.0)
         return self._steps.band(tokens, requests, decodes * work.prompt)
 
-    def _burst(self, work: Workload, n: int) -> Band:
-        """TTFT of so many that arrive at once and fit, without the API's part."""
-        prompt, budget = work.uncached, self._steps.budget_of(n)
+    def _burst(self, work: Workload, running: float, in_flight: float, api: Band, e2e: Band) -> Band:
+        """TTFT of requests that arrive at once, in waves of so many as fit."""
+        n, prompt = round(running), work.uncached
+        budget = self._steps.budget_of(n)
         alone = min(prompt, budget)
         left = n * prompt - alone
         tokens = max(min(budget - n / 2.0, left), 1.0)
         turns = 0.25 + (left + prompt - alone) / 2.0 / tokens
         if prompt <= budget:
             turns = (0.5 + left / 2.0 / tokens) * left / (n * prompt)
-        return weighted((1.0, turns), (self._step(work, alone, 0.0), self._step(work, tokens, (n - 1) / 2.0)))
+        wave = weighted((1.0, turns), (self._step(work, alone, 0.0), self._step(work, tokens, (n - 1) / 2.0)))
+        waves = in_flight / running
+        before = math.floor(waves) * (waves - 0.5 * (math.floor(waves) + 1)) / waves**2
+        return weighted((1.0, 1.0, before), (wave, api, e2e))
 
     def _gathered_itl(self, work: Workload, running: float) -> float:
         """ITL, at least, of loops whose requests gather."""

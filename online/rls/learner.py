@@ -267,7 +267,7 @@ class RlsLearner(Stateful):
             self.fit.learn(block, z, weight, share, prediction)
         self.fit.solve_strata(self.scale)
         if watches:
-            self.drift.attribute(self.scale, self.shapes, self.fit.beta)
+            self.drift.find_term(self.scale, self.shapes, self.fit.beta)
         return log_ratio
 
     def open_phases(self) -> None:

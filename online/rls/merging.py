@@ -27,7 +27,7 @@ A replica differs where |r_i| > 5 % and > 3 se_i; and where the same ratio of th
 one of all others, is beyond 1.25 and 3 se_i: prefill is in few rows, and other prompts alone move its price by 14 %
 (quarters of c10_long). Odd is who is as far from the median of all by the fit of all: one that is slow makes no other
 fast. Who differs on the whole is no measure of the others' prefill either. The scatter of the others counts because
-engines with other loads differ by what the form misses. In which term: online/change.py, by P and s.
+engines with other loads differ by what the form misses. In which term: online/moved_term.py, by P and s.
 
 Reference: Anderson and Duffin, Series and parallel addition of matrices (J. Math. Anal. Appl. 1969).
 Shapes: A, N, P (p, p), b, s, beta (p,).
@@ -44,9 +44,10 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from online.blocks import median_of
-from online.change import APART, MovedTerm, is_of_prefill, moved_term
 from online.constants import ENGINES_MAX, MAD_TO_SD, NOISE_ROWS, SURE_SD, TINY, WORTH
+from online.engines import APART
 from online.errors import PrequentialError
+from online.moved_term import MovedTerm, is_of_prefill, moved_term
 from online.rows import Floats, Mask, RowBlock
 from online.snapshot import ReplicaSnapshot
 from online.state import Stateful, Tree

@@ -11,7 +11,7 @@ from collector.decode import Export
 from collector.service.pipeline import make_pipeline
 from exporters.wording import outlier_replicas
 from online import Bank, RowBlock, Snapshot, Target, merge_states
-from online.change import moved_term
+from online.moved_term import moved_term
 from online.snapshot import ConfigSnapshot
 from tests.support.gpu_server import serve, step_exports
 from tests.support.linear_steps import BETA, steps

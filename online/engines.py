@@ -1,0 +1,140 @@
+"""Engines that share a configuration: who differs from the others, and whether a change of speed is one of all.
+
+    a_i  = log y_i - (log x_i beta - log X_c beta)      time of a row, as if its work were the usual of its cell c
+    l_k  = median of a_i - Y_c                          level of engine k, over its last 64 rows
+    d_k  = l_k - median of the others' l                how much longer it takes than the others, as a log ratio
+
+Y_c and X_c are the cells' references as they are now, the same for all: so engines that speak in turns can be compared.
+An engine counts with 16 rows, for ten minutes of event time after its last one. Where several count, a change by a log
+gain g is one only if no d_k is beyond log 1.25, and l_k is beyond g / 2 on its side for more than half of them. Two
+engines that are a factor of 1.25 apart leave no coefficients that are within a tenth of both.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from .blocks import CELLS, Design, median_of
+from .constants import ENGINES_MAX, FEW_ROWS, IDLE_GAP_NS, NOISE_ROWS
+from .rows import Floats, Ints
+from .state import StateError, Stateful, Tree
+
+# Derived: the larger of two times that one coefficient is within a tenth of both is 1.25 of the other.
+APART = math.log(1.25)
+
+
+class OutlierEngine(NamedTuple):
+    """The engine that differs most, by its number, and its time per time of the others."""
+
+    number: int
+    ratio: float
+
+    @property
+    def differs(self) -> bool:
+        """Whether it is so far from the others that one set of coefficients cannot do for all."""
+        return abs(math.log(self.ratio)) > APART
+
+
+class EngineRows(Stateful):
+    """What one engine sent, of p columns.
+
+    Attributes:
+        cell, log_y: of its last rows, oldest first: cell and a_i, (n,) each.
+        last_ns: event time of its last block.
+        learned: how many rows are in a (p, p) and b (p,), the statistics A and b of online/moved_term.py.
+        learned_ns: event time of the last of them; a row counts half after ten minutes, the same of every engine.
+    """
+
+    SAVED = ("cell", "log_y", "last_ns", "learned", "learned_ns", "a", "b")
+
+    def __init__(self, p: int) -> None:
+        self.cell, self.log_y, self.last_ns = np.empty(0, np.int64), np.empty(0), 0
+        self.forget(p)
+
+    def forget(self, p: int) -> None:
+        """Begin anew with the statistics."""
+        self.learned, self.learned_ns, self.a, self.b = 0, 0, np.zeros((p, p)), np.zeros(p)
+
+    def restored(self) -> None:
+        """Each row is of a cell."""
+        if ((self.cell < 0) | (self.cell >= CELLS)).any() or len(self.cell) != len(self.log_y):
+            raise StateError("rows of an engine without their cells")
+
+    def add(self, x: Floats, elapsed_us: Floats, weight: Floats, end_ns: int) -> None:
+        """Add rows x (n, p) of these times and weights (n,) to the statistics."""
+        left = 0.5 ** (max(end_ns - self.learned_ns, 0) / IDLE_GAP_NS)
+        weighted = weight[:, None] * x
+        self.a, self.b = left * self.a + weighted.T @ x, left * self.b + weighted.T @ elapsed_us
+        self.learned, self.learned_ns = self.learned + len(x), end_ns
+
+    def level(self, reference: Floats, first_cell: int) -> float:
+        """Median beside what their cells usually take, (512,), of cells from one on; 0 where there is none."""
+        of = self.cell >= first_cell
+        return median_of((self.log_y - reference[self.cell])[of]) if of.any() else 0.0
+
+
+class Engines(Stateful):
+    """The engines of one configuration, by the numbers that rows bear; ``p``: columns of a row.
+
+    Attributes:
+        rows: of those that count, or will with more rows.
+    """
+
+    def __init__(self, p: int) -> None:
+        self._p = p
+        self.rows: dict[int, EngineRows] = {}
+
+    def to_state(self) -> Tree:
+        """See Stateful."""
+        return {str(number): rows.to_state() for number, rows in self.rows.items()}
+
+    def from_state(self, state: Tree) -> None:
+        """See Stateful."""
+        self.rows = {int(number): EngineRows(self._p) for number in state}
+        for number, rows in self.rows.items():
+            rows.from_state(state[str(number)])
+
+    def learn(self, engine: Ints, cell: Ints, log_y: Floats, end_ns: int) -> None:
+        """Rows of a block, (n,) each, in order of time."""
+        for number in set(engine.tolist()):
+            own, rows = engine == number, self.rows.setdefault(number, EngineRows(self._p))
+            rows.cell = np.append(rows.cell, cell[own])[-2 * NOISE_ROWS :]
+            rows.log_y = np.append(rows.log_y, log_y[own])[-2 * NOISE_ROWS :]
+            rows.last_ns = end_ns
+        heard = sorted(self.rows.items(), key=lambda each: each[1].last_ns)[-ENGINES_MAX:]
+        self.rows = {number: rows for number, rows in heard if rows.last_ns >= end_ns - IDLE_GAP_NS}
+
+    def add(self, block: Design, elapsed_us: Floats, weight: Floats) -> None:
+        """Rows of a block with times and weights (n,), to their engines' statistics; of a lone engine nobody asks."""
+        for number, rows in self.rows.items() if len(self.rows) > 1 else ():
+            own = block.engine == number
+            if own.any():
+                rows.add(block.x[own], elapsed_us[own], weight[own], int(block.end_ns[-1]))
+
+    def outlier(self, reference: Floats) -> OutlierEngine | None:
+        """The one that differs most, by what cells usually take, (512,); None where fewer than two count."""
+        levels = self._levels(reference, 0)
+        if len(levels) < 2:  # noqa: PLR2004 -- an engine and another one
+            return None
+        beside = {
+            number: level - median_of([other for each, other in levels.items() if each != number])
+            for number, level in levels.items()
+        }
+        number = max(beside, key=lambda each: (abs(beside[each]), beside[each]))
+        return OutlierEngine(number, math.exp(beside[number]))
+
+    def confirm(self, gain: float, reference: Floats, first_cell: int = 0) -> bool:
+        """Whether a change by this log gain, of cells from one on, is one of most of them and leaves them alike."""
+        odd = self.outlier(reference)
+        if odd is None:
+            return True
+        sign, levels = math.copysign(1.0, gain), self._levels(reference, first_cell).values()
+        showing = sum(sign * level > 0.5 * abs(gain) for level in levels)
+        return not odd.differs and 2 * showing > len(levels)
+
+    def _levels(self, reference: Floats, first_cell: int) -> dict[int, float]:
+        counting = ((number, rows) for number, rows in self.rows.items() if len(rows.cell) >= FEW_ROWS)
+        return {number: rows.level(reference, first_cell) for number, rows in counting}

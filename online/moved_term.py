@@ -1,0 +1,186 @@
+"""Which term moved in a change of speed: a test of a few one-dimensional alternatives.
+
+    A, b                      weighted statistics of the rows since the change: sum w x x', sum w x y / F
+    s = b - A beta            beta, F: coefficients and shape factors from before it
+                              under a hypothesis u every row takes c (x u) longer; c is not known:
+
+        all                   u = beta                            every term takes longer alike
+        decode                u = beta without prefill columns    all but prefill does
+        one column j          u = e_j                             a constant, a prompt token, a token of context, ...
+
+    every   = s'A^-1 s                      what all terms free would explain
+    left(u) = every - (u's)^2 / (u'A u)     and what this one leaves of it
+    enough  = 2 min left + 9 min(V, 100 min left) + (0.5 %)^2 beta'A beta
+    V: variance of a row's relative time, times 32 where rows are single steps
+
+The hypothesis that leaves least is named where it leaves at most 5 % of ``every``, no other is within ``enough``,
+and it moved the way the whole did. Else no term is named: rows of one load do not tell terms apart, and two terms that
+moved are none. What is named stays so while it is within ``enough``. By F rows are compared with others of their shape,
+so that what the form misses counts little (rows of shapes that hardly were seen, or with work far from theirs, weigh
+little). Of engines (online/rls/merging.py) nothing was before: there F is 1, and P and s stand for A and s.
+
+Rows count from the one on by which the change was confirmed. Windows, such as two pages tell, come a few a minute and
+confirm a change only minutes after it began: the last 64 are kept, and those after the block in which it began count
+as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from .blocks import Design
+from .constants import NOISE_ROWS, QUIETEST, START_ROWS, SURE_SD, WORTH
+from .rows import Floats
+from .shapes import ShapeFactors, shrinkage
+from .state import Stateful
+
+# Derived: three terms that did not move take up less than 1 % of the noise once in 3,800 times; then there is none.
+_NO_NOISE = 100.0
+EVERY_TERM, DECODE = "all", "decode"
+
+
+class MovedTerm(NamedTuple):
+    """The term: ``all``, ``decode`` or the name of a column; empty where nothing is known.
+
+    ``added``: microseconds per unit of the column; of ``all`` and ``decode``, the share of what they were.
+    """
+
+    name: str
+    added: float
+
+
+def moved_term(
+    a: Floats,
+    s: Floats,
+    beta: Floats,
+    names: Sequence[str],
+    *,
+    slower: bool,
+    noise: float,
+    expected: str = "",
+) -> MovedTerm:
+    """The one term that explains why rows take more time, or less, than by ``beta``; see the module's docstring.
+
+    Args:
+        a: A, how surely the rows tell coefficients, (p, p).
+        s: how much more time they take, (p,).
+        beta: coefficients that they are compared with, (p,).
+        names: of the columns.
+        slower: whether they take more time on the whole; a term that fell explains no slower steps.
+        noise: V, variance of a row's relative time, as if rows did not share theirs.
+        expected: what is told if several explain it, and this is one of them.
+    """
+    squares = float(beta @ a @ beta)
+    every = float(s @ np.linalg.lstsq(a, s, rcond=None)[0])
+    found = [(every, MovedTerm("", 0.0))]
+    for name, u in _hypotheses(beta, names):
+        along, length = float(u @ s), float(u @ a @ u)
+        if length > 0.0:
+            found.append((every - along * along / length, MovedTerm(name, along / length)))
+    least = min(left for left, _ in found)
+    more = least + SURE_SD**2 * min(noise, _NO_NOISE * least) + QUIETEST**2 * squares
+    told = {term.name: term for left, term in found if left - least <= more}
+    term = told.get(expected, min(found)[1])
+    is_sure = least <= WORTH * every and (len(told) == 1 or term.name == expected)
+    return term if is_sure and (term.added > 0.0) == slower else MovedTerm("", 0.0)
+
+
+def is_of_prefill(name: str) -> bool:
+    """Whether a column, or a term, is about prefill."""
+    return name.startswith("prefill")
+
+
+def _hypotheses(beta: Floats, names: Sequence[str]) -> Iterator[tuple[str, Floats]]:
+    """Name and direction u (p,) of each, the plain ones first."""
+    yield EVERY_TERM, beta
+    of_prefill = np.array([*map(is_of_prefill, names)])
+    if beta[of_prefill].any():
+        yield DECODE, np.where(of_prefill, 0.0, beta)
+    for index, name in enumerate(names):
+        yield name, np.eye(len(names))[index]
+
+
+# ------------------------------------------------------------------- the search after a change
+
+
+class Reference(Stateful):
+    """What rows take at one speed.
+
+    Attributes:
+        beta: coefficients of the p features.
+        factors: of shapes, for the same columns.
+        window_log_ratio: usual log(y / x beta) of windows, which have no shape.
+    """
+
+    SAVED = ("beta", "factors", "window_log_ratio")
+
+    def __init__(self, p: int) -> None:
+        self.beta, self.factors, self.window_log_ratio = np.zeros(p), ShapeFactors(p), 0.0
+
+    def log_factors(self, block: Design) -> tuple[Floats, Floats]:
+        """Log F of rows, (n,), and how far it is to be trusted, 0 to 1, (n,)."""
+        is_window, factors = block.steps >= NOISE_ROWS, self.factors
+        by_shape = factors.log_factors(block.cell, self.beta)
+        reach = factors.reach(block.cell, block.x, self.beta)
+        trust = shrinkage(factors.rows[block.cell]) / (1.0 + np.square(reach / WORTH))
+        return np.where(is_window, self.window_log_ratio, by_shape), np.where(is_window, 1.0, trust)
+
+
+class TermSearch(Stateful):
+    """Gathers the rows since a change of speed, and tells by them which term moved.
+
+    Attributes:
+        rows_left: for how many more rows the term is looked for; 0: it is not.
+        reference: from before the change.
+        rows: how many are in a (p, p) and b (p,), the statistics of the module's equations; a window is 32 rows.
+        by_windows: whether windows confirmed the change.
+        windows: the last ones, oldest first, (n, p + 3): columns, time, weight, and end in ns of each.
+    """
+
+    SAVED = ("rows_left", "reference", "rows", "a", "b", "by_windows", "windows")
+
+    def __init__(self, p: int) -> None:
+        self.rows_left, self.rows, self.by_windows, self.reference = 0, 0, False, Reference(p)
+        self.a, self.b = np.zeros((p, p)), np.zeros(p)
+        self.windows: Floats = np.empty((0, p + 3))
+
+    def start(self, since_ns: int, *, by_windows: bool) -> None:
+        """Begin anew, with the windows that ended after this."""
+        self.rows, self.by_windows = 0, by_windows
+        self.a, self.b = np.zeros_like(self.a), np.zeros_like(self.b)
+        if by_windows:
+            since = self.windows[self.windows[:, -1] > since_ns]
+            factor = np.exp(-self.reference.window_log_ratio)
+            self._gather(since[:, :-3], factor * since[:, -3], since[:, -2], NOISE_ROWS * len(since))
+
+    def add(self, block: Design, elapsed_us: Floats, weight: Floats) -> None:
+        """Rows that are learned, with times and weights (n,)."""
+        is_window = block.steps >= NOISE_ROWS
+        if is_window.any():
+            known = np.column_stack((block.x, elapsed_us, weight, block.end_ns.astype(np.float64)))[is_window]
+            self.windows = np.concatenate((self.windows, known))[-2 * NOISE_ROWS :]
+        if self.rows_left:
+            log_f, trust = self.reference.log_factors(block)
+            rows = len(block) + (NOISE_ROWS - 1) * int(is_window.sum())
+            self._gather(block.x, elapsed_us * np.exp(-log_f), weight * trust, rows)
+
+    def _gather(self, x: Floats, elapsed_us: Floats, weight: Floats, rows: int) -> None:
+        weighted = weight[:, None] * x
+        self.a += weighted.T @ x
+        self.b += weighted.T @ elapsed_us
+        self.rows += rows
+
+    def find(self, names: Sequence[str], scale: float, expected: str, *, slower: bool) -> MovedTerm:
+        """The term, once two first fits of rows came: fewer are of one load. ``scale``: relative noise of a row."""
+        if not self.rows_left or self.rows < 2 * START_ROWS:
+            return MovedTerm("", 0.0)
+        beta, noise = self.reference.beta, (1 if self.by_windows else NOISE_ROWS) * scale**2
+        s = self.b - self.a @ beta
+        return moved_term(self.a, s, beta, names, slower=slower, noise=noise, expected=expected)
+
+    def coefficients_after(self, moved: MovedTerm, names: Sequence[str]) -> Floats:
+        """What the term leaves of those from before, (p,)."""
+        return self.reference.beta + moved.added * dict(_hypotheses(self.reference.beta, names))[moved.name]

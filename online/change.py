@@ -360,7 +360,7 @@ class ChangeMonitor(Stateful):
             self.term, self.added = moved
             if is_new and moved.name != EVERY_TERM:  # which the gain of all rows fits
                 reference, after = self.search.reference, self.search.coefficients_after(moved, self._names)
-                shapes.follow(reference.factors, reference.beta, after, beta)
+                shapes.follow_coefficients(reference.factors, reference.beta, after, beta)
 
     # ---------------------------------------------------------------- reading
 

@@ -1,13 +1,15 @@
 """How far a coefficient may be off: under the load that it was learned from, and how far it moves with the load.
 
-Sampling error, for rows of single steps (:class:`Meat`): Newey and West on sums of 32 rows' scores, B of which are
-remembered, with L = B / 6 lags, 1 to 64.
+Sampling error, for rows of single steps (:class:`ScoreCovariance`): Newey and West on sums of 32 rows' scores, B of
+which are remembered, with L = B / 6 lags, 1 to 64.
 
-    score_i = w_i r_i x_i                                        w: weight, r = y - x beta, predicted before learned
+    r_i     = y_i - x_i beta                                     predicted before learned
+    score_i = w_i r_i x_i                                        w: weight
     g_t     = sum of the scores of window t, g_ts those of stratum s; rows of weight 1/k fill a k-th of a row
     h_t     = g_t + 2 sum_k (1 - k / (L + 1)) g_{t-k}            k = 1..L
     M_s    <- kept_s^2 M_s + (g_ts h_t' + h_t g_ts') / 2         sum over s: Newey and West's long-run covariance
-    V       = C M C B / (B - p) / (1 - (L + 1) / B) (1 + 1.21 / (B - p))^2               C = (A + H)^-1
+    C       = (A + H)^-1
+    V       = C M C B / (B - p) / (1 - (L + 1) / B) (1 + 1.21 / (B - p))^2
 
 Noise of the clock or of a neighbour lasts for tens of steps; a mix of shapes, and with it what the form misses, for
 hundreds: hence lags that grow with B. A share 1 - (L + 1) / B of the variance is what L lags leave in the mean. Each
@@ -46,7 +48,8 @@ jackknife and the bootstrap for general stationary observations (Annals of Stati
 **Inference.** What the data say about each coefficient, and what they do not.
 
     C       = (A + H)^-1                            on the columns with evidence (p, p)
-    V       = C (M + u^2 H) C + fade W              H: the prior's part, u = max(min(s, 2 %), its misfit)
+    V       = C (M + u^2 H) C + fade W              H: the prior's part
+    u       = max(min(s, 2 %), its misfit)          the noise that a prior is weighed by
     M       = Newey and West's, and in no direction below s^2 A n2 / n1 (n1, n2: online/rls/strata.py)
     fade    = 1 up to 256 rows, 0 from 1,280 on: as windows of scores become enough to show the misfit of this load
     se_j    = sqrt(V_jj)                            for few windows such that 1.96 se is Student's 95 %
@@ -109,14 +112,22 @@ JACKKNIFE_ROWS = _GROUPS * NOISE_ROWS
 _OTHERS_FLOOR = 0.10
 
 
-class Meat(Stateful):
-    """M of p columns by stratum, (32, p, p), the sums of the last 64 windows, (64, p), and the open one, (32, p)."""
+class ScoreCovariance(Stateful):
+    """The long-run covariance of p columns' scores.
+
+    Attributes:
+        m: M by stratum, (32, p, p).
+        windows: how many are remembered, by stratum, (32,).
+        last: g of the last 64 windows, (64, p).
+        window, rows: g_s of the window that is not full yet, (32, p), and how many rows are in it.
+    """
 
     SAVED = ("m", "windows", "window", "last", "rows")
 
     def __init__(self, p: int) -> None:
-        self.m, self.windows, self.window = np.zeros((STRATA, p, p)), np.zeros(STRATA), np.zeros((STRATA, p))
-        self.last, self.rows = np.zeros((_LAGS_MAX, p)), 0.0
+        self.m, self.windows = np.zeros((STRATA, p, p)), np.zeros(STRATA)
+        self.last = np.zeros((_LAGS_MAX, p))
+        self.window, self.rows = np.zeros((STRATA, p)), 0.0
 
     def learn(self, block: Design, kept: Floats, scores: Floats) -> None:
         """Scores (n, p) of a block, forgotten as its later rows make them; kept (g,): by its strata of their past."""
@@ -175,7 +186,7 @@ class Meat(Stateful):
         self.m *= squared[:, None, None]
         self.windows *= squared
 
-    def add(self, other: Meat) -> None:
+    def add(self, other: ScoreCovariance) -> None:
         """Statistics of both; open windows are not joined."""
         self.m += other.m
         self.windows += other.windows
@@ -297,7 +308,8 @@ def diagnose(fit: Fit, g: Floats, scale: float, variance: float, shapes: ShapeFa
     system = g[among] * outer
     system.flat[:: len(on) + 1] += ridge[on] * unit**2
     inverse: Floats = np.asarray(np.linalg.inv(system), np.float64)
-    c, covariance, form_error = np.full(p, np.nan), np.full((p, p), np.nan), np.full(p, np.nan)
+    covariance, form_error = np.full((p, p), np.nan), np.full(p, np.nan)
+    c = np.full(p, np.nan)  # the diagonal of C
     c[on] = inverse.diagonal() * unit**2
     rows = float(fit.strata.n1.sum())
     variance *= float(fit.strata.n2.sum()) / rows if rows > 0.0 else 1.0  # what squared weights amount to
@@ -325,16 +337,16 @@ def _sampling(fit: Fit, a: Floats, inverse: Floats, outer: Floats, scale: float,
     """Covariance by noise and prior of the scaled columns with evidence, (q, q)."""
     prior = np.diag(np.zeros(len(on)) if fit.prior is None else fit.prior.score_variance(scale)[on])
     independent: Floats = inverse @ ((variance * a + prior) * outer) @ inverse
-    meat = fit.meat.of_scores(len(on))
-    if meat is None or not len(on):
+    of_scores = fit.score_covariance.of_scores(len(on))
+    if of_scores is None or not len(on):
         return independent
-    return not_below(inverse @ ((meat[np.ix_(on, on)] + prior) * outer) @ inverse, independent)
+    return not_below(inverse @ ((of_scores[np.ix_(on, on)] + prior) * outer) @ inverse, independent)
 
 
 def _judge(told: InferenceResult, fit: Fit) -> None:
     """Status and reason of every column."""
     stderr, spread = told.stderr, fit.strata.spread()
-    carried = float(fit.meat.windows.sum()) >= 2 * np.count_nonzero(fit.live) + _FREE_MIN
+    carried = float(fit.score_covariance.windows.sum()) >= 2 * np.count_nonzero(fit.live) + _FREE_MIN
     shared = bool((fit.intercept & fit.live).any())
     known = np.zeros(fit.p, np.bool_) if fit.prior is None else np.isfinite(fit.prior.sd)
     for j, beta in enumerate(fit.beta.tolist()):

@@ -43,10 +43,9 @@ from online.shapes import ShapeFactors
 from online.snapshot import ModelSnapshot
 from online.state import StateError, Stateful, Tree
 
-from .error_bars import InferenceResult, Meat, diagnose, jackknife, model_snapshot, with_window_errors
+from .error_bars import InferenceResult, ScoreCovariance, diagnose, jackknife, model_snapshot, with_window_errors
 from .solve import (
     Prior,
-    first_weights,
     huber,
     is_contradicted,
     relative_residuals,
@@ -54,6 +53,7 @@ from .solve import (
     solve,
     update_median,
     update_scale,
+    weigh_first_rows,
 )
 from .strata import Means, Strata
 
@@ -74,10 +74,10 @@ class Fit(Stateful):
 
     Attributes, (p,) each: ``beta``; ``free``, which columns may be negative; ``passive``, which are off their bound;
     ``live``, which have evidence or a prior; ``h``, the diagonal of H of the last solve, without the solver's relative
-    ridge. ``strata`` and ``meat`` are remembered for the coefficients and for their error bars.
+    ridge. ``strata`` and ``score_covariance`` are remembered for the coefficients and for their error bars.
     """
 
-    SAVED = ("beta", "passive", "live", "h", "strata", "meat")
+    SAVED = ("beta", "passive", "live", "h", "strata", "score_covariance")
 
     def __init__(self, features: FeatureSet, prior: Prior | None = None) -> None:
         self.p = p = len(features)
@@ -93,7 +93,7 @@ class Fit(Stateful):
     def forget(self, *, by_point: bool) -> None:
         """Begin with no rows; without ``by_point`` no operating points are kept."""
         self.strata = Strata(self.p + 2, by_point=by_point and self._by_point)
-        self.meat = Meat(self.p)
+        self.score_covariance = ScoreCovariance(self.p)
 
     def to_state(self) -> Tree:
         """See Stateful."""
@@ -109,7 +109,7 @@ class Fit(Stateful):
     def widen(self, more: int) -> None:
         """``more`` columns, free of sign and always in use, after its p."""
         self.strata.widen(self.p, more)
-        self.meat.widen(more)
+        self.score_covariance.widen(more)
         self.p += more
         self.prior = None if self.prior is None else self.prior.sized(self.p)
         for name in ("free", "intercept", "_always", "beta", "passive", "live", "h"):
@@ -120,11 +120,13 @@ class Fit(Stateful):
     def learn(self, block: Design, z: Floats, weight: Floats, share: Floats, prediction: Floats) -> None:
         """Add rows z (n, q) of weight, Huber's share and prediction (n,)."""
         kept, left = self.strata.learn(block, z, weight, share)
-        self.meat.learn(block, kept, z[:, : self.p] * (left * weight * (block.elapsed_us - prediction))[:, None])
+        self.score_covariance.learn(
+            block, kept, z[:, : self.p] * (left * weight * (block.elapsed_us - prediction))[:, None]
+        )
 
     def discount(self, keep: float, gain: float, *, prefill: bool) -> None:
         """Keep so much of what was known, at a new speed; of steps with ``prefill`` alone, or of all."""
-        for evidence in (self.strata, self.meat):
+        for evidence in (self.strata, self.score_covariance):
             evidence.discount(keep, gain, slice(STRATA // 2, None) if prefill else slice(None))
 
     # ---------------------------------------------------------------- solving
@@ -226,11 +228,12 @@ class RlsLearner(Stateful):
 
     # ---------------------------------------------------------------- learning
 
-    def learn(self, block: Design, change: Change | None = None, *, watches: bool = True) -> Floats | None:
+    def learn(self, block: Design, change: Change | None = None, *, is_watcher: bool = True) -> Floats | None:
         """Predict, score, look for a change of speed, learn, solve; of rows that this set knows.
 
-        ``change``: what another learner of the target, which ``watches``, found in them. Returns log(y / prediction) by
-        the published coefficients as they were before, (n,); None before the first fit.
+        One learner of a target looks for changes (``is_watcher``), and the others are told the ``change`` that it found
+        in these rows. Returns log(y / prediction) by the published coefficients as they were before, (n,); None before
+        the first fit.
         """
         if not self.phases and block.phase.any():
             self.open_phases()
@@ -246,27 +249,27 @@ class RlsLearner(Stateful):
                 self.intervals.learn(block, log_ratio)
         if self.holding or log_ratio is None:
             self.held = RowBlock.concatenate([block] if self.held is None else [self.held, block])
-            self.refit()
+            self.fit_held_rows()
             return log_ratio
         if not self._robust:
             self.fit.learn(block, z, block.weight / self.median_us**2, np.ones(len(block)), prediction)
         else:
-            if watches:
+            if is_watcher:
                 self.change = self._watch(block, z, log_ratio)
             if self.change is not None:
-                self._take_change(self.change, watches=watches)
+                self._take_change(self.change, is_watcher=is_watcher)
                 prediction = z[:, : self.fit.p] @ self.fit.beta
             u, per_unit = relative_residuals(block.elapsed_us, block.steps, block.weight, prediction, self.median_us)
             share = huber(u, self.scale)
             self.scale = update_scale(self.scale, u)
             self.median_us = update_median(self.median_us, block.elapsed_us / block.steps)
             weight = share * per_unit * per_unit
-            if watches:
+            if is_watcher:
                 phases_us = z[:, len(self.features) : -2] @ self.fit.beta[len(self.features) :]
                 self.drift.add(block, block.elapsed_us - phases_us, weight)
             self.fit.learn(block, z, weight, share, prediction)
         self.fit.solve_strata(self.scale)
-        if watches:
+        if is_watcher:
             self.drift.find_term(self.scale, self.shapes, self.fit.beta)
         return log_ratio
 
@@ -292,23 +295,28 @@ class RlsLearner(Stateful):
             shapes.learn(block.cell, z[:, : self.fit.p], log_ratio, beta)
         return change
 
-    def _take_change(self, change: Change, *, watches: bool) -> None:
+    def _take_change(self, change: Change, *, is_watcher: bool) -> None:
         """Keep little of what was known, at the new speed."""
         self.fit.discount(ALARM_KEEP, change.gain, prefill=change.prefill)
         if not change.prefill:
             self.means.discount(ALARM_KEEP, change.gain)
-        if watches:
-            self.shapes.rescale(change.log_gain, prefill=change.prefill)
+        if is_watcher:
+            self.shapes.follow_gain(change.log_gain, prefill=change.prefill)
         self.fit.solve_strata(self.scale)
 
-    def refit(self, *, release: bool = False) -> None:
-        """Statistics of all held rows, if they are enough; complete, or with ``release``, they are held no more."""
+    def fit_held_rows(self, *, last: bool = False) -> None:
+        """Fit all held rows together, if they are enough, and make statistics of them.
+
+        From the 256th on, or with ``last``, this was the last fit of its kind: the rows are held no more.
+        """
         if self.held is None or len(self.held) < _MIN_START_ROWS:
             return
         held = Design.of(self.features, self.held)
         z = self._augment(held)
-        weight, share, self.scale, self.median_us = first_weights(z, held.weight, self.fit.solve, robust=self._robust)
-        self.started, self.holding = True, not (release or len(held) >= self._start_rows)
+        weight, share, self.scale, self.median_us = weigh_first_rows(
+            z, held.weight, self.fit.solve, robust=self._robust
+        )
+        self.started, self.holding = True, not (last or len(held) >= self._start_rows)
         prediction = z[:, : self.fit.p] @ self.fit.beta
         self.fit.forget(by_point=not self.holding)
         self.fit.learn(held, z, weight, share, prediction)

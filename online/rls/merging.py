@@ -62,7 +62,7 @@ def merge(into: RlsLearner, other: RlsLearner, *, other_is_later: bool, side_by_
         if into.phases or other.phases:
             learner.open_phases()
         if not (into.holding and other.holding):
-            learner.refit(release=True)
+            learner.fit_held_rows(last=True)
     if other.holding and not into.holding:
         return  # too few rows for a fit of their own
     if into.holding and not other.holding:
@@ -75,14 +75,14 @@ def merge(into: RlsLearner, other: RlsLearner, *, other_is_later: bool, side_by_
             parts = [into.held, other.held] if other_is_later else [other.held, into.held]
             if held := [part for part in parts if part is not None]:
                 into.held = RowBlock.concatenate(held)
-                into.refit()
+                into.fit_held_rows()
         else:
             if not side_by_side:
                 earlier, later = (into, other) if other_is_later else (other, into)
                 earlier.means.decay(later.half_lives())
                 earlier.intervals.decay(later.intervals.rows)
                 earlier.fit.strata.decay(later.fit.strata.clock)
-                earlier.fit.meat.decay(later.fit.strata.clock)
+                earlier.fit.score_covariance.decay(later.fit.strata.clock)
             _add_statistics(into, other)
         into.means.sums = into.means.sums + other.means.sums
         into.intervals.add(other.intervals)
@@ -98,7 +98,7 @@ def _add_statistics(into: RlsLearner, other: RlsLearner) -> None:
     within = sum(n * side.scale**2 for side, n in sides)
     into.median_us += sides[1][1] / rows * (other.median_us - into.median_us)
     into.fit.strata.add(other.fit.strata)
-    into.fit.meat.add(other.fit.meat)
+    into.fit.score_covariance.add(other.fit.score_covariance)
     into.shapes.add(other.shapes)
     into.fit.solve_strata(into.scale)
     squares += residual_squares(into.fit.strata.total(), into.fit.beta)
@@ -127,8 +127,8 @@ class Replica(Stateful):
         if not learner.started:
             return []
         p, (a, b) = len(learner.features), learner.normal_equations()
-        meat = learner.fit.meat.of_scores(learner.fit.p)
-        noise = NOISE_ROWS * learner.scale**2 * a if meat is None else meat[:p, :p]
+        of_scores = learner.fit.score_covariance.of_scores(learner.fit.p)
+        noise = NOISE_ROWS * learner.scale**2 * a if of_scores is None else of_scores[:p, :p]
         return [Replica(engine, learner.rows, a, b, noise)]
 
     @staticmethod

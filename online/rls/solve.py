@@ -234,13 +234,13 @@ def _middle(values: Floats) -> float:
     return float(np.partition(values, half)[half])
 
 
-def first_weights(
-    z: Floats, row_weight: Floats, solve_for: Callable[[Floats, float], Floats], *, robust: bool
+def weigh_first_rows(
+    z: Floats, row_weight: Floats, solve_statistics: Callable[[Floats, float], Floats], *, robust: bool
 ) -> tuple[Floats, Floats, float, float]:
     """Final weights and shares, (n,) each, the scale and m of rows z (n, q) of such weights (n,), by reweighted passes.
 
-    y is column -2 and l column -1. ``solve_for`` solves for beta (p,) from z'Wz (q, q) and the scale, and keeps it. Not
-    ``robust``: least squares with constant weights (a mean fit).
+    y is column -2 and l column -1. ``solve_statistics`` gives beta (p,) for z'Wz (q, q) and the scale; the caller keeps
+    the last one. Not ``robust``: least squares with constant weights (a mean fit).
     """
     x, y, steps = z[:, :-2], z[:, -2], z[:, -1]
     median_us, scale = median_of(y / steps), MISFIT
@@ -251,7 +251,7 @@ def first_weights(
         if robust:
             share = huber(u, scale) * (bisquare(u / scale) if i >= _HUBER_PASSES else 1.0)
         weight = share * per_unit * per_unit
-        prediction = x @ solve_for((z * weight[:, None]).T @ z, scale)
+        prediction = x @ solve_statistics((z * weight[:, None]).T @ z, scale)
         u, per_unit = relative_residuals(y, steps, row_weight, prediction, median_us)
         scale = max(QUIETEST, MAD_TO_SD * median_of(np.abs(u)))
     return weight, share, scale, median_us

@@ -159,7 +159,7 @@ class TargetState(Stateful):
                 self.history.record(int(rows.end_ns[-1]), watcher)
         for name, model in self.models.items():
             if model is not watcher and name in blocks:
-                log_ratios[name] = model.learn(blocks[name], change, watches=False)
+                log_ratios[name] = model.learn(blocks[name], change, is_watcher=False)
         if (of_champion := log_ratios.get(self.champion)) is not None:
             self.residuals.learn(of_champion)
         for other in self.river.values():

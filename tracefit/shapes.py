@@ -279,8 +279,19 @@ class StepSurface:
         quarters of an octave of the piece's.
         """
         octave = min(max(int(requests).bit_length() - 1, 0), _OCTAVES[-1])
-        beside = [cell for row in _cells()[1][: octave + 1] for cell in row[max(piece - 2, 0) : piece + 2]]
-        return not self._prefills or any(cell.name in self._prefills for cell in beside)
+        return not self._prefills or (octave, piece) in self._beside_cells
+
+    @cached_property
+    def _beside_cells(self) -> set[tuple[int, int]]:
+        """Octaves of requests and pieces of prefill tokens for which that holds."""
+        return {
+            (octave, piece)
+            for lowest, row in enumerate(_cells()[1])
+            for half, cell in enumerate(row)
+            if cell.name in self._prefills
+            for octave in _OCTAVES[lowest:]
+            for piece in range(half - 1, half + 3)
+        }
 
     def _piece(self, requests: int, index: int, settled: bool) -> _Piece:
         """Each is made when it is first asked for, and so many are kept."""

@@ -268,7 +268,8 @@ class ChangeMonitor(Stateful):
         """One block, its log(y / x beta) (n,), and the factors and coefficients from before it."""
         is_window = block.steps >= NOISE_ROWS
         rows = len(block) + (NOISE_ROWS - 1) * int(is_window.sum())
-        self.rows_since, self.search.rows_left = self.rows_since + rows, max(self.search.rows_left - rows, 0)
+        self.rows_since += rows
+        self.search.count(rows)
         if is_window.all():
             return self._learn_windows(block, log_ratio, shapes, beta)
         known = shapes.knows(block.cell)

@@ -135,7 +135,8 @@ class TermSearch(Stateful):
     Attributes:
         rows_left: for how many more rows the term is looked for; 0: it is not.
         reference: from before the change.
-        rows: how many are in a (p, p) and b (p,), the statistics of the module's equations; a window is 32 rows.
+        a, b: the statistics of the module's equations, (p, p) and (p,).
+        rows: how many of the change are in them for sure; a window is 32 rows.
         by_windows: whether windows confirmed the change.
         windows: the last ones, oldest first, (n, p + 3): columns, time, weight, and end in ns of each.
     """
@@ -154,7 +155,12 @@ class TermSearch(Stateful):
         if by_windows:
             since = self.windows[self.windows[:, -1] > since_ns]
             factor = np.exp(-self.reference.window_log_ratio)
-            self._gather(since[:, :-3], factor * since[:, -3], since[:, -2], NOISE_ROWS * len(since))
+            self.rows = NOISE_ROWS * len(since)
+            self._gather(since[:, :-3], factor * since[:, -3], since[:, -2])
+
+    def count(self, rows: int) -> None:
+        """So many rows came after the block by which the change was confirmed, part of which is from before it."""
+        self.rows, self.rows_left = self.rows + rows, max(self.rows_left - rows, 0)
 
     def add(self, block: Design, elapsed_us: Floats, weight: Floats) -> None:
         """Rows that are learned, with times and weights (n,)."""
@@ -164,14 +170,12 @@ class TermSearch(Stateful):
             self.windows = np.concatenate((self.windows, known))[-2 * NOISE_ROWS :]
         if self.rows_left:
             log_f, trust = self.reference.log_factors(block)
-            rows = len(block) + (NOISE_ROWS - 1) * int(is_window.sum())
-            self._gather(block.x, elapsed_us * np.exp(-log_f), weight * trust, rows)
+            self._gather(block.x, elapsed_us * np.exp(-log_f), weight * trust)
 
-    def _gather(self, x: Floats, elapsed_us: Floats, weight: Floats, rows: int) -> None:
+    def _gather(self, x: Floats, elapsed_us: Floats, weight: Floats) -> None:
         weighted = weight[:, None] * x
         self.a += weighted.T @ x
         self.b += weighted.T @ elapsed_us
-        self.rows += rows
 
     def find(self, names: Sequence[str], scale: float, expected: str, *, slower: bool) -> MovedTerm:
         """The term, once two first fits of rows came: fewer are of one load. ``scale``: relative noise of a row."""

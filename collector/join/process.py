@@ -393,7 +393,7 @@ class EngineProcess:
             self._engine.count(JoinEvent.STEP_MISMATCHED, int(np.count_nonzero(busy & ~view.matched)))
         if stop % block_steps == 0 or not self.calibration.learned:
             self.calibration.end_block()
-            if self.quality in (Quality.SAMPLED, Quality.JOURNEYS):
+            if self.quality is Quality.SAMPLED:
                 self.calibration.facts.learn({HIDES_HITS: self.calibration.hides_hits}, FactSource.DISCOVERY)
 
     def _count_passed(self, first: int, stop: int) -> None:

@@ -474,8 +474,10 @@ def _cannot_derive(facts: tuple[tuple[str, Fact], ...]) -> tuple[str, ...]:
 
 def _hides_hits(quality: Quality, facts: Mapping[str, Fact]) -> bool:
     """Whether prompt tokens that the prefix cache had are told as if they were computed."""
-    may_hide = facts.get("enable_prefix_caching") is not False and facts.get(HIDES_HITS) is not False
-    return Quality.SAMPLED <= quality <= Quality.REQUESTS and may_hide
+    told = facts.get(HIDES_HITS)
+    if facts.get("enable_prefix_caching") is False or told is False:
+        return False
+    return quality in (Quality.JOURNEYS, Quality.REQUESTS) or (quality is Quality.SAMPLED and told is True)
 
 
 def weakened(target: TargetSnapshot, reason: Reason, only: str = "") -> TargetSnapshot:

@@ -97,8 +97,6 @@ def _minute(config, name, window, requests, steps):
     beside = [(each, part * _mean_decodes(inside, each)) for each, part in alive if part > 0.0]
     weight = sum(part for _, part in beside)
     prompt, output = (sum(getattr(each, of) * part for each, part in beside) / weight for of in ("prompt", "output"))
-    if config.prefix_hits_hidden:  # the usual ones are in its coefficients
-        hit = 0.0
     said = config.request(prompt_tokens=prompt, output_tokens=output, concurrency=met, prefix_hit=hit)
     return Minute(prompt, output, met, hit, true_us, said.itl)
 

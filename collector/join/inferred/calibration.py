@@ -166,9 +166,8 @@ class EngineCalibration:
 
     @property
     def hides_hits(self) -> bool:
-        """Whether journeys tell of prompt tokens that no step computed, or no summary says that they do not."""
-        prompts = self.sums.prompt_tokens
-        return not prompts or self.sums.computed_tokens < _COMPLETE_SHARE * prompts
+        """Whether journeys tell of prompt tokens that no step computed."""
+        return self.sums.computed_tokens < _COMPLETE_SHARE * self.sums.prompt_tokens
 
     @property
     def step_share(self) -> float:

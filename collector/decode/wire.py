@@ -219,7 +219,7 @@ def json_to_protobuf(text: bytes) -> bytes:
         request = ExportTraceServiceRequest()
         json_format.ParseDict(document, request, ignore_unknown_fields=True)
         return request.SerializeToString()
-    except (ValueError, TypeError, AttributeError, RecursionError, json_format.ParseError) as error:
+    except (ValueError, TypeError, AttributeError, RecursionError, OverflowError, json_format.ParseError) as error:
         raise ValueError(f"not OTLP/JSON: {error}") from None
 
 

@@ -27,6 +27,7 @@ def test_every_kind_of_value_survives_the_json():
         b'{"resourceSpans": [{"scopeSpans": [{"spans": [{"endTimeUnixNano": "-1"}]}]}]}',
         b'{"resourceSpans": [{"scopeSpans": [{"spans": [{"kind": 99999999999}]}]}]}',
         b'{"resourceSpans": [{"resource": {"attributes": [{"value": {"intValue": "9223372036854775808"}}]}}]}',
+        b'{"resourceSpans": [{"resource": {"attributes": [{"value": {"doubleValue": 1%b}}]}}]}' % (b"0" * 400),
         b'{"a":' * 100_000,
         b'{"resourceSpans": [{"resource": {"attributes": [{"value":' + b'{"arrayValue":{"values":[' * 5000,
     ],

@@ -213,6 +213,7 @@ class HttpServer:
             pass  # no handshake
         finally:
             self._places.discard(place)
+            del place.serving  # they refer to each other, and with TLS a connection has buffers of 256 KiB
             if place.transport is not None:
                 place.transport.abort()
             else:

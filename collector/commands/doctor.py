@@ -129,7 +129,7 @@ def fetch(url: str, token: str | None) -> Page:
     except TimeoutError:
         reason = f"not within {TIMEOUT_S:g} s"
     except (aiohttp.ClientError, OSError, ValueError) as error:
-        code = getattr(error, "errno", None) or 0
+        code = 0 if isinstance(error, aiohttp.ClientSSLError) else getattr(error, "errno", None) or 0
         reason = os.strerror(code) if code > 0 else getattr(error, "strerror", None) or str(error)
     raise StartError(f"nothing answers at {url}: {reason}{ports}")
 

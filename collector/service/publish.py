@@ -92,6 +92,7 @@ class Publisher:
             self._made_ns = now_ns
             self._current = self._pipeline.snapshot(self._clock.unix_nano(), self._generation + 1, exact=final or quiet)
             self._generation += 1
+            self._published_revision, self._tells_all = revision, final or quiet
             self._news.tell(self._current)
         except Exception:  # noqa: BLE001 -- a fault of the learner must not end the receiving
             self._metrics.add(table.WRITES, 1, "generation", "failed")
@@ -99,7 +100,6 @@ class Publisher:
             return
         self._metrics.add(table.WRITES, 1, "generation", "done")
         self._took_ns = self._clock.monotonic_ns() - now_ns
-        self._published_revision, self._tells_all = revision, final or quiet
 
 
 # --- news -----------------------------------------------------------------------------------------------------------

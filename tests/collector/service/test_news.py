@@ -118,5 +118,6 @@ def test_a_verdict_that_raises_is_counted_and_the_snapshot_is_published_all_the_
     source.learned_rows = 1
     publisher = Publisher(source, metrics, FakeClock(), 0.0, Mock(side_effect=ValueError("boom")))
     publisher.tick()
+    publisher.tick()
     assert publisher.current() is made
     assert metrics.value(WRITES, "generation", "failed") == 1

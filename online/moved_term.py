@@ -19,7 +19,7 @@ moved are none. What is named stays so while it is within ``enough``. By F rows 
 so that what the form misses counts little (rows of shapes that hardly were seen, or with work far from theirs, weigh
 little). Of engines (online/rls/merging.py) nothing was before: there F is 1, and P and s stand for A and s.
 
-Rows count from the one on by which the change was confirmed. Windows, such as two pages tell, come a few a minute and
+Rows count from the block on that confirmed the change. Windows, such as two pages tell, come a few a minute and
 confirm a change only minutes after it began: the last 64 are kept, and those after the block in which it began count
 as well.
 """
@@ -153,7 +153,8 @@ class TermSearch(Stateful):
         self.rows, self.by_windows = 0, by_windows
         self.a, self.b = np.zeros_like(self.a), np.zeros_like(self.b)
         if by_windows:
-            since = self.windows[self.windows[:, -1] > since_ns]
+            before = np.flatnonzero(self.windows[:, -1] <= since_ns)  # a clock may go back
+            since = self.windows[before[-1] + 1 if len(before) else 0 :]
             factor = np.exp(-self.reference.window_log_ratio)
             self.rows = NOISE_ROWS * len(since)
             self._gather(since[:, :-3], factor * since[:, -3], since[:, -2])

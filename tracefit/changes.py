@@ -34,7 +34,7 @@ NOTABLE = 3.0
 _WORTH = 0.05
 """A typical step that takes so much more or less is worth a word."""
 _LEFT, _TWICE, _QUIETEST = 0.05, 2.0, 0.005
-"""As online/change.py has them for a change in time."""
+"""As online/moved_term.py has them for a change in time."""
 _SINGULAR = 1e-9
 """Guard: the share of a variance that the other coefficients leave; below it two of them are one."""
 

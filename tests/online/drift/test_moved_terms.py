@@ -11,10 +11,12 @@ from collector.decode import Export
 from collector.service.pipeline import make_pipeline
 from exporters.wording import outlier_replicas
 from online import Bank, RowBlock, Snapshot, Target, merge_states
-from online.moved_term import moved_term
+from online.blocks import Design
+from online.features import build
+from online.moved_term import TermSearch, moved_term
 from online.snapshot import ConfigSnapshot
 from tests.support.gpu_server import serve, step_exports
-from tests.support.linear_steps import BETA, steps
+from tests.support.linear_steps import BETA, NAMES, repeated, steps
 from tests.support.paths import DOCS
 from tests.support.pipelines import new_pipeline
 from tests.support.slower import (
@@ -250,3 +252,17 @@ def test_a_load_that_cannot_tell_terms_apart_names_none_but_one_that_is_expected
     assert moved_term(a, s, beta, names, slower=True, noise=0.01).name == ""
     assert moved_term(a, s, beta, names, slower=True, noise=0.01, expected="decode").name == "decode"
     assert moved_term(a, s, beta, names, slower=False, noise=0.01, expected="decode").name == ""
+
+
+@pytest.mark.parametrize("ahead_ns", [0, 3_600 * 10**9])
+def test_windows_of_before_a_change_are_no_windows_since_it_when_the_clock_was_put_back(ahead_ns):
+    rows = repeated(steps(60, seed=1, noise=0.005).rows, 32)
+    rows.elapsed_us[40:] += 32 * 20_000.0
+    since_ns = int(rows.end_ns[39])
+    rows.end_ns[:30] += ahead_ns
+    search = TermSearch(len(NAMES))
+    search.reference.beta, search.rows_left = BETA, 8_000
+    search.add(Design.of(build("portable", Target.STEP_TIME, {}), rows), rows.elapsed_us, rows.elapsed_us**-2)
+    search.start(since_ns, by_windows=True)
+    moved = search.find(NAMES, 0.005, "", slower=True)
+    assert moved == ("intercept", pytest.approx(20_000.0, rel=0.02))

@@ -45,8 +45,8 @@ from numpy.typing import NDArray
 from online.constants import ENGINES_MAX, IDLE_GAP_NS
 
 MAGIC = b"tracefit.state/1\n"
-# Format: of the state file.
-VERSION = 1
+# Format: of the state file; another one with every name or shape of what is saved.
+VERSION = 2
 LEARNERS = "learners"
 # Guard: memory.
 STATE_BYTES_MAX = 1 << 29
@@ -103,7 +103,8 @@ def decode(data: bytes) -> Tree:
             raise
         raise StateError(f"corrupt state file: {error}", Refusal.CORRUPT) from error
     if version != VERSION:
-        raise StateError(f"state version {version} is not {VERSION}: another tracefit made it", Refusal.VERSION)
+        theirs = "another version of tracefit made it, and only that one can read it"
+        raise StateError(f"state version {version} is not {VERSION}: {theirs}", Refusal.VERSION)
     if not isinstance(tree, dict):
         raise StateError("corrupt state file: its parts have no names", Refusal.CORRUPT)
     return tree

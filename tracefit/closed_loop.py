@@ -32,7 +32,7 @@ later, the time that passes before a request is queued, at least TURNAROUND_US. 
 step, whose end it waits for, or any moment of one, where t is longer than a step. ahead is the share 1 - L^-n of steps
 after which somebody goes on, where the engine schedules one ahead, else 0. Of one token each, half of all are in a
 step, and the others in the next. Who waits so is in no queue for tokens: where prefills fill the steps, that queue is
-the shorter for it.
+the shorter for it. Who decodes meets n / N of each of the others (arrival theorem): its ITL is that of n + 1 - n / N.
 
 **Mean steps.** step() is the settled surface of shapes.py, times ``mean_factor`` (mean ÷ robust fit) unless rows cover
 many steps each, whose stalls are in them:
@@ -235,6 +235,10 @@ class ClosedLoop:
         tokens = work.output - 1.0
         whole = cache(lambda size: self._times(work, size, turnaround_us))
 
+        def of(size: float) -> Met:
+            below = int(size)
+            return whole(below).towards(whole(below + 1), size - below) if size > below else whole(below)
+
         def more(size: int) -> float:
             """So many more take part in a step, where so many do."""
             at = whole(size)
@@ -244,15 +248,14 @@ class ClosedLoop:
         n, first = most, bisect_left(range(int(most) + 1), True, 1, key=lambda size: more(size) <= 0.0)
         if first <= most:
             n = 1.0 if first == 1 else first - more(first) / (more(first) - more(first - 1))
-        below, queued = int(n), (in_flight - n) / n if n == most else 0.0
-        at = whole(below).towards(whole(below + 1), n - below) if n > below else whole(below)
+        at, queued = of(n), (in_flight - n) / n if n == most else 0.0
 
         def first_token(own: float, step: float, rest_us: float) -> float:
             return own + max(queued * (own + tokens * step) - turnaround_us, rest_us if in_flight > 1 else 0.0)
 
         by_steps = ends(first_token, at.own, at.itl, (at.rest[0],) * 3)
         by_rest = ends(first_token, (at.own[0],) * 3, (at.itl[0],) * 3, at.rest)
-        return at, together(by_steps, by_rest)
+        return at._replace(itl=of(min(n + 1.0 - n / in_flight, most)).itl), together(by_steps, by_rest)
 
     def _times(self, work: Workload, n: int, turnaround_us: float) -> Met:
         """Of n requests in the batch."""

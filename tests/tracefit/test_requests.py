@@ -32,6 +32,7 @@ LOADS = {
     "alone": (1, 1000, 100, 8192, 128, None),
     "chat": (24, 800, 250, 8192, 128, 0.04),
     "many": (100, 300, 200, 8192, 128, 0.05),
+    "few tokens for two": (2, 1200, 8, 8192, 128, None),
     "long prompts, few tokens": (16, 3000, 40, 8192, 128, 0.07),
     "chunked prompts": (12, 6000, 150, 2048, 128, None),
     "prefills nearly fill the steps": (38, 1800, 60, 2048, 128, 0.15),

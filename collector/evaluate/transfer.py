@@ -14,6 +14,7 @@ import msgspec
 
 from collector.identity import IDENTITY, Fact
 from collector.runtime import PrintLine
+from collector.service import hides_hits
 from online import Floats, Quality, RowBlock, Target
 from online.features import PORTABLE, SYSTEMS, FeatureSet, build
 from online.rls import Prior
@@ -78,8 +79,8 @@ def _donor(system: str, capture: Capture) -> Donor | None:
 
 def _facts_of(capture: Capture) -> dict[str, Fact]:
     """With what its telemetry hides."""
-    requests = bool((capture.full[STEP].rows.quality == Quality.REQUESTS).any())
-    return {**capture.facts, HIDES_HITS: requests and capture.facts.get("enable_prefix_caching") is not False}
+    qualities = map(Quality, set(capture.full[STEP].rows.quality.tolist()))
+    return {**capture.facts, HIDES_HITS: any(hides_hits(each, capture.facts) for each in qualities)}
 
 
 def _transfer(capture: Capture, features: FeatureSet, donors: Sequence[Donor]) -> Transfer | None:

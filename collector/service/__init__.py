@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .checkpoint import STATE_FILES, STATES_NAME, Directory, check_directory, state_files
 from .durability import Durability
-from .pipeline import TAKE_BYTES, Pipeline, SpanReader, check_learning, make_pipeline
+from .pipeline import TAKE_BYTES, Pipeline, SpanReader, check_learning, hides_hits, make_pipeline
 from .publish import Publisher, SnapshotWriter
 from .watches import EventTime, MemoryLimiter
 from .worker import Worker
@@ -24,6 +24,7 @@ __all__ = [
     "Worker",
     "check_directory",
     "check_learning",
+    "hides_hits",
     "make_pipeline",
     "state_files",
 ]

@@ -339,7 +339,7 @@ class Pipeline:
                 if old in self._quarantined:
                     self._quarantined.setdefault(new, self._quarantined.pop(old))
             case ConfigUpdated(config_id, facts, quality):
-                self._bank.describe(config_id, {**facts, HIDES_HITS: _hides_hits(quality, facts)})
+                self._bank.describe(config_id, {**facts, HIDES_HITS: hides_hits(quality, facts)})
                 held = set(self.joiner.config_ids())
                 self._quarantined = {name: why for name, why in self._quarantined.items() if name in held}
                 _log.info(
@@ -398,7 +398,7 @@ class Pipeline:
             sources |= emitter.facts.sources()
             contradictions |= emitter.facts.contradictions()
         quality = min((emitter.quality for emitter in emitters), default=Quality.REQUESTS)
-        hidden = _hides_hits(quality, facts)
+        hidden = hides_hits(quality, facts)
         heard = _heard_lately(emitters, silent_s=self._settings.join_timeout_s)
         shares = [emitter.span_share for emitter in heard]
         targets = self._targets(config_id, emitters, hits_hidden=hidden, exact=exact)
@@ -472,7 +472,7 @@ def _cannot_derive(facts: tuple[tuple[str, Fact], ...]) -> tuple[str, ...]:
     return cannot_derive(dict(facts))
 
 
-def _hides_hits(quality: Quality, facts: Mapping[str, Fact]) -> bool:
+def hides_hits(quality: Quality, facts: Mapping[str, Fact]) -> bool:
     """Whether prompt tokens that the prefix cache had are told as if they were computed."""
     told = facts.get(HIDES_HITS)
     if facts.get("enable_prefix_caching") is False or told is False:

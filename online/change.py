@@ -336,8 +336,7 @@ class ChangeMonitor(Stateful):
         self.gain, self.last_ns, self.rows_since = math.exp(log_gain), end_ns, 0
         if change.prefill:
             self.term = next((name for name in self._names if is_of_prefill(name)), "")
-        a_block_later_ns = began_ns + change.within_ns // 2  # it began in that block
-        self.search.start(a_block_later_ns, by_windows=by_windows)
+        self.search.start(began_ns + change.within_ns, by_windows=by_windows)
         for rows in self.engines.rows.values():
             rows.forget(len(self._names))
         self.prefill.restart()

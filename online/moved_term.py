@@ -20,8 +20,8 @@ so that what the form misses counts little (rows of shapes that hardly were seen
 little). Of engines (online/rls/merging.py) nothing was before: there F is 1, and P and s stand for A and s.
 
 Rows count from the block on that confirmed the change. Windows, such as two pages tell, come a few a minute and
-confirm a change only minutes after it began: the last 64 are kept, and those after the block in which it began count
-as well.
+confirm a change only minutes after it began: the last 64 are kept, and those count as well that surely came after it
+began.
 """
 
 from __future__ import annotations

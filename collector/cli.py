@@ -198,7 +198,7 @@ def demo(*, speed: float | None, gpu: bool, directory: Path | None, throttle: fl
     if to is not None and (speed or directory):
         raise ConfigError("--to", "not with --speed or --dir: that sidecar has its own files, and the time of day")
     with made.signals_as_ctrl_c():
-        replica = {} if directory is None else {"instance": directory.absolute().name}
+        replica = {} if directory is None else {"instance": directory.resolve().name}
         tape = made.gpu_tape(SystemClock(), **replica) if gpu else made.read_tape(made.find_recording())
         if to is not None:
             return made.send_forever(tape, to, SystemClock(), throttle)

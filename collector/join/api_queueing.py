@@ -132,7 +132,7 @@ def first_tokens_of(
     arrivals = _arrivals_of(processes, told=told)
     if not told:
         arrivals = _without_slot_waits(_timed(arrivals))
-    waits_us = arrivals["wait_us"][arrivals["requests"] == 1.0]
+    waits_us = arrivals["wait_us"][arrivals["requests"] == 1.0] if told else arrivals["wait_us"]
     if len(waits_us) < _REQUESTS_MIN:
         return None
     pace_us, prompts = arrivals["pace_us"], arrivals["prompt_tokens"]

@@ -52,7 +52,7 @@ class KvBatch(msgspec.Struct, gc=False):
     """What one batch said, counted: at most one batch a step, stamped at the end of the step.
 
     ``source`` names the publisher (endpoint or file); ``instance`` its engine, where the endpoint's address tells it.
-    Block counts are GPU blocks of the first cache group, ``removed_below`` those of the tiers below the GPU.
+    ``removed_blocks`` counts GPU blocks of the first cache group, ``removed_below`` those of the tiers below the GPU.
     """
 
     source: str
@@ -60,7 +60,6 @@ class KvBatch(msgspec.Struct, gc=False):
     seq: int
     ts_unix_ns: int
     instance: str = ""
-    stored_blocks: int = 0
     removed_blocks: int = 0
     removed_below: int = 0
     block_size: int = 0
@@ -124,7 +123,6 @@ def _count_blocks(batch: KvBatch, fields: Fields, *, is_stored: bool) -> None:
     elif is_below:
         batch.removed_below += blocks
     elif is_first and is_stored:
-        batch.stored_blocks += blocks
         batch.block_size = size
     elif is_first:
         batch.removed_blocks += blocks

@@ -113,6 +113,11 @@ class Intake:
             if message is None:  # else it is counted as what became of it
                 self.reject(transport, Outcome.INCOMPLETE)
             raise
+        except Exception:  # noqa: BLE001 -- a fault of ours, whose text would reach the client
+            _log.exception("export failed")
+            refused = answer(Outcome.FAILED)
+            if message is not None:  # it is counted as what became of it
+                return refused
         self.reject(transport, refused.outcome)
         return refused
 
@@ -125,11 +130,7 @@ class Intake:
             if self._forward is not None:
                 self._forward.offer(signal, payload)
             return None
-        try:
-            return await self.offer(payload, peer, transport, wait_s)
-        except Exception:  # noqa: BLE001 -- its text would reach the client
-            _log.exception("export failed")
-            return answer(Outcome.FAILED)
+        return await self.offer(payload, peer, transport, wait_s)
 
     async def offer(
         self, payload: bytes, peer: str, transport: Transport, wait_s: float | None = None

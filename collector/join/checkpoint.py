@@ -70,9 +70,17 @@ class RowWatermarks:
                 new.append(TargetRows(target, block.slice(stop, len(block)) if stop else block))
         return new, before
 
+    def forget_restored(self) -> None:
+        """What an earlier process learned does not come again: rows of that time are new, the clock was set back."""
+        self._restored = {}
+
     def to_checkpoint(self) -> list[tuple[str, Marks]]:
         """By instance, of live emitters."""
-        return [(instance, dict(marks)) for (recording, instance), marks in self._emitted.items() if not recording]
+        newest = {**self._restored, **self._emitted}
+        for key in self._restored.keys() & self._emitted.keys():
+            before, now = self._restored[key], self._emitted[key]
+            newest[key] = {target: max(before.get(target, 0), now.get(target, 0)) for target in {**before, **now}}
+        return [(instance, dict(marks)) for (_, instance), marks in newest.items()][-MARKS_MAX:]
 
 
 class Carried(msgspec.Struct):

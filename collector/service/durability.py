@@ -99,6 +99,8 @@ class Durability:
         self._interval_ns = int(config.checkpoint_interval_s * 1e9)
         self._backlog: Iterator[Export] = iter(())
         self._taken_ns = clock.monotonic_ns()
+        self._caught_up_ns: int | None = None
+        """Since when the log has been read, as long as rows of an earlier process may still come again."""
         self._dirty = False
         self._accepted = 0
         """Spans."""
@@ -222,6 +224,8 @@ class Durability:
             taken.append(export)
             size_bytes += len(export.payload)
         self._metrics.add(table.LOG_REPLAYED, sum(export.spans for export in taken))
+        if not taken:
+            self._caught_up_ns = self._clock.monotonic_ns()
         return taken
 
     def record_batch(self) -> None:
@@ -231,6 +235,7 @@ class Durability:
     def tick(self, *, final: bool = False) -> bool:
         """Take a checkpoint if it is due and hand it to the writer; whether it was taken."""
         self._note_unsaved()
+        self._end_start()
         if not (self._dirty and final) and not self._is_due():
             return False
         self._taken_ns = self._clock.monotonic_ns()
@@ -246,6 +251,13 @@ class Durability:
         self._pending.append((tree, position, (self._accepted, self._pipeline.learned_rows, waiting)))
         self._task.wake()
         return True
+
+    def _end_start(self) -> None:
+        """Let no more rows be skipped when nothing of an earlier process waits, and no sender repeats what that had."""
+        longest_s = self._config.join_timeout_s + self._config.allowed_lateness_s
+        if self._caught_up_ns is not None and self._clock.monotonic_ns() - self._caught_up_ns > longest_s * 1e9:
+            self._caught_up_ns = None
+            self._pipeline.joiner.forget_restored_marks()
 
     def _note_unsaved(self) -> None:
         """Leave to the next process what a kill would cost now."""

@@ -43,10 +43,6 @@ class Counts(dict[Row, float]):
         ((_, values),) = metric.labels
         return {value: self[metric, value] for value in values if self[metric, value]}
 
-    def total(self, metric: Metric) -> float:
-        """The sum over all label values of a metric."""
-        return sum(number for row, number in self.items() if metric_of(row) is metric)
-
 
 def metric_of(row: Row) -> Metric:
     """The metric of a row."""

@@ -163,7 +163,7 @@ class Kv(Parser):
         assert framed == found[0]
         for batch in found:
             if isinstance(batch, KvBatch):
-                assert min(batch.ts_unix_ns, batch.stored_blocks, batch.removed_blocks, batch.removed_below) >= 0
+                assert min(batch.ts_unix_ns, batch.removed_blocks, batch.removed_below) >= 0
         return any(isinstance(batch, KvBatch) for batch in found)
 
 

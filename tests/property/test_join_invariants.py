@@ -22,7 +22,7 @@ from collector.telemetry.metrics import metric_of
 from collector.telemetry.reasons import Skip
 from online.rows import RowOutcome
 from tests.support.paths import DATA
-from tests.support.pipelines import coefficients
+from tests.support.pipelines import coefficients, total_of
 from tests.support.recordings import recording
 from tests.support.toy_spans import Piece, export_of, pieces_in
 
@@ -76,10 +76,10 @@ class Told:
 
     def assert_sound(self, sent: int, repeated: int) -> None:
         counts, joiner = self.pipeline._counts, self.pipeline.joiner
-        assert counts.total(table.DECODED_SPANS) == sent
+        assert total_of(counts, table.DECODED_SPANS) == sent
         assert counts[table.DECODED_SPANS, Skip.DUPLICATE] + counts[table.DECODED_SPANS, Skip.LATE] == repeated
         learned = sum(count for row, count in self.rows().items() if row[-1] is RowOutcome.LEARNED)
-        assert (counts.total(table.ROWS), learned) == (self.received, self.pipeline.learned_rows)
+        assert (total_of(counts, table.ROWS), learned) == (self.received, self.pipeline.learned_rows)
         assert sum(pending.requests for pending in joiner.pending()) <= REQUESTS_MAX
         assert len(joiner.api_spans._spans) <= REQUESTS_MAX
         assert sum(map(len, joiner.api_spans._waiting.values())) <= REQUESTS_MAX

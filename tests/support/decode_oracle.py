@@ -14,6 +14,7 @@ from collector.join.spans import SpanWindow
 from collector.telemetry import Counts, table
 from collector.telemetry.metrics import metric_of
 from collector.telemetry.reasons import Skip
+from tests.support.pipelines import total_of
 
 
 def decode_plainly(payloads):
@@ -65,4 +66,4 @@ def whoever_read(counts):
         table.ACCEPTED,
     }
     out = {row: count for row, count in counts.items() if metric_of(row) is not table.DECODED_SUMMARIES and count}
-    return out, counts.total(table.DECODED_SUMMARIES)
+    return out, total_of(counts, table.DECODED_SUMMARIES)

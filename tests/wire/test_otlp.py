@@ -272,10 +272,13 @@ def test_exports_that_wait_for_room_hold_up_nobody_enter_as_it_comes_and_hear_of
 
 
 def test_our_own_fault_is_said_and_tells_nothing_of_its_inside(receivers, monkeypatch):
-    async def offer(*_):
+    def fail(*_):
         raise RuntimeError("secret detail")
 
-    monkeypatch.setattr(receivers.intake, "offer", offer)
+    monkeypatch.setattr(otlp_http, "inflate", fail)
+    assert receivers.post(gzip.compress(ONE), PROTOBUF | GZIP)[0] == 500
+    assert receivers.metrics.value(REQUESTS, "http", "failed") == 1
+    monkeypatch.setattr(receivers.intake, "offer", fail)
     code, error = receivers.call(ONE)
     assert (code, error.details()) == (CODE.INTERNAL, "internal error")
     status, body, _ = receivers.post(ONE)

@@ -107,8 +107,8 @@ def test_batches_of_every_topic_arrive_as_records_of_their_endpoint_also_when_an
         for number, body in enumerate(blocks(1, 2, 3)):
             publisher.publish(body, b"kv-events" * number)
         eventually(lambda: subscriber.seqs() == [0, 1, 2])
-        assert [one.stored_blocks for one in subscriber.taken] == [1, 2, 3]
-        assert {(one.source, one.instance) for one in subscriber.taken} == {(publisher.address, "engine-1")}
+        heard = {(one.source, one.instance, one.block_size) for one in subscriber.taken}
+        assert heard == {(publisher.address, "engine-1", 32)}
 
 
 def test_a_publisher_that_comes_back_is_heard_again_and_nothing_is_missing(publishers, publisher):

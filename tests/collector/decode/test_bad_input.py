@@ -14,7 +14,7 @@ from collector.decode.records import CoreSpan, Finish, SpanEvent, SpanEventKind,
 from collector.join import Joiner, Rows
 from collector.telemetry import table
 from collector.telemetry.reasons import JoinEvent, RowDrop, Skip
-from tests.support.pipelines import assert_accounted, new_pipeline, replayed, step_coefficients
+from tests.support.pipelines import assert_accounted, new_pipeline, replayed, step_coefficients, total_of
 from tests.support.step_exports import attribute
 from tests.support.toy_engine import MONO_NS, UNIX_NS, Job, many_jobs, run_engine
 from tests.support.toy_spans import (
@@ -232,7 +232,7 @@ def test_a_request_that_never_ends_holds_steps_for_the_window_only():
     pipeline = replayed(exports_of(some, 3), join_timeout_s=ends_s / 3, allowed_lateness_s=1.0)
     counts = pipeline.take_counts()
     assert counts[table.JOIN_EVENTS, JoinEvent.STEP_MISMATCHED] > 500
-    assert counts.total(table.ROWS) > 500
+    assert total_of(counts, table.ROWS) > 500
 
 
 def ended(number: int) -> CoreSpan:

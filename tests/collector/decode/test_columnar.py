@@ -9,6 +9,7 @@ import pytest
 from collector.telemetry import table
 from tests.support import otlp_bytes as otlp
 from tests.support.decode_oracle import assert_same, decode_in_columns
+from tests.support.pipelines import total_of
 from tests.support.recordings import all_recordings, messages
 
 RECORDINGS = [pytest.param(path, id=f"{path.parent.parent.name}-{path.parent.name}") for path in all_recordings()]
@@ -60,11 +61,11 @@ def test_spans_of_unknown_scopes_are_counted_and_left_out():
     ours = otlp.step_span([otlp.summary(1)])
     export = otlp.export(("fastapi", [b"", otlp.step_span([b"", b""])]), ("vllm.scheduler.step", [ours]))
     counts = assert_same([(export, "peer")])
-    assert (counts.total(table.DECODED_SPANS), counts[table.DECODED_SUMMARIES, "columnar"]) == (3, 1)
+    assert (total_of(counts, table.DECODED_SPANS), counts[table.DECODED_SUMMARIES, "columnar"]) == (3, 1)
     assert [counts[metric, "unknown_scope"] for metric in (table.DECODED_SPANS, table.DECODED_EVENTS)] == [2, 2]
     dropped = [b"", b"\x60\x05\x60\x03", b"\x62\x02\x01\x02"]  # field 12: absent, twice, and with another wire type
     counts = assert_same([(otlp.export(("fastapi", [*dropped, *dropped]), ("flask", dropped)), "peer")])
-    assert (counts.total(table.DECODED_SPANS), counts[table.SDK_DROPPED_EVENTS]) == (9, 3 * 3)
+    assert (total_of(counts, table.DECODED_SPANS), counts[table.SDK_DROPPED_EVENTS]) == (9, 3 * 3)
 
 
 def test_an_export_of_which_something_does_not_decode_is_counted_by_whoever_counts_exports():

@@ -46,7 +46,6 @@ def test_every_event_is_counted_in_either_encoding(encode):
         rank=0,
         seq=7,
         ts_unix_ns=round(TS_S * 1e9),
-        stored_blocks=3,
         removed_blocks=2,
         removed_below=1,
         block_size=32,
@@ -58,7 +57,7 @@ def test_every_event_is_counted_in_either_encoding(encode):
 
 LONGER = [*stored(2), ["extra"], "group", {"more": 1}]
 WIDER = named(stored(3)) | {"extra_keys": [None], "group_idx": 0, "kv_cache_spec_kind": "full_attention"}
-SECOND_GROUP = named(stored(4)) | {"group_idx": 1}
+SECOND_GROUP = named(stored(4, size=48)) | {"group_idx": 1}
 """Of a hybrid cache the first one stands for all."""
 UNKNOWN = [["BlockPainted", 1, 2], {"type": "BlockPainted", "colour": "red"}]
 OLD = [["BlockStored", [b"h" * 32], None, [1], 16, None], ["BlockRemoved", [5]]]
@@ -67,15 +66,15 @@ OLD = [["BlockStored", [b"h" * 32], None, [1], 16, None], ["BlockRemoved", [5]]]
 @pytest.mark.parametrize(
     ("message", "blocks", "events", "rank"),
     [
-        ({"ts": TS_S, "events": [named(stored()), stored()], "data_parallel_rank": 3}, (4, 0, 32), (2, 0), 3),
-        ([TS_S, [LONGER, WIDER, SECOND_GROUP, *UNKNOWN], 0, None, "one", "more"], (5, 0, 32), (5, 2), 0),
-        ([TS_S, OLD], (1, 1, 16), (2, 0), 0),
+        ({"ts": TS_S, "events": [named(stored()), stored()], "data_parallel_rank": 3}, (0, 32), (2, 0), 3),
+        ([TS_S, [LONGER, WIDER, SECOND_GROUP, *UNKNOWN], 0, None, "one", "more"], (0, 32), (5, 2), 0),
+        ([TS_S, OLD], (1, 16), (2, 0), 0),
     ],
     ids=["both encodings in a map", "what newer versions add", "without rank, step and medium"],
 )
 def test_batches_of_every_version_are_read_and_unknown_events_are_counted(message, blocks, events, rank):
     read = read_payload(msgspec.msgpack.encode(message), "kv", 0)
-    assert (read.stored_blocks, read.removed_blocks, read.block_size) == blocks
+    assert (read.removed_blocks, read.block_size) == blocks
     assert ((read.events, read.unknown), read.rank) == (events, rank)
 
 
@@ -93,7 +92,7 @@ def test_batches_of_every_version_are_read_and_unknown_events_are_counted(messag
 )
 def test_a_senseless_event_is_left_out_alone(event):
     read = batch(event, stored(2), ["CacheEviction", "CPU", 1])
-    assert (read.stored_blocks, len(read.moves), read.events, read.unknown) == (2, 1, 3, 1)
+    assert (read.block_size, len(read.moves), read.events, read.unknown) == (32, 1, 3, 1)
 
 
 @pytest.mark.parametrize(("events", "found"), [(16_384, 16_384), (16_385, Skip.INVALID)])
@@ -130,7 +129,7 @@ def test_neither_tokens_nor_hashes_survive_the_reading():
     encoded = msgspec.msgpack.encode(read)
     assert text not in encoded
     assert not any(msgspec.msgpack.encode(token) in encoded for token in secret)
-    assert read.stored_blocks == 2
+    assert read.block_size == 32
 
 
 def test_a_recorded_line_gives_what_its_message_gave_and_a_decoded_copy_is_not_read():

@@ -10,7 +10,7 @@ from collector.service.pipeline import make_pipeline
 from collector.telemetry import table
 from collector.telemetry.reasons import JoinEvent
 from online.rows import RowOutcome, Target
-from tests.support.pipelines import replayed
+from tests.support.pipelines import replayed, total_of
 from tests.support.recordings import otlp_file, recording
 from tests.support.step_exports import make_export
 
@@ -20,7 +20,7 @@ def test_spans_of_a_recording_are_accounted_for_its_journeys_agree_and_every_ste
     exports = recording(otlp_file(name))
     pipeline = replayed(exports)
     counts = pipeline.take_counts()
-    assert counts.total(table.DECODED_SPANS) == sum(export.spans for export in exports)
+    assert total_of(counts, table.DECODED_SPANS) == sum(export.spans for export in exports)
     # c6: four steps of a call whose further prompts send no journeys
     assert counts[table.JOIN_EVENTS, JoinEvent.STEP_MISMATCHED] <= (4 if name == "c6_saturated" else 0)
     learned = counts[table.ROWS, Target.STEP_TIME, RowOutcome.LEARNED]

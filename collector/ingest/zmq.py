@@ -16,6 +16,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from importlib.util import find_spec
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -36,7 +37,7 @@ IDLE_MS = 1_000
 _HEARTBEAT_MS, _HEARTBEAT_TIMEOUT_MS = 10_000, 30_000
 _RECONNECT_MS, _RECONNECT_MAX_MS = 200, 10_000
 _TURN_S = 0.01
-HEAP_S = 0.03
+HEAP_S = 0.1
 """Between two looks at a socket; with 0, a record costs half as much again (``make bench WHAT=wires``)."""
 NO_PACKAGE = "pyzmq is not installed: install tracefit's extra kv"
 
@@ -53,38 +54,38 @@ def check_zmq(config: Config) -> None:
 
 
 class Feed(NamedTuple, Generic[T]):
-    """One kind of message, by the key of its endpoints, and how it is read: its frames, its endpoint, when it came.
+    """One kind of message, by the key of its endpoints, and who reads those of an endpoint: its frames, when it came.
 
     A message of more than ``message_bytes_max`` ends its connection. ``queue_max`` may wait; ``size_of`` tells how
     many places one takes. ``sequence_of``, where gaps are counted here, tells its stream and its number there.
     """
 
     key: str
-    read: Callable[[Sequence[bytes], Owned, int], T | Skip]
+    reader_of: Callable[[Owned], Callable[[Sequence[bytes], int], T | Skip]]
     message_bytes_max: int
     queue_max: int
     size_of: Callable[[T], int] = lambda _: 1
     sequence_of: Callable[[T], tuple[int, int]] | None = None
 
 
-def _read_kv(frames: Sequence[bytes], endpoint: Owned, _unix_ns: int) -> KvBatch | Skip:
-    return kv.read_frames(frames, endpoint.address, endpoint.instance)
+def _kv_reader_of(endpoint: Owned) -> Callable[[Sequence[bytes], int], KvBatch | Skip]:
+    return lambda frames, _unix_ns: kv.read_frames(frames, endpoint.address, endpoint.instance)
 
 
-def _read_fpm(frames: Sequence[bytes], endpoint: Owned, unix_ns: int) -> ForwardPass | Skip:
+def _fpm_reader_of(endpoint: Owned) -> Callable[[Sequence[bytes], int], ForwardPass | Skip]:
     """The wire has no time of day, so that of arrival counts.
 
     Who publishes on a socket of the file system is SGLang, which times the GPU and does not say so in its records.
     """
     times = "gpu" if endpoint.address.startswith((_GPU, _IPC)) else "host"
-    return fpm.read_frames(frames, unix_ns, times, endpoint.instance, endpoint.address)
+    return partial(fpm.read_frames, times=times, instance=endpoint.instance, source=endpoint.address)
 
 
 KV_FEED = Feed[KvBatch](
-    "kv", _read_kv, 2 << 20, KV_QUEUE, lambda batch: 1 + len(batch.moves), lambda batch: (batch.rank, batch.seq)
+    "kv", _kv_reader_of, 2 << 20, KV_QUEUE, lambda batch: 1 + len(batch.moves), lambda batch: (batch.rank, batch.seq)
 )
 """Of a step of 131,072 tokens a batch holds 0.7 MB of token ids and 0.3 MB of hashes."""
-FPM_FEED = Feed[ForwardPass]("fpm", _read_fpm, 4 << 10, FPM_QUEUE)
+FPM_FEED = Feed[ForwardPass]("fpm", _fpm_reader_of, 4 << 10, FPM_QUEUE)
 _GPU, _IPC = "gpu+", "ipc://"
 
 
@@ -92,7 +93,7 @@ class _Subscription:
     """The socket of one endpoint, and its numbers by stream; used in the loop."""
 
     def __init__(self, zmq: Any, context: Any, feed: Feed[Any], endpoint: Owned, high_water: int) -> None:
-        self.endpoint = endpoint
+        self.read = feed.reader_of(endpoint)
         self.sub = context.socket(zmq.SUB)
         self._zmq, self._socket = zmq, zmq.Socket.shadow(self.sub.underlying)
         self._expected: dict[int, int] = {}
@@ -297,7 +298,7 @@ class Subscriber(Generic[T]):
         """Queue what has come."""
         feed, counts, accepted, unix_ns = self._feed, Counts(), [], self._clock.unix_nano()
         for frames in subscription.waiting():
-            read = feed.read(frames, subscription.endpoint, unix_ns)
+            read = subscription.read(frames, unix_ns)
             if isinstance(read, Skip):
                 counts[table.MESSAGES, feed.key, read] += 1
                 continue

@@ -160,8 +160,11 @@ def records(board: Board) -> None:
 
 
 def _await_told(port: int, number: int) -> None:
-    """Until so many records were learned from or are known to be missing."""
-    eventually(lambda: sum(metric(port, series) for series in (LEARNED, MISSING)) == number, 60)
+    """Until so many records were learned from or are known to be missing; seldom asked, since a page costs CPU too."""
+    until_s = time.monotonic() + 60
+    while sum(metric(port, series) for series in (LEARNED, MISSING)) != number:
+        assert time.monotonic() < until_s, "records that nobody knows of"
+        time.sleep(0.5)
 
 
 SECTIONS = {section.__name__: section for section in (acknowledged, passed_on, gone, records)}

@@ -4,7 +4,6 @@ costs       what a caller pays: CPU time of this process, the best of several ro
 recordings  requests against recordings with client-side truth (``--captures``)
 machines    what a plan says that fits, served on the simulated GPU servers of docs/accuracy.md
 tables      mean ITL and E2E of H100 runs at their own mix (``--tables``, ``--tools``)
-requests    single requests of these runs, beside what routers learn
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ import sys
 import tempfile
 import time
 import timeit
-from collections import Counter
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
@@ -31,9 +29,6 @@ import numpy as np
 import tracefit
 from collector.commands.replay import replay
 from collector.config.schema import Config
-from collector.evaluate.baselines import BASELINES, judge_requests
-from collector.evaluate.captures import load
-from collector.recordings import Recording
 from collector.runtime.tasks import SystemClock
 from tests.bench import bench_gpus, client_minutes
 from tests.bench.bench_systems import TEN
@@ -43,7 +38,6 @@ from tests.support.paths import ROOT
 from tests.tracefit.example_snapshot import encoded
 
 WITHIN, UNCACHED_TOKENS = 0.1, 7
-FIGURES = ("ttft_median", "tpot_median")
 MIXES = ((600, 230), (1800, 60), (200, 400))
 TARGETS = (1.5, 2.0)
 """In ITLs of a request that is alone."""
@@ -184,35 +178,13 @@ def tables(board: Board) -> None:
     board.at_most(f"tables of {len(within)} not within 10 % in both", within.count(False), 0.2 * len(within))
 
 
-def single_requests(board: Board) -> None:
-    """What the client says of single requests, beside what routers learn of their features."""
-    held, count = Counter(), 0
-    for table, exported in _exported(board):
-        count += 1
-        (capture,) = load(exported, list(Recording(exported, print)), Config(), 0.6)
-        report = judge_requests(capture.requests, capture.client, capture.cut_ns, capture.end_ns)
-        scores = {score["model"]: score for score in report.scores}
-        for name, score in scores.items():
-            board.line(
-                f"{table.name[16:-7]}, {name}: TTFT, TPOT, median error",
-                ", ".join(f"{100 * score[figure]:.2f}" for figure in FIGURES),
-            )
-        worse = [(n, f) for n in BASELINES for f in FIGURES if scores["request"][f] > scores[n][f] + 5e-4]
-        held.update(worse)
-    for name in BASELINES:
-        for figure in FIGURES:
-            what = f"tables of {count}, request worse than {name} in {figure}"
-            board.at_most(what, held[name, figure], 0.2 * count)
-
-
 SECTIONS = {
     "costs": costs,
     "recordings": recordings,
     "machines": machines,
     "tables": tables,
-    "requests": single_requests,
 }
-NEEDS = {"recordings": ("captures",), "tables": ("tables", "tools"), "requests": ("tables", "tools")}
+NEEDS = {"recordings": ("captures",), "tables": ("tables", "tools")}
 
 if __name__ == "__main__":
     sys.exit(run(__doc__, SECTIONS, NEEDS))

@@ -5,8 +5,6 @@ speed  how soon changes of speed are reported, and how often falsely (tests/benc
 level  what the level and River's residual model bring (tests/bench/learning_level.py)
 """
 
-from __future__ import annotations
-
 import os
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")

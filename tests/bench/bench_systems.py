@@ -1,7 +1,6 @@
 """Every number of the systems, beside its target: ``make bench WHAT=systems``.
 
 gpus    each system on the simulated GPU servers of docs/accuracy.md, which has its figures
-scorer  the same snapshot by an independent scorer and by evaluate (``--tools``)
 h100    request tables of measured servers, one workload and one model left out (``--tools``, ``--tables``)
 """
 
@@ -11,7 +10,6 @@ import contextlib
 import json
 import math
 import os
-import subprocess
 import sys
 import tempfile
 from collections import defaultdict
@@ -26,7 +24,6 @@ import numpy as np
 
 from collector.config.schema import Config
 from collector.evaluate.captures import load
-from collector.evaluate.protocol import evaluate
 from collector.evaluate.systems import NINE, Fit, ape, learn
 from collector.identity import Fact
 from collector.recordings import Recording
@@ -35,13 +32,12 @@ from online.bank import Bank
 from online.features import SYSTEMS, build
 from online.rls import RlsLearner
 from online.rows import RowBlock, Target
-from online.snapshot import Snapshot
 from online.transfer import donor_of, pool
 from tests.bench import bench_gpus, figures
 from tests.bench.board import Board, module_at, run
 from tests.support.gpu_kernels import model_file, step_times
-from tests.support.models import configuration_of_captures, configured
-from tests.support.pipelines import fed, step_rows
+from tests.support.models import configured
+from tests.support.pipelines import step_rows
 from tests.support.vllm_scheduler import Traffic
 
 STEP = Target.STEP_TIME
@@ -55,7 +51,6 @@ SEEN = ((350, 180, 8), (500, 260, 40), (1000, 70, 3), (120, 450, 60), (350, 180,
 UNSEEN = ((2500, 60, 12), (120, 800, 30))
 """Mean prompt and output tokens, and clients, of each phase: the unseen have longer prompts, and longer outputs."""
 PHASE_S = 30.0
-CUT = 0.6
 
 
 @dataclass(frozen=True)
@@ -154,35 +149,6 @@ def before_the_first_row(board: Board, servers: Mapping[str, Server]) -> None:
             made = Fit("portable", build("portable", STEP, server.facts), beta)
             error = 100 * float(ape(made.predict(server.unseen), server.unseen.elapsed_us).mean())
         board.line(f"{name}, by the sheet alone: mean error %", f"{error:.1f}")
-
-
-def scorer(board: Board) -> None:
-    """Percentage points apart."""
-    judge = board.tools / "score"
-    for name in ("c5_offload", "c6_saturated", "c7_async_sim"):
-        with tempfile.TemporaryDirectory() as directory:
-            part, snapshot = Path(directory) / "part", Path(directory) / "s.json"
-            call([sys.executable, str(judge / "split.py"), name.split("_")[0], str(part)], judge)
-            pipeline = fed(make_pipeline(Config()), [part / "otlp.pb.gz"])
-            snapshot.write_bytes(pipeline.snapshot(1, 1).to_json())
-            command = [sys.executable, str(judge / "score.py"), "--snapshot", str(snapshot), "--json"]
-            judged = json.loads(call([*command, "--capture", name.split("_")[0]], judge))
-            published = Snapshot.from_json(snapshot.read_bytes())
-        path = Path(board.score("capture").path_of(name)) / "otlp.pb.gz"  # with its truth, where it has one
-        captures = load(path, list(Recording(path, print)), configuration_of_captures(), CUT)
-        report = evaluate(captures, ("portable",), str, learn_until=CUT, snapshot=published)
-        ours = next(s for s in report.captures[0].scores if s["system"] == "snapshot/portable")
-        for label, own, theirs in (
-            ("step MAPE", ours["step_mape"], judged["step"]["mape"]),
-            ("mean E2E", ours["e2e"], judged["request"]["e2e_mean_err"]),
-        ):
-            note = f"evaluate {100 * own:.2f}, scorer {theirs:.2f}"
-            board.at_most(f"{name} {label}, apart", abs(100 * own - theirs), 0.5, note=note)
-
-
-def call(command: list[str], cwd: Path) -> str:
-    """Run a tool from outside."""
-    return subprocess.run(command, cwd=cwd, check=True, capture_output=True, text=True).stdout
 
 
 ROWS_OF_A_NEW_ONE = (0, 100, 300, 1000)
@@ -285,8 +251,8 @@ def model_rules(configs: dict, directory: Path) -> list[dict]:
     return list(rules.values())
 
 
-SECTIONS = {"gpus": gpus, "scorer": scorer, "h100": h100}
-NEEDS = {"scorer": ("tools",), "h100": ("tools", "tables")}
+SECTIONS = {"gpus": gpus, "h100": h100}
+NEEDS = {"h100": ("tools", "tables")}
 
 if __name__ == "__main__":
     sys.exit(run(__doc__, SECTIONS, NEEDS))

@@ -4,8 +4,6 @@ Constants of the test were chosen on the recordings and on the machines of tests
 below 200; here are seeds from 7000 on. Called by tests/bench/bench_learning.py.
 """
 
-from __future__ import annotations
-
 from concurrent.futures import ProcessPoolExecutor
 
 import numpy as np

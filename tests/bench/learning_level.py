@@ -4,8 +4,6 @@ The constants of both were chosen on ``CHOSEN_ON``; the means over the others ar
 every row, by what was known before it, and count 100 % at most. Recordings that are not there are left out, loudly.
 """
 
-from __future__ import annotations
-
 from concurrent.futures import ProcessPoolExecutor
 
 import numpy as np

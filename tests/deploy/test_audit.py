@@ -1,7 +1,5 @@
 """The bill of materials lists what runs; a database of vulnerabilities that is away is a warning and no failure."""
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 

@@ -1,7 +1,5 @@
 """The autoscaling example: valid Kubernetes, valid PromQL about metrics that exist, and the replicas it leads to."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """The chart: what it renders is what helm renders, on every Kubernetes it claims, and a wrong value is refused."""
 
-from __future__ import annotations
-
 import json
 import shutil
 

@@ -1,7 +1,5 @@
 """compose.yaml: what it mounts exists, what it runs is accepted, and Prometheus takes its configuration."""
 
-from __future__ import annotations
-
 import shutil
 
 import pytest

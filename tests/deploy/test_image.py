@@ -3,8 +3,6 @@
 Takes minutes and an apt mirror for the base, so it runs only where IMAGE_TEST=1 asks for it (.ci/run does).
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Manifests: they render, they are valid Kubernetes, and what they say agrees with the code."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

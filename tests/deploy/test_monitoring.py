@@ -1,7 +1,5 @@
 """Alerts and dashboard: valid, tested, documented, and about metrics that exist."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

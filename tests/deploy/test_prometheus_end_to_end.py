@@ -1,7 +1,5 @@
 """A real Prometheus scrapes a real sidecar under load, evaluates the shipped rules, and finds the coefficients."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import urllib.parse

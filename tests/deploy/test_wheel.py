@@ -1,7 +1,5 @@
 """The wheel that is built from a checkout has everything that its commands need, without the checkout."""
 
-from __future__ import annotations
-
 import re
 import sys
 import zipfile

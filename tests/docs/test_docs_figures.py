@@ -1,7 +1,5 @@
 """What README.md and docs/accuracy.md state of measurements is what docs/figures.json has of the runs."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

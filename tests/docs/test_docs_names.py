@@ -1,7 +1,5 @@
 """Words of the documents are words of the program, links lead somewhere, and constants are the code's."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 from enum import Enum

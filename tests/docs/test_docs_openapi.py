@@ -1,7 +1,5 @@
 """docs/openapi.yaml: every route, every parameter of the questions, and answers that are what it says."""
 
-from __future__ import annotations
-
 import json
 import re
 

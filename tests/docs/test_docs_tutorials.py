@@ -1,7 +1,5 @@
 """Pages with examples: every command and every line of Python in them runs, and says what stands below it."""
 
-from __future__ import annotations
-
 import csv
 import doctest
 import json

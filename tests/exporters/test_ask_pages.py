@@ -1,7 +1,5 @@
 """`/predict` and `/plan`: the command's own documents over HTTP, and a line that names what is wrong."""
 
-from __future__ import annotations
-
 import json
 import re
 from urllib.parse import urlencode

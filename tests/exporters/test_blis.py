@@ -4,8 +4,6 @@ The formulas here are an own reading of BLIS's trained-physics backend as its do
 them; nothing is shared with the exporter.
 """
 
-from __future__ import annotations
-
 import math
 
 import msgspec

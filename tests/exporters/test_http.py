@@ -1,7 +1,5 @@
 """The HTTP port, through real sockets on loopback."""
 
-from __future__ import annotations
-
 import gc
 import gzip
 import http.client

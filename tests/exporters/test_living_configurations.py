@@ -1,7 +1,5 @@
 """vLLM died and came back with another flag: everybody who asks is answered for the engine that is alive."""
 
-from __future__ import annotations
-
 import json
 import re
 import time

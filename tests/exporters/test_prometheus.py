@@ -1,7 +1,5 @@
 """A snapshot as Prometheus families: what is shown, in which unit, and what is not."""
 
-from __future__ import annotations
-
 import math
 import subprocess
 

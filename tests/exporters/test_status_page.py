@@ -1,7 +1,5 @@
 """The status page as a document: complete without scripts, safe, and readable by all."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import html

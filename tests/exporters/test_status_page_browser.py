@@ -1,7 +1,5 @@
 """The status page in a real browser: with scripts, without, and what it draws."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

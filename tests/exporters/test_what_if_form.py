@@ -1,7 +1,5 @@
 """The what-if form of the status page: question and answer are one address, without a script."""
 
-from __future__ import annotations
-
 import html
 import json
 import re

@@ -10,8 +10,6 @@ The first exception that a parser does not promise, or a second of CPU for one i
 hexadecimal. Hypothesis would shrink it, and makes a fiftieth of the inputs in the same time.
 """
 
-from __future__ import annotations
-
 import argparse
 import logging
 import random

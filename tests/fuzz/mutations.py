@@ -1,7 +1,5 @@
 """Damage to inputs: seeded, and mindful of where lengths, tags and attributes are."""
 
-from __future__ import annotations
-
 import copy
 
 from tests.support import otlp_bytes as otlp

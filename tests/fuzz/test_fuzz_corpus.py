@@ -1,7 +1,5 @@
 """What the fuzzers start from, and what they once found, is read without a crash; and a short run of each."""
 
-from __future__ import annotations
-
 import logging
 
 import pytest

@@ -1,7 +1,5 @@
 """The plugin is a distribution of its own; here it is imported from its source tree."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections import Counter

@@ -8,8 +8,6 @@ the file ``go``, if the environment names one: a publisher's listener must be th
 vLLM is a fake package on the path; the plugin, its unpacked distribution.
 """
 
-from __future__ import annotations
-
 import gc
 import multiprocessing
 import os

@@ -1,7 +1,5 @@
 """Records of forward passes over a real socket, read by the sidecar's own reader."""
 
-from __future__ import annotations
-
 import logging
 import os
 import socket

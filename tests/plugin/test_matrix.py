@@ -1,7 +1,5 @@
 """The check of vLLM's releases finds what is missing."""
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 

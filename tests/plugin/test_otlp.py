@@ -1,7 +1,5 @@
 """Over OTLP: what the receiver of a sidecar understands, and what becomes of it where there is none."""
 
-from __future__ import annotations
-
 import logging
 import os
 from unittest import mock

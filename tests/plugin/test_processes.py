@@ -1,7 +1,5 @@
 """In vLLM's process layouts: spawned and forked engine cores, data parallel ranks, processes without an engine."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import sys

@@ -1,7 +1,5 @@
 """It can never hurt serving: errors stay inside, hooks come off, an unknown vLLM is left alone."""
 
-from __future__ import annotations
-
 import ast
 import logging
 import socket

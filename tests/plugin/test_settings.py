@@ -1,7 +1,5 @@
 """Where steps go comes from the plugin's own variables, and who the engine is from vLLM."""
 
-from __future__ import annotations
-
 import re
 import sys
 from types import SimpleNamespace

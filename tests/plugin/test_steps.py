@@ -1,7 +1,5 @@
 """Each step is told as it was, in every version's shape, in both scheduling modes and on both wires."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

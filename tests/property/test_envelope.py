@@ -1,7 +1,5 @@
 """The accounting closes over any traffic."""
 
-from __future__ import annotations
-
 import asyncio
 
 from hypothesis import given

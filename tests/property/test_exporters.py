@@ -1,7 +1,5 @@
 """Whatever a snapshot contains, what leaves is well formed."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import json

@@ -26,16 +26,6 @@ def served(limits: Limits, clients: int = 12, prompt: int = 400, output: int = 6
     return Engine(table_us, traffic, limits, host).run(int(SECONDS * 1e9))
 
 
-@pytest.fixture(autouse=True)
-def _coefficients_alone(monkeypatch):
-    monkeypatch.setenv("TRACEFIT_LEARNERS", "[rls]")
-
-
-@pytest.fixture(params=[False, True], ids=["sync", "async"])
-def limits(request) -> Limits:
-    return Limits(max_num_seqs=16, max_num_batched_tokens=512, asynchronous=request.param)
-
-
 @settings(max_examples=20)
 @given(
     asynchronous=st.booleans(),
@@ -54,15 +44,6 @@ def test_no_step_breaks_a_limit_and_every_answer_is_whole(asynchronous, slots, b
     for request in engine.requests:
         assert request.made == request.output
         assert request.sent < request.received <= request.queued <= request.scheduled < request.first <= request.last
-
-
-def test_prompts_longer_than_the_budget_are_computed_in_chunks_of_what_decodes_leave(limits):
-    engine = served(limits, clients=16, prompt=1500)
-    assert max(step.work.prefill_tokens + step.work.decodes for step in engine.steps) == limits.max_num_batched_tokens
-    decodes_wait = [
-        step for step in engine.steps if step.work.prefill_tokens and step.running > 1 and step.work.decodes
-    ]
-    assert decodes_wait  # decodes share their steps with prefills
 
 
 def test_a_cache_that_is_too_small_preempts_and_recomputes():

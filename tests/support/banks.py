@@ -1,7 +1,5 @@
 """Banks that have learned rows of one configuration, ``c``, and what they publish of it."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from collector.config import Config

@@ -3,8 +3,6 @@
 y = sum over the full physics columns of gamma_j x_j, times noise
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from online.features import build

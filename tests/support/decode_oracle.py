@@ -1,7 +1,5 @@
 """Two decoders side by side: everything they say must be the same."""
 
-from __future__ import annotations
-
 import dataclasses
 
 from google.protobuf.message import DecodeError

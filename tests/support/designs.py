@@ -1,7 +1,5 @@
 """Rows of one feature set in blocks, as a learner takes them."""
 
-from __future__ import annotations
-
 from online.blocks import Design
 
 

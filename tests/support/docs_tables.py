@@ -1,7 +1,5 @@
 """Tables in documents that are made from code: <!-- table: name --> … <!-- end -->."""
 
-from __future__ import annotations
-
 import os
 import re
 

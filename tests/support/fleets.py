@@ -1,7 +1,5 @@
 """A small fleet: states of replicas with a known truth, and sidecars' pages that serve them."""
 
-from __future__ import annotations
-
 from itertools import islice
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest

@@ -1,7 +1,5 @@
 """KV batches for tests: made by hand, as vLLM encodes them, and read back from recordings."""
 
-from __future__ import annotations
-
 import msgspec
 
 from collector.decode.kv import KvBatch, read_line, read_payload

@@ -1,7 +1,5 @@
 """The join fed with a recording and its KV batches."""
 
-from __future__ import annotations
-
 import copy
 import functools
 

@@ -1,7 +1,5 @@
 """Manifests for tests: rendered by kustomize, held against the schemas of Kubernetes, taken apart."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import os

@@ -1,7 +1,5 @@
 """Protobuf by hand: exports with every oddity that a schema's own serialiser would never write."""
 
-from __future__ import annotations
-
 import struct
 
 EPOCH_NS = 1_763_600_000_000_000_000

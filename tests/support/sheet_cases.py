@@ -1,7 +1,5 @@
 """Models whose numbers are worked out by hand in the tests: one dense, one GQA, one MoE, one MLA."""
 
-from __future__ import annotations
-
 import json
 
 from online.features.sheets import architecture

@@ -1,7 +1,5 @@
 """State files taken apart and put together again, under a right checksum."""
 
-from __future__ import annotations
-
 import hashlib
 import zlib
 

@@ -9,8 +9,6 @@ With ``durability: log`` every acknowledged export is learned once: rows and coe
 was fed the same exports (relative 1e-9).
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import errno

@@ -1,7 +1,5 @@
 """The short version; ``make torture`` is the long one."""
 
-from __future__ import annotations
-
 from tests.torture import kills
 
 

@@ -1,7 +1,5 @@
 """A snapshot made by hand: one configuration with factors and evidence, as a dictionary that tests may bend."""
 
-from __future__ import annotations
-
 import copy
 import json
 

@@ -1,7 +1,5 @@
 """The verdict: what every report says of a configuration, from one place."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.tracefit.example_snapshot import config_of, tree

@@ -1,7 +1,5 @@
 """Hostile and broken clients against the real sidecar: it stays up, bounded, and open to everybody else."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import http.client

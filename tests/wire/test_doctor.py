@@ -1,7 +1,5 @@
 """`tracefit doctor URL`: what comes, what is left out, what waits and what to change, of a sidecar and of a server."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import re

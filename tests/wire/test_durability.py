@@ -1,7 +1,5 @@
 """Stop, start, kill: what a sidecar keeps, as its pages tell it."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

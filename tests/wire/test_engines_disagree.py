@@ -1,7 +1,5 @@
 """Two engines that a rule makes one configuration, one of them three times as slow: neither is taken for the other."""
 
-from __future__ import annotations
-
 import json
 import logging
 import time

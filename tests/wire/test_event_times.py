@@ -1,7 +1,5 @@
 """When an export came in is part of what the log has of it."""
 
-from __future__ import annotations
-
 import time
 
 from tests.support.clocks import eventually

@@ -1,7 +1,5 @@
 """What is received is passed on: same bytes, same order, nothing lost that is not counted, and nobody waits for it."""
 
-from __future__ import annotations
-
 import socket
 import threading
 import urllib.request

@@ -1,7 +1,5 @@
 """Records of forward passes: as messages and out of files into a replay, and whatever else may come."""
 
-from __future__ import annotations
-
 import json
 from functools import cache
 

@@ -1,7 +1,5 @@
 """A change of speed reaches people: one line in the log, a banner on the page, a line of `tracefit doctor`."""
 
-from __future__ import annotations
-
 import json
 import logging
 import re

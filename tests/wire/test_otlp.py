@@ -1,7 +1,5 @@
 """What a client sees over gRPC and over HTTP: the status table of OTLP, against real receivers on real ports."""
 
-from __future__ import annotations
-
 import contextlib
 import gzip
 import json

@@ -1,7 +1,5 @@
 """The command as a process: exit codes, sentences, signals."""
 
-from __future__ import annotations
-
 import gzip
 import os
 import random

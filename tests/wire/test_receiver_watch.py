@@ -1,7 +1,5 @@
 """Whoever of the process may be late is named in the runbook."""
 
-from __future__ import annotations
-
 from collector.app import Sidecar
 from tests.support.clocks import FakeClock, eventually
 from tests.support.paths import DOCS

@@ -1,7 +1,5 @@
 """The three ways of docs/deploy.md to learn from spans and keep them where they are looked at."""
 
-from __future__ import annotations
-
 import re
 from functools import cache
 

@@ -1,7 +1,5 @@
 """The whole sidecar, learning from nothing but a server's page, on real sockets."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 

@@ -1,7 +1,5 @@
 """Tokens, TLS, mutual TLS and their rotation, on the real sidecar."""
 
-from __future__ import annotations
-
 import contextlib
 import http.client
 import shutil

@@ -1,7 +1,5 @@
 """The whole sidecar, in this process, on real ports."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 

@@ -1,7 +1,5 @@
 """What a process loads and starts with, seen from outside."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Producers, scrapers, pullers and a shutdown at once; ``make stress`` goes on for longer."""
 
-from __future__ import annotations
-
 import hashlib
 import http.client
 import itertools

@@ -1,7 +1,5 @@
 """KV events and records of forward passes over real ZMQ sockets: gaps, garbage, floods, silence, return."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import socket

@@ -1,7 +1,5 @@
 """The command line as one program: exit codes, options of ``run``, ``--json``, completion; Ctrl-C is no traceback."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

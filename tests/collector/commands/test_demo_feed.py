@@ -1,7 +1,5 @@
 """The demo's feed: stamps move by one constant per clock, durations stay, only the sending is faster."""
 
-from __future__ import annotations
-
 import signal
 from contextlib import nullcontext
 from itertools import pairwise

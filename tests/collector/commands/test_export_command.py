@@ -1,7 +1,5 @@
 """``tracefit export``: what BLIS loads out of a snapshot or a recording, or one sentence."""
 
-from __future__ import annotations
-
 import csv
 import json
 

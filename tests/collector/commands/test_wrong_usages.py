@@ -1,7 +1,5 @@
 """Wrong usages of the command line: no traceback, the right exit code, the wrong word named, the near one suggested."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

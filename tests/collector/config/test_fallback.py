@@ -1,7 +1,5 @@
 """A wrong configuration ends a terminal's start; a pod starts with the defaults, which are never more open."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

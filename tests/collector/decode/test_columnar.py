@@ -1,7 +1,5 @@
 """The columnar decoder equals the plain one, and takes the fast path where it should."""
 
-from __future__ import annotations
-
 from itertools import islice
 
 import pytest

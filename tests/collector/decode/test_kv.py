@@ -1,7 +1,5 @@
 """KV events: both encodings, counts only, nothing of the tokens."""
 
-from __future__ import annotations
-
 import gc
 import json
 from base64 import b64encode

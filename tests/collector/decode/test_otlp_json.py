@@ -1,7 +1,5 @@
 """OTLP/JSON: the same export as in protobuf, or a ValueError."""
 
-from __future__ import annotations
-
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 

@@ -1,7 +1,5 @@
 """Plain decoding: what the wire says reaches the right field; what it should not say is skipped and counted."""
 
-from __future__ import annotations
-
 import pytest
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, ArrayValue, KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span

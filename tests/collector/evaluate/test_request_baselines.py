@@ -1,7 +1,5 @@
 """Single requests in an evaluation: what a router knows of them, and who predicts their times how well."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Who is this: the strongest source of a fact wins, equal identities share, a later fact renames."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

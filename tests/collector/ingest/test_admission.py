@@ -1,7 +1,5 @@
 """The byte-bounded queue: who enters, who waits, who is told what."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

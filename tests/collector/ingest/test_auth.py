@@ -1,7 +1,5 @@
 """Tokens from a file: who gets in, and what a change of the file does."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from unittest import mock
 

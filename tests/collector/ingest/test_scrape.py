@@ -1,7 +1,5 @@
 """Scraping real sockets: good servers, every kind of bad one, who is asked, and what is said of them in the log."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import gzip

@@ -1,7 +1,5 @@
 """A restart keeps how engines are read and up to when their rows left: nothing is learned twice, little is lost."""
 
-from __future__ import annotations
-
 import pytest
 
 from collector.config.schema import Config

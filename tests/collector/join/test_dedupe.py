@@ -1,7 +1,5 @@
 """A span id is admitted once within the window; what is older than everything remembered is late."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -1,7 +1,5 @@
 """Telemetry that tells every step exactly: rows are differences of done stamps, whatever order it comes in."""
 
-from __future__ import annotations
-
 import itertools
 import random
 from collections import Counter

@@ -1,7 +1,5 @@
 """Two processes under one service.instance.id are two engines; one after the other is a restart."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

@@ -1,7 +1,5 @@
 """Recorded KV events beside recorded exports: told by content, merged by event time, learned from."""
 
-from __future__ import annotations
-
 import gzip
 
 import pytest

@@ -1,7 +1,5 @@
 """Recordings: told by content, merged by event time, damage survived and told."""
 
-from __future__ import annotations
-
 import gzip
 import itertools
 import random

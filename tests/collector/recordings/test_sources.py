@@ -1,7 +1,5 @@
 """Which files are one source: directories, standard input, files in rotation."""
 
-from __future__ import annotations
-
 import errno
 import gzip
 import io

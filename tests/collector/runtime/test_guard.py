@@ -1,7 +1,5 @@
 """Three everyday package names must be ours."""
 
-from __future__ import annotations
-
 import pytest
 
 from collector.config.load import ConfigError

@@ -1,7 +1,5 @@
 """The same complaint at most every ten seconds; lines for people, or for machines."""
 
-from __future__ import annotations
-
 import io
 import json
 import logging

@@ -1,7 +1,5 @@
 """What runs in the loop beside others: whoever dies there is told."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 

@@ -1,7 +1,5 @@
 """The memory guard: which limit holds, what a refusal looks like."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

@@ -1,7 +1,5 @@
 """How far a command is: a bar in a terminal, above which remarks stand; nothing in a file."""
 
-from __future__ import annotations
-
 import io
 import logging
 import sys

@@ -1,7 +1,5 @@
 """Tasks take turns, check in, and end as they are told; who does not check in is late; time never goes back."""
 
-from __future__ import annotations
-
 import threading
 
 import pytest

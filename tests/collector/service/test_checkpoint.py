@@ -1,7 +1,5 @@
 """Two checkpoints on disk: a bad one costs the work since the one before. One process uses a directory."""
 
-from __future__ import annotations
-
 import errno
 import os
 from unittest.mock import Mock

@@ -1,7 +1,5 @@
 """A gateway sees vLLM processes come and go for months; what is held depends on bounds, not on how many there were."""
 
-from __future__ import annotations
-
 import gc
 from types import FunctionType, MethodType, ModuleType
 

@@ -1,7 +1,5 @@
 """Idle sources: what was accepted is learned soon after the telemetry stopped, and what is pending is said."""
 
-from __future__ import annotations
-
 import itertools
 from collections import Counter
 

@@ -1,7 +1,5 @@
 """The log: what was appended comes back, whole, in order, once; what is damaged does not, and is counted."""
 
-from __future__ import annotations
-
 import errno
 import random
 

@@ -1,7 +1,5 @@
 """Short of memory: refused, given up, said, and over by itself; alive only as long as something helps."""
 
-from __future__ import annotations
-
 import pytest
 
 from collector.decode import Export

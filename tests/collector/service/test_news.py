@@ -1,7 +1,5 @@
 """What the log says of published snapshots: each piece of news once, in words for people."""
 
-from __future__ import annotations
-
 import logging
 from unittest.mock import Mock
 

@@ -1,7 +1,5 @@
 """Admitted bytes in, coefficients out: recordings of real engines, and the books that balance on each."""
 
-from __future__ import annotations
-
 import pytest
 
 from collector.config import Config

@@ -1,7 +1,5 @@
 """What senders lose or send in vain is told by their own names, once."""
 
-from __future__ import annotations
-
 import logging
 
 from collector.decode import Export

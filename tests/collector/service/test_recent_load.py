@@ -1,7 +1,5 @@
 """The load of the last minutes: what requests were like, whom they met, and that hostile numbers leave it alone."""
 
-from __future__ import annotations
-
 import math
 
 import msgspec

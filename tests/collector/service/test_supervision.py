@@ -1,7 +1,5 @@
 """One bad learner does not stop the others."""
 
-from __future__ import annotations
-
 import pytest
 
 from collector.config.schema import Config

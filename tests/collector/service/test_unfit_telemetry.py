@@ -1,7 +1,5 @@
 """Telemetry that no line can be learned from surely: what is published of it says so."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """The worker, the publisher and the writer, turn by turn."""
 
-from __future__ import annotations
-
 import threading
 from unittest.mock import Mock
 

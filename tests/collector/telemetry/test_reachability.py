@@ -2,8 +2,6 @@
 says "never" where it means "nobody looks".
 """
 
-from __future__ import annotations
-
 import dataclasses
 import enum
 import math

@@ -1,7 +1,5 @@
 """Our own metrics: one table, label sets complete from the start, sums that hold."""
 
-from __future__ import annotations
-
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 

@@ -1,7 +1,5 @@
 """What readers are told while a block waits for its end, and that asking changes nothing."""
 
-from __future__ import annotations
-
 import copy
 
 import msgspec

@@ -1,7 +1,5 @@
 """What people see of a step beside the snapshot: the last rows as they were predicted, and the course of a day."""
 
-from __future__ import annotations
-
 import copy
 
 import msgspec

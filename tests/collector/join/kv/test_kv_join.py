@@ -1,7 +1,5 @@
 """KV events in the join: whose they are, block columns, and no trace of the order of arrival."""
 
-from __future__ import annotations
-
 import copy
 import random
 

@@ -1,7 +1,5 @@
 """Time to the first token of requests that meet others: the API's own time, with them, and steps scheduled ahead."""
 
-from __future__ import annotations
-
 import math
 
 import msgspec

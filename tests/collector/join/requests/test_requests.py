@@ -1,7 +1,5 @@
 """Request targets: which requests give which row, and what it measures."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

@@ -36,7 +36,7 @@ from typing import Any, BinaryIO, Final, NamedTuple, TypeVar, cast
 
 import msgspec
 
-from collector.decode import Export, count_spans, fpm, json_to_protobuf, newest_end_unix_nano
+from collector.decode import Export, fpm, json_to_protobuf, read_span_ends
 from collector.decode.fpm import ForwardPass
 from collector.decode.kv import LINE_MARK, KvBatch, read_line
 from collector.decode.pages import PageFault, ScrapedPage, is_page_line, read_page_line
@@ -215,11 +215,11 @@ class Recording:
         """An entry in its place, which is not before the newest so far, or why it is not read."""
         match said:
             case bytes():
-                spans = count_spans(said)
-                if isinstance(spans, Outcome):
+                ends = read_span_ends(said)
+                if isinstance(ends, Outcome):
                     return _NO_TRACES
-                unix_nano = newest_end_unix_nano(said)
-                said = Export(said, self.label, FILE_TRANSPORT, spans, self.label)
+                unix_nano = max(ends, default=0)
+                said = Export(said, self.label, FILE_TRANSPORT, len(ends), self.label)
             case KvBatch():
                 unix_nano = said.ts_unix_ns
             case ForwardPass(unix_ns=0):  # it comes when all before it of the same engine have passed

@@ -183,13 +183,13 @@ class RowBlock:
         steps = self.steps[index]
         offsets = np.concatenate(([0], np.cumsum(steps)))
         lines = np.repeat(self.offsets[:-1][index] - offsets[:-1], steps) + np.arange(offsets[-1])
-        return RowBlock(self.raw.take(lines, axis=0), offsets, *(c.take(index, axis=0) for c in self.per_row()))
+        return RowBlock(self.raw.take(lines, axis=0), offsets, *[c.take(index, axis=0) for c in self.per_row()])
 
     def slice(self, start: int, stop: int) -> RowBlock:
         """Rows start..stop-1, as views."""
         offsets = self.offsets[start : stop + 1]
         raw = self.raw[offsets[0] : offsets[-1]]
-        return RowBlock(raw, offsets - offsets[0], *(column[start:stop] for column in self.per_row()))
+        return RowBlock(raw, offsets - offsets[0], *[column[start:stop] for column in self.per_row()])
 
     def per_row(self) -> tuple[NDArray[Any], ...]:
         """Columns with a value per row, in the order of the fields."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .columnar import decode_exports
-from .envelope import FIELDS_MAX, LARGE_BYTES, SMALL_BYTES, Export, count_spans, newest_end_unix_nano
+from .envelope import FIELDS_MAX, LARGE_BYTES, SMALL_BYTES, Export, read_span_ends
 from .records import (
     MISSING,
     STEP_DTYPE,
@@ -37,10 +37,9 @@ __all__ = [
     "StepColumns",
     "Telemetry",
     "count_json_values",
-    "count_spans",
     "decode_exports",
     "json_to_protobuf",
     "latest_unix_ns",
-    "newest_end_unix_nano",
     "parts_by_emitter",
+    "read_span_ends",
 ]

@@ -8,7 +8,7 @@ from ``LARGE_BYTES`` on the fields of its spans are counted, too.
 
 from __future__ import annotations
 
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from google.protobuf import message
 
@@ -44,23 +44,14 @@ class Export(NamedTuple):
     """When it came in, by the clock here; 0 in a replay: nobody knows."""
 
 
-def newest_end_unix_nano(payload: bytes) -> int:
-    """The newest end of the spans of an export that decodes; 0 without spans."""
-    return max([span.end_unix_nano for span in _spans_of(payload)], default=0)
-
-
-def count_spans(payload: bytes) -> int | Outcome:
-    """The number of spans of a serialised ExportTraceServiceRequest, or why it is none."""
+def read_span_ends(payload: bytes) -> list[int] | Outcome:
+    """When each span of a serialised ExportTraceServiceRequest ended, in unix ns, or why it is none."""
     try:
         if len(payload) > SMALL_BYTES:
             wire.walk(payload, CONTAINERS, SPANS_MAX, FIELDS_MAX, into_innermost=len(payload) >= LARGE_BYTES)
-        return len(_spans_of(payload))
+        export = wire.SlimExport.FromString(payload)
     except wire.TooMany:
         return Outcome.TOO_LARGE
     except (IndexError, ValueError, message.DecodeError):
         return Outcome.UNDECODABLE
-
-
-def _spans_of(payload: bytes) -> list[Any]:
-    export = wire.SlimExport.FromString(payload)
-    return [span for resource in export.items for scope in resource.items for span in scope.items]
+    return [span.end_unix_nano for resource in export.items for scope in resource.items for span in scope.items]

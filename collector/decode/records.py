@@ -9,7 +9,6 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 
 import msgspec
 import numpy as np
@@ -113,12 +112,7 @@ class RequestSpan(msgspec.Struct, frozen=True, gc=False):
     has_caller: bool = False
 
 
-_NO_STEPS: StepColumns = np.empty(0, STEP_DTYPE)
-_NO_SNAPSHOTS: SnapshotColumns = np.empty(0, SNAPSHOT_DTYPE)
-
-
-@dataclass(slots=True)
-class Telemetry:
+class Telemetry(msgspec.Struct):
     """What one resource of one export said.
 
     ``instance`` is the emitting process, ``process`` its pid (0 if unsaid) on ``host`` (empty if unsaid), ``peer`` the
@@ -127,12 +121,12 @@ class Telemetry:
 
     instance: str
     facts: dict[str, str]
-    steps: StepColumns = field(default_factory=lambda: _NO_STEPS)
-    snapshots: SnapshotColumns = field(default_factory=lambda: _NO_SNAPSHOTS)
-    core: list[CoreSpan] = field(default_factory=list)
-    api: list[ApiSpan] = field(default_factory=list)
-    requests: list[RequestSpan] = field(default_factory=list)
-    plugin_losses: list[tuple[int, dict[PluginLoss, int]]] = field(default_factory=list)
+    steps: StepColumns = np.empty(0, STEP_DTYPE)
+    snapshots: SnapshotColumns = np.empty(0, SNAPSHOT_DTYPE)
+    core: list[CoreSpan] = []
+    api: list[ApiSpan] = []
+    requests: list[RequestSpan] = []
+    plugin_losses: list[tuple[int, dict[PluginLoss, int]]] = []
     """Of each step span of the producer plugin: when it ended, and what had been lost until then."""
     process: int = 0
     host: str = ""

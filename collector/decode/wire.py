@@ -240,7 +240,8 @@ class Part(NamedTuple):
     is_api: bool
     instance: str
     payload: bytes
-    ids: bytes = b""
+    newest_end_unix_nano: int
+    ids: bytes
 
 
 def parts_by_emitter(payload: bytes, peer: str) -> list[Part]:
@@ -275,4 +276,5 @@ def _parts_of(resource: Any, peer: str) -> Iterator[Part]:
                 for span in scope.items
             ]
             ids = b"".join([each for each in told if len(each) == words.SPAN_ID_BYTES])
-            yield Part(is_api, instance, export.SerializeToString(), ids)
+            newest = max((span.end_unix_nano for scope in own for span in scope.items), default=0)
+            yield Part(is_api, instance, export.SerializeToString(), newest, ids)

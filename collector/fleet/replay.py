@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collector.config import Config
-from collector.decode import Export, newest_end_unix_nano, parts_by_emitter
+from collector.decode import Export, parts_by_emitter
 from collector.decode.fpm import ForwardPass
 from collector.decode.kv import KvBatch
 from collector.decode.pages import ScrapedPage
@@ -189,7 +189,7 @@ def _entries_of(timed: Timed, newest: dict[str, int]) -> Iterator[tuple[int, str
         except ValueError:
             return  # its decoder could not read it either
         for part in parts:
-            newest[part.instance] = max(newest.get(part.instance, 0), newest_end_unix_nano(part.payload))
+            newest[part.instance] = max(newest.get(part.instance, 0), part.newest_end_unix_nano)
         for part in parts:
             entry = _Entry(newest[part.instance], 0, part.payload, part.ids)
             if not part.is_api:

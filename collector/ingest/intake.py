@@ -10,7 +10,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from collector.decode import LARGE_BYTES, SMALL_BYTES, Export, count_spans
+from collector.decode import LARGE_BYTES, SMALL_BYTES, Export, read_span_ends
 from collector.runtime import MemoryGuard
 from collector.telemetry import Metrics, Outcome, Signal, Transport, table
 
@@ -138,11 +138,11 @@ class Intake:
         """Take an export in (None), or say why not."""
         spans, outcome = 0, Outcome.FAILED
         try:
-            counted = await self._count(payload)
-            if isinstance(counted, Outcome):
-                outcome = counted
-                return answer(counted, RETRY_S if counted is Outcome.QUEUE_FULL else 0.0)
-            spans = counted
+            ends = await self._read_span_ends(payload)
+            if isinstance(ends, Outcome):
+                outcome = ends
+                return answer(outcome, RETRY_S if outcome is Outcome.QUEUE_FULL else 0.0)
+            spans = len(ends)
             export = Export(payload, peer, transport, spans, arrived_unix_ns=self._unix_nano())
             refused = await self._admit(export, wait_s) if spans else None
             outcome = refused.outcome if refused is not None else Outcome.ACCEPTED
@@ -158,20 +158,20 @@ class Intake:
             return None
         return refused
 
-    async def _count(self, payload: bytes) -> int | Outcome:
-        """The spans of an export, or why it stays outside.
+    async def _read_span_ends(self, payload: bytes) -> list[int] | Outcome:
+        """When the spans of an export ended, or why it stays outside.
 
         The walk of a large one takes up to half a second, in a thread: several at once would only keep the loop
         waiting, and many that wait for it would hold the room of others.
         """
         if len(payload) <= SMALL_BYTES:
-            return count_spans(payload)
+            return read_span_ends(payload)
         if len(payload) > LARGE_BYTES and self._walks >= WALKS_MAX:
             return Outcome.QUEUE_FULL
         self._walks += 1
         try:
             async with self._walk:
-                return await asyncio.to_thread(count_spans, payload)
+                return await asyncio.to_thread(read_span_ends, payload)
         finally:
             self._walks -= 1
 

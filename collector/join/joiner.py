@@ -6,7 +6,7 @@ those that have become idle, for the rows that are final, and lets the rows of e
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from itertools import groupby
 from operator import attrgetter
@@ -81,7 +81,7 @@ class Joiner:
         if telemetry.requests:
             process = self._emitter_for(ApiProcess, key, telemetry)
             if process is not None:
-                self._teach_facts(process, telemetry)
+                self.resolver.apply(process.facts, telemetry.facts, process.instance, process.recording)
                 if not process.requests_seen:  # of a restored one, too: its page decides before its first row
                     process.is_counted = self.pages.counts_requests_of(process)
                     process.is_beside_engines = bool(self._engines_beside(process))
@@ -137,12 +137,9 @@ class Joiner:
             if not is_ahead(emitter, arrived_unix_ns):
                 self._hold_rows(emitter.config_id, emitter, emitter.advance(flush=True))
 
-    def _teach_facts(self, emitter: Emitter, telemetry: Telemetry) -> bool:
-        return self.resolver.apply(emitter.facts, telemetry.facts, emitter.instance, emitter.recording)
-
     def _add_steps(self, engine: Engine, telemetry: Telemetry) -> None:
         before = engine.facts.held()
-        changed = self._teach_facts(engine, telemetry)
+        changed = self.resolver.apply(engine.facts, telemetry.facts, engine.instance, engine.recording)
         if changed and engine.facts.is_another_server(before) and engine.restarts_with(telemetry):
             engine = self._succeed(engine)
         for request in engine.add(telemetry):
@@ -223,7 +220,7 @@ class Joiner:
             self._advance_api_process(process, flush=flush)
         for page in self.pages.by_key.values():
             self._advance_page(page, flush=flush)
-        described = describe(self._by_config(), self._described)
+        described = describe(self.emitters_by_config(), self._described)
         restarted = [EngineRestarted(one.config_id, at_ns) for one in self._emitters() for at_ns in one.take_restarts()]
         rows = self._ordered_rows(flush=flush)
         events: list[Event] = [*self._renamed, *described, *restarted, *rows, *self._succeeded]
@@ -298,10 +295,13 @@ class Joiner:
 
     def _ordered_rows(self, *, flush: bool) -> list[Rows]:
         """Rows up to the watermark, by configuration; those of one without emitters all leave."""
+        awaited: defaultdict[str, list[Emitter]] = defaultdict(list)
+        for emitter in self._emitters():
+            if not (flush or emitter.is_idle):
+                awaited[emitter.config_id].append(emitter)
         out = []
         for config_id in self._held.config_ids():
-            own = [one for one in self._emitters() if one.config_id == config_id and not (flush or one.is_idle)]
-            out += self._held.take(config_id, watermark_of(own, self._settings))
+            out += self._held.take(config_id, watermark_of(awaited[config_id], self._settings))
         for rows in out:
             self._marks.record(rows.rows, rows.target, rows.engines)
         return out
@@ -336,19 +336,15 @@ class Joiner:
         engine = self.engines.get((recording, instance))
         return engine if engine is None or engine.duplicate_of is None else self.engines.get(engine.duplicate_of.key)
 
-    def emitters_of(self, config_id: str) -> list[Emitter]:
-        """Emitters of one configuration in order of appearance, but for doubles."""
-        return self._by_config().get(config_id, [])
-
     def config_ids(self) -> list[str]:
         """Configurations of the emitters held."""
         return sorted({emitter.config_id for emitter in self._emitters()} - {""})
 
     def replaced_configs(self) -> dict[str, str]:
         """By configuration whose server came back as another one: which one it sends now."""
-        return replaced_configs(self._by_config(), self._settings.lateness_ns)
+        return replaced_configs(self.emitters_by_config(), self._settings.lateness_ns)
 
-    def _by_config(self) -> dict[str, list[Emitter]]:
+    def emitters_by_config(self) -> dict[str, list[Emitter]]:
         """Emitters of each configuration in order of appearance, but for doubles."""
         grouped: dict[str, list[Emitter]] = {}
         for emitter in sorted(self._emitters(), key=lambda one: one.number):

@@ -52,14 +52,15 @@ class StepWindow:
 
     def __init__(self) -> None:
         self.base = 1
-        self.size = 0
+        self.newest_step = 0
+        """Largest step id held; base - 1 where none is."""
         self.steps: Cells = np.zeros(_GROWTH_STEPS, SUMMARY_DTYPE)
         self.rebuilt: Cells = np.zeros(_GROWTH_STEPS, REBUILT_DTYPE)
 
     @property
-    def newest_step(self) -> int:
-        """Largest step id held."""
-        return self.base + self.size - 1
+    def size(self) -> int:
+        """How many step ids are held."""
+        return self.newest_step - self.base + 1
 
     def reach(self, first_step: int, last_step: int, steps_max: int, keep_from: int) -> None:
         """Make ids first_step..last_step addressable, of the newest ``steps_max``.
@@ -67,14 +68,14 @@ class StepWindow:
         Ids below the window are added only where rows have not left: from ``keep_from`` on, if that is not 0.
         """
         if self.size == 0:
-            self.base = first_step
+            self.base, self.newest_step = first_step, first_step - 1
         newest = max(last_step, self.newest_step)
         if newest - self.base >= steps_max:
             self.forget_before(newest - steps_max + 1)
         first = min(self.base, max(first_step, keep_from, newest - steps_max + 1))
         if first < self.base or newest - first >= len(self.steps):
             self._hold(first, newest)
-        self.size = newest - self.base + 1
+        self.newest_step = newest
 
     def columns(self, first_step: int, stop_step: int) -> tuple[Cells, Cells]:
         """Summaries and rebuilt columns of first_step..stop_step-1; ids outside the window read as never seen."""
@@ -145,4 +146,4 @@ class StepWindow:
                 # as bytes: copied record by record, a column takes five to ten times as long
                 new[there].view(np.uint8)[:] = old[here].view(np.uint8)
             setattr(self, name, new)
-        self.base, self.size = first_step, size
+        self.base, self.newest_step = first_step, first_step + size - 1

@@ -88,8 +88,8 @@ def _sums_of_steps(steps: StepColumns) -> _Sums:
     running, waiting = decoding + steps["prefill_requests"], np.maximum(steps["waiting"], 0)
     prefill = np.maximum(steps["prefill_tokens"], 0).astype(np.float64)
     sane = (decoding >= 0) & (running + waiting <= _TOKENS_MAX) & (prefill <= _TOKENS_MAX)
-    columns = (prefill, decoding, running * decoding, waiting * decoding)
-    prefill_tokens, decoded, ran, waited = (float(column[sane].sum()) for column in columns)
+    columns = np.array((prefill, decoding, running * decoding, waiting * decoding))
+    prefill_tokens, decoded, ran, waited = columns[:, sane].sum(axis=1).tolist()
     return _Sums(prefill_tokens=prefill_tokens, decoding=decoded, ran=ran, waited=waited)
 
 

@@ -372,11 +372,10 @@ class Pipeline:
 
     def snapshot(self, now_unix_nano: int, generation: int, *, exact: bool = True) -> Snapshot:
         """What is known now, ``exact`` or without rows that would hardly be noticed; the state stays as it is."""
-        ids = self.joiner.config_ids()
         replaced = self.joiner.replaced_configs()
         configs = [
-            self._config(known, self.joiner.emitters_of(known), replaced_by=replaced.get(known, ""), exact=exact)
-            for known in ids
+            self._config(config_id, emitters, replaced_by=replaced.get(config_id, ""), exact=exact)
+            for config_id, emitters in sorted(self.joiner.emitters_by_config().items())
         ]
         self._mixes = self._load.mixes(configs, now_unix_nano)
         shown = {config.config_id: self._history(config.config_id) for config in configs}

@@ -1,7 +1,6 @@
 """Two decoders side by side: everything they say must be the same."""
 
-import dataclasses
-
+import msgspec
 from google.protobuf.message import DecodeError
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
@@ -39,7 +38,7 @@ def decode_in_columns(payloads):
 
 def comparable(telemetry):
     """NaN-safe and exact: rows as bytes, records by their text. Steps are known by their ids, so in any order."""
-    out = dataclasses.asdict(telemetry)
+    out = msgspec.structs.asdict(telemetry)
     out["steps"] = telemetry.steps.dtype, sorted(step.tobytes() for step in telemetry.steps)
     out["snapshots"] = telemetry.snapshots.dtype, telemetry.snapshots.shape, telemetry.snapshots.tobytes()
     return {name: repr(value) for name, value in out.items()}

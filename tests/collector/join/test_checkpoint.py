@@ -50,8 +50,8 @@ def test_a_configuration_is_known_at_once_after_a_restart(before):
     after = Joiner.from_checkpoint(before.joiner.to_checkpoint(), SETTINGS)
     assert after.config_ids() == before.joiner.config_ids() != []
     (config_id,) = after.config_ids()
-    (emitter,) = after.emitters_of(config_id)
-    (known,) = before.joiner.emitters_of(config_id)
+    (emitter,) = after.emitters_by_config()[config_id]
+    (known,) = before.joiner.emitters_by_config()[config_id]
     assert emitter.facts.known() == known.facts.known()
     assert emitter.snapshot().scheduling == known.snapshot().scheduling == "sync"
 

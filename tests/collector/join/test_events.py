@@ -99,7 +99,8 @@ def test_request_spans_under_the_name_of_the_engine_itself_leave_its_configurati
     for _ in range(2):
         joiner.drain()
         (config_id,) = joiner.config_ids()
-        assert [emitter.snapshot().last_step for emitter in joiner.emitters_of(config_id)] == [len(run.summaries)]
+        emitters = joiner.emitters_by_config()[config_id]
+        assert [emitter.snapshot().last_step for emitter in emitters] == [len(run.summaries)]
 
 
 def test_request_spans_of_another_version_than_discovery_says_of_the_engine_are_of_another_server():

@@ -129,10 +129,11 @@ class Sidecar:
             record=self._record,
             batch_s=min(BATCH_S, config.publish_interval_s, config.idle_timeout_s / 4),
         )
-        self._kv = Subscriber(KV_FEED, config, metrics, clock, self._io, health, self.queue.notify)
-        self._fpm = Subscriber(FPM_FEED, config, metrics, clock, self._io, health, self.queue.notify)
-        self._scraper = Scraper(config, clock, partial(metrics.add, table.SCRAPES, 1, "counters"), self._io, health)
         self._memory = self._make_memory_relief(clock)
+        told = metrics, clock, self._io, health, self.queue.notify, self._memory.guard.is_short
+        self._kv = Subscriber(KV_FEED, config, *told)
+        self._fpm = Subscriber(FPM_FEED, config, *told)
+        self._scraper = Scraper(config, clock, partial(metrics.add, table.SCRAPES, 1, "counters"), self._io, health)
         self._grpc, self._http = self._make_receivers(clock)
         self._pages = self._make_pages(clock)
         self._event_time = EventTime(self.pipeline, metrics, clock, self.queue.queue_age_ns)

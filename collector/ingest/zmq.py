@@ -5,8 +5,9 @@ is not there yet, goes away or never answers costs nothing but its messages. Wha
 never leave a message), for ``_TURN_S`` at a time. What has not been read waits at the publisher, but for
 ``SOCKET_BYTES``. PUB drops silently, so a loss shows in the publisher's numbers only, and is counted. A message that is
 too large ends its connection, and so does a peer that is no publisher. libzmq tells a monitor only, and does not
-connect again: this does, and counts the message. pyzmq is an optional dependency (extra ``kv``), imported when the
-first subscriber starts.
+connect again: this does, and counts the message. libzmq limits the bytes of a frame, and not the number of frames, so
+that one message may take all memory before it has ended: while memory is short, the sockets are closed and opened
+anew. pyzmq is an optional dependency (extra ``kv``), imported when the first subscriber starts.
 """
 
 from __future__ import annotations
@@ -32,6 +33,12 @@ KV_QUEUE, FPM_QUEUE = 10_000, 50_000
 first row the worker imports River, which takes seconds on a busy machine: five of 10,000 records, 15 MB, may wait."""
 SOCKET_BYTES = 32 << 20
 """What libzmq may hold of one kind, over all connections that were configured."""
+FRAMES_MAX = 8
+"""Of a message; vLLM's have three or four."""
+MEMORY_LOOK_S = 0.05
+"""How often it is looked at whether memory is short; a local publisher sends 20 MB meanwhile."""
+REOPEN_S = 1.0
+"""Between two times that the sockets are opened anew."""
 IDLE_MS = 1_000
 """After so long without a message, an endpoint's connection is looked at."""
 _HEARTBEAT_MS, _HEARTBEAT_TIMEOUT_MS = 10_000, 30_000
@@ -94,16 +101,23 @@ class _Subscription:
 
     def __init__(self, zmq: Any, context: Any, feed: Feed[Any], endpoint: Owned, high_water: int) -> None:
         self.read = feed.reader_of(endpoint)
-        self.sub = context.socket(zmq.SUB)
-        self._zmq, self._socket = zmq, zmq.Socket.shadow(self.sub.underlying)
+        self.is_behind = False
+        """Whether more had come than the last turn read, as far as libzmq may hold it."""
+        self._zmq, self._context = zmq, context
         self._expected: dict[int, int] = {}
         self._high_water = high_water
         self._feed = feed
-        self.is_behind = False
-        """Whether more had come than the last turn read, as far as libzmq may hold it."""
+        self._address = endpoint.address.removeprefix(_GPU)
+
+    def open(self) -> None:
+        """Make the socket and connect or bind it; ConfigError if that cannot be."""
+        zmq, feed, address = self._zmq, self._feed, self._address
+        self.sub = self._context.socket(zmq.SUB)
+        self._socket = zmq.Socket.shadow(self.sub.underlying)
+        self._frames: list[bytes] = []
         for option, value in (
             (zmq.LINGER, 0),
-            (zmq.RCVHWM, high_water),
+            (zmq.RCVHWM, self._high_water),
             (zmq.MAXMSGSIZE, feed.message_bytes_max),
             (zmq.RECONNECT_IVL, _RECONNECT_MS),
             (zmq.RECONNECT_IVL_MAX, _RECONNECT_MAX_MS),
@@ -113,7 +127,6 @@ class _Subscription:
             (zmq.SUBSCRIBE, b""),
         ):
             self.sub.setsockopt(option, value)
-        self._address = address = endpoint.address.removeprefix(_GPU)
         # A publisher whose endpoint has no "*" connects (wire contract §7.1): then the other side binds.
         binds = "*" in address
         self._monitor = self._events = None
@@ -171,7 +184,8 @@ class _Subscription:
     def waiting(self) -> Iterator[list[bytes]]:
         """Messages that have come, for so long at most: to wait for each by itself would cost more than to read it.
 
-        A frame says whether more follow; ``recv_multipart`` asks the socket, which costs a fifth of a record.
+        A frame says whether more follow; ``recv_multipart`` asks the socket, which costs a fifth of a record. Of a
+        message with more than ``FRAMES_MAX`` frames one more is kept.
         """
         receive, at_once, now_s = self._socket.recv, self._zmq.NOBLOCK, asyncio.get_running_loop().time
         until_s, read = now_s() + _TURN_S, 0
@@ -181,12 +195,12 @@ class _Subscription:
             except self._zmq.Again:
                 self.is_behind = read >= self._high_water
                 return
-            frames = [frame.bytes]
-            while frame.more:
-                frame = receive(at_once, copy=False)
-                frames.append(frame.bytes)
-            read += 1
-            yield frames
+            if len(self._frames) <= FRAMES_MAX:
+                self._frames.append(frame.bytes)
+            if not frame.more:
+                frames, self._frames = self._frames, []
+                read += 1
+                yield frames
         self.is_behind = True
 
     def count_number(self, stream: int, number: int, counts: Counts) -> None:
@@ -207,6 +221,7 @@ class Subscriber(Generic[T]):
         io: the loop.
         health: what is told if a task dies.
         notify: wakes the worker before the queue is full.
+        is_short: whether memory is.
     """
 
     def __init__(
@@ -218,6 +233,7 @@ class Subscriber(Generic[T]):
         io: IoLoop,
         health: Health | None = None,
         notify: Callable[[], None] = lambda: None,
+        is_short: Callable[[], bool] = lambda: False,
     ) -> None:
         self._feed = feed
         self._endpoints = [parse_owned(text) for text in getattr(config, feed.key)]
@@ -226,12 +242,14 @@ class Subscriber(Generic[T]):
         self._io = io
         self._health = health
         self._notify = notify
+        self._is_short = is_short
         self._lock = threading.Lock()
         """Guards the queue; all else belongs to the loop."""
         self._queue: deque[T] = deque()
         self._queued = 0
         self._subscriptions: list[_Subscription] = []
-        self._tasks: list[asyncio.Task[None]] = []
+        self._listening: list[asyncio.Task[None]] = []
+        self._watching: asyncio.Task[None] | None = None
         self._context: Any = None
         metrics.follow(table.SIZE, lambda: self._queued, feed.key)
         metrics.set(table.CAPACITY, feed.queue_max, feed.key)
@@ -264,22 +282,55 @@ class Subscriber(Generic[T]):
         high_water = max(SOCKET_BYTES // (self._feed.message_bytes_max * len(self._endpoints)), 1)
         try:
             for endpoint in self._endpoints:
-                self._subscriptions.append(_Subscription(zmq, self._context, self._feed, endpoint, high_water))
+                subscription = _Subscription(zmq, self._context, self._feed, endpoint, high_water)
+                subscription.open()
+                self._subscriptions.append(subscription)
         except ConfigError:
             await self._stop()
             raise
-        name = f"{self._feed.key}-receiver"
-        self._tasks = [begin(name, self._listen(each), self._health) for each in self._subscriptions]
+        self._begin_listening()
+        self._watching = begin(f"{self._feed.key}-watch", self._watch_memory(), self._health)
 
     async def _stop(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        for subscription in self._subscriptions:
-            subscription.close()
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.wait([self._watching])
+        await self._close()
         if self._context is not None:
             self._context.term()
             self._context = None
+
+    def _begin_listening(self) -> None:
+        name = f"{self._feed.key}-receiver"
+        self._listening = [begin(name, self._listen(each), self._health) for each in self._subscriptions]
+
+    async def _close(self) -> None:
+        for task in self._listening:
+            task.cancel()
+        await asyncio.gather(*self._listening, return_exceptions=True)
+        for subscription in self._subscriptions:
+            subscription.close()
+
+    async def _watch_memory(self) -> None:
+        """While memory is short, let go of all that libzmq holds: what is lost shows in the publisher's numbers."""
+        while True:
+            await asyncio.sleep(MEMORY_LOOK_S)
+            if not self._is_short():
+                continue
+            _log.warning("%s: memory is short, so that all connections are made anew", self._feed.key)
+            await self._close()
+            for subscription in self._subscriptions:
+                await self._open_again(subscription)
+            self._begin_listening()
+            await asyncio.sleep(REOPEN_S)
+
+    async def _open_again(self, subscription: _Subscription) -> None:
+        """Until it succeeds: libzmq gives a port that was bound back in a thread of its own."""
+        while True:
+            try:
+                return subscription.open()
+            except ConfigError:
+                await asyncio.sleep(MEMORY_LOOK_S)
 
     async def _listen(self, subscription: _Subscription) -> None:
         """Read in turns. Where more has come than one turn reads, the next comes sooner: half of the loop's time."""
@@ -298,6 +349,9 @@ class Subscriber(Generic[T]):
         """Queue what has come."""
         feed, counts, accepted, unix_ns = self._feed, Counts(), [], self._clock.unix_nano()
         for frames in subscription.waiting():
+            if len(frames) > FRAMES_MAX:
+                counts[table.MESSAGES, feed.key, Outcome.TOO_LARGE] += 1
+                continue
             read = subscription.read(frames, unix_ns)
             if isinstance(read, Skip):
                 counts[table.MESSAGES, feed.key, read] += 1

@@ -3,10 +3,12 @@
 import contextlib
 import json
 import socket
+import struct
 import sys
 import time
 from base64 import b64decode
 from functools import cache
+from itertools import chain
 
 import msgspec
 import pytest
@@ -70,12 +72,44 @@ def publisher(publishers):
     return publishers()
 
 
+class ZmtpPublisher:
+    """PUB that connects, on a bare socket, and may leave a message without its end."""
+
+    def __init__(self, endpoint):
+        eventually(lambda: self._connects(endpoint))
+        self._socket.sendall(b"\x04\x19\x05READY\x0bSocket-Type\x00\x00\x00\x03PUB")
+
+    def _connects(self, endpoint):
+        with contextlib.suppress(ConnectionError):
+            self._socket = socket.create_connection(endpoint, 60)
+            self._socket.sendall(b"\xff" + bytes(8) + b"\x7f\x03\x00NULL".ljust(23, b"\0") + bytes(32))
+            return self._socket.recv(64)
+
+    def send(self, frames, *, ends=True):
+        last = len(frames) - 1
+        flags = [2 | (number < last or not ends) for number in range(len(frames))]
+        heads = [struct.pack(">BQ", flag, len(frame)) for flag, frame in zip(flags, frames, strict=True)]
+        self._socket.sendall(b"".join(chain.from_iterable(zip(heads, frames, strict=True))))
+
+    def is_closed(self):
+        with contextlib.suppress(ConnectionError):
+            while self._socket.recv(4096):
+                pass
+        return True
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self._socket.close()
+
+
 class Listening(Subscriber):
     """A receiver with what it counts, and the numbers of all that it handed out."""
 
     def __init__(self, feed, config, io):
-        metrics = Metrics(CollectorRegistry())
-        super().__init__(feed, config, metrics, SystemClock(), io)
+        metrics, self.memory_is_short = Metrics(CollectorRegistry()), False
+        super().__init__(feed, config, metrics, SystemClock(), io, is_short=lambda: self.memory_is_short)
         self.count, self.taken = metrics.value, []
 
     def seqs(self):
@@ -107,6 +141,24 @@ def test_batches_of_every_topic_arrive_as_records_of_their_endpoint_also_when_an
         eventually(lambda: subscriber.seqs() == [0, 1, 2])
         heard = {(one.source, one.instance, one.block_size) for one in subscriber.taken}
         assert heard == {(publisher.address, "engine-1", 32)}
+
+
+def test_a_message_of_many_frames_is_left_out_and_one_without_end_is_let_go_of_when_memory_is_short():
+    """libzmq bounds the bytes of a frame, and neither their number nor what a message has before its end."""
+    endpoint = ("127.0.0.1", free_port())
+    with listening(kv=(f"tcp://*:{endpoint[1]}",)) as subscriber, ZmtpPublisher(endpoint) as attacker:
+        attacker.send([b""] * 100_000)
+        attacker.send([bytes(8), *blocks(1)])
+        eventually(lambda: subscriber.seqs() == [0])
+        assert subscriber.count(table.MESSAGES, "kv", "too_large") == 1
+        attacker.send([bytes(1 << 20)] * 16, ends=False)
+        subscriber.memory_is_short = True
+        assert attacker.is_closed()
+        subscriber.memory_is_short = False
+        with ZmtpPublisher(endpoint) as honest:
+            honest.send([(1).to_bytes(8, "big"), *blocks(1)])
+            eventually(lambda: subscriber.seqs() == [0, 1])
+    assert subscriber.count(table.KV_MISSING) == 0
 
 
 def test_a_publisher_that_comes_back_is_heard_again_and_nothing_is_missing(publishers, publisher):

@@ -291,7 +291,8 @@ def test_a_sidecar_learns_from_what_an_engine_publishes_and_on_a_socket_of_the_f
         eventually(lambda: set(sidecar.snapshot().configs[0].targets) == {target})
         (config,) = sidecar.snapshot().configs
         assert (config.telemetry, config.config["model"]) == ("fpm", "m")
-        assert [messages(sidecar, "fpm", outcome) for outcome in ("accepted", "undecodable")] == [400, 1]
+        outcomes = "accepted", "undecodable"
+        eventually(lambda: [messages(sidecar, "fpm", outcome) for outcome in outcomes] == [400, 1])
 
 
 def test_of_many_endpoints_one_is_read_as_fast_as_it_publishes(publisher, monkeypatch):

@@ -281,6 +281,8 @@ class Answer(NamedTuple):
         """Why it should be taken with care: a few words, and what."""
         for reason in self.config.reasons:
             yield self.config.verdict.state, reason
+        for clause in self.config.verdict.hidden:
+            yield "hidden", clause
         if self.idle_since_unix_nano:
             yield "its engines are silent", f"last heard of {minute(self.idle_since_unix_nano)}"
         if self.at.extrapolated:
@@ -296,6 +298,7 @@ class Answer(NamedTuple):
         """The answer as JSON."""
         config = self.config
         about: dict[str, object] = {"config_id": config.config_id, "reasons": config.reasons}
+        about["hidden"] = config.verdict.hidden
         about["query"] = {**self.question.query, **self.question.assumed}
         if config.at_unix_nano is not None:
             decode, prefill = config.level or (1.0, 1.0)

@@ -144,9 +144,11 @@ def test_coefficients_that_should_not_be_used_answer_and_say_so():
 
 
 @pytest.mark.parametrize("target", ["/predict?prompt=200&output=100", "/plan?prompt=200&output=100&itl=30ms"])
-def test_a_prefix_hit_is_refused_where_the_telemetry_hides_hits(target):
+def test_an_answer_says_what_the_telemetry_hides_and_a_prefix_hit_is_refused_there(target):
     hidden = bent(lambda changed: changed["configs"][0].update(telemetry="requests", prefix_hits_hidden=True))
-    assert ask(target, hidden).status == 200
+    said = json.loads(ask(target, hidden).body)["hidden"]
+    assert any("no page counts the requests" in clause for clause in said)
+    assert any("prefix-cache hits are hidden" in clause for clause in said)
     refused = ask(f"{target}&prefix_hit=0.5", hidden)
     assert (refused.status, refused.body.startswith(b"prefix_hit: the telemetry")) == (400, True)
 

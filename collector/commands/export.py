@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from collector.config import Config
-from collector.decode import MISSING, ApiSpan, CoreSpan, Export, Finish, RequestSpan, SpanEventKind
+from collector.decode import MISSING, ApiSpan, CoreSpan, Export, Finish, RequestSpan, SpanEventKind, decode_exports
+from collector.join import SpanWindow
 from collector.recordings import Timed, merged_with_progress, open_recordings
 from collector.runtime import EXIT_FAILED, EXIT_OK, Clock, StartError, note, say
-from collector.service import SpanReader
 from collector.telemetry import Counts
 from exporters.blis import (
     TRACE_HEADER,
@@ -55,9 +55,9 @@ def requests_in(telemetry: Iterable[Timed]) -> list[TracedRequest]:
     journeys: dict[bytes, CoreSpan] = {}
     arrivals: dict[bytes, ApiSpan] = {}
     answered: dict[bytes, RequestSpan] = {}
-    reader, counts = SpanReader(Config()), Counts()
+    spans, counts = SpanWindow(Config().engines_max), Counts()
     for timed in telemetry:
-        for _, decoded in reader.read([timed.said], counts) if isinstance(timed.said, Export) else ():
+        for decoded in decode_exports([timed.said], spans.admit, counts) if isinstance(timed.said, Export) else ():
             journeys |= {span.span_id: span for span in decoded.core}
             arrivals |= {span.span_id: span for span in decoded.api}
             answered |= {span.span_id: span for span in decoded.requests}

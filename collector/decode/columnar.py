@@ -27,7 +27,7 @@ from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from collector.telemetry import Counts
+from collector.telemetry import Counts, Skip, table
 
 from . import vocabulary as words
 from .envelope import Export
@@ -222,20 +222,23 @@ def _joined(values: U64, widest: int) -> U64:
     return values
 
 
-def decode_exports(exports: Sequence[Export], admit_span: AdmitSpan, counts: Counts) -> list[list[Telemetry] | None]:
-    """Of each export what ``read_spans`` makes of it, in order.
+def decode_exports(exports: Sequence[Export], admit_span: AdmitSpan, counts: Counts) -> list[Telemetry]:
+    """What ``read_spans`` makes of each export, in order; what cannot be used is counted.
 
-    None where one does not decode, and where what is left of it would take too much memory to parse.
+    Nothing of one that does not decode, and where what is left of it would take too much memory to parse.
     """
     slim = [_parsed(SlimExport, export.payload) for export in exports]
     spans = [_step_spans_of(parsed) for parsed in slim]
     columns = _take_summaries([span for own in spans for span in own])
-    out: list[list[Telemetry] | None] = []
+    out: list[Telemetry] = []
     for export, parsed, own in zip(exports, slim, spans, strict=True):
         taken = iter(list(itertools.islice(columns, len(own))))
         left = None if parsed is None else parsed.SerializeToString()
         request = None if left is None or is_too_dense(left) else _parsed(ExportTraceServiceRequest, left)
-        out.append(None if request is None else read_spans(request, export, admit_span, counts, taken))
+        if request is None:  # admission has parsed the envelope only
+            counts[table.DECODED_SPANS, Skip.UNDECODABLE] += export.spans
+        else:
+            out += read_spans(request, export, admit_span, counts, taken)
     return out
 
 

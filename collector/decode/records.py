@@ -131,6 +131,8 @@ class Telemetry(msgspec.Struct):
     process: int = 0
     host: str = ""
     peer: str = ""
+    recording: str = ""
+    """The file that it is from, in a replay."""
     arrived_unix_ns: int = 0
     """When the (last) export came in, by the receiver's clock; 0 where nobody knows, as in a replay."""
     too_new_unix_ns: int = 0

@@ -253,6 +253,7 @@ class _Resource:
             process=_pid_of(attributes),
             host=str(attributes.get(words.HOST, ""))[: words.FACT_LENGTH_MAX],
             peer=export.peer,
+            recording=export.recording,
             arrived_unix_ns=export.arrived_unix_ns,
         )
         self._admit_span, self._counts = admit_span, counts

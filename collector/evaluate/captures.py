@@ -21,13 +21,13 @@ from numpy.typing import NDArray
 
 import tracefit
 from collector.config import Config
-from collector.decode import MISSING, Export, Finish, SpanEventKind, Telemetry
+from collector.decode import MISSING, Export, Finish, SpanEventKind, Telemetry, decode_exports
 from collector.decode.fpm import ForwardPass
 from collector.decode.kv import KvBatch
 from collector.identity import Fact
-from collector.join import ConfigKeyChanged, Event, Joiner, Rows, Scheduling
+from collector.join import ConfigKeyChanged, Event, Joiner, Rows, Scheduling, SpanWindow
 from collector.recordings import Received, Timed, by_kind, in_batches, index_of, lines_of
-from collector.service import TAKE_BYTES, SpanReader, make_pipeline
+from collector.service import TAKE_BYTES, make_pipeline
 from collector.telemetry import Counts, table
 from online import Floats, Ints, RowBlock, Target
 from online.features import PORTABLE
@@ -178,16 +178,16 @@ class _Deliveries:
     """The telemetry itself, with the time of its delivery, and the true times of steps beside it."""
 
     def __init__(self, path: Path, delivered: Sequence[tuple[int, Timed]], config: Config) -> None:
-        decoder = SpanReader(config)
-        self._parts: list[tuple[str, Telemetry, int]] = [
-            (recording, telemetry, at_ns)
+        spans = SpanWindow(config.engines_max)
+        self._parts: list[tuple[Telemetry, int]] = [
+            (telemetry, at_ns)
             for at_ns, timed in delivered
             if isinstance(timed.said, Export)
-            for recording, telemetry in decoder.read([timed.said], Counts())
+            for telemetry in decode_exports([timed.said], spans.admit, Counts())
         ]
         summaries = [
             (int(unix_ns), at_ns, int(step_id))
-            for _, telemetry, at_ns in self._parts
+            for telemetry, at_ns in self._parts
             for unix_ns, step_id in zip(telemetry.steps["unix_ns"], telemetry.steps["step_id"], strict=True)
         ]
         self._summaries: Ints = np.array(sorted(summaries), np.int64).reshape(-1, 3)
@@ -216,9 +216,9 @@ class _Deliveries:
         return np.array([tuple(each.get(name, 0) for name in REQUEST.fields or ()) for each in found], REQUEST)
 
     def _journeys(self, instances: set[str], joiner: Joiner) -> Iterator[dict[str, int]]:
-        apis = {span.span_id: span for _, telemetry, _ in self._parts for span in telemetry.api}
-        for recording, telemetry, at_ns in self._parts:
-            engine = joiner.engine_of(telemetry.instance, recording)
+        apis = {span.span_id: span for telemetry, _ in self._parts for span in telemetry.api}
+        for telemetry, at_ns in self._parts:
+            engine = joiner.engine_of(telemetry.instance, telemetry.recording)
             if engine is None or engine.instance not in instances:
                 continue
             for span in telemetry.core:
@@ -238,7 +238,7 @@ class _Deliveries:
                 }
 
     def _answers(self, instances: set[str]) -> Iterator[dict[str, int]]:
-        for _, telemetry, at_ns in self._parts:
+        for telemetry, at_ns in self._parts:
             for span in telemetry.requests if telemetry.instance in instances else ():
                 if span.decode_s >= 0.0:
                     yield {

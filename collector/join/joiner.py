@@ -73,11 +73,11 @@ class Joiner:
 
     # --- in -----------------------------------------------------------------------------------------------------------
 
-    def add(self, telemetry: Telemetry, recording: str = "") -> None:
-        """Add what one resource of one export said; ``recording`` names the file in a replay."""
+    def add(self, telemetry: Telemetry) -> None:
+        """Add what one resource of one export said."""
         for api in telemetry.api:
             self.api_spans.add(api)
-        key = (recording, telemetry.instance)
+        key = (telemetry.recording, telemetry.instance)
         if telemetry.requests:
             process = self._emitter_for(ApiProcess, key, telemetry)
             if process is not None:

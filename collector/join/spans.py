@@ -21,6 +21,13 @@ from collector.telemetry import Skip
 from .engine import Engine
 from .requests import PendingRequest
 
+REMEMBERED_NS = 600_000_000_000
+"""Of event time: an export that is sent again within it changes nothing. Retries of SDKs end after a minute."""
+IDS_MAX = 100_000
+"""Span ids remembered of one sender; a step every 10 ms gives 60,000 in that time."""
+SENDERS_RATIO = 4
+"""Senders whose span ids are remembered, to each engine: itself, its API processes, and who takes its place."""
+
 
 @dataclass(slots=True)
 class EmitterIds:
@@ -35,8 +42,8 @@ class EmitterIds:
 class SpanWindow:
     """Span ids seen lately, per emitting instance; bounded by age, by ids and by emitters."""
 
-    def __init__(self, window_ns: int, ids_max: int, emitters_max: int) -> None:
-        self._window_ns, self._ids_max, self._emitters_max = window_ns, ids_max, emitters_max
+    def __init__(self, engines_max: int, window_ns: int = REMEMBERED_NS, ids_max: int = IDS_MAX) -> None:
+        self._window_ns, self._ids_max, self._emitters_max = window_ns, ids_max, SENDERS_RATIO * engines_max
         self._emitters: dict[str, EmitterIds] = {}
 
     def __len__(self) -> int:

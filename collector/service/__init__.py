@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .checkpoint import STATE_FILES, STATES_NAME, Directory, check_directory, state_files
 from .durability import Durability
-from .pipeline import TAKE_BYTES, Pipeline, SpanReader, check_learning, hides_hits, make_pipeline
+from .pipeline import TAKE_BYTES, Pipeline, check_learning, hides_hits, make_pipeline
 from .publish import Publisher, SnapshotWriter
 from .watches import EventTime, MemoryLimiter
 from .worker import Worker
@@ -20,7 +20,6 @@ __all__ = [
     "Pipeline",
     "Publisher",
     "SnapshotWriter",
-    "SpanReader",
     "Worker",
     "check_directory",
     "check_learning",

@@ -1,6 +1,6 @@
 """Decode, join, learn: what the worker does with what was admitted. Single-threaded; never raises on bad input.
 
-    exports ─► SpanReader: decode, each span once ─► join ─► events ─► the bank learns ─► snapshot
+    exports ─► decode, each span once ─► join ─► events ─► the bank learns ─► snapshot
 
 The same for live telemetry and for replays. Where rows are cut depends on the telemetry, not on how many exports are
 decoded at once.
@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -41,7 +41,7 @@ from collector.join import (
 )
 from collector.join.inferred import NEARLY_WHOLE, WHOLE, doubts_of
 from collector.runtime import REPORT_ONCE
-from collector.telemetry import Counts, PluginLoss, Skip, table
+from collector.telemetry import Counts, PluginLoss, table
 from exporters.what_if import WorkloadProfile
 from online import (
     Bank,
@@ -67,12 +67,6 @@ from .load import RecentLoad
 JOIN = "join"
 TAKE_BYTES = 2 << 20
 """Most bytes of exports that are processed at once: more is hardly cheaper and delays what is published."""
-SPANS_REMEMBERED_NS = 600_000_000_000
-"""Of event time: an export that is sent again within it changes nothing. Retries of SDKs end after a minute."""
-SPANS_MAX = 100_000
-"""Span ids remembered of one sender; a step every 10 ms gives 60,000 in that time."""
-SENDERS_RATIO = 4
-"""Senders whose span ids are remembered, to each engine: itself, its API processes, and who takes its place."""
 PLUGINS_MAX = 1024
 """Plugins whose losses are remembered; the one heard of least lately is forgotten first."""
 UNKNOWN_SCOPES_MAX = 8
@@ -85,23 +79,6 @@ _OF_REQUESTS = {Target.API_QUEUEING.value, Target.QUEUE_WAIT.value}
 """What request spans teach beside engines that send their steps."""
 
 _log = logging.getLogger(__name__)
-
-
-class SpanReader:
-    """Decodes exports, each span once, however often it is sent."""
-
-    def __init__(self, config: Config) -> None:
-        self._span_window = SpanWindow(SPANS_REMEMBERED_NS, SPANS_MAX, SENDERS_RATIO * config.engines_max)
-
-    def read(self, exports: Sequence[Export], counts: Counts) -> Iterator[tuple[str, Telemetry]]:
-        """Recording and telemetry of each resource, each span once; what cannot be used is counted."""
-        decoded = decode_exports(exports, self._span_window.admit, counts)
-        for export, resources in zip(exports, decoded, strict=True):
-            if resources is None:  # admission has parsed the envelope only
-                counts[table.DECODED_SPANS, Skip.UNDECODABLE] += export.spans
-                continue
-            for telemetry in resources:
-                yield export.recording, telemetry
 
 
 class SenderReports:
@@ -164,7 +141,7 @@ class Pipeline:
 
     def __init__(self, config: Config, version: str, resolver: ConfigResolver | None = None) -> None:
         self._settings = config
-        self._reader = SpanReader(config)
+        self._spans = SpanWindow(config.engines_max)
         self.joiner = Joiner(config, resolver)
         """What is held between decoding and learning."""
         self._bank = Bank(config)
@@ -235,12 +212,12 @@ class Pipeline:
             self._load.record_page(page)
             joiner.add_page(page)
         joiner.add_passes(passes)
-        for recording, telemetry in self._reader.read(exports, self._counts):
+        for telemetry in decode_exports(exports, self._spans.admit, self._counts):
             self._senders.record(telemetry, self._counts)
             self._load.record(telemetry)
             if is_logged:
                 self._unlearned.record(telemetry)
-            joiner.add(telemetry, recording)
+            joiner.add(telemetry)
         self._learn(joiner.drain())
 
     def flush(self) -> None:
@@ -311,7 +288,7 @@ class Pipeline:
         except (CheckpointError, msgspec.ValidationError) as error:
             raise StateError(f"does not fit: {error}") from None
         left_out = self._bank.from_state(part_of_tree(tree, LEARNERS))
-        self.joiner, self._reader = joiner, SpanReader(self._settings)
+        self.joiner, self._spans = joiner, SpanWindow(self._settings.engines_max)
         self._unlearned = UnlearnedExports(self._settings)
         self.applied_seq = position.read_from - 1
         return position, left_out

@@ -15,24 +15,21 @@ from tests.support.pipelines import total_of
 
 
 def decode_plainly(payloads):
-    counts = Counts()
-    window = SpanWindow(600 * 10**9, 100_000, 256)
-    out = []
+    counts, window, out = Counts(), SpanWindow(64), []
     for payload, peer in payloads:
-        export = Export(payload, peer, "grpc", 0)
+        export = Export(payload, peer, "grpc", 1)
         try:
             request = ExportTraceServiceRequest.FromString(payload)
         except DecodeError:
-            out.append(None)
+            counts[table.DECODED_SPANS, Skip.UNDECODABLE] += 1
         else:
-            out.append(read_spans(request, export, window.admit, counts))
+            out += read_spans(request, export, window.admit, counts)
     return out, counts, len(window)
 
 
 def decode_in_columns(payloads):
-    counts = Counts()
-    window = SpanWindow(600 * 10**9, 100_000, 256)
-    exports = [Export(payload, peer, "grpc", 0) for payload, peer in payloads]
+    counts, window = Counts(), SpanWindow(64)
+    exports = [Export(payload, peer, "grpc", 1) for payload, peer in payloads]
     return decode_exports(exports, window.admit, counts), counts, len(window)
 
 
@@ -48,9 +45,7 @@ def assert_same(payloads):
     """Both decoders agree on content, counts and the spans remembered; returns the columnar counts."""
     expected, plain_counts, plain_spans = decode_plainly(payloads)
     got, counts, spans = decode_in_columns(payloads)
-    assert [one and [comparable(t) for t in one] for one in got] == [
-        one and [comparable(t) for t in one] for one in expected
-    ]
+    assert [*map(comparable, got)] == [*map(comparable, expected)]
     assert whoever_read(counts) == whoever_read(plain_counts)
     assert spans == plain_spans
     return counts

@@ -51,10 +51,10 @@ def step_rows(pipeline: Pipeline, paths: Sequence[Path], percent: int = 100) -> 
     facts: dict = {}
     add = pipeline.joiner.add
 
-    def add_some(telemetry, recording=""):
+    def add_some(telemetry):
         mixed = telemetry.steps["step_id"].astype(np.uint64) * np.uint64(_MULTIPLIER) >> np.uint64(16)
         telemetry.steps = telemetry.steps[mixed % np.uint64(100) < percent]
-        add(telemetry, recording)
+        add(telemetry)
 
     def take(_config_id, target, block, _engines=None):
         rows.extend([block] if target is Target.STEP_TIME else [])

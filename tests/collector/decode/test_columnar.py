@@ -4,7 +4,7 @@ from itertools import islice
 
 import pytest
 
-from collector.telemetry import table
+from collector.telemetry import Skip, table
 from tests.support import otlp_bytes as otlp
 from tests.support.decode_oracle import assert_same, decode_in_columns
 from tests.support.pipelines import total_of
@@ -28,7 +28,7 @@ def test_several_exports_decode_together_and_one_that_is_damaged_harms_itself_on
     payloads = [(good[0], "a"), (good[1][:-3], "b"), (b"", "c"), (broken_event, "d"), (good[1], "e"), (good[2], "f")]
     assert assert_same(payloads)[table.DECODED_SUMMARIES, "columnar"] == 210
     got, _, _ = decode_in_columns(payloads)
-    assert [one is None for one in got] == [False, True, False, True, False, False]
+    assert [one.peer for one in got] == ["a", "e", "f"]
 
 
 def test_a_repeated_span_is_refused_before_its_events_count_as_read():
@@ -66,7 +66,7 @@ def test_spans_of_unknown_scopes_are_counted_and_left_out():
     assert (total_of(counts, table.DECODED_SPANS), counts[table.SDK_DROPPED_EVENTS]) == (9, 3 * 3)
 
 
-def test_an_export_of_which_something_does_not_decode_is_counted_by_whoever_counts_exports():
+def test_an_export_of_which_something_does_not_decode_is_counted_with_its_spans():
     unread, counts, _ = decode_in_columns([(otlp.export(("fastapi", [b"\x2a\x01\xff"])), "peer")])  # a name, no UTF-8
-    assert unread == [None]
-    assert counts[table.DECODED_SPANS] == 0
+    assert unread == []
+    assert dict(counts.by_label(table.DECODED_SPANS)) == {Skip.UNDECODABLE: 1}

@@ -10,7 +10,7 @@ S = 10**9
 
 
 def test_a_span_older_than_the_window_is_late_once_something_was_forgotten():
-    spans = SpanWindow(600 * S, 1000, 8)
+    spans = SpanWindow(2)
     assert spans.admit("a", b"1", 1000 * S) is None
     assert spans.admit("a", b"2", 1601 * S) is None
     assert len(spans) == 1
@@ -20,7 +20,7 @@ def test_a_span_older_than_the_window_is_late_once_something_was_forgotten():
 
 
 def test_ids_are_bounded_and_the_oldest_go_first():
-    spans = SpanWindow(600 * S, 3, 8)
+    spans = SpanWindow(2, ids_max=3)
     for number in range(5):
         assert spans.admit("a", bytes([number]), (10 + number) * S) is None
     assert len(spans) == 3
@@ -29,18 +29,17 @@ def test_ids_are_bounded_and_the_oldest_go_first():
 
 
 def test_emitters_are_bounded_and_the_one_silent_longest_is_forgotten():
-    spans = SpanWindow(600 * S, 1000, 2)
-    spans.admit("old", b"1", 10 * S)
-    spans.admit("new", b"1", 20 * S)
-    spans.admit("third", b"1", 30 * S)
-    assert len(spans) == 2
+    spans = SpanWindow(1)
+    for number, sender in enumerate(("old", "new", "third", "fourth", "fifth")):
+        spans.admit(sender, b"1", (10 + 10 * number) * S)
+    assert len(spans) == 4
     assert spans.admit("new", b"1", 20 * S) is Skip.DUPLICATE
     assert spans.admit("old", b"1", 10 * S) is None
 
 
 @given(st.lists(st.tuples(st.integers(0, 255), st.integers(0, 10_000)), max_size=300))
 def test_memory_is_bounded_and_nothing_is_admitted_twice_whatever_comes(arrivals):
-    spans, admitted = SpanWindow(50 * S, 20, 2), set()
+    spans, admitted = SpanWindow(1, 50 * S, 20), set()
     ends = dict(arrivals)
     for id_, _ in arrivals:
         end = ends[id_]

@@ -6,12 +6,13 @@ import msgspec
 import pytest
 
 from collector.config.schema import Config
+from collector.decode.columnar import decode_exports
 from collector.decode.fpm import ForwardPass
 from collector.decode.records import Telemetry
 from collector.identity import ConfigResolver
 from collector.join.events import ConfigKeyChanged, ConfigReplaced, ConfigUpdated, EngineRestarted, Event, Rows
 from collector.join.joiner import Joiner
-from collector.service.pipeline import SpanReader
+from collector.join.spans import SpanWindow
 from collector.telemetry import Counts
 from online.rows import Quality, Target
 from tests.support.clocks import T0_NS
@@ -23,11 +24,11 @@ ORDER = (ConfigKeyChanged, ConfigUpdated, EngineRestarted, Rows, ConfigReplaced)
 
 def drains(exports, join: Config | None = None) -> list[list[Event]]:
     """What each export made the join say, and what was left at the end."""
-    reader, joiner = SpanReader(join or Config()), Joiner(join or Config())
+    joiner, spans = Joiner(join or Config()), SpanWindow(64)
     events = []
     for export in exports:
-        for recording, telemetry in reader.read([export], Counts()):
-            joiner.add(telemetry, recording)
+        for telemetry in decode_exports([export], spans.admit, Counts()):
+            joiner.add(telemetry)
         events.append(joiner.drain())
     return [*events, joiner.drain(flush=True)]
 

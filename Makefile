@@ -145,7 +145,7 @@ mutants: $(STAMP)
 torture: $(STAMP)
 	$(BIN)/python -m tests.torture.kills $(ARGS)
 	$(BIN)/python -m tests.torture.neighbours
-	$(BIN)/python -m pytest -q tests/collector/service/test_log.py tests/wire/test_event_times.py tests/wire/test_bad_input.py
+	$(BIN)/python -m pytest -q tests/collector/service/test_log.py tests/collector/join/test_event_times.py tests/wire/test_bad_input.py
 
 stress: $(STAMP)
 	STRESS_S=30 $(BIN)/python -X dev -m pytest -q tests/wire/test_stress.py

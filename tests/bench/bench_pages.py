@@ -33,6 +33,7 @@ from online import RowBlock, Target
 from online.features import build
 from online.rls import RlsLearner
 from tests.bench.board import Board, run
+from tests.support.banks import PORTABLE
 from tests.support.paths import DATA
 from tests.support.slower import (
     decode_longer,
@@ -46,7 +47,6 @@ from tests.support.step_pages import pages_of, requests_of
 ALL_ROWS = 1 << 30
 """One fit of all rows: what a half-life of minutes forgets is not the question."""
 FEATURES = build("portable", Target.STEP_TIME, {})
-RLS = Config(learners=("rls",), feature_sets=("portable",))
 LEARN = 0.6
 CLOCKS = 5
 REQUEST_SPAN = "llm_request"
@@ -169,7 +169,7 @@ def request_spans(board: Board) -> None:
     name = "p1_engine_stats"
     if (case := case_of(board, name)) is None:
         return
-    pipeline, requests = make_pipeline(RLS), 0
+    pipeline, requests = make_pipeline(PORTABLE), 0
     for received in Recording(case.otlp, print).exports():
         export = ExportTraceServiceRequest.FromString(received.payload)
         for resource in export.resource_spans:
@@ -214,7 +214,7 @@ def slower(board: Board) -> None:
 
 def first_told(played: tuple[list[ScrapedPage], int]) -> str:
     """When pages of a server that is slower from a time on told so, and when its term."""
-    (pages, onset_ns), pipeline, told = played, make_pipeline(RLS), {}
+    (pages, onset_ns), pipeline, told = played, make_pipeline(PORTABLE), {}
     for number, page in enumerate(pages):
         pipeline.process(pages=[page])
         for config in pipeline.snapshot(page.unix_ns, 1).configs if number % 8 == 0 or page is pages[-1] else ():

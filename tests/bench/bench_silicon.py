@@ -26,12 +26,12 @@ from typing import NamedTuple
 import numpy as np
 
 import tracefit
-from collector.config.schema import Config
 from collector.identity.resolver import ConfigResolver, EngineFacts
 from online.bank import Bank
 from online.rows import STEP_FEATURES, RowBlock, Target
 from online.snapshot import ConfigSnapshot, Snapshot
 from tests.bench.figures import record
+from tests.support.banks import PORTABLE
 from tests.support.gpu_kernels import model_file, package_directory
 from tests.support.models import configured
 
@@ -141,7 +141,7 @@ def rows_of(points: Sequence[Point]) -> RowBlock:
 
 def learned(facts: dict, points: Sequence[Point]) -> tracefit.Config | None:
     """What the client knows of a server after these points; None where nothing is published."""
-    bank = Bank(Config(learners=("rls",), feature_sets=("portable",)))
+    bank = Bank(PORTABLE)
     bank.describe("c0", facts)
     if points:
         bank.learn("c0", Target.STEP_TIME, rows_of(points))

@@ -35,6 +35,7 @@ from online.rows import RowBlock, Target
 from online.transfer import donor_of, pool
 from tests.bench import bench_gpus, figures
 from tests.bench.board import Board, module_at, run
+from tests.support.banks import PORTABLE
 from tests.support.gpu_kernels import model_file, step_times
 from tests.support.models import configured
 from tests.support.pipelines import step_rows
@@ -141,7 +142,7 @@ def leave_one_server_out(board: Board, servers: Mapping[str, Server]) -> None:
 def before_the_first_row(board: Board, servers: Mapping[str, Server]) -> None:
     """Told by the data sheet alone."""
     for name, server in servers.items():
-        bank = Bank(Config(learners=("rls",), feature_sets=("portable",)))
+        bank = Bank(PORTABLE)
         bank.describe(name, server.facts)
         target, error = bank.targets(name).get("step_time"), math.nan
         if target is not None:

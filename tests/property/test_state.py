@@ -113,6 +113,11 @@ def test_a_clock_that_went_back_in_a_change_of_speed_spoils_no_state():
     restarted(bank)
 
 
+def array(dtype, length, data):
+    """A body with one array in it."""
+    return {"version": VERSION, "parts": {"a": msgspec.msgpack.Ext(1, msgspec.msgpack.encode([dtype, [length], data]))}}
+
+
 @pytest.mark.parametrize(
     "body",
     [
@@ -121,9 +126,7 @@ def test_a_clock_that_went_back_in_a_change_of_speed_spoils_no_state():
         {"version": VERSION},
         {"version": VERSION, "parts": []},
         {"version": VERSION, "parts": {"a": msgspec.msgpack.Ext(2, b"")}},
-        {"version": VERSION, "parts": {"a": msgspec.msgpack.Ext(1, msgspec.msgpack.encode(["O", [1], b"\0" * 8]))}},
-        {"version": VERSION, "parts": {"a": msgspec.msgpack.Ext(1, msgspec.msgpack.encode(["<f8", [2], b"\0" * 8]))}},
-        {"version": VERSION, "parts": {"a": msgspec.msgpack.Ext(1, msgspec.msgpack.encode(["<f8", [-1], b""]))}},
+        *map(array, ["O", "<f8", "<f8"], [1, 2, -1], [bytes(8), bytes(8), b""]),
     ],
 )
 def test_what_is_no_tree_is_refused_as_corrupt(body):

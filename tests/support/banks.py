@@ -6,6 +6,7 @@ from collector.config import Config
 from online import Bank, Target, merge_states
 
 RLS = Config(learners=("rls",))
+PORTABLE = Config(learners=("rls",), feature_sets=("portable",))
 STEP = Target.STEP_TIME
 
 

@@ -5,15 +5,14 @@ from itertools import islice
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from collector.commands.demo import Stamps, restamped
-from collector.config import Config
 from collector.recordings import Recording
 from online import Bank, Target
+from tests.support.banks import PORTABLE as CONFIG
 from tests.support.linear_steps import BETA, steps
 from tests.support.otlp_bytes import varint
 from tests.support.page_server import PageServer
 from tests.support.paths import DATA
 
-CONFIG = Config(learners=("rls",), feature_sets=("portable",))
 FACTS = {"model": "llama", "gpu": "H100", "tensor_parallel_size": 1}
 NOW_NS = 1_800_000_000_000_000_000
 """After every state that is kept in tests/data."""

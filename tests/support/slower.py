@@ -9,18 +9,17 @@ from functools import cache
 import msgspec
 import numpy as np
 
-from collector.config import Config
 from collector.decode import CoreSpan
 from collector.decode.pages import ScrapedPage
 from collector.service.pipeline import make_pipeline
 from online import Bank, RowBlock, Target, TargetSnapshot
 from online.rows import STEP_FEATURES
 from tests.support import pipelines
+from tests.support.banks import PORTABLE as CONFIG
 from tests.support.recordings import otlp_file
 from tests.support.step_pages import pages_of, requests_of
 
 CONFIG_ID = "0f3c52aa9b1e"
-CONFIG = Config(learners=("rls",), feature_sets=("portable",))
 PREFILL_US, NS_PER_US = 682.0, 1e3
 """What a prompt token costs in c10_long."""
 PAUSE_NS = 5_000_000_000
@@ -44,16 +43,19 @@ def step_rows(name: str = "c10_long") -> RowBlock:
     return pipelines.step_rows(make_pipeline(CONFIG), [otlp_file(name)])[1]
 
 
+@cache
 def every_step_longer(by_us: float) -> Slower:
     """Each step takes so much longer, whatever is in it."""
     return lambda work: work.elapsed_us + by_us * work.steps
 
 
+@cache
 def prefill_longer(factor: float) -> Slower:
     """A prompt token costs so many times as much."""
     return lambda work: work.elapsed_us + (factor - 1.0) * PREFILL_US * work.prefill_tokens
 
 
+@cache
 def decode_longer(factor: float) -> Slower:
     """Everything but prompt tokens costs so many times as much."""
 
@@ -64,6 +66,7 @@ def decode_longer(factor: float) -> Slower:
     return longer
 
 
+@cache
 def everything_longer(factor: float) -> Slower:
     """Every step takes so many times as long."""
     return lambda work: factor * work.elapsed_us

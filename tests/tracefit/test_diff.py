@@ -16,8 +16,12 @@ def after(edit):
     return tracefit.load(encoded(bent))
 
 
+def features_in(configs):
+    return configs[0]["targets"]["step_time"]["models"]["portable"]["features"]
+
+
 def intercept(configs):
-    return configs[0]["targets"]["step_time"]["models"]["portable"]["features"][0]
+    return features_in(configs)[0]
 
 
 def test_a_snapshot_does_not_differ_from_itself():
@@ -45,8 +49,7 @@ def test_a_moved_coefficient_is_told_in_standard_errors_and_in_time():
 )
 def test_what_moved_is_every_coefficient_of_the_term_however_sure_each_is_alone(factors, term, moved):
     def slower(configs):
-        features = configs[0]["targets"]["step_time"]["models"]["portable"]["features"]
-        for feature, factor in zip(features, factors, strict=True):
+        for feature, factor in zip(features_in(configs), factors, strict=True):
             feature |= {"coefficient": factor * feature["coefficient"]}
 
     (config,) = BEFORE.diff(after(slower)).configs
@@ -57,8 +60,7 @@ def test_what_moved_is_every_coefficient_of_the_term_however_sure_each_is_alone(
 def test_another_machine_is_called_so_and_no_term_that_explains_nothing_is_named():
     def other(configs):
         configs[0] |= {"config_id": "ffff", "config": configs[0]["config"] | {"model": "tiny", "gpu": "none"}}
-        features = configs[0]["targets"]["step_time"]["models"]["portable"]["features"]
-        for feature, factor in zip(features, (2.3, 39.0, 50.0, 77.0), strict=True):
+        for feature, factor in zip(features_in(configs), (2.3, 39.0, 50.0, 77.0), strict=True):
             feature |= {"coefficient": factor * feature["coefficient"]}
 
     (config,) = BEFORE.diff(after(other)).configs

@@ -20,7 +20,8 @@ from tests.support.linear_steps import steps
 from tests.support.paths import DATA
 from tests.tracefit.example_snapshot import cell_of, config_of, step_time_of, tree
 
-QUALITIES = ("steps+", "steps", "sampled", "journeys", "requests", "metrics")
+QUALITIES = ("steps", "requests", "metrics")
+"""What the client tells apart: rows of single steps, of means of many steps, and of pages."""
 FEW, MANY = 63.0, 3_000.0
 PROMPTS = [round(8 * 1.25**power) for power in range(32)]
 CONCURRENCIES = (*range(1, 34), *range(36, 130, 5))

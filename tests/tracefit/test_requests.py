@@ -28,6 +28,8 @@ def step(prefill_tokens, requests, decode_context_tokens):
     ).us
 
 
+in_either_mode = pytest.mark.parametrize("asynchronous", [False, True])
+
 LOADS = {
     "alone": (1, 1000, 100, 8192, 128, None),
     "chat": (24, 800, 250, 8192, 128, 0.04),
@@ -87,13 +89,13 @@ def in_a_loop(load, seconds, spread, asynchronous):
 def in_bursts(load, spread, asynchronous=False):
     """The same of clients who all send every hundred seconds."""
     traffic, (clients, prompt, output, *_) = Traffic(5), load
-    for second in range(0, 800, 100):
+    for second in range(0, 400, 100):
         for _ in range(clients):
             traffic.send(second * 10**9, *traffic.sizes(prompt, output, spread))
-    return served_and_asked(traffic, 800, load, asynchronous)
+    return served_and_asked(traffic, 400, load, asynchronous)
 
 
-@pytest.mark.parametrize("asynchronous", [False, True])
+@in_either_mode
 @pytest.mark.parametrize("load", LOADS.values(), ids=LOADS)
 def test_means_are_those_of_a_simulated_vllm(load, asynchronous):
     times, seen = in_a_loop(load, 60, 0.3, asynchronous)
@@ -101,18 +103,18 @@ def test_means_are_those_of_a_simulated_vllm(load, asynchronous):
         assert off is None or getattr(seen, name).us == pytest.approx(getattr(times, name), rel=off)
 
 
-@pytest.mark.parametrize("asynchronous", [False, True])
+@in_either_mode
 @pytest.mark.parametrize("clients", [2, 32])
 @pytest.mark.parametrize(("prompt", "output"), [(300, 150), (2_000, 30), (6_000, 100), (500, 8)])
 def test_loops_of_equal_requests_that_gather_lie_between_usual_ones_and_a_burst(prompt, output, clients, asynchronous):
     """As load generators send them. Those that begin together end together, and wait for the prompts of each other."""
-    times, seen = in_a_loop((clients, prompt, output, 8_192, 128, None), 120, 0.0, asynchronous)
+    times, seen = in_a_loop((clients, prompt, output, 8_192, 128, None), 60, 0.0, asynchronous)
     latest = max(seen.ttft.high, seen.ttft_burst.high + asynchronous * seen.itl.high)
     assert seen.ttft.low <= times.ttft <= latest
     assert seen.itl.low <= times.itl <= seen.itl.high
 
 
-@pytest.mark.parametrize("asynchronous", [False, True])
+@in_either_mode
 @pytest.mark.parametrize("clients", [1, 2, 8, 60])
 @pytest.mark.parametrize(("prompt", "output"), [(100, 1), (500, 1), (900, 2), (100, 4)])
 def test_the_shortest_answers_are_those_of_a_simulated_vllm(prompt, output, clients, asynchronous):
@@ -123,7 +125,7 @@ def test_the_shortest_answers_are_those_of_a_simulated_vllm(prompt, output, clie
     assert seen.requests_per_s == pytest.approx(clients * 1e6 / (times.e2e + 2_000.0), rel=off)
 
 
-@pytest.mark.parametrize("asynchronous", [False, True])
+@in_either_mode
 @pytest.mark.parametrize(("prompt", "output"), [(800, 20), (2000, 2), (100, 1)])
 def test_one_more_request_never_makes_the_engine_slower_by_much(prompt, output, asynchronous):
     """Where prefills begin to fill the steps, and where all of one token no longer fit one."""
@@ -135,7 +137,7 @@ def test_one_more_request_never_makes_the_engine_slower_by_much(prompt, output, 
         assert more.ttft.us >= one.ttft.us
 
 
-@pytest.mark.parametrize("asynchronous", [False, True])
+@in_either_mode
 def test_steps_that_cost_nothing_without_a_prompt_are_answered(asynchronous):
     document = scheduled(asynchronous)
     step_time_of(document)["shape_factors"] = {}
@@ -152,7 +154,7 @@ def test_a_burst_of_prompts_longer_than_a_step_takes_all_their_chunks(prompt, cl
     assert seen.ttft_burst.us == pytest.approx(times.ttft, rel=0.1)
 
 
-@pytest.mark.parametrize("asynchronous", [False, True])
+@in_either_mode
 @pytest.mark.parametrize("load", LOADS.values(), ids=LOADS)
 def test_in_a_burst_requests_wait_for_the_prompts_of_each_other(load, asynchronous):
     times, seen = in_bursts(load, 0.3, asynchronous)

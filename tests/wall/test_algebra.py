@@ -8,21 +8,19 @@ import msgspec
 import numpy as np
 import pytest
 
-from collector.config import Config
 from online import STEP_FEATURES, RowBlock
 from tests.support import banks
-from tests.support.banks import coefficients, features_of, restarted, told
+from tests.support.banks import PORTABLE, coefficients, features_of, restarted, told
 from tests.support.linear_steps import BETA, NAMES, steps
 from tests.support.uneven_steps import of_columns
 
 from .published import differences, essence
 
-CONFIG = Config(learners=("rls",), feature_sets=("portable",))
 HALF_LIFE_STEPS = 4000
 
 
 def learned(*blocks):
-    return banks.learned(*blocks, settings=CONFIG)
+    return banks.learned(*blocks, settings=PORTABLE)
 
 
 def seen(bank):

@@ -116,6 +116,16 @@ def test_a_start_from_nothing_usable_is_cold_and_loud(tmp_path, caplog, unusable
     assert (tmp_path / f"{STATE}.corrupt").read_bytes() == unusable
 
 
+def test_when_an_export_came_in_is_kept_with_it_in_the_log(tmp_path):
+    """An hour ahead is an hour ahead also after a kill."""
+    ahead = make_export(begin_ns=time.time_ns() + 3_600 * 10**9).SerializeToString()
+    with running_sidecar(tmp_path, **LOG) as sidecar:
+        sidecar.pipeline.process = lambda _: None  # as if it had been killed first
+        call_export(sidecar.grpc_port, ahead)
+    with running_sidecar(tmp_path, **LOG) as sidecar:
+        eventually(lambda: metric(sidecar.http_port, 'tracefit_decode_spans_total{outcome="out_of_range"}') == 1)
+
+
 def test_entries_that_no_checkpoint_has_learned_are_read_again_before_anything_new(tmp_path):
     with running_sidecar(tmp_path, **LOG) as sidecar:
         send(sidecar, 1)

@@ -54,10 +54,11 @@ class Publisher:
         assert self.pub.poll(100_000), "nobody subscribed"
         self.pub.recv()
 
-    def publish(self, body, topic=b"", lose=False):
-        if not lose:
-            self.pub.send_multipart([topic, self.seq.to_bytes(8, "big"), body])
-        self.seq += 1
+    def publish(self, *bodies, topic=b"", lose=False):
+        for body in bodies:
+            if not lose:
+                self.pub.send_multipart([topic, self.seq.to_bytes(8, "big"), body])
+            self.seq += 1
 
 
 @pytest.fixture
@@ -129,6 +130,14 @@ def listening(feed=KV_FEED, queue_max=100, **addresses):
         io.close()
 
 
+@contextlib.contextmanager
+def receiver_of(publisher, feed=KV_FEED, **how):
+    """A receiver that is subscribed to this publisher alone."""
+    with listening(feed, **how, **{feed.key: (publisher.address,)}) as subscriber:
+        publisher.wait_for_subscriber()
+        yield subscriber
+
+
 def blocks(*counts):
     return [payload(stored(count), ts_s=time.time()) for count in counts]
 
@@ -137,7 +146,7 @@ def test_batches_of_every_topic_arrive_as_records_of_their_endpoint_also_when_an
     with listening(kv=(NOBODY, f"engine-1={publisher.address}")) as subscriber:
         publisher.wait_for_subscriber()
         for number, body in enumerate(blocks(1, 2, 3)):
-            publisher.publish(body, b"kv-events" * number)
+            publisher.publish(body, topic=b"kv-events" * number)
         eventually(lambda: subscriber.seqs() == [0, 1, 2])
         heard = {(one.source, one.instance, one.block_size) for one in subscriber.taken}
         assert heard == {(publisher.address, "engine-1", 32)}
@@ -162,10 +171,8 @@ def test_a_message_of_many_frames_is_left_out_and_one_without_end_is_let_go_of_w
 
 
 def test_a_publisher_that_comes_back_is_heard_again_and_nothing_is_missing(publishers, publisher):
-    with listening(kv=(publisher.address,)) as subscriber:
-        publisher.wait_for_subscriber()
-        for body in blocks(1, 1, 1):
-            publisher.publish(body)
+    with receiver_of(publisher) as subscriber:
+        publisher.publish(*blocks(1, 1, 1))
         eventually(lambda: subscriber.seqs() == [0, 1, 2])
         publisher.pub.close()
         again = publishers(publisher.address)
@@ -284,8 +291,7 @@ def test_a_sidecar_learns_from_what_an_engine_publishes_and_on_a_socket_of_the_f
     soon = {"IDLE_TIMEOUT_S": "1", "ALLOWED_LATENESS_S": "0.5"}
     with running_sidecar(tmp_path / "state", FPM=address, MODEL="m", **soon) as sidecar:
         publisher.wait_for_subscriber()
-        for body in packed()[:400]:
-            publisher.publish(body)
+        publisher.publish(*packed()[:400])
         publisher.pub.send_multipart([b"alone"])
         eventually(lambda: sidecar.snapshot() and sidecar.snapshot().configs)
         eventually(lambda: set(sidecar.snapshot().configs[0].targets) == {target})
@@ -299,15 +305,13 @@ def test_of_many_endpoints_one_is_read_as_fast_as_it_publishes(publisher, monkey
     monkeypatch.setattr("collector.ingest.zmq.HEAP_S", 3600.0)  # to wait once would be seen
     with listening(queue_max=1000, kv=(publisher.address, *[NOBODY] * 15)) as subscriber:
         publisher.wait_for_subscriber()
-        for body in blocks(*[1] * 300):
-            publisher.publish(body)
+        publisher.publish(*blocks(*[1] * 300))
         eventually(lambda: subscriber.count(table.MESSAGES, "kv", table.ACCEPTED) == 300)
 
 
 def test_a_record_of_no_sensible_size_is_counted_and_its_publisher_is_heard_again(publisher, monkeypatch, caplog):
     monkeypatch.setattr("collector.ingest.zmq.IDLE_MS", 100)
-    with listening(FPM_FEED, fpm=(publisher.address,)) as subscriber:
-        publisher.wait_for_subscriber()
+    with receiver_of(publisher, FPM_FEED) as subscriber:
         publisher.publish(packed()[0])
         publisher.publish(bytes(1 << 16))
         assert publisher.pub.poll(100_000)  # it goes away
@@ -332,8 +336,7 @@ def test_what_listens_and_is_no_publisher_is_said_and_not_taken_for_a_record_wit
 
 
 def test_moves_of_blocks_fill_the_queue_as_messages_do(publisher):
-    with listening(queue_max=100, kv=(publisher.address,)) as subscriber:
-        publisher.wait_for_subscriber()
+    with receiver_of(publisher, queue_max=100) as subscriber:
         moves = [["TransferInitiated", 1, "r", "GPU", "CPU", 8, 7]] * 60
         for _ in range(3):
             publisher.publish(payload(*moves, ts_s=time.time()))
@@ -344,19 +347,15 @@ def test_moves_of_blocks_fill_the_queue_as_messages_do(publisher):
 
 def test_records_wait_for_a_worker_that_is_busy_for_two_seconds(publisher):
     """So long it may import what it learns its first row with."""
-    with listening(FPM_FEED, FPM_FEED.queue_max, fpm=(publisher.address,)) as subscriber:
-        publisher.wait_for_subscriber()
-        for body in packed() * 20:
-            publisher.publish(body)
+    with receiver_of(publisher, FPM_FEED, queue_max=FPM_FEED.queue_max) as subscriber:
+        publisher.publish(*packed() * 20)
         eventually(lambda: subscriber.count(table.MESSAGES, "fpm", table.ACCEPTED) == 20_000)
         assert subscriber.count(table.MESSAGES, "fpm", table.DROPPED) == 0
 
 
 def test_of_a_publisher_that_floods_the_newest_are_kept(publisher):
-    with listening(FPM_FEED, queue_max=50, fpm=(publisher.address,)) as subscriber:
-        publisher.wait_for_subscriber()
-        for body in packed()[:500]:
-            publisher.publish(body)
+    with receiver_of(publisher, FPM_FEED, queue_max=50) as subscriber:
+        publisher.publish(*packed()[:500])
         eventually(lambda: subscriber.count(table.MESSAGES, "fpm", table.ACCEPTED) == 500)
         assert subscriber.count(table.SIZE, "fpm") == 50
         assert subscriber.count(table.MESSAGES, "fpm", table.DROPPED) == 450

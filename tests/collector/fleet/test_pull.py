@@ -69,14 +69,6 @@ def test_a_directory_of_states_becomes_one_file_per_configuration(directory, sta
     assert not (tmp_path / "fleet" / ".pull").exists()
 
 
-def test_the_same_states_give_the_same_bytes_whatever_the_order_of_the_sources(directory, tmp_path):
-    pods = [directory / name for name in ("e2", "slow", "e0", "other")]
-    for out, sources in (("a", pods), ("b", pods[::-1])):
-        assert pulled(sources, tmp_path / out)[0] == 0
-    for name in ("snapshot.json", "states/0f3c52aa9b1e.bin"):
-        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
-
-
 def test_a_fleet_of_fleets_is_the_fleet_of_all_of_them(directory, tmp_path):
     for name, pods in (("one", ("e0", "e3", "other")), ("two", ("slow", "e1", "e2")), ("all", ("",))):
         assert pulled([directory / pod for pod in pods], tmp_path / name)[0] == 0

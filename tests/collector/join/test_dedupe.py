@@ -19,15 +19,6 @@ def test_a_span_older_than_the_window_is_late_once_something_was_forgotten():
     assert spans.admit("a", b"4", 1001 * S) is None
 
 
-def test_ids_are_bounded_and_the_oldest_go_first():
-    spans = SpanWindow(2, ids_max=3)
-    for number in range(5):
-        assert spans.admit("a", bytes([number]), (10 + number) * S) is None
-    assert len(spans) == 3
-    assert spans.admit("a", b"\x01", 11 * S) is Skip.LATE
-    assert spans.admit("a", b"\x04", 14 * S) is Skip.DUPLICATE
-
-
 def test_emitters_are_bounded_and_the_one_silent_longest_is_forgotten():
     spans = SpanWindow(1)
     for number, sender in enumerate(("old", "new", "third", "fourth", "fifth")):

@@ -33,12 +33,11 @@ def steps_of(first, stop, *, begin_ns=10**12, step_ns=20_000_000):
     return steps
 
 
-def rows_of(pieces, *, instances=None, at_the_end=True):
+def rows_of(pieces, *, at_the_end=True):
     """(end, elapsed, context, quality) of each step row, by engine; what happened or was dropped, by reason."""
     joiner, rows = Joiner(Config()), {}
     for number, steps in enumerate(pieces):
-        instance = instances[number] if instances else "a"
-        joiner.add(Telemetry(instance, {"model": "m"}, steps=steps))
+        joiner.add(Telemetry("a", {"model": "m"}, steps=steps))
         events = joiner.drain()
         if at_the_end and number == len(pieces) - 1:
             events += joiner.drain(flush=True)
@@ -60,13 +59,6 @@ def plain_rows(steps):
     elapsed_us = np.diff(done) / 1e3
     context = steps["context_tokens_single"][1:].astype(float)
     return list(zip(unix_ns.tolist(), elapsed_us.tolist(), context.tolist(), itertools.repeat(int(Quality.STEPS_PLUS))))
-
-
-def test_rows_are_the_differences_of_done_stamps():
-    steps = steps_of(1, 2000)
-    rows, counts = rows_of([steps])
-    assert rows == {0: plain_rows(steps)}
-    assert counts[JoinEvent.MISSING] == 0
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -96,22 +88,6 @@ def test_a_missing_step_is_waited_for_and_then_costs_two_rows():
     assert counts[JoinEvent.MISSING] == 10
     assert counts[JoinEvent.STEP_LATE] == 10
     assert counts[RowDrop.INCOMPLETE] == 1
-
-
-def test_a_restart_begins_anew_and_no_row_spans_it():
-    before, after = steps_of(1, 500), steps_of(1, 400, begin_ns=10**12 + 60 * 10**9)
-    rows, counts = rows_of([before, after])
-    assert rows == {0: plain_rows(before) + plain_rows(after)}
-    assert counts[JoinEvent.ENGINE_RESTART] == 1
-
-
-def test_data_parallel_ranks_with_the_same_step_ids_are_told_apart():
-    first, second = steps_of(1, 1000), steps_of(1, 1000, begin_ns=10**12 + 7_000_000, step_ns=30_000_000)
-    pieces = [
-        part for pair in zip(np.split(first, [300, 600]), np.split(second, [300, 600]), strict=True) for part in pair
-    ]
-    rows, _ = rows_of([*pieces], instances="ababab")
-    assert rows == {0: plain_rows(first), 1: plain_rows(second)}
 
 
 def test_rows_of_a_configuration_leave_by_their_end_and_a_silent_engine_holds_the_others_for_the_timeout():

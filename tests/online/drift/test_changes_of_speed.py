@@ -23,14 +23,6 @@ def test_a_machine_that_does_not_change_reports_nothing(kind):
     assert drift_after(plain(kind, 904, 12_000)).count == 0
 
 
-def test_another_mix_on_a_machine_that_no_line_fits_is_no_change_of_speed():
-    """Every third batch size costs 20 % more."""
-    parts = [steps(1500, 12 + number, batch=batch).rows for number, batch in enumerate([(1, 4), (40, 64), (1, 64)])]
-    for rows in parts:
-        rows.elapsed_us[:] *= np.where(rows.raw[:, 6] % 3 == 0, 1.2, 1.0)
-    assert drift_after(RowBlock.concatenate(parts)).count == 0
-
-
 def test_context_that_jumps_in_the_same_batch_shape_is_no_change_of_speed():
     """Until then context hardly varied, so that nobody knows what it costs."""
     rng = np.random.default_rng(5)

@@ -38,6 +38,7 @@ from tracefit import load, term_text
 STEP, ONSET, TEN_MINUTES_NS = "step_time", 7_900, 600 * 10**9
 
 
+@cache
 def changed(slower):
     """What is said ten minutes after a server became slower."""
     rows = slowed(step_rows(), slower, since=ONSET)
@@ -89,9 +90,10 @@ def sibling(number):
 
 
 @cache
-def usual_state(number):
-    """What the sidecar of a sibling that is as fast as the others knows."""
-    return bank_of(sibling(number), f"engine-{number}").state()
+def state_of(number, slower=None):
+    """What the sidecar of a sibling knows, which may be slower than the others."""
+    rows = sibling(number) if slower is None else slowed(sibling(number), slower)
+    return bank_of(rows, f"engine-{number}").state()
 
 
 def joined(states):
@@ -101,14 +103,15 @@ def joined(states):
     return learned(bank)
 
 
-def merged(siblings):
-    """The same of four siblings, of which the third may be another than usual."""
-    states = [usual_state(number) for number in range(4)]
-    return joined([*states[:2], bank_of(siblings[2], "engine-2").state(), states[3]])
+@cache
+def merged(slower):
+    """The same of four siblings, of which the third is slower."""
+    return joined([state_of(0), state_of(1), state_of(2, slower), state_of(3)])
 
 
-def of_one_sidecar(siblings):
-    """What is known of engines that send to one, ten minutes after they began."""
+def of_one_sidecar(slower):
+    """The same of engines that send to one, ten minutes after they began."""
+    siblings = [sibling(0), sibling(1), slowed(sibling(2), slower), sibling(3)]
     rows = RowBlock.concatenate(
         [replace(each, engine=np.full(len(each), number)) for number, each in enumerate(siblings)]
     )
@@ -132,9 +135,7 @@ def of_one_sidecar(siblings):
     ],
 )
 def test_a_replica_that_is_slower_from_its_start_is_named_with_its_term(slower, term, added, told):
-    siblings = [sibling(number) for number in range(4)]
-    siblings[2] = slowed(siblings[2], slower)
-    (odd,) = [replica for replica in told(siblings).replicas if replica.differs]
+    (odd,) = [replica for replica in told(slower).replicas if replica.differs]
     assert (odd.engine, odd.term) == ("engine-2", term)
     assert odd.added == (None if added is None else pytest.approx(added, rel=0.15))
 
@@ -205,6 +206,7 @@ def published_drift(pipeline):
     return config.targets["step_time"].drift
 
 
+@cache
 def learned_from_steps(slower):
     return published(learned(bank_of(slowed(sibling(1).slice(0, 6000), slower))))
 
@@ -235,9 +237,7 @@ def test_the_three_cases_of_slower_md_say_what_stands_there():
     after = changed(every_step_longer(30_800.0))
     assert f"steps take {after.gain:.3g} × as long since" in text
     assert f": {term_text(after.term, after.added)}\n" in text
-    siblings = [sibling(number) for number in range(4)]
-    siblings[2] = slowed(siblings[2], prefill_longer(1.5))
-    (odd,) = outlier_replicas(merged(siblings))
+    (odd,) = outlier_replicas(merged(prefill_longer(1.5)))
     assert f"{odd.text.replace('engine-2', 'vllm-2')}\n" in text
     (diff,) = learned_from_steps(everything_longer(1.0)).diff(learned_from_steps(decode_longer(3.3))).configs
     assert f"what moved: {term_text(diff.term, diff.added)}\n" in text

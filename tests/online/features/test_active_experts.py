@@ -3,14 +3,12 @@
 import numpy as np
 import pytest
 
-from collector.config import Config
 from online import Bank, Target
 from online.features import portable
-from tests.support.banks import STEP, features_of, restarted, told
+from tests.support.banks import PORTABLE, STEP, features_of, restarted, told
 from tests.support.uneven_steps import of_columns
 
 EXPERTS = {"num_experts": 128, "num_experts_per_tok": 8}
-SETTINGS = Config(learners=("rls",), feature_sets=("portable",))
 TRUTH = {"intercept": 4000.0, "prefill_tokens": 12.0, "requests": 40.0, "active_experts": 9000.0}
 
 
@@ -50,7 +48,7 @@ def test_the_share_is_that_of_the_tokens_of_a_step():
 
 
 def test_costs_of_a_mixture_are_found():
-    bank = Bank(SETTINGS)
+    bank = Bank(PORTABLE)
     bank.describe("c", EXPERTS)
     bank.learn("c", STEP, steps(3000, 1))
     features, _ = learned(bank)
@@ -61,7 +59,7 @@ def test_costs_of_a_mixture_are_found():
 
 @pytest.mark.parametrize("restarts", [False, True])
 def test_a_configuration_whose_experts_are_told_late_learns_its_steps_anew(restarts):
-    before = Bank(SETTINGS)
+    before = Bank(PORTABLE)
     before.describe("c", {"model": "m"})
     before.learn("c", STEP, steps(600, 1))
     assert "active_experts" not in learned(before)[0]
@@ -74,7 +72,7 @@ def test_a_configuration_whose_experts_are_told_late_learns_its_steps_anew(resta
 
 
 def test_a_name_that_is_known_better_joins_without_what_was_learned_by_other_columns():
-    bank = Bank(SETTINGS)
+    bank = Bank(PORTABLE)
     for config_id, facts in (("old", {}), ("new", EXPERTS)):
         bank.describe(config_id, facts)
         bank.learn(config_id, STEP, steps(900, 3))

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from collector.config import Config
 from online.bank import Bank
 from online.rows import Target
 from online.shapes import ShapeFactors
+from tests.support.banks import PORTABLE
 from tests.support.linear_steps import repeated
 from tests.support.uneven_steps import of_columns
 
@@ -22,7 +22,7 @@ def published(context_per_request, steps=1):
     elapsed_us = 5_000.0 + 40.0 * np.maximum(8.0 * np.ceil(requests / 8.0), 32.0) + CONTEXT_US * context
     elapsed_us *= np.exp(0.01 * draw.standard_normal(ROWS))
     columns = {"requests": requests, "decode_requests": requests, "decode_context_tokens": context}
-    bank = Bank(Config(learners=("rls",), feature_sets=("portable",)))
+    bank = Bank(PORTABLE)
     bank.learn("c0", Target.STEP_TIME, repeated(of_columns(columns, elapsed_us), steps))
     return bank.targets("c0")["step_time"]
 

@@ -91,14 +91,6 @@ def test_a_block_that_only_fills_leaves_what_was_told():
     assert 50 < sum(kept) < 149
 
 
-def test_a_copy_that_is_flushed_tells_its_own():
-    bank = _learned(700)
-    before, other = _live(bank), copy.deepcopy(bank)
-    other.learn("c", STEP, steps(30, 6).rows)
-    assert _live(other).models["portable"].rows != before.models["portable"].rows
-    assert _live(bank) is before
-
-
 def test_what_a_changed_configuration_inherits_is_told_of_all_its_targets():
     bank = learned(steps(10, 7).rows, target=Target.SCHEDULE_TIME)
     bank.learn("old", Target.SCHEDULE_TIME, steps(3000, 6).rows)

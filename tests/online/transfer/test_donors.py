@@ -4,10 +4,9 @@ import numpy as np
 import pytest
 
 from online.features import build
-from online.features.systems import HFD_TL, PHYSICS
-from online.rls import RlsLearner
+from online.features.systems import PHYSICS
 from online.rows import Target
-from online.transfer import DonorPool, donor_of, pool
+from online.transfer import pool
 from tests.support.configurations import CONFIGS, donors_among, learner_of, rows_of
 
 STEP = Target.STEP_TIME
@@ -69,11 +68,3 @@ def test_a_prior_knows_nothing_of_phases_and_of_columns_no_donor_has():
     assert np.isinf(prior.sd[[*range(len(names), len(names) + 2), names.index("t_experts")]]).all()
     assert len(prior.mean) == len(names) + 2
     assert np.isfinite(prior.mean).all()
-
-
-def test_a_learner_without_rows_is_no_donor_and_without_donors_there_is_no_prior():
-    features = build("physics", STEP, CONFIGS["7b"])
-    assert donor_of("x", CONFIGS["7b"], RlsLearner(features)) is None
-    assert pool(PHYSICS, STEP, []) is None
-    assert DonorPool().prior("physics", STEP, CONFIGS["7b"]) is None
-    assert DonorPool(donors_among(HFD_TL, ["7b"])).prior("physics", STEP, CONFIGS["7b"]) is None

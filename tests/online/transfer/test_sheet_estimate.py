@@ -6,11 +6,10 @@ import pytest
 from collector.config import Config
 from online import STEP_FEATURES, Bank
 from online.transfer.sheet import HIDES_HITS, capped, terms_of
-from tests.support.banks import STEP, coefficients, features_of, told
+from tests.support.banks import PORTABLE, STEP, coefficients, features_of, told
 from tests.support.configurations import CONFIGS
 from tests.support.uneven_steps import of_columns
 
-SETTINGS = Config(learners=("rls",), feature_sets=("portable",))
 THETA = np.array([60.0, 12.0, 35.0, 9.0, 20.0, 1.0, 1.25])
 MODELS = ("7b", "70b", "mixtral")
 
@@ -38,7 +37,7 @@ def rows_of(beta, n=600, seed=0, spread=0.02, noise=0.01, prefill=0.0):
 
 
 def described(name, donors=(), **facts):
-    bank = Bank(SETTINGS)
+    bank = Bank(PORTABLE)
     for state in donors:
         bank.add_donors(state)
     bank.describe("c", CONFIGS[name] | {"model": name} | facts)
@@ -49,7 +48,7 @@ def lent(names, theta=THETA):
     """The state of a donor by each of these names."""
     states = {}
     for number, name in enumerate(names):
-        bank = Bank(SETTINGS)
+        bank = Bank(PORTABLE)
         bank.describe(name, CONFIGS[name] | {"model": name})
         bank.learn(name, STEP, rows_of(beta_of(name, theta), 900, number, spread=0.5))
         states[name] = bank.state()
@@ -120,7 +119,7 @@ def test_many_rows_of_one_workload_do_not_split_what_they_never_parted(donors, n
     ids=["that part the costs", "of a machine so fast that the sheet's bounds cannot hold"],
 )
 def test_the_fit_of_own_rows_stands(speed, rows):
-    bank, alone = described("7b"), Bank(SETTINGS)
+    bank, alone = described("7b"), Bank(PORTABLE)
     alone.describe("c", {"model": "m"})
     for each in (bank, alone):
         each.learn("c", STEP, rows_of(speed * beta_of("7b"), 900, **rows))
@@ -164,7 +163,7 @@ def test_few_rows_that_tell_all_columns_apart_price_a_prefill_token_though_hits_
 
 
 def test_a_state_of_the_same_configuration_is_what_it_starts_from(donors):
-    bank = Bank(SETTINGS)
+    bank = Bank(PORTABLE)
     bank.add_donors(donors["70b"])
     bank.describe("70b", CONFIGS["70b"] | {"model": "70b"})
     assert features_of(bank, config_id="70b")["decode_context_tokens"].coefficient == pytest.approx(

@@ -4,14 +4,12 @@ import numpy as np
 import pytest
 
 from collector.cli import main
-from collector.config import Config
 from online import STEP_FEATURES, Bank, Snapshot
 from online.rls import Prior
-from tests.support.banks import STEP, features_of
+from tests.support.banks import PORTABLE, STEP, features_of
 from tests.support.linear_steps import BETA, steps
 from tests.support.paths import DATA
 
-SETTINGS = Config(learners=("rls",), feature_sets=("portable",))
 RULES = "learners: [rls]\nrules: [{match: {recording: '*'}, facts: {model: m}}]\n"
 
 
@@ -55,7 +53,7 @@ def _long_contexts(n, seed):
 
 def test_a_donor_is_dropped_where_the_own_fit_is_twice_as_good():
     """It knows precisely that its long contexts cost nothing, which no few rows of short ones would move."""
-    bank, cold = Bank(SETTINGS), Bank(SETTINGS)
+    bank, cold = Bank(PORTABLE), Bank(PORTABLE)
     bank.learn("old", STEP, _long_contexts(2000, 1))
     bank.warm_start("new", "old")
     own = steps(600, 2, beta=BETA * [0.3, 1, 10, 1]).rows
@@ -67,7 +65,7 @@ def test_a_donor_is_dropped_where_the_own_fit_is_twice_as_good():
 
 
 def test_a_donor_that_is_like_it_stays():
-    bank = Bank(SETTINGS)
+    bank = Bank(PORTABLE)
     bank.learn("old", STEP, steps(2000, 1).rows)
     bank.warm_start("new", "old")
     bank.learn("new", STEP, steps(600, 2, prefill_share=0.0).rows)
@@ -86,7 +84,7 @@ def test_a_donor_that_is_like_it_stays():
     ],
 )
 def test_a_donor_lends_only_to_a_configuration_of_its_model_and_gpu(facts, lent):
-    donor, bank = Bank(SETTINGS), Bank(SETTINGS)
+    donor, bank = Bank(PORTABLE), Bank(PORTABLE)
     donor.describe("old", {"model": "m", "gpu": "H100", "tensor_parallel_size": 1})
     donor.learn("old", STEP, steps(2000, 1).rows)
     assert bank.add_donors(donor.state()) == 1

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from .constants import VALUE_MAX
-from .rows import Floats, Ints, Mask, RowBlock, RowOutcome, Target
+from .rows import REQUEST_FEATURES, STEP_FEATURES, Floats, Ints, Mask, RowBlock, RowOutcome, Target
 
 if TYPE_CHECKING:
     from .features import FeatureSet
@@ -43,6 +43,8 @@ CELLS = PREFILL_CELL + _CELL_OCTAVES * _CELL_HALF_OCTAVES
 _LAST_OCTAVE = 2.0 ** (_OCTAVES - 1)
 # Derived: a nanosecond, the grain of every clock; a shorter time is no measurement.
 ELAPSED_US_MIN = 1e-3
+_SHAPE = [STEP_FEATURES.index(name) for name in ("requests", "prefill_tokens")]
+_WAITING = REQUEST_FEATURES.index("waiting")
 
 
 def median_of(values: Floats | list[float]) -> float:
@@ -186,9 +188,9 @@ def strata_of(target: Target, rows: RowBlock) -> tuple[Ints, Ints]:
         stratum = np.zeros(n, np.int64)
         if target is Target.QUEUE_WAIT:
             # A wait behind others is another law than a wait for the running step (Little's law in saturation).
-            stratum = _octave(1.0 + rows.raw[rows.offsets[:-1], target.vocabulary.index("waiting")])
+            stratum = _octave(1.0 + rows.raw[rows.offsets[:-1], _WAITING])
         return stratum, stratum
-    values = np.array([rows.raw[:, target.vocabulary.index(name)] for name in ("requests", "prefill_tokens")])
+    values = rows.raw[:, _SHAPE].T
     means = np.where(np.isfinite(values), values, 0.0)
     if not rows.single:
         means = np.add.reduceat(means, rows.offsets[:-1], axis=1) / rows.steps

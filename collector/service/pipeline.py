@@ -355,8 +355,8 @@ class Pipeline:
             for config_id, emitters in sorted(self.joiner.emitters_by_config().items())
         ]
         self._mixes = self._load.mixes(configs, now_unix_nano)
-        shown = {config.config_id: self._history(config.config_id) for config in configs}
-        self._histories = {config_id: history for config_id, history in shown.items() if history is not None}
+        histories = {config.config_id: self._bank.history(config.config_id) for config in configs}
+        self._histories = {config_id: history.view() for config_id, history in histories.items() if history is not None}
         return Snapshot(
             generation=generation,
             created_unix_nano=now_unix_nano,
@@ -408,10 +408,6 @@ class Pipeline:
             last_heard_unix_nano=max((each.event_unix_ns for each in emitters if not each.recording), default=0),
             replaced_by=replaced_by,
         )
-
-    def _history(self, config_id: str) -> HistoryView | None:
-        history = self._bank.history(config_id)
-        return None if history is None else history.view()
 
     def _targets(
         self, config_id: str, emitters: Sequence[Emitter], *, hits_hidden: bool, exact: bool

@@ -9,8 +9,9 @@ merged coefficients yet. The scale is that of the merged coefficients:
     n s^2     = n_1 s_1^2 + n_2 s_2^2 + R(beta) - R_1(beta_1) - R_2(beta_2)              n: rows in Huber shares
 
 A replica is the statistics of one engine at the merge: A, b, and N, the variance of its scores; before there are
-p + 1.5 windows, and of engines that send to one sidecar, 32 s^2 A stands in: the rows of a window may share their
-noise. Phases belong to the stamps of a server and are taken out at their estimate.
+p + 1.5 windows, and of engines that send to one sidecar, s^2 A stands in, each single step times 32: so many may share
+their noise. Of those an engine counts with 16 rows. Phases belong to the stamps of a server and are taken out at their
+estimate.
 
     beta_i = the fit of what all others know together, without those that are odd
     P_i    = A_o (A_i + A_o)^-1 A_i                      o: the others; i and o say so much of how they differ
@@ -44,7 +45,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from online.blocks import median_of
-from online.constants import ENGINES_MAX, MAD_TO_SD, NOISE_ROWS, SURE_SD, TINY, WORTH
+from online.constants import ENGINES_MAX, FEW_ROWS, MAD_TO_SD, NOISE_ROWS, SURE_SD, TINY, WORTH
 from online.engines import APART
 from online.errors import PrequentialError
 from online.moved_term import MovedTerm, is_of_prefill, moved_term
@@ -135,8 +136,11 @@ class Replica(Stateful):
     def of_engines(learner: RlsLearner, names: Mapping[int, str]) -> list[Replica]:
         """The engines that a learner hears, by their numbers' ``names``; none where it hears one alone."""
         heard = [(names.get(number, str(number)), rows) for number, rows in learner.drift.engines.rows.items()]
-        shared = NOISE_ROWS * learner.scale**2
-        return [Replica(name, rows.learned, rows.a, rows.b, shared * rows.a) for name, rows in heard if rows.learned]
+        return [
+            Replica(name, rows.learned, rows.a, rows.b, learner.scale**2 * rows.shared)
+            for name, rows in heard
+            if rows.learned >= FEW_ROWS
+        ]
 
     @staticmethod
     def of_state(state: Tree, p: int) -> Replica:

@@ -140,6 +140,24 @@ def test_a_replica_that_is_slower_from_its_start_is_named_with_its_term(slower, 
     assert odd.added == (None if added is None else pytest.approx(added, rel=0.15))
 
 
+def test_of_engines_that_one_sidecar_asks_for_pages_only_the_slower_one_is_ever_named_and_after_16_windows_each():
+    """Their first fit comes with a window or two of each, by which any of them could be anything."""
+    slower = BETA * [1.15, 1.0, 1.15, 1.15]
+    windows = [repeated(steps(60, seed, beta=slower if seed == 0 else BETA).rows, 40) for seed in range(8)]
+    bank, told = Bank(CONFIG), {}
+    for at in range(60):
+        for number, rows in enumerate(windows):
+            end_ns = np.full(1, (60 * at + number) * 10**9)
+            row = replace(rows.slice(at, at + 1), engine=np.full(1, number), end_ns=end_ns)
+            bank.learn(CONFIG_ID, Target.STEP_TIME, row, engines={number: f"engine-{number}"})
+        target = bank.targets(CONFIG_ID).get(STEP)
+        for replica in target.replicas if target else ():
+            if replica.differs:
+                told.setdefault(replica.engine, replica)
+    assert list(told) == ["engine-0"]
+    assert told["engine-0"].rows == 16
+
+
 @pytest.mark.parametrize(
     ("siblings", "slower", "term", "added"),
     [

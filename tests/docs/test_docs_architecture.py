@@ -79,6 +79,18 @@ def test_every_file_that_a_document_for_maintainers_or_a_module_names_exists():
         assert (ROOT / "tests/support" / f"{helper}.py").exists(), helper
 
 
+def test_each_step_of_the_walk_is_a_function_or_a_class_of_its_module():
+    walk = ARCHITECTURE.partition("<!-- walk -->")[2].partition("<!-- end of walk -->")[0]
+    steps = re.findall(r"^\| (\d+) \| (.+?) \| (.+?) \|", walk, re.MULTILINE)
+    assert [int(number) for number, _, _ in steps] == [*range(1, len(steps) + 1)] != []
+    for _, modules, names in steps:
+        first, *beside = re.findall(r"`([^`]+)`", modules)
+        paths = [first, *(path if "/" in path else f"{first.rpartition('/')[0]}/{path}" for path in beside)]
+        code = "".join((ROOT / path).read_text() for path in paths)
+        for name in re.findall(r"`([^`]+)`", names):
+            assert re.search(rf"^ *(?:async )?(?:def|class) {name}\b", code, re.MULTILINE), name
+
+
 def test_each_invariant_is_held_by_a_test_that_exists():
     listed = ARCHITECTURE.partition("## Invariants")[2]
     assert [*map(int, re.findall(r"^(\d+)\. ", listed, re.MULTILINE))] == [*INVARIANTS]

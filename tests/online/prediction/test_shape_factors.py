@@ -14,7 +14,7 @@ from collector.runtime import SystemClock
 from online import STEP_FEATURES, ConfigSnapshot, EngineSnapshot, RowBlock, Snapshot
 from online.shapes import ShapeFactors
 from tests.support.banks import RLS, STEP, coefficients, features_of, learned, merged, restarted, told
-from tests.support.linear_steps import steps
+from tests.support.linear_steps import BETA, steps
 from tests.support.paths import DATA
 
 
@@ -95,11 +95,25 @@ def test_a_change_of_speed_moves_the_coefficients_of_all_models_and_not_the_fact
             assert factors(after)[name] == pytest.approx(factor, rel=0.06)
 
 
-def test_a_shape_with_few_rows_is_hardly_moved_by_them():
-    strange = steps(2, 6, batch=(12, 12), prefill_share=0.0).rows
-    strange = RowBlock.of_lines(strange.raw, 1.5 * strange.elapsed_us)
-    bank = learned(steps(2000, 5, batch=(1, 4), prefill_share=0.0).rows, strange)
-    assert 1.05 < factors(bank)["decode:12"] < 1.15
+def twelve_after(*times):
+    """Steps of 12 requests that take so many times as long, among others: their factor, and how long they take."""
+    usual, twelve = (steps(n, 5, batch=batch, prefill_share=0.0).rows for n, batch in ((2000, (1, 4)), (400, (12, 12))))
+    twelve = twelve.slice(0, len(times))
+    twelve.elapsed_us[:] *= times
+    places = np.concatenate([np.arange(2000), np.linspace(300, 1999, len(times))])
+    bank = learned(RowBlock.concatenate([usual, twelve]).take(np.argsort(places, kind="stable")))
+    factor, work = factors(bank)["decode:12"], np.array([1.0, 12 * 700.0, 12.0])
+    return factor, factor * (work @ coefficients(bank)) / (work @ BETA[[0, 2, 3]])
+
+
+def test_a_shape_with_few_rows_is_hardly_moved_by_them_and_by_a_stall_hardly_any():
+    assert 1.05 < twelve_after(1.5, 1.5)[0] < 1.15
+    assert twelve_after(20.0)[0] < 1.25
+    assert twelve_after(*[1.0] * 200, 150.0)[0] == pytest.approx(twelve_after(*[1.0] * 200)[0], abs=0.002)
+
+
+def test_a_shape_that_always_takes_long_is_moved_by_all_of_it():
+    assert twelve_after(*[3.0] * 400)[1] == pytest.approx(3.0, rel=0.1)
 
 
 def test_factors_that_stalls_lift_are_not_applied_until_shapes_differ_also_after_a_restart_and_a_merge():
@@ -127,35 +141,6 @@ def test_stalls_count_once_where_factors_are_left_out():
 
 
 # ------------------------------------------------------------------- on their own
-
-BETA = np.array([1000.0, 0.0, 0.0, 0.0])
-SHAPE = np.array([3])
-
-
-def learn(factors, log_ratio, rows=200):
-    """Rows of one shape that take exp(log_ratio) times what the coefficients say."""
-    factors.learn(np.repeat(SHAPE, rows), np.tile([1.0, 0.0, 3.0, 900.0], (rows, 1)), np.full(rows, log_ratio), BETA)
-
-
-def known(log_ratio=0.2):
-    factors = ShapeFactors(4)
-    learn(factors, log_ratio)
-    return factors
-
-
-def test_a_stall_as_the_first_row_of_a_shape_moves_it_little_and_all_slow_rows_move_it_by_all():
-    factors = ShapeFactors(4)
-    learn(factors, 3.0, rows=1)
-    assert 0.0 < factors.log_factors(SHAPE, BETA) < 0.21
-    for _ in range(200):
-        learn(factors, np.log(3.0), rows=1)  # beyond 2.46 each, and no stall
-    assert factors.log_factors(SHAPE, BETA) == pytest.approx(np.log(3.0), abs=0.1)
-
-
-def test_a_stall_moves_a_known_shape_by_a_bounded_amount():
-    factors, before = known(), known().log_factors(SHAPE, BETA)
-    learn(factors, 5.0, rows=1)
-    assert factors.log_factors(SHAPE, BETA) == pytest.approx(before, abs=0.002)
 
 
 def decided(applied, won):

@@ -100,7 +100,7 @@ def test_a_state_of_another_configuration_of_learners_goes_on(queued):
 @pytest.mark.parametrize("per_s", [100.0, 1000.0])
 def test_at_any_load_as_many_rows_are_seen_and_the_others_go_by_the_last_that_was(per_s):
     target, model = _told(_queued(int(12 * per_s), 12, per_s=per_s))
-    assert target.correction.rows["learned"] <= 32 * 13
+    assert 32 * 9 <= target.correction.rows["learned"] <= 32 * 13
     assert target.correction.rows["thinned"] > 600
     assert model.prediction_error.mape <= model.shaped_error.mape * 1.05
 
@@ -127,18 +127,6 @@ def test_it_stays_finite_and_within_its_bounds_whatever_it_learns(size, ratio):
         found = model.learn(rows, np.full(16, ratio) * (-1) ** k)
         assert np.isfinite(found).all()
         assert np.abs(found).max() <= RESIDUAL_MAX
-
-
-@pytest.mark.parametrize("per_s", [3, 20, 100, 1000, 50_000])
-@pytest.mark.parametrize("block", [1, 7, 32, 512])
-def test_at_most_so_many_rows_per_second_are_seen_in_blocks_of_any_size(per_s, block):
-    end_ns = 1_700_000_000_000_000_000 + (np.arange(20_000) * (1e9 / per_s)).astype(np.int64)
-    model = RateLimit(32.0)
-    seen = sum(len(model.pick(end_ns[at : at + block])) for at in range(0, 20_000, block))
-    span_s = 20_000 / per_s
-    assert seen <= 32.0 * span_s + 32
-    in_view = max(block / per_s, 1.0)  # of a block that lasts longer than a second, those of one second
-    assert seen >= min(0.9 * 32.0 * span_s / in_view, 20_000 - 2 * block) - 32
 
 
 def test_long_steps_are_seen_no_more_often_than_short_ones():

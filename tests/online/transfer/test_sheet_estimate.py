@@ -212,40 +212,38 @@ def test_one_donor_that_is_nothing_like_its_sheet_makes_nobody_unsure():
         assert feature.stderr < 2.0 * features_of(alone)[name].stderr
 
 
-def seen_at(moments, visit_s):
-    """Sums over (x, y, l t) of points that were visited around each of these moments for so many seconds."""
-    sums = []
-    for moment, (n, c) in zip(moments, [(2.0, 300.0), (16.0, 300.0), (128.0, 300.0), (128.0, 3000.0)], strict=True):
-        x = np.array([1.0, 0.0, n * c, n])
-        for t in moment + np.linspace(-0.5, 0.5, 50) * visit_s:
-            z = np.append(x, [x @ beta_of("7b"), t]) / (x @ beta_of("7b"))
-            sums.append(np.outer(z, z))
-    return capped(np.array(sums).reshape(4, 50, 6, 6).sum(axis=1), np.full(4, 1e4))
+POINTS = ((2.0, 300.0), (16.0, 300.0), (128.0, 300.0), (128.0, 3000.0))
+"""Requests of a step, and their context."""
+SHORT, LONG, USUAL = np.array([[1.0, 0.0, 600.0, 2.0], [1.0, 0.0, 384_000.0, 128.0], [1.0, 0.0, 22_400.0, 32.0]])
 
 
-def error_between(evidence, one, other):
-    """Standard error, by the rows alone, of how long one step takes beside another, relative."""
-    apart = np.array(one) / (one @ beta_of("7b")) - np.array(other) / (other @ beta_of("7b"))
-    return np.sqrt(apart @ np.linalg.inv(evidence.a + np.diag([1e-9, 1.0, 1e-9, 1e-9])) @ apart)
+def error_after(moments_s, visit_s, step, beside=None):
+    """Relative error of a step's time, or of how two compare, once each point was served around its moment."""
+    requests, context = np.repeat(POINTS, 400, axis=0).T
+    columns = {"requests": requests, "decode_requests": requests, "decode_tokens": requests}
+    us = np.column_stack([np.ones(1600), np.zeros(1600), requests * context, requests]) @ beta_of("7b")
+    us *= 1.0 + 0.01 * np.random.default_rng(1).standard_normal(1600)
+    rows, bank = of_columns(columns | {"decode_context_tokens": requests * context}, us), described("7b")
+    later_s = np.repeat(moments_s, 400) + np.tile(np.linspace(0.0, visit_s, 400), 4)
+    rows.end_ns[:] = rows.end_ns[0] + (1e9 * later_s).astype(np.int64)
+    bank.learn("c", STEP, rows.take(np.argsort(rows.end_ns, kind="stable")))
+    relative = step / (step @ beta_of("7b"))
+    if beside is not None:
+        relative = relative - beside / (beside @ beta_of("7b"))
+    return np.sqrt(relative @ np.array(told(bank).models["portable"].covariance) @ relative)
+
+
+AT_ONCE, ONE_BY_ONE = [0.0] * 4, [0.0, 300.0, 600.0, 900.0]
 
 
 def test_minutes_tell_the_level_of_speed_less_surely_than_hours():
-    minute, hour = seen_at(np.zeros(4), 60.0), seen_at(np.zeros(4), 3600.0)
-    level = beta_of("7b")
-    for evidence in (minute, hour):
-        assert evidence.misfit(level) == pytest.approx(0.0, abs=1e-6)
-    assert 1.0 / np.sqrt(level @ minute.a @ level) == pytest.approx(0.048, rel=0.05)
-    assert 1.0 / np.sqrt(level @ hour.a @ level) < 0.014
+    assert error_after(AT_ONCE, 60.0, USUAL) > 2.0 * error_after(AT_ONCE, 3600.0, USUAL)
 
 
 def test_points_seen_minutes_apart_do_not_tell_how_their_costs_compare():
     """The machine may have been faster at the one than at the other; beside each other it was the same for both."""
-    beside, apart = seen_at(np.zeros(4), 20.0), seen_at(np.array([0.0, 300.0, 600.0, 900.0]), 20.0)
-    short, long = np.array([1.0, 0.0, 600.0, 2.0]), np.array([1.0, 0.0, 384_000.0, 128.0])
-    assert error_between(beside, long, short) < 0.035
-    assert error_between(apart, long, short) > 0.065
-    level = beta_of("7b")
-    assert 1.0 / np.sqrt(level @ apart.a @ level) < 0.6 / np.sqrt(level @ beside.a @ level)
+    assert error_after(ONE_BY_ONE, 20.0, LONG, SHORT) > 1.8 * error_after(AT_ONCE, 20.0, LONG, SHORT)
+    assert error_after(ONE_BY_ONE, 20.0, USUAL) < 0.8 * error_after(AT_ONCE, 20.0, USUAL)
 
 
 def test_banks_of_two_hours_merge_to_what_one_would_say_of_both():

@@ -38,6 +38,10 @@ BACKLOG = 1024
 HANDSHAKE_S = 2.5
 EVICT_AFTER_S = 0.25
 """How long a connection keeps its place while its client does nothing and others wait; a round trip is 0.1 s."""
+EVICT_MIN_S = 0.02
+EVICT_DECAY = 0.99
+"""The least of it, and what is left of it after each connection that gave way: a thousand that come anew at once and
+do nothing keep a newcomer waiting for half a second, not for four."""
 POLL_S = 0.01
 PAGE_TIMEOUT_S = 10.0
 """Longest wait for the bytes of a request to the pages, and longest time to send one."""
@@ -92,7 +96,8 @@ class HttpServer:
 
     The connections are bounded, from before their handshakes on; newcomers wait in the backlog of the kernel. Where all
     places are taken, the address that holds most gives up its connection that waits longest for its client, if that is
-    for ``EVICT_AFTER_S``; after as long, the newcomer gets a place whatever they do.
+    for ``EVICT_AFTER_S``, and sooner while many give way; after as long, the newcomer gets a place whatever they do.
+    Where all are taken, a connection is closed behind its next answer.
 
     Args:
         endpoint: where to listen; a colon in the address means IPv6, port 0 lets the kernel choose, see ``port``.
@@ -142,7 +147,8 @@ class HttpServer:
         self._server: web.Server | None = None
         self._accepting: list[asyncio.Task[None]] = []
         self._places: set[_Connection] = set()
-        self._told_s = -math.inf
+        self._told_s = self._evicted_s = -math.inf
+        self._patience_s = EVICT_AFTER_S
 
     def start(self) -> None:
         """Bind and serve, or raise StartError."""
@@ -226,12 +232,16 @@ class HttpServer:
             crowd = Counter(each.address for each in self._places).most_common(1)[0][0]
             theirs = [each for each in self._places if each.address == crowd]
             one = min(theirs, key=lambda each: (each.is_answered, each.since_s))
-            now_s, since_s = loop.time(), begun_s if one.is_answered else min(begun_s, one.since_s)
-            if now_s - since_s <= EVICT_AFTER_S:
+            now_s = loop.time()
+            if now_s - self._evicted_s > 1.0:
+                self._patience_s = EVICT_AFTER_S
+            keeps = one.is_answered and now_s - begun_s <= EVICT_AFTER_S
+            if keeps or now_s - min(begun_s, one.since_s) <= self._patience_s:
                 await asyncio.sleep(POLL_S)
                 continue
             self._places.discard(one)
             one.serving.cancel()
+            self._evicted_s, self._patience_s = now_s, max(EVICT_DECAY * self._patience_s, EVICT_MIN_S)
             if now_s > self._told_s + TELL_AGAIN_S:
                 self._told_s = now_s
                 _log.warning("all %d connections are taken: those of %s give way", self._connections_max, crowd)
@@ -248,6 +258,8 @@ class HttpServer:
         finally:
             place.request, place.since_s = None, now_s()
         response.headers["Server"] = "tracefit"
+        if len(self._places) >= self._connections_max:
+            response.force_close()
         return response
 
 
@@ -280,10 +292,13 @@ def make_page_server(
     A page is made in a thread: rendering takes up to 20 ms, and exports that come meanwhile are acknowledged.
     """
 
+    def make(request: web.BaseRequest) -> tuple[int, str, bytes, tuple[tuple[str, str], ...]]:
+        if request.transport is None or request.transport.is_closing():
+            return HTTPStatus.REQUEST_TIMEOUT, "text/plain", b"", ()  # nobody waits for it
+        return respond(request.method, request.raw_path, request.headers)
+
     async def handle(request: web.BaseRequest) -> web.Response:
-        status, content_type, body, headers = await asyncio.to_thread(
-            respond, request.method, request.raw_path, request.headers
-        )
+        status, content_type, body, headers = await asyncio.to_thread(make, request)
         all_headers = CIMultiDict(headers)
         if status != HTTPStatus.NOT_MODIFIED:
             all_headers["Content-Type"] = content_type

@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 
 import aiohttp
 from aiohttp import web
+from aiohttp.abc import ResolveResult
 from multidict import CIMultiDict
 from yarl import URL
 
@@ -328,6 +329,32 @@ _UNAUTHENTICATED = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
 _PLAIN = "identity"
 
 
+class OneLookup(aiohttp.ThreadedResolver):
+    """Looks names up one after the other; made in the loop.
+
+    A lookup that no name server answers lasts for many seconds, and nobody can end its thread. Of the loop's few
+    threads one at most waits so: the others make pages, and look at large exports.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._free = asyncio.Semaphore(1)
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
+    ) -> list[ResolveResult]:
+        """All addresses of a name; who gives up before has its lookup go on alone."""
+        await self._free.acquire()
+        lookup = asyncio.ensure_future(super().resolve(host, port, family))
+        lookup.add_done_callback(self._end)
+        return await asyncio.shield(lookup)
+
+    def _end(self, lookup: asyncio.Future[list[ResolveResult]]) -> None:
+        self._free.release()
+        if not lookup.cancelled():
+            lookup.exception()  # asked for, or the loop complains that nobody did
+
+
 class HttpClient:
     """GETs over connections that are kept, as many at once as are asked for; used in the loop.
 
@@ -391,7 +418,9 @@ class HttpClient:
     def _open(self) -> aiohttp.ClientSession:
         if self._session is None:
             self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(ssl=True if self._tls is None else self._tls, limit=0),
+                connector=aiohttp.TCPConnector(
+                    ssl=True if self._tls is None else self._tls, limit=0, resolver=OneLookup()
+                ),
                 cookie_jar=aiohttp.DummyCookieJar(),
                 auto_decompress=False,
                 timeout=aiohttp.ClientTimeout(total=None),

@@ -9,6 +9,7 @@ import shutil
 import socket
 import ssl
 import threading
+import time
 
 import pytest
 
@@ -21,6 +22,8 @@ from collector.telemetry import PullOutcome
 from tests.support.clocks import eventually
 from tests.support.page_server import PageServer, recorded_pages
 from tests.support.processes import free_port
+from tests.support.sidecars import get, post, running_sidecar
+from tests.support.step_exports import make_export
 from tests.wire.certificates import Authority
 
 PAGE = recorded_pages()[-1][1]
@@ -313,3 +316,26 @@ def test_a_server_is_named_once_when_its_page_is_read_or_is_not_and_with_what_it
     name = f"http://127.0.0.1:{server.port}"
     lacks = f"no page of {name} (missing_families: vllm:num_requests_running)"
     assert caplog.messages == [f"page read of {name}", lacks, f"page read of {name}"]
+
+
+def test_where_no_name_server_answers_pages_and_packed_exports_are_taken_all_the_same(tmp_path, monkeypatch):
+    """A lookup holds one of the loop's few threads until it ends by itself."""
+    answered, begun, look_up = threading.Event(), [], socket.getaddrinfo
+
+    def unanswered(host, *rest, **more):
+        if str(host).endswith(".example"):
+            begun.append(host)
+            answered.wait(100)
+        return look_up("127.0.0.1" if str(host).endswith(".example") else host, *rest, **more)
+
+    monkeypatch.setattr(socket, "getaddrinfo", unanswered)
+    names = ",".join(f"http://vllm-{number}.example:1" for number in range(40))
+    with running_sidecar(tmp_path, SCRAPE=f"[{names}]", SCRAPE_INTERVAL_S="0.3") as sidecar:
+        try:
+            eventually(lambda: begun)
+            time.sleep(0.5)  # by now each of them has been asked for
+            assert b'"ok":true' in get(sidecar.http_port, "/healthz")
+            packed = {"Content-Type": "application/x-protobuf", "Content-Encoding": "gzip"}
+            assert post(sidecar.otlp_http_port, gzip.compress(make_export().SerializeToString()), packed)[0] == 200
+        finally:
+            answered.set()

@@ -19,7 +19,7 @@ from collector.decode.kv import read_line
 from collector.runtime.filesystem import SystemFiles
 from collector.service.log import _HEAD, _PREFIX, Log
 from collector.service.pipeline import make_pipeline
-from online.state import MAGIC, StateError, decode, encode
+from online.state import LEARNERS, MAGIC, StateError, decode, encode
 from tests.fuzz.mutations import edited_tree
 from tests.fuzz.parsers import TEXT, Parser
 from tests.support.recordings import kv_lines
@@ -45,13 +45,26 @@ class State(Parser):
         small.append(self._after(kv=[read_line(line, "source") for line in kv_lines("c5_offload")[:2]]))
         return [*small * 12, self._after(make_export(40, steps_per_span=12), is_whole=True)]
 
+    def corpus(self):
+        """With what crashed once, told by the present writer: older files are refused before anything is read."""
+        waiting = self._after(make_export(4, steps_per_span=12), is_whole=True)
+        lies = [zlib.compress(zlib.decompress(waiting).replace(b"engine-0", b"engine-\xff"))]
+        for value in (math.inf, math.nan):  # of a row that waits; of one nothing may be known
+            tree = decode(_seal(waiting))
+            (config,) = tree[LEARNERS]["configs"].values()
+            held = config["targets"]["step_time"]["models"]["portable"][1]["held"]
+            held["raw"] = np.full_like(held["raw"], value)
+            lies.append(_body(tree))
+        lies.append(_body(decode(_seal(waiting)) | {LEARNERS: []}))
+        return [*super().corpus(), *lies]
+
     def _after(self, *exports, kv=(), is_whole=False):
         """What is in the file after these."""
         pipeline = make_pipeline(self._config)
         pipeline.process([Export(export.SerializeToString(), "peer", "grpc", 1) for export in exports], kv=kv)
         if is_whole:
             pipeline.flush()
-        return encode(pipeline.to_checkpoint()[0])[len(_seal(b"")) :]
+        return _body(pipeline.to_checkpoint()[0])
 
     def edited(self, rng, data):
         """Often values are replaced, which no damaged byte does without the lengths before it."""
@@ -84,6 +97,11 @@ class State(Parser):
         assert _finite(self._pipeline._bank.to_state())
         assert min(position) >= 0
         return True
+
+
+def _body(tree):
+    """Of the file of a checkpoint, what its checksum covers."""
+    return encode(tree)[len(_seal(b"")) :]
 
 
 def _seal(body):

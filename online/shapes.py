@@ -120,16 +120,14 @@ class ShapeFactors(Stateful):
 
             sum_j d_j c_j |x_j - X_cj| / sum_j c_j x_j      d_j = max(0, |log(x_j / X_cj)| - 0.35)
 
-        over the first k columns, what is below 0 counting as 0. c_j is beta_j, but at least what makes column j a
-        twentieth of the mean step: where work hardly varied, nobody knows what it costs. With prefill it is
-        max_j d_j: what prompts pay for attention to contexts, no column says. A twentieth of a column's mean, added on
-        both sides of the logarithm, costs next to nothing.
+        over the first k columns, what is below 0 counting as 0. c_j is beta_j. With prefill it is max_j d_j: what
+        prompts pay for attention to contexts, no column says; without this the machines "quadratic" of
+        tests/bench/learning_drift.py report changes. A twentieth of a column's mean, added on both sides of the
+        logarithm, costs next to nothing.
         """
         usual, rows = np.maximum(self.x[:, : x.shape[1]], 0.0), max(float(self.rows.sum()), 1.0)
-        x = np.maximum(x, 0.0)
-        mean = (self.rows @ usual) / rows + TINY_US
-        cost = np.maximum(beta[: len(mean)], WORTH * float(self.rows @ np.exp(self.log_y)) / rows / mean)
-        least, usual = WORTH * mean, usual.take(cell, axis=0)
+        x, cost = np.maximum(x, 0.0), np.maximum(beta[: x.shape[1]], 0.0)
+        least, usual = WORTH * (self.rows @ usual) / rows + TINY_US, usual.take(cell, axis=0)
         far = np.maximum(np.abs(np.log((x + least) / (usual + least))) - _FREE_WORK, 0.0)
         by_form = ((far * np.abs(x - usual)) @ cost) / np.maximum(x @ cost, TINY_US)
         reached: Floats = np.where(cell >= PREFILL_CELL, far.max(axis=1), by_form)

@@ -206,7 +206,8 @@ def not_below(covariance: Floats, least: Floats) -> Floats:
     """The covariance (q, q), raised to ``least`` (q, q) in every direction in which it is below it.
 
     In the coordinates in which ``least`` is the identity, eigenvalues below 1 become 1: a sum of coefficients, too, has
-    no smaller error than independent noise of the rows gives it.
+    no smaller error than independent noise of the rows gives it. Few windows of scores say less in some direction: on
+    simulated servers, a hundredth of it for the scheduler's time.
     """
     values, vectors = np.linalg.eigh(least)
     root = vectors * np.sqrt(np.maximum(values, values[-1:] * 1e-14 + TINY))

@@ -39,7 +39,8 @@ many steps each, whose stalls are in them:
 
     s_j  = step(p mu_j, n - j + q mu_j, (n - j) c)   single steps tell that prompts that have no part cost nothing
     ITL  = sum pi_i s_i                        a step that a request that decodes waits for
-    k    = sum pi_i k_(i+1),  k_j = j / mu_j   steps of a prefill: its chunks, and more where prefills fill every step
+    k_j  = max(q, (j - 1/2) p / (T - n + j))   steps of the last of j prefills: the first of them is half done
+    k    = sum pi_i k_(i+1)                    steps of a prefill: its chunks, and more where others fill the steps
     k V  = sum pi_i k_(i+1) s_(i+1)
     M    = (k V + (O - 1) ITL) / (k + O - 1)   any step of a request
     rest = u² M / 2 + (1 - u²) (M - t)         what is left of the step that an arrival meets; u = t / M < 1; N > 1
@@ -65,7 +66,8 @@ other, so that their squares are added.
 Guards: O - 1 >= 1e-9; weights are relative to where the flows balance, which is the peak, and end at 1e-6 of it.
 
 References: mean value analysis of closed queueing networks (Reiser and Lavenberg, JACM 1980), with one batch server;
-finite-source queue with state-dependent service (Kleinrock, Queueing Systems I, 1975).
+finite-source queue with state-dependent service; what is left of one in service, of sizes much alike (Kleinrock,
+Queueing Systems I, 1975).
 """
 
 from __future__ import annotations
@@ -134,6 +136,10 @@ class Prefills:
     def ended(self, j: float) -> float:
         """mu_j."""
         return min(j / self.chunks, (self._left + j) / self.tokens)
+
+    def steps_of(self, j: float) -> float:
+        """k_j."""
+        return max(self.chunks, (j - 0.5) * self.tokens / (self._left + j))
 
     def mean(self) -> float:
         """Mean of i, where both flows balance."""
@@ -270,7 +276,7 @@ class ClosedLoop:
         first, shares = prefills.shares()
         some = range(first, first + len(shares) + 1)
         bands = list(map(step, some))
-        turns = [share * j / prefills.ended(j) for share, j in zip(shares, some[1:], strict=True)]
+        turns = list(map(mul, shares, map(prefills.steps_of, some[1:])))
         itl, prefill, k = weighted(shares, bands[:-1]), weighted(turns, bands[1:]), sum(turns)
         life = k + tokens
         mean_us = (prefill[0] + tokens * itl[0]) / life

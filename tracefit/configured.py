@@ -239,9 +239,7 @@ class Config:
 
     def _times(self) -> RequestTimes:
         if self._request_times is None:
-            self._request_times = RequestTimes(
-                self._model(), self._described.targets, ahead=self._described.scheduled_ahead
-            )
+            self._request_times = RequestTimes(self._model(), self._described)
         return self._request_times
 
 

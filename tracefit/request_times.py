@@ -30,7 +30,9 @@ taken does not grow.
 
 A budget T that nobody told is taken to be 2,048, or enough for 2 n. Where it decides, for prompts are longer or several
 share a step (k > _BUDGET_DECIDES), the answer names it, and is not usable. So it is for prompts of more than T +
-ATTENTION_TOKENS: what their chunks pay for those before is in no coefficient.
+ATTENTION_TOKENS: what their chunks pay for those before is in no coefficient. Where the engine cuts no prompts (fact
+enable_chunked_prefill), k > _BUDGET_DECIDES names the budget, too: each waits for a step that holds all of it. With
+speculative decoding a step gives an answer several tokens, and nobody says how many: that is named as well.
 
 **Bursts.** All N arrive at once at an engine without other work. The API hands them over one by one, so that the first
 prompt, or as much of it as a step holds, a = min(p, T), has a step of its own. Then each step has T' tokens, T less one
@@ -52,11 +54,11 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from .closed_loop import ClosedLoop, Met, Prefills, Workload, ends, weighted
-from .document import Target
+from .document import ConfigDocument, Target
 from .exceptions import REQUESTS_MAX, BadInputError, checked
 from .shapes import Band, unsure
 from .step_model import Limits, StepModel
@@ -134,10 +136,13 @@ class _Load(NamedTuple):
 class RequestTimes:
     """The formulas of the module's docstring on one configuration."""
 
-    __slots__ = ("_after", "_ahead", "_before", "_loop", "_steps", "limits", "turns")
+    __slots__ = ("_after", "_ahead", "_before", "_loop", "_speculates", "_steps", "_whole_prompts", "limits", "turns")
 
-    def __init__(self, steps: StepModel, targets: Mapping[str, Target], *, ahead: bool = False) -> None:
+    def __init__(self, steps: StepModel, config: ConfigDocument) -> None:
+        targets, facts, ahead = config.targets, config.facts, config.scheduled_ahead
         self._steps = steps.of_many_steps()
+        self._speculates = facts.get("speculative_decoding") is True
+        self._whole_prompts = facts.get("enable_chunked_prefill") is False
         queueing = targets.get("api_queueing")
         self._ahead = ahead or (queueing is not None and queueing.step_ahead_us is not None)
         self._loop = ClosedLoop(self._steps, ahead=self._ahead)
@@ -215,10 +220,12 @@ class RequestTimes:
 
     def _refused(self, work: Workload, running: float, at: Met, least_us: float) -> list[str]:
         """What is in no coefficient, or nobody said; ``least_us``: ITL of requests that gather."""
+        budget = self.limits.max_num_batched_tokens
         doubts = {
             "output_tokens": 1.0 < work.output <= 1.0 + at.k + at.away and _KNOWN_WITHIN * least_us < at.itl[0],
             "prompt_tokens": work.prompt > self._steps.budget_of(running) + ATTENTION_TOKENS,
-            "max_num_batched_tokens": at.k > _BUDGET_DECIDES and self.limits.max_num_batched_tokens is None,
+            "max_num_batched_tokens": at.k > _BUDGET_DECIDES and (budget is None or self._whole_prompts),
+            "speculative_decoding": self._speculates,
         }
         return [name for name, is_so in doubts.items() if is_so]
 

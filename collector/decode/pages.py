@@ -225,6 +225,9 @@ SERIES = _table()
 CACHE_INFO = b"vllm:cache_config_info"
 """Carries facts in its labels."""
 
+_SPECULATION = b"\nvllm:spec_decode_num_drafts"
+"""Begins a line of a server that decodes speculatively, and of no other."""
+
 BOUND_LABEL = "le"
 """Upper bound of a histogram's bucket, which counts all that is below."""
 
@@ -302,7 +305,8 @@ def parse_page(page: bytes) -> tuple[EngineReading, ...] | PageFault:
 def facts_in(page: bytes) -> dict[str, int | bool]:
     """Facts of the first engine in the labels of a page, whatever else is there."""
     infos = [_labels(line)[0] for line in page.split(b"\n") if line.startswith(CACHE_INFO)]
-    return _cache_facts(infos[0], len({info.get(ENGINE_LABEL, "") for info in infos})) if infos else {}
+    cache = _cache_facts(infos[0], len({info.get(ENGINE_LABEL, "") for info in infos})) if infos else {}
+    return cache | _speculation(page)
 
 
 def _engines_on(page: bytes) -> list[_Engine] | PullOutcome:
@@ -328,6 +332,7 @@ def _engines_on(page: bytes) -> list[_Engine] | PullOutcome:
         if len(seen) + len(infos) > SERIES_MAX or len(engines) > ENGINES_MAX:
             return PullOutcome.TOO_LARGE
     for own, told in engines.items():
+        told.facts |= _speculation(page)
         for info in infos:
             if info.get(ENGINE_LABEL, own) == own:
                 told.facts |= _cache_facts(info, len(engines))
@@ -429,6 +434,10 @@ def _labels(line: bytes) -> tuple[Labels, int]:
 
 def _unescaped(match: re.Match[bytes]) -> bytes:
     return b"\n" if match[1] == b"n" else match[1]
+
+
+def _speculation(page: bytes) -> dict[str, int | bool]:
+    return {"speculative_decoding": True} if _SPECULATION in page else {}
 
 
 def _cache_facts(labels: Labels, engines: int) -> dict[str, int | bool]:

@@ -191,6 +191,26 @@ def test_what_cannot_be_known_of_a_load_is_named_and_not_usable(name, load, name
     assert (name in said.extrapolated, said.usable) == (named, usable)
 
 
+FACTS = [
+    ("speculative_decoding", {"speculative_decoding": True}, 500),
+    ("max_num_batched_tokens", {"enable_chunked_prefill": False}, 1_500),
+    ("", {"enable_chunked_prefill": False}, 500),
+    ("", {"speculative_decoding": False, "enable_chunked_prefill": True}, 1_500),
+]
+
+
+@pytest.mark.parametrize(("named", "facts", "prompt"), FACTS)
+def test_requests_of_an_engine_that_works_otherwise_are_not_usable_while_its_steps_are(named, facts, prompt):
+    """A step gives several tokens of one answer, or waits until it holds a whole prompt."""
+    document = tree()
+    document["configs"][0]["config"] |= {"max_num_batched_tokens": 2_048} | facts
+    config = config_of(document)
+    said = config.request(prompt_tokens=prompt, output_tokens=100, concurrency=8)
+    assert {*said.extrapolated, "shape"} == {*filter(None, [named]), "shape"}
+    assert said.usable == (not named)
+    assert config.step_time(requests=8, decode_context_tokens=14_400).usable
+
+
 def test_the_band_holds_the_wait_for_memory_where_sizes_decide_whether_one_waits():
     config = _told_by("steps", seen=None).assuming(kv_tokens=20_000)
     roomy, full = (config.request(prompt_tokens=500, output_tokens=400, concurrency=each).ttft for each in (20, 24))

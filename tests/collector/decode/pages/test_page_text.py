@@ -69,6 +69,8 @@ def test_old_names_of_vllm_mean_the_same_and_a_family_under_both_names_counts_on
     assert reading.values[Meaning.KV_USAGE_RATIO] == 0.5
     assert reading.values[Meaning.FINISHED] == 3
     assert reading.facts == {"block_size": 16, "num_gpu_blocks": 100, "enable_prefix_caching": False}
+    speculates = V0 + b'vllm:spec_decode_num_drafts_total{model_name="m"} 0.0\n'
+    assert only(speculates).facts == reading.facts | {"speculative_decoding": True}
     both = V0 + b'vllm:inter_token_latency_seconds_count{model_name="m"} 46.0\n'
     assert only(both).values[Meaning.ITL_COUNT] == 46
 

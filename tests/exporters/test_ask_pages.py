@@ -134,15 +134,6 @@ def test_coefficients_that_lead_to_no_finite_time_are_a_422(target):
     assert b"too large for this question" in response.body
 
 
-def test_coefficients_that_should_not_be_used_answer_and_say_so():
-    def young(changed):
-        step_time_of(changed)["models"]["portable"]["rows"] = 40
-
-    answer = json.loads(ask("/predict?requests=1", bent(young)).body)
-    assert answer["usable"] is False
-    assert answer["reasons"] == ["learned from 40 rows, fewer than 256"]
-
-
 @pytest.mark.parametrize("target", ["/predict?prompt=200&output=100", "/plan?prompt=200&output=100&itl=30ms"])
 def test_an_answer_says_what_the_telemetry_hides_and_a_prefix_hit_is_refused_there(target):
     hidden = bent(lambda changed: changed["configs"][0].update(telemetry="requests", prefix_hits_hidden=True))

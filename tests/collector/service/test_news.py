@@ -86,11 +86,6 @@ def test_an_engine_of_another_speed_is_told_again_when_its_term_is_known_and_end
     assert log(config()) == [f"INFO tiny: no longer: {line.removeprefix('tiny: ')}: decode, not prefill"]
 
 
-def test_a_change_of_another_day_is_told_with_the_date(log):
-    [line] = log(config(changed_ns=NOON_NS - 1440 * MINUTE_NS))
-    assert line == "WARNING tiny: steps take 1.42 × as long since 2026-11-17 12:00 UTC: no single term is sure"
-
-
 def test_changes_of_several_configurations_at_once_are_all_told_and_no_model_writes_lines_of_its_own(log):
     told = log(config("a", changed_ns=NOON_NS), config("b", name="large\nERROR fake", changed_ns=NOON_NS))
     assert [line[:12] for line in told] == ["WARNING tiny", "WARNING larg"]

@@ -8,6 +8,7 @@ from .emitter import Emitter, Key, Scheduling, facts_of, newest_unix_ns
 from .engine import Engine
 from .events import ConfigKeyChanged, ConfigReplaced, ConfigUpdated, EngineRestarted, Event, Pending, Rows
 from .joiner import Joiner
+from .registry import replaced_configs
 from .spans import SpanWindow
 
 __all__ = [
@@ -27,5 +28,6 @@ __all__ = [
     "SpanWindow",
     "facts_of",
     "newest_unix_ns",
+    "replaced_configs",
     "with_fallbacks",
 ]

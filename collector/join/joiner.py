@@ -34,7 +34,6 @@ from .registry import (
     find_duplicate_emitters,
     is_ahead,
     of_one_server,
-    replaced_configs,
 )
 from .spans import ApiSpans
 
@@ -339,10 +338,6 @@ class Joiner:
     def config_ids(self) -> list[str]:
         """Configurations of the emitters held."""
         return sorted({emitter.config_id for emitter in self._emitters()} - {""})
-
-    def replaced_configs(self) -> dict[str, str]:
-        """By configuration whose server came back as another one: which one it sends now."""
-        return replaced_configs(self.emitters_by_config(), self._settings.lateness_ns)
 
     def emitters_by_config(self) -> dict[str, list[Emitter]]:
         """Emitters of each configuration in order of appearance, but for doubles."""

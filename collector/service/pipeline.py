@@ -37,6 +37,7 @@ from collector.join import (
     Rows,
     SpanWindow,
     facts_of,
+    replaced_configs,
     with_fallbacks,
 )
 from collector.join.inferred import NEARLY_WHOLE, WHOLE, doubts_of
@@ -349,10 +350,11 @@ class Pipeline:
 
     def snapshot(self, now_unix_nano: int, generation: int, *, exact: bool = True) -> Snapshot:
         """What is known now, ``exact`` or without rows that would hardly be noticed; the state stays as it is."""
-        replaced = self.joiner.replaced_configs()
+        by_config = self.joiner.emitters_by_config()
+        replaced = replaced_configs(by_config, self._settings.lateness_ns)
         configs = [
             self._config(config_id, emitters, replaced_by=replaced.get(config_id, ""), exact=exact)
-            for config_id, emitters in sorted(self.joiner.emitters_by_config().items())
+            for config_id, emitters in sorted(by_config.items())
         ]
         self._mixes = self._load.mixes(configs, now_unix_nano)
         histories = {config.config_id: self._bank.history(config.config_id) for config in configs}

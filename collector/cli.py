@@ -502,10 +502,10 @@ def config_check(*, config: Config, in_json: bool) -> int:
 
 
 @configuration.command("explain")
-@click.argument("key", default="")
-def config_explain(key: str) -> int:
+@click.argument("said", metavar="[KEY]", default="", type=lambda key: explain_key(key) if key else explain_keys())
+def config_explain(said: str) -> int:
     """What a key means and takes; without KEY, every key."""
-    say(explain_key(key) if key else explain_keys())
+    say(said)
     return EXIT_OK
 
 

@@ -31,7 +31,7 @@ from online import RowOutcome
 TIMEOUT_S = 5.0
 PAGE_BYTES_MAX = 32 << 20
 GOOD, FAIR, POOR = "good", "fair", "poor"
-_REASONS_SHOWN = 3
+_REASONS_SHOWN, _NAMES_SHOWN = 3, 2
 
 _LOSSES = (
     (table.SPANS, "spans were refused"),
@@ -98,7 +98,8 @@ def doctor(url: str, token: str | None, *, in_json: bool) -> int:
     base = (url if "://" in url else f"http://{url}").rstrip("/").removesuffix("/metrics")
     page = fetch(f"{base}/metrics", token)
     if page.status != HTTPStatus.OK:
-        raise StartError(f"{base}/metrics answers with {page.status}: no page of metrics")
+        alone = "" if urllib.parse.urlsplit(base).path == "" else "; what is asked is http://HOST:PORT alone"
+        raise StartError(f"{base}/metrics answers with {page.status}: no page of metrics{alone}")
     if table.BUILD_INFO.exposed_name.encode() in page.body:
         findings = list(_examine_sidecar(base, page.body, token))
     else:
@@ -181,8 +182,13 @@ def _examine_sidecar(base: str, body: bytes, token: str | None) -> Iterator[Find
         return
     if not snapshot.configs:
         yield _finding("learned", nothing_yet)
+    names_of: dict[Finding, list[str]] = defaultdict(list)
     for config in snapshot.configs:
-        yield from _configuration(config, snapshot.as_of_unix_nano, nothing_yet)
+        for finding in _configuration(config, snapshot.as_of_unix_nano, nothing_yet):
+            names_of[finding].append(f"{config.name} ({config.config_id})")
+    for finding, names in names_of.items():
+        more = f" and {len(names) - _NAMES_SHOWN} more" * (len(names) > _NAMES_SHOWN)
+        yield finding._replace(text=f"{', '.join(names[:_NAMES_SHOWN])}{more}: {finding.text}")
 
 
 def _detail(page: Page) -> dict[str, Any]:
@@ -232,27 +238,27 @@ def _reasons(lost: Counter[str]) -> str:
 
 
 def _configuration(config: tracefit.Config, now_unix_nano: int, nothing_yet: Advice) -> Iterator[Finding]:
-    name, verdict = f"{config.name} ({config.config_id})", config.verdict
+    """What is to be said of it, without its name: what many share is said once."""
+    verdict = config.verdict
     silent_since = verdict.silent_since(now_unix_nano)
     if silent_since:
         replaced = "; its server sends another configuration now" * verdict.replaced
-        yield Finding(FAIR, "silent", f"{name}: since {tracefit.minute(silent_since)}{replaced}")
+        yield Finding(FAIR, "silent", f"since {tracefit.minute(silent_since)}{replaced}")
     if verdict.replaced:
         return  # nobody can mend it, and nothing waits for it
-    yield _finding("telemetry", advice_on_quality(config.telemetry, config.facts) or nothing_yet, f"{name}: ")
+    yield _finding("telemetry", advice_on_quality(config.telemetry, config.facts) or nothing_yet)
     if not config.model:
-        yield _finding("identity", UNKNOWN_MODEL, f"{name}: ")
+        yield _finding("identity", UNKNOWN_MODEL)
     for clause in verdict.hidden:
-        yield Finding(FAIR, "hidden", f"{name}: {clause}")
+        yield Finding(FAIR, "hidden", clause)
     said = "; ".join((verdict.state, *verdict.reasons))
-    yield Finding(GOOD if verdict.usable else POOR, "usable", f"{name}: {said}")
+    yield Finding(GOOD if verdict.usable else POOR, "usable", said)
     change = verdict.change
     if change is not None and change.is_recent(now_unix_nano):
-        yield Finding(POOR if change.factor > 1.0 else FAIR, "speed", f"{name}: {change.text(now_unix_nano)}")
+        yield Finding(POOR if change.factor > 1.0 else FAIR, "speed", change.text(now_unix_nano))
     for odd in verdict.outliers:
-        yield Finding(POOR if odd.ratio > 1.0 else FAIR, "speed", f"{name}: {odd.text}")
+        yield Finding(POOR if odd.ratio > 1.0 else FAIR, "speed", odd.text)
 
 
-def _finding(topic: str, advice: Advice, prefix: str = "") -> Finding:
-    text = f"{prefix}{advice.meaning} {advice.remedy}".strip()
-    return Finding(advice.level, topic, text, advice.flags)
+def _finding(topic: str, advice: Advice) -> Finding:
+    return Finding(advice.level, topic, f"{advice.meaning} {advice.remedy}".strip(), advice.flags)

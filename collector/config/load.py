@@ -137,6 +137,8 @@ def scraping(config: Config, urls: Sequence[str]) -> Config:
         except ConfigError:
             shown = f"...@{url.rpartition('@')[2]}" if "@" in url else url  # what stands before it may be a password
             raise ConfigError("--scrape", f"{shown!r} is no address like http://host:8000/metrics") from None
+        if "," in url.partition("?")[0]:
+            raise ConfigError("--scrape", f"{url!r} is several addresses: --scrape {url.replace(',', ' --scrape ')}")
         if "://" not in url and ":" not in url:
             meant = f"vLLM listens on 8000: --scrape http://{url.partition('/')[0]}:8000/metrics"
             raise ConfigError("--scrape", f"{url!r} names no port; {meant}")
@@ -371,11 +373,11 @@ def explain_key(name: str) -> str:
     """What a key means, as text.
 
     Raises:
-        ConfigError: nothing has this name.
+        ValueError: nothing has this name; the message says what to type.
     """
     keys = {key.name: key for key in every_key()}
     if name not in keys:
-        raise ConfigError("--key", f"there is no key {name!r}" + (suggestion(name, keys) or _ALL_KEYS))
+        raise ValueError(f"there is no key {name!r}" + (suggestion(name, keys) or _ALL_KEYS))
     key = keys[name]
     lines = [key.name, textwrap.fill(key.meaning.replace("`", ""), 100), f"  takes     {key.values.replace('`', '')}"]
     lines.append(f"  default   {key.default}")

@@ -23,7 +23,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
-from collector.config import ConfigError, Endpoint
+from collector.config import ENV_PREFIX, ConfigError, Endpoint
 
 EXIT_OK = 0
 EXIT_FAILED = 1
@@ -40,7 +40,7 @@ class StartError(Exception):
 
 def cannot_listen(endpoint: Endpoint, purpose: str, key: str, reason: str) -> StartError:
     """For a server that does not get its port, which a key of the configuration gives."""
-    return StartError(f"cannot listen on {endpoint} for {purpose}: {reason}; the key {key} gives the port")
+    return StartError(f"cannot listen on {endpoint} for {purpose}: {reason}; set {ENV_PREFIX}{key.upper()}=HOST:PORT")
 
 
 class Volume(NamedTuple):

@@ -88,7 +88,7 @@ def test_a_port_in_use_is_exit_1_and_one_sentence(tmp_path, capsys):
         assert main(["run", "--listen", taken, "--pages", "127.0.0.1:0", "--dir", str(tmp_path / "b")]) == 1
     said = capsys.readouterr().err.splitlines()[-1]
     assert said.startswith(f"error: cannot listen on {taken} for OTLP/gRPC")
-    assert said.endswith("the key listen gives the port")
+    assert said.endswith("set TRACEFIT_LISTEN=HOST:PORT")
 
 
 def test_a_process_ends_with_the_exit_code_of_its_command():

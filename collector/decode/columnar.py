@@ -32,7 +32,7 @@ from collector.telemetry import Counts, Skip, table
 from . import vocabulary as words
 from .envelope import Export
 from .records import MISSING, STEP_FIELDS, Telemetry
-from .spans import AdmitSpan, Rows, read_spans
+from .spans import AdmitSpan, StepWords, read_spans
 from .wire import SlimExport, is_too_dense
 
 U64 = NDArray[np.uint64]
@@ -143,7 +143,7 @@ class Events:
         same = found == pattern
         return np.ones(len(at), np.bool_) if same.all() else same.all(axis=1)
 
-    def match(self) -> tuple[Index, Rows]:
+    def match(self) -> tuple[Index, StepWords]:
         """The events that are summaries of the form above with good values."""
         sizes = self._ends - self._starts
         which = np.flatnonzero((sizes >= _BODY_AT) & (sizes <= EVENT_BYTES_MAX))
@@ -199,7 +199,7 @@ class Events:
             self._values[which, attribute.column] = values
         return which, stop
 
-    def _good(self, whole: Mask) -> tuple[Index, Rows]:
+    def _good(self, whole: Mask) -> tuple[Index, StepWords]:
         """Of the events that were read as a whole: those that spans.py would take, and their rows."""
         at = np.flatnonzero(whole)
         values = self._values[at]
@@ -262,7 +262,7 @@ def _step_spans_of(export: Any) -> list[Any]:
 _NOTHING: Final = np.empty(0, np.intp), np.empty((0, len(STEP_FIELDS)), np.int64)
 
 
-def _take_summaries(spans: list[Any]) -> Iterator[Rows]:
+def _take_summaries(spans: list[Any]) -> Iterator[StepWords]:
     """Take the summaries out of the spans that can be read by column; one result per span."""
     events = [event for span in spans for event in span.events]
     ends = list(itertools.accumulate(len(span.events) for span in spans))

@@ -207,7 +207,7 @@ AdmitSpan = Callable[[str, bytes, int], Skip | None]
 """(instance, span id, end unix ns) -> a reason to leave the span out, or None; see collector.join.spans."""
 
 
-Rows = NDArray[np.int64]
+StepWords = NDArray[np.int64]
 """Summaries, (n, len(STEP_FIELDS)): STEP_DTYPE as 8-byte words, which numpy joins ten times faster than records."""
 _SNAPSHOT: Final = itemgetter(*(field.name for field in words.SNAPSHOT_FIELDS.values()))
 """The fields of a snapshot as a row of SNAPSHOT_DTYPE."""
@@ -225,7 +225,7 @@ def read_spans(
     export: Export,
     admit_span: AdmitSpan,
     counts: Counts,
-    taken: Iterator[Rows] = _NOTHING_TAKEN,
+    taken: Iterator[StepWords] = _NOTHING_TAKEN,
 ) -> list[Telemetry]:
     """One Telemetry per resource of an export that is parsed.
 
@@ -258,7 +258,7 @@ class _Resource:
         )
         self._admit_span, self._counts = admit_span, counts
         self._latest_unix_ns = latest_unix_ns(export.arrived_unix_ns)
-        self._steps: list[Rows] = []
+        self._steps: list[StepWords] = []
         self._snapshots: list[tuple[float, ...]] = []
 
     def telemetry(self) -> Telemetry:
@@ -270,7 +270,7 @@ class _Resource:
             self._out.snapshots = np.array(self._snapshots, SNAPSHOT_DTYPE)
         return self._out
 
-    def add(self, scope: str, span: Span, taken: Iterator[Rows]) -> None:
+    def add(self, scope: str, span: Span, taken: Iterator[StepWords]) -> None:
         """Add a span, and count it and its events."""
         columns = next(taken) if scope == words.STEP_SCOPE else None
         events = len(span.events) + (0 if columns is None else len(columns))
@@ -329,7 +329,7 @@ class _Resource:
         self._out.too_new_unix_ns = max(self._out.too_new_unix_ns, unix_ns)
         return False
 
-    def _add_steps(self, span: Span, taken: Rows) -> None:
+    def _add_steps(self, span: Span, taken: StepWords) -> None:
         """Summaries that were taken and those that were left, by the time of the wall clock; and snapshots.
 
         Summaries that lie ahead although their span does not are left out.

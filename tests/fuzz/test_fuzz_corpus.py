@@ -5,14 +5,12 @@ import logging
 import pytest
 
 from collector.config.load import ConfigError, load
-from collector.config.schema import Config
 from collector.decode import Export, envelope
 from collector.identity.resolver import EngineFacts, FactSource
-from collector.service.pipeline import make_pipeline
-from online.state import decode, encode
 from tests.fuzz.fuzz_parsers import PARSERS, fuzz
 from tests.fuzz.parsers import CORPUS
 from tests.support import otlp_bytes as otlp
+from tests.support.pipelines import replayed, restarted
 from tests.support.step_exports import make_export, put
 
 
@@ -57,11 +55,8 @@ def test_a_variable_whose_tag_lies_is_a_config_error():
 def test_a_fact_beyond_64_bits_in_an_export_does_not_stop_the_saving_of_the_state():
     export = make_export(40, steps_per_span=12)
     put(export.resource_spans[0].resource, {"vllm.max_num_seqs": "9" * 30, "vllm.block_size": "-" + "9" * 19})
-    pipeline, again = (make_pipeline(Config(learners=("rls",))) for _ in range(2))
-    pipeline.process([Export(export.SerializeToString(), "peer", "grpc", 40)])
-    pipeline.flush()
-    again.from_checkpoint(decode(encode(pipeline.to_checkpoint()[0])))
-    assert again.learned_rows == pipeline.learned_rows > 0
+    pipeline = replayed([Export(export.SerializeToString(), "peer", "grpc", 40)])
+    assert restarted(pipeline).learned_rows == pipeline.learned_rows > 0
 
 
 @pytest.mark.parametrize("value", [1 << 63, -(1 << 70), float("nan"), float("inf"), 1e300])

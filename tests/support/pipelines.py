@@ -16,7 +16,9 @@ from collector.service.pipeline import Pipeline
 from collector.telemetry import Counts, Skip, table
 from collector.telemetry.metrics import metric_of
 from collector.telemetry.table import Metric
+from online import ConfigSnapshot
 from online.rows import RowBlock, Target
+from online.state import decode, encode
 
 BATCH_BYTES = 1 << 18
 _MULTIPLIER = 2654435761
@@ -32,6 +34,19 @@ def replayed(exports: Iterable[Export], batch: int = 1, **settings) -> Pipeline:
         pipeline.process(everything[start : start + batch])
     pipeline.flush()
     return pipeline
+
+
+def restarted(pipeline: Pipeline, **settings) -> Pipeline:
+    """What goes on from its checkpoint."""
+    again = new_pipeline(**settings)
+    again.from_checkpoint(decode(encode(pipeline.to_checkpoint()[0])))
+    return again
+
+
+def only_config(pipeline: Pipeline) -> ConfigSnapshot:
+    """What is published of the one configuration that it knows."""
+    (config,) = pipeline.snapshot(0, 1).configs
+    return config
 
 
 def fed(pipeline: Pipeline, paths: Sequence[Path]) -> Pipeline:

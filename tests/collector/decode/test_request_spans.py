@@ -9,7 +9,7 @@ import pytest
 
 from collector.decode import MISSING
 from collector.telemetry import Counts, RowDrop, Skip, table
-from tests.support.pipelines import assert_accounted, replayed
+from tests.support.pipelines import assert_accounted, only_config, replayed
 from tests.support.step_exports import attribute
 from tests.support.stock_requests import DIALECTS, Dialect, Served, served_in
 from tests.support.toy_engine import UNIX_NS
@@ -100,7 +100,7 @@ def learned(name: str, cached_ratio: float = 0.0):
     dialect = DIALECTS[name]
     spans = [each.span(dialect, n, cached=int(cached_ratio * each.prompt)) for n, each in enumerate(served())]
     pipeline = replayed(exports_of([Piece("server", dialect.scope, span) for span in spans], 200))
-    (config,) = pipeline.snapshot(0, 1).configs
+    config = only_config(pipeline)
     return config, {each.name: each for each in config.targets["step_time"].models["portable"].features}
 
 

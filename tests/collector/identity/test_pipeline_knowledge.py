@@ -13,7 +13,7 @@ from collector.service.publish import Publisher
 from collector.telemetry.metrics import Metrics
 from exporters.what_if import ClientView
 from tests.support.clocks import FakeClock
-from tests.support.pipelines import fed, new_pipeline
+from tests.support.pipelines import fed, new_pipeline, only_config
 from tests.support.sheet_cases import GQA
 
 
@@ -32,7 +32,7 @@ def pipeline(data_dir, tmp_path):
 
 
 def test_physics_is_learned_by_default_where_the_sheets_are_known(pipeline, data_dir):
-    (config,) = pipeline.snapshot(1, 1).configs
+    config = only_config(pipeline)
     assert config.targets["step_time"].models["physics"].error.median_ape < 0.1
     assert config.cannot_derive == []
     (unknown,) = fed(new_pipeline(), [data_dir / "c1_mixed" / "otlp.pb.gz"]).snapshot(1, 1).configs
@@ -59,7 +59,7 @@ def test_a_new_configuration_is_predicted_before_its_first_row(pipeline, data_di
 
 
 def test_every_fact_stands_with_its_source(pipeline):
-    (config,) = pipeline.snapshot(1, 1).configs
+    config = only_config(pipeline)
     assert set(config.sources) <= set(config.config)
     sources = {"gpu": "rules", "hidden_size": "model_file", "memory_bandwidth_gb_s": "sheet"}
     # a rule may match what telemetry tells later

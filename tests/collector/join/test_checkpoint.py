@@ -7,8 +7,7 @@ from collector.decode import Export
 from collector.join import CheckpointError, Joiner
 from collector.telemetry import RowDrop, table
 from online import RowOutcome, Target
-from online.state import decode, encode
-from tests.support.pipelines import new_pipeline, replayed
+from tests.support.pipelines import new_pipeline, replayed, restarted
 from tests.support.recordings import otlp_file, recording
 from tests.support.step_exports import make_export
 
@@ -35,8 +34,7 @@ def learned(counts):
 
 
 def test_rows_before_the_mark_are_counted_and_not_made_again_when_the_whole_log_is_read(stream, before):
-    after = new_pipeline()
-    after.from_checkpoint(decode(encode(before.to_checkpoint()[0])))
+    after = restarted(before)
     after.process(stream)
     after.flush()
     counts = after.take_counts()

@@ -13,9 +13,8 @@ from collector.join.events import Rows
 from collector.telemetry import table
 from collector.telemetry.reasons import JoinEvent, Skip
 from online import RowOutcome, Target
-from online.state import decode, encode
 from tests.support.clocks import T0_NS
-from tests.support.pipelines import new_pipeline
+from tests.support.pipelines import new_pipeline, restarted
 from tests.support.step_exports import STEP_US, make_export
 from tests.support.toy_spans import span_id
 
@@ -43,12 +42,6 @@ def said(second: int, instance: str = "honest", *, steps=STEPS, ahead_s=0.0, lat
                 attribute.value.int_value += 7_000_000 * sum(instance.encode())
     arrived_unix_ns = T0_NS + (second + 2) * STEPS * STEP_US * 1000 if known else 0
     return Export(request.SerializeToString(), "peer", "grpc", 1, arrived_unix_ns=arrived_unix_ns)
-
-
-def restarted(pipeline):
-    again = new_pipeline()
-    again.from_checkpoint(decode(encode(pipeline.to_checkpoint()[0])))
-    return again
 
 
 def counting(pipeline):

@@ -10,7 +10,7 @@ from collector.telemetry import table
 from collector.telemetry.reasons import JoinEvent
 from online import RowOutcome
 from online.rows import Quality, Target
-from tests.support.pipelines import coefficients, replayed
+from tests.support.pipelines import coefficients, only_config, replayed
 from tests.support.toy_engine import Run, many_jobs, run_engine
 from tests.support.toy_spans import exports_of, pieces
 
@@ -41,7 +41,7 @@ def test_an_engine_with_two_emitters_is_learned_once(run, first, size):
     pipeline = replayed(exports_of(both, size))
     counts = pipeline.take_counts()
     assert counts[table.JOIN_EVENTS, JoinEvent.DUPLICATE_EMITTER] == 1
-    (config,) = pipeline.snapshot(0, 1).configs
+    config = only_config(pipeline)
     assert [engine.instance for engine in config.engines] == ["plugin"]
     assert config.telemetry == Quality.STEPS_PLUS.label
     rows = sum(counts[table.ROWS, Target.STEP_TIME, outcome] for outcome in RowOutcome)

@@ -18,7 +18,7 @@ from online.snapshot import ConfigSnapshot
 from tests.support.gpu_server import serve, step_exports
 from tests.support.linear_steps import BETA, NAMES, repeated, steps
 from tests.support.paths import DOCS
-from tests.support.pipelines import new_pipeline
+from tests.support.pipelines import new_pipeline, only_config
 from tests.support.slower import (
     CONFIG,
     CONFIG_ID,
@@ -220,8 +220,7 @@ def test_pages_at_15_s_tell_a_change_within_ten_minutes_and_its_term_as_soon_as_
 
 
 def published_drift(pipeline):
-    (config,) = pipeline.snapshot(0, 1).configs
-    return config.targets["step_time"].drift
+    return only_config(pipeline).targets["step_time"].drift
 
 
 @cache

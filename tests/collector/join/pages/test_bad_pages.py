@@ -7,6 +7,7 @@ from collector.decode.pages import ScrapedPage
 from collector.service import make_pipeline
 from collector.telemetry import RowDrop
 from tests.collector.join.pages.test_scrape_windows import SimulatedEngine, drops_of, new_page, rows_of
+from tests.support.pipelines import only_config
 
 
 def two_servers():
@@ -51,7 +52,7 @@ def test_two_servers_of_one_model_share_a_configuration_and_neither_spoils_the_o
             server.run(0.5, (3, 8, 1, 5)[number // 20 % 4])
             pipeline.process(pages=[ScrapedPage(url, 10**18 + at_ns, at_ns, (server.reading(),))])
     pipeline.flush()
-    (config,) = pipeline.snapshot(0, 1).configs
+    config = only_config(pipeline)
     assert [engine.instance for engine in config.engines] == list(servers)
     intercept, prefill, *_ = config.targets["step_time"].models["portable"].features
     assert intercept.coefficient == pytest.approx(10_000, rel=0.15)

@@ -10,7 +10,7 @@ from collector.decode import Export
 from collector.join.api_queueing import ApiQueueing, BusyArrival, StepCosts, first_tokens_of, with_fallbacks
 from online import FeatureSnapshot, ModelSnapshot, TargetSnapshot
 from tests.support.gpu_server import request_exports, serve
-from tests.support.pipelines import replayed
+from tests.support.pipelines import only_config, replayed
 from tests.support.toy_spans import STOCK_SCOPE, Piece, exports_of, stock_span
 from tests.support.vllm_scheduler import Traffic
 
@@ -48,7 +48,7 @@ def test_steps_scheduled_ahead_are_seen_where_prompts_make_the_pace_of_requests(
     traffic.poisson(0, int(60e9), 6.0, 1200, 100)
     engine = serve("qwen32b-h200", 60.0, 7, asynchronous=ahead, traffic=traffic)
     exports = [Export(payload, "peer", "test", 1) for payload in request_exports("qwen32b-h200", engine)]
-    (config,) = replayed(exports).snapshot(0, 1).configs
+    config = only_config(replayed(exports))
     assert (config.targets["api_queueing"].step_ahead_us is not None) == ahead
 
 
@@ -81,8 +81,7 @@ def stock_pieces(requests):
 
 
 def published(sent, batch=20):
-    (config,) = replayed(exports_of(sent, batch)).snapshot(0, 1).configs
-    return config
+    return only_config(replayed(exports_of(sent, batch)))
 
 
 def test_requests_that_tell_no_queue_give_api_queueing_and_how_the_engine_schedules():

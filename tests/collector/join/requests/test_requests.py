@@ -11,7 +11,7 @@ from collector.join import Joiner, Rows
 from collector.telemetry import table
 from collector.telemetry.reasons import JoinEvent, RowDrop
 from online.rows import REQUEST_FEATURES, Target
-from tests.support.pipelines import replayed, step_coefficients
+from tests.support.pipelines import only_config, replayed, step_coefficients
 from tests.support.toy_engine import Job, many_jobs, run_engine
 from tests.support.toy_spans import api_of, columns_of, core_of, exports_of, pieces
 
@@ -129,5 +129,5 @@ def test_a_request_that_spans_the_compilation_is_left_out():
     pipeline = replayed(exports_of(pieces(run)))
     assert step_coefficients(pipeline)["intercept"] == pytest.approx(7000, rel=5e-3)
     assert pipeline.take_counts()[table.DROPPED_ROWS, RowDrop.WARM_UP] >= 2
-    (config,) = pipeline.snapshot(0, 1).configs
+    config = only_config(pipeline)
     assert config.targets["step_time"].mean_us < 20_000, "the 12 s are in no row"

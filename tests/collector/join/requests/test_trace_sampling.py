@@ -20,9 +20,8 @@ from collector.join.inferred.sampling import SEVERAL_CONNECTIONS
 from collector.recordings import Recording
 from collector.service.pipeline import Pipeline
 from collector.telemetry import RowDrop, table
-from online.state import decode, encode
 from tests.support.page_server import RECORDED
-from tests.support.pipelines import new_pipeline, replayed
+from tests.support.pipelines import new_pipeline, only_config, replayed, restarted
 from tests.support.stock_requests import DIALECTS, SAMPLERS, as_told_by, fnv_1a, kept, served_in
 from tests.support.toy_engine import UNIX_NS, many_jobs, run_engine
 from tests.support.toy_spans import STOCK_SCOPE, Piece, exports_of, pieces, stock_span
@@ -57,11 +56,6 @@ def go_on(pipeline: Pipeline, sent: list[Piece]) -> None:
         pipeline.process([export])
 
 
-def published(pipeline):
-    (config,) = pipeline.snapshot(0, 1).configs
-    return config
-
-
 def doubts(pipeline) -> list[str]:
     """All that are said of any configuration."""
     return [doubt for config in pipeline.snapshot(0, 1).configs for doubt in config.doubts]
@@ -77,7 +71,7 @@ def drops(pipeline):
 
 
 def step_features(pipeline):
-    return published(pipeline).targets["step_time"].models["portable"].features
+    return only_config(pipeline).targets["step_time"].models["portable"].features
 
 
 @cache
@@ -96,7 +90,7 @@ def test_sampled_request_spans_teach_nothing_and_their_rate_is_told(rate):
     assert beginning == "request spans are sampled at about"
     assert float(percent) == pytest.approx(100 * rate, rel=0.05)
     assert rest == "so the batch cannot be rebuilt; send all spans or let tracefit scrape the page"
-    assert published(pipeline).targets == {}
+    assert only_config(pipeline).targets == {}
     assert pipeline.learned_rows == 0
     assert drops(pipeline)[RowDrop.SAMPLED_SPANS] >= len(sent) - 20
     config = client(pipeline)
@@ -111,7 +105,7 @@ def test_whatever_a_known_sampler_makes_of_the_ids_its_rate_is_told_and_nothing_
     pipeline = learned(sent)
     (doubt,) = doubts(pipeline)
     assert float(re.search(r"about (\S+) %", doubt)[1]) == pytest.approx(10, rel=0.05)
-    assert published(pipeline).targets == {}
+    assert only_config(pipeline).targets == {}
     assert pipeline.learned_rows < 3 * 64
     again = restarted(pipeline)
     assert doubts(again) == [doubt]
@@ -153,7 +147,7 @@ COLLECTORS = {
 def test_where_no_page_counts_the_requests_every_coefficient_and_the_verdict_say_so(which):
     """A Collector that samples by a rule of its own shows nowhere, and may as well send all."""
     pipeline = learned(COLLECTORS[which](requests(600, per_s=2)))
-    config = published(pipeline)
+    config = only_config(pipeline)
     assert "trace_sampling" not in config.config
     features = [
         each for target in config.targets.values() for model in target.models.values() for each in model.features
@@ -175,7 +169,7 @@ def with_threshold(sent: list[Piece], threshold: str) -> list[Piece]:
 def test_a_sampler_that_writes_its_threshold_is_believed_whatever_number_it_compares():
     """The Collector's ``probabilistic_sampler`` with a seed of its own; ``c`` is a quarter, ``0`` all of them."""
     pipeline = learned(with_threshold(requests(600)[::4], "c"))
-    assert published(pipeline).config["trace_sampling"] == 0.25
+    assert only_config(pipeline).config["trace_sampling"] == 0.25
     assert doubts(pipeline)[0].startswith("request spans are sampled at about 25 %")
     assert pipeline.learned_rows == 0
     assert doubts(restarted(pipeline)) == doubts(pipeline)
@@ -190,7 +184,7 @@ def test_thresholds_that_a_client_of_its_own_sends_say_nothing_of_the_others(who
     sent[400].span.trace_state = "ot=th:ffffffffffffff"
     pipeline = learned(sent)
     assert (pipeline.learned_rows, doubts(pipeline)) == (whole.learned_rows, [])
-    assert published(pipeline).targets.keys() == published(whole).targets.keys()
+    assert only_config(pipeline).targets.keys() == only_config(whole).targets.keys()
 
 
 def by_connections(sent: list[Piece], port_of) -> list[Export]:
@@ -242,7 +236,7 @@ def test_beside_an_engine_that_sends_its_steps_several_senders_take_no_waits():
     steps = exports_of(pieces(run, apis=False))
     pipeline = replayed([*steps, *by_connections(requests(600), lambda n: 40_000 + n % 2)])
     assert drops(pipeline)[RowDrop.AMBIGUOUS] == 0
-    assert published(pipeline).targets["queue_wait"].models["portable"].rows > 560
+    assert only_config(pipeline).targets["queue_wait"].models["portable"].rows > 560
 
 
 SCRAPING = {"scrape": ("http://10.0.0.7:8000",)}
@@ -282,12 +276,6 @@ def beside_pages(pages: list[ScrapedPage], sent: list[Piece], front_ends: int = 
     return pipeline
 
 
-def restarted(pipeline, **settings):
-    again = new_pipeline(**settings)
-    again.from_checkpoint(decode(encode(pipeline.to_checkpoint()[0])))
-    return again
-
-
 def test_a_sampler_that_does_not_show_in_the_trace_ids_shows_beside_the_page():
     """A Collector that keeps one trace of three, by whatever it likes."""
     sent = requests(600)
@@ -296,8 +284,8 @@ def test_a_sampler_that_does_not_show_in_the_trace_ids_shows_beside_the_page():
     assert drops(pipeline)[RowDrop.SAMPLED_SPANS] == 200
     whole = beside_its_page(sent, sent)
     assert doubts(whole) == []
-    assert published(whole).targets["step_time"].models["portable"].rows > 400
-    assert (published(whole).config["trace_sampling"], client(whole).verdict.hidden) == (1.0, ONE_SPAN)
+    assert only_config(whole).targets["step_time"].models["portable"].rows > 400
+    assert (only_config(whole).config["trace_sampling"], client(whole).verdict.hidden) == (1.0, ONE_SPAN)
     assert ("weak", "sampled") in statuses(beside_its_page(sent, [each for n, each in enumerate(sent) if n % 30]))
 
 
@@ -371,7 +359,7 @@ def test_a_page_that_nobody_asks_for_any_more_decides_nothing():
 def test_the_page_tells_how_many_tokens_of_a_prompt_were_computed():
     sent = as_told_by(DIALECTS["vLLM 0.33"], served_in("c10_long"))
     told, hidden = beside_its_page(sent, sent, hit_ratio=0.75), learned(sent)
-    assert (published(told).prefix_hits_hidden, published(hidden).prefix_hits_hidden) == (False, True)
+    assert (only_config(told).prefix_hits_hidden, only_config(hidden).prefix_hits_hidden) == (False, True)
     prices_us = [
         feature.coefficient
         for pipeline in (told, hidden)
@@ -399,7 +387,7 @@ def of_process(instance: str, sent: list[Piece]) -> list[Piece]:
 def test_the_first_requests_of_one_more_replica_say_nothing_against_the_others():
     pipeline = learned(of_process("api-0", requests(500)))
     go_on(pipeline, of_process("api-1", kept(requests(500), 0.9)[-10:]))
-    config = published(pipeline)
+    config = only_config(pipeline)
     assert len(config.engines) == 2
     assert config.doubts == []
 
@@ -469,7 +457,7 @@ def test_the_page_of_a_server_whose_request_spans_are_sampled_is_learned_from():
             page = timed.said
             pipeline.process(pages=[ScrapedPage("http://10.0.0.7:8000", page.unix_ns, page.mono_ns, page.engines)])
     pipeline.flush()
-    config = published(pipeline)
+    config = only_config(pipeline)
     assert config.doubts == []
     assert config.telemetry == "metrics"
     assert config.targets["step_time"].models["portable"].rows > 50

@@ -7,7 +7,7 @@ from collector.service.pipeline import make_pipeline
 from online.features import build
 from online.rows import STEP_FEATURES, Target
 from tests.support.models import configuration_of_captures
-from tests.support.pipelines import replayed, step_rows
+from tests.support.pipelines import only_config, replayed, step_rows
 from tests.support.recordings import otlp_file
 from tests.support.toy_engine import many_jobs, run_engine
 from tests.support.toy_spans import exports_of, pieces
@@ -42,6 +42,6 @@ def test_where_journeys_tell_of_prompts_their_price_is_weak_unless_steps_show_th
         cached = summary["batch.prefill_tokens"] // 2
         summary["batch.prefill_tokens"] -= cached
         summary["batch.scheduled_tokens"] -= cached
-    (config,) = replayed(exports_of(pieces(run, apis=False, **sent))).snapshot(0, 1).configs
+    config = only_config(replayed(exports_of(pieces(run, apis=False, **sent))))
     (price,) = (each for each in config.targets["step_time"].models["portable"].features if "prefill" in each.name)
     assert (config.prefix_hits_hidden, price.reason == "hidden_prefix_hits") == (hidden, hidden)

@@ -26,8 +26,8 @@ is off at another mix, no shape factor tells here, so that a change is confirmed
 It began after the block up to which the sum of 0.5 - m / log gain is largest: no change before, and one of this gain
 from there on, are then nearest to what was seen.
 
-Where several engines share a configuration, they must agree (online/engines.py). Which term moved is told by the rows
-after a change (online/moved_term.py).
+Where several engines share a configuration, they must agree (online/engines.py). Until they do the sums stay at 9, and
+are asked again. Which term moved is told by the rows after a change (online/moved_term.py).
 
 Detector ``page_hinkley`` or ``adwin``: River's takes the place of the sums and gets the same z. Its alarm confirms,
 with the gain of the last five blocks. It is not saved, and starts over with the process. ``none``: nothing is looked
@@ -98,7 +98,8 @@ class Alarm(Stateful):
 
     def update(self, z: float) -> bool:
         """One value; True = alarm."""
-        self.up, self.down = max(0.0, self.up + z - _SLACK), max(0.0, self.down - z - _SLACK)
+        self.up = min(max(0.0, self.up + z - _SLACK), self._limit)
+        self.down = min(max(0.0, self.down - z - _SLACK), self._limit)
         self.rising = self.rising + 1 if self.up else 0
         self.falling = self.falling + 1 if self.down else 0
         if self._river is not None:
@@ -166,7 +167,7 @@ class ChangeTest(Stateful):
         self.ends_ns: list[float] = []
 
     def learn(self, e: Floats, weight: Floats, end_ns: Ints) -> Change | None:
-        """Rows in order of time, (n,) each; rows after a confirmed change are left."""
+        """Rows in order of time, (n,) each; those after a change are left, and it is told until a restart."""
         rows = np.concatenate([self.waiting, np.column_stack((e, weight, end_ns))])
         count = len(rows) // self.rows
         self.waiting = rows[count * self.rows :]
@@ -188,8 +189,8 @@ class ChangeTest(Stateful):
         if not alarm:
             return None
         gain, medians, ends_ns = median_of(self.medians[-self.alarm.lasting :]), self.medians, self.ends_ns
-        self.restart()
         if abs(gain) < GATE:
+            self.restart()
             return None
         last = int(np.cumsum(0.5 - np.array(medians[:-1]) / gain).argmax()) if len(medians) > 1 else 0
         block_ns = (ends_ns[-1] - ends_ns[last]) / max(len(ends_ns) - 1 - last, 1)
@@ -304,7 +305,9 @@ class ChangeMonitor(Stateful):
         cell, end_ns = np.full(len(block), _WINDOW_CELL), int(block.end_ns[-1])
         self.engines.learn(block.engine, cell, log_ratio - self.windows.mean + shapes.log_y[cell], end_ns)
         change = self.windows.learn(log_ratio, block.steps, block.end_ns)
-        if change and abs(change.log_gain) >= APART and self.engines.confirm(change.log_gain, shapes.log_y):
+        if change and abs(change.log_gain) < APART:
+            self.windows.test.restart()
+        elif change and self.engines.confirm(change.log_gain, shapes.log_y):
             return self._take(change, end_ns, by_windows=True)
         return None
 
@@ -343,6 +346,8 @@ class ChangeMonitor(Stateful):
             rows.forget(len(self._names))
         self.prefill.restart()
         self.windows.restart()
+        if not change.prefill:
+            self.all_rows.restart()
         return change
 
     def add(self, block: Design, elapsed_us: Floats, weight: Floats) -> None:

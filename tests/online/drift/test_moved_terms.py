@@ -140,22 +140,42 @@ def test_a_replica_that_is_slower_from_its_start_is_named_with_its_term(slower, 
     assert odd.added == (None if added is None else pytest.approx(added, rel=0.15))
 
 
-def test_of_engines_that_one_sidecar_asks_for_pages_only_the_slower_one_is_ever_named_and_after_16_windows_each():
+def pages_of_eight(betas, *, all_slower_since):
+    """Windows of eight engines that one sidecar asks every 15 s: a round of them at a time, and what is said then."""
+    windows = [repeated(steps(110, seed, beta=beta).rows, 40) for seed, beta in enumerate(betas)]
+    bank, names = Bank(CONFIG), {number: f"engine-{number}" for number in range(8)}
+    for at in range(110):
+        now = RowBlock.concatenate([rows.slice(at, at + 1) for rows in windows])
+        took_us = now.elapsed_us * (1.8 if at >= all_slower_since else 1.0)
+        end_ns = 15 * 10**9 * (at + 1) + np.arange(8)
+        bank.learn(
+            CONFIG_ID,
+            Target.STEP_TIME,
+            replace(now, elapsed_us=took_us, end_ns=end_ns, engine=np.arange(8)),
+            engines=names,
+        )
+        if (target := bank.targets(CONFIG_ID).get(STEP)) is not None:
+            yield target
+
+
+def test_of_engines_that_one_sidecar_asks_for_pages_only_the_slower_one_is_named_and_after_16_windows_each():
     """Their first fit comes with a window or two of each, by which any of them could be anything."""
-    slower = BETA * [1.15, 1.0, 1.15, 1.15]
-    windows = [repeated(steps(60, seed, beta=slower if seed == 0 else BETA).rows, 40) for seed in range(8)]
-    bank, told = Bank(CONFIG), {}
-    for at in range(60):
-        for number, rows in enumerate(windows):
-            end_ns = np.full(1, (60 * at + number) * 10**9)
-            row = replace(rows.slice(at, at + 1), engine=np.full(1, number), end_ns=end_ns)
-            bank.learn(CONFIG_ID, Target.STEP_TIME, row, engines={number: f"engine-{number}"})
-        target = bank.targets(CONFIG_ID).get(STEP)
-        for replica in target.replicas if target else ():
+    told = {}
+    for target in pages_of_eight([BETA * [1.15, 1.0, 1.15, 1.15], *[BETA] * 7], all_slower_since=110):
+        for replica in target.replicas:
             if replica.differs:
                 told.setdefault(replica.engine, replica)
     assert list(told) == ["engine-0"]
     assert told["engine-0"].rows == 16
+    assert target.drift.count == 0
+
+
+def test_a_change_of_all_engines_that_one_sidecar_asks_for_pages_is_reported_once_each_of_them_shows_it():
+    """Which takes half of the 64 windows of each, and by then the usual speed of all must not have followed."""
+    *_, target = pages_of_eight([BETA] * 8, all_slower_since=75)
+    assert target.drift.count == 1
+    assert target.drift.gain > 1.5
+    assert not any(replica.differs for replica in target.replicas)
 
 
 @pytest.mark.parametrize(

@@ -27,14 +27,12 @@ from pathlib import Path
 import numpy as np
 
 import tracefit
-from collector.commands.replay import replay
-from collector.config.schema import Config
-from collector.runtime.tasks import SystemClock
 from tests.bench import bench_gpus, client_minutes
 from tests.bench.bench_systems import TEN
 from tests.bench.board import Board, run
 from tests.support.gpu_kernels import step_times
 from tests.support.paths import ROOT
+from tests.support.pipelines import client_of
 from tests.tracefit.example_snapshot import encoded
 
 WITHIN, UNCACHED_TOKENS = 0.1, 7
@@ -133,9 +131,7 @@ def judge_table(table: Path, exported: Path) -> tuple[float, float]:
     in flight that a request met; of the prompts all but some seven tokens were in the prefix cache, as the step events
     of these runs say. Where the spans hide that, it is in the coefficients.
     """
-    out = exported.with_name("snapshot.json")
-    replay([exported], out, Config(learners=("rls",)), SystemClock())
-    config = tracefit.load(out).config()
+    config = client_of(exported, exported.parent)
     with gzip.open(table, "rt") as file:
         rows = [row for row in csv.DictReader(file) if row["has_error"] not in {"1", "True", "true"}]
     prompt, output, e2e_s, ttft_s = (

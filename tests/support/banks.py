@@ -7,6 +7,13 @@ from online import Bank, Target, merge_states
 
 RLS = Config(learners=("rls",))
 PORTABLE = Config(learners=("rls",), feature_sets=("portable",))
+
+
+def of_columns(*names):
+    """Settings that learn the time of a step by these columns."""
+    return Config(learners=("rls",), feature_sets=("custom",), custom={"step_time": names})
+
+
 STEP = Target.STEP_TIME
 
 

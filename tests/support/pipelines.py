@@ -9,9 +9,12 @@ from pathlib import Path
 import numpy as np
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
+import tracefit
+from collector.commands.replay import replay
 from collector.config.schema import Config
 from collector.decode import Export
 from collector.recordings import Recording, by_kind, in_batches, merged
+from collector.runtime import SystemClock
 from collector.service.pipeline import Pipeline
 from collector.telemetry import Counts, Skip, table
 from collector.telemetry.metrics import metric_of
@@ -34,6 +37,13 @@ def replayed(exports: Iterable[Export], batch: int = 1, **settings) -> Pipeline:
         pipeline.process(everything[start : start + batch])
     pipeline.flush()
     return pipeline
+
+
+def client_of(recording: Path, directory: Path) -> tracefit.Config:
+    """What a client knows after a replay, whose files are in the directory."""
+    out = directory / "snapshot.json"
+    assert replay([recording], out, Config(learners=("rls",)), SystemClock()) == 0
+    return tracefit.load(out).configs[0]
 
 
 def restarted(pipeline: Pipeline, **settings) -> Pipeline:

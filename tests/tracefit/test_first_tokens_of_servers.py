@@ -11,10 +11,8 @@ from pathlib import Path
 import pytest
 
 import tracefit
-from collector.commands.replay import replay
-from collector.config.schema import Config
-from collector.runtime.tasks import SystemClock
 from tests.support.gpu_server import FACTS, LIMITS, request_exports, serve, step_exports
+from tests.support.pipelines import client_of
 from tests.support.vllm_scheduler import Engine, Request, Traffic
 from tests.support.vllm_senders import page_lines, write, write_lines
 
@@ -28,10 +26,9 @@ def learned(engine: Engine, machine: str, source: str, directory: Path) -> trace
         path = write(directory / "spans.pb.gz", request_exports(machine, engine))
     else:
         path = write_lines(directory / "pages.jsonl.gz", page_lines(engine, FACTS[machine][0]))
-    out = directory / "snapshot.json"
-    replay([path], out, Config(learners=("rls",)), SystemClock())
-    config = tracefit.load(out).config()
-    return config.assuming(max_num_seqs=LIMITS.max_num_seqs, max_num_batched_tokens=LIMITS.max_num_batched_tokens)
+    return client_of(path, directory).assuming(
+        max_num_seqs=LIMITS.max_num_seqs, max_num_batched_tokens=LIMITS.max_num_batched_tokens
+    )
 
 
 @pytest.mark.parametrize(("machine", "asynchronous"), [("llama8b-h100", True), ("qwen30a3-h200", False)])

@@ -10,14 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import tracefit
-from collector.commands.replay import replay
-from collector.config.schema import Config
-from collector.runtime.tasks import SystemClock
 from tests.support.banks import learned as bank_of
 from tests.support.banks import told
 from tests.support.linear_steps import steps
 from tests.support.paths import DATA
+from tests.support.pipelines import client_of
 from tests.tracefit.example_snapshot import cell_of, config_of, step_time_of, tree
 
 QUALITIES = ("steps", "requests", "metrics")
@@ -186,9 +183,7 @@ RECORDED = (
 
 @pytest.mark.parametrize("recording", RECORDED)
 def test_more_is_never_faster_on_a_server_that_was_recorded(recording, tmp_path):
-    out = tmp_path / "snapshot.json"
-    replay([DATA / recording], out, Config(learners=("rls",)), SystemClock())
-    config = tracefit.load(out).configs[0]
+    config = client_of(DATA / recording, tmp_path)
     for output, (concurrency, prompt) in itertools.product((20, 200), ((1, 100), (4, 400), (12, 900))):
         assert_rising(ttft_by_prompt(config, output, concurrency))
         assert_plan_keeps_targets(config, prompt, output, concurrency)

@@ -8,14 +8,13 @@ import numpy as np
 import pytest
 
 import tracefit
-from collector.commands.replay import replay
 from collector.config import Config
-from collector.runtime import SystemClock
 from online import STEP_FEATURES, ConfigSnapshot, EngineSnapshot, RowBlock, Snapshot
 from online.shapes import ShapeFactors
-from tests.support.banks import RLS, STEP, coefficients, features_of, learned, merged, restarted, told
+from tests.support.banks import STEP, coefficients, features_of, learned, merged, of_columns, restarted, told
 from tests.support.linear_steps import BETA, steps
-from tests.support.paths import DATA
+from tests.support.pipelines import client_of
+from tests.support.recordings import otlp_file
 
 
 def bent(n, seed, gain=1.0):
@@ -36,9 +35,7 @@ def factors(bank, config_id="c"):
 
 
 def test_the_client_says_of_a_shape_that_was_seen_what_coefficients_times_factor_give(tmp_path):
-    snapshot = tmp_path / "snapshot.json"
-    assert replay([DATA / "c1_mixed" / "otlp.pb.gz"], snapshot, RLS, SystemClock()) == 0
-    config = tracefit.load(snapshot).config()
+    config = client_of(otlp_file("c1_mixed"), tmp_path)
     often = [shape for shape in config.targets["step_time"].shapes.values() if shape.rows >= 64]
     assert len({round(shape.factor, 6) for shape in often}) > 3
     beta = [each.value for each in config.coefficients()]
@@ -172,6 +169,6 @@ def test_rows_of_no_work_beside_a_shape_of_little_do_not_spoil_what_is_saved():
     raw[:, requests], raw[:, context] = np.where(little, 3, 8), np.where(little, 1.0, 100.0)
     us = raw[:, context] * np.exp(0.02 * np.random.default_rng(1).standard_normal(2048))
     raw[1500::64, context] = 0.0
-    no_intercept = Config(learners=("rls",), feature_sets=("custom",), custom={"step_time": ("decode_context_tokens",)})
-    bank = learned(dataclasses.replace(rows, raw=raw, elapsed_us=us), settings=no_intercept)
+    odd = dataclasses.replace(rows, raw=raw, elapsed_us=us)
+    bank = learned(odd, settings=of_columns("decode_context_tokens"))
     assert restarted(bank).targets("c") == bank.targets("c")

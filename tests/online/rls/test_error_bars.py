@@ -5,12 +5,11 @@ import dataclasses
 import numpy as np
 import pytest
 
-from collector.config import Config
 from online import STEP_FEATURES, RowBlock, Target
 from online.features import portable
 from online.rls import Prior, RlsLearner
 from online.rls.learner import MEAN_TARGETS
-from tests.support.banks import STEP, features_of, learned, told
+from tests.support.banks import STEP, features_of, learned, of_columns, told
 from tests.support.designs import learn
 from tests.support.linear_steps import BETA, NAMES, steps
 from tests.support.request_times import skewed_times
@@ -82,14 +81,11 @@ def test_rows_that_overlap_count_by_their_weight():
 
 
 def test_the_intercept_is_known_by_its_name():
-    custom = {"step_time": ("requests", "intercept")}
-    bank = learned(
-        steps(1500, 6, batch=(4, 4), prefill_share=0.0).rows,
-        settings=Config(learners=("rls",), feature_sets=("custom",), custom=custom),
-    )
+    rows = steps(1500, 6, batch=(4, 4), prefill_share=0.0).rows
+    bank = learned(rows, settings=of_columns("requests", "intercept"))
     assert features_of(bank, name="custom")["requests"].status == "constant"
-    without = Config(learners=("rls",), feature_sets=("custom",), custom={"step_time": ("prefill_tokens", "requests")})
-    bank = learned(steps(1500, 6, batch=(4, 4), prefill_share=0.3).rows, settings=without)
+    rows = steps(1500, 6, batch=(4, 4), prefill_share=0.3).rows
+    bank = learned(rows, settings=of_columns("prefill_tokens", "requests"))
     assert features_of(bank, name="custom")["requests"].status != "constant"
 
 

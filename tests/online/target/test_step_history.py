@@ -8,10 +8,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from collector.config import Config
 from online.state import decode, encode
 from online.target.history import CHANGES_MAX, DAY_NS, POINTS_MAX, ROWS_MAX, SPACING_NS, ChangeKind, CoefficientHistory
-from tests.support.banks import STEP, learned, restarted
+from tests.support.banks import STEP, learned, of_columns, restarted
 from tests.support.linear_steps import repeated, steps
 
 S = 1_000_000_000
@@ -51,8 +50,7 @@ def test_the_course_and_what_happened_survive_a_restart():
 
 def test_after_a_restart_with_other_feature_sets_the_history_is_of_the_new_ones():
     bank = learned(steps(1500, 2).rows)
-    columns = {"step_time": ("prefill_tokens", "requests")}
-    again = restarted(bank, Config(learners=("rls",), feature_sets=("custom",), custom=columns))
+    again = restarted(bank, of_columns("prefill_tokens", "requests"))
     course = bank.history("c").view().points
     again.learn("c", STEP, steps(600, 3, start_ns=course[-1].at_ns + 1).rows)
     again.learn("c", STEP, steps(3000, 3, start_ns=course[-1].at_ns + 60 * S).rows)

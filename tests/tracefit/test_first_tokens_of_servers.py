@@ -92,7 +92,7 @@ def test_no_usable_answer_of_which_nothing_is_named_is_far_off_and_outside_of_it
 def _served(machine: str, load: tuple[int, int, int, float]) -> list[Request]:
     """Requests of a closed loop, without the first quarter and those of one token."""
     clients, prompt, output, spread = load
-    loop, seconds = Traffic(clients), 40.0 if clients < 100 else 120.0
+    loop, seconds = Traffic(clients), 25.0 if clients < 100 else 90.0
     loop.closed(0, int(seconds * 1e9), clients, prompt, output, spread, 0.0)
     served = serve(machine, seconds, clients, traffic=loop).requests
     return [each for each in served[len(served) // 4 :] if each.made > 1]

@@ -78,13 +78,17 @@ class ZmtpPublisher:
 
     def __init__(self, endpoint):
         eventually(lambda: self._connects(endpoint))
-        self._socket.sendall(b"\x04\x19\x05READY\x0bSocket-Type\x00\x00\x00\x03PUB")
 
     def _connects(self, endpoint):
+        """Whether the other side subscribes; a socket that is being closed may still greet."""
+        told = b""
         with contextlib.suppress(ConnectionError):
             self._socket = socket.create_connection(endpoint, 60)
             self._socket.sendall(b"\xff" + bytes(8) + b"\x7f\x03\x00NULL".ljust(23, b"\0") + bytes(32))
-            return self._socket.recv(64)
+            self._socket.sendall(b"\x04\x19\x05READY\x0bSocket-Type\x00\x00\x00\x03PUB")
+            while not told.endswith(b"\x00\x01\x01") and (more := self._socket.recv(64)):
+                told += more
+        return told.endswith(b"\x00\x01\x01")
 
     def send(self, frames, *, ends=True):
         last = len(frames) - 1

@@ -308,7 +308,8 @@ class _Reader:
         while self._left_bytes > 0 and chunk_at < self._size_bytes:
             self._file.seek(chunk_at)
             chunk = self._file.read(_CHUNK_BYTES)
-            for match in pattern.finditer(chunk):
+            # a node that died may leave millions of zeros, each of which would be tried
+            for match in pattern.finditer(chunk) if chunk.strip(b"\0") else ():
                 begin = chunk_at + match.start() - _LOW_BYTES - _PREFIX.size
                 found = self.read_at(begin, expected) if begin > at else None
                 if found is not None or self._left_bytes <= 0:

@@ -60,12 +60,16 @@ def rows(directory):
     [
         (b'{"schema": "tracefit.snapshot/2", "generation": 41, "configs": {}}', 42, []),
         (b'{"schema": "tracef', 1, ["snapshot.json cannot be read: generations begin at 1 again"]),
+        (None, 1, ["snapshot.json cannot be read: generations begin at 1 again"]),
     ],
 )
 def test_generations_go_on_from_a_file_of_another_version_and_begin_anew_aloud(
     tmp_path, published, least, warnings, caplog
 ):
-    (tmp_path / "snapshot.json").write_bytes(published)
+    if published is None:
+        os.mkfifo(tmp_path / "snapshot.json")  # whoever opens one waits for a process that writes
+    else:
+        (tmp_path / "snapshot.json").write_bytes(published)
     with running_sidecar(tmp_path) as sidecar:
         send(sidecar, 1)
     assert least <= rows(tmp_path)[0] < least + 10

@@ -59,7 +59,8 @@ N need not be whole: between two whole numbers what is met is interpolated. It i
 included; under random arrivals that is one more than the mean number in flight. Microseconds.
 
 Ends of bands are the same sums over the lower and the upper ends of steps: of one in ten below and above. The rest lies
-between that of any moment and a whole step, and what is ahead is no more than one. ITL is off by 1.28 standard
+between that of any moment and a whole step, and what is ahead is no more than one; where nobody said whether one is,
+the middle has none. ITL is off by 1.28 standard
 deviations of s_i / (O - 1) as well, for requests keep their places among others. These reasons do not depend on each
 other, so that their squares are added.
 
@@ -210,11 +211,14 @@ def _rest(mean_us: float, turnaround_us: float) -> Band:
 
 
 class ClosedLoop:
-    """The formulas of the module's docstring on the steps of one engine; ``ahead``: it schedules one step ahead."""
+    """The formulas of the module's docstring on the steps of one engine.
+
+    ``ahead``: whether it schedules one step ahead; None where nobody said.
+    """
 
     __slots__ = ("_ahead", "_steps")
 
-    def __init__(self, steps: StepModel, *, ahead: bool) -> None:
+    def __init__(self, steps: StepModel, *, ahead: bool | None) -> None:
         self._steps = steps
         self._ahead = ahead
 
@@ -281,7 +285,7 @@ class ClosedLoop:
         life = k + tokens
         mean_us = (prefill[0] + tokens * itl[0]) / life
         ahead = 1.0 - life**-n if self._ahead else 0.0
-        next_us = mean_us * ahead, mean_us * ahead, mean_us * self._ahead
+        next_us = mean_us * ahead, mean_us * ahead, 0.0 if self._ahead is False else mean_us
         rest = ends(operator.add, _rest(mean_us, turnaround_us), next_us)
         wait = max(turnaround_us / mean_us + 0.5, 1.0) if mean_us > 0.0 else 0.5
         square = sum([share * us * us for share, (us, *_) in zip(shares, bands, strict=False)])

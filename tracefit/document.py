@@ -138,9 +138,9 @@ ACTIVE_EXPERTS = "active_experts"
 class ConfigDocument(NamedTuple):
     """One configuration as published.
 
-    ``scheduled_ahead``: its engines hand over a step before the last one ended. ``doubts``: why nothing it answers
-    should be used, one clause each. ``last_heard_unix_nano``: when the newest
-    telemetry of its engines was made, 0 where nobody said. ``replaced``: its server sends another configuration now.
+    ``scheduled_ahead``: its engines hand over a step before the last one ended, None where nobody said. ``doubts``: why
+    nothing it answers should be used, one clause each. ``last_heard_unix_nano``: when the newest telemetry of its
+    engines was made, 0 where nobody said. ``replaced``: its server sends another configuration now.
     ``prefix_hits_hidden``: its telemetry counts prompt tokens that were never computed, so that a coefficient is the
     price of one that was sent.
     """
@@ -151,7 +151,7 @@ class ConfigDocument(NamedTuple):
     engines: int
     quarantined: str
     targets: Mapping[str, Target]
-    scheduled_ahead: bool = False
+    scheduled_ahead: bool | None = None
     doubts: tuple[str, ...] = ()
     last_heard_unix_nano: int = 0
     replaced: bool = False
@@ -402,12 +402,20 @@ def _config(tree: _Place) -> ConfigDocument:
         len(engines),
         tree["quarantined"].text(),
         {name: _target(name, _Place(each.value, f"{config_id}.{name}")) for name, each in tree["targets"].named()},
-        any(isinstance(each.value, dict) and each["scheduling"].value == "async" for each in engines),
+        _scheduled_ahead(engines, tree["config"]["async_scheduling"].value),
         tuple(each.text() for each in tree["doubts"].places()),
         tree["last_heard_unix_nano"].whole(),
         bool(tree["replaced_by"].text()),
         tree["prefix_hits_hidden"].value is True,
     )
+
+
+def _scheduled_ahead(engines: list[_Place], stated: object) -> bool | None:
+    """As the engines' steps show, else as a fact says."""
+    modes = {each["scheduling"].text() for each in engines if isinstance(each.value, dict)}
+    if modes & {"async", "sync"}:
+        return "async" in modes
+    return stated if isinstance(stated, bool) else None
 
 
 def _target(name: str, tree: _Place) -> Target:

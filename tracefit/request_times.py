@@ -136,16 +136,15 @@ class _Load(NamedTuple):
 class RequestTimes:
     """The formulas of the module's docstring on one configuration."""
 
-    __slots__ = ("_after", "_ahead", "_before", "_loop", "_speculates", "_steps", "_whole_prompts", "limits", "turns")
+    __slots__ = ("_after", "_before", "_loop", "_speculates", "_steps", "_whole_prompts", "limits", "turns")
 
     def __init__(self, steps: StepModel, config: ConfigDocument) -> None:
-        targets, facts, ahead = config.targets, config.facts, config.scheduled_ahead
+        targets, facts = config.targets, config.facts
         self._steps = steps.of_many_steps()
         self._speculates = facts.get("speculative_decoding") is True
         self._whole_prompts = facts.get("enable_chunked_prefill") is False
         queueing = targets.get("api_queueing")
-        self._ahead = ahead or (queueing is not None and queueing.step_ahead_us is not None)
-        self._loop = ClosedLoop(self._steps, ahead=self._ahead)
+        self._loop = ClosedLoop(self._steps, ahead=_ahead(config))
         self.limits: Limits = steps.limits
         self.turns = steps.surface.turns
         self._before = (_outside_time(queueing, "prompt_tokens"), _outside_time(targets.get("first_response"), ""))
@@ -285,6 +284,14 @@ class RequestTimes:
         _, full_low, _ = self._step(work, tokens, max(running - tokens / work.uncached, 0.0))
         full = min(0.5 * (running * work.uncached / budget - 1.0) / max(work.output - 1.0, 1.0), 1.0)
         return low + max(full, 0.0) * max(full_low - low, 0.0)
+
+
+def _ahead(config: ConfigDocument) -> bool | None:
+    """Whether a step is handed over before the last one ended; None where nothing shows it, as in single passes."""
+    queueing = config.targets.get("api_queueing")
+    if config.scheduled_ahead or (queueing is not None and queueing.step_ahead_us is not None):
+        return True
+    return None if config.scheduled_ahead is None and config.telemetry == "fpm" else False
 
 
 def _outside_time(target: Target | None, feature: str) -> Callable[[Workload], Band]:

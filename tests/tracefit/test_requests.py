@@ -375,6 +375,21 @@ def test_an_engine_that_schedules_ahead_answers_one_step_later():
     assert config_of(ahead).request(**alone) == CONFIG.request(**alone)
 
 
+def test_the_band_holds_a_step_ahead_where_nothing_tells_of_it_and_a_fact_does():
+    def answer(scheduling, facts):
+        document = tree()
+        config = document["configs"][0]
+        config["engines"][0]["scheduling"], config["telemetry"] = scheduling, "fpm"
+        config["config"] |= facts
+        return config_of(document).request(prompt_tokens=800, output_tokens=250, concurrency=24).ttft
+
+    sync, ahead, unknown = answer("sync", {}), answer("async", {}), answer("unknown", {})
+    assert unknown.us == sync.us
+    assert unknown.high > ahead.us > sync.high
+    assert answer("unknown", {"async_scheduling": True}) == ahead
+    assert answer("unknown", {"async_scheduling": False}) == answer("sync", {"async_scheduling": True}) == sync
+
+
 def test_a_prefix_hit_is_not_counted_again_where_the_price_of_a_token_has_it():
     """Spans of a server that hides hits tell what a token costs that was sent, not one that was computed."""
     document = tree()

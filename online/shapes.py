@@ -70,21 +70,20 @@ class ShapeFactors(Stateful):
     """Of one target: rows (512,), Y (512,), spread (512,) and X (512, p) of every shape; A and B: ``won``, ``error``.
 
     ``applied``: whether x beta is multiplied by F.
-    ``begins_anew``: shapes whose mean nobody is compared with, since a change of speed; the next row starts it, (512,).
     """
 
-    SAVED = ("rows", "log_y", "spread", "x", "begins_anew", "applied", "won", "error")
+    SAVED = ("rows", "log_y", "spread", "x", "applied", "won", "error")
 
     def __init__(self, p: int) -> None:
         self.rows, self.log_y, self.spread = np.zeros(CELLS), np.zeros(CELLS), np.zeros(CELLS)
-        self.x, self.begins_anew = np.zeros((CELLS, p)), np.zeros(CELLS, np.bool_)
+        self.x = np.zeros((CELLS, p))
         self.applied, self.won, self.error = True, 0.0, 0.0
 
     # ---------------------------------------------------------------- reading
 
     def knows(self, cell: Ints) -> Mask:
         """Whether there is a mean to compare rows of these shapes with, (n,)."""
-        known: Mask = (self.rows[cell] >= FEW_ROWS) & ~self.begins_anew[cell]
+        known: Mask = self.rows[cell] >= FEW_ROWS
         return known
 
     def mean_log_ratio(self, ids: Ints, beta: Floats) -> Floats:
@@ -154,8 +153,6 @@ class ShapeFactors(Stateful):
         groups = Groups.of(cell)
         ids, starts, count = groups.ids, groups.starts, groups.sizes
         x, log_ratio = x.take(groups.order, axis=0), log_ratio.take(groups.order)
-        self.rows[ids[self.begins_anew[ids]]] = 0.0
-        self.begins_anew[ids] = False
         before, spread = self.rows[ids], self.spread[ids]
         for k in np.flatnonzero(before == 0.0):
             rows = slice(starts[k], starts[k] + count[k])
@@ -175,12 +172,13 @@ class ShapeFactors(Stateful):
     def follow_gain(self, gain: float, *, prefill: bool) -> None:
         """At a change of speed: all shapes, or those with prefill, take longer by this log gain, until relearned.
 
-        Those with prefill begin anew: what made most steps slower may make them slower by far less.
+        Those with prefill are forgotten: what made most steps slower may make them slower by far less, and a reference
+        that is too high would look like a second change.
         """
         cells = slice(PREFILL_CELL if prefill else 0, None)
         self.log_y[cells] += gain * (self.rows[cells] > 0.0)
         self.rows[cells] = np.minimum(self.rows[cells], 2.0 * NOISE_ROWS)
-        self.begins_anew[PREFILL_CELL:] = True
+        self.rows[PREFILL_CELL:] = 0.0
 
     def follow_coefficients(self, then: ShapeFactors, before: Floats, after: Floats, beta: Floats) -> None:
         """Once it is known which term moved: shapes take what they took ``then``, but by the coefficients ``after`` it.
@@ -193,17 +191,11 @@ class ShapeFactors(Stateful):
         after_us = then.x[ids] @ after + self.x[ids, p:] @ beta[p:]
         self.log_y[ids] = then.mean_log_ratio(ids, before) + np.log(np.maximum(after_us, TINY_US))
         self.rows[ids] = np.minimum(then.rows[ids], 2.0 * NOISE_ROWS)
-        self.begins_anew[ids] = False
 
     def add(self, other: ShapeFactors) -> None:
-        """Rows of both, 256 at most of each shape, those that begin anew only where there are no others.
-
-        Applied unless both together have lost by it.
-        """
-        has_fresh = (self.rows * ~self.begins_anew + other.rows * ~other.begins_anew) > 0.0
-        mine, theirs = (np.where(each.begins_anew & has_fresh, 0.0, each.rows) for each in (self, other))
-        self.rows, self.begins_anew = mine + theirs, (self.begins_anew | other.begins_anew) & ~has_fresh
-        mine, theirs = np.minimum(mine, MEMORY_ROWS), np.minimum(theirs, MEMORY_ROWS)
+        """Rows of both, 256 at most of each shape; applied unless both together have lost by it."""
+        mine, theirs = np.minimum(self.rows, MEMORY_ROWS), np.minimum(other.rows, MEMORY_ROWS)
+        self.rows += other.rows
         share = theirs / np.maximum(mine + theirs, 1.0)
         self.log_y += share * (other.log_y - self.log_y)
         self.spread += share * (other.spread - self.spread)
@@ -215,7 +207,7 @@ class ShapeFactors(Stateful):
     def without_phases(self, beta: Floats, p: int) -> ShapeFactors:
         """A copy of the same factors, that has the first p columns alone; beta: of all columns."""
         copied, usual = ShapeFactors(p), self.mean_log_ratio(np.arange(CELLS), beta)
-        copied.rows, copied.x = np.where(self.begins_anew, 0.0, self.rows), self.x[:, :p].copy()
+        copied.rows, copied.x = self.rows.copy(), self.x[:, :p].copy()
         copied.log_y = usual + np.log(np.maximum(copied.x @ beta[:p], TINY_US))
         return copied
 

@@ -43,6 +43,18 @@ def test_an_uneven_machine_that_changes_its_speed_is_reported(seed, gain, rows):
     assert drift.gain == pytest.approx(gain, rel=0.15)
 
 
+@pytest.mark.parametrize(("us_per_request", "term"), [(60, "decode"), (600, "intercept")])
+def test_what_makes_shapes_slower_by_different_factors_is_one_change(us_per_request, term):
+    """No shape that takes longer by another factor than most looks like a second change."""
+    n, rng = ONSET + 2500, np.random.default_rng([201, 5])
+    columns = work(rng, n, "iid")
+    gain, per_request = since(n, ONSET, 2.0), us_per_request * columns["requests"]
+    us = 5000 * gain + per_request * (gain if term == "decode" else 1.0)
+    us += 25 * columns["prefill_tokens"] + 0.05 * columns["decode_context_tokens"]
+    drift = drift_after(of_columns(columns, us * np.exp(rng.normal(0, 0.03, n))))
+    assert (drift.count, drift.term) == (1, term)
+
+
 def test_shorter_contexts_that_are_a_fifth_of_the_time_hide_a_slow_down_for_a_thousand_rows_at_most():
     n = ONSET + 1000
     columns, rng = work(np.random.default_rng(6), n, "iid"), np.random.default_rng(7)

@@ -23,7 +23,7 @@ _WHOLE = re.compile(r"\d{1,13}")
 _SWITCH = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 SHOWN_CHARS = 32
 _TIME_UNITS = ((1e6, "s"), (1e3, "ms"), (1.0, "µs"), (1e-3, "ns"))
-_NO_FACTOR = 1e-9
+_NO_FACTOR, _WHOLE_FROM = 1e-9, 1e3
 
 
 class QuestionError(ValueError):
@@ -360,7 +360,7 @@ def _finite(value: object) -> bool:
 
 def _load_lines(said: RequestEstimate) -> Iterator[tuple[str, str]]:
     waiting = f", {said.concurrency - said.running:.3g} wait" if said.concurrency > said.running else ""
-    yield "in flight", f"{counted(said.concurrency, 'request')} ({said.running:.4g} run{waiting})"
+    yield "in flight", f"{counted(said.concurrency, 'request')} ({plain(said.running)} run{waiting})"
     for name, value in (("TTFT", said.ttft), ("ITL", said.itl), ("E2E", said.e2e)):
         yield name, with_band(value)
     if said.concurrency > 1.0:
@@ -416,4 +416,9 @@ def with_band(value: Estimate | Prediction) -> str:
 
 def counted(number: float, noun: str) -> str:
     """``1 request``, ``20 requests``."""
-    return f"{number:.4g} {noun}{'' if number == 1 else 's'}"
+    return f"{plain(number)} {noun}{'' if number == 1 else 's'}"
+
+
+def plain(number: float) -> str:
+    """Four digits, and from a thousand on the whole number."""
+    return f"{number:.0f}" if number >= _WHOLE_FROM else f"{number:.4g}"

@@ -29,7 +29,7 @@ from prometheus_client.registry import Collector
 from exporters import wording
 from exporters.config_view import STEP_TIME, ConfigVerdict, View, config_view
 from exporters.pages import Request, Response, not_found
-from exporters.questions import LOAD, RATE, SIZED, STEP, TARGETS, QuestionError, answer_query, duration
+from exporters.questions import LOAD, RATE, SIZED, STEP, TARGETS, QuestionError, answer_query, duration, plain
 from exporters.what_if import Advisory, ClientView, identities_of, meant_config
 from exporters.wording import OTLP_PORT, Advice, count, name_of
 from online import HistoryView, ReplicaSnapshot, Snapshot
@@ -257,7 +257,7 @@ def _usual_load(judged: ConfigVerdict) -> dict[str, str]:
     if (mix := load.workload) is not None:
         usual |= {"prompt": mix.prompt_tokens, "output": mix.output_tokens, "concurrency": max(mix.concurrency, 1.0)}
         usual["prefix_hit"] = None if judged.config.prefix_hits_hidden else mix.prefix_hit or None
-    texts = {name: f"{value:.4g}" for name, value in usual.items() if value is not None}
+    texts = {name: plain(value) for name, value in usual.items() if value is not None}
     return {**texts, "itl": f"{load.fits[0].itl_ms:g}ms"} if load.fits else texts
 
 

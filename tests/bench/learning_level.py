@@ -46,11 +46,11 @@ def errors_of(path):
     """Median and mean error in per cent of x beta F, with the level, and with River's model, (3, 2)."""
     kv = path.with_name("kv.jsonl.gz")
     _, rows = step_rows(new_pipeline(), [path, kv] if kv.exists() else [path])
-    (shaped, level), (_, both) = (_learned(rows, settings) for settings in (WITHOUT_RIVER, LEVEL))
+    (shaped, level), (_, both) = (learned_errors(rows, settings) for settings in (WITHOUT_RIVER, LEVEL))
     return np.array([(100 * np.median(error), 100 * np.minimum(error, 1.0).mean()) for error in (shaped, level, both)])
 
 
-def _learned(rows, settings):
+def learned_errors(rows, settings):
     """Relative error of x beta F and of what is published, of every row that was predicted, (n,) each."""
     state = TargetState(Target.STEP_TIME, settings)
     state.offer(portable(Target.STEP_TIME))

@@ -142,10 +142,11 @@ class _Subscription:
             raise ConfigError(feed.key, f"{address}: {error.strerror}") from None
 
     def close(self) -> None:
-        """End the monitor, so that libzmq tells it nothing more, and close both sockets."""
+        """End the monitor, so that libzmq tells it nothing more, and close both sockets; of no effect a second time."""
         if self._monitor is not None:
             self.sub.disable_monitor()
             self._monitor.close()
+            self._monitor = self._events = None
         self.sub.close()
 
     def watch(self) -> None:

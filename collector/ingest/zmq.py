@@ -35,10 +35,10 @@ SOCKET_BYTES = 32 << 20
 """What libzmq may hold of one kind, over all connections that were configured."""
 FRAMES_MAX = 8
 """Of a message; vLLM's have three or four."""
-MEMORY_LOOK_S = 0.05
+MEMORY_LOOK_S = 0.02
 """How often it is looked at whether memory is short; a local publisher sends 20 MB meanwhile."""
 REOPEN_S = 1.0
-"""Between two times that the sockets are opened anew."""
+"""How long the sockets stay closed then: who fills memory begins anew as soon as it can."""
 IDLE_MS = 1_000
 """After so long without a message, an endpoint's connection is looked at."""
 _HEARTBEAT_MS, _HEARTBEAT_TIMEOUT_MS = 10_000, 30_000
@@ -318,12 +318,12 @@ class Subscriber(Generic[T]):
             await asyncio.sleep(MEMORY_LOOK_S)
             if not self._is_short():
                 continue
-            _log.warning("%s: memory is short, so that all connections are made anew", self._feed.key)
+            _log.warning("%s: memory is short, so that all connections are closed for a second", self._feed.key)
             await self._close()
+            await asyncio.sleep(REOPEN_S)
             for subscription in self._subscriptions:
                 await self._open_again(subscription)
             self._begin_listening()
-            await asyncio.sleep(REOPEN_S)
 
     async def _open_again(self, subscription: _Subscription) -> None:
         """Until it succeeds: libzmq gives a port that was bound back in a thread of its own."""

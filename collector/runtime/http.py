@@ -13,15 +13,17 @@ import logging
 import math
 import socket
 import ssl
+import threading
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import Future
 from http import HTTPStatus
 from typing import Any, cast
 from urllib.parse import urlsplit
 
 import aiohttp
 from aiohttp import web
-from aiohttp.abc import ResolveResult
+from aiohttp.abc import AbstractResolver, ResolveResult
 from multidict import CIMultiDict
 from yarl import URL
 
@@ -329,30 +331,41 @@ _UNAUTHENTICATED = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
 _PLAIN = "identity"
 
 
-class OneLookup(aiohttp.ThreadedResolver):
-    """Looks names up one after the other; made in the loop.
+class ThreadedResolver(AbstractResolver):
+    """Looks each name up in a thread of its own, which ends with the process.
 
-    A lookup that no name server answers lasts for many seconds, and nobody can end its thread. Of the loop's few
-    threads one at most waits so: the others make pages, and look at large exports.
+    A lookup that no name server answers lasts for many seconds, and nobody can end its thread. So it holds none of the
+    loop's few threads, which make pages and look at large exports, and keeps no other name waiting. A session looks a
+    name up once at a time.
     """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._free = asyncio.Semaphore(1)
 
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
     ) -> list[ResolveResult]:
-        """All addresses of a name; who gives up before has its lookup go on alone."""
-        await self._free.acquire()
-        lookup = asyncio.ensure_future(super().resolve(host, port, family))
-        lookup.add_done_callback(self._end)
-        return await asyncio.shield(lookup)
+        """All addresses of a name; OSError if it has none."""
+        found: Future[list[ResolveResult]] = Future()
+        found.set_running_or_notify_cancel()  # its thread goes on if the caller gives up
 
-    def _end(self, lookup: asyncio.Future[list[ResolveResult]]) -> None:
-        self._free.release()
-        if not lookup.cancelled():
-            lookup.exception()  # asked for, or the loop complains that nobody did
+        def look_up() -> None:
+            try:
+                infos = socket.getaddrinfo(host, port, family, socket.SOCK_STREAM, flags=socket.AI_ADDRCONFIG)
+                found.set_result([_as_result(host, *info) for info in infos])
+            except Exception as error:  # noqa: BLE001 -- the caller gets it
+                found.set_exception(error)
+
+        threading.Thread(target=look_up, name="lookup", daemon=True).start()
+        return await asyncio.wrap_future(found)
+
+    async def close(self) -> None:
+        """Nothing is held."""
+
+
+def _as_result(
+    name: str, family: socket.AddressFamily, _kind: socket.SocketKind, proto: int, _name: str, address: Any
+) -> ResolveResult:
+    host, port = address[:2]
+    numeric = socket.AI_NUMERICHOST | socket.AI_NUMERICSERV
+    return ResolveResult(hostname=name, host=host, port=port, family=family, proto=proto, flags=numeric)
 
 
 class HttpClient:
@@ -419,7 +432,7 @@ class HttpClient:
         if self._session is None:
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(
-                    ssl=True if self._tls is None else self._tls, limit=0, resolver=OneLookup()
+                    ssl=True if self._tls is None else self._tls, limit=0, resolver=ThreadedResolver()
                 ),
                 cookie_jar=aiohttp.DummyCookieJar(),
                 auto_decompress=False,

@@ -9,7 +9,6 @@ import shutil
 import socket
 import ssl
 import threading
-import time
 
 import pytest
 
@@ -319,21 +318,26 @@ def test_a_server_is_named_once_when_its_page_is_read_or_is_not_and_with_what_it
 
 
 def test_where_no_name_server_answers_pages_and_packed_exports_are_taken_all_the_same(tmp_path, monkeypatch):
-    """A lookup holds one of the loop's few threads until it ends by itself."""
+    """A lookup holds its thread until it ends by itself; other names are found meanwhile."""
     answered, begun, look_up = threading.Event(), [], socket.getaddrinfo
 
     def unanswered(host, *rest, **more):
         if str(host).endswith(".example"):
             begun.append(host)
             answered.wait(100)
-        return look_up("127.0.0.1" if str(host).endswith(".example") else host, *rest, **more)
+        return look_up("127.0.0.1" if str(host).endswith((".example", ".known")) else host, *rest, **more)
 
     monkeypatch.setattr(socket, "getaddrinfo", unanswered)
     names = ",".join(f"http://vllm-{number}.example:1" for number in range(40))
-    with running_sidecar(tmp_path, SCRAPE=f"[{names}]", SCRAPE_INTERVAL_S="0.3") as sidecar:
+    with (
+        PageServer(lambda *_: (200, {}, PAGE)) as known,
+        running_sidecar(
+            tmp_path, SCRAPE=f"[{names},http://vllm.known:{known.port}]", SCRAPE_INTERVAL_S="0.3"
+        ) as sidecar,
+    ):
         try:
-            eventually(lambda: begun)
-            time.sleep(0.5)  # by now each of them has been asked for
+            eventually(lambda: len(begun) == 40)
+            eventually(lambda: known.asked)
             assert b'"ok":true' in get(sidecar.http_port, "/healthz")
             packed = {"Content-Type": "application/x-protobuf", "Content-Encoding": "gzip"}
             assert post(sidecar.otlp_http_port, gzip.compress(make_export().SerializeToString()), packed)[0] == 200

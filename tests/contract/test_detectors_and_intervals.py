@@ -55,7 +55,7 @@ def test_the_band_is_that_of_the_ratios_and_wider_by_what_levels_will_wander(noi
     rows, rng = steps(8000, 3, noise=0.0).rows, np.random.default_rng(5)
     rows.elapsed_us[:] *= np.exp(NOISES[noise](rng, 8000))
     low, high = np.quantile(NOISES[noise](rng, 100_000), [0.1, 0.9])
-    assert np.log(band_after(rows)) == pytest.approx(WIDER * (high - low), rel=0.15)
+    assert np.log(band_after(rows)) == pytest.approx(WIDER * (high - low), rel=0.1)
 
 
 def test_after_a_change_of_speed_the_band_is_learned_anew():

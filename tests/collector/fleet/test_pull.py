@@ -69,8 +69,9 @@ def test_a_directory_of_states_becomes_one_file_per_configuration(directory, sta
     assert not (tmp_path / "fleet" / ".pull").exists()
 
 
-def test_a_fleet_of_fleets_is_the_fleet_of_all_of_them(directory, tmp_path):
-    for name, pods in (("one", ("e0", "e3", "other")), ("two", ("slow", "e1", "e2")), ("all", ("",))):
+def test_a_fleet_of_fleets_is_the_fleet_of_all_of_them_in_whatever_order(directory, tmp_path):
+    one, two = ("e0", "e3", "other"), ("slow", "e1", "e2")
+    for name, pods in (("one", one), ("two", two), ("all", ("",)), ("turned", two + one)):
         assert pulled([directory / pod for pod in pods], tmp_path / name)[0] == 0
     code, said, _ = pulled([tmp_path / "one" / "states", tmp_path / "two"], tmp_path / "both")
     assert (code, said[0]) == (0, "3 sources: 3 merged")
@@ -78,6 +79,7 @@ def test_a_fleet_of_fleets_is_the_fleet_of_all_of_them(directory, tmp_path):
         step_coefficients((tmp_path / name / "states" / "0f3c52aa9b1e.bin").read_bytes()) for name in ("both", "all")
     )
     assert both["0f3c52aa9b1e"] == pytest.approx(whole["0f3c52aa9b1e"], rel=1e-9)
+    assert (tmp_path / "turned/snapshot.json").read_bytes() == (tmp_path / "all/snapshot.json").read_bytes()
 
 
 def test_of_one_engine_twice_the_newest_is_taken_and_the_other_named(states, tmp_path):

@@ -5,8 +5,9 @@ import pytest
 
 from online.features import build
 from online.features.systems import PHYSICS
+from online.rls import RlsLearner
 from online.rows import Target
-from online.transfer import pool
+from online.transfer import donor_of, pool
 from tests.support.configurations import CONFIGS, donors_among, learner_of, rows_of
 
 STEP = Target.STEP_TIME
@@ -68,3 +69,8 @@ def test_a_prior_knows_nothing_of_phases_and_of_columns_no_donor_has():
     assert np.isinf(prior.sd[[*range(len(names), len(names) + 2), names.index("t_experts")]]).all()
     assert len(prior.mean) == len(names) + 2
     assert np.isfinite(prior.mean).all()
+
+
+def test_a_learner_without_rows_is_no_donor():
+    """As the nearest one, it would keep others from being asked."""
+    assert donor_of("x", CONFIGS["7b"], RlsLearner(build("physics", STEP, CONFIGS["7b"]))) is None

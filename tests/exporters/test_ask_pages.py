@@ -135,11 +135,16 @@ def test_coefficients_that_lead_to_no_finite_time_are_a_422(target):
 
 
 @pytest.mark.parametrize("target", ["/predict?prompt=200&output=100", "/plan?prompt=200&output=100&itl=30ms"])
-def test_an_answer_says_what_the_telemetry_hides_and_a_prefix_hit_is_refused_there(target):
-    hidden = bent(lambda changed: changed["configs"][0].update(telemetry="requests", prefix_hits_hidden=True))
-    said = json.loads(ask(target, hidden).body)["hidden"]
-    assert any("no page counts the requests" in clause for clause in said)
-    assert any("prefix-cache hits are hidden" in clause for clause in said)
+def test_an_answer_says_why_not_to_use_it_and_what_is_hidden_and_a_prefix_hit_is_refused_there(target):
+    def young_of_spans(changed):
+        changed["configs"][0].update(telemetry="requests", prefix_hits_hidden=True)
+        step_time_of(changed)["models"]["portable"]["rows"] = 40
+
+    hidden = bent(young_of_spans)
+    answer = json.loads(ask(target, hidden).body)
+    assert any("no page counts the requests" in clause for clause in answer["hidden"])
+    assert any("prefix-cache hits are hidden" in clause for clause in answer["hidden"])
+    assert answer["reasons"] == ["learned from 40 rows, fewer than 256"]
     refused = ask(f"{target}&prefix_hit=0.5", hidden)
     assert (refused.status, refused.body.startswith(b"prefix_hit: the telemetry")) == (400, True)
 

@@ -15,7 +15,7 @@ Steps and FPM know the engine alone, so their TTFT and E2E are held against the 
 server, and are held against what a client sees. Beside them: NVIDIA's own regression on the same steps (a step of N
 decodes for ITL, a step of the prompt alone for TTFT), and a straight line ITL = a k + b of windows of five seconds.
 
-    make bench WHAT=gpus                               everything, some 10 minutes on an idle machine
+    make bench WHAT=gpus                               everything, some 7 minutes on an idle machine
     make bench WHAT=gpus ARGS='dense'                  or mixtures, a model, a GPU, or model/GPU
     make bench WHAT=gpus ARGS='llama8b/H100 --minutes 2 --sources steps,pages'
     make bench WHAT=gpus ARGS='--record'               and write docs/figures.json, which docs/accuracy.md has
@@ -26,6 +26,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
+import json
 import math
 import os
 import statistics
@@ -45,7 +46,7 @@ from collector.cli import main as tracefit_main
 from tests.bench.figures import record
 from tests.support.gpu_kernels import DENSE, GPUS, MIXTURES, Machine, NvidiaRegression, fpm_record, step_times
 from tests.support.vllm_scheduler import Engine, Limits, StepTimes, Traffic, Work
-from tests.support.vllm_senders import page_lines, span_exports, step_exports, write, write_lines
+from tests.support.vllm_senders import fpm_lines, page_lines, span_exports, step_exports, write, write_lines
 
 LOOPS = (
     (1, 256, 128),
@@ -65,12 +66,16 @@ MIXES = ((350, 180), (2000, 100), (120, 450), (1000, 70), (500, 260))
 SHARES = (0.15, 0.35, 0.6, 0.9)
 CLIENTS = (2, 6, 16, 40, 80)
 ASKED = ("itl", "ttft", "e2e")
-SOURCES = ("steps", "spans", "pages")
+SOURCES = ("steps", "fpm", "spans", "pages")
+OF_ENGINE = ("steps", "fpm")
+"""Sources that know nothing of the API server."""
 TARGETS = {
     ("dense", "steps"): (1.5, 4, 3),
+    ("dense", "fpm"): (1.5, 4, 3),
     ("dense", "spans"): (3, 8, 4),
     ("dense", "pages"): (4, 10, 5),
     ("mixtures", "steps"): (3, 6, 4),
+    ("mixtures", "fpm"): (3, 6, 4),
     ("mixtures", "spans"): (5, 10, 6),
     ("mixtures", "pages"): (6, 12, 8),
 }
@@ -208,17 +213,27 @@ def sent(case: Case, engine: Engine, source: str, directory: Path) -> Path:
     """The file of one source."""
     if source == "steps":
         return write(directory / "steps.pb.gz", step_exports(engine, facts_of(case, plugin=True)))
+    if source == "fpm":
+        return write_lines(directory / "fpm.jsonl.gz", fpm_lines(engine))
     if source == "spans":
         return write(directory / "spans.pb.gz", span_exports(engine, facts_of(case, plugin=False)))
     return write_lines(directory / "pages.jsonl.gz", page_lines(engine, case.machine.model))
 
 
-def learned(path: Path) -> tracefit.Snapshot:
-    """The snapshot of a replay with the settings that are shipped."""
-    snapshot = path.with_name("snapshot.json")
+def rule(case: Case) -> dict[str, object]:
+    """What docs/telemetry.md tells users to say of an engine whose records have no facts, as a configuration file."""
+    told = facts_of(case, plugin=False) | {"vllm.async_scheduling": case.limits.asynchronous}
+    names = {name: name.removeprefix("vllm.") for name in told if name.startswith("vllm.")} | {"hw.gpu.name": "gpu"}
+    return {"rules": [{"facts": {key: told[name] for name, key in names.items()}}]}
+
+
+def learned(path: Path, configuration: Mapping[str, object]) -> tracefit.Snapshot:
+    """The snapshot of a replay with the settings that are shipped, and these."""
+    snapshot, settings = path.with_name("snapshot.json"), path.with_name("tracefit.yaml")
+    settings.write_text(json.dumps(configuration))
     said = io.StringIO()
     with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
-        code = tracefit_main(["replay", str(path), "--snapshot", str(snapshot)])
+        code = tracefit_main(["replay", str(path), "--snapshot", str(snapshot), "--config", str(settings)])
     if code:
         raise SystemExit(f"replay of {path.name} failed:\n{said.getvalue()}")
     return tracefit.load(snapshot.read_bytes())
@@ -240,7 +255,7 @@ class Row:
 def examined(case: Case, engine: Engine, source: str, path: Path, truths: list[Truth]) -> Row:
     """Ask the client what it has learned from this file."""
     row = Row(case, source)
-    snapshot = learned(path)
+    snapshot = learned(path, rule(case) if source == "fpm" else {})
     try:
         config = snapshot.config()
         if source == "pages":  # a page does not tell them
@@ -251,7 +266,7 @@ def examined(case: Case, engine: Engine, source: str, path: Path, truths: list[T
         row.step = step_error(config, engine)
         for truth in truths:
             said = config.request(prompt_tokens=truth.prompt, output_tokens=truth.output, concurrency=truth.clients)
-            seen = truth.engine if source == "steps" else truth.client
+            seen = truth.engine if source in OF_ENGINE else truth.client
             row.usable += said.usable
             for what in ASKED:
                 estimate, true = getattr(said, what), getattr(seen, what)

@@ -13,15 +13,18 @@ from collector.telemetry.metrics import metric_of
 from collector.telemetry.reasons import Skip
 from tests.support.pipelines import total_of
 
+SPANS_EACH = 3
+"""Spans that are said to be in each export."""
+
 
 def decode_plainly(payloads):
     counts, window, out = Counts(), SpanWindow(64), []
     for payload, peer in payloads:
-        export = Export(payload, peer, "grpc", 1)
+        export = Export(payload, peer, "grpc", SPANS_EACH)
         try:
             request = ExportTraceServiceRequest.FromString(payload)
         except DecodeError:
-            counts[table.DECODED_SPANS, Skip.UNDECODABLE] += 1
+            counts[table.DECODED_SPANS, Skip.UNDECODABLE] += SPANS_EACH
         else:
             out += read_spans(request, export, window.admit, counts)
     return out, counts, len(window)
@@ -29,7 +32,7 @@ def decode_plainly(payloads):
 
 def decode_in_columns(payloads):
     counts, window = Counts(), SpanWindow(64)
-    exports = [Export(payload, peer, "grpc", 1) for payload, peer in payloads]
+    exports = [Export(payload, peer, "grpc", SPANS_EACH) for payload, peer in payloads]
     return decode_exports(exports, window.admit, counts), counts, len(window)
 
 

@@ -130,7 +130,7 @@ class Sidecar:
             batch_s=min(BATCH_S, config.publish_interval_s, config.idle_timeout_s / 4),
         )
         self._memory = self._make_memory_relief(clock)
-        told = metrics, clock, self._io, health, self.queue.notify, self._memory.guard.is_short
+        told = metrics, clock, self._io, health, self.queue.notify, self._guard_of_memory().is_short
         self._kv = Subscriber(KV_FEED, config, *told)
         self._fpm = Subscriber(FPM_FEED, config, *told)
         self._scraper = Scraper(config, clock, partial(metrics.add, table.SCRAPES, 1, "counters"), self._io, health)
@@ -244,12 +244,15 @@ class Sidecar:
         )
 
     def _make_memory_relief(self, clock: Clock) -> MemoryLimiter:
-        limit = limit_bytes(self.config.memory_limit_mib, cgroup_limit_bytes())
+        limit = self._guard_of_memory().limit_bytes
         self.metrics.set(table.CAPACITY_BYTES, limit or 0, "memory")
         # gRPC holds a message twice for a moment, and what is on its way comes on top of what is in use
         room = 2 * (self.config.message_max_mib << 20)
         guard = MemoryGuard(limit and max(limit - room, limit // 2), resident_bytes)
         return MemoryLimiter(guard, self._shed_memory, health=self.health, clock=clock)
+
+    def _guard_of_memory(self) -> MemoryGuard:
+        return MemoryGuard(limit_bytes(self.config.memory_limit_mib, cgroup_limit_bytes()), resident_bytes)
 
     def _shed_memory(self) -> None:
         self.pipeline.shed_memory()

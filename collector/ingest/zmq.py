@@ -6,8 +6,9 @@ never leave a message), for ``_TURN_S`` at a time. What has not been read waits 
 ``SOCKET_BYTES``. PUB drops silently, so a loss shows in the publisher's numbers only, and is counted. A message that is
 too large ends its connection, and so does a peer that is no publisher. libzmq tells a monitor only, and does not
 connect again: this does, and counts the message. libzmq limits the bytes of a frame, and not the number of frames, so
-that one message may take all memory before it has ended: while memory is short, the sockets are closed and opened
-anew. pyzmq is an optional dependency (extra ``kv``), imported when the first subscriber starts.
+that one message may take all memory before it has ended: while the process has more than its limit, which exports
+alone do not bring about since they are refused before, the sockets are closed and opened anew. pyzmq is an optional
+dependency (extra ``kv``), imported when the first subscriber starts.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ SOCKET_BYTES = 32 << 20
 FRAMES_MAX = 8
 """Of a message; vLLM's have three or four."""
 MEMORY_LOOK_S = 0.02
-"""How often it is looked at whether memory is short; a local publisher sends 20 MB meanwhile."""
+"""How often it is looked at whether memory is over its limit; a local publisher sends 20 MB meanwhile."""
 REOPEN_S = 1.0
 """How long the sockets stay closed then: who fills memory begins anew as soon as it can."""
 IDLE_MS = 1_000
@@ -222,7 +223,7 @@ class Subscriber(Generic[T]):
         io: the loop.
         health: what is told if a task dies.
         notify: wakes the worker before the queue is full.
-        is_short: whether memory is.
+        is_short: whether the process has more memory than its limit.
     """
 
     def __init__(
@@ -313,12 +314,12 @@ class Subscriber(Generic[T]):
             subscription.close()
 
     async def _watch_memory(self) -> None:
-        """While memory is short, let go of all that libzmq holds: what is lost shows in the publisher's numbers."""
+        """While memory is over its limit, let go of all that libzmq holds: a loss shows in the publisher's numbers."""
         while True:
             await asyncio.sleep(MEMORY_LOOK_S)
             if not self._is_short():
                 continue
-            _log.warning("%s: memory is short, so that all connections are closed for a second", self._feed.key)
+            _log.warning("%s: memory is over its limit: all connections are closed for a second", self._feed.key)
             await self._close()
             await asyncio.sleep(REOPEN_S)
             for subscription in self._subscriptions:

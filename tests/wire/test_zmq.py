@@ -13,6 +13,7 @@ from itertools import chain
 import msgspec
 import pytest
 import zmq
+from grpc import StatusCode
 from prometheus_client import CollectorRegistry
 
 from collector.config import Config, ConfigError
@@ -25,7 +26,7 @@ from tests.support.kv_batches import payload, stored
 from tests.support.processes import free_port
 from tests.support.recordings import kv_lines
 from tests.support.recordings import payloads as exports
-from tests.support.sidecars import call_export, metric, running_sidecar
+from tests.support.sidecars import call_export, code_of, metric, running_sidecar
 from tests.support.vllm_senders import fpm_lines
 
 NOBODY = "tcp://127.0.0.1:1"
@@ -236,6 +237,17 @@ def test_an_address_nobody_can_use_ends_the_start_with_the_key_named(tmp_path):
 
 def messages(sidecar, feed, outcome):
     return metric(sidecar.http_port, f'tracefit_messages_total{{feed="{feed}",outcome="{outcome}"}}')
+
+
+def test_publishers_are_heard_while_exports_are_refused_for_want_of_memory(tmp_path, monkeypatch, publisher):
+    monkeypatch.setattr("collector.app.resident_bytes", lambda: 400 << 20)
+    with running_sidecar(tmp_path, KV=publisher.address, MEMORY_LIMIT_MIB="410") as sidecar:
+        publisher.wait_for_subscriber()
+        assert code_of(sidecar.grpc_port, next(exports("c1_mixed"))) is StatusCode.RESOURCE_EXHAUSTED
+        for body in blocks(*[1] * 10):
+            publisher.publish(body)
+            time.sleep(0.01)
+        eventually(lambda: messages(sidecar, "kv", table.ACCEPTED) == 10)
 
 
 GARBAGE = {

@@ -123,21 +123,21 @@ class Engines(Stateful):
         levels = self._levels(reference, 0)
         if len(levels) < 2:  # noqa: PLR2004 -- an engine and another one
             return None
-        beside = {
-            number: level - median_of([other for each, other in levels.items() if each != number])
-            for number, level in levels.items()
-        }
-        number = max(beside, key=lambda each: (abs(beside[each]), beside[each]))
-        return OutlierEngine(number, math.exp(beside[number]))
+        values, last = np.array(list(levels.values())), len(levels) - 1
+        rank, ordered = values.argsort().argsort(), np.sort(values)
+        middle = np.array([[(last - 1) // 2], [last // 2]])  # of the others, who lack the one of this rank
+        beside = (values - ordered[middle + (middle >= rank)].mean(axis=0)).tolist()
+        number, most = max(zip(levels, beside, strict=True), key=lambda each: (abs(each[1]), each[1]))
+        return OutlierEngine(number, math.exp(most))
 
     def confirm(self, gain: float, reference: Floats, first_cell: int = 0) -> bool:
         """Whether a change by this log gain, of cells from one on, is one of most of them and leaves them alike."""
-        odd = self.outlier(reference)
-        if odd is None:
-            return True
         sign, levels = math.copysign(1.0, gain), self._levels(reference, first_cell).values()
         showing = sum(sign * level > 0.5 * abs(gain) for level in levels)
-        return not odd.differs and 2 * showing > len(levels)
+        if 2 * showing <= len(levels):
+            return len(levels) < 2  # noqa: PLR2004 -- an engine and another one
+        odd = self.outlier(reference)
+        return odd is None or not odd.differs
 
     def _levels(self, reference: Floats, first_cell: int) -> dict[int, float]:
         counting = ((number, rows) for number, rows in self.rows.items() if len(rows.cell) >= FEW_ROWS)

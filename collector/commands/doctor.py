@@ -72,12 +72,13 @@ class Counts:
 
 
 class Finding(NamedTuple):
-    """One line of the diagnosis; ``flags`` are typed by the user as they stand."""
+    """One line of the diagnosis; ``flags`` are typed by the user as they stand, ``configs`` are all that it is of."""
 
     grade: str
     topic: str
     text: str
     flags: tuple[str, ...] = ()
+    configs: tuple[str, ...] = ()
 
 
 class Page(NamedTuple):
@@ -182,13 +183,15 @@ def _examine_sidecar(base: str, body: bytes, token: str | None) -> Iterator[Find
         return
     if not snapshot.configs:
         yield _finding("learned", nothing_yet)
-    names_of: dict[Finding, list[str]] = defaultdict(list)
+    configs_of: dict[Finding, list[tracefit.Config]] = defaultdict(list)
     for config in snapshot.configs:
         for finding in _configuration(config, snapshot.as_of_unix_nano, nothing_yet):
-            names_of[finding].append(f"{config.name} ({config.config_id})")
-    for finding, names in names_of.items():
-        more = f" and {len(names) - _NAMES_SHOWN} more" * (len(names) > _NAMES_SHOWN)
-        yield finding._replace(text=f"{', '.join(names[:_NAMES_SHOWN])}{more}: {finding.text}")
+            configs_of[finding].append(config)
+    for finding, configs in configs_of.items():
+        names = ", ".join(f"{config.name} ({config.config_id})" for config in configs[:_NAMES_SHOWN])
+        more = f" and {len(configs) - _NAMES_SHOWN} more" * (len(configs) > _NAMES_SHOWN)
+        ids = tuple(config.config_id for config in configs)
+        yield finding._replace(text=f"{names}{more}: {finding.text}", configs=ids)
 
 
 def _detail(page: Page) -> dict[str, Any]:

@@ -142,6 +142,18 @@ def test_of_each_configuration_the_verdict_is_said_and_of_one_that_was_replaced_
     assert all(words in line for words, line in zip(said, told, strict=True))
 
 
+def test_what_many_configurations_share_is_said_once_and_of_which_stands_in_the_json(capsys):
+    snapshot, ids = tree(), ["0f3c5a9b77e1", "1f3c5a9b77e1", "2f3c5a9b77e1"]
+    snapshot["configs"] = [snapshot["configs"][0] | {"config_id": each, "doubts": ["a doubt"]} for each in ids]
+    pages = {"/metrics": 'tracefit_build_info{version="1"} 1\n', "/readyz": "{}", "/snapshot": json.dumps(snapshot)}
+    kind = {"Content-Type": "application/json"}
+    with PageServer(lambda path, _: (200, kind, pages[path].encode())) as server:
+        main(["doctor", server.url, "--json"])
+    (found,) = [each for each in json.loads(capsys.readouterr().out)["findings"] if "a doubt" in each["text"]]
+    assert "(1f3c5a9b77e1) and 1 more: not usable" in found["text"]
+    assert found["configs"] == ids
+
+
 LESS = b"\n".join(line for line in PAGE.split(b"\n") if b"generation_tokens" not in line)
 
 

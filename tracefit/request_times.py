@@ -141,7 +141,7 @@ class RequestTimes:
     def __init__(self, steps: StepModel, config: ConfigDocument) -> None:
         targets, facts = config.targets, config.facts
         self._steps = steps.of_many_steps()
-        self._speculates = facts.get("speculative_decoding") is True
+        self._speculates = facts.get("speculative_decoding", False) not in (False, "none")  # a rule may tell the method
         self._whole_prompts = facts.get("enable_chunked_prefill") is False
         queueing = targets.get("api_queueing")
         self._loop = ClosedLoop(self._steps, ahead=_ahead(config))

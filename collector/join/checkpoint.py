@@ -75,12 +75,8 @@ class RowWatermarks:
         self._restored = {}
 
     def to_checkpoint(self) -> list[tuple[str, Marks]]:
-        """By instance, of live emitters."""
-        newest = {**self._restored, **self._emitted}
-        for key in self._restored.keys() & self._emitted.keys():
-            before, now = self._restored[key], self._emitted[key]
-            newest[key] = {target: max(before.get(target, 0), now.get(target, 0)) for target in {**before, **now}}
-        return [(instance, dict(marks)) for (_, instance), marks in newest.items()][-MARKS_MAX:]
+        """By instance."""
+        return [(instance, dict(marks)) for (_, instance), marks in self._emitted.items()]
 
 
 class Carried(msgspec.Struct):

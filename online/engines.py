@@ -6,8 +6,9 @@
 
 Y_c and X_c are the cells' references as they are now, the same for all: so engines that speak in turns can be compared.
 An engine counts with 16 rows, for ten minutes of event time after its last one. Where several count, a change by a log
-gain g is one only if no d_k is beyond log 1.25, and l_k is beyond g / 2 on its side for more than half of them. Two
-engines that are a factor of 1.25 apart leave no coefficients that are within a tenth of both.
+gain g is one only if no d_k is beyond log 1.25, and l_k is beyond g / 2 on its side for more than half of them. Who was
+silent since it began has no d_k there: it died as it was, as old ones do beside slower new ones. Two engines that are a
+factor of 1.25 apart leave no coefficients that are within a tenth of both.
 """
 
 from __future__ import annotations
@@ -118,9 +119,12 @@ class Engines(Stateful):
             if own.any():
                 rows.add(block.x[own], elapsed_us[own], weight[own], sharing[own], int(block.end_ns[-1]))
 
-    def outlier(self, reference: Floats) -> OutlierEngine | None:
-        """The one that differs most, by what cells usually take, (512,); None where fewer than two count."""
-        levels = self._levels(reference, 0)
+    def outlier(self, reference: Floats, since_ns: int = 0) -> OutlierEngine | None:
+        """The one that differs most, by what cells usually take, (512,), of those that sent rows since.
+
+        None where fewer than two count.
+        """
+        levels = self._levels(reference, 0, since_ns)
         if len(levels) < 2:  # noqa: PLR2004 -- an engine and another one
             return None
         values, last = np.array(list(levels.values())), len(levels) - 1
@@ -130,15 +134,21 @@ class Engines(Stateful):
         number, most = max(zip(levels, beside, strict=True), key=lambda each: (abs(each[1]), each[1]))
         return OutlierEngine(number, math.exp(most))
 
-    def confirm(self, gain: float, reference: Floats, first_cell: int = 0) -> bool:
-        """Whether a change by this log gain, of cells from one on, is one of most of them and leaves them alike."""
+    def confirm(self, gain: float, since_ns: int, reference: Floats, first_cell: int = 0) -> bool:
+        """Whether a change by this log gain, of cells from one on, is one of most of them and leaves them alike.
+
+        ``since_ns``: from when on who sends rows shows it or not.
+        """
         sign, levels = math.copysign(1.0, gain), self._levels(reference, first_cell).values()
         showing = sum(sign * level > 0.5 * abs(gain) for level in levels)
         if 2 * showing <= len(levels):
             return len(levels) < 2  # noqa: PLR2004 -- an engine and another one
-        odd = self.outlier(reference)
+        odd = self.outlier(reference, since_ns)
         return odd is None or not odd.differs
 
-    def _levels(self, reference: Floats, first_cell: int) -> dict[int, float]:
-        counting = ((number, rows) for number, rows in self.rows.items() if len(rows.cell) >= FEW_ROWS)
-        return {number: rows.level(reference, first_cell) for number, rows in counting}
+    def _levels(self, reference: Floats, first_cell: int, since_ns: int = 0) -> dict[int, float]:
+        return {
+            number: rows.level(reference, first_cell)
+            for number, rows in self.rows.items()
+            if len(rows.cell) >= FEW_ROWS and rows.last_ns >= since_ns
+        }

@@ -170,6 +170,19 @@ def test_of_engines_that_one_sidecar_asks_for_pages_only_the_slower_one_is_named
     assert target.drift.count == 0
 
 
+def test_an_engine_that_dies_as_all_others_become_slower_does_not_hide_it():
+    """It stays as fast as it was, and would differ from the others for ten minutes."""
+    bank, sent = Bank(CONFIG), [steps(1280, 100 + number).rows for number in range(5)]
+    for at in range(80):
+        alive = range(at >= 60, 5)
+        now = RowBlock.concatenate([sent[number].slice(16 * at, 16 * at + 16) for number in alive])
+        took_us, end_ns = now.elapsed_us * (1.8 if at >= 60 else 1.0), 15 * 10**9 * at + np.arange(len(now))
+        now = replace(now, elapsed_us=took_us, end_ns=end_ns, engine=np.repeat(alive, 16))
+        bank.learn(CONFIG_ID, Target.STEP_TIME, now, engines={number: f"engine-{number}" for number in range(5)})
+    drift = learned(bank).drift
+    assert (drift.count, drift.gain) == (1, pytest.approx(1.8, rel=0.05))
+
+
 def test_a_change_of_all_engines_that_one_sidecar_asks_for_pages_is_reported_once_each_of_them_shows_it():
     """Which takes half of the 64 windows of each, and by then the usual speed of all must not have followed."""
     *_, target = pages_of_eight([BETA] * 8, all_slower_since=75)

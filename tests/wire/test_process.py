@@ -6,6 +6,7 @@ import random
 import re
 import signal
 import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from collector.recordings import Recording
 from tests.support.clocks import eventually
 from tests.support.command_lines import spoken
 from tests.support.paths import DATA
-from tests.support.processes import TRACEFIT, environment, on_free_ports, running_process, tracefit
+from tests.support.processes import TRACEFIT, environment, running_process, tracefit
 from tests.support.sidecars import as_json, call_export, metric, running_sidecar
 from tests.support.step_exports import delimited, make_export, otlp_json
 
@@ -69,13 +70,22 @@ def test_a_second_signal_ends_at_once(tmp_path):
         assert process.wait(100) == 128 + signal.SIGINT
 
 
-def test_a_start_that_hangs_ends_when_it_is_terminated(tmp_path):
-    os.mkfifo(tmp_path / "snapshot.json")
-    command, variables = [*TRACEFIT, "run"], environment(**on_free_ports(tmp_path))
-    with (
-        subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=variables) as process,
-        (tmp_path / "snapshot.json").open("wb"),  # opens as soon as somebody reads
-    ):
+HANGING_START = """
+import asyncio, threading
+from collector.runtime import Stop, serve
+
+def start():
+    print("started", flush=True)
+    threading.Event().wait()
+
+asyncio.run(serve(start, lambda: True, Stop()))
+"""
+
+
+def test_a_start_that_hangs_ends_when_it_is_terminated():
+    command = [sys.executable, "-c", HANGING_START]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "started\n"
         process.send_signal(signal.SIGTERM)
         _, said = process.communicate(timeout=100)
     assert process.returncode == 1

@@ -102,8 +102,7 @@ class Sidecar:
     ) -> None:
         """``io`` is the loop; without one the sidecar makes its own."""
         prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]  # they double the counter series
-        self.config = config
-        self._clock, self._fallback = clock, fallback
+        self.config, self._clock, self._fallback = config, clock, fallback
         self._io = io or IoLoop()
         self.metrics = metrics = Metrics(CollectorRegistry())
         self.health = health = Health(clock)
@@ -129,8 +128,9 @@ class Sidecar:
             record=self._record,
             batch_s=min(BATCH_S, config.publish_interval_s, config.idle_timeout_s / 4),
         )
-        self._memory = self._make_memory_relief(clock)
-        told = metrics, clock, self._io, health, self.queue.notify, self._guard_of_memory().is_short
+        memory = MemoryGuard(limit_bytes(config.memory_limit_mib, cgroup_limit_bytes()), resident_bytes)
+        self._memory = self._make_memory_relief(memory.limit_bytes, clock)
+        told = metrics, clock, self._io, health, self.queue.notify, memory.is_short
         self._kv = Subscriber(KV_FEED, config, *told)
         self._fpm = Subscriber(FPM_FEED, config, *told)
         self._scraper = Scraper(config, clock, partial(metrics.add, table.SCRAPES, 1, "counters"), self._io, health)
@@ -243,16 +243,12 @@ class Sidecar:
             on_death=on_death,
         )
 
-    def _make_memory_relief(self, clock: Clock) -> MemoryLimiter:
-        limit = self._guard_of_memory().limit_bytes
+    def _make_memory_relief(self, limit: int | None, clock: Clock) -> MemoryLimiter:
         self.metrics.set(table.CAPACITY_BYTES, limit or 0, "memory")
         # gRPC holds a message twice for a moment, and what is on its way comes on top of what is in use
         room = 2 * (self.config.message_max_mib << 20)
         guard = MemoryGuard(limit and max(limit - room, limit // 2), resident_bytes)
         return MemoryLimiter(guard, self._shed_memory, health=self.health, clock=clock)
-
-    def _guard_of_memory(self) -> MemoryGuard:
-        return MemoryGuard(limit_bytes(self.config.memory_limit_mib, cgroup_limit_bytes()), resident_bytes)
 
     def _shed_memory(self) -> None:
         self.pipeline.shed_memory()

@@ -502,10 +502,13 @@ def config_check(*, config: Config, in_json: bool) -> int:
 
 
 @configuration.command("explain")
-@click.argument("said", metavar="[KEY]", default="", type=lambda key: explain_key(key) if key else explain_keys())
-def config_explain(said: str) -> int:
+@click.argument("key", default="")
+def config_explain(key: str) -> int:
     """What a key means and takes; without KEY, every key."""
-    say(said)
+    try:
+        say(explain_key(key) if key else explain_keys())
+    except ValueError as error:
+        raise click.UsageError(str(error), click.get_current_context()) from None
     return EXIT_OK
 
 

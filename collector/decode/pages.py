@@ -331,8 +331,9 @@ def _engines_on(page: bytes) -> list[_Engine] | PullOutcome:
             engines[engine].add(labels, every, _first_number(line[end:]))
         if len(seen) + len(infos) > SERIES_MAX or len(engines) > ENGINES_MAX:
             return PullOutcome.TOO_LARGE
+    speculation = _speculation(page)
     for own, told in engines.items():
-        told.facts |= _speculation(page)
+        told.facts |= speculation
         for info in infos:
             if info.get(ENGINE_LABEL, own) == own:
                 told.facts |= _cache_facts(info, len(engines))

@@ -44,7 +44,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 from collector.config import Config, ConfigError, parse_endpoint
 from collector.decode import Export
 from collector.runtime import Background, Clock, Health, IoLoop
-from collector.runtime.http import ThreadedResolver
+from collector.runtime.http import ThreadPerLookup
 from collector.telemetry import ForwardOutcome, Metrics, Signal, table
 
 from .status import TRAILER_RETRY_PYTHON, TRAILER_STATUS_DETAILS
@@ -438,7 +438,7 @@ class _HttpBackend:
         self._session = aiohttp.ClientSession(
             timeout=aiohttp.ClientTimeout(total=CALL_S),
             headers={**headers, "Content-Type": "application/x-protobuf"},
-            connector=aiohttp.TCPConnector(ssl=tls, resolver=ThreadedResolver()),
+            connector=aiohttp.TCPConnector(ssl=tls, resolver=ThreadPerLookup()),
         )
 
     async def send(self, signal: Signal, payload: bytes) -> _Failure | None:

@@ -331,7 +331,7 @@ _UNAUTHENTICATED = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
 _PLAIN = "identity"
 
 
-class ThreadedResolver(AbstractResolver):
+class ThreadPerLookup(AbstractResolver):
     """Looks each name up in a thread of its own, which ends with the process.
 
     A lookup that no name server answers lasts for many seconds, and nobody can end its thread. So it holds none of the
@@ -432,7 +432,7 @@ class HttpClient:
         if self._session is None:
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(
-                    ssl=True if self._tls is None else self._tls, limit=0, resolver=ThreadedResolver()
+                    ssl=True if self._tls is None else self._tls, limit=0, resolver=ThreadPerLookup()
                 ),
                 cookie_jar=aiohttp.DummyCookieJar(),
                 auto_decompress=False,

@@ -25,7 +25,7 @@ help:
 	@echo "make torture  kill the real process 100 times, also in stages of start, checkpoint and stop, with bad disks and clocks,"
 	@echo "            and compare with one never killed; damage the log; hostile neighbours beside an honest exporter"
 	@echo "make stress   producers, scrapers, pullers and a shutdown at once"
-	@echo "make fuzz     every parser, 60 s each"
+	@echo "make fuzz     every parser of what others send, 60 s each"
 	@echo "make mutants  put one fault after another into the learner: does the outer wall of tests notice?"
 	@echo "make explore  the property tests with examples they have not seen"
 	@echo "make validate FILE=x.yaml  manifests against the schemas of Kubernetes"
@@ -116,7 +116,7 @@ check-vllm-releases: $(STAMP)
 run: $(STAMP)
 	@$(BIN)/tracefit run $(if $(CONFIG),--config $(CONFIG))
 
-BENCHES := client cost demo gpus ingest learning pages plugin rows silicon systems wires
+BENCHES := client cost demo gpus ingest learning pages plugin rows silicon systems
 WHAT ?=
 ARGS ?=
 GIVEN = $(if $(TOOLS),--tools $(TOOLS)) $(if $(TABLES),--tables $(TABLES)) $(if $(CAPTURES),--captures $(CAPTURES)) $(ARGS)
@@ -131,7 +131,6 @@ bench_plugin = $(BIN)/python deploy/vllm-plugin/bench/hook_cost.py $(ARGS)
 bench_rows = $(BIN)/python -m tests.bench.bench_rows $(GIVEN)
 bench_silicon = $(GPUS_VENV)/bin/python -m tests.bench.bench_silicon $(ARGS)
 bench_systems = $(GPUS_VENV)/bin/python -m tests.bench.bench_systems $(GIVEN)
-bench_wires = $(BIN)/python -m tests.bench.bench_wires $(ARGS)
 bench: $(STAMP) $(if $(filter client gpus silicon systems,$(WHAT)),$(GPUS_STAMP))
 	$(if $(filter $(WHAT),$(BENCHES)),,$(error make bench WHAT=x, x one of: $(BENCHES)))
 	$(bench_$(WHAT))

@@ -46,7 +46,7 @@ _HEARTBEAT_MS, _HEARTBEAT_TIMEOUT_MS = 10_000, 30_000
 _RECONNECT_MS, _RECONNECT_MAX_MS = 200, 10_000
 _TURN_S = 0.01
 HEAP_S = 0.1
-"""Between two looks at a socket; with 0, a record costs half as much again (``make bench WHAT=wires``)."""
+"""Between two looks at a socket; with 0, a record costs half as much again."""
 NO_PACKAGE = "pyzmq is not installed: install tracefit's extra kv"
 
 T = TypeVar("T")

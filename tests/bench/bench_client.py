@@ -1,7 +1,6 @@
 """Every number of the client beside its target: ``make bench WHAT=client``.
 
 costs       what a caller pays: CPU time of this process, the best of several rounds
-recordings  requests against recordings with client-side truth (``--captures``)
 machines    what a plan says that fits, served on the simulated GPU servers of docs/accuracy.md
 tables      mean ITL and E2E of H100 runs at their own mix (``--tables``, ``--tools``)
 """
@@ -27,7 +26,7 @@ from pathlib import Path
 import numpy as np
 
 import tracefit
-from tests.bench import bench_gpus, client_minutes
+from tests.bench import bench_gpus
 from tests.bench.bench_systems import TEN
 from tests.bench.board import Board, run
 from tests.support.gpu_kernels import step_times
@@ -101,22 +100,6 @@ def machines(board: Board) -> None:
         board.at_most(f"safe {kind} plans that break the target", broken, 2 * limit, " %")
 
 
-def recordings(board: Board) -> None:
-    """Mean ITL of every later minute."""
-    inside = []
-    for name in client_minutes.LIMITS:
-        minutes = client_minutes.judge(board.captures / name)
-        for each in minutes:
-            mix = f"{each.prompt:.0f}/{each.output:.0f} met {each.met:.2f} hit {each.prefix_hit:.2f}"
-            said = f"{each.true_us / 1e3:.1f} ms {each.error:+.1%}"
-            board.line(f"{name} {mix}: ITL", said, note="" if each.inside else "outside of its band")
-        error = 100 * float(np.mean([abs(each.error) for each in minutes]))
-        board.at_most(f"{name}: mean ITL error", error, np.inf if name.startswith("c2") else 10, " %")
-        inside += [each.inside for each in minutes]
-    outside = 100 * (1 - float(np.mean(inside)))
-    board.at_most(f"of {len(inside)} minutes outside of the published band", outside, 20, " %")
-
-
 def _exported(board: Board) -> Iterator[tuple[Path, Path]]:
     """Each table, and what an un-forked vLLM would have sent of it."""
     for table in sorted(board.tables.glob("2*.csv.gz")):
@@ -176,11 +159,10 @@ def tables(board: Board) -> None:
 
 SECTIONS = {
     "costs": costs,
-    "recordings": recordings,
     "machines": machines,
     "tables": tables,
 }
-NEEDS = {"recordings": ("captures",), "tables": ("tables", "tools")}
+NEEDS = {"tables": ("tables", "tools")}
 
 if __name__ == "__main__":
     sys.exit(run(__doc__, SECTIONS, NEEDS))

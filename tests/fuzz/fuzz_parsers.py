@@ -3,7 +3,7 @@
     python -m tests.fuzz.fuzz_parsers json --seconds 60 --seed 1
     python -m tests.fuzz.fuzz_parsers all --executions 100000
 
-Parsers: envelope, decode, json, kv, passes, pages, files, state, logfile, config. A seed is a file of
+Parsers: envelope, decode, json, kv, passes, pages, files. A seed is a file of
 ``tests/fuzz/corpus/<parser>`` or made in parsers.py; what was taken although damaged is damaged further. What crashed
 once is put into the corpus by name and is then a test (tests/fuzz/test_fuzz_corpus.py).
 The first exception that a parser does not promise, or a second of CPU for one input, ends the run with the input in
@@ -21,12 +21,8 @@ from collections import deque
 from pathlib import Path
 
 from tests.fuzz.parsers import Decode, Envelope, Files, Json, Kv, Pages, Passes
-from tests.fuzz.parsers_kept import Config, LogFile, State
 
-PARSERS = {
-    parser.__name__.lower(): parser
-    for parser in (Envelope, Decode, Json, Kv, Passes, Pages, Files, State, LogFile, Config)
-}
+PARSERS = {parser.__name__.lower(): parser for parser in (Envelope, Decode, Json, Kv, Passes, Pages, Files)}
 HANG_S = 1.0
 BRED_MAX = 256
 """Damaged inputs that were taken and are kept to be damaged further: of every eight one."""
@@ -36,7 +32,7 @@ def fuzz(name, directory, *, seed, seconds=float("inf"), executions):
     """Run one parser until a budget is used up: how many inputs there were, how many were taken, the slowest's ms."""
     rng, parser = random.Random(seed), PARSERS[name](directory)
     seeds, bred, tried, taken, slowest_s = parser.corpus(), deque(maxlen=BRED_MAX), 0, 0, 0.0
-    bytes_max = parser.bred_bytes_max or 2 * max(map(len, seeds)) + 64
+    bytes_max = 2 * max(map(len, seeds)) + 64
     now_s, deadline_s = time.process_time(), time.monotonic() + seconds
     while tried < executions and (tried % 64 or time.monotonic() < deadline_s):
         data = parser.edited(rng, rng.choice(bred if bred and rng.random() < 0.4 else seeds))
@@ -61,7 +57,7 @@ def main():
     parser.add_argument("--seconds", type=float, default=float("inf"))
     parser.add_argument("--executions", type=int, default=(1 << 31) - 1)
     args = parser.parse_args()
-    logging.disable(logging.CRITICAL)  # a state of another layout is worth a line; millions of them are not
+    logging.disable(logging.CRITICAL)
     for name in PARSERS if args.parser == "all" else (args.parser,):
         with tempfile.TemporaryDirectory() as directory:
             tried, taken, slowest_ms = fuzz(

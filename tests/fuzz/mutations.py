@@ -1,7 +1,5 @@
 """Damage to inputs: seeded, and mindful of where lengths, tags and attributes are."""
 
-import copy
-
 from tests.support import otlp_bytes as otlp
 
 _BYTES = (0x00, 0x01, 0x02, 0x09, 0x0A, 0x12, 0x18, 0x1A, 0x21, 0x5A, 0x7F, 0x80, 0x81, 0xFE, 0xFF)
@@ -10,7 +8,6 @@ _NUMBERS = (
     *(True, 0.0, -0.0, 1.0, 1.5, 1e300, float("nan"), float("-inf")),
 )
 _VALUES = (*_NUMBERS, "text", b"", b"\x18", b"\x21\x00", b"\x2a\x00")
-_PLACED = (*_NUMBERS, None, 1 << 63, -(1 << 63), "", "x" * 40, b"", b"\0" * 7, [], {}, [0], [[]], {"a": 1})
 
 
 def step_event(rng):
@@ -49,25 +46,3 @@ def damaged(rng, data, tokens=(b"",)):
         )
         data = data[:at] + come + data[at + gone :]
     return data
-
-
-def edited_tree(rng, value):
-    """Plain data with one value deep inside replaced, repeated, taken out or swapped for its neighbour; in place."""
-    if not isinstance(value, dict | list) or not value or rng.random() < 0.05:
-        if isinstance(value, bytes) and rng.random() < 0.5:
-            return damaged(rng, value)
-        if type(value) is int and rng.random() < 0.3:
-            return value + rng.choice((-1, 1, 1 << 20, 1 << 53, -(1 << 53)))
-        # a copy: what is placed is edited later, and no file can hold a list that is in two places, or in itself
-        return copy.deepcopy(rng.choice(_PLACED))
-    places = list(value) if isinstance(value, dict) else range(len(value))
-    place, kind = rng.choice(places), rng.randrange(30)
-    if kind == 0:
-        del value[place]
-    elif kind == 1:
-        value[place] = copy.deepcopy(value[rng.choice(places)])
-    elif kind == 2 and isinstance(value, list):
-        value.insert(place, copy.deepcopy(value[place]))
-    else:
-        value[place] = edited_tree(rng, value[place])
-    return value

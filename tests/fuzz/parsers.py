@@ -61,8 +61,6 @@ class Parser:
     """One parser; ``directory`` is for what has to be on a disk. ``seeds`` are good inputs."""
 
     tokens = BINARY
-    bred_bytes_max: int | None = None
-    """What is damaged further is no longer than this; by default twice the longest seed."""
 
     def __init__(self, directory) -> None:
         self._directory = directory

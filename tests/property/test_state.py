@@ -12,7 +12,7 @@ from collector.config import Config
 from online import Bank, Quality, merge_states
 from online import state as codec
 from online.features import portable
-from online.state import VERSION, Refusal, StateError, decode
+from online.state import MAGIC, VERSION, Refusal, StateError, decode
 from tests.support.banks import RLS, STEP, coefficients, features_of, learned, merged, restarted, told
 from tests.support.configurations import CONFIGS
 from tests.support.linear_steps import repeated, steps
@@ -136,6 +136,11 @@ def test_what_is_no_tree_is_refused_as_corrupt(body):
     with pytest.raises(StateError) as refused:
         decode(b"something else")
     assert refused.value.reason is Refusal.NOT_A_STATE
+
+
+def test_a_state_with_another_checksum_is_refused(saved):
+    with pytest.raises(StateError, match="checksum"):
+        decode(saved[: len(MAGIC)] + bytes(8) + saved[len(MAGIC) + 8 :])
 
 
 def test_a_file_that_expands_beyond_its_bound_is_refused(saved, monkeypatch):

@@ -13,14 +13,12 @@ from typing import NamedTuple
 
 from exporters.questions import significant
 from exporters.wording import FEATURE_NAMES, FEATURE_PLURALS, Z_95, age, coefficient
-from online import ChangeKind, FeatureSnapshot, HistoryView, ModelSnapshot, TargetSnapshot
+from online import FeatureSnapshot, HistoryView, ModelSnapshot, TargetSnapshot
 
 WIDTH = 360.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52.0, 12.0, 22.0, 38.0
-"""Margins of a figure, for the ticks of the axes and the words above the marks."""
+"""Margins of a figure, for the ticks of the axes."""
 _SQUARE, _FLAT = 230.0, 170.0
-_DIGIT = 3.7
-"""Half of the width of a letter of a mark."""
 
 NEAR = 0.1
 """The 10 % that people ask for."""
@@ -32,11 +30,6 @@ _TINY = 1e-9
 _PARTS_MAX = 5
 """Parts of a step with a colour of their own."""
 _REST = "beyond the coefficients: batch shape, stalls"
-_CHANGES = {
-    ChangeKind.RESTART: "restart",
-    ChangeKind.CONFIGURATION: "configuration",
-    ChangeKind.PREFILL_SPEED: "prefill",
-}
 
 Points = Sequence[tuple[float, float]]
 
@@ -55,7 +48,6 @@ class Figure(NamedTuple):
     line: Points = ()
     diagonal: Points = ()
     dots: str = ""
-    marks: Sequence[tuple[float, str]] = ()
 
 
 class Plane(NamedTuple):
@@ -77,18 +69,6 @@ class Plane(NamedTuple):
     def path(self, points: Points) -> str:
         """Corners of a line."""
         return " ".join(f"{self.at_x(x):.1f},{self.at_y(y):.1f}" for x, y in points)
-
-    def marks(self, marks: Sequence[tuple[float, str]]) -> list[tuple[float, float, str]]:
-        """Place, place of the word, and word of each inside; a word only where there is room."""
-        placed, free_from = [], 0.0
-        for value, text in marks:
-            if self.x[0] <= value <= self.x[1]:
-                half, at = _DIGIT * len(text), self.at_x(value)
-                middle = min(max(at, _LEFT + half), WIDTH - _RIGHT - half)
-                has_room = middle - half > free_from
-                free_from = middle + half if has_room else free_from
-                placed.append((round(at, 1), round(middle, 1), text if has_room else ""))
-        return placed
 
     def _share(self, value: float, limits: tuple[float, float]) -> float:
         low, high = self.scale(limits[0]), self.scale(limits[1])
@@ -194,16 +174,12 @@ _Point = tuple[float, float, float | None]
 """When, in seconds, the coefficient then, and its standard error."""
 
 
-def courses(model: ModelSnapshot, history: HistoryView | None, started_unix_nano: int) -> list[Figure]:
-    """Each coefficient over the last day; what happened is marked. Empty before there are two points."""
+def courses(model: ModelSnapshot, history: HistoryView | None) -> list[Figure]:
+    """Each coefficient over the last day. Empty before there are two points."""
     if history is None:
         return []
-    marks = [(started_unix_nano / 1e9, "sidecar started")]
-    for change in history.changes:
-        gain = "" if change.gain is None else f"×{change.gain:.2f}"
-        marks.append((change.at_ns / 1e9, f"{_CHANGES.get(change.kind, '')} {gain}".strip()))
     of_features = [(feature, _values(history, feature.name)) for feature in model.features]
-    return [_course(feature, values, sorted(marks)) for feature, values in of_features if len(values) > 1]
+    return [_course(feature, values) for feature, values in of_features if len(values) > 1]
 
 
 def _values(history: HistoryView, name: str) -> list[_Point]:
@@ -215,7 +191,7 @@ def _values(history: HistoryView, name: str) -> list[_Point]:
     ]
 
 
-def _course(feature: FeatureSnapshot, points: Sequence[_Point], marks: Sequence[tuple[float, str]]) -> Figure:
+def _course(feature: FeatureSnapshot, points: Sequence[_Point]) -> Figure:
     """The axis holds the values but the rarest, and half of the intervals; what is beyond is drawn at the edge."""
     name, unit, values = FEATURE_NAMES.get(feature.name, feature.name), feature.unit, [value for _, value, _ in points]
     known = [(at_s, value, Z_95 * stderr) for at_s, value, stderr in points if stderr is not None]
@@ -226,18 +202,15 @@ def _course(feature: FeatureSnapshot, points: Sequence[_Point], marks: Sequence[
     bottom = max(low - slack, 0.0) if usual[0] >= 0.0 else low - slack
     plane = Plane((points[0][0], points[-1][0]), (bottom, high + slack), _FLAT)
     span = age(plane.x[1] - plane.x[0])
-    inside = [text for at_s, text in marks if plane.x[0] <= at_s <= plane.x[1] and text]
-    happened = ", ".join(inside[-4:]) or "nothing happened meanwhile"
     first, last = (coefficient(value, unit) for value in (values[0], values[-1]))
     upper = [(at_s, value + half) for at_s, value, half in known]
     return Figure(
         name,
         f"now {coefficient(feature.coefficient, unit)}",
-        f"{name} over the last {span}: from {first} to {last}; {happened}",
+        f"{name} over the last {span}: from {first} to {last}",
         plane,
         [(plane.x[0], f"{span} ago"), (plane.x[1], "now")],
         _in_one_unit(_round_values(*plane.y), unit),
         band=[*upper, *((at_s, value - half) for at_s, value, half in reversed(known))],
         line=[(at_s, value) for at_s, value, _ in points],
-        marks=marks,
     )

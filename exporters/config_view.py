@@ -75,9 +75,7 @@ class TargetView(NamedTuple):
     model: ModelSnapshot
 
 
-def config_view(
-    judged: ConfigVerdict, given: set[Advice], otlp_port: int, history: HistoryView | None, started_unix_nano: int
-) -> View:
+def config_view(judged: ConfigVerdict, given: set[Advice], otlp_port: int, history: HistoryView | None) -> View:
     """One configuration in detail; of the advice, what was not ``given`` above."""
     config = judged.config
     names = [*TARGETS, *sorted(config.targets.keys() - TARGETS.keys())]
@@ -94,7 +92,7 @@ def config_view(
         "others": [view for view in views if view is not step],
         "shares": [] if step is None else step_shares(step.target, step.model),
         "scatter": scatter(history),
-        "courses": [] if step is None else courses(step.model, history, started_unix_nano),
+        "courses": [] if step is None else courses(step.model, history),
         "blis_error": _blis_error(config),
     }
 

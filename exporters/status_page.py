@@ -157,7 +157,6 @@ class StatusPage:
     def __post_init__(self) -> None:
         """Its own advisory, if none is given."""
         self._advisory = self.advisory or Advisory(ClientView(self.source))
-        self._started_unix_nano = self.unix_nano()
         self._template = _ENVIRONMENT.get_template("page.html.j2")
 
     def answer(self, request: Request) -> Response:
@@ -190,10 +189,7 @@ class StatusPage:
             "snapshot": snapshot,
             "judged": judged,
             "chosen": chosen,
-            "opened": [
-                config_view(each, given, otlp_port, self.history_of(each.config.config_id), self._started_unix_nano)
-                for each in opened
-            ],
+            "opened": [config_view(each, given, otlp_port, self.history_of(each.config.config_id)) for each in opened],
             "what_if": None if snapshot is None else _what_if_view(snapshot, self._advisory.view, opened, query, now),
             "nothing_yet": wording.NOTHING_YET.for_port(otlp_port),
             "scraped": detail.get("scrape", ()),

@@ -30,14 +30,13 @@ from .snapshot import (
     TargetSnapshot,
 )
 from .state import StateError
-from .target import ChangeKind, HistoryView, check_settings
+from .target import HistoryView, check_settings
 
 __all__ = [
     "PHASES",
     "REQUEST_FEATURES",
     "STEP_FEATURES",
     "Bank",
-    "ChangeKind",
     "ConfigSnapshot",
     "Design",
     "EngineSnapshot",

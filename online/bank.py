@@ -26,7 +26,7 @@ import msgspec
 from online.constants import ENGINES_MAX
 from online.features import PORTABLE, Fact, Facts
 from online.rls import Prior
-from online.target import RLS, BankSettings, ChangeKind, StepHistory, TargetState, check_settings, feature_set
+from online.target import RLS, BankSettings, StepHistory, TargetState, check_settings, feature_set
 from online.transfer import Donor, DonorPool, Priors, SheetPrior, donor_of, priors_of
 
 from .rows import RowBlock, RowOutcome, Target
@@ -208,14 +208,6 @@ class Bank:
         donor = self._get(donor_id)
         if donor.learned and donor_id != config_id:
             self._known.setdefault(config_id, Configuration()).start_from(priors_of(self.statistics(donor_id)))
-            old = donor.targets.get(Target.STEP_TIME)
-            if old is not None and self._has_place(config_id, donor.last_seen_ns):
-                self._target(config_id, Target.STEP_TIME).warm_start(old)
-
-    def mark_restart(self, config_id: str, at_ns: int) -> None:
-        """An engine of it was restarted at this event time; no row of it may have come yet."""
-        if self._has_place(config_id, at_ns):
-            self._target(config_id, Target.STEP_TIME).history.coefficients.mark(ChangeKind.RESTART, at_ns)
 
     def add_donors(self, data: bytes) -> int:
         """Learn what other configurations may start from out of a state file; how many donors it held."""

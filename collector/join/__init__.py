@@ -6,7 +6,7 @@ from .api_queueing import with_fallbacks
 from .checkpoint import CheckpointError
 from .emitter import Emitter, Key, Scheduling, facts_of, newest_unix_ns
 from .engine import Engine
-from .events import ConfigKeyChanged, ConfigReplaced, ConfigUpdated, EngineRestarted, Event, Pending, Rows
+from .events import ConfigKeyChanged, ConfigReplaced, ConfigUpdated, Event, Pending, Rows
 from .joiner import Joiner
 from .registry import replaced_configs
 from .spans import SpanWindow
@@ -18,7 +18,6 @@ __all__ = [
     "ConfigUpdated",
     "Emitter",
     "Engine",
-    "EngineRestarted",
     "Event",
     "Joiner",
     "Key",

@@ -64,7 +64,6 @@ class Emitter(abc.ABC):
         self.machine: str | None = None
         self.begun_unix_ns = self.newest_unix_ns = self.last_seen_unix_ns = 0
         self.is_idle, self.is_over, self.is_changed = False, False, True
-        self.restarts_unix_ns: list[int] = []
         self.duplicate_of: Emitter | None = None
 
     @property
@@ -89,11 +88,6 @@ class Emitter(abc.ABC):
         """So many rows were dropped, or so often something happened."""
         family = table.DROPPED_ROWS if isinstance(reason, RowDrop) else table.JOIN_EVENTS
         self.counts[family, reason] += number
-
-    def count_restart(self, unix_ns: int) -> None:
-        """It has started again; this was its first event."""
-        self.count(JoinEvent.ENGINE_RESTART)
-        self.restarts_unix_ns.append(unix_ns)
 
     @property
     def event_unix_ns(self) -> int:
@@ -173,11 +167,6 @@ class Emitter(abc.ABC):
         """What makes its configuration."""
         one = self.duplicate_of or self
         return one.facts.identity(one.instance, one.recording)
-
-    def take_restarts(self) -> list[int]:
-        """When it started again, since the last call."""
-        taken, self.restarts_unix_ns = self.restarts_unix_ns, []
-        return taken
 
     def take_counts(self) -> Counts:
         """Counts since the last call."""

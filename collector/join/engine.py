@@ -188,7 +188,7 @@ class Engine(Emitter):
             if self._has_restarted(process, unix_ns, step):
                 break
             return process
-        self.count_restart(unix_ns)
+        self.count(JoinEvent.ENGINE_RESTART)
         if len(self.processes) > _CONFLICTS_MAX:
             self.count(JoinEvent.ENGINE_CONFLICT)
             del self.processes[0]
@@ -218,7 +218,7 @@ class Engine(Emitter):
         """It is what the engine has become."""
         self.processes.append(claimed)
         self._claimed = None
-        self.count_restart(claimed.first_unix_ns)
+        self.count(JoinEvent.ENGINE_RESTART)
 
     def _give_up(self, claimed: EngineProcess) -> None:
         """The process before it goes on: what claimed to come after it was somebody else's."""

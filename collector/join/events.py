@@ -4,7 +4,6 @@ Events are taken in this order, and each is complete in itself:
 
     ConfigKeyChanged    identities that became better known, before anything is said of the new ones
     ConfigUpdated       configurations of which more is known: their feature sets exist before their rows come
-    EngineRestarted     engines that came back as the same configuration
     Rows                equations to learn from
     ConfigReplaced      servers that came back as another configuration: the last rows of the old one are learned by now
 
@@ -46,13 +45,6 @@ class ConfigUpdated(NamedTuple):
     quality: Quality
 
 
-class EngineRestarted(NamedTuple):
-    """An engine of a configuration restarted; ``unix_ns`` is its first event."""
-
-    config_id: str
-    unix_ns: int
-
-
 class Rows(NamedTuple):
     """Rows for one target of a configuration, in event-time order; ``engines`` names the emitters by their numbers."""
 
@@ -69,7 +61,7 @@ class ConfigReplaced(NamedTuple):
     new: str
 
 
-Event = ConfigKeyChanged | ConfigUpdated | EngineRestarted | Rows | ConfigReplaced
+Event = ConfigKeyChanged | ConfigUpdated | Rows | ConfigReplaced
 
 
 class Pending(NamedTuple):

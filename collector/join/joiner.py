@@ -24,7 +24,7 @@ from collector.telemetry import Counts, JoinEvent, RowDrop, table
 from .checkpoint import EmitterCheckpoint, JoinCheckpoint, RowWatermarks
 from .emitter import Emitter, Key, TargetRows, config_id_of
 from .engine import Engine
-from .events import ConfigKeyChanged, ConfigReplaced, EngineRestarted, Event, HeldRows, Pending, Rows, watermark_of
+from .events import ConfigKeyChanged, ConfigReplaced, Event, HeldRows, Pending, Rows, watermark_of
 from .passes import PassEngine
 from .registry import (
     EngineLimit,
@@ -220,9 +220,8 @@ class Joiner:
         for page in self.pages.by_key.values():
             self._advance_page(page, flush=flush)
         described = describe(self.emitters_by_config(), self._described)
-        restarted = [EngineRestarted(one.config_id, at_ns) for one in self._emitters() for at_ns in one.take_restarts()]
         rows = self._ordered_rows(flush=flush)
-        events: list[Event] = [*self._renamed, *described, *restarted, *rows, *self._succeeded]
+        events: list[Event] = [*self._renamed, *described, *rows, *self._succeeded]
         self._renamed, self._succeeded = [], []
         return events
 

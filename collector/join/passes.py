@@ -98,16 +98,16 @@ class PassEngine(Emitter):
                 if 0 <= behind < _REPEATED:
                     self.count(JoinEvent.DUPLICATE)
                     continue
-                self._count_jump(passed, behind)
+                self._count_jump(behind)
             self._last = passed.counter
             if not passed.is_empty:
                 self._passes[passed.target].append(passed)
         self.newest_unix_ns = max(self.newest_unix_ns, passed.unix_ns)
         self.record_arrival_at(0 if passed.recording else passed.unix_ns)
 
-    def _count_jump(self, passed: ForwardPass, behind: int) -> None:
+    def _count_jump(self, behind: int) -> None:
         if behind > 0:
-            self.count_restart(passed.unix_ns)
+            self.count(JoinEvent.ENGINE_RESTART)
             self._warm_ups.clear()
         else:
             self.count(JoinEvent.MISSING, -behind - 1)

@@ -30,7 +30,6 @@ from collector.join import (
     ConfigReplaced,
     ConfigUpdated,
     Emitter,
-    EngineRestarted,
     Event,
     Joiner,
     Pending,
@@ -326,9 +325,6 @@ class Pipeline:
             case Rows(config_id, target, rows, engines):
                 for outcome, count in self._learn_rows(config_id, target, rows, engines).items():
                     self._counts[table.ROWS, target, outcome] += count
-            case EngineRestarted(config_id, unix_ns):
-                if config_id not in self._quarantined:
-                    self._bank.mark_restart(config_id, unix_ns)
             case ConfigReplaced(old, new):
                 self._bank.warm_start(new, old)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .history import ChangeKind, HistoryView, StepHistory
+from .history import HistoryView, StepHistory
 from .settings import RESIDUAL, RLS, BankSettings, check_settings, feature_set
 from .target_state import TargetState
 
@@ -10,7 +10,6 @@ __all__ = [
     "RESIDUAL",
     "RLS",
     "BankSettings",
-    "ChangeKind",
     "HistoryView",
     "StepHistory",
     "TargetState",

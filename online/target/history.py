@@ -1,14 +1,12 @@
 """What people see of a step's coefficients beside the snapshot: the last rows, and their course over a day.
 
-A course holds the published coefficients over a day of event time, and what happened meanwhile. Points are at least
-14 s apart at first, and as far as 192 of them reach over the course later. Lists and arrays are replaced, never edited:
-a view stays as it was.
+A course holds the published coefficients over a day of event time. Points are at least 14 s apart at first, and as far
+as 192 of them reach over the course later. Lists and arrays are replaced, never edited: a view stays as it was.
 """
 
 from __future__ import annotations
 
 import copy
-import enum
 import itertools
 import math
 from collections.abc import Callable, Sequence
@@ -18,34 +16,16 @@ import msgspec
 import numpy as np
 
 from online.blocks import Design
-from online.change import Change as Found
 from online.rls import RlsLearner
 from online.rows import Floats
 from online.state import StateError, Tree
 
 # Guard: memory, and what a page can show; 192 points are one in 7.5 minutes of a day.
-ROWS_MAX, POINTS_MAX, CHANGES_MAX = 500, 192, 32
+ROWS_MAX, POINTS_MAX = 500, 192
 # Derived: a day.
 DAY_NS = 24 * 3_600 * 10**9
 SPACING_NS = DAY_NS // POINTS_MAX
 _FIRST_SPACING_NS = SPACING_NS >> 5
-
-
-class ChangeKind(enum.StrEnum):
-    """What may move coefficients."""
-
-    SPEED = "speed"
-    PREFILL_SPEED = "prefill speed"
-    RESTART = "restart"
-    CONFIGURATION = "configuration"
-
-
-class Change(msgspec.Struct, frozen=True):
-    """At which event time; ``gain`` of a change of speed: new time per old time."""
-
-    at_ns: int
-    kind: ChangeKind
-    gain: float | None = None
 
 
 class HistoryPoint(NamedTuple):
@@ -57,19 +37,17 @@ class HistoryPoint(NamedTuple):
 
 
 class CoefficientHistory(msgspec.Struct):
-    """Of one target: names of its coefficients, points and changes in order of their time."""
+    """Of one target: names of its coefficients, and points in order of their time."""
 
     names: tuple[str, ...] = ()
     points: list[HistoryPoint] = []
-    changes: list[Change] = []
 
     @staticmethod
     def of_state(state: Tree) -> CoefficientHistory:
         """From the state file; StateError if it does not fit."""
         course = msgspec.convert(state, CoefficientHistory)
         points = course.points
-        numbers = [change.gain for change in course.changes]
-        numbers += [number for point in points for number in (*point.coefficient, *point.stderr)]
+        numbers = [number for point in points for number in (*point.coefficient, *point.stderr)]
         if not all(len(each.coefficient) == len(each.stderr) == len(course.names) for each in points):
             raise StateError("a point of other coefficients")
         if not all(number is None or math.isfinite(number) for number in numbers):
@@ -79,12 +57,11 @@ class CoefficientHistory(msgspec.Struct):
         return course
 
     def record(self, at_ns: int, names: Sequence[str], values: Callable[[], tuple[Floats, Floats]]) -> None:
-        """Take a point of coefficients and standard errors, (p,) each, if the newest is old or something changed."""
+        """Take a point of coefficients and standard errors, (p,) each, if the newest is old."""
         if self.points:
             oldest_ns, newest_ns = self.points[0].at_ns, self.points[-1].at_ns
-            changed = bool(self.changes) and newest_ns < self.changes[-1].at_ns <= at_ns
             spacing_ns = max(_FIRST_SPACING_NS, (newest_ns - oldest_ns) // POINTS_MAX)
-            if -DAY_NS < at_ns - newest_ns < spacing_ns and not changed:
+            if -DAY_NS < at_ns - newest_ns < spacing_ns:
                 return
         beta, stderr = values()
         # Stamps of a wrong year aside, all points are before this one.
@@ -100,11 +77,6 @@ class CoefficientHistory(msgspec.Struct):
             points = [points[0], *{each.at_ns // spacing_ns: each for each in points[1:]}.values()]
         self.points = points
 
-    def mark(self, kind: ChangeKind, at_ns: int, gain: float | None = None) -> None:
-        """Remember what happened; the same again changes nothing."""
-        known = {*self.changes, Change(at_ns, kind, gain)}
-        self.changes = sorted(known, key=lambda each: (each.at_ns, each.kind))[-CHANGES_MAX:]
-
     def add(self, other: CoefficientHistory) -> None:
         """One that follows goes on where the other ends; of two at the same time the one with more points stays."""
         first, second = sorted((self, other), key=lambda each: [point.at_ns for point in each.points[:1]])
@@ -113,8 +85,6 @@ class CoefficientHistory(msgspec.Struct):
             points = first.points + second.points
         self.names, self.points = names, points
         self._thin()
-        for change in other.changes:
-            self.mark(change.kind, change.at_ns, change.gain)
 
 
 def _known(values: Floats) -> tuple[float | None, ...]:
@@ -127,7 +97,6 @@ class HistoryView(NamedTuple):
 
     features: tuple[str, ...]
     points: list[HistoryPoint]
-    changes: list[Change]
     observed_us: list[float]
     predicted_us: list[float]
 
@@ -149,15 +118,12 @@ class StepHistory:
         copied.coefficients = copy.copy(self.coefficients)
         return copied
 
-    def learn(self, view: Design, log_ratio: Floats | None, found: Found | None) -> None:
-        """Rows, log(y / (x beta F)) of them (n,) if they were predicted, and what was found of the speed."""
+    def learn(self, view: Design, log_ratio: Floats | None) -> None:
+        """Rows, and log(y / (x beta F)) of them, (n,), if they were predicted."""
         if log_ratio is not None:
             observed_us = view.elapsed_us / view.steps
             rows = np.column_stack((observed_us, observed_us * np.exp(-log_ratio))).astype(np.float32)
             self._rows = np.concatenate((self._rows, rows))[-ROWS_MAX:]
-        if found is not None:
-            kind = ChangeKind.PREFILL_SPEED if found.prefill else ChangeKind.SPEED
-            self.coefficients.mark(kind, int(view.end_ns[-1]), found.gain)
 
     def record(self, at_ns: int, watcher: RlsLearner) -> None:
         """A block was learned, whose last row ended then; error bars exist once the first rows became statistics."""
@@ -174,4 +140,4 @@ class StepHistory:
     def view(self) -> HistoryView:
         """As of now, for any thread."""
         course, rows = self.coefficients, self._rows.T.tolist()
-        return HistoryView(course.names, course.points, course.changes, *rows)
+        return HistoryView(course.names, course.points, *rows)

@@ -30,7 +30,7 @@ from online.snapshot import IntervalSnapshot, ModelSnapshot, Reason, TargetSnaps
 from online.state import StateError, Stateful, Tree
 from online.transfer import SheetPrior
 
-from .history import ChangeKind, CoefficientHistory, StepHistory
+from .history import CoefficientHistory, StepHistory
 from .published_prediction import PublishedPrediction
 from .settings import RESIDUAL, RIVER, RLS, BankSettings, river_module
 
@@ -155,7 +155,7 @@ class TargetState(Stateful):
             if self.published is not None:
                 self.published.learn(block, shaped, change)
             if self.target is Target.STEP_TIME:
-                self.history.learn(block, shaped, change)
+                self.history.learn(block, shaped)
                 self.history.record(int(rows.end_ns[-1]), watcher)
         for name, model in self.models.items():
             if model is not watcher and name in blocks:
@@ -330,12 +330,6 @@ class TargetState(Stateful):
         self.history.coefficients.add(other.history.coefficients)
         self.first_ns = min(self.first_ns or other.first_ns, other.first_ns or self.first_ns)
         self.last_ns = max(self.last_ns, other.last_ns)
-
-    def warm_start(self, old: TargetState) -> None:
-        """Its configuration changed: the course begins with that of the old one."""
-        self.changes += 1
-        self.history.coefficients.add(old.history.coefficients)
-        self.history.coefficients.mark(ChangeKind.CONFIGURATION, old.last_ns)
 
 
 def _as_far_as_engines_agree(target: TargetSnapshot, spread: float) -> TargetSnapshot:

@@ -95,27 +95,14 @@ def refused_row(bank, name):
     assert (outcome, bank.lineages) == ({RowOutcome.NOT_POSITIVE: 1}, {})
 
 
-def restart(bank, name):
-    bank.mark_restart(name, int(steps(1, 1).rows.end_ns[0]))
-
-
-@pytest.mark.parametrize("begins", [refused_row, restart])
-def test_who_sent_no_row_that_could_be_learned_holds_its_place_no_longer_than_others(begins):
+def test_who_sent_no_row_that_could_be_learned_holds_its_place_no_longer_than_others():
     bank, hour_ns = Bank(Config(learners=("rls",), engines_max=1)), 3600 * 10**9
-    begins(bank, "silent")
+    refused_row(bank, "silent")
     rows = steps(40, 1).rows
     for later_ns, outcome in ((hour_ns // 2, RowOutcome.LIMIT_EXCEEDED), (2 * hour_ns, RowOutcome.LEARNED)):
         later = dataclasses.replace(rows, end_ns=rows.end_ns + later_ns)
         assert bank.learn("c", Target.STEP_TIME, later) == {outcome: 40}
     assert bank.configs() == ["c"]
-
-
-def test_successors_take_no_more_places_than_there_are():
-    bank = Bank(Config(learners=("rls",), engines_max=2))
-    bank.learn("a", Target.STEP_TIME, steps(300, 1).rows)
-    for successor in "bcd":
-        bank.warm_start(successor, "a")
-    assert (bank.configs(), [*bank.refused]) == (["a", "b"], ["c", "d"])
 
 
 def test_rename_keeps_what_was_learned():

@@ -10,7 +10,7 @@ from collector.decode.columnar import decode_exports
 from collector.decode.fpm import ForwardPass
 from collector.decode.records import Telemetry
 from collector.identity import ConfigResolver
-from collector.join.events import ConfigKeyChanged, ConfigReplaced, ConfigUpdated, EngineRestarted, Event, Rows
+from collector.join.events import ConfigKeyChanged, ConfigReplaced, ConfigUpdated, Event, Rows
 from collector.join.joiner import Joiner
 from collector.join.spans import SpanWindow
 from collector.telemetry import Counts
@@ -19,7 +19,7 @@ from tests.support.clocks import T0_NS
 from tests.support.toy_engine import MONO_NS, many_jobs, run_engine
 from tests.support.toy_spans import columns_of, exports_of, pieces, stock_of
 
-ORDER = (ConfigKeyChanged, ConfigUpdated, EngineRestarted, Rows, ConfigReplaced)
+ORDER = (ConfigKeyChanged, ConfigUpdated, Rows, ConfigReplaced)
 
 
 def drains(exports, join: Config | None = None) -> list[list[Event]]:
@@ -69,15 +69,6 @@ def test_a_succession_comes_after_the_last_rows_of_what_the_server_was(comes_bac
     assert any(isinstance(event, Rows) and event.config_id == events[at].old for event in events[:at])
     assert not any(isinstance(event, Rows) and event.config_id == events[at].old for event in events[at:])
     assert any(isinstance(event, Rows) and event.config_id == events[at].new for event in events[at:])
-
-
-def test_a_restart_as_the_same_configuration_is_told_with_its_time(comes_back_otherwise):
-    events = flat(comes_back_otherwise)
-    (succeeded,) = [event for event in events if isinstance(event, ConfigReplaced)]
-    (restarted,) = [event for event in events if isinstance(event, EngineRestarted)]
-    ends = [rows.rows.end_ns for rows in events if isinstance(rows, Rows) and rows.config_id == succeeded.new]
-    assert restarted.config_id == succeeded.new
-    assert min(end.min() for end in ends) < restarted.unix_ns < max(end.max() for end in ends)
 
 
 def test_an_unchanged_configuration_is_described_once():

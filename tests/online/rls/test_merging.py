@@ -201,10 +201,6 @@ def test_a_target_of_which_no_row_was_learned_is_of_no_time():
     last.learn("c", Target.SCHEDULE_TIME, dataclasses.replace(whole.slice(0, 5), elapsed_us=np.zeros(5)))
     assert last.event_span_ns() == span_ns
     assert coefficients(first.state(), last.state()) == pytest.approx(at_once, rel=1e-12)
-    restarted = Bank(RLS)
-    restarted.mark_restart("c", 1)
-    last.merge(restarted)
-    assert last.event_span_ns() == span_ns
 
 
 def test_of_streams_that_overlap_in_a_chain_stages_differ_and_a_list_does_not():

@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from online.state import decode, encode
-from online.target.history import CHANGES_MAX, DAY_NS, POINTS_MAX, ROWS_MAX, SPACING_NS, ChangeKind, CoefficientHistory
+from online.target.history import DAY_NS, POINTS_MAX, ROWS_MAX, SPACING_NS, CoefficientHistory
 from tests.support.banks import STEP, learned, of_columns, restarted
 from tests.support.linear_steps import repeated, steps
 
@@ -29,19 +29,15 @@ def test_a_view_stays_as_it_was_while_learning_goes_on():
     view = bank.history("c").view()
     before = copy.deepcopy(view)
     bank.learn("c", STEP, steps(500, 3).rows)
-    bank.mark_restart("c", 7)
     assert view == before
     assert bank.history("c").view().observed_us != before.observed_us
 
 
-def test_the_course_and_what_happened_survive_a_restart():
+def test_the_course_survives_a_restart():
     bank = learned(steps(1500, 2, drift_at=900, gain=1.5).rows)
-    bank.mark_restart("c", 5)
     before, after = (each.history("c").view() for each in (bank, restarted(bank)))
     assert after.points == before.points
     assert after.features == before.features == ("intercept", "prefill_tokens", "decode_context_tokens", "requests")
-    assert [change.kind for change in after.changes] == [ChangeKind.RESTART, ChangeKind.SPEED]
-    assert after.changes[-1].gain == pytest.approx(1.5, rel=0.1)
     point = after.points[-1]
     assert point.coefficient[0] == pytest.approx(9000 * 1.5, rel=0.2)
     assert all(bar > 0 for bar in point.stderr)
@@ -59,27 +55,12 @@ def test_after_a_restart_with_other_feature_sets_the_history_is_of_the_new_ones(
     assert len(view.points[-1].coefficient) == len(view.features)
 
 
-def test_a_server_that_came_back_as_another_configuration_goes_on_behind_its_old_course():
-    bank = learned(steps(1500, 2).rows)
-    old = bank.history("c").view().points
-    bank.warm_start("d", "c")
-    assert bank.history("d").view().points == old
-    assert [change.kind for change in bank.history("d").view().changes] == [ChangeKind.CONFIGURATION]
-    assert "step_time" not in bank.targets("d")
-    bank.learn("d", STEP, steps(1500, 3, start_ns=old[-1].at_ns + 100 * S).rows)
-    course = bank.history("d").view().points
-    assert course[: len(old)] == old
-    assert len(course) > len(old)
-
-
 def test_a_merge_of_states_that_follow_each_other_has_the_course_of_both():
     first, second = learned(steps(1500, 2).rows), learned(steps(1500, 3, start_ns=1_800_000_000 * S).rows)
-    second.mark_restart("c", 1_800_000_009 * S)
     courses = [bank.history("c").view().points for bank in (first, second)]
     first.merge(second)
     merged = first.history("c").view()
     assert merged.points == courses[1], "the first one lies more than a day before"
-    assert len(merged.changes) == 1
 
 
 def times_of(course):
@@ -112,21 +93,6 @@ def test_a_point_of_a_wrong_year_and_other_columns_begin_anew_and_clocks_that_di
     assert times_of(course) == [300 * S], "what lies a day before the wrong one had gone"
     course.record(900 * S, ["g"], lambda: (np.zeros(1), np.zeros(1)))
     assert (times_of(course), course.names) == ([900 * S], ("g",))
-
-
-def test_the_newest_point_is_never_older_than_the_newest_change():
-    course = filled([DAY_NS])
-    course.mark(ChangeKind.PREFILL_SPEED, DAY_NS + S, 1.5)
-    for at_ns in (DAY_NS + S, DAY_NS + 2 * S):
-        course.record(at_ns, course.names, lambda: (np.zeros(2), np.zeros(2)))
-    assert times_of(course) == [DAY_NS, DAY_NS + S]
-
-
-def test_what_happened_is_bounded_and_told_once():
-    course = CoefficientHistory()
-    for at_ns in [*range(3 * CHANGES_MAX), 5, 5]:
-        course.mark(ChangeKind.RESTART, at_ns)
-    assert [change.at_ns for change in course.changes] == list(range(2 * CHANGES_MAX, 3 * CHANGES_MAX))
 
 
 def test_courses_side_by_side_merge_in_either_order_to_the_longer():

@@ -28,7 +28,7 @@ from collector.config import Config
 from collector.ingest.otlp_grpc import METHOD
 from collector.recordings import Received, Recording, index_of, lines_of
 from collector.runtime import EXIT_FAILED, EXIT_OK, Clock, StartError, SystemClock, note, say
-from collector.service import STATE_FILES
+from collector.service import STATE_NAME
 from exporters.questions import read_plan
 from exporters.snapshot_file import SNAPSHOT_NAME
 from exporters.wording import unit_text
@@ -252,7 +252,7 @@ def signals_as_ctrl_c() -> Iterator[None]:
 def forget_last_run(directory: Path) -> None:
     """A directory without what the last demo left: the same span ids come again, and who knows them learns nothing."""
     directory.mkdir(parents=True, exist_ok=True)
-    for name in (SNAPSHOT_NAME, *STATE_FILES):
+    for name in (SNAPSHOT_NAME, STATE_NAME):
         (directory / name).unlink(missing_ok=True)
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from .checkpoint import STATE_FILES, STATES_NAME, Directory, check_directory, state_files
+from .checkpoint import NAME as STATE_NAME
+from .checkpoint import STATES_NAME, Directory, check_directory, state_files
 from .durability import Durability
 from .pipeline import TAKE_BYTES, Pipeline, check_learning, hides_hits, make_pipeline
 from .publish import Publisher, SnapshotWriter
@@ -11,7 +12,7 @@ from .worker import Worker
 
 __all__ = [
     "STATES_NAME",
-    "STATE_FILES",
+    "STATE_NAME",
     "TAKE_BYTES",
     "Directory",
     "Durability",

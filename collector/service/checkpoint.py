@@ -1,20 +1,17 @@
-"""What survives: checkpoints in two files, one process in their directory, and where a start reads the log again.
+"""What survives: a checkpoint, one process in its directory, and where a start reads the log again.
 
-    tracefit.lock          locked (flock) as long as a process uses the directory; says who, and what it has not saved
-    state.bin              newest checkpoint: written under another name, flushed, renamed
-    state.bin.previous     what ``state.bin`` was until then
-    state.bin.corrupt      one that could not be read, kept for inspection
+    tracefit.lock        locked (flock) as long as a process uses the directory; says who, until it has stopped in order
+    state.bin            the checkpoint: written under another name, flushed, renamed, so that a whole one is there
+    state.bin.corrupt    one that could not be read, kept for inspection
 
 A checkpoint holds the learners, the calibration of the engines, up to when each engine's rows are learned, and where a
-start reads the log again. It has no steps or requests that wait. At any moment one whole file is there, once there was
-one. :mod:`.durability` says when they are written.
+start reads the log again. It has no steps or requests that wait. :mod:`.durability` says when it is written.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
 import logging
 import os
 import socket
@@ -34,14 +31,10 @@ from collector.telemetry import Restored
 from online.state import LEARNERS, StateError, Tree, decode, encode, part_of_tree
 
 NAME: Final = "state.bin"
-PREVIOUS_NAME: Final = "state.bin.previous"
-STATE_FILES: Final = (NAME, PREVIOUS_NAME)
 LOCK_NAME: Final = "tracefit.lock"
 PROGRESS: Final = "progress"
 STATES_NAME: Final = "states"
 """The folder of the states that a pull writes."""
-STATE_BYTES_MAX: Final = 1 << 31
-_LOCK_BYTES_MAX: Final = 1024
 _PAUSE_MAX_NS: Final = 10_000_000_000
 """Twice the pause of an SDK's exporter."""
 _log = logging.getLogger(__name__)
@@ -125,11 +118,8 @@ class Directory:
         self._named = named
         self._clock = clock
         self._descriptor = -1
-        self._holder = ""
         self.killed = ""
         """The process before, if it did not stop in order."""
-        self.unsaved: dict[str, int] = {}
-        """What that process had noted last."""
 
     def take(self) -> None:
         """Make the directory if need be and lock it.
@@ -144,28 +134,17 @@ class Directory:
             self._descriptor = os.open(self.path / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise StartError(f"cannot write to {self._named} {self.path}: {error.strerror}") from None
-        if not (self.path / LOCK_NAME).is_file():  # of a named pipe nothing is read again
-            self._close()
-            raise StartError(f"cannot write to {self._named} {self.path}: {LOCK_NAME} is no file")
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            holder = self._read()[0] or "one that has not said yet who it is"
+            holder = self._read()
             self._close()
             raise StartError(f"another process uses {self._named} {self.path}: {holder}") from None
         except OSError as error:  # some network file systems
             _log.warning("%s cannot be locked (%s): let no other process use it", self.path, error.strerror)
-        self.killed, noted = self._read()
-        with contextlib.suppress(ValueError, AttributeError):
-            self.unsaved = {name: count for name, count in json.loads(noted).items() if isinstance(count, int)}
+        self.killed = self._read()
         since = datetime.fromtimestamp(self._clock.unix_nano() // 10**9, UTC)
-        self._holder = f"process {os.getpid()} on {socket.gethostname()}, since {since:%Y-%m-%d %H:%M:%S} UTC"
-        self._write(self._holder)
-
-    def note(self, **unsaved: int) -> None:
-        """Leave to the next process what is lost if this one is killed now."""
-        if self._descriptor >= 0:
-            self._write(f"{self._holder}\n{json.dumps(unsaved)}")
+        self._write(f"process {os.getpid()} on {socket.gethostname()}, since {since:%Y-%m-%d %H:%M:%S} UTC")
 
     def release(self) -> None:
         """Say that this process stopped in order, and let another one in."""
@@ -173,79 +152,59 @@ class Directory:
             self._write("")
             self._close()
 
-    def _read(self) -> tuple[str, str]:
-        text = os.pread(self._descriptor, _LOCK_BYTES_MAX, 0).decode("utf-8", "replace")
-        holder, _, noted = text.partition("\n")
-        return holder.strip(), noted
-
-    def _write(self, text: str) -> None:
-        """Replace the note in one call: of two, a kill between them would leave both notes mixed."""
-        with contextlib.suppress(OSError):  # the disk may be full: the lock holds all the same
-            os.pwrite(self._descriptor, text.encode()[:_LOCK_BYTES_MAX].ljust(_LOCK_BYTES_MAX), 0)
+    def _read(self) -> str:
+        return os.pread(self._descriptor, 1024, 0).decode("utf-8", "replace")
 
     def _close(self) -> None:
         os.close(self._descriptor)
         self._descriptor = -1
 
+    def _write(self, holder: str) -> None:
+        with contextlib.suppress(OSError):  # the disk may be full: the lock holds all the same
+            os.ftruncate(self._descriptor, 0)
+            os.pwrite(self._descriptor, holder.encode(), 0)
 
-# --- the files ------------------------------------------------------------------------------------------------------
+
+# --- the file -------------------------------------------------------------------------------------------------------
 
 
-class CheckpointFiles:
+class CheckpointFile:
     """Used by the starting thread, then by the writer's."""
 
     def __init__(self, directory: Path, files: SystemFiles | None = None) -> None:
-        self.directory = directory
         self._path = directory / NAME
-        self._previous = directory / PREVIOUS_NAME
         self._files = files or SystemFiles()
-        self._positions: list[Position] = []
-        self._newest_is_whole = False
         self.restored = Restored.EMPTY
         """What a start began with."""
-        self.restored_name = ""
         self.restored_unix_s = 0.0
-        """The file, and when it was written; 0 without one."""
+        """When that was written; 0 without one."""
         self.problem = ""
-        """Why a file could not be used; shown by readiness."""
-
-    def covered(self) -> Position | None:
-        """What both files know of the log; None while there is one alone."""
-        return self._positions[0] if len(self._positions) > 1 else None
+        """Why it could not be used; shown by readiness."""
 
     def load(self, restore: Callable[[Tree], tuple[Position, list[str]]]) -> Position:
-        """Hand the newest usable checkpoint to ``restore``; its position, the first one without any.
+        """Hand the checkpoint to ``restore``; its position, the first one without any.
 
-        Files that cannot be used are put aside and logged as errors.
+        One that cannot be used is put aside and logged as an error.
         """
-        for path, outcome in ((self._path, Restored.NEWEST), (self._previous, Restored.PREVIOUS)):
-            try:
-                data, written_unix_s = _read(path), path.stat().st_mtime
-                position, left_out = restore(decode(data))
-            except FileNotFoundError:
-                continue
-            except OSError as error:
-                self._report(path, error.strerror or type(error).__name__)
-                continue
-            except StateError as error:
-                self._report(path, str(error))
-                with contextlib.suppress(OSError):
-                    self._files.replace(path, path.with_name(f"{path.name}.corrupt"))
-                continue
-            if left_out:
-                _log.warning("models of the state that are not configured were left out: %s", ", ".join(left_out))
-            self._positions = [position]
-            self._newest_is_whole = outcome is Restored.NEWEST
-            self.restored, self.restored_name, self.restored_unix_s = outcome, path.name, written_unix_s
-            return position
-        if self.problem:
-            _log.error("cold start, everything is learned anew; no state file could be used: %s", self.problem)
-            self.restored = Restored.COLD
-        return Position()
+        try:
+            data, written_unix_s = self._path.read_bytes(), self._path.stat().st_mtime
+            position, left_out = restore(decode(data))
+        except FileNotFoundError:
+            return Position()
+        except (OSError, StateError) as error:
+            self.restored, self.problem = Restored.COLD, f"{NAME}: {error}"
+            _log.error("cold start, everything is learned anew: %s", self.problem)
+            with contextlib.suppress(OSError):
+                self._files.replace(self._path, self._path.with_name(f"{NAME}.corrupt"))
+            return Position()
+        if left_out:
+            _log.warning("models of the state that are not configured were left out: %s", ", ".join(left_out))
+        self.restored, self.restored_unix_s = Restored.CHECKPOINT, written_unix_s
+        return position
 
-    def write(self, data: bytes, position: Position) -> None:
-        """Write the next checkpoint. OSError if it could not be written; the older ones are as they were."""
-        temporary = self.directory / f".{NAME}.tmp"
+    def write(self, data: bytes) -> None:
+        """Write the next checkpoint. OSError if it could not be written; the one before is as it was."""
+        temporary = self._path.with_name(f".{NAME}.tmp")
         with contextlib.suppress(FileNotFoundError):
             temporary.unlink()
         descriptor = self._files.open(temporary)
@@ -254,42 +213,16 @@ class CheckpointFiles:
             self._files.sync(descriptor)
         except BaseException:
             with contextlib.suppress(OSError):
-                temporary.unlink()
+                temporary.unlink()  # it may be what fills the disk
             raise
         finally:
             os.close(descriptor)
-        with contextlib.suppress(FileNotFoundError):
-            self._files.replace(self._path, self._previous)
         self._files.replace(temporary, self._path)
-        sync_directory(self.directory)
-        self._positions = [*self._positions[-1:], position]
-        self._newest_is_whole = True
-
-    def remove_previous(self) -> bool:
-        """Make room on the volume if the newest file is whole; whether there was an older one."""
-        if not (self._newest_is_whole and self._previous.exists()):
-            return False
-        self._files.unlink(self._previous)
-        return True
+        sync_directory(self._path.parent)
 
     def learned(self) -> bytes | None:
-        """What the newest checkpoint has learned, as a state file of its own; None before the first; any thread."""
-        for path in (self._path, self._previous):  # between two renames there is only the second
-            try:
-                return encode({LEARNERS: part_of_tree(decode(_read(path)), LEARNERS)})
-            except FileNotFoundError:
-                continue
-            except (OSError, StateError) as error:
-                _log.warning("%s cannot be shown: %s", path.name, error)
-        return None
-
-    def _report(self, path: Path, problem: str) -> None:
-        self.problem = "; ".join(filter(None, (self.problem, f"{path.name}: {problem}")))
-        _log.error("state file cannot be used: %s", self.problem)
-
-
-def _read(path: Path) -> bytes:
-    if path.is_fifo():
-        raise StateError("is a named pipe")  # whoever opens one waits for a process that writes
-    with path.open("rb") as file:
-        return file.read(STATE_BYTES_MAX)
+        """What the checkpoint has learned, as a state file of its own; None without a usable one; any thread."""
+        try:
+            return encode({LEARNERS: part_of_tree(decode(self._path.read_bytes()), LEARNERS)})
+        except (OSError, StateError):
+            return None

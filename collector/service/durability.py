@@ -4,7 +4,7 @@
     writer thread:                                                     └► encode ─► state.bin ─► free the log
 
 With ``durability: log`` a start reads again what was not learned, and rows before an engine's mark are skipped. With
-``durability: memory`` a kill loses what came after the last checkpoint, and a start says how much that was.
+``durability: memory`` a kill loses what came after the last checkpoint, and a start says how old that is.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from collector.runtime import Clock, Health, StartError, SystemFiles, Task
 from collector.telemetry import Metrics, Outcome, table
 from online.state import Tree, encode
 
-from .checkpoint import STATE_FILES, CheckpointFiles, Directory, Position
-from .log import NO_ROOM, Log, LogFull, is_segment
+from .checkpoint import NAME, CheckpointFile, Directory, Position
+from .log import Log, LogFull, is_segment
 
 if TYPE_CHECKING:
     from .pipeline import Pipeline
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 WRITER: Final = "checkpoint-writer"
 CONFIG_STATE_BYTES: Final = 1 << 20
 """Of one configuration in a checkpoint: a guard, some 100 KiB are usual (docs/reliability.md)."""
-CHECKPOINTS: Final = 3
-"""The last two, and the next one while it is written."""
+CHECKPOINTS: Final = 2
+"""The last one, and the next one while it is written."""
 PAUSE_S: Final = 60.0
 CHECK_IN_TIMEOUT_S: Final = 120.0
 """A write that takes longer hangs in the kernel."""
@@ -57,7 +57,7 @@ def fitted_capacity(config: Config, files: SystemFiles) -> tuple[int, str]:
     try:
         volume = files.volume(directory)
         for path in directory.iterdir():
-            if path.name in STATE_FILES or is_segment(path):
+            if path.name == NAME or is_segment(path):
                 held_bytes += path.stat().st_size
     except OSError:
         return wanted_bytes, ""
@@ -68,7 +68,7 @@ def fitted_capacity(config: Config, files: SystemFiles) -> tuple[int, str]:
     return fitting_bytes, (
         f"the log has {fitting_bytes / _MIB:.3g} MiB instead of {config.log_capacity_mib} (log_capacity_mib): "
         f"the volume of {directory} has room for {room_bytes / _MIB:.3g} MiB, "
-        f"of which three checkpoints may need {CHECKPOINTS * state_bytes / _MIB:.3g}"
+        f"of which two checkpoints may need {CHECKPOINTS * state_bytes / _MIB:.3g}"
     )
 
 
@@ -89,7 +89,7 @@ class Durability:
         self._config = config
         self._files = files or SystemFiles()
         self._directory = Directory(path, clock)
-        self._checkpoints = CheckpointFiles(path, self._files)
+        self._checkpoint = CheckpointFile(path, self._files)
         self.log = Log(path, config.log_capacity_mib << 20, self._files)
         self.has_log = config.durability == "log"
         """Whether what is acknowledged and not learned is there for the next process."""
@@ -102,16 +102,12 @@ class Durability:
         self._caught_up_ns: int | None = None
         """Since when the log has been read, as long as rows of an earlier process may still come again."""
         self._dirty = False
-        self._accepted = 0
-        """Spans."""
         self._refusing = ""
         """Why exports are refused now."""
         self._lost = self._cramped = self._unsaved = ""
         """What a start found lost; why the log has less room than configured; why the last checkpoint is in no file."""
-        self._pending: deque[tuple[Tree, Position, tuple[int, int, int]]] = deque()
+        self._pending: deque[tuple[Tree, Position]] = deque()
         """Checkpoints that were taken, until they are written: one, and the last one of a stop behind it."""
-        self._saved = (0, pipeline.learned_rows, 0)
-        """Spans accepted and rows learned by this process that the newest checkpoint knows of; what waited then."""
         self._task = Task(WRITER, self._write_pending, health=health, turn_timeout_s=CHECK_IN_TIMEOUT_S)
         metrics.follow(table.SIZE_BYTES, lambda: self.log.size_bytes, "log")
         metrics.follow(table.CAPACITY_BYTES, lambda: self.log.capacity_bytes if self.has_log else 0, "log")
@@ -119,14 +115,13 @@ class Durability:
     def start(self) -> None:
         """Take the directory, restore, find the log's rest, begin to write."""
         self._directory.take()
-        position = self._checkpoints.load(self._pipeline.from_checkpoint)
-        self._saved = (0, self._pipeline.learned_rows, 0)
-        self._metrics.set(table.STATE_RESTORED, 1, self._checkpoints.restored)
-        self._metrics.set(table.STATE_WRITTEN, self._checkpoints.restored_unix_s)
-        self._fit_log()
-        if self._cramped:
-            _log.warning("%s", self._cramped)
-        if self.has_log or any(is_segment(path) for path in self._directory.path.iterdir()):
+        position = self._checkpoint.load(self._pipeline.from_checkpoint)
+        self._metrics.set(table.STATE_RESTORED, 1, self._checkpoint.restored)
+        self._metrics.set(table.STATE_WRITTEN, self._checkpoint.restored_unix_s)
+        if self.has_log:
+            self.log.capacity_bytes, self._cramped = fitted_capacity(self._config, self._files)
+            if self._cramped:
+                _log.warning("%s", self._cramped)
             try:
                 self.log.open(position.read_from, position.newest)
             except OSError as error:
@@ -135,31 +130,19 @@ class Durability:
         self._tell_beginning(position)
         self._task.start()
 
-    def _fit_log(self) -> None:
-        """Give the log what the volume has beside the checkpoints; again with each, for others fill it, too."""
-        if self.has_log:
-            self.log.capacity_bytes, self._cramped = fitted_capacity(self._config, self._files)
-
     def _tell_beginning(self, position: Position) -> None:
         """One line: what this process goes on from, how old that is, and what came after it and is lost."""
-        restored_unix_s, killed = self._checkpoints.restored_unix_s, self._directory.killed
+        restored_unix_s, killed = self._checkpoint.restored_unix_s, self._directory.killed
         age_s = max(self._clock.unix_nano() / 1e9 - restored_unix_s, 0.0)
-        text = (
-            f"continuing from {self._checkpoints.restored_name}, {age_s:.0f} s old" if restored_unix_s else "no state"
-        )
+        text = f"continuing from {NAME}, {age_s:.0f} s old" if restored_unix_s else "no state"
         if self.log.newest:
             text += f"; the log is read from entry {position.read_from} to {self.log.newest}"
-        entries, unsaved = self.log.lost_entries, self._directory.unsaved
-        self._metrics.set(table.LOST_AT_START, entries, "entries")
-        if entries:
-            self._lost = f"{entries} entries of the log"
-        elif killed and any(unsaved.values()):
-            spans, rows, waiting = (max(unsaved.get(name, 0), 0) for name in ("spans", "rows", "waiting"))
-            self._metrics.set(table.LOST_AT_START, spans, "spans")
-            self._lost = (
-                f"{spans} spans that {killed}, acknowledged after its last checkpoint, {rows} rows that it had learned "
-                f"since then, and {waiting} steps, requests and rows that waited in the join then (durability: memory)"
-            )
+        self._metrics.set(table.LOST_AT_START, self.log.lost_entries)
+        if self.log.lost_entries:
+            self._lost = f"{self.log.lost_entries} entries of the log"
+        elif killed and not self.has_log:
+            when = f"in the {age_s:.0f} s since its checkpoint at most" if restored_unix_s else "since its start"
+            self._lost = f"what {killed}, learned {when}, and what waited in the join then (durability: memory)"
         if self._lost:
             _log.warning("%s. Lost: %s", text, self._lost)
         elif restored_unix_s or self.log.newest:
@@ -185,8 +168,8 @@ class Durability:
     def readiness_detail(self) -> dict[str, str]:
         """What this process began with, why exports are refused now, and why the last checkpoint is in no file."""
         details = {
-            "state_at_start": str(self._checkpoints.restored),
-            "state_problem": self._checkpoints.problem,
+            "state_at_start": str(self._checkpoint.restored),
+            "state_problem": self._checkpoint.problem,
             "lost": self._lost,
             "log_problem": self._cramped,
             "refused": self._refusing,
@@ -196,7 +179,7 @@ class Durability:
 
     def learned(self) -> bytes | None:
         """What the newest checkpoint on disk has learned, for others to merge; from any thread."""
-        return self._checkpoints.learned()
+        return self._checkpoint.learned()
 
     def record(self, export: Export) -> Export | Outcome:
         """Count an export that enters the queue, and write it down before; why not, if that cannot be."""
@@ -211,7 +194,6 @@ class Durability:
         if self._refusing:
             self._refusing = ""
             _log.info("exports are accepted again")
-        self._accepted += export.spans
         return recorded
 
     # --- the worker's -----------------------------------------------------------------------------------------------
@@ -234,7 +216,6 @@ class Durability:
 
     def tick(self, *, final: bool = False) -> bool:
         """Take a checkpoint if it is due and hand it to the writer; whether it was taken."""
-        self._note_unsaved()
         self._end_start()
         if not (self._dirty and final) and not self._is_due():
             return False
@@ -247,8 +228,7 @@ class Durability:
             self._report_failure("state could not be taken", error)
             return False
         self._dirty = False
-        waiting = sum(one.steps + one.requests + one.rows for one in self._pipeline.pending())
-        self._pending.append((tree, position, (self._accepted, self._pipeline.learned_rows, waiting)))
+        self._pending.append((tree, position))
         self._task.wake()
         return True
 
@@ -259,18 +239,8 @@ class Durability:
             self._caught_up_ns = None
             self._pipeline.joiner.forget_restored_marks()
 
-    def _note_unsaved(self) -> None:
-        """Leave to the next process what a kill would cost now."""
-        if not self.has_log:
-            spans, rows, waiting = self._saved
-            learned = self._pipeline.learned_rows
-            self._directory.note(spans=self._accepted - spans, rows=learned - rows, waiting=waiting)
-
     def _is_due(self) -> bool:
-        """By its time, or since log or volume fill up; not while one is being written.
-
-        The log shrinks when both checkpoints have learned its oldest entries.
-        """
+        """By its time, or since log or volume fill up; not while one is being written."""
         age_ns = self._clock.monotonic_ns() - self._taken_ns
         fills_up = self.has_log and (self._log_is_full() or bool(self._refusing))
         is_due = (self._dirty and age_ns >= self._interval_ns) or (fills_up and age_ns >= _EARLY_NS)
@@ -283,31 +253,25 @@ class Durability:
 
     def _write_pending(self) -> float:
         if self._pending:
-            tree, position, counted = self._pending[0]
+            tree, position = self._pending[0]
             try:
                 self._write(tree, position)
-                self._saved = counted
             except OSError as error:
                 self._report_failure(f"state not written: {error.strerror}")
-                if error.errno in NO_ROOM:
-                    self._make_room()
             except Exception as error:  # noqa: BLE001 -- a fault of ours must not end the receiving
                 self._report_failure("state could not be encoded", error)
             finally:
                 self._pending.popleft()
-            self._fit_log()
         return PAUSE_S
 
     def _write(self, tree: Tree, position: Position) -> None:
-        """Write a checkpoint, and free what of the log both files have learned."""
-        self._checkpoints.write(encode(tree), position)
+        """Write a checkpoint, and free what of the log it has learned."""
+        self._checkpoint.write(encode(tree))
         self._unsaved = ""
         self._metrics.add(table.WRITES, 1, "checkpoint", "done")
         self._metrics.set(table.STATE_WRITTEN, self._clock.unix_nano() / 1e9)
-        covered = self._checkpoints.covered()
-        if covered is not None:
-            waits = self._config.forward and not self._log_is_full()  # for the backend, as long as there is room
-            self.log.free(min(covered.read_from, self.log.passed_on + 1) if waits else covered.read_from)
+        waits = self._config.forward and not self._log_is_full()  # for the backend, as long as there is room
+        self.log.free(min(position.read_from, self.log.passed_on + 1) if waits else position.read_from)
 
     def _report_failure(self, problem: str, fault: Exception | None = None) -> None:
         """Say once why the last checkpoint is in no file, with the traceback of our own fault, and ask for another."""
@@ -316,11 +280,3 @@ class Durability:
             _log.log(logging.WARNING if fault is None else logging.ERROR, "%s", problem, exc_info=fault)
         self._unsaved = problem
         self._dirty = True  # a race with the worker asks for one more checkpoint at worst
-
-    def _make_room(self) -> None:
-        """Remove the older checkpoint; the log has no more than the newest one needs."""
-        try:
-            if self._checkpoints.remove_previous():
-                _log.warning("no room for a checkpoint: the older one was removed")
-        except OSError as error:
-            _log.warning("no room for a checkpoint, and nothing can be removed: %s", error.strerror)

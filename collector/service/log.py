@@ -11,8 +11,8 @@
 An appended entry is read again after the death of the process. The kernel writes it to the disk when it likes, so that
 the death of the node may cost the newest. A damaged entry is never read as one, and costs no other: the next one is
 looked for behind it, by its number. A write that failed leaves no half of an entry behind. Segments never hold more
-than ``capacity_bytes`` and one entry; when they would, :class:`LogFull` is raised. Segments of which both checkpoints
-have learned everything go at once.
+than ``capacity_bytes`` and one entry; when they would, :class:`LogFull` is raised. Segments of which the checkpoint
+has learned everything go at once.
 
 ``append`` belongs to whoever fills the queue, the rest to the worker; one process at a time (see :mod:`.checkpoint`).
 """
@@ -20,7 +20,6 @@ have learned everything go at once.
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import re
 import struct
@@ -35,7 +34,6 @@ import msgspec
 from collector.decode import Export
 from collector.runtime import SystemFiles
 
-NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT)
 _HEAD_NAME: Final = "log.head"
 _SEGMENTS: Final = 16
 """Of a full log: what is freed at once is a sixteenth of it."""

@@ -209,7 +209,7 @@ class SnapshotWriter:
 
     def start(self) -> None:
         """Find what readers have seen, and begin."""
-        published = published_snapshot(self.path) if self.path.is_file() else None  # a named pipe would be waited for
+        published = published_snapshot(self.path)
         if published is not None:
             self._publisher.resume(published)
         elif self.path.exists():

@@ -128,11 +128,10 @@ REFUSALS: Final = (Outcome.QUEUE_FULL, Outcome.SHUTTING_DOWN, Outcome.MEMORY, Ou
 class Restored(enum.StrEnum):
     """What a process began with."""
 
-    NEWEST = "newest"
-    PREVIOUS = "previous"
+    CHECKPOINT = "checkpoint"
     EMPTY = "empty"
     COLD = "cold"
-    """There were files, and none could be used."""
+    """There was a checkpoint, and it could not be used."""
 
 
 class Skip(enum.StrEnum):

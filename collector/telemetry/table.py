@@ -190,15 +190,10 @@ WRITES = _counter(
 STATE_RESTORED = _gauge("state_restored", "What this process began with: 1 for one outcome.", outcome=Restored)
 STATE_WRITTEN = _gauge(
     "state_last_write_timestamp_seconds",
-    "When the newest state file was written, be it by an earlier process; 0 = not yet.",
+    "When the checkpoint was written, be it by an earlier process; 0 = not yet.",
 )
 LOG_REPLAYED = _counter("log_replayed_spans", "Spans read again from the log after a restart.")
-LOST_AT_START = _gauge(
-    "restart_lost",
-    "What a process before had acknowledged and is lost: spans after the last checkpoint, where it was killed, and"
-    " damaged entries of its log.",
-    of=("spans", "entries"),
-)
+LOST_AT_START = _gauge("restart_lost_entries", "Damaged entries of the log that this process found at its start.")
 QUARANTINED = _gauge("quarantined_configs", "Configurations quarantined now.")
 CONFIG_DEGRADED = _gauge(
     "config_degraded", "1 while the defaults hold, because the configuration given at the start was wrong."

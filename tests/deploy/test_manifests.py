@@ -201,12 +201,12 @@ def test_probes_ask_pages_that_exist_and_beside_a_vllm_none_holds_its_start_or_t
 
 
 def written_mib(configurations):
-    """A whole log and three checkpoints of so many configurations."""
+    """A whole log and two checkpoints of so many configurations."""
     config = Config()
-    return config.log_capacity_mib * 33 // 32 + 3 * configurations * (CONFIG_STATE_BYTES >> 20)
+    return config.log_capacity_mib * 33 // 32 + 2 * configurations * (CONFIG_STATE_BYTES >> 20)
 
 
-def test_no_volume_is_outgrown_by_a_whole_log_and_three_checkpoints_of_all_configurations(renderings, pods):
+def test_no_volume_is_outgrown_by_a_whole_log_and_two_checkpoints_of_all_configurations(renderings, pods):
     volumes = [v for spec in pods for v in spec["volumes"] if v["name"] == "tracefit-snapshot"]
     limits = [v["emptyDir"]["sizeLimit"] for v in volumes if "emptyDir" in v]
     assert min(int(limit.removesuffix("Mi")) for limit in limits) >= written_mib(1), (

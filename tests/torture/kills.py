@@ -34,7 +34,7 @@ from collector.config.load import load
 from collector.decode import Export
 from collector.runtime.filesystem import SystemFiles
 from collector.runtime.tasks import Stop, SystemClock, serve
-from collector.service.checkpoint import CheckpointFiles, Directory
+from collector.service.checkpoint import CheckpointFile, Directory
 from collector.service.durability import Durability
 from collector.service.log import Log
 from collector.service.pipeline import Pipeline, make_pipeline
@@ -46,7 +46,7 @@ from tests.support.sidecars import call_export
 from tests.support.step_exports import make_export
 
 ENGINES = 2
-STAGES = dict.fromkeys(("take", "release"), Directory) | dict.fromkeys(("load", "write"), CheckpointFiles)
+STAGES = dict.fromkeys(("take", "release"), Directory) | dict.fromkeys(("load", "write"), CheckpointFile)
 STAGES |= dict.fromkeys(("open", "_begin_segment", "_end_segment", "free"), Log)
 STAGES |= {"read_unlearned": Durability, "start": Sidecar, "to_checkpoint": Pipeline, "flush": Pipeline}
 STAGES |= {"sync": SystemFiles, "replace": SystemFiles, "stop": SnapshotWriter}

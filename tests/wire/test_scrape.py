@@ -59,5 +59,5 @@ def test_what_pages_alone_taught_survives_a_restart(tmp_path):
             eventually(lambda: sidecar.pipeline.joiner.emitters_held == 1)
         known = sidecar.pipeline.joiner.config_ids()
     with running_sidecar(tmp_path) as again:
-        assert metric(again.http_port, 'tracefit_state_restored{outcome="newest"}') == 1
+        assert metric(again.http_port, 'tracefit_state_restored{outcome="checkpoint"}') == 1
         assert again.pipeline.joiner.config_ids() == known

@@ -78,7 +78,7 @@ def test_the_gpu_of_the_demo_is_learned_as_its_table_has_it(data_dir):
 
 def test_a_second_demo_begins_with_nothing_learned(tmp_path):
     """The same span ids come again: a state that remembered them would learn nothing."""
-    for name in ("state.bin", "state.bin.previous", "snapshot.json", "mine.txt"):
+    for name in ("state.bin", "snapshot.json", "mine.txt"):
         (tmp_path / name).write_bytes(b"of the last run")
     forget_last_run(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]

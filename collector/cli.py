@@ -401,9 +401,8 @@ def lab() -> None:
 
 
 @lab.command("evaluate")
-@many("files", "FILE", of_snapshot="score it on one: tracefit lab evaluate RECORDING --snapshot {}")
+@many("files", "FILE", of_snapshot="evaluate learns from recordings")
 @out_option("every number as JSON", required=False)
-@click.option("--snapshot", "scored", metavar="FILE", help="Score this snapshot's coefficients as well.")
 @click.option(
     "--learn-until",
     type=number("between 0 and 1", 1e-9, 1.0 - 1e-9),
@@ -428,7 +427,6 @@ def lab() -> None:
 def lab_evaluate(
     *,
     files: tuple[Path, ...],
-    scored: str | None,
     systems: str,
     leave_out: str | None,
     config: Config,
@@ -436,14 +434,12 @@ def lab_evaluate(
     **options: Any,
 ) -> int:
     """Compare every modelling system on recordings."""
-    from collector.commands.ask import load_whole  # noqa: PLC0415
     from collector.evaluate.command import evaluate_recordings  # noqa: PLC0415
 
     names = tuple(name.strip() for name in systems.split(",") if name.strip())
-    snapshot = load_whole(scored) if scored else None
     with _aside(in_json=in_json):
         code, document = evaluate_recordings(
-            files, config, SystemClock(), systems=names, leave_out=leave_out or "", snapshot=snapshot, **options
+            files, config, SystemClock(), systems=names, leave_out=leave_out or "", **options
         )
     if in_json:
         say(document.decode())

@@ -19,7 +19,6 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-import tracefit
 from collector.config import Config
 from collector.decode import MISSING, Export, Finish, SpanEventKind, Telemetry, decode_exports
 from collector.decode.fpm import ForwardPass
@@ -30,7 +29,6 @@ from collector.recordings import Received, Timed, by_kind, in_batches, index_of,
 from collector.service import TAKE_BYTES, make_pipeline
 from collector.telemetry import Counts, table
 from online import Floats, Ints, RowBlock, Target
-from online.features import PORTABLE
 
 _COLUMNS = ("engine", "prompt_tokens", "output_tokens", "arrived_ns", "departed_ns", "delivered_ns")
 _STAMPS = {
@@ -66,10 +64,6 @@ class Capture:
     requests: NDArray[Any]
     """Of ``REQUEST``, (k,); of an engine that sends no more of them, their arrival, first token and end alone."""
     cut_ns: int
-    end_ns: int = 0
-    """When the last export was delivered."""
-    client: tracefit.Config | None = None
-    """What was published at the cut."""
     cannot_derive: Sequence[str] = ()
     dropped_rows: dict[str, int] = field(default_factory=dict)
 
@@ -85,9 +79,9 @@ class Capture:
 class _Replay:
     """A pipeline after a part of a recording, and the rows that it made, by configuration and target."""
 
-    def __init__(self, config: Config, delivered: Sequence[tuple[int, Timed]], feature_sets: tuple[str, ...]) -> None:
+    def __init__(self, config: Config, delivered: Sequence[tuple[int, Timed]]) -> None:
         self.rows: dict[tuple[str, Target], list[RowBlock]] = {}
-        self.pipeline = make_pipeline(msgspec.structs.replace(config, learners=("rls",), feature_sets=feature_sets))
+        self.pipeline = make_pipeline(msgspec.structs.replace(config, learners=("rls",), feature_sets=()))
         self.pipeline.on_event = self._keep
         for batch in in_batches((timed for _, timed in delivered), TAKE_BYTES):
             self.pipeline.process(**by_kind(batch))
@@ -116,12 +110,11 @@ def load(path: Path, said: Sequence[Timed], config: Config, learn_until: float) 
     if not times:
         return []
     cut_ns = times[0] + int(learn_until * (times[-1] - times[0]))
-    everything = before = _Replay(config, delivered, ())
+    everything = before = _Replay(config, delivered)
     early = [item for item in delivered if item[0] <= cut_ns]
     if len(early) < len(delivered):
-        before = _Replay(config, early, (PORTABLE,))
+        before = _Replay(config, early)
     published = before.pipeline.snapshot(cut_ns, 1)
-    client = tracefit.load(published.to_json()) if before is not everything else None
     deliveries = _Deliveries(path, delivered, config)
     drops = everything.pipeline.joiner.take_counts().by_label(table.DROPPED_ROWS)
     captures = []
@@ -142,8 +135,6 @@ def load(path: Path, said: Sequence[Timed], config: Config, learn_until: float) 
                 learned={} if earlier is None else before.of(earlier.config_id),
                 requests=deliveries.requests_of(instances, everything.pipeline.joiner),
                 cut_ns=cut_ns,
-                end_ns=times[-1],
-                client=None if earlier is None or client is None else client.config(earlier.config_id),
                 cannot_derive=known.cannot_derive,
                 dropped_rows={reason: int(rows) for reason, rows in sorted(drops.items())},
             )

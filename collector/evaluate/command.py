@@ -14,7 +14,6 @@ from collector.decode.kv import KvBatch
 from collector.recordings import Timed, by_source, check_targets, merged, open_recordings
 from collector.runtime import EXIT_FAILED, EXIT_OK, Clock, PrintLine, note, progress, say
 from exporters.snapshot_file import write_atomically
-from online import Snapshot
 from online.features import registered
 
 from .captures import Capture, load
@@ -42,13 +41,6 @@ COLUMNS = {
     "api_queueing_error": "API %",
 }
 """Figure of a score, and its heading; ratios are shown in per cent, except r."""
-REQUEST_COLUMNS = {
-    "model": "model",
-    "ttft_median": "TTFT median",
-    "ttft_p90": "p90",
-    "tpot_median": "TPOT median",
-    "tpot_p90": "p90",
-}
 ONLINE_COLUMNS = {"model": "model", "mape": "MAPE", "p95": "p95", "missing": "missing", "last": "last 30 %"}
 
 
@@ -78,12 +70,6 @@ def _capture(capture: CaptureReport) -> Iterator[str]:
         yield f"  systems that need a sheet are not here, missing: {', '.join(capture.cannot_derive)}"
     of_columns = [{**each, "columns": f"{each['identifiable']}/{each['columns']}"} for each in capture.scores]
     yield from tabulate(of_columns, COLUMNS)
-    if capture.scores and (served := capture.served) is not None:
-        numbers = f"learned from {served.learned}, judged on the last {served.judged}"
-        yield f"  single requests: {numbers}, relative error in %"
-        yield from tabulate(served.scores, REQUEST_COLUMNS)
-        if served.note:
-            yield f"  {served.note}"
 
 
 def _transfer(each: Transfer) -> Score:
@@ -134,7 +120,6 @@ def evaluate_recordings(
     clock: Clock,
     *,
     out: Path | None = None,
-    snapshot: Snapshot | None = None,
     learn_until: float = 0.6,
     systems: Sequence[str] = (),
     leave_out: str = "",
@@ -165,7 +150,7 @@ def evaluate_recordings(
             report = predict_then_learn(captures, tell)
             text, scored = online_lines(report), bool(report.cases)
         else:
-            report = evaluate(captures, systems, tell, learn_until, leave_out, snapshot)
+            report = evaluate(captures, systems, tell, learn_until, leave_out)
             text, scored = lines(report), any(capture.scores for capture in report.captures)
     elapsed_s = (clock.monotonic_ns() - started_ns) / 1e9
     note(f"evaluated {sources} {'source' if sources == 1 else 'sources'} in {elapsed_s:.1f} s")

@@ -15,13 +15,11 @@ Scores are ratios, not per cent:
     itl        of (FIRST_TOKEN -> FINISHED) / (output tokens - 1)
     p99        99th percentile of SCHEDULED -> FINISHED, predicted / observed - 1
     coverage   share of scored steps between yhat times the 10th and the 90th percentile published for their stratum
-
-The coefficients of a published snapshot are scored as they are, nothing learned.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -31,10 +29,9 @@ from numpy.typing import NDArray
 from collector import __version__
 from collector.identity import Fact
 from collector.runtime import PrintLine
-from online import REQUEST_FEATURES, ConfigSnapshot, Floats, Mask, Quality, RowBlock, Snapshot, Target
-from online.features import PORTABLE, build
+from online import REQUEST_FEATURES, Floats, Mask, Quality, RowBlock, Target
+from online.features import PORTABLE
 
-from .baselines import RequestReport, judge_requests
 from .captures import Capture
 from .systems import Fit, Score, ape, fit, mean, plain_name, prequential
 from .transfer import Transfer, group, leave_one_out
@@ -131,24 +128,6 @@ def request_scores(
     return out
 
 
-def _published(config: ConfigSnapshot | None, target: Target, facts: dict[str, Fact]) -> Iterator[Fit]:
-    """The published models of a target: coefficients alone, while what is published is of more."""
-    found = None if config is None else config.targets.get(target.value)
-    for name, model in {} if found is None else sorted(found.models.items()):
-        features = build(name, target, facts) if "/" not in name and model.features else None
-        if features is not None:
-            values = {each.name: each.coefficient for each in model.features}
-            beta = np.array([values.get(column, 0.0) for column in features.names])
-            identified = sum(each.status == "identified" for each in model.features)
-            yield Fit(f"snapshot/{name}", features, beta, identified)
-
-
-def _config_in(snapshot: Snapshot | None, capture: Capture) -> ConfigSnapshot | None:
-    configs = [] if snapshot is None else snapshot.configs
-    same = [config for config in configs if config.config_id == capture.config_id]
-    return same[0] if same else configs[0] if len(configs) == 1 else None
-
-
 class CaptureReport(msgspec.Struct, frozen=True, kw_only=True):
     """One capture: what it is, and every system on it."""
 
@@ -164,7 +143,6 @@ class CaptureReport(msgspec.Struct, frozen=True, kw_only=True):
     uncovered_requests: int
     dropped_rows: dict[str, int]
     scores: list[Score]
-    served: RequestReport | None = None
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
@@ -184,9 +162,8 @@ def evaluate(
     tell: PrintLine,
     learn_until: float = 0.6,
     left_out: str = "",
-    snapshot: Snapshot | None = None,
 ) -> Report:
-    """Run the whole protocol; deterministic. The coefficients of ``snapshot`` are scored as well.
+    """Run the whole protocol; deterministic.
 
     ``left_out``: models where there are several, else workloads, by default.
     """
@@ -197,15 +174,13 @@ def evaluate(
         schema="tracefit.evaluation/1",
         tracefit_version=__version__,
         learn_until=learn_until,
-        captures=[_report(capture, systems, _config_in(snapshot, capture), tell) for capture in captures],
+        captures=[_report(capture, systems, tell) for capture in captures],
         left_out=left_out,
         transfers=leave_one_out(captures, left_out, plain, tell) if len(captures) > 1 else {},
     )
 
 
-def _report(
-    capture: Capture, systems: Sequence[str], published: ConfigSnapshot | None, tell: PrintLine
-) -> CaptureReport:
+def _report(capture: Capture, systems: Sequence[str], tell: PrintLine) -> CaptureReport:
     full, nothing, facts = capture.full.get(STEP), RowBlock.empty(STEP.vocabulary), capture.facts
     learned, rows = capture.learned.get(STEP, nothing), full.rows if full is not None else nothing
     scored, interval_rows = _single_steps(capture.scored(STEP))
@@ -213,7 +188,7 @@ def _report(
     requests = covered(rows, capture.requests[late])
     alphas = _alphas(requests, [fit(PORTABLE, target, facts, capture.learned.get(target)) for target in ALPHAS])
 
-    def scored_by(made: Fit, alphas: Mapping[Target, Floats]) -> Score:
+    def scored_by(made: Fit) -> Score:
         prediction = made.predict(scored)
         values = step_scores(made, prediction, scored)
         if (scored.quality == Quality.REQUESTS).all():
@@ -227,14 +202,11 @@ def _report(
     for system in systems if len(scored) else ():
         tell(f"{capture.name}: {system}")
         if (made := fit(system, STEP, facts, learned)) is not None:
-            found = scored_by(made, alphas)
+            found = scored_by(made)
             found["prequential_mape"] = prequential(system, facts, rows)
             found["queue_wait_error"] = _alpha_error(system, Target.QUEUE_WAIT, capture)
             found["api_queueing_error"] = _alpha_error(system, Target.API_QUEUEING, capture)
             scores.append(found)
-    models = [each for target in ALPHAS for each in _published(published, target, facts)]
-    alphas = _alphas(requests, [each for each in models if each.system == f"snapshot/{PORTABLE}"])
-    scores += [scored_by(made, alphas) for made in _published(published, STEP, facts) if len(scored)]
     return CaptureReport(
         name=capture.name,
         config_id=capture.config_id,
@@ -248,7 +220,6 @@ def _report(
         uncovered_requests=int(late.sum()) - len(requests),
         dropped_rows=capture.dropped_rows,
         scores=scores,
-        served=judge_requests(capture.requests, capture.client, capture.cut_ns, capture.end_ns),
     )
 
 

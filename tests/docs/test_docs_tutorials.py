@@ -7,7 +7,6 @@ import re
 import shlex
 import shutil
 import subprocess
-import sys
 
 import pytest
 import yaml
@@ -159,7 +158,6 @@ def home(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     shutil.copy(DATA / "c10_long" / "otlp.pb.gz", tmp_path / "recording.pb.gz")
     monkeypatch.setenv("TRACEFIT_LEARNERS", "[rls]")  # the others take most of the time and are not exported
-    monkeypatch.setitem(sys.modules, "sklearn", None)  # as without the extra: the document shows no baseline of it
     return tmp_path
 
 

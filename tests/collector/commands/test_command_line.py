@@ -1,11 +1,7 @@
 """The command line as one program: exit codes, options of ``run``, ``--json``, completion; Ctrl-C is no traceback."""
 
 import json
-import os
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import yaml
@@ -15,8 +11,7 @@ import collector.commands.replay
 from collector.cli import EPILOG, main
 from collector.runtime import filesystem as exits
 from online.snapshot import SCHEMA
-from tests.support.paths import DATA, DOCS, ROOT
-from tests.support.processes import tracefit
+from tests.support.paths import DATA, DOCS
 
 RECORDING = DATA / "c1_mixed" / "otlp.pb.gz"
 
@@ -35,45 +30,6 @@ def test_ctrl_c_ends_a_command_with_one_word(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(collector.commands.replay, "replay", interrupted)
     assert main(["replay", str(RECORDING), "--snapshot", str(tmp_path / "s.json")]) == exits.EXIT_INTERRUPTED
     assert capsys.readouterr().err == "stopped\n"
-
-
-def test_a_full_disk_under_the_output_is_one_sentence():
-    with Path("/dev/full").open("wb") as full:
-        command = [sys.executable, "-m", "collector", "config", "schema"]
-        environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
-        ended = subprocess.run(command, cwd=ROOT, env=environment, stdout=full, stderr=subprocess.PIPE, check=False)
-    assert ended.returncode == exits.EXIT_FAILED
-    assert ended.stderr == b"error: cannot write: No space left on device\n"
-
-
-def test_a_standard_input_that_is_closed_is_needed_by_nobody(tmp_path):
-    command = f"{sys.executable} -m collector replay /dev/null -o {tmp_path}/s.json <&-"
-    ended = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert "Traceback" not in ended.stderr
-    assert ended.stderr.splitlines()[-1].startswith("error: nothing was learned")
-
-
-def test_a_terminal_without_the_signs_gets_the_numbers():
-    done = tracefit("show", DATA / "golden_snapshot.json", PYTHONIOENCODING="ascii")
-    assert done.returncode == 0, done.stderr
-    assert "16,800 +/- 510      us " in done.stdout
-    assert "?" not in done.stdout
-
-
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        ("tracefit exp", {"export"}),
-        ("tracefit export --forma", {"--format"}),
-        ("tracefit fleet p", {"pull"}),
-        ("tracefit export --format blis-", {"blis-yaml", "blis-flags", "blis-trace"}),
-    ],
-)
-def test_the_shell_is_offered_what_fits(words, expected, monkeypatch, capsys):
-    for name, value in (("_TRACEFIT_COMPLETE", "bash_complete"), ("COMP_WORDS", words), ("COMP_CWORD", "-1")):
-        monkeypatch.setenv(name, str(len(words.split()) - 1) if name == "COMP_CWORD" else value)
-    assert main() == 0
-    assert {line.partition(",")[2] for line in capsys.readouterr().out.split()} == expected
 
 
 @pytest.fixture
@@ -109,14 +65,6 @@ def test_options_hold_where_the_file_is_broken_and_the_process_must_run(started,
     assert main(["run", "--config", str(file), *OPTIONS]) == 0
     assert started[0].config.listen == "127.0.0.1:5317"
     assert "the defaults hold" in str(started[0].fallback)
-
-
-def test_help_shows_how_a_variable_sets_a_key_and_the_options_of_a_question_under_headings(capsys):
-    assert main(["run", "--help"]) == main(["predict", "--help"]) == 0
-    text = capsys.readouterr().out
-    assert "TRACEFIT_ITL_MS=30 tracefit run" in text
-    step, load = text.index("What one step costs:"), text.index("What requests see at a load:")
-    assert step < text.index("--prefill") < load < text.index("--concurrency")
 
 
 def said(capsys, *words):

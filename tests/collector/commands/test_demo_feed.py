@@ -1,22 +1,15 @@
 """The demo's feed: stamps move by one constant per clock, durations stay, only the sending is faster."""
 
-import signal
-from contextlib import nullcontext
 from itertools import pairwise
 
 import pytest
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from collector.commands.demo import (
-    MONOTONIC_NS_KEYS,
     Stamps,
     forget_last_run,
     gpu_tape,
     read_index,
-    read_tape,
     restamped,
-    schedule,
-    signals_as_ctrl_c,
 )
 from collector.commands.gpu import StepTimes
 from collector.recordings import Recording
@@ -24,31 +17,6 @@ from collector.runtime.filesystem import StartError
 from tests.support.clocks import FakeClock
 from tests.support.pipelines import replayed
 from tracefit import load
-
-
-def newest_stamps(payload):
-    """The newest stamp of either clock, in ns."""
-    request = ExportTraceServiceRequest.FromString(payload)
-    spans = [span for resource in request.resource_spans for scope in resource.scope_spans for span in scope.spans]
-    told = [one for span in spans for event in span.events for one in event.attributes]
-    mono = [one.value.int_value for one in told if one.key in MONOTONIC_NS_KEYS]
-    mono += [one.value.double_value * 1e9 for one in told if one.key in {"ts.monotonic", "event.ts.monotonic"}]
-    return max(span.end_time_unix_nano for span in spans), max(mono, default=0)
-
-
-def test_the_end_of_the_recording_reads_as_the_end_of_the_demo(data_dir):
-    clock = FakeClock(monotonic_ns=10**16)
-    recording = data_dir / "c1_mixed" / "otlp.pb.gz"
-    index = read_index(recording)
-    sendings = list(schedule(read_tape(recording), 20, clock))
-    assert len(sendings) == len(index)
-    recorded_s = (index[-1].recv_unix_ns - index[0].recv_unix_ns) / 1e9
-    assert sendings[-1].recorded_s == pytest.approx(recorded_s)
-    assert sendings[-1].after_s == pytest.approx(recorded_s / 20)
-    newest, newest_mono = map(max, zip(*(newest_stamps(sending.payload) for sending in sendings), strict=True))
-    end_unix_ns = clock.unix_nano() + sendings[-1].after_s * 1e9
-    assert end_unix_ns - 10e9 < newest <= end_unix_ns
-    assert abs((clock.monotonic_ns() + sendings[-1].after_s * 1e9) - newest_mono) < 10e9
 
 
 def test_a_recording_that_is_sent_again_is_of_other_requests(data_dir):
@@ -82,20 +50,6 @@ def test_a_second_demo_begins_with_nothing_learned(tmp_path):
         (tmp_path / name).write_bytes(b"of the last run")
     forget_last_run(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_ends_a_demo_as_ctrl_c_does_but_not_under_nohup(number):
-    """Its sidecar, in a session of its own, went on otherwise, and kept the ports."""
-    before = signal.getsignal(number)
-    try:
-        for disposition, ends in ((signal.SIG_DFL, pytest.raises(KeyboardInterrupt)), (signal.SIG_IGN, nullcontext())):
-            signal.signal(number, disposition)
-            with ends, signals_as_ctrl_c():
-                signal.raise_signal(number)
-            assert signal.getsignal(number) == disposition
-    finally:
-        signal.signal(number, before)
 
 
 def test_a_recording_without_receive_times_is_one_clear_sentence(tmp_path):

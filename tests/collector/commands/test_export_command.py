@@ -8,7 +8,6 @@ import pytest
 import yaml
 
 from collector.cli import main
-from exporters.blis import TracedRequest, render_trace
 from tests.support import exporter_cases as cases
 from tests.support.paths import DATA
 
@@ -100,13 +99,3 @@ def test_every_request_of_a_recording_is_in_the_trace_once(tmp_path, capsys):
         assert int(row["output_tokens"]) > 0
         assert int(row["arrival_time_us"]) < int(row["first_chunk_time_us"]) <= int(row["last_chunk_time_us"])
     assert yaml.safe_load(header.read_bytes())["trace_version"] == 2
-
-
-def test_a_request_given_up_has_a_deadline_and_the_others_none():
-    second_ns = 10**9
-    whole = TracedRequest(5 * second_ns, 100, 20, 6 * second_ns, 8 * second_ns, False)
-    given_up = TracedRequest(4 * second_ns, 50, 0, None, 7 * second_ns, True)
-    first, second = table(render_trace([whole, given_up])["trace.csv"])
-    assert (first["deadline_us"], first["status"], first["first_chunk_time_us"]) == ("3000000", "timeout", "0")
-    assert (second["deadline_us"], second["status"], second["arrival_time_us"]) == ("0", "ok", "1000000")
-    assert len(first) == 27

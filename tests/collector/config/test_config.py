@@ -11,13 +11,9 @@ from collector.config import (
     PROFILES,
     Config,
     ConfigError,
-    Owned,
     every_key,
     load,
-    parse_endpoint,
-    parse_owned,
     to_yaml,
-    with_scheme,
 )
 from collector.service.pipeline import make_pipeline
 
@@ -80,27 +76,6 @@ def test_a_variable_of_a_list_needs_no_brackets_and_one_of_a_text_no_quotes(line
     name, _, value = given.partition("=")
     config = yaml.safe_load(to_yaml(load(None, {f"TRACEFIT_{name}": value})))
     assert config[name.lower()] == yaml.safe_load(held)
-
-
-@pytest.mark.parametrize(
-    ("text", "owned"),
-    [
-        ("tcp://a:1", Owned("tcp://a:1", "")),
-        ("engine-1=tcp://*:5557", Owned("tcp://*:5557", "engine-1")),
-        ("ipc:///run/a=b", Owned("ipc:///run/a=b", "")),
-    ],
-)
-def test_an_address_may_name_its_engine(text, owned):
-    assert parse_owned(text) == owned
-
-
-def test_a_host_and_port_is_a_url_unless_there_is_such_a_file_and_however_long_it_is():
-    long = "a" * 300 + ":80"
-    assert [with_scheme(each) for each in (long, "a:80/state", __file__)] == [
-        f"http://{long}",
-        "http://a:80/state",
-        __file__,
-    ]
 
 
 BAD = r"""
@@ -181,11 +156,6 @@ def test_a_bad_variable_is_named_itself(tmp_path, variable):
 def test_only_service_links_are_passed_over(variable, value):
     with pytest.raises(ConfigError):
         load(None, {f"TRACEFIT_{variable}": value})
-
-
-def test_an_endpoint_prints_as_it_was_written():
-    for text in ("127.0.0.1:4317", "[::1]:0"):
-        assert str(parse_endpoint(text)) == text
 
 
 def test_the_effective_configuration_is_a_configuration(tmp_path):

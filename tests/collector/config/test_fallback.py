@@ -57,17 +57,6 @@ def test_a_variable_that_cannot_be_used_is_left_out_and_the_others_hold(environ)
     assert "TRACEFIT_QUEUE__WAITS" in fallback.problem
 
 
-def test_what_only_shows_when_it_is_used_degrades_too(given, environ):
-    def check(config):
-        if "magic" in config.feature_sets:
-            raise ConfigError("feature_sets", "'magic' is not known")
-
-    given.write_text("feature_sets: [magic]")
-    config, fallback = load_or_degrade(given, environ, check=check)
-    assert config == load(None, environ)
-    assert str(fallback) == "the defaults hold: feature_sets: 'magic' is not known"
-
-
 @pytest.mark.parametrize(
     "text",
     [

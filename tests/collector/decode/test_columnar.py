@@ -7,7 +7,6 @@ import pytest
 from collector.telemetry import Skip, table
 from tests.support import otlp_bytes as otlp
 from tests.support.decode_oracle import SPANS_EACH, assert_same, decode_in_columns
-from tests.support.pipelines import total_of
 from tests.support.recordings import all_recordings, messages
 
 RECORDINGS = [pytest.param(path, id=f"{path.parent.parent.name}-{path.parent.name}") for path in all_recordings()]
@@ -31,21 +30,6 @@ def test_several_exports_decode_together_and_one_that_is_damaged_harms_itself_on
     assert [one.peer for one in got] == ["a", "e", "f"]
 
 
-def test_a_repeated_span_is_refused_before_its_events_count_as_read():
-    export = otlp.steps_export([otlp.summary(n) for n in range(50)])
-    counts = assert_same([(export, "peer"), (export, "peer")])
-    assert (counts[table.DECODED_SUMMARIES, "columnar"], counts[table.DECODED_EVENTS, "duplicate"]) == (50, 50)
-
-
-def test_senders_of_several_layouts_are_read_in_columns_together():
-    layouts = [(*otlp.PLUGIN_KEYS[n:], *otlp.PLUGIN_KEYS[:n], f"extra.{n}") for n in range(6)]
-    events = [
-        otlp.summary(step, keys, **{keys[-1]: 1 << 7 * (step % 5)}) for step in range(40) for keys in layouts
-    ]  # fmt: skip
-    counts = assert_same([(otlp.steps_export(events), "peer")])
-    assert counts[table.DECODED_SUMMARIES, "columnar"] == len(events)
-
-
 def test_a_sender_whose_summaries_are_of_another_form_keeps_no_other_from_theirs():
     good = [otlp.summary(5, otlp.PLUGIN_KEYS) for _ in range(100)]
     shorter = [otlp.summary(5, otlp.PLUGIN_KEYS[1:]) for _ in range(100)]
@@ -53,17 +37,6 @@ def test_a_sender_whose_summaries_are_of_another_form_keeps_no_other_from_theirs
     for strange in (shorter, as_long):
         counts = assert_same([(otlp.steps_export([*strange, *good]), "peer")])
         assert counts[table.DECODED_SUMMARIES, "columnar"] == 100
-
-
-def test_spans_of_unknown_scopes_are_counted_and_left_out():
-    ours = otlp.step_span([otlp.summary(1)])
-    export = otlp.export(("fastapi", [b"", otlp.step_span([b"", b""])]), ("vllm.scheduler.step", [ours]))
-    counts = assert_same([(export, "peer")])
-    assert (total_of(counts, table.DECODED_SPANS), counts[table.DECODED_SUMMARIES, "columnar"]) == (3, 1)
-    assert [counts[metric, "unknown_scope"] for metric in (table.DECODED_SPANS, table.DECODED_EVENTS)] == [2, 2]
-    dropped = [b"", b"\x60\x05\x60\x03", b"\x62\x02\x01\x02"]  # field 12: absent, twice, and with another wire type
-    counts = assert_same([(otlp.export(("fastapi", [*dropped, *dropped]), ("flask", dropped)), "peer")])
-    assert (total_of(counts, table.DECODED_SPANS), counts[table.SDK_DROPPED_EVENTS]) == (9, 3 * 3)
 
 
 def test_an_export_of_which_something_does_not_decode_is_counted_with_its_spans():

@@ -8,7 +8,6 @@ import re
 from collections import Counter
 from functools import cache
 
-import msgspec
 import numpy as np
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
@@ -23,8 +22,8 @@ from collector.telemetry import RowDrop, table
 from tests.support.page_server import RECORDED
 from tests.support.pipelines import new_pipeline, only_config, replayed, restarted
 from tests.support.stock_requests import DIALECTS, SAMPLERS, as_told_by, fnv_1a, kept, served_in
-from tests.support.toy_engine import UNIX_NS, many_jobs, run_engine
-from tests.support.toy_spans import STOCK_SCOPE, Piece, exports_of, pieces, stock_span
+from tests.support.toy_engine import UNIX_NS
+from tests.support.toy_spans import STOCK_SCOPE, Piece, exports_of, stock_span
 
 ONE_SPAN = ("one span per request and no steps",)
 NOT_KNOWN = ["too few requests have ended to tell whether spans are sampled"]
@@ -176,17 +175,6 @@ def test_a_sampler_that_writes_its_threshold_is_believed_whatever_number_it_comp
     assert doubts(learned(with_threshold(requests(600), "0"))) == []
 
 
-def test_thresholds_that_a_client_of_its_own_sends_say_nothing_of_the_others(whole):
-    """Three of 600 requests, of which each says that it stands for 85, or for all that there are."""
-    sent = with_threshold(requests(600), "0")
-    for stray in (sent[40], sent[41], sent[400]):
-        stray.span.trace_state = "ot=th:fd"
-    sent[400].span.trace_state = "ot=th:ffffffffffffff"
-    pipeline = learned(sent)
-    assert (pipeline.learned_rows, doubts(pipeline)) == (whole.learned_rows, [])
-    assert only_config(pipeline).targets.keys() == only_config(whole).targets.keys()
-
-
 def by_connections(sent: list[Piece], port_of) -> list[Export]:
     """Of senders without a name: the n-th export comes from this port."""
     plain = exports_of([each._replace(instance="") for each in sent])
@@ -203,40 +191,6 @@ def test_senders_without_a_name_at_one_address_teach_nothing_and_are_told_what_t
     again = replayed(by_connections(requests(600), lambda n: 40_000 + n // 40))
     assert doubts(again) == []
     assert again.learned_rows > 400
-
-
-def test_servers_of_several_models_behind_one_address_are_learned_each_by_itself():
-    models = [(("vllm.model", name),) for name in ("small", "large")]
-    of_each = [
-        by_connections([each._replace(facts=model) for each in requests(600)], lambda _, port=port: port)
-        for port, model in enumerate(models)
-    ]
-    both = replayed([export for pair in zip(*of_each, strict=True) for export in pair])
-    assert drops(both)[RowDrop.AMBIGUOUS] == 0
-    assert len(both.snapshot(0, 1).configs) == 2
-    assert doubts(both) == []
-
-
-LATE = [0] * 30 + [1] * 3 + [0] + [1] * 41
-TWO_THEN_ONE = [0, 1] * 10 + [1] * 55
-
-
-@pytest.mark.parametrize(("ports", "lost"), [(LATE, 100), (TWO_THEN_ONE, 1000)], ids=["late", "two, then one"])
-def test_what_a_sender_tells_is_learned_when_it_goes_on_alone(ports, lost):
-    """Behind a late export of an old connection, and when one of two API servers has ended."""
-    pipeline = replayed(by_connections(requests(1500, per_s=2), ports.__getitem__))
-    assert drops(pipeline)[RowDrop.AMBIGUOUS] < lost
-    assert doubts(pipeline) == []
-    assert pipeline.learned_rows > 3 * (1400 - lost)
-
-
-def test_beside_an_engine_that_sends_its_steps_several_senders_take_no_waits():
-    """No batch is rebuilt there: what a request waited for is learned of whichever API server tells it."""
-    run = run_engine(many_jobs(60))
-    steps = exports_of(pieces(run, apis=False))
-    pipeline = replayed([*steps, *by_connections(requests(600), lambda n: 40_000 + n % 2)])
-    assert drops(pipeline)[RowDrop.AMBIGUOUS] == 0
-    assert only_config(pipeline).targets["queue_wait"].models["portable"].rows > 560
 
 
 SCRAPING = {"scrape": ("http://10.0.0.7:8000",)}
@@ -313,30 +267,12 @@ def test_spans_that_callers_decide_on_are_usable_only_where_a_page_counts_the_re
     assert doubts(learned(once)) == []
 
 
-def test_after_a_restart_the_page_decides_before_the_first_row():
-    """Of what the log has kept; by its trace ids all would be well."""
-    sent = requests(600)
-    pipeline = restarted(beside_its_page(sent, sent[::3]), **SCRAPING)
-    pipeline.process(list(exports_of(sent[::3], 10)))
-    assert pipeline.learned_rows == 0
-
-
 def test_the_page_of_one_server_does_not_speak_for_the_sampled_spans_of_another():
     sent = requests(600)
     own, others = of_process("api-0", sent), of_process("api-1", kept(sent, 0.1))
     both = sorted([*own, *others], key=lambda piece: piece.span.end_time_unix_nano)
     alone = beside_its_page(own, own).learned_rows
     assert beside_pages(counted(own, 0.0), both).learned_rows == pytest.approx(alone, abs=100)
-
-
-def test_a_page_of_several_ranks_leaves_it_to_the_trace_ids():
-    sent = requests(600)
-    pages = []
-    for page in counted(sent, 0.0):
-        (first,) = page.engines
-        second = EngineReading("1", first.model, first.flavour, first.values, {})
-        pages.append(ScrapedPage(page.instance, page.unix_ns, page.mono_ns, (first, second)))
-    assert beside_pages(pages, sent).learned_rows > 400
 
 
 @pytest.mark.parametrize("front_ends", [1, 2], ids=["unknown to the page", "known by its steps"])
@@ -346,14 +282,6 @@ def test_of_several_api_servers_of_one_engine_each_knows_a_part_of_every_batch(f
     pipeline = beside_pages(counted(sent, 0.0), parted, front_ends)
     assert pipeline.learned_rows == 0
     assert drops(pipeline)[RowDrop.SAMPLED_SPANS] > 560
-
-
-def test_a_page_that_nobody_asks_for_any_more_decides_nothing():
-    sent = requests(1200, per_s=2)
-    pipeline = restarted(beside_its_page(sent[:400], sent[:400]))
-    learned = pipeline.learned_rows
-    go_on(pipeline, of_process("api-1", sent[400:]))
-    assert pipeline.learned_rows > learned + 400
 
 
 def test_the_page_tells_how_many_tokens_of_a_prompt_were_computed():
@@ -384,44 +312,9 @@ def of_process(instance: str, sent: list[Piece]) -> list[Piece]:
     return [piece._replace(instance=instance, facts=MODEL) for piece in sent]
 
 
-def test_the_first_requests_of_one_more_replica_say_nothing_against_the_others():
-    pipeline = learned(of_process("api-0", requests(500)))
-    go_on(pipeline, of_process("api-1", kept(requests(500), 0.9)[-10:]))
-    config = only_config(pipeline)
-    assert len(config.engines) == 2
-    assert config.doubts == []
-
-
-def test_replicas_that_are_sampled_at_different_rates_are_one_sentence_and_the_only_reason():
-    """No row was learned, and that is no reason of its own."""
-    rates = {"api-0": 0.1, "api-1": 0.3, "api-2": 0.1}
-    sent = [piece for name, rate in rates.items() for piece in of_process(name, kept(requests(4000), rate))]
-    snapshot = learned(sent).snapshot(0, 1)
-    (doubt,) = snapshot.configs[0].doubts
-    low, high = map(float, re.match(r"request spans are sampled at about (\S+) to (\S+) %, so", doubt).groups())
-    assert (low, high) == pytest.approx((10, 30), rel=0.1)
-    unlearned = msgspec.structs.replace(snapshot.configs[0], targets={})
-    told = tracefit.load(msgspec.structs.replace(snapshot, configs=[unlearned]).to_json()).config()
-    assert told.reasons == (doubt,)
-
-
-def test_a_server_that_was_restarted_with_all_its_spans_is_no_longer_doubted():
-    sent, pipeline = requests(1500, per_s=2), new_pipeline()
-    before, after = of_process("api-0", kept(sent[:500], 0.5)), of_process("api-1", sent[500:])
-    for part in (before, after[:200]):
-        go_on(pipeline, part)
-        assert doubts(pipeline)[0].startswith("request spans are sampled"), "both may be running"
-    go_on(pipeline, after[200:])
-    assert doubts(pipeline) == []
-
-
 ODD_IDS = {
-    "one trace": lambda _: b"one trace of all",
     "a counter": lambda n: n.to_bytes(16, "big"),
-    "a counter in the first half": lambda n: n.to_bytes(8, "big") + bytes(8),
     "nanoseconds": lambda n: bytes(8) + (UNIX_NS + n * 500_000_000).to_bytes(8, "big"),
-    "a server's number before random bits": lambda n: bytes(8) + b"\x00\x07" + random_id(n)[:6],
-    "a time before random bits": lambda n: (UNIX_NS // 10**9 + n).to_bytes(8, "big") + random_id(n)[:8],
     "a few traces of many requests": lambda n: random_id(4 * (n % 9) + 3),
     "none": lambda _: b"",
 }

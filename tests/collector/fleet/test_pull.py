@@ -1,8 +1,6 @@
 """``tracefit fleet pull``: whose state is taken, what is written, and what is said of the others."""
 
-import asyncio
 from functools import partial
-from pathlib import Path
 
 import pytest
 
@@ -11,7 +9,7 @@ from collector.cli import main
 from collector.commands.ask import read_token
 from collector.fleet import sources as state_places
 from collector.fleet.pull import Puller, PullOptions, pull_once
-from collector.fleet.sources import fetch_states, find_targets
+from collector.fleet.sources import find_targets
 from online import Bank, Snapshot, merge_states
 from online.state import VERSION
 from tests.support.clocks import FakeClock
@@ -67,19 +65,6 @@ def test_a_directory_of_states_becomes_one_file_per_configuration(directory, sta
     again.restore(state)
     assert sorted(again.lineages["0f3c52aa9b1e"].engines) == [*(f"engine-{n}" for n in range(4)), "engine-slow"]
     assert not (tmp_path / "fleet" / ".pull").exists()
-
-
-def test_a_fleet_of_fleets_is_the_fleet_of_all_of_them_in_whatever_order(directory, tmp_path):
-    one, two = ("e0", "e3", "other"), ("slow", "e1", "e2")
-    for name, pods in (("one", one), ("two", two), ("all", ("",)), ("turned", two + one)):
-        assert pulled([directory / pod for pod in pods], tmp_path / name)[0] == 0
-    code, said, _ = pulled([tmp_path / "one" / "states", tmp_path / "two"], tmp_path / "both")
-    assert (code, said[0]) == (0, "3 sources: 3 merged")
-    both, whole = (
-        step_coefficients((tmp_path / name / "states" / "0f3c52aa9b1e.bin").read_bytes()) for name in ("both", "all")
-    )
-    assert both["0f3c52aa9b1e"] == pytest.approx(whole["0f3c52aa9b1e"], rel=1e-9)
-    assert (tmp_path / "turned/snapshot.json").read_bytes() == (tmp_path / "all/snapshot.json").read_bytes()
 
 
 def test_of_one_engine_twice_the_newest_is_taken_and_the_other_named(states, tmp_path):
@@ -182,35 +167,6 @@ def test_a_name_stands_for_every_address_behind_it():
 
 
 @pytest.mark.parametrize(
-    ("source", "url", "host"),
-    [
-        ("http://h", "http://h/state", "h"),
-        ("http://h?x=1", "http://h/state?x=1", "h"),
-        ("http://h/a?x=1", "http://h/a?x=1", "h"),
-        ("http://[::1]:8080", "http://[::1]:8080/state", "[::1]:8080"),
-    ],
-)
-def test_a_source_is_asked_for_its_state_by_its_name_and_with_its_query(source, url, host, tmp_path):
-    (place,) = find_targets([source])
-    assert place.url == url
-    with state_server({}) as server:
-        here = place._replace(name=f"http://127.0.0.1:{server.port}/", address="127.0.0.1")
-        asyncio.run(fetch_states([here], tmp_path, 1.0))
-        assert server.asked[0][1]["Host"] == host
-
-
-def test_of_a_directory_with_too_many_states_the_first_are_taken_and_the_rest_is_said(tmp_path, monkeypatch):
-    monkeypatch.setattr(state_places, "SOURCES_MAX", 3)
-    for number in range(9):
-        (tmp_path / f"{number}.bin").write_bytes(b"")
-        (tmp_path / f"{number}.json").write_bytes(b"")
-    (tmp_path / ".hidden.bin").write_bytes(b"")
-    *taken, rest = find_targets([str(tmp_path)])
-    assert [Path(place.name).name for place in taken] == ["0.bin", "1.bin", "2.bin"]
-    assert rest.problem == "more than 3 states are in it; the first by name were taken"
-
-
-@pytest.mark.parametrize(
     ("source", "taken"),
     [
         ("file://{tmp}", "2 sources: 2 merged"),
@@ -223,14 +179,6 @@ def test_states_below_a_place_are_found_on_disk_and_in_a_store(source, taken, st
         (tmp_path / name).mkdir(parents=True)
         (tmp_path / name / "x.bin").write_bytes(states[state])
     assert pulled([source.format(tmp=tmp_path)], tmp_path / "fleet")[1][0] == taken
-
-
-def test_a_live_state_that_is_replaced_while_it_is_read_counts_as_it_was(states, tmp_path):
-    path = tmp_path / "state.bin"
-    path.write_bytes(states["e0"])
-    (fetched,) = asyncio.run(fetch_states(find_targets([str(path)]), tmp_path, 1.0))
-    path.write_bytes(states["later"])
-    assert fetched.read_bytes() == states["e0"]
 
 
 def test_a_server_that_does_not_finish_its_answer_is_given_up(tmp_path):

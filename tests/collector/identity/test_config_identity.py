@@ -84,18 +84,6 @@ def test_a_server_that_comes_back_with_other_flags_starts_anew_from_what_it_was(
     assert pipeline.take_counts()[table.JOIN_EVENTS, JoinEvent.ENGINE_RESTART] == 1
 
 
-def test_a_fact_that_flaps_without_a_restart_keeps_one_state():
-    run = run_engine(many_jobs(60))
-    both = zip(said(run, model="m", max_num_seqs="64"), said(run, model="m", max_num_seqs="128"), strict=True)
-    assert len(learned([pair[number // 5 % 2] for number, pair in enumerate(both)])[1]) == 1
-
-
-def test_an_adapter_asked_for_by_name_is_not_another_model():
-    facts = facts_of(FactSource.TELEMETRY, model="base")
-    assert not facts.learn({"model": "adapter-7"}, FactSource.TELEMETRY)
-    assert facts.get("model") == "base"
-
-
 def sent_by(peer, **attributes):
     """What is read of a span of such a resource, and whose part of the export it is."""
     piece = Piece("", STEP_SCOPE, step_span(run_engine(many_jobs(2)), 1, 3), tuple(attributes.items()))

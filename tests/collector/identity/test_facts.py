@@ -68,18 +68,6 @@ def test_rules_files_and_sheets_complete_what_telemetry_says(model_file):
     assert cannot_derive(facts.known()) == ()
 
 
-def test_a_rule_may_correct_a_data_sheet():
-    facts = _apply(Config(rules=(Rule(facts={"gpu": "L4", "memory_bandwidth_gb_s": 250.0}),)))
-    assert facts.get("memory_bandwidth_gb_s") == 250.0
-    assert facts.contradictions() == {"memory_bandwidth_gb_s": "sheet: 300.0"}
-
-
-def test_a_gpu_nobody_knows_stays_unknown_and_is_said():
-    facts = _apply(Config(rules=(Rule(facts={"gpu": "RTX 9090"}),)))
-    assert facts.get("memory_bandwidth_gb_s") is None
-    assert "memory_bandwidth_gb_s" in cannot_derive(facts.known())
-
-
 def test_the_flags_of_the_server_say_more_than_the_file(model_file):
     config = Config(model_config=str(model_file))
     facts = _apply(config, {"vllm.dtype": "float32", "hw.gpu.name": "A100"})

@@ -2,7 +2,7 @@
 
 import pytest
 
-from collector.config import Config, Rule
+from collector.config import Config
 from collector.identity import ConfigResolver, EngineFacts, FactSource, unknown_experts
 
 
@@ -50,9 +50,3 @@ def test_what_the_server_says_of_itself_is_stronger_than_its_name():
     agrees = facts_of("Qwen/Qwen3-30B-A3B", num_experts=128)
     assert agrees.get("num_experts_per_tok") == 8
     assert agrees.source("num_experts") is FactSource.RESOURCE
-
-
-def test_a_rule_sets_the_experts_of_a_model_that_nobody_knows():
-    rule = Rule(match={"model": "acme/*"}, facts={"num_experts": 64, "num_experts_per_tok": 4})
-    facts = facts_of("acme/Secret-57B-A14B", rules=[rule])
-    assert (facts.get("num_experts"), facts.get("num_experts_per_tok")) == (64, 4)

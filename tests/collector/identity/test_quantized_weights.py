@@ -5,7 +5,6 @@ import re
 
 import pytest
 
-from collector.cli import main
 from collector.config import Config, Rule
 from collector.identity import ConfigResolver, EngineFacts, cannot_derive
 from online.bank import Bank
@@ -109,13 +108,3 @@ def test_half_the_bytes_foretell_half_of_the_time_that_weights_take(tmp_path, mo
     weights = 2.0 * (bf16 - fp8)
     assert weights > 400.0
     assert bf16 - nvfp4 == pytest.approx(weights * (2.0 - 0.5625) / 2.0, rel=1e-6)
-
-
-def test_a_file_beside_config_json_that_lies_ends_the_start(tmp_path, capsys):
-    (tmp_path / "config.json").write_text(json.dumps(MODEL))
-    (tmp_path / "hf_quant_config.json").write_text("{")
-    path = tmp_path / "tracefit.yaml"
-    path.write_text(json.dumps({"model_config": str(tmp_path)}))
-    assert main(["config", "check", "--config", str(path)]) == 78
-    printed = capsys.readouterr()
-    assert "hf_quant_config.json" in printed.out + printed.err

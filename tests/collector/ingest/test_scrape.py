@@ -150,45 +150,11 @@ def test_a_page_without_an_end_is_left_at_its_bound():
     assert len(sent) < 32
 
 
-def test_a_server_that_closes_after_each_answer_is_dialled_again_in_the_same_way(tmp_path):
-    """The address behind the name, and never in the clear: a token goes with every question."""
-    authority = Authority(tmp_path, shutil.which("openssl"))
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(*authority.pair("server"))
-    first_bytes = []
-
-    def answer(connection):
-        first_bytes.append(connection.recv(1, socket.MSG_PEEK))
-        with context.wrap_socket(connection, server_side=True) as secured:
-            secured.recv(4096)
-            secured.sendall(HEAD + b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(PAGE) + PAGE)
-
-    tls = ssl.create_default_context(cafile=str(authority.ca))
-    tls.check_hostname = False  # the certificate is of an address
-    with listening(answer) as url:
-        named = url.replace("http://127.0.0.1", "https://name.invalid")
-        assert scraped(named, times=3, address="127.0.0.1", token="secret", tls=tls) == [PullOutcome.READ] * 3
-    assert set(first_bytes) == {b"\x16"}  # a TLS handshake
-
-
 def test_a_server_that_hangs_does_not_keep_the_others_waiting():
     with PageServer(lambda *_: (200, {}, None)) as hanging, PageServer(lambda *_: (200, {}, PAGE)) as good:
         seen, pages = outcomes(config_of(hanging.url, good.url), 8)
         assert set(seen) == {PullOutcome.READ}
         assert {page.instance for page in pages} == {f"http://127.0.0.1:{good.port}"}
-
-
-def test_a_server_that_scales_to_zero_and_back_is_found_again():
-    seen = []
-
-    def answer(*_):
-        return (503, {}, b"") if PullOutcome.READ in seen and PullOutcome.REFUSED not in seen else (200, {}, PAGE)
-
-    with PageServer(answer) as server:
-        scraper = Scraper(config_of(server.url), SystemClock(), seen.append)
-        scraper.start()
-        eventually(lambda: PullOutcome.REFUSED in seen and seen[-1] is PullOutcome.READ)
-        scraper.stop()
 
 
 def test_a_token_is_sent_with_every_question(tmp_path):
@@ -245,32 +211,9 @@ def test_every_address_behind_a_name_is_a_server_of_its_own():
         assert [target.server for target in targets.find_targets()] == expected
 
 
-@pytest.mark.parametrize(
-    ("url", "address", "base"),
-    [
-        ("http://h:8000/metrics", "", "http://h:8000"),
-        ("https://h", "", "https://h"),
-        ("http://vllm.svc:8000", "fd00::1", "http://[fd00::1]:8000"),
-        ("https://vllm.svc:8000/metrics", "10.0.0.1", ""),
-        ("http://proxy/pods/3/metrics", "", ""),
-    ],
-)
-def test_a_server_is_asked_who_it_is_where_its_page_stands(url, address, base):
-    assert ScrapeTarget(url, address).base_url == base
-
-
 def test_the_number_of_servers_is_bounded(monkeypatch):
     monkeypatch.setattr("collector.ingest.scrape.SERVERS_MAX", 7)
     assert len(TargetList(Config(scrape=tuple(f"http://h{n}/metrics" for n in range(20)))).find_targets()) == 7
-
-
-def test_the_command_line_adds_to_the_file_what_is_not_in_it():
-    config = scraping(Config(), ["http://h:8000/metrics", "other:9000"])
-    assert [target.url for target in TargetList(config).find_targets()] == [
-        "http://h:8000/metrics",
-        "http://other:9000",
-    ]
-    assert scraping(config, ["other:9000", "http://b/metrics"]).scrape == (*config.scrape, "http://b/metrics")
 
 
 @pytest.mark.parametrize(
@@ -293,17 +236,6 @@ def test_what_is_no_address_is_said_at_the_start_and_never_with_its_password(url
 
 
 # --- what is said -----------------------------------------------------------------------------------------------------
-
-
-def test_all_names_that_give_nothing_are_told_in_one_line_without_what_they_are_asked_with(caplog):
-    def resolve(*_):
-        raise OSError("no such name")
-
-    names = ("dns+http://pods:8000/m?token=hunter2", "dns+http://others:8000")
-    assert TargetList(Config(scrape=names), resolve).find_targets() == []
-    (line,) = caplog.messages
-    assert all(f"http://{name}: no such name" in line for name in ("pods:8000/m", "others:8000"))
-    assert "hunter2" not in line
 
 
 def test_a_server_is_named_once_when_its_page_is_read_or_is_not_and_with_what_it_lacks(caplog):

@@ -72,14 +72,6 @@ def test_what_an_engine_claims_of_its_first_steps_leaves_a_checkpoint_that_all_c
     assert len(after.engines) == 2
 
 
-def test_waits_that_add_up_to_what_nobody_can_have_waited_leave_a_checkpoint_that_all_can_start_from(before):
-    (engine,) = before.joiner.engines.values()
-    for _ in range(3):
-        engine.api_queueing.add_counted(9e17, 9e17)
-    after = Joiner.from_checkpoint(before.joiner.to_checkpoint(), SETTINGS)
-    assert after.engines[engine.key].api_queueing.wait_us == 1e18
-
-
 @pytest.mark.parametrize(
     "damage",
     [

@@ -8,7 +8,6 @@ from collector.decode.kv import KvBatch
 from collector.recordings import Recording, merged_with_progress
 from collector.runtime.tasks import SystemClock
 from tests.support.paths import DATA
-from tests.support.pipelines import fed, new_pipeline
 from tests.support.recordings import kv_lines
 
 FILES = [DATA / "c5_offload" / name for name in ("kv.jsonl.gz", "otlp.pb.gz")]
@@ -34,16 +33,3 @@ def test_both_streams_come_in_event_time_and_what_was_read_is_said():
     assert len(said) == 1
     assert said[0].startswith(f"read {exports} exports, ")
     assert " and 520 batches of KV events in " in said[0]
-
-
-def test_restores_of_a_custom_feature_set_are_learned_from():
-    """What no feature set but a custom one asks for still reaches the learner: the columns are there."""
-
-    def rows(paths):
-        custom = {"step_time": ("requests", "offload_blocks")}
-        (config,) = fed(new_pipeline(feature_sets=("custom",), custom=custom), paths).snapshot(1, 1).configs
-        models = [target.models for target in config.targets.values() if "custom" in target.models]
-        return sum(each["custom"].rows for each in models)
-
-    assert rows(FILES[1:]) == 0
-    assert rows(FILES) > 500

@@ -63,13 +63,6 @@ def test_pages_that_cannot_be_learned_from_are_said_with_what_they_lack(read):
     assert html == "1 pages cannot be learned from (unexpected)"
 
 
-@pytest.mark.parametrize("first_bytes", [*range(120, 130), 2570, 16383, 16384, 1 << 24])
-def test_a_length_has_as_many_bytes_as_it_needs(read, first_bytes):
-    first = make_export()
-    first.resource_spans[0].schema_url = "u" * max(0, first_bytes - 20 - first.ByteSize())
-    assert read(delimited(first, EXPORTS[1])) == ([first, EXPORTS[1]], [])
-
-
 @pytest.mark.parametrize(
     ("content", "said"),
     [
@@ -108,18 +101,6 @@ def test_the_order_on_the_command_line_does_not_matter(tmp_path):
     assert all(order == orders[0] for order in orders)
 
 
-def test_the_order_within_a_file_stays_as_recorded(read):
-    late = [make_export(first_step=first) for first in (101, 1, 51)]
-    assert read(delimited(*late)) == (late, [])
-
-
 def test_an_absent_file_is_one_clear_sentence(tmp_path):
     with pytest.raises(StartError, match=r"cannot read .*absent: No such file"):
         Recording(tmp_path / "absent", print)
-
-
-def test_the_position_reaches_the_size(tmp_path):
-    recording = Recording(write_recording(tmp_path / "x", *EXPORTS), print)
-    assert recording.position_bytes == 0
-    assert len(list(recording)) == 3
-    assert recording.position_bytes == recording.size_bytes > 0

@@ -1,13 +1,11 @@
 """Which files are one source: directories, standard input, files in rotation."""
 
-import errno
 import gzip
 import io
 
 import pytest
 
-from collector.fleet.sources import find_targets
-from collector.recordings import STDIN, by_source, merged, open_recordings, source_of
+from collector.recordings import STDIN, merged, open_recordings, source_of
 from collector.runtime.filesystem import StartError
 from tests.support.step_exports import delimited, make_export
 
@@ -52,17 +50,6 @@ def test_three_files_of_a_rotation_are_one_source_in_the_order_of_one_file(tmp_p
     assert {(export.recording, export.transport) for export in said} == {(str(tmp_path / "t.pb"), "file")}
 
 
-def test_files_that_are_no_rotation_stay_sources_of_their_own(tmp_path):
-    for name in ("a.pb", "b.pb", "c.pb.1", "c.pb"):
-        (tmp_path / name).write_bytes(delimited(*EXPORTS))
-    recordings = open_recordings([tmp_path], print)
-    assert [[one.path.name for one in source] for source in by_source(recordings)] == [
-        ["a.pb"], ["b.pb"], ["c.pb", "c.pb.1"],
-    ]  # fmt: skip
-    sources = {timed.said.recording for timed in merged(recordings)}
-    assert sources == {str(tmp_path / name) for name in ("a.pb", "b.pb", "c.pb")}
-
-
 def test_a_directory_is_every_file_in_it_once_but_for_hidden_ones(tmp_path):
     (tmp_path / "deep").mkdir()
     (tmp_path / ".git").mkdir()
@@ -74,16 +61,6 @@ def test_a_directory_is_every_file_in_it_once_but_for_hidden_ones(tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(StartError, match="there is no file in it"):
         open_recordings([tmp_path / "empty"], print)
-
-
-def test_a_directory_that_may_not_be_read_is_not_one_without_files(tmp_path, monkeypatch):
-    def refused(path):
-        raise PermissionError(errno.EACCES, "Permission denied", path)
-
-    monkeypatch.setattr("os.scandir", refused)
-    with pytest.raises(PermissionError):
-        open_recordings([tmp_path], print)
-    assert [place.problem for place in find_targets([str(tmp_path)])] == ["Permission denied"]
 
 
 class Pipe(io.BytesIO):

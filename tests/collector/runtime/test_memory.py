@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry
 from collector.ingest.intake import Intake
 from collector.ingest.queue import AdmissionQueue
 from collector.ingest.status import answer
-from collector.runtime.filesystem import MemoryGuard, cgroup_limit_bytes, limit_bytes, resident_bytes
+from collector.runtime.filesystem import MemoryGuard, cgroup_limit_bytes, limit_bytes
 from collector.telemetry.metrics import Metrics
 from collector.telemetry.reasons import Outcome, Transport
 from collector.telemetry.table import ACCEPTED, SPANS
@@ -49,7 +49,3 @@ def test_the_cgroups_limit_is_read_in_both_versions(tmp_path, text, expected):
     file = tmp_path / "memory.max"
     file.write_text(text)
     assert cgroup_limit_bytes((tmp_path / "absent", file)) == expected
-
-
-def test_resident_memory_is_that_of_a_python_with_numpy():
-    assert 10 * MIB < resident_bytes() < 4096 * MIB

@@ -2,13 +2,11 @@
 
 import pytest
 
-from collector.decode import Export
 from collector.runtime.filesystem import MemoryGuard
 from collector.runtime.tasks import Health
 from collector.service.watches import MemoryLimiter
 from collector.telemetry import JoinEvent, table
 from tests.support.clocks import FakeClock
-from tests.support.gpu_server import step_payloads
 from tests.support.pipelines import new_pipeline
 from tests.support.recordings import otlp_file, recording
 
@@ -81,17 +79,3 @@ def test_when_memory_is_short_what_is_pending_is_learned_and_let_go_of():
     late = pipeline.take_counts()[table.JOIN_EVENTS, JoinEvent.STEP_LATE]
     assert 0 < late < 60, "summaries that come after the rows around them have left"
     assert targets["schedule_time"].models["portable"].rows + late == pytest.approx(C6_BUSY_STEPS, abs=20)
-
-
-def test_shedding_memory_while_nothing_is_pending_loses_no_step():
-    rows = []
-    for sheds in (False, True):
-        pipeline = new_pipeline()
-        for number, payload in enumerate(step_payloads(15, 40)):
-            pipeline.process([Export(payload, "peer", "test", 1)])
-            if sheds and number in {8, 12}:  # the first block has passed
-                pipeline.shed_memory()
-        pipeline.flush()
-        rows.append([target.models["portable"].rows for target in pipeline.snapshot(0, 1).configs[0].targets.values()])
-    assert rows[0] == rows[1]
-    assert min(rows[0]) >= 15 * 40 - 3

@@ -86,17 +86,6 @@ def test_an_engine_of_another_speed_is_told_again_when_its_term_is_known_and_end
     assert log(config()) == [f"INFO tiny: no longer: {line.removeprefix('tiny: ')}: decode, not prefill"]
 
 
-def test_changes_of_several_configurations_at_once_are_all_told_and_no_model_writes_lines_of_its_own(log):
-    told = log(config("a", changed_ns=NOON_NS), config("b", name="large\nERROR fake", changed_ns=NOON_NS))
-    assert [line[:12] for line in told] == ["WARNING tiny", "WARNING larg"]
-    assert "\n" not in told[1]
-
-
-def test_a_configuration_that_is_known_better_under_another_id_is_not_news(log):
-    log(config("a", name="", changed_ns=NOON_NS))
-    assert log(config("b", changed_ns=NOON_NS)) == []
-
-
 def test_a_doubt_is_told_when_it_comes_and_when_it_goes_not_when_its_numbers_move(log):
     assert log(config(doubts=["12 % of its steps"])) == ["WARNING tiny: not usable: 12 % of its steps"]
     assert log(config(doubts=["9.5 % of its steps"])) == []

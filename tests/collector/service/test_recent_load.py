@@ -1,7 +1,5 @@
 """The load of the last minutes: what requests were like, whom they met, and that hostile numbers leave it alone."""
 
-import math
-
 import msgspec
 import numpy as np
 import pytest
@@ -90,18 +88,9 @@ def test_itl_is_predicted_where_request_spans_come_of_bursts_beyond_capacity(mac
     assert view.predicted.itl_us == pytest.approx(view.workload.itl_us, rel=0.2)
 
 
-def test_requests_that_do_not_tell_queue_and_prefill_tell_their_load_too():
-    """As TensorRT-LLM's: the time to the first token is all there is, the API's part of it included."""
-    told = stock()
-    spans = [msgspec.structs.replace(span, prefill_s=math.nan) for span in told.requests]
-    mix = mix_after(Telemetry("vllm-0", {}, requests=spans))
-    assert (mix.itl_us, mix.concurrency > 1.0) == (mix_after(told).itl_us, True)
-    assert mix.ttft_us == pytest.approx(250_000)
-
-
-@pytest.mark.parametrize("name", ["c10_long", "c6_saturated", "c7_async_sim"])
+@pytest.mark.parametrize("name", ["c10_long", "c7_async_sim"])
 def test_itl_is_predicted_as_it_was_observed_as_far_as_steps_scatter(name):
-    """Of loads that differ from minute to minute, of a queue, and of asynchronous steps."""
+    """Of loads that differ from minute to minute, and of asynchronous steps."""
     pipeline, exports = new_pipeline(), recording(otlp_file(name))
     ends = {len(exports) * quarter // 4 for quarter in range(1, 4)} if name == "c10_long" else ()
     for number, export in enumerate(exports):
@@ -125,12 +114,6 @@ def mix_as_predicted(pipeline):
     usual = pipeline.snapshot(NOW, 1).configs[0].targets["step_time"].interval
     assert usual.p10 <= view.workload.itl_us / view.predicted.itl_us <= usual.p90
     return view.workload
-
-
-def test_who_sends_loses_no_place_to_newcomers(monkeypatch):
-    monkeypatch.setattr("collector.service.load.PROCESSES_MAX", 2)
-    silent, newcomer = (Telemetry(name, {}, requests=stock().requests) for name in ("silent", "newcomer"))
-    assert mix_after(stock(), silent, stock(), newcomer) is not None
 
 
 def test_what_a_server_was_asked_before_it_fell_silent_is_forgotten():

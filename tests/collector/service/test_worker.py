@@ -1,6 +1,5 @@
 """The worker, the publisher and the writer, turn by turn."""
 
-import threading
 from unittest.mock import Mock
 
 import msgspec
@@ -96,24 +95,6 @@ def test_a_worker_that_cannot_finish_in_time_says_what_it_has_not_learned_from(t
     house.processor.gate.set()
     assert house.worker._task.join(60)
     assert len(house.processor.batches) == 1, "the rest is left"
-
-
-def test_a_last_generation_that_takes_too_long_is_all_that_is_missing(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(worker, "LAST_BATCH_S", 0.5)
-    monkeypatch.setattr(worker, "IDLE_WAIT_S", 0.01)
-    house = House(tmp_path, drain_s=0.5)
-    house.put(spans=5)
-    house.worker.step(0)
-    gate = threading.Event()
-    taken = threading.Event()
-    monkeypatch.setattr(NoKeeper, "tick", lambda *_, **__: taken.set() or True)
-    monkeypatch.setattr(house.processor, "flush", lambda: gate.wait(60))
-    house.worker.start()
-    eventually(taken.is_set)
-    assert not house.worker.stop()
-    assert caplog.messages == ["stopped before all was done: no last generation"]
-    gate.set()
-    assert house.worker._task.join(60)
 
 
 def test_a_worker_that_dies_tells_the_process(house, monkeypatch):

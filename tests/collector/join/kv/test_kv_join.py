@@ -1,11 +1,7 @@
 """KV events in the join: whose they are, block columns, and no trace of the order of arrival."""
 
-import copy
-import random
-
 import msgspec
 import numpy as np
-import pytest
 
 from collector.config.schema import Config
 from collector.join.inferred.kv import BATCHES_MAX, KvSources
@@ -14,7 +10,7 @@ from collector.telemetry import table
 from collector.telemetry.reasons import Skip
 from online.rows import STEP_FEATURES, Target
 from tests.support.kv_batches import TS_S, batch, kv_batches, stored
-from tests.support.kv_joins import joined, rows_by_target, rows_of, sequences, telemetry
+from tests.support.kv_joins import joined, rows_of, sequences, telemetry
 from tests.support.pipelines import total_of
 
 SETTINGS = Config()
@@ -30,17 +26,6 @@ def feed(joiner, items):
     for one in items:
         joiner.add(one) if hasattr(one, "core") else joiner.kv.add(one)
     return joiner
-
-
-def assert_same_rows(found, expected):
-    assert found.keys() == expected.keys()
-    for key, arrays in expected.items():
-        for a, b in zip(arrays, found[key], strict=True):
-            assert np.array_equal(a, b, equal_nan=True), key
-
-
-def some_steps(step):
-    return step * 2654435761 % 2**32 < 0.1 * 2**32
 
 
 # --- block columns ----------------------------------------------------------------------------------------------------
@@ -105,26 +90,6 @@ def test_a_publisher_without_a_name_belongs_to_the_only_engine_until_there_is_an
         assert found.kv.unbound == 1
 
 
-def test_of_two_publishers_without_a_name_none_is_the_only_engines():
-    joiner, rows = joined("c5_offload", kv_batches("c9_dp2"), no_step)
-    _, alone = joined("c5_offload", [], no_step)
-    assert joiner.kv.unbound == 2
-    assert_same_rows(rows_by_target(rows), rows_by_target(alone))
-
-
-@pytest.mark.parametrize("named_first", [True, False])
-def test_events_that_come_twice_are_used_once_and_nobody_looks_for_their_engine(named_first):
-    (instance,) = sequences(joined("c5_offload", [], no_step)[0])
-    by_name = [msgspec.structs.replace(one, instance=instance) for one in kv_batches("c5_offload", "named")]
-    by_publisher = kv_batches("c5_offload")
-    alone, rows = joined("c5_offload", by_name if named_first else by_publisher)
-    both = [*by_name, *by_publisher] if named_first else [*by_publisher, *by_name]
-    joiner, rows_of_both = joined("c5_offload", both)
-    assert (alone.kv.unbound, joiner.kv.unbound) == (0, 0)
-    if named_first:
-        assert_same_rows(rows_by_target(rows_of_both), rows_by_target(rows))
-
-
 def test_a_publisher_that_restarts_repeats_no_batch_and_misses_none_whatever_the_order_of_arrival():
     first = [batch(stored(), seq=i, ts_s=TS_S + i) for i in range(5)]
     second = [batch(stored(), seq=i, ts_s=TS_S + 100 + i) for i in range(5)]
@@ -158,35 +123,3 @@ def test_publishers_are_bounded_as_engines_are():
 
 
 # --- nothing shows the order of arrival -------------------------------------------------------------------------------
-
-
-def stream(name, keep):
-    """(event time, item): exports by their newest stamp, batches by theirs."""
-    items = []
-    for one in telemetry(name, keep):
-        ends = [span.end_unix_ns for span in (*one.core, *one.api, *one.requests)]
-        ends += [int(ns) for ns in one.steps["unix_ns"]]
-        if ends:
-            items.append((max(ends), one))
-    return items + [(one.ts_unix_ns, one) for one in kv_batches(name)]
-
-
-def fed(items, pieces):
-    joiner, rows = Joiner(SETTINGS), []
-    for index, item in enumerate(items):
-        feed(joiner, [copy.deepcopy(item)])
-        if index % pieces == 0:
-            rows += rows_of(joiner.drain())
-    rows += rows_of(joiner.drain(flush=True))
-    assert all(one.kv is not None for one in sequences(joiner).values())
-    return rows_by_target(rows)
-
-
-@pytest.mark.parametrize("keep", [some_steps, no_step], ids=["a tenth", "no steps"])
-def test_rows_with_kv_events_do_not_depend_on_the_order_of_arrival_within_ten_seconds(keep):
-    items = stream("c5_offload", keep)
-    reference = fed([item for _, item in sorted(items, key=lambda pair: pair[0])], 10_000_000)
-    rng = random.Random(5)
-    for pieces in (7, 40, 300):
-        delayed = sorted(items, key=lambda pair: pair[0] + rng.uniform(0, 10e9))
-        assert_same_rows(fed([item for _, item in delayed], pieces), reference)

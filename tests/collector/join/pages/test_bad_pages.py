@@ -6,7 +6,7 @@ from collector.config import Config
 from collector.decode.pages import ScrapedPage
 from collector.service import make_pipeline
 from collector.telemetry import RowDrop
-from tests.collector.join.pages.test_scrape_windows import SimulatedEngine, drops_of, new_page, rows_of
+from tests.collector.join.pages.test_scrape_windows import SimulatedEngine, drops_of, new_page
 from tests.support.pipelines import only_config
 
 
@@ -33,14 +33,6 @@ def test_several_servers_that_answer_at_one_address_in_turn_teach_nothing(patter
     assert drops_of(page)[RowDrop.AMBIGUOUS] > 0
     assert (page.api_queueing.requests, page.api_queueing.pieces) == (0, [])
     assert sum(len(found.rows) for found in page.advance()) <= len(pattern)  # before anybody could know
-
-
-def test_rows_come_again_when_one_server_is_left():
-    servers, page = two_servers(), new_page()
-    turns(servers, "ab", page, seconds=10)
-    page.advance()
-    turns(servers, "b", page, seconds=120, begin_ns=10 * 10**9)
-    assert len(rows_of(page)) > 100
 
 
 def test_two_servers_of_one_model_share_a_configuration_and_neither_spoils_the_other():

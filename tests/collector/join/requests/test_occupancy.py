@@ -60,36 +60,6 @@ def test_a_prompt_is_the_prefill_of_the_step_in_which_its_first_token_falls():
     assert np.isnan(column(block, "prefill_attention")).all()
 
 
-def test_one_token_outputs_are_prefill_and_give_no_row_of_their_own():
-    base = stock_of("a", 10.0, **USUAL)
-    single = stock_of("b", 10.3, prompt=77, outputs=1, ttft_s=0.45, decode_s=0.0)
-    block = rows_of(base, single, closing())[Target.STEP_TIME]
-    assert len(block) == 1
-    assert column(block, "prefill_tokens").sum() == 77
-    assert column(block, "decode_requests").max() == 1
-
-
-def test_how_many_requests_come_together_does_not_matter():
-    """Some are far longer than any before: whether those are heard of in time must not hang on the pieces."""
-    chance = np.random.default_rng(3)
-    spans = [
-        stock_of(f"r{n}", n / 2, prompt=50, outputs=20, ttft_s=0.2, decode_s=float(chance.pareto(1.0) + 0.5))
-        for n in range(300)
-    ]
-    spans.sort(key=lambda span: span.end_unix_ns)
-    blocks = []
-    for piece in (1, 7, len(spans)):
-        process, rows = told(), []
-        for start in range(0, len(spans), piece):
-            for span in spans[start : start + piece]:
-                process.add(span)
-            rows += [block for target, block in process.advance() if target is Target.STEP_TIME]
-        blocks.append(RowBlock.concatenate(rows))
-    assert len(blocks[0]) > 100
-    for block in blocks[1:]:
-        np.testing.assert_array_equal(block.raw, blocks[0].raw)
-
-
 def test_at_the_end_requests_that_a_running_one_could_overlap_give_no_row():
     process = told(*(stock_of(f"r{n}", n, prompt=9, outputs=5, ttft_s=0.5, decode_s=2.0) for n in range(10)))
     assert len(dict(process.advance(flush=True))[Target.STEP_TIME]) == 8

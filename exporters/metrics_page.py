@@ -4,9 +4,8 @@ The snapshot's families are rendered once a generation; our own counters at ever
 a closed set, except ``config``, whose number is capped by the learner, and those of ``tracefit_config_info``, which has
 one series per configuration. What is not known is absent, never zero, never NaN.
 
-Where a page would be too long, the least important families are withheld, whole, then the last configurations, and
-counted. Observed TTFT is QUEUED -> FIRST_TOKEN plus the learned means of what comes before and after, as in the
-predicted one.
+What is beyond the longest page is withheld, and counted: the last configurations of the snapshot. Observed TTFT is
+QUEUED -> FIRST_TOKEN plus the learned means of what comes before and after, as in the predicted one.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ IDENTITY_LABELS: tuple[tuple[str, str], ...] = (("model", "model_name"), *((key,
 
 
 class Family(NamedTuple):
-    """One row of the table of families; the order of the table is the order of importance."""
+    """One row of the table of families."""
 
     name: str
     labels: tuple[str, ...]
@@ -129,7 +128,7 @@ FAMILIES: tuple[Family, ...] = (
         "1 for each of those that differs by more than 5 % and three errors, and in which term; step_time only.",
     ),
 )
-"""Every per-configuration family, most important first."""
+"""Every per-configuration family."""
 
 PAGE_FAMILIES: tuple[Family, ...] = (
     Family("tracefit_snapshot_generation", (), "Generation of the snapshot this page shows."),
@@ -145,9 +144,9 @@ PAGE_FAMILIES: tuple[Family, ...] = (
 class _Series:
     """The series of a page by family, in the order in which they are added; what cannot be one is withheld."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int) -> None:
         self.by_family: dict[str, dict[tuple[str, tuple[str, ...]], float]] = {family.name: {} for family in FAMILIES}
-        self.withheld = 0
+        self.most, self.count, self.withheld = most, 0, 0
 
     def add(self, family: str, labels: Sequence[str], value: float | None, suffix: str = "") -> None:
         """One value, None for nothing; the value of a label that comes with its ``suffix`` stands last.
@@ -157,29 +156,11 @@ class _Series:
         series, key = self.by_family[family], (suffix, tuple(map(printable, labels)))
         if value is None:
             return
-        if not math.isfinite(value) or key in series:
+        if not math.isfinite(value) or key in series or self.count >= self.most:
             self.withheld += 1
             return
         series[key] = value
-
-    @property
-    def count(self) -> int:
-        """Series of all families."""
-        return sum(map(len, self.by_family.values()))
-
-    def shorten(self, max_series: int) -> None:
-        """Empty the least important families until the page fits; then leave out the last configurations."""
-        for family in reversed(FAMILIES[2:]):
-            if self.count > max_series:
-                self.by_family[family.name] = {}
-        if self.count > max_series:
-            info, coefficients = (self.by_family[family.name] for family in FAMILIES[:2])
-            sizes = Counter(labels[0] for _, labels in (*info, *coefficients))
-            ends = accumulate(sizes[labels[0]] for _, labels in info)
-            kept = {labels[0] for (_, labels), end in zip(info, ends, strict=True) if end <= max_series}
-            for family in FAMILIES[:2]:
-                series = self.by_family[family.name]
-                self.by_family[family.name] = {key: value for key, value in series.items() if key[1][0] in kept}
+        self.count += 1
 
 
 def snapshot_families(
@@ -193,18 +174,15 @@ def snapshot_families(
     At most ``max_series`` of ``FAMILIES``. ``advisory`` has verdicts, and what the coefficients say of the load of the
     last minutes; nothing is asked of the configurations in ``silent``, whose engines are gone.
     """
-    series = _Series()
+    series = _Series(max_series)
     for config, legend in zip(snapshot.configs, _legends(snapshot.configs), strict=True):
         values = [_config_values(config, legend)]
         if advisory is not None and config.config_id not in silent:
             values.append(_load_values(config, advisory.of(snapshot, config)))
         for each in chain(*values):
             series.add(*each)
-    total = series.count
-    series.shorten(max_series)
-    withheld = total - series.count + series.withheld
     created_s = snapshot.created_unix_nano / NS_PER_S
-    page = (snapshot.generation, created_s, len(snapshot.configs), series.count, max_series, withheld)
+    page = (snapshot.generation, created_s, len(snapshot.configs), series.count, max_series, series.withheld)
     for family, value in zip(PAGE_FAMILIES, page, strict=True):
         yield _metric(family, {("", ()): value})
     for family in FAMILIES:

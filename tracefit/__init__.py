@@ -5,7 +5,7 @@
     >>> config = snapshot.config(model="llama")
     >>> step = config.step_time(prefill_tokens=512, requests=20, decode_context_tokens=30_000)
     >>> f"{step.us:.0f} us, 8 of 10 within {step.low:.0f} to {step.high:.0f}, usable: {step.usable}"
-    '35679 us, 8 of 10 within 33471 to 38494, usable: True'
+    '35679 us, 8 of 10 within 33895 to 38176, usable: True'
 
 What lies outside of what was learned from is named:
 

@@ -13,8 +13,8 @@ leaves at most 5 % of d'C^-1 d, it goes the way the typical step does, and no ot
 9, and (0.5 %)^2 b'C^-1 b. None is where a coefficient has no standard error: C is not known then. It is
 asked for where a coefficient moved, or the typical step by 5 %. Here the form errors are left out: they would hide in
 which term two snapshots differ.
-Configurations are paired by config_id; those left over by model, GPU and tensor parallelism where that is unambiguous
-(a new version of vLLM makes a new id), and at last the only one left on each side.
+Configurations are paired by config_id; those left over by model, GPU and tensor parallelism where that is unambiguous:
+a new version of vLLM makes a new id.
 """
 
 from __future__ import annotations
@@ -79,7 +79,6 @@ class ConfigDiff(NamedTuple):
 
     ``step`` is None where a side cannot predict or the mean work is not known. ``term`` and ``added``: which term of
     the step time moved, and by how much, as of a :class:`SpeedChange`; empty where none did or it cannot be told.
-    ``facts_changed``: of model, gpu and tensor_parallel_size, which are not the same: then it is another machine.
     """
 
     before_id: str
@@ -88,7 +87,6 @@ class ConfigDiff(NamedTuple):
     step: TypicalStep | None
     term: str = ""
     added: float | None = None
-    facts_changed: tuple[str, ...] = ()
 
 
 class Diff(NamedTuple):
@@ -103,19 +101,12 @@ def compared(before: Document, after: Document) -> Diff:
     """See the module's docstring."""
     old, new = list(before.configs), list(after.configs)
     pairs = _paired(old, new, lambda config: config.config_id)
-    pairs += _paired(old, new, _machine)
-    if len(old) == len(new) == 1:
-        pairs.append((old.pop(), new.pop()))
+    pairs += _paired(old, new, lambda config: tuple(map(config.facts.get, _MACHINE)))
     return Diff(
         tuple(_config_diff(*pair) for pair in pairs),
         tuple(each.config_id for each in old),
         tuple(each.config_id for each in new),
     )
-
-
-def _machine(config: ConfigDocument) -> object:
-    facts = config.facts
-    return tuple(facts.get(fact) for fact in _MACHINE) if "model" in facts else None
 
 
 def _paired(
@@ -126,7 +117,7 @@ def _paired(
     for this in list(old):
         wanted = key(this)
         others = [each for each in new if key(each) == wanted]
-        if wanted is not None and len(others) == 1 and sum(key(each) == wanted for each in old) == 1:
+        if len(others) == 1 and sum(key(each) == wanted for each in old) == 1:
             pairs.append((this, others[0]))
             old.remove(this)
             new.remove(others[0])
@@ -147,8 +138,7 @@ def _config_diff(before: ConfigDocument, after: ConfigDocument) -> ConfigDiff:
     term, added = _moved_term(before, after, step) if has_moved else ("", None)
     if term:
         moves = [each._replace(moved=_moves(term, each)) for each in moves]
-    facts = tuple(fact for fact in _MACHINE if before.facts.get(fact) != after.facts.get(fact))
-    return ConfigDiff(before.config_id, after.config_id, tuple(moves), step, term, added, facts)
+    return ConfigDiff(before.config_id, after.config_id, tuple(moves), step, term, added)
 
 
 def _portable(config: ConfigDocument, target: str) -> tuple[Coefficient, ...]:

@@ -1,8 +1,7 @@
 """The snapshot document, checked and typed, and the verdict on each configuration: the only module that touches JSON.
 
 Accepted: schema ``tracefit.snapshot/1`` and its minors (``/1.4``), whose unknown keys pass. What a prediction needs is
-checked here, once, with the place of what is wrong; everything else is left as it was sent. No number that is not
-finite gets through.
+checked here, once; everything else is left as it was sent. No number that is not finite gets through.
 
 The verdict says whether the numbers of a configuration may be used, how good they are, and what changed. Page, metrics,
 log and commands read it and decide nothing of their own, so that all of them say the same.
@@ -10,7 +9,7 @@ log and commands read it and decide nothing of their own, so that all of them sa
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from .exceptions import FINITE_MAX, LoadError, printable
@@ -20,7 +19,8 @@ from .speed_change import OUTLIERS_NAMED, OutlierReplica, SpeedChange
 SCHEMA = "tracefit.snapshot/1"
 STEP_TIME = "step_time"
 Ratios = tuple[float, float]
-Object = Mapping[str, Any]
+Tree = Mapping[str, Any]
+"""An object of the document."""
 
 
 class Coefficient(NamedTuple):
@@ -44,7 +44,6 @@ class Model(NamedTuple):
     """Coefficients learned on one feature set; errors are ratios, None before anything was predicted.
 
     ``covariance``: of the coefficients' errors, one row per coefficient in their order; empty where nobody said.
-    ``plain_median_ape``: of the coefficients alone, without the factors of batch shapes.
     """
 
     name: str
@@ -53,7 +52,6 @@ class Model(NamedTuple):
     mape: float | None
     median_ape: float | None
     covariance: tuple[tuple[float, ...], ...] = ()
-    plain_median_ape: float | None = None
 
     @property
     def error_covariance(self) -> tuple[tuple[float, ...], ...]:
@@ -310,208 +308,190 @@ def parse(data: bytes, where: str) -> Document:
         raise LoadError(f"{where} is JSON, but not a snapshot of tracefit")
     if schema != SCHEMA and not schema.startswith(SCHEMA + "."):
         raise LoadError(f"{where} has schema {schema[:64]!r}; this client reads {SCHEMA} and its minors")
-    root = _Place(tree, "")
     try:
         return Document(
-            root["generation"].whole(),
-            root["created_unix_nano"].whole(),
-            root["tracefit_version"].text(),
-            tuple(map(_config, root["configs"].places())),
+            _whole(tree.get("generation")),
+            _whole(tree.get("created_unix_nano")),
+            _text(tree.get("tracefit_version")),
+            tuple(map(_config, tree["configs"])),
         )
-    except _Wrong as error:
+    except _BadValueError as error:
         raise LoadError(f"{where} is not a snapshot: {error}") from None
+    except (AttributeError, TypeError, ValueError):  # a list where an object should be, or the other way round
+        raise LoadError(f"{where} is not a snapshot: a part of it has another form") from None
 
 
-class _Wrong(Exception):
-    """Where the document is not what it should be."""
+class _BadValueError(Exception):
+    """A value of the document is not what it should be."""
 
 
-class _Place:
-    """A value of the document, and where it stands, which every check names; what is not there is None."""
-
-    __slots__ = ("value", "where")
-
-    def __init__(self, value: Any, where: str) -> None:
-        self.value = value
-        self.where = where
-
-    def wrong(self, expected: str) -> _Wrong:
-        return _Wrong(f"{self.where.removeprefix('.')}: expected {expected}")
-
-    def object(self) -> Object:
-        """Of an object; empty where there is no value."""
-        if not isinstance(self.value, dict) and self.value is not None:
-            raise self.wrong("an object")
-        return self.value or {}
-
-    def __getitem__(self, key: str) -> _Place:
-        return _Place(self.object().get(key), f"{self.where}.{key}")
-
-    def named(self) -> list[tuple[str, _Place]]:
-        """Everything in an object, with its key."""
-        return [(key, _Place(value, f"{self.where}.{key}")) for key, value in self.object().items()]
-
-    def places(self) -> list[_Place]:
-        """Of a list; none where there is no value."""
-        if not isinstance(self.value, list) and self.value is not None:
-            raise self.wrong("a list")
-        return [_Place(value, self.where) for value in self.value or []]
-
-    def text(self) -> str:
-        return "" if self.value is None else printable(str(self.value))
-
-    def number(self) -> float:
-        value = self.value
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) < FINITE_MAX:
-            raise self.wrong("a finite number")
-        return float(value)
-
-    def numbers(self, length: int) -> list[float]:
-        values = [each.number() for each in self.places()]
-        if len(values) != length:
-            raise self.wrong(f"{length} numbers")
-        return values
-
-    def positive(self) -> float:
-        value = self.number()
-        if value <= 0.0:
-            raise self.wrong("a positive number")
-        return value
-
-    def maybe(self) -> float | None:
-        return None if self.value is None else self.number()
-
-    def whole(self) -> int:
-        if self.value is not None and type(self.value) is not int:
-            raise self.wrong("a whole number")
-        return self.value or 0
+def _text(value: object) -> str:
+    return "" if value is None else printable(str(value))
 
 
-def _config(tree: _Place) -> ConfigDocument:
-    config_id = tree["config_id"].text()
-    tree = _Place(tree.value, config_id)
-    engines = tree["engines"].places()
+def _whole(value: object) -> int:
+    if value is not None and type(value) is not int:
+        raise _BadValueError(f"expected a whole number, got {_text(value)!r}")
+    return value or 0
+
+
+def _number(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) < FINITE_MAX:
+        raise _BadValueError(f"expected a finite number, got {_text(value)!r}")
+    return float(value)
+
+
+def _positive(value: object) -> float:
+    number = _number(value)
+    if number <= 0.0:
+        raise _BadValueError(f"expected a positive number, got {number:g}")
+    return number
+
+
+def _maybe(value: object) -> float | None:
+    return None if value is None else _number(value)
+
+
+def _numbers(values: Iterable[object], length: int) -> tuple[float, ...]:
+    numbers = tuple(map(_number, values))
+    if len(numbers) != length:
+        raise _BadValueError(f"expected {length} numbers, got {len(numbers)}")
+    return numbers
+
+
+def _parts(tree: Tree, key: str) -> Tree:
+    """An object in another, empty where there is none."""
+    part: Tree = tree.get(key) or {}
+    return part
+
+
+def _config(tree: Tree) -> ConfigDocument:
+    engines, facts = tree.get("engines") or (), _parts(tree, "config")
     return ConfigDocument(
-        config_id,
+        _text(tree.get("config_id")),
         {
             key: printable(value) if isinstance(value, str) else value
-            for key, value in tree["config"].object().items()
+            for key, value in facts.items()
             if isinstance(value, (str, int, float, bool))
         },
-        tree["telemetry"].text(),
+        _text(tree.get("telemetry")),
         len(engines),
-        tree["quarantined"].text(),
-        {name: _target(name, _Place(each.value, f"{config_id}.{name}")) for name, each in tree["targets"].named()},
-        _scheduled_ahead(engines, tree["config"]["async_scheduling"].value),
-        tuple(each.text() for each in tree["doubts"].places()),
-        tree["last_heard_unix_nano"].whole(),
-        bool(tree["replaced_by"].text()),
-        tree["prefix_hits_hidden"].value is True,
+        _text(tree.get("quarantined")),
+        {name: _target(name, each) for name, each in _parts(tree, "targets").items()},
+        _scheduled_ahead(engines, facts.get("async_scheduling")),
+        tuple(map(_text, tree.get("doubts") or ())),
+        _whole(tree.get("last_heard_unix_nano")),
+        bool(tree.get("replaced_by")),
+        tree.get("prefix_hits_hidden") is True,
     )
 
 
-def _scheduled_ahead(engines: list[_Place], stated: object) -> bool | None:
+def _scheduled_ahead(engines: Iterable[Tree], stated: object) -> bool | None:
     """As the engines' steps show, else as a fact says."""
-    modes = {each["scheduling"].text() for each in engines if isinstance(each.value, dict)}
+    modes = {str(each.get("scheduling")) for each in engines}
     if modes & {"async", "sync"}:
         return "async" in modes
     return stated if isinstance(stated, bool) else None
 
 
-def _target(name: str, tree: _Place) -> Target:
-    context, factor = tree["context_us_per_token"], tree["mean_factor"].maybe()
+def _target(name: str, tree: Tree) -> Target:
+    context, factor = tree.get("context_us_per_token"), _maybe(tree.get("mean_factor"))
     return Target(
         name,
-        tree["champion"].text(),
-        {key: _model(key, _Place(each.value, f"{tree.where}.{key}")) for key, each in tree["models"].named()},
-        _interval(tree["interval"]),
-        {cell: _shape(each) for cell, each in tree["shape_factors"].named()},
-        _seen(tree["seen"]),
-        tree["mean_us"].maybe(),
+        _text(tree.get("champion")),
+        {key: _model(key, each) for key, each in _parts(tree, "models").items()},
+        _interval(tree.get("interval")),
+        {cell: _shape(each) for cell, each in _parts(tree, "shape_factors").items()},
+        _seen(tree.get("seen")),
+        _maybe(tree.get("mean_us")),
         1.0 if factor is None else factor,
-        tree["step_ahead_us"].maybe(),
-        None if context.value is None else context.positive(),
-        tree["shape_factors_applied"].value is not False,
+        _maybe(tree.get("step_ahead_us")),
+        None if context is None else _positive(context),
+        tree.get("shape_factors_applied") is not False,
         {
-            phase: Level(level["factor"].positive(), level["last_row_unix_nano"].whole())
-            for phase, level in tree["level"].named()
+            phase: Level(_positive(level.get("factor")), _whole(level.get("last_row_unix_nano")))
+            for phase, level in _parts(tree, "level").items()
         },
-        _change(tree["drift"]),
-        _outliers(tree["replicas"].places()),
+        _change(_parts(tree, "drift")),
+        _outliers(tree.get("replicas") or ()),
     )
 
 
-def _shape(tree: _Place) -> Shape:
-    usual = tree["usual"]
-    work = None if usual.value is None else MeanWork(*usual.numbers(4))
-    return Shape(tree["factor"].positive(), tree["rows"].maybe() or 0.0, work)
+def _shape(tree: Tree) -> Shape:
+    usual = tree.get("usual")
+    work = None if usual is None else MeanWork(*_numbers(usual, 4))
+    return Shape(_positive(tree.get("factor")), _number(tree.get("rows") or 0.0), work)
 
 
-def _model(name: str, tree: _Place) -> Model:
+def _model(name: str, tree: Tree) -> Model:
     # ``prediction_error`` may be of more than can be computed here: of a correction that is in no other key.
-    error = next((tree[key] for key in ("shaped_error", "prediction_error") if tree[key].value), tree["error"])
-    coefficients = tuple(_coefficient(each, tree.where) for each in tree["features"].places())
-    covariance = tree["covariance"]
-    if len(rows := covariance.places()) not in {0, len(coefficients)}:
-        raise covariance.wrong(f"{len(coefficients)} rows")
+    errors = (_parts(tree, key) for key in ("shaped_error", "prediction_error", "error"))
+    error = next(filter(None, errors), {})
+    coefficients = tuple(map(_coefficient, tree.get("features") or ()))
+    rows, size = tree.get("covariance") or (), len(coefficients)
+    if len(rows) not in {0, size}:
+        raise _BadValueError(f"expected {size} rows of a covariance, got {len(rows)}")
     return Model(
         name,
         coefficients,
-        tree["rows"].whole(),
-        error["mape"].maybe(),
-        error["median_ape"].maybe(),
-        tuple(tuple(row.numbers(len(coefficients))) for row in rows),
-        tree["error"]["median_ape"].maybe(),
+        _whole(tree.get("rows")),
+        _maybe(error.get("mape")),
+        _maybe(error.get("median_ape")),
+        tuple(_numbers(row, size) for row in rows),
     )
 
 
-def _coefficient(tree: _Place, where: str) -> Coefficient:
-    name = tree["name"].text()
+def _coefficient(tree: Tree) -> Coefficient:
     return Coefficient(
-        name,
-        tree["unit"].text(),
-        _Place(tree["coefficient"].value, f"{where}.{name}").number(),
-        tree["stderr"].maybe(),
-        tree["status"].text(),
-        tree["mean"].maybe(),
-        tree["reason"].text(),
-        tree["form_error"].maybe(),
+        _text(tree.get("name")),
+        _text(tree.get("unit")),
+        _number(tree.get("coefficient")),
+        _maybe(tree.get("stderr")),
+        _text(tree.get("status")),
+        _maybe(tree.get("mean")),
+        _text(tree.get("reason")),
+        _maybe(tree.get("form_error")),
     )
 
 
-def _interval(tree: _Place) -> Interval | None:
-    if tree.value is None:
+def _interval(tree: Tree | None) -> Interval | None:
+    if tree is None:
         return None
-    strata = {name: each.numbers(3) for name, each in tree["strata"].named()}
-    pooled = tree["p10"].number(), tree["p90"].number()
+    strata = {name: _numbers(each, 3) for name, each in _parts(tree, "strata").items()}
+    pooled = _number(tree.get("p10")), _number(tree.get("p90"))
     return Interval(pooled, {name: (p10, p90) for name, (p10, _, p90) in strata.items()})
 
 
-def _change(tree: _Place) -> SpeedChange | None:
-    if tree["gain"].value is None or tree["last_unix_nano"].value is None:
+def _change(tree: Tree) -> SpeedChange | None:
+    if tree.get("gain") is None or tree.get("last_unix_nano") is None:
         return None
-    added, within_s = tree["added"].maybe(), tree["last_within_s"].maybe()
-    return SpeedChange(tree["gain"].positive(), tree["last_unix_nano"].whole(), tree["term"].text(), added, within_s)
-
-
-def _outliers(replicas: list[_Place]) -> tuple[OutlierReplica, ...]:
-    return tuple(
-        OutlierReplica(
-            each["engine"].text(),
-            each["ratio"].positive(),
-            each["stderr"].maybe(),
-            each["term"].text(),
-            each["added"].maybe(),
-            len(replicas) - 1,
-        )
-        for each in replicas
-        if each["differs"].value and each["ratio"].value is not None
+    return SpeedChange(
+        _positive(tree["gain"]),
+        _whole(tree["last_unix_nano"]),
+        _text(tree.get("term")),
+        _maybe(tree.get("added")),
+        _maybe(tree.get("last_within_s")),
     )
 
 
-def _seen(tree: _Place) -> Seen | None:
-    if tree.value is None:
+def _outliers(replicas: Sequence[Tree]) -> tuple[OutlierReplica, ...]:
+    return tuple(
+        OutlierReplica(
+            _text(each.get("engine")),
+            _positive(each["ratio"]),
+            _maybe(each.get("stderr")),
+            _text(each.get("term")),
+            _maybe(each.get("added")),
+            len(replicas) - 1,
+        )
+        for each in replicas
+        if each.get("differs") and each.get("ratio") is not None
+    )
+
+
+def _seen(tree: Tree | None) -> Seen | None:
+    if tree is None:
         return None
-    bounds = {name: each.numbers(2) for name, each in tree["features"].named()}
-    cells = frozenset(str(each.value) for each in tree["cells"].places())
+    bounds = {name: _numbers(each, 2) for name, each in _parts(tree, "features").items()}
+    cells = frozenset(map(str, tree.get("cells") or ()))
     return Seen({name: (lowest, highest) for name, (lowest, highest) in bounds.items()}, cells)

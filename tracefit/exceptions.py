@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 TOKENS_MAX = 1e9
 """More tokens than this in one step or request is a mistake, not a question."""
 
@@ -12,7 +14,7 @@ REQUESTS_MAX = 1e6
 """The same for requests."""
 
 
-_TEXT_CHARS_MAX = 1000
+_TEXT_CHARS_MAX, _SHOWN_CHARS = 1000, 32
 
 
 def printable(text: str) -> str:
@@ -57,22 +59,10 @@ def checked(parameter: str, value: object, low: float, high: float) -> float:
     Raises:
         BadInputError: it is no number, not finite, or outside.
     """
-    if type(value) is float or type(value) is int:  # numpy's float64 is a float whose arithmetic gives numpy's integers
-        number: float = value
-    else:
-        number = _plain(parameter, value)
-    if not low <= number <= high:  # false for NaN too
-        got = f", got {float(number):g}" if not abs(number) > FINITE_MAX else ""
-        raise BadInputError(parameter, f"expected {low:g} to {high:g}{got}")
-    return number
-
-
-def _plain(parameter: str, value: object) -> float:
-    """A number of another library as one of Python's."""
     try:
-        number = float(value) if hasattr(value, "__float__") and not isinstance(value, bool) else None
-    except (TypeError, ValueError):
-        number = None
-    if number is None:
-        raise BadInputError(parameter, f"expected a number, got {type(value).__name__}")
-    return number
+        number = float(value) if not isinstance(value, (str, bool)) else math.nan  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if not low <= number <= high:  # false for NaN too
+        raise BadInputError(parameter, f"expected {low:g} to {high:g}, got {str(value)[:_SHOWN_CHARS]}")
+    return value if type(value) is int else number

@@ -1,8 +1,7 @@
 """A snapshot: where it comes from, and its configurations.
 
-A server may hang, drip, redirect, answer with a page for people or never stop sending. Whatever it does,
-:func:`load` returns or raises within ``timeout_s`` (a timer shuts the socket, because a socket's own timeout begins
-anew with every byte), and holds at most 64 MiB. Proxies of the environment are not asked: a sidecar is in the cluster.
+A server may hang, send slowly or never stop sending: :func:`load` waits ``timeout_s`` for a byte, takes no body for
+longer than that, and holds at most 64 MiB. Proxies of the environment are not asked: a sidecar is in the cluster.
 Redirects are not followed, so that a token reaches no other host than the one it was given for.
 """
 
@@ -10,7 +9,6 @@ from __future__ import annotations
 
 import os
 import time
-from typing import TYPE_CHECKING
 
 from .changes import Diff, compared
 from .configured import Config
@@ -18,11 +16,9 @@ from .document import parse
 from .exceptions import LoadError, checked
 from .selection import Identity, find_config, names_of
 
-if TYPE_CHECKING:
-    from http.client import HTTPConnection, HTTPResponse
-
 BYTES_MAX = 64 * 2**20
 _CHUNK_BYTES = 2**16
+_OK = 200
 _REFUSALS = {
     401: "wants a token (token=…)",
     403: "refuses this token",
@@ -146,26 +142,27 @@ def fetch(url: str, token: str | None, timeout_s: float) -> bytes:
     headers = {"Accept": "application/json", "Accept-Encoding": "identity"}
     if token:
         headers["Authorization"] = f"Bearer {token}"
-    connection = make(host, port, timeout=timeout_s)
-    watch = _Watch(connection, timeout_s)
+    connection, end_s = make(host, port, timeout=timeout_s), time.monotonic() + timeout_s
     try:
-        connection.connect()
-        watch.start()
         connection.request("GET", path, headers=headers)
         with connection.getresponse() as response:
-            answer = _read_answer(url, response)
-        if watch.fired:  # a shut socket looks like the end of the answer
-            raise TimeoutError
-    except (OSError, HTTPException, ValueError, LoadError) as error:
-        if watch.fired or isinstance(error, TimeoutError):
-            raise LoadError(f"{url} did not answer within {timeout_s:.3g} s") from None
-        if isinstance(error, LoadError):
-            raise
-        raise LoadError(f"{url} cannot be asked: {_sentence(error)}") from None
+            if response.status != _OK:
+                raise LoadError(f"{url} {_REFUSALS.get(response.status, f'answers with status {response.status}')}")
+            data = bytearray()
+            while chunk := response.read1(_CHUNK_BYTES):
+                data += chunk
+                if len(data) > BYTES_MAX:
+                    raise LoadError(f"{url} sends more than {BYTES_MAX >> 20} MiB, which no snapshot is")
+                if time.monotonic() > end_s:
+                    raise TimeoutError
+    except TimeoutError:
+        raise LoadError(f"{url} did not answer within {timeout_s:.3g} s") from None
+    except (OSError, HTTPException, ValueError) as error:
+        said = error.strerror.lower() if isinstance(error, OSError) and error.strerror else str(error)
+        raise LoadError(f"{url} cannot be asked: {said}") from None
     finally:
-        watch.stop()
         connection.close()
-    return answer
+    return bytes(data)
 
 
 def _parts(url: str) -> tuple[str, str, int, str]:
@@ -182,61 +179,3 @@ def _parts(url: str) -> tuple[str, str, int, str]:
         raise LoadError(f"{url!r} is no http:// or https:// URL")
     path = parts.path if parts.path not in ("", "/") else "/snapshot"
     return parts.scheme, host, port, path + (f"?{parts.query}" if parts.query else "")
-
-
-class _Watch:
-    """Shuts the socket when the time is over."""
-
-    def __init__(self, connection: HTTPConnection, timeout_s: float) -> None:
-        import threading  # noqa: PLC0415
-
-        self.fired = False
-        self._connection = connection
-        self._timer = threading.Timer(timeout_s, self._fire)
-        self._timer.daemon = True
-
-    def start(self) -> None:
-        self._socket = self._connection.sock
-        self._timer.start()
-
-    def stop(self) -> None:
-        self._timer.cancel()
-
-    def _fire(self) -> None:
-        import socket  # noqa: PLC0415
-
-        self.fired = True
-        try:
-            self._socket.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            self._socket.close()
-
-
-def _read_answer(url: str, response: HTTPResponse) -> bytes:
-    from http import HTTPStatus  # noqa: PLC0415
-
-    if location := response.getheader("Location"):
-        raise LoadError(f"{url} redirects to {location}, which is not followed: ask there")
-    if response.status != HTTPStatus.OK:
-        raise LoadError(f"{url} {_REFUSALS.get(response.status, f'answers with status {response.status}')}")
-    kind = (response.getheader("Content-Type") or "").lower()
-    if "html" in kind:
-        raise LoadError(f"{url} is a page for people, not a snapshot (its path is /snapshot)")
-    length = response.getheader("Content-Length") or ""
-    too_big = f"{url} sends more than {BYTES_MAX >> 20} MiB, which no snapshot is"
-    if length.isdigit() and int(length) > BYTES_MAX:
-        raise LoadError(too_big)
-    data = bytearray()
-    while chunk := response.read1(_CHUNK_BYTES):
-        data += chunk
-        if len(data) > BYTES_MAX:
-            raise LoadError(too_big)
-    if length.isdigit() and len(data) < int(length):
-        raise ConnectionError("the answer broke off")
-    return bytes(data)
-
-
-def _sentence(error: Exception) -> str:
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror.lower()
-    return str(error) or type(error).__name__

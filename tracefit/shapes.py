@@ -27,7 +27,7 @@ it are two kinds. At the middle (P, n) of every cell of a kind, seen or not:
 
     x    = b0 + bP P + bn n + be (1 - (1 - k/E)^(P + n))    x_c the same of P_c, n_c
     l_c  = log (t_c - s C_c) / x_c
-    v_c  = 8^-d_c w_c,  w_c = r_c / (r_c + r)               d_c = |log2 n_c / n| + |log2 P_c / P|
+    v_c  = 8^-d_c w_c,  w_c = r_c / (r_c + 8)               d_c = |log2 n_c / n| + |log2 P_c / P|
     l    = sum v_c l_c / sum v_c                            what the cells beside say
     T    = x exp(l + w_c (l_c - l))                         what the cell itself knows; w_c is 0 without rows
 
@@ -40,13 +40,7 @@ coefficients are all there is: T = x, s = b_C.
 
 **Settled.** Requests are asked about by a surface that falls nowhere by chance. A prefill takes at least what smaller
 ones took. Without prefill T is fitted by isotonic regression, but where a batch was measured to be faster than those
-before it, as multiples of four are in some kernels: by a tenth, and by four standard errors of both (those of a cell
-are the spread of its stratum over sqrt r_c). A band holds what was measured of its number of requests, too.
-
-**Unsure.** A row of a cell is off by its noise, whose variance is that of the pooled interval, and a cell from what the
-others beside say by misfit, of which the noise of its rows is no part. r = noise² / misfit² rows (0.5 to 64; 8 while
-misfit is looked for) weigh as much as those others. At the middle of a cell T is off by misfit sqrt(1 - w_c), which
-bands of steps hold beside the spread of their stratum, as squares: no reason to be off depends on another.
+before it by a tenth, as multiples of four are in some kernels.
 
 be is of a mixture of E experts, k of which each token goes through; 0 where nobody said.
 
@@ -75,11 +69,11 @@ Band = tuple[float, float, float]
 """Microseconds in the middle, below and above."""
 
 _STRATUM_OCTAVE_MAX = 15
-_HALF_ROWS, _HALF_MIN, _HALF_MAX = 8.0, 0.5, 64.0
+_HALF_ROWS = 8.0
 _ROWS_MIN = 64.0
 _RATIO_MAX = 5.0
 _PER_OCTAVE = -math.log(8.0)
-_FALL_MIN, _FALL_ERRORS = 0.1, 4.0
+_FALL_MIN = 0.1
 _PIECES_MAX = 65536
 _NOBODY_SAID = Interval((1.0, 1.0), {})
 
@@ -241,16 +235,9 @@ class StepSurface:
         decodes, prefills = _cells()
         prefill_cells = [] if of_means else list(chain.from_iterable(prefills))
         shapes = target.shapes if told else {}
-        kinds = [
+        self._decodes, self._prefills = (
             {cell.name: seen for cell in cells if cell.name in shapes and (seen := self._seen(cell, shapes[cell.name]))}
             for cells in (decodes, prefill_cells)
-        ]
-        noise = _scatter(self._interval.pooled) ** 2
-        misfit = _misfit(kinds, noise)
-        half = min(max(noise / misfit, _HALF_MIN), _HALF_MAX) if misfit else _HALF_MAX
-        self._misfit = math.sqrt(misfit)
-        self._decodes, self._prefills = (
-            {name: each._replace(share=each.rows / (each.rows + half)) for name, each in kind.items()} for kind in kinds
         )
         self._pieces: dict[tuple[int, int, bool], _Piece] = {}
 
@@ -307,11 +294,7 @@ class StepSurface:
         least, (start, end) = nodes.ends(requests, 0)[0], nodes.ends(requests, index)
         per_token = (end - start) / (_TOKENS[index] - _TOKENS[index - 1]) if index else 0.0
         p10, p90 = self._ratios(index, requests)
-        off = self._wider + sum(self._unsure.ends(requests, index)) / 2.0
-        _, low, high = unsure((1.0, min(p10, 1.0), max(p90, 1.0)), off)
-        if settled and least > 0.0:
-            measured = self._measured.ends(requests, 0)[0] / least
-            low, high = low * min(measured, 1.0), high * max(measured, 1.0)
+        _, low, high = unsure((1.0, min(p10, 1.0), max(p90, 1.0)), self._wider)
         return _Piece(least, start - per_token * _TOKENS[index - 1], per_token, low, high)
 
     def _ratios(self, prefill_tokens: float, requests: float) -> Ratios:
@@ -359,62 +342,19 @@ class StepSurface:
         decodes, prefills = self._measured
         along_tokens = [list(accumulate(row, max)) for row in prefills]
         along_both = list(accumulate(along_tokens, lambda *rows: list(map(max, *rows))))
-        return _Nodes(_isotonic(decodes, list(map(self._error, _cells()[0]))), along_both)
-
-    def _error(self, cell: _Cell) -> float:
-        """Standard error of log T of a cell without prefill."""
-        seen = self._decodes.get(cell.name)
-        if seen is None or self._interval is _NOBODY_SAID or self._of_means:
-            return math.inf
-        return _scatter(self._ratios(0, cell.requests)) / math.sqrt(seen.rows)
-
-    @cached_property
-    def _unsure(self) -> _Nodes:
-        """By how much T is off at the middle of each cell, in parts of it."""
-        most = NORMAL_P90 * self._misfit
-
-        def off(cell: _Cell, kind: Mapping[str, _Seen]) -> float:
-            return most * math.sqrt(1.0 - kind[cell.name].share) if cell.name in kind else most
-
-        decodes, prefills = _cells()
-        return _Nodes(
-            [off(cell, self._decodes) for cell in decodes],
-            [[off(cell, self._prefills) for cell in row] for row in prefills],
-        )
+        return _Nodes(_isotonic(decodes, math.inf if self._of_means else _FALL_MIN), along_both)
 
 
-def _isotonic(values: Sequence[float], errors: Sequence[float]) -> list[float]:
-    """The nearest in least squares that fall nowhere by chance: neighbours that do are pooled."""
-    pools: list[tuple[float, int, float]] = []
-    for value, error in zip(values, errors, strict=True):
-        mean, count, least = value, 1, error
-        while pools and mean < pools[-1][0]:
-            before, many, sure = pools[-1]
-            if math.log(before / mean) > max(_FALL_MIN, _FALL_ERRORS * math.hypot(sure, least)):
-                break
-            pools.pop()
-            least = math.hypot(sure * many, least * count) / (many + count)
+def _isotonic(values: Sequence[float], fall_min: float) -> list[float]:
+    """The nearest in least squares that fall by less nowhere: neighbours that do are pooled."""
+    pools: list[tuple[float, int]] = []
+    for value in values:
+        mean, count = value, 1
+        while pools and mean < pools[-1][0] < mean * (1.0 + fall_min):
+            before, many = pools.pop()
             mean, count = (before * many + mean * count) / (many + count), many + count
-        pools.append((mean, count, least))
-    return [mean for mean, count, _ in pools for _ in range(count)]
-
-
-def _scatter(ratios: Ratios) -> float:
-    """Standard deviation of the steps of a stratum, of which eight in ten are between these ratios."""
-    return (ratios[1] - ratios[0]) / (2.0 * NORMAL_P90)
-
-
-def _misfit(kinds: Sequence[Mapping[str, _Seen]], noise: float) -> float:
-    """Variance of l_c from what the other cells beside say, without that of its rows."""
-    total = apart = 0.0
-    for kind in kinds:
-        for name, each in kind.items():
-            others = [other for key, other in kind.items() if key != name]
-            total += each.share
-            apart += each.share * (
-                (each.log_ratio - _beside(others, each.requests, each.tokens)) ** 2 - noise / each.rows
-            )
-    return max(apart / total, 0.0) if total else 0.0
+        pools.append((mean, count))
+    return [mean for mean, count in pools for _ in range(count)]
 
 
 def _beside(kind: Collection[_Seen], requests: float, tokens: float) -> float:

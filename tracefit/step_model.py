@@ -1,17 +1,16 @@
 """What a step costs, with a band, and whether one may rely on it.
 
     us   = (T(P, n) + s C) · level                     shapes.py: what steps of such a shape took, or the coefficients
-    low  = us · (1 - sqrt((1 - p10(stratum))^2 + unsure^2 + (1.28 w)^2))     high the same of p90(stratum) - 1
+    low  = us · (1 - sqrt((1 - p10(stratum))^2 + (1.28 w)^2))     high the same of p90(stratum) - 1
     w    = sqrt((x' C x + sum_j (x_j form_j)^2) / (x beta)^2)                 outside of what was seen, 0 inside
 
 Microseconds; P prefill tokens, C tokens of decode context, n requests. p10 and p90 are measured: eighty per cent of the
-steps of that stratum fell between them. To them comes how unsure the surface is of the shape (shapes.py), which is next
-to nothing where the shape was often seen. Outside of what was seen the errors of the coefficients count as well: those
+steps of that stratum fell between them. Outside of what was seen the errors of the coefficients count as well: those
 of sampling by their covariance C (independent where a file has none), and how far the form of the line lets each of
 them move under another load. None of these depends on another, so that their squares are added.
 
 Rows that are means of a whole request are of hundreds of steps of all kinds, which scatter less than a step of one kind
-is off: there the mean error of the rows' predictions is a part of "unsure".
+is off: there the mean error of the rows' predictions is another square.
 
 ``level`` is 1, or for a step of now what the last steps of its phase took beside the rest. ``portable`` is used, the
 set that every consumer can compute. A stratum without an interval has the pooled one. Guards: ``low <= us <= high``,

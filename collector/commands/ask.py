@@ -178,8 +178,6 @@ def _diff_lines(changes: Diff) -> Iterator[str]:
 def _changed_lines(config: ConfigDiff) -> Iterator[str]:
     renamed = "" if config.before_id == config.after_id else f" -> {config.after_id}"
     yield f"config {config.before_id}{renamed}"
-    if config.facts_changed:
-        yield f"  not the same machine: another {', '.join(config.facts_changed)}"
     if not config.moves:
         yield "  nothing to compare: one of the two has no coefficients that the other has"
     target = ""
@@ -278,8 +276,6 @@ def published(target: Target) -> list[Model]:
 
 def _target_lines(name: str, target: Target, model: Model) -> Iterator[str]:
     error = "" if model.median_ape is None else f", median error {model.median_ape:.1%}"
-    plain = "" if model.plain_median_ape is None else f"{model.plain_median_ape:.1%}"
-    error += f" ({plain} without shapes)" if plain and plain not in error else ""
     usual = "" if target.mean_us is None else f", {duration(target.mean_us)} on average"
     yield f"  {name}  ({model.name}: {model.rows:,} rows{error}{usual})"
     for each in model.coefficients:

@@ -123,7 +123,6 @@ def test_a_batch_that_was_measured_to_be_faster_than_smaller_ones_is_told_so_and
     config = config_of(document)
     said = [config.request(prompt_tokens=1, output_tokens=4_000, concurrency=n).itl for n in measured]
     assert (said[3].us < 0.9 * said[2].us) == fast
-    assert said[3].low <= us <= said[3].high
     assert not fast or config.plan(prompt_tokens=1, output_tokens=4_000, itl_ms=29.9).concurrency == 0
 
 

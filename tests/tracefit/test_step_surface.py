@@ -125,10 +125,10 @@ def test_any_usual_work_gives_times(work, requests):
 
 
 @pytest.mark.parametrize("usual", [[1, 2, 3], "many", [1, 2, 3, None], [1, 2, 3, 1e400], {"requests": 1}])
-def test_usual_work_that_is_none_is_refused_by_name(usual):
+def test_usual_work_that_is_none_is_refused(usual):
     bent = learned((20,))
     step_time_of(bent)["shape_factors"]["decode:17-24"]["usual"] = usual
-    with pytest.raises(tracefit.LoadError, match=r"shape_factors\.decode:17-24"):
+    with pytest.raises(tracefit.LoadError, match="is not a snapshot"):
         tracefit.load(encoded(bent).replace(b"Infinity", b"1e400"))
 
 

@@ -36,15 +36,9 @@ def test_of_a_shape_that_was_seen_it_is_the_sum_of_the_terms_times_the_factor(ce
     assert step.us == pytest.approx(us, rel=0.01)
 
 
-def test_it_has_the_band_of_its_stratum_and_a_wider_one_where_its_shape_was_hardly_seen():
-    def rows(number):
-        return lambda target: [shape.update(rows=number) for shape in target["shape_factors"].values()]
-
-    often, seldom = (changed(rows(number)).step_time(requests=8) for number in (1e12, 70.0))
-    assert (often.low, often.high) == pytest.approx((0.97 * often.us, 1.04 * often.us), rel=1e-4)
-    down, up = 1.0 - seldom.low / seldom.us, seldom.high / seldom.us - 1.0
-    assert down > 0.031
-    assert up**2 - 0.04**2 == pytest.approx(down**2 - 0.03**2), "reasons that do not depend on each other, as squares"
+def test_it_has_the_band_of_its_stratum():
+    step = CONFIG.step_time(requests=8)
+    assert (step.low, step.high) == pytest.approx((0.97 * step.us, 1.04 * step.us), rel=1e-4)
 
 
 def test_without_factors_seen_and_interval_the_line_remains():
@@ -112,7 +106,7 @@ def test_the_error_of_a_sum_is_that_of_its_covariance():
     assert traded.extrapolated
     assert traded.high / traded.us == pytest.approx(inside.high / inside.us, rel=1e-3)
     assert alone.high > traded.high
-    with pytest.raises(tracefit.LoadError, match="covariance: expected 4 rows"):
+    with pytest.raises(tracefit.LoadError, match="expected 4 rows of a covariance"):
         changed(lambda target: target["models"]["portable"].update(covariance=[[1.0]]))
 
 

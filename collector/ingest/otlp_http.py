@@ -218,5 +218,4 @@ def make_http_receiver(
         grace_s=grace_s,
         tls=tls,
         io=io,
-        on_malformed=partial(intake.reject, Transport.HTTP, Outcome.UNDECODABLE),
     )

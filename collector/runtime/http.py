@@ -1,7 +1,7 @@
 """HTTP on aiohttp: a server with a bounded number of connections, and a client whose every answer is bounded.
 
 Both run in the loop (collector/runtime/loop.py). The server closes a connection on which no whole request has come for
-``timeout_s``. When all places are taken, the address that holds most of them gives one up for a newcomer, so that
+``timeout_s``. When all places are taken, the address that holds most of them gives one up for each newcomer, so that
 clients which are silent, send half a request or read no answer lock nobody out. The client follows no redirect, asks no
 proxy of the environment, keeps no cookie and unpacks nothing.
 """
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import socket
 import ssl
 import threading
@@ -39,16 +38,8 @@ LINGER_S = 1.0
 HEADER_BYTES_MAX = 16 << 10
 BACKLOG = 1024
 HANDSHAKE_S = 2.5
-EVICT_AFTER_S = 0.25
-"""How long a connection keeps its place while its client does nothing and others wait; a round trip is 0.1 s."""
-EVICT_MIN_S = 0.02
-EVICT_DECAY = 0.99
-"""The least of it, and what is left of it after each connection that gave way: a thousand that come anew at once and
-do nothing keep a newcomer waiting for half a second, not for four."""
-POLL_S = 0.01
 PAGE_TIMEOUT_S = 10.0
 """Longest wait for the bytes of a request to the pages, and longest time to send one."""
-TELL_AGAIN_S = 60.0
 READ_BYTES = 1 << 16
 
 _log = logging.getLogger(__name__)
@@ -64,12 +55,11 @@ Respond = Callable[[str, str, Mapping[str, str]], tuple[int, str, bytes, tuple[t
 class _Connection(web.RequestHandler):
     """From when it was accepted, TLS handshake included, to its end."""
 
-    __slots__ = ("_on_malformed", "address", "ended", "request", "serving", "since_s")
+    __slots__ = ("address", "ended", "request", "serving", "since_s")
 
-    def __init__(self, server: web.Server, address: str, on_malformed: Callable[[], None], **options: Any) -> None:
+    def __init__(self, server: web.Server, address: str, **options: Any) -> None:
         loop = asyncio.get_running_loop()
         super().__init__(server, loop=loop, **options)
-        self._on_malformed = on_malformed
         self.address = address
         self.since_s = loop.time()
         """When it came, was answered last, or began to send what it asks."""
@@ -88,19 +78,12 @@ class _Connection(web.RequestHandler):
         super().connection_lost(exc)
         self.ended.set()
 
-    def handle_error(self, *what: Any, **more: Any) -> web.StreamResponse:
-        """What came is no HTTP."""
-        self._on_malformed()
-        return super().handle_error(*what, **more)
-
 
 class HttpServer:
     """Serves one endpoint from ``start`` to ``stop``.
 
-    The connections are bounded, from before their handshakes on; newcomers wait in the backlog of the kernel. Where all
-    places are taken, the address that holds most gives up its connection that waits longest for its client, if that is
-    for ``EVICT_AFTER_S``, and sooner while many give way; after as long, the newcomer gets a place whatever they do.
-    Where all are taken, a connection is closed behind its next answer.
+    The connections are bounded, from before their handshakes on. Where all places are taken, the address that holds
+    most gives up its connection that waits longest for its client, and a connection is closed behind its next answer.
 
     Args:
         endpoint: where to listen; a colon in the address means IPv6, port 0 lets the kernel choose, see ``port``.
@@ -111,7 +94,6 @@ class HttpServer:
         grace_s: how long a response may still take when the server stops.
         tls: None serves in the clear.
         io: the loop; None makes one of its own.
-        on_malformed: called for each request that is no HTTP, and was answered as that.
     """
 
     def __init__(
@@ -125,7 +107,6 @@ class HttpServer:
         grace_s: float = 1.0,
         tls: ssl.SSLContext | None = None,
         io: IoLoop | None = None,
-        on_malformed: Callable[[], None] = lambda: None,
     ) -> None:
         self.port = 0
         self._endpoint = endpoint
@@ -137,7 +118,6 @@ class HttpServer:
         self._io = io or IoLoop()
         self._own_io = io is None
         self._options: dict[str, Any] = {
-            "on_malformed": on_malformed,
             "access_log": None,
             "keepalive_timeout": timeout_s,
             "lingering_time": LINGER_S,
@@ -150,8 +130,6 @@ class HttpServer:
         self._server: web.Server | None = None
         self._accepting: list[asyncio.Task[None]] = []
         self._places: set[_Connection] = set()
-        self._told_s = self._evicted_s = -math.inf
-        self._patience_s = EVICT_AFTER_S
 
     def start(self) -> None:
         """Bind and serve, or raise StartError."""
@@ -168,20 +146,16 @@ class HttpServer:
 
     async def _start(self) -> None:
         address, port = self._endpoint
-        loop = asyncio.get_running_loop()
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
         try:
-            bound = await loop.create_server(asyncio.Protocol, address, port, start_serving=False)
-            listeners = [each.dup() for each in bound.sockets]
-            bound.close()
-            for each in listeners:
-                each.setblocking(False)
-                each.listen(BACKLOG)
+            listener = socket.create_server((address, port), family=family, backlog=BACKLOG)
         except OSError as error:
-            reason = (error.strerror or str(error)).rpartition(": ")[2]
+            reason = str(error.strerror).partition(" (")[0]
             raise cannot_listen(self._endpoint, *self._purpose, reason) from None
-        self.port = int(listeners[0].getsockname()[1])
+        listener.setblocking(False)
+        self.port = int(listener.getsockname()[1])
         self._server = web.Server(self._answer)
-        self._accepting = [asyncio.create_task(self._accept(each, self._server)) for each in listeners]
+        self._accepting = [asyncio.create_task(self._accept(listener, self._server))]
 
     async def _stop(self, server: web.Server) -> None:
         """Accept nobody first; close every connection then, also one whose client does not read what it asked for."""
@@ -191,26 +165,22 @@ class HttpServer:
         await _cancel([each.serving for each in self._places])
 
     async def _accept(self, listener: socket.socket, server: web.Server) -> None:
-        """Serve who comes, until it is cancelled.
-
-        The call that accepts does not wait: one that is cancelled while it waits may lose whom it has accepted.
-        """
+        """Serve who comes, until it is cancelled."""
+        loop = asyncio.get_running_loop()
         with listener:
             while True:
-                await _until_readable(listener)
-                await self._make_room()
                 try:
-                    newcomer, (address, *_) = listener.accept()
-                except BlockingIOError:  # it has gone
-                    continue
-                except OSError as error:  # too many open files
+                    newcomer, (address, *_) = await loop.sock_accept(listener)
+                except OSError as error:
                     _log.warning("nobody can connect: %s", error.strerror)
-                    await asyncio.sleep(EVICT_AFTER_S)
+                    await asyncio.sleep(1.0)  # too many open files: some are closed meanwhile
                     continue
-                newcomer.setblocking(False)
+                if len(self._places) >= self._connections_max:
+                    self._evict()
                 place = _Connection(server, address, **self._options)
                 place.serving = asyncio.create_task(self._serve(place, newcomer))
                 self._places.add(place)
+                await asyncio.sleep(0)  # who came is read before the next one is accepted
 
     async def _serve(self, place: _Connection, newcomer: socket.socket) -> None:
         """From the handshake to the end of the connection."""
@@ -228,26 +198,13 @@ class HttpServer:
             else:
                 newcomer.close()
 
-    async def _make_room(self) -> None:
-        loop = asyncio.get_running_loop()
-        begun_s = loop.time()
-        while len(self._places) >= self._connections_max:
-            crowd = Counter(each.address for each in self._places).most_common(1)[0][0]
-            theirs = [each for each in self._places if each.address == crowd]
-            one = min(theirs, key=lambda each: (each.is_answered, each.since_s))
-            now_s = loop.time()
-            if now_s - self._evicted_s > 1.0:
-                self._patience_s = EVICT_AFTER_S
-            keeps = one.is_answered and now_s - begun_s <= EVICT_AFTER_S
-            if keeps or now_s - min(begun_s, one.since_s) <= self._patience_s:
-                await asyncio.sleep(POLL_S)
-                continue
-            self._places.discard(one)
-            one.serving.cancel()
-            self._evicted_s, self._patience_s = now_s, max(EVICT_DECAY * self._patience_s, EVICT_MIN_S)
-            if now_s > self._told_s + TELL_AGAIN_S:
-                self._told_s = now_s
-                _log.warning("all %d connections are taken: those of %s give way", self._connections_max, crowd)
+    def _evict(self) -> None:
+        crowd = Counter(each.address for each in self._places).most_common(1)[0][0]
+        theirs = (each for each in self._places if each.address == crowd)
+        one = min(theirs, key=lambda each: (each.is_answered, each.since_s))
+        self._places.discard(one)
+        one.serving.cancel()
+        _log.warning("all %d connections are taken: those of %s give way", self._connections_max, crowd)
 
     async def _answer(self, request: web.BaseRequest) -> web.Response:
         place = cast("_Connection", request.protocol)
@@ -264,15 +221,6 @@ class HttpServer:
         if len(self._places) >= self._connections_max:
             response.force_close()
         return response
-
-
-async def _until_readable(listener: socket.socket) -> None:
-    loop, readable = asyncio.get_running_loop(), asyncio.Event()
-    loop.add_reader(listener, readable.set)
-    try:
-        await readable.wait()
-    finally:
-        loop.remove_reader(listener)
 
 
 async def _cancel(tasks: Sequence[asyncio.Task[None]]) -> None:

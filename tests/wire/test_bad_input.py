@@ -202,13 +202,6 @@ def test_bytes_that_are_no_protocol_and_clients_that_stop_in_the_middle(sidecar,
         assert_well(sidecar)
 
 
-def test_a_request_that_is_no_http_is_counted(sidecar):
-    with socket.create_connection(("127.0.0.1", sidecar.otlp_http_port), 60) as client:
-        client.sendall(b"POST /v1/traces HTTP/1.1\r\nContent-Length: -1\r\n\r\n")
-        assert client.recv(12) == b"HTTP/1.0 400"
-    assert sidecar.metrics.value(REQUESTS, "http", Outcome.UNDECODABLE) == 1
-
-
 def is_served(sidecar, receiver):
     if receiver == "grpc_port":  # a call waits with gRPC's own patience, hence not one call
         return code_of(sidecar.grpc_port, ONE, timeout_s=5, wait=False) is CODE.OK

@@ -72,14 +72,6 @@ def test_errors_have_the_quantiles_of_the_rows():
     assert found.p90_ape == pytest.approx(np.quantile(ape, 0.9), rel=0.04)
 
 
-def test_errors_forget():
-    error = PrequentialError()
-    error.learn(np.full(1000, 0.5))
-    for _ in range(20):
-        error.learn(np.full(1000, 0.01))
-    assert error.snapshot().mape < 0.011
-
-
 def test_a_change_of_speed_in_a_history_is_learned_as_such_in_the_bulk_profile():
     rows = steps(20_000, 12, noise=0.02, drift_at=10_000, gain=1.3).rows
     bank = learned(rows, settings=load(None, {}, "bulk"))

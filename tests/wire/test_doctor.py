@@ -52,17 +52,6 @@ def test_of_a_server_that_is_scraped_and_does_not_answer_the_address_is_named(tm
     assert f"of {gone} could not be used: 1 unreachable" in found
 
 
-@pytest.mark.parametrize("understood", [0, 5])
-def test_the_spans_of_a_servers_own_start_are_a_loss_only_while_no_others_are_understood(understood, capsys):
-    counts = {'build_info{version="1"}': 1, 'decode_spans_total{outcome="unknown_scope"}': 11}
-    counts['receiver_spans_total{outcome="accepted"}'] = understood
-    metrics = "".join(f"tracefit_{name} {value}\n" for name, value in counts.items())
-    pages = {"/metrics": metrics, "/readyz": "{}"}
-    with PageServer(lambda path, _: (200, {}, pages.get(path, "[]").encode())) as server:
-        main(["doctor", server.url])
-    assert ("11 spans were left out" in capsys.readouterr().out) == (not understood)
-
-
 def test_what_a_sidecar_left_out_and_what_waits_stand_in_the_diagnosis(tmp_path, capsys):
     payloads = [export.payload for export in Recording(DATA / "c1_mixed" / "otlp.pb.gz", print).exports()][:40]
     until = r"not learned yet: .* at \d\d:\d\d:\d\d UTC at the latest"
@@ -140,18 +129,6 @@ def test_of_each_configuration_the_verdict_is_said_and_of_one_that_was_replaced_
     told = [line.partition("(0f3c5a9b77e1): ")[2] for line in lines if " telemetry " not in line]
     assert len(told) == len(said)
     assert all(words in line for words, line in zip(said, told, strict=True))
-
-
-def test_what_many_configurations_share_is_said_once_and_of_which_stands_in_the_json(capsys):
-    snapshot, ids = tree(), ["0f3c5a9b77e1", "1f3c5a9b77e1", "2f3c5a9b77e1"]
-    snapshot["configs"] = [snapshot["configs"][0] | {"config_id": each, "doubts": ["a doubt"]} for each in ids]
-    pages = {"/metrics": 'tracefit_build_info{version="1"} 1\n', "/readyz": "{}", "/snapshot": json.dumps(snapshot)}
-    kind = {"Content-Type": "application/json"}
-    with PageServer(lambda path, _: (200, kind, pages[path].encode())) as server:
-        main(["doctor", server.url, "--json"])
-    (found,) = [each for each in json.loads(capsys.readouterr().out)["findings"] if "a doubt" in each["text"]]
-    assert "(1f3c5a9b77e1) and 1 more: not usable" in found["text"]
-    assert found["configs"] == ids
 
 
 LESS = b"\n".join(line for line in PAGE.split(b"\n") if b"generation_tokens" not in line)

@@ -4,8 +4,6 @@ import contextlib
 import gzip
 import json
 import socket
-import struct
-import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import grpc
@@ -24,8 +22,8 @@ from collector.config import Config
 from collector.decode import FIELDS_MAX
 from collector.ingest import budget, otlp_grpc, otlp_http
 from collector.ingest.intake import Intake
-from collector.ingest.otlp_grpc import METHOD, SERVICE, OtlpGrpcReceiver
-from collector.ingest.otlp_http import CONNECTIONS_MAX, CONTENT_TYPE, make_http_receiver
+from collector.ingest.otlp_grpc import SERVICE, OtlpGrpcReceiver
+from collector.ingest.otlp_http import CONTENT_TYPE, make_http_receiver
 from collector.ingest.queue import AdmissionQueue
 from collector.runtime import IoLoop
 from collector.runtime.tasks import SystemClock
@@ -206,14 +204,6 @@ def test_json_and_protobuf_are_one_export_to_whom_takes_it(receivers):
     assert first.peer != second.peer, "who does not say who it is, is told by its connection"
 
 
-def test_large_bodies_of_json_are_parsed_one_at_a_time_and_small_ones_wait_for_that(receivers):
-    large = b'{"resourceSpans":[{"scopeSpans":[{"spans":[' + b",".join([b"{}"] * 60_000) + b"]}]}]}"
-    with ThreadPoolExecutor(4) as senders:
-        sent = [senders.submit(receivers.post, large, JSON) for _ in range(4)]
-        assert receivers.post(ONE_JSON, JSON)[0] == 200
-        assert sorted({each.result(60)[0] for each in sent}) == [200, 503]
-
-
 def test_where_there_is_no_room_everybody_is_told_when_to_come_again_in_the_words_of_its_protocol(receivers):
     receivers.fill()
     code, error = receivers.call(ONE)
@@ -239,16 +229,6 @@ def test_a_waiting_export_hears_the_reason_before_its_own_deadline(monkeypatch):
     with running(wait_s=100) as receivers:
         receivers.fill()
         assert receivers.call(ONE, timeout_s=60)[0] is CODE.RESOURCE_EXHAUSTED
-
-
-def test_a_sender_that_leaves_while_its_export_waits_for_room_is_no_fault_of_ours():
-    with running(wait_s=100) as receivers, grpc.insecure_channel(f"127.0.0.1:{receivers.grpc.port}") as channel:
-        receivers.fill()
-        call = channel.unary_unary(METHOD).future(ONE, timeout=100)
-        eventually(lambda: receivers.queue.asked == 1)
-        call.cancel()
-        eventually(lambda: receivers.requests("queue_full", "grpc") == 1)
-        assert receivers.metrics.value(SPANS, "grpc", "queue_full") == 1
 
 
 def test_exports_that_wait_for_room_hold_up_nobody_enter_as_it_comes_and_hear_of_the_stop():
@@ -341,26 +321,6 @@ def test_a_body_that_takes_too_long_to_inflate_is_503_and_gives_its_share_back(r
     assert [receivers.post(gzip.compress(ONE), PROTOBUF | GZIP)[0] for _ in range(20)] == [200] * 20
 
 
-def test_of_a_client_that_resets_its_connection_nothing_more_is_inflated(receivers, monkeypatch):
-    begun, goes_on, inflate = threading.Event(), threading.Event(), otlp_http.inflate
-
-    def slowly(*arguments):
-        begun.set()
-        assert goes_on.wait(100)
-        return inflate(*arguments)
-
-    monkeypatch.setattr(otlp_http, "inflate", slowly)
-    body = gzip.compress(ONE)
-    with receivers.connect(
-        LENGTH.replace(b"\r\n\r\n", b"\r\nContent-Encoding: gzip\r\n\r\n") % len(body) + body
-    ) as client:
-        assert begun.wait(100)
-        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    assert receivers.post(ONE)[0] == 200  # the loop has seen the reset, too
-    goes_on.set()
-    eventually(lambda: receivers.requests("incomplete") == 1)
-
-
 def test_a_body_that_trickles_ends_with_408_however_often_a_byte_comes(receivers, monkeypatch):
     monkeypatch.setattr(budget, "RECEIVE_TIMEOUT_S", 0.3)
     with receivers.connect(LENGTH % 1000) as client:
@@ -382,18 +342,6 @@ def test_connections_that_dawdle_or_go_away_in_the_middle_of_a_body_give_way_to_
         for sent in (b"", b"POST /v1", LENGTH % 1000, LENGTH % 1000 + b"abc") * 25:
             stack.enter_context(receivers.connect(sent))
         assert [receivers.post(ONE)[0] for _ in range(5)] == [200] * 5
-
-
-def test_a_client_in_the_middle_of_a_body_does_not_give_way_to_those_that_never_said_anything(receivers):
-    request = LENGTH % len(ONE) + ONE
-    with receivers.connect(request) as client, contextlib.ExitStack() as stack:
-        assert client.recv(4096).startswith(b"HTTP/1.1 200 ")
-        for _ in range(CONNECTIONS_MAX - 1):
-            stack.enter_context(receivers.connect(b""))
-        client.sendall(request[:-1])
-        assert receivers.post(ONE)[0] == 200
-        client.sendall(request[-1:])
-        assert client.recv(4096).startswith(b"HTTP/1.1 200 ")
 
 
 def test_senders_of_large_bodies_that_never_end_keep_nobody_out():

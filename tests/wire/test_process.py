@@ -220,19 +220,3 @@ def test_an_interrupted_demo_drains_its_sidecar_and_ends_cleanly(tmp_path):
     assert "snapshot: " in rest
     assert "Traceback" not in rest
     assert (tmp_path / "snapshot.json").is_file()
-
-
-def test_a_recording_is_sent_to_a_sidecar_that_runs_already_until_a_signal(tmp_path):
-    with running_sidecar(tmp_path) as sidecar:
-        process = subprocess.Popen(
-            [*TRACEFIT, "demo", "--to", f"127.0.0.1:{sidecar.grpc_port}"],
-            stdout=subprocess.PIPE,
-            text=True,
-            env=environment(),
-        )
-        with process:
-            accepted = 'tracefit_receiver_spans_total{outcome="accepted",transport="grpc"}'
-            eventually(lambda: metric(sidecar.http_port, accepted) > 0)
-            process.send_signal(signal.SIGTERM)
-            assert "round 1" in process.stdout.read()
-            assert process.wait(timeout=100) == 0

@@ -5,11 +5,9 @@ import os
 import re
 import subprocess
 import sys
-import tomllib
 
 import collector
 from tests.support.paths import DATA, ROOT
-from tests.support.processes import tracefit
 
 REPORT = """
 import ctypes, glob, json, os, sys, threading
@@ -52,13 +50,6 @@ def test_help_loads_no_library_and_a_replay_none_of_a_server_and_one_blas_thread
     assert not servers & set(told["modules"])
     assert told["blas_threads"] == 1, "however many cores there are"
     assert told["threads_of_others"] == 0, "threads that Python did not start"
-
-
-def test_the_version_stands_once():
-    assert tracefit("--version").stdout == f"tracefit {collector.__version__}\n"
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert "version" in project["dynamic"]
-    assert "version" not in project
 
 
 def test_image_and_manifests_name_the_version():

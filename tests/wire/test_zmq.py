@@ -202,23 +202,6 @@ def test_a_connecting_publisher_is_heard_by_binding():
         assert eventually(heard)[0] == 0
 
 
-def test_strangers_who_connect_and_leave_stop_no_publisher_that_connects(monkeypatch):
-    monkeypatch.setattr("collector.ingest.zmq.IDLE_MS", 3_600_000)  # as where messages come all the time
-    with zmq.Context() as context, context.socket(zmq.PUB) as pub:
-        pub.setsockopt(zmq.LINGER, 0)
-        port = free_port()
-        with listening(kv=(f"tcp://*:{port}",)) as subscriber:
-            for _ in range(2_100):  # as probes do
-                socket.create_connection(("127.0.0.1", port)).close()
-            pub.connect(f"tcp://127.0.0.1:{port}")
-
-            def heard():
-                pub.send_multipart([b"", bytes(8), *blocks(1)])
-                return subscriber.count(table.MESSAGES, "kv", table.ACCEPTED)
-
-            eventually(heard)
-
-
 @pytest.mark.parametrize("kv", [(), (NOBODY,)], ids=["off", "on"])
 def test_without_pyzmq_the_start_and_config_check_say_what_to_install_where_it_is_needed(monkeypatch, kv):
     monkeypatch.setitem(sys.modules, "zmq", None)
@@ -317,14 +300,6 @@ def test_a_sidecar_learns_from_what_an_engine_publishes_and_on_a_socket_of_the_f
         eventually(lambda: [messages(sidecar, "fpm", outcome) for outcome in outcomes] == [400, 1])
 
 
-def test_of_many_endpoints_one_is_read_as_fast_as_it_publishes(publisher, monkeypatch):
-    monkeypatch.setattr("collector.ingest.zmq.HEAP_S", 3600.0)  # to wait once would be seen
-    with listening(queue_max=1000, kv=(publisher.address, *[NOBODY] * 15)) as subscriber:
-        publisher.wait_for_subscriber()
-        publisher.publish(*blocks(*[1] * 300))
-        eventually(lambda: subscriber.count(table.MESSAGES, "kv", table.ACCEPTED) == 300)
-
-
 def test_a_record_of_no_sensible_size_is_counted_and_its_publisher_is_heard_again(publisher, monkeypatch, caplog):
     monkeypatch.setattr("collector.ingest.zmq.IDLE_MS", 100)
     with receiver_of(publisher, FPM_FEED) as subscriber:
@@ -340,25 +315,6 @@ def test_a_record_of_no_sensible_size_is_counted_and_its_publisher_is_heard_agai
         assert "more than 4096 bytes" in caplog.text
         assert subscriber.count(table.MESSAGES, "fpm", "too_large") == 1
         assert subscriber.count(table.MESSAGES, "fpm", "undecodable") == 0
-
-
-def test_what_listens_and_is_no_publisher_is_said_and_not_taken_for_a_record_without_sensible_size(monkeypatch, caplog):
-    monkeypatch.setattr("collector.ingest.zmq.IDLE_MS", 100)
-    with zmq.Context() as context, context.socket(zmq.ROUTER) as router:  # of vLLM's replay endpoint
-        port = router.bind_to_random_port("tcp://127.0.0.1")
-        with listening(kv=(f"tcp://127.0.0.1:{port}",)) as subscriber:
-            eventually(lambda: "no publisher listens at" in caplog.text)
-            assert subscriber.count(table.MESSAGES, "kv", "too_large") == 0
-
-
-def test_moves_of_blocks_fill_the_queue_as_messages_do(publisher):
-    with receiver_of(publisher, queue_max=100) as subscriber:
-        moves = [["TransferInitiated", 1, "r", "GPU", "CPU", 8, 7]] * 60
-        for _ in range(3):
-            publisher.publish(payload(*moves, ts_s=time.time()))
-        eventually(lambda: subscriber.count(table.MESSAGES, "kv", table.DROPPED) == 2)
-        assert subscriber.count(table.SIZE, "kv") == 61
-        assert subscriber.seqs() == [2]
 
 
 def test_records_wait_for_a_worker_that_is_busy_for_two_seconds(publisher):

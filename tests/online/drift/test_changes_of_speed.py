@@ -1,7 +1,5 @@
 """Changes of speed on machines that no linear form fits, and what is none: curves, mixes, bursts."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 
@@ -53,16 +51,6 @@ def test_what_makes_shapes_slower_by_different_factors_is_one_change(us_per_requ
     us += 25 * columns["prefill_tokens"] + 0.05 * columns["decode_context_tokens"]
     drift = drift_after(of_columns(columns, us * np.exp(rng.normal(0, 0.03, n))))
     assert (drift.count, drift.term) == (1, term)
-
-
-def test_shorter_contexts_that_are_a_fifth_of_the_time_hide_a_slow_down_for_a_thousand_rows_at_most():
-    n = ONSET + 1000
-    columns, rng = work(np.random.default_rng(6), n, "iid"), np.random.default_rng(7)
-    columns["decode_context_tokens"] *= np.where(np.arange(n) < ONSET - 100, 2.0, 0.9)
-    us = 9000 + 30 * columns["prefill_tokens"] + 1500 * columns["requests"] + columns["decode_context_tokens"]
-    drift = drift_after(of_columns(columns, us * since(n, ONSET, 1.2) * np.exp(rng.normal(0, 0.01, n))))
-    assert drift.count == 1
-    assert drift.gain == pytest.approx(1.2, rel=0.05)
 
 
 @pytest.mark.parametrize("batch", [1, 32])
@@ -120,14 +108,6 @@ def test_a_slow_period_that_ends_is_no_change_of_speed(seed, length, slower, spr
     noise = np.random.default_rng(9).normal(0, spread, length)
     speed[ONSET : ONSET + length] = slower * np.exp(noise)
     assert drift_after(uneven(seed, len(speed), speed=speed)).count == 0
-
-
-def test_a_slow_spell_leaves_the_coefficients_where_they_were():
-    rows = steps(3000, 10).rows
-    slow = np.where((np.arange(3000) >= 1500) & (np.arange(3000) < 1590), 1.6, 1.0)
-    run = Watched(dataclasses.replace(rows, elapsed_us=slow * rows.elapsed_us))
-    assert run.model.fit.beta[:4] == pytest.approx(BETA, rel=0.05)
-    assert run.error(1700, 1200, "slow") < 0.015
 
 
 @pytest.mark.parametrize(("seed", "floors"), [(11, 1.5), (2, 1.7)])

@@ -11,12 +11,10 @@ from collector.decode import Export
 from collector.service.pipeline import make_pipeline
 from exporters.wording import outlier_replicas
 from online import Bank, RowBlock, Snapshot, Target, merge_states
-from online.blocks import Design
-from online.features import build
-from online.moved_term import TermSearch, moved_term
+from online.moved_term import moved_term
 from online.snapshot import ConfigSnapshot
 from tests.support.gpu_server import serve, step_exports
-from tests.support.linear_steps import BETA, NAMES, repeated, steps
+from tests.support.linear_steps import BETA, repeated, steps
 from tests.support.paths import DOCS
 from tests.support.pipelines import new_pipeline, only_config
 from tests.support.slower import (
@@ -170,19 +168,6 @@ def test_of_engines_that_one_sidecar_asks_for_pages_only_the_slower_one_is_named
     assert target.drift.count == 0
 
 
-def test_an_engine_that_dies_as_all_others_become_slower_does_not_hide_it():
-    """It stays as fast as it was, and would differ from the others for ten minutes."""
-    bank, sent = Bank(CONFIG), [steps(1280, 100 + number).rows for number in range(5)]
-    for at in range(80):
-        alive = range(at >= 60, 5)
-        now = RowBlock.concatenate([sent[number].slice(16 * at, 16 * at + 16) for number in alive])
-        took_us, end_ns = now.elapsed_us * (1.8 if at >= 60 else 1.0), 15 * 10**9 * at + np.arange(len(now))
-        now = replace(now, elapsed_us=took_us, end_ns=end_ns, engine=np.repeat(alive, 16))
-        bank.learn(CONFIG_ID, Target.STEP_TIME, now, engines={number: f"engine-{number}" for number in range(5)})
-    drift = learned(bank).drift
-    assert (drift.count, drift.gain) == (1, pytest.approx(1.8, rel=0.05))
-
-
 def test_a_change_of_all_engines_that_one_sidecar_asks_for_pages_is_reported_once_each_of_them_shows_it():
     """Which takes half of the 64 windows of each, and by then the usual speed of all must not have followed."""
     *_, target = pages_of_eight([BETA] * 8, all_slower_since=75)
@@ -302,17 +287,3 @@ def test_a_load_that_cannot_tell_terms_apart_names_none_but_one_that_is_expected
     assert moved_term(a, s, beta, names, slower=True, noise=0.01).name == ""
     assert moved_term(a, s, beta, names, slower=True, noise=0.01, expected="decode").name == "decode"
     assert moved_term(a, s, beta, names, slower=False, noise=0.01, expected="decode").name == ""
-
-
-@pytest.mark.parametrize("ahead_ns", [0, 3_600 * 10**9])
-def test_windows_of_before_a_change_are_no_windows_since_it_when_the_clock_was_put_back(ahead_ns):
-    rows = repeated(steps(60, seed=1, noise=0.005).rows, 32)
-    rows.elapsed_us[40:] += 32 * 20_000.0
-    since_ns = int(rows.end_ns[39])
-    rows.end_ns[:30] += ahead_ns
-    search = TermSearch(len(NAMES))
-    search.reference.beta, search.rows_left = BETA, 8_000
-    search.add(Design.of(build("portable", Target.STEP_TIME, {}), rows), rows.elapsed_us, rows.elapsed_us**-2)
-    search.start(since_ns, by_windows=True)
-    moved = search.find(NAMES, 0.005, "", slower=True)
-    assert moved == ("intercept", pytest.approx(20_000.0, rel=0.02))

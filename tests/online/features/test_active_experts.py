@@ -69,14 +69,3 @@ def test_a_configuration_whose_experts_are_told_late_learns_its_steps_anew(resta
     features, rows = learned(after)
     assert "active_experts" in features
     assert rows == 900
-
-
-def test_a_name_that_is_known_better_joins_without_what_was_learned_by_other_columns():
-    bank = Bank(PORTABLE)
-    for config_id, facts in (("old", {}), ("new", EXPERTS)):
-        bank.describe(config_id, facts)
-        bank.learn(config_id, STEP, steps(900, 3))
-    bank.rename("old", "new")
-    features, rows = learned(bank, "new")
-    assert "active_experts" in features
-    assert rows == 900

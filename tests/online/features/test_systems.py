@@ -210,16 +210,6 @@ def test_the_hinge_opens_where_computing_takes_longer_than_reading():
     assert found["hinge"] == approx(1000 * m.token / 0.62 - m.weights)
 
 
-def test_one_token_of_a_mixture_touches_its_two_experts_and_fills_no_tile():
-    one = values("physics", STEP, MODELS["moe"].facts, prefill_tokens=0.0, decode_tokens=1.0)
-    assert (one["t_experts"], one["tokens_to_32"], one["has_prefill"]) == approx((2 * EXPERT, 1.0, 0.0))
-
-
-def test_attention_of_unseen_chunks_is_that_of_fresh_equal_prompts():
-    found = values("physics", STEP, MODELS["dense"].facts, prefill_attention=np.nan)
-    assert found["t_pfattn"] == approx(2 * 15**2 / 2 * PAIR)
-
-
 def test_roofline_of_a_large_prefill_is_computing_and_its_decodes_still_read():
     m = MODELS["gqa"]
     found = values("roofline", STEP, m.facts | {"memory_bandwidth_gb_s": 10.0}, prefill_tokens=5000.0)
@@ -234,26 +224,6 @@ def test_several_gpus_share_tokens_weights_and_cache_and_add_all_reduces():
         assert (sheet.token_us, sheet.dense_weight_us) == approx((m.token / gpus, m.weights / gpus))
         assert sheet.kv_token_us == approx(m.kv / kv_shards)
         assert sheet.all_reduce_us == approx(2 * 2 * 64 * 2 * 2 * (gpus - 1) / gpus / 1e3)
-
-
-@pytest.mark.parametrize(
-    ("facts", "degree"),
-    [({"expert_parallel": True}, 2), ({"expert_parallel": True, "data_parallel_size": 4}, 8), ({}, 0)],
-)
-def test_rece_counts_links_of_two_gpus_transfers_and_expert_parallelism_as_a_degree(facts, degree):
-    m = MODELS["moe"]
-    facts = m.facts | {"tensor_parallel_size": 2, "cpu_offload": True} | facts
-    step, request = (values("rece", target, facts) for target in (STEP, WAIT))
-    block_us = 16 * m.kv / 2
-    assert (step["t_offload"], step["t_restore"]) == approx((4 * block_us, 2 * block_us))
-    assert (step["t_link"], step["link_running"], request["t_link"]) == approx((35 * 0.256, 8, 200 * 0.256))
-    assert (request["several_gpus"], step["offload"], step["expert_parallel"]) == (1, 1, degree)
-
-
-def test_mole_rd_with_offload_reads_the_transfers():
-    facts, block = MODELS["gqa"].facts | {"cpu_offload": True}, 16 * 256 / 1e3
-    assert values("mole_rd", STEP, facts, prefill_tokens=0.0)["decode.offload"] == approx(6 * block)
-    assert values("mole_rd", STEP, facts, kv_usage_ratio=0.97)["saturation.evictions"] == approx(3 * block)
 
 
 def test_gates_sum_to_one_and_are_soft_only_near_a_boundary():
@@ -287,12 +257,6 @@ def test_every_column_of_a_live_set_varies_and_has_a_unit_and_a_definition(name,
         assert column.name == "intercept" or np.ptp(x[:, j]) > 0, column.name
         assert column.unit.startswith("us")
         assert column.definition
-
-
-def test_what_is_multiplied_by_nothing_need_not_be_known():
-    found = values("picf", STEP, MODELS["dense"].facts, decode_tokens=0.0, running=np.nan)
-    assert found["decode_running"] == 0.0
-    assert np.isnan(values("picf", STEP, MODELS["dense"].facts, running=np.nan)["decode_running"])
 
 
 @pytest.mark.parametrize("name", ["physics", "roofline", "picf", "mole_rd", "hfd_tl", "bsr_ard", "rece"])

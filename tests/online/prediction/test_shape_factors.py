@@ -1,17 +1,14 @@
 """The published prediction of a step is x beta F: by whom it is computed, and what its factors survive."""
 
-import copy
 import dataclasses
-import itertools
 
 import numpy as np
 import pytest
 
 import tracefit
 from collector.config import Config
-from online import STEP_FEATURES, ConfigSnapshot, EngineSnapshot, RowBlock, Snapshot
-from online.shapes import ShapeFactors
-from tests.support.banks import STEP, coefficients, features_of, learned, merged, of_columns, restarted, told
+from online import ConfigSnapshot, EngineSnapshot, RowBlock, Snapshot
+from tests.support.banks import STEP, coefficients, features_of, learned, merged, restarted, told
 from tests.support.linear_steps import BETA, steps
 from tests.support.pipelines import client_of
 from tests.support.recordings import otlp_file
@@ -138,37 +135,3 @@ def test_stalls_count_once_where_factors_are_left_out():
 
 
 # ------------------------------------------------------------------- on their own
-
-
-def decided(applied, won):
-    """Factors that were scored, with so much to win."""
-    factors = ShapeFactors(4)
-    factors.applied, factors.won, factors.error = applied, won, 100.0
-    return factors
-
-
-def added(*parts):
-    first, *rest = map(copy.deepcopy, parts)
-    for other in rest:
-        first.add(other)
-    return first
-
-
-@pytest.mark.parametrize("won", [(-1.0, -7.0, -4.0), (-1.0, -9.0, -4.0), (-4.0, -2.0, 20.0), (-30.0, -2.0, 1.0)])
-def test_what_a_merge_decides_does_not_depend_on_its_order(won):
-    parts = [decided(applied, each) for applied, each in zip((False, False, True), won, strict=True)]
-    orders = list(itertools.permutations(parts))
-    found = [added(*order) for order in orders] + [added(a, added(b, c)) for a, b, c in orders]
-    assert {each.applied for each in found} == {sum(won) >= -0.05 * 300.0}
-
-
-def test_rows_of_no_work_beside_a_shape_of_little_do_not_spoil_what_is_saved():
-    rows = steps(2048, 1, prefill_share=0.0).rows
-    requests, context = (STEP_FEATURES.index(name) for name in ("requests", "decode_context_tokens"))
-    raw, little = rows.raw.copy(), np.arange(2048) % 4 == 0
-    raw[:, requests], raw[:, context] = np.where(little, 3, 8), np.where(little, 1.0, 100.0)
-    us = raw[:, context] * np.exp(0.02 * np.random.default_rng(1).standard_normal(2048))
-    raw[1500::64, context] = 0.0
-    odd = dataclasses.replace(rows, raw=raw, elapsed_us=us)
-    bank = learned(odd, settings=of_columns("decode_context_tokens"))
-    assert restarted(bank).targets("c") == bank.targets("c")

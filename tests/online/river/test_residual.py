@@ -9,9 +9,9 @@ import pytest
 
 from collector.config import Config
 from online import STEP_FEATURES, RowBlock
-from online.river import RESIDUAL_MAX, RateLimit, ResidualModel, context_of
+from online.river import RESIDUAL_MAX, ResidualModel
 from online.state import StateError
-from tests.support.banks import STEP, learned, merged, restarted, told
+from tests.support.banks import STEP, learned, merged, told
 from tests.support.linear_steps import steps
 
 DEFAULT, RLS = Config(feature_sets=("portable",)), Config(feature_sets=("portable",), learners=("rls",))
@@ -89,29 +89,12 @@ def test_a_merged_state_starts_over_and_counts_the_rows_of_both(queued):
     assert both.rows == {name: mine[name] + theirs[name] for name in mine}
 
 
-def test_a_state_of_another_configuration_of_learners_goes_on(queued):
-    without = restarted(queued, RLS)
-    assert told(without).correction is None
-    with_it = restarted(without, DEFAULT)
-    with_it.learn("c", STEP, _queued(500, 9))
-    assert told(with_it).correction.rows["learned"] > 0
-
-
 @pytest.mark.parametrize("per_s", [100.0, 1000.0])
 def test_at_any_load_as_many_rows_are_seen_and_the_others_go_by_the_last_that_was(per_s):
     target, model = _told(_queued(int(12 * per_s), 12, per_s=per_s))
     assert 32 * 9 <= target.correction.rows["learned"] <= 32 * 13
     assert target.correction.rows["thinned"] > 600
     assert model.prediction_error.mape <= model.shaped_error.mape * 1.05
-
-
-def test_what_is_not_known_of_a_step_is_zero_and_nothing_is_out_of_range():
-    rows = _queued(4, 16)
-    raw = np.full_like(rows.raw, np.nan)
-    raw[1] = np.inf
-    found = context_of(RowBlock.of_lines(raw, rows.elapsed_us))
-    assert np.isfinite(found).all()
-    assert not found[0].any()
 
 
 # ------------------------------------------------------------------- the model alone
@@ -127,22 +110,6 @@ def test_it_stays_finite_and_within_its_bounds_whatever_it_learns(size, ratio):
         found = model.learn(rows, np.full(16, ratio) * (-1) ** k)
         assert np.isfinite(found).all()
         assert np.abs(found).max() <= RESIDUAL_MAX
-
-
-def test_long_steps_are_seen_no_more_often_than_short_ones():
-    rng = np.random.default_rng(2)
-    long = rng.random(60_000) < 0.1
-    end_ns = np.cumsum(np.where(long, 20_000_000, 1_000_000))
-    model = RateLimit(32.0)
-    seen = [model.pick(end_ns[at : at + 200]) + at for at in range(0, 60_000, 200)]
-    assert long[np.concatenate(seen)].mean() == pytest.approx(0.1, abs=0.015)
-
-
-def test_a_clock_that_was_ahead_ends_nothing():
-    model = RateLimit(32.0)
-    model.pick(np.arange(50) * 10**7 + 10**18)
-    later = sum(len(model.pick(np.arange(32) * 10**7 + k * 32 * 10**7)) for k in range(20))
-    assert later > 100
 
 
 # ------------------------------------------------------------------- cost

@@ -44,16 +44,6 @@ def test_columns_that_say_nothing_are_pruned_and_the_others_are_found():
     assert {(f.coefficient, f.status) for f in pruned} == {(0.0, "at_bound")}, "nobody's prior"
 
 
-def test_a_pruned_column_comes_back_when_it_begins_to_matter():
-    learner = RlsLearner(SET)
-    learn(learner, _rows(1500, 3))
-    assert "waiting" not in used(learner)
-    learn(learner, _rows(6000, 4, used=2000.0))
-    assert "waiting" in used(learner)
-    coefficient = learner.fit.beta[SET.names.index("waiting")]
-    assert abs(coefficient / 2000.0 - 1) < 0.3  # Huber holds the first such rows back
-
-
 def _donor_of(waiting, sd):
     """What a donor says: the truth, but for a column that costs nothing here."""
     mean = np.array([*BETA, waiting, 0.0, 0.0, 0.0])
@@ -69,9 +59,3 @@ def test_a_donor_that_is_wrong_about_a_column_is_overruled_by_the_rows(features)
     assert abs(beta[SET.names.index("waiting")]) < 20.0
     assert np.allclose(beta[:4], BETA, rtol=0.03)
     assert learner.snapshot().error.mape < 0.05
-
-
-def test_before_there_are_rows_to_speak_of_a_donor_is_believed():
-    learner = RlsLearner(SET, _donor_of(waiting=0.0, sd=1.0))
-    learn(learner, _rows(8, 7))
-    assert np.allclose(learner.fit.beta[:4], BETA, rtol=0.25)

@@ -56,12 +56,6 @@ def test_what_trades_with_another_column_is_not_identified():
     assert "unidentified" in {found[name].status for name in ("decode_context_tokens", "requests")}
 
 
-def test_a_handful_of_windows_identifies_nothing():
-    found = found_of(8, 3)
-    assert statuses(found) == {"unidentified"}
-    assert all(feature.stderr is None for feature in found.values())
-
-
 def test_intervals_of_90_per_cent_cover():
     inside = [
         abs(feature.coefficient - true) <= 1.645 * feature.stderr

@@ -5,8 +5,6 @@ from itertools import permutations
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from online import state as bounds
 from online.state import Lineage, LineageLedger, StateError
@@ -35,17 +33,6 @@ def test_rows_of_one_engine_are_one_span_until_it_is_silent_for_ten_minutes():
     assert seen.engines == {"a": [(0, 16 * MINUTE, 4), (27 * MINUTE, 27 * MINUTE, 1)]}
     seen.record("a", np.array([20]) * MINUTE)
     assert seen.engines == {"a": [(0, 27 * MINUTE, 6)]}
-
-
-@given(st.lists(st.integers(0, 40), min_size=1, max_size=40), st.integers(0, 40), st.randoms())
-def test_spans_depend_on_the_rows_and_not_on_how_they_came(minutes, cut, random):
-    whole, pieces = Lineage(), Lineage()
-    whole.record("a", np.array(minutes) * MINUTE)
-    random.shuffle(minutes)
-    for part in (minutes[:cut], minutes[cut:]):
-        if part:
-            pieces.record("a", np.array(part) * MINUTE)
-    assert pieces.engines == whole.engines
 
 
 @pytest.mark.parametrize(
@@ -107,9 +94,3 @@ def test_it_is_saved_and_checked_when_read():
     backwards.engines = {"a": [(2, 1, 1)]}
     with pytest.raises(StateError, match="ends before it begins"):
         through_bytes(backwards, Lineage())
-
-
-def test_the_engine_of_the_most_rows_gives_the_name():
-    seen = lineage(a=[(0, 1)], b=[(0, 1), (2, 3), (30, 31)])
-    assert seen.main_engine() == "b"
-    assert Lineage().main_engine() == ""

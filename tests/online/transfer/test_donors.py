@@ -51,18 +51,6 @@ def test_what_is_constant_in_each_configuration_is_told_by_several():
     assert saved_us > 1000.0
 
 
-def test_a_pooled_zero_is_no_knowledge_where_donors_have_something():
-    """The pool puts the cost of tokens into other columns, and none of its donors agrees that they cost nothing."""
-    donors = donors_among(PHYSICS, ["7b", "7b-a100", "70b"])
-    pooled = pool(PHYSICS, STEP, donors)
-    pooled.gamma[pooled.names.index("t_kv")] = 0.0
-    prior = pooled.prior(CONFIGS["mixtral"])
-    place = build("physics", STEP, CONFIGS["mixtral"]).names.index("t_kv")
-    own = [donor.beta[donor.features.names.index("t_kv")] for donor in donors]
-    assert prior.mean[place] == 0.0
-    assert prior.sd[place] >= np.sqrt(np.mean(np.square(own)))
-
-
 def test_a_prior_knows_nothing_of_phases_and_of_columns_no_donor_has():
     prior = pool(PHYSICS, STEP, donors_among(PHYSICS, ["7b"])).prior(CONFIGS["mixtral"])
     names = build("physics", STEP, CONFIGS["mixtral"]).names

@@ -5,7 +5,7 @@ import pytest
 
 from collector.config import Config
 from online import STEP_FEATURES, Bank
-from online.transfer.sheet import HIDES_HITS, capped, terms_of
+from online.transfer.sheet import HIDES_HITS, terms_of
 from tests.support.banks import PORTABLE, STEP, coefficients, features_of, told
 from tests.support.configurations import CONFIGS
 from tests.support.uneven_steps import of_columns
@@ -154,14 +154,6 @@ def test_hidden_prefix_hits_leave_prefill_to_the_sheet():
     assert prefill.status == "prior_only"
 
 
-def test_few_rows_that_tell_all_columns_apart_price_a_prefill_token_though_hits_are_hidden():
-    """A GPU that computes a token in three quarters of the time that its sheet makes likely."""
-    beta = beta_of("7b", THETA * np.array([1.0, 1.0, 1.0, 1.0, 1.0, 0.75, 1.0]))
-    bank = described("7b", **{HIDES_HITS: True})
-    bank.learn("c", STEP, rows_of(beta, 44, spread=0.9, prefill=0.6))
-    assert features_of(bank)["prefill_tokens"].coefficient == pytest.approx(beta[1], rel=0.1)
-
-
 def test_a_state_of_the_same_configuration_is_what_it_starts_from(donors):
     bank = Bank(PORTABLE)
     bank.add_donors(donors["70b"])
@@ -178,28 +170,6 @@ def test_the_first_rows_of_a_cold_server_do_not_drown_the_sheet():
     bank.learn("c", STEP, rows)
     typical = np.array([1.0, 0.0, 32_000.0, 32.0])
     assert typical @ coefficients(bank) == pytest.approx(typical @ beta_of("7b"), rel=0.15)
-
-
-def test_first_rows_say_the_same_when_they_become_statistics():
-    """A server whose prompts miss its cache at first and hit it later; its telemetry says neither."""
-    beta = beta_of("7b")
-    rows = rows_of(beta, 300, prefill=0.6)
-    rows.elapsed_us[100:] -= beta[1] * rows.raw[100:, STEP_FEATURES.index("prefill_tokens")]
-    typical, found = np.array([1.0, 0.0, 32_000.0, 32.0]), []
-    for count in (250, 300):
-        bank = described("7b", **{HIDES_HITS: True})
-        bank.learn("c", STEP, rows.slice(0, count))
-        found.append(typical @ coefficients(bank))
-    assert found[0] == pytest.approx(found[1], rel=0.01)
-    assert found[1] == pytest.approx(typical @ beta, rel=0.04)
-
-
-def test_donors_that_agree_on_something_else_are_believed():
-    """All of them launch layers a hundred times slower than any GPU does: they are not odd, the hyper-prior is."""
-    slow = THETA * np.array([100.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0])
-    borrower = described("70b", lent(("7b", "7b-a100", "70b-tp8"), slow).values())
-    borrower.learn("c", STEP, rows_of(beta_of("70b", slow), 40))
-    assert features_of(borrower)["intercept"].coefficient == pytest.approx(beta_of("70b", slow)[0], rel=0.1)
 
 
 def test_one_donor_that_is_nothing_like_its_sheet_makes_nobody_unsure():
@@ -255,12 +225,3 @@ def test_banks_of_two_hours_merge_to_what_one_would_say_of_both():
     assert coefficients(early) == pytest.approx(coefficients(whole), rel=0.01)
     merged, expected = features_of(early), features_of(whole)
     assert [merged[name].stderr for name in expected] == pytest.approx([f.stderr for f in expected.values()], rel=0.05)
-
-
-@pytest.mark.parametrize("rows", [0.0, 5e-324, 1e-300, 1e-13])
-def test_a_point_of_which_nothing_is_left_says_nothing(rows):
-    z = np.array([[1.0, 0.0, 5e4, 20.0, 9000.0, 3.0]])
-    with np.errstate(all="raise"):
-        forgotten = capped((z.T @ z)[None], np.array([rows]))
-    assert not forgotten.a.any()
-    assert not forgotten.b.any()

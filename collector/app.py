@@ -17,7 +17,6 @@ import gc
 import logging
 from collections.abc import Callable, Mapping
 from functools import partial
-from itertools import combinations
 from pathlib import Path
 
 import prometheus_client
@@ -81,7 +80,6 @@ from online import Snapshot
 
 GENERATIONS_PER_FILE = 2
 """``snapshot.json`` is written at every second pause between generations: a slow disk is spared, and readers poll."""
-_ANY_HOST = ("", "0.0.0.0", "::")  # noqa: S104 -- compared, not bound
 GRACE_S = 3.0
 """How long calls that run may still end after SIGTERM; with the rest of a stop it fits a pod's 30 s."""
 
@@ -248,7 +246,7 @@ class Sidecar:
         # gRPC holds a message twice for a moment, and what is on its way comes on top of what is in use
         room = 2 * (self.config.message_max_mib << 20)
         guard = MemoryGuard(limit and max(limit - room, limit // 2), resident_bytes)
-        return MemoryLimiter(guard, self._shed_memory, health=self.health, clock=clock)
+        return MemoryLimiter(guard, self._shed_memory, clock)
 
     def _shed_memory(self) -> None:
         self.pipeline.shed_memory()
@@ -365,7 +363,6 @@ class Sidecar:
 
 def check_config(config: Config, clock: Clock) -> None:
     """Raise ConfigError for the first thing that would keep the process from running with this configuration."""
-    _check_ports(config)
     check_directory(Path(config.directory))
     make_pipeline(config)
     read_credentials(config, clock)
@@ -374,18 +371,6 @@ def check_config(config: Config, clock: Clock) -> None:
     Scraper(config, clock)  # reads token and certificates; asks nobody before its start
     if config.pages_token_file:
         TokenFile(config.pages_token_file, "pages_token_file", clock)
-
-
-def _check_ports(config: Config) -> None:
-    """One port has one server."""
-    endpoints = {"listen": config.listen, "pages": config.pages}
-    if config.listen_http:
-        endpoints["listen_http"] = config.listen_http
-    for (key, text), (other_key, other_text) in combinations(endpoints.items(), 2):
-        (host, port), (other_host, other_port) = parse_endpoint(text), parse_endpoint(other_text)
-        overlap = host == other_host or host in _ANY_HOST or other_host in _ANY_HOST
-        if port == other_port != 0 and overlap:
-            raise ConfigError(other_key, f"port {port} is that of {key} already")
 
 
 def run(loaded: Loaded, clock: Clock, stop: Stop) -> bool:

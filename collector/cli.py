@@ -63,10 +63,8 @@ from collector.runtime import (
     StartError,
     Stop,
     SystemClock,
-    check_packages,
     configure_logs,
     note,
-    package_files,
     print_in_any_encoding,
     say,
     set_log_format,
@@ -149,7 +147,6 @@ def tracefit() -> None:
     for variable, value in _ENVIRONMENT.items():
         os.environ.setdefault(variable, value)
     configure_logs(SystemClock())
-    check_packages(package_files())
 
 
 # --- the sidecar ------------------------------------------------------------------------------------------------------

@@ -360,7 +360,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         Meta(description="After a wrong configuration: `exit`, the start ends with code 78; `degrade`, defaults hold."),
     ] = "exit"
 
-    drain_s: ClassVar[float] = 15.0
+    drain_s: ClassVar[float] = 10.0
     """At a stop, how long accepted exports may still be learned from. It fits a pod's grace period of 30 s."""
     steps_max: ClassVar[int] = 65_536
     """Steps held per engine process; beyond it the oldest are used with what is known."""

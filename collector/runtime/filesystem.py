@@ -1,4 +1,4 @@
-"""Files, memory, packages and exit codes of the process.
+"""Files, memory and exit codes of the process.
 
 How the process ends: exit codes, and the error that ends it at its start; input never raises.
 
@@ -18,12 +18,11 @@ unsaved state. Collecting garbage rarely gives memory back in CPython, refusing 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
-from importlib.util import find_spec
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from collector.config import ENV_PREFIX, ConfigError, Endpoint
+from collector.config import ENV_PREFIX, Endpoint
 
 EXIT_OK = 0
 EXIT_FAILED = 1
@@ -142,23 +141,3 @@ def limit_bytes(limit_mib: int, cgroup_bytes: int | None) -> int | None:
     if limit_mib:
         return limit_mib << 20
     return None if cgroup_bytes is None else int(cgroup_bytes * CGROUP_SHARE)
-
-
-# --- packages with everyday names: two distributions that own one overwrite each other silently ----------------------
-
-PACKAGES = ("collector", "online", "exporters", "tracefit")
-
-
-def package_files() -> dict[str, str]:
-    """Where Python would import each of our packages from."""
-    specs = {name: find_spec(name) for name in PACKAGES}
-    return {name: (spec.origin or "a namespace package") if spec else "nowhere" for name, spec in specs.items()}
-
-
-def check_packages(files: Mapping[str, str]) -> None:
-    """All packages lie beside this one, or ConfigError names the foreign path."""
-    home = Path(__file__).resolve().parents[2]
-    for name, file in files.items():
-        if Path(file).resolve().parent.parent != home:
-            problem = f"comes from {file}, not from {home}: another distribution owns the name; use an own environment"
-            raise ConfigError(f"package {name}", problem)

@@ -242,18 +242,8 @@ class Stop:
 
 
 async def serve(start: Callable[[], None], stop: Callable[[], bool], asked: Stop) -> bool:
-    """From start to stop, both of which wait for other threads; what ``stop`` says.
-
-    A start that hangs, as on a disk that does not answer, has ``STOP_TIMEOUT_S`` to end once the stop is asked for;
-    nothing has been acknowledged yet, and nobody can end its thread.
-    """
+    """From start to stop, both of which wait for other threads; what ``stop`` says."""
     asked.listen()
-    starting, waiting = asyncio.create_task(asyncio.to_thread(start)), asyncio.create_task(asked.wait())
-    await asyncio.wait({starting, waiting}, return_when=asyncio.FIRST_COMPLETED)
-    await asyncio.wait({starting}, timeout=STOP_TIMEOUT_S)
-    if not starting.done():
-        _log.error("the stop was asked for, and the start had not ended %.0f s later: it is given up", STOP_TIMEOUT_S)
-        os._exit(1)
-    await starting
-    await waiting
+    await asyncio.to_thread(start)
+    await asked.wait()
     return await asyncio.to_thread(stop)

@@ -11,7 +11,6 @@ How far a long command is: a bar of tqdm, in a terminal.
 
 from __future__ import annotations
 
-import codecs
 import io
 import json
 import logging
@@ -97,21 +96,12 @@ def configure_logs(clock: Clock) -> None:
 PrintLine = Callable[[str], None]
 """Prints one line: results (``say``) on standard output, remarks (``note``) on standard error."""
 
-_SPELLED = {"µ": "u", "μ": "u", "±": "+/-", "×": "x", "·": "-", "–": "-", "…": "...", "→": "->", "≤": "<=", "≥": ">="}
-_SPELLING = "tracefit.spell"
-
 
 def print_in_any_encoding() -> None:
-    """Spell what the encoding lacks (``+/-`` before an error bar, ``us``; ``?`` for the rest), and never end there."""
-    codecs.register_error(_SPELLING, _spell)
+    """Print ``?`` for a sign that the encoding of standard output or error lacks."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors=_SPELLING)
-
-
-def _spell(error: UnicodeError) -> tuple[str, int]:
-    assert isinstance(error, UnicodeEncodeError)  # noqa: S101 - nothing is read through these streams
-    return "".join(_SPELLED.get(sign, "?") for sign in error.object[error.start : error.end]), error.end
+            stream.reconfigure(errors="replace")
 
 
 def say(text: str) -> None:

@@ -214,11 +214,11 @@ class Durability:
         """A batch has been processed: the next checkpoint differs from the last one."""
         self._dirty = True
 
-    def tick(self, *, final: bool = False) -> bool:
-        """Take a checkpoint if it is due and hand it to the writer; whether it was taken."""
+    def tick(self, *, final: bool = False) -> None:
+        """Take a checkpoint if it is due and hand it to the writer."""
         self._end_start()
         if not (self._dirty and final) and not self._is_due():
-            return False
+            return
         self._taken_ns = self._clock.monotonic_ns()
         try:
             if self._refusing == _FULL:
@@ -226,11 +226,10 @@ class Durability:
             tree, position = self._pipeline.to_checkpoint(has_log=self.has_log)
         except Exception as error:  # noqa: BLE001 -- a fault of ours must not end the receiving
             self._report_failure("state could not be taken", error)
-            return False
+            return
         self._dirty = False
         self._pending.append((tree, position))
         self._task.wake()
-        return True
 
     def _end_start(self) -> None:
         """Let no more rows be skipped when nothing of an earlier process waits, and no sender repeats what that had."""

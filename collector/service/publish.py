@@ -9,10 +9,9 @@ from __future__ import annotations
 import logging
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable
 from pathlib import Path
-from types import MappingProxyType
-from typing import NamedTuple
 
 from collector.runtime import REPORT_ONCE, Clock, Health, Task
 from collector.telemetry import Metrics, table
@@ -35,6 +34,8 @@ QUIET_NS = 10_000_000_000
 WRITE_TIMEOUT_S = 120.0
 """A write that takes longer hangs in the kernel."""
 
+TOLD_MAX = 1000
+"""Pieces of news that are remembered."""
 _NUMBER = re.compile(r"\d[\d.,]*")
 
 _log = logging.getLogger(__name__)
@@ -75,7 +76,7 @@ class Publisher:
     def resume(self, published: Snapshot) -> None:
         """Go on after what an earlier process published last: its generation, and changes of speed that were told."""
         self._generation = max(self._generation, published.generation)
-        self._news.skip_changes(published)
+        self._news.skip(published)
 
     def tick(self, *, final: bool = False) -> None:
         """Publish a new generation if there is something new to say and the last one is old enough."""
@@ -105,79 +106,46 @@ class Publisher:
 # --- news -----------------------------------------------------------------------------------------------------------
 
 
-class _Said(NamedTuple):
-    """A line, and the term of an engine of another speed; empty of others, and while it is not sure."""
-
-    text: str
-    term: str = ""
-
-
-class _Told(NamedTuple):
-    """What was told of one configuration: its last change of speed with the term that moved, and what holds of it."""
-
-    since_unix_nano: int = 0
-    term: str = ""
-    holds: Mapping[str, _Said] = MappingProxyType({})
-    """Doubts by their words without numbers, and engines of another speed by name."""
-
-
 class StatusChanges:
-    """Writes a line to the log for what a snapshot says that nobody was told yet.
+    """Writes what a snapshot says of its configurations to the log, each thing once; belongs to who publishes.
 
-    Is shown every snapshot that is published, in order; belongs to the thread that publishes.
+        tiny: steps take 1.42 × as long since 14:03 UTC       a change of speed was confirmed, or its term is sure
+        tiny: not usable: its engines disagree: ...           there is a doubt about a configuration
+        tiny: engine 'b' takes 1.586 times as long as ...     an engine has another speed, or its term is sure
 
-        tiny: steps take 1.42 × as long since 14:03 UTC         WARNING, a change of speed was confirmed
-        tiny: ... since 14:03 UTC: prefill, by its tokens       WARNING, it is sure which term moved
-        tiny: not usable: its engines disagree: ...             WARNING, there is a new doubt about a configuration
-        tiny: engine 'b' takes 1.586 times as long as ...       WARNING, an engine is slower, or its term is sure
-        tiny: no longer: not usable: its engines ...            INFO, that is gone
-
-    A change is new when it began later than the last one that was told, also by the process before. Numbers inside of
-    a doubt move all the time: two that differ in numbers alone are one. What is remembered is of the last snapshot.
+    Numbers inside of a doubt move all the time: two that differ in numbers alone are one.
     """
 
     def __init__(self, verdict_of: VerdictOf) -> None:
         self._verdict_of = verdict_of
-        self._told: dict[str, _Told] = {}
+        self._told: deque[tuple[object, ...]] = deque(maxlen=TOLD_MAX)
 
-    def skip_changes(self, snapshot: Snapshot) -> None:
-        """These changes of speed were told by the process before."""
-        self._told = {each.config_id: _told_by(self._verdict_of(snapshot, each)) for each in snapshot.configs}
+    def skip(self, snapshot: Snapshot) -> None:
+        """The process before has told of this."""
+        for config in snapshot.configs:
+            self._told.extend(_news(self._verdict_of(snapshot, config), config.config_id, 0))
 
     def tell(self, snapshot: Snapshot) -> None:
-        """Write a line for everything that is new in this snapshot."""
-        before, self._told = self._told, {}
-        present = {config.config_id for config in snapshot.configs}
-        gone = {told.since_unix_nano: told for config_id, told in before.items() if config_id not in present}
+        """Write a line for everything that was not told yet."""
         for config in snapshot.configs:
             verdict = self._verdict_of(snapshot, config)
-            # under another id before: one that is gone, with the same last change
-            renamed = gone.get(verdict.change.since_unix_nano) if verdict.change is not None else None
-            told = before.get(config.config_id) or renamed or _Told()
-            self._told[config.config_id] = _tell(name_of(config), verdict, told, snapshot.created_unix_nano)
+            for key, text in _news(verdict, config.config_id, snapshot.created_unix_nano).items():
+                if key not in self._told:
+                    self._told.append(key)
+                    _log.warning("%s: %s", name_of(config), text, extra=REPORT_ONCE)
 
 
-def _told_by(verdict: Verdict) -> _Told:
-    change = verdict.change
-    return _Told() if change is None else _Told(change.since_unix_nano, change.term)
-
-
-def _tell(name: str, verdict: Verdict, told: _Told, now_unix_nano: int) -> _Told:
-    now = _told_by(verdict)
-    is_newer = now.since_unix_nano > told.since_unix_nano
-    if verdict.change is not None and (is_newer or now.term not in {"", told.term}):
-        _log.warning("%s: %s", name, verdict.change.text(now_unix_nano), extra=REPORT_ONCE)
-    holds = {_NUMBER.sub("#", doubt): _Said(f"not usable: {doubt}") for doubt in verdict.doubts}
+def _news(verdict: Verdict, config_id: str, now_unix_nano: int) -> dict[tuple[object, ...], str]:
+    """What there is to tell of a configuration, by what makes it another piece of news."""
+    news: dict[tuple[object, ...], str] = {}
+    if verdict.change is not None:
+        change = verdict.change
+        news[config_id, change.since_unix_nano, change.term] = change.text(now_unix_nano)
+    for doubt in verdict.doubts:
+        news[config_id, _NUMBER.sub("#", doubt)] = f"not usable: {doubt}"
     for odd in verdict.outliers:
-        before = told.holds.get(repr(odd.engine), _Said(""))
-        holds[repr(odd.engine)] = _Said(odd.text, odd.term or before.term)
-    for words, said in holds.items():
-        if words not in told.holds or said.term != told.holds[words].term:
-            _log.warning("%s: %s", name, said.text, extra=REPORT_ONCE)
-    for words, said in told.holds.items():
-        if words not in holds:
-            _log.info("%s: no longer: %s", name, said.text, extra=REPORT_ONCE)
-    return _Told(max(now.since_unix_nano, told.since_unix_nano), now.term or ("" if is_newer else told.term), holds)
+        news[config_id, odd.engine, odd.term] = odd.text
+    return news
 
 
 # --- files ----------------------------------------------------------------------------------------------------------

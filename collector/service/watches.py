@@ -10,17 +10,12 @@ import math
 from collections.abc import Callable
 
 from collector.join import Pending
-from collector.runtime import Clock, Health, MemoryGuard
+from collector.runtime import Clock, MemoryGuard
 from collector.telemetry import Metrics, table
 
 from .pipeline import Pipeline
 
 CHECK_EVERY_NS = 1_000_000_000
-MEMORY = "memory"
-"""In health."""
-LIVENESS_DEADLINE_S = 300.0
-CHECK_IN_S = 5.0
-"""The longest pause between two looks."""
 HYSTERESIS_NS = 3_000_000_000
 
 _log = logging.getLogger(__name__)
@@ -61,55 +56,33 @@ class EventTime:
 class MemoryLimiter:
     """Short of memory: learn what is pending, let go of what it was made of, and say so; it passes by itself.
 
-    short              exports are refused, retryably (collector/ingest/intake.py); the queue is still learned from
-    after 3 s          what is pending is learned as it is, and steps behind it are let go of; again every second
-    ``LIVENESS_DEADLINE_S``        of refusing without a break, the process is not alive: only a restart helps
+    short         exports are refused, retryably (collector/ingest/intake.py); the queue is still learned from
+    after 3 s     what is pending is learned as it is, and steps behind it are let go of; again every second
 
     Attributes:
         problem: what is the matter, in words; empty while all is well.
     """
 
-    def __init__(
-        self,
-        guard: MemoryGuard,
-        shed: Callable[[], None],
-        *,
-        liveness_deadline_s: float = LIVENESS_DEADLINE_S,
-        health: Health,
-        clock: Clock,
-    ) -> None:
+    def __init__(self, guard: MemoryGuard, shed: Callable[[], None], clock: Clock) -> None:
         """``shed`` learns what is pending and lets go of what it was made of."""
         self.guard = guard
         self.problem = ""
         self._shed = shed
-        self._health = health
         self._clock = clock
-        self._short_from_start = guard.is_short()
-        self._short_ns = self._tried_ns = 0
-        if guard.limit_bytes is not None:
-            health.register(MEMORY, liveness_deadline_s)
+        self._shed_ns = 0
+        """When to shed next."""
 
     def tick(self) -> None:
         """Look, and help if it is needed."""
         now_ns = self._clock.monotonic_ns()
-        if self.guard.is_short():
-            self._help(now_ns)
-            return
-        self._short_from_start = False
-        self._health.check_in(MEMORY, CHECK_IN_S)
-        if self.problem:
-            _log.info("memory is enough again: exports are accepted")
+        if not self.guard.is_short():
+            if self.problem:
+                _log.info("memory is enough again: exports are accepted")
             self.problem = ""
-
-    def _help(self, now_ns: int) -> None:
-        if not self.problem:
-            limit_mib = (self.guard.limit_bytes or 0) >> 20
-            without_load = ", without any load; raise the limit" if self._short_from_start else ""
-            self.problem = f"more than {limit_mib} MiB in use{without_load}: exports are refused"
+        elif not self.problem:
+            self.problem = f"more than {(self.guard.limit_bytes or 0) >> 20} MiB in use: exports are refused"
             _log.warning("memory is short: %s", self.problem)
-            self._short_ns = now_ns
-        if now_ns - self._tried_ns < CHECK_EVERY_NS:
-            return
-        self._tried_ns = now_ns
-        if now_ns - self._short_ns >= HYSTERESIS_NS:
+            self._shed_ns = now_ns + HYSTERESIS_NS
+        elif now_ns >= self._shed_ns:
+            self._shed_ns = now_ns + CHECK_EVERY_NS
             self._shed()

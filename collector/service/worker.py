@@ -31,12 +31,8 @@ IDLE_WAIT_S = 1.0
 wake nobody. To look costs 0.3 ms."""
 TURN_TIMEOUT_S = 60.0
 """Longer than the slowest batch (one 32 MiB export); past it the thread hangs and a restart is the cure."""
-LAST_BATCH_S = 2.0
-"""For the batch under way, when the time to drain is up; a last checkpoint and generation come behind it."""
-MARGIN = 2.0
-"""Of what the longest checkpoint and generation took: in the last ones all that waits has become rows."""
-RESERVED_SHARE = 0.5
-"""Of the time to drain, what is kept for the last checkpoint and generation at most."""
+LAST_BATCH_S = 7.0
+"""When the time to drain is up: for the batch under way, and a last checkpoint and generation behind it."""
 
 _log = logging.getLogger(__name__)
 
@@ -83,11 +79,8 @@ class Worker:
         self._clock = clock
         self._behind = True
         self._abandoned = False
-        self._longest_tick_s = 0.0
         self._spans_in_hand = 0
         """Of the batch that is being learned from."""
-        self._spans_unsaved = 0
-        """Learned from, and in no checkpoint."""
         self._task = Task(NAME, self._turn, health=health, turn_timeout_s=TURN_TIMEOUT_S, on_death=on_death)
 
     def start(self) -> None:
@@ -97,11 +90,10 @@ class Worker:
     def stop(self) -> bool:
         """Close the queue and drain it, as far as the time allows; False if something acknowledged is not learned."""
         self._queue.close()
-        reserved_s = min(MARGIN * self._longest_tick_s, RESERVED_SHARE * self._drain_s)
-        ended = self._task.join(self._drain_s - reserved_s)
+        ended = self._task.join(self._drain_s)
         if not ended:
             self._abandoned = True
-            ended = self._task.join(reserved_s + LAST_BATCH_S)
+            ended = self._task.join(LAST_BATCH_S)
         rest = self._queue.take(sys.maxsize, 0.0)
         drained = ended and rest is None and not self._task.died
         if drained and not (self._abandoned and self._behind):
@@ -109,18 +101,10 @@ class Worker:
         if drained or (self._durability.has_log and not self._task.died):
             _log.warning("stopped before the queue was drained: the rest is in the log")
             return True
-        spans = sum(export.spans for export in rest.items) if rest is not None else 0
-        self._report_missing(spans + self._spans_in_hand, ended=ended)
+        spans = self._spans_in_hand + sum(export.spans for export in (rest.items if rest is not None else ()))
+        without = "" if ended else ", no last checkpoint and generation"
+        _log.error("stopped before all was done: %d spans not learned from%s", spans, without)
         return False
-
-    def _report_missing(self, spans: int, *, ended: bool) -> None:
-        """Log what a stop now leaves out: only what really is."""
-        counted = [(spans, "spans not learned from")]
-        if not ended:
-            counted.append((self._spans_unsaved, "spans learned from and in no checkpoint"))
-        missing = [f"{number} {text}" for number, text in counted if number]
-        missing += [] if ended else ["no last generation"]
-        _log.error("stopped before all was done: %s", ", ".join(missing) or "the worker died")
 
     def _turn(self) -> float | None:
         if self._abandoned or (self._queue.exhausted and not self._behind):
@@ -161,11 +145,8 @@ class Worker:
             self._tick(final=True)
 
     def _tick(self, *, final: bool = False) -> None:
-        begun_ns = self._clock.monotonic_ns()
-        if self._durability.tick(final=final):
-            self._spans_unsaved = 0
+        self._durability.tick(final=final)
         self._publisher.tick(final=final)
-        self._longest_tick_s = max(self._longest_tick_s, (self._clock.monotonic_ns() - begun_ns) / 1e9)
 
     def _learn_from_queue(self, wait_s: float) -> None:
         batch = self._queue.take(self._batch_bytes, wait_s)
@@ -183,7 +164,6 @@ class Worker:
         spans = self._spans_in_hand = sum(export.spans for export in exports)
         try:
             self._pipeline.process(exports, **others)
-            self._spans_unsaved += spans
         except Exception:  # noqa: BLE001
             # process() counts bad input and does not raise; this is a fault of ours, and no reason to stop receiving
             self._metrics.add(table.WORKER_FAILED_SPANS, spans)

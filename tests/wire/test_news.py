@@ -97,7 +97,6 @@ def test_a_change_of_prefill_alone_is_told_as_one_in_every_place_for_a_day(tmp_p
     text = re.fullmatch(words, line)[1]
     assert [each for each in doctor.splitlines() if " speed " in each and text in each]
     assert text in page[page.index('id="news"') :]
-    assert re.search(r">prefill ×[12]\.\d\d</text>", page)
 
 
 def test_a_configuration_whose_learner_failed_is_named_by_readiness(tmp_path, monkeypatch):

@@ -91,7 +91,9 @@ def test_a_worker_that_cannot_finish_in_time_says_what_it_has_not_learned_from(t
     house.put(spans=4, size_bytes=100)
     house.worker.start()
     assert not house.worker.stop()
-    assert caplog.messages == ["stopped before all was done: 7 spans not learned from, no last generation"]
+    assert caplog.messages == [
+        "stopped before all was done: 7 spans not learned from, no last checkpoint and generation"
+    ]
     house.processor.gate.set()
     assert house.worker._task.join(60)
     assert len(house.processor.batches) == 1, "the rest is left"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from .columnar import decode_exports
 from .envelope import FIELDS_MAX, LARGE_BYTES, SMALL_BYTES, Export, read_span_ends
 from .records import (
     MISSING,
@@ -16,7 +15,7 @@ from .records import (
     StepColumns,
     Telemetry,
 )
-from .spans import latest_unix_ns
+from .spans import decode_exports, latest_unix_ns
 from .vocabulary import SpanEventKind
 from .wire import count_json_values, json_to_protobuf, parts_by_emitter
 

@@ -5,9 +5,6 @@ of a request if it has its attributes: ``gen_ai.latency.e2e`` and ``time_to_firs
 answer, in either spelling, as vLLM, SGLang and TensorRT-LLM send them. One that has some of them and lacks another is
 counted by what it lacks.
 
-Summaries of steps come by column (columnar.py). Those of another form are read here, event by event, with the reason
-where an event cannot be used: on recordings of real servers, that is no summary at all.
-
 Bad input is a value, not an exception: whatever is not understood is skipped with a reason from
 :class:`~collector.telemetry.Skip` and counted, and received = accepted + Σ skipped, for spans and for events, always.
 """
@@ -15,14 +12,13 @@ Bad input is a value, not an exception: whatever is not understood is skipped wi
 from __future__ import annotations
 
 import itertools
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from operator import itemgetter
 from statistics import median_low
 from typing import Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
+from google.protobuf.message import DecodeError
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, Span
 
@@ -52,6 +48,7 @@ from .vocabulary import (
     read_seconds,
     scalars,
 )
+from .wire import is_too_dense
 
 _FINISHES: Final = {finish.value: finish for finish in Finish}
 
@@ -156,22 +153,6 @@ def request_attributes(span: Span) -> dict[str, Value]:
     return {} if said.keys() <= words.MODELS.keys() else said
 
 
-_THRESHOLD: Final = re.compile(r"(?:^|,)\s*ot=(?:[^,]*;)?th:([0-9a-f]{1,14})(?:[;,\s]|$)")
-_STATE_CHARS_MAX = 512
-"""Of a tracestate (W3C Trace Context)."""
-
-
-def sampling_rate(trace_state: str) -> float | None:
-    """Share of traces that a consistent sampler keeps, by the threshold that it writes; None where there is none.
-
-    It is above 0: what is subtracted stays a whole number, for a float has no room for 56 bits beside a one.
-
-    Source: TraceState, Probability Sampling (OpenTelemetry specification): of 56 bits, trailing zeros left out.
-    """
-    told = _THRESHOLD.search(trace_state[:_STATE_CHARS_MAX])
-    return None if told is None else (2**56 - int(told[1].ljust(14, "0"), 16)) / 2**56
-
-
 def request_span(span: Span, said: Mapping[str, Value]) -> RequestSpan:
     """A finished request out of its attributes; raises Rejected with the reason it cannot be used."""
     told: dict[str, Any] = {}
@@ -197,7 +178,6 @@ def request_span(span: Span, said: Mapping[str, Value]) -> RequestSpan:
         arrival_unix_ns=span.start_time_unix_nano,
         end_unix_ns=span.end_time_unix_nano,
         model=next((str(said[key]) for key in words.MODELS if key in said), "")[: words.FACT_LENGTH_MAX],
-        sampling_rate=sampling_rate(span.trace_state) if span.trace_state else None,
         has_caller=bool(span.parent_span_id),
         **told,
     )
@@ -207,12 +187,8 @@ AdmitSpan = Callable[[str, bytes, int], Skip | None]
 """(instance, span id, end unix ns) -> a reason to leave the span out, or None; see collector.join.spans."""
 
 
-StepWords = NDArray[np.int64]
-"""Summaries, (n, len(STEP_FIELDS)): STEP_DTYPE as 8-byte words, which numpy joins ten times faster than records."""
 _SNAPSHOT: Final = itemgetter(*(field.name for field in words.SNAPSHOT_FIELDS.values()))
 """The fields of a snapshot as a row of SNAPSHOT_DTYPE."""
-_UNIX_AT = STEP_FIELDS.index("unix_ns")
-_NOTHING_TAKEN: Final = itertools.repeat(np.empty((0, len(STEP_FIELDS)), np.int64))
 
 
 def latest_unix_ns(arrived_unix_ns: int) -> int:
@@ -220,24 +196,34 @@ def latest_unix_ns(arrived_unix_ns: int) -> int:
     return min(arrived_unix_ns + words.AHEAD_MAX_NS, words.UNIX_MAX) if arrived_unix_ns else words.UNIX_MAX
 
 
-def read_spans(
-    request: ExportTraceServiceRequest,
-    export: Export,
-    admit_span: AdmitSpan,
-    counts: Counts,
-    taken: Iterator[StepWords] = _NOTHING_TAKEN,
-) -> list[Telemetry]:
-    """One Telemetry per resource of an export that is parsed.
+def decode_exports(exports: Sequence[Export], admit_span: AdmitSpan, counts: Counts) -> list[Telemetry]:
+    """One Telemetry per resource of each export, in order; what cannot be used is counted.
 
-    ``taken``: for each step span, in order, the summaries that are gone from it. Times far ahead of when the export
-    came in are out of range.
+    An export gives nothing where it does not decode, and where it would take too much memory to parse.
     """
+    out: list[Telemetry] = []
+    for export in exports:
+        try:
+            request = None if is_too_dense(export.payload) else ExportTraceServiceRequest.FromString(export.payload)
+        except DecodeError:
+            request = None
+        if request is None:  # admission has parsed the envelope only
+            counts[table.DECODED_SPANS, Skip.UNDECODABLE] += export.spans
+        else:
+            out += read_spans(request, export, admit_span, counts)
+    return out
+
+
+def read_spans(
+    request: ExportTraceServiceRequest, export: Export, admit_span: AdmitSpan, counts: Counts
+) -> list[Telemetry]:
+    """One Telemetry per resource of an export that is parsed. Times far ahead of its arrival are out of range."""
     out = []
     for spans in request.resource_spans:
         resource = _Resource(spans, export, admit_span, counts)
         for scope_spans in spans.scope_spans:
             for span in scope_spans.spans:
-                resource.add(scope_spans.scope.name, span, taken)
+                resource.add(scope_spans.scope.name, span)
         out.append(resource.telemetry())
     return out
 
@@ -258,30 +244,28 @@ class _Resource:
         )
         self._admit_span, self._counts = admit_span, counts
         self._latest_unix_ns = latest_unix_ns(export.arrived_unix_ns)
-        self._steps: list[StepWords] = []
+        self._steps: list[tuple[float, ...]] = []
         self._snapshots: list[tuple[float, ...]] = []
 
     def telemetry(self) -> Telemetry:
         """All that was added."""
-        if self._steps:  # of one span, as the plugin sends it
-            rows = self._steps[0] if len(self._steps) == 1 else np.concatenate(self._steps)
-            self._out.steps = rows.view(STEP_DTYPE)[:, 0]
+        if self._steps:
+            self._out.steps = np.array(self._steps, STEP_DTYPE)
         if self._snapshots:
             self._out.snapshots = np.array(self._snapshots, SNAPSHOT_DTYPE)
         return self._out
 
-    def add(self, scope: str, span: Span, taken: Iterator[StepWords]) -> None:
+    def add(self, scope: str, span: Span) -> None:
         """Add a span, and count it and its events."""
-        columns = next(taken) if scope == words.STEP_SCOPE else None
-        events = len(span.events) + (0 if columns is None else len(columns))
-        counts, lost = self._counts, None if columns is None else plugin_losses(span)
+        events, is_step = len(span.events), scope == words.STEP_SCOPE
+        counts, lost = self._counts, plugin_losses(span) if is_step else None
         if lost is None and (dropped := span.dropped_events_count):
             counts[table.SDK_DROPPED_EVENTS] += dropped
         try:
-            if columns is not None:
+            if is_step:
                 self._check(span, span.name.startswith(words.STEP_SPAN_PREFIX))
                 self._out.plugin_losses += [] if lost is None else [(span.end_time_unix_nano, lost)]
-                self._add_steps(span, columns)
+                self._add_steps(span)
             elif scope == words.CORE_SCOPE:
                 self._check(span, span.name == words.CORE_SPAN)
                 self._out.core.append(core_span(span, counts, self._may_be))
@@ -329,17 +313,13 @@ class _Resource:
         self._out.too_new_unix_ns = max(self._out.too_new_unix_ns, unix_ns)
         return False
 
-    def _add_steps(self, span: Span, taken: StepWords) -> None:
-        """Summaries that were taken and those that were left, by the time of the wall clock; and snapshots.
-
-        Summaries that lie ahead although their span does not are left out.
-        """
-        left: list[tuple[float, ...]] = []
-        counts, accepted, rows = self._counts, len(taken), taken
+    def _add_steps(self, span: Span) -> None:
+        """Add summaries and snapshots; a summary that lies ahead although its span does not is left out."""
+        counts = self._counts
         for event in span.events:
             try:
                 if event.name == words.SUMMARY_EVENT:
-                    left.append(summary(event))
+                    self._steps.append(self._summary(event))
                 elif event.name == words.SNAPSHOT_EVENT:
                     self._snapshots.append(_SNAPSHOT(read_fields(event, words.SNAPSHOT_FIELDS)))
                 else:
@@ -347,20 +327,21 @@ class _Resource:
             except Rejected as rejected:
                 counts[table.DECODED_EVENTS, rejected.reason] += 1
             else:
-                accepted += 1
-        if left:
-            own = np.array(left, STEP_DTYPE).view(np.int64).reshape(-1, len(STEP_FIELDS))
-            rows = np.concatenate((taken, own))
-            rows = rows[rows[:, _UNIX_AT].argsort(kind="stable")]
-        if len(rows) and not self._may_be(int(rows[:, _UNIX_AT].max())):
-            timely = rows[rows[:, _UNIX_AT] <= self._latest_unix_ns]
-            ahead, rows = len(rows) - len(timely), timely
-            counts[table.DECODED_EVENTS, Skip.OUT_OF_RANGE] += ahead
-            accepted -= ahead
-        counts[table.DECODED_EVENTS, table.ACCEPTED] += accepted
-        counts[table.DECODED_SUMMARIES, "plain"] += len(left)
-        counts[table.DECODED_SUMMARIES, "columnar"] += len(taken)
-        self._steps.append(rows)
+                counts[table.DECODED_EVENTS, table.ACCEPTED] += 1
+
+    def _summary(self, event: Span.Event) -> tuple[float, ...]:
+        """One ``step.BATCH_SUMMARY`` as a row of STEP_DTYPE; raises Rejected with the reason it cannot be used."""
+        fields = read_fields(event, words.SUMMARY_FIELDS)
+        fields["unix_ns"] = event.time_unix_nano
+        if event.time_unix_nano < words.UNIX_MIN or not self._may_be(event.time_unix_nano):
+            raise Rejected(Skip.OUT_OF_RANGE)
+        if (
+            fields["ts_end_ns"] < fields["ts_start_ns"]
+            or fields["prefill_tokens"] + fields["decode_tokens"] != fields["scheduled_tokens"]
+            or fields["kv_blocks_free"] > fields["kv_blocks_total"]
+        ):
+            raise Rejected(Skip.INVALID)
+        return tuple([fields.get(name, MISSING) for name in STEP_FIELDS])
 
 
 def plugin_losses(span: Span) -> dict[PluginLoss, int] | None:
@@ -387,18 +368,3 @@ def facts(attributes: Mapping[str, Value]) -> dict[str, str]:
         for key, value in attributes.items()
         if key.startswith(words.FACT_PREFIX) or key in words.FACT_KEYS
     }
-
-
-def summary(event: Span.Event) -> tuple[float, ...]:
-    """One ``step.BATCH_SUMMARY`` as a row of STEP_DTYPE; raises Rejected with the reason it cannot be used."""
-    fields = read_fields(event, words.SUMMARY_FIELDS)
-    fields["unix_ns"] = event.time_unix_nano
-    if not words.UNIX_MIN <= event.time_unix_nano <= words.UNIX_MAX:
-        raise Rejected(Skip.OUT_OF_RANGE)
-    if (
-        fields["ts_end_ns"] < fields["ts_start_ns"]
-        or fields["prefill_tokens"] + fields["decode_tokens"] != fields["scheduled_tokens"]
-        or fields["kv_blocks_free"] > fields["kv_blocks_total"]
-    ):
-        raise Rejected(Skip.INVALID)
-    return tuple(fields.get(name, MISSING) for name in STEP_FIELDS)

@@ -188,7 +188,7 @@ def read_fields(event: Span.Event, table: Mapping[str, Field]) -> dict[str, floa
         if not 0 <= number <= limit:
             raise Rejected(Skip.OUT_OF_RANGE if math.isfinite(number) else Skip.INVALID)
         out[name] = number
-    if len(out) < len(table) and any(field.required and field.name not in out for field in table.values()):
+    if len(out) < len(table) and not out.keys() >= {field.name for field in table.values() if field.required}:
         raise Rejected(Skip.MISSING_ATTRIBUTE)
     return out
 

@@ -141,8 +141,8 @@ class Calibration(msgspec.Struct):
 class EmitterCheckpoint(msgspec.Struct):
     """One emitter.
 
-    ``calibration`` and ``duplicate_of`` are an engine's, ``trace_rates``, ``longest_ns``, ``since_caller`` and
-    ``newest_unix_ns`` an API process's, ``front_ends`` a page's; ``server`` is whom a page or passes are of.
+    ``calibration`` and ``duplicate_of`` are an engine's, ``trace_share`` and ``since_caller`` an API
+    process's, ``front_ends`` a page's; ``server`` is whom a page or passes are of.
     """
 
     kind: Literal["engine", "api_process", "passes", "page"]
@@ -154,9 +154,7 @@ class EmitterCheckpoint(msgspec.Struct):
     steps_seen: Natural = 0
     calibration: Calibration | None = None
     duplicate_of: str = ""
-    trace_rates: list[Annotated[float, msgspec.Meta(gt=0, le=1)] | None] = []
-    longest_ns: Natural = 0
-    newest_unix_ns: Natural = 0
+    trace_share: Annotated[float, msgspec.Meta(ge=0, le=2)] | None = None
     since_caller: Natural = 0
     server: str = ""
     front_ends: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 1
@@ -196,10 +194,8 @@ _KINDS: dict[Any, tuple[Any, dict[str, str]]] = {
     "api_process": (
         ApiProcess,
         {
-            "trace_rates": "sampling.rates",
-            "longest_ns": "longest_ns",
+            "trace_share": "sampling.share",
             "since_caller": "sampling.since_caller",
-            "newest_unix_ns": "newest_unix_ns",
         },
     ),
     "passes": (PassEngine, {"server": "server", "steps_seen": "steps_seen"}),

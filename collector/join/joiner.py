@@ -84,7 +84,7 @@ class Joiner:
                 if not process.requests_seen:  # of a restored one, too: its page decides before its first row
                     process.is_counted = self.pages.counts_requests_of(process)
                     process.is_beside_engines = bool(self._engines_beside(process))
-                self._find_senders_beside(process, telemetry)
+                process.same_address = self._senders_beside(process, telemetry.peer)
                 for span in telemetry.requests:
                     process.add(span)
         if len(telemetry.steps) or telemetry.core:
@@ -93,14 +93,13 @@ class Joiner:
             if engine is not None:
                 self._add_steps(engine, telemetry)
 
-    def _find_senders_beside(self, process: ApiProcess, telemetry: Telemetry) -> None:
+    def _senders_beside(self, process: ApiProcess, peer: str) -> list[ApiProcess]:
         """Of a sender that is named by its connection: the others at its address that are, too."""
-        process.is_named = not telemetry.peer or not telemetry.instance.endswith(telemetry.peer)
-        if process.is_named:
-            return
-        address = telemetry.instance.rpartition(":")[0] + ":"
-        unnamed = [one for one in self.api_processes.values() if not one.is_named and one.instance.startswith(address)]
-        process.same_address = [one for one in of_one_server(process, unnamed) if one is not process]
+        if not peer or not process.instance.endswith(peer):
+            return []
+        address = process.instance.rpartition(":")[0] + ":"
+        others = [one for one in self.api_processes.values() if one is not process and one.instance.startswith(address)]
+        return of_one_server(process, others)
 
     def _engines_beside(self, process: ApiProcess) -> list[Engine | PassEngine]:
         """Engines that may be its server."""

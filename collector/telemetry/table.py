@@ -124,11 +124,6 @@ PLUGIN_LOST = _counter(
     "What the producer plugin says it lost, by its own reasons; docs/telemetry.md has the remedies.",
     reason=PluginLoss,
 )
-DECODED_SUMMARIES = _counter(
-    "decode_step_summaries",
-    "Step summaries by the decoder that read them: in columns (fast), or one by one (plain).",
-    decoder=("columnar", "plain"),
-)
 ROWS = _counter(
     "rows",
     "Interval equations offered to the learners, by target and what became of them.",

@@ -14,17 +14,17 @@ from pathlib import Path
 
 import msgspec
 
-from collector.decode import envelope, fpm, wire
+from collector.decode import Export, decode_exports, envelope, fpm, wire
 from collector.decode.kv import KvBatch, read_frames, read_line, read_payload
 from collector.decode.pages import CACHE_INFO, SERIES, ScrapedPage, is_page_line, parse_page, read_page_line
 from collector.decode.wire import json_to_protobuf
+from collector.join import SpanWindow
 from collector.join.pages import ScrapeWindows
 from collector.recordings import Recording
 from collector.runtime.filesystem import StartError
-from collector.telemetry import table
+from collector.telemetry import Counts, table
 from tests.fuzz.mutations import damaged, step_event
 from tests.support import otlp_bytes as otlp
-from tests.support.decode_oracle import assert_same
 from tests.support.gpu_kernels import fpm_record
 from tests.support.kv_batches import payload, stored
 from tests.support.page_server import RECORDED
@@ -93,10 +93,9 @@ class Envelope(Parser):
 
 
 class Decode(Parser):
-    """Exports of steps, by the columnar decoder and by the plain one, which say the same of any bytes."""
+    """Exports of steps; whatever one holds, the export beside it is read."""
 
     guides = (otlp.summary(5), otlp.summary(5, otlp.PLUGIN_KEYS))
-    """In front of new summaries, so that both usual layouts are tried on all that follows."""
     good = otlp.steps_export([otlp.summary(9)], span_id=b"the good")
 
     def seeds(self):
@@ -112,8 +111,10 @@ class Decode(Parser):
         return damaged(rng, whole) if rng.random() < 0.2 else whole
 
     def parse(self, data):
-        counts = assert_same([(data, "peer"), (self.good, "peer")])
-        return counts[table.DECODED_SUMMARIES, "columnar"] > 1 + len(self.guides)
+        counts, exports = Counts(), [Export(each, "peer", "grpc", 1) for each in (data, self.good)]
+        *_, good = decode_exports(exports, SpanWindow(64).admit, counts)
+        assert good.steps["step_id"].tolist() == [9]
+        return counts[table.DECODED_EVENTS, table.ACCEPTED] > 1 + len(self.guides)
 
 
 class Json(Parser):

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import math
-import operator
-import struct
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -123,23 +120,11 @@ def as_told_by(dialect: Dialect, served: Sequence[Served]) -> list[Piece]:
     return [Piece("server", dialect.scope, each.span(dialect, number)) for number, each in enumerate(served)]
 
 
-def fnv_1a(data: bytes) -> int:
-    """64 bits, as the Collector hashes ids."""
-    digest = 0xCBF29CE484222325
-    for each in data:
-        digest = (digest ^ each) * 0x100000001B3 % 2**64
-    return digest
-
-
 SAMPLERS = {
     "Python, Go, Rust": lambda i: int.from_bytes(i[8:], "big") / 2**64,
-    "Java": lambda i: abs(struct.unpack(">qq", i)[1]) / 2**63,
-    ".NET": lambda i: abs(struct.unpack(">qq", i)[0]) / 2**63,
-    "JavaScript": lambda i: functools.reduce(operator.xor, struct.unpack(">4I", i)) / 0xFFFFFFFF,
     "consistent": lambda i: 1.0 - (int.from_bytes(i, "big") % 2**56) / 2**56,
-    "tail_sampling": lambda i: fnv_1a(b"default-hash-seed" + i) / 2**64,
 }
-"""What each compares with its rate, by the sources of the SDKs and of the Collector."""
+"""What each compares with its rate, by the sources of the SDKs and of the Collector's probabilistic_sampler."""
 
 
 def kept(sent: list[Piece], rate: float, sampler: str = "Python, Go, Rust") -> list[Piece]:

@@ -137,10 +137,8 @@ class ApiProcess(Emitter):
         self.requests_seen = 0
         self.first_unix_ns = 0
         """The end of its first request since a restart of ours."""
-        self.is_named = True
-        """Whether it has a name, and is not known by its connection alone."""
         self.same_address: list[ApiProcess] = []
-        """Others without a name at its address that say the same of their server."""
+        """Others at its address that say the same of their server and are, as it is, known by their connection only."""
         self.is_beside_engines = False
         """Whether engines send the steps of its server: of its requests, no batch is rebuilt."""
         self.counted_share: float | None = None
@@ -160,24 +158,19 @@ class ApiProcess(Emitter):
         """Why a part of its requests may be missing; empty where nothing speaks for it, or a page counts them."""
         if self.is_counted:
             return ""
-        newest_unix_ns = max((one.newest_unix_ns for one in self.same_address), default=0)
-        lately_unix_ns = max(newest_unix_ns, self.newest_unix_ns) - self._settings.lateness_ns
-        if self.newest_unix_ns >= lately_unix_ns and self._has_another_sender(lately_unix_ns, newest_unix_ns):
+        if self._has_sibling():
             return SEVERAL_CONNECTIONS
         return SAMPLED_BY_CALLERS if self.sampling.is_sampled_by_callers else ""
 
-    def _has_another_sender(self, from_unix_ns: int, until_unix_ns: int) -> bool:
-        """Whether a sender without a name that was there beside this one told of requests of that time.
+    def _has_sibling(self) -> bool:
+        """Whether another sender without a name tells of the same time: an API server that shares the engine perhaps.
 
-        They may be API servers of one engine, of whose batch each knows a part. A sender that connects again tells of
-        nothing later under its old name.
+        Of every batch each of them knows a part. A sender that connects again tells of nothing later by its old name.
         """
         return any(
             min(other.newest_unix_ns, self.newest_unix_ns) - max(other.first_unix_ns, self.first_unix_ns) > _OVERLAP_NS
-            and other.first_unix_ns <= until_unix_ns
-            and other.newest_unix_ns >= from_unix_ns
+            and abs(other.newest_unix_ns - self.newest_unix_ns) <= self._settings.lateness_ns
             for other in self.same_address
-            if other.first_unix_ns
         )
 
     @property
@@ -281,7 +274,7 @@ class ApiProcess(Emitter):
         is_alone = self.is_counted or self.is_beside_engines
         if share is not None and share < WHOLE:
             self.count(RowDrop.SAMPLED_SPANS, len(ready))
-        elif not is_alone and self._has_another_sender(ready[0].ended_ns, ready[-1].ended_ns):
+        elif not is_alone and self._has_sibling():
             self.count(RowDrop.AMBIGUOUS, len(ready))
         else:
             self._make_rows(np.array(ready, HELD_DTYPE), is_end=horizon_unix_ns is None)

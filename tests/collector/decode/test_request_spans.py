@@ -39,16 +39,6 @@ def test_every_engine_s_span_says_when_a_request_came_and_what_it_took(engine):
     assert request.model == ("tiny" if engine == "the convention" else "")
 
 
-def test_the_smallest_share_that_a_sampler_can_write_is_above_none():
-    """Any client may send this header; of what it stands for, one is divided by it."""
-    span = spelled(DIALECTS["SGLang"])
-    span.trace_state = "ot=th:ffffffffffffff"
-    pipeline = replayed(exports_of([Piece("a", "sglang server", span)]))
-    assert pipeline.take_counts()[table.DECODED_SPANS, table.ACCEPTED] == 1
-    (request,) = decoded(Piece("a", "sglang server", span)).requests
-    assert request.sampling_rate == 2.0**-56
-
-
 ODD = {
     "no end": ({"without": "gen_ai.latency.e2e"}, Skip.LACKS_E2E),
     "no first token": ({"without": "gen_ai.latency.time_to_first_token"}, Skip.LACKS_FIRST_TOKEN),

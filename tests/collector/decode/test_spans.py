@@ -4,10 +4,13 @@ import pytest
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, ArrayValue, KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
+from collector.decode import Export, decode_exports
 from collector.decode.records import MISSING, Finish
 from collector.decode.vocabulary import SUMMARY_FIELDS
+from collector.join import SpanWindow
 from collector.telemetry import Counts, table
 from collector.telemetry.reasons import Skip
+from tests.support import otlp_bytes as otlp
 from tests.support.pipelines import assert_accounted
 from tests.support.step_exports import attribute
 from tests.support.toy_engine import UNIX_NS, Job, run_engine
@@ -96,6 +99,19 @@ def test_foreign_spans_are_counted_with_their_events(scope, name):
     decoded(Piece("e", scope, span), counts=counts)
     assert counts.by_label(table.DECODED_SPANS) == {Skip.UNKNOWN_SCOPE: 1}
     assert_accounted(counts, span)
+
+
+def test_exports_are_read_side_by_side_and_one_that_is_damaged_is_counted_with_its_spans():
+    good = [otlp.steps_export([otlp.summary(n) for n in range(70)], span_id=bytes([i] * 8)) for i in range(2)]
+    broken_event = otlp.steps_export([otlp.summary(1), otlp.summary(2)[:-1]], span_id=b"brokenev")
+    no_text = otlp.export(("fastapi", [b"\x2a\x01\xff"]))
+    payloads = (good[0], good[1][:-3], b"", broken_event, no_text, good[1], good[1])
+    exports = [Export(payload, f"peer-{number}", "grpc", 3) for number, payload in enumerate(payloads)]
+    counts = Counts()
+    told = decode_exports(exports, SpanWindow(64).admit, counts)
+    assert [(one.peer, len(one.steps)) for one in told] == [("peer-0", 70), ("peer-5", 70), ("peer-6", 0)]
+    assert counts.by_label(table.DECODED_SPANS) == {Skip.UNDECODABLE: 9, Skip.DUPLICATE: 1, table.ACCEPTED: 2}
+    assert counts.by_label(table.DECODED_EVENTS) == {Skip.DUPLICATE: 70, table.ACCEPTED: 140}
 
 
 def test_facts_are_the_knobs_of_the_resource_and_nothing_else(run):

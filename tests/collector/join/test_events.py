@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from collector.config.schema import Config
-from collector.decode.columnar import decode_exports
+from collector.decode import decode_exports
 from collector.decode.fpm import ForwardPass
 from collector.decode.records import Telemetry
 from collector.identity import ConfigResolver

@@ -21,8 +21,7 @@ from collector.service.pipeline import Pipeline
 from collector.telemetry import RowDrop, table
 from tests.support.page_server import RECORDED
 from tests.support.pipelines import new_pipeline, only_config, replayed, restarted
-from tests.support.stock_requests import DIALECTS, SAMPLERS, as_told_by, fnv_1a, kept, served_in
-from tests.support.toy_engine import UNIX_NS
+from tests.support.stock_requests import DIALECTS, SAMPLERS, as_told_by, kept, served_in
 from tests.support.toy_spans import STOCK_SCOPE, Piece, exports_of, stock_span
 
 ONE_SPAN = ("one span per request and no steps",)
@@ -138,7 +137,6 @@ COLLECTORS = {
     "keeps all": lambda sent: sent,
     "the slowest": lambda sent: [each for each in sent if duration_ns(each) >= sorted(map(duration_ns, sent))[280]],
     "one of three": lambda sent: sent[::3],
-    "a seed of its own": lambda sent: [each for each in sent if fnv_1a(b"seed" + each.span.trace_id) < 2**63],
 }
 
 
@@ -155,24 +153,6 @@ def test_where_no_page_counts_the_requests_every_coefficient_and_the_verdict_say
     assert "uncounted" in {each.reason for each in features}
     assert not {"identified"} & {each.status for each in features}
     assert "no page counts the requests" in " ".join(client(pipeline).verdict.hidden)
-
-
-def with_threshold(sent: list[Piece], threshold: str) -> list[Piece]:
-    """As a consistent sampler marks what it lets through, among other vendors' state."""
-    out = with_callers(sent)
-    for each in out:
-        each.span.trace_state = f"rojo=00f0,ot=rv:{each.span.trace_id[:7].hex()};th:{threshold},congo=t61"
-    return out
-
-
-def test_a_sampler_that_writes_its_threshold_is_believed_whatever_number_it_compares():
-    """The Collector's ``probabilistic_sampler`` with a seed of its own; ``c`` is a quarter, ``0`` all of them."""
-    pipeline = learned(with_threshold(requests(600)[::4], "c"))
-    assert only_config(pipeline).config["trace_sampling"] == 0.25
-    assert doubts(pipeline)[0].startswith("request spans are sampled at about 25 %")
-    assert pipeline.learned_rows == 0
-    assert doubts(restarted(pipeline)) == doubts(pipeline)
-    assert doubts(learned(with_threshold(requests(600), "0"))) == []
 
 
 def by_connections(sent: list[Piece], port_of) -> list[Export]:
@@ -310,26 +290,6 @@ MODEL = (("vllm.model", "tiny"),)
 
 def of_process(instance: str, sent: list[Piece]) -> list[Piece]:
     return [piece._replace(instance=instance, facts=MODEL) for piece in sent]
-
-
-ODD_IDS = {
-    "a counter": lambda n: n.to_bytes(16, "big"),
-    "nanoseconds": lambda n: bytes(8) + (UNIX_NS + n * 500_000_000).to_bytes(8, "big"),
-    "a few traces of many requests": lambda n: random_id(4 * (n % 9) + 3),
-    "none": lambda _: b"",
-}
-
-
-@pytest.mark.parametrize("kind", ODD_IDS)
-def test_ids_that_are_not_random_claim_nothing(kind):
-    pipeline = new_pipeline()
-    for number, export in enumerate(exports_of(requests(600, ODD_IDS[kind]))):
-        pipeline.process([export])
-        if number % 2 == 0:
-            assert doubts(pipeline) in ([], NOT_KNOWN)
-    pipeline.flush()
-    assert doubts(pipeline) == []
-    assert drops(pipeline)[RowDrop.SAMPLED_SPANS] == 0
 
 
 @pytest.mark.parametrize("meanwhile", [lambda pipeline: pipeline, restarted], ids=["", "at a restart of ours"])

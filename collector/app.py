@@ -70,10 +70,10 @@ from collector.service import (
     check_directory,
     make_pipeline,
 )
-from collector.telemetry import JoinEvent, Metrics, Outcome, PluginLoss, Signal, table
+from collector.telemetry import JoinEvent, Metrics, Outcome, Signal, table
 from exporters.metrics_page import MetricsPage
 from exporters.pages import QuestionPages, SnapshotDocuments, dispatch, make_routes, protect
-from exporters.status_page import PendingTelemetry, SenderHints, StatusPage
+from exporters.status_page import PendingTelemetry, StatusPage
 from exporters.what_if import Advisory, ClientView
 from exporters.wording import name_of
 from online import Snapshot
@@ -206,7 +206,7 @@ class Sidecar:
             unix_nano=clock.unix_nano,
             advisory=self._advisory,
             pending=self._pending,
-            hints=self._hints,
+            conflicting_steps=lambda: int(self.metrics.value(table.JOIN_EVENTS, JoinEvent.ENGINE_CONFLICT)),
             history_of=self.pipeline.history_of,
             version=__version__,
             otlp_port=self._otlp_port,
@@ -309,12 +309,6 @@ class Sidecar:
         until_unix_ns = max(one.until_unix_ns for one in pending)
         steps, requests, rows = (sum(column) for column in list(zip(*pending, strict=True))[1:4])
         return PendingTelemetry(len(pending), steps, requests, rows, until_unix_ns)
-
-    def _hints(self) -> SenderHints:
-        value = self.metrics.value
-        lost = {str(loss): value(table.PLUGIN_LOST, loss) for loss in PluginLoss}
-        conflicts = int(value(table.JOIN_EVENTS, JoinEvent.ENGINE_CONFLICT))
-        return SenderHints(lost, int(value(table.KV_UNBOUND)), conflicts)
 
     def _otlp_port(self) -> int:
         """Where vLLM should send to, also while the sidecar is not there yet."""

@@ -24,9 +24,6 @@ from collector.commands.arguments import (
     DIRECTORY,
     FILE,
     NEW_FILE,
-    Commands,
-    Option,
-    Word,
     asks,
     asks_snapshot,
     config_options,
@@ -34,7 +31,6 @@ from collector.commands.arguments import (
     interval,
     json_option,
     many,
-    number,
     out_option,
     say_usage,
     token_option,
@@ -81,8 +77,6 @@ _ENVIRONMENT = {
 }
 _COMPLETE = "_TRACEFIT_COMPLETE"
 """Set by the shell that completes a command line, as click has it."""
-
-for_blis = partial(click.option, cls=Option, heading="For BLIS")
 
 RUN_EPILOG = """\b
 Every key of the configuration is a variable, too:
@@ -133,14 +127,16 @@ def _refusal(error: BaseException) -> tuple[str, int]:
         case questions.QuestionError():
             return f"usage error: --{error.parameter.replace('_', '-')}: {error.problem}", EXIT_USAGE
         case ConfigError():
-            return str(error), EXIT_USAGE if error.key.startswith("--") else EXIT_CONFIG
+            root = error.key.removeprefix(ENV_PREFIX).lower().partition("[")[0].partition(".")[0]
+            more = f" (see 'tracefit config explain {root}')" if root in Config.__struct_fields__ else ""
+            return f"{error}{more}", EXIT_USAGE if error.key.startswith("--") else EXIT_CONFIG
         case StartError():
             return f"error: {error}", EXIT_FAILED
         case _:
             return "stopped", EXIT_INTERRUPTED
 
 
-@click.group(cls=Commands, epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, message="%(prog)s %(version)s")
 def tracefit() -> None:
     """Learns latency coefficients of vLLM from its telemetry, online."""
@@ -171,7 +167,7 @@ def run(*, scrape: tuple[str, ...], config: Path | None, profile: str | None, **
 
 
 @tracefit.command()
-@click.option("--speed", type=number("from 0.01 on", 0.01), metavar="N", help="Times as recorded (20).")
+@click.option("--speed", type=click.FloatRange(0.01), default=20.0, metavar="N", help="Times as recorded (20).")
 @click.option("--gpu", is_flag=True, help="What vLLM on an H100 would send, from measured kernel times.")
 @click.option(
     "--dir",
@@ -182,24 +178,18 @@ def run(*, scrape: tuple[str, ...], config: Path | None, profile: str | None, **
 )
 @click.option(
     "--throttle",
-    type=number("from 0.01 to 100", 0.01, 100.0),
+    type=click.FloatRange(0.01, 100.0),
     default=1.0,
     metavar="N",
     help="From its middle on, the recorded machine takes N times as long (1).",
 )
-@click.option("--to", type=host_port, metavar="HOST:PORT", help="Send to a running sidecar, in real time, for ever.")
-def demo(*, speed: float | None, gpu: bool, directory: Path | None, throttle: float, to: str | None) -> int:
+def demo(*, speed: float, gpu: bool, directory: Path | None, throttle: float) -> int:
     """Watch a real sidecar learn from a recording, 20 times faster."""
     from collector.commands import demo as made  # noqa: PLC0415
 
-    if to is not None and (speed or directory):
-        raise ConfigError("--to", "not with --speed or --dir: that sidecar has its own files, and the time of day")
-    with made.signals_as_ctrl_c():
-        replica = {} if directory is None else {"instance": directory.resolve().name}
-        tape = made.gpu_tape(SystemClock(), **replica) if gpu else made.read_tape(made.find_recording())
-        if to is not None:
-            return made.send_forever(tape, to, SystemClock(), throttle)
-        return made.demo(tape, speed or made.SPEED, directory, throttle, gpu=gpu)
+    replica = {} if directory is None else {"instance": directory.resolve().name}
+    tape = made.gpu_tape(SystemClock(), **replica) if gpu else made.read_tape(made.find_recording())
+    return made.demo(tape, speed, directory, throttle, gpu=gpu)
 
 
 # --- questions --------------------------------------------------------------------------------------------------------
@@ -215,9 +205,7 @@ def show(**asked: Any) -> int:
 
 
 @tracefit.command()
-@asks("What one step costs", questions.STEP)
-@asks("What requests see at a load", questions.LOAD)
-@asks("Options", [questions.NOW])
+@asks((*questions.STEP, *questions.LOAD, questions.NOW))
 @asks_snapshot
 def predict(*, snapshot: Snapshot, which: str, in_json: bool, now: bool, **question: Any) -> int:
     """What one step costs, or what requests see at a load."""
@@ -228,9 +216,7 @@ def predict(*, snapshot: Snapshot, which: str, in_json: bool, now: bool, **quest
 
 
 @tracefit.command()
-@asks("The load", (*questions.SIZED, questions.RATE))
-@asks("Targets", questions.TARGETS)
-@asks("Limits of the engine that its telemetry lacks", questions.LIMITS)
+@asks((*questions.SIZED, questions.RATE, *questions.TARGETS, *questions.LIMITS))
 @asks_snapshot
 def plan(*, snapshot: Snapshot, which: str, in_json: bool, **question: Any) -> int:
     """How many requests fit the targets, and what limits them."""
@@ -270,22 +256,16 @@ def doctor(*, url: str, token_file: Path | None, in_json: bool) -> int:
     "--format",
     "file_format",
     required=True,
-    type=Word(["blis-yaml", "blis-flags", "blis-trace"]),
+    type=click.Choice(["blis-yaml", "blis-flags", "blis-trace"]),
     help="See docs/blis.md; of blis-trace, SNAPSHOT is a recording.",
 )
-@for_blis("--model-config", type=FILE, metavar="FILE", help="The model's config.json.")
-@for_blis("--hardware", metavar="NAME", help="GPU, or its memory bandwidth in TB/s.")
-@for_blis(
+@click.option("--model-config", type=FILE, metavar="FILE", help="The model's config.json.")
+@click.option("--hardware", metavar="NAME", help="GPU, or its memory bandwidth in TB/s.")
+@click.option(
     "--alpha",
-    type=Word(["server", "effective"]),
+    type=click.Choice(["server", "effective"]),
     default="server",
     help="See docs/blis.md (server).",
-)
-@for_blis("--mean", is_flag=True, help="Step times with what stalls add in the mean.")
-@for_blis(
-    "--require",
-    type=Word(["identified"]),
-    help="Refuse if a coefficient is anything less.",
 )
 @out_option("where the result goes (standard output); of blis-trace, a directory", required=False, of=FILE)
 @which_option
@@ -328,7 +308,7 @@ def replay(*, files: tuple[Path, ...], out: Path, state: Path | None, config: Co
     return _written(work, out, in_json=in_json)
 
 
-@tracefit.group(cls=Commands)
+@tracefit.group()
 def fleet() -> None:
     """What many sidecars learned, as one: docs/fleet.md."""
 
@@ -338,10 +318,12 @@ def fleet() -> None:
 @out_option("where the fleet's files go", of=DIRECTORY)
 @click.option("--every", type=interval, metavar="TIME", help="Again and again, like 5m, with pages of its own.")
 @token_option
-@click.option("--timeout", type=number("above 0", 1e-9), default=10.0, metavar="S", help="Longest wait for one (10).")
+@click.option(
+    "--timeout", type=click.FloatRange(0.0, min_open=True), default=10.0, metavar="S", help="Longest wait for one (10)."
+)
 @click.option(
     "--require",
-    type=number("from 0 to 1", 0.0, 1.0),
+    type=click.FloatRange(0.0, 1.0),
     default=0.5,
     metavar="SHARE",
     help="Write nothing if fewer sources gave a state (0.5).",
@@ -392,7 +374,7 @@ def fleet_replay(*, places: tuple[str, ...], out: Path, ray: str, config: Config
     return _written(partial(replay_fleet, ReplayOptions(places, out, ray), config, SystemClock()), out, in_json=in_json)
 
 
-@tracefit.group(cls=Commands)
+@tracefit.group()
 def lab() -> None:
     """Compare modelling systems, pool what was learned elsewhere."""
 
@@ -402,7 +384,7 @@ def lab() -> None:
 @out_option("every number as JSON", required=False)
 @click.option(
     "--learn-until",
-    type=number("between 0 and 1", 1e-9, 1.0 - 1e-9),
+    type=click.FloatRange(0.0, 1.0, min_open=True, max_open=True),
     default=0.6,
     metavar="SHARE",
     help="Part of each to learn from (0.6).",
@@ -410,13 +392,13 @@ def lab() -> None:
 @click.option("--systems", default="", metavar="NAMES", help="Comma-separated; all nine by default.")
 @click.option(
     "--protocol",
-    type=Word(["hold-out", "predict-then-learn"]),
+    type=click.Choice(["hold-out", "predict-then-learn"]),
     default="hold-out",
     help="What is scored: the end, frozen, or each step before it is learned (hold-out).",
 )
 @click.option(
     "--leave-out",
-    type=Word(["config", "gpu", "model", "quantization", "workload"]),
+    type=click.Choice(["config", "gpu", "model", "quantization", "workload"]),
     help="What donors lack.",
 )
 @with_config
@@ -463,6 +445,8 @@ def lab_merge(*, states: tuple[Path, ...], out: Path, snapshot: Path | None, con
     """Add what several sidecars learned into one state."""
     if in_json and snapshot is None:
         raise ConfigError("--json", "prints what --snapshot OUT writes, which is not asked for")
+    if directory := next(filter(Path.is_dir, states), None):
+        raise click.UsageError(f"{directory} is a directory; tracefit fleet pull {directory} -o DIR merges all in it")
     from collector.fleet.pull import merge_files  # noqa: PLC0415
 
     return _written(partial(merge_files, states, out, config, snapshot), snapshot or out, in_json=in_json)
@@ -471,7 +455,7 @@ def lab_merge(*, states: tuple[Path, ...], out: Path, snapshot: Path | None, con
 # --- the configuration ---------------------------------------------------------------------------
 
 
-@tracefit.group("config", cls=Commands)
+@tracefit.group("config")
 def configuration() -> None:
     """Check, explain or describe the configuration."""
 

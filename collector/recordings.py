@@ -365,7 +365,10 @@ def check_targets(*targets: Path | None, read: Iterable[Path] = ()) -> None:
     taken = dict.fromkeys(map(os.path.realpath, recording_files(map(str, read))), "it is read")
     for target in filter(None, targets):
         is_no_file = target.exists() and not target.is_file()
-        if why := "it is no file" if is_no_file else taken.get(os.path.realpath(target)):
+        why = "it is no file" if is_no_file else taken.get(os.path.realpath(target))
+        if not target.absolute().parent.is_dir():
+            why = "there is no such directory"
+        if why:
             raise StartError(f"cannot write {target}: {why}")
         taken[os.path.realpath(target)] = "another result goes there"
 

@@ -36,7 +36,7 @@ from typing import Any, NamedTuple, TypeGuard
 import numpy as np
 
 from exporters.wording import REASONS, Z_95, printable, unit_text
-from online import ConfigSnapshot, FeatureSnapshot, Snapshot, TargetSnapshot
+from online import ConfigSnapshot, FeatureSnapshot, Snapshot
 from online.features import ACTIVE_EXPERTS, experts_in, share_touched
 
 BYTES_PER_KV_ELEMENT = 2.0
@@ -124,7 +124,6 @@ def blis_coefficients(
     model_config: Mapping[str, Any] | None = None,
     hardware: str | None = None,
     alpha: str = "server",
-    mean: bool = False,
 ) -> Coefficients:
     """Translate one configuration's coefficients.
 
@@ -133,7 +132,6 @@ def blis_coefficients(
         model_config: the model's config.json; without it the configuration's facts must have its numbers.
         hardware: GPU name or TB/s; without it the configuration's ``gpu``, else ``memory_bandwidth_gb_s``.
         alpha: one of ``ALPHAS``.
-        mean: multiply the step time by ``mean_factor``, what stalls add to the robust fit in the mean.
 
     Returns:
         3 alphas, 11 betas, the coefficients that are not identified, notes on how the numbers came about (some of them
@@ -147,7 +145,6 @@ def blis_coefficients(
     if not step:
         raise BlisError("step_time: nothing learned yet, so its coefficients are absent")
     kv_us = _kv_us_per_token(config, model_config, hardware)
-    factor = _mean_factor(config.targets["step_time"], mean, notes)
     beta = [0.0] * N_BETAS
     prices = {name: _value(step, "step_time", name) for name in _STEP_COLUMNS}
     prices |= (experts := _fold_experts(config, step, prices)).prices
@@ -155,11 +152,11 @@ def blis_coefficients(
     prices |= folded.prices
     warnings = (*(f"not usable: {doubt}" for doubt in config.doubts), *experts.warnings, *folded.warnings)
     for name, index in _STEP_COLUMNS.items():
-        value = factor * prices[name]
+        value = prices[name]
         beta[index] = value / kv_us if index in {8, 9} else value
         if not math.isfinite(beta[index]):
             raise BlisError(f"step_time: coefficient {name} is {value!r}, too large for BLIS")
-    queueing = _queueing_us(config, alpha, factor * folded.prompt_us, notes)
+    queueing = _queueing_us(config, alpha, folded.prompt_us, notes)
     fixed, per_token = _post_decode_us(config, notes)
     ranks = config.config.get("data_parallel_size", 1)
     if ranks != 1:
@@ -253,17 +250,6 @@ def _fold_prompts(config: ConfigSnapshot, step: Mapping[str, FeatureSnapshot], p
     }
     into = f"into alpha[0] at {prompt:.1f}, and for others that run into beta[5] less beta[6] at {others_us:.4g} µs"
     return _Folded(spread, price_us * prompt, (f"{price} are folded {into}; {kinds}",))
-
-
-def _mean_factor(step: TargetSnapshot, mean: bool, notes: list[str]) -> float:
-    """What the coefficients are multiplied by."""
-    factor = step.mean_factor
-    if factor is None or not 0.0 < factor < math.inf:
-        if mean:
-            raise BlisError("--mean: the snapshot has no mean_factor of step_time")
-        return 1.0
-    notes.append(f"step_time mean / robust fit {factor:.4f} ({'applied' if mean else 'not applied'})")
-    return factor if mean else 1.0
 
 
 def _limits(config: ConfigSnapshot, hardware: str | None) -> tuple[tuple[str, str], ...]:

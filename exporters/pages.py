@@ -24,7 +24,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, gzip_accepted
 
 from exporters.blis import ALPHAS, BlisError, export
 from exporters.metrics_page import MetricsPage
-from exporters.questions import SHOWN_CHARS, QuestionError, answer_query
+from exporters.questions import QuestionError, answer_query
 from exporters.what_if import ClientView, PerGeneration
 from online import ConfigSnapshot, Snapshot
 from tracefit import NotFoundError, TracefitError
@@ -40,18 +40,12 @@ RETRY_AFTER_S = 5
 
 
 class Request(NamedTuple):
-    """What a handler may look at.
-
-    ``repeated`` is a parameter that was given twice, whose last value ``query`` has; ``empty`` one that was given
-    without a value, as forms give fields that nobody filled in, which ``query`` has not.
-    """
+    """What a handler may look at; ``query`` has the last value of a parameter."""
 
     path: str
     captures: tuple[str, ...]
     query: Mapping[str, str]
     headers: Mapping[str, str]
-    repeated: str = ""
-    empty: str = ""
 
     def header(self, name: str) -> str:
         """Value of a header, empty if absent."""
@@ -84,21 +78,16 @@ def dispatch(routes: Routes, method: str, target: str, headers: Mapping[str, str
     """
     try:
         parts = urlsplit(target)
-        pairs = parse_qsl(parts.query, keep_blank_values=True, max_num_fields=32)
+        query = dict(parse_qsl(parts.query, keep_blank_values=True, max_num_fields=32))
     except ValueError:
         return plain(HTTPStatus.BAD_REQUEST)
-    names = [name for name, value in pairs if value]
-    repeated = next((name for index, name in enumerate(names) if name in names[:index]), "")
-    empty = next((name for name, value in pairs if not value), "")
     for pattern, handler in routes.items():
         found = re.fullmatch(re.escape(pattern).replace(r"\*", "([^/]+)"), parts.path)
         if found is None:
             continue
         if method not in {"GET", "HEAD"}:
             return plain(HTTPStatus.METHOD_NOT_ALLOWED, headers=(("Allow", _ALLOWED),))
-        query = {name: value for name, value in pairs if value}
-        captures = tuple(map(unquote, found.groups()))
-        return handler(Request(parts.path, captures, query, headers, repeated, empty))
+        return handler(Request(parts.path, tuple(map(unquote, found.groups())), query, headers))
     return plain(HTTPStatus.NOT_FOUND)
 
 
@@ -205,9 +194,6 @@ class QuestionPages:
         if snapshot is None:
             return nothing_yet()
         try:
-            for name, problem in ((request.repeated, "given twice"), (request.empty, "given without a value")):
-                if name:
-                    raise QuestionError(name[:SHOWN_CHARS], problem)
             find = partial(self._view.config, snapshot)
             answer = answer_query(request.path[1:], request.query, find, self._clock_ns())
         except QuestionError as error:

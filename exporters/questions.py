@@ -23,7 +23,7 @@ _WHOLE = re.compile(r"\d{1,13}")
 _SWITCH = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 SHOWN_CHARS = 32
 _TIME_UNITS = ((1e6, "s"), (1e3, "ms"), (1.0, "µs"), (1e-3, "ns"))
-_NO_FACTOR, _WHOLE_FROM = 1e-9, 1e3
+_WHOLE_FROM = 1e3
 
 
 class QuestionError(ValueError):
@@ -252,20 +252,12 @@ class Answer(NamedTuple):
             yield "level", self._level()
 
     def _step_lines(self, said: Prediction) -> Iterator[tuple[str, str]]:
-        work = {"intercept": 1.0, **self.question.query}
         yield (
             "step",
             "{prefill_tokens:,.0f} prefill tokens, {requests:,.3g} requests, "
-            "{decode_context_tokens:,.0f} tokens of decode context".format(**work),
+            "{decode_context_tokens:,.0f} tokens of decode context".format(**self.question.query),
         )
         yield "takes", with_band(said)
-        terms = {each.name: each.value * work[each.name] for each in self.config.coefficients() if each.name in work}
-        total = sum(terms.values())
-        if total > 0.0 and len(terms) == len(self.config.coefficients()):
-            factor = said.us / total
-            shares = ", ".join(f"{name} {value / total:.0%}" for name, value in terms.items())
-            shape = f"; times {factor:.3f} for this shape" if abs(factor - 1.0) > _NO_FACTOR else ""
-            yield "of which", f"{shares}{shape}"
 
     def _level(self) -> str:
         """What the last steps do to the answer, and how old that is."""

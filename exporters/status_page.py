@@ -15,7 +15,7 @@ from __future__ import annotations
 import base64
 import datetime as dt
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from http import HTTPStatus
@@ -46,7 +46,6 @@ CONFLICTS_MIN = 10
 """A process that is restarted again and again makes a few."""
 _PREFIX = "tracefit_"
 _PROBLEM = "_problem"
-_STEPLESS = ("requests", "metrics")
 
 # ----------------------------------------------------------------- what the page is made of
 
@@ -71,17 +70,6 @@ class PendingTelemetry(NamedTuple):
             f"{held} of {engines}, not learned yet: steps wait for the spans of their requests, and these for steps. "
             f"If nothing more comes, they are learned as they are, at {until:%H:%M:%S} UTC at the latest."
         )
-
-
-class SenderHints(NamedTuple):
-    """What the receiving side saw.
-
-    ``conflicting_steps`` fit no process of their engine: several send as one, and look alike.
-    """
-
-    plugin_losses: Mapping[str, float] = {}
-    unbound_publishers: int = 0
-    conflicting_steps: int = 0
 
 
 class FleetSource(NamedTuple):
@@ -134,7 +122,7 @@ class StatusPage:
         unix_nano: the clock, for ages only.
         advisory: verdicts, and what the coefficients say of the load of the last minutes.
         pending: what engines have sent that is not learned yet.
-        hints: what senders lose or send in vain.
+        conflicting_steps: how many fit no process of their engine: several send as one, and look alike.
         fleet: where the states were pulled from, if this is a fleet's page.
         history_of: last rows and coefficients of the last day of a configuration, as of the newest snapshot.
         version: shown in the header.
@@ -148,7 +136,7 @@ class StatusPage:
     unix_nano: Callable[[], int]
     advisory: Advisory | None = None
     pending: Callable[[], PendingTelemetry | None] = lambda: None
-    hints: Callable[[], SenderHints] = SenderHints
+    conflicting_steps: Callable[[], int] = int
     fleet: Callable[[], Sequence[FleetSource]] = tuple
     history_of: Callable[[str], HistoryView | None] = lambda _: None
     version: str = ""
@@ -194,7 +182,7 @@ class StatusPage:
             "nothing_yet": wording.NOTHING_YET.for_port(otlp_port),
             "scraped": detail.get("scrape", ()),
             "pending": self.pending(),
-            "hints": list(sender_advice(self.hints(), snapshot, otlp_port)),
+            "conflicts": _conflict_advice(self.conflicting_steps()),
             "accounting": _accounting_view(self.own),
         }
 
@@ -258,7 +246,7 @@ def _usual_load(judged: ConfigVerdict) -> dict[str, str]:
 
 
 def _answer(snapshot: Snapshot, view: ClientView, query: Mapping[str, str], now: int) -> View:
-    wanted = {name: value for name, value in query.items() if name != _ASK}
+    wanted = {name: value for name, value in query.items() if value and name != _ASK}
     method = "plan" if query[_ASK] == "plan" else "predict"
     try:
         answer = answer_query(method, wanted, partial(view.config, snapshot), now)
@@ -271,25 +259,13 @@ def _answer(snapshot: Snapshot, view: ClientView, query: Mapping[str, str], now:
 # ----------------------------------------------------------------- what comes in, and what is lost
 
 
-def sender_advice(hints: SenderHints, snapshot: Snapshot | None, otlp_port: int) -> Iterator[Advice]:
-    """What senders lose or send in vain, and what would help."""
-    for reason, lost in hints.plugin_losses.items():
-        if lost:
-            remedy = wording.PLUGIN_REMEDIES[reason].for_port(otlp_port)
-            yield remedy._replace(meaning=f"{count(lost)} {remedy.meaning}.")
-    stepless = [] if snapshot is None else [each for each in snapshot.configs if each.telemetry in _STEPLESS]
-    if hints.unbound_publishers and stepless:
-        yield Advice(
-            "fair",
-            f"{count(hints.unbound_publishers)} KV publishers belong to no engine that is known: their events say "
-            "something of steps, and this vLLM sends none. They are not used.",
-            "Let the tracefit producer plugin (deploy/vllm-plugin) send steps over OTLP.",
-        )
-    if hints.conflicting_steps >= CONFLICTS_MIN:
-        yield wording.SHARED_ID._replace(
-            meaning=f"{count(hints.conflicting_steps)} steps contradict others of the same service.instance.id: "
-            "several processes seem to send under one, with equal process.pid and host.name."
-        )
+def _conflict_advice(steps: int) -> Advice | None:
+    if steps < CONFLICTS_MIN:
+        return None
+    return wording.SHARED_ID._replace(
+        meaning=f"{count(steps)} steps contradict others of the same service.instance.id: several processes seem to "
+        "send under one, with equal process.pid and host.name."
+    )
 
 
 def _accounting_view(own: Collector) -> View:

@@ -322,24 +322,3 @@ def _alpha_advice(config: ConfigSnapshot) -> Advice | None:
         return None
     remedy = "The API server's spans of 20 requests complete it; where none come, let it send them:"
     return Advice("fair", ALPHA_INCOMPLETE, remedy, NOTHING_YET.flags)
-
-
-PLUGIN_REMEDIES: dict[str, Advice] = {
-    "queue_full": Advice(
-        "poor",
-        "items were pushed out of the producer plugin's full queue (plugin.queue_full)",
-        "Send where somebody listens:",
-        ("TRACEFITVLLM_ENDPOINT=http://…:4317",),
-    ),
-    "export_failed": Advice(
-        "poor",
-        "items were refused by the receiver for good or for 75 s (plugin.export_failed)",
-        "Look at the reasons for which exports are refused here, and at the plugin's endpoint:",
-        ("TRACEFITVLLM_ENDPOINT=http://…:4317",),
-    ),
-    "hook_error": Advice(
-        "poor",
-        "errors inside of the producer plugin; at five it takes itself off (plugin.hook_error)",
-        "vLLM's log has the error; a plugin made for this version of vLLM may exist.",
-    ),
-}

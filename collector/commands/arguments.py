@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import math
 import os
 import re
 from collections.abc import Callable, Iterable
@@ -18,7 +17,6 @@ from typing import Any
 import click
 
 from collector.config import ENV_FILE, PROFILES, Config, is_endpoint, load, suggestion
-from collector.runtime import StartError
 from exporters.questions import READERS, Parameter
 
 Function = Callable[..., Any]
@@ -44,7 +42,7 @@ MEANT_OPTIONS = {
     "--tpot": "--itl",
     "--slo": "--itl",
     "--qps": "--rate",
-    "-v": "--version",
+    "--interval": "--every",
     "--model": "--which",
     "--url": "--scrape",
     "--vllm": "--scrape",
@@ -65,6 +63,7 @@ MEANT_OPTIONS = {
 """The same of options, where the command has what they mean."""
 ANSWERED = {
     **dict.fromkeys(("--port", "--grpc-port"), "--listen HOST:PORT takes telemetry, --pages HOST:PORT shows pages"),
+    **dict.fromkeys(("-v", "-V"), "tracefit --version says the version; TRACEFIT_LOG_LEVEL=debug says more"),
     "--e2e": "targets are --itl and --ttft; E2E follows from both",
     "--concurrency": "it is what a plan finds; what requests see at a load, tracefit predict says",
     **dict.fromkeys(
@@ -72,43 +71,6 @@ ANSWERED = {
     ),
 }
 """The same where one word does not answer."""
-
-
-class Option(click.Option):
-    """An option that stands under a heading of its own in the help."""
-
-    def __init__(self, *args: Any, heading: str = "Options", **settings: Any) -> None:
-        super().__init__(*args, **settings)
-        self.heading = heading
-
-
-class Command(click.Command):
-    """A command whose help has its options under their headings, and whose wrong usages name that help."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """As click does, which forgets whose option it was that lacks its value."""
-        try:
-            return super().parse_args(ctx, args)
-        except click.UsageError as error:
-            error.ctx = error.ctx or ctx
-            raise
-
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """As click does, a section for each heading."""
-        sections: dict[str, list[tuple[str, str]]] = {}
-        for param in self.get_params(ctx):
-            record = param.get_help_record(ctx) if isinstance(param, click.Option) else None
-            if record is not None:
-                sections.setdefault(getattr(param, "heading", "Options"), []).append(record)
-        for heading, records in sections.items():
-            with formatter.section(heading):
-                formatter.write_dl(records)
-
-
-class Commands(click.Group):
-    """A group of such commands."""
-
-    command_class = Command
 
 
 def say_usage(error: click.UsageError) -> str:
@@ -140,10 +102,11 @@ def _meant_option(error: click.NoSuchOption) -> str:
     name, has = error.option_name, _options(error)
     if MEANT_OPTIONS.get(name) in has:
         return f"; did you mean {MEANT_OPTIONS[name]!r}?"
-    key = "log_level" if name == "--verbose" else name.removeprefix("--").replace("-", "_")
-    keys = [each for each in Config.__struct_fields__ if f"{each}_".startswith(f"{key}_") and "--config" in has]
-    if key in keys or len(keys) == 1:
-        return f", but a key of the configuration: set TRACEFIT_{(key if key in keys else keys[0]).upper()}"
+    words = {"--verbose": "log-level"}.get(name, name.removeprefix("--")).split("-")
+    fields = Config.__struct_fields__ if "--config" in has else ()
+    keys = ["_".join(words)] if "_".join(words) in fields else [k for k in fields if {*words} <= {*k.split("_")}]
+    if keys:
+        return f", but in the configuration: set {' or '.join(f'TRACEFIT_{each.upper()}' for each in keys)}"
     if name in ANSWERED and (not name.endswith("port") or "--listen" in has):
         return f": {ANSWERED[name]}"
     return f"; did you mean {error.possibilities[0]!r}?" if error.possibilities else ""
@@ -151,37 +114,6 @@ def _meant_option(error: click.NoSuchOption) -> str:
 
 def _options(error: click.UsageError) -> set[str]:
     return {each for param in (error.ctx.command.params if error.ctx else ()) for each in param.opts}
-
-
-class Word(click.Choice[str]):
-    """One of a few words."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """The word, or the sentence that names the nearest one."""
-        if value not in self.choices:
-            self.fail(f"{value!r} is not one of {', '.join(self.choices)}{suggestion(value, self.choices)}", param, ctx)
-        return str(value)
-
-
-class Place(click.types.FuncParamType[str, Path]):
-    """A path, which the shell completes."""
-
-    shell_complete = click.Path().shell_complete
-
-
-def number(range_text: str, low: float, high: float = math.inf) -> Callable[[str], float]:
-    """Reads a finite number within bounds, both included, which ``range_text`` describes."""
-
-    def read(text: str) -> float:
-        try:
-            value = float(text)
-        except ValueError:
-            value = math.nan
-        if not (math.isfinite(value) and low <= value <= high):
-            raise ValueError(f"{text!r} is no number {range_text}")
-        return value
-
-    return read
 
 
 def host_port(text: str) -> str:
@@ -193,41 +125,6 @@ def host_port(text: str) -> str:
     return text
 
 
-def _path(text: str) -> Path:
-    if not text:  # Path("") would be the working directory
-        raise ValueError("'' is no path")
-    if "://" in text:
-        raise ValueError(f"{text!r} is no file: tracefit run --scrape reads pages, tracefit fleet replay reads stores")
-    return Path(text)
-
-
-def _present(text: str) -> Path:
-    """A file or a directory that is there; ``-`` is standard input."""
-    path = _path(text)
-    if text != "-" and not path.exists():
-        raise StartError(f"cannot read {path}: No such file or directory")
-    return path
-
-
-def _new_file(text: str) -> Path:
-    """Refused before the work, and not after an hour of it."""
-    path = _path(text)
-    parent = path.absolute().parent
-    why = "it is a directory" if path.is_dir() else "" if os.access(parent, os.W_OK) else "no permission"
-    if not parent.is_dir():
-        why = "there is no such directory"
-    if why:
-        raise StartError(f"cannot write {path}: {why}")
-    return path
-
-
-def _directory(text: str) -> Path:
-    path = _path(text)
-    if path.exists() and not path.is_dir():
-        raise StartError(f"cannot write to {path}: it is a file, and a directory is wanted")
-    return path
-
-
 def interval(text: str) -> float:
     """Seconds of 30s, 5m or 1h."""
     match = re.fullmatch(r"(\d{1,6})([smh])", text)
@@ -237,14 +134,17 @@ def interval(text: str) -> float:
     return seconds
 
 
-FILE, PRESENT, NEW_FILE, DIRECTORY = map(Place, (_path, _present, _new_file, _directory))
+FILE = click.Path(path_type=Path)
+PRESENT = click.Path(exists=True, allow_dash=True, path_type=Path)
+NEW_FILE = click.Path(dir_okay=False, path_type=Path)
+DIRECTORY = click.Path(file_okay=False, path_type=Path)
 """What is read; the same, looked for at once; what is written; where several files are written."""
 
 
 def config_options(command: Function) -> Function:
     """``--config`` and ``--profile``."""
     meaning = "Defaults for: sidecar, one pod; gateway, up to 500 engines; bulk, recordings."
-    profile = click.option("--profile", type=Word(PROFILES), help=meaning)
+    profile = click.option("--profile", type=click.Choice(PROFILES), help=meaning)
     file = click.option(
         "--config", type=FILE, envvar=ENV_FILE, metavar="FILE", help=f"YAML (default: the path in ${ENV_FILE})."
     )
@@ -266,7 +166,7 @@ def json_option(command: Function) -> Function:
     return click.option("--json", "in_json", is_flag=True, help="Print the result as one JSON document.")(command)
 
 
-def out_option(meaning: str, *, required: bool = True, of: Place = NEW_FILE) -> Callable[[Function], Function]:
+def out_option(meaning: str, *, required: bool = True, of: click.Path = NEW_FILE) -> Callable[[Function], Function]:
     """``-o``, ``--out``."""
     metavar = "OUT" if of is NEW_FILE else "DIR"
     return click.option("-o", "--out", required=required, type=of, metavar=metavar, help=meaning.capitalize() + ".")
@@ -295,18 +195,17 @@ def asks_snapshot(command: Function) -> Function:
     return click.argument("snapshot")(which_option(token_option(json_option(run))))
 
 
-def asks(heading: str, parameters: Iterable[Parameter]) -> Callable[[Function], Function]:
-    """An option for each parameter of a question, under a heading; what a number may be, the question knows."""
+def asks(parameters: Iterable[Parameter]) -> Callable[[Function], Function]:
+    """An option for each parameter of a question; what a number may be, the question knows."""
 
     def add(command: Function) -> Function:
         for each in reversed(list(parameters)):
-            settings: dict[str, Any] = {"cls": Option, "heading": heading, "required": each.required}
-            if each.kind == "switch":
-                settings["is_flag"] = True
-            else:
-                settings |= {"type": READERS[each.kind], "metavar": "TIME" if each.kind == "time" else "N"}
+            settings: dict[str, Any] = {"is_flag": True}
+            if each.kind != "switch":
+                settings = {"type": READERS[each.kind], "metavar": "TIME" if each.kind == "time" else "N"}
             meaning = f"{each.meaning[:1].upper()}{each.meaning[1:]}."
-            command = click.option(f"--{each.name.replace('_', '-')}", help=meaning, **settings)(command)
+            name = f"--{each.name.replace('_', '-')}"
+            command = click.option(name, help=meaning, required=each.required, **settings)(command)
         return command
 
     return add

@@ -4,14 +4,13 @@ With ``--gpu`` what is fed is made: what a server on a GPU would send (:mod:`.gp
 
 The wall clock and the monotonic clock of the recording move by a constant each, so that what was measured between two
 stamps stays one interval, and the end of the recording reads as the end of the demo. Throttled, intervals are longer
-from the middle on. A recording that is sent again has other ids: a request is known by its id for longer than a round.
+from the middle on.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-import signal
 import socket
 import sys
 import threading
@@ -40,13 +39,10 @@ MONOTONIC_NS_KEYS = frozenset(
 )
 MONOTONIC_S_KEYS = frozenset({"ts.monotonic", "event.ts.monotonic"})
 """Attributes that carry a monotonic stamp: integer nanoseconds, double seconds."""
-REQUEST_ID_KEYS = frozenset({"gen_ai.request.id", "request.id"})
 MONOTONIC_FLOOR_NS = 3_600_000_000_000
 """A machine that booted just now has a monotonic clock near 0; the recording must not begin before its boot."""
 
 PORT_GRPC, PORT_PAGES = 4317, 9464
-SPEED = 20.0
-"""Times as recorded, unless somebody asks for another."""
 SEND_TIMEOUT_S, RETRY_S = 30.0, 1.0
 POLL_S = 1.5
 QUESTION, GPU_QUESTION = ({"prompt": 200, "output": 120, "itl": itl_ms} for itl_ms in (30.0, 10.0))
@@ -84,16 +80,14 @@ class Stamps(NamedTuple):
         return round(max(since_ns, 0) * (self.factor - 1.0))
 
 
-def restamped(payload: bytes, stamps: Stamps, salt: int = 0) -> bytes:
-    """An export with its stamps changed; a ``salt`` gives its requests, traces and spans other ids, too."""
+def restamped(payload: bytes, stamps: Stamps) -> bytes:
+    """An export with its stamps changed."""
     request = ExportTraceServiceRequest.FromString(payload)
     for span in (span for resource in request.resource_spans for scope in resource.scope_spans for span in scope.spans):
         span.start_time_unix_nano = stamps.unix_of(span.start_time_unix_nano)
         span.end_time_unix_nano = stamps.unix_of(span.end_time_unix_nano)
         for event in span.events:
             event.time_unix_nano = stamps.unix_of(event.time_unix_nano)
-        span.trace_id, span.span_id = _salted(span.trace_id, salt), _salted(span.span_id, salt)
-        span.parent_span_id = _salted(span.parent_span_id, salt)
         for attributes in (span.attributes, *(event.attributes for event in span.events)):
             for attribute in attributes:
                 value = attribute.value
@@ -101,13 +95,7 @@ def restamped(payload: bytes, stamps: Stamps, salt: int = 0) -> bytes:
                     value.int_value = stamps.mono_of(value.int_value)
                 elif attribute.key in MONOTONIC_S_KEYS:
                     value.double_value = stamps.mono_of(round(value.double_value * 1e9)) / 1e9
-                elif salt and attribute.key in REQUEST_ID_KEYS:
-                    value.string_value = f"{salt:x}-{value.string_value}"
     return request.SerializeToString()
-
-
-def _salted(known: bytes, salt: int) -> bytes:
-    return (int.from_bytes(known[:2], "big") ^ salt).to_bytes(2, "big") + known[2:] if known else known
 
 
 class Sending(NamedTuple):
@@ -167,11 +155,10 @@ def throttling(index: Sequence[Received], factor: float) -> Stamps:
     return Stamps(slow_unix_ns=begins.recv_unix_ns, slow_mono_ns=begins.recv_mono_ns, factor=factor)
 
 
-def schedule(tape: Tape, speed: float, clock: Clock, throttle: float = 1.0, salt: int = 0) -> Iterator[Sending]:
+def schedule(tape: Tape, speed: float, clock: Clock, throttle: float = 1.0) -> Iterator[Sending]:
     """The exports of a tape as they should be sent from now on, with the stamps of ``clock``.
 
-    They are sent ``speed`` times faster than recorded. ``throttle`` is the factor of :func:`throttling`, and ``salt``
-    that of :func:`restamped`.
+    They are sent ``speed`` times faster than recorded. ``throttle`` is the factor of :func:`throttling`.
     """
     index = [received for received, _ in tape]
     slow = throttling(index, throttle)
@@ -185,7 +172,7 @@ def schedule(tape: Tape, speed: float, clock: Clock, throttle: float = 1.0, salt
     )
     for received, (_, payload) in zip(index, tape, strict=True):
         recorded_s = (received.recv_unix_ns - first.recv_unix_ns) / 1e9
-        yield Sending(recorded_s / speed, recorded_s, restamped(payload, stamps, salt))
+        yield Sending(recorded_s / speed, recorded_s, restamped(payload, stamps))
 
 
 def send(target: str, sendings: Iterable[Sending], clock: Clock, watch: Callable[[float], None]) -> None:
@@ -219,34 +206,7 @@ def _code_of(export: Callable[..., bytes], payload: bytes) -> grpc.StatusCode:
     return grpc.StatusCode.OK
 
 
-def send_forever(tape: Tape, target: str, clock: Clock, throttle: float = 1.0) -> int:
-    """Send a tape to a sidecar at the pace it was recorded, again and again, until Ctrl-C or SIGTERM.
-
-    Faster would overlap with the round before: event time has to go on with the clock.
-    """
-    number = 0
-    with contextlib.suppress(KeyboardInterrupt):
-        while True:
-            number += 1
-            say(f"Sending the recording to {target}, round {number}; Ctrl-C ends it.")
-            salt = clock.unix_nano() // 1_000_000_000 % 0xFFFF + 1  # rounds, in every run, are minutes apart
-            send(target, schedule(tape, 1.0, clock, throttle, salt), clock, lambda _: None)
-    return EXIT_OK
-
-
 # --- the sidecar ------------------------------------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def signals_as_ctrl_c() -> Iterator[None]:
-    """SIGTERM and a closed terminal end a demo as Ctrl-C does: its sidecar drains."""
-    taken = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) != signal.SIG_IGN]
-    before = {number: signal.signal(number, signal.default_int_handler) for number in taken}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def forget_last_run(directory: Path) -> None:

@@ -131,8 +131,10 @@ def fetch(url: str, token: str | None) -> Page:
     except TimeoutError:
         reason = f"not within {TIMEOUT_S:g} s"
     except (aiohttp.ClientError, OSError, ValueError) as error:
-        code = 0 if isinstance(error, aiohttp.ClientSSLError) else getattr(error, "errno", None) or 0
+        is_tls = isinstance(error, aiohttp.ClientSSLError)
+        code = 0 if is_tls else getattr(error, "errno", None) or 0
         reason = os.strerror(code) if code > 0 else getattr(error, "strerror", None) or str(error)
+        ports = "; a server without TLS is asked by http://" if is_tls else ports
     raise StartError(f"nothing answers at {url}: {reason}{ports}")
 
 

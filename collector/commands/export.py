@@ -102,21 +102,17 @@ def export_snapshot(
     *,
     which: str,
     model_config: Path | None,
-    require: str | None,
     **options: Any,
 ) -> int:
     """Print a snapshot's coefficients in the form of another program, or write them to a file.
 
-    ``require`` refuses if a coefficient is anything less; ``options`` are those of :func:`exporters.blis.export`.
+    ``options`` are those of :func:`exporters.blis.export`.
     """
     facts = _read_model_config(model_config) if model_config is not None else None
     try:
         content, coefficients = export(snapshot, meant_config(snapshot, which), model_config=facts, **options)
     except (BlisError, NotFoundError) as error:
         note(f"error: {'--which: ' if isinstance(error, NotFoundError) else ''}{error}")
-        return EXIT_FAILED
-    if require is not None and coefficients.doubtful:
-        note(f"error: --require {require}: {len(coefficients.doubtful)} not: {'; '.join(coefficients.doubtful)}")
         return EXIT_FAILED
     for warning in (*(f"not identified: {each}" for each in coefficients.doubtful), *coefficients.warnings):
         note(f"warning: {warning}")

@@ -61,7 +61,6 @@ BAD = """
 /predict?requests=twenty requests
 /predict?requests=1_000 requests
 /predict?requests=%EF%BC%91%EF%BC%90 requests
-/predict?requests=20&requests=30 requests
 /predict?requests=20&prefix_hit=0.4 prefix_hit
 /predict?requests=1&prefill=1000000000000 prefill
 /predict?prompt=10&output=10&prefix_hit=1.1 prefix_hit
@@ -70,7 +69,6 @@ BAD = """
 /plan prompt
 /plan?prompt=10&output=10 itl: without a target anything fits
 /plan?prompt=10&output= output
-/plan?prompt=10&output=10&itl=30ms&itl=40ms itl
 /plan?prompt=10&output=10&itl=soon itl
 /plan?prompt=10&output=10&itl=0 itl
 /plan?prompt=10&output=10&ttft=999999999999s ttft

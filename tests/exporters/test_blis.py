@@ -7,7 +7,6 @@ them; nothing is shared with the exporter.
 import math
 
 import msgspec
-import numpy as np
 import pytest
 import yaml
 from hypothesis import given, settings
@@ -146,17 +145,6 @@ def test_an_absent_alpha_is_0_and_named_because_a_released_vllm_tells_none(targe
     assert found.beta == whole.beta
     assert found.alpha == tuple(0 if place in places else whole.alpha[place] for place in range(3))
     assert f"# {target}: nothing learned yet, taken as 0" in file_of(config_with(**{target: None}))
-
-
-def test_the_mean_factor_is_applied_where_it_is_asked_for():
-    step = msgspec.structs.replace(cases.config().targets["step_time"], mean_factor=1.25)
-    robust, mean = exported(config_with(step_time=step)), exported(config_with(step_time=step), mean=True)
-    np.testing.assert_allclose(mean.beta, 1.25 * np.array(robust.beta))
-    assert mean.alpha == robust.alpha
-    assert [note for note in mean.notes if "applied" in note] == ["step_time mean / robust fit 1.2500 (applied)"]
-    assert [note for note in robust.notes if "applied" in note] == ["step_time mean / robust fit 1.2500 (not applied)"]
-    with pytest.raises(BlisError, match=r"^--mean: "):
-        exported(config_with(step_time=msgspec.structs.replace(step, mean_factor=None)), mean=True)
 
 
 @pytest.mark.parametrize("name", COLUMNS)

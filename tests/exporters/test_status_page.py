@@ -12,10 +12,9 @@ import msgspec
 import pytest
 from prometheus_client import CollectorRegistry, Counter
 
-from collector.telemetry import PluginLoss
-from exporters.status_page import PendingTelemetry, SenderHints
+from exporters.status_page import PendingTelemetry
 from exporters.what_if import Advisory, ClientView, WorkloadProfile
-from exporters.wording import PLUGIN_REMEDIES, QUALITY, REASONS, STATUS, advice_for
+from exporters.wording import QUALITY, REASONS, STATUS, advice_for
 from online import Reason
 from online.rows import Quality
 from online.snapshot import DriftSnapshot
@@ -232,17 +231,12 @@ def test_the_page_of_two_thousand_configurations_is_bounded(history):
     assert len(answer(many, history_of=lambda _: history).body) < 1_000_000
 
 
-# --- what senders lose ------------------------------------------------------------------------------------------------
+# --- who sends --------------------------------------------------------------------------------------------------------
 
 
-def test_what_a_plugin_loses_is_said_by_its_reason_with_its_own_remedy():
-    assert {*PLUGIN_REMEDIES} == {*PluginLoss}
-    hints = SenderHints(plugin_losses={"queue_full": 1200.0, "hook_error": 0.0})
-    text = words(None, hints=lambda: hints)
-    for said in ("1,200 items were pushed out", "plugin.queue_full", "TRACEFITVLLM_ENDPOINT"):
-        assert said in text
-    assert "hook_error" not in text
-    assert "What senders lose" not in words(cases.snapshot())
+def test_several_processes_that_send_as_one_are_told_of():
+    assert "1,200 steps contradict others" in words(None, conflicting_steps=lambda: 1200)
+    assert "contradict" not in words(cases.snapshot(), conflicting_steps=lambda: 3)
 
 
 @pytest.mark.parametrize("snapshot", [None, cases.snapshot()])

@@ -5,11 +5,9 @@ from itertools import pairwise
 import pytest
 
 from collector.commands.demo import (
-    Stamps,
     forget_last_run,
     gpu_tape,
     read_index,
-    restamped,
 )
 from collector.commands.gpu import StepTimes
 from collector.recordings import Recording
@@ -17,18 +15,6 @@ from collector.runtime.filesystem import StartError
 from tests.support.clocks import FakeClock
 from tests.support.pipelines import replayed
 from tracefit import load
-
-
-def test_a_recording_that_is_sent_again_is_of_other_requests(data_dir):
-    recording = data_dir / "c1_mixed" / "otlp.pb.gz"
-    rounds = [list(Recording(recording, print).exports())]
-    later = Stamps(10**12, 10**12)
-    rounds.append([each._replace(payload=restamped(each.payload, later, 77)) for each in rounds[0]])
-    learned = [replayed(exports).snapshot(1, 1).configs[0].targets for exports in (rounds[0], [*rounds[0], *rounds[1]])]
-    for name in ("api_queueing", "post_decode", "first_response"):
-        once, twice = (targets[name].models["portable"].rows for targets in learned)
-        assert twice == 2 * once > 0, name
-        assert learned[1][name].mean_us == pytest.approx(learned[0][name].mean_us, rel=1e-3)
 
 
 def test_the_gpu_of_the_demo_is_learned_as_its_table_has_it(data_dir):

@@ -49,8 +49,6 @@ def export(tmp_path, capsys):
         ("both", "--which 0f3c --hardware abacus", "error: --hardware: memory bandwidth of 'abacus' is not known"),
         *(("both", f"--which 0f3c --model-config {{{name}}}", "--model-config") for name in ("no_json", "no_object")),
         ("both", "--which 0f3c --model-config {deep}", "--model-config"),
-        ("doubtful", "--require identified", "error: --require identified: 2 not: step_time requests"),
-        ("doubtful", "--require identified --alpha effective", "3 not"),
     ],
 )
 def test_what_is_missing_or_not_good_enough_is_one_sentence_and_no_file(export, snapshot, options, said):
@@ -62,7 +60,7 @@ def test_what_is_missing_or_not_good_enough_is_one_sentence_and_no_file(export, 
 def test_the_flags_are_one_line_without_a_warning_where_all_is_identified(export):
     first_alphas = []
     for alpha in ("server", "effective"):
-        code, out, noted = export("both", f"--which 0f3c --require identified --alpha {alpha}")
+        code, out, noted = export("both", f"--which 0f3c --alpha {alpha}")
         assert (code, out.count("\n"), noted) == (0, 1, "")
         first_alphas.append(int(out.split()[1].split(",")[0]))
     assert first_alphas[0] < first_alphas[1]

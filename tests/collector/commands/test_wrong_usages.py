@@ -15,6 +15,7 @@ CONFIGS = {
     "detector": "detector: cusim",
     "durability": "durability: lok",
     "learners": "learners: [rsl]",
+    "itl_ms": "itl_ms: fast",
 }
 
 

@@ -343,7 +343,7 @@ def fleet_pull(
 ) -> int:
     """Gather states, merge them by configuration, name who differs.
 
-    A SOURCE is http://HOST:PORT, dns+http://NAME:PORT, a directory, a state file or s3://BUCKET/PREFIX.
+    A SOURCE is http://HOST:PORT, dns+http://NAME:PORT, a directory or a state file.
     """
     if every is not None and in_json:
         raise ConfigError("--json", "not with --every, which serves its result at /snapshot")

@@ -72,7 +72,7 @@ class NoEntryError(ValueError):
     """The bytes end, or are something else, where an entry should be."""
 
 
-_DAMAGES: Final = (NoEntryError, EOFError, zlib.error, OSError)
+_DAMAGES: Final = (NoEntryError, EOFError, zlib.error, gzip.BadGzipFile)
 """What reading raises where a file is damaged."""
 
 

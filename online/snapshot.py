@@ -253,9 +253,8 @@ class ConfigSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     ``sources`` says where each fact of ``config`` is from, ``contradictions`` what weaker sources claimed instead,
     ``cannot_derive`` what is missing for the feature sets that need the model's and the GPU's sheet. ``quarantined``:
-    its learner raised and why; it has no targets until a restart. ``distinguished_by``: where a tenth of its replicas,
-    three at least, differ, the facts that would make them a configuration of their own. ``doubts``: why nothing it
-    answers should be used, one clause each; empty where nothing speaks against it. ``prefix_hits_hidden``: the
+    its learner raised and why; it has no targets until a restart. ``doubts``: why nothing it answers should be used,
+    one clause each; empty where nothing speaks against it. ``prefix_hits_hidden``: the
     telemetry counts prompt tokens that the prefix cache had as if they were computed. ``last_heard_unix_nano``: time
     of the newest event or page of any of its engines, by their clocks, whether a row was learned from it or not; 0 of
     merged states and of recordings, where nobody is alive. ``replaced_by``: the configuration that its server sends
@@ -271,7 +270,6 @@ class ConfigSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     contradictions: dict[str, str] = {}
     cannot_derive: list[str] = []
     quarantined: str = ""
-    distinguished_by: list[str] = []
     doubts: list[str] = []
     prefix_hits_hidden: bool = False
     last_heard_unix_nano: int = 0

@@ -26,7 +26,7 @@ import msgspec
 
 from collector import __version__
 from collector.config import Config
-from collector.identity import IDENTITY, Fact, unknown_experts
+from collector.identity import unknown_experts
 from collector.recordings import check_targets
 from collector.runtime import EXIT_FAILED, EXIT_OK, Clock, note, progress, say
 from collector.service import STATES_NAME, Directory, check_learning
@@ -35,7 +35,7 @@ from exporters.questions import counted
 from exporters.snapshot_file import SNAPSHOT_NAME, published_snapshot, write_atomically, write_snapshot
 from exporters.status_page import FleetSource
 from exporters.wording import outlier_replicas
-from online import Bank, ConfigSnapshot, Snapshot, StateError, TargetSnapshot, merge_states
+from online import Bank, ConfigSnapshot, Snapshot, StateError, merge_states
 from online.state import Lineage, LineageLedger
 from online.transfer import HIDES_HITS
 
@@ -72,25 +72,17 @@ def merge_files(paths: Sequence[Path], out: Path, config: Config, snapshot: Path
     return EXIT_OK
 
 
-FactsByEngine = Mapping[tuple[str, str], Mapping[str, Fact]]
-"""By configuration and engine, what its sidecar knows of it."""
-
 _TELEMETRY = "merged"
 """A state does not say what its rows were made from."""
 _STEP_TIME = "step_time"
-_MACHINE = ("gpu", "tensor_parallel_size", "dtype", "quantization", "cpu_offload")
-"""Of the facts of identity, those that make one machine faster than another; whoever does not say them may hide two."""
-_KIND_MIN, _KIND_SHARE = 3, 0.1
-"""Fewer engines of another speed are engines that are slow, not another kind of machine."""
 
 
-def fleet_snapshot(bank: Bank, generation: int = 1, engines: FactsByEngine | None = None) -> Snapshot:
+def fleet_snapshot(bank: Bank, generation: int = 1) -> Snapshot:
     """Every configuration of a bank of merged states."""
     configs = []
     for each in sorted(bank.configs()):
         targets = bank.targets(each)
-        facts = dict(bank.facts(each))
-        apart, step = _told_apart_by(each, facts, targets, engines or {}), targets.get(_STEP_TIME)
+        facts, step = dict(bank.facts(each)), targets.get(_STEP_TIME)
         configs.append(
             ConfigSnapshot(
                 config_id=each,
@@ -98,7 +90,6 @@ def fleet_snapshot(bank: Bank, generation: int = 1, engines: FactsByEngine | Non
                 engines=[],
                 telemetry=_TELEMETRY,
                 targets=targets,
-                distinguished_by=apart,
                 prefix_hits_hidden=facts.get(HIDES_HITS) is True,
                 doubts=[*filter(None, [unknown_experts(facts)]), *(step.doubts if step is not None else ())],
             )
@@ -107,29 +98,6 @@ def fleet_snapshot(bank: Bank, generation: int = 1, engines: FactsByEngine | Non
     return Snapshot(
         generation=generation, created_unix_nano=newest_unix_nano, tracefit_version=__version__, configs=configs
     )
-
-
-def _told_apart_by(
-    each: str, facts: Mapping[str, Fact], targets: Mapping[str, TargetSnapshot], engines: FactsByEngine
-) -> list[str]:
-    """Facts beside the identity that engines of another speed have other values of than the rest.
-
-    Where no fact is different just so, those of the machine that nobody says.
-    """
-    replicas = targets[_STEP_TIME].replicas if _STEP_TIME in targets else []
-    odd = {replica.engine: replica.ratio for replica in replicas if replica.differs and replica.ratio}
-    apart = {engine for engine, ratio in odd.items() if ratio > 1.0} or set(odd)
-    if len(apart) < max(_KIND_MIN, _KIND_SHARE * len(replicas)):
-        return []
-    known = {replica.engine: engines.get((each, replica.engine), {}) for replica in replicas}
-
-    def values(name: str, *, inside: bool) -> set[str]:
-        return {str(of[name]) for engine, of in known.items() if name in of and (engine in apart) is inside}
-
-    names = {name for of in known.values() for name in of} - set(IDENTITY)
-    pairs = {name: (values(name, inside=True), values(name, inside=False)) for name in sorted(names)}
-    telling = [name for name, (ones, others) in pairs.items() if ones and others and ones.isdisjoint(others)]
-    return telling or [name for name in _MACHINE if name not in facts]
 
 
 FUTURE_NS = 3_600_000_000_000
@@ -146,7 +114,6 @@ class Examined(NamedTuple):
     digest: bytes
     first_ns: int
     lineages: Mapping[str, Lineage]
-    facts: Mapping[str, Mapping[str, Fact]]
 
 
 def examine(name: str, path: Path, config: Config, now_unix_nano: int) -> Examined | FleetSource:
@@ -170,8 +137,7 @@ def examine(name: str, path: Path, config: Config, now_unix_nano: int) -> Examin
     engines = [each for lineage in bank.lineages.values() for each in lineage.engines.items()]
     rows = sum(number for _, spans in engines for _, _, number in spans)  # a state of a pull has no count of its own
     source = FleetSource(name, PullOutcome.MERGED, "", tuple(sorted({engine for engine, _ in engines})), rows, last_ns)
-    digest, facts = hashlib.blake2b(data, digest_size=16).digest(), {each: bank.facts(each) for each in bank.configs()}
-    return Examined(source, path, digest, first_ns, bank.lineages, facts)
+    return Examined(source, path, hashlib.blake2b(data, digest_size=16).digest(), first_ns, bank.lineages)
 
 
 def choose(examined: Sequence[Examined]) -> tuple[list[Examined], list[FleetSource]]:
@@ -301,24 +267,16 @@ class Puller:
             return Pulled(sources, self._snapshot)
         try:
             bank = add(chosen, self._config)
-            snapshot = self._write(bank, chosen)
+            snapshot = self._write(bank)
         except (OSError, StateError) as error:
             return Pulled(sources, self._snapshot, f"nothing written: {sentence(error)}")
         self._written, self._snapshot = digests, snapshot
         return Pulled(sources, snapshot)
 
-    def _write(self, bank: Bank, chosen: Sequence[Examined]) -> Snapshot:
-        out = self._options.out
-        engines = {
-            (config_id, engine): known
-            for each in chosen
-            for config_id, known in each.facts.items()
-            for engine in (each.lineages[config_id].engines if config_id in each.lineages else ())
-        }
-        published = published_snapshot(out / SNAPSHOT_NAME)
-        generation = 1 if published is None else published.generation + 1
-        snapshot = fleet_snapshot(bank, generation, engines)
-        _write_bank(out, bank, snapshot)
+    def _write(self, bank: Bank) -> Snapshot:
+        published = published_snapshot(self._options.out / SNAPSHOT_NAME)
+        snapshot = fleet_snapshot(bank, 1 if published is None else published.generation + 1)
+        _write_bank(self._options.out, bank, snapshot)
         return snapshot
 
 
@@ -375,7 +333,7 @@ def complaints(pulled: Pulled) -> list[str]:
 
 
 def _odd(snapshot: Snapshot) -> list[str]:
-    """Replicas that differ, and what would tell them apart."""
+    """Replicas that differ."""
     lines = []
     for each in snapshot.configs:
         for name, learned in each.targets.items():
@@ -384,8 +342,6 @@ def _odd(snapshot: Snapshot) -> list[str]:
             if more := sum(one.differs for one in learned.replicas) - len(odd):
                 said.append(f"{more} more engines differ from the others")
             lines += [f"warning: {each.config_id} {name}: {text}" for text in said]
-        if each.distinguished_by:
-            lines.append(f"warning: {each.config_id}: would be told apart by {', '.join(each.distinguished_by)}")
     return lines
 
 

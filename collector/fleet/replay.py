@@ -34,7 +34,7 @@ from collector.runtime import EXIT_FAILED, EXIT_INTERRUPTED, Clock, StartError, 
 from collector.service import TAKE_BYTES, check_learning, make_pipeline
 
 from .pull import Puller, PullOptions, conclude, working_directory
-from .sources import RecordedFile, StoreError, find_recordings, open_recording
+from .sources import RecordedFile, find_recordings, open_recording
 
 LOCAL: Final = "local"
 TRIES: Final = 3
@@ -151,11 +151,7 @@ _KINDS: Final[tuple[type[Any], ...]] = (Export, KvBatch, ScrapedPage, ForwardPas
 
 
 def cut(files: Sequence[RecordedFile]) -> Iterator[Any]:
-    """Pieces of one bucket at a time; at last the bucket of each, and what was to be said.
-
-    Raises:
-        StoreError: an object cannot be read to its end.
-    """
+    """Pieces of one bucket at a time; at last the bucket of each, and what was to be said."""
     buckets: list[int] = []
     warnings: list[str] = []
     gathered: dict[int, dict[EngineKey, list[_Entry]]] = {}
@@ -267,7 +263,7 @@ def _in_time_order(own: Sequence[Piece], shared: Sequence[Piece]) -> Iterator[Ti
 
 def learn_files(ray: Any, files: Sequence[RecordedFile], config: Config) -> Iterator[Learned]:
     """Every engine of the files, in any order; StartError if Ray gives up."""
-    cut_on_ray = ray.remote(num_returns="streaming", max_retries=TRIES, retry_exceptions=[StoreError])(cut)
+    cut_on_ray = ray.remote(num_returns="streaming", max_retries=TRIES, retry_exceptions=[OSError])(cut)
     learn_on_ray = ray.remote(max_retries=TRIES)(learn_references)
     parts = _parts(files)
     streams = [cut_on_ray.remote(part) for part in parts]
@@ -300,9 +296,7 @@ def _value_of(ray: Any, ref: Any) -> Any:
     try:
         return ray.get(ref)
     except ray.exceptions.RayError as error:
-        cause = getattr(error, "cause", error)
-        known = isinstance(cause, StartError | StoreError)
-        raise StartError(str(cause) if known else f"Ray gave up: {cause}") from None
+        raise StartError(f"Ray gave up: {getattr(error, 'cause', error)}") from None
 
 
 def _connect(ray: Any, address: str) -> None:

@@ -169,12 +169,11 @@ def test_a_name_stands_for_every_address_behind_it():
 @pytest.mark.parametrize(
     ("source", "taken"),
     [
-        ("file://{tmp}", "2 sources: 2 merged"),
-        ("file://{tmp}/c1/", "1 source: 1 merged"),
+        ("{tmp}", "2 sources: 2 merged"),
         ("{tmp}/c1", "1 source: 1 merged"),
     ],
 )
-def test_states_below_a_place_are_found_on_disk_and_in_a_store(source, taken, states, tmp_path):
+def test_states_below_a_place_are_found(source, taken, states, tmp_path):
     for name, state in (("c1/states", "e0"), ("small/states", "e1")):
         (tmp_path / name).mkdir(parents=True)
         (tmp_path / name / "x.bin").write_bytes(states[state])
@@ -194,18 +193,6 @@ def fleet_of(gains, directory, facts=lambda _: FACTS):
     _, _, noted = pulled([directory], directory / "fleet")
     (config,) = Snapshot.from_json((directory / "fleet" / "snapshot.json").read_bytes()).configs
     return config, noted[-1]
-
-
-def test_the_fact_that_tells_two_kinds_of_machine_apart_is_named_or_those_that_nobody_says(tmp_path):
-    gains = [1.25 if n % 2 else 1.0 for n in range(6)]
-    config, noted = fleet_of(gains, tmp_path, lambda n: {**FACTS, "num_gpu_blocks": 1000 if n % 2 else 500})
-    apart = {replica.engine: replica.differs and replica.ratio > 1 for replica in config.targets["step_time"].replicas}
-    assert apart == {f"engine-{n}": n % 2 == 1 for n in range(6)}
-    assert config.distinguished_by == ["num_gpu_blocks"]
-    assert noted.endswith("would be told apart by num_gpu_blocks")
-    (tmp_path / "second").mkdir()
-    config, _ = fleet_of(gains, tmp_path / "second", lambda _: {"model": "llama"})
-    assert config.distinguished_by[0] == "gpu"
 
 
 def test_whoever_asks_a_merged_snapshot_hears_of_the_engine_that_is_slower(tmp_path, capsys):

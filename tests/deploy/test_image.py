@@ -16,7 +16,6 @@ from tests.support.paths import ROOT
 
 BASE = "localhost/tracefit-base:bookworm"
 IMAGE, FLEET_IMAGE = "localhost/tracefit:test", "localhost/tracefit:test-fleet"
-SIZE_LIMIT_MB = 540
 CONTEXT = "collector online exporters tracefit deploy/vllm-plugin tests/data/c10_long"
 FILES = "pyproject.toml requirements.lock requirements-fleet.lock README.md LICENSE Dockerfile .dockerignore"
 
@@ -86,12 +85,6 @@ def test_the_image_says_what_it_is_and_runs_as_nobody(image):
     assert described["Labels"]["org.opencontainers.image.title"] == "tracefit"
     assert described["Labels"]["org.opencontainers.image.revision"] == "test"
     assert "healthz" in " ".join(described["Healthcheck"]["Test"])
-
-
-def test_the_image_is_small_enough(container):
-    used_kib = int(container("du", "-skx", "/", user="0").split()[0])
-    print(f"image {used_kib / 1000:.0f} MB")
-    assert used_kib * 1024 <= SIZE_LIMIT_MB * 1_000_000
 
 
 def test_the_program_starts_as_nobody_and_nothing_for_developers_is_inside(container):

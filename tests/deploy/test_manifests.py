@@ -347,14 +347,6 @@ def test_the_post_renderer_gives_the_sidecar_to_engines_and_to_nothing_else():
     assert {path.name for path in script.parent.iterdir()} == before, "the checkout may be read-only"
 
 
-def test_helm_4_finds_the_post_renderer_as_a_plugin():
-    directory = DEPLOY / "helm-values" / "post-render"
-    plugin = read_yaml(directory / "plugin.yaml")
-    assert (plugin["apiVersion"], plugin["type"], plugin["runtime"]) == ("v1", "postrenderer/v1", "subprocess")
-    (command,) = plugin["runtimeConfig"]["platformCommand"]
-    assert os.access(command["command"].replace("${HELM_PLUGIN_DIR}", str(directory)), os.X_OK)
-
-
 @pytest.fixture(scope="module")
 def gateway():
     """Tracefits behind a Collector."""

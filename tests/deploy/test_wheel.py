@@ -65,6 +65,6 @@ def test_the_wheel_says_what_it_is_and_may_not_be_uploaded_by_mistake(installed)
     assert said["License-Expression"] == "Apache-2.0"
     assert said["Requires-Python"] == ">=3.11"
     assert "Private :: Do Not Upload" in said.get_all("Classifier")
-    assert {"evaluate", "fleet", "kv"} <= set(said.get_all("Provides-Extra"))
+    assert {"fleet", "kv"} <= set(said.get_all("Provides-Extra"))
     assert list(installed.glob("tracefit-*.dist-info/licenses/LICENSE"))
     assert not said.get_all("Project-URL"), "nobody's address is made up"

@@ -189,18 +189,6 @@ def test_no_name_can_leave_its_comment(nasty):
     assert len(yaml.safe_load(text)) == 4
 
 
-def test_facts_of_the_configuration_stand_in_for_the_options():
-    facts = {"gpu": "NVIDIA H100 80GB HBM3", "tensor_parallel_size": 2, **LLAMA_70B}
-    with_facts = msgspec.structs.replace(cases.config(), config=facts)
-    assert blis_coefficients(with_facts) == exported(with_facts)
-    with_sheet = msgspec.structs.replace(cases.config(), config={**facts, "memory_bandwidth_gb_s": 3352.0})
-    assert blis_coefficients(with_sheet) == exported(
-        with_facts
-    )  # BLIS multiplies by its own figure, not the data sheet's
-    own_gpu = msgspec.structs.replace(cases.config(), config={**facts, "gpu": "X", "memory_bandwidth_gb_s": 3350})
-    assert blis_coefficients(own_gpu)._replace(limits=()) == exported(with_facts)._replace(limits=())
-
-
 def hidden_hits(status="weak", *, means=(200.0, 80.0), prompt_tokens=400.0):
     """Of request spans: 3 us a prompt token, 200 prompt tokens and 80 requests in the mean step."""
     values = {"intercept": 16_000.0, "prefill_tokens": 3.0, "decode_context_tokens": 0.05, "requests": 15.0}

@@ -1,6 +1,5 @@
 """The HTTP port, through real sockets on loopback."""
 
-import gc
 import gzip
 import http.client
 import json
@@ -16,7 +15,6 @@ from exporters.blis import export
 from exporters.pages import plain
 from online.snapshot import Snapshot
 from tests.support import exporter_cases as cases
-from tests.support.clocks import eventually
 from tests.support.pages import routes_of, serving
 
 
@@ -146,26 +144,3 @@ def test_a_reader_of_one_byte_at_a_time_is_dropped_after_the_timeout():
                 continue  # refused while the only place is taken
         slow.close()
     assert status == 200
-
-
-def test_a_connection_that_gave_way_holds_no_memory_until_garbage_is_collected(sidecar):
-    gc.collect()
-    gc.disable()
-    try:
-        with serving(sidecar.routes, connections_max=1) as server:
-            clients = [socket.create_connection(("127.0.0.1", server.port), 60) for _ in range(3)]
-            assert [client.recv(1) for client in clients[:2]] == [b"", b""]
-            eventually(lambda: sum(type(each).__name__ == "_Connection" for each in gc.get_objects()) == 1)
-            for client in clients:
-                client.close()
-    finally:
-        gc.enable()
-
-
-def test_ipv6_is_served_where_the_machine_has_it(sidecar):
-    try:
-        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
-    except OSError:
-        pytest.skip("no IPv6 loopback here")
-    with connected(sidecar.routes, address="::1") as client:
-        assert ask(client, "/healthz")[0].status == 200

@@ -12,9 +12,8 @@ from exporters.what_if import Advisory, ClientView, meant_config
 from tests.support.pages import answer_to
 from tests.support.pipelines import new_pipeline
 from tests.support.toy_engine import MONO_NS, UNIX_NS, many_jobs, run_engine
-from tests.support.toy_spans import STOCK_SCOPE, Piece, exports_of, pieces, stock_span
+from tests.support.toy_spans import exports_of, pieces
 
-HOUR_NS = 3600 * 10**9
 PLAN = "/plan?prompt=300&output=100&itl=60ms"
 PREDICT = "/predict?requests=4&context=2000"
 QUESTIONS = ("--prompt", "300", "--output", "100", "--itl", "60ms")
@@ -143,36 +142,3 @@ def test_of_two_that_are_alive_one_must_be_named_and_their_names_say_what_differ
         assert f"{by_budget[budget].config_id} (tiny on cpu, TP 1, {budget} batched tokens)" in response.body.decode()
     response = asked(snapshot, f"{PLAN}&config=tiny+256")
     assert json.loads(response.body)["config_id"] == by_budget[256].config_id
-
-
-def test_of_unknown_servers_whose_every_process_is_a_configuration_the_living_one_answers():
-    pipeline = new_pipeline()
-    for instance, start_s in (("first", 0), ("second", 1800), ("third", 3600)):
-        spans = [
-            Piece(
-                instance,
-                STOCK_SCOPE,
-                stock_span(f"{instance}{n}", start_s + n, prompt=40, outputs=30, ttft_s=0.1, decode_s=0.5),
-            )
-            for n in range(60)
-        ]
-        for one in exports_of(spans, 5):
-            pipeline.process([one])
-    pipeline.flush()
-    snapshot = pipeline.snapshot(UNIX_NS + 2 * HOUR_NS, 1)
-    assert len(snapshot.configs) == 3
-    client = tracefit.load(snapshot.to_json())
-    assert client.config().facts["instance"] == "third"
-    assert client.config().name == "unknown model on unknown GPU, instance third"
-    names = [each.name for each in client.configs if each.facts["instance"] != "third"]
-    assert all(re.search(r", instance (first|second), silent since 20\d\d-", name) for name in names)
-
-
-def test_who_asks_while_the_new_engine_has_taught_nothing_yet_is_told_so(restarted):
-    snapshot, by_budget = restarted
-    tree = json.loads(snapshot.to_json())
-    new = next(each for each in tree["configs"] if each["config_id"] == by_budget[256].config_id)
-    new["targets"] = {}
-    response = asked(type(snapshot).from_json(json.dumps(tree).encode()), PLAN)
-    assert response.status == 422
-    assert f"configuration {by_budget[256].config_id} has learned nothing" in response.body.decode()

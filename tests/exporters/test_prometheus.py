@@ -5,7 +5,7 @@ import subprocess
 
 import msgspec
 import pytest
-from prometheus_client import CollectorRegistry, Gauge
+from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 import tracefit
@@ -64,26 +64,6 @@ def test_a_value_that_is_not_finite_is_withheld_and_counted(value):
     assert named(shown, "tracefit_exposition_series_withheld") == {frozenset(): 2}, "its error, too"
 
 
-def test_a_configuration_that_vanishes_takes_its_series_along():
-    current = [cases.snapshot(cases.config("aaaaaaaaaaaa"), cases.config("bbbbbbbbbbbb"))]
-    page = MetricsPage(CollectorRegistry(), lambda: current[0])
-    assert b'config="bbbbbbbbbbbb"' in page.render()
-    current[0] = cases.snapshot(cases.config("aaaaaaaaaaaa"), generation=43)
-    body = page.render()
-    assert b'config="aaaaaaaaaaaa"' in body
-    assert b'config="bbbbbbbbbbbb"' not in body
-
-
-def test_a_gauge_with_nothing_to_compare_has_no_series_until_it_has():
-    registry = CollectorRegistry()
-    gauge = Gauge("share", "Of two.", registry=registry)
-    page = MetricsPage(registry, lambda: None)
-    gauge.set(math.nan)
-    assert page.render() == b"# HELP share Of two.\n# TYPE share gauge\n"
-    gauge.set(0.5)
-    assert page.render().endswith(b"share 0.5\n")
-
-
 def test_the_residuals_of_every_other_target_are_a_sum_and_a_count():
     shown = series(cases.full_snapshot(1))
     for suffix, value in (("sum", 1111.25), ("count", 1106)):
@@ -138,14 +118,6 @@ def test_the_page_never_shows_more_than_its_capacity_and_says_what_it_withheld()
         assert listed <= max_series
         assert shown["tracefit_exposition_series", frozenset()] == listed
         assert shown["tracefit_exposition_series_withheld", frozenset()] == everything - listed
-
-
-def test_a_series_is_never_shown_twice():
-    twins = [cases.config("a\0b"), cases.config("a\1b")]  # alike once control characters are replaced
-    shown = [s for family in snapshot_families(cases.snapshot(*twins)) for s in family.samples]
-    keys = [(sample.name, tuple(sorted(sample.labels.items()))) for sample in shown]
-    assert len(keys) == len(set(keys))
-    assert series(cases.snapshot(*twins))["tracefit_exposition_series_withheld", frozenset()] > 0
 
 
 def advice(snapshot, **kwargs):

@@ -3,9 +3,7 @@
 import base64
 import hashlib
 import html
-import math
 import re
-from functools import partial
 from html.parser import HTMLParser
 
 import msgspec
@@ -274,40 +272,6 @@ def test_the_form_is_filled_with_the_load_of_the_last_minutes():
     filled = {field["name"]: field["value"] for field in document.all("input") if field["value"]}
     usual = {"prompt": "400", "output": "247", "prefix_hit": "0.25", "itl": "50ms", "concurrency": "12"}
     assert usual.items() <= filled.items()
-
-
-def test_an_engine_that_is_gone_is_silent_on_the_page():
-    silent = msgspec.structs.replace(cases.config(), last_heard_unix_nano=cases.CREATED_UNIX_NANO - 3_600 * 10**9)
-    text = words(cases.snapshot(silent, cases.config("b")))
-    assert "silent, last heard 60 min ago" in text
-    assert "last row 5 s ago" in text
-
-
-def test_a_change_of_speed_is_no_news_after_a_day_also_where_no_snapshot_came_since():
-    page = partial(answer, cases.snapshot(drifted(1)))
-    assert page().body.decode().count("steps take 1.42 × as long") == 2
-    later = page(now=cases.CREATED_UNIX_NANO + 5 * 86_400 * 10**9).body.decode()
-    assert "steps take 1.42" not in later
-    assert 'ok">ready<' in later
-    assert "no change of speed today" in later
-
-
-@pytest.mark.parametrize(
-    ("arriving", "said"),
-    [(0.9, "10 % of the"), (0.999, "0.1 % of the"), (0.9996, "Some"), (1.0, "Some"), (math.nan, "Some")],
-)
-def test_what_share_of_the_steps_does_not_arrive_is_said_where_it_is_told(arriving, said):
-    sampled = msgspec.structs.replace(cases.config(), telemetry="sampled", config={"step_sampling": arriving})
-    assert advice_for(sampled)[0].meaning.startswith(f"{said} steps do not arrive")
-
-
-def test_configurations_in_trouble_stand_first_in_the_table():
-    calm = msgspec.structs.replace(drifted(25), config_id="calm")
-    aside = msgspec.structs.replace(calm, config_id="aside", quarantined="step_time: ValueError", targets={})
-    text = words(cases.snapshot(calm, aside))
-    table = text.partition("Configurations model verdict")[2].partition("What if")[0]
-    assert table.index("aside") < table.index("calm")
-    assert "quarantined" in table
 
 
 def news(*configs):

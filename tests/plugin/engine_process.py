@@ -1,8 +1,8 @@
 """A stand-in for vLLM's processes: loads the general plugins as vLLM does, then runs engines.
 
-    python engine_process.py spawn|fork|dp|api|midway
+    python engine_process.py spawn|fork|dp|api
 
-``fork`` and ``midway`` use the hook, the others name the scheduler's class. An engine waits after its first steps for
+``fork`` uses the hook, the others name the scheduler's class. An engine waits after its first steps for
 the file ``go``, if the environment names one: a publisher's listener must be there before what it is to hear.
 
 vLLM is a fake package on the path; the plugin, its unpacked distribution.
@@ -56,35 +56,10 @@ def queued():
     return len(publisher._queue)
 
 
-def fork_midway():
-    """An engine with a running publisher forks; the child goes on scheduling, stops and collects its garbage."""
-    from fakes import Request, drive, vllm_config
-
-    scheduler = scheduler_class(named=False)(vllm_config=vllm_config())
-    scheduler.add_request(Request("parent", 20, 3))
-    drive(scheduler, 10)
-    wait_for(lambda: not queued())
-    drive(scheduler, 1)  # queued, not sent yet
-    child = os.fork()
-    scheduler.add_request(Request("child" if child == 0 else "parent-after", 20, 3))
-    drive(scheduler, 10)
-    scheduler.shutdown()
-    if child == 0:
-        del scheduler
-        gc.collect()
-        os._exit(0)
-    _, status = os.waitpid(child, 0)
-    assert status == 0
-
-
 def main(mode):
     if mode == "api":
         load_general_plugins()
         assert not {"grpc", "zmq", "vllm.v1.core.sched.scheduler"} & set(sys.modules)
-        return
-    if mode == "midway":
-        load_general_plugins()
-        fork_midway()
         return
     ranks, steps = (2, 900) if mode == "dp" else (1, 18)
     method = "fork" if mode == "fork" else "spawn"

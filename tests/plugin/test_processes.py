@@ -5,13 +5,11 @@ import shutil
 import sys
 import threading
 import tomllib
-from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from tests.plugin.conftest import PLUGIN
-from tests.plugin.receiver import attributes
 from tests.support.clocks import eventually
 from tests.support.processes import free_port, output_of
 from tests.support.sidecars import get, metric, running_sidecar
@@ -109,14 +107,6 @@ def test_both_ranks_of_a_server_are_learned_from_as_passes_on_the_ports_that_the
 def test_a_process_without_an_engine_pays_nothing_and_sends_nothing(unpacked, receiver):
     run(unpacked, receiver.url, "api")
     assert not receiver.requests
-
-
-def test_a_fork_in_mid_run_leaves_the_parent_as_it_was_and_a_child_that_sends_nothing(unpacked, receiver):
-    run(unpacked, receiver.url, "midway", TRACEFITVLLM_HOOK="1")
-    spans = receiver.spans("vllm.scheduler")
-    assert Counter(attributes(span)["gen_ai.request.id"] for span in spans) == {"parent": 1, "parent-after": 1}
-    assert sorted(receiver.steps()) == list(range(1, 22))
-    assert len({r["process.pid"] for r in receiver.resources()}) == 1
 
 
 def test_the_distribution_has_one_entry_point_and_needs_only_what_vllm_has():

@@ -45,15 +45,3 @@ def rows_of(events):
 
 def sequences(joiner):
     return {engine.instance: one for engine in joiner.engines.values() for one in engine.processes}
-
-
-def rows_by_target(rows):
-    """Everything that was given, one matrix per target: features, offsets, time, phase."""
-    out = {}
-    for one in rows:
-        block = one.rows
-        parts = out.setdefault((one.config_id, one.target), ([], [], []))
-        parts[0].append(block.raw)
-        parts[1].append(np.diff(block.offsets))
-        parts[2].append(np.column_stack((block.elapsed_us, block.end_ns, block.phase)))
-    return {key: tuple(np.concatenate(part) for part in parts) for key, parts in out.items()}

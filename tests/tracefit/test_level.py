@@ -4,7 +4,7 @@ import pytest
 
 import tracefit
 from collector.cli import main
-from tests.tracefit.example_snapshot import config_of, encoded, step_time_of, tree
+from tests.tracefit.example_snapshot import encoded, step_time_of, tree
 
 SECOND_NS = 10**9
 NOW = 1_763_625_600 * SECOND_NS
@@ -55,12 +55,6 @@ def test_each_phase_has_an_age_of_its_own():
 def test_requests_of_now_are_made_of_steps_of_now():
     config, load = _config(1.1, 1.1), {"prompt_tokens": 512, "output_tokens": 64, "concurrency": 4}
     assert config.now(NOW).request(**load).itl.us == pytest.approx(1.1 * config.request(**load).itl.us, rel=0.02)
-
-
-@pytest.mark.parametrize("now", [config_of().now(NOW), _config().now()], ids=["none", "by the clock of this machine"])
-def test_a_snapshot_without_a_level_and_an_old_one_are_answered_as_ever(now):
-    assert now.step_time(**DECODE) == config_of().step_time(**DECODE)
-    assert now.level is None
 
 
 @pytest.mark.parametrize("level", [{"decode": {"factor": 0.0}}, {"decode": 1.1}, 3])

@@ -85,15 +85,6 @@ def test_a_mixture_of_unknown_experts_is_not_usable(tmp_path, known, is_unknown)
     assert [CLAUSE in reason for reason in config.reasons] == [True] * is_unknown
 
 
-def test_the_command_line_says_it(dense, mixture, capsys):
-    command, *options = ["predict", "--prompt", "100", "--output", "100", "--concurrency", "5"]
-    for path, said in ((dense, False), (mixture, True)):
-        main([command, str(path), *options])
-        assert (CLAUSE in capsys.readouterr().err) is said
-        main([command, str(path), *options, "--json"])
-        assert (CLAUSE in " ".join(json.loads(capsys.readouterr().out)["reasons"])) is said
-
-
 def test_the_file_for_blis_says_it(dense, mixture, tmp_path, capsys):
     model = {**GQA, "hidden_size": 512, "num_attention_heads": 8}
     (tmp_path / "config.json").write_text(json.dumps(model))

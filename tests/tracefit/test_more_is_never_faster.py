@@ -79,7 +79,7 @@ LOADS = (st.sampled_from((2, 5, 20, 100, 500)), st.sampled_from((1, 2, 5, 20, 60
 @pytest.mark.parametrize("scheduling", ["sync", "async"])
 @pytest.mark.parametrize("telemetry", QUALITIES)
 @given(st.integers(0, 10**6), *LOADS)
-@settings(max_examples=10)
+@settings(max_examples=6)
 def test_more_is_never_faster(telemetry, scheduling, seed, output, concurrency, prompt):
     config = config_of(learned(telemetry, seed, FEW, scheduling=scheduling))
     assert_rising(ttft_by_prompt(config, output, concurrency))
@@ -88,7 +88,7 @@ def test_more_is_never_faster(telemetry, scheduling, seed, output, concurrency, 
 
 @pytest.mark.parametrize("telemetry", QUALITIES)
 @given(st.integers(0, 10**6), *LOADS)
-@settings(max_examples=8)
+@settings(max_examples=5)
 def test_a_plan_keeps_its_target_at_every_smaller_load(telemetry, seed, output, concurrency, prompt):
     """Also where some batches were measured to be faster than smaller ones."""
     assert_plan_keeps_targets(config_of(learned(telemetry, seed, MANY)), prompt, output, concurrency)
@@ -96,7 +96,7 @@ def test_a_plan_keeps_its_target_at_every_smaller_load(telemetry, seed, output, 
 
 @pytest.mark.parametrize("telemetry", ["steps+", "sampled"])
 @given(st.integers(0, 10**6), *LOADS)
-@settings(max_examples=12)
+@settings(max_examples=8)
 def test_shapes_of_fewer_than_64_rows_leave_what_the_coefficients_say(telemetry, seed, output, concurrency, prompt):
     few, none = learned(telemetry, seed, FEW), learned("steps", seed, FEW)
     step_time_of(none)["shape_factors"] = {}
@@ -151,7 +151,7 @@ def assert_no_first_token_before_its_step(config, prompts):
 
 @pytest.mark.parametrize("telemetry", QUALITIES)
 @given(st.integers(0, 10**6))
-@settings(max_examples=12)
+@settings(max_examples=8)
 def test_the_first_token_takes_at_least_the_step_of_its_prompt(telemetry, seed):
     assert_no_first_token_before_its_step(config_of(learned(telemetry, seed, FEW)), PROMPTS)
 
@@ -174,10 +174,7 @@ def test_nothing_is_faster_where_requests_begin_to_wait_for_a_slot(telemetry, sc
         assert min(after / before for before, after in itertools.pairwise(times)) >= NEARLY
 
 
-RECORDED = (
-    *("c1_mixed", "c2_long_prefill_mp", "c3_preempt", "c4_abort_errors", "c6_saturated", "c8_stock_0.32.0"),
-    *("c10_long", "m1_pages"),
-)
+RECORDED = ("c2_long_prefill_mp", "c6_saturated", "c8_stock_0.32.0", "c10_long", "m1_pages")
 
 
 @pytest.mark.parametrize("recording", RECORDED)

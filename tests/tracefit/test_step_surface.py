@@ -6,8 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-import tracefit
-from tests.tracefit.example_snapshot import cell_of, config_of, encoded, step_time_of, tree
+from tests.tracefit.example_snapshot import cell_of, config_of, step_time_of, tree
 from tracefit.shapes import stratum_name
 
 CONTEXT_US = 0.08
@@ -99,16 +98,6 @@ def test_a_shape_whose_one_row_compiled_says_nothing():
     assert step_us(odd, 0, 10, 5_000) == step_us(BIG, 0, 10, 5_000)
 
 
-def test_where_nobody_said_what_was_usual_it_is_the_published_product_in_the_middle_of_a_shape():
-    old = learned(SERVED, context_us_per_token=CONTEXT_US)
-    shapes = step_time_of(old)["shape_factors"]
-    for shape in shapes.values():
-        del shape["usual"]
-    for tokens, requests in ((0, 20), (0, 28), (2.0**8.25, 48)):
-        product_us = shapes[cell_of(tokens, requests)]["factor"] * (8_500 + 78 * tokens + 63 * requests)
-        assert step_us(old, tokens, requests, 0.0) == pytest.approx(product_us, rel=0.01)
-
-
 NUMBERS = st.one_of(st.floats(-1e3, 1e3), st.sampled_from((0.0, 1e-300, 1e12, -1e12)))
 
 
@@ -122,19 +111,3 @@ def test_any_usual_work_gives_times(work, requests):
     told_us = step_us(bent, 0, requests, 1_000)
     assert math.isfinite(told_us)
     assert told_us > 0.0
-
-
-@pytest.mark.parametrize("usual", [[1, 2, 3], "many", [1, 2, 3, None], [1, 2, 3, 1e400], {"requests": 1}])
-def test_usual_work_that_is_none_is_refused(usual):
-    bent = learned((20,))
-    step_time_of(bent)["shape_factors"]["decode:17-24"]["usual"] = usual
-    with pytest.raises(tracefit.LoadError, match="is not a snapshot"):
-        tracefit.load(encoded(bent).replace(b"Infinity", b"1e400"))
-
-
-def test_shapes_that_there_are_not_say_nothing():
-    bent = learned(SERVED, context_us_per_token=CONTEXT_US)
-    step_time_of(bent)["shape_factors"] |= {
-        f"x{n}": {"factor": 1.1, "rows": 9.0, "usual": [0, n, n, 8_500 + 80 * n]} for n in range(1, 2_000)
-    }
-    assert step_us(bent, 0, 1_500, 9_000) == step_us(BIG, 0, 1_500, 9_000)

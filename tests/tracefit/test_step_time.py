@@ -1,8 +1,6 @@
 """A step: coefficients times work times factor, with a band, and the truth about what was never seen."""
 
 import math
-from decimal import Decimal
-from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -115,12 +113,6 @@ def test_beyond_the_engine_itself_is_named():
     assert "max_num_batched_tokens" in CONFIG.step_time(prefill_tokens=9000, requests=2).extrapolated
 
 
-def test_the_evidence_of_a_snapshot_without_seen_is_its_strata():
-    config = changed(lambda t: t.pop("seen"))
-    assert config.step_time(requests=9).extrapolated == ()
-    assert config.step_time(requests=40).extrapolated == ("shape",)
-
-
 def test_rows_of_many_steps_are_evidence_by_their_batch_size_alone():
     bent = tree()
     bent["configs"][0]["telemetry"] = "requests"
@@ -199,18 +191,6 @@ def test_a_number_that_makes_no_sense_is_refused_by_name(ask, name, value):
         ask(**ASKED[ask] | {name: value})
     assert raised.value.parameter == name
     assert "\n" not in str(raised.value)
-
-
-NUMBERS = [np.float64(600), np.float32(600), np.int64(600), Decimal(600), Fraction(600), np.array(600)]
-
-
-@pytest.mark.parametrize("number", NUMBERS, ids=lambda number: type(number).__name__)
-def test_numbers_of_other_libraries_are_numbers(number):
-    plain = CONFIG.step_time(prefill_tokens=600, requests=24, decode_context_tokens=600)
-    given = {"prefill_tokens": number, "requests": 24, "decode_context_tokens": number}
-    assert CONFIG.step_time(**given) == plain
-    chat = {"prompt_tokens": 600, "output_tokens": 60, "concurrency": 600}
-    assert CONFIG.request(**dict.fromkeys(chat, number)) == CONFIG.request(**dict.fromkeys(chat, 600))
 
 
 def test_a_limit_that_nothing_can_hold_is_no_limit():

@@ -1,8 +1,8 @@
 """Configuration: defaults, profile, YAML file, environment; checked whole before anything starts.
 
 Strongest first: ``TRACEFIT_<KEY>`` variables (the value is YAML; a list may be words with commas between them), the
-YAML file, the profile, the defaults. An unknown key, a key given twice or a value out of range is a
-:class:`ConfigError` that names the key.
+YAML file, the profile, the defaults. An unknown key or a value out of range is a :class:`ConfigError` that names the
+key.
 
 With ``on_error: degrade`` a wrong configuration does not end the process: in a pod a sidecar that ends takes its vLLM
 out of service. Then the defaults hold, with those environment variables that can be used. They open nothing that was
@@ -17,7 +17,7 @@ import json
 import re
 import textwrap
 import urllib.parse
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -44,12 +44,10 @@ _RECEIVING: Final = (
 )
 """Keys that hold their defaults where a broken configuration wanted the receivers closed."""
 _FIELDS: Final = {field.name: field for field in msgspec.structs.fields(Config)}
-_WORDS: Final = ("tag:yaml.org,2002:str", "tag:yaml.org,2002:merge")
 _UNKNOWN: Final = re.compile(r"unknown field `(.*)`$", re.DOTALL)
 _NOT_ONE_OF: Final = re.compile(r"'(?P<word>[^']+)'.* is not one of (?P<known>[^;]+)$")
 _AT: Final = re.compile(r" - at `\$\.?(.*)`$", re.DOTALL)
 _KINDS: Final = {"object": "mapping", "null": "nothing", "boolean": "`true`, `false`", "string": "text"}
-_TYPES: Final = {"str": "text", "int": "whole number", "float": "number", "bool": "true or false", "array": "list"}
 _BOUNDS: Final = (("minimum", "≥"), ("exclusiveMinimum", ">"), ("maximum", "≤"), ("exclusiveMaximum", "<"))
 
 
@@ -145,21 +143,6 @@ def scraping(config: Config, urls: Sequence[str]) -> Config:
     return msgspec.structs.replace(config, scrape=config.scrape + new)
 
 
-class _UniqueKeys(yaml.SafeLoader):
-    """YAML says that a key given twice is an error; PyYAML keeps the last one silently. Ours are words."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        keys: set[str] = set()
-        for key_node, _ in node.value:
-            if key_node.tag not in _WORDS:
-                raise yaml.constructor.ConstructorError(None, None, "a key is not a word", key_node.start_mark)
-            if key_node.value in keys:
-                problem = f"key {key_node.value!r} given twice"
-                raise yaml.constructor.ConstructorError(None, None, problem, key_node.start_mark)
-            keys.add(key_node.value)
-        return super().construct_mapping(node, deep)
-
-
 def read_yaml(path: Path) -> dict[str, Any]:
     """What a file says, unchecked; a ConfigError if it is no YAML."""
     try:
@@ -177,7 +160,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 def _parse_yaml(text: str, origin: str) -> Any:
     try:
-        return yaml.load(text, Loader=_UniqueKeys)  # noqa: S506 -- a SafeLoader
+        return yaml.safe_load(text)
     except yaml.MarkedYAMLError as error:
         line = f" in line {error.problem_mark.line + 1}" if error.problem_mark else ""
         raise ConfigError(origin, f"{error.problem}{line}") from None
@@ -226,7 +209,7 @@ def _convert(tree: dict[str, Any]) -> Config:
     try:
         config = msgspec.convert(tree, Config)
     except msgspec.ValidationError as error:
-        raise _explain(str(error), tree) from None
+        raise _explain(str(error)) from None
     for number, target in enumerate(config.scrape):
         try:
             _ = urllib.parse.urlsplit(target).port
@@ -235,27 +218,17 @@ def _convert(tree: dict[str, Any]) -> Config:
     return config
 
 
-def _explain(text: str, tree: Mapping[str, Any]) -> ConfigError:
+def _explain(text: str) -> ConfigError:
     """The key and the problem out of msgspec's sentence (``Expected `int` >= 1 - at `$.engines_max```)."""
     problem, path, *_ = *_AT.split(text), ""
     unknown = _UNKNOWN.search(problem)
     if unknown is not None:
         known = Rule.__struct_fields__ if path else _FIELDS
-        word = unknown[1] if unknown[1] and unknown[1].isprintable() else repr(unknown[1])
-        where = ".".join(filter(None, (path, word)))
-        return ConfigError(where, "unknown key" + (suggestion(unknown[1], known) or _ALL_KEYS))
-    key = re.split(r"[.\[]", path)[0]
-    schema = json_schema()["$defs"]["Config"]["properties"].get(key, {})
-    if "matching regex" in problem:
-        title = schema.get("title") or schema.get("items", {}).get("title", "")
-        return ConfigError(path, f"expected {title}")
-    if "enum" in schema and isinstance(tree.get(key), str):
-        return ConfigError(path, f"{tree[key]!r} is not one of {', '.join(schema['enum'])}")
-    given = tree.get(path)
-    if schema.get("items", {}).get("type") == "string" and isinstance(given, str):
-        return ConfigError(path, f"expected list, such as {path}: [{given}]")
-    plain = re.sub("`(.*?)`", lambda kind: _TYPES.get(kind[1], _KINDS.get(kind[1], kind[1])), problem)
-    return ConfigError(path, plain[:1].lower() + plain[1:])
+        where = ".".join(filter(None, (path, unknown[1] if unknown[1].isprintable() else repr(unknown[1]))))
+        return ConfigError(where or "''", "unknown key" + (suggestion(unknown[1], known) or _ALL_KEYS))
+    values = {key.name: key.values for key in every_key()}
+    name = re.sub(r"\[.*?\]", "[]", path).removesuffix("[]")
+    return ConfigError(path, f"expected {values[name].replace('`', '')}" if name in values else problem)
 
 
 # --- a start that must not fail ---------------------------------------------------------------------------------------

@@ -190,10 +190,10 @@ class Sidecar:
         return all(stopped)
 
     def _record(self, export: Export) -> Export | Outcome:
-        """Write down what enters the queue, and offer it to the backend."""
+        """Write down what enters the queue, and put it into the queue of the backend."""
         recorded = self._keeper.record(export)
         if self._forward is not None and isinstance(recorded, Export):
-            self._forward.offer(Signal.TRACES, recorded.payload, recorded.spans, recorded.seq)
+            self._forward.enqueue(Signal.TRACES, recorded.payload, recorded.spans, recorded.seq)
         return recorded
 
     # --- making the parts -------------------------------------------------------------------------------------------

@@ -362,16 +362,18 @@ def fleet_pull(
 
 
 @fleet.command("replay")
-@click.argument("places", nargs=-1, required=True, metavar="PATH|URL...")
+@click.argument("recordings", nargs=-1, required=True, metavar="PATH|URL...")
 @out_option("where the fleet's files go", of=DIRECTORY)
 @click.option("--ray", default="local", metavar="ADDRESS", help="A Ray cluster: HOST:PORT or auto (default: one here).")
 @with_config
 @json_option
-def fleet_replay(*, places: tuple[str, ...], out: Path, ray: str, config: Config, in_json: bool) -> int:
+def fleet_replay(*, recordings: tuple[str, ...], out: Path, ray: str, config: Config, in_json: bool) -> int:
     """Learn recordings of many engines in bulk, on Ray."""
     from collector.fleet.replay import ReplayOptions, replay_fleet  # noqa: PLC0415
 
-    return _written(partial(replay_fleet, ReplayOptions(places, out, ray), config, SystemClock()), out, in_json=in_json)
+    return _written(
+        partial(replay_fleet, ReplayOptions(recordings, out, ray), config, SystemClock()), out, in_json=in_json
+    )
 
 
 @tracefit.group()

@@ -79,7 +79,7 @@ class Configuration:
             state.changes += 1
             for learner in state.models.values():
                 if (prior := priors.get((target.value, learner.features.name, learner.features.names))) is not None:
-                    learner.offer_prior(prior)
+                    learner.take_prior(prior)
 
 
 class Bank:
@@ -159,10 +159,10 @@ class Bank:
         known.learned = True
         if target not in known.targets:
             known.targets[target] = TargetState(target, self.settings)
-            self._offer(config_id, known.targets[target])
+            self._add_features(config_id, known.targets[target])
         return known.targets[target]
 
-    def _offer(self, config_id: str, state: TargetState) -> None:
+    def _add_features(self, config_id: str, state: TargetState) -> None:
         known = self._known[config_id]
         if state.target is Target.STEP_TIME:
             state.sheet_prior = self._sheet_prior(config_id)
@@ -170,7 +170,7 @@ class Bank:
             features = feature_set(name, state.target, known.facts, self.settings)
             if features is not None:
                 told = known.priors.get((state.target.value, name, features.names))
-                state.offer(features, told or self.pool.prior(name, state.target, known.facts))
+                state.add_features(features, told or self.pool.prior(name, state.target, known.facts))
 
     # ---------------------------------------------------------------- configurations
 
@@ -187,7 +187,7 @@ class Bank:
         known.drop_outgrown(known.facts)
         for state in known.targets.values():
             state.changes += 1
-            self._offer(config_id, state)
+            self._add_features(config_id, state)
 
     def rename(self, old: str, new: str) -> None:
         """A configuration's identity became better known: its state goes under the new id, or joins what is there."""

@@ -34,7 +34,7 @@ after which somebody goes on, where the engine schedules one ahead, else 0. Of o
 step, and the others in the next. Who waits so is in no queue for tokens: where prefills fill the steps, that queue is
 the shorter for it. Who decodes meets n / N of each of the others (arrival theorem): its ITL is that of n + 1 - n / N.
 
-**Mean steps.** step() is the settled surface of shapes.py, times ``mean_factor`` (mean ÷ robust fit) unless rows cover
+**Mean steps.** step() is the monotone surface of shapes.py, times ``mean_factor`` (mean ÷ robust fit) unless rows cover
 many steps each, whose stalls are in them:
 
     s_j  = step(p mu_j, n - j + q mu_j, (n - j) c)   single steps tell that prompts that have no part cost nothing

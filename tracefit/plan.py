@@ -65,7 +65,7 @@ def planned(loop: RequestTimes, work: Workload, itl_ms: object, ttft_ms: object,
             return "itl"
         return "ttft" if (ttft.high if end_of_band else ttft.us) > ttft_us else ""
 
-    best = _largest(broken, end, loop.turns)
+    best = _largest(broken, end, loop.rises)
     if safe:
         best = _last_within(lambda n: broken(n, end_of_band=True), best)
     limit = slot_limit if best == end and slots < CONCURRENCY_MAX + 1 else "none"
@@ -84,11 +84,11 @@ def _target_us(name: str, value: object) -> float:
     return math.inf if value is None else 1e3 * checked(name, value, 1e-6, _MS_MAX)
 
 
-def _largest(broken: Callable[[int], str], end: int, turns: Sequence[int]) -> int:
-    """The last whole N before the first that breaks a target; from one of ``turns`` to the next times rise."""
-    doubled = (max(turns, default=1) << power for power in range(end.bit_length()))
+def _largest(broken: Callable[[int], str], end: int, rises: Sequence[int]) -> int:
+    """The last whole N before the first that breaks a target; from one of ``rises`` to the next times rise."""
+    doubled = (max(rises, default=1) << power for power in range(end.bit_length()))
     before = 0
-    for n in (*(each for each in (*turns, *doubled) if each < end), end):
+    for n in (*(each for each in (*rises, *doubled) if each < end), end):
         if broken(n):
             return _first(broken, before + 1, n) - 1
         before = n

@@ -136,7 +136,7 @@ class _Load(NamedTuple):
 class RequestTimes:
     """The formulas of the module's docstring on one configuration."""
 
-    __slots__ = ("_after", "_before", "_loop", "_speculates", "_steps", "_whole_prompts", "limits", "turns")
+    __slots__ = ("_after", "_before", "_loop", "_speculates", "_steps", "_whole_prompts", "limits", "rises")
 
     def __init__(self, steps: StepModel, config: ConfigDocument) -> None:
         targets, facts = config.targets, config.facts
@@ -146,7 +146,7 @@ class RequestTimes:
         queueing = targets.get("api_queueing")
         self._loop = ClosedLoop(self._steps, ahead=_ahead(config))
         self.limits: Limits = steps.limits
-        self.turns = steps.surface.turns
+        self.rises = steps.surface.rises
         self._before = (_outside_time(queueing, "prompt_tokens"), _outside_time(targets.get("first_response"), ""))
         self._after = _outside_time(targets.get("post_decode"), "output_tokens")
 

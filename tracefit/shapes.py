@@ -38,7 +38,7 @@ logarithm of its published factor, in its middle. Where a row is the mean of man
 the shape of the steps in it, and with prefill T = x. Where no cell has 64 rows, or of means all cells have fewer, the
 coefficients are all there is: T = x, s = b_C.
 
-**Settled.** Requests are asked about by a surface that falls nowhere by chance. A prefill takes at least what smaller
+**Monotone.** Requests are asked about by a surface that falls nowhere by chance. A prefill takes at least what smaller
 ones took. Without prefill T is fitted by isotonic regression, but where a batch was measured to be faster than those
 before it by a tenth, as multiples of four are in some kernels.
 
@@ -242,21 +242,21 @@ class StepSurface:
         self._pieces: dict[tuple[int, int, bool], _Piece] = {}
 
     def band(
-        self, prefill_tokens: float, requests: float, decode_context_tokens: float, *, settled: bool = False
+        self, prefill_tokens: float, requests: float, decode_context_tokens: float, *, monotone: bool = False
     ) -> Band:
-        """us, low and high of a step as such steps were measured, or ``settled``: where no T falls by chance."""
+        """us, low and high of a step as such steps were measured, or ``monotone``: where no T falls by chance."""
         whole, index = int(requests), piece_of(prefill_tokens)
-        piece = self._piece(whole, index, settled)
+        piece = self._piece(whole, index, monotone)
         us = piece.us(prefill_tokens)
         if requests > whole:
-            us += (requests - whole) * (self._piece(whole + 1, index, settled).us(prefill_tokens) - us)
+            us += (requests - whole) * (self._piece(whole + 1, index, monotone).us(prefill_tokens) - us)
         us += self.context_us * decode_context_tokens
         return us, us * piece.low, us * piece.high
 
     @cached_property
-    def turns(self) -> list[int]:
+    def rises(self) -> list[int]:
         """Numbers of requests between which times rise, up to the last that is faster than those before; or none."""
-        falls = [size for size, (before, after) in enumerate(pairwise(self._settled.decodes), 2) if after < before]
+        falls = [size for size, (before, after) in enumerate(pairwise(self._monotone.decodes), 2) if after < before]
         return [math.ceil(size) for size in _DECODE_SIZES[: max(falls, default=0)]]
 
     def is_beside_cells(self, requests: float, piece: int) -> bool:
@@ -280,17 +280,17 @@ class StepSurface:
             for piece in range(half - 1, half + 3)
         }
 
-    def _piece(self, requests: int, index: int, settled: bool) -> _Piece:
+    def _piece(self, requests: int, index: int, monotone: bool) -> _Piece:
         """Each is made when it is first asked for, and so many are kept."""
-        key = requests, index, settled
+        key = requests, index, monotone
         if key not in self._pieces:
             if len(self._pieces) >= _PIECES_MAX:
                 self._pieces.clear()
             self._pieces[key] = self._made(*key)
         return self._pieces[key]
 
-    def _made(self, requests: int, index: int, settled: bool) -> _Piece:
-        nodes = self._settled if settled else self._measured
+    def _made(self, requests: int, index: int, monotone: bool) -> _Piece:
+        nodes = self._monotone if monotone else self._measured
         least, (start, end) = nodes.ends(requests, 0)[0], nodes.ends(requests, index)
         per_token = (end - start) / (_TOKENS[index] - _TOKENS[index - 1]) if index else 0.0
         p10, p90 = self._ratios(index, requests)
@@ -337,7 +337,7 @@ class StepSurface:
         return self._coefficients.step_us(cell.tokens, cell.requests) * math.exp(log_ratio)
 
     @cached_property
-    def _settled(self) -> _Nodes:
+    def _monotone(self) -> _Nodes:
         """T where nothing falls by chance."""
         decodes, prefills = self._measured
         along_tokens = [list(accumulate(row, max)) for row in prefills]

@@ -103,7 +103,7 @@ class StepModel:
         self.surface = StepSurface(target, self.coefficients, of_means=self.of_means, wider=wider)
         self.level: tuple[float, float] = (1.0, 1.0)
         self.level_age_s: float | None = None
-        self.is_settled = False
+        self.is_monotone = False
 
     def of_now(self, at_unix_nano: int) -> StepModel:
         """The same for a step at that moment: times the level of the last steps of its phase."""
@@ -118,7 +118,7 @@ class StepModel:
         model = copy(self)
         stalls = 1.0 if self.of_means else min(max(self.target.mean_factor, 0.5), 2.0)
         decode, prefill = self.level
-        model.level, model.is_settled = (decode * stalls, prefill * stalls), True
+        model.level, model.is_monotone = (decode * stalls, prefill * stalls), True
         return model
 
     def _level(self, phase: str, at_unix_nano: int) -> float:
@@ -142,7 +142,7 @@ class StepModel:
 
     def band(self, prefill_tokens: float, requests: float, decode_context_tokens: float) -> Band:
         """us, low and high of one step; the numbers are trusted."""
-        us, low, high = self.surface.band(prefill_tokens, requests, decode_context_tokens, settled=self.is_settled)
+        us, low, high = self.surface.band(prefill_tokens, requests, decode_context_tokens, monotone=self.is_monotone)
         level = self.level[prefill_tokens > 0]
         return us * level, low * level, high * level
 

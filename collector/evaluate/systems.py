@@ -170,7 +170,7 @@ def predict_ahead(watching: FeatureSet, features: FeatureSet, rows: RowBlock) ->
     """Each block before it is learned; ``watching`` looks out for changes of speed, as ``portable`` does live."""
     state = TargetState(features.target, Config(learners=("rls",)))
     for each in (watching, features):
-        state.offer(each)
+        state.add_features(each)
     learner = {model.features.name: model for model in state.models.values()}[features.name]
     for start in range(0, len(rows), BLOCK_ROWS):
         part = rows.slice(start, min(start + BLOCK_ROWS, len(rows)))

@@ -55,7 +55,7 @@ _TALK: Final = {"OPENBLAS_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0"}
 class ReplayOptions(NamedTuple):
     """What a replay is asked for."""
 
-    places: tuple[str, ...]
+    recordings: tuple[str, ...]
     out: Path
     ray: str = LOCAL
 
@@ -100,7 +100,7 @@ def replay_fleet(options: ReplayOptions, config: Config, clock: Clock) -> int:
     """Learn every engine of the recordings, and write the fleet's files; failed if nothing was learned."""
     check_learning(config)
     ray, work = _import_ray(), options.out / WORK_NAME
-    files = find_recordings(options.places)
+    files = find_recordings(options.recordings)
     pull = PullOptions((str(work),), options.out, require=0.0, of_any_time=True)
     puller = Puller(pull, config, clock)
     puller.start()

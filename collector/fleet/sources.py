@@ -67,15 +67,15 @@ def check_sources(sources: Sequence[str]) -> None:
 
 def find_targets(sources: Sequence[str], resolve: Resolve = addresses_of) -> list[StateSource]:
     """Every place as of now, without doubles, sorted by name within each source."""
-    places: dict[str, StateSource] = {}
+    targets: dict[str, StateSource] = {}
     for source in map(with_scheme, sources):
         try:
             found = list(_look_at(source, resolve))
         except (OSError, ValueError) as error:
             found = [StateSource(source, problem=sentence(error))]
         for place in found:
-            places.setdefault(place.name, place)
-    return list(places.values())
+            targets.setdefault(place.name, place)
+    return list(targets.values())
 
 
 def _look_at(source: str, resolve: Resolve) -> Iterator[StateSource]:
@@ -129,7 +129,7 @@ class _Refusal(Exception):
 
 
 async def fetch_states(
-    places: Sequence[StateSource],
+    sources: Sequence[StateSource],
     directory: Path,
     timeout_s: float,
     token: Callable[[], str | None] = str,
@@ -158,7 +158,7 @@ async def fetch_states(
 
     async with aiohttp.ClientSession(timeout=timeout, auto_decompress=False) as session:
         return await asyncio.gather(
-            *(fetch(session, place, directory / str(number)) for number, place in enumerate(places))
+            *(fetch(session, place, directory / str(number)) for number, place in enumerate(sources))
         )
 
 
@@ -218,10 +218,10 @@ class RecordedFile(NamedTuple):
     size_bytes: int
 
 
-def find_recordings(places: Sequence[str]) -> list[RecordedFile]:
+def find_recordings(paths: Sequence[str]) -> list[RecordedFile]:
     """Every file and object, by source and name; StartError for a place that cannot be looked at, or has none."""
     files: dict[str, RecordedFile] = {}
-    for place in places:
+    for place in paths:
         if place == STDIN:
             raise StartError("standard input is on this machine alone: `tracefit replay -` reads it")
         found = _list_objects(place) if "://" in place else _local_files(place)

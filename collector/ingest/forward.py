@@ -171,7 +171,7 @@ class Forwarder:
         metrics.set(table.CAPACITY_BYTES, QUEUE_BYTES, "forward")
         metrics.follow(table.SIZE_BYTES, lambda: self._queued_bytes, "forward")
 
-    def offer(self, signal: Signal, payload: bytes, spans: int = 0, seq: int = 0) -> None:
+    def enqueue(self, signal: Signal, payload: bytes, spans: int = 0, seq: int = 0) -> None:
         """Take what a receiver acknowledges, with its number in the log; returns at once."""
         waiting = _Waiting(signal, payload, spans, self._clock.monotonic_ns(), seq)
         if seq and self._queued_bytes + waiting.size_bytes > QUEUE_BYTES // 2:  # the other half is for numbers alone
@@ -187,7 +187,7 @@ class Forwarder:
     def start(self) -> None:
         """Begin to send, with what the process before has left in the log; the backend need not be there."""
         for export in self._log.entries(self._log.passed_on + 1, self._log.newest):
-            self.offer(Signal.TRACES, b"", export.spans, export.seq)
+            self.enqueue(Signal.TRACES, b"", export.spans, export.seq)
         self._task.start(self._run())
 
     def stop(self) -> bool:

@@ -128,11 +128,11 @@ class Intake:
         if signal is not Signal.TRACES:
             self._metrics.add(table.REQUESTS, 1, transport, Outcome.ACCEPTED)
             if self._forward is not None:
-                self._forward.offer(signal, payload)
+                self._forward.enqueue(signal, payload)
             return None
-        return await self.offer(payload, peer, transport, wait_s)
+        return await self.consume(payload, peer, transport, wait_s)
 
-    async def offer(
+    async def consume(
         self, payload: bytes, peer: str, transport: Transport, wait_s: float | None = None
     ) -> Answer | None:
         """Take an export in (None), or say why not."""
@@ -154,7 +154,7 @@ class Intake:
             if spans:
                 self._metrics.add(table.SPANS, spans, transport, outcome)
         if self._forward is not None and refused is not None and refused.outcome in _NO_ROOM:
-            self._forward.offer(Signal.TRACES, payload, spans)
+            self._forward.enqueue(Signal.TRACES, payload, spans)
             return None
         return refused
 

@@ -123,20 +123,20 @@ class StepCosts(NamedTuple):
 
 
 def first_tokens_of(
-    processes: Iterable[Iterable[BusyArrival]], costs: StepCosts, *, told: bool
+    processes: Iterable[Iterable[BusyArrival]], costs: StepCosts, *, known: bool
 ) -> TargetSnapshot | None:
     """The formula on the requests of some processes that tell their queue, or on those that do not; None of too few.
 
     A step scheduled ahead is in the intercept: a simulator that knows of none is right in the mean.
     """
-    arrivals = _arrivals_of(processes, told=told)
-    if not told:
+    arrivals = _arrivals_of(processes, known=known)
+    if not known:
         arrivals = _without_slot_waits(_timed(arrivals))
-    waits_us = arrivals["wait_us"][arrivals["requests"] == 1.0] if told else arrivals["wait_us"]
+    waits_us = arrivals["wait_us"][arrivals["requests"] == 1.0] if known else arrivals["wait_us"]
     if len(waits_us) < _REQUESTS_MIN:
         return None
     pace_us, prompts = arrivals["pace_us"], arrivals["prompt_tokens"]
-    if told:
+    if known:
         low_us, middle_us = np.quantile(waits_us, (0.1, 0.5)).tolist()
         step_us = (middle_us - low_us) / 0.4
         api_us, spread_us, ahead = low_us - 0.1 * step_us, 0.354 * step_us, prefills_wait_a_step(arrivals, costs)
@@ -164,9 +164,9 @@ def prefills_wait_a_step(arrivals: Arrivals, costs: StepCosts) -> bool:
     return median_of((known["prefill_us"] - own_us) / step_us) > _STEPS_WAITED[0]
 
 
-def _arrivals_of(processes: Iterable[Iterable[BusyArrival]], *, told: bool) -> Arrivals:
+def _arrivals_of(processes: Iterable[Iterable[BusyArrival]], *, known: bool) -> Arrivals:
     """Those that tell their queue, or that do not."""
-    chosen = (each for arrivals in processes for each in arrivals if each.is_known == told)
+    chosen = (each for arrivals in processes for each in arrivals if each.is_known == known)
     return np.array([*map(msgspec.structs.astuple, chosen)], _ARRIVAL_DTYPE)
 
 
@@ -269,11 +269,11 @@ def with_fallbacks(
         of_pages = _of_pages(known, requests) if target is None and requests >= _REQUESTS_MIN else None
         if of_pages is not None and of_pages.mean_us is not None:
             mean_us = of_pages.mean_us
-        by_spans = (first_tokens_of(arrivals, costs, told=told) for told in (True, False))
+        by_spans = (first_tokens_of(arrivals, costs, known=known) for known in (True, False))
         target = next(filter(None, by_spans), None) or of_pages or target
     if target is None:
         return None
-    if target.step_ahead_us is None and prefills_wait_a_step(_arrivals_of(arrivals, told=True), costs):
+    if target.step_ahead_us is None and prefills_wait_a_step(_arrivals_of(arrivals, known=True), costs):
         target = msgspec.structs.replace(target, step_ahead_us=0.0)
     return target if requests == 0 else msgspec.structs.replace(target, mean_us=mean_us)
 

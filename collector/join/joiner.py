@@ -180,11 +180,11 @@ class Joiner:
             engine.add(page.unix_ns, page.mono_ns, reading)
             engine.record_arrival_at(0 if page.recording else page.unix_ns)
 
-    def _counted_emitter(self, kind: type[E], key: Key, places: int) -> E:
+    def _counted_emitter(self, kind: type[E], key: Key, most: int) -> E:
         """The emitter of this key among so many; for a new one, the one not heard of for longest goes."""
         held: MutableMapping[Key, E] = self._kinds[kind]
         if key not in held:
-            if len(held) >= places:
+            if len(held) >= most:
                 self._evict(min(held.values(), key=lambda one: one.event_unix_ns))
                 self._counts[table.JOIN_EVENTS, JoinEvent.ENGINE_EVICTED] += 1
             held[key] = self._new_emitter(kind, key)

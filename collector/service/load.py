@@ -96,24 +96,24 @@ def _sums_of_steps(steps: StepColumns) -> _Sums:
 def _sums_between(start: Counted, end: Counted) -> _Sums:
     """What a server counted between two of its pages; what its page does not count is left out."""
 
-    def grown(meaning: Meaning) -> float:
+    def increase(meaning: Meaning) -> float:
         return end[meaning] - start[meaning]
 
     def sane(*values: float) -> bool:
         return all(0.0 <= value <= _TOKENS_MAX for value in values)  # false for NaN too
 
-    asked = tuple(map(grown, _FINISHED))
-    requests, prompt, output = asked if sane(*asked) else map(grown, _BEGUN)
+    asked = tuple(map(increase, _FINISHED))
+    requests, prompt, output = asked if sane(*asked) else map(increase, _BEGUN)
     if not sane(requests, prompt, output):
         return _NOTHING
-    hits, all_prompts = grown(Meaning.PREFIX_HIT_TOKENS), grown(Meaning.PROMPT_TOKENS)
+    hits, all_prompts = increase(Meaning.PREFIX_HIT_TOKENS), increase(Meaning.PROMPT_TOKENS)
     computed = 1.0 - min(hits / all_prompts, 1.0) if sane(hits) and all_prompts > 0.0 else 1.0
     sums = _Sums(requests, prompt, output, prefill_tokens=prompt * computed)
-    first, first_s = grown(Meaning.FIRST_TOKENS), grown(Meaning.FIRST_TOKEN_SECONDS)
-    api_s = grown(Meaning.E2E_SECONDS) - grown(Meaning.QUEUE_SECONDS) - grown(Meaning.INFERENCE_SECONDS)
+    first, first_s = increase(Meaning.FIRST_TOKENS), increase(Meaning.FIRST_TOKEN_SECONDS)
+    api_s = increase(Meaning.E2E_SECONDS) - increase(Meaning.QUEUE_SECONDS) - increase(Meaning.INFERENCE_SECONDS)
     if sane(first, first_s):
         sums = sums._replace(first_tokens=first, waited_s=first_s - (api_s if sane(api_s) else 0.0))
-    decoded, decoding_s = grown(Meaning.ITL_COUNT), grown(Meaning.ITL_SECONDS)
+    decoded, decoding_s = increase(Meaning.ITL_COUNT), increase(Meaning.ITL_SECONDS)
     running, waiting = ((start[gauge] + end[gauge]) / 2.0 for gauge in (Meaning.RUNNING, Meaning.WAITING))
     if sane(decoded, decoding_s, running, waiting):
         met = {"decoding": decoded, "ran": running * decoded, "waited": waiting * decoded}

@@ -221,7 +221,7 @@ class RlsLearner(Stateful):
         if state["held"] is not None:
             self.held = RowBlock.of_state(state["held"], self.features.target.vocabulary)
 
-    def offer_prior(self, prior: Prior) -> None:
+    def take_prior(self, prior: Prior) -> None:
         """Take a prior, unless there is one or learning has begun."""
         if not self.started and self.fit.prior is None:
             self.fit.prior = prior.sized(self.fit.p)

@@ -84,7 +84,7 @@ class TargetState(Stateful):
         self.changes = 0
         self._size_blocks()
 
-    def offer(self, features: FeatureSet, prior: Prior | None = None) -> None:
+    def add_features(self, features: FeatureSet, prior: Prior | None = None) -> None:
         """Start models on a feature set that has become available; ``prior``: of its coefficients."""
         if features.name in self.sets:
             return

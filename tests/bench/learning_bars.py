@@ -161,7 +161,7 @@ def _frozen_parts(path):
 def _frozen(rows: RowBlock, cut: int, end: int):
     """Of rows cut..end-1, by a snapshot of those before: error without and with factors, and inside the band, %."""
     state = TargetState(STEP, RLS)
-    state.offer(portable(STEP))
+    state.add_features(portable(STEP))
     state.learn(rows.slice(0, cut))
     state.flush()
     rest, model = Design.of(portable(STEP), rows.slice(cut, end)), state.models["portable"]

@@ -53,7 +53,7 @@ def errors_of(path):
 def learned_errors(rows, settings):
     """Relative error of x beta F and of what is published, of every row that was predicted, (n,) each."""
     state = TargetState(Target.STEP_TIME, settings)
-    state.offer(portable(Target.STEP_TIME))
+    state.add_features(portable(Target.STEP_TIME))
     kept = state.published.shaped_error, state.published.error = _Kept(), _Kept()
     state.learn(rows)
     state.flush()

@@ -39,7 +39,7 @@ def _model(bank, learner):
 
 def _fresh(learner, features):
     state = TargetState(STEP, Config(learners=(learner,)))
-    state.offer(features)
+    state.add_features(features)
     (model,) = [*state.models.values(), *state.river.values()]
     return model
 

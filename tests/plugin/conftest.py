@@ -30,7 +30,7 @@ class Kept:
         self.lost = Counter()
         self.stopped = []
 
-    def offer(self, item):
+    def enqueue(self, item):
         self.items.append(item)
 
     def stop(self, wait_s=1.0):

@@ -43,7 +43,7 @@ def test_every_call_and_every_span_is_counted_once_whatever_becomes_of_it(payloa
         ends = read_span_ends(payload)
         spans += len(ends) if isinstance(ends, list) else 0
         try:
-            asyncio.run(intake.offer(payload, "peer", Transport.GRPC))
+            asyncio.run(intake.consume(payload, "peer", Transport.GRPC))
         except MemoryError:
             continue
 

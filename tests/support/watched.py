@@ -26,7 +26,7 @@ class Watched:
 
     def __init__(self, rows: RowBlock, detector: str = DETECTORS[0]) -> None:
         state = TargetState(Target.STEP_TIME, Config(learners=("rls",), detector=detector))
-        state.offer(portable(Target.STEP_TIME))
+        state.add_features(portable(Target.STEP_TIME))
         self.model = state.models["portable"]
         self._learn, state._learn_block = state._learn_block, self._learn_watched
         self.shaped, self.slow = np.full(len(rows), np.nan), np.full(len(rows), np.nan)

@@ -256,7 +256,7 @@ def test_our_own_fault_is_said_and_tells_nothing_of_its_inside(receivers, monkey
     monkeypatch.setattr(otlp_http, "inflate", fail)
     assert receivers.post(gzip.compress(ONE), PROTOBUF | GZIP)[0] == 500
     assert receivers.metrics.value(REQUESTS, "http", "failed") == 1
-    monkeypatch.setattr(receivers.intake, "offer", fail)
+    monkeypatch.setattr(receivers.intake, "consume", fail)
     code, error = receivers.call(ONE)
     assert (code, error.details()) == (CODE.INTERNAL, "internal error")
     status, body, _ = receivers.post(ONE)

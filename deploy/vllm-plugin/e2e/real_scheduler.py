@@ -38,7 +38,7 @@ class Keep:
         self.items: list[Any] = []
         self.lost: Counter[str] = Counter()
 
-    def offer(self, item: Any) -> None:
+    def enqueue(self, item: Any) -> None:
         """Keep an item."""
         self.items.append(item)
 

@@ -53,7 +53,7 @@ class Publisher:
         self.lost: Counter[str] = Counter()
         os.register_at_fork(after_in_child=self._be_silent)
 
-    def offer(self, item: Any) -> None:
+    def enqueue(self, item: Any) -> None:
         """Queue an item; when full the oldest is dropped and counted. The first item starts the thread."""
         if self._stopping.is_set():
             return

@@ -72,7 +72,7 @@ class Tap:
         since_ns = free_ns if was_busy else max(start_ns, free_ns)
         row = self._wire.row(Step(number, start_ns, end_ns, output_ns, done_ns, batch, since_ns))
         if row is not None:
-            self.publisher.offer(row)
+            self.publisher.enqueue(row)
         self.requests_freed(number, done_ns)
 
     def request_added(self, request: Any) -> None:
@@ -84,7 +84,7 @@ class Tap:
         """Requests may have ended, with the output of a step or because ``finish_requests()`` has returned."""
         if self._wire.journeys is not None and (freed := self._scheduler.finished_req_ids):
             for journey in self._wire.journeys.finished(freed, step or self._step, ts_ns or time.monotonic_ns()):
-                self.publisher.offer(journey)
+                self.publisher.enqueue(journey)
 
     def failed(self, where: str) -> None:
         """Count an error inside a hook; called from an except block."""

@@ -27,7 +27,7 @@ class PassedOn:
     def __init__(self):
         self.got = []
 
-    def offer(self, signal, payload, spans=0):
+    def enqueue(self, signal, payload, spans=0):
         self.got.append((signal, payload, spans))
 
 
@@ -35,7 +35,7 @@ class PassedOn:
 def test_where_there_is_no_room_to_learn_telemetry_is_passed_on_all_the_same(forward):
     queue, metrics, payload = make_queue(), Metrics(CollectorRegistry()), make_export().SerializeToString()
     queue.put_nowait("full", CAPACITY)
-    refused = asyncio.run(Intake(queue, metrics, forward=forward).offer(payload, "peer:1", Transport.GRPC))
+    refused = asyncio.run(Intake(queue, metrics, forward=forward).consume(payload, "peer:1", Transport.GRPC))
     assert metrics.value(table.SPANS, Transport.GRPC, Outcome.QUEUE_FULL) == 1
     if forward is None:
         assert refused.outcome is Outcome.QUEUE_FULL

@@ -24,9 +24,9 @@ def test_over_the_limit_exports_are_refused_with_a_hint_until_memory_is_back():
     queue = AdmissionQueue(FakeClock(), capacity_bytes=MIB, wait_s=0)
     intake = Intake(queue, metrics, MemoryGuard(256 * MIB, lambda: used[0]))
     one = make_export().SerializeToString()
-    assert asyncio.run(intake.offer(one, "peer", Transport.GRPC)) == answer(Outcome.MEMORY, 1.9)
+    assert asyncio.run(intake.consume(one, "peer", Transport.GRPC)) == answer(Outcome.MEMORY, 1.9)
     used[0] = 200 * MIB
-    assert asyncio.run(intake.offer(one, "peer", Transport.GRPC)) is None
+    assert asyncio.run(intake.consume(one, "peer", Transport.GRPC)) is None
     assert metrics.value(SPANS, "grpc", "memory") == metrics.value(SPANS, "grpc", ACCEPTED) == 1
 
 

@@ -24,8 +24,8 @@ def waits(ahead, requests=400, api_us=8000.0, prefill_us=0.0):
     return [BusyArrival(*map(float, each)) for each in zip(first, pace, prompt, met, strict=True)]
 
 
-def found_of(arrivals, costs=StepCosts(), *, told=False):  # noqa: B008 - immutable
-    return first_tokens_of([[msgspec.structs.replace(each, is_known=told) for each in arrivals]], costs, told=told)
+def found_of(arrivals, costs=StepCosts(), *, known=False):  # noqa: B008 - immutable
+    return first_tokens_of([[msgspec.structs.replace(each, is_known=known) for each in arrivals]], costs, known=known)
 
 
 def api_us_of(found):
@@ -54,7 +54,7 @@ def test_steps_scheduled_ahead_are_seen_where_prompts_make_the_pace_of_requests(
 
 def test_few_requests_tell_nothing():
     assert found_of(waits(1, requests=19)) is None
-    assert found_of(waits(1, requests=19), told=True) is None
+    assert found_of(waits(1, requests=19), known=True) is None
 
 
 @pytest.mark.parametrize("odd", [0.0, 1e18, 5e-324])
@@ -63,7 +63,7 @@ def test_few_requests_tell_nothing():
 def test_the_largest_and_smallest_times_that_are_let_in_leave_a_finite_answer_or_none(odd, place, every):
     bent = waits(1)
     bent[::every] = [msgspec.structs.replace(each, **{place: odd}) for each in bent[::every]]
-    for found in (found_of(bent, StepCosts(40.0)), found_of(bent, StepCosts(40.0), told=True)):
+    for found in (found_of(bent, StepCosts(40.0)), found_of(bent, StepCosts(40.0), known=True)):
         assert found is None or math.isfinite(api_us_of(found))
 
 

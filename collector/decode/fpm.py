@@ -11,7 +11,6 @@ else the configuration of the endpoint does.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Annotated, Final, TypeVar
 
 import msgspec
@@ -22,8 +21,6 @@ from online import Target
 from .vocabulary import NAME_LENGTH_MAX, UNIX_MAX
 
 VERSION: Final = 1
-_SEQUENCE_BYTES: Final = 8
-_FRAMES: Final = range(2, 4)
 _Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
 _Rank = Annotated[int, msgspec.Meta(ge=0, le=1 << 16)]
 _Name = Annotated[str, msgspec.Meta(max_length=NAME_LENGTH_MAX)]
@@ -117,21 +114,19 @@ _TRACE_MARK: Final = b'"fpm"'
 T = TypeVar("T")
 
 
-def read_frames(
-    frames: Sequence[bytes], unix_ns: int, times: str = "host", instance: str = "", source: str = ""
+def read_record(
+    body: bytes, unix_ns: int, times: str = "host", instance: str = "", source: str = ""
 ) -> ForwardPass | Skip:
-    """One ZMQ message.
+    """The body of one ZMQ message.
 
     Args:
-        frames: topic, sequence and record.
+        body: the record.
         unix_ns: when it came.
         times: what ``wall_time`` is where the record does not say so: ``host`` or ``gpu``.
         instance: what the engine is called; else the record's worker and rank.
         source: the endpoint.
     """
-    if len(frames) not in _FRAMES or len(frames[-2]) != _SEQUENCE_BYTES:
-        return Skip.UNDECODABLE
-    record = _decoded(_MSGPACK, frames[-1])
+    record = _decoded(_MSGPACK, body)
     return _passed(record, times, unix_ns, instance, source)
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -23,8 +23,6 @@ from . import vocabulary as words
 from .records import MISSING
 
 GPU: Final = "GPU"
-_SEQ_BYTES: Final = 8
-_FRAMES: Final = range(2, 5)
 _RANKS_MAX: Final = 1 << 16
 EVENTS_MAX: Final = 16_384
 """Of a batch, which is of one step: one of 65,536 tokens in blocks of 16 stores 4,096 and evicts as many."""
@@ -182,13 +180,6 @@ def read_line(line: bytes, source: str) -> KvBatch | Skip:
     except _BAD:
         return Skip.UNDECODABLE
     return read_payload(record.payload_b64, source, record.seq)
-
-
-def read_frames(frames: Sequence[bytes], source: str, instance: str = "") -> KvBatch | Skip:
-    """One ZMQ message: its last two frames are sequence and payload, whatever precedes them."""
-    if len(frames) not in _FRAMES or len(frames[-2]) != _SEQ_BYTES:
-        return Skip.UNDECODABLE
-    return read_payload(frames[-1], source, int.from_bytes(frames[-2], "big"), instance)
 
 
 def read_payload(payload: bytes, source: str, seq: int, instance: str = "") -> KvBatch | Skip:

@@ -31,10 +31,6 @@ from .rows import WarmUp, raw_features
 
 _REPEATED = 64
 """A count that is lower by less is of a record that came twice; by more, of an engine that has started again."""
-_NUMBERS = attrgetter(
-    *("wall_us", "prefill_requests", "prefill_tokens", "prefill_context_tokens"),
-    *("decode_requests", "decode_context_tokens", "waiting"),
-)
 
 
 class PassEngine(Emitter):
@@ -129,20 +125,23 @@ class PassEngine(Emitter):
 
 def pass_block(passes: list[ForwardPass], engine: int) -> RowBlock:
     """A row for each of some passes."""
-    told: Floats = np.array([*map(_NUMBERS, passes)], np.float64)
-    wall_us, prompts, tokens, before, decodes, context, waiting = told.T
+
+    def column(name: str) -> Floats:
+        return np.array([*map(attrgetter(name), passes)], np.float64)
+
+    prompts, tokens, decodes = column("prefill_requests"), column("prefill_tokens"), column("decode_requests")
     raw = raw_features(
         {
             "prefill_requests": prompts,
             "prefill_tokens": tokens,
-            "prefill_attention": tokens * (before + tokens / 2.0) / np.maximum(prompts, 1.0),
+            "prefill_attention": tokens * (column("prefill_context_tokens") + tokens / 2.0) / np.maximum(prompts, 1.0),
             "decode_requests": decodes,
             "decode_tokens": decodes,
-            "decode_context_tokens": context,
+            "decode_context_tokens": column("decode_context_tokens"),
             "requests": prompts + decodes,
             "running": prompts + decodes,
-            "waiting": waiting,
+            "waiting": column("waiting"),
         }
     )
     end_ns = np.array([passed.unix_ns for passed in passes], np.int64)
-    return RowBlock.of_lines(raw, wall_us, end_ns=end_ns, engine=engine, quality=Quality.FPM)
+    return RowBlock.of_lines(raw, column("wall_us"), end_ns=end_ns, engine=engine, quality=Quality.FPM)

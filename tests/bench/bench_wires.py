@@ -31,7 +31,7 @@ from tests.support.clocks import eventually
 from tests.support.gpu_server import serve, step_payloads
 from tests.support.otlp_backend import Backend, Tee
 from tests.support.processes import running_process
-from tests.support.sidecars import call_export, metric
+from tests.support.sidecars import call_export, get, metric
 from tests.support.step_exports import make_export
 from tests.support.vllm_senders import fpm_lines
 
@@ -159,10 +159,14 @@ def records(board: Board) -> None:
     board.at_most("CPU of a record, learned from", 1e6 * spent_s / counted, 15, " us")
 
 
+def _page(port: int) -> list[str]:
+    return get(port, "/metrics").decode().splitlines()
+
+
 def _await_told(port: int, number: int) -> None:
     """Until so many records were learned from or are known to be missing; seldom asked, since a page costs CPU too."""
     until_s = time.monotonic() + 60
-    while sum(metric(port, series) for series in (LEARNED, MISSING)) != number:
+    while sum(float(line.split()[1]) for line in _page(port) if line.startswith((LEARNED, MISSING))) != number:
         assert time.monotonic() < until_s, "records that nobody knows of"
         time.sleep(0.5)
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from collector.decode import Export, decode_exports, envelope, fpm, wire
-from collector.decode.kv import KvBatch, read_frames, read_line, read_payload
+from collector.decode.kv import KvBatch, read_line, read_payload
 from collector.decode.pages import CACHE_INFO, SERIES, ScrapedPage, is_page_line, parse_page, read_page_line
 from collector.decode.wire import json_to_protobuf
 from collector.join import SpanWindow
@@ -155,8 +155,6 @@ class Kv(Parser):
 
     def parse(self, data):
         found = read_payload(data, "source", 1), read_line(data, "source")
-        framed = read_frames([b"kv", b"\0" * 7 + b"\1", data], "source")
-        assert framed == found[0]
         for batch in found:
             if isinstance(batch, KvBatch):
                 assert min(batch.ts_unix_ns, batch.removed_blocks, batch.removed_below) >= 0
@@ -176,7 +174,7 @@ class Passes(Parser):
         return [*both, msgspec.json.encode(traced)]
 
     def parse(self, data):
-        found = fpm.read_frames([b"", bytes(8), data], 1), fpm.read_line(data, "recording")
+        found = fpm.read_record(data, 1), fpm.read_line(data, "recording")
         passes = [passed for passed in found if isinstance(passed, fpm.ForwardPass)]
         for passed in passes:
             told = [value for value in msgspec.structs.astuple(passed) if isinstance(value, int | float)]

@@ -14,7 +14,7 @@ from tracefit_vllm import fpm, publisher
 from tracefit_vllm.fpm import ForwardPasses
 from tracefit_vllm.settings import Settings
 
-from collector.decode.fpm import ForwardPass, read_frames
+from collector.decode.fpm import ForwardPass, read_record
 from online import Target
 from tests.plugin.conftest import scheduler_to
 from tests.plugin.fakes import Request, Scheduler, drive, vllm_config
@@ -39,7 +39,7 @@ class Listener:
         passes = []
         while not (passes and enough(passes)):
             assert self._socket.poll(timeout_s * 1000), passes
-            passed = read_frames(self._socket.recv_multipart(), 1)
+            passed = read_record(self._socket.recv_multipart()[-1], 1)
             assert isinstance(passed, ForwardPass), passed
             passes.append(passed)
         return passes

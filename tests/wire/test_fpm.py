@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from collector.decode import Export
-from collector.decode.fpm import read_frames, read_line
+from collector.decode.fpm import read_line, read_record
 from collector.telemetry import Counts, JoinEvent, Skip, table
 from online import Target
 from tests.support.clocks import T0_NS
@@ -37,8 +37,7 @@ def records():
     return [json.loads(line) for line in fpm_lines(engine())]
 
 
-def frames(record, seq=0):
-    return [b"", seq.to_bytes(8, "big"), msgspec.msgpack.encode(record)]
+encode = msgspec.msgpack.encode
 
 
 def changed(**keys):
@@ -109,22 +108,20 @@ SENSELESS = {
 @pytest.mark.parametrize(("reason", "record"), [(reason, each) for reason in SENSELESS for each in SENSELESS[reason]])
 def test_a_record_that_makes_no_sense_is_left_out_by_reason(record, reason):
     is_raw = isinstance(record, bytes)
-    message = [b"", bytes(8), record] if is_raw else frames(record)
-    assert read_frames(message, 1) == reason
-    assert read_frames([b"", b"short", message[-1]], 1) == Skip.UNDECODABLE, "a message without its number"
+    assert read_record(record if is_raw else encode(record), 1) == reason
     if reason is not Skip.INVALID:
         assert read_line(record if is_raw else json.dumps(record).encode(), "r") == reason
 
 
 def test_keys_of_a_later_version_are_passed_over_and_who_and_what_was_timed_is_told():
     record = changed(later=[1], dp_rank=3, worker_id="w", timing_scope="gpu")
-    passed = read_frames(frames(record), 7, source="tcp://a:1")
+    passed = read_record(encode(record), 7, source="tcp://a:1")
     assert (passed.instance, passed.target, passed.unix_ns) == ("w/dp3", Target.GPU_TIME, 7)
-    assert read_frames(frames(changed()), 7, times="gpu").target is Target.GPU_TIME
+    assert read_record(encode(changed()), 7, times="gpu").target is Target.GPU_TIME
     for scope in ("model_step_cuda", "execute_model_cuda"):  # as vLLM's own records have it
-        assert read_frames(frames(changed(timing_scope=scope)), 7).target is Target.GPU_TIME
-    assert read_frames(frames(changed(worker_id="")), 7, source="tcp://a:1").instance == "tcp://a:1"
-    assert read_frames(frames(record), 7, instance="pod-1", source="tcp://a:1").instance == "pod-1"
+        assert read_record(encode(changed(timing_scope=scope)), 7).target is Target.GPU_TIME
+    assert read_record(encode(changed(worker_id="")), 7, source="tcp://a:1").instance == "tcp://a:1"
+    assert read_record(encode(record), 7, instance="pod-1", source="tcp://a:1").instance == "pod-1"
 
 
 class House:
@@ -138,7 +135,7 @@ class House:
         passes = []
         for record in records:
             self.now += round(record["wall_time"] * 1e9)
-            passes.append(read_frames(frames(record), self.now, times, source=source))
+            passes.append(read_record(encode(record), self.now, times, source=source))
         self.pipeline.process(passes=passes)
 
     def counts(self):

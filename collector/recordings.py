@@ -23,6 +23,7 @@ object stores wrote below one folder, each minute into another one; the folder a
 
 from __future__ import annotations
 
+import glob
 import gzip
 import heapq
 import io
@@ -311,26 +312,20 @@ def merged(recordings: Iterable[Recording]) -> Iterator[Timed]:
 
 
 _UPDATE_ITEMS = 64
-"""Exports after which the bar is told how far it is: some milliseconds of work."""
+"""Entries after which the bar is told how far it is: some milliseconds of work."""
 
 
 def merged_with_progress(recordings: Sequence[Recording], clock: Clock, note: PrintLine) -> Iterator[Timed]:
     """The same, and how far that is on the way."""
-    spans = 0
-    read: Counter[type] = Counter()
+    entries = spans = 0
     started_ns = clock.monotonic_ns()
     with progress("read", sum(recording.size_bytes for recording in recordings)) as bar:
-        for number, timed in enumerate(merged(recordings)):
+        for entries, timed in enumerate(merged(recordings), 1):
             yield timed
-            read[type(timed.said)] += 1
             spans += timed.said.spans if isinstance(timed.said, Export) else 0
-            if number % _UPDATE_ITEMS == 0:
-                bar.set_postfix_str(f"{read[Export]:,} exports, {spans:,} spans", refresh=False)
+            if entries % _UPDATE_ITEMS == 0:
                 bar.update(sum(recording.position_bytes for recording in recordings) - bar.n)
-    others = ((KvBatch, "batches of KV events"), (ScrapedPage, "pages"), (ForwardPass, "forward passes"))
-    more = "".join(f" and {read[kind]} {name}" for kind, name in others if read[kind])
-    elapsed_s = (clock.monotonic_ns() - started_ns) / 1e9
-    note(f"read {read[Export]} exports, {spans} spans{more} in {elapsed_s:.1f} s")
+    note(f"read {entries} entries, {spans} spans in {(clock.monotonic_ns() - started_ns) / 1e9:.1f} s")
 
 
 # --- files ------------------------------------------------------------------------------------------------------------
@@ -383,28 +378,14 @@ def source_of(name: str) -> str:
     return f"{folder}{slash}{rotated['stem']}{rotated['suffix'] or ''}" if rotated else name
 
 
-def walk(path: str) -> Iterator[tuple[str, list[str], list[str]]]:
-    """As ``os.walk``, but a directory that may not be read is an OSError, and not one without files."""
-
-    def fail(error: OSError) -> None:
-        raise error
-
-    return os.walk(path, onerror=fail)
-
-
-def _files(path: str) -> Iterator[str]:
+def _files(path: str) -> Sequence[str]:
     path = os.path.normpath(path) if path != STDIN else path
     if not os.path.isdir(path):  # noqa: PTH112 -- a million files as Path objects are half a gigabyte
-        yield path
-        return
-    names: list[str] = []
-    for folder, folders, files in walk(path):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        names += [f"{folder}/{name}" for name in files if not name.startswith(".")]
+        return [path]
+    names = [name for name in glob.iglob(f"{glob.escape(path)}/**", recursive=True) if os.path.isfile(name)]  # noqa: PTH113, PTH207
     if not names:
         raise StartError(f"cannot read {path}: there is no file in it")
-    # by their folders first, as pathlib has it
-    yield from sorted(names, key=lambda name: name.split("/"))
+    return sorted(names, key=lambda name: name.split("/"))  # by their folders first, as pathlib has it
 
 
 # --- what lies beside a recording -------------------------------------------------------------------------------------

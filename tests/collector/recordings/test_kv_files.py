@@ -29,7 +29,5 @@ def test_both_streams_come_in_event_time_and_what_was_read_is_said():
         for timed in merged_with_progress([Recording(path, print) for path in FILES], SystemClock(), said.append)
     ]
     assert times == sorted(times)
-    exports = len(times) - 520
     assert len(said) == 1
-    assert said[0].startswith(f"read {exports} exports, ")
-    assert " and 520 batches of KV events in " in said[0]
+    assert said[0].startswith(f"read {len(times)} entries, ")

@@ -4,7 +4,6 @@ import json
 import os
 import re
 import shutil
-import tomllib
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -309,44 +308,6 @@ def test_one_line_of_an_overlay_says_where_every_alert_leads(tmp_path, name):
     assert not [c for c in of_kind(documents, "ConfigMap") if "runbooks" in c["metadata"]["name"]]
 
 
-RENDERED = """
-apiVersion: apps/v1
-kind: Deployment
-metadata:
-  name: "stack-llama-2-7b-deployment-vllm"
-  labels: {model: llama-2-7b}
-spec:
-  selector: {matchLabels: {model: llama-2-7b}}
-  template:
-    metadata: {labels: {model: llama-2-7b}}
-    spec: {containers: [{name: vllm, image: vllm}]}
----
-apiVersion: apps/v1
-kind: Deployment
-metadata:
-  name: "stack-deployment-router"
-  labels: {app: router}
-spec:
-  selector: {matchLabels: {app: router}}
-  template:
-    metadata: {labels: {app: router}}
-    spec: {containers: [{name: router, image: router}]}
-"""
-
-
-def test_the_post_renderer_gives_the_sidecar_to_engines_and_to_nothing_else():
-    find_tool("kubectl")
-    script = DEPLOY / "helm-values" / "post-render" / "post-render.sh"
-    before = {path.name for path in script.parent.iterdir()}
-    unlabelled = RENDERED.replace("  labels: {model: llama-2-7b}\n", "")
-    assert unlabelled != RENDERED
-    for stream in (RENDERED, unlabelled):
-        documents = list(yaml.safe_load_all(output_of(script, input=stream)))
-        have = {w["metadata"]["name"]: "tracefit" in containers_of(w) for w in of_kind(documents, "Deployment")}
-        assert have == {"stack-llama-2-7b-deployment-vllm": True, "stack-deployment-router": False}
-    assert {path.name for path in script.parent.iterdir()} == before, "the checkout may be read-only"
-
-
 @pytest.fixture(scope="module")
 def gateway():
     """Tracefits behind a Collector."""
@@ -463,17 +424,6 @@ def test_the_replay_on_ray_runs_one_image_everywhere_and_arguments_that_the_comm
     (claim,) = specs(documents, "PersistentVolumeClaim")
     volumes = {volume["name"]: volume for volume in pods[0]["spec"]["volumes"]}
     assert at(volumes, "fleet.persistentVolumeClaim.claimName") == claim
-
-
-def test_the_image_runs_as_the_user_that_the_manifests_name():
-    dockerfile = (ROOT / "Dockerfile").read_text()
-    assert "USER 65532:65532" in dockerfile
-    assert re.findall(r"^EXPOSE (.*)$", dockerfile, re.MULTILINE) == ["4317 4318 9464"]
-    ignored = (ROOT / ".dockerignore").read_text().splitlines()
-    assert ignored[0] == "*"
-    wheel = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
-    needed = {*wheel["packages"], *wheel["force-include"], "requirements.lock"}
-    assert {f"!{name}" for name in needed} <= set(ignored)
 
 
 @pytest.mark.parametrize("document", ["README.md", "docs/deploy.md"])

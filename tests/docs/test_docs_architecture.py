@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from tests.contract.test_architecture import MODULES, imported, is_module, room_of
+from tests.contract.test_architecture import MODULES
 from tests.support.paths import DOCS, ROOT
 
 ARCHITECTURE = (DOCS / "architecture.md").read_text()
@@ -52,19 +52,6 @@ def test_the_map_names_every_room_once_and_only_rooms():
     named = mapped_rooms()
     assert len(named) == len(set(named))
     assert set(named) == rooms()
-
-
-def test_arrows_go_down_the_map():
-    """But for those of a room in a room, to the rooms around it."""
-    floor = {room: number for number, room in enumerate(mapped_rooms())}
-    arrows = {
-        ("/".join(room_of(path)), "/".join(target[:-1] if is_module(target) else target))
-        for path in MODULES
-        for target in imported(path)
-    }
-    drawn = [(room, other) for room, other in arrows if room in floor and other in floor]
-    assert drawn
-    assert [f"{a} -> {b}" for a, b in drawn if floor[b] < floor[a] and not a.startswith(f"{b}/")] == []
 
 
 def test_every_file_that_a_document_for_maintainers_or_a_module_names_exists():

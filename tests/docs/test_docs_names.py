@@ -1,6 +1,5 @@
 """Words of the documents are words of the program, links lead somewhere, and constants are the code's."""
 
-import importlib.util
 import re
 from enum import Enum
 
@@ -121,14 +120,6 @@ def test_the_readme_leads_to_every_document():
 def test_every_document_is_in_the_navigation_of_the_site_once():
     text = re.sub(r"!!python/name:\S+", "null", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
     assert sorted(navigated(yaml.safe_load(text)["nav"])) == [path.name for path in DOCUMENTS[1:]]
-
-
-def test_a_link_out_of_the_site_names_the_file():
-    spec = importlib.util.spec_from_file_location("links", ROOT / "deploy" / "site" / "links.py")
-    hook = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(hook)
-    text = "see [`deploy/x`](../deploy/x) and [the plugin](../deploy/p/README.md#a), [here](index.md)"
-    assert hook.on_page_markdown(text) == "see `deploy/x` and the plugin (`deploy/p/README.md`), [here](index.md)"
 
 
 def test_every_key_stands_in_the_table():

@@ -1,7 +1,6 @@
 """Where steps go comes from the plugin's own variables, and who the engine is from vLLM."""
 
 import re
-import sys
 from types import SimpleNamespace
 
 import pytest
@@ -128,25 +127,3 @@ def test_one_users_instance_id_for_two_ranks_is_told_apart(moe):
     # each rank of a dense model is an engine of its own
     assert [found["vllm.data_parallel_size"] for found in told] == ([2, 2] if moe else [1, 1])
     assert resource_attributes(Scheduler(), settings)["service.instance.id"] == "pod"
-
-
-class Cuda:
-    """A platform whose name could only be had by creating a CUDA context."""
-
-    def is_cuda(self):
-        return True
-
-    def get_device_name(self):
-        return "NVIDIA H100"
-
-
-class NvmlCuda(Cuda):
-    pass
-
-
-@pytest.mark.parametrize(("platform", "name"), [(NvmlCuda, "NVIDIA H100"), (Cuda, None)])
-def test_asking_for_the_devices_name_never_creates_a_cuda_context(monkeypatch, platform, name):
-    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(__version__="0.99.0"))
-    monkeypatch.setitem(sys.modules, "vllm.platforms", SimpleNamespace(current_platform=platform()))
-    found = resource_attributes(Scheduler(), Settings())
-    assert (found["vllm.version"], found.get("hw.gpu.name")) == ("0.99.0", name)

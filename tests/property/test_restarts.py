@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from collector.config.schema import Config
-from collector.decode import Export
 from collector.decode.kv import KvBatch
 from collector.decode.pages import ScrapedPage
 from collector.join import Rows
@@ -16,9 +15,7 @@ from collector.recordings import Recording, merged
 from collector.service.pipeline import make_pipeline
 from online import Target
 from online.state import LEARNERS, decode, encode
-from tests.support.clocks import T0_NS
 from tests.support.paths import DATA
-from tests.support.step_exports import make_export
 
 SAME_KINDS = {"c10_long", "c2_long_prefill_mp", "c6_saturated", "f1_fork_parity"}
 """Recordings that have no kind of telemetry which the others do not have."""
@@ -101,29 +98,6 @@ def test_a_restart_with_the_log_loses_no_step_and_learns_none_twice(capture):
             assert abs(len(found_ns) - len(ends_ns)) <= 2 + 0.005 * len(ends_ns)
         assert len(found_ns) <= len(ends_ns) * 1.01 + 2
     assert halting.pipeline.learned_rows > 0
-
-
-def test_a_clock_that_jumps_by_days_between_two_lives_loses_nothing():
-    """The clock says when an export came, and so how old an entry of the log is."""
-    stream = [
-        Export(
-            make_export(1, steps_per_span=50, first_step=1 + 50 * number).SerializeToString(),
-            *("peer", "grpc", 1, "", 1 + number, T0_NS + number * 10**9),
-        )
-        for number in range(30)
-    ]
-    straight, halting, sent = Life(), Life(), []
-    straight.feed(stream)
-    for number, one in enumerate(stream):
-        sent.append(one._replace(arrived_unix_ns=one.arrived_unix_ns + (number // 5 % 2) * 86_400 * 10**9))
-        halting.feed(sent[-1:])
-        if number % 5 == 4:
-            halting.restart(sent)
-    straight.pipeline.flush()
-    halting.pipeline.flush()
-    (config_id,) = {config_id for config_id, _ in straight.rows}
-    ends_ns, found_ns = (life.ends_ns()[config_id, Target.STEP_TIME] for life in (straight, halting))
-    assert len(np.unique(found_ns)) == len(found_ns) == len(ends_ns) == 30 * 50 - 1
 
 
 def test_a_checkpoint_that_is_encoded_while_learning_goes_on_is_that_of_the_moment_it_was_taken():

@@ -9,7 +9,7 @@ from online import STEP_FEATURES, RowBlock, Target
 from online.features import portable
 from online.rls import Prior, RlsLearner
 from online.rls.learner import MEAN_TARGETS
-from tests.support.banks import STEP, features_of, learned, of_columns, told
+from tests.support.banks import STEP, features_of, learned, told
 from tests.support.designs import learn
 from tests.support.linear_steps import BETA, NAMES, steps
 from tests.support.request_times import skewed_times
@@ -31,19 +31,6 @@ def test_intervals_cover_from_320_rows_on_when_neighbours_err_together(autocorre
             bank.learn("c", STEP, rows.slice(start, end))
             hits[seed, k], start = _covered(features_of(bank), TRUTH), end
     assert (hits.mean(axis=(0, 2)) >= least).all()
-
-
-@pytest.mark.parametrize(("autocorrelation", "spread"), [(0.9, 0.0), (0.0, 0.12)])
-def test_the_first_rows_err_together_and_misfit_as_later_ones_do(autocorrelation, spread):
-    """So few are held for the first fit, and are in no window and of no batch shape yet."""
-    hits = np.empty((20, 4))
-    for seed in range(len(hits)):
-        rows = steps(250, 8300 + seed, noise=0.03, autocorrelation=autocorrelation, batch=(1, 16)).rows
-        off = np.exp(spread * np.random.default_rng(seed).standard_normal(17))
-        slow = off[rows.raw[:, STEP_FEATURES.index("requests")].astype(int)]
-        bank = learned(RowBlock.of_lines(rows.raw, rows.elapsed_us * slow, end_ns=rows.end_ns))
-        hits[seed] = _covered(features_of(bank), TRUTH)
-    assert hits.mean() >= 0.8
 
 
 def test_nothing_is_identified_before_the_windows_carry_it():
@@ -78,15 +65,6 @@ def test_rows_that_overlap_count_by_their_weight():
     copies = RowBlock.concatenate([rows.slice(k, k + 1) for k in np.repeat(np.arange(100), 32)])
     light = dataclasses.replace(copies, weight=np.full(3200, 1 / 32))
     assert told(learned(light)).models["portable"].effective_rows == pytest.approx(100, rel=0.1)
-
-
-def test_the_intercept_is_known_by_its_name():
-    rows = steps(1500, 6, batch=(4, 4), prefill_share=0.0).rows
-    bank = learned(rows, settings=of_columns("requests", "intercept"))
-    assert features_of(bank, name="custom")["requests"].status == "constant"
-    rows = steps(1500, 6, batch=(4, 4), prefill_share=0.3).rows
-    bank = learned(rows, settings=of_columns("prefill_tokens", "requests"))
-    assert features_of(bank, name="custom")["requests"].status != "constant"
 
 
 @pytest.mark.parametrize(("spread", "noise"), [(0.12, 0.01), (0.02, 0.03)])

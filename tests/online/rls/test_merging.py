@@ -1,13 +1,10 @@
 """A merge tells the truth: errors, scale and error bars of the merged coefficients, and who differs from whom."""
 
-import dataclasses
-import itertools
-
 import numpy as np
 import pytest
 
 from online.bank import Bank, merge_states
-from online.rows import RowBlock, Target
+from online.rows import RowBlock
 from online.state import StateError
 from tests.support.banks import RLS, STEP, learned, told
 from tests.support.linear_steps import BETA, steps
@@ -166,13 +163,6 @@ def test_a_replica_that_fits_nothing_is_refused_with_its_state(states, name, val
 # ------------------------------------------------------------- in which order
 
 
-def span(seed, first_s, last_s):
-    """Steps of about 16 ms from one second to another."""
-    start_ns, end_ns = (1_700_000_000_000_000_000 + second * 10**9 for second in (first_s, last_s))
-    rows = steps(60 * (last_s - first_s), seed, start_ns=start_ns).rows
-    return rows.take(rows.end_ns < end_ns)
-
-
 def coefficients(*parts):
     return np.array([feature.coefficient for feature in step_time(parts).models["portable"].features])
 
@@ -191,22 +181,3 @@ def test_means_and_bands_of_streams_that_follow_each_other_are_those_of_one_lear
     assert both.mean_us == pytest.approx(one.mean_us, rel=0.002)
     assert both.mean_factor == pytest.approx(one.mean_factor, rel=0.002)
     assert (both.interval.p10, both.interval.p90) == pytest.approx((one.interval.p10, one.interval.p90), rel=0.005)
-
-
-def test_a_target_of_which_no_row_was_learned_is_of_no_time():
-    """Its state would else come first in a list of states, and its span begin in 1970."""
-    whole = steps(6000, 9).rows
-    first, last = learned(whole.slice(0, 4000)), learned(whole.slice(4000, 6000))
-    at_once, span_ns = coefficients(first.state(), last.state()), last.event_span_ns()
-    last.learn("c", Target.SCHEDULE_TIME, dataclasses.replace(whole.slice(0, 5), elapsed_us=np.zeros(5)))
-    assert last.event_span_ns() == span_ns
-    assert coefficients(first.state(), last.state()) == pytest.approx(at_once, rel=1e-12)
-
-
-def test_of_streams_that_overlap_in_a_chain_stages_differ_and_a_list_does_not():
-    """Whether one follows the other is asked of the whole that was merged, and a part knows its span only."""
-    a, b, c = (state(span(seed, *seconds)) for seed, seconds in ((1, (0, 60)), (2, (130, 190)), (3, (40, 150))))
-    assert len({merge_states(order, RLS) for order in itertools.permutations((a, b, c))}) == 1
-    in_stages = coefficients(merge_states([a, b], RLS), c)
-    apart = np.abs(in_stages / coefficients(a, b, c) - 1.0).max()
-    assert 1e-9 < apart < 0.02

@@ -52,11 +52,6 @@ def test_steps_scheduled_ahead_are_seen_where_prompts_make_the_pace_of_requests(
     assert (config.targets["api_queueing"].step_ahead_us is not None) == ahead
 
 
-def test_few_requests_tell_nothing():
-    assert found_of(waits(1, requests=19)) is None
-    assert found_of(waits(1, requests=19), known=True) is None
-
-
 @pytest.mark.parametrize("odd", [0.0, 1e18, 5e-324])
 @pytest.mark.parametrize("place", ["wait_us", "pace_us", "prompt_tokens", "in_flight"])
 @pytest.mark.parametrize("every", [1, 2, 5])

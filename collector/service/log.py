@@ -4,13 +4,13 @@
     log.head                             number of the newest entry, so that a loss at the end is counted as well,
                                          and of the last one that was passed on to a backend
 
-    entry = length u32 | CRC-32 u32 | number u64 | meta length u16 | meta (MessagePack) | payload      little endian
+    entry = mark u32 | length u32 | CRC-32 u32 | number u64 | meta length u16 | meta (MessagePack) | payload
 
-``length`` counts what follows the checksum, and the checksum covers it. Numbers grow by one.
+Little endian. ``length`` counts what follows the checksum, and the checksum covers it. Numbers grow by one.
 
 An appended entry is read again after the death of the process. The kernel writes it to the disk when it likes, so that
 the death of the node may cost the newest. A damaged entry is never read as one, and costs no other: the next one is
-looked for behind it, by its number. A write that failed leaves no half of an entry behind. Segments never hold more
+looked for behind it, by its mark. A write that failed leaves no half of an entry behind. Segments never hold more
 than ``capacity_bytes`` and one entry; when they would, :class:`LogFull` is raised. Segments of which the checkpoint
 has learned everything go at once.
 
@@ -27,7 +27,7 @@ import threading
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -38,16 +38,16 @@ _HEAD_NAME: Final = "log.head"
 _SEGMENTS: Final = 16
 """Of a full log: what is freed at once is a sixteenth of it."""
 NUMBER_MAX: Final = 1 << 62
-_ENTRY_BYTES_MAX: Final = 1 << 30
-_SEARCH_BYTES_MAX: Final = 1 << 30
-"""Bytes of would-be entries whose checksum is computed in one segment: bytes that look like heads cost time."""
+_SEGMENT_BYTES_MAX: Final = 4 << 20
+"""A segment is read as one."""
+_MISSES_MAX: Final = 1000
+"""Wrong checksums in one segment, behind which no more entries are looked for: each costs the time of one."""
 _AHEAD_MAX: Final = 1 << 16
 """How many numbers further on the next whole entry may be."""
-_CHUNK_BYTES: Final = 1 << 20
-_PREFIX = struct.Struct("<II")
-_HEAD = struct.Struct("<IIQH")
-_LOW_BYTES: Final = 2
-"""Of a number, the bytes in which ``_AHEAD_MAX`` neighbours differ; the other six are looked for."""
+_MARK: Final = b"\xf1tf\x01"
+_HEAD = struct.Struct("<4sIIQH")
+_CHECKED: Final = 12
+"""Where in an entry begins what the checksum covers."""
 _NEWEST = struct.Struct("<QI")
 _SEGMENT_NAME = re.compile(r"log\.(0[0-9a-f]{15})")
 
@@ -168,7 +168,8 @@ class Log:
         return export._replace(seq=number)
 
     def _write(self, parts: list[bytes], size_bytes: int, number: int) -> None:
-        if self._descriptor >= 0 and self._segments[-1].size_bytes + size_bytes > self.capacity_bytes // _SEGMENTS:
+        most_bytes = min(self.capacity_bytes // _SEGMENTS, _SEGMENT_BYTES_MAX)
+        if self._descriptor >= 0 and self._segments[-1].size_bytes + size_bytes > most_bytes:
             self._end_segment()
         if self._descriptor < 0:
             self._begin_segment(number)
@@ -240,79 +241,26 @@ class Log:
 def _entry_parts(export: Export, number: int) -> list[bytes]:
     """An entry in two buffers, so that the payload is not copied."""
     meta = msgspec.msgpack.encode((export.peer, export.transport, export.spans, export.arrived_unix_ns))
-    inner = struct.pack("<QH", number, len(meta)) + meta
-    checksum = zlib.crc32(export.payload, zlib.crc32(inner))
-    return [_PREFIX.pack(len(inner) + len(export.payload), checksum) + inner, export.payload]
+    checked = struct.pack("<QH", number, len(meta)) + meta
+    checksum = zlib.crc32(export.payload, zlib.crc32(checked))
+    return [_MARK + struct.pack("<II", len(checked) + len(export.payload), checksum) + checked, export.payload]
 
 
 def _entries_of(path: Path, first: int, stop: int) -> Iterator[Export]:
     """The whole entries of a segment in order; numbers are ``first`` and larger, below ``stop``."""
     try:
-        file = path.open("rb")
+        data = path.read_bytes()
     except FileNotFoundError:  # freed meanwhile: a checkpoint has learned it
         return
-    with file:
-        reader = _Reader(file, stop)
-        at, expected = 0, first
-        while (found := reader.read_at(at, expected) or reader.find_after(at, expected)) is not None:
-            export, at = found
-            expected = export.seq + 1
-            yield export
-
-
-class _Reader:
-    """Reads entries of one segment, and finds the next whole one behind damage."""
-
-    def __init__(self, file: BinaryIO, stop: int) -> None:
-        self._file = file
-        self._size_bytes = file.seek(0, 2)
-        self._stop = stop
-        self._left_bytes = _SEARCH_BYTES_MAX
-
-    def read_at(self, at: int, expected: int) -> tuple[Export, int] | None:
-        """The entry that begins here, if one does, and where it ends."""
-        self._file.seek(at)
-        head = self._file.read(_HEAD.size)
-        if len(head) < _HEAD.size:
-            return None
-        length, checksum, number, meta_bytes = _HEAD.unpack(head)
-        rest_bytes = length - (_HEAD.size - _PREFIX.size)
-        end = at + _PREFIX.size + length
-        if not expected <= number < min(self._stop, expected + _AHEAD_MAX) or end > self._size_bytes:
-            return None
-        if not meta_bytes <= rest_bytes <= _ENTRY_BYTES_MAX:
-            return None
-        rest = self._file.read(rest_bytes)
-        if len(rest) != rest_bytes or zlib.crc32(rest, zlib.crc32(head[_PREFIX.size :])) != checksum:
-            self._left_bytes -= rest_bytes
-            return None
-        try:
-            peer, transport, spans, arrived_unix_ns = _meta_decoder.decode(rest[:meta_bytes])
-        except (msgspec.DecodeError, UnicodeDecodeError):  # the checksum may fit by chance
-            return None
-        return Export(rest[meta_bytes:], peer, transport, spans, "", number, arrived_unix_ns), end
-
-    def find_after(self, at: int, expected: int) -> tuple[Export, int] | None:
-        """The next whole entry behind a damaged one: where that says that it ends, else byte by byte."""
-        self._file.seek(at)
-        prefix = self._file.read(_PREFIX.size)
-        if len(prefix) == _PREFIX.size:
-            told = self.read_at(at + _PREFIX.size + _PREFIX.unpack(prefix)[0], expected)
-            if told is not None and told[0].seq == expected + 1:  # else a damaged length, by chance
-                return told
-        highs = {struct.pack("<Q", number)[_LOW_BYTES:] for number in (expected, expected + _AHEAD_MAX)}
-        pattern = re.compile(b"(?=" + b"|".join(map(re.escape, highs)) + b")", re.DOTALL)
-        chunk_at = at + 1
-        while self._left_bytes > 0 and chunk_at < self._size_bytes:
-            self._file.seek(chunk_at)
-            chunk = self._file.read(_CHUNK_BYTES)
-            # a node that died may leave millions of zeros, each of which would be tried
-            for match in pattern.finditer(chunk) if chunk.strip(b"\0") else ():
-                begin = chunk_at + match.start() - _LOW_BYTES - _PREFIX.size
-                found = self.read_at(begin, expected) if begin > at else None
-                if found is not None or self._left_bytes <= 0:
-                    return found
-            if len(chunk) < _CHUNK_BYTES:
-                return None
-            chunk_at += len(chunk) - (8 - _LOW_BYTES - 1)
-        return None
+    at, expected, misses = data.find(_MARK), first, 0
+    while at >= 0 and at + _HEAD.size <= len(data) and misses < _MISSES_MAX:
+        _, length, checksum, number, meta_bytes = _HEAD.unpack_from(data, at)
+        payload, end = at + _HEAD.size + meta_bytes, at + _CHECKED + length
+        if expected <= number < min(stop, expected + _AHEAD_MAX) and payload <= end <= len(data):
+            if zlib.crc32(memoryview(data)[at + _CHECKED : end]) == checksum:
+                peer, transport, spans, arrived_unix_ns = _meta_decoder.decode(data[at + _HEAD.size : payload])
+                yield Export(data[payload:end], peer, transport, spans, "", number, arrived_unix_ns)
+                expected, at = number + 1, data.find(_MARK, end)
+                continue
+            misses += 1
+        at = data.find(_MARK, at + 1)

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from collector.config import Config
-from collector.fleet.pull import NEVER_NS, Examined, add, choose, examine
+from collector.fleet.pull import Examined, add, choose, examine
 from collector.identity import shipped_sheets
 from collector.runtime import EXIT_FAILED, EXIT_OK, note, say
 from collector.service import state_files
@@ -71,7 +71,7 @@ def read_states(paths: Sequence[Path], config: Config) -> dict[str, tuple[Facts,
     Files that are unusable, or whose rows a newer one has already, are noted and left out; StateError if two of one
     configuration do not fit each other.
     """
-    found = [examine(str(path), path, config, NEVER_NS) for path in chain.from_iterable(map(state_files, paths))]
+    found = [examine(str(path), path, config) for path in chain.from_iterable(map(state_files, paths))]
     chosen, refused = choose([each for each in found if isinstance(each, Examined)])
     for each in (*(each for each in found if isinstance(each, FleetSource)), *refused):
         note(f"{each.name}: {each.detail}")

@@ -100,12 +100,6 @@ def fleet_snapshot(bank: Bank, generation: int = 1) -> Snapshot:
     )
 
 
-FUTURE_NS = 3_600_000_000_000
-"""Rows of later than this from now have a wrong clock behind them."""
-NEVER_NS = 1 << 62
-"""As now, where they have not: recordings may be of any time."""
-
-
 class Examined(NamedTuple):
     """A state that can be read: what is said of it once it is added, and what decides whether and when it is."""
 
@@ -116,7 +110,7 @@ class Examined(NamedTuple):
     lineages: Mapping[str, Lineage]
 
 
-def examine(name: str, path: Path, config: Config, now_unix_nano: int) -> Examined | FleetSource:
+def examine(name: str, path: Path, config: Config) -> Examined | FleetSource:
     """What is in a state; why it cannot be used."""
     bank = Bank(config)
     try:
@@ -131,9 +125,6 @@ def examine(name: str, path: Path, config: Config, now_unix_nano: int) -> Examin
     first_ns, last_ns = bank.event_span_ns()
     if not last_ns:
         return FleetSource(name, PullOutcome.NOTHING_YET, "nothing was learned in this state")
-    if last_ns - now_unix_nano > FUTURE_NS:
-        hours = (last_ns - now_unix_nano) / FUTURE_NS
-        return FleetSource(name, PullOutcome.FUTURE, f"its newest row is {hours:,.0f} h ahead of this clock")
     engines = [each for lineage in bank.lineages.values() for each in lineage.engines.items()]
     rows = sum(number for _, spans in engines for _, _, number in spans)  # a state of a pull has no count of its own
     source = FleetSource(name, PullOutcome.MERGED, "", tuple(sorted({engine for engine, _ in engines})), rows, last_ns)
@@ -145,18 +136,14 @@ def choose(examined: Sequence[Examined]) -> tuple[list[Examined], list[FleetSour
     ledger = LineageLedger()
     taken: list[Examined] = []
     refused: list[FleetSource] = []
-    digests: dict[bytes, str] = {}
     newest_first = sorted(examined, key=lambda e: (-e.source.last_unix_nano, -e.source.rows, e.digest, e.source.name))
     for each in newest_first:
         name = each.source.name
         try:
-            if each.digest in digests:
-                raise StateError(f"the same state as {digests[each.digest]}")
             ledger.admit(name, each.lineages)
         except StateError as error:
             refused.append(FleetSource(name, PullOutcome.SAME_ENGINE, str(error).removeprefix(f"{name}: ")))
         else:
-            digests[each.digest] = name
             taken.append(each)
     return sorted(taken, key=lambda e: (e.first_ns, e.source.last_unix_nano, e.digest)), refused
 
@@ -196,8 +183,6 @@ class PullOptions(NamedTuple):
     require: float = 0.5
     """Share of the sources that must be merged, or nothing is written."""
     token: Callable[[], str | None] = str
-    of_any_time: bool = False
-    """Rows of the future are no sign of a wrong clock: they are of recordings."""
 
 
 class Pulled(NamedTuple):
@@ -217,7 +202,6 @@ class Puller:
         check_sources(options.sources)
         self._config = msgspec.structs.replace(config, engines_max=CONFIGS_MAX)
         self._options = options
-        self._clock = clock
         self._directory = Directory(options.out, clock, "OUT")
         self._written: list[bytes] = []
         self._snapshot: Snapshot | None = None
@@ -242,12 +226,11 @@ class Puller:
 
     def _pull(self, directory: Path, *, is_shown: bool) -> Pulled:
         options, places = self._options, find_targets(self._options.sources)
-        now_unix_nano = NEVER_NS if options.of_any_time else self._clock.unix_nano()
         with progress("asked", len(places), "sources", shown=is_shown) as bar:
             fetching = fetch_states(places, directory, options.timeout_s, options.token, bar.update)
             fetched = asyncio.run(fetching)
         read = [
-            examine(place.name, found, self._config, now_unix_nano) if isinstance(found, Path) else found
+            examine(place.name, found, self._config) if isinstance(found, Path) else found
             for place, found in zip(places, fetched, strict=True)
         ]
         chosen, refused = choose([each for each in read if isinstance(each, Examined)])

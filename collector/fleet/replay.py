@@ -101,7 +101,7 @@ def replay_fleet(options: ReplayOptions, config: Config, clock: Clock) -> int:
     check_learning(config)
     ray, work = _import_ray(), options.out / WORK_NAME
     files = find_recordings(options.recordings)
-    pull = PullOptions((str(work),), options.out, require=0.0, of_any_time=True)
+    pull = PullOptions((str(work),), options.out, require=0.0)
     puller = Puller(pull, config, clock)
     puller.start()
     try:

@@ -72,8 +72,6 @@ class PullOutcome(enum.StrEnum):
     """Taken, and pushed out by newer pages before anybody learned from it."""
     NOTHING_YET = "nothing_yet"
     """It has not written a state yet."""
-    FUTURE = "future"
-    """It has rows of a time that has not come: a wrong clock."""
     SAME_ENGINE = "same_engine"
     """Rows of it are in a newer one, too."""
 

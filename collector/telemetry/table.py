@@ -209,7 +209,6 @@ FLEET_SOURCES = _gauge(
         PullOutcome.UNEXPECTED,
         PullOutcome.TOO_LARGE,
         PullOutcome.NOTHING_YET,
-        PullOutcome.FUTURE,
         PullOutcome.SAME_ENGINE,
     ),
 )

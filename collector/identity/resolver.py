@@ -217,7 +217,7 @@ def resource_facts(attributes: Mapping[str, str]) -> dict[str, Fact]:
 
 
 def parse_fact(text: str) -> Fact:
-    """Resource attributes are strings: read integers of 64 bits and booleans back, keep the rest."""
+    """Attributes are strings, and facts of a rule may be: read integers of 64 bits and booleans, keep the rest."""
     if text.lower() in ("true", "false"):
         return text.lower() == "true"
     try:
@@ -244,7 +244,11 @@ class Rule:
             if name not in facts:
                 raise ConfigError(f"{where}.facts.{name}", "is no fact of a configuration" + suggestion(name, facts))
         self.patterns = config.match
-        self.facts = {name: fact for name, fact in config.facts.items() if name != _MODEL_CONFIG}
+        self.facts = {
+            name: parse_fact(fact) if isinstance(fact, str) else fact
+            for name, fact in config.facts.items()
+            if name != _MODEL_CONFIG
+        }
         path = str(config.facts.get(_MODEL_CONFIG) or "")
         self.architecture = _architecture_in(path, f"{where}.facts.{_MODEL_CONFIG}")
 

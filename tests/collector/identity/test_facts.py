@@ -68,6 +68,11 @@ def test_rules_files_and_sheets_complete_what_telemetry_says(model_file):
     assert cannot_derive(facts.known()) == ()
 
 
+def test_quoted_facts_of_a_rule_are_read_as_attributes_are():
+    facts = _apply(Config(rules=(Rule(facts={"speculative_decoding": "false", "max_num_seqs": "64", "dtype": "fp8"}),)))
+    assert facts.known().items() >= {("speculative_decoding", False), ("max_num_seqs", 64), ("dtype", "fp8")}
+
+
 def test_the_flags_of_the_server_say_more_than_the_file(model_file):
     config = Config(model_config=str(model_file))
     facts = _apply(config, {"vllm.dtype": "float32", "hw.gpu.name": "A100"})

@@ -62,7 +62,7 @@ class Capture:
     full: dict[Target, Delivered]
     learned: dict[Target, RowBlock]
     requests: NDArray[Any]
-    """Of ``REQUEST``, (k,); of an engine that sends no more of them, their arrival, first token and end alone."""
+    """Of ``REQUEST``, (k,)."""
     cut_ns: int
     cannot_derive: Sequence[str] = ()
     dropped_rows: dict[str, int] = field(default_factory=dict)
@@ -202,8 +202,8 @@ class _Deliveries:
         return Delivered(rows, delivered_ns, np.array([known.get(step, wire_us) for step, wire_us in own]))
 
     def requests_of(self, instances: set[str], joiner: Joiner) -> NDArray[Any]:
-        """Those whose journey is known from beginning to end; without any, what spans of whole requests hold."""
-        found = list(self._journeys(instances, joiner)) or list(self._answers(instances))
+        """Those whose journey is known from beginning to end."""
+        found = self._journeys(instances, joiner)
         return np.array([tuple(each.get(name, 0) for name in REQUEST.fields or ()) for each in found], REQUEST)
 
     def _journeys(self, instances: set[str], joiner: Joiner) -> Iterator[dict[str, int]]:
@@ -227,16 +227,3 @@ class _Deliveries:
                     "engine": engine.number,
                     "delivered_ns": at_ns,
                 }
-
-    def _answers(self, instances: set[str]) -> Iterator[dict[str, int]]:
-        for telemetry, at_ns in self._parts:
-            for span in telemetry.requests if telemetry.instance in instances else ():
-                if span.decode_s >= 0.0:
-                    yield {
-                        "prompt_tokens": span.prompt_tokens,
-                        "output_tokens": span.output_tokens,
-                        "arrived_ns": span.arrival_unix_ns,
-                        "first_token_ns": span.arrival_unix_ns + int(1e9 * span.first_token_s),
-                        "finished_ns": span.arrival_unix_ns + int(1e9 * (span.first_token_s + span.decode_s)),
-                        "delivered_ns": at_ns,
-                    }

@@ -132,13 +132,3 @@ def test_true_step_times_beside_a_recording_are_what_is_scored(tmp_path):
         file.writelines(json.dumps(step) + "\n" for step in steps)
     (capture,) = load(path, list(Recording(path, print)), Config(), 1.0)
     assert set(capture.full[STEP].true_us) == {5000.0}
-
-
-def test_request_spans_of_an_un_forked_server_are_its_requests():
-    path = otlp_file("c8_stock_0.32.0")
-    (capture,) = load(path, list(Recording(path, print)), Config(), 0.6)
-    requests = capture.requests
-    assert len(requests) > 60
-    assert (requests["arrived_ns"] < requests["first_token_ns"]).all()
-    assert (requests["first_token_ns"] <= requests["finished_ns"]).all()
-    assert not requests["scheduled_ns"].any()

@@ -2,7 +2,6 @@
 
 costs       what a caller pays: CPU time of this process, the best of several rounds
 machines    what a plan says that fits, served on the simulated GPU servers of docs/accuracy.md
-tables      mean ITL and E2E of H100 runs at their own mix (``--tables``, ``--tools``)
 """
 
 from __future__ import annotations
@@ -12,8 +11,6 @@ import os
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-import csv
-import gzip
 import subprocess
 import sys
 import tempfile
@@ -31,10 +28,8 @@ from tests.bench.bench_systems import TEN
 from tests.bench.board import Board, run
 from tests.support.gpu_kernels import step_times
 from tests.support.paths import ROOT
-from tests.support.pipelines import client_of
 from tests.tracefit.example_snapshot import encoded
 
-WITHIN, UNCACHED_TOKENS = 0.1, 7
 MIXES = ((600, 230), (1800, 60), (200, 400))
 TARGETS = (1.5, 2.0)
 """In ITLs of a request that is alone."""
@@ -100,69 +95,10 @@ def machines(board: Board) -> None:
         board.at_most(f"safe {kind} plans that break the target", broken, 2 * limit, " %")
 
 
-def _exported(board: Board) -> Iterator[tuple[Path, Path]]:
-    """Each table, and what an un-forked vLLM would have sent of it."""
-    for table in sorted(board.tables.glob("2*.csv.gz")):
-        with tempfile.TemporaryDirectory() as directory:
-            yield table, board.as_otlp(table.name.removesuffix(".csv.gz"), Path(directory) / "run.pb.gz")
-
-
-def judge_table(table: Path, exported: Path) -> tuple[float, float]:
-    """Relative errors of mean ITL and E2E of one run at its own mix, signed.
-
-    Truth is the mean time per output token after the first, and the mean end-to-end time. The load is the mean number
-    in flight that a request met; of the prompts all but some seven tokens were in the prefix cache, as the step events
-    of these runs say. Where the spans hide that, it is in the coefficients.
-    """
-    config = client_of(exported, exported.parent)
-    with gzip.open(table, "rt") as file:
-        rows = [row for row in csv.DictReader(file) if row["has_error"] not in {"1", "True", "true"}]
-    prompt, output, e2e_s, ttft_s = (
-        [float(row[key]) for row in rows] for key in ("sim_input_tokens", "sim_output_tokens", "e2e_s", "ttft_s")
-    )
-    itl_us = 1e6 * (sum(e2e_s) - sum(ttft_s)) / (sum(output) - len(rows))
-    mean_prompt = sum(prompt) / len(rows)
-    met, mean = _in_flight([float(row["arrival_us"]) / 1e6 for row in rows], e2e_s)
-    # beyond the slots the wait grows with the queue, whose mean over time is what Little's law is about
-    slots = config.limits.max_num_seqs or float("inf")
-    said = config.request(
-        prompt_tokens=mean_prompt,
-        output_tokens=sum(output) / len(rows),
-        concurrency=max(1.0, met if met <= slots else mean),
-        prefix_hit=0.0 if config.prefix_hits_hidden else 1.0 - UNCACHED_TOKENS / mean_prompt,
-    )
-    return said.itl.us / itl_us - 1.0, said.e2e.us / 1e6 / (sum(e2e_s) / len(rows)) - 1.0
-
-
-def _in_flight(arrivals_s, e2e_s):
-    """Mean number in flight as requests met it, and over time."""
-    events = sorted(
-        [(at, 1) for at in arrivals_s] + [(at + e2e, -1) for at, e2e in zip(arrivals_s, e2e_s, strict=True)]
-    )
-    number, first, second, last = 0, 0.0, 0.0, events[0][0]
-    for at, change in events:
-        first += number * (at - last)
-        second += number * number * (at - last)
-        last, number = at, number + change
-    return second / first, first / (events[-1][0] - events[0][0])
-
-
-def tables(board: Board) -> None:
-    """Mean ITL and E2E of H100 runs at their own mix."""
-    within = []
-    for table, exported in _exported(board):
-        itl, e2e = judge_table(table, exported)
-        within.append(max(abs(itl), abs(e2e)) <= WITHIN)
-        board.line(f"{table.name[16:-7]}: ITL, E2E", f"{itl:+.1%}, {e2e:+.1%}")
-    board.at_most(f"tables of {len(within)} not within 10 % in both", within.count(False), 0.2 * len(within))
-
-
 SECTIONS = {
     "costs": costs,
     "machines": machines,
-    "tables": tables,
 }
-NEEDS = {"tables": ("tables", "tools")}
 
 if __name__ == "__main__":
-    sys.exit(run(__doc__, SECTIONS, NEEDS))
+    sys.exit(run(__doc__, SECTIONS))

@@ -63,10 +63,3 @@ def test_after_a_change_of_speed_the_band_is_learned_anew():
     calm = steps(1000, 2, noise=0.01, beta=2.0 * BETA, start_ns=int(loud.end_ns[-1])).rows
     assert band_after(loud).sum() > 0.22
     assert band_after(loud, calm).sum() < 0.14
-
-
-def test_the_first_bad_predictions_do_not_widen_the_band_for_long():
-    same = {"batch": (4, 4), "prefill_share": 0.0}
-    loud = steps(1000, 1, noise=0.1, **same).rows
-    calm = steps(4000, 2, noise=0.01, start_ns=int(loud.end_ns[-1]), **same).rows
-    assert band_after(loud, calm).sum() < 0.04

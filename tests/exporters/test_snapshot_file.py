@@ -87,13 +87,3 @@ def test_a_strange_config_id_never_becomes_a_file_name(tmp_path, config_id):
     report = write_snapshot(directory, cases.snapshot(cases.config_for_blis(config_id)))
     assert (report.written, report.errors) == (("snapshot.json",), ())
     assert [path.name for path in directory.iterdir()] == ["snapshot.json"]
-
-
-def test_a_vanished_directory_is_reported_not_raised_and_not_created(tmp_path):
-    report = write_snapshot(tmp_path / "gone", cases.snapshot())
-    assert (report.written, report.errors) == ((), (("snapshot.json", "No such file or directory"),))
-    assert not (tmp_path / "gone").exists()
-    (tmp_path / "snapshot.json").mkdir()
-    report = write_snapshot(tmp_path, cases.snapshot(cases.config_for_blis("aaaaaaaaaaaa")))
-    assert report.written == ("aaaaaaaaaaaa.blis.yaml",), "although another one cannot be written"
-    assert [name for name, _ in report.errors] == ["snapshot.json"]

@@ -47,14 +47,6 @@ def test_each_phase_has_a_level_of_its_own(phase, moved, calm):
     assert level[moved].factor > level[calm].factor + 0.01
 
 
-def test_rows_and_the_end_of_the_newest_are_told_by_phase():
-    rows = _moving(3000, 4, _waves(3000))
-    target = told(learned(rows))
-    predicted = len(rows) - 32  # of the first block nobody could predict a row
-    assert sum(level.rows for level in target.level.values()) == predicted
-    assert max(level.last_row_unix_nano for level in target.level.values()) == int(rows.end_ns.max())
-
-
 @pytest.mark.parametrize("ratio", [-700.0, -1.0, 5.0, 600.0])
 def test_it_stays_within_its_bounds_whatever_it_learns(ratio):
     level = PhaseLevel()

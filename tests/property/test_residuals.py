@@ -1,7 +1,6 @@
 """Residuals only grow, count every row that was predicted once, and are what a reader would have counted himself."""
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -10,7 +9,7 @@ from online import Bank
 from online.constants import NOISE_ROWS
 from online.errors import RATIO_BOUNDS
 from online.features import portable
-from tests.support.banks import RLS, STEP, coefficients, learned, merged
+from tests.support.banks import RLS, STEP, coefficients
 from tests.support.linear_steps import steps
 
 # Two published sets, so that the champion can change: one that knows what step time depends on, and one that is blind.
@@ -48,10 +47,3 @@ def test_they_are_of_the_published_coefficients_before_the_row_was_learned():
         bank.learn("c", STEP, block)
     expected = np.bincount(np.searchsorted(RATIO_BOUNDS, np.concatenate(ratios)), minlength=len(RATIO_BOUNDS) + 1)
     assert _residuals(bank).rows == expected.tolist()
-
-
-def test_merging_adds_them():
-    parts = [learned(steps(640, seed).rows) for seed in (1, 2)]
-    a, b, both = map(_residuals, (*parts, merged(*parts)))
-    assert both.rows == [x + y for x, y in zip(a.rows, b.rows, strict=True)]
-    assert both.ratio_sum == pytest.approx(a.ratio_sum + b.ratio_sum, rel=1e-12)

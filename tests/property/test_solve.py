@@ -42,23 +42,3 @@ def test_equals_the_best_of_all_active_sets(seed, p, free, correlation):
     expected = _by_enumeration(ridged / np.outer(scale, scale), b / scale, mask) / scale
     assert np.allclose(found.beta * scale, expected * scale, rtol=1e-7, atol=1e-7 * np.abs(expected * scale).max())
     assert (found.beta[~mask] >= 0).all()
-
-
-def test_a_column_without_data_and_prior_takes_no_part():
-    a = np.diag([4.0, 0.0])
-    found = solve(a, np.array([8.0, 0.0]), np.zeros(2, bool), np.ones(2, bool))
-    assert found.live.tolist() == [True, False]
-    assert found.beta[1] == 0.0
-    assert abs(found.beta[0] - 2.0) < 1e-5
-
-
-def test_a_prior_alone_gives_its_mean():
-    found = solve(
-        np.zeros((2, 2)),
-        np.zeros(2),
-        np.zeros(2, bool),
-        np.ones(2, bool),
-        prior_precision=np.array([4.0, 1e-8]),
-        prior_mean=np.array([3.0, 700.0]),
-    )
-    assert np.allclose(found.beta, [3.0, 700.0], rtol=1e-5)

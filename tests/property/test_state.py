@@ -13,7 +13,7 @@ from online import Bank, Quality, merge_states
 from online import state as codec
 from online.features import portable
 from online.state import MAGIC, VERSION, Refusal, StateError, decode
-from tests.support.banks import RLS, STEP, coefficients, features_of, learned, merged, restarted, told
+from tests.support.banks import RLS, STEP, features_of, learned, restarted, told
 from tests.support.configurations import CONFIGS
 from tests.support.linear_steps import repeated, steps
 from tests.support.state_files import file_of, with_value
@@ -105,14 +105,6 @@ def test_a_state_whose_values_do_not_fit_is_refused_by_name(saved, part, name, v
     assert refused.value.reason is Refusal.DOES_NOT_FIT
 
 
-def test_a_clock_that_went_back_in_a_change_of_speed_spoils_no_state():
-    rows = steps(1500, 2, drift_at=900, gain=1.5).rows
-    rows.end_ns[960:] -= 30 * 10**9
-    bank = learned(rows)
-    assert bank.targets("c")[STEP].drift.count == 1
-    restarted(bank)
-
-
 def array(dtype, length, data):
     """A body with one array in it."""
     return {"version": VERSION, "parts": {"a": msgspec.msgpack.Ext(1, msgspec.msgpack.encode([dtype, [length], data]))}}
@@ -158,13 +150,6 @@ def test_models_no_longer_configured_are_named_and_left_out():
 
 
 # -------------------------------------------------------------------- merging
-
-
-@pytest.mark.parametrize("few", [2, 40, 200])
-def test_a_replica_with_few_rows_joins_without_harm(few):
-    usual = learned(steps(3000, 1).rows)
-    both = merged(usual, learned(steps(few, 2).rows))
-    assert coefficients(both) == pytest.approx(coefficients(usual), rel=0.05)
 
 
 def test_merge_says_which_state_is_corrupt(saved):

@@ -94,18 +94,6 @@ def test_a_plan_keeps_its_target_at_every_smaller_load(telemetry, seed, output, 
     assert_plan_keeps_targets(config_of(learned(telemetry, seed, MANY)), prompt, output, concurrency)
 
 
-@pytest.mark.parametrize("telemetry", ["steps+", "sampled"])
-@given(st.integers(0, 10**6), *LOADS)
-@settings(max_examples=8)
-def test_shapes_of_fewer_than_64_rows_leave_what_the_coefficients_say(telemetry, seed, output, concurrency, prompt):
-    few, none = learned(telemetry, seed, FEW), learned("steps", seed, FEW)
-    step_time_of(none)["shape_factors"] = {}
-    asked = {"prompt_tokens": prompt, "output_tokens": output, "concurrency": concurrency}
-    seen, said = config_of(few).request(**asked), config_of(none).request(**asked)
-    for name in ("ttft", "itl", "e2e"):
-        assert getattr(seen, name).us == pytest.approx(getattr(said, name).us, rel=0.05)
-
-
 @pytest.mark.parametrize(
     ("rows", "us", "fast"), [(400.0, 22_000.0, True), (2.0, 25_500.0, False), (400.0, 29_000.0, False)]
 )

@@ -312,22 +312,6 @@ def test_a_request_that_the_engine_cannot_hold_is_refused():
         CONFIG.assuming(kv_tokens=1000).request(prompt_tokens=2000, output_tokens=10)
 
 
-def test_an_engine_that_schedules_ahead_answers_one_step_later():
-    ahead = scheduled(True, tree())
-    chat = {"prompt_tokens": 800, "output_tokens": 250}
-    for concurrency, slots in ((24, 128), (60, 16)):
-        known = {"max_num_seqs": slots, "kv_tokens": 10**9}
-        one, other = (
-            config_of(each).assuming(**known).request(**chat, concurrency=concurrency) for each in (tree(), ahead)
-        )
-        assert other.itl.us == pytest.approx(one.itl.us, rel=0.005)
-        later_us = one.itl.us if concurrency <= slots else 0.0
-        assert other.ttft.us - one.ttft.us == pytest.approx(later_us, rel=0.02)
-        assert other.ttft.low <= other.ttft.us <= other.ttft.high
-    alone = {**chat, "concurrency": 1}
-    assert config_of(ahead).request(**alone) == CONFIG.request(**alone)
-
-
 def test_the_band_holds_a_step_ahead_where_nothing_tells_of_it_and_a_fact_does():
     def answer(scheduling, facts):
         document = tree()

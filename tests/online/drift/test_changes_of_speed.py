@@ -41,18 +41,6 @@ def test_an_uneven_machine_that_changes_its_speed_is_reported(seed, gain, rows):
     assert drift.gain == pytest.approx(gain, rel=0.15)
 
 
-@pytest.mark.parametrize(("us_per_request", "term"), [(60, "decode"), (600, "intercept")])
-def test_what_makes_shapes_slower_by_different_factors_is_one_change(us_per_request, term):
-    """No shape that takes longer by another factor than most looks like a second change."""
-    n, rng = ONSET + 2500, np.random.default_rng([201, 5])
-    columns = work(rng, n, "iid")
-    gain, per_request = since(n, ONSET, 2.0), us_per_request * columns["requests"]
-    us = 5000 * gain + per_request * (gain if term == "decode" else 1.0)
-    us += 25 * columns["prefill_tokens"] + 0.05 * columns["decode_context_tokens"]
-    drift = drift_after(of_columns(columns, us * np.exp(rng.normal(0, 0.03, n))))
-    assert (drift.count, drift.term) == (1, term)
-
-
 @pytest.mark.parametrize("batch", [1, 32])
 def test_a_change_on_a_machine_that_always_runs_the_same_batch_is_reported_with_its_gain(batch):
     rows = steps(3000, 8, batch=(batch, batch), prefill_share=0.0, noise=0.05, drift_at=2000, gain=1.38).rows

@@ -8,7 +8,7 @@ import pytest
 import tracefit
 from collector.config import Config
 from online import ConfigSnapshot, EngineSnapshot, RowBlock, Snapshot
-from tests.support.banks import STEP, coefficients, features_of, learned, merged, restarted, told
+from tests.support.banks import STEP, coefficients, learned, merged, restarted, told
 from tests.support.linear_steps import BETA, steps
 from tests.support.pipelines import client_of
 from tests.support.recordings import otlp_file
@@ -58,20 +58,6 @@ def test_factors_survive_a_merge():
     one, both = factors(parts[0]), factors(merged(*parts))
     assert set(one) <= set(both)
     assert all(both[name] == pytest.approx(one[name], rel=0.03) for name in one if name.startswith("decode"))
-
-
-@pytest.mark.parametrize("gain", [0.5, 1.6])
-def test_a_changed_configuration_at_another_speed_comes_to_the_same_factors_and_error_bars(gain):
-    bank = learned(bent(3000, 5))
-    for name, speed in (("same", 1.0), ("other", gain)):
-        bank.warm_start(name, "c")
-        bank.learn(name, STEP, bent(1500, 6, gain=speed))
-    assert factors(bank, "other") == pytest.approx(factors(bank, "same"), rel=0.02)
-    same, other = (
-        [feature.stderr / feature.coefficient for feature in features_of(bank, config_id=name).values()]
-        for name in ("same", "other")
-    )
-    assert other == pytest.approx(same, rel=0.2)
 
 
 def test_a_change_of_speed_moves_the_coefficients_of_all_models_and_not_the_factors():

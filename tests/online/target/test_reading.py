@@ -1,7 +1,5 @@
 """What readers are told while a block waits for its end, and that asking changes nothing."""
 
-import copy
-
 import msgspec
 import pytest
 
@@ -79,16 +77,6 @@ def test_what_changes_is_told(n_rows, happens):
     happens(bank)
     assert _live(bank) is not before
     assert _live(bank) == _live(restarted(bank))
-
-
-def test_a_block_that_only_fills_leaves_what_was_told():
-    bank, rows, kept = _learned(4500), steps(3000, 6).rows, []
-    for at in range(0, 3000, 20):
-        before = _live(bank)
-        bank.learn("c", STEP, rows.slice(at, at + 20))
-        assert _live(bank) == _live(copy.deepcopy(bank))
-        kept.append(_live(bank) is before)
-    assert 50 < sum(kept) < 149
 
 
 def test_what_a_changed_configuration_inherits_is_told_of_all_its_targets():

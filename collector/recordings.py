@@ -77,34 +77,10 @@ _DAMAGES: Final = (NoEntryError, EOFError, zlib.error, gzip.BadGzipFile)
 """What reading raises where a file is damaged."""
 
 
-class _Rejoined(io.RawIOBase):
-    """The bytes that were looked at, and then the rest."""
-
-    def __init__(self, head: bytes, rest: Any) -> None:
-        self._head = head
-        self._rest = rest
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        if not self._head:
-            return cast("int", self._rest.readinto(buffer) or 0)
-        taken = self._head[: len(buffer)]
-        buffer[: len(taken)] = taken
-        self._head = self._head[len(taken) :]
-        return len(taken)
-
-
-def _sniff(stream: Any) -> tuple[bytes, io.BufferedReader]:
-    """The first bytes, and all of them to be read; a pipe need not be able to go back."""
-    head = stream.read(SNIFF_BYTES) or b""
-    return head, io.BufferedReader(_Rejoined(head, stream))
-
-
-def _decompressed(raw: BinaryIO) -> io.BufferedReader:
-    head, stream = _sniff(raw)
-    return io.BufferedReader(cast("Any", gzip.GzipFile(fileobj=stream))) if head.startswith(GZIP) else stream
+def _decompressed(raw: Any) -> io.BufferedReader:
+    stream = io.BufferedReader(raw)
+    packed = stream.peek(len(GZIP)).startswith(GZIP)
+    return io.BufferedReader(cast("Any", gzip.GzipFile(fileobj=stream))) if packed else stream
 
 
 def _is_json(head: bytes) -> bool:
@@ -241,8 +217,8 @@ class Recording:
         """Entries, and of those that are not read why, in words."""
         try:
             with self._raw:
-                head, stream = _sniff(_decompressed(self._raw))
-                yield from self._lines(stream) if _is_json(head) else _entries(stream)
+                stream = _decompressed(self._raw)
+                yield from self._lines(stream) if _is_json(stream.peek(SNIFF_BYTES)[:SNIFF_BYTES]) else _entries(stream)
         except _DAMAGES as error:
             if isinstance(error, NoEntryError) and not self._entries:
                 return  # no recording at all, which is said once

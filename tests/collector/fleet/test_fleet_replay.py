@@ -100,12 +100,11 @@ def test_objects_of_a_store_are_files(stored):
 
 
 def test_half_an_object_is_never_taken_for_the_whole(stored, monkeypatch):
-    def read(file, _size):
+    def readinto(file, buffer):
         if file.tell():
             raise ConnectionResetError("the store went away")
-        return io.BytesIO.read(file, 1000)
+        return io.BytesIO.readinto(file, memoryview(buffer)[:1000])
 
-    monkeypatch.setattr(MemoryFile, "read", read)
-    monkeypatch.setattr(MemoryFile, "readinto", lambda file, _: read(file, 0), raising=False)
+    monkeypatch.setattr(MemoryFile, "readinto", readinto, raising=False)
     with pytest.raises(ConnectionResetError):
         learned([stored])

@@ -281,7 +281,6 @@ STATUS: dict[str, str] = {
     "at_bound": "zero, because a cost cannot be negative",
     "prior_only": "taken from a donor or a data sheet; no evidence yet",
     "constant": "its feature has not varied",
-    "unidentified": "it trades with the others; only the prediction is of use",
 }
 
 

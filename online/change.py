@@ -52,6 +52,7 @@ import numpy as np
 
 from .blocks import CELLS, PREFILL_CELL, Design, median_of
 from .constants import (
+    APART,
     FEW_ROWS,
     HALF_LIFE_STEPS,
     MEAN_ABS_TO_SD,
@@ -60,7 +61,7 @@ from .constants import (
     START_ROWS,
     WORTH,
 )
-from .engines import APART, Engines, OutlierEngine
+from .engines import Engines
 from .moved_term import EVERY_TERM, Reference, TermSearch, is_of_prefill
 from .rows import Floats, Ints
 from .shapes import ShapeFactors, shrinkage
@@ -141,11 +142,6 @@ class Change(NamedTuple):
     def gain(self) -> float:
         """New time per old time."""
         return math.exp(self.log_gain)
-
-    @property
-    def sure_ns(self) -> int:
-        """From when on rows are surely of the new speed."""
-        return self.began_ns + self.within_ns
 
 
 class ChangeTest(Stateful):
@@ -292,14 +288,14 @@ class ChangeMonitor(Stateful):
         weight = 1.0 / (1.0 + np.square(shapes.reach(cell, block.x[known], beta) / WORTH))
         self.engines.learn(block.engine[known], cell, log_ratio - usual + shapes.log_y[cell], int(block.end_ns[-1]))
         change, with_prefill = self.all_rows.learn(e, weight, end_ns), cell >= PREFILL_CELL
-        if change and self.engines.confirm(change.log_gain, change.sure_ns, shapes.log_y):
+        if change and self.engines.confirm(change.log_gain, shapes.log_y):
             return self._take(change, int(block.end_ns[-1]))
         others = e[~with_prefill]
         if self._is_fresh or len(others) < _OTHERS_MIN:
             return None
         beside = e[with_prefill] - median_of(others)
         change = self.prefill.learn(beside, weight[with_prefill], end_ns[with_prefill])
-        if change and self.engines.confirm(change.log_gain, change.sure_ns, shapes.log_y, PREFILL_CELL):
+        if change and self.engines.confirm(change.log_gain, shapes.log_y, PREFILL_CELL):
             return self._take(change._replace(prefill=True), int(block.end_ns[-1]))
         return None
 
@@ -312,7 +308,7 @@ class ChangeMonitor(Stateful):
         change = self.windows.learn(log_ratio, block.steps, block.end_ns)
         if change and abs(change.log_gain) < APART:
             self.windows.test.restart()
-        elif change and self.engines.confirm(change.log_gain, change.sure_ns, shapes.log_y):
+        elif change and self.engines.confirm(change.log_gain, shapes.log_y):
             return self._take(change, end_ns, by_windows=True)
         return None
 
@@ -375,14 +371,9 @@ class ChangeMonitor(Stateful):
 
     # ---------------------------------------------------------------- reading
 
-    def outlier_engine(self, shapes: ShapeFactors) -> OutlierEngine | None:
-        """The engine that differs most from the others of its configuration; None where fewer than two count."""
-        return self.engines.outlier(shapes.log_y)
-
-    def snapshot(self, shapes: ShapeFactors) -> DriftSnapshot:
+    def snapshot(self) -> DriftSnapshot:
         """The confirmed changes; a suspicion is not published."""
         began_ns, gain = (self.began_ns, self.gain) if self.confirmed else (None, None)
-        odd = self.outlier_engine(shapes)
         return DriftSnapshot(
             last_unix_nano=began_ns,
             last_within_s=self.within_ns / 1e9 if self.confirmed else None,
@@ -390,5 +381,4 @@ class ChangeMonitor(Stateful):
             count=self.confirmed,
             term=self.term,
             added=self.added or None,
-            engines_apart=None if odd is None else odd.ratio,
         )

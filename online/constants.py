@@ -41,6 +41,8 @@ ENGINES_MAX = 4096
 WORTH = 0.05
 PREFERENCE = 1.0 - WORTH
 """What is preferred gives way only to what is better by as much, so that a reader is not told another each time."""
+# Derived: the larger of two times that one coefficient is within a tenth of both is 1.25 of the other.
+APART = math.log(1.25)
 # Guess: three standard deviations are sure.
 SURE_SD = 3.0
 # Guess: how far a donor's coefficient may be off; 20 rows then do what 500 do from cold.

@@ -1,20 +1,18 @@
-"""Engines that share a configuration: who differs from the others, and whether a change of speed is one of all.
+"""Engines that share a configuration: whether a change of speed is one of most of them, and what each one sent.
 
     a_i  = log y_i - (log x_i beta - log X_c beta)      time of a row, as if its work were the usual of its cell c
     l_k  = median of a_i - Y_c                          level of engine k, over its last 64 rows
-    d_k  = l_k - median of the others' l                how much longer it takes than the others, as a log ratio
 
 Y_c and X_c are the cells' references as they are now, the same for all: so engines that speak in turns can be compared.
 An engine counts with 16 rows, for ten minutes of event time after its last one. Where several count, a change by a log
-gain g is one only if no d_k is beyond log 1.25, and l_k is beyond g / 2 on its side for more than half of them. Who was
-silent since it began has no d_k there: it died as it was, as old ones do beside slower new ones. Two engines that are a
-factor of 1.25 apart leave no coefficients that are within a tenth of both.
+gain g is one only if l_k is beyond g / 2 on its side for more than half of them. In which term an engine differs is
+told by the statistics of the rows that each one sent (online/rls/merging.py).
 """
 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from statistics import median_low
 
 import numpy as np
 
@@ -22,21 +20,6 @@ from .blocks import CELLS, Design, median_of
 from .constants import ENGINES_MAX, FEW_ROWS, IDLE_GAP_NS, NOISE_ROWS
 from .rows import Floats, Ints
 from .state import StateError, Stateful, Tree
-
-# Derived: the larger of two times that one coefficient is within a tenth of both is 1.25 of the other.
-APART = math.log(1.25)
-
-
-class OutlierEngine(NamedTuple):
-    """The engine that differs most, by its number, and its time per time of the others."""
-
-    number: int
-    ratio: float
-
-    @property
-    def differs(self) -> bool:
-        """Whether it is so far from the others that one set of coefficients cannot do for all."""
-        return abs(math.log(self.ratio)) > APART
 
 
 class EngineRows(Stateful):
@@ -119,36 +102,24 @@ class Engines(Stateful):
             if own.any():
                 rows.add(block.x[own], elapsed_us[own], weight[own], sharing[own], int(block.end_ns[-1]))
 
-    def outlier(self, reference: Floats, since_ns: int = 0) -> OutlierEngine | None:
-        """The one that differs most, by what cells usually take, (512,), of those that sent rows since.
+    def confirm(self, gain: float, reference: Floats, first_cell: int = 0) -> bool:
+        """Whether a change by this log gain, of cells from one on, is one of most of them.
 
-        None where fewer than two count.
+        ``reference``: what cells usually take, (512,).
         """
-        levels = self._levels(reference, 0, since_ns)
+        sign = math.copysign(1.0, gain)
+        levels = [rows.level(reference, first_cell) for rows in self.rows.values() if len(rows.cell) >= FEW_ROWS]
+        showing = sum(sign * level > 0.5 * abs(gain) for level in levels)
+        return 2 * showing > len(levels) or len(levels) < 2  # noqa: PLR2004 -- an engine and another one
+
+    def outlier(self, reference: Floats) -> tuple[int, float] | None:
+        """Number of the engine that differs most from the usual one, and its time per time of that one.
+
+        ``reference``: what cells usually take, (512,). None where fewer than two count.
+        """
+        levels = {number: rows.level(reference, 0) for number, rows in self.rows.items() if len(rows.cell) >= FEW_ROWS}
         if len(levels) < 2:  # noqa: PLR2004 -- an engine and another one
             return None
-        values, last = np.array(list(levels.values())), len(levels) - 1
-        rank, ordered = values.argsort().argsort(), np.sort(values)
-        middle = np.array([[(last - 1) // 2], [last // 2]])  # of the others, who lack the one of this rank
-        beside = (values - ordered[middle + (middle >= rank)].mean(axis=0)).tolist()
-        number, most = max(zip(levels, beside, strict=True), key=lambda each: (abs(each[1]), each[1]))
-        return OutlierEngine(number, math.exp(most))
-
-    def confirm(self, gain: float, since_ns: int, reference: Floats, first_cell: int = 0) -> bool:
-        """Whether a change by this log gain, of cells from one on, is one of most of them and leaves them alike.
-
-        ``since_ns``: from when on who sends rows shows it or not.
-        """
-        sign, levels = math.copysign(1.0, gain), self._levels(reference, first_cell).values()
-        showing = sum(sign * level > 0.5 * abs(gain) for level in levels)
-        if 2 * showing <= len(levels):
-            return len(levels) < 2  # noqa: PLR2004 -- an engine and another one
-        odd = self.outlier(reference, since_ns)
-        return odd is None or not odd.differs
-
-    def _levels(self, reference: Floats, first_cell: int, since_ns: int = 0) -> dict[int, float]:
-        return {
-            number: rows.level(reference, first_cell)
-            for number, rows in self.rows.items()
-            if len(rows.cell) >= FEW_ROWS and rows.last_ns >= since_ns
-        }
+        usual = median_low(levels.values())
+        most = max(levels, key=lambda number: abs(levels[number] - usual))
+        return most, math.exp(levels[most] - usual)

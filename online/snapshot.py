@@ -37,9 +37,8 @@ class FeatureSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
 
     ``stderr``: under the load that it was learned from; none where it trades with other columns (vif > 10).
     ``form_error``: how far it may move when the load changes, an indication, in ``stderr`` below 1,280 rows only.
-    ``learned_share``: 1 = all from data, 0 = all from a prior. ``excitation``: relative spread of the feature beyond
-    so much per step. ``vif``: variance inflation by the other columns. ``mean``: of the feature itself, per step or
-    request, over the remembered rows. ``reason``: why it should not be used alone. See docs/learning.md.
+    ``vif``: variance inflation by the other columns. ``mean``: of the feature itself, per step or request, over the
+    remembered rows. ``reason``: why it should not be used alone. See docs/learning.md.
     """
 
     name: str
@@ -47,8 +46,6 @@ class FeatureSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     coefficient: float
     status: str
     stderr: float | None = None
-    learned_share: float | None = None
-    excitation: float | None = None
     vif: float | None = None
     mean: float | None = None
     reason: Reason | None = None
@@ -68,10 +65,10 @@ class ModelSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
     ``error`` is of the published coefficients alone, ``prediction_error`` of what the target publishes to predict with:
     their product with its shape factors, its level, and its correction while that is active, each row by what was known
-    before it. ``shaped_error`` is of the product with shape factors alone, which a reader of a file computes. ``scale``
-    is the robust spread of the coefficients' relative residuals. ``covariance``: of the features' errors, one row per
-    feature in their order; the error of a sum x beta is sqrt(x' covariance x), much less than its parts' where columns
-    trade. A model that only predicts lists no features; of River's, ``rows`` are those it sees.
+    before it. ``shaped_error`` is of the product with shape factors alone, which a reader of a file computes.
+    ``covariance``: of the features' errors, one row per feature in their order; the error of a sum x beta is
+    sqrt(x' covariance x), much less than its parts' where columns trade. A model that only predicts lists no features;
+    of River's, ``rows`` are those it sees.
     """
 
     features: list[FeatureSnapshot]
@@ -81,7 +78,6 @@ class ModelSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     error: ErrorSnapshot | None = None
     prediction_error: ErrorSnapshot | None = None
     shaped_error: ErrorSnapshot | None = None
-    scale: float | None = None
     covariance: list[list[float]] = []
 
     def with_each(self, told: Callable[[FeatureSnapshot], dict[str, Any]], **changes: Any) -> ModelSnapshot:
@@ -162,8 +158,6 @@ class DriftSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     ``term``: what moved in the last one: ``all`` terms alike, ``decode`` (all but prefill), or one column; empty where
     that is not known. ``added``: microseconds more per unit of that column; of ``all`` and ``decode``, the share of
     what they took.
-    ``engines_apart``: where several engines of the configuration sent rows lately, the time of the one that differs
-    most per time of the others for the same work.
     """
 
     last_unix_nano: int | None
@@ -172,7 +166,6 @@ class DriftSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     last_within_s: float | None = None
     term: str = ""
     added: float | None = None
-    engines_apart: float | None = None
 
 
 class ReplicaSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

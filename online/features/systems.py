@@ -149,8 +149,7 @@ def _hinge_us(sheet: Sheet, raw: Raw) -> Floats:
 
 def _moved_us(sheet: Sheet, raw: Raw) -> Floats:
     """Keys and values read for the decodes, and written for the prefills."""
-    read = sheet.kv_us(raw["decode_context_tokens"], raw["decode_requests"])
-    return np.asarray(read + raw["prefill_tokens"] * sheet.kv_token_us)
+    return np.asarray((raw["decode_context_tokens"] + raw["prefill_tokens"]) * sheet.kv_token_us)
 
 
 def _phases_us(sheet: Sheet, raw: Raw) -> tuple[Floats, Floats]:
@@ -160,7 +159,7 @@ def _phases_us(sheet: Sheet, raw: Raw) -> tuple[Floats, Floats]:
     context, share = raw["decode_context_tokens"], ratio(prefill, total)
     compute = np.array([prefill, decode]) * sheet.token_us + np.array([pairs(raw), context]) * sheet.pair_us
     read = np.array([share, (1.0 - share) * (decode > 0)]) * weights
-    memory = read + np.array([prefill * sheet.kv_token_us, sheet.kv_us(context, raw["decode_requests"])])
+    memory = read + np.array([prefill, context]) * sheet.kv_token_us
     bound = compute / GEMM_EFFICIENCY > memory / _BANDWIDTH_EFFICIENCY
     return np.where(bound, compute, 0.0).sum(axis=0), np.where(bound, 0.0, memory).sum(axis=0)
 

@@ -1,38 +1,41 @@
 """How far a coefficient may be off: under the load that it was learned from, and how far it moves with the load.
 
-Sampling error, for rows of single steps (:class:`ScoreCovariance`): Newey and West on sums of 32 rows' scores, B of
+On the columns with evidence, (p, p) each:
+
+    C      = (A + H)^-1                          H: the prior's part and, in C, the solver's relative ridge
+    V      = C (M + u^2 H) C + fade W            covariance; the prior's scores have variance u^2 H, u: its noise
+    fade   = 1 up to 256 rows, 0 from 1,280 on   few windows do not show yet what the form misses under this load
+    se_j   = sqrt(V_jj); V is in no direction below that of independent noise, M = s^2 A n2 / n1 (online/rls/strata.py)
+    form_j = sqrt(W_jj)
+
+**Sampling error**, for rows of single steps (:class:`ScoreCovariance`): Newey and West on sums of 32 rows' scores, B of
 which are remembered, with L = B / 6 lags, 1 to 64.
 
-    r_i     = y_i - x_i beta                                     predicted before learned
-    score_i = w_i r_i x_i                                        w: weight
+    score_i = w_i (y_i - x_i beta) x_i           predicted before learned; w: weight
     g_t     = sum of the scores of window t, g_ts those of stratum s; rows of weight 1/k fill a k-th of a row
     h_t     = g_t + 2 sum_k (1 - k / (L + 1)) g_{t-k}            k = 1..L
     M_s    <- kept_s^2 M_s + (g_ts h_t' + h_t g_ts') / 2         sum over s: Newey and West's long-run covariance
-    C       = (A + H)^-1
-    V       = C M C B / (B - p) / (1 - (L + 1) / B) (1 + 1.21 / (B - p))^2
+    M       = sum_s M_s B / (B - p) / (1 - (L + 1) / B) (1 + 1.21 / (B - p))^2
 
 Noise of the clock or of a neighbour lasts for tens of steps; a mix of shapes, and with it what the form misses, for
-hundreds: hence lags that grow with B. A share 1 - (L + 1) / B of the variance is what L lags leave in the mean. Each
-stratum forgets by its own rows, as A does; kept is squared because V of a weighted fit has squared weights.
+hundreds: hence lags that grow with B. A share 1 - (L + 1) / B of the variance is what L lags leave in the mean; the
+last factor makes 1.96 se Student's 95 %. Each stratum forgets by its own rows, as A does; kept is squared because V of
+a weighted fit has squared weights.
 
-Form error (:func:`form_covariance`): no line follows a machine on which batch 3 costs more than 4, and which line comes
-nearest depends on the mix of shapes. Clustered by batch shape c, of mean work X_c (p,), n_c rows and usual log ratio
-U_c of observed to X_c beta, of which log F_c is believed:
+**Form error** (:func:`form_covariance`): no line follows a machine on which batch 3 costs more than 4, and which line
+comes nearest depends on the mix of shapes. It is a sandwich clustered by batch shape c, of mean work X_c (p,), n_c rows
+(scaled to the effective rows of A), spread s_c, and factor F_c:
 
-    z_c   = X_c / X_c beta                  n_c: scaled to the effective rows of A
-    d_c   = C z_c n_c m_c                   what beta owes to shape c
-    m_c^2 = max(e_c^2 / (1 - h_c), t^2)     its misfit                          h_c = n_c z_c' C z_c <= 0.9
-    e_c^2 = log F_c^2 - s_c^2 u_c           u_c = min(1, k / min(n_c, 256)): what noise of spread s_c does not explain
-    t^2   = sum_c a_c r_c^2 (U_c^2 - s^2 u_c) / sum_c a_c r_c^2 (1 - h_c) (1 + 1.21 / f)^2 >= 0
-    W     = (sum_c d_c d_c') (1 + 1.21 / f)^2
+    z_c = X_c / X_c beta                                         h_c = n_c z_c' C z_c <= 0.9
+    e_c = (log F_c^2 - (s_c n_c / (n_c + 8))^2 / n_c) / (1 - h_c)        misfit squared, less what noise explains
+    m_c = max(e_c, mean of e over the shapes, 0)^(1/2)
+    W   = sum_c d_c d_c'        d_c = C z_c n_c m_c              what beta owes to shape c
 
-with k the sampling variance per variance of independent noise, s^2 the mean of s_c^2 over rows, a_c = r_c = n_c /
-(n_c + 8), f = sum_c a_c (1 - h_c). A shape with most of the rows pulls the line through itself: its misfit cannot be
-seen in what is left of it, and is taken to be no less than that of the others, t. Without h and t the bars of 720 rows,
-four of five of one request, held 15 to 65 % of the line of all shapes; with them 85 %. W does not shrink with the rows:
-it says how far a coefficient moves when the mix of shapes changes, and it covers no load that was not seen.
+A shape with most of the rows pulls the line through itself, h_c -> 1: its misfit is hidden in the line, and is taken to
+be no less than that of the others (CR2; Bell and McCaffrey, Survey Methodology 2002). W does not shrink with the rows:
+it is an indication of how far a coefficient moves when the mix of shapes changes, and covers no load that was not seen.
 
-Rows between two scrapes of a page (:func:`jackknife`): G = 16 groups of neighbours, theta_g = fit without group g,
+**Rows between two scrapes of a page** (:func:`jackknife`): G = 16 groups of neighbours, theta_g = fit without group g,
 
     V = (G - 1) / G sum_g (theta_g - mean)(theta_g - mean)' + diag(floor_j beta_j)^2     floor: 2 % intercept, else 10 %
 
@@ -40,39 +43,20 @@ Sums over a window carry an error that more rows do not average out: where in it
 kind miss it (their 90 % intervals hold half of the prefill coefficients); the floor was measured, on recordings with
 complete telemetry beside the pages.
 
-References: Newey and West (Econometrica 1987); for the bias, Kiefer and Vogelsang (Econometric Theory 2005). CR2: Bell
-and McCaffrey, Bias reduction in standard errors for linear regression with multi-stage samples (Survey Methodology
-2002). t: DerSimonian and Laird, Meta-analysis in clinical trials (Controlled Clinical Trials 1986). Kunsch, The
-jackknife and the bootstrap for general stationary observations (Annals of Statistics 1989).
+**Status**, the first that applies:
 
-**Inference.** What the data say about each coefficient, and what they do not.
-
-    C       = (A + H)^-1                            on the columns with evidence (p, p)
-    V       = C (M + u^2 H) C + fade W              H: the prior's part
-    u       = max(min(s, 2 %), its misfit)          the noise that a prior is weighed by
-    M       = Newey and West's, and in no direction below s^2 A n2 / n1 (n1, n2: online/rls/strata.py)
-    fade    = 1 up to 256 rows, 0 from 1,280 on: as windows of scores become enough to show the misfit of this load
-    se_j    = sqrt(V_jj)                            for few windows such that 1.96 se is Student's 95 %
-    form_j  = sqrt(W_jj)                            how far the coefficient moves when the load changes
-    share_j = 1 - H_jj C_jj                         learned share: 1 = all from data, 0 = all from prior or ridge
-    cv_j^2  = A_jj A_ll / A_jl^2 - 1                excitation beyond "so much per step" (l = steps of the row)
-    vif_j   = (A_jj - A_jl^2 / A_ll) C_jj           1 = independent of the others, > 10 = nearly a mixture of them
-    kappa   = cond(D^-1/2 (A + H) D^-1/2)           condition of the scaled system
-
-H holds the prior's precision and, in C, the relative ridge of the solver. Coefficients at the bound have no sampling
-distribution around 0; their se is that of the unconstrained fit, an upper limit of what could hide there.
-
-Status, the first that applies:
-
-    at_bound    non-negativity holds it at 0 although there is evidence
-    prior_only  share < 0.5 and there is a prior: a donor's or data sheet's value
-    constant    cv < 1e-6: it never varied beside the steps themselves, so it cannot be told from the intercept
-    weak        do not act on it alone; for one of the reasons below
+    at_bound    non-negativity holds it at 0 although there is evidence; its se is that of the unconstrained fit
+    prior_only  share < 0.5 and there is a prior: a donor's or data sheet's value       share_j = 1 - H_jj C_jj
+    constant    it never varied beside the steps l themselves, so it cannot be told from the intercept:
+                cv < 1e-6                                                               cv_j^2 = A_jj A_ll / A_jl^2 - 1
+    weak        do not act on it alone, for a reason; their order and meaning: docs/learning.md
     identified  all else
 
-Each reason of a weak coefficient, in the order in which they are asked: docs/learning.md.
+    vif_j = (A_jj - A_jl^2 / A_ll) C_jj          1 = independent of the others, > 10 = nearly a mixture of them
 
-Reference: Belsley, Kuh and Welsch, Regression Diagnostics (1980).
+References: Newey and West (Econometrica 1987); for the bias, Kiefer and Vogelsang (Econometric Theory 2005). Kunsch,
+The jackknife and the bootstrap for general stationary observations (Annals of Statistics 1989). Belsley, Kuh and
+Welsch, Regression Diagnostics (1980).
 """
 
 from __future__ import annotations
@@ -98,8 +82,6 @@ if TYPE_CHECKING:
 
 # Chosen: of 32 and 64 lags, and of 6 and 10 windows per lag, for coverage, on other seeds than the bench's.
 _LAGS_MAX, _WINDOWS_PER_LAG = 64, 6.0
-# Guess: windows beyond the number of columns from which on they say something of the noise.
-_FREE_MIN = 1.5
 # Derived: 1.96 (1 + 1.21 / f) is Student's 97.5 % quantile at f degrees of freedom, within 4 % from f = 6 on,
 # 27 % short at 2.
 _STUDENT = 1.21
@@ -168,7 +150,7 @@ class ScoreCovariance(Stateful):
         """M for a fit of so many columns, with the corrections for few windows, (p, p); None while they are too few."""
         count = float(self.windows.sum())
         free = count - columns
-        if free < _FREE_MIN:
+        if free <= 1.0:
             return None
         matrix: Floats = self.m.sum(axis=0)
         spare = (count / free) / (1.0 - float(_lags(count) + 1.0) / count)
@@ -218,25 +200,19 @@ def not_below(covariance: Floats, least: Floats) -> Floats:
     return raised
 
 
-def form_covariance(shapes: ShapeFactors, fit: Fit, c: Floats, on: Ints, inflation: float) -> Floats:
-    """W of the columns ``on``, (q, q); c (q, q): their part of (A + H)^-1, ``inflation``: k above."""
+def form_covariance(shapes: ShapeFactors, fit: Fit, c: Floats, on: Ints) -> Floats:
+    """W of the columns ``on``, (q, q); c (q, q): their part of (A + H)^-1."""
     visited = shapes.rows.nonzero()[0]
-    x, spread, seen_rows = shapes.x[visited], shapes.spread[visited], shapes.rows[visited]
-    rows = seen_rows * (fit.strata.effective_rows() / float(seen_rows.sum()))
+    x, rows = shapes.x[visited], shapes.rows[visited]
     z = x[:, on] / np.maximum(x @ fit.beta, TINY_US)[:, None]
-    explained = np.minimum(inflation / np.minimum(seen_rows, MEMORY_ROWS), 1.0)
-    squared = np.minimum(shapes.log_factors(visited, fit.beta) ** 2, ERROR_MAX**2)
-    moved = z @ c
-    leverage = np.minimum(rows * np.einsum("ij,ij->i", moved, z), _LEVERAGE_MAX)
-    own = (squared - spread**2 * explained) / (1.0 - leverage)
-    # The noise of shapes with few rows counts as far as they are believed, as their misfit does: whole, it would
-    # hide what all of them show together.
-    share, noise = shrinkage(seen_rows), float(rows @ spread**2) / max(float(rows.sum()), TINY)
-    student = (1.0 + _STUDENT / max(float(share @ (1.0 - leverage)), 1.0)) ** 2
-    beyond = max(float(share @ squared - noise * (share**3 @ explained)), 0.0)
-    typical = min(beyond / max(float(share**3 @ (1.0 - leverage)), TINY_US) * student, ERROR_MAX**2)
-    weight = rows**2 * np.maximum(own, typical) * student
-    covariance: Floats = (moved * weight[:, None]).T @ moved
+    rows_of_fit = rows * (fit.strata.effective_rows() / float(rows.sum()))
+    leverage = np.minimum(rows_of_fit * np.einsum("ij,ij->i", z @ c, z), _LEVERAGE_MAX)
+    misfit = np.minimum(shapes.log_factors(visited, fit.beta) ** 2, ERROR_MAX**2)
+    misfit -= np.square(shrinkage(rows) * shapes.spread[visited]) / np.minimum(rows, MEMORY_ROWS)
+    misfit /= 1.0 - leverage
+    misfit = np.maximum(misfit, max(float(misfit.mean()), 0.0))
+    moved = (z @ c) * rows_of_fit[:, None]
+    covariance: Floats = (moved * misfit[:, None]).T @ moved
     return covariance
 
 
@@ -265,11 +241,11 @@ _IDENTIFIED_SHARE, _PRIOR_SHARE, IDENTIFIED_ERROR, _CONSTANT_CV, _ONE_SIZE_CV = 
 VIF_MAX = 10.0
 # Guess: two machines 50 % apart are beyond it. A standard error says how sure the best line is, not that there is one.
 _MEDIAN_ERROR_MAX = 0.15
-# Measured: windows from which sampling errors alone are calibrated where no line fits (tests/bench/learning_bars.py).
-_FADED_WINDOWS = 40
+# Measured: rows from which sampling errors alone are calibrated where no line fits (tests/bench/learning_bars.py).
+_FADED_ROWS = 1280
 # Of rows between two scrapes of a page: with coefficients per standard error below 8 they were off by 6 to 25 % in the
 # median, one in ten by 40 to 70 %. The floor of 10 % leaves 10 at most. Measured: on recordings with both.
-_SURE_T, _WEAK_T = 8.0, 4.0
+_SURE_T = 8.0
 _ABSENT = "absent"
 """Status of a column without evidence and without a prior; it is not published."""
 
@@ -302,52 +278,45 @@ def diagnose(fit: Fit, g: Floats, scale: float, variance: float, shapes: ShapeFa
     p, on = fit.p, fit.live.nonzero()[0]
     among = (on[:, None], on)
     a, per_step, steps = g[:p, :p].diagonal(), g[:p, p + 1], max(float(g[p + 1, p + 1]), TINY)
-    precision = fit.h
-    ridge = precision + RELATIVE_RIDGE * (a + precision)
-    unit = 1.0 / np.sqrt((a + precision)[on])
-    outer = unit[:, None] * unit
-    system = g[among] * outer
-    system.flat[:: len(on) + 1] += ridge[on] * unit**2
-    inverse: Floats = np.asarray(np.linalg.inv(system), np.float64)
-    covariance, form_error = np.full((p, p), np.nan), np.full(p, np.nan)
-    c = np.full(p, np.nan)  # the diagonal of C
-    c[on] = inverse.diagonal() * unit**2
+    ridge = fit.h + RELATIVE_RIDGE * (a + fit.h)
+    unit = 1.0 / np.sqrt((a + fit.h)[on])
+    scaled = g[among] * np.outer(unit, unit) + np.diag(ridge[on] * unit**2)
+    c: Floats = np.linalg.inv(scaled) * np.outer(unit, unit)
+    inverse, covariance, form_error = (np.full(shape, np.nan) for shape in (p, (p, p), p))
+    inverse[on] = c.diagonal()
     rows = float(fit.strata.n1.sum())
     variance *= float(fit.strata.n2.sum()) / rows if rows > 0.0 else 1.0  # what squared weights amount to
-    sampling = _sampling(fit, g[among], inverse, outer, scale, variance, on)
+    covariance[among] = _sampling(fit, variance * g[among], c, scale, on)
     if shapes is not None and len(on) and float(shapes.rows.sum()) >= max(0.5 * rows, TINY):
-        inflation = float((sampling.diagonal() / (variance * inverse.diagonal())).mean())
-        form = form_covariance(shapes, fit, inverse * outer, on, inflation)
+        form = form_covariance(shapes, fit, c, on)
         form_error[on] = np.sqrt(form.diagonal())
-        first, last = START_ROWS, _FADED_WINDOWS * NOISE_ROWS
-        fade = (last - rows) / (last - first)
-        sampling += min(max(fade, 0.0), 1.0) * form / outer
-    covariance[among] = sampling * outer
+        fade = (_FADED_ROWS - rows) / (_FADED_ROWS - START_ROWS)
+        covariance[among] += min(max(fade, 0.0), 1.0) * form
     with np.errstate(divide="ignore", invalid="ignore"):
         alike = np.where(per_step > 0.0, per_step**2 / steps, 0.0)
         excitation = np.sqrt(np.maximum(np.where(alike > 0.0, a / alike - 1.0, np.inf), 0.0))
-        vif = np.maximum((a - alike) * c, 1.0)
-    share = np.minimum(np.maximum(1.0 - ridge * c, 0.0), 1.0)
-    condition = float(np.linalg.cond(system)) if len(on) else 1.0
+        vif = np.maximum((a - alike) * inverse, 1.0)
+    share = np.minimum(np.maximum(1.0 - ridge * inverse, 0.0), 1.0)
+    condition = float(np.linalg.cond(scaled)) if len(on) else 1.0
     told = InferenceResult(covariance, form_error, share, excitation, vif, condition, [], [])
     _judge(told, fit)
     return told
 
 
-def _sampling(fit: Fit, a: Floats, inverse: Floats, outer: Floats, scale: float, variance: float, on: Ints) -> Floats:
-    """Covariance by noise and prior of the scaled columns with evidence, (q, q)."""
+def _sampling(fit: Fit, noise: Floats, c: Floats, scale: float, on: Ints) -> Floats:
+    """Covariance by noise and prior of the columns with evidence, (q, q); ``noise``: s^2 A, of independent rows."""
     prior = np.diag(np.zeros(len(on)) if fit.prior is None else fit.prior.score_variance(scale)[on])
-    independent: Floats = inverse @ ((variance * a + prior) * outer) @ inverse
+    independent: Floats = c @ (noise + prior) @ c
     of_scores = fit.score_covariance.of_scores(len(on))
-    if of_scores is None or not len(on):
+    if of_scores is None:
         return independent
-    return not_below(inverse @ ((of_scores[np.ix_(on, on)] + prior) * outer) @ inverse, independent)
+    return not_below(c @ (of_scores[np.ix_(on, on)] + prior) @ c, independent)
 
 
 def _judge(told: InferenceResult, fit: Fit) -> None:
     """Status and reason of every column."""
     stderr, spread = told.stderr, fit.strata.spread()
-    carried = float(fit.score_covariance.windows.sum()) >= 2 * np.count_nonzero(fit.live) + _FREE_MIN
+    carried = float(fit.score_covariance.windows.sum()) > 2 * np.count_nonzero(fit.live) + 1
     shared = bool((fit.intercept & fit.live).any())
     known = np.zeros(fit.p, np.bool_) if fit.prior is None else np.isfinite(fit.prior.sd)
     for j, beta in enumerate(fit.beta.tolist()):
@@ -392,8 +361,6 @@ def model_snapshot(
             reason=told.reason[j],
             stderr=None if told.vif[j] > VIF_MAX and told.status[j] != "prior_only" else float(stderr[j]),
             form_error=_finite(told.form_error[j]),
-            learned_share=float(told.share[j]),
-            excitation=_finite(told.excitation[j]),
             vif=_finite(told.vif[j]),
             mean=None if means is None else float(means[j]),
         )
@@ -409,24 +376,22 @@ def model_snapshot(
 
 
 def with_window_errors(model: ModelSnapshot, covariance: Floats | None) -> ModelSnapshot:
-    """The model with the error bars and status of rows between two scrapes of a page.
+    """The model with the error bars of rows between two scrapes of a page, and the status that follows from them.
 
-    ``covariance`` of its features, (p, p), None where the rows are too few. identified from t = beta / se = 8 on, below
-    4 unidentified: columns trade with each other, and only predictions are of use.
+    ``covariance`` of its features, (p, p), None where the rows are too few.
     """
     bars = iter([]) if covariance is None else iter(np.sqrt(covariance.diagonal()).tolist())
 
     def told(feature: FeatureSnapshot) -> dict[str, Any]:
-        bar, size, reason = next(bars, None), abs(feature.coefficient), Reason.WIDE
-        stderr, status = bar, "unidentified"
-        if bar is None:
+        stderr, reason = next(bars, None), None
+        if stderr is None:
             reason = Reason.FEW_ROWS
         elif feature.vif is not None and feature.vif > VIF_MAX:
             stderr, reason = None, Reason.COLLINEAR
-        elif size > 0.0 and size >= _WEAK_T * bar:
-            status = "identified" if size >= _SURE_T * bar else "weak"
-        said = None if status == "identified" else reason
-        return {"stderr": stderr, "form_error": None, "status": status, "reason": said}
+        elif not 0.0 < _SURE_T * stderr <= abs(feature.coefficient):
+            reason = Reason.WIDE
+        status = "weak" if reason else "identified"
+        return {"stderr": stderr, "form_error": None, "status": status, "reason": reason}
 
     return model.with_each(told, covariance=[] if covariance is None else covariance.tolist())
 

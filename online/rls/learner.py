@@ -174,7 +174,6 @@ class RlsLearner(Stateful):
         features: columns it reads.
         prior: what is known of the coefficients before the first row.
         detector: of changes of speed (online/change.py).
-        start_rows: rows of the first fit.
 
     Attributes:
         phases: phase columns; they exist from the first row that starts or ends on another stamp than ts_start.
@@ -190,10 +189,8 @@ class RlsLearner(Stateful):
         *("fit", "error", "intervals", "shapes", "drift", "means"),
     )
 
-    def __init__(
-        self, features: FeatureSet, prior: Prior | None = None, *, detector: str = "cusum", start_rows: int = START_ROWS
-    ) -> None:
-        self.features, self._start_rows = features, start_rows
+    def __init__(self, features: FeatureSet, prior: Prior | None = None, *, detector: str = "cusum") -> None:
+        self.features = features
         self._robust = features.target not in MEAN_TARGETS
         self.phases = self.rows = 0
         self.held: RowBlock | None = None
@@ -316,7 +313,7 @@ class RlsLearner(Stateful):
         weight, share, self.scale, self.median_us = weigh_first_rows(
             z, held.weight, self.fit.solve, robust=self._robust
         )
-        self.started, self.holding = True, not (last or len(held) >= self._start_rows)
+        self.started, self.holding = True, not (last or len(held) >= START_ROWS)
         prediction = z[:, : self.fit.p] @ self.fit.beta
         self.fit.forget(by_point=not self.holding)
         self.fit.learn(held, z, weight, share, prediction)
@@ -391,7 +388,7 @@ class RlsLearner(Stateful):
         """
         if not self.started:
             return None
-        told = {"rows": self.rows, "effective_rows": self.effective_rows(), "scale": self.scale}
+        told = {"rows": self.rows, "effective_rows": self.effective_rows()}
         model = model_snapshot(self.features.columns, self.fit.beta, self.means.per_step(), self.diagnosis())
         model = msgspec.structs.replace(model, error=self.error.snapshot(), **told)
         if windows is None:

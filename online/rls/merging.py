@@ -45,8 +45,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from online.blocks import median_of
-from online.constants import ENGINES_MAX, FEW_ROWS, MAD_TO_SD, NOISE_ROWS, SURE_SD, TINY, WORTH
-from online.engines import APART
+from online.constants import APART, ENGINES_MAX, FEW_ROWS, MAD_TO_SD, NOISE_ROWS, SURE_SD, TINY, WORTH
 from online.errors import PrequentialError
 from online.moved_term import MovedTerm, is_of_prefill, moved_term
 from online.rows import Floats, Mask, RowBlock
@@ -165,18 +164,14 @@ def join_replicas(mine: Sequence[Replica], theirs: Sequence[Replica]) -> list[Re
     return every if len(every) <= ENGINES_MAX else sorted(every, key=lambda replica: -replica.rows)[:ENGINES_MAX]
 
 
-def compare_replicas(
-    replicas: Sequence[Replica], learned_rows: int, names: Sequence[str]
-) -> tuple[list[ReplicaSnapshot], float]:
-    """Each replica against the others, those that differ and are furthest first; and how far apart the engines are.
+def compare_replicas(replicas: Sequence[Replica], learned_rows: int, names: Sequence[str]) -> list[ReplicaSnapshot]:
+    """Each replica against the others, those that differ and are furthest first.
 
-    That is the root mean square over the rows of how far engines that differ are from all, in logs; 0 where none does.
     Nothing where there are no others, or where of ``learned_rows`` by now most came after the merge. A replica on whose
     work the others predict nothing has no ratio. ``names``: of the columns, for the term in which one differs.
     """
-    rows = np.array([replica.rows for replica in replicas], np.float64)
-    if len(replicas) < 2 or learned_rows > 2 * rows.sum():  # noqa: PLR2004
-        return [], 0.0
+    if len(replicas) < 2 or learned_rows > 2 * sum(replica.rows for replica in replicas):  # noqa: PLR2004
+        return []
     every, of_prefill = np.ones(len(replicas), np.bool_), np.array([*map(is_of_prefill, names)], np.bool_)
     whole = _apart(replicas, None, WORTH, every)
     usual = every if np.count_nonzero(~whole.differs) < 2 else ~whole.differs  # noqa: PLR2004
@@ -197,9 +192,7 @@ def compare_replicas(
         if term is not None and term.name:
             told |= {"term": term.name, "added": term.added or None}
         snapshots.append(ReplicaSnapshot(engine=replica.engine, rows=replica.rows, differs=differs, **told))
-    snapshots.sort(key=_furthest_first)
-    apart = np.where(whole.differs, whole.log_ratio, 0.0) * (1.0 - rows / rows.sum())  # from all, itself included
-    return snapshots, math.sqrt(float(rows @ apart**2) / float(rows.sum()))
+    return sorted(snapshots, key=_furthest_first)
 
 
 def _furthest_first(replica: ReplicaSnapshot) -> tuple[bool, float, float, str]:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import copy
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 
 from online.blocks import Cutter, Design, measurements
-from online.constants import ENGINES_MAX, HALF_LIFE_STEPS, MEMORY_ROWS, NOISE_ROWS, PREFERENCE, TENTH, WORTH
+from online.constants import APART, ENGINES_MAX, HALF_LIFE_STEPS, MEMORY_ROWS, NOISE_ROWS, PREFERENCE, WORTH
 from online.errors import Residuals
 from online.features import PORTABLE, FeatureSet
 from online.rls import (
@@ -26,7 +26,7 @@ from online.rls import (
     merge,
 )
 from online.rows import Floats, Quality, RowBlock, RowOutcome, Target
-from online.snapshot import IntervalSnapshot, ModelSnapshot, Reason, TargetSnapshot
+from online.snapshot import ModelSnapshot, Reason, ReplicaSnapshot, TargetSnapshot
 from online.state import StateError, Stateful, Tree
 from online.transfer import SheetPrior
 
@@ -201,30 +201,29 @@ class TargetState(Stateful):
             champion = min(scored, key=scored.__getitem__, default=next(iter(models), ""))
             return TargetSnapshot(vector=vector, unit="us", champion=champion, models=models) if models else None
         learner, doubts = self.models[champion], {}
-        if vector == "beta":
-            doubts = self._doubts(watcher)
-            models = {name: doubt_identified(model, next(iter(doubts), None)) for name, model in models.items()}
         # Of a merged state the engines it was made of, else those that send here, each against the others.
         engines = self.replicas or Replica.of_engines(watcher, self.engine_names)
-        replicas, spread = compare_replicas(engines, watcher.rows if self.replicas else 0, watcher.features.names)
+        replicas = compare_replicas(engines, watcher.rows if self.replicas else 0, watcher.features.names)
+        if vector == "beta":
+            doubts = self._doubts(watcher, replicas)
+            models = {name: doubt_identified(model, next(iter(doubts), None)) for name, model in models.items()}
         if self.published is not None:
             parts = self.published.snapshot(self.models[PORTABLE], None if told is None else told.beta)
         else:
             band = learner.intervals.snapshot(by_stratum=vector == "beta")
             parts = {"interval": band, "mean_factor": learner.mean_factor()}
-        target = TargetSnapshot(
+        return TargetSnapshot(
             vector=vector,
             unit="us",
             champion=champion,
             models=models,
             residuals=self.residuals.snapshot(),
-            drift=watcher.drift.snapshot(watcher.shapes),
+            drift=watcher.drift.snapshot(),
             mean_us=learner.mean_us(),
             replicas=replicas,
             doubts=[*doubts.values()],
             **parts,
         )
-        return _as_far_as_engines_agree(target, spread)
 
     def _models_as_published(self) -> dict[str, ModelSnapshot]:
         models = {name: model.snapshot() for name, model in self.river.items()}
@@ -234,7 +233,7 @@ class TargetState(Stateful):
             told[PORTABLE] = self.published.with_errors(told[PORTABLE])
         return told
 
-    def _doubts(self, watcher: RlsLearner) -> dict[Reason, str]:
+    def _doubts(self, watcher: RlsLearner, replicas: Sequence[ReplicaSnapshot]) -> dict[Reason, str]:
         """Why no coefficient of steps should be used, a clause each."""
         doubts, (rows, timeless) = {}, self.timed.tolist()
         # A clock that counts in units longer than a step says that many steps take no time; those cannot be learned,
@@ -242,11 +241,13 @@ class TargetState(Stateful):
         if rows >= MEMORY_ROWS and timeless > WORTH * rows:
             share = f"{timeless / rows:.0%} of its steps seem to take no time"
             doubts[Reason.CLOCK_GRAIN] = f"the clock of its telemetry is too coarse: {share}"
-        odd = watcher.drift.outlier_engine(watcher.shapes)
-        if odd is not None and odd.differs:
-            name = self.engine_names.get(odd.number, str(odd.number))
-            clause = f"its engines disagree: engine {name} takes {odd.ratio:.1f} × as long as the others"
-            doubts[Reason.TWO_SPEEDS] = clause
+        odd = [(each.engine, each.ratio) for each in replicas[:1] if each.differs and each.ratio is not None]
+        if (here := watcher.drift.engines.outlier(watcher.shapes.log_y)) is not None:
+            odd.append((self.engine_names.get(here[0], str(here[0])), here[1]))
+        for name, ratio in odd:
+            if abs(math.log(ratio)) > APART:
+                clause = f"its engines disagree: engine {name} takes {ratio:.1f} × as long as the others"
+                doubts[Reason.TWO_SPEEDS] = clause
         return doubts
 
     def name_engines(self, names: Mapping[int, str]) -> None:
@@ -330,29 +331,3 @@ class TargetState(Stateful):
         self.history.coefficients.add(other.history.coefficients)
         self.first_ns = min(self.first_ns or other.first_ns, other.first_ns or self.first_ns)
         self.last_ns = max(self.last_ns, other.last_ns)
-
-
-def _as_far_as_engines_agree(target: TargetSnapshot, spread: float) -> TargetSnapshot:
-    """A merged target whose engines are so far apart, in logs: error bars and band reach as far, in quadrature."""
-    if not spread:
-        return target
-
-    def wider(model: ModelSnapshot) -> ModelSnapshot:
-        apart = spread * np.array([feature.coefficient for feature in model.features])
-        covariance = (np.array(model.covariance) + np.outer(apart, apart)).tolist() if model.covariance else []
-        return model.with_each(
-            lambda each: {"stderr": each.stderr and math.hypot(each.stderr, spread * each.coefficient)},
-            covariance=covariance,
-        )
-
-    def ends(p10: float, p50: float, p90: float) -> tuple[float, float, float]:
-        low, high = (math.hypot(math.log(ratio), TENTH * spread) for ratio in (p50 / p10, p90 / p50))
-        return p50 * math.exp(-low), p50, p50 * math.exp(high)
-
-    band = target.interval
-    if band is not None:
-        p10, p50, p90 = ends(band.p10, band.p50, band.p90)
-        strata = {name: ends(*each) for name, each in band.strata.items()}
-        band = IntervalSnapshot(p10=p10, p50=p50, p90=p90, strata=strata)
-    models = {name: wider(model) for name, model in target.models.items()}
-    return msgspec.structs.replace(target, models=models, interval=band)

@@ -44,8 +44,6 @@ from tests.support.slower import (
 )
 from tests.support.step_pages import pages_of, requests_of
 
-ALL_ROWS = 1 << 30
-"""One fit of all rows: what a half-life of minutes forgets is not the question."""
 FEATURES = build("portable", Target.STEP_TIME, {})
 LEARN = 0.6
 CLOCKS = 5
@@ -91,7 +89,7 @@ def fit(rows: RowBlock | None) -> Fit | None:
     """One fit of all rows; None of hardly any."""
     if rows is None or len(rows) < 3:
         return None
-    learner = RlsLearner(FEATURES, start_rows=ALL_ROWS)
+    learner = RlsLearner(FEATURES)
     learner.learn(design(FEATURES, rows)[0])
     return Fit.of(learner)
 

@@ -36,7 +36,7 @@ def test_phases_are_learned_and_not_published():
     bank = learned(shifted.slice(0, 500), shifted.slice(500, 3000))
     assert tuple(features_of(bank)) == NAMES
     assert coefficients(bank) == pytest.approx(BETA, rel=0.05)
-    assert told(bank).models["portable"].scale < 0.02, "the stamps take nothing from what rows say"
+    assert told(bank).models["portable"].error.median_ape < 0.02, "the stamps take nothing from what rows say"
 
 
 def test_stalls_are_in_the_mean_factor_and_not_in_the_coefficients():

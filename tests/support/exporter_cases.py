@@ -155,7 +155,6 @@ def target(name, *, physics=False, drifted=False, merged=False):
             last_unix_nano=CREATED_UNIX_NANO - 60_000_000_000 if drifted else None,
             gain=1.2 if drifted else None,
             count=int(drifted),
-            engines_apart=1.0625 if merged else None,
         ),
         mean_us=MEANS_US[name],
         **shapes,

@@ -233,7 +233,7 @@ def test_a_first_token_that_rests_on_what_means_cannot_tell_apart_is_not_usable_
     """A prompt goes through many experts. A page saw as many with many requests alone, which stand in for them."""
     model = copy.deepcopy(_TARGETS["step_time"]["models"]["portable"])
     experts = {"name": "active_experts", "unit": "us", "coefficient": 0.0, "stderr": None, "mean": 0.2}
-    model["features"].append(experts | {"status": "unidentified", "reason": reason})
+    model["features"].append(experts | {"status": "weak", "reason": reason})
     document = tree()
     document["configs"][0]["config"] |= {"num_experts": 128, "num_experts_per_tok": 4}
     step_time = _TARGETS["step_time"] | {"seen": None, "models": {"portable": model}}

@@ -175,17 +175,6 @@ class Sheet:
         """Time to read the weights a step of so many tokens reads."""
         return self.dense_weight_us + self.experts_us(tokens)
 
-    def kv_us(self, context_tokens: Floats, requests: Floats) -> Floats:
-        """Time to read a decode context; layers with a window read at most the window of each request.
-
-        Only the sum of the contexts is known: sum min(c, W) <= min(sum c, n W), with equality for equal contexts.
-        """
-        if not self.model.window_layers:
-            return np.asarray(context_tokens * self.kv_token_us)
-        share = self.model.window_layers / self.model.layers
-        inside = np.minimum(context_tokens, requests * float(self.model.window_tokens))
-        return np.asarray((share * inside + (1.0 - share) * context_tokens) * self.kv_token_us)
-
     @property
     def all_reduce_us(self) -> float | None:
         """Two all-reduces a layer of one token over the link, both directions at once; None without a link, 0 alone."""

@@ -62,13 +62,12 @@ _NAMES: dict[str, tuple[str, ...]] = {
     "num_experts_per_tok": ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "top_k_experts"),
     "moe_intermediate_size": ("moe_intermediate_size", "expert_intermediate_size"),
     "max_position_embeddings": ("max_position_embeddings", "n_positions", "seq_length"),
-    **{name: (name,) for name in ("kv_lora_rank", "q_lora_rank", "sliding_window", *_LATENT)},
+    **{name: (name,) for name in ("kv_lora_rank", "q_lora_rank", *_LATENT)},
 }
 """Our name: the names it goes by; the first one present counts."""
 
-_FOURFOLD = frozenset({"gpt2", "bloom", "falcon", "gptj", "gpt_bigcode", "codegen"})
-"""Families whose feed-forward width is four times the hidden size when the file does not say."""
-_PLAIN = _FOURFOLD | {"opt", "gpt_neox", "mpt", "phi", "starcoder2"}
+_PLAIN = frozenset({"gpt2", "opt", "gpt_neox", "mpt", "phi", "starcoder2"})
+"""Families whose feed-forward layers have two matrices."""
 
 _RECURRENT = ("ssm_", "mamba_", "state_size", "linear_num_", "linear_conv_", "rwkv", "time_step_", "conv_kernel")
 """Keys of state-space and linear-attention layers, whose cost is not that of attention."""
@@ -99,21 +98,16 @@ def architecture(config: Mapping[str, Any]) -> dict[str, Scalar]:
         value = next((values[each] for each in aliases if values.get(each) is not None), None)
         if isinstance(value, list) and value and all(v == value[0] for v in value):
             value = value[0]
-        if value is not None and not (value == 0 and name in ("num_experts", "q_lora_rank", "sliding_window")):
+        if value is not None and not (value == 0 and name in ("num_experts", "q_lora_rank")):
             out[name] = _positive(name, value)
     kind = values.get("model_type")
     kind = kind[:64] if isinstance(kind, str) else ""
     if kind:
         out["model_type"] = kind
     out["mlp_matrices"] = _positive("mlp_matrices", values.get("mlp_matrices", 2 if kind in _PLAIN else 3))
-    if "intermediate_size" not in out and kind in _FOURFOLD and "hidden_size" in out:
-        out["intermediate_size"] = 4 * int(out["hidden_size"])
     if values.get("recurrent") is True or any(str(key).startswith(_RECURRENT) for key in values):
         out["recurrent"] = True
-    if values.get("multi_query") is True and not values.get("new_decoder_architecture"):  # Falcon
-        out["num_key_value_heads"] = 1
     _experts(values, out)
-    _windows(values, out)
     _bytes(values, out)
     _check(out)
     return out
@@ -158,33 +152,6 @@ def _moe_layers(values: Mapping[str, Any], layers: int) -> int:
     only = set(listed) if isinstance(listed, list) and all(isinstance(i, int) for i in listed) else set()
     among = range(first, min(layers, 100_000))
     return sum(layer % every == 0 and (layer + 1) % step == 0 and layer not in only for layer in among)
-
-
-def _windows(values: Mapping[str, Any], out: dict[str, Scalar]) -> None:
-    """How many layers see a sliding window only."""
-    if "sliding_window" not in out or values.get("use_sliding_window") is False:
-        out.pop("sliding_window", None)
-        return
-    layers = int(out.get("num_hidden_layers", 0))
-    kinds, pattern = values.get("layer_types"), values.get("sliding_window_pattern")
-    if "num_window_layers" in values:
-        count = _positive("num_window_layers", values["num_window_layers"])
-    elif isinstance(kinds, list):
-        count = sum(kind == "sliding_attention" for kind in kinds)
-    elif isinstance(pattern, int) and pattern > 1:
-        count = layers - layers // pattern  # Gemma 3: every sixth layer is global
-    elif out.get("model_type") == "gemma2":
-        count = layers - layers // 2
-    elif isinstance(values.get("max_window_layers"), int):
-        count = max(0, layers - int(values["max_window_layers"]))  # Qwen 2: the layers above it
-    else:
-        count = layers
-    if count > layers:
-        raise SheetError(f"num_window_layers: {count} of {layers} layers")
-    if count:
-        out["num_window_layers"] = count
-    else:
-        del out["sliding_window"]
 
 
 def _bytes(values: Mapping[str, Any], out: dict[str, Scalar]) -> None:
@@ -314,8 +281,6 @@ class ModelSheet:
     experts_per_token: int
     moe_layers: int
     latent: bool
-    window_tokens: int
-    window_layers: int
     flops_per_token: float
     expert_flops_per_token: float
     attention_flops_per_pair: float
@@ -379,8 +344,6 @@ def _derive(arch: Mapping[str, Scalar], number: Mapping[str, int], *, latent: bo
         experts_per_token=active_experts if moe_layers else 0,
         moe_layers=moe_layers,
         latent=latent,
-        window_tokens=number.get("sliding_window", 0),
-        window_layers=number.get("num_window_layers", 0),
         flops_per_token=2.0 * active,
         expert_flops_per_token=2.0 * moe_layers * active_experts * expert,
         attention_flops_per_pair=float(layers * pair),

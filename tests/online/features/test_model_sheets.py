@@ -7,10 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from online.features.sheets import architecture
-from online.features.sheets.deployment import sheet_of
 from online.features.sheets.model import SheetError, model_sheet
 from tests.support.configurations import LLAMA7B, MIXTRAL
-from tests.support.sheet_cases import DENSE, GQA, MLA, MOE, ROUND
+from tests.support.sheet_cases import DENSE, GQA, MLA, MOE
 
 
 def _sheet(config):
@@ -59,27 +58,6 @@ def test_published_parameter_counts_come_out(config, billions, active):
     assert (sheet.flops_per_token / 2 + 2 * head) / 1e9 == pytest.approx(active, rel=5e-3)
 
 
-def test_a_sliding_window_bounds_what_is_read():
-    facts = {**architecture(GQA | {"sliding_window": 10, "model_type": "mistral"}), **ROUND}
-    sheet, _ = sheet_of(facts)
-    assert sheet.kv_us(30.0, 2.0) == pytest.approx(20 * sheet.kv_token_us)
-    assert sheet.kv_us(15.0, 2.0) == pytest.approx(15 * sheet.kv_token_us)
-
-
-@pytest.mark.parametrize(
-    ("extra", "layers"),
-    [
-        ({"model_type": "gemma2"}, 1),
-        ({"layer_types": ["sliding_attention", "full_attention"]}, 1),
-        ({"use_sliding_window": False}, 0),
-        ({"max_window_layers": 2}, 0),
-        ({}, 2),
-    ],
-)
-def test_families_say_in_their_own_way_which_layers_have_a_window(extra, layers):
-    assert architecture(GQA | {"sliding_window": 10} | extra).get("num_window_layers", 0) == layers
-
-
 def test_experts_are_where_the_family_puts_them():
     qwen = MOE | {"model_type": "qwen2_moe", "num_hidden_layers": 6, "decoder_sparse_step": 2, "mlp_only_layers": [1]}
     assert architecture(qwen)["num_moe_layers"] == 2
@@ -88,13 +66,13 @@ def test_experts_are_where_the_family_puts_them():
 
 
 def test_older_and_unknown_names_mean_the_same_and_a_multimodal_file_counts_by_its_text_model():
-    gpt2 = {"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 100}
+    gpt2 = {"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 4, "n_inner": 256, "vocab_size": 100}
     assert _sheet(gpt2).flops_per_token == 2 * 2 * (4 * 64 * 64 + 2 * 64 * 256)
     assert _sheet(DENSE | {"model_type": "newmodel"}) == _sheet(DENSE)
     assert architecture({"model_type": "llava", "text_config": GQA})["num_key_value_heads"] == 2
 
 
-@pytest.mark.parametrize("config", [DENSE, GQA, MOE, MLA, GQA | {"sliding_window": 10}])
+@pytest.mark.parametrize("config", [DENSE, GQA, MOE, MLA])
 def test_facts_are_an_architecture_again(config):
     assert architecture(architecture(config)) == architecture(config)
 
@@ -136,7 +114,7 @@ _JUNK = st.one_of(
 )
 
 
-@given(st.dictionaries(st.sampled_from(sorted({*MLA, "sliding_window", "mlp_only_layers", "layer_types"})), _JUNK))
+@given(st.dictionaries(st.sampled_from(sorted({*MLA, "mlp_only_layers"})), _JUNK))
 def test_junk_is_refused_or_read_and_nothing_else_happens(junk):
     try:
         arch = architecture(MOE | junk)

@@ -67,26 +67,6 @@ def test_rows_that_overlap_count_by_their_weight():
     assert told(learned(light)).models["portable"].effective_rows == pytest.approx(100, rel=0.1)
 
 
-@pytest.mark.parametrize(("spread", "noise"), [(0.12, 0.01), (0.02, 0.03)])
-def test_a_shape_that_nearly_all_steps_have_makes_no_line_sure(spread, noise):
-    """Every shape is off any line by so much of its own; of five steps four are of one request: the line goes there.
-
-    What is asked for is the line of all shapes alike: one fit through few of them cannot know it. Where the rows of
-    most shapes are few and noisy, they still say together how far shapes are off.
-    """
-    hits = np.empty((20, 4))
-    for seed in range(len(hits)):
-        rng = np.random.default_rng(seed)
-        sizes = (600, (1, 1)), (120, (1, 5))
-        parts = [steps(n, 2 * seed + k, batch=batch, noise=noise).rows for k, (n, batch) in enumerate(sizes)]
-        rows = RowBlock.concatenate(parts).take(rng.permutation(720))
-        batch, prefill = (rows.raw[:, STEP_FEATURES.index(name)].astype(int) for name in ("requests", "prefill_tokens"))
-        off = np.exp(spread * rng.standard_normal((64, 16)))[batch, np.ceil(np.log2(prefill + 1)).astype(int)]
-        bank = learned(RowBlock.of_lines(rows.raw, rows.elapsed_us * off, end_ns=np.sort(rows.end_ns)))
-        hits[seed] = _covered(features_of(bank), TRUTH)
-    assert (hits.mean(axis=0) >= 0.85).all()
-
-
 # -------------------------------------------------------------------- skewed times
 
 

@@ -43,17 +43,16 @@ def test_the_status_is_that_of_the_published_error_bar(noise):
 
     Half of the predictions are off by more than 0.67 of the noise; above 15 % nothing is called identified.
     """
-    best = "identified" if noise < 0.2 else "weak"
     for seed in range(2):
         for feature in found_of(100, seed, noise=noise).values():
             t = feature.coefficient / feature.stderr
-            by_t = best if t >= 8.0 else "weak" if t >= 4.0 else "unidentified"
+            by_t = "identified" if t >= 8.0 and noise < 0.2 else "weak"
             assert feature.status == by_t, (feature.name, t)
 
 
 def test_what_trades_with_another_column_is_not_identified():
     found = found_of(60, 2, varies=False, noise=0.05)
-    assert "unidentified" in {found[name].status for name in ("decode_context_tokens", "requests")}
+    assert "weak" in {found[name].status for name in ("decode_context_tokens", "requests")}
 
 
 def test_intervals_of_90_per_cent_cover():
@@ -67,7 +66,6 @@ def test_intervals_of_90_per_cent_cover():
 
 def test_rows_of_single_steps_bring_the_learners_own_error_bars_back():
     found = features_of(learned(windows(100, 4), windows(100, 5, quality=Quality.STEPS, from_s=10**9 + 1000)))
-    assert "unidentified" not in statuses(found)
     assert found["intercept"].stderr < 0.02 * found["intercept"].coefficient
 
 

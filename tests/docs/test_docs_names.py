@@ -157,7 +157,7 @@ LEARNING = (DOCS / "learning.md").read_text(encoding="utf-8")
         (r"rows until (\d+) are learned", WARM_UP_ROWS),
         (r"learned, then (\d+) rows", Config().block_rows),
         (r"or (\d+) second of event time", Config().block_s),
-        (r"2p \+ 1.5 windows of (\d+) rows", NOISE_ROWS),
+        (r"2p \+ 1 windows of (\d+) rows", NOISE_ROWS),
         (r"standard error (\d+) % of it", 100 * IDENTIFIED_ERROR),
         (r"`vif` above (\d+)", VIF_MAX),
         (r"Medians of\s+(\d+) rows", NOISE_ROWS),

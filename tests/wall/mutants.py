@@ -76,8 +76,8 @@ MUTANTS = (
     Mutant(
         "young error bars without the misfit of shapes",
         "online/rls/error_bars.py",
-        "weight = rows**2 * np.maximum(own",
-        "weight = 0.0 * np.maximum(own",
+        "moved = (z @ c) * rows_of_fit",
+        "moved = 0.0 * (z @ c) * rows_of_fit",
     ),
     Mutant(
         "few windows count as many", "online/rls/error_bars.py", "* (spare * (1.0 + _STUDENT / free) ** 2)", "* spare"

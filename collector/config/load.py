@@ -4,10 +4,10 @@ Strongest first: ``TRACEFIT_<KEY>`` variables (the value is YAML; a list may be 
 YAML file, the profile, the defaults. An unknown key or a value out of range is a :class:`ConfigError` that names the
 key.
 
-With ``on_error: degrade`` a wrong configuration does not end the process: in a pod a sidecar that ends takes its vLLM
-out of service. Then the defaults hold, with those environment variables that can be used. They open nothing that was
-to be closed: where the wrong configuration names a token or a certificate anywhere, they receive on the loopback alone
-and refuse the pages that a token would have closed.
+With ``TRACEFIT_ON_ERROR=degrade`` a wrong configuration does not end the process: in a pod a sidecar that ends takes its
+vLLM out of service. Then the defaults hold, with those environment variables that can be used. They open nothing that
+was to be closed: where the wrong configuration names a token or a certificate anywhere, they receive on the loopback
+alone and refuse the pages that a token would have closed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ from .schema import PROFILES, Config, Rule, is_endpoint
 
 ENV_PREFIX: Final = "TRACEFIT_"
 ENV_FILE: Final = "TRACEFIT_CONFIG"
-"""The one variable that is no key: the path of the configuration file."""
+"""Is no key: the path of the configuration file."""
+ENV_ON_ERROR: Final = "TRACEFIT_ON_ERROR"
+"""Is no key, since a wrong file cannot tell it: ``degrade`` to start with the defaults."""
 
 _SERVICE_LINK: Final = re.compile(
     r"TRACEFIT_(\w+_)?(SERVICE_HOST=[\da-fA-F.:]+|SERVICE_HOST=None|SERVICE_PORT(_\w+)?=\d+|PORT(_\d+_\w+)?=\w+://.*"
@@ -37,7 +39,6 @@ _SERVICE_LINK: Final = re.compile(
 """What Kubernetes puts into every container for a Service named ``tracefit`` or ``tracefit-…``, with its value."""
 _CREDENTIAL: Final = re.compile(rb"(token|cert|key|ca|headers)_file", re.IGNORECASE)
 _ALL_KEYS: Final = "; tracefit config explain lists all"
-_ON_ERROR: Final = f"{ENV_PREFIX}ON_ERROR"
 _RECEIVING: Final = (
     *("listen", "listen_http", "token_file", "tls_cert_file", "tls_key_file", "tls_client_ca_file"),
     *("scrape", "scrape_token_file", "ca_file", "kv", "fpm", "forward", "forward_headers_file"),
@@ -170,8 +171,8 @@ def _parse_yaml(text: str, origin: str) -> Any:
 
 
 def _is_key(variable: str, value: str) -> bool:
-    """Whether a variable sets a key: it has our prefix and is neither the file nor a service link of Kubernetes."""
-    if not variable.startswith(ENV_PREFIX) or variable == ENV_FILE:
+    """Whether a variable sets a key: it has our prefix and another meaning neither for us nor for Kubernetes."""
+    if not variable.startswith(ENV_PREFIX) or variable in (ENV_FILE, ENV_ON_ERROR):
         return False
     return _SERVICE_LINK.fullmatch(f"{variable}={value}") is None
 
@@ -257,16 +258,17 @@ def load_or_degrade(
     profile: str | None = None,
     check: Callable[[Config], None] = lambda _: None,
 ) -> Loaded:
-    """The configuration; if it is wrong, what ``on_error`` says: a ConfigError, or the defaults.
+    """The configuration; if it is wrong, a ConfigError, or the defaults if the environment says so.
 
     ``check`` raises ConfigError for what only shows when it is used (a feature set nobody knows, a missing file).
     """
+    degrades = environ.get(ENV_ON_ERROR) == "degrade"
     try:
         config = load(path, environ, profile)
-        if config.on_error == "degrade":
+        if degrades:
             check(config)
     except ConfigError as error:
-        if not _must_run(path, environ):
+        if not degrades:
             raise
         closed = _names_credential(path, environ)
         defaults = load(None, _usable_variables(environ, check))
@@ -274,17 +276,6 @@ def load_or_degrade(
             defaults = msgspec.structs.replace(defaults, **{key: _FIELDS[key].default for key in _RECEIVING})
         return Loaded(defaults, Fallback(str(error).removeprefix("config error: "), closed))
     return Loaded(config)
-
-
-def _must_run(path: Path | None, environ: Mapping[str, str]) -> bool:
-    """Whether ``on_error`` is ``degrade``, as far as a wrong configuration can say so."""
-    if _ON_ERROR in environ:
-        return environ[_ON_ERROR] == "degrade"
-    try:
-        tree = read_yaml(path) if path is not None else {}
-    except ConfigError:
-        return False
-    return tree.get("on_error") == "degrade"
 
 
 def _usable_variables(environ: Mapping[str, str], check: Callable[[Config], None]) -> dict[str, str]:

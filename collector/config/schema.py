@@ -355,11 +355,6 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     log_format: Annotated[Literal["text", "json"], Meta(description="Lines for people, or one JSON object a line.")] = (
         "text"
     )
-    on_error: Annotated[
-        Literal["exit", "degrade"],
-        Meta(description="After a wrong configuration: `exit`, the start ends with code 78; `degrade`, defaults hold."),
-    ] = "exit"
-
     drain_s: ClassVar[float] = 10.0
     """At a stop, how long accepted exports may still be learned from. It fits a pod's grace period of 30 s."""
     steps_max: ClassVar[int] = 65_536

@@ -44,11 +44,6 @@ def test_a_wrong_file_ends_the_start_on_a_terminal_and_in_a_pod_leaves_the_defau
     assert not fallback.closed
 
 
-def test_the_file_may_say_it_too_as_long_as_it_is_yaml(given):
-    given.write_text("on_error: degrade\nprofilee: 1\n")
-    assert load_or_degrade(given, {}) == (load(None, {}), ("profilee: unknown key; did you mean 'profile'?", False))
-
-
 def test_a_variable_that_cannot_be_used_is_left_out_and_the_others_hold(environ):
     config, fallback = load_or_degrade(
         None, environ | {"TRACEFIT_QUEUE__WAITS": "1", "TRACEFIT_JOIN_TIMEOUT_S": "77", "TRACEFIT_RULES": "5"}

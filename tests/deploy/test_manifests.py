@@ -290,24 +290,6 @@ def test_monitoring_finds_the_pods_and_their_port_which_is_open_and_never_the_re
     assert dashboard["data"]["tracefit.json"] == (DEPLOY / "monitoring" / "dashboard.json").read_text()
 
 
-@pytest.mark.parametrize("name", ["example", "stock-vllm"])
-def test_one_line_of_an_overlay_says_where_every_alert_leads(tmp_path, name):
-    shutil.copytree(DEPLOY, tmp_path / "deploy")
-    mine = tmp_path / "deploy" / "kustomize" / "overlays" / name / "kustomization.yaml"
-    wiki = "https://wiki.example.org/on-call/tracefit"
-    assert mine.read_text().count("url=https://docs.example.com/tracefit/runbooks.md") == 1
-    mine.write_text(mine.read_text().replace("https://docs.example.com/tracefit/runbooks.md", wiki))
-    documents = kustomize(mine.parent)
-    shipped = read_yaml(DEPLOY / "monitoring" / "rules.yaml")
-    alerts, theirs = (
-        [rule for group in rules["groups"] for rule in group["rules"] if "alert" in rule]
-        for rules in (the(documents, "PrometheusRule")["spec"], shipped)
-    )
-    assert len(alerts) == len(theirs)
-    assert {a["annotations"]["runbook_url"] for a in alerts} == {f"{wiki}#{a['alert'].lower()}" for a in alerts}
-    assert not [c for c in of_kind(documents, "ConfigMap") if "runbooks" in c["metadata"]["name"]]
-
-
 @pytest.fixture(scope="module")
 def gateway():
     """Tracefits behind a Collector."""
@@ -385,21 +367,6 @@ def test_the_fleet_asks_every_sidecar_by_arguments_that_the_command_takes(way, k
     assert (given.every is not None) == (way == "service")
     assert str(given.out) in mounts_of(container)
     assert container["securityContext"] == RESTRICTED
-
-
-def test_the_fleet_may_ask_every_gateway_for_its_state():
-    documents = kustomize(DEPLOY / "fleet" / "gateways")
-    assert "StatefulSet" in validate(documents, NEWEST)
-    gateways = the(documents, "StatefulSet")
-    assert gateways["spec"]["replicas"] > 1
-    assert load(None, environment_of(containers_of(gateways)["tracefit"])).pages_state
-    assert specs(documents, "Service")["tracefit-sidecars"]["selector"].items() <= pod_of(gateways)[0].items()
-    fleet = {"spec": specs(documents, "Deployment")["tracefit-fleet"]}
-    client = {"tracefit-client": "allowed"}
-    assert client.items() <= pod_of(fleet)[0].items()
-    rules = specs(documents, "NetworkPolicy")["tracefit"]["ingress"]
-    (pages,) = [rule for rule in rules if {"protocol": "TCP", "port": 9464} in rule["ports"]]
-    assert {"podSelector": {"matchLabels": client}} in pages["from"]
 
 
 def test_the_replay_on_ray_runs_one_image_everywhere_and_arguments_that_the_command_takes():

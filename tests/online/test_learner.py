@@ -11,7 +11,6 @@ from online import RowBlock
 from online.errors import PrequentialError
 from online.features import portable
 from tests.support.banks import STEP, coefficients, features_of, learned, told
-from tests.support.configurations import CONFIGS
 from tests.support.linear_steps import BETA, NAMES, steps
 
 
@@ -77,14 +76,6 @@ def test_a_change_of_speed_in_a_history_is_learned_as_such_in_the_bulk_profile()
     bank = learned(rows, settings=load(None, {}, "bulk"))
     assert told(bank).drift.count == 1
     assert coefficients(bank) == pytest.approx(1.3 * BETA, rel=0.05)
-
-
-def test_a_set_that_becomes_available_later_starts_then():
-    bank = learned(steps(110, 17).rows)
-    assert "physics" not in told(bank).models
-    bank.describe("c", CONFIGS["7b"])
-    bank.learn("c", STEP, steps(500, 18).rows)
-    assert 400 < told(bank).models["physics"].rows < 610
 
 
 def test_a_long_dull_stretch_costs_nothing():

@@ -49,15 +49,6 @@ def test_nothing_usable_is_a_failure(tmp_path, capsys):
     assert "no donor among them" in capsys.readouterr().err
 
 
-def test_a_directory_of_states_is_taken_as_donors(tmp_path, capsys):
-    learned = bank_of("7b")
-    learned.learn("7b", Target.STEP_TIME, rows_of(PHYSICS, "7b", 600)[0])
-    (tmp_path / "fleet" / "states").mkdir(parents=True)
-    (tmp_path / "fleet" / "states" / "7b.bin").write_bytes(learned.state())
-    (tmp_path / "tracefit.yaml").write_text(f"donors: [{tmp_path}]")
-    assert main(["config", "check", "--config", str(tmp_path / "tracefit.yaml")]) == 0, capsys.readouterr().err
-
-
 @pytest.mark.parametrize("name", ["broken.bin", "none.bin", "empty"])
 def test_donors_in_the_configuration_must_be_states(name, tmp_path, capsys):
     (tmp_path / "broken.bin").write_bytes(b"no")

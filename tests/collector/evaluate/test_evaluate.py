@@ -3,7 +3,6 @@
 import gzip
 import json
 import shutil
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,7 +14,7 @@ from collector.evaluate.protocol import covered, evaluate, request_scores, time_
 from collector.evaluate.systems import ape, fit
 from collector.recordings import Recording
 from online.features.systems import PHYSICS
-from online.rows import REQUEST_FEATURES, STEP_FEATURES, RowBlock, Target
+from online.rows import STEP_FEATURES, RowBlock, Target
 from tests.support.configurations import CONFIGS, rows_of
 from tests.support.recordings import otlp_file
 
@@ -46,17 +45,6 @@ def test_scores_of_requests_are_those_by_hand():
     assert (found["e2e_full"], found["ttft"]) == pytest.approx((0.0, 0.0))
 
 
-def test_a_row_counts_by_its_share_of_the_time_and_only_for_requests_of_its_engine():
-    us, ends = np.array([10e3, 40e3, 7.0]), np.array([10, 50, 30]) * MS
-    rows = RowBlock.of_lines(np.ones((3, len(STEP_FEATURES))), us, end_ns=ends)
-    rows = replace(rows, engine=np.array([0, 0, 1]))
-    requests = requests_of({"scheduled": 10, "first_token": 20, "finished": 30})
-    assert [time.tolist() for time in time_in_rows(rows, us, requests)] == [[10e3], [20e3]]
-    first, whole = time_in_rows(rows, np.array([np.nan, 40e3, np.nan]), requests)
-    assert (first.tolist(), whole.tolist()) == ([10e3], [20e3])
-    assert np.isnan(time_in_rows(rows, np.array([1.0, np.nan, 1.0]), requests)).all()
-
-
 def capture_of(name, n=600, seed=0):
     rows, _ = rows_of(PHYSICS, name, n, seed)
     cut, ends = int(0.6 * n), rows.end_ns / MS
@@ -85,17 +73,6 @@ def test_the_system_that_is_the_truth_wins(report):
         assert found["physics"]["e2e"] < 0.01
         assert 0.6 < found["physics"]["coverage"] < 0.95
         assert found["physics"]["prequential_mape"] < 0.03
-
-
-def test_the_error_of_waits_is_relative_to_their_mean_as_many_wait_for_nothing():
-    capture = capture_of("7b")
-    us = np.where(np.arange(600) % 3, 0.0, 9000.0)
-    waits = RowBlock.of_lines(np.ones((600, len(REQUEST_FEATURES))), us, end_ns=capture.full[STEP].rows.end_ns)
-    capture.full[Target.QUEUE_WAIT] = Delivered(waits, waits.end_ns.copy(), us)
-    capture.learned[Target.QUEUE_WAIT] = waits.slice(0, 300)
-    (score,) = evaluate([capture], ("portable",), str).captures[0].scores
-    assert score["queue_wait_error"] == pytest.approx(9000 / 3000, rel=0.05), "it learns those that waited"
-    assert score["api_queueing_error"] is None
 
 
 def test_what_others_learned_transfers(report):

@@ -1,12 +1,10 @@
 """``tracefit fleet replay`` without Ray: what is cut and learned, and what is said where the extra is not installed."""
 
-import io
 import sys
 from itertools import islice
 
 import fsspec
 import pytest
-from fsspec.implementations.memory import MemoryFile
 
 from collector.cli import main
 from collector.commands.replay import replay
@@ -97,14 +95,3 @@ def test_objects_of_a_store_are_files(stored):
     assert list(learned([stored])) == ["engine-0"]
     with pytest.raises(StartError, match="there is no object in it"):
         find_recordings(["memory://bucket/none"])
-
-
-def test_half_an_object_is_never_taken_for_the_whole(stored, monkeypatch):
-    def readinto(file, buffer):
-        if file.tell():
-            raise ConnectionResetError("the store went away")
-        return io.BytesIO.readinto(file, memoryview(buffer)[:1000])
-
-    monkeypatch.setattr(MemoryFile, "readinto", readinto, raising=False)
-    with pytest.raises(ConnectionResetError):
-        learned([stored])

@@ -15,7 +15,6 @@ from online.state import VERSION
 from tests.support.clocks import FakeClock
 from tests.support.command_lines import spoken
 from tests.support.fleets import CONFIG, FACTS, NOW_NS, state_of, state_server, step_coefficients
-from tests.support.page_server import PageServer
 from tests.support.state_files import file_of
 
 TWO = {**FACTS, "tensor_parallel_size": 2}
@@ -121,14 +120,6 @@ def test_what_cannot_be_used_is_named_with_its_reason_and_the_others_are_merged(
         assert f"/{name}: {words}" in text
 
 
-def test_half_a_fleet_that_is_unreachable_is_said_and_the_other_half_is_merged(states, tmp_path):
-    with state_server({"a": states["e0"], "b": states["e1"]}) as server:
-        alive = [f"http://127.0.0.1:{server.port}/{name}" for name in "ab"]
-        code, said, noted = pulled([*alive, *(f"http://127.0.0.1:9/{name}" for name in "cd")], tmp_path / "fleet")
-    assert (code, said[0]) == (0, "4 sources: 2 merged, 2 unreachable")
-    assert len(noted) == 2
-
-
 def test_a_state_is_asked_for_with_the_token_and_written_when_it_is_another_one(states, tmp_path):
     (tmp_path / "token").write_text("0123456789abcdef\nanother\n")
     served = {"state": states["e0"]}
@@ -176,12 +167,6 @@ def test_states_below_a_place_are_found(source, taken, states, tmp_path):
         (tmp_path / name).mkdir(parents=True)
         (tmp_path / name / "x.bin").write_bytes(states[state])
     assert pulled([source.format(tmp=tmp_path)], tmp_path / "fleet")[1][0] == taken
-
-
-def test_a_server_that_does_not_finish_its_answer_is_given_up(tmp_path):
-    with PageServer(lambda _path, _elapsed_s: (200, {"Content-Length": "5000"}, b"x" * 1000)) as server:
-        code, said, _ = pulled([f"http://127.0.0.1:{server.port}"], tmp_path / "fleet", timeout_s=0.3)
-    assert (code, said) == (1, ["1 source: 1 unreachable"])
 
 
 def fleet_of(gains, directory, facts=lambda _: FACTS):

@@ -28,16 +28,6 @@ def test_the_stronger_source_wins_whichever_came_first():
         assert facts.contradictions() == {"model": "discovery: discovery"}
 
 
-def test_the_last_claim_that_lost_is_kept_beside_the_fact():
-    facts = EngineFacts()
-    facts.learn({"gpu": "H100"}, FactSource.RESOURCE)
-    for _ in range(50):
-        facts.learn({"gpu": "A100"}, FactSource.RULES)
-        facts.learn({"gpu": "H100"}, FactSource.RESOURCE)
-    facts.learn({"gpu": "L4"}, FactSource.RULES)
-    assert facts.contradictions() == {"gpu": "rules: L4"}
-
-
 def test_claims_are_bounded():
     facts = EngineFacts()
     for i in range(CONFLICTS_MAX * 2):

@@ -89,14 +89,6 @@ def test_a_merged_state_starts_over_and_counts_the_rows_of_both(queued):
     assert both.rows == {name: mine[name] + theirs[name] for name in mine}
 
 
-@pytest.mark.parametrize("per_s", [100.0, 1000.0])
-def test_at_any_load_as_many_rows_are_seen_and_the_others_go_by_the_last_that_was(per_s):
-    target, model = _told(_queued(int(12 * per_s), 12, per_s=per_s))
-    assert 32 * 9 <= target.correction.rows["learned"] <= 32 * 13
-    assert target.correction.rows["thinned"] > 600
-    assert model.prediction_error.mape <= model.shaped_error.mape * 1.05
-
-
 # ------------------------------------------------------------------- the model alone
 
 

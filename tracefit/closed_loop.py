@@ -60,9 +60,7 @@ included; under random arrivals that is one more than the mean number in flight.
 
 Ends of bands are the same sums over the lower and the upper ends of steps: of one in ten below and above. The rest lies
 between that of any moment and a whole step, and what is ahead is no more than one; where nobody said whether one is,
-the middle has none. ITL is off by 1.28 standard
-deviations of s_i / (O - 1) as well, for requests keep their places among others. These reasons do not depend on each
-other, so that their squares are added.
+the middle has none.
 
 Guards: O - 1 >= 1e-9; weights are relative to where the flows balance, which is the peak, and end at 1e-6 of it.
 
@@ -82,7 +80,7 @@ from operator import mul
 from typing import NamedTuple
 
 from .exceptions import TOKENS_MAX, checked
-from .shapes import NORMAL_P90, Band, together, unsure
+from .shapes import Band, together
 from .step_model import StepModel
 
 _TAIL = 1e-6
@@ -285,9 +283,7 @@ class ClosedLoop:
         life = k + tokens
         mean_us = (prefill[0] + tokens * itl[0]) / life
         ahead = 1.0 - life**-n if self._ahead else 0.0
-        next_us = mean_us * ahead, mean_us * ahead, 0.0 if self._ahead is False else mean_us
+        next_us = ahead * mean_us, ahead * mean_us, 0.0 if self._ahead is False else mean_us
         rest = ends(operator.add, _rest(mean_us, turnaround_us), next_us)
         wait = max(turnaround_us / mean_us + 0.5, 1.0) if mean_us > 0.0 else 0.5
-        square = sum([share * us * us for share, (us, *_) in zip(shares, bands, strict=False)])
-        same_us = NORMAL_P90 * math.sqrt(max(square - itl[0] ** 2, 0.0)) / max(tokens, 1.0)
-        return Met(unsure(itl, same_us), prefill, rest, k, wait + ahead, prefills.bound)
+        return Met(itl, prefill, rest, k, wait + ahead, prefills.bound)

@@ -64,9 +64,8 @@ from .shapes import Band, unsure
 from .step_model import Limits, StepModel
 
 _OUTLIER = 2.0
-ONE_STEP, _ONE_STEP_TOKENS = 0.15, 512.0
-"""How far off the steps of a prompt of so many tokens are by coefficients that were learned from means of many; those
-of half as many, or fewer, twice as far, and of twice as many, or more, half."""
+ONE_STEP = 0.15
+"""How far off the steps of a prompt are by coefficients that were learned from means of many."""
 ATTENTION_TOKENS = 4096.0
 """So much longer than a step may a prompt be: the attention of its chunks to those before is in no coefficient."""
 _BUDGET_DECIDES = 1.05
@@ -188,7 +187,7 @@ class RequestTimes:
         outside, usable = self._outside(work, load, refused)
 
         of_first, of_itl = self._spreads(load) if outside or self._steps.of_means else (0.0, 0.0)
-        one_step = ONE_STEP * min(max(_ONE_STEP_TOKENS / work.uncached, 0.5), 2.0) if self._steps.of_means else 0.0
+        one_step = ONE_STEP if self._steps.of_means else 0.0
         of_prompt = math.hypot(of_first, one_step)
         of_prompts_us = one_step * (at.own[0] + load.with_prompt * (ttft[0] - at.own[0]))
         first_us = math.hypot(of_first * ttft[0], of_prompts_us)
@@ -240,11 +239,10 @@ class RequestTimes:
     def _outside(self, work: Workload, load: _Load, refused: Sequence[str]) -> tuple[tuple[str, ...], bool]:
         """What an answer lies outside of, and whether one may rely on it."""
         steps, batch = self._steps, (load.requests, load.context)
-        unknown = steps.unknown_features(load.own, *batch) if steps.of_means else ()
         pieces = (load.other,) if steps.of_means else (load.own, load.other) if work.output > 1.0 else (load.own,)
         seen = (name for piece in pieces for name in steps.outside(piece, *batch))
-        outside = tuple(dict.fromkeys((*unknown, *refused, *seen)))
-        return outside, steps.usable(outside, pieces[0], *batch) and not (unknown or refused)
+        outside = tuple(dict.fromkeys((*refused, *seen)))
+        return outside, steps.usable(outside, pieces[0], *batch) and not refused
 
     def _spreads(self, load: _Load) -> tuple[float, float]:
         """By which parts TTFT and ITL are off for their coefficients."""

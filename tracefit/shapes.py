@@ -259,27 +259,6 @@ class StepSurface:
         falls = [size for size, (before, after) in enumerate(pairwise(self._monotone.decodes), 2) if after < before]
         return [math.ceil(size) for size in _DECODE_SIZES[: max(falls, default=0)]]
 
-    def is_beside_cells(self, requests: float, piece: int) -> bool:
-        """Whether steps like those of a piece of prefill tokens were seen, if steps with prefill were at all.
-
-        Such steps are of the same octave of requests or a lower one, and of a cell whose middle is within three
-        quarters of an octave of the piece's.
-        """
-        octave = min(max(int(requests).bit_length() - 1, 0), _OCTAVES[-1])
-        return not self._prefills or (octave, piece) in self._beside_cells
-
-    @cached_property
-    def _beside_cells(self) -> set[tuple[int, int]]:
-        """Octaves of requests and pieces of prefill tokens for which that holds."""
-        return {
-            (octave, piece)
-            for lowest, row in enumerate(_cells()[1])
-            for half, cell in enumerate(row)
-            if cell.name in self._prefills
-            for octave in _OCTAVES[lowest:]
-            for piece in range(half - 1, half + 3)
-        }
-
     def _piece(self, requests: int, index: int, monotone: bool) -> _Piece:
         """Each is made when it is first asked for, and so many are kept."""
         key = requests, index, monotone

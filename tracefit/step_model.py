@@ -33,7 +33,6 @@ from .shapes import (
     Band,
     Coefficients,
     StepSurface,
-    piece_of,
     stratum_name,
     stratum_of_cell,
     unsure,
@@ -48,10 +47,6 @@ LEVEL_AGE_MAX_S = 10.0
 _LEVEL_MAX = 2.0
 _BUDGET_ASSUMED = 2048.0
 """The smallest of vLLM's defaults for ``max_num_batched_tokens`` of an API server."""
-_FORM_ERROR_MAX = 0.2
-"""As a standard error has to be of a coefficient that is identified (online/rls/error_bars.py)."""
-_UNTOLD_MAX = 2.0
-"""So much of its usual work may a step have of a coefficient that another one stands in for."""
 _ALL = (-math.inf, math.inf)
 
 
@@ -153,17 +148,10 @@ class StepModel:
             name: low <= value <= high
             for name, value, (low, high) in zip(FEATURES[1:], step, self._bounds, strict=True)
         }
-        inside["shape"] = self._visited(prefill_tokens, requests)
+        inside["shape"] = not self._strata or stratum_name(prefill_tokens, requests) in self._strata
         inside["max_num_seqs"] = requests <= self.requests_max
         inside["max_num_batched_tokens"] = prefill_tokens <= self.budget
         return tuple(name for name, is_so in inside.items() if not is_so)
-
-    def _visited(self, prefill_tokens: float, requests: float) -> bool:
-        """Whether the step's stratum has evidence, and prefills like its own."""
-        if self._strata and stratum_name(prefill_tokens, requests) not in self._strata:
-            return False
-        piece = piece_of(prefill_tokens)
-        return not piece or self.surface.is_beside_cells(requests, piece)
 
     def budget_of(self, requests: float) -> float:
         """Tokens that a step of so many requests may have; where nobody said, assumed, and enough for twice as many."""
@@ -180,31 +168,12 @@ class StepModel:
         return NORMAL_P90 * math.sqrt(max(variance, 0.0)) / max(by_coefficients_us, 1e-9)
 
     def usable(self, outside: Collection[str], prefill: float, requests: float, context: float) -> bool:
-        """Inside of what was seen the sum carries; outside every term that makes up a tenth must be identified.
-
-        Its form error must be below a fifth of it as well: what is sure under one load may not be under another.
-        """
+        """Inside of what was seen the sum carries; outside every term that makes up a tenth must be identified."""
         if self.reasons or not outside:
             return not self.reasons
         terms = self.coefficients.terms(prefill, requests, context)
         least = 0.1 * sum(terms.values())
-        return not self.unknown_features(prefill, requests, context) and all(
-            terms[each.name] < least
-            or (each.status == "identified" and (each.form_error or 0.0) < _FORM_ERROR_MAX * each.value)
-            for each in self.model.coefficients
-        )
-
-    def unknown_features(self, prefill: float, requests: float, context: float) -> tuple[str, ...]:
-        """Of what the step has much more than usual that was never seen without something else."""
-        work = self.coefficients.work(prefill, requests, context)
-        return tuple(
-            each.name
-            for each in self.model.coefficients
-            if each.reason == "collinear"
-            and not each.value
-            and each.mean is not None
-            and work[each.name] > _UNTOLD_MAX * each.mean
-        )
+        return all(terms[each.name] < least or each.status == "identified" for each in self.model.coefficients)
 
 
 # ------------------------------------------------------------------- what it stands on

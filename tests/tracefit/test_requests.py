@@ -228,20 +228,6 @@ def test_errors_of_the_form_widen_what_the_coefficients_answer(telemetry):
     assert unsure.itl.us == sure.itl.us
 
 
-@pytest.mark.parametrize(("reason", "named"), [("collinear", ("active_experts",)), ("wide", ())])
-def test_a_first_token_that_rests_on_what_means_cannot_tell_apart_is_not_usable_and_named(reason, named):
-    """A prompt goes through many experts. A page saw as many with many requests alone, which stand in for them."""
-    model = copy.deepcopy(_TARGETS["step_time"]["models"]["portable"])
-    experts = {"name": "active_experts", "unit": "us", "coefficient": 0.0, "stderr": None, "mean": 0.2}
-    model["features"].append(experts | {"status": "weak", "reason": reason})
-    document = tree()
-    document["configs"][0]["config"] |= {"num_experts": 128, "num_experts_per_tok": 4}
-    step_time = _TARGETS["step_time"] | {"seen": None, "models": {"portable": model}}
-    document["configs"][0] |= {"telemetry": "metrics", "targets": {"step_time": step_time}}
-    answer = config_of(document).request(**CHAT)
-    assert (answer.extrapolated, answer.usable) == (named, not named)
-
-
 def test_a_token_budget_that_nobody_told_is_named_where_prompts_need_several_steps():
     document = tree()
     del document["configs"][0]["config"]["max_num_batched_tokens"]

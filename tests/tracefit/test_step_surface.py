@@ -75,11 +75,6 @@ def test_what_was_served_often_is_told_by_its_own_rows():
     assert step_us(odd, 0, 60, 60 * 1500) == pytest.approx(step_us(BIG, 0, 60, 60 * 1500), rel=0.02)
 
 
-@pytest.mark.parametrize(("tokens", "named"), [(120, ()), (400, ()), (4_000, ("shape",))])
-def test_a_prefill_that_is_like_none_that_was_served_is_named(tokens, named):
-    assert config_of(BIG).step_time(prefill_tokens=tokens, requests=20).extrapolated == named
-
-
 @pytest.mark.parametrize("requests", [2**power for power in range(8)])
 def test_a_prefill_that_was_served_is_like_itself_also_with_the_fewest_requests_of_its_octave(requests):
     """Servers are busy at powers of two, where ``max_num_seqs`` ends a batch."""

@@ -77,9 +77,8 @@ STEP, LOAD = "--prefill 512 --requests 20 --context 30000", "--prompt 2000 --out
     ],
 )
 def test_what_is_asked_is_answered_in_the_words_and_units_of_people(asked, command, options, edit, words):
-    code, said, noted = asked(command, options, edit or (lambda _: None))
+    code, said, _ = asked(command, options, edit or (lambda _: None))
     assert code == 0
-    assert ("outside" in noted) == ("--prompt" in options), "no prefill like that of these prompts was seen"
     for word in words:
         assert word in said
     assert ("not applied" in said) == (edit is left_out)

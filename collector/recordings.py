@@ -33,7 +33,7 @@ import zlib
 from collections import Counter
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, Final, NamedTuple, TypeVar, cast
+from typing import Any, BinaryIO, Final, NamedTuple, cast
 
 import msgspec
 
@@ -367,9 +367,6 @@ def _files(path: str) -> Sequence[str]:
 # --- what lies beside a recording -------------------------------------------------------------------------------------
 
 
-Line = TypeVar("Line")
-
-
 class Received(msgspec.Struct):
     """When an export of a recording arrived: a line of ``X.idx.jsonl.gz`` beside ``X.pb.gz``."""
 
@@ -377,15 +374,11 @@ class Received(msgspec.Struct):
     recv_mono_ns: int = 0
 
 
-def index_of(recording: Path) -> Path:
-    """Where the times of receipt are, if anywhere."""
-    return recording.with_name(f"{recording.name.removesuffix('.pb.gz')}.idx.jsonl.gz")
-
-
-def lines_of(path: Path, of: type[Line]) -> list[Line]:
-    """The lines of a file beside a recording; none where there is none or it is something else."""
+def receipts_of(recording: Path) -> list[Received]:
+    """When each export arrived; none where nobody wrote that down beside the recording."""
+    path = recording.with_name(f"{recording.name.removesuffix('.pb.gz')}.idx.jsonl.gz")
     try:
         with gzip.open(path) as lines:
-            return [msgspec.json.decode(line, type=of) for line in lines]
+            return [msgspec.json.decode(line, type=Received) for line in lines]
     except (OSError, EOFError, msgspec.DecodeError):
         return []

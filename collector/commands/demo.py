@@ -25,7 +25,7 @@ import tracefit
 from collector.app import Sidecar
 from collector.config import Config
 from collector.ingest.otlp_grpc import METHOD
-from collector.recordings import Received, Recording, index_of, lines_of
+from collector.recordings import Received, Recording, receipts_of
 from collector.runtime import EXIT_FAILED, EXIT_OK, Clock, StartError, SystemClock, note, say
 from collector.service import STATE_NAME
 from exporters.questions import read_plan
@@ -142,9 +142,9 @@ def gpu_tape(clock: Clock, instance: str = "h100-0") -> Tape:
 
 def read_index(recording: Path) -> list[Received]:
     """The receive times beside a recording; StartError without them."""
-    index = lines_of(index_of(recording), Received)
+    index = receipts_of(recording)
     if not index:
-        raise StartError(f"a demo needs the receive times of {recording}, and there are none in {index_of(recording)}")
+        raise StartError(f"a demo needs the receive times of {recording}, and there are none beside it")
     return index
 
 

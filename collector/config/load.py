@@ -4,10 +4,10 @@ Strongest first: ``TRACEFIT_<KEY>`` variables (the value is YAML; a list may be 
 YAML file, the profile, the defaults. An unknown key or a value out of range is a :class:`ConfigError` that names the
 key.
 
-With ``TRACEFIT_ON_ERROR=degrade`` a wrong configuration does not end the process: in a pod a sidecar that ends takes its
-vLLM out of service. Then the defaults hold, with those environment variables that can be used. They open nothing that
-was to be closed: where the wrong configuration names a token or a certificate anywhere, they receive on the loopback
-alone and refuse the pages that a token would have closed.
+With ``TRACEFIT_ON_ERROR=degrade`` a wrong configuration does not end the process: in a pod a sidecar that ends takes
+its vLLM out of service. Then the defaults hold, with those environment variables that can be used. They open nothing
+that was to be closed: where the wrong configuration names a token or a certificate anywhere, they receive on the
+loopback alone and refuse the pages that a token would have closed.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ servers.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -24,11 +24,11 @@ from collector.decode import MISSING, Export, Finish, SpanEventKind, Telemetry, 
 from collector.decode.fpm import ForwardPass
 from collector.decode.kv import KvBatch
 from collector.identity import Fact
-from collector.join import ConfigKeyChanged, Event, Joiner, Rows, Scheduling, SpanWindow
-from collector.recordings import Received, Timed, by_kind, in_batches, index_of, lines_of
+from collector.join import ConfigKeyChanged, Event, Joiner, Rows, SpanWindow
+from collector.recordings import Timed, by_kind, in_batches, receipts_of
 from collector.service import TAKE_BYTES, make_pipeline
 from collector.telemetry import Counts, table
-from online import Floats, Ints, RowBlock, Target
+from online import Ints, RowBlock, Target
 
 _COLUMNS = ("engine", "prompt_tokens", "output_tokens", "arrived_ns", "departed_ns", "delivered_ns")
 _STAMPS = {
@@ -43,12 +43,10 @@ REQUEST = np.dtype([(name, np.int64) for name in (*_COLUMNS, *_STAMPS.values())]
 
 @dataclass(slots=True)
 class Delivered:
-    """Rows of one target of one configuration, when each row's own step was delivered, and its true time, (n,) each."""
+    """Rows of one target of one configuration, and when each row's own step was delivered, (n,)."""
 
     rows: RowBlock
     delivered_ns: Ints
-    true_us: Floats
-    """Where it lies beside the recording, else as the row has it."""
 
 
 @dataclass(slots=True)
@@ -68,12 +66,11 @@ class Capture:
     dropped_rows: dict[str, int] = field(default_factory=dict)
 
     def scored(self, target: Target) -> RowBlock:
-        """Rows delivered after the cut; a step whose true time lies beside the recording has that time."""
+        """Rows delivered after the cut."""
         full = self.full.get(target)
         if full is None:
             return RowBlock.empty(target.vocabulary)
-        after = np.flatnonzero(full.delivered_ns > self.cut_ns)
-        return replace(full.rows.take(after), elapsed_us=full.true_us[after])
+        return full.rows.take(np.flatnonzero(full.delivered_ns > self.cut_ns))
 
 
 class _Replay:
@@ -115,7 +112,7 @@ def load(path: Path, said: Sequence[Timed], config: Config, learn_until: float) 
     if len(early) < len(delivered):
         before = _Replay(config, early)
     published = before.pipeline.snapshot(cut_ns, 1)
-    deliveries = _Deliveries(path, delivered, config)
+    deliveries = _Deliveries(delivered, config)
     drops = everything.pipeline.joiner.take_counts().by_label(table.DROPPED_ROWS)
     captures = []
     for known in everything.pipeline.snapshot(0, 1).configs:
@@ -124,14 +121,13 @@ def load(path: Path, said: Sequence[Timed], config: Config, learn_until: float) 
             continue
         # Facts that were learned later may have renamed it since.
         earlier = next((each for each in published.configs if instances & {e.instance for e in each.engines}), None)
-        behind = any(engine.scheduling == Scheduling.ASYNC for engine in known.engines)
         captures.append(
             Capture(
                 name=name_of(path),
                 config_id=known.config_id,
                 facts=known.config,
                 telemetry=known.telemetry,
-                full={target: deliveries.delivered(target, rows, behind=behind) for target, rows in full.items()},
+                full={target: deliveries.delivered(rows) for target, rows in full.items()},
                 learned={} if earlier is None else before.of(earlier.config_id),
                 requests=deliveries.requests_of(instances, everything.pipeline.joiner),
                 cut_ns=cut_ns,
@@ -152,23 +148,17 @@ def name_of(path: Path) -> str:
 def _in_order_of_delivery(path: Path, said: Sequence[Timed]) -> list[tuple[int, Timed]]:
     """With the time of each."""
     exports = [timed for timed in said if isinstance(timed.said, Export | ForwardPass)]
-    times = [each.recv_unix_ns for each in lines_of(index_of(path), Received)]
+    times = [each.recv_unix_ns for each in receipts_of(path)]
     if len(times) != len(exports):
         times = [timed.unix_nano for timed in exports]
     kv = ((timed.unix_nano, timed) for timed in said if isinstance(timed.said, KvBatch))
     return sorted([*kv, *zip(times, exports, strict=True)], key=itemgetter(0))
 
 
-class _TrueStep(msgspec.Struct):
-    step: int
-    start_mono_ns: int
-    end_mono_ns: int
-
-
 class _Deliveries:
-    """The telemetry itself, with the time of its delivery, and the true times of steps beside it."""
+    """The telemetry itself, with the time of its delivery."""
 
-    def __init__(self, path: Path, delivered: Sequence[tuple[int, Timed]], config: Config) -> None:
+    def __init__(self, delivered: Sequence[tuple[int, Timed]], config: Config) -> None:
         spans = SpanWindow(config.engines_max)
         self._parts: list[tuple[Telemetry, int]] = [
             (telemetry, at_ns)
@@ -177,29 +167,16 @@ class _Deliveries:
             for telemetry in decode_exports([timed.said], spans.admit, Counts())
         ]
         summaries = [
-            (int(unix_ns), at_ns, int(step_id))
-            for telemetry, at_ns in self._parts
-            for unix_ns, step_id in zip(telemetry.steps["unix_ns"], telemetry.steps["step_id"], strict=True)
+            (int(unix_ns), at_ns) for telemetry, at_ns in self._parts for unix_ns in telemetry.steps["unix_ns"]
         ]
-        self._summaries: Ints = np.array(sorted(summaries), np.int64).reshape(-1, 3)
-        # Where who recorded knew them: start to start of consecutive steps, as the steps' time is.
-        steps = {each.step: each for each in lines_of(path.with_name("truth.jsonl.gz"), _TrueStep)}
-        ends = {n: steps[n + 1].start_mono_ns if n + 1 in steps else each.end_mono_ns for n, each in steps.items()}
-        self._true_us = {n: (ends[n] - each.start_mono_ns) / 1e3 for n, each in steps.items()}
+        self._summaries: Ints = np.array(sorted(summaries), np.int64).reshape(-1, 2)
 
-    def delivered(self, target: Target, rows: RowBlock, *, behind: bool) -> Delivered:
-        """When the summary of each row's own step was delivered; without summaries, when the row was over.
-
-        ``behind``: asynchronous, the row of step n begins with the summary of n + 1.
-        """
+    def delivered(self, rows: RowBlock) -> Delivered:
+        """When the summary that each row begins with was delivered; without summaries, when the row was over."""
         if not len(self._summaries):
-            return Delivered(rows, rows.end_ns, rows.elapsed_us)
-        start_ns, unix_ns = rows.end_ns - (rows.elapsed_us * 1e3).astype(np.int64), self._summaries[:, 0]
-        nearest = np.searchsorted((unix_ns[1:] + unix_ns[:-1]) // 2, start_ns)
-        _, delivered_ns, step_id = self._summaries[nearest].T
-        known = self._true_us if target is Target.STEP_TIME else {}
-        own = zip((step_id - behind).tolist(), rows.elapsed_us.tolist(), strict=True)
-        return Delivered(rows, delivered_ns, np.array([known.get(step, wire_us) for step, wire_us in own]))
+            return Delivered(rows, rows.end_ns)
+        start_ns, (unix_ns, at_ns) = rows.end_ns - (rows.elapsed_us * 1e3).astype(np.int64), self._summaries.T
+        return Delivered(rows, at_ns[np.searchsorted((unix_ns[1:] + unix_ns[:-1]) // 2, start_ns)])
 
     def requests_of(self, instances: set[str], joiner: Joiner) -> NDArray[Any]:
         """Those whose journey is known from beginning to end."""

@@ -1,22 +1,15 @@
 """Evaluation: scores by hand, the protocol on small simulated captures, a report that holds what it says."""
 
-import gzip
-import json
-import shutil
-
 import numpy as np
 import pytest
 
-from collector.config import Config
-from collector.evaluate.captures import REQUEST, Capture, Delivered, load
+from collector.evaluate.captures import REQUEST, Capture, Delivered
 from collector.evaluate.command import lines
 from collector.evaluate.protocol import covered, evaluate, request_scores, time_in_rows
 from collector.evaluate.systems import ape, fit
-from collector.recordings import Recording
 from online.features.systems import PHYSICS
 from online.rows import STEP_FEATURES, RowBlock, Target
 from tests.support.configurations import CONFIGS, rows_of
-from tests.support.recordings import otlp_file
 
 MS = 1_000_000
 STEP = Target.STEP_TIME
@@ -52,7 +45,7 @@ def capture_of(name, n=600, seed=0):
         {"queued": ends[at], "scheduled": ends[at], "first_token": ends[at + 1], "finished": ends[at + 30]}
         for at in range(5, n - 40, 17)
     ]
-    full = {STEP: Delivered(rows, rows.end_ns.copy(), rows.elapsed_us)}
+    full = {STEP: Delivered(rows, rows.end_ns.copy())}
     requests, learned = requests_of(*stamps, tokens=30), {STEP: rows.slice(0, cut)}
     return Capture(name, name, dict(CONFIGS[name]), "steps", full, learned, requests, int(rows.end_ns[cut]))
 
@@ -99,13 +92,3 @@ def test_a_capture_without_steps_is_reported_and_not_scored():
     found = evaluate([capture], ("portable",), str)
     assert found.captures[0].scores == []
     assert "nothing to score" in "\n".join(lines(found))
-
-
-def test_true_step_times_beside_a_recording_are_what_is_scored(tmp_path):
-    path = tmp_path / "otlp.pb.gz"
-    shutil.copy(otlp_file("c3_preempt"), path)
-    steps = [{"step": step, "start_mono_ns": 5 * MS * step, "end_mono_ns": 0} for step in range(100_000)]
-    with gzip.open(tmp_path / "truth.jsonl.gz", "wt") as file:
-        file.writelines(json.dumps(step) + "\n" for step in steps)
-    (capture,) = load(path, list(Recording(path, print)), Config(), 1.0)
-    assert set(capture.full[STEP].true_us) == {5000.0}

@@ -35,7 +35,6 @@ from collector.ingest import (
     check_forward,
     make_forwarder,
     read_credentials,
-    warn_of_open_ports,
 )
 from collector.ingest.otlp_grpc import OtlpGrpcReceiver
 from collector.ingest.otlp_http import make_http_receiver
@@ -256,8 +255,6 @@ class Sidecar:
     def _make_receivers(self, clock: Clock) -> tuple[OtlpGrpcReceiver, HttpServer | None]:
         config = self.config
         tls, tokens = read_credentials(config, clock)
-        if tls is None and tokens is None:
-            warn_of_open_ports(config)
         intake = Intake(
             self.queue,
             self.metrics,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .access import TokenFile, read_credentials, warn_of_open_ports
+from .access import TokenFile, read_credentials
 from .forward import check_forward, make_forwarder
 from .intake import Intake
 from .queue import BATCH_S, AdmissionQueue, QueueBatch
@@ -16,5 +16,4 @@ __all__ = [
     "check_forward",
     "make_forwarder",
     "read_credentials",
-    "warn_of_open_ports",
 ]

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import ipaddress
 import logging
 import ssl
 import threading
@@ -25,7 +24,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 import grpc
 
-from collector.config import Config, ConfigError, parse_endpoint
+from collector.config import Config, ConfigError
 from collector.runtime import Clock
 
 READ_EVERY_NS = 1_000_000_000
@@ -180,18 +179,3 @@ def read_credentials(config: Config, clock: Clock) -> tuple[TlsFiles | None, Tok
         raise ConfigError("tls_key_file", "has to be given with tls_cert_file")
     tls = TlsFiles(config, clock) if config.tls_cert_file else None
     return tls, TokenFile(config.token_file, "token_file", clock) if config.token_file else None
-
-
-def warn_of_open_ports(config: Config) -> None:
-    """Log which receivers without token and TLS others than this host can reach."""
-    listening = {"listen": config.listen} | ({"listen_http": config.listen_http} if config.listen_http else {})
-    open_ports = [f"{k}: {at}" for k, at in listening.items() if not _is_loopback(parse_endpoint(at).address)]
-    if open_ports:  # one line: a second one of the same text would be held back
-        _log.warning("open to anybody: %s; set token_file or tls_cert_file", ", ".join(open_ports))
-
-
-def _is_loopback(address: str) -> bool:
-    try:
-        return ipaddress.ip_address(address).is_loopback
-    except ValueError:
-        return address == "localhost"

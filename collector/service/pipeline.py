@@ -8,7 +8,6 @@ decoded at once.
 
 from __future__ import annotations
 
-import functools
 import logging
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -392,7 +391,7 @@ class Pipeline:
             config=facts | sampling,
             sources=sources | dict.fromkeys(sampling, FactSource.TELEMETRY.label),
             contradictions=contradictions,
-            cannot_derive=list(_cannot_derive(tuple(facts.items()))),
+            cannot_derive=list(cannot_derive(facts)),
             engines=[emitter.snapshot() for emitter in emitters],
             telemetry=quality.label,
             targets=targets,
@@ -434,12 +433,6 @@ def _heard_lately(emitters: Sequence[Emitter], *, silent_s: float) -> list[Emitt
     """
     last_seen_unix_ns = max((emitter.event_unix_ns for emitter in emitters), default=0) - int(silent_s * 1e9)
     return [emitter for emitter in emitters if emitter.event_unix_ns >= last_seen_unix_ns]
-
-
-@functools.lru_cache(maxsize=64)
-def _cannot_derive(facts: tuple[tuple[str, Fact], ...]) -> tuple[str, ...]:
-    """What these facts of a configuration lack; asked with every generation, while they hardly ever change."""
-    return cannot_derive(dict(facts))
 
 
 def hides_hits(quality: Quality, facts: Mapping[str, Fact]) -> bool:

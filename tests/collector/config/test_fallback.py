@@ -83,22 +83,3 @@ def test_a_degraded_sidecar_serves_and_says_so_and_one_that_had_to_be_closed_sho
         assert closed or b"no token" in get(sidecar.http_port, "/")
     finally:
         sidecar.stop()
-
-
-@pytest.mark.parametrize(
-    ("settings", "warned"),
-    [
-        ({"LISTEN": "0.0.0.0:0"}, 1),
-        ({"LISTEN": '"[::]:0"', "LISTEN_HTTP": "0.0.0.0:0"}, 2),
-        ({"LISTEN": "localhost:0"}, 0),
-        ({"LISTEN": "0.0.0.0:0", "TOKEN_FILE": "token"}, 0),
-    ],
-)
-def test_a_receiver_that_is_open_to_the_world_is_a_warning(environ, tmp_path, caplog, settings, warned):
-    (tmp_path / "token").write_text("a token of sixteen bytes")
-    settings = {name: str(tmp_path / value) if value == "token" else value for name, value in settings.items()}
-    variables = {f"TRACEFIT_{name}": value for name, value in settings.items()}
-    Sidecar(load(None, environ | PORTS | variables), SystemClock())
-    lines = [record.message for record in caplog.records if "open to anybody" in record.message]
-    assert len(lines) == min(warned, 1), "one line: of two that say the same the log holds one back"
-    assert sum(line.count(":0") for line in lines) == warned

@@ -12,7 +12,7 @@ here waits there, and what was not sent at the end is sent by the next process.
                     or the backend had not taken it when it was GIVE_UP_S old, or when the process ended, and in no log
 
 A call that may succeed later is repeated after 1 s, then after twice as long, up to 30 s; a backend that says when to
-come back (RetryInfo in either of its two places, Retry-After) is obeyed. Nothing here makes a receiver wait or fail.
+come back (RetryInfo, Retry-After) is obeyed. Nothing here makes a receiver wait or fail.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ import logging
 import re
 import socket
 import ssl
-import threading
 from collections import deque
 from collections.abc import Iterator, Mapping
 from http import HTTPStatus
@@ -47,7 +46,7 @@ from collector.runtime import Background, Clock, Health, IoLoop
 from collector.runtime.http import ThreadPerLookup
 from collector.telemetry import ForwardOutcome, Metrics, Signal, table
 
-from .status import TRAILER_RETRY_PYTHON, TRAILER_STATUS_DETAILS
+from .status import TRAILER_STATUS_DETAILS
 
 NAME: Final = "forward"
 """In health and in the log."""
@@ -88,8 +87,7 @@ _RETRIED_HTTP: Final = {429, 502, 503, 504}
 _HEADER: Final = re.compile(r"(?P<name>[A-Za-z0-9_.-]+)\s*:\s*(?P<value>[\x20-\x7e]*)")
 """What both gRPC and HTTP take as a header."""
 _ANY: Final = {"0.0.0.0", "::"}  # noqa: S104 -- compared, not bound
-RESOLVE_S: Final = 1.0
-"""How long a start looks for the addresses of a name; the backend need not be there."""
+_LOCAL: Final = "127.0.0.1"
 
 _log = logging.getLogger(__name__)
 
@@ -322,38 +320,21 @@ def check_forward(config: Config) -> None:
     host, port = _address(config)
     for listening in filter(None, (config.listen, config.listen_http)):
         own = parse_endpoint(listening)
-        if port == own.port and _arrives(host, own.address):
+        if port == own.port and _is_reached(host, own.address):
             raise ConfigError("forward", f"{config.forward} is where this sidecar itself receives")
 
 
-def _arrives(host: str, own: str) -> bool:
-    """Whether who calls a host may arrive at an address of this machine, which may be all that it has."""
-    called = _addresses(host)
-    return any(map(_is_here, called)) if own in _ANY else bool(called & (_ANY | _addresses(own)))
-
-
-def _addresses(host: str) -> set[str]:
-    """Of a host, as far as they are known in time."""
-    found: set[str] = set()
-
-    def ask() -> None:
-        with contextlib.suppress(OSError, ValueError):
-            for *_, address in socket.getaddrinfo(host, None):
-                plain = ipaddress.ip_address(address[0])
-                found.add(str(getattr(plain, "ipv4_mapped", None) or plain))
-
-    asking = threading.Thread(target=ask, daemon=True)
-    asking.start()
-    asking.join(RESOLVE_S)
-    return set(found)
-
-
-def _is_here(address: str) -> bool:
-    """Whether an address is one of this machine's own: others cannot be bound."""
+def _is_reached(host: str, own: str) -> bool:
+    """Whether who calls a host, in lower case, reaches an address that is listened to here; names are not looked up."""
+    called, own = (_LOCAL if name == "localhost" else name for name in (host, own))
+    if own not in _ANY:
+        return called in {own, *_ANY}
+    if called == socket.gethostname().lower():
+        return True
     try:
-        with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as probe:
-            probe.bind((address, 0))
-    except OSError:
+        with socket.socket(socket.AF_INET6 if ":" in called else socket.AF_INET) as probe:
+            probe.bind((str(ipaddress.ip_address(called)), 0))  # an address of another machine cannot be bound
+    except (OSError, ValueError):
         return False
     return True
 
@@ -417,13 +398,11 @@ def _rejected(reply: bytes) -> _Failure | None:
 
 
 def _retry_after_s(error: grpc.aio.AioRpcError) -> float:
-    """When the backend wants to be asked again: OTLP puts it among the details of the status, some into a trailer."""
+    """When the backend wants to be asked again: OTLP puts it among the details of the status."""
     retry = error_details_pb2.RetryInfo()
     with contextlib.suppress(DecodeError):
         for key, value in error.trailing_metadata() or ():
-            if key == TRAILER_RETRY_PYTHON and isinstance(value, bytes):
-                retry.ParseFromString(value)
-            elif key == TRAILER_STATUS_DETAILS and isinstance(value, bytes):
+            if key == TRAILER_STATUS_DETAILS and isinstance(value, bytes):
                 for detail in status_pb2.Status.FromString(value).details:
                     detail.Unpack(retry)
     return float(retry.retry_delay.seconds + retry.retry_delay.nanos / 1e9)

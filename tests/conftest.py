@@ -17,7 +17,7 @@ from tests.support.paths import DATA
 # How long an example takes depends on who else uses the machine. A run proves the same as the one before it; new
 # examples are looked for by `make explore`, and what it finds becomes an @example.
 settings.register_profile("explore", suppress_health_check=[HealthCheck.too_slow], deadline=None, max_examples=500)
-settings.register_profile("same", settings.get_profile("explore"), derandomize=True, max_examples=50)
+settings.register_profile("same", settings.get_profile("explore"), derandomize=True, max_examples=30)
 settings.load_profile("same")
 
 

@@ -110,9 +110,9 @@ def test_units_become_base_units(unit, expected):
 
 
 def test_the_page_never_shows_more_than_its_capacity_and_says_what_it_withheld():
-    snapshot = cases.full_snapshot(10)
+    snapshot = cases.full_snapshot(4)
     everything = len(series(snapshot, max_series=10**6)) - len(PAGE_FAMILIES)
-    for max_series in (1, 7, 100, 1000, 5000):
+    for max_series in (1, 100, 1000):
         shown = series(snapshot, max_series=max_series)
         listed = len(shown) - len(PAGE_FAMILIES)
         assert listed <= max_series

@@ -125,11 +125,9 @@ def of_one_sidecar(slower):
     [
         (prefill_longer(1.5), "prefill_tokens", 341.0, merged),
         (prefill_longer(1.5), "prefill_tokens", 341.0, of_one_sidecar),
-        (every_step_longer(30_800.0), "intercept", 30_800.0, merged),
         (every_step_longer(30_800.0), "intercept", 30_800.0, of_one_sidecar),
         (everything_longer(1.15), "all", 0.15, merged),
         (everything_longer(1.15), "", None, of_one_sidecar),  # ten minutes do not tell it from decode
-        (everything_longer(1.4), "", None, of_one_sidecar),
     ],
 )
 def test_a_replica_that_is_slower_from_its_start_is_named_with_its_term(slower, term, added, told):
